@@ -20,11 +20,11 @@ use crate::{
 };
 
 const NODE_HTTP: u16 = 30_081;
-/// How often is tried what chance would not do: of three backends the same one is chosen twelve
-/// times in a row once in 177,147.
+/// The number of connects that must all give one backend: by chance, three backends do so in twelve
+/// connects once in 177,147 tries.
 const TRIES: usize = 12;
 
-/// How many Services are dialled at once: each is a chance to meet the moment.
+/// The number of Services that two sockets dial at once: each is an opportunity for the race.
 const SERVICES: u8 = 250;
 
 /// The names of all algorithms.
@@ -39,14 +39,14 @@ const ALGORITHMS: [&str; 6] = [
 
 static SCENE: Shared<Scene> = Shared::new(|| Scene::started(&["one", "two", "three"]));
 
-/// A Service without endpoints yet, whose clients keep their backend for so long.
+/// Builds a Service without endpoints, with an affinity of this many seconds.
 fn kept_for(seconds: u32) -> Service {
     plain().spec("sessionAffinity: ClientIP").spec(&format!(
         "sessionAffinityConfig: {{ clientIP: {{ timeoutSeconds: {seconds} }} }}"
     ))
 }
 
-/// The same Service, whose clients don't.
+/// Builds the same Service without affinity.
 fn plain() -> Service {
     Service::new("web", WEB.ips())
         .port(Protocol::TCP, HTTP, HTTP_TARGET)
@@ -54,7 +54,7 @@ fn plain() -> Service {
         .port(Protocol::UDP, DNS, DNS_TARGET)
 }
 
-/// Who answers so many connects.
+/// Returns the servers that answer this many connects.
 fn seen(place: &Place, way: Way, times: usize) -> Result<BTreeSet<String>> {
     (0..times).map(|_| way.dial(place, WEB, HTTP)).collect()
 }
@@ -104,7 +104,7 @@ fn a_client_keeps_its_backend_whatever_the_algorithm_and_however_few_there_are()
     for algorithm in ALGORITHMS {
         for backends in [one.clone(), scene.all()] {
             let service = kept_for(600).annotated("culvert.dev/algorithm", algorithm);
-            // Without an endpoint first, so that nobody keeps one of before.
+            // An update without endpoints first, so that no affinity entry is valid any more.
             scene.node.apply(service.clone())?;
             until_backends(&scene.node, "web", 0)?;
             let count = backends.len() / 2;
@@ -144,7 +144,7 @@ fn connects_of_clients_that_keep_theirs_take_nobodys_turn() -> Result<()> {
     scene.give_back()
 }
 
-/// Who answers a socket in turn that dials each Service at the same moment as another does.
+/// Connects to each Service in step with another thread; returns the servers that answer.
 fn in_step(place: &Place, way: Way, steps: &Barrier) -> Result<Vec<String>> {
     let sockets: Vec<_> = (1..=SERVICES)
         .map(|number| Ok((number, way.udp(place)?)))
@@ -249,7 +249,7 @@ fn a_backend_that_one_policy_admits_is_not_kept_where_another_does_not() -> Resu
     scene.program(web)?;
 
     for way in [Way::V4, Way::V6] {
-        // Node ports lead to all, the cluster IP to this node's only.
+        // Node ports lead to all endpoints, the cluster IP only to those of this node.
         for round in 0..TRIES {
             let client = scene.node.pod(&format!("near{round}-{way:?}"))?;
             way.dial(&client, HOST, NODE_HTTP)?;

@@ -1,5 +1,4 @@
-//! The daemon needs the capabilities that `deploy/node` gives it, each of them, and no other right
-//! of root.
+//! The daemon needs each capability that `deploy/node` grants, and no other privilege of root.
 
 use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{
@@ -17,10 +16,10 @@ use crate::{
 const MANIFEST: &str = include_str!("../../deploy/node/node.yaml");
 const CLEANUP: &str = include_str!("../../deploy/cleanup/pod.yaml");
 
-/// What Linux before 5.11 takes as well, as `deploy/linux-5.10` knows.
+/// The capability that Linux before 5.11 also needs, as in `deploy/linux-5.10`.
 const MEMORY: &str = "SYS_RESOURCE";
 
-/// The capabilities that a manifest gives the only container that isn't privileged.
+/// Returns the capabilities that a manifest grants to its only unprivileged container.
 pub(crate) fn granted(manifest: &str) -> Result<Vec<&str>> {
     let list = manifest.split_once("add: [").map(|(_, rest)| rest);
     let list = list.and_then(|rest| rest.split_once(']'));
@@ -28,7 +27,8 @@ pub(crate) fn granted(manifest: &str) -> Result<Vec<&str>> {
     Ok(list.split(", ").collect())
 }
 
-/// A command that starts another as root with these capabilities only, as a container runtime does.
+/// Builds a command prefix that runs a program as root with only these capabilities, like a container
+/// runtime.
 fn with(capabilities: &[&str]) -> Vec<String> {
     let bounds: String = capabilities
         .iter()
@@ -42,7 +42,7 @@ fn with(capabilities: &[&str]) -> Vec<String> {
     ]
 }
 
-/// A command of the product as root with these capabilities only.
+/// Builds a command of the product that runs as root with only these capabilities.
 pub(crate) fn command(instance: &Instance, capabilities: &[&str], name: &str) -> Vec<String> {
     let paths = [instance.program(), &instance.config_path()];
     let [program, config] = paths.map(|path| path.display().to_string());
@@ -50,7 +50,8 @@ pub(crate) fn command(instance: &Instance, capabilities: &[&str], name: &str) ->
     [with(capabilities), words.into()].concat()
 }
 
-/// Starts the daemon as the manifest has it started, and on an old kernel as its component has it.
+/// Starts the daemon with the capabilities of the manifest; on an old kernel with those of its
+/// component.
 pub(crate) fn start(instance: &Instance) -> Result<()> {
     let granted = granted(MANIFEST)?;
     instance.launch_by(&with(&granted))?;
@@ -98,7 +99,7 @@ fn a_daemon_with_the_capabilities_of_the_manifest_ends_sockets_of_the_host_and_s
     are_ended(of_host)?;
     are_answered(of_pod, "one")?;
     let why = "this process lacks CAP_SYS_ADMIN and CAP_SYS_PTRACE";
-    // What a look came to is told once it is over.
+    // The status shows the result of a scan after its end.
     let told = || {
         let sockets = node.status()?["sockets"].take();
         Ok([

@@ -1,4 +1,4 @@
-//! Flows that are open while the maps are made anew, and the folders of pins meanwhile.
+//! Flows that stay open while maps are replaced, and the folders of pins during that.
 
 use std::{
     cell::RefCell,
@@ -20,14 +20,14 @@ use crate::{
     support::{CHANGE, DNS, HTTP, Vip, Way, ask, ask_to, counted, http, maps_folder, same},
 };
 
-/// The Services that are there, with their backends.
+/// The Services of the scene, with their backends.
 pub(crate) const SERVED: [(Vip, &[&str]); 2] = [(WEB, &["one", "two"]), (OTHER, &["other"])];
 
-/// A node with two Services, of two backends and of one.
+/// Starts a node with two Services, one with two backends and one with a single one.
 pub(crate) fn start() -> Result<Scene> {
     let scene = Scene::new(&["one", "two", "other"])?;
     scene.resize([64, 64, 64])?;
-    // Before the others in the maps, and gone when these are made anew.
+    // Comes first in the maps; tests delete it before the maps are replaced.
     scene.lead(Vip::of(9), "first", &["other"])?;
     scene.lead_to(&["one", "two"])?;
     scene.lead(OTHER, "other", &["other"])?;
@@ -36,7 +36,7 @@ pub(crate) fn start() -> Result<Scene> {
 }
 
 impl Scene {
-    /// Room for so many fronts, slots and backends, from the next start on.
+    /// Sets the number of fronts, slots and backends from the next start on.
     pub(crate) fn resize(&self, [fronts, slots, backends]: [u32; 3]) -> Result<()> {
         self.node.resize(|settings| {
             settings.maps.fronts = fronts;
@@ -45,12 +45,12 @@ impl Scene {
         })
     }
 
-    /// Whether there is a pin or folder of that name.
+    /// True if a pin or folder of that name exists.
     pub(crate) fn has(&self, pin: &str) -> bool {
         self.node.bpffs().join(pin).exists()
     }
 
-    /// That nothing is pinned but the links and the maps of this layout.
+    /// Asserts that nothing is pinned except the links and the maps of this layout.
     pub(crate) fn is_tidy(&self) -> Result<()> {
         same(
             "folders",
@@ -59,8 +59,8 @@ impl Scene {
         )
     }
 
-    /// Starts the daemon and kills it as soon as something is the case; says whether it was, before
-    /// the daemon was ready.
+    /// Starts the daemon and kills it as soon as a condition holds, at the latest once it is ready.
+    /// Returns true if the condition was seen.
     pub(crate) fn kill_when(&self, is_so: impl Fn(&Self) -> bool) -> Result<bool> {
         self.node.launch()?;
         let mut seen = false;
@@ -72,8 +72,8 @@ impl Scene {
         Ok(seen)
     }
 
-    /// Under load: prepares a start, kills the daemon at one moment of it after the other, and goes
-    /// on with the story. The first three moments last long enough to be met.
+    /// Under load: prepares a start, kills the daemon at each of these moments in turn, and runs the
+    /// story. The first three moments last long enough to be observed.
     pub(crate) fn killed_at(
         &self,
         moments: &[fn(&Self) -> bool],
@@ -95,7 +95,7 @@ impl Scene {
     }
 }
 
-/// The name of the folder of the layout before this one, and what stands behind it.
+/// Returns the name of the previous layout's folder, followed by `rest`.
 pub(crate) fn older_folder(rest: &str) -> String {
     format!("v{}{rest}", LAYOUT_VERSION - 1)
 }
@@ -103,7 +103,7 @@ pub(crate) fn older_folder(rest: &str) -> String {
 /// The size of the counter map in the previous layout.
 const OLDER_COUNTERS: u32 = 64;
 
-/// Leaves the maps of a node as a daemon of the layout before this one left them: in its folder, with
+/// Makes the maps of a node look like those of the previous layout's daemon: in its folder, with
 /// counters for fewer reasons.
 pub(crate) fn age(node: &Node) -> Result<()> {
     let (own, older) = (maps_folder(""), older_folder(""));
@@ -120,7 +120,7 @@ pub(crate) fn age(node: &Node) -> Result<()> {
     Ok(())
 }
 
-/// The names in a folder, sorted.
+/// Returns the names in a folder, sorted.
 pub(crate) fn folders(folder: &Path) -> Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -136,7 +136,7 @@ pub(crate) struct Flows {
     stream: TcpStream,
     connected: UdpSocket,
     connected_to: String,
-    /// Asks two Services in turn.
+    /// A socket that sends to two Services in turn.
     unconnected: UdpSocket,
     sent_to: String,
 }
@@ -163,7 +163,7 @@ impl Flows {
         Ok(flows)
     }
 
-    /// That every flow is where it was.
+    /// Asserts that every flow keeps its backend.
     pub(crate) fn stay(&self) -> Result<()> {
         self.stay_connected()?;
         for _ in 0..2 {
@@ -173,7 +173,7 @@ impl Flows {
         Ok(())
     }
 
-    /// That the connected ones are, and show what they dialled.
+    /// Asserts that connected sockets keep their backends, and show the dialled address as peer.
     pub(crate) fn stay_connected(&self) -> Result<()> {
         let way = self.way;
         same("peer", self.stream.peer_addr()?, way.shown(WEB, HTTP))?;
@@ -181,14 +181,15 @@ impl Flows {
         same("server", ask(&self.connected)?, self.connected_to.clone())
     }
 
-    /// Who answers the one that isn't connected; what it asked must be what it is answered by.
+    /// Returns the server that answers the unconnected socket; its answer must come from the dialled
+    /// address.
     pub(crate) fn asks(&self, vip: Vip) -> Result<String> {
         let (server, sender) = ask_to(&self.unconnected, self.way.to(vip, DNS))?;
         same("sender", sender, self.way.shown(vip, DNS))?;
         Ok(server)
     }
 
-    /// That a connection goes on to its end.
+    /// Finishes the exchange on the TCP connection.
     pub(crate) fn end(self) -> Result<()> {
         let server = http(self.stream)?;
         ensure!(["one", "two"].contains(&&*server), "{server}");
@@ -196,15 +197,15 @@ impl Flows {
     }
 }
 
-/// How many datagrams of unconnected sockets are translated anew, and how many by what the socket
-/// remembers.
+/// Returns how many datagrams of unconnected sockets are newly translated, and how many use the socket's
+/// stored choice.
 pub(crate) fn choices(scene: &Scene, flows: &[Flows]) -> Result<Vec<u64>> {
     let ask = || flows.iter().try_for_each(|flow| flow.asks(WEB).map(drop));
     let reasons = ["translated", "translated_sticky"];
     counted(&scene.node, &reasons, ask).map(|((), grown)| grown)
 }
 
-/// That every flow is where it was.
+/// Asserts that every flow keeps its backend.
 pub(crate) fn all_stay(flows: &[Flows]) -> Result<()> {
     let stays = |flow: &Flows| flow.stay().with_context(|| format!("{:?}", flow.way));
     flows.iter().try_for_each(stays)

@@ -1,4 +1,4 @@
-//! The daemon is killed and started again while endpoints change from files, under a load of real
+//! Endpoint changes from files while the daemon is killed and restarted, under a load of real
 //! connections.
 
 mod flows;
@@ -31,29 +31,28 @@ use crate::{
     under_load::is_answered,
 };
 
-/// How often the daemon is killed; twice where machines are slow.
+/// The number of times that the daemon is killed; at least two on slow machines.
 const KILLS: u32 = 5;
 
-/// How long the load lasts during which it is killed once: longer than it takes to come back, also
-/// where machines are slow.
+/// The duration of the load around one kill: longer than a restart takes, even on slow machines.
 const ROUND: Duration = Duration::from_millis(2500);
 
 /// Attempts a second, over TCP and over UDP.
 const RATE: u32 = 500;
 
-/// Changes of endpoints a second, as far as files and the CPUs allow, and at least.
+/// Endpoint changes per second: the target, which files and CPUs may limit, and the minimum.
 const CHANGES: u32 = 1000;
 const LEAST: u32 = 200;
 
 const ECHO: u16 = 7;
 const ECHO_TARGET: u16 = 7007;
 
-/// The Service that is under load; any of its pods may come and go.
+/// The Service under load; any of its pods may leave and return.
 const WEB: &str = "web";
 /// The Service of the long-lived flows; the first pod stays.
 const TALK: &str = "talk";
 
-/// One load at a time.
+/// A lock that permits one load at a time.
 static CPUS: Mutex<()> = Mutex::new(());
 
 struct Stage {
@@ -90,7 +89,7 @@ impl Stage {
         Ok(stage)
     }
 
-    /// The ClusterIP of one of the Services.
+    /// Returns the ClusterIP of one of the Services.
     fn vip(&self, name: &str) -> IpAddr {
         let number = if name == WEB { 1 } else { 2 };
         match self.field.family {
@@ -99,7 +98,7 @@ impl Stage {
         }
     }
 
-    /// Applies one of the Services with these pods as endpoints.
+    /// Applies one of the Services with these pods (a bit mask) as endpoints.
     fn apply(&self, name: &str, pods: u32) -> Result<()> {
         let numbered = (0..3).zip(&self.pods);
         let chosen = numbered.filter(|(number, _)| pods & (1 << number) != 0);
@@ -113,7 +112,7 @@ impl Stage {
         )
     }
 
-    /// Changes endpoints in files until told to stop. Gives how many changes were made.
+    /// Changes endpoints in files until `stop` is set. Returns the number of changes.
     fn churn(&self, rate: u32, stop: &AtomicBool) -> Result<u32> {
         let mut dice = Dice::new(1);
         let start = Instant::now();
@@ -136,7 +135,7 @@ impl Stage {
         Ok(made)
     }
 
-    /// What was meant for a Service never came to another's backend.
+    /// Asserts that no request for a Service reached the backend of another one.
     fn no_stranger_was_served(&self) -> Result<()> {
         let mut seen = vec![self.field.seen()?];
         for server in &self.servers {
@@ -147,7 +146,7 @@ impl Stage {
         Ok(())
     }
 
-    /// One round of load, in the midst of which the daemon is killed and started again.
+    /// Runs one round of load, and kills and restarts the daemon during it.
     fn round(&self, scale: Scale, dice: &mut Dice) -> Result<()> {
         let (client, host) = (&*self.field.client, self.field.node.host());
         let web = self.vip(WEB);

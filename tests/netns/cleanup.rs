@@ -1,4 +1,4 @@
-//! `culvert cleanup`, and two instances beside each other.
+//! `culvert cleanup`, and two instances on one node.
 
 use std::{fs, net::SocketAddr, path::PathBuf};
 
@@ -16,7 +16,7 @@ use crate::{
     support::{CHANGE, HTTP, Way, addresses, counted, maps_folder, same, serve, until_backends},
 };
 
-/// Whether each connect, from the host and a pod, over either family, is translated.
+/// Connects from the host and a pod, over both families; yields true for each translated connect.
 fn connects(scene: &Scene) -> impl Iterator<Item = bool> {
     let each = scene.places().into_iter();
     let each = each.flat_map(|(_, place)| Way::TCP.map(|way| (place, way)));
@@ -27,15 +27,14 @@ fn is_translated(scene: &Scene) -> bool {
     connects(scene).all(|is_translated| is_translated)
 }
 
-/// Waits until nothing is translated any more: the kernel takes a link down a moment after its
-/// last pin has gone.
+/// Waits until no connect is translated: the kernel detaches a link a moment after its last pin is gone.
 fn until_untouched(scene: &Scene) -> Result<()> {
     wait::until(CHANGE, || {
         connects(scene).all(|is_translated| !is_translated)
     })
 }
 
-/// Runs `culvert cleanup`, which must be a success; what it says.
+/// Runs `culvert cleanup`, which must succeed; returns its output.
 pub(crate) fn cleanup(instance: &Instance) -> Result<String> {
     let output = instance.culvert(&["cleanup"])?;
     ensure!(output.exit.is_success(), "{output:?}");
@@ -58,7 +57,7 @@ fn cleanup_removes_what_a_node_made_and_nothing_else() -> Result<()> {
     until_untouched(&scene)?;
     ensure!(!pins.join(maps_folder("")).exists() && !pins.join("links").exists());
     ensure!(stranger.exists());
-    // The folder of state was there before the daemon.
+    // The state folder existed before the daemon, so it stays.
     ensure!(scene.node.state().is_dir() && !scene.node.admin_socket().exists());
     ensure!(scene.node.config_path().exists() && scene.node.manifests().join("web.yaml").exists());
 
@@ -73,7 +72,7 @@ fn cleanup_removes_what_a_node_made_and_nothing_else() -> Result<()> {
     Ok(())
 }
 
-/// A node whose folder of state the daemon has made.
+/// Starts a node whose state folder the daemon creates.
 fn with_own_state() -> Result<Scene> {
     let scene = Scene::leading_to(&["backend"], &["backend"])?;
     fs::remove_dir(scene.node.state())?;
@@ -108,7 +107,7 @@ fn cleanup_leaves_what_others_put_into_the_state() -> Result<()> {
     Ok(())
 }
 
-/// A second instance on the node of the first: in a cgroup, and with folders, of its own.
+/// A second instance on the same node, with its own cgroup and folders.
 struct Beside {
     instance: Instance,
     client: Place,
@@ -136,7 +135,7 @@ fn two_instances_beside_each_other_do_not_see_each_other() -> Result<()> {
     let other = scene.node.pod("other")?;
     let _server = serve(&other)?;
     let beside = Beside::new(&scene.node, &scene.client)?;
-    // The same address, with another backend.
+    // The same address as on the first instance, with another backend.
     let web = WEB.service("web").backends(addresses(&[&*other]));
     beside.instance.apply(web)?;
     beside.instance.start()?;

@@ -1,5 +1,5 @@
-//! Open connections, as the programs count them at each backend: exactly, whatever sockets and their
-//! owners do.
+//! The programs' exact counts of open connections at each backend, under every use of sockets and every
+//! end of their owners.
 
 use std::{
     collections::BTreeMap,
@@ -29,12 +29,12 @@ use crate::{
     },
 };
 
-/// A port of `other` that leads to one where nobody listens.
+/// A port of `other` whose target port has no listener.
 const CLOSED: u16 = 81;
 
 static SCENE: Shared<Scene> = Shared::new(|| set_up()?.freeze());
 
-/// A node with a Service of three backends, and one of a single other.
+/// Starts a node with a Service of three backends, and one of a single other backend.
 pub(crate) fn set_up() -> Result<Scene> {
     let scene = Scene::new(&["one", "two", "three", "other"])?;
     let web = WEB.service("web").backends(scene.without("other"));
@@ -43,7 +43,8 @@ pub(crate) fn set_up() -> Result<Scene> {
     Ok(scene)
 }
 
-/// Waits until so many connections are counted at `web` and `other`, and no more at anybody.
+/// Waits until exactly these numbers of connections are counted at `web` and `other`, and none
+/// elsewhere.
 fn until(scene: &Scene, web: u64, other: u64) -> Result<()> {
     let sum = |name| -> Result<u64> { Ok(open(&scene.node, name)?.values().sum()) };
     until_same("at web, other, and all", (web, other, web + other), || {
@@ -51,13 +52,13 @@ fn until(scene: &Scene, web: u64, other: u64) -> Result<()> {
     })
 }
 
-/// How many connections the kernel counts at all backends together.
+/// Returns the number of connections that the kernel counts at all backends.
 pub(crate) fn connections(node: &Node) -> Result<u64> {
     let status = node.status()?;
     status["connections"].as_u64().context("no connections")
 }
 
-/// How many connections are counted at each endpoint of a Service.
+/// Returns the number of connections at each endpoint of a Service.
 pub(crate) fn open(node: &Node, name: &str) -> Result<BTreeMap<SocketAddr, u64>> {
     let mut open = BTreeMap::new();
     for port in ports(&node.services()?, name) {
@@ -71,7 +72,7 @@ pub(crate) fn open(node: &Node, name: &str) -> Result<BTreeMap<SocketAddr, u64>>
     Ok(open)
 }
 
-/// A socket that asked `web`, and who answered.
+/// Creates a socket that has sent to `web`; returns it with the name of the server.
 fn asked(place: &Place, way: Way, is_connected: bool) -> Result<(UdpSocket, String)> {
     let socket = way.udp(place)?;
     let name = if is_connected {
@@ -131,11 +132,11 @@ fn a_second_connect_moves_the_count() -> Result<()> {
             until(&scene, 1, 0)?;
             socket.connect(way.to(OTHER, DNS))?;
             until(&scene, 0, 1)?;
-            // The same once more.
+            // A repeated connect to the same VIP does not count twice.
             socket.connect(way.to(OTHER, DNS))?;
             until(&scene, 0, 1)?;
         }
-        // To the backend itself, which is none of the Service.
+        // A direct connect to the pod, which belongs to no Service.
         socket.connect(way.to(Vip::of_pod(&other), DNS_TARGET))?;
         until(&scene, 0, 0)?;
         drop(socket);
@@ -182,7 +183,7 @@ fn threads_that_send_on_one_socket_at_once_count_it_once() -> Result<()> {
 
     for way in Way::UDP {
         let socket = way.udp(&scene.client)?;
-        // Datagrams from two threads to two Services each, and connects of a third.
+        // Two threads send to two Services each, while a third connects the socket.
         let [web, other] = [WEB, OTHER].map(|vip| way.to(vip, DNS));
         thread::scope(|scope| {
             let send = |order: [SocketAddr; 2]| {
@@ -223,7 +224,7 @@ fn a_socket_without_room_to_remember_is_not_counted() -> Result<()> {
         let socket = way.connected(&scene.client, WEB, DNS)?;
         until(&scene, 1, 0)?;
         scene.client.sysctl(room, "1")?;
-        // What it remembered is gone, and nothing new is there.
+        // The old socket storage is deleted, and the new one can't be allocated.
         let moved = socket.connect(way.to(OTHER, DNS));
         ensure!(moved.is_err(), "it has room");
         until(&scene, 0, 0)?;
@@ -239,8 +240,8 @@ fn a_socket_without_room_to_remember_is_not_counted() -> Result<()> {
     scene.give_back()
 }
 
-/// A process in a place that holds sockets of every kind to `web`, after it has opened and closed
-/// others.
+/// Starts a process in a place that opens and closes `before` sockets, then holds sockets of every kind
+/// to `web`.
 fn hold(place: &Place, each: u32, before: u32, log: Option<File>) -> Result<Process> {
     let mut command = place.lab_command(&["load", "hold"])?;
     command = command.option("--each", each).option("--before", before);
@@ -254,7 +255,7 @@ fn hold(place: &Place, each: u32, before: u32, log: Option<File>) -> Result<Proc
     command.start()
 }
 
-/// Of TCP one of each family, of UDP two.
+/// The kinds of held sockets: in each of three ways one of TCP, and two of UDP (connected and not).
 const KINDS: u32 = 9;
 
 #[test]
@@ -284,12 +285,12 @@ fn sockets_of_owners_that_are_killed_with_9_count_no_more_and_the_daemon_need_no
     drop((third, fourth));
     node.start()?;
     until(&scene, 0, 0)?;
-    // Each of them was released once, and so were the sockets of two canaries.
+    // Each socket was released once, as were those of the probes of two starts.
     same("tracked", until_released(node)?, before + 4 * held + 2)?;
     scene.give_back()
 }
 
-/// The sockets that a place has, by their peer; those without one by an address without a port.
+/// Counts the sockets of a place by peer; sockets without a peer have an unspecified address and port 0.
 fn listed(place: &Place) -> Result<BTreeMap<SocketAddr, u64>> {
     let mut listed = BTreeMap::new();
     for table in ["tcp", "tcp6", "udp", "udp6"] {
@@ -298,7 +299,7 @@ fn listed(place: &Place) -> Result<BTreeMap<SocketAddr, u64>> {
             let mut words = line.split_whitespace().skip(2);
             let (peer, state) = words.next().zip(words.next()).context("a short line")?;
             let peer = peer_of(peer).with_context(|| format!("no address in {line}"))?;
-            // Listening, and what is left of sockets that were closed.
+            // States LISTEN and TIME_WAIT.
             if !["0A", "06"].contains(&state) {
                 *listed.entry(peer).or_default() += 1;
             }
@@ -307,7 +308,7 @@ fn listed(place: &Place) -> Result<BTreeMap<SocketAddr, u64>> {
     Ok(listed)
 }
 
-/// An address as the kernel lists it: words of 32 bits as they lie in memory, in hexadecimal.
+/// Parses an address of `/proc/net`: 32-bit words in memory order, as hexadecimal digits.
 fn peer_of(text: &str) -> Option<SocketAddr> {
     let (address, port) = text.split_once(':')?;
     let word = |at: usize| u32::from_str_radix(address.get(at..at + 8)?, 16).ok();
@@ -336,7 +337,7 @@ fn after_a_hundred_thousand_sockets_the_counts_are_those_of_the_sockets_that_the
     for (place, log) in places.into_iter().zip(&logs) {
         holders.push(hold(place, 20, before, Some(File::create(log)?))?);
     }
-    // They say so when they have come to those that stay.
+    // A holder logs its sockets once it has opened those that stay open.
     let is_done = |log| fs::read_to_string(log).is_ok_and(|text| text.contains("sockets"));
     wait::until(6 * CHANGE, || logs.iter().all(is_done)).context("still opening sockets")?;
 
@@ -350,7 +351,7 @@ fn after_a_hundred_thousand_sockets_the_counts_are_those_of_the_sockets_that_the
     let mut unconnected = 0;
     for (at, count) in &counts {
         let connected = all.get(at).copied().unwrap_or(0);
-        // Sockets that are not connected have no peer in the list.
+        // Unconnected sockets are listed without a peer.
         let rest = count.checked_sub(connected);
         unconnected += rest.with_context(|| format!("{at}: {count} of {connected}"))?;
         ensure!(

@@ -1,4 +1,4 @@
-//! Counters that must be exact, and how connections are spread.
+//! Exact counters, and the distribution of connections.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -24,13 +24,13 @@ use crate::{
     under_load::is_answered,
 };
 
-/// How many connects are spread.
+/// The number of connects in the sample.
 const SAMPLE: u64 = 300;
 
 static SCENE: Shared<Scene> = Shared::new(|| Scene::started(&BACKENDS));
 const BACKENDS: [&str; 3] = ["one", "two", "three"];
 
-/// The scene with a Service of this algorithm.
+/// Takes the scene with a Service of this algorithm.
 fn start(algorithm: &str) -> Result<Lease<Scene>> {
     let scene = SCENE.take()?;
     let web = WEB.service("web").backends(scene.all());
@@ -38,7 +38,7 @@ fn start(algorithm: &str) -> Result<Lease<Scene>> {
     Ok(scene)
 }
 
-/// Waits until every socket that was tracked is released, and gives how many there were in all.
+/// Waits until every tracked socket is released, and returns their total number.
 pub(crate) fn until_released(node: &Node) -> Result<u64> {
     let (mut tracked, mut released) = (0, 0);
     wait::until(CHANGE, || {
@@ -83,7 +83,7 @@ fn every_connect_and_first_datagram_is_counted_once() -> Result<()> {
     scene.give_back()
 }
 
-/// What the metrics say of Service `web`: the sum over its ports of one family.
+/// Sums a metric of Service `web` over its ports, for one family.
 fn of_web(node: &Node, metric: &str, family: &str) -> Result<u64> {
     let metrics = node.metrics()?;
     let of_port = |(port, protocol)| {
@@ -113,7 +113,7 @@ fn each_service_port_has_counts_of_its_own() -> Result<()> {
             for way in [Way::V4, Way::V6, Way::Mapped] {
                 way.dial(place, WEB, HTTP)?;
                 let socket = way.udp(place)?;
-                // Only the first of them is a flow; the others find their backend chosen.
+                // Only the first datagram starts a flow; the others use the stored backend.
                 for _ in 0..3 {
                     ask_to(&socket, way.to(WEB, DNS))?;
                 }
@@ -122,7 +122,7 @@ fn each_service_port_has_counts_of_its_own() -> Result<()> {
         }
     }
 
-    // IPv4 and v4-mapped are of one family; each asks TCP and UDP once.
+    // Plain and v4-mapped IPv4 count as one family; each place sends over TCP and UDP once per round.
     for (family, sent) in [("IPv4", 5 * 4), ("IPv6", 5 * 2)] {
         same(family, of_web(node, "sent_total", family)?, sent)?;
         same(family, of_web(node, "refused_total", family)?, 0)?;
@@ -133,7 +133,7 @@ fn each_service_port_has_counts_of_its_own() -> Result<()> {
     };
     same("refused", refused()?, 5 * 3)?;
 
-    // What was counted is in the maps, not in the daemon.
+    // The counts are in the pinned maps, so they outlive the daemon.
     node.kill9()?;
     for way in [Way::V4, Way::V6] {
         way.dial(client, WEB, HTTP)?;
@@ -144,13 +144,13 @@ fn each_service_port_has_counts_of_its_own() -> Result<()> {
     same("refused", refused()?, 5 * 3)
 }
 
-/// Which servers answer connects of this thread, from each CPU in turn.
+/// Counts the servers that answer connects of this thread, which moves from CPU to CPU.
 fn spread(client: &Pod, way: Way) -> Result<BTreeMap<String, u64>> {
     let here = sched_getaffinity(Pid::from_raw(0))?;
     let cpus = (0..CpuSet::count()).filter(|cpu| here.is_set(*cpu).unwrap_or(false));
     let mut servers = BTreeMap::new();
     for (_, cpu) in (0..SAMPLE).zip(cpus.cycle()) {
-        // The thread is this test's own.
+        // The affinity of the test's own thread only.
         keep_to(u32::try_from(cpu)?)?;
         let name = way.dial(client, WEB, HTTP)?;
         *servers.entry(name).or_default() += 1;

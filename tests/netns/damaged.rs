@@ -1,4 +1,4 @@
-//! Damage: a daemon that can't start says why, touches nothing, and what runs goes on.
+//! Damage: a daemon that can't start reports the cause and changes nothing; the data path keeps working.
 
 use std::{
     collections::BTreeMap,
@@ -23,12 +23,12 @@ use crate::{
     support::{CHANGE, get, maps_folder, same},
 };
 
-/// That the Service is translated, from the host and a pod.
+/// Asserts that the Service is translated from the host and a pod.
 fn translates(scene: &Scene) -> Result<()> {
     scene.reaches(WEB, "backend")
 }
 
-/// Runs a daemon that can't start: what it says.
+/// Runs a daemon that can't start; returns its error output.
 fn fails(scene: &Scene) -> Result<String> {
     fails_by(scene, || scene.node.culvert(&["node"]))
 }
@@ -42,7 +42,7 @@ fn fails_by(scene: &Scene, start: impl FnOnce() -> Result<Output>) -> Result<Str
     Ok(output.stderr)
 }
 
-/// As [`fails`], with another word in the config.
+/// Like [`fails`], with one replacement in the config.
 fn fails_with(scene: &Scene, from: &str, to: &str) -> Result<String> {
     let config = fs::read_to_string(scene.node.config_path())?;
     ensure!(config.contains(from), "no {from} in {config}");
@@ -51,7 +51,7 @@ fn fails_with(scene: &Scene, from: &str, to: &str) -> Result<String> {
     fails_by(scene, || node_by(scene.node.host(), &path))
 }
 
-/// Runs a daemon with another config in a place to its end.
+/// Runs a daemon with another config in a place until it exits.
 fn node_by(place: &Place, config: &Path) -> Result<Output> {
     let (program, config) = (environment::culvert()?, config.to_string_lossy());
     let words = [&*program.to_string_lossy(), "node", "--config", &config];
@@ -71,7 +71,7 @@ fn says(said: &str, words: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Everything below a folder, with the number of each object.
+/// Lists all files below a folder, with their inode numbers.
 fn tree(folder: &Path) -> io::Result<BTreeMap<PathBuf, u64>> {
     let mut found = BTreeMap::new();
     for entry in fs::read_dir(folder)? {
@@ -89,11 +89,11 @@ fn tree(folder: &Path) -> io::Result<BTreeMap<PathBuf, u64>> {
 fn pins_that_are_not_as_they_were_left_are_named_and_not_touched() -> Result<()> {
     let scene = Scene::web(&["backend"])?;
     let pins = scene.node.bpffs();
-    // In the BPF file system, and not in Culvert's folder.
+    // A path in the same BPF file system, outside of Culvert's folder.
     let aside = pins.with_file_name("aside");
     scene.node.kill9()?;
 
-    // A map of the right shape whose size no config sets, with another size.
+    // A map of the right type, but with another size; no config key sets the size of this map.
     let mut other = EbpfLoader::new()
         .map_max_entries("count", 64)
         .load(OBJECT)?;
@@ -101,7 +101,7 @@ fn pins_that_are_not_as_they_were_left_are_named_and_not_touched() -> Result<()>
     count.pin(pins.with_file_name("count"))?;
 
     let foreign = &["not Culvert's"][..];
-    // What is wrong, the pin, what is there instead, and what is said of the pin.
+    // The case, the pin, its replacement, and the words of the error about it.
     for (what, name, other, words) in [
         ("a stranger", "stranger", "maps/svc", foreign),
         ("a map of no name", "maps/stranger", "maps/svc", foreign),

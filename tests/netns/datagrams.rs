@@ -1,4 +1,4 @@
-//! UDP sockets that name the destination with each datagram.
+//! UDP sockets that pass the destination with each datagram.
 
 use std::net::UdpSocket;
 
@@ -10,8 +10,8 @@ use crate::{
     support::{DNS, DNS_TARGET, Vip, Way, ask, receive, same, server},
 };
 
-/// Asks [`WEB`] on a connected socket: the kernel keeps answers of all but the peer from it, so the
-/// backend tells.
+/// Sends to [`WEB`] on a socket that is connected elsewhere: the kernel drops answers of others than the
+/// peer, so the backend's own count shows the arrival.
 fn ask_besides(scene: &Scene, socket: &UdpSocket, way: Way) -> Result<()> {
     let server = &scene.backend("backend")?.server;
     let asked = || server.record().map(|record| record.total().answered);
@@ -85,7 +85,7 @@ fn a_datagram_is_received_by_who_does_not_ask_for_its_sender() -> Result<()> {
         let length = socket.recv(&mut answer)?;
         same("server", server(&answer[..length])?, "backend")?;
 
-        // What was received without a look at the sender is no reason to forget the cluster IP.
+        // A receive without a sender buffer must not drop the stored cluster IP.
         way.is_answered(&socket, WEB, DNS, "backend")
     })?;
     scene.give_back()
@@ -98,13 +98,13 @@ fn answers_to_one_socket_come_from_the_cluster_ip_that_each_was_asked_of() -> Re
 
     scene.each(&Way::UDP, |place, way| {
         let socket = way.udp(place)?;
-        // Two of them have the same backend.
+        // Two of the Services have the same backend.
         for _ in 0..3 {
             for (vip, name) in [(WEB, "backend"), (TWIN, "backend"), (OTHER, "other")] {
                 way.is_answered(&socket, vip, DNS, name)?;
             }
         }
-        // Both are asked before either is heard.
+        // Both requests are sent before either answer is received.
         socket.send_to(b"who?", way.to(WEB, DNS))?;
         socket.send_to(b"who?", way.to(OTHER, DNS))?;
         for _ in 0..2 {
@@ -112,7 +112,7 @@ fn answers_to_one_socket_come_from_the_cluster_ip_that_each_was_asked_of() -> Re
             let vip = if server == "backend" { WEB } else { OTHER };
             same("sender", sender, way.shown(vip, DNS))?;
         }
-        // A backend that no cluster IP was asked for by this socket keeps its own address.
+        // A backend that the socket has not reached by a cluster IP is shown with its own address.
         let socket = way.udp(place)?;
         way.is_answered(&socket, direct, DNS_TARGET, "backend")
     })?;

@@ -1,4 +1,4 @@
-//! Connected sockets whose backend has gone: which are ended, which are not, and how soon.
+//! Connected sockets whose backend is removed: the ended ones, the kept ones, and the delay.
 
 use std::{net::UdpSocket, thread, time::Duration};
 
@@ -15,7 +15,7 @@ use crate::{
     },
 };
 
-/// A node that ends sockets of these protocols, with a Service whose backend is `one` at first.
+/// Starts a node that ends sockets of these protocols, with a Service whose first backend is `one`.
 fn ending(protocols: &str) -> Result<Scene> {
     let scene = Scene::leading_to(&["one", "two"], &["one"])?;
     configure(&scene.node, "sockets", &format!("{{ end: {protocols} }}"))?;
@@ -29,7 +29,7 @@ impl Scene {
     }
 }
 
-/// Waits until each of these sockets is ended; it then sends nothing any more.
+/// Waits until each of these sockets is ended; a later send must fail.
 fn are_lost(sockets: &[(Client<'_>, UdpSocket)]) -> Result<()> {
     are_ended(sockets)?;
     for (client, socket) in sockets {
@@ -127,7 +127,7 @@ fn a_socket_that_is_not_connected_goes_over_and_still_hears_the_backend_that_wen
     })?;
     let witnesses = scene.connected(WEB, "one")?;
 
-    // All flows are moved to the backend that answers late.
+    // All flows move to the backend `late`, whose answers this test sends later.
     let service = WEB.service("web").backends([late.v4(), late.v6()]);
     scene.node.apply(service)?;
     scene.until_ended(witnesses.len())?;
@@ -199,14 +199,14 @@ fn a_socket_that_was_not_sent_to_the_backend_by_its_service_is_left_alone() -> R
     let mut direct = Vec::new();
     for (client, ()) in scene.open(&Way::UDP, |_, _| Ok(()))? {
         let way = client.way;
-        // It never knew the Service.
+        // A socket that never used the Service.
         let plain = way.connected(client.place, one, DNS_TARGET)?;
         direct.push((client, plain, "one"));
-        // It knew it, then dialled the backend itself.
+        // A socket that used the Service, then connected to the backend directly.
         let former = way.connected(client.place, WEB, DNS)?;
         former.connect(way.to(one, DNS_TARGET))?;
         direct.push((client, former, "one"));
-        // It asks the Service besides what it is connected to.
+        // A socket that sends to the Service, but is connected to another address.
         let besides = way.connected(client.place, two, DNS_TARGET)?;
         besides.send_to(b"who?", way.to(WEB, DNS))?;
         direct.push((client, besides, "two"));
@@ -241,7 +241,7 @@ fn a_socket_that_asked_another_service_since_it_connected_goes_with_its_own_back
 
 #[test]
 fn what_a_daemon_left_that_was_killed_is_ended_by_the_next_one() -> Result<()> {
-    // The first daemon retires the backend and ends nothing, as one that is killed in between.
+    // The first daemon removes the backend but ends no sockets, like one that is killed in between.
     let scene = ending("[]")?;
     let lost = scene.connected(WEB, "one")?;
     scene.lead_to(&["two"])?;
@@ -263,7 +263,7 @@ fn what_a_daemon_left_that_was_killed_is_ended_by_the_next_one() -> Result<()> {
     are_ended(&lost)?;
     scene.until_ended(lost.len())?;
     are_answered(&serving, "two")?;
-    // And what went while there was no daemon.
+    // Likewise for a backend that is removed while no daemon runs.
     scene.node.kill9()?;
     scene.lead_to(&["one"])?;
     scene.node.start()?;

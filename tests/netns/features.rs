@@ -1,5 +1,5 @@
-//! What is probed agrees with what happens: with a feature the programs of its kind load and
-//! attach, and without it they don't.
+//! The feature probes agree with the kernel: programs that need a feature load and attach exactly where
+//! the probe finds it.
 
 use std::collections::BTreeSet;
 
@@ -19,7 +19,7 @@ use crate::{
     support::same,
 };
 
-/// Limits of the kernel.
+/// The verifier's limits: instructions it processes, and bytes of stack.
 const INSTRUCTIONS: u64 = 1_000_000;
 const STACK: u64 = 512;
 
@@ -89,7 +89,7 @@ fn every_program_is_verified_in_each_variant_that_this_kernel_takes() -> Result<
         let is_within = (1..INSTRUCTIONS).contains(&it.instructions) && it.stack <= STACK;
         ensure!(is_within, "{it:?}");
     }
-    // The constants were frozen: the verifier leaves out what they rule out.
+    // The constants are read-only, so the verifier prunes the branches that they exclude.
     for program in ["connect4", "connect6"] {
         let [without, with] = ["rewrite", "rewrite-steering"].map(|variant| of(program, variant));
         let [without, with] = [without?.instructions, with?.instructions];

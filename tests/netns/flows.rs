@@ -1,4 +1,4 @@
-//! What a UDP socket remembers of its choice, and what becomes of sockets that can't remember.
+//! The choice that a UDP socket stores, and sockets without memory to store one.
 
 use std::{collections::BTreeSet, net::UdpSocket};
 
@@ -21,7 +21,7 @@ use crate::{
 
 static SCENE: Shared<Scene> = Shared::new(|| Scene::web(&["one", "two", "three"])?.freeze());
 
-/// The one server that answers so many datagrams.
+/// Expects one server to answer this many datagrams; returns its name.
 fn steady(socket: &UdpSocket, way: Way, count: u32) -> Result<String> {
     let (first, _) = ask_to(socket, way.to(WEB, DNS))?;
     for number in 1..count {
@@ -74,7 +74,7 @@ fn new_sockets_are_spread_over_all_backends() -> Result<()> {
     let scene = SCENE.take()?;
     for way in [Way::V4, Way::V6, Way::Mapped] {
         let [mut tcp, mut connected, mut unconnected] = [const { BTreeSet::new() }; 3];
-        // The chance that one of three isn't met in 60 tries is 10^-10.
+        // The probability that one of three backends is never chosen in 60 tries is 10^-10.
         for _ in 0..60 {
             tcp.insert(way.dial(&scene.client, WEB, HTTP)?);
             let socket = way.udp(&scene.client)?;
@@ -103,7 +103,7 @@ fn a_socket_without_room_to_remember_is_counted_and_udp_is_refused() -> Result<(
             Ok(way.connect(&scene.client, WEB, HTTP)?)
         })?;
         same("counted", grown, vec![1, 0, 0])?;
-        // Nothing is remembered, so the peer is who it is.
+        // Without socket storage, the peer is the backend itself.
         same("port", stream.peer_addr()?.port(), HTTP_TARGET)?;
         ensure!(!http(stream)?.is_empty());
     }

@@ -1,4 +1,4 @@
-//! Maps that are used up: the Service that finds no room is refused by name, the others go on.
+//! Full maps: the Service without a free entry is refused by name, the others keep working.
 
 use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{
@@ -17,7 +17,7 @@ const FIRST: Vip = Vip::of(10);
 const SECOND: Vip = Vip::of(11);
 const THIRD: Vip = Vip::of(12);
 
-/// A Service of one family with one front, and two backends for HTTP.
+/// Builds a Service of one family with one frontend, and two backends for HTTP.
 fn service(scene: &Scene, name: &str, vip: Vip, way: Way) -> Service {
     let front = way.to(vip, HTTP).ip();
     let same_family = scene
@@ -35,7 +35,7 @@ struct Stage {
 }
 
 impl Stage {
-    /// A node with room for so much, and two Services with two backends each.
+    /// Starts a node with limited map sizes, and two Services with two backends each.
     fn with(way: Way, room: impl FnOnce(&mut Settings)) -> Result<Self> {
         let scene = Scene::with(&["one", "two"], room)?;
         scene.node.start()?;
@@ -59,7 +59,8 @@ impl Stage {
     }
 }
 
-/// A third Service finds no room, is told of everywhere, and gets in once there is some.
+/// Applies a third Service that finds no free entry: expects its refusal in every view, and its
+/// programming once entries are free.
 fn third_is_refused(stage: &Stage, reason: &str) -> Result<()> {
     let node = &stage.scene.node;
 
@@ -102,7 +103,7 @@ fn third_is_refused(stage: &Stage, reason: &str) -> Result<()> {
     Ok(())
 }
 
-/// The same in each family, with room for so much.
+/// Runs [`third_is_refused`] in each family, with these map sizes.
 fn third_is_refused_with(room: impl Fn(&mut Settings), reason: &str) -> Result<()> {
     [Way::V4, Way::V6].into_iter().try_for_each(|way| {
         let stage = Stage::with(way, &room)?;

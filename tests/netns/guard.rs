@@ -1,4 +1,4 @@
-//! The guard on real uplinks: by a link where the kernel has them, else by a filter.
+//! The guard on real uplinks: attached by a tcx link if the kernel has them, else as a tc filter.
 
 pub(crate) mod daemon;
 
@@ -25,13 +25,13 @@ pub(crate) const UPLINK: (u32, &str) = (2, "uplink");
 
 const SIZES: Sizes = Sizes::each(16);
 
-/// The guard of a range, by a link or by a filter.
+/// Loads the guard of a range, to be attached by a link or as a filter.
 fn load_by(pins: &Pins, tcx: bool) -> Result<(Guard, Counters)> {
     let features = bpf::probe()?;
     load(pins, Features { tcx, ..features })
 }
 
-/// The guard of a range, loaded as for these features.
+/// Loads the guard of a range for these features.
 pub(crate) fn load(pins: &Pins, features: Features) -> Result<(Guard, Counters)> {
     let network = Address::from_ip("198.19.0.0".parse()?);
     let switches = Switches {
@@ -43,7 +43,7 @@ pub(crate) fn load(pins: &Pins, features: Features) -> Result<(Guard, Counters)>
     Ok((data_path.guard()?, counters))
 }
 
-/// Does something in the host's network namespace, on a thread of its own.
+/// Runs a function in the host's network namespace, on its own thread.
 pub(crate) fn on_host<T: Send>(node: &Node, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     let namespace = File::open(format!("/proc/{}/ns/net", node.host().pid()))?;
     std::thread::scope(|scope| {
@@ -61,7 +61,7 @@ pub(crate) fn uplinks() -> BTreeMap<u32, String> {
     BTreeMap::from([(UPLINK.0, UPLINK.1.to_owned())])
 }
 
-/// How many filters of the guard there are on the uplink.
+/// Returns the number of the guard's filters on the uplink.
 pub(crate) fn filters(node: &Node) -> Result<usize> {
     let filters = run(node.host(), "tc filter show dev uplink ingress")?;
     Ok(filters.matches("guard direct-action").count())
@@ -73,13 +73,13 @@ fn dropped(counters: &Counters) -> Result<u64> {
     Ok(guarded.map_or(0, |(_, count)| *count))
 }
 
-/// A connect from outside to an address that is local on the host.
+/// Connects from outside to an address in the range, which is local on the host.
 fn knock(node: &Node) -> ErrorKind {
     let connected = node.outside().connect("198.19.0.1:10270");
     connected.map_or_else(|error| error.kind(), |_| ErrorKind::Other)
 }
 
-/// A node on which the range is local, and its pins.
+/// Creates a node where the range is local; returns it with its pins.
 fn local() -> Result<(Node, Pins)> {
     let node = Node::new()?;
     node.host().ip("route add local 198.19.0.0/16 dev lo\n")?;
@@ -87,7 +87,7 @@ fn local() -> Result<(Node, Pins)> {
     Ok((node, pins))
 }
 
-/// The same, whose uplink is guarded.
+/// Creates the same node with a guarded uplink.
 fn guarded(tcx: bool) -> Result<(Node, Pins, Guard)> {
     let (node, pins) = local()?;
     let (mut guard, _counters) = load_by(&pins, tcx)?;
@@ -114,7 +114,7 @@ fn keeps_out(tcx: bool) -> Result<()> {
         knock(&node) == ErrorKind::ConnectionRefused,
         "nobody listens, unguarded"
     );
-    // Twice: the second takes the place of the first.
+    // Twice: the second guard replaces the first.
     for _ in 0..2 {
         let (mut guard, counters) = load_by(&pins, tcx)?;
         on_host(&node, || Ok(guard.keep(&uplinks(), false)?))?;

@@ -1,4 +1,4 @@
-//! What load balancers ask of a Service at its health check port, inside and outside of the node.
+//! The health check port of a Service, as load balancers request it, inside and outside of the node.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -18,7 +18,7 @@ use crate::{
 
 const PORT: u16 = 32_100;
 
-/// A load balancer's Service of policy Local, with a health check port.
+/// Builds a Service of type LoadBalancer with policy Local and a health check port.
 fn service(name: &str, vip: Vip, port: u16) -> Service {
     vip.service(name)
         .of_type("LoadBalancer")
@@ -26,7 +26,7 @@ fn service(name: &str, vip: Vip, port: u16) -> Service {
         .spec(&format!("healthCheckNodePort: {port}"))
 }
 
-/// Waits until it is told there, of both families, that a Service has so many endpoints here.
+/// Waits until the port reports this many local endpoints of a Service, over both families.
 fn until_told(node: &Node, place: &Place, port: u16, name: &str, local: usize) -> Result<()> {
     for ip in HOST.ips() {
         let code = if local > 0 { 200 } else { 503 };
@@ -71,7 +71,8 @@ fn a_health_check_port_is_told_the_ready_endpoints_of_its_node_while_its_service
     for place in places {
         until_told(&node, place, PORT, "web", 2)?;
     }
-    // One that is going still gets traffic where it is the last, but no more of it is to come.
+    // A terminating endpoint may still get traffic if it is the last one, but load balancers must send
+    // no more.
     let going = service("web", WEB, PORT).on(NODE);
     node.apply(both.into_iter().fold(going, Service::terminating))?;
     until_told(&node, node.outside(), PORT, "web", 0)?;

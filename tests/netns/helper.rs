@@ -1,4 +1,4 @@
-//! The helper that ends sockets in pods for a daemon that has no right to enter them.
+//! The helper that ends sockets in pods for a daemon without the privileges to enter them.
 
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::Signal;
@@ -16,7 +16,7 @@ use crate::{
 
 const COMPONENT: &str = include_str!("../../deploy/sockets/kustomization.yaml");
 
-/// A node whose daemon has the rights of its manifest, and a Service.
+/// Starts a node whose daemon has the capabilities of its manifest, with a Service.
 fn granted_scene() -> Result<Scene> {
     let scene = Scene::leading_to(&["one", "two"], &["one"])?;
     start(&scene.node)?;
@@ -24,7 +24,7 @@ fn granted_scene() -> Result<Scene> {
 }
 
 impl Scene {
-    /// Starts the helper as its manifest has it started.
+    /// Starts the helper with the capabilities of its manifest.
     fn help(&self) -> Result<Process> {
         let helper = self.start_helper(&granted(COMPONENT)?)?;
         self.until_pods(&"helper".into())?;
@@ -36,7 +36,7 @@ impl Scene {
         self.node.host().command(&words).start()
     }
 
-    /// Waits until the daemon says that of pods.
+    /// Waits until the daemon's status has this value for pods.
     fn until_pods(&self, wanted: &serde_json::Value) -> Result<()> {
         let pods = || Ok(self.node.status()?["sockets"]["pods"].take());
         until_same("pods", wanted.clone(), pods).with_context(|| self.node.logs())

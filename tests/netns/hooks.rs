@@ -56,11 +56,11 @@ fn a_connected_udp_socket_asks_the_backend_and_shows_the_cluster_ip() -> Result<
             socket.send(b"who?")?;
             Ok([first, receive(&socket)?])
         })?;
-        // The sender of each answer is the cluster IP, too.
+        // The sender of each answer is the cluster IP, as the peer is.
         let expected = ("backend".to_owned(), way.shown(WEB, DNS));
         same("answers", answers, [expected.clone(), expected])?;
         same("peer", socket.peer_addr()?, way.shown(WEB, DNS))?;
-        // Sends of a connected socket are translated by its connect alone.
+        // On a connected socket only the connect is translated, not the sends.
         same("counts", grown, vec![1, 0])
     })?;
     scene.give_back()
@@ -90,7 +90,7 @@ fn a_udp_socket_that_connects_again_shows_what_it_dialled_last() -> Result<()> {
     scene.give_back()
 }
 
-/// Gives the first backend's address and port to a Service that leads to the other one.
+/// Gives the first backend's address and port to a Service with the other backend.
 fn chain(scene: &Scene) -> Result<Vip> {
     let chained = Vip::of_pod(scene.backend("backend")?);
     let service = Service::new("chained", [chained.v4.into(), chained.v6.into()])

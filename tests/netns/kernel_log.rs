@@ -1,4 +1,4 @@
-//! The log of one kernel program: told while the config asks for it, gone when it doesn't.
+//! The log of one kernel program: written while the config asks for it, absent otherwise.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -13,27 +13,27 @@ use crate::{
     support::{CHANGE, DNS, HTTP, HTTP_TARGET, Vip, Way, maps_folder, same, until_same},
 };
 
-/// Nobody's.
+/// An address without a Service.
 const OTHER: Vip = Vip::of(99);
 
-/// The map that only a program has which tells its events.
+/// The map that only a program with event logs has.
 const RING: &str = "AYA_LOGS";
 
-/// Has the events of a program logged, or none, from the next start of the daemon on.
+/// Enables the log of a program, or disables it, from the next start of the daemon on.
 fn ask_for(node: &Node, program: Option<(&str, &str)>) -> Result<()> {
     let log = program
         .map(|(program, level)| format!("{{ kernel: {{ program: {program}, level: {level} }} }}"));
     configure(node, "log", log.as_deref().unwrap_or("{}"))
 }
 
-/// The lines that kernel programs have told.
+/// Returns the lines of kernel programs in the log.
 fn told(node: &Node) -> Vec<String> {
     let logs = node.logs();
     let lines = logs.lines().filter(|line| line.contains(" kernel: "));
     lines.map(str::to_owned).collect()
 }
 
-/// Waits for a line with all of these words.
+/// Waits for a line with all of these words, and returns it.
 fn until_told(node: &Node, words: &[&str]) -> Result<String> {
     let line = |lines: Vec<String>| {
         let mut lines = lines.into_iter();
@@ -43,7 +43,7 @@ fn until_told(node: &Node, words: &[&str]) -> Result<String> {
         .with_context(|| format!("nobody told {words:?}, but {:#?}", told(node)))
 }
 
-/// A node with a Service that has a backend, and one that has none; the daemon isn't started yet.
+/// Creates a node with one Service that has a backend, and one without, and does not start the daemon.
 fn prepared() -> Result<Scene> {
     let scene = Scene::leading_to(&["backend"], &["backend"])?;
     scene.node.apply(EMPTY.service("empty"))?;
@@ -58,14 +58,14 @@ impl Scene {
         Ok(())
     }
 
-    /// The programs on the maps of this node that tell their events, by their names. A program
-    /// that is in no link any more goes a moment later.
+    /// Returns the names of the programs with event logs on this node's maps. A program whose last link
+    /// is gone is unloaded a moment later.
     fn telling(&self) -> Result<Vec<String>> {
         let count =
             MapInfo::from_pin(self.node.bpffs().join(maps_folder("")).join(COUNT.name))?.id();
         let mut telling = Vec::new();
         for program in loaded_programs().filter_map(Result::ok) {
-            // Those of other tests come and go.
+            // Programs of other tests are loaded and unloaded concurrently.
             let Ok(Some(maps)) = program.map_ids() else {
                 continue;
             };
@@ -121,12 +121,12 @@ fn tell_connects(way: Way, program: &str) -> Result<()> {
     ensure!(way.connect(&scene.client, EMPTY, HTTP).is_err());
     let empty = format!("destination={} ", way.to(EMPTY, HTTP).ip());
     until_told(&scene.node, &["refused", &empty, "reason=no_backend"])?;
-    // What was left alone is for trace.
+    // Connects that are left alone are logged only at level trace.
     ensure!(way.connect(&scene.client, OTHER, HTTP).is_err());
     let status = scene.node.culvert(&["status"])?.stdout;
     ensure!(status.contains(&format!("{program}, debug")), "{status}");
 
-    // The end of the daemon is the end of the log, and so is a start without it.
+    // The log ends with the daemon, and does not resume when the daemon starts without it.
     scene.node.stop()?;
     scene.until_telling(&[])?;
     scene.connect()?;
@@ -154,7 +154,7 @@ fn every_program_can_tell_what_it_does() -> Result<()> {
     for program in PROGRAMS.iter().map(|program| program.name) {
         ask_for(&scene.node, Some((program, "trace")))?;
         scene.node.start().context(program)?;
-        // The guard is loaded, and on no uplink: this node steers nothing.
+        // The guard is loaded but attached to no uplink, since this node does not steer.
         let telling = [program];
         let count = usize::from(program != GUARD.name);
         scene.until_telling(&telling[..count])?;
@@ -245,7 +245,7 @@ fn flood(way: Way, program: &str) -> Result<()> {
     ensure!(scene.node.is_ready());
     scene.connect()?;
 
-    // Nobody reads what the programs of a daemon tell that was killed.
+    // Nothing reads the events of programs whose daemon was killed.
     scene.node.kill9()?;
     flood()?;
     scene.connect()?;
@@ -279,7 +279,7 @@ fn no_connect_fails_while_the_log_is_switched_on_and_off() -> Result<()> {
         }
         let before = told(&scene.node).len();
         scene.node.start()?;
-        // What the load does is told, as often as it is asked for.
+        // With the log enabled, the load itself causes new lines.
         log.map_or(Ok(()), |_| {
             wait::until(CHANGE, || told(&scene.node).len() > before)
         })

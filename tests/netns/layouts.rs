@@ -1,5 +1,5 @@
-//! Maps of another layout: an older one is replaced without a flow noticing, a newer one is left
-//! alone. No older program exists here: what it left is made of this one's maps (`carried::age`).
+//! Maps of another layout: an older one is replaced without an effect on flows, a newer one is left
+//! alone. There is no older program here: its maps are imitated with the current ones (`carried::age`).
 
 use std::fs;
 
@@ -20,14 +20,14 @@ use crate::{
 };
 
 impl Scene {
-    /// Renames pins to those that a daemon of another layout leaves.
+    /// Renames pins to the names that a daemon of another layout uses.
     fn rename(&self, from: &str, to: &str) -> Result<()> {
         let pins = self.node.bpffs();
         fs::rename(pins.join(from), pins.join(to)).with_context(|| format!("{from} to {to}"))
     }
 }
 
-/// That the flows which are connected stay, and that the others are answered.
+/// Asserts that connected flows keep their backends, and that unconnected sockets are answered.
 fn go_on(flows: &[Flows]) -> Result<()> {
     for flow in flows {
         flow.stay_connected()?;
@@ -94,7 +94,7 @@ fn what_hangs_on_sockets_outlasts_a_layout_and_counters_begin_anew() -> Result<(
     }
     let counters = info(&maps_folder(""), &COUNT)?.max_entries();
     same("counters", counters, Reason::CAPACITY)?;
-    // Each counter of the older layout was at a thousand on each CPU.
+    // Each counter of the older layout was 1000 on each CPU.
     ensure!(node.reason("translated")? < 1000);
     same("open", open()?, opened?)?;
     flows.into_iter().try_for_each(Flows::end)
@@ -155,7 +155,7 @@ fn a_daemon_that_is_killed_while_it_replaces_a_layout_leaves_what_the_next_one_g
     let story = || {
         go_on(&flows)?;
         if scene.has(&maps_folder("")) {
-            // It was replaced; a start ends it, and an older one comes again.
+            // The old layout was replaced: completes the start, then imitates an older layout again.
             node.start()?;
             scene.is_tidy()?;
             go_on(&flows)?;

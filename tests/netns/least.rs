@@ -1,6 +1,6 @@
-//! What the counts of open connections are for: the emptier backend is chosen, and the index of one
-//! that is gone is not used again while connections there are open. And the counts over starts that
-//! make the maps anew.
+//! The uses of the counts of open connections: the choice of the least loaded backend, and the index of
+//! a removed backend, which is not reused while it has open connections. Also the counts across starts
+//! that replace the maps.
 
 use std::net::UdpSocket;
 
@@ -17,14 +17,14 @@ use crate::{
 const ALGORITHM: &str = "culvert.dev/algorithm";
 const WEIGHTS: &str = "culvert.dev/weights";
 
-/// A socket that is connected to the Service `web`, and who answers.
+/// Creates a socket that is connected to the Service `web`; returns it with the name of the server.
 fn connected(place: &Place, way: Way) -> Result<(UdpSocket, String)> {
     let socket = way.connected(place, WEB, DNS)?;
     let server = ask(&socket)?;
     Ok((socket, server))
 }
 
-/// How many of some sockets each of these servers answers.
+/// Counts the sockets that each of these servers answers.
 fn by_server<const N: usize>(sockets: &[(UdpSocket, String)], names: [&str; N]) -> [usize; N] {
     names.map(|name| sockets.iter().filter(|(_, server)| server == name).count())
 }
@@ -43,7 +43,7 @@ fn of_two_backends_the_emptier_one_is_always_chosen() -> Result<()> {
         let mut held = (0..20).map(connect).collect::<Result<Vec<_>>>()?;
         same("both", by_server(&held, names), [10, 10])?;
         held.retain(|(_, server)| server == "one");
-        // Two are empty, and take all that come until both are alike.
+        // Backend `two` has no connections left, and gets all new ones until both are equal.
         let more = (0..10).map(connect).collect::<Result<Vec<_>>>()?;
         same("the emptier one", by_server(&more, names), [0, 10])?;
     }
@@ -62,7 +62,7 @@ fn of_two_backends_the_emptier_one_is_always_chosen() -> Result<()> {
 fn connections_are_held_by_weight() -> Result<()> {
     const ROUNDS: usize = 24;
     let scene = set_up()?;
-    // A small set is in the record, a larger one in slots: 2 + 1, and 3 + 1 + 1.
+    // A small set is in the record, a larger one in slots. The slots are 2 + 1, and 3 + 1 + 1.
     for (weights, south, expected) in [
         ("zone:north=2", &["two"][..], [2, 1, 0]),
         ("zone:north=3", &["two", "three"], [3, 1, 1]),
@@ -81,8 +81,9 @@ fn connections_are_held_by_weight() -> Result<()> {
             let held = (0..ROUNDS * slots).map(connect);
             let held = held.collect::<Result<Vec<_>>>()?;
             let counts = by_server(&held, ["one", "two", "three"]);
-            // A pair of slots with two backends goes to the emptier one for its weight, which is four
-            // pairs of six or seven of ten; the others are too few to lead further away than this.
+            // A draw of two slots with different backends goes to the less loaded one for its weight:
+            // that is four of six draws, or seven of ten. The other draws are too few for a larger
+            // deviation.
             for (count, weight) in counts.into_iter().zip(expected) {
                 let is_near = count.abs_diff(ROUNDS * weight) <= 5;
                 ensure!(is_near, "{way:?}, {weights}: {counts:?}");
@@ -92,7 +93,7 @@ fn connections_are_held_by_weight() -> Result<()> {
     Ok(())
 }
 
-/// How many indices of backends that are gone open connections keep.
+/// Returns the number of indices of removed backends that open connections keep.
 fn occupied(node: &Node) -> Option<u64> {
     node.status().ok()?["programmed"]["occupiedBackends"].as_u64()
 }
@@ -121,11 +122,11 @@ fn an_index_with_open_connections_is_not_given_out_again_not_even_by_another_dae
     let held = held.into_iter().collect::<Result<Vec<_>, _>>()?;
     let udp = Way::UDP.map(|way| connected(&scene.client, way));
     let udp = udp.into_iter().collect::<Result<Vec<_>>>()?;
-    // Of each protocol and family one.
+    // One index per protocol and family is kept.
     replaced(&["two"])?;
     until(4)?;
     for round in 0..3 {
-        // A new use of any of these indices would show the connections of the old one.
+        // A reused index would show the connections of its former backend.
         for names in [&["three"][..], &["one", "two", "three"], &["two"]] {
             replaced(names)?;
             let counts = open(node, "web")?;
@@ -154,11 +155,12 @@ fn counts_outlive_maps_that_are_made_anew() -> Result<()> {
     let mut held = (0..10).map(|_| connect()).collect::<Result<Vec<_>>>()?;
     until(10)?;
 
-    // Larger; smaller, which keeps the map of the counts; larger than that.
+    // Larger; smaller, which keeps the map of counts; larger, but below the first; larger than all
+    // before.
     for size in [4096, 64, 128, 8192] {
         scene.resize([64, 64, size])?;
         if size == 128 {
-            // Some close while nobody looks.
+            // Some sockets close while no daemon runs.
             node.kill9()?;
             held.truncate(7);
         } else {
@@ -174,7 +176,7 @@ fn counts_outlive_maps_that_are_made_anew() -> Result<()> {
         held.swap_remove(0);
         until(expected - 1)?;
     }
-    // An older layout: the indices begin anew, and the counts go on.
+    // An older layout: indices restart, and the counts are kept.
     node.kill9()?;
     carried::age(node)?;
     node.start()?;
@@ -189,7 +191,7 @@ fn counts_end_at_nothing_after_a_load_while_maps_were_made_anew() -> Result<()> 
     let sizes = [4096, 64, 8192];
 
     scene.under_load(&carried::SERVED, sizes.len(), |number| {
-        // Each larger than any before it, or smaller.
+        // Each size is larger than all before it, or smaller.
         let size = sizes[number % sizes.len()] + u32::try_from(number)?;
         scene.resize([size, size, size])?;
         if number % 2 == 0 {

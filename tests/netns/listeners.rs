@@ -1,4 +1,4 @@
-//! A Service whose address this node has too, and where something of it listens itself.
+//! A Service whose address also belongs to this node, with a local listener on it.
 
 use std::{
     io,
@@ -15,14 +15,14 @@ use crate::{
     support::{DNS, HTTP, Vip, Way, ports, receive, same, until_same},
 };
 
-/// An address that pods have a way to: it is not of the range of Services, which leads nowhere.
+/// An address that is routable from pods: it is outside of the range of Services, which has no route.
 const CACHED: Vip = Vip {
     v4: Ipv4Addr::new(169, 254, 20, 10),
     v6: Ipv6Addr::new(0xfd00, 0x20, 0, 0, 0, 0, 0, 0x10),
 };
 const NAME: &str = "cached";
 
-/// A Service with a backend, at an address that the node's loopback link has too.
+/// Creates a node with a Service whose address is also on the node's loopback link.
 fn prepared() -> Result<Scene> {
     let scene = Scene::new(&["backend"])?;
     scene.lead(CACHED, NAME, &["backend"])?;
@@ -30,7 +30,7 @@ fn prepared() -> Result<Scene> {
     Ok(scene)
 }
 
-/// Waits until the daemon says of all fronts whether this node listens there, or doesn't.
+/// Waits until the status reports a local listener for all frontends, or for none.
 fn until_listener(scene: &Scene, is_there: bool) -> Result<()> {
     until_same("listeners", vec![is_there; 4], || {
         let ports = ports(&scene.node.services()?, NAME);
@@ -40,7 +40,7 @@ fn until_listener(scene: &Scene, is_there: bool) -> Result<()> {
     })
 }
 
-/// Dials the Service from each place, in each way of TCP and UDP: the backend answers.
+/// Dials the Service from each place, over TCP and UDP; expects answers of the backend.
 fn backend_is_dialled(scene: &Scene) -> Result<()> {
     scene.reaches(CACHED, "backend")?;
     scene.each(&Way::UDP, |place, way| {
@@ -48,7 +48,7 @@ fn backend_is_dialled(scene: &Scene) -> Result<()> {
     })
 }
 
-/// Sockets that a test listens with in a place, over TCP and UDP, at one address of each family.
+/// Listening sockets of a test in a place, over TCP and UDP, at one address of each family.
 pub(crate) struct Listening {
     tcp: [TcpListener; 2],
     udp: [UdpSocket; 2],
@@ -69,13 +69,13 @@ impl Listening {
         })
     }
 
-    /// The address of the next client that connects in this way.
+    /// Accepts the next connection of this way; returns the client's address.
     pub(crate) fn accept(&self, way: Way) -> Result<SocketAddr> {
         let listener = of_family(&self.tcp, way);
         Ok(listener.accept().context("accept")?.1)
     }
 
-    /// The socket that gets the datagrams of this way.
+    /// Returns the socket that receives the datagrams of this way.
     pub(crate) const fn udp(&self, way: Way) -> &UdpSocket {
         of_family(&self.udp, way)
     }
@@ -88,7 +88,7 @@ const fn of_family<T>([v4, v6]: &[T; 2], way: Way) -> &T {
     }
 }
 
-/// What listens on the host at the address of the Service.
+/// A listener on the host at the address of the Service, like a node-local DNS cache.
 struct Cache(Listening);
 
 impl Cache {
@@ -96,13 +96,13 @@ impl Cache {
         Listening::at(host, CACHED.ips(), [HTTP, DNS]).map(Self)
     }
 
-    /// Gets what is dialled from each place, in each way of TCP and UDP.
+    /// Dials the Service from each place, over TCP and UDP; expects everything to arrive here.
     fn is_dialled(&self, scene: &Scene) -> Result<()> {
         scene.each(&Way::TCP, |place, way| self.accepts(place, way))?;
         scene.each(&Way::UDP, |place, way| self.answers(place, way))
     }
 
-    /// A connect comes here.
+    /// Connects to the Service; expects the connection here.
     fn accepts(&self, place: &Place, way: Way) -> Result<()> {
         let stream = way.connect(place, CACHED, HTTP)?;
         same("peer", stream.peer_addr()?, way.shown(CACHED, HTTP))?;
@@ -112,7 +112,7 @@ impl Cache {
         same("client", from.ip(), own.ip().to_canonical())
     }
 
-    /// A datagram comes here, and its answer back.
+    /// Sends a datagram to the Service; expects it here, and the answer back.
     fn answers(&self, place: &Place, way: Way) -> Result<()> {
         let socket = way.udp(place)?;
         socket.send_to(b"who?", way.to(CACHED, DNS))?;
@@ -157,7 +157,8 @@ fn what_listens_before_the_daemon_is_left_alone_from_its_first_write() -> Result
     let logs = scene.node.logs();
     ensure!(!logs.contains("listens there no more"), "{logs}");
 
-    // An address that has gone from the link leads to the backends again, whoever listens.
+    // Once the address is gone from the link, the Service leads to its backends again, despite
+    // listeners.
     CACHED.delete_from(scene.node.host(), "lo")?;
     until_listener(&scene, false)?;
     backend_is_dialled(&scene)

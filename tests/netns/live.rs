@@ -1,4 +1,4 @@
-//! Manifests while the daemon runs, and what it tells over its ports.
+//! Manifest changes while the daemon runs, and the endpoints of its ports.
 
 use std::net::{Ipv6Addr, SocketAddr};
 
@@ -17,7 +17,7 @@ use crate::{
     support::{CHANGE, HTTP, Vip, Way, errno, get, same, until_backends, until_gone, until_same},
 };
 
-/// What the daemon can't use, as it tells in its status.
+/// Returns the problems of the sources, from the daemon's status.
 fn problems(node: &Node) -> Vec<String> {
     let status = node.status().unwrap_or_default();
     let problems = status["source"]["problems"].as_array().cloned();
@@ -25,7 +25,7 @@ fn problems(node: &Node) -> Vec<String> {
     problems.unwrap_or_default().into_iter().map(text).collect()
 }
 
-/// Who answers, over every family.
+/// Dials over every family; returns the name of the one server that answers.
 fn ask(node: &Node, vip: Vip) -> Result<String> {
     let client = node.pod("client")?;
     let name = Way::V4.dial(&client, vip, HTTP)?;
@@ -42,7 +42,7 @@ fn a_bad_document_is_named_while_the_rest_applies_and_the_last_good_version_stay
     let node = &scene.node;
     let good = WEB.service("web").backends(scene.all()).to_string();
     let other = OTHER.service("other").backends(scene.all()).to_string();
-    // The Service gets a port that there isn't; its file holds another Service now.
+    // The Service gets an invalid port, and its file gets a second Service.
     let bad = good.replacen("port: 80,", "port: 80000,", 1);
     ensure!(bad != good);
 
@@ -62,7 +62,7 @@ fn a_bad_document_is_named_while_the_rest_applies_and_the_last_good_version_stay
     same("server", ask(node, WEB)?, "backend")?;
     ensure!(node.is_ready());
 
-    // What can't be read at all is another matter, and as harmless.
+    // A file that can't be parsed is a separate problem, with as little effect.
     node.apply(("broken.yaml", "kind: [Service\n"))?;
     wait::until(CHANGE, || {
         problems(node).iter().any(|it| it.contains("broken.yaml"))
@@ -108,10 +108,10 @@ fn a_service_comes_changes_and_goes_with_its_manifest() -> Result<()> {
     same("server", ask(node, WEB)?, "backend")
 }
 
-/// That kube-proxy's names for what a pass does are there, for both families.
+/// Asserts that kube-proxy's metrics of a sync exist, for both families.
 fn passes_are_measured(metrics: &str) -> Result<()> {
     for family in ["IPv4", "IPv6"] {
-        // The Service alone: the canary, by which the daemon tries its way, is none.
+        // Only the Service counts: the daemon's probe of its own data path does not.
         for (name, most) in [
             ("sync_proxy_rules_duration_seconds_count", u64::MAX),
             ("sync_full_proxy_rules_duration_seconds_count", u64::MAX),
@@ -143,7 +143,7 @@ fn health_and_metrics_are_told_over_their_ports() -> Result<()> {
     same("code", code, 200)?;
     same("ready", metric(&metrics, "culvert_ready"), Some(1))?;
     let translated = "culvert_reason_total{reason=\"translated\"}";
-    // The Service's, and the one by which the daemon tried its way.
+    // The connects of the Service, and one by the daemon's probe.
     let connects = u64::try_from(Way::TCP.len())? + 1;
     same("translated", metric(&metrics, translated), Some(connects))?;
     passes_are_measured(&metrics)?;
@@ -179,7 +179,7 @@ fn a_node_that_is_to_go_lives_but_is_no_place_for_new_traffic() -> Result<()> {
     node.apply((&*file, &*format!("{text}{taint}")))?;
     until_told(503)?;
     same("livez", ask_host("/livez")?.0, 200)?;
-    // It is kept after all; and then its object is deleted.
+    // The node is kept after all; then its object is deleted.
     node.apply((&*file, &*text))?;
     until_told(200)?;
     node.withdraw(&file)?;

@@ -1,5 +1,5 @@
-//! Real sockets through the real kernel programs, and the daemon's life around them.
-//! Needs the rights of root, a cgroup v2 hierarchy and a kernel with BPF.
+//! Real sockets through the real kernel programs, and the life cycle of the daemon. Needs root, a cgroup
+//! v2 hierarchy and a kernel with BPF.
 
 #![cfg(test)]
 

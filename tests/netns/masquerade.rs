@@ -1,5 +1,5 @@
-//! Whom a backend sees: the pod or the host that dialled, whatever address it dialled. Where kube-proxy
-//! puts the node's address in its place, there is no packet to be changed here.
+//! The client address that a backend sees: that of the pod or host, for every dialled address. Where
+//! kube-proxy masquerades packets, the translation at the socket has no packet to change.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -18,7 +18,7 @@ use crate::{
     support::{DNS, DNS_TARGET, HOST, HTTP, HTTP_TARGET, Vip, Way, addresses, same},
 };
 
-/// The addresses of the Service, with the ports there.
+/// The addresses of the Service, with their ports.
 const ADDRESSES: [(&str, Vip, [u16; 2]); 4] = [
     ("the cluster IP", WEB, [HTTP, DNS]),
     ("the node port", HOST, [NODE_HTTP, NODE_DNS]),
@@ -28,7 +28,7 @@ const ADDRESSES: [(&str, Vip, [u16; 2]); 4] = [
 
 static SCENE: Shared<Scene> = Shared::new(|| Scene::started(&[]));
 
-/// A Service of one backend, with this policy for traffic from outside; who is that backend.
+/// Programs a Service of one backend, with this policy for external traffic; returns the backend.
 fn program(scene: &Scene, policy: &str) -> Result<Arc<Pod>> {
     let backend = scene.node.pod("backend")?;
     let web = reach::service_everywhere()
@@ -39,8 +39,8 @@ fn program(scene: &Scene, policy: &str) -> Result<Arc<Pod>> {
     Ok(backend)
 }
 
-/// Whom the backend sees when a place dials each address of the Service over each protocol and
-/// family: that place, by the address that it has.
+/// Asserts that the backend sees the place's own address as client, for each address of the Service,
+/// protocol and family.
 fn sees(backend: &Pod, place: &Place, as_whom: [IpAddr; 2]) -> Result<()> {
     let ips = [backend.v4(), backend.v6()];
     let listening = Listening::at(backend, ips, [HTTP_TARGET, DNS_TARGET])?;

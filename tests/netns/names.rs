@@ -1,8 +1,8 @@
-//! The names of gateways are resolved in an image that has the program and nothing else: by what the
-//! C library has inside, from the two files that a container runtime puts there.
+//! The resolution of gateway names in an image that has only the program: by the resolver inside the
+//! static C library, from the two files that a container runtime adds.
 //!
-//! CI runs this with the static program of the image. Other programs get the libraries that they are
-//! linked with beside them, and no more.
+//! CI runs this with the static program of the image. A dynamically linked program gets copies of its
+//! libraries, and nothing else.
 
 use std::{
     fs,
@@ -24,16 +24,16 @@ use tunnel_tests::{
 
 use crate::support::{CHANGE, run};
 
-/// How long a resolver may keep a connection open without a question.
+/// The time that a resolver may keep a connection open without a request.
 const IDLE: Duration = Duration::from_millis(200);
 
-/// A name server that knows two names, and says one of them over TCP only.
+/// A name server with two names; it answers one of them only over TCP.
 struct NameServer {
     udp: UdpSocket,
     tcp: TcpListener,
 }
 
-/// A name as it stands in a question.
+/// Encodes a name as in a question (RFC 1035 section 3.1).
 fn labels(name: &str) -> Vec<u8> {
     let label = |label: &str| [&[label.len().to_le_bytes()[0]], label.as_bytes()].concat();
     let mut labels: Vec<u8> = name.split('.').flat_map(label).collect();
@@ -41,7 +41,7 @@ fn labels(name: &str) -> Vec<u8> {
     labels
 }
 
-/// The answer to a question (RFC 1035 section 4): 127.0.0.1, or that there is no such name.
+/// Builds the response to a query (RFC 1035 section 4): 127.0.0.1, or NXDOMAIN.
 fn answer(question: &[u8], is_tcp: bool) -> Option<Vec<u8>> {
     let (header, asked) = question.split_at_checked(12)?;
     let end = asked.iter().position(|byte| *byte == 0)? + 1;
@@ -52,9 +52,9 @@ fn answer(question: &[u8], is_tcp: bool) -> Option<Vec<u8>> {
     let flags: [u8; 2] = match (is_plain, is_long) {
         (true, _) => [0x81, 0x80],
         (_, true) if is_tcp => [0x81, 0x80],
-        // Truncated: ask again over TCP.
+        // TC, truncated: the client retries over TCP.
         (_, true) => [0x83, 0x80],
-        // No such name.
+        // RCODE 3, NXDOMAIN.
         (false, false) => [0x81, 0x83],
     };
     let is_answered = is_address && (is_plain || is_tcp && is_long);
@@ -77,7 +77,7 @@ impl NameServer {
         Ok(Self { udp, tcp })
     }
 
-    /// Answers what has been asked.
+    /// Answers all pending queries.
     fn serve(&self) -> Result<()> {
         let mut buffer = [0; 512];
         while let Ok((length, from)) = self.udp.recv_from(&mut buffer) {
@@ -93,7 +93,7 @@ impl NameServer {
     }
 }
 
-/// Answers one question over TCP; says whether there was one.
+/// Answers one query over TCP; returns false if there is none.
 fn serve_one(mut stream: &TcpStream) -> Result<bool> {
     let mut length = [0; 2];
     match stream.read_exact(&mut length).map_err(|it| it.kind()) {
@@ -109,11 +109,11 @@ fn serve_one(mut stream: &TcpStream) -> Result<bool> {
     Ok(true)
 }
 
-/// Puts the program where it is alone.
+/// Copies the program and its libraries into a root folder that has nothing else.
 fn put_program(root: &Path) -> Result<()> {
     let program = environment::culvert()?;
     fs::copy(&program, root.join("culvert"))?;
-    // It fails for a static program, and isn't there in a virtual machine, which has only those.
+    // `ldd` fails for a static program, and is absent in a virtual machine, which has only static ones.
     let Ok(listing) = Command::new("ldd").arg(&program).output() else {
         return Ok(());
     };
@@ -127,7 +127,7 @@ fn put_program(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The certificate of an agent, and its config.
+/// Writes the certificate of an agent, and its config.
 fn put_config(node: &Node, root: &Path) -> Result<()> {
     let program = environment::culvert()?.display().to_string();
     let path = root.display();

@@ -1,4 +1,4 @@
-//! What only some kernels have beside us: SCTP, links of kind dummy, IPVS.
+//! Features of only some kernels: SCTP, links of type dummy, IPVS.
 
 use std::net::SocketAddr;
 
@@ -21,7 +21,7 @@ use crate::{
 
 const SIGNAL: u16 = 3868;
 
-/// A node with the Service `web` and its backend, and the daemon running.
+/// Starts a node with the Service `web` and its backend.
 fn web() -> Result<Scene> {
     let scene = Scene::new(&["backend"])?;
     let service = WEB.service("web").port(Protocol::SCTP, SIGNAL, SIGNAL);
@@ -36,9 +36,9 @@ fn sctp(place: &Place, to: SocketAddr) -> Result<Socket> {
     Ok(socket)
 }
 
-/// The kernel has no hook for a connect by SCTP. The packets go to the ClusterIP itself, wherever
-/// routes lead: where nobody has that address, the user sees what the network says to that (mostly
-/// a timeout, after minutes), and no error of ours. Here somebody outside has it.
+/// The kernel has no hook for an SCTP connect, so the packets keep the ClusterIP as destination and
+/// follow the routes. If no host has that address, the client gets the network's error (mostly a timeout
+/// after minutes), not one of Culvert. In this test an outside host has it.
 #[test]
 fn a_connect_by_sctp_goes_to_the_cluster_ip_itself_and_tcp_beside_it_is_served() -> Result<()> {
     if feature::lacks(test_name!(), &[Feature::Sctp])? {
@@ -125,8 +125,8 @@ fn guard_a_dummy(address: &str, gateway: &str) -> Result<()> {
     Ok(())
 }
 
-/// Kube-proxy in IPVS mode leaves virtual services behind, and the ClusterIPs on a link. Who is
-/// translated at the socket never gets there.
+/// Kube-proxy in IPVS mode leaves virtual services, and the ClusterIPs on a link. Connects that are
+/// translated at the socket never reach them.
 #[test]
 fn ipvs_for_the_same_cluster_ip_gets_no_connection_of_host_or_pods() -> Result<()> {
     if feature::lacks(test_name!(), &[Feature::IpVs])? {
@@ -145,7 +145,7 @@ fn ipvs_for_the_same_cluster_ip_gets_no_connection_of_host_or_pods() -> Result<(
         let vip = way.to(WEB, HTTP);
         table.add(vip, (decoy.address(way.family()), HTTP_TARGET).into())?;
 
-        // A process that is in no cgroup of ours shows that IPVS works.
+        // A process outside of the instance's cgroup shows that IPVS works.
         let socket = way.tcp(&foreign)?;
         socket.bind(&SocketAddr::from((own, 0)).into())?;
         connect_within(&socket, vip, ANSWER).context("by IPVS")?;

@@ -1,4 +1,4 @@
-//! `culvert prepare`: what the init container of a node does.
+//! `culvert prepare`, the command of a node's init container.
 
 use std::{
     fs,
@@ -42,8 +42,7 @@ fn a_file_system_for_pins_is_mounted_once_and_a_daemon_starts_on_it() -> Result<
     node.start()
 }
 
-/// Runs something where the rest of the machine sees no mount that it makes, and it sees none of the
-/// cgroup v2 hierarchy.
+/// Runs a function in a private mount namespace without the cgroup v2 hierarchy.
 fn without_cgroups<T: Send>(body: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     let alone = || {
         unshare(CloneFlags::CLONE_NEWNS)?;
@@ -58,7 +57,7 @@ fn without_cgroups<T: Send>(body: impl FnOnce() -> Result<T> + Send) -> Result<T
         .map_err(|_panic| anyhow::anyhow!("the thread failed"))?
 }
 
-/// Where the calling thread sees the cgroup v2 hierarchy.
+/// Returns the mount point of the cgroup v2 hierarchy in the calling thread's namespace.
 fn cgroups() -> Result<Option<PathBuf>> {
     let mounts = fs::read_to_string("/proc/thread-self/mounts")?;
     let found = mounts.lines().find(|line| line.contains(" cgroup2 "));

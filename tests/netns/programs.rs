@@ -20,7 +20,7 @@ pub(crate) struct Programs {
 }
 
 impl Programs {
-    /// Loads the programs as for these features, with room for so many fronts; nothing is attached yet.
+    /// Loads the programs for these features, with this many fronts, without attaching them.
     pub(crate) fn load(node: &Node, features: Features, fronts: u32) -> Result<(Self, KernelMaps)> {
         let pins = Pins::hold(&node.bpffs())?;
         let sizes = Sizes {
@@ -47,7 +47,7 @@ impl Programs {
             .pin()?)
     }
 
-    /// The product's writer of the maps.
+    /// Creates the product's reconciler for the maps.
     pub(crate) fn reconciler(
         &self,
         maps: KernelMaps,
@@ -64,7 +64,7 @@ impl Programs {
         Ok(Reconciler::adopt(maps, sizes, grace, settings)?)
     }
 
-    /// How often the kernel programs met a reason, by its word.
+    /// Returns the kernel programs' count of a reason, by its label.
     pub(crate) fn reason(&self, word: &str) -> Result<u64> {
         let counts = self.counters.read()?;
         let found = counts.iter().find(|(reason, _)| reason.label() == word);

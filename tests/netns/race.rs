@@ -1,5 +1,5 @@
-//! Readers and a writer of the service maps on two CPUs: where a connect is led to while the maps
-//! change under it.
+//! Readers and a writer of the service maps on two CPUs: the backends that connects reach while the maps
+//! change.
 
 pub(crate) mod field;
 mod hold_up;
@@ -25,38 +25,39 @@ use self::{
 };
 use crate::{programs::Programs, support::each_family, under_load::is_answered};
 
-/// How long the product's writer runs against its readers: twenty times as long as the hasty one
-/// needs to be found out.
+/// How long the product's writer runs against its readers: twenty times as long as the hasty writer
+/// takes to cause misrouted connects.
 const LASTING: Duration = Duration::from_secs(10);
 
-/// How long the hasty writer may take to be found out.
+/// The time limit for the hasty writer to cause them.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// How many connects that are led astray prove that they can be.
+/// The number of misrouted connects that proves the fault.
 const PROOF: u64 = 3;
 
-/// How long readers look at what the hasty writer left.
+/// How long readers check the maps after the hasty writer has stopped.
 const AFTERWARDS: Duration = Duration::from_millis(300);
 
-/// How long fronts are replaced in each family.
+/// How long the entries of fronts are replaced, in each family.
 const SWAPPING: Duration = Duration::from_secs(3);
 
-/// Endpoints that change in a second, at least.
+/// The minimum number of endpoint changes per second.
 const CHANGES: u32 = 1000;
 
-/// Connects in a second, at least; natively it is three times as many.
+/// The minimum number of connects per second; a native run makes three times as many.
 const CONNECTS: u32 = 20_000;
 
-/// Of so many datagrams one may be refused by a host with a server at that port. The kernel's search for a
-/// UDP socket misses it where the search stands on a socket that a connect just moves to another
-/// chain ([`udp_lib_rehash`](https://github.com/torvalds/linux/blob/v6.12/net/ipv4/udp.c)); connects
-/// and datagrams at full speed meet that once in 800,000 with no program attached, more often where the table is small.
+/// One in this many datagrams may be refused with a server at that port. The kernel's lookup of a UDP
+/// socket misses it if the lookup is at a socket that a concurrent connect moves to another chain
+/// ([`udp_lib_rehash`](https://github.com/torvalds/linux/blob/v6.12/net/ipv4/udp.c)). At full speed that
+/// happens once in 800,000 datagrams without any program attached, and more often if the hash table is
+/// small.
 const SENT_PER_REFUSED: u64 = 1000;
 
-/// HTTP requests a second to each Service that answers them.
+/// HTTP requests per second to each Service that serves them.
 const REQUESTS: u32 = 250;
 
-/// One race at a time: each needs both CPUs.
+/// A lock that permits one race at a time: each needs both CPUs.
 static CPUS: Mutex<()> = Mutex::new(());
 
 #[test]
@@ -85,7 +86,7 @@ fn churn(family: Family) -> Result<()> {
     at_least(changes, scale.count(CHANGES), lasting).context("changes")
 }
 
-/// Runs a writer on its CPU while `read` runs and the readers' CPU is held up. What came of both.
+/// Runs a writer on its CPU while `read` runs and the readers' CPU is held up. Returns both results.
 fn beside<R, W: Send>(
     write: impl FnOnce(&AtomicBool) -> Result<W> + Send,
     read: impl FnOnce() -> Result<R>,
@@ -105,7 +106,7 @@ fn beside<R, W: Send>(
     })
 }
 
-/// Runs readers of every kind, none of which may fail or be led astray.
+/// Runs readers of every kind; none may fail or be misrouted.
 fn read(field: &Field, scale: Scale, lasting: Duration) -> Result<()> {
     let readers = [
         field.reader(READER, lasting)?,
@@ -127,7 +128,7 @@ fn read(field: &Field, scale: Scale, lasting: Duration) -> Result<()> {
     at_least(read.connects, scale.count(CONNECTS), lasting).context("connects")
 }
 
-/// That there were so many a second. The rates of the scale and its times shrink alike.
+/// Asserts a minimum number of events per second. Both `rate` and `lasting` are already scaled.
 fn at_least(count: u64, rate: u32, lasting: Duration) -> Result<()> {
     let wanted = u128::from(rate) * lasting.as_millis() / 1000;
     ensure!(u128::from(count) >= wanted, "{count}, not {wanted}");
@@ -182,7 +183,7 @@ fn be_hasty(family: Family) -> Result<()> {
     )?;
     ensure!(changes > 0, "nothing was written");
 
-    // It is the writing that led astray, not what was written.
+    // The writes misrouted connects, not the final content of the maps.
     let read = field.reader(READER, scale.lasting(AFTERWARDS))?.finish()?;
     ensure!(read.connects > 0 && read.astray == 0, "{read:?}");
     ensure!(read.failures.is_empty(), "{read:?}");

@@ -1,5 +1,5 @@
-//! A Service at all its other addresses: node ports, addresses of load balancers, external IPs; and
-//! policies that keep traffic on this node.
+//! A Service at its other addresses (node ports, load balancer addresses, external IPs), and policies
+//! that keep traffic on this node.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -31,12 +31,12 @@ const OUTSIDE: Vip = Vip {
     v4: topology::OUTSIDE_V4,
     v6: topology::OUTSIDE_V6,
 };
-/// Addresses that the host is given while the daemon runs.
+/// Addresses that the host gets while the daemon runs.
 const NEW: Vip = Vip {
     v4: Ipv4Addr::new(198, 51, 100, 7),
     v6: Ipv6Addr::new(0x2001, 0xdb8, 0x51, 0, 0, 0, 0, 7),
 };
-/// Addresses that lead nowhere by themselves.
+/// Addresses without a route of their own.
 pub(crate) const BALANCER: Vip = Vip::of(200);
 pub(crate) const EXTERNAL: Vip = Vip::of(201);
 pub(crate) const NODE_HTTP: u16 = 30_080;
@@ -44,14 +44,14 @@ pub(crate) const NODE_DNS: u16 = 30_053;
 
 static SCENE: Shared<Scene> = Shared::new(|| Scene::started(&["backend"]));
 
-/// A node with a backend and a setting of Services; the daemon isn't started yet.
+/// Creates a node with a backend and a `nodePortAddresses` setting, without starting the daemon.
 fn configured(setting: &str) -> Result<Scene> {
     Scene::with(&["backend"], |settings| {
         setting.clone_into(&mut settings.node_ports);
     })
 }
 
-/// A Service with node ports, without endpoints yet.
+/// Builds a Service with node ports, without endpoints.
 pub(crate) fn service() -> Service {
     Service::new("web", WEB.ips())
         .port(Protocol::TCP, HTTP, HTTP_TARGET)
@@ -60,14 +60,15 @@ pub(crate) fn service() -> Service {
         .node_port(NODE_DNS)
 }
 
-/// The same, with an external IP and an address of a load balancer of each family.
+/// Builds the same Service with an external IP and a load balancer address of each family.
 pub(crate) fn service_everywhere() -> Service {
     service()
         .spec(&format!("externalIPs: [{}]", EXTERNAL.listed()))
         .load_balancer(&BALANCER.ingress())
 }
 
-/// That the backend answers there, over every protocol and family, under the address that was dialled.
+/// Asserts that the backend answers over every protocol and family, with the dialled address as peer or
+/// sender.
 fn answers(place: &Place, vip: Vip, [http_port, dns_port]: [u16; 2]) -> Result<()> {
     for way in Way::TCP {
         way.is_served(place, vip, http_port, "backend")?;
@@ -137,7 +138,7 @@ fn node_ports_follow_the_addresses_of_the_node() -> Result<()> {
         same("outside of the ranges", primary, Errno::ECONNREFUSED)?;
     }
 
-    // What is not the node's leads nowhere, and a connect fails at once.
+    // Addresses of these ranges that the node lacks are unreachable, so a connect to them fails at once.
     host.ip("route add unreachable 198.51.100.0/24\nroute add unreachable 2001:db8:51::/64\n")?;
     NEW.add_to(host, "uplink")?;
 
@@ -202,7 +203,7 @@ fn a_policy_local_without_an_endpoint_of_this_node_finds_no_way() -> Result<()> 
             way.connect(place, WEB, HTTP)
         })
     })?;
-    // Without any endpoint it is refused as ever.
+    // Without any endpoint, it is refused like every Service.
     scene
         .node
         .apply(service().spec("internalTrafficPolicy: Local"))?;

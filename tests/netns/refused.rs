@@ -1,5 +1,5 @@
-//! A Service without an endpoint refuses at once, with the error that the kernel can be made to
-//! give (`bpf_set_retval`, Linux 6.1).
+//! A Service without an endpoint refuses at once, with the error that a program sets (`bpf_set_retval`,
+//! Linux 6.1).
 
 use std::{io, net::UdpSocket, time::Duration};
 
@@ -21,7 +21,8 @@ use crate::{
     support::{DNS, HTTP, Way, is_refused, same},
 };
 
-/// The kernel's first SYN is repeated after a second: what takes less was answered at once.
+/// Below the one second after which the kernel retransmits a SYN: a faster failure had no
+/// retransmission.
 const AT_ONCE: Duration = Duration::from_millis(500);
 
 fn dialled() -> Result<Lease<Scene>> {
@@ -31,7 +32,7 @@ fn dialled() -> Result<Lease<Scene>> {
     Ok(scene)
 }
 
-/// Asserts that something is refused at once, and counted once.
+/// Asserts that an attempt is refused at once, and counted once.
 fn refused<T>(node: &Node, attempt: impl FnOnce() -> io::Result<T>) -> Result<()> {
     let start = Instant::now();
     is_refused(node, "no_backend", Errno::ECONNREFUSED, attempt)?;

@@ -1,4 +1,4 @@
-//! The data path stays when the daemon ends, however it ends, and a new daemon goes on with it.
+//! The data path outlives every end of the daemon, and the next daemon adopts it.
 
 use std::{collections::BTreeMap, fs, os::unix::fs::MetadataExt as _, path::PathBuf};
 
@@ -11,7 +11,7 @@ use crate::{
     support::{HTTP, Vip, Way, maps_folder, same, until_backends},
 };
 
-/// The address of a Service that is deleted, and of one that comes.
+/// The addresses of a deleted Service, and of a new one.
 const EARLY: Vip = Vip::of(11);
 const LATE: Vip = Vip::of(12);
 /// The addresses of a Service that moves.
@@ -33,7 +33,7 @@ fn no_connect_fails_while_the_daemon_is_killed_stopped_and_started() -> Result<(
     })
 }
 
-/// The numbers of what is pinned: another object under the same name has another number.
+/// Returns the inode number of each pin: a new object under the same name has a new number.
 fn pins(node: &Node) -> Result<BTreeMap<PathBuf, u64>> {
     let mut pins = BTreeMap::new();
     for folder in ["links", &*maps_folder("")] {
@@ -98,7 +98,7 @@ fn what_changed_while_no_daemon_ran_is_made_good_at_the_start() -> Result<()> {
     scene.lead(LATE, "late", &["two"])?;
     scene.lead(LATTER, "moved", &["two"])?;
     scene.lead_to(&["two"])?;
-    // Nobody has seen it yet.
+    // No daemon has seen the changes yet.
     are_served(&[EARLY, FORMER], "one")?;
     are_nobodys([LATE, LATTER]);
     node.start()?;

@@ -1,5 +1,6 @@
-//! Refusing on kernels without `bpf_set_retval` (before Linux 6.1): the destination is rewritten
-//! to one that refuses. The data path is loaded here, in that variant, as the daemon would there.
+//! Refusals on kernels without `bpf_set_retval` (before Linux 6.1): the destination is rewritten to one
+//! that refuses. This test loads that variant of the data path itself, as the daemon does on such a
+//! kernel.
 
 use std::{net::UdpSocket, ops::Deref};
 
@@ -22,7 +23,7 @@ use crate::{
     support::{DNS, HTTP, Way, ask, errno, same},
 };
 
-/// A node whose data path was loaded without the daemon.
+/// A node whose data path is loaded without the daemon.
 struct Loaded {
     scene: Scene,
     _programs: Programs,

@@ -1,4 +1,4 @@
-//! The fixture of the tests here: a node, a pod that clients are in, and pods that serve.
+//! The fixture of these tests: a node, a pod with the clients, and pods with servers.
 
 use std::{
     collections::BTreeMap,
@@ -24,14 +24,15 @@ use crate::support::{
 };
 
 pub(crate) const WEB: Vip = Vip::of(10);
-/// Leads to another backend.
+/// The VIP of a Service with another backend.
 pub(crate) const OTHER: Vip = Vip::of(11);
-/// Has no backend.
+/// The VIP of a Service without a backend.
 pub(crate) const EMPTY: Vip = Vip::of(12);
-/// Leads to the same backend and port as [`WEB`].
+/// The VIP of a Service with the same backend and port as [`WEB`].
 pub(crate) const TWIN: Vip = Vip::of(13);
 
-/// A node with these four Services, for tests that only dial them: `backend` and `other` serve.
+/// A node with these four Services, for tests that only dial them; its servers are `backend` and
+/// `other`.
 pub(crate) static DIALLED: Shared<Scene> = Shared::new(|| {
     let scene = Scene::new(&["backend", "other"])?;
     let to = |name| scene.addresses(&[name]);
@@ -44,16 +45,16 @@ pub(crate) static DIALLED: Shared<Scene> = Shared::new(|| {
     scene.freeze()
 });
 
-/// A node with the pod `client`, and pods that serve what [`Vip::service`] leads to.
+/// A node with the pod `client`, and pods that serve the target ports of [`Vip::service`].
 pub(crate) struct Scene {
     pub(crate) node: Node,
     pub(crate) client: Arc<Pod>,
     backends: Vec<Backend>,
-    /// The manifests that a test finds, and has to leave.
+    /// The manifests that a test finds, and must restore.
     manifests: BTreeMap<String, String>,
 }
 
-/// A pod that serves.
+/// A pod with a server.
 pub(crate) struct Backend {
     pod: Arc<Pod>,
     pub(crate) server: Server,
@@ -68,12 +69,12 @@ impl Deref for Backend {
 }
 
 impl Scene {
-    /// A node with backends of these names; the daemon isn't started yet.
+    /// Creates a node with backends of these names, without starting the daemon.
     pub(crate) fn new(backends: &[&str]) -> Result<Self> {
         Self::with(backends, |_| {})
     }
 
-    /// The same, with other settings.
+    /// Like [`Scene::new`], with changed settings.
     pub(crate) fn with(backends: &[&str], change: impl FnOnce(&mut Settings)) -> Result<Self> {
         let mut settings = Settings::from_environment()?;
         change(&mut settings);
@@ -93,14 +94,16 @@ impl Scene {
         })
     }
 
-    /// The Service `web` at [`WEB`] with all of these backends, programmed.
+    /// Creates a node with the Service `web` at [`WEB`] and all of these backends, and starts the
+    /// daemon.
     pub(crate) fn web(backends: &[&str]) -> Result<Self> {
         let scene = Self::leading_to(backends, backends)?;
         scene.node.start()?;
         Ok(scene)
     }
 
-    /// The Service `web` at [`WEB`] with some of these backends; the daemon isn't started yet.
+    /// Creates a node with the Service `web` at [`WEB`] and some of these backends, without starting the
+    /// daemon.
     pub(crate) fn leading_to(backends: &[&str], some: &[&str]) -> Result<Self> {
         let scene = Self::new(backends)?;
         scene.lead_to(some)?;
@@ -118,14 +121,14 @@ impl Scene {
         self.node.apply(vip.service(name).backends(backends))
     }
 
-    /// A node without a Service, on which tests apply their own: the daemon runs.
+    /// Creates a node without a Service and starts the daemon; tests apply their own Services.
     pub(crate) fn started(backends: &[&str]) -> Result<Self> {
         let scene = Self::new(backends)?;
         scene.node.start()?;
         scene.freeze()
     }
 
-    /// Makes what is there now the state in which tests that share the scene leave it.
+    /// Records the current manifests as the state that each test must restore.
     pub(crate) fn freeze(mut self) -> Result<Self> {
         self.manifests = self.applied()?;
         Ok(self)
@@ -154,41 +157,41 @@ impl Scene {
         .with_context(|| format!("{name} isn't programmed: {:?}", self.node.services()))
     }
 
-    /// The backend of that name.
+    /// Returns the backend of that name.
     pub(crate) fn backend(&self, name: &str) -> Result<&Backend> {
         let backend = self.backends.iter().find(|it| it.name() == name);
         backend.with_context(|| format!("no backend {name}"))
     }
 
-    /// The addresses of the backends of these names.
+    /// Returns the addresses of the backends of these names.
     pub(crate) fn addresses(&self, names: &[&str]) -> Result<Vec<IpAddr>> {
         let pods = names.iter().map(|name| self.backend(name));
         let pods: Vec<_> = pods.collect::<Result<_>>()?;
         Ok(addresses(&pods.iter().map(|it| &***it).collect::<Vec<_>>()))
     }
 
-    /// The addresses of all backends but the one of that name.
+    /// Returns the addresses of all backends but the one of that name.
     pub(crate) fn without(&self, name: &str) -> Vec<IpAddr> {
         let others = self.backends.iter().filter(|it| it.name() != name);
         addresses(&others.map(|it| &**it).collect::<Vec<_>>())
     }
 
-    /// The addresses of all backends.
+    /// Returns the addresses of all backends.
     pub(crate) fn all(&self) -> Vec<IpAddr> {
         self.without("")
     }
 
-    /// Each place from which Services are dialled alike.
+    /// Returns the places from which Services are dialled in the same way.
     pub(crate) fn places(&self) -> [(&'static str, &Place); 2] {
         clients(self.node.host(), &self.client)
     }
 
-    /// Each of these places with the name of its network interface.
+    /// Returns the same places with the names of their network interfaces.
     pub(crate) fn devices(&self) -> [(&'static str, &Place); 2] {
         [("uplink", self.node.host()), ("eth0", &self.client)]
     }
 
-    /// Tells a story from each place in each of these ways.
+    /// Runs a story from each place in each of these ways.
     pub(crate) fn each(
         &self,
         ways: &[Way],
@@ -197,15 +200,15 @@ impl Scene {
         self.open(ways, story).map(drop)
     }
 
-    /// Connects over TCP from each place in every way: the peer is shown as it was dialled, and this server
-    /// answers.
+    /// Connects over TCP from each place in every way; expects the dialled address as peer, and an
+    /// answer of this server.
     pub(crate) fn reaches(&self, vip: Vip, server: &str) -> Result<()> {
         self.each(&Way::TCP, |place, way| {
             way.is_served(place, vip, HTTP, server)
         })
     }
 
-    /// Opens something from each place in each of these ways.
+    /// Collects the results of `open` from each place in each of these ways.
     pub(crate) fn open<T>(
         &self,
         ways: &[Way],
@@ -226,19 +229,19 @@ impl Scene {
         Ok(all)
     }
 
-    /// Connected UDP sockets, in every way from each place, that this server has answered.
+    /// Creates connected UDP sockets, in every way from each place, and expects answers of this server.
     pub(crate) fn connected(&self, vip: Vip, server: &str) -> Result<Vec<(Client<'_>, UdpSocket)>> {
         self.open(&Way::UDP, |place, way| way.asked(place, vip, DNS, server))
     }
 
-    /// Waits until as many sockets were ended, and no more.
+    /// Waits until exactly this many sockets were ended.
     pub(crate) fn until_ended(&self, count: usize) -> Result<()> {
         until_same("ended", u64::try_from(count)?, || {
             self.node.reason("socket_ended")
         })
     }
 
-    /// The manifests in the folder, by their names.
+    /// Reads the manifests in the folder, by file name.
     fn applied(&self) -> Result<BTreeMap<String, String>> {
         let read = |entry: std::io::Result<fs::DirEntry>| {
             let path = entry?.path();
@@ -249,7 +252,7 @@ impl Scene {
     }
 }
 
-/// A place and a way to dial from it.
+/// A place, and a way to dial from it.
 #[derive(Clone, Copy)]
 pub(crate) struct Client<'a> {
     from: &'static str,
@@ -270,7 +273,7 @@ pub(crate) fn are_ended(sockets: &[(Client<'_>, UdpSocket)]) -> Result<()> {
     sockets.iter().try_for_each(is_ended)
 }
 
-/// Asks on each of these connected sockets: this server answers.
+/// Sends a datagram on each of these connected sockets; expects answers of this server.
 pub(crate) fn are_answered(sockets: &[(Client<'_>, UdpSocket)], server: &str) -> Result<()> {
     for (client, socket) in sockets {
         let answer = ask(socket).and_then(|name| same("server", name, server));
@@ -280,7 +283,7 @@ pub(crate) fn are_answered(sockets: &[(Client<'_>, UdpSocket)], server: &str) ->
 }
 
 impl Fixture for Scene {
-    /// Takes away what a test has applied; what was there before it must not have changed.
+    /// Withdraws the manifests of a test; those from before the test must be unchanged.
     fn restore(&self) -> Result<()> {
         for (file, text) in self.applied()? {
             match self.manifests.get(&file) {
@@ -300,7 +303,7 @@ impl Fixture for Scene {
     }
 }
 
-/// Writes the last section of the config anew, for the next start.
+/// Replaces the last section of the config, for the next start.
 pub(crate) fn configure(instance: &Instance, section: &str, value: &str) -> Result<()> {
     let config = fs::read_to_string(instance.config_path())?;
     let rest = config.split(&format!("{section}:")).next();

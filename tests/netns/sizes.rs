@@ -1,4 +1,4 @@
-//! Maps of other sizes: made beside those in use, and no flow notices.
+//! Changes of map sizes: new maps are created next to those in use, without an effect on flows.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -19,7 +19,7 @@ use crate::{
     support::{CHANGE, HTTP, HTTP_TARGET, Vip, Way, maps_folder, same, until_backends, until_gone},
 };
 
-/// Grown, shrunk, and grown where the rest shrinks.
+/// The first sizes; all larger; all smaller; fronts and backends larger, slots smaller.
 const SIZES: [[u32; 3]; 4] = [
     [64, 64, 64],
     [4096, 8192, 4096],
@@ -38,7 +38,7 @@ fn maps_grow_and_shrink_under_load_and_every_flow_stays_where_it_is() -> Result<
     let scene = carried::start()?;
     let node = &scene.node;
     let flows = Flows::open(&scene.client)?;
-    // What was there before has gone, so that its indices are not those of a new start.
+    // The first Service is deleted, so a fresh start would assign other indices than those in use.
     node.withdraw("first.yaml")?;
     until_gone(node, "first")?;
 
@@ -57,7 +57,7 @@ fn maps_grow_and_shrink_under_load_and_every_flow_stays_where_it_is() -> Result<
         all_stay(&flows)
     })?;
 
-    // The maps are those that the programs read: what changes now is seen.
+    // The programs read the new maps, so a later change has an effect.
     scene.lead(OTHER, "other", &["two"])?;
     wait::until(CHANGE, || {
         let moved = |flow: &Flows| flow.asks(OTHER).is_ok_and(|server| server == "two");
@@ -76,7 +76,7 @@ fn a_datagram_after_a_change_of_sizes_goes_by_the_choice_that_its_socket_made() 
     same("counted", choices(&scene, &flows)?, vec![0, 3])
 }
 
-/// A Service with so many backends that nobody is at.
+/// Builds a Service with this many backends, at addresses without a host.
 fn crowd(vip: Vip, count: u8) -> Service {
     let backends = (0..count).map(|last| IpAddr::V4(Ipv4Addr::new(10, 244, 77, last)));
     Service::new("crowd", [vip.v4.into()])
@@ -84,7 +84,7 @@ fn crowd(vip: Vip, count: u8) -> Service {
         .backends(backends)
 }
 
-/// A start that keeps the sizes which are there, and says why.
+/// Restarts the daemon with other sizes; expects it to keep the current ones and to log these words.
 fn refused(scene: &Scene, wanted: [u32; 3], words: &[&str]) -> Result<()> {
     let node = &scene.node;
     let before = sizes(node)?;
@@ -105,7 +105,7 @@ fn refused(scene: &Scene, wanted: [u32; 3], words: &[&str]) -> Result<()> {
 fn sizes_that_have_no_room_for_what_is_there_are_refused_and_told() -> Result<()> {
     let scene = carried::start()?;
     let node = &scene.node;
-    // The crowd stands before a Service that stays, so that this one's indices are high.
+    // The crowd comes before a Service that stays, so that the indices of the latter are high.
     scene.resize([64, 256, 256])?;
     node.restart()?;
     node.apply(crowd(Vip::of(20), 150))?;
@@ -123,7 +123,7 @@ fn sizes_that_have_no_room_for_what_is_there_are_refused_and_told() -> Result<()
         let words = format!("bpf.maps.{size} is too small");
         refused(&scene, wanted, &[&words])?;
     }
-    // Few are left, and their indices are as high as before.
+    // Few entries are left, but their indices are as high as before.
     node.withdraw("crowd.yaml")?;
     until_gone(node, "crowd")?;
     refused(
@@ -136,7 +136,7 @@ fn sizes_that_have_no_room_for_what_is_there_are_refused_and_told() -> Result<()
     for way in Way::TCP {
         way.connect(&scene.client, last, HTTP)?;
     }
-    // What fits is done.
+    // Sizes that fit are applied.
     scene.resize([64, 64, 256])?;
     node.restart()?;
     same("sizes", sizes(node)?, [64, 64, 256])?;
@@ -160,7 +160,7 @@ fn a_daemon_that_is_killed_while_it_changes_sizes_leaves_what_the_next_one_goes_
     ];
 
     let resize = |number: usize| {
-        // Larger and smaller in turn, and never what is there.
+        // Larger and smaller in turn, and never the current size.
         let size = u32::try_from(number)? + [65, 4096][number % 2];
         scene.resize([size, size, size])
     };
@@ -172,7 +172,7 @@ fn a_daemon_that_is_killed_while_it_changes_sizes_leaves_what_the_next_one_goes_
     flows.into_iter().try_for_each(Flows::end)
 }
 
-/// How many entries the maps of steering have room for.
+/// Returns the sizes of the two steering maps.
 fn room_for_steering(node: &Node) -> Result<[u32; 2]> {
     let pins = node.bpffs().join(maps_folder(""));
     let entries = |map: Map| MapInfo::from_pin(pins.join(map.name)).map(|info| info.max_entries());

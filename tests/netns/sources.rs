@@ -1,4 +1,5 @@
-//! Who may use the address of a load balancer (`loadBalancerSourceRanges`), and who a client is.
+//! The clients that may use a load balancer's address (`loadBalancerSourceRanges`), and the identity of
+//! a client.
 
 use std::net::IpAddr;
 
@@ -28,7 +29,7 @@ const REFUSED: &str = "source_refused";
 static SCENE: Shared<Scene> = Shared::new(|| Scene::started(&BACKENDS));
 const BACKENDS: [&str; 3] = ["one", "two", "three"];
 
-/// A Service with a load balancer that only these addresses may use.
+/// Builds a Service with a load balancer that is open to these addresses only.
 fn open_to(scene: &Scene, addresses: &[IpAddr]) -> Service {
     let ranges = addresses.iter().map(|ip| {
         let length = if ip.is_ipv4() { 32 } else { 128 };
@@ -43,7 +44,7 @@ fn open_to(scene: &Scene, addresses: &[IpAddr]) -> Service {
         .backends(scene.all())
 }
 
-/// That TCP and UDP sockets of a place are answered at these addresses, in every way.
+/// Asserts that TCP and UDP sockets of a place are answered at these addresses, in every way.
 fn is_admitted(place: &Place, vip: Vip) -> Result<()> {
     for way in Way::TCP {
         way.dial(place, vip, HTTP)
@@ -60,7 +61,7 @@ fn is_admitted(place: &Place, vip: Vip) -> Result<()> {
     Ok(())
 }
 
-/// That they find no way there, and that this is counted each time.
+/// Asserts that connects and datagrams are refused as unreachable, and counted each time.
 fn is_shut_out(node: &Node, place: &Place, vip: Vip) -> Result<()> {
     let (tcp, udp) = no_way()?;
     for way in Way::TCP {
@@ -83,11 +84,11 @@ fn only_pods_in_the_ranges_reach_the_address_of_a_load_balancer() -> Result<()> 
     let outside = &node.pod("outside")?;
     scene.program(open_to(&scene, &[inside.v4(), inside.v6()]))?;
 
-    // Each pod connects here for the first time.
+    // These are the first connects of each pod.
     is_shut_out(node, outside, BALANCER)?;
     is_admitted(inside, BALANCER)?;
     is_shut_out(node, node.host(), BALANCER).context("from the host")?;
-    // The other addresses are for all.
+    // The other addresses are open to all clients.
     for place in [&***inside, &***outside, node.host()] {
         is_admitted(place, WEB)?;
         is_admitted(place, EXTERNAL)?;
@@ -103,7 +104,7 @@ fn the_host_reaches_it_if_its_address_is_in_the_ranges() -> Result<()> {
 
     is_admitted(node.host(), BALANCER)?;
     is_shut_out(node, &scene.client, BALANCER)?;
-    // From another of its addresses it is another client.
+    // With another of its addresses as source, the host is another client.
     let (tcp, _) = no_way()?;
     for way in [Way::V4, Way::V6] {
         let own = way.to(LOOPBACK, 0);
@@ -126,7 +127,8 @@ fn a_socket_that_is_bound_to_an_address_comes_from_there() -> Result<()> {
     is_shut_out(node, pod, BALANCER)?;
     for way in Way::TCP {
         let own = way.to(SECOND, 0);
-        // The answer would not come back: the node has no route to the address. The connect may.
+        // The answer can't arrive, since the node has no route to the address; the connect itself is
+        // permitted.
         let socket = way.tcp(pod)?;
         socket.bind(&own.into())?;
         socket.set_nonblocking(true)?;
@@ -161,7 +163,7 @@ fn ranges_come_change_and_go_while_it_runs() -> Result<()> {
     node.apply(open_to(&scene, &[outside.v4(), outside.v6()]))?;
     becomes("ranges change", [false, true])?;
 
-    // A daemon that takes the maps over leaves it at that, and finds nothing wrong with it.
+    // The next daemon adopts the entries, and its audit finds no drift.
     node.kill9()?;
     becomes("without a daemon", [false, true])?;
     node.start()?;
@@ -180,7 +182,7 @@ fn a_client_is_known_by_its_address() -> Result<()> {
     let node = &scene.node;
     let hashed = open_to(&scene, &[]).annotated("culvert.dev/algorithm", "source-hash");
     scene.program(hashed)?;
-    // What comes to a device later changes nobody's name.
+    // Addresses added later do not change the identity of a client.
     for (place, device, v4, v6) in [
         (node.host(), "uplink", "192.0.2.77", "2001:db8:77::77"),
         (&**scene.client, "eth0", "10.1.77.77", "fd00:10:1:77::77"),
@@ -197,7 +199,7 @@ fn a_client_is_known_by_its_address() -> Result<()> {
                 ("host", _) => HOST.v4.into(),
                 _ => scene.client.address(way.family()),
             };
-            // Wherever it is, and whatever ran there before.
+            // The hash depends on the address alone, not on the node or earlier pods.
             let client = Client::of_address(Address::from_ip(own));
             let set = Set { base: 0, len: 3 };
             let place_in_set = select::place(set, select::hash(client.words()));

@@ -1,5 +1,5 @@
-//! What the tests here share: Services with addresses of both families, and sockets that dial them
-//! in every way there is.
+//! Shared parts of these tests: Services with addresses of both families, and sockets of every family
+//! and kind that dial them.
 
 use std::{
     collections::BTreeSet,
@@ -25,10 +25,10 @@ use tunnel_tests::{
 };
 use tunnel_userspace::model::Family;
 
-/// How long a change may take to be programmed.
+/// The time limit for a change to be programmed.
 pub(crate) const CHANGE: Duration = Duration::from_secs(10);
 
-/// The ports of every Service here, and those of its backends.
+/// The ports of every Service in these tests, and of its backends.
 pub(crate) const HTTP: u16 = 80;
 pub(crate) const HTTP_TARGET: u16 = 8080;
 pub(crate) const DNS: u16 = 53;
@@ -42,7 +42,7 @@ pub(crate) struct Vip {
 }
 
 impl Vip {
-    /// ClusterIPs with this last number.
+    /// Returns ClusterIPs with this last number.
     pub(crate) const fn of(number: u8) -> Self {
         Self {
             v4: Ipv4Addr::new(10, 96, 0, number),
@@ -51,7 +51,7 @@ impl Vip {
         }
     }
 
-    /// The addresses of a pod.
+    /// Returns the addresses of a pod.
     pub(crate) fn of_pod(pod: &Pod) -> Self {
         let (IpAddr::V4(v4), IpAddr::V6(v6)) = (pod.v4(), pod.v6()) else {
             panic!("a pod has an address in each family");
@@ -59,22 +59,22 @@ impl Vip {
         Self { v4, v6 }
     }
 
-    /// Both, IPv4 first.
+    /// Returns both addresses, IPv4 first.
     pub(crate) fn ips(self) -> [IpAddr; 2] {
         [self.v4.into(), self.v6.into()]
     }
 
-    /// Both, as items of a list in YAML.
+    /// Formats both addresses as items of a YAML list.
     pub(crate) fn listed(self) -> String {
         format!("\"{}\", \"{}\"", self.v4, self.v6)
     }
 
-    /// Both, as items of the `ingress` of a load balancer in YAML.
+    /// Formats both addresses as items of a load balancer's `ingress` in YAML.
     pub(crate) fn ingress(self) -> String {
         format!("{{ip: \"{}\"}}, {{ip: \"{}\"}}", self.v4, self.v6)
     }
 
-    /// Adds both to a link of a place.
+    /// Adds both addresses to a link of a place.
     pub(crate) fn add_to(self, place: &Place, link: &str) -> Result<()> {
         let Self { v4, v6 } = self;
         place.ip(&format!(
@@ -82,7 +82,7 @@ impl Vip {
         ))
     }
 
-    /// Deletes both from a link of a place.
+    /// Deletes both addresses from a link of a place.
     pub(crate) fn delete_from(self, place: &Place, link: &str) -> Result<()> {
         let Self { v4, v6 } = self;
         place.ip(&format!(
@@ -90,7 +90,7 @@ impl Vip {
         ))
     }
 
-    /// A Service with these ClusterIPs, HTTP over TCP and questions over UDP.
+    /// Builds a Service with these ClusterIPs: HTTP over TCP, and DNS over UDP.
     pub(crate) fn service(self, name: &str) -> Service {
         Service::new(name, self.ips())
             .port(Protocol::TCP, HTTP, HTTP_TARGET)
@@ -104,7 +104,7 @@ pub(crate) const HOST: Vip = Vip {
     v6: HOST_V6,
 };
 
-/// Serves what [`Vip::service`] leads to.
+/// Serves the target ports of [`Vip::service`].
 pub(crate) fn serve(pod: &Pod) -> Result<Server> {
     pod.serve(&[
         Listener::new(Kind::Http, HTTP_TARGET),
@@ -112,14 +112,14 @@ pub(crate) fn serve(pod: &Pod) -> Result<Server> {
     ])
 }
 
-/// The addresses of pods, as backends of a Service.
+/// Returns the addresses of pods, as backends of a Service.
 pub(crate) fn addresses(pods: &[&Pod]) -> Vec<IpAddr> {
     let both = |pod: &Pod| [pod.v4(), pod.v6()];
     pods.iter().flat_map(|pod| both(pod)).collect()
 }
 
-/// How long a client may be without its backend: 100 ms is what is wanted, and the rest is for
-/// machines that are slow or busy.
+/// The limit on a client's time without its backend: the goal is 100 ms, the rest allows for slow or
+/// busy machines.
 pub(crate) const RECOVERY: Duration = Duration::from_secs(1);
 
 /// A family of socket, and of the address that it dials.
@@ -131,14 +131,14 @@ pub(crate) enum Way {
     V6,
     /// An IPv6 socket that dials a v4-mapped address.
     Mapped,
-    /// An IPv6 socket that is given an IPv4 address; UDP only.
+    /// An IPv6 socket that passes an `AF_INET` address; UDP only.
     V4OnV6,
 }
 
 impl Way {
-    /// Those that TCP has.
+    /// The ways of TCP.
     pub(crate) const TCP: [Self; 3] = [Self::V4, Self::V6, Self::Mapped];
-    /// Those that UDP has.
+    /// The ways of UDP.
     pub(crate) const UDP: [Self; 4] = [Self::V4, Self::V6, Self::Mapped, Self::V4OnV6];
 
     const fn domain(self) -> Domain {
@@ -148,7 +148,7 @@ impl Way {
         }
     }
 
-    /// The family of the packets.
+    /// Returns the family of the packets.
     pub(crate) const fn family(self) -> Family {
         match self {
             Self::V4 | Self::Mapped | Self::V4OnV6 => Family::V4,
@@ -156,7 +156,7 @@ impl Way {
         }
     }
 
-    /// What is dialled.
+    /// Returns the address to dial.
     pub(crate) fn to(self, vip: Vip, port: u16) -> SocketAddr {
         match self {
             Self::V4 | Self::V4OnV6 => (vip.v4, port).into(),
@@ -165,7 +165,7 @@ impl Way {
         }
     }
 
-    /// What an IPv6 socket calls what was dialled.
+    /// Returns the address that the socket reports for the dialled one.
     pub(crate) fn shown(self, vip: Vip, port: u16) -> SocketAddr {
         match self {
             Self::V4 => (vip.v4, port).into(),
@@ -180,19 +180,19 @@ impl Way {
         Ok(socket)
     }
 
-    /// A TCP connection.
+    /// Connects over TCP.
     pub(crate) fn connect(self, place: &Place, vip: Vip, port: u16) -> io::Result<TcpStream> {
         let socket = self.tcp(place)?;
         connect_within(&socket, self.to(vip, port), ANSWER)?;
         Ok(socket.into())
     }
 
-    /// Connects over TCP; the name of the server that answers.
+    /// Connects over TCP; returns the name of the server that answers.
     pub(crate) fn dial(self, place: &Place, vip: Vip, port: u16) -> Result<String> {
         http(self.connect(place, vip, port)?)
     }
 
-    /// Connects over TCP: the peer is shown as it was dialled, and this server answers.
+    /// Connects over TCP; expects the dialled address as peer, and an answer of this server.
     pub(crate) fn is_served(self, place: &Place, vip: Vip, port: u16, server: &str) -> Result<()> {
         let story = || {
             let stream = self.connect(place, vip, port)?;
@@ -202,7 +202,7 @@ impl Way {
         story().with_context(|| format!("{self:?} to port {port} of {vip:?}"))
     }
 
-    /// Sends a datagram: this server answers, and the sender is shown as it was asked.
+    /// Sends a datagram; expects an answer of this server, with the dialled address as sender.
     pub(crate) fn is_answered(
         self,
         socket: &UdpSocket,
@@ -216,14 +216,14 @@ impl Way {
             .with_context(|| format!("{self:?} to UDP port {port} of {vip:?}"))
     }
 
-    /// A connected UDP socket.
+    /// Creates a connected UDP socket.
     pub(crate) fn connected(self, place: &Place, vip: Vip, port: u16) -> io::Result<UdpSocket> {
         let socket = self.udp(place)?;
         socket.connect(self.to(vip, port))?;
         Ok(socket)
     }
 
-    /// A connected UDP socket that this server has answered.
+    /// Creates a connected UDP socket, and expects an answer of this server on it.
     pub(crate) fn asked(
         self,
         place: &Place,
@@ -236,7 +236,7 @@ impl Way {
         Ok(socket)
     }
 
-    /// A UDP socket that isn't bound or connected yet.
+    /// Creates a UDP socket that is neither bound nor connected.
     pub(crate) fn udp(self, place: &Place) -> io::Result<UdpSocket> {
         let socket = place.socket(self.domain(), Type::DGRAM)?;
         socket.set_read_timeout(Some(ANSWER))?;
@@ -244,12 +244,12 @@ impl Way {
     }
 }
 
-/// The name that an HTTP server answers with.
+/// Requests `/` over HTTP; returns the name of the server.
 pub(crate) fn http(stream: TcpStream) -> Result<String> {
     request(stream, "/").map(|(_, name)| name)
 }
 
-/// The code and body of an answer over HTTP.
+/// Sends an HTTP request; returns the status code and the body.
 pub(crate) fn get(place: &Place, at: SocketAddr, path: &str) -> Result<(u16, String)> {
     request(place.connect(at)?, path)
 }
@@ -264,34 +264,34 @@ fn request(mut stream: TcpStream, path: &str) -> Result<(u16, String)> {
     Ok((code.parse()?, body.to_owned()))
 }
 
-/// The name that a server answers a datagram with, and the sender that is shown.
+/// Receives a datagram; returns the server's name in it, and the sender.
 pub(crate) fn receive(socket: &UdpSocket) -> Result<(String, SocketAddr)> {
     let mut answer = [0; 256];
     let (length, from) = socket.recv_from(&mut answer)?;
     Ok((server(&answer[..length])?, from))
 }
 
-/// The name in an answer to a datagram.
+/// Parses the server's name in a datagram.
 pub(crate) fn server(answer: &[u8]) -> Result<String> {
     let text = str::from_utf8(answer)?;
     let (name, _) = text.split_once(' ').context("no name in the answer")?;
     Ok(name.to_owned())
 }
 
-/// Sends a datagram on a connected socket; the name that it is answered with.
+/// Sends a datagram on a connected socket; returns the name of the server that answers.
 pub(crate) fn ask(socket: &UdpSocket) -> Result<String> {
     socket.send(b"who?")?;
     receive(socket).map(|(name, _)| name)
 }
 
-/// Sends a datagram; the name that it is answered with, and the sender that is shown.
+/// Sends a datagram; returns the name of the server that answers, and the sender.
 pub(crate) fn ask_to(socket: &UdpSocket, to: SocketAddr) -> Result<(String, SocketAddr)> {
     socket.send_to(b"who?", to)?;
     receive(socket)
 }
 
-/// The error of a TCP connect, and of a UDP one or of a datagram, that find no way. Where it can't be
-/// set, it is that of an address without a route.
+/// Returns the errors of a TCP connect, and of a UDP connect or datagram, that a program refuses as
+/// unreachable. Without `bpf_set_retval`, the kernel chooses them.
 pub(crate) fn no_way() -> Result<(Errno, Errno)> {
     Ok(if feature::is_there(Feature::SetRetval)? {
         (Errno::EHOSTUNREACH, Errno::EHOSTUNREACH)
@@ -300,12 +300,12 @@ pub(crate) fn no_way() -> Result<(Errno, Errno)> {
     })
 }
 
-/// Whether an error is that of an address without a route: of a connect that nothing redirects.
+/// True if the error is that of an address without a route, so no program redirected the connect.
 pub(crate) fn is_nowhere(error: Errno) -> bool {
     matches!(error, Errno::EHOSTUNREACH | Errno::ENETUNREACH)
 }
 
-/// Asserts that an attempt fails with this error, and is counted once.
+/// Asserts that an attempt fails with this error, and that the reason's count grows by one.
 pub(crate) fn is_refused<T>(
     instance: &Instance,
     reason: &str,
@@ -316,18 +316,18 @@ pub(crate) fn is_refused<T>(
     same("error, counted", (failed, grown), (error, vec![1]))
 }
 
-/// Tells a story of each family; an error names the family.
+/// Runs a story for each family, which an error then names.
 pub(crate) fn each_family(story: impl Fn(Family) -> Result<()>) -> Result<()> {
     let told = |family: Family| story(family).context(family.label());
     [Family::V4, Family::V6].into_iter().try_for_each(told)
 }
 
-/// Runs a command, whose words hold no spaces, to its end; it must be a success.
+/// Runs a command without quoting: words are separated by spaces. It must succeed.
 pub(crate) fn run(place: &Place, command: &str) -> Result<String> {
     place.run(&command.split(' ').collect::<Vec<_>>())
 }
 
-/// Lists the local routes of a protocol in a place, of both families.
+/// Lists the local routes of a protocol in a place, for both families.
 pub(crate) fn local_routes(place: &Place, protocol: u8) -> Result<String> {
     let of = |family: &str| {
         let command = format!("ip {family} route show table local proto {protocol}");
@@ -336,26 +336,26 @@ pub(crate) fn local_routes(place: &Place, protocol: u8) -> Result<String> {
     Ok(of("-4")? + &of("-6")?)
 }
 
-/// The error of a call that must fail.
+/// Returns the error of a call that must fail.
 pub(crate) fn errno<T>(result: io::Result<T>) -> Errno {
     let error = result.err().and_then(|error| error.raw_os_error());
     Errno::from_raw(error.unwrap_or_default())
 }
 
-/// Waits for an answer that never comes: the socket is ended instead.
+/// Expects the pending receive to fail because the daemon ended the socket.
 pub(crate) fn is_ended(socket: &UdpSocket) -> Result<()> {
     let error = errno(socket.recv(&mut [0; 64]));
     same("error", error, Errno::ECONNABORTED)?;
-    // The kernel wakes whoever waits a moment before it takes the peer away (`udp_abort`).
+    // `udp_abort` wakes the receiver a moment before it disconnects the socket.
     wait::until(CHANGE, || socket.peer_addr().is_err()).context("it keeps its peer")
 }
 
-/// Waits until every port of a Service that is programmed has this many backends.
+/// Waits until every port of a programmed Service has this many backends.
 pub(crate) fn until_backends(instance: &Instance, name: &str, count: usize) -> Result<()> {
     until_each_has(instance, name, "backends", count)
 }
 
-/// Waits until every port of a Service tells of so many things of a kind.
+/// Waits until the status of every port of a Service lists this many items of a kind.
 pub(crate) fn until_each_has(
     instance: &Instance,
     name: &str,
@@ -370,12 +370,12 @@ pub(crate) fn until_each_has(
     })
 }
 
-/// Waits until a Service is known no more.
+/// Waits until a Service is gone from the daemon's status.
 pub(crate) fn until_gone(instance: &Instance, name: &str) -> Result<()> {
     until_same(name, 0, || Ok(ports(&instance.services()?, name).len()))
 }
 
-/// The ports of a Service, as the daemon tells of them.
+/// Returns the ports of a Service from the daemon's status.
 pub(crate) fn ports(services: &serde_json::Value, name: &str) -> Vec<serde_json::Value> {
     let services = services.as_array().into_iter().flatten();
     services
@@ -386,7 +386,7 @@ pub(crate) fn ports(services: &serde_json::Value, name: &str) -> Vec<serde_json:
         .collect()
 }
 
-/// How much a reason's counter grows while something is done.
+/// Returns by how much the counters of reasons grow during `body`.
 pub(crate) fn counted<T>(
     instance: &Instance,
     reasons: &[&str],
@@ -408,17 +408,17 @@ pub(crate) fn counted<T>(
     Ok((done, grown.collect()))
 }
 
-/// Each place of a node from which Services are dialled alike.
+/// Returns the places of a node from which Services are dialled in the same way.
 pub(crate) fn clients<'a>(host: &'a Place, pod: &'a Pod) -> [(&'static str, &'a Place); 2] {
     [("host", host), ("pod", pod)]
 }
 
-/// The name of the folder that the maps are pinned in, and what stands behind it.
+/// Returns the name of the folder with the pinned maps, followed by `rest`.
 pub(crate) fn maps_folder(rest: &str) -> String {
     format!("v{LAYOUT_VERSION}{rest}")
 }
 
-/// That two things are alike, with what was tried.
+/// Asserts that two values are equal; `what` names them in the error.
 pub(crate) fn same<A: PartialEq<B> + Debug, B: Debug>(
     what: &str,
     seen: A,
@@ -428,7 +428,7 @@ pub(crate) fn same<A: PartialEq<B> + Debug, B: Debug>(
     Ok(())
 }
 
-/// Waits until two things are alike; an error says what was seen last.
+/// Waits until a value is the expected one; the error shows the last value.
 pub(crate) fn until_same<A: PartialEq<B> + Debug, B: Debug>(
     what: &str,
     expected: B,

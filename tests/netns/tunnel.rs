@@ -1,4 +1,4 @@
-//! Connects to a kubelet on an edge node, from the cloud, through steering and the tunnel.
+//! Connects from the cloud to a kubelet on an edge node, through steering and the tunnel.
 
 use std::{io, net::SocketAddr, time::Duration};
 
@@ -21,26 +21,26 @@ mod guarded;
 mod remade;
 mod steered;
 
-/// How soon a refusal has to come.
+/// The time limit of a refusal.
 const AT_ONCE: Duration = Duration::from_millis(100);
 
-/// A place on the cloud node, with its addresses.
+/// A place on the cloud node, and its addresses.
 struct From<'a> {
     place: &'a Place,
     own: Vip,
     is_pod: bool,
 }
 
-/// How a socket is before it connects.
+/// The state of a socket before it connects.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Kind {
     Plain,
     /// Bound to an address of its place.
     Bound,
     NonBlocking,
-    /// IPv6, and dials a v4-mapped address.
+    /// IPv6, with a v4-mapped destination.
     Mapped,
-    /// Bound to the link of its place.
+    /// Bound to the network interface of its place.
     Device,
 }
 
@@ -53,7 +53,7 @@ impl Kind {
         Self::Device,
     ];
 
-    /// The address, as a socket of this kind dials it.
+    /// Returns the address in the form that a socket of this kind dials.
     fn dialled(self, to: SocketAddr) -> SocketAddr {
         match (self, to) {
             (Self::Mapped, SocketAddr::V4(v4)) => (v4.ip().to_ipv6_mapped(), v4.port()).into(),
@@ -82,7 +82,7 @@ impl Kind {
                     }
                     Ok(()) | Err(_) => {}
                 }
-                // It has a peer only once it is connected.
+                // The socket has a peer only once it is connected.
                 let end = || match socket.take_error() {
                     Ok(None) => socket.peer_addr().ok().map(|_| Ok(())),
                     Ok(Some(error)) | Err(error) => Some(Err(error)),
@@ -97,7 +97,7 @@ impl Kind {
     }
 }
 
-/// Runs something for the host and for a pod.
+/// Runs a function for the host and for a pod.
 fn each_place(site: &Site, body: impl Fn(&From<'_>) -> Result<()>) -> Result<()> {
     let pod = site.pod()?;
     let host = site.node().host();
@@ -110,17 +110,17 @@ fn each_place(site: &Site, body: impl Fn(&From<'_>) -> Result<()>) -> Result<()>
     Ok(())
 }
 
-/// The ways to a port of the edge: one of each family.
+/// Returns the addresses of a port of the edge, one of each family.
 const fn both(port: u16) -> [SocketAddr; 2] {
     [Site::at4(port), Site::at6(port)]
 }
 
-/// A client over a new plain socket.
+/// Connects a new plain socket as a client of the kubelet.
 fn client(site: &Site, place: &Place, to: SocketAddr) -> Result<Client> {
     site.client(place.connect(to)?, to)
 }
 
-/// Waits until the kubelet is reached; then it serves a new client in each place, over each family.
+/// Waits until the kubelet is reachable, then makes a request from each place, over each family.
 fn expect_served(site: &Site) -> Result<()> {
     site.until_served()?;
     each_place(site, |from| {
@@ -131,14 +131,14 @@ fn expect_served(site: &Site) -> Result<()> {
     })
 }
 
-/// That a plain connect isn't steered.
+/// Asserts that a plain connect is not steered.
 fn expect_unsteered(place: &Place, to: SocketAddr) -> Result<()> {
     let error = errno(place.connect(to));
     ensure!(is_nowhere(error), "{to}: {error:?}");
     Ok(())
 }
 
-/// That a plain connect is refused, at once.
+/// Asserts that a plain connect is refused at once.
 fn expect_refused(place: &Place, to: SocketAddr) -> Result<()> {
     let start = Instant::now();
     let error = errno(place.connect(to));

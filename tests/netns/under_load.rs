@@ -1,4 +1,4 @@
-//! Loads on Services while something is done to the node, and what they must come to.
+//! Loads on Services during a story on the node, with checks of their reports.
 
 use std::{collections::BTreeSet, net::SocketAddr, thread, time::Duration};
 
@@ -14,15 +14,15 @@ use crate::{
     support::{DNS, HTTP, Vip, Way, same},
 };
 
-/// How long loads run that nobody ends.
+/// The time limit of loads that are not stopped.
 const LONGEST: Duration = Duration::from_secs(600);
 
-/// How long something is repeated at least: a small load has led to each of two backends then.
+/// The minimum time that a story is repeated: enough for a small load to reach each of two backends.
 const REPEATED: Duration = Duration::from_millis(2500);
 
 impl Scene {
-    /// Repeats a story at least so many times while the pod puts a load of every protocol and family on
-    /// Services. Every attempt is answered, by each of the servers of its Service and no other.
+    /// Repeats a story at least this many times while the pod puts a load of every protocol and family
+    /// on Services. Every attempt must be answered, by each of the servers of its Service and no other.
     pub(crate) fn under_load(
         &self,
         services: &[(Vip, &[&str])],
@@ -57,7 +57,7 @@ impl Scene {
     }
 }
 
-/// Does something again and again, at least so many times.
+/// Repeats a story at least this many times, and for at least [`REPEATED`].
 fn repeated(times: usize, story: impl Fn(usize) -> Result<()>) -> Result<()> {
     let start = Instant::now();
     let mut number = 0;
@@ -68,7 +68,7 @@ fn repeated(times: usize, story: impl Fn(usize) -> Result<()>) -> Result<()> {
     Ok(())
 }
 
-/// Asserts that every attempt of a load was answered, from the address that was dialled.
+/// Asserts that every attempt of a load was answered, with the dialled address as sender.
 pub(crate) fn is_answered(report: &Report) -> Result<()> {
     ensure!(report.failed() == 0, "{report:?}");
     ensure!(report.attempts > 0, "no attempt was made");

@@ -1,4 +1,4 @@
-//! What is no Service, or not this node's business, is left alone.
+//! Traffic that is not for a Service, or not of this node, is left alone.
 
 use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::place::Place;
@@ -12,7 +12,7 @@ use crate::{
 
 const NOBODY: Vip = Vip::of(99);
 
-/// Everything that the kernel programs count.
+/// All reasons of Services that the kernel programs count.
 pub(crate) const ALL: [&str; 10] = [
     "translated",
     "translated_sticky",
@@ -26,7 +26,7 @@ pub(crate) const ALL: [&str; 10] = [
     "overflowed",
 ];
 
-/// Reaches a pod by its own address in every way.
+/// Dials a pod by its own address in every way.
 fn direct(place: &Place, pod: Vip) -> Result<()> {
     for way in Way::TCP {
         way.is_served(place, pod, HTTP_TARGET, "backend")?;
@@ -41,7 +41,7 @@ fn direct(place: &Place, pod: Vip) -> Result<()> {
     Ok(())
 }
 
-/// That connects to this TCP port, and datagrams to this UDP port, find no route.
+/// Asserts that connects to this TCP port, and datagrams to this UDP port, find no route.
 fn lead_nowhere(place: &Place, vip: Vip, [tcp, udp]: [u16; 2]) -> Result<()> {
     for way in Way::TCP {
         let failed = errno(way.connect(place, vip, tcp));
@@ -74,7 +74,7 @@ fn an_address_port_or_protocol_that_no_service_has_is_not_translated() -> Result
 
     let ((), grown) = counted(&scene.node, &ALL, || {
         for (from, place) in scene.places() {
-            // DNS is UDP's alone, and HTTP is TCP's.
+            // The Service has DNS only over UDP, and HTTP only over TCP.
             for (vip, ports) in [
                 (NOBODY, [HTTP, DNS]),
                 (WEB, [HTTP + 1, DNS + 1]),

@@ -1,4 +1,4 @@
-//! Flows that live long: bytes go to and fro all the time.
+//! Long-lived flows that exchange bytes all the time.
 
 use std::{
     collections::BTreeSet,
@@ -19,17 +19,17 @@ use tunnel_tests::{
 use super::ECHO;
 use crate::support::{DNS, server};
 
-/// How long a flow rests between an answer and the next question.
+/// The pause of a flow between an answer and its next request.
 const REST: Duration = Duration::from_millis(2);
 
-/// How often a flow was answered.
+/// A running flow with its name; it returns the number of its answers.
 type Flow<'scope> = (&'static str, ScopedJoinHandle<'scope, Result<u32>>);
 
-/// Flows that were begun.
+/// The running flows.
 pub(super) struct Flows<'scope>(Vec<Flow<'scope>>);
 
 impl Flows<'_> {
-    /// Waits for the end of each; how often it was answered.
+    /// Waits until each flow ends; returns the number of answers of each.
     pub(super) fn end(self) -> Result<Vec<(&'static str, u32)>> {
         let end = |(name, flow): Flow<'_>| {
             let answers = flow.join().ok().context("a flow panicked")?;
@@ -41,8 +41,8 @@ impl Flows<'_> {
     }
 }
 
-/// Begins a stream through a Service whose endpoints all come and go, and a stream and UDP flows of
-/// every kind through one of which the endpoint that is there now stays.
+/// Starts a stream through a Service whose endpoints all change, and a stream and UDP flows of every
+/// kind through one whose current endpoint stays.
 pub(super) fn begin<'scope>(
     scope: &'scope Scope<'scope, '_>,
     from: &Place,
@@ -69,7 +69,7 @@ pub(super) fn begin<'scope>(
         sockets.push((connected, udp(from, dns, true)?, None));
         sockets.push((unconnected, udp(from, dns, false)?, Some(dns)));
     }
-    // Nothing fails from here on: what is begun is told to stop.
+    // Nothing fails from here on, so every thread that is started gets the stop signal.
     let streams = streams.map(|(name, stream)| (name, scope.spawn(|| stream_bytes(stream, stop))));
     let sockets = sockets
         .into_iter()
@@ -77,7 +77,7 @@ pub(super) fn begin<'scope>(
     Ok(Flows(streams.into_iter().chain(sockets).collect()))
 }
 
-/// A socket that asks an address, connected or not.
+/// Creates a UDP socket for an address, connected or not.
 fn udp(from: &Place, to: SocketAddr, is_connected: bool) -> Result<UdpSocket> {
     let socket = from.socket(Domain::for_address(to), Type::DGRAM)?;
     socket.set_read_timeout(Some(ANSWER))?;
@@ -88,7 +88,7 @@ fn udp(from: &Place, to: SocketAddr, is_connected: bool) -> Result<UdpSocket> {
     Ok(socket)
 }
 
-/// The ways to write an address: an IPv4 one can be mapped, too.
+/// Returns the forms of an address: IPv4 also as v4-mapped.
 fn forms(address: IpAddr) -> impl Iterator<Item = IpAddr> {
     let mapped = match address {
         IpAddr::V4(address) => Some(address.to_ipv6_mapped().into()),
@@ -97,7 +97,7 @@ fn forms(address: IpAddr) -> impl Iterator<Item = IpAddr> {
     [address].into_iter().chain(mapped)
 }
 
-/// Sends numbers, each of which comes back.
+/// Sends numbers, and expects each of them back.
 fn stream_bytes(mut stream: TcpStream, stop: &AtomicBool) -> Result<u32> {
     stream.set_nodelay(true)?;
     let mut number = 0_u32;
@@ -117,7 +117,7 @@ fn stream_bytes(mut stream: TcpStream, stop: &AtomicBool) -> Result<u32> {
     Ok(number)
 }
 
-/// Sends questions, each of which the same server answers.
+/// Sends requests, and expects the same server to answer all.
 fn ask(socket: &UdpSocket, to: Option<SocketAddr>, stop: &AtomicBool) -> Result<u32> {
     let mut number = 0_u32;
     let mut servers = BTreeSet::new();

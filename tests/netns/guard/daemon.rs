@@ -1,4 +1,4 @@
-//! What the daemon guards: uplinks that come and go, names of links, and routes.
+//! The daemon's guards: uplinks that appear and disappear, renamed links, and routes.
 
 use std::{ffi::OsString, fs, io::ErrorKind, time::Duration};
 
@@ -13,13 +13,13 @@ use tunnel_tests::{
 use super::knock;
 use crate::support::{local_routes, run, same};
 
-/// How long a change of the network may take to be followed.
+/// The time limit for the daemon to follow a change of the network.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
 const TUNNEL: &str =
     "tunnel:\n  steering: {}\n  gateway: {}\n  identity: { files: { ca: a, cert: b, key: c } }\n";
 
-/// A node that steers, with changes to its config; the daemon isn't started yet.
+/// Creates a node that steers, with changes to its config, without starting the daemon.
 pub(crate) fn steering(change: impl Fn(&str) -> String) -> Result<Node> {
     let node = Node::new()?;
     configure(&node, change)?;
@@ -34,7 +34,7 @@ fn configure(node: &Node, change: impl Fn(&str) -> String) -> Result<()> {
     Ok(())
 }
 
-/// How many guards are pinned.
+/// Returns the number of pinned guards.
 pub(crate) fn guards(node: &Node) -> Result<usize> {
     let links = fs::read_dir(node.bpffs().join("links"))?;
     let names = links.flatten().map(|link| link.file_name());
@@ -46,13 +46,13 @@ pub(crate) fn network(node: &Node) -> Result<serde_json::Value> {
     Ok(node.status()?["network"].take())
 }
 
-/// Adds a pair of links to the host: one of this name, and `other`.
+/// Adds a veth pair to the host: one end with this name, the other named `other`.
 fn add_veth(node: &Node, name: &str) -> Result<()> {
     let command = format!("ip link add {name} type veth peer name other");
     run(node.host(), &command).map(drop)
 }
 
-/// A connect to the kubelet of the edge, from the host.
+/// Connects from the host to the kubelet of the edge; returns the error.
 fn dial(node: &Node) -> ErrorKind {
     let connected = node.host().connect((EDGE_V4, 10_250));
     connected.map_or_else(|error| error.kind(), |_| ErrorKind::Other)
@@ -84,7 +84,7 @@ fn an_uplink_that_loses_its_default_route_stays_guarded() -> Result<()> {
     for family in ["-4", "-6"] {
         run(node.host(), &format!("ip {family} route del default"))?;
     }
-    // Something that is followed shows that the loss was.
+    // A later change that the daemon has followed proves that it has seen the loss, too.
     add_veth(&node, "late")?;
     let has_late = || network(&node).is_ok_and(|view| view["uplinks"].to_string().contains("late"));
     wait::until(PATIENCE, has_late)?;
@@ -117,7 +117,7 @@ fn a_name_that_no_link_has_makes_no_route_and_connects_are_refused_at_once() -> 
     same("dialled", dial(&node), ErrorKind::ConnectionRefused)?;
     ensure!(node.reason("steering_closed")? > 0, "not counted");
 
-    // The name of an uplink that is guarded becomes another: the guard stays.
+    // A guarded uplink is renamed: the guard stays.
     node.stop()?;
     configure(&node, |config| config.replace("[nowhere]", "[uplink]"))?;
     node.start()?;

@@ -1,9 +1,9 @@
-//! Where races are run: many Services with backends of their own, readers that see at once where
-//! each connect was led, and servers that record it.
+//! The stage of the races: many Services with separate backends, readers that detect a misrouted connect
+//! at once, and servers that record it.
 //!
-//! Every backend is an address of one pod, and listens at the ports of its Service. The route to
-//! the backends of each Service gives a source address of its own: that is how a reader sees
-//! whose backend it was led to without sending anything.
+//! Every backend is an address of one pod, and listens on the ports of its Service. The route to the
+//! backends of each Service sets a different source address, so a reader learns the Service of the
+//! backend without sending anything.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
@@ -28,7 +28,7 @@ use tunnel_userspace::model::Family;
 
 use crate::support::{DNS, HTTP};
 
-/// What the kernel programs never meet when the maps are written as they should be.
+/// The reasons that the kernel programs never count if the maps are written correctly.
 pub(crate) const NEVER: [&str; 4] = [
     "record_unstable",
     "record_broken",
@@ -36,39 +36,39 @@ pub(crate) const NEVER: [&str; 4] = [
     "storage_full",
 ];
 
-/// The CPU that is the readers' alone.
+/// The CPU that only readers use.
 pub(crate) const READER: u32 = 0;
-/// The CPU that the writer is kept to.
+/// The CPU that the writer is pinned to.
 pub(crate) const WRITER: u32 = 1;
 
-/// How many Services the readers read, over UDP: few, so that what one leaves behind soon serves
-/// another.
+/// The number of Services that the readers read, over UDP: few, so that the freed entries of one are
+/// soon reused for another.
 pub(crate) const READ: u8 = 4;
-/// How many Services there are: the others answer HTTP requests.
+/// The number of all Services: the others serve HTTP requests.
 pub(crate) const SERVICES: u8 = 6;
-/// How many endpoints a Service can have.
+/// The maximum number of endpoints of a Service.
 pub(crate) const ENDPOINTS: u8 = 4;
 
-/// The first port of the backends' UDP sockets; each Service has one of its own.
+/// The first port of the backends' UDP sockets; each Service has its own port.
 const DNS_TARGETS: u16 = 2000;
 /// The first port of the backends' HTTP servers.
 const HTTP_TARGETS: u16 = 3000;
 
-/// What the names of the Services begin with.
+/// The prefix of the names of the Services.
 const STEM: &str = "svc";
 
-/// One datagram for so many connects: the servers are to keep up.
+/// A reader sends one datagram per this many connects, so that the servers keep up.
 const SEND_EACH: u64 = 64;
 
-/// Maps with room for what is replaced during a grace period.
+/// Map sizes with enough room for replaced entries during a grace period.
 pub(crate) const FRONTS: u32 = 512;
 pub(crate) const SLOTS: u32 = 2048;
 pub(crate) const BACKENDS: u32 = 2048;
 
-/// How much longer than its own time a reader or load may take.
+/// The time that a reader or load may take beyond its duration.
 const SLACK: Duration = Duration::from_secs(20);
 
-/// The ClusterIP of a Service.
+/// Returns the ClusterIP of a Service.
 pub(crate) fn vip(family: Family, service: u8) -> IpAddr {
     match family {
         Family::V4 => Ipv4Addr::new(10, 96, 1, service).into(),
@@ -76,13 +76,13 @@ pub(crate) fn vip(family: Family, service: u8) -> IpAddr {
     }
 }
 
-/// The name of a Service.
+/// Returns the name of a Service.
 pub(crate) fn name(service: u8) -> String {
     format!("{STEM}-{service}")
 }
 
-/// The port of a Service, and that of its backends. It has only one: what it leaves behind is to
-/// serve another Service, not its own next port.
+/// Returns the protocol of a Service, its port, and that of its backends. It has a single port, so that
+/// its freed entries are reused for another Service, not for its own next port.
 pub(crate) fn port(service: u8) -> (Protocol, u16, u16) {
     if service < READ {
         (Protocol::UDP, DNS, DNS_TARGETS + u16::from(service))
@@ -91,7 +91,7 @@ pub(crate) fn port(service: u8) -> (Protocol, u16, u16) {
     }
 }
 
-/// The address of one of the endpoints of a Service.
+/// Returns the address of an endpoint of a Service.
 pub(crate) fn backend(family: Family, service: u8, number: u8) -> IpAddr {
     match family {
         Family::V4 => Ipv4Addr::new(10, 3, service, number + 1).into(),
@@ -102,7 +102,7 @@ pub(crate) fn backend(family: Family, service: u8, number: u8) -> IpAddr {
     }
 }
 
-/// The source address that the routes to the endpoints of a Service give.
+/// Returns the source address of the routes to the endpoints of a Service.
 fn source(family: Family, service: u8) -> IpAddr {
     match family {
         Family::V4 => Ipv4Addr::new(10, 4, 0, service).into(),
@@ -110,7 +110,7 @@ fn source(family: Family, service: u8) -> IpAddr {
     }
 }
 
-/// A Service and which of its endpoints there are, at least one.
+/// A Service, and the bit mask of its present endpoints, at least one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Change {
     pub(crate) service: u8,
@@ -118,7 +118,7 @@ pub(crate) struct Change {
 }
 
 impl Change {
-    /// A Service with all its endpoints.
+    /// A Service with all of its endpoints.
     pub(crate) const fn whole(service: u8) -> Self {
         Self {
             service,
@@ -126,18 +126,18 @@ impl Change {
         }
     }
 
-    /// The numbers of the endpoints.
+    /// Returns the numbers of the present endpoints.
     pub(crate) fn endpoints(self) -> impl Iterator<Item = u8> {
         (0..ENDPOINTS).filter(move |number| self.endpoints & (1 << number) != 0)
     }
 
-    /// The addresses of the endpoints.
+    /// Returns the addresses of the present endpoints.
     pub(crate) fn addresses(self, family: Family) -> impl Iterator<Item = IpAddr> {
         self.endpoints()
             .map(move |number| backend(family, self.service, number))
     }
 
-    /// The Service as a manifest.
+    /// Builds the manifest of the Service.
     pub(crate) fn manifest(self, family: Family) -> Service {
         let (protocol, port, target) = port(self.service);
         Service::new(&name(self.service), [vip(family, self.service)])
@@ -146,7 +146,7 @@ impl Change {
     }
 }
 
-/// Changes of endpoints without an end: xorshift, the same for the same seed.
+/// An endless sequence of endpoint changes: xorshift, the same for the same seed.
 #[derive(Clone, Debug)]
 pub(crate) struct Dice(u32);
 
@@ -183,7 +183,7 @@ impl Iterator for Dice {
     }
 }
 
-/// The node with the backends' servers and the readers' pod, and the family of all addresses.
+/// The node with the readers' pod and the backends' servers, and the family of all addresses.
 pub(crate) struct Field {
     pub(crate) family: Family,
     pub(crate) node: Node,
@@ -236,7 +236,7 @@ impl Field {
         let server = backends.serve(&[
             Listener::range(Kind::Udp, DNS_TARGETS, READ.into(), STEM),
             Listener::range(Kind::Http, HTTP_TARGETS, SERVICES.into(), STEM),
-            // Whoever is led astray to these reaches a server that records it.
+            // A server on these ports records misrouted datagrams.
             Listener::range(Kind::Udp, HTTP_TARGETS, SERVICES.into(), STEM),
         ])?;
         Ok(Self {
@@ -247,7 +247,7 @@ impl Field {
         })
     }
 
-    /// Starts a reader of all Services, kept to one CPU.
+    /// Starts a reader of all UDP Services, pinned to one CPU.
     pub(crate) fn reader(&self, cpu: u32, lasting: Duration) -> Result<Reading<race::Report>> {
         self.start_reader(
             cpu,
@@ -256,7 +256,7 @@ impl Field {
         )
     }
 
-    /// Starts a reader that connects one socket again and again.
+    /// Starts a reader that reconnects one socket.
     pub(crate) fn returning_reader(
         &self,
         cpu: u32,
@@ -279,7 +279,7 @@ impl Field {
         words.extend(more);
         let lab = environment::culvert_lab()?;
         let lab = lab.to_str().context("the laboratory's path is no UTF-8")?;
-        // The writer comes first on its CPU.
+        // The writer has precedence on its CPU.
         let nice = ["nice", "-n", if cpu == WRITER { "15" } else { "0" }, lab];
         let words: Vec<_> = nice.into_iter().chain(words).collect();
         let process = self.client.command(&words).cpu(cpu).start()?;
@@ -303,13 +303,13 @@ impl Field {
         Ok(Reading::new(command.start()?, lasting))
     }
 
-    /// What the backends have seen so far.
+    /// Returns the counts of the backends' servers.
     pub(crate) fn seen(&self) -> Result<Counts> {
         Ok(self.server.record()?.total())
     }
 }
 
-/// A reader or load that runs.
+/// A running reader or load.
 pub(crate) struct Reading<T> {
     process: Process,
     lasting: Duration,
@@ -325,7 +325,7 @@ impl<T: DeserializeOwned> Reading<T> {
         }
     }
 
-    /// Waits for its end; its report.
+    /// Waits until it ends; returns its report.
     pub(crate) fn finish(self) -> Result<T> {
         let output = self.process.finish(self.lasting + SLACK)?;
         ensure!(

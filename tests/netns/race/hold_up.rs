@@ -1,5 +1,5 @@
-//! Holding up what runs on a CPU: a look-up of a front is over in a hundred nanoseconds, and what is
-//! wrong with a writer shows only to a reader that takes longer.
+//! Interrupts on a CPU: a lookup of a front takes a hundred nanoseconds, so a faulty write order has an
+//! effect only on a reader that is held up.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -19,14 +19,14 @@ use tunnel_tests::clock;
 
 use super::writers::keep_to;
 
-/// How many timers expire at once: the kernel goes through them in one interrupt, for some
-/// microseconds, which is as long as a writer takes for a few writes.
+/// The number of timers that expire at once: the kernel handles them in one interrupt of some
+/// microseconds, the time of a few map writes.
 const TIMERS: usize = 32;
 
-/// How long from setting the timers until they expire: longer than setting them takes.
+/// The time from setting the timers to their expiry: longer than setting all of them takes.
 const LEAD: Duration = Duration::from_micros(60);
 
-/// Interrupts a CPU again and again until told to stop. Gives how often.
+/// Interrupts a CPU repeatedly until `stop` is set. Returns the number of interrupts.
 pub(crate) fn hold_up(cpu: u32, stop: &AtomicBool) -> Result<u64> {
     keep_to(cpu)?;
     set_timerslack(1)?;

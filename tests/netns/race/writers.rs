@@ -1,4 +1,4 @@
-//! Two writers of the service maps: the product's own, and one that takes a shortcut.
+//! Two writers of the service maps: the product's own, and one that skips the grace period.
 
 use std::{
     sync::{
@@ -33,20 +33,20 @@ use tunnel_userspace::{
 use super::field::{self, Change, Dice, ENDPOINTS, READ, SERVICES};
 use crate::{programs::Programs, support::DNS};
 
-/// How long until the maps are compared with what is known of them: not during a test.
+/// The interval of the audit of the maps: longer than any test.
 const AUDIT: Duration = Duration::from_secs(3600);
 
-/// How many changes a source tells of at once.
+/// The number of changes in one update of a source.
 const TOGETHER: usize = 4;
 
-/// The product's own writer: the loop that `culvert node` runs.
+/// The product's own writer: the loop of `culvert node`.
 pub(crate) struct Product {
     owner: Loop<KernelMaps, KernelSteering, RcuGrace>,
     family: Family,
     runtime: Runtime,
 }
 
-/// The product's end of what a source tells.
+/// The receiver of a source's updates.
 struct Told(mpsc::Receiver<Update>);
 
 impl Updates for Told {
@@ -56,7 +56,7 @@ impl Updates for Told {
 }
 
 impl Product {
-    /// Programs every Service with all its endpoints.
+    /// Programs every Service with all of its endpoints.
     pub(crate) fn new(programs: &Programs, maps: KernelMaps, family: Family) -> Result<Self> {
         let grace = RcuGrace::new()?;
         let reconciler = programs.reconciler(maps, &grace)?;
@@ -80,8 +80,7 @@ impl Product {
         })
     }
 
-    /// Changes one endpoint after another until told to stop. Gives how many changes were made, and
-    /// what the loop says of itself.
+    /// Changes endpoints until `stop` is set. Returns the number of changes and the loop's statistics.
     pub(crate) fn run(self, seed: u32, stop: &AtomicBool) -> Result<(u64, Stats)> {
         let Self {
             owner,
@@ -92,7 +91,7 @@ impl Product {
         let (sender, updates) = mpsc::channel(1);
         let (_drain, draining) = watch::channel(false);
         let (_links, addresses) = watch::channel(Arc::default());
-        // The loop ends when the sender goes.
+        // The loop ends when the sender is dropped.
         let feed = async {
             let mut changes = 0;
             let mut dice = Dice::new(seed);
@@ -112,7 +111,7 @@ impl Product {
     }
 }
 
-/// What a source tells of Services whose endpoints changed.
+/// Builds the update of a source for Services whose endpoints changed.
 fn update(family: Family, changes: impl IntoIterator<Item = Change>) -> Update {
     let state = |change: Change| {
         let name = ObjectName::new("default", field::name(change.service));
@@ -167,20 +166,19 @@ fn state(family: Family, change: Change, name: ObjectName) -> ServiceState {
     }
 }
 
-/// A writer that takes a shortcut: it writes what is new beside the old and switches over by one
-/// update of the hash, as it should, but then uses the place of the old at once for the next
-/// Service, without waiting until no program reads it any more. After each of its writes every
-/// ClusterIP leads to its own backends.
+/// A writer that skips the grace period: it writes new entries next to the old ones and switches by one
+/// update of the hash, as required, but reuses the old entries at once for the next Service, while
+/// programs may still read them. After each of its writes, every ClusterIP leads to its own backends.
 pub(crate) struct Hasty {
     maps: KernelMaps,
     family: Family,
-    /// The block, a record and room for a set, that each Service has.
+    /// The block of each Service: a record, and the slots of one set.
     blocks: Vec<u32>,
     spare: u32,
 }
 
 impl Hasty {
-    /// Programs every Service that is read with all its endpoints.
+    /// Programs every UDP Service with all of its endpoints.
     pub(crate) fn new(maps: KernelMaps, family: Family) -> Result<Self> {
         let mut writer = Self {
             maps,
@@ -195,7 +193,7 @@ impl Hasty {
         Ok(writer)
     }
 
-    /// Changes endpoints until told to stop. Gives how many changes were made.
+    /// Changes endpoints until `stop` is set. Returns the number of changes.
     pub(crate) fn run(mut self, seed: u32, stop: &AtomicBool) -> Result<u64> {
         let mut changes = 0;
         let is_read = |change: &Change| change.service < READ;
@@ -274,18 +272,18 @@ impl Hasty {
     }
 }
 
-/// A writer that replaces the index of every front that is read by that of another record which says
-/// the same, again and again, in a hash that is so full of fronts nobody reads, and which it
-/// replaces too, that nearly every chain of it holds several.
+/// A writer that repeatedly replaces the index of every UDP front by that of another record with the
+/// same content. The hash is so full of unread fronts, which it replaces too, that nearly every chain
+/// has several entries.
 pub(crate) struct Swapping {
     hasty: Hasty,
 }
 
 impl Swapping {
-    /// How many fronts there are.
+    /// The number of fronts.
     pub(crate) const FRONTS: u32 = 64;
 
-    /// Programs every Service that is read, and what fills the hash.
+    /// Programs every UDP Service; [`Self::run`] fills the rest of the hash.
     pub(crate) fn new(maps: KernelMaps, family: Family) -> Result<Self> {
         let mut hasty = Hasty::new(maps, family)?;
         for service in 0..READ {
@@ -294,7 +292,7 @@ impl Swapping {
         Ok(Self { hasty })
     }
 
-    /// Replaces until told to stop. Gives how often all were replaced.
+    /// Replaces all entries until `stop` is set. Returns the number of rounds.
     pub(crate) fn run(mut self, stop: &AtomicBool) -> Result<u64> {
         let Hasty { maps, family, .. } = &mut self.hasty;
         let mut rounds = 0;
@@ -325,7 +323,7 @@ fn backend_index(service: u8) -> u32 {
     u32::from(service) * u32::from(ENDPOINTS)
 }
 
-/// Keeps the calling thread to one CPU.
+/// Pins the calling thread to one CPU.
 pub(crate) fn keep_to(cpu: u32) -> Result<()> {
     let mut cpus = CpuSet::new();
     cpus.set(usize::try_from(cpu)?)?;

@@ -22,10 +22,10 @@ use tunnel_tests::{
 use super::{both, client, expect_unsteered};
 use crate::support::CHANGE;
 
-/// How soon a change must be followed.
+/// The time limit for a change to take effect.
 const FOLLOWED: Duration = Duration::from_millis(200);
 
-/// The time from the rename of a manifest until something holds.
+/// Measures the time from the rename of a manifest until a condition holds.
 fn followed(
     site: &Site,
     manifest: impl Into<Manifest>,
@@ -42,8 +42,8 @@ fn followed(
     Ok(())
 }
 
-/// Whether a connect is steered: the addresses lead nowhere else. Where no agent is connected, the
-/// reset of the ingress may be here before the connect is back.
+/// True if a connect is steered: the addresses have no other route. Without a connected agent, the reset
+/// of the ingress may arrive before the connect returns.
 fn is_steered(place: &Place, to: SocketAddr) -> bool {
     place
         .connect(to)
@@ -145,7 +145,7 @@ fn what_is_wrong_with_nodes_and_lists_is_named_and_the_rest_goes_on() -> Result<
         ensure!(shown.contains(word), "no {word} in\n{shown}");
     }
     site.ask(node.host()).context("the older one is served")?;
-    // What is right of them counts: an agent that isn't there is another matter.
+    // Correct parts of the documents take effect: these ports are steered, with or without an agent.
     for to in [
         SocketAddr::new(other, KUBELET[0]),
         Site::at4(FURTHER),
@@ -157,7 +157,8 @@ fn what_is_wrong_with_nodes_and_lists_is_named_and_the_rest_goes_on() -> Result<
     for file in [twin.file(), bare.file(), list.file] {
         node.withdraw(&file)?;
     }
-    // The text of each problem: a node that a client asked for is remembered for that.
+    // These words are in the texts of problems; node names stay in the status once a client asked for
+    // the node.
     let problems = ["too, which has it", "has no InternalIP", "nope"];
     wait::until(CHANGE, || !problems.iter().any(|it| named(&[*it])))
         .with_context(|| format!("still named: {:#}", node.status().unwrap_or_default()))?;

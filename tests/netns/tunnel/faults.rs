@@ -1,4 +1,4 @@
-//! The daemon, the agent or the link is gone, and comes back; Services don't notice.
+//! Faults of the daemon, the agent and the link, and the recovery; Services are not affected.
 #![expect(clippy::print_stdout, reason = "times are told, not only bounded")]
 
 use anyhow::{Context as _, Result, ensure};
@@ -17,7 +17,7 @@ use crate::{
     support::{HTTP, Way, addresses, serve, until_backends},
 };
 
-/// A site with a Service, too.
+/// Starts a site that also has a Service.
 fn start() -> Result<(Site, Server)> {
     let site = Site::new()?;
     let backend = site.node().pod("backend")?;
@@ -28,7 +28,7 @@ fn start() -> Result<(Site, Server)> {
     Ok((site, server))
 }
 
-/// That the Service goes on.
+/// Asserts that the Service still works.
 fn expect_service(site: &Site) -> Result<()> {
     each_place(site, |from| {
         let is_served = |way: Way| way.is_served(from.place, WEB, HTTP, "backend");
@@ -36,7 +36,7 @@ fn expect_service(site: &Site) -> Result<()> {
     })
 }
 
-/// That every kubelet port refuses at once, while the Service goes on.
+/// Asserts that every kubelet port refuses at once, while the Service still works.
 fn expect_all_refused(site: &Site) -> Result<()> {
     each_place(site, |from| {
         let mut ports = KUBELET.into_iter().flat_map(both);
@@ -45,7 +45,7 @@ fn expect_all_refused(site: &Site) -> Result<()> {
     expect_service(site)
 }
 
-/// That a new client of the kubelet is told, by a refused or reset connection.
+/// Asserts that a new client of the kubelet fails fast, by a refused or reset connection.
 fn expect_told(site: &Site) -> Result<()> {
     each_place(site, |from| {
         for to in both(KUBELET[0]) {
@@ -123,7 +123,7 @@ fn an_agent_that_is_frozen_or_killed_is_told_and_clients_are_served_once_it_is_b
     old.upgrade()?;
 
     site.edge().agent().signal(Signal::SIGSTOP)?;
-    // Its threads stop one after another, so a first exchange may still pass.
+    // The agent's threads stop one after another, so a first exchange may still succeed.
     wait::until(COMMAND, || old.exchange(b"anybody?").is_err()).context("not told")?;
     expect_told(&site)?;
     site.edge().agent().signal(Signal::SIGCONT)?;

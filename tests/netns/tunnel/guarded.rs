@@ -1,4 +1,4 @@
-//! Nobody outside gets in, and cleanup takes everything away.
+//! Outsiders can't reach the ingress, and cleanup removes everything.
 
 use std::{
     io::{self, ErrorKind, Read as _},
@@ -23,10 +23,10 @@ use crate::{
 /// The port of the ingress.
 const INGRESS: u16 = 10_270;
 
-/// How long a packet may take from outside, if it comes at all.
+/// The time limit of a connect from outside whose packets may be dropped.
 const LOST: Duration = Duration::from_millis(300);
 
-/// The addresses of the steering prefixes that stand for a port of the edge.
+/// Returns the addresses of the steering prefixes with this index.
 fn steering(number: u8) -> [SocketAddr; 2] {
     let v4 = Ipv4Addr::new(198, 19, 0, number);
     let v6 = Ipv6Addr::new(0xfd00, 0xc01e, 0, 0, 0, 0, 0, number.into());
@@ -55,7 +55,7 @@ fn outsiders_do_not_reach_the_ingress() -> Result<()> {
     for address in HOST.ips() {
         let to = SocketAddr::new(address, INGRESS);
         match connect(outside, to, ANSWER).map_err(|it| it.kind()) {
-            // The reset of the ingress may be here before the connect is back.
+            // The reset of the ingress may arrive before the connect returns.
             Err(ErrorKind::ConnectionRefused | ErrorKind::ConnectionReset) => {}
             Err(other) => bail!("{to}: {other}"),
             Ok(mut stream) => {
@@ -78,7 +78,7 @@ fn the_guard_and_the_routes_stay_with_a_dead_daemon_and_go_with_cleanup() -> Res
     let node = site.node();
     let (host, outside) = (node.host(), node.outside());
     same("routes", local_routes(host, 176)?.lines().count(), 2)?;
-    // Whoever listens there: nothing comes from outside while the guard is up.
+    // Even with another listener on the port, the guard drops packets from outside.
     node.kill9()?;
     let listener = host.listen(("0.0.0.0", INGRESS))?;
     let [to, _] = steering(1);
@@ -93,7 +93,7 @@ fn the_guard_and_the_routes_stay_with_a_dead_daemon_and_go_with_cleanup() -> Res
     let [v4, v6] = both(KUBELET[0]);
     wait::until(CHANGE, || expect_unsteered(host, v4).is_ok()).context("still steered")?;
     expect_unsteered(&*site.pod()?, v6)?;
-    // The kernel takes a link down a moment after its pin: then a prefix is as any other.
+    // The kernel detaches a link a moment after its pin is gone; then the prefix is like any other.
     host.ip("route add local 198.19.0.0/16 dev lo\n")?;
     let listener = host.listen(("0.0.0.0", INGRESS))?;
     wait::until(CHANGE, || connect(outside, to, LOST).is_ok()).context("still guarded")?;

@@ -1,4 +1,4 @@
-//! Steering maps that are made anew.
+//! Replaced steering maps.
 
 use anyhow::{Result, ensure};
 use tunnel_tests::site::Site;
@@ -22,7 +22,7 @@ fn kubelets_are_reached_after_a_change_of_the_size_of_steering() -> Result<()> {
         ensure!(!node.bpffs().join(maps_folder("-old")).exists());
     }
 
-    // Two ports of an address in each family are steered.
+    // Two ports at one address of each family are steered.
     node.kill9()?;
     node.resize(|settings| settings.maps.steering = 1)?;
     node.start()?;

@@ -1,5 +1,5 @@
-//! Where objects come from. Each source writes the whole set that it was told of into its overlay
-//! of the store, and the owner of the maps takes what changed from there.
+//! The sources of objects. Each source writes its complete set of objects into its overlay of the store;
+//! the owner of the maps takes the changes from there.
 
 pub mod file;
 mod fingerprint;
@@ -16,44 +16,44 @@ pub use store::{Overlay, Store};
 
 use crate::model::Kind;
 
-/// What a source has read, for status.
+/// The result of reading a source, for status.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Report {
     /// Objects in use, by kind.
     pub objects: BTreeMap<Kind, usize>,
-    /// What was refused, left out, or can't be read any more, as it stands now.
+    /// The current problems: refused objects, ignored fields, unreadable files.
     pub problems: Vec<Problem>,
-    /// How much was refused since the start.
+    /// The number of refused objects since the start.
     pub refused_total: u64,
-    /// How many fields were left out of objects that are used, since the start.
+    /// The number of ignored fields of objects in use, since the start.
     #[serde(default)]
     pub ignored_total: u64,
-    /// Kinds that were met and left alone.
+    /// Kinds that were found and left alone.
     pub unknown_kinds: Vec<UnknownKind>,
-    /// Whether the first whole set has been read.
+    /// True if the first complete set has been read.
     pub synced: bool,
     /// The API server, where it is a source.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub server: Option<Server>,
 }
 
-/// How it is with the API server.
+/// The state of the API server.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Server {
-    /// The address that is asked now.
+    /// The address of the server in use.
     pub address: String,
-    /// Why it can't be asked, if it can't.
+    /// The error if requests fail.
     pub trouble: Option<String>,
-    /// Since when, RFC 3339.
+    /// The time of the first failure, RFC 3339.
     pub trouble_since: Option<String>,
-    /// What is used in place of its answers, at a start without it.
+    /// A description of the data in use, after a start without the server.
     pub stale: Option<String>,
 }
 
 impl Report {
-    /// What several sources have read, as one.
+    /// Merges the reports of several sources.
     #[must_use]
     pub fn merge(reports: impl IntoIterator<Item = Arc<Self>>) -> Self {
         let mut merged = Self {

@@ -54,7 +54,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// A folder or a file, with everything else at its default.
+    /// Returns the settings for a folder or a file, with all other values at their defaults.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
             path: path.into(),
@@ -68,15 +68,15 @@ impl Settings {
     }
 }
 
-/// How often to poll for changes that no event tells of.
+/// The interval of polls for changes without an event.
 const POLL: Duration = Duration::from_secs(1);
 
-/// How often a file is polled that is being written while the folder is read for the first
-/// time. What is missing from the first whole set counts as deleted, so it is worth waiting for.
+/// The number of polls, during the first read of the folder, for a file that is being written. An object
+/// missing from the first complete set counts as deleted, so the wait is worthwhile.
 const FIRST_POLLS: u32 = 100;
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 
-/// Why a source of files can't start.
+/// The error of a source of files that can't start.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The folder or file isn't there, or can't be read.
@@ -84,7 +84,7 @@ pub enum Error {
     Read {
         /// The folder or file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -93,7 +93,7 @@ pub enum Error {
     Watch {
         /// The folder.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: notify::Error,
     },
@@ -103,7 +103,8 @@ pub enum Error {
 ///
 /// # Errors
 ///
-/// If the folder or file isn't there or can't be read. What is wrong inside is a [`Problem`].
+/// The folder or file does not exist or can't be read. Errors in its content are returned as
+/// [`Problem`]s.
 pub fn read(path: &Path) -> Result<(Update, Vec<Problem>), Error> {
     let mut store = Store::default();
     let settings = Settings::new(path);
@@ -114,7 +115,8 @@ pub fn read(path: &Path) -> Result<(Update, Vec<Problem>), Error> {
     Ok((store.take_update().unwrap_or_default(), problems))
 }
 
-/// Reads two versions of a file. Returns whether the second is understood beside the first as it is alone.
+/// Reads two versions of a file. Returns true if the second, read with the cache of the first, equals
+/// the second read alone.
 pub(crate) fn reads_alike(first: &str, second: &str) -> bool {
     let (_, cache) = parse::yaml(first, &Cache::default());
     let beside = parse::yaml(second, &cache).0;
@@ -145,7 +147,7 @@ fn open(target: &Target, overlay: &Overlay) -> io::Result<(Place, State)> {
     Ok((place, state))
 }
 
-/// Waits for a writer to go on.
+/// Gives a writer time to finish.
 #[expect(
     clippy::disallowed_methods,
     reason = "a blocking thread waits, before anything is served"
@@ -154,17 +156,17 @@ fn pause() {
     std::thread::sleep(FIRST_PAUSE);
 }
 
-/// Starts to watch a folder or a file, and reads it. [`FileSource::run`] goes on from there.
+/// Starts to watch a folder or a file, and reads it. [`FileSource::run`] continues from there.
 ///
 /// # Errors
 ///
-/// If the folder or file isn't there, or can't be read or watched.
+/// The folder or file does not exist, or can't be read or watched.
 pub async fn start(settings: Settings, overlay: Overlay) -> Result<FileSource, Error> {
     let cannot_read = settings.cannot_read();
     let read = move || {
         let target = Target::new(&settings.path, settings.max_file_bytes);
         let target = target.map_err(settings.cannot_read())?;
-        // It is there before the folder is read, so that nothing falls between.
+        // The watch exists before the folder is read, so that no change between the two is lost.
         let watch = Watch::new(&target).map_err(|source| Error::Watch {
             path: target.folder.clone(),
             source,
@@ -185,11 +187,11 @@ pub async fn start(settings: Settings, overlay: Overlay) -> Result<FileSource, E
     blocking(read).await.map_err(cannot_read).flatten()
 }
 
-/// A source of files, which has read them once.
+/// A source of files, after its first read.
 #[derive(Debug)]
 pub struct FileSource {
     target: Target,
-    /// The folder that is watched; nothing while it is gone.
+    /// The watched folder; `None` while it is missing.
     place: Option<Place>,
     watch: Watch,
     state: State,
@@ -199,13 +201,13 @@ pub struct FileSource {
 }
 
 impl FileSource {
-    /// What has been read, as it stands at any time.
+    /// Follows the report.
     #[must_use]
     pub fn report(&self) -> latest::Receiver<Arc<Report>> {
         self.report.subscribe()
     }
 
-    /// Writes what changes to the overlay until told to stop.
+    /// Writes changes to the overlay until the drain begins.
     pub async fn run(mut self, mut draining: latest::Receiver<bool>) {
         let mut poll = interval_at(Instant::now() + POLL, POLL);
         poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -219,7 +221,7 @@ impl FileSource {
         }
     }
 
-    /// Reads what the kernel told of.
+    /// Reads the files that events name.
     async fn catch_up(&mut self) {
         let changes = self.watch.take();
         let Some(at) = changes.since else {
@@ -269,7 +271,7 @@ impl FileSource {
         self.read(jobs, at).await;
     }
 
-    /// Polls for changes that no event tells of.
+    /// Polls for changes without an event.
     async fn poll(&mut self) {
         let at = monotonic();
         let target = self.target.clone();
@@ -289,7 +291,7 @@ impl FileSource {
         self.read(jobs, at).await;
     }
 
-    /// Watches the folder that has the path now, and reads it.
+    /// Watches the folder that is now at the path, and reads it.
     async fn watch_again(&mut self, at: Duration) {
         let target = self.target.clone();
         let watched = blocking(move || {
@@ -307,7 +309,7 @@ impl FileSource {
         }
     }
 
-    /// Lists the folder, and reads what is not as it was read.
+    /// Lists the folder, and reads the files that differ from their last read.
     async fn scan(&mut self, at: Duration) {
         let target = self.target.clone();
         let listing = match blocking(move || target.list()).await.flatten() {
@@ -316,11 +318,11 @@ impl FileSource {
         };
         let writing = self.watch.writing();
         if self.state.trouble.is_some() {
-            // What is being written may be what is missing.
+            // A file that is being written may hold the missing objects.
             if listing.keys().any(|path| writing.contains(path)) {
                 return;
             }
-            // More likely the folder isn't filled or mounted yet than that all is to go.
+            // An empty folder is more likely not filled or mounted yet than emptied.
             if listing.is_empty() && !self.state.is_empty() {
                 return self.trouble("was replaced by one without manifests");
             }
@@ -358,7 +360,7 @@ impl FileSource {
         self.state.trouble = Some(Problem::of_file(&self.target.folder, reason));
     }
 
-    /// Tells the log and the readers of the report what is new.
+    /// Publishes the report, and logs its changes.
     fn publish(&mut self) {
         let phase = if self.watch.is_quiet() {
             self.state.phase()
@@ -385,7 +387,7 @@ async fn fingerprints(paths: BTreeSet<Arc<Path>>) -> Listing {
         .unwrap_or_default()
 }
 
-/// Runs something that blocks.
+/// Runs a blocking function.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
     spawn_blocking(work).await.map_err(io::Error::other)
 }

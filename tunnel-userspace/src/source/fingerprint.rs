@@ -1,4 +1,4 @@
-//! What tells a file or a folder from what it was.
+//! Identifies files and folders, and detects their changes.
 
 use std::{
     fs::{self, Metadata},
@@ -6,7 +6,7 @@ use std::{
     path::Path,
 };
 
-/// What tells whether a file is still the one that was read.
+/// The metadata that change whenever a file is replaced or written.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Fingerprint {
     pub(super) place: Place,
@@ -15,7 +15,7 @@ pub(super) struct Fingerprint {
     changed: (i64, i64),
 }
 
-/// What tells a folder from another one that took its path.
+/// The identity of a folder or file, which differs from that of another one at the same path.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(super) struct Place {
     device: u64,
@@ -41,14 +41,14 @@ impl Fingerprint {
         }
     }
 
-    /// Whether this is one file that wasn't written between, whatever its name was. The time of
-    /// change is left out: it moves when a file gets another name, or another one takes its name.
+    /// Returns true if both are one file without a write in between, under any name. The ctime is
+    /// ignored: it changes when the file is renamed, or another one takes its name.
     pub(super) fn is_same_text(&self, other: &Self) -> bool {
         (self.place, self.size, self.modified) == (other.place, other.size, other.modified)
     }
 }
 
-/// The fingerprint of a file, through symbolic links.
+/// Reads the fingerprint of a file, through symbolic links.
 pub(super) fn fingerprint(path: &Path) -> Option<Fingerprint> {
     fs::metadata(path)
         .ok()

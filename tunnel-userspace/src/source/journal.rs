@@ -4,7 +4,7 @@ use tracing::{info, warn};
 
 use crate::source::{Problem, Report, UnknownKind};
 
-/// What the log has been told, so that each thing is told once.
+/// The logged problems and kinds, so that each is logged once.
 #[derive(Debug, Default)]
 pub(super) struct Journal {
     problems: BTreeMap<Problem, Problem>,
@@ -14,7 +14,7 @@ pub(super) struct Journal {
 }
 
 impl Journal {
-    /// Logs what is new in a report, and what is over, and puts in how much there ever was.
+    /// Logs new and resolved problems of a report, and sets its totals.
     pub(super) fn tell(&mut self, report: &mut Report) {
         let problems: BTreeMap<Problem, Problem> = report
             .problems

@@ -41,29 +41,29 @@ use crate::{
     model::{Concern, Kind, NODE_POOL, ObjectName, ZONE},
 };
 
-/// The Service is served by another proxy.
+/// A selector: the Service is not served by another proxy.
 const NOT_OF_OTHER_PROXY: &str = "!service.kubernetes.io/service-proxy-name";
-/// The Service is headless.
+/// A selector: the Service is not headless.
 const NOT_HEADLESS: &str = "spec.clusterIP!=None";
-/// The slice is one of a headless Service.
+/// A selector: the slice is not one of a headless Service.
 const NOT_OF_HEADLESS: &str = "!service.kubernetes.io/headless";
 
-/// How much may be heard before it is taken.
+/// The size of the event queue.
 const HEARD: usize = 1024;
 
-/// For how long a server does what it shouldn't, until that is taken for what it is.
+/// The time limits after which a misbehaving server is treated as such.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
-    /// How long nothing may come of an answer that has begun: as long as it may take to begin.
+    /// The maximum silence within a response: as long as a response may take to begin.
     silence: Duration,
-    /// How long lists may be of an older version than what was seen. A server that lags is a few
-    /// seconds behind, and its readiness fails when it stays there; a minute of a cluster that was
-    /// restored from a backup is no loss.
+    /// The time that lists may have an older version than the last seen one. A server that lags is a few
+    /// seconds behind, and its readiness fails if it stays behind; after a restore from a backup, a
+    /// delay of a minute is acceptable.
     lag: Duration,
-    /// How long a look at whether the server is back may take.
+    /// The timeout of a probe that checks if the server is back.
     probe: Duration,
-    /// How much longer than it was to last a watch may be open. Its server, or what stands before it,
-    /// has forgotten it then.
+    /// The time that a watch may stay open beyond its requested duration. After that, its server, or a
+    /// proxy before it, has forgotten it.
     overtime: Duration,
 }
 
@@ -78,30 +78,30 @@ const LIMITS: Limits = Limits {
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Settings {
-    /// A kubeconfig; without one the service account of the pod is used.
+    /// A kubeconfig; without one, the service account of the pod is used.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kubeconfig: Option<PathBuf>,
-    /// The servers, in place of the one that the kubeconfig or the pod's environment names: the node
-    /// must not need its own translation to learn what to translate.
+    /// The servers, instead of the one in the kubeconfig or the pod's environment: the node must not
+    /// depend on its own translation to receive the Services to translate.
     pub api_servers: Vec<ApiServer>,
-    /// How long a connect may take.
+    /// The timeout of a connect.
     #[serde(with = "duration")]
     pub connect_timeout: Duration,
-    /// How long one watch lasts, at most 290 s.
+    /// The duration of one watch, at most 290 s.
     #[serde(with = "duration")]
     pub watch_timeout: Duration,
-    /// The longest pause between two tries to reach the server.
+    /// The longest pause between two attempts to reach the server.
     #[serde(with = "duration")]
     pub longest_pause: Duration,
-    /// Objects in a page, where the server doesn't stream lists.
+    /// The number of objects in a page, if the server doesn't stream lists.
     pub page_size: u32,
-    /// How long to wait for the server at a start, until the last known state is used.
+    /// The time to wait for the server at a start, before the last known state is used.
     #[serde(with = "duration")]
     pub patience: Duration,
-    /// How often the last known state is written, at most.
+    /// The minimum interval between writes of the last known state.
     #[serde(with = "duration")]
     pub keep_every: Duration,
-    /// What an operator must act on, told as Events on Services and Nodes.
+    /// Events on Services and Nodes for problems that an operator must act on.
     pub events: Events,
 }
 
@@ -121,32 +121,32 @@ impl Default for Settings {
     }
 }
 
-/// What is read of the API server, and for whom.
+/// The objects that this node reads from the API server.
 #[derive(Clone, Debug, Default)]
 pub struct Scope {
     /// The name of this node.
     pub node: String,
-    /// What steering needs; nothing where it is off.
+    /// The objects for steering; `None` if it is off.
     pub steering: Option<Steering>,
-    /// Whether it matters who has an address: then all Nodes are read, as for steering, else only this
-    /// node's own; and Services of other proxies, for the addresses of their load balancers.
+    /// True if the owners of addresses matter: then all Nodes are read, as for steering, instead of only
+    /// this node's own; and Services of other proxies, for the addresses of their load balancers.
     pub owners: bool,
-    /// Whether it matters in which node pool a Node is: then all Nodes are read too.
+    /// True if the node pools of Nodes matter: then all Nodes are read, too.
     pub pools: bool,
     /// The file of the last known state.
     pub snapshot: PathBuf,
 }
 
-/// What steering needs of the API server.
+/// The objects that steering needs from the API server.
 #[derive(Clone, Debug)]
 pub struct Steering {
-    /// The labels that tell edge nodes.
+    /// The labels that mark edge nodes.
     pub labels: BTreeSet<String>,
     /// The ConfigMap with further ports.
     pub config_map: ObjectName,
 }
 
-/// The objects of one kind that are read.
+/// The selected objects of one kind.
 #[derive(Clone, Debug)]
 struct Selection {
     kind: Kind,
@@ -154,7 +154,7 @@ struct Selection {
     path: String,
     labels: Option<String>,
     fields: Option<String>,
-    /// Reads one of them.
+    /// The function that reads one object.
     read: fn(&str) -> serde_json::Result<Arrived>,
 }
 
@@ -176,7 +176,7 @@ impl Selection {
 }
 
 impl Scope {
-    /// What is read, kind by kind.
+    /// Returns the selection of each kind.
     fn selections(&self) -> Vec<Selection> {
         let is_own_enough = self.steering.is_none() && !self.owners && !self.pools;
         let own = is_own_enough.then(|| format!("metadata.name={}", self.node));
@@ -211,7 +211,7 @@ impl Scope {
     }
 }
 
-/// Starts to follow the API server, whether it is there or not. [`KubeSource::run`] goes on from
+/// Starts to follow the API server, even if it can't be reached. [`KubeSource::run`] continues from
 /// there.
 ///
 /// # Errors
@@ -265,28 +265,28 @@ pub struct KubeSource {
 }
 
 impl KubeSource {
-    /// What has been read, as it stands at any time.
+    /// Follows the report.
     #[must_use]
     pub fn report(&self) -> watch::Receiver<Arc<Report>> {
         self.report.subscribe()
     }
 
-    /// What of it an operator must act on.
+    /// Follows the problems that an operator must act on.
     #[must_use]
     pub fn concerns(&self) -> watch::Receiver<Arc<[Concern]>> {
         self.concerns.subscribe()
     }
 
-    /// A client of the API server.
+    /// Returns a client of the API server.
     #[must_use]
     pub fn client(&self) -> Client {
         self.client.clone()
     }
 
-    /// Writes what changes to the overlay until told to stop.
+    /// Writes changes to the overlay until the drain begins.
     pub async fn run(mut self, mut draining: watch::Receiver<bool>) {
         let (sender, mut heard) = mpsc::channel(HEARD);
-        // They end with this.
+        // Dropping the set aborts the tasks.
         let mut following = JoinSet::new();
         for selection in self.scope.selections() {
             let one = Following {
@@ -302,7 +302,7 @@ impl KubeSource {
         let patience = Instant::now() + self.settings.patience;
         let mut save_at = Instant::now() + self.settings.keep_every;
         let mut batch = Vec::with_capacity(HEARD);
-        // Beside everything else: a disk may take its time.
+        // In a blocking thread next to the loop, as a disk may be slow.
         let mut saving = JoinSet::new();
         loop {
             let is_listing = self.overlay.phase() == Phase::Listing;
@@ -336,14 +336,14 @@ impl KubeSource {
         }
     }
 
-    /// Takes what was heard, in one change.
+    /// Applies events to the overlay, in one change.
     fn take(&mut self, heard: impl Iterator<Item = Heard>) {
         let now = Timestamp::now();
         let mut edit = self.overlay.edit(monotonic());
         heard.for_each(|heard| self.reflector.take(heard, now, &mut edit));
     }
 
-    /// Goes on with what an earlier process knew.
+    /// Starts with the last known state of an earlier process.
     async fn use_snapshot(&mut self) {
         let (path, node) = (self.scope.snapshot.clone(), self.scope.node.clone());
         let read = spawn_blocking(move || snapshot::read(&path, &node)).await;
@@ -367,12 +367,12 @@ impl KubeSource {
         self.reflector.use_snapshot(snapshot, &mut edit);
     }
 
-    /// Whether the file on disk lacks something of what is known.
+    /// Returns true if the file on disk lacks a change.
     fn must_save(&self) -> bool {
         !self.reflector.is_saved && self.reflector.is_live()
     }
 
-    /// Returns what writes down what is known now.
+    /// Returns a function that writes the current state to disk.
     fn save(&mut self) -> impl FnOnce() -> io::Result<()> + Send + use<> {
         self.reflector.is_saved = true;
         let (path, node) = (self.scope.snapshot.clone(), self.scope.node.clone());
@@ -383,7 +383,7 @@ impl KubeSource {
         move || snapshot::write(&path, &node, &known)
     }
 
-    /// Takes what came of it. What could not be written is tried again.
+    /// Records the result of a write. A failed write is retried.
     fn note(&mut self, written: Result<io::Result<()>, JoinError>) {
         if let Err(error) = written.map_err(io::Error::other).flatten() {
             self.reflector.is_saved = false;
@@ -391,7 +391,7 @@ impl KubeSource {
         }
     }
 
-    /// Tells the log and the readers of the report what is new.
+    /// Publishes the report, and logs its changes.
     fn publish(&mut self) {
         let mut report = self.reflector.report(self.current.server(), &self.overlay);
         self.journal.tell(&mut report);
@@ -405,7 +405,7 @@ impl KubeSource {
     }
 }
 
-/// Tells the log when the server can't be asked any more, and when it can again.
+/// Logs when requests to the server begin to fail, and when they succeed again.
 fn tell(before: Option<&Server>, now: Option<&Server>) {
     let (Some(before), Some(now)) = (before, now) else {
         return;

@@ -2,38 +2,38 @@ use std::{fmt, path::Path};
 
 use serde::{Deserialize, Serialize};
 
-/// Something that a source was told and can't use.
+/// An object, field or file that a source can't use.
 #[derive(Clone, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Problem {
-    /// Where it was read: the file, or the API server.
+    /// The origin: a file, or the API server.
     pub origin: String,
     /// The document in the file, counted from 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub document: Option<usize>,
-    /// The line in the file: where the text stops making sense, else where the document begins.
+    /// The line in the file of a syntax error, else where the document begins.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub line: Option<usize>,
-    /// The object, where its kind and name could be read.
+    /// The object, if its kind and name could be read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub object: Option<String>,
     /// The field.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub field: Option<String>,
-    /// What is wrong.
+    /// The error.
     pub reason: String,
-    /// Whether only the field is left out, and the object used without it.
+    /// True if only the field is left out, and the object used without it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ignored: bool,
 }
 
 impl Problem {
-    /// A problem of a whole file.
+    /// Creates a problem of a file as a whole.
     pub(super) fn of_file(file: &Path, reason: impl Into<String>) -> Self {
         Self::of(file.display(), reason)
     }
 
-    /// A problem of all that was read there.
+    /// Creates a problem of an origin as a whole.
     pub(super) fn of(origin: impl fmt::Display, reason: impl Into<String>) -> Self {
         Self {
             origin: origin.to_string(),
@@ -46,7 +46,7 @@ impl Problem {
         }
     }
 
-    /// What is the same of this problem while its object moves within the file.
+    /// Returns the problem without its position if it has an object, which may move within the file.
     pub(super) fn without_place(&self) -> Self {
         let (document, line) = match self.object {
             Some(_) => (None, None),
@@ -76,7 +76,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// A kind that was met in a file and left alone.
+/// A kind that was found in a file and left alone.
 #[derive(Clone, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct UnknownKind {

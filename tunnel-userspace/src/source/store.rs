@@ -1,6 +1,6 @@
-//! What all sources say, kept once. Each source writes its own overlay; of an object that several
-//! overlays have, the version of the first one counts. The owner of the maps is woken for what
-//! changes, and takes all of it at once.
+//! The objects of all sources. Each source writes its own overlay; for an object in several overlays,
+//! the version of the first one is used. Changes wake the owner of the maps, which takes all of them at
+//! once.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,39 +12,40 @@ use tokio::sync::Notify;
 
 use crate::model::{EndpointSlice, Kind, Object, ObjectId, ObjectName, ServiceState, Update};
 
-/// How far a source is synchronised, in rising order. The store is as far as the last of them.
+/// The progress of a source's synchronisation, in rising order. The store has the lowest phase of its
+/// sources.
 #[derive(Clone, Copy, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
 pub(super) enum Phase {
-    /// The first whole list hasn't come.
+    /// The first complete list is missing.
     #[default]
     Listing,
-    /// The source wasn't heard of since the start; the objects are those of an earlier process.
+    /// The source was not reached since the start; the objects are those of an earlier process.
     Stale,
-    /// The first whole list is here, and a part of what the source says can't be used.
+    /// The first complete list is present, but some of its objects or files can't be used.
     Partial,
-    /// All that the source says is here.
+    /// All objects of the source are present.
     Whole,
 }
 
-/// The end of the store that belongs to the owner of the maps.
+/// The handle by which the owner of the maps reads the store.
 #[derive(Debug, Default)]
 pub struct Store {
     shared: Arc<Shared>,
 }
 
-/// The end of the store that belongs to one source.
+/// The handle by which one source writes to the store.
 #[derive(Debug)]
 pub struct Overlay {
     shared: Arc<Shared>,
     index: usize,
 }
 
-/// A change of an overlay. It is visible to the owner of the maps as a whole, once this is dropped.
+/// A change of an overlay. The owner of the maps sees it atomically, once this is dropped.
 pub(super) struct Edit<'a> {
     state: MutexGuard<'a, State>,
     changed: &'a Notify,
     index: usize,
-    /// When the changes that follow were noticed.
+    /// The time when the following changes were noticed.
     pub(super) at: Duration,
 }
 
@@ -60,15 +61,15 @@ struct State {
     overlays: Vec<Said>,
     /// The sources that still run.
     running: usize,
-    /// The slices that count, by the Service that owns them, each list in the order of names.
+    /// The slices in use, by the Service that owns them, each list in the order of names.
     slices: BTreeMap<ObjectName, Vec<Arc<EndpointSlice>>>,
-    /// What changed since the last update; nothing before the first one, which holds everything.
+    /// The changed objects since the last update; `None` before the first one, which holds everything.
     dirty: Option<BTreeSet<ObjectId>>,
-    /// When the oldest change since the last update was noticed.
+    /// The time when the oldest change since the last update was noticed.
     since: Option<Duration>,
 }
 
-/// What one source says.
+/// The objects of one source.
 #[derive(Debug, Default)]
 struct Said {
     objects: BTreeMap<Kind, BTreeMap<ObjectName, Object>>,
@@ -76,7 +77,7 @@ struct Said {
 }
 
 impl Store {
-    /// Adds the overlay of a further source. Those that were added before it count before it.
+    /// Adds the overlay of a further source. Overlays that were added before have precedence.
     pub fn overlay(&mut self) -> Overlay {
         let mut state = self.shared.lock();
         let index = state.overlays.len();
@@ -88,9 +89,9 @@ impl Store {
         }
     }
 
-    /// Waits for changes, and takes all of them. Gives nothing once no source runs any more. The
-    /// first update comes after every source's first whole list, and holds everything: an object
-    /// that is missing from it counts as deleted.
+    /// Waits for changes, and takes all of them. Returns `None` once no source runs any more. The first
+    /// update comes after every source's first complete list and holds every object: one that is missing
+    /// from it counts as deleted.
     pub async fn update(&mut self) -> Option<Update> {
         loop {
             {
@@ -104,7 +105,7 @@ impl Store {
         }
     }
 
-    /// Takes what changed since the last update, if anything did.
+    /// Takes the changes since the last update, if any.
     pub fn take_update(&mut self) -> Option<Update> {
         self.shared.lock().take_update()
     }
@@ -121,12 +122,12 @@ impl Overlay {
         }
     }
 
-    /// How far the source is synchronised.
+    /// Returns the phase of the source.
     pub(super) fn phase(&self) -> Phase {
         self.read(|said| said.phase)
     }
 
-    /// How many objects there are, by kind.
+    /// Returns the number of objects, by kind.
     pub(super) fn counts(&self) -> BTreeMap<Kind, usize> {
         self.read(|said| {
             let kinds = said.objects.iter();
@@ -134,12 +135,12 @@ impl Overlay {
         })
     }
 
-    /// An object.
+    /// Returns an object.
     pub(super) fn get(&self, id: &ObjectId) -> Option<Object> {
         self.read(|said| said.get(id).cloned())
     }
 
-    /// Every object.
+    /// Returns every object.
     pub(super) fn objects(&self) -> Vec<Object> {
         self.read(|said| {
             said.objects
@@ -164,13 +165,13 @@ impl Drop for Overlay {
 }
 
 impl Edit<'_> {
-    /// Inserts, updates or removes an object; equal objects are ignored. Says whether the overlay
+    /// Inserts, updates or removes an object; equal objects are ignored. Returns true if the overlay
     /// changed.
     pub(super) fn put(&mut self, id: &ObjectId, object: Option<Object>) -> bool {
         self.state.put(self.index, id, object, self.at)
     }
 
-    /// Sets how far the source is synchronised.
+    /// Sets the phase of the source.
     pub(super) fn set_phase(&mut self, phase: Phase) {
         let before = self.state.phase();
         if let Some(said) = self.state.overlays.get_mut(self.index) {
@@ -181,7 +182,7 @@ impl Edit<'_> {
         }
     }
 
-    /// The objects of a kind.
+    /// Returns the IDs of a kind.
     pub(super) fn ids(&self, kind: Kind) -> impl Iterator<Item = ObjectId> {
         let said = self.state.overlays.get(self.index);
         said.into_iter().flat_map(move |said| said.ids(kind))
@@ -207,7 +208,7 @@ impl Said {
         self.objects.get(&id.kind)?.get(&id.name)
     }
 
-    /// The objects of a kind, by name.
+    /// Returns the IDs of a kind, by name.
     fn ids(&self, kind: Kind) -> impl Iterator<Item = ObjectId> {
         let names = self.objects.get(&kind).into_iter().flat_map(BTreeMap::keys);
         names.map(move |name| ObjectId {
@@ -216,8 +217,7 @@ impl Said {
         })
     }
 
-    /// Puts an object, or nothing, in the place of another one. Gives the one that was there; nothing
-    /// if that changes nothing.
+    /// Inserts, replaces or removes an object. Returns the previous one; `None` if nothing changes.
     fn put(&mut self, id: &ObjectId, object: Option<Object>) -> Option<Option<Object>> {
         let objects = self.objects.entry(id.kind).or_default();
         if objects.get(&id.name) == object.as_ref() {
@@ -231,7 +231,7 @@ impl Said {
 }
 
 impl State {
-    /// Puts an object, or nothing, in an overlay. Says whether that changed the overlay.
+    /// Inserts, replaces or removes an object in an overlay. Returns true if that changed the overlay.
     fn put(&mut self, index: usize, id: &ObjectId, object: Option<Object>, at: Duration) -> bool {
         let Some((said, later)) = self
             .overlays
@@ -252,7 +252,7 @@ impl State {
         true
     }
 
-    /// Takes note that another version of an object counts.
+    /// Records that another version of an object is in use.
     fn replaced(
         &mut self,
         id: &ObjectId,
@@ -269,20 +269,20 @@ impl State {
                     }
                 }
             }
-            // Nothing is programmed from it.
+            // The maps do not depend on it.
             Kind::ServiceCidr => {}
         }
     }
 
-    /// Adds or removes a slice of a Service. Endpoints of a Service that isn't there are of no use until
-    /// it comes.
+    /// Adds or removes a slice of a Service. The endpoints of a missing Service are kept for its
+    /// arrival.
     fn endpoints_changed(&mut self, slice: Arc<EndpointSlice>, is_now: bool, at: Duration) {
         let owner = ObjectId {
             kind: Kind::Service,
             name: slice.service.clone(),
         };
         let slices = self.slices.entry(owner.name.clone());
-        // Most Services have one.
+        // Most Services have one slice.
         let slices = slices.or_insert_with(|| Vec::with_capacity(1));
         match slices.binary_search_by(|known| known.name.cmp(&slice.name)) {
             Ok(place) => drop(slices.remove(place)),
@@ -297,7 +297,7 @@ impl State {
         }
     }
 
-    /// Takes note that the next update is to hold an object.
+    /// Records that the next update must hold an object.
     fn touch(&mut self, id: ObjectId, at: Duration) {
         if let Some(dirty) = &mut self.dirty {
             dirty.insert(id);
@@ -309,7 +309,7 @@ impl State {
         self.since = Some(self.since.map_or(at, |since| since.min(at)));
     }
 
-    /// The version of an object that counts.
+    /// Returns the version of an object that is in use.
     fn get(&self, id: &ObjectId) -> Option<&Object> {
         self.overlays.iter().find_map(|said| said.get(id))
     }
@@ -356,7 +356,7 @@ impl State {
         Some(update)
     }
 
-    /// Every object that updates hold.
+    /// Returns the ID of every object that updates hold.
     fn everything(&self) -> BTreeSet<ObjectId> {
         let kinds = [Kind::Service, Kind::Node, Kind::ConfigMap].into_iter();
         let of_kind = |kind| self.overlays.iter().flat_map(move |said| said.ids(kind));

@@ -1,4 +1,4 @@
-//! A source that runs, for the tests of each kind of source.
+//! A running source, for the tests of each kind of source.
 
 use std::{collections::BTreeMap, fs, path::PathBuf, sync::Arc, time::Duration};
 
@@ -10,12 +10,12 @@ use crate::model::Update;
 
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A source that runs, and what its store has told.
+/// A running source, and the content of its updates.
 pub(super) struct Followed {
     pub(super) dir: TempDir,
     store: Store,
     pub(super) report: watch::Receiver<Arc<Report>>,
-    /// Each Service that is known, with its cluster IP.
+    /// Each known Service, with its cluster IP.
     pub(super) known: BTreeMap<String, String>,
     draining: watch::Sender<bool>,
     running: JoinSet<()>,
@@ -42,7 +42,7 @@ impl Followed {
         }
     }
 
-    /// The path of a manifest.
+    /// Returns the path of a manifest.
     pub(super) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join("manifests").join(name)
     }
@@ -61,7 +61,7 @@ impl Followed {
         fs::rename(self.path(from), self.path(to)).expect("renamed");
     }
 
-    /// The Services that are known, each as `name=address`.
+    /// Returns the known Services, each as `name=address`.
     pub(super) fn words(&self) -> String {
         let words: Vec<String> = self.known.iter().map(|(a, b)| format!("{a}={b}")).collect();
         words.join(" ")
@@ -85,7 +85,7 @@ impl Followed {
         update
     }
 
-    /// Takes updates until these Services are known. Gives the last one, if any was needed.
+    /// Takes updates until these Services are known. Returns the last one, if any was needed.
     pub(super) async fn until(&mut self, words: &str) -> Option<Update> {
         let mut last = None;
         while self.words() != words {
@@ -94,7 +94,7 @@ impl Followed {
         last
     }
 
-    /// Takes updates until these Services are known; there must not be fewer meanwhile.
+    /// Takes updates until these Services are known; their number must not fall meanwhile.
     pub(super) async fn until_without_loss(&mut self, words: &str) {
         let count = self.known.len();
         while self.words() != words {
@@ -110,7 +110,7 @@ impl Followed {
         assert!(is_told, "{:#?}", self.report.borrow());
     }
 
-    /// Waits until what is wrong is this, each problem without the folder before it.
+    /// Waits until the report has exactly these problems, each without the folder's path.
     pub(super) async fn until_problems(&mut self, expected: &[&str]) {
         let folder = format!("{}/", self.dir.path().display());
         let is_expected = |report: &Report| {
@@ -122,7 +122,7 @@ impl Followed {
         self.until_report(is_expected).await;
     }
 
-    /// Waits until the API server is in trouble with these words.
+    /// Waits until the error of the API server contains these words.
     pub(super) async fn until_trouble(&mut self, words: &str) {
         let has_words = |report: &Report| {
             let server = report.server.as_ref();
@@ -132,7 +132,7 @@ impl Followed {
         self.until_report(has_words).await;
     }
 
-    /// Stops the source, and gives its folder.
+    /// Stops the source, and returns its folder.
     pub(super) async fn stop(self) -> TempDir {
         self.draining.send(true).expect("someone listens");
         let ended = timeout(PATIENCE, self.running.join_all());

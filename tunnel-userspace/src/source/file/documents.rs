@@ -1,19 +1,19 @@
-//! One file of YAML as separate documents, so that one that can't be parsed leaves the others be.
+//! Splits a file of YAML into documents, so that an unparsable one does not affect the others.
 
 /// A document of a file.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Document<'a> {
-    /// Its place among the documents of the file, counted from 1. Empty ones and those of
-    /// comments alone don't count.
+    /// The number of the document in the file, from 1. Empty ones and those with comments alone don't
+    /// count.
     pub(super) number: usize,
-    /// The line of the file that its text begins on, counted from 1.
+    /// The line of the file where the text begins, from 1.
     pub(super) line: usize,
-    /// Its text, from just after the marker before it.
+    /// The text, from just after the preceding marker.
     pub(super) text: &'a str,
 }
 
-/// Cuts a file at its document markers: lines that begin with `---` or `...`. That is all it
-/// takes, as YAML forbids such a line within any scalar (YAML 1.2.2, section 9.1.2).
+/// Splits a file at its document markers: lines that begin with `---` or `...`. No parsing is needed, as
+/// YAML forbids such a line within any scalar (YAML 1.2.2, section 9.1.2).
 pub(super) fn split(text: &str) -> Vec<Document<'_>> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut documents: Vec<Document<'_>> = Vec::new();
@@ -44,7 +44,7 @@ fn is_marker(line: &str) -> bool {
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with([' ', '\t', '\r', '\n']))
 }
 
-/// Whether there is more than blank lines, comments and directives.
+/// Returns true if there is more than blank lines, comments and directives.
 fn has_content(text: &str) -> bool {
     text.lines().any(is_content)
 }
@@ -55,7 +55,7 @@ fn is_content(line: &str) -> bool {
 }
 
 impl Document<'_> {
-    /// The line that its content begins on, counted from 0 within it.
+    /// Returns the line where the content begins, from 0 within the document.
     pub(super) fn first_line(&self) -> usize {
         self.text.lines().position(is_content).unwrap_or_default()
     }

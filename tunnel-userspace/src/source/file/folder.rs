@@ -1,5 +1,5 @@
-//! The folder of manifests on disk: which files count, and reading them. Everything here blocks,
-//! so it runs on tokio's blocking threads.
+//! The folder of manifests on disk: selects its files and reads them. Everything here blocks, so it runs
+//! on tokio's blocking threads.
 
 use std::{
     collections::BTreeMap,
@@ -17,23 +17,23 @@ use crate::{
     source::fingerprint::{Fingerprint, Place, fingerprint},
 };
 
-/// Where manifests are: a folder, or one file in it.
+/// The location of manifests: a folder, or one file in it.
 #[derive(Clone, Debug)]
 pub(super) struct Target {
     pub(super) folder: PathBuf,
-    /// The file, if it is about one only.
+    /// The file, if the source is a single one.
     only: Option<OsString>,
-    /// The size up to which a file is read.
+    /// The maximum size of a file.
     limit: u64,
 }
 
-/// The files of a folder that count, each with its fingerprint; without one where it can't be told.
+/// The manifest files of a folder, each with its fingerprint; `None` if it can't be read.
 pub(super) type Listing = BTreeMap<Arc<Path>, Option<Fingerprint>>;
 
-/// How often a folder is listed anew that changes while it is listed.
+/// The maximum number of listings of a folder that changes during each.
 const LISTINGS: u32 = 8;
 
-/// Fewer files than these are read one after the other.
+/// Below this number, files are read sequentially.
 const FEW: usize = 2;
 
 /// A file to read.
@@ -45,33 +45,35 @@ pub(super) struct Job {
     pub(super) noticed: Noticed,
 }
 
-/// What was noticed of a file.
+/// The observation that caused a read.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Noticed {
-    /// It is complete. If nothing has that name, this has yet to be noticed, and where it went.
+    /// The file is complete. If nothing has that name now, the event of its removal or rename is still
+    /// to come.
     Complete,
-    /// It came up or was touched just now, and its writer may not be done.
+    /// The file was created or touched, and its writer may not be done.
     Touched,
-    /// Nothing had that name.
+    /// The file was missing, or was polled until it stopped changing: if nothing has that name now, it
+    /// is gone.
     Gone,
 }
 
-/// What came of reading a file.
+/// The result of reading a file.
 #[derive(Debug)]
 pub(super) enum Reading {
-    /// It is known that there is no such file.
+    /// The file does not exist.
     Gone,
-    /// It is being written: poll it.
+    /// The file is being written, and must be polled.
     Unsettled,
-    /// It is there, but can't be read; without a fingerprint it is worth another try.
+    /// The file exists, but can't be read; without a fingerprint the read is retried.
     Unreadable {
         fingerprint: Option<Fingerprint>,
         reason: String,
     },
-    /// What it says.
+    /// The parsed content.
     Parsed {
         fingerprint: Fingerprint,
-        /// It has another name, so a change of it may go unnoticed.
+        /// The file has another name, so a change of it may cause no event.
         is_link: bool,
         parsed: Vec<Parsed>,
         cache: Cache,
@@ -79,7 +81,7 @@ pub(super) enum Reading {
 }
 
 impl Target {
-    /// Takes a folder, or a file, that is there now.
+    /// Creates the target for an existing folder or file.
     pub(super) fn new(path: &Path, limit: u64) -> io::Result<Self> {
         let is_folder = fs::metadata(path)?.is_dir();
         let only = path.file_name().filter(|_| !is_folder);
@@ -96,7 +98,7 @@ impl Target {
         })
     }
 
-    /// Whether a file of that name counts.
+    /// Returns true if a file of that name is a manifest.
     pub(super) fn counts(&self, name: &OsStr) -> bool {
         match &self.only {
             Some(only) => name == only,
@@ -108,13 +110,13 @@ impl Target {
         }
     }
 
-    /// The folder that has the path now.
+    /// Identifies the folder that is now at the path.
     pub(super) fn place(&self) -> io::Result<Place> {
         fs::metadata(&self.folder).map(|metadata| Place::of(&metadata))
     }
 
-    /// Lists the folder. A large one is listed piece by piece, and what is renamed meanwhile may be in
-    /// none.
+    /// Lists the folder. The kernel lists a large one in several calls, and a file that is renamed
+    /// meanwhile may be in none.
     pub(super) fn list(&self) -> io::Result<Listing> {
         let mut files = Listing::new();
         for _ in 0..LISTINGS {
@@ -143,7 +145,7 @@ impl Target {
         Ok(files)
     }
 
-    /// Reads files, if the folder is still the one it was.
+    /// Reads files, if the path still has the same folder.
     pub(super) fn read_all(
         &self,
         place: Place,
@@ -159,7 +161,7 @@ impl Target {
 
     fn read(&self, job: &Job) -> Reading {
         self.try_read(job).unwrap_or_else(|error| {
-            // A link that leads nowhere is there.
+            // A dangling link exists.
             let is_there = fs::symlink_metadata(&job.path).is_ok();
             if is_there || error.kind() != io::ErrorKind::NotFound {
                 return Reading::Unreadable {
@@ -177,12 +179,12 @@ impl Target {
     fn try_read(&self, job: &Job) -> io::Result<Reading> {
         let link = fs::symlink_metadata(&job.path)?;
         let is_link = link.is_symlink() || link.nlink() > 1;
-        // A name that is given to a file that exists already comes with all of its text; a file
-        // that is made under its name is read when its writer closes it.
+        // A hard link to an existing file has its complete text; a new file is read when its writer
+        // closes it.
         if job.noticed == Noticed::Touched && link.is_file() && !is_link {
             return Ok(Reading::Unsettled);
         }
-        // What is refused isn't opened.
+        // A refused file isn't opened.
         let found = fs::metadata(&job.path)?;
         if found.is_dir() {
             return Ok(Reading::Gone);
@@ -200,7 +202,7 @@ impl Target {
         }
         let file = OpenOptions::new()
             .read(true)
-            // Not to hang on a pipe that took the file's place meanwhile.
+            // Prevents a hang on a pipe that replaced the file meanwhile.
             .custom_flags(libc::O_NONBLOCK)
             .open(&job.path)?;
         let opened = file.metadata()?;

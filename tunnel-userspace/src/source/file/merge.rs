@@ -1,5 +1,5 @@
-//! The objects of all files, merged: what each file defines now, or defined last where it can't be
-//! understood, and which file counts where several define one object.
+//! The objects of all files, merged: the current definitions of each file, or the last valid ones of an
+//! invalid document, and the precedence of files that define the same object.
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
@@ -19,7 +19,7 @@ use crate::{
 #[derive(Debug, Default)]
 pub(super) struct Merged {
     files: BTreeMap<Arc<Path>, File>,
-    /// The files that define an object, first the one that counts.
+    /// The files that define an object; the first one has precedence.
     holders: HashMap<ObjectId, Vec<Arc<Path>>>,
     /// The objects that several files define.
     contested: BTreeSet<ObjectId>,
@@ -33,24 +33,23 @@ struct File {
     unknown: BTreeSet<String>,
 }
 
-/// How a file defines one object.
+/// The definition of one object in a file.
 #[derive(Clone, Debug)]
 struct Definition {
-    /// The object, or nothing if it is one that Culvert has no part in.
+    /// The object, or `None` if Culvert does not serve it.
     object: Option<Object>,
     document: usize,
     line: usize,
 }
 
 impl Merged {
-    /// Replaces the objects of a file. The last version of an object that is now refused stays; where
-    /// a document has no name that can be read, all objects stay that aren't defined anew, as any of
-    /// them may be the one.
+    /// Replaces the objects of a file. A refused object keeps its last version; if a document has no
+    /// readable name, all objects without a new definition stay, as any of them may be the refused one.
     pub(super) fn replace(&mut self, path: &Arc<Path>, parsed: Vec<Parsed>, edit: &mut Edit<'_>) {
         let last = self.files.get(path).map(|file| &file.objects);
         let mut file = File::default();
         let mut is_complete = true;
-        // The document that defines an object first.
+        // The first document that defines each object.
         let mut firsts: BTreeMap<ObjectId, usize> = BTreeMap::new();
         for Parsed {
             document,
@@ -121,14 +120,14 @@ impl Merged {
         self.put(path, file, edit);
     }
 
-    /// Takes note that a file can't be read. Its last objects stay.
+    /// Records that a file can't be read. Its last objects stay.
     pub(super) fn keep(&mut self, path: &Arc<Path>, problem: Problem) {
         let file = self.files.entry(Arc::clone(path)).or_default();
         file.problems = vec![problem];
     }
 
-    /// Gives a file with its objects another name. The objects of the file that had this name stay
-    /// beside them until it is read: the new file may be refused.
+    /// Moves the objects of a file to another name. The objects of the file that had this name stay as
+    /// well until it is read: the new file may be refused.
     pub(super) fn rename(&mut self, from: &Arc<Path>, to: &Arc<Path>, edit: &mut Edit<'_>) {
         if let Some(mut file) = self.files.get(from).cloned() {
             let last = self.files.get(to).map(|file| file.objects.clone());
@@ -146,8 +145,8 @@ impl Merged {
         self.files.remove(path);
     }
 
-    /// Puts the objects of a file in place of its last ones, and writes the definition that counts of
-    /// each.
+    /// Replaces the last objects of a file, and writes the definition with precedence of each to the
+    /// overlay.
     fn put(&mut self, path: &Arc<Path>, file: File, edit: &mut Edit<'_>) {
         let last = self.files.remove(path).unwrap_or_default().objects;
         let gone = last.keys().filter(|id| !file.objects.contains_key(*id));
@@ -158,7 +157,7 @@ impl Merged {
             .map(|(id, definition)| (id, Some(definition)));
         for (id, definition) in gone.chain(said) {
             let holders = self.holders.entry(id.clone());
-            // Most objects are described by one file.
+            // Most objects are defined by one file.
             let holders = holders.or_insert_with(|| Vec::with_capacity(1));
             match (holders.binary_search(path), definition) {
                 (Ok(place), None) => drop(holders.remove(place)),
@@ -182,7 +181,7 @@ impl Merged {
         self.files.insert(Arc::clone(path), file);
     }
 
-    /// All that is wrong with what the files say.
+    /// Returns all problems of the files' content.
     pub(super) fn problems(&self) -> impl Iterator<Item = Problem> {
         let own = self
             .files
@@ -191,7 +190,7 @@ impl Merged {
         own.chain(self.contested.iter().flat_map(|id| self.conflicts(id)))
     }
 
-    /// The problems of an object that several files describe: one for each file but the first.
+    /// Returns the problems of an object that several files define: one for each file but the first.
     fn conflicts(&self, id: &ObjectId) -> Vec<Problem> {
         let holders = self.holders.get(id).map(Vec::as_slice).unwrap_or_default();
         let Some((winner, losers)) = holders.split_first() else {
@@ -212,7 +211,7 @@ impl Merged {
             .collect()
     }
 
-    /// The kinds that were left alone, by file.
+    /// Returns the kinds that were left alone, by file.
     pub(super) fn unknown(&self) -> impl Iterator<Item = UnknownKind> {
         self.files.iter().flat_map(|(path, file)| {
             let name = || path.display().to_string();

@@ -1,4 +1,4 @@
-//! Parses a file document by document. Pure: text in, objects and refusals out.
+//! Parses a file document by document. Pure: converts text to objects and refusals.
 
 mod json;
 
@@ -21,14 +21,14 @@ use crate::{
     parallel,
 };
 
-/// One thing that a file holds, and where.
+/// An item of a file, with its position.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Parsed {
     /// The document, counted from 1.
     pub(super) document: usize,
-    /// The line: where the text stops making sense, else where the content begins.
+    /// The line of a syntax error, else the line where the content begins.
     pub(super) line: usize,
-    /// What it is.
+    /// The content.
     pub(super) content: Content,
 }
 
@@ -37,32 +37,32 @@ pub(super) struct Parsed {
 pub(super) enum Content {
     /// An object that Culvert uses.
     Object(Object),
-    /// An object that Culvert has no part in.
+    /// An object that Culvert does not serve.
     Skipped(ObjectId),
     /// A kind that Culvert doesn't read.
     Unknown(String),
-    /// Something that can't be used.
+    /// An object or field that is refused.
     Invalid {
         id: Option<ObjectId>,
         field: Option<String>,
         reason: String,
-        /// Whether only the field is left out, and the object used without it.
+        /// True if only the field is left out, and the object used without it.
         ignored: bool,
     },
 }
 
-/// The content of each document of a file, so that a document that stays as it is need not be parsed
-/// again. The key is a hash of the text under a key of this process, and the length.
+/// The content of each document of a file, so that an unchanged document need not be parsed again. The
+/// key is a hash of the text, with a seed of this process, and the length.
 #[derive(Debug, Default)]
 pub(super) struct Cache {
     hasher: RandomState,
     documents: HashMap<(u64, usize), Contents>,
 }
 
-/// The content of one document: usually one thing. The number is the line within the document.
+/// The content of one document: usually one item. The number is the line within the document.
 type Contents = Arc<(usize, Vec<Content>)>;
 
-/// Parses a file of YAML, with the documents of its last version.
+/// Parses a file of YAML; reuses the unchanged documents of its last version.
 pub(super) fn yaml(text: &str, last: &Cache) -> (Vec<Parsed>, Cache) {
     let documents = documents::split(text);
     let read = |_, document: &Document<'_>| {
@@ -88,7 +88,7 @@ pub(super) fn yaml(text: &str, last: &Cache) -> (Vec<Parsed>, Cache) {
     (parsed, cache)
 }
 
-/// Fewer documents or items than these are parsed where they are.
+/// Below this number, documents or items are parsed sequentially.
 const FEW: usize = 64;
 
 /// Parses one document of YAML, with lines counted from 0 within it.
@@ -100,7 +100,7 @@ fn of_document(document: Document<'_>) -> (usize, Vec<Content>) {
             let line = error.location().map_or(1, |location| location.line());
             let message = DefaultMessageFormatter.format_message(&error);
             let reason = format!("is not YAML: {}", message.replace(char::is_control, " "));
-            // An error without a place has line 0.
+            // An error without a location has line 0.
             let line = usize::try_from(line).unwrap_or(1).saturating_sub(1);
             (line, vec![refused(reason)])
         }
@@ -109,8 +109,8 @@ fn of_document(document: Document<'_>) -> (usize, Vec<Content>) {
     catch_unwind(parse).unwrap_or_else(broken)
 }
 
-/// How YAML is read. What the text itself holds is bounded by the size of the file; what aliases
-/// make of it is bounded here.
+/// Returns the options of the YAML parser. The file's size bounds the text itself; these limits bound
+/// the expansion of aliases.
 fn options() -> serde_saphyr::Options {
     serde_saphyr::options! {
         budget: serde_saphyr::budget! {
@@ -128,7 +128,7 @@ fn options() -> serde_saphyr::Options {
     }
 }
 
-/// Told of a document on which the parser panics, so that only this one is lost.
+/// The error of a document on which the parser panics, so that only this one is lost.
 const BROKEN: &str = "can't be read: the parser failed";
 
 fn refused(reason: impl Into<String>) -> Content {
@@ -145,7 +145,7 @@ fn of_value(value: Value) -> Vec<Content> {
     contents(k8s::parse(value))
 }
 
-/// The content of a manifest. A list is taken apart.
+/// Returns the content of a manifest. The items of a list become separate.
 fn contents(parsed: Result<Manifest, Refused>) -> Vec<Content> {
     match parsed {
         Ok(Manifest::Object(Taken { object, ignored })) => {
@@ -178,7 +178,7 @@ fn of_invalid(id: Option<ObjectId>, invalid: Invalid, ignored: bool) -> Content 
     }
 }
 
-/// Names the item of a list in its content.
+/// Prefixes the field of an invalid item with its index in the list.
 fn within(item: usize, mut content: Content) -> Content {
     if let Content::Invalid { field, .. } = &mut content {
         let rest = field.take().map(|field| format!(".{field}"));

@@ -1,4 +1,4 @@
-//! What has been read of the folder, and what is to be read again. No I/O.
+//! The known content of the folder, and the files to read again. No I/O.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,42 +20,42 @@ use crate::{
     },
 };
 
-/// What has been read.
+/// The content that has been read.
 #[derive(Debug, Default)]
 pub(super) struct State {
     merged: Merged,
     files: BTreeMap<Arc<Path>, Seen>,
     /// Files that may still be written.
     unsettled: BTreeMap<Arc<Path>, Poll>,
-    /// What is wrong with the folder itself. While this holds, nothing is taken to be deleted.
+    /// A problem of the folder itself. While there is one, no missing file counts as deleted.
     pub(super) trouble: Option<Problem>,
 }
 
-/// After how many polls of the same a file is taken to be complete.
+/// The number of equal polls after which a file counts as complete.
 const QUIET: u32 = 2;
-/// The same for a file that changed after it was closed: either it is being written again, or
-/// only its time was set, which no event tells apart.
+/// The same for a file that changed after it was closed: either it is being written again, or only its
+/// time was set, which events do not distinguish.
 const QUIET_WRITER: u32 = 10;
 
-/// The fingerprint of a file at the last poll, and for how many polls it is the same.
+/// The fingerprint of a file at the last poll, and the number of polls with this value.
 #[derive(Clone, Copy, Debug, Default)]
 struct Poll {
     fingerprint: Option<Fingerprint>,
     quiet: u32,
 }
 
-/// A file as it was read last.
+/// The last read of a file.
 #[derive(Debug, Default)]
 struct Seen {
-    /// Nothing if it couldn't be reached.
+    /// `None` if the file could not be reached.
     fingerprint: Option<Fingerprint>,
     is_link: bool,
     cache: Arc<Cache>,
 }
 
 impl State {
-    /// Compares the folder with what was read, and returns the files to read, those that seem to
-    /// be gone among them. Files that are being written are left for later.
+    /// Compares the folder with the last reads, and returns the files to read, including those that seem
+    /// to be gone. Files that are being written are skipped.
     pub(super) fn compare(&self, listing: &Listing, writing: &BTreeSet<Arc<Path>>) -> Vec<Job> {
         let known = self.files.keys().chain(self.unsettled.keys());
         let gone = known.filter(|path| !listing.contains_key(*path));
@@ -69,7 +69,7 @@ impl State {
         stale.chain(gone).collect()
     }
 
-    /// Returns the old and the new name of each file that has another one now.
+    /// Returns the old and the new name of each renamed file.
     pub(super) fn renamed(&self, listing: &Listing) -> Vec<(Arc<Path>, Arc<Path>)> {
         let new = listing
             .iter()
@@ -84,7 +84,7 @@ impl State {
         let renamed = |(path, seen): (&Arc<Path>, &Seen)| {
             let last = seen.fingerprint?;
             let (to, found) = *new.get(&last.place)?;
-            // The inode of a file that was deleted is used again.
+            // The kernel reuses the inode of a deleted file.
             found
                 .is_same_text(&last)
                 .then(|| (Arc::clone(path), Arc::clone(to)))
@@ -92,8 +92,8 @@ impl State {
         gone.filter_map(renamed).collect()
     }
 
-    /// Takes note that files have other names. What they said counts as said under the new names, so
-    /// that what of it is refused there stays.
+    /// Records renames. The old content counts as that of the new names, so that objects refused there
+    /// keep their last version.
     pub(super) fn rename(&mut self, renamed: &[(Arc<Path>, Arc<Path>)], edit: &mut Edit<'_>) {
         for (from, to) in renamed {
             self.merged.rename(from, to, edit);
@@ -104,17 +104,17 @@ impl State {
         }
     }
 
-    /// Whether anything was ever read.
+    /// Returns true if nothing was ever read.
     pub(super) fn is_empty(&self) -> bool {
         self.files.is_empty()
     }
 
-    /// Whether a file is there that could not be read because it is being written.
+    /// Returns true if a file could not be read because it is being written.
     pub(super) fn is_unsettled(&self) -> bool {
         !self.unsettled.is_empty()
     }
 
-    /// A file, ready to be read.
+    /// Returns the job to read a file.
     pub(super) fn job(&self, path: &Arc<Path>, noticed: Noticed) -> Job {
         let cache = self.files.get(path).map(|seen| Arc::clone(&seen.cache));
         Job {
@@ -124,8 +124,8 @@ impl State {
         }
     }
 
-    /// Takes what came of reading files. Those that a writer has begun to change meanwhile may
-    /// have been read half written.
+    /// Records the results of reading files. A file that a writer has begun to change meanwhile may have
+    /// been read half written, so it is polled.
     pub(super) fn take_all(
         &mut self,
         readings: Vec<(Arc<Path>, Reading)>,
@@ -141,7 +141,7 @@ impl State {
         }
     }
 
-    /// Takes what came of reading a file.
+    /// Records the result of reading a file.
     fn take(&mut self, path: Arc<Path>, reading: Reading, edit: &mut Edit<'_>) {
         self.unsettled.remove(&path);
         match reading {
@@ -180,15 +180,15 @@ impl State {
         self.unsettled.insert(path, Poll::default());
     }
 
-    /// The files that are reached through a link, or can't be reached.
+    /// Returns the files that are reached through a link, or can't be reached.
     pub(super) fn links(&self) -> BTreeSet<Arc<Path>> {
         let is_link = |seen: &Seen| seen.is_link || seen.fingerprint.is_none();
         let links = self.files.iter().filter(|(_, seen)| is_link(seen));
         links.map(|(path, _)| Arc::clone(path)).collect()
     }
 
-    /// The links to read, by the files that they lead to: they lead to another file now, which is taken
-    /// to be complete, as Kubernetes and others swap links to that end.
+    /// Returns the links to read, given the fingerprints of their targets: those with a new target. Its
+    /// content counts as complete, as Kubernetes and others replace links to publish complete content.
     pub(super) fn swapped(&self, found: &Listing) -> Vec<Job> {
         let place = |found: Option<Fingerprint>| found.map(|fingerprint| fingerprint.place);
         let is_swapped = |(path, found): &(&Arc<Path>, &Option<Fingerprint>)| {
@@ -200,14 +200,14 @@ impl State {
         jobs.collect()
     }
 
-    /// The files to poll, as no event may tell of their change.
+    /// Returns the files to poll, as their change may cause no event.
     pub(super) fn polled(&self) -> BTreeSet<Arc<Path>> {
         let unsettled = self.unsettled.keys().map(Arc::clone);
         self.links().into_iter().chain(unsettled).collect()
     }
 
-    /// Takes the fingerprints of such files, and returns those to read: they changed, and have been
-    /// the same for a while.
+    /// Records the fingerprints of polled files, and returns those to read: they changed, and were then
+    /// stable for some polls.
     pub(super) fn poll(&mut self, found: Listing, writing: &BTreeSet<Arc<Path>>) -> Vec<Job> {
         let mut settled = Vec::new();
         for (path, fingerprint) in found {
@@ -228,7 +228,7 @@ impl State {
         settled
     }
 
-    /// Says whether all that the folder says is understood, and none of it waits to be read.
+    /// Returns the phase: complete if every object is understood, and no file waits to be read.
     pub(super) fn phase(&self) -> Phase {
         let mut problems = self.problems().into_iter();
         if self.unsettled.is_empty() && problems.all(|problem| problem.ignored) {
@@ -238,7 +238,7 @@ impl State {
         }
     }
 
-    /// All that is wrong now.
+    /// Returns all current problems.
     pub(super) fn problems(&self) -> Vec<Problem> {
         let mut problems: Vec<Problem> = self
             .trouble
@@ -250,7 +250,7 @@ impl State {
         problems
     }
 
-    /// What has been read, for status.
+    /// Returns the report for status.
     pub(super) fn report(&self, objects: BTreeMap<Kind, usize>) -> Report {
         Report {
             objects,
@@ -269,7 +269,7 @@ mod tests {
     use super::*;
     use crate::source::{Store, file::folder::Target, fingerprint::fingerprint};
 
-    /// After how many polls a file is read, if it changes before some of them.
+    /// Returns the number of polls until a file is read that changes before the polls in `changes`.
     fn polls_until_read(is_writing: bool, changes: &[usize]) -> usize {
         let dir = tempfile::tempdir().expect("a folder");
         let path: Arc<Path> = Arc::from(dir.path().join("a.yaml"));

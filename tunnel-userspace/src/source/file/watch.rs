@@ -1,4 +1,4 @@
-//! What the kernel says of the folder, gathered until someone takes it.
+//! Collects the kernel's events about the folder until the source takes them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,53 +16,52 @@ use tokio::{sync::mpsc, time::timeout};
 use super::folder::{Job, Target};
 use crate::clock::monotonic;
 
-/// How long a file that was renamed is taken to be on its way to its new name. Both are told in
-/// one go, unless it left the folder.
+/// The time to wait for the new name of a renamed file. The kernel reports both names together, unless
+/// the file left the folder.
 const HOLD: Duration = Duration::from_millis(20);
 
-/// How many events wait to be gathered. What doesn't fit waits in the kernel, which says so if it loses
-/// some.
+/// The number of buffered events. Further ones wait in the kernel, which reports an overflow of its
+/// queue.
 const WAITING: usize = 1024;
 
 /// A watch over the folder, until it is dropped.
 #[derive(Debug)]
 pub(super) struct Watch {
     _watcher: RecommendedWatcher,
-    /// Each with the time when it was noticed.
+    /// Each event with the time when it was received.
     events: mpsc::Receiver<(Duration, notify::Result<Event>)>,
     target: Target,
-    /// The folder as the watcher names it.
+    /// The path of the folder in events.
     watched: PathBuf,
     changes: Changes,
-    /// Files that are being written: changed, and not closed since. They stay until they are.
+    /// Files that are being written: changed, and not closed since.
     writing: BTreeSet<Arc<Path>>,
-    /// Files that lost their names by a rename, by its number, and when. They are held back until
-    /// it is known where they went.
+    /// Files that lost their names by a rename, by its cookie, with the time. They are held back until
+    /// the new name is known.
     moved: BTreeMap<usize, (Arc<Path>, Duration)>,
 }
 
-/// What happened in the folder.
+/// The changes of the folder.
 #[derive(Debug, Default)]
 pub(super) struct Changes {
-    /// Files that were closed after writing, put in place, or removed; each with whether it was there
-    /// then.
+    /// Files that were closed after writing, renamed, or removed; true if the file existed then.
     pub(super) done: BTreeMap<Arc<Path>, bool>,
-    /// Files that came up or were touched, and may still be written.
+    /// Files that were created or touched, and may still be written.
     pub(super) unsure: BTreeSet<Arc<Path>>,
     /// The old and the new name of each file that was renamed, in their order.
     pub(super) renamed: Vec<(Arc<Path>, Arc<Path>)>,
-    /// Something else changed, that files may be reached through.
+    /// Another entry changed, which links to manifests may pass through.
     pub(super) is_near: bool,
     /// Events were lost.
     pub(super) is_unclear: bool,
     /// The folder itself is gone from its path.
     pub(super) is_lost: bool,
-    /// When the first of these was noticed.
+    /// The time of the first change.
     pub(super) since: Option<Duration>,
 }
 
 impl Changes {
-    /// Takes note that a file was gone from its name at that time.
+    /// Records that a file lost its name at that time.
     fn leave(&mut self, path: Arc<Path>, at: Duration) {
         self.done.insert(path, false);
         self.since = Some(self.since.map_or(at, |since| since.min(at)));
@@ -70,12 +69,12 @@ impl Changes {
 }
 
 impl Watch {
-    /// Watches a folder, and nothing beneath its folders.
+    /// Watches a folder, without its subfolders.
     pub(super) fn new(target: &Target) -> notify::Result<Self> {
         let (sender, events) = mpsc::channel(WAITING);
         let handler = move |event: notify::Result<Event>| {
             if event.as_ref().map_or(true, is_wanted) {
-                // Nobody takes it once the watch is dropped.
+                // The receiver is gone once the watch is dropped.
                 drop(sender.blocking_send((monotonic(), event)));
             }
         };
@@ -92,13 +91,13 @@ impl Watch {
         })
     }
 
-    /// Waits until something happened, or a file need not be held back any longer.
+    /// Waits for a change, or until a held-back rename is due.
     pub(super) async fn changed(&mut self) {
         while self.changes.since.is_none() {
             let event = self.events.recv();
             let event = match self.moved.values().map(|(_, at)| *at + HOLD).min() {
                 None => event.await,
-                // Overdue, there is no time left to wait.
+                // An overdue rename has no time left to wait.
                 Some(due) => match timeout(due.saturating_sub(monotonic()), event).await {
                     Ok(event) => event,
                     Err(_) => return,
@@ -111,7 +110,7 @@ impl Watch {
         }
     }
 
-    /// Takes what happened since the last time.
+    /// Takes the changes since the last call.
     pub(super) fn take(&mut self) -> Changes {
         self.gather();
         let now = monotonic();
@@ -122,26 +121,26 @@ impl Watch {
         std::mem::take(&mut self.changes)
     }
 
-    /// Whether no file is being written or held back.
+    /// Returns true if no file is being written or held back.
     pub(super) fn is_quiet(&mut self) -> bool {
         self.gather();
         self.writing.is_empty() && self.moved.is_empty()
     }
 
-    /// The files that are being written.
+    /// Returns the files that are being written.
     pub(super) fn writing(&mut self) -> &BTreeSet<Arc<Path>> {
         self.gather();
         &self.writing
     }
 
-    /// Takes files that are about to be read to have no writer.
+    /// Treats files that are about to be read as closed.
     pub(super) fn settle(&mut self, jobs: &[Job]) {
         for job in jobs {
             self.writing.remove(&job.path);
         }
     }
 
-    /// Takes note of the events that wait.
+    /// Records the pending events.
     fn gather(&mut self) {
         while let Ok((at, event)) = self.events.try_recv() {
             self.note(at, event);
@@ -168,7 +167,7 @@ impl Watch {
         }
     }
 
-    /// Takes note of an event; says whether there is something to do about it.
+    /// Records an event; returns true if it requires a read.
     fn note_path(&mut self, at: Duration, event: &Event, path: &Path) -> bool {
         let (kind, changes) = (event.kind, &mut self.changes);
         if path == self.watched {
@@ -181,7 +180,7 @@ impl Watch {
         let Some(name) = path.file_name() else {
             return false;
         };
-        // The name that the file had before.
+        // The previous name of the file.
         let left = event
             .tracker()
             .and_then(|cookie| self.moved.remove(&cookie));
@@ -222,8 +221,8 @@ impl Watch {
     }
 }
 
-/// Whether an event tells something: that a file is read tells nothing, and both names of a rename were
-/// told one by one.
+/// Returns true if an event matters: reads of a file don't, and a rename is also reported by one event
+/// for each name.
 fn is_wanted(event: &Event) -> bool {
     let is_closed = event.kind == EventKind::Access(AccessKind::Close(AccessMode::Write));
     (is_closed || !event.kind.is_access()) && !is_kind(event, RenameMode::Both)

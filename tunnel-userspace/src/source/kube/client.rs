@@ -1,4 +1,4 @@
-//! The way to the API server: one of several, the next where one can't be reached.
+//! The client of the API server: fails over to the next of several servers if one can't be reached.
 
 mod answer;
 mod credentials;
@@ -30,9 +30,8 @@ use tracing::{info, warn};
 use self::{answer::Answer, credentials::Files};
 use super::Settings;
 
-/// How long a connection may be silent until it is asked for a sign of life, how often it is asked
-/// then, and how long an answer may take: one that is dead is noticed within half a minute, not
-/// when a watch is over.
+/// The idle time until TCP probes a connection, the interval of the probes, and the limit for
+/// unacknowledged data: a dead connection is detected within half a minute, not at the end of a watch.
 const KEEPALIVE: Duration = Duration::from_secs(10);
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(5);
 const UNANSWERED: Duration = Duration::from_secs(20);
@@ -41,7 +40,7 @@ const UNANSWERED: Duration = Duration::from_secs(20);
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct ApiServer {
-    /// As it is written in the config.
+    /// The text in the config.
     pub(super) text: String,
     pub(super) uri: Uri,
 }
@@ -72,11 +71,10 @@ impl From<ApiServer> for String {
     }
 }
 
-/// How long an answer may take until it begins: a whole list of a large cluster may be a minute of
-/// work.
+/// The timeout until a response begins: a complete list of a large cluster may be a minute of work.
 const ANSWER: Duration = Duration::from_secs(60);
 
-/// The API server can't be asked, whether it is there or not.
+/// The API server can't be accessed, available or not.
 #[derive(Debug, thiserror::Error)]
 pub enum AccessError {
     /// The kubeconfig can't be used.
@@ -84,7 +82,7 @@ pub enum AccessError {
     Kubeconfig {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: Box<KubeconfigError>,
     },
@@ -98,14 +96,14 @@ pub enum AccessError {
     Client {
         /// The server.
         server: Uri,
-        /// Why.
+        /// The cause.
         #[source]
         source: Box<kube::Error>,
     },
 }
 
-/// A client that goes to the next server where one fails, and the one that it goes to now.
-/// A server may be silent for as long in the middle of an answer that is no watch.
+/// Returns a client that fails over between the servers, and the server in use. `silence` limits the
+/// silence within a response that is no watch.
 pub(super) async fn connect(
     settings: &Arc<Settings>,
     silence: Duration,
@@ -127,7 +125,7 @@ pub(super) async fn connect(
     Ok((Client::new(service, config.default_namespace), current))
 }
 
-/// The servers, and the client of each.
+/// Returns the servers, and the client of each.
 fn clients(settings: &Settings, config: &Config) -> Result<(Vec<Uri>, Vec<Client>), AccessError> {
     let named = settings.api_servers.iter();
     let mut servers: Vec<Uri> = named.map(|server| server.uri.clone()).collect();
@@ -146,7 +144,7 @@ fn clients(settings: &Settings, config: &Config) -> Result<(Vec<Uri>, Vec<Client
     Ok((servers, clients))
 }
 
-/// The client of one server.
+/// Creates the client of one server.
 fn client(config: &Config) -> Result<Client, kube::Error> {
     let mut connector = HttpConnector::new();
     connector.enforce_http(false);
@@ -164,7 +162,7 @@ fn client(config: &Config) -> Result<Client, kube::Error> {
     Ok(Client::new(service, config.default_namespace.clone()))
 }
 
-/// Which server is asked now.
+/// The server in use.
 #[derive(Clone, Debug)]
 pub(super) struct Current {
     asked: Arc<Mutex<Asked>>,
@@ -181,7 +179,7 @@ impl Current {
         self.asked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The server's address.
+    /// Returns the server's address.
     pub(super) fn server(&self) -> String {
         let asked = self.asked();
         asked
@@ -191,12 +189,12 @@ impl Current {
             .unwrap_or_default()
     }
 
-    /// Which of them it is.
+    /// Returns the server's index.
     pub(super) fn index(&self) -> usize {
         self.asked().index
     }
 
-    /// Leaves a server, unless another request has done so already.
+    /// Fails over to the next server, unless another request has already done so.
     pub(super) fn leave(&self, index: usize, why: &str) {
         let mut asked = self.asked();
         let next = (index + 1) % asked.servers.len().max(1);
@@ -209,7 +207,7 @@ impl Current {
         info!(server = self.server(), "asking another API server");
     }
 
-    /// Takes other servers, which begin with the first.
+    /// Replaces the servers; begins with the first if they differ.
     fn replace(&self, servers: Vec<Uri>) {
         let mut asked = self.asked();
         if asked.servers != servers {
@@ -218,7 +216,7 @@ impl Current {
     }
 }
 
-/// What the files said when they were last read, and could be used.
+/// The credential files of the last successful read, and their clients.
 struct Known {
     files: Files,
     clients: Vec<Client>,
@@ -230,15 +228,15 @@ struct Failover {
     settings: Arc<Settings>,
     silence: Duration,
     known: Arc<tokio::sync::Mutex<Known>>,
-    /// Whether a server has not believed us who we are.
+    /// True if a server has refused the credentials (401).
     is_refused: Arc<AtomicBool>,
     current: Current,
 }
 
 impl Failover {
-    /// The server to ask, and its client. Where a file has changed, or a server doesn't believe us, the files are
-    /// read again first: connections that are made from then on are made with what they say. What
-    /// can't be used leaves all as it is.
+    /// Returns the server in use, and its client. If a file has changed, or a server refused the
+    /// credentials, the files are re-read first: later connections use their content. Invalid files
+    /// change nothing.
     async fn client(&self) -> Option<(usize, Client)> {
         let mut known = self.known.lock().await;
         let have_changed = known.files.have_changed();
@@ -292,7 +290,7 @@ impl Failover {
     }
 }
 
-/// Whether an answer says that this server can't serve, where another may.
+/// Returns true if this server can't serve the request, but another may.
 const fn is_of_server(status: StatusCode) -> bool {
     matches!(status.as_u16(), 500 | 502 | 503 | 504)
 }

@@ -1,13 +1,12 @@
-//! Following the objects of one kind: a first list, then what changes, and a new list where the
-//! server can't say what changed since. kube-runtime's watcher (5.0) can't take its place: it hides the
-//! version of a list, which tells older data; it streams lists from version 0, which a cache that lags
-//! may answer, and doesn't fall back to pages; and it opens a watch that ends at once again without a
-//! pause.
+//! Follows the objects of one kind: a first list, then its changes, and a new list if the server can't
+//! send the changes since the last one. kube-runtime's watcher (5.0) can't replace it: it hides the
+//! version of a list, which reveals older data; it streams lists from version 0, which a lagging cache
+//! may answer, and doesn't fall back to pages; and it reopens a watch that ends at once without a pause.
 //!
 //! - `list`: all objects
-//! - `watch`: what changes
-//! - `failure`: what an error means
-//! - `pace`: how often is asked, and what is known of the server
+//! - `watch`: changes
+//! - `failure`: the meaning of errors
+//! - `pace`: pauses between requests, and the known state of the server
 
 mod failure;
 mod list;
@@ -35,13 +34,13 @@ use self::{
 use super::{Limits, Selection, Settings, client::Current};
 use crate::{clock::monotonic, failure::chain, k8s::Arrived, model::Kind};
 
-/// After how many lists that could not be streamed none is streamed any more.
+/// The number of failed attempts to stream a list after which lists are paged.
 const REFUSED: u32 = 2;
 
-/// How long until a kind that the server doesn't have is asked for again.
+/// The interval of requests for a kind that the server doesn't have.
 const ABSENT_RETRY: Duration = Duration::from_secs(300);
 
-/// What was heard of one kind.
+/// An event of one kind.
 #[derive(Debug)]
 pub(super) struct Heard {
     pub(super) kind: Kind,
@@ -49,22 +48,22 @@ pub(super) struct Heard {
     pub(super) what: What,
 }
 
-/// What happened.
+/// The content of an event.
 #[derive(Debug)]
 pub(super) enum What {
     /// A new list begins.
     ListBegins,
     /// An object of the list.
     Listed(Box<Arrived>),
-    /// The list is complete: what was not in it is gone.
+    /// The list is complete: objects outside it are gone.
     ListEnds,
-    /// An object is new or another one.
+    /// An object was created or updated.
     Changed(Box<Arrived>),
-    /// An object is gone.
+    /// An object was deleted.
     Gone(Box<Arrived>),
-    /// The server can't be asked, or doesn't answer as it should; it is asked again.
+    /// A request failed, or its response was invalid; requests are retried.
     Failed(String),
-    /// The server answers again.
+    /// The server responds again.
     Answers,
     /// The server doesn't have this kind.
     Absent,
@@ -80,7 +79,7 @@ pub(super) struct Following {
     pub(super) heard: mpsc::Sender<Heard>,
 }
 
-/// How the first list comes.
+/// The form of the first list.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Lists {
     /// As the beginning of the watch (`sendInitialEvents`).
@@ -89,23 +88,23 @@ enum Lists {
     Paged,
 }
 
-/// Why the objects are listed anew.
+/// The reason for a new list.
 #[derive(Debug)]
 enum Anew {
-    /// Nobody listens any more.
+    /// The receiver of events is gone.
     Over,
     /// The server doesn't stream this list, or refuses to stream any.
     NotStreamed { is_refused: bool },
-    /// The server can't go on from what was seen, or it may have other data than it had.
+    /// The server can't continue from the last seen version, or may have other data than before.
     Lost,
-    /// What the server has is older than what was seen.
+    /// The server's data are older than the last seen version.
     Older,
     /// The server doesn't have the kind.
     Absent,
 }
 
 impl Following {
-    /// Follows until nobody listens.
+    /// Follows until the receiver of events is gone.
     pub(super) async fn run(self) {
         let kind = self.selection.kind;
         let mut round = Round::new(self.settings.longest_pause, self.limits.lag);
@@ -133,12 +132,12 @@ impl Following {
             if refused >= REFUSED {
                 lists = Lists::Paged;
             }
-            // However often it begins anew, it does so with pauses.
+            // Each new list is preceded by a pause, so that repeated failures never form a busy loop.
             sleep(round.pause()).await;
         }
     }
 
-    /// Lists and watches until that must begin anew.
+    /// Lists and watches until a new list is necessary.
     async fn round(&self, lists: Lists, round: &mut Round) -> Result<Infallible, Anew> {
         let mut listed = loop {
             match self.list(lists, round).await {
@@ -154,7 +153,7 @@ impl Following {
         }
     }
 
-    /// Tells of a failure and waits until the server answers again.
+    /// Reports a failure and waits until the server responds again.
     async fn cope(&self, stop: Stop, lists: Lists, round: &mut Round) -> Result<(), Anew> {
         let kind = self.selection.kind;
         let failure = match stop {
@@ -165,16 +164,16 @@ impl Following {
         failure.judge(lists, kind)?;
         self.tell(What::Failed(chain(&failure.error))).await?;
         self.recover(&failure, lists, round).await?;
-        // What broke off once may do so each time: pages are asked for one by one.
+        // A stream that broke off once may do so each time, whereas pages are requested one by one.
         if failure.at == Moment::List && lists == Lists::Streamed {
             return Err(Anew::NotStreamed { is_refused: false });
         }
         Ok(())
     }
 
-    /// Waits until the server answers again, to go on from there or to list anew. One that was away may
-    /// be back with other data than it had, as from a backup, and a watch that goes on from a version
-    /// ahead of its own tells nothing until it has caught up.
+    /// Waits until the server responds, then resumes the watch or requests a new list. A server that was
+    /// away may return with other data, as from a backup, and a watch from a version ahead of its own
+    /// would be silent until it has caught up.
     async fn recover(
         &self,
         failure: &Failure,
@@ -214,7 +213,7 @@ impl Following {
         }
     }
 
-    /// The objects that are wanted.
+    /// Returns the selectors of the objects.
     fn selected(&self) -> ListParams {
         ListParams {
             label_selector: self.selection.labels.clone(),
@@ -227,20 +226,20 @@ impl Following {
         Request::new(&*self.selection.path)
     }
 
-    /// Asks for a list, or for a page of it.
+    /// Requests a list, or a page of it.
     async fn page(&self, wanted: &ListParams) -> kube::Result<ObjectList<Box<RawValue>>> {
         let request = self.request().list(wanted);
         let request = request.map_err(kube::Error::BuildRequest)?;
         self.client.request(request).await
     }
 
-    /// Reads an object to the end as it comes off the wire, so that what nobody needs is never kept.
+    /// Parses an object completely as it arrives, so that unused fields are never stored.
     fn read(&self, object: &RawValue) -> kube::Result<Box<Arrived>> {
         let arrived = (self.selection.read)(object.get());
         arrived.map(Box::new).map_err(kube::Error::SerdeError)
     }
 
-    /// Tells what was heard. Fails once nobody listens.
+    /// Sends an event. Fails once the receiver is gone.
     async fn tell(&self, what: What) -> Result<(), Anew> {
         let heard = Heard {
             kind: self.selection.kind,

@@ -1,5 +1,5 @@
-//! Writes what is heard of the API server to the overlay, whole lists at once, and knows what of it
-//! can't be used. No I/O.
+//! Applies the events of the API server to the overlay, complete lists at once, and tracks invalid
+//! objects. No I/O.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,26 +22,26 @@ use crate::{
     },
 };
 
-/// Where problems of these objects are told to come from.
+/// The origin of these objects' problems.
 const ORIGIN: &str = "API server";
 
-/// Kinds whose first lists are taken at once.
+/// Kinds whose first lists are applied together.
 const TOGETHER: [Kind; 2] = [Kind::Service, Kind::EndpointSlice];
 
-/// Kinds that nothing waits for, as nothing is programmed from them.
+/// Kinds that need not be synced, since the maps do not depend on them.
 const UNUSED: [Kind; 1] = [Kind::ServiceCidr];
 
-/// What is kept of Nodes.
+/// The parts of Nodes that are kept.
 #[derive(Clone, Debug, Default)]
 pub(super) struct NodeFilter {
-    /// The Node that is kept as it is: this one.
+    /// The name of this node, whose Node is kept completely.
     pub(super) own: String,
-    /// The labels that are kept of all others.
+    /// The labels of other Nodes that are kept.
     pub(super) labels: BTreeSet<String>,
 }
 
 impl NodeFilter {
-    /// What an object is, without what nobody reads of it.
+    /// Converts an object, without its unused parts.
     fn read(&self, arrived: Arrived) -> Read {
         let Arrived {
             id,
@@ -64,7 +64,7 @@ impl NodeFilter {
         Read { id, object, flaws }
     }
 
-    /// Drops what nobody reads of other Nodes: there may be thousands, with dozens of labels each.
+    /// Drops the unused parts of other Nodes: there may be thousands, with dozens of labels each.
     fn trim(&self, object: Object) -> Object {
         let Object::Node(node) = &object else {
             return object;
@@ -90,27 +90,27 @@ impl NodeFilter {
 pub(super) struct Reflector {
     kinds: BTreeMap<Kind, Said>,
     nodes: NodeFilter,
-    /// What is used in place of an API server that wasn't heard of yet.
+    /// A description of the data in use while the API server was not reached yet.
     stale: Option<String>,
-    /// Whether the file on disk holds all objects, or will once it is written.
+    /// True if the file on disk holds all objects, or will once it is written.
     pub(super) is_saved: bool,
 }
 
-/// What was said of one kind.
+/// The state of one kind.
 #[derive(Debug, Default)]
 struct Said {
-    /// The list that is coming in.
+    /// The list that is being received.
     listing: Option<Listing>,
-    /// A list that is complete, and waits for that of another kind.
+    /// A complete list that waits for that of another kind.
     waiting: Option<Listing>,
-    /// Whether a whole list has come.
+    /// True if a complete list was received.
     synced: bool,
     flaws: BTreeMap<ObjectId, Flaws>,
-    /// Why the server can't be asked, and since when.
+    /// The error if requests fail, and the time of the first failure.
     trouble: Option<(String, Timestamp)>,
 }
 
-/// A list that is coming in.
+/// A list that is being received.
 #[derive(Debug, Default)]
 struct Listing {
     objects: BTreeMap<ObjectId, Option<Object>>,
@@ -127,7 +127,7 @@ impl Listing {
     }
 }
 
-/// Takes note of what is wrong with an object now.
+/// Records the current errors of an object.
 fn note(all: &mut BTreeMap<ObjectId, Flaws>, id: &ObjectId, flaws: Option<Flaws>) {
     match flaws {
         Some(flaws) => all.insert(id.clone(), flaws),
@@ -135,28 +135,28 @@ fn note(all: &mut BTreeMap<ObjectId, Flaws>, id: &ObjectId, flaws: Option<Flaws>
     };
 }
 
-/// What is wrong with an object.
+/// The errors of an object.
 #[derive(Debug)]
 struct Flaws {
     uid: Option<Arc<str>>,
     /// The Service that it belongs to.
     owner: Option<Arc<str>>,
-    /// Whether the object was refused; else its fields are left out.
+    /// True if the object was refused; otherwise its fields are left out.
     is_refused: bool,
     fields: Vec<Invalid>,
 }
 
-/// What was read of an object.
+/// The result of reading an object.
 struct Read {
     id: ObjectId,
-    /// The object as it is now, which is nothing where Culvert has no part in it; nothing at all if
-    /// it was refused, which leaves its last good version.
+    /// The current object, an inner `None` if Culvert does not serve it; an outer `None` if it was
+    /// refused, which keeps its last valid version.
     object: Option<Option<Object>>,
     flaws: Option<Flaws>,
 }
 
 impl Reflector {
-    /// Nothing was said yet of these kinds.
+    /// Creates the state of these kinds, without any object.
     pub(super) fn new(kinds: impl IntoIterator<Item = Kind>, nodes: NodeFilter) -> Self {
         Self {
             kinds: kinds
@@ -169,7 +169,7 @@ impl Reflector {
         }
     }
 
-    /// Takes what was heard.
+    /// Applies an event.
     pub(super) fn take(&mut self, heard: Heard, now: Timestamp, edit: &mut Edit<'_>) {
         let Heard { kind, at, what } = heard;
         edit.at = at;
@@ -213,7 +213,7 @@ impl Reflector {
         self.settle(edit);
     }
 
-    /// Takes one object.
+    /// Applies the change of one object.
     fn change(&mut self, arrived: Arrived, edit: &mut Edit<'_>) {
         let read = self.nodes.read(arrived);
         let said = self.kinds.entry(read.id.kind).or_default();
@@ -228,8 +228,8 @@ impl Reflector {
         }
     }
 
-    /// Takes the lists that are complete. Services and their slices are taken together the first
-    /// time: a Service without the endpoints that it has would refuse connects.
+    /// Applies the complete lists. The first lists of Services and slices are applied together: a
+    /// Service without its endpoints would refuse connects.
     fn release(&mut self, edit: &mut Edit<'_>) {
         let is_ready = |kind: &Kind| {
             let said = self.kinds.get(kind);
@@ -253,7 +253,8 @@ impl Reflector {
         }
     }
 
-    /// Takes a whole list: what is not in it is gone, but what of it can't be read stays.
+    /// Applies a complete list: objects outside it are deleted, but unreadable ones in it keep their
+    /// last version.
     fn replace(&mut self, kind: Kind, listing: Listing, edit: &mut Edit<'_>) {
         let Listing { objects, flaws } = listing;
         let is_gone = |id: &ObjectId| !objects.contains_key(id) && !flaws.contains_key(id);
@@ -284,7 +285,7 @@ impl Reflector {
         });
     }
 
-    /// Whether a whole list of every kind has come that something is programmed from.
+    /// Returns true if a complete list was received for every kind that the maps depend on.
     pub(super) fn is_live(&self) -> bool {
         let mut needed = self
             .kinds
@@ -293,8 +294,8 @@ impl Reflector {
         needed.all(|(_, said)| said.synced)
     }
 
-    /// Goes on with what an earlier process wrote, or with nothing, until the server is heard of.
-    /// What is missing from it must not be taken for deleted.
+    /// Starts with the objects of an earlier process, if any, until the server is reached. Objects that
+    /// it lacks must not count as deleted.
     pub(super) fn use_snapshot(&mut self, snapshot: Option<Snapshot>, edit: &mut Edit<'_>) {
         let stale = snapshot.as_ref().map_or_else(
             || "nothing is known yet".to_owned(),
@@ -313,14 +314,14 @@ impl Reflector {
         edit.set_phase(Phase::Stale);
     }
 
-    /// Every field that can't be used.
+    /// Returns every invalid field.
     fn flaws(&self) -> impl Iterator<Item = (&ObjectId, &Flaws, &Invalid)> {
         let objects = self.kinds.values().flat_map(|said| &said.flaws);
         objects.flat_map(|(id, flaws)| flaws.fields.iter().map(move |field| (id, flaws, field)))
     }
 
-    /// What an operator must act on. What is wrong with a slice is told of its Service, where people
-    /// look.
+    /// Returns the problems that an operator must act on. An error in a slice is reported on its
+    /// Service, where operators look first.
     pub(super) fn concerns(&self, overlay: &Overlay) -> Vec<Concern> {
         let concern = |(id, flaws, invalid): (&ObjectId, &Flaws, &Invalid)| {
             let reason = if flaws.is_refused {
@@ -349,7 +350,7 @@ impl Reflector {
         self.flaws().map(concern).collect()
     }
 
-    /// What has been read, for status.
+    /// Returns the report for status.
     pub(super) fn report(&self, server: String, overlay: &Overlay) -> Report {
         let problems = self.flaws().map(|(id, flaws, invalid)| Problem {
             object: Some(id.to_string()),

@@ -11,14 +11,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::Object;
 
-/// What the file looks like: raised when an older one can't be read any more. What an older one lacks
-/// is as it is by default.
+/// The version of the file format: raised when older files become unreadable. Fields that an older file
+/// lacks have their defaults.
 const VERSION: u32 = 1;
 
-/// The largest file that is read: a hundred times what 10,000 Services take.
+/// The maximum size of the file: a hundred times the size for 10,000 Services.
 const MOST_BYTES: u64 = 2 << 30;
 
-/// What was known, and when.
+/// The known objects, with the time of the write.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Snapshot {
     pub(super) written: Timestamp,
@@ -34,7 +34,7 @@ struct Head {
     objects: usize,
 }
 
-/// Why a state can't be used.
+/// The error of a file that can't be used.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SnapshotError {
     #[error("cannot read it")]
@@ -55,7 +55,7 @@ pub(super) enum SnapshotError {
     Torn { found: usize, expected: usize },
 }
 
-/// Writes what is known, whole or not at all.
+/// Writes the state atomically, by a rename.
 pub(super) fn write(path: &Path, node: &str, snapshot: &Snapshot) -> io::Result<()> {
     let draft = path.with_extension("new");
     let mut file = BufWriter::new(File::create(&draft)?);
@@ -71,14 +71,14 @@ pub(super) fn write(path: &Path, node: &str, snapshot: &Snapshot) -> io::Result<
         serde_json::to_writer(&mut file, object)?;
         file.write_all(b"\n")?;
     }
-    // An edge node may lose its power at any moment.
+    // Synced to disk before the rename, since an edge node may lose power at any moment.
     file.into_inner()?.sync_all()?;
     fs::rename(&draft, path)?;
     path.parent()
         .map_or(Ok(()), |folder| File::open(folder)?.sync_all())
 }
 
-/// Reads what was known; nothing if nothing was ever written.
+/// Reads the last known state; `None` if nothing was ever written.
 pub(super) fn read(path: &Path, node: &str) -> Result<Option<Snapshot>, SnapshotError> {
     let file = match File::open(path) {
         Ok(file) => file,

@@ -22,7 +22,7 @@ fn id(name: &str) -> ObjectId {
     }
 }
 
-/// A node, with a label that tells its versions apart.
+/// Returns a node, with a label that distinguishes its versions.
 fn node(name: &str, version: &str) -> Content {
     Content::Object(Object::Node(Arc::new(Node {
         labels: BTreeMap::from([("version".to_owned(), version.to_owned())]),
@@ -68,7 +68,7 @@ impl Case {
             .remove(&Arc::from(Path::new(path)), &mut self.overlay.edit(AT));
     }
 
-    /// The nodes that count, each with its version.
+    /// Returns the nodes in use, each with its version.
     fn nodes(&mut self) -> Vec<String> {
         let update = self.store.take_update();
         for (name, node) in update.into_iter().flat_map(|update| update.nodes) {

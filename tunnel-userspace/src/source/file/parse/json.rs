@@ -8,7 +8,7 @@ use serde_json::{Deserializer, value::RawValue};
 use super::{BROKEN, Content, FEW, Parsed, contents, refused, within};
 use crate::{k8s, parallel};
 
-/// A list as `kubectl get -o json` prints it, with its items as they stand in the text.
+/// A list as `kubectl get -o json` prints it; the items stay as text.
 #[derive(Deserialize)]
 struct List<'a> {
     kind: &'a str,
@@ -16,8 +16,8 @@ struct List<'a> {
     items: Vec<&'a RawValue>,
 }
 
-/// Reads a file of JSON: values one after the other. What comes after one that can't be parsed
-/// can't be found.
+/// Parses a file of JSON: consecutive values. The values after a syntax error are lost, since their
+/// beginning can't be found.
 pub(in crate::source::file) fn json(text: &str) -> Vec<Parsed> {
     let place = |document, line, content: Vec<Content>| {
         content.into_iter().map(move |content| Parsed {
@@ -32,7 +32,8 @@ pub(in crate::source::file) fn json(text: &str) -> Vec<Parsed> {
         line: 1,
     };
     if let Some(items) = list(text) {
-        // The usual file: one list, which is then read twice, not three times.
+        // The usual file, one list, is read twice in total; without this check it would be read three
+        // times.
         return place(1, lines.of_next(0), of_items(&items)).collect();
     }
     let mut parsed = Vec::new();
@@ -60,13 +61,13 @@ fn of_document(text: &str) -> Vec<Content> {
     }
 }
 
-/// The items of a list; nothing if it is none.
+/// Returns the items of a list; `None` if the text is no list.
 fn list(text: &str) -> Option<Vec<&RawValue>> {
     let list = serde_json::from_str::<List<'_>>(text).ok()?;
     (list.kind == "List").then_some(list.items)
 }
 
-/// Parses the items of a list by several threads.
+/// Parses the items of a list in several threads.
 fn of_items(items: &[&RawValue]) -> Vec<Content> {
     let item = |i, item: &&RawValue| {
         let content = of_one(item.get()).into_iter();
@@ -84,13 +85,14 @@ fn of_items(items: &[&RawValue]) -> Vec<Content> {
 fn of_one(text: &str) -> Vec<Content> {
     let parse = || match k8s::parse_json(text) {
         Ok(parsed) => contents(parsed),
-        // Its text is well-formed, or it would not be here: a number too large, or too deep a nest.
+        // The text is well-formed JSON here, so this is a number that is too large, or too deep a
+        // nesting.
         Err(error) => vec![refused(format!("is not JSON: {error}"))],
     };
     catch_unwind(parse).unwrap_or_else(|_| vec![refused(BROKEN)])
 }
 
-/// Counts lines up to growing offsets.
+/// Counts lines up to increasing offsets.
 struct Lines<'a> {
     text: &'a str,
     offset: usize,
@@ -98,7 +100,7 @@ struct Lines<'a> {
 }
 
 impl Lines<'_> {
-    /// The line of the first thing at or after an offset.
+    /// Returns the line of the first non-blank character at or after an offset.
     fn of_next(&mut self, offset: usize) -> usize {
         let rest = self.text.get(offset..).unwrap_or_default();
         let end = offset + (rest.len() - rest.trim_start().len());

@@ -17,7 +17,7 @@ fn of(text: &str) -> Vec<Parsed> {
     yaml(text, &Cache::default()).0
 }
 
-/// Each one in a few words: where it is, and what it says.
+/// Formats each item in a few words: its position and content.
 fn words(parsed: &[Parsed]) -> Vec<String> {
     let word = |one: &Parsed| {
         let content = match &one.content {
@@ -42,7 +42,7 @@ fn words(parsed: &[Parsed]) -> Vec<String> {
     parsed.iter().map(word).collect()
 }
 
-/// Asserts that there are as many, each beginning with these words.
+/// Asserts the number of items, each beginning with these words.
 fn expect_words(parsed: &[Parsed], expected: &[&str]) {
     let found = words(parsed);
     let mut pairs = found.iter().zip(expected);
@@ -160,7 +160,7 @@ fn what_is_too_deep_or_grows_too_large_is_refused() {
     let deep = format!("{}{}", "[".repeat(50_000), "]".repeat(50_000));
     assert!(words(&of(&format!("a: {deep}\n")))[0].contains("refused is not YAML"));
     assert!(words(&json(&deep))[0].contains("refused is not JSON"));
-    // A bomb of aliases.
+    // An expansion bomb of aliases.
     let mut file = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
     for i in 1..9 {
         let last = format!("*a{}", i - 1);

@@ -18,7 +18,7 @@ pub(super) fn service(name: &str, address: &str) -> String {
 pub(super) const BAD: &str =
     "apiVersion: v1\nkind: Service\nmetadata: {name: bad}\nspec: {clusterIP: x}\n";
 
-/// A folder with an empty folder `manifests`.
+/// Creates a folder with an empty folder `manifests`.
 pub(super) fn folder() -> TempDir {
     let dir = tempfile::tempdir().expect("a folder");
     fs::create_dir(dir.path().join("manifests")).expect("a folder");
@@ -43,7 +43,7 @@ pub(super) async fn on(dir: TempDir, path: &str) -> Followed {
     Followed::new(dir, store, report, |stop| source.run(stop))
 }
 
-/// A Service `a` and another, which may be refused.
+/// Returns a Service `a` and another document, which may be refused.
 pub(super) fn with(address: &str, other: &str) -> String {
     format!("{}---\n{other}", service("a", address))
 }

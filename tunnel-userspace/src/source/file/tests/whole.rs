@@ -1,12 +1,12 @@
-//! Whether updates say that nothing is missing.
+//! The completeness of updates: their `whole` flag.
 
 use std::{fs, os::unix::fs::symlink, path::Path};
 
 use super::watched::{self, BAD, folder, service};
 use crate::source::tests::Followed;
 
-/// Starts on a folder with `a` and something else, and takes the first update. Says whether it is
-/// whole.
+/// Starts on a folder with `a` and another entry, and takes the first update. Returns it with its
+/// `whole` flag.
 async fn beside(make: impl FnOnce(&Path)) -> (Followed, bool) {
     let dir = folder();
     let manifests = dir.path().join("manifests");
@@ -42,7 +42,7 @@ async fn a_bad_document_is_missing_until_it_is_mended() {
     let (mut watched, is_whole) = beside(write).await;
     assert!(!is_whole);
 
-    // Even if nothing is left of it.
+    // This holds even if the file has no object left.
     watched.write("b.yaml", "# nothing\n");
 
     until_whole(&mut watched).await;

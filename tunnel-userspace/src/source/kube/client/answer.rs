@@ -1,4 +1,4 @@
-//! What becomes of an answer before it is read.
+//! Wraps responses before they are parsed.
 
 use std::time::Duration;
 
@@ -13,21 +13,21 @@ use kube::{
 use tokio::time::timeout;
 use tower::BoxError;
 
-/// The body of an answer.
+/// The body of a response.
 pub(super) type Answer = UnsyncBoxBody<Bytes, BoxError>;
 
-/// Nothing more came of an answer that has begun.
+/// A response stopped after its beginning.
 #[derive(Debug, thiserror::Error)]
 #[error("the API server stopped in the middle of an answer, and was silent for {0:?}")]
 struct Silent(Duration);
 
-/// The body as it comes.
+/// Returns the body unchanged.
 pub(super) fn plain(body: Body) -> Answer {
     body.map_err(BoxError::from).boxed_unsync()
 }
 
-/// The body as it comes, until nothing came for a time: keep-alive tells of a connection that is
-/// dead, and not of a server that is stuck. `gave_up` is called then.
+/// Returns the body with a limit for silence: TCP keep-alive detects a dead connection, but not a stuck
+/// server. Calls `gave_up` at the limit.
 pub(super) fn impatient(
     body: Body,
     patience: Duration,
@@ -52,9 +52,9 @@ pub(super) fn impatient(
     StreamBody::new(frames).boxed_unsync()
 }
 
-/// Says in the body of a refusal how long not to ask again, where the head says it: who asks sees
-/// nothing but the body. It stands in the head alone where the API server has too much to do
-/// (apiserver `pkg/server/filters/priority-and-fairness.go`).
+/// Copies the pause of a refusal (`Retry-After`) from the head to the body, since callers see only the
+/// body. An overloaded API server sends it in the head alone (apiserver
+/// `pkg/server/filters/priority-and-fairness.go`).
 pub(super) async fn with_pause(answer: Response<Answer>) -> Result<Response<Answer>, BoxError> {
     let seconds = answer.headers().get(RETRY_AFTER);
     let seconds = seconds.and_then(|value| value.to_str().ok()?.parse::<u32>().ok());

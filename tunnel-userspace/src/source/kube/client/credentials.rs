@@ -1,5 +1,5 @@
-//! The files that say how to reach the API server, and who asks: they are replaced while we run, as by
-//! a kubelet that renews its certificate.
+//! The files with the addresses and credentials for the API server: they are replaced while the process
+//! runs, for example by a kubelet that renews its certificate.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -8,32 +8,33 @@ use kube::config::{Config, KubeConfigOptions, Kubeconfig};
 use super::{AccessError, Settings};
 use crate::source::fingerprint::{Fingerprint, fingerprint};
 
-/// What the kubelet mounts into a pod (kube-client `config/incluster_config.rs` reads the same).
+/// The files that the kubelet mounts into a pod (kube-client `config/incluster_config.rs` reads the
+/// same).
 const IN_POD: [&str; 2] = [
     "/var/run/secrets/kubernetes.io/serviceaccount/token",
     "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt",
 ];
 
-/// Files, as they were before they were read.
+/// Files, with their fingerprints before they were read.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Files(BTreeMap<PathBuf, Option<Fingerprint>>);
 
 impl Files {
-    /// Takes note of a file as it is now.
+    /// Records the current fingerprint of a file.
     fn see(&mut self, path: impl Into<PathBuf>) {
         let path = path.into();
         let fingerprint = fingerprint(&path);
         self.0.insert(path, fingerprint);
     }
 
-    /// Whether one of them is another one now.
+    /// Returns true if one of the files has changed.
     pub(super) fn have_changed(&self) -> bool {
         let mut files = self.0.iter();
         files.any(|(path, seen)| fingerprint(path) != *seen)
     }
 
-    /// Reads what they say. Each is seen before it is read, so one that changes meanwhile is read
-    /// again the next time.
+    /// Reads the files. Each fingerprint is taken before the read, so a file that changes meanwhile is
+    /// read again the next time.
     pub(super) async fn read(&mut self, settings: &Settings) -> Result<Config, AccessError> {
         self.0.clear();
         let mut config = match &settings.kubeconfig {
@@ -59,7 +60,7 @@ impl Files {
     }
 }
 
-/// The files that a kubeconfig names.
+/// Returns the files that a kubeconfig names.
 fn named(kubeconfig: &Kubeconfig) -> impl Iterator<Item = &String> {
     let clusters = kubeconfig.clusters.iter();
     let authorities = clusters
@@ -92,7 +93,7 @@ mod tests {
              \x20 user: {{client-certificate: {cert}, client-key: {key}, tokenFile: {token}}}\n"
         );
         let kubeconfig = Kubeconfig::from_yaml(&text).unwrap();
-        // The key comes later, as where a pair is written one by one.
+        // The key is written last, as when a pair is written one by one.
         for path in [&paths[0], &paths[1], &paths[3]] {
             fs::write(path, "old").unwrap();
         }

@@ -5,12 +5,12 @@ use kube::core::Status;
 use super::{Anew, Lists};
 use crate::model::Kind;
 
-/// Why listing or watching ended.
+/// The reason why a list or watch ended.
 #[derive(Debug)]
 pub(super) enum Stop {
-    /// What to do about it is known.
+    /// A reason that determines the next step.
     Anew(Anew),
-    /// It failed.
+    /// A failed request.
     Failed(Failure),
 }
 
@@ -21,26 +21,26 @@ impl From<Anew> for Stop {
 }
 
 impl Stop {
-    /// Lets an error end what was going on.
+    /// Wraps an error with the moment at which it occurred.
     pub(super) const fn at(at: Moment) -> impl FnOnce(kube::Error) -> Self {
         move |error| Self::Failed(Failure { error, at })
     }
 }
 
-/// What was going on.
+/// The moment of a failure.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Moment {
-    /// A list, or a page of one, was asked for.
+    /// At the request of a list, or of a page.
     ListStart,
-    /// A list was coming.
+    /// During a list.
     List,
-    /// A watch was asked for.
+    /// At the request of a watch.
     WatchStart,
-    /// A watch was open.
+    /// During a watch.
     Watch,
 }
 
-/// What failed.
+/// A failed request.
 #[derive(Debug)]
 pub(super) struct Failure {
     pub(super) error: kube::Error,
@@ -48,7 +48,7 @@ pub(super) struct Failure {
 }
 
 impl Failure {
-    /// Fails with what it means beyond trying again, if it means anything.
+    /// Returns an error if the failure requires more than a retry.
     pub(super) fn judge(&self, lists: Lists, kind: Kind) -> Result<(), Anew> {
         let Some(status) = status(&self.error) else {
             return Ok(());
@@ -56,25 +56,27 @@ impl Failure {
         let is_streamed = lists == Lists::Streamed;
         let is_start = matches!(self.at, Moment::ListStart | Moment::WatchStart);
         match status.code {
-            // Only of this kind it means that: what stands before an API server says it of anything.
+            // Only for this kind a 404 means that it is absent: a proxy before an API server may send it
+            // for any path.
             404 if is_start && kind == Kind::ServiceCidr => Err(Anew::Absent),
             400 | 422 if is_start && is_streamed => Err(Anew::NotStreamed { is_refused: true }),
-            // Too large, from a server that is behind, or whose data is older.
+            // The version is too large: the server lags, or its data are older.
             504 if is_too_large(status) => Err(Anew::Lost),
-            // Some say it only then: an API server whose etcd can't tell how far it is (3.4.24 and
-            // older) ends the list with an error. Pages show whether there is more to it.
+            // Some servers refuse only during the list: an API server whose etcd can't report its
+            // progress (3.4.24 and older) ends the list with an error. Pages show if there is another
+            // cause.
             _ if self.at == Moment::List && is_streamed => {
                 Err(Anew::NotStreamed { is_refused: false })
             }
-            // Too old: of the watch, or of the page to go on from.
+            // The version is too old, for the watch or the next page.
             410 => Err(Anew::Lost),
             _ => Ok(()),
         }
     }
 
-    /// How long the server wants not to be asked.
+    /// Returns the pause that the server requests.
     pub(super) fn wanted_pause(&self) -> Duration {
-        /// Longer than this nobody waits, whatever the server says.
+        /// The limit of the pause, for any request of the server.
         const LONGEST: Duration = Duration::from_secs(60);
         let details = status(&self.error).and_then(|status| status.details.as_ref());
         let seconds = details.map_or(0, |details| details.retry_after_seconds);
@@ -82,8 +84,8 @@ impl Failure {
     }
 }
 
-/// Whether the version that was asked for is one that the server doesn't have yet
-/// (apimachinery `pkg/api/errors/errors.go`, `NewTooLargeResourceVersionError`).
+/// Returns true if the server does not have the requested version yet (apimachinery
+/// `pkg/api/errors/errors.go`, `NewTooLargeResourceVersionError`).
 fn is_too_large(status: &Status) -> bool {
     let causes = status.details.iter().flat_map(|details| &details.causes);
     status.message.contains("Too large resource version")

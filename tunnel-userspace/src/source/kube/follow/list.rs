@@ -1,4 +1,4 @@
-//! A list of all objects, as the server says it.
+//! Reads a list of all objects from the server.
 
 use futures_util::StreamExt as _;
 use kube::core::WatchEvent;
@@ -11,25 +11,25 @@ use super::{
     pace::Round,
     watch::Watch,
 };
-/// How long a server that streams its list may be silent before the end of it. One that doesn't know
-/// of such lists never says that they have ended.
+/// The maximum silence before the end of a streamed list. A server without streamed lists never sends
+/// that end.
 const SILENCE: Duration = Duration::from_secs(10);
 
-/// What marks the end of a list that is streamed.
+/// The annotation at the end of a streamed list.
 const END_OF_LIST: &str = "k8s.io/initial-events-end";
 
-/// A list that is complete.
+/// A complete list.
 pub(super) struct Listed {
     /// The version to watch from.
     pub(super) version: String,
-    /// The watch that it was the beginning of.
+    /// The open watch that streamed the list.
     pub(super) watch: Option<Watch>,
 }
 
 impl Following {
-    /// Lists all objects. A list of an older version than what was seen is not taken, unless the
-    /// server stays there. Both ways are consistent reads, yet what caches answers of an API server,
-    /// or a server that was restored from a backup, gives such a list.
+    /// Lists all objects. A list older than the last seen version is refused, unless the server stays at
+    /// older versions. Both forms are consistent reads, yet a cache before an API server, or a server
+    /// that was restored from a backup, returns such a list.
     pub(super) async fn list(&self, lists: Lists, round: &mut Round) -> Result<Listed, Stop> {
         let server = self.current.index();
         let listed = match lists {
@@ -56,16 +56,16 @@ impl Following {
         Ok(listed)
     }
 
-    /// A list that is the beginning of a watch.
+    /// Reads a list from the beginning of a watch.
     async fn streamed(&self) -> Result<Listed, Stop> {
         const NOT_STREAMED: Stop = Stop::Anew(Anew::NotStreamed { is_refused: false });
-        // Without a version it is a consistent read.
+        // Without a version, this is a consistent read.
         let opened = self.open(true, "").await;
         let mut watch = opened.map_err(Stop::at(Moment::ListStart))?;
         self.tell(What::ListBegins).await?;
         loop {
             let next = timeout(SILENCE, watch.events.next()).await;
-            // It is silent, or has ended without a word.
+            // The stream is silent, or ended without the annotation.
             let Ok(Some(event)) = next else {
                 return Err(NOT_STREAMED);
             };
@@ -83,7 +83,7 @@ impl Following {
                         });
                     }
                 }
-                // Nothing of a list is gone.
+                // A list has no deleted objects.
                 WatchEvent::Deleted(_) => {}
                 WatchEvent::Error(status) => {
                     return Err(Stop::at(Moment::List)(kube::Error::Api(status)));
@@ -92,7 +92,7 @@ impl Following {
         }
     }
 
-    /// A list in pages.
+    /// Reads a list in pages.
     async fn paged(&self) -> Result<Listed, Stop> {
         let mut page = self.selected().limit(self.settings.page_size);
         self.tell(What::ListBegins).await?;

@@ -3,17 +3,18 @@ use tokio::time::{Duration, Instant};
 /// The first pause after a failure; it doubles from there.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 
-/// What is known of the server over several rounds.
+/// The known state of the server over several rounds.
 #[derive(Debug)]
 pub(super) struct Round {
     longest_pause: Duration,
-    /// How long what a server has may be older than what was seen, until it is taken for restored.
+    /// The time that the server's data may be older than the last seen version, before they count as
+    /// restored.
     lag: Duration,
     failures: u32,
-    /// The version that what was seen is of; nothing where it is no number (from Kubernetes 1.35 on
-    /// they may be compared).
+    /// The last seen version; `None` if it is no number (from Kubernetes 1.35 on, versions may be
+    /// compared).
     seen: Option<u64>,
-    /// Since when lists are of an older one.
+    /// The time since which lists are older than that.
     older_since: Option<Instant>,
 }
 
@@ -28,7 +29,7 @@ impl Round {
         }
     }
 
-    /// Whether a version is older than what was seen.
+    /// Returns true if a version is older than the last seen one.
     pub(super) fn is_older(&self, version: &str) -> bool {
         let version = version.parse::<u64>().ok();
         version
@@ -36,8 +37,8 @@ impl Round {
             .is_some_and(|(version, seen)| version < seen)
     }
 
-    /// Whether to leave a list of this version: it would bring back what is gone. A server that lags
-    /// catches up; one that doesn't was restored from a backup, and what it has is the truth.
+    /// Returns true if a list of this version must be refused: it would restore deleted objects. A
+    /// lagging server catches up; one that doesn't was restored from a backup, and its data are valid.
     pub(super) fn is_behind(&mut self, version: &str) -> bool {
         if !self.is_older(version) {
             return false;
@@ -46,8 +47,7 @@ impl Round {
         since.elapsed() < self.lag
     }
 
-    /// Takes note of the version of a list that was taken. Gives what was seen before, where that is
-    /// ahead of it.
+    /// Records the version of an accepted list. Returns the last seen version if that is ahead of it.
     pub(super) fn listed(&mut self, version: &str) -> Option<u64> {
         let ahead = self.seen.filter(|_| self.is_older(version));
         self.seen = version.parse().ok();
@@ -55,7 +55,7 @@ impl Round {
         ahead
     }
 
-    /// Takes note of the version of what a watch told. Says whether it is ahead of all before.
+    /// Records the version of a watch event. Returns true if it is ahead of all earlier ones.
     pub(super) fn moved(&mut self, version: &str) -> bool {
         let version = version.parse().ok();
         let is_ahead = version.is_none() || version > self.seen;
@@ -63,23 +63,23 @@ impl Round {
         is_ahead
     }
 
-    /// The version that what was seen is of.
+    /// Returns the last seen version.
     pub(super) fn seen(&self) -> u64 {
         self.seen.unwrap_or(0)
     }
 
-    /// Takes note that the server does as it should.
+    /// Records that the server works as expected.
     pub(super) const fn succeeded(&mut self) {
         self.failures = 0;
     }
 
-    /// How many pauses there were since.
+    /// Returns the number of pauses since the last success.
     pub(super) const fn failures(&self) -> u32 {
         self.failures
     }
 
-    /// How long to wait after a failure: twice as long as after the one before, of which half is
-    /// left to chance, so that not every node comes at once.
+    /// Returns the next pause after a failure: twice the preceding one, half of it random, so that not
+    /// all nodes retry at once.
     pub(super) fn pause(&mut self) -> Duration {
         let full = FIRST_PAUSE * (1 << self.failures.min(16));
         let full = full.min(self.longest_pause);
@@ -106,7 +106,7 @@ mod tests {
         assert!(round.is_behind("709"));
         tokio::time::advance(Duration::from_secs(59)).await;
         assert!(round.is_behind("600"));
-        // A list in between that is not older begins it anew.
+        // A newer list in between restarts the period.
         assert!(!round.is_behind("710"));
         assert_eq!(round.listed("710"), None);
         tokio::time::advance(Duration::from_secs(2)).await;

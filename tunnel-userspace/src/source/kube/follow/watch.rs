@@ -1,4 +1,4 @@
-//! What changes, as the server says it.
+//! Reads changes from the server.
 
 use futures_util::{StreamExt as _, stream::BoxStream};
 use kube::{api::WatchParams, core::WatchEvent};
@@ -12,21 +12,21 @@ use super::{
     pace::Round,
 };
 
-/// A watch that ends sooner than this, and has told nothing new, was none.
+/// The minimum duration of a watch without new events; a shorter one counts as failed.
 const SOON: Duration = Duration::from_secs(1);
 
 /// A watch that is open.
 pub(super) struct Watch {
     pub(super) events: BoxStream<'static, kube::Result<WatchEvent<Box<RawValue>>>>,
     since: Instant,
-    /// When it is over, whatever its server thinks.
+    /// The time after which the watch is closed here, even if the server keeps it open.
     until: Instant,
-    /// Whether it has told something new.
+    /// True if the watch has sent a new version.
     is_new: bool,
 }
 
 impl Watch {
-    /// Takes note that the list is over and the watch begins: that a list came says nothing of it.
+    /// Resets the watch at the end of its list, whose objects do not count as events.
     pub(super) fn begun(&mut self) {
         self.since = Instant::now();
         self.is_new = false;
@@ -34,10 +34,10 @@ impl Watch {
 }
 
 impl Following {
-    /// Opens a watch from a version on, with a list of what is there or without.
+    /// Opens a watch from a version, with or without an initial list.
     pub(super) async fn open(&self, with_list: bool, version: &str) -> kube::Result<Watch> {
         let seconds = u32::try_from(self.settings.watch_timeout.as_secs()).unwrap_or(u32::MAX);
-        // Not all watches of all nodes at once.
+        // The jitter spreads the watches of all nodes.
         let seconds = (seconds - fastrand::u32(0..=seconds / 10)).max(1);
         let wanted = WatchParams {
             label_selector: self.selection.labels.clone(),
@@ -58,7 +58,7 @@ impl Following {
         })
     }
 
-    /// Tells what changes until the watch ends, and leaves a pause after one that was none.
+    /// Reports changes until the watch ends, and pauses after a failed one.
     pub(super) async fn watch(
         &self,
         open: Option<Watch>,
@@ -84,14 +84,14 @@ impl Following {
         ended
     }
 
-    /// Tells what changes until the watch ends.
+    /// Reports changes until the watch ends.
     async fn hear(
         &self,
         watch: &mut Watch,
         version: &mut String,
         round: &mut Round,
     ) -> Result<(), Stop> {
-        // Takes note of a version; says whether it is ahead of all before.
+        // Records a version; returns true if it is ahead of all earlier ones.
         let mut note = |new: String| {
             let is_new = round.moved(&new);
             if !new.is_empty() {

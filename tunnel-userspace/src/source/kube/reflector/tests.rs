@@ -56,7 +56,7 @@ fn bad(name: &str) -> Box<Arrived> {
     arrived(id(Kind::Service, name), Err(missing("spec.ports")))
 }
 
-/// Two kinds, of which one has nothing to say.
+/// Two kinds, one of which stays empty.
 struct Case {
     reflector: Reflector,
     store: Store,
@@ -92,7 +92,7 @@ impl Case {
         self.hear(kind, What::ListEnds);
     }
 
-    /// Uses what was kept of Services.
+    /// Uses a snapshot with these Services.
     fn keep(&mut self, names: &[&str]) {
         let snapshot = Snapshot {
             written: now(),
@@ -194,7 +194,7 @@ fn services_wait_for_their_slices_the_first_time() {
     case.list(Kind::EndpointSlice, []);
 
     assert_eq!(case.names(), ["a", "c"]);
-    // Nothing is programmed from the third kind.
+    // The maps do not depend on the third kind.
     assert!(case.reflector.is_live());
     case.list(Kind::Service, [good("a")]);
     assert_eq!(case.names(), ["a"]);
@@ -240,7 +240,7 @@ fn an_object_that_is_refused_stays_as_it_was_and_stops_no_other() {
         "API server: Service shop/a: spec.ports: is required"
     );
 
-    // It is mended by another version, or by going.
+    // Another version of the object, or its deletion, resolves the problem.
     case.hear(Kind::Service, What::Changed(good("a")));
     assert_eq!(case.is_whole(), Some(true));
     case.hear(Kind::Service, What::Changed(bad("a")));

@@ -1,4 +1,4 @@
-//! Who asks, while that changes.
+//! Credentials that change.
 
 use std::{fs, path::Path};
 
@@ -6,15 +6,15 @@ use serde_json::{Value, json};
 
 use super::{server::kubeconfig_of, *};
 
-/// How it is replaced by those who renew it: whole.
+/// Replaces a file atomically, as tools that renew credentials do.
 fn replace(path: &Path, text: &str) {
     let draft = path.with_extension("new");
     fs::write(&draft, text).expect("written");
     fs::rename(&draft, path).expect("renamed");
 }
 
-/// A server that tells a Service `a` whose address says whom it believes, and nothing to others. Its
-/// watches end, so that it is asked again and again.
+/// Starts a server that sends a Service `a` whose address shows the accepted token, and nothing to other
+/// clients. Its watches end, so that it is requested repeatedly.
 fn believing(tokens: &'static [(&'static str, &'static str)]) -> Server {
     Server::start(Script::all(move |asked| {
         let known = tokens
@@ -30,7 +30,7 @@ fn believing(tokens: &'static [(&'static str, &'static str)]) -> Server {
         if !is_watch(asked) {
             return listed(&[], 1, None);
         }
-        // Each address has a version of its own.
+        // Each address has its own version.
         let version = 10 + address.bytes().last().map_or(0, u64::from);
         Reply::Closed(if is_service {
             vec![watched("MODIFIED", "a", address, version)]
@@ -40,7 +40,7 @@ fn believing(tokens: &'static [(&'static str, &'static str)]) -> Server {
     }))
 }
 
-/// A folder with the kubeconfig of a user.
+/// Creates a folder with the kubeconfig of a user.
 fn folder_of(server: &Server, user: &Value) -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     replace(
@@ -50,7 +50,7 @@ fn folder_of(server: &Server, user: &Value) -> tempfile::TempDir {
     folder
 }
 
-/// Waits until a server was asked three times more.
+/// Waits until the server has received three more requests.
 async fn until_asked_again(server: &Server) {
     let before = server.asked("/api/v1/services").len();
     while server.asked("/api/v1/services").len() < before + 3 {

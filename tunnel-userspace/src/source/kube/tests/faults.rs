@@ -1,12 +1,12 @@
-//! Servers that do what they shouldn't.
+//! Servers with faults.
 
 use super::{
     server::{Asked, end_of_list, failed, listed, too_many_twice},
     *,
 };
 
-/// A list of one Service, streamed or as a page, as it is asked for; the first ends with a version
-/// that is too old to go on from.
+/// Returns a list of one Service, streamed or as a page, as requested; the first ends with a version
+/// that is too old for a watch.
 fn one_of(asked: &Asked, name: &str, address: &str, version: u64, then: Vec<String>) -> Reply {
     if !is_streamed(asked) {
         return listed(&[(name, address)], version, None);
@@ -54,7 +54,7 @@ async fn a_server_that_lags_brings_nothing_back_that_is_gone() {
         let lists = services
             .iter()
             .filter(|asked| is_streamed(asked) || !is_watch(asked));
-        // None may be answered from what the server happens to have.
+        // No list may be answered from the server's cache.
         for asked in lists {
             let version = asked.query.get("resourceVersion");
             assert!(version.is_none_or(String::is_empty), "{asked:?}");
@@ -90,7 +90,7 @@ async fn a_server_that_ends_each_watch_at_once_is_asked_no_faster_than_one_that_
         if is_streamed(asked) {
             return Reply::Closed(vec![end_of_list(7)]);
         }
-        // Said again and again, it is nothing new.
+        // A repeated event with the same version is not new.
         Reply::Closed(vec![watched("MODIFIED", "a", "10.0.0.1", 6)])
     }));
     let mut followed = follow(&[&server]).await;
@@ -98,7 +98,7 @@ async fn a_server_that_ends_each_watch_at_once_is_asked_no_faster_than_one_that_
 
     tokio::time::sleep(Duration::from_secs(2)).await;
 
-    // Pauses of 125 ms at least, and of 150 ms from the second on.
+    // Pauses of at least 125 ms, and 150 ms from the second on.
     let asked = server.asked("/api/v1/services").len();
     assert!((3..=16).contains(&asked), "{asked}");
 }
@@ -115,7 +115,7 @@ async fn a_version_that_is_too_old_after_each_list_is_met_with_growing_pauses() 
 
     tokio::time::sleep(Duration::from_secs(3)).await;
 
-    // Pauses of 125 ms, 250 ms, 500 ms and a second, at least.
+    // Pauses of at least 125 ms, 250 ms, 500 ms and a second.
     let asked = server.asked("/api/v1/services").len();
     assert!((2..=7).contains(&asked), "{asked}");
 }

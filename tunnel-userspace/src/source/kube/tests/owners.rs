@@ -1,4 +1,4 @@
-//! What is read more where it matters who has an address, or where a Node is.
+//! The larger selections if the owners of addresses, or the pools of Nodes, matter.
 
 use super::*;
 
@@ -15,7 +15,7 @@ fn more_is_read_where_it_matters_who_has_an_address_or_where_a_node_is() {
     });
     let served = Some("!service.kubernetes.io/service-proxy-name");
     let own = Some("metadata.name=node-a");
-    // What selects Services by their labels, and Nodes by their fields, and which labels of other Nodes
+    // The label selector of Services, the field selector of Nodes, and the labels of other Nodes that
     // are kept.
     for (what, scope, services, nodes, kept) in [
         ("neither", scope(), served, own, vec![ZONE]),

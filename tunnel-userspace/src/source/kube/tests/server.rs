@@ -1,4 +1,4 @@
-//! A server on loopback with a script.
+//! A scripted server on loopback.
 
 use std::{
     collections::BTreeMap,
@@ -34,36 +34,36 @@ use crate::source::kube::ApiServer;
 pub(super) struct Asked {
     pub(super) path: String,
     pub(super) query: BTreeMap<String, String>,
-    /// Who asks, by what is in the head.
+    /// The bearer token in the head.
     pub(super) token: Option<String>,
 }
 
-/// One answer.
+/// A response.
 #[derive(Debug)]
 pub(super) enum Reply {
-    /// A document.
+    /// A complete document.
     Whole(u16, Value),
-    /// A refusal with seconds in its head.
+    /// A refusal with a pause in its head.
     Later(u32, Value),
     /// Lines, after which the connection stays open.
     Held(Vec<String>),
-    /// Lines, after which the answer ends.
+    /// Lines, after which the response ends.
     Closed(Vec<String>),
-    /// Nothing, ever.
+    /// No response, ever.
     Silence,
 }
 
 type Answer = dyn Fn(&Asked, usize) -> Reply + Send + Sync;
 
-/// What is answered.
+/// The responses of a server.
 pub(super) struct Script {
     answer: Box<Answer>,
-    /// Whether it answers for Services only; nothing is there of other kinds.
+    /// True if it responds for Services only; other kinds are empty.
     is_of_services: bool,
 }
 
 impl Script {
-    /// Answers for Services; the look for how far the server is finds it ahead of everything.
+    /// Responds for Services; the probe of the server's version finds it ahead of all versions.
     pub(super) fn new(answer: impl Fn(&Asked) -> Reply + Send + Sync + 'static) -> Self {
         Self::counting(move |asked, _| {
             if asked.query.get("limit").is_some_and(|limit| limit == "1") {
@@ -73,7 +73,7 @@ impl Script {
         })
     }
 
-    /// Answers for Services, by how often they were asked for before.
+    /// Responds for Services, by the number of earlier requests for them.
     pub(super) fn counting(
         answer: impl Fn(&Asked, usize) -> Reply + Send + Sync + 'static,
     ) -> Self {
@@ -83,7 +83,7 @@ impl Script {
         }
     }
 
-    /// Answers for every kind.
+    /// Responds for every kind.
     pub(super) fn all(answer: impl Fn(&Asked) -> Reply + Send + Sync + 'static) -> Self {
         Self {
             answer: Box::new(move |asked, _| answer(asked)),
@@ -103,7 +103,7 @@ impl Script {
     }
 }
 
-/// The server. It ends with this.
+/// The server. It stops when this is dropped.
 pub(super) struct Server {
     address: SocketAddr,
     log: Arc<Mutex<Vec<Asked>>>,
@@ -112,7 +112,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// A server that refuses connects until it is opened.
+    /// Creates a server that refuses connects until it is opened.
     pub(super) fn reserved() -> Self {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
         let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
@@ -154,13 +154,13 @@ impl Server {
             .expect("an address")
     }
 
-    /// The server as a config names it.
+    /// Returns the server as a config names it.
     pub(super) fn named(&self) -> ApiServer {
         let (text, uri) = (self.uri().to_string(), self.uri());
         ApiServer { text, uri }
     }
 
-    /// What was asked for at a path.
+    /// Returns the requests for a path.
     pub(super) fn asked(&self, path: &str) -> Vec<Asked> {
         let log = self.log.lock();
         let asked = log.iter().filter(|asked| asked.path == path);
@@ -236,7 +236,7 @@ fn answer(
     Some(response.body(body).expect("an answer"))
 }
 
-/// A value of a query without its percent signs.
+/// Decodes the percent signs in a query value.
 fn plain(value: &str) -> String {
     let mut parts = value.split('%');
     let mut plain = parts.next().unwrap_or_default().to_owned();
@@ -258,22 +258,22 @@ fn service(name: &str, address: &str, version: u64) -> Value {
     })
 }
 
-/// A line of a watch, with its parts in the order of the API server's.
+/// Returns a line of a watch, with its fields in the API server's order.
 pub(super) fn line(what: &str, object: &Value) -> String {
     format!(r#"{{"type":"{what}","object":{object}}}"#)
 }
 
-/// A line of a watch.
+/// Returns a line of a watch for a Service.
 pub(super) fn watched(what: &str, name: &str, address: &str, version: u64) -> String {
     line(what, &service(name, address, version))
 }
 
-/// The lines of a streamed list of one Service, and of the version of the list.
+/// Returns the lines of a streamed list of one Service, with the version of the list.
 pub(super) fn list_of_one(name: &str, address: &str, version: u64, list: u64) -> Vec<String> {
     vec![watched("ADDED", name, address, version), end_of_list(list)]
 }
 
-/// The line after the last object of a streamed list.
+/// Returns the line after the last object of a streamed list.
 pub(super) fn end_of_list(version: u64) -> String {
     let metadata = json!({
         "resourceVersion": version.to_string(),
@@ -295,22 +295,22 @@ fn refusal(code: u16, reason: &str, seconds: u32) -> Value {
     })
 }
 
-/// A line of a watch that failed.
+/// Returns the line of a failed watch.
 pub(super) fn failed(code: u16, reason: &str) -> String {
     line("ERROR", &refusal(code, reason, 0))
 }
 
-/// A refusal.
+/// Returns a refusal.
 pub(super) fn status(code: u16, reason: &str) -> Reply {
     Reply::Whole(code, refusal(code, reason, 0))
 }
 
-/// A refusal for so many seconds by its head, and for so many by its body.
+/// Returns a refusal with different pauses in head and body, in seconds.
 pub(super) fn too_many_twice(head: u32, body: u32) -> Reply {
     Reply::Later(head, refusal(429, "too many requests", body))
 }
 
-/// A page of a list.
+/// Returns a page of a list.
 pub(super) fn listed(services: &[(&str, &str)], version: u64, next: Option<&str>) -> Reply {
     let items = services
         .iter()
@@ -324,12 +324,12 @@ pub(super) fn listed(services: &[(&str, &str)], version: u64, next: Option<&str>
     Reply::Whole(200, list)
 }
 
-/// A kubeconfig of somebody whom a server on loopback lets in.
+/// Returns a kubeconfig for a server on loopback, which needs no credentials.
 pub(super) fn kubeconfig(server: &Server) -> String {
     kubeconfig_of(server, &json!({}))
 }
 
-/// A kubeconfig of a user.
+/// Returns a kubeconfig of a user.
 pub(super) fn kubeconfig_of(server: &Server, user: &Value) -> String {
     let cluster = json!({"name": "test", "cluster": {"server": server.uri().to_string()}});
     let context = json!({"name": "test", "context": {"cluster": "test", "user": "test"}});

@@ -1,10 +1,10 @@
-//! Several sources, of which two may have a word on one object.
+//! Several sources, two of which may have the same object.
 
 use tokio::{sync::mpsc, task::JoinSet, time::timeout};
 
 use super::*;
 
-/// Long enough for what must not happen.
+/// A time to wait for an event that must not happen.
 const MOMENT: Duration = Duration::from_secs(1);
 
 fn config_map(value: &str) -> Object {
@@ -14,7 +14,7 @@ fn config_map(value: &str) -> Object {
     }))
 }
 
-/// Two sources that have told their first whole lists, and the value of the one ConfigMap.
+/// Two sources that have delivered their first complete lists, and the value of the one ConfigMap.
 struct Case {
     store: Store,
     first: Overlay,
@@ -37,7 +37,7 @@ impl Case {
         }
     }
 
-    /// The value, once the next update is taken, if there is one.
+    /// Takes the next update, if there is one, and returns the value.
     fn value(&mut self) -> Option<&str> {
         for (_, object) in self
             .store
@@ -104,7 +104,7 @@ fn the_first_source_counts_and_what_it_hid_comes_back_when_it_says_nothing_any_m
     apply(&case.first, [config_map("first")], T1);
     assert_eq!(case.value(), Some("first"));
 
-    // What the second says meanwhile is hidden, and remembered.
+    // The second source's changes are hidden meanwhile, and kept.
     apply(&case.second, [config_map("third")], T1);
     assert!(case.store.take_update().is_none());
     case.first.edit(T1).put(&config_map("").id(), None);
@@ -127,7 +127,7 @@ fn what_one_source_may_be_missing_is_missing_from_the_whole() {
     }
 }
 
-/// What a source is told at random.
+/// A random step of a source.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Service(u8, u8),
@@ -148,10 +148,10 @@ fn steps() -> impl Strategy<Value = Vec<(usize, Step)>> {
     proptest::collection::vec((0_usize..2, step), 0..80)
 }
 
-/// What the sources say, told in the most simple way.
+/// The objects of the sources, in the simplest form.
 type Model = [BTreeMap<ObjectId, Object>; 2];
 
-/// Each Service that counts, with the slices that count and name it.
+/// Returns each Service in use, with the slices in use that name it.
 fn expected([first, second]: &Model) -> BTreeMap<ObjectName, (Object, Vec<Object>)> {
     let mut merged = second.clone();
     merged.extend(first.clone());
@@ -166,7 +166,7 @@ fn expected([first, second]: &Model) -> BTreeMap<ObjectName, (Object, Vec<Object
 }
 
 proptest! {
-    /// Whoever applies every update knows what the sources say, whenever updates are taken.
+    /// The sum of all updates equals the objects of the sources, at any time of taking them.
     #[test]
     fn updates_add_up_to_what_the_sources_say(steps in steps()) {
         let mut store = Store::default();

@@ -1,13 +1,13 @@
-//! The links, addresses and routes of this node: which links lead to the world, the guard on them,
-//! and the routes that make the steering prefixes local; and what the kernel tells of sockets.
+//! The links, addresses and routes of this node: its uplinks, their guard, and the routes that make the
+//! steering prefixes local; and the kernel's lists of sockets.
 //!
-//! - `follower`: the links, addresses and routes of this node, followed
-//! - `uplinks`: which links lead to the world (pure)
-//! - `routes`: the routes that make the prefixes local, and the file that says which are ours
+//! - `follower`: follows the links, addresses and routes of this node
+//! - `uplinks`: the links that lead outside (pure)
+//! - `routes`: the routes that make the prefixes local, and the file that records them
 //! - `snapshot`: links, addresses and routes at one moment (pure); `route`: a route of ours
-//! - `netlink`: asking the kernel, and changing its routes
+//! - `netlink`: rtnetlink queries, and changes of routes
 //! - `diag`: the sockets of a network namespace
-//! - `listeners`: which addresses and ports something of this node listens at
+//! - `listeners`: the addresses and ports with a local listener
 
 mod diag;
 mod follower;
@@ -44,89 +44,89 @@ pub use self::{
 };
 use crate::{drain, failure::chain, latest};
 
-/// How long changes are gathered before they are looked at.
+/// The time for which changes are collected before they are processed.
 const GATHER: Duration = Duration::from_millis(20);
-/// How often everything is looked at although nothing was told.
+/// The interval at which everything is checked without a change.
 const ANYWAY: Duration = Duration::from_secs(30);
-/// When a look that failed is repeated.
+/// The delay before a failed check is repeated.
 const RETRY: Duration = Duration::from_secs(2);
 
-/// What keeps the traffic of uplinks from the steering prefixes.
+/// The guard, which drops packets from uplinks to the steering prefixes.
 pub trait Keeper: Send {
-    /// Why it could not.
+    /// The error of guarding.
     type Error: std::error::Error + Send + Sync + 'static;
 
-    /// Guards every uplink: index and name. What is guarded stays guarded; `anew` puts every guard in
-    /// place once more, in case somebody took it off.
+    /// Guards every uplink, given by index and name. Guarded links stay guarded; `anew` attaches every
+    /// guard again, in case another program removed it.
     ///
     /// # Errors
     ///
-    /// One of them can't be guarded.
+    /// A link can't be guarded.
     fn keep(&mut self, uplinks: &BTreeMap<u32, String>, anew: bool) -> Result<(), Self::Error>;
 
-    /// The indices of the links that are guarded, or were before they went.
+    /// Returns the indices of the links that are guarded, or were before their removal.
     fn guarded(&self) -> BTreeSet<u32>;
 
-    /// Lets connects be steered to the ingress: to IPv4, to IPv6. Otherwise they are refused.
+    /// Enables steering to the ingress for a family: IPv4, IPv6. Without it connects are refused.
     ///
     /// # Errors
     ///
-    /// The kernel refused.
+    /// The kernel refuses.
     fn admit(&mut self, families: [bool; 2]) -> Result<(), Self::Error>;
 
-    /// Ends the guards of links that are no uplinks.
+    /// Removes the guards of links that are not uplinks.
     ///
     /// # Errors
     ///
-    /// The kernel refused.
+    /// The kernel refuses.
     fn tidy(&mut self, uplinks: &BTreeMap<u32, String>) -> Result<(), Self::Error>;
 }
 
-/// What is wanted of the network.
+/// The settings of the network.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The names of the uplinks; empty to find them.
+    /// The names of the uplinks; empty to detect them.
     pub uplinks: Vec<String>,
-    /// The ranges to make local.
+    /// The prefixes to make local.
     pub prefixes: Vec<Prefix>,
     /// The routing protocol that marks our routes.
     pub protocol: u8,
-    /// The file that says which routes are ours, for the process that comes after.
+    /// The file that records our routes for the next process.
     pub record: PathBuf,
 }
 
-/// How it is, for status.
+/// The state of the network, for status.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct View {
     /// The uplinks, each guarded.
     pub uplinks: Vec<String>,
-    /// The routes that are there, in words.
+    /// The routes that exist, as text.
     pub routes: Vec<String>,
-    /// What is wrong.
+    /// The problem, if there is one.
     pub problem: Option<String>,
 }
 
-/// Guards the uplinks and keeps the routes, as the network of the node is at any time.
+/// Guards the uplinks and maintains the routes, as the network of the node changes.
 pub struct Net<K> {
     settings: Settings,
     keeper: K,
     kernel: Kernel,
     network: watch::Receiver<Network>,
     view: watch::Sender<View>,
-    /// The indices of links that are uplinks, or were.
+    /// The indices of links that are or were uplinks.
     known: BTreeSet<u32>,
-    /// The indices of the links that steered connects come by.
+    /// The indices of the links from which steered connects come.
     inside: watch::Sender<Arc<BTreeSet<u32>>>,
 }
 
 impl<K: Keeper> Net<K> {
-    /// Opens a netlink socket. Nothing is changed. `network` is followed with its routes; how it is
-    /// goes to the view.
+    /// Opens a netlink socket. Changes nothing. `network` must include routes; the state is published to
+    /// `view`.
     ///
     /// # Errors
     ///
-    /// The kernel gives no netlink socket.
+    /// The kernel refuses the netlink socket.
     pub fn open(
         settings: Settings,
         keeper: K,
@@ -144,14 +144,14 @@ impl<K: Keeper> Net<K> {
         })
     }
 
-    /// The indices of the links that steered connects come by.
+    /// Returns a receiver of the indices of the links from which steered connects come.
     #[must_use]
     pub fn inside(&self) -> watch::Receiver<Arc<BTreeSet<u32>>> {
         self.inside.subscribe()
     }
 
-    /// Looks at the network, guards what is an uplink (`anew`: also what was guarded before), then
-    /// makes the prefixes local. Says whether all went well; what did not is in the view.
+    /// Checks the network: guards the uplinks (with `anew`, also those already guarded), then makes the
+    /// prefixes local. Returns false on a problem, which is in the view.
     pub async fn look(&mut self, anew: bool) -> bool {
         let mut view = View::default();
         let problems = self.arrange(&mut view, anew).await;
@@ -171,13 +171,13 @@ impl<K: Keeper> Net<K> {
         is_well
     }
 
-    /// Says what went wrong.
+    /// Returns the problems.
     async fn arrange(&mut self, view: &mut View, anew: bool) -> Vec<String> {
         let Network { snapshot, problem } = self.network.borrow_and_update().clone();
         if let Some(problem) = problem {
             return vec![problem];
         }
-        // Nothing is taken for inside that ever was an uplink, whatever became of its routes.
+        // A link that ever was an uplink never counts as inside, whatever its routes are now.
         self.known.extend(self.keeper.guarded());
         let found = uplinks::find(
             &snapshot.links,
@@ -188,7 +188,7 @@ impl<K: Keeper> Net<K> {
         self.known.extend(found.uplinks.keys().copied());
         self.known
             .retain(|index| snapshot.links.iter().any(|link| link.index == *index));
-        // The ingress takes only what comes by these, also where the guard can't be put.
+        // The ingress accepts connects from these links only, also if guarding fails.
         latest::put(&self.inside, Arc::new(found.inside));
         let missing = found
             .missing
@@ -199,7 +199,7 @@ impl<K: Keeper> Net<K> {
                 "no link is known to lead to the world; name it in service.uplinks".to_owned(),
             );
         }
-        // The guard is there before the routes are.
+        // The guard must exist before the routes do.
         if let Err(error) = self.keeper.keep(&found.uplinks, anew) {
             problems.push(chain(&error));
         }
@@ -211,18 +211,18 @@ impl<K: Keeper> Net<K> {
         if let Err(error) = self.keeper.admit(routed.families) {
             problems.push(chain(&error));
         }
-        // While an uplink is missing, a guard that seems to be of no use may be its.
+        // While an uplink is missing, a guard that seems unused may be that uplink's.
         if may_route && let Err(error) = self.keeper.tidy(&found.uplinks) {
             problems.push(chain(&error));
         }
         problems
     }
 
-    /// Takes away what an earlier process left: routes, then guards.
+    /// Removes the routes, then the guards, of an earlier process.
     ///
     /// # Errors
     ///
-    /// The kernel refused.
+    /// The kernel refuses.
     pub async fn clear(mut keeper: K, record: &Path) -> Result<(), NetError> {
         let routes = remove_routes(record).await?;
         if routes > 0 || !keeper.guarded().is_empty() {

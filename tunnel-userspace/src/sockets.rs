@@ -1,15 +1,15 @@
-//! Ends the connected sockets of backends that are gone, so that whoever waits on one hears of it at
-//! once and connects anew.
+//! Ends the connected sockets of removed backends, so that blocked clients get an error at once and
+//! connect again.
 //!
-//! - `stale`: which sockets have outlived their backend
+//! - `stale`: the sockets that have outlived their backend
 //! - `namespaces`: the network namespaces of running processes
-//! - `scan`: one look at all of them
-//! - `retry`: how long until a look that failed is repeated
-//! - `terminator`: looks whenever a backend has gone
-//! - `helper`: the helper that looks into pods where the daemon has no right to
+//! - `scan`: one scan of all their sockets
+//! - `retry`: the delay before a failed scan is repeated
+//! - `terminator`: scans whenever a backend was removed
+//! - `helper`: the helper that scans pods if the daemon lacks the privilege
 //!
-//! A look takes nothing from the one before: what each socket remembers is compared with the
-//! backends as they are now. The first one, at the start, ends what an earlier process left.
+//! A scan has no state: the translation of each socket is compared with the present backends. The first
+//! scan, at the start, ends sockets that an earlier process left.
 
 mod helper;
 mod namespaces;
@@ -27,48 +27,48 @@ pub use self::{
     terminator::{Settings, Terminator, Transport},
 };
 
-/// Who ends sockets in pods.
+/// The process that ends sockets in pods.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Pods {
-    /// Nobody, as the config says.
+    /// None, by the config.
     #[default]
     Off,
     /// The daemon.
     Daemon,
-    /// A helper of the daemon's.
+    /// The helper of the daemon.
     Helper,
-    /// Nobody, and why.
+    /// None, with the cause.
     Unreached(String),
 }
 
-/// How it is with the ending of sockets.
+/// The state of ending sockets.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct View {
-    /// Of which protocols sockets are ended; empty if of none.
+    /// The protocols whose sockets are ended; empty if none.
     pub protocols: Vec<Transport>,
-    /// Sockets that were ended since the daemon started.
+    /// The number of sockets that were ended since the daemon started.
     pub ended: u64,
-    /// Looks that were made, by the daemon and the helper.
+    /// The number of scans, by the daemon and the helper.
     pub looks: u64,
-    /// How many of them failed, or failed in part.
+    /// The number of scans that failed, at least in part.
     pub failures: u64,
-    /// Sockets that seem to have outlived their backend, in namespaces that the last look did not
-    /// enter.
+    /// The number of sockets that seem to have outlived their backend, in namespaces that the last scan
+    /// did not enter.
     pub left: usize,
-    /// How long the last look of the daemon took, in seconds.
+    /// The duration of the last scan of the daemon, in seconds.
     pub last_look_seconds: f64,
-    /// Who ends sockets in pods.
+    /// The process that ends sockets in pods.
     pub pods: Pods,
-    /// What failed in the last look of the daemon.
+    /// The failure of the last scan of the daemon.
     pub problem: Option<String>,
-    /// What failed in the last look of the helper.
+    /// The failure of the last scan of the helper.
     pub helper_problem: Option<String>,
 }
 
 impl View {
-    /// Counts a look that ended so many sockets.
+    /// Counts a scan, and the sockets that it ended.
     const fn count(&mut self, ended: u64, has_failed: bool) {
         self.ended += ended;
         self.looks += 1;

@@ -1,4 +1,4 @@
-//! Sockets of one network namespace, as sock_diag(7) lists and ends them.
+//! The sockets of one network namespace, listed and ended by sock_diag(7).
 
 mod message;
 
@@ -27,20 +27,19 @@ pub(crate) fn messages_in(part: &[u8]) -> usize {
     message::answers(part, 0).count()
 }
 
-/// How long the kernel may take for a part of an answer. It answers at once; the bound is against a
-/// message that was lost.
+/// The time limit of a part of an answer. The kernel answers at once; the limit is for a lost message.
 const PATIENCE: TimeVal = TimeVal::new(2, 0);
-/// What is read at once: the most that the kernel puts into one part of a list (`netlink_recvmsg`
+/// The size of the read buffer: the kernel puts at most this into one part of a list (`netlink_recvmsg`
 /// takes the size of the reader's buffer for it, up to 32 KiB).
 const ROOM: usize = 32 * 1024;
 
-/// Sockets can't be listed or ended.
+/// The error of listing or ending sockets.
 #[derive(Debug, thiserror::Error)]
 pub enum DiagError {
-    /// No socket of sock_diag.
+    /// The socket of sock_diag can't be opened.
     #[error("cannot open a socket of sock_diag")]
     Open(#[source] io::Error),
-    /// The kernel has no diagnosis of that protocol.
+    /// The kernel has no sock_diag for that protocol.
     #[error("this kernel has no module {module}, which lists and ends sockets of {protocol}")]
     Absent {
         /// The kernel module.
@@ -48,31 +47,31 @@ pub enum DiagError {
         /// The protocol.
         protocol: &'static str,
     },
-    /// The kernel can list, but not end.
+    /// The kernel can list sockets, but not end them.
     #[error("this kernel can't end sockets (CONFIG_INET_DIAG_DESTROY)")]
     Unable,
-    /// The kernel refused a step for want of rights.
+    /// The process lacks the privilege for a step.
     #[error("the kernel does not let this process {step}: it takes CAP_NET_ADMIN")]
     Denied {
-        /// What was tried.
+        /// The step that failed.
         step: &'static str,
     },
     /// A step failed.
     #[error("cannot {step}")]
     Step {
-        /// What was tried.
+        /// The step that failed.
         step: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
-    /// The kernel's answer is not what sock_diag(7) says.
+    /// The kernel's answer differs from sock_diag(7).
     #[error("sock_diag answered in a way that is not known")]
     Answer,
 }
 
 impl DiagError {
-    /// Whether the same may succeed a moment later.
+    /// Returns true if the step may succeed if repeated.
     #[must_use]
     pub const fn is_retryable(&self) -> bool {
         match self {
@@ -96,21 +95,21 @@ fn failed(step: &'static str) -> impl Fn(Errno) -> DiagError {
     }
 }
 
-/// sock_diag of the network namespace in which this was opened.
+/// The sock_diag of the network namespace in which this was opened.
 #[derive(Debug)]
 pub struct Diag {
     socket: OwnedFd,
-    /// The number of the last question, which its answers bear.
+    /// The number of the last request, which its answers contain.
     number: u32,
     buffer: Vec<u8>,
 }
 
 impl Diag {
-    /// Opens it, for the network namespace of the calling thread.
+    /// Opens the socket, for the network namespace of the calling thread.
     ///
     /// # Errors
     ///
-    /// The kernel gives no such socket.
+    /// The kernel refuses the socket.
     pub fn open() -> Result<Self, DiagError> {
         let opened = || -> Result<OwnedFd, Errno> {
             let flags = SockFlag::SOCK_CLOEXEC;
@@ -126,12 +125,12 @@ impl Diag {
         })
     }
 
-    /// Shows every socket of a protocol that a filter admits, of both families. Sockets that are made or
-    /// closed meanwhile may be among them or not.
+    /// Calls `show` for every socket of a protocol that a filter admits, of both families. Sockets that
+    /// are opened or closed meanwhile may be missing.
     ///
     /// # Errors
     ///
-    /// The kernel can't list them, or breaks off.
+    /// The kernel can't list them, or ends the list early.
     pub fn list(
         &mut self,
         protocol: Protocol,
@@ -150,8 +149,8 @@ impl Diag {
         Ok(())
     }
 
-    /// Ends a socket as if its peer had: whoever waits on it gets ECONNABORTED. False if it is not
-    /// there any more, or is connected elsewhere by now.
+    /// Ends a socket as if its peer had: blocked calls get ECONNABORTED. Returns false if the socket is
+    /// closed, or connected elsewhere by now.
     ///
     /// # Errors
     ///
@@ -166,8 +165,8 @@ impl Diag {
         }
     }
 
-    /// Asks, and shows the sockets of the answer; returns the error that it ends with, if it does. Each
-    /// part of it is waited for at most for `PATIENCE`.
+    /// Sends a request, and calls `show` for the sockets of the answer; returns the error at its end, if
+    /// any. Waits at most `PATIENCE` for each part.
     fn ask(
         &mut self,
         step: &'static str,
@@ -193,7 +192,7 @@ impl Diag {
 
     fn receive(&mut self, step: &'static str) -> Result<usize, DiagError> {
         loop {
-            // With MSG_TRUNC the whole length is told, also of what did not fit.
+            // With MSG_TRUNC recv returns the complete length, also if the message did not fit.
             match recv(
                 self.socket.as_raw_fd(),
                 &mut self.buffer,

@@ -11,27 +11,27 @@ use tracing::{info, warn};
 use super::{ANYWAY, GATHER, NetError, RETRY, netlink::Netlink, snapshot::Snapshot};
 use crate::{drain, failure::chain, latest};
 
-/// Follows the network of this node, and publishes how it is.
+/// Follows the network of this node, and publishes its state.
 pub struct Follower {
     netlink: Netlink,
     addresses: watch::Sender<Arc<BTreeSet<IpAddr>>>,
     network: watch::Sender<Network>,
 }
 
-/// The network of this node as the kernel last described it.
+/// The network of this node by the kernel's last answer.
 #[derive(Clone)]
 pub struct Network {
     pub(super) snapshot: Arc<Snapshot>,
-    /// Why the description may be out of date.
+    /// The problem that may make the snapshot outdated.
     pub(super) problem: Option<String>,
 }
 
 impl Follower {
-    /// Asks the kernel once. Routes are asked for and followed only `with_routes`.
+    /// Queries the kernel once. Includes and follows routes only `with_routes`.
     ///
     /// # Errors
     ///
-    /// The kernel gives no netlink socket, or doesn't answer.
+    /// The kernel refuses the netlink socket, or doesn't answer.
     pub async fn open(with_routes: bool) -> Result<Self, NetError> {
         let netlink = Netlink::open(with_routes)?;
         let snapshot = Arc::new(netlink.snapshot().await?);
@@ -45,13 +45,13 @@ impl Follower {
         })
     }
 
-    /// The addresses of the links, without link-local ones of IPv6.
+    /// Returns a receiver of the addresses of the links, without link-local ones of IPv6.
     #[must_use]
     pub fn addresses(&self) -> watch::Receiver<Arc<BTreeSet<IpAddr>>> {
         self.addresses.subscribe()
     }
 
-    /// Everything that is followed.
+    /// Returns a receiver of the complete network.
     #[must_use]
     pub fn network(&self) -> watch::Receiver<Network> {
         self.network.subscribe()
@@ -67,7 +67,7 @@ impl Follower {
                 is_alive = self.netlink.changed() => {
                     if !is_alive {
                         warn!("the kernel reports no more changes of the network; it is asked every {} s", ANYWAY.as_secs());
-                        // Where reopening fails too, it must not be tried without a pause.
+                        // Reopening may fail, too, and must not be repeated without a pause.
                         sleep(RETRY).await;
                         self.netlink.reopen();
                     }
@@ -81,7 +81,7 @@ impl Follower {
         }
     }
 
-    /// Asks the kernel and publishes its answer; returns whether there was one.
+    /// Queries the kernel and publishes the answer; returns false if there was none.
     async fn publish(&self) -> bool {
         match self.netlink.snapshot().await {
             Ok(snapshot) => {
@@ -89,7 +89,8 @@ impl Follower {
                 if latest::put(&self.addresses, Arc::clone(&snapshot.own)) {
                     info!(addresses = count, "the addresses of this node changed");
                 }
-                // Also if it is as it was: who changed it meanwhile must see that this was undone.
+                // Published even if equal: a program that changed it in the meantime must see that
+                // undone.
                 self.network.send_replace(Network {
                     snapshot: Arc::new(snapshot),
                     problem: None,

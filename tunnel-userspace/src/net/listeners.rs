@@ -1,4 +1,4 @@
-//! Which addresses and ports something in this process's network namespace listens at.
+//! The addresses and ports with a listener in this process's network namespace.
 
 use std::collections::BTreeSet;
 
@@ -6,24 +6,24 @@ use tunnel_common::{addr::Protocol, service::FrontKey};
 
 use super::diag::{Diag, DiagError, Filter};
 
-/// The protocols of sockets that can be looked at.
+/// The protocols whose sockets can be listed.
 const PROTOCOLS: [Protocol; 2] = [Protocol::TCP, Protocol::UDP];
 
-/// Finds sockets that listen.
+/// The search for listening sockets.
 #[derive(Debug, Default)]
 pub struct Listeners {
     diag: Option<Diag>,
 }
 
 impl Listeners {
-    /// Those of some addresses and ports that a socket listens at, which is bound to exactly that
-    /// address: one that is bound to all addresses is none of any.
+    /// Returns those addresses and ports at which a socket listens that is bound to exactly that
+    /// address; a socket that is bound to all addresses doesn't count.
     ///
     /// # Errors
     ///
     /// The kernel can't list its sockets.
     pub fn find(&mut self, wanted: &BTreeSet<FrontKey>) -> Result<BTreeSet<FrontKey>, DiagError> {
-        // What is left of an answer that broke off is not for the next question.
+        // On an error the socket is dropped, with the remaining parts of its answer.
         let mut diag = match self.diag.take() {
             Some(diag) => diag,
             None => Diag::open()?,
@@ -81,7 +81,7 @@ mod tests {
             let at = socket.local_addr().expect("an address");
             let udp = key(at, Protocol::UDP);
             assert!(is_found(&mut listeners, udp));
-            // It hears nobody else any more.
+            // A connected socket receives from its peer only.
             socket.connect(at).expect("connected");
             assert!(!is_found(&mut listeners, udp));
         }
@@ -104,7 +104,7 @@ mod tests {
             let tcp = TcpListener::bind((one, 0)).expect("bound");
             let mut at = tcp.local_addr().expect("an address");
             at.set_port(at.port() ^ 1);
-            // Another test may listen there; then nothing is shown by this.
+            // If another test listens on the port, this case is skipped.
             if let Ok(_free) = TcpListener::bind(at) {
                 let other = key(at, Protocol::UDP);
                 assert!(!is_found(&mut listeners, other));

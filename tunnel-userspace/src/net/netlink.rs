@@ -1,4 +1,4 @@
-//! What the kernel has of links, addresses and routes, and the routes we write (rtnetlink(7)).
+//! The kernel's links, addresses and routes, and changes of our routes (rtnetlink(7)).
 
 use std::{io, path::PathBuf};
 
@@ -16,22 +16,22 @@ use tracing::warn;
 
 use super::{route::Route, snapshot::Snapshot};
 
-/// The network could not be asked or changed.
+/// The error of querying or changing the network.
 #[derive(Debug, thiserror::Error)]
 pub enum NetError {
-    /// No netlink socket.
+    /// The netlink socket can't be opened.
     #[error("cannot open a netlink socket")]
     Open(#[source] io::Error),
-    /// The file that says which routes are ours can't be used.
+    /// The file that records our routes can't be used.
     #[error("cannot use {path}")]
     Record {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
-    /// The routes can't be removed from here.
+    /// The routes are in another network namespace.
     #[error(
         "the routes that {path} names are in another network namespace ({namespace}) than this \
          process; run this there, or remove the file if that namespace is gone"
@@ -39,18 +39,18 @@ pub enum NetError {
     Elsewhere {
         /// The file.
         path: PathBuf,
-        /// Their network namespace, as `ip netns identify` and `lsns` show it.
+        /// The network namespace of the routes, as `ip netns identify` and `lsns` show it.
         namespace: u64,
     },
-    /// A guard can't be ended.
+    /// A guard can't be removed.
     #[error("cannot end a guard")]
     Guard(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// The kernel refused a step.
     #[error("cannot {step}")]
     Step {
-        /// What was tried.
+        /// The step that failed.
         step: String,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: rtnetlink::Error,
     },
@@ -70,10 +70,10 @@ pub(super) struct Netlink {
     messages: Messages,
 }
 
-/// A netlink socket for questions and changes.
+/// A netlink socket for queries and changes.
 pub(super) struct Kernel {
     handle: Handle,
-    /// Moves the messages for as long as this lives.
+    /// The task that moves the messages, until this is dropped.
     _connection: JoinSet<()>,
 }
 
@@ -85,7 +85,7 @@ const LINKS_AND_ADDRESSES: [MulticastGroup; 3] = [
 const ROUTES: [MulticastGroup; 2] = [MulticastGroup::Ipv4Route, MulticastGroup::Ipv6Route];
 
 impl Netlink {
-    /// Receives changes of links and addresses and, if asked for, of routes.
+    /// Opens a socket that receives changes of links and addresses and, if asked for, of routes.
     pub(super) fn open(with_routes: bool) -> Result<Self, NetError> {
         let mut groups = LINKS_AND_ADDRESSES.to_vec();
         if with_routes {
@@ -99,7 +99,7 @@ impl Netlink {
         })
     }
 
-    /// Opens the socket again, where it receives no more. If that fails it stays as it is.
+    /// Opens the socket again, after it has ended. If that fails, the old one stays.
     pub(super) fn reopen(&mut self) {
         match Self::open(self.with_routes) {
             Ok(netlink) => *self = netlink,
@@ -110,12 +110,12 @@ impl Netlink {
         }
     }
 
-    /// Everything that this follows, as it is now.
+    /// Queries the present state of everything that this follows.
     pub(super) async fn snapshot(&self) -> Result<Snapshot, NetError> {
         self.kernel.snapshot(self.with_routes).await
     }
 
-    /// Waits for a change; false if there will be no more.
+    /// Waits for a change; returns false if the socket has ended.
     pub(super) async fn changed(&mut self) -> bool {
         self.messages.next().await.is_some()
     }
@@ -140,7 +140,7 @@ impl Kernel {
         Ok((kernel, Box::new(messages)))
     }
 
-    /// Links and addresses, and routes if asked for, as they are now.
+    /// Queries the present links and addresses, and routes if asked for.
     pub(super) async fn snapshot(&self, with_routes: bool) -> Result<Snapshot, NetError> {
         let links = self.handle.link().get().execute().try_collect().await;
         let links: Vec<LinkMessage> = links.map_err(failed("list the links"))?;
@@ -158,7 +158,7 @@ impl Kernel {
         Ok(Snapshot::of(&links, &addresses, routes))
     }
 
-    /// Adds a route, or puts it in the place of ours to the same destination.
+    /// Adds a route, or replaces ours to the same destination.
     pub(super) async fn add(&self, route: &Route) -> Result<(), NetError> {
         let step = format!("add the route {route}");
         let request = self.handle.route().add(route.message());

@@ -10,11 +10,11 @@ use tunnel_common::steering::Prefix;
 
 use super::snapshot::ip_of;
 
-/// The table that the kernel keeps addresses of its own in (`RT_TABLE_LOCAL`): here alone can a
-/// route to a range make the kernel answer with a reset, in IPv4.
+/// The table of the kernel's own addresses (`RT_TABLE_LOCAL`): only here does a route to a range make
+/// the kernel answer with a reset, in IPv4.
 pub(super) const TABLE_LOCAL: u8 = 255;
 
-/// A route of ours: makes a prefix local.
+/// A route of ours, which makes a prefix local.
 #[derive(Clone, Debug)]
 pub(super) struct Route {
     pub(super) prefix: Prefix,

@@ -1,5 +1,5 @@
-//! The routes that make the steering prefixes local, and the file that says which are ours: by their
-//! protocol alone, another's could be taken for one.
+//! The routes that make the steering prefixes local, and the file that records them: their protocol
+//! alone could be another program's, too.
 
 use std::{
     fs, io,
@@ -14,13 +14,13 @@ use tunnel_common::steering::Prefix;
 use super::{NetError, Settings, netlink::Kernel, snapshot::Snapshot};
 use crate::failure::chain;
 
-/// The file, in the folder of state.
+/// Returns the path of that file, in the state directory.
 #[must_use]
 pub fn record(state: &Path) -> PathBuf {
     state.join("routes.json")
 }
 
-/// A network namespace, for as long as the machine runs.
+/// The identifier of a network namespace, valid until the machine restarts.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 struct Place {
     boot: String,
@@ -29,7 +29,7 @@ struct Place {
 }
 
 impl Place {
-    /// Returns that of this process.
+    /// Returns the namespace of this process.
     fn here() -> io::Result<Self> {
         Ok(Self {
             boot: fs::read_to_string("/proc/sys/kernel/random/boot_id")?
@@ -40,12 +40,12 @@ impl Place {
     }
 }
 
-/// Which routes are ours.
+/// The record of our routes.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 struct Record {
     protocol: u8,
     prefixes: Vec<String>,
-    /// Where they are; records of earlier releases don't say it.
+    /// Their network namespace; missing in records of earlier releases.
     #[serde(default)]
     place: Option<Place>,
 }
@@ -59,15 +59,15 @@ impl Record {
         }
     }
 
-    /// Returns the network namespace of the routes if it is another one than this. Routes of an
-    /// earlier boot are gone.
+    /// Returns the network namespace of the routes if it is not this one. Routes of an earlier boot no
+    /// longer exist.
     fn elsewhere(&self, here: &Place) -> Option<u64> {
         let place = self.place.as_ref()?;
         let is_elsewhere = place.boot == here.boot && place.namespace != here.namespace;
         (is_elsewhere && !self.prefixes.is_empty()).then_some(place.namespace)
     }
 
-    /// What an earlier process wrote; nothing if there is no file.
+    /// Reads the record of an earlier process; none if there is no file.
     fn read(path: &Path) -> Result<Option<Self>, NetError> {
         let record = match fs::read(path) {
             Ok(bytes) => serde_json::from_slice(&bytes)
@@ -93,18 +93,18 @@ impl Record {
     }
 }
 
-/// What came of the routes.
+/// The state of the routes.
 #[derive(Default)]
 pub(super) struct Routed {
-    /// Those that are there, in words.
+    /// The routes that exist, as text.
     pub(super) routes: Vec<String>,
-    /// Whether there is one of IPv4, of IPv6.
+    /// True for each family with a route: IPv4, IPv6.
     pub(super) families: [bool; 2],
     pub(super) problems: Vec<String>,
 }
 
-/// Makes the prefixes local, if that is allowed, and says what is there. What one family lacks does
-/// not stop the other.
+/// Makes the prefixes local, if `may_add`, and returns the state. A problem of one family does not stop
+/// the other.
 pub(super) async fn keep(
     settings: &Settings,
     kernel: &Kernel,
@@ -159,8 +159,8 @@ pub(super) async fn keep(
     routed
 }
 
-/// Removes what an earlier process routed otherwise, and writes down what is ours from now on:
-/// before it is there. If anything was removed, gives what there is now.
+/// Removes routes of an earlier process that differ, and records ours before they are added. Returns a
+/// new snapshot if any route was removed.
 async fn take_over(
     settings: &Settings,
     kernel: &Kernel,
@@ -195,7 +195,7 @@ fn unusable(record: &Path) -> impl FnOnce(io::Error) -> NetError {
     |source| NetError::Record { path, source }
 }
 
-/// Removes the routes of a protocol to prefixes; says how many there were.
+/// Removes the routes of a protocol to prefixes; returns their number.
 async fn remove_to(
     kernel: &Kernel,
     snapshot: &Snapshot,
@@ -212,12 +212,12 @@ async fn remove_to(
     Ok(removed)
 }
 
-/// Removes every route that the file says is ours, and the file; says how many there were.
+/// Removes every route in the record, and the record; returns the number of routes.
 ///
 /// # Errors
 ///
-/// The kernel or the file system refused, or the routes are in another network namespace: then the
-/// file stays.
+/// The kernel or the file system refuses, or the routes are in another network namespace: then the file
+/// stays.
 pub async fn remove(record: &Path) -> Result<usize, NetError> {
     let Some(ours) = Record::read(record)? else {
         return Ok(0);

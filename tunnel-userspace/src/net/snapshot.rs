@@ -25,13 +25,13 @@ use super::{
 
 /// The network at one moment.
 pub(super) struct Snapshot {
-    /// Every address that can be dialled without naming a link.
+    /// Every address that can be dialled without a scope (link).
     pub(super) own: Arc<BTreeSet<IpAddr>>,
     pub(super) links: Vec<Link>,
-    /// The links that routes by a gateway lead over.
+    /// The links over which routes by a gateway lead.
     pub(super) gateways: BTreeSet<u32>,
     loopback: u32,
-    /// Addresses that packets may come from, with their link.
+    /// Possible source addresses of packets, with their link.
     addresses: Vec<(u32, IpAddr)>,
     routes: Vec<RouteMessage>,
 }
@@ -62,9 +62,9 @@ impl Snapshot {
         }
     }
 
-    /// The route that makes a prefix local: its packets answer from an address of the node, that of
-    /// the default route's link if it has one. Without an address of the family nobody could come
-    /// from; IPv6 works without, where there is IPv6 at all.
+    /// Returns the route that makes a prefix local, with a source address of the node for replies, that
+    /// of the default route's link if it has one. None without an address of the family, since then no
+    /// connect can come; IPv6 needs no such address, only `::1`.
     pub(super) fn route_for(&self, prefix: Prefix, protocol: u8) -> Option<Route> {
         let default = default_link(&self.routes, prefix.is_v4());
         let has_v6 = self.own.contains(&Ipv6Addr::LOCALHOST.into());
@@ -85,14 +85,14 @@ impl Snapshot {
         })
     }
 
-    /// Whether a route is there as it should be.
+    /// Returns true if exactly this route exists.
     pub(super) fn has(&self, route: &Route) -> bool {
         let mut ours = self.local_to(route.prefix, route.protocol);
         ours.any(|found| route.is_from(found))
     }
 
-    /// What stands in the way of a route: another's to the same range or a part of it, in any table,
-    /// or an address of this node that lies in it.
+    /// Returns a conflict with a route: another program's route to the same range or a part of it, in
+    /// any table, or an address of this node within the range.
     pub(super) fn conflict(&self, route: &Route) -> Option<String> {
         let prefix = route.prefix;
         let mut own = self.addresses.iter().map(|(_, ip)| Address::from_ip(*ip));
@@ -112,7 +112,7 @@ impl Snapshot {
         })
     }
 
-    /// Routes of table local to a range, of a protocol.
+    /// Returns the routes in table local within a prefix that have a protocol.
     pub(super) fn local_to(
         &self,
         prefix: Prefix,
@@ -162,7 +162,7 @@ fn address_of(message: &AddressMessage) -> Option<IpAddr> {
     let mut found = None;
     for attribute in &message.attributes {
         match attribute {
-            // On a point-to-point link the other one is the peer's.
+            // On a point-to-point link the attribute `Address` is the peer's.
             AddressAttribute::Local(address) => return Some(*address),
             AddressAttribute::Address(address) => found = Some(*address),
             _ => {}
@@ -180,7 +180,7 @@ fn table_of(route: &RouteMessage) -> u32 {
     table.unwrap_or_else(|| route.header.table.into())
 }
 
-/// The links that a route by a gateway leads over.
+/// Returns the links over which a route by a gateway leads.
 fn gateway_links(route: &RouteMessage) -> Vec<u32> {
     let mut links = Vec::new();
     let mut link = None;

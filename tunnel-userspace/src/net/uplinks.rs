@@ -1,9 +1,9 @@
-//! Which links lead to the world. A link is taken for an uplink unless it is known to lead to pods
-//! of this node, so that one of a kind that nobody thought of is guarded.
+//! The uplinks: links that lead outside. A link counts as one unless it is known to lead to pods of this
+//! node, so that links of an unknown kind are guarded.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A link, as far as it matters here.
+/// The attributes of a link that matter here.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) struct Link {
     pub(super) index: u32,
@@ -23,21 +23,21 @@ pub(super) enum Kind {
     Other,
 }
 
-/// The links that lead to the world, and those that lead to pods.
+/// The links that lead outside, and those that lead to pods.
 #[derive(Debug, Eq, PartialEq)]
 pub(super) struct Found {
-    /// Index and name.
+    /// The uplinks, by index.
     pub(super) uplinks: BTreeMap<u32, String>,
-    /// The others, by index.
+    /// All other links, by index.
     pub(super) inside: BTreeSet<u32>,
-    /// A name of the config that no link has.
+    /// A name in the config without a link.
     pub(super) missing: Option<String>,
 }
 
-/// The uplinks: those that the config names, or else all links that don't lead to pods: loopback,
-/// pairs into other namespaces and bridges of nothing but such, unless a route by a gateway leads
-/// over them, or once did (`known`). While a name of the config is that of no link, nothing is taken
-/// for inside that is not known to be.
+/// Returns the uplinks: the links that the config names, or else all links that don't lead to pods.
+/// Loopback, pairs into other namespaces and bridges of only such pairs lead to pods, unless a route by
+/// a gateway leads over them, or once did (`known`). While a name in the config has no link, links that
+/// seem to be outside don't count as inside.
 pub(super) fn find(
     links: &[Link],
     gateways: &BTreeSet<u32>,
@@ -80,7 +80,7 @@ fn is_inside(link: &Link, links: &[Link], gateways: &BTreeSet<u32>) -> bool {
     }
 }
 
-/// A port of a bridge that has a way out is as far outside as the bridge.
+/// Returns true if the link is a port of a bridge with a route by a gateway, and so as far outside.
 fn has_outside_bridge(link: &Link, links: &[Link], gateways: &BTreeSet<u32>) -> bool {
     let bridge = links.iter().find(|other| Some(other.index) == link.bridge);
     bridge.is_some_and(|bridge| gateways.contains(&bridge.index))
@@ -153,7 +153,7 @@ mod tests {
         assert_eq!(found.uplinks, BTreeMap::from([(3, "link3".to_owned())]));
         assert_eq!(found.inside, BTreeSet::from([1, 2]));
 
-        // A name that is nobody's may be that of a link which is known by another.
+        // The missing name may be that of a link which now has another name.
         let found = named(&["link3", "link9"]);
         assert_eq!(found.missing.as_deref(), Some("link9"));
         assert_eq!(found.uplinks, BTreeMap::from([(3, "link3".to_owned())]));

@@ -1,6 +1,6 @@
-//! The helper that looks into pods where the daemon has no right to: a process with that right which
-//! calls the daemon, is told when a backend has gone, and says what came of its look. One line of
-//! JSON each way for each look, over a Unix socket that only its owner may use.
+//! The helper that scans pods if the daemon lacks the privilege: a process with that privilege which
+//! connects to the daemon, scans on each order, and returns a report. One line of JSON each way per
+//! scan, over a Unix socket that only its owner may use.
 
 use std::{
     fs, io,
@@ -27,26 +27,26 @@ use super::{
 };
 use crate::{drain, listen};
 
-/// How long a helper may take for a look.
+/// The time limit of a helper's scan.
 const LOOK: Duration = Duration::from_secs(60);
-/// How long until the daemon is called again, and until an accept that failed is repeated.
+/// The delay before the helper connects again, and before a failed accept is repeated.
 const AGAIN: Duration = Duration::from_millis(250);
-/// How long a line may be, in bytes.
+/// The maximum length of a line, in bytes.
 const LINE: u64 = 64 * 1024;
 
-/// What is said goes both ways.
+/// The connection, with a buffer for reading.
 type Stream = BufReader<UnixStream>;
 
-/// What the helper is told.
+/// An order to the helper.
 #[derive(Debug, Deserialize, Serialize)]
 struct Order {
-    /// The number of the look.
+    /// The number of the scan.
     look: u64,
-    /// Of which protocols sockets are to be ended, by their numbers.
+    /// The protocols whose sockets are to be ended, by their numbers.
     protocols: Vec<u8>,
 }
 
-/// What came of it.
+/// The result of an order.
 #[derive(Debug, Deserialize, Serialize)]
 struct Report {
     look: u64,
@@ -54,17 +54,17 @@ struct Report {
     scan: Scan,
 }
 
-/// The daemon's end.
+/// The daemon's end of the connection.
 pub(super) struct Desk {
     pub(super) protocols: Vec<Protocol>,
-    /// The number of the last look that was begun.
+    /// The number of the last scan that was started.
     pub(super) looks: watch::Receiver<u64>,
     pub(super) view: watch::Sender<View>,
-    /// Who ends sockets in pods while no helper does.
+    /// The state of ending sockets in pods while no helper is connected.
     pub(super) without: Pods,
 }
 
-/// Serves one helper after the other until the drain begins.
+/// Serves one helper at a time until the drain begins.
 pub(super) async fn serve(path: PathBuf, mut desk: Desk, mut draining: watch::Receiver<bool>) {
     let listener = match listen::unix(&path) {
         Ok(listener) => listener,
@@ -95,7 +95,7 @@ pub(super) async fn serve(path: PathBuf, mut desk: Desk, mut draining: watch::Re
 }
 
 impl Desk {
-    /// Has a helper look now and whenever a backend has gone, until it is gone itself.
+    /// Makes a helper scan now and whenever a backend was removed, until it disconnects.
     async fn attend(&mut self, stream: UnixStream) {
         info!("a helper calls, to end sockets in pods");
         let error = self.talk(stream).await.err();
@@ -130,7 +130,7 @@ impl Desk {
                     retry.begin_anew();
                 }
                 () = retry::pause(pause) => {}
-                // Nothing is to come before it is asked; what does come is its end.
+                // The helper sends only reports on orders; anything else ends the connection.
                 rest = stream.fill_buf() => {
                     let spoke = !rest?.is_empty();
                     return if spoke { Err(broken("it spoke unasked")) } else { Ok(()) };
@@ -171,9 +171,8 @@ async fn ask(stream: &mut Stream, order: &Order) -> io::Result<Option<Report>> {
     }
 }
 
-/// The helper's end: looks whenever the daemon says so, until the drain begins. Calls the daemon
-/// again for as long as there is none, and after it has ended. What sockets remember is opened for
-/// each daemon anew.
+/// Runs the helper: scans on each order of the daemon, until the drain begins. Connects to the daemon
+/// again while it is missing, and after it has ended. `open` opens the maps again for each connection.
 pub async fn help<M, E, F>(socket: &Path, open: F, mut draining: watch::Receiver<bool>)
 where
     M: Memory + 'static,
@@ -240,7 +239,7 @@ async fn write_line(stream: &mut Stream, value: &(impl Serialize + Sync)) -> io:
     stream.write_all(&line).await
 }
 
-/// A line; nothing at the end.
+/// Reads a line; returns none at the end.
 async fn read_line<T: DeserializeOwned>(stream: &mut Stream) -> io::Result<Option<T>> {
     let mut line = Vec::new();
     stream.take(LINE).read_until(b'\n', &mut line).await?;

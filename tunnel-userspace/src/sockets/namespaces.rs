@@ -15,17 +15,16 @@ use nix::{
 
 use crate::capabilities::{self, SYS_ADMIN, SYS_PTRACE};
 
-/// The number of the namespace of processes that the kernel starts with (`PROC_PID_INIT_INO` in
-/// `linux/proc_ns.h`).
+/// The inode of the initial PID namespace (`PROC_PID_INIT_INO` in `linux/proc_ns.h`).
 const FIRST_PROCESSES: u64 = 0xeffffffc;
 
-/// The number of the network namespace of the calling thread.
+/// Returns the number of the network namespace of the calling thread.
 pub(super) fn own() -> io::Result<u32> {
     number(&fs::metadata("/proc/thread-self/ns/net")?)
 }
 
-/// Looks for network namespaces by their numbers: one way to each that a process is in whose
-/// namespace this one may see.
+/// Finds network namespaces by their numbers: returns a file for each that is the namespace of some
+/// process whose namespaces this process may see.
 pub(super) fn find(proc: &Path, numbers: &BTreeSet<u32>) -> io::Result<Vec<(u32, File)>> {
     let mut missing = numbers.clone();
     let mut found = Vec::new();
@@ -37,7 +36,7 @@ pub(super) fn find(proc: &Path, numbers: &BTreeSet<u32>) -> io::Result<Vec<(u32,
         if !entry.file_name().to_str().is_some_and(is_number) {
             continue;
         }
-        // A process may have ended meanwhile.
+        // The process may have ended meanwhile.
         if let Ok(file) = File::open(entry.path().join("ns/net"))
             && let Ok(metadata) = file.metadata()
             && let Ok(number) = number(&metadata)
@@ -57,7 +56,7 @@ fn number(metadata: &fs::Metadata) -> io::Result<u32> {
     u32::try_from(metadata.ino()).map_err(io::Error::other)
 }
 
-/// Returns why this process can't see the namespaces of all processes and enter them, if it can't.
+/// Returns the obstacle to seeing and entering the namespaces of all processes, if there is one.
 #[must_use]
 pub fn obstacle() -> Option<String> {
     match capabilities::missing(&[SYS_ADMIN, SYS_PTRACE]) {
@@ -72,7 +71,7 @@ pub fn obstacle() -> Option<String> {
     }
 }
 
-/// Puts the calling thread into a network namespace.
+/// Moves the calling thread into a network namespace.
 pub(super) fn enter(namespace: &File) -> Result<(), Errno> {
     setns(namespace, CloneFlags::CLONE_NEWNET)
 }
@@ -83,7 +82,7 @@ mod tests {
 
     use super::*;
 
-    /// A folder like `/proc`: processes with the file that stands for their namespace.
+    /// Returns a folder like `/proc`: processes with the file that represents their namespace.
     fn proc(processes: &[(&str, &str)]) -> io::Result<tempfile::TempDir> {
         let folder = tempfile::tempdir()?;
         for (process, namespace) in processes {

@@ -1,27 +1,27 @@
-//! How long until a look that failed is repeated.
+//! The delay before a failed scan is repeated.
 
 use std::{future::pending, time::Duration};
 
 use tokio::time::sleep;
 
-/// How long until the first repetition; twice as long until each that follows.
+/// The first delay; each that follows is twice as long.
 const FIRST: Duration = Duration::from_millis(100);
-/// How often a look is repeated in a row; then the next backend that goes leads to another.
+/// The maximum number of repetitions in a row; after that only another removed backend causes a scan.
 const MOST: u32 = 8;
 
-/// The looks that failed since a backend went.
+/// The number of failed scans since a backend was removed.
 #[derive(Debug, Default)]
 pub(super) struct Retry {
     failures: u32,
 }
 
 impl Retry {
-    /// Another backend has gone.
+    /// Resets the delay, as another backend was removed.
     pub(super) const fn begin_anew(&mut self) {
         self.failures = 0;
     }
 
-    /// A look has ended: how long until it is repeated, if it is to be.
+    /// Returns the delay before the scan that has just ended is repeated, if it is.
     pub(super) fn after(&mut self, has_failed: bool) -> Option<Duration> {
         if !has_failed {
             self.failures = 0;
@@ -35,7 +35,7 @@ impl Retry {
     }
 }
 
-/// Waits so long, or for ever.
+/// Waits for the delay, or for ever.
 pub(super) async fn pause(pause: Option<Duration>) {
     match pause {
         Some(pause) => sleep(pause).await,

@@ -1,4 +1,4 @@
-//! One look at all connected sockets, which ends those that have outlived their backend.
+//! One scan of all connected sockets, which ends those that have outlived their backend.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -24,25 +24,26 @@ use crate::{
 
 const PROC: &str = "/proc";
 
-/// Where sockets are ended.
+/// The namespaces in which sockets are ended.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Reach {
-    /// In the network namespace of this process.
+    /// The network namespace of this process.
     Own,
-    /// There, and in that of every other process.
+    /// That, and the namespaces of all other processes.
     All,
 }
 
-/// What came of a look.
+/// The result of a scan.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub(super) struct Scan {
-    /// Sockets that were ended.
+    /// The number of sockets that were ended.
     pub(super) ended: u64,
-    /// Sockets in namespaces that were not entered, and that seem to have outlived their backend.
+    /// The number of sockets in other namespaces that seem to have outlived their backend and were not
+    /// ended.
     pub(super) left: usize,
-    /// What failed first.
+    /// The first failure.
     pub(super) problem: Option<String>,
-    /// Whether what failed may succeed a moment later.
+    /// True if the scan may succeed if repeated.
     #[serde(rename = "again")]
     pub(super) is_retryable: bool,
 }
@@ -57,10 +58,10 @@ const FIND: &str = "find the network namespaces";
 /// The sockets of a namespace that may have outlived their backend.
 #[derive(Default)]
 struct Suspects {
-    /// What they remember, by cookie.
+    /// Their translations, by cookie.
     by_cookie: HashMap<u64, Origin>,
-    /// Protocols of those without a cookie: the kernel makes one when it is first asked for, as
-    /// sock_diag does.
+    /// The protocols of sockets without a cookie, which the kernel creates on the first request, such as
+    /// that of sock_diag.
     unnamed: Vec<Protocol>,
 }
 
@@ -77,14 +78,14 @@ impl Suspects {
         self.by_cookie.len() + self.unnamed.len()
     }
 
-    /// Whether there are some of a protocol.
+    /// Returns true if a suspect has a protocol.
     fn has(&self, protocol: Protocol) -> bool {
         let mut named = self.by_cookie.values().map(|origin| origin.protocol);
         self.unnamed.contains(&protocol) || named.any(|its| its == protocol)
     }
 }
 
-/// Scans, and ends what is to be ended, in a thread that blocks for as long as that takes.
+/// Scans, and ends sockets, in a blocking thread.
 pub(super) async fn run<M: Memory + 'static>(
     reach: Reach,
     protocols: Vec<Protocol>,
@@ -117,7 +118,7 @@ fn scan(reach: Reach, search: &Search<'_, impl Memory>) -> Result<Scan, DiagErro
         return Ok(scan);
     }
     thread::scope(|scope| {
-        // A thread of its own: it never comes back to the namespace it began in.
+        // In a thread of its own, since it never returns to the namespace in which it began.
         let around = thread::Builder::new().name("sockets".into());
         let around = around.spawn_scoped(scope, || search.around(&suspects));
         if let Some(here) = here {
@@ -135,7 +136,7 @@ fn scan(reach: Reach, search: &Search<'_, impl Memory>) -> Result<Scan, DiagErro
 }
 
 impl<M: Memory> Search<'_, M> {
-    /// The sockets to be looked at more closely, by the number of their namespace.
+    /// Returns the sockets that may have outlived their backend, by the number of their namespace.
     fn suspects(&self) -> io::Result<BTreeMap<u32, Suspects>> {
         let mut sieve = Sieve::new(self);
         let mut suspects = BTreeMap::<u32, Suspects>::new();
@@ -149,7 +150,7 @@ impl<M: Memory> Search<'_, M> {
         Ok(suspects)
     }
 
-    /// Enters the namespaces of suspects, one after the other.
+    /// Enters the namespaces of suspects, one after the other, and ends sockets there.
     fn around(&self, suspects: &BTreeMap<u32, Suspects>) -> Scan {
         let mut scan = Scan {
             left: suspects.values().map(Suspects::len).sum(),
@@ -192,8 +193,7 @@ impl Scan {
         self.problem = self.problem.take().or(other.problem);
     }
 
-    /// Ends the suspects of the namespace that the calling thread is in, if they have outlived their
-    /// backend.
+    /// Ends the suspects in the namespace of the calling thread, if they have outlived their backend.
     fn end_all<M: Memory>(&mut self, search: &Search<'_, M>, namespace: u32, suspects: &Suspects) {
         let mut diag = match Diag::open() {
             Ok(diag) => diag,
@@ -205,14 +205,14 @@ impl Scan {
             } else {
                 self.end_some(*protocol, search, suspects, &mut diag)
             };
-            // That there is no module for one of them says nothing of the other.
+            // A missing module for one protocol does not affect the other.
             if let Err(error) = ended {
                 self.fail(&error);
             }
         }
     }
 
-    /// Has the kernel make cookies, and looks at what sockets remember once more.
+    /// Makes the kernel create cookies, and reads the translations of sockets again.
     fn name_and_end<M: Memory>(
         &mut self,
         protocol: Protocol,
@@ -241,7 +241,7 @@ impl Scan {
             }
         })?;
         for (place, origin) in found {
-            // A failure on one of them stops no other.
+            // A failure at one socket does not stop the others.
             match end(search, diag, &place, &origin) {
                 Ok(true) => self.ended += 1,
                 Ok(false) => {}
@@ -252,7 +252,7 @@ impl Scan {
     }
 }
 
-/// Ends one socket, if it has outlived its backend; whether it was ended.
+/// Ends a socket, if it has outlived its backend; returns true if it was ended.
 fn end(
     search: &Search<'_, impl Memory>,
     diag: &mut Diag,

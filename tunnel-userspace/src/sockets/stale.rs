@@ -1,4 +1,4 @@
-//! Which sockets have outlived their backend. Pure but for what is asked of the maps.
+//! The sockets that have outlived their backend. Pure except for reading the maps.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -16,52 +16,52 @@ use zerocopy::{FromBytes, Immutable, KnownLayout};
 
 use crate::net::{Place, is_connected};
 
-/// A socket that remembers a translation, as a program of the kernel writes it.
+/// A socket with a translation, as the iterator's program writes it.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct Remembered {
-    /// Its cookie; 0 if nobody asked for one yet.
+    /// The cookie; 0 if the kernel has not created it yet.
     pub cookie: u64,
-    /// The number of its network namespace, as the inode of `/proc/<pid>/ns/net`.
+    /// The number of the network namespace, which is the inode of `/proc/<pid>/ns/net`.
     pub namespace: u32,
-    /// Its state, as in the kernel's `net/tcp_states.h`.
+    /// The state, as in the kernel's `net/tcp_states.h`.
     pub state: u32,
-    /// The translation: the last one, if there were several.
+    /// The last translation.
     pub origin: Origin,
 }
 
-/// What sockets remember, and the backends there are.
+/// Reads the translations of sockets, and the backends.
 pub trait Memory: Send + Sync {
-    /// Shows every socket of the machine that remembers a translation, in every network namespace.
+    /// Calls `show` for every socket of the machine with a translation, in every network namespace.
     ///
     /// # Errors
     ///
-    /// The kernel can't tell, or `show` failed. For the others: the map can't be read.
+    /// The kernel can't list the sockets, or `show` failed. For the other methods: the map can't be
+    /// read.
     fn sockets(&self, show: &mut dyn FnMut(Remembered) -> io::Result<()>) -> io::Result<()>;
 
-    /// A backend by its index; nothing if no backend can have it.
+    /// Returns a backend by its index; none if the index is out of range.
     fn backend(&self, index: u32) -> io::Result<Option<Backend>>;
 
-    /// Every backend, whether it serves or not.
+    /// Returns every backend, whether it serves or not.
     fn backends(&self) -> io::Result<Vec<Backend>>;
 
-    /// The id of the service port that has a front.
+    /// Returns the id of the service port that owns a frontend.
     fn owner(&self, front: &FrontKey) -> io::Result<Option<u32>>;
 
-    /// An older translation of a socket.
+    /// Returns an older translation of a socket.
     fn older(&self, key: &OverflowKey) -> io::Result<Option<Origin>>;
 }
 
-/// What is searched for, and the backends there are, as far as they were asked for in a scan.
+/// The protocols that a scan covers, and the maps it reads.
 pub(super) struct Search<'a, M> {
     pub(super) protocols: &'a [Protocol],
     pub(super) memory: &'a M,
-    /// Where the backends that serve are, with the id of their service port.
+    /// The service port, address and port of each serving backend, once they are read.
     serving: OnceLock<HashSet<(u32, Address, Port)>>,
 }
 
-/// Tells sockets that must be looked at more closely from the many that need not, and asks for each
-/// backend once.
+/// Selects the few sockets that need a closer check, and reads each backend once.
 pub(super) struct Sieve<'a, M> {
     search: &'a Search<'a, M>,
     backends: HashMap<u32, Option<Backend>>,
@@ -73,7 +73,7 @@ impl<'a, M: Memory> Sieve<'a, M> {
         Self { search, backends }
     }
 
-    /// Whether a socket may have outlived its backend.
+    /// Returns true if a socket may have outlived its backend.
     pub(super) fn holds(&mut self, socket: &Remembered) -> io::Result<bool> {
         let origin = &socket.origin;
         let protocol = origin.protocol;
@@ -104,21 +104,21 @@ impl<'a, M: Memory> Search<'a, M> {
         }
     }
 
-    /// Whether the backend that a connected socket was given serves its Service no more. A socket
-    /// that is connected elsewhere than to where a translation of its own led never has: what it
-    /// remembers is then of datagrams that it sent besides.
+    /// Returns true if the backend of a connected socket no longer serves its Service. Never true if no
+    /// translation of the socket leads to its peer: then the translations are of other datagrams that
+    /// the socket sent.
     pub(super) fn has_gone(&self, place: &Place, newest: &Origin) -> io::Result<bool> {
         let Some(origin) = translation(place, newest, self.memory)? else {
             return Ok(false);
         };
-        // Asked anew: the index may have come to another use since the sockets were told apart.
+        // Read again, since the index may have been reused since the selection.
         let backend = self.memory.backend(origin.index)?;
         self.is_gone(backend.as_ref(), &origin)
     }
 
     fn is_gone(&self, backend: Option<&Backend>, origin: &Origin) -> io::Result<bool> {
-        // A connect that was refused by being sent where nobody is (Linux before 6.1) had no backend,
-        // nor had one to the tunnel.
+        // A connect that was refused by a redirect (Linux before 6.1), or steered to the tunnel, has no
+        // backend.
         let was_refused = origin.protocol == Protocol::UDP && origin.state == State::default();
         if was_refused || origin.index == Origin::NOBODY {
             return Ok(false);
@@ -131,16 +131,16 @@ impl<'a, M: Memory> Search<'a, M> {
             return Ok(true);
         };
         let has_left = backend.is_some_and(|backend| has_left(backend, origin));
-        // Nothing else can have taken its place then, which spares a look at all backends.
+        // Then no other backend can have the same address, which saves reading all backends.
         if has_left && service == origin.service {
             return Ok(true);
         }
         Ok(!self.serves_at(service, origin)?)
     }
 
-    /// Whether the service port that has what was dialled has a backend that serves in the place that
-    /// a socket was sent to: the index may have come to another use since, or be that of an older
-    /// layout's map, and the address may have gone over to another port with the same endpoints.
+    /// Returns true if the service port that owns the dialled frontend has a serving backend at the
+    /// socket's backend address: the index may have been reused, or belong to a map of an older layout,
+    /// and the frontend may have moved to another port with the same endpoints.
     fn serves_at(&self, service: u32, origin: &Origin) -> io::Result<bool> {
         let place = (service, origin.backend, origin.backend_port);
         if let Some(serving) = self.serving.get() {
@@ -154,7 +154,7 @@ impl<'a, M: Memory> Search<'a, M> {
     }
 }
 
-/// The translation that a socket's connection came from.
+/// Returns the translation that leads to the socket's peer.
 fn translation(place: &Place, newest: &Origin, memory: &impl Memory) -> io::Result<Option<Origin>> {
     let (address, port) = place.peer();
     if newest.leads_to(&address, port) {
@@ -172,7 +172,7 @@ fn translation(place: &Place, newest: &Origin, memory: &impl Memory) -> io::Resu
     Ok(older.filter(|older| older.leads_to(&address, port)))
 }
 
-/// Whether the backend that a socket was given serves, as its index says.
+/// Returns true if the backend of a socket serves, by the record at its index.
 fn serves(backend: &Backend, origin: &Origin) -> bool {
     if origin.protocol == Protocol::UDP {
         select::serves_flow(origin, backend.state)
@@ -181,7 +181,7 @@ fn serves(backend: &Backend, origin: &Origin) -> bool {
     }
 }
 
-/// Whether the backend that a UDP socket was given is gone, and its index in no other use yet.
+/// Returns true if the backend of a UDP socket is removed, and its index not yet reused.
 fn has_left(backend: &Backend, origin: &Origin) -> bool {
     origin.protocol == Protocol::UDP && select::has_left(origin, backend.state)
 }

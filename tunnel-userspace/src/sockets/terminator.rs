@@ -1,4 +1,4 @@
-//! Scans for sockets to end whenever a backend has gone.
+//! Scans for sockets to end whenever a backend was removed.
 
 use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 
@@ -19,17 +19,17 @@ use super::{
 };
 use crate::drain;
 
-/// How long a helper may take to call after the start, until it is logged that sockets in pods are
-/// not ended.
+/// The time for a helper to connect after the start; after that a warning is logged that sockets in pods
+/// are not ended.
 const HELPER: Duration = Duration::from_secs(5);
 
-/// What becomes of connected sockets whose backend serves its Service no more.
+/// The handling of connected sockets whose backend no longer serves its Service.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
-    /// Of which protocols they are ended; empty for none.
+    /// The protocols whose sockets are ended; empty for none.
     pub end: Vec<Transport>,
-    /// Whether those in pods are ended, too.
+    /// True if sockets in pods are ended, too.
     pub pods: bool,
 }
 
@@ -46,14 +46,14 @@ impl Default for Settings {
 #[derive(Clone, Copy, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Transport {
-    /// A client that waits for an answer over UDP hears of the end at once, and asks another backend.
+    /// UDP: a client that waits for an answer gets an error at once, and can ask another backend.
     Udp,
-    /// A connection that goes on with a backend which left its Service, but lives, is cut off.
+    /// TCP: a connection to a backend that left its Service, but still works, is cut.
     Tcp,
 }
 
 impl Transport {
-    /// The protocol as the kernel has it.
+    /// Returns the protocol number.
     const fn protocol(self) -> Protocol {
         match self {
             Self::Udp => Protocol::UDP,
@@ -68,21 +68,21 @@ impl fmt::Display for Transport {
     }
 }
 
-/// Ends sockets.
+/// Ends sockets of removed backends.
 pub struct Terminator<M> {
     memory: Arc<M>,
     protocols: Vec<Protocol>,
     pods: bool,
-    /// Where the helper calls that ends those in pods where the daemon can't.
+    /// The path of the socket for the helper, which ends sockets in pods if the daemon can't.
     helper: PathBuf,
     view: watch::Sender<View>,
-    /// The number of the last look that was begun.
+    /// The number of the last scan that was started.
     looks: watch::Sender<u64>,
 }
 
 impl<M: Memory + 'static> Terminator<M> {
-    /// Makes the terminator; the view is to follow what it does. At `helper` a helper calls that ends
-    /// sockets in pods where the daemon can't.
+    /// Returns a terminator that publishes its state to `view`. `helper` is the path of the socket for
+    /// the helper, which ends sockets in pods if the daemon can't.
     pub fn new(settings: &Settings, helper: PathBuf, memory: M, view: watch::Sender<View>) -> Self {
         Self {
             memory: Arc::new(memory),
@@ -94,9 +94,9 @@ impl<M: Memory + 'static> Terminator<M> {
         }
     }
 
-    /// Looks once, and then each time that a backend has gone: whenever the value of `gone` changes,
-    /// which must be when no program can give the backend to a socket any more. Changes that come
-    /// during a look lead to one more. Runs until the drain begins.
+    /// Scans once, and then whenever a backend was removed: whenever `gone` changes, which must be after
+    /// no program can choose the backend any more. Changes during a scan lead to one more scan. Runs
+    /// until the drain begins.
     pub async fn run(self, gone: watch::Receiver<u64>, draining: watch::Receiver<bool>) {
         let pods = self.pods();
         self.view.send_modify(|view| view.pods = pods.clone());
@@ -120,7 +120,7 @@ impl<M: Memory + 'static> Terminator<M> {
         }
     }
 
-    /// Says once that nobody ends sockets in pods, if no helper has called in time.
+    /// Logs once that sockets in pods are not ended, if no helper connects in time.
     async fn warn(&self, mut draining: watch::Receiver<bool>) {
         tokio::select! {
             () = drain::begun(&mut draining) => {}
@@ -150,7 +150,7 @@ impl<M: Memory + 'static> Terminator<M> {
                 () = drain::begun(&mut draining) => return,
                 changed = gone.changed() => {
                     if changed.is_err() {
-                        // The owner of the maps has ended: nothing goes any more.
+                        // The owner of the maps has ended: no further backend is removed.
                         return drain::begun(&mut draining).await;
                     }
                     retry.begin_anew();
@@ -160,7 +160,7 @@ impl<M: Memory + 'static> Terminator<M> {
         }
     }
 
-    /// Who can end sockets in pods.
+    /// Returns the process that can end sockets in pods.
     fn pods(&self) -> Pods {
         if !self.pods {
             return Pods::Off;
@@ -168,7 +168,7 @@ impl<M: Memory + 'static> Terminator<M> {
         namespaces::obstacle().map_or(Pods::Daemon, Pods::Unreached)
     }
 
-    /// Looks once; whether it failed in a way that may pass.
+    /// Scans once; returns true if it failed, but may succeed if repeated.
     async fn look(&self, reach: Reach) -> bool {
         let (memory, protocols) = (Arc::clone(&self.memory), self.protocols.clone());
         let start = Instant::now();
@@ -190,7 +190,7 @@ impl<M: Memory + 'static> Terminator<M> {
         }
         self.view.send_modify(|view| {
             view.count(scan.ended, scan.problem.is_some());
-            // A helper sees more of them, and says so itself.
+            // A connected helper sees more of them, and reports the number itself.
             if view.pods != Pods::Helper {
                 view.left = scan.left;
             }

@@ -1,4 +1,4 @@
-//! The messages of sock_diag(7), as questions and answers about TCP and UDP sockets. Pure.
+//! The messages of sock_diag(7): requests and answers about TCP and UDP sockets. Pure.
 
 use netlink_packet_sock_diag::{
     SockDiagDestroy, SockDiagMessage,
@@ -12,11 +12,10 @@ use rtnetlink::packet_core::{
 };
 use tunnel_common::addr::{Address, Port, Protocol};
 
-/// The families of sockets; v4-mapped ones are among those of IPv6.
+/// The families of sockets; IPv6 includes v4-mapped sockets.
 pub(super) const FAMILIES: [u8; 2] = [AF_INET, AF_INET6];
 
-/// A socket as the kernel lists it: family, ports, addresses, device and cookie, by which it is
-/// found again.
+/// The identifier of a socket in the kernel's lists: family, ports, addresses, device and cookie.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Place {
     family: u8,
@@ -24,7 +23,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// An IPv6 socket that is connected there, with a cookie.
+    /// Returns an IPv6 socket that is connected to an address and port, with a cookie.
     #[cfg(test)]
     pub(crate) fn of(address: Address, port: Port, cookie: u64) -> Self {
         let mut id = SocketId::new_v6();
@@ -60,8 +59,8 @@ impl Place {
     }
 }
 
-/// Whether a socket of a protocol that is in this state (`net/tcp_states.h`) is connected, and may
-/// wait for something.
+/// Returns true if a socket of a protocol in this state (`net/tcp_states.h`) is connected, so that a
+/// process may wait for its peer.
 #[must_use]
 pub fn is_connected(protocol: Protocol, state: u32) -> bool {
     1_u32
@@ -69,12 +68,13 @@ pub fn is_connected(protocol: Protocol, state: u32) -> bool {
         .is_some_and(|bit| Filter::Connected.states(protocol).bits() & bit != 0)
 }
 
-/// Which sockets a list is to hold.
+/// The sockets that a list includes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Filter {
-    /// Those that are connected.
+    /// Connected sockets.
     Connected,
-    /// Those that wait for any peer: TCP sockets that listen, UDP sockets that are bound and not connected.
+    /// Sockets that wait for any peer: listening TCP sockets; UDP sockets that are bound, but not
+    /// connected.
     Listening,
 }
 
@@ -95,7 +95,7 @@ impl Filter {
     }
 }
 
-/// Asks for every socket of a family and protocol that a filter admits.
+/// Returns the request for a list of the sockets of a family and protocol that a filter admits.
 pub(super) fn list(family: u8, protocol: Protocol, filter: Filter, number: u32) -> Vec<u8> {
     let id = if family == AF_INET {
         SocketId::new_v4()
@@ -106,7 +106,7 @@ pub(super) fn list(family: u8, protocol: Protocol, filter: Filter, number: u32) 
     message(NLM_F_REQUEST | NLM_F_DUMP, number, request)
 }
 
-/// Asks for the end of one socket.
+/// Returns the request that ends one socket.
 pub(super) fn end(protocol: Protocol, place: &Place, number: u32) -> Vec<u8> {
     let request = request(protocol, StateFlags::all(), place);
     message(
@@ -126,7 +126,7 @@ fn request(protocol: Protocol, states: StateFlags, place: &Place) -> SockDiagMes
     })
 }
 
-/// Writes a whole message, with its number.
+/// Serialises a complete message, with its number.
 fn message<T>(flags: u16, number: u32, body: T) -> Vec<u8>
 where
     T: NetlinkSerializable + Into<NetlinkPayload<T>>,
@@ -146,15 +146,15 @@ where
 pub(super) enum Answer {
     /// A socket.
     Socket(Place),
-    /// The list is complete, or the socket has ended.
+    /// The end of the list, or the success of another request.
     Done,
     /// The request failed.
     Failed(Errno),
-    /// Something else, or the answer to another question.
+    /// Any other message, or an answer to another request.
     Other,
 }
 
-/// Reads the messages of one part of an answer. A message that can't be read is `None`, and the last.
+/// Parses the messages of one part of an answer. An unreadable message is `None`, and the last.
 pub(super) fn answers(part: &[u8], number: u32) -> impl Iterator<Item = Option<Answer>> {
     let mut rest = part;
     // Each message has at least its header, so there are no more than the part has bytes.
@@ -165,7 +165,7 @@ pub(super) fn answers(part: &[u8], number: u32) -> impl Iterator<Item = Option<A
         let read = NetlinkMessage::<SockDiagMessage>::deserialize(rest).ok();
         let length = read.as_ref().map(|message| message.header.length);
         let length = length.and_then(|length| usize::try_from(length).ok());
-        // Messages begin at multiples of four bytes.
+        // Messages are aligned to four bytes.
         let next = length.map(|length| length.next_multiple_of(4));
         rest = next.and_then(|next| rest.get(next..)).unwrap_or_default();
         Some(read.map(|message| answer(message, number)))
@@ -176,7 +176,7 @@ fn answer(message: NetlinkMessage<SockDiagMessage>, number: u32) -> Answer {
     if message.header.sequence_number != number {
         return Answer::Other;
     }
-    // What ends a list bears its error, where the kernel broke off.
+    // The end of a list contains the error with which the kernel ended it early.
     let code = match message.payload {
         NetlinkPayload::Error(error) => error.raw_code(),
         NetlinkPayload::Done(done) => done.code,

@@ -6,7 +6,7 @@ use tunnel_common::{
 use super::*;
 use crate::sockets::Remembered;
 
-/// A machine on which no socket remembers anything.
+/// A machine without a socket that has a translation.
 struct Nothing;
 
 impl Memory for Nothing {
@@ -67,7 +67,7 @@ impl Stage {
         serve(self.socket(), desk, self.drain.subscribe())
     }
 
-    /// Plays a story while helpers are served, and drains then.
+    /// Runs a story while helpers are served, then drains.
     async fn play(&mut self, story: impl AsyncFnOnce(&mut Self)) -> View {
         let served = self.serve();
         let story = async {
@@ -78,7 +78,7 @@ impl Stage {
         self.view.borrow().clone()
     }
 
-    /// A helper of this test's own.
+    /// Returns a connection as a helper.
     async fn helper(&self) -> Stream {
         let connected = timeout(Duration::from_secs(5), async {
             loop {
@@ -98,7 +98,7 @@ impl Stage {
     }
 }
 
-/// The next order; nothing at the end.
+/// Reads the next order; returns none at the end.
 async fn order(stream: &mut Stream) -> Option<Order> {
     read_line(stream).await.expect("a line")
 }

@@ -12,7 +12,7 @@ const COOKIE: u64 = 99;
 const ESTABLISHED: u32 = 1;
 const CLOSED: u32 = 7;
 
-/// A cluster IP, the address of its backend, and one elsewhere, in each family.
+/// A cluster IP, the address of its backend, and another address, in each family.
 const ADDRESSES: [[&str; 3]; 2] = [
     ["10.96.0.10", "10.0.0.9", "10.0.0.8"],
     ["fd00:96::10", "fd00::9", "fd00::8"],
@@ -25,20 +25,20 @@ struct Case {
     origin: Origin,
     backends: BTreeMap<u32, Backend>,
     front: FrontKey,
-    /// The service port that has the front.
+    /// The service port that owns the frontend.
     owner: Option<u32>,
     older: Option<(OverflowKey, Origin)>,
 }
 
 impl Case {
-    /// The backend serves.
+    /// Returns a case with a serving backend.
     fn new(protocol: Protocol, addresses: [&str; 3]) -> Self {
         let [vip, to, elsewhere] =
             addresses.map(|text| Address::from_ip(text.parse().expect("an address")));
         let front = FrontKey::new(vip, Port::from_host(53), protocol);
         let origin = Origin {
             index: INDEX,
-            // TCP sockets note no use of the index.
+            // TCP sockets don't store the generation of the index.
             state: (protocol == UDP).then(first).unwrap_or_default(),
             service: 3,
             ..Origin::new(&front, to, PORT)
@@ -56,7 +56,7 @@ impl Case {
         case
     }
 
-    /// Puts a backend that serves where the socket is connected to.
+    /// Adds a serving backend at the address to which the socket is connected.
     fn put(&mut self, index: u32, service: u32) {
         let backend = Backend {
             address: self.to,
@@ -89,7 +89,7 @@ impl Case {
         let is_suspect = sieve.holds(&self.socket(ESTABLISHED)).expect("readable");
         let place = Place::of(self.to, PORT, COOKIE);
         let has_gone = search.has_gone(&place, &self.origin).expect("readable");
-        // The sieve may hold more, but never less.
+        // The sieve may select too many sockets, but never too few.
         assert!(is_suspect || !has_gone);
         is_suspect && has_gone
     }
@@ -122,7 +122,7 @@ fn first() -> State {
     State::default().next_use()
 }
 
-/// Whether the socket is ended after a change, in each family.
+/// Returns true, for each family, if the socket is ended after a change.
 fn outlived(protocol: Protocol, change: impl Fn(&mut Case)) -> [bool; 2] {
     ADDRESSES.map(|addresses| {
         let mut case = Case::new(protocol, addresses);
@@ -143,12 +143,12 @@ fn stays(what: &str, protocol: Protocol, change: impl Fn(&mut Case)) {
     );
 }
 
-/// The backend has gone, and its index is in no other use.
+/// Removes the backend, without reuse of its index.
 fn gone(case: &mut Case) {
     case.backend_at(INDEX).state = first().gone();
 }
 
-/// The index is that of a backend elsewhere.
+/// Reuses the index for a backend at another address.
 fn reused(case: &mut Case) {
     case.backend_at(INDEX).address = case.elsewhere;
     case.backend_at(INDEX).state = first().next_use();

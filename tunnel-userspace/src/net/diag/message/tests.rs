@@ -5,16 +5,16 @@ use super::*;
 
 const NUMBER: u32 = 7;
 
-/// Lengths of `struct nlmsghdr`, `struct inet_diag_msg` up to its `id`, and of the `id`.
+/// The sizes of `struct nlmsghdr`, `struct inet_diag_msg` up to its `id`, and of the `id`.
 const HEADER: usize = 16;
 const FOUND_ID: usize = 4;
 const ID: usize = 48;
-/// The length of `struct inet_diag_msg`.
+/// The size of `struct inet_diag_msg`.
 const FOUND: usize = 72;
 const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
 
-/// A message as the kernel writes it.
+/// Returns a message in the kernel's encoding.
 fn message(kind: u16, number: u32, body: &[u8]) -> Vec<u8> {
     let length = u32::try_from(HEADER + body.len()).expect("a length");
     let mut message = length.to_ne_bytes().to_vec();
@@ -27,7 +27,7 @@ fn message(kind: u16, number: u32, body: &[u8]) -> Vec<u8> {
     message
 }
 
-/// A socket of a list.
+/// Returns the entry of a socket in a list.
 fn socket(family: u8) -> Vec<u8> {
     let mut body = vec![family, 1, 0, 0];
     body.extend(40_000_u16.to_be_bytes());
@@ -63,7 +63,7 @@ fn a_socket_is_read_with_its_addresses_and_cookie() {
     assert_eq!(found.own(), at([10, 0, 0, 1], 40_000));
 
     let mut body = socket(AF_INET6);
-    // The peer's address lies after the ports and the own address.
+    // The peer's address follows the ports and the own address.
     body[24..40].copy_from_slice(&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 9]);
     assert_eq!(read(&body).peer(), at([10, 0, 0, 9], 53));
 }

@@ -1,5 +1,5 @@
-//! The compiler against the reference model: random clusters are read and programmed as a node does
-//! it, and what the maps would do with a connection is compared with what it should meet.
+//! The planner against the reference model: random clusters are read and programmed as on a node, and
+//! the maps' decision on each connection is compared with the model's.
 
 use std::{
     cell::Cell,
@@ -32,7 +32,7 @@ use tunnel_userspace::{
 
 use crate::{memory::Memory, programmed};
 
-/// How many clusters a run compares, unless it is told.
+/// The default number of clusters in a run.
 const CLUSTERS: u64 = 4000;
 
 #[test]
@@ -51,7 +51,7 @@ fn the_compiler_and_the_reference_model_agree_on_random_clusters() {
     assert!(fronts > 0 && verdicts > 0);
 }
 
-/// Compares both on one cluster; how many fronts and verdicts.
+/// Compares both on one cluster; returns the numbers of fronts and verdicts.
 pub(crate) fn agree(mut cluster: Cluster, here: &Here) -> Result<(usize, usize)> {
     cluster.slices.iter_mut().for_each(name_ports);
     let wanted = reference::fronts(&cluster, here);
@@ -98,15 +98,15 @@ pub(crate) fn agree(mut cluster: Cluster, here: &Here) -> Result<(usize, usize)>
     Ok((wanted.len(), verdicts))
 }
 
-/// Names the ports without a name, as the API server does (`SetDefaults_EndpointPort` in Kubernetes'
-/// `pkg/apis/discovery/v1`): a manifest in a file means what it would mean there.
+/// Names the ports without a name, like the API server (`SetDefaults_EndpointPort` in Kubernetes'
+/// `pkg/apis/discovery/v1`): manifests in files have the same defaults.
 fn name_ports(slice: &mut EndpointSlice) {
     for port in slice.ports.iter_mut().flatten() {
         port.name.get_or_insert_default();
     }
 }
 
-/// The key of a front, where its protocol is translated at sockets.
+/// Returns the key of a front, if its protocol is translated at sockets.
 fn key(ip: IpAddr, port: u16, protocol: Protocol) -> Option<FrontKey> {
     let protocol = match protocol {
         Protocol::Tcp => addr::Protocol::TCP,
@@ -120,7 +120,7 @@ fn key(ip: IpAddr, port: u16, protocol: Protocol) -> Option<FrontKey> {
     ))
 }
 
-/// What a node programs of a cluster.
+/// Programs a cluster like a node; returns the maps and the health checks.
 fn program(cluster: &Cluster, here: &Here) -> Result<(Memory, Arc<HealthChecks>)> {
     let settings = Settings {
         node_name: here.node.clone(),
@@ -141,7 +141,7 @@ fn program(cluster: &Cluster, here: &Here) -> Result<(Memory, Arc<HealthChecks>)
     Ok((reconciler.maps().clone(), checks))
 }
 
-/// What load balancers are told of Services, by port.
+/// Returns the responses to load balancers, by port.
 fn told(checks: &HealthChecks) -> BTreeMap<u16, HealthCheck> {
     let family = |(family, count): (&Family, &usize)| match family {
         Family::V4 => (reference::address::Family::Ipv4, *count),
@@ -176,7 +176,7 @@ fn node_ports(wanted: Option<&[reference::Entry]>) -> Vec<NodePortAddresses> {
     }
 }
 
-/// The cluster as its objects come from the API server.
+/// Builds the update of a complete cluster, with its objects as read from the API server.
 fn update(cluster: &Cluster) -> Result<Update> {
     let mut update = Update {
         synced: true,
@@ -207,7 +207,7 @@ fn update(cluster: &Cluster) -> Result<Update> {
     Ok(update)
 }
 
-/// Objects of a kind as they are read, without those that are not served.
+/// Reads objects of a kind from JSON, without those that are not served.
 fn arrive<K: Arriving + Serialize>(objects: &[K]) -> Result<Vec<Object>> {
     let mut arrived = Vec::new();
     for object in objects {
@@ -221,7 +221,7 @@ fn arrive<K: Arriving + Serialize>(objects: &[K]) -> Result<Vec<Object>> {
     Ok(arrived)
 }
 
-/// The maps of a node, as a decision reads them. The random number is the next place to try.
+/// The maps of a node, as the trait of the decision. The random number is the next slot to try.
 struct Tried<'a> {
     maps: &'a Memory,
     place: Cell<u32>,
@@ -273,7 +273,7 @@ impl Maps for Tried<'_> {
     }
 }
 
-/// A source as it asks for a backend.
+/// A source of connections, as the trait of the decision.
 struct Asking<'a> {
     source: &'a Source,
     here: &'a Here,
@@ -307,7 +307,7 @@ impl Asker for Asking<'_> {
     }
 }
 
-/// The outcome of a new connection, decided as the programs do: with each place of the set once.
+/// Decides a new connection like the programs do, once with each slot of the set.
 fn verdict(maps: &Memory, key: &FrontKey, source: &Source, here: &Here) -> Verdict {
     let is_own = |ip: &IpAddr| here.addresses.contains(ip);
     let traffic = match source {

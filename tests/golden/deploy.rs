@@ -1,4 +1,4 @@
-//! The manifests in `deploy` are what Kubernetes and this Culvert take them for.
+//! The manifests in `deploy` are valid for Kubernetes and for this version of Culvert.
 
 use std::{
     fs,
@@ -16,10 +16,10 @@ use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use tunnel_userspace::{cli::Cli, config::Config, tunnel::agent};
 
-/// The name of the image, as `cargo xtask package` gives it.
+/// The name of the image, as set by `cargo xtask package`.
 const IMAGE: &str = concat!("culvert.invalid/culvert:", env!("CARGO_PKG_VERSION"));
 
-/// The files with an ending in a folder and in those below it.
+/// Returns the files with an extension in a folder and its subfolders.
 pub(crate) fn files(folder: &Path, ending: &str) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -33,7 +33,7 @@ pub(crate) fn files(folder: &Path, ending: &str) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Those whose name is, or isn't, that of a config or of what kustomize reads.
+/// Returns the YAML files of `deploy` whose names `is_chosen` accepts, with their text.
 fn chosen(is_chosen: impl Fn(&str) -> bool) -> Result<Vec<(PathBuf, String)>> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy");
     let mut chosen = Vec::new();
@@ -59,13 +59,13 @@ fn objects() -> Result<Vec<(PathBuf, Value)>> {
     Ok(objects)
 }
 
-/// That a type of Kubernetes keeps every field.
+/// Asserts that a Kubernetes type keeps every field of a value.
 fn keeps<T: DeserializeOwned + Serialize>(value: &Value) -> Result<()> {
     let object: T = serde_json::from_value(value.clone())?;
     is_part(value, &serde_json::to_value(object)?, "")
 }
 
-/// That all of a value is in another, at the same places.
+/// Asserts that a value contains all of another one, at the same paths.
 fn is_part(part: &Value, whole: &Value, place: &str) -> Result<()> {
     match (part, whole) {
         (Value::Object(fields), Value::Object(_)) => {
@@ -136,7 +136,7 @@ fn every_config_is_one_of_culvert() -> Result<()> {
     Ok(())
 }
 
-/// The pods, and those of whole DaemonSets, not of patches.
+/// Returns the pods of complete DaemonSets, without those of patches.
 fn pods() -> Result<Vec<PodSpec>> {
     let mut pods = Vec::new();
     for (_, value) in objects()? {
@@ -154,7 +154,7 @@ fn pods() -> Result<Vec<PodSpec>> {
     Ok(pods)
 }
 
-/// That a container starts this Culvert by a command that it has.
+/// Asserts that a container runs this Culvert with a valid command line.
 fn starts_culvert(container: &Container) -> Result<()> {
     let Container { name, image, .. } = container;
     ensure!(image.as_deref() == Some(IMAGE), "{name}: {image:?}");
@@ -195,7 +195,7 @@ fn no_image_can_be_pulled_from_a_stranger() -> Result<()> {
                 continue;
             };
             let host = image.split('/').next().unwrap_or_default();
-            // RFC 2606: nobody can have it.
+            // RFC 2606: the domain `.invalid` can't be registered.
             ensure!(host.ends_with(".invalid"), "{}: {image}", path.display());
         }
     }
@@ -217,7 +217,7 @@ fn pods_that_are_scheduled_go_to_nodes_that_can_run_the_image() -> Result<()> {
     Ok(())
 }
 
-/// The terms that say on which nodes a patch puts its pods.
+/// Returns the node selector terms of a patch.
 fn terms(patch: &str) -> Result<Value> {
     let mut objects = objects()?.into_iter();
     let patch = objects.find(|(path, _)| path.ends_with(patch));
@@ -234,7 +234,8 @@ fn no_node_can_make_itself_a_gateway_and_every_node_has_one_daemon() -> Result<(
     let label = |operator: &str| json!({ "key": LABEL, "operator": operator, "values": ["true"] });
     let term = |expressions: &[Value]| json!({ "matchExpressions": expressions });
 
-    // Either, and neither. Kubelets may set labels of kubernetes.io only below kubelet. and node. (KEP-279).
+    // Either of the two labels, or neither. Of kubernetes.io labels, kubelets may set only those below
+    // kubelet. and node. (KEP-279).
     let cloud = [term(&[role("Exists")]), term(&[label("In")])];
     ensure!(terms("tunnel/cloud/node.yaml")? == Value::from_iter(cloud));
     let others = term(&[role("DoesNotExist"), label("NotIn")]);
@@ -271,7 +272,7 @@ fn only_what_prepares_a_node_is_privileged() -> Result<()> {
     Ok(())
 }
 
-/// What a JSON patch of a component adds at a path.
+/// Returns the value that a JSON patch of a component adds at a path.
 fn added(component: &str, path: &str) -> Result<Value> {
     let file = format!(
         "{}/../deploy/{component}/kustomization.yaml",
@@ -301,7 +302,7 @@ fn the_helper_for_sockets_is_started_by_a_command_and_has_what_the_daemon_shares
     ensure!(rights.privileged != Some(true));
     ensure!(rights.read_only_root_filesystem == Some(true));
 
-    // The maps, the socket that the daemon listens on, and the config that says where they are.
+    // The maps, the daemon's socket, and the config with their paths.
     let mounts = |container: &Container| {
         let mounts = container.volume_mounts.iter().flatten();
         let places = mounts.map(|mount| (mount.name.clone(), mount.mount_path.clone()));
@@ -319,7 +320,7 @@ fn the_helper_for_sockets_is_started_by_a_command_and_has_what_the_daemon_shares
     Ok(())
 }
 
-/// The service accounts that are bound to a role.
+/// Returns the service accounts that are bound to a role.
 fn accounts_of(kind: &str, role: &str) -> Result<Vec<String>> {
     let mut accounts = Vec::new();
     for (_, value) in objects()? {
@@ -333,7 +334,7 @@ fn accounts_of(kind: &str, role: &str) -> Result<Vec<String>> {
     Ok(accounts)
 }
 
-/// The service account of each DaemonSet, and of each patch of one that names another.
+/// Returns the service accounts of DaemonSets, and of patches that replace one.
 fn accounts_of_daemons() -> Result<Vec<String>> {
     let mut accounts = Vec::new();
     for (_, value) in objects()? {
@@ -350,7 +351,7 @@ fn each_daemon_has_an_account_of_its_own_with_the_rights_that_it_uses() -> Resul
 
     ensure!(accounts_of_daemons()? == ["culvert-agent", "culvert-cloud", "culvert-node"]);
     ensure!(accounts_of("ClusterRole", "culvert-node")? == nodes);
-    // The ports of kubelets are read where they are steered, and nowhere else.
+    // Only nodes that steer read the ports of kubelets.
     ensure!(accounts_of("Role", "culvert-cloud")? == ["culvert-cloud"]);
     Ok(())
 }

@@ -1,10 +1,9 @@
-//! Kubernetes objects in, map entries out: one folder a case, no kernel.
+//! Kubernetes objects in, map entries out: one folder per case, no kernel.
 //!
-//! A case is read and programmed as a node does it, into maps in memory. What they hold, and what
-//! was refused, is written one entry a line, sorted, with names in the place of indices; so is what load
-//! balancers are told. Where a case has a `config.yaml`, its `service.externalIPs`,
-//! `service.topologyKeys` and `service.nodePortAddresses` count; node ports are on all addresses where it
-//! has none.
+//! A case is read and programmed as on a node, into maps in memory. Their content and the refusals are
+//! written one entry per line, sorted, with names instead of indices, and so are the responses to load
+//! balancers. A case may have a `config.yaml` with `service.externalIPs`, `service.topologyKeys` and
+//! `service.nodePortAddresses`; without it, node ports are on all addresses.
 
 use std::{
     collections::BTreeMap,
@@ -64,7 +63,7 @@ impl Grace for NoGrace {
     }
 }
 
-/// Programs what sources tell into new maps, as a node with these addresses does.
+/// Programs an update into new maps, like a node with these addresses.
 fn programmed(
     settings: Settings,
     addresses: &[IpAddr],
@@ -79,7 +78,7 @@ fn programmed(
     Ok(reconciler)
 }
 
-/// Programs the objects of a case and gives the lines of what came of it.
+/// Programs the objects of a case, and returns the result as lines.
 fn program(objects: &Path) -> Result<Vec<String>> {
     let (update, problems) = file::read(objects)?;
     let path = objects.with_file_name("config.yaml");
@@ -178,8 +177,8 @@ fn entries(maps: &Memory, owners: &BTreeMap<String, String>) -> Vec<String> {
     lines
 }
 
-/// Which set is chosen from, where that is `local`, and what an empty one means, where it is that there
-/// are endpoints elsewhere; how long clients keep their backend; and whether sockets are left alone.
+/// Formats the policies of a front: `local` sets, and `lead nowhere` if such a set is empty but there
+/// are endpoints elsewhere; the affinity; and the exclusion of sockets.
 fn policies(front: &Front) -> String {
     let mut words = String::new();
     for (traffic, flag, who) in [
@@ -202,7 +201,7 @@ fn policies(front: &Front) -> String {
     words
 }
 
-/// Who may use a front, where not all may.
+/// Formats the permitted clients of a front; empty if all are permitted.
 fn sources(maps: &Memory, front: &Front) -> String {
     let places = front.sources.base..front.sources.base + front.sources.len;
     let ranges = places.map(|place| {
@@ -252,7 +251,7 @@ mod tests {
         }
     }
 
-    /// One test a case, and one that no case is forgotten.
+    /// Generates one test per case, and one that every folder has a test.
     macro_rules! cases {
         ($($name:ident),+ $(,)?) => {
             $(#[test]

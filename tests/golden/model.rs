@@ -1,5 +1,5 @@
-//! The reference model on the golden cases. What their maps hold is written by hand, so that both are
-//! right where they agree, and not only alike.
+//! The reference model on the golden cases. Their maps are written by hand, so agreement shows that the
+//! model and the product are correct, not only alike.
 
 use std::{fs, path::Path};
 
@@ -9,14 +9,14 @@ use tunnel_reference::{Cluster, Entry, ExternalIps, Here, TopologyKeys, address:
 
 use crate::{ADDRESSES, agree};
 
-/// Cases that the model says nothing of: objects that no API server takes, and an annotation of Culvert's
-/// own, which keeps sockets out.
+/// Cases outside of the model: objects that no API server accepts, and Culvert's own annotation that
+/// excludes sockets.
 const OTHERS: [&str; 2] = [
     "a_bad_document_leaves_the_rest",
     "sockets_leave_a_service_alone_that_asks_for_it",
 ];
 
-/// Compares what the model makes of a case with what is programmed.
+/// Compares the model's result of a case with the programmed maps.
 pub(crate) fn check(case: &Path) -> Result<()> {
     if OTHERS.iter().any(|other| case.ends_with(other)) {
         return Ok(());
@@ -33,7 +33,7 @@ pub(crate) fn check(case: &Path) -> Result<()> {
 fn add(cluster: &mut Cluster, mut object: Value) -> Result<()> {
     match object["kind"].as_str().unwrap_or_default() {
         "Service" => {
-            // As the API server has it.
+            // Sets the default of the API server.
             let spec = &mut object["spec"];
             if spec["clusterIP"].is_null() {
                 spec["clusterIP"] = spec["clusterIPs"][0].clone();
@@ -55,7 +55,7 @@ fn add(cluster: &mut Cluster, mut object: Value) -> Result<()> {
     Ok(())
 }
 
-/// The node of every case, with the settings that a case has.
+/// Returns the node of every case, with the settings of this case.
 fn here(config: &Path) -> Result<Here> {
     let service = if config.exists() {
         let config: Value = serde_saphyr::from_str(&fs::read_to_string(config)?)?;

@@ -1,11 +1,11 @@
-//! Frames, byte by byte.
+//! Ethernet frames, byte by byte.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 const ETHERNET: [u8; 12] = [2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
 const TCP: u8 = 6;
 
-/// A frame of TCP to an address, of its family.
+/// Builds a TCP frame to an address, in its family.
 pub(crate) fn tcp_to(to: IpAddr) -> Vec<u8> {
     match to {
         IpAddr::V4(to) => v4_to(to, &[]),
@@ -13,7 +13,7 @@ pub(crate) fn tcp_to(to: IpAddr) -> Vec<u8> {
     }
 }
 
-/// A frame of IPv4 with options in its header.
+/// Builds an IPv4 frame with options in its header.
 pub(crate) fn v4_to(to: Ipv4Addr, options: &[u8]) -> Vec<u8> {
     let words = u8::try_from(5 + options.len() / 4).expect("a header");
     let mut frame = ethernet(0x0800);
@@ -39,7 +39,7 @@ fn v6_to(to: Ipv6Addr) -> Vec<u8> {
     frame
 }
 
-/// The head of a frame of a protocol.
+/// Builds the Ethernet header of a protocol.
 pub(crate) fn ethernet(protocol: u16) -> Vec<u8> {
     let mut frame = ETHERNET.to_vec();
     frame.extend(protocol.to_be_bytes());

@@ -1,5 +1,4 @@
-//! Programs at tc on packets, by `BPF_PROG_TEST_RUN`: what they say to each.
-//! Needs the rights of root and a kernel with BPF.
+//! The verdicts of tc programs on packets, by `BPF_PROG_TEST_RUN`. Needs root and a kernel with BPF.
 
 #[cfg(test)]
 mod frame;

@@ -1,4 +1,4 @@
-//! Hostile and broken peers beside a good agent.
+//! Hostile and broken peers next to a good agent.
 #![expect(clippy::print_stdout, reason = "times are told, not only bounded")]
 
 use std::{
@@ -13,10 +13,10 @@ use crate::support::{
     ANSWER, BACK, HANDSHAKE_TIMEOUT, HANDSHAKES, dial, echo, echoing, expect_live,
 };
 
-/// How many handshakes are begun and not ended.
+/// The number of handshakes that are started and never finished.
 const SLOW: u32 = 1000;
 
-/// The head of a TLS record with a ClientHello of 512 bytes, of which the rest never comes.
+/// The start of a TLS record with a ClientHello of 512 bytes, whose rest is never sent.
 const BEGINNING: &[u8] = &[22, 3, 1, 2, 0, 1, 0, 1, 252];
 
 #[test]
@@ -29,14 +29,14 @@ fn a_thousand_handshakes_that_never_end_do_not_keep_agents_out() -> Result<()> {
     let mut slow = Vec::new();
     for _ in 0..Scale::from_environment().count(SLOW) {
         let mut stream = TcpStream::connect(tunnel.gateway())?;
-        // The gateway may have turned it away already.
+        // The gateway may have closed the connection already.
         drop(stream.write_all(BEGINNING));
         slow.push(stream);
     }
     expect_live("beside slow handshakes", &mut live)?;
     echo(&mut tunnel.connect(server.at())?, b"hello")?;
 
-    // One more agent gets in while they are held, once those before it have had their time.
+    // Another agent connects although they are held, once the earlier handshakes have timed out.
     let start = Instant::now();
     let pair = tunnel.authority().agent("b", Validity::Current)?;
     tunnel.launch_agent("b", &pair)?;
@@ -54,7 +54,7 @@ fn a_thousand_handshakes_that_never_end_do_not_keep_agents_out() -> Result<()> {
         counts().is_some_and(|[full, late]| full + late == all)
     })
     .with_context(|| format!("{:?} of {all}", counts()))?;
-    // Only those within the bound ever had the time to time out; all others gave way.
+    // Only handshakes within the limit can time out; all others are dropped for newer ones.
     let [full, late] = counts().context("no record")?;
     let rounds = began.elapsed().as_secs() / HANDSHAKE_TIMEOUT.as_secs() + 1;
     ensure!(
@@ -82,13 +82,13 @@ fn garbage_ends_its_own_connection_only() -> Result<()> {
         let mut stream = dial(tunnel.gateway())?;
         stream.write_all(bytes)?;
         let mut rest = Vec::new();
-        // Whether by an end or a reset, it is over, perhaps after an alert of TLS.
+        // The connection ends with EOF or a reset, possibly after a TLS alert.
         drop(stream.read_to_end(&mut rest));
         ensure!(rest.len() < 32, "{rest:?}");
     }
     tunnel.until_counted("handshake_failed", 4)?;
 
-    // A peer that says nothing and ends.
+    // A peer that sends nothing, then EOF.
     dial(tunnel.gateway())?.shutdown(Shutdown::Write)?;
     tunnel.until_counted("handshake_failed", 5)?;
     echo(&mut live, b"still there")?;

@@ -1,4 +1,4 @@
-//! Bytes, and how streams end.
+//! The bytes of streams, and the ways that streams end.
 
 use std::{
     io::Read as _,
@@ -18,10 +18,10 @@ use crate::{
     targets::{Act, Server},
 };
 
-/// How many bytes go each way.
+/// The number of bytes in each direction.
 const MANY: u32 = 1 << 30;
 
-/// Reads to the end.
+/// Reads to the end; returns the checksum.
 fn receive(stream: &mut TcpStream) -> Result<Sum> {
     let mut received = Summing::default();
     let mut buffer = vec![0; 256 * 1024];
@@ -48,7 +48,7 @@ fn a_gigabyte_each_way_at_once_arrives_as_it_was_sent() -> Result<()> {
         Ok(sent)
     });
     let received = receive(&mut receiving);
-    // What ended the sender tells more than what its reader met after that.
+    // The sender's error is the cause; the reader's error only follows from it.
     let (sent, received) = (sender.join().expect("no panic")?, received?);
 
     ensure!(received == sent, "{received} for {sent}");

@@ -1,4 +1,4 @@
-//! What breaks, and comes back.
+//! Faults, and the recovery from them.
 #![expect(
     clippy::print_stdout,
     reason = "times and sizes are told, not only bounded"
@@ -17,13 +17,13 @@ use crate::{
     targets::{Act, Server, closed},
 };
 
-/// How many dials fail before memory is looked at, and after.
+/// The number of failed dials before the first measurement of memory, and between the two.
 const DIALS: [u32; 2] = [1000, 5000];
 
-/// How much memory an end may gain by failed dials: less than a kilobyte for each.
+/// The limit on an end's memory growth by failed dials: less than a kilobyte per dial.
 const GROWTH: u64 = 3 << 20;
 
-/// Waits until a new client is served.
+/// Waits until a new client is served; returns the elapsed time.
 fn until_served(tunnel: &Tunnel, target: SocketAddr) -> Result<Duration> {
     let start = Instant::now();
     wait::until(BACK, || {
@@ -61,14 +61,14 @@ fn a_frozen_agent_delays_no_other_and_its_clients_are_told() -> Result<()> {
     let (server, other) = (Server::start(Act::Echo)?, Server::start(Act::Echo)?);
     let nodes = vec![("a", vec![server.at()]), ("b", vec![other.at()])];
     let mut plan = Plan::nodes(nodes);
-    // Long enough for the echoes, also on a busy machine.
+    // Longer than the echoes take, even on a busy machine.
     for limits in [&mut plan.session, &mut plan.of_agents] {
         limits.ping_timeout = Duration::from_secs(5);
     }
     let mut tunnel = plan.start()?;
     let mut old = tunnel.connect(server.at())?;
     echo(&mut old, b"hello")?;
-    // One on each session of the other agent.
+    // One stream on each session of the other agent.
     let mut live = [tunnel.connect(other.at())?, tunnel.connect(other.at())?];
 
     tunnel.agent("a")?.signal(Signal::SIGSTOP)?;
@@ -112,7 +112,7 @@ fn clients_of_a_killed_agent_are_told_at_once() -> Result<()> {
     echo(&mut tunnel.connect(server.at())?, b"hello")
 }
 
-/// Dials that fail, from several threads.
+/// Makes dials that fail, from several threads.
 fn fail(tunnel: &Tunnel, target: SocketAddr, count: u32) -> Result<()> {
     const THREADS: usize = 8;
     let way = tunnel.way_to(target)?;

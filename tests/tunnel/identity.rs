@@ -1,4 +1,4 @@
-//! Who is let in, and as whom.
+//! The agents that are admitted, and the node that each is bound to.
 
 use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{pki::Validity, wait};
@@ -13,7 +13,7 @@ fn a_session_is_that_of_the_node_in_its_certificate() -> Result<()> {
     let server = Server::start(Act::Echo)?;
     let mut tunnel = Plan::of(&[server.at()]).without_agents()?;
 
-    // It could reach what belongs to node a, and says nothing but that it is b.
+    // This agent could dial the targets of node a, but its certificate names node b.
     let pair = tunnel.authority().agent("b", Validity::Current)?;
     tunnel.launch_agent("a", &pair)?;
     tunnel.until_connected("b")?;
@@ -46,7 +46,7 @@ fn a_client_of_one_node_never_reaches_the_agent_of_another() -> Result<()> {
     echo(&mut tunnel.connect(two.at())?, b"hello")
 }
 
-/// When the certificates of the gateway and of the agent's first session end.
+/// Returns the expiry times of the certificates of the gateway and of the agent's first session.
 fn expiries(tunnel: &Tunnel) -> Result<[String; 2]> {
     let record = tunnel.record()?;
     let of_agent = &record.nodes[0]["sessions"][0]["certificateExpires"];
@@ -74,7 +74,7 @@ fn certificates_are_replaced_under_live_streams() -> Result<()> {
     echo(&mut live, b"still there")?;
     echo(&mut tunnel.connect(server.at())?, b"hello")?;
 
-    // What comes next shows the new ones, and is trusted.
+    // New sessions present the new certificates, which are trusted.
     tunnel.kill_cloud()?;
     tunnel.start_cloud()?;
     tunnel.until_connected("a")?;

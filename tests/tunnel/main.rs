@@ -1,5 +1,5 @@
-//! The tunnel from end to end over loopback: ingress and gateway in one process, agents in others,
-//! and targets in this one. Needs no rights.
+//! The tunnel from end to end over loopback: ingress and gateway in one process, agents in others, and
+//! targets in this one. Needs no privileges.
 
 #[cfg(test)]
 mod support;

@@ -1,4 +1,4 @@
-//! A client that is refused is reset, and the same word tells why everywhere.
+//! A refused client gets a reset, and every view shows the same reason.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -11,7 +11,7 @@ use crate::{
     targets::{Act, Blackhole, Server, closed},
 };
 
-/// That a client of an address is reset, and why: as counted and as logged.
+/// Asserts that a client of an address gets a reset, and that the reason is counted and logged.
 fn expect(tunnel: &Tunnel, to: SocketAddr, reason: &str) -> Result<()> {
     let before = tunnel.count(reason)?;
     let mut stream = dial(to)?;
@@ -65,7 +65,7 @@ fn each_refusal_has_one_word() -> Result<()> {
     echo(&mut tunnel.connect(server.at())?, b"hello")
 }
 
-/// A session may have four streams; one more is refused, and not queued.
+/// Asserts that a session takes four streams, and that one more is refused instead of queued.
 fn four_streams_at_most(plan: Plan, server: &Server) -> Result<()> {
     let tunnel = plan.start()?;
     let mut held = Vec::new();
@@ -87,7 +87,7 @@ fn four_streams_at_most(plan: Plan, server: &Server) -> Result<()> {
     echo(&mut tunnel.connect(server.at())?, b"hello")
 }
 
-/// The bounds of one end.
+/// Selects the limits of one end.
 type Bounds = fn(&mut Plan) -> &mut Limits;
 
 #[test]

@@ -1,4 +1,4 @@
-//! One stream that gets nowhere never delays another.
+//! A stalled stream never delays another one.
 
 use std::{
     io::{Read as _, Write as _},
@@ -13,10 +13,10 @@ use crate::{
     targets::{Act, Blackhole, LITTLE, Server},
 };
 
-/// How many readers stall at once.
+/// The number of readers that stall at once.
 const STALLED: usize = 200;
 
-/// Readers that ask for a flood and read nothing of it.
+/// Opens streams that request a flood and read nothing of it.
 fn stall(tunnel: &Tunnel, flood: &Server, count: usize) -> Result<Vec<TcpStream>> {
     let readers = (0..count).map(|_| {
         let mut reader = tunnel.connect(flood.at())?;
@@ -43,7 +43,7 @@ fn two_hundred_stalled_readers_do_not_delay_another_stream() -> Result<()> {
     expect_live("on a stream opened beside them", &mut new)?;
     let counts = tunnel.record()?.counts;
     ensure!(flood.accepted() == u64::try_from(STALLED)?, "{counts:?}");
-    // Those that read again get the rest: more than was on the way.
+    // Readers that resume get the rest, which is more than the buffers held.
     let mut rest = vec![0; 2 << 20];
     for mut reader in readers {
         reader.read_exact(&mut rest).context("a reader again")?;
@@ -56,7 +56,7 @@ fn stalled_writers_do_not_delay_another_stream() -> Result<()> {
     let silent = Server::start(Act::Silence)?;
     let (_server, tunnel, mut live) = echoing(&[silent.at()])?;
 
-    // More than there are sessions, so that there is one beside the live stream.
+    // More writers than sessions, so one of them shares the session of the live stream.
     let mut writers = Vec::new();
     for _ in 0..4 {
         let mut writer = tunnel.connect(silent.at())?;
@@ -64,7 +64,7 @@ fn stalled_writers_do_not_delay_another_stream() -> Result<()> {
         writers.push(writer);
     }
 
-    // A frame for each byte: many small ones are no reason to close a session.
+    // A DATA frame per byte: many small frames are no reason to close a session.
     let mut small = tunnel.connect(silent.at())?;
     small.set_nodelay(true)?;
     for _ in 0..5000 {

@@ -1,4 +1,4 @@
-//! A tunnel over loopback, and clients of it.
+//! A tunnel over loopback, and its clients.
 #![expect(clippy::print_stdout, reason = "the delays are told, not only bounded")]
 
 use std::{
@@ -25,45 +25,45 @@ use tunnel_userspace::tunnel::{Limits, agent, gateway};
 
 use crate::targets::{Act, Server};
 
-/// How long an answer, or a change that needs no timeout, may take.
+/// The time limit of an answer, and of changes that need no timeout.
 pub(crate) const ANSWER: Duration = Duration::from_secs(10);
 
-/// How long until an agent is back: its tries are spread over some seconds.
+/// The time limit of a reconnect: an agent spreads its attempts over some seconds.
 pub(crate) const BACK: Duration = Duration::from_secs(20);
 
 /// The steering prefix: all of 127.0.0.0/8 is local without a route.
 const PREFIX: (IpAddr, u8) = (IpAddr::V4(Ipv4Addr::new(127, 19, 0, 0)), 16);
 
-/// How many handshakes with the gateway may be under way, and how long each may take.
+/// The gateway's limit of concurrent handshakes, and the timeout of each.
 pub(crate) const HANDSHAKES: usize = 16;
 pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long an agent's connect may take.
+/// The timeout of an agent's connect to a target.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How many echoes are timed.
+/// The number of echoes that are timed.
 const ECHOES: usize = 300;
 
-/// What a live echo may take in a dev build on a busy machine: less than a retransmission takes. The
-/// bench asks for less.
+/// The limit of a live echo in a dev build on a busy machine: less than a retransmission timeout. The
+/// benchmark has a lower limit.
 const LIVE: Duration = Duration::from_millis(100);
 
 const NOWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 const ANYWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
 
-/// What is built.
+/// The plan of a tunnel.
 pub(crate) struct Plan {
-    /// The nodes, and where clients go on each.
+    /// The nodes, and the targets of clients on each.
     pub(crate) nodes: Vec<(&'static str, Vec<SocketAddr>)>,
-    /// What agents may dial beside or instead of where clients go.
+    /// The addresses that agents permit, instead of the targets of their node.
     pub(crate) allow: Option<Vec<SocketAddr>>,
-    /// The bounds of the gateway, and those of agents.
+    /// The limits of the gateway, and those of agents.
     pub(crate) session: Limits,
     pub(crate) of_agents: Limits,
 }
 
 impl Plan {
-    /// One node, and where clients go on it.
+    /// Plans one node with these targets.
     pub(crate) fn of(targets: &[SocketAddr]) -> Self {
         Self::nodes(vec![("a", targets.to_vec())])
     }
@@ -83,7 +83,7 @@ impl Plan {
         }
     }
 
-    /// Builds it, with an agent for each node, and waits until all are connected.
+    /// Builds the tunnel with an agent for each node, and waits until all are connected.
     pub(crate) fn start(self) -> Result<Tunnel> {
         let mut tunnel = self.without_agents()?;
         for (node, _) in tunnel.plan.nodes.clone() {
@@ -92,7 +92,7 @@ impl Plan {
         Ok(tunnel)
     }
 
-    /// Builds the cloud's end alone.
+    /// Builds the gateway and ingress only.
     pub(crate) fn without_agents(self) -> Result<Tunnel> {
         let folder = tempfile::tempdir()?;
         let authority = Authority::new("tunnel")?;
@@ -120,7 +120,7 @@ impl Plan {
         };
         let cloud = End::start("cloud", &folder.path().join("cloud"), &settings)?;
         let record = cloud.cloud()?;
-        // A cloud that is started again listens where it did.
+        // A restarted cloud end uses the same ports.
         settings.gateway.listen = record.gateway;
         settings.ingress = SocketAddr::new(settings.ingress.ip(), record.ingress.port());
         Ok(Tunnel {
@@ -134,7 +134,7 @@ impl Plan {
     }
 }
 
-/// A tunnel. All of it ends when it is dropped.
+/// A tunnel; on drop, all of its processes end.
 pub(crate) struct Tunnel {
     agents: Vec<(String, End)>,
     cloud: Option<End>,
@@ -153,7 +153,7 @@ impl Tunnel {
         self.settings.gateway.listen
     }
 
-    /// The files of the gateway, or of a node's agent.
+    /// Returns the paths of the certificate files of the gateway, or of a node's agent.
     pub(crate) fn files(&self, stem: &str) -> Files {
         Files::of(self.folder.path(), stem)
     }
@@ -165,7 +165,7 @@ impl Tunnel {
         self.until_connected(node)
     }
 
-    /// Starts an agent with this certificate, for what belongs to a node.
+    /// Starts an agent with this certificate, which may dial the targets of a node.
     pub(crate) fn launch_agent(&mut self, node: &str, pair: &Pair) -> Result<()> {
         let stem = format!("agent-{node}");
         let files = self.files(&stem);
@@ -207,7 +207,7 @@ impl Tunnel {
         wait::until(ANSWER, gone).context("the agent is still connected")
     }
 
-    /// What all ends logged.
+    /// Returns the logs of all ends.
     pub(crate) fn logs(&self) -> String {
         let ends = self.agents.iter().map(|(_, agent)| agent);
         ends.chain(&self.cloud).map(End::log).collect()
@@ -217,7 +217,7 @@ impl Tunnel {
         self.cloud.as_ref().context("the cloud's end is down")
     }
 
-    /// The process of the agent of a node.
+    /// Returns the process of a node's agent.
     pub(crate) fn agent(&mut self, node: &str) -> Result<&mut End> {
         let mut agents = self.agents.iter_mut();
         let found = agents.find_map(|(name, agent)| (name == node).then_some(agent));
@@ -235,19 +235,19 @@ impl Tunnel {
         cloud.end(Signal::SIGKILL).map(drop)
     }
 
-    /// Starts the cloud's end where it was.
+    /// Restarts the cloud end with the same ports.
     pub(crate) fn start_cloud(&mut self) -> Result<()> {
         let stem = self.folder.path().join("cloud");
         self.cloud = Some(End::start("cloud", &stem, &self.settings)?);
         Ok(())
     }
 
-    /// What the cloud's end tells of itself.
+    /// Returns the record of the cloud end.
     pub(crate) fn record(&self) -> Result<CloudRecord> {
         self.cloud()?.cloud()
     }
 
-    /// The last error of a node, as the product shows it.
+    /// Returns the last error of a node, from the product's view.
     pub(crate) fn last_error(&self, node: &str) -> Result<String> {
         let nodes = self.record()?.nodes;
         let mut nodes = nodes.as_array().into_iter().flatten();
@@ -261,7 +261,7 @@ impl Tunnel {
         Ok(self.record()?.count(reason))
     }
 
-    /// Waits until the agent of a node has counted a reason.
+    /// Waits until the agent of a node has counted a reason at least once.
     pub(crate) fn until_agent_counted(&mut self, node: &str, reason: &str) -> Result<()> {
         let agent = self.agent(node)?;
         let counts = || agent.agent().map(|record| record.view["counts"].clone());
@@ -269,7 +269,7 @@ impl Tunnel {
         wait::until(ANSWER, counted).with_context(|| format!("{reason}: {:?}", counts()))
     }
 
-    /// Waits until a reason was counted so often.
+    /// Waits until a reason was counted exactly this many times.
     pub(crate) fn until_counted(&self, reason: &str, count: u64) -> Result<()> {
         let counted = || self.count(reason).is_ok_and(|now| now == count);
         wait::until(ANSWER, counted).with_context(|| {
@@ -281,7 +281,7 @@ impl Tunnel {
         })
     }
 
-    /// The steering address of an index.
+    /// Returns the steering address of an index.
     pub(crate) fn steering(&self, index: u32) -> Result<SocketAddr> {
         let (address, length) = PREFIX;
         let prefix = Prefix::new(Address::from_ip(address), length).context("no prefix")?;
@@ -292,7 +292,7 @@ impl Tunnel {
         ))
     }
 
-    /// Where clients of a target connect to.
+    /// Returns the steering address of a target.
     pub(crate) fn way_to(&self, target: SocketAddr) -> Result<SocketAddr> {
         let mut targets = self.settings.targets.iter();
         let target = targets
@@ -301,18 +301,18 @@ impl Tunnel {
         self.steering(target.index)
     }
 
-    /// A client of a target.
+    /// Connects to a target through the tunnel.
     pub(crate) fn connect(&self, target: SocketAddr) -> Result<TcpStream> {
         dial(self.way_to(target)?).context("connect")
     }
 
-    /// The ingress's own port.
+    /// Returns the ingress's own port.
     pub(crate) const fn ingress(&self) -> u16 {
         self.settings.ingress.port()
     }
 }
 
-/// A tunnel to an echoing server and to other targets, and a client that was answered.
+/// Creates a tunnel to an echo server and to other targets, and a client with a first echo.
 pub(crate) fn echoing(others: &[SocketAddr]) -> Result<(Server, Tunnel, TcpStream)> {
     let server = Server::start(Act::Echo)?;
     let tunnel = Plan::of(&[&[server.at()], others].concat()).start()?;
@@ -321,7 +321,7 @@ pub(crate) fn echoing(others: &[SocketAddr]) -> Result<(Server, Tunnel, TcpStrea
     Ok((server, tunnel, live))
 }
 
-/// A connection whose reads and writes end after [`ANSWER`].
+/// Connects; reads and writes time out after [`ANSWER`].
 pub(crate) fn dial(to: SocketAddr) -> io::Result<TcpStream> {
     let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
     place::connect_within(&socket, to, ANSWER)?;
@@ -331,7 +331,7 @@ pub(crate) fn dial(to: SocketAddr) -> io::Result<TcpStream> {
     Ok(socket.into())
 }
 
-/// Has something sent back.
+/// Sends bytes, and expects the same bytes back.
 pub(crate) fn echo(stream: &mut TcpStream, bytes: &[u8]) -> Result<()> {
     stream.write_all(bytes)?;
     let mut back = vec![0; bytes.len()];
@@ -340,7 +340,7 @@ pub(crate) fn echo(stream: &mut TcpStream, bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Writes until nothing fits any more, between here and an end that reads nothing.
+/// Writes until all buffers are full, on a connection whose other end reads nothing.
 pub(crate) fn stuff(stream: &mut TcpStream) -> Result<()> {
     stream.set_write_timeout(Some(Duration::from_millis(300)))?;
     let chunk = vec![0; 1 << 20];
@@ -348,7 +348,7 @@ pub(crate) fn stuff(stream: &mut TcpStream) -> Result<()> {
     Ok(())
 }
 
-/// Checks that echoes of 64 bytes are quick, and prints how quick.
+/// Checks that echoes of 64 bytes are fast, and prints their times.
 pub(crate) fn expect_live(what: &str, stream: &mut TcpStream) -> Result<()> {
     let mut times = Vec::with_capacity(ECHOES);
     for _ in 0..ECHOES {
@@ -361,13 +361,13 @@ pub(crate) fn expect_live(what: &str, stream: &mut TcpStream) -> Result<()> {
     let words = format!("{what}: p50 {p50} µs, p99 {p99} µs, longest {longest} µs of {ECHOES}");
     println!("{words}");
     let most = Scale::from_environment().patience(LIVE).as_micros();
-    // A stream that was held up once is slow in one echo only.
+    // A stream that was delayed once has only one slow echo, so the maximum counts, too.
     let (p99, longest) = (u128::from(p99), u128::from(longest));
     ensure!(p99 <= most && longest <= 10 * most, "{words}");
     Ok(())
 }
 
-/// Waits until a number has not changed for a while.
+/// Waits until a number stays unchanged for a while; returns it.
 pub(crate) fn until_still(mut number: impl FnMut() -> u64) -> Result<u64> {
     const STILL: Duration = Duration::from_millis(300);
     let mut last = number();
@@ -383,17 +383,17 @@ pub(crate) fn until_still(mut number: impl FnMut() -> u64) -> Result<u64> {
     .context("it keeps changing, or never began")
 }
 
-/// That a client who says something is reset, not only left.
+/// Asserts that a client that sends bytes gets a reset, not an orderly end.
 pub(crate) fn expect_refused(stream: &mut TcpStream) -> Result<()> {
     match stream.write_all(b"anybody?") {
-        // The reset was there first, and is told once.
+        // The reset arrived before the write, which reports it; a later read would not.
         Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(()),
         Err(error) => Err(error.into()),
         Ok(()) => expect_reset(stream),
     }
 }
 
-/// That the other end resets a connection, not ends it.
+/// Asserts that the other end resets a connection instead of closing it.
 pub(crate) fn expect_reset(stream: &mut TcpStream) -> Result<()> {
     let mut rest = Vec::new();
     match stream.read_to_end(&mut rest) {

@@ -1,4 +1,4 @@
-//! What agents dial: servers in threads of this process, each with a record of what it saw.
+//! The targets of agents: servers in threads of this process, each with a record of its connections.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -17,18 +17,18 @@ use tunnel_tests::wait;
 
 use crate::support::ANSWER;
 
-/// How many connections wait to be accepted.
+/// The accept backlog.
 const BACKLOG: i32 = 1024;
 
-/// The buffers of sockets that nobody reads from.
+/// The buffer size of sockets that nobody reads from.
 pub(crate) const LITTLE: usize = 64 * 1024;
 
-/// What a target does with a connection.
+/// The behaviour of a target on a connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Act {
-    /// What comes is sent back, until the end.
+    /// Sends received bytes back, until the end.
     Echo,
-    /// Sends for ever, whether anybody reads or not.
+    /// Sends for ever, even if the client does not read.
     Flood,
     /// Reads nothing and sends nothing.
     Silence,
@@ -43,7 +43,7 @@ struct Seen {
     over: AtomicBool,
 }
 
-/// A server; its threads end with their connections.
+/// A server; each of its threads ends with its connection.
 #[derive(Debug)]
 pub(crate) struct Server {
     at: SocketAddr,
@@ -79,18 +79,18 @@ impl Server {
         self.at
     }
 
-    /// How many connections came.
+    /// Returns the number of accepted connections.
     pub(crate) fn accepted(&self) -> u64 {
         self.seen.accepted.load(Ordering::Relaxed)
     }
 
-    /// Waits until one of them broke.
+    /// Waits until exactly one connection was reset.
     pub(crate) fn until_reset(&self) -> Result<()> {
         let broke = || self.seen.reset.load(Ordering::Relaxed) == 1;
         wait::until(ANSWER, broke).with_context(|| format!("no reset, but {:?}", self.seen))
     }
 
-    /// How many bytes were sent over all of them.
+    /// Returns the number of bytes sent over all connections.
     pub(crate) fn sent(&self) -> u64 {
         self.seen.sent.load(Ordering::Relaxed)
     }
@@ -109,7 +109,7 @@ fn serve(mut stream: TcpStream, act: Act, seen: &Seen) -> io::Result<()> {
     match act {
         Act::Echo => echo(stream),
         Act::Flood => {
-            // Little of the kernel's memory for TCP is to be the test's own.
+            // Keeps the test's own share of the kernel's TCP memory small.
             SockRef::from(&stream).set_send_buffer_size(LITTLE)?;
             let chunk = vec![0; LITTLE];
             loop {
@@ -118,7 +118,7 @@ fn serve(mut stream: TcpStream, act: Act, seen: &Seen) -> io::Result<()> {
             }
         }
         Act::Silence => {
-            // An error on the connection wakes no reader that never reads: look at it now and then.
+            // A reset wakes no thread that does not read, so the thread polls the socket's error.
             while stream.take_error()?.is_none() && !seen.over.load(Ordering::Relaxed) {
                 thread::park_timeout(Duration::from_millis(50));
             }
@@ -138,7 +138,7 @@ fn echo(mut stream: TcpStream) -> io::Result<()> {
     }
 }
 
-/// An address that answers no connect: its listener has room for one connection, which is taken.
+/// An address that answers no connect: the accept queue of its listener is full.
 #[derive(Debug)]
 pub(crate) struct Blackhole {
     at: SocketAddr,
@@ -151,8 +151,8 @@ impl Blackhole {
         listener.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into())?;
         listener.listen(0)?;
         let address = listener.local_addr()?;
-        // The queue holds one more than asked for (net/ipv4: sk_acceptq_is_full); the SYN of any
-        // later one is dropped, and sent again by its client until it gives up.
+        // The queue holds one more than the backlog (net/ipv4: sk_acceptq_is_full). Later SYNs are
+        // dropped; their clients retransmit until they give up.
         let fill = || -> io::Result<Socket> {
             let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
             socket.set_nonblocking(true)?;
@@ -172,7 +172,7 @@ impl Blackhole {
     }
 }
 
-/// An address where nobody listens.
+/// Returns an address without a listener.
 pub(crate) fn closed() -> Result<SocketAddr> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?)
 }

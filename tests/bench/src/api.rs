@@ -1,5 +1,5 @@
-//! How long it takes from the API server to the kernel, beside kube-proxy in its nftables mode: two
-//! hosts that watch the same API server, each asked by connects what its kernel does.
+//! The delay from the API server to the kernel, compared with kube-proxy in its nftables mode: two hosts
+//! watch the same API server, and connects on each observe its kernel.
 
 use std::{
     fs,
@@ -32,10 +32,10 @@ use tunnel_tests::{
 
 use crate::report::{Common, Verdict, median, ratio, rounds, thousandths};
 
-/// The first address of the Services, and the port of each.
+/// The first ClusterIP of the Services, and the port of each.
 const FIRST: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 96, 16, 0));
 const PORT: u16 = 80;
-/// The Service whose endpoint changes, and what it changes between.
+/// The Service whose endpoint changes, and its two endpoints.
 const PROBE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 96, 8, 8)), PORT);
 const SIDES: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 129, 0, 1), Ipv4Addr::new(10, 129, 0, 2)];
 /// The first address of all endpoints; they are addresses of both hosts.
@@ -44,32 +44,32 @@ const RANGE: &str = "10.128.0.0/9";
 const TARGET: u16 = 8080;
 const OF_EACH: u32 = 5;
 
-/// How many Services are asked until a start counts as done: spread over all.
+/// The number of Services that must answer before a start counts as complete: spread over all.
 const ASKED: u32 = 200;
-/// How many connections make the objects.
+/// The number of connections that create the objects.
 const MAKERS: u32 = 8;
 
-/// How long one connect may take: those that lead somewhere stay on the host, and one that leads
-/// nowhere may learn that from its second packet only, a second later.
+/// The timeout of one connect: a translated one stays on the host, and an untranslated one may get its
+/// error only after the retransmission a second later.
 const CONNECT: Duration = Duration::from_millis(20);
-/// How long an answer may take, and how long to look before giving up.
+/// The timeout of an answer, and the time limit of repeated connects.
 const ANSWER: Duration = Duration::from_secs(2);
 const LOOKING: Duration = Duration::from_secs(180);
-/// How long between two changes: none meets the work of the one before.
+/// The pause between two changes, so that the work of one does not overlap with the next.
 const REST: Duration = Duration::from_millis(20);
 
-/// Targets: in thousandths of kube-proxy's, and in time.
+/// Targets: in thousandths of kube-proxy's values, and as times.
 const START: u64 = 250;
 const MEMORY: u64 = 500;
 const CHANGED: Duration = Duration::from_millis(5);
 const CHANGED_LATE: Duration = Duration::from_millis(50);
 
-/// How a measurement is made.
+/// Options of the benchmark.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
     #[command(flatten)]
     common: Common,
-    /// The folder of programs that `cargo xtask e2e` makes.
+    /// The folder of programs that `cargo xtask e2e` prepares.
     #[arg(long)]
     kit: PathBuf,
     /// The number of Services, of five endpoints each.
@@ -78,12 +78,12 @@ pub(crate) struct Options {
     /// The number of starts of each proxy from nothing.
     #[arg(long, default_value_t = 3)]
     rounds: u32,
-    /// The number of changes of an endpoint; for kube-proxy a tenth of that.
+    /// The number of changes of an endpoint; kube-proxy gets a tenth of it.
     #[arg(long, default_value_t = 200)]
     changes: u32,
 }
 
-/// What was measured of one proxy.
+/// The measurements of one proxy.
 #[derive(Clone, Debug, Default, Serialize)]
 struct Measured {
     name: &'static str,
@@ -158,7 +158,7 @@ fn verdicts([own, peer]: &[Measured; 2]) -> Vec<Verdict> {
     ]
 }
 
-/// A proxy and its host, with what starts it and what removes the rest of one that ended.
+/// A proxy and its host, with the commands that start it and that remove its remains.
 struct Proxy {
     name: &'static str,
     host: Host,
@@ -205,12 +205,12 @@ fn kube_proxy(bare: &Bare, options: &Options) -> Result<Proxy> {
     })
 }
 
-/// A host on which everything that an endpoint is asked for is answered.
+/// Creates a host that answers connections to any endpoint.
 fn host(bare: &Bare, number: usize) -> Result<Host> {
     let host = bare.host(number)?;
     host.place.ip(&format!("route add local {RANGE} dev lo"))?;
     let listener = host.place.listen((Ipv4Addr::UNSPECIFIED, TARGET))?;
-    // It ends with the process.
+    // The thread ends with the process.
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             drop(tell(stream));
@@ -219,7 +219,7 @@ fn host(bare: &Bare, number: usize) -> Result<Host> {
     Ok(host)
 }
 
-/// Makes all objects.
+/// Creates all objects.
 fn fill(bare: &Bare, proxies: &[Proxy], services: u32) -> Result<()> {
     let mut api = bare.api()?;
     for Proxy { host, .. } in proxies {
@@ -244,7 +244,7 @@ fn fill(bare: &Bare, proxies: &[Proxy], services: u32) -> Result<()> {
     tunnel_cluster::at_once(0..MAKERS, maker).map(drop)
 }
 
-/// Waits until the Services that are asked answer.
+/// Waits until a sample of the Services, and the probe, answer.
 fn until_all(place: &Place, services: u32) -> Result<()> {
     let step = usize::try_from((services / ASKED).max(1))?;
     let numbers = (0..services).step_by(step);
@@ -255,7 +255,7 @@ fn until_all(place: &Place, services: u32) -> Result<()> {
     until(place, PROBE, |_| true)
 }
 
-/// Changes the probe's endpoint again and again, and looks at the memory in the end.
+/// Changes the probe's endpoint repeatedly, then measures the memory.
 fn measure(bare: &Bare, proxy: &Proxy, process: &Process, of: &mut Measured) -> Result<()> {
     let mut api = bare.api()?;
     let mut times = Vec::new();
@@ -278,13 +278,13 @@ fn measure(bare: &Bare, proxy: &Proxy, process: &Process, of: &mut Measured) -> 
     Ok(())
 }
 
-/// Tells a client which address it reached.
+/// Sends a client the address that it reached.
 fn tell(mut stream: TcpStream) -> io::Result<()> {
     let reached = stream.local_addr()?.ip();
     writeln!(stream, "{reached}")
 }
 
-/// Asks again and again until the answer is as wanted.
+/// Connects repeatedly until the answer is the wanted one.
 fn until(place: &Place, to: SocketAddr, is_wanted: impl Fn(IpAddr) -> bool) -> Result<()> {
     wait::until_a_moment(LOOKING, || ask(place, to).is_ok_and(&is_wanted))
         .with_context(|| format!("{to} doesn't lead where it should"))
@@ -303,7 +303,7 @@ fn endpoint(address: IpAddr) -> serde_json::Value {
     json!({"addresses": [address], "conditions": {"ready": true}})
 }
 
-/// Makes a Service and its slice.
+/// Creates a Service and its slice.
 fn make(api: &mut Api, name: &str, address: IpAddr, endpoints: &[IpAddr]) -> Result<()> {
     let service = json!({
         "apiVersion": "v1",

@@ -1,4 +1,4 @@
-//! `culvert-bench`: measures the product, and says which of its targets it meets.
+//! `culvert-bench`: measures the product, and checks its targets.
 #![expect(
     clippy::print_stdout,
     clippy::print_stderr,
@@ -28,13 +28,13 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Bench {
-    /// The cost of a connect, direct and with several numbers of Services.
+    /// The cost of a connect: direct, and with several numbers of Services.
     Connect(connect::Options),
-    /// The time from a file to the kernel, beside nftables rules; the memory of the daemon.
+    /// The time from a file to the kernel, compared with nftables rules; the memory of the daemon.
     Program(program::Options),
-    /// The time from the API server to the kernel, beside kube-proxy.
+    /// The time from the API server to the kernel, compared with kube-proxy.
     Api(api::Options),
-    /// The cost of a stream through the tunnel, beside plain TCP and bare TLS.
+    /// The cost of a stream through the tunnel, compared with plain TCP and bare TLS.
     Tunnel(tunnel::Options),
 }
 

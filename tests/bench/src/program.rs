@@ -1,6 +1,6 @@
-//! How long it takes from files to the kernel, observed through the kernel: by what `connect` does,
-//! not by what the daemon says. Beside it, how long `nft -f` takes for rules of kube-proxy's shape:
-//! the loading alone, without what kube-proxy does before it.
+//! The delay from files to the kernel, as observed by `connect` rather than reported by the daemon. For
+//! comparison, the time that `nft -f` takes for rules of kube-proxy's shape: only the loading, without
+//! kube-proxy's own work before it.
 
 use std::time::Duration;
 
@@ -24,25 +24,25 @@ mod few;
 mod probe;
 mod very_many;
 
-/// Targets for some Services.
+/// Targets for a few Services.
 const PROGRAMMED: Duration = Duration::from_millis(500);
 const CHANGED: Duration = Duration::from_millis(50);
 const IDLE: u64 = 30_000_000;
 const MAPS: u64 = 16_000_000;
 
-/// Targets for very many.
+/// Targets for very many Services.
 const FROM_JSON: Duration = Duration::from_secs(1);
 const FROM_YAML: Duration = Duration::from_secs(3);
 const WRITTEN: Duration = Duration::from_millis(300);
 const PEAK: u64 = 300_000_000;
 const WORK: Duration = Duration::from_millis(5);
 
-/// How a measurement is made.
+/// Options of the benchmark.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
     #[command(flatten)]
     common: Common,
-    /// The number of Services where there are some.
+    /// The number of Services in the small case.
     #[arg(long, default_value_t = 1000)]
     services: u32,
     /// The number of starts with nothing programmed.
@@ -51,13 +51,14 @@ pub(crate) struct Options {
     /// The number of changes of an endpoint.
     #[arg(long, default_value_t = 50)]
     changes: u32,
-    /// The number of Services where there are very many, of four endpoints each.
+    /// The number of Services in the large case, of four endpoints each.
     #[arg(long, default_value_t = 30_000)]
     many: u32,
-    /// The number of starts with very many, and of loads of rules; 0 leaves both out.
+    /// The number of starts in the large case, and of loads of rules; 0 omits both.
     #[arg(long, default_value_t = 5)]
     starts: u32,
-    /// For how many Services nftables rules of kube-proxy's shape are loaded; none leaves them out.
+    /// The numbers of Services for which nftables rules of kube-proxy's shape are loaded; none omits
+    /// them.
     #[arg(long, num_args = 0.., value_delimiter = ',', default_value = "100,5000")]
     rules: Vec<u32>,
 }
@@ -90,28 +91,28 @@ impl Times {
     }
 }
 
-/// The medians of a way of writing very many Services.
+/// The medians of one way of writing very many Services.
 #[derive(Clone, Debug, Serialize)]
 struct Line {
     way: &'static str,
     services: u32,
     whole_ns: u64,
-    /// In thousandths of the first line, the median of the rounds' ratios.
+    /// In thousandths of the first line: the median of the rounds' ratios.
     whole_to_first: u64,
-    /// From objects that are read to maps that hold them; 0 where there are none.
+    /// The time from parsed objects to complete maps; 0 for rules.
     write_ns: u64,
     change_ns: u64,
     change_to_first: u64,
-    /// How long the daemon runs for a change; 0 where there is none.
+    /// The daemon's CPU time per change; 0 for rules.
     work_ns: u64,
-    /// The most memory that it had resident; 0 where there is none.
+    /// The daemon's peak resident memory; 0 for rules.
     peak_bytes: u64,
 }
 
 #[derive(Serialize)]
 struct Measured {
     times: Vec<Times>,
-    /// What an idle daemon has resident, and what its maps take.
+    /// The resident memory of an idle daemon, and the kernel memory of its maps.
     resident_bytes: u64,
     maps_bytes: u64,
     lines: Vec<Line>,
@@ -172,7 +173,7 @@ fn conclude(
     (measured, verdicts)
 }
 
-/// The verdicts of a way; none of one that isn't ours.
+/// Returns the verdicts of a way; empty for rules.
 fn of_very_many(line: &Line) -> Vec<Verdict> {
     let whole = match line.way {
         JSON => FROM_JSON,
@@ -277,7 +278,7 @@ fn very_many(lines: &[Line], starts: u32) -> String {
     )
 }
 
-/// The text of a value; none of 0.
+/// Formats a value; empty for 0.
 fn some(value: u64, text: fn(u64) -> String) -> String {
     match value {
         0 => String::new(),
@@ -285,12 +286,12 @@ fn some(value: u64, text: fn(u64) -> String) -> String {
     }
 }
 
-/// Nanoseconds as milliseconds with one decimal.
+/// Formats nanoseconds as milliseconds with one decimal.
 fn milliseconds(nanoseconds: u64) -> String {
     microseconds(nanoseconds / 1000).replace("µs", "ms")
 }
 
-/// Bytes as millions of them with one decimal.
+/// Formats bytes as megabytes with one decimal.
 fn megabytes(bytes: u64) -> String {
     format!("{}.{} MB", bytes / 1_000_000, bytes % 1_000_000 / 100_000)
 }
@@ -322,7 +323,7 @@ mod tests {
 
     #[test]
     fn rules_are_compared_with_json_of_their_own_round_and_judged_by_nothing() {
-        // The second round was disturbed, for both alike.
+        // The second round was disturbed, which affects both values alike.
         let rounds = [
             vec![sample(900, 1), sample(1800, 50)],
             vec![sample(2000, 4), sample(4200, 200)],

@@ -10,25 +10,25 @@ use tunnel_tests::{environment, instance::Settings};
 /// The options of every benchmark.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct Common {
-    /// The program to measure; by default the one beside this program.
+    /// The program to measure; default: the one next to this program.
     #[arg(long)]
     culvert: Option<PathBuf>,
     /// Print JSON instead of a table.
     #[arg(long)]
     pub(crate) json: bool,
-    /// Fail when a target is missed.
+    /// Fail if a target is missed.
     #[arg(long)]
     check: bool,
 }
 
 impl Common {
-    /// The program to measure.
+    /// Returns the path of the program to measure.
     pub(crate) fn program(&self) -> Result<PathBuf> {
         let given = self.culvert.as_ref();
         given.map_or_else(environment::culvert, |path| Ok(path.canonicalize()?))
     }
 
-    /// The settings of an instance of it.
+    /// Returns the settings of an instance that runs the program.
     pub(crate) fn settings(&self) -> Result<Settings> {
         Ok(Settings::of(self.program()?))
     }
@@ -61,7 +61,7 @@ struct Outcome<'a, T> {
     verdicts: &'a [Verdict],
 }
 
-/// A target and whether it was met.
+/// A target, and its result.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Verdict {
     /// The target in words.
@@ -73,7 +73,7 @@ pub(crate) struct Verdict {
 }
 
 impl Verdict {
-    /// The verdict on a target.
+    /// Creates the verdict on a target.
     pub(crate) fn new(target: impl Into<String>, measured: impl Into<String>, met: bool) -> Self {
         Self {
             target: target.into(),
@@ -83,7 +83,7 @@ impl Verdict {
     }
 }
 
-/// Makes verdicts that aren't met an error if asked to.
+/// Returns an error for missed targets if `check` is set.
 fn judge(verdicts: &[Verdict], check: bool) -> Result<()> {
     let missed = verdicts.iter().filter(|verdict| !verdict.met).count();
     let (is_good, all) = (!check || missed == 0, verdicts.len());
@@ -91,7 +91,7 @@ fn judge(verdicts: &[Verdict], check: bool) -> Result<()> {
     Ok(())
 }
 
-/// The middle of some values; of an even number of them, the lower one; 0 of none.
+/// Returns the median; the lower middle of an even number of values; 0 if there are none.
 pub(crate) fn median<T: Copy + Default + Ord>(values: impl IntoIterator<Item = T>) -> T {
     let mut values: Vec<T> = values.into_iter().collect();
     values.sort_unstable();
@@ -115,12 +115,12 @@ pub(crate) fn rounds<W, T>(
     (0..count).map(round).collect()
 }
 
-/// The ratio of a value to another, in thousandths.
+/// Returns the ratio of a value to another, in thousandths.
 pub(crate) fn ratio(value: u64, to: u64) -> u64 {
     value.saturating_mul(1000) / to.max(1)
 }
 
-/// A number of thousandths, as a decimal.
+/// Formats thousandths as a decimal.
 pub(crate) fn thousandths(value: u64) -> String {
     format!("{}.{:03}", value / 1000, value % 1000)
 }

@@ -1,10 +1,10 @@
-//! Rules of kube-proxy's shape, for benchmarks that compare with them: what `nft -f` and
-//! `iptables-restore` load for a number of ClusterIP Services, each with the same endpoints, and
-//! what they load when one endpoint is replaced.
+//! Rules of kube-proxy's shape, for comparison in benchmarks: the input of `nft -f` and
+//! `iptables-restore` for a number of ClusterIP Services, each with the same endpoints, and for the
+//! replacement of one endpoint.
 //!
-//! Chains, maps and rules are those of kube-proxy 1.36 (`pkg/proxy/{nftables,iptables}/proxier.go`)
-//! for Services without node ports, policies and affinity; names of chains have the length of its
-//! own, with a number where it has a hash.
+//! Chains, maps and rules are those of kube-proxy 1.36 (`pkg/proxy/{nftables,iptables}/proxier.go`) for
+//! Services without node ports, policies and affinity. Chain names have kube-proxy's length, with a
+//! number instead of a hash.
 
 use std::{
     fs,
@@ -22,17 +22,17 @@ use crate::services::FIRST;
 pub(crate) mod iptables;
 pub(crate) mod nft;
 
-/// The bit of the packet mark that asks for masquerading (kube-proxy's `masqueradeBit` 14).
+/// The bit of the packet mark that requests masquerading (kube-proxy's `masqueradeBit` 14).
 const MARK: &str = "0x4000";
 
-/// What rules are made for.
+/// The Services that the rules are for.
 #[derive(Clone, Debug)]
 pub(crate) struct Shape {
-    /// How many Services there are, from [`FIRST`] on.
+    /// The number of Services, from [`FIRST`] on.
     pub(crate) services: u32,
-    /// The port of each.
+    /// The port of each Service.
     pub(crate) port: u16,
-    /// The endpoints of each.
+    /// The endpoints of each Service.
     pub(crate) endpoints: Vec<SocketAddr>,
 }
 
@@ -47,7 +47,7 @@ impl Shape {
     }
 }
 
-/// A program that is run in a place's network namespace, and takes rules by a file.
+/// A program that loads rules from a file in a place's network namespace.
 #[derive(Clone, Debug)]
 pub(crate) struct Loader {
     pid: u32,
@@ -55,7 +55,7 @@ pub(crate) struct Loader {
 }
 
 impl Loader {
-    /// For a place, with the command that takes a file's name, or the file itself as its input.
+    /// Creates a loader for a place. The file name is appended to the command.
     pub(crate) fn new(place: &Place, words: &[&'static str]) -> Self {
         Self {
             pid: place.pid(),
@@ -63,8 +63,7 @@ impl Loader {
         }
     }
 
-    /// Writes rules to a file and loads it, and says how long that took from the start of the
-    /// program.
+    /// Writes rules to a file and loads it; returns the time from the start of the program.
     pub(crate) fn load(&self, folder: &Path, name: &str, rules: &str) -> Result<Duration> {
         let (file, program) = (folder.join(name), self.words.join(" "));
         fs::write(&file, rules).with_context(|| format!("cannot write {}", file.display()))?;

@@ -1,4 +1,4 @@
-//! The Services that benchmarks make.
+//! The Services of the benchmarks.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -7,13 +7,13 @@ use tunnel_tests::{
     manifest::{Manifest, Protocol, Service},
 };
 
-/// The first address of the Services that a benchmark makes.
+/// The first ClusterIP of a benchmark's Services.
 pub(crate) const FIRST: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 97, 0, 0));
 
-/// How many Services a file holds.
+/// The number of Services per file.
 const PER_FILE: usize = 10_000;
 
-/// Files with many Services, whose endpoints are those that `backends` gives by the Service's number.
+/// Builds files with many Services; `backends` returns the endpoints of a Service by its number.
 pub(crate) fn many<I: IntoIterator<Item = IpAddr>>(
     count: u32,
     protocol: Protocol,

@@ -1,8 +1,8 @@
-//! What a tunnel costs, beside plain TCP and beside one bare TLS stream, over the same links.
+//! The cost of a tunnel, compared with plain TCP and one bare TLS stream over the same links.
 //!
-//! Client and server are the same everywhere; the server is on the edge, and floods. Plain TCP and
-//! TLS go to the address that the edge has on its link, the tunnel's streams to a steering address.
-//! In each round every variant is measured once, in a shuffled order.
+//! Client and server are the same for all variants; the server is on the edge. Plain TCP and TLS use the
+//! address that the edge has on its link, the tunnel's streams a steering address. Each round measures
+//! every variant once, in a shuffled order.
 
 use std::time::Duration;
 
@@ -22,33 +22,34 @@ use crate::report::{Common, Verdict, median, ratio, rounds, thousandths};
 
 mod stage;
 
-/// How many streams flood at once.
+/// The numbers of concurrent floods.
 const STREAMS: [u32; 2] = [1, 10];
 
-/// How many stalled readers there are beside a live echo.
+/// The numbers of stalled readers next to a live echo.
 const STALLED: [u32; 2] = [1, 200];
 
-/// In thousandths of one bare TLS stream, however many streams the tunnel carries: how many bytes a second at least, how much CPU at most.
+/// In thousandths of one bare TLS stream, for any number of tunnel streams: the minimum rate, and the
+/// maximum CPU time.
 const RATE: u64 = 600;
 const CPU: u64 = 1500;
 
-/// What a live echo may take beside stalled readers.
+/// The limit of a live echo next to stalled readers.
 const LIVE: Duration = Duration::from_millis(2);
 
-/// How a measurement is made.
+/// Options of the benchmark.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
     #[command(flatten)]
     common: Common,
-    /// How often each variant is measured.
+    /// The number of measurements of each variant.
     #[arg(long, default_value_t = 5)]
     rounds: u32,
-    /// How long one measurement lasts.
+    /// The duration of one measurement, in milliseconds.
     #[arg(long, default_value_t = 1500)]
     slot_millis: u64,
 }
 
-/// One way from the cloud to the edge.
+/// One path from the cloud to the edge.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Variant {
     Plain,
@@ -68,16 +69,16 @@ impl Variant {
     }
 }
 
-/// What one round measured of a variant.
+/// The measurements of a variant in one round.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sample {
-    /// By [`STREAMS`], millions of bytes a second.
+    /// For each of [`STREAMS`], in millions of bytes a second.
     megabytes: [u64; 2],
-    /// With one stream, in nanoseconds for a million bytes.
+    /// CPU time with one stream, in nanoseconds per million bytes.
     cpu: u64,
     p50_ns: u64,
     p99_ns: u64,
-    /// By [`STALLED`], the 99th of a hundred echoes.
+    /// For each of [`STALLED`], the 99th percentile of the echoes.
     beside_ns: [u64; 2],
 }
 
@@ -87,7 +88,7 @@ struct Line {
     variant: &'static str,
     megabytes_per_second_1: u64,
     megabytes_per_second_10: u64,
-    /// Of both ends of the tunnel, or of both ends of the stream.
+    /// The CPU time of both ends of the tunnel, or of both ends of the stream.
     cpu_ms_per_gigabyte: u64,
     echo_p50_ns: u64,
     echo_p99_ns: u64,
@@ -125,8 +126,8 @@ fn measure(stage: &Stage, variant: Variant, slot: Duration) -> Result<Sample> {
         *megabytes = flood.megabytes();
         if *streams == 1 {
             let ends = nanoseconds(cpu(&way)?.saturating_sub(before));
-            // The ends' own figure has the time before the measurement in it, and so as many more
-            // bytes; a client that is an end tells of the measurement alone.
+            // The ends' CPU time includes the warm-up, and so more bytes; a client that is an end
+            // reports the measurement alone.
             let whole = slot + WARM_UP;
             let share = u128::from(ends) * slot.as_nanos() / whole.as_nanos().max(1);
             let own = if way.client_is_end { flood.cpu_ns } else { 0 };
@@ -166,7 +167,7 @@ fn line(at: usize, rounds: &[Vec<Sample>]) -> Line {
         variant: Variant::ALL[at].name(),
         megabytes_per_second_1: of(|it| it.megabytes[0]),
         megabytes_per_second_10: of(|it| it.megabytes[1]),
-        // Nanoseconds for a million bytes are microseconds for a thousand millions.
+        // Nanoseconds per million bytes equal microseconds per billion bytes.
         cpu_ms_per_gigabyte: of(|it| it.cpu / 1000),
         echo_p50_ns: of(|it| it.p50_ns),
         echo_p99_ns: of(|it| it.p99_ns),
@@ -176,7 +177,7 @@ fn line(at: usize, rounds: &[Vec<Sample>]) -> Line {
 }
 
 fn verdicts(rounds: &[Vec<Sample>]) -> Vec<Verdict> {
-    // Compared within a round: what disturbs it disturbs both.
+    // Ratios are taken within a round: a disturbance affects both values.
     let [_, tls, ours] = [0, 1, 2];
     let to_tls = |pick: &dyn Fn(&Sample, &Sample) -> (u64, u64)| {
         median(rounds.iter().map(|samples| {
@@ -238,7 +239,7 @@ mod tests {
         };
         let rounds = [
             [sample(1000, 100, 0), sample(700, 140, 1)],
-            // Disturbed, for both alike.
+            // Disturbed, which affects both values alike.
             [sample(100, 900, 0), sample(65, 1300, 1)],
             [sample(1000, 100, 0), sample(500, 160, 3_000_000)],
         ];

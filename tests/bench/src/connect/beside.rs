@@ -1,6 +1,5 @@
-//! Connects that rules of kube-proxy's shape translate: in a pod with a network namespace of its
-//! own, whose rules stand where those of a node are for the connects of the node itself, in nat
-//! OUTPUT.
+//! Connects that rules of kube-proxy's shape translate, in a pod with its own network namespace. The
+//! rules are in nat OUTPUT, as on a node for the connects of the node itself.
 
 use std::net::SocketAddr;
 
@@ -18,15 +17,15 @@ use crate::{
     services::FIRST,
 };
 
-/// What is loaded.
+/// The rules to load.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Kind {
     Nft,
     Iptables,
 }
 
-/// A client whose connects go by so many Services in rules. The ones that it uses are spread over
-/// all, so with iptables they are in the middle of the chain on average.
+/// Creates a client whose connects pass rules for this many Services. The Services that it uses are
+/// spread over all, so with iptables they are in the middle of the chain on average.
 pub(super) fn by_rules(
     topology: &Topology,
     kind: Kind,
@@ -35,7 +34,7 @@ pub(super) fn by_rules(
 ) -> Result<Variant> {
     let name = format!("{kind:?}-{services}").to_lowercase();
     let pod = topology.pod(&name)?;
-    // A Service's address leads nowhere in a pod; the packet must set out to meet the rules.
+    // Without a route, a connect would fail before its packet reaches nat OUTPUT.
     pod.ip("route add 10.97.0.0/16 via 169.254.1.1 dev eth0\n")?;
     let shape = Shape {
         services,
@@ -64,7 +63,7 @@ pub(super) fn by_rules(
     })
 }
 
-/// Gives the backend further addresses, and says all that Services lead to.
+/// Gives the backend more addresses, and returns the endpoints of all Services.
 pub(super) fn endpoints(topology: &Topology, backend: &Pod) -> Result<Vec<SocketAddr>> {
     let (host, own) = (topology.host(), backend.v4());
     let mut endpoints = vec![backend.at4(TARGET)];
@@ -76,5 +75,5 @@ pub(super) fn endpoints(topology: &Topology, backend: &Pod) -> Result<Vec<Socket
     Ok(endpoints)
 }
 
-/// The last parts of the backend's further addresses.
+/// The last octets of the backend's additional addresses.
 const FURTHER: [u8; 3] = [241, 242, 243];

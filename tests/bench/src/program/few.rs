@@ -1,4 +1,4 @@
-//! Some Services, with what the product's defaults come to at rest.
+//! A few Services, and the product's memory with its default settings when idle.
 
 use std::{
     collections::BTreeMap,
@@ -29,28 +29,28 @@ use crate::{
     services::{FIRST, many},
 };
 
-/// Endpoints of the Services.
+/// The endpoints of each Service.
 const ENDPOINTS: [IpAddr; 3] = [
     IpAddr::V4(Ipv4Addr::new(10, 1, 0, 101)),
     IpAddr::V4(Ipv4Addr::new(10, 1, 0, 102)),
     IpAddr::V4(Ipv4Addr::new(10, 1, 0, 103)),
 ];
 
-/// How long until a daemon counts as idle.
+/// The time after which a daemon counts as idle.
 const SETTLING: Duration = Duration::from_secs(2);
 
-/// What was measured.
+/// The measurements.
 #[derive(Debug, Default)]
 pub(super) struct Few {
-    /// From the rename of the files, with the daemon running.
+    /// Times from the rename of the files, with the daemon running.
     pub(super) from_rename: Vec<Duration>,
-    /// From the start of the daemon.
+    /// Times from the start of the daemon.
     pub(super) from_start: Vec<Duration>,
-    /// Of one endpoint.
+    /// Changes of one endpoint.
     pub(super) changes: Vec<Change>,
-    /// What idle daemons have resident, in bytes.
+    /// The resident memory of idle daemons, in bytes.
     pub(super) resident: Vec<u64>,
-    /// What their maps take of the kernel's memory, in bytes.
+    /// The kernel memory of their maps, in bytes.
     pub(super) maps: Vec<u64>,
 }
 
@@ -74,7 +74,7 @@ pub(super) fn measure(options: &Options) -> Result<Few> {
     Ok(few)
 }
 
-/// The product's defaults, with more room only where more is needed.
+/// Returns the product's default settings, with larger maps only if the Services need them.
 pub(super) fn settings(common: &Common, services: u32) -> Result<Settings> {
     let wanted = services.saturating_mul(2);
     let mut settings = common.settings()?;
@@ -85,7 +85,8 @@ pub(super) fn settings(common: &Common, services: u32) -> Result<Settings> {
     Ok(settings)
 }
 
-/// The time from the rename of a file with all Services until the kernel translates each of them.
+/// Measures the time from the rename of a file with all Services until the kernel translates each of
+/// them.
 fn appear(node: &Node, services: u32) -> Result<Duration> {
     let files = many(services, Protocol::UDP, [PORT; 2], |_| ENDPOINTS);
     let client = node.pod("client")?;
@@ -101,11 +102,11 @@ fn vips(services: u32) -> impl Iterator<Item = IpAddr> {
     (0..services).map(|number| offset(FIRST, number))
 }
 
-/// What the maps take that a daemon holds or has pinned, each once, as the kernel counts it.
+/// Sums the kernel memory of the maps that a daemon has open or pinned, each once.
 fn maps(daemon: i32, pins: &Path) -> Result<u64> {
     let mut known: BTreeMap<u32, u64> = BTreeMap::new();
     for entry in fs::read_dir(format!("/proc/{daemon}/fdinfo"))? {
-        // A file that is closed meanwhile is no map.
+        // A file that was closed meanwhile is not a map.
         if let Ok(text) = fs::read_to_string(entry?.path()) {
             known.extend(map(&text));
         }
@@ -126,7 +127,7 @@ fn maps(daemon: i32, pins: &Path) -> Result<u64> {
     Ok(known.values().sum())
 }
 
-/// The number and the bytes of a map, from what the kernel tells of an open file.
+/// Parses a map's ID and its bytes from the `fdinfo` of an open file.
 fn map(fdinfo: &str) -> Option<(u32, u64)> {
     let field = |name: &str| {
         let line = fdinfo.lines().find_map(|line| line.strip_prefix(name));

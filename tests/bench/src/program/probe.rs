@@ -1,6 +1,5 @@
-//! A Service whose only endpoint changes, and a client that sees by its own sockets what the kernel
-//! does: by what `connect` does, not by what the daemon says. Datagrams are never sent, so no
-//! endpoint needs to be there.
+//! A Service whose only endpoint changes, and a client that observes the kernel through its own sockets:
+//! by `connect`, not by the daemon's status. No datagram is sent, so no endpoint needs to exist.
 
 use std::{
     io::ErrorKind,
@@ -25,44 +24,44 @@ pub(super) const PORT: u16 = 53;
 /// The Service whose endpoint changes.
 const PROBE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 96, 0, 99)), PORT);
 
-/// Its two endpoints, and the source address that a socket connected to each gets.
+/// The two endpoints, and the source address of a socket connected to each.
 const SIDES: [(Ipv4Addr, Ipv4Addr); 2] = [
     (Ipv4Addr::new(10, 1, 0, 111), Ipv4Addr::new(10, 1, 0, 211)),
     (Ipv4Addr::new(10, 1, 0, 112), Ipv4Addr::new(10, 1, 0, 212)),
 ];
 
-/// How a connect fails whose address isn't translated.
+/// The errors of a connect to an address that isn't translated.
 const NOT_YET: [ErrorKind; 3] = [
     ErrorKind::HostUnreachable,
     ErrorKind::NetworkUnreachable,
     ErrorKind::ConnectionRefused,
 ];
 
-/// How long to look before giving up.
+/// The time limit of repeated connects.
 const LOOKING: Duration = Duration::from_secs(60);
 
-/// How long between two looks at a connect.
+/// The interval of repeated connects.
 const LOOK: Duration = Duration::from_micros(100);
 
-/// How long between two changes: none meets the work of the one before, which ends with what was
-/// replaced being freed.
+/// The pause between two changes, so that the work of one, which ends with the release of the replaced
+/// entries, does not overlap with the next.
 const REST: Duration = Duration::from_millis(20);
 
-/// What one change took.
+/// The cost of one change.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Change {
-    /// From the rename of the file until a connect reaches the new endpoint.
+    /// The time from the rename of the file until a connect reaches the new endpoint.
     pub(super) reached: Duration,
-    /// How long the daemon ran for it on all CPUs.
+    /// The daemon's CPU time for the change, on all CPUs.
     pub(super) work: Duration,
 }
 
-/// A node whose folder holds the Service that changes, and nothing else. The daemon isn't started.
+/// Creates a node whose folder has only the changing Service, without starting the daemon.
 pub(super) fn node(settings: Settings) -> Result<Node> {
     let node = Node::with(settings)?;
     let client = node.pod("client")?;
     let mut batch = String::new();
-    // A socket's own address shows which endpoint the kernel chose for it.
+    // A socket's own address shows the endpoint that the kernel chose for it.
     for (endpoint, source) in SIDES {
         batch.push_str(&format!(
             "addr add {source}/32 dev eth0\n\
@@ -87,7 +86,7 @@ fn slice(side: usize) -> Manifest {
     }
 }
 
-/// The time from the start of the daemon until the kernel translates each of the addresses.
+/// Measures the time from the start of the daemon until the kernel translates each of the addresses.
 pub(super) fn begin(node: &Node, vips: impl Iterator<Item = IpAddr>) -> Result<Duration> {
     let client = node.pod("client")?;
     let start = Instant::now();
@@ -98,8 +97,7 @@ pub(super) fn begin(node: &Node, vips: impl Iterator<Item = IpAddr>) -> Result<D
     Ok(took)
 }
 
-/// Connects a UDP socket to each of the addresses in turn, waiting at the first that isn't
-/// translated.
+/// Connects a UDP socket to each of the addresses in turn, and repeats each until it is translated.
 pub(super) fn until_all(client: &Place, vips: impl Iterator<Item = IpAddr>) -> Result<()> {
     let socket = UdpSocket::from(client.socket(Domain::IPV4, Type::DGRAM)?);
     let start = Instant::now();
@@ -116,14 +114,14 @@ pub(super) fn until_all(client: &Place, vips: impl Iterator<Item = IpAddr>) -> R
 
 fn is_translated(socket: &UdpSocket, vip: SocketAddr) -> Result<bool> {
     match socket.connect(vip) {
-        // A Service that has no endpoints yet is refused by way of loopback.
+        // A Service without endpoints is refused by a redirect to loopback.
         Ok(()) => Ok(!socket.local_addr()?.ip().is_loopback()),
         Err(error) if NOT_YET.contains(&error.kind()) => Ok(false),
         Err(error) => Err(error).with_context(|| format!("connect to {vip}")),
     }
 }
 
-/// Changes the endpoint again and again.
+/// Changes the endpoint repeatedly; returns the cost of each change.
 pub(super) fn change(node: &Node, changes: u32) -> Result<Vec<Change>> {
     let client = node.pod("client")?;
     let daemon = node.daemon_pid().context("the daemon doesn't run")?;
@@ -144,14 +142,14 @@ pub(super) fn change(node: &Node, changes: u32) -> Result<Vec<Change>> {
     Ok(times)
 }
 
-/// Whether a new socket that connects to the changing Service gets this source address.
+/// True if a new socket that connects to the changing Service gets this source address.
 fn shows(client: &Place, source: Ipv4Addr) -> Result<bool> {
     let socket = UdpSocket::from(client.socket(Domain::IPV4, Type::DGRAM)?);
     socket.connect(PROBE)?;
     Ok(socket.local_addr()?.ip() == IpAddr::V4(source))
 }
 
-/// Stops the daemon and removes what it made.
+/// Stops the daemon and removes its pins and state.
 pub(super) fn end(node: &Node) -> Result<()> {
     node.stop()?;
     let cleanup = node.culvert(&["cleanup"])?;

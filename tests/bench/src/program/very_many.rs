@@ -1,5 +1,5 @@
-//! Very many Services: a daemon that starts with them, from JSON and from YAML, beside the loading
-//! of rules of kube-proxy's shape for fewer.
+//! Very many Services: a daemon that starts with them, from JSON and from YAML, compared with the
+//! loading of kube-proxy's rules for fewer.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -31,36 +31,37 @@ use crate::{
 /// The first address of the endpoints, which are all different.
 const ENDPOINTS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 128, 0, 0));
 
-/// How many endpoints each Service has.
+/// The number of endpoints per Service.
 pub(super) const OF_EACH: u32 = 4;
 
-/// How many Services are asked, spread over all. Programs are attached once everything is written,
-/// so one that is translated tells of all.
+/// The number of Services that are probed, spread over all. Programs are attached after the last write,
+/// so one translated Service proves that all are written.
 const ASKED: u32 = 200;
 
-/// The kernel takes rules apart in the background, which is not to be counted to what comes next.
+/// The pause after rules: the kernel frees them in the background, which must not count for the next
+/// way.
 const SETTLING: Duration = Duration::from_secs(3);
 
-/// Rules are changed this much more seldom than files: a change of many of them takes long.
+/// Rules are changed this many times less often than files, since each change takes long.
 const SELDOM: u32 = 5;
 
-/// What is written, and by whom.
+/// The format and the writer of the Services.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Way {
     Json,
     Yaml,
-    /// `nft -f`, with so many Services.
+    /// `nft -f`, with this many Services.
     Rules(u32),
 }
 
-/// What one round measured of a way.
+/// The measurements of a way in one round.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sample {
-    /// From nothing to everything.
+    /// The time from nothing to everything.
     pub(super) whole: Duration,
-    /// Of that, from objects that are read to maps that hold them.
+    /// The part of it from parsed objects to complete maps.
     pub(super) write: Duration,
-    /// The most memory that the daemon had resident, in bytes.
+    /// The daemon's peak resident memory, in bytes.
     pub(super) peak: u64,
     pub(super) changes: Vec<Change>,
 }
@@ -79,7 +80,7 @@ pub(super) fn measure(options: &Options, ways: &[Way]) -> Result<Vec<Vec<Sample>
     })
 }
 
-/// A daemon that starts with these files.
+/// Starts a daemon with these files, and measures it.
 fn from_files(options: &Options, files: Vec<Manifest>) -> Result<Sample> {
     let room = options.many.saturating_mul(2);
     let settings = Settings {
@@ -111,7 +112,7 @@ fn from_files(options: &Options, files: Vec<Manifest>) -> Result<Sample> {
     Ok(sample)
 }
 
-/// Rules that are loaded into a network namespace of their own.
+/// Loads and changes rules in a separate network namespace, and measures it.
 fn by_rules(options: &Options, services: u32) -> Result<Sample> {
     let topology = Topology::new()?;
     let place = topology.elsewhere("rules")?;
@@ -147,7 +148,7 @@ fn yaml_files(count: u32) -> Vec<Manifest> {
     many(count, Protocol::UDP, [PORT; 2], endpoints)
 }
 
-/// The same objects in lists, as `kubectl get -o json` prints them.
+/// Converts the YAML files into lists in JSON, as `kubectl get -o json` prints them.
 fn json_files(count: u32) -> Result<Vec<Manifest>> {
     let file = |yaml: Manifest| {
         let documents = yaml.text.split("---\n").skip(1);

@@ -1,19 +1,19 @@
-//! kube-proxy's iptables mode: one chain that every new connection walks until its Service comes, a
-//! chain for each Service port and each of its endpoints.
+//! kube-proxy's iptables mode: one chain that every new connection traverses up to the rule of its
+//! Service, and a chain for each Service port and endpoint.
 
 use anyhow::{Result, bail};
 use tunnel_tests::place::Place;
 
 use super::{Loader, MARK, Shape};
 
-/// What can load rules, the one that is tried first to begin with: the kernel has `ip_tables` on
-/// fewer and fewer machines, and what goes by nftables instead is walked in the same way.
+/// The programs that load rules, in order of preference: ever fewer kernels have `ip_tables`, and rules
+/// of iptables-nft are traversed in the same way.
 const LOADERS: [(&str, &str); 2] = [
     ("iptables-legacy", "iptables-legacy-restore"),
     ("iptables-nft", "iptables-nft-restore"),
 ];
 
-/// Runs `iptables-restore` in a place; and which kind of it.
+/// Finds the usable `iptables-restore` in a place; returns its kind and a loader.
 pub(crate) fn loader(place: &Place) -> Result<(&'static str, Loader)> {
     for (kind, restore) in LOADERS {
         let list = [kind, "--table", "nat", "--list-rules"];
@@ -28,9 +28,9 @@ pub(crate) fn loader(place: &Place) -> Result<(&'static str, Loader)> {
     )
 }
 
-/// Everything, as a full sync writes it. kube-proxy goes over its Services in the order of a hash
-/// map, so the place of one in the chain is chance; here they are in the order of their addresses,
-/// and who connects to some that are spread over all has them in the middle of it on average.
+/// Builds the input of a full sync. kube-proxy iterates its Services in the order of a hash map, so the
+/// position of one in the chain is random. Here they are in the order of their addresses; a client of
+/// Services spread over all finds them in the middle of the chain on average.
 pub(crate) fn whole(shape: &Shape) -> String {
     let mut chains = String::from(
         "*nat\n:KUBE-SERVICES - [0:0]\n:KUBE-NODEPORTS - [0:0]\n:KUBE-POSTROUTING - [0:0]\n\
@@ -107,7 +107,7 @@ mod tests {
         let rules = text.lines();
         let services = rules.filter(|line| line.starts_with("-A KUBE-SERVICES"));
         let ends = services.filter_map(|line| line.rsplit(' ').next());
-        // Node ports come last, as with kube-proxy.
+        // Node ports come last, like in kube-proxy.
         let order = "KUBE-SVC-0000000000000000 KUBE-SVC-0000000000000001 KUBE-NODEPORTS";
         assert_eq!(ends.collect::<Vec<_>>().join(" "), order);
     }

@@ -1,5 +1,5 @@
-//! kube-proxy's nftables mode: verdict maps keyed by address, protocol and port, a chain for each
-//! Service port and each of its endpoints.
+//! kube-proxy's nftables mode: verdict maps keyed by address, protocol and port, and a chain for each
+//! Service port and endpoint.
 
 use std::net::SocketAddr;
 
@@ -9,12 +9,12 @@ use super::{Loader, MARK, Shape};
 
 const TABLE: &str = "ip kube-proxy";
 
-/// Runs `nft` in a place.
+/// Creates a loader that runs `nft` in a place.
 pub(crate) fn loader(place: &Place) -> Loader {
     Loader::new(place, &["nft", "--file"])
 }
 
-/// Everything, as a full sync writes it.
+/// Builds the input of a full sync.
 pub(crate) fn whole(shape: &Shape) -> String {
     let mut text = base();
     for number in 0..shape.services {
@@ -30,9 +30,9 @@ pub(crate) fn whole(shape: &Shape) -> String {
     text
 }
 
-/// One transaction in which the endpoints of a Service become others, as a partial sync writes it:
-/// all chains of that Service anew. `gone` are endpoints that it had; their chains are emptied, and
-/// those of `stale`, which were emptied before, deleted.
+/// Builds the transaction of a partial sync that replaces the endpoints of a Service: it rewrites all
+/// chains of that Service, flushes the chains of removed endpoints (`gone`), and deletes those flushed
+/// before (`stale`).
 pub(crate) fn change(
     number: u32,
     endpoints: &[SocketAddr],
@@ -53,7 +53,7 @@ pub(crate) fn change(
     text
 }
 
-/// The rules of a Service and of its endpoints; the chain of the Service is there and empty.
+/// Appends the rules of a Service and its endpoints; the chain of the Service must exist and be empty.
 fn put_service(text: &mut String, number: u32, endpoints: &[SocketAddr]) {
     let chain = service(number);
     let (address, pods) = (Shape::address(number), Shape::pods());
@@ -78,7 +78,7 @@ fn put_service(text: &mut String, number: u32, endpoints: &[SocketAddr]) {
     ));
 }
 
-/// The table with its hooks, and with maps that are empty.
+/// Builds the table with its hooks and empty maps.
 fn base() -> String {
     let key = "type ipv4_addr . inet_proto . inet_service : verdict";
     let node_port = "type inet_proto . inet_service : verdict";

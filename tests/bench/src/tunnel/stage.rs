@@ -1,4 +1,4 @@
-//! What is measured on: a site with a tunnel, a server on its edge, and ways there from its cloud.
+//! The test bed: a site with a tunnel, a server on its edge, and paths to it from the cloud.
 
 use std::{
     fs,
@@ -22,25 +22,25 @@ use super::{Options, Variant};
 /// The ports of the server: over TCP, and over TLS.
 const PORTS: [u16; 2] = [9200, 9201];
 
-/// What paces TCP everywhere: nothing. `bbr`, the default of some machines, arms a timer for each
-/// piece that it sends. The tunnel has three hops and bare TLS has one, so what a timer costs on a
-/// virtual machine would be a good part of what is compared.
+/// The congestion control of all sockets: one without pacing. `bbr`, the default of some machines, arms
+/// a timer for each segment. The tunnel has three hops and bare TLS has one, so on a virtual machine the
+/// cost of timers would be a large part of the difference.
 const CONGESTION: &str = "reno";
 
-/// How long streams that nobody reads get to fill what there is to fill.
+/// The time that unread streams have to fill all buffers.
 const FILL: Duration = Duration::from_millis(500);
 
-/// One way to the server.
+/// One path to the server.
 pub(super) struct Way {
     to: SocketAddr,
     is_tls: bool,
-    /// The processes whose time on CPUs is that of the way.
+    /// The processes whose CPU time counts for the path.
     pub(super) ends: Vec<i32>,
-    /// Whether the client is one of its ends, too.
+    /// True if the client is one of the ends, too.
     pub(super) client_is_end: bool,
 }
 
-/// Everything that is measured on.
+/// The test bed.
 pub(super) struct Stage {
     server: Process,
     site: Site,
@@ -93,7 +93,7 @@ impl Stage {
         }
     }
 
-    /// A client on the cloud's host.
+    /// Builds the command of a client on the cloud's host.
     pub(super) fn client(&self, way: &Way, what: &str, connections: u32) -> Result<Command<'_>> {
         let command = self.site.node().host().lab_command(&["flow", what])?;
         let command = command
@@ -106,7 +106,7 @@ impl Stage {
         Ok(command.option("--ca", ca).option("--address", EDGE_V4))
     }
 
-    /// Readers that read nothing; they go when the process is dropped.
+    /// Starts readers that read nothing; they end when the process is dropped.
     pub(super) fn stall(&self, way: &Way, count: u32) -> Result<Process> {
         let stalled = ready(&self.site, self.client(way, "stall", count)?)?;
         clock::pause(FILL);
@@ -114,7 +114,7 @@ impl Stage {
     }
 }
 
-/// Starts a command, and waits until it has written the file that says that it is ready.
+/// Starts a command, and waits until its ready file exists.
 fn ready(site: &Site, command: Command<'_>) -> Result<Process> {
     let file = site.node().topology().lab().folder().join("flow.ready");
     let process = command.option("--ready", text(&file)?).start()?;

@@ -53,7 +53,7 @@ pub const fn two(set: Set, number: u32, other: u32) -> Option<(u32, u32)> {
 #[inline(always)]
 #[must_use]
 pub const fn is_emptier((open, share): (u64, u32), (other, its_share): (u64, u32)) -> bool {
-    // Compares open/share without a division: both sides are multiplied by both shares.
+    // Compares open/share of both without a division, by multiplying with both shares.
     at_least_none(other).wrapping_mul(widened(share))
         < at_least_none(open).wrapping_mul(widened(its_share))
 }

@@ -98,7 +98,7 @@ impl decide::Maps for Kernel {
     #[inline(always)]
     fn affinity(&self, key: &AffinityKey) -> Option<&Affinity> {
         // SAFETY: the element stays mapped for the run of the program. Every bit pattern is a value,
-        // and `decide` asks the backend whether it may be.
+        // and `decide` checks the backend before it uses it.
         unsafe { AFFINITY.get(key) }.filter(|entry| entry.key == *key)
     }
 
@@ -297,8 +297,8 @@ pub(crate) fn mark_overflowed(origin: &'static Origin) {
 /// concurrent thread was first, or none if memory is short.
 #[inline(always)]
 pub(crate) fn insert_origin(ctx: &SockAddrContext, origin: &mut Origin) -> Option<&'static Origin> {
-    // SAFETY: the helper takes the socket of the context; the initial value is whole before the
-    // socket can show it.
+    // SAFETY: the helper takes the socket of the context; the initial value is complete before
+    // other readers see it.
     let value = unsafe { ORIGIN.get_or_insert_ptr_mut(ctx, Some(origin)) };
     // SAFETY: as for `origin`.
     unsafe { value.cast_const().as_ref() }

@@ -1,6 +1,6 @@
 //! The guard of the uplinks: a program at tc that drops packets from outside to a steering prefix.
 //! Attached by a pinned link (tcx) if the kernel has those; else by a filter (clsact) with a fixed
-//! priority and handle, and the pinned program as a note of the filter.
+//! priority and handle, and the pinned program as a marker of the filter.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -214,7 +214,7 @@ fn pinned(links: &Path) -> Vec<(u32, PathBuf)> {
 }
 
 /// Returns true if a pin is a guard of that device: a tcx link of the device or of one that is gone, or
-/// the note of a filter.
+/// the marker of a filter.
 pub(super) fn is_guard(pin: &Path, device: u32) -> io::Result<bool> {
     let object = sys::open_pin(pin)?;
     if let Some(found) = sys::link(object.as_fd())? {
@@ -224,7 +224,7 @@ pub(super) fn is_guard(pin: &Path, device: u32) -> io::Result<bool> {
     sys::is_classifier(object.as_fd(), GUARD.name)
 }
 
-/// Removes the filter of which a pin is the note, if it is one and the device exists.
+/// Removes the filter of which a pin is the marker, if it is one and the device exists.
 pub(super) fn remove_filter(pin: &Path, device: u32) -> io::Result<()> {
     let object = sys::open_pin(pin)?;
     if !sys::is_classifier(object.as_fd(), GUARD.name)? {

@@ -80,7 +80,7 @@ impl Attr {
 
     /// # Safety
     ///
-    /// Every pointer put in must be valid for what the command does with it.
+    /// Every pointer in the attribute must be valid for the command's use of it.
     unsafe fn call(&mut self, command: i64) -> io::Result<i64> {
         let attr = ptr::from_mut(self);
         // SAFETY: the attribute is ours alone, and at least as large as the command reads and writes;

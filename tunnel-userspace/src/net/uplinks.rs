@@ -80,7 +80,7 @@ fn is_inside(link: &Link, links: &[Link], gateways: &BTreeSet<u32>) -> bool {
     }
 }
 
-/// Returns true if the link is a port of a bridge with a route by a gateway, and so as far outside.
+/// Returns true if a link is a port of a bridge over which a route by a gateway leads.
 fn has_outside_bridge(link: &Link, links: &[Link], gateways: &BTreeSet<u32>) -> bool {
     let bridge = links.iter().find(|other| Some(other.index) == link.bridge);
     bridge.is_some_and(|bridge| gateways.contains(&bridge.index))

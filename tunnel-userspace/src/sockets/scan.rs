@@ -38,8 +38,7 @@ pub(super) enum Reach {
 pub(super) struct Scan {
     /// The number of sockets that were ended.
     pub(super) ended: u64,
-    /// The number of sockets in other namespaces that seem to have outlived their backend and were not
-    /// ended.
+    /// The number of sockets that seem to have outlived their backend, in namespaces that were not entered.
     pub(super) left: usize,
     /// The first failure.
     pub(super) problem: Option<String>,

@@ -49,7 +49,7 @@ impl Words {
 impl Drop for Words {
     fn drop(&mut self) {
         let length = size_of_val(self.get());
-        // SAFETY: the mapping is ours, whole, and nobody has a reference into it any more.
+        // SAFETY: the mapping is ours and complete, and no reference into it is left.
         if let Err(error) = unsafe { munmap(self.0.cast(), length) } {
             tracing::debug!(%error, "an array stays mapped");
         }

@@ -28,7 +28,7 @@ struct Table {
 }
 
 impl Published {
-    /// Publishes Services in their present state, in ascending order; none stands for a removed one.
+    /// Publishes Services in their present state, in ascending order; none marks a removed one.
     pub(super) fn put(&self, services: impl Iterator<Item = (ObjectName, Option<Shown>)>) {
         let services: Vec<_> = services
             .map(|(name, shown)| (name, shown.map(Arc::new)))

@@ -66,7 +66,7 @@ impl Unclaimed {
         }
     }
 
-    /// Ends that for a Service that a source has updated.
+    /// Stops keeping endpoints for a Service that a source has updated.
     pub(in crate::reconcile) fn told(&mut self, service: &ObjectName) {
         self.kept.remove(service);
     }

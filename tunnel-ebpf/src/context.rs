@@ -51,7 +51,7 @@ static OWN_MARK: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 static STEERING: Global<u8> = Global::new(0);
 
-/// The byte of `struct sock` that contains the bit `sk_kern_sock`, by its offset. Set by the loader from
+/// The offset of the byte of `struct sock` that contains the bit `sk_kern_sock`. Set by the loader from
 /// the kernel's BTF, with [`KERN_SOCK_BIT`].
 #[unsafe(no_mangle)]
 static KERN_SOCK_BYTE: Global<u32> = Global::new(0);

@@ -22,7 +22,7 @@ use crate::sockets::Remembered;
 const TARGET: &str = "bpf_iter_bpf_sk_storage_map";
 /// The size of the [`Remembered`] that the program writes for a socket, which ends with the [`Origin`].
 const RECORD: usize = size_of::<Remembered>();
-/// The number of bytes that one read returns at most.
+/// The maximum number of bytes of one read.
 const BATCH: usize = 400 * RECORD;
 
 const _: () = {

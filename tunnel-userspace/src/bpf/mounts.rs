@@ -43,7 +43,7 @@ pub enum MountError {
     Cgroup(#[from] CgroupError),
 }
 
-/// Mounts a BPF file system around the folder of pins, if that is not on one; returns the mount point.
+/// Mounts a BPF file system around the folder of pins, unless that is on one; returns the new mount point.
 ///
 /// # Errors
 ///
@@ -56,7 +56,7 @@ pub fn mount_bpffs(pins: &Path) -> Result<Option<PathBuf>, MountError> {
     mount_on(point, "bpf", MsFlags::empty(), Some("mode=700")).map(Some)
 }
 
-/// Mounts the cgroup v2 hierarchy, if it is not mounted; returns the mount point.
+/// Mounts the cgroup v2 hierarchy, unless it is mounted; returns the new mount point.
 ///
 /// # Errors
 ///

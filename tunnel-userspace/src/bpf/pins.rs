@@ -296,7 +296,7 @@ impl Pins {
         self.run(folders::recovery(&self.folders()?, LAYOUT_VERSION))
     }
 
-    /// Removes the maps that no program reads any more, once all of them are attached.
+    /// Removes the maps that no program reads any more, once all programs are attached.
     ///
     /// # Errors
     ///

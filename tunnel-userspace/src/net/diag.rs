@@ -126,7 +126,7 @@ impl Diag {
     }
 
     /// Calls `show` for every socket of a protocol that a filter admits, of both families. Sockets that
-    /// are opened or closed meanwhile may be missing.
+    /// are opened or closed meanwhile may or may not be included.
     ///
     /// # Errors
     ///

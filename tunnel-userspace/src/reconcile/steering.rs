@@ -1,6 +1,6 @@
 //! The owner of the steering maps. The index of an address and port is part of its steering address, so
-//! it represents the same target as long as a connect to it may be under way: a removed index is not
-//! reused for [`QUARANTINE`], and the maps store the removal, across restarts.
+//! it represents the same target as long as a connect to it may be under way: another key reuses a
+//! removed index only after [`QUARANTINE`], and the maps store the removal, across restarts.
 
 mod homes;
 

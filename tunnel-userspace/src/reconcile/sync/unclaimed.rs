@@ -33,7 +33,7 @@ impl Unclaimed {
         self.ids = ids.into_iter().map(|id| (id, None)).collect();
     }
 
-    /// Returns an id whose removal was refused, to be retried.
+    /// Puts back an id whose removal was refused, to be retried.
     pub(super) fn put_back(&mut self, id: u32, problem: Problem) {
         self.ids.insert(id, Some(problem));
     }

@@ -1,9 +1,9 @@
-//! Finds atomic instructions that Linux 5.10 refuses: its verifier knows none but plain add, and
-//! looks at dead code too.
+//! Finds atomic instructions that Linux 5.10 refuses: its verifier accepts only a plain add, and checks
+//! dead code, too.
 
 use crate::elf::Code;
 
-/// Bytes of an instruction; a 64-bit constant takes two.
+/// The size of an instruction in bytes; a 64-bit constant takes two instructions.
 const INSTRUCTION: usize = 8;
 const CLASS: u8 = 0x07;
 const STORE: u8 = 0x03;
@@ -11,7 +11,7 @@ const MODE: u8 = 0xe0;
 const ATOMIC: u8 = 0xc0;
 const LOAD_CONSTANT: u8 = 0x18;
 const ADD: i32 = 0x00;
-/// `BPF_STX | BPF_ATOMIC` of words and double words, the sizes that have a plain add.
+/// `BPF_STX | BPF_ATOMIC` for words and double words, the sizes with a plain add.
 const SIZED: [u8; 2] = [0xc3, 0xdb];
 
 /// An atomic instruction other than plain add.
@@ -19,19 +19,19 @@ const SIZED: [u8; 2] = [0xc3, 0xdb];
 pub(crate) struct Refused {
     pub(crate) section: String,
     pub(crate) function: String,
-    /// The number of the instruction in its section, as `llvm-objdump` shows it.
+    /// The index of the instruction in its section, as `llvm-objdump` shows it.
     pub(crate) instruction: usize,
     pub(crate) operation: &'static str,
 }
 
-/// All of them in a section.
+/// Returns all such instructions of a section.
 pub(crate) fn refused(code: &Code) -> Vec<Refused> {
     let mut found = Vec::new();
     let (instructions, _) = code.bytes.as_chunks::<INSTRUCTION>();
     let mut instructions = instructions.iter().enumerate();
     while let Some((index, &[opcode, _, _, _, immediate @ ..])) = instructions.next() {
         if opcode == LOAD_CONSTANT {
-            // The second half is data.
+            // The second half of the constant is data.
             instructions.next();
             continue;
         }

@@ -1,4 +1,4 @@
-//! The demo and the benchmarks: built here, run by programs of their own.
+//! The demo and the benchmarks: separate programs, built and started here.
 
 use std::{os::unix::process::CommandExt as _, process::Command};
 
@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::{e2e, setup, workspace};
 
-/// Shows Culvert at work, with programs of the dev profile.
+/// Runs the demo, with programs of the dev profile.
 pub(crate) fn demo(keep: bool, args: &[String]) -> Result<()> {
     ensure_ready("demo", false)?;
     let keep: &[&str] = if keep { &["--keep"] } else { &[] };
@@ -14,7 +14,7 @@ pub(crate) fn demo(keep: bool, args: &[String]) -> Result<()> {
     run(workspace::cargo("build"), program, keep, args)
 }
 
-/// Measures, with programs of the release profile.
+/// Runs a benchmark, with programs of the release profile.
 pub(crate) fn bench(which: &str, args: &[String]) -> Result<()> {
     ensure_ready(
         &format!("bench {which}"),
@@ -31,7 +31,7 @@ pub(crate) fn bench(which: &str, args: &[String]) -> Result<()> {
     run(build, program, &[which, "--kit", kit], args)
 }
 
-/// Installs what is missing; `rules`: also the programs that load rules of kube-proxy's shape.
+/// Installs missing packages; with `rules` also the tools that load rules of kube-proxy's shape.
 fn ensure_ready(what: &str, rules: bool) -> Result<()> {
     ensure!(
         workspace::is_root(),
@@ -45,7 +45,8 @@ fn ensure_ready(what: &str, rules: bool) -> Result<()> {
     })
 }
 
-/// Builds and becomes a program of the laboratory, so that signals reach it and its exit code is ours.
+/// Builds a program of the laboratory and replaces this process with it, so that signals and the exit
+/// code are its own.
 fn run(build: Command, program: workspace::Program, words: &[&str], args: &[String]) -> Result<()> {
     let programs = [workspace::CULVERT, workspace::LAB, program];
     let [culvert, lab, program] = workspace::build_programs(build, programs)?;

@@ -1,5 +1,5 @@
-//! Real Kubernetes on this machine: what it is made of is built and fetched here, and the runner
-//! (`tests/e2e`) does the rest.
+//! Real Kubernetes on this machine: its parts are built and fetched here, and the runner (`tests/e2e`)
+//! starts them.
 
 mod debian;
 mod go;
@@ -19,32 +19,32 @@ use clap::{Args, ValueEnum};
 
 use crate::{package, setup, statics::Profile, vm::cache, workspace};
 
-/// What to run.
+/// The specs to run.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
-    /// Our own specs and a handful of Kubernetes' own.
+    /// Culvert's own specs and a handful of Kubernetes' own.
     #[arg(long, conflicts_with = "focus")]
     fast: bool,
-    /// Three nodes in three zones, and of Kubernetes' own specs those of Services beyond conformance;
-    /// with --focus those that match
+    /// Three nodes in three zones, with Kubernetes' own Service specs beyond conformance; with --focus
+    /// the matching ones
     #[arg(long, conflicts_with = "fast")]
     wider: bool,
-    /// Only specs whose names match this regular expression, ours and Kubernetes' own.
+    /// Only specs whose names match this regular expression, Culvert's and Kubernetes' own.
     #[arg(long, value_name = "RE")]
     focus: Option<String>,
-    /// Leave the cluster for looking around, until Enter.
+    /// Keep the cluster for inspection, until Enter.
     #[arg(long)]
     keep: bool,
-    /// What serves Services.
+    /// The service proxy.
     #[arg(long, value_enum, default_value = "culvert")]
     proxy: Proxy,
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
 enum Proxy {
-    /// The product: its image and its manifests.
+    /// Culvert: its image and its manifests.
     Culvert,
-    /// Kubernetes' own, in its nftables mode.
+    /// kube-proxy, in its nftables mode.
     KubeProxy,
 }
 
@@ -57,7 +57,7 @@ impl Proxy {
     }
 }
 
-/// Builds and fetches what is missing, and becomes the runner.
+/// Builds and fetches the missing parts, and replaces this process with the runner.
 pub(crate) fn run(options: &Options) -> Result<()> {
     ensure!(
         workspace::is_root(),
@@ -100,7 +100,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Err(error).with_context(|| format!("cannot start {}", runner.display()))
 }
 
-/// Builds and fetches what is missing of Kubernetes; where it lies.
+/// Builds and fetches the missing parts of Kubernetes; returns their folder.
 pub(crate) fn ready() -> Result<PathBuf> {
     let place = place();
     let _lock = cache::lock("cluster")?;
@@ -110,12 +110,12 @@ pub(crate) fn ready() -> Result<PathBuf> {
     Ok(place)
 }
 
-/// Where everything lies.
+/// Returns the folder of all parts.
 fn place() -> PathBuf {
     workspace::root().join("target/cluster")
 }
 
-/// Whether something was made from exactly this: what it was made from is kept beside it.
+/// Returns true if an artefact was built from exactly this source, which is recorded in its stamp.
 fn is_made_from(stamp: &Path, source: &str) -> bool {
     fs::read_to_string(stamp).is_ok_and(|known| known == source)
 }

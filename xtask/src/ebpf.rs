@@ -1,4 +1,4 @@
-//! The kernel programs: compile them, show them, check them.
+//! Compiles, shows and checks the kernel programs.
 
 use std::{
     env, fs,
@@ -35,7 +35,7 @@ fn show_object(object: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Fails when an object holds an atomic instruction that the oldest supported kernel refuses.
+/// Returns false if an object has an atomic instruction that the oldest supported kernel refuses.
 pub(crate) fn check_atomics() -> Result<bool> {
     let mut is_good = true;
     for object in compile_objects(&setup::pair()?)? {
@@ -53,13 +53,13 @@ pub(crate) fn check_atomics() -> Result<bool> {
     Ok(is_good)
 }
 
-/// Runs clippy of the programs' own compiler on them.
+/// Runs clippy of the programs' own compiler on the programs.
 pub(crate) fn clippy(pair: &Pair) -> Result<bool> {
     let target = compile::target_folder()?;
     let mut command = compile::cargo(pair, workspace::root(), &target, env::consts::ARCH, "check")?;
     command
         .env("RUSTC_WORKSPACE_WRAPPER", setup::clippy_driver(pair))
-        // How `cargo clippy` hands `-D warnings` to its driver.
+        // The form in which `cargo clippy` passes `-D warnings` to its driver.
         .env(
             "CLIPPY_ARGS",
             "-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__",

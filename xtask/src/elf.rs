@@ -1,4 +1,4 @@
-//! What an object of kernel programs holds: its executable sections and the functions in them.
+//! The content of an object of kernel programs: its executable sections and their functions.
 
 use std::path::Path;
 
@@ -23,10 +23,10 @@ pub(crate) struct Function {
 }
 
 impl Code {
-    /// The section that holds functions called by programs; all other sections are programs.
+    /// The section with the functions that programs call; all other sections are programs.
     pub(crate) const SUBPROGRAMS: &str = ".text";
 
-    /// The name of the function at an offset.
+    /// Returns the name of the function at an offset.
     pub(crate) fn function_at(&self, offset: u64) -> &str {
         let function = self
             .functions

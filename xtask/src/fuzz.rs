@@ -1,4 +1,5 @@
-//! The fuzz targets (`tests/fuzz`): built with counters of coverage by the stable compiler, driven by libFuzzer.
+//! The fuzz targets (`tests/fuzz`): built with coverage counters by the stable compiler, and driven by
+//! libFuzzer.
 
 use std::{
     fs::{self, File},
@@ -16,40 +17,40 @@ use crate::{
     setup, workspace,
 };
 
-/// Named so that the flags are for it alone, not for build scripts and macros too.
+/// An explicit target, so that the flags apply to it alone, not to build scripts and macros, too.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// Counts each branch and tells libFuzzer of comparisons (LLVM's SanitizerCoverage).
+/// Counts each branch and reports comparisons to libFuzzer (LLVM's SanitizerCoverage).
 const FLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
                      -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
                      -Cllvm-args=-sanitizer-coverage-pc-table -Cllvm-args=-sanitizer-coverage-trace-compares \
                      --cfg=fuzzing";
 
-/// One input that takes so many seconds counts as a hang.
+/// The time after which one input counts as a hang, in seconds.
 const HANG: u32 = 10;
 
-/// How often progress is told.
+/// The interval of progress reports.
 const TOLD: Duration = Duration::from_secs(10);
 
-/// Precedes the path of an input that ended a target.
+/// The text before the path of an input that ended a target.
 const WRITTEN: &str = "Test unit written to ";
 
-/// Which parsers, and how long.
+/// The parsers to fuzz, and the duration.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
     /// Only this parser.
     #[arg(value_enum)]
     parser: Option<Parser>,
-    /// How long each runs.
+    /// The duration for each parser, in seconds.
     #[arg(long, default_value_t = 60)]
     seconds: u32,
-    /// Give it this input, once.
+    /// Run the parser on this input, once.
     #[arg(long, value_name = "FILE", requires = "parser")]
     input: Option<PathBuf>,
 }
 
 impl Options {
-    /// All parsers, for the usual time.
+    /// All parsers, with the default duration.
     pub(crate) const ALL: Self = Self {
         parser: None,
         seconds: 60,
@@ -126,12 +127,12 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// The folder of all that this makes.
+/// Returns the folder of all output.
 fn folder() -> PathBuf {
     workspace::root().join("target/fuzz")
 }
 
-/// Builds all targets; the folder that they are in.
+/// Builds all targets; returns their folder.
 fn build() -> Result<PathBuf> {
     let mut command = workspace::cargo("build");
     command
@@ -144,7 +145,7 @@ fn build() -> Result<PathBuf> {
     Ok(folder().join(TARGET).join("fuzz"))
 }
 
-/// Runs a target on what earlier runs found and on the seeds. Its words are in a file.
+/// Runs a target on the inputs of earlier runs and on the seeds. Its output goes to a file.
 fn fuzz(parser: Parser, programs: &Path, seconds: u32) -> Result<()> {
     let name = parser.name();
     let (found, crashes) = (folder().join("found").join(name), folder().join("crashes"));

@@ -1,5 +1,5 @@
-//! Who may know whom. Rust checks no dependency inside a crate, so this reads the paths that each
-//! file names and compares them with [`table`].
+//! The permitted dependencies between modules. Rust checks none inside a crate, so this reads the paths
+//! in each file and compares them with [`table`].
 
 mod paths;
 mod table;
@@ -15,7 +15,7 @@ use self::{
 };
 use crate::length;
 
-/// Names each path that the table refuses.
+/// Prints each path that the table refuses; returns false if there is one.
 pub(crate) fn check(root: &Path) -> Result<bool> {
     let mut complaints = Vec::new();
     let userspace = root.join("tunnel-userspace/src");
@@ -42,7 +42,7 @@ pub(crate) fn check(root: &Path) -> Result<bool> {
     Ok(complaints.is_empty())
 }
 
-/// The source files of a crate with their text; files that only tests see are left out.
+/// Returns the source files of a crate with their text, without test files.
 fn files(folder: &Path) -> Result<Vec<(std::path::PathBuf, String)>> {
     let mut found = Vec::new();
     for path in length::sources(folder)? {
@@ -59,7 +59,7 @@ fn files(folder: &Path) -> Result<Vec<(std::path::PathBuf, String)>> {
     Ok(found)
 }
 
-/// `reconcile/diff.rs` is the module `reconcile::diff`; `lib.rs` is the root.
+/// Returns the module of a file: `reconcile/diff.rs` is `reconcile::diff`; `lib.rs` is the root.
 fn module_of(file: &Path) -> Vec<String> {
     let without_extension = file.with_extension("");
     let parts = without_extension
@@ -68,10 +68,10 @@ fn module_of(file: &Path) -> Vec<String> {
     parts.filter(|part| part != "lib").collect()
 }
 
-/// Complaints about a file of `tunnel-userspace`, each beginning with its line.
+/// Returns the violations in a file of `tunnel-userspace`, each beginning with its line.
 fn judge(module: &[String], source: &str) -> Vec<String> {
     let Some(top) = module.first() else {
-        // The list of modules.
+        // The root has only the list of modules.
         return Vec::new();
     };
     let name = module.join("::");
@@ -88,7 +88,7 @@ fn judge(module: &[String], source: &str) -> Vec<String> {
         .collect()
 }
 
-/// Complaints about a file of a crate that may use little.
+/// Returns the violations in a file of a crate with a short list of permitted dependencies.
 fn judge_closed(closed: &Closed, source: &str) -> Vec<String> {
     let is_allowed =
         |path: &str| covers("crate", path) || closed.may.iter().any(|prefix| covers(prefix, path));
@@ -99,7 +99,7 @@ fn judge_closed(closed: &Closed, source: &str) -> Vec<String> {
         .collect()
 }
 
-/// The row of the innermost module that has one.
+/// Returns the row of the innermost module that has one.
 fn rule_of(module: &str) -> Option<&'static Rule> {
     USERSPACE
         .iter()
@@ -107,8 +107,8 @@ fn rule_of(module: &str) -> Option<&'static Rule> {
         .max_by_key(|rule| rule.module.len())
 }
 
-/// The longest entry that fits decides; without one, other crates are allowed and our own modules
-/// are not.
+/// Returns true if a rule permits a path. The longest matching entry decides; without one, other crates
+/// are permitted and modules of this crate are not.
 fn is_allowed(rule: &Rule, path: &str) -> bool {
     let longest = |prefixes: &[&str]| {
         prefixes
@@ -124,7 +124,7 @@ fn is_allowed(rule: &Rule, path: &str) -> bool {
     }
 }
 
-/// Whether a path is the one of the prefix, or lies below it.
+/// Returns true if a path equals the prefix, or is below it.
 fn covers(prefix: &str, path: &str) -> bool {
     path.strip_prefix(prefix)
         .is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))

@@ -1,4 +1,4 @@
-//! A file that nobody can read in one go is split before it is merged.
+//! Limits the length of source files: a longer one is split before it is merged.
 
 use std::{
     fs,
@@ -7,10 +7,10 @@ use std::{
 
 use anyhow::{Context as _, Result};
 
-/// Lines of a file, its `mod tests` included.
+/// The maximum number of lines of a file, including its `mod tests`.
 const LIMIT: usize = 500;
 
-/// Names each source file of the workspace that is too long.
+/// Prints each source file of the workspace that is too long; returns false if there is one.
 pub(crate) fn check(root: &Path) -> Result<bool> {
     let mut is_good = true;
     for path in sources(root)? {
@@ -30,7 +30,7 @@ fn complaint(lines: usize) -> Option<String> {
     (lines > LIMIT).then(|| format!("{lines} lines, {LIMIT} at most: split it"))
 }
 
-/// All Rust files below a folder, in order; what Cargo and git made is not ours.
+/// Returns all Rust files below a folder, in order, without output of Cargo and git.
 pub(crate) fn sources(folder: &Path) -> Result<Vec<PathBuf>> {
     let entries = fs::read_dir(folder)
         .and_then(Iterator::collect::<Result<Vec<_>, _>>)

@@ -1,4 +1,4 @@
-//! Everything a change is checked for, short of running it.
+//! Runs all static checks of a change.
 
 use std::{env, fs, path::PathBuf, process::Command};
 
@@ -27,13 +27,13 @@ pub(crate) enum Check {
     Atomics,
     /// The documents of the code build without a warning.
     Doc,
-    /// No module uses one that it must not know.
+    /// No module uses one that the table forbids.
     Layers,
     /// No source file is too long.
     Length,
-    /// Crates, their licences and where they come from.
+    /// Crates, their licences and sources are permitted.
     Deny,
-    /// No crate has a known hole.
+    /// No crate has a known vulnerability.
     Advisories,
     /// Spelling.
     Typos,
@@ -41,7 +41,7 @@ pub(crate) enum Check {
     Taplo,
 }
 
-/// Runs the checks named, or all; also after one failed.
+/// Runs the named checks, or all; continues after a failed one.
 pub(crate) fn run(checks: &[Check], fix: bool) -> Result<()> {
     setup::ensure(setup::Scope {
         lint: true,
@@ -76,8 +76,8 @@ impl Check {
     }
 }
 
-/// Both workspaces, with the nightly rustfmt where there is one: rustfmt.toml has options that
-/// the stable one does not know and leaves alone.
+/// Formats both workspaces, with the nightly rustfmt if there is one: the stable one does not know some
+/// options of rustfmt.toml, and ignores them.
 fn format(fix: bool) -> Result<Outcome> {
     has_component("fmt", "rustfmt", "rustfmt-web")?;
     let nightly = nightly_rustfmt();
@@ -137,7 +137,7 @@ fn doc() -> Result<Outcome> {
 }
 
 fn deny(what: &[&str]) -> Result<Outcome> {
-    // Exceptions that the kernel programs' few crates don't need are needed by the others.
+    // The kernel programs use few crates, so some exceptions in deny.toml have no effect there.
     let lenient = [
         "--allow=license-not-encountered",
         "--allow=unmatched-skip",
@@ -157,7 +157,7 @@ fn deny(what: &[&str]) -> Result<Outcome> {
     Ok(is_good.into())
 }
 
-/// Where the database of advisories can be fetched; a machine without a way to it leaves this out.
+/// Checks the advisories if their database can be fetched; a machine without network access skips this.
 fn advisories() -> Result<Outcome> {
     let mut fetch = Command::new("timeout");
     fetch
@@ -177,7 +177,8 @@ fn tool(name: &str, args: &[&str]) -> Result<Outcome> {
     Ok(progress::visible(command.current_dir(workspace::root()).args(args))?.into())
 }
 
-/// A toolchain of a minimal profile lacks parts; say which, and how to get it.
+/// Fails if the toolchain, such as one of a minimal profile, lacks a component; the error names the
+/// command to install it.
 fn has_component(subcommand: &str, component: &str, package: &str) -> Result<()> {
     ensure!(
         progress::succeeds(workspace::cargo(subcommand).arg("--version")),

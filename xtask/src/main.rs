@@ -41,47 +41,47 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Find or install what building and testing needs; run by root it installs Debian packages.
+    /// Find or install the tools for building and testing; as root it installs Debian packages.
     Setup {
-        /// Only report; fails when something is missing.
+        /// Only report; fails if something is missing.
         #[arg(long)]
         check: bool,
-        /// Also what `cargo xtask lint` needs.
+        /// Also the tools of `cargo xtask lint`.
         #[arg(long)]
         lint: bool,
     },
-    /// Compile the kernel programs and show what the object holds.
+    /// Compile the kernel programs and show the content of the object.
     Ebpf,
-    /// Run the test tiers: all, or the one named.
+    /// Run all test tiers, or the named one.
     Test {
         tier: Option<test::Tier>,
-        /// For the test programs: a filter, `--nocapture`, ...
+        /// Arguments of the test programs: a filter, `--nocapture`, ...
         #[arg(last = true)]
         args: Vec<String>,
     },
     /// Show Culvert at work in network namespaces of this machine (root).
     Demo {
-        /// Leave the namespaces for looking around.
+        /// Keep the namespaces for inspection.
         #[arg(long)]
         keep: bool,
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
-    /// Run the tests that a kernel decides on the pinned kernels, in virtual machines (root).
+    /// Run the tests that depend on the kernel on the pinned kernels, in virtual machines (root).
     Vm(vm::Options),
-    /// Give parsers mutated inputs, and look for one that panics or hangs.
+    /// Feed mutated inputs to parsers, and search for one that panics or hangs.
     Fuzz(fuzz::Options),
-    /// Measure (root).
+    /// Run a benchmark (root).
     Bench {
         which: Bench,
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
-    /// Run real Kubernetes on this machine, in network namespaces, and try everything on it (root).
+    /// Run real Kubernetes on this machine, in network namespaces, and test it (root).
     E2e(e2e::Options),
     /// Build the container image for linux/amd64, as an archive that `ctr images import` loads.
     Package {
-        /// How the program is built: `vm` is quicker to build, and for tests.
+        /// The build profile: `vm` builds faster, and is meant for tests.
         #[arg(long, value_enum, default_value = "release")]
         profile: statics::Profile,
         /// The name that the image is loaded under, with a tag.
@@ -95,7 +95,7 @@ enum Command {
     Lint {
         /// Only these checks.
         checks: Vec<lint::Check>,
-        /// Repair what a tool can repair by itself first.
+        /// First repair the problems that a tool can repair.
         #[arg(long)]
         fix: bool,
     },
@@ -103,13 +103,14 @@ enum Command {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Bench {
-    /// What a connect through a VIP costs.
+    /// The cost of a connect through a VIP.
     Connect,
-    /// How fast a change is in the kernel.
+    /// The time until a change is in the kernel.
     Program,
-    /// How fast the API server's word is in the kernel, beside kube-proxy (needs Go, as e2e does).
+    /// The time until a change in the API server is in the kernel, next to kube-proxy (needs Go, as e2e
+    /// does).
     Api,
-    /// What a stream through the tunnel costs, beside plain TCP and bare TLS.
+    /// The cost of a stream through the tunnel, next to plain TCP and bare TLS.
     Tunnel,
 }
 
@@ -117,7 +118,7 @@ fn main() -> ExitCode {
     match run(Arguments::parse().command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Not as a result of `main`: RUST_BACKTRACE would bury the message.
+            // Not returned from `main`: with RUST_BACKTRACE, its report would bury the message.
             eprintln!("error: {error:#}");
             ExitCode::FAILURE
         }

@@ -1,4 +1,4 @@
-//! `cargo xtask package`: the container image, made without Docker.
+//! `cargo xtask package`: builds the container image, without Docker.
 
 mod layer;
 pub(crate) mod oci;
@@ -14,11 +14,11 @@ use anyhow::{Context as _, Result, ensure};
 use self::oci::Image;
 use crate::{setup, statics::Profile, workspace};
 
-/// The name of the image, in a domain that nobody can have (RFC 2606): a node that lacks it can't be given
-/// a stranger's.
+/// The name of the image, in a domain that can't be registered (RFC 2606): a node that lacks the image
+/// can't pull a foreign one.
 pub(crate) const NAME: &str = concat!("culvert.invalid/culvert:", env!("CARGO_PKG_VERSION"));
 
-/// Builds the image and says what it is.
+/// Builds the image and prints its digest.
 pub(crate) fn run(profile: Profile, name: String, output: Option<PathBuf>) -> Result<()> {
     setup::ensure(setup::Scope::default())?;
     let folder = workspace::root().join("target/package");
@@ -44,7 +44,7 @@ pub(crate) fn run(profile: Profile, name: String, output: Option<PathBuf>) -> Re
 fn culvert(profile: Profile) -> Result<PathBuf> {
     let build = profile.cargo("build")?;
     if matches!(profile, Profile::Vm) {
-        // With the features that it has beside the tests, which run it, too.
+        // With the features of its build next to the tests, which run it, too.
         let programs = [workspace::CULVERT, workspace::LAB];
         let [culvert, _] = workspace::build_programs(build, programs)?;
         return Ok(culvert);
@@ -53,7 +53,7 @@ fn culvert(profile: Profile) -> Result<PathBuf> {
     Ok(culvert)
 }
 
-/// That a program holds no path of this checkout: two of them would make two images.
+/// Fails if a program contains the path of this checkout: two checkouts would build different images.
 fn tells_nothing(program: &Path, checkout: &Path) -> Result<()> {
     let bytes = fs::read(program).with_context(|| format!("cannot read {}", program.display()))?;
     let path = checkout.as_os_str().as_encoded_bytes();
@@ -66,9 +66,9 @@ fn tells_nothing(program: &Path, checkout: &Path) -> Result<()> {
     Ok(())
 }
 
-/// All that the image has. The runtime gives a container its host names and its resolver's
-/// configuration; a cluster's API server is known by the authority that comes with a service
-/// account, gateways and agents by their own; and what runs needs no name of a user.
+/// Copies the program, the image's only file. The runtime provides host names and the resolver's
+/// configuration; the API server is verified with the CA of the service account, gateways and agents
+/// with their own; and the program needs no user names.
 fn put_program(program: &Path, root: &Path) -> Result<()> {
     let place = root.join("culvert");
     fs::copy(program, &place).with_context(|| format!("cannot copy {}", program.display()))?;

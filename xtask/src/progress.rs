@@ -1,4 +1,4 @@
-//! Long steps say when they start, how long they took and, when they fail, why.
+//! Long steps report their start, their duration and, if they fail, the cause.
 #![expect(
     clippy::disallowed_types,
     reason = "there is no tokio and no paused clock here"
@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
 
-/// The last lines of a failed step that are shown.
+/// The number of last lines of a failed step that are shown.
 const TAIL: usize = 40;
 
 /// A running clock.
@@ -29,7 +29,7 @@ impl Clock {
     }
 }
 
-/// Runs a step whose output matters only when it fails.
+/// Runs a step whose output is shown only if it fails.
 pub(crate) fn step(label: &str, command: &mut Command) -> Result<()> {
     println!("{label} ...");
     let clock = Clock::start();
@@ -50,7 +50,7 @@ pub(crate) fn step(label: &str, command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Runs a step whose output is what the user wants to see.
+/// Runs a step whose output is shown to the user.
 pub(crate) fn visible(command: &mut Command) -> Result<bool> {
     let status = command
         .status()
@@ -58,12 +58,12 @@ pub(crate) fn visible(command: &mut Command) -> Result<bool> {
     Ok(status.success())
 }
 
-/// Whether a program runs and succeeds; its output is nobody's business.
+/// Returns true if a program runs and succeeds; its output is dropped.
 pub(crate) fn succeeds(command: &mut Command) -> bool {
     command.output().is_ok_and(|output| output.status.success())
 }
 
-/// How a part of `test` or `lint` ended.
+/// The result of a part of `test` or `lint`.
 #[derive(Debug)]
 pub(crate) enum Outcome {
     Passed,
@@ -85,14 +85,14 @@ pub(crate) struct Row {
     pub(crate) took: Duration,
 }
 
-/// The word for a value on the command line.
+/// Returns the word for a value on the command line.
 pub(crate) fn word(value: &impl ValueEnum) -> String {
     let value = value.to_possible_value();
     value.map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
-/// Runs a part between a line at its start and its row of the table. An error fails the part, not
-/// the parts after it.
+/// Runs a part: prints a line at its start, and returns its row of the table. An error fails this part
+/// alone.
 pub(crate) fn part(name: &str, run: impl FnOnce() -> Result<Outcome>) -> Row {
     println!("== {name}");
     let clock = Clock::start();
@@ -107,7 +107,7 @@ pub(crate) fn part(name: &str, run: impl FnOnce() -> Result<Outcome>) -> Row {
     }
 }
 
-/// Prints the table and says whether nothing failed.
+/// Prints the table; returns true if nothing failed.
 pub(crate) fn summarise(kind: &str, rows: &[Row]) -> bool {
     println!("\n{kind:<12} {:<8} {:>8}", "result", "seconds");
     for row in rows {

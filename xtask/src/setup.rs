@@ -1,5 +1,5 @@
-//! Finds or installs what building and testing needs. Run by root it installs; run by anybody else
-//! it does what needs no root and names the rest.
+//! Finds or installs the tools for building and testing. As root it installs everything; as another user
+//! it does the steps that need no root and prints the others.
 
 mod apt;
 mod linker;
@@ -18,37 +18,37 @@ use crate::{
     workspace,
 };
 
-/// What to look for beside the pair that compiles the kernel programs.
+/// The tools to search for, besides the pair that compiles the kernel programs.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Scope {
-    /// What `lint` needs.
+    /// The tools of `lint`.
     pub(crate) lint: bool,
-    /// What network namespaces need.
+    /// The tools for network namespaces.
     pub(crate) network: bool,
-    /// What benchmarks need that compare with other rules.
+    /// The tools of benchmarks that compare with other rules.
     pub(crate) rules: bool,
-    /// What drives fuzz targets is compiled with.
+    /// The compiler of the fuzzing engine.
     pub(crate) fuzz: bool,
 }
 
-/// What the machine has, item by item.
+/// The state of the machine, item by item.
 #[derive(Debug)]
 struct Inventory {
     pair: Result<Pair, toolchain::Missing>,
-    /// The other items: a line about each one that is there, and the names of the missing.
+    /// The other items: a line about each present one, and the missing ones.
     present: Vec<String>,
     missing: Vec<Item>,
 }
 
-/// Something beside the pair.
+/// A tool besides the pair.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Item {
-    /// `ip`, for people who look into the namespaces of a demo.
+    /// `ip`, for the inspection of a demo's namespaces.
     Ip,
     /// `nft`, and `iptables-restore` of either kind.
     Nft,
     Iptables,
-    /// A compiler of C++.
+    /// A C++ compiler.
     Cpp,
     /// The `clippy-driver` of the compiler of the kernel programs.
     Clippy,
@@ -56,19 +56,19 @@ enum Item {
     LintTools,
 }
 
-/// Reports what is there; fails when something is missing.
+/// Reports the present tools; fails if one is missing.
 pub(crate) fn check(scope: Scope) -> Result<()> {
     report(&look(scope), scope)
 }
 
-/// Installs what is missing, and reports.
+/// Installs the missing tools, and reports.
 pub(crate) fn ensure(scope: Scope) -> Result<()> {
     let before = look(scope);
     if before.is_complete() {
         return report(&before, scope);
     }
     install(&before)?;
-    // Which clippy fits is known only once there is a compiler.
+    // The matching clippy is known only after the compiler is installed.
     let between = look(scope);
     if between.missing.contains(&Item::Clippy) {
         install(&between)?;
@@ -76,17 +76,17 @@ pub(crate) fn ensure(scope: Scope) -> Result<()> {
     report(&look(scope), scope)
 }
 
-/// The pair that compiles the kernel programs.
+/// Returns the pair that compiles the kernel programs.
 pub(crate) fn pair() -> Result<Pair> {
     toolchain::find(&workspace::tools()).map_err(|missing| anyhow!("{missing}"))
 }
 
-/// The lint driver of the compiler of the kernel programs.
+/// Returns the lint driver of the compiler of the kernel programs.
 pub(crate) fn clippy_driver(pair: &Pair) -> PathBuf {
     pair.compiler.sysroot.join("bin/clippy-driver")
 }
 
-/// A tool of the lint step, from its environment.
+/// Returns a tool of the lint step, from its environment.
 pub(crate) fn lint_tool(name: &str) -> PathBuf {
     venv::tool(name)
 }
@@ -152,8 +152,8 @@ fn report(inventory: &Inventory, scope: Scope) -> Result<()> {
     )
 }
 
-/// One pass: what the linker is built from first, then everything else while the linker compiles,
-/// which takes longest.
+/// Installs in one pass: first the linker's build dependencies, then everything else while the linker
+/// compiles, which takes longest.
 fn install(inventory: &Inventory) -> Result<()> {
     let (llvm, has_compiler) = match &inventory.pair {
         Ok(pair) => (pair.compiler.llvm, true),
@@ -198,8 +198,7 @@ fn install_rest(inventory: &Inventory, has_time: bool) -> Result<()> {
     Ok(())
 }
 
-/// Debian's compiler may have moved on to another LLVM than the one that was assumed before it was
-/// there.
+/// Rebuilds the linker if Debian's compiler, once installed, turns out to use another LLVM than assumed.
 fn correct_linker(assumed: u32) -> Result<()> {
     let inventory = look(Scope::default());
     let Err(missing) = &inventory.pair else {
@@ -215,8 +214,8 @@ fn correct_linker(assumed: u32) -> Result<()> {
     }
 }
 
-/// The LLVM to build a linker for, and whether its compiler is there already: the first compiler
-/// whose LLVM is at hand or can be had, else Debian's.
+/// Returns the LLVM to build a linker for, and true if its compiler is present: the first compiler whose
+/// LLVM is installed or available, else Debian's.
 fn choose_llvm(compilers: &[Compiler]) -> (u32, bool) {
     let is_at_hand = |llvm: u32| {
         Path::new(&linker::prefix(llvm))
@@ -243,7 +242,7 @@ impl Inventory {
         }
     }
 
-    /// The Debian packages of the missing items.
+    /// Returns the Debian packages of the missing items.
     fn packages(&self) -> Vec<&'static str> {
         let mut packages = Vec::new();
         for item in &self.missing {

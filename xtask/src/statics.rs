@@ -1,4 +1,4 @@
-//! Programs that need nothing of the machine they run on, and in which nothing tells of the machine
+//! Static programs: they need nothing of the machine they run on, and contain no path of the machine
 //! they were built on.
 
 use std::{env, ffi::OsString, path::PathBuf, process::Command};
@@ -8,23 +8,23 @@ use clap::ValueEnum;
 
 use crate::{compile, workspace};
 
-/// The target is named so that the flags are for it alone, not for build scripts and macros too.
+/// An explicit target, so that the flags apply to it alone, not to build scripts and macros, too.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
-/// Random numbers come from the kernel alone: what else is gathered when a program draws its first,
-/// from the unevenness of its own clock, takes an emulated machine most of a second.
+/// Random numbers come from the kernel alone: otherwise the first one also gathers entropy from clock
+/// jitter, which takes most of a second on an emulated machine.
 const NO_JITTER: &str = "AWS_LC_SYS_NO_JITTER_ENTROPY";
 
-/// How they are built.
+/// The build profile.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum Profile {
-    /// To be used.
+    /// For production.
     Release,
-    /// To be tested, also in emulated machines.
+    /// For tests, also on emulated machines.
     Vm,
 }
 
 impl Profile {
-    /// A `cargo build`, or another subcommand that builds, which is yet to be told of what.
+    /// Returns a `cargo build`, or another building subcommand, without its packages.
     pub(crate) fn cargo(self, subcommand: &str) -> Result<Command> {
         let target = workspace::root().join("target/static");
         let mut command = workspace::cargo(subcommand);
@@ -34,16 +34,16 @@ impl Profile {
         match self {
             Self::Release => {
                 command.args(["--profile", "release"]);
-                // Names of functions hold numbers that the linker made from the folder of the build.
+                // Symbol names contain numbers that the linker derives from the build folder.
                 command.env("CARGO_PROFILE_RELEASE_STRIP", "symbols");
             }
             Self::Vm => {
                 command.args(["--profile", "vm"]).env(NO_JITTER, "1");
-                // Nothing is relocated: a start costs an emulated machine 20 times as much.
+                // No relocation at start, which would take 20 times as long on an emulated machine.
                 flags.push("-Crelocation-model=static".into());
             }
         }
-        // The last prefix that fits wins: the target folder often lies in the workspace.
+        // The last matching prefix wins: the target folder is often inside the workspace.
         let mut prefixes = vec![
             (workspace::root().to_owned(), "culvert"),
             (target, "target"),
@@ -62,7 +62,7 @@ impl Profile {
     }
 }
 
-/// Where the standard library lies whose sources are named in a program.
+/// Returns the sysroot of the standard library, whose source paths are in a program.
 fn sysroot() -> Result<PathBuf> {
     let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let output = Command::new(&rustc)

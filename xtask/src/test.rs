@@ -13,7 +13,7 @@ use crate::{
     workspace,
 };
 
-/// What CI builds at once beside what machines run.
+/// The targets that CI builds in one call, besides those that machines run.
 const ALL: [&str; 10] = [
     "--test",
     "golden",
@@ -27,7 +27,7 @@ const ALL: [&str; 10] = [
     "culvert-e2e",
 ];
 
-/// What the laboratory's unit tests and the golden cases are in.
+/// The packages of the laboratory's unit tests and the golden cases.
 const HOUSE: [&str; 7] = [
     "tunnel-bench",
     "tunnel-cluster",
@@ -38,16 +38,16 @@ const HOUSE: [&str; 7] = [
     "tunnel-tests",
 ];
 
-/// A tier, by the least power it needs.
+/// A tier, ordered by the privileges that it needs.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
 pub(crate) enum Tier {
-    /// Pure cores, beside their code.
+    /// Pure code, in unit tests.
     Unit,
-    /// Kubernetes objects in, map content out.
+    /// Kubernetes objects to map content.
     Golden,
     /// The tunnel from end to end over loopback.
     Tunnel,
-    /// Programs at tc on packets (root).
+    /// tc programs on packets (root).
     Packet,
     /// Real sockets through real programs (root).
     Netns,
@@ -80,7 +80,7 @@ impl Tier {
     }
 }
 
-/// Runs one tier or all, and says what was left out.
+/// Runs one tier or all, and prints the skipped ones.
 pub(crate) fn run(tier: Option<Tier>, args: &[String]) -> Result<()> {
     let tiers = tier.map_or_else(|| Tier::ALL.to_vec(), |tier| vec![tier]);
     let (able, left_out) = split(&tiers, workspace::is_root());
@@ -112,7 +112,7 @@ pub(crate) fn run(tier: Option<Tier>, args: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// The tiers that can run, and those that would need root.
+/// Returns the tiers that can run, and those that would need root.
 fn split(tiers: &[Tier], is_root: bool) -> (Vec<Tier>, Vec<Tier>) {
     tiers.iter().partition(|tier| is_root || !tier.needs_root())
 }
@@ -122,8 +122,8 @@ fn left_out_line(left_out: &[Tier]) -> Option<String> {
     (!names.is_empty()).then(|| format!("left out (need root): {}", names.join(", ")))
 }
 
-/// A `cargo` that builds for tests of whole programs: in CI those that machines and clusters run, too,
-/// which are built once; else those of the dev profile, which are built again soonest.
+/// Returns a `cargo` that builds for tests of complete programs: in CI with the profile of machines and
+/// clusters, so that programs are built once; otherwise with the dev profile, which rebuilds fastest.
 fn cargo(subcommand: &str) -> Result<Command> {
     if workspace::is_ci() {
         Profile::Vm.cargo(subcommand)

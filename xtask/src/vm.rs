@@ -43,39 +43,39 @@ use self::{
 };
 use crate::{progress::Clock, setup};
 
-/// How many machines with one CPU run at a time.
+/// The number of concurrent machines with one CPU.
 const LANES: usize = 2;
-/// How many tests run at a time here.
+/// The number of concurrent tests on this machine.
 const NATIVE_TESTS: u32 = 4;
 /// The name of this machine's own kernel.
 const NATIVE: &str = "native";
 
-/// The tests to run, and the kernels.
+/// The kernels and tests to run.
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct Options {
-    /// Run every test, on every kernel, the newest and this machine's own among them.
+    /// Run every test on every kernel, including the newest and this machine's own.
     #[arg(long, conflicts_with = "filter")]
     pub(crate) whole: bool,
-    /// Only this kernel, or `native`; may be given several times.
+    /// Only this kernel, or `native`; may be repeated.
     #[arg(long = "kernel", value_name = "KERNEL")]
     pub(crate) kernels: Vec<String>,
-    /// Use only what was fetched before.
+    /// Use only cached downloads.
     #[arg(long)]
     pub(crate) offline: bool,
     /// Open a shell in a machine with the kernel of --kernel.
     #[arg(long)]
     pub(crate) shell: bool,
-    /// Run even where a run of exactly this had a good result.
+    /// Run even if an identical run succeeded before.
     #[arg(long)]
     pub(crate) force: bool,
-    /// Write down what the verifier needs, instead of comparing it, and what came of a whole run.
+    /// Record the verifier's costs instead of comparing them, and the results of a complete run.
     #[arg(long)]
     pub(crate) update: bool,
-    /// Only tests whose names hold one of these.
+    /// Only tests whose names contain one of these.
     pub(crate) filter: Vec<String>,
 }
 
-/// Runs the tests and prints what came of it.
+/// Runs the tests and prints the results.
 pub(crate) fn run(options: &Options) -> Result<()> {
     options.check()?;
     let clock = Clock::start();
@@ -137,8 +137,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 }
 
 impl Options {
-    /// That they go together.
-    /// Tells whether parsers are fuzzed too: after everything, on every kernel.
+    /// Returns true if parsers are fuzzed, too: after a complete run, on every kernel.
     pub(crate) const fn is_fuzzed(&self) -> bool {
         self.whole && !self.shell && self.kernels.is_empty() && self.filter.is_empty()
     }
@@ -152,13 +151,13 @@ impl Options {
     }
 }
 
-/// The row of a line. What somebody asked for by its name is no less than what is pinned.
+/// Returns the row of a line. A kernel that was requested by name is as binding as a pinned one.
 fn row(line: &Line, options: &Options) -> Row {
     let is_named = options.kernels.iter().any(|name| name == line.name);
     Row::new(line.name, is_named || line.is_binding())
 }
 
-/// Finds or fetches the kernels. One that can't be had is the problem of its own row.
+/// Finds or fetches the kernels. A missing kernel is reported in its own row.
 fn fetched(lines: &[&'static Line], offline: bool, rows: &mut [Row]) -> Vec<Kernel> {
     let mut kernels = Vec::new();
     for (line, row) in lines.iter().zip(rows) {
@@ -183,22 +182,22 @@ fn fetched(lines: &[&'static Line], offline: bool, rows: &mut [Row]) -> Vec<Kern
     kernels
 }
 
-/// What machines are made of.
+/// The common parts of all machines.
 struct Machines {
     qemu: Qemu,
     accel: Accel,
-    /// The part of the initramfs that all share.
+    /// The common part of the initramfs.
     overlay: PathBuf,
 }
 
-/// What became of a plan, and how a first try ended that was repeated.
+/// The outcome of a plan, and the end of a failed first attempt.
 struct Ran {
     outcome: Outcome,
     before: Option<String>,
 }
 
 impl Machines {
-    /// Finds what machines are made of; a kernel is for finding out which CPUs they can have.
+    /// Finds the common parts; the kernel is used to probe KVM.
     fn ready(programs: &Programs, kernel: &Kernel, offline: bool) -> Result<Self> {
         let qemu = qemu::ready(offline)?;
         println!("{}", qemu.version());
@@ -233,7 +232,7 @@ impl Machines {
         })
     }
 
-    /// Runs each plan on each kernel, so many at a time, the newest first, which takes longest.
+    /// Runs each plan on each kernel, `lanes` at a time, the newest kernel first, which takes longest.
     fn run(&self, kernels: &[Kernel], plans: &[Plan], lanes: usize, rows: &mut [Row]) {
         let kernels = kernels.iter().rev();
         let each = kernels.flat_map(|kernel| plans.iter().map(move |plan| (kernel, plan)));
@@ -262,8 +261,8 @@ impl Machines {
         });
     }
 
-    /// Runs a plan in a machine. One that hangs or doesn't boot gets a second try; one that boots
-    /// and ends gets none, whatever failed in it.
+    /// Runs a plan in a machine. A machine that hangs or doesn't boot gets a second attempt; one that
+    /// boots and ends gets none, even if tests failed.
     fn run_on(&self, kernel: &Kernel, plan: &Plan) -> Result<Ran> {
         let machine = self.machine(kernel, plan)?;
         let outcome = machine.run()?;
@@ -297,7 +296,7 @@ fn shell(programs: &Programs, lines: &[&'static Line], offline: bool) -> Result<
     machines.machine(&kernel, &Plan::shell())?.show()
 }
 
-/// The same programs on this machine.
+/// Runs the same programs on this machine.
 fn here(programs: &Programs, suite: &Plan) -> Row {
     let clock = Clock::start();
     let mut row = Row::new(NATIVE, true);
@@ -326,7 +325,7 @@ fn here(programs: &Programs, suite: &Plan) -> Row {
     row
 }
 
-/// Holds what came of it against what was expected: skips, and what the verifier needs.
+/// Compares the results with the expected skips and the recorded costs of the verifier.
 fn judge(rows: &mut [Row], options: &Options) -> Result<()> {
     let is_whole = options.filter.is_empty();
     let expected = skips::read()?;

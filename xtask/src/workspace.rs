@@ -1,4 +1,4 @@
-//! Where things are, who runs us, and the `cargo` that builds the workspace.
+//! The paths, the user, and the `cargo` that builds the workspace.
 
 use std::{
     collections::BTreeMap,
@@ -21,7 +21,7 @@ pub(crate) fn root() -> &'static Path {
     &ROOT
 }
 
-/// Where `setup` keeps tools of its own.
+/// Returns the folder of tools that `setup` installs.
 pub(crate) fn tools() -> PathBuf {
     root().join("target/tools")
 }
@@ -30,22 +30,22 @@ pub(crate) fn is_root() -> bool {
     fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0)
 }
 
-/// Whether a machine looks at the result, not a person.
+/// Returns true if the run is automated (CI).
 pub(crate) fn is_ci() -> bool {
     env::var_os("CI").is_some_and(|value| !value.is_empty() && value != "false" && value != "0")
 }
 
-/// The `cargo` that started us, in the root of the workspace.
+/// Returns the `cargo` that started this process, in the root of the workspace.
 pub(crate) fn cargo(subcommand: &str) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root()).arg(subcommand);
     command
 }
 
-/// Where a program is found in PATH.
+/// Returns the path of a program in PATH.
 pub(crate) fn program(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
-    // The folders of system programs, which the PATH of other users lacks.
+    // The folders of system programs, which other users lack in PATH.
     let folders = env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);
     folders
         .map(|folder| folder.join(name))
@@ -60,7 +60,7 @@ pub(crate) const CULVERT: Program = ("tunnel-userspace", "culvert");
 /// The laboratory, which tests, the demo and the benchmarks start.
 pub(crate) const LAB: Program = ("tunnel-tests", "culvert-lab");
 
-/// Builds programs by a `cargo build`, and says where Cargo put them.
+/// Builds programs by a `cargo build`, and returns their paths.
 pub(crate) fn build_programs<const N: usize>(
     mut command: Command,
     programs: [Program; N],
@@ -77,7 +77,7 @@ pub(crate) fn build_programs<const N: usize>(
     Ok(paths)
 }
 
-/// Runs a build, and says where Cargo put each program.
+/// Runs a build, and returns the path of each program.
 pub(crate) fn built(command: &mut Command) -> Result<BTreeMap<String, PathBuf>> {
     command
         .arg("--message-format=json-render-diagnostics")

@@ -1,5 +1,5 @@
-//! What the cluster takes from Debian: etcd, the container runtime, and tools for the images. It is
-//! unpacked, never installed, so no service of it is ever started.
+//! The cluster's parts from Debian: etcd, the container runtime, and tools for the images. Packages are
+//! unpacked, never installed, so none of their services is ever started.
 
 use std::{
     fs, io,
@@ -14,7 +14,7 @@ use crate::vm::{
     cache,
 };
 
-/// What is unpacked, whether the machine has it or not.
+/// The packages to unpack, even if the machine has them.
 const PACKAGES: [&str; 13] = [
     "bind9-dnsutils",
     "conntrack",
@@ -36,7 +36,7 @@ const PROGRAMS: [&str; 4] = ["usr/bin", "usr/sbin", "bin", "sbin"];
 /// The folders of libraries.
 const LIBRARIES: [&str; 2] = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"];
 
-/// Names that the packages' own scripts would have given to programs.
+/// Links that the packages' own scripts would have created.
 const NAMES: [(&str, &str); 7] = [
     ("usr/sbin/iptables", "xtables-nft-multi"),
     ("usr/sbin/iptables-save", "xtables-nft-multi"),
@@ -47,10 +47,10 @@ const NAMES: [(&str, &str); 7] = [
     ("usr/bin/nc", "../../bin/nc.openbsd"),
 ];
 
-/// Fetches and unpacks the packages, and what they need and the machine lacks, once.
+/// Fetches and unpacks the packages and their dependencies that the machine lacks, once.
 pub(super) fn ready(place: &Path) -> Result<()> {
     let folder = &place.join("debian");
-    // Other packages than the last time make it anew.
+    // Another list of packages than the last time requires a new folder.
     let stamp = place.join("stamps/debian");
     let source = PACKAGES.join("\n");
     if super::is_made_from(&stamp, &source) && folder.is_dir() {
@@ -85,13 +85,13 @@ fn name_program(link: &Path, target: &str) -> Result<()> {
     }
 }
 
-/// A program in the tree.
+/// Returns the path of a program in the tree.
 pub(super) fn program(folder: &Path, name: &str) -> Option<PathBuf> {
     let places = PROGRAMS.map(|place| folder.join(place).join(name));
     places.into_iter().find(|path| path.is_file())
 }
 
-/// The folders of libraries of the tree, as the loader wants them.
+/// Returns the folders of libraries in the tree, in the loader's format.
 pub(super) fn library_path(folder: &Path) -> String {
     LIBRARIES
         .map(|part| folder.join(part).display().to_string())

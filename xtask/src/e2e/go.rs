@@ -11,24 +11,24 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::{progress, vm::archive, workspace};
 
-/// The oldest that the modules can be built with.
+/// The oldest Go release that can build the modules.
 const OLDEST: (u32, u32) = (1, 26);
-/// Where its own installer puts it.
+/// The path used by Go's own installer.
 const USUAL: &str = "/usr/local/go/bin/go";
 const KUBERNETES: &str = "k8s.io/kubernetes";
 
-/// What one call of `go` makes.
+/// The programs of one call of `go`.
 struct Batch {
     module: &'static str,
-    /// Whether it is a program of tests.
+    /// True if the program is a test binary.
     is_test: bool,
-    /// The packages, each a program named as its last part.
+    /// The packages, each a program named after its last path element.
     packages: &'static [&'static str],
     /// The names of the programs.
     programs: &'static [&'static str],
 }
 
-/// In this order each finds in Go's cache what the one before it compiled.
+/// In this order, each build finds the preceding one's objects in Go's cache.
 const BATCHES: [Batch; 3] = [
     Batch {
         module: "k8s",
@@ -70,7 +70,7 @@ const BATCHES: [Batch; 3] = [
     },
 ];
 
-/// A Go that is new enough.
+/// A Go of a sufficient release.
 #[derive(Debug)]
 pub(super) struct Go {
     program: PathBuf,
@@ -78,7 +78,7 @@ pub(super) struct Go {
 }
 
 impl Go {
-    /// In PATH, or where it usually is.
+    /// Finds Go in PATH, or at its usual path.
     pub(super) fn find() -> Result<Self> {
         let (major, minor) = OLDEST;
         let hint = format!(
@@ -103,7 +103,7 @@ impl Go {
         Ok(Self { program, version })
     }
 
-    /// A call of it in the folder of a module.
+    /// Returns a call of Go in the folder of a module.
     fn command(&self, module: &str) -> Command {
         let mut command = Command::new(&self.program);
         let path = env::var_os("PATH").unwrap_or_default();
@@ -121,14 +121,14 @@ impl Go {
     }
 }
 
-/// `go1.26.8` is release 1.26.
+/// Parses a version: `go1.26.8` is release 1.26.
 fn release(version: &str) -> Option<(u32, u32)> {
     let mut numbers = version.strip_prefix("go")?.split(['.', '-', 'r', 'b']);
     let mut number = || numbers.next()?.parse().ok();
     Some((number()?, number()?))
 }
 
-/// Builds the programs that are missing, or were made from something else.
+/// Builds the programs that are missing, or were built from another source.
 pub(super) fn build(go: &Go, place: &Path) -> Result<()> {
     let programs = place.join("bin");
     fs::create_dir_all(&programs).with_context(|| format!("cannot make {}", programs.display()))?;
@@ -148,7 +148,7 @@ pub(super) fn build(go: &Go, place: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The certificate of `agnhost` and its key, which lie beside its source.
+/// Returns the certificate of `agnhost` and its key, which are next to its source.
 pub(super) fn agnhost_files() -> Result<[PathBuf; 2]> {
     let go = Go::find()?;
     let mut command = go.command("k8s");
@@ -159,7 +159,7 @@ pub(super) fn agnhost_files() -> Result<[PathBuf; 2]> {
 }
 
 impl Batch {
-    /// All that decides what comes out.
+    /// Returns all inputs of the build.
     fn source(&self, go: &Go) -> Result<String> {
         let mut text = format!(
             "{}\n{}\n{}\n",
@@ -175,7 +175,7 @@ impl Batch {
 
     fn command(&self, go: &Go, programs: &Path) -> Result<Command> {
         let mut command = go.command(self.module);
-        // A folder for `build`, which names the programs itself.
+        // `build` takes a folder, and names the programs itself.
         let output = if self.is_test {
             command.args(["test", "-c"]);
             programs.join(self.programs.concat())
@@ -192,7 +192,8 @@ impl Batch {
         Ok(command)
     }
 
-    /// Without them Kubernetes calls itself v0.0.0-master, and checks of versions fail.
+    /// Returns the linker flags. Without the version, Kubernetes reports v0.0.0-master, and version
+    /// checks fail.
     fn linker_flags(&self) -> Result<String> {
         let mut flags = "-s -w".to_owned();
         if self.module != "k8s" {
@@ -213,7 +214,7 @@ impl Batch {
     }
 }
 
-/// The version that a module file requires of another module.
+/// Returns the version that a module file requires of another module.
 fn required<'a>(text: &'a str, module: &str) -> Option<&'a str> {
     text.lines().find_map(|line| {
         let mut words = line.split_whitespace().filter(|word| *word != "require");
@@ -253,7 +254,7 @@ mod tests {
         for batch in &BATCHES {
             let text = read(&folder(batch.module).join("go.mod")).expect("a module file");
             for package in batch.packages.iter().filter(|_| !batch.is_test) {
-                // One is an image of Kubernetes' own tests, with nothing to require.
+                // One package is an image of Kubernetes' own tests, which needs no `require`.
                 let is_tool = text.contains(package) || package.contains("/test/images/");
                 assert!(is_tool, "{package}");
             }

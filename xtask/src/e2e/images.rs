@@ -1,4 +1,4 @@
-//! Images for the nodes, made here: nothing is ever pulled.
+//! The images for the nodes, built here: none is ever pulled.
 
 use std::{
     fs,
@@ -14,8 +14,8 @@ use crate::{
     vm::{archive, cache},
 };
 
-/// Which of the images of Kubernetes' own specs an image of ours stands for, by the last parts of
-/// their names. What runs without a spec of theirs has a name of ours.
+/// The images of Kubernetes' own specs that each image replaces, by the last parts of their names.
+/// Images that no spec of Kubernetes uses only have a name of Culvert's.
 const IMAGES: [(&str, &[&str]); 4] = [
     (
         "agnhost",
@@ -30,10 +30,10 @@ const IMAGES: [(&str, &[&str]); 4] = [
     ("coredns", &[]),
     ("regression-issue-74839", &["regression-issue-74839"]),
 ];
-/// Where names of ours belong to.
+/// The registry of Culvert's own names.
 const OWN: &str = "culvert.test";
 
-/// Makes the archives that are missing, or were made from other programs.
+/// Builds the archives that are missing, or were built from other programs.
 pub(super) fn ready(place: &Path) -> Result<()> {
     let programs = place.join("bin");
     let source = source(place)?;
@@ -81,7 +81,7 @@ fn fill(root: &Path, name: &str, place: &Path) -> Result<()> {
     }
 }
 
-/// What the archives are made from: the stamps of the programs and of Debian's tools.
+/// Returns the inputs of the archives: the stamps of the programs and of Debian's tools.
 fn source(place: &Path) -> Result<String> {
     let mut stamps = Vec::new();
     for entry in fs::read_dir(place.join("stamps"))? {
@@ -98,7 +98,7 @@ fn source(place: &Path) -> Result<String> {
     Ok(text)
 }
 
-/// The names that an image is loaded under: ours, and those of all it stands for.
+/// Returns the names of an image: its own, and those of all images that it replaces.
 fn names(name: &str, stands_for: &[&str], known: &str) -> Vec<String> {
     let mut names = vec![format!("{OWN}/{name}:1")];
     for line in known.lines().map(str::trim) {

@@ -1,9 +1,9 @@
 //! The program that holds a pod's namespaces: it waits for SIGTERM or SIGINT, and ends.
 //!
-//! Nothing smaller has to be started for every pod, and it needs no compiler: a header of an ELF
-//! file, one of its only segment, and a dozen instructions.
+//! It is as small as possible, as it starts for every pod, and needs no compiler: an ELF header, the
+//! header of its only segment, and a dozen instructions.
 
-/// Where the segment lies in memory.
+/// The address of the segment in memory.
 const BASE: u64 = 0x40_0000;
 const HEADERS: usize = 64 + 56;
 
@@ -30,7 +30,7 @@ const CODE: [u8; 58] = [
     0x0f, 0x05, // syscall
 ];
 
-/// The program, for x86-64.
+/// Builds the program, for x86-64.
 pub(super) fn program() -> Vec<u8> {
     let length = (HEADERS + CODE.len()) as u64;
     let entry = BASE + HEADERS as u64;

@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result};
 use super::{debian, go, pause};
 use crate::{vm::archive, workspace};
 
-/// What Kubernetes' own specs run in pods, beside `agnhost`.
+/// The tools that Kubernetes' own specs run in pods, besides `agnhost`.
 const TOOLS: [&str; 54] = [
     "awk",
     "bash",
@@ -70,9 +70,9 @@ const TOOLS: [&str; 54] = [
     "cp",
     "ln",
 ];
-/// What the C library opens by name when it looks up names.
+/// The libraries that the C library opens by name for name lookups.
 const NAME_SERVICES: [&str; 2] = ["libnss_files.so.2", "libnss_dns.so.2"];
-/// Where libraries go, wherever they were.
+/// The folder of libraries in the image, regardless of their source.
 const LIBRARIES: &str = "lib/x86_64-linux-gnu";
 
 const PASSWD: &str = "root:x:0:0:root:/root:/bin/sh\n\
@@ -93,8 +93,8 @@ pub(super) fn pause(root: &Path) -> Result<()> {
         .with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Fills the root folder of the image that most specs run: `agnhost`, and tools of Debian's with
-/// their libraries.
+/// Fills the root folder of the image that most specs run: `agnhost`, and Debian's tools with their
+/// libraries.
 pub(super) fn agnhost(root: &Path, program: &Path, debian: &Path) -> Result<()> {
     for folder in [
         "bin", "dev", "etc", "lib64", "proc", "root", "run", "sys", "tmp", "uploads", "usr/bin",
@@ -124,7 +124,7 @@ pub(super) fn agnhost(root: &Path, program: &Path, debian: &Path) -> Result<()> 
         copy(&from, &root.join("bin").join(name))?;
         libraries.extend(libraries_of(&from, debian)?);
     }
-    // They stand beside the C library.
+    // The name services are in the folder of the C library.
     let neighbours: Vec<PathBuf> = libraries
         .iter()
         .filter(|path| path.ends_with("libc.so.6"))
@@ -144,7 +144,7 @@ pub(super) fn agnhost(root: &Path, program: &Path, debian: &Path) -> Result<()> 
     Ok(())
 }
 
-/// The files that the loader would take for a program; none for a static one.
+/// Returns the libraries that the loader would use for a program; none for a static one.
 fn libraries_of(program: &Path, debian: &Path) -> Result<Vec<PathBuf>> {
     let mut command = Command::new("ldd");
     command
@@ -154,7 +154,7 @@ fn libraries_of(program: &Path, debian: &Path) -> Result<Vec<PathBuf>> {
     Ok(paths(&said))
 }
 
-/// `name => path (address)`, or `path (address)` for the loader itself.
+/// Parses lines `name => path (address)`, or `path (address)` for the loader itself.
 fn paths(said: &str) -> Vec<PathBuf> {
     let words = said.lines().filter_map(|line| {
         let (path, _address) = line.trim().rsplit_once(" (")?;

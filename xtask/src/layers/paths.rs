@@ -1,11 +1,11 @@
-//! Which paths a file names: in its `use` lines, and inline.
+//! The paths in a file: in its `use` lines, and inline.
 
 use std::collections::BTreeSet;
 
 use super::tokens::{Token, tokens};
 
-/// A path that a file names, seen from the root of its crate (`crate::model::Node`) or beginning
-/// with the name of another crate (`aya::Pod`).
+/// A path, either from the root of its crate (`crate::model::Node`) or beginning with the name of
+/// another crate (`aya::Pod`).
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(super) struct Named {
     pub(super) path: String,
@@ -13,7 +13,7 @@ pub(super) struct Named {
     pub(super) is_use: bool,
 }
 
-/// All paths of a file that is the module `module`. What only tests see is left out.
+/// Returns all paths of a file that is the module `module`. Code only for tests is skipped.
 pub(super) fn named(source: &str, module: &[String]) -> Vec<Named> {
     let mut walk = Walk {
         tokens: tokens(source),
@@ -35,7 +35,7 @@ pub(super) fn named(source: &str, module: &[String]) -> Vec<Named> {
     found
 }
 
-/// A path as it is written, and the module it is written in.
+/// A path as written, with the module that contains it.
 #[derive(Debug)]
 struct Raw {
     segments: Vec<String>,
@@ -52,7 +52,7 @@ struct Walk<'a> {
     /// The depth of braces at which each inline module opened.
     inline: Vec<usize>,
     depth: usize,
-    /// Names that a `use` or `mod` of this file brought in: judged there.
+    /// Names from a `use` or `mod` of this file; those lines are checked themselves.
     local: BTreeSet<String>,
     raw: Vec<Raw>,
 }
@@ -95,7 +95,7 @@ impl<'a> Walk<'a> {
             .all(|(ahead, text)| self.text(ahead) == *text)
     }
 
-    /// To the end of the item: a semicolon, or the brace that closes its body.
+    /// Skips to the end of the item: a semicolon, or the brace that closes its body.
     fn skip_item(&mut self) {
         let mut depth = 0_usize;
         while self.at < self.tokens.len() {
@@ -138,7 +138,7 @@ impl<'a> Walk<'a> {
         self.at += 1;
     }
 
-    /// Whether the name here begins a path of at least two segments.
+    /// Returns true if the current name begins a path of at least two segments.
     fn starts_path(&self) -> bool {
         let before = |back: usize| {
             self.at
@@ -167,7 +167,7 @@ impl<'a> Walk<'a> {
         });
     }
 
-    /// The tree of a `use`, from the token here to the one after it.
+    /// Reads the tree of a `use`, from the current token to the one after it.
     fn tree(&mut self, prefix: &[String]) {
         let mut segments = prefix.to_vec();
         let line = self.tokens.get(self.at).map_or(0, |token| token.line);
@@ -243,7 +243,7 @@ impl Raw {
                     .map(String::as_str)
                     .collect()
             }
-            // A type, or a name of this file.
+            // A type, or a name defined in this file.
             _ if first.starts_with(char::is_uppercase) => return None,
             _ if !self.is_use && local.contains(first) => return None,
             _ => return Some(self.name(self.segments.join("::"))),

@@ -1,26 +1,26 @@
-//! Who may know whom: the dependency table as data.
+//! The dependency table as data.
 
-/// What one module may and must not name. Paths are written as `use` lines write them; the longest
-/// entry that fits a path decides. Another module of the same crate is refused unless it stands in
-/// `may`; an external crate is allowed unless it stands in `never`.
+/// The paths that one module may and must not use, in the form of `use` lines; the longest entry that
+/// matches a path decides. Another module of the same crate is refused unless it is in `may`; an
+/// external crate is permitted unless it is in `never`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rule {
-    /// A module of `tunnel-userspace`; `a::b` overrides `a` for its part.
+    /// A module of `tunnel-userspace`; `a::b` overrides `a` for its submodule.
     pub(super) module: &'static str,
     pub(super) may: &'static [&'static str],
     pub(super) never: &'static [&'static str],
 }
 
-/// The crates that only some modules may name.
+/// The crates that only some modules may use.
 const KERNEL: &str = "aya";
 const OBJECTS: &str = "k8s_openapi";
 const CLIENT: &str = "kube";
-/// None of them.
+/// None of these crates.
 const NO_OTHER: &[&str] = &[KERNEL, OBJECTS, CLIENT];
-/// Nor a runtime.
+/// No runtime either.
 const NO_RUNTIME: &[&str] = &[KERNEL, OBJECTS, CLIENT, "tokio"];
 
-/// Nor I/O, a clock or chance.
+/// No I/O, clock or random numbers either.
 const PURE: &[&str] = &[
     KERNEL,
     OBJECTS,
@@ -60,7 +60,7 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::telemetry",
         ],
     ),
-    // The views are what the client of `admin` returns.
+    // The client of `admin` returns these views.
     rule(
         "cli",
         NO_OTHER,
@@ -94,7 +94,7 @@ pub(super) const USERSPACE: &[Rule] = &[
         ],
     ),
     rule("app", &[], &["crate"]),
-    // The parts' own settings types, and what their texts are read as.
+    // The parts' own settings types, and the types of parsed texts.
     rule(
         "config",
         NO_RUNTIME,
@@ -188,7 +188,7 @@ pub(super) const USERSPACE: &[Rule] = &[
         PURE,
         &["crate::model", "crate::plan"],
     ),
-    // `reconcile` and `sockets` for the traits that are implemented here.
+    // `reconcile` and `sockets` for the traits that `bpf` implements.
     rule(
         "bpf",
         &[OBJECTS, CLIENT],
@@ -241,7 +241,7 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::tasks",
         ],
     ),
-    // What the parts are concerned with; `app` hands in the receiving ends.
+    // The concerns of the parts; `app` passes the receivers.
     rule(
         "events",
         &[KERNEL],
@@ -252,7 +252,7 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::failure",
         ],
     ),
-    // What the parts publish of themselves; `app` hands in the receiving ends.
+    // The published views of the parts; `app` passes the receivers.
     rule(
         "admin",
         NO_OTHER,
@@ -283,14 +283,14 @@ pub(super) const USERSPACE: &[Rule] = &[
     ),
 ];
 
-/// A crate whose `use` lines may begin with nothing but these names.
+/// A crate whose `use` lines may begin only with these names.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Closed {
     pub(super) folder: &'static str,
     pub(super) may: &'static [&'static str],
 }
 
-/// The crates that the kernel programs are made from.
+/// The crates of the kernel programs.
 pub(super) const CLOSED: &[Closed] = &[
     Closed {
         folder: "tunnel-common",

@@ -1,6 +1,6 @@
-//! Cuts Rust source into words, so that comments and texts are not taken for code.
+//! Splits Rust source into tokens, so that comments and strings are not taken for code.
 
-/// A word or a sign, and the line it stands in.
+/// A word or a sign, and its line.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Token<'a> {
     pub(super) text: &'a str,
@@ -8,13 +8,13 @@ pub(super) struct Token<'a> {
 }
 
 impl Token<'_> {
-    /// Whether this is a name (or a keyword), not a sign.
+    /// Returns true for a name (or a keyword), false for a sign.
     pub(super) fn is_name(&self) -> bool {
         self.text.starts_with(is_name_start)
     }
 }
 
-/// All tokens of a file. Texts, characters, numbers, lifetimes and comments are left out.
+/// Returns all tokens of a file, without strings, characters, numbers, lifetimes and comments.
 pub(super) fn tokens(source: &str) -> Vec<Token<'_>> {
     let mut found = Vec::new();
     let mut rest = source;
@@ -31,7 +31,7 @@ pub(super) fn tokens(source: &str) -> Vec<Token<'_>> {
     found
 }
 
-/// The bytes of the next piece, and whether it is a token.
+/// Returns the length of the next piece in bytes, and true if it is a token.
 fn measure(rest: &str) -> (usize, bool) {
     if rest.starts_with("//") {
         return (rest.find('\n').unwrap_or(rest.len()), false);
@@ -78,7 +78,7 @@ fn block_comment(rest: &str) -> usize {
     rest.len()
 }
 
-/// The length of a text that starts here: plain, raw, of bytes or of C.
+/// Returns the length of a string that starts here: plain, raw, byte or C.
 fn text(rest: &str) -> Option<usize> {
     let prefix = ["br", "cr", "b", "c", "r", ""].into_iter().find(|prefix| {
         rest.strip_prefix(prefix)
@@ -110,7 +110,7 @@ fn text(rest: &str) -> Option<usize> {
     Some(rest.len())
 }
 
-/// What follows a single quote: the rest of a character, or a lifetime.
+/// Returns the length of the text after a single quote: the rest of a character, or a lifetime.
 fn quoted(after: &str) -> usize {
     let mut characters = after.chars();
     match (characters.next(), characters.next()) {

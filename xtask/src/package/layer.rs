@@ -1,5 +1,5 @@
-//! The one layer of an image: a tar of a root folder, uncompressed, and the same wherever and whenever
-//! it is made. Modes and symbolic links are kept; owners and times are not, and a hard link is a file.
+//! The one layer of an image: a reproducible, uncompressed tar of a root folder. Modes and symbolic
+//! links are kept; owners and times are not, and a hard link becomes a file.
 
 use std::{
     fs::{self, File},
@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, bail};
 use sha2::{Digest as _, Sha256};
 use tar::{Builder, EntryType, Header};
 
-/// What is hashed while it is written.
+/// A writer that hashes its output.
 #[derive(Debug)]
 struct Hashed<W> {
     out: W,
@@ -42,7 +42,7 @@ pub(super) struct Layer {
 }
 
 impl Layer {
-    /// Packs everything in a folder, in the order of names. The layer itself is made in `scratch`.
+    /// Packs everything in a folder, in the order of names. The layer itself is written in `scratch`.
     pub(super) fn pack(root: &Path, scratch: &Path) -> Result<Self> {
         let file = tempfile::tempfile_in(scratch)
             .with_context(|| format!("cannot make a file in {}", scratch.display()))?;
@@ -64,7 +64,7 @@ impl Layer {
     }
 }
 
-/// The digest of a few bytes.
+/// Returns the digest of a few bytes.
 pub(super) fn digest(bytes: &[u8]) -> String {
     hex(Sha256::new_with_prefix(bytes))
 }
@@ -74,7 +74,7 @@ fn hex(hash: Sha256) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The head of an entry: of nobody, and of no time.
+/// Builds the header of an entry: owner and time are 0.
 pub(super) fn header(mode: u32, size: u64) -> Header {
     let mut header = Header::new_gnu();
     header.set_mode(mode);
@@ -116,7 +116,7 @@ fn add<W: Write>(tar: &mut Builder<W>, root: &Path, name: &Path) -> Result<()> {
     } else if kind.is_file() {
         header.set_entry_type(EntryType::Regular);
         header.set_size(metadata.len());
-        // What grows meanwhile must not shift what comes after it.
+        // A file that grows meanwhile must not shift the next entries.
         let content = File::open(&from)?.take(metadata.len());
         Ok(tar.append_data(&mut header, name, content)?)
     } else {

@@ -1,5 +1,5 @@
-//! An archive of one image, as `ctr images import` and other tools load it: an image layout in a tar.
-//! What goes in decides every byte of it.
+//! An archive of one image, as `ctr images import` and other tools load it: an image layout in a tar. It
+//! is reproducible: every byte depends only on the input.
 //!
 //! <https://github.com/opencontainers/image-spec/blob/v1.1.1/image-layout.md>
 
@@ -18,32 +18,32 @@ use super::layer::{self, Layer, header};
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
-/// No image says when it was made, or two of the same would differ.
+/// A fixed creation time, so that equal images have equal bytes.
 const CREATED: &str = "1970-01-01T00:00:00Z";
 
-/// What an image is beside its files.
+/// The metadata of an image.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Image {
-    /// The names that it is loaded under, each with a tag: `place/name:tag`.
+    /// The names to load it under, each with a tag: `place/name:tag`.
     pub(crate) names: Vec<String>,
     pub(crate) entrypoint: Vec<String>,
     pub(crate) command: Vec<String>,
-    /// `NAME=value`.
+    /// Variables as `NAME=value`.
     pub(crate) environment: Vec<String>,
 }
 
-/// What was written.
+/// The result of a write.
 #[derive(Debug, Eq, PartialEq)]
 pub(crate) struct Written {
-    /// Of the manifest, as a container runtime shows it: `sha256:...`.
+    /// The digest of the manifest, as a container runtime shows it: `sha256:...`.
     pub(crate) digest: String,
     /// The size of the archive, in bytes.
     pub(crate) bytes: u64,
 }
 
 impl Image {
-    /// Writes the image for linux/amd64 whose files are those in the folder `root`. The archive
-    /// appears whole, or not at all.
+    /// Writes the image for linux/amd64 with the files of the folder `root`. The archive is created
+    /// atomically.
     pub(crate) fn write(&self, root: &Path, output: &Path) -> Result<Written> {
         let tags: Vec<&str> = self.names.iter().map(|it| tag(it)).collect::<Result<_>>()?;
         ensure!(!tags.is_empty(), "an image needs a name");
@@ -59,7 +59,7 @@ impl Image {
         let written = archive(&part, layer, [&config, &manifest], &index)
             .and_then(|()| Ok(fs::rename(&part, output)?));
         if written.is_err() {
-            // The first failure is the one to tell.
+            // The first error is the one to return.
             drop(fs::remove_file(&part));
         }
         written.with_context(|| format!("cannot write {}", output.display()))?;
@@ -85,7 +85,7 @@ impl Image {
         })
     }
 
-    /// One line for each name, all of the same image.
+    /// Builds the index: an entry for each name, all of the same image.
     fn index(&self, manifest: &str, tags: &[&str]) -> Value {
         let lines = self.names.iter().zip(tags).map(|(name, tag)| {
             let mut line = descriptor(MANIFEST, manifest);
@@ -100,7 +100,7 @@ impl Image {
     }
 }
 
-/// The tag of a name. A colon before the last slash is that of a port.
+/// Returns the tag of a name. A colon before the last slash belongs to a port.
 fn tag(name: &str) -> Result<&str> {
     let (_, last) = name.rsplit_once('/').unwrap_or(("", name));
     let parts = last.split_once(':');

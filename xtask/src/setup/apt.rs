@@ -9,7 +9,7 @@ use crate::{progress, workspace};
 /// Debian's Rust compiler, newer than the release, and `core` for BPF.
 pub(super) const COMPILER: [&str; 2] = ["rustc-web", "libstd-rust-web-dev-bpf"];
 
-/// Installs those of the packages that are missing; no call of apt when none is.
+/// Installs the missing ones of these packages; does not call apt if there are none.
 pub(super) fn install(packages: &[&str]) -> Result<()> {
     let missing = missing(packages)?;
     if missing.is_empty() {
@@ -24,7 +24,7 @@ pub(super) fn install(packages: &[&str]) -> Result<()> {
     }
     let label = format!("apt-get install {}", missing.join(" "));
     if let Err(stale) = progress::step(&label, &mut install_command(&missing)) {
-        // Lists older than the archive name files that are gone.
+        // Outdated package lists name files that the archive no longer has.
         println!("{label} failed; once more with fresh lists");
         update()?;
         progress::step(&label, &mut install_command(&missing))
@@ -33,7 +33,7 @@ pub(super) fn install(packages: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// For anybody but root: an error that names the commands, when a package is missing.
+/// Returns an error with the commands if a package is missing; for users other than root.
 pub(super) fn refuse_without_root(packages: &[&str]) -> Result<()> {
     let missing = missing(packages)?;
     if missing.is_empty() {
@@ -46,7 +46,7 @@ pub(super) fn refuse_without_root(packages: &[&str]) -> Result<()> {
     )
 }
 
-/// Whether apt could install a package.
+/// Returns true if apt could install a package.
 pub(super) fn has_candidate(package: &str) -> bool {
     unknown(&[package]).is_ok_and(|unknown| unknown.is_empty())
 }
@@ -89,7 +89,7 @@ fn without_installed<'a>(packages: &[&'a str], listing: &str) -> Vec<&'a str> {
         .collect()
 }
 
-/// Those of the packages that no source of apt offers.
+/// Returns those of the packages that no source of apt offers.
 fn unknown<'a>(packages: &[&'a str]) -> Result<Vec<&'a str>> {
     let output = Command::new("apt-cache")
         .env("LC_ALL", "C")

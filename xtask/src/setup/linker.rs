@@ -5,18 +5,18 @@ use anyhow::{Result, ensure};
 use super::Inventory;
 use crate::{progress, workspace};
 
-/// The LLVM of Debian's compiler, assumed until that compiler is there and can be asked.
+/// The LLVM of Debian's compiler, assumed until that compiler is installed and can be queried.
 pub(super) const DEBIAN_LLVM: u32 = 22;
 const RELEASE: &str = "0.13.0";
-/// The LLVMs that this release can be built against.
+/// The LLVM versions that this release can be built against.
 const LLVMS: std::ops::RangeInclusive<u32> = 21..=23;
 
-/// Where Debian installs an LLVM.
+/// Returns the folder where Debian installs an LLVM.
 pub(super) fn prefix(llvm: u32) -> String {
     format!("/usr/lib/llvm-{llvm}")
 }
 
-/// The Debian packages that building the linker needs.
+/// Returns the Debian packages that the linker's build needs.
 pub(super) fn packages(llvm: u32) -> Vec<String> {
     let mut packages = vec![format!("llvm-{llvm}-dev"), format!("libpolly-{llvm}-dev")];
     packages.extend(
@@ -32,7 +32,7 @@ pub(super) fn packages(llvm: u32) -> Vec<String> {
     packages
 }
 
-/// Whether a linker of that LLVM is there and only its compiler is missing.
+/// Returns true if a linker of that LLVM is present and only its compiler is missing.
 pub(super) fn is_fit(inventory: &Inventory, llvm: u32) -> bool {
     match &inventory.pair {
         Ok(_) => true,
@@ -43,8 +43,8 @@ pub(super) fn is_fit(inventory: &Inventory, llvm: u32) -> bool {
     }
 }
 
-/// Compiles and installs the linker: where `cargo install` puts programs or, when that would replace
-/// a linker of another LLVM, among the tools of this workspace.
+/// Compiles and installs the linker: at the default of `cargo install` or, if that would replace a
+/// linker of another LLVM, in the tools folder of this workspace.
 pub(super) fn install(inventory: &Inventory, llvm: u32) -> Result<()> {
     ensure!(
         LLVMS.contains(&llvm),
@@ -67,7 +67,7 @@ pub(super) fn install(inventory: &Inventory, llvm: u32) -> Result<()> {
         ])
         .args(["--features", &format!("llvm-{llvm}")])
         .env("LLVM_PREFIX", prefix(llvm))
-        // Its own folder: builds of the workspace need not wait for it.
+        // A separate target folder: builds of the workspace need not wait for it.
         .env_remove("CARGO_TARGET_DIR");
     if has_other {
         command.arg("--force").arg("--root").arg(workspace::tools());

@@ -1,5 +1,5 @@
-//! Lint tools as ready-made wheels, in a Python environment of their own: seconds, where compiling
-//! them takes minutes.
+//! Lint tools as prebuilt wheels, in a separate Python environment: this takes seconds, compiling them
+//! minutes.
 
 use std::{fs, path::PathBuf, process::Command};
 
@@ -17,14 +17,14 @@ pub(super) fn tool(name: &str) -> PathBuf {
     folder().join("bin").join(name)
 }
 
-/// A line about the tools, when all are there in the releases above.
+/// Returns a line about the tools if all are present in the releases above.
 pub(super) fn describe() -> Option<String> {
     let is_current = fs::read_to_string(stamp()).is_ok_and(|pins| pins == self::pins());
     let are_there = TOOLS.iter().all(|(name, _)| tool(name).is_file());
     (is_current && are_there).then(|| format!("lint tools: {}", pins().replace('\n', " ")))
 }
 
-/// Whether this machine's Python can make an environment.
+/// Returns true if this machine's Python can create an environment.
 pub(super) fn is_possible() -> bool {
     progress::succeeds(Command::new("python3").args(["-c", "import ensurepip, venv"]))
 }
@@ -55,7 +55,7 @@ fn folder() -> PathBuf {
     workspace::tools().join("venv")
 }
 
-/// Says which releases the environment holds.
+/// Returns the path of the file with the releases in the environment.
 fn stamp() -> PathBuf {
     folder().join("releases")
 }

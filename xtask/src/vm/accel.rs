@@ -1,5 +1,5 @@
-//! Virtual CPUs of the machine's own, or emulated ones. A `/dev/kvm` that opens need not run a kernel, so
-//! it is tried with one, once.
+//! Virtual CPUs by KVM, or emulated ones. A `/dev/kvm` that opens may still fail to run a kernel, so one
+//! is booted as a probe, once.
 
 use std::{fs, io, path::Path, time::Duration};
 
@@ -7,12 +7,12 @@ use anyhow::Result;
 
 use super::{Machines, cache, fetch::Kernel, native, suite::Plan};
 
-/// A kernel that is not up by then on virtual CPUs never is, or is slower than emulated.
+/// The boot time after which KVM counts as broken, or slower than emulation.
 const LIMIT: Duration = Duration::from_secs(20);
 
 const DEVICE: &str = "/dev/kvm";
 
-/// How machines get their CPUs.
+/// The source of a machine's CPUs.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Accel {
     /// From KVM.
@@ -22,8 +22,8 @@ pub(crate) enum Accel {
 }
 
 impl Accel {
-    /// What QEMU is told. Emulated CPUs have all that can be emulated, but what has kernel and libraries
-    /// copy with one instruction: emulated, that goes byte by byte.
+    /// Returns the arguments for QEMU. Emulated CPUs have all features except fast string copies, which
+    /// the emulator executes byte by byte.
     pub(crate) const fn arguments(self) -> [&'static str; 4] {
         match self {
             Self::Virtual => ["-accel", "kvm", "-cpu", "host"],
@@ -39,7 +39,7 @@ impl Accel {
     }
 }
 
-/// Finds out whether KVM boots a kernel; the answer is kept for this kernel and QEMU of the host.
+/// Finds out if KVM boots a kernel; the result is cached for this kernel and QEMU of the host.
 pub(super) fn chosen(machines: &Machines, kernel: &Kernel) -> Result<Accel> {
     if let Err(error) = fs::File::options().read(true).write(true).open(DEVICE) {
         println!("machines have emulated CPUs: {DEVICE}: {error}");
@@ -65,7 +65,7 @@ pub(super) fn chosen(machines: &Machines, kernel: &Kernel) -> Result<Accel> {
     Ok(accel)
 }
 
-/// The answer that is kept for a host.
+/// Reads the cached result for a host.
 fn read(path: &Path, asked: &str) -> Option<Accel> {
     let text = fs::read_to_string(path).ok()?;
     let (of, answer) = text.split_once('\n')?;

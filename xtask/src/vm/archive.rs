@@ -1,4 +1,4 @@
-//! Private calls of apt: own lists of own suites, and nothing that the machine would notice.
+//! Isolated calls of apt: with separate lists of separate suites, and no change of the machine.
 
 use std::{
     fs,
@@ -17,18 +17,18 @@ pub(crate) struct Archive {
     folder: PathBuf,
     /// The suites, for messages.
     pub(crate) suites: String,
-    /// Whether apt knows what the machine has installed.
+    /// True if apt sees the installed packages of the machine.
     is_for_machine: bool,
 }
 
 impl Archive {
-    /// A suite as if nothing was installed.
+    /// Opens a suite as if no package was installed.
     pub(crate) fn of_suite(suite: &str) -> Result<Self> {
         let mirrors = Mirrors::read()?;
         Self::open(&mirrors, &[suite.to_owned()], false)
     }
 
-    /// The suites of this machine, with what it has installed.
+    /// Opens the suites of this machine, with its installed packages.
     pub(crate) fn of_machine() -> Result<Self> {
         let mirrors = Mirrors::read()?;
         let codename = &mirrors.codename;
@@ -58,12 +58,12 @@ impl Archive {
     /// Fetches the lists of packages.
     pub(crate) fn update(&self) -> Result<()> {
         let label = format!("lists of {}", self.suites);
-        // Else apt takes old lists for good when it can't have new ones.
+        // Otherwise apt silently keeps old lists if it can't fetch new ones.
         let any = ["-o", "APT::Update::Error-Mode=any"];
         progress::step(&label, self.apt("apt-get").args(any).arg("update"))
     }
 
-    /// What the newest versions of packages say about themselves.
+    /// Returns the control data of the newest versions of packages.
     pub(crate) fn show(&self, packages: &[String]) -> Result<String> {
         let mut command = self.apt("apt-cache");
         command.args(["show", "--no-all-versions"]).args(packages);
@@ -71,13 +71,13 @@ impl Archive {
         output(&mut command).with_context(|| format!("{} has no package {names}", self.suites))
     }
 
-    /// Whether each of the packages is there, as `name=version`.
+    /// Returns true if each of the packages, as `name=version`, is available.
     pub(crate) fn offers(&self, packages: &[String]) -> bool {
         let mut command = self.apt("apt-cache");
         progress::succeeds(command.arg("show").args(packages))
     }
 
-    /// Downloads packages into a folder, their hashes checked against the signed lists.
+    /// Downloads packages into a folder, and checks their hashes against the signed lists.
     pub(crate) fn download(&self, packages: &[String], into: &Path) -> Result<()> {
         let label = format!("download {} of {}", packages.join(" "), self.suites);
         let mut command = self.apt("apt-get");
@@ -85,7 +85,7 @@ impl Archive {
         progress::step(&label, &mut command)
     }
 
-    /// The packages that installing some would bring to this machine.
+    /// Returns the packages that an installation would add to this machine.
     pub(crate) fn would_install(&self, packages: &[&str]) -> Result<Vec<String>> {
         let mut command = self.apt("apt-get");
         command.args(["install", "--simulate", "--no-install-recommends"]);
@@ -108,9 +108,9 @@ impl Archive {
             "Dir::Etc::PreferencesParts=/dev/null".to_owned(),
             format!("Dir::State::Lists={}", path("lists")),
             format!("Dir::Cache={}", path("cache")),
-            // The user that apt becomes otherwise may not write here.
+            // The user that apt switches to otherwise may not write here.
             "APT::Sandbox::User=root".to_owned(),
-            // Whatever this machine allows for itself.
+            // Overrides weaker settings of this machine.
             "APT::Get::AllowUnauthenticated=false".to_owned(),
             "Acquire::AllowInsecureRepositories=false".to_owned(),
             "Acquire::AllowWeakRepositories=false".to_owned(),
@@ -151,7 +151,7 @@ pub(crate) fn unpack(debs: &[PathBuf], into: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The packages in a folder, in the order of their names.
+/// Returns the packages in a folder, in the order of their names.
 pub(crate) fn packages_in(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut debs = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -164,7 +164,7 @@ pub(crate) fn packages_in(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(debs)
 }
 
-/// The hash of a file.
+/// Returns the hash of a file.
 pub(crate) fn sha256(path: &Path) -> Result<String> {
     let mut command = Command::new("sha256sum");
     let said = output(command.arg("--binary").arg("--").arg(path))?;
@@ -172,7 +172,7 @@ pub(crate) fn sha256(path: &Path) -> Result<String> {
     Ok(sum.to_owned())
 }
 
-/// Fails when a file isn't the one with this hash.
+/// Fails if a file doesn't have this hash.
 pub(crate) fn check_hash(path: &Path, expected: &str) -> Result<()> {
     let sum = sha256(path)?;
     ensure!(
@@ -183,7 +183,7 @@ pub(crate) fn check_hash(path: &Path, expected: &str) -> Result<()> {
     Ok(())
 }
 
-/// What a program says, when it succeeds.
+/// Returns the output of a program, if it succeeds.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
     let output = command
         .output()
@@ -198,7 +198,7 @@ pub(crate) fn output(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// The names in the plan that apt prints.
+/// Returns the names in the plan that apt prints.
 fn installed_by(plan: &str) -> Vec<String> {
     let lines = plan.lines().filter_map(|line| line.strip_prefix("Inst "));
     let names = lines.filter_map(|line| line.split([' ', ':']).next());
@@ -221,7 +221,7 @@ mod tests {
 
     #[test]
     fn a_file_with_another_hash_is_refused_by_name() {
-        // The hash of nothing.
+        // The hash of an empty file.
         let nothing = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
         check_hash(Path::new("/dev/null"), nothing).expect("the same");
 

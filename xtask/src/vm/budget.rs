@@ -1,5 +1,5 @@
-//! What the verifier of each kernel needs for each program, written down and compared: programs grow
-//! unnoticed until one kernel refuses them.
+//! The costs of each program in the verifier of each kernel, recorded and compared: otherwise programs
+//! grow unnoticed until a kernel refuses them.
 
 use std::{collections::BTreeMap, fs};
 
@@ -10,7 +10,7 @@ use super::{page, report::Report};
 use crate::workspace;
 
 const FILE: &str = "tests/verifier.json";
-/// The table of it in the documents.
+/// The table of the costs in the documents.
 const PAGE: page::Table = page::Table {
     page: "docs/kernel-support.md",
     mark: "<!-- written by cargo xtask vm --update -->\n",
@@ -20,29 +20,29 @@ const HEAD: &str = "\
 |---|---|---|---|---|---|
 ";
 
-/// Instructions that the verifier looks at before it gives up, and bytes of stack, on every kernel
+/// The verifier's limits on every kernel: processed instructions, and bytes of stack
 /// (`BPF_COMPLEXITY_LIMIT_INSNS`, `MAX_BPF_STACK`).
 const INSTRUCTIONS: u64 = 1_000_000;
 const STACK: u64 = 512;
-/// How much of each limit a program may use, in percent. What the verifier looks at differs between
-/// kernels and releases of the compiler; so does the stack, a little: Linux 7.3 rounds the part of each
-/// function up to more bytes than earlier ones.
+/// The part of each limit that a program may use, in percent. The number of processed instructions
+/// differs between kernels and releases of the compiler; so does the stack, a little: Linux 7.3 rounds
+/// the part of each function up to more bytes than earlier ones.
 const MOST: [u64; 2] = [70, 94];
-/// How much more than what is written down, in percent.
+/// The permitted growth over the recorded value, in percent.
 const GROWTH: u64 = 10;
 
-/// What was measured of a program in one of its variants.
+/// The costs of a program in one of its variants.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 struct Measured {
     instructions: u64,
     stack: u64,
-    /// How long the system call took that loads it.
+    /// The duration of the system call that loads it.
     load_microseconds: u64,
 }
 
 type Programs = BTreeMap<String, Measured>;
 
-/// What is written down of a kernel.
+/// The record of a kernel.
 #[derive(Debug, Default)]
 struct Kernel {
     release: String,
@@ -50,7 +50,7 @@ struct Kernel {
     programs: Programs,
 }
 
-/// What is written down, by kernel.
+/// The records, by kernel.
 #[derive(Debug)]
 pub(super) struct Budget {
     kernels: BTreeMap<String, Kernel>,
@@ -81,7 +81,7 @@ impl Budget {
         })
     }
 
-    /// Takes over what was measured.
+    /// Replaces the record of a kernel by its measured costs.
     pub(super) fn take(&mut self, kernel: &str, release: &str, report: &Report) {
         let written = Kernel {
             release: release.to_owned(),
@@ -117,7 +117,7 @@ impl Budget {
         PAGE.write(&self.text())
     }
 
-    /// The table in the documents: a line for each kernel.
+    /// Returns the table in the documents: a line for each kernel.
     fn text(&self) -> String {
         let row = |(kernel, written): (&String, &Kernel)| {
             let has = |feature: &str| written.features[feature] == true;
@@ -145,7 +145,7 @@ impl Budget {
         format!("{HEAD}{rows}")
     }
 
-    /// What is not as it is written down, or has grown too much; and what is too large.
+    /// Returns the deviations from the record with excessive growth; and programs that are too large.
     pub(super) fn problems(
         &self,
         kernel: &str,
@@ -171,7 +171,7 @@ impl Budget {
     }
 }
 
-/// What has grown too much, or is not in both, and what is too large.
+/// Returns programs that have grown too much or are only in one of both, and those that are too large.
 fn compare(written: &Programs, measured: &Programs) -> (Vec<String>, Vec<String>) {
     let (mut problems, mut large) = (Vec::new(), Vec::new());
     for (name, now) in measured {
@@ -213,7 +213,7 @@ fn measured(value: &Value) -> Measured {
     }
 }
 
-/// By the name of the program and its variant.
+/// Indexes the costs by the names of program and variant.
 fn named(reported: &[Value]) -> Programs {
     let one = |value: &Value| {
         let [program, variant] = ["program", "variant"].map(|name| {
@@ -228,19 +228,19 @@ fn named(reported: &[Value]) -> Programs {
     reported.iter().map(one).collect()
 }
 
-/// Whether it is one of those that run where nobody asked for their events.
+/// Returns true for a program without event logging.
 fn is_plain(name: &str) -> bool {
     !name.ends_with("-logged")
 }
 
-/// A table of what each kernel's verifier needs, and how long a load takes there.
+/// Returns a table of each kernel's verifier costs and load times.
 pub(super) fn table<'a>(kernels: impl Iterator<Item = (&'a str, &'a [Value])>) -> String {
     let kernels: Vec<(&str, Programs)> = kernels
         .map(|(kernel, reported)| (kernel, named(reported)))
         .filter(|(_, programs)| !programs.is_empty())
         .collect();
     let mut names: Vec<&String> = kernels.iter().flat_map(|(_, it)| it.keys()).collect();
-    // Those that tell their events are many; the file has them.
+    // Programs with event logging are too many for this table; the file has them.
     names.retain(|name| is_plain(name));
     names.sort();
     names.dedup();

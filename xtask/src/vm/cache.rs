@@ -1,7 +1,7 @@
-//! What guests are made of, kept in the folder `target/vm`.
+//! The parts of guests, cached in the folder `target/vm`.
 //!
-//! Things come into being beside their place and are moved there whole, so that what is there can
-//! be used.
+//! Files are written next to their path and renamed when complete, so that an existing path is always
+//! usable.
 
 use std::{
     ffi::OsString,
@@ -14,18 +14,18 @@ use anyhow::{Context as _, Result};
 
 use crate::workspace;
 
-/// A place in the folder.
+/// Returns a path in the folder.
 pub(crate) fn place(name: &str) -> PathBuf {
     workspace::root().join("target/vm").join(name)
 }
 
-/// Keeps other processes and threads from what a name stands for until it is dropped.
+/// An exclusive lock on a name, against other processes and threads, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Lock {
     _file: File,
 }
 
-/// Waits until nobody else has the lock.
+/// Waits for the lock.
 pub(crate) fn lock(name: &str) -> Result<Lock> {
     let path = place("locks").join(name);
     make_parent(&path)?;
@@ -38,7 +38,7 @@ pub(crate) fn lock(name: &str) -> Result<Lock> {
     Ok(Lock { _file: file })
 }
 
-/// Makes a folder that is there only once it is filled.
+/// Creates a folder atomically, once it is filled.
 pub(crate) fn folder(path: &Path, fill: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     let partial = beside(path);
     clear(&partial)?;
@@ -48,7 +48,7 @@ pub(crate) fn folder(path: &Path, fill: impl FnOnce(&Path) -> Result<()>) -> Res
     rename(&partial, path)
 }
 
-/// Writes a file that is there only once it is written.
+/// Creates a file atomically, once it is written.
 pub(crate) fn file(path: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
     make_parent(path)?;
     let partial = beside(path);
@@ -58,7 +58,7 @@ pub(crate) fn file(path: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> 
     rename(&partial, path)
 }
 
-/// Removes what is there.
+/// Removes the old folder.
 fn clear(path: &Path) -> Result<()> {
     match fs::remove_dir_all(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {

@@ -1,6 +1,6 @@
 //! The control data of Debian packages, as apt shows it.
 
-/// A field of the first package shown.
+/// Returns a field of the first package in the text.
 pub(super) fn field(shown: &str, name: &str) -> Option<String> {
     first(shown).find_map(|line| {
         let (key, value) = line.split_once(':')?;
@@ -8,7 +8,7 @@ pub(super) fn field(shown: &str, name: &str) -> Option<String> {
     })
 }
 
-/// The names of the packages that the packages shown depend on, with all alternatives.
+/// Returns the names of the dependencies of all packages in the text, with all alternatives.
 pub(super) fn dependencies(shown: &str) -> Vec<String> {
     let fields = shown.lines().filter_map(|line| {
         let (key, value) = line.split_once(':')?;
@@ -16,7 +16,7 @@ pub(super) fn dependencies(shown: &str) -> Vec<String> {
     });
     let mut names = Vec::new();
     for name in fields.flat_map(|value| value.split([',', '|'])) {
-        // What stands behind the name is a version in parentheses, or an architecture.
+        // The name is followed by a version in parentheses, or an architecture.
         let name = name.trim().split([' ', '(', ':']).next();
         names.extend(name.filter(|name| !name.is_empty()).map(str::to_owned));
     }

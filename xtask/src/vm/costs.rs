@@ -1,10 +1,10 @@
-//! The seconds that each test took on each kernel, and each module.
+//! The seconds of each test and each module, by kernel.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{page, table::Row};
 
-/// How many tests are listed: those that take longest.
+/// The number of listed tests: those that take longest.
 const MOST: usize = 20;
 
 /// The table in the documents.
@@ -13,10 +13,10 @@ const PAGE: page::Table = page::Table {
     mark: "<!-- costs, written by cargo xtask vm --whole --update -->\n",
 };
 
-/// The seconds of something on each kernel.
+/// The seconds of a test or module on each kernel.
 type Costs<'a> = BTreeMap<&'a str, f64>;
 
-/// Tables of modules and of the dearest tests, as Markdown.
+/// Renders the tables of modules and of the slowest tests, as Markdown.
 pub(super) fn tables(rows: &[Row]) -> String {
     let kernels: Vec<&str> = rows.iter().map(|row| row.kernel).collect();
     let (mut tests, mut modules) = (BTreeMap::new(), BTreeMap::new());
@@ -44,12 +44,12 @@ pub(super) fn tables(rows: &[Row]) -> String {
     text + &table("test", &kernels, tests.collect(), MOST)
 }
 
-/// Puts the tables into the documents.
+/// Writes the tables into the documents.
 pub(super) fn write(rows: &[Row]) -> anyhow::Result<()> {
     PAGE.write(&tables(rows))
 }
 
-/// The part of a test's name that its module has.
+/// Returns the module in a test's name.
 fn module(test: &str) -> &str {
     test.split("::").next().unwrap_or(test)
 }

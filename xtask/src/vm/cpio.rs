@@ -1,4 +1,4 @@
-//! Archives as the kernel unpacks them at boot: cpio of the kind newc, uncompressed.
+//! Archives that the kernel unpacks at boot: cpio in the newc format, uncompressed.
 //!
 //! <https://docs.kernel.org/driver-api/early-userspace/buffer-format.html>
 
@@ -12,10 +12,10 @@ const FILE: u32 = 0o100_000;
 const LINK: u32 = 0o120_000;
 const DEVICE: u32 = 0o020_000;
 
-/// What an archive is padded to, so that another can follow it.
+/// The padding of an archive, so that another can follow it.
 const BLOCK: u64 = 512;
 
-/// An archive that is being written. Folders come before what is in them, whoever asks or not.
+/// An archive that is being written. Parent folders are added automatically before their content.
 #[derive(Debug)]
 pub(super) struct Cpio<W> {
     out: W,
@@ -24,7 +24,7 @@ pub(super) struct Cpio<W> {
     folders: BTreeSet<String>,
 }
 
-/// What stands in the header of an entry beside its name.
+/// The fields of an entry's header, without its name.
 #[derive(Debug, Default)]
 struct Header {
     mode: u32,
@@ -57,7 +57,7 @@ impl<W: Write> Cpio<W> {
         self.content(path, LINK | 0o777, target.as_bytes())
     }
 
-    /// A character device.
+    /// Adds a character device.
     pub(super) fn device(&mut self, path: &str, mode: u32, number: (u32, u32)) -> io::Result<()> {
         let path = relative(path)?;
         self.parents(path)?;
@@ -158,7 +158,7 @@ impl<W: Write> Cpio<W> {
     }
 }
 
-/// A path from the root, which archives leave out.
+/// Returns a path without its leading slash, as archives omit it.
 fn relative(path: &str) -> io::Result<&str> {
     let path = path.strip_prefix('/').unwrap_or(path);
     if path.split('/').any(|part| matches!(part, "" | "." | "..")) {
@@ -176,7 +176,8 @@ fn length(length: usize) -> io::Result<u32> {
 mod tests {
     use super::*;
 
-    /// Written by hand from the kernel's document of the format; without the blanks.
+    /// The expected archive, written by hand from the kernel's document of the format; without the
+    /// blanks.
     const BYTES: &str = "\
         070701 00000000 000041ed 00000000 00000000 00000002 00000000 \
         00000000 00000000 00000000 00000000 00000000 00000004 00000000 dev\0\0\0 \

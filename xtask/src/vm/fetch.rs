@@ -1,4 +1,4 @@
-//! Kernels from Debian's archive, unpacked in the cache and made ready for guests.
+//! Kernels from Debian's archive, unpacked in the cache and prepared for guests.
 
 use std::{
     fs,
@@ -14,7 +14,7 @@ use super::{
     kernels::{Choice, Line},
 };
 
-/// How long a line that moves is taken to stand still.
+/// The time that the newest kernel of an unpinned line is cached.
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// A kernel that guests can run.
@@ -22,22 +22,22 @@ const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 pub(crate) struct Kernel {
     /// The name of its line.
     pub(crate) line: &'static str,
-    /// As `uname -r` says it.
+    /// The release, as `uname -r` prints it.
     pub(crate) release: String,
     /// The version of its Debian packages.
     pub(crate) version: String,
-    /// Whether it is the one that its line has pinned.
+    /// True if it is the pinned kernel of its line.
     pub(crate) pinned: bool,
-    /// What boots.
+    /// The boot image.
     pub(crate) image: PathBuf,
     /// The part of the initramfs with its modules.
     pub(crate) base: PathBuf,
-    /// The modules that guests would load and that this kernel doesn't have.
+    /// The modules that guests would load and that this kernel lacks.
     pub(crate) absent: Vec<String>,
 }
 
 impl Kernel {
-    /// What it is, in one line.
+    /// Describes the kernel in one line.
     pub(crate) fn describe(&self) -> String {
         let mut text = format!("{}: Linux {} ({})", self.line, self.release, self.version);
         if self.pinned {
@@ -61,7 +61,7 @@ pub(crate) fn ready(line: &'static Line, offline: bool) -> Result<Kernel> {
     prepare(line, choice, pinned).with_context(|| format!("kernel {}", line.name))
 }
 
-/// Decides which kernel of the line it is; then it is in the cache.
+/// Selects the kernel of the line, and fetches it into the cache.
 fn choose(line: &Line, offline: bool) -> Result<(Choice, bool)> {
     let Some(pinned) = &line.pinned else {
         return Ok((newest(line, offline)?, false));
@@ -91,7 +91,7 @@ fn choose(line: &Line, offline: bool) -> Result<(Choice, bool)> {
     Ok((fallback, false))
 }
 
-/// The newest kernel of the line, looked for once a day.
+/// Returns the newest kernel of the line; the archive is checked once a day.
 fn newest(line: &Line, offline: bool) -> Result<Choice> {
     let known = recorded(line).filter(|found| folder(line, &found.choice).is_dir());
     match known {
@@ -168,7 +168,7 @@ fn prepare(line: &'static Line, choice: Choice, pinned: bool) -> Result<Kernel> 
     })
 }
 
-/// The first of some folders that has the name.
+/// Returns the first of the parents' folders with this name.
 fn find(folder: &Path, parents: &[&str], name: &str) -> Option<PathBuf> {
     let mut places = parents.iter().map(|parent| folder.join(parent).join(name));
     places.find(|path| path.is_dir())
@@ -178,7 +178,7 @@ fn folder(line: &Line, choice: &Choice) -> PathBuf {
     cache::place("kernels").join(line.folder(choice))
 }
 
-/// What was the newest of a line, and how long ago.
+/// The newest kernel of a line, and the age of this record.
 #[derive(Debug)]
 struct Found {
     choice: Choice,
@@ -201,7 +201,8 @@ fn record(line: &Line, choice: &Choice) -> Result<()> {
     })
 }
 
-/// What takes the place of a pinned kernel says nothing about the one that is pinned next.
+/// Returns the path of a record. The kernel that replaces a missing pinned one has its own record, which
+/// does not apply to the next pinned one.
 fn record_path(line: &Line) -> PathBuf {
     let pinned = line.pinned.as_ref();
     let name = pinned.map_or_else(
@@ -219,7 +220,7 @@ fn read_record(text: &str) -> Option<Choice> {
     })
 }
 
-/// A record from the future is none: the clock was set.
+/// Returns true for a recent record; one from the future is invalid, since the clock was changed.
 fn is_fresh(age: Option<Duration>) -> bool {
     age.is_some_and(|age| age < DAY)
 }

@@ -1,5 +1,5 @@
-//! What a guest finds in its root folder: a part per kernel with its modules, made once, and a
-//! part with what it is to run.
+//! The root folder of guests: a part per kernel with its modules, cached, and a part with the programs
+//! to run.
 
 use std::{
     fs::{self, File},
@@ -16,10 +16,10 @@ use super::{
     modules::{self, Modules},
 };
 
-/// Raised when the part of a kernel is written differently.
+/// The format of a kernel's part: raised when it changes.
 const FORMAT: u32 = 1;
 
-/// The list of modules in a guest: a path a line, each after what it needs.
+/// The list of modules in a guest: one path per line, after its dependencies.
 const MODULES: &str = "/etc/modules.list";
 
 /// The folders that every guest has.
@@ -35,7 +35,7 @@ const FOLDERS: [&str; 9] = [
     "/var/lib",
 ];
 
-/// What a guest has beside its kernel's modules.
+/// The content of a guest in addition to its kernel's modules.
 #[derive(Debug, Default)]
 pub(crate) struct Overlay {
     entries: Vec<Entry>,
@@ -55,7 +55,7 @@ enum Content {
 }
 
 impl Overlay {
-    /// A file of this machine, read when the overlay is written.
+    /// Adds a file of this machine, read when the overlay is written.
     pub(crate) fn add_file(&mut self, host: &Path, guest: &str, mode: u32) {
         let path = host.to_owned();
         self.add(guest, Content::Host { path, mode });
@@ -71,7 +71,7 @@ impl Overlay {
         self.add(guest, Content::Link { target });
     }
 
-    /// Writes it as a part of an initramfs.
+    /// Writes the overlay as a part of an initramfs.
     pub(crate) fn write(&self, path: &Path) -> Result<()> {
         cache::file(path, |file| {
             let mut cpio = Cpio::new(BufWriter::new(file));
@@ -106,7 +106,7 @@ impl Entry {
     }
 }
 
-/// Writes an initramfs out of parts. A file of a later part takes the place of an earlier one.
+/// Joins parts to an initramfs. A file of a later part replaces that of an earlier one.
 pub(crate) fn join(parts: &[&Path], path: &Path) -> Result<()> {
     cache::file(path, |file| {
         for part in parts {
@@ -117,9 +117,9 @@ pub(crate) fn join(parts: &[&Path], path: &Path) -> Result<()> {
     })
 }
 
-/// The part of a kernel, made when the cache doesn't have it, and the modules that it lacks.
+/// Returns the part of a kernel, cached, and the modules that it lacks.
 pub(super) fn base(kernel: &str, modules: &Path) -> Result<(PathBuf, Vec<String>)> {
-    // The modules' own version is in the name of the kernel.
+    // The version of the modules is in the name of the kernel.
     let mut hasher = DefaultHasher::new();
     (FORMAT, FOLDERS, modules::WANTED).hash(&mut hasher);
     let path = cache::place("base").join(format!("{kernel}-{:016x}.cpio", hasher.finish()));
@@ -135,7 +135,7 @@ fn write_base(file: &mut File, modules: &Modules) -> Result<()> {
     for folder in FOLDERS {
         cpio.folder(folder)?;
     }
-    // The kernel opens it for the first process before anything is mounted.
+    // The kernel opens it for the first process before any mount.
     cpio.device("/dev/console", 0o600, (5, 1))?;
     let mut list = String::new();
     for module in modules.load_order(modules::WANTED)? {

@@ -4,24 +4,24 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use super::control;
 
-/// A line of kernels and where it comes from.
+/// A line of kernels, and its Debian packages.
 #[derive(Debug)]
 pub(crate) struct Line {
-    /// As people name it.
+    /// The name on the command line.
     pub(crate) name: &'static str,
     /// The Debian suite that has it.
     pub(super) suite: &'static str,
     /// The package that depends on the newest kernel of the line.
     pub(super) metapackage: &'static str,
-    /// How each release of the line starts.
+    /// The prefix of each release of the line.
     pub(super) prefix: &'static str,
     /// The packages of a kernel, each followed by the release; the first one has the image.
     pub(super) parts: &'static [&'static str],
-    /// The kernel that is taken as long as it can be had; a line without one moves by itself.
+    /// The preferred kernel, as long as it is available; a line without one follows its newest kernel.
     pub(super) pinned: Option<Pinned>,
 }
 
-/// A kernel by its hash. It has one package.
+/// A kernel pinned by its hash. It has one package.
 #[derive(Debug)]
 pub(super) struct Pinned {
     pub(super) release: &'static str,
@@ -32,7 +32,7 @@ pub(super) struct Pinned {
 /// One kernel of a line.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) struct Choice {
-    /// As `uname -r` says it.
+    /// The release, as `uname -r` prints it.
     pub(super) release: String,
     /// The version of its packages.
     pub(super) version: String,
@@ -90,29 +90,29 @@ pub(crate) static LINES: [Line; 4] = [
 ];
 
 impl Line {
-    /// Whether what fails on it is a failure of the whole: a line that moves by itself is looked at
-    /// first.
+    /// Returns true if a failure on this line fails the complete run: a line that follows its newest
+    /// kernel needs an inspection first.
     pub(super) const fn is_binding(&self) -> bool {
         self.pinned.is_some()
     }
 
-    /// The packages of a kernel, as apt wants them.
+    /// Returns the packages of a kernel, in apt's notation.
     pub(super) fn packages(&self, choice: &Choice) -> Vec<String> {
         let Choice { release, version } = choice;
         let name = |part| format!("{part}{release}={version}");
         self.parts.iter().map(name).collect()
     }
 
-    /// The name of the folder of an unpacked kernel: the file name of its first package.
+    /// Returns the name of the folder of an unpacked kernel: the file name of its first package.
     pub(super) fn folder(&self, choice: &Choice) -> String {
         let Choice { release, version } = choice;
         let part = self.parts.first().unwrap_or(&"");
-        // As apt writes the colon of an epoch.
+        // The colon of an epoch, as apt writes it.
         let version = version.replace(':', "%3a");
         format!("{part}{release}_{version}_amd64")
     }
 
-    /// The kernel that the line's metapackage leads to, from what apt shows of it.
+    /// Returns the kernel that the line's metapackage depends on, from apt's output.
     pub(super) fn newest(&self, shown: &str) -> Result<Choice> {
         let version = control::field(shown, "Version");
         let version = version.with_context(|| format!("{} has no version", self.metapackage))?;
@@ -139,7 +139,7 @@ impl Pinned {
     }
 }
 
-/// The lines of these names; if there are none, those that are pinned, or all. `native` is no line.
+/// Returns the lines of these names; without names the pinned ones, or all. `native` is no line.
 pub(super) fn chosen(names: &[String], is_whole: bool) -> Result<Vec<&'static Line>> {
     let known = |name: &String| name == super::NATIVE || LINES.iter().any(|it| it.name == *name);
     if let Some(unknown) = names.iter().find(|name| !known(name)) {

@@ -1,4 +1,4 @@
-//! One machine: QEMU.
+//! A virtual machine in QEMU.
 
 use std::{
     fs::{self, File},
@@ -14,74 +14,75 @@ use anyhow::{Context as _, Result};
 use super::{accel::Accel, fetch::Kernel, qemu::Qemu, report::Report, suite};
 use crate::progress::Clock;
 
-/// What the guest ends the machine with if everything passed: twice 0x10, and one.
+/// The exit status of a machine if everything passed: the guest writes 0x10, and QEMU returns twice that
+/// plus one.
 const PASSED: i32 = 33;
 /// The memory of a machine, in MiB.
 const MEMORY: &str = "768";
-/// How long a machine may run: longer than the longest of its programs. How long it may say nothing:
-/// longer than a test waits in vain.
+/// The maximum run time of a machine: longer than its longest program. The maximum time without output:
+/// longer than the timeout of a test.
 pub(super) const LIMIT: Duration = Duration::from_secs(suite::LIMIT + 300);
 const SILENCE: Duration = Duration::from_secs(420);
-/// How often to look at it.
+/// The interval of checks.
 const LOOK: Duration = Duration::from_millis(100);
-/// What a kernel says that has found a fault in itself.
+/// The kernel messages that report a fault of the kernel itself.
 const ALARMS: [&str; 4] = ["WARNING: ", "BUG: ", "Oops", "general protection"];
-/// How many such lines are shown.
+/// The number of such lines that are shown.
 const MOST_ALARMS: usize = 5;
-/// The last lines of the console that are shown.
+/// The number of last console lines that are shown.
 const TAIL: usize = 60;
 
-/// No defaults, no second try, no guard that costs time and guards nothing here.
+/// Fail at once on errors, and skip self-tests that cost time and protect nothing here.
 const COMMAND_LINE: &str = "loglevel=5 oops=panic panic=-1 reboot=t cryptomgr.notests";
-/// For emulated CPUs. The feature without which pages are cleared and copied by plain moves is
-/// `rep_good`, in a number that 5.10 takes, too.
+/// For emulated CPUs: `rep_good` is cleared, so that pages are cleared and copied by plain moves; as a
+/// number, since 5.10 does not take names.
 const EMULATED: &str = "tsc=reliable no_timer_check clearcpuid=112";
 
-/// What a machine is to be.
+/// The configuration of a machine.
 pub(crate) struct Machine<'a> {
     pub(crate) qemu: &'a Qemu,
     pub(crate) kernel: &'a Kernel,
     pub(crate) initramfs: PathBuf,
     pub(crate) cpus: u32,
     pub(crate) accel: Accel,
-    /// How long it may run.
+    /// The maximum run time.
     pub(crate) limit: Duration,
-    /// A folder of its own, which is there.
+    /// The machine's own folder, which exists.
     pub(crate) folder: PathBuf,
 }
 
-/// How a machine ended.
+/// The end of a machine.
 #[derive(Debug)]
 pub(crate) enum End {
-    /// By itself, with this status.
+    /// The machine ended by itself, with this status.
     Exited(ExitStatus),
-    /// By a signal of somebody else's, as QEMU says.
+    /// A foreign signal ended it, with QEMU's message.
     Stopped(String),
-    /// It was killed: nothing came from it any more, or it went on for too long.
+    /// It was killed, because its output stopped or its time was up.
     Hung(&'static str),
 }
 
-/// What became of a machine.
+/// The result of a machine.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     pub(crate) end: End,
     pub(crate) report: Report,
     pub(crate) took: Duration,
-    /// The end of what its kernel said.
+    /// The end of its kernel's console output.
     pub(crate) console: String,
-    /// What of it is alarming.
+    /// The alarming lines of the console.
     pub(crate) alarms: Vec<String>,
 }
 
 impl Outcome {
-    /// Whether the machine says so by its end and by its report.
+    /// Returns true if the exit status and the report both mean success.
     pub(crate) fn is_good(&self) -> bool {
         let says_so = matches!(&self.end, End::Exited(status) if status.code() == Some(PASSED));
         says_so && self.report.is_good && self.report.failed.is_empty()
     }
 
-    /// Whether it is the emulator's fault as often as not: it hung, or its kernel never came to its
-    /// init. With two CPUs, one meets at times what the other is about to patch (`Oops: int3`).
+    /// Returns true if the cause may be the emulator: the machine hung, or its kernel never reached its
+    /// init. With two CPUs, one sometimes executes code that the other is about to patch (`Oops: int3`).
     pub(crate) const fn is_to_be_repeated(&self) -> bool {
         match self.end {
             End::Hung(_) => true,
@@ -90,7 +91,7 @@ impl Outcome {
         }
     }
 
-    /// Why it is not good.
+    /// Returns the cause of a failure.
     pub(crate) fn why(&self) -> String {
         match &self.end {
             End::Hung(how) => (*how).to_owned(),
@@ -105,7 +106,7 @@ impl Outcome {
 }
 
 impl Machine<'_> {
-    /// Runs it to its end.
+    /// Runs the machine to its end.
     pub(crate) fn run(&self) -> Result<Outcome> {
         let (console, report) = (
             self.folder.join("console.log"),
@@ -136,7 +137,7 @@ impl Machine<'_> {
         })
     }
 
-    /// Keeps what it said from its next run.
+    /// Renames the report and console of this attempt, before the next one.
     pub(crate) fn keep_report(&self) -> Result<()> {
         for name in ["report", "console"] {
             let path = |ending: &str| self.folder.join(format!("{name}{ending}"));
@@ -145,7 +146,7 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// Lends it this terminal.
+    /// Runs the machine on this terminal.
     pub(crate) fn show(&self) -> Result<()> {
         let mut command = self.command(&self.folder.join("report.log"));
         command.args(["-serial", "mon:stdio"]);
@@ -179,14 +180,15 @@ impl Machine<'_> {
     }
 }
 
-/// QEMU's words when a signal ended it: its status is then that of a machine that was reset.
+/// Returns QEMU's message if a signal ended it: its exit status is then that of a machine that was
+/// reset.
 fn stopped(said: &str) -> Option<String> {
     let mut lines = said.lines().filter_map(|line| line.split_once(": "));
     let (_, words) = lines.find(|(_, words)| words.starts_with("terminating on signal"))?;
     Some(words.to_owned())
 }
 
-/// What the kernel is told.
+/// Returns the kernel's command line.
 fn command_line(accel: Accel) -> String {
     let plain = format!("console=ttyS0 {COMMAND_LINE}");
     match accel {
@@ -195,14 +197,14 @@ fn command_line(accel: Accel) -> String {
     }
 }
 
-/// The rate of the clock that machines count by: on a busy machine their kernels measure it wrongly,
-/// and their time runs away.
+/// Returns the option with the TSC's rate: on a busy machine, guests measure it wrongly, and their clock
+/// runs away.
 fn clock_rate() -> String {
     let cpus = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     kilohertz(&cpus).map_or_else(String::new, |rate| format!(" tsc_early_khz={rate}"))
 }
 
-/// The rate of the first CPU in `/proc/cpuinfo`.
+/// Returns the rate of the first CPU in `/proc/cpuinfo`, in kHz.
 fn kilohertz(cpus: &str) -> Option<String> {
     let line = cpus.lines().find(|line| line.starts_with("cpu MHz"))?;
     let (whole, part) = line.split_once(':')?.1.trim().split_once('.')?;
@@ -211,18 +213,18 @@ fn kilohertz(cpus: &str) -> Option<String> {
     rate.parse::<u32>().is_ok().then_some(rate)
 }
 
-/// A process that is not left behind.
+/// A process that is killed on drop.
 struct Kept(Child);
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        // It has ended by itself, or is to end: neither can go wrong in a way that helps.
+        // The process has ended, or must end: an error of either call is of no use.
         drop(self.0.kill());
         drop(self.0.wait());
     }
 }
 
-/// Waits for the end of a process, or ends it once there is a reason to.
+/// Waits for the end of a process, or kills it once there is a reason.
 pub(super) fn ended<R>(
     child: Child,
     mut reason: impl FnMut() -> Result<Option<R>>,
@@ -239,7 +241,7 @@ pub(super) fn ended<R>(
     }
 }
 
-/// Waits for the end of a machine, or ends it.
+/// Waits for the end of a machine, or kills it.
 fn watch(child: Child, report: &Path, limit: Duration) -> Result<End> {
     let clock = Clock::start();
     let (mut length, mut heard) = (0, Clock::start());
@@ -267,14 +269,14 @@ fn pause() {
     thread::sleep(LOOK);
 }
 
-/// The lines in which a kernel tells of a fault in itself.
+/// Returns the console lines that report a fault of the kernel.
 fn alarms(console: &str) -> Vec<String> {
     let is_alarm = |line: &&str| ALARMS.iter().any(|alarm| line.contains(alarm));
     let lines = console.lines().filter(is_alarm).map(str::to_owned);
     lines.take(MOST_ALARMS).collect()
 }
 
-/// The last lines of a file.
+/// Returns the last lines of a file.
 fn tail(path: &Path) -> String {
     const MOST: u64 = 64 << 10;
     let read = || -> std::io::Result<String> {

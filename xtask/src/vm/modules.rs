@@ -1,7 +1,7 @@
-//! The modules that guests load, in an order in which the kernel takes them.
+//! The modules that guests load, in the order of their dependencies.
 //!
-//! Debian's packages have no `modules.dep`: it is made when they are installed. What a module
-//! needs stands in its section `.modinfo`.
+//! Debian's packages have no `modules.dep`: it is generated at installation. The dependencies of a
+//! module are in its section `.modinfo`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,7 +13,7 @@ use std::{
 use anyhow::{Context as _, Result, bail, ensure};
 use object::{Object as _, ObjectSection as _};
 
-/// The modules that tests and people in guests need. The rest of each kernel stays away.
+/// The modules for tests and for interactive use of guests. The others are left out.
 pub(super) const WANTED: &[&str] = &[
     // Links.
     "veth",
@@ -31,7 +31,7 @@ pub(super) const WANTED: &[&str] = &[
     "act_bpf",
     "sch_netem",
     "sch_fq",
-    // Looking for sockets and ending them.
+    // Finding and ending sockets.
     "inet_diag",
     "tcp_diag",
     "udp_diag",
@@ -41,7 +41,7 @@ pub(super) const WANTED: &[&str] = &[
     "sctp",
     "sctp_diag",
     "tls",
-    // What kube-proxy leaves behind, and what stands beside Culvert on a node.
+    // Modules that kube-proxy leaves loaded, and those of other programs on a node.
     "ip_vs",
     "ip_vs_rr",
     "ip_vs_sh",
@@ -81,13 +81,13 @@ pub(super) const WANTED: &[&str] = &[
     "xt_ipvs",
 ];
 
-/// What stands at the end of a module that is signed.
+/// The end of a signed module.
 const SIGNED: &[u8] = b"~Module signature appended~\n";
-/// What stands before that: bytes about the signature, the last four being its length.
+/// The length of the signature's metadata before that; its last four bytes are the signature's length.
 const TRAILER: usize = 12;
 
-/// The program of apt's that decompresses any file. `xz` is missing on small machines, and this
-/// one is there where packages were fetched.
+/// A program of apt that decompresses any file. Small machines lack `xz`, whereas apt is always present
+/// here.
 const DECOMPRESSOR: &str = "/usr/lib/apt/apt-helper";
 
 /// The modules of a kernel.
@@ -97,15 +97,15 @@ pub(super) struct Modules {
     builtin: BTreeSet<String>,
 }
 
-/// A module as the kernel takes it.
+/// A module in the form that the kernel loads.
 #[derive(Debug)]
 pub(super) struct Module {
     pub(super) name: String,
-    /// Decompressed and without a signature: checking it makes loading five times slower.
+    /// Decompressed and without a signature: its check makes loading five times slower.
     pub(super) data: Vec<u8>,
 }
 
-/// What a kernel knows about a name.
+/// The kind of a name in a kernel.
 #[derive(Debug, Eq, PartialEq)]
 enum Known {
     /// A module that needs others.
@@ -116,9 +116,9 @@ enum Known {
 
 #[derive(Debug, Default, Eq, PartialEq)]
 struct Needs {
-    /// It can't be loaded without these.
+    /// Modules that it can't be loaded without.
     hard: Vec<String>,
-    /// These are loaded before it where the kernel has them.
+    /// Modules that are loaded before it if the kernel has them.
     soft: Vec<String>,
 }
 
@@ -137,7 +137,7 @@ impl Modules {
         })
     }
 
-    /// Those of the names that the kernel has neither as a module nor built in.
+    /// Returns those of the names that the kernel has neither as a module nor built in.
     pub(super) fn absent(&self, wanted: &[&str]) -> Vec<String> {
         let names = wanted.iter().map(|name| name.replace('-', "_"));
         names
@@ -145,7 +145,7 @@ impl Modules {
             .collect()
     }
 
-    /// The modules wanted and those that they need, each after what it needs.
+    /// Returns the wanted modules and their dependencies, each after its own dependencies.
     pub(super) fn load_order(&self, wanted: &[&str]) -> Result<Vec<Module>> {
         let mut data = BTreeMap::new();
         let names = order(wanted, |name| {
@@ -174,7 +174,7 @@ impl Modules {
     }
 }
 
-/// Depth first. Names that the kernel doesn't know are left out where nothing needs them.
+/// Orders modules depth first. Names that the kernel lacks are skipped unless another module needs them.
 fn order(wanted: &[&str], mut look: impl FnMut(&str) -> Result<Known>) -> Result<Vec<String>> {
     let mut visit = Visit {
         look: &mut look,
@@ -187,7 +187,7 @@ fn order(wanted: &[&str], mut look: impl FnMut(&str) -> Result<Known>) -> Result
     Ok(visit.order)
 }
 
-/// What was seen on the way.
+/// The state of the traversal.
 struct Visit<'a> {
     look: &'a mut dyn FnMut(&str) -> Result<Known>,
     seen: BTreeSet<String>,
@@ -195,7 +195,7 @@ struct Visit<'a> {
 }
 
 impl Visit<'_> {
-    /// Whether the kernel has it.
+    /// Adds a module; returns true if the kernel has it.
     fn module(&mut self, name: &str) -> Result<bool> {
         if self.seen.contains(name) {
             return Ok(true);
@@ -208,7 +208,7 @@ impl Visit<'_> {
         self.seen.insert(name.to_owned());
         for soft in &needs.soft {
             if !self.module(soft)? && soft == "crc32c" {
-                // The name of an algorithm; only this one is of use to the modules wanted.
+                // The name of an algorithm; only this implementation is useful for the wanted modules.
                 self.module("crc32c_generic")?;
             }
         }
@@ -222,7 +222,7 @@ impl Visit<'_> {
     }
 }
 
-/// What a module says about itself.
+/// Returns the dependencies that a module declares.
 fn needs(module: &[u8]) -> Result<Needs> {
     let file = object::File::parse(module).context("no ELF object")?;
     let section = file.section_by_name(".modinfo");
@@ -230,7 +230,7 @@ fn needs(module: &[u8]) -> Result<Needs> {
     Ok(needs_in(section.data()?))
 }
 
-/// `key=value` after `key=value`, a zero byte behind each.
+/// Parses entries `key=value`, each terminated by a zero byte.
 fn needs_in(modinfo: &[u8]) -> Needs {
     let mut needs = Needs::default();
     for entry in modinfo.split(|&byte| byte == 0) {
@@ -247,7 +247,7 @@ fn needs_in(modinfo: &[u8]) -> Needs {
     needs
 }
 
-/// `pre: a b post: c`
+/// Returns the names after `pre:` in a text such as `pre: a b post: c`.
 fn softdeps_before(text: &str) -> Vec<String> {
     let mut is_before = false;
     let mut names = Vec::new();
@@ -305,7 +305,7 @@ fn walk(folder: &Path, files: &mut BTreeMap<String, PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// The name of a module by the path of its file.
+/// Returns the name of a module by the path of its file.
 fn name_of(path: &str) -> Option<String> {
     let file = path.rsplit('/').next()?;
     let (name, compression) = file.split_once(".ko")?;

@@ -15,10 +15,10 @@ use super::{
 };
 use crate::progress::Clock;
 
-/// How long one program may run.
+/// The maximum run time of one program.
 const LIMIT: Duration = Duration::from_secs(suite::LIMIT);
 
-/// The release of this machine's kernel.
+/// Returns the release of this machine's kernel.
 pub(super) fn release() -> String {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     release.trim().to_owned()

@@ -1,4 +1,4 @@
-//! Tables in pages of the documents that are written by a program.
+//! Generated tables in pages of the documents.
 
 use std::fs;
 
@@ -8,16 +8,16 @@ use crate::workspace;
 
 const END: &str = "<!-- end -->\n";
 
-/// A place in a page.
+/// The position of a table in a page.
 #[derive(Debug)]
 pub(super) struct Table {
     pub(super) page: &'static str,
-    /// The line above it.
+    /// The line above the table.
     pub(super) mark: &'static str,
 }
 
 impl Table {
-    /// Replaces what stands there.
+    /// Replaces the table.
     pub(super) fn write(&self, text: &str) -> Result<()> {
         let path = workspace::root().join(self.page);
         let page =
@@ -29,7 +29,7 @@ impl Table {
         Ok(())
     }
 
-    /// The page with this text in the place; nothing if it has none.
+    /// Returns the page with this table; `None` if it has no such position.
     pub(super) fn with(&self, page: &str, text: &str) -> Option<String> {
         let (before, rest) = page.split_once(self.mark)?;
         let (_, after) = rest.split_once(END)?;

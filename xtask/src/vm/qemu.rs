@@ -1,6 +1,6 @@
-//! The emulator that runs guests: that of the machine, or one unpacked from Debian's packages.
+//! The emulator for guests: the machine's own, or one unpacked from Debian's packages.
 //!
-//! It is never installed: its packages would push out newer parts of QEMU.
+//! QEMU is never installed: its packages would replace newer parts of QEMU.
 
 use std::{
     collections::BTreeSet,
@@ -19,9 +19,9 @@ use crate::workspace;
 
 const PROGRAM: &str = "qemu-system-x86_64";
 const PACKAGE: &str = "qemu-system-x86";
-/// What is unpacked before asking which libraries are missing.
+/// The packages to unpack before the search for missing libraries.
 const PACKAGES: [&str; 4] = [PACKAGE, "qemu-system-common", "qemu-system-data", "seabios"];
-/// Where its packages have firmware.
+/// The folders of firmware in the packages.
 const DATA: [&str; 2] = ["usr/share/qemu", "usr/share/seabios"];
 
 /// An emulator that runs.
@@ -30,7 +30,7 @@ pub(crate) struct Qemu {
     program: PathBuf,
     /// The folder that it was unpacked into.
     unpacked: Option<PathBuf>,
-    /// As it says it.
+    /// The version, as QEMU prints it.
     version: String,
 }
 
@@ -61,7 +61,7 @@ pub(crate) fn ready(offline: bool) -> Result<Qemu> {
 }
 
 impl Qemu {
-    /// A command that runs it, without arguments of its own but where firmware is.
+    /// Returns a command that runs QEMU, with the paths of libraries and firmware.
     pub(crate) fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
         if let Some(folder) = &self.unpacked {
@@ -73,7 +73,7 @@ impl Qemu {
         command
     }
 
-    /// What it says about itself.
+    /// Returns the version, as QEMU prints it.
     pub(crate) fn version(&self) -> &str {
         &self.version
     }
@@ -97,7 +97,7 @@ impl Qemu {
     }
 }
 
-/// Unpacks its packages, then those libraries that it and they need and the machine lacks.
+/// Unpacks the packages, then the missing libraries of QEMU and of those libraries.
 fn fetch(folder: &Path) -> Result<()> {
     let archive = Archive::of_machine()?;
     archive.update()?;
@@ -121,13 +121,13 @@ fn fetch(folder: &Path) -> Result<()> {
     })
 }
 
-/// Those that libraries are needed for: the other parts of QEMU have many that are of no use here.
+/// Returns the packages whose libraries are needed: QEMU's other parts have many that are unused here.
 fn needing(taken: &[String]) -> Vec<String> {
     let is_program = |name: &&String| *name == PACKAGE || !PACKAGES.contains(&name.as_str());
     taken.iter().filter(is_program).cloned().collect()
 }
 
-/// The libraries among the packages that are needed, new to the machine and not taken yet.
+/// Returns the needed libraries that are new to the machine and not unpacked yet.
 fn libraries(needed: &[String], new: &[String], taken: &[String]) -> Vec<String> {
     let is_next =
         |name: &&String| name.starts_with("lib") && new.contains(*name) && !taken.contains(*name);
@@ -152,7 +152,7 @@ fn missing_libraries(folder: &Path) -> Result<Vec<String>> {
     Ok(not_found(&archive::output(&mut command)?))
 }
 
-/// The libraries that the loader looks for in vain.
+/// Returns the libraries that the loader does not find.
 fn not_found(said: &str) -> Vec<String> {
     let lines = said
         .lines()
@@ -165,7 +165,7 @@ fn program_in(folder: &Path) -> PathBuf {
     folder.join("usr/bin").join(PROGRAM)
 }
 
-/// The folders of libraries in an unpacked tree.
+/// Returns the folders of libraries in an unpacked tree.
 fn library_path(folder: &Path) -> String {
     let parts = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"];
     parts

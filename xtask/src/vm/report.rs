@@ -1,5 +1,5 @@
-//! What a machine tells of itself and of its tests: events, a JSON object a line, and between them
-//! what programs printed, behind a bar.
+//! The report of a machine and its tests: events, one JSON object per line, and between them the output
+//! of programs, each line prefixed by a bar.
 
 use serde_json::Value;
 
@@ -10,41 +10,41 @@ pub(crate) struct Skip {
     pub(crate) feature: String,
 }
 
-/// What is known of a machine, as far as it came.
+/// The data of a machine's report, which may be incomplete.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     /// Seconds until its first program ran.
     pub(crate) booted: Option<f64>,
     /// Modules that its kernel refused.
     pub(crate) refused: Vec<String>,
-    /// Modules that its kernel asked for in vain.
+    /// Modules that its kernel requested and did not get.
     pub(crate) wanted: Vec<String>,
     pub(crate) passed: usize,
     pub(crate) failed: Vec<String>,
     pub(crate) skips: Vec<Skip>,
-    /// Programs of the plan that ended badly, with their exit codes.
+    /// Programs of the plan that failed, with their exit codes.
     pub(crate) broken: Vec<String>,
-    /// What `culvert-lab verify` measured.
+    /// The measurements of `culvert-lab verify`.
     pub(crate) verifier: Vec<Value>,
-    /// What it says that the kernel has.
+    /// The kernel features that it found.
     pub(crate) features: Value,
-    /// Whether it came to its end, and nothing failed on the way.
+    /// True if the machine reached its end without a failure.
     pub(crate) is_good: bool,
     /// The seconds of each test, those of the packet tier as one module.
     pub(crate) seconds: Vec<(String, f64)>,
-    /// The program that runs.
+    /// The running program.
     pub(crate) entry: String,
-    /// How many tests the test programs said they would run.
+    /// The number of tests that the test programs announced.
     pub(crate) announced: usize,
-    /// What programs printed.
+    /// The output of programs.
     pub(crate) lines: Vec<String>,
 }
 
-/// How many lines of what a failed test said are repeated under the table.
+/// The number of a failed test's output lines that are repeated under the table.
 const MOST_SAID: usize = 20;
 
 impl Report {
-    /// Reads what there is; what makes no sense is kept as if a program had printed it.
+    /// Reads a report; malformed lines are kept as output of programs.
     pub(crate) fn read(text: &str) -> Self {
         let mut report = Self::default();
         for line in text.lines() {
@@ -59,22 +59,22 @@ impl Report {
         report
     }
 
-    /// A test that was skipped returned early, as one that passed.
+    /// Returns the number of passed tests. A skipped test returned early, and is reported as passed.
     pub(crate) fn passed(&self) -> usize {
         self.passed.saturating_sub(self.skips.len())
     }
 
-    /// How many tests came to an end, skipped ones among them.
+    /// Returns the number of finished tests, including skipped ones.
     pub(crate) const fn ran(&self) -> usize {
         self.passed + self.failed.len()
     }
 
-    /// Tests of which nobody knows what became of them.
+    /// Returns the number of tests without a result.
     pub(crate) const fn lost(&self) -> usize {
         self.announced.saturating_sub(self.ran())
     }
 
-    /// Takes what another machine with the same kernel told.
+    /// Adds the report of another machine with the same kernel.
     pub(crate) fn merge(&mut self, other: Self) {
         self.booted = self.booted.or(other.booted);
         self.passed += other.passed;
@@ -91,7 +91,7 @@ impl Report {
         self.is_good |= other.is_good;
     }
 
-    /// What a test that failed said of it, as libtest repeats it at the end.
+    /// Returns the output of a failed test, as libtest repeats it at the end.
     pub(crate) fn said(&self, test: &str) -> &[String] {
         let head = format!("---- {test} stdout ----");
         let Some(start) = self.lines.iter().position(|line| *line == head) else {
@@ -138,7 +138,7 @@ impl Report {
         }
     }
 
-    /// A line that a program printed.
+    /// Reads an output line of a program.
     fn line(&mut self, line: &str) {
         if let Some(count) = announced(line) {
             self.announced += count;
@@ -163,7 +163,7 @@ impl Report {
     }
 }
 
-/// A line of the file of skips: the test and what the kernel lacks for it.
+/// Reads a line of the file of skips: the test and the missing kernel feature.
 pub(crate) fn skip(line: &str) -> Option<Skip> {
     let (test, feature) = line.trim().split_once(' ')?;
     Some(Skip {
@@ -172,20 +172,20 @@ pub(crate) fn skip(line: &str) -> Option<Skip> {
     })
 }
 
-/// How many tests a program is going to run, as libtest says it.
+/// Returns the number of tests in libtest's announcement.
 fn announced(line: &str) -> Option<usize> {
     let count = line.strip_prefix("running ")?.strip_suffix(" tests");
     let count = count.or_else(|| line.strip_prefix("running ")?.strip_suffix(" test"))?;
     count.parse().ok()
 }
 
-/// The seconds that libtest puts behind the outcome of a test.
+/// Returns the seconds in libtest's result line of a test.
 fn seconds(line: &str) -> Option<f64> {
     let (_, seconds) = line.strip_suffix("s>")?.rsplit_once('<')?;
     seconds.parse().ok()
 }
 
-/// The name of a test and whether it passed, as libtest says it.
+/// Returns the name of a test and true if it passed, from libtest's result line.
 fn outcome(line: &str) -> Option<(&str, bool)> {
     let (test, how) = line.strip_prefix("test ")?.split_once(" ... ")?;
     match how.split(' ').next()? {

@@ -1,5 +1,5 @@
-//! Results of good runs, each under a hash of all that decides it: what a run would run again and
-//! find the same isn't run.
+//! Results of successful runs, each under a hash of all its inputs: a run with the same inputs is not
+//! repeated.
 
 use std::{
     fmt::Write as _,
@@ -14,7 +14,7 @@ use sha2::{Digest as _, Sha256};
 use super::{Machines, Options, archive, cache, fetch::Kernel, native, suite::Plan};
 use crate::workspace;
 
-/// What decides beside the machines: how their reports are judged, and against what.
+/// The inputs besides the machines: the code that judges reports, and the expected results.
 const JUDGES: [&str; 4] = [
     "tests/expected-skips.txt",
     "tests/verifier.json",
@@ -22,13 +22,13 @@ const JUDGES: [&str; 4] = [
     "xtask/src/vm",
 ];
 
-/// What a run is made of.
+/// The hash of a run's inputs.
 #[derive(Debug)]
 pub(super) struct Key(String);
 
 impl Key {
-    /// Of a run of everything that it can have: its programs with what the machines get beside them,
-    /// its plans, kernels, emulator and judges.
+    /// Hashes the inputs of a complete run: its programs and the overlay of its machines, its plans,
+    /// kernels, emulator and judges. Returns `None` for a partial run or an update.
     pub(super) fn of(
         options: &Options,
         machines: &Machines,
@@ -60,12 +60,12 @@ impl Key {
         Self(hash.iter().map(|byte| format!("{byte:02x}")).collect())
     }
 
-    /// The tables of the good run of exactly this, and when it was.
+    /// Returns the tables of an identical successful run, with its time.
     pub(super) fn known(&self) -> Option<String> {
         fs::read_to_string(self.place()).ok()
     }
 
-    /// Keeps the tables of a good run.
+    /// Stores the tables of a successful run.
     pub(super) fn keep(&self, tables: &str) -> Result<()> {
         let text = format!("run on {}\n{tables}", moment()?);
         cache::file(&self.place(), |file| {
@@ -92,7 +92,7 @@ fn add(parts: &mut String, path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The time, and the commit that is checked out if Git knows one.
+/// Returns the time, and the checked-out commit if Git knows one.
 pub(super) fn moment() -> Result<String> {
     let said = |program: &str, arguments: &[&str]| {
         let mut command = Command::new(program);

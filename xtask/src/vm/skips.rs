@@ -1,4 +1,4 @@
-//! The tests that a kernel is known not to run, for want of a feature.
+//! The tests that a kernel is expected to skip, because it lacks a feature.
 
 use std::collections::BTreeSet;
 
@@ -7,10 +7,10 @@ use anyhow::{Context as _, Result};
 use super::report::Skip;
 use crate::workspace;
 
-/// A line each: kernel, test, feature.
+/// The file, with lines of kernel, test and feature.
 const FILE: &str = "tests/expected-skips.txt";
 
-/// What is expected.
+/// The expected skips.
 #[derive(Debug)]
 pub(super) struct Expected {
     lines: BTreeSet<(String, Skip)>,
@@ -40,8 +40,8 @@ fn parse(text: &str) -> Result<Expected> {
 }
 
 impl Expected {
-    /// What a kernel skipped that it should not have; and, if the list has to hold whole, what it
-    /// didn't skip.
+    /// Returns the unexpected skips of a kernel; for a complete run also the expected skips that did not
+    /// occur.
     pub(super) fn problems(&self, kernel: &str, seen: &[Skip], is_whole: bool) -> Vec<String> {
         let of_kernel = self.lines.iter().filter(|(name, _)| name == kernel);
         let expected: BTreeSet<&Skip> = of_kernel.map(|(_, skip)| skip).collect();

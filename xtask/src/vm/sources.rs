@@ -1,4 +1,4 @@
-//! The mirrors of Debian that this machine uses, from the sources of its apt.
+//! The Debian mirrors that this machine uses, from apt's sources.
 
 use std::{
     fs, io,
@@ -12,7 +12,7 @@ const FOLDER: &str = "/etc/apt";
 /// The keys of all Debian suites.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// An archive of Debian's, and the keys that its lists are signed with.
+/// An archive of Debian, and the keys that sign its lists.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) struct Mirror {
     pub(super) uri: String,
@@ -56,7 +56,7 @@ impl Mirrors {
         Self::choose(&entries, codename)
     }
 
-    /// The mirror for a suite.
+    /// Returns the mirror for a suite.
     pub(super) fn of(&self, suite: &str) -> &Mirror {
         if suite.ends_with("-security") {
             &self.security
@@ -65,13 +65,13 @@ impl Mirrors {
         }
     }
 
-    /// Picks Debian's own entries out of all: others may have a suite of the same name.
+    /// Selects Debian's own entries: others may have a suite of the same name.
     fn choose(entries: &[Entry], codename: &str) -> Result<Self> {
         let main = best(entries, codename, "/debian")
             .context("the sources of apt name no mirror of Debian")?;
         let suite = format!("{codename}-security");
         let security = best(entries, &suite, "/debian-security").or_else(|| {
-            // A machine without security updates: the two stand side by side on mirrors.
+            // This machine has no security updates: mirrors have both archives in adjacent folders.
             let uri = main.uri.strip_suffix("/debian")?;
             Some(Mirror {
                 uri: format!("{uri}/debian-security"),
@@ -87,7 +87,7 @@ impl Mirrors {
 }
 
 impl Mirror {
-    /// A line of a file of sources. The keyring with all suites' keys is named too: that of an
+    /// Returns a line of a file of sources. It also names the keyring with all suites' keys: that of an
     /// entry may have only those of its own suite.
     pub(super) fn line(&self, suite: &str) -> String {
         let mut keyrings = self.keyrings.clone();
@@ -128,7 +128,7 @@ fn codename(release: &str) -> Option<&str> {
     Some(name.trim_matches('"')).filter(|name| !name.is_empty())
 }
 
-/// The files that apt reads, in its order.
+/// Returns the files that apt reads, in its order.
 fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let parts = folder.join("sources.list.d");
     let mut files = match fs::read_dir(&parts) {
@@ -152,7 +152,7 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// `deb [options] uri suite component...`
+/// Parses a line `deb [options] uri suite component...`.
 fn one_line(line: &str) -> Option<Entry> {
     let line = line.split('#').next()?.trim();
     let line = line.strip_prefix("deb")?;
@@ -175,7 +175,7 @@ fn one_line(line: &str) -> Option<Entry> {
     })
 }
 
-/// The entries of a file in the format deb822.
+/// Parses a file in the format deb822.
 fn stanzas(text: &str) -> Vec<Entry> {
     let mut entries = Vec::new();
     let mut fields: Vec<(String, String)> = Vec::new();
@@ -217,7 +217,7 @@ fn stanza(fields: &[(String, String)]) -> Option<Entry> {
     })
 }
 
-/// The paths among keyrings: a key itself or its fingerprint may stand there too.
+/// Returns the paths among keyrings: values may also be a key or its fingerprint.
 fn paths(value: &str) -> Vec<String> {
     let values = value.split([',', ' ']);
     values

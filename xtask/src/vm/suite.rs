@@ -1,5 +1,5 @@
-//! What machines run: the kernel tests and the programs under test, as static binaries, and the few
-//! programs of this machine that they start.
+//! The content of machines: the kernel tests and the programs under test, as static binaries, and the
+//! few programs of this machine that they start.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,37 +13,37 @@ use serde_json::{Value, json};
 use super::initramfs::Overlay;
 use crate::{statics::Profile, workspace};
 
-/// Programs of this machine that tests start.
+/// The programs of this machine that tests start.
 const HOST: [&str; 10] = [
     "ip", "tc", "cat", "chroot", "sh", "sleep", "true", "stat", "nice", "setpriv",
 ];
 
-/// What machines run of what is built.
+/// The built programs that machines run.
 const MACHINES: [&str; 5] = ["culvert", "culvert-lab", "culvert-guest", "netns", "packet"];
 
-/// The size of loads: machines are slow.
+/// The scale of loads: machines are slow.
 const SCALE: &str = "0.05";
 
-/// Where tests name themselves that can't run on a kernel.
+/// The file to which tests append their skips.
 const SKIPS: &str = "/run/skips";
 
-/// How many tests run at a time in a machine with one CPU: many wait for most of their time.
+/// The number of concurrent tests in a machine with one CPU: many tests mostly wait.
 const TESTS: u32 = 2;
-/// From how many tests on they are dealt to two machines.
+/// The minimum number of tests that are split between two machines.
 const FEW: usize = 20;
 
-/// How the names of those tests start that need two CPUs.
+/// The prefix of tests that need two CPUs.
 const RACE: &str = "race::";
 
-/// Runs also the tests with `#[ignore]`, which marks those that no kernel decides.
+/// Also runs the tests with `#[ignore]`, which marks those that do not depend on the kernel.
 pub(crate) const MARKED_TOO: &str = "--include-ignored";
 
-/// Has a test program tell how long each test took: an option of libtest that waits to be stable, and
-/// that libtest takes as long as this variable is set.
+/// Makes a test program report the duration of each test: an unstable option of libtest, which accepts
+/// it while this variable is set.
 const TIMES: [&str; 2] = ["-Zunstable-options", "--report-time"];
 const UNSTABLE: (&str, &str) = ("RUSTC_BOOTSTRAP", "1");
 
-/// How long one program may run, in seconds.
+/// The maximum run time of one program, in seconds.
 pub(super) const LIMIT: u64 = 2400;
 
 /// The programs that were built.
@@ -53,18 +53,18 @@ pub(crate) struct Programs {
 }
 
 impl Programs {
-    /// Builds them.
+    /// Builds the programs.
     pub(crate) fn build() -> Result<Self> {
         Self::build_with(&[])
     }
 
-    /// Builds them, and other targets of the tests at the same time.
+    /// Builds the programs, and other test targets at the same time.
     pub(crate) fn build_with(others: &[&str]) -> Result<Self> {
         let programs = [workspace::CULVERT, workspace::LAB];
         let build = Profile::Vm.cargo("build")?;
         let [culvert, lab] = workspace::build_programs(build, programs)?;
-        // Apart: named beside a test, the product's crate would bring the features of its own tests, and
-        // most crates would be built once more.
+        // A separate build: in one build with a test, the product's crate would get the features of its
+        // own tests, and most crates would be built twice.
         let mut command = Profile::Vm.cargo("build")?;
         command
             .args(["--package", "tunnel-tests", "--bin", "culvert-guest"])
@@ -85,7 +85,8 @@ impl Programs {
         path.with_context(|| format!("there is no program {name}"))
     }
 
-    /// The names of a program's tests in which one of these occurs, of those that options lead to.
+    /// Returns the names of a program's tests that contain one of the filters, among those selected by
+    /// options.
     fn tests(&self, name: &str, filter: &[String], options: &[&str]) -> Result<Vec<String>> {
         let mut command = Command::new(self.path(name)?);
         let output = command.arg("--list").args(options).args(filter).output();
@@ -96,7 +97,7 @@ impl Programs {
         Ok(names.map(str::to_owned).collect())
     }
 
-    /// What every machine gets beside its kernel's modules and its plan.
+    /// Returns the overlay of every machine, in addition to its kernel's modules and its plan.
     pub(crate) fn overlay(&self) -> Result<Overlay> {
         let mut overlay = Overlay::default();
         overlay.add_file(self.path("culvert-guest")?, "/init", 0o755);
@@ -121,7 +122,7 @@ impl Programs {
     }
 }
 
-/// The libraries that a program is linked with, as the loader finds them.
+/// Returns the libraries that a program is linked with, as the loader finds them.
 fn libraries_of(program: &Path) -> Result<BTreeSet<String>> {
     let output = Command::new("ldd").arg(program).output();
     let output = output.context("cannot start ldd")?;
@@ -131,7 +132,7 @@ fn libraries_of(program: &Path) -> Result<BTreeSet<String>> {
     Ok(paths(&listing))
 }
 
-/// The paths in what `ldd` prints.
+/// Returns the paths in the output of `ldd`.
 fn paths(listing: &str) -> BTreeSet<String> {
     let words = listing.split_whitespace();
     let paths = words.filter(|word| word.starts_with('/') && !word.ends_with(':'));
@@ -146,30 +147,30 @@ pub(crate) struct Entry {
     is_interactive: bool,
 }
 
-/// What a machine, or this one, is to run.
+/// The programs that a machine, or this one, runs.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
-    /// Its name in what is printed.
+    /// The name in output.
     pub(crate) name: &'static str,
     pub(crate) cpus: u32,
     entries: Vec<Entry>,
-    /// How long loads last.
+    /// The scale of the duration of loads.
     lasting: &'static str,
 }
 
-/// Which tests are to run, by their whole names.
+/// The tests to run, by their full names.
 #[derive(Debug, Default)]
 pub(crate) struct Wanted {
     packet: Vec<String>,
     netns: Vec<String>,
-    /// Those of the netns tests that need two CPUs.
+    /// The netns tests that need two CPUs.
     race: Vec<String>,
-    /// Whether each program is shown to the verifier.
+    /// True if each program is loaded for the verifier's costs.
     verify: bool,
 }
 
 impl Wanted {
-    /// What a filter names; without one, what a kernel decides, or everything.
+    /// Selects the tests of a filter; without one, those that depend on the kernel, or all.
     pub(crate) fn of(programs: &Programs, filter: &[String], is_whole: bool) -> Result<Self> {
         let packet = programs.tests("packet", filter, &[])?;
         let mut netns = programs.tests("netns", filter, &[])?;
@@ -196,8 +197,8 @@ impl Wanted {
         Ok(wanted)
     }
 
-    /// Plans for machines with one CPU: all that don't need two, dealt to two where they are many, so
-    /// that no CPU of this machine waits for the last kernel.
+    /// Returns plans for machines with one CPU: all tests that don't need two, split between two
+    /// machines if they are many, so that no CPU of this machine idles during the last kernel.
     pub(crate) fn dealt(&self) -> Vec<Plan> {
         if self.netns.len() < FEW {
             return self.suite("tests", TESTS).into_iter().collect();
@@ -220,7 +221,7 @@ impl Wanted {
         plans.into_iter().flatten().collect()
     }
 
-    /// All that don't need two CPUs, so many netns tests at a time.
+    /// Returns a plan of all tests that don't need two CPUs, with this number of concurrent netns tests.
     pub(crate) fn suite(&self, name: &'static str, at_a_time: u32) -> Option<Plan> {
         let tiers = [
             ("packet", 1, &self.packet),
@@ -237,7 +238,7 @@ impl Wanted {
         })
     }
 
-    /// What needs two CPUs, at its whole length.
+    /// Returns the plan of the tests that need two CPUs, at full length.
     pub(crate) fn race(&self) -> Option<Plan> {
         (!self.race.is_empty()).then(|| Plan {
             name: "race",
@@ -248,7 +249,8 @@ impl Wanted {
     }
 }
 
-/// These tests of a program, so many at a time, marked ones too.
+/// Returns the entry for these tests of a program, with this number of concurrent tests, including
+/// marked ones.
 fn tests(program: &'static str, at_a_time: u32, names: &[String]) -> Entry {
     let options = [
         format!("/bin/{program}"),
@@ -273,7 +275,7 @@ fn verify() -> Entry {
 }
 
 impl Plan {
-    /// As little as shows that a machine works.
+    /// Returns a minimal plan, which proves that a machine works.
     pub(crate) fn nothing() -> Self {
         let entry = Entry {
             name: "nothing",
@@ -288,7 +290,7 @@ impl Plan {
         }
     }
 
-    /// A shell.
+    /// Returns the plan of a shell.
     pub(crate) fn shell() -> Self {
         Self {
             name: "shell",
@@ -302,7 +304,7 @@ impl Plan {
         }
     }
 
-    /// For the guest.
+    /// Renders the plan for the guest.
     pub(crate) fn json(&self) -> Value {
         let entries = self.entries.iter().map(|entry| {
             json!({
@@ -326,8 +328,8 @@ impl Plan {
         })
     }
 
-    /// The same for this machine: each program by its name, with its environment, but where to note
-    /// skips.
+    /// Returns the commands for this machine: each program by its name, with its environment, except the
+    /// path for skips.
     pub(crate) fn commands(&self, programs: &Programs) -> Result<Vec<(&'static str, Command)>> {
         let one = |entry: &Entry| {
             let (program, arguments) = entry.command.split_first().context("an empty command")?;

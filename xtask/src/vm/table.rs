@@ -1,4 +1,4 @@
-//! What came of each kernel, and the tables that say it.
+//! The results of each kernel, and their tables.
 
 use std::{
     fmt::{self, Write as _},
@@ -22,11 +22,11 @@ pub(super) struct Row {
     pub(super) release: String,
     pub(super) report: Report,
     pub(super) took: Duration,
-    /// Whether what is wrong with it is wrong with the whole.
+    /// True if its problems fail the complete run.
     pub(super) is_binding: bool,
-    /// What is wrong.
+    /// The problems that fail the kernel.
     pub(super) problems: Vec<String>,
-    /// What is to be known, and not wrong.
+    /// Notes that are no failures.
     pub(super) notes: Vec<String>,
 }
 
@@ -107,13 +107,13 @@ const PAGE: page::Table = page::Table {
     mark: "<!-- matrix, written by cargo xtask vm --whole --update -->\n",
 };
 
-/// Whether nothing is wrong that counts.
+/// Returns true if no binding row has a problem.
 pub(super) fn is_good(rows: &[Row]) -> bool {
     rows.iter()
         .all(|row| row.problems.is_empty() || !row.is_binding)
 }
 
-/// Puts what came of each kernel, and at which moment, into the documents.
+/// Writes the result of each kernel and the time of the run into the documents.
 pub(super) fn write(rows: &[Row], moment: &str) -> Result<()> {
     let mut text = format!("Run on {moment}:\n\n");
     text +=
@@ -132,7 +132,7 @@ pub(super) fn write(rows: &[Row], moment: &str) -> Result<()> {
     PAGE.write(&text)
 }
 
-/// All tables.
+/// Renders all tables.
 pub(super) fn text(rows: &[Row], took: Duration) -> Result<String, fmt::Error> {
     let mut text = String::new();
     let measured = rows
@@ -159,7 +159,7 @@ pub(super) fn text(rows: &[Row], took: Duration) -> Result<String, fmt::Error> {
     Ok(text)
 }
 
-/// What came of each kernel, and under the table what is to be said of it.
+/// Renders the result of each kernel, and its problems and notes below the table.
 fn matrix(text: &mut String, rows: &[Row]) -> fmt::Result {
     writeln!(
         text,

@@ -5,7 +5,7 @@ use std::{
 
 use super::*;
 
-/// What an archive holds: path to bytes, in the order of the archive.
+/// Returns the content of an archive: path and bytes, in the order of the archive.
 fn read(archive: &[u8]) -> Vec<(String, Vec<u8>)> {
     let mut archive = tar::Archive::new(archive);
     let entries = archive.entries().expect("a tar");
@@ -24,7 +24,7 @@ fn json_of(files: &BTreeMap<String, Vec<u8>>, path: &str) -> Value {
     serde_json::from_slice(&files[path]).expect("JSON")
 }
 
-/// The file that a descriptor names, after a look whether it is that.
+/// Returns the file of a descriptor, after a check of its digest and size.
 fn blob_of<'a>(files: &'a BTreeMap<String, Vec<u8>>, descriptor: &Value) -> (&'a [u8], String) {
     let digest = descriptor["digest"].as_str().expect("a digest");
     let digest = digest.strip_prefix("sha256:").expect("SHA-256");

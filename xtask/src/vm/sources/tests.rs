@@ -49,7 +49,7 @@ fn stanzas_are_read_without_what_is_off_or_source_only() {
     assert_eq!(entries[0].components, ["main", "contrib"]);
     assert_eq!(entries[0].keyrings, ["/keys/debian.gpg"]);
     assert_eq!(entries[1].suites, ["bookworm-security"]);
-    // A key in the place of its path names no keyring.
+    // An inline key is no keyring path.
     assert!(entries[1].keyrings.is_empty());
 }
 

@@ -135,9 +135,9 @@ fn instruction(code: u64, to: u8, from: u8, offset: i16, value: i32) -> u64 {
     code | registers << 8 | offset << 16 | u64::from(value.cast_unsigned()) << 32
 }
 
-/// Returns the program that writes a [`Remembered`] of each socket. Its context is `struct
-/// bpf_iter__bpf_sk_storage_map`: four pointers, to the metadata (whose first member is the seq_file to
-/// write to), the map, the socket and the value; the last two are null at the end.
+/// Returns the program that writes a [`Remembered`] of each socket. Its context,
+/// `struct bpf_iter__bpf_sk_storage_map`, has four pointers: to the metadata (whose first member is the
+/// `seq_file` to write to), the map, the socket and the value; the last two are null at the end.
 fn program(places: &Places) -> Vec<u64> {
     let mut program = vec![
         instruction(MOVE_CONST, 0, 0, 0, 0),

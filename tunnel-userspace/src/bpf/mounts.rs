@@ -43,7 +43,8 @@ pub enum MountError {
     Cgroup(#[from] CgroupError),
 }
 
-/// Mounts a BPF file system around the folder of pins, unless that is on one; returns the new mount point.
+/// Mounts a BPF file system around the folder of pins, unless that is on one; returns the new mount
+/// point.
 ///
 /// # Errors
 ///

@@ -370,8 +370,8 @@ fn remove_known<T>(
     Ok(())
 }
 
-/// Returns the process that holds the lock, from `/proc/locks`: `1: FLOCK ADVISORY WRITE <pid>
-/// <major>:<minor>:<inode> 0 EOF`.
+/// Returns the process that holds the lock, from `/proc/locks`:
+/// `1: FLOCK ADVISORY WRITE <pid> <major>:<minor>:<inode> 0 EOF`.
 fn find_holder(folder: &File) -> Option<u32> {
     let inode = format!(":{}", folder.metadata().ok()?.ino());
     let locks = fs::read_to_string("/proc/locks").ok()?;

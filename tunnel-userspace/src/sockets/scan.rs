@@ -38,7 +38,8 @@ pub(super) enum Reach {
 pub(super) struct Scan {
     /// The number of sockets that were ended.
     pub(super) ended: u64,
-    /// The number of sockets that seem to have outlived their backend, in namespaces that were not entered.
+    /// The number of sockets that seem to have outlived their backend, in namespaces that were not
+    /// entered.
     pub(super) left: usize,
     /// The first failure.
     pub(super) problem: Option<String>,

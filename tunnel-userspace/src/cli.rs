@@ -66,7 +66,7 @@ pub enum Command {
 }
 
 impl Command {
-    /// True if the command logs JSON, up to its last error.
+    /// Returns true if the command logs JSON, up to its last error.
     #[must_use]
     pub fn logs_json(&self) -> bool {
         let args = match self {
@@ -86,7 +86,7 @@ pub enum Look {
     /// Show every Service and its programmed state; of a single one also its addresses, policies and
     /// endpoints.
     Services(ServiceArgs),
-    /// Show every endpoint, its use for new connections, and the reason.
+    /// Show every endpoint, with its state for new connections and the reason.
     Backends(ServiceArgs),
     /// Show every edge node that the gateway of the running daemon knows, and its sessions.
     Nodes(LookArgs),

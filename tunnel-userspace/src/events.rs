@@ -167,7 +167,7 @@ async fn make(client: &Client, event: &Event) -> Result<(), kube::Error> {
     Err(error)
 }
 
-/// True if the API server would give the same response to every further attempt.
+/// Returns true if the API server would give the same response to every further attempt.
 fn is_settled(status: &Status) -> bool {
     let mut causes = status.details.iter().flat_map(|details| &details.causes);
     status.is_already_exists()

@@ -23,7 +23,7 @@ pub(crate) fn keep() {
 #[cfg(target_env = "gnu")]
 #[expect(unsafe_code, reason = "no crate calls this")]
 pub(crate) fn give_back() {
-    // SAFETY: takes a number, and works beside other threads. It says whether there was anything.
+    // SAFETY: takes a number, and may run concurrently with other threads. Its result is not needed.
     unsafe {
         libc::malloc_trim(0);
     }

@@ -33,7 +33,7 @@ pub struct Report {
     pub unknown_kinds: Vec<UnknownKind>,
     /// True if the first complete set has been read.
     pub synced: bool,
-    /// The API server, where it is a source.
+    /// The state of the API server, if it is a source.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub server: Option<Server>,
 }

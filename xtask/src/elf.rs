@@ -10,7 +10,7 @@ use object::{Object as _, ObjectSection as _, ObjectSymbol as _, SectionFlags, S
 pub(crate) struct Code {
     pub(crate) section: String,
     pub(crate) bytes: Vec<u8>,
-    /// In the order of their offsets.
+    /// The functions, in the order of their offsets.
     pub(crate) functions: Vec<Function>,
 }
 

@@ -23,9 +23,9 @@ use crate::{
 pub struct AgentViews {
     /// Facts that stay constant while the agent runs.
     pub setup: AgentSetup,
-    /// Its connections.
+    /// The connections to gateways.
     pub board: Arc<Board>,
-    /// Its certificate.
+    /// The agent's certificate.
     pub identity: Receiver,
     /// Ports that could not be bound yet, with the error.
     pub listening: Waiting,
@@ -57,9 +57,9 @@ pub struct AgentStatus {
     /// Facts that stay constant while the agent runs.
     #[serde(flatten)]
     pub setup: AgentSetup,
-    /// Its connections.
+    /// The connections to gateways.
     pub tunnel: AgentView,
-    /// Its certificate.
+    /// The agent's certificate.
     pub identity: State,
 }
 

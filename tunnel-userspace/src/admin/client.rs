@@ -18,13 +18,13 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// The size limit of a response: the services of the largest clusters fit.
 const MOST_BYTES: usize = 1 << 30;
 
-/// The daemon on a socket gave no answer.
+/// An error of a request to the daemon's socket.
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
     /// No daemon listens.
     #[error("no culvert node is running with this config: nobody answers on {0}")]
     NoDaemon(PathBuf, #[source] io::Error),
-    /// The socket may not be used.
+    /// The connect failed, for example by lack of permission.
     #[error("cannot talk to the daemon on {0}")]
     Connect(PathBuf, #[source] io::Error),
     /// The daemon refuses the request, with the reason.
@@ -39,7 +39,7 @@ pub enum AskError {
 ///
 /// # Errors
 ///
-/// No daemon runs, or it does not answer.
+/// No daemon runs, or it sends no valid response.
 pub async fn ask(socket: &Path, path: &str) -> Result<Bytes, AskError> {
     let at = socket.to_owned();
     let stream = UnixStream::connect(socket).await.map_err(|error| {
@@ -92,7 +92,7 @@ mod tests {
 
     use super::*;
 
-    /// Asks a daemon that answers with these bytes, or never.
+    /// Sends a request to a daemon that responds with these bytes, or never.
     async fn asked(answer: Option<&str>) -> String {
         let folder = tempfile::tempdir().expect("a folder");
         let socket = folder.path().join("socket");

@@ -42,7 +42,7 @@ impl Daemon {
     }
 }
 
-/// The views of a daemon that is ready and has read nothing.
+/// Returns the views of a daemon that is ready and has read nothing.
 pub(super) fn views(stats: watch::Receiver<Stats>) -> Views {
     let maps = [
         ("fronts", 10),

@@ -14,7 +14,7 @@ use crate::drain;
 /// The minimum interval between two checks for the log; a step of the start is logged at once.
 const PACE: Duration = Duration::from_secs(2);
 
-/// An answer to `/readyz`.
+/// A response to `/readyz`.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Readiness {

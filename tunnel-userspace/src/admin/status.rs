@@ -59,13 +59,13 @@ pub fn used(stats: &Stats) -> impl Iterator<Item = (Size, usize)> + Clone {
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct StartTimes {
-    /// Loading programs and maps, and reading the content of the maps.
+    /// The time to load programs and maps, and to read the content of the maps.
     pub load: Option<f64>,
-    /// From the end of `load` until every source had delivered its first complete list.
+    /// The time from there until every source had delivered its first complete list.
     pub read: Option<f64>,
-    /// From there until the maps held that list.
+    /// The time from there until the maps held that list.
     pub write: Option<f64>,
-    /// From there until the programs were attached and had seen a connect of the daemon.
+    /// The time from there until the programs were attached and had seen a connect of the daemon.
     pub attach: Option<f64>,
 }
 

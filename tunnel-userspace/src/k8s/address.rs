@@ -1,5 +1,5 @@
-//! IP addresses as Kubernetes has always read them (`ParseIPSloppy` in `k8s.io/utils/net`):
-//! numbers may have leading zeros and are decimal, and a v4-mapped IPv6 address is IPv4.
+//! Parses IP addresses as Kubernetes does (`ParseIPSloppy` in `k8s.io/utils/net`): numbers may have
+//! leading zeros and are decimal, and a v4-mapped IPv6 address is IPv4.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

@@ -11,7 +11,7 @@ use crate::model::{self, Kind, Object, ObjectId, ObjectName};
 
 /// A type of the API server that Culvert reads.
 pub trait Arriving: DeserializeOwned + Metadata<Ty = ObjectMeta> {
-    /// The kind.
+    /// The kind of the type.
     const READ_AS: Kind;
 
     /// Converts the object; `None` if Culvert does not serve it. The fields that are left out are pushed
@@ -39,7 +39,7 @@ pub trait Arriving: DeserializeOwned + Metadata<Ty = ObjectMeta> {
 pub struct Arrived {
     /// The ID of the object.
     pub id: ObjectId,
-    /// Its `resourceVersion`.
+    /// The `resourceVersion` of the object.
     pub version: String,
     /// The uid, which distinguishes the object from earlier ones of its name, if it was sent.
     pub uid: Option<Arc<str>>,

@@ -142,7 +142,7 @@ pub struct Scope {
 pub struct Steering {
     /// The labels that mark edge nodes.
     pub labels: BTreeSet<String>,
-    /// The ConfigMap with further ports.
+    /// The ConfigMap with further steered ports.
     pub config_map: ObjectName,
 }
 

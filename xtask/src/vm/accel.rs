@@ -15,9 +15,9 @@ const DEVICE: &str = "/dev/kvm";
 /// The source of a machine's CPUs.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Accel {
-    /// From KVM.
+    /// CPUs of KVM.
     Virtual,
-    /// From QEMU's translation (TCG).
+    /// CPUs of QEMU's translation (TCG).
     Emulated,
 }
 

@@ -34,8 +34,8 @@ const TAIL: usize = 60;
 
 /// Fail at once on errors, and skip self-tests that cost time and protect nothing here.
 const COMMAND_LINE: &str = "loglevel=5 oops=panic panic=-1 reboot=t cryptomgr.notests";
-/// For emulated CPUs: `rep_good` is cleared, so that pages are cleared and copied by plain moves; as a
-/// number, since 5.10 does not take names.
+/// Options for emulated CPUs. `rep_good` is cleared, so that pages are cleared and copied by plain
+/// moves; it is given as a number, since 5.10 takes no names.
 const EMULATED: &str = "tsc=reliable no_timer_check clearcpuid=112";
 
 /// The configuration of a machine.
@@ -58,7 +58,7 @@ pub(crate) enum End {
     Exited(ExitStatus),
     /// A foreign signal ended it, with QEMU's message.
     Stopped(String),
-    /// It was killed, because its output stopped or its time was up.
+    /// The process was killed, because its output stopped or its time was up.
     Hung(&'static str),
 }
 

@@ -82,9 +82,9 @@ pub(super) struct Following {
 /// The form of the first list.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Lists {
-    /// As the beginning of the watch (`sendInitialEvents`).
+    /// Streamed at the beginning of the watch (`sendInitialEvents`).
     Streamed,
-    /// In pages, before the watch.
+    /// Requested in pages, before the watch.
     Paged,
 }
 

@@ -8,7 +8,7 @@ fn needing(hard: &[&str], soft: &[&str]) -> Known {
     })
 }
 
-/// A small kernel.
+/// Returns the modules of a small kernel.
 fn kernel(name: &str) -> Result<Known> {
     Ok(match name {
         "veth" | "nf_defrag_ipv4" | "crc32c_generic" => needing(&[], &[]),

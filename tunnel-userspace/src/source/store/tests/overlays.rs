@@ -166,7 +166,8 @@ fn expected([first, second]: &Model) -> BTreeMap<ObjectName, (Object, Vec<Object
 }
 
 proptest! {
-    /// The sum of all updates equals the objects of the sources, at any time of taking them.
+    /// Asserts that the sum of all updates equals the objects of the sources, whenever updates are
+    /// taken.
     #[test]
     fn updates_add_up_to_what_the_sources_say(steps in steps()) {
         let mut store = Store::default();

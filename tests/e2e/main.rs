@@ -1,5 +1,5 @@
-//! `culvert-e2e`: starts a cluster of real Kubernetes on this machine, and runs specs on it, ours and
-//! Kubernetes' own.
+//! `culvert-e2e`: starts a cluster of real Kubernetes on this machine, and runs Culvert's and
+//! Kubernetes' own specs on it.
 #![expect(
     clippy::print_stdout,
     clippy::print_stderr,
@@ -24,22 +24,22 @@ use tunnel_tests::{clock::Instant, interrupt};
 
 use self::{table::Table, upstream::Range};
 
-/// How much of each log is shown when something failed.
+/// The number of lines of each log that are shown after a failure.
 const TAIL: usize = 12;
 
 #[derive(Debug, Parser)]
 #[command(about = "Real Kubernetes on this machine, and specs on it", version)]
 struct Cli {
-    /// The folder of programs and images that `cargo xtask e2e` makes.
+    /// The folder of programs and images that `cargo xtask e2e` prepares.
     #[arg(long)]
     kit: PathBuf,
-    /// What serves Services.
+    /// The service proxy.
     #[arg(long, value_enum)]
     proxy: Which,
-    /// The manifests that put the product on every node.
+    /// The manifests that deploy the product to every node.
     #[arg(long, required_if_eq("proxy", "culvert"))]
     manifests: Option<PathBuf>,
-    /// The archive of its image.
+    /// The archive of the product's image.
     #[arg(long, required_if_eq("proxy", "culvert"))]
     image: Option<PathBuf>,
     /// Our own specs and a handful of Kubernetes' own.
@@ -51,16 +51,16 @@ struct Cli {
     /// Only specs whose names match.
     #[arg(long)]
     focus: Option<String>,
-    /// Leave the cluster until Enter.
+    /// Keep the cluster until Enter.
     #[arg(long)]
     keep: bool,
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
 enum Which {
-    /// The product.
+    /// Culvert.
     Culvert,
-    /// Kubernetes' own, in its nftables mode.
+    /// kube-proxy, in its nftables mode.
     KubeProxy,
 }
 
@@ -75,7 +75,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Whether everything passed.
+/// Runs the specs; true if all passed.
 fn run(cli: &Cli) -> Result<bool> {
     interrupt::clean_up_first()?;
     let focus = cli.focus.as_deref().map(Regex::new).transpose()?;
@@ -149,7 +149,7 @@ fn run_specs(cluster: &Cluster, cli: &Cli, focus: Option<&Regex>, table: &mut Ta
     Ok(())
 }
 
-/// What helps to see why.
+/// Saves the cluster's objects as logs, and prints the end of each log.
 fn show_failure(cluster: &Cluster) -> Result<()> {
     for (name, kinds, option) in [
         ("pods", "pods", "--output=wide"),

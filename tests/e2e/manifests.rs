@@ -1,17 +1,17 @@
-//! Objects that specs are made of, in YAML.
+//! The objects of the specs, in YAML.
 
-/// Every spec's objects are in this namespace.
+/// The namespace of every spec's objects.
 pub(crate) const NAMESPACE: &str = "specs";
 
 /// The image of all pods.
 const IMAGE: &str = "culvert.test/agnhost:1";
 
-/// The namespace itself.
+/// Returns the namespace.
 pub(crate) fn namespace() -> String {
     format!("apiVersion: v1\nkind: Namespace\nmetadata: {{name: {NAMESPACE}}}\n")
 }
 
-/// A pod that does nothing, on a given node.
+/// Returns a pod that only waits, on this node.
 pub(crate) fn client(name: &str, node: &str) -> String {
     format!(
         "apiVersion: v1
@@ -26,8 +26,8 @@ spec:
     )
 }
 
-/// A Deployment whose pods answer HTTP and datagrams on port 8080 with their names. One that ends
-/// goes on serving until every proxy has heard of it.
+/// Returns a Deployment whose pods answer HTTP and datagrams on port 8080 with their names. A
+/// terminating pod keeps serving until every proxy has had time to follow its removal.
 pub(crate) fn deployment(name: &str, replicas: usize) -> String {
     format!(
         "apiVersion: apps/v1
@@ -57,7 +57,7 @@ spec:
     )
 }
 
-/// A Service of both families, on port 80 and over each of the protocols.
+/// Returns a Service of both families on port 80, with each of the protocols.
 pub(crate) fn service(name: &str, protocols: &[&str]) -> String {
     let ports = protocols.iter().map(|protocol| {
         let port = protocol.to_lowercase();

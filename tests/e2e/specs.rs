@@ -1,4 +1,5 @@
-//! Our own specs. One is a function whose name in the list is a sentence about what holds.
+//! Culvert's own specs. Each is a function; its name in the list is a sentence about the expected
+//! behaviour.
 
 mod attached;
 mod audit;
@@ -19,14 +20,14 @@ use tunnel_tests::clock::Instant;
 
 use crate::stage::Stage;
 
-/// What a spec wants of the cluster.
+/// The requirements of a spec.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Wants {
-    /// Whatever serves Services.
+    /// Any service proxy.
     AnyProxy,
-    /// The product.
+    /// Culvert.
     Product,
-    /// The product, and an edge whose network lets only outgoing connections through.
+    /// Culvert, and an edge whose network permits only outgoing connections.
     Tunnel,
 }
 
@@ -38,7 +39,7 @@ pub(crate) struct Spec {
     body: fn(&Stage<'_>) -> Result<()>,
 }
 
-/// All, in the order in which they run.
+/// All specs, in the order of the run.
 pub(crate) const ALL: [Spec; 13] = [
     spec(
         "pods on all nodes resolve names over UDP and TCP and reach the API server",
@@ -111,7 +112,7 @@ const fn spec(name: &'static str, wants: Wants, body: fn(&Stage<'_>) -> Result<(
     Spec { name, wants, body }
 }
 
-/// Runs one, and tells of it.
+/// Runs a spec, and prints and returns its result.
 pub(crate) fn run(spec: &Spec, stage: &Stage<'_>) -> Result<Case> {
     let start = Instant::now();
     let has_product = matches!(stage.cluster.proxy, Proxy::Culvert(_));

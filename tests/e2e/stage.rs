@@ -1,4 +1,4 @@
-//! What all specs find: a Service with backends on the nodes, and clients on each.
+//! The stage of all specs: a Service with backends on the nodes, and clients on each node.
 
 use std::{
     io,
@@ -18,33 +18,33 @@ use tunnel_tests::{
 
 use crate::manifests::{self, NAMESPACE};
 
-/// How long the nodes may take to know of a change.
+/// The time that all nodes have to follow a change.
 pub(crate) const KNOWN: Duration = Duration::from_secs(30);
 
-/// How many backends the Service has.
+/// The number of backends of the Service.
 pub(crate) const BACKENDS: usize = 4;
 
 /// The port of every Service.
 const PORT: u16 = 80;
 
-/// Somebody who connects.
+/// A client: a pod or a host.
 #[derive(Clone, Debug)]
 pub(crate) struct Client {
-    /// Where it is.
+    /// The description of the client's place.
     pub(crate) name: String,
     pub(crate) place: Place,
 }
 
-/// The cluster with what specs need on it.
+/// The cluster, with the objects of the specs.
 #[derive(Debug)]
 pub(crate) struct Stage<'a> {
     pub(crate) cluster: &'a Cluster,
-    /// On each node a pod and the host.
+    /// A pod and the host of each node.
     pub(crate) clients: Vec<Client>,
 }
 
 impl<'a> Stage<'a> {
-    /// Makes it, and waits until it is there.
+    /// Creates the objects, and waits until they are ready.
     pub(crate) fn set(cluster: &'a Cluster) -> Result<Self> {
         let kubectl = &cluster.kubectl;
         let mut objects = vec![
@@ -88,7 +88,7 @@ impl<'a> Stage<'a> {
         self.kubectl().run(&[&["-n", NAMESPACE], words].concat())
     }
 
-    /// The addresses of a Service, once every client is answered by each.
+    /// Returns the addresses of a Service, once each of them has answered every client.
     pub(crate) fn answering(&self, service: &str) -> Result<Vec<SocketAddr>> {
         let addresses = self.addresses(service)?;
         for client in &self.clients {
@@ -100,8 +100,8 @@ impl<'a> Stage<'a> {
         Ok(addresses)
     }
 
-    /// Does something while every client connects to each of some addresses at a rate, for no longer
-    /// than that. No connect may fail meanwhile. What each load saw.
+    /// Runs a story while every client connects to each of the addresses at a rate, for at most
+    /// `longest`. No connect may fail. Returns the report of each load.
     pub(crate) fn under_load(
         &self,
         addresses: &[SocketAddr],
@@ -132,39 +132,39 @@ impl<'a> Stage<'a> {
         Ok(reports.into_iter().map(|(_, report)| report).collect())
     }
 
-    /// The addresses of a Service.
+    /// Returns the addresses of a Service.
     pub(crate) fn addresses(&self, service: &str) -> Result<Vec<SocketAddr>> {
         self.cluster.service(NAMESPACE, service, PORT)
     }
 }
 
 impl Client {
-    /// Asks a Service for the name of its backend so many times.
+    /// Requests the name of the backend this many times.
     pub(crate) fn ask(&self, to: SocketAddr, times: u32) -> Report {
         let rate = 200;
         let lasting = Duration::from_secs(1) * times / rate;
         self.load(&Plan::new(to, rate, lasting))
     }
 
-    /// Connects within a time.
+    /// Connects with a time limit.
     pub(crate) fn connect(&self, to: SocketAddr, within: Duration) -> io::Result<()> {
         let socket = self.place.socket(Domain::for_address(to), Type::STREAM)?;
         connect_within(&socket, to, within)
     }
 
-    /// Asks as planned.
+    /// Runs the planned requests.
     pub(crate) fn load(&self, plan: &Plan) -> Report {
         let sockets = |domain, kind| self.place.socket(domain, kind);
         tcp::run_at(plan, "/hostname", &sockets)
     }
 
-    /// A UDP socket of the family of an address.
+    /// Creates a UDP socket in the family of an address.
     pub(crate) fn udp(&self, to: SocketAddr) -> io::Result<UdpSocket> {
         let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
         self.place.udp(any)
     }
 
-    /// Asks a Service for the name of its backend in a datagram.
+    /// Requests the name of the backend in a datagram.
     pub(crate) fn ask_by_datagram(&self, to: SocketAddr) -> Result<String> {
         let socket = self.udp(to)?;
         socket.send_to(b"hostname", to)?;
@@ -175,7 +175,7 @@ impl Client {
     }
 }
 
-/// The name of the pod that is on a node for its specs.
+/// Returns the name of the client pod on a node.
 pub(crate) fn pod_on(node: &str) -> String {
     format!("on-{node}")
 }

@@ -1,10 +1,10 @@
-//! What became of the specs.
+//! The table of results.
 
 use std::fmt;
 
 use tunnel_cluster::ginkgo::{Case, Verdict};
 
-/// All of them.
+/// The results of all specs.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Table {
     rows: Vec<Case>,
@@ -19,7 +19,7 @@ impl Table {
         self.count(Verdict::Failed)
     }
 
-    /// How many were not skipped.
+    /// Returns the number of specs that were not skipped.
     pub(crate) fn ran(&self) -> usize {
         self.failed() + self.count(Verdict::Passed) + self.count(Verdict::NotYet)
     }

@@ -1,4 +1,4 @@
-//! Which of Kubernetes' own specs are run, and what is expected of them.
+//! The selection of Kubernetes' own specs, and their expected results.
 
 mod not_yet;
 
@@ -13,10 +13,10 @@ use tunnel_cluster::{
 
 use self::not_yet::{NODE_PORTS, NODE_PORTS_ELSEWHERE, NOT_YET};
 
-/// What stands before the names of all specs of the network.
+/// The prefix of the names of all network specs.
 const GROUP: &str = "[sig-network] ";
 
-/// Quick ones that need no more than a Service's own address and DNS.
+/// Fast specs that need only ClusterIPs and DNS.
 const FEW: [&str; 6] = [
     "API Server should provide secure master service",
     "DNS should provide DNS for services ",
@@ -26,7 +26,7 @@ const FEW: [&str; 6] = [
     "Services should serve multiport endpoints from pods",
 ];
 
-/// What has to do with Services, by parts of names.
+/// Specs about Services, by parts of their names.
 const WIDER: [&str; 12] = [
     "Services",
     "Traffic Distribution",
@@ -42,7 +42,7 @@ const WIDER: [&str; 12] = [
     "EndpointSliceMirr",
 ];
 
-/// What can't be asked of nodes on one machine without a cloud, or would break it.
+/// Specs that need several machines or a cloud, or that would disturb this machine.
 const NOT_HERE: [&str; 9] = [
     "Disruptive",
     "Feature:LoadBalancer",
@@ -55,10 +55,9 @@ const NOT_HERE: [&str; 9] = [
     "sctp",
 ];
 
-/// What a spec of Kubernetes' own came to, measured by what the product is known not to pass yet. A
-/// spec that passes in spite of that is a failure, so that the list stays true; and so is one that is
-/// said to fail for node ports of other nodes, if no packet shows it. Where the client may be on the node
-/// that it dials, either is as it should be.
+/// Judges the result of one of Kubernetes' own specs by the list of known failures. A listed spec that
+/// passes is a failure, so that the list stays correct. A spec listed for node ports of other nodes also
+/// fails if no such packet was lost. If its client may be on the dialled node, a pass is accepted, too.
 pub(crate) fn judge(mut case: Case, is_product: bool, fates: &Fates) -> Case {
     let Some(missing) = missing(&case.name).filter(|_| is_product) else {
         return case;
@@ -83,14 +82,14 @@ pub(crate) fn judge(mut case: Case, is_product: bool, fates: &Fates) -> Case {
     case
 }
 
-/// What packets show.
+/// The known failures that the capture must confirm.
 const IN_TRACE: [&str; 2] = [NODE_PORTS, NODE_PORTS_ELSEWHERE];
 
-/// The port that Kubernetes' specs of conntrack send from; they don't name the node port.
+/// The source port of Kubernetes' conntrack specs, whose logs lack the node port.
 const CONNTRACK_FROM: u16 = 12_345;
 
-/// The node ports that a spec names in its log, or sent to as only its like does, and that answered
-/// nothing; and what became of what was sent there.
+/// Returns the node ports without an answer that the spec names in its log, or that only conntrack specs
+/// sent to, with the fates of their packets.
 fn lost(case: &Case, fates: &Fates) -> Vec<String> {
     let log = &case.log;
     let is_of_conntrack = case.name.contains("Conntrack");
@@ -115,7 +114,7 @@ fn lost(case: &Case, fates: &Fates) -> Vec<String> {
         .collect()
 }
 
-/// What the product lacks for a spec, if anything.
+/// Returns the feature that the product lacks for a spec, if any.
 fn missing(name: &str) -> Option<&'static str> {
     let name = name.strip_prefix(GROUP)?;
     let mut known = NOT_YET.iter();
@@ -123,16 +122,16 @@ fn missing(name: &str) -> Option<&'static str> {
     Some(missing)
 }
 
-/// How many of them.
+/// A selection of Kubernetes' own specs.
 #[derive(Clone, Debug)]
 pub(crate) enum Range {
-    /// The quick ones.
+    /// The fast ones.
     Few,
-    /// Those of the network whose names match.
+    /// Network specs with matching names.
     Matching(String),
-    /// Those of the network that every cluster must pass.
+    /// Network specs of the conformance suite.
     Conformance,
-    /// Those beyond: what Services can do that not every cluster must.
+    /// Network specs about Services beyond the conformance suite.
     Wider,
 }
 
@@ -157,7 +156,7 @@ impl Range {
         }
     }
 
-    /// How many there are, where that is known: some that were not run must not go unnoticed.
+    /// Returns the number of specs in the selection, if known, so that missing ones are noticed.
     const fn count(&self) -> Option<usize> {
         match self {
             Self::Few => Some(FEW.len()),
@@ -167,14 +166,14 @@ impl Range {
         }
     }
 
-    /// Whether specs of ours are run too, which another range does.
+    /// True if Culvert's own specs run, too; those of `Wider` run with another selection.
     pub(crate) const fn has_ours(&self) -> bool {
         !matches!(self, Self::Wider)
     }
 }
 
-/// Runs them; they come sorted, as they run in any order. The second value is what became meanwhile of
-/// packets to node ports of other nodes.
+/// Runs a selection; returns the results, sorted since specs run in any order, and the fates of packets
+/// to node ports of other nodes.
 pub(crate) fn run(cluster: &Cluster, range: &Range) -> Result<(Vec<Case>, Fates)> {
     let trace = cluster.trace()?;
     let mut cases = ginkgo::run(cluster, &range.choice())?;
@@ -201,8 +200,7 @@ mod tests {
         }
     }
 
-    /// What became of packets to node ports: the address, how often it was asked, and how often it
-    /// answered.
+    /// Builds fates from addresses of node ports, and the numbers of requests and answers.
     fn fates(ports: &[(&str, u64, u64)]) -> Fates {
         let fate = |&(at, asked, answered): &(&str, u64, u64)| {
             let fate = Fate {

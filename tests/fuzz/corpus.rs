@@ -1,4 +1,4 @@
-//! Every seed, taken by its parser once: what fuzzing found stays found, also where nothing fuzzes.
+//! Parses every seed once, so that bugs found by fuzzing stay fixed, also where no fuzzer runs.
 #![expect(clippy::tests_outside_test_module, reason = "all of it is tests")]
 
 use std::{fs, path::Path};
@@ -6,7 +6,7 @@ use std::{fs, path::Path};
 use anyhow::{Context as _, Result, ensure};
 use tunnel_userspace::fuzz;
 
-/// Gives each seed of a target, and without its last byte, to its parser.
+/// Passes each seed of a target to its parser, complete and without its last byte.
 fn all_hold(target: &str, holds: impl Fn(&[u8]) -> bool) -> Result<()> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("corpus")

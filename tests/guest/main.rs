@@ -1,5 +1,5 @@
-//! The first process of a test machine (`cargo xtask vm`): makes a system of what the initramfs
-//! holds, runs what its plan says, reports over a port, and ends the machine with the outcome.
+//! The init process of a test machine (`cargo xtask vm`): sets up a system from the initramfs, runs its
+//! plan, reports over a port, and ends the machine with the outcome.
 
 mod plan;
 mod port;
@@ -14,7 +14,7 @@ use tunnel_tests::clock::Instant;
 use crate::port::Port;
 
 fn main() -> ExitCode {
-    // The kernel calls `/init` again, as another process, for modules that it misses.
+    // The kernel also starts `/init` as its module loader, for modules that it misses.
     if nix::unistd::Pid::this().as_raw() != 1 {
         return system::note_wanted_module();
     }
@@ -26,8 +26,8 @@ fn main() -> ExitCode {
             });
             port.end(passed)
         }
-        // Without the port nobody can be told but by the end of the machine: the kernel panics when
-        // its first process ends, and that counts as a failure.
+        // Without the port, only the end of the machine can report: the kernel panics when its init
+        // process exits, which counts as a failure.
         Err(_error) => ExitCode::FAILURE,
     }
 }

@@ -1,4 +1,4 @@
-//! What a machine is to run, one program after the other.
+//! The plan of a machine: programs that run one after another.
 
 use std::{
     collections::BTreeMap,
@@ -19,7 +19,7 @@ use crate::port::Port;
 
 const PLAN: &str = "/etc/plan.json";
 
-/// What a machine is to run.
+/// The plan of a machine.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Plan {
     /// The environment of every program.
@@ -27,15 +27,15 @@ pub(crate) struct Plan {
     pub(crate) entries: Vec<Entry>,
 }
 
-/// One program.
+/// A program.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Entry {
     name: String,
     /// The program and its arguments.
     command: Vec<String>,
-    /// How long it may take.
+    /// The time limit in seconds.
     seconds: u64,
-    /// Whether it has the console, for somebody to type at.
+    /// True if the program gets the console, for interactive use.
     #[serde(default)]
     interactive: bool,
 }
@@ -45,7 +45,7 @@ pub(crate) fn read() -> Result<Plan> {
     serde_json::from_slice(&text).with_context(|| format!("{PLAN} is no plan"))
 }
 
-/// Runs a program, tells what it prints, and whether it was a success.
+/// Runs a program and reports its output; true if it succeeded.
 pub(crate) fn run(
     entry: &Entry,
     environment: &BTreeMap<String, String>,
@@ -76,7 +76,8 @@ pub(crate) fn run(
     Ok(is_good)
 }
 
-/// Follows a program to its end, or ends it at the limit; its exit code, if it gave one.
+/// Forwards the output of a program until its end, and kills it at the limit. Returns its exit code, if
+/// any.
 fn watch(mut child: Child, limit: Duration, port: &Port) -> Result<Option<i32>> {
     let (said, heard) = mpsc::channel();
     if let Some(out) = child.stdout.take() {

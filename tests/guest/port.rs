@@ -1,17 +1,17 @@
-//! Two ports of the machine: one whose bytes the other side of the glass writes down, and one that
-//! ends the machine with a number.
+//! Two I/O ports of the machine: QEMU logs the bytes of one, and ends the machine with the number
+//! written to the other.
 #![expect(unsafe_code, reason = "ports of the machine are no files")]
 
 use std::{arch::asm, io, process::ExitCode};
 
 /// `isa-debugcon` of QEMU.
 const REPORT: u16 = 0xe9;
-/// `isa-debug-exit` of QEMU: the machine ends with twice the number and one.
+/// `isa-debug-exit` of QEMU, whose exit status is twice the number plus one.
 const END: u16 = 0xf4;
 const PASSED: u8 = 0x10;
 const FAILED: u8 = 0x11;
 
-/// The ports, once we may use them.
+/// The ports, once this process may use them.
 pub(crate) struct Port(());
 
 impl Port {
@@ -25,12 +25,12 @@ impl Port {
         }
     }
 
-    /// Tells what happened.
+    /// Reports an event.
     pub(crate) fn event(&self, event: &serde_json::Value) {
         self.write(&format!("{event}\n"));
     }
 
-    /// Tells what a program printed.
+    /// Reports a line of a program's output.
     pub(crate) fn line(&self, line: &str) {
         self.write(&format!("| {line}\n"));
     }
@@ -44,7 +44,7 @@ impl Port {
     /// Ends the machine with the outcome.
     pub(crate) fn end(self, passed: bool) -> ExitCode {
         out(END, if passed { PASSED } else { FAILED });
-        // A machine without that port goes on, until the kernel misses its first process.
+        // A machine without that port runs on until its init process exits.
         ExitCode::FAILURE
     }
 }

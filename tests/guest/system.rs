@@ -1,4 +1,4 @@
-//! File systems and modules: what a distribution's init would have done.
+//! File systems and modules, as a distribution's init sets them up.
 
 use std::{
     env, fs,
@@ -16,13 +16,13 @@ use nix::{
     sys::utsname::uname,
 };
 
-/// Modules, each behind those that it needs; written when the initramfs was made.
+/// The list of modules, each after its dependencies; written with the initramfs.
 const MODULES: &str = "/etc/modules.list";
-/// Modules that the kernel asked for and that nobody had loaded.
+/// Modules that the kernel requested and that were not loaded.
 const WANTED: &str = "/run/wanted";
-/// Tests that did not run, for want of a feature of the kernel: the plan says to tests where.
+/// Tests that did not run since the kernel lacks a feature; the plan passes this path to tests.
 const SKIPS: &str = "/run/skips";
-/// The program that the kernel starts to have a module loaded.
+/// The path of the program that the kernel starts to load a module.
 const MODPROBE: &str = "/proc/sys/kernel/modprobe";
 
 const FILE_SYSTEMS: [(&str, &str); 9] = [
@@ -56,23 +56,23 @@ pub(crate) fn mount_all() -> Result<()> {
     fs::write(MODPROBE, "/init").context("cannot say who loads modules")
 }
 
-/// The release of the kernel.
+/// Returns the release of the kernel.
 pub(crate) fn release() -> Result<String> {
     Ok(uname()?.release().to_string_lossy().into_owned())
 }
 
-/// Seconds since the machine was started.
+/// Returns the seconds since the machine started.
 pub(crate) fn uptime() -> Result<f64> {
     let text = fs::read_to_string("/proc/uptime")?;
     let first = text.split(' ').next().context("no uptime")?;
     Ok(first.parse()?)
 }
 
-/// What became of the modules.
+/// The results of loading the modules.
 #[derive(Debug, Default)]
 pub(crate) struct Modules {
     pub(crate) loaded: u32,
-    /// Those that the kernel refused, with its reason.
+    /// The modules that the kernel refused, with its error.
     pub(crate) refused: Vec<String>,
 }
 
@@ -96,15 +96,15 @@ fn load(path: &Path) -> Result<()> {
     }
 }
 
-/// Called by the kernel with the name of a module that it misses: there is none to load but those
-/// of the list, so the name is only kept for the report.
+/// Records the name of a module that the kernel misses. There are no modules but those of the list, so
+/// the name is only kept for the report.
 pub(crate) fn note_wanted_module() -> ExitCode {
     let name = env::args().next_back().unwrap_or_default();
     let note = || -> std::io::Result<()> {
         let mut wanted = OpenOptions::new().create(true).append(true).open(WANTED)?;
         writeln!(wanted, "{name}")
     };
-    // Either way the kernel goes on without the module.
+    // Either exit code makes the kernel continue without the module.
     if note().is_ok() {
         ExitCode::SUCCESS
     } else {
@@ -112,12 +112,12 @@ pub(crate) fn note_wanted_module() -> ExitCode {
     }
 }
 
-/// The modules that the kernel missed, each once.
+/// Returns the modules that the kernel missed, without duplicates.
 pub(crate) fn wanted_modules() -> Vec<String> {
     lines(WANTED)
 }
 
-/// The tests that did not run, each with what the kernel lacks.
+/// Returns the tests that did not run, each with the missing feature.
 pub(crate) fn skips() -> Vec<String> {
     lines(SKIPS)
 }

@@ -1,4 +1,4 @@
-//! Ends: whatever ends a laboratory, nothing of it stays.
+//! The end of a laboratory: in every case, nothing of it remains.
 
 use std::{
     fs,
@@ -18,10 +18,10 @@ use tunnel_tests::{cgroup, lab, topology::Topology, wait};
 
 const GONE: Duration = Duration::from_secs(10);
 
-/// A node held by a process of its own, in which a further process runs.
+/// A node that is held by a separate process, with another process in it.
 struct Held {
     process: Child,
-    /// The processes that hold its places.
+    /// The agents that hold its places.
     agents: Vec<i32>,
     cgroup: PathBuf,
     folder: PathBuf,
@@ -114,7 +114,7 @@ fn what_a_process_leaves_that_is_killed_with_9_is_swept_after_its_end() -> Resul
 fn a_request_to_end_leaves_nothing() -> Result<()> {
     let mut held = hold()?;
 
-    // Kept open: its end would be a reason to stop as well.
+    // Kept open: EOF on standard input would end the process, too.
     let _stdin = held.process.stdin.take();
     kill(
         Pid::from_raw(i32::try_from(held.process.id())?),

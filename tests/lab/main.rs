@@ -1,5 +1,5 @@
-//! The laboratory itself: that places are what they claim, and that nothing of them stays.
-//! Needs the rights of root and a cgroup v2 hierarchy.
+//! Tests of the laboratory itself: the properties of places, and their complete removal. Needs root and
+//! a cgroup v2 hierarchy.
 
 #[cfg(test)]
 mod edge;

@@ -1,4 +1,4 @@
-//! Places: namespaces, cgroups and the sockets made in them.
+//! Places: namespaces, cgroups and the sockets created in them.
 
 use std::{
     fmt::Debug,
@@ -53,7 +53,7 @@ fn every_place_reaches_every_other_over_both_families() -> Result<()> {
         one.connect((address, 81))?;
     }
 
-    // A connect is back before the server's thread has accepted it.
+    // A connect returns before the server's thread has accepted it.
     let counted = || server.record().map_or(0, |record| record.total().accepted);
     wait::until(SOON, || counted() >= 6)?;
     assert_eq!(counted(), 6);
@@ -93,7 +93,7 @@ fn a_service_address_fails_at_once_where_nothing_translates_it() -> Result<()> {
     Ok(())
 }
 
-/// Checks that a connect fails at once, for want of a route.
+/// Checks that a connect fails at once since there is no route.
 pub(crate) fn expect_no_way(place: &Place, to: impl ToSocketAddrs + Copy + Debug) {
     let error = place.connect(to).expect_err("nobody has this address");
     let expected = [ErrorKind::HostUnreachable, ErrorKind::NetworkUnreachable];

@@ -1,4 +1,4 @@
-//! Requests to the API server over one connection, whose answers can be timed.
+//! Requests to the API server over one connection, so that each response can be timed.
 
 use std::{
     io::{BufReader, Write as _},
@@ -15,7 +15,7 @@ use tunnel_tests::{http::Head, pki::provider, place::Place};
 
 use super::pki::Pki;
 
-/// A connection of the administrator's.
+/// A connection as the administrator.
 pub struct Api {
     stream: BufReader<StreamOwned<ClientConnection, TcpStream>>,
     host: String,
@@ -44,12 +44,12 @@ impl Api {
         })
     }
 
-    /// Makes an object.
+    /// Creates an object.
     pub fn post(&mut self, path: &str, body: &str) -> Result<()> {
         self.ask("POST", path, "application/json", body)
     }
 
-    /// Changes an object (RFC 7386).
+    /// Changes an object by a JSON merge patch (RFC 7386).
     pub fn patch(&mut self, path: &str, body: &str) -> Result<()> {
         self.ask("PATCH", path, "application/merge-patch+json", body)
     }

@@ -1,5 +1,5 @@
-//! A control plane without controllers, and the hosts of two nodes without kubelets: for what only
-//! watches the API server.
+//! A control plane without controllers, and the hosts of two nodes without kubelets: for programs that
+//! only watch the API server.
 
 use std::{net::SocketAddr, path::PathBuf};
 
@@ -15,30 +15,30 @@ use super::{
     network::{self, NODES, Size},
 };
 
-/// It ends when it is dropped.
+/// A running control plane with its hosts; it ends on drop.
 #[derive(Debug)]
 pub struct Bare {
-    /// Held, not used.
+    /// The control plane, held for its drop.
     _control: Control,
-    /// What all parts share.
+    /// The network, the programs and the logs.
     pub site: Site,
 }
 
 /// A host that a proxy runs on.
 #[derive(Clone, Debug)]
 pub struct Host {
-    /// The name of its Node.
+    /// The name of the host's Node.
     pub name: &'static str,
-    /// Where it is.
+    /// The host's network namespace and control group.
     pub place: Place,
-    /// The control group of everything on it.
+    /// The control group of all processes on the host.
     pub cgroup: PathBuf,
-    /// Its own address.
+    /// The host's own IPv4 address.
     pub address: String,
 }
 
 impl Bare {
-    /// Starts it, and waits until the API server answers.
+    /// Starts the control plane, and waits until the API server answers.
     pub fn start(kit: Kit, logs: Logs) -> Result<Self> {
         let site = Site::new(kit, logs, Size::Two)?;
         Ok(Self {
@@ -47,7 +47,7 @@ impl Bare {
         })
     }
 
-    /// A host by its number.
+    /// Returns a host by its number.
     pub fn host(&self, number: usize) -> Result<Host> {
         let place = self.site.network.hosts.get(number);
         let (name, group) = NODES.get(number).copied().context("no such node")?;
@@ -60,14 +60,14 @@ impl Bare {
         })
     }
 
-    /// A connection of the administrator's to the API server.
+    /// Connects to the API server as the administrator.
     pub fn api(&self) -> Result<Api> {
         let [address, _] = network::addresses(0);
         let server = SocketAddr::new(address.parse()?, 6443);
         Api::connect(self.site.network.cloud(), server, &self.site.pki)
     }
 
-    /// The client config of the administrator.
+    /// Returns the path of the administrator's client config.
     #[must_use]
     pub fn kubeconfig(&self) -> String {
         self.site.pki.file("admin.kubeconfig")

@@ -12,18 +12,18 @@ use tunnel_tests::{
 
 use super::{Site, kubectl::Kubectl, network};
 
-/// How long the API server may take on a busy machine.
+/// The time that the API server has to answer on a busy machine.
 const READY: Duration = Duration::from_secs(120);
 
-/// The ranges of Services.
+/// The ranges of ClusterIPs.
 const SERVICES: &str = "10.96.0.0/16,fd00:10:96::/112";
 
-/// Without the API server no kubelet tells of itself, and a node that is silent for 50 s isn't ready, nor
-/// are its pods and the endpoints of its Services. A spec that takes the API server away for longer is
-/// about what was known before.
+/// Without the API server, no kubelet can post its node's status, and a node without a status for 50 s
+/// becomes not ready, with its pods and endpoints. A spec that stops the API server for longer tests the
+/// last known state, so it needs a longer period.
 const NODES_STAY_READY: &str = "--node-monitor-grace-period=10m";
 
-/// What service accounts asked for: who has more rights than it uses shows here.
+/// The audit policy: requests of service accounts, from which a spec finds unused rights.
 const AUDIT: &str = "apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [RequestReceived]
@@ -33,27 +33,27 @@ rules:
 - level: None
 ";
 
-/// Its processes. They end when it is dropped.
+/// The processes of the control plane; they end on drop.
 #[derive(Debug)]
 pub struct Control {
     pub(super) kubectl: Kubectl,
     api_server: Daemon,
-    /// What starts the API server.
+    /// The place and the command of the API server.
     host: Place,
     command: Vec<String>,
-    /// The others: held, not used.
+    /// The other processes, held for their drop.
     daemons: Vec<Process>,
 }
 
 impl Control {
-    /// Starts all of it on the cloud's host, and waits until the API server answers.
+    /// Starts the control plane on the cloud's host, and waits until the API server answers.
     pub(super) fn start(site: &Site) -> Result<Self> {
         let mut control = Self::start_api(site)?;
         control.start_rest(site)?;
         Ok(control)
     }
 
-    /// Starts etcd and the API server there, and waits until it answers.
+    /// Starts etcd and the API server on the cloud's host, and waits until the latter answers.
     pub(super) fn start_api(site: &Site) -> Result<Self> {
         let host = site.network.cloud();
         let config = site.pki.file("admin.kubeconfig");
@@ -88,7 +88,7 @@ impl Control {
         self.api_server.end(Signal::SIGKILL)
     }
 
-    /// Starts the API server, also again, and waits until it answers.
+    /// Starts or restarts the API server, and waits until it answers.
     pub fn start_api_server(&self) -> Result<()> {
         self.api_server.start(&self.host, &self.command)?;
         let ready = ["get", "--raw", "/readyz"];
@@ -97,13 +97,13 @@ impl Control {
     }
 }
 
-/// Starts a part, which writes a log of its name.
+/// Starts a process of the control plane, with a log of its name.
 fn daemon(site: &Site, name: &str, command: &[String]) -> Result<Process> {
     let log = site.logs.create(name)?;
     site.network.cloud().command(command).log(log).start()
 }
 
-/// The command of a program of Kubernetes' own.
+/// Builds the command of a Kubernetes program.
 fn command(site: &Site, program: &str, arguments: Vec<String>) -> Vec<String> {
     let mut command = site.kit.command(&[&site.kit.program(program)]);
     command.extend(arguments);
@@ -158,7 +158,7 @@ fn controllers(site: &Site) -> Vec<String> {
     arguments
 }
 
-/// The arguments of a client that serves nobody but itself.
+/// Returns the arguments of a component that is only a client of the API server.
 fn client(site: &Site, user: &str) -> Vec<String> {
     let config = site.pki.file(&format!("{user}.kubeconfig"));
     vec![

@@ -1,23 +1,23 @@
-//! The control groups that a kubelet puts its pods under.
+//! The control groups of a kubelet's pods.
 
 use std::{fs, path::Path};
 
 use anyhow::{Context as _, Result};
 use tunnel_tests::{cgroup, lab::Lab};
 
-/// Makes the group of a node in every hierarchy; its path below each of them.
+/// Creates the group of a node in every hierarchy; returns its path below each of them.
 pub(super) fn make(lab: &Lab, group: &str) -> Result<String> {
     let path = format!("{}/{group}", lab.name());
     let legacy = cgroup::legacy()?;
     for hierarchy in &legacy {
         cgroup::create(&hierarchy.join(&path))?;
-        // A group of this controller is born with neither CPU nor memory.
+        // A new group of the cpuset controller has neither CPUs nor memory nodes.
         for file in ["cpuset.cpus", "cpuset.mems"] {
             seed(hierarchy, &path, file)?;
         }
     }
     if legacy.is_empty() {
-        // With version 2 alone, controllers are handed down level by level.
+        // With version 2 alone, each level must enable the controllers for the next one.
         let root = cgroup::mount_point()?;
         for level in ["", lab.name(), &path] {
             hand_down(&root.join(level))?;

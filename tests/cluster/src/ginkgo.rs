@@ -1,4 +1,5 @@
-//! Kubernetes' own specs: run by ginkgo on the cloud node, as several of them talk to nodes directly.
+//! Kubernetes' own specs, run by ginkgo on the cloud node, since several of them connect to nodes
+//! directly.
 
 use std::{fmt, fs, time::Duration};
 
@@ -6,52 +7,52 @@ use anyhow::{Context as _, Result, ensure};
 
 use super::Cluster;
 
-/// How long ginkgo may take after its own limit.
+/// The time that ginkgo may take beyond its own limit.
 const SLACK: Duration = Duration::from_secs(60);
 
-/// What to run, and how.
+/// The specs to run, and their limits.
 #[derive(Clone, Debug)]
 pub struct Choice {
-    /// Specs whose names match one of some regular expressions.
+    /// The selected specs: regular expressions of their names.
     pub focus: Vec<String>,
-    /// But for those whose names match one of these.
+    /// The excluded specs: regular expressions of their names.
     pub skip: Vec<String>,
-    /// How many run at a time: they wait for most of their time.
+    /// The number of concurrent specs; most of their time is waiting.
     pub side_by_side: u32,
-    /// How long all of them may take together.
+    /// The time limit of the complete run.
     pub limit: Duration,
 }
 
-/// What became of a spec.
+/// The result of a spec.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Case {
-    /// Its name, without what it is labelled with.
+    /// The name of the spec, without its labels.
     pub name: String,
-    /// How it ended.
+    /// The verdict on the spec.
     pub verdict: Verdict,
-    /// How long it took.
+    /// The duration of the spec.
     pub took: Duration,
-    /// What it said, if it failed.
+    /// The message of a failed spec.
     pub message: String,
-    /// Everything it told on the way.
+    /// The log of the spec.
     pub log: String,
 }
 
-/// How a spec ended.
+/// The verdict on a spec.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Verdict {
-    /// It holds.
+    /// The spec passed.
     Passed,
-    /// It doesn't.
+    /// The spec failed.
     Failed,
-    /// It doesn't, as is known, and why.
+    /// The spec failed for a known reason.
     NotYet,
-    /// It can't be asked here.
+    /// The spec can't run here.
     Skipped,
 }
 
 impl Case {
-    /// What became of a spec that left no log.
+    /// Creates the result of a spec without a log.
     #[must_use]
     pub fn new(name: &str, verdict: Verdict, took: Duration, message: String) -> Self {
         Self {
@@ -77,7 +78,7 @@ impl fmt::Display for Case {
     }
 }
 
-/// Runs specs.
+/// Runs specs; returns their results.
 pub fn run(cluster: &Cluster, choice: &Choice) -> Result<Vec<Case>> {
     let (kit, logs) = (&cluster.site.kit, &cluster.site.logs);
     let mut command = kit.command(&[&kit.program("ginkgo"), "--no-color"]);
@@ -116,8 +117,7 @@ pub fn run(cluster: &Cluster, choice: &Choice) -> Result<Vec<Case>> {
     Ok(cases)
 }
 
-/// The specs in a report in JUnit's format. Specs that the focus left out are in it too, as skipped
-/// in no time.
+/// Parses a JUnit report. It also lists the specs outside of the focus, as skipped with a duration of 0.
 fn read(report: &str) -> Result<Vec<Case>> {
     let mut cases = Vec::new();
     for part in report.split("<testcase ").skip(1) {
@@ -133,7 +133,7 @@ fn read(report: &str) -> Result<Vec<Case>> {
         };
         let full = value("name")?;
         let name = full.strip_prefix("[It] ");
-        // What runs before and after all specs counts when it fails.
+        // Setup and teardown of all specs count only if they fail.
         if name.is_some() || verdict == Verdict::Failed {
             cases.push(case(name.unwrap_or(&full), verdict, took, rest));
         }
@@ -155,7 +155,7 @@ fn case(name: &str, verdict: Verdict, took: Duration, rest: &str) -> Case {
     }
 }
 
-/// An attribute's value: in a report `<`, `>`, `&` and quotes in it are written as entities.
+/// Returns the value of an attribute, with its entities for `<`, `>`, `&` and quotes unescaped.
 fn attribute(head: &str, name: &str) -> Option<String> {
     let (_, rest) = head.split_once(&format!("{name}=\""))?;
     let (value, _) = rest.split_once('"')?;
@@ -180,7 +180,7 @@ fn unescaped(text: &str) -> String {
     plain
 }
 
-/// Without the labels that stand behind a name, each in brackets.
+/// Removes the labels after a name, each in brackets.
 fn plain(name: &str) -> &str {
     let mut rest = name.trim();
     while let Some((before, _)) = rest.strip_suffix(']').and_then(|it| it.rsplit_once(" [")) {

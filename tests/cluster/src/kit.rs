@@ -1,15 +1,15 @@
-//! What a cluster is made of, as `cargo xtask e2e` has made it ready.
+//! The parts of a cluster, as prepared by `cargo xtask e2e`.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
 
-/// The folders of programs in an unpacked tree of Debian's.
+/// The folders of programs in an unpacked tree of Debian packages.
 const PROGRAMS: [&str; 4] = ["usr/sbin", "usr/bin", "sbin", "bin"];
 /// The folders of libraries.
 const LIBRARIES: [&str; 2] = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"];
 
-/// A folder with programs, a tree of Debian's packages, and archives of images.
+/// A folder with programs, a tree of Debian packages, and archives of images.
 #[derive(Clone, Debug)]
 pub struct Kit {
     folder: PathBuf,
@@ -17,7 +17,7 @@ pub struct Kit {
 }
 
 impl Kit {
-    /// The kit in a folder.
+    /// Opens the kit in a folder.
     pub fn open(folder: &Path) -> Result<Self> {
         let folder = folder
             .canonicalize()
@@ -33,19 +33,19 @@ impl Kit {
         Ok(Self { folder, search })
     }
 
-    /// A program of Kubernetes' own.
+    /// Returns the path of a Kubernetes program.
     #[must_use]
     pub fn program(&self, name: &str) -> String {
         self.path("bin").join(name).display().to_string()
     }
 
-    /// Where the network plugins are.
+    /// Returns the folder of network plugins.
     #[must_use]
     pub fn network_plugins(&self) -> PathBuf {
         self.path("debian/usr/lib/cni")
     }
 
-    /// The archives of images.
+    /// Returns the archives of images.
     pub fn images(&self) -> Result<Vec<PathBuf>> {
         let mut images = Vec::new();
         for entry in std::fs::read_dir(self.path("images"))? {
@@ -58,13 +58,13 @@ impl Kit {
         Ok(images)
     }
 
-    /// Where logs go.
+    /// Returns the folder of logs.
     #[must_use]
     pub fn logs(&self) -> PathBuf {
         self.path("logs")
     }
 
-    /// A command that finds Debian's programs and their libraries first.
+    /// Builds a command that searches Debian's programs and libraries first.
     #[must_use]
     pub fn command(&self, words: &[&str]) -> Vec<String> {
         let libraries = LIBRARIES.map(|part| self.path("debian").join(part).display().to_string());

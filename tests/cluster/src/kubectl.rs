@@ -18,16 +18,16 @@ use tunnel_tests::{
 
 use super::kit::Kit;
 
-/// How long a call may take, and something in the cluster.
+/// The time limit of a call, and of a rollout in the cluster.
 const CALL: Duration = Duration::from_secs(60);
 const ROLLOUT: Duration = Duration::from_secs(120);
 
-/// A program, a place to run it in, and whom it acts for.
+/// The program, the place where it runs, and the client config.
 #[derive(Clone, Debug)]
 pub struct Kubectl {
     host: Place,
     program: String,
-    /// The client config of the administrator.
+    /// The path of the administrator's client config.
     pub config: String,
     folder: PathBuf,
     written: Arc<AtomicU32>,
@@ -45,7 +45,7 @@ impl Kubectl {
         })
     }
 
-    /// Runs it, which must succeed; what it printed.
+    /// Runs `kubectl`, which must succeed; returns its output.
     pub fn run(&self, words: &[&str]) -> Result<String> {
         let output = self.outcome(words, CALL)?;
         let (words, why) = (words.join(" "), output.stderr.trim());
@@ -53,17 +53,17 @@ impl Kubectl {
         Ok(output.stdout)
     }
 
-    /// Runs it to its end, whatever that is.
+    /// Runs `kubectl` to its end, with any exit status.
     fn outcome(&self, words: &[&str], within: Duration) -> Result<Output> {
         self.start(words)?.finish(within)
     }
 
-    /// Starts it, for what runs until it is dropped.
+    /// Starts `kubectl` for a call that runs until it is dropped.
     pub fn start(&self, words: &[&str]) -> Result<Process> {
         self.host.command(&self.command(words)).start()
     }
 
-    /// Starts it, and has it write into a file.
+    /// Starts `kubectl` with its output in a file.
     pub fn start_into(&self, words: &[&str], file: File) -> Result<Process> {
         self.host.command(&self.command(words)).log(file).start()
     }
@@ -89,7 +89,7 @@ impl Kubectl {
             .with_context(|| format!("cannot apply\n{objects}"))
     }
 
-    /// Waits until an object, which may not be there yet, has a condition.
+    /// Waits until an object, which may not exist yet, has a condition.
     pub fn wait_for(
         &self,
         kind: &str,
@@ -102,7 +102,7 @@ impl Kubectl {
         wait::until(within, || self.run(&words).is_ok_and(|said| said == "True"))
     }
 
-    /// Waits until a Deployment has the pods it wants.
+    /// Waits until the rollout of a Deployment or DaemonSet is complete.
     pub fn rolled_out(&self, namespace: &str, name: &str) -> Result<()> {
         let limit = format!("--timeout={}s", ROLLOUT.as_secs());
         let words = ["-n", namespace, "rollout", "status", name, &limit];
@@ -115,7 +115,7 @@ impl Kubectl {
         bail!("{name} in {namespace} isn't there: {why}\n{pods}")
     }
 
-    /// How to call it from a shell.
+    /// Returns the command line that runs `kubectl` from a shell.
     #[must_use]
     pub fn way_in(&self) -> String {
         format!(

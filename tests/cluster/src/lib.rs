@@ -1,5 +1,5 @@
 //! Real Kubernetes on this machine: a cloud node with the control plane, an edge node, and on demand a
-//! third, each a place of the laboratory and in a zone of its own, with a wire between them.
+//! third. Each is a place of the laboratory in its own zone, connected by a wire.
 //!
 //! ```text
 //! node-a  cloud, control plane   172.30.0.1  fd00:30:0::1   pods 10.244.0.0/24 fd00:244:0::/64
@@ -10,8 +10,8 @@
 //! node-c  cloud, `Size::Three`   172.30.2.1  fd00:30:2::1   pods 10.244.2.0/24 fd00:244:2::/64
 //! ```
 //!
-//! Every process is in a control group of the laboratory, and a node has a mount namespace of its
-//! own, so all of it ends with the laboratory, whatever ends that.
+//! Every process is in a control group of the laboratory, and each node has its own mount namespace, so
+//! everything ends with the laboratory, however that ends.
 
 pub mod api;
 pub mod bare;
@@ -46,13 +46,13 @@ use self::{
     trace::Trace,
 };
 
-/// How long the slowest part of a start may take on a busy machine.
+/// The time limit of the slowest part of a start, on a busy machine.
 const READY: Duration = Duration::from_secs(120);
 
 /// The address of the cluster's DNS.
 pub const DNS: &str = "10.96.0.10";
 
-/// What the parts of a cluster share.
+/// The shared parts of a cluster.
 #[derive(Debug)]
 pub struct Site {
     /// The wire between the nodes, and their hosts.
@@ -60,9 +60,9 @@ pub struct Site {
     pki: Pki,
     /// The programs.
     pub kit: Kit,
-    /// Where every part writes what it says.
+    /// The folder of all logs.
     pub logs: Logs,
-    /// The folder and the control group that go with it.
+    /// The laboratory with the folder and the control group.
     pub lab: Lab,
 }
 
@@ -79,18 +79,18 @@ impl Site {
     }
 }
 
-/// A cluster that is up. All of it goes when it is dropped.
+/// A running cluster; it is removed on drop.
 #[derive(Debug)]
 pub struct Cluster {
-    /// Asks the API server.
+    /// The client of the API server.
     pub kubectl: Kubectl,
-    /// The nodes, the cloud's first.
+    /// The nodes; the first one is the cloud's.
     pub nodes: Vec<Node>,
     /// The control plane.
     pub control: Control,
-    /// What serves Services.
+    /// The service proxy.
     pub proxy: Proxy,
-    /// What all parts share.
+    /// The network, the programs and the logs.
     pub site: Site,
 }
 
@@ -111,7 +111,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Has kubelets join, starts what serves Services, and waits for all of it.
+    /// Starts the kubelets and the service proxy, and waits until all of them are ready.
     fn join(&mut self) -> Result<()> {
         self.kubectl.apply(&objects::bootstrap())?;
         for node in &mut self.nodes {
@@ -136,12 +136,12 @@ impl Cluster {
             .context("there is no default service account")
     }
 
-    /// Captures what asks for node ports from other nodes.
+    /// Starts a capture of packets to node ports of other nodes.
     pub fn trace(&self) -> Result<Trace> {
         Trace::start(&self.site)
     }
 
-    /// The addresses of a Service, IPv4 first, with a port.
+    /// Returns the addresses of a Service, IPv4 first, with a port.
     pub fn service(&self, namespace: &str, name: &str, port: u16) -> Result<Vec<SocketAddr>> {
         let path = "jsonpath={.spec.clusterIPs[*]}";
         let words = ["-n", namespace, "get", "service", name, "-o", path];
@@ -154,7 +154,7 @@ impl Cluster {
         Ok(addresses)
     }
 
-    /// How to get into the nodes from a shell.
+    /// Returns the command lines that enter the nodes from a shell.
     #[must_use]
     pub fn ways_in(&self) -> String {
         let mut text = String::new();
@@ -166,7 +166,7 @@ impl Cluster {
     }
 }
 
-/// The control plane and the nodes' runtimes at the same time: each waits for its own.
+/// Starts the control plane and the nodes' runtimes concurrently, since each start is mostly waiting.
 fn start_parts(site: &Site) -> Result<(Control, Vec<Node>)> {
     thread::scope(|scope| {
         let control = scope.spawn(|| Control::start(site));
@@ -177,7 +177,7 @@ fn start_parts(site: &Site) -> Result<(Control, Vec<Node>)> {
     })
 }
 
-/// Does something with each of some items at the same time; any error is an error.
+/// Runs a function on each item concurrently; returns the first error, if any.
 pub fn at_once<I: Send, T: Send>(
     items: impl IntoIterator<Item = I>,
     act: impl Fn(I) -> Result<T> + Sync,

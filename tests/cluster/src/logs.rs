@@ -1,4 +1,4 @@
-//! What every part of a cluster says, kept in a folder that outlives the cluster.
+//! The logs of a cluster, in a folder that outlives the cluster.
 
 use std::{
     fs::{self, File},
@@ -8,17 +8,17 @@ use std::{
 
 use anyhow::{Context as _, Result};
 
-/// How much of the end of a log is looked at.
+/// The number of bytes at the end of a log that are read.
 const END: u64 = 16 << 10;
 
-/// The folder.
+/// The folder of logs.
 #[derive(Clone, Debug)]
 pub struct Logs {
     folder: PathBuf,
 }
 
 impl Logs {
-    /// An empty folder, in the place of what an earlier cluster left.
+    /// Creates an empty folder, and removes the logs of an earlier cluster.
     pub fn new(folder: PathBuf) -> Result<Self> {
         match fs::remove_dir_all(&folder) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -30,25 +30,25 @@ impl Logs {
         Ok(Self { folder })
     }
 
-    /// Where they are.
+    /// Returns the folder.
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// A file in the folder.
+    /// Returns the path of a file in the folder.
     #[must_use]
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.join(name)
     }
 
-    /// A new file for a part of the cluster.
+    /// Creates a log file for a part of the cluster.
     pub fn create(&self, name: &str) -> Result<File> {
         let path = self.path(&format!("{name}.log"));
         File::create(&path).with_context(|| format!("cannot make {}", path.display()))
     }
 
-    /// The last lines of each log, under its name.
+    /// Returns the last lines of each log, under its name.
     pub fn tails(&self, lines: usize) -> Result<String> {
         let mut paths = Vec::new();
         find(&self.folder, &mut paths)?;
@@ -64,13 +64,13 @@ impl Logs {
     }
 }
 
-/// A part's own log, or that of a pod of the product: those of all pods would be too many.
+/// True for the log of a part, or of a pod of the product; logs of other pods are too many.
 fn is_of_interest(path: &Path) -> bool {
     let text = path.to_string_lossy();
     text.ends_with(".log") && (!text.contains("/pods-") || text.contains("/kube-system_culvert"))
 }
 
-/// The logs of interest below a folder.
+/// Finds the logs of interest below a folder.
 fn find(folder: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
@@ -89,7 +89,7 @@ fn end(path: &Path) -> Result<String> {
     file.seek(SeekFrom::Start(length.saturating_sub(END)))?;
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes)?;
-    // A log that others write to as well may have holes.
+    // A log with several writers may have holes, which read as zeros.
     bytes.retain(|byte| *byte != 0);
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }

@@ -1,4 +1,4 @@
-//! The nodes' network: their hosts, and a router between them, which is what they have for an internet.
+//! The nodes' network: their hosts, and a router between them that represents the internet.
 
 use std::{fs, net::IpAddr, path::PathBuf};
 
@@ -7,25 +7,25 @@ use tunnel_tests::{lab::Lab, place::Place};
 
 use super::kit::Kit;
 
-/// The names of the nodes, and of their control groups: the cloud's, the edge's, and one more of the
-/// cloud's where there are three.
+/// The names of the nodes, and of their control groups: the cloud's, the edge's, and a second one
+/// of the cloud in a cluster of three.
 pub const NODES: [(&str, &str); 3] = [("node-a", "a"), ("node-b", "b"), ("node-c", "c")];
 
-/// Which of the nodes has the control plane, and which is far away.
+/// The indices of the cloud node, which has the control plane, and of the edge node.
 pub(super) const CLOUD: usize = 0;
 pub(super) const EDGE: usize = 1;
 
-/// How many nodes there are.
+/// The number of nodes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Size {
-    /// The cloud's and the edge's.
+    /// A cloud node and an edge node.
     Two,
-    /// One more of the cloud's: what spreads over zones wants three.
+    /// A second cloud node, too: specs about zones need three nodes.
     Three,
 }
 
 impl Size {
-    /// The names of the nodes, and of their control groups.
+    /// Returns the names of the nodes, and of their control groups.
     pub(super) fn nodes(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Self::Two => &NODES[..2],
@@ -40,8 +40,8 @@ const FORWARDING: [(&str, &str); 3] = [
     ("net.ipv4.conf.all.rp_filter", "0"),
 ];
 
-/// Only connections that the edge opens get through, under the address of the router: an ordinary
-/// uplink with NAT. The edge is behind `to1`.
+/// The nftables rules of an ordinary uplink with NAT: only connections that the edge opens pass, with
+/// the router's address as source. The edge is behind `to1`.
 const OUTBOUND_ONLY: &str = "table inet edge {
   chain forward {
     type filter hook forward priority 0; policy accept
@@ -55,24 +55,24 @@ const OUTBOUND_ONLY: &str = "table inet edge {
 }
 ";
 
-/// The places and what joins them.
+/// The hosts and the router.
 #[derive(Debug)]
 pub struct Network {
     /// The hosts of the nodes.
     pub hosts: Vec<Place>,
-    /// Passes all packets between nodes.
+    /// The router of all packets between nodes.
     pub(super) router: Place,
     kit: Kit,
     folder: PathBuf,
 }
 
-/// The addresses of a node's host.
+/// Returns the addresses of a node's host.
 #[must_use]
 pub fn addresses(number: usize) -> [String; 2] {
     [format!("172.30.{number}.1"), format!("fd00:30:{number}::1")]
 }
 
-/// The ranges that a node's pods have addresses from.
+/// Returns the ranges of a node's pods.
 #[must_use]
 pub fn pods(number: usize) -> [String; 2] {
     [
@@ -81,7 +81,7 @@ pub fn pods(number: usize) -> [String; 2] {
     ]
 }
 
-/// The same addresses, parsed.
+/// Returns the addresses of a node's host, parsed.
 pub(super) fn ips(number: usize) -> Result<Vec<IpAddr>> {
     let parse = |text: String| text.parse().context("no address");
     addresses(number).into_iter().map(parse).collect()
@@ -93,7 +93,7 @@ impl Network {
         wire.ip("link set lo up")?;
         let mut hosts = Vec::new();
         for (number, (_, group)) in size.nodes().iter().enumerate() {
-            // A node has a BPF file system of its own at the usual place, and so its own mounts.
+            // Each node has its own BPF file system at the usual path, and so its own mount namespace.
             let bpffs = PathBuf::from("/sys/fs/bpf");
             let cgroup = lab.cgroup().join(group).join("node");
             let host = Place::with_network(cgroup, Some(bpffs), &FORWARDING)?;
@@ -109,12 +109,12 @@ impl Network {
         })
     }
 
-    /// The host that has the control plane.
+    /// Returns the host with the control plane.
     pub(super) fn cloud(&self) -> &Place {
         &self.hosts[CLOUD]
     }
 
-    /// Whether the edge can only open connections, and takes none.
+    /// Restricts the edge to outgoing connections, or removes the restriction.
     pub fn set_outbound_only(&self, is_so: bool) -> Result<()> {
         let path = self.folder.join("edge.nft");
         fs::write(&path, OUTBOUND_ONLY)?;
@@ -128,7 +128,7 @@ impl Network {
     }
 }
 
-/// Joins a host to the wire.
+/// Connects a host to the router.
 fn join(host: &Place, wire: &Place, number: usize) -> Result<()> {
     let [own4, own6] = addresses(number);
     let [pods4, pods6] = pods(number);
@@ -136,7 +136,7 @@ fn join(host: &Place, wire: &Place, number: usize) -> Result<()> {
         format!("172.30.{number}.254"),
         format!("fd00:30:{number}::fe"),
     );
-    // A default route is needed: a packet to a Service must pass the look-up of a route.
+    // A default route is needed: a packet to a ClusterIP must pass the route lookup.
     host.ip(&format!(
         "link set lo up\n\
          link add up0 type veth peer name to{number} netns {wire}\n\

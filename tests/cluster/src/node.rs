@@ -24,11 +24,11 @@ use super::{
     network::{self, EDGE, NODES},
 };
 
-/// How long the runtime may take to answer, and to take in an image.
+/// The time limits of the runtime's start, and of the import of an image.
 const RUNTIME: Duration = Duration::from_secs(60);
 const IMPORT: Duration = Duration::from_secs(120);
 
-/// Folders of a machine that daemons and the product's pods use: each node has its own there.
+/// Folders of daemons and of the product's pods; each node mounts its own folders there.
 const OWN: [&str; 7] = [
     "/etc/culvert",
     "/run/containerd",
@@ -39,41 +39,42 @@ const OWN: [&str; 7] = [
     "/var/log/containers",
 ];
 
-/// The control group in the place of which each node has its own, so that one config can name it on
-/// all nodes.
+/// The control group path at which each node mounts its own group, so that all nodes can share one
+/// config.
 const SHOWN: &str = "own";
 
-/// Gives a program the name of its node as host name: pods in the host's network show it.
+/// Sets the host name of a program's UTS namespace to the name of its node; pods in the host's network
+/// show it.
 const NAMED: &str = "echo \"$0\" > /proc/sys/kernel/hostname; exec \"$@\"";
 
-/// Makes the folders of which each node has its own, for mounts, if the machine lacks them.
+/// Creates the folders of `OWN` as mount points, where the machine lacks them.
 pub(super) fn prepare(lab: &Lab) -> Result<()> {
     OWN.into_iter()
         .try_for_each(|folder| lab.folder_elsewhere(Path::new(folder)))
 }
 
-/// A node. Its processes end when it is dropped.
+/// A node; its processes end on drop.
 #[derive(Debug)]
 pub struct Node {
-    /// Its name in the cluster.
+    /// The name of the node in the cluster.
     pub name: &'static str,
     group: &'static str,
     number: usize,
-    /// Its host, in the network namespace and the control group of its daemons.
+    /// The node's host: the network namespace and the control group of its daemons.
     pub host: Place,
     folder: PathBuf,
-    /// Its control group below each hierarchy.
+    /// The node's control group, relative to each hierarchy.
     cgroup: String,
-    /// The control group (version 2) of everything on the node, pods and daemons.
+    /// The control group (version 2) of all processes on the node, in pods and daemons.
     pub unified: PathBuf,
-    /// Where that shows on every node, and so on this one.
+    /// The path at which every node, also this one, mounts its own control group.
     pub(super) shown: PathBuf,
     kit: Kit,
     daemons: Vec<Process>,
 }
 
 impl Node {
-    /// Starts the container runtime, and gives it all images.
+    /// Starts the container runtime, and imports all images.
     pub(super) fn start(site: &Site, number: usize, host: &Place) -> Result<Self> {
         let (name, group) = NODES[number];
         let folder = site.lab.folder().join(group);
@@ -104,9 +105,9 @@ impl Node {
         Ok(node)
     }
 
-    /// Gives it folders of its own in the place of the machine's.
+    /// Mounts the node's own folders over the machine's.
     fn set_apart(&self) -> Result<()> {
-        // Volumes of pods may want mounts to go from the host to them.
+        // Volumes of pods may require mount propagation from the host.
         self.host.run(&["mount", "--make-rshared", "/"])?;
         for folder in OWN {
             let own = self.own(folder);
@@ -121,13 +122,13 @@ impl Node {
             .map(drop)
     }
 
-    /// What the node has in the place of a folder of the machine.
+    /// Returns the node's own folder that is mounted over a folder of the machine.
     pub(super) fn own(&self, folder: &str) -> PathBuf {
         let name = folder.trim_start_matches('/').replace('/', "-");
         self.folder.join("own").join(name)
     }
 
-    /// Gives the runtime an image from an archive.
+    /// Imports an image from an archive into the runtime.
     pub fn import(&self, archive: &Path) -> Result<()> {
         let archive = archive.display().to_string();
         let import = "--namespace k8s.io images import --snapshotter overlayfs";
@@ -165,7 +166,7 @@ impl Node {
         self.run_daemon(site, "kubelet", &command)
     }
 
-    /// Starts a program that runs as long as the node.
+    /// Starts a program that runs until the node is dropped.
     pub(super) fn run_daemon<A: AsRef<str>>(
         &mut self,
         site: &Site,
@@ -181,31 +182,31 @@ impl Node {
         Ok(())
     }
 
-    /// Whether it is the one far away.
+    /// True for the edge node.
     #[must_use]
     pub const fn is_edge(&self) -> bool {
         self.number == EDGE
     }
 
-    /// A path on the node, for who is elsewhere.
+    /// Returns the path of a node's file as seen from outside of the node.
     #[must_use]
     pub fn from_elsewhere(&self, path: &Path) -> PathBuf {
         let root = PathBuf::from(format!("/proc/{}/root", self.host.pid()));
         root.join(path.strip_prefix("/").unwrap_or(path))
     }
 
-    /// The folder of state of the product on this node.
+    /// Returns the product's state folder on this node.
     #[must_use]
     pub fn state(&self) -> PathBuf {
         self.own("/var/lib/culvert")
     }
 
-    /// Asks the product's daemon on this node.
+    /// Requests a path from the product's daemon on this node.
     pub fn ask_daemon(&self, path: &str) -> Result<admin::Answer> {
         admin::get(&self.state().join("admin.sock"), path)
     }
 
-    /// Kills the processes of a program on this node that have this argument.
+    /// Kills the processes of a program on this node whose first argument is this one.
     pub fn kill(&self, program: &str, argument: &str) -> Result<()> {
         let mut killed = 0;
         for pid in cgroup::processes_below(&self.unified)? {
@@ -222,7 +223,7 @@ impl Node {
         Ok(())
     }
 
-    /// A place in the network namespace and the control group of a pod.
+    /// Creates a place in the network namespace and the control group of a pod.
     pub fn pod(&self, kubectl: &Kubectl, namespace: &str, name: &str) -> Result<Place> {
         let path = "jsonpath={.metadata.uid}";
         let uid = kubectl.run(&["-n", namespace, "get", "pod", name, "-o", path])?;
@@ -237,7 +238,7 @@ impl Node {
         })
     }
 
-    /// How to get into it from a shell.
+    /// Returns the command line that enters the node from a shell.
     #[must_use]
     pub fn way_in(&self) -> String {
         format!(
@@ -247,12 +248,12 @@ impl Node {
         )
     }
 
-    /// A file in the node's folder.
+    /// Returns the path of a file in the node's folder.
     pub(super) fn path(&self, name: &str) -> String {
         self.folder.join(name).display().to_string()
     }
 
-    /// Writes a file of the node's folder.
+    /// Writes a file in the node's folder.
     pub(super) fn write(&self, name: &str, text: &str) -> Result<()> {
         let path = self.folder.join(name);
         if let Some(folder) = path.parent() {
@@ -270,8 +271,8 @@ impl Node {
     fn runtime_config(&self, site: &Site) -> String {
         let cri = "plugins.\"io.containerd.grpc.v1.cri\"";
         let runc = format!("{cri}.containerd.runtimes.runc");
-        // Root may lack the right to lower the score of the out-of-memory killer, and the runtime
-        // then starts nothing unless it is told so.
+        // In some environments root may not lower the score of the out-of-memory killer; without this
+        // option the runtime then starts no container.
         format!(
             "version = 2\n\
              root = \"{root}\"\n\
@@ -297,7 +298,8 @@ impl Node {
         )
     }
 
-    /// A bridge for the pods. Nothing is masqueraded: the wire knows the ranges of pods.
+    /// Returns the config of a bridge for the pods. Nothing is masqueraded: the router has routes to the
+    /// ranges of pods.
     fn pods_config(&self) -> String {
         let [pods4, pods6] = network::pods(self.number);
         format!(
@@ -313,7 +315,8 @@ impl Node {
         )
     }
 
-    /// Images can't be pulled again, so none is ever thrown away.
+    /// Returns the kubelet's config. Images can't be pulled again, so garbage collection of images is
+    /// off.
     fn kubelet_config(&self, site: &Site) -> String {
         let Self { name, cgroup, .. } = self;
         let pki = |file: &str| site.pki.file(file);
@@ -355,7 +358,7 @@ impl Node {
     }
 }
 
-/// The folder of this name somewhere below another.
+/// Finds the folder of this name below another one.
 fn find(folder: &Path, name: &str) -> Option<PathBuf> {
     let entries = fs::read_dir(folder).ok()?.flatten();
     let mut folders = entries.map(|it| it.path()).filter(|path| path.is_dir());
@@ -367,7 +370,7 @@ fn find(folder: &Path, name: &str) -> Option<PathBuf> {
     })
 }
 
-/// A control group below another in which a process runs, and the process.
+/// Finds a control group below another one with a process in it; returns the group and the process.
 fn running(folder: &Path) -> Result<Option<(PathBuf, u32)>> {
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();

@@ -1,9 +1,9 @@
-//! Objects that every cluster starts with.
+//! The initial objects of every cluster.
 
 use super::DNS;
 
-/// Who may ask kubelets and what the proxy reads, and the cluster's DNS. Most of Kubernetes' own specs
-/// reach a Service by its name first.
+/// Returns the role bindings of the API server's kubelet client and of kube-proxy, and the cluster's
+/// DNS, since most of Kubernetes' own specs reach a Service by its name.
 pub(super) fn bootstrap() -> String {
     let bind = |name: &str, role: &str, user: &str| {
         format!(

@@ -11,7 +11,7 @@ use tunnel_tests::pki::{self, Authority, Pair, Validity};
 
 use super::network::{self, NODES};
 
-/// Users of the API server beside the nodes, and a group of each.
+/// Users of the API server other than nodes: file stem, name and group.
 const USERS: [(&str, &str, &str); 5] = [
     ("admin", "admin", "system:masters"),
     ("apiserver-kubelet", "kube-apiserver-kubelet-client", "api"),
@@ -20,7 +20,7 @@ const USERS: [(&str, &str, &str); 5] = [
     ("proxy", "system:kube-proxy", "proxies"),
 ];
 
-/// The names and addresses of the API server, beside those of its node.
+/// The names and addresses of the API server, in addition to those of its node.
 const NAMES: [&str; 5] = [
     "kubernetes",
     "kubernetes.default",
@@ -37,7 +37,7 @@ pub(super) struct Pki {
 }
 
 impl Pki {
-    /// Makes everything that a cluster needs.
+    /// Creates all certificates of a cluster.
     pub(super) fn write(folder: &Path) -> Result<Self> {
         fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
         let pki = Self {
@@ -67,7 +67,7 @@ impl Pki {
         Ok(pki)
     }
 
-    /// A file of the folder.
+    /// Returns the path of a file in the folder.
     pub(super) fn file(&self, name: &str) -> String {
         self.folder.join(name).display().to_string()
     }
@@ -82,7 +82,7 @@ impl Pki {
         self.put(&format!("{stem}.key"), &pair.key)
     }
 
-    /// A user's certificate and client config.
+    /// Writes a user's certificate and client config.
     fn user(&self, authority: &Authority, stem: &str, user: &str, group: &str) -> Result<()> {
         self.pair(stem, &authority.client(user, group, Validity::Current)?)?;
         self.put(&format!("{stem}.kubeconfig"), &self.kubeconfig(stem))

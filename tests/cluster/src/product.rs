@@ -1,5 +1,5 @@
-//! The product on the nodes of a cluster: a copy of its manifests in which what every cluster has to
-//! fill in is filled in, and what is odd about these nodes is said.
+//! The product on the nodes of a cluster: a copy of its manifests with the values that every cluster
+//! must fill in, and with settings for the peculiarities of these nodes.
 
 use std::{
     fs,
@@ -11,16 +11,16 @@ use tunnel_tests::pki::{Authority, Pair, Validity};
 
 use super::{kubectl::Kubectl, network, node::Node};
 
-/// What is applied: as docs/install.md has it, with everything that there is for these nodes.
+/// The applied overlay: as in docs/install.md, with all components for these nodes.
 const OVERLAY: &str = "apiVersion: kustomize.config.k8s.io/v1beta1\n\
     kind: Kustomization\n\
     resources: [../deploy/tunnel]\n\
     components: [../deploy/sockets]\n";
-/// The DaemonSets of it.
+/// The DaemonSets of the overlay.
 const DAEMONS: [&str; 3] = ["culvert-cloud", "culvert-node", "culvert-agent"];
 const NAMESPACE: &str = "kube-system";
 
-/// Where the API server and the gateway are, in manifests that nobody has filled in.
+/// The placeholders of the addresses of the API server and the gateway in the manifests.
 const PLACEHOLDERS: [(&str, &str); 2] = [
     ("common/kustomization.yaml", "apiserver.example"),
     ("tunnel/agent/culvert.yaml", "gateway.example"),
@@ -31,16 +31,16 @@ const CONFIGS: [&str; 2] = ["tunnel/culvert.yaml", "common/culvert.yaml"];
 /// The label of nodes with the gateway.
 const GATEWAY: &str = "node-restriction.kubernetes.io/culvert-gateway=true";
 
-/// What puts the product on nodes.
+/// The product to deploy.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Product {
     /// The folder of manifests.
     pub manifests: PathBuf,
-    /// The archive of the image that they name.
+    /// The archive of the image in the manifests.
     pub image: PathBuf,
 }
 
-/// Puts the product on all nodes, and waits until it is ready there.
+/// Deploys the product to all nodes, and waits until it is ready.
 pub(super) fn deploy(
     product: &Product,
     kubectl: &Kubectl,
@@ -54,7 +54,7 @@ pub(super) fn deploy(
     copy(&product.manifests, &manifests)?;
     fill_in(&manifests, nodes)?;
     identify(kubectl, nodes)?;
-    // No kubelet may say this of itself.
+    // NodeRestriction forbids a kubelet to set this label itself.
     let cloud = nodes.first().context("no node")?;
     kubectl.run(&["label", "node", cloud.name, GATEWAY])?;
     let overlay = scratch.join("overlay");
@@ -82,8 +82,8 @@ fn fill_in(manifests: &Path, nodes: &[Node]) -> Result<()> {
     Ok(())
 }
 
-/// A node is not a whole machine here, and its Node object has no ranges of pods. What it says is true
-/// of every node.
+/// Returns the settings for two peculiarities: a node is not a complete machine here, and its Node has no
+/// pod ranges. The settings are valid on every node.
 fn oddities(node: &Node) -> String {
     format!(
         "bpf: {{ cgroup: {} }}\n\
@@ -92,7 +92,7 @@ fn oddities(node: &Node) -> String {
     )
 }
 
-/// The gateway's certificate for the cluster, and each agent's on its own node.
+/// Creates the gateway's certificate as a Secret, and each agent's as files on its own node.
 fn identify(kubectl: &Kubectl, nodes: &[Node]) -> Result<()> {
     let authority = Authority::new("tunnel")?;
     let gateway = authority.gateway(Validity::Current)?;
@@ -134,7 +134,7 @@ fn change(path: &Path, edit: impl FnOnce(String) -> Result<String>) -> Result<()
     inner().with_context(|| format!("cannot fill in {}", path.display()))
 }
 
-/// Copies a folder and what is in it.
+/// Copies a folder with its content.
 fn copy(from: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to).with_context(|| format!("cannot make {}", to.display()))?;
     for entry in fs::read_dir(from).with_context(|| format!("cannot read {}", from.display()))? {

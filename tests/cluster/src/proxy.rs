@@ -1,19 +1,19 @@
-//! What serves Services on the nodes.
+//! The service proxy on the nodes.
 
 use anyhow::Result;
 
 use super::{Site, node::Node, product::Product};
 
-/// Whose Services are looked at.
+/// The service proxy of a cluster.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Proxy {
-    /// The product's.
+    /// Culvert.
     Culvert(Product),
-    /// Kubernetes' own, in its nftables mode.
+    /// kube-proxy, in its nftables mode.
     KubeProxy,
 }
 
-/// Starts Kubernetes' own proxy on a node.
+/// Starts kube-proxy on a node.
 pub(super) fn start_kube_proxy(node: &mut Node, site: &Site) -> Result<()> {
     let config = config(node.name, &site.pki.file("proxy.kubeconfig"));
     node.write("kube-proxy.yaml", &config)?;
@@ -24,7 +24,7 @@ pub(super) fn start_kube_proxy(node: &mut Node, site: &Site) -> Result<()> {
     node.run_daemon(site, "kube-proxy", &command)
 }
 
-/// The config of Kubernetes' own proxy on a node.
+/// Returns kube-proxy's config on a node.
 #[must_use]
 pub fn config(node: &str, kubeconfig: &str) -> String {
     format!(

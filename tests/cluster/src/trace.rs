@@ -1,5 +1,5 @@
-//! Which node ports are asked for by packets between nodes, and what comes of it: seen by tcpdump on
-//! the router, which every packet from one node to another passes.
+//! The packets between nodes to node ports, and their answers: captured by tcpdump on the router,
+//! through which every packet from one node to another passes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,21 +16,21 @@ use tunnel_tests::{place::Process, wait};
 
 use super::Site;
 
-/// The ports that Kubernetes takes node ports from.
+/// Kubernetes' default range of node ports.
 const PORTS: RangeInclusive<u16> = 30_000..=32_767;
-/// How long tcpdump may take to begin, and to end.
+/// The time that tcpdump has to start, and to end.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What became of the packets to a node port.
+/// The counts of packets to a node port.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Fate {
-    /// First packets of connections, and datagrams, on their way to the node.
+    /// The number of SYNs and datagrams to the port.
     pub asked: u64,
-    /// What the port answered, by a handshake or a datagram.
+    /// The number of answers of the port: SYN-ACKs and datagrams.
     pub answered: u64,
-    /// What the node refused, by a reset or an ICMP message.
+    /// The number of refusals by the node: resets and ICMP messages.
     pub refused: u64,
-    /// The ports that it was asked from.
+    /// The source ports of the requests.
     pub from: BTreeSet<u16>,
 }
 
@@ -44,10 +44,10 @@ impl fmt::Display for Fate {
     }
 }
 
-/// The fates of all node ports, and the word for the protocol.
+/// The fates of all node ports, by address and protocol.
 pub type Fates = BTreeMap<(SocketAddr, &'static str), Fate>;
 
-/// A capture that goes on until it is ended.
+/// A running capture.
 #[derive(Debug)]
 pub struct Trace {
     capture: Process,
@@ -55,11 +55,11 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Starts to capture.
+    /// Starts a capture.
     pub(super) fn start(site: &Site) -> Result<Self> {
         let [first, last] = [PORTS.start(), PORTS.end()];
         let filter = format!("portrange {first}-{last} or icmp or icmp6");
-        // By lines, without names, and each packet once: as it comes in.
+        // Line-buffered, without names, and each packet once, on its arrival.
         let words = ["tcpdump", "-Z", "root", "-l", "-n", "-i", "any", "-Q", "in"];
         let command = site.kit.command(&[&words[..], &[&filter]].concat());
         let name = "node-ports";
@@ -71,7 +71,7 @@ impl Trace {
         Ok(Self { capture, path })
     }
 
-    /// Ends the capture; what became of everything that was asked for.
+    /// Ends the capture; returns the fates of all requested node ports.
     pub fn end(self) -> Result<Fates> {
         self.capture.signal(Signal::SIGINT)?;
         self.capture.wait(PATIENCE)?;
@@ -99,13 +99,13 @@ fn fates(log: &str) -> Fates {
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Event {
-    /// From that port.
+    /// A request, with its source port.
     Asked(u16),
     Answered,
     Refused,
 }
 
-/// What a line tells of a node port, if anything.
+/// Parses a line about a node port, if it is one.
 fn event(line: &str) -> Option<((SocketAddr, &'static str), Event)> {
     let packet = line.split_once(" IP ").or_else(|| line.split_once(" IP6 "));
     let (ends, what) = packet?.1.split_once(": ")?;
@@ -129,7 +129,7 @@ fn event(line: &str) -> Option<((SocketAddr, &'static str), Event)> {
     }
 }
 
-/// An address and a port of the range, as tcpdump joins them.
+/// Parses an address and a node port, as tcpdump joins them.
 fn node_port(end: &str) -> Option<SocketAddr> {
     let (ip, port) = end.rsplit_once('.')?;
     place(ip, port)

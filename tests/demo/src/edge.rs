@@ -20,23 +20,23 @@ use tunnel_tests::{
 
 use crate::{Faults, finish_all, heading, start_load, table::distribution};
 
-/// Requests a second from each place, while the agent is cut off.
+/// Requests per second from each place while the agent is cut off.
 const RATE: u32 = 20;
 
-/// How many of them may wait for what becomes of them.
+/// The maximum number of concurrent requests.
 const WORKERS: &str = "64";
 
-/// How long until the agent is cut off, and from its return to the end.
+/// The time before the agent is cut off, and from its return to the end.
 const BEFORE: Duration = Duration::from_secs(1);
 const AFTER: Duration = Duration::from_secs(3);
 
-/// How long the agent is cut off.
+/// The time that the agent is cut off.
 const CUT: Duration = Duration::from_secs(10);
 
-/// How much of a body is sent, each way.
+/// The size of a body in each direction, in bytes.
 const BODY: u64 = 1_000_000;
 
-/// The act, and what went wrong in it.
+/// The second act, and its faults.
 pub(super) struct Act {
     pub(super) site: Site,
     faults: Faults,
@@ -89,7 +89,7 @@ impl Act {
         Ok(self.site.kubelet().record()?.exchanges)
     }
 
-    /// The host and a pod, each with the address that it dials.
+    /// Returns the host and a pod, each with the address that it dials.
     fn clients(&self) -> Result<[(&'static str, Place, SocketAddr); 2]> {
         let pod = self.site.pod()?;
         let host = self.site.node().host().clone();
@@ -127,7 +127,7 @@ impl Act {
         Ok(())
     }
 
-    /// Prints what both ends recorded of one connection, and compares it.
+    /// Prints the records of both ends about one connection, and compares them.
     fn compare(&mut self, name: &str, dialog: &Dialog, seen: &[Exchange]) {
         let (dialled, peer) = (&dialog.dialled, &dialog.peer);
         let (subject, steps) = (&dialog.subject, &dialog.steps);
@@ -206,7 +206,7 @@ impl Act {
         }
         let recorded = healthy(&self.exchanges()?) - before;
         println!("  clients recorded {answered} answers, the kubelet {recorded} requests");
-        // An answer may be lost that was on its way when the link was cut.
+        // An answer that was on its way when the link was cut may be lost.
         let fault = || "clients were answered by somebody else".to_owned();
         self.faults.expect(recorded >= answered, fault);
         Ok(())
@@ -244,7 +244,7 @@ fn is_summed(ask: &str) -> bool {
     ask.starts_with("sum=") || ask.starts_with("until-end=")
 }
 
-/// A line without most of the digits of its digest.
+/// Shortens the digest in a line.
 fn shortened(line: &str) -> String {
     let word = |word: &str| match word.get(..12) {
         Some(beginning) if word.len() == 64 => format!("{beginning}…"),

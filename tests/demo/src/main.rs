@@ -1,4 +1,4 @@
-//! `culvert-demo`: a node, the real daemon, real traffic, and what servers and clients recorded.
+//! `culvert-demo`: a node, the real daemon, real traffic, and the records of servers and clients.
 #![expect(
     clippy::print_stdout,
     clippy::print_stderr,
@@ -23,7 +23,7 @@ use tunnel_tests::{
     place::{Place, Process},
 };
 
-/// How much longer than its own time a load may take.
+/// The time that a load may take beyond its duration.
 const SLACK: Duration = Duration::from_secs(10);
 
 #[derive(Parser)]
@@ -32,10 +32,10 @@ const SLACK: Duration = Duration::from_secs(10);
     version
 )]
 struct Cli {
-    /// The program to show; by default the one beside this program.
+    /// The program to show; by default the one next to this program.
     #[arg(long)]
     culvert: Option<PathBuf>,
-    /// Leave the node up until Enter.
+    /// Keep the node up until Enter.
     #[arg(long)]
     keep: bool,
 }
@@ -50,7 +50,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Shows everything. A connection that failed is an error, and so are records of servers and clients that
+/// Shows both acts. Returns an error if a connection failed, or if records of servers and clients
 /// differ.
 fn run(cli: &Cli) -> Result<()> {
     interrupt::clean_up_first()?;
@@ -78,7 +78,7 @@ fn run(cli: &Cli) -> Result<()> {
     outcome
 }
 
-/// What went wrong in an act.
+/// The faults of an act.
 #[derive(Default)]
 struct Faults(Vec<String>);
 

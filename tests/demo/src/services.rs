@@ -23,19 +23,19 @@ use crate::{
     tally::Tally,
 };
 
-/// The load under which the node changes, in connects a second.
+/// The load during changes of the node, in connects per second.
 const RATE: u32 = 500;
 
-/// The load of Service web.
+/// The kind of load on Service web.
 const HTTP: [&str; 3] = ["tcp", "--service", "web"];
 
-/// How long until a change, and from a change to the next: enough to see its effect.
+/// The time before a change, and between two changes: enough to see its effect.
 const BEAT: Duration = Duration::from_millis(500);
 
-/// Connects to a Service without endpoints.
+/// The number of connects to a Service without endpoints.
 const REFUSALS: usize = 20;
 
-/// The act, and what came of it.
+/// The first act, and its results.
 pub(super) struct Act {
     pub(super) stage: Stage,
     rows: Vec<(String, Report)>,
@@ -175,7 +175,7 @@ impl Act {
         self.stage.node.kill9()?;
         let killed = load::since_epoch_ms();
         clock::pause(BEAT);
-        // A change that nobody is there to see.
+        // No daemon runs that could see this change.
         self.stage.apply_web(&[1, 2, 3, 4])?;
         clock::pause(BEAT);
         let started = load::since_epoch_ms();
@@ -236,13 +236,13 @@ impl Act {
         Ok(())
     }
 
-    /// A load of both families from a pod.
+    /// Starts a load of both families from a pod.
     fn start_web_load(&self, lasting: Duration) -> Result<Process> {
         let [one, _] = &self.stage.clients;
         start_load(one, &HTTP, &[VIP_WEB, VIP_WEB6], RATE, lasting)
     }
 
-    /// Waits for loads, prints who answered, and settles their reports.
+    /// Waits for loads, prints the distribution over servers, and settles their reports.
     fn settle_all(
         &mut self,
         tally: &Tally,
@@ -256,7 +256,7 @@ impl Act {
         self.settle(tally, reports)
     }
 
-    /// Compares what clients and servers recorded, and keeps the reports for the table.
+    /// Compares the records of clients and servers, and keeps the reports for the table.
     fn settle(&mut self, tally: &Tally, reports: Vec<(String, Report)>) -> Result<()> {
         match tally.compare(&self.stage.servers, &reports)? {
             Ok(count) => println!("  clients and servers recorded the same {count} answers"),

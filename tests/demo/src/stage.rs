@@ -1,4 +1,4 @@
-//! What the demonstration plays on: a node, its pods, their servers and the manifests.
+//! The stage of the demonstration: a node, its pods, their servers and the manifests.
 
 use std::{
     fs,
@@ -24,35 +24,35 @@ const fn v6(last: u16, port: u16) -> SocketAddr {
     SocketAddr::new(std::net::IpAddr::V6(address), port)
 }
 
-/// Service web.
+/// The IPv4 address of Service web.
 pub(crate) const VIP_WEB: SocketAddr = v4(10, 80);
-/// Service web.
+/// The IPv6 address of Service web.
 pub(crate) const VIP_WEB6: SocketAddr = v6(0x10, 80);
-/// Service dns.
+/// The IPv4 address of Service dns.
 pub(crate) const VIP_DNS: SocketAddr = v4(53, 53);
-/// Service dns.
+/// The IPv6 address of Service dns.
 pub(crate) const VIP_DNS6: SocketAddr = v6(0x53, 53);
-/// Service empty, which has no endpoints.
+/// The address of Service empty, which has no endpoints.
 pub(crate) const VIP_EMPTY: SocketAddr = v4(30, 80);
 
 const HTTP: u16 = 8080;
 const UDP: u16 = 5353;
 const BACKENDS: usize = 4;
 
-/// The node and everything on it.
+/// The node and its pods.
 #[derive(Debug)]
 pub(crate) struct Stage {
-    /// The servers of the backends, in their order.
+    /// The servers of the backends, in the same order.
     pub(crate) servers: Vec<Server>,
     backends: Vec<Arc<Pod>>,
-    /// The pods that connect.
+    /// The pods of the clients.
     pub(crate) clients: [Arc<Pod>; 2],
     /// The node.
     pub(crate) node: Node,
 }
 
 impl Stage {
-    /// Makes the node, starts the servers and writes the manifests; the daemon isn't started yet.
+    /// Creates the node, starts the servers and writes the manifests, without starting the daemon.
     pub(crate) fn set(settings: Settings) -> Result<Self> {
         let node = Node::with(settings)?;
         let clients = [node.pod("client-1")?, node.pod("client-2")?];
@@ -92,7 +92,7 @@ impl Stage {
         chosen.fold(service, with)
     }
 
-    /// Which manifests there are.
+    /// Lists the manifests in the folder.
     pub(crate) fn manifests(&self) -> Result<String> {
         let mut names = Vec::new();
         for entry in fs::read_dir(self.node.manifests())? {

@@ -5,7 +5,7 @@ use tunnel_tests::{
     table::{in_columns, microseconds},
 };
 
-/// One line per report, in columns.
+/// Formats one line per report, in columns.
 pub(crate) fn rows(reports: &[(String, Report)]) -> String {
     in_columns(
         reports,
@@ -20,7 +20,7 @@ pub(crate) fn rows(reports: &[(String, Report)]) -> String {
     )
 }
 
-/// Who answered how often.
+/// Formats the number of answers of each server.
 pub(crate) fn distribution(report: &Report) -> String {
     let servers = report.servers.iter();
     let told: Vec<_> = servers

@@ -1,25 +1,25 @@
-//! Comparing what clients report with what servers recorded.
+//! A comparison of the clients' reports with the servers' records.
 
 use std::collections::BTreeMap;
 
 use anyhow::Result;
 use tunnel_tests::{load::Report, pod::Server, serve::Counts};
 
-/// What the servers had recorded when a phase began.
+/// The servers' records at the start of a phase.
 #[derive(Debug)]
 pub(crate) struct Tally {
     before: BTreeMap<String, Counts>,
 }
 
 impl Tally {
-    /// Takes the servers' records.
+    /// Reads the servers' records.
     pub(crate) fn begin(servers: &[Server]) -> Result<Self> {
         Ok(Self {
             before: counts(servers)?,
         })
     }
 
-    /// How many answers both sides recorded, or what differs.
+    /// Returns the number of answers that both sides recorded, or their difference.
     pub(crate) fn compare(
         &self,
         servers: &[Server],

@@ -1,4 +1,4 @@
-//! Where the kernel programs of each node are.
+//! The attachment of each node's kernel programs.
 
 use std::{fs, os::unix::fs::MetadataExt as _, path::Path};
 
@@ -7,14 +7,14 @@ use serde_json::Value;
 
 use crate::stage::Stage;
 
-/// Each node's daemon has its programs at the control group of that node, not above it, where
-/// sockets of the other node and of the machine would meet them.
+/// Expects each daemon's programs at the control group of its own node, not above it, where they would
+/// also see sockets of the other nodes and of the machine.
 pub(super) fn to_their_own_group(stage: &Stage<'_>) -> Result<()> {
     for node in &stage.cluster.nodes {
         let answer = node.ask_daemon("/status")?;
         let status: Value = serde_json::from_str(&answer.body)?;
         let cgroup = status["cgroup"].as_str().context("no cgroup")?;
-        // Every node has a name of its own for it; a group is known by its inode.
+        // The path of the group differs by node, but its inode does not.
         let attached = fs::metadata(node.from_elsewhere(Path::new(cgroup)))?.ino();
         let own = fs::metadata(&node.unified)?.ino();
         let (name, unified) = (node.name, node.unified.display());

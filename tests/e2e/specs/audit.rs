@@ -1,4 +1,4 @@
-//! What the API server was asked by the product.
+//! The product's requests to the API server.
 
 use std::{
     fs,
@@ -12,13 +12,13 @@ use crate::stage::Stage;
 
 const USER: &str = "system:serviceaccount:kube-system:culvert-";
 
-/// Every request of the product's service accounts since the cluster's start, with the last word of
-/// the account's name.
+/// Returns all requests of the product's service accounts since the cluster's start, each with the
+/// suffix of the account's name.
 pub(super) fn requests(stage: &Stage<'_>) -> Result<Vec<(String, Value)>> {
     let path = stage.cluster.site.logs.path("audit.jsonl");
     let mut requests = Vec::new();
     for line in BufReader::new(fs::File::open(&path)?).lines() {
-        // A server that was killed may have left half a line.
+        // A killed API server may have left an incomplete line.
         let Ok(request) = serde_json::from_str::<Value>(&line?) else {
             continue;
         };

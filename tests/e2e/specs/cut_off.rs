@@ -1,5 +1,5 @@
-//! The API server away for a minute, and the daemons killed meanwhile: they serve on from what was
-//! known last, and say so.
+//! A minute without the API server, during which the daemons are killed: they keep serving the last
+//! known state, and report it as stale.
 
 use std::time::Duration;
 
@@ -13,11 +13,11 @@ use tunnel_tests::{
 
 use crate::stage::Stage;
 
-/// How long the API server is away.
+/// The time without the API server.
 const AWAY: Duration = Duration::from_secs(60);
-/// How long a daemon may take to be back.
+/// The time that a daemon has to be back.
 const BACK: Duration = Duration::from_secs(90);
-/// Connections a second from each client to each address, and for how long at most.
+/// Connections per second from each client to each address, and their time limit.
 const RATE: u32 = 20;
 const LONGEST: Duration = Duration::from_secs(400);
 
@@ -32,7 +32,7 @@ pub(super) fn serves_on(stage: &Stage<'_>) -> Result<()> {
         .map(drop)
 }
 
-/// The API server goes, the daemons are killed and come back without it, and it comes back.
+/// Stops the API server, kills the daemons, waits for their return without it, and restarts it.
 fn without_api_server(stage: &Stage<'_>) -> Result<()> {
     let began = Instant::now();
     stage.cluster.control.stop_api_server()?;
@@ -65,7 +65,7 @@ fn status(node: &Node) -> Option<Value> {
     serde_json::from_str(&answer.body).ok()
 }
 
-/// When the daemon of a node started.
+/// Returns the start time of a node's daemon.
 fn started(node: &Node) -> Option<String> {
     Some(status(node)?["started"].as_str()?.to_owned())
 }
@@ -83,7 +83,7 @@ fn is_fine(node: &Node, path: &str) -> bool {
     node.ask_daemon(path).is_ok_and(|it| it.status == 200)
 }
 
-/// Whether a daemon has written down what it knows.
+/// True if a daemon has saved its state.
 fn is_kept(node: &Node) -> bool {
     node.state().join("objects").exists()
 }

@@ -1,5 +1,4 @@
-//! What an operator does with a pod on an edge whose network lets only outgoing connections
-//! through.
+//! An operator's commands on a pod at an edge whose network permits only outgoing connections.
 
 use std::{
     fs::{self, File},
@@ -15,11 +14,11 @@ use crate::{
     stage::{Stage, pod_on},
 };
 
-/// How long an agent may take until it has dialled again.
+/// The time that an agent has to reconnect.
 const CONNECTED: Duration = Duration::from_secs(60);
-/// A port of the cloud node.
+/// The local port of `kubectl port-forward` on the cloud node.
 const FORWARDED: u16 = 18_080;
-/// What a request makes `netexec` write down.
+/// A word that a request makes `netexec` log.
 const WORD: &str = "hello-edge";
 
 pub(super) fn exec(stage: &Stage<'_>) -> Result<()> {
@@ -37,7 +36,7 @@ pub(super) fn logs(stage: &Stage<'_>) -> Result<()> {
         let follow = ["-n", NAMESPACE, "logs", "--follow", &pod];
         let following = stage.kubectl().start_into(&follow, File::create(&path)?)?;
         let is_followed = |word| fs::read_to_string(&path).is_ok_and(|said| said.contains(word));
-        // It says so at its start.
+        // The server logs this at its start.
         wait::until(CONNECTED, || is_followed("Started HTTP server"))
             .context("the log doesn't come")?;
         ensure!(!is_followed(WORD), "the log has a word that nobody said");
@@ -67,7 +66,7 @@ pub(super) fn port_forward(stage: &Stage<'_>) -> Result<()> {
     })
 }
 
-/// Does something with the edge node, once its agent has dialled.
+/// Runs a function on the edge node, once its agent is connected.
 fn on_edge(stage: &Stage<'_>, body: impl FnOnce(&str) -> Result<()>) -> Result<()> {
     let edge = stage.cluster.nodes.iter().find(|node| node.is_edge());
     let edge = edge.context("no edge node")?.name;

@@ -1,4 +1,4 @@
-//! What becomes of open sockets when their Service goes.
+//! Open sockets of a deleted Service.
 
 use std::{
     io::ErrorKind,
@@ -15,8 +15,8 @@ use crate::{
 
 const NAME: &str = "leaving";
 
-/// A connected socket of UDP whose Service is deleted is ended at once, in pods and on hosts: its owner
-/// need not wait for answers that never come.
+/// Expects a connected UDP socket whose Service is deleted to be ended at once, in pods and on hosts, so
+/// that its owner does not wait for answers in vain.
 pub(super) fn with_their_backend(stage: &Stage<'_>) -> Result<()> {
     let service = manifests::service(NAME, &["UDP"]);
     let own = format!("{{app: {NAME}}}");
@@ -42,7 +42,7 @@ pub(super) fn with_their_backend(stage: &Stage<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A connected socket that was answered.
+/// Creates a connected socket, and waits for an answer on it.
 fn answered(client: &Client, to: SocketAddr) -> Result<UdpSocket> {
     let ask = || -> Result<UdpSocket> {
         let socket = client.udp(to)?;

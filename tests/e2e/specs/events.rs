@@ -1,4 +1,4 @@
-//! What the product tells an operator by Events.
+//! The product's Events for operators.
 
 use std::collections::BTreeSet;
 
@@ -11,12 +11,12 @@ use crate::{
     stage::{KNOWN, Stage},
 };
 
-/// A Service that is there and answers.
+/// A Service that exists and answers.
 const NAME: &str = "web";
 const ANNOTATION: &str = "culvert.dev/algorithm";
 
-/// A Service with an annotation that makes no sense is served, and whoever describes it reads that
-/// the annotation does nothing, and why.
+/// Expects a Service with an invalid annotation to be served, and an Event that says that the annotation
+/// has no effect, and why.
 pub(super) fn tell_what_is_wrong(stage: &Stage<'_>) -> Result<()> {
     annotate(stage, &format!("{ANNOTATION}=fastest"))?;
     let told = tell(stage);
@@ -40,7 +40,7 @@ fn tell(stage: &Stage<'_>) -> Result<()> {
     stage.answering(NAME).map(drop)
 }
 
-/// The addresses of the nodes that asked to make an Event here.
+/// Returns the addresses of the nodes that requested the creation of an Event in this namespace.
 fn tellers(stage: &Stage<'_>) -> BTreeSet<String> {
     let requests = audit::requests(stage).unwrap_or_default();
     requests

@@ -1,4 +1,4 @@
-//! What the daemons may do in the cluster, and what they do.
+//! The daemons' rights in the cluster, and their use.
 
 use std::collections::BTreeSet;
 
@@ -10,21 +10,21 @@ use crate::stage::Stage;
 
 const NAMESPACE: &str = "kube-system";
 
-/// The roles of each service account that has any.
+/// The roles of each service account.
 const ROLES: [(&str, &[&str]); 2] = [
     ("node", &["clusterrole/culvert-node"]),
     ("cloud", &["clusterrole/culvert-node", "role/culvert-cloud"]),
 ];
 
-/// A right: whose, then group, resource and verb.
+/// A right: account, API group, resource and verb.
 type Right = (String, String, String, String);
 
-/// Every account uses every right that the manifests give it, and nothing else is tried. What is seen
-/// is what happened since the cluster's start, so this runs after everything else.
+/// Expects every account to use every right of the manifests, and to try nothing else. It uses the
+/// requests since the cluster's start, so this spec runs last.
 pub(super) fn are_what_is_used(stage: &Stage<'_>) -> Result<()> {
     let granted = granted(stage)?;
     let (used, refused) = used(stage)?;
-    // An API server that has just started refuses everybody until it has read the roles.
+    // An API server that has just started refuses all requests until it has read the roles.
     let denied: Vec<_> = refused.difference(&used).collect();
     ensure!(denied.is_empty(), "refused: {denied:?}");
     let unused: Vec<_> = granted.difference(&used).collect();
@@ -47,7 +47,7 @@ fn granted(stage: &Stage<'_>) -> Result<BTreeSet<Right>> {
     Ok(granted)
 }
 
-/// What a rule of a role gives to an account.
+/// Returns the rights that a rule of a role gives to an account.
 fn rights(account: &str, rule: &Value) -> Vec<Right> {
     let texts = |name: &str| -> Vec<String> {
         let values = rule[name].as_array().into_iter().flatten();
@@ -66,7 +66,7 @@ fn rights(account: &str, rule: &Value) -> Vec<Right> {
     rights
 }
 
-/// What was done, and what was tried and refused.
+/// Returns the used rights, and those of refused requests.
 fn used(stage: &Stage<'_>) -> Result<(BTreeSet<Right>, BTreeSet<Right>)> {
     let (mut used, mut refused) = (BTreeSet::new(), BTreeSet::new());
     for (account, request) in audit::requests(stage)? {

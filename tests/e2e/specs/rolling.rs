@@ -1,4 +1,4 @@
-//! Backends that come and go under a load.
+//! A rolling update of backends under load.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -10,9 +10,9 @@ use crate::{
     stage::Stage,
 };
 
-/// Connections a second from each client to each address, and for how long at most.
+/// Connections per second from each client to each address; their time limit is [`LONGEST`].
 const RATE: u32 = 25;
-/// How many pods the Deployment has.
+/// The number of pods of the Deployment.
 const PODS: usize = 3;
 const LONGEST: Duration = Duration::from_secs(180);
 
@@ -29,7 +29,7 @@ pub(super) fn loses_no_connection(stage: &Stage<'_>) -> Result<()> {
     let reports = stage.under_load(&addresses, RATE, LONGEST, || {
         stage.run(&["rollout", "restart", "deploy/rolled"])?;
         kubectl.rolled_out(NAMESPACE, "deploy/rolled")?;
-        // Those that were replaced go on serving for a while.
+        // Replaced pods keep serving for a while.
         wait::until(LONGEST, || only_new_pods(stage)).context("old pods don't go")
     })?;
     let servers: BTreeSet<&String> = reports.iter().flat_map(|it| it.servers.keys()).collect();

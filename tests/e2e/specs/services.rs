@@ -1,4 +1,4 @@
-//! Services of real pods, asked by pods and hosts.
+//! Services of real pods, dialled by pods and hosts.
 
 use std::{io, net::SocketAddr, time::Duration};
 
@@ -11,10 +11,10 @@ use crate::{
     stage::{BACKENDS, Client, KNOWN, Stage},
 };
 
-/// Enough that none of four backends is left out by chance.
+/// The number of requests: enough that none of four backends is missed by chance.
 const TIMES: u32 = 80;
-/// Where a packet is what is refused, the answer to the first one may come while the socket is still
-/// busy with sending it, and only the second one's, after a second, ends the connect.
+/// If a packet is refused, the error of the first SYN may arrive while the socket is locked by its
+/// sender and is then ignored; that of the retransmission, a second later, ends the connect.
 const SECOND_TRY: Duration = Duration::from_secs(2);
 
 pub(super) fn names_resolve(stage: &Stage<'_>) -> Result<()> {

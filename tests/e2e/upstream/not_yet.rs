@@ -1,14 +1,14 @@
-//! Specs of Kubernetes' own that the product doesn't pass yet.
+//! Kubernetes' own specs that the product does not pass yet.
 
-/// What comes by packets from another node, or from outside.
+/// Packets to node ports from another node, or from outside.
 pub(super) const NODE_PORTS: &str = "node ports of other nodes";
 
-/// The same, asked for by a client that the scheduler may put on the node itself: then it passes.
+/// The same, for a client that may be scheduled to the dialled node, where the spec passes.
 pub(super) const NODE_PORTS_ELSEWHERE: &str =
     "node ports of other nodes, where the client is on another";
 
-/// What isn't built yet, and the specs that fail for want of it: their whole names, but for
-/// `[sig-network] ` in front and the labels behind.
+/// The missing features, and the specs that fail without them: complete names, without the prefix
+/// `[sig-network] ` and the labels.
 pub(super) const NOT_YET: [(&str, &[&str]); 3] = [
     (
         NODE_PORTS,

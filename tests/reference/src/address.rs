@@ -1,8 +1,8 @@
-//! Addresses and ranges as Kubernetes writes them.
+//! Addresses and ranges in Kubernetes' notation.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// An address family: each is served by itself (contract 1, "dual stack").
+/// An address family; each is served separately (contract 1, "dual stack").
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Family {
     Ipv4,
@@ -12,7 +12,7 @@ pub enum Family {
 impl Family {
     pub const BOTH: [Self; 2] = [Self::Ipv4, Self::Ipv6];
 
-    /// The family of an address.
+    /// Returns the family of an address.
     #[must_use]
     pub const fn of(address: IpAddr) -> Self {
         match address {
@@ -21,7 +21,7 @@ impl Family {
         }
     }
 
-    /// The `addressType` of an EndpointSlice of this family.
+    /// Returns the `addressType` of an EndpointSlice of this family.
     #[must_use]
     pub const fn address_type(self) -> &'static str {
         match self {
@@ -37,7 +37,7 @@ impl Family {
         }
     }
 
-    /// How many bits an address has.
+    /// Returns the number of bits of an address.
     const fn bits(self) -> u32 {
         match self {
             Self::Ipv4 => 32,
@@ -46,8 +46,8 @@ impl Family {
     }
 }
 
-/// Contract 1, "IP text": leading zeros are decimal; what is no address is nothing. An IPv4 address
-/// mapped into IPv6 is that IPv4 address, as in Go.
+/// Parses an address (contract 1, "IP text"): octets with leading zeros are decimal; invalid text is
+/// ignored. An IPv4-mapped IPv6 address is that IPv4 address, as in Go.
 #[must_use]
 pub fn parse(text: &str) -> Option<IpAddr> {
     if text.contains(':') {
@@ -59,13 +59,13 @@ pub fn parse(text: &str) -> Option<IpAddr> {
     Some(IpAddr::from(octets))
 }
 
-/// Digits alone, however many zeros stand before the others.
+/// Parses decimal digits, with any number of leading zeros.
 fn decimal(text: &str) -> Option<u32> {
     let all_digits = text.bytes().all(|byte| byte.is_ascii_digit());
     all_digits.then(|| text.parse().ok())?
 }
 
-/// A range of addresses: all that begin with the first `length` bits of `address`.
+/// A range of addresses: all with the same first `length` bits as `address`.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub struct Cidr {
     address: IpAddr,
@@ -73,7 +73,7 @@ pub struct Cidr {
 }
 
 impl Cidr {
-    /// `address/length`, blanks around it trimmed. Bits after the first `length` are ignored.
+    /// Parses `address/length` without surrounding blanks. Bits after the first `length` are ignored.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let (address, length) = text.trim().split_once('/')?;
@@ -82,13 +82,13 @@ impl Cidr {
         (length <= Family::of(address).bits()).then(|| Self::new(address, length))
     }
 
-    /// All addresses of a family.
+    /// Returns the range of all addresses of a family.
     #[must_use]
     pub fn everything(family: Family) -> Self {
         Self::new(family.unspecified(), 0)
     }
 
-    /// The range of one address.
+    /// Returns the range of one address.
     #[must_use]
     pub fn single(address: IpAddr) -> Self {
         Self::new(address, Family::of(address).bits())
@@ -111,31 +111,31 @@ impl Cidr {
         }
     }
 
-    /// The family of the range.
+    /// Returns the family of the range.
     #[must_use]
     pub const fn family(self) -> Family {
         Family::of(self.address)
     }
 
-    /// The first address of the range.
+    /// Returns the first address of the range.
     #[must_use]
     pub const fn address(self) -> IpAddr {
         self.address
     }
 
-    /// How many bits the addresses of the range have in common.
+    /// Returns the prefix length.
     #[must_use]
     pub const fn length(self) -> u32 {
         self.length
     }
 
-    /// Whether the address is in the range. An address of the other family never is.
+    /// True if the address is in the range. An address of the other family never is.
     #[must_use]
     pub fn contains(self, address: IpAddr) -> bool {
         Family::of(address) == self.family() && Self::new(address, self.length) == self
     }
 
-    /// Whether it is all addresses of its family.
+    /// True if the range has all addresses of its family.
     #[must_use]
     pub const fn is_everything(self) -> bool {
         self.length == 0

@@ -1,4 +1,4 @@
-//! Which endpoints a Service port has, and which of them are used (contract 1 and 4).
+//! The endpoints of a Service port, and the selection among them (contract 1 and 4).
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,7 +13,7 @@ use super::{
     objects, pools,
 };
 
-/// An endpoint, seen from the node.
+/// An endpoint, as seen from the node.
 #[derive(Clone, Debug)]
 pub(super) struct Endpoint {
     pub(super) local: bool,
@@ -27,7 +27,7 @@ pub(super) struct Endpoint {
 /// The endpoints of one Service port and family.
 pub(super) type Endpoints = BTreeMap<SocketAddr, Endpoint>;
 
-/// All endpoints that the slices name for a Service port, usable or not.
+/// Returns all endpoints of a Service port in the slices, usable or not.
 pub(super) fn endpoints(
     cluster: &Cluster,
     here: &Here,
@@ -36,7 +36,7 @@ pub(super) fn endpoints(
 ) -> Endpoints {
     let mut found = Endpoints::new();
     for slice in objects::slices(cluster, (&owner.namespace, &owner.service), family) {
-        // As yurthub does it, before anything is made of the slice.
+        // As in yurthub, the filter comes before all other rules.
         let slice = &pools::passed(cluster, here, slice);
         for port in slice.ports.iter().flatten() {
             if let Some(number) = number_for(port, owner) {
@@ -47,8 +47,8 @@ pub(super) fn endpoints(
     found
 }
 
-/// Contract 1, `ports[].name`: the name and the protocol are the Service port's; a port without a
-/// name, or without a number, is none.
+/// Returns the port number of an endpoint port (contract 1, `ports[].name`) if its name and protocol are
+/// those of the Service port; a port without a name or a number is ignored.
 fn number_for(port: &EndpointPort, owner: &Owner) -> Option<u16> {
     let matches = port.name.as_deref()? == owner.port
         && objects::protocol(port.protocol.as_deref()) == Some(owner.protocol);
@@ -70,16 +70,16 @@ fn add(found: &mut Endpoints, here: &Here, slice: &EndpointSlice, (family, port)
         }
         let at = SocketAddr::new(address, port);
         let endpoint = endpoint(entry, here);
-        // Contract 1, "duplicates over slices". Between two that do not terminate the last one is
-        // kept, as kube-proxy does within a slice (`pkg/proxy/endpointslicecache.go`,
-        // addEndpoints); between slices it leaves that to chance, and here it is by name.
+        // Contract 1, "duplicates over slices". Of two that do not terminate, the last one is kept, as
+        // in kube-proxy within a slice (`pkg/proxy/endpointslicecache.go`, addEndpoints). Between slices
+        // kube-proxy's order is random; here it is by name.
         if !found.contains_key(&at) || !endpoint.terminating {
             found.insert(at, endpoint);
         }
     }
 }
 
-/// Contract 1, "conditions" and "nodeName".
+/// Reads an endpoint (contract 1, "conditions" and "nodeName").
 fn endpoint(entry: &v1::Endpoint, here: &Here) -> Endpoint {
     let conditions = entry.conditions.clone().unwrap_or_default();
     let hints = entry.hints.clone().unwrap_or_default();
@@ -95,12 +95,12 @@ fn endpoint(entry: &v1::Endpoint, here: &Here) -> Endpoint {
     }
 }
 
-/// Contract 4.1.
+/// True for an endpoint of the fallback (contract 4.1).
 const fn is_fallback(endpoint: &Endpoint) -> bool {
     endpoint.serving && endpoint.terminating
 }
 
-/// Contract 4.2: the ready endpoints, filtered by topology; without any, all fallback endpoints.
+/// Returns the ready endpoints after the topology filter, else all fallback endpoints (contract 4.2).
 pub(super) fn cluster_set(endpoints: &Endpoints, here: &Here, zone: Option<&str>) -> Set {
     let ready = only(endpoints, |endpoint| endpoint.ready);
     if ready.is_empty() {
@@ -109,8 +109,8 @@ pub(super) fn cluster_set(endpoints: &Endpoints, here: &Here, zone: Option<&str>
     addresses(&near(ready, here, zone))
 }
 
-/// Contract 4.4: the local ready endpoints; without any, the local fallback endpoints. Hints play no
-/// part.
+/// Returns the local ready endpoints, else the local fallback endpoints (contract 4.4). Hints have no
+/// effect.
 pub(super) fn local_set(endpoints: &Endpoints) -> Set {
     let local = only(endpoints, |endpoint| endpoint.local);
     let ready = only(&local, |endpoint| endpoint.ready);
@@ -120,7 +120,7 @@ pub(super) fn local_set(endpoints: &Endpoints) -> Set {
     addresses(&ready)
 }
 
-/// Contract 4.3: the topology filter.
+/// Applies the topology filter (contract 4.3).
 fn near(ready: Endpoints, here: &Here, zone: Option<&str>) -> Endpoints {
     let for_node = only(&ready, |endpoint| endpoint.nodes.contains(&here.node));
     let all_name_nodes = ready.values().all(|endpoint| !endpoint.nodes.is_empty());

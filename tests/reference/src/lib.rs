@@ -1,24 +1,22 @@
-//! The reference model of Service semantics: what a node serves, and what a new connection meets
-//! there, computed from Kubernetes objects in the plainest way.
+//! The reference model of Service semantics: the frontends of a node and the result of a new connection,
+//! computed from Kubernetes objects in the simplest way.
 //!
 //! It is an oracle for property tests. It shares no code with the product and is written from the
-//! contract (the tables of Service semantics, kube-proxy 1.36 in nftables mode), so that a
-//! misreading on one side shows as a difference. It is slow on purpose: every front is computed
-//! from all objects anew.
+//! contract (the tables of Service semantics, kube-proxy 1.36 in nftables mode), so that a misreading on
+//! one side shows as a difference. It is intentionally slow: every front is computed from all objects.
 //!
-//! - [`address`]: addresses and ranges as Kubernetes writes them
-//! - `objects`: which Services, ports and slices count
-//! - `endpoints`: which endpoints a Service port has, and which of them it uses
-//! - `destinations`: the addresses that a Service port is reached at
-//! - `node`: what a Node object says
-//! - `pools`: which endpoints OpenYurt keeps from a node
+//! - [`address`]: addresses and ranges in Kubernetes' notation
+//! - `objects`: the Services, ports and slices that count
+//! - `endpoints`: the endpoints of a Service port, and the selection among them
+//! - `destinations`: the addresses of a Service port
+//! - `node`: the fields of a Node object
+//! - `pools`: the endpoints that OpenYurt hides from a node
 //! - `health`: health check node ports
-//! - `verdict`: what a new connection to a front meets
+//! - `verdict`: the result of a new connection to a front
 //! - [`random`]: random clusters
 //!
-//! Left out, as it is not a matter of objects: which backend is chosen, masquerading, flows that
-//! exist already, the rule for addresses in a ServiceCIDR without a Service, and VIPs that are left
-//! alone as something listens on them locally.
+//! Omitted, since objects do not decide it: the choice among backends, masquerading, existing flows, the
+//! rule for addresses in a ServiceCIDR without a Service, and VIPs with a local listener.
 
 pub mod address;
 mod destinations;
@@ -60,25 +58,25 @@ pub struct Cluster {
     pub nodes: Vec<Node>,
 }
 
-/// The node that is asked about, and its settings.
+/// The node whose view is computed, and its settings.
 #[derive(Clone, Debug)]
 pub struct Here {
     /// The name of the Node object.
     pub node: String,
     /// The addresses of the node's interfaces.
     ///
-    /// The interface decides nothing: a loopback address is one of 127.0.0.0/8 or `::1`, and a
-    /// service address that is held on `lo` is a local address like any other (kube-proxy
-    /// `pkg/proxy/nftables/proxier.go`, `ip.IsLoopback()`).
+    /// The interface is irrelevant: a loopback address is one of 127.0.0.0/8 or `::1`, and a service
+    /// address on `lo` is a local address like any other (kube-proxy `pkg/proxy/nftables/proxier.go`,
+    /// `ip.IsLoopback()`).
     pub addresses: Vec<IpAddr>,
-    /// The setting `nodePortAddresses`. Absent, it means the primary addresses and loopback; an empty
-    /// list means all local addresses.
+    /// The setting `nodePortAddresses`: absent means the primary addresses and loopback, an empty list
+    /// all local addresses.
     pub node_port_addresses: Option<Vec<Entry>>,
     pub external_ips: ExternalIps,
     pub topology_keys: TopologyKeys,
 }
 
-/// One entry of `nodePortAddresses`.
+/// An entry of `nodePortAddresses`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Entry {
     Cidr(Cidr),
@@ -87,26 +85,25 @@ pub enum Entry {
     All,
 }
 
-/// The setting that says which external IPs are served.
+/// The setting for the external IPs that are served.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum ExternalIps {
-    /// All, as kube-proxy does.
+    /// All external IPs, as in kube-proxy.
     Any,
-    /// Only those that the cluster owns: an address in `status.loadBalancer` of some Service (any
-    /// one of the cluster, whatever its `ipMode`), or an address of some Node (of any type). Neither
-    /// can be written by whoever may only make Services, so nobody can take over an address that
-    /// belongs to others outside (CVE-2020-8554).
+    /// Only those that the cluster owns: an address in `status.loadBalancer` of any Service (with any
+    /// `ipMode`), or an address of any Node (of any type). A user who may only create Services can write
+    /// neither, and so can't take over an address of others outside (CVE-2020-8554).
     Owned,
 }
 
-/// The setting that says whether the annotation `openyurt.io/topologyKeys` counts.
+/// The setting for the annotation `openyurt.io/topologyKeys`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum TopologyKeys {
     Ignore,
     Honour,
 }
 
-/// A transport protocol that Services know.
+/// A transport protocol of Services.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Protocol {
     Tcp,
@@ -124,7 +121,7 @@ pub struct Owner {
     pub protocol: Protocol,
 }
 
-/// What kind of address a front has. The order is the precedence between two Services.
+/// The kind of a front's address. The order is the precedence between two Services.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Kind {
     ClusterIp,
@@ -140,29 +137,29 @@ pub enum Policy {
     Local,
 }
 
-/// Addresses and ports of endpoints.
+/// The addresses and ports of endpoints.
 pub type Set = BTreeSet<SocketAddr>;
 
-/// What is dialled.
+/// The dialled address, port and protocol.
 pub type Key = (IpAddr, u16, Protocol);
 
-/// One address and port that the node translates.
+/// An address and port that the node translates.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Front {
     pub owner: Owner,
     pub kind: Kind,
     /// The address in the key.
     pub address: IpAddr,
-    /// What policy Cluster chooses from. It is empty exactly if there is no usable endpoint on any
-    /// node; where `policy` is Local and nothing is short-circuited, that is all it is read for.
+    /// The endpoints of policy Cluster. The set is empty exactly if no node has a usable endpoint; if
+    /// `policy` is Local and there is no short-circuit, only that is read.
     pub cluster: Set,
-    /// What policy Local chooses from.
+    /// The endpoints of policy Local.
     pub local: Set,
     /// The internal traffic policy of a cluster IP, the external one of all other addresses.
     pub policy: Policy,
     /// The timeout of `sessionAffinity: ClientIP` in seconds; 0 for none.
     pub affinity: u32,
-    /// Whom a load balancer's address admits; empty if all, and for all other kinds.
+    /// The permitted clients of a load balancer's address; empty for all clients, and for other kinds.
     pub source_ranges: Vec<Cidr>,
     /// The load balancer addresses of the Service port, of the front's family.
     pub load_balancer_ips: BTreeSet<IpAddr>,
@@ -170,9 +167,9 @@ pub struct Front {
     pub node_ip: Option<IpAddr>,
 }
 
-/// Which of two Services has an address that both claim: the least one wins. That is by the kind of
-/// address, then the older Service, of which one that doesn't say when it was made is the youngest, then
-/// by names. The name of the port is last; the API server admits no two ports of a Service that come to it.
+/// The precedence between two Services that claim one address; the least value wins. It compares the
+/// kind of address, then the creation time (one without a time is the youngest), then the names. The
+/// name of the port is last; the API server permits no two ports of a Service that reach it.
 type Precedence = (Kind, bool, Option<Timestamp>, Owner);
 
 fn precedence(service: &Service, front: &Front) -> Precedence {
@@ -181,7 +178,7 @@ fn precedence(service: &Service, front: &Front) -> Precedence {
     (front.kind, created.is_none(), created, front.owner.clone())
 }
 
-/// All fronts of a node: of each address that several Service ports claim, the one that has it.
+/// Returns all fronts of a node; an address with several claims belongs to the winner.
 #[must_use]
 pub fn fronts(cluster: &Cluster, here: &Here) -> BTreeMap<Key, Front> {
     let mut claims = Vec::new();
@@ -193,12 +190,12 @@ pub fn fronts(cluster: &Cluster, here: &Here) -> BTreeMap<Key, Front> {
         }
     }
     claims.sort_by(|(_, a), (_, b)| a.0.cmp(&b.0));
-    // The one that wins an address comes last, in the place of the others.
+    // The last claim of a key replaces the others, so the winner must come last.
     let claims = claims.into_iter().rev();
     claims.map(|(key, (_, front))| (key, front)).collect()
 }
 
-/// What one port of a Service would be reached at, were it alone, for one family.
+/// Returns the claims of a Service port in one family, as if it were the only one.
 fn claims_of(
     cluster: &Cluster,
     here: &Here,
@@ -232,7 +229,7 @@ fn claims_of(
     claims
 }
 
-/// The front of a Service port at one of its addresses.
+/// Returns the front of a Service port at one of its addresses.
 fn front_at(blank: Front, service: &Service, to: Destination) -> Front {
     Front {
         kind: to.kind,

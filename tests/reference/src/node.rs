@@ -1,4 +1,4 @@
-//! What a Node object says (contract 1, "Node").
+//! The fields of a Node object (contract 1, "Node").
 
 use std::net::IpAddr;
 
@@ -10,15 +10,15 @@ use super::{
     objects,
 };
 
-/// The zone of the node, if it has an object with a label that is not empty.
+/// Returns the zone of the node, if its Node has a non-empty label.
 pub(super) fn zone<'a>(cluster: &'a Cluster, here: &Here) -> Option<&'a str> {
     let node = own(cluster, here)?;
     let zone = objects::label(&node.metadata, "topology.kubernetes.io/zone");
     zone.filter(|zone| !zone.is_empty())
 }
 
-/// The primary address: the first `InternalIP` of the family. A loopback address is none (kube-proxy
-/// `cmd/kube-proxy/app/server.go`, newProxyServer).
+/// Returns the primary address: the first `InternalIP` of the family, unless it is a loopback address
+/// (kube-proxy `cmd/kube-proxy/app/server.go`, newProxyServer).
 pub(super) fn primary(cluster: &Cluster, here: &Here, family: Family) -> Option<IpAddr> {
     let node = own(cluster, here)?;
     let internal = addresses(node).filter(|address| address.type_ == "InternalIP");
@@ -27,7 +27,7 @@ pub(super) fn primary(cluster: &Cluster, here: &Here, family: Family) -> Option<
     first.filter(|address| !address.is_loopback())
 }
 
-/// The addresses in a Node object, of all types.
+/// Returns the addresses in a Node object, of all types.
 pub(super) fn addresses(node: &Node) -> impl Iterator<Item = &NodeAddress> {
     let status = node.status.as_ref();
     let addresses = status.and_then(|status| status.addresses.as_ref());

@@ -1,4 +1,4 @@
-//! Which Services, ports and slices count, and how their fields are read (contract 1).
+//! The Services, ports and slices that count, and the reading of their fields (contract 1).
 
 use std::net::IpAddr;
 
@@ -19,17 +19,18 @@ const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 const HEADLESS: &str = "service.kubernetes.io/headless";
 pub(super) const SERVICE_NAME: &str = "kubernetes.io/service-name";
 
-/// The timeout that the API server fills in (contract 3).
+/// The timeout that the API server sets by default (contract 3).
 const AFFINITY_SECONDS: i32 = 10_800;
 
-/// The Services that are proxied at all.
+/// Returns the Services that are proxied.
 pub(super) fn counted_services(cluster: &Cluster) -> impl Iterator<Item = &Service> {
     let services = cluster.services.iter();
     services.filter(|service| service_counts(service))
 }
 
-/// Contract 1, "the same since 1.36" (a label, whatever its value), "ExternalName" (even with a stored
-/// cluster IP) and "headless" (`None` or nothing). The headless label of a *Service* is not looked at.
+/// True for a Service that is proxied: contract 1, "the same since 1.36" (a label with any value),
+/// "ExternalName" (even with a stored cluster IP) and "headless" (`None` or empty). The headless label
+/// of a *Service* is ignored.
 fn service_counts(service: &Service) -> bool {
     let Some(spec) = &service.spec else {
         return false;
@@ -43,8 +44,8 @@ pub(super) fn label<'a>(metadata: &'a ObjectMeta, key: &str) -> Option<&'a str> 
     metadata.labels.as_ref()?.get(key).map(String::as_str)
 }
 
-/// Contract 1, "spec.clusterIPs": a family takes the cluster IP of its family. An object that was
-/// never stored by an API server may have `clusterIP` alone.
+/// Returns the cluster IP of a family (contract 1, "spec.clusterIPs"). An object that was never stored
+/// by an API server may have only `clusterIP`.
 pub(super) fn cluster_ip(service: &Service, family: Family) -> Option<IpAddr> {
     let spec = service.spec.as_ref()?;
     let many = spec.cluster_ips.as_deref().unwrap_or_default();
@@ -57,8 +58,8 @@ pub(super) fn cluster_ip(service: &Service, family: Family) -> Option<IpAddr> {
     addresses.find(|address| Family::of(*address) == family)
 }
 
-/// The ports that are served for a family: none without a cluster IP of it (contract 1, "service
-/// lacking one is skipped for that family").
+/// Returns the ports that are served for a family: none without a cluster IP of the family (contract 1,
+/// "service lacking one is skipped for that family").
 pub(super) fn ports(service: &Service, family: Family) -> &[ServicePort] {
     if cluster_ip(service, family).is_none() {
         return &[];
@@ -67,7 +68,7 @@ pub(super) fn ports(service: &Service, family: Family) -> &[ServicePort] {
     ports.unwrap_or_default()
 }
 
-/// Contract 1, "ports[].protocol". TCP is the default of the API server.
+/// Parses a protocol (contract 1, "ports[].protocol"). TCP is the default of the API server.
 pub(super) fn protocol(text: Option<&str>) -> Option<Protocol> {
     match text {
         None | Some("TCP") => Some(Protocol::Tcp),
@@ -77,12 +78,12 @@ pub(super) fn protocol(text: Option<&str>) -> Option<Protocol> {
     }
 }
 
-/// A port number; 0 is none.
+/// Converts a port number; 0 counts as none.
 pub(super) fn port_number(number: i32) -> Option<u16> {
     u16::try_from(number).ok().filter(|number| *number != 0)
 }
 
-/// Contract 1, "service port identity".
+/// Returns the identity of a Service port (contract 1, "service port identity").
 pub(super) fn owner(service: &Service, port: Option<&str>, protocol: Protocol) -> Owner {
     Owner {
         namespace: namespace(&service.metadata).to_owned(),
@@ -100,7 +101,7 @@ pub(super) fn name(metadata: &ObjectMeta) -> &str {
     metadata.name.as_deref().unwrap_or_default()
 }
 
-/// Contract 3, "sessionAffinity: ClientIP".
+/// Returns the affinity timeout (contract 3, "sessionAffinity: ClientIP").
 pub(super) fn affinity(service: &Service) -> u32 {
     let Some(spec) = &service.spec else {
         return 0;
@@ -114,8 +115,8 @@ pub(super) fn affinity(service: &Service) -> u32 {
     u32::try_from(timeout.unwrap_or(AFFINITY_SECONDS)).unwrap_or(0)
 }
 
-/// Contract 4.5: the internal policy applies to the cluster IP only, the external one to all
-/// others; without those it applies to nothing.
+/// Returns the policy (contract 4.5): the internal one applies only to the cluster IP, the external one
+/// to all other addresses; the default is Cluster.
 pub(super) fn policy(service: &Service, kind: Kind) -> Policy {
     let text = service.spec.as_ref().and_then(|spec| match kind {
         Kind::ClusterIp => spec.internal_traffic_policy.as_deref(),
@@ -129,9 +130,9 @@ pub(super) fn policy(service: &Service, kind: Kind) -> Policy {
     }
 }
 
-/// The slices of a Service for a family: same namespace, named by the label, of the family's
-/// address type (contract 1, "EndpointSlice label" and "addressType"), without the headless label.
-/// They come in the order of their names.
+/// Returns the slices of a Service for a family, sorted by name: in the same namespace, with the
+/// Service's name as label, of the family's address type, without the headless label (contract 1,
+/// "EndpointSlice label" and "addressType").
 pub(super) fn slices<'a>(
     cluster: &'a Cluster,
     of: (&str, &str),

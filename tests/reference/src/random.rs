@@ -1,13 +1,12 @@
-//! Random clusters, small and full of corners.
+//! Random clusters, small and with many corner cases.
 //!
-//! What comes out is what an API server would store, but for a few things that one never lets
-//! through and that are in clusters all the same, or in files: IPv4 addresses with leading zeros, a
-//! cluster IP without families, ports without a name or number.
+//! The objects are as an API server stores them, with a few exceptions that an API server rejects, but
+//! that exist in old clusters or in files: IPv4 addresses with leading zeros, a cluster IP without
+//! families, ports without a name or number.
 //!
-//! Nothing comes out that the contract leaves to chance. One address is in two slices of a Service
-//! only with the same conditions, or with at most one of them not terminating; no two Services have
-//! one node port or health check node port; a node's `ExternalIP` is never its only address of a
-//! family.
+//! No result depends on choices that the contract leaves open. An address is in two slices of a Service
+//! only with the same conditions, or with at most one of them not terminating; no two Services share a
+//! node port or health check node port; a node's `ExternalIP` is never its only address of a family.
 
 mod node;
 mod service;
@@ -22,7 +21,7 @@ use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::Object
 
 use super::{Cluster, Front, Here, Source, address::Family};
 
-/// Addresses of load balancers, few, so that Services share them; the node may hold the first.
+/// Addresses of load balancers: few, so that Services share them. The node may have the first one.
 const LOAD_BALANCER_IPS: [&str; 4] = [
     "203.0.113.1",
     "203.0.113.2",
@@ -32,7 +31,7 @@ const LOAD_BALANCER_IPS: [&str; 4] = [
 
 const ZONES: [&str; 3] = ["a", "b", "c"];
 
-/// A random cluster and the node to look from. The same generator state gives the same.
+/// Generates a cluster and its observing node. The same generator state gives the same result.
 #[must_use]
 pub fn cluster(rng: &mut Rng) -> (Cluster, Here) {
     let mut draw = Draw {
@@ -52,7 +51,7 @@ pub fn cluster(rng: &mut Rng) -> (Cluster, Here) {
         slices.extend(slice::draw(&mut draw, &service));
         services.push(service);
     }
-    // The order of objects decides nothing.
+    // The order of objects is irrelevant.
     draw.rng.shuffle(&mut services);
     draw.rng.shuffle(&mut slices);
     let cluster = Cluster {
@@ -63,8 +62,8 @@ pub fn cluster(rng: &mut Rng) -> (Cluster, Here) {
     (cluster, here)
 }
 
-/// Who may dial a front: sockets of the node and of pods, and addresses outside; in the ranges of
-/// [`cluster`] and not, all of the front's family.
+/// Returns clients of a front: sockets of the node and of pods, and addresses outside; within the ranges
+/// of [`cluster`] and not, all in the front's family.
 #[must_use]
 pub fn sources(front: &Front) -> Vec<Source> {
     let (pods, outside) = match Family::of(front.address) {
@@ -87,16 +86,16 @@ fn addresses(texts: &[&str]) -> impl Iterator<Item = IpAddr> {
     texts.iter().filter_map(|text| text.parse().ok())
 }
 
-/// What the parts of a cluster share while they are drawn.
+/// The shared state of a cluster's generation.
 struct Draw<'a> {
     rng: &'a mut Rng,
     nodes: Vec<Node>,
-    /// The last node port that was given out.
+    /// The last allocated node port.
     node_ports: i32,
     health_check_node_ports: i32,
-    /// How many endpoints there are: each has its own address.
+    /// The number of endpoints so far; each has its own address.
     endpoints: u16,
-    /// Addresses of nodes that are an endpoint already.
+    /// Addresses of nodes that are already endpoints.
     host_addresses: BTreeSet<String>,
 }
 
@@ -113,7 +112,7 @@ impl Draw<'_> {
         &self.nodes[self.rng.usize(0..self.nodes.len())]
     }
 
-    /// Some of the items, each once, in their order.
+    /// Returns some of the items, without duplicates, in their order.
     fn some<const N: usize>(&mut self, items: [&str; N], one_in: u32) -> Vec<String> {
         let some = items.into_iter().filter(|_| self.chance(one_in));
         some.map(str::to_owned).collect()

@@ -1,46 +1,46 @@
-//! What a new connection to a front meets (contract 4 and 6a).
+//! The result of a new connection to a front (contract 4 and 6a).
 
 use std::net::IpAddr;
 
 use super::{Front, Here, Kind, Policy, Set, address::Family};
 
-/// Who opens a connection.
+/// The origin of a connection.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Source {
     /// A socket of the node itself, or of a pod in its network namespace.
     NodeSocket,
-    /// A socket of a pod of this node, which has the address.
+    /// A socket of a pod on this node, with the pod's address.
     PodSocket(IpAddr),
-    /// A packet that came to the node from this address. One of the node's own is taken for the
-    /// node (contract 4, "source is the node (type LOCAL)").
+    /// A packet that arrived at the node from this address. One of the node's own addresses counts as
+    /// the node (contract 4, "source is the node (type LOCAL)").
     Outside(IpAddr),
 }
 
-/// What a new connection meets.
+/// The result of a new connection.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Verdict {
-    /// One of these endpoints.
+    /// A connection to one of these endpoints.
     To(Set),
-    /// REJECT.
+    /// A refusal, as by REJECT.
     Refused,
-    /// Silence.
+    /// A silent drop.
     Dropped,
-    /// The front is not there for this source: loopback is each network namespace's own.
+    /// No translation: loopback fronts exist only in the node's network namespace.
     Untouched,
 }
 
-/// What a new connection from a source to a front meets, on the node that the front is of.
+/// Decides a new connection from a source to a front, on the front's node.
 #[must_use]
 pub fn verdict(front: &Front, source: &Source, here: &Here) -> Verdict {
     if is_foreign_loopback(front, source) {
         return Verdict::Untouched;
     }
-    // Contract 6a, "no endpoints": the ranges come first, then the lack of endpoints.
+    // Contract 6a, "no endpoints": the source ranges are checked before the endpoints.
     if !is_admitted(front, source, here) {
         return Verdict::Dropped;
     }
-    // Contract 4.6: any usable endpoint on any node. The cluster set is never empty then: hints only
-    // apply where they leave something.
+    // Contract 4.6: any usable endpoint on any node makes the cluster set non-empty, since hints are
+    // ignored if they would leave nothing.
     if front.cluster.is_empty() {
         return Verdict::Refused;
     }
@@ -54,7 +54,7 @@ pub fn verdict(front: &Front, source: &Source, here: &Here) -> Verdict {
     Verdict::To(set.clone())
 }
 
-/// A pod's 127.0.0.1 is its own, and no packet comes to it from outside.
+/// True for loopback fronts dialled from another network namespace: 127.0.0.1 is the pod's own there.
 fn is_foreign_loopback(front: &Front, source: &Source) -> bool {
     match source {
         Source::NodeSocket => false,
@@ -62,8 +62,8 @@ fn is_foreign_loopback(front: &Front, source: &Source) -> bool {
     }
 }
 
-/// Contract 4, the rows about short-circuits: the external policy Local is not applied to sources on
-/// this node; the internal one is applied to all.
+/// Returns the applied policy (contract 4, short-circuits): the external policy Local is not applied to
+/// sources on this node; the internal one is applied to all.
 fn policy_for(front: &Front, source: &Source, here: &Here) -> Policy {
     let is_on_this_node = match source {
         Source::NodeSocket | Source::PodSocket(_) => true,
@@ -79,7 +79,7 @@ fn is_own(address: IpAddr, here: &Here) -> bool {
     here.addresses.contains(&address)
 }
 
-/// Contract 6a, "match", "pods" and "node".
+/// True if the source ranges permit a client (contract 6a, "match", "pods" and "node").
 fn is_admitted(front: &Front, source: &Source, here: &Here) -> bool {
     if front.source_ranges.is_empty() {
         return true;
@@ -94,8 +94,8 @@ fn is_admitted(front: &Front, source: &Source, here: &Here) -> bool {
     in_ranges(front, address) || is_admitted_vip(front, address)
 }
 
-/// Contract 6a, "node": if the node is in the ranges, the Service's load balancer addresses are
-/// admitted as sources too.
+/// True for a load balancer address of the Service as source, if the ranges permit the node (contract
+/// 6a, "node").
 fn is_admitted_vip(front: &Front, address: IpAddr) -> bool {
     let admits_node = front.node_ip.is_some_and(|node| in_ranges(front, node));
     admits_node && front.load_balancer_ips.contains(&address)
@@ -106,9 +106,9 @@ fn in_ranges(front: &Front, address: IpAddr) -> bool {
     ranges.any(|range| range.contains(address))
 }
 
-/// The address that the node's own packets to a front come from: the front's, if an interface holds
-/// it, as the kernel then takes the destination for the source; else the primary one; else, routes
-/// being unknown here, the first of the family that is not loopback.
+/// Returns the source address of the node's own packets to a front: the front's address if an interface
+/// has it, since the kernel then uses the destination as source; else the primary address; else, without
+/// knowledge of routes, the first non-loopback address of the family.
 fn node_source(front: &Front, here: &Here) -> Option<IpAddr> {
     if is_own(front.address, here) {
         return Some(front.address);

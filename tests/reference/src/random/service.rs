@@ -11,7 +11,7 @@ use k8s_openapi::{
 
 use super::{Draw, LOAD_BALANCER_IPS, add_label};
 
-/// Addresses for `externalIPs`: shared, of load balancers, of nodes, one that is a cluster IP.
+/// Addresses for `externalIPs`: shared ones, those of load balancers and nodes, and a cluster IP.
 const EXTERNAL_IPS: [&str; 11] = [
     "198.51.100.1",
     "198.51.100.001",
@@ -26,7 +26,7 @@ const EXTERNAL_IPS: [&str; 11] = [
     "10.96.0.1",
 ];
 
-/// Ranges for `loadBalancerSourceRanges`: of nodes, pods and others, with blanks.
+/// Ranges for `loadBalancerSourceRanges`: of nodes, pods and others, some with blanks.
 const SOURCE_RANGES: [&str; 11] = [
     "192.168.0.0/24",
     " 192.168.000.0/16 ",
@@ -41,7 +41,7 @@ const SOURCE_RANGES: [&str; 11] = [
     "::/0",
 ];
 
-/// Values of `openyurt.io/topologyKeys`: those that mean something, and some that don't.
+/// Values of `openyurt.io/topologyKeys`, with and without a meaning.
 const TOPOLOGY_KEYS: [&str; 9] = [
     "kubernetes.io/hostname",
     "kubernetes.io/hostname",
@@ -87,7 +87,7 @@ pub(super) fn draw(draw: &mut Draw<'_>, number: u16) -> Service {
     }
 }
 
-/// Two namespaces with Services of the same names; few times of creation, so that many are equal.
+/// Generates metadata: the same names in two namespaces, and few creation times, so that many are equal.
 fn metadata(draw: &mut Draw<'_>, number: u16) -> ObjectMeta {
     let seconds = draw.pick([None, Some(1_700_000_000), Some(1_700_000_060)]);
     let created = seconds.and_then(|seconds| Timestamp::from_second(seconds).ok());
@@ -137,7 +137,7 @@ fn set_addresses(draw: &mut Draw<'_>, spec: &mut ServiceSpec, number: u16) {
         addresses
     };
     spec.cluster_ip = addresses.first().cloned();
-    // As it stands in a file, or in an object from before dual stack.
+    // As in a file, or in an object from before dual stack.
     if addresses.len() == 1 && draw.chance(10) {
         return;
     }
@@ -160,7 +160,7 @@ fn ports(draw: &mut Draw<'_>, type_: &str) -> Vec<ServicePort> {
         if twin.is_some_and(|other| other.protocol.as_deref() == Some(protocol)) {
             continue;
         }
-        // The same port of two protocols may have the same node port.
+        // One port number with two protocols may share its node port.
         let shared = twin.and_then(|other| other.node_port);
         let node_port = allocates.then(|| draw.node_port(shared));
         let missing = draw.pick([None, Some(0)]);
@@ -172,14 +172,14 @@ fn ports(draw: &mut Draw<'_>, type_: &str) -> Vec<ServicePort> {
             ..ServicePort::default()
         });
     }
-    // Of three ports, the third may be a second one of the first's number: both protocols then have
-    // to differ from all others.
+    // The third port may have the number of the first one; two ports of one number must differ in
+    // protocol.
     ports.sort_by(|a, b| (a.port, &a.protocol).cmp(&(b.port, &b.protocol)));
     ports.dedup_by(|a, b| (a.port, &a.protocol) == (b.port, &b.protocol));
     ports
 }
 
-/// Only a single port may be without a name.
+/// Returns the name of a port; only a single port may have none.
 fn port_name(draw: &mut Draw<'_>, wanted: usize, number: usize) -> Option<String> {
     if wanted > 1 {
         return Some(format!("p{number}"));
@@ -197,7 +197,7 @@ impl Draw<'_> {
     }
 }
 
-/// The external policy is only allowed where there is an external address.
+/// Sets the policies; the external one is permitted only with an external address.
 fn set_policies(draw: &mut Draw<'_>, spec: &mut ServiceSpec, type_: &str) {
     let internal = draw.pick([None, Some("Cluster"), Some("Cluster"), Some("Local")]);
     spec.internal_traffic_policy = internal.map(str::to_owned);

@@ -13,17 +13,17 @@ use k8s_openapi::{
 
 use super::{Draw, ZONES, add_label};
 
-/// What the endpoints of one Service have in common, so that rules about all of them come true.
+/// Common properties of the endpoints of a Service, so that rules about all of them apply.
 #[derive(Clone, Copy)]
 struct Mood {
-    /// No endpoint says that it is ready.
+    /// True if no endpoint is ready.
     none_ready: bool,
-    /// One in how many endpoints lacks hints for nodes, and for zones.
+    /// One in this many endpoints lacks hints for nodes, or for zones.
     unhinted_nodes: u32,
     unhinted_zones: u32,
 }
 
-/// More than any cluster here has endpoints: practically none lacks its hint.
+/// More than the endpoints of any cluster here, so practically none lacks its hint.
 const NONE_LACKS: u32 = 1_000;
 const ALL_LACK: u32 = 1;
 
@@ -60,7 +60,7 @@ fn metadata(draw: &mut Draw<'_>, service: &Service, number: usize) -> ObjectMeta
     let name = service.metadata.name.clone().unwrap_or_default();
     let namespace = service.metadata.namespace.clone().unwrap_or_default();
     let mut metadata = ObjectMeta {
-        // Unique over namespaces: some slices stand in another one.
+        // Unique over all namespaces, since some slices are in another one.
         name: Some(format!("{name}-{namespace}{number}")),
         namespace: service.metadata.namespace.clone(),
         ..ObjectMeta::default()
@@ -75,14 +75,14 @@ fn metadata(draw: &mut Draw<'_>, service: &Service, number: usize) -> ObjectMeta
         add_label(&mut metadata, "service.kubernetes.io/headless", "");
     }
     if draw.chance(25) {
-        // Counts all the same: of slices, only the headless label is looked at.
+        // The slice still counts: of slices, only the headless label is read.
         let key = "service.kubernetes.io/service-proxy-name";
         add_label(&mut metadata, key, "other");
     }
     metadata
 }
 
-/// Mostly of a family that the Service has.
+/// Returns an address type, mostly of a family of the Service.
 fn address_type(draw: &mut Draw<'_>, service: &Service) -> &'static str {
     match draw.rng.u8(0..20) {
         0 | 1 => return "FQDN",
@@ -110,7 +110,7 @@ fn ports(draw: &mut Draw<'_>, service: &Service) -> Vec<EndpointPort> {
         }
         let right = Some(port.name.clone().unwrap_or_default());
         let name = match draw.rng.u8(0..20) {
-            // Names are unique, the lack of one too.
+            // Names are unique, and at most one is absent.
             0 if number == 0 => None,
             1 => Some(format!("other{number}")),
             _ => right,
@@ -120,7 +120,7 @@ fn ports(draw: &mut Draw<'_>, service: &Service) -> Vec<EndpointPort> {
         } else {
             port.protocol.clone()
         };
-        // TCP is what an absent protocol means.
+        // An absent protocol means TCP.
         let implied = protocol.as_deref() == Some("TCP") && draw.chance(10);
         ports.push(EndpointPort {
             name,
@@ -171,8 +171,8 @@ fn endpoint(draw: &mut Draw<'_>, address_type: &str, mood: Mood) -> Endpoint {
     }
 }
 
-/// The address of a node, for an endpoint in its network namespace: each once, so that no two
-/// endpoints have it and disagree.
+/// Returns the address of a node, for an endpoint in its network namespace; each once, so that no two
+/// endpoints at it differ.
 fn host_address(draw: &mut Draw<'_>, address_type: &str) -> Option<String> {
     let number = draw.rng.usize(0..draw.nodes.len()) + 10;
     let address = match address_type {
@@ -184,7 +184,7 @@ fn host_address(draw: &mut Draw<'_>, address_type: &str) -> Option<String> {
     free.then_some(address)
 }
 
-/// All combinations, and more often those that pods have.
+/// Generates all combinations, most often those of real pods.
 fn conditions(draw: &mut Draw<'_>, mood: Mood) -> Option<EndpointConditions> {
     let any = [None, Some(true), Some(false)];
     let (mut ready, serving, terminating) = match draw.rng.u8(0..8) {
@@ -223,12 +223,12 @@ fn hints(draw: &mut Draw<'_>, mood: Mood) -> Option<EndpointHints> {
     (!empty || draw.chance(5)).then_some(hints)
 }
 
-/// A slice that some endpoints of another one are seen in too: unchanged, or one of the two no longer
+/// Generates a slice that shares some endpoints with another one: unchanged, or with only one of the two
 /// terminating.
 fn moved(draw: &mut Draw<'_>, from: &EndpointSlice) -> Option<EndpointSlice> {
     let mut slice = from.clone();
     let name = slice.metadata.name.as_mut()?;
-    // Before or after the other, by name.
+    // Sorts before or after the other slice.
     *name = format!("{}{name}", draw.pick(["a", "z"]));
     let mut endpoints = slice.endpoints.take()?;
     endpoints.retain(|_| draw.rng.bool());

@@ -1,5 +1,5 @@
-//! What random clusters are worth: that they are reproducible, valid and well defined, and that
-//! every corner is in some of them.
+//! Properties of random clusters: they are reproducible, valid and well defined, and together reach
+//! every corner case.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -157,7 +157,7 @@ fn conditions(ready: Option<bool>, serving: Option<bool>, terminating: Option<bo
     format!("ready {ready:?}, serving {serving:?}, terminating {terminating:?}")
 }
 
-/// The kinds of address by which two Services claim one.
+/// Returns the kinds of address with which two Services claim the same key.
 fn conflicts(cluster: &Cluster, here: &Here) -> Vec<String> {
     let mut claims = BTreeMap::<_, Vec<Kind>>::new();
     for service in &cluster.services {

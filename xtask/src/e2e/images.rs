@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// The images of Kubernetes' own specs that each image replaces, by the last parts of their names.
-/// Images that no spec of Kubernetes uses only have a name of Culvert's.
+/// An image that no spec of Kubernetes uses has only Culvert's own name.
 const IMAGES: [(&str, &[&str]); 4] = [
     (
         "agnhost",

@@ -221,7 +221,7 @@ fn arrive<K: Arriving + Serialize>(objects: &[K]) -> Result<Vec<Object>> {
     Ok(arrived)
 }
 
-/// The maps of a node, as the trait of the decision. The random number is the next slot to try.
+/// The trait `Maps` of a decision, over the maps of a node. The random number is the next slot to try.
 struct Tried<'a> {
     maps: &'a Memory,
     place: Cell<u32>,
@@ -273,7 +273,7 @@ impl Maps for Tried<'_> {
     }
 }
 
-/// A source of connections, as the trait of the decision.
+/// The trait `Asker` of a decision, over a source of connections.
 struct Asking<'a> {
     source: &'a Source,
     here: &'a Here,

@@ -20,8 +20,8 @@ use crate::{
 };
 
 const NODE_HTTP: u16 = 30_081;
-/// The number of connects that must all give one backend: by chance, three backends do so in twelve
-/// connects once in 177,147 tries.
+/// The number of connects that must all reach one backend: by chance, twelve connects to three backends
+/// do so once in 177,147 times.
 const TRIES: usize = 12;
 
 /// The number of Services that two sockets dial at once: each is an opportunity for the race.

@@ -72,7 +72,7 @@ impl Scene {
         Ok(seen)
     }
 
-    /// Under load: prepares a start, kills the daemon at each of these moments in turn, and runs the
+    /// Prepares a start under load, kills the daemon at each of these moments in turn, and runs the
     /// story. The first three moments last long enough to be observed.
     pub(crate) fn killed_at(
         &self,

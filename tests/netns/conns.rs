@@ -299,7 +299,7 @@ fn listed(place: &Place) -> Result<BTreeMap<SocketAddr, u64>> {
             let mut words = line.split_whitespace().skip(2);
             let (peer, state) = words.next().zip(words.next()).context("a short line")?;
             let peer = peer_of(peer).with_context(|| format!("no address in {line}"))?;
-            // States LISTEN and TIME_WAIT.
+            // Skips the states LISTEN and TIME_WAIT.
             if !["0A", "06"].contains(&state) {
                 *listed.entry(peer).or_default() += 1;
             }

@@ -42,7 +42,7 @@ fn fails_by(scene: &Scene, start: impl FnOnce() -> Result<Output>) -> Result<Str
     Ok(output.stderr)
 }
 
-/// Like [`fails`], with one replacement in the config.
+/// Runs a daemon like [`fails`], with one replacement in the config.
 fn fails_with(scene: &Scene, from: &str, to: &str) -> Result<String> {
     let config = fs::read_to_string(scene.node.config_path())?;
     ensure!(config.contains(from), "no {from} in {config}");

@@ -43,7 +43,7 @@ fn until_told(node: &Node, words: &[&str]) -> Result<String> {
         .with_context(|| format!("nobody told {words:?}, but {:#?}", told(node)))
 }
 
-/// Creates a node with one Service that has a backend, and one without, and does not start the daemon.
+/// Creates a node with two Services, one of them without a backend; the daemon is not started.
 fn prepared() -> Result<Scene> {
     let scene = Scene::leading_to(&["backend"], &["backend"])?;
     scene.node.apply(EMPTY.service("empty"))?;

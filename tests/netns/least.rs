@@ -81,9 +81,8 @@ fn connections_are_held_by_weight() -> Result<()> {
             let held = (0..ROUNDS * slots).map(connect);
             let held = held.collect::<Result<Vec<_>>>()?;
             let counts = by_server(&held, ["one", "two", "three"]);
-            // A draw of two slots with different backends goes to the less loaded one for its weight:
-            // that is four of six draws, or seven of ten. The other draws are too few for a larger
-            // deviation.
+            // A pair of slots with different backends goes to the less loaded one for its weight: these
+            // are four of six pairs, or seven of ten. The others are too few for a larger deviation.
             for (count, weight) in counts.into_iter().zip(expected) {
                 let is_near = count.abs_diff(ROUNDS * weight) <= 5;
                 ensure!(is_near, "{way:?}, {weights}: {counts:?}");

@@ -74,7 +74,7 @@ impl Scene {
         Self::with(backends, |_| {})
     }
 
-    /// Like [`Scene::new`], with changed settings.
+    /// Creates a node like [`Scene::new`], with changed settings.
     pub(crate) fn with(backends: &[&str], change: impl FnOnce(&mut Settings)) -> Result<Self> {
         let mut settings = Settings::from_environment()?;
         change(&mut settings);

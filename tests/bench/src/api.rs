@@ -64,7 +64,7 @@ const MEMORY: u64 = 500;
 const CHANGED: Duration = Duration::from_millis(5);
 const CHANGED_LATE: Duration = Duration::from_millis(50);
 
-/// Options of the benchmark.
+/// The options of the benchmark.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
     #[command(flatten)]

@@ -37,7 +37,7 @@ const WRITTEN: Duration = Duration::from_millis(300);
 const PEAK: u64 = 300_000_000;
 const WORK: Duration = Duration::from_millis(5);
 
-/// Options of the benchmark.
+/// The options of the benchmark.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
     #[command(flatten)]

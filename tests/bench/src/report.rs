@@ -10,7 +10,7 @@ use tunnel_tests::{environment, instance::Settings};
 /// The options of every benchmark.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct Common {
-    /// The program to measure; default: the one next to this program.
+    /// The program to measure; by default the one next to this program.
     #[arg(long)]
     culvert: Option<PathBuf>,
     /// Print JSON instead of a table.

@@ -36,7 +36,7 @@ const CPU: u64 = 1500;
 /// The limit of a live echo next to stalled readers.
 const LIVE: Duration = Duration::from_millis(2);
 
-/// Options of the benchmark.
+/// The options of the benchmark.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
     #[command(flatten)]

@@ -118,7 +118,7 @@ pub(crate) struct Change {
 }
 
 impl Change {
-    /// A Service with all of its endpoints.
+    /// Returns a Service with all of its endpoints.
     pub(crate) const fn whole(service: u8) -> Self {
         Self {
             service,

@@ -132,7 +132,7 @@ fn program(cluster: &Cluster, here: &Here) -> Result<(Memory, Arc<HealthChecks>)
         },
         topology_keys: match here.topology_keys {
             reference::TopologyKeys::Ignore => TopologyKeys::Ignore,
-            reference::TopologyKeys::Honour => TopologyKeys::Honour,
+            reference::TopologyKeys::Honor => TopologyKeys::Honor,
         },
     };
     let reconciler = programmed(settings, &here.addresses, update(cluster)?)?;

@@ -180,7 +180,7 @@ fn the_agent_is_asked_for_its_health_at_its_own_port() -> Result<()> {
     });
     let (_, agent) = agent.context("no agent")?;
     let container = &agent["spec"]["template"]["spec"]["containers"][0];
-    let port = agent::Settings::default().admin.port();
+    let port = agent::Settings::default().admin_address.port();
     for probe in ["livenessProbe", "readinessProbe"] {
         ensure!(container[probe]["httpGet"]["port"] == port, "{probe}");
     }

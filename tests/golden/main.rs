@@ -39,7 +39,7 @@ mod model;
 use memory::Memory;
 
 const SIZES: Sizes = Sizes {
-    fronts: 1024,
+    frontends: 1024,
     slots: 2048,
     backends: 1024,
     ..Sizes::each(64)

@@ -83,7 +83,7 @@ fn here(config: &Path) -> Result<Here> {
             _ => ExternalIps::Any,
         },
         topology_keys: match word("topologyKeys") {
-            Some("honour") => TopologyKeys::Honour,
+            Some("honor") => TopologyKeys::Honor,
             _ => TopologyKeys::Ignore,
         },
     })

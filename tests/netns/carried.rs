@@ -39,7 +39,7 @@ impl Scene {
     /// Sets the number of fronts, slots and backends from the next start on.
     pub(crate) fn resize(&self, [fronts, slots, backends]: [u32; 3]) -> Result<()> {
         self.node.resize(|settings| {
-            settings.maps.fronts = fronts;
+            settings.maps.frontends = fronts;
             settings.maps.slots = slots;
             settings.maps.backends = backends;
         })

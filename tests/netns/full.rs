@@ -113,7 +113,7 @@ fn third_is_refused_with(room: impl Fn(&mut Settings), reason: &str) -> Result<(
 
 #[test]
 fn a_service_without_room_for_its_front_waits_for_one() -> Result<()> {
-    third_is_refused_with(|settings| settings.maps.fronts = 2, "fronts_full")
+    third_is_refused_with(|settings| settings.maps.frontends = 2, "fronts_full")
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn a_service_without_room_for_its_backends_waits_for_some() -> Result<()> {
 fn a_daemon_starts_on_maps_that_are_full() -> Result<()> {
     for way in [Way::V4, Way::V6] {
         let stage = Stage::with(way, |settings| {
-            settings.maps.fronts = 2;
+            settings.maps.frontends = 2;
             settings.maps.slots = 4;
             settings.maps.backends = 4;
         })?;

@@ -20,11 +20,15 @@ pub(crate) struct Programs {
 }
 
 impl Programs {
-    /// Loads the programs for these features, with this many fronts, without attaching them.
-    pub(crate) fn load(node: &Node, features: Features, fronts: u32) -> Result<(Self, KernelMaps)> {
+    /// Loads the programs for these features, with this many frontends, without attaching them.
+    pub(crate) fn load(
+        node: &Node,
+        features: Features,
+        frontends: u32,
+    ) -> Result<(Self, KernelMaps)> {
         let pins = Pins::hold(&node.bpffs())?;
         let sizes = Sizes {
-            fronts,
+            frontends,
             slots: SLOTS,
             backends: BACKENDS,
             ..Sizes::each(64)

@@ -219,7 +219,7 @@ fn a_policy_local_without_an_endpoint_of_this_node_finds_no_way() -> Result<()> 
 #[ignore = "no kernel decides it: the daemon chooses the endpoints"]
 fn a_service_that_keeps_to_its_node_leads_to_endpoints_of_this_node_and_else_refuses() -> Result<()>
 {
-    let scene = configured("topologyKeys: honour")?;
+    let scene = configured("topologyKeys: honor")?;
     let web = |node| {
         service()
             .annotated("openyurt.io/topologyKeys", "kubernetes.io/hostname")

@@ -30,7 +30,7 @@ const SIZES: [[u32; 3]; 4] = [
 fn sizes(node: &Node) -> Result<[u32; 3]> {
     let status = node.status()?;
     let size = |name: &str| u32::try_from(status["maps"][name].as_u64().unwrap_or(0)).unwrap_or(0);
-    Ok(["fronts", "slots", "backends"].map(size))
+    Ok(["frontends", "slots", "backends"].map(size))
 }
 
 #[test]

@@ -134,7 +134,7 @@ impl Edge {
              tunnel:\n\
              \x20 agent:\n\
              \x20   gateways: [\"{HOST_V4}:{GATEWAY}\"]\n\
-             \x20   allow: {allow:?}\n\
+             \x20   allowedTargets: {allow:?}\n\
              {end}",
             state = state.display(),
             allow = ports.map(|port| format!("self:{port}")),
@@ -177,7 +177,7 @@ pub(crate) fn end_config(identity: &Path) -> String {
     let Files { ca, cert, key } = Files::issued(identity);
     format!(
         "\x20 identity: {{ files: {{ ca: {ca}, cert: {cert}, key: {key} }} }}\n\
-         \x20 session: {{ pingEvery: 1s, pingTimeout: 2s, drain: 1s }}\n",
+         \x20 session: {{ pingInterval: 1s, pingTimeout: 2s, drainTimeout: 1s }}\n",
         ca = ca.display(),
         cert = cert.display(),
         key = key.display(),

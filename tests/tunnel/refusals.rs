@@ -99,7 +99,7 @@ fn more_streams_than_an_end_allows_are_refused_and_the_others_live_on() -> Resul
     for (end, limits) in ends {
         let server = Server::start(Act::Echo)?;
         let mut plan = Plan::of(&[server.at()]);
-        limits(&mut plan).streams = 4;
+        limits(&mut plan).max_streams = 4;
         four_streams_at_most(plan, &server).with_context(|| format!("those of the {end}"))?;
     }
     Ok(())

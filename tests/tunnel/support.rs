@@ -70,9 +70,9 @@ impl Plan {
 
     pub(crate) fn nodes(nodes: Vec<(&'static str, Vec<SocketAddr>)>) -> Self {
         let session = Limits {
-            ping_every: Duration::from_secs(1),
+            ping_interval: Duration::from_secs(1),
             ping_timeout: Duration::from_secs(2),
-            drain: Duration::from_secs(1),
+            drain_timeout: Duration::from_secs(1),
             ..Limits::default()
         };
         Self {
@@ -108,8 +108,8 @@ impl Plan {
         let mut settings = CloudSettings {
             gateway: gateway::Settings {
                 listen: NOWHERE,
-                sessions: 1000,
-                handshakes: HANDSHAKES,
+                max_sessions: 1000,
+                max_pending_handshakes: HANDSHAKES,
                 handshake_timeout: HANDSHAKE_TIMEOUT,
             },
             ingress: ANYWHERE,
@@ -177,7 +177,7 @@ impl Tunnel {
         let settings = AgentSettings {
             agent: agent::Settings {
                 gateways: vec![self.gateway().to_string()],
-                allow: allow.iter().map(ToString::to_string).collect(),
+                allowed_targets: allow.iter().map(ToString::to_string).collect(),
                 dial_timeout: DIAL_TIMEOUT,
                 ..agent::Settings::default()
             },

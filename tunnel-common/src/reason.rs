@@ -95,7 +95,7 @@ reasons! {
     }
     daemon {
         /// Not programmed: no room for another front.
-        FrontsFull = 14, "fronts_full", "not programmed: bpf.maps.fronts is used up";
+        FrontsFull = 14, "fronts_full", "not programmed: bpf.maps.frontends is used up";
         /// Not programmed: no room for the slots of a set.
         SlotsFull = 15, "slots_full", "not programmed: bpf.maps.slots is used up";
         /// Not programmed: no room for another backend.
@@ -161,7 +161,7 @@ reasons! {
         /// Not programmed: an external IP that no Node and no load balancer of a Service has.
         ExternalIpNotOwned = 49, "external_ip_not_owned", "not programmed: no Node and no load balancer of a Service has this external IP (service.externalIPs)";
         /// Not programmed: no room for the ranges that may use the address of a load balancer.
-        SourcesFull = 52, "sources_full", "not programmed: bpf.maps.sources is used up";
+        SourcesFull = 52, "sources_full", "not programmed: bpf.maps.sourceRanges is used up";
     }
 }
 

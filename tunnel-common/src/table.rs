@@ -163,13 +163,13 @@ pub const MMAPABLE: u32 = 1 << 10;
 
 maps! {
     /// The index of the record of each frontend key.
-    SVC = Map::new::<FrontKey, u32>("svc", Kind::Hash, Entries::Of(Size::Fronts, Rule::Exactly));
+    SVC = Map::new::<FrontKey, u32>("svc", Kind::Hash, Entries::Of(Size::Frontends, Rule::Exactly));
     /// The records of frontends.
-    FRONT = Map::new::<u32, Front>("front", Kind::Array, Entries::Of(Size::Fronts, Rule::Spare));
+    FRONT = Map::new::<u32, Front>("front", Kind::Array, Entries::Of(Size::Frontends, Rule::Spare));
     /// The slots of sets.
     SLOT = Map::new::<u32, Slot>("slot", Kind::Array, Entries::Of(Size::Slots, Rule::Spare));
     /// The ranges of clients that may use a frontend.
-    SOURCE = Map::new::<u32, Source>("source", Kind::Array, Entries::Of(Size::Sources, Rule::Spare));
+    SOURCE = Map::new::<u32, Source>("source", Kind::Array, Entries::Of(Size::SourceRanges, Rule::Spare));
     /// The backends.
     BE = Map::new::<u32, Backend>("be", Kind::Array, Entries::Of(Size::Backends, Rule::Spare));
     /// The number of open sockets of each backend.
@@ -188,7 +188,7 @@ maps! {
     /// The counters by reason.
     COUNT = Map::new::<u32, u64>("count", Kind::PerCpuArray, Entries::Fixed(Reason::CAPACITY));
     /// The counters by service port.
-    TALLY = Map::new::<u32, Tally>("tally", Kind::Array, Entries::Of(Size::Fronts, Rule::Spare));
+    TALLY = Map::new::<u32, Tally>("tally", Kind::Array, Entries::Of(Size::Frontends, Rule::Spare));
     /// The backends that clients keep.
     AFFINITY = Map::new::<AffinityKey, Affinity>(
         "affinity",

@@ -21,7 +21,7 @@ pub use section::{Admin, Bpf, Cgroup, DetectLocal, Healthz, Mode, Service};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 pub use source::Source;
-pub use tunnel::{Identity, Steering, Tunnel, WhenDown};
+pub use tunnel::{Identity, OnIngressDown, Steering, Tunnel};
 
 use crate::{identity::is_subdomain, sockets};
 
@@ -248,10 +248,10 @@ impl Config {
         bounds::check(self)?;
         self.source.check()?;
         self.service.check()?;
-        let ended = &self.sockets.end;
+        let ended = &self.sockets.terminate;
         let is_twice = |index: &usize| ended[..*index].contains(&ended[*index]);
         if let Some(index) = (0..ended.len()).find(is_twice) {
-            return refuse(&format!("sockets.end[{index}]"), "is there already");
+            return refuse(&format!("sockets.terminate[{index}]"), "is there already");
         }
         self.log.check()?;
         self.tunnel.check()?;
@@ -264,12 +264,12 @@ impl Config {
         let gateway = tunnel.gateway.as_ref().map(|gateway| gateway.listen);
         let all = |port| SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
         let ingress = tunnel.steering.as_ref();
-        let ingress = ingress.map(|steering| all(steering.port));
+        let ingress = ingress.map(|steering| all(steering.ingress_port));
         let listeners = [
             ("admin.address", Some(self.admin.address)),
             ("healthz.address", Some(self.healthz.address)),
             ("tunnel.gateway.listen", gateway),
-            ("tunnel.steering.port", ingress),
+            ("tunnel.steering.ingressPort", ingress),
         ];
         let mut seen: Vec<(&str, SocketAddr)> = Vec::new();
         for (field, listener) in listeners {

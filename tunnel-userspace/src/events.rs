@@ -41,7 +41,7 @@ pub struct Settings {
     pub burst: u32,
     /// The interval until a further Event may be sent after a burst.
     #[serde(with = "duration")]
-    pub every: Duration,
+    pub interval: Duration,
 }
 
 impl Default for Settings {
@@ -49,7 +49,7 @@ impl Default for Settings {
         Self {
             enabled: true,
             burst: 10,
-            every: Duration::from_secs(30),
+            interval: Duration::from_secs(30),
         }
     }
 }
@@ -71,7 +71,7 @@ pub async fn run(
     mut views: Views,
     mut draining: watch::Receiver<bool>,
 ) {
-    let mut queue = Queue::new(settings.burst, settings.every, Instant::now());
+    let mut queue = Queue::new(settings.burst, settings.interval, Instant::now());
     let mut looks = interval(LOOK);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut is_told = true;

@@ -45,31 +45,31 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Limits {
     /// The maximum number of streams of a session.
-    pub streams: u32,
+    pub max_streams: u32,
     /// The flow-control window of a stream in bytes: the most that is sent ahead of a slow reader.
-    pub window: u32,
+    pub stream_window_bytes: u32,
     /// The maximum number of threads that carry sessions; at most one per CPU.
-    pub threads: usize,
+    pub max_threads: usize,
     /// The interval between pings to the other end.
     #[serde(with = "duration")]
-    pub ping_every: Duration,
+    pub ping_interval: Duration,
     /// The time to wait for any sign of life after a ping.
     #[serde(with = "duration")]
     pub ping_timeout: Duration,
     /// The time that open streams have left when this end stops.
     #[serde(with = "duration")]
-    pub drain: Duration,
+    pub drain_timeout: Duration,
 }
 
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            streams: 250,
-            window: 1 << 20,
-            threads: 4,
-            ping_every: Duration::from_secs(5),
+            max_streams: 250,
+            stream_window_bytes: 1 << 20,
+            max_threads: 4,
+            ping_interval: Duration::from_secs(5),
             ping_timeout: Duration::from_secs(10),
-            drain: Duration::from_secs(30),
+            drain_timeout: Duration::from_secs(30),
         }
     }
 }

@@ -207,7 +207,7 @@ fn through(
     let room = count.saturating_add(count / 4).max(1024);
     let settings = Settings {
         maps: Sizes {
-            fronts: room,
+            frontends: room,
             slots: room.saturating_mul(u32::try_from(2 * endpoints.len())?),
             backends: room.saturating_mul(u32::try_from(endpoints.len())?),
             ..Sizes::default()

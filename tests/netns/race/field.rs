@@ -195,7 +195,7 @@ impl Field {
     pub(crate) fn new(family: Family) -> Result<Self> {
         let mut settings = Settings::from_environment()?;
         settings.maps = Sizes {
-            fronts: FRONTS,
+            frontends: FRONTS,
             slots: SLOTS,
             backends: BACKENDS,
             ..settings.maps

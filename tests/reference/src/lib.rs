@@ -100,7 +100,7 @@ pub enum ExternalIps {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum TopologyKeys {
     Ignore,
-    Honour,
+    Honor,
 }
 
 /// A transport protocol of Services.

@@ -2,19 +2,19 @@
 
 use super::{BE, Entries, FRONT, MAPS, Map, SLOT, SOURCE, STEER, STEERED};
 
-/// Declares the sizes: the word in `bpf.maps`, the size, its part, and the default.
+/// Declares the sizes: the field, its key in `bpf.maps`, the size, its part, and the default.
 macro_rules! sizes {
-    ($($(#[$doc:meta])* $word:ident: $name:ident of $part:ident = $default:literal;)+) => {
+    ($($(#[$doc:meta])* $field:ident, $word:literal: $name:ident of $part:ident = $default:literal;)+) => {
         /// The capacity of the maps (`bpf.maps` of the config). The arrays are larger, since old and new
         /// entries coexist during a change.
         #[derive(Clone, Copy, Debug, Eq, PartialEq)]
         #[cfg_attr(
             feature = "user",
             derive(serde::Deserialize, serde::Serialize),
-            serde(default, deny_unknown_fields)
+            serde(default, deny_unknown_fields, rename_all = "camelCase")
         )]
         pub struct Sizes {
-            $($(#[$doc])* pub $word: u32,)+
+            $($(#[$doc])* pub $field: u32,)+
         }
 
         /// A size in the config.
@@ -30,7 +30,7 @@ macro_rules! sizes {
             /// Returns the word of the size in `bpf.maps`.
             #[must_use]
             pub const fn word(self) -> &'static str {
-                match self { $(Self::$name => stringify!($word),)+ }
+                match self { $(Self::$name => $word,)+ }
             }
 
             /// Returns the maps that are replaced if the size changes.
@@ -44,20 +44,20 @@ macro_rules! sizes {
             /// Returns the number of a size.
             #[must_use]
             pub const fn of(self, size: Size) -> u32 {
-                match size { $(Size::$name => self.$word,)+ }
+                match size { $(Size::$name => self.$field,)+ }
             }
 
             /// Returns these sizes with another number for one of them.
             #[must_use]
             pub const fn with(mut self, size: Size, number: u32) -> Self {
-                match size { $(Size::$name => self.$word = number,)+ }
+                match size { $(Size::$name => self.$field = number,)+ }
                 self
             }
         }
 
         impl Default for Sizes {
             fn default() -> Self {
-                Self { $($word: $default,)+ }
+                Self { $($field: $default,)+ }
             }
         }
     };
@@ -65,18 +65,18 @@ macro_rules! sizes {
 
 sizes! {
     /// Frontends: addresses with port and protocol that are translated.
-    fronts: Fronts of Services = 32_768;
+    frontends, "frontends": Frontends of Services = 32_768;
     /// Slots of sets: each endpoint of each Service port counts once.
-    slots: Slots of Services = 131_072;
+    slots, "slots": Slots of Services = 131_072;
     /// Backends: each endpoint of each Service port counts once.
-    backends: Backends of Services = 65_536;
+    backends, "backends": Backends of Services = 65_536;
     /// Ranges of clients that may use the address of a load balancer: each range of a Service port
     /// counts once, adjoining ranges as one.
-    sources: Sources of Services = 4096;
+    source_ranges, "sourceRanges": SourceRanges of Services = 4096;
     /// Addresses and ports of edge nodes that are steered.
-    steering: Steering of Steering = 16_384;
+    steering, "steering": Steering of Steering = 16_384;
     /// Clients that keep their backend: each client of each Service port counts once.
-    affinity: Affinity of Affinity = 16_384;
+    affinity, "affinity": Affinity of Affinity = 16_384;
 }
 
 /// Maps that refer to each other by index, and are replaced together.
@@ -104,10 +104,10 @@ impl Sizes {
     #[must_use]
     pub const fn each(number: u32) -> Self {
         Self {
-            fronts: number,
+            frontends: number,
             slots: number,
             backends: number,
-            sources: number,
+            source_ranges: number,
             steering: number,
             affinity: number,
         }

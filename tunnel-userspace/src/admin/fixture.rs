@@ -45,10 +45,10 @@ impl Daemon {
 /// Returns the views of a daemon that is ready and has read nothing.
 pub(super) fn views(stats: watch::Receiver<Stats>) -> Views {
     let maps = [
-        ("fronts", 10),
+        ("frontends", 10),
         ("slots", 20),
         ("backends", 30),
-        ("sources", 40),
+        ("sourceRanges", 40),
     ];
     let setup = Setup {
         maps: maps.map(|(size, room)| (size.to_owned(), room)).into(),

@@ -44,10 +44,10 @@ pub fn used(stats: &Stats) -> impl Iterator<Item = (Size, usize)> + Clone {
     let count = |entries: u32| usize::try_from(entries).unwrap_or(usize::MAX);
     Size::ALL.into_iter().filter_map(move |size| {
         let used = match size {
-            Size::Fronts => stats.fronts,
+            Size::Frontends => stats.fronts,
             Size::Slots => count(stats.slots),
             Size::Backends => count(stats.backends),
-            Size::Sources => count(stats.sources),
+            Size::SourceRanges => count(stats.sources),
             // Steering has its own part of the status, and only the kernel knows the affinity entries.
             Size::Steering | Size::Affinity => return None,
         };

@@ -17,7 +17,7 @@ use crate::{
 /// The time that an agent may take to stop after its streams have drained.
 const GRACE: std::time::Duration = std::time::Duration::from_secs(5);
 
-/// Runs until SIGTERM, SIGINT or SIGHUP; then lets streams drain for `tunnel.session.drain`.
+/// Runs until SIGTERM, SIGINT or SIGHUP; then lets streams drain for `tunnel.session.drainTimeout`.
 ///
 /// # Errors
 ///
@@ -35,7 +35,7 @@ async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(), Rol
     };
     let (store, identity) = Store::open(certificate.files.clone(), Role::Agent);
     // The config has no upper bound for the drain.
-    let patience = config.tunnel.session.drain.saturating_add(GRACE);
+    let patience = config.tunnel.session.drain_timeout.saturating_add(GRACE);
     let agent = Agent::new(section.clone(), common(&config), identity.clone());
     let agent = agent.map_err(failed("cannot use tunnel.agent"))?;
     let views = AgentViews {
@@ -43,7 +43,7 @@ async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(), Rol
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
             started: jiff::Timestamp::now().to_string(),
-            allow: section.allow.clone(),
+            allow: section.allowed_targets.clone(),
         },
         board: agent.board(),
         identity,
@@ -59,13 +59,19 @@ async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(), Rol
         ),
     }
     let waiting = views.listening.clone();
-    let admin = admin::serve_port("agent", section.admin, views, waiting, tasks.draining());
+    let admin = admin::serve_port(
+        "agent",
+        section.admin_address,
+        views,
+        waiting,
+        tasks.draining(),
+    );
     tasks.start("admin", admin);
     tasks.start("identity", store.run(tasks.draining()));
     // The agent drains first, while the admin endpoints still respond.
     let mut work = Tasks::default();
     work.start("agent", agent.run(work.draining()));
-    info!(gateways = ?section.gateways, allow = ?section.allow, "agent started");
+    info!(gateways = ?section.gateways, allow = ?section.allowed_targets, "agent started");
     tokio::select! {
         () = stop => {}
         name = tasks.ended() => return Err(RoleError::TaskEnded { name }),
@@ -124,7 +130,7 @@ mod tests {
         let text = format!(
             "stateDir: {}\n\
              tunnel:\n\
-             \x20 agent: {{ gateways: ['127.0.0.1:1'], admin: '127.0.0.1:{port}' }}\n\
+             \x20 agent: {{ gateways: ['127.0.0.1:1'], adminAddress: '127.0.0.1:{port}' }}\n\
              \x20 identity: {{ files: {{ ca: {own}/ca.pem, cert: {own}/cert.pem, key: {own}/key.pem }} }}\n",
             state.display(),
             own = own.display(),

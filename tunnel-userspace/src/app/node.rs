@@ -39,9 +39,9 @@ pub(super) fn steering_rules(config: &Config) -> Result<Option<SteeringRules>, R
     Ok(Some(SteeringRules {
         own_node: config.node_name.clone(),
         edge: steering
-            .edge_selector
+            .edge_node_selector
             .parse()
-            .map_err(failed("cannot use tunnel.steering.edgeSelector"))?,
+            .map_err(failed("cannot use tunnel.steering.edgeNodeSelector"))?,
         config_map: ObjectName::new(namespace, name),
         families: [has(true), has(false)],
     }))

@@ -96,7 +96,7 @@ fn scope(config: &Config) -> Result<kube::Scope, RoleError> {
         node: config.node_name.clone(),
         steering,
         owners: config.service.external_ips == ExternalIps::Owned,
-        pools: config.service.topology_keys == TopologyKeys::Honour,
+        pools: config.service.topology_keys == TopologyKeys::Honor,
         snapshot: config.kept_objects(),
     })
 }
@@ -136,7 +136,7 @@ mod tests {
             ("{}", [false, false]),
             ("{ externalIPs: any, topologyKeys: ignore }", [false, false]),
             ("{ externalIPs: owned }", [true, false]),
-            ("{ topologyKeys: honour }", [false, true]),
+            ("{ topologyKeys: honor }", [false, true]),
         ] {
             let text = format!("{{ source: {{ kube: {{}} }}, service: {service} }}");
             let config = Config::parse(&text).expect("good");

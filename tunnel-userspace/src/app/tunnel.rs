@@ -60,7 +60,7 @@ impl Tunnel {
     /// Returns the time that streams may go on after the drain began.
     pub(super) fn patience(&self, config: &Config) -> Duration {
         let identity = self.identity.as_ref();
-        identity.map_or(Duration::ZERO, |_| config.tunnel.session.drain)
+        identity.map_or(Duration::ZERO, |_| config.tunnel.session.drain_timeout)
     }
 
     /// Starts the gateway, if the config has one. It runs before the data path is ready, so that agents
@@ -94,7 +94,7 @@ impl Tunnel {
         let Some(steering) = &config.tunnel.steering else {
             return;
         };
-        let listen = listen_address(steering.port);
+        let listen = listen_address(steering.ingress_port);
         let settings = ingress::Settings {
             prefixes: steering.ranges(),
             listen,
@@ -129,7 +129,7 @@ fn listen_address(port: u16) -> SocketAddr {
 pub(super) fn common(config: &Config) -> Common {
     Common {
         limits: config.tunnel.session.clone(),
-        mark: Some(config.tunnel.mark),
+        mark: Some(config.tunnel.socket_mark),
     }
 }
 
@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn the_tunnel_marks_its_sockets_as_the_config_says() {
-        let config = Config::parse("tunnel: { mark: 0x20000 }").expect("good");
+        let config = Config::parse("tunnel: { socketMark: 0x20000 }").expect("good");
 
         assert_eq!(common(&config).mark, Some(0x2_0000));
     }

@@ -95,7 +95,7 @@ fn ended_sockets(rows: &mut Rows, sockets: &View) {
     match &sockets.pods {
         Pods::Daemon => {}
         Pods::Helper => rows.add("", "in pods by the helper"),
-        Pods::Off => rows.add("", "not in pods, as sockets.pods says"),
+        Pods::Off => rows.add("", "not in pods, as sockets.includePods says"),
         Pods::Unreached(why) => rows.add("", format!("not in pods: {why}")),
     }
     if sockets.left > 0 {

@@ -2,7 +2,7 @@
 
 use std::{fmt::Display, ops::RangeInclusive, time::Duration};
 
-use super::{Config, Refused};
+use super::{Config, Refused, Tunnel};
 use crate::duration::Written;
 
 /// The most entries that a map may have.
@@ -11,7 +11,6 @@ const MOST_ENTRIES: u32 = 1 << 24;
 /// Refuses a number or duration that is out of its bounds.
 pub(super) fn check(config: &Config) -> Result<(), Refused> {
     const SECOND: Written = Written(Duration::from_secs(1));
-    const AN_INSTANT: Written = Written(Duration::from_millis(1));
     let seconds =
         |least, most| Written(Duration::from_secs(least))..=Written(Duration::from_secs(most));
 
@@ -19,47 +18,81 @@ pub(super) fn check(config: &Config) -> Result<(), Refused> {
         within(&format!("bpf.maps.{size}"), entries, 1..=MOST_ENTRIES)?;
     }
     let service = &config.service;
-    at_least("service.fullSync", Written(service.full_sync), SECOND)?;
-    let look = Written(service.look_for_listeners);
-    within("service.lookForListeners", look, seconds(1, 60))?;
+    at_least(
+        "service.fullSyncInterval",
+        Written(service.full_sync_interval),
+        SECOND,
+    )?;
+    let look = Written(service.local_listener_poll_interval);
+    within("service.localListenerPollInterval", look, seconds(1, 60))?;
     if let Some(kube) = &config.source.kube {
         for (name, value, bounds) in [
             ("connectTimeout", kube.connect_timeout, seconds(1, 60)),
             ("watchTimeout", kube.watch_timeout, seconds(10, 290)),
-            ("longestPause", kube.longest_pause, seconds(1, 300)),
-            ("keepEvery", kube.keep_every, seconds(1, 86_400)),
-            ("patience", kube.patience, seconds(0, 3600)),
-            ("events.every", kube.events.every, seconds(1, 3600)),
+            ("maxBackoff", kube.max_backoff, seconds(1, 300)),
+            (
+                "snapshotInterval",
+                kube.snapshot_interval,
+                seconds(1, 86_400),
+            ),
+            (
+                "initialSyncTimeout",
+                kube.initial_sync_timeout,
+                seconds(0, 3600),
+            ),
+            ("events.interval", kube.events.interval, seconds(1, 3600)),
         ] {
             within(&format!("source.kube.{name}"), Written(value), bounds)?;
         }
         within("source.kube.events.burst", kube.events.burst, 1..=1000)?;
         within("source.kube.pageSize", kube.page_size, 10..=10_000)?;
     }
-    if let Some(steering) = &config.tunnel.steering {
-        within("tunnel.steering.port", steering.port, 1..=u16::MAX)?;
+    check_tunnel(&config.tunnel)
+}
+
+fn check_tunnel(config: &Tunnel) -> Result<(), Refused> {
+    const AN_INSTANT: Written = Written(Duration::from_millis(1));
+
+    if let Some(steering) = &config.steering {
+        within(
+            "tunnel.steering.ingressPort",
+            steering.ingress_port,
+            1..=u16::MAX,
+        )?;
         // Up to 4 are the kernel's own (include/uapi/linux/rtnetlink.h).
         let protocol = steering.route_protocol;
         within("tunnel.steering.routeProtocol", protocol, 5..=u8::MAX)?;
     }
-    if let Some(gateway) = &config.tunnel.gateway {
-        at_least("tunnel.gateway.sessions", gateway.sessions, 1)?;
-        at_least("tunnel.gateway.handshakes", gateway.handshakes, 1)?;
+    if let Some(gateway) = &config.gateway {
+        at_least("tunnel.gateway.maxSessions", gateway.max_sessions, 1)?;
+        at_least(
+            "tunnel.gateway.maxPendingHandshakes",
+            gateway.max_pending_handshakes,
+            1,
+        )?;
         let timeout = Written(gateway.handshake_timeout);
         at_least("tunnel.gateway.handshakeTimeout", timeout, AN_INSTANT)?;
     }
-    if let Some(agent) = &config.tunnel.agent {
-        within("tunnel.agent.connections", agent.connections, 1..=4)?;
-        at_least("tunnel.agent.dials", agent.dials, 1)?;
+    if let Some(agent) = &config.agent {
+        within(
+            "tunnel.agent.connectionsPerGateway",
+            agent.connections_per_gateway,
+            1..=4,
+        )?;
+        at_least("tunnel.agent.maxPendingDials", agent.max_pending_dials, 1)?;
         let timeout = Written(agent.dial_timeout);
         at_least("tunnel.agent.dialTimeout", timeout, AN_INSTANT)?;
     }
-    let session = &config.tunnel.session;
-    within("tunnel.session.streams", session.streams, 1..=10_000)?;
-    within("tunnel.session.threads", session.threads, 1..=64)?;
-    at_least("tunnel.session.window", session.window, 65_535)?;
-    let [every, timeout] = [session.ping_every, session.ping_timeout].map(Written);
-    at_least("tunnel.session.pingEvery", every, AN_INSTANT)?;
+    let session = &config.session;
+    within("tunnel.session.maxStreams", session.max_streams, 1..=10_000)?;
+    within("tunnel.session.maxThreads", session.max_threads, 1..=64)?;
+    at_least(
+        "tunnel.session.streamWindowBytes",
+        session.stream_window_bytes,
+        65_535,
+    )?;
+    let [every, timeout] = [session.ping_interval, session.ping_timeout].map(Written);
+    at_least("tunnel.session.pingInterval", every, AN_INSTANT)?;
     at_least("tunnel.session.pingTimeout", timeout, AN_INSTANT)
 }
 

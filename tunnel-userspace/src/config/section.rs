@@ -44,18 +44,18 @@ pub struct Service {
     /// Which external IPs are served.
     #[serde(rename = "externalIPs")]
     pub external_ips: ExternalIps,
-    /// Whether it counts which endpoints Services keep to.
+    /// OpenYurt's annotation on the endpoints that Services keep to.
     pub topology_keys: TopologyKeys,
-    /// How often it is looked whether something of this node listens on the address of a Service.
+    /// The interval of polling for local listeners on cluster IPs.
     #[serde(with = "duration")]
-    pub look_for_listeners: Duration,
+    pub local_listener_poll_interval: Duration,
     /// The links to the world; empty to find them.
     pub uplinks: Vec<String>,
     /// How a backend is chosen where a Service doesn't say.
     pub algorithm: Algorithm,
-    /// How often the maps are read and compared with what they should hold.
+    /// The interval of full syncs, which compare the maps with the desired state.
     #[serde(with = "duration")]
-    pub full_sync: Duration,
+    pub full_sync_interval: Duration,
 }
 
 impl Default for Service {
@@ -67,10 +67,10 @@ impl Default for Service {
             node_port_addresses: None,
             external_ips: ExternalIps::default(),
             topology_keys: TopologyKeys::default(),
-            look_for_listeners: Duration::from_secs(1),
+            local_listener_poll_interval: Duration::from_secs(1),
             uplinks: Vec::new(),
             algorithm: Algorithm::default(),
-            full_sync: Duration::from_secs(3600),
+            full_sync_interval: Duration::from_secs(3600),
         }
     }
 }
@@ -183,15 +183,15 @@ impl From<Cgroup> for String {
 pub struct Admin {
     /// The address of `/metrics` and `/status`.
     pub address: SocketAddr,
-    /// Of how many Service ports, the first by name, `/metrics` has counts of their own.
-    pub service_metrics: usize,
+    /// The most Service ports, in the order of their names, with metrics of their own.
+    pub service_metrics_limit: usize,
 }
 
 impl Default for Admin {
     fn default() -> Self {
         Self {
             address: SocketAddr::from(([127, 0, 0, 1], 10_249)),
-            service_metrics: 1000,
+            service_metrics_limit: 1000,
         }
     }
 }

@@ -42,7 +42,7 @@ fn the_config_is_shown_with_what_the_file_leaves_out() {
 
     let shown = &shown["culvert.dev"];
     assert_eq!(shown["service"]["algorithm"], "round-robin");
-    assert_eq!(shown["service"]["fullSync"], "3600s");
+    assert_eq!(shown["service"]["fullSyncInterval"], "3600s");
     assert_eq!(shown["healthz"]["address"], "0.0.0.0:10256");
     let read: Config = serde_json::from_value(shown.clone()).expect("a config");
     assert_eq!(read, config);
@@ -78,20 +78,20 @@ fn every_section_refuses_an_unknown_field() {
 #[test]
 fn a_value_that_cannot_be_is_refused_with_its_field() {
     let table = "
-        bpf: { maps: { fronts: 0 } } => bpf.maps.fronts
-        bpf: { maps: { fronts: many } } => bpf.maps.fronts
+        bpf: { maps: { frontends: 0 } } => bpf.maps.frontends
+        bpf: { maps: { frontends: many } } => bpf.maps.frontends
         admin: { address: localhost } => admin.address
         mode: userspace => mode
         mode: iptables => mode
-        service: { fullSync: 0s } => service.fullSync
-        sockets: { end: [sctp] } => sockets.end[0]
-        sockets: { end: [udp, udp] } => sockets.end[1]
+        service: { fullSyncInterval: 0s } => service.fullSyncInterval
+        sockets: { terminate: [sctp] } => sockets.terminate[0]
+        sockets: { terminate: [udp, udp] } => sockets.terminate[1]
         service: { clusterCIDRs: [10.0.0.0/33] } => service.clusterCIDRs[0]
         service: { nodePortAddresses: [eth0] } => service.nodePortAddresses[0]
         stateDir: '' => stateDir
         bpf: { bpffs: '' } => bpf.bpffs
-        service: { lookForListeners: 999ms } => service.lookForListeners: must be from 1s to 60s
-        service: { lookForListeners: 60001ms } => service.lookForListeners: must be from 1s to 60s
+        service: { localListenerPollInterval: 999ms } => service.localListenerPollInterval: must be from 1s to 60s
+        service: { localListenerPollInterval: 60001ms } => service.localListenerPollInterval: must be from 1s to 60s
         source: { kube: { apiServers: ['https://a:1', 'b:1'] } } => \
             source.kube.apiServers[1]: `b:1` is no https://HOST:PORT";
     refused(rows(table));
@@ -168,7 +168,7 @@ fn a_tunnel_that_cannot_be_is_refused_with_its_field() {
 
     let table = "
         steering: {} => tunnel.gateway
-        steering: { whenDown: pass } => tunnel.steering.whenDown
+        steering: { onIngressDown: pass } => tunnel.steering.onIngressDown
         steering: { prefixes: [] } => tunnel.steering.prefixes
         steering: { prefixes: [10.0.0.0/33] } => tunnel.steering.prefixes[0]
         steering: { prefixes: [0.0.0.0/0] } => tunnel.steering.prefixes[0]
@@ -177,16 +177,16 @@ fn a_tunnel_that_cannot_be_is_refused_with_its_field() {
         steering: { prefixes: ['::/64'] } => tunnel.steering.prefixes[0]
         steering: { prefixes: [10.0.0.1/16] } => tunnel.steering.prefixes[0]
         steering: { prefixes: [10.0.0.0/16, 10.1.0.0/16] } => tunnel.steering.prefixes[1]
-        steering: { edgeSelector: a b } => tunnel.steering.edgeSelector
-        steering: { edgeSelector: '' } => tunnel.steering.edgeSelector
-        mark: 0 => tunnel.mark
+        steering: { edgeNodeSelector: a b } => tunnel.steering.edgeNodeSelector
+        steering: { edgeNodeSelector: '' } => tunnel.steering.edgeNodeSelector
+        socketMark: 0 => tunnel.socketMark
         steering: { configMap: x } => tunnel.steering.configMap
         agent: {} => tunnel.agent.gateways
         agent: { gateways: ['gw'] } => tunnel.agent.gateways[0]
-        agent: { gateways: ['gw:1'], allow: ['self'] } => tunnel.agent.allow[0]
-        agent: { gateways: ['gw:1'], connections: 5 } => tunnel.agent.connections
-        session: { window: 1 } => tunnel.session.window
-        session: { streams: 4096 } => tunnel.session.window";
+        agent: { gateways: ['gw:1'], allowedTargets: ['self'] } => tunnel.agent.allowedTargets[0]
+        agent: { gateways: ['gw:1'], connectionsPerGateway: 5 } => tunnel.agent.connectionsPerGateway
+        session: { streamWindowBytes: 1 } => tunnel.session.streamWindowBytes
+        session: { maxStreams: 4096 } => tunnel.session.streamWindowBytes";
     for (section, field) in rows(table) {
         assert_eq!(with(section).0, field, "{section}");
     }
@@ -212,9 +212,9 @@ fn the_ports_of_the_tunnel_are_not_those_of_others_on_the_same_node() {
         .chain([10_280]);
     let others: Vec<u16> = others.collect();
     let ours = [
-        Steering::default().port,
+        Steering::default().ingress_port,
         gateway::Settings::default().listen.port(),
-        agent::Settings::default().admin.port(),
+        agent::Settings::default().admin_address.port(),
     ];
 
     assert!(ours.iter().all(|port| !others.contains(port)), "{ours:?}");
@@ -259,7 +259,7 @@ fn listeners_of_one_process_have_a_port_each() {
         { admin: { address: '[::]:9' }, healthz: { address: 127.0.0.1:9 } } => \
             healthz.address: TOLD admin.address,
         tunnel: { gateway: { listen: '0.0.0.0:10270' }, steering: {}, IDENTITY } => \
-            tunnel.steering.port: TOLD tunnel.gateway.listen,";
+            tunnel.steering.ingressPort: TOLD tunnel.gateway.listen,";
     let table = table.replace("TOLD", "must be another port than that of");
     refused(rows(&table.replace("IDENTITY", IDENTITY)));
     for text in [

@@ -22,10 +22,10 @@ fn refused<T>(field: &str, reason: impl Into<String>) -> Result<T, Refused> {
 
 /// The tunnel to edge nodes.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Tunnel {
     /// The mark of our own sockets, of every role: they are neither steered nor led to backends.
-    pub mark: u32,
+    pub socket_mark: u32,
     /// Which connects are sent to the tunnel, and where they land.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub steering: Option<Steering>,
@@ -45,7 +45,7 @@ pub struct Tunnel {
 impl Default for Tunnel {
     fn default() -> Self {
         Self {
-            mark: 0x1_0000,
+            socket_mark: 0x1_0000,
             steering: None,
             gateway: None,
             agent: None,
@@ -57,8 +57,11 @@ impl Default for Tunnel {
 
 impl Tunnel {
     pub(super) fn check(&self) -> Result<(), Refused> {
-        if self.mark == 0 {
-            return refused("mark", "must not be 0, the mark of every other socket");
+        if self.socket_mark == 0 {
+            return refused(
+                "socketMark",
+                "must not be 0, the mark of every other socket",
+            );
         }
         let needs_identity = self.gateway.is_some() || self.agent.is_some();
         if needs_identity && self.identity.is_none() {
@@ -79,20 +82,23 @@ impl Tunnel {
             }
         }
         if let Some(agent) = &self.agent {
-            let (gateways, allow) = (&agent.gateways, &agent.allow);
+            let (gateways, allow) = (&agent.gateways, &agent.allowed_targets);
             if gateways.is_empty() {
                 return refused("agent.gateways", "must name a gateway as host:port");
             }
             let reason = "is not host:port";
             each("tunnel.agent.gateways", gateways, is_host_and_port, reason)?;
             let reason = "is not self:PORT, localhost:PORT or ADDRESS:PORT";
-            each("tunnel.agent.allow", allow, is_allowance, reason)?;
+            each("tunnel.agent.allowedTargets", allow, is_allowance, reason)?;
         }
-        let bytes = self.session.streams.checked_mul(self.session.window);
+        let bytes = self
+            .session
+            .max_streams
+            .checked_mul(self.session.stream_window_bytes);
         if bytes.is_none_or(|bytes| bytes > LARGEST_WINDOW) {
-            let reason = "times session.streams must be at most 2147483647: what every stream may hold \
+            let reason = "times session.maxStreams must be at most 2147483647: what every stream may hold \
                           must fit into one session";
-            return refused("session.window", reason);
+            return refused("session.streamWindowBytes", reason);
         }
         Ok(())
     }
@@ -111,11 +117,11 @@ pub struct Steering {
     /// them.
     pub prefixes: Vec<String>,
     /// The port of the ingress.
-    pub port: u16,
-    /// Which Nodes are edge nodes: a label selector.
-    pub edge_selector: String,
-    /// What becomes of connects while the ingress is down.
-    pub when_down: WhenDown,
+    pub ingress_port: u16,
+    /// The label selector of edge nodes.
+    pub edge_node_selector: String,
+    /// The action on connects while the ingress is down.
+    pub on_ingress_down: OnIngressDown,
     /// The routing protocol that our routes are marked with.
     pub route_protocol: u8,
     /// The ConfigMap with further ports, as `namespace/name`.
@@ -126,9 +132,9 @@ impl Default for Steering {
     fn default() -> Self {
         Self {
             prefixes: vec!["198.19.0.0/16".to_owned(), "fd00:c01e::/64".to_owned()],
-            port: 10_270,
-            edge_selector: "openyurt.io/is-edge-worker=true".to_owned(),
-            when_down: WhenDown::Refuse,
+            ingress_port: 10_270,
+            edge_node_selector: "openyurt.io/is-edge-worker=true".to_owned(),
+            on_ingress_down: OnIngressDown::Refuse,
             route_protocol: 176,
             config_map: "kube-system/yurt-tunnel-server-cfg".to_owned(),
         }
@@ -159,15 +165,18 @@ impl Steering {
         if families.is_empty() {
             return refused("steering.prefixes", "must name a range");
         }
-        if let Err(error) = self.edge_selector.parse::<Selector>() {
-            return refused("steering.edgeSelector", error.to_string());
+        if let Err(error) = self.edge_node_selector.parse::<Selector>() {
+            return refused("steering.edgeNodeSelector", error.to_string());
         }
-        if self.edge_selector.trim().is_empty() {
+        if self.edge_node_selector.trim().is_empty() {
             let reason = "must not be empty: it would take every Node";
-            return refused("steering.edgeSelector", reason);
+            return refused("steering.edgeNodeSelector", reason);
         }
-        if self.when_down == WhenDown::Pass {
-            return refused("steering.whenDown", "pass is not built yet, use refuse");
+        if self.on_ingress_down == OnIngressDown::Pass {
+            return refused(
+                "steering.onIngressDown",
+                "pass is not built yet, use refuse",
+            );
         }
         match self.config_map.split_once('/') {
             Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() => Ok(()),
@@ -202,10 +211,10 @@ fn is_fit(prefix: &Prefix) -> bool {
     prefix.length() >= shortest && !has_meaning
 }
 
-/// What becomes of connects while the ingress is down.
+/// The action on connects while the ingress is down.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum WhenDown {
+pub enum OnIngressDown {
     /// They are refused at once.
     Refuse,
     /// They go the plain way. Not built yet.

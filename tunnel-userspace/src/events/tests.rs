@@ -90,7 +90,7 @@ impl Case {
         let settings = Settings {
             enabled: true,
             burst: 5,
-            every: Duration::from_secs(10),
+            interval: Duration::from_secs(10),
         };
         let views = Views {
             concerns: vec![following],

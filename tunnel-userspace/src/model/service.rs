@@ -132,7 +132,7 @@ pub enum TopologyKeys {
     #[default]
     Ignore,
     /// Honoured, as behind `OpenYurt`'s yurthub, which hides the other endpoints from kube-proxy.
-    Honour,
+    Honor,
 }
 
 /// The endpoints that traffic may reach.

@@ -106,7 +106,7 @@ impl Pools {
     }
 
     const fn counts(&self) -> bool {
-        matches!(self.rule, TopologyKeys::Honour)
+        matches!(self.rule, TopologyKeys::Honor)
     }
 }
 

@@ -78,9 +78,9 @@ impl ServiceSnapshot {
         let indices = indices.flat_map(|port| port.backends.values()).max();
         let fronts = u32::try_from(self.0.fronts.len()).unwrap_or(u32::MAX);
         let backends = self.0.used_backends;
-        fit(Size::Fronts, wanted, fronts.max(room_up_to(ids)))?;
+        fit(Size::Frontends, wanted, fronts.max(room_up_to(ids)))?;
         fit(Size::Slots, wanted, self.0.sets.used)?;
-        fit(Size::Sources, wanted, self.0.sources.used)?;
+        fit(Size::SourceRanges, wanted, self.0.sources.used)?;
         fit(Size::Backends, wanted, backends.max(room_up_to(indices)))
     }
 

@@ -49,7 +49,7 @@ impl Grace for NoGrace {
 type Change<'a> = (&'a str, Option<ServiceState>);
 
 const ROOMY: Sizes = Sizes {
-    fronts: 64,
+    frontends: 64,
     slots: 256,
     backends: 256,
     ..Sizes::each(64)
@@ -349,7 +349,7 @@ fn what_a_foreign_hand_changed_is_found_and_written_anew() {
 #[test]
 fn a_change_that_waits_for_the_old_to_be_freed_comes_when_it_is() {
     let mut reconciler = adopt(Memory::new(Sizes {
-        fronts: 1,
+        frontends: 1,
         slots: 2,
         backends: 2,
         ..ROOMY

@@ -25,19 +25,19 @@ const HELPER: Duration = Duration::from_secs(5);
 
 /// The handling of connected sockets whose backend no longer serves its Service.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Settings {
-    /// The protocols whose sockets are ended; empty for none.
-    pub end: Vec<Transport>,
+    /// The protocols whose sockets are terminated; empty for none.
+    pub terminate: Vec<Transport>,
     /// True if sockets in pods are ended, too.
-    pub pods: bool,
+    pub include_pods: bool,
 }
 
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            end: vec![Transport::Udp],
-            pods: true,
+            terminate: vec![Transport::Udp],
+            include_pods: true,
         }
     }
 }
@@ -86,8 +86,8 @@ impl<M: Memory + 'static> Terminator<M> {
     pub fn new(settings: &Settings, helper: PathBuf, memory: M, view: watch::Sender<View>) -> Self {
         Self {
             memory: Arc::new(memory),
-            protocols: settings.end.iter().map(|it| it.protocol()).collect(),
-            pods: settings.pods,
+            protocols: settings.terminate.iter().map(|it| it.protocol()).collect(),
+            pods: settings.include_pods,
             helper,
             view,
             looks: watch::Sender::new(0),

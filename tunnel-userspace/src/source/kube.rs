@@ -90,17 +90,17 @@ pub struct Settings {
     /// The duration of one watch, at most 290 s.
     #[serde(with = "duration")]
     pub watch_timeout: Duration,
-    /// The longest pause between two attempts to reach the server.
+    /// The longest backoff between two attempts to reach the server.
     #[serde(with = "duration")]
-    pub longest_pause: Duration,
+    pub max_backoff: Duration,
     /// The number of objects in a page, if the server doesn't stream lists.
     pub page_size: u32,
     /// The time to wait for the server at a start, before the last known state is used.
     #[serde(with = "duration")]
-    pub patience: Duration,
+    pub initial_sync_timeout: Duration,
     /// The minimum interval between writes of the last known state.
     #[serde(with = "duration")]
-    pub keep_every: Duration,
+    pub snapshot_interval: Duration,
     /// Events on Services and Nodes for problems that an operator must act on.
     pub events: Events,
 }
@@ -112,10 +112,10 @@ impl Default for Settings {
             api_servers: Vec::new(),
             connect_timeout: Duration::from_secs(5),
             watch_timeout: Duration::from_secs(290),
-            longest_pause: Duration::from_secs(10),
+            max_backoff: Duration::from_secs(10),
             page_size: 500,
-            patience: Duration::from_secs(3),
-            keep_every: Duration::from_secs(10),
+            initial_sync_timeout: Duration::from_secs(3),
+            snapshot_interval: Duration::from_secs(10),
             events: Events::default(),
         }
     }
@@ -299,8 +299,8 @@ impl KubeSource {
             };
             following.spawn(one.run());
         }
-        let patience = Instant::now() + self.settings.patience;
-        let mut save_at = Instant::now() + self.settings.keep_every;
+        let patience = Instant::now() + self.settings.initial_sync_timeout;
+        let mut save_at = Instant::now() + self.settings.snapshot_interval;
         let mut batch = Vec::with_capacity(HEARD);
         // In a blocking thread next to the loop, as a disk may be slow.
         let mut saving = JoinSet::new();
@@ -322,7 +322,7 @@ impl KubeSource {
                 }
                 Some(written) = saving.join_next() => self.note(written),
                 () = sleep_until(save_at), if saving.is_empty() && self.must_save() => {
-                    save_at = Instant::now() + self.settings.keep_every;
+                    save_at = Instant::now() + self.settings.snapshot_interval;
                     saving.spawn_blocking(self.save());
                 }
             }

@@ -35,27 +35,27 @@ pub struct Settings {
     pub gateways: Vec<String>,
     /// The targets that may be dialled: `self:PORT` (an address of this node), `localhost:PORT`, or
     /// `ADDRESS:PORT`.
-    pub allow: Vec<String>,
+    pub allowed_targets: Vec<String>,
     /// Connections to each gateway, from 1 to 4.
-    pub connections: u8,
+    pub connections_per_gateway: u8,
     /// The time limit of a connect to a target.
     #[serde(with = "duration")]
     pub dial_timeout: Duration,
     /// The maximum number of concurrent connects to targets.
-    pub dials: usize,
+    pub max_pending_dials: usize,
     /// The address of the agent's own `/metrics`, `/healthz` and `/readyz`.
-    pub admin: SocketAddr,
+    pub admin_address: SocketAddr,
 }
 
 impl Default for Settings {
     fn default() -> Self {
         Self {
             gateways: Vec::new(),
-            allow: vec!["self:10250".to_owned(), "self:10255".to_owned()],
-            connections: 2,
+            allowed_targets: vec!["self:10250".to_owned(), "self:10255".to_owned()],
+            connections_per_gateway: 2,
             dial_timeout: Duration::from_secs(5),
-            dials: 64,
-            admin: SocketAddr::from(([127, 0, 0, 1], 10_289)),
+            max_pending_dials: 64,
+            admin_address: SocketAddr::from(([127, 0, 0, 1], 10_289)),
         }
     }
 }
@@ -78,16 +78,16 @@ impl Agent {
         common: Common,
         identity: identity::Receiver,
     ) -> Result<Self, BadAllowance> {
-        let allow = AllowList::parse(&settings.allow)?;
+        let allow = AllowList::parse(&settings.allowed_targets)?;
         let slots = settings.gateways.iter().flat_map(|gateway| {
-            (0..settings.connections).map(|connection| (gateway.clone(), connection))
+            (0..settings.connections_per_gateway).map(|connection| (gateway.clone(), connection))
         });
         // The boot ID distinguishes reboots of the machine in the view; an unreadable one is left empty.
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
         let shared = Shared {
             allow,
             board: Arc::new(Board::new(slots)),
-            dials: Semaphore::new(settings.dials.min(Semaphore::MAX_PERMITS)),
+            dials: Semaphore::new(settings.max_pending_dials.min(Semaphore::MAX_PERMITS)),
             boot: boot.unwrap_or_default().trim().to_owned(),
             settings,
             common,
@@ -109,7 +109,7 @@ impl Agent {
         let Self { shared, identity } = self;
         let mut keepers = JoinSet::new();
         let slots = shared.board.view().connections;
-        let threads = Threads::start(shared.common.limits.threads.min(slots.len()));
+        let threads = Threads::start(shared.common.limits.max_threads.min(slots.len()));
         for (slot, connection) in slots.into_iter().enumerate() {
             let keeper = Keeper {
                 slot,

@@ -53,9 +53,9 @@ pub struct Settings {
     /// The address and port to listen on.
     pub listen: SocketAddr,
     /// The maximum number of sessions of agents.
-    pub sessions: usize,
+    pub max_sessions: usize,
     /// The maximum number of concurrent handshakes.
-    pub handshakes: usize,
+    pub max_pending_handshakes: usize,
     /// The time limit of a handshake.
     #[serde(with = "duration")]
     pub handshake_timeout: Duration,
@@ -65,8 +65,8 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             listen: SocketAddr::from(([0, 0, 0, 0], 10_262)),
-            sessions: 10_000,
-            handshakes: 256,
+            max_sessions: 10_000,
+            max_pending_handshakes: 256,
             handshake_timeout: Duration::from_secs(10),
         }
     }
@@ -116,7 +116,7 @@ impl Gateway {
         sessions: Arc<Sessions>,
     ) -> io::Result<Self> {
         let listener = listener(settings.listen, common.mark, |_| Ok(()))?;
-        let handshakes = Handshakes::new(settings.handshakes);
+        let handshakes = Handshakes::new(settings.max_pending_handshakes);
         let shared = Arc::new(Shared {
             settings,
             common,
@@ -138,7 +138,7 @@ impl Gateway {
     pub async fn run(self, draining: watch::Receiver<bool>) {
         info!(address = %self.local_addr(), "gateway listens");
         let Self { listener, shared } = self;
-        let threads = Threads::start(shared.common.limits.threads);
+        let threads = Threads::start(shared.common.limits.max_threads);
         let mut tasks = JoinSet::new();
         let admit = |tasks: &mut JoinSet<()>, (tcp, peer)| {
             let seat = threads.seat();
@@ -178,8 +178,8 @@ fn admit(
         sessions.unwell(&source, Reason::HandshakesFull, &error);
     };
     let source = source_of(joined.peer);
-    if sessions.len() >= shared.settings.sessions {
-        full(source, "as many sessions as gateway.sessions");
+    if sessions.len() >= shared.settings.max_sessions {
+        full(source, "as many sessions as gateway.maxSessions");
         return;
     }
     let id = sessions.next_id();
@@ -281,7 +281,7 @@ async fn shake(shared: &Shared, id: u64, joined: Joined) -> Result<Shaken, Faile
             traffic: TrafficView::default(),
         },
         sender,
-        streams: limits.streams,
+        streams: limits.max_streams,
         seat,
         traffic: Arc::default(),
         pace: Mutex::new(Pace::new()),
@@ -311,7 +311,7 @@ async fn hold(shared: &Shared, shaken: Shaken, mut draining: watch::Receiver<boo
     let (id, name) = (session.id, session.facts.name.clone());
     // The seat keeps the thread of this connection alive until the last bytes of the streams are sent.
     let _seat = session.seat.clone();
-    if !sessions.insert(session, shared.settings.sessions) {
+    if !sessions.insert(session, shared.settings.max_sessions) {
         let error = "as many sessions as the gateway or the node may have";
         sessions.unwell(&node, Reason::HandshakesFull, &error);
         return;
@@ -338,7 +338,7 @@ async fn hold(shared: &Shared, shaken: Shaken, mut draining: watch::Receiver<boo
     if let Err(error) = hello.send_data(Bytes::new(), true) {
         debug!(%node, %error, "the hello had ended already");
     }
-    let until = Instant::now() + limits.drain;
+    let until = Instant::now() + limits.drain_timeout;
     let done = async {
         let served = timeout_at(until, no_streams(&traffic)).await;
         if served.is_ok() {

@@ -135,7 +135,10 @@ impl Ingress {
         drop(listener);
         info!(clients = clients.len(), "ingress drains");
         let all = async { while clients.join_next().await.is_some() {} };
-        if timeout(shared.common.limits.drain, all).await.is_err() {
+        if timeout(shared.common.limits.drain_timeout, all)
+            .await
+            .is_err()
+        {
             stop.send_replace(true);
             while clients.join_next().await.is_some() {}
         }

@@ -114,7 +114,7 @@ pub(super) async fn silence(
         return std::future::pending().await;
     };
     loop {
-        sleep(limits.ping_every).await;
+        sleep(limits.ping_interval).await;
         let sent = Instant::now();
         if ping.send_ping(Ping::opaque()).is_err() {
             return;

@@ -87,7 +87,13 @@ async fn greet(shared: &Shared, carrier: Carrier) -> Result<Running, String> {
         release: env!("CARGO_PKG_VERSION").to_owned(),
         session: format!("{:016x}", fastrand::u64(..)),
         boot: shared.boot.clone(),
-        allow: shared.settings.allow.iter().take(SHOWN).cloned().collect(),
+        allow: shared
+            .settings
+            .allowed_targets
+            .iter()
+            .take(SHOWN)
+            .cloned()
+            .collect(),
         ..hello::Answer::default()
     };
     let hello = {
@@ -150,7 +156,7 @@ pub(super) async fn run(
     let mut deadline = draining.clone();
     let mut last = pin!(async move {
         drain::begun(&mut deadline).await;
-        sleep(limits.drain).await;
+        sleep(limits.drain_timeout).await;
     });
     let mut is_draining = false;
     let ended = loop {

@@ -33,14 +33,14 @@ const TLS_BUFFER: usize = 256 << 10;
 /// take the window of another. The config keeps the sum within [`LARGEST_WINDOW`]; the hello is one more
 /// stream.
 fn connection_window(limits: &Limits) -> u32 {
-    ((limits.streams + 1) * limits.window).min(LARGEST_WINDOW)
+    ((limits.max_streams + 1) * limits.stream_window_bytes).min(LARGEST_WINDOW)
 }
 
 /// Configures the end that opens streams: the gateway.
 pub(super) fn client(limits: &Limits) -> h2::client::Builder {
     let mut builder = h2::client::Builder::new();
     builder
-        .initial_window_size(limits.window)
+        .initial_window_size(limits.stream_window_bytes)
         .initial_connection_window_size(connection_window(limits))
         .max_frame_size(FRAME)
         .max_header_list_size(HEADERS)
@@ -57,12 +57,12 @@ pub(super) fn client(limits: &Limits) -> h2::client::Builder {
 pub(super) fn server(limits: &Limits) -> h2::server::Builder {
     let mut builder = h2::server::Builder::new();
     builder
-        .initial_window_size(limits.window)
+        .initial_window_size(limits.stream_window_bytes)
         .initial_connection_window_size(connection_window(limits))
         .max_frame_size(FRAME)
         .max_header_list_size(HEADERS)
         .max_send_buffer_size(SEND_BUFFER)
-        .max_concurrent_streams(limits.streams + 1)
+        .max_concurrent_streams(limits.max_streams + 1)
         .max_concurrent_reset_streams(RESETS)
         .max_pending_accept_reset_streams(RESETS)
         .max_local_error_reset_streams(None)

@@ -79,7 +79,7 @@ pub(super) fn settings(common: &Common, services: u32) -> Result<Settings> {
     let wanted = services.saturating_mul(2);
     let mut settings = common.settings()?;
     let maps = &mut settings.maps;
-    maps.fronts = maps.fronts.max(wanted);
+    maps.frontends = maps.frontends.max(wanted);
     maps.slots = maps.slots.max(wanted.saturating_mul(4));
     maps.backends = maps.backends.max(wanted.saturating_mul(4));
     Ok(settings)

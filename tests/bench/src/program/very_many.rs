@@ -85,7 +85,7 @@ fn from_files(options: &Options, files: Vec<Manifest>) -> Result<Sample> {
     let room = options.many.saturating_mul(2);
     let settings = Settings {
         maps: Sizes {
-            fronts: room,
+            frontends: room,
             slots: room.saturating_mul(OF_EACH),
             backends: room.saturating_mul(OF_EACH),
             ..Sizes::default()

@@ -91,7 +91,7 @@ pub(super) fn here(draw: &mut Draw<'_>) -> Here {
         addresses: addresses(draw, &node),
         node_port_addresses: node_port_addresses(draw),
         external_ips: draw.pick([ExternalIps::Any, ExternalIps::Any, ExternalIps::Owned]),
-        topology_keys: draw.pick([TopologyKeys::Ignore, TopologyKeys::Honour]),
+        topology_keys: draw.pick([TopologyKeys::Ignore, TopologyKeys::Honor]),
     }
 }
 

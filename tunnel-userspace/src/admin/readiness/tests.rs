@@ -110,7 +110,7 @@ fn what_found_no_room_in_a_map_is_told_with_its_count() {
     assert_eq!(
         reasons(None, &full, None),
         [
-            "2 service ports not programmed: bpf.maps.fronts is used up",
+            "2 service ports not programmed: bpf.maps.frontends is used up",
             "1 service ports not programmed: bpf.maps.backends is used up",
         ]
     );

@@ -66,7 +66,7 @@ impl DataPlane {
         }
         let prefixes = steering.map(config::Steering::ranges).unwrap_or_default();
         let switches = Switches {
-            own_mark: config.tunnel.mark,
+            own_mark: config.tunnel.socket_mark,
             prefixes: prefixes.clone(),
         };
         let data_path = DataPath::load(&pins, wanted, features, &switches, since_boot())
@@ -86,7 +86,7 @@ impl DataPlane {
         let steering_settings = SteeringSettings {
             rules: steering_rules(config)?,
             prefixes,
-            port: steering.map_or(0, |steering| steering.port),
+            port: steering.map_or(0, |steering| steering.ingress_port),
         };
         let steering = data_path
             .open_steering()
@@ -95,8 +95,13 @@ impl DataPlane {
             .map_err(failed("cannot take over the steering maps"))?;
         let reconciler = Reconciler::adopt(maps, found, &grace, settings)
             .map_err(failed("cannot take over the maps"))?;
-        let mut owner = Loop::new(reconciler, steering, grace, config.service.full_sync);
-        owner.look_for_listeners(listeners(), config.service.look_for_listeners);
+        let mut owner = Loop::new(
+            reconciler,
+            steering,
+            grace,
+            config.service.full_sync_interval,
+        );
+        owner.look_for_listeners(listeners(), config.service.local_listener_poll_interval);
         steps.done(|times| &mut times.load);
         Ok(Self {
             cgroup,
@@ -137,7 +142,7 @@ impl DataPlane {
         let [of_services, of_ports, of_kernel, of_sockets] =
             [(); 4].map(|()| Arc::clone(&self.counters));
         let services = self.owner.published().clone();
-        let (ports, most) = (services.clone(), config.admin.service_metrics);
+        let (ports, most) = (services.clone(), config.admin.service_metrics_limit);
         let read = move || {
             of_kernel.read().unwrap_or_else(|error| {
                 warn!(%error, "cannot read the kernel's counters");
@@ -223,7 +228,7 @@ impl DataPlane {
             Ok(())
         });
         if arrived.is_ok()
-            && let Err(error) = self.find_host(config.tunnel.mark)
+            && let Err(error) = self.find_host(config.tunnel.socket_mark)
         {
             // Without it, sockets bound to a device are not steered, and loopback has no node ports; the
             // rest works.

@@ -20,10 +20,10 @@ pub(super) fn start(
     tasks: &mut Tasks,
 ) {
     let settings = &config.sockets;
-    if settings.end.is_empty() {
+    if settings.terminate.is_empty() {
         return;
     }
-    view.send_modify(|view| view.protocols.clone_from(&settings.end));
+    view.send_modify(|view| view.protocols.clone_from(&settings.terminate));
     match SocketMemory::open(&config.bpf.bpffs) {
         Ok(memory) => {
             let terminator = Terminator::new(settings, config.helper_socket(), memory, view);

@@ -11,7 +11,8 @@ type Field = (&'static str, &'static [&'static str], &'static str);
 
 const PACKETS: &str = "taken over, but only the packet path reads it, which is not built yet";
 const NO_PACKETS: &str = "only the packet path could tell, which is not built yet";
-const AT_ONCE: &str = "changes are written at once, and the maps checked each service.fullSync";
+const AT_ONCE: &str =
+    "changes are written at once, and the maps checked each service.fullSyncInterval";
 const KEPT: &str = "what is known is not gone through again";
 const NO_RULES: &str = "no packet is marked";
 const NO_NAT: &str = "sources are kept at sockets";

@@ -16,7 +16,7 @@ fn node(name: &str, pool: Option<&str>) -> (ObjectName, Node) {
 
 /// Returns the pools as seen from node `a`, with these nodes, each in a pool or none.
 fn pools(nodes: &[(&str, Option<&str>)]) -> Pools {
-    let mut pools = Pools::new(TopologyKeys::Honour, "a".into());
+    let mut pools = Pools::new(TopologyKeys::Honor, "a".into());
     put(&mut pools, nodes);
     pools.take_moved();
     pools

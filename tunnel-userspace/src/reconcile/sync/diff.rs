@@ -103,7 +103,7 @@ impl Diff {
         };
         let is_new = |(key, _): &&(FrontKey, FrontPlan)| !actual.fronts.contains_key(key);
         let new_keys = self.upserts.iter().filter(is_new).count();
-        if new_keys > 0 && actual.fronts.len() + new_keys > count(sizes.fronts) {
+        if new_keys > 0 && actual.fronts.len() + new_keys > count(sizes.frontends) {
             return full(Reason::FrontsFull, false);
         }
         let (new, gone) = (self.new_backends.len(), self.gone.len());
@@ -116,7 +116,9 @@ impl Diff {
         }
         let of_records = actual.records(self.id).map(|record| record.sources);
         let (new, gone) = (self.new_sources.len(), actual.sources.left(of_records));
-        if new > count(SOURCES_OF_FRONT) || exceeds(new, actual.sources.used, gone, sizes.sources) {
+        if new > count(SOURCES_OF_FRONT)
+            || exceeds(new, actual.sources.used, gone, sizes.source_ranges)
+        {
             return full(Reason::SourcesFull, false);
         }
         if self.upserts.len() > actual.free_fronts.free() {

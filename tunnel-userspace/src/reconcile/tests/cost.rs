@@ -6,7 +6,7 @@ const SERVICES: u32 = 30_000;
 
 /// Room for all of them, and some changes.
 const SIZES: Sizes = Sizes {
-    fronts: 4 * SERVICES,
+    frontends: 4 * SERVICES,
     slots: 4 * SERVICES,
     backends: 4 * SERVICES,
     ..Sizes::each(64)

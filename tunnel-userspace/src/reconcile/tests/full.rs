@@ -5,7 +5,7 @@ use super::*;
 #[test]
 fn a_service_that_wants_more_fronts_than_there_is_room_for_still_follows_its_endpoints() {
     let services = [set("a", 1, &[1, 2]), set("b", 2, &[3])];
-    let mut reconciler = serving(ROOMY.with(Size::Fronts, 2), services);
+    let mut reconciler = serving(ROOMY.with(Size::Frontends, 2), services);
 
     let more = with(set("a", 1, &[2]), |service| {
         service.external_ips.push(fixture::ip("2001:db8::7"));
@@ -21,9 +21,9 @@ fn a_service_that_wants_more_fronts_than_there_is_room_for_still_follows_its_end
 
 #[test]
 fn a_service_that_finds_no_room_is_named_and_comes_when_there_is_room() {
-    let full = ROOMY.with(Size::Fronts, 2).with(Size::Slots, 4);
+    let full = ROOMY.with(Size::Frontends, 2).with(Size::Slots, 4);
     for (sizes, reason) in [
-        (ROOMY.with(Size::Fronts, 2), Reason::FrontsFull),
+        (ROOMY.with(Size::Frontends, 2), Reason::FrontsFull),
         (ROOMY.with(Size::Slots, 4), Reason::SlotsFull),
         (ROOMY.with(Size::Backends, 4), Reason::BackendsFull),
         (full.with(Size::Backends, 4), Reason::FrontsFull),
@@ -50,7 +50,7 @@ fn a_service_that_finds_no_room_is_named_and_comes_when_there_is_room() {
 fn what_finds_no_room_is_told_of_on_the_service_and_on_the_node() {
     let uid: Option<Arc<str>> = Some(Arc::from("1-2-3"));
     let b = with(set("b", 2, &[2]), |service| service.uid = uid.clone());
-    let mut reconciler = serving(ROOMY.with(Size::Fronts, 1), [set("a", 1, &[1]), b]);
+    let mut reconciler = serving(ROOMY.with(Size::Frontends, 1), [set("a", 1, &[1]), b]);
 
     let concerns = reconciler.concerns(&BTreeSet::new()).into_iter();
     let told = concerns.map(|it| (it.about.to_string(), it.uid, it.reason));

@@ -207,7 +207,7 @@ impl Memory {
             }
             Held::Key(key, index) => {
                 self.write("svc", true)?;
-                if !self.svc.contains_key(&key) && self.svc.len() >= self.sizes.fronts as usize {
+                if !self.svc.contains_key(&key) && self.svc.len() >= self.sizes.frontends as usize {
                     return Err(refused("svc", "full"));
                 }
                 self.svc.insert(key, index);

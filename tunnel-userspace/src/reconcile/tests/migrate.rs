@@ -114,7 +114,7 @@ fn each_size_that_is_too_small_is_named_with_what_is_needed() {
     // The array of backends has 125 entries, of which 64 and an eighth exceed the size.
     assert!(ROOMY.with(Size::Backends, 54).backend_entries() < 125);
     assert!(ROOMY.with(Size::Backends, 55).backend_entries() >= 125);
-    for (size, needed) in [(Size::Fronts, 2), (Size::Slots, 5), (Size::Backends, 55)] {
+    for (size, needed) in [(Size::Frontends, 2), (Size::Slots, 5), (Size::Backends, 55)] {
         let to = |number| migrate(&first.sync.ports.maps, ROOMY.with(size, number));
         let misfit = Misfit {
             size: size.word(),

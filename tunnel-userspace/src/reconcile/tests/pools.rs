@@ -5,7 +5,7 @@ use crate::model::{KeepTo, NODE_POOL};
 
 fn adopt_honouring() -> Reconciler<Memory> {
     let settings = Settings {
-        topology_keys: TopologyKeys::Honour,
+        topology_keys: TopologyKeys::Honor,
         ..settings()
     };
     adopt_with(Memory::new(ROOMY), settings)

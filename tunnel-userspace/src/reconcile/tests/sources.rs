@@ -136,7 +136,7 @@ proptest! {
 
         // Maps of other sizes have the same content.
         let used_sources = second.sync.ports.actual.usage().sources;
-        let sizes = ROOMY.with(Size::Sources, used_sources + grown);
+        let sizes = ROOMY.with(Size::SourceRanges, used_sources + grown);
         let third = adopt(migrate(&second.sync.ports.maps, sizes).expect("it fits"));
         prop_assert_eq!(third.sync.drift, 0);
         prop_assert_eq!(found(of, &third), wanted(&history));
@@ -167,7 +167,7 @@ fn ranges_that_find_no_room_are_named_and_what_is_programmed_stays() {
     for of in [Family::V4, Family::V6] {
         let [a, b, c] = [1, 2, 3].map(|number| at(of, number));
         let services = [set("a", a, &[1, 3]), set("b", b, &[5])];
-        let mut reconciler = serving(ROOMY.with(Size::Sources, 3), services);
+        let mut reconciler = serving(ROOMY.with(Size::SourceRanges, 3), services);
         apply(&mut reconciler, vec![set("c", c, &[1, 5])]);
         assert_eq!(problem(&reconciler, "c"), Some(Reason::SourcesFull));
         // The address is not open to all, and the cluster IP is served.
@@ -204,7 +204,7 @@ fn services_may_have_more_ranges_together_than_one_front_may_have() {
             service.source_ranges = ranges
         })
     };
-    let mut maps = Memory::new(ROOMY.with(Size::Sources, 80_000));
+    let mut maps = Memory::new(ROOMY.with(Size::SourceRanges, 80_000));
     maps.is_watched = false;
     let mut reconciler = adopt(maps);
 

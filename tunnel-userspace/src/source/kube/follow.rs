@@ -107,7 +107,7 @@ impl Following {
     /// Follows until the receiver of events is gone.
     pub(super) async fn run(self) {
         let kind = self.selection.kind;
-        let mut round = Round::new(self.settings.longest_pause, self.limits.lag);
+        let mut round = Round::new(self.settings.max_backoff, self.limits.lag);
         let mut refused = 0_u32;
         let mut lists = Lists::Streamed;
         loop {

@@ -42,10 +42,10 @@ impl Setup {
                 api_servers: servers.iter().map(|it| it.named()).collect(),
                 connect_timeout: Duration::from_secs(2),
                 watch_timeout: Duration::from_secs(60),
-                longest_pause: Duration::from_millis(300),
+                max_backoff: Duration::from_millis(300),
                 page_size: 2,
-                patience: PATIENCE,
-                keep_every: Duration::from_millis(10),
+                initial_sync_timeout: PATIENCE,
+                snapshot_interval: Duration::from_millis(10),
                 ..Settings::default()
             },
             scope: Scope {
@@ -289,7 +289,7 @@ async fn what_was_known_is_used_while_no_server_answers_and_given_up_when_one_do
     // At first, the server refuses connects.
     let server = Server::reserved();
     let mut setup = Setup::within(folder, &[&server]);
-    setup.settings.patience = Duration::from_millis(50);
+    setup.settings.initial_sync_timeout = Duration::from_millis(50);
     let mut followed = setup.start().await;
     let update = followed.take().await;
     assert_eq!(followed.words(), "a=10.0.0.1 b=10.0.0.2");

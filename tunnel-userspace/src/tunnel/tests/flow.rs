@@ -66,7 +66,7 @@ async fn megabytes_both_ways_at_once_arrive_whole() {
 async fn window_that_was_taken_comes_back_with_what_was_written() {
     // A small window, so that each byte of it is used many times.
     let mut small = limits();
-    small.window = 65_535;
+    small.stream_window_bytes = 65_535;
     let world = World::with(&small, &small).await;
     let (mut client, mut target) = world.pair().await;
     let bytes = pattern(8 << 20);

@@ -33,12 +33,12 @@ pub(super) const SOON: Duration = Duration::from_secs(60);
 
 pub(super) fn limits() -> Limits {
     Limits {
-        streams: 250,
-        window: 1 << 20,
-        threads: 2,
-        ping_every: Duration::from_secs(1),
+        max_streams: 250,
+        stream_window_bytes: 1 << 20,
+        max_threads: 2,
+        ping_interval: Duration::from_secs(1),
         ping_timeout: Duration::from_secs(2),
-        drain: Duration::from_secs(5),
+        drain_timeout: Duration::from_secs(5),
     }
 }
 
@@ -110,8 +110,8 @@ impl Run {
 pub(super) fn gateway_settings() -> gateway::Settings {
     gateway::Settings {
         listen: SocketAddr::from(([127, 0, 0, 1], 0)),
-        sessions: 100,
-        handshakes: 16,
+        max_sessions: 100,
+        max_pending_handshakes: 16,
         handshake_timeout: Duration::from_secs(5),
     }
 }
@@ -236,8 +236,8 @@ pub(super) struct Edge {
 pub(super) fn agent_settings(gateways: &[SocketAddr], allow: &[SocketAddr]) -> agent::Settings {
     agent::Settings {
         gateways: gateways.iter().map(ToString::to_string).collect(),
-        allow: allow.iter().map(ToString::to_string).collect(),
-        connections: 1,
+        allowed_targets: allow.iter().map(ToString::to_string).collect(),
+        connections_per_gateway: 1,
         dial_timeout: Duration::from_secs(2),
         ..agent::Settings::default()
     }

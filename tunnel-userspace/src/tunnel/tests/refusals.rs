@@ -146,7 +146,7 @@ async fn a_dial_too_many_is_refused_and_a_slow_one_times_out_alone() {
     let quick = TcpListener::bind("127.0.0.1:0").await.expect("bound");
     let at_quick = quick.local_addr().expect("an address");
     let mut settings = agent_settings(&[cloud.gateway], &[slow, at_quick]);
-    settings.dials = 2;
+    settings.max_pending_dials = 2;
     settings.dial_timeout = Duration::from_secs(3);
     let edge = Edge::new(settings, pki.agent(NODE));
     let (slow, steered) = (cloud.steer(NODE, slow), cloud.steer(NODE, at_quick));

@@ -51,7 +51,7 @@ async fn a_second_connection_stands_beside_the_first() {
     let pki = Pki::new();
     let cloud = Cloud::new(&pki, &limits());
     let mut settings = agent_settings(&[cloud.gateway], &[]);
-    settings.connections = 2;
+    settings.connections_per_gateway = 2;
     let edge = Edge::new(settings, pki.agent(NODE));
     cloud.connected(NODE, 2).await;
 
@@ -131,7 +131,7 @@ async fn what_the_last_stream_of_a_drain_sent_arrives_although_the_agent_is_slow
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn streams_that_outlast_the_drain_are_reset() {
     let mut brief = limits();
-    brief.drain = Duration::from_millis(200);
+    brief.drain_timeout = Duration::from_millis(200);
     let world = World::with(&brief, &limits()).await;
     let (mut client, mut target) = world.pair().await;
 
@@ -231,12 +231,12 @@ async fn a_gateway_that_falls_silent_is_noticed_and_one_that_comes_back_is_found
 async fn sessions_are_bounded_and_one_too_many_is_refused() {
     let pki = Pki::new();
     let settings = gateway::Settings {
-        sessions: 1,
+        max_sessions: 1,
         ..gateway_settings()
     };
     let cloud = Cloud::with(settings, &limits(), pki.gateway());
     let mut settings = agent_settings(&[cloud.gateway], &[]);
-    settings.connections = 2;
+    settings.connections_per_gateway = 2;
     let _edge = Edge::new(settings, pki.agent(NODE));
     cloud.connected(NODE, 1).await;
 

@@ -6,7 +6,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(250);
 /// The known state of the server over several rounds.
 #[derive(Debug)]
 pub(super) struct Round {
-    longest_pause: Duration,
+    max_backoff: Duration,
     /// The time that the server's data may be older than the last seen version, before they count as
     /// restored.
     lag: Duration,
@@ -19,9 +19,9 @@ pub(super) struct Round {
 }
 
 impl Round {
-    pub(super) const fn new(longest_pause: Duration, lag: Duration) -> Self {
+    pub(super) const fn new(max_backoff: Duration, lag: Duration) -> Self {
         Self {
-            longest_pause,
+            max_backoff,
             lag,
             failures: 0,
             seen: None,
@@ -82,7 +82,7 @@ impl Round {
     /// all nodes retry at once.
     pub(super) fn pause(&mut self) -> Duration {
         let full = FIRST_PAUSE * (1 << self.failures.min(16));
-        let full = full.min(self.longest_pause);
+        let full = full.min(self.max_backoff);
         self.failures += 1;
         full.mul_f64(fastrand::f64().mul_add(0.5, 0.5))
     }

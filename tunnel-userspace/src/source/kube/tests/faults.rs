@@ -109,7 +109,7 @@ async fn a_version_that_is_too_old_after_each_list_is_met_with_growing_pauses() 
         one_of(asked, "a", "10.0.0.1", 7, vec![failed(410, "Expired")])
     }));
     let mut setup = Setup::of(&[&server]);
-    setup.settings.longest_pause = Duration::from_secs(10);
+    setup.settings.max_backoff = Duration::from_secs(10);
     let mut followed = setup.start().await;
     followed.until("a=10.0.0.1").await;
 

@@ -73,7 +73,7 @@ fn a_client_keeps_its_backend_at_every_address_of_the_service() -> Result<()> {
             }
             Ok(())
         };
-        let ((), grown) = counted(&scene.node, &["translated_affine"], again)?;
+        let ((), grown) = counted(&scene.node, &["translated_affinity"], again)?;
         same("counted", grown, vec![2 * u64::try_from(TRIES)?])
     })?;
     scene.give_back()

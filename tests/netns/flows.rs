@@ -93,7 +93,11 @@ fn a_socket_without_room_to_remember_is_counted_and_udp_is_refused() -> Result<(
         return Ok(());
     }
     let scene = SCENE.take()?;
-    let reasons = ["translated_untracked", "storage_full", "socket_tracked"];
+    let reasons = [
+        "translated_untracked",
+        "socket_storage_full",
+        "socket_tracked",
+    ];
     let room = "net.core.optmem_max";
     let before = run(&scene.client, "cat /proc/sys/net/core/optmem_max")?;
     scene.client.sysctl(room, "1")?;

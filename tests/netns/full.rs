@@ -113,7 +113,7 @@ fn third_is_refused_with(room: impl Fn(&mut Settings), reason: &str) -> Result<(
 
 #[test]
 fn a_service_without_room_for_its_front_waits_for_one() -> Result<()> {
-    third_is_refused_with(|settings| settings.maps.frontends = 2, "fronts_full")
+    third_is_refused_with(|settings| settings.maps.frontends = 2, "frontends_full")
 }
 
 #[test]

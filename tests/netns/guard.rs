@@ -69,7 +69,7 @@ pub(crate) fn filters(node: &Node) -> Result<usize> {
 
 fn dropped(counters: &Counters) -> Result<u64> {
     let counts = counters.read()?;
-    let guarded = counts.iter().find(|(it, _)| *it == Reason::Guarded);
+    let guarded = counts.iter().find(|(it, _)| *it == Reason::GuardDropped);
     Ok(guarded.map_or(0, |(_, count)| *count))
 }
 

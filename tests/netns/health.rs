@@ -117,7 +117,7 @@ fn a_health_check_port_that_is_taken_is_named_and_served_once_it_is_free() -> Re
     let table = node.culvert(&["status"])?.stdout;
     let told = "default/web: health check port 32100: Address";
     ensure!(table.contains(told), "{table}");
-    ensure!(node.reason("health_port_taken")? >= 2);
+    ensure!(node.reason("health_port_in_use")? >= 2);
 
     drop(taken);
     until_told(&node, node.outside(), PORT, "web", 1)?;

@@ -211,7 +211,10 @@ fn the_guard_tells_what_it_drops() -> Result<()> {
             .socket(Domain::for_address((to, 1).into()), Type::STREAM)?;
         let knocked = connect_within(&socket, (to, 1).into(), Duration::from_millis(300));
         ensure!(knocked.is_err(), "{to} is open");
-        let words = ["dropped: ", &format!("destination={to} reason=guarded ")];
+        let words = [
+            "dropped: ",
+            &format!("destination={to} reason=guard_dropped "),
+        ];
         until_told(node, &words)?;
     }
     Ok(())
@@ -237,7 +240,7 @@ fn flood(way: Way, program: &str) -> Result<()> {
         Ok(())
     };
 
-    let lost = || scene.node.reason("log_lost");
+    let lost = || scene.node.reason("log_events_lost");
     wait::until(CHANGE, || {
         flood().is_ok() && lost().is_ok_and(|lost| lost > 0)
     })?;

@@ -57,7 +57,7 @@ fn a_bad_document_is_named_while_the_rest_applies_and_the_last_good_version_stay
         ensure!(table.contains(word), "no {word} in {table}");
     }
     ensure!(problem.contains("80000"), "{problem}");
-    same("refused", node.reason("object_refused")?, 1)?;
+    same("refused", node.reason("object_rejected")?, 1)?;
     same("server", ask(node, OTHER)?, "backend")?;
     same("server", ask(node, WEB)?, "backend")?;
     ensure!(node.is_ready());

@@ -237,7 +237,7 @@ impl Scene {
     /// Waits until exactly this many sockets were ended.
     pub(crate) fn until_ended(&self, count: usize) -> Result<()> {
         until_same("ended", u64::try_from(count)?, || {
-            self.node.reason("socket_ended")
+            self.node.reason("socket_terminated")
         })
     }
 

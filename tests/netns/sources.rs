@@ -24,7 +24,7 @@ use crate::{
 
 /// Further addresses of a pod.
 const SECOND: Vip = Vip::of(220);
-const REFUSED: &str = "source_refused";
+const REFUSED: &str = "source_range_denied";
 
 static SCENE: Shared<Scene> = Shared::new(|| Scene::started(&BACKENDS));
 const BACKENDS: [&str; 3] = ["one", "two", "three"];

@@ -54,7 +54,7 @@ impl Loaded {
         let counts = self.counters.read()?;
         let guarded = counts
             .into_iter()
-            .find(|(reason, _)| *reason == Reason::Guarded);
+            .find(|(reason, _)| *reason == Reason::GuardDropped);
         Ok(guarded.map_or(0, |(_, count)| count))
     }
 

@@ -47,7 +47,7 @@ fn a_thousand_handshakes_that_never_end_do_not_keep_agents_out() -> Result<()> {
     );
     let counts = || {
         let record = tunnel.record().ok()?;
-        Some(["handshakes_full", "handshake_timed_out"].map(|reason| record.count(reason)))
+        Some(["handshake_limit", "handshake_timed_out"].map(|reason| record.count(reason)))
     };
     let all = u64::try_from(slow.len())?;
     wait::until(BACK, || {

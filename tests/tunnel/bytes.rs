@@ -53,7 +53,7 @@ fn a_gigabyte_each_way_at_once_arrives_as_it_was_sent() -> Result<()> {
 
     ensure!(received == sent, "{received} for {sent}");
     ensure!(server.accepted() == 1);
-    tunnel.until_counted("stream_served", 1)
+    tunnel.until_counted("stream_completed", 1)
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn two_hundred_streams_at_once_keep_their_bytes_apart() -> Result<()> {
     }
 
     ensure!(server.accepted() == 200);
-    tunnel.until_counted("stream_served", 200)
+    tunnel.until_counted("stream_completed", 200)
 }
 
 #[test]

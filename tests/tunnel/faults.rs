@@ -77,10 +77,13 @@ fn a_frozen_agent_delays_no_other_and_its_clients_are_told() -> Result<()> {
     for stream in &mut live {
         expect_live("on another agent, beside one that is frozen", stream)?;
     }
-    ensure!(tunnel.count("agent_lost")? == 0, "it is lost already");
+    ensure!(
+        tunnel.count("agent_connection_lost")? == 0,
+        "it is lost already"
+    );
     expect_reset(&mut old)?;
     println!("told {} ms after the freeze", start.elapsed().as_millis());
-    tunnel.until_counted("agent_lost", 1)?;
+    tunnel.until_counted("agent_connection_lost", 1)?;
     tunnel.until_disconnected("a")?;
     let mut refused = tunnel.connect(server.at())?;
     expect_refused(&mut refused)?;
@@ -106,7 +109,7 @@ fn clients_of_a_killed_agent_are_told_at_once() -> Result<()> {
         start.elapsed()
     );
     server.until_reset()?;
-    tunnel.until_counted("agent_lost", 1)?;
+    tunnel.until_counted("agent_connection_lost", 1)?;
     tunnel.until_disconnected("a")?;
     tunnel.start_agent("a")?;
     echo(&mut tunnel.connect(server.at())?, b"hello")

@@ -56,7 +56,7 @@ fn each_refusal_has_one_word() -> Result<()> {
         (tunnel.way_to(hole.at())?, "dial_timed_out"),
         (tunnel.way_to(elsewhere.at())?, "agent_not_connected"),
         (tunnel.steering(999)?, "target_unknown"),
-        (beside, "arrived_outside"),
+        (beside, "arrived_unsteered"),
     ] {
         expect(&tunnel, to, reason)?;
     }
@@ -76,7 +76,7 @@ fn four_streams_at_most(plan: Plan, server: &Server) -> Result<()> {
         held.push(stream);
     }
 
-    expect(&tunnel, tunnel.way_to(server.at())?, "streams_full")?;
+    expect(&tunnel, tunnel.way_to(server.at())?, "stream_limit")?;
 
     for stream in &mut held {
         echo(stream, b"still there")?;

@@ -72,7 +72,10 @@ fn stalled_writers_do_not_delay_another_stream() -> Result<()> {
     }
 
     expect_live("beside stalled writers", &mut live)?;
-    ensure!(tunnel.count("agent_lost")? == 0, "a session was closed");
+    ensure!(
+        tunnel.count("agent_connection_lost")? == 0,
+        "a session was closed"
+    );
     Ok(())
 }
 

@@ -71,7 +71,7 @@ pub struct Choice {
     pub address: Address,
     /// The port of the backend.
     pub port: Port,
-    /// [`Reason::Translated`], or [`Reason::TranslatedAffine`] if the client kept its backend.
+    /// [`Reason::Translated`], or [`Reason::TranslatedAffinity`] if the client kept its backend.
     pub reason: Reason,
 }
 
@@ -96,11 +96,11 @@ impl NoChoice {
     #[must_use]
     pub const fn reason(self) -> Reason {
         match self {
-            Self::Refused => Reason::SourceRefused,
-            Self::Unknown => Reason::SourceUnknown,
+            Self::Refused => Reason::SourceRangeDenied,
+            Self::Unknown => Reason::ClientAddressUnknown,
             Self::Empty => Reason::NoBackend,
             Self::Elsewhere => Reason::NoLocalBackend,
-            Self::Broken => Reason::RecordBroken,
+            Self::Broken => Reason::RecordInvalid,
         }
     }
 
@@ -192,7 +192,7 @@ fn choose<T: Maps + ?Sized>(
         let kept = maps.kept(record, traffic, caller);
         let Kept { index, is_old } = kept.ok_or(NoChoice::Broken)?;
         let reason = if is_old {
-            Reason::TranslatedAffine
+            Reason::TranslatedAffinity
         } else {
             Reason::Translated
         };

@@ -51,117 +51,117 @@ macro_rules! reasons {
 
 reasons! {
     kernel {
-        /// A connect or datagram was sent on to a backend that was chosen for it.
-        Translated = 0, "translated", "sent to a backend that was chosen for it";
-        /// A connect or datagram was sent on to the backend that its flow already had.
+        /// A connect or datagram was sent to a backend that was selected for it.
+        Translated = 0, "translated", "sent to a backend that was selected for it";
+        /// A connect or datagram was sent to the backend that its flow already had.
         TranslatedSticky = 1, "translated_sticky", "sent to the backend that its UDP flow already had";
-        /// Refused: the front has no usable backend.
+        /// Refused: the Service has no usable backend.
         NoBackend = 2, "no_backend", "refused: the Service has no usable backend";
-        /// Refused: the record that was looked up changed under each of the reader's tries.
-        RecordUnstable = 3, "record_unstable", "refused: the record kept changing while it was read";
-        /// Refused: a record led to a slot or backend that does not exist.
-        RecordBroken = 4, "record_broken", "refused: a record led to nowhere";
-        /// UDP refused: the socket can't remember its translation (`net.core.optmem_max`).
-        StorageFull = 5, "storage_full", "UDP refused: no socket storage (net.core.optmem_max)";
-        /// TCP translated although the socket can't remember it: its peer name shows the backend.
+        /// Refused: the record of the frontend changed under each of the reader's attempts.
+        RecordUnstable = 3, "record_unstable", "refused: the record of the frontend kept changing while it was read";
+        /// Refused: a record points to a slot or backend that does not exist.
+        RecordInvalid = 4, "record_invalid", "refused: a record points to a slot or backend that does not exist";
+        /// UDP refused: the socket's storage can't be allocated (`net.core.optmem_max`).
+        SocketStorageFull = 5, "socket_storage_full", "UDP refused: no socket storage left (net.core.optmem_max)";
+        /// TCP translated without socket storage: its peer name shows the backend.
         TranslatedUntracked = 6, "translated_untracked", "TCP translated without socket storage; peer names show the backend";
-        /// A socket began to remember a translation.
-        SocketTracked = 7, "socket_tracked", "a socket began to remember a translation";
-        /// A socket that remembered a translation was closed.
-        SocketReleased = 8, "socket_released", "a socket that remembered a translation was closed";
+        /// A socket got its first translation.
+        SocketTracked = 7, "socket_tracked", "a socket got its first translation";
+        /// A socket with a translation was closed.
+        SocketReleased = 8, "socket_released", "a socket with a translation was closed";
         /// A socket's older translation moved to the map `overflow`.
         Overflowed = 9, "overflowed", "an older translation of a socket moved to the overflow map";
         /// A connect to an edge node was sent to the tunnel's ingress.
         Steered = 10, "steered", "sent to the tunnel's ingress";
-        /// A connect was steered although the socket can't remember it: its peer name shows the ingress.
+        /// A connect was steered without socket storage: its peer name shows the ingress.
         SteeredUntracked = 11, "steered_untracked", "sent to the tunnel's ingress without socket storage; peer names show the steering prefix";
-        /// Refused: there is no route to the steering prefix (yet), so the ingress can't be reached.
-        SteeringClosed = 12, "steering_closed", "refused: there is no route to the steering prefix of its family";
+        /// Refused: no route to the steering prefix (yet).
+        SteeringNoRoute = 12, "steering_no_route", "refused: no route to the steering prefix of this IP family";
         /// Dropped: a packet from an uplink to a steering prefix.
-        Guarded = 13, "guarded", "dropped: a packet from an uplink to a steering prefix";
-        /// An event of a program was not logged: the ring was full.
-        LogLost = 14, "log_lost", "an event of the program that log.kernel names was not logged: the ring was full";
-        /// Refused: the front's policy is Local, and the Service has no usable backend on this node.
-        NoLocalBackend = 15, "no_local_backend", "refused: traffic of this policy needs a backend on this node, and there is none";
-        /// A connect or datagram was sent on to the backend that its client keeps.
-        TranslatedAffine = 16, "translated_affine", "sent to the backend that its client keeps (sessionAffinity)";
-        /// Refused: the client is in none of the ranges that may use the load balancer's address.
-        SourceRefused = 17, "source_refused", "refused: the client is in none of the Service's loadBalancerSourceRanges";
-        /// Refused: only some clients may use the load balancer's address, and the client's is not known.
-        SourceUnknown = 18, "source_unknown", "refused: only loadBalancerSourceRanges may use this address, and this kernel does not show the client's";
-        /// A TCP connect of one of the kernel's own sockets was sent on: it remembers nothing, and is not
-        /// counted, since its close is not seen.
-        TranslatedKernel = 19, "translated_kernel", "TCP of a kernel socket (NFS, MPTCP) translated; not counted, and peer names show the backend";
+        GuardDropped = 13, "guard_dropped", "dropped: a packet from an uplink to a steering prefix";
+        /// An event of a kernel program was not logged: the ring buffer was full.
+        LogEventsLost = 14, "log_events_lost", "an event of the program in log.kernel was not logged: the ring buffer was full";
+        /// Refused: the traffic policy is Local, and the Service has no usable backend on this node.
+        NoLocalBackend = 15, "no_local_backend", "refused: the traffic policy is Local, and there is no usable backend on this node";
+        /// A connect or datagram was sent to the backend of its client.
+        TranslatedAffinity = 16, "translated_affinity", "sent to the backend of its client (sessionAffinity)";
+        /// Refused: the client is in none of the load balancer's source ranges.
+        SourceRangeDenied = 17, "source_range_denied", "refused: the client is in none of the Service's loadBalancerSourceRanges";
+        /// Refused: the address has source ranges, and the client's address is unknown.
+        ClientAddressUnknown = 18, "client_address_unknown", "refused: the address has loadBalancerSourceRanges, and this kernel does not show the address of the client";
+        /// A TCP connect of a kernel socket was translated. It is not tracked, since its close is invisible to
+        /// the programs.
+        TranslatedKernel = 19, "translated_kernel", "TCP of a kernel socket (NFS, MPTCP) translated; not tracked, and peer names show the backend";
     }
     daemon {
-        /// Not programmed: no room for another front.
-        FrontsFull = 14, "fronts_full", "not programmed: bpf.maps.frontends is used up";
-        /// Not programmed: no room for the slots of a set.
+        /// Not programmed: no room for another frontend.
+        FrontendsFull = 14, "frontends_full", "not programmed: bpf.maps.frontends is used up";
+        /// Not programmed: no room for the slots of a backend set.
         SlotsFull = 15, "slots_full", "not programmed: bpf.maps.slots is used up";
         /// Not programmed: no room for another backend.
         BackendsFull = 16, "backends_full", "not programmed: bpf.maps.backends is used up";
         /// Not programmed: another Service has the same address, port and protocol.
-        FrontClaimed = 17, "front_claimed", "not programmed: another Service has this address, port and protocol";
-        /// Not programmed: a map could not be written.
-        WriteFailed = 18, "write_failed", "not programmed: the kernel refused a map write; it is tried again";
-        /// Not read: a manifest, or an object in it, is bad.
-        ObjectRefused = 19, "object_refused", "not read: a manifest, or an object in it, is bad";
+        FrontendConflict = 17, "frontend_conflict", "not programmed: another Service has this address, port and protocol";
+        /// Not programmed: a write to a map failed.
+        WriteFailed = 18, "write_failed", "not programmed: a write to a map failed; it is retried";
+        /// Not read: a manifest or object is invalid.
+        ObjectRejected = 19, "object_rejected", "not read: a manifest, or an object in it, is invalid";
         /// Not steered: no room for another address and port of an edge node.
         SteeringFull = 20, "steering_full", "not steered: bpf.maps.steering or a steering prefix is used up";
-        /// Not steered: an edge node without an address, or with that of another node.
-        NodeRefused = 21, "node_refused", "not steered: an edge node without an address, or with that of another node";
-        /// Not steered: an entry of a port list that is no port, or that another list overrules.
-        PortsRefused = 22, "ports_refused", "not steered: an entry of a port list is no port, or another list overrules it";
-        /// A stream ended as both of its ends wanted.
-        StreamServed = 23, "stream_served", "ended as both ends wanted";
-        /// A stream ended by a reset from the client.
-        ClientReset = 24, "client_reset", "the client reset it";
-        /// A stream ended by a reset from the target.
-        TargetReset = 25, "target_reset", "the target reset it";
-        /// Refused: it reached the ingress by an uplink, or without being steered.
-        ArrivedOutside = 26, "arrived_outside", "refused: it reached the ingress by an uplink, or without being steered";
-        /// Refused: its steering address stands for no node and port any more.
-        TargetUnknown = 27, "target_unknown", "refused: its steering address stands for no node and port any more";
+        /// Not steered: an edge node without an address, or with the address of another node.
+        NodeRejected = 21, "node_rejected", "not steered: an edge node has no address, or the address of another node";
+        /// Not steered: an invalid entry of a port list, or one that another list overrides.
+        PortsRejected = 22, "ports_rejected", "not steered: an entry of a port list is invalid, or another list overrides it";
+        /// A stream that both ends closed.
+        StreamCompleted = 23, "stream_completed", "closed by both ends";
+        /// A stream that the client reset.
+        ClientReset = 24, "client_reset", "reset by the client";
+        /// A stream that the target reset.
+        TargetReset = 25, "target_reset", "reset by the target";
+        /// Refused: the connection reached the ingress by an uplink, or without being steered.
+        ArrivedUnsteered = 26, "arrived_unsteered", "refused: the connection reached the ingress by an uplink, or without being steered";
+        /// Refused: the steering address belongs to no node and port any more.
+        TargetUnknown = 27, "target_unknown", "refused: the steering address belongs to no node and port any more";
         /// Refused: no agent of the node is connected.
         AgentNotConnected = 28, "agent_not_connected", "refused: agent not connected";
-        /// A stream ended because the session that carried it did.
-        AgentLost = 29, "agent_lost", "the connection to the agent was lost";
-        /// Refused: every session of the node has as many streams as it may.
-        StreamsFull = 30, "streams_full", "refused: every session of the node has as many streams as it may";
+        /// A stream whose session ended.
+        AgentConnectionLost = 29, "agent_connection_lost", "the connection to the agent was lost";
+        /// Refused: every session of the node has its most streams.
+        StreamLimit = 30, "stream_limit", "refused: every session of the node is at tunnel.session.maxStreams";
         /// Refused by the agent: the target is not on its allow-list.
         TargetDenied = 31, "target_denied", "refused by the agent: not on its allow-list";
         /// The target refused the agent's connect.
         DialRefused = 32, "dial_refused", "the target refused the agent's connect";
-        /// The agent found no way to the target.
-        DialUnreachable = 33, "dial_unreachable", "the agent found no way to the target";
+        /// The agent has no route to the target.
+        DialUnreachable = 33, "dial_unreachable", "the agent has no route to the target";
         /// The target did not answer the agent's connect in time.
         DialTimedOut = 34, "dial_timed_out", "the target did not answer the agent's connect in time";
-        /// Refused by the agent: it waits for as many targets as it may.
-        DialsFull = 35, "dials_full", "refused by the agent: it waits for as many targets as it may";
-        /// Refused: this end is about to stop.
-        Draining = 36, "draining", "refused: this end is about to stop";
-        /// The other end of the session broke the protocol.
-        ProtocolBroken = 37, "protocol_broken", "the other end broke the protocol";
-        /// A handshake of TLS or of the tunnel failed.
-        HandshakeFailed = 38, "handshake_failed", "a handshake of TLS or of the tunnel failed";
-        /// A handshake of TLS or of the tunnel took too long.
-        HandshakeTimedOut = 39, "handshake_timed_out", "a handshake of TLS or of the tunnel took too long";
-        /// Refused: the gateway has as many unfinished handshakes, or sessions, as it may.
-        HandshakesFull = 40, "handshakes_full", "refused: the gateway has as many unfinished handshakes, or sessions, as it may";
-        /// Refused: a certificate that is not that of an agent, or names no node.
-        IdentityRefused = 41, "identity_refused", "refused: the certificate is not that of an agent, or names no node";
-        /// A field that can't be used was left out; the object is used without it.
-        FieldIgnored = 43, "field_ignored", "left out: a field of an object that can't be used; the object is used without it";
-        /// A port of the daemon's own is taken by another process; it is tried again.
-        PortTaken = 44, "port_taken", "a port of the daemon is taken by another process; it is tried again";
-        /// A connected socket was ended, since its backend serves its Service no more.
-        SocketEnded = 46, "socket_ended", "a connected socket was ended: its backend serves the Service no more";
-        /// The health check port of a Service is not served: another process or Service has it.
-        HealthPortTaken = 47, "health_port_taken", "not served: another process or Service has this health check port; it is tried again";
+        /// Refused by the agent: its most connects are in progress.
+        DialLimit = 35, "dial_limit", "refused by the agent: tunnel.agent.maxPendingDials connects are in progress";
+        /// Refused: this end is shutting down.
+        Draining = 36, "draining", "refused: this end is shutting down";
+        /// The peer violated the protocol.
+        ProtocolError = 37, "protocol_error", "the peer violated the protocol";
+        /// A TLS or tunnel handshake failed.
+        HandshakeFailed = 38, "handshake_failed", "a TLS or tunnel handshake failed";
+        /// A TLS or tunnel handshake timed out.
+        HandshakeTimedOut = 39, "handshake_timed_out", "a TLS or tunnel handshake timed out";
+        /// Refused: the gateway has its most handshakes in progress, or its most sessions.
+        HandshakeLimit = 40, "handshake_limit", "refused: the gateway is at tunnel.gateway.maxPendingHandshakes or maxSessions";
+        /// Refused: the certificate is not an agent's, or names no node.
+        IdentityRejected = 41, "identity_rejected", "refused: the certificate is not an agent's, or names no node";
+        /// Ignored: an invalid field; the object is used without it.
+        FieldIgnored = 43, "field_ignored", "ignored: an invalid field of an object; the object is used without it";
+        /// A port of the daemon is in use by another process; it is retried.
+        PortInUse = 44, "port_in_use", "a port of the daemon is in use by another process; it is retried";
+        /// A connected socket was terminated, since its backend was removed from its Service.
+        SocketTerminated = 46, "socket_terminated", "a connected socket was terminated: its backend was removed from the Service";
+        /// Not served: the health check port of a Service is in use by another process or Service.
+        HealthPortInUse = 47, "health_port_in_use", "not served: another process or Service has this health check port; it is retried";
         /// Not programmed: an external IP that no Node and no load balancer of a Service has.
         ExternalIpNotOwned = 49, "external_ip_not_owned", "not programmed: no Node and no load balancer of a Service has this external IP (service.externalIPs)";
-        /// Not programmed: no room for the ranges that may use the address of a load balancer.
-        SourcesFull = 52, "sources_full", "not programmed: bpf.maps.sourceRanges is used up";
+        /// Not programmed: no room for the source ranges of a load balancer.
+        SourceRangesFull = 52, "source_ranges_full", "not programmed: bpf.maps.sourceRanges is used up";
     }
 }
 

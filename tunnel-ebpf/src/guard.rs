@@ -64,7 +64,7 @@ pub(crate) fn keep_out(ctx: &TcContext) -> i32 {
         protocol => is_tag(protocol),
     };
     if is_kept_out {
-        maps::count(Reason::Guarded);
+        maps::count(Reason::GuardDropped);
         return DROP;
     }
     NEXT

@@ -31,7 +31,7 @@ fn has_room() -> bool {
     if AYA_LOGS.query(BPF_RB_AVAIL_DATA.into()) <= FULL {
         return true;
     }
-    maps::count(Reason::LogLost);
+    maps::count(Reason::LogEventsLost);
     false
 }
 
@@ -122,6 +122,6 @@ pub(crate) fn guarded(to: Address) {
         Debug,
         "dropped: destination={:i} reason={}",
         to.octets(),
-        Reason::Guarded.index()
+        Reason::GuardDropped.index()
     );
 }

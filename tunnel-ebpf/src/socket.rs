@@ -39,7 +39,7 @@ pub(crate) fn connect<S: Sock>(sock: &S) -> i32 {
                 return ALLOW;
             }
             Steering::Closed => Refusal {
-                reason: Reason::SteeringClosed,
+                reason: Reason::SteeringNoRoute,
                 error: ECONNREFUSED,
             },
             Steering::Unstable => UNSTABLE,
@@ -128,7 +128,7 @@ fn translate<S: Sock>(
         Memory::Full if is_udp => {
             maps::count_refused(origin.service);
             return Err(Refusal {
-                reason: Reason::StorageFull,
+                reason: Reason::SocketStorageFull,
                 error: ENOMEM,
             });
         }

@@ -144,7 +144,7 @@ impl Views {
         }
         for (port, why) in &*self.listening.borrow_and_update() {
             let note = format!("{port}: {why}");
-            all.push(Concern::of_node(node, Reason::PortTaken, note));
+            all.push(Concern::of_node(node, Reason::PortInUse, note));
         }
         Some(all)
     }

@@ -166,7 +166,7 @@ impl Act {
             steps.filter(|it| *it == "GET /healthz").count()
         };
         let before = healthy(&self.exchanges()?);
-        let reasons = ["agent_lost", "agent_not_connected"];
+        let reasons = ["agent_connection_lost", "agent_not_connected"];
         let counts = || reasons.map(|it| self.site.node().reason(it).unwrap_or(0));
         let counted = counts();
         let [(_, host, to), _] = self.clients()?;

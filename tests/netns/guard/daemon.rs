@@ -115,7 +115,7 @@ fn a_name_that_no_link_has_makes_no_route_and_connects_are_refused_at_once() -> 
     );
     same("routes", local_routes(host, 176)?, "")?;
     same("dialled", dial(&node), ErrorKind::ConnectionRefused)?;
-    ensure!(node.reason("steering_closed")? > 0, "not counted");
+    ensure!(node.reason("steering_no_route")? > 0, "not counted");
 
     // A guarded uplink is renamed: the guard stays.
     node.stop()?;

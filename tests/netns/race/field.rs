@@ -31,9 +31,9 @@ use crate::support::{DNS, HTTP};
 /// The reasons that the kernel programs never count if the maps are written correctly.
 pub(crate) const NEVER: [&str; 4] = [
     "record_unstable",
-    "record_broken",
+    "record_invalid",
     "no_backend",
-    "storage_full",
+    "socket_storage_full",
 ];
 
 /// The CPU that only readers use.

@@ -48,7 +48,7 @@ fn outsiders_do_not_reach_the_ingress() -> Result<()> {
 
     for to in (1..=4).flat_map(steering) {
         let knock = || Ok(connect(outside, to, LOST).map(drop).map_err(|it| it.kind()));
-        let (outcome, grown) = counted(node, &["guarded"], knock)?;
+        let (outcome, grown) = counted(node, &["guard_dropped"], knock)?;
         ensure!(outcome == Err(ErrorKind::TimedOut), "{to}: {outcome:?}");
         ensure!(grown[0] > 0, "{to}: not counted as guarded");
     }

@@ -370,8 +370,8 @@ fn a_client_keeps_its_backend_while_it_serves_and_the_time_lasts() {
     };
 
     assert_eq!(connect(&memory, 1, 100), (1, Reason::Translated));
-    assert_eq!(connect(&memory, 2, 109), (1, Reason::TranslatedAffine));
-    assert_eq!(connect(&memory, 2, 118), (1, Reason::TranslatedAffine));
+    assert_eq!(connect(&memory, 2, 109), (1, Reason::TranslatedAffinity));
+    assert_eq!(connect(&memory, 2, 118), (1, Reason::TranslatedAffinity));
     assert_eq!(connect(&memory, 2, 128), (2, Reason::Translated));
 
     memory.backends[2].state = memory.backends[2].state.gone();
@@ -400,7 +400,7 @@ fn of_two_connects_at_once_the_second_takes_what_the_first_noted() {
     let serving = memory.backends[2].state;
     memory.quicker = Some(noted(2, serving));
     let chosen_now = |memory: &Memory| chosen(memory, &POD, Traffic::Sockets);
-    assert_eq!(chosen_now(&memory), Ok((2, Reason::TranslatedAffine)));
+    assert_eq!(chosen_now(&memory), Ok((2, Reason::TranslatedAffinity)));
 
     memory.affinity.borrow_mut().clear();
     memory.quicker = Some(noted(2, serving.gone()));

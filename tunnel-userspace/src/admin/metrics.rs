@@ -185,10 +185,10 @@ fn reasons(
     let ended = views.sockets.borrow().ended;
     let taken = views.checks.borrow().refused_total;
     for (reason, total) in [
-        (Reason::ObjectRefused, source.refused_total),
+        (Reason::ObjectRejected, source.refused_total),
         (Reason::FieldIgnored, source.ignored_total),
-        (Reason::SocketEnded, ended),
-        (Reason::HealthPortTaken, taken),
+        (Reason::SocketTerminated, ended),
+        (Reason::HealthPortInUse, taken),
     ] {
         *of_daemon.entry(reason).or_default() += total;
     }

@@ -182,7 +182,7 @@ impl Checks {
                 .services
                 .get(*service)
                 .and_then(|check| check.uid.clone()),
-            reason: Reason::HealthPortTaken,
+            reason: Reason::HealthPortInUse,
             note: note.clone(),
         });
         latest::put(&self.concerns, concerns.collect());
@@ -193,7 +193,7 @@ impl Checks {
                 .collect();
             for (service, note) in &refused {
                 if view.refused.get(service) != Some(note) {
-                    warn!(%service, note, "{}", Reason::HealthPortTaken.meaning());
+                    warn!(%service, note, "{}", Reason::HealthPortInUse.meaning());
                     view.refused_total += 1;
                 }
             }

@@ -273,7 +273,7 @@ impl Pace {
                     target: "kernel",
                     program,
                     "more events than can be told: they wait in the ring, and where it is full \
-                     they are lost (reason log_lost)"
+                     they are lost (reason log_events_lost)"
                 );
             }
             self.pause();

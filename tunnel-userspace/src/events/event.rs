@@ -102,7 +102,7 @@ fn hash(text: &str) -> u64 {
     })
 }
 
-/// Returns the reason in the spelling of Events: `front_claimed` becomes `FrontClaimed`.
+/// Returns the reason in the spelling of Events: `frontend_conflict` becomes `FrontendConflict`.
 fn camel(reason: Reason) -> String {
     let words = reason.label().split('_');
     words
@@ -143,7 +143,7 @@ mod tests {
     fn an_event_names_its_object_in_the_namespace_where_others_of_it_are() {
         let of_a_node = Concern {
             uid: Some("unknown to kubelets".into()),
-            ..Concern::of_node("edge-1", Reason::FrontClaimed, "full".to_owned())
+            ..Concern::of_node("edge-1", Reason::FrontendConflict, "full".to_owned())
         };
         for (concern, kind, namespace, own, uid) in [
             (concern("full"), "Service", "shop", Some("shop"), "1-2-3"),
@@ -157,7 +157,7 @@ mod tests {
             assert_eq!(regarding.kind.as_deref(), Some(kind));
             assert_eq!(regarding.namespace.as_deref(), own);
             assert_eq!(regarding.uid.as_deref(), Some(uid));
-            assert_eq!(event.reason.as_deref(), Some("FrontClaimed"));
+            assert_eq!(event.reason.as_deref(), Some("FrontendConflict"));
             assert_eq!(event.note.as_deref(), Some("full"));
         }
     }

@@ -61,7 +61,7 @@ pub(super) fn claimed(name: &str) -> Concern {
     Concern {
         about: ObjectId::new(Kind::Service, ObjectName::new("shop", name)),
         uid: Some(Arc::from("1-2-3")),
-        reason: Reason::FrontClaimed,
+        reason: Reason::FrontendConflict,
         note: "belongs to another".to_owned(),
     }
 }
@@ -131,7 +131,7 @@ impl Case {
 
 const WEB: [&str; 3] = [
     "/apis/events.k8s.io/v1/namespaces/shop/events",
-    "FrontClaimed",
+    "FrontendConflict",
     "belongs to another",
 ];
 
@@ -146,7 +146,7 @@ async fn what_an_operator_must_act_on_is_told_once() {
 
     let of_port = json!([
         "/apis/events.k8s.io/v1/namespaces/default/events",
-        "PortTaken",
+        "PortInUse",
         "healthz: address in use"
     ]);
     assert_eq!(told.len(), 2, "{told:?}");

@@ -134,7 +134,7 @@ fn own_addresses(
 ) -> Vec<IpAddr> {
     let mut refuse = |text: String| {
         problems.insert(SteeringProblem {
-            reason: Reason::NodeRefused,
+            reason: Reason::NodeRejected,
             node: Some(node.name.clone()),
             object: format!("Node {}: status.addresses", node.name.name),
             text,

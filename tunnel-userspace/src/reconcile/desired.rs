@@ -262,7 +262,7 @@ impl Desired {
                 } else {
                     let winner = owner.map(ToString::to_string).unwrap_or_default();
                     let text = format!("{key} belongs to {winner}");
-                    let reason = Reason::FrontClaimed;
+                    let reason = Reason::FrontendConflict;
                     problems.insert(name.clone(), Problem { reason, text });
                 }
             }

@@ -79,7 +79,10 @@ impl Faults {
         let is_full = |problem: &Problem| {
             matches!(
                 problem.reason,
-                Reason::FrontsFull | Reason::SlotsFull | Reason::BackendsFull | Reason::SourcesFull
+                Reason::FrontendsFull
+                    | Reason::SlotsFull
+                    | Reason::BackendsFull
+                    | Reason::SourceRangesFull
             )
         };
         let problems = self.problems.iter();

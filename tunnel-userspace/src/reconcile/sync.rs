@@ -198,7 +198,7 @@ impl<M: MapReader + MapWriter> MapSync<M> {
             return Ok(None);
         }
         let Some(id) = self.id(name, plan) else {
-            let problem = Problem::no_room(Reason::FrontsFull, 0, 0);
+            let problem = Problem::no_room(Reason::FrontendsFull, 0, 0);
             problems.insert(name.clone(), problem);
             return Ok(None);
         };
@@ -217,7 +217,7 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         let actual = &ports.actual;
         let problem = Problem::no_room(reason, plan.cluster.len(), actual.occupied.len());
         problems.insert(name.clone(), problem);
-        let reduced = if reason == Reason::SourcesFull {
+        let reduced = if reason == Reason::SourceRangesFull {
             plan.with_sources(actual.sources_of(id))
         } else {
             let Some(port) = actual.ports.get(&id) else {

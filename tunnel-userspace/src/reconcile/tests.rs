@@ -309,7 +309,7 @@ fn an_address_moves_from_one_service_to_another_without_a_gap() {
 fn of_two_services_with_one_address_the_loser_is_named_and_comes_when_the_winner_goes() {
     let mut reconciler = serving(ROOMY, [set("a", 1, &[1]), set("b", 1, &[2])]);
     assert_eq!(backends(&reconciler, 1), Some(vec![1]));
-    assert_eq!(problem(&reconciler, "b"), Some(Reason::FrontClaimed));
+    assert_eq!(problem(&reconciler, "b"), Some(Reason::FrontendConflict));
 
     apply(&mut reconciler, vec![("a", None)]);
 

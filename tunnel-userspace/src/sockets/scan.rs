@@ -266,7 +266,7 @@ fn end(
     }
     let (address, port) = place.peer();
     let (backend, port) = (address.to_ip(), port.to_host());
-    let reason = Reason::SocketEnded.label();
+    let reason = Reason::SocketTerminated.label();
     debug!(%backend, port, protocol = protocol.number(), reason, "ended a socket");
     Ok(true)
 }

@@ -84,7 +84,7 @@ pub(super) async fn run(
     .await;
     match ended {
         Ok(()) => match closes_in_order(socket) {
-            Ok(()) => Reason::StreamServed,
+            Ok(()) => Reason::StreamCompleted,
             Err(_) => local.reset(),
         },
         Err(Broken::Here(reason)) => {

@@ -52,15 +52,15 @@ pub(super) fn reason_of(code: h2::Reason, from: End) -> Reason {
     if number & MASK == PRIVATE {
         return match Reason::of_number(number & !MASK) {
             Some(reason) if may_end_a_stream(reason) => reason,
-            Some(_) | None => Reason::ProtocolBroken,
+            Some(_) | None => Reason::ProtocolError,
         };
     }
     match code {
         h2::Reason::CANCEL | h2::Reason::CONNECT_ERROR => from.reset(),
-        h2::Reason::REFUSED_STREAM => Reason::StreamsFull,
+        h2::Reason::REFUSED_STREAM => Reason::StreamLimit,
         // An ending session resets its streams with these codes.
-        h2::Reason::NO_ERROR | h2::Reason::INTERNAL_ERROR => Reason::AgentLost,
-        _ => Reason::ProtocolBroken,
+        h2::Reason::NO_ERROR | h2::Reason::INTERNAL_ERROR => Reason::AgentConnectionLost,
+        _ => Reason::ProtocolError,
     }
 }
 
@@ -74,14 +74,14 @@ pub(super) fn reason_of_error(error: &h2::Error, from: End) -> Reason {
                 reason_of(code, from.other())
             }
         }
-        Some(_) | None => Reason::AgentLost,
+        Some(_) | None => Reason::AgentConnectionLost,
     }
 }
 
 /// True if the tunnel uses the reason for the end of a stream.
 const fn may_end_a_stream(reason: Reason) -> bool {
-    reason.index() >= Reason::StreamServed.index()
-        && reason.index() <= Reason::ProtocolBroken.index()
+    reason.index() >= Reason::StreamCompleted.index()
+        && reason.index() <= Reason::ProtocolError.index()
 }
 
 /// Builds the response that refuses a stream.
@@ -103,12 +103,12 @@ fn status_of(reason: Reason) -> StatusCode {
 
 /// The statuses of reasons; others have the first. A status alone means the first reason with it.
 const STATUSES: [(Reason, StatusCode); 6] = [
-    (Reason::DialsFull, StatusCode::SERVICE_UNAVAILABLE),
+    (Reason::DialLimit, StatusCode::SERVICE_UNAVAILABLE),
     (Reason::TargetDenied, StatusCode::FORBIDDEN),
     (Reason::DialRefused, StatusCode::BAD_GATEWAY),
     (Reason::DialUnreachable, StatusCode::BAD_GATEWAY),
     (Reason::DialTimedOut, StatusCode::GATEWAY_TIMEOUT),
-    (Reason::ProtocolBroken, StatusCode::BAD_REQUEST),
+    (Reason::ProtocolError, StatusCode::BAD_REQUEST),
 ];
 
 /// Returns the reason of a refusal from its header; without a known label, from its status.
@@ -121,7 +121,7 @@ pub(super) fn refusal(status: StatusCode, headers: &HeaderMap) -> Reason {
     let by_status = || STATUSES.into_iter().find(|(_, of)| *of == status);
     named
         .or_else(|| by_status().map(|(reason, _)| reason))
-        .unwrap_or(Reason::ProtocolBroken)
+        .unwrap_or(Reason::ProtocolError)
 }
 
 #[cfg(test)]
@@ -140,8 +140,8 @@ mod tests {
             assert_eq!(reason_of(code_of(reason), End::Target), reason);
         }
         // These numbers are part of the protocol: peers of other releases use them.
-        assert_eq!(u32::from(code_of(Reason::StreamServed)), 0xC000_0017);
-        assert_eq!(u32::from(code_of(Reason::ProtocolBroken)), 0xC000_0025);
+        assert_eq!(u32::from(code_of(Reason::StreamCompleted)), 0xC000_0017);
+        assert_eq!(u32::from(code_of(Reason::ProtocolError)), 0xC000_0025);
     }
 
     #[test]
@@ -160,9 +160,9 @@ mod tests {
         for (code, from, reason) in [
             (Code::CANCEL, End::Client, Reason::ClientReset),
             (Code::CANCEL, End::Target, Reason::TargetReset),
-            (Code::REFUSED_STREAM, End::Target, Reason::StreamsFull),
-            (Code::ENHANCE_YOUR_CALM, End::Target, Reason::ProtocolBroken),
-            (of_no_stream, End::Target, Reason::ProtocolBroken),
+            (Code::REFUSED_STREAM, End::Target, Reason::StreamLimit),
+            (Code::ENHANCE_YOUR_CALM, End::Target, Reason::ProtocolError),
+            (of_no_stream, End::Target, Reason::ProtocolError),
         ] {
             assert_eq!(reason_of(code, from), reason, "{code:?}");
         }
@@ -182,7 +182,7 @@ mod tests {
         );
         assert_eq!(
             refusal(StatusCode::IM_A_TEAPOT, &HeaderMap::new()),
-            Reason::ProtocolBroken
+            Reason::ProtocolError
         );
     }
 }

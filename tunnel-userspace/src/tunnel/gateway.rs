@@ -175,7 +175,7 @@ fn admit(
     let sessions = &shared.sessions;
     let full = |source: IpAddr, error: &str| {
         let source = source.to_string().into();
-        sessions.unwell(&source, Reason::HandshakesFull, &error);
+        sessions.unwell(&source, Reason::HandshakeLimit, &error);
     };
     let source = source_of(joined.peer);
     if sessions.len() >= shared.settings.max_sessions {
@@ -253,9 +253,9 @@ async fn shake(shared: &Shared, id: u64, joined: Joined) -> Result<Shaken, Faile
     let acceptor = TlsAcceptor::from(Arc::clone(&own.server));
     let tls = acceptor.accept(socket).await?;
     let leaf = tls.get_ref().1.peer_certificates().and_then(<[_]>::first);
-    let leaf = leaf.ok_or_else(|| Failed(Reason::IdentityRefused, "no certificate".into()))?;
+    let leaf = leaf.ok_or_else(|| Failed(Reason::IdentityRejected, "no certificate".into()))?;
     let agent =
-        identity::agent_of(leaf).map_err(|error| Failed(Reason::IdentityRefused, error.into()))?;
+        identity::agent_of(leaf).map_err(|error| Failed(Reason::IdentityRejected, error.into()))?;
     let mut carrier = TlsStream::Server(tls);
     wire::accept_carrier(&mut carrier)?;
 
@@ -313,7 +313,7 @@ async fn hold(shared: &Shared, shaken: Shaken, mut draining: watch::Receiver<boo
     let _seat = session.seat.clone();
     if !sessions.insert(session, shared.settings.max_sessions) {
         let error = "as many sessions as the gateway or the node may have";
-        sessions.unwell(&node, Reason::HandshakesFull, &error);
+        sessions.unwell(&node, Reason::HandshakeLimit, &error);
         return;
     }
     info!(%node, %peer, release, session = name, "agent connected");

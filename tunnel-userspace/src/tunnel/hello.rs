@@ -125,7 +125,7 @@ pub(super) async fn answer(
     mut answer: Answer,
 ) -> Result<RecvStream, Error> {
     if request.method() != Method::POST || request.uri().path() != PATH {
-        respond.send_reset(code_of(Reason::ProtocolBroken));
+        respond.send_reset(code_of(Reason::ProtocolError));
         return Err(Error::NoHello);
     }
     let mut body = request.into_body();
@@ -138,7 +138,7 @@ pub(super) async fn answer(
             Ok(body)
         }
         Err(error) => {
-            let refused = refusing(Reason::ProtocolBroken);
+            let refused = refusing(Reason::ProtocolError);
             let mut stream = respond.send_response(refused, false)?;
             stream.send_data(error.to_string().into(), true)?;
             Err(error)

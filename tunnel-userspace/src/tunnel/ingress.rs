@@ -36,7 +36,7 @@ const CLIENTS: usize = 16 << 10;
 
 /// The reasons that are only counted: the stream was ended by its client or target, not by a fault.
 const BY_AN_END: [Reason; 3] = [
-    Reason::StreamServed,
+    Reason::StreamCompleted,
     Reason::ClientReset,
     Reason::TargetReset,
 ];
@@ -121,7 +121,7 @@ impl Ingress {
             } else {
                 reset(&tcp);
                 let whom = "ingress".into();
-                shared.sessions.unwell(&whom, Reason::StreamsFull, &peer);
+                shared.sessions.unwell(&whom, Reason::StreamLimit, &peer);
             }
         };
         listen::accept_all(
@@ -185,16 +185,16 @@ impl Shared {
         let address = Address::from_ip(local.ip().to_canonical());
         let mut prefixes = self.settings.prefixes.iter();
         let index = prefixes.find_map(|prefix| prefix.index(&address));
-        let index = index.ok_or(Reason::ArrivedOutside)?;
+        let index = index.ok_or(Reason::ArrivedUnsteered)?;
         let interface = incoming_interface::of(tcp, local).map_err(|error| {
             debug!(%error, "the incoming interface is unknown");
-            Reason::ArrivedOutside
+            Reason::ArrivedUnsteered
         })?;
         // The link of a pod that has just started may not be known yet.
         let mut inside = self.inside.clone();
         let known = inside.wait_for(|inside| inside.contains(&interface));
         if !matches!(timeout(NEW_LINK, known).await, Ok(Ok(_))) {
-            return Err(Reason::ArrivedOutside);
+            return Err(Reason::ArrivedUnsteered);
         }
         let targets = self.targets.borrow();
         targets.get(&index).cloned().ok_or(Reason::TargetUnknown)
@@ -232,7 +232,7 @@ pub(super) async fn carry(
     match there.join_next().await {
         Some(Ok(ended)) => ended,
         // The task panicked, or the thread of the session is gone.
-        Some(Err(_)) | None => (Reason::AgentLost, None),
+        Some(Err(_)) | None => (Reason::AgentConnectionLost, None),
     }
 }
 

@@ -104,7 +104,7 @@ async fn greet(shared: &Shared, carrier: Carrier) -> Result<Running, String> {
                 next = connection.accept() => match next {
                     // No stream may be opened before the hello is answered.
                     Some(Ok((_, mut respond))) => {
-                        respond.send_reset(code_of(Reason::ProtocolBroken));
+                        respond.send_reset(code_of(Reason::ProtocolError));
                     }
                     Some(Err(error)) => return Err(chain(&error)),
                     None => return Err("the gateway went away".to_owned()),
@@ -222,7 +222,7 @@ impl Shared {
             Ok(asked) if request.method() == http::Method::CONNECT => {
                 self.dial(&asked, &mut respond).await
             }
-            Ok(_) => Err(Reason::ProtocolBroken),
+            Ok(_) => Err(Reason::ProtocolError),
             Err(reason) => Err(reason),
         };
         let stop = drain::begun(&mut stopped);
@@ -249,7 +249,7 @@ impl Shared {
         let dialled = async {
             // A dial of a burst waits until earlier dials are done.
             let turn = timeout(TURN, self.dials.acquire()).await;
-            let _dial = turn.ok().and_then(Result::ok).ok_or(Reason::DialsFull)?;
+            let _dial = turn.ok().and_then(Result::ok).ok_or(Reason::DialLimit)?;
             dial::target(address, mark, limit).await
         };
         let tcp = tokio::select! {
@@ -285,7 +285,7 @@ async fn answer(
 }
 
 fn refuse(mut respond: SendResponse<Bytes>, reason: Reason) {
-    if [Reason::ClientReset, Reason::AgentLost].contains(&reason) {
+    if [Reason::ClientReset, Reason::AgentConnectionLost].contains(&reason) {
         // The client no longer waits for an answer.
         return;
     }

@@ -121,7 +121,7 @@ impl Session {
         let answered = tokio::select! {
             answered = timeout(ANSWER, answer) => answered.map_err(|_elapsed| Reason::DialTimedOut),
             _ = client.ready(Interest::ERROR) => Err(Reason::ClientReset),
-            () = never_opened(&mut sender) => Err(Reason::StreamsFull),
+            () = never_opened(&mut sender) => Err(Reason::StreamLimit),
             () = self.stopped() => Err(Reason::Draining),
         };
         let answer = match answered {
@@ -178,7 +178,7 @@ fn request(target: &Target) -> Result<Request<()>, Reason> {
     }
     request
         .body(())
-        .map_err(|_error: http::Error| Reason::ProtocolBroken)
+        .map_err(|_error: http::Error| Reason::ProtocolError)
 }
 
 /// A measured rate in bytes a second.

@@ -185,7 +185,7 @@ impl Sessions {
         }
         sessions.sort_by_key(|session| session.load());
         let permit = sessions.into_iter().find_map(Permit::take);
-        permit.ok_or(Reason::StreamsFull)
+        permit.ok_or(Reason::StreamLimit)
     }
 
     pub(super) fn count(&self, reason: Reason) {

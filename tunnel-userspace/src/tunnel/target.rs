@@ -25,16 +25,16 @@ pub(super) struct Asked {
 impl Asked {
     /// Reads the target from a CONNECT.
     pub(super) fn of<B>(request: &Request<B>) -> Result<Self, Reason> {
-        let authority = request.uri().authority().ok_or(Reason::ProtocolBroken)?;
+        let authority = request.uri().authority().ok_or(Reason::ProtocolError)?;
         let address: SocketAddr = authority
             .as_str()
             .parse()
-            .map_err(|_error: std::net::AddrParseError| Reason::ProtocolBroken)?;
+            .map_err(|_error: std::net::AddrParseError| Reason::ProtocolError)?;
         let loopback = match request.headers().get(TARGET) {
             None => false,
             Some(value) if value.as_bytes() == LOOPBACK.as_bytes() => true,
             // Refuse unknown values: they may ask for another way of dialling, not for the address.
-            Some(_) => return Err(Reason::ProtocolBroken),
+            Some(_) => return Err(Reason::ProtocolError),
         };
         Ok(Self {
             address: SocketAddr::new(address.ip().to_canonical(), address.port()),
@@ -254,13 +254,13 @@ mod tests {
         ] {
             let read = of(bad, None);
             assert!(
-                matches!(read, None | Some(Err(Reason::ProtocolBroken))),
+                matches!(read, None | Some(Err(Reason::ProtocolError))),
                 "{bad}: {read:?}"
             );
         }
         assert_eq!(
             of("10.1.2.3:80", Some(b"\xff")),
-            Some(Err(Reason::ProtocolBroken))
+            Some(Err(Reason::ProtocolError))
         );
     }
 

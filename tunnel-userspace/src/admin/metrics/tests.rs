@@ -107,13 +107,13 @@ fn an_agent_counts_by_the_same_words() {
 #[test]
 fn counters_of_the_kernel_and_of_the_daemon_stand_in_one_metric() {
     let page = rendered(Stats {
-        counts: BTreeMap::from([("fronts_full".to_owned(), 2)]),
+        counts: BTreeMap::from([("frontends_full".to_owned(), 2)]),
         ..Stats::default()
     });
 
     let lines = [
         "culvert_reason_total{reason=\"translated\"} 7",
-        "culvert_reason_total{reason=\"fronts_full\"} 2",
+        "culvert_reason_total{reason=\"frontends_full\"} 2",
         "kubeproxy_proxy_healthz_total{code=\"200\"} 3",
     ];
     expect_lines(&page, &lines);

@@ -89,9 +89,9 @@ fn an_api_server_that_refuses_is_quoted_until_it_was_heard_of() {
 #[test]
 fn what_found_no_room_in_a_map_is_told_with_its_count() {
     let problems = [
-        (Reason::FrontsFull, 2),
+        (Reason::FrontendsFull, 2),
         (Reason::BackendsFull, 1),
-        (Reason::FrontClaimed, 5),
+        (Reason::FrontendConflict, 5),
     ];
     let problems = problems.map(|(reason, count)| (reason.label().to_owned(), count));
     let full = Stats {
@@ -105,7 +105,7 @@ fn what_found_no_room_in_a_map_is_told_with_its_count() {
     let mut claimed = full.clone();
     claimed
         .problems
-        .retain(|reason, _| reason == Reason::FrontClaimed.label());
+        .retain(|reason, _| reason == Reason::FrontendConflict.label());
 
     assert_eq!(
         reasons(None, &full, None),

@@ -197,7 +197,7 @@ async fn a_port_that_is_taken_is_told_of_had_later_and_harms_no_other() {
         assert_eq!(concerns.len(), 2);
         for (concern, name) in concerns.iter().zip(["lost", "web"]) {
             assert_eq!(&*concern.about.name.name, name);
-            assert_eq!(concern.reason, Reason::HealthPortTaken);
+            assert_eq!(concern.reason, Reason::HealthPortInUse);
             assert_eq!(concern.uid.as_deref(), Some("1-2-3"));
         }
 

@@ -93,7 +93,7 @@ impl Lists<'_> {
     fn note(&mut self, key: &str, text: String) {
         let name = &self.config_map.name;
         self.problems.insert(SteeringProblem {
-            reason: Reason::PortsRefused,
+            reason: Reason::PortsRejected,
             node: None,
             object: format!("ConfigMap {name}: data[{key}]"),
             text,

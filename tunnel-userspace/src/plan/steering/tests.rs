@@ -108,7 +108,7 @@ fn edge_nodes_are_steered_at_the_internal_addresses_that_are_theirs() {
         let plan = plan(&nodes, None);
 
         assert_eq!(targets(&plan), wanted.concat(), "{claim}");
-        let refused = refused.map(|text| format!("node_refused: Node {text}"));
+        let refused = refused.map(|text| format!("node_rejected: Node {text}"));
         assert_eq!(problems(&plan), Vec::from_iter(refused), "{claim}");
     }
 }
@@ -207,7 +207,7 @@ fn a_bad_entry_is_named_with_its_list_and_the_others_stand() {
         "[http-proxy-ports] 9443 is in https-proxy-ports too",
         "[localhost-proxy-ports] `-1` is no port",
     ] {
-        let words = format!("ports_refused: {object}{words}");
+        let words = format!("ports_rejected: {object}{words}");
         assert!(text.contains(&words), "{words}:\n{text}");
     }
     assert_eq!(plan.problems.len(), 10);

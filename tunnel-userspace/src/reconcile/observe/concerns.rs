@@ -26,7 +26,10 @@ pub(in crate::reconcile) fn concerns<M>(
         .filter(|reason| {
             matches!(
                 reason,
-                Reason::FrontsFull | Reason::SlotsFull | Reason::BackendsFull | Reason::WriteFailed
+                Reason::FrontendsFull
+                    | Reason::SlotsFull
+                    | Reason::BackendsFull
+                    | Reason::WriteFailed
             )
         })
         .collect();

@@ -104,7 +104,7 @@ impl Diff {
         let is_new = |(key, _): &&(FrontKey, FrontPlan)| !actual.fronts.contains_key(key);
         let new_keys = self.upserts.iter().filter(is_new).count();
         if new_keys > 0 && actual.fronts.len() + new_keys > count(sizes.frontends) {
-            return full(Reason::FrontsFull, false);
+            return full(Reason::FrontendsFull, false);
         }
         let (new, gone) = (self.new_backends.len(), self.gone.len());
         if exceeds(new, actual.used_backends, gone, sizes.backends) {
@@ -119,10 +119,10 @@ impl Diff {
         if new > count(SOURCES_OF_FRONT)
             || exceeds(new, actual.sources.used, gone, sizes.source_ranges)
         {
-            return full(Reason::SourcesFull, false);
+            return full(Reason::SourceRangesFull, false);
         }
         if self.upserts.len() > actual.free_fronts.free() {
-            return full(Reason::FrontsFull, true);
+            return full(Reason::FrontendsFull, true);
         }
         if self.new_backends.len() > actual.free_backends.free() {
             return full(Reason::BackendsFull, true);

@@ -285,7 +285,7 @@ impl<M: MapReader + MapWriter> Ports<M> {
     /// Writes ranges of clients. Nothing leads to them before a record does.
     fn write_sources(&mut self, ranges: &[Source]) -> Result<Set, Refused> {
         let room = self.actual.sources.take(ranges.len());
-        let set = room.ok_or_else(|| full(Reason::SourcesFull))?;
+        let set = room.ok_or_else(|| full(Reason::SourceRangesFull))?;
         for (place, range) in (set.base..).zip(ranges) {
             if let Err(error) = self.maps.write_source(place, range) {
                 self.actual.sources.give(set);
@@ -298,7 +298,7 @@ impl<M: MapReader + MapWriter> Ports<M> {
 
     fn write_front(&mut self, record: Front) -> Result<(), Refused> {
         let room = self.actual.free_fronts.take();
-        let index = room.ok_or_else(|| full(Reason::FrontsFull))?;
+        let index = room.ok_or_else(|| full(Reason::FrontendsFull))?;
         let key = record.key;
         let written = self
             .maps

@@ -12,7 +12,7 @@ fn a_service_that_wants_more_fronts_than_there_is_room_for_still_follows_its_end
     });
     apply(&mut reconciler, vec![more]);
 
-    assert_eq!(problem(&reconciler, "a"), Some(Reason::FrontsFull));
+    assert_eq!(problem(&reconciler, "a"), Some(Reason::FrontendsFull));
     assert_eq!(backends(&reconciler, 1), Some(vec![2]));
     assert!(!reconciler.is_dirty());
     let serving = reconciler.maps().be.values();
@@ -23,10 +23,10 @@ fn a_service_that_wants_more_fronts_than_there_is_room_for_still_follows_its_end
 fn a_service_that_finds_no_room_is_named_and_comes_when_there_is_room() {
     let full = ROOMY.with(Size::Frontends, 2).with(Size::Slots, 4);
     for (sizes, reason) in [
-        (ROOMY.with(Size::Frontends, 2), Reason::FrontsFull),
+        (ROOMY.with(Size::Frontends, 2), Reason::FrontendsFull),
         (ROOMY.with(Size::Slots, 4), Reason::SlotsFull),
         (ROOMY.with(Size::Backends, 4), Reason::BackendsFull),
-        (full.with(Size::Backends, 4), Reason::FrontsFull),
+        (full.with(Size::Backends, 4), Reason::FrontendsFull),
     ] {
         let mut reconciler = serving(sizes, [set("a", 1, &[1, 2]), set("b", 2, &[3, 4])]);
         apply(&mut reconciler, vec![set("c", 3, &[5])]);
@@ -56,8 +56,8 @@ fn what_finds_no_room_is_told_of_on_the_service_and_on_the_node() {
     let told = concerns.map(|it| (it.about.to_string(), it.uid, it.reason));
 
     let wanted = [
-        ("Node node-a".to_owned(), None, Reason::FrontsFull),
-        ("Service default/b".to_owned(), uid, Reason::FrontsFull),
+        ("Node node-a".to_owned(), None, Reason::FrontendsFull),
+        ("Service default/b".to_owned(), uid, Reason::FrontendsFull),
     ];
     assert_eq!(told.collect::<Vec<_>>(), wanted);
     apply(&mut reconciler, vec![("a", None)]);

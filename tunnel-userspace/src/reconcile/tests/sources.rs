@@ -169,7 +169,7 @@ fn ranges_that_find_no_room_are_named_and_what_is_programmed_stays() {
         let services = [set("a", a, &[1, 3]), set("b", b, &[5])];
         let mut reconciler = serving(ROOMY.with(Size::SourceRanges, 3), services);
         apply(&mut reconciler, vec![set("c", c, &[1, 5])]);
-        assert_eq!(problem(&reconciler, "c"), Some(Reason::SourcesFull));
+        assert_eq!(problem(&reconciler, "c"), Some(Reason::SourceRangesFull));
         // The address is not open to all, and the cluster IP is served.
         assert_eq!(admitted(&reconciler, c), None, "{of:?}");
         assert!(reconciler.maps().read(&vip(c)).is_some(), "{of:?}");
@@ -181,7 +181,7 @@ fn ranges_that_find_no_room_are_named_and_what_is_programmed_stays() {
 
         // A list without room leaves the old one in use.
         apply(&mut reconciler, vec![set("b", b, &[1, 3, 5])]);
-        assert_eq!(problem(&reconciler, "b"), Some(Reason::SourcesFull));
+        assert_eq!(problem(&reconciler, "b"), Some(Reason::SourceRangesFull));
         assert_eq!(admitted(&reconciler, b), Some(vec![5]));
 
         apply(&mut reconciler, vec![("a", None), ("c", None)]);

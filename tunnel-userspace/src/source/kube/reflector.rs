@@ -325,7 +325,7 @@ impl Reflector {
     pub(super) fn concerns(&self, overlay: &Overlay) -> Vec<Concern> {
         let concern = |(id, flaws, invalid): (&ObjectId, &Flaws, &Invalid)| {
             let reason = if flaws.is_refused {
-                Reason::ObjectRefused
+                Reason::ObjectRejected
             } else {
                 Reason::FieldIgnored
             };

@@ -66,7 +66,7 @@ impl ToStream {
         match ready!(self.send.poll_capacity(cx)) {
             Some(Ok(room)) => Poll::Ready(Ok(room)),
             Some(Err(error)) => Poll::Ready(Err(Broken::there(&error, self.local))),
-            None => Poll::Ready(Err(Broken::There(Reason::AgentLost))),
+            None => Poll::Ready(Err(Broken::There(Reason::AgentConnectionLost))),
         }
     }
 

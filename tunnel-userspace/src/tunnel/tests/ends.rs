@@ -81,6 +81,6 @@ async fn a_burst_of_cancelled_streams_does_not_end_the_session() {
     client.write_all(b"ping").await.expect("written");
     assert_eq!(read(&mut target, 4).await, b"ping");
     assert_eq!(world.cloud.node(NODE).sessions.len(), 1);
-    assert_eq!(world.cloud.count(Reason::AgentLost), 0);
-    assert_eq!(world.cloud.count(Reason::ProtocolBroken), 0);
+    assert_eq!(world.cloud.count(Reason::AgentConnectionLost), 0);
+    assert_eq!(world.cloud.count(Reason::ProtocolError), 0);
 }

@@ -34,8 +34,8 @@ async fn what_each_end_says_reaches_the_other_and_its_end_does_too() {
     drop(client);
     assert_eq!(rest(&mut target).await, b"late");
 
-    world.cloud.counted(Reason::StreamServed, 2).await;
-    world.edge.counted(Reason::StreamServed, 2).await;
+    world.cloud.counted(Reason::StreamCompleted, 2).await;
+    world.edge.counted(Reason::StreamCompleted, 2).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -58,7 +58,7 @@ async fn what_did_not_come_as_a_steered_connect_is_reset() {
     let world = World::new().await;
 
     refused(world.cloud.outside()).await;
-    world.cloud.counted(Reason::ArrivedOutside, 1).await;
+    world.cloud.counted(Reason::ArrivedUnsteered, 1).await;
 
     refused(world.cloud.steering_address(99)).await;
     world.cloud.counted(Reason::TargetUnknown, 1).await;
@@ -66,7 +66,7 @@ async fn what_did_not_come_as_a_steered_connect_is_reset() {
     let loopback = if_nametoindex("lo").expect("an index");
     world.cloud.inside.send_replace(Arc::default());
     refused(world.steered).await;
-    world.cloud.counted(Reason::ArrivedOutside, 2).await;
+    world.cloud.counted(Reason::ArrivedUnsteered, 2).await;
 
     // A link that becomes known in time, as that of a new pod does, is accepted.
     let pair = world.pair();
@@ -93,7 +93,7 @@ async fn an_agent_that_meets_no_gateway_of_its_ca_says_that_tls_failed() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gateway_lets_in_no_client_but_an_agent_that_names_the_protocol() {
-    use Reason::{HandshakeFailed, IdentityRefused};
+    use Reason::{HandshakeFailed, IdentityRejected};
     let (Pki(own), Pki(foreign)) = (Pki::new(), Pki::new());
     let with = |files| own.client(Some(&files));
     let of_other_ca = with(foreign.agent(NODE));
@@ -121,8 +121,8 @@ async fn a_gateway_lets_in_no_client_but_an_agent_that_names_the_protocol() {
     for (what, client, reason) in [
         ("without a certificate", nobody, HandshakeFailed),
         ("of another CA", of_other_ca, HandshakeFailed),
-        ("of no agent", of_no_agent, IdentityRefused),
-        ("of no node", of_no_node, IdentityRefused),
+        ("of no agent", of_no_agent, IdentityRejected),
+        ("of no node", of_no_node, IdentityRejected),
         ("without a protocol", without_protocol, HandshakeFailed),
     ] {
         let before = cloud.count(reason);
@@ -164,7 +164,7 @@ async fn a_dial_too_many_is_refused_and_a_slow_one_times_out_alone() {
     until("dials", || cloud.session().traffic.streams == 3).await;
     tokio::time::sleep(Duration::from_millis(50)).await;
     refused(steered).await;
-    edge.counted(Reason::DialsFull, 1).await;
+    edge.counted(Reason::DialLimit, 1).await;
 
     until_reset(&mut first).await;
     until_reset(&mut second).await;

@@ -122,7 +122,7 @@ async fn what_the_last_stream_of_a_drain_sent_arrives_although_the_agent_is_slow
     client.shutdown().await.expect("ended");
     target.shutdown().await.expect("ended");
     rest(&mut client).await;
-    cloud.counted(Reason::StreamServed, 1).await;
+    cloud.counted(Reason::StreamCompleted, 1).await;
     pause.send_replace(false);
 
     assert_eq!(rest(&mut target).await.len(), 1 + BYTES);
@@ -164,7 +164,7 @@ async fn an_agent_that_drains_lets_streams_end_and_then_goes() {
     drop(target);
 
     timeout(SOON, world.edge.run.drained()).await.expect("gone");
-    world.cloud.counted(Reason::StreamServed, 1).await;
+    world.cloud.counted(Reason::StreamCompleted, 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -196,7 +196,7 @@ async fn a_connect_keeps_the_slot_that_it_was_given_while_its_client_is_silent()
     let ((reason, _), ()) = timeout(SOON, async { tokio::join!(carried, serve) })
         .await
         .expect("soon");
-    assert_eq!((reason, streams()), (Reason::StreamServed, 0));
+    assert_eq!((reason, streams()), (Reason::StreamCompleted, 0));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -240,7 +240,7 @@ async fn sessions_are_bounded_and_one_too_many_is_refused() {
     let _edge = Edge::new(settings, pki.agent(NODE));
     cloud.connected(NODE, 1).await;
 
-    let refused = || cloud.count(Reason::HandshakesFull) > 0;
+    let refused = || cloud.count(Reason::HandshakeLimit) > 0;
     until("refused", refused).await;
     assert_eq!(cloud.node(NODE).sessions.len(), 1);
 }

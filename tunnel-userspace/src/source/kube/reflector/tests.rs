@@ -175,7 +175,7 @@ fn what_is_wrong_with_a_slice_is_told_of_its_service() {
 
     let concern = case.reflector.concerns(&case.overlay).remove(0);
     assert_eq!(concern.about, id(Kind::Service, "web"));
-    assert_eq!(concern.reason, Reason::ObjectRefused);
+    assert_eq!(concern.reason, Reason::ObjectRejected);
     assert_eq!(
         concern.note,
         "EndpointSlice shop/web-1: spec.ports: is required"

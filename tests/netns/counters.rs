@@ -124,7 +124,7 @@ fn each_service_port_has_counts_of_its_own() -> Result<()> {
 
     // Plain and v4-mapped IPv4 count as one family; each place sends over TCP and UDP once per round.
     for (family, sent) in [("IPv4", 5 * 4), ("IPv6", 5 * 2)] {
-        same(family, of_web(node, "sent_total", family)?, sent)?;
+        same(family, of_web(node, "connections_total", family)?, sent)?;
         same(family, of_web(node, "refused_total", family)?, 0)?;
     }
     let refused = || -> Result<u64> {
@@ -139,8 +139,16 @@ fn each_service_port_has_counts_of_its_own() -> Result<()> {
         way.dial(client, WEB, HTTP)?;
     }
     node.start()?;
-    same("sent", of_web(node, "sent_total", "IPv4")?, 5 * 4 + 1)?;
-    same("sent", of_web(node, "sent_total", "IPv6")?, 5 * 2 + 1)?;
+    same(
+        "sent",
+        of_web(node, "connections_total", "IPv4")?,
+        5 * 4 + 1,
+    )?;
+    same(
+        "sent",
+        of_web(node, "connections_total", "IPv6")?,
+        5 * 2 + 1,
+    )?;
     same("refused", refused()?, 5 * 3)
 }
 

@@ -47,7 +47,7 @@ impl Stage {
     }
 
     fn refused(&self, reason: &str) -> Result<u64> {
-        let name = format!("culvert_service_ports_refused{{reason=\"{reason}\"}}");
+        let name = format!("culvert_unprogrammed_service_ports{{reason=\"{reason}\"}}");
         Ok(admin::metric(&self.scene.node.metrics()?, &name).unwrap_or(0))
     }
 

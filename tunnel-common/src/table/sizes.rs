@@ -33,6 +33,12 @@ macro_rules! sizes {
                 match self { $(Self::$name => $word,)+ }
             }
 
+            /// Returns the label in metrics and tables: the key in snake case.
+            #[must_use]
+            pub const fn label(self) -> &'static str {
+                match self { $(Self::$name => stringify!($field),)+ }
+            }
+
             /// Returns the maps that are replaced if the size changes.
             #[must_use]
             pub const fn part(self) -> Part {
@@ -227,15 +233,6 @@ impl Rule {
     }
 }
 
-impl Size {
-    /// Returns the array of this size with spare entries, whose free entries are counted for the size.
-    #[must_use]
-    pub fn array(self) -> Option<&'static Map> {
-        let rule = Entries::Of(self, Rule::Spare);
-        MAPS.iter().find(|map| map.entries == rule)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -269,7 +266,6 @@ mod tests {
     fn what_nobody_asks_for_is_as_small_as_can_be() {
         let sizes = Sizes::default().without(Part::Steering);
 
-        assert_eq!(Size::Backends.array(), Some(&BE));
         assert_eq!((sizes.steer_entries(), sizes.steered_entries()), (1, 1));
         assert_eq!(
             sizes.with_part(Part::Steering, Sizes::default()),

@@ -81,7 +81,7 @@ impl<F: Fn(&mut Out<'_>) -> fmt::Result + Send + Sync + 'static> Collector for P
 
 fn agent(out: &mut Out<'_>, status: &AgentStatus) -> fmt::Result {
     let connections = &status.tunnel.connections;
-    let help = "Whether a gateway is connected";
+    let help = "1 if a gateway is connected";
     out.gauge("culvert_ready", help, status.ready)?;
     let counts = status.tunnel.counts.iter();
     let labelled = counts.map(|(word, n)| ([("reason", word)], *n));
@@ -93,7 +93,7 @@ fn agent(out: &mut Out<'_>, status: &AgentStatus) -> fmt::Result {
     let help = "Connections to gateways";
     out.gauges("culvert_tunnel_connections", help, states)?;
     let streams = connections.iter().map(|its| its.traffic.streams);
-    let help = "Streams that are open";
+    let help = "Open streams";
     out.gauge("culvert_tunnel_streams", help, streams.sum::<u32>())?;
     certificate(out, &status.identity)
 }
@@ -103,54 +103,57 @@ fn api_server(out: &mut Out<'_>, server: Option<&Server>) -> fmt::Result {
     let Some(server) = server else {
         return Ok(());
     };
-    let help = "Whether the API server can be asked";
+    let help = "1 if the API server can be reached";
     out.gauge("culvert_api_server_up", help, server.trouble.is_none())?;
-    let help =
-        "Whether what is served is what was known before this process, the API server being away";
+    let help = "1 if the last snapshot is served, while the API server is away";
     out.gauge("culvert_source_stale", help, server.stale.is_some())
 }
 
 /// Writes the remaining validity of certificates.
 fn certificate(out: &mut Out<'_>, state: &State) -> fmt::Result {
-    let days = |at: Timestamp| at.duration_since(Timestamp::now()).as_secs_f64() / 86_400.0;
+    let seconds = |at: Timestamp| at.as_duration().as_secs_f64();
     let files = [("cert", state.expires), ("ca", state.ca_expires)];
     let known = files.into_iter();
-    let known = known.filter_map(|(file, at)| Some(([("file", file)], days(at?))));
-    let help = "Days until the certificate in use expires";
-    out.gauges("culvert_certificate_expiry_days", help, known)?;
-    let help = "Whether the files of the certificate can't be used as they are";
-    out.gauge("culvert_certificate_problem", help, state.problem.is_some())
+    let known = known.filter_map(|(file, at)| Some(([("file", file)], seconds(at?))));
+    let help = "The expiration of the certificate in use, as a Unix time";
+    out.gauges(
+        "culvert_certificate_expiration_timestamp_seconds",
+        help,
+        known,
+    )?;
+    let help = "1 if the files of the certificate are invalid";
+    out.gauge("culvert_certificate_error", help, state.problem.is_some())
 }
 
 fn node(out: &mut Out<'_>, views: &Views) -> fmt::Result {
     let stats = views.stats.borrow().clone();
     let (source, tunnel) = ((views.source)(), (views.tunnel)());
-    let help = "Whether Services are translated as they should be";
+    let help = "1 if all Services are programmed";
     out.gauge("culvert_ready", help, Readiness::of(views).ready)?;
     let is_missing = readiness::nameless(views).is_some();
-    let help = "Whether the name of this node is that of no Node";
+    let help = "1 if no Node has the name of this node";
     out.gauge("culvert_node_missing", help, is_missing)?;
     let took = *views.start.borrow();
     start(out, took)?;
     reasons(out, views, &stats, &source, tunnel.counts)?;
     maps(out, views, &stats)?;
-    let help = "Services that were read";
+    let help = "Services";
     out.gauge("culvert_services", help, number(stats.services))?;
     let refused = source.problems.iter().filter(|problem| !problem.ignored);
-    let help = "Objects that were not read";
-    out.gauge("culvert_objects_refused", help, number(refused.count()))?;
+    let help = "Objects that are not read, since they are invalid";
+    out.gauge("culvert_rejected_objects", help, number(refused.count()))?;
     let refused = number(views.checks.borrow().refused.len());
-    let help = "Services whose health check port is not served";
-    out.gauge("culvert_health_checks_refused", help, refused)?;
+    let help = "Services whose health check node port is not served on every address";
+    out.gauge("culvert_unserved_health_check_node_ports", help, refused)?;
     api_server(out, source.server.as_ref())?;
     let drift = [([("map", "all")], stats.drift)];
-    let help = "Differences between the maps and what was known";
+    let help = "Differences found between the maps and the desired state";
     out.counters("culvert_map_drift", help, drift)?;
-    let help = "Services that were planned";
+    let help = "Plans of Services that were made";
     out.total("culvert_planned_services", help, stats.sync.planned)?;
-    let help = "From the last change to its last write";
+    let help = "Time from the last change to its last write";
     let delay = stats.last_delay_seconds;
-    out.gauge("culvert_program_delay_seconds", help, delay)?;
+    out.gauge("culvert_programming_latency_seconds", help, delay)?;
     sockets(out, views, &stats)?;
     service_ports::encode(out, &(views.counted)())?;
     steering(out, views, &stats)?;
@@ -165,13 +168,17 @@ fn node(out: &mut Out<'_>, views: &Views) -> fmt::Result {
 fn start(out: &mut Out<'_>, took: StartTimes) -> fmt::Result {
     let steps = [
         ("load", took.load),
-        ("read", took.read),
+        ("sync", took.sync),
         ("write", took.write),
         ("attach", took.attach),
     ];
     let done = steps.map(|(step, took)| took.map(|took| ([("step", step)], took)));
-    let help = "How long the steps of the start took";
-    out.gauges("culvert_start_seconds", help, done.into_iter().flatten())
+    let help = "Duration of the steps of the startup";
+    out.gauges(
+        "culvert_startup_duration_seconds",
+        help,
+        done.into_iter().flatten(),
+    )
 }
 
 fn reasons(
@@ -204,61 +211,65 @@ fn reasons(
 }
 
 fn maps(out: &mut Out<'_>, views: &Views, stats: &Stats) -> fmt::Result {
-    let maps = used(stats).filter_map(|(size, used)| Some((size.array()?.name, size, used)));
+    let maps = used(stats).map(|(size, used)| (size.label(), size, used));
     let used = maps.clone();
     let used = used.map(|(map, _, used)| ([("map", map)], number(used)));
     out.gauges("culvert_map_entries", "Entries in use", used)?;
     let sizes = &views.setup.maps;
     let room = |size: Size| sizes.get(size.word()).copied().map_or(0.0, f64::from);
     let room = maps.map(|(map, size, _)| ([("map", map)], room(size)));
-    let help = "Entries there is room for";
+    let help = "The capacity in entries";
     out.gauges("culvert_map_capacity_entries", help, room)?;
     let refused = stats.problems.iter();
     let refused = refused.map(|(reason, n)| ([("reason", reason)], number(*n)));
-    let help = "Service ports that are not programmed as planned";
-    out.gauges("culvert_service_ports_refused", help, refused)
+    let help = "Service ports that are not programmed as desired";
+    out.gauges("culvert_unprogrammed_service_ports", help, refused)
 }
 
 fn sockets(out: &mut Out<'_>, views: &Views, stats: &Stats) -> fmt::Result {
     let help = "Open sockets that were sent to a backend";
     let open = number((views.connections)());
     out.gauge("culvert_open_connections", help, open)?;
-    let help = "Indices of backends that are gone, which open connections keep";
+    let help = "Removed backends with open connections";
     let kept = number(stats.occupied_backends);
-    out.gauge("culvert_occupied_backends", help, kept)?;
+    out.gauge("culvert_draining_backends", help, kept)?;
     let sockets = views.sockets.borrow().clone();
-    let good = sockets.looks.saturating_sub(sockets.failures);
-    let looks = [("good", good), ("failed", sockets.failures)];
-    let looks = looks.map(|(result, n)| ([("result", result)], n));
-    let help = "Looks for sockets of backends that are gone";
-    out.counters("culvert_socket_looks", help, looks)?;
-    let help = "Sockets of backends that are gone, in pods that the last look did not enter";
-    out.gauge("culvert_sockets_left", help, number(sockets.left))
+    let success = sockets.looks.saturating_sub(sockets.failures);
+    let scans = [("success", success), ("failure", sockets.failures)];
+    let scans = scans.map(|(result, n)| ([("result", result)], n));
+    let help = "Scans for sockets of removed backends";
+    out.counters("culvert_socket_scans", help, scans)?;
+    let help = "Sockets of removed backends in pods that the last scan did not enter";
+    out.gauge("culvert_stale_sockets", help, number(sockets.left))
 }
 
 fn steering(out: &mut Out<'_>, views: &Views, stats: &Stats) -> fmt::Result {
     let steering = &stats.steering;
-    let help = "Nodes that are edge nodes";
+    let help = "Edge nodes";
     out.gauge("culvert_edge_nodes", help, number(steering.edge_nodes))?;
-    let help = "Addresses and ports of edge nodes that are steered";
+    let help = "Steered addresses and ports of edge nodes";
     out.gauge("culvert_steering_entries", help, number(steering.entries))?;
-    let help = "Nodes and ports that are not steered as they should be";
+    let help = "Nodes and ports that are not steered because of an error";
     let problems = number(steering.problems.len());
-    out.gauge("culvert_steering_problems", help, problems)?;
-    let help = "Whether uplinks can't be guarded, or routes to steering prefixes be kept";
+    out.gauge("culvert_steering_errors", help, problems)?;
+    let help = "1 if a guard of an uplink or a route to a steering prefix is missing";
     let has_problem = views.network.borrow().problem.is_some();
-    out.gauge("culvert_steering_network_problem", help, has_problem)
+    out.gauge("culvert_steering_network_error", help, has_problem)
 }
 
 fn sessions(out: &mut Out<'_>, nodes: &[NodeView]) -> fmt::Result {
     let connected = nodes.iter().filter(|node| !node.sessions.is_empty());
     let help = "Edge nodes with a session";
-    out.gauge("culvert_tunnel_nodes", help, number(connected.count()))?;
+    out.gauge(
+        "culvert_tunnel_connected_nodes",
+        help,
+        number(connected.count()),
+    )?;
     let sessions = || nodes.iter().flat_map(|node: &NodeView| &node.sessions);
     let help = "Sessions of agents";
     out.gauge("culvert_tunnel_sessions", help, number(sessions().count()))?;
     let streams: u32 = sessions().map(|session| session.traffic.streams).sum();
-    let help = "Streams that are open";
+    let help = "Open streams";
     out.gauge("culvert_tunnel_streams", help, streams)
 }
 

@@ -62,7 +62,7 @@ pub struct StartTimes {
     /// The time to load programs and maps, and to read the content of the maps.
     pub load: Option<f64>,
     /// The time from there until every source had delivered its first complete list.
-    pub read: Option<f64>,
+    pub sync: Option<f64>,
     /// The time from there until the maps held that list.
     pub write: Option<f64>,
     /// The time from there until the programs were attached and had seen a connect of the daemon.

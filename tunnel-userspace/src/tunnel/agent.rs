@@ -184,7 +184,7 @@ impl Keeper {
             if !is_wanted_at_once {
                 let pause = backoff.pause(fastrand::f64());
                 let next = Timestamp::now().checked_add(pause);
-                self.show(ConnectionState::Waiting, next.ok(), None);
+                self.show(ConnectionState::Backoff, next.ok(), None);
                 tokio::select! {
                     () = sleep(pause) => {}
                     () = drain::begun(&mut draining) => break,
@@ -200,7 +200,7 @@ impl Keeper {
         let mut identity = self.identity.clone();
         while identity.current().is_none() {
             let error = "waiting for a certificate".to_owned();
-            self.show(ConnectionState::Waiting, None, Some(error));
+            self.show(ConnectionState::Backoff, None, Some(error));
             identity.changed().await;
         }
         let mark = self.shared.common.mark;
@@ -214,7 +214,7 @@ impl Keeper {
             gateway = self.gateway,
             error, "no connection to the gateway"
         );
-        self.show(ConnectionState::Waiting, None, Some(error));
+        self.show(ConnectionState::Backoff, None, Some(error));
     }
 
     fn show(&self, state: ConnectionState, next: Option<Timestamp>, error: Option<String>) {

@@ -53,7 +53,7 @@ pub enum ConnectionState {
     /// A session is established.
     Connected,
     /// An attempt failed or cannot start yet; the next one is pending.
-    Waiting,
+    Backoff,
     /// The agent is about to stop.
     Draining,
 }
@@ -63,7 +63,7 @@ impl ConnectionState {
     pub const ALL: [Self; 4] = [
         Self::Connecting,
         Self::Connected,
-        Self::Waiting,
+        Self::Backoff,
         Self::Draining,
     ];
 
@@ -73,7 +73,7 @@ impl ConnectionState {
         match self {
             Self::Connecting => "connecting",
             Self::Connected => "connected",
-            Self::Waiting => "waiting",
+            Self::Backoff => "backoff",
             Self::Draining => "draining",
         }
     }

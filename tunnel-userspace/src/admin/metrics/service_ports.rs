@@ -10,16 +10,16 @@ pub(super) fn encode(out: &mut Out<'_>, counted: &Counted) -> fmt::Result {
         let ports = counted.ports.iter();
         ports.map(move |port| (labels(port), of(port)))
     };
-    let help = "Connections and UDP flows that were sent to a backend of a service port";
-    out.counters("culvert_service_sent", help, each(|port| port.sent))?;
-    let help = "Connections and datagrams to a service port that were refused";
+    let help = "Connections and UDP flows to a backend of a service port";
+    out.counters("culvert_service_connections", help, each(|port| port.sent))?;
+    let help = "Refused connections and datagrams to a service port";
     out.counters("culvert_service_refused", help, each(|port| port.refused))?;
-    let help = "Open sockets that were sent to a backend of a service port";
+    let help = "Open sockets connected to a backend of a service port";
     let open = each(|port| port.open).map(|(labels, open)| (labels, number(open)));
     out.gauges("culvert_service_open_connections", help, open)?;
-    let help = "Service ports that have no counts of their own here";
+    let help = "Service ports beyond admin.serviceMetricsLimit";
     let left_out = number(counted.left_out);
-    out.gauge("culvert_service_ports_left_out", help, left_out)
+    out.gauge("culvert_service_ports_without_metrics", help, left_out)
 }
 
 fn labels(port: &PortCounts) -> [(&str, String); 5] {

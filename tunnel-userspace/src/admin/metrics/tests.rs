@@ -125,10 +125,10 @@ fn what_was_counted_of_a_service_port_has_its_name() {
     let labels = r#"{namespace="shop",service="web",port="http",protocol="TCP",ip_family="IPv6"}"#;
     let page = rendered(Stats::default()).replace(labels, "");
     let lines = [
-        "culvert_service_sent_total 11",
+        "culvert_service_connections_total 11",
         "culvert_service_refused_total 12",
         "culvert_service_open_connections 13.0",
-        "culvert_service_ports_left_out 14.0",
+        "culvert_service_ports_without_metrics 14.0",
     ];
     expect_lines(&page, &lines);
 }
@@ -137,7 +137,7 @@ fn what_was_counted_of_a_service_port_has_its_name() {
 fn only_steps_of_the_start_that_are_done_have_a_time() {
     let start = StartTimes {
         load: Some(0.25),
-        read: Some(1.5),
+        sync: Some(1.5),
         ..StartTimes::default()
     };
     let views = Views {
@@ -148,10 +148,10 @@ fn only_steps_of_the_start_that_are_done_have_a_time() {
     let page = render(Arc::new(views)).expect("rendered");
 
     assert_eq!(
-        lines(&page, &["culvert_start_seconds"]),
+        lines(&page, &["culvert_startup_duration_seconds"]),
         [
-            "culvert_start_seconds{step=\"load\"} 0.25",
-            "culvert_start_seconds{step=\"read\"} 1.5"
+            "culvert_startup_duration_seconds{step=\"load\"} 0.25",
+            "culvert_startup_duration_seconds{step=\"sync\"} 1.5"
         ]
     );
 }

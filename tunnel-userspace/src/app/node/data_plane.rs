@@ -183,7 +183,7 @@ impl DataPlane {
                 return Ok(None);
             };
             if update.whole || !self.data_path.is_empty() {
-                self.steps.done(|times| &mut times.read);
+                self.steps.done(|times| &mut times.sync);
                 return Ok(Some(update));
             }
             error!(

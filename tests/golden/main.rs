@@ -122,7 +122,7 @@ fn program(objects: &Path) -> Result<Vec<String>> {
                     port.protocol, port.family
                 ));
             }
-            let fronts = port.fronts.into_iter().map(|front| front.front);
+            let fronts = port.frontends.into_iter().map(|front| front.frontend);
             owners.extend(fronts.map(|front| (front, owner.clone())));
         }
     }

@@ -103,12 +103,12 @@ fn a_daemon_with_the_capabilities_of_the_manifest_ends_sockets_of_the_host_and_s
     let told = || {
         let sockets = node.status()?["sockets"].take();
         Ok([
-            sockets["left"].clone(),
+            sockets["stale"].clone(),
             sockets["pods"]["unreached"].clone(),
         ])
     };
     let expected = [serde_json::Value::from(of_pod.len()), why.into()];
-    until_same("left, why", expected, told)?;
+    until_same("stale, why", expected, told)?;
     let shown = node.culvert(&["status"])?.stdout;
     ensure!(shown.contains(&format!("not in pods: {why}")), "{shown}");
     wait::until(CHANGE, || node.logs().contains(why))?;

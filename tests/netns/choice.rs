@@ -101,11 +101,11 @@ fn people_are_told_where_connects_go_and_why() -> Result<()> {
         let lines = [
             format!("default/web  tcp-80 TCP {}", family.label()),
             format!("{}/TCP", way.to(WEB, HTTP)),
-            "cluster IP   Cluster   Cluster".to_owned(),
+            "ClusterIP   Cluster   Cluster".to_owned(),
             at("one")?.to_string(),
-            "used: ready".to_owned(),
+            "active: ready".to_owned(),
             at("two")?.to_string(),
-            "not used: its weight is 0".to_owned(),
+            "inactive: its weight is 0".to_owned(),
         ];
         for line in &lines {
             ensure!(services.contains(line), "no {line} in {services}");
@@ -115,7 +115,7 @@ fn people_are_told_where_connects_go_and_why() -> Result<()> {
     ensure!(backends.lines().count() == 1 + 4 * 4, "{backends}");
     let yaml = node.culvert(&["backends", "web", "--output", "yaml"])?;
     let yaml = yaml.stdout.replace('"', "'");
-    ensure!(yaml.contains("why: 'used: ready'"), "{yaml}");
+    ensure!(yaml.contains("status: 'active: ready'"), "{yaml}");
     let json = node.culvert(&["services", "--output", "json"])?.stdout;
     let json: serde_json::Value = serde_json::from_str(&json)?;
     let weight = &json[0]["ports"][0]["endpoints"][0]["weight"];

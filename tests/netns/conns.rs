@@ -55,7 +55,9 @@ fn until(scene: &Scene, web: u64, other: u64) -> Result<()> {
 /// Returns the number of connections that the kernel counts at all backends.
 pub(crate) fn connections(node: &Node) -> Result<u64> {
     let status = node.status()?;
-    status["connections"].as_u64().context("no connections")
+    status["openConnections"]
+        .as_u64()
+        .context("no open connections")
 }
 
 /// Returns the number of connections at each endpoint of a Service.
@@ -64,7 +66,7 @@ pub(crate) fn open(node: &Node, name: &str) -> Result<BTreeMap<SocketAddr, u64>>
     for port in ports(&node.services()?, name) {
         for endpoint in port["endpoints"].as_array().into_iter().flatten() {
             let at: SocketAddr = endpoint["endpoint"].as_str().context("no name")?.parse()?;
-            if let Some(count) = endpoint["open"].as_u64() {
+            if let Some(count) = endpoint["openConnections"].as_u64() {
                 *open.entry(at).or_default() += count;
             }
         }

@@ -66,8 +66,8 @@ fn a_connected_resolver_has_another_backend_at_once_when_its_own_is_removed() ->
         Ok(longest)
     })?;
 
-    let look = scene.node.status()?["sockets"]["lastLookSeconds"].clone();
-    println!("recovered within {longest:?} of the change; the look took {look} s");
+    let scan = scene.node.status()?["sockets"]["lastScanSeconds"].clone();
+    println!("recovered within {longest:?} of the change; the scan took {scan} s");
     scene.until_ended(count)?;
     let allowed = Scale::from_environment().patience(RECOVERY);
     ensure!(longest < allowed, "recovered only after {longest:?}");

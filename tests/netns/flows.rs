@@ -58,7 +58,7 @@ fn datagrams_of_a_socket_stay_with_their_backend_until_it_goes_away() -> Result<
         }
 
         scene.node.apply(without(&first))?;
-        until_each_has(&scene.node, "web", "leaving", 0)?;
+        until_each_has(&scene.node, "web", "draining", 0)?;
         let second = steady(&socket, way, 10)?;
         ensure!(second != first, "still at {first}, which has gone");
 

@@ -108,7 +108,7 @@ fn a_health_check_port_that_is_taken_is_named_and_served_once_it_is_free() -> Re
     until_told(&node, node.outside(), PORT + 1, "other", 1)?;
     let refused = || {
         let status = node.status().unwrap_or_default();
-        status["healthChecks"]["refused"].to_string()
+        status["healthChecks"]["unserved"].to_string()
     };
     wait::until(CHANGE, || {
         refused().contains("belongs to default/other") && refused().contains("default/web")

@@ -61,7 +61,7 @@ fn sockets_in_pods_are_ended_by_the_helper_at_once() -> Result<()> {
         "only after {taken:?}"
     );
     scene.until_ended(sockets.len())?;
-    same("left", &scene.node.status()?["sockets"]["left"], 0)
+    same("stale", &scene.node.status()?["sockets"]["stale"], 0)
 }
 
 #[test]

@@ -94,7 +94,7 @@ fn connections_are_held_by_weight() -> Result<()> {
 
 /// Returns the number of indices of removed backends that open connections keep.
 fn occupied(node: &Node) -> Option<u64> {
-    node.status().ok()?["programmed"]["occupiedBackends"].as_u64()
+    node.status().ok()?["programmed"]["drainingBackends"].as_u64()
 }
 
 #[test]

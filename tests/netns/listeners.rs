@@ -34,8 +34,8 @@ fn prepared() -> Result<Scene> {
 fn until_listener(scene: &Scene, is_there: bool) -> Result<()> {
     until_same("listeners", vec![is_there; 4], || {
         let ports = ports(&scene.node.services()?, NAME);
-        let fronts = ports.iter().filter_map(|port| port["fronts"].as_array());
-        let has_listener = fronts.flatten().map(|front| front["hasListener"].clone());
+        let fronts = ports.iter().filter_map(|port| port["frontends"].as_array());
+        let has_listener = fronts.flatten().map(|front| front["localListener"].clone());
         Ok(has_listener.collect::<Vec<_>>())
     })
 }
@@ -135,7 +135,7 @@ fn sockets_reach_what_listens_on_the_address_of_a_service_here_and_backends_when
     until_listener(&scene, true)?;
     cache.is_dialled(&scene)?;
     let shown = scene.node.culvert(&["services", NAME])?.stdout;
-    let told = shown.matches("left alone: this node listens there itself");
+    let told = shown.matches("not translated: local listener");
     ensure!(told.count() == 8, "four states and four fronts:\n{shown}");
 
     drop(cache);
@@ -155,7 +155,7 @@ fn what_listens_before_the_daemon_is_left_alone_from_its_first_write() -> Result
     scene.node.start()?;
     cache.is_dialled(&scene)?;
     let logs = scene.node.logs();
-    ensure!(!logs.contains("listens there no more"), "{logs}");
+    ensure!(!logs.contains("local listener gone"), "{logs}");
 
     // Once the address is gone from the link, the Service leads to its backends again, despite
     // listeners.

@@ -27,7 +27,7 @@ const AT_ONCE: Duration = Duration::from_millis(500);
 
 fn dialled() -> Result<Lease<Scene>> {
     let scene = DIALLED.take()?;
-    let refusing = &scene.node.status()?["refusing"];
+    let refusing = &scene.node.status()?["refusalMethod"];
     same("way", refusing, "bpf_set_retval")?;
     Ok(scene)
 }

@@ -147,8 +147,11 @@ impl Scene {
         let manifest = Manifest::from(service);
         let name = manifest.file.trim_end_matches(".yaml").to_owned();
         self.node.apply(manifest)?;
-        let has_fronts =
-            |port: &serde_json::Value| port["fronts"].as_array().is_some_and(|it| !it.is_empty());
+        let has_fronts = |port: &serde_json::Value| {
+            port["frontends"]
+                .as_array()
+                .is_some_and(|it| !it.is_empty())
+        };
         wait::until(CHANGE, || {
             let services = self.node.services().unwrap_or_default();
             let ports = ports(&services, &name);

@@ -48,17 +48,17 @@ pub enum Pods {
 pub struct View {
     /// The protocols whose sockets are ended; empty if none.
     pub protocols: Vec<Transport>,
-    /// The number of sockets that were ended since the daemon started.
-    pub ended: u64,
+    /// The number of sockets that were terminated since the daemon started.
+    pub terminated: u64,
     /// The number of scans, by the daemon and the helper.
-    pub looks: u64,
+    pub scans: u64,
     /// The number of scans that failed, at least in part.
-    pub failures: u64,
+    pub failed_scans: u64,
     /// The number of sockets that seem to have outlived their backend, in namespaces that the last scan
     /// did not enter.
-    pub left: usize,
+    pub stale: usize,
     /// The duration of the last scan of the daemon, in seconds.
-    pub last_look_seconds: f64,
+    pub last_scan_seconds: f64,
     /// The process that ends sockets in pods.
     pub pods: Pods,
     /// The failure of the last scan of the daemon.
@@ -70,10 +70,10 @@ pub struct View {
 impl View {
     /// Counts a scan, and the sockets that it ended.
     const fn count(&mut self, ended: u64, has_failed: bool) {
-        self.ended += ended;
-        self.looks += 1;
+        self.terminated += ended;
+        self.scans += 1;
         if has_failed {
-            self.failures += 1;
+            self.failed_scans += 1;
         }
     }
 }

@@ -42,7 +42,7 @@ pub struct AgentSetup {
     /// The start time, RFC 3339.
     pub started: String,
     /// The permitted targets.
-    pub allow: Vec<String>,
+    pub allowed_targets: Vec<String>,
 }
 
 /// The status of an agent.

@@ -142,7 +142,7 @@ fn node(out: &mut Out<'_>, views: &Views) -> fmt::Result {
     let refused = source.problems.iter().filter(|problem| !problem.ignored);
     let help = "Objects that are not read, since they are invalid";
     out.gauge("culvert_rejected_objects", help, number(refused.count()))?;
-    let refused = number(views.checks.borrow().refused.len());
+    let refused = number(views.checks.borrow().unserved.len());
     let help = "Services whose health check node port is not served on every address";
     out.gauge("culvert_unserved_health_check_node_ports", help, refused)?;
     api_server(out, source.server.as_ref())?;
@@ -152,7 +152,7 @@ fn node(out: &mut Out<'_>, views: &Views) -> fmt::Result {
     let help = "Plans of Services that were made";
     out.total("culvert_planned_services", help, stats.sync.planned)?;
     let help = "Time from the last change to its last write";
-    let delay = stats.last_delay_seconds;
+    let delay = stats.programming_latency_seconds;
     out.gauge("culvert_programming_latency_seconds", help, delay)?;
     sockets(out, views, &stats)?;
     service_ports::encode(out, &(views.counted)())?;
@@ -189,8 +189,8 @@ fn reasons(
     mut of_daemon: BTreeMap<Reason, u64>,
 ) -> fmt::Result {
     let mut counts = (views.counters)();
-    let ended = views.sockets.borrow().ended;
-    let taken = views.checks.borrow().refused_total;
+    let ended = views.sockets.borrow().terminated;
+    let taken = views.checks.borrow().ports_in_use_total;
     for (reason, total) in [
         (Reason::ObjectRejected, source.refused_total),
         (Reason::FieldIgnored, source.ignored_total),
@@ -231,16 +231,16 @@ fn sockets(out: &mut Out<'_>, views: &Views, stats: &Stats) -> fmt::Result {
     let open = number((views.connections)());
     out.gauge("culvert_open_connections", help, open)?;
     let help = "Removed backends with open connections";
-    let kept = number(stats.occupied_backends);
+    let kept = number(stats.draining_backends);
     out.gauge("culvert_draining_backends", help, kept)?;
     let sockets = views.sockets.borrow().clone();
-    let success = sockets.looks.saturating_sub(sockets.failures);
-    let scans = [("success", success), ("failure", sockets.failures)];
+    let success = sockets.scans.saturating_sub(sockets.failed_scans);
+    let scans = [("success", success), ("failure", sockets.failed_scans)];
     let scans = scans.map(|(result, n)| ([("result", result)], n));
     let help = "Scans for sockets of removed backends";
     out.counters("culvert_socket_scans", help, scans)?;
     let help = "Sockets of removed backends in pods that the last scan did not enter";
-    out.gauge("culvert_stale_sockets", help, number(sockets.left))
+    out.gauge("culvert_stale_sockets", help, number(sockets.stale))
 }
 
 fn steering(out: &mut Out<'_>, views: &Views, stats: &Stats) -> fmt::Result {

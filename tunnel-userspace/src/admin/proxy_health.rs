@@ -55,7 +55,7 @@ fn judge(stats: &Stats, is_running: bool, asks_eligible: bool, now: Timestamp) -
         .is_some_and(|since| now.duration_since(since) > PATIENCE);
     let is_working = is_running && stats.synced && !is_stuck;
     let is_eligible = !asks_eligible || stats.node_eligible;
-    let last = stats.last_whole_pass_at.filter(|_| stats.synced);
+    let last = stats.last_complete_sync_at.filter(|_| stats.synced);
     let written = last.map(|last| Written {
         last_updated: last.to_string(),
         healthy: is_working,
@@ -122,7 +122,7 @@ mod tests {
     #[test]
     fn an_answer_is_what_kube_proxy_would_say() {
         let written = Stats {
-            last_whole_pass_at: Some(Timestamp::from_second(1_799_999_000).expect("a time")),
+            last_complete_sync_at: Some(Timestamp::from_second(1_799_999_000).expect("a time")),
             ..good()
         };
         // A node that is being removed is no fault of the daemon.

@@ -57,7 +57,11 @@ impl Readiness {
         }
         // Only full maps count: an address claimed by another Service is left out by the rules, and is
         // not pending.
-        let full = [Reason::FrontendsFull, Reason::SlotsFull, Reason::BackendsFull];
+        let full = [
+            Reason::FrontendsFull,
+            Reason::SlotsFull,
+            Reason::BackendsFull,
+        ];
         let full = full.map(|reason| (reason, count(reason), "service ports"));
         let unsteered = stats.steering.homeless;
         let unsteered = (Reason::SteeringFull, unsteered, "ports of nodes");

@@ -42,12 +42,12 @@ const WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-we
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ChecksView {
-    /// Services with a health check port.
+    /// Services with a health check node port.
     pub services: usize,
     /// Services that are not served at all of their addresses, with the reason.
-    pub refused: BTreeMap<String, String>,
-    /// The number of refusals because the port was taken.
-    pub refused_total: u64,
+    pub unserved: BTreeMap<String, String>,
+    /// The number of times that a port was in use by another process or Service.
+    pub ports_in_use_total: u64,
 }
 
 /// The current health checks, and the owner of each listener.
@@ -192,13 +192,13 @@ impl Checks {
                 .map(|(service, note)| (service.to_string(), note))
                 .collect();
             for (service, note) in &refused {
-                if view.refused.get(service) != Some(note) {
+                if view.unserved.get(service) != Some(note) {
                     warn!(%service, note, "{}", Reason::HealthPortInUse.meaning());
-                    view.refused_total += 1;
+                    view.ports_in_use_total += 1;
                 }
             }
             view.services = board.checks.services.len();
-            view.refused = refused;
+            view.unserved = refused;
         });
     }
 }

@@ -30,11 +30,11 @@ pub struct Setup {
     pub pins: String,
     /// The layout version of the maps.
     pub layout: u32,
-    /// The way a refused connect gets its error: `bpf_set_retval`, or `rewrite` on older kernels.
-    pub refusing: String,
+    /// The method by which a refused connect gets its error: `bpf_set_retval`, or `rewrite` on older kernels.
+    pub refusal_method: String,
     /// The identity of a client: its `address`, or its `network namespace` if the programs can't read
     /// the address.
-    pub clients: String,
+    pub client_identity: String,
     /// The sizes of the maps, by their config keys.
     pub maps: BTreeMap<String, u32>,
 }
@@ -44,10 +44,10 @@ pub fn used(stats: &Stats) -> impl Iterator<Item = (Size, usize)> + Clone {
     let count = |entries: u32| usize::try_from(entries).unwrap_or(usize::MAX);
     Size::ALL.into_iter().filter_map(move |size| {
         let used = match size {
-            Size::Frontends => stats.fronts,
+            Size::Frontends => stats.frontends,
             Size::Slots => count(stats.slots),
             Size::Backends => count(stats.backends),
-            Size::SourceRanges => count(stats.sources),
+            Size::SourceRanges => count(stats.source_ranges),
             // Steering has its own part of the status, and only the kernel knows the affinity entries.
             Size::Steering | Size::Affinity => return None,
         };
@@ -79,13 +79,13 @@ pub struct Status {
     pub not_ready: Option<String>,
     /// A message if no Node has the configured name of this node, although one is expected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub nameless: Option<String>,
+    pub node_missing: Option<String>,
     /// Facts that stay constant while the daemon runs.
     #[serde(flatten)]
     pub setup: Setup,
     /// The duration of each step of the start.
     #[serde(default)]
-    pub start: StartTimes,
+    pub startup: StartTimes,
     /// The kernel program whose events are logged, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernel_log: Option<KernelLog>,
@@ -106,7 +106,7 @@ pub struct Status {
     pub reasons: BTreeMap<String, u64>,
     /// The number of open sockets with a backend, as the kernel counts them.
     #[serde(default)]
-    pub connections: u64,
+    pub open_connections: u64,
     /// Ports that could not be bound yet, with the error.
     pub not_listening: BTreeMap<String, String>,
     /// Health check ports of Services.
@@ -125,9 +125,9 @@ impl Status {
         Self {
             ready: readiness.ready,
             not_ready: readiness.summary(),
-            nameless: readiness::nameless(views),
+            node_missing: readiness::nameless(views),
             setup: views.setup.clone(),
-            start: *views.start.borrow(),
+            startup: *views.start.borrow(),
             kernel_log: views.kernel_log.borrow().clone(),
             programmed: views.stats.borrow().clone(),
             network: views.network.borrow().clone(),
@@ -136,7 +136,7 @@ impl Status {
             identity: tunnel.identity,
             source: source.unwrap_or_default(),
             reasons: reasons.collect(),
-            connections: (views.connections)(),
+            open_connections: (views.connections)(),
             not_listening: views.listening.borrow().clone(),
             health_checks: views.checks.borrow().clone(),
         }

@@ -43,7 +43,7 @@ async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(), Rol
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
             started: jiff::Timestamp::now().to_string(),
-            allow: section.allowed_targets.clone(),
+            allowed_targets: section.allowed_targets.clone(),
         },
         board: agent.board(),
         identity,

@@ -10,13 +10,13 @@ pub(super) fn render(status: &AgentStatus) -> String {
     let mut rows = Rows::under(format!("culvert agent {}: {ready}", setup.version));
     let process = format!("{}, started {}", setup.pid, setup.started);
     rows.add("process", process);
-    rows.add("allowed", setup.allow.join(" "));
+    rows.add("allowed targets", setup.allowed_targets.join(" "));
     let identity = &status.identity;
     if let Some(expires) = identity.expires {
         let name = identity.name.as_deref().unwrap_or_default();
         rows.add("certificate", format!("{name}, expires {expires}"));
     }
-    rows.add_each("refused", &identity.problem);
+    rows.add_each("error", &identity.problem);
     rows.add_each("warning", &identity.warnings);
     rows.add_counts("reasons", &status.tunnel.counts);
     let connections: Vec<_> = status.tunnel.connections.iter().map(row).collect();

@@ -4,11 +4,11 @@ use crate::reconcile::{EndpointView, FrontView, PortView, ServiceView};
 /// The number of backends, and of frontends, that a line names.
 const NAMED: usize = 3;
 
-/// The note at a frontend that sockets leave alone.
-const LEFT_ALONE: &str = "left alone: this node listens there itself";
+/// The note at a frontend that sockets bypass.
+const BYPASSED: &str = "not translated: local listener";
 
 /// The note at a Service without ports.
-const NO_PORT: &str = "no port is translated at sockets";
+const NO_PORT: &str = "no port is programmed";
 
 /// Renders a line for each port of each Service.
 pub(super) fn render(services: &[ServiceView]) -> String {
@@ -20,17 +20,24 @@ pub(super) fn render(services: &[ServiceView]) -> String {
         }
         rows.extend(table::named(full_name(service), ports));
     }
-    table::render(&["SERVICE", "FRONT", "CHOICE", "BACKENDS", "STATE"], &rows)
+    table::render(
+        &["SERVICE", "FRONTEND", "ALGORITHM", "BACKENDS", "STATUS"],
+        &rows,
+    )
 }
 
 fn line(port: &PortView) -> Vec<String> {
-    let fronts: Vec<_> = port.fronts.iter().map(|front| &*front.front).collect();
+    let fronts: Vec<_> = port
+        .frontends
+        .iter()
+        .map(|front| &*front.frontend)
+        .collect();
     let backends: Vec<_> = port.backends.iter().map(String::as_str).collect();
     vec![
         some(&fronts),
         port.algorithm.clone(),
         some(&backends),
-        state(port),
+        status(port),
     ]
 }
 
@@ -48,43 +55,41 @@ pub(super) fn render_each(services: &[ServiceView]) -> String {
 }
 
 fn block(name: &str, port: &PortView) -> String {
-    let mut choice = port.algorithm.clone();
-    if port.affinity_seconds > 0 {
-        let kept = port.affinity_seconds;
-        choice.push_str(&format!("; a client keeps its backend for {kept} s"));
-    }
     let mut lines = vec![
         format!("{name}  {}", port_name(port)),
-        format!("choice     {choice}"),
+        format!("algorithm          {}", port.algorithm),
     ];
-    if port.not_for_sockets {
-        lines.push("sockets    leave it alone, as its annotation says".to_owned());
+    if port.affinity_seconds > 0 {
+        lines.push(format!("session affinity   {} s", port.affinity_seconds));
     }
-    if !port.sources.is_empty() {
-        let only = port.sources.join(", ");
-        lines.push(format!("sources    of the load balancer: only {only}"));
+    if port.socket_translation_disabled {
+        lines.push("sockets            not translated: disabled by annotation".to_owned());
     }
-    lines.push(format!("state      {}", state(port)));
-    let (sent, refused) = (port.sent, port.refused);
-    lines.push(format!("counted    {sent} sent on, {refused} refused"));
-    let fronts: Vec<_> = port.fronts.iter().map(front).collect();
+    if !port.source_ranges.is_empty() {
+        let ranges = port.source_ranges.join(", ");
+        lines.push(format!("source ranges      {ranges}"));
+    }
+    lines.push(format!("status             {}", status(port)));
+    lines.push(format!("connections        {}", port.connections));
+    lines.push(format!("refused            {}", port.refused));
+    let fronts: Vec<_> = port.frontends.iter().map(front).collect();
     let endpoints: Vec<_> = port.endpoints.iter().map(endpoint).collect();
     [
         lines.join("\n"),
-        table::render(&["FRONT", "KIND", "SOCKETS", "PACKETS"], &fronts),
+        table::render(&["FRONTEND", "TYPE", "SOCKETS", "PACKETS"], &fronts),
         table::render(&ENDPOINT, &endpoints),
     ]
     .join("\n\n")
 }
 
 fn front(front: &FrontView) -> Vec<String> {
-    let sockets = if front.has_listener {
-        LEFT_ALONE.to_owned()
+    let sockets = if front.local_listener {
+        BYPASSED.to_owned()
     } else {
         front.sockets.clone()
     };
     vec![
-        front.front.clone(),
+        front.frontend.clone(),
         front.kind.clone(),
         sockets,
         front.packets.clone(),
@@ -92,7 +97,14 @@ fn front(front: &FrontView) -> Vec<String> {
 }
 
 const ENDPOINT: [&str; 8] = [
-    "ENDPOINT", "POD", "NODE", "ZONE", "SETS", "WEIGHT", "OPEN", "STATE",
+    "ENDPOINT",
+    "POD",
+    "NODE",
+    "ZONE",
+    "SETS",
+    "WEIGHT",
+    "CONNECTIONS",
+    "STATUS",
 ];
 
 fn endpoint(endpoint: &EndpointView) -> Vec<String> {
@@ -104,8 +116,8 @@ fn endpoint(endpoint: &EndpointView) -> Vec<String> {
         or_dash(endpoint.zone.as_ref()),
         or_dash(sets),
         endpoint.weight.to_string(),
-        or_dash(endpoint.open),
-        endpoint.why.clone(),
+        or_dash(endpoint.open_connections),
+        endpoint.status.clone(),
     ]
 }
 
@@ -141,26 +153,26 @@ fn some(names: &[&str]) -> String {
     }
 }
 
-fn state(port: &PortView) -> String {
+fn status(port: &PortView) -> String {
     if let Some(problem) = &port.problem {
-        return format!("refused: {problem}");
+        return format!("error: {problem}");
     }
-    if port.fronts.is_empty() {
+    if port.frontends.is_empty() {
         return "not programmed yet".to_owned();
     }
-    let mut state = match (port.backends.is_empty(), port.leaving.len()) {
+    let mut status = match (port.backends.is_empty(), port.draining.len()) {
         (true, _) if port.has_endpoints => {
-            "no backend for this node: connects find no way".to_owned()
+            "no backend for this node: connects fail as unreachable".to_owned()
         }
         (true, _) => "no backend: connects are refused".to_owned(),
         (false, 0) => "programmed".to_owned(),
-        (false, leaving) => format!("programmed, {leaving} leaving"),
+        (false, draining) => format!("programmed, {draining} draining"),
     };
-    if port.fronts.iter().any(|front| front.has_listener) {
-        state.push_str("; sockets ");
-        state.push_str(LEFT_ALONE);
+    if port.frontends.iter().any(|front| front.local_listener) {
+        status.push_str("; sockets ");
+        status.push_str(BYPASSED);
     }
-    state
+    status
 }
 
 #[cfg(test)]
@@ -169,26 +181,26 @@ mod tests {
 
     fn front(front: &str, kind: &str, packets: &str) -> FrontView {
         FrontView {
-            front: front.to_owned(),
+            frontend: front.to_owned(),
             kind: kind.to_owned(),
             sockets: "Cluster".to_owned(),
             packets: packets.to_owned(),
-            has_listener: false,
+            local_listener: false,
         }
     }
 
-    fn endpoint(endpoint: &str, pod: Option<&str>, sets: &[&str], why: &str) -> EndpointView {
+    fn endpoint(endpoint: &str, pod: Option<&str>, sets: &[&str], status: &str) -> EndpointView {
         EndpointView {
             endpoint: endpoint.to_owned(),
             pod: pod.map(str::to_owned),
             node: pod.map(|_| "node-a".to_owned()),
             zone: None,
-            category: "ready".to_owned(),
+            condition: "ready".to_owned(),
             sets: sets.iter().map(|set| (*set).to_owned()).collect(),
             weight: 1,
             programmed: pod.is_some(),
-            open: pod.map(|_| 12),
-            why: why.to_owned(),
+            open_connections: pod.map(|_| 12),
+            status: status.to_owned(),
         }
     }
 
@@ -202,20 +214,25 @@ mod tests {
                 family: "IPv4".to_owned(),
                 algorithm: "random".to_owned(),
                 affinity_seconds: 30,
-                not_for_sockets: false,
-                sources: vec!["10.0.0.0-10.0.0.255".to_owned()],
-                sent: 40,
+                socket_translation_disabled: false,
+                source_ranges: vec!["10.0.0.0-10.0.0.255".to_owned()],
+                connections: 40,
                 refused: 2,
-                fronts: vec![
-                    front("10.96.0.1:80/TCP", "cluster IP", "Cluster"),
-                    front("192.0.2.1:30080/TCP", "node port", "Local"),
+                frontends: vec![
+                    front("10.96.0.1:80/TCP", "ClusterIP", "Cluster"),
+                    front("192.0.2.1:30080/TCP", "NodePort", "Local"),
                 ],
                 backends: vec!["10.1.0.1:80".to_owned()],
-                leaving: vec![],
+                draining: vec![],
                 has_endpoints: true,
                 endpoints: vec![
-                    endpoint("10.1.0.1:80", Some("web-0"), &["cluster", "local"], "used"),
-                    endpoint("10.1.0.2:80", None, &[], "not used"),
+                    endpoint(
+                        "10.1.0.1:80",
+                        Some("web-0"),
+                        &["cluster", "local"],
+                        "active",
+                    ),
+                    endpoint("10.1.0.2:80", None, &[], "inactive"),
                 ],
                 reason: None,
                 problem: None,
@@ -227,18 +244,20 @@ mod tests {
     fn a_service_by_itself_shows_its_addresses_and_what_becomes_of_each_endpoint() {
         let shown = "\
 shop/web  http TCP IPv4
-choice     random; a client keeps its backend for 30 s
-sources    of the load balancer: only 10.0.0.0-10.0.0.255
-state      programmed
-counted    40 sent on, 2 refused
+algorithm          random
+session affinity   30 s
+source ranges      10.0.0.0-10.0.0.255
+status             programmed
+connections        40
+refused            2
 
-FRONT                 KIND         SOCKETS   PACKETS
-10.96.0.1:80/TCP      cluster IP   Cluster   Cluster
-192.0.2.1:30080/TCP   node port    Cluster   Local
+FRONTEND              TYPE        SOCKETS   PACKETS
+10.96.0.1:80/TCP      ClusterIP   Cluster   Cluster
+192.0.2.1:30080/TCP   NodePort    Cluster   Local
 
-ENDPOINT      POD     NODE     ZONE   SETS             WEIGHT   OPEN   STATE
-10.1.0.1:80   web-0   node-a   -      cluster, local   1        12     used
-10.1.0.2:80   -       -        -      -                1        -      not used";
+ENDPOINT      POD     NODE     ZONE   SETS             WEIGHT   CONNECTIONS   STATUS
+10.1.0.1:80   web-0   node-a   -      cluster, local   1        12            active
+10.1.0.2:80   -       -        -      -                1        -             inactive";
 
         assert_eq!(render_each(&[service()]), shown);
     }
@@ -246,29 +265,29 @@ ENDPOINT      POD     NODE     ZONE   SETS             WEIGHT   OPEN   STATE
     #[test]
     fn a_front_where_this_node_listens_is_told_with_the_reason() {
         let mut service = service();
-        service.ports[0].fronts[0].has_listener = true;
+        service.ports[0].frontends[0].local_listener = true;
 
         let shown = render_each(&[service.clone()]);
         service.ports[0].backends.clear();
         service.ports[0].has_endpoints = false;
         let lonely = render_each(&[service]);
 
-        let state = "\nstate      programmed; sockets left alone: this node listens there itself\n";
-        let front = "cluster IP   left alone: this node listens there itself   Cluster\n";
-        assert!(shown.contains(state) && shown.contains(front), "{shown}");
-        let state = "refused; sockets left alone: this node listens there itself\n";
-        assert!(lonely.contains(state), "{lonely}");
+        let status = "\nstatus             programmed; sockets not translated: local listener\n";
+        let front = "ClusterIP   not translated: local listener   Cluster\n";
+        assert!(shown.contains(status) && shown.contains(front), "{shown}");
+        let status = "refused; sockets not translated: local listener\n";
+        assert!(lonely.contains(status), "{lonely}");
     }
 
     #[test]
-    fn it_is_told_whether_connects_without_a_backend_are_refused_or_find_no_way() {
+    fn a_service_without_a_backend_shows_the_error_that_connects_get() {
         let mut service = service();
         service.ports[0].backends.clear();
         let elsewhere = render(&[service.clone()]);
         service.ports[0].has_endpoints = false;
         let nowhere = render(&[service]);
 
-        let told = "no backend for this node: connects find no way";
+        let told = "no backend for this node: connects fail as unreachable";
         assert!(elsewhere.contains(told), "{elsewhere}");
         let told = "no backend: connects are refused";
         assert!(nowhere.contains(told), "{nowhere}");
@@ -277,9 +296,9 @@ ENDPOINT      POD     NODE     ZONE   SETS             WEIGHT   OPEN   STATE
     #[test]
     fn backends_stand_in_a_line_each() {
         let shown = "\
-SERVICE    PORT            ENDPOINT      POD     NODE     ZONE   SETS             WEIGHT   OPEN   STATE
-shop/web   http TCP IPv4   10.1.0.1:80   web-0   node-a   -      cluster, local   1        12     used
-                           10.1.0.2:80   -       -        -      -                1        -      not used";
+SERVICE    PORT            ENDPOINT      POD     NODE     ZONE   SETS             WEIGHT   CONNECTIONS   STATUS
+shop/web   http TCP IPv4   10.1.0.1:80   web-0   node-a   -      cluster, local   1        12            active
+                           10.1.0.2:80   -       -        -      -                1        -             inactive";
 
         assert_eq!(render_backends(&[service()]), shown);
     }

@@ -24,17 +24,17 @@ pub(super) fn render(status: &Status) -> String {
     rows.add("process", process);
     rows.add("cgroup", &setup.cgroup);
     rows.add("pins", format!("{} (layout {})", setup.pins, setup.layout));
-    rows.add("refusing by", &setup.refusing);
-    rows.add("clients by", &setup.clients);
+    rows.add("refusal method", &setup.refusal_method);
+    rows.add("client identity", &setup.client_identity);
     rows.add("services", programmed.services);
     for (size, used) in used(programmed) {
-        rows.add(size.word(), room(status, size, used));
+        rows.add(&size.label().replace('_', " "), room(status, size, used));
     }
-    rows.add("connections", format!("{} open", status.connections));
+    rows.add("open connections", status.open_connections);
     rows.add("last write", last_write(status));
-    rows.add_each("refused", &status.nameless);
+    rows.add_each("error", &status.node_missing);
     if let Some(since) = &programmed.failing_since {
-        rows.add("failing", format!("writes fail since {since}"));
+        rows.add("error", format!("writes to maps fail since {since}"));
     }
     if let Some(log) = &status.kernel_log {
         rows.add("kernel log", format!("{}, {}", log.program, log.level));
@@ -43,7 +43,7 @@ pub(super) fn render(status: &Status) -> String {
     if let Some(server) = &report.server {
         api_server(&mut rows, server);
     }
-    ended_sockets(&mut rows, &status.sockets);
+    terminated_sockets(&mut rows, &status.sockets);
     health_checks(&mut rows, &status.health_checks);
     tunnel(&mut rows, status);
     rows.add_counts("reasons", &status.reasons);
@@ -54,21 +54,19 @@ pub(super) fn render(status: &Status) -> String {
 /// Returns the used part of a size.
 fn room(status: &Status, size: Size, used: usize) -> String {
     let room = status.setup.maps.get(size.word()).copied().unwrap_or(0);
-    let occupied = status.programmed.occupied_backends;
-    if size == Size::Backends && occupied > 0 {
-        return format!(
-            "{used} of {room}; open connections keep the indices of {occupied} that are gone"
-        );
+    let draining = status.programmed.draining_backends;
+    if size == Size::Backends && draining > 0 {
+        return format!("{used} of {room}; {draining} removed ones have open connections");
     }
     format!("{used} of {room}")
 }
 
 fn last_write(status: &Status) -> String {
     let programmed = &status.programmed;
-    match &programmed.last_pass_at {
+    match &programmed.last_sync_at {
         None => "none yet".to_owned(),
         Some(at) => {
-            let millis = programmed.last_delay_seconds * 1000.0;
+            let millis = programmed.programming_latency_seconds * 1000.0;
             format!("{at}, {millis:.1} ms after the change was noticed")
         }
     }
@@ -78,28 +76,29 @@ fn last_write(status: &Status) -> String {
 fn api_server(rows: &mut Rows, server: &Server) {
     rows.add("API server", &server.address);
     if let (Some(why), Some(since)) = (&server.trouble, &server.trouble_since) {
-        rows.add("", format!("can't be asked since {since}: {why}"));
+        rows.add("", format!("unreachable since {since}: {why}"));
     }
     rows.add_each("stale", &server.stale);
 }
 
 /// Adds the state of the task that ends sockets of removed backends.
-fn ended_sockets(rows: &mut Rows, sockets: &View) {
+fn terminated_sockets(rows: &mut Rows, sockets: &View) {
     if sockets.protocols.is_empty() {
-        rows.add("sockets", "not ended when their backend goes");
+        rows.add("terminated sockets", "off (sockets.terminate)");
         return;
     }
     let protocols: Vec<_> = sockets.protocols.iter().map(ToString::to_string).collect();
     let protocols = protocols.join(" and ");
-    rows.add("sockets", format!("{protocols}: {} ended", sockets.ended));
+    let terminated = format!("{protocols} {}", sockets.terminated);
+    rows.add("terminated sockets", terminated);
     match &sockets.pods {
         Pods::Daemon => {}
-        Pods::Helper => rows.add("", "in pods by the helper"),
-        Pods::Off => rows.add("", "not in pods, as sockets.includePods says"),
+        Pods::Helper => rows.add("", "in pods: by the helper"),
+        Pods::Off => rows.add("", "not in pods: sockets.includePods is false"),
         Pods::Unreached(why) => rows.add("", format!("not in pods: {why}")),
     }
-    if sockets.left > 0 {
-        rows.add("", format!("{} in pods left as they are", sockets.left));
+    if sockets.stale > 0 {
+        rows.add("stale sockets", format!("{} in pods", sockets.stale));
     }
     rows.add_each("", sockets.problem.iter().chain(&sockets.helper_problem));
 }
@@ -108,11 +107,11 @@ fn ended_sockets(rows: &mut Rows, sockets: &View) {
 fn health_checks(rows: &mut Rows, checks: &ChecksView) {
     let services = checks.services;
     if services > 0 {
-        let told = format!("{services} Services have a health check port");
-        rows.add("checks", told);
+        let told = format!("health check node ports of {services} Services");
+        rows.add("health checks", told);
     }
-    for (service, why) in checks.refused.iter().take(SHOWN) {
-        rows.add("refused", format!("{service}: {why}"));
+    for (service, why) in checks.unserved.iter().take(SHOWN) {
+        rows.add("error", format!("{service}: {why}"));
     }
 }
 
@@ -124,11 +123,11 @@ fn tunnel(rows: &mut Rows, status: &Status) {
         let (entries, nodes) = (steering.entries, steering.edge_nodes);
         let steered = format!("{entries} addresses and ports of {nodes} edge nodes");
         rows.add("steering", steered);
-        rows.add("guarded", network.uplinks.join(" "));
+        rows.add("guarded uplinks", network.uplinks.join(" "));
         rows.add_each("route", &network.routes);
     }
-    rows.add_each("refused", &network.problem);
-    rows.add_each("refused", steering.problems.iter().take(SHOWN));
+    rows.add_each("error", &network.problem);
+    rows.add_each("error", steering.problems.iter().take(SHOWN));
     let is_away = |node: &&NodeView| node.sessions.is_empty();
     let away = status.nodes.iter().filter(is_away);
     if let Some(identity) = &status.identity {
@@ -137,21 +136,21 @@ fn tunnel(rows: &mut Rows, status: &Status) {
         rows.add("agents", connected);
         let expires = identity.expires.map(|expires| format!("expires {expires}"));
         rows.add_each("certificate", expires);
-        rows.add_each("refused", &identity.problem);
+        rows.add_each("error", &identity.problem);
         rows.add_each("warning", &identity.warnings);
     }
     let errors = away.take(SHOWN).filter_map(|node| node.last_error.as_ref());
-    rows.add_each("tunnel", errors);
+    rows.add_each("tunnel error", errors);
 }
 
 fn problems(rows: &mut Rows, status: &Status, report: &Report) {
     for (reason, count) in &status.programmed.problems {
         let problem = format!("{count} service ports: {reason} (culvert services)");
-        rows.add("refused", problem);
+        rows.add("error", problem);
     }
     for problem in report.problems.iter().take(SHOWN) {
         let is_ignored = problem.ignored;
-        rows.add(if is_ignored { "ignored" } else { "refused" }, problem);
+        rows.add(if is_ignored { "ignored" } else { "rejected" }, problem);
     }
     if let Some(more @ 1..) = report.problems.len().checked_sub(SHOWN) {
         rows.add("", format!("and {more} more"));

@@ -9,7 +9,7 @@ impl Rows {
     }
 
     pub(super) fn add(&mut self, name: &str, value: impl fmt::Display) {
-        self.0.push_str(&format!("\n  {name:<13}{value}"));
+        self.0.push_str(&format!("\n  {name:<20}{value}"));
     }
 
     pub(super) fn add_each<V: fmt::Display>(

@@ -53,7 +53,7 @@ pub struct Service {
     /// none.
     #[serde(default)]
     pub weights: Option<Arc<Weights>>,
-    /// True if sockets of this node leave the Service alone (annotation `culvert.dev/sockets`), so that
+    /// True if sockets of this node leave the Service alone (annotation `culvert.dev/socket-translation`), so that
     /// it is for packets only.
     #[serde(default)]
     pub not_for_sockets: bool,

@@ -50,14 +50,18 @@ impl Why {
     #[must_use]
     pub const fn text(self) -> &'static str {
         match self {
-            Self::Ready => "used: ready",
-            Self::LastResort => "used: terminating, but no other is ready",
-            Self::NotReady => "not used: not ready",
-            Self::Going => "not used: terminating, and others are ready",
-            Self::HintedElsewhere => "not used: hints lead this node elsewhere",
-            Self::KeptAway => "not used: openyurt.io/topologyKeys lead this node elsewhere",
-            Self::Weightless => "not used: its weight is 0",
-            Self::OnOtherNode => "not used: on another node, and the policy is Local",
+            Self::Ready => "active: ready",
+            Self::LastResort => "active: terminating, and no endpoint is ready",
+            Self::NotReady => "inactive: not ready",
+            Self::Going => "inactive: terminating, and others are ready",
+            Self::HintedElsewhere => {
+                "inactive: topology hints select other endpoints for this node"
+            }
+            Self::KeptAway => {
+                "inactive: openyurt.io/topologyKeys select other endpoints for this node"
+            }
+            Self::Weightless => "inactive: its weight is 0",
+            Self::OnOtherNode => "inactive: on another node, and the traffic policy is Local",
         }
     }
 }

@@ -228,9 +228,9 @@ impl Desired {
             let owner = self.claims.owner(&front);
             let service = owner.map(ToString::to_string).unwrap_or_default();
             let now = if has_listener {
-                "this node listens there itself: sockets are left alone"
+                "local listener found: sockets are not translated"
             } else {
-                "this node listens there no more: sockets are led to backends"
+                "local listener gone: sockets are translated"
             };
             tracing::info!(%front, service, "{now}");
             services.extend(owner.map(|owner| owner.service.clone()));

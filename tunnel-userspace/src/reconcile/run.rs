@@ -253,7 +253,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static> Loop<M, S, G
         let planned = self.due.occupied.filter(|at| *at > now);
         self.due.occupied = (occupied > 0).then(|| planned.unwrap_or(now + OCCUPIED_LOOK));
         self.stats.send_if_modified(|stats| {
-            std::mem::replace(&mut stats.occupied_backends, occupied) != occupied
+            std::mem::replace(&mut stats.draining_backends, occupied) != occupied
         });
     }
 
@@ -334,17 +334,17 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static> Loop<M, S, G
             for (reason, count) in &self.steering.counts {
                 *stats.counts.entry(reason.label().to_owned()).or_default() += count;
             }
-            stats.passes += 1;
-            stats.last_pass_seconds = took.as_secs_f64();
-            stats.all_passes_seconds += stats.last_pass_seconds;
+            stats.syncs += 1;
+            stats.last_sync_seconds = took.as_secs_f64();
+            stats.total_sync_seconds += stats.last_sync_seconds;
             if let Some(heard) = heard {
-                stats.last_delay_seconds = (end - heard).as_secs_f64();
+                stats.programming_latency_seconds = (end - heard).as_secs_f64();
             }
             let now = Timestamp::now();
-            stats.last_pass_at = Some(now);
+            stats.last_sync_at = Some(now);
             let failing = self.reconciler.is_dirty().then_some(now);
             if failing.is_none() && stats.synced {
-                stats.last_whole_pass_at = Some(now);
+                stats.last_complete_sync_at = Some(now);
             }
             stats.failing_since = failing.map(|now| stats.failing_since.unwrap_or(now));
         });

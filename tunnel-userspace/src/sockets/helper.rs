@@ -156,7 +156,7 @@ impl Desk {
         self.view.send_modify(|view| {
             view.pods = Pods::Helper;
             view.count(scan.ended, scan.problem.is_some());
-            view.left = scan.left;
+            view.stale = scan.left;
             view.helper_problem = scan.problem;
         });
     }

@@ -192,9 +192,9 @@ impl<M: Memory + 'static> Terminator<M> {
             view.count(scan.ended, scan.problem.is_some());
             // A connected helper sees more of them, and reports the number itself.
             if view.pods != Pods::Helper {
-                view.left = scan.left;
+                view.stale = scan.left;
             }
-            view.last_look_seconds = seconds;
+            view.last_scan_seconds = seconds;
             view.problem = scan.problem;
         });
         scan.is_retryable

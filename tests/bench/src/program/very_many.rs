@@ -100,7 +100,7 @@ fn from_files(options: &Options, files: Vec<Manifest>) -> Result<Sample> {
     let last = options.many.saturating_sub(1);
     let asked = (0..options.many).step_by(apart).chain([last]);
     let whole = probe::begin(&node, asked.map(|number| offset(FIRST, number)))?;
-    let seconds = node.status()?["start"]["write"].as_f64();
+    let seconds = node.status()?["startup"]["write"].as_f64();
     let daemon = node.daemon_pid().context("the daemon doesn't run")?;
     let sample = Sample {
         whole,

@@ -54,7 +54,11 @@ fn passes(out: &mut Out<'_>, stats: &Stats) -> fmt::Result {
     let seconds = |at: Option<Timestamp>| at.map_or(0.0, |at| at.as_duration().as_secs_f64());
     let help = "When the last pass ended that left nothing to be written";
     let name = "kubeproxy_sync_proxy_rules_last_timestamp_seconds";
-    out.gauges(name, help, by_family(|_| seconds(stats.last_whole_pass_at)))?;
+    out.gauges(
+        name,
+        help,
+        by_family(|_| seconds(stats.last_complete_sync_at)),
+    )?;
     let help = "When the last change came";
     let name = "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds";
     out.gauges(name, help, by_family(|_| seconds(sync.last_queued_at)))

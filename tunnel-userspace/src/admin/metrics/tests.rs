@@ -183,7 +183,7 @@ fn what_kube_proxy_measures_too_has_its_names_and_labels() {
     stats.sync.endpoint_changes.v6 = 5;
     stats.sync.pending_services = 2;
     stats.sync.gaps.v4.external = 3;
-    stats.last_whole_pass_at = Some(Timestamp::from_second(1_800_000_000).expect("a time"));
+    stats.last_complete_sync_at = Some(Timestamp::from_second(1_800_000_000).expect("a time"));
 
     let page = rendered(stats);
 

@@ -65,10 +65,10 @@ impl Daemon {
     async fn until_refused(&self, refused: &[(&str, &str)]) {
         let mut view = self.base.views.checks.subscribe();
         let is_told = |view: &ChecksView| {
-            let told = view.refused.iter();
+            let told = view.unserved.iter();
             let told = told.map(|(service, why)| (service.as_str(), why.as_str()));
             let wanted = refused.iter();
-            view.refused.len() == refused.len()
+            view.unserved.len() == refused.len()
                 && told.zip(wanted).all(|((service, why), (wanted, part))| {
                     service == *wanted && why.contains(part)
                 })
@@ -144,7 +144,7 @@ async fn all_addresses_at_once_and_single_ones_take_each_others_place() {
         for (ip, weight) in [(LOOPBACKS[0], "Weight: 1"), (LOOPBACKS[1], "Weight: 2")] {
             until_answered(SocketAddr::new(ip, port), &[weight]).await;
         }
-        assert_eq!(daemon.base.views.checks.borrow().refused_total, 0);
+        assert_eq!(daemon.base.views.checks.borrow().ports_in_use_total, 0);
     }
 }
 
@@ -205,7 +205,7 @@ async fn a_port_that_is_taken_is_told_of_had_later_and_harms_no_other() {
         daemon.until_refused(&[("shop/lost", owned)]).await;
         until_answered(SocketAddr::new(ip, port), &["200 OK", "\"web\""]).await;
         assert_eq!(daemon.concerns.borrow().len(), 1);
-        assert_eq!(daemon.base.views.checks.borrow().refused_total, 2);
+        assert_eq!(daemon.base.views.checks.borrow().ports_in_use_total, 2);
     }
 }
 

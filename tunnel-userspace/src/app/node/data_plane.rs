@@ -135,8 +135,8 @@ impl DataPlane {
             cgroup: self.cgroup.display().to_string(),
             pins: self.pins.root().display().to_string(),
             layout: LAYOUT_VERSION,
-            refusing: either(self.features.set_retval, "bpf_set_retval", "rewrite"),
-            clients: either(shows_addresses, "address", "network namespace"),
+            refusal_method: either(self.features.set_retval, "bpf_set_retval", "rewrite"),
+            client_identity: either(shows_addresses, "address", "network namespace"),
             maps: maps.collect(),
         };
         let [of_services, of_ports, of_kernel, of_sockets] =

@@ -65,18 +65,19 @@ pub(super) fn weights(metadata: &ObjectMeta, ignored: &mut Vec<Invalid>) -> Opti
     (weights != Weights::default()).then(|| Arc::new(weights))
 }
 
-/// Reads the annotation `culvert.dev/sockets`; returns true if sockets must leave the Service alone.
+/// Reads the annotation `culvert.dev/socket-translation`; returns true if it disables the translation at
+/// sockets.
 pub(super) fn is_not_for_sockets(metadata: &ObjectMeta, ignored: &mut Vec<Invalid>) -> bool {
-    let Some((field, text)) = annotation(metadata, "sockets") else {
+    let Some((field, text)) = annotation(metadata, "socket-translation") else {
         return false;
     };
     match text {
-        "translate" => false,
-        "leave-alone" => true,
+        "enabled" => false,
+        "disabled" => true,
         other => {
             ignored.push(Invalid::new(
                 field,
-                Reason::not("translate or leave-alone", other),
+                Reason::not("enabled or disabled", other),
             ));
             false
         }

@@ -19,34 +19,34 @@ pub struct Stats {
     /// The number of Services that were read.
     pub services: usize,
     /// The number of frontends that are programmed.
-    pub fronts: usize,
+    pub frontends: usize,
     /// The number of slots in use.
     pub slots: u32,
     /// The number of backends in use.
     pub backends: u32,
     /// The number of ranges of clients in use.
     #[serde(default)]
-    pub sources: u32,
-    /// The number of indices of removed backends that open connections keep from reuse.
+    pub source_ranges: u32,
+    /// The number of removed backends with open connections, whose indices cannot be reused yet.
     #[serde(default)]
-    pub occupied_backends: usize,
+    pub draining_backends: usize,
     /// The number of service ports that are not programmed as planned, by reason.
     pub problems: BTreeMap<String, usize>,
     /// The counter of each reason in this process.
     pub counts: BTreeMap<String, u64>,
     /// The number of syncs.
-    pub passes: u64,
+    pub syncs: u64,
     /// The duration of the last sync, in seconds.
-    pub last_pass_seconds: f64,
+    pub last_sync_seconds: f64,
     /// The duration of all syncs, in seconds.
-    pub all_passes_seconds: f64,
+    pub total_sync_seconds: f64,
     /// The time from the notice of a change to its last write, in seconds, in the last sync.
-    pub last_delay_seconds: f64,
+    pub programming_latency_seconds: f64,
     /// The end of the last sync.
-    pub last_pass_at: Option<Timestamp>,
+    pub last_sync_at: Option<Timestamp>,
     /// The end of the last sync that left nothing to be written.
     #[serde(default)]
-    pub last_whole_pass_at: Option<Timestamp>,
+    pub last_complete_sync_at: Option<Timestamp>,
     /// The time since which writes fail; none if they don't.
     pub failing_since: Option<Timestamp>,
     /// True if load balancers may send traffic to this node, by its Node object. True for a node that
@@ -70,11 +70,11 @@ impl Stats {
         let usage = sync.ports.actual.usage();
         self.synced = sync.is_synced();
         self.services = desired.plans.len();
-        self.fronts = usage.fronts;
+        self.frontends = usage.fronts;
         self.slots = usage.slots;
         self.backends = usage.backends;
-        self.sources = usage.sources;
-        self.occupied_backends = sync.ports.actual.occupied.len();
+        self.source_ranges = usage.sources;
+        self.draining_backends = sync.ports.actual.occupied.len();
         self.drift = sync.drift;
         self.node_eligible = desired.node_eligible;
         self.node_known = desired.node_known;

@@ -42,23 +42,23 @@ pub struct PortView {
     pub algorithm: String,
     /// The time for which a client keeps its backend, in seconds; 0 for no affinity.
     pub affinity_seconds: u32,
-    /// True if sockets of this node leave it alone.
-    pub not_for_sockets: bool,
+    /// True if its annotation disables socket translation.
+    pub socket_translation_disabled: bool,
     /// The clients that may use the addresses of the load balancer, as first and last address of each
     /// range; empty if all may.
-    pub sources: Vec<String>,
+    pub source_ranges: Vec<String>,
     /// The number of connections and UDP flows that were sent to a backend, as counted by the programs.
     #[serde(default)]
-    pub sent: u64,
+    pub connections: u64,
     /// The number of connections and datagrams that were refused.
     #[serde(default)]
     pub refused: u64,
     /// The frontends that are programmed.
-    pub fronts: Vec<FrontView>,
+    pub frontends: Vec<FrontView>,
     /// The backends that get new connections.
     pub backends: Vec<String>,
     /// The backends that only keep their present connections.
-    pub leaving: Vec<String>,
+    pub draining: Vec<String>,
     /// True if a client of the policy Cluster would find an endpoint. If there is no backend all the
     /// same, the endpoints serve no client of this node.
     #[serde(default)]
@@ -76,16 +76,17 @@ pub struct PortView {
 #[serde(rename_all = "camelCase")]
 pub struct FrontView {
     /// The address, port and protocol.
-    pub front: String,
-    /// The kind of the address.
+    pub frontend: String,
+    /// The type of the address: `ClusterIP`, `LoadBalancer`, `ExternalIP` or `NodePort`.
+    #[serde(rename = "type")]
     pub kind: String,
     /// The policy for sockets of this node, `Cluster` or `Local`.
     pub sockets: String,
     /// The policy for packets from outside this node, `Cluster` or `Local`.
     pub packets: String,
-    /// True if a local process listens on the address itself, so that sockets are left alone.
+    /// True if a local process listens on the address itself, so that sockets are not translated.
     #[serde(default)]
-    pub has_listener: bool,
+    pub local_listener: bool,
 }
 
 /// An endpoint, and its use.
@@ -101,7 +102,7 @@ pub struct EndpointView {
     /// The zone, if known.
     pub zone: Option<String>,
     /// `ready`, `terminating` (and serving), or `not ready`.
-    pub category: String,
+    pub condition: String,
     /// The sets that contain it: `cluster`, `local`.
     pub sets: Vec<String>,
     /// The relative weight.
@@ -111,12 +112,12 @@ pub struct EndpointView {
     /// The number of open sockets that this Service port sent there, if it is programmed: TCP, and UDP
     /// whose last choice it is.
     #[serde(default)]
-    pub open: Option<u64>,
-    /// The cause for which it gets new connections, or none.
-    pub why: String,
+    pub open_connections: Option<u64>,
+    /// `active` or `inactive` for new connections, and the reason.
+    pub status: String,
 }
 
-/// The category of an endpoint that takes new connections.
+/// The condition of an endpoint that takes new connections.
 const READY: &str = "ready";
 
 impl Shown {
@@ -138,11 +139,11 @@ impl Shown {
         let (backends, leaving) = backends.partition::<Vec<_>, _>(|backend| backend.is_placed);
         let in_words = |backend: &ShownBackend| backend.target.to_string();
         let endpoints = self.endpoint_views(port, counts);
-        // An endpoint that is ready, but for other nodes only, is not leaving.
-        let ready = endpoints.iter().filter(|it| it.category == READY);
+        // An endpoint that is ready, but for other nodes only, is not draining.
+        let ready = endpoints.iter().filter(|it| it.condition == READY);
         let ready: BTreeSet<&str> = ready.map(|it| it.endpoint.as_str()).collect();
         let leaving = leaving.into_iter().map(in_words);
-        let leaving = leaving.filter(|it| !ready.contains(it.as_str())).collect();
+        let draining = leaving.filter(|it| !ready.contains(it.as_str())).collect();
         let fronts = port.fronts.iter();
         let tally = tally(port, counts);
         PortView {
@@ -151,15 +152,15 @@ impl Shown {
             family: name.family.label().to_owned(),
             algorithm: plan.algorithm.label().to_owned(),
             affinity_seconds: plan.affinity,
-            not_for_sockets: plan.not_for_sockets,
-            sources: port.sources.iter().map(source_view).collect(),
-            sent: tally.sent,
+            socket_translation_disabled: plan.not_for_sockets,
+            source_ranges: port.sources.iter().map(source_view).collect(),
+            connections: tally.sent,
             refused: tally.refused,
-            fronts: fronts
+            frontends: fronts
                 .map(|(key, has_listener)| front_view(key, plan.fronts.get(key), *has_listener))
                 .collect(),
             backends: backends.into_iter().map(in_words).collect(),
-            leaving,
+            draining,
             has_endpoints: plan.has_endpoints,
             endpoints,
             reason: problem.map(|problem| problem.reason.label().to_owned()),
@@ -181,7 +182,7 @@ impl Shown {
                 let sets = sets.into_iter().filter(|(is_in, _)| *is_in);
                 let endpoint = it.endpoint;
                 let index = known.get(&it.target);
-                let category = if endpoint.ready {
+                let condition = if endpoint.ready {
                     READY
                 } else if endpoint.is_fallback() {
                     "terminating"
@@ -193,12 +194,12 @@ impl Shown {
                     pod: text(&endpoint.name),
                     node: text(&endpoint.node),
                     zone: text(&endpoint.zone),
-                    category: category.to_owned(),
+                    condition: condition.to_owned(),
                     sets: sets.map(|(_, set)| set.to_owned()).collect(),
                     weight: it.weight,
                     programmed: index.is_some(),
-                    open: index.and_then(|index| counts.open_at(*index).ok()),
-                    why: it.why.text().to_owned(),
+                    open_connections: index.and_then(|index| counts.open_at(*index).ok()),
+                    status: it.why.text().to_owned(),
                 }
             })
             .collect()
@@ -215,10 +216,10 @@ fn source_view(range: &Source) -> String {
 /// Returns a frontend; one that is programmed but no longer planned has no kind.
 fn front_view(front: &FrontKey, plan: Option<&FrontPlan>, has_listener: bool) -> FrontView {
     let kind = match plan.map(|plan| plan.kind) {
-        Some(FrontKind::ClusterIp) => "cluster IP",
-        Some(FrontKind::LoadBalancerIp) => "load balancer",
-        Some(FrontKind::ExternalIp) => "external IP",
-        Some(FrontKind::NodePort) => "node port",
+        Some(FrontKind::ClusterIp) => "ClusterIP",
+        Some(FrontKind::LoadBalancerIp) => "LoadBalancer",
+        Some(FrontKind::ExternalIp) => "ExternalIP",
+        Some(FrontKind::NodePort) => "NodePort",
         None => "-",
     };
     let policy = |of: fn(&FrontPlan) -> TrafficPolicy| match plan.map(of) {
@@ -227,10 +228,10 @@ fn front_view(front: &FrontKey, plan: Option<&FrontPlan>, has_listener: bool) ->
         None => "-".to_owned(),
     };
     FrontView {
-        front: front.to_string(),
+        frontend: front.to_string(),
         kind: kind.to_owned(),
         sockets: policy(|plan| plan.sockets),
         packets: policy(|plan| plan.packets),
-        has_listener,
+        local_listener: has_listener,
     }
 }

@@ -126,9 +126,9 @@ fn a_front_is_left_alone_while_this_node_listens_there_and_no_other_front_is() {
     settle(&mut reconciler);
     assert_eq!(left_alone(&reconciler), [vip(1), other(1)].into());
     let shown = services(&reconciler, Some("web"));
-    let fronts = shown[0].ports.iter().flat_map(|port| &port.fronts);
-    let told = fronts.filter(|front| front.has_listener);
-    let told: BTreeSet<_> = told.map(|front| front.front.clone()).collect();
+    let fronts = shown[0].ports.iter().flat_map(|port| &port.frontends);
+    let told = fronts.filter(|front| front.local_listener);
+    let told: BTreeSet<_> = told.map(|front| front.frontend.clone()).collect();
     assert_eq!(told, [vip(1), other(1)].map(|key| key.to_string()).into());
 
     reconciler.set_listeners([other(1)].into());

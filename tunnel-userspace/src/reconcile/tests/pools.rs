@@ -65,7 +65,7 @@ fn endpoints_that_are_kept_away_are_shown_with_the_reason() {
     apply(&mut reconciler, vec![keeping(1, KeepTo::Node)]);
 
     let shown = services(&reconciler, Some("web")).remove(0).ports.remove(0);
-    let whys: Vec<&str> = shown.endpoints.iter().map(|it| &*it.why).collect();
-    let away = "not used: openyurt.io/topologyKeys lead this node elsewhere";
-    assert_eq!(whys, ["used: ready", away, away]);
+    let whys: Vec<&str> = shown.endpoints.iter().map(|it| &*it.status).collect();
+    let away = "inactive: openyurt.io/topologyKeys select other endpoints for this node";
+    assert_eq!(whys, ["active: ready", away, away]);
 }

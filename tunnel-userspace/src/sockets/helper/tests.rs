@@ -123,7 +123,7 @@ async fn a_helper_looks_at_once_and_each_time_that_a_backend_goes_and_is_missed_
             let order = order(&mut stream).await.expect("an order");
             assert_eq!((order.look, order.protocols), (look, vec![17]));
             report(&mut stream, look, 3, None).await;
-            let view = stage.until(|view| view.ended == total).await;
+            let view = stage.until(|view| view.terminated == total).await;
             assert_eq!(view.pods, Pods::Helper);
         }
         drop(stream);
@@ -140,11 +140,11 @@ async fn a_look_that_failed_is_told_and_made_again() {
         for problem in [Some("not now"), None] {
             assert_eq!(order(&mut stream).await.expect("an order").look, 1);
             report(&mut stream, 1, 0, problem).await;
-            let told = |view: &View| view.helper_problem.as_deref() == problem && view.looks > 0;
+            let told = |view: &View| view.helper_problem.as_deref() == problem && view.scans > 0;
             stage.until(told).await;
         }
     };
-    assert_eq!(Stage::new().play(story).await.failures, 1);
+    assert_eq!(Stage::new().play(story).await.failed_scans, 1);
 }
 
 #[tokio::test]
@@ -159,7 +159,7 @@ async fn who_speaks_another_language_is_sent_away_and_the_next_is_heard() {
             assert!(order(&mut stream).await.is_none(), "after {line}");
         }
     };
-    assert_eq!(Stage::new().play(story).await.looks, 0);
+    assert_eq!(Stage::new().play(story).await.scans, 0);
 }
 
 #[tokio::test]
@@ -169,7 +169,7 @@ async fn a_helper_waits_for_a_daemon_and_calls_the_next_one() {
     let socket = stage.socket();
     let open = || Ok::<_, io::Error>(Nothing);
     let looked = async |stage: &mut Stage| {
-        let is_so = |view: &View| view.looks == 1 && view.helper_problem.is_none();
+        let is_so = |view: &View| view.scans == 1 && view.helper_problem.is_none();
         stage.until(is_so).await;
     };
     let story = async {

@@ -76,11 +76,18 @@ fn a_weight_that_cant_be_read_is_left_out_and_named() {
 
 #[test]
 fn sockets_translate_a_service_unless_it_says_otherwise() {
-    let read = |text, wrong: &[&str]| read(is_not_for_sockets, "culvert.dev/sockets", text, wrong);
+    let read = |text, wrong: &[&str]| {
+        read(
+            is_not_for_sockets,
+            "culvert.dev/socket-translation",
+            text,
+            wrong,
+        )
+    };
 
-    assert!(read("leave-alone", &[]));
-    assert!(!read("translate", &[]));
-    assert!(!read("off", &["\"off\" is not translate or leave-alone"]));
+    assert!(read("disabled", &[]));
+    assert!(!read("enabled", &[]));
+    assert!(!read("off", &["\"off\" is not enabled or disabled"]));
 }
 
 #[test]

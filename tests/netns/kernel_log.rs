@@ -115,7 +115,7 @@ fn tell_connects(way: Way, program: &str) -> Result<()> {
     );
     let line = until_told(
         &scene.node,
-        &["DEBUG kernel: sent on", &destination, &backend],
+        &["DEBUG kernel: translated", &destination, &backend],
     )?;
     ensure!(line.contains(program), "{line}");
     ensure!(way.connect(&scene.client, EMPTY, HTTP).is_err());
@@ -142,8 +142,8 @@ fn tell_connects(way: Way, program: &str) -> Result<()> {
     same("told after all", told(&scene.node).len(), before)?;
     let left_alone = told(&scene.node)
         .iter()
-        .any(|line| line.contains("left alone"));
-    same("left alone at debug", left_alone, false)
+        .any(|line| line.contains("ignored"));
+    same("ignored at debug", left_alone, false)
 }
 
 #[test]
@@ -181,10 +181,10 @@ fn every_program_can_tell_what_it_does() -> Result<()> {
         until_told(&scene.node, &[start, &format!("destination={vip} "), &name])
     };
     for (hook, start) in [
-        ("connect", "sent on"),
-        ("sendmsg", "sent on"),
-        ("recvmsg", "put back"),
-        ("getpeername", "put back"),
+        ("connect", "translated"),
+        ("sendmsg", "translated"),
+        ("recvmsg", "restored"),
+        ("getpeername", "restored"),
     ] {
         told(&format!("{hook}4"), start, &v4).context(hook)?;
         told(&format!("{hook}6"), start, &v6).context(hook)?;
@@ -192,7 +192,7 @@ fn every_program_can_tell_what_it_does() -> Result<()> {
     for vip in [&v4, &v6] {
         told("sock_release", "closed", vip)?;
     }
-    let nobody = "no front, left alone";
+    let nobody = "no frontend, ignored";
     told("connect4", nobody, &OTHER.v4.to_string())?;
     told("connect6", nobody, &OTHER.v6.to_string()).map(drop)
 }
@@ -255,7 +255,7 @@ fn flood(way: Way, program: &str) -> Result<()> {
     scene.node.start()?;
     let before = lost()?;
     scene.connect()?;
-    until_told(&scene.node, &["sent on", program])?;
+    until_told(&scene.node, &["translated", program])?;
     scene.node.kill9()?;
     flood()?;
     ask_for(&scene.node, None)?;

@@ -40,7 +40,7 @@ fn has_room() -> bool {
 pub(crate) fn translated(origin: &Origin, reason: Reason) {
     event!(
         Debug,
-        "sent on: destination={:i} port={} protocol={} backend={:i} backend_port={} reason={}",
+        "translated: destination={:i} port={} protocol={} backend={:i} backend_port={} reason={}",
         origin.vip.octets(),
         origin.vip_port.to_host(),
         origin.protocol.number(),
@@ -68,7 +68,7 @@ pub(crate) fn refused(key: &FrontKey, reason: Reason) {
 pub(crate) fn left_alone(key: &FrontKey) {
     event!(
         Trace,
-        "no front, left alone: destination={:i} port={} protocol={}",
+        "no frontend, ignored: destination={:i} port={} protocol={}",
         key.address.octets(),
         key.port.to_host(),
         key.protocol.number()
@@ -80,7 +80,7 @@ pub(crate) fn left_alone(key: &FrontKey) {
 pub(crate) fn goes_on(key: &FrontKey) {
     event!(
         Trace,
-        "goes on to its backend: backend={:i} backend_port={} protocol={}",
+        "backend kept: backend={:i} backend_port={} protocol={}",
         key.address.octets(),
         key.port.to_host(),
         key.protocol.number()
@@ -92,7 +92,7 @@ pub(crate) fn goes_on(key: &FrontKey) {
 pub(crate) fn put_back(origin: &Origin) {
     event!(
         Debug,
-        "put back: backend={:i} backend_port={} destination={:i} port={}",
+        "restored: backend={:i} backend_port={} destination={:i} port={}",
         origin.backend.octets(),
         origin.backend_port.to_host(),
         origin.vip.octets(),

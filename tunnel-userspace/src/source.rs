@@ -25,7 +25,7 @@ pub struct Report {
     /// The current problems: refused objects, ignored fields, unreadable files.
     pub problems: Vec<Problem>,
     /// The number of refused objects since the start.
-    pub refused_total: u64,
+    pub rejected_total: u64,
     /// The number of ignored fields of objects in use, since the start.
     #[serde(default)]
     pub ignored_total: u64,
@@ -45,9 +45,9 @@ pub struct Server {
     /// The address of the server in use.
     pub address: String,
     /// The error if requests fail.
-    pub trouble: Option<String>,
+    pub error: Option<String>,
     /// The time of the first failure, RFC 3339.
-    pub trouble_since: Option<String>,
+    pub error_since: Option<String>,
     /// A description of the data in use, after a start without the server.
     pub stale: Option<String>,
 }
@@ -66,7 +66,7 @@ impl Report {
                 *total += *count;
             }
             merged.problems.extend_from_slice(&report.problems);
-            merged.refused_total += report.refused_total;
+            merged.rejected_total += report.rejected_total;
             merged.ignored_total += report.ignored_total;
             merged
                 .unknown_kinds

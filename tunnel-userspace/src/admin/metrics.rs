@@ -104,7 +104,7 @@ fn api_server(out: &mut Out<'_>, server: Option<&Server>) -> fmt::Result {
         return Ok(());
     };
     let help = "1 if the API server can be reached";
-    out.gauge("culvert_api_server_up", help, server.trouble.is_none())?;
+    out.gauge("culvert_api_server_up", help, server.error.is_none())?;
     let help = "1 if the last snapshot is served, while the API server is away";
     out.gauge("culvert_source_stale", help, server.stale.is_some())
 }
@@ -192,7 +192,7 @@ fn reasons(
     let ended = views.sockets.borrow().terminated;
     let taken = views.checks.borrow().ports_in_use_total;
     for (reason, total) in [
-        (Reason::ObjectRejected, source.refused_total),
+        (Reason::ObjectRejected, source.rejected_total),
         (Reason::FieldIgnored, source.ignored_total),
         (Reason::SocketTerminated, ended),
         (Reason::HealthPortInUse, taken),

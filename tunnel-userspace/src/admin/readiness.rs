@@ -51,7 +51,7 @@ impl Readiness {
             ));
         }
         // The maps keep the API server's objects when it becomes unreachable.
-        let trouble = server.and_then(|server| server.trouble);
+        let trouble = server.and_then(|server| server.error);
         if let Some(why) = trouble.filter(|_| is_starting || stats.stale) {
             reasons.push(format!("the API server can't be asked: {why}"));
         }
@@ -63,7 +63,7 @@ impl Readiness {
             Reason::BackendsFull,
         ];
         let full = full.map(|reason| (reason, count(reason), "service ports"));
-        let unsteered = stats.steering.homeless;
+        let unsteered = stats.steering.unprogrammed;
         let unsteered = (Reason::SteeringFull, unsteered, "ports of nodes");
         for (reason, count, what) in full.into_iter().chain([unsteered]) {
             if count > 0 {

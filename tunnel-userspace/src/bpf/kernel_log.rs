@@ -318,12 +318,12 @@ mod tests {
 
     #[test]
     fn a_record_is_told_in_words() {
-        let raw = "sent on: destination=::ffff:10.96.0.10 port=80 protocol=6 \
+        let raw = "translated: destination=::ffff:10.96.0.10 port=80 protocol=6 \
                    backend=fd00::5 backend_port=8080 reason=0";
 
         assert_eq!(
             readable(raw),
-            "sent on: destination=10.96.0.10 port=80 protocol=TCP \
+            "translated: destination=10.96.0.10 port=80 protocol=TCP \
              backend=fd00::5 backend_port=8080 reason=translated"
         );
         // A number without a word stays a number.

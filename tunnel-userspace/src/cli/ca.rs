@@ -107,8 +107,8 @@ fn render(views: &[View], now: Timestamp) -> String {
             role(view.role).to_owned(),
             table::or_dash(view.node.as_ref()),
             left(view, now),
-            view.from.to_string(),
-            view.until.to_string(),
+            view.not_before.to_string(),
+            view.not_after.to_string(),
             view.subject.clone(),
             view.issuer.clone(),
             view.file.display().to_string(),
@@ -117,7 +117,15 @@ fn render(views: &[View], now: Timestamp) -> String {
     };
     let rows: Vec<_> = views.iter().map(row).collect();
     let head = [
-        "ROLE", "NODE", "LEFT", "FROM", "UNTIL", "SUBJECT", "ISSUER", "FILE", "SHA-256",
+        "ROLE",
+        "NODE",
+        "RESIDUAL TIME",
+        "NOT BEFORE",
+        "NOT AFTER",
+        "SUBJECT",
+        "ISSUER",
+        "FILE",
+        "SHA-256",
     ];
     table::render(&head, &rows)
 }
@@ -132,7 +140,7 @@ const fn role(kind: Kind) -> &'static str {
 }
 
 fn left(view: &View, now: Timestamp) -> String {
-    if now < view.from {
+    if now < view.not_before {
         return "not valid yet".to_owned();
     }
     match view.days_left {
@@ -155,8 +163,8 @@ mod tests {
             node: node.map(str::to_owned),
             subject: "S".to_owned(),
             issuer: "I".to_owned(),
-            from,
-            until: from,
+            not_before: from,
+            not_after: from,
             days_left,
             fingerprint: "F".to_owned(),
         };
@@ -168,14 +176,14 @@ mod tests {
 
         let shown = render(&views, from);
 
-        let starts: Vec<_> = shown.lines().map(|line| &line[..33]).collect();
+        let starts: Vec<_> = shown.lines().map(|line| &line[..37]).collect();
         assert_eq!(
             starts,
             [
-                "ROLE      NODE     LEFT        FR",
-                "ca        -        3650 days   20",
-                "agent     edge-1   1 day       20",
-                "gateway   -        expired     20",
+                "ROLE      NODE     RESIDUAL TIME   NO",
+                "ca        -        3650 days       20",
+                "agent     edge-1   1 day           20",
+                "gateway   -        expired         20",
             ]
         );
         let early = render(&views[..1], "2026-02-28T23:59:59Z".parse().expect("a time"));

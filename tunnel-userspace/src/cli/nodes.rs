@@ -27,7 +27,7 @@ pub(super) fn render(nodes: &[NodeView], now: Timestamp) -> String {
 
 const HEAD: [&str; 9] = [
     "NODE",
-    "FROM",
+    "PEER",
     "SINCE",
     "RTT",
     "STREAMS",
@@ -122,7 +122,7 @@ mod tests {
         ];
 
         let shown = "\
-NODE     FROM             SINCE                RTT       STREAMS   IN        OUT   CERTIFICATE   LAST ERROR
+NODE     PEER             SINCE                RTT       STREAMS   IN        OUT   CERTIFICATE   LAST ERROR
 edge-1   192.0.2.7:4242   60 s                 12.3 ms   3         12.3 kB   7 B   29 d
          192.0.2.7:4242   60 s                 12.3 ms   3         12.3 kB   7 B   29 d
 edge-2   not connected    last seen 42 s ago                                                     agent not connected

@@ -75,7 +75,7 @@ fn last_write(status: &Status) -> String {
 /// Adds the state of the API server.
 fn api_server(rows: &mut Rows, server: &Server) {
     rows.add("API server", &server.address);
-    if let (Some(why), Some(since)) = (&server.trouble, &server.trouble_since) {
+    if let (Some(why), Some(since)) = (&server.error, &server.error_since) {
         rows.add("", format!("unreachable since {since}: {why}"));
     }
     rows.add_each("stale", &server.stale);

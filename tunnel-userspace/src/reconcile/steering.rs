@@ -53,7 +53,7 @@ pub struct SteeringView {
     pub entries: usize,
     /// The number of addresses and ports that found no room.
     #[serde(default)]
-    pub homeless: usize,
+    pub unprogrammed: usize,
     /// True if a write failed and will be retried.
     #[serde(default)]
     pub failing: bool,
@@ -404,7 +404,7 @@ impl<M: SteeringMaps> Steering<M> {
         SteeringView {
             edge_nodes: self.plan.edge_nodes,
             entries: self.keys.len(),
-            homeless: self.homeless.len(),
+            unprogrammed: self.homeless.len(),
             failing: self.has_failed,
             problems: self.known.iter().map(in_words).collect(),
         }

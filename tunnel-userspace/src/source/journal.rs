@@ -9,7 +9,7 @@ use crate::source::{Problem, Report, UnknownKind};
 pub(super) struct Journal {
     problems: BTreeMap<Problem, Problem>,
     unknown: BTreeSet<UnknownKind>,
-    refused_total: u64,
+    rejected_total: u64,
     ignored_total: u64,
 }
 
@@ -37,7 +37,7 @@ impl Journal {
             let (what, total) = if *ignored {
                 ("field ignored", &mut self.ignored_total)
             } else {
-                ("manifest refused", &mut self.refused_total)
+                ("manifest rejected", &mut self.rejected_total)
             };
             *total += 1;
             warn!(origin, document, line, object, field, reason, "{what}");
@@ -63,7 +63,7 @@ impl Journal {
                 info!(file, kind, "kind left alone");
             }
         }
-        report.refused_total = self.refused_total;
+        report.rejected_total = self.rejected_total;
         report.ignored_total = self.ignored_total;
     }
 }

@@ -411,7 +411,7 @@ fn tell(before: Option<&Server>, now: Option<&Server>) {
         return;
     };
     let server = &now.address;
-    match (&before.trouble, &now.trouble) {
+    match (&before.error, &now.error) {
         (None, Some(why)) => warn!(server, why, "the API server can't be asked"),
         (Some(_), None) => info!(server, "the API server answers again"),
         (Some(_), Some(_)) | (None, None) => {}

@@ -126,7 +126,7 @@ impl Followed {
     pub(super) async fn until_trouble(&mut self, words: &str) {
         let has_words = |report: &Report| {
             let server = report.server.as_ref();
-            let trouble = server.and_then(|server| server.trouble.as_ref());
+            let trouble = server.and_then(|server| server.error.as_ref());
             trouble.is_some_and(|trouble| trouble.contains(words))
         };
         self.until_report(has_words).await;

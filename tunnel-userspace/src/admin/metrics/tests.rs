@@ -65,7 +65,7 @@ fn lines<'a>(page: &'a str, names: &[&str]) -> Vec<&'a str> {
 #[test]
 fn an_api_server_that_is_away_shows_and_so_does_what_is_served_meanwhile() {
     let away = Server {
-        trouble: Some("refused".to_owned()),
+        error: Some("refused".to_owned()),
         stale: Some("of yesterday".to_owned()),
         ..Server::default()
     };

@@ -19,7 +19,7 @@ fn stale() -> Stats {
 
 fn server(trouble: Option<&str>, stale: Option<&str>) -> Server {
     Server {
-        trouble: trouble.map(str::to_owned),
+        error: trouble.map(str::to_owned),
         stale: stale.map(str::to_owned),
         ..Server::default()
     }
@@ -99,7 +99,7 @@ fn what_found_no_room_in_a_map_is_told_with_its_count() {
         ..good()
     };
     let mut unsteered = good();
-    unsteered.steering.homeless = 3;
+    unsteered.steering.unprogrammed = 3;
     let mut failing = good();
     failing.steering.failing = true;
     let mut claimed = full.clone();

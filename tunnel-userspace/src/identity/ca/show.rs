@@ -46,9 +46,9 @@ pub struct View {
     /// The subject of its issuer.
     pub issuer: String,
     /// The time when its validity begins.
-    pub from: Timestamp,
+    pub not_before: Timestamp,
     /// The time when its validity ends.
-    pub until: Timestamp,
+    pub not_after: Timestamp,
     /// The number of full days left; negative once expired.
     pub days_left: i64,
     /// The SHA-256 digest of the certificate, as hexadecimal digits.
@@ -112,8 +112,8 @@ fn view(path: &Path, der: &CertificateDer<'_>, facts: Facts, now: Timestamp) -> 
         node,
         subject: facts.subject,
         issuer: facts.issuer,
-        from: facts.from,
-        until: facts.until,
+        not_before: facts.from,
+        not_after: facts.until,
         days_left: seconds.div_euclid(24 * 60 * 60),
         fingerprint: fingerprint(der),
     }

@@ -369,8 +369,8 @@ impl Reflector {
             synced: overlay.phase() > Phase::Listing,
             server: Some(Server {
                 address: server,
-                trouble: trouble.as_ref().map(|(_, why)| why.clone()),
-                trouble_since: trouble.map(|(since, _)| since.to_string()),
+                error: trouble.as_ref().map(|(_, why)| why.clone()),
+                error_since: trouble.map(|(since, _)| since.to_string()),
                 stale: self.stale.clone(),
             }),
             ..Report::default()

@@ -203,7 +203,7 @@ fn services_wait_for_their_slices_the_first_time() {
 #[test]
 fn a_server_that_answers_again_is_no_trouble_even_if_it_has_no_news() {
     let mut case = Case::new();
-    let trouble = |case: &Case| case.report().server?.trouble;
+    let trouble = |case: &Case| case.report().server?.error;
     case.hear(Kind::Node, What::Failed("reset".to_owned()));
     assert_eq!(trouble(&case).as_deref(), Some("Node: reset"));
 

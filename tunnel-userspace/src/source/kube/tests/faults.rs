@@ -60,7 +60,7 @@ async fn a_server_that_lags_brings_nothing_back_that_is_gone() {
             assert!(version.is_none_or(String::is_empty), "{asked:?}");
         }
         let server = followed.report.borrow().server.clone();
-        assert_eq!(server.and_then(|server| server.trouble), None);
+        assert_eq!(server.and_then(|server| server.error), None);
     }
 }
 

@@ -7,7 +7,7 @@ mod toolchain;
 
 use std::{env, fs, io, path::PathBuf, process::ExitCode};
 
-/// What of the workspace the objects are made from.
+/// The parts of the workspace that the objects are built from.
 const SOURCES: [&str; 5] = [
     "tunnel-ebpf/src",
     "tunnel-ebpf/Cargo.toml",

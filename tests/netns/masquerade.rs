@@ -1,5 +1,5 @@
-//! The client address that a backend sees: that of the pod or host, for every dialled address. Where
-//! kube-proxy masquerades packets, the translation at the socket has no packet to change.
+//! The client address that a backend sees: that of the pod or host, for every dialled address. The
+//! translation at the socket has no packet that it could masquerade, as kube-proxy does.
 
 use std::{net::IpAddr, sync::Arc};
 

@@ -25,7 +25,7 @@ use self::{
 };
 use crate::{programs::Programs, support::each_family, under_load::is_answered};
 
-/// The duration of the product's writer against its readers: twenty times as long as the hasty writer
+/// The time that the product's writer runs against its readers: twenty times as long as the hasty writer
 /// takes to cause misrouted connects.
 const LASTING: Duration = Duration::from_secs(10);
 
@@ -38,7 +38,7 @@ const PROOF: u64 = 3;
 /// The time that readers check the maps after the hasty writer has stopped.
 const AFTERWARDS: Duration = Duration::from_millis(300);
 
-/// The time that the entries of fronts are replaced, in each family.
+/// The time that the entries of frontends are replaced, in each family.
 const SWAPPING: Duration = Duration::from_secs(3);
 
 /// The minimum number of endpoint changes per second.

@@ -1,16 +1,16 @@
-//! What a process uses, as the kernel tells.
+//! The resources of a process, as the kernel reports them.
 
 use std::{fs, time::Duration};
 
 use anyhow::{Context as _, Result};
 use nix::unistd::{SysconfVar, sysconf};
 
-/// How many bytes of memory a process has resident.
+/// Returns the resident memory of a process, in bytes.
 pub fn resident(pid: i32) -> Result<u64> {
     memory(pid, "VmRSS:")
 }
 
-/// How many bytes of memory a process has had resident at most.
+/// Returns the maximum resident memory of a process so far, in bytes.
 pub fn peak(pid: i32) -> Result<u64> {
     memory(pid, "VmHWM:")
 }
@@ -27,7 +27,7 @@ fn value<'a>(status: &'a str, field: &str) -> Result<&'a str> {
     Ok(value.with_context(|| format!("no {field}"))?.trim())
 }
 
-/// How often the threads of a process have given up their CPU to wait for something. Threads that have
+/// Returns the number of times that the threads of a process gave up their CPU to wait. Threads that have
 /// ended don't count.
 pub fn sleeps(pid: i32) -> Result<u64> {
     let mut sleeps = 0;
@@ -38,12 +38,12 @@ pub fn sleeps(pid: i32) -> Result<u64> {
     Ok(sleeps)
 }
 
-/// How long the threads of a process have run on a CPU, in the kernel and outside, to the nanosecond
+/// Returns the CPU time of the threads of a process, in the kernel and in user mode, to the nanosecond
 /// (kernel `Documentation/scheduler/sched-stats.rst`). Threads that have ended don't count.
 pub fn work(pid: i32) -> Result<Duration> {
     let mut ran = 0;
     for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
-        // One that ends meanwhile is gone.
+        // The thread may have ended meanwhile.
         let Ok(text) = fs::read_to_string(thread?.path().join("schedstat")) else {
             continue;
         };
@@ -53,12 +53,12 @@ pub fn work(pid: i32) -> Result<Duration> {
     Ok(Duration::from_nanos(ran))
 }
 
-/// How many files a process holds open.
+/// Returns the number of open files of a process.
 pub fn open_files(pid: i32) -> Result<usize> {
     Ok(fs::read_dir(format!("/proc/{pid}/fd"))?.count())
 }
 
-/// How long a process has run on a CPU, in the kernel and outside.
+/// Returns the CPU time of a process, in the kernel and in user mode.
 pub fn cpu(pid: i32) -> Result<Duration> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let (_, rest) = text.rsplit_once(") ").context("no name")?;

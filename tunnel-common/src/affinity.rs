@@ -100,7 +100,7 @@ pub struct Affinity {
     pub used: u64,
     /// The index of the backend.
     pub index: u32,
-    /// The state of the backend when it was chosen; tells this generation of the index from the next.
+    /// The state of the backend when it was chosen; distinguishes this generation of the index from the next.
     pub state: State,
     /// The key of this entry.
     pub key: AffinityKey,

@@ -134,7 +134,7 @@ pub struct OverflowKey {
     pub address: Address,
     /// The port of the VIP or backend.
     pub port: Port,
-    /// The direction, which tells a VIP from a backend.
+    /// The direction, which distinguishes a VIP from a backend.
     pub direction: Direction,
     reserved: u8,
     reserved_word: u32,

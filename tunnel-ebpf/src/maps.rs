@@ -390,7 +390,7 @@ pub(crate) fn routed() -> u64 {
 #[inline(always)]
 pub(crate) fn note_host(cookie: u64) {
     if let Some(host) = HOST.get_ptr_mut(0) {
-        // SAFETY: the entry stays mapped; one aligned word, written by the canary only.
+        // SAFETY: the entry stays mapped; one aligned word, written by the probe only.
         unsafe { host.write_volatile(cookie) };
     }
 }

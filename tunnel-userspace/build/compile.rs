@@ -26,7 +26,7 @@ const KEPT: [&str; 9] = [
     "CARGO_TERM_",
     "CARGO_BUILD_JOBS",
 ];
-/// What else one build hands down and another must not inherit.
+/// Further variables that one build sets and another must not inherit.
 const DROPPED: [&str; 5] = [
     "CLIPPY_",
     "RUSTC",
@@ -35,8 +35,8 @@ const DROPPED: [&str; 5] = [
     "RUSTUP_TOOLCHAIN",
 ];
 
-/// What Cargo tells a build script. Crates of the kernel programs look at `HOST`: with it in one
-/// caller and not in the other, each would compile anew what the other has compiled.
+/// The variables that Cargo sets for a build script. Crates of the kernel programs read `HOST`: with it in
+/// one caller and not in the other, each would recompile the crates that the other has compiled.
 const OF_BUILD_SCRIPT: [&str; 7] = [
     "DEBUG",
     "HOST",
@@ -47,9 +47,8 @@ const OF_BUILD_SCRIPT: [&str; 7] = [
     "TARGET",
 ];
 
-/// Runs the compiler. Cargo tells crates that lie outside a workspace apart by where they lie, and
-/// the names of functions, and with them the objects, would say so: ours are told apart by their
-/// names.
+/// Runs the compiler. Cargo distinguishes crates outside a workspace by their paths, and the names of
+/// functions, and with them the objects, would depend on these: our crates are distinguished by name.
 const ANYWHERE: &str = r#"#!/bin/sh
 case " $* " in
   *" --crate-name tunnel_common "* | *" --crate-name culvert_ebpf"*)
@@ -65,7 +64,7 @@ exec "$@"
 
 /// The objects of kernel programs.
 pub(crate) struct Objects {
-    /// What is loaded as a rule.
+    /// The object that is loaded by default.
     pub(crate) plain: PathBuf,
     /// The same programs, with their events logged.
     pub(crate) logging: PathBuf,
@@ -125,7 +124,7 @@ pub(crate) fn cargo(
     Ok(command)
 }
 
-/// Where [`ANYWHERE`] lies. It is written once: Cargo looks at its age.
+/// Returns the path of [`ANYWHERE`], which is written once: Cargo checks its age.
 fn anywhere(target: &Path) -> io::Result<PathBuf> {
     let path = target.join("anywhere");
     if fs::read_to_string(&path).is_ok_and(|text| text == ANYWHERE) {

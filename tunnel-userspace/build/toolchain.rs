@@ -20,7 +20,7 @@ pub(crate) const RUSTC_VARIABLE: &str = "CULVERT_BPF_RUSTC";
 /// Names a `bpf-linker` to use instead of searching for one.
 pub(crate) const LINKER_VARIABLE: &str = "CULVERT_BPF_LINKER";
 
-/// How a compiler comes by `core` for BPF.
+/// The source of a compiler's `core` for BPF.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Core {
     /// Already compiled, beside the compiler.
@@ -48,7 +48,7 @@ pub(crate) struct Linker {
     pub(crate) llvm: Option<u32>,
 }
 
-/// What compiles the kernel programs.
+/// The compiler and the linker of the kernel programs.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct Pair {
     pub(crate) compiler: Compiler,
@@ -69,8 +69,8 @@ pub(crate) fn find(tools: &Path) -> Result<Pair, Missing> {
     choose(&compilers, &linkers).ok_or(Missing { compilers, linkers })
 }
 
-/// The first compiler that has a linker of its LLVM. A linker that doesn't tell its LLVM is taken
-/// when none that tells fits.
+/// Returns the first compiler that has a linker of its LLVM. A linker of unknown LLVM is taken if no
+/// other fits.
 fn choose(compilers: &[Compiler], linkers: &[Linker]) -> Option<Pair> {
     let with = |is_fit: fn(&Compiler, &Linker) -> bool| {
         compilers.iter().find_map(|compiler| {
@@ -167,7 +167,7 @@ fn describe_linker(path: PathBuf) -> Option<Linker> {
     })
 }
 
-/// Which LLVM a linker was built against: `bpf-linker` has no option that tells, but the name of the
+/// Returns the LLVM that a linker was built against: `bpf-linker` has no option for it, but the name of the
 /// library it loads (`libLLVM.so.22.1`, `libLLVM-19.so.1`) stands near the start of the file.
 fn linked_llvm(path: &Path) -> Option<u32> {
     const NAMES_END: u64 = 1 << 20;
@@ -202,7 +202,7 @@ pub(crate) fn home(variable: &str, folder: &str) -> Option<PathBuf> {
     named.or_else(|| Some(env::home_dir()?.join(folder)))
 }
 
-/// What lies in a folder, sorted; nothing if there is no such folder.
+/// Lists the entries of a folder, sorted; none if the folder does not exist.
 pub(crate) fn entries(home: Option<PathBuf>, folder: &str) -> Vec<PathBuf> {
     let read = home.and_then(|home| fs::read_dir(home.join(folder)).ok());
     let entries = read.into_iter().flatten().filter_map(Result::ok);
@@ -233,7 +233,7 @@ impl fmt::Display for Linker {
 }
 
 impl Missing {
-    /// What is missing, in some words.
+    /// Returns the missing parts, in some words.
     pub(crate) fn summary(&self) -> String {
         let mut text = match (self.compilers.as_slice(), self.linkers.as_slice()) {
             ([], []) => format!("a Rust compiler with `core` for {TARGET}, and bpf-linker"),

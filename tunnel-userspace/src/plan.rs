@@ -186,7 +186,7 @@ pub struct FrontPlan {
     pub has_listener: bool,
 }
 
-/// The kind of a frontend's address. Where two Services have the address, the first kind here wins.
+/// The kind of a frontend's address. Of two Services with the address, that of the first kind here wins.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum FrontKind {
     /// A cluster IP.

@@ -1,4 +1,4 @@
-//! What a connect costs through Culvert, at several numbers of Services, beside a direct one.
+//! The cost of a connect through Culvert, at several numbers of Services, compared with a direct one.
 //!
 //! All variants share one client and one backend, that is one path of packets: they differ only in
 //! the cgroup of the client, and so in the programs that its connects run through. Those of rules,
@@ -42,25 +42,25 @@ const CPUS: [u32; 2] = [0, 1];
 /// Direct connects once more: how much of a difference is chance.
 const CONTROL: &str = "direct-again";
 
-/// How many Services the client connects to, spread over all there are: what differs between the
-/// variants is then how many Services there are, not how many are used.
+/// The number of Services that the client connects to, spread over all: the variants then differ in the
+/// number of Services that exist, not in the number that is used.
 const USED: u32 = 100;
 
-/// How the name of the variant ends that uses all Services.
+/// The end of the name of the variant that uses all Services.
 const COLD: &str = " in turn";
 
-/// How many variants don't go through Culvert.
+/// The number of variants that don't go through Culvert.
 const BESIDE: usize = 2;
 
 /// The first port for the instances' status; each takes two.
 const ADMIN: u16 = 10_300;
 
-/// How a measurement is made.
+/// The options of a measurement.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
     #[command(flatten)]
     common: Common,
-    /// How often each variant is measured.
+    /// The number of measurements of each variant.
     #[arg(long, default_value_t = 31)]
     rounds: u32,
     /// The numbers of Services; none measures direct connects alone.
@@ -72,7 +72,7 @@ pub(crate) struct Options {
     /// For how many Services there are iptables rules of that shape; none leaves them out.
     #[arg(long, num_args = 0.., value_delimiter = ',', default_value = "100,10000")]
     iptables: Vec<u32>,
-    /// How long one measurement lasts.
+    /// The duration of one measurement, in milliseconds.
     #[arg(long, default_value_t = 150)]
     slot_millis: u64,
 }
@@ -92,7 +92,7 @@ struct Variant {
 #[derive(Clone, Debug, Serialize)]
 struct Line {
     variant: String,
-    /// Whether targets belong to it.
+    /// True if the line is judged by targets.
     #[serde(skip)]
     is_ours: bool,
     connects_per_second: u64,
@@ -102,7 +102,7 @@ struct Line {
     p99_ns: u64,
     /// The median of the rounds' differences.
     p50_over_direct_ns: i64,
-    /// For how many of a thousand connects the server had to be woken.
+    /// The sleeps of the server for each thousand connects.
     woken: u64,
     failures: u64,
 }
@@ -249,10 +249,10 @@ fn cold(variants: &[Variant], services: &[u32]) -> Option<Variant> {
     })
 }
 
-/// What a client's connects came to.
+/// The result of one measurement.
 struct Sample {
     report: Report,
-    /// How often the server slept meanwhile.
+    /// The number of times that the server slept meanwhile.
     sleeps: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Connects one after another, as fast as can be: what `connect` costs.
+//! Connects one after another, as fast as possible: the cost of `connect`.
 
 use std::{collections::BTreeMap, io, net::SocketAddr, time::Duration};
 
@@ -13,23 +13,23 @@ use crate::clock::Instant;
 const WARM_UP: Duration = Duration::from_millis(50);
 
 /// The pause after each connect, which isn't counted: the server falls asleep, and each connect has to
-/// wake it. Without a pause, the faster a client is the more often it finds the server awake, and rates
-/// differ by several times what the connects cost.
+/// wake it. Without a pause a faster client finds the server awake more often, and rates differ by several
+/// times the cost of the connects.
 const REST: Duration = Duration::from_micros(20);
 
-/// What the connects came to.
+/// The result of the connects.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct Report {
-    /// How many there were in all, with those that aren't measured.
+    /// The number of all connects, with those that aren't measured.
     pub made: u64,
-    /// How many there were a second without the pauses, with making and closing the sockets.
+    /// Connects per second without the pauses, including the opening and closing of the sockets.
     pub rate: u64,
-    /// How long `connect` alone took.
+    /// The duration of `connect` alone.
     pub connect: Latency,
     pub failures: BTreeMap<String, u64>,
 }
 
-/// Where connects go: to `count` addresses from `first` on.
+/// The targets of the connects: `count` addresses from `first` on.
 #[derive(Args, Clone, Debug)]
 pub struct Plan {
     /// The first address and the port.

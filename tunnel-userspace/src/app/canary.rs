@@ -1,4 +1,4 @@
-//! The canary: a connect of the daemon through a frontend of its own. It proves the complete path, from
+//! The probe: a connect of the daemon through a frontend of its own. It proves the complete path, from
 //! the cgroup to the maps and back.
 
 use std::{

@@ -72,7 +72,7 @@ pub(crate) const ALL: [Spec; 13] = [
         attached::to_their_own_group,
     ),
     spec(
-        "an Event on a Service tells what is wrong with it, once for all nodes",
+        "an Event on a Service reports what is wrong with it, once for all nodes",
         Wants::Product,
         events::tell_what_is_wrong,
     ),

@@ -45,7 +45,7 @@ pub(crate) fn check(root: &Path) -> Result<bool> {
 /// Returns the source files of a crate with their text, without test files.
 fn files(folder: &Path) -> Result<Vec<(std::path::PathBuf, String)>> {
     let mut found = Vec::new();
-    for path in length::sources(folder)? {
+    for path in length::files(folder, "rs")? {
         let file = path.strip_prefix(folder)?.to_owned();
         if file.components().any(|part| part.as_os_str() == "tests")
             || file.file_stem().is_some_and(|stem| stem == "tests")

@@ -13,7 +13,7 @@ const LIMIT: usize = 500;
 /// Prints each source file of the workspace that is too long; returns false if there is one.
 pub(crate) fn check(root: &Path) -> Result<bool> {
     let mut is_good = true;
-    for path in sources(root)? {
+    for path in files(root, "rs")? {
         let lines = fs::read_to_string(&path)?.lines().count();
         if let Some(complaint) = complaint(lines) {
             println!(
@@ -30,8 +30,8 @@ fn complaint(lines: usize) -> Option<String> {
     (lines > LIMIT).then(|| format!("{lines} lines, {LIMIT} at most: split it"))
 }
 
-/// Returns all Rust files below a folder, in order, without output of Cargo and git.
-pub(crate) fn sources(folder: &Path) -> Result<Vec<PathBuf>> {
+/// Returns all files with an extension below a folder, in order, without output of Cargo and git.
+pub(crate) fn files(folder: &Path, extension: &str) -> Result<Vec<PathBuf>> {
     let entries = fs::read_dir(folder)
         .and_then(Iterator::collect::<Result<Vec<_>, _>>)
         .with_context(|| format!("cannot list {}", folder.display()))?;
@@ -41,9 +41,9 @@ pub(crate) fn sources(folder: &Path) -> Result<Vec<PathBuf>> {
         let name = entry.file_name();
         if path.is_dir() {
             if name != "target" && !name.as_encoded_bytes().starts_with(b".") {
-                found.extend(sources(&path)?);
+                found.extend(files(&path, extension)?);
             }
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
+        } else if path.extension().is_some_and(|it| it == extension) {
             found.push(path);
         }
     }
@@ -64,7 +64,8 @@ mod tests {
 
     #[test]
     fn the_sources_of_this_crate_are_found() {
-        let found = sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src")).expect("readable");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+        let found = files(&folder, "rs").expect("readable");
 
         assert!(found.iter().any(|path| path.ends_with("src/length.rs")));
         assert!(found.iter().any(|path| path.ends_with("src/setup/apt.rs")));

@@ -8,7 +8,7 @@ use clap::ValueEnum;
 use crate::{
     ebpf, layers, length,
     progress::{self, Outcome, Row},
-    setup, workspace,
+    setup, words, workspace,
 };
 
 /// The manifests of the two workspaces: user space, and the kernel programs.
@@ -31,6 +31,8 @@ pub(crate) enum Check {
     Layers,
     /// No source file is too long.
     Length,
+    /// Comments and documents use no banned word, and no sentence opens with What or How.
+    Words,
     /// Crates, their licences and sources are permitted.
     Deny,
     /// No crate has a known vulnerability.
@@ -67,6 +69,7 @@ impl Check {
             Self::Doc => doc(),
             Self::Layers => Ok(layers::check(root)?.into()),
             Self::Length => Ok(length::check(root)?.into()),
+            Self::Words => Ok(words::check(root)?.into()),
             Self::Deny => deny(&["bans", "licenses", "sources"]),
             Self::Advisories => advisories(),
             Self::Typos => tool("typos", &[]),

@@ -24,6 +24,7 @@ mod test;
 #[path = "../../tunnel-userspace/build/toolchain.rs"]
 mod toolchain;
 mod vm;
+mod words;
 mod workspace;
 
 use std::{path::PathBuf, process::ExitCode};

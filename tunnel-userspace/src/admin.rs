@@ -51,8 +51,8 @@ use crate::{
 /// Returns the current value.
 pub type Query<T> = Box<dyn Fn() -> T + Send + Sync>;
 
-/// Returns the Services of a name, or all.
-pub type Services = dyn Fn(Option<&str>) -> Vec<ServiceView> + Send + Sync;
+/// Passes the Services of a name, or all, to a function, one after the other.
+pub type Services = dyn Fn(Option<&str>, &mut dyn FnMut(ServiceView)) + Send + Sync;
 
 /// Counts of health responses, by path and status code.
 pub type Answers = BTreeMap<(&'static str, u16), u64>;
@@ -87,7 +87,7 @@ pub struct Views {
     pub network: watch::Receiver<View>,
     /// The state of the task that ends sockets.
     pub sockets: watch::Receiver<SocketsView>,
-    /// The Services of a name, or all, and their programmed state.
+    /// Passes on the Services of a name, or all, with their programmed state, one after the other.
     pub services: Box<Services>,
     /// The counts of the Service ports that have their own metrics.
     pub counted: Query<Counted>,

@@ -61,7 +61,7 @@ pub(super) fn views(stats: watch::Receiver<Stats>) -> Views {
         start: watch::Sender::default().subscribe(),
         stats,
         kernel_log: watch::channel(None).1,
-        services: Box::new(|_| Vec::new()),
+        services: Box::new(|_, _| ()),
         counted: Box::new(Counted::default),
         network: watch::Sender::default().subscribe(),
         sockets: watch::Sender::default().subscribe(),

@@ -10,7 +10,7 @@ use tokio::task::spawn_blocking;
 use super::{
     Views, metrics, proxy_health,
     readiness::Readiness,
-    server::{Routes, json, text},
+    server::{Routes, json, json_array, text},
     status::Status,
 };
 
@@ -86,8 +86,12 @@ impl Node {
         let mut asked = query.split('&');
         let name = asked.find_map(|asked| asked.strip_prefix("name="));
         let name = name.map(str::to_owned);
-        self.answer_blocking(move |views| json(StatusCode::OK, &(views.services)(name.as_deref())))
-            .await
+        self.answer_blocking(move |views| {
+            json_array(StatusCode::OK, |each| {
+                (views.services)(name.as_deref(), each)
+            })
+        })
+        .await
     }
 
     async fn metrics(&self) -> Response<Full<Bytes>> {

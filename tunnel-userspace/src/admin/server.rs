@@ -20,7 +20,7 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
-use serde::Serialize;
+use serde::{Serialize, Serializer as _, ser::SerializeSeq as _};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpListener,
@@ -202,7 +202,34 @@ async fn answer<S: Routes>(routes: &S, request: &Request<Incoming>) -> Response<
 }
 
 pub(super) fn json(code: StatusCode, value: &impl Serialize) -> Response<Full<Bytes>> {
-    match serde_json::to_vec(value) {
+    of_json(code, serde_json::to_vec(value))
+}
+
+/// Responds with the array of the values that `visit` passes on. Each is written and dropped before the
+/// next: thousands of values at once would take many times the memory of their text.
+pub(super) fn json_array<T: Serialize>(
+    code: StatusCode,
+    visit: impl FnOnce(&mut dyn FnMut(T)),
+) -> Response<Full<Bytes>> {
+    let write = || {
+        let mut body = Vec::new();
+        let mut serializer = serde_json::Serializer::new(&mut body);
+        let mut array = serializer.serialize_seq(None)?;
+        let mut written = Ok(());
+        visit(&mut |value| {
+            if written.is_ok() {
+                written = array.serialize_element(&value);
+            }
+        });
+        written?;
+        array.end()?;
+        Ok(body)
+    };
+    of_json(code, write())
+}
+
+fn of_json(code: StatusCode, body: serde_json::Result<Vec<u8>>) -> Response<Full<Bytes>> {
+    match body {
         Ok(body) => respond(code, "application/json", body.into()),
         Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
     }

@@ -228,7 +228,8 @@ fn written(reconciler: &Reconciler<Memory>, last: u8) -> (u32, Backend) {
 
 /// Returns the published Services: those with a name, or all.
 fn services(reconciler: &Reconciler<Memory>, name: Option<&str>) -> Vec<ServiceView> {
-    reconciler.published().services(reconciler.maps(), name)
+    let services = reconciler.published().services(reconciler.maps(), name);
+    services.collect()
 }
 
 /// Sets the number of open sockets at a backend.

@@ -156,7 +156,9 @@ impl DataPlane {
             start: self.steps.times(),
             stats: self.owner.stats(),
             kernel_log: self.kernel_log.subscribe(),
-            services: Box::new(move |name| services.services(&*of_services, name)),
+            services: Box::new(move |name, each| {
+                services.services(&*of_services, name).for_each(each);
+            }),
             counted: Box::new(move || ports.counted(&*of_ports, most)),
             network: watch::Sender::default().subscribe(),
             sockets: watch::Sender::default().subscribe(),

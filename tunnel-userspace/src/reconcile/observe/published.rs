@@ -57,11 +57,15 @@ impl Published {
 
     /// Returns the Services with their programmed state: those with a name, which may have the namespace
     /// and a slash in front, or all.
-    #[must_use]
-    pub fn services(&self, counts: &impl Counts, name: Option<&str>) -> Vec<ServiceView> {
-        let is_wanted = |shown: &Arc<Shown>| name.is_none_or(|name| is_named(shown.name(), name));
+    pub fn services(
+        &self,
+        counts: &impl Counts,
+        name: Option<&str>,
+    ) -> impl Iterator<Item = ServiceView> {
+        let is_wanted =
+            move |shown: &Arc<Shown>| name.is_none_or(|name| is_named(shown.name(), name));
         let wanted = self.all().filter(is_wanted);
-        wanted.map(|shown| shown.view(counts)).collect()
+        wanted.map(|shown| shown.view(counts))
     }
 
     /// Returns the counters of the first `most` service ports, by name.

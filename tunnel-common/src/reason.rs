@@ -1,8 +1,8 @@
-//! Why a connect, a datagram, a stream or an object ended as it did: one list for the kernel's
+//! The reasons for the outcome of a connect, a datagram, a stream or an object: one list for the kernel's
 //! counters, the label of the metric, the word in the log and the reset of a stream.
 
-/// Declares the reasons: number, word, meaning. A number is one among those that the kernel programs
-/// count, or one among those that only the daemon counts.
+/// Declares the reasons: number, word, meaning. The reasons that the kernel programs count and those that
+/// only the daemon counts are numbered separately.
 macro_rules! reasons {
     (
         kernel {
@@ -12,7 +12,7 @@ macro_rules! reasons {
             $($(#[$doc:meta])* $name:ident = $number:literal, $label:literal, $meaning:literal;)+
         }
     ) => {
-        /// A reason, in the order of the list: those of the kernel programs, then those of the daemon.
+        /// A reason, ordered as in the list: those of the kernel programs, then those of the daemon.
         #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
         #[repr(u32)]
         pub enum Reason {
@@ -25,10 +25,10 @@ macro_rules! reasons {
             pub const ALL: [Self; [$($index,)+ $($number),+].len()] =
                 [$(Self::$counted,)+ $(Self::$name),+];
 
-            /// Those that the kernel programs count.
+            /// The reasons that the kernel programs count.
             pub const OF_KERNEL: [Self; [$($index),+].len()] = [$(Self::$counted),+];
 
-            /// The word for metrics, logs and tables.
+            /// Returns the word for metrics, logs and tables.
             #[must_use]
             pub const fn label(self) -> &'static str {
                 match self {
@@ -37,7 +37,7 @@ macro_rules! reasons {
                 }
             }
 
-            /// What it means, in a sentence for people.
+            /// Returns the meaning of the reason, in a sentence.
             #[must_use]
             pub const fn meaning(self) -> &'static str {
                 match self {
@@ -166,14 +166,14 @@ reasons! {
 }
 
 impl Reason {
-    /// How many reasons the map `count` has room for. A further one of the kernel programs takes the next
-    /// number below, which changes no layout.
+    /// The capacity of the map `count`, in reasons. A new reason of the kernel programs takes the next free
+    /// number below it, which keeps the layout of the map.
     pub const CAPACITY: u32 = 96;
 
-    /// The number that those of the daemon follow.
+    /// The offset of the daemon's reasons.
     const DAEMON: u32 = 256;
 
-    /// The index of the counter in the map `count`, of one that the kernel programs count.
+    /// Returns the index of the counter in the map `count`, for a reason that the kernel programs count.
     #[inline(always)]
     #[must_use]
     #[expect(clippy::as_conversions, reason = "a field-less enum with repr(u32)")]
@@ -181,7 +181,7 @@ impl Reason {
         self as u32
     }
 
-    /// The reason that the kernel programs count at an index of the map `count`.
+    /// Returns the reason that the kernel programs count at an index of the map `count`.
     #[must_use]
     pub fn of_index(index: u32) -> Option<Self> {
         Self::OF_KERNEL
@@ -189,13 +189,13 @@ impl Reason {
             .find(|reason| reason.index() == index)
     }
 
-    /// The number among those of the daemon; the ends of streams are told by it.
+    /// Returns the number among the daemon's reasons, which the reset of a stream carries.
     #[must_use]
     pub const fn number(self) -> Option<u32> {
         self.index().checked_sub(Self::DAEMON)
     }
 
-    /// The reason of the daemon with that number.
+    /// Returns the daemon's reason with a number.
     #[must_use]
     pub fn of_number(number: u32) -> Option<Self> {
         Self::ALL
@@ -203,7 +203,7 @@ impl Reason {
             .find(|reason| reason.number() == Some(number))
     }
 
-    /// Whether the kernel programs count it; the daemon counts the others.
+    /// True if the kernel programs count the reason; the daemon counts the others.
     #[must_use]
     pub const fn is_of_kernel(self) -> bool {
         self.number().is_none()

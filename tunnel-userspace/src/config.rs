@@ -1,4 +1,4 @@
-//! The configuration: one YAML file for every role. Only this module reads it, and the
+//! The configuration: one YAML file for every role. Only this module reads the file and the
 //! environment.
 
 mod bounds;
@@ -25,36 +25,36 @@ pub use tunnel::{Identity, OnIngressDown, Steering, Tunnel};
 
 use crate::{identity::is_subdomain, sockets};
 
-/// The field that can't be used, and what is wrong with it.
+/// The path of an invalid field, and the reason.
 type Refused = (String, String);
 
-/// What the config is shown as; the domain is a placeholder.
+/// The name of the group that the config is shown under; the domain is a placeholder.
 const GROUP: &str = "culvert.dev";
 
-/// Everything that can be configured.
+/// The complete configuration of a process.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Config {
-    /// The name of the Node object of this node; empty for what `NODE_NAME` in the environment says,
-    /// else for the name of the host.
+    /// The name of this node's Node object. Empty: the environment variable `NODE_NAME`, else the host
+    /// name.
     pub node_name: String,
-    /// How Services are translated.
+    /// The implementation of Services.
     pub mode: Mode,
-    /// Where objects come from.
+    /// The sources of objects.
     pub source: Source,
-    /// Which traffic is translated, and how.
+    /// The translation of Service traffic.
     pub service: Service,
     /// The kernel programs and their maps.
     pub bpf: Bpf,
-    /// Open sockets of backends that are gone.
+    /// The termination of sockets of removed backends.
     pub sockets: sockets::Settings,
-    /// Where the daemon keeps its socket and state. Relative to the file.
+    /// The folder of the daemon's sockets and state; a relative path is relative to the file.
     pub state_dir: PathBuf,
     /// Metrics and status.
     pub admin: Admin,
     /// Health for load balancers and probes.
     pub healthz: Healthz,
-    /// What is logged besides.
+    /// Additional logs.
     #[serde(skip_serializing_if = "Log::is_off")]
     pub log: Log,
     /// The tunnel to edge nodes.
@@ -79,7 +79,7 @@ impl Default for Config {
     }
 }
 
-/// A configuration that can't be used.
+/// An error in a configuration file.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file can't be read.
@@ -87,39 +87,38 @@ pub enum ConfigError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system call.
         #[source]
         source: io::Error,
     },
-    /// The file is not what a config looks like.
+    /// A field or its value is invalid.
     #[error("config {path}: {field}: {reason}")]
     Field {
         /// The file.
         path: PathBuf,
         /// The field.
         field: String,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
 }
 
 impl Config {
-    /// Reads a file. Paths in it that are relative are relative to the file.
+    /// Reads a file. Relative paths in it are relative to the file.
     ///
     /// # Errors
     ///
-    /// The file can't be read, has a field that there isn't, or a value that can't be.
+    /// The file can't be read, or has an unknown field or an invalid value.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
         Self::of_file(path, read_document(path)?)
     }
 
-    /// Reads a file for a node, over what kube-proxy's own file says, if there is one: what the first
-    /// says counts, field by field. Gives the fields of kube-proxy's that have no effect.
+    /// Reads the config of a node and merges it over kube-proxy's file: a field of `path` overrides
+    /// the same field of `kube_proxy`. Also returns kube-proxy's fields that have no effect.
     ///
     /// # Errors
     ///
-    /// As [`Self::read`], for either file. `path` may be absent where it is the default place and
-    /// there is a file of kube-proxy's.
+    /// As [`Self::read`], for either file. The file `path` may be absent if it is the `default` path.
     pub fn read_over(
         path: &Path,
         default: &Path,
@@ -136,7 +135,7 @@ impl Config {
         Ok((config, meaning.warnings))
     }
 
-    /// Checks a file, kube-proxy's or ours; gives the fields of kube-proxy's that have no effect.
+    /// Checks a file, kube-proxy's or ours; returns kube-proxy's fields that have no effect.
     ///
     /// # Errors
     ///
@@ -150,31 +149,31 @@ impl Config {
         Ok(Vec::new())
     }
 
-    /// Reads the values of a file.
+    /// Creates a config from the values of a file, and makes its paths absolute.
     fn of_file(path: &Path, values: Value) -> Result<Self, ConfigError> {
         let mut config = Self::from_value(values).map_err(|refusal| refused(path, refusal))?;
         config.resolve(&folder(path)?);
         Ok(config)
     }
 
-    /// What the values of a file of kube-proxy's mean here.
+    /// Converts the values of a kube-proxy file.
     fn read_kube_proxy(path: &Path, values: &Value) -> Result<kube_proxy::Meaning, ConfigError> {
         let meaning = kube_proxy::read(values, &folder(path)?);
         meaning.map_err(|refusal| refused(path, refusal))
     }
 
-    /// Reads the text of a file of kube-proxy's, and gives its fields that have no effect; on failure the
+    /// Parses the text of a kube-proxy file and returns its fields that have no effect; on failure the
     /// field and the reason.
     pub(crate) fn parse_kube_proxy(text: &str) -> Result<Vec<Warning>, (String, String)> {
         let meaning = kube_proxy::read(&document(text)?, Path::new("/"))?;
         Ok(meaning.warnings)
     }
 
-    /// Reads the text of a file; on failure the field and the reason.
+    /// Parses the text of a file; on failure returns the field and the reason.
     ///
     /// # Errors
     ///
-    /// The text has a field that there isn't, or a value that can't be.
+    /// The text has an unknown field or an invalid value.
     pub fn parse(text: &str) -> Result<Self, Refused> {
         Self::from_value(document(text)?)
     }
@@ -192,38 +191,38 @@ impl Config {
         Ok(config)
     }
 
-    /// The defaults, as a file with the meaning of each field.
+    /// Returns the file of defaults, in which comments explain each field.
     #[must_use]
     pub const fn default_file() -> &'static str {
         include_str!("config/default.yaml")
     }
 
-    /// All of it as it counts, with what the file leaves out, below the name of its group (as
-    /// kube-proxy's `/configz` shows its own).
+    /// Returns the effective config, with the defaults of absent fields, below the name of its group, as
+    /// kube-proxy's `/configz` does.
     #[must_use]
     pub fn effective(&self) -> Value {
         json!({ GROUP: self })
     }
 
-    /// The socket that the daemon answers its command line on.
+    /// Returns the path of the admin socket, on which the daemon serves the command line.
     #[must_use]
     pub fn admin_socket(&self) -> PathBuf {
         self.state_dir.join("admin.sock")
     }
 
-    /// The socket that the helper calls which ends sockets in pods.
+    /// Returns the path of the socket to which the helper connects that terminates sockets in pods.
     #[must_use]
     pub fn helper_socket(&self) -> PathBuf {
         self.state_dir.join("sockets.sock")
     }
 
-    /// The file of what was known last of the API server.
+    /// Returns the path of the last snapshot of the API server's objects.
     #[must_use]
     pub fn kept_objects(&self) -> PathBuf {
         self.state_dir.join("objects")
     }
 
-    /// The socket that an agent answers its command line on.
+    /// Returns the path of the admin socket of an agent.
     #[must_use]
     pub fn agent_socket(&self) -> PathBuf {
         self.state_dir.join("agent.sock")
@@ -258,7 +257,7 @@ impl Config {
         self.check_ports()
     }
 
-    /// Refuses two listeners of one process that would be in each other's way.
+    /// Refuses two listeners of one process on the same port.
     fn check_ports(&self) -> Result<(), Refused> {
         let tunnel = &self.tunnel;
         let gateway = tunnel.gateway.as_ref().map(|gateway| gateway.listen);
@@ -300,7 +299,7 @@ impl Config {
     }
 }
 
-/// The most characters of the name of a Kubernetes object.
+/// The longest name of a Kubernetes object, in characters.
 const LONGEST_NAME: usize = 253;
 
 const NO_NODE_NAME: &str = "is no name of a Node: lower-case letters, digits, `-` and `.`, at most 253 of \
@@ -310,22 +309,22 @@ fn is_node_name(name: &str) -> bool {
     is_subdomain(name) && name.len() <= LONGEST_NAME
 }
 
-/// Whether two listeners can't both have their port. The unspecified address of a family stands for
-/// both families.
+/// True if two listeners conflict over a port. The unspecified address of either family listens on both
+/// families.
 fn is_same_port(one: SocketAddr, other: SocketAddr) -> bool {
     let is_everywhere = one.ip().is_unspecified() || other.ip().is_unspecified();
     one.port() != 0 && one.port() == other.port() && (is_everywhere || one.ip() == other.ip())
 }
 
-/// What is refused where it is no single field.
+/// The name in an error that concerns no single field.
 const WHOLE: &str = "the file";
 
-/// The values of a file.
+/// Parses the YAML of a file; an empty file is an empty map.
 fn document(text: &str) -> Result<Value, Refused> {
     if text.trim().is_empty() {
         return Ok(json!({}));
     }
-    // Comments are kept for nobody, and more than 96 in a row would be refused.
+    // Comments are not needed, and the parser refuses more than 96 in a row.
     let options = serde_saphyr::options! { emit_comments: false };
     let value: Value = serde_saphyr::from_str_with_options(text, options)
         .map_err(|error| (WHOLE.to_owned(), error.to_string()))?;
@@ -352,14 +351,14 @@ fn refused(path: &Path, (field, reason): Refused) -> ConfigError {
     }
 }
 
-/// The folder that a file's relative paths are relative to.
+/// Returns the absolute folder of a file, to which the file's relative paths are relative.
 fn folder(path: &Path) -> Result<PathBuf, ConfigError> {
     let absolute = std::path::absolute(path).map_err(|source| unread(path, source))?;
     let folder = absolute.parent().unwrap_or_else(|| Path::new("/"));
     Ok(folder.to_owned())
 }
 
-/// The node that the pod's manifest names; empty outside of a pod.
+/// Returns the node name that the pod's manifest sets in the environment; empty outside a pod.
 #[expect(
     clippy::disallowed_methods,
     reason = "the config reads the environment"

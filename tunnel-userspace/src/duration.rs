@@ -1,4 +1,4 @@
-//! Durations as people write them: `90s`, `10m`, `1h`.
+//! Durations in the config's format: `90s`, `10m`, `1h`.
 
 use std::{fmt, time::Duration};
 
@@ -17,7 +17,7 @@ pub(crate) fn serialize<S: Serializer>(value: &Duration, target: S) -> Result<S:
     target.collect_str(&Written(*value))
 }
 
-/// A duration as people write it: in whole seconds, else in milliseconds.
+/// A duration that is displayed in seconds if it has no fraction, else in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 pub(crate) struct Written(pub(crate) Duration);
 

@@ -1,14 +1,14 @@
-//! The bounds of numbers, durations and texts.
+//! The bounds of numbers and durations, and checks of lists of texts.
 
 use std::{fmt::Display, ops::RangeInclusive, time::Duration};
 
 use super::{Config, Refused, Tunnel};
 use crate::duration::Written;
 
-/// The most entries that a map may have.
+/// The largest capacity of a map, in entries.
 const MOST_ENTRIES: u32 = 1 << 24;
 
-/// Refuses a number or duration that is out of its bounds.
+/// Refuses a number or duration that is out of bounds.
 pub(super) fn check(config: &Config) -> Result<(), Refused> {
     const SECOND: Written = Written(Duration::from_secs(1));
     let seconds =
@@ -59,7 +59,7 @@ fn check_tunnel(config: &Tunnel) -> Result<(), Refused> {
             steering.ingress_port,
             1..=u16::MAX,
         )?;
-        // Up to 4 are the kernel's own (include/uapi/linux/rtnetlink.h).
+        // 0 to 4 are predefined by the kernel (include/uapi/linux/rtnetlink.h).
         let protocol = steering.route_protocol;
         within("tunnel.steering.routeProtocol", protocol, 5..=u8::MAX)?;
     }
@@ -117,7 +117,7 @@ fn at_least<T: Display + PartialOrd>(field: &str, value: T, least: T) -> Result<
     Err((field.to_owned(), reason))
 }
 
-/// Refuses the first text of a list that is none of what the list is of.
+/// Refuses the first text of a list for which `is_one` is false.
 pub(super) fn each(
     field: &str,
     texts: &[String],

@@ -1,5 +1,5 @@
-//! kube-proxy's own config file (`kubeproxy.config.k8s.io/v1alpha1`), read for what of it has a
-//! meaning here. The rest is named, each field once.
+//! kube-proxy's config file (`kubeproxy.config.k8s.io/v1alpha1`): converts the fields with an equivalent
+//! here, and returns one warning for each other field that is set.
 
 mod fields;
 mod file;
@@ -17,21 +17,21 @@ use self::{
 use super::{Config, Refused};
 use crate::model::Algorithm;
 
-/// The group of the API, the versions of it that are known, and the kind.
+/// The API group, its supported version, and the kind.
 const GROUP: &str = "kubeproxy.config.k8s.io";
 const API_VERSION: &str = "kubeproxy.config.k8s.io/v1alpha1";
 const KIND: &str = "KubeProxyConfiguration";
 
-/// kube-proxy's ports for health and metrics (`pkg/cluster/ports`).
+/// kube-proxy's default ports for health and metrics (`pkg/cluster/ports`).
 const HEALTH: u16 = 10_256;
 const METRICS: u16 = 10_249;
 
-/// A field of kube-proxy's that has no effect, or not all of it.
+/// A field of kube-proxy's file that has no effect, or only a part of it.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Warning {
-    /// Its path.
+    /// The path of the field.
     pub field: String,
-    /// Why not.
+    /// The reason.
     pub why: String,
 }
 
@@ -41,17 +41,17 @@ impl fmt::Display for Warning {
     }
 }
 
-/// What a file means here.
+/// The equivalent of a kube-proxy file.
 #[derive(Debug, Default)]
 pub(super) struct Meaning {
-    /// As fields of our own config.
+    /// The values of our own config.
     pub(super) config: Value,
-    /// What has no effect.
+    /// The fields that have no effect.
     pub(super) warnings: Vec<Warning>,
 }
 
 impl Meaning {
-    /// Puts a value at a path.
+    /// Sets the value at a path.
     fn put(&mut self, path: &str, value: Value) {
         let names = path.rsplit('.');
         let value = names.fold(value, |value, name| json!({ name: value }));
@@ -66,14 +66,14 @@ impl Meaning {
     }
 }
 
-/// Whether a file is kube-proxy's, by the group that it says it is of, or the kind.
+/// True if a file is kube-proxy's, by its API group or its kind.
 pub(super) fn is_one(file: &Value) -> bool {
     let group = file.get("apiVersion").and_then(Value::as_str);
     let group = group.and_then(|version| version.split('/').next());
     group == Some(GROUP) || file.get("kind").and_then(Value::as_str) == Some(KIND)
 }
 
-/// The field of kube-proxy's that a field of ours was read from.
+/// Returns the field of kube-proxy's file that sets a field of ours.
 fn named(ours: String) -> String {
     let (field, index) = ours.split_at(ours.find('[').unwrap_or(ours.len()));
     match field {
@@ -86,7 +86,7 @@ fn named(ours: String) -> String {
     }
 }
 
-/// Reads a file. Paths in it that are relative are relative to its folder.
+/// Converts a file. Relative paths in it are relative to `folder`.
 pub(super) fn read(value: &Value, folder: &Path) -> Result<Meaning, Refused> {
     let head: Head = file::part(value)?;
     for (field, found, wanted) in [
@@ -114,14 +114,14 @@ pub(super) fn read(value: &Value, folder: &Path) -> Result<Meaning, Refused> {
     meaning
         .warnings
         .sort_by(|one, other| one.field.cmp(&other.field));
-    // It must be good by itself, as the other file may say nothing of it.
+    // The converted values must be valid alone, since our own file may override none of them.
     match Config::from_value(meaning.config.clone()) {
         Ok(_) => Ok(meaning),
         Err((field, reason)) => Err((named(field), reason)),
     }
 }
 
-/// The fields that have no meaning here and are not at their default, and those that nobody knows.
+/// Returns a warning for each unknown field, and for each field without effect that is not at its default.
 fn unused(file: &Value) -> Vec<Warning> {
     let mut found = Vec::new();
     leaves(file, "", &mut found);
@@ -132,7 +132,7 @@ fn unused(file: &Value) -> Vec<Warning> {
     found.into_iter().filter_map(warning).collect()
 }
 
-/// Every field of a file, as deep as fields are known.
+/// Collects the fields of a file, down to the depth of the known fields.
 fn leaves<'a>(value: &'a Value, path: &str, found: &mut Vec<(String, &'a Value)>) {
     let is_inner = path.is_empty() || {
         let inside = format!("{path}.");
@@ -149,13 +149,13 @@ fn leaves<'a>(value: &'a Value, path: &str, found: &mut Vec<(String, &'a Value)>
                 leaves(value, &path, found);
             }
         }
-        // A section that says nothing.
+        // An empty section.
         None if is_inner && value.is_null() => {}
         Some(_) | None => found.push((path.to_owned(), value)),
     }
 }
 
-/// The API server, which is always kube-proxy's source, and the name that the node has there.
+/// Converts the API server, which is always kube-proxy's source, and the name of the node.
 fn client(file: &File, folder: &Path, meaning: &mut Meaning) {
     let kubeconfig = &file.client_connection.kubeconfig;
     let kube = if kubeconfig.is_empty() {
@@ -170,7 +170,7 @@ fn client(file: &File, folder: &Path, meaning: &mut Meaning) {
     }
 }
 
-/// Health and metrics. Where a file doesn't name their addresses, the family of `bindAddress` does.
+/// Converts the addresses for health and metrics; the family of `bindAddress` determines their defaults.
 fn ports(file: &File, meaning: &mut Meaning) -> Result<(), Refused> {
     let own = match file.bind_address.as_str() {
         "" => "0.0.0.0",
@@ -203,7 +203,7 @@ fn ports(file: &File, meaning: &mut Meaning) -> Result<(), Refused> {
     Ok(())
 }
 
-/// The addresses of node ports; none stands for what there is without the field.
+/// Converts the addresses of NodePorts; an empty list means the same as an absent field.
 fn node_ports(file: &File, meaning: &mut Meaning) {
     const LOOPBACK: &str = "iptables.localhostNodePorts";
     const OURS: &str = "service.nodePortAddresses";
@@ -224,7 +224,7 @@ fn node_ports(file: &File, meaning: &mut Meaning) {
     }
 }
 
-/// How a backend is chosen.
+/// Converts the load-balancing algorithm.
 fn scheduler(file: &File, meaning: &mut Meaning) {
     const FIELD: &str = "ipvs.scheduler";
     let name = match (file.mode, file.ipvs.scheduler.as_str()) {
@@ -242,7 +242,7 @@ fn scheduler(file: &File, meaning: &mut Meaning) {
     }
 }
 
-/// Which traffic is local, and what is masqueraded: taken over for the packet path.
+/// Converts the detection of local traffic and masquerading, for the packet path.
 fn traffic(file: &File, meaning: &mut Meaning) -> Result<(), Refused> {
     match file.detect_local_mode.as_str() {
         "" => {}
@@ -271,8 +271,8 @@ fn traffic(file: &File, meaning: &mut Meaning) -> Result<(), Refused> {
     Ok(())
 }
 
-/// The one with what the other says in the place of what it says itself, field by field; a field that the
-/// other has without a value is taken out where the one has it.
+/// Merges `top` over `under`, field by field. A field that is null in `top` is removed if `under` has it,
+/// and kept as null (a section with defaults) if not.
 pub(super) fn over(under: Value, top: Value) -> Value {
     match (under, top) {
         (Value::Object(mut under), Value::Object(top)) => {

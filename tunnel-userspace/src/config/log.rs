@@ -4,7 +4,7 @@ use tunnel_common::table::{PROGRAMS, Program};
 use super::Refused;
 use crate::bpf::KernelLog;
 
-/// What is logged besides what the daemon itself has to say.
+/// Logs besides those of the daemon itself.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Log {
@@ -14,18 +14,18 @@ pub struct Log {
 }
 
 impl Log {
-    /// Whether nothing is.
+    /// True if no kernel program logs.
     #[must_use]
     pub const fn is_off(&self) -> bool {
         self.kernel.is_none()
     }
 
-    /// A filter with room for what is asked for here. What the filter itself says of the target
-    /// `kernel` comes first.
+    /// Returns the filter extended by the level of the kernel program's events. A directive for the
+    /// target `kernel` in `filter` takes precedence.
     #[must_use]
     pub fn filter(&self, filter: &str) -> String {
         match &self.kernel {
-            // Of two words on one target, the last counts.
+            // The last of two directives for one target counts.
             Some(KernelLog { program: _, level }) => format!("kernel={level},{filter}"),
             None => filter.to_owned(),
         }

@@ -14,44 +14,44 @@ use crate::{
     plan::NodePortAddresses,
 };
 
-/// How Services are translated.
+/// The implementation of Services.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
-    /// As the kernel allows: today the same as `ebpf`.
+    /// The best that the kernel supports: currently the same as `ebpf`.
     Auto,
-    /// By kernel programs.
+    /// Kernel programs.
     #[default]
     Ebpf,
-    /// By a listener for each Service. Not built yet.
+    /// A listener for each Service. Not built yet.
     Userspace,
 }
 
-/// Which traffic is translated, and how.
+/// The translation of Service traffic.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Service {
-    /// How traffic of this node's pods is told from traffic from outside.
+    /// The detection of traffic from this node's pods.
     pub detect_local: DetectLocal,
-    /// The ranges of pod addresses, for `detectLocal: ClusterCIDR`.
+    /// The CIDRs of pods, for `detectLocal: ClusterCIDR`.
     #[serde(rename = "clusterCIDRs")]
     pub cluster_cidrs: Vec<String>,
-    /// Whether all traffic through a Service is masqueraded.
+    /// True if all traffic through Services is masqueraded.
     pub masquerade_all: bool,
-    /// The addresses that serve NodePorts: absent for `primary` and loopback, empty for all.
+    /// The addresses that serve NodePorts. Absent: `primary` and `localhost`; empty: all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_port_addresses: Option<Vec<String>>,
-    /// Which external IPs are served.
+    /// The external IPs that are served.
     #[serde(rename = "externalIPs")]
     pub external_ips: ExternalIps,
-    /// OpenYurt's annotation on the endpoints that Services keep to.
+    /// The effect of OpenYurt's annotation `openyurt.io/topologyKeys` on Services.
     pub topology_keys: TopologyKeys,
     /// The interval of polling for local listeners on cluster IPs.
     #[serde(with = "duration")]
     pub local_listener_poll_interval: Duration,
-    /// The links to the world; empty to find them.
+    /// The names of the uplink interfaces; empty to detect them.
     pub uplinks: Vec<String>,
-    /// How a backend is chosen where a Service doesn't say.
+    /// The load-balancing algorithm of Services that set none.
     pub algorithm: Algorithm,
     /// The interval of full syncs, which compare the maps with the desired state.
     #[serde(with = "duration")]
@@ -76,7 +76,7 @@ impl Default for Service {
 }
 
 impl Service {
-    /// The addresses of this node that node ports are dialled on.
+    /// Returns the addresses of this node that serve NodePorts.
     #[must_use]
     pub fn node_ports(&self) -> Vec<NodePortAddresses> {
         let Some(named) = &self.node_port_addresses else {
@@ -100,7 +100,7 @@ impl Service {
     }
 }
 
-/// The addresses of a node that a text names.
+/// Parses an entry of `nodePortAddresses`.
 fn addresses(text: &str) -> Option<NodePortAddresses> {
     match text {
         "all" => Some(NodePortAddresses::All),
@@ -110,7 +110,7 @@ fn addresses(text: &str) -> Option<NodePortAddresses> {
     }
 }
 
-/// A range: its address and the length of its prefix.
+/// Parses a CIDR into its address and prefix length.
 fn cidr(text: &str) -> Option<(IpAddr, u8)> {
     let (address, length) = text.split_once('/')?;
     let (address, length) = (address.parse::<IpAddr>().ok()?, length.parse::<u8>().ok()?);
@@ -118,21 +118,21 @@ fn cidr(text: &str) -> Option<(IpAddr, u8)> {
     (length <= longest).then_some((address, length))
 }
 
-/// How traffic of this node's pods is told from traffic from outside.
+/// The detection of traffic from this node's pods.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub enum DetectLocal {
-    /// By the ranges of `clusterCIDRs`.
+    /// By the CIDRs in `clusterCIDRs`.
     #[default]
     #[serde(rename = "ClusterCIDR")]
     ClusterCidr,
-    /// By the Node's pod ranges.
+    /// By the pod CIDRs of the Node object.
     #[serde(rename = "NodeCIDR")]
     NodeCidr,
-    /// By the bridge that pods are on.
+    /// By the bridge of the pods.
     BridgeInterface,
-    /// By the prefix of the names of pods' links.
+    /// By the name prefix of the pods' interfaces.
     InterfaceNamePrefix,
-    /// Not at all.
+    /// No detection.
     None,
 }
 
@@ -140,11 +140,11 @@ pub enum DetectLocal {
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Bpf {
-    /// The cgroup whose sockets are translated; the daemon must be in it.
+    /// The cgroup whose sockets are translated; the daemon must run inside it.
     pub cgroup: Cgroup,
-    /// The folder of pins, on a BPF file system.
+    /// The folder of pinned maps and programs, on a BPF file system.
     pub bpffs: PathBuf,
-    /// The sizes of the maps.
+    /// The capacities of the maps, in entries.
     pub maps: Sizes,
 }
 
@@ -158,7 +158,7 @@ impl Default for Bpf {
     }
 }
 
-/// A cgroup by its folder, or `auto` for the root of the v2 hierarchy.
+/// The folder of a cgroup; `None` (`auto`) is the root of the v2 hierarchy.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(from = "String", into = "String")]
 pub struct Cgroup(pub Option<PathBuf>);
@@ -200,7 +200,7 @@ impl Default for Admin {
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Healthz {
-    /// The address of `/healthz` and `/livez`.
+    /// The address of `/healthz`, `/livez` and `/readyz`.
     pub address: SocketAddr,
 }
 

@@ -1,17 +1,18 @@
-//! The sections of a file: fields with values, or nothing, but no lists. A list would pass for a section, its items for
-//! the fields in their order.
+//! The shape of a file: a section is a map or empty, not a list. serde would accept a list as a struct,
+//! with its items as the fields in their order.
 
 use serde_json::{Map, Value};
 
 use super::{Config, Identity, Log, Refused, Source, Steering, Tunnel, WHOLE};
 use crate::bpf::{KernelLog, Level};
 
-/// Refuses whatever is no section where the config has one. One without fields has all defaults.
+/// Refuses a list or scalar instead of a section. Replaces an empty section with an empty map, for which
+/// serde applies the defaults.
 pub(super) fn check(file: &mut Value) -> Result<(), Refused> {
     compare(file, &every_section(), "")
 }
 
-/// A config with every section that there is.
+/// Returns a config with every section, the optional ones included.
 pub(super) fn every_section() -> Value {
     let config = Config {
         source: Source {

@@ -5,11 +5,11 @@ use serde::{Deserialize, Serialize};
 use super::Refused;
 use crate::source::{file, kube};
 
-/// Where objects come from. Where both say something of one object, the file counts.
+/// The sources of objects. An object of both sources is taken from the file.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Source {
-    /// A folder or file of manifests; on by itself where there is no other source.
+    /// A folder or file of manifests; enabled by default if no source is configured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub file: Option<file::Settings>,
     /// The API server of the cluster.
@@ -18,7 +18,7 @@ pub struct Source {
 }
 
 impl Source {
-    /// The folder or file of manifests, if it is a source.
+    /// Returns the settings of the manifest source, if it is enabled.
     #[must_use]
     pub fn file(&self) -> Option<file::Settings> {
         match (&self.file, &self.kube) {

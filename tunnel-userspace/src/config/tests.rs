@@ -8,10 +8,10 @@ use crate::{
 
 mod documented;
 
-/// A section without which a tunnel is refused.
+/// A section that every gateway and agent needs.
 const IDENTITY: &str = "identity: { files: { ca: a, cert: b, key: c } }";
 
-/// The rows of a table of two columns.
+/// Returns the rows of a table of two columns.
 pub(super) fn rows(table: &str) -> impl Iterator<Item = (&str, &str)> {
     table.lines().skip(1).map(|row| {
         let (one, other) = row.split_once("=>").expect("two columns");
@@ -23,8 +23,8 @@ fn refusal(text: &str) -> (String, String) {
     Config::parse(text).expect_err("refused")
 }
 
-/// Asserts that each text is refused with the field beside it, and with a reason that begins with
-/// what stands after a colon.
+/// Asserts that each text is refused with the field in the second column, and with a reason that begins
+/// with the text after the field's colon, if any.
 fn refused<'a>(table: impl Iterator<Item = (&'a str, &'a str)>) {
     for (text, wanted) in table {
         let (wanted, told) = wanted.split_once(": ").unwrap_or((wanted, ""));
@@ -48,7 +48,7 @@ fn the_config_is_shown_with_what_the_file_leaves_out() {
     assert_eq!(read, config);
 }
 
-/// The paths of all sections, as JSON pointers.
+/// Collects the paths of all sections, as JSON pointers.
 fn sections(value: &Value, path: &str, found: &mut Vec<String>) {
     if let Some(fields) = value.as_object() {
         found.push(path.to_owned());
@@ -204,8 +204,8 @@ fn files_are_a_source_by_themselves_only_where_there_is_no_other() {
 
 #[test]
 fn the_ports_of_the_tunnel_are_not_those_of_others_on_the_same_node() {
-    // The kubelet, kube-proxy, the control plane with its cloud controllers; yurthub and yurt-tunnel,
-    // whose port for agents gateways take over; yurt-manager; Raven.
+    // The ports of the kubelet, kube-proxy, the control plane with its cloud controllers; yurthub and
+    // yurt-tunnel, whose port for agents (10262) gateways reuse; yurt-manager; Raven.
     let others = (10_248..=10_261)
         .chain(10_263..=10_269)
         .chain(10_271..=10_275)

@@ -1,4 +1,4 @@
-//! The tunnel: a role is on when its section is there.
+//! The tunnel: a role is enabled by its section.
 
 use std::{net::IpAddr, path::PathBuf};
 
@@ -24,21 +24,21 @@ fn refused<T>(field: &str, reason: impl Into<String>) -> Result<T, Refused> {
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Tunnel {
-    /// The mark of our own sockets, of every role: they are neither steered nor led to backends.
+    /// The `SO_MARK` of Culvert's own sockets, in every role: they are neither steered nor translated.
     pub socket_mark: u32,
-    /// Which connects are sent to the tunnel, and where they land.
+    /// The steering of connects to edge nodes into the tunnel, and its ingress.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub steering: Option<Steering>,
-    /// Where agents connect to.
+    /// The gateway, to which agents connect.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gateway: Option<gateway::Settings>,
-    /// What this edge node serves.
+    /// The agent of this edge node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub agent: Option<agent::Settings>,
-    /// The certificate of this end.
+    /// The certificate of this gateway or agent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub identity: Option<Identity>,
-    /// Bounds of sessions.
+    /// The limits of a session.
     pub session: Limits,
 }
 
@@ -109,12 +109,12 @@ impl Tunnel {
     }
 }
 
-/// Which connects are sent to the tunnel, and where they land.
+/// The steering of connects to edge nodes into the tunnel, and its ingress.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Steering {
-    /// The ranges whose addresses stand for a node and port: one of IPv4, one of IPv6, or one of
-    /// them.
+    /// The CIDRs of the addresses that each represent an edge node and port: at most one of each
+    /// family.
     pub prefixes: Vec<String>,
     /// The port of the ingress.
     pub ingress_port: u16,
@@ -122,9 +122,9 @@ pub struct Steering {
     pub edge_node_selector: String,
     /// The action on connects while the ingress is down.
     pub on_ingress_down: OnIngressDown,
-    /// The routing protocol that our routes are marked with.
+    /// The routing protocol number of Culvert's routes (`ip route … proto`).
     pub route_protocol: u8,
-    /// The ConfigMap with further ports, as `namespace/name`.
+    /// The ConfigMap of additional ports, as `namespace/name`.
     pub config_map: String,
 }
 
@@ -184,7 +184,7 @@ impl Steering {
         }
     }
 
-    /// The ranges.
+    /// Returns the valid prefixes; a checked config has no others.
     #[must_use]
     pub fn ranges(&self) -> Vec<Prefix> {
         self.prefixes
@@ -194,8 +194,8 @@ impl Steering {
     }
 }
 
-/// Whether a range may be made local: not one that the host itself, multicast or half of the world
-/// is in.
+/// True if a prefix may be routed to this host: not too short, and without loopback, multicast,
+/// link-local or reserved addresses.
 fn is_fit(prefix: &Prefix) -> bool {
     let shortest = if prefix.is_v4() { 8 } else { 16 };
     let has_meaning = match prefix.network().to_ip() {
@@ -215,9 +215,9 @@ fn is_fit(prefix: &Prefix) -> bool {
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnIngressDown {
-    /// They are refused at once.
+    /// Connects are refused at once.
     Refuse,
-    /// They go the plain way. Not built yet.
+    /// Connects bypass the tunnel. Not built yet.
     Pass,
 }
 
@@ -233,13 +233,13 @@ fn is_host_and_port(text: &str) -> bool {
     is_host && port.parse::<u16>().is_ok_and(|port| port != 0)
 }
 
-/// The certificate of this end.
+/// The certificate of this gateway or agent.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Identity {
-    /// Where it is.
+    /// The files of the certificate.
     pub files: Files,
 }
 
-/// The most bytes that HTTP/2 lets a connection have under way (RFC 9113 section 6.9.1).
+/// The largest flow-control window of an HTTP/2 connection, in bytes (RFC 9113 section 6.9.1).
 const LARGEST_WINDOW: u32 = (1 << 31) - 1;

@@ -1,4 +1,4 @@
-//! Every field of kube-proxy's config, with its defaults and what becomes of it
+//! Every field of kube-proxy's config: the fields with an effect, and the others with their defaults
 //! (`k8s.io/kube-proxy/config/v1alpha1/types.go`; defaults:
 //! `pkg/proxy/apis/config/v1alpha1/defaults.go`).
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::read::has_default;
 
-/// A field without effect: its path, the texts that stand for its default, and why it has none.
+/// A field without effect: its path, the texts that equal its default, and the reason.
 type Field = (&'static str, &'static [&'static str], &'static str);
 
 const PACKETS: &str = "taken over, but only the packet path reads it, which is not built yet";
@@ -41,7 +41,7 @@ const USED: &[&str] = &[
     "nodePortAddresses",
 ];
 
-/// Fields whose zero value (`""`, 0, false, `[]`, `0s`) stands for the default too.
+/// Fields whose zero value (`""`, 0, false, `[]`, `0s`) also means the default.
 const UNUSED: &[Field] = &[
     ("featureGates", &[], "there are no features to switch"),
     ("clientConnection.acceptContentTypes", &[], JSON),
@@ -90,7 +90,7 @@ const UNUSED: &[Field] = &[
     ("windowsRunAsService", &[], WINDOWS),
 ];
 
-/// Fields whose zero value is one of its own.
+/// Fields whose zero value differs from the default.
 const UNUSED_ZERO: &[Field] = &[
     ("iptables.masqueradeBit", &["14"], NO_RULES),
     ("nftables.masqueradeBit", &["14"], NO_RULES),
@@ -101,14 +101,14 @@ const UNUSED_ZERO: &[Field] = &[
     ("conntrack.tcpCloseWaitTimeout", &["1h"], NO_CONNTRACK),
 ];
 
-/// The paths of all fields.
+/// Returns the paths of all fields.
 pub(super) fn paths() -> impl Iterator<Item = &'static str> {
     let unused = UNUSED.iter().chain(UNUSED_ZERO);
     let unused = unused.map(|(path, ..)| *path);
     USED.iter().copied().chain(unused)
 }
 
-/// Says why a field has no effect; nothing where it has one, or is at its default.
+/// Returns the reason why a field has no effect; none if the field has one, or is at its default.
 pub(super) fn why_unused(path: &str, value: &Value) -> Option<&'static str> {
     if USED.contains(&path) {
         return None;

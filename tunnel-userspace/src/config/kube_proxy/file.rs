@@ -1,11 +1,11 @@
-//! The fields of kube-proxy's file that have a meaning here.
+//! The fields of kube-proxy's file that have an equivalent here.
 
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use crate::config::Refused;
 
-/// Reads a part of a file; a field without a value is one that isn't there.
+/// Deserialises a part of a file; a null field counts as absent.
 pub(super) fn part<T: DeserializeOwned>(file: &Value) -> Result<T, Refused> {
     let read = serde_path_to_error::deserialize(without_nulls(file));
     read.map_err(|error| (error.path().to_string(), error.into_inner().to_string()))
@@ -25,7 +25,7 @@ fn without_nulls(value: &Value) -> Value {
     }
 }
 
-/// Says what a file is.
+/// The version and kind of a file.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct Head {
@@ -33,7 +33,7 @@ pub(super) struct Head {
     pub(super) kind: String,
 }
 
-/// `KubeProxyConfiguration`, as far as it counts.
+/// The fields of `KubeProxyConfiguration` that are used.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct File {
@@ -58,7 +58,7 @@ pub(super) struct ClientConnection {
     pub(super) kubeconfig: String,
 }
 
-/// A mode of kube-proxy's: whose section counts.
+/// The mode of kube-proxy, which selects the section that is used.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Mode {
@@ -67,11 +67,11 @@ pub(super) enum Mode {
     Iptables,
     Ipvs,
     Nftables,
-    /// For Windows.
+    /// The mode for Windows.
     Kernelspace,
 }
 
-/// What a mode that makes rules goes by.
+/// The section of a mode that writes packet filter rules.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct Rules {

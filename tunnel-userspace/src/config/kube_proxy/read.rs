@@ -1,11 +1,11 @@
-//! Values as kube-proxy's file has them.
+//! The formats of values in kube-proxy's file.
 
 use std::net::{IpAddr, SocketAddr};
 
 use jiff::SignedDuration;
 use serde_json::Value;
 
-/// An address, with or without brackets.
+/// Parses an IP address, with or without brackets.
 pub(super) fn ip_of(text: &str) -> Option<IpAddr> {
     let bare = text
         .strip_prefix('[')
@@ -13,15 +13,15 @@ pub(super) fn ip_of(text: &str) -> Option<IpAddr> {
     bare.unwrap_or(text).parse().ok()
 }
 
-/// An address with a port, or with that port where it has none (kube-proxy
+/// Parses an address with an optional port; `port` is the default (kube-proxy
 /// `pkg/proxy/util/utils.go`, `AppendPortIfNeeded`).
 pub(super) fn address(text: &str, port: u16) -> Option<SocketAddr> {
     let whole = text.parse().ok();
     whole.or_else(|| Some(SocketAddr::new(ip_of(text)?, port)))
 }
 
-/// Whether a field is as it is where a file doesn't name it: at a default, or at its zero value where
-/// that stands for the default.
+/// True if a value has the same effect as an absent field: null, a value of `defaults`, or, with
+/// `has_zero`, the zero value of its type.
 pub(super) fn has_default(value: &Value, defaults: &[&str], has_zero: bool) -> bool {
     let shown = match value {
         Value::String(text) => text.clone(),
@@ -47,7 +47,7 @@ fn is_zero(value: &Value) -> bool {
     }
 }
 
-/// A duration as Go writes it: `24h0m0s`, `1m30s`, `250ms`.
+/// Parses a duration in Go's format: `24h0m0s`, `1m30s`, `250ms`.
 fn duration(text: &str) -> Option<SignedDuration> {
     text.parse().ok()
 }

@@ -6,12 +6,12 @@ use crate::{
     model::Algorithm,
 };
 
-/// The whole file as kubeadm writes it for a cluster of both families.
+/// The complete file that kubeadm writes for a dual-stack cluster.
 const KUBEADM: &str = include_str!("kubeadm.yaml");
 
 const HEAD: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
 
-/// A file of kube-proxy's with these fields, which a comma parts.
+/// Returns a kube-proxy file with these comma-separated fields.
 fn with(fields: &str) -> String {
     let head = HEAD.trim().replace('\n', ", ");
     format!("{{ {head}, {fields} }}")
@@ -25,7 +25,7 @@ fn meaning(fields: &str) -> Meaning {
     read(&file(&with(fields)), Path::new("/etc/proxy")).expect("good")
 }
 
-/// The config that fields of kube-proxy's alone make.
+/// Returns the config that results from fields of kube-proxy's file alone.
 fn config(fields: &str) -> Config {
     Config::from_value(meaning(fields).config).expect("good")
 }
@@ -66,7 +66,7 @@ fn the_file_of_kubeadm_names_every_field_that_was_ever_written_by_it() {
 
     let stray: Vec<_> = found.difference(&known).collect();
     assert!(stray.is_empty(), "{stray:?}");
-    // What it leaves out: newer, or not for it.
+    // The fields that kubeadm's file lacks: they are newer, or kubeadm doesn't set them.
     let missing: Vec<_> = known.difference(&found).copied().collect();
     assert_eq!(
         missing,
@@ -108,7 +108,7 @@ fn each_field_that_means_something_is_taken_over() {
         mode: ipvs, ipvs: { scheduler: sh } => service: { algorithm: source-hash }
         mode: ipvs, ipvs: { scheduler: wlc } => service: { algorithm: least-conn }";
     for (fields, ours) in rows(table) {
-        // Without a name of its own, the API server is the source.
+        // The API server is the source even if the row doesn't name it.
         let ours = Config::parse(ours).expect("good");
         let mut found = config(fields);
         assert_eq!(warned(fields), Vec::<String>::new(), "{fields}");
@@ -206,7 +206,7 @@ fn another_kind_or_version_and_values_that_can_not_be_are_refused_by_field() {
         let (field, reason) = refusal(text);
         assert_eq!(format!("{field}: {reason}"), wanted);
     }
-    // Also what our own config refuses, by the name that kube-proxy has for it.
+    // Values that our own config refuses are reported by kube-proxy's name of the field.
     let table = "
         mode: userspace => mode
         mode: 1 => mode
@@ -234,7 +234,7 @@ fn another_kind_or_version_and_values_that_can_not_be_are_refused_by_field() {
     }
 }
 
-/// A folder with these files.
+/// Creates a folder with these files.
 fn folder(files: &[(&str, &str)]) -> (tempfile::TempDir, Vec<PathBuf>) {
     let folder = tempfile::tempdir().expect("a folder");
     let write = |(name, text): &(&str, &str)| {

@@ -1,4 +1,4 @@
-//! The file of defaults that people begin with.
+//! Tests of the documented file of defaults.
 
 use super::*;
 use crate::{
@@ -48,7 +48,7 @@ fn the_page_on_configuration_shows_the_file_of_defaults() {
     );
 }
 
-/// The documented file without the signs of comment before its fields, but for those of some sections.
+/// Returns the documented file with its commented-out fields enabled, except those of the sections `but`.
 fn uncommented(but: &[&str]) -> String {
     let mut hidden = None;
     let mut text = String::new();
@@ -73,7 +73,7 @@ fn uncommented(but: &[&str]) -> String {
     text
 }
 
-/// Of the fields that show an example.
+/// Sets the fields that have an example instead of a default in the file.
 fn with_examples(config: Config) -> Config {
     let files = Files {
         ca: "ca.pem".into(),

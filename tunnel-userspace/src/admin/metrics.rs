@@ -85,7 +85,7 @@ fn agent(out: &mut Out<'_>, status: &AgentStatus) -> fmt::Result {
     out.gauge("culvert_ready", help, status.ready)?;
     let counts = status.tunnel.counts.iter();
     let labelled = counts.map(|(word, n)| ([("reason", word)], *n));
-    out.counters("culvert_reason", "How streams ended", labelled)?;
+    out.counters("culvert_reason", "Outcomes of streams", labelled)?;
     let states = ConnectionState::ALL.map(|state| {
         let all = connections.iter().filter(|its| its.state == state);
         ([("state", state.label())], number(all.count()))
@@ -103,9 +103,9 @@ fn api_server(out: &mut Out<'_>, server: Option<&Server>) -> fmt::Result {
     let Some(server) = server else {
         return Ok(());
     };
-    let help = "1 if the API server can be reached";
+    let help = "1 if the API server is reachable";
     out.gauge("culvert_api_server_up", help, server.error.is_none())?;
-    let help = "1 if the last snapshot is served, while the API server is away";
+    let help = "1 if the last snapshot is used, since the API server is unreachable";
     out.gauge("culvert_source_stale", help, server.stale.is_some())
 }
 
@@ -149,7 +149,7 @@ fn node(out: &mut Out<'_>, views: &Views) -> fmt::Result {
     let drift = [([("map", "all")], stats.drift)];
     let help = "Differences found between the maps and the desired state";
     out.counters("culvert_map_drift", help, drift)?;
-    let help = "Plans of Services that were made";
+    let help = "Plans computed for Services";
     out.total("culvert_planned_services", help, stats.sync.planned)?;
     let help = "Time from the last change to its last write";
     let delay = stats.programming_latency_seconds;
@@ -206,7 +206,7 @@ fn reasons(
     }
     let labelled = counts.into_iter();
     let labelled = labelled.map(|(reason, n)| ([("reason", reason.label())], n));
-    let help = "How connects, datagrams and objects ended";
+    let help = "Outcomes of connects, datagrams and objects";
     out.counters("culvert_reason", help, labelled)
 }
 

@@ -25,7 +25,7 @@ pub(super) fn encode(out: &mut Out<'_>, stats: &Stats, answers: &Answers) -> fmt
     passes(out, stats)?;
     changes(out, stats)?;
     gaps(out, stats)?;
-    let help = "From the change of a Pod or Service to its last write here";
+    let help = "Time from the change of a Pod or Service to its last write on this node";
     let name = "kubeproxy_network_programming_duration_seconds";
     let values = by_family(|family| stats.sync.programming.of(family));
     out.histograms(name, help, values)?;
@@ -35,31 +35,31 @@ pub(super) fn encode(out: &mut Out<'_>, stats: &Stats, answers: &Answers) -> fmt
     ] {
         let asked = answers.iter().filter(|((asked, _), _)| *asked == endpoint);
         let labelled = asked.map(|((_, code), n)| ([("code", *code)], *n));
-        out.counters(name, "Answers, by code", labelled)?;
+        out.counters(name, "Responses by code", labelled)?;
     }
     Ok(())
 }
 
 fn passes(out: &mut Out<'_>, stats: &Stats) -> fmt::Result {
     let sync = &stats.sync;
-    let help = "How long passes over changed Services took";
+    let help = "Duration of syncs";
     let name = "kubeproxy_sync_proxy_rules_duration_seconds";
     out.histograms(name, help, by_family(|_| &sync.all))?;
-    let help = "How long passes over every Service took";
+    let help = "Duration of syncs of all Services";
     let name = "kubeproxy_sync_full_proxy_rules_duration_seconds";
     out.histograms(name, help, by_family(|_| &sync.full))?;
-    let help = "How long passes over some Services took";
+    let help = "Duration of syncs of the changed Services";
     let name = "kubeproxy_sync_partial_proxy_rules_duration_seconds";
     out.histograms(name, help, by_family(|_| &sync.partial))?;
     let seconds = |at: Option<Timestamp>| at.map_or(0.0, |at| at.as_duration().as_secs_f64());
-    let help = "When the last pass ended that left nothing to be written";
+    let help = "Time of the last complete sync, as a Unix time";
     let name = "kubeproxy_sync_proxy_rules_last_timestamp_seconds";
     out.gauges(
         name,
         help,
         by_family(|_| seconds(stats.last_complete_sync_at)),
     )?;
-    let help = "When the last change came";
+    let help = "Time of the last received change, as a Unix time";
     let name = "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds";
     out.gauges(name, help, by_family(|_| seconds(sync.last_queued_at)))
 }
@@ -76,7 +76,7 @@ fn changes(out: &mut Out<'_>, stats: &Stats) -> fmt::Result {
     );
     for (what, (total, pending)) in [("service", services), ("endpoint", endpoints)] {
         let name = format!("kubeproxy_sync_proxy_rules_{what}_changes");
-        out.counters(&name, "Changes that were seen", total)?;
+        out.counters(&name, "Received changes", total)?;
         let help = "Services with changes that are not written yet";
         let pending = pending.map(|(labels, count)| (labels, number(count)));
         out.gauges(&format!("{name}_pending"), help, pending)?;

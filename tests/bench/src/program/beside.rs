@@ -42,8 +42,8 @@ const SETTLING: u32 = 10;
 pub(super) fn measure(options: &Options) -> Result<[Times; 4]> {
     let (node, other) = (started(options)?, started(options)?);
     let changes = |what: &str| -> Result<Times> {
-        // Enough for a 99th of 100 that is not the longest.
-        let changes = probe::change(&node, options.changes.saturating_mul(4))?;
+        // Enough for a steady p99.
+        let changes = probe::change(&node, options.changes.saturating_mul(10))?;
         let reached: Vec<_> = changes.iter().map(|change| change.reached).collect();
         let what = format!("one endpoint of {SERVICES} services, {what}");
         Ok(Times::of(what, &reached))

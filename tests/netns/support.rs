@@ -136,9 +136,9 @@ pub(crate) enum Way {
 }
 
 impl Way {
-    /// The ways of TCP.
+    /// The families that a TCP client can use.
     pub(crate) const TCP: [Self; 3] = [Self::V4, Self::V6, Self::Mapped];
-    /// The ways of UDP.
+    /// The families that a UDP client can use.
     pub(crate) const UDP: [Self; 4] = [Self::V4, Self::V6, Self::Mapped, Self::V4OnV6];
 
     const fn domain(self) -> Domain {
@@ -300,7 +300,7 @@ pub(crate) fn no_way() -> Result<(Errno, Errno)> {
     })
 }
 
-/// True if the error is that of an address without a route, so no program redirected the connect.
+/// Returns true if a connect failed for lack of a route, so no program redirected it.
 pub(crate) fn is_nowhere(error: Errno) -> bool {
     matches!(error, Errno::EHOSTUNREACH | Errno::ENETUNREACH)
 }
@@ -316,7 +316,7 @@ pub(crate) fn is_refused<T>(
     same("error, counted", (failed, grown), (error, vec![1]))
 }
 
-/// Runs a story for each family, which an error then names.
+/// Runs a story for each family; an error names the family.
 pub(crate) fn each_family(story: impl Fn(Family) -> Result<()>) -> Result<()> {
     let told = |family: Family| story(family).context(family.label());
     [Family::V4, Family::V6].into_iter().try_for_each(told)

@@ -84,7 +84,7 @@ pub struct Lease<T: 'static> {
 }
 
 impl<T: Fixture> Lease<T> {
-    /// Returns the fixture for the next test: the last line of a test that succeeds.
+    /// Gives the fixture back for the next test; the last call of a test that succeeds.
     pub fn give_back(mut self) -> Result<()> {
         self.fixture.restore()?;
         *self.kept = Some(Arc::clone(&self.fixture));

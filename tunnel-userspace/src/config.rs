@@ -197,8 +197,8 @@ impl Config {
         include_str!("config/default.yaml")
     }
 
-    /// Returns the effective config, with the defaults of absent fields, below the name of its group, as
-    /// kube-proxy's `/configz` does.
+    /// Returns the effective config, including the defaults of absent fields, under the key of its API
+    /// group, as in kube-proxy's `/configz`.
     #[must_use]
     pub fn effective(&self) -> Value {
         json!({ GROUP: self })

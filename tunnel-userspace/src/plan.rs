@@ -345,8 +345,8 @@ fn fronts(
     fronts
 }
 
-/// Returns the claims of a Service on frontends: each frontend of its plan, with the rank that decides
-/// between it and others.
+/// Returns each frontend of a Service's plan, with the name of its port and the rank that decides between
+/// all Services that claim this frontend.
 pub fn claims(
     state: &ServiceState,
     plan: &ServicePlan,

@@ -31,14 +31,14 @@ pub use self::{
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Pods {
-    /// None, by the config.
+    /// None, since the config disables it.
     #[default]
     Off,
     /// The daemon.
     Daemon,
     /// The helper of the daemon.
     Helper,
-    /// None, with the cause.
+    /// None, since the daemon can't enter pods; with the cause.
     Unreached(String),
 }
 

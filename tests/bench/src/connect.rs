@@ -1,9 +1,9 @@
 //! The cost of a connect through Culvert, at several numbers of Services, compared with a direct one.
 //!
 //! All variants share one client and one backend, that is one path of packets: they differ only in
-//! the cgroup of the client, and so in the programs that its connects run through. Those of rules,
-//! as kube-proxy has them, have a network namespace of their own each, with a path like that. In each
-//! round every variant is measured once, in a shuffled order, and compared with direct of that round.
+//! the cgroup of the client, and so in the programs that its connects run through. Each variant with
+//! rules like kube-proxy's has a network namespace of its own, with a path like that. In each round every
+//! variant is measured once, in a shuffled order, and compared with the direct connects of that round.
 
 use std::net::SocketAddr;
 
@@ -39,7 +39,7 @@ const TARGET: u16 = 9000;
 /// A pair of CPUs: the client's, and the server's.
 const CPUS: [u32; 2] = [0, 1];
 
-/// Direct connects once more: how much of a difference is chance.
+/// Direct connects, measured a second time: their difference from the first is noise.
 const CONTROL: &str = "direct-again";
 
 /// The number of Services that the client connects to, spread over all: the variants then differ in the
@@ -66,10 +66,10 @@ pub(crate) struct Options {
     /// The numbers of Services; none measures direct connects alone.
     #[arg(long, num_args = 0.., value_delimiter = ',', default_value = "100,10000,100000")]
     services: Vec<u32>,
-    /// For how many Services there are nftables rules of kube-proxy's shape; none leaves them out.
+    /// The numbers of Services with nftables rules like kube-proxy's; none omits these rules.
     #[arg(long, num_args = 0.., value_delimiter = ',', default_value = "100,5000")]
     nft: Vec<u32>,
-    /// For how many Services there are iptables rules of that shape; none leaves them out.
+    /// The numbers of Services with iptables rules like kube-proxy's; none omits these rules.
     #[arg(long, num_args = 0.., value_delimiter = ',', default_value = "100,10000")]
     iptables: Vec<u32>,
     /// The duration of one measurement, in milliseconds.
@@ -233,8 +233,8 @@ fn through(
     })
 }
 
-/// The instance with most Services once more, with a connect to each of them in turn: no cache
-/// holds what the next one needs. No target belongs to it.
+/// The instance with most Services, measured again with a connect to each of them in turn: no CPU cache
+/// holds the entries that the next connect needs. No target applies to it.
 fn cold(variants: &[Variant], services: &[u32]) -> Option<Variant> {
     let most = services.iter().max().filter(|count| **count > USED)?;
     let place = services.iter().position(|count| count == most)?;
@@ -362,7 +362,7 @@ mod tests {
 
     #[test]
     fn variants_are_compared_with_direct_of_their_own_round() {
-        // The second round was disturbed, for both alike.
+        // In the second round both variants were slowed down alike.
         let rounds = [
             vec![sample(10_000, 20_000), sample(9_900, 21_000)],
             vec![sample(5_000, 40_000), sample(4_900, 41_500)],

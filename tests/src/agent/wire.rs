@@ -51,7 +51,7 @@ pub struct Exit {
 }
 
 impl Exit {
-    /// True if the exit code is 0.
+    /// Returns true if the exit code is 0.
     #[must_use]
     pub const fn is_success(self) -> bool {
         matches!(self.code, Some(0))
@@ -91,7 +91,8 @@ pub(crate) fn send(
 pub(crate) fn receive<T: DeserializeOwned>(
     channel: BorrowedFd<'_>,
 ) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
-    // The length is read first: most messages are a thousandth of the maximum.
+    // A peek returns the length, so that the buffer fits the message: most messages have a thousandth of
+    // the maximum length.
     let length = recv(
         channel.as_raw_fd(),
         &mut [],

@@ -10,10 +10,10 @@ use tower::service_fn;
 use super::*;
 use crate::model::{Kind, ObjectId, ObjectName};
 
-/// A time longer than the settling of any concern.
+/// Longer than any concern takes to settle.
 const SETTLED: Duration = Duration::from_secs(12);
 
-/// An API server with one response to all requests, and the objects that it was sent.
+/// An API server with one response to all requests, and the objects that were sent to it.
 #[derive(Clone)]
 struct Server {
     answer: watch::Sender<(u16, Value)>,
@@ -68,7 +68,7 @@ pub(super) fn claimed(name: &str) -> Concern {
 
 type Ports = BTreeMap<String, String>;
 
-/// The views of a daemon, and the running task.
+/// A running task, its API server, and the channels that the task follows.
 struct Case {
     server: Server,
     concerns: watch::Sender<Arc<[Concern]>>,
@@ -81,7 +81,7 @@ impl Case {
         Self::with(Ports::new())
     }
 
-    /// Starts the task with ports that were taken before.
+    /// Starts the task while these ports can't be bound.
     fn with(ports: Ports) -> Self {
         let (listening, ports) = watch::channel(ports);
         let server = Server::new();
@@ -116,7 +116,7 @@ impl Case {
         self.concerns.send_replace(Arc::new([claimed(name)]));
     }
 
-    /// Returns the Events that are sent in this number of seconds, without the start.
+    /// Returns the Events that are sent in this number of seconds, except that of the start.
     async fn told(&self, seconds: u64) -> Vec<Value> {
         let mut told = self.all_told(seconds).await;
         told.retain(|event| event[1] != "Starting");

@@ -60,8 +60,8 @@ pub trait MapWriter: Send {
     /// Writes slots to which no record leads yet, consecutively from index `first`. If one fails, others
     /// may have been written.
     fn write_slots(&mut self, first: u32, slots: &[Slot]) -> Result<(), WriteError>;
-    /// Writes backends to which no slot leads yet, each at its index, in their order. Returns the number
-    /// written, and the error if those are not all.
+    /// Writes backends to which no slot leads yet, each at its index, in the given order. Returns the
+    /// number written, and the error that prevented the rest.
     fn write_backends(&mut self, backends: &[(u32, Backend)]) -> (usize, Result<(), WriteError>);
     /// Writes the sets of a backend, which may be in use.
     fn move_backend(&mut self, index: u32, sets: Membership) -> Result<(), WriteError>;

@@ -50,8 +50,8 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
         })
     }
 
-    /// Writes the changes. Services that can't be written stay dirty. Returns the entries that were
-    /// removed from reach, to be freed after a grace period.
+    /// Writes the changes. Services that can't be written stay dirty. Returns the entries that
+    /// became unreachable, to be freed after a grace period.
     pub fn pass(&mut self) -> Retired {
         if let Some(held_back) = &mut self.held_back {
             let listeners = &self.desired.listeners;

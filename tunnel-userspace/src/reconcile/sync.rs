@@ -295,7 +295,7 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         tracing::warn!(error, "cannot write everything at once, beginning anew");
         self.faults.count(Reason::WriteFailed);
         self.mode = Mode::Doubtful;
-        // Entries out of reach are unknown until the maps are read again.
+        // Until the maps are read again, it is unknown which entries are unreachable.
         self.ports.retired = Retired::default();
         // Everything is to be written again.
         self.dirty.extend(desired.plans.keys().cloned());

@@ -25,7 +25,7 @@ const HEADER: usize = size_of::<libc::cmsghdr>();
 
 /// Has the kernel record the interface of each connection that this listener will accept.
 pub(super) fn remember(listener: &impl AsFd, is_v6: bool) -> io::Result<()> {
-    // An IPv6 socket also takes IPv4 connects.
+    // An IPv6 listener also accepts IPv4 connections, so IPv4 is always set.
     setsockopt(listener, Ipv4PacketInfo, &true)?;
     if is_v6 {
         setsockopt(listener, Ipv6RecvPacketInfo, &true)?;

@@ -1,4 +1,4 @@
-//! The control data of Debian packages, as apt shows it.
+//! Parses the control data of Debian packages, as `apt-cache show` prints it.
 
 /// Returns a field of the first package in the text.
 pub(super) fn field(shown: &str, name: &str) -> Option<String> {

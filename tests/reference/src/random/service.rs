@@ -160,7 +160,7 @@ fn ports(draw: &mut Draw<'_>, type_: &str) -> Vec<ServicePort> {
         if twin.is_some_and(|other| other.protocol.as_deref() == Some(protocol)) {
             continue;
         }
-        // One port number with two protocols may share its node port.
+        // Two ports with one number and different protocols may share a node port.
         let shared = twin.and_then(|other| other.node_port);
         let node_port = allocates.then(|| draw.node_port(shared));
         let missing = draw.pick([None, Some(0)]);
@@ -172,8 +172,8 @@ fn ports(draw: &mut Draw<'_>, type_: &str) -> Vec<ServicePort> {
             ..ServicePort::default()
         });
     }
-    // The third port may have the number of the first one; two ports of one number must differ in
-    // protocol.
+    // The loop only compares a port with the first one of its number: the third may still equal the
+    // second, but two ports of one number must differ in protocol.
     ports.sort_by(|a, b| (a.port, &a.protocol).cmp(&(b.port, &b.protocol)));
     ports.dedup_by(|a, b| (a.port, &a.protocol) == (b.port, &b.protocol));
     ports

@@ -63,7 +63,7 @@ const fn full(reason: Reason) -> Refused {
 pub(crate) struct Ports<M> {
     pub(crate) maps: M,
     pub(crate) actual: Actual,
-    /// Entries that were removed from reach since [`Self::take_retired`].
+    /// Entries that became unreachable since [`Self::take_retired`].
     pub(super) retired: Retired,
     /// True if retired entries are not yet freed, so that there may soon be more room.
     pub(super) waiting: bool,
@@ -139,7 +139,7 @@ impl<M: MapReader + MapWriter> Ports<M> {
         actual.occupied.look(&self.maps, &mut actual.free_backends)
     }
 
-    /// Returns the entries that were removed from reach since the last call.
+    /// Returns the entries that became unreachable since the last call.
     pub(in crate::reconcile) fn take_retired(&mut self) -> Retired {
         let retired = std::mem::take(&mut self.retired);
         self.waiting |= !retired.0.is_empty();

@@ -143,7 +143,8 @@ impl<R: MapReader> Reading<'_, R> {
         let sets = self.actual.sets.all();
         let placed: BTreeSet<u32> = sets.flat_map(|(_, set)| set.iter().copied()).collect();
         let mut stray = Vec::new();
-        // A backend in a set precedes one that only keeps its present connections.
+        // Of two backends with one target, the backend in a set is adopted: the other only keeps its open
+        // connections.
         let (first, second): (Vec<_>, Vec<_>) = self
             .backends
             .iter()

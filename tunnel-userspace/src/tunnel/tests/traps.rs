@@ -68,7 +68,7 @@ impl Session {
         pin!(accepted).poll(&mut Context::from_waker(Waker::noop()))
     }
 
-    /// Polls both ends; neither may end, and no request may arrive.
+    /// Polls the client and the server; asserts that neither ends and that no request arrives.
     fn exchange(&mut self) {
         self.drive_client();
         assert!(self.accept().is_pending(), "the server is alive");

@@ -220,7 +220,7 @@ where
             Ok(memory) => {
                 let of_number = |number: u8| Protocol::of_socket(number.into());
                 let protocols = order.protocols.into_iter().filter_map(of_number);
-                scan::run(Reach::All, protocols.collect(), Arc::clone(memory)).await
+                scan::run(Reach::Others, protocols.collect(), Arc::clone(memory)).await
             }
             Err(problem) => Scan {
                 problem: Some(problem.clone()),

@@ -29,7 +29,10 @@ const PROC: &str = "/proc";
 pub(super) enum Reach {
     /// The network namespace of this process.
     Own,
-    /// That, and the namespaces of all other processes.
+    /// The namespaces of all other processes. The daemon of a helper, in the same namespace, ends the sockets
+    /// there itself; ended by both, they would be counted twice.
+    Others,
+    /// Both.
     All,
 }
 
@@ -109,7 +112,7 @@ fn scan(reach: Reach, search: &Search<'_, impl Memory>) -> Result<Scan, DiagErro
     let mut scan = Scan::default();
     let mut suspects = search.suspects().map_err(cannot(READ))?;
     let own = namespaces::own().map_err(cannot(FIND))?;
-    let here = suspects.remove(&own);
+    let here = suspects.remove(&own).filter(|_| reach != Reach::Others);
     if reach == Reach::Own || suspects.is_empty() {
         scan.left = suspects.values().map(Suspects::len).sum();
         if let Some(here) = here {

@@ -4,6 +4,7 @@
 mod bounds;
 mod kube_proxy;
 mod log;
+mod nearest;
 mod section;
 mod shape;
 mod source;
@@ -185,7 +186,7 @@ impl Config {
             if field == "." {
                 WHOLE.clone_into(&mut field);
             }
-            (field, error.into_inner().to_string())
+            (field, nearest::suggest(error.into_inner().to_string()))
         })?;
         config.check()?;
         Ok(config)

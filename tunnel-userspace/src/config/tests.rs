@@ -76,6 +76,24 @@ fn every_section_refuses_an_unknown_field() {
 }
 
 #[test]
+fn an_unknown_field_is_refused_with_the_nearest_known_one() {
+    let table = "
+        nodename: a => nodeName
+        source: { kube: { maxBackof: 1s } } => maxBackoff
+        bpf: { maps: { frontend: 1 } } => frontends
+        tunnel: { steering: { prefix: [] } } => prefixes";
+    for (text, field) in rows(table) {
+        let (_, reason) = refusal(text);
+        assert!(
+            reason.ends_with(&format!("; did you mean `{field}`?")),
+            "{reason}"
+        );
+    }
+    let (_, reason) = refusal("something: else");
+    assert!(!reason.contains("did you mean"), "{reason}");
+}
+
+#[test]
 fn a_value_that_cannot_be_is_refused_with_its_field() {
     let table = "
         bpf: { maps: { frontends: 0 } } => bpf.maps.frontends

@@ -18,7 +18,7 @@ use crate::{
 /// Starts a node that ends sockets of these protocols, with a Service whose first backend is `one`.
 fn ending(protocols: &str) -> Result<Scene> {
     let scene = Scene::leading_to(&["one", "two"], &["one"])?;
-    configure(&scene.node, "sockets", &format!("{{ end: {protocols} }}"))?;
+    configure(&scene.node, "sockets", &format!("{{ terminate: {protocols} }}"))?;
     scene.node.start()?;
     Ok(scene)
 }
@@ -257,7 +257,7 @@ fn what_a_daemon_left_that_was_killed_is_ended_by_the_next_one() -> Result<()> {
     are_answered(&lost, "one")?;
 
     scene.node.kill9()?;
-    configure(&scene.node, "sockets", "{ end: [udp] }")?;
+    configure(&scene.node, "sockets", "{ terminate: [udp] }")?;
     scene.node.start()?;
 
     are_ended(&lost)?;

@@ -117,7 +117,7 @@ fn sizes_that_have_no_room_for_what_is_there_are_refused_and_told() -> Result<()
 
     for (size, wanted) in [
         ("slots of 64", [64, 64, 256]),
-        ("fronts of 4", [4, 256, 256]),
+        ("frontends of 4", [4, 256, 256]),
         ("backends of 64", [64, 256, 64]),
     ] {
         let words = format!("bpf.maps.{size} is too small");

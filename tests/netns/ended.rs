@@ -18,7 +18,11 @@ use crate::{
 /// Starts a node that ends sockets of these protocols, with a Service whose first backend is `one`.
 fn ending(protocols: &str) -> Result<Scene> {
     let scene = Scene::leading_to(&["one", "two"], &["one"])?;
-    configure(&scene.node, "sockets", &format!("{{ terminate: {protocols} }}"))?;
+    configure(
+        &scene.node,
+        "sockets",
+        &format!("{{ terminate: {protocols} }}"),
+    )?;
     scene.node.start()?;
     Ok(scene)
 }

@@ -179,7 +179,7 @@ fn admit(
     };
     let source = source_of(joined.peer);
     if sessions.len() >= shared.settings.max_sessions {
-        full(source, "as many sessions as gateway.maxSessions");
+        full(source, "as many sessions as tunnel.gateway.maxSessions");
         return;
     }
     let id = sessions.next_id();

@@ -127,7 +127,7 @@ reasons! {
         /// A stream whose session ended.
         AgentConnectionLost = 29, "agent_connection_lost", "the connection to the agent was lost";
         /// Refused: every session of the node has its most streams.
-        StreamLimit = 30, "stream_limit", "refused: every session of the node is at tunnel.session.maxStreams";
+        StreamLimit = 30, "stream_limit", "refused: every session of the node has tunnel.session.maxStreams streams, or the ingress its most clients";
         /// Refused by the agent: the target is not on its allow-list.
         TargetDenied = 31, "target_denied", "refused by the agent: not on its allow-list";
         /// The target refused the agent's connect.
@@ -147,7 +147,7 @@ reasons! {
         /// A TLS or tunnel handshake timed out.
         HandshakeTimedOut = 39, "handshake_timed_out", "a TLS or tunnel handshake timed out";
         /// Refused: the gateway has its most handshakes in progress, or its most sessions.
-        HandshakeLimit = 40, "handshake_limit", "refused: the gateway is at tunnel.gateway.maxPendingHandshakes or maxSessions";
+        HandshakeLimit = 40, "handshake_limit", "refused: the gateway has its most handshakes (tunnel.gateway.maxPendingHandshakes) or sessions (maxSessions), or the node its most sessions";
         /// Refused: the certificate is not an agent's, or names no node.
         IdentityRejected = 41, "identity_rejected", "refused: the certificate is not an agent's, or names no node";
         /// Ignored: an invalid field; the object is used without it.

@@ -81,7 +81,11 @@ fn an_unknown_field_is_refused_with_the_nearest_known_one() {
         nodename: a => nodeName
         source: { kube: { maxBackof: 1s } } => maxBackoff
         bpf: { maps: { frontend: 1 } } => frontends
-        tunnel: { steering: { prefix: [] } } => prefixes";
+        tunnel: { steering: { prefix: [] } } => prefixes
+        tunnel: { gateway: { handshakes: 1 } } => maxPendingHandshakes
+        tunnel: { agent: { dials: 1 } } => maxPendingDials
+        tunnel: { session: { streams: 1 } } => maxStreams
+        tunnel: { session: { window: 1 } } => streamWindowBytes";
     for (text, field) in rows(table) {
         let (_, reason) = refusal(text);
         assert!(

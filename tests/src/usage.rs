@@ -31,22 +31,29 @@ fn value<'a>(status: &'a str, field: &str) -> Result<&'a str> {
 /// ended don't count.
 pub fn sleeps(pid: i32) -> Result<u64> {
     let mut sleeps = 0;
-    for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
-        let text = fs::read_to_string(thread?.path().join("status"))?;
+    for text in of_threads(pid, "status")? {
         sleeps += value(&text, "voluntary_ctxt_switches:")?.parse::<u64>()?;
     }
     Ok(sleeps)
+}
+
+/// Reads a file of each thread of a process.
+fn of_threads(pid: i32, file: &str) -> Result<Vec<String>> {
+    let mut texts = Vec::new();
+    for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
+        // The thread may have ended meanwhile.
+        if let Ok(text) = fs::read_to_string(thread?.path().join(file)) {
+            texts.push(text);
+        }
+    }
+    Ok(texts)
 }
 
 /// Returns the CPU time of the threads of a process, in the kernel and in user mode, to the nanosecond
 /// (kernel `Documentation/scheduler/sched-stats.rst`). Threads that have ended don't count.
 pub fn work(pid: i32) -> Result<Duration> {
     let mut ran = 0;
-    for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
-        // The thread may have ended meanwhile.
-        let Ok(text) = fs::read_to_string(thread?.path().join("schedstat")) else {
-            continue;
-        };
+    for text in of_threads(pid, "schedstat")? {
         let first = text.split(' ').next().context("no time")?;
         ran += first.parse::<u64>().context("no number")?;
     }

@@ -65,20 +65,21 @@ pub(crate) fn check(root: &Path) -> Result<bool> {
 }
 
 fn complaints(text: &str) -> Vec<String> {
-    let banned = BANNED.iter().filter(|(word, _)| has(text, word));
+    let lower = text.to_lowercase();
+    let banned = BANNED.iter().filter(|(word, _)| has(&lower, word));
     let banned = banned.map(|(word, plain)| format!("\"{word}\": write {plain}"));
     let opened = sentences(text).filter(|sentence| !sentence.ends_with('?'));
     let opened = opened.filter_map(|sentence| {
-        let first = sentence.split(|it: char| !it.is_alphabetic()).next()?;
+        let first = sentence.trim_start_matches('*');
+        let first = first.split(|it: char| !it.is_alphabetic()).next()?;
         let is_banned = OPENINGS.contains(&first);
         is_banned.then(|| format!("\"{sentence}\": begin with the subject or the verb"))
     });
     banned.chain(opened).collect()
 }
 
-/// True if a text has a word or phrase, by itself and not within another word.
+/// Returns true if a text in lower case has a word or phrase, by itself and not within another word.
 fn has(text: &str, word: &str) -> bool {
-    let text = text.to_lowercase();
     let is_edge = |next: Option<char>| next.is_none_or(|it| !it.is_alphanumeric() && it != '_');
     text.match_indices(word).any(|(at, _)| {
         let (before, after) = (
@@ -104,7 +105,7 @@ fn sentences(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The paragraphs of the comments in Rust source.
+/// Returns the paragraphs of the comments in Rust source.
 fn comments(source: &str) -> Vec<Paragraph> {
     let lines = source.lines().map(|line| {
         let text = line.trim_start().strip_prefix("//")?;
@@ -113,7 +114,7 @@ fn comments(source: &str) -> Vec<Paragraph> {
     paragraphs(&lines.collect::<Vec<_>>())
 }
 
-/// The paragraphs, items of lists and cells of tables of a page in Markdown.
+/// Returns the paragraphs, items of lists and cells of tables of a page in Markdown.
 fn prose(page: &str) -> Vec<Paragraph> {
     paragraphs(&page.lines().map(Some).collect::<Vec<_>>())
 }
@@ -140,19 +141,24 @@ fn paragraphs(lines: &[Option<&str>]) -> Vec<Paragraph> {
             is_open = false;
             continue;
         }
-        let is_row = line.starts_with('|');
-        let line = line.trim_start_matches(['-', '*', '#', ' ', '|']);
-        for cell in line.split(" | ") {
-            let text = without_code(cell);
-            match found.last_mut().filter(|_| is_open && !is_row) {
-                Some(last) => {
-                    last.text.push(' ');
-                    last.text.push_str(&text);
-                }
-                None => found.push(Paragraph { line: at + 1, text }),
-            }
-            is_open = !is_row;
+        let paragraph = |text: &str| Paragraph {
+            line: at + 1,
+            text: without_code(text),
+        };
+        if let Some(row) = line.strip_prefix('|') {
+            found.extend(row.split(" | ").map(|cell| paragraph(cell.trim_start())));
+            is_open = false;
+            continue;
         }
+        let item = line.strip_prefix("- ").or_else(|| line.strip_prefix("* "));
+        match found.last_mut().filter(|_| is_open && item.is_none()) {
+            Some(last) => {
+                last.text.push(' ');
+                last.text.push_str(&without_code(line));
+            }
+            None => found.push(paragraph(item.unwrap_or(line))),
+        }
+        is_open = true;
     }
     found
 }
@@ -204,11 +210,12 @@ mod tests {
 
     #[test]
     fn each_cell_and_item_of_a_page_stands_by_itself() {
-        let page = "# What works\n\nSome text\ngoes on.\n| How | Two |\n|---|---|\n- What else";
+        let page = "# What works\n\nSome text\ngoes on.\n| How | Two |\n|---|---|\n- One\n  of two\n- What else";
 
         let texts: Vec<_> = prose(page).into_iter().map(|it| it.text).collect();
 
         assert_eq!(texts[0], "Some text goes on.");
         assert!(texts.iter().any(|text| text == "How"));
+        assert_eq!(texts[texts.len() - 2..], ["One of two", "What else"]);
     }
 }

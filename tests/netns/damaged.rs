@@ -1,4 +1,4 @@
-//! Damage: a daemon that can't start reports the cause and changes nothing; the data path keeps working.
+//! A daemon that can't start reports the cause and changes nothing, and the data path keeps working.
 
 use std::{
     collections::BTreeMap,
@@ -28,7 +28,7 @@ fn translates(scene: &Scene) -> Result<()> {
     scene.reaches(WEB, "backend")
 }
 
-/// Runs a daemon that can't start; returns its error output.
+/// Runs a daemon that must fail to start, and changes no pin; returns its error output.
 fn fails(scene: &Scene) -> Result<String> {
     fails_by(scene, || scene.node.culvert(&["node"]))
 }
@@ -42,7 +42,7 @@ fn fails_by(scene: &Scene, start: impl FnOnce() -> Result<Output>) -> Result<Str
     Ok(output.stderr)
 }
 
-/// Runs a daemon like [`fails`], with one replacement in the config.
+/// Runs a daemon like [`fails`], with `from` replaced by `to` in the config.
 fn fails_with(scene: &Scene, from: &str, to: &str) -> Result<String> {
     let config = fs::read_to_string(scene.node.config_path())?;
     ensure!(config.contains(from), "no {from} in {config}");
@@ -51,7 +51,7 @@ fn fails_with(scene: &Scene, from: &str, to: &str) -> Result<String> {
     fails_by(scene, || node_by(scene.node.host(), &path))
 }
 
-/// Runs a daemon with another config in a place until it exits.
+/// Runs a daemon with another config file in a place, until it exits.
 fn node_by(place: &Place, config: &Path) -> Result<Output> {
     let (program, config) = (environment::culvert()?, config.to_string_lossy());
     let words = [&*program.to_string_lossy(), "node", "--config", &config];
@@ -89,29 +89,29 @@ fn tree(folder: &Path) -> io::Result<BTreeMap<PathBuf, u64>> {
 fn pins_that_are_not_as_they_were_left_are_named_and_not_touched() -> Result<()> {
     let scene = Scene::web(&["backend"])?;
     let pins = scene.node.bpffs();
-    // A path in the same BPF file system, outside of Culvert's folder.
+    // A path in the same BPF file system, but not in Culvert's folder.
     let aside = pins.with_file_name("aside");
     scene.node.kill9()?;
 
-    // A map of the right type, but with another size; no config key sets the size of this map.
+    // A map of the right type, but with a wrong size; the size of this map isn't configurable.
     let mut other = EbpfLoader::new()
-        .map_max_entries("count", 64)
+        .map_max_entries("reason_counts", 64)
         .load(OBJECT)?;
-    let count = other.map_mut("count").context("no such map")?;
-    count.pin(pins.with_file_name("count"))?;
+    let count = other.map_mut("reason_counts").context("no such map")?;
+    count.pin(pins.with_file_name("reason_counts"))?;
 
     let foreign = &["not Culvert's"][..];
-    // The case, the pin, its replacement, and the words of the error about it.
+    // The case, the pin, its replacement, and the words that the error must contain.
     for (what, name, other, words) in [
-        ("a stranger", "stranger", "maps/svc", foreign),
-        ("a map of no name", "maps/stranger", "maps/svc", foreign),
-        ("a link of no name", "links/stranger", "maps/svc", foreign),
-        ("a map of another shape", "maps/be", "maps/front", foreign),
-        ("a link for a map", "maps/be", "links/connect4", foreign),
+        ("a stranger", "stranger", "maps/services", foreign),
+        ("a map of no name", "maps/stranger", "maps/services", foreign),
+        ("a link of no name", "links/stranger", "maps/services", foreign),
+        ("a map with other key and value sizes", "maps/be", "maps/front", foreign),
+        ("a link in place of a map", "maps/be", "links/connect4", foreign),
         ("another size", "maps/count", "../count", &["64 entries"]),
-        ("a missing map", "maps/svc", "", &["missing", "cleanup"]),
+        ("a missing map", "maps/services", "", &["missing", "cleanup"]),
         ("swapped links", "links/connect4", "links/connect6", foreign),
-        ("a map for a link", "links/connect4", "maps/svc", foreign),
+        ("a map for a link", "links/connect4", "maps/services", foreign),
     ] {
         let [name, other] = [name, other].map(|path| path.replace("maps", &maps_folder("")));
         let pin = pins.join(&name);
@@ -196,7 +196,7 @@ fn a_config_that_leads_astray_is_told_of_by_its_words() -> Result<()> {
 #[ignore = "no kernel decides it: a lock on a file"]
 fn a_second_daemon_and_a_cleanup_are_kept_off_and_told_who_is_there() -> Result<()> {
     let scene = Scene::web(&["backend"])?;
-    let process = format!("process {}", scene.node.daemon_pid().context("it runs")?);
+    let process = format!("process {}", scene.node.daemon_pid().context("the daemon does not run")?);
 
     for command in ["node", "cleanup"] {
         let said = fails_by(&scene, || scene.node.culvert(&[command]))?;
@@ -205,7 +205,7 @@ fn a_second_daemon_and_a_cleanup_are_kept_off_and_told_who_is_there() -> Result<
     }
 
     let socket = scene.node.admin_socket();
-    ensure!(socket.exists(), "the second took the first one's socket");
+    ensure!(socket.exists(), "the second daemon removed the socket of the first");
     Ok(())
 }
 
@@ -231,7 +231,7 @@ fn a_daemon_outside_of_its_cgroup_says_so_and_leaves_no_program() -> Result<()> 
     refused(&output)?;
     says(
         &output.stderr,
-        &["canary", "must run inside that cgroup", "/outside/daemon"],
+        &["probe", "must run inside that cgroup", "/outside/daemon"],
     )?;
 
     same("pins", tree(&scene.node.bpffs())?, before)?;

@@ -1,4 +1,5 @@
-//! Each file wires one role, in order, and nothing else.
+//! The roles of the binary (`culvert node`, `culvert agent` and others): each file starts the tasks of one
+//! role and connects them.
 
 mod agent;
 mod ca;
@@ -23,29 +24,30 @@ pub use self::{
     prepare::prepare,
 };
 
-/// A role failed to start, or stopped by itself.
+/// The error that ends a role.
 #[derive(Debug, thiserror::Error)]
 pub enum RoleError {
-    /// A step of the start failed.
+    /// A step failed.
     #[error("{step}")]
     Start {
-        /// The step that failed.
+        /// The failed step, as in `cannot load the maps`.
         step: Cow<'static, str>,
         /// The cause.
         #[source]
         source: Box<dyn Error + Send + Sync>,
     },
-    /// A part failed; its error names the step.
+    /// A module failed with an error that names the step itself.
     #[error(transparent)]
     Part(Box<dyn Error + Send + Sync>),
     /// A task ended before the drain.
-    #[error("task {name} ended")]
+    #[error("task {name} ended unexpectedly")]
     TaskEnded {
-        /// The name of the task.
+        /// The name of the task, or its panic message.
         name: String,
     },
 }
 
+/// Returns a function for `map_err` that adds the failed step to an error.
 fn failed<E>(step: impl Into<Cow<'static, str>>) -> impl FnOnce(E) -> RoleError
 where
     E: Into<Box<dyn Error + Send + Sync>>,
@@ -56,6 +58,7 @@ where
     }
 }
 
+/// Wraps an error that names the failed step itself.
 fn part(error: impl Into<Box<dyn Error + Send + Sync>>) -> RoleError {
     RoleError::Part(error.into())
 }

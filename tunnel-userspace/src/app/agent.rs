@@ -1,4 +1,4 @@
-//! `culvert agent`: serves an edge node through the tunnel.
+//! `culvert agent`: connects an edge node to the gateways and serves their streams.
 
 use std::{collections::BTreeMap, error::Error, fs, future::Future};
 
@@ -14,14 +14,14 @@ use crate::{
     tunnel::agent::Agent,
 };
 
-/// The time that an agent may take to stop after its streams have drained.
+/// The time limit for the agent's tasks to stop after its streams have drained.
 const GRACE: std::time::Duration = std::time::Duration::from_secs(5);
 
-/// Runs until SIGTERM, SIGINT or SIGHUP; then lets streams drain for `tunnel.session.drainTimeout`.
+/// Runs until SIGTERM, SIGINT or SIGHUP; then lets open streams finish within `tunnel.session.drainTimeout`.
 ///
 /// # Errors
 ///
-/// The config can't be used.
+/// The config lacks a section, or a task ended.
 pub async fn agent(config: Config) -> Result<(), RoleError> {
     let mut stop = Stop::new().map_err(failed("cannot wait for signals"))?;
     serve(config, async move { stop.wait().await }).await
@@ -30,8 +30,8 @@ pub async fn agent(config: Config) -> Result<(), RoleError> {
 /// Runs until `stop` completes.
 async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(), RoleError> {
     let (Some(section), Some(certificate)) = (&config.tunnel.agent, &config.tunnel.identity) else {
-        let why = "the config has no tunnel.agent with a tunnel.identity";
-        return Err(failed("there is no agent to run")(why));
+        let why = "the config must have the sections tunnel.agent and tunnel.identity";
+        return Err(failed("cannot start the agent")(why));
     };
     let (store, identity) = Store::open(certificate.files.clone(), Role::Agent);
     // The config has no upper bound for the drain.
@@ -50,12 +50,12 @@ async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(), Rol
         listening: watch::Sender::new(BTreeMap::new()),
     };
     let mut tasks = Tasks::default();
-    // Without root the default folder can't be created. The admin port works without it.
+    // Without root the default stateDir can't be created. The admin port works all the same.
     match socket(&config, &views, tasks.draining()) {
         Ok(socket) => tasks.start("socket", socket),
         Err(error) => warn!(
             error = error.as_ref(),
-            "`culvert status` will not find this agent: give it a stateDir of its own"
+            "no admin socket for `culvert status`: configure a stateDir that the agent can write to"
         ),
     }
     let waiting = views.listening.clone();
@@ -77,13 +77,13 @@ async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(), Rol
         name = tasks.ended() => return Err(RoleError::TaskEnded { name }),
         name = work.ended() => return Err(RoleError::TaskEnded { name }),
     }
-    info!("stopping; streams may go on for a while");
+    info!("stopping: waiting for open streams to finish");
     work.finish(patience).await;
     tasks.finish(GRACE).await;
     Ok(())
 }
 
-/// Serves the socket of the command line.
+/// Binds the admin socket for the command line. The returned future serves it.
 fn socket(
     config: &Config,
     views: &AgentViews,
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
     use crate::app;
 
-    /// Requests the agent's status until it matches; the agent must not end before.
+    /// Polls the agent's status until it matches.
     async fn until(socket: &Path, is_so: impl Fn(&Value) -> bool) -> Value {
         let mut every = interval(Duration::from_millis(20));
         loop {
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_agent_waits_for_its_certificate() {
+    async fn an_agent_without_a_certificate_waits_for_one() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = |name: &str| folder.path().join(name);
         let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -163,7 +163,7 @@ mod tests {
 
         tokio::select! {
             ended = serve(config, std::future::pending()) => panic!("the agent ended: {ended:?}"),
-            told = story => drop(told.expect("not in time")),
+            done = story => drop(done.expect("not in time")),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `culvert ca`: creates a CA and certificates, and prints the next steps.
+//! `culvert ca`: creates a CA and issues certificates. The returned texts include the next steps.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use jiff::Timestamp;
 
 use crate::identity::ca::{self, CaError, Issued};
 
-/// The section that the holder of the certificate needs in its config.
+/// The config section that a gateway or agent needs to use its certificate.
 const CONFIG: &str = "tunnel:
   identity:
     files:
@@ -14,17 +14,17 @@ const CONFIG: &str = "tunnel:
       cert: identity/cert.pem
       key: identity/key.pem";
 
-/// Creates a CA in a folder. Returns a text with the files and the next steps.
+/// Creates a CA in a folder. Returns a text that lists the files and the next steps.
 ///
 /// # Errors
 ///
-/// The folder has a CA already, or it can't be created.
+/// The folder already has a CA, or a file can't be written.
 pub fn ca_init(dir: &Path, days: u32) -> Result<String, CaError> {
     let made = ca::init(dir, days, Timestamp::now())?;
     let (dir, cert, key) = (dir.display(), made.cert.display(), made.key.display());
     Ok(format!(
-        "made the CA {cert}, valid until {}\n\
-         its private key is {key}: back it up, and give it to nobody\n\
+        "created the CA {cert}, valid until {}\n\
+         its private key is {key}: back it up and keep it secret\n\
          \n\
          next:\n  \
          culvert ca issue gateway --dir {dir}\n  \
@@ -33,21 +33,21 @@ pub fn ca_init(dir: &Path, days: u32) -> Result<String, CaError> {
     ))
 }
 
-/// Issues the certificate of gateways. Returns a text with the files and the next steps.
+/// Issues a certificate for gateways. Returns a text that lists the files and the next steps.
 ///
 /// # Errors
 ///
-/// The CA can't be used, or a file can't be written.
+/// The CA can't be read, or a file can't be written.
 pub fn ca_issue_gateway(dir: &Path, out: Option<&Path>, days: u32) -> Result<String, CaError> {
     let issued = ca::issue_gateway(dir, out, days, Timestamp::now())?;
-    Ok(told(&issued, "a gateway", "each gateway"))
+    Ok(told(&issued, "gateways", "each gateway"))
 }
 
-/// Issues the certificate of a node's agent. Returns a text with the files and the next steps.
+/// Issues a certificate for the agent of a node. Returns a text that lists the files and the next steps.
 ///
 /// # Errors
 ///
-/// The name is no valid Node name, the CA can't be used, or a file can't be written.
+/// The name is not a valid Node name, the CA can't be read, or a file can't be written.
 pub fn ca_issue_agent(
     dir: &Path,
     node: &str,
@@ -62,20 +62,20 @@ pub fn ca_issue_agent(
 fn told(issued: &Issued, whose: &str, place: &str) -> String {
     let until = issued.expires;
     let why = if issued.is_shortened {
-        ", when the CA itself expires"
+        ", when the CA expires"
     } else {
         ""
     };
     let files = &issued.files;
     let [ca, cert, key] = [&files.ca, &files.cert, &files.key].map(|path| path.display());
     format!(
-        "issued the certificate of {whose}, valid until {until}{why}:\n  \
+        "issued a certificate for {whose}, valid until {until}{why}:\n  \
          {ca}\n  \
          {cert}\n  \
          {key} (the private key)\n\
          \n\
-         copy the three files to /etc/culvert/identity on {place}, the key with mode 600,\n\
-         and put this into /etc/culvert/culvert.yaml there:\n\
+         copy the three files to /etc/culvert/identity on {place}, the key with mode 0600,\n\
+         and add this section to /etc/culvert/culvert.yaml there:\n\
          \n\
          {CONFIG}"
     )
@@ -87,9 +87,9 @@ mod tests {
     use crate::config::Config;
 
     #[test]
-    fn the_lines_to_put_into_the_config_are_lines_of_a_config() {
+    fn the_printed_config_section_is_valid_and_names_the_written_files() {
         let dir = tempfile::tempdir().expect("a folder");
-        ca_init(dir.path(), 10).expect("made");
+        ca_init(dir.path(), 10).expect("created");
 
         let told = ca_issue_agent(dir.path(), "edge-1", None, 10).expect("issued");
 

@@ -1,5 +1,5 @@
-//! The probe: a connect of the daemon through a frontend of its own. It proves the complete path, from
-//! the cgroup to the maps and back.
+//! Test connects at startup: the daemon dials a frontend of its own to verify that the attached programs
+//! translate its connects through the maps.
 
 use std::{
     io,
@@ -16,37 +16,37 @@ use tunnel_common::{
 
 use crate::{plan::Target, reconcile::Canary};
 
-/// The IPv4 dummy address (RFC 7600 section 4.8): no host has it, no packet is sent to it.
+/// The IPv4 dummy address (RFC 7600 section 4.8), which no host has.
 const VIP: Ipv4Addr = Ipv4Addr::new(192, 0, 0, 8);
-/// The discard port; a UDP connect sends nothing.
+/// The discard port. Connecting a UDP socket sends no packet.
 const PORT: u16 = 9;
 
-/// The probe connect failed.
+/// The test connect to the daemon's own frontend failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CanaryError {
     /// The connect failed.
-    #[error("cannot connect a socket of this process to a front of its own")]
+    #[error("cannot connect to 192.0.0.8:9, the frontend of the probe")]
     Connect(#[source] io::Error),
     /// The programs did not run for the connect.
     #[error(
-        "the programs on cgroup {cgroup} did not see a connect of this process: \
-         it must run inside that cgroup, and it runs in {own}"
+        "the programs on cgroup {cgroup} did not translate a connect of this process: \
+         it must run inside that cgroup, but it runs in {own}"
     )]
     Outside {
         /// The cgroup of the programs.
         cgroup: PathBuf,
-        /// The cgroup of this process, as the kernel names it.
+        /// The cgroup of this process, as in `/proc/self/cgroup`.
         own: String,
     },
-    /// The connect was translated, but the peer address was not restored.
-    #[error("a socket that is connected through a front shows its backend {shown} as peer")]
+    /// The connect was translated, but `getpeername` does not return the dialled address.
+    #[error("the socket of the probe has peer {shown} instead of 192.0.0.8:9: getpeername is not translated")]
     NotRestored {
-        /// The peer that the kernel returned.
+        /// The peer address that the kernel returned.
         shown: SocketAddr,
     },
 }
 
-/// Returns the probe's frontend: from the dummy address to loopback.
+/// Returns the frontend of the probe: the dummy address, translated to loopback.
 pub(super) fn front() -> Canary {
     let (vip, port) = (Address::from_ip(IpAddr::V4(VIP)), Port::from_host(PORT));
     Canary {
@@ -58,14 +58,14 @@ pub(super) fn front() -> Canary {
     }
 }
 
-/// Connects through the probe's frontend.
+/// Connects to the frontend of the probe, and checks that the programs translated the connect.
 pub(super) fn connect(cgroup: &Path) -> Result<(), CanaryError> {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).map_err(CanaryError::Connect)?;
     let dialled = SocketAddr::from((VIP, PORT));
     let connected = socket.connect(dialled);
     let own = socket.local_addr().map_err(CanaryError::Connect)?;
-    // Only a translated connect has a loopback source. Untranslated, the connect gets another source, or
-    // no route.
+    // The source address is loopback only if the connect was translated. Otherwise it is another address, or
+    // there is no route.
     if !own.ip().is_loopback() {
         connected.or_else(no_route).map_err(CanaryError::Connect)?;
         return Err(CanaryError::Outside {
@@ -81,29 +81,30 @@ pub(super) fn connect(cgroup: &Path) -> Result<(), CanaryError> {
     }
 }
 
-/// Returns the destination that shows the programs the network namespace of this process.
+/// Returns the destination of the connect by which the programs learn the host's network namespace.
 pub(super) fn steering_key() -> SteeringKey {
     SteeringKey::new(Address::from_ip(IpAddr::V4(VIP)), Port::from_host(PORT))
 }
 
-/// Connects to that destination, with the mark of Culvert's own sockets; the programs let no packet
-/// leave.
+/// Connects to [`steering_key`] with the mark of Culvert's own sockets. The programs refuse the connect, so
+/// no packet is sent.
 pub(super) fn probe(mark: u32) {
     let probed = Socket::new(Domain::IPV4, Type::STREAM, None).and_then(|socket| {
         socket.set_mark(mark)?;
         socket.set_nonblocking(true)?;
         socket.connect(&SocketAddr::from((VIP, PORT)).into())
     });
-    tracing::debug!(?probed, "the steering canary was sent");
+    tracing::debug!(?probed, "steering probe sent");
 }
 
-/// Returns the v2 cgroup of this process, in the kernel's notation.
+/// Returns the v2 cgroup of this process, as in `/proc/self/cgroup`.
 fn own_cgroup() -> String {
     let cgroups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let own = cgroups.lines().find_map(|line| line.strip_prefix("0::"));
     own.unwrap_or("none").to_owned()
 }
 
+/// Ignores an error that only means that there is no route.
 fn no_route(error: io::Error) -> io::Result<()> {
     let is_no_route = matches!(
         error.kind(),

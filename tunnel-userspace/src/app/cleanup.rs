@@ -1,4 +1,4 @@
-//! `culvert cleanup`: removes everything that a node ever created, and nothing else.
+//! `culvert cleanup`: removes everything that `culvert node` created, and nothing else.
 
 use std::{fs, io::ErrorKind, path::PathBuf};
 
@@ -8,12 +8,12 @@ use super::{
 };
 use crate::{bpf::Pins, config::Config, net};
 
-/// Removes programs, maps and files of a node with this config. Returns a line for each removed or
-/// remaining item.
+/// Removes the programs, maps, routes and files of a node with this config. Returns a line of text for each
+/// item that was removed or left alone.
 ///
 /// # Errors
 ///
-/// A daemon still runs with the config, or an item can't be removed.
+/// A daemon still runs with this config, or an item can't be removed.
 pub fn cleanup(config: &Config) -> Result<Vec<String>, RoleError> {
     let mut lines = Vec::new();
     let (pins, folder) = (&config.bpf.bpffs, &config.state_dir);
@@ -21,7 +21,7 @@ pub fn cleanup(config: &Config) -> Result<Vec<String>, RoleError> {
     let held = held.transpose().map_err(part)?;
     let state = folder.is_dir().then(|| State::hold(folder));
     let _state = state.transpose().map_err(part)?;
-    // Routes are removed before the guards, so that the steering prefixes are never reachable unguarded.
+    // Routes are removed before the guards, so that outsiders can never reach a steering prefix.
     let routes = remove_routes(config)?;
     if routes > 0 {
         lines.push(format!("removed {routes} routes"));
@@ -33,11 +33,11 @@ pub fn cleanup(config: &Config) -> Result<Vec<String>, RoleError> {
             let pins = pins.display();
             lines.push(format!("removed the programs and maps of {pins}"));
         }
-        let left = |path: PathBuf| format!("left alone, not Culvert's: {}", path.display());
+        let left = |path: PathBuf| format!("left alone, not created by Culvert: {}", path.display());
         lines.extend(foreign.into_iter().map(left));
     }
     let marker = marker(folder);
-    // The folder is removed last, if a daemon created it.
+    // The state folder is removed last, and only if a daemon created it.
     let own_folder = marker.exists().then(|| folder.clone());
     let sockets = [config.admin_socket(), config.helper_socket()];
     let files = sockets.into_iter().chain([config.kept_objects(), marker]);
@@ -58,17 +58,17 @@ pub fn cleanup(config: &Config) -> Result<Vec<String>, RoleError> {
         }
     }
     if lines.is_empty() {
-        lines.push("there was nothing to remove".to_owned());
+        lines.push("nothing to remove".to_owned());
     }
     Ok(lines)
 }
 
-/// Removes the routes to the steering prefixes; returns their number.
+/// Removes the routes of the steering prefixes, and returns their number.
 fn remove_routes(config: &Config) -> Result<usize, RoleError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(failed("cannot start the runtime"))?;
+        .map_err(failed("cannot start the async runtime"))?;
     let record = net::record(&config.state_dir);
     runtime.block_on(net::remove_routes(&record)).map_err(part)
 }

@@ -1,4 +1,4 @@
-//! `culvert sockets`: the helper of a node's daemon that ends sockets in pods.
+//! `culvert sockets`: the helper process that ends sockets in pods for the daemon.
 
 use tokio::sync::watch;
 use tracing::info;
@@ -6,11 +6,11 @@ use tracing::info;
 use super::{RoleError, failed, stop::Stop};
 use crate::{bpf::SocketMemory, config::Config, sockets};
 
-/// Runs until SIGTERM, SIGINT or SIGHUP, with or without a daemon.
+/// Runs until SIGTERM, SIGINT or SIGHUP. The daemon may start later, or restart meanwhile.
 ///
 /// # Errors
 ///
-/// This process lacks the rights to enter the network namespaces of pods.
+/// This process lacks the privileges to enter the network namespaces of pods.
 pub async fn sockets(config: Config) -> Result<(), RoleError> {
     if let Some(why) = sockets::obstacle() {
         return Err(failed("cannot end sockets in pods")(why));

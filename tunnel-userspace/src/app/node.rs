@@ -1,4 +1,4 @@
-//! `culvert node`: the service proxy of a node.
+//! `culvert node`: starts the service proxy of a node, and the tunnel's gateway and ingress.
 
 mod data_plane;
 mod ending;
@@ -22,10 +22,10 @@ use crate::{
     tasks::Tasks,
 };
 
-/// The time that tasks may take to stop.
+/// The time limit for tasks to stop, besides the drain of streams.
 const DRAIN: Duration = Duration::from_secs(5);
 
-/// Builds the steering rules from the config; `None` if steering is off.
+/// Converts the steering config into rules for the planner; `None` if steering is off.
 pub(super) fn steering_rules(config: &Config) -> Result<Option<SteeringRules>, RoleError> {
     let Some(steering) = &config.tunnel.steering else {
         return Ok(None);
@@ -47,12 +47,12 @@ pub(super) fn steering_rules(config: &Config) -> Result<Option<SteeringRules>, R
     }))
 }
 
-/// Runs until SIGTERM, SIGINT or SIGHUP. The data path stays afterwards. Calls `started` once the node
-/// is ready.
+/// Runs until SIGTERM, SIGINT or SIGHUP, and calls `started` once Services are translated. The kernel
+/// programs and maps stay in place when the daemon stops.
 ///
 /// # Errors
 ///
-/// A step of the start failed; the data path of an earlier daemon stays as it was.
+/// A step of the start failed, or a task ended. Programs and maps of an earlier daemon stay in place.
 pub async fn node(config: Config, started: impl FnOnce()) -> Result<(), RoleError> {
     let (mut data_plane, sources) = tokio::try_join!(load(&config), Sources::start(&config))?;
     let mut tasks = Tasks::default();
@@ -95,13 +95,13 @@ pub async fn node(config: Config, started: impl FnOnce()) -> Result<(), RoleErro
     if let Some(first) = first {
         let services = first.services.len();
         if first.stale {
-            info!(services, "going on without the API server");
+            info!(services, "starting with the last snapshot, since the API server does not respond");
         } else {
-            info!(services, "every source has told its first whole list");
+            info!(services, "every source has delivered its first complete list");
         }
         data_plane.program(&config, first).await?;
-        // The remaining fields hold the locks of the pins and the state folder until the tasks have
-        // ended.
+        // The other fields are not moved out: they keep the pins and the state folder locked until this
+        // function returns.
         let DataPlane {
             data_path, owner, ..
         } = data_plane;
@@ -120,23 +120,22 @@ pub async fn node(config: Config, started: impl FnOnce()) -> Result<(), RoleErro
             name = tasks.ended() => return Err(RoleError::TaskEnded { name }),
         }
     }
-    info!("stopping; the data path stays as it is");
+    info!("stopping: the kernel programs and maps stay in place");
     steps.send_replace(Some("stopping".to_owned()));
-    // The config has no upper bound for the drain.
+    // `drainTimeout` has no upper limit, so the sum may overflow.
     let limit = DRAIN.saturating_add(tunnel.patience(&config));
     tasks.finish(limit).await;
     Ok(())
 }
 
-/// Loads the data path in a blocking thread, since it waits for the kernel and reads many map entries;
-/// other tasks go on meanwhile.
+/// Loads programs and maps in a blocking thread: it reads many map entries and must not delay other tasks.
 async fn load(config: &Config) -> Result<DataPlane, RoleError> {
     let config = config.clone();
     let loaded = spawn_blocking(move || DataPlane::load(&config)).await;
     loaded.map_err(failed("cannot load the data path"))?
 }
 
-/// Follows the addresses of this node, and the part of its network that steering needs.
+/// Starts the task that watches the node's addresses and, for steering, its links and routes.
 async fn follow(
     config: &Config,
     tasks: &mut Tasks,
@@ -144,16 +143,17 @@ async fn follow(
     let follower = Follower::open(config.tunnel.steering.is_some())
         .await
         .map_err(failed(
-            "cannot ask for the links and addresses of this node",
+            "cannot list the links and addresses of this node",
         ))?;
     let followed = (follower.addresses(), follower.network());
     tasks.start("links", follower.run(tasks.draining()));
     Ok(followed)
 }
 
+/// The current addresses of this node.
 type Addresses = watch::Receiver<Arc<BTreeSet<IpAddr>>>;
 
-/// Guards the uplinks and adds the routes to the ingress if steering is on; otherwise removes the guards
+/// Guards the uplinks and adds the routes of the steering prefixes. If steering is off, removes the guards
 /// and routes of an earlier process.
 async fn steer(
     config: &Config,
@@ -165,7 +165,7 @@ async fn steer(
     let Some(steering) = &config.tunnel.steering else {
         if let Err(error) = Net::clear(guard, &record).await {
             let error = &error as &dyn std::error::Error;
-            warn!(error, "cannot remove what steering left");
+            warn!(error, "cannot remove the guards and routes of an earlier process");
         }
         return Ok(None);
     };
@@ -182,9 +182,10 @@ async fn steer(
     Ok(Some((network, inside)))
 }
 
-/// The task that maintains guards and routes, and the links on which steered connects arrive.
+/// The task that maintains guards and routes, and the links from which the ingress accepts connects.
 type Followed = (Net<Guard>, watch::Receiver<Arc<BTreeSet<u32>>>);
 
+/// Starts the HTTP servers on the admin socket, the admin port and the health port.
 fn serve(config: &Config, views: &Arc<Views>, tasks: &mut Tasks) -> Result<(), RoleError> {
     let routes = |endpoint| admin::Node {
         endpoint,

@@ -1,10 +1,10 @@
-//! `culvert prepare`: the mounts that a node needs and has no right to create itself.
+//! `culvert prepare`: mounts the file systems that `culvert node` needs but may lack the privilege to mount.
 
 use super::{RoleError, failed, part};
 use crate::{bpf, config::Config};
 
-/// Mounts a BPF file system for the pins of a node with this config, and the cgroup v2 hierarchy, unless
-/// they are mounted. Returns a line for each.
+/// Mounts a BPF file system for the pins, and the cgroup v2 hierarchy, unless they are already mounted.
+/// Returns a line of text for each.
 ///
 /// # Errors
 ///
@@ -13,7 +13,7 @@ pub fn prepare(config: &Config) -> Result<Vec<String>, RoleError> {
     let pins = config.bpf.bpffs.display();
     let bpffs = match bpf::mount_bpffs(&config.bpf.bpffs).map_err(part)? {
         Some(point) => format!("mounted a BPF file system on {}", point.display()),
-        None => format!("{pins} is on a BPF file system"),
+        None => format!("{pins} is already on a BPF file system"),
     };
     let cgroups = match &config.bpf.cgroup.0 {
         Some(path) => {
@@ -22,7 +22,7 @@ pub fn prepare(config: &Config) -> Result<Vec<String>, RoleError> {
         }
         None => match bpf::mount_cgroups().map_err(part)? {
             Some(point) => format!("mounted the cgroup v2 hierarchy on {}", point.display()),
-            None => "the cgroup v2 hierarchy is mounted".to_owned(),
+            None => "the cgroup v2 hierarchy is already mounted".to_owned(),
         },
     };
     Ok(vec![bpffs, cgroups])

@@ -1,4 +1,4 @@
-//! The sources of a node's objects.
+//! Starts the configured sources of objects: manifest files and the API server.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::{
     tasks::Tasks,
 };
 
-/// The configured sources, and the store of their objects.
+/// The configured sources, and the store that they write to.
 pub(super) struct Sources {
     store: Store,
     file: Option<FileSource>,
@@ -25,7 +25,8 @@ pub(super) struct Sources {
 }
 
 impl Sources {
-    /// Reads the files and connects to the API server. An object in both is taken from the file.
+    /// Reads the manifest files and connects to the API server. If both sources have an object, that of the
+    /// file is used.
     pub(super) async fn start(config: &Config) -> Result<Self, RoleError> {
         let (mut store, mut file, mut kube) = (Store::default(), None, None);
         if let Some(wanted) = config.source.file() {
@@ -34,12 +35,12 @@ impl Sources {
         }
         if let Some(wanted) = &config.source.kube {
             let source = kube::start(wanted.clone(), scope(config)?, store.overlay()).await;
-            kube = Some(source.map_err(failed("cannot follow the API server"))?);
+            kube = Some(source.map_err(failed("cannot watch the API server"))?);
         }
         Ok(Self { store, file, kube })
     }
 
-    /// Returns a function that reads the sources' current reports.
+    /// Returns a function that merges the current reports of the sources.
     pub(super) fn report(&self) -> Query<Report> {
         let file = self.file.as_ref().map(FileSource::report);
         let kube = self.kube.as_ref().map(KubeSource::report);
@@ -49,7 +50,7 @@ impl Sources {
         })
     }
 
-    /// Starts the task that sends Events, if the API server is a source.
+    /// Starts the task that creates Events, if the API server is a source and Events are enabled.
     pub(super) fn start_events(
         &self,
         config: &Config,
@@ -68,7 +69,7 @@ impl Sources {
         tasks.start("events", events);
     }
 
-    /// Starts the tasks that follow changes, and returns the store.
+    /// Starts the tasks that watch the sources, and returns the store.
     pub(super) fn run(self, tasks: &mut Tasks) -> Store {
         if let Some(file) = self.file {
             tasks.start("source of files", file.run(tasks.draining()));
@@ -86,7 +87,7 @@ impl Updates for Store {
     }
 }
 
-/// Returns the part of the API server that a node with this config reads.
+/// Returns the objects of the API server that a node with this config has to watch.
 fn scope(config: &Config) -> Result<kube::Scope, RoleError> {
     let steering = steering_rules(config)?.map(|rules| kube::Steering {
         labels: rules.edge.keys().map(str::to_owned).collect(),
@@ -113,7 +114,7 @@ mod tests {
         users: [{name: test, user: {}}]\n";
 
     #[tokio::test]
-    async fn the_sources_are_those_that_the_config_names() {
+    async fn only_configured_sources_are_started() {
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::write(folder.path().join("kubeconfig"), KUBECONFIG).expect("written");
         let path = folder.path().display();
@@ -131,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn more_is_read_where_it_matters_who_has_an_address_or_where_nodes_are() {
+    fn nodes_are_watched_for_external_ip_owners_or_topology_keys_only_if_enabled() {
         for (service, wanted) in [
             ("{}", [false, false]),
             ("{ externalIPs: any, topologyKeys: ignore }", [false, false]),

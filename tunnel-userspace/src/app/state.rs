@@ -1,4 +1,4 @@
-//! The state folder: created by the daemon, and locked against a second one.
+//! The state folder of the daemon (`stateDir`), and the lock that keeps a second daemon from using it.
 
 use std::{
     fs::{self, File},
@@ -8,11 +8,11 @@ use std::{
 
 use nix::fcntl::{Flock, FlockArg};
 
-/// The state folder can't be used.
+/// The state folder can't be created or locked.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StateError {
     /// Another daemon has locked the folder.
-    #[error("another culvert uses stateDir {path}; stop it first, or give this one its own")]
+    #[error("another culvert process uses stateDir {path}; stop it, or configure another stateDir")]
     Held {
         /// The folder.
         path: PathBuf,
@@ -22,20 +22,20 @@ pub(super) enum StateError {
     Io {
         /// The folder.
         path: PathBuf,
-        /// The system's error.
+        /// The error of the system call.
         #[source]
         source: io::Error,
     },
 }
 
-/// The state folder, locked for the lifetime of this value.
+/// A lock on the state folder, released on drop.
 #[derive(Debug)]
 pub(super) struct State {
     _lock: Flock<File>,
 }
 
 impl State {
-    /// Creates the folder if it does not exist, and locks it.
+    /// Locks the folder, and creates it if it does not exist.
     pub(super) fn hold(folder: &Path) -> Result<Self, StateError> {
         let path = folder.to_owned();
         let failed = |source| StateError::Io {
@@ -55,7 +55,8 @@ impl State {
     }
 }
 
-/// Returns the path of the marker file: a daemon created the folder, so `cleanup` may remove it.
+/// Returns the path of the marker file, which exists if a daemon created the folder: `cleanup` may then
+/// remove the folder.
 pub(super) fn marker(folder: &Path) -> PathBuf {
     folder.join("made-by-culvert")
 }
@@ -65,16 +66,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_of_state_serves_one_daemon() {
+    fn a_state_folder_is_locked_by_one_daemon() {
         let dir = tempfile::tempdir().expect("a folder");
         let folder = dir.path().join("state");
 
-        let first = State::hold(&folder).expect("free");
-        let second = State::hold(&folder).expect_err("held");
+        let first = State::hold(&folder).expect("unlocked");
+        let second = State::hold(&folder).expect_err("locked");
         drop(first);
 
         assert!(matches!(second, StateError::Held { .. }), "{second}");
-        State::hold(&folder).expect("free again");
+        State::hold(&folder).expect("unlocked again");
         assert!(marker(&folder).exists());
     }
 }

@@ -1,11 +1,11 @@
-//! SIGTERM, SIGINT or SIGHUP. SIGHUP, from a closing terminal or a supervisor, ends a role in order,
-//! too; it does not reload the config.
+//! The signals for a graceful shutdown: SIGTERM, SIGINT and SIGHUP. SIGHUP does not reload the config: a
+//! closing terminal sends it, too.
 
 use std::io;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// The signals that end a role in order.
+/// Receives the signals for a graceful shutdown.
 pub(super) struct Stop {
     term: Signal,
     int: Signal,
@@ -13,6 +13,7 @@ pub(super) struct Stop {
 }
 
 impl Stop {
+    /// Installs the signal handlers.
     pub(super) fn new() -> io::Result<Self> {
         Ok(Self {
             term: signal(SignalKind::terminate())?,
@@ -21,6 +22,7 @@ impl Stop {
         })
     }
 
+    /// Waits for the first of the signals.
     pub(super) async fn wait(&mut self) {
         tokio::select! {
             _ = self.term.recv() => {}
@@ -39,14 +41,14 @@ mod tests {
 
     use super::*;
 
-    /// An unhandled signal would end the process of the test.
+    /// Without a handler, the signal would kill the test process.
     #[tokio::test]
-    async fn each_signal_that_ends_a_process_is_an_orderly_stop() {
+    async fn sigterm_sigint_and_sighup_each_start_a_graceful_shutdown() {
         for sent in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
             let mut stop = Stop::new().expect("signals");
             signal::raise(sent).expect("sent");
-            let heard = timeout(Duration::from_secs(10), stop.wait()).await;
-            heard.expect("the signal was not heard");
+            let received = timeout(Duration::from_secs(10), stop.wait()).await;
+            received.expect("the signal was not received");
         }
     }
 }

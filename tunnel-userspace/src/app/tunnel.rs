@@ -1,5 +1,5 @@
-//! The tunnel's parts of a node: the gateway that agents connect to, and the ingress that accepts
-//! steered connects.
+//! Starts the tunnel on a node: the gateway that agents connect to, and the ingress that accepts steered
+//! connects.
 
 use std::{
     collections::BTreeSet,
@@ -24,15 +24,15 @@ use crate::{
     },
 };
 
-/// The gateway of a node, and the state that its ingress needs.
+/// The state that the gateway and the ingress of a node share.
 pub(super) struct Tunnel {
     identity: Option<Receiver>,
     sessions: Arc<Sessions>,
 }
 
 impl Tunnel {
-    /// Reads the certificate, and re-reads it when its files change. An invalid one stops nothing: the
-    /// error is reported, and the gateway waits for a valid one.
+    /// Reads the certificate, and starts a task that reads it again when its files change. With an invalid
+    /// certificate the node starts all the same: the gateway waits for a valid one.
     pub(super) fn open(config: &Config, tasks: &mut Tasks) -> Self {
         let certificate = config.tunnel.identity.as_ref();
         let certificate = certificate.filter(|_| config.tunnel.gateway.is_some());
@@ -47,7 +47,7 @@ impl Tunnel {
         }
     }
 
-    /// Returns a function that reads the state of the tunnel, and of the steered nodes.
+    /// Returns a function that returns the current state of the tunnel, including the steered nodes.
     pub(super) fn view(&self, steered: watch::Receiver<Arc<Targets>>) -> Query<TunnelView> {
         let (sessions, identity) = (Arc::clone(&self.sessions), self.identity.clone());
         Box::new(move || TunnelView {
@@ -57,14 +57,13 @@ impl Tunnel {
         })
     }
 
-    /// Returns the time that streams may go on after the drain began.
+    /// Returns the time that open streams get to finish during the drain.
     pub(super) fn patience(&self, config: &Config) -> Duration {
         let identity = self.identity.as_ref();
         identity.map_or(Duration::ZERO, |_| config.tunnel.session.drain_timeout)
     }
 
-    /// Starts the gateway, if the config has one. It runs before the data path is ready, so that agents
-    /// may connect meanwhile.
+    /// Starts the gateway, if the config has one. Agents can connect before the data path is ready.
     pub(super) fn start_gateway(&self, config: &Config, waiting: &Waiting, tasks: &mut Tasks) {
         let (Some(settings), Some(identity)) = (&config.tunnel.gateway, &self.identity) else {
             return;
@@ -81,8 +80,8 @@ impl Tunnel {
         tasks.start("gateway", serving);
     }
 
-    /// Starts the ingress: the listener of steered connects. `targets` has the node and port of each
-    /// index in a steering address, `inside` the links on which steered connects arrive.
+    /// Starts the ingress, which accepts steered connects. `targets` maps the index in a steering address to
+    /// a node and port; `inside` has the links from which the ingress accepts connects.
     pub(super) fn start_ingress(
         &self,
         config: &Config,
@@ -115,7 +114,7 @@ impl Tunnel {
     }
 }
 
-/// Returns a listening address for both families if the kernel has both.
+/// Returns the listen address for a port: `[::]`, which covers both families, or `0.0.0.0` without IPv6.
 fn listen_address(port: u16) -> SocketAddr {
     let has_v6 = std::net::TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0)).is_ok();
     if has_v6 {
@@ -125,7 +124,7 @@ fn listen_address(port: u16) -> SocketAddr {
     }
 }
 
-/// Returns the settings common to all roles of the tunnel.
+/// Returns the settings that ingress, gateway and agent share.
 pub(super) fn common(config: &Config) -> Common {
     Common {
         limits: config.tunnel.session.clone(),
@@ -138,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_tunnel_marks_its_sockets_as_the_config_says() {
+    fn sockets_of_the_tunnel_get_the_mark_of_the_config() {
         let config = Config::parse("tunnel: { socketMark: 0x20000 }").expect("good");
 
         assert_eq!(common(&config).mark, Some(0x2_0000));

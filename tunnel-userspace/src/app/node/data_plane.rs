@@ -1,4 +1,4 @@
-//! The data path of a node: its maps and programs, and their owner.
+//! Startup of the data path: loads programs and maps, writes the first sync, and attaches the programs.
 
 use std::{collections::BTreeMap, io, path::PathBuf, sync::Arc};
 
@@ -27,26 +27,27 @@ use crate::{
     source::{Report, Store},
 };
 
-/// The maps and programs of a node, and their owner.
+/// The loaded programs and maps, and the loop that owns the maps.
 pub(super) struct DataPlane {
     cgroup: PathBuf,
     features: Features,
     pub(super) data_path: DataPath,
     counters: Arc<Counters>,
     pub(super) owner: Loop<KernelMaps, KernelSteering, RcuGrace>,
-    /// The timer of the start's steps.
+    /// Measures the steps of the start.
     steps: Steps,
-    /// The logging program; dropping it restores the plain one.
+    /// The kernel program that logs events; the drop replaces it by the normal one.
     logging: Option<Logging>,
     /// The kernel program whose events are logged, if any.
     kernel_log: watch::Sender<Option<KernelLog>>,
-    /// Locked until the end, against a second daemon.
+    /// The pin folder, locked so that no second daemon uses it.
     pins: Pins,
     _state: State,
 }
 
 impl DataPlane {
-    /// Runs all steps before the first write and the first attached program.
+    /// Checks the kernel, opens or creates the maps, and reads their content. Writes no entry and attaches no
+    /// program.
     pub(super) fn load(config: &Config) -> Result<Self, RoleError> {
         let mut steps = Steps::begin();
         let cgroup = match &config.bpf.cgroup.0 {
@@ -61,7 +62,7 @@ impl DataPlane {
         let steering = config.tunnel.steering.as_ref();
         let mut wanted = config.bpf.maps;
         if steering.is_none() {
-            // The steering maps are a fifth of the memory of all maps.
+            // The steering maps take a fifth of the memory of all maps.
             wanted = wanted.without(Part::Steering);
         }
         let prefixes = steering.map(config::Steering::ranges).unwrap_or_default();
@@ -75,7 +76,7 @@ impl DataPlane {
         let (maps, counters) = data_path
             .open_maps()
             .map_err(failed("cannot use the maps"))?;
-        let grace = RcuGrace::new().map_err(failed("cannot make a map to wait for RCU"))?;
+        let grace = RcuGrace::new().map_err(failed("cannot create the map for RCU grace periods"))?;
         let settings = Settings {
             node_name: config.node_name.clone(),
             algorithm: config.service.algorithm,
@@ -92,9 +93,9 @@ impl DataPlane {
             .open_steering()
             .map_err(failed("cannot use the maps"))?;
         let steering = Steering::adopt(steering, found, steering_settings, since_boot())
-            .map_err(failed("cannot take over the steering maps"))?;
+            .map_err(failed("cannot read the steering maps"))?;
         let reconciler = Reconciler::adopt(maps, found, &grace, settings)
-            .map_err(failed("cannot take over the maps"))?;
+            .map_err(failed("cannot read the maps"))?;
         let mut owner = Loop::new(
             reconciler,
             steering,
@@ -117,6 +118,7 @@ impl DataPlane {
         })
     }
 
+    /// Returns the views for the HTTP endpoints; those of other modules are empty.
     pub(super) fn views(
         &self,
         config: &Config,
@@ -172,9 +174,9 @@ impl DataPlane {
         }
     }
 
-    /// Waits for the update after which the programs are attached. If the maps are empty and those of an
-    /// older layout are in use, only a complete update qualifies: earlier ones are written, and the
-    /// attached programs keep the older maps.
+    /// Waits for the first update after which the programs can be attached; `None` if the sources ended.
+    /// Normally that is the first update of all. When the maps replace those of an older layout, it must be
+    /// complete: earlier updates are only written, and the attached programs keep using the old maps.
     pub(super) async fn first(
         &mut self,
         store: &mut Store,
@@ -189,19 +191,19 @@ impl DataPlane {
                 return Ok(Some(update));
             }
             error!(
-                "an object was refused, or the API server not heard of: the programs of the older layout stay until then"
+                "keeping the programs and maps of the older layout: an object is invalid, or the API server does not respond"
             );
             starting.send_replace(Some(
-                "waiting until every object is known and can be read, to replace an older layout"
+                "waiting for a complete and valid list of objects, to replace an older layout"
                     .to_owned(),
             ));
-            let step = "cannot write new maps beside those of an older layout";
+            let step = "cannot write the new maps next to those of an older layout";
             self.owner.apply(update).await.map_err(failed(step))?;
             self.owner.settle().await.map_err(failed(step))?;
         }
     }
 
-    /// Writes the maps, attaches the programs, and connects through the probe's frontend.
+    /// Writes the first update into the maps, attaches the programs, and verifies them with a test connect.
     pub(super) async fn program(
         &mut self,
         config: &Config,
@@ -210,7 +212,7 @@ impl DataPlane {
         let applied = self.owner.apply(first).await;
         applied.map_err(failed("cannot write the maps"))?;
         if self.owner.is_in_doubt() {
-            let error = io::Error::other("what they hold is not known");
+            let error = io::Error::other("their content is unknown after a failed write");
             return Err(failed("cannot write the maps")(error));
         }
         self.steps.done(|times| &mut times.write);
@@ -226,19 +228,19 @@ impl DataPlane {
             .owner
             .dial_canary(&canary::front(), || canary::connect(&self.cgroup));
         let arrived = dialled.unwrap_or_else(|| {
-            warn!("no canary was sent: the maps have no room for it");
+            warn!("probe skipped: the maps are full, or a Service has the frontend of the probe");
             Ok(())
         });
         if arrived.is_ok()
             && let Err(error) = self.find_host(config.tunnel.socket_mark)
         {
-            // Without it, sockets bound to a device are not steered, and loopback has no node ports; the
-            // rest works.
+            // Everything else works: only sockets bound to a device are not steered, and node ports are not
+            // served on loopback.
             let error = &error as &dyn std::error::Error;
-            warn!(error, "the host's network namespace is not known");
+            warn!(error, "cannot determine the host's network namespace");
         }
-        // If the probe failed, links that are not pinned yet are detached here.
-        arrived.map_err(|error: CanaryError| failed("the canary did not arrive")(error))?;
+        // On return, the drop of `attached` detaches the programs that are not pinned yet.
+        arrived.map_err(|error: CanaryError| failed("the probe of the programs failed")(error))?;
         attached.pin().map_err(failed("cannot pin the programs"))?;
         self.sweep();
         self.steps.done(|times| &mut times.attach);
@@ -246,39 +248,38 @@ impl DataPlane {
         Ok(())
     }
 
-    /// Adds the counts of the replaced maps to the new ones, and removes those maps. On failure they
-    /// keep their memory, and the next start retries.
+    /// Adds the counts of the replaced maps to the new maps, and removes the replaced maps. On failure they
+    /// stay, and the next start retries.
     fn sweep(&self) {
         let settled = RcuGrace::new().and_then(|grace| self.data_path.settle(&grace));
         if let Err(error) = settled {
-            warn!(%error, "cannot take over what the replaced maps counted");
+            warn!(%error, "cannot copy the counts of the replaced maps");
             return;
         }
         if let Err(error) = self.pins.sweep() {
             let error = &error as &dyn std::error::Error;
-            warn!(error, "cannot remove the maps that were replaced");
+            warn!(error, "cannot remove the replaced maps");
         }
     }
 
-    /// Starts the event log of a program, if the config has one. It is only for debugging: if it fails,
-    /// the data path goes on without it.
+    /// Starts logging the events of the kernel program in `log.kernel`, if set. A failure is only logged.
     fn start_log(&mut self, wanted: Option<&KernelLog>) {
         let Some(wanted) = wanted else { return };
         let KernelLog { program, level } = wanted;
         match self.data_path.log(wanted) {
             Ok(logging) => {
-                info!(program, up_to = %level, "events of a kernel program are logged");
+                info!(program, up_to = %level, "logging the events of a kernel program");
                 self.kernel_log.send_replace(Some(wanted.clone()));
                 self.logging = Some(logging);
             }
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
-                warn!(error, "log.kernel is off");
+                warn!(error, "cannot log the events of the kernel program; log.kernel has no effect");
             }
         }
     }
 
-    /// Shows the programs the network namespace of the host: the one of this connect.
+    /// Connects once, so that the programs record the network namespace of this process as the host's.
     fn find_host(&mut self, mark: u32) -> Result<(), RoleError> {
         let steering = self.owner.steering();
         let key = canary::steering_key();
@@ -290,15 +291,15 @@ impl DataPlane {
             .take_canary(&key)
             .map_err(failed("cannot use the steering maps"))?;
         if cookie == 0 {
-            return Err(failed("the steering canary did not arrive")(
-                "the programs saw no connect of this process",
+            return Err(failed("the steering probe failed")(
+                "the programs recorded no connect of this process",
             ));
         }
         Ok(())
     }
 }
 
-/// Returns a function that finds the frontends with a listener on this node.
+/// Returns a function that finds the frontends on whose address a local process listens.
 fn listeners() -> reconcile::Found {
     let mut listeners = Listeners::default();
     Box::new(move |fronts| {

@@ -1,4 +1,4 @@
-//! The task that ends sockets of removed backends.
+//! Starts the task that ends sockets of removed backends.
 
 use tokio::sync::watch;
 use tracing::warn;
@@ -11,8 +11,8 @@ use crate::{
     tasks::Tasks,
 };
 
-/// Starts the task if the config wants it. Services don't depend on it: its problems are reported, and
-/// everything else goes on.
+/// Starts the task if `sockets.terminate` is not empty. Services work without the task, so a failure is only
+/// reported.
 pub(super) fn start(
     config: &Config,
     view: watch::Sender<View>,
@@ -31,7 +31,7 @@ pub(super) fn start(
         }
         Err(error) => {
             let problem = chain(&error);
-            warn!(%problem, "no sockets are ended when their backend goes");
+            warn!(%problem, "sockets of removed backends will not be ended");
             view.send_modify(|view| view.problem = Some(problem));
         }
     }

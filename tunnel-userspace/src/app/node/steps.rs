@@ -1,4 +1,4 @@
-//! The durations of the steps of a start.
+//! Measures the steps of the start.
 
 use std::time::Duration;
 
@@ -6,16 +6,16 @@ use tokio::sync::watch;
 
 use crate::{admin::StartTimes, clock::monotonic};
 
-/// A timer of consecutive steps.
+/// Measures the durations of consecutive steps.
 #[derive(Debug)]
 pub(super) struct Steps {
-    /// The end of the last step.
+    /// The time when the last step ended.
     since: Duration,
     times: watch::Sender<StartTimes>,
 }
 
 impl Steps {
-    /// Begins the first step.
+    /// Starts the timer of the first step.
     pub(super) fn begin() -> Self {
         Self {
             since: monotonic(),
@@ -23,12 +23,12 @@ impl Steps {
         }
     }
 
-    /// Follows the measured durations.
+    /// Returns a receiver of the durations measured so far.
     pub(super) fn times(&self) -> watch::Receiver<StartTimes> {
         self.times.subscribe()
     }
 
-    /// Ends a step, and begins the next one.
+    /// Stores the duration of a step, and starts the timer of the next one.
     pub(super) fn done(&mut self, step: impl FnOnce(&mut StartTimes) -> &mut Option<f64>) {
         let now = monotonic();
         let took = (now - self.since).as_secs_f64();

@@ -1,5 +1,5 @@
-//! The delay from the API server to the kernel, compared with kube-proxy in its nftables mode: two hosts
-//! watch the same API server, and connects on each observe its kernel.
+//! Measures the delay from a change at the API server until connects on a node use it, for Culvert and for
+//! kube-proxy in nftables mode. Two hosts watch the same API server, one for each proxy.
 
 use std::{
     fs,
@@ -38,27 +38,27 @@ const PORT: u16 = 80;
 /// The Service whose endpoint changes, and its two endpoints.
 const PROBE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 96, 8, 8)), PORT);
 const SIDES: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 129, 0, 1), Ipv4Addr::new(10, 129, 0, 2)];
-/// The first address of all endpoints; they are addresses of both hosts.
+/// The first address of the endpoints. All of their addresses are local to both hosts.
 const ENDPOINTS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 130, 0, 0));
 const RANGE: &str = "10.128.0.0/9";
 const TARGET: u16 = 8080;
 const OF_EACH: u32 = 5;
 
-/// The number of Services that must answer before a start counts as complete: spread over all.
+/// The number of Services, evenly spaced, that must respond before a start counts as complete.
 const ASKED: u32 = 200;
-/// The number of connections that create the objects.
+/// The number of concurrent connections to the API server that create the objects.
 const MAKERS: u32 = 8;
 
-/// The timeout of one connect: a translated one stays on the host, and an untranslated one may get its
-/// error only after the retransmission a second later.
+/// The timeout of one connect. A translated connect stays on the host; an untranslated one may fail only
+/// after a retransmission, one second later.
 const CONNECT: Duration = Duration::from_millis(20);
-/// The timeout of an answer, and the time limit of repeated connects.
+/// The timeout of one response, and the time limit of repeated connects.
 const ANSWER: Duration = Duration::from_secs(2);
 const LOOKING: Duration = Duration::from_secs(180);
 /// The pause between two changes, so that the work of one does not overlap with the next.
 const REST: Duration = Duration::from_millis(20);
 
-/// Targets: in thousandths of kube-proxy's values, and as times.
+/// Targets: start time and memory in thousandths of kube-proxy's values, and the times of changes.
 const START: u64 = 250;
 const MEMORY: u64 = 500;
 const CHANGED: Duration = Duration::from_millis(5);
@@ -75,10 +75,10 @@ pub(crate) struct Options {
     /// The number of Services, of five endpoints each.
     #[arg(long, default_value_t = 5000)]
     services: u32,
-    /// The number of starts of each proxy from nothing.
+    /// The number of cold starts of each proxy.
     #[arg(long, default_value_t = 3)]
     rounds: u32,
-    /// The number of changes of an endpoint; kube-proxy gets a tenth of it.
+    /// The number of endpoint changes; kube-proxy gets a tenth of them.
     #[arg(long, default_value_t = 200)]
     changes: u32,
 }
@@ -102,7 +102,7 @@ struct Outcome {
     measured: [Measured; 2],
 }
 
-/// Measures and prints; with `check`, a missed target is an error.
+/// Runs the benchmark and prints the results. With `check`, a missed target is an error.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let kit = Kit::open(&options.kit)?;
     let logs = Logs::new(kit.logs())?;
@@ -158,7 +158,7 @@ fn verdicts([own, peer]: &[Measured; 2]) -> Vec<Verdict> {
     ]
 }
 
-/// A proxy and its host, with the commands that start it and that remove its remains.
+/// A proxy and its host, with the commands that start the proxy and clean up after it.
 struct Proxy {
     name: &'static str,
     host: Host,
@@ -219,7 +219,7 @@ fn host(bare: &Bare, number: usize) -> Result<Host> {
     Ok(host)
 }
 
-/// Creates all objects.
+/// Creates the Nodes, Services and EndpointSlices.
 fn fill(bare: &Bare, proxies: &[Proxy], services: u32) -> Result<()> {
     let mut api = bare.api()?;
     for Proxy { host, .. } in proxies {
@@ -244,7 +244,7 @@ fn fill(bare: &Bare, proxies: &[Proxy], services: u32) -> Result<()> {
     tunnel_cluster::at_once(0..MAKERS, maker).map(drop)
 }
 
-/// Waits until a sample of the Services, and the probe, answer.
+/// Waits until a sample of the Services and the probe Service respond.
 fn until_all(place: &Place, services: u32) -> Result<()> {
     let step = usize::try_from((services / ASKED).max(1))?;
     let numbers = (0..services).step_by(step);
@@ -278,16 +278,16 @@ fn measure(bare: &Bare, proxy: &Proxy, process: &Process, of: &mut Measured) -> 
     Ok(())
 }
 
-/// Sends a client the address that it reached.
+/// Sends the client the address that it is connected to.
 fn tell(mut stream: TcpStream) -> io::Result<()> {
     let reached = stream.local_addr()?.ip();
     writeln!(stream, "{reached}")
 }
 
-/// Connects repeatedly until the answer is the wanted one.
+/// Connects repeatedly until `is_wanted` accepts the address that responds.
 fn until(place: &Place, to: SocketAddr, is_wanted: impl Fn(IpAddr) -> bool) -> Result<()> {
     wait::until_a_moment(LOOKING, || ask(place, to).is_ok_and(&is_wanted))
-        .with_context(|| format!("{to} doesn't lead where it should"))
+        .with_context(|| format!("connects to {to} don't reach the expected endpoint"))
 }
 
 fn ask(place: &Place, to: SocketAddr) -> Result<IpAddr> {
@@ -296,7 +296,7 @@ fn ask(place: &Place, to: SocketAddr) -> Result<IpAddr> {
     socket.set_read_timeout(Some(ANSWER))?;
     let mut line = String::new();
     BufReader::new(TcpStream::from(socket)).read_line(&mut line)?;
-    line.trim().parse().context("no address")
+    line.trim().parse().context("the response is not an IP address")
 }
 
 fn endpoint(address: IpAddr) -> serde_json::Value {

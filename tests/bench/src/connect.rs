@@ -1,9 +1,10 @@
-//! The cost of a connect through Culvert, at several numbers of Services, compared with a direct one.
+//! Measures the cost of a connect through Culvert, with different numbers of Services, compared with a direct
+//! connect.
 //!
-//! All variants share one client and one backend, that is one path of packets: they differ only in
-//! the cgroup of the client, and so in the programs that its connects run through. Each variant with
-//! rules like kube-proxy's has a network namespace of its own, with a path like that. In each round every
-//! variant is measured once, in a shuffled order, and compared with the direct connects of that round.
+//! All variants use the same client pod and the same backend, so their packets take the same path. They
+//! differ only in the client's cgroup, and therefore in the programs that run on a connect. Each variant
+//! with rules like kube-proxy's has its own pod, with an equivalent path. Each round measures every
+//! variant once, in a shuffled order, and compares it with the direct connects of the same round.
 
 use std::net::SocketAddr;
 
@@ -36,26 +37,26 @@ mod beside;
 const PORT: u16 = 80;
 const TARGET: u16 = 9000;
 
-/// A pair of CPUs: the client's, and the server's.
+/// The CPUs to which the client and the server are pinned.
 const CPUS: [u32; 2] = [0, 1];
 
-/// Direct connects, measured a second time: their difference from the first is noise.
+/// The name of the second variant with direct connects. Its difference from the first is noise.
 const CONTROL: &str = "direct-again";
 
-/// The number of Services that the client connects to, spread over all: the variants then differ in the
-/// number of Services that exist, not in the number that is used.
+/// The number of Services that the client connects to, evenly spaced. It is the same in all variants, so
+/// that they differ only in the number of Services that exist.
 const USED: u32 = 100;
 
-/// The end of the name of the variant that uses all Services.
+/// The suffix of the name of the variant that connects to every Service.
 const COLD: &str = " in turn";
 
-/// The number of variants that don't go through Culvert.
+/// The number of variants with direct connects. They come first in the list.
 const BESIDE: usize = 2;
 
-/// The first port for the instances' status; each takes two.
+/// The first of the instances' admin ports. Each instance takes two ports: admin and healthz.
 const ADMIN: u16 = 10_300;
 
-/// The options of a measurement.
+/// The options of the benchmark.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
     #[command(flatten)]
@@ -63,13 +64,13 @@ pub(crate) struct Options {
     /// The number of measurements of each variant.
     #[arg(long, default_value_t = 31)]
     rounds: u32,
-    /// The numbers of Services; none measures direct connects alone.
+    /// The numbers of Services to measure with; an empty list measures only direct connects.
     #[arg(long, num_args = 0.., value_delimiter = ',', default_value = "100,10000,100000")]
     services: Vec<u32>,
-    /// The numbers of Services with nftables rules like kube-proxy's; none omits these rules.
+    /// The numbers of Services to measure with nftables rules like kube-proxy's; an empty list skips them.
     #[arg(long, num_args = 0.., value_delimiter = ',', default_value = "100,5000")]
     nft: Vec<u32>,
-    /// The numbers of Services with iptables rules like kube-proxy's; none omits these rules.
+    /// The numbers of Services to measure with iptables rules like kube-proxy's; an empty list skips them.
     #[arg(long, num_args = 0.., value_delimiter = ',', default_value = "100,10000")]
     iptables: Vec<u32>,
     /// The duration of one measurement, in milliseconds.
@@ -77,14 +78,14 @@ pub(crate) struct Options {
     slot_millis: u64,
 }
 
-/// One way of connecting.
+/// A client, and the addresses that it connects to.
 struct Variant {
     name: String,
     client: Place,
     first: SocketAddr,
     count: u32,
     apart: u32,
-    /// The instance whose targets are judged; kept alive while it is measured.
+    /// The measured instance, which is kept running; none if no target applies to the variant.
     instance: Option<Instance>,
 }
 
@@ -92,17 +93,17 @@ struct Variant {
 #[derive(Clone, Debug, Serialize)]
 struct Line {
     variant: String,
-    /// True if the line is judged by targets.
+    /// True if targets apply to the variant.
     #[serde(skip)]
     is_ours: bool,
     connects_per_second: u64,
-    /// In thousandths, the median of the rounds' ratios.
+    /// The rate in thousandths of the direct rate: the median of the ratios of all rounds.
     rate_to_direct: u64,
     p50_ns: u64,
     p99_ns: u64,
-    /// The median of the rounds' differences.
+    /// The difference to the p50 of direct connects: the median of the differences of all rounds.
     p50_over_direct_ns: i64,
-    /// The sleeps of the server for each thousand connects.
+    /// The number of times that the server went to sleep, per thousand connects.
     woken: u64,
     failures: u64,
 }
@@ -113,7 +114,8 @@ struct Measured {
     lines: Vec<Line>,
 }
 
-/// Measures and prints. A connect that failed is an error, and with `check` a missed target.
+/// Runs the benchmark and prints the results. A failed connect is an error; with `check`, so is a missed
+/// target.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let topology = Topology::new()?;
     let prefix = real_time(topology.host());
@@ -158,7 +160,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     judged
 }
 
-/// The words that give a process precedence over everything else on its CPU, if they work here.
+/// Returns a command prefix that gives a process real-time priority; empty if the system doesn't permit it.
 fn real_time(place: &Place) -> Vec<String> {
     let words = ["chrt", "--fifo", "50"];
     match place.run(&[&words[..], &["true"]].concat()) {
@@ -233,8 +235,8 @@ fn through(
     })
 }
 
-/// The instance with most Services, measured again with a connect to each of them in turn: no CPU cache
-/// holds the entries that the next connect needs. No target applies to it.
+/// Creates a variant that connects to every Service of the largest instance in turn, so that the map entries
+/// for the next connect are not in a CPU cache. No target applies to it.
 fn cold(variants: &[Variant], services: &[u32]) -> Option<Variant> {
     let most = services.iter().max().filter(|count| **count > USED)?;
     let place = services.iter().position(|count| count == most)?;
@@ -252,7 +254,7 @@ fn cold(variants: &[Variant], services: &[u32]) -> Option<Variant> {
 /// The result of one measurement.
 struct Sample {
     report: Report,
-    /// The number of times that the server slept meanwhile.
+    /// The number of times that the server went to sleep during the measurement.
     sleeps: u64,
 }
 
@@ -277,7 +279,7 @@ fn measure(variant: &Variant, millis: u64, prefix: &[String], server: &Server) -
     })
 }
 
-/// The medians of the variant at a place.
+/// Computes the medians of the variant with index `at`.
 fn line(name: &str, is_ours: bool, at: usize, rounds: &[Vec<Sample>]) -> Line {
     let own = || rounds.iter().map(|samples| &samples[at].report);
     let pairs = || {
@@ -362,7 +364,7 @@ mod tests {
 
     #[test]
     fn variants_are_compared_with_direct_of_their_own_round() {
-        // In the second round both variants were slowed down alike.
+        // The second round was disturbed: both variants have half the rate.
         let rounds = [
             vec![sample(10_000, 20_000), sample(9_900, 21_000)],
             vec![sample(5_000, 40_000), sample(4_900, 41_500)],
@@ -394,7 +396,7 @@ mod tests {
         };
 
         assert_eq!(met(&lines), [true, false, true, true, false, false]);
-        // A server that was awake for one of them.
+        // In the second variant, the server did not sleep often enough.
         lines[1].woken = 940;
         assert!(!met(&lines)[0]);
     }

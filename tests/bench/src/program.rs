@@ -1,6 +1,6 @@
-//! The delay from files to the kernel, as observed by `connect` rather than reported by the daemon. For
-//! comparison, the time that `nft -f` takes for rules of kube-proxy's shape: only the loading, without
-//! kube-proxy's own work before it.
+//! Measures the delay from a change of a manifest until connects use it, as observed by `connect` and not as
+//! reported by the daemon. For comparison, it measures the time that `nft -f` takes to load rules like
+//! kube-proxy's, without kube-proxy's own work before that.
 
 use std::time::Duration;
 
@@ -24,13 +24,13 @@ mod few;
 mod probe;
 mod very_many;
 
-/// Targets for a few Services.
+/// Targets for the small case: the times of a start and of a change, and bytes of memory.
 const PROGRAMMED: Duration = Duration::from_millis(500);
 const CHANGED: Duration = Duration::from_millis(50);
 const IDLE: u64 = 30_000_000;
 const MAPS: u64 = 16_000_000;
 
-/// Targets for very many Services.
+/// Targets for the large case.
 const FROM_JSON: Duration = Duration::from_secs(1);
 const FROM_YAML: Duration = Duration::from_secs(3);
 const WRITTEN: Duration = Duration::from_millis(300);
@@ -45,25 +45,24 @@ pub(crate) struct Options {
     /// The number of Services in the small case.
     #[arg(long, default_value_t = 1000)]
     services: u32,
-    /// The number of starts with nothing programmed.
+    /// The number of cold starts in the small case.
     #[arg(long, default_value_t = 5)]
     rounds: u32,
-    /// The number of changes of an endpoint.
+    /// The number of endpoint changes.
     #[arg(long, default_value_t = 50)]
     changes: u32,
     /// The number of Services in the large case, of four endpoints each.
     #[arg(long, default_value_t = 30_000)]
     many: u32,
-    /// The number of starts in the large case, and of loads of rules; 0 omits both.
+    /// The number of rounds of the large case; 0 skips it.
     #[arg(long, default_value_t = 5)]
     starts: u32,
-    /// The numbers of Services for which nftables rules of kube-proxy's shape are loaded; none omits
-    /// them.
+    /// The numbers of Services to load nftables rules like kube-proxy's for; an empty list skips them.
     #[arg(long, num_args = 0.., value_delimiter = ',', default_value = "100,5000")]
     rules: Vec<u32>,
 }
 
-/// Times in nanoseconds.
+/// Statistics of measured times, in nanoseconds.
 #[derive(Clone, Debug, Serialize)]
 struct Times {
     what: String,
@@ -91,13 +90,13 @@ impl Times {
     }
 }
 
-/// The medians of one way of writing very many Services.
+/// The medians of one variant of the large case.
 #[derive(Clone, Debug, Serialize)]
 struct Line {
     way: &'static str,
     services: u32,
     whole_ns: u64,
-    /// In thousandths of the first line: the median of the rounds' ratios.
+    /// `whole_ns` in thousandths of the first line's: the median of the ratios of all rounds.
     whole_to_first: u64,
     /// The time from parsed objects to complete maps; 0 for rules.
     write_ns: u64,
@@ -118,7 +117,7 @@ struct Measured {
     lines: Vec<Line>,
 }
 
-/// Measures and prints; with `check`, a missed target is an error.
+/// Runs the benchmark and prints the results. With `check`, a missed target is an error.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let mut ways = vec![Way::Json, Way::Yaml];
     ways.extend(options.rules.iter().copied().map(Way::Rules));
@@ -173,7 +172,7 @@ fn conclude(
     (measured, verdicts)
 }
 
-/// Returns the verdicts of a way; empty for rules.
+/// Returns the verdicts on a variant of the large case; empty for rules, which have no target.
 fn of_very_many(line: &Line) -> Vec<Verdict> {
     let whole = match line.way {
         JSON => FROM_JSON,
@@ -278,7 +277,7 @@ fn very_many(lines: &[Line], starts: u32) -> String {
     )
 }
 
-/// Formats a value; empty for 0.
+/// Formats a value; returns an empty string for 0.
 fn some(value: u64, text: fn(u64) -> String) -> String {
     match value {
         0 => String::new(),
@@ -323,7 +322,7 @@ mod tests {
 
     #[test]
     fn rules_are_compared_with_json_of_their_own_round_and_judged_by_nothing() {
-        // The second round was disturbed, which affects both values alike.
+        // The second round was disturbed: the times of both variants are more than doubled.
         let rounds = [
             vec![sample(900, 1), sample(1800, 50)],
             vec![sample(2000, 4), sample(4200, 200)],

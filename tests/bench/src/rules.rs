@@ -1,6 +1,5 @@
-//! Rules of kube-proxy's shape, for comparison in benchmarks: the input of `nft -f` and
-//! `iptables-restore` for a number of ClusterIP Services, each with the same endpoints, and for the
-//! replacement of one endpoint.
+//! Generates rules like kube-proxy's for comparison: the input of `nft -f` and `iptables-restore` for a
+//! number of ClusterIP Services that share their endpoints, and for the replacement of an endpoint.
 //!
 //! Chains, maps and rules are those of kube-proxy 1.36 (`pkg/proxy/{nftables,iptables}/proxier.go`) for
 //! Services without node ports, policies and affinity. Chain names have kube-proxy's length, with a
@@ -47,7 +46,7 @@ impl Shape {
     }
 }
 
-/// A program that loads rules from a file in a place's network namespace.
+/// A program that loads rules from a file into the network namespace of a sandbox.
 #[derive(Clone, Debug)]
 pub(crate) struct Loader {
     pid: u32,
@@ -55,7 +54,7 @@ pub(crate) struct Loader {
 }
 
 impl Loader {
-    /// Creates a loader for a place. The file name is appended to the command.
+    /// Creates a loader for a sandbox; the path of a file with rules is appended to its command line.
     pub(crate) fn new(place: &Place, words: &[&'static str]) -> Self {
         Self {
             pid: place.pid(),
@@ -63,7 +62,7 @@ impl Loader {
         }
     }
 
-    /// Writes rules to a file and loads it; returns the time from the start of the program.
+    /// Writes rules to a file and loads it; returns how long the program ran.
     pub(crate) fn load(&self, folder: &Path, name: &str, rules: &str) -> Result<Duration> {
         let (file, program) = (folder.join(name), self.words.join(" "));
         fs::write(&file, rules).with_context(|| format!("cannot write {}", file.display()))?;

@@ -1,8 +1,9 @@
-//! The cost of a tunnel, compared with plain TCP and one bare TLS stream over the same links.
+//! Measures the cost of streams through the tunnel, compared with plain TCP and one bare TLS stream over the
+//! same links.
 //!
-//! Client and server are the same for all variants; the server is on the edge. Plain TCP and TLS use the
-//! address that the edge has on its link, the tunnel's streams a steering address. Each round measures
-//! every variant once, in a shuffled order.
+//! All variants use the same client program, and the same server on the edge node. Plain TCP and TLS dial
+//! the address of the edge node's link; the tunnel variant dials an address of the edge's Node, and is
+//! steered. Each round measures every variant once, in a shuffled order.
 
 use std::time::Duration;
 
@@ -22,18 +23,18 @@ use crate::report::{Common, Verdict, median, ratio, rounds, thousandths};
 
 mod stage;
 
-/// The numbers of concurrent floods.
+/// The numbers of concurrent streams whose throughput is measured.
 const STREAMS: [u32; 2] = [1, 10];
 
-/// The numbers of stalled readers next to a live echo.
+/// The numbers of stalled readers during an echo measurement.
 const STALLED: [u32; 2] = [1, 200];
 
-/// In thousandths of one bare TLS stream, for any number of tunnel streams: the minimum rate, and the
-/// maximum CPU time.
+/// Targets in thousandths of one bare TLS stream: the minimum rate for any number of tunnel streams, and the
+/// maximum CPU time per byte.
 const RATE: u64 = 600;
 const CPU: u64 = 1500;
 
-/// The limit of a live echo next to stalled readers.
+/// The target for the p99 of an echo next to stalled readers.
 const LIVE: Duration = Duration::from_millis(2);
 
 /// The options of the benchmark.
@@ -88,7 +89,7 @@ struct Line {
     variant: &'static str,
     megabytes_per_second_1: u64,
     megabytes_per_second_10: u64,
-    /// The CPU time of both ends of the tunnel, or of both ends of the stream.
+    /// The CPU time of gateway and agent, or of client and server in variants without a tunnel.
     cpu_ms_per_gigabyte: u64,
     echo_p50_ns: u64,
     echo_p99_ns: u64,
@@ -102,7 +103,7 @@ struct Measured {
     lines: [Line; 3],
 }
 
-/// Measures and prints; with `check`, a missed target is an error.
+/// Runs the benchmark and prints the results. With `check`, a missed target is an error.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let stage = Stage::set(options)?;
     let slot = Duration::from_millis(options.slot_millis);
@@ -126,8 +127,8 @@ fn measure(stage: &Stage, variant: Variant, slot: Duration) -> Result<Sample> {
         *megabytes = flood.megabytes();
         if *streams == 1 {
             let ends = nanoseconds(cpu(&way)?.saturating_sub(before));
-            // The ends' CPU time includes the warm-up, and so more bytes; a client that is an end
-            // reports the measurement alone.
+            // The CPU time of these processes includes the warm-up, so a share of it is taken. A client
+            // reports its CPU time of the measurement alone.
             let whole = slot + WARM_UP;
             let share = u128::from(ends) * slot.as_nanos() / whole.as_nanos().max(1);
             let own = if way.client_is_end { flood.cpu_ns } else { 0 };
@@ -177,7 +178,7 @@ fn line(at: usize, rounds: &[Vec<Sample>]) -> Line {
 }
 
 fn verdicts(rounds: &[Vec<Sample>]) -> Vec<Verdict> {
-    // Ratios are taken within a round: a disturbance affects both values.
+    // Ratios are computed within a round, since a disturbance affects both values of it.
     let [_, tls, ours] = [0, 1, 2];
     let to_tls = |pick: &dyn Fn(&Sample, &Sample) -> (u64, u64)| {
         median(rounds.iter().map(|samples| {
@@ -239,7 +240,7 @@ mod tests {
         };
         let rounds = [
             [sample(1000, 100, 0), sample(700, 140, 1)],
-            // Disturbed, which affects both values alike.
+            // A disturbed round: both variants are slower.
             [sample(100, 900, 0), sample(65, 1300, 1)],
             [sample(1000, 100, 0), sample(500, 160, 3_000_000)],
         ];

@@ -1,5 +1,5 @@
-//! Connects that rules of kube-proxy's shape translate, in a pod with its own network namespace. The
-//! rules are in nat OUTPUT, as on a node for the connects of the node itself.
+//! Variants in which nftables or iptables rules like kube-proxy's translate the connects of a pod. The rules
+//! hook into nat OUTPUT, as they do on a node for the node's own connects.
 
 use std::net::SocketAddr;
 
@@ -17,15 +17,15 @@ use crate::{
     services::FIRST,
 };
 
-/// The rules to load.
+/// The kind of rules to load.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Kind {
     Nft,
     Iptables,
 }
 
-/// Creates a client whose connects pass rules for this many Services. The Services that it uses are
-/// spread over all, so with iptables they are in the middle of the chain on average.
+/// Creates a client pod with rules for this many Services. It connects to evenly spaced Services, so with
+/// iptables their rules are in the middle of the chain on average.
 pub(super) fn by_rules(
     topology: &Topology,
     kind: Kind,
@@ -52,7 +52,7 @@ pub(super) fn by_rules(
     let first = SocketAddr::new(FIRST, PORT);
     let socket = pod.socket(Domain::for_address(first), Type::STREAM)?;
     connect_within(&socket, first, ANSWER)
-        .with_context(|| format!("{name}: the rules lead to no endpoint"))?;
+        .with_context(|| format!("{name}: a connect through the rules reaches no endpoint"))?;
     Ok(Variant {
         name: format!("{services}, {program}"),
         client: topology.beside(&pod, &format!("outside/{name}"), None)?,
@@ -63,7 +63,7 @@ pub(super) fn by_rules(
     })
 }
 
-/// Gives the backend more addresses, and returns the endpoints of all Services.
+/// Adds addresses to the backend; returns the endpoints that all Services share.
 pub(super) fn endpoints(topology: &Topology, backend: &Pod) -> Result<Vec<SocketAddr>> {
     let (host, own) = (topology.host(), backend.v4());
     let mut endpoints = vec![backend.at4(TARGET)];

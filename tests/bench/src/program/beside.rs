@@ -1,6 +1,6 @@
-//! Changes of an endpoint while others read: all Services and the metrics are asked for in a loop, or
-//! the daemon looks for listeners on an address of a Service. The loop takes CPU from whatever runs
-//! beside it, so its row is held against changes while another daemon is asked for as much.
+//! Endpoint changes while the daemon is busy: a client queries all Services and the metrics in a loop, or
+//! the daemon scans for listeners on the address of a Service. The query loop takes CPU time itself, so
+//! its baseline is the time of changes while the same loop queries another daemon.
 
 use std::{
     net::{IpAddr, Ipv4Addr},
@@ -30,19 +30,19 @@ const SERVICES: u32 = 10_000;
 
 const ENDPOINTS: [IpAddr; 1] = [IpAddr::V4(Ipv4Addr::new(10, 1, 0, 101))];
 
-/// The longest that a change may take, in thousandths of its time beside the load that it is held
-/// against.
+/// The maximum p99, in thousandths of the baseline's p99.
 const MOST: u64 = 1200;
 
-/// The number of changes that are waited for, not measured, after an address was added: it concerns all
-/// Services.
+/// The number of unmeasured changes after the address of a Service was added to the node: the daemon first
+/// handles the new address for all Services.
 const SETTLING: u32 = 10;
 
-/// The times from the rename of a slice until a connect reaches its endpoint.
+/// Measures the times from the rename of a slice until a connect reaches its endpoint: while another
+/// daemon is queried, while this one is queried, while it is idle, and while it scans for listeners.
 pub(super) fn measure(options: &Options) -> Result<[Times; 4]> {
     let (node, other) = (started(options)?, started(options)?);
     let changes = |what: &str| -> Result<Times> {
-        // Enough for a steady p99.
+        // Enough samples for a stable p99.
         let changes = probe::change(&node, options.changes.saturating_mul(10))?;
         let reached: Vec<_> = changes.iter().map(|change| change.reached).collect();
         let what = format!("one endpoint of {SERVICES} services, {what}");
@@ -52,19 +52,19 @@ pub(super) fn measure(options: &Options) -> Result<[Times; 4]> {
     let asked = || changes("while all services and the metrics are asked for");
     let asked = while_asked(&node, asked)?;
     let alone = changes("alone")?;
-    // Something may listen there now, so the daemon looks for it.
+    // A process may listen on this address now, so the daemon scans for listeners.
     node.host().ip(&format!("addr add {}/32 dev lo", last()))?;
     probe::change(&node, SETTLING)?;
     let looked = changes("while listeners are looked for")?;
     Ok([other, asked, alone, looked])
 }
 
-/// The address of the last Service.
+/// Returns the address of the last Service.
 fn last() -> IpAddr {
     offset(FIRST, SERVICES - 1)
 }
 
-/// A node that has programmed all Services.
+/// Starts a node, and waits until all Services are programmed.
 fn started(options: &Options) -> Result<Node> {
     let node = probe::node(settings(&options.common, SERVICES)?)?;
     for file in many(SERVICES, Protocol::UDP, [PORT; 2], |_| ENDPOINTS) {
@@ -76,7 +76,7 @@ fn started(options: &Options) -> Result<Node> {
     Ok(node)
 }
 
-/// Does something while all Services and the metrics are asked for, each again as soon as it is there.
+/// Runs `act` while a thread queries `/services` and `/metrics` of a daemon in a loop.
 fn while_asked<T>(node: &Node, act: impl FnOnce() -> Result<T>) -> Result<T> {
     let (enough, socket) = (Enough::default(), node.admin_socket());
     thread::scope(|scope| {
@@ -90,13 +90,13 @@ fn while_asked<T>(node: &Node, act: impl FnOnce() -> Result<T>) -> Result<T> {
             Ok(())
         });
         let done = enough.after(act);
-        asking.join().ok().context("a thread panicked")??;
+        asking.join().ok().context("the thread that sends queries panicked")??;
         done
     })
 }
 
-/// The verdicts on the times: the p99 while the daemon is asked beside that while another is, and while
-/// it looks for listeners beside that alone; and the median while it is asked.
+/// Returns the verdicts: on the median while the daemon is queried, on its p99 compared with that while
+/// another daemon is queried, and on the p99 during listener scans compared with that of an idle daemon.
 pub(super) fn verdicts([other, asked, alone, looked]: &[Times; 4]) -> [Verdict; 3] {
     let beside = |times: &Times, base: &Times, name| {
         let ratio = ratio(times.p99_ns, base.p99_ns);

@@ -1,4 +1,5 @@
-//! A few Services, and the product's memory with its default settings when idle.
+//! The small case: starts and changes with a thousand Services, and the memory of an idle daemon with default
+//! settings.
 
 use std::{
     collections::BTreeMap,
@@ -106,7 +107,7 @@ fn vips(services: u32) -> impl Iterator<Item = IpAddr> {
 fn maps(daemon: i32, pins: &Path) -> Result<u64> {
     let mut known: BTreeMap<u32, u64> = BTreeMap::new();
     for entry in fs::read_dir(format!("/proc/{daemon}/fdinfo"))? {
-        // A file that was closed meanwhile is not a map.
+        // The file may have been closed since the folder was read.
         if let Ok(text) = fs::read_to_string(entry?.path()) {
             known.extend(map(&text));
         }

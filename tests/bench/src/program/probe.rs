@@ -1,5 +1,6 @@
-//! A Service whose only endpoint changes, and a client that observes the kernel through its own sockets:
-//! by `connect`, not by the daemon's status. No datagram is sent, so no endpoint needs to exist.
+//! The probe: a Service whose only endpoint changes, and a client that observes the translation by
+//! `connect` and
+//! `getsockname`, not by the daemon's status. No datagram is sent, so the endpoints need not exist.
 
 use std::{
     io::ErrorKind,
@@ -56,7 +57,7 @@ pub(super) struct Change {
     pub(super) work: Duration,
 }
 
-/// Creates a node whose folder has only the changing Service, without starting the daemon.
+/// Creates a node with only the probe Service in its folder of manifests; the daemon isn't started yet.
 pub(super) fn node(settings: Settings) -> Result<Node> {
     let node = Node::with(settings)?;
     let client = node.pod("client")?;
@@ -86,7 +87,7 @@ fn slice(side: usize) -> Manifest {
     }
 }
 
-/// Measures the time from the start of the daemon until the kernel translates each of the addresses.
+/// Starts the daemon; returns the time until connects to all of the addresses are translated.
 pub(super) fn begin(node: &Node, vips: impl Iterator<Item = IpAddr>) -> Result<Duration> {
     let client = node.pod("client")?;
     let start = Instant::now();
@@ -114,14 +115,14 @@ pub(super) fn until_all(client: &Place, vips: impl Iterator<Item = IpAddr>) -> R
 
 fn is_translated(socket: &UdpSocket, vip: SocketAddr) -> Result<bool> {
     match socket.connect(vip) {
-        // A Service without endpoints is refused by a redirect to loopback.
+        // Kernels without `bpf_set_retval` refuse a connect by a redirect to loopback.
         Ok(()) => Ok(!socket.local_addr()?.ip().is_loopback()),
         Err(error) if NOT_YET.contains(&error.kind()) => Ok(false),
         Err(error) => Err(error).with_context(|| format!("connect to {vip}")),
     }
 }
 
-/// Changes the endpoint repeatedly; returns the cost of each change.
+/// Changes the probe's endpoint repeatedly; returns the cost of each change.
 pub(super) fn change(node: &Node, changes: u32) -> Result<Vec<Change>> {
     let client = node.pod("client")?;
     let daemon = node.daemon_pid().context("the daemon doesn't run")?;
@@ -133,7 +134,7 @@ pub(super) fn change(node: &Node, changes: u32) -> Result<Vec<Change>> {
         let start = Instant::now();
         node.apply(slice(side))?;
         wait::until(LOOKING, || shows(&client, source).unwrap_or(false))
-            .context("a changed endpoint never came")?;
+            .context("no connect reached the changed endpoint")?;
         let reached = start.elapsed();
         clock::pause(REST);
         let work = usage::work(daemon)?.saturating_sub(before);
@@ -142,7 +143,7 @@ pub(super) fn change(node: &Node, changes: u32) -> Result<Vec<Change>> {
     Ok(times)
 }
 
-/// True if a new socket that connects to the changing Service gets this source address.
+/// Returns true if a new socket that is connected to the probe Service has this source address.
 fn shows(client: &Place, source: Ipv4Addr) -> Result<bool> {
     let socket = UdpSocket::from(client.socket(Domain::IPV4, Type::DGRAM)?);
     socket.connect(PROBE)?;

@@ -1,5 +1,5 @@
-//! Very many Services: a daemon that starts with them, from JSON and from YAML, compared with the
-//! loading of kube-proxy's rules for fewer.
+//! The large case: starts of a daemon with many Services, in JSON or YAML, compared with loading nftables
+//! rules like kube-proxy's for fewer Services.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -28,24 +28,24 @@ use crate::{
     services::{FIRST, many},
 };
 
-/// The first address of the endpoints, which are all different.
+/// The first address of the endpoints. No two endpoints have the same address.
 const ENDPOINTS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 128, 0, 0));
 
 /// The number of endpoints per Service.
 pub(super) const OF_EACH: u32 = 4;
 
-/// The number of Services that are probed, spread over all. Programs are attached after the last write,
-/// so one translated Service proves that all are written.
+/// The number of Services that are probed, evenly spaced. Programs are attached after the last write, so even
+/// one translated Service proves that all are written.
 const ASKED: u32 = 200;
 
-/// The pause after rules: the kernel frees them in the background, which must not count for the next
-/// way.
+/// The pause after a variant with rules: the kernel frees them in the background, which must not slow
+/// down the next variant.
 const SETTLING: Duration = Duration::from_secs(3);
 
-/// Rules are changed this many times less often than files, since each change takes long.
+/// The factor by which rules are changed less often than files, since each change of rules takes long.
 const SELDOM: u32 = 5;
 
-/// The format and the writer of the Services.
+/// A variant of the large case: the form in which the Services are given.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Way {
     Json,
@@ -54,19 +54,19 @@ pub(super) enum Way {
     Rules(u32),
 }
 
-/// The measurements of a way in one round.
+/// The measurements of a variant in one round.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sample {
-    /// The time from nothing to everything.
+    /// The time from the start until all Services are translated, or all rules loaded.
     pub(super) whole: Duration,
-    /// The part of it from parsed objects to complete maps.
+    /// The part of `whole` from parsed objects to complete maps.
     pub(super) write: Duration,
     /// The daemon's peak resident memory, in bytes.
     pub(super) peak: u64,
     pub(super) changes: Vec<Change>,
 }
 
-/// Measures each way once a round, in a shuffled order; samples are in the order of the ways.
+/// Measures each variant once a round, in a shuffled order; samples are in the order of the variants.
 pub(super) fn measure(options: &Options, ways: &[Way]) -> Result<Vec<Vec<Sample>>> {
     rounds(options.starts, ways, |way| match *way {
         Way::Json => from_files(options, json_files(options.many)?),
@@ -80,7 +80,7 @@ pub(super) fn measure(options: &Options, ways: &[Way]) -> Result<Vec<Vec<Sample>
     })
 }
 
-/// Starts a daemon with these files, and measures it.
+/// Measures a start of a daemon with these files, and changes after it.
 fn from_files(options: &Options, files: Vec<Manifest>) -> Result<Sample> {
     let room = options.many.saturating_mul(2);
     let settings = Settings {
@@ -104,7 +104,7 @@ fn from_files(options: &Options, files: Vec<Manifest>) -> Result<Sample> {
     let daemon = node.daemon_pid().context("the daemon doesn't run")?;
     let sample = Sample {
         whole,
-        write: Duration::from_secs_f64(seconds.context("no time of writing")?),
+        write: Duration::from_secs_f64(seconds.context("the status has no `startup.write`")?),
         peak: usage::peak(daemon)?,
         changes: probe::change(&node, options.changes)?,
     };
@@ -112,7 +112,7 @@ fn from_files(options: &Options, files: Vec<Manifest>) -> Result<Sample> {
     Ok(sample)
 }
 
-/// Loads and changes rules in a separate network namespace, and measures it.
+/// Measures the loading of rules into a separate network namespace, and changes of them.
 fn by_rules(options: &Options, services: u32) -> Result<Sample> {
     let topology = Topology::new()?;
     let place = topology.elsewhere("rules")?;

@@ -6,14 +6,14 @@ use tunnel_tests::place::Place;
 
 use super::{Loader, MARK, Shape};
 
-/// The programs that load rules, in order of preference: ever fewer kernels have `ip_tables`, and rules
-/// of iptables-nft are traversed in the same way.
+/// The variants of iptables, each with the program that loads rules, in order of preference. New kernels lack
+/// `ip_tables`; the kernel traverses the rules of iptables-nft in the same order.
 const LOADERS: [(&str, &str); 2] = [
     ("iptables-legacy", "iptables-legacy-restore"),
     ("iptables-nft", "iptables-nft-restore"),
 ];
 
-/// Finds the usable `iptables-restore` in a place; returns its kind and a loader.
+/// Finds a variant of iptables that works in a sandbox; returns its name and a loader.
 pub(crate) fn loader(place: &Place) -> Result<(&'static str, Loader)> {
     for (kind, restore) in LOADERS {
         let list = [kind, "--table", "nat", "--list-rules"];
@@ -28,9 +28,9 @@ pub(crate) fn loader(place: &Place) -> Result<(&'static str, Loader)> {
     )
 }
 
-/// Builds the input of a full sync. kube-proxy iterates its Services in the order of a hash map, so the
-/// position of one in the chain is random. Here they are in the order of their addresses; a client of
-/// Services spread over all finds them in the middle of the chain on average.
+/// Builds the input of a full sync. kube-proxy writes its Services in the random order of a hash map,
+/// here they are sorted by address. If a client connects to evenly spaced Services, their rules are in
+/// the middle of the chain on average, too.
 pub(crate) fn whole(shape: &Shape) -> String {
     let mut chains = String::from(
         "*nat\n:KUBE-SERVICES - [0:0]\n:KUBE-NODEPORTS - [0:0]\n:KUBE-POSTROUTING - [0:0]\n\

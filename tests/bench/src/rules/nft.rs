@@ -9,7 +9,7 @@ use super::{Loader, MARK, Shape};
 
 const TABLE: &str = "ip kube-proxy";
 
-/// Creates a loader that runs `nft` in a place.
+/// Creates a loader that runs `nft` in a sandbox.
 pub(crate) fn loader(place: &Place) -> Loader {
     Loader::new(place, &["nft", "--file"])
 }

@@ -1,4 +1,5 @@
-//! The test bed: a site with a tunnel, a server on its edge, and paths to it from the cloud.
+//! The fixture of the benchmark: a cloud node and an edge node with a tunnel, a server on the edge node,
+//! and the network paths to it.
 
 use std::{
     fs,
@@ -22,25 +23,25 @@ use super::{Options, Variant};
 /// The ports of the server: over TCP, and over TLS.
 const PORTS: [u16; 2] = [9200, 9201];
 
-/// The congestion control of all sockets: one without pacing. `bbr`, the default of some machines, arms
-/// a timer for each segment. The tunnel has three hops and bare TLS has one, so on a virtual machine the
+/// The congestion control of all sockets, one without pacing. `bbr`, the default of some machines, arms a
+/// timer for each segment. The tunnel has three hops and bare TLS has one, so on a virtual machine the
 /// cost of timers would be a large part of the difference.
 const CONGESTION: &str = "reno";
 
-/// The time that unread streams have to fill all buffers.
+/// The time in which streams that nobody reads fill all buffers.
 const FILL: Duration = Duration::from_millis(500);
 
 /// One path to the server.
 pub(super) struct Way {
     to: SocketAddr,
     is_tls: bool,
-    /// The processes whose CPU time counts for the path.
+    /// The processes whose CPU time is measured, besides the client.
     pub(super) ends: Vec<i32>,
-    /// True if the client is one of the ends, too.
+    /// True if the client's CPU time is added.
     pub(super) client_is_end: bool,
 }
 
-/// The test bed.
+/// The nodes with a running tunnel, and the server.
 pub(super) struct Stage {
     server: Process,
     site: Site,
@@ -60,8 +61,8 @@ impl Stage {
         site.edge().start_agent([KUBELET[0], plain])?;
         site.until_served()?;
         let tunnel = vec![
-            site.node().daemon_pid().context("no daemon runs")?,
-            site.edge().agent().pid().context("no agent runs")?,
+            site.node().daemon_pid().context("the daemon doesn't run")?,
+            site.edge().agent().pid().context("the agent doesn't run")?,
         ];
         let files = site.edge().kubelet_files();
         let server = site.edge().place().lab_command(&["flow", "serve"])?;
@@ -93,7 +94,7 @@ impl Stage {
         }
     }
 
-    /// Builds the command of a client on the cloud's host.
+    /// Builds the command of a client on the host of the cloud node.
     pub(super) fn client(&self, way: &Way, what: &str, connections: u32) -> Result<Command<'_>> {
         let command = self.site.node().host().lab_command(&["flow", what])?;
         let command = command
@@ -106,7 +107,7 @@ impl Stage {
         Ok(command.option("--ca", ca).option("--address", EDGE_V4))
     }
 
-    /// Starts readers that read nothing; they end when the process is dropped.
+    /// Starts a process with connections that it doesn't read from; they end when it is dropped.
     pub(super) fn stall(&self, way: &Way, count: u32) -> Result<Process> {
         let stalled = ready(&self.site, self.client(way, "stall", count)?)?;
         clock::pause(FILL);
@@ -118,7 +119,7 @@ impl Stage {
 fn ready(site: &Site, command: Command<'_>) -> Result<Process> {
     let file = site.node().topology().lab().folder().join("flow.ready");
     let process = command.option("--ready", text(&file)?).start()?;
-    wait::until(COMMAND, || file.exists()).context("streams aren't ready")?;
+    wait::until(COMMAND, || file.exists()).context("the process did not create its ready file")?;
     fs::remove_file(&file)?;
     Ok(process)
 }

@@ -1,8 +1,8 @@
-//! The capabilities(7) of this process.
+//! Checks the capabilities(7) of this process.
 
 use std::{fs, io};
 
-/// A capability: its name, and the numbers (`linux/capability.h`) of those that imply it.
+/// The name of a capability, and the numbers (`linux/capability.h`) of the capabilities that include it.
 pub(crate) type Capability = (&'static str, &'static [u32]);
 
 pub(crate) const BPF: Capability = ("CAP_BPF", &[39, 21]);
@@ -11,7 +11,7 @@ pub(crate) const PERFMON: Capability = ("CAP_PERFMON", &[38, 21]);
 pub(crate) const SYS_ADMIN: Capability = ("CAP_SYS_ADMIN", &[21]);
 pub(crate) const SYS_PTRACE: Capability = ("CAP_SYS_PTRACE", &[19]);
 
-/// Returns the names of those capabilities that the calling thread lacks.
+/// Returns the names of the wanted capabilities that the calling thread lacks.
 pub(crate) fn missing(wanted: &[Capability]) -> io::Result<Vec<&'static str>> {
     missing_in(&fs::read_to_string("/proc/thread-self/status")?, wanted)
 }
@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn missing_capabilities_are_named() {
+    fn missing_capabilities_are_listed() {
         let programs = [BPF, NET_ADMIN, PERFMON];
         let pods = [SYS_ADMIN, SYS_PTRACE];
         for (word, wanted, missing) in [
@@ -42,7 +42,7 @@ mod tests {
             ),
             ("0000008000001000", &programs[..], "CAP_PERFMON"),
             ("0000004000001000", &programs[..], "CAP_BPF"),
-            // CAP_SYS_ADMIN implies the others.
+            // CAP_SYS_ADMIN includes CAP_BPF and CAP_PERFMON.
             ("0000000000200000", &programs[..], "CAP_NET_ADMIN"),
             ("0000000000280000", &pods[..], ""),
             ("0000000000200000", &pods[..], "CAP_SYS_PTRACE"),
@@ -60,6 +60,6 @@ mod tests {
 
     #[test]
     fn a_status_without_capabilities_is_an_error() {
-        missing_in("Name:\tculvert\n", &[BPF]).expect_err("nothing is known");
+        missing_in("Name:\tculvert\n", &[BPF]).expect_err("no CapEff line");
     }
 }

@@ -1,4 +1,4 @@
-//! The monotonic clock that the parts of the daemon share.
+//! Clocks that never jump: the time since boot, and the monotonic clock.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Durations in the config's format: `90s`, `10m`, `1h`.
+//! Parses and formats durations as in the config: `90s`, `10m`, `1h`.
 
 use std::{fmt, time::Duration};
 
@@ -8,7 +8,7 @@ pub(crate) fn deserialize<'de, D: Deserializer<'de>>(source: D) -> Result<Durati
     let text = String::deserialize(source)?;
     parse(&text).ok_or_else(|| {
         D::Error::custom(format!(
-            "`{text}` is no duration; write a number and ms, s, m or h"
+            "`{text}` is not a duration; write a number and a unit (ms, s, m or h), as in 30s"
         ))
     })
 }
@@ -17,7 +17,7 @@ pub(crate) fn serialize<S: Serializer>(value: &Duration, target: S) -> Result<S:
     target.collect_str(&Written(*value))
 }
 
-/// A duration that is displayed in seconds if it has no fraction, else in milliseconds.
+/// Displays a duration in seconds, or in milliseconds if it is not a whole number of seconds.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 pub(crate) struct Written(pub(crate) Duration);
 

@@ -1,6 +1,6 @@
-//! Error chains as text.
+//! Formats an error together with its sources.
 
-/// Joins an error and all its sources in one line.
+/// Returns the messages of an error and all its sources, joined by `: `.
 #[must_use]
 pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();

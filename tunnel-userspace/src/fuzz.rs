@@ -1,11 +1,12 @@
-//! The parsers of untrusted bytes, for fuzz targets (`tests/fuzz`): none may panic on any input.
+//! Entry points of the fuzz targets (`tests/fuzz`): parsers of untrusted bytes, which must not panic on any
+//! input.
 
 use crate::{
     bpf::places_in, config::Config, net::messages_in, source::file::reads_alike, tunnel::read_heads,
 };
 
-/// Reads two versions of a file of manifests, separated by a zero byte. Returns false if the incremental
-/// read of the second, after the first, differs from a fresh read of the second.
+/// Parses two versions of a manifest file, separated by a zero byte. Returns false if parsing the second
+/// version incrementally, after the first, gives a different result than parsing it alone.
 #[must_use]
 pub fn manifests(bytes: &[u8]) -> bool {
     let text = String::from_utf8_lossy(bytes);
@@ -13,28 +14,29 @@ pub fn manifests(bytes: &[u8]) -> bool {
     reads_alike(first, second)
 }
 
-/// Reads a config of kube-proxy. Returns false if an error has no field.
+/// Parses a config file of kube-proxy. Returns false if an error lacks the field or the reason.
 #[must_use]
 pub fn kube_proxy(bytes: &[u8]) -> bool {
     let read = Config::parse_kube_proxy(&String::from_utf8_lossy(bytes));
     read.is_ok() || read.is_err_and(|(field, reason)| !field.is_empty() && !reason.is_empty())
 }
 
-/// Reads a part of the kernel's answer to a sock_diag request. Returns false if it counts more messages
-/// than fit into the bytes.
+/// Parses a chunk of the kernel's reply to a `sock_diag` request. Returns false if the parser finds more
+/// messages than fit into the chunk.
 #[must_use]
 pub fn sock_diag(bytes: &[u8]) -> bool {
-    /// The size of a message's header.
+    /// The size of a netlink message header, in bytes.
     const HEADER: usize = 16;
     messages_in(bytes) <= bytes.len().div_ceil(HEADER)
 }
 
-/// Finds the offsets that the programs need in a description of the kernel's types (BTF).
+/// Finds the field offsets that the kernel programs need in BTF type information.
 pub fn btf(bytes: &[u8]) {
     places_in(bytes);
 }
 
-/// Reads the heads of a tunnel's streams: the hello of either end, a CONNECT, and an answer that refuses one.
+/// Parses the HTTP/2 headers of tunnel streams: the hello of gateway and agent, a CONNECT request, and the
+/// response that refuses one.
 pub fn heads(bytes: &[u8]) {
     read_heads(bytes);
 }

@@ -1,8 +1,8 @@
-//! Publishes a value on change.
+//! Publishes a value on a watch channel if it changed.
 
 use tokio::sync::watch;
 
-/// Replaces the published value if the new one differs; returns true if it did.
+/// Publishes a value if it differs from the last one. Returns true if it does.
 pub fn put<T: PartialEq>(sender: &watch::Sender<T>, value: T) -> bool {
     sender.send_if_modified(|last| {
         let is_new = *last != value;

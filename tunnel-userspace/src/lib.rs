@@ -1,27 +1,25 @@
 //! Culvert's daemon and command line.
 //!
-//! - [`app`]: one file per role, each wires its parts in order
+//! - [`app`]: the roles (`culvert node`, `culvert agent` and others), one file each
 //! - [`cli`]: the command line
-//! - [`config`]: the configuration
-//! - [`source`]: the sources of objects: files and the API server
-//! - [`k8s`]: Kubernetes objects to domain types, with the field in each error
+//! - [`config`]: the configuration file
+//! - [`source`]: reads objects from files and from the API server
+//! - [`k8s`]: converts Kubernetes objects to domain types; each error names the field
 //! - [`model`]: plain domain types
 //! - [`net`]: links, addresses and routes of this node
 //! - [`sockets`]: ends connected sockets of removed backends
-//! - [`plan`]: the desired content of the maps (pure)
-//! - [`reconcile`]: the owner of the maps: their actual content, its difference from the desired one,
-//!   the writes
+//! - [`plan`]: computes the desired content of the maps (pure)
+//! - [`reconcile`]: compares the desired content with the actual one, and writes the difference
 //! - [`bpf`]: all code that uses aya or the kernel's BPF
-//! - [`identity`]: certificates of gateways and agents: the CA that issues them, the store that watches
-//!   them, and TLS with them
-//! - [`events`]: Kubernetes Events for problems that an operator must act on
-//! - [`admin`]: status, metrics, health
+//! - [`identity`]: certificates of gateways and agents: the CA, the store that watches the files, TLS
+//! - [`events`]: Kubernetes Events for problems that need an operator
+//! - [`admin`]: the HTTP endpoints for status, metrics and health
 //! - [`tunnel`]: connections from an ingress through a gateway to the agent of an edge node
 //! - [`tasks`], [`drain`], [`latest`], `parallel`, `listen`, [`clock`], `duration`, `capabilities`,
-//!   [`failure`], [`telemetry`]: tasks with an owner; the shutdown signal; values published on change;
-//!   work in several threads; listening sockets; the monotonic clock; durations as text; capabilities of
-//!   this process; error chains; logs
-//! - [`fuzz`]: the parsers of untrusted bytes, for fuzz targets
+//!   [`failure`], [`telemetry`]: named tasks; the shutdown signal; publishing a value on change; work in
+//!   several threads; listening sockets; the monotonic clock; durations as text; capabilities(7); error
+//!   chains as text; logs
+//! - [`fuzz`]: entry points of the fuzz targets
 pub mod admin;
 pub mod app;
 pub mod bpf;

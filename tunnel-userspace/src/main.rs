@@ -1,4 +1,4 @@
-//! `culvert`: parses the arguments, runs a role or a query, and returns the exit code.
+//! `culvert`: parses the arguments, runs the subcommand, and returns the exit code.
 
 use std::process::ExitCode;
 
@@ -52,13 +52,13 @@ fn node(args: &NodeArgs) -> Result<()> {
     let (config, warnings) = args.config()?;
     run_role(&args.run, config, |config| {
         for Warning { field, why } in &warnings {
-            tracing::warn!(field, why, "a field of kube-proxy's config has no effect");
+            tracing::warn!(field, why, "a field of kube-proxy's config has no effect here");
         }
         app::node(config, memory::give_back)
     })
 }
 
-/// Runs a role that needs only its config.
+/// Reads the config, and runs a role with it.
 fn configured<F>(args: &RunArgs, role: impl FnOnce(Config) -> F) -> Result<()>
 where
     F: Future<Output = Result<(), RoleError>>,
@@ -66,7 +66,7 @@ where
     run_role(args, Config::read(&args.config.config)?, role)
 }
 
-/// Runs a role to its end.
+/// Starts logging and the async runtime, and runs a role until it returns.
 fn run_role<F>(args: &RunArgs, config: Config, role: impl FnOnce(Config) -> F) -> Result<()>
 where
     F: Future<Output = Result<(), RoleError>>,
@@ -79,16 +79,16 @@ where
         .worker_threads(2)
         .enable_all()
         .build()
-        .context("cannot start the runtime")?;
+        .context("cannot start the async runtime")?;
     let done = runtime.block_on(role(config));
-    // The shutdown must not wait for a blocking DNS lookup.
+    // Dropping the runtime would wait for a blocking DNS lookup.
     runtime.shutdown_background();
     Ok(done?)
 }
 
 #[expect(
     clippy::print_stderr,
-    reason = "the reporter prints the chain of an error"
+    reason = "prints the error that ends the process"
 )]
 fn report(error: &anyhow::Error, as_json: bool) {
     eprintln!("{}", telemetry::last_line(&format!("{error:#}"), as_json));

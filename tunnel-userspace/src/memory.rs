@@ -1,38 +1,38 @@
-//! Settings of the allocator: the freed memory that it keeps, and the time when it is returned.
+//! Tunes glibc's malloc: how much freed memory it keeps, and when it returns memory to the kernel.
 
-/// Makes glibc keep a few MiB of freed pages per arena. By default it returns the pages of freed buffers
-/// at once, and each byte of the tunnel would pay for mapping, clearing and faulting pages again. Freed
-/// memory beyond these thresholds is returned as usual.
+/// Makes glibc keep a few MiB of freed memory per arena. By default it returns the pages of freed buffers
+/// to the kernel at once, so every buffer of the tunnel would be mapped and zeroed again. Freed memory
+/// beyond these thresholds is returned as usual.
 #[cfg(target_env = "gnu")]
-#[expect(unsafe_code, reason = "no crate sets this")]
+#[expect(unsafe_code, reason = "no safe crate wraps mallopt")]
 pub(crate) fn keep() {
     for (what, bytes) in [
         (libc::M_MMAP_THRESHOLD, 4 << 20),
         (libc::M_TRIM_THRESHOLD, 16 << 20),
         (libc::M_TOP_PAD, 1 << 20),
     ] {
-        // SAFETY: takes two numbers, and no other thread runs yet. Its refusal changes nothing.
+        // SAFETY: mallopt takes two integers, and no other thread runs yet. If it fails, the default stays.
         unsafe {
             libc::mallopt(what, bytes);
         }
     }
 }
 
-/// Returns free memory to the kernel: the start needs much memory for the objects that it reads, and the
-/// time after it little.
+/// Returns free memory to the kernel. Reading all objects at the start takes much more memory than the
+/// daemon needs afterwards.
 #[cfg(target_env = "gnu")]
-#[expect(unsafe_code, reason = "no crate calls this")]
+#[expect(unsafe_code, reason = "no safe crate wraps malloc_trim")]
 pub(crate) fn give_back() {
-    // SAFETY: takes a number, and may run concurrently with other threads. Its result is not needed.
+    // SAFETY: malloc_trim takes an integer and is thread-safe.
     unsafe {
         libc::malloc_trim(0);
     }
 }
 
-/// Does nothing: other C libraries have no such settings.
+/// Does nothing: other C libraries lack `mallopt`.
 #[cfg(not(target_env = "gnu"))]
 pub(crate) const fn keep() {}
 
-/// Does nothing, as above.
+/// Does nothing: other C libraries lack `malloc_trim`.
 #[cfg(not(target_env = "gnu"))]
 pub(crate) const fn give_back() {}

@@ -1,4 +1,4 @@
-//! Work on many items in several threads.
+//! A parallel map over a slice.
 
 use std::{
     io,
@@ -6,12 +6,12 @@ use std::{
     thread::{self, Builder, ScopedJoinHandle, available_parallelism},
 };
 
-/// The maximum number of threads per call: a node has other work. In nested calls (files, and the
-/// documents of each), each inner call starts up to as many.
+/// The maximum number of threads per call, since the node runs other workloads. Nested calls (files, and
+/// the documents in each file) may each start as many.
 const MOST_THREADS: usize = 4;
 
-/// Calls `work` for each item, in several threads unless there are fewer than `few` items; the results
-/// are in the order of the items.
+/// Calls `work` with the index and value of each item, and returns the results in the same order. Uses
+/// several threads if there are at least `few` items.
 pub(crate) fn each<T: Sync, R: Send>(
     things: &[T],
     few: usize,
@@ -37,7 +37,7 @@ pub(crate) fn each<T: Sync, R: Send>(
             .collect();
         let done = |(thread, chunk): (io::Result<ScopedJoinHandle<'_, Vec<R>>>, _)| match thread {
             Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
-            // The system refused a thread, so this one does its work.
+            // The system could not start the thread, so this thread does its work.
             Err(_) => worker(chunk),
         };
         workers.into_iter().zip(chunks()).flat_map(done).collect()
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn results_are_in_the_order_of_the_things() {
+    fn results_are_in_the_order_of_the_items() {
         for count in [0, 1, 2, 3, 100, 101] {
             let things: Vec<usize> = (0..count).map(|number| number * 3).collect();
 

@@ -1,11 +1,11 @@
-//! Tasks with an owner: each has a name, none ends unnoticed.
+//! Named background tasks: the owner learns when one ends, and stops all of them on drain.
 
 use std::{future::Future, time::Duration};
 
 use tokio::{sync::watch, task::JoinSet, time::timeout};
 use tracing::{Instrument as _, Span, error, info_span, warn};
 
-/// The tasks of a role, and their drain.
+/// The running tasks of a role, and the signal that makes them drain.
 #[derive(Default)]
 pub struct Tasks {
     set: JoinSet<&'static str>,
@@ -13,7 +13,7 @@ pub struct Tasks {
 }
 
 impl Tasks {
-    /// Starts a task under a span of its name.
+    /// Starts a task in a tracing span with its name.
     pub fn start(&mut self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
         let named = async move {
             task.await;
@@ -22,13 +22,13 @@ impl Tasks {
         self.set.spawn(named.instrument(span(name)));
     }
 
-    /// Follows the drain: the value is false until [`Self::finish`].
+    /// Returns a receiver whose value is false until [`Self::finish`] begins the drain.
     #[must_use]
     pub fn draining(&self) -> watch::Receiver<bool> {
         self.drain.subscribe()
     }
 
-    /// Waits until a task ends, and returns its name; before the drain none should end.
+    /// Waits until a task ends, and returns its name or its panic. No task should end before the drain.
     pub async fn ended(&mut self) -> String {
         match self.set.join_next().await {
             Some(Ok(name)) => name.to_owned(),
@@ -37,27 +37,27 @@ impl Tasks {
         }
     }
 
-    /// Begins the drain and waits for every task, up to `limit`; then aborts the remaining ones.
+    /// Begins the drain and waits up to `limit` for all tasks to end; then aborts the others.
     pub async fn finish(mut self, limit: Duration) {
         self.drain.send_replace(true);
         let all = async {
             while let Some(ended) = self.set.join_next().await {
                 if let Err(panic) = ended {
-                    error!(%panic, "a task failed");
+                    error!(%panic, "a task panicked while draining");
                 }
             }
         };
         if timeout(limit, all).await.is_err() {
             warn!(
                 seconds = limit.as_secs(),
-                "tasks were ended that did not stop in time"
+                "aborted tasks that did not stop in time"
             );
         }
     }
 }
 
-/// Returns the span of a task. Its field is not called `name`, which would repeat a key in the JSON of
-/// the span.
+/// Returns the tracing span of a task. The field is not called `name`, because the JSON of a span already
+/// has a key `name`.
 pub(crate) fn span(task: &'static str) -> Span {
     info_span!("run", task)
 }
@@ -67,17 +67,17 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_task_that_does_not_stop_is_ended_at_the_limit() {
+    async fn a_task_that_does_not_stop_is_aborted_at_the_limit() {
         let mut tasks = Tasks::default();
         tasks.start("stuck", std::future::pending());
 
         timeout(Duration::from_secs(6), tasks.finish(Duration::from_secs(5)))
             .await
-            .expect("the limit holds");
+            .expect("finished at the limit");
     }
 
     #[tokio::test]
-    async fn the_end_of_a_task_is_noticed_by_its_name() {
+    async fn ended_returns_the_name_of_the_task() {
         let mut tasks = Tasks::default();
         tasks.start("short", std::future::ready(()));
 

@@ -1,4 +1,4 @@
-//! Logs: to stderr, as text or JSON.
+//! Starts logging to stderr, as text or JSON.
 
 use std::io;
 
@@ -6,26 +6,26 @@ use jiff::Timestamp;
 use tracing::{Subscriber, subscriber::SetGlobalDefaultError};
 use tracing_subscriber::{EnvFilter, filter::LevelFilter, fmt, fmt::MakeWriter};
 
-/// Logging failed to start.
+/// Logging could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The filter is invalid.
     #[error(
-        "--log {filter}: {reason}; use off, error, warn, info, debug or trace, and TARGET=LEVEL for \
-         single targets, as in info,tunnel_userspace::source=debug"
+        "--log {filter}: {reason}; use off, error, warn, info, debug or trace, and TARGET=LEVEL for a \
+         single target, as in info,tunnel_userspace::source=debug"
     )]
     Filter {
-        /// The filter.
+        /// The value of `--log`.
         filter: String,
-        /// The error in the filter.
+        /// The parse error.
         reason: String,
     },
-    /// Logging is already started in this process.
+    /// Logging was already started in this process.
     #[error("cannot start logging")]
     Started(#[from] SetGlobalDefaultError),
 }
 
-/// Starts logging, as text or as one JSON object per line. Example filters: `info`,
+/// Starts logging, as text or with one JSON object per line. Example filters: `info`,
 /// `info,tunnel_userspace::source=debug`.
 ///
 /// # Errors
@@ -48,9 +48,9 @@ pub fn start(filter: &str, as_json: bool) -> Result<(), StartError> {
     Ok(())
 }
 
-/// Builds a subscriber that writes each event as one JSON object, its fields next to `timestamp`,
-/// `level`, `target`, `span` and `spans`: no event has a field with one of these names, and no span one
-/// called `name`.
+/// Builds a subscriber that writes each event as one JSON object. The event's fields are at the top level,
+/// next to `timestamp`, `level`, `target`, `span` and `spans`, so events must not use these names. A span
+/// must not have a field `name`.
 fn json<W>(filter: EnvFilter, writer: W) -> impl Subscriber + Send + Sync
 where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
@@ -63,20 +63,20 @@ where
         .finish()
 }
 
-/// Parses a filter. A single word must be a level: `EnvFilter` takes any other word for the name of a
-/// target, and switches all other targets off.
+/// Parses a filter. A directive without `=` must be a level: `EnvFilter` would take any other word as the
+/// name of a target, and turn off all other targets.
 fn parse(filter: &str) -> Result<EnvFilter, String> {
     let is_level = |word: &str| !word.is_empty() && word.parse::<LevelFilter>().is_ok();
     let mut words = filter.split(',').map(str::trim);
     let stranger = words.find(|word| !word.contains(['=', '[', ']', '}']) && !is_level(word));
     match stranger {
-        Some(word) => Err(format!("`{word}` is no level")),
+        Some(word) => Err(format!("`{word}` is not a level")),
         None => EnvFilter::try_new(filter).map_err(|error| error.to_string()),
     }
 }
 
-/// Returns the line with the error that ends the process, in the format of the log. No filter applies to
-/// it.
+/// Returns the line for the error that ends the process, in the format of the log. The log filter does not
+/// apply to it.
 #[must_use]
 pub fn last_line(error: &str, as_json: bool) -> String {
     if !as_json {
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_word_that_is_no_level_is_refused_by_name() {
+    fn a_word_that_is_not_a_level_is_named_in_the_error() {
         for filter in [
             "verbose",
             "warning",
@@ -123,33 +123,33 @@ mod tests {
         let said = start("warning", false).expect_err("no level").to_string();
 
         assert!(
-            said.starts_with("--log warning: `warning` is no level; use off, error, warn"),
+            said.starts_with("--log warning: `warning` is not a level; use off, error, warn"),
             "{said}"
         );
     }
 
-    /// Returns the keys of a JSON object; `None` if it, or an object in it, has a duplicate key.
+    /// Returns the keys of a JSON object; `None` if the object, or one nested in it, has a duplicate key.
     fn keys(line: &str) -> Option<Vec<String>> {
         let object: serde_json::Map<String, Value> = serde_json::from_str(line).expect("JSON");
         let keys = object.keys().cloned().collect();
-        // Parsing drops the first of two equal keys, so the length differs.
+        // Parsing keeps only the last of two equal keys, so the text gets shorter.
         (Value::Object(object).to_string().len() == line.len()).then_some(keys)
     }
 
     #[test]
-    fn no_line_of_json_has_a_key_twice() {
+    fn no_json_line_has_a_duplicate_key() {
         let file = Arc::new(tempfile::tempfile().expect("a file"));
         let filter = parse("info").expect("a filter");
         tracing::subscriber::with_default(json(filter, Arc::clone(&file)), || {
-            info_span!("a", name = "b").in_scope(|| info!("a span of two names"));
-            crate::tasks::span("mux").in_scope(|| info!(port = 1, "from a task"));
+            info_span!("a", name = "b").in_scope(|| info!("a span with two names"));
+            crate::tasks::span("reconcile").in_scope(|| info!(port = 1, "from a task"));
         });
         let mut text = String::new();
-        (&*file).rewind().expect("the begin");
+        (&*file).rewind().expect("rewound");
         (&*file).read_to_string(&mut text).expect("text");
         let lines: Vec<&str> = text.lines().collect();
 
-        assert!(keys(lines[0]).is_none(), "the test can't tell: {text}");
+        assert!(keys(lines[0]).is_none(), "duplicate key not found: {text}");
         let found = keys(lines[1]).expect("each key once");
         let known = [
             "level",
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_error_has_the_form_of_the_log() {
+    fn the_error_that_ends_the_process_has_the_format_of_the_log() {
         assert_eq!(last_line("no config", false), "culvert: no config");
 
         let line = last_line("no \"config\"", true);

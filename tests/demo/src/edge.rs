@@ -1,7 +1,7 @@
-//! The second act: a kubelet on an edge node that only dials out, and clients of it in the cloud.
+//! The second part of the demo: a kubelet on an edge node that only dials out, and its clients in the cloud.
 #![expect(
     clippy::print_stdout,
-    reason = "a demonstration speaks to the person who started it"
+    reason = "the demo prints to a terminal"
 )]
 
 use std::{net::SocketAddr, time::Duration};
@@ -20,23 +20,23 @@ use tunnel_tests::{
 
 use crate::{Faults, finish_all, heading, start_load, table::distribution};
 
-/// Requests per second from each place while the agent is cut off.
+/// The requests per second of each client while the agent is cut off.
 const RATE: u32 = 20;
 
 /// The maximum number of concurrent requests.
 const WORKERS: &str = "64";
 
-/// The time before the agent is cut off, and from its return to the end.
+/// The duration of the load before the link is cut, and after it is restored.
 const BEFORE: Duration = Duration::from_secs(1);
 const AFTER: Duration = Duration::from_secs(3);
 
-/// The time that the agent is cut off.
+/// The time for which the link is cut.
 const CUT: Duration = Duration::from_secs(10);
 
-/// The size of a body in each direction, in bytes.
+/// The size of a request or response body in bytes.
 const BODY: u64 = 1_000_000;
 
-/// The second act, and its faults.
+/// The second part of the demo.
 pub(super) struct Act {
     pub(super) site: Site,
     faults: Faults,
@@ -58,7 +58,7 @@ impl Act {
         let start = Instant::now();
         let to = Site::at4(KUBELET[0]);
         match self.site.node().host().connect(to) {
-            Ok(_) => self.faults.add(format!("{to} is reached without a tunnel")),
+            Ok(_) => self.faults.add(format!("connect to {to} succeeds without a tunnel")),
             Err(error) => println!("  host → {to}: {}", load::errno(&error)),
         }
         self.begin()?;
@@ -68,7 +68,7 @@ impl Act {
         let output = self.site.node().culvert(&["nodes"])?;
         print!("{}{}", output.stdout, output.stderr);
         let took = start.elapsed().as_secs_f64();
-        println!("\nthe second act took {took:.1} s");
+        println!("\nthe second part took {took:.1} s");
         self.faults.conclude()
     }
 
@@ -89,7 +89,7 @@ impl Act {
         Ok(self.site.kubelet().record()?.exchanges)
     }
 
-    /// Returns the host and a pod, each with the address that it dials.
+    /// Returns the clients, host and pod, each with the address that it dials.
     fn clients(&self) -> Result<[(&'static str, Place, SocketAddr); 2]> {
         let pod = self.site.pod()?;
         let host = self.site.node().host().clone();
@@ -111,7 +111,7 @@ impl Act {
         let upgrade = "upgrade exchange=one pause=300 exchange=two close";
         let upgrade: Vec<_> = upgrade.split(' ').collect();
         for (what, asks) in [
-            ("a whole HTTP exchange", &exchange[..]),
+            ("HTTP requests", &exchange[..]),
             ("an upgrade that stays open", &upgrade[..]),
             ("a half-close", &[&*half][..]),
         ] {
@@ -127,7 +127,7 @@ impl Act {
         Ok(())
     }
 
-    /// Prints the records of both ends about one connection, and compares them.
+    /// Prints the records that client and kubelet have of a connection, and compares them.
     fn compare(&mut self, name: &str, dialog: &Dialog, seen: &[Exchange]) {
         let (dialled, peer) = (&dialog.dialled, &dialog.peer);
         let (subject, steps) = (&dialog.subject, &dialog.steps);
@@ -142,7 +142,7 @@ impl Act {
             format!("{name}: a socket connected to {dialled} shows {peer}")
         });
         let is_edge = subject.contains(&format!("system:node:{EDGE}"));
-        let fault = || format!("{name}: the certificate is that of {subject}");
+        let fault = || format!("{name}: the certificate has the subject {subject}");
         self.faults.expect(is_edge, fault);
         let [exchange] = seen else {
             let fault = format!("{name}: the kubelet saw {} connections", seen.len());
@@ -153,7 +153,7 @@ impl Act {
         for step in steps.iter().filter(|step| is_summed(&step.ask)) {
             let sum = step.outcome.as_deref().unwrap_or_default();
             let is_counted = exchange.steps.iter().any(|it| it.contains(sum));
-            let fault = || format!("{name}: the kubelet counted something else: {}", step.ask);
+            let fault = || format!("{name}: the kubelet recorded another sum for {}", step.ask);
             self.faults.expect(is_counted, fault);
         }
     }
@@ -189,12 +189,12 @@ impl Act {
         let grown: Vec<_> = reasons.iter().zip(counted.iter().zip(counts())).collect();
         match dialog.steps.last() {
             Some(step) => println!(
-                "  an upgraded connection was told {} ms after it spoke: {:?}",
+                "  the last exchange on an upgraded connection took {} ms: {:?}",
                 step.took_ms, step.outcome
             ),
             None => self
                 .faults
-                .add("an upgraded connection said nothing".to_owned()),
+                .add("the client of the upgraded connection recorded no step".to_owned()),
         }
         let mut answered = 0;
         for (name, report) in &reports {
@@ -206,8 +206,8 @@ impl Act {
         }
         let recorded = healthy(&self.exchanges()?) - before;
         println!("  clients recorded {answered} answers, the kubelet {recorded} requests");
-        // An answer that was on its way when the link was cut may be lost.
-        let fault = || "clients were answered by somebody else".to_owned();
+        // A response that was in flight when the link was cut may be lost.
+        let fault = || "clients recorded more answers than the kubelet".to_owned();
         self.faults.expect(recorded >= answered, fault);
         Ok(())
     }
@@ -225,14 +225,16 @@ impl Act {
         println!("    answered: {}", distribution(report));
         for (failure, seen) in &report.failures {
             println!(
-                "    told {failure}: {} times, from {} to {} ms",
+                "    failed with {failure}: {} times, from {} to {} ms",
                 seen.count, seen.first_ms, seen.last_ms
             );
         }
         let last_failure = report.failures.values().map(|it| it.last_ms).max();
         let last_answer = report.servers.values().map(|it| it.last_ms).max();
         let is_back = last_failure.is_some() && last_answer > last_failure;
-        let fault = || format!("{name}: {last_failure:?} and {last_answer:?} are the last");
+        let fault = || format!(
+            "{name}: the last failure is at {last_failure:?} ms, the last answer at {last_answer:?} ms"
+        );
         self.faults.expect(is_back, fault);
         let other = report.other_peer;
         let fault = || format!("{name}: {other} sockets show another peer");
@@ -244,7 +246,7 @@ fn is_summed(ask: &str) -> bool {
     ask.starts_with("sum=") || ask.starts_with("until-end=")
 }
 
-/// Shortens the digest in a line.
+/// Shortens each digest in a line.
 fn shortened(line: &str) -> String {
     let word = |word: &str| match word.get(..12) {
         Some(beginning) if word.len() == 64 => format!("{beginning}…"),

@@ -1,8 +1,9 @@
-//! `culvert-demo`: a node, the real daemon, real traffic, and the records of servers and clients.
+//! `culvert-demo`: runs the real daemon on a node of network namespaces, sends real traffic, and compares the
+//! records of clients and servers.
 #![expect(
     clippy::print_stdout,
     clippy::print_stderr,
-    reason = "a demonstration speaks to the person who started it"
+    reason = "the demo prints to a terminal"
 )]
 
 mod edge;
@@ -50,7 +51,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Shows both acts. Returns an error if a connection failed, or if records of servers and clients
+/// Runs both parts. Returns an error if a connection failed, or if the records of servers and clients
 /// differ.
 fn run(cli: &Cli) -> Result<()> {
     interrupt::clean_up_first()?;
@@ -69,7 +70,7 @@ fn run(cli: &Cli) -> Result<()> {
             node.manifests().display()
         );
         println!(
-            "The nodes of the second act stay up, too:\n{}",
+            "The nodes of the second part stay up, too:\n{}",
             other.topology().ways_in()
         );
         println!("Enter or Ctrl-C ends it, and removes everything.");
@@ -78,7 +79,7 @@ fn run(cli: &Cli) -> Result<()> {
     outcome
 }
 
-/// The faults of an act.
+/// The faults of one part of the demo: results that differ from the expected ones.
 #[derive(Default)]
 struct Faults(Vec<String>);
 
@@ -96,7 +97,7 @@ impl Faults {
 
     fn conclude(&self) -> Result<()> {
         let (count, faults) = (self.0.len(), self.0.join("\n  "));
-        ensure!(count == 0, "{count} things went wrong:\n  {faults}");
+        ensure!(count == 0, "{count} checks failed:\n  {faults}");
         Ok(())
     }
 }
@@ -105,7 +106,7 @@ fn heading(text: &str) {
     println!("\n── {text}");
 }
 
-/// Starts a load process in a place.
+/// Starts a load process in a sandbox.
 fn start_load(
     place: &Place,
     kind: &[&str],

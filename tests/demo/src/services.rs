@@ -1,7 +1,7 @@
-//! The first act: a node, the daemon on it, and Services under load.
+//! The first part of the demo: the daemon on a node, and Services under load.
 #![expect(
     clippy::print_stdout,
-    reason = "a demonstration speaks to the person who started it"
+    reason = "the demo prints to a terminal"
 )]
 
 use std::{collections::BTreeSet, time::Duration};
@@ -26,16 +26,16 @@ use crate::{
 /// The load during changes of the node, in connects per second.
 const RATE: u32 = 500;
 
-/// The kind of load on Service web.
+/// The arguments of a load on Service web.
 const HTTP: [&str; 3] = ["tcp", "--service", "web"];
 
-/// The time before a change, and between two changes: enough to see its effect.
+/// The time before a change and after it, enough to see its effect.
 const BEAT: Duration = Duration::from_millis(500);
 
 /// The number of connects to a Service without endpoints.
 const REFUSALS: usize = 20;
 
-/// The first act, and its results.
+/// The first part of the demo.
 pub(super) struct Act {
     pub(super) stage: Stage,
     rows: Vec<(String, Report)>,
@@ -156,7 +156,7 @@ impl Act {
                 println!("  backend-1 answered last at {} ms", old.last_ms);
                 let late = Duration::from_millis(old.last_ms.saturating_sub(at));
                 self.faults.expect(late < BEAT, || {
-                    format!("backend-1 was used for {late:?} after it left")
+                    format!("backend-1 still answered {late:?} after it was removed")
                 });
             }
             (old, new) => self
@@ -175,7 +175,7 @@ impl Act {
         self.stage.node.kill9()?;
         let killed = load::since_epoch_ms();
         clock::pause(BEAT);
-        // No daemon runs that could see this change.
+        // No daemon runs that could apply this change.
         self.stage.apply_web(&[1, 2, 3, 4])?;
         clock::pause(BEAT);
         let started = load::since_epoch_ms();
@@ -190,7 +190,7 @@ impl Act {
         match report.servers.get("backend-1").map(|seen| seen.first_ms) {
             Some(first) => {
                 println!("  backend-1, added while no daemon ran, answered first at {first} ms");
-                let fault = || "a dead daemon saw a change".to_owned();
+                let fault = || "backend-1 answered before the daemon was started again".to_owned();
                 self.faults.expect(first >= started, fault);
             }
             None => self.faults.add("backend-1 didn't come back".to_owned()),
@@ -230,19 +230,19 @@ impl Act {
     fn outside(&mut self) -> Result<()> {
         heading("The client outside is in another cgroup: nothing is translated for it");
         match self.stage.node.outside().connect(VIP_WEB) {
-            Ok(_) => self.faults.add(format!("outside got through to {VIP_WEB}")),
+            Ok(_) => self.faults.add(format!("the client outside is connected to {VIP_WEB}")),
             Err(error) => println!("  outside → {VIP_WEB}: {}", load::errno(&error)),
         }
         Ok(())
     }
 
-    /// Starts a load of both families from a pod.
+    /// Starts a load on both addresses of Service web from a pod.
     fn start_web_load(&self, lasting: Duration) -> Result<Process> {
         let [one, _] = &self.stage.clients;
         start_load(one, &HTTP, &[VIP_WEB, VIP_WEB6], RATE, lasting)
     }
 
-    /// Waits for loads, prints the distribution over servers, and settles their reports.
+    /// Waits for the loads to end, prints the servers that answered each, and checks their reports.
     fn settle_all(
         &mut self,
         tally: &Tally,
@@ -256,7 +256,7 @@ impl Act {
         self.settle(tally, reports)
     }
 
-    /// Compares the records of clients and servers, and keeps the reports for the table.
+    /// Compares the reports of clients with the records of servers, and keeps the reports for the table.
     fn settle(&mut self, tally: &Tally, reports: Vec<(String, Report)>) -> Result<()> {
         match tally.compare(&self.stage.servers, &reports)? {
             Ok(count) => println!("  clients and servers recorded the same {count} answers"),
@@ -277,7 +277,7 @@ impl Act {
     }
 
     fn conclude(&self, start: Instant) -> Result<()> {
-        heading("What it came to");
+        heading("Summary");
         print!("{}", rows(&self.rows));
         for command in ["status", "services"] {
             heading(&format!("culvert {command}"));

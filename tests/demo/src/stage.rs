@@ -1,4 +1,4 @@
-//! The stage of the demonstration: a node, its pods, their servers and the manifests.
+//! The fixture of the first part: a node, its pods, their servers and the manifests.
 
 use std::{
     fs,

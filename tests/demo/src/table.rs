@@ -1,11 +1,11 @@
-//! The demonstration's table.
+//! The table of the demo's load reports.
 
 use tunnel_tests::{
     load::Report,
     table::{in_columns, microseconds},
 };
 
-/// Formats one line per report, in columns.
+/// Formats a table with a line per report.
 pub(crate) fn rows(reports: &[(String, Report)]) -> String {
     in_columns(
         reports,
@@ -20,7 +20,7 @@ pub(crate) fn rows(reports: &[(String, Report)]) -> String {
     )
 }
 
-/// Formats the number of answers of each server.
+/// Lists the servers with the number of their answers.
 pub(crate) fn distribution(report: &Report) -> String {
     let servers = report.servers.iter();
     let told: Vec<_> = servers

@@ -1,25 +1,26 @@
-//! A comparison of the clients' reports with the servers' records.
+//! Compares the reports of clients with the records of servers.
 
 use std::collections::BTreeMap;
 
 use anyhow::Result;
 use tunnel_tests::{load::Report, pod::Server, serve::Counts};
 
-/// The servers' records at the start of a phase.
+/// The counts of all servers at the start of a phase.
 #[derive(Debug)]
 pub(crate) struct Tally {
     before: BTreeMap<String, Counts>,
 }
 
 impl Tally {
-    /// Reads the servers' records.
+    /// Reads the counts from the servers.
     pub(crate) fn begin(servers: &[Server]) -> Result<Self> {
         Ok(Self {
             before: counts(servers)?,
         })
     }
 
-    /// Returns the number of answers that both sides recorded, or their difference.
+    /// Returns the number of answers since then, if clients and servers recorded the same; else an error that
+    /// names the difference.
     pub(crate) fn compare(
         &self,
         servers: &[Server],

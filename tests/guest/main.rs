@@ -1,5 +1,5 @@
-//! The init process of a test machine (`cargo xtask vm`): sets up a system from the initramfs, runs its
-//! plan, reports over a port, and ends the machine with the outcome.
+//! The init process of a virtual machine of `cargo xtask vm`: sets up the system, runs the programs of a
+//! plan, reports over an I/O port, and ends the machine with an exit code.
 
 mod plan;
 mod port;
@@ -14,7 +14,7 @@ use tunnel_tests::clock::Instant;
 use crate::port::Port;
 
 fn main() -> ExitCode {
-    // The kernel also starts `/init` as its module loader, for modules that it misses.
+    // The kernel also runs `/init` as its `modprobe`, when it needs a module.
     if nix::unistd::Pid::this().as_raw() != 1 {
         return system::note_wanted_module();
     }
@@ -26,13 +26,13 @@ fn main() -> ExitCode {
             });
             port.end(passed)
         }
-        // Without the port, only the end of the machine can report: the kernel panics when its init
-        // process exits, which counts as a failure.
+        // Without the ports nothing can be reported. The kernel panics when its init process exits, which
+        // counts as a failure.
         Err(_error) => ExitCode::FAILURE,
     }
 }
 
-/// Runs the plan; true if all of its programs succeeded.
+/// Runs the plan; returns true if all of its programs succeeded.
 fn run(port: &Port) -> Result<bool> {
     let begun = Instant::now();
     system::mount_all().context("cannot mount the file systems")?;

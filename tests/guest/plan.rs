@@ -1,4 +1,4 @@
-//! The plan of a machine: programs that run one after another.
+//! The plan of a virtual machine: the programs to run, one after another.
 
 use std::{
     collections::BTreeMap,
@@ -19,7 +19,7 @@ use crate::port::Port;
 
 const PLAN: &str = "/etc/plan.json";
 
-/// The plan of a machine.
+/// The programs to run on this machine, written by `cargo xtask vm`.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Plan {
     /// The environment of every program.
@@ -27,7 +27,7 @@ pub(crate) struct Plan {
     pub(crate) entries: Vec<Entry>,
 }
 
-/// A program.
+/// A program to run.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Entry {
     name: String,
@@ -40,12 +40,13 @@ pub(crate) struct Entry {
     interactive: bool,
 }
 
+/// Reads the plan from the initramfs.
 pub(crate) fn read() -> Result<Plan> {
     let text = fs::read(PLAN).with_context(|| format!("cannot read {PLAN}"))?;
-    serde_json::from_slice(&text).with_context(|| format!("{PLAN} is no plan"))
+    serde_json::from_slice(&text).with_context(|| format!("{PLAN} is not a plan in JSON"))
 }
 
-/// Runs a program and reports its output; true if it succeeded.
+/// Runs a program and reports its output; returns true if it succeeded.
 pub(crate) fn run(
     entry: &Entry,
     environment: &BTreeMap<String, String>,
@@ -53,7 +54,7 @@ pub(crate) fn run(
 ) -> Result<bool> {
     let begun = Instant::now();
     port.event(&json!({ "event": "begin", "entry": entry.name }));
-    let (program, arguments) = entry.command.split_first().context("an empty command")?;
+    let (program, arguments) = entry.command.split_first().with_context(|| format!("entry {} of the plan has an empty command", entry.name))?;
     let mut command = Command::new(program);
     command.args(arguments).envs(environment);
     if entry.interactive {
@@ -76,8 +77,8 @@ pub(crate) fn run(
     Ok(is_good)
 }
 
-/// Forwards the output of a program until its end, and kills it at the limit. Returns its exit code, if
-/// any.
+/// Reports the output of a program until it ends, or kills it at the time limit. Returns its exit code;
+/// none if it was killed.
 fn watch(mut child: Child, limit: Duration, port: &Port) -> Result<Option<i32>> {
     let (said, heard) = mpsc::channel();
     if let Some(out) = child.stdout.take() {
@@ -93,7 +94,7 @@ fn watch(mut child: Child, limit: Duration, port: &Port) -> Result<Option<i32>> 
             Ok(line) => port.line(&line),
             Err(RecvTimeoutError::Disconnected) => break,
             Err(RecvTimeoutError::Timeout) => {
-                port.line("it takes too long, and is ended");
+                port.line(&format!("killed after {} s", limit.as_secs()));
                 child.kill()?;
                 is_late = true;
                 break;
@@ -104,6 +105,7 @@ fn watch(mut child: Child, limit: Duration, port: &Port) -> Result<Option<i32>> 
     Ok(code.filter(|_| !is_late))
 }
 
+/// Sends each line of a program's output to the channel, on a thread of its own.
 fn follow(from: impl Read + Send + 'static, to: mpsc::Sender<String>) {
     thread::spawn(move || {
         let mut from = BufReader::new(from);

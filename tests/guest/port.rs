@@ -1,22 +1,22 @@
-//! Two I/O ports of the machine: QEMU logs the bytes of one, and ends the machine with the number
+//! Two x86 I/O ports of the virtual machine: QEMU logs the bytes written to one, and exits when a number is
 //! written to the other.
-#![expect(unsafe_code, reason = "ports of the machine are no files")]
+#![expect(unsafe_code, reason = "I/O ports need the instruction `out`")]
 
 use std::{arch::asm, io, process::ExitCode};
 
-/// `isa-debugcon` of QEMU.
+/// The port of QEMU's device `isa-debugcon`.
 const REPORT: u16 = 0xe9;
-/// `isa-debug-exit` of QEMU, whose exit status is twice the number plus one.
+/// The port of QEMU's device `isa-debug-exit`. QEMU's exit status is twice the written number plus one.
 const END: u16 = 0xf4;
 const PASSED: u8 = 0x10;
 const FAILED: u8 = 0x11;
 
-/// The ports, once this process may use them.
+/// The I/O ports. A value exists only after the kernel has given this process access to them.
 pub(crate) struct Port(());
 
 impl Port {
     pub(crate) fn open() -> io::Result<Self> {
-        // SAFETY: takes a number, and changes what this process may do, not its memory.
+        // SAFETY: the call changes the I/O privilege level of this process, and accesses no memory.
         let done = unsafe { nix::libc::iopl(3) };
         if done == 0 {
             Ok(Self(()))
@@ -41,17 +41,17 @@ impl Port {
         }
     }
 
-    /// Ends the machine with the outcome.
+    /// Ends the machine with an exit status of QEMU.
     pub(crate) fn end(self, passed: bool) -> ExitCode {
         out(END, if passed { PASSED } else { FAILED });
-        // A machine without that port runs on until its init process exits.
+        // Without the device `isa-debug-exit`, the machine ends when its init process exits.
         ExitCode::FAILURE
     }
 }
 
 fn out(port: u16, byte: u8) {
-    // SAFETY: `Port::open` got the right to use ports; the two used here are devices that take a
-    // byte and touch no memory of the machine.
+    // SAFETY: `Port::open` raised the I/O privilege level. The devices at both ports take a byte, and access
+    // no memory of the machine.
     unsafe {
         asm!("out dx, al", in("dx") port, in("al") byte, options(nomem, nostack, preserves_flags));
     }

@@ -1,4 +1,4 @@
-//! File systems and modules, as a distribution's init sets them up.
+//! Mounts file systems and loads modules, as the init of a distribution does.
 
 use std::{
     env, fs,
@@ -16,13 +16,13 @@ use nix::{
     sys::utsname::uname,
 };
 
-/// The list of modules, each after its dependencies; written with the initramfs.
+/// The list of module files, each after its dependencies; part of the initramfs.
 const MODULES: &str = "/etc/modules.list";
-/// Modules that the kernel requested and that were not loaded.
+/// The file that lists modules that the kernel requested and that are missing.
 const WANTED: &str = "/run/wanted";
-/// Tests that did not run since the kernel lacks a feature; the plan passes this path to tests.
+/// The file that lists skipped tests, with the missing kernel feature; the plan passes its path to the tests.
 const SKIPS: &str = "/run/skips";
-/// The path of the program that the kernel starts to load a module.
+/// The sysctl with the path of the program that the kernel runs to load a module.
 const MODPROBE: &str = "/proc/sys/kernel/modprobe";
 
 const FILE_SYSTEMS: [(&str, &str); 9] = [
@@ -50,10 +50,10 @@ pub(crate) fn mount_all() -> Result<()> {
         match mounted {
             // The kernel mounts /dev itself.
             Ok(()) | Err(Errno::EBUSY) => {}
-            Err(error) => return Err(error).with_context(|| format!("{kind} on {folder}")),
+            Err(error) => return Err(error).with_context(|| format!("cannot mount {kind} on {folder}")),
         }
     }
-    fs::write(MODPROBE, "/init").context("cannot say who loads modules")
+    fs::write(MODPROBE, "/init").with_context(|| format!("cannot write {MODPROBE}"))
 }
 
 /// Returns the release of the kernel.
@@ -64,7 +64,7 @@ pub(crate) fn release() -> Result<String> {
 /// Returns the seconds since the machine started.
 pub(crate) fn uptime() -> Result<f64> {
     let text = fs::read_to_string("/proc/uptime")?;
-    let first = text.split(' ').next().context("no uptime")?;
+    let first = text.split(' ').next().context("/proc/uptime is empty")?;
     Ok(first.parse()?)
 }
 
@@ -96,8 +96,8 @@ fn load(path: &Path) -> Result<()> {
     }
 }
 
-/// Records the name of a module that the kernel misses. There are no modules but those of the list, so
-/// the name is only kept for the report.
+/// Records the name of a module that the kernel requests. The initramfs has no modules besides those of the
+/// list, which are loaded already, so the name is only reported.
 pub(crate) fn note_wanted_module() -> ExitCode {
     let name = env::args().next_back().unwrap_or_default();
     let note = || -> std::io::Result<()> {
@@ -112,12 +112,12 @@ pub(crate) fn note_wanted_module() -> ExitCode {
     }
 }
 
-/// Returns the modules that the kernel missed, without duplicates.
+/// Returns the names of missing modules, without duplicates.
 pub(crate) fn wanted_modules() -> Vec<String> {
     lines(WANTED)
 }
 
-/// Returns the tests that did not run, each with the missing feature.
+/// Returns the skipped tests, each with the missing feature.
 pub(crate) fn skips() -> Vec<String> {
     lines(SKIPS)
 }

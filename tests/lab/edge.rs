@@ -1,4 +1,4 @@
-//! The edge: it dials the cloud, the cloud can't dial it, and its link can be cut.
+//! Tests of the edge node: it can dial the cloud, the cloud can't dial it, and its link can be cut.
 
 use std::{io, net::SocketAddr, sync::Arc};
 
@@ -27,7 +27,8 @@ fn dials(edge: &Edge, host: &Place, at: SocketAddr) -> Result<()> {
     let listener = host.listen(at)?;
     let stream = edge.place().connect(at)?;
     let (_, peer) = listener.accept()?;
-    ensure!(stream.local_addr()? == peer, "no NAT is between them");
+    let local = stream.local_addr()?;
+    ensure!(local == peer, "the host sees {peer} instead of {local}");
     Ok(())
 }
 

@@ -1,4 +1,5 @@
-//! The end of a laboratory: in every case, nothing of it remains.
+//! Tests of the removal of a laboratory: nothing remains after its drop, or after a signal or kill of its
+//! process.
 
 use std::{
     fs,
@@ -18,10 +19,10 @@ use tunnel_tests::{cgroup, lab, topology::Topology, wait};
 
 const GONE: Duration = Duration::from_secs(10);
 
-/// A node that is held by a separate process, with another process in it.
+/// A node that a separate process created, `culvert-lab up`.
 struct Held {
     process: Child,
-    /// The agents that hold its places.
+    /// The process IDs of its sandboxes' executors.
     agents: Vec<i32>,
     cgroup: PathBuf,
     folder: PathBuf,
@@ -33,7 +34,7 @@ fn hold() -> Result<Held> {
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()?;
-    let output = process.stdout.take().context("it prints")?;
+    let output = process.stdout.take().context("the process has no standard output")?;
     let mut agents = Vec::new();
     for line in BufReader::new(output).lines() {
         let line = line?;
@@ -94,7 +95,7 @@ fn a_node_goes_although_a_handle_of_a_place_is_still_held() -> Result<()> {
     drop(topology);
 
     assert!(!cgroup.exists());
-    pod.connect("127.0.0.1:1").expect_err("the pod has gone");
+    pod.connect("127.0.0.1:1").expect_err("the pod is gone");
     Ok(())
 }
 

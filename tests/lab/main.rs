@@ -1,5 +1,5 @@
-//! Tests of the laboratory itself: the properties of places, and their complete removal. Needs root and
-//! a cgroup v2 hierarchy.
+//! Tests of the laboratory itself: sandboxes, loads, and the complete removal of everything. They need
+//! root and a cgroup v2 hierarchy.
 
 #[cfg(test)]
 mod edge;

@@ -1,4 +1,4 @@
-//! Places: namespaces, cgroups and the sockets created in them.
+//! Tests of sandboxes: their namespaces and cgroups, and the sockets and processes in them.
 
 use std::{
     fmt::Debug,

@@ -1,4 +1,4 @@
-//! Traffic: the reports of clients agree with the records of servers.
+//! Tests of loads: the reports of clients agree with the records of servers.
 
 use std::{
     io::{Read as _, Write as _},
@@ -142,7 +142,7 @@ fn an_echo_server_sends_back_what_it_gets() -> Result<()> {
 #[test]
 fn race_readers_name_the_service_of_each_address_and_what_is_led_astray_is_noticed() -> Result<()> {
     let (topology, client, server) = pods()?;
-    // The addresses of Services in this test.
+    // The server has the addresses of the Services itself, so that nothing needs to translate them.
     for last in [200, 201] {
         let via = server.v4();
         let route = format!("route add 10.1.0.{last}/32 via {via} dev pod2 onlink");

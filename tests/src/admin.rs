@@ -1,4 +1,4 @@
-//! Requests to the daemon over its Unix socket: HTTP/1.1, one request per connection.
+//! A client of the daemon's admin socket: HTTP/1.1 over a Unix socket, one request per connection.
 
 use std::{
     io::{BufReader, Write as _},
@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result};
 
 use crate::http::Head;
 
-/// The time limit of a response: a table of 100,000 Services is long.
+/// The timeout of a response, enough for a list of 100,000 Services.
 const ANSWER: Duration = Duration::from_secs(20);
 
 /// A response of the daemon.
@@ -24,7 +24,7 @@ pub struct Answer {
 /// Sends a GET request for a path.
 pub fn get(socket: &Path, path: &str) -> Result<Answer> {
     let mut stream = UnixStream::connect(socket)
-        .with_context(|| format!("nobody answers on {}", socket.display()))?;
+        .with_context(|| format!("cannot connect to {}", socket.display()))?;
     stream.set_read_timeout(Some(ANSWER))?;
     stream.set_write_timeout(Some(ANSWER))?;
     write!(
@@ -45,7 +45,7 @@ pub fn metric(metrics: &str, name: &str) -> Option<u64> {
     let value = metrics
         .lines()
         .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?;
-    // A counter may be printed with a decimal fraction, and with a timestamp behind it.
+    // A value may have a decimal fraction, and a timestamp may follow it.
     value.split([' ', '.']).next()?.parse().ok()
 }
 

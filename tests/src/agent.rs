@@ -1,7 +1,9 @@
-//! Agents: processes that hold a place and execute in it the requests from a socket pair.
+//! Executors: processes that keep a sandbox alive and execute requests in it, which they receive over a
+//! socket pair.
 //!
-//! Cgroup programs are chosen by the cgroup and the network namespace of the *socket*, so a socket that
-//! an agent created and passed on behaves here as if this process were in the place.
+//! The kernel chooses the programs for a socket by the socket's own cgroup and network namespace. A
+//! socket that an executor created and passed to this process therefore behaves as if this process were
+//! in the sandbox.
 
 use std::{
     io,
@@ -32,24 +34,24 @@ pub(crate) mod child;
 pub mod run;
 pub mod wire;
 
-/// The time limit of a request: an agent answers at once or is broken.
+/// The timeout of a request. An executor responds at once unless it is broken.
 const ANSWER: Duration = Duration::from_secs(10);
 
-/// The parts of a place.
+/// The properties of a sandbox.
 #[derive(Args, Clone, Debug)]
 pub struct Ground {
-    /// The process that holds the place whose network namespace is shared; by default a new one.
+    /// A process in the network namespace to join; by default a new namespace is created.
     #[arg(long)]
     pub network_of: Option<u32>,
-    /// The cgroup, which must exist.
+    /// The path of an existing cgroup.
     #[arg(long)]
     pub cgroup: PathBuf,
-    /// A folder to mount a BPF file system on, in a mount namespace of the place's own.
+    /// A folder to mount a BPF file system on, in a new mount namespace.
     #[arg(long)]
     pub bpffs: Option<PathBuf>,
 }
 
-/// A place's agent, as seen by the process that started it. Its drop ends the place.
+/// The executor of a sandbox. All processes of the sandbox end when it is dropped.
 #[derive(Debug)]
 pub struct Agent {
     process: Mutex<Child>,
@@ -58,7 +60,7 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Starts an agent and waits until it has entered its place.
+    /// Starts an executor and waits until it has entered its sandbox.
     pub fn start(ground: &Ground) -> Result<Self> {
         let (channel, other) = socketpair(
             AddressFamily::Unix,
@@ -66,7 +68,7 @@ impl Agent {
             None,
             SockFlag::SOCK_CLOEXEC,
         )
-        .context("cannot make a socket pair")?;
+        .context("cannot create a socket pair")?;
         let patience = Scale::from_environment().patience(ANSWER);
         let patience = TimeVal::milliseconds(i64::try_from(patience.as_millis())?);
         setsockopt(&channel, ReceiveTimeout, &patience)?;
@@ -80,7 +82,7 @@ impl Agent {
         if let Some(folder) = &ground.bpffs {
             command.arg("--bpffs").arg(folder);
         }
-        // A process group of its own: a terminal's interrupt reaches only the process that cleans up.
+        // A separate process group: an interrupt at the terminal reaches only the process that cleans up.
         let process = command
             .stdin(Stdio::from(other))
             .stdout(Stdio::null())
@@ -93,21 +95,23 @@ impl Agent {
             pid,
             channel: Mutex::new(channel),
         };
-        // The parent must drop its copy of the other end, or neither side would see the channel's end.
+        // This copy of the other end must be closed: otherwise neither side would notice the end of the
+        // other.
         drop(command);
         agent
             .call::<()>(&Request::Greet, &[])
-            .context("an agent didn't get into its place")?;
+            .context("an executor cannot enter its sandbox")?;
         Ok(agent)
     }
 
-    /// Returns the agent's process ID: `/proc/<pid>/ns/net` and `/proc/<pid>/root` are the place's.
+    /// Returns the executor's process ID: `/proc/<pid>/ns/net` and `/proc/<pid>/root` are those of the
+    /// sandbox.
     #[must_use]
     pub const fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// Creates a socket in the place.
+    /// Creates a socket in the sandbox.
     pub fn socket(
         &self,
         domain: Domain,
@@ -126,11 +130,11 @@ impl Agent {
         if let Some(errno) = errno {
             return Err(io::Error::from_raw_os_error(errno));
         }
-        let odd = || io::Error::other(format!("odd answer to a request: {answer:?}"));
+        let odd = || io::Error::other(format!("unexpected response to the request for a socket: {answer:?}"));
         socket.map(Socket::from).ok_or_else(odd)
     }
 
-    /// Starts a process in the place, which ends with it.
+    /// Starts a process in the sandbox, which is killed when the executor ends; returns its process ID.
     pub(crate) fn spawn(
         &self,
         argv: &[String],
@@ -141,12 +145,12 @@ impl Agent {
         self.call(&Request::Spawn { argv, cpu }, &output)
     }
 
-    /// Returns the exit status of a process of the place, if it ended.
+    /// Returns the exit status of a process of the sandbox, if the process has ended.
     pub(crate) fn ended(&self, pid: i32) -> Result<Option<Exit>> {
         self.call(&Request::Ended { pid }, &[])
     }
 
-    /// Sends a signal to a process of the place.
+    /// Sends a signal to a process of the sandbox.
     pub(crate) fn signal(&self, pid: i32, signal: Signal) -> Result<()> {
         #[expect(
             clippy::as_conversions,
@@ -156,13 +160,13 @@ impl Agent {
         self.call(&Request::Signal { pid, signal }, &[])
     }
 
-    /// Writes a file as seen from the place: `/proc/sys/net` is that of its network namespace.
+    /// Writes a file from within the sandbox, where `/proc/sys/net` is that of its network namespace.
     pub fn write(&self, path: &Path, text: &str) -> Result<()> {
         let (path, text) = (path.to_owned(), text.to_owned());
         self.call(&Request::Write { path, text }, &[])
     }
 
-    /// Sends a request; turns a failure that the agent reports into an error.
+    /// Sends a request; turns a failure in the response into an error.
     fn call<T: DeserializeOwned>(&self, request: &Request, files: &[BorrowedFd<'_>]) -> Result<T> {
         let (answer, _) = self.exchange(request, files)?;
         answer.map_err(|failure| anyhow!(failure.message))
@@ -174,10 +178,10 @@ impl Agent {
         files: &[BorrowedFd<'_>],
     ) -> Result<(Result<T, Failure>, Option<OwnedFd>)> {
         let channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner);
-        wire::send(channel.as_fd(), request, files).context("cannot ask an agent")?;
+        wire::send(channel.as_fd(), request, files).context("cannot send a request to an executor")?;
         let (answer, mut files) = wire::receive(channel.as_fd())
-            .context("no answer from an agent")?
-            .context("an agent has gone")?;
+            .context("an executor doesn't respond")?
+            .context("an executor has ended")?;
         Ok((answer, files.pop()))
     }
 }
@@ -188,7 +192,7 @@ impl Drop for Agent {
             .process
             .get_mut()
             .unwrap_or_else(PoisonError::into_inner);
-        // The kernel removes the place's processes, mounts and interfaces together with the agent.
+        // With the executor, the kernel ends the sandbox's processes and removes its mounts and interfaces.
         drop(process.kill());
         drop(wait::until(ANSWER, || {
             !matches!(process.try_wait(), Ok(None))

@@ -1,4 +1,4 @@
-//! Control groups (version 2) of the laboratory: sub-groups, never the root group itself.
+//! Control groups of the laboratory: groups below the root of each hierarchy, never the root itself.
 
 use std::{
     ffi::OsString,
@@ -17,13 +17,13 @@ use nix::{
 
 use crate::wait;
 
-/// The time that killed processes of a group have to end.
+/// The time limit for killed processes of a group to end.
 const END: Duration = Duration::from_secs(5);
 
-/// Returns the mount point of the cgroup v2 hierarchy, also where version 1 is mounted too.
+/// Returns the mount point of the cgroup v2 hierarchy, even if version 1 is mounted as well.
 pub fn mount_point() -> Result<PathBuf> {
     let mounted = mounted("cgroup2")?.into_iter().next();
-    mounted.context("no cgroup2 hierarchy is mounted here")
+    mounted.context("no cgroup2 file system is mounted")
 }
 
 /// Returns the mount points of the version 1 hierarchies, one for each controller; empty where only
@@ -33,7 +33,7 @@ pub fn legacy() -> Result<Vec<PathBuf>> {
 }
 
 fn mounted(kind: &str) -> Result<Vec<PathBuf>> {
-    let mounts = fs::read("/proc/self/mounts").context("cannot read the mount table")?;
+    let mounts = fs::read("/proc/self/mounts").context("cannot read /proc/self/mounts")?;
     Ok(targets(&mounts, kind))
 }
 
@@ -65,7 +65,7 @@ fn unescape(field: &[u8]) -> PathBuf {
 
 /// Creates a group, and its missing parents.
 pub fn create(path: &Path) -> Result<()> {
-    fs::create_dir_all(path).with_context(|| format!("cannot make cgroup {}", path.display()))
+    fs::create_dir_all(path).with_context(|| format!("cannot create cgroup {}", path.display()))
 }
 
 /// Moves the calling process into a group.
@@ -106,17 +106,17 @@ pub fn processes_below(path: &Path) -> io::Result<Vec<Pid>> {
     for entry in fs::read_dir(path)? {
         let entry = entry?;
         if entry.file_type()?.is_dir() {
-            // A group may be removed meanwhile.
+            // The group may have been removed since the folder was read.
             found.extend(processes_below(&entry.path()).unwrap_or_default());
         }
     }
     Ok(found)
 }
 
-/// Returns the processes in the group itself.
+/// Returns the processes in the group itself, without those in groups below it.
 fn processes(path: &Path) -> io::Result<Vec<Pid>> {
     let text = fs::read_to_string(path.join("cgroup.procs"))?;
-    // 0 is a process of another PID namespace, which has no number in this one.
+    // 0 stands for a process of another PID namespace.
     Ok(text
         .lines()
         .filter_map(|line| line.parse().ok())
@@ -125,7 +125,7 @@ fn processes(path: &Path) -> io::Result<Vec<Pid>> {
         .collect())
 }
 
-/// Returns the groups directly under the root whose names `keep` accepts.
+/// Returns the folders directly below `root` with a name that `keep` accepts.
 pub(crate) fn named(root: &Path, keep: impl Fn(&str) -> bool) -> Vec<PathBuf> {
     let entries = fs::read_dir(root).into_iter().flatten().flatten();
     entries

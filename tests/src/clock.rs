@@ -1,8 +1,8 @@
-//! The clock of measurements and paced loads; no other module reads real time.
+//! Real time, for measurements and paced loads. No other module reads the clock.
 #![expect(
     clippy::disallowed_types,
     clippy::disallowed_methods,
-    reason = "latencies of real sockets are measured against real time, and an open load is paced by it"
+    reason = "measurements and paced loads need real time"
 )]
 
 use std::time::Duration;

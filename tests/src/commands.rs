@@ -1,4 +1,4 @@
-//! The laboratory's commands that have files of their own.
+//! Subcommands of `culvert-lab`.
 
 pub(crate) mod flow;
 pub(crate) mod load;

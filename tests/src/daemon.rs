@@ -1,4 +1,4 @@
-//! A program that is started and stopped repeatedly, with one log.
+//! A daemon under test: a process that is started and stopped repeatedly, with one log file.
 
 use std::{
     path::PathBuf,
@@ -15,7 +15,7 @@ use crate::{
     place::{Place, Process},
 };
 
-/// The time limit of a daemon's stop.
+/// The time limit for a daemon to stop.
 const STOP: Duration = Duration::from_secs(10);
 
 /// A daemon, running or not. It is killed on drop.
@@ -26,7 +26,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Creates a daemon that is not started yet, with its log.
+    /// Creates a daemon that is not started yet, with the path of its log.
     #[must_use]
     pub fn new(log: PathBuf) -> Self {
         Self {
@@ -39,10 +39,10 @@ impl Daemon {
         self.process.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts the daemon in a place, without waiting for it.
+    /// Starts the daemon in a sandbox, without waiting until it is ready.
     pub fn start(&self, place: &Place, argv: &[String]) -> Result<()> {
         let mut process = self.process();
-        ensure!(process.is_none(), "the daemon runs already");
+        ensure!(process.is_none(), "the daemon is already running");
         *process = Some(place.command(argv).log(log::append(&self.log)?).start()?);
         Ok(())
     }
@@ -55,25 +55,25 @@ impl Daemon {
 
     pub fn signal(&self, signal: Signal) -> Result<()> {
         let process = self.process();
-        let process = process.as_ref().context("it doesn't run")?;
+        let process = process.as_ref().context("the daemon isn't running")?;
         process.signal(signal)
     }
 
     /// Returns the exit status if the daemon ended by itself.
     pub fn ended(&self) -> Result<Option<Exit>> {
         let process = self.process();
-        let process = process.as_ref().context("it doesn't run")?;
+        let process = process.as_ref().context("the daemon isn't running")?;
         process.ended()
     }
 
-    /// Stops the daemon by a signal; after any but SIGKILL it must exit successfully.
+    /// Stops the daemon with a signal. After any signal other than SIGKILL, it must exit successfully.
     pub fn end(&self, signal: Signal) -> Result<()> {
-        let process = self.process().take().context("it doesn't run")?;
+        let process = self.process().take().context("the daemon isn't running")?;
         process.signal(signal)?;
         let exit = process.wait(STOP)?;
         ensure!(
             signal == Signal::SIGKILL || exit.is_success(),
-            "it ended with {exit:?}; its log ends\n{}",
+            "the daemon ended with {exit:?}; the end of its log:\n{}",
             self.log_end()
         );
         Ok(())

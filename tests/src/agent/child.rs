@@ -1,5 +1,6 @@
-//! The start of a program: it is killed with its parent, and may be pinned to one CPU.
-#![expect(unsafe_code, reason = "work between fork and exec can't be checked")]
+//! Steps between fork and exec of a child process: the kernel kills it when its parent ends, and it may be
+//! pinned to a CPU.
+#![expect(unsafe_code, reason = "a closure between fork and exec needs an unsafe call")]
 
 use std::{os::unix::process::CommandExt as _, process::Command};
 
@@ -14,24 +15,23 @@ use nix::{
     unistd::{Pid, getppid},
 };
 
-/// Adds these steps to the start of a command.
+/// Adds these steps to a command.
 pub(crate) fn prepare(command: &mut Command, cpu: Option<u32>) -> Result<()> {
     let cpus = cpu.map(one).transpose()?;
     let parent = Pid::this();
     let start = move || {
         set_pdeathsig(Signal::SIGKILL)?;
         if getppid() != parent {
-            // The parent ended before the call, so no signal will come.
+            // The parent ended before the call, so the kernel sends no signal.
             return Err(Errno::ESRCH.into());
         }
         if let Some(cpus) = &cpus {
             sched_setaffinity(Pid::from_raw(0), cpus)?;
         }
-        // Signals that the laboratory waits for are blocked in it, and the mask is inherited.
+        // The parent may block signals to wait for them, and a child inherits the signal mask.
         Ok(SigSet::all().thread_unblock()?)
     };
-    // SAFETY: the closure makes system calls and nothing else: no memory is allocated and no lock
-    // is taken.
+    // SAFETY: the closure only makes system calls: it allocates no memory and takes no lock.
     unsafe {
         command.pre_exec(start);
     }

@@ -1,4 +1,4 @@
-//! The agent process: enters the place and executes requests in it.
+//! The executor process: enters the sandbox and executes requests in it.
 
 use std::{
     collections::BTreeMap,
@@ -27,14 +27,14 @@ use super::{
 };
 use crate::cgroup;
 
-/// Holds a place and executes requests from standard input, a socket, until the other side closes it.
+/// Enters a sandbox and executes requests from standard input, a socket, until the other side closes it.
 pub fn serve(ground: &Ground) -> Result<()> {
     let channel = io::stdin()
         .as_fd()
         .try_clone_to_owned()
-        .context("no channel")?;
+        .context("cannot duplicate standard input")?;
     if let Err(error) = enter(ground) {
-        // The response to the greeting that the other side sends.
+        // The response to the first request, `Greet`.
         wire::send(channel.as_fd(), &Err::<(), _>(failure(&error)), &[])?;
         return Err(error);
     }
@@ -57,25 +57,25 @@ fn enter(ground: &Ground) -> Result<()> {
     cgroup::enter(&ground.cgroup)?;
     match ground.network_of {
         None => {
-            unshare(CloneFlags::CLONE_NEWNET).context("cannot make a network namespace")?;
+            unshare(CloneFlags::CLONE_NEWNET).context("cannot create a network namespace")?;
         }
         Some(pid) => {
             let path = format!("/proc/{pid}/ns/net");
             let namespace = fs::File::open(&path).with_context(|| format!("cannot open {path}"))?;
             setns(namespace, CloneFlags::CLONE_NEWNET)
-                .context("cannot enter a network namespace")?;
+                .with_context(|| format!("cannot enter the network namespace {path}"))?;
         }
     }
     ground.bpffs.as_deref().map_or(Ok(()), mount_bpffs)
 }
 
-/// Mounts a BPF file system that only this place's processes see; no mount propagates out.
+/// Mounts a BPF file system in a new mount namespace, so that only this sandbox's processes see it.
 fn mount_bpffs(folder: &Path) -> Result<()> {
-    unshare(CloneFlags::CLONE_NEWNS).context("cannot make a mount namespace")?;
+    unshare(CloneFlags::CLONE_NEWNS).context("cannot create a mount namespace")?;
     let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
     mount::<str, str, str, str>(None, "/", None, private, None)
         .context("cannot make mounts private")?;
-    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     mount::<str, Path, str, str>(Some("bpf"), folder, Some("bpf"), MsFlags::empty(), None)
         .with_context(|| format!("cannot mount a BPF file system on {}", folder.display()))
 }
@@ -106,7 +106,7 @@ fn answer(
         Request::Ended { pid } => {
             let child = children
                 .get_mut(&pid)
-                .context("no such process in this place")?;
+                .context("no such process in this sandbox")?;
             let exit = child.try_wait()?.map(|status| Exit {
                 code: status.code(),
                 signal: status.signal(),
@@ -116,9 +116,8 @@ fn answer(
         Request::Signal { pid, signal } => {
             let child = children
                 .get_mut(&pid)
-                .context("no such process in this place")?;
-            // An ended child stays a zombie until it is waited for, so its ID is not reused for another
-            // process.
+                .context("no such process in this sandbox")?;
+            // An ended child stays a zombie until it is waited for, so its ID isn't reused.
             if child.try_wait()?.is_none() {
                 kill(Pid::from_raw(pid), Signal::try_from(signal)?)?;
             }
@@ -136,8 +135,8 @@ fn answer(
 fn spawn(argv: &[String], cpu: Option<u32>, files: Vec<OwnedFd>) -> Result<Child> {
     let [output, errors] = <[OwnedFd; 2]>::try_from(files)
         .ok()
-        .context("two files for what the process prints")?;
-    let (program, arguments) = argv.split_first().context("an empty command line")?;
+        .context("the request must have two files, for standard output and error output")?;
+    let (program, arguments) = argv.split_first().context("the command line is empty")?;
     let mut command = Command::new(program);
     child::prepare(&mut command, cpu)?;
     command

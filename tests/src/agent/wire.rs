@@ -1,4 +1,4 @@
-//! The messages between an agent and the process that started it: one JSON value per packet, with open
+//! The messages between an executor and the process that started it: one JSON value per packet, with open
 //! files attached.
 
 use std::{
@@ -10,13 +10,13 @@ use std::{
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recv, recvmsg, sendmsg};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-/// The maximum length of a message in bytes; command lines are the longest.
+/// The maximum length of a message in bytes. The longest messages contain a command line.
 const LARGEST: usize = 128 * 1024;
 
-/// A request to an agent.
+/// A request to an executor.
 #[derive(Debug, Deserialize, Serialize)]
 pub(crate) enum Request {
-    /// Confirms that the agent has entered its place.
+    /// Confirms that the executor has entered its sandbox.
     Greet,
     /// Creates a socket: the response has one open file.
     Socket {
@@ -67,7 +67,7 @@ pub(crate) fn send(
     if text.len() > LARGEST {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
-            "the message is too long",
+            "the message is longer than 128 KiB",
         ));
     }
     let files: Vec<RawFd> = files.iter().map(|file| file.as_raw_fd()).collect();
@@ -91,8 +91,8 @@ pub(crate) fn send(
 pub(crate) fn receive<T: DeserializeOwned>(
     channel: BorrowedFd<'_>,
 ) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
-    // A peek returns the length, so that the buffer fits the message: most messages have a thousandth of
-    // the maximum length.
+    // A peek returns the length, so that the buffer fits the message. Most messages are a thousand times
+    // shorter than the maximum.
     let length = recv(
         channel.as_raw_fd(),
         &mut [],
@@ -119,7 +119,7 @@ pub(crate) fn receive<T: DeserializeOwned>(
 
 #[expect(
     unsafe_code,
-    reason = "the only way to own a file that came over a socket"
+    reason = "a received file descriptor has no owner yet"
 )]
 fn files_of(message: ControlMessageOwned) -> Vec<OwnedFd> {
     let ControlMessageOwned::ScmRights(files) = message else {
@@ -128,8 +128,8 @@ fn files_of(message: ControlMessageOwned) -> Vec<OwnedFd> {
     files
         .into_iter()
         .map(|file| {
-            // SAFETY: the kernel has just opened this descriptor for the message, which is taken
-            // apart once, here: nothing else owns or knows it.
+            // SAFETY: the kernel has just opened this descriptor for the message, and the message is
+            // consumed here, so nothing else owns it.
             unsafe { OwnedFd::from_raw_fd(file) }
         })
         .collect()

@@ -1,4 +1,4 @@
-//! `culvert-lab flow`.
+//! The subcommand `culvert-lab throughput`.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -29,11 +29,11 @@ pub(crate) enum Flow {
         #[arg(long)]
         ready: PathBuf,
     },
-    /// Receive floods over several connections.
+    /// Receive as much as possible over several connections, and print the throughput.
     Flood(FlowClient),
-    /// Echo 64 bytes, again and again.
+    /// Have the server echo 64 bytes repeatedly, and print the latency.
     Echo(FlowClient),
-    /// Request floods and read nothing, until the process is killed.
+    /// Open connections that the server floods and nobody reads, until the process is killed.
     Stall {
         #[command(flatten)]
         client: FlowClient,
@@ -47,7 +47,7 @@ pub(crate) enum Flow {
 pub(crate) struct FlowClient {
     #[arg(long)]
     to: SocketAddr,
-    /// The authority of the server's certificate; enables TLS.
+    /// The CA of the server's certificate; enables TLS.
     #[arg(long, requires = "address")]
     ca: Option<PathBuf>,
     /// The address that the server's certificate must be valid for.

@@ -1,4 +1,4 @@
-//! `culvert-lab load`.
+//! The subcommand `culvert-lab load`.
 #![expect(clippy::print_stdout, reason = "reports are what this program is for")]
 
 use std::{net::SocketAddr, path::PathBuf};
@@ -9,9 +9,9 @@ use tunnel_tests::load::{self, Plan, connect, hold, own_sockets, udp::Mode};
 
 #[derive(Subcommand)]
 pub(crate) enum Load {
-    /// Send HTTP requests, each over a connection of its own.
+    /// Send HTTP requests, each over a new connection.
     Tcp(Plan),
-    /// Send UDP requests, each from a socket of its own.
+    /// Send UDP requests, each from a new socket.
     Udp {
         #[command(flatten)]
         plan: Plan,
@@ -19,11 +19,11 @@ pub(crate) enum Load {
         #[arg(long)]
         unconnected: bool,
     },
-    /// Send requests over TLS to a kubelet-like server, each over a connection of its own.
+    /// Send requests over TLS to a kubelet-like server, each over a new connection.
     Kubelet {
         #[command(flatten)]
         plan: Plan,
-        /// The authority of the server's certificate.
+        /// The CA of the server's certificate.
         #[arg(long)]
         ca: PathBuf,
     },
@@ -31,7 +31,7 @@ pub(crate) enum Load {
     Dialog {
         #[arg(long)]
         to: SocketAddr,
-        /// The authority of the server's certificate.
+        /// The CA of the server's certificate.
         #[arg(long)]
         ca: PathBuf,
         /// healthz, bytes=N, sum=N, echo=TEXT, upgrade, exchange=TEXT, pause=MILLIS, until-end=N,

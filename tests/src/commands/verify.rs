@@ -1,4 +1,4 @@
-//! `culvert-lab verify`.
+//! The subcommand `culvert-lab verify`.
 
 use anyhow::Result;
 use serde_json::json;
@@ -6,7 +6,7 @@ use tunnel_tests::verifier;
 use tunnel_userspace::bpf;
 
 /// Loads every program in each variant that this kernel accepts; prints the probed features and the
-/// verifier's figures.
+/// verifier's statistics.
 pub(crate) fn run() -> Result<()> {
     let probed = bpf::probe()?;
     crate::print(&json!({

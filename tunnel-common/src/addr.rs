@@ -1,4 +1,4 @@
-//! Addresses, ports and protocols as the maps hold them. The byte order is in the type.
+//! Addresses, ports and protocols as stored in the maps. Each type fixes its byte order.
 
 use core::{
     fmt,
@@ -7,9 +7,9 @@ use core::{
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// An IPv4 or IPv6 address: four words in network byte order, as `bpf_sock_addr::user_ip6` holds
-/// them. An IPv4 address is stored in its v4-mapped form (`::ffff:a.b.c.d`, RFC 4291 section 2.5.5.2),
-/// so a v4-mapped socket and an IPv4 socket find the same entry.
+/// An IPv4 or IPv6 address: four words in network byte order, as in `bpf_sock_addr::user_ip6`. An IPv4
+/// address is stored in its v4-mapped form (`::ffff:a.b.c.d`, RFC 4291 section 2.5.5.2), so IPv4 sockets
+/// and v4-mapped sockets find the same map entry.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout)]
 #[repr(transparent)]
 pub struct Address([u32; 4]);
@@ -27,23 +27,21 @@ impl Address {
     /// `::1`.
     pub const LOOPBACK_V6: Self = Self::from_ip(IpAddr::V6(Ipv6Addr::LOCALHOST));
 
-    /// `255.255.255.255`: a TCP connect to it fails at once, for sockets bound to a device too.
+    /// `255.255.255.255`. A TCP connect to it fails at once, even from a socket that is bound to a device.
     pub const BROADCAST_V4: Self = Self::from_ip(IpAddr::V4(Ipv4Addr::BROADCAST));
 
-    /// `ff02::1`: a TCP connect to it fails at once, for sockets bound to a device too.
+    /// `ff02::1`. A TCP connect to it fails at once, even from a socket that is bound to a device.
     pub const MULTICAST_V6: Self =
         Self::from_ip(IpAddr::V6(Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1)));
 
-    /// Converts an IPv4 address from one word in network byte order, as `bpf_sock_addr::user_ip4` holds
-    /// it.
+    /// Creates an IPv4 address from a word in network byte order, as in `bpf_sock_addr::user_ip4`.
     #[inline(always)]
     #[must_use]
     pub const fn from_v4_word(word: u32) -> Self {
         Self([0, 0, MAPPED, word])
     }
 
-    /// Converts an address from four words in network byte order, as `bpf_sock_addr::user_ip6` holds
-    /// them.
+    /// Creates an address from four words in network byte order, as in `bpf_sock_addr::user_ip6`.
     #[inline(always)]
     #[must_use]
     pub const fn from_words(words: [u32; 4]) -> Self {
@@ -57,7 +55,7 @@ impl Address {
         self.0
     }
 
-    /// Returns the sixteen octets, as RFC 4291 section 2.2 writes them.
+    /// Returns the sixteen octets, the most significant first.
     #[inline(always)]
     #[must_use]
     pub const fn octets(self) -> [u8; 16] {
@@ -72,7 +70,7 @@ impl Address {
         word
     }
 
-    /// Returns the upper and the lower half as numbers, which sort as the addresses do.
+    /// Returns the upper and lower 64 bits in host byte order. These pairs sort like the addresses.
     #[inline(always)]
     #[must_use]
     pub const fn halves(self) -> [u64; 2] {
@@ -81,7 +79,7 @@ impl Address {
         [u64::from_be(upper), u64::from_be(lower)]
     }
 
-    /// Returns the address with this upper and lower half.
+    /// Creates an address from its upper and lower 64 bits in host byte order.
     #[inline(always)]
     #[must_use]
     pub const fn from_halves([upper, lower]: [u64; 2]) -> Self {
@@ -96,7 +94,7 @@ impl Address {
         (a | b) == 0 && c == MAPPED
     }
 
-    /// Returns true if this is a loopback address: `127.0.0.0/8`, mapped or not, or `::1`.
+    /// Returns true if this is a loopback address: in `127.0.0.0/8`, or `::1`.
     #[inline(always)]
     #[must_use]
     pub const fn is_loopback(self) -> bool {
@@ -108,7 +106,7 @@ impl Address {
         }
     }
 
-    /// Returns true if this is a link-local IPv6 address, `fe80::/10`.
+    /// Returns true if this is a link-local IPv6 address, in `fe80::/10`.
     #[inline(always)]
     #[must_use]
     pub const fn is_link_local(self) -> bool {
@@ -116,7 +114,7 @@ impl Address {
         u32::from_be(a) >> 22 == 0xfe80 >> 6
     }
 
-    /// Converts an address of either family; a v4-mapped IPv6 address becomes IPv4.
+    /// Converts an address of either family. A v4-mapped IPv6 address equals its IPv4 address.
     #[must_use]
     pub const fn from_ip(ip: IpAddr) -> Self {
         let bits = match ip {
@@ -149,7 +147,7 @@ impl Address {
         ])
     }
 
-    /// Returns the address in the type of the standard library; v4-mapped becomes IPv4.
+    /// Converts to the type of the standard library. A v4-mapped address becomes an IPv4 address.
     #[must_use]
     pub const fn to_ip(self) -> IpAddr {
         let [a, b, c, d] = self.0;
@@ -179,8 +177,8 @@ impl core::hash::Hash for Address {
 }
 
 impl Ord for Address {
-    /// Compares by halves: kernel programs compare addresses too, and the verifier follows each
-    /// comparison.
+    /// Compares the two halves, not sixteen bytes: kernel programs compare addresses too, and every
+    /// comparison adds a branch that the verifier explores.
     #[inline(always)]
     fn cmp(&self, other: &Self) -> core::cmp::Ordering {
         let ([a, b], [c, d]) = (self.halves(), other.halves());
@@ -200,7 +198,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// A transport port in network byte order, as `bpf_sock_addr::user_port` holds it.
+/// A transport port in network byte order, as in `bpf_sock_addr::user_port`.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(transparent)]
 pub struct Port(u16);
@@ -279,11 +277,11 @@ impl Protocol {
     pub const TCP: Self = Self(6);
     /// UDP, 17.
     pub const UDP: Self = Self(17);
-    /// SCTP, 132: accepted in the model, not translated at sockets, since it has no connect hook.
+    /// SCTP, 132. Services may have SCTP ports, but the kernel has no connect hook to translate them.
     pub const SCTP: Self = Self(132);
 
-    /// Returns the protocol of a socket that the socket hooks translate: TCP (multipath TCP counts as
-    /// TCP) or UDP. Other sockets, such as ICMP sockets, are left alone.
+    /// Returns the protocol of a socket if the socket hooks translate it: TCP (including multipath TCP)
+    /// or UDP. Returns none for any other, for example ICMP.
     #[inline(always)]
     #[must_use]
     pub const fn of_socket(number: u32) -> Option<Self> {
@@ -323,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_loopback_and_of_a_link_are_told_from_others() {
+    fn loopback_and_link_local_addresses_are_recognised() {
         for (texts, is_loopback, is_link_local) in [
             ("127.0.0.1 127.255.0.9 ::1 ::ffff:127.0.0.1", true, false),
             ("fe80::1 febf:ffff::", false, true),

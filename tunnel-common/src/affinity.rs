@@ -11,15 +11,15 @@ use crate::{
 
 const NANOSECONDS: u64 = 1_000_000_000;
 
-/// The client that asks for a backend.
+/// The client of a Service: an IP address, or a network namespace.
 ///
-/// A socket chooses before it has an address, unless it was bound to one. So it is identified by the
-/// address of its network namespace, or by the namespace itself if the kernel doesn't show that address:
-/// all sockets of a pod are one client, and so are all sockets of the host.
+/// At its connect a socket has no address yet, unless it was bound to one. The client is then the address
+/// of the socket's network namespace, or the namespace itself if that address can't be read. So all
+/// sockets of a pod are one client, and so are all sockets of the host.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct Client {
-    /// The address of the client; for a network namespace its cookie, in the last two words.
+    /// The address of the client. For a network namespace, the last two words are its cookie.
     address: Address,
     /// [`Client::ADDRESS`], or 1 for a network namespace.
     kind: u32,
@@ -62,7 +62,7 @@ impl Client {
         (self.kind, self.address.halves())
     }
 
-    /// Returns the client of [`Client::parts`].
+    /// Creates a client from its [`Client::parts`].
     #[inline(always)]
     #[must_use]
     pub const fn from_parts(kind: u32, halves: [u64; 2]) -> Self {
@@ -72,7 +72,7 @@ impl Client {
         }
     }
 
-    /// Returns the words of the client, as input of a hash.
+    /// Returns the client as words, to be hashed.
     #[inline(always)]
     #[must_use]
     pub const fn words(&self) -> &[u32; 5] {
@@ -80,8 +80,8 @@ impl Client {
     }
 }
 
-/// Key of the map `affinity`: a client of a service port. All frontends of the port share the entry, as
-/// all addresses of a Service do in kube-proxy (`pkg/proxy/nftables/proxier.go`).
+/// Key of the map `affinity`: a client and a service port. All frontends of the service port share the
+/// entry, as in kube-proxy (`pkg/proxy/nftables/proxier.go`).
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct AffinityKey {
@@ -91,16 +91,16 @@ pub struct AffinityKey {
     pub service: u32,
 }
 
-/// Value of the map `affinity`: the backend, and the key it was written under. A hash element may be
-/// reused for another key while it is read, so a reader compares the key.
+/// Value of the map `affinity`: the client's backend, and the key of the entry. The kernel may reuse a
+/// hash element for another key while a program reads it, so readers compare the key.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct Affinity {
-    /// When the client last connected, in nanoseconds of the monotonic clock.
+    /// The time of the client's last connect, in nanoseconds of the monotonic clock.
     pub used: u64,
     /// The index of the backend.
     pub index: u32,
-    /// The state of the backend when it was chosen; distinguishes this generation of the index from the next.
+    /// The state of the backend when it was chosen. It differs in every generation of the index.
     pub state: State,
     /// The key of this entry.
     pub key: AffinityKey,
@@ -108,9 +108,9 @@ pub struct Affinity {
 
 impl Affinity {
     /// Returns true if the client keeps its backend: its last connect is less than `seconds` ago, and
-    /// the backend is in the same generation and in the set to choose from.
+    /// the backend still serves in the same generation and is in the wanted set.
     ///
-    /// Another connection of the client may store a time after `now` was read; its entry is not too old.
+    /// A concurrent connect of the client may store a time later than `now`. Its entry is valid.
     #[inline(always)]
     #[must_use]
     pub fn holds(
@@ -141,7 +141,7 @@ mod tests {
     const SECOND: u64 = NANOSECONDS;
 
     #[test]
-    fn a_client_is_made_of_its_parts() {
+    fn a_client_survives_the_conversion_to_parts() {
         for client in [
             Client::of_address(Address::from_ip([10, 1, 2, 3].into())),
             Client::of_address(Address::LOOPBACK_V6),
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_keeps_its_backend_while_it_comes_often_and_the_backend_serves_in_the_set() {
+    fn a_client_keeps_its_backend_until_the_timeout_and_while_the_backend_serves_in_the_set() {
         let (cluster, local, none) = (Membership::CLUSTER, Membership::LOCAL, Membership::NONE);
         let (all, same) = (cluster.and(local), (cluster, cluster));
         let serving = State::default().next_use();
@@ -173,9 +173,9 @@ mod tests {
             ("at once", serving, same, last, true),
             ("in time", serving, same, end - 1, true),
             ("too late", serving, same, end, false),
-            ("another was quicker", serving, same, last - 1, true),
-            ("it is gone", gone, same, last, false),
-            ("it is another by now", next, same, last, false),
+            ("stored concurrently", serving, same, last - 1, true),
+            ("it is removed", gone, same, last, false),
+            ("the index is reused", next, same, last, false),
             ("it is in both sets", serving, (all, local), last, true),
             ("not here", serving, (cluster, local), last, false),
             ("only here", serving, (local, cluster), last, false),
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_is_no_address() {
+    fn the_client_of_a_namespace_never_equals_that_of_an_address() {
         let cookie = 0xffff_0a00_0001;
         let client = Client::of_namespace(cookie);
         let words = client.words();

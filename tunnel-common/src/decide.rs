@@ -1,14 +1,13 @@
-//! The decision from a frontend to a backend, over any [`Maps`]: the kernel programs' maps, or a copy of
-//! them in the memory of the daemon or a test.
+//! Chooses the backend for a frontend, over any [`Maps`]: those in the kernel, or a copy in memory.
 //!
-//! 1. [`front`] looks up the record of an address and port, and ignores frontends that sockets or
-//!    loopback exclude.
-//! 2. [`backend`] admits the client, takes the set for the kind of [`Traffic`], and chooses from it by
-//!    affinity or algorithm.
-//! 3. [`held`] returns the backend of a UDP flow if the flow may keep it.
+//! 1. [`front`] looks up the record of an address and port. It skips frontends that are not for sockets,
+//!    and loopback frontends outside the host's network namespace.
+//! 2. [`backend`] checks the client against the source ranges, takes the set for the kind of [`Traffic`],
+//!    and chooses from it by affinity or algorithm.
+//! 3. [`held`] returns the backend of an existing UDP flow, if the flow may keep it.
 //!
-//! Each function is inlined. A program that must be split for the verifier overrides the steps
-//! [`Maps::place`], [`Maps::kept`] and [`Maps::is_among`].
+//! All functions are inlined. A program that is too large for the verifier overrides [`Maps::place`],
+//! [`Maps::kept`] and [`Maps::is_among`] to call them as separate functions.
 
 mod choice;
 mod maps;
@@ -29,7 +28,7 @@ use crate::{
     service::{Algorithm, Backend, Front, FrontKey, State},
 };
 
-/// Returns the record of a frontend that serves this traffic.
+/// Looks up the frontend of a key, if it serves this kind of traffic.
 #[inline(always)]
 pub fn front<'a, T: Maps + ?Sized>(
     maps: &'a T,
@@ -47,8 +46,8 @@ pub fn front<'a, T: Maps + ?Sized>(
             if traffic == Traffic::Sockets && front.flags & Front::NOT_SOCKETS != 0 {
                 return Lookup::None;
             }
-            // Each network namespace has its own loopback, and only that of the host has frontends; a
-            // socket that is bound to loopback has no route to a backend.
+            // Each network namespace has its own loopback, and only the host's has frontends. A socket
+            // that is bound to loopback has no route to a backend.
             let is_v4 = key.address.is_v4();
             if key.address.is_loopback()
                 && (asker.is_bound_to_loopback(is_v4) || !asker.is_known_host())
@@ -62,7 +61,7 @@ pub fn front<'a, T: Maps + ?Sized>(
     }
 }
 
-/// A backend that was chosen.
+/// The chosen backend.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Choice {
     /// The index of the backend.
@@ -75,18 +74,18 @@ pub struct Choice {
     pub reason: Reason,
 }
 
-/// The reason for no choice.
+/// The cause for which no backend was chosen.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum NoChoice {
-    /// The client is in none of the ranges that may use the frontend.
+    /// The client is outside the source ranges of the frontend.
     Refused,
-    /// Only some clients may use the frontend, and the client's address is unknown.
+    /// The frontend has source ranges, and the address of the client is unknown.
     Unknown,
     /// The Service has no backends.
     Empty,
     /// The Service has backends, but none in the set for this traffic.
     Elsewhere,
-    /// The record, slot or backend is out of range.
+    /// The index of the record, slot or backend is out of range.
     Broken,
 }
 
@@ -104,8 +103,8 @@ impl NoChoice {
         }
     }
 
-    /// Returns true for an unreachable destination, where kube-proxy drops packets, and false for a
-    /// refusal.
+    /// Returns true if kube-proxy drops the packets in this case. The caller then sees an unreachable
+    /// destination, otherwise a refused connection.
     #[inline(always)]
     #[must_use]
     pub const fn is_drop(self) -> bool {
@@ -116,7 +115,7 @@ impl NoChoice {
     }
 }
 
-/// Chooses a backend for a new connection or flow to the frontend of a key.
+/// Chooses a backend for a new connection or flow to a frontend.
 ///
 /// # Errors
 ///
@@ -130,7 +129,7 @@ pub fn backend<T: Maps + ?Sized>(
     traffic: Traffic,
 ) -> Result<Choice, NoChoice> {
     let front = record.front;
-    // From the key: the family of an IPv4 hook is then a constant at compile time.
+    // Taken from the key: in the IPv4 hooks, the compiler then knows the family.
     let is_v4 = key.address.is_v4();
     let caller = if depends_on_client(front) {
         asker.caller(is_v4)
@@ -143,14 +142,14 @@ pub fn backend<T: Maps + ?Sized>(
     choose(maps, record, traffic, caller)
 }
 
-/// Returns true if a choice depends on the client.
+/// Returns true if the choice depends on the client.
 #[inline(always)]
 fn depends_on_client(front: &Front) -> bool {
     front.affinity != 0 || front.sources.len != 0 || front.algorithm.is_by_client()
 }
 
-/// Checks that the client may use a frontend that only some clients may use. For the others it is
-/// unreachable, as kube-proxy drops their packets (`pkg/proxy/nftables/proxier.go`, `firewall-ips`).
+/// Checks the client against the source ranges of the frontend. Other clients can't reach the frontend:
+/// kube-proxy drops their packets (`pkg/proxy/nftables/proxier.go`, `firewall-ips`).
 #[inline(always)]
 fn admit<T: Maps + ?Sized>(
     maps: &T,
@@ -162,7 +161,7 @@ fn admit<T: Maps + ?Sized>(
     let is_decided = front.flags & Front::HOST_UNKNOWN == 0;
     let is_bound = asker.is_bound(is_v4);
     let may = if !is_bound && is_decided && asker.is_known_host() {
-        // The planner has decided, from the addresses that the host would use.
+        // The planner has already checked the addresses of the host.
         front.flags & Front::ADMITS_HOST != 0
     } else if caller.kind == Client::ADDRESS {
         maps.is_among(front.sources, [caller.upper, caller.lower])
@@ -198,7 +197,7 @@ fn choose<T: Maps + ?Sized>(
         };
         return of_index(maps, index, reason);
     }
-    // The usual case is not worth the cost of a call.
+    // The common case avoids the cost of a function call.
     let place = if set.len == 1 || front.algorithm == Algorithm::RANDOM {
         select::place(set, maps.random())
     } else {
@@ -230,7 +229,7 @@ fn of_index<T: Maps + ?Sized>(maps: &T, index: u32, reason: Reason) -> Result<Ch
     })
 }
 
-/// Returns the state of a backend; that of an unused index if the backend does not exist.
+/// Returns the state of a backend, or the state of an unused index if the backend does not exist.
 #[inline(always)]
 pub fn state<T: Maps + ?Sized>(maps: &T, index: u32) -> State {
     match maps.backend(index) {
@@ -240,7 +239,7 @@ pub fn state<T: Maps + ?Sized>(maps: &T, index: u32) -> State {
 }
 
 /// Returns the backend of a UDP flow, if the flow may keep it: the backend belongs to the service port
-/// of the frontend, and [`select::is_sticky`] holds.
+/// of the frontend, and [`select::is_sticky`] returns true.
 #[inline(always)]
 pub fn held<'a, T: Maps + ?Sized>(
     maps: &'a T,

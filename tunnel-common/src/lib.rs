@@ -2,17 +2,17 @@
 //!
 //! - [`addr`]: addresses, ports and protocols, with the byte order in the type
 //! - [`service`]: keys and values of the service maps
-//! - [`affinity`]: the backends that clients keep
-//! - [`decide`]: the decision from a frontend to a backend, over any maps
-//! - [`kernel`]: offsets in the kernel's own structures, which the programs read
-//! - [`origin`]: the translations that a socket remembers
-//! - [`reason`]: why a connect, datagram, stream or object ended as it did
-//! - [`steering`]: keys and values of the steering maps; addresses that represent a node and port
-//! - [`select`]: pure decisions: which slot, whether a stored choice still holds
-//! - [`table`]: every map and program, one row each
-//! - [`lookup`]: the lookup of a key's record, repeated if the record is another key's
+//! - [`affinity`]: keys and values of session affinity
+//! - [`decide`]: chooses the backend for a frontend, over any implementation of the maps
+//! - [`kernel`]: fields of kernel structures that the programs read
+//! - [`origin`]: the translations that are stored for a socket
+//! - [`reason`]: the reasons that counters, metrics and logs share
+//! - [`steering`]: keys and values of the steering maps; steering prefixes
+//! - [`select`]: pure functions: selects a slot, hashes a client, checks a stored choice
+//! - [`table`]: the table of all maps and programs
+//! - [`lookup`]: looks up the record of a key, and retries if it belongs to another key
 //!
-//! No code here needs a kernel, so the same functions run in the programs and under test.
+//! No code here needs a kernel, so the kernel programs and the unit tests run the same functions.
 #![cfg_attr(not(test), no_std)]
 #![warn(missing_docs)]
 
@@ -30,4 +30,4 @@ pub mod table;
 
 /// The version of every map layout in this crate. It is part of the path under which maps are
 /// pinned, so programs and daemons of different layouts never share a map.
-pub const LAYOUT_VERSION: u32 = 6;
+pub const LAYOUT_VERSION: u32 = 7;

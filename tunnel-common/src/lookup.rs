@@ -1,16 +1,16 @@
-//! The lookup of a record by its index in a hash, repeated while the record echoes another key.
+//! Looks up a record through a hash of indices, and retries while the record belongs to another key.
 
 use crate::{
     service::{Front, FrontKey},
     steering::{Steered, SteeringKey},
 };
 
-/// The number of lookups of a key before it counts as unstable.
+/// The maximum number of attempts to look up a key.
 pub const TRIES: u32 = 4;
 
 /// A record that contains the key for which it was written.
 pub trait Echo {
-    /// The key of the hash that leads to such records.
+    /// The type of the key.
     type Key: PartialEq;
 
     /// Returns the key for which the record was written.
@@ -44,26 +44,27 @@ impl<R: Echo> Echo for &R {
     }
 }
 
-/// The outcome of a lookup.
+/// The result of a lookup.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Lookup<R> {
     /// The record of the key.
     Found(R),
     /// The key has no record.
     None,
-    /// Every lookup read an index that was being replaced.
+    /// Every attempt found the record of another key, since the hash kept changing.
     Unstable,
 }
 
-/// Looks up the record of a key by its index, and repeats that if the record echoes another key: the
-/// kernel reuses a replaced element of a hash at once, so a reader may get another key's index.
+/// Looks up the record of a key, and retries if the record belongs to another key: the kernel reuses a
+/// replaced hash element at once, so a reader may get the index of another key.
 ///
-/// A key counts as absent only if a second lookup fails too: the kernel inserts the new element at the
-/// head of its chain and then removes the old one, and a reader between the two sees neither.
+/// A key counts as absent only if two lookups in a row find nothing. To replace an element, the kernel
+/// inserts the new one at the head of the chain and then removes the old one; a concurrent reader may see
+/// neither.
 ///
 /// # Errors
 ///
-/// Those of `index_of` and `record_at`.
+/// `index_of` or `record_at` failed.
 #[inline(always)]
 pub fn look_up<R: Echo, E>(
     key: &R::Key,

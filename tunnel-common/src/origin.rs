@@ -1,5 +1,5 @@
-//! The translations that a socket remembers: the value of the socket storage `origin`, and the entries
-//! of `overflow` for the older translations of an unconnected socket.
+//! The translations that are stored for a socket: the last one in the socket storage `origin`, and the
+//! older ones of an unconnected socket in `overflow`.
 
 use core::mem::{offset_of, size_of};
 
@@ -10,26 +10,25 @@ use crate::{
     service::{FrontKey, State},
 };
 
-/// Version of [`Origin`]. Values belong to open sockets and can't be converted, so a change only uses
-/// reserved fields and increments this.
+/// The version of [`Origin`]. Open sockets keep their values across upgrades, so a change may only use
+/// reserved fields, and increments the version.
 pub const ORIGIN_VERSION: u8 = 1;
 
-/// The time that a UDP flow may be idle before its next datagram chooses again, in nanoseconds: the
-/// stream timeout of conntrack (`net.netfilter.nf_conntrack_udp_timeout_stream`), which kube-proxy's
-/// flows have.
+/// The idle time after which a UDP flow chooses a backend again, in nanoseconds. Equal to the conntrack
+/// timeout of flows through kube-proxy (`net.netfilter.nf_conntrack_udp_timeout_stream`).
 pub const UDP_IDLE_NS: u64 = 120_000_000_000;
 
-/// One translation of one socket: the VIP that it dialled, and the backend that it got.
+/// A translation of a socket: the VIP that was dialled, and the backend that was chosen.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct Origin {
-    /// When the flow last sent or received, in nanoseconds of the monotonic clock.
+    /// The time when the flow last sent or received, in nanoseconds of the monotonic clock.
     pub used: u64,
     /// The address that was dialled.
     pub vip: Address,
     /// The address of the backend.
     pub backend: Address,
-    /// The index of the backend in the array `be`.
+    /// The index of the backend in the array `backends`.
     pub index: u32,
     /// The state of the backend when it was chosen.
     pub state: State,
@@ -52,15 +51,15 @@ pub struct Origin {
 impl Origin {
     /// Flag: older translations of this socket are in `overflow`.
     pub const OVERFLOWED: u16 = 1;
-    /// Flag: the map `conns` counts the socket, at [`Origin::index`]. Missing in values older than that
-    /// map, and in sockets of the kernel, whose close runs no hook.
+    /// Flag: the socket is counted in the map `conns`, at [`Origin::index`]. Not set in values that are
+    /// older than that map, nor for kernel sockets, since their close runs no hook.
     pub const COUNTED: u16 = 2;
 
-    /// The index, and the service port, of a translation without a backend: to the tunnel, or to an
-    /// address that refuses.
+    /// The index and the service port of a translation that leads to the tunnel's ingress, or to an
+    /// address that refuses connects, instead of a backend.
     pub const NOBODY: u32 = u32::MAX;
 
-    /// Returns the translation of a key to an address and port without a backend, which nothing counts.
+    /// Creates a translation of a key to an address and port, without a backend index and not counted.
     #[inline(always)]
     #[must_use]
     pub fn new(key: &FrontKey, backend: Address, backend_port: Port) -> Self {
@@ -98,7 +97,7 @@ impl Origin {
         self.flags & Self::OVERFLOWED != 0
     }
 
-    /// Returns the index of the backend whose open connections include this socket, if any.
+    /// Returns the index of the backend at which the socket is counted; none if it is not counted.
     #[inline(always)]
     #[must_use]
     pub const fn counted(&self) -> Option<u32> {
@@ -116,7 +115,7 @@ impl Origin {
         self.vip_port == key.port && self.protocol == key.protocol && self.vip == key.address
     }
 
-    /// Returns true if datagrams of this translation go to, and come from, this address and port.
+    /// Returns true if this address and port are those of the backend.
     #[inline(always)]
     #[must_use]
     pub fn leads_to(&self, address: &Address, port: Port) -> bool {
@@ -124,7 +123,7 @@ impl Origin {
     }
 }
 
-/// Key of the LRU hash `overflow`: a socket, and either a VIP that it dialled or a backend that it got.
+/// Key of the LRU hash `overflow`: a socket, and either the VIP or the backend of a translation.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct OverflowKey {
@@ -143,8 +142,8 @@ pub struct OverflowKey {
 impl OverflowKey {
     /// Returns the key for a socket's cookie and a VIP or backend.
     ///
-    /// The reserve is not an array of bytes: a program would fill one in a loop, whose every iteration
-    /// the verifier follows.
+    /// The reserved fields are not an array of bytes: programs would fill that in a loop, and the verifier
+    /// would follow every iteration.
     #[inline(always)]
     #[must_use]
     pub const fn new(cookie: u64, address: Address, port: Port, direction: Direction) -> Self {
@@ -171,8 +170,8 @@ impl Direction {
     pub const REVERSE: Self = Self(1);
 }
 
-/// Value of `overflow`: the translation, and the key it was written for. The kernel may reuse the
-/// element for another key while it is read, so a reader compares the key.
+/// Value of `overflow`: the translation, and the key of the entry. The kernel may reuse a hash element for
+/// another key while a program reads it, so readers compare the key.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct Overflow {

@@ -1,8 +1,8 @@
-//! The reasons for the outcome of a connect, a datagram, a stream or an object: one list for the kernel's
-//! counters, the label of the metric, the word in the log and the reset of a stream.
+//! Reasons: why a connect, datagram, stream or object ended as it did. One list for the counters of the
+//! kernel programs, metrics, logs, and resets of streams.
 
-/// Declares the reasons: number, word, meaning. The reasons that the kernel programs count and those that
-/// only the daemon counts are numbered separately.
+/// Declares the reasons with number, label and description. Reasons that the kernel programs count and
+/// reasons that the daemon counts are numbered separately.
 macro_rules! reasons {
     (
         kernel {
@@ -12,7 +12,7 @@ macro_rules! reasons {
             $($(#[$doc:meta])* $name:ident = $number:literal, $label:literal, $meaning:literal;)+
         }
     ) => {
-        /// A reason, ordered as in the list: those of the kernel programs, then those of the daemon.
+        /// A reason. The order is that of the list: first the kernel programs' reasons, then the daemon's.
         #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
         #[repr(u32)]
         pub enum Reason {
@@ -28,7 +28,7 @@ macro_rules! reasons {
             /// The reasons that the kernel programs count.
             pub const OF_KERNEL: [Self; [$($index),+].len()] = [$(Self::$counted),+];
 
-            /// Returns the word for metrics, logs and tables.
+            /// Returns the label in metrics, logs and tables.
             #[must_use]
             pub const fn label(self) -> &'static str {
                 match self {
@@ -37,7 +37,7 @@ macro_rules! reasons {
                 }
             }
 
-            /// Returns the meaning of the reason, in a sentence.
+            /// Returns a description of the reason.
             #[must_use]
             pub const fn meaning(self) -> &'static str {
                 match self {
@@ -57,13 +57,13 @@ reasons! {
         TranslatedSticky = 1, "translated_sticky", "sent to the backend that its UDP flow already had";
         /// Refused: the Service has no usable backend.
         NoBackend = 2, "no_backend", "refused: the Service has no usable backend";
-        /// Refused: the record of the frontend changed under each of the reader's attempts.
+        /// Refused: the record of the frontend changed during every attempt to read it.
         RecordUnstable = 3, "record_unstable", "refused: the record of the frontend kept changing while it was read";
         /// Refused: a record points to a slot or backend that does not exist.
         RecordInvalid = 4, "record_invalid", "refused: a record points to a slot or backend that does not exist";
         /// UDP refused: the socket's storage can't be allocated (`net.core.optmem_max`).
         SocketStorageFull = 5, "socket_storage_full", "UDP refused: no socket storage left (net.core.optmem_max)";
-        /// TCP translated without socket storage: its peer name shows the backend.
+        /// A TCP connect was translated without socket storage, so getpeername shows the backend.
         TranslatedUntracked = 6, "translated_untracked", "TCP translated without socket storage; peer names show the backend";
         /// A socket got its first translation.
         SocketTracked = 7, "socket_tracked", "a socket got its first translation";
@@ -73,7 +73,7 @@ reasons! {
         Overflowed = 9, "overflowed", "an older translation of a socket moved to the overflow map";
         /// A connect to an edge node was sent to the tunnel's ingress.
         Steered = 10, "steered", "sent to the tunnel's ingress";
-        /// A connect was steered without socket storage: its peer name shows the ingress.
+        /// A connect was steered without socket storage, so getpeername shows the steering address.
         SteeredUntracked = 11, "steered_untracked", "sent to the tunnel's ingress without socket storage; peer names show the steering prefix";
         /// Refused: no route to the steering prefix (yet).
         SteeringNoRoute = 12, "steering_no_route", "refused: no route to the steering prefix of this IP family";
@@ -83,14 +83,13 @@ reasons! {
         LogEventsLost = 14, "log_events_lost", "an event of the program in log.kernel was not logged: the ring buffer was full";
         /// Refused: the traffic policy is Local, and the Service has no usable backend on this node.
         NoLocalBackend = 15, "no_local_backend", "refused: the traffic policy is Local, and there is no usable backend on this node";
-        /// A connect or datagram was sent to the backend of its client.
+        /// A connect or datagram was sent to the stored backend of its client (session affinity).
         TranslatedAffinity = 16, "translated_affinity", "sent to the backend of its client (sessionAffinity)";
         /// Refused: the client is in none of the load balancer's source ranges.
         SourceRangeDenied = 17, "source_range_denied", "refused: the client is in none of the Service's loadBalancerSourceRanges";
         /// Refused: the address has source ranges, and the client's address is unknown.
         ClientAddressUnknown = 18, "client_address_unknown", "refused: the address has loadBalancerSourceRanges, and this kernel does not show the address of the client";
-        /// A TCP connect of a kernel socket was translated. It is not tracked, since its close is invisible to
-        /// the programs.
+        /// A TCP connect of a kernel socket was translated. It is not tracked, since its close runs no hook.
         TranslatedKernel = 19, "translated_kernel", "TCP of a kernel socket (NFS, MPTCP) translated; not tracked, and peer names show the backend";
     }
     daemon {
@@ -126,8 +125,8 @@ reasons! {
         AgentNotConnected = 28, "agent_not_connected", "refused: agent not connected";
         /// A stream whose session ended.
         AgentConnectionLost = 29, "agent_connection_lost", "the connection to the agent was lost";
-        /// Refused: every session of the node has its most streams.
-        StreamLimit = 30, "stream_limit", "refused: every session of the node has tunnel.session.maxStreams streams, or the ingress its most clients";
+        /// Refused: every session of the node has the maximum number of streams.
+        StreamLimit = 30, "stream_limit", "refused: every session of the node has tunnel.session.maxStreams streams, or the ingress has its maximum number of clients";
         /// Refused by the agent: the target is not on its allow-list.
         TargetDenied = 31, "target_denied", "refused by the agent: not on its allow-list";
         /// The target refused the agent's connect.
@@ -136,7 +135,7 @@ reasons! {
         DialUnreachable = 33, "dial_unreachable", "the agent has no route to the target";
         /// The target did not answer the agent's connect in time.
         DialTimedOut = 34, "dial_timed_out", "the target did not answer the agent's connect in time";
-        /// Refused by the agent: its most connects are in progress.
+        /// Refused by the agent: the maximum number of connects is in progress.
         DialLimit = 35, "dial_limit", "refused by the agent: tunnel.agent.maxPendingDials connects are in progress";
         /// Refused: this end is shutting down.
         Draining = 36, "draining", "refused: this end is shutting down";
@@ -146,8 +145,8 @@ reasons! {
         HandshakeFailed = 38, "handshake_failed", "a TLS or tunnel handshake failed";
         /// A TLS or tunnel handshake timed out.
         HandshakeTimedOut = 39, "handshake_timed_out", "a TLS or tunnel handshake timed out";
-        /// Refused: the gateway has its most handshakes in progress, or its most sessions.
-        HandshakeLimit = 40, "handshake_limit", "refused: the gateway has its most handshakes (tunnel.gateway.maxPendingHandshakes) or sessions (maxSessions), or the node its most sessions";
+        /// Refused: the limit of handshakes in progress, or of sessions, is reached.
+        HandshakeLimit = 40, "handshake_limit", "refused: the limit of handshakes (tunnel.gateway.maxPendingHandshakes), of sessions (maxSessions), or of sessions of this node is reached";
         /// Refused: the certificate is not an agent's, or names no node.
         IdentityRejected = 41, "identity_rejected", "refused: the certificate is not an agent's, or names no node";
         /// Ignored: an invalid field; the object is used without it.
@@ -166,14 +165,14 @@ reasons! {
 }
 
 impl Reason {
-    /// The capacity of the map `count`, in reasons. A new reason of the kernel programs takes the next free
-    /// number below it, which keeps the layout of the map.
+    /// The number of entries of the map `reason_counts`. A new reason of the kernel programs takes the next
+    /// free number below it, so that the layout of the map stays the same.
     pub const CAPACITY: u32 = 96;
 
-    /// The offset of the daemon's reasons.
+    /// The offset from the number of a daemon reason to its value.
     const DAEMON: u32 = 256;
 
-    /// Returns the index of the counter in the map `count`, for a reason that the kernel programs count.
+    /// Returns the index of the counter in the map `reason_counts`, if the kernel programs count the reason.
     #[inline(always)]
     #[must_use]
     #[expect(clippy::as_conversions, reason = "a field-less enum with repr(u32)")]
@@ -181,7 +180,7 @@ impl Reason {
         self as u32
     }
 
-    /// Returns the reason that the kernel programs count at an index of the map `count`.
+    /// Returns the reason that is counted at an index of the map `reason_counts`.
     #[must_use]
     pub fn of_index(index: u32) -> Option<Self> {
         Self::OF_KERNEL
@@ -189,13 +188,14 @@ impl Reason {
             .find(|reason| reason.index() == index)
     }
 
-    /// Returns the number among the daemon's reasons, which the reset of a stream carries.
+    /// Returns the number of a daemon reason, as sent in the reset of a stream; none for a reason of the
+    /// kernel programs.
     #[must_use]
     pub const fn number(self) -> Option<u32> {
         self.index().checked_sub(Self::DAEMON)
     }
 
-    /// Returns the daemon's reason with a number.
+    /// Returns the daemon reason with this number.
     #[must_use]
     pub fn of_number(number: u32) -> Option<Self> {
         Self::ALL
@@ -203,7 +203,7 @@ impl Reason {
             .find(|reason| reason.number() == Some(number))
     }
 
-    /// True if the kernel programs count the reason; the daemon counts the others.
+    /// Returns true if the kernel programs count the reason, false if the daemon does.
     #[must_use]
     pub const fn is_of_kernel(self) -> bool {
         self.number().is_none()
@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reasons_stand_in_the_order_of_their_numbers_and_the_map_has_room_for_many_more() {
+    fn reasons_are_ordered_by_their_numbers_and_the_map_has_room_for_many_more() {
         assert!(Reason::ALL.is_sorted_by(|one, next| one < next));
         for (index, reason) in (0..).zip(Reason::OF_KERNEL) {
             assert_eq!(reason.index(), index);
@@ -235,9 +235,9 @@ mod tests {
     }
 
     #[test]
-    fn no_two_reasons_share_a_word() {
-        let words: BTreeSet<_> = Reason::ALL.iter().map(|reason| reason.label()).collect();
+    fn no_two_reasons_share_a_label() {
+        let labels: BTreeSet<_> = Reason::ALL.iter().map(|reason| reason.label()).collect();
 
-        assert_eq!(words.len(), Reason::ALL.len());
+        assert_eq!(labels.len(), Reason::ALL.len());
     }
 }

@@ -1,4 +1,5 @@
-//! Pure decisions of the data path.
+//! Pure functions of the data path: select a slot, hash a client, search source ranges, check the stored
+//! choice of a socket.
 
 use core::cmp::Ordering;
 
@@ -8,16 +9,16 @@ use crate::{
     service::{Backend, Set, Source, State},
 };
 
-/// The maximum number of steps of a search for a client; a frontend has fewer than 2^STEPS ranges.
+/// The maximum number of steps of the binary search in the source ranges of a frontend, of which there are
+/// fewer than 2^STEPS.
 const STEPS: u32 = 16;
 
-/// The maximum number of ranges of clients of one frontend.
+/// The maximum number of source ranges of a frontend.
 pub const SOURCES_OF_FRONT: u32 = (1 << STEPS) - 1;
 
-/// Returns the offset in a set that a number selects; none if the set is empty.
+/// Maps a number to an offset in a set; none if the set is empty.
 ///
-/// With a uniform random number the choice is uniform to within `len / 2^32`; with a counter it is
-/// round-robin.
+/// A uniform random number gives a uniform offset, to within `len / 2^32`; a counter gives round-robin.
 #[inline(always)]
 #[must_use]
 pub const fn place(set: Set, number: u32) -> Option<u32> {
@@ -27,8 +28,8 @@ pub const fn place(set: Set, number: u32) -> Option<u32> {
     }
 }
 
-/// Returns two different offsets in a set of at least two slots. With uniform random numbers each pair
-/// is equally likely, to within `len / 2^32`.
+/// Maps two numbers to two different offsets in a set; none if the set has fewer than two slots. With
+/// uniform random numbers each pair is equally likely, to within `len / 2^32`.
 #[inline(always)]
 #[must_use]
 pub const fn two(set: Set, number: u32, other: u32) -> Option<(u32, u32)> {
@@ -37,7 +38,7 @@ pub const fn two(set: Set, number: u32, other: u32) -> Option<(u32, u32)> {
     }
     let first = number % set.len;
     let second = other % set.len.wrapping_sub(1);
-    // An offset not before the first moves up by one, so that the first is skipped.
+    // Skips the first offset: from there on, the others are one higher.
     let second = if second < first {
         second
     } else {
@@ -46,14 +47,14 @@ pub const fn two(set: Set, number: u32, other: u32) -> Option<(u32, u32)> {
     Some((first, second))
 }
 
-/// Returns true if the second backend has fewer open connections for its share of the set than the
-/// first. Each is given by its connections, modulo 2^64, and its slots.
+/// Returns true if the second backend has fewer open connections than the first, in proportion to their
+/// shares of the set. Each backend is given by its open connections, modulo 2^64, and its share.
 ///
-/// A negative count (of sockets that were counted in another map at their connect) counts as zero.
+/// A negative count is taken as zero, see [`at_least_none`].
 #[inline(always)]
 #[must_use]
 pub const fn is_emptier((open, share): (u64, u32), (other, its_share): (u64, u32)) -> bool {
-    // Compares open/share of both without a division, by multiplying with both shares.
+    // Compares open / share of both, multiplied by both shares to avoid a division.
     at_least_none(other).wrapping_mul(widened(share))
         < at_least_none(open).wrapping_mul(widened(its_share))
 }
@@ -64,16 +65,16 @@ const fn widened(share: u32) -> u64 {
     share as u64
 }
 
-/// Returns a count of open connections; 0 if it is negative modulo 2^64, since another map counted some
-/// of the connects.
+/// Returns a count of open connections, or 0 if the count is negative modulo 2^64. A map has a negative
+/// count if it counted the close of a socket, but an earlier map counted the connect.
 #[inline(always)]
 #[must_use]
 pub const fn at_least_none(open: u64) -> u64 {
     if open > u64::MAX / 2 { 0 } else { open }
 }
 
-/// Returns a hash that depends on every bit of the words and is equal on all machines. The steps are
-/// those of SplitMix64's output function, one round per word.
+/// Returns a hash of the words, which is the same on every machine: one round of SplitMix64's output
+/// function per word.
 #[inline(always)]
 #[must_use]
 #[expect(clippy::as_conversions, reason = "the upper half of the hash")]
@@ -89,8 +90,8 @@ pub fn hash<const N: usize>(words: &[u32; N]) -> u32 {
     (state >> 32) as u32
 }
 
-/// Returns true if an address is in one of the ranges of a set, which are ascending and disjoint.
-/// `source` returns the range at an index.
+/// Returns true if an address is in one of the source ranges, which are ascending and disjoint. `source`
+/// returns the range at an index.
 #[inline(always)]
 #[must_use]
 pub fn is_among<'a>(
@@ -119,17 +120,17 @@ pub fn is_among<'a>(
     false
 }
 
-/// Returns true if the backend of a UDP socket serves, by the present state of its index: the state of a
-/// generation never recurs.
+/// Returns true if the backend of a UDP socket still serves. `state` is the current state at the index of
+/// the backend; it equals the stored state only in the same generation of the index.
 #[inline(always)]
 #[must_use]
 pub fn serves_flow(origin: &Origin, state: State) -> bool {
     origin.state == state && state.is_serving()
 }
 
-/// Returns true if the backend of a TCP socket serves, by the record at its index. TCP sockets don't
-/// store the generation of the index, so a later one counts as the same if it has the same address, port
-/// and service port.
+/// Returns true if the backend of a TCP socket still serves. `backend` is the current record at its index.
+/// TCP sockets store no generation of the index, so a later backend with the same address, port and service
+/// port counts as the same.
 #[must_use]
 pub fn serves_connection(origin: &Origin, backend: &Backend) -> bool {
     backend.state.is_serving()
@@ -137,16 +138,18 @@ pub fn serves_connection(origin: &Origin, backend: &Backend) -> bool {
         && origin.leads_to(&backend.address, backend.port)
 }
 
-/// Returns true if the backend of a UDP socket is removed, and its index not yet reused.
+/// Returns true if the backend of a UDP socket was removed and its index is not reused yet.
 #[must_use]
 pub fn has_left(origin: &Origin, state: State) -> bool {
     state == origin.state.gone()
 }
 
-/// Returns true if the backend of a UDP flow is kept: the frontend belongs to the same service port, the
-/// backend is of the same generation and serves, and the flow was not idle for too long. Conntrack and
-/// kube-proxy's clean-up of it (`conntrack/cleanup.go`) have the same result. Another thread may have
-/// used the flow after the clock was read; then the flow was not idle.
+/// Returns true if a UDP flow keeps its backend: the frontend belongs to the same service port, the backend
+/// serves in the same generation, and the flow was not idle for too long. kube-proxy has the same effect by
+/// conntrack and its cleanup (`conntrack/cleanup.go`).
+///
+/// `now` may be earlier than the last use, if another thread used the flow meanwhile. The flow then counts
+/// as not idle.
 #[inline(always)]
 #[must_use]
 pub fn is_sticky(origin: &Origin, service: u32, state: State, now: u64) -> bool {
@@ -179,15 +182,15 @@ mod tests {
     }
 
     #[test]
-    fn a_counter_goes_round_the_whole_set_and_an_empty_one_has_no_place() {
-        let places = |len| [0, 1, 2, 3, 4, 5].map(|number| place(Set { base: 10, len }, number));
+    fn a_counter_cycles_through_the_set_and_an_empty_set_has_no_offset() {
+        let offsets = |len| [0, 1, 2, 3, 4, 5].map(|number| place(Set { base: 10, len }, number));
 
-        assert_eq!(places(3), [0, 1, 2, 0, 1, 2].map(Some));
-        assert_eq!(places(0), [None; 6]);
+        assert_eq!(offsets(3), [0, 1, 2, 0, 1, 2].map(Some));
+        assert_eq!(offsets(0), [None; 6]);
     }
 
     #[test]
-    fn neighbours_are_spread_over_all_places() {
+    fn neighbouring_addresses_are_spread_over_all_offsets() {
         let set = Set { base: 0, len: 8 };
         let mut counts = [0_u32; 8];
         for word in 0..8_000 {
@@ -245,34 +248,34 @@ mod tests {
         let choice = origin(3, serving, 5);
         for (what, service, state, now, sticks) in [
             ("the backend serves", 3, serving, 6, true),
-            ("the backend is gone", 3, serving.gone(), 6, false),
-            ("its index is in another use", 3, next, 6, false),
-            ("the address went to another service", 4, serving, 6, false),
+            ("the backend is removed", 3, serving.gone(), 6, false),
+            ("its index is reused", 3, next, 6, false),
+            ("the frontend belongs to another service", 4, serving, 6, false),
             ("a flow pauses", 3, serving, 4 + UDP_IDLE_NS, true),
             ("a flow is idle", 3, serving, 5 + UDP_IDLE_NS, false),
-            ("another thread was quicker", 3, serving, 4, true),
+            ("another thread used it meanwhile", 3, serving, 4, true),
         ] {
             assert_eq!(is_sticky(&choice, service, state, now), sticks, "{what}");
         }
     }
 
     #[test]
-    fn the_emptier_of_two_has_fewer_connections_for_its_share() {
+    fn the_less_loaded_of_two_has_fewer_connections_in_proportion_to_its_share() {
         assert!(is_emptier((2, 1), (1, 1)));
         assert!(!is_emptier((1, 1), (1, 1)), "the first of two alike");
         assert!(is_emptier((2, 1), (5, 3)), "5/3 is less than 2");
         assert!(!is_emptier((2, 1), (6, 3)));
         assert!(!is_emptier((5, 3), (2, 1)));
-        assert!(is_emptier((1, 1), (u64::MAX, 1)), "below zero is none");
+        assert!(is_emptier((1, 1), (u64::MAX, 1)), "a negative count is zero");
         assert!(!is_emptier((0, 1), (u64::MAX, 1)));
     }
 
     #[test]
-    fn each_pair_of_places_is_drawn_alike() {
+    fn each_pair_of_offsets_is_equally_likely() {
         let set = Set { base: 0, len: 4 };
         let mut counts = [[0_u32; 4]; 4];
         for (number, other) in (0..4).flat_map(|one| (0..3).map(move |other| (one, other))) {
-            let (first, second) = two(set, number, other).expect("four places");
+            let (first, second) = two(set, number, other).expect("the set has four slots");
             counts[first as usize][second as usize] += 1;
         }
 
@@ -285,17 +288,17 @@ mod tests {
 
     proptest! {
         #[test]
-        fn as_many_ranges_as_a_front_may_have_are_searched(place in 0..SOURCES_OF_FRONT) {
+        fn as_many_source_ranges_as_a_frontend_may_have_are_searched(position in 0..SOURCES_OF_FRONT) {
             let sources: Vec<_> = (0..u128::from(SOURCES_OF_FRONT))
                 .map(|number| source(number * 4 + 1, number * 4 + 2))
                 .collect();
-            let first = u128::from(place) * 4;
+            let first = u128::from(position) * 4;
             let found = [0, 1, 2, 3].map(|offset| is_found(&sources, 0, first + offset));
             prop_assert_eq!(found, [false, true, true, false]);
         }
 
         #[test]
-        fn a_place_is_always_within_its_set(base in 0..1_000_000_u32, len in 1..100_000_u32, number: u32) {
+        fn an_offset_is_always_within_its_set(base in 0..1_000_000_u32, len in 1..100_000_u32, number: u32) {
             let chosen = place(Set { base, len }, number).expect("the set is not empty");
             prop_assert!(chosen < len);
         }

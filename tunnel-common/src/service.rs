@@ -1,9 +1,9 @@
 //! Keys and values of the service maps.
 //!
-//! `svc` is a hash from a [`FrontKey`] to the index of a [`Front`] in the array `front`. A record names
-//! two sets, ranges of the array `slot`; a [`Slot`] names a [`Backend`] in the array `be`. Records,
-//! slots and the address of a backend are written once and freed only after a grace period; the two
-//! words that change in place are [`Backend::state`] and [`Backend::sets`].
+//! The hash `services` maps a [`FrontKey`] to the index of a [`Front`] in the array `frontends`. A
+//! [`Front`] has two backend sets, which are ranges of the array `slots`. A [`Slot`] has the index of a
+//! [`Backend`] in the array `backends`. All of them are written once, and reused only after a grace
+//! period. Only [`Backend::state`] and [`Backend::sets`] change in place.
 
 use core::{
     fmt,
@@ -14,7 +14,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::addr::{Address, Port, Protocol};
 
-/// Key of the map `svc`: one address, port and protocol that is translated.
+/// Key of the map `services`: the address, port and protocol of a frontend.
 #[derive(
     Clone,
     Copy,
@@ -54,7 +54,7 @@ impl FrontKey {
         }
     }
 
-    /// Returns the words of the key, as input of a hash.
+    /// Returns the key as words, to be hashed.
     #[inline(always)]
     #[must_use]
     pub const fn words(&self) -> &[u32; 5] {
@@ -72,15 +72,15 @@ impl fmt::Display for FrontKey {
     }
 }
 
-/// The backends that a frontend may use: `len` slots of the array `slot` from `base` on.
+/// A range of entries of an array: the slots of a backend set, or the source ranges of a frontend.
 #[derive(
     Clone, Copy, Debug, Default, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq,
 )]
 #[repr(C)]
 pub struct Set {
-    /// Index of the first slot.
+    /// The index of the first entry.
     pub base: u32,
-    /// The number of slots; 0 for a frontend without backends, which refuses.
+    /// The number of entries.
     pub len: u32,
 }
 
@@ -98,12 +98,12 @@ impl Algorithm {
     pub const ROUND_ROBIN: Self = Self(1);
     /// A hash of the client.
     pub const SOURCE_HASH: Self = Self(2);
-    /// A hash of the address and port that are dialled.
+    /// A hash of the dialled address, port and protocol.
     pub const DESTINATION_HASH: Self = Self(3);
-    /// A hash of the client, from a set that is a Maglev table.
+    /// A hash of the client, over slots that form a Maglev table.
     pub const MAGLEV: Self = Self(4);
-    /// The better of two random slots: the one whose backend has fewer open connections for its share of
-    /// the set.
+    /// The better of two random slots: the backend with fewer open connections in proportion to its share
+    /// of the set.
     pub const LEAST_CONN: Self = Self(5);
 
     /// Returns true if the choice depends on the client only.
@@ -113,7 +113,7 @@ impl Algorithm {
         self.0 == Self::SOURCE_HASH.0 || self.0 == Self::MAGLEV.0
     }
 
-    /// Returns the word used in annotations, tables and logs.
+    /// Returns the name in annotations, tables and logs.
     #[must_use]
     pub const fn label(self) -> &'static str {
         match self {
@@ -128,11 +128,11 @@ impl Algorithm {
     }
 }
 
-/// The number of backends that a record itself can contain. A choice from a set of this size needs no
-/// read of `slot` and `be`, which are cache misses if there are many Services.
+/// The maximum number of backends in the record itself. A choice from such a small set needs no reads of
+/// `slots` and `backends`, which are cache misses if there are many Services.
 pub const NEAR: usize = 3;
 
-/// A backend in a record: a copy of its entry in `be`.
+/// A backend in a frontend record: a copy of its entry in `backends`.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct Near {
@@ -140,14 +140,14 @@ pub struct Near {
     pub address: Address,
     /// The port of the backend.
     pub port: Port,
-    /// As [`Slot::share`].
+    /// The number of slots of the backend, as in [`Slot::share`].
     pub share: u16,
-    /// The index of the backend in the array `be`.
+    /// The index of the backend in the array `backends`.
     pub index: u32,
 }
 
 impl Near {
-    /// No backend.
+    /// An unused entry.
     pub const NONE: Self = Self {
         address: Address::UNSPECIFIED,
         port: Port::from_network(0),
@@ -156,16 +156,16 @@ impl Near {
     };
 }
 
-/// Value of the array `front`: a write-once record of one frontend.
+/// Value of the array `frontends`: the record of a frontend. Written once.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct Front {
-    /// The key for which the record was written. A reader with another key got a stale index, and looks
-    /// up again.
+    /// The key for which the record was written. A reader with another key has a stale index, and repeats
+    /// the lookup.
     pub key: FrontKey,
     /// The service port that owns the frontend and its backends; also the index of its [`Tally`].
     pub service: u32,
-    /// The backends for `internalTrafficPolicy` and `externalTrafficPolicy` Cluster.
+    /// The backends for the traffic policy Cluster.
     pub cluster: Set,
     /// The algorithm that chooses a slot.
     pub algorithm: Algorithm,
@@ -174,45 +174,45 @@ pub struct Front {
     pub flags: u8,
     /// Zero.
     pub reserved: u16,
-    /// The backends of the sockets' set, if there are at most [`NEAR`].
+    /// The backends of the set for sockets, if there are at most [`NEAR`].
     pub near: [Near; NEAR],
-    /// The backends on this node, for the traffic policies Local.
+    /// The backends on this node, for the traffic policy Local.
     pub local: Set,
-    /// The time-out of the client-IP affinity in seconds; 0 for none.
+    /// The timeout of session affinity in seconds; 0 for a Service without affinity.
     pub affinity: u32,
-    /// The clients that may use the frontend: `len` entries of the array `source` from `base` on, in
-    /// ascending order; all clients if there are none.
+    /// The permitted clients, as ascending ranges in the array `source_ranges`. If empty, all clients are
+    /// permitted.
     pub sources: Set,
 }
 
 impl Front {
-    /// Flag: sockets of this node choose from `local`, else from `cluster`.
+    /// Flag: sockets of this node choose from `local` instead of `cluster`.
     pub const SOCKETS_LOCAL: u8 = 1;
-    /// Flag: packets from elsewhere choose from `local`, else from `cluster`.
+    /// Flag: packets from outside the node choose from `local` instead of `cluster`.
     pub const PACKETS_LOCAL: u8 = 2;
-    /// Flag: the Service has endpoints. If the set for the traffic has none of them, the destination is
-    /// unreachable; without the flag, connects are refused.
+    /// Flag: the Service has endpoints. With an empty set, the destination is then unreachable; without
+    /// this flag, connects are refused.
     pub const HAS_ENDPOINTS: u8 = 4;
-    /// Flag: sockets are left alone; the frontend is for packets only.
+    /// Flag: the frontend is for packets only; sockets are not translated.
     pub const NOT_SOCKETS: u8 = 8;
-    /// Flag: the host's own sockets may use the frontend. Only read if the frontend has `sources`.
+    /// Flag: sockets of the host may use the frontend. Read only if the frontend has source ranges.
     pub const ADMITS_HOST: u8 = 16;
-    /// Flag: the source address of the host's own sockets is unknown to the planner, so the programs
-    /// check them as sockets of pods. Only read if the frontend has `sources`.
+    /// Flag: the planner doesn't know the source address of the host's sockets, so programs check them like
+    /// sockets of pods. Read only if the frontend has source ranges.
     pub const HOST_UNKNOWN: u8 = 32;
 }
 
-/// Value of the array `slot`: a write-once slot of a set.
+/// Value of the array `slots`: one slot of a backend set. Written once.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct Slot {
-    /// Index into the array `be`.
+    /// The index of the backend in the array `backends`.
     pub backend: u32,
     /// The number of slots of the set that lead to this backend: its relative weight.
     pub share: u32,
 }
 
-/// Value of the array `source`: a write-once range of addresses that may use a frontend.
+/// Value of the array `source_ranges`: a range of client addresses that may use a frontend. Written once.
 #[derive(
     Clone,
     Copy,
@@ -235,7 +235,7 @@ pub struct Source {
     pub last: Address,
 }
 
-/// Value of the array `tally`: the counters of a service port.
+/// Value of the array `service_counts`: the counters of a service port.
 #[derive(
     Clone, Copy, Debug, Default, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq,
 )]
@@ -245,12 +245,13 @@ pub struct Tally {
     pub sent: u64,
     /// The number of connections and datagrams that were refused.
     pub refused: u64,
-    /// The counter of round-robin.
+    /// The round-robin counter.
     pub turn: u64,
 }
 
-/// The state and generation of a backend, a word that changes. The word of one generation never recurs,
-/// so an equal word means "the same backend, still serving".
+/// The state of a backend and the generation of its index, in one word: bit 0 is set while the backend
+/// serves, the other bits count generations. No value recurs, so a socket compares one word to check that
+/// its backend is the same one and still serves.
 #[derive(
     Clone, Copy, Debug, Default, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq,
 )]
@@ -260,14 +261,14 @@ pub struct State(u32);
 impl State {
     const SERVING: u32 = 1;
 
-    /// Returns true if the backend serves; otherwise it is removed, or the index was never used.
+    /// Returns true if the backend serves, false if it was removed or the index was never used.
     #[inline(always)]
     #[must_use]
     pub const fn is_serving(self) -> bool {
         self.0 & Self::SERVING != 0
     }
 
-    /// Returns the first state of the next generation of the index.
+    /// Returns the state of a serving backend in the next generation of the index.
     #[must_use]
     pub const fn next_use(self) -> Self {
         Self((self.0 | Self::SERVING).wrapping_add(2))
@@ -279,10 +280,10 @@ impl State {
         Self(self.0 & !Self::SERVING)
     }
 
-    /// Returns an unused state for a new map whose indices may have been in use before, by the time
-    /// since the machine started. The word advances by one generation a millisecond, faster than an
-    /// index can be reused (a generation ends with a grace period), so no later generation equals an
-    /// earlier one.
+    /// Returns the initial state of an index in a new map, if an older map may have used the same index.
+    /// `milliseconds` is the time since the machine started. The state advances by one generation per
+    /// millisecond, faster than an index can be reused, since each generation ends with a grace period. So
+    /// the new map never repeats a state of the older one.
     #[must_use]
     pub fn unused_since(milliseconds: u64) -> Self {
         let uses = u32::try_from(milliseconds & 0x7fff_ffff).unwrap_or(0);
@@ -290,7 +291,7 @@ impl State {
     }
 }
 
-/// Value of the array `be`: one backend of one service port.
+/// Value of the array `backends`: one backend of one service port.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct Backend {
@@ -306,12 +307,12 @@ pub struct Backend {
     pub service: u32,
     /// The state and generation. Changes while the index is in use.
     pub state: State,
-    /// The sets of its service port that contain the backend, for clients that keep their backend.
-    /// Changes while the index is in use.
+    /// The backend sets that contain the backend, checked for clients with session affinity. Changes while
+    /// the index is in use.
     pub sets: Membership,
 }
 
-/// The sets of its service port that contain a backend.
+/// The backend sets of a service port that contain a backend.
 #[derive(
     Clone, Copy, Debug, Default, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq,
 )]
@@ -321,9 +322,9 @@ pub struct Membership(u32);
 impl Membership {
     /// In no set: the backend gets no new connections.
     pub const NONE: Self = Self(0);
-    /// In the set for the traffic policies Cluster.
+    /// In the set for the traffic policy Cluster.
     pub const CLUSTER: Self = Self(1);
-    /// In the set for the traffic policies Local.
+    /// In the set for the traffic policy Local.
     pub const LOCAL: Self = Self(2);
 
     /// Returns the union of both.
@@ -332,14 +333,14 @@ impl Membership {
         Self(self.0 | other.0)
     }
 
-    /// Returns true if both are the same sets.
+    /// Returns true if both are equal; usable in const functions.
     #[inline(always)]
     #[must_use]
     pub const fn is(self, other: Self) -> bool {
         self.0 == other.0
     }
 
-    /// Returns true if `other` is not empty and all its sets are in this.
+    /// Returns true if `other` is not empty and all of its sets are in `self`.
     #[inline(always)]
     #[must_use]
     pub const fn includes(self, other: Self) -> bool {
@@ -374,7 +375,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_state_is_never_seen_again_in_the_uses_that_follow(word: u32, uses in 1..64_usize) {
+        fn a_state_never_recurs_in_later_generations(word: u32, uses in 1..64_usize) {
             let first = State(word).next_use();
             let mut state = first;
             for _ in 0..uses {
@@ -387,7 +388,7 @@ mod tests {
         }
 
         #[test]
-        fn an_index_of_a_new_map_begins_beyond_the_uses_that_it_had_in_the_old_one(
+        fn a_new_map_repeats_no_state_of_an_older_one(
             made in 0..u64::from(u32::MAX),
             later in 1..1_000_000_u64,
             uses in 0..64_u64,
@@ -409,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn a_front_is_written_as_people_write_it() {
+    fn a_frontend_key_displays_as_address_port_and_protocol() {
         let key = |ip: &str, protocol| {
             let address = Address::from_ip(ip.parse().expect("an address"));
             FrontKey::new(address, Port::from_host(80), protocol).to_string()

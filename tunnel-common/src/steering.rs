@@ -1,5 +1,5 @@
-//! Steering: connects to ports of edge nodes are sent to the tunnel's ingress, by an address that
-//! represents the node and port.
+//! Keys and values of the steering maps, and steering prefixes. A connect to a port of an edge node is
+//! sent to the tunnel's ingress, at a steering address that stands for the node and port.
 
 use core::mem::{offset_of, size_of};
 
@@ -7,7 +7,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::addr::{Address, Port};
 
-/// Key of the hash `steer`: the address and port that are dialled, over TCP.
+/// Key of the hash `steer`: the TCP address and port that a client dials.
 #[derive(
     Clone,
     Copy,
@@ -45,19 +45,19 @@ impl SteeringKey {
     }
 }
 
-/// Value of the array `steered`: one address and port of an edge node. Written before its index is in
-/// `steer`; after its removal from there it is not overwritten until the quarantine has ended.
+/// Value of the array `steered`: an address and port of an edge node. Written before its index is added to
+/// `steer`. After the index is removed from there, the record keeps its key until its quarantine ends.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct Steered {
-    /// The time of its removal from `steer`, in nanoseconds since the machine started; 0 while it is in
-    /// `steer`, and for an index that was never used.
+    /// The time of the removal from `steer`, in nanoseconds since the machine started; 0 if the index is in
+    /// `steer`, or was never used.
     pub removed: u64,
     /// The key for which the record was written.
     pub key: SteeringKey,
-    /// The destination of steered connects: the steering address.
+    /// The steering address, to which connects are sent.
     pub to: Address,
-    /// The destination of steered connects: the port of the ingress.
+    /// The port of the ingress, to which connects are sent.
     pub to_port: Port,
     /// [`Steered::UNUSED`], [`Steered::NODE`] or [`Steered::CANARY`].
     pub kind: u16,
@@ -68,12 +68,12 @@ impl Steered {
     pub const UNUSED: u16 = 0;
     /// Kind: an address and port of an edge node.
     pub const NODE: u16 = 1;
-    /// Bit of the second entry of `host`: there is a route to the IPv4 prefix.
+    /// Bit of the second entry of `host`: the IPv4 steering prefix has a route.
     pub const ROUTED_V4: u64 = 1;
-    /// Bit of the second entry of `host`: there is a route to the IPv6 prefix.
+    /// Bit of the second entry of `host`: the IPv6 steering prefix has a route.
     pub const ROUTED_V6: u64 = 2;
-    /// Kind: the daemon's own probe. A connect to it stores the cookie of its network namespace as that
-    /// of the host.
+    /// Kind: the daemon's probe. When the daemon connects to it, the program stores the cookie of the
+    /// daemon's network namespace as that of the host.
     pub const CANARY: u16 = 2;
 }
 
@@ -86,18 +86,18 @@ const _: () = {
     assert!(offset_of!(Steered, to_port) == 44);
 };
 
-/// A range of addresses of one family, with consecutive indices.
+/// An IP prefix with consecutive indices for its addresses.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Prefix {
     network: u128,
-    /// The length of the network part, of the 128 bits of the address in its IPv6 form.
+    /// The prefix length in the IPv6 form of the address, which has 128 bits.
     bits: u32,
     is_v4: bool,
 }
 
 impl Prefix {
-    /// Returns the range of an address and the length of its network part, in bits of its own family;
-    /// none if the length is too great for the family, or the address has bits beyond the network part.
+    /// Creates a prefix from its network address and its length in bits of the address family. Returns none
+    /// if the length is too great for the family, or the address has bits set beyond the prefix.
     #[must_use]
     pub fn new(address: Address, length: u8) -> Option<Self> {
         let is_v4 = address.is_v4();
@@ -115,19 +115,19 @@ impl Prefix {
         })
     }
 
-    /// Returns true if the range is of IPv4.
+    /// Returns true if this is an IPv4 prefix.
     #[must_use]
     pub const fn is_v4(&self) -> bool {
         self.is_v4
     }
 
-    /// Returns the first address, the network itself.
+    /// Returns the network address, which is the first of the prefix.
     #[must_use]
     pub fn network(&self) -> Address {
         address_of(self.network)
     }
 
-    /// Returns the length of the network part, in bits of its own family.
+    /// Returns the prefix length in bits of the address family.
     #[must_use]
     pub fn length(&self) -> u8 {
         let length = if self.is_v4 {
@@ -138,40 +138,40 @@ impl Prefix {
         u8::try_from(length).unwrap_or(u8::MAX)
     }
 
-    /// Returns the mask: the bits of the network part in the IPv6 form.
+    /// Returns the network mask in the IPv6 form.
     #[must_use]
     pub fn mask(&self) -> Address {
         address_of(!u128::MAX.checked_shr(self.bits).unwrap_or(0))
     }
 
-    /// Returns true if an address lies in the range.
+    /// Returns true if an address is in the prefix.
     #[must_use]
     pub fn contains(&self, address: &Address) -> bool {
         number_of(address) & number_of(&self.mask()) == self.network
             && address.is_v4() == self.is_v4
     }
 
-    /// Returns the number of addresses that have an index: all but the first, the network itself, and
-    /// the last, the broadcast of IPv4. A range of one address has none.
+    /// Returns the number of addresses with an index: all except the first (the network address) and the
+    /// last (in IPv4 the broadcast address). A prefix of one address has none.
     #[must_use]
     pub fn room(&self) -> u32 {
         let host = u128::MAX.checked_shr(self.bits).unwrap_or(0);
         u32::try_from(host.saturating_sub(1)).unwrap_or(u32::MAX)
     }
 
-    /// Returns the address of an index; none if the index is beyond the range.
+    /// Returns the address of an index; none if the index is out of range.
     #[must_use]
     pub fn address(&self, index: u32) -> Option<Address> {
         (index < self.room()).then(|| address_of(self.network + u128::from(index) + 1))
     }
 
-    /// Returns the index of an address; none if the address is outside the range.
+    /// Returns the index of an address; none if the address has no index in this prefix.
     #[must_use]
     pub fn index(&self, address: &Address) -> Option<u32> {
-        let place = number_of(address)
+        let index = number_of(address)
             .checked_sub(self.network)?
             .checked_sub(1)?;
-        u32::try_from(place)
+        u32::try_from(index)
             .ok()
             .filter(|index| *index < self.room())
     }
@@ -189,7 +189,7 @@ impl core::str::FromStr for Prefix {
     }
 }
 
-/// The error for a text that is not a range.
+/// The error of parsing a text that is not a prefix.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct NoPrefix;
 
@@ -207,7 +207,7 @@ fn number_of(address: &Address) -> u128 {
 #[expect(
     clippy::as_conversions,
     clippy::cast_possible_truncation,
-    reason = "each shift leaves the word that is wanted in the low 32 bits"
+    reason = "each shift moves the wanted word to the low 32 bits"
 )]
 fn address_of(number: u128) -> Address {
     let word = |shift: u32| ((number >> shift) as u32).to_be();
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_length_beyond_the_family_and_an_address_inside_the_range_are_no_prefix() {
+    fn a_length_beyond_the_family_and_a_network_address_with_host_bits_are_no_prefix() {
         assert_eq!(Prefix::new(address("198.19.0.0"), 33), None);
         assert_eq!(Prefix::new(address("198.19.0.1"), 16), None);
         assert_eq!(Prefix::new(address("fd00:c01e::1"), 64), None);

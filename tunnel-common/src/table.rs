@@ -1,5 +1,6 @@
-//! Every map and program, one row each: the declaration in the object, and all facts that the daemon
-//! uses by a map's name. A new map is a row here, its type, its declaration in the object, and its user.
+//! The table of all maps and programs, one row each. Loading, pinning, migration and the checks of pins use
+//! these rows. A new map needs a row here, the type of its values, a declaration in the object, and code
+//! that uses it.
 
 mod sizes;
 
@@ -17,7 +18,7 @@ use crate::{
 /// The number of entries of a map.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Entries {
-    /// By a size of the config.
+    /// A number that follows from a size in the config.
     Of(Size, Rule),
     /// A number per CPU.
     PerCpu(u32),
@@ -25,18 +26,18 @@ pub enum Entries {
     Fixed(u32),
 }
 
-/// The condition for replacing an existing map of the same layout by a new one.
+/// The condition under which a start replaces an existing map of the same layout by a new one.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Remade {
-    /// The sizes of its part change.
+    /// A size of its group changes.
     With(Part),
-    /// A larger map is needed; its values are added to those of the old one.
+    /// A larger map is needed. The values of the old map are then added to the new one.
     Larger,
     /// Never.
     Never,
 }
 
-/// The kind of a map, with the kernel's number (`enum bpf_map_type`).
+/// The type of a map, with the kernel's number (`enum bpf_map_type`).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[repr(u32)]
 pub enum Kind {
@@ -44,7 +45,7 @@ pub enum Kind {
     Hash = 1,
     /// An array.
     Array = 2,
-    /// An array of which each CPU has its own.
+    /// An array with separate values for each CPU.
     PerCpuArray = 6,
     /// A hash that evicts the least recently used entry.
     LruHash = 9,
@@ -61,12 +62,12 @@ impl Kind {
     }
 }
 
-/// A map.
+/// A map: a row of the table.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Map {
-    /// The name in the object, of the pin, and in documents.
+    /// The name in the object, in the pin path, and in documents.
     pub name: &'static str,
-    /// The kind of the map.
+    /// The type of the map.
     pub kind: Kind,
     /// The size of a key in bytes.
     pub key: u32,
@@ -78,10 +79,9 @@ pub struct Map {
     pub entries: Entries,
     /// The condition for replacing the map.
     pub remade: Remade,
-    /// True if maps of an older layout are adopted, since their values mean the same in every layout:
-    /// values of open sockets, which can't be converted, the counts that decrease when sockets close,
-    /// and the meaning of steering addresses. A layout that changes such a map beyond its reserved
-    /// fields must set this to false; it never may for `origin` and `conns`.
+    /// True if a start adopts the map from an older layout, since its values have the same meaning in every
+    /// layout. A layout that changes more than reserved fields of the map must set this to false. That is
+    /// not allowed for `origin` and `conns`, since they have values of open sockets.
     pub lasts: bool,
 }
 
@@ -148,36 +148,36 @@ macro_rules! maps {
     ($($(#[$doc:meta])* $constant:ident = $map:expr;)+) => {
         $($(#[$doc])* pub const $constant: Map = $map;)+
 
-        /// Every map, in the order of creation. The first map of each size shows the size that maps were
-        /// created with.
+        /// All maps, in the order of creation. The sizes of existing maps are derived from the first map
+        /// of each size.
         pub const MAPS: &[Map] = &[$($constant),+];
     };
 }
 
-/// `BPF_F_NO_PREALLOC`: entries are allocated with their sockets.
+/// `BPF_F_NO_PREALLOC`: entries are allocated when they are needed, as socket storage requires.
 const NO_PREALLOC: u32 = 1;
 /// `BPF_F_NO_COMMON_LRU`: each CPU has its own LRU list.
 const NO_COMMON_LRU: u32 = 2;
-/// `BPF_F_MMAPABLE`: the daemon maps it into its memory.
+/// `BPF_F_MMAPABLE`: the daemon maps the values into its memory.
 pub const MMAPABLE: u32 = 1 << 10;
 
 maps! {
-    /// The index of the record of each frontend key.
-    SVC = Map::new::<FrontKey, u32>("svc", Kind::Hash, Entries::Of(Size::Frontends, Rule::Exactly));
+    /// The index of a frontend's record, by frontend key.
+    SERVICES = Map::new::<FrontKey, u32>("services", Kind::Hash, Entries::Of(Size::Frontends, Rule::Exactly));
     /// The records of frontends.
-    FRONT = Map::new::<u32, Front>("front", Kind::Array, Entries::Of(Size::Frontends, Rule::Spare));
-    /// The slots of sets.
-    SLOT = Map::new::<u32, Slot>("slot", Kind::Array, Entries::Of(Size::Slots, Rule::Spare));
-    /// The ranges of clients that may use a frontend.
-    SOURCE = Map::new::<u32, Source>("source", Kind::Array, Entries::Of(Size::SourceRanges, Rule::Spare));
+    FRONTENDS = Map::new::<u32, Front>("frontends", Kind::Array, Entries::Of(Size::Frontends, Rule::Spare));
+    /// The slots of backend sets.
+    SLOTS = Map::new::<u32, Slot>("slots", Kind::Array, Entries::Of(Size::Slots, Rule::Spare));
+    /// The source ranges of frontends.
+    SOURCE_RANGES = Map::new::<u32, Source>("source_ranges", Kind::Array, Entries::Of(Size::SourceRanges, Rule::Spare));
     /// The backends.
-    BE = Map::new::<u32, Backend>("be", Kind::Array, Entries::Of(Size::Backends, Rule::Spare));
-    /// The number of open sockets of each backend.
+    BACKENDS = Map::new::<u32, Backend>("backends", Kind::Array, Entries::Of(Size::Backends, Rule::Spare));
+    /// The number of open connections of each backend.
     CONNS = Map::new::<u32, u64>("conns", Kind::Array, Entries::Of(Size::Backends, Rule::Spare))
         .flagged(MMAPABLE)
         .remade(Remade::Larger)
         .lasting();
-    /// The translation of each socket.
+    /// The last translation of each socket.
     ORIGIN = Map::new::<u32, Origin>("origin", Kind::SocketStorage, Entries::Fixed(0))
         .flagged(NO_PREALLOC)
         .lasting();
@@ -186,22 +186,22 @@ maps! {
         .flagged(NO_COMMON_LRU)
         .lasting();
     /// The counters by reason.
-    COUNT = Map::new::<u32, u64>("count", Kind::PerCpuArray, Entries::Fixed(Reason::CAPACITY));
+    REASON_COUNTS = Map::new::<u32, u64>("reason_counts", Kind::PerCpuArray, Entries::Fixed(Reason::CAPACITY));
     /// The counters by service port.
-    TALLY = Map::new::<u32, Tally>("tally", Kind::Array, Entries::Of(Size::Frontends, Rule::Spare));
-    /// The backends that clients keep.
+    SERVICE_COUNTS = Map::new::<u32, Tally>("service_counts", Kind::Array, Entries::Of(Size::Frontends, Rule::Spare));
+    /// The backends of clients with session affinity.
     AFFINITY = Map::new::<AffinityKey, Affinity>(
         "affinity",
         Kind::LruHash,
         Entries::Of(Size::Affinity, Rule::Exactly),
     );
-    /// The index of the record of each address and port of an edge node.
+    /// The index of a steering record, by address and port of an edge node.
     STEER = Map::new::<SteeringKey, u32>("steer", Kind::Hash, Entries::Of(Size::Steering, Rule::Probe))
         .lasting();
-    /// The records of addresses and ports of edge nodes.
+    /// The steering records: an address and port of an edge node each.
     STEERED = Map::new::<u32, Steered>("steered", Kind::Array, Entries::Of(Size::Steering, Rule::Resting))
         .lasting();
-    /// The cookie of the host's network namespace; the families that are routed to the ingress.
+    /// The cookie of the host's network namespace, and the address families with a route to the ingress.
     HOST = Map::new::<u32, u64>("host", Kind::Array, Entries::Fixed(2)).lasting();
 }
 
@@ -215,7 +215,7 @@ pub enum Type {
     Classifier = 3,
     /// A program at the creation or release of a socket.
     Socket = 9,
-    /// A program at system calls with an address.
+    /// A program at system calls that have a socket address.
     SocketAddress = 18,
 }
 
@@ -228,27 +228,27 @@ impl Type {
     }
 }
 
-/// The place to which a program is attached.
+/// The attach point of a program.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Place {
     /// The cgroup (`bpf.cgroup`), by one link that is pinned under the program's name.
     Cgroup,
     /// Each uplink (`service.uplinks`) of a node that steers, by a link that is pinned under the
-    /// program's name and the index of the device; on kernels without such links by a filter.
+    /// program's name and the index of the device. Kernels without such links use a filter.
     Uplinks,
 }
 
-/// A program.
+/// A program: a row of the table.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Program {
-    /// The name in the object, of its links, and in documents. Programs of a cgroup have the name of
-    /// their hook.
+    /// The name in the object, of its links, and in documents. Programs on the cgroup are named after their
+    /// hook.
     pub name: &'static str,
     /// The type of the program.
     pub kind: Type,
     /// The hook, with the kernel's number (`enum bpf_attach_type`).
     pub hook: u32,
-    /// The place to which it is attached.
+    /// The attach point.
     pub place: Place,
 }
 
@@ -268,7 +268,7 @@ impl Program {
         PROGRAMS.iter().find(|program| program.name == name)
     }
 
-    /// Returns every program of a place, in the order of attachment.
+    /// Returns the programs of an attach point, in the order of attachment.
     pub fn of_place(place: Place) -> impl Iterator<Item = &'static Self> {
         PROGRAMS
             .iter()
@@ -279,7 +279,7 @@ impl Program {
 /// The program at the release of a socket.
 pub const SOCK_RELEASE: Program = Program::at_cgroup("sock_release", Type::Socket, 34);
 
-/// The program at connects of IPv4 sockets, whose hook every supported kernel has.
+/// The program at connects of IPv4 sockets. Every supported kernel has its hook.
 pub const CONNECT4: Program = Program::at_cgroup("connect4", Type::SocketAddress, 10);
 
 /// The program that drops packets from outside to steering prefixes.
@@ -291,8 +291,7 @@ pub const GUARD: Program = Program {
     place: Place::Uplinks,
 };
 
-/// Every program, in the order of attachment: the programs that restore a VIP precede those that replace
-/// it.
+/// All programs, in the order of attachment: those that restore a VIP precede those that replace it.
 pub const PROGRAMS: &[Program] = &[
     SOCK_RELEASE,
     Program::at_cgroup("getpeername4", Type::SocketAddress, 29),
@@ -311,7 +310,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernel_keeps_every_name_whole() {
+    fn every_name_fits_into_the_kernels_limit() {
         // BPF_OBJ_NAME_LEN is 16, with the final zero.
         assert!(MAPS.iter().all(|map| map.name.len() <= 15));
         assert!(PROGRAMS.iter().all(|program| program.name.len() <= 15));

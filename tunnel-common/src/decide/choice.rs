@@ -1,4 +1,4 @@
-//! The choices that need more than a random number.
+//! The load-balancing algorithms, and the choice by session affinity.
 
 use super::{Caller, Kept, Maps, Traffic, state};
 use crate::{
@@ -7,7 +7,7 @@ use crate::{
     service::{Algorithm, Front, State},
 };
 
-/// Chooses an offset in the set of a frontend, by its algorithm.
+/// Chooses an offset in the backend set, by the algorithm of the frontend.
 #[inline(always)]
 pub fn place<T: Maps + ?Sized>(
     maps: &T,
@@ -32,8 +32,8 @@ pub fn place<T: Maps + ?Sized>(
     select::place(set, number)
 }
 
-/// Draws two offsets in the set at random, and returns the one whose backend has fewer open connections
-/// for its share of the set; the first if they are equal.
+/// Draws two random offsets in the set, and returns the one whose backend has fewer open connections in
+/// proportion to its share of the set; the first if both are equal.
 #[inline(always)]
 fn emptier<T: Maps + ?Sized>(maps: &T, front: &Front, traffic: Traffic) -> Option<u32> {
     let set = traffic.set(front);
@@ -47,7 +47,7 @@ fn emptier<T: Maps + ?Sized>(maps: &T, front: &Front, traffic: Traffic) -> Optio
     })
 }
 
-/// Returns the open connections, and the share, of the backend at an offset in the set.
+/// Returns the number of open connections and the share of the backend at an offset in the set.
 #[inline(always)]
 fn load_at<T: Maps + ?Sized>(
     maps: &T,
@@ -65,7 +65,8 @@ fn load_at<T: Maps + ?Sized>(
     Some((maps.open_at(index), share))
 }
 
-/// Returns the backend that a client keeps: the previous one, or a new choice, which is stored.
+/// Returns the backend of a client with session affinity: the stored one, or a new choice, which it
+/// stores.
 #[inline(always)]
 pub fn kept<T: Maps + ?Sized>(
     maps: &T,
@@ -93,7 +94,7 @@ pub fn kept<T: Maps + ?Sized>(
         }
     };
     entry.state = state(maps, entry.index);
-    // A simultaneous connection of the client may have stored its choice first.
+    // A concurrent connect of the client may have stored its choice first.
     if !maps.insert_affinity(&entry, known.is_none())
         && let Some(known) = maps.affinity(&entry.key)
         && may_keep(maps, front, traffic, known, entry.used)
@@ -107,8 +108,8 @@ pub fn kept<T: Maps + ?Sized>(
     })
 }
 
-/// Returns true if a client may keep its backend. The element may be reused for another client while it
-/// is read; the worst result is another backend of the same set.
+/// Returns true if a client may keep its stored backend. The kernel may reuse the hash element for another
+/// client while it is read; the client then gets another backend of the same set at worst.
 #[inline(always)]
 fn may_keep<T: Maps + ?Sized>(
     maps: &T,

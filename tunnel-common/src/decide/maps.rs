@@ -1,4 +1,4 @@
-//! The maps that a decision reads, and the socket or packet that asks for it.
+//! The interfaces over which a backend is chosen: the maps, and the socket or packet.
 
 use crate::{
     addr::Address,
@@ -7,7 +7,7 @@ use crate::{
     service::{Backend, Front, FrontKey, Membership, NEAR, Near, Set, Slot, Source, State},
 };
 
-/// The kind of traffic, which decides the set of a frontend to choose from.
+/// The kind of traffic. It decides which backend set of a frontend is used.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[repr(u32)]
 pub enum Traffic {
@@ -18,7 +18,7 @@ pub enum Traffic {
 }
 
 impl Traffic {
-    /// Returns the set of a frontend for this traffic.
+    /// Returns the backend set of a frontend for this traffic.
     #[inline(always)]
     #[must_use]
     pub const fn set(self, front: &Front) -> Set {
@@ -29,7 +29,7 @@ impl Traffic {
         }
     }
 
-    /// Returns the same set, as [`Backend::sets`] names it.
+    /// Returns the same set as a value of [`Backend::sets`].
     #[inline(always)]
     #[must_use]
     pub const fn membership(self, front: &Front) -> Membership {
@@ -53,8 +53,8 @@ impl Traffic {
     #[inline(always)]
     #[must_use]
     pub const fn is_near(self, front: &Front) -> bool {
-        // `near` has the backends of the sockets' set, so packets may use it only if they share that
-        // set.
+        // `near` has the backends of the set for sockets, so packets may use it only if their set is the
+        // same.
         let held = Self::Sockets.membership(front);
         self.membership(front).is(held) && is_few(self.set(front).len)
     }
@@ -66,10 +66,10 @@ const fn is_few(len: u32) -> bool {
     len as usize <= NEAR
 }
 
-/// A client as scalars, which functions pass in registers.
+/// A [`Client`] as scalars, which fit into registers when they are passed to a function.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Caller {
-    /// The first part of [`Client::parts`].
+    /// The kind of the client, as in [`Client::parts`].
     pub kind: u32,
     /// The upper half of the address.
     pub upper: u64,
@@ -78,14 +78,14 @@ pub struct Caller {
 }
 
 impl Caller {
-    /// The value for decisions that don't depend on the client.
+    /// The value for choices that don't depend on the client.
     pub const NONE: Self = Self {
         kind: 0,
         upper: 0,
         lower: 0,
     };
 
-    /// Returns the scalars of a client.
+    /// Converts a client to scalars.
     #[inline(always)]
     #[must_use]
     pub const fn new(client: &Client) -> Self {
@@ -93,14 +93,14 @@ impl Caller {
         Self { kind, upper, lower }
     }
 
-    /// Returns the client with these scalars.
+    /// Converts the scalars to a client.
     #[inline(always)]
     #[must_use]
     pub const fn client(self) -> Client {
         Client::from_parts(self.kind, [self.upper, self.lower])
     }
 
-    /// Returns the address of the client, unless only its network namespace is known.
+    /// Returns the address of the client; none if only its network namespace is known.
     #[inline(always)]
     #[must_use]
     pub fn address(self) -> Option<Address> {
@@ -108,57 +108,56 @@ impl Caller {
     }
 }
 
-/// The socket or packet that asks for a backend.
+/// The socket or packet for which a backend is chosen.
 pub trait Asker {
-    /// Returns the client, as it dials an address of that family. Called only if the decision depends on
-    /// it.
+    /// Returns the client, with its address of the given family. Called only if the choice depends on the
+    /// client.
     fn caller(&self, is_v4: bool) -> Caller;
 
-    /// Returns true if the asker already has an address of that family.
+    /// Returns true if the source address of the given family is already set.
     fn is_bound(&self, is_v4: bool) -> bool;
 
-    /// Returns true if that address is one of loopback, from which no route leads to a backend.
+    /// Returns true if the source address is a loopback address, which has no route to a backend.
     fn is_bound_to_loopback(&self, is_v4: bool) -> bool;
 
-    /// Returns true if the asker is known to be in the host's network namespace.
+    /// Returns true if the socket or packet is known to be in the host's network namespace.
     fn is_known_host(&self) -> bool;
 }
 
-/// The maps that a decision reads, the clock, and the random numbers.
+/// The inputs of a choice: the maps, the clock, and random numbers.
 pub trait Maps {
-    /// Returns the index of the record of a frontend, from the map `svc`. A concurrent write may have
-    /// made it another frontend's.
+    /// Returns the index of a frontend's record, from the map `services`. During a concurrent write it may
+    /// be the index of another frontend.
     fn front_index(&self, key: &FrontKey) -> Option<u32>;
 
-    /// Returns the record of a frontend.
+    /// Returns the frontend record at an index.
     fn front(&self, index: u32) -> Option<&Front>;
 
-    /// Returns a slot of a set.
+    /// Returns the slot at an index.
     fn slot(&self, index: u32) -> Option<&Slot>;
 
-    /// Returns a range of clients.
+    /// Returns the source range at an index.
     fn source(&self, index: u32) -> Option<&Source>;
 
-    /// Returns a backend.
+    /// Returns the backend at an index.
     fn backend(&self, index: u32) -> Option<&Backend>;
 
-    /// Returns the entry of a client, if the entry echoes the key.
+    /// Returns the affinity entry of a key, if the entry contains the same key.
     fn affinity(&self, key: &AffinityKey) -> Option<&Affinity>;
 
-    /// Stores the backend of a client, with `is_new` only if none is stored; returns true if it was
-    /// stored.
+    /// Stores an affinity entry; with `is_new`, only if its key has none. Returns true if it was stored.
     fn insert_affinity(&self, entry: &Affinity, is_new: bool) -> bool;
 
-    /// Returns the number of open sockets that remember a backend, modulo 2^64.
+    /// Returns the number of open connections of a backend, modulo 2^64.
     fn open_at(&self, backend: u32) -> u64;
 
-    /// Returns the next round-robin number of a service port.
+    /// Increments the round-robin counter of a service port, and returns its previous value.
     fn turn(&self, service: u32) -> Option<u32>;
 
     /// Returns a uniform random number.
     fn random(&self) -> u32;
 
-    /// Returns the nanoseconds of the monotonic clock.
+    /// Returns the time of the monotonic clock in nanoseconds.
     fn now(&self) -> u64;
 
     /// Returns the state of a backend, which the daemon may change concurrently.
@@ -167,32 +166,32 @@ pub trait Maps {
         backend.state
     }
 
-    /// Returns the sets of a backend, which the daemon may change concurrently.
+    /// Returns the sets that contain a backend, which the daemon may change concurrently.
     #[inline(always)]
     fn sets(&self, backend: &Backend) -> Membership {
         backend.sets
     }
 
-    /// Returns a backend that the record itself contains.
+    /// Returns one of the backends in the record itself.
     #[inline(always)]
     #[expect(clippy::as_conversions, reason = "`From` is not for every usize")]
     fn near<'a>(&self, front: &'a Front, place: u32) -> Option<&'a Near> {
         front.near.get(place as usize)
     }
 
-    /// Runs the step [`decide::place`].
+    /// Calls [`decide::place`]. Overridden where the verifier needs a separate function.
     #[inline(always)]
     fn place(&self, record: Record<'_>, traffic: Traffic, caller: Caller) -> Option<u32> {
         decide::place(self, record.front, traffic, caller)
     }
 
-    /// Runs the step [`decide::kept`].
+    /// Calls [`decide::kept`]. Overridden where the verifier needs a separate function.
     #[inline(always)]
     fn kept(&self, record: Record<'_>, traffic: Traffic, caller: Caller) -> Option<Kept> {
         decide::kept(self, record.front, traffic, caller)
     }
 
-    /// Returns true if the client's address, given as halves, is in one of the ranges of a set.
+    /// Returns true if an address, given as halves, is in one of the source ranges.
     #[inline(always)]
     fn is_among(&self, sources: Set, halves: [u64; 2]) -> bool {
         let address = Address::from_halves(halves);
@@ -200,7 +199,7 @@ pub trait Maps {
     }
 }
 
-/// A record of a frontend, and its index in the array `front`.
+/// A frontend record, and its index in the array `frontends`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Record<'a> {
     /// The index of the record.
@@ -219,12 +218,12 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// The bit that is set if the client had the backend before.
+    /// Bit of the packed word: the client had this backend before.
     const OLD: u64 = 1 << 32;
-    /// The word for no backend.
+    /// The packed word for no backend.
     const NONE: u64 = u64::MAX;
 
-    /// Packs a result into one word, which functions pass in a register.
+    /// Packs the backend into one word, which a function can return in a register.
     #[inline(always)]
     #[must_use]
     pub fn to_word(kept: Option<Self>) -> u64 {
@@ -263,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_kept_goes_through_a_word_unchanged() {
+    fn packing_into_a_word_loses_nothing() {
         let some = [(0, false), (u32::MAX, true), (7, true), (7, false)];
         let some = some.map(|(index, is_old)| Some(Kept { index, is_old }));
         for kept in some.into_iter().chain([None]) {

@@ -24,7 +24,7 @@ struct Memory {
     turn: Cell<u32>,
     now: Cell<u64>,
     affinity: RefCell<BTreeMap<u32, &'static Affinity>>,
-    /// An entry that another connection stores right before this one would.
+    /// An entry that a concurrent connect stores first.
     quicker: Option<&'static Affinity>,
 }
 
@@ -82,7 +82,7 @@ impl Maps for Memory {
     }
 }
 
-/// A client: its address, if known, and whether it is bound or on the host.
+/// A client. Its address may be unknown; it may be bound to an address, and on the host.
 struct Client {
     address: Option<[u8; 4]>,
     is_bound: bool,
@@ -134,7 +134,7 @@ fn key_of(ip: [u8; 4]) -> FrontKey {
     )
 }
 
-/// Returns a record with nothing but its key.
+/// Returns a record without backends.
 pub(crate) const fn record(key: FrontKey) -> Front {
     const NOTHING: Set = Set { base: 0, len: 0 };
     Front {
@@ -151,7 +151,7 @@ pub(crate) const fn record(key: FrontKey) -> Front {
     }
 }
 
-/// Returns a frontend with this many backends in `cluster`, the last of which is in `local` too.
+/// Returns maps with one frontend: this many backends in `cluster`, and the last of them in `local`.
 fn memory(backends: u8) -> Memory {
     let serving = State::default().next_use();
     let len = u32::from(backends);
@@ -197,7 +197,7 @@ fn memory(backends: u8) -> Memory {
     }
 }
 
-/// Returns the index that a client gets, and the reason.
+/// Returns the index of the backend chosen for a client, and the reason.
 fn chosen(memory: &Memory, client: &Client, traffic: Traffic) -> Result<(u32, Reason), NoChoice> {
     let record = Record {
         index: 5,
@@ -238,7 +238,7 @@ fn a_record_of_another_key_is_never_taken() {
 }
 
 #[test]
-fn a_front_for_packets_leaves_sockets_alone_and_one_at_loopback_all_but_the_host() {
+fn a_frontend_for_packets_ignores_sockets_and_one_at_loopback_serves_the_host_only() {
     let mut memory = memory(1);
     memory.front.flags |= Front::NOT_SOCKETS;
     assert!(!has_front(&memory, &POD, &key(), Traffic::Sockets));
@@ -269,7 +269,7 @@ fn each_kind_of_traffic_has_its_set() {
     memory.front.flags |= Front::PACKETS_LOCAL;
 
     assert_eq!(sent(&memory), Ok(0));
-    // Not the first backend of `near`, which is the sockets'.
+    // Not the first backend in the record: those are the set for sockets.
     assert_eq!(
         chosen(&memory, &POD, Traffic::Packets),
         Ok((2, Reason::Translated))
@@ -302,7 +302,7 @@ fn slots_and_backends_out_of_range_are_no_choice() {
 }
 
 #[test]
-fn only_clients_of_the_ranges_may_use_a_front_that_has_some() {
+fn only_clients_in_the_source_ranges_may_use_a_frontend_that_has_some() {
     let mut memory = memory(1);
     let address = |ip: [u8; 4]| Address::from_ip(ip.into());
     memory.sources = vec![Source {
@@ -317,7 +317,7 @@ fn only_clients_of_the_ranges_may_use_a_front_that_has_some() {
     let unknown = client(None, false, false);
     assert_eq!(sent_for(&memory, &unknown), Err(NoChoice::Unknown));
 
-    // The planner decides for the host, unless the socket is bound or the planner lacks its addresses.
+    // The planner decides for sockets of the host, unless they are bound or the host's address is unknown.
     assert_eq!(sent_for(&memory, &HOST), Err(NoChoice::Refused));
     memory.front.flags |= Front::ADMITS_HOST;
     assert_eq!(sent_for(&memory, &HOST), Ok(0));
@@ -328,7 +328,7 @@ fn only_clients_of_the_ranges_may_use_a_front_that_has_some() {
 }
 
 #[test]
-fn each_algorithm_chooses_in_its_way() {
+fn each_algorithm_chooses_as_defined() {
     for len in [3, 5] {
         let mut memory = memory(len);
         memory.front.algorithm = Algorithm::ROUND_ROBIN;
@@ -350,7 +350,7 @@ fn each_algorithm_chooses_in_its_way() {
         memory.front.algorithm = Algorithm::DESTINATION_HASH;
         assert_eq!(sent(&memory), sent_for(&memory, &HOST));
 
-        // The numbers draw offsets 0 and 1.
+        // The random numbers select offsets 0 and 1.
         memory.front.algorithm = Algorithm::LEAST_CONN;
         memory.open = vec![2, 1];
         assert_eq!(sent(&memory), Ok(1));
@@ -382,7 +382,7 @@ fn a_client_keeps_its_backend_while_it_serves_and_the_time_lasts() {
 }
 
 #[test]
-fn of_two_connects_at_once_the_second_takes_what_the_first_noted() {
+fn the_second_of_two_concurrent_connects_uses_the_entry_of_the_first() {
     let mut memory = memory(3);
     memory.front.affinity = 10;
     memory.random.set(1);
@@ -408,7 +408,7 @@ fn of_two_connects_at_once_the_second_takes_what_the_first_noted() {
 }
 
 #[test]
-fn a_flow_is_held_by_a_backend_of_its_service_port_that_serves() {
+fn a_flow_keeps_a_backend_that_serves_its_service_port() {
     let mut memory = memory(2);
     let backend = memory.backends[1];
     let flow = Origin {
@@ -425,7 +425,7 @@ fn a_flow_is_held_by_a_backend_of_its_service_port_that_serves() {
     assert!(!is_held(&memory, &flow, UDP_IDLE_NS));
     assert!(!is_held(&memory, &Origin { index: 9, ..flow }, 1));
     memory.backends[1].service = 4;
-    assert!(!is_held(&memory, &flow, 1), "the index has another owner");
+    assert!(!is_held(&memory, &flow, 1), "the index belongs to another service port");
     memory.backends[1].service = 3;
     memory.backends[1].state = flow.state.gone();
     assert!(!is_held(&memory, &flow, 1));

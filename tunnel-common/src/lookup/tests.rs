@@ -11,8 +11,9 @@ fn key(port: u16) -> FrontKey {
     FrontKey::new(address, Port::from_host(port), Protocol::TCP)
 }
 
-/// Looks up the key of port 80. Each lookup gets the next of `indices`, then always the last; record 1
-/// is that of the key, record 0 another key's, and no other exists. Also returns the number of lookups.
+/// Looks up the key of port 80; also returns the number of reads of the hash. Each read returns the next
+/// of `indices`, in the end always the last one. Record 1 has the key, record 0 has another one, and there
+/// are no others.
 fn found(indices: &[Option<u32>]) -> (Lookup<(u32, Front)>, usize) {
     let looks = Cell::new(0);
     let Ok::<_, Infallible>(found) = look_up(
@@ -30,7 +31,7 @@ fn found(indices: &[Option<u32>]) -> (Lookup<(u32, Front)>, usize) {
 }
 
 #[test]
-fn a_key_is_looked_up_again_up_to_four_times_or_until_two_looks_miss_it() {
+fn a_key_is_looked_up_up_to_four_times_or_until_two_reads_miss_it() {
     let ours = Lookup::Found((1, record(key(80))));
     let stale = |times| [vec![Some(0); times], vec![Some(1)]].concat();
     for (claim, indices, wanted, looks) in [
@@ -50,7 +51,7 @@ fn a_key_is_looked_up_again_up_to_four_times_or_until_two_looks_miss_it() {
 }
 
 #[test]
-fn an_error_of_the_tables_ends_the_look_up() {
+fn an_error_of_a_map_ends_the_lookup() {
     let none = look_up(&key(80), |_| Err("away"), |_| Ok(None::<Front>));
 
     assert_eq!(none, Err("away"));

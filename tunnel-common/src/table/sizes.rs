@@ -1,8 +1,8 @@
-//! The sizes of maps: the numbers in the config, and the number of entries that results.
+//! The sizes of maps: the numbers in the config, and the number of entries of each map.
 
-use super::{BE, Entries, FRONT, MAPS, Map, SLOT, SOURCE, STEER, STEERED};
+use super::{BACKENDS, Entries, FRONTENDS, MAPS, Map, SLOTS, SOURCE_RANGES, STEER, STEERED};
 
-/// Declares the sizes: the field, its key in `bpf.maps`, the size, its part, and the default.
+/// Declares the sizes: field, key in `bpf.maps`, variant, group, and default.
 macro_rules! sizes {
     ($($(#[$doc:meta])* $field:ident, $word:literal: $name:ident of $part:ident = $default:literal;)+) => {
         /// The capacity of the maps (`bpf.maps` of the config). The arrays are larger, since old and new
@@ -10,14 +10,14 @@ macro_rules! sizes {
         #[derive(Clone, Copy, Debug, Eq, PartialEq)]
         #[cfg_attr(
             feature = "user",
-            derive(serde::Deserialize, serde::Serialize),
+            derive(schemars::JsonSchema, serde::Deserialize, serde::Serialize),
             serde(default, deny_unknown_fields, rename_all = "camelCase")
         )]
         pub struct Sizes {
             $($(#[$doc])* pub $field: u32,)+
         }
 
-        /// A size in the config.
+        /// One of the sizes in the config.
         #[derive(Clone, Copy, Debug, Eq, PartialEq)]
         pub enum Size {
             $($(#[$doc])* $name,)+
@@ -27,7 +27,7 @@ macro_rules! sizes {
             /// Every size, in the order of the config.
             pub const ALL: [Self; [$($default),+].len()] = [$(Self::$name),+];
 
-            /// Returns the word of the size in `bpf.maps`.
+            /// Returns the key of the size in `bpf.maps`.
             #[must_use]
             pub const fn word(self) -> &'static str {
                 match self { $(Self::$name => $word,)+ }
@@ -39,7 +39,7 @@ macro_rules! sizes {
                 match self { $(Self::$name => stringify!($field),)+ }
             }
 
-            /// Returns the maps that are replaced if the size changes.
+            /// Returns the group of maps that are replaced if the size changes.
             #[must_use]
             pub const fn part(self) -> Part {
                 match self { $(Self::$name => Part::$part,)+ }
@@ -47,13 +47,13 @@ macro_rules! sizes {
         }
 
         impl Sizes {
-            /// Returns the number of a size.
+            /// Returns the value of a size.
             #[must_use]
             pub const fn of(self, size: Size) -> u32 {
                 match size { $(Size::$name => self.$field,)+ }
             }
 
-            /// Returns these sizes with another number for one of them.
+            /// Returns a copy with another value for one of the sizes.
             #[must_use]
             pub const fn with(mut self, size: Size, number: u32) -> Self {
                 match size { $(Size::$name => self.$field = number,)+ }
@@ -85,28 +85,27 @@ sizes! {
     affinity, "affinity": Affinity of Affinity = 16_384;
 }
 
-/// Maps that refer to each other by index, and are replaced together.
+/// A group of maps that refer to each other by index, and are replaced together.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Part {
     /// The maps of Services.
     Services,
-    /// The maps of steering, which `tunnel.steering` of the config enables; without it they have the
-    /// least possible size.
+    /// The steering maps. They have the minimum size unless the config has `tunnel.steering`.
     Steering,
     /// The map of clients that keep their backend.
     Affinity,
 }
 
 impl Part {
-    /// Every part.
+    /// All groups.
     pub const ALL: [Self; 3] = [Self::Services, Self::Steering, Self::Affinity];
 }
 
 impl Sizes {
-    /// The size of maps that the config doesn't enable; no config can set it.
+    /// The size of maps that are not enabled. The config can't set it.
     pub const UNASKED: u32 = 0;
 
-    /// Returns sizes that are all this number.
+    /// Returns sizes that all have this value.
     #[must_use]
     pub const fn each(number: u32) -> Self {
         Self {
@@ -119,45 +118,45 @@ impl Sizes {
         }
     }
 
-    /// Returns each size with its word in the config.
+    /// Returns the key in the config and the value of each size.
     pub fn words(self) -> impl Iterator<Item = (&'static str, u32)> {
         Size::ALL
             .into_iter()
             .map(move |size| (size.word(), self.of(size)))
     }
 
-    /// Returns these sizes with those of a part taken from `other`.
+    /// Returns a copy with the sizes of one group taken from `other`.
     #[must_use]
     pub fn with_part(self, part: Part, other: Self) -> Self {
         let of_part = Size::ALL.into_iter().filter(|size| size.part() == part);
         of_part.fold(self, |sizes, size| sizes.with(size, other.of(size)))
     }
 
-    /// Returns these sizes with the least possible size for a part, which the config doesn't enable.
+    /// Returns a copy with the minimum size for a group that is not enabled.
     #[must_use]
     pub fn without(self, part: Part) -> Self {
         self.with_part(part, Self::each(Self::UNASKED))
     }
 
-    /// Returns the sizes that maps were created with, by their numbers of entries; none if a map is
-    /// missing.
+    /// Derives the sizes of existing maps from their numbers of entries, which `entries` returns; none if a
+    /// map is missing.
     pub fn of_maps(entries: impl Fn(&Map) -> Option<u32>) -> Option<Self> {
         Size::ALL
             .into_iter()
             .try_fold(Self::each(0), |sizes, size| {
-                let told = MAPS.iter().find_map(|map| match map.entries {
+                let found = MAPS.iter().find_map(|map| match map.entries {
                     Entries::Of(its, rule) if its == size => Some((map, rule)),
                     Entries::Of(..) | Entries::PerCpu(_) | Entries::Fixed(_) => None,
                 });
-                let (map, rule) = told?;
+                let (map, rule) = found?;
                 Some(sizes.with(size, rule.room(entries(map)?)))
             })
     }
 
-    /// Returns the number of entries of the array `front`.
+    /// Returns the number of entries of the array `frontends`.
     #[must_use]
     pub const fn front_entries(self) -> u32 {
-        FRONT.entries(self, 1)
+        FRONTENDS.entries(self, 1)
     }
 
     /// Returns the number of entries of the array `steered`.
@@ -172,40 +171,42 @@ impl Sizes {
         STEER.entries(self, 1)
     }
 
-    /// Returns the number of entries of the array `slot`.
+    /// Returns the number of entries of the array `slots`.
     #[must_use]
     pub const fn slot_entries(self) -> u32 {
-        SLOT.entries(self, 1)
+        SLOTS.entries(self, 1)
     }
 
-    /// Returns the number of entries of the array `source`.
+    /// Returns the number of entries of the array `source_ranges`.
     #[must_use]
     pub const fn source_entries(self) -> u32 {
-        SOURCE.entries(self, 1)
+        SOURCE_RANGES.entries(self, 1)
     }
 
-    /// Returns the number of entries of the array `be`.
+    /// Returns the number of entries of the array `backends`.
     #[must_use]
     pub const fn backend_entries(self) -> u32 {
-        BE.entries(self, 1)
+        BACKENDS.entries(self, 1)
     }
 }
 
-/// The number of entries of a map for a size.
+/// The rule that gives the number of entries of a map from a size.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Rule {
     /// The size itself.
     Exactly,
-    /// An eighth and 64 more, since old and new entries coexist during a change.
+    /// An eighth and 64 more than the size, since old and new entries coexist during a change.
     Spare,
-    /// One more, for the daemon's probe.
+    /// One more than the size, for the daemon's probe.
     Probe,
-    /// Twice as many, since a removed index is in quarantine before it is reused, and one for the probe.
+    /// Twice the size, since removed indices wait in quarantine before they are reused, and one more for
+    /// the probe.
     Resting,
 }
 
 impl Rule {
-    /// Returns the number of entries of a map for a size: one that the config admits, or that of a map.
+    /// Returns the number of entries of a map for a size. The size must be small enough for the config, or
+    /// that of an existing map; others may overflow.
     #[must_use]
     pub const fn entries(self, size: u32) -> u32 {
         match self {
@@ -216,15 +217,15 @@ impl Rule {
         }
     }
 
-    /// Returns the size for which a map of this number of entries has room; 0 if it has fewer than any
-    /// of our maps.
+    /// Returns the size for which a map with this number of entries was created; 0 if it has fewer entries
+    /// than any of our maps.
     #[must_use]
     pub const fn room(self, entries: u32) -> u32 {
         match self {
             Self::Exactly => entries,
             Self::Spare => {
                 let room = entries.saturating_sub(64);
-                // n + n / 8 = room: n is eight ninths of it, rounded up.
+                // n + n / 8 = room, so n is 8/9 of room, rounded up.
                 room - room / 9
             }
             Self::Probe => entries.saturating_sub(1),
@@ -236,10 +237,10 @@ impl Rule {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::table::SVC;
+    use crate::table::SERVICES;
 
     #[test]
-    fn sizes_are_told_by_the_maps_that_were_made_with_them() {
+    fn sizes_are_derived_from_the_maps_that_were_created_with_them() {
         let sizes = (1..).step_by(999).zip(Size::ALL);
         let sizes = sizes.fold(Sizes::each(0), |sizes, (n, size)| sizes.with(size, n));
 
@@ -247,7 +248,7 @@ mod tests {
             Sizes::of_maps(|map| Some(map.entries(sizes, 4))),
             Some(sizes)
         );
-        for missing in [SVC, BE, STEER] {
+        for missing in [SERVICES, BACKENDS, STEER] {
             let entries = |map: &Map| (*map != missing).then(|| map.entries(sizes, 4));
             assert_eq!(Sizes::of_maps(entries), None, "{}", missing.name);
         }
@@ -263,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_asks_for_is_as_small_as_can_be() {
+    fn a_group_that_is_not_enabled_has_the_minimum_size() {
         let sizes = Sizes::default().without(Part::Steering);
 
         assert_eq!((sizes.steer_entries(), sizes.steered_entries()), (1, 1));

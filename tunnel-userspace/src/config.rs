@@ -1,10 +1,10 @@
-//! The configuration: one YAML file for every role. Only this module reads the file and the
-//! environment.
+//! The configuration: one YAML file for every role. No other module reads the file or the environment.
 
 mod bounds;
 mod kube_proxy;
 mod log;
 mod nearest;
+pub mod schema;
 mod section;
 mod shape;
 mod source;
@@ -19,6 +19,7 @@ use std::{
 pub use kube_proxy::Warning;
 pub use log::Log;
 pub use section::{Admin, Bpf, Cgroup, DetectLocal, Healthz, Mode, Service};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 pub use source::Source;
@@ -26,18 +27,18 @@ pub use tunnel::{Identity, OnIngressDown, Steering, Tunnel};
 
 use crate::{identity::is_subdomain, sockets};
 
-/// The path of an invalid field, and the reason.
+/// The path of an invalid field, as in `bpf.maps.slots`, and the reason why it is invalid.
 type Refused = (String, String);
 
-/// The name of the group that the config is shown under; the domain is a placeholder.
+/// The key of the config in the response of `/configz`. The domain is a placeholder.
 const GROUP: &str = "culvert.dev";
 
-/// The complete configuration of a process.
-#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+/// The configuration file of every role.
+#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Config {
-    /// The name of this node's Node object. Empty: the environment variable `NODE_NAME`, else the host
-    /// name.
+    /// The name of this node's Node object. If empty, the environment variable `NODE_NAME` is used, or else
+    /// the host name.
     pub node_name: String,
     /// The implementation of Services.
     pub mode: Mode,
@@ -49,13 +50,13 @@ pub struct Config {
     pub bpf: Bpf,
     /// The termination of sockets of removed backends.
     pub sockets: sockets::Settings,
-    /// The folder of the daemon's sockets and state; a relative path is relative to the file.
+    /// The folder of the daemon's sockets and state.
     pub state_dir: PathBuf,
-    /// Metrics and status.
+    /// The admin port: metrics and status.
     pub admin: Admin,
-    /// Health for load balancers and probes.
+    /// The health port, for load balancers and probes.
     pub healthz: Healthz,
-    /// Additional logs.
+    /// Logs of the kernel programs.
     #[serde(skip_serializing_if = "Log::is_off")]
     pub log: Log,
     /// The tunnel to edge nodes.
@@ -84,7 +85,7 @@ impl Default for Config {
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file can't be read.
-    #[error("cannot read config {path}")]
+    #[error("cannot read the config file {path}")]
     Read {
         /// The file.
         path: PathBuf,
@@ -92,12 +93,12 @@ pub enum ConfigError {
         #[source]
         source: io::Error,
     },
-    /// A field or its value is invalid.
+    /// A field is unknown, or has an invalid value.
     #[error("config {path}: {field}: {reason}")]
     Field {
         /// The file.
         path: PathBuf,
-        /// The field.
+        /// The path of the field.
         field: String,
         /// The reason.
         reason: String,
@@ -105,7 +106,7 @@ pub enum ConfigError {
 }
 
 impl Config {
-    /// Reads a file. Relative paths in it are relative to the file.
+    /// Reads a config file. Relative paths in it are relative to the folder of the file.
     ///
     /// # Errors
     ///
@@ -114,12 +115,13 @@ impl Config {
         Self::of_file(path, read_document(path)?)
     }
 
-    /// Reads the config of a node and merges it over kube-proxy's file: a field of `path` overrides
-    /// the same field of `kube_proxy`. Also returns kube-proxy's fields that have no effect.
+    /// Reads the config file `path` and kube-proxy's file, and merges them: fields of `path` override those
+    /// of `kube_proxy`. Also returns the fields of kube-proxy's file that have no effect. If `path` is the
+    /// `default` path, the file may be absent.
     ///
     /// # Errors
     ///
-    /// As [`Self::read`], for either file. The file `path` may be absent if it is the `default` path.
+    /// A file can't be read, or has an unknown field or an invalid value.
     pub fn read_over(
         path: &Path,
         default: &Path,
@@ -136,11 +138,12 @@ impl Config {
         Ok((config, meaning.warnings))
     }
 
-    /// Checks a file, kube-proxy's or ours; returns kube-proxy's fields that have no effect.
+    /// Checks a config file, Culvert's or kube-proxy's. Returns the fields of kube-proxy's file that have no
+    /// effect.
     ///
     /// # Errors
     ///
-    /// As [`Self::read`].
+    /// The file can't be read, or has an unknown field or an invalid value.
     pub fn check_file(path: &Path) -> Result<Vec<Warning>, ConfigError> {
         let file = read_document(path)?;
         if kube_proxy::is_one(&file) {
@@ -150,41 +153,45 @@ impl Config {
         Ok(Vec::new())
     }
 
-    /// Creates a config from the values of a file, and makes its paths absolute.
+    /// Converts the YAML of a config file, and makes the paths in it absolute.
     fn of_file(path: &Path, values: Value) -> Result<Self, ConfigError> {
         let mut config = Self::from_value(values).map_err(|refusal| refused(path, refusal))?;
         config.resolve(&folder(path)?);
         Ok(config)
     }
 
-    /// Converts the values of a kube-proxy file.
+    /// Converts the YAML of a kube-proxy file.
     fn read_kube_proxy(path: &Path, values: &Value) -> Result<kube_proxy::Meaning, ConfigError> {
         let meaning = kube_proxy::read(values, &folder(path)?);
         meaning.map_err(|refusal| refused(path, refusal))
     }
 
-    /// Parses the text of a kube-proxy file and returns its fields that have no effect; on failure the
-    /// field and the reason.
+    /// Parses the text of a kube-proxy file, and returns the fields that have no effect.
+    ///
+    /// # Errors
+    ///
+    /// A field has an invalid value. The error is the field and the reason.
     pub(crate) fn parse_kube_proxy(text: &str) -> Result<Vec<Warning>, (String, String)> {
         let meaning = kube_proxy::read(&document(text)?, Path::new("/"))?;
         Ok(meaning.warnings)
     }
 
-    /// Parses the text of a file; on failure returns the field and the reason.
+    /// Parses the text of a config file.
     ///
     /// # Errors
     ///
-    /// The text has an unknown field or an invalid value.
+    /// The text has an unknown field or an invalid value. The error is the field and the reason.
     pub fn parse(text: &str) -> Result<Self, Refused> {
         Self::from_value(document(text)?)
     }
 
+    /// Deserialises and checks a config.
     fn from_value(mut value: Value) -> Result<Self, Refused> {
         shape::check(&mut value)?;
         let config: Self = serde_path_to_error::deserialize(value).map_err(|error| {
             let mut field = error.path().to_string();
             if field == "." {
-                WHOLE.clone_into(&mut field);
+                TOP_LEVEL.clone_into(&mut field);
             }
             (field, nearest::suggest(error.into_inner().to_string()))
         })?;
@@ -192,32 +199,32 @@ impl Config {
         Ok(config)
     }
 
-    /// Returns the file of defaults, in which comments explain each field.
+    /// Returns a config file with the default of every field, explained in comments.
     #[must_use]
     pub const fn default_file() -> &'static str {
         include_str!("config/default.yaml")
     }
 
-    /// Returns the effective config, including the defaults of absent fields, under the key of its API
-    /// group, as in kube-proxy's `/configz`.
+    /// Returns the config with the defaults of absent fields, as the value of the key [`GROUP`]. kube-proxy's
+    /// `/configz` has the same format.
     #[must_use]
     pub fn effective(&self) -> Value {
         json!({ GROUP: self })
     }
 
-    /// Returns the path of the admin socket, on which the daemon serves the command line.
+    /// Returns the path of the admin socket, to which the command line connects.
     #[must_use]
     pub fn admin_socket(&self) -> PathBuf {
         self.state_dir.join("admin.sock")
     }
 
-    /// Returns the path of the socket to which the helper connects that terminates sockets in pods.
+    /// Returns the path of the socket to which `culvert sockets`, the helper, connects.
     #[must_use]
     pub fn helper_socket(&self) -> PathBuf {
         self.state_dir.join("sockets.sock")
     }
 
-    /// Returns the path of the last snapshot of the API server's objects.
+    /// Returns the path of the snapshot of the API server's objects.
     #[must_use]
     pub fn kept_objects(&self) -> PathBuf {
         self.state_dir.join("objects")
@@ -229,6 +236,7 @@ impl Config {
         self.state_dir.join("agent.sock")
     }
 
+    /// Checks the values that have a valid type but may be out of range or contradict each other.
     fn check(&self) -> Result<(), Refused> {
         let refuse = |field: &str, reason: &str| Err((field.to_owned(), reason.to_owned()));
         if !self.node_name.is_empty() && !is_node_name(&self.node_name) {
@@ -239,11 +247,11 @@ impl Config {
             ("bpf.bpffs", &self.bpf.bpffs),
         ] {
             if folder.as_os_str().is_empty() {
-                return refuse(field, "must name a folder, is empty");
+                return refuse(field, "must be the path of a folder, but is empty");
             }
         }
         if self.mode == Mode::Userspace {
-            return refuse("mode", "userspace is not built yet, use ebpf");
+            return refuse("mode", "`userspace` is not built yet; use `ebpf`");
         }
         bounds::check(self)?;
         self.source.check()?;
@@ -251,14 +259,15 @@ impl Config {
         let ended = &self.sockets.terminate;
         let is_twice = |index: &usize| ended[..*index].contains(&ended[*index]);
         if let Some(index) = (0..ended.len()).find(is_twice) {
-            return refuse(&format!("sockets.terminate[{index}]"), "is there already");
+            let reason = format!("`{}` is listed twice", ended[index]);
+            return refuse(&format!("sockets.terminate[{index}]"), &reason);
         }
         self.log.check()?;
         self.tunnel.check()?;
         self.check_ports()
     }
 
-    /// Refuses two listeners of one process on the same port.
+    /// Returns an error if two listeners have the same port.
     fn check_ports(&self) -> Result<(), Refused> {
         let tunnel = &self.tunnel;
         let gateway = tunnel.gateway.as_ref().map(|gateway| gateway.listen);
@@ -275,7 +284,7 @@ impl Config {
         for (field, listener) in listeners {
             let Some(one) = listener else { continue };
             if let Some((earlier, other)) = seen.iter().find(|(_, it)| is_same_port(one, *it)) {
-                let reason = format!("must be another port than that of {earlier}, {other}");
+                let reason = format!("port {} is already used by {earlier} ({other})", one.port());
                 return Err((field.to_owned(), reason));
             }
             seen.push((field, one));
@@ -283,6 +292,7 @@ impl Config {
         Ok(())
     }
 
+    /// Makes all paths absolute, relative to `folder`, and sets the name of the node if it is empty.
     fn resolve(&mut self, folder: &Path) {
         let own = [&mut self.bpf.bpffs, &mut self.state_dir];
         let own = own.into_iter().chain(&mut self.bpf.cgroup.0);
@@ -300,35 +310,36 @@ impl Config {
     }
 }
 
-/// The longest name of a Kubernetes object, in characters.
+/// The maximum length of the name of a Kubernetes object, in characters.
 const LONGEST_NAME: usize = 253;
 
-const NO_NODE_NAME: &str = "is no name of a Node: lower-case letters, digits, `-` and `.`, at most 253 of \
-                            them; each part between dots begins and ends with a letter or digit";
+/// The reason why a node name is invalid.
+const NO_NODE_NAME: &str = "is not a valid Node name; use lower-case letters, digits, `-` and `.`, at most \
+                            253 characters; each part between dots must begin and end with a letter or digit";
 
 fn is_node_name(name: &str) -> bool {
     is_subdomain(name) && name.len() <= LONGEST_NAME
 }
 
-/// True if two listeners conflict over a port. The unspecified address of either family listens on both
-/// families.
+/// True if two listeners can't both bind their address and port. The unspecified address of one family
+/// listens on both families.
 fn is_same_port(one: SocketAddr, other: SocketAddr) -> bool {
     let is_everywhere = one.ip().is_unspecified() || other.ip().is_unspecified();
     one.port() != 0 && one.port() == other.port() && (is_everywhere || one.ip() == other.ip())
 }
 
-/// The name in an error that concerns no single field.
-const WHOLE: &str = "the file";
+/// The field in an error about the type of the complete file.
+const TOP_LEVEL: &str = "top level";
 
-/// Parses the YAML of a file; an empty file is an empty map.
+/// Parses YAML; an empty text is an empty mapping.
 fn document(text: &str) -> Result<Value, Refused> {
     if text.trim().is_empty() {
         return Ok(json!({}));
     }
-    // Comments are not needed, and the parser refuses more than 96 in a row.
+    // With comments enabled, the parser fails on more than 96 consecutive comment lines.
     let options = serde_saphyr::options! { emit_comments: false };
     let value: Value = serde_saphyr::from_str_with_options(text, options)
-        .map_err(|error| (WHOLE.to_owned(), error.to_string()))?;
+        .map_err(|error| ("invalid YAML".to_owned(), error.to_string()))?;
     Ok(if value.is_null() { json!({}) } else { value })
 }
 
@@ -352,14 +363,14 @@ fn refused(path: &Path, (field, reason): Refused) -> ConfigError {
     }
 }
 
-/// Returns the absolute folder of a file, to which the file's relative paths are relative.
+/// Returns the absolute path of the folder that contains a file.
 fn folder(path: &Path) -> Result<PathBuf, ConfigError> {
     let absolute = std::path::absolute(path).map_err(|source| unread(path, source))?;
     let folder = absolute.parent().unwrap_or_else(|| Path::new("/"));
     Ok(folder.to_owned())
 }
 
-/// Returns the node name that the pod's manifest sets in the environment; empty outside a pod.
+/// Returns the environment variable `NODE_NAME`, which the pod's manifest sets; empty if it is not set.
 #[expect(
     clippy::disallowed_methods,
     reason = "the config reads the environment"

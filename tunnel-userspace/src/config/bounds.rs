@@ -1,4 +1,4 @@
-//! The bounds of numbers and durations, and checks of lists of texts.
+//! The ranges of numbers and durations in the config.
 
 use std::{fmt::Display, ops::RangeInclusive, time::Duration};
 
@@ -8,7 +8,7 @@ use crate::duration::Written;
 /// The largest capacity of a map, in entries.
 const MOST_ENTRIES: u32 = 1 << 24;
 
-/// Refuses a number or duration that is out of bounds.
+/// Returns an error if a number or duration is out of range.
 pub(super) fn check(config: &Config) -> Result<(), Refused> {
     const SECOND: Written = Written(Duration::from_secs(1));
     let seconds =
@@ -59,7 +59,7 @@ fn check_tunnel(config: &Tunnel) -> Result<(), Refused> {
             steering.ingress_port,
             1..=u16::MAX,
         )?;
-        // 0 to 4 are predefined by the kernel (include/uapi/linux/rtnetlink.h).
+        // The kernel uses 0 to 4 itself (include/uapi/linux/rtnetlink.h).
         let protocol = steering.route_protocol;
         within("tunnel.steering.routeProtocol", protocol, 5..=u8::MAX)?;
     }
@@ -96,6 +96,7 @@ fn check_tunnel(config: &Tunnel) -> Result<(), Refused> {
     at_least("tunnel.session.pingTimeout", timeout, AN_INSTANT)
 }
 
+/// Returns an error if a value is not within its bounds, which are inclusive.
 fn within<T: Display + PartialOrd>(
     field: &str,
     value: T,
@@ -105,19 +106,20 @@ fn within<T: Display + PartialOrd>(
         return Ok(());
     }
     let (least, most) = bounds.into_inner();
-    let reason = format!("must be from {least} to {most}, is {value}");
+    let reason = format!("must be from {least} to {most}, but is {value}");
     Err((field.to_owned(), reason))
 }
 
+/// Returns an error if a value is less than its minimum.
 fn at_least<T: Display + PartialOrd>(field: &str, value: T, least: T) -> Result<(), Refused> {
     if value >= least {
         return Ok(());
     }
-    let reason = format!("must be at least {least}, is {value}");
+    let reason = format!("must be at least {least}, but is {value}");
     Err((field.to_owned(), reason))
 }
 
-/// Refuses the first text of a list for which `is_one` is false.
+/// Returns an error for the first item of a list for which `is_one` is false.
 pub(super) fn each(
     field: &str,
     texts: &[String],

@@ -1,5 +1,5 @@
-//! kube-proxy's config file (`kubeproxy.config.k8s.io/v1alpha1`): converts the fields with an equivalent
-//! here, and returns one warning for each other field that is set.
+//! Converts kube-proxy's config file (`kubeproxy.config.k8s.io/v1alpha1`) to Culvert's, and returns a warning
+//! for each field without an equivalent.
 
 mod fields;
 mod file;
@@ -26,12 +26,12 @@ const KIND: &str = "KubeProxyConfiguration";
 const HEALTH: u16 = 10_256;
 const METRICS: u16 = 10_249;
 
-/// A field of kube-proxy's file that has no effect, or only a part of it.
+/// A field of kube-proxy's file that has no effect, or only a part of its effect.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Warning {
     /// The path of the field.
     pub field: String,
-    /// The reason.
+    /// Why the field has no effect.
     pub why: String,
 }
 
@@ -41,23 +41,24 @@ impl fmt::Display for Warning {
     }
 }
 
-/// The equivalent of a kube-proxy file.
+/// The result of converting a kube-proxy file.
 #[derive(Debug, Default)]
 pub(super) struct Meaning {
-    /// The values of our own config.
+    /// The fields of Culvert's config.
     pub(super) config: Value,
     /// The fields that have no effect.
     pub(super) warnings: Vec<Warning>,
 }
 
 impl Meaning {
-    /// Sets the value at a path.
+    /// Sets a field of Culvert's config, as in `service.algorithm`.
     fn put(&mut self, path: &str, value: Value) {
         let names = path.rsplit('.');
         let value = names.fold(value, |value, name| json!({ name: value }));
         self.config = over(mem::take(&mut self.config), value);
     }
 
+    /// Adds a warning about a field of kube-proxy's file.
     fn warn(&mut self, field: &str, why: impl Into<String>) {
         self.warnings.push(Warning {
             field: field.to_owned(),
@@ -66,14 +67,14 @@ impl Meaning {
     }
 }
 
-/// True if a file is kube-proxy's, by its API group or its kind.
+/// True if a file has the API group or the kind of kube-proxy's config.
 pub(super) fn is_one(file: &Value) -> bool {
     let group = file.get("apiVersion").and_then(Value::as_str);
     let group = group.and_then(|version| version.split('/').next());
     group == Some(GROUP) || file.get("kind").and_then(Value::as_str) == Some(KIND)
 }
 
-/// Returns the field of kube-proxy's file that sets a field of ours.
+/// Returns the field of kube-proxy's file from which a field of Culvert's config was converted.
 fn named(ours: String) -> String {
     let (field, index) = ours.split_at(ours.find('[').unwrap_or(ours.len()));
     match field {
@@ -86,7 +87,7 @@ fn named(ours: String) -> String {
     }
 }
 
-/// Converts a file. Relative paths in it are relative to `folder`.
+/// Converts a kube-proxy file. Relative paths in it are relative to `folder`.
 pub(super) fn read(value: &Value, folder: &Path) -> Result<Meaning, Refused> {
     let head: Head = file::part(value)?;
     for (field, found, wanted) in [
@@ -94,8 +95,8 @@ pub(super) fn read(value: &Value, folder: &Path) -> Result<Meaning, Refused> {
         ("kind", head.kind, KIND),
     ] {
         if found != wanted {
-            let found = if found.is_empty() { "nothing" } else { &found };
-            return Err((field.to_owned(), format!("must be {wanted}, is {found}")));
+            let found = if found.is_empty() { "absent" } else { &found };
+            return Err((field.to_owned(), format!("must be {wanted}, but is {found}")));
         }
     }
     let file: File = file::part(value)?;
@@ -104,7 +105,7 @@ pub(super) fn read(value: &Value, folder: &Path) -> Result<Meaning, Refused> {
         warnings: unused(value),
     };
     if file.mode == Mode::Kernelspace {
-        meaning.warn("mode", "it is for Windows");
+        meaning.warn("mode", "it is for Windows only");
     }
     client(&file, folder, &mut meaning);
     ports(&file, &mut meaning)?;
@@ -114,14 +115,14 @@ pub(super) fn read(value: &Value, folder: &Path) -> Result<Meaning, Refused> {
     meaning
         .warnings
         .sort_by(|one, other| one.field.cmp(&other.field));
-    // The converted values must be valid alone, since our own file may override none of them.
+    // The converted fields must be valid by themselves: Culvert's own file may override none of them.
     match Config::from_value(meaning.config.clone()) {
         Ok(_) => Ok(meaning),
         Err((field, reason)) => Err((named(field), reason)),
     }
 }
 
-/// Returns a warning for each unknown field, and for each field without effect that is not at its default.
+/// Returns a warning for each unknown field, and for each field without effect that differs from its default.
 fn unused(file: &Value) -> Vec<Warning> {
     let mut found = Vec::new();
     leaves(file, "", &mut found);
@@ -132,7 +133,8 @@ fn unused(file: &Value) -> Vec<Warning> {
     found.into_iter().filter_map(warning).collect()
 }
 
-/// Collects the fields of a file, down to the depth of the known fields.
+/// Collects the paths and values of the fields in a file. A mapping that is the value of a known field, such as
+/// `featureGates`, is one value.
 fn leaves<'a>(value: &'a Value, path: &str, found: &mut Vec<(String, &'a Value)>) {
     let is_inner = path.is_empty() || {
         let inside = format!("{path}.");
@@ -149,13 +151,13 @@ fn leaves<'a>(value: &'a Value, path: &str, found: &mut Vec<(String, &'a Value)>
                 leaves(value, &path, found);
             }
         }
-        // An empty section.
+        // An empty section has no fields.
         None if is_inner && value.is_null() => {}
         Some(_) | None => found.push((path.to_owned(), value)),
     }
 }
 
-/// Converts the API server, which is always kube-proxy's source, and the name of the node.
+/// Converts the node name and the kubeconfig, and enables the API server as a source.
 fn client(file: &File, folder: &Path, meaning: &mut Meaning) {
     let kubeconfig = &file.client_connection.kubeconfig;
     let kube = if kubeconfig.is_empty() {
@@ -170,17 +172,17 @@ fn client(file: &File, folder: &Path, meaning: &mut Meaning) {
     }
 }
 
-/// Converts the addresses for health and metrics; the family of `bindAddress` determines their defaults.
+/// Converts the addresses for health and metrics. Their defaults have the address family of `bindAddress`.
 fn ports(file: &File, meaning: &mut Meaning) -> Result<(), Refused> {
     let own = match file.bind_address.as_str() {
         "" => "0.0.0.0",
         own => own,
     };
-    let reason = format!("`{own}` is no address");
+    let reason = format!("`{own}` is not an IP address");
     let own = ip_of(own).ok_or_else(|| ("bindAddress".to_owned(), reason))?;
     if !own.is_unspecified() {
-        let why = "the addresses of the node are those of its Node object; only its family counts, \
-                   for healthzBindAddress and metricsBindAddress";
+        let why = "only its address family has an effect, on the defaults of healthzBindAddress and \
+                   metricsBindAddress; the addresses of this node are those of its Node object";
         meaning.warn("bindAddress", why);
     }
     let (all, loopback) = if own.is_ipv4() {
@@ -195,7 +197,7 @@ fn ports(file: &File, meaning: &mut Meaning) -> Result<(), Refused> {
     ] {
         let wanted = if wanted.is_empty() { default } else { wanted };
         let address = address(wanted, port).ok_or_else(|| {
-            let reason = format!("`{wanted}` is no address, and none with a port");
+            let reason = format!("`{wanted}` is not an IP address, with or without a port");
             (named(ours.to_owned()), reason)
         })?;
         meaning.put(ours, json!(address));
@@ -203,7 +205,7 @@ fn ports(file: &File, meaning: &mut Meaning) -> Result<(), Refused> {
     Ok(())
 }
 
-/// Converts the addresses of NodePorts; an empty list means the same as an absent field.
+/// Converts the addresses that serve NodePorts. An empty list is the same as an absent field.
 fn node_ports(file: &File, meaning: &mut Meaning) {
     const LOOPBACK: &str = "iptables.localhostNodePorts";
     const OURS: &str = "service.nodePortAddresses";
@@ -216,10 +218,10 @@ fn node_ports(file: &File, meaning: &mut Meaning) {
         (true, _, _) => {}
         (false, Mode::Iptables, true) => meaning.put(OURS, json!(["primary"])),
         (false, Mode::Iptables, false) => {
-            meaning.warn(LOOPBACK, "nodePortAddresses says which there are");
+            meaning.warn(LOOPBACK, "nodePortAddresses selects the addresses");
         }
         (false, Mode::Ipvs | Mode::Nftables | Mode::Kernelspace, _) => {
-            meaning.warn(LOOPBACK, "it counts in mode iptables only");
+            meaning.warn(LOOPBACK, "it has an effect in mode iptables only");
         }
     }
 }
@@ -231,18 +233,18 @@ fn scheduler(file: &File, meaning: &mut Meaning) {
         (Mode::Ipvs, "") => "rr",
         (Mode::Ipvs, name) => name,
         (_, "") => return,
-        (_, _) => return meaning.warn(FIELD, "it counts in mode ipvs only"),
+        (_, _) => return meaning.warn(FIELD, "it has an effect in mode ipvs only"),
     };
     match Algorithm::named(name) {
         Some(algorithm) => meaning.put("service.algorithm", json!(algorithm)),
         None => {
-            let why = format!("`{name}` is no choice here; backends are chosen at random");
+            let why = format!("`{name}` has no equivalent; the algorithm stays at its default, random");
             meaning.warn(FIELD, why);
         }
     }
 }
 
-/// Converts the detection of local traffic and masquerading, for the packet path.
+/// Converts the fields for the packet path: the detection of local traffic, and masquerading.
 fn traffic(file: &File, meaning: &mut Meaning) -> Result<(), Refused> {
     match file.detect_local_mode.as_str() {
         "" => {}
@@ -251,7 +253,7 @@ fn traffic(file: &File, meaning: &mut Meaning) -> Result<(), Refused> {
         }
         other => {
             let reason = format!(
-                "`{other}` is none of ClusterCIDR, NodeCIDR, BridgeInterface, InterfaceNamePrefix"
+                "`{other}` is not ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix"
             );
             return Err(("detectLocalMode".to_owned(), reason));
         }
@@ -271,8 +273,8 @@ fn traffic(file: &File, meaning: &mut Meaning) -> Result<(), Refused> {
     Ok(())
 }
 
-/// Merges `top` over `under`, field by field. A field that is null in `top` is removed if `under` has it,
-/// and kept as null (a section with defaults) if not.
+/// Merges two configs, field by field; `top` overrides `under`. A null field in `top` removes the field of
+/// `under`. If `under` lacks the field, it stays null, which is a section with its defaults.
 pub(super) fn over(under: Value, top: Value) -> Value {
     match (under, top) {
         (Value::Object(mut under), Value::Object(top)) => {

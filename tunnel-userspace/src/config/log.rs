@@ -1,11 +1,12 @@
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tunnel_common::table::{PROGRAMS, Program};
 
 use super::Refused;
 use crate::bpf::KernelLog;
 
-/// Logs besides those of the daemon itself.
-#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+/// Logs of the kernel programs.
+#[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Log {
     /// The kernel program whose events are logged, if any.
@@ -14,18 +15,18 @@ pub struct Log {
 }
 
 impl Log {
-    /// True if no kernel program logs.
+    /// True if no kernel program logs events.
     #[must_use]
     pub const fn is_off(&self) -> bool {
         self.kernel.is_none()
     }
 
-    /// Returns the filter extended by the level of the kernel program's events. A directive for the
-    /// target `kernel` in `filter` takes precedence.
+    /// Returns the log filter with a directive for the target `kernel` added, if a kernel program logs
+    /// events. A directive for this target in `filter` takes precedence.
     #[must_use]
     pub fn filter(&self, filter: &str) -> String {
         match &self.kernel {
-            // The last of two directives for one target counts.
+            // Of two directives for one target, the last one takes effect.
             Some(KernelLog { program: _, level }) => format!("kernel={level},{filter}"),
             None => filter.to_owned(),
         }
@@ -39,7 +40,8 @@ impl Log {
             return Ok(());
         }
         let programs: Vec<_> = PROGRAMS.iter().map(|program| program.name).collect();
-        let reason = format!("`{program}` is no program, use {}", programs.join(", "));
+        let programs = programs.join(", ");
+        let reason = format!("`{program}` is not a kernel program; use one of {programs}");
         Err(("log.kernel.program".to_owned(), reason))
     }
 }

@@ -1,13 +1,13 @@
-//! The nearest known field of an unknown one.
+//! Suggests a known field in the error about an unknown field.
 
-/// The least similarity of two names (Jaro-Winkler, 0 to 1) of which one is taken for a mistake for the other.
+/// The minimum similarity (Jaro-Winkler, 0 to 1) of the unknown field and a suggested one.
 const SIMILAR: f64 = 0.8;
 
-/// The least length of a name that is taken for a part of another.
+/// The minimum length of an unknown field that is taken as an abbreviation of a longer one.
 const PART: usize = 4;
 
-/// Appends the nearest known field to serde's reason, where that is an unknown field with a similar name
-/// among the known ones: ``unknown field `nodename`, expected one of `nodeName`, …``.
+/// Appends `did you mean …?` to serde's error about an unknown field, such as ``unknown field `nodename`,
+/// expected one of `nodeName`, …``. Other errors, and those without a similar known field, stay as they are.
 pub(super) fn suggest(reason: String) -> String {
     match nearest(&reason) {
         Some(field) => format!("{reason}; did you mean `{field}`?"),
@@ -15,14 +15,16 @@ pub(super) fn suggest(reason: String) -> String {
     }
 }
 
+/// Returns the known field in the error that is most similar to the unknown one.
 fn nearest(reason: &str) -> Option<&str> {
     let (unknown, known) = reason.strip_prefix("unknown field `")?.split_once('`')?;
-    // The names are every second part between the backticks.
+    // The known fields are in backticks, so they are every second part.
     let known = known.split('`').skip(1).step_by(2);
     let lower = unknown.to_lowercase();
     let similarity = |field: &str| {
         let field = field.to_lowercase();
-        // A part of a name is meant for the whole: `streams` for `maxStreams`, at its end first.
+        // A field that contains the unknown name, as `maxStreams` contains `streams`, is a better match than
+        // any similar one; a field that ends with the name is the best.
         if lower.len() < PART || !field.contains(&lower) {
             strsim::jaro_winkler(&lower, &field)
         } else if field.ends_with(&lower) {

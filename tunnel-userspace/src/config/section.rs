@@ -4,6 +4,7 @@ use std::{
     time::Duration,
 };
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tunnel_common::table::Sizes;
 
@@ -15,7 +16,7 @@ use crate::{
 };
 
 /// The implementation of Services.
-#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
     /// The best that the kernel supports: currently the same as `ebpf`.
@@ -23,38 +24,40 @@ pub enum Mode {
     /// Kernel programs.
     #[default]
     Ebpf,
-    /// A listener for each Service. Not built yet.
+    /// A proxy in user space that listens for each Service. Not built yet.
     Userspace,
 }
 
 /// The translation of Service traffic.
-#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Service {
-    /// The detection of traffic from this node's pods.
+    /// How traffic from this node's pods is detected.
     pub detect_local: DetectLocal,
     /// The CIDRs of pods, for `detectLocal: ClusterCIDR`.
     #[serde(rename = "clusterCIDRs")]
     pub cluster_cidrs: Vec<String>,
     /// True if all traffic through Services is masqueraded.
     pub masquerade_all: bool,
-    /// The addresses that serve NodePorts. Absent: `primary` and `localhost`; empty: all.
+    /// The node addresses that serve NodePorts. `None`: `primary` and `localhost`; empty: all addresses.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_port_addresses: Option<Vec<String>>,
-    /// The external IPs that are served.
+    /// Which external IPs are served.
     #[serde(rename = "externalIPs")]
     pub external_ips: ExternalIps,
-    /// The effect of OpenYurt's annotation `openyurt.io/topologyKeys` on Services.
+    /// Whether OpenYurt's annotation `openyurt.io/topologyKeys` on Services has an effect.
     pub topology_keys: TopologyKeys,
     /// The interval of polling for local listeners on cluster IPs.
     #[serde(with = "duration")]
+    #[schemars(with = "String")]
     pub local_listener_poll_interval: Duration,
-    /// The names of the uplink interfaces; empty to detect them.
+    /// The names of the uplink interfaces. If empty, they are detected.
     pub uplinks: Vec<String>,
-    /// The load-balancing algorithm of Services that set none.
+    /// The load-balancing algorithm of Services without an annotation for it.
     pub algorithm: Algorithm,
     /// The interval of full syncs, which compare the maps with the desired state.
     #[serde(with = "duration")]
+    #[schemars(with = "String")]
     pub full_sync_interval: Duration,
 }
 
@@ -90,11 +93,11 @@ impl Service {
 
     pub(super) fn check(&self) -> Result<(), Refused> {
         let is_range = |text: &str| cidr(text).is_some();
-        let reason = "is no range such as 10.0.0.0/8";
+        let reason = "is not a CIDR such as 10.0.0.0/8";
         let ranges = &self.cluster_cidrs;
         each("service.clusterCIDRs", ranges, is_range, reason)?;
         let named = self.node_port_addresses.as_deref().unwrap_or_default();
-        let reason = "is no range, and not primary, localhost or all";
+        let reason = "is not a CIDR, `primary`, `localhost` or `all`";
         let is_one = |text: &str| addresses(text).is_some();
         each("service.nodePortAddresses", named, is_one, reason)
     }
@@ -118,8 +121,8 @@ fn cidr(text: &str) -> Option<(IpAddr, u8)> {
     (length <= longest).then_some((address, length))
 }
 
-/// The detection of traffic from this node's pods.
-#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+/// How traffic from this node's pods is detected.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 pub enum DetectLocal {
     /// By the CIDRs in `clusterCIDRs`.
     #[default]
@@ -128,16 +131,16 @@ pub enum DetectLocal {
     /// By the pod CIDRs of the Node object.
     #[serde(rename = "NodeCIDR")]
     NodeCidr,
-    /// By the bridge of the pods.
+    /// By the bridge interface to which pods are connected.
     BridgeInterface,
     /// By the name prefix of the pods' interfaces.
     InterfaceNamePrefix,
-    /// No detection.
+    /// Traffic from pods is not detected.
     None,
 }
 
 /// The kernel programs and their maps.
-#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Bpf {
     /// The cgroup whose sockets are translated; the daemon must run inside it.
@@ -158,8 +161,8 @@ impl Default for Bpf {
     }
 }
 
-/// The folder of a cgroup; `None` (`auto`) is the root of the v2 hierarchy.
-#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+/// The folder of a cgroup. `None`, written as `auto`, stands for the root of the cgroup v2 hierarchy.
+#[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(from = "String", into = "String")]
 pub struct Cgroup(pub Option<PathBuf>);
 
@@ -177,13 +180,13 @@ impl From<Cgroup> for String {
     }
 }
 
-/// Metrics and status.
-#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+/// The admin port: metrics and status.
+#[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Admin {
     /// The address of `/metrics` and `/status`.
     pub address: SocketAddr,
-    /// The most Service ports, in the order of their names, with metrics of their own.
+    /// The maximum number of Service ports with metrics of their own. Those whose names sort first have them.
     pub service_metrics_limit: usize,
 }
 
@@ -196,8 +199,8 @@ impl Default for Admin {
     }
 }
 
-/// Health for load balancers and probes.
-#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+/// The health port, for load balancers and probes.
+#[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Healthz {
     /// The address of `/healthz`, `/livez` and `/readyz`.

@@ -1,18 +1,18 @@
-//! The shape of a file: a section is a map or empty, not a list. serde would accept a list as a struct,
-//! with its items as the fields in their order.
+//! Checks that each section of the file is a mapping or empty. serde would accept a list, too, and assign its
+//! items to the fields in order.
 
 use serde_json::{Map, Value};
 
-use super::{Config, Identity, Log, Refused, Source, Steering, Tunnel, WHOLE};
+use super::{Config, Identity, Log, Refused, Source, Steering, TOP_LEVEL, Tunnel};
 use crate::bpf::{KernelLog, Level};
 
-/// Refuses a list or scalar instead of a section. Replaces an empty section with an empty map, for which
+/// Returns an error if a section is a list or scalar. Replaces an empty section by an empty mapping, so that
 /// serde applies the defaults.
 pub(super) fn check(file: &mut Value) -> Result<(), Refused> {
     compare(file, &every_section(), "")
 }
 
-/// Returns a config with every section, the optional ones included.
+/// Returns a config that includes every optional section.
 pub(super) fn every_section() -> Value {
     let config = Config {
         source: Source {
@@ -37,11 +37,16 @@ pub(super) fn every_section() -> Value {
     config.effective()[super::GROUP].take()
 }
 
+/// Checks the sections of `found`, at `path`, against a config with every section.
 fn compare(found: &mut Value, known: &Value, path: &str) -> Result<(), Refused> {
     let Some(sections) = known.as_object() else {
         return Ok(());
     };
-    let field = if path.is_empty() { WHOLE } else { path };
+    let field = if path.is_empty() {
+        TOP_LEVEL
+    } else {
+        path
+    };
     let kind = match found {
         Value::Object(fields) => {
             return fields.iter_mut().try_for_each(|(name, value)| {
@@ -59,7 +64,7 @@ fn compare(found: &mut Value, known: &Value, path: &str) -> Result<(), Refused> 
     };
     let some: Vec<_> = sections.keys().map(String::as_str).collect();
     let reason = format!(
-        "must be fields with values, is {kind}; the fields are {}",
+        "must be a mapping of fields, but is {kind}; its fields are {}",
         some.join(", ")
     );
     Err((field.to_owned(), reason))

@@ -1,12 +1,13 @@
 use std::path::PathBuf;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::Refused;
 use crate::source::{file, kube};
 
-/// The sources of objects. An object of both sources is taken from the file.
-#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+/// The sources of objects. If both sources have an object, that of the file is used.
+#[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Source {
     /// A folder or file of manifests; enabled by default if no source is configured.
@@ -30,12 +31,13 @@ impl Source {
     pub(super) fn check(&self) -> Result<(), Refused> {
         let is_nameless = |file: file::Settings| file.path.as_os_str().is_empty();
         if self.file().is_some_and(is_nameless) {
-            let reason = "must name a folder or file of manifests";
+            let reason = "must be the path of a manifest file or of a folder with them, but is empty";
             return Err(("source.file.path".to_owned(), reason.to_owned()));
         }
         Ok(())
     }
 
+    /// Returns the paths in this section.
     pub(super) fn paths(&mut self) -> impl Iterator<Item = &mut PathBuf> {
         let file = self.file.as_mut().map(|file| &mut file.path);
         let kubeconfig = self.kube.as_mut().and_then(|kube| kube.kubeconfig.as_mut());

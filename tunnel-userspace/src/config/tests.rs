@@ -8,10 +8,10 @@ use crate::{
 
 mod documented;
 
-/// A section that every gateway and agent needs.
+/// The section that every gateway and agent needs.
 const IDENTITY: &str = "identity: { files: { ca: a, cert: b, key: c } }";
 
-/// Returns the rows of a table of two columns.
+/// Splits a table into rows of two columns, which `=>` separates.
 pub(super) fn rows(table: &str) -> impl Iterator<Item = (&str, &str)> {
     table.lines().skip(1).map(|row| {
         let (one, other) = row.split_once("=>").expect("two columns");
@@ -23,19 +23,19 @@ fn refusal(text: &str) -> (String, String) {
     Config::parse(text).expect_err("refused")
 }
 
-/// Asserts that each text is refused with the field in the second column, and with a reason that begins
-/// with the text after the field's colon, if any.
+/// Asserts that each config in the first column is refused. The second column has the field in the error, and
+/// optionally, after a colon, the beginning of the reason.
 fn refused<'a>(table: impl Iterator<Item = (&'a str, &'a str)>) {
     for (text, wanted) in table {
-        let (wanted, told) = wanted.split_once(": ").unwrap_or((wanted, ""));
+        let (wanted, start) = wanted.split_once(": ").unwrap_or((wanted, ""));
         let (field, reason) = refusal(text);
         assert_eq!(field, wanted, "{text}");
-        assert!(reason.starts_with(told), "{text}: {reason}");
+        assert!(reason.starts_with(start), "{text}: {reason}");
     }
 }
 
 #[test]
-fn the_config_is_shown_with_what_the_file_leaves_out() {
+fn the_effective_config_includes_the_defaults_of_absent_fields() {
     let config = Config::parse("service: { algorithm: round-robin }").expect("good");
 
     let shown = config.effective();
@@ -98,7 +98,7 @@ fn an_unknown_field_is_refused_with_the_nearest_known_one() {
 }
 
 #[test]
-fn a_value_that_cannot_be_is_refused_with_its_field() {
+fn an_invalid_value_is_refused_with_its_field() {
     let table = "
         bpf: { maps: { frontends: 0 } } => bpf.maps.frontends
         bpf: { maps: { frontends: many } } => bpf.maps.frontends
@@ -120,7 +120,7 @@ fn a_value_that_cannot_be_is_refused_with_its_field() {
 }
 
 #[test]
-fn a_kernel_program_that_is_to_log_must_exist_and_so_must_its_level() {
+fn the_program_and_level_of_log_kernel_must_exist() {
     let (field, reason) = refusal("log: { kernel: { program: connect5 } }");
     assert_eq!(field, "log.kernel.program");
     for word in ["`connect5`", "connect4", "sock_release", "guard"] {
@@ -139,7 +139,7 @@ fn a_kernel_program_that_is_to_log_must_exist_and_so_must_its_level() {
 }
 
 #[test]
-fn a_program_that_logs_makes_room_in_the_filter_and_yields_to_it() {
+fn log_kernel_extends_the_log_filter_unless_the_filter_sets_the_target_itself() {
     let log = |text: &str| Config::parse(text).expect("good").log;
 
     assert_eq!(log("").filter("info"), "info");
@@ -153,7 +153,7 @@ fn a_program_that_logs_makes_room_in_the_filter_and_yields_to_it() {
 }
 
 #[test]
-fn absent_and_empty_node_port_addresses_are_two_things() {
+fn absent_and_empty_node_port_addresses_differ() {
     let service = |text: &str| Config::parse(text).expect("good").service;
 
     assert_eq!(service("").node_port_addresses, None);
@@ -185,7 +185,7 @@ fn relative_paths_are_relative_to_the_file() {
 }
 
 #[test]
-fn a_tunnel_that_cannot_be_is_refused_with_its_field() {
+fn an_invalid_tunnel_section_is_refused_with_its_field() {
     let with = |section: &str| refusal(&format!("tunnel: {{ {IDENTITY}, {section} }}"));
 
     let table = "
@@ -216,7 +216,7 @@ fn a_tunnel_that_cannot_be_is_refused_with_its_field() {
 }
 
 #[test]
-fn files_are_a_source_by_themselves_only_where_there_is_no_other() {
+fn manifest_files_are_the_default_source_only_if_no_source_is_configured() {
     let file = |text: &str| Config::parse(text).expect("good").source.file();
 
     assert_eq!(file(""), Some(file::Settings::default()));
@@ -225,9 +225,9 @@ fn files_are_a_source_by_themselves_only_where_there_is_no_other() {
 }
 
 #[test]
-fn the_ports_of_the_tunnel_are_not_those_of_others_on_the_same_node() {
-    // The ports of the kubelet, kube-proxy, the control plane with its cloud controllers; yurthub and
-    // yurt-tunnel, whose port for agents (10262) gateways reuse; yurt-manager; Raven.
+fn the_default_ports_of_the_tunnel_are_not_used_by_other_components() {
+    // Ports of the kubelet, kube-proxy, the control plane and cloud controllers, yurthub, yurt-tunnel,
+    // yurt-manager and Raven. The gateway uses 10262, the port of yurt-tunnel for agents, on purpose.
     let others = (10_248..=10_261)
         .chain(10_263..=10_269)
         .chain(10_271..=10_275)
@@ -243,30 +243,30 @@ fn the_ports_of_the_tunnel_are_not_those_of_others_on_the_same_node() {
 }
 
 #[test]
-fn a_list_or_a_single_value_is_no_section() {
+fn a_section_that_is_a_list_or_a_single_value_is_refused() {
     let table = "
-        [] => the file: LIST
-        - bpf: {} => the file: LIST
-        bpf => the file: VALUE
+        [] => top level: LIST
+        - bpf: {} => top level: LIST
+        bpf => top level: VALUE
         service: [] => service: LIST
         bpf: { maps: [1, 2] } => bpf.maps: LIST
         source: { kube: [] } => source.kube: LIST
         log: [] => log: LIST
         tunnel: { gateway: [] } => tunnel.gateway: LIST
         bpf: auto => bpf: VALUE";
-    let told = |kind: &str| format!("must be fields with values, is {kind}; the fields are");
-    let table = table.replace("LIST", &told("a list"));
-    refused(rows(&table.replace("VALUE", &told("a single value"))));
+    let reason = |kind: &str| format!("must be a mapping of fields, but is {kind}; its fields are");
+    let table = table.replace("LIST", &reason("a list"));
+    refused(rows(&table.replace("VALUE", &reason("a single value"))));
     assert!(refusal("bpf: []").1.ends_with("bpffs, cgroup, maps"));
 }
 
 #[test]
-fn a_node_name_is_what_kubernetes_takes_for_one() {
+fn a_node_name_must_be_valid_in_kubernetes() {
     for name in ["Foo_Bar!", "Edge", "-a", "a..b", "a b"] {
         let (field, reason) = refusal(&format!("nodeName: '{name}'"));
         assert_eq!(field, "nodeName");
-        let told = format!("`{name}` is no name of a Node: lower-case letters");
-        assert!(reason.starts_with(&told), "{reason}");
+        let start = format!("`{name}` is not a valid Node name; use lower-case letters");
+        assert!(reason.starts_with(&start), "{reason}");
     }
     let name = |length: usize| Config::parse(&format!("nodeName: {}", "a".repeat(length)));
     assert!(name(253).is_ok() && name(254).is_err());
@@ -275,14 +275,14 @@ fn a_node_name_is_what_kubernetes_takes_for_one() {
 }
 
 #[test]
-fn listeners_of_one_process_have_a_port_each() {
+fn two_listeners_with_the_same_port_are_refused() {
     let table = "
-        admin: { address: 127.0.0.1:10256 } => healthz.address: TOLD admin.address,
+        admin: { address: 127.0.0.1:10256 } => \
+            healthz.address: port 10256 is already used by admin.address (
         { admin: { address: '[::]:9' }, healthz: { address: 127.0.0.1:9 } } => \
-            healthz.address: TOLD admin.address,
+            healthz.address: port 9 is already used by admin.address (
         tunnel: { gateway: { listen: '0.0.0.0:10270' }, steering: {}, IDENTITY } => \
-            tunnel.steering.ingressPort: TOLD tunnel.gateway.listen,";
-    let table = table.replace("TOLD", "must be another port than that of");
+            tunnel.steering.ingressPort: port 10270 is already used by tunnel.gateway.listen (";
     refused(rows(&table.replace("IDENTITY", IDENTITY)));
     for text in [
         "{ admin: { address: 127.0.0.1:9 }, healthz: { address: 192.0.2.1:9 } }",

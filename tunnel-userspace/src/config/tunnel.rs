@@ -1,7 +1,8 @@
-//! The tunnel: a role is enabled by its section.
+//! The section `tunnel`. Steering, gateway and agent are each enabled by their section.
 
 use std::{net::IpAddr, path::PathBuf};
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tunnel_common::steering::Prefix;
 
@@ -21,7 +22,7 @@ fn refused<T>(field: &str, reason: impl Into<String>) -> Result<T, Refused> {
 }
 
 /// The tunnel to edge nodes.
-#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Tunnel {
     /// The `SO_MARK` of Culvert's own sockets, in every role: they are neither steered nor translated.
@@ -60,33 +61,33 @@ impl Tunnel {
         if self.socket_mark == 0 {
             return refused(
                 "socketMark",
-                "must not be 0, the mark of every other socket",
+                "must not be 0, which is the mark of all unmarked sockets",
             );
         }
         let needs_identity = self.gateway.is_some() || self.agent.is_some();
         if needs_identity && self.identity.is_none() {
-            let reason = "must be there, for the certificate of the gateway or agent";
+            let reason = "is missing: tunnel.gateway and tunnel.agent need a certificate";
             return refused("identity", reason);
         }
         if self.gateway.is_some() && self.agent.is_some() {
-            let reason = "can't be beside tunnel.gateway: a certificate is that of one of them; \
-                          give the agent a config of its own";
+            let reason = "cannot be combined with tunnel.gateway, since a certificate is valid for one of \
+                          the two roles only; give the agent a separate config file";
             return refused("agent", reason);
         }
         if let Some(steering) = &self.steering {
             steering.check()?;
             if self.gateway.is_none() {
-                let reason = "must be there with tunnel.steering: an ingress without a gateway in \
-                              its process is not built yet";
+                let reason = "is missing: tunnel.steering needs a gateway in the same process (an ingress \
+                              without one is not built yet)";
                 return refused("gateway", reason);
             }
         }
         if let Some(agent) = &self.agent {
             let (gateways, allow) = (&agent.gateways, &agent.allowed_targets);
             if gateways.is_empty() {
-                return refused("agent.gateways", "must name a gateway as host:port");
+                return refused("agent.gateways", "must list at least one gateway as HOST:PORT");
             }
-            let reason = "is not host:port";
+            let reason = "is not HOST:PORT";
             each("tunnel.agent.gateways", gateways, is_host_and_port, reason)?;
             let reason = "is not self:PORT, localhost:PORT or ADDRESS:PORT";
             each("tunnel.agent.allowedTargets", allow, is_allowance, reason)?;
@@ -96,13 +97,17 @@ impl Tunnel {
             .max_streams
             .checked_mul(self.session.stream_window_bytes);
         if bytes.is_none_or(|bytes| bytes > LARGEST_WINDOW) {
-            let reason = "times session.maxStreams must be at most 2147483647: what every stream may hold \
-                          must fit into one session";
+            let reason = format!(
+                "times tunnel.session.maxStreams must be at most {LARGEST_WINDOW}, the largest window of a \
+                 session, but is {} × {}",
+                self.session.stream_window_bytes, self.session.max_streams
+            );
             return refused("session.streamWindowBytes", reason);
         }
         Ok(())
     }
 
+    /// Returns the paths in this section.
     pub(super) fn paths(&mut self) -> impl Iterator<Item = &mut PathBuf> {
         let files = self.identity.iter_mut().map(|identity| &mut identity.files);
         files.flat_map(|Files { ca, cert, key }| [ca, cert, key])
@@ -110,21 +115,21 @@ impl Tunnel {
 }
 
 /// The steering of connects to edge nodes into the tunnel, and its ingress.
-#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Steering {
-    /// The CIDRs of the addresses that each represent an edge node and port: at most one of each
-    /// family.
+    /// The CIDRs of the steering addresses, at most one of each family. A steering address stands for an edge
+    /// node and port.
     pub prefixes: Vec<String>,
     /// The port of the ingress.
     pub ingress_port: u16,
     /// The label selector of edge nodes.
     pub edge_node_selector: String,
-    /// The action on connects while the ingress is down.
+    /// What happens to steered connects while the ingress is down.
     pub on_ingress_down: OnIngressDown,
-    /// The routing protocol number of Culvert's routes (`ip route … proto`).
+    /// The protocol number of the routes that Culvert adds (`ip route … proto`).
     pub route_protocol: u8,
-    /// The ConfigMap of additional ports, as `namespace/name`.
+    /// The ConfigMap that lists additional ports to steer, as `namespace/name`.
     pub config_map: String,
 }
 
@@ -147,13 +152,14 @@ impl Steering {
         for (index, text) in self.prefixes.iter().enumerate() {
             let quoted = |why: &str| format!("`{text}` {why}");
             let reason = match text.parse::<Prefix>().ok() {
-                None => quoted("is no range such as 198.19.0.0/16, without bits beyond its length"),
-                Some(prefix) if prefix.room() == 0 => quoted("has no address to give out"),
-                Some(prefix) if !is_fit(&prefix) => {
-                    quoted("is too large, or has addresses with a meaning of their own")
-                }
+                None => quoted("is not a CIDR such as 198.19.0.0/16, or has bits set after the prefix"),
+                Some(prefix) if prefix.room() == 0 => quoted("is too small: it has no usable address"),
+                Some(prefix) if !is_fit(&prefix) => quoted(
+                    "is too large (use /8 or longer for IPv4, /16 or longer for IPv6), or has loopback, \
+                     multicast, link-local or reserved addresses",
+                ),
                 Some(prefix) if families.contains(&prefix.is_v4()) => {
-                    "is the second of its family".to_owned()
+                    quoted("is the second prefix of its address family; at most one is allowed")
                 }
                 Some(prefix) => {
                     families.push(prefix.is_v4());
@@ -163,28 +169,31 @@ impl Steering {
             return refused(&format!("steering.prefixes[{index}]"), reason);
         }
         if families.is_empty() {
-            return refused("steering.prefixes", "must name a range");
+            return refused("steering.prefixes", "must list at least one CIDR");
         }
         if let Err(error) = self.edge_node_selector.parse::<Selector>() {
             return refused("steering.edgeNodeSelector", error.to_string());
         }
         if self.edge_node_selector.trim().is_empty() {
-            let reason = "must not be empty: it would take every Node";
+            let reason = "must not be empty: an empty selector matches every Node";
             return refused("steering.edgeNodeSelector", reason);
         }
         if self.on_ingress_down == OnIngressDown::Pass {
             return refused(
                 "steering.onIngressDown",
-                "pass is not built yet, use refuse",
+                "`pass` is not built yet; use `refuse`",
             );
         }
         match self.config_map.split_once('/') {
             Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() => Ok(()),
-            _ => refused("steering.configMap", "must be namespace/name"),
+            _ => {
+                let reason = format!("`{}` is not NAMESPACE/NAME", self.config_map);
+                refused("steering.configMap", reason)
+            }
         }
     }
 
-    /// Returns the valid prefixes; a checked config has no others.
+    /// Returns the parsed prefixes; those of a checked config are all valid.
     #[must_use]
     pub fn ranges(&self) -> Vec<Prefix> {
         self.prefixes
@@ -194,8 +203,8 @@ impl Steering {
     }
 }
 
-/// True if a prefix may be routed to this host: not too short, and without loopback, multicast,
-/// link-local or reserved addresses.
+/// True if a prefix may be used for steering: it is not too short, and has no loopback, multicast, link-local
+/// or reserved addresses.
 fn is_fit(prefix: &Prefix) -> bool {
     let shortest = if prefix.is_v4() { 8 } else { 16 };
     let has_meaning = match prefix.network().to_ip() {
@@ -211,8 +220,8 @@ fn is_fit(prefix: &Prefix) -> bool {
     prefix.length() >= shortest && !has_meaning
 }
 
-/// The action on connects while the ingress is down.
-#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+/// What happens to steered connects while the ingress is down.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnIngressDown {
     /// Connects are refused at once.
@@ -221,6 +230,7 @@ pub enum OnIngressDown {
     Pass,
 }
 
+/// True for `HOST:PORT`, where an IPv6 address is in brackets and the port is not 0.
 fn is_host_and_port(text: &str) -> bool {
     let Some((host, port)) = text.rsplit_once(':') else {
         return false;
@@ -234,7 +244,7 @@ fn is_host_and_port(text: &str) -> bool {
 }
 
 /// The certificate of this gateway or agent.
-#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Identity {
     /// The files of the certificate.

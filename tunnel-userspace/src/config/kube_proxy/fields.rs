@@ -1,32 +1,33 @@
-//! Every field of kube-proxy's config: the fields with an effect, and the others with their defaults
-//! (`k8s.io/kube-proxy/config/v1alpha1/types.go`; defaults:
+//! The tables of all fields of kube-proxy's config: those that are converted, and those without effect, with
+//! their defaults (`k8s.io/kube-proxy/config/v1alpha1/types.go`; defaults:
 //! `pkg/proxy/apis/config/v1alpha1/defaults.go`).
 
 use serde_json::Value;
 
 use super::read::has_default;
 
-/// A field without effect: its path, the texts that equal its default, and the reason.
+/// A field without effect: its path, the values that mean its default, and why it has no effect.
 type Field = (&'static str, &'static [&'static str], &'static str);
 
-const PACKETS: &str = "taken over, but only the packet path reads it, which is not built yet";
-const NO_PACKETS: &str = "only the packet path could tell, which is not built yet";
+const PACKETS: &str =
+    "converted, but only the packet path will use it, which is not built yet";
+const NO_PACKETS: &str = "only the packet path will use it, which is not built yet";
 const AT_ONCE: &str =
-    "changes are written at once, and the maps checked each service.fullSyncInterval";
-const KEPT: &str = "what is known is not gone through again";
+    "changes are written at once, and the maps are checked every service.fullSyncInterval";
+const KEPT: &str = "known objects are not processed again periodically";
 const NO_RULES: &str = "no packet is marked";
-const NO_NAT: &str = "sources are kept at sockets";
-const NO_IPVS: &str = "there is no IPVS here";
-const NO_CONNTRACK: &str = "connection tracking of the kernel is left as it is";
-const JSON: &str = "JSON is asked for";
-const NO_LIMIT: &str = "there is no limit: requests are a list and a watch for each kind";
-const LOGGING: &str = "logs go by --log and --log-format";
+const NO_NAT: &str = "translation at the socket keeps the source address";
+const NO_IPVS: &str = "IPVS is not used";
+const NO_CONNTRACK: &str = "the settings of the kernel's connection tracking are not changed";
+const JSON: &str = "requests ask for JSON";
+const NO_LIMIT: &str = "there is one list and one watch for each kind, without a rate limit";
+const LOGGING: &str = "--log and --log-format configure the log";
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
-const TRIED: &str = "a port that is taken is tried again until it is free";
+const TRIED: &str = "binding a port in use is retried until the port is free";
 const NOT_OURS: &str = "the service manager or the kubelet sets it";
-const WINDOWS: &str = "it is for Windows";
+const WINDOWS: &str = "it is for Windows only";
 
-/// The fields that have an effect.
+/// The fields that are converted.
 const USED: &[&str] = &[
     "apiVersion",
     "kind",
@@ -41,9 +42,9 @@ const USED: &[&str] = &[
     "nodePortAddresses",
 ];
 
-/// Fields whose zero value (`""`, 0, false, `[]`, `0s`) also means the default.
+/// Fields without effect, for which the zero value (`""`, 0, false, `[]`, `0s`) means the default as well.
 const UNUSED: &[Field] = &[
-    ("featureGates", &[], "there are no features to switch"),
+    ("featureGates", &[], "there are no feature gates"),
     ("clientConnection.acceptContentTypes", &[], JSON),
     ("clientConnection.contentType", &[PROTOBUF], JSON),
     ("clientConnection.qps", &["5", "5.0"], NO_LIMIT),
@@ -90,7 +91,7 @@ const UNUSED: &[Field] = &[
     ("windowsRunAsService", &[], WINDOWS),
 ];
 
-/// Fields whose zero value differs from the default.
+/// Fields without effect, for which the zero value is not the default.
 const UNUSED_ZERO: &[Field] = &[
     ("iptables.masqueradeBit", &["14"], NO_RULES),
     ("nftables.masqueradeBit", &["14"], NO_RULES),
@@ -101,14 +102,14 @@ const UNUSED_ZERO: &[Field] = &[
     ("conntrack.tcpCloseWaitTimeout", &["1h"], NO_CONNTRACK),
 ];
 
-/// Returns the paths of all fields.
+/// Returns the paths of all known fields.
 pub(super) fn paths() -> impl Iterator<Item = &'static str> {
     let unused = UNUSED.iter().chain(UNUSED_ZERO);
     let unused = unused.map(|(path, ..)| *path);
     USED.iter().copied().chain(unused)
 }
 
-/// Returns the reason why a field has no effect; none if the field has one, or is at its default.
+/// Returns the reason why a field has no effect; `None` if the field is converted or has its default.
 pub(super) fn why_unused(path: &str, value: &Value) -> Option<&'static str> {
     if USED.contains(&path) {
         return None;
@@ -118,5 +119,5 @@ pub(super) fn why_unused(path: &str, value: &Value) -> Option<&'static str> {
             return (!has_default(value, defaults, has_zero)).then_some(*why);
         }
     }
-    Some("no field of kube-proxy's that is known")
+    Some("unknown field")
 }

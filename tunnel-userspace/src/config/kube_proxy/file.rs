@@ -1,11 +1,11 @@
-//! The fields of kube-proxy's file that have an equivalent here.
+//! The structs into which the converted fields of kube-proxy's file are deserialised.
 
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use crate::config::Refused;
 
-/// Deserialises a part of a file; a null field counts as absent.
+/// Deserialises some fields of a file. A null field is the same as an absent one.
 pub(super) fn part<T: DeserializeOwned>(file: &Value) -> Result<T, Refused> {
     let read = serde_path_to_error::deserialize(without_nulls(file));
     read.map_err(|error| (error.path().to_string(), error.into_inner().to_string()))
@@ -25,7 +25,7 @@ fn without_nulls(value: &Value) -> Value {
     }
 }
 
-/// The version and kind of a file.
+/// The API version and kind of a file.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct Head {
@@ -33,7 +33,7 @@ pub(super) struct Head {
     pub(super) kind: String,
 }
 
-/// The fields of `KubeProxyConfiguration` that are used.
+/// The fields of `KubeProxyConfiguration` that are converted.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct File {
@@ -58,7 +58,7 @@ pub(super) struct ClientConnection {
     pub(super) kubeconfig: String,
 }
 
-/// The mode of kube-proxy, which selects the section that is used.
+/// The mode of kube-proxy, which selects the section that applies.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Mode {
@@ -71,7 +71,7 @@ pub(super) enum Mode {
     Kernelspace,
 }
 
-/// The section of a mode that writes packet filter rules.
+/// The section `iptables` or `nftables`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct Rules {

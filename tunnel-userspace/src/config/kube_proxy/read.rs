@@ -1,4 +1,4 @@
-//! The formats of values in kube-proxy's file.
+//! Parses values in the formats of kube-proxy's file: addresses, durations, defaults.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -13,15 +13,15 @@ pub(super) fn ip_of(text: &str) -> Option<IpAddr> {
     bare.unwrap_or(text).parse().ok()
 }
 
-/// Parses an address with an optional port; `port` is the default (kube-proxy
-/// `pkg/proxy/util/utils.go`, `AppendPortIfNeeded`).
+/// Parses an IP address with an optional port, like kube-proxy's `AppendPortIfNeeded`
+/// (`pkg/proxy/util/utils.go`). `port` is the default.
 pub(super) fn address(text: &str, port: u16) -> Option<SocketAddr> {
     let whole = text.parse().ok();
     whole.or_else(|| Some(SocketAddr::new(ip_of(text)?, port)))
 }
 
-/// True if a value has the same effect as an absent field: null, a value of `defaults`, or, with
-/// `has_zero`, the zero value of its type.
+/// True if a value is the same as an absent field: null, one of `defaults`, or, with `has_zero`, the zero
+/// value of its type.
 pub(super) fn has_default(value: &Value, defaults: &[&str], has_zero: bool) -> bool {
     let shown = match value {
         Value::String(text) => text.clone(),
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_are_read_as_go_writes_them() {
+    fn durations_are_parsed_in_the_format_of_go() {
         for (text, millis) in [
             ("24h0m0s", Some(86_400_000)),
             ("1m30s", Some(90_000)),
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_may_have_its_port_or_that_of_the_endpoint() {
+    fn an_address_without_a_port_gets_the_default_port() {
         let read = |text| address(text, 10256).map(|address| address.to_string());
         for (text, wanted) in [
             ("0.0.0.0", Some("0.0.0.0:10256")),

@@ -6,12 +6,12 @@ use crate::{
     model::Algorithm,
 };
 
-/// The complete file that kubeadm writes for a dual-stack cluster.
+/// The config file of kube-proxy that kubeadm writes for a dual-stack cluster.
 const KUBEADM: &str = include_str!("kubeadm.yaml");
 
 const HEAD: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
 
-/// Returns a kube-proxy file with these comma-separated fields.
+/// Returns the text of a kube-proxy file with these comma-separated fields.
 fn with(fields: &str) -> String {
     let head = HEAD.trim().replace('\n', ", ");
     format!("{{ {head}, {fields} }}")
@@ -25,7 +25,7 @@ fn meaning(fields: &str) -> Meaning {
     read(&file(&with(fields)), Path::new("/etc/proxy")).expect("good")
 }
 
-/// Returns the config that results from fields of kube-proxy's file alone.
+/// Returns the config that a kube-proxy file with these fields is converted to.
 fn config(fields: &str) -> Config {
     Config::from_value(meaning(fields).config).expect("good")
 }
@@ -40,14 +40,14 @@ fn refusal(text: &str) -> Refused {
 }
 
 #[test]
-fn what_kubeadm_writes_is_taken_over_with_one_warning() {
+fn the_file_of_kubeadm_is_converted_with_one_warning() {
     let meaning = read(&file(KUBEADM), Path::new("/")).expect("good");
     let config = Config::from_value(meaning.config).expect("good");
 
-    let told: Vec<_> = meaning.warnings.iter().map(ToString::to_string).collect();
+    let warnings: Vec<_> = meaning.warnings.iter().map(ToString::to_string).collect();
     assert_eq!(
-        told,
-        ["clusterCIDR: taken over, but only the packet path reads it, which is not built yet"]
+        warnings,
+        ["clusterCIDR: converted, but only the packet path will use it, which is not built yet"]
     );
     let plain = Config::parse(
         "source: { kube: { kubeconfig: /var/lib/kube-proxy/kubeconfig.conf } }\n\
@@ -57,7 +57,7 @@ fn what_kubeadm_writes_is_taken_over_with_one_warning() {
 }
 
 #[test]
-fn the_file_of_kubeadm_names_every_field_that_was_ever_written_by_it() {
+fn every_field_in_the_file_of_kubeadm_is_known() {
     let mut found = Vec::new();
     let file = file(KUBEADM);
     leaves(&file, "", &mut found);
@@ -66,7 +66,7 @@ fn the_file_of_kubeadm_names_every_field_that_was_ever_written_by_it() {
 
     let stray: Vec<_> = found.difference(&known).collect();
     assert!(stray.is_empty(), "{stray:?}");
-    // The fields that kubeadm's file lacks: they are newer, or kubeadm doesn't set them.
+    // Known fields that kubeadm's file lacks: they are newer, or kubeadm does not set them.
     let missing: Vec<_> = known.difference(&found).copied().collect();
     assert_eq!(
         missing,
@@ -83,7 +83,7 @@ fn the_file_of_kubeadm_names_every_field_that_was_ever_written_by_it() {
 }
 
 #[test]
-fn each_field_that_means_something_is_taken_over() {
+fn each_field_with_an_equivalent_is_converted() {
     let table = "
          =>
         hostnameOverride: ' Edge-1' => nodeName: edge-1
@@ -108,7 +108,7 @@ fn each_field_that_means_something_is_taken_over() {
         mode: ipvs, ipvs: { scheduler: sh } => service: { algorithm: source-hash }
         mode: ipvs, ipvs: { scheduler: wlc } => service: { algorithm: least-conn }";
     for (fields, ours) in rows(table) {
-        // The API server is the source even if the row doesn't name it.
+        // The API server is a source even if the row does not list it.
         let ours = Config::parse(ours).expect("good");
         let mut found = config(fields);
         assert_eq!(warned(fields), Vec::<String>::new(), "{fields}");
@@ -120,7 +120,7 @@ fn each_field_that_means_something_is_taken_over() {
 }
 
 #[test]
-fn what_only_the_packet_path_reads_is_taken_over_and_said_to_be_of_no_effect_yet() {
+fn fields_for_the_packet_path_are_converted_with_a_warning() {
     let fields = "detectLocalMode: NodeCIDR, clusterCIDR: 10.0.0.0/8, \
                   mode: nftables, nftables: { masqueradeAll: true }";
     let service = config(fields).service;
@@ -132,14 +132,14 @@ fn what_only_the_packet_path_reads_is_taken_over_and_said_to_be_of_no_effect_yet
         warned(fields),
         ["clusterCIDR", "detectLocalMode", "nftables.masqueradeAll"]
     );
-    // The section of another mode is not that of this one.
+    // Only the section of the selected mode applies.
     let masquerades = |fields: &str| config(fields).service.masquerade_all;
     assert!(!masquerades("nftables: { masqueradeAll: true }"));
     assert!(masquerades("iptables: { masqueradeAll: true }"));
 }
 
 #[test]
-fn each_field_without_a_meaning_is_named_once_where_it_is_not_at_its_default() {
+fn each_field_without_effect_gets_one_warning_unless_it_has_its_default() {
     let table = "
         featureGates: { Some: true } => featureGates
         featureGates: {} =>
@@ -187,26 +187,26 @@ fn each_field_without_a_meaning_is_named_once_where_it_is_not_at_its_default() {
 }
 
 #[test]
-fn a_scheduler_that_is_not_there_leaves_the_default() {
+fn a_scheduler_without_an_equivalent_leaves_the_default() {
     let fields = "mode: ipvs, ipvs: { scheduler: lblc }";
 
     assert_eq!(config(fields).service.algorithm, Algorithm::Random);
     let warning = meaning(fields).warnings.pop().expect("one").to_string();
-    assert!(warning.contains("`lblc` is no choice here"), "{warning}");
+    assert!(warning.contains("`lblc` has no equivalent"), "{warning}");
 }
 
 #[test]
-fn another_kind_or_version_and_values_that_can_not_be_are_refused_by_field() {
+fn another_kind_or_version_and_invalid_values_are_refused_with_their_field() {
     let table = "
-        => apiVersion: must be GROUP/v1alpha1, is nothing
-        apiVersion: GROUP/v1alpha2 => apiVersion: must be GROUP/v1alpha1, is GROUP/v1alpha2
+        => apiVersion: must be GROUP/v1alpha1, but is absent
+        apiVersion: GROUP/v1alpha2 => apiVersion: must be GROUP/v1alpha1, but is GROUP/v1alpha2
         { apiVersion: GROUP/v1alpha1, kind: Kubelet } => \
-            kind: must be KubeProxyConfiguration, is Kubelet";
+            kind: must be KubeProxyConfiguration, but is Kubelet";
     for (text, wanted) in rows(&table.replace("GROUP", GROUP)) {
         let (field, reason) = refusal(text);
         assert_eq!(format!("{field}: {reason}"), wanted);
     }
-    // Values that our own config refuses are reported by kube-proxy's name of the field.
+    // A converted value that Culvert's config refuses is reported with the name of kube-proxy's field.
     let table = "
         mode: userspace => mode
         mode: 1 => mode
@@ -227,14 +227,14 @@ fn another_kind_or_version_and_values_that_can_not_be_are_refused_by_field() {
     let table = "
         hostnameOverride: 'Foo_Bar!' => hostnameOverride: `foo_bar!` NO_NAME
         metricsBindAddress: 0.0.0.0:10256 => \
-            healthzBindAddress: must be another port than that of admin.address, 0.0.0.0:10256";
+            healthzBindAddress: port 10256 is already used by admin.address (0.0.0.0:10256)";
     for (fields, wanted) in rows(&table.replace("NO_NAME", NO_NODE_NAME)) {
         let (field, reason) = refusal(&with(fields));
         assert_eq!(format!("{field}: {reason}"), wanted);
     }
 }
 
-/// Creates a folder with these files.
+/// Creates a temporary folder with these files, and returns their paths.
 fn folder(files: &[(&str, &str)]) -> (tempfile::TempDir, Vec<PathBuf>) {
     let folder = tempfile::tempdir().expect("a folder");
     let write = |(name, text): &(&str, &str)| {
@@ -247,7 +247,7 @@ fn folder(files: &[(&str, &str)]) -> (tempfile::TempDir, Vec<PathBuf>) {
 }
 
 #[test]
-fn our_own_file_counts_first_field_by_field() {
+fn fields_of_our_own_file_override_those_of_kube_proxy() {
     let own = "nodeName: own\nservice: { algorithm: random }\nsource: { kube: null, file: null }\n";
     let theirs = format!(
         "{HEAD}hostnameOverride: theirs\nmode: ipvs\nclusterCIDR: 10.0.0.0/8\n\
@@ -268,7 +268,7 @@ fn our_own_file_counts_first_field_by_field() {
 }
 
 #[test]
-fn our_own_file_may_be_absent_at_its_default_place_only() {
+fn our_own_file_may_be_absent_at_its_default_path_only() {
     let (folder, paths) = folder(&[("theirs.yaml", &format!("{HEAD}hostnameOverride: a"))]);
     let absent = folder.path().join("absent.yaml");
 
@@ -280,7 +280,7 @@ fn our_own_file_may_be_absent_at_its_default_place_only() {
 }
 
 #[test]
-fn errors_name_the_file_that_is_wrong_and_its_field() {
+fn errors_name_the_invalid_file_and_its_field() {
     let (_folder, paths) = folder(&[
         ("own.yaml", "bpf: { bpfs: x }"),
         ("theirs.yaml", HEAD),
@@ -298,7 +298,7 @@ fn errors_name_the_file_that_is_wrong_and_its_field() {
 }
 
 #[test]
-fn a_check_knows_whose_file_it_is() {
+fn check_file_distinguishes_our_own_file_from_that_of_kube_proxy() {
     let older = "apiVersion: kubeproxy.config.k8s.io/v1alpha0\n";
     let (_folder, paths) = folder(&[
         ("kubeadm.yaml", KUBEADM),
@@ -317,7 +317,7 @@ fn a_check_knows_whose_file_it_is() {
 }
 
 #[test]
-fn the_page_on_configuration_has_a_row_for_every_field_and_no_other() {
+fn the_page_on_configuration_has_a_row_for_every_known_field_and_no_other() {
     let page = include_str!("../../../../docs/configuration.md");
     let (_, table) = page.split_once("| field of kube-proxy |").expect("a table");
     let rows = table.lines().map_while(|line| {

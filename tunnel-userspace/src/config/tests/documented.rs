@@ -1,4 +1,4 @@
-//! Tests of the documented file of defaults.
+//! Tests of `default.yaml`, the config file with the defaults and their explanation.
 
 use super::*;
 use crate::{
@@ -7,7 +7,7 @@ use crate::{
 };
 
 #[test]
-fn an_empty_file_gives_the_defaults_and_so_does_the_documented_one() {
+fn the_default_file_has_the_values_of_an_empty_file() {
     let empty = Config::parse("").expect("good");
     let documented = Config::parse(Config::default_file()).expect("good");
 
@@ -15,7 +15,7 @@ fn an_empty_file_gives_the_defaults_and_so_does_the_documented_one() {
 }
 
 #[test]
-fn the_documented_file_names_every_field() {
+fn the_default_file_has_every_field() {
     let documented: Value = serde_saphyr::from_str_with_options(
         Config::default_file(),
         serde_saphyr::options! { emit_comments: false },
@@ -38,8 +38,47 @@ fn fields(value: &Value, path: &str) -> Vec<String> {
     names
 }
 
+/// Returns the fields of a schema, and of the sections in it.
+fn properties(schema: &Value, path: &str) -> Vec<String> {
+    // An optional section is `anyOf` its schema and null.
+    let section = schema["anyOf"].get(0).unwrap_or(schema);
+    let Some(map) = section["properties"].as_object() else {
+        return vec![path.to_owned()];
+    };
+    let mut names: Vec<_> = map
+        .iter()
+        .flat_map(|(name, value)| properties(value, &format!("{path}.{name}")))
+        .collect();
+    names.sort();
+    names
+}
+
 #[test]
-fn the_page_on_configuration_shows_the_file_of_defaults() {
+fn the_schema_has_the_documented_fields_and_no_others() {
+    let documented: Value = serde_saphyr::from_str_with_options(
+        &uncommented(&[]),
+        serde_saphyr::options! { emit_comments: false },
+    )
+    .expect("YAML");
+    let schema: Value = serde_json::from_str(&schema::of_config()).expect("JSON");
+
+    assert_eq!(properties(&schema, ""), fields(&documented, ""));
+    assert_eq!(schema["additionalProperties"], json!(false));
+}
+
+#[test]
+fn the_schema_next_to_the_page_on_configuration_is_that_of_this_version() {
+    let committed = include_str!("../../../../docs/configuration.schema.json");
+
+    assert_eq!(
+        committed.trim_end(),
+        schema::of_config(),
+        "write it again: culvert config schema > docs/configuration.schema.json"
+    );
+}
+
+#[test]
+fn the_page_on_configuration_contains_the_default_file() {
     let page = include_str!("../../../../docs/configuration.md");
 
     assert!(
@@ -48,7 +87,7 @@ fn the_page_on_configuration_shows_the_file_of_defaults() {
     );
 }
 
-/// Returns the documented file with its commented-out fields enabled, except those of the sections `but`.
+/// Returns the default file with its commented-out fields enabled, except in the sections `but`.
 fn uncommented(but: &[&str]) -> String {
     let mut hidden = None;
     let mut text = String::new();
@@ -73,7 +112,7 @@ fn uncommented(but: &[&str]) -> String {
     text
 }
 
-/// Sets the fields that have an example instead of a default in the file.
+/// Sets the fields for which the default file has an example instead of a default.
 fn with_examples(config: Config) -> Config {
     let files = Files {
         ca: "ca.pem".into(),
@@ -110,7 +149,7 @@ fn with_examples(config: Config) -> Config {
 }
 
 #[test]
-fn the_documented_file_has_the_defaults_behind_its_signs_of_comment() {
+fn the_commented_out_fields_of_the_default_file_have_their_defaults() {
     let node = Tunnel {
         steering: Some(Steering::default()),
         gateway: Some(gateway::Settings::default()),

@@ -1,0 +1,16 @@
+//! The JSON Schema of the config file (<https://json-schema.org/draft/2020-12>), generated from its types.
+
+use schemars::generate::SchemaSettings;
+
+use super::Config;
+
+/// Returns the schema as indented JSON. It has every field with its type, default and meaning, and forbids
+/// unknown fields; [`Config::parse`] also checks bounds and references between fields.
+#[must_use]
+pub fn of_config() -> String {
+    let settings = SchemaSettings::draft2020_12().with(|settings| {
+        settings.inline_subschemas = true;
+    });
+    let schema = settings.into_generator().into_root_schema_for::<Config>();
+    format!("{:#}", schema.as_value())
+}

@@ -1,4 +1,4 @@
-//! Clients that keep their backend (`sessionAffinity: ClientIP`).
+//! Session affinity: clients keep their backend (`sessionAffinity: ClientIP`).
 
 use std::{collections::BTreeSet, sync::Barrier, thread, time::Duration};
 
@@ -20,11 +20,11 @@ use crate::{
 };
 
 const NODE_HTTP: u16 = 30_081;
-/// The number of connects that must all reach one backend: by chance, twelve connects to three backends
-/// do so once in 177,147 times.
+/// The number of connects that must all reach one backend. By chance, twelve connects to three backends
+/// do so once in 177,147 runs.
 const TRIES: usize = 12;
 
-/// The number of Services that two sockets dial at once: each is an opportunity for the race.
+/// The number of Services that two threads dial at the same time; the race can happen at each of them.
 const SERVICES: u8 = 250;
 
 /// The names of all algorithms.
@@ -39,7 +39,7 @@ const ALGORITHMS: [&str; 6] = [
 
 static SCENE: Shared<Scene> = Shared::new(|| Scene::started(&["one", "two", "three"]));
 
-/// Builds a Service without endpoints, with an affinity of this many seconds.
+/// Builds a Service without endpoints, with an affinity timeout of this many seconds.
 fn kept_for(seconds: u32) -> Service {
     plain().spec("sessionAffinity: ClientIP").spec(&format!(
         "sessionAffinityConfig: {{ clientIP: {{ timeoutSeconds: {seconds} }} }}"
@@ -54,7 +54,7 @@ fn plain() -> Service {
         .port(Protocol::UDP, DNS, DNS_TARGET)
 }
 
-/// Returns the servers that answer this many connects.
+/// Makes this many connects; returns the names of the servers that answer.
 fn seen(place: &Place, way: Way, times: usize) -> Result<BTreeSet<String>> {
     (0..times).map(|_| way.dial(place, WEB, HTTP)).collect()
 }
@@ -144,7 +144,8 @@ fn connects_of_clients_that_keep_theirs_take_nobodys_turn() -> Result<()> {
     scene.give_back()
 }
 
-/// Connects to each Service in step with another thread; returns the servers that answer.
+/// Connects to each Service at the same time as another thread; returns the names of the servers that
+/// answer.
 fn in_step(place: &Place, way: Way, steps: &Barrier) -> Result<Vec<String>> {
     let sockets: Vec<_> = (1..=SERVICES)
         .map(|number| Ok((number, way.udp(place)?)))
@@ -181,7 +182,7 @@ fn sockets_that_connect_at_once_for_the_first_time_get_one_backend() -> Result<(
             let dial = || in_step(&scene.client, way, &steps);
             [scope.spawn(dial), scope.spawn(dial)].map(|dial| dial.join().ok())
         });
-        let (one, other) = (one.context("a panic")??, other.context("a panic")??);
+        let (one, other) = (one.context("a thread panicked")??, other.context("a thread panicked")??);
         same("servers", one, other).with_context(|| format!("{way:?}"))?;
     }
     scene.give_back()
@@ -195,7 +196,7 @@ fn affinity_is_switched_on_and_off_while_clients_connect() -> Result<()> {
     let until = |wanted: bool| {
         let is_so = |way| spreads(way).is_ok_and(|spreads| spreads == wanted);
         wait::until(CHANGE, || is_so(Way::V4) && is_so(Way::V6))
-            .with_context(|| format!("connects go to several backends is never {wanted}"))
+            .with_context(|| format!("connects reach several backends: never {wanted}"))
     };
 
     until(true)?;
@@ -225,12 +226,12 @@ fn a_client_never_keeps_a_backend_that_takes_no_connections() -> Result<()> {
             way.dial(&scene.client, WEB, HTTP)
                 .is_ok_and(|it| it != first)
         };
-        wait::until(CHANGE, has_left).context("it stays at a backend that is going")?;
+        wait::until(CHANGE, has_left).context("the client keeps a terminating backend")?;
         let second = way.dial(&scene.client, WEB, HTTP)?;
         scene.node.apply(kept_for(600).backends(scene.all()))?;
         clock::pause(Duration::from_secs(1));
         let seen = seen(&scene.client, way, TRIES)?;
-        same("after it came back", seen, [second].into())?;
+        same("servers after the return of the backend", seen, [second].into())?;
     }
     scene.give_back()
 }
@@ -270,9 +271,9 @@ fn a_client_keeps_its_backend_over_a_restart_of_the_daemon() -> Result<()> {
         let first = way.dial(&scene.client, WEB, HTTP)?;
         scene.node.kill9()?;
         let seen = || seen(&scene.client, way, TRIES);
-        same("without it", seen()?, [first.clone()].into())?;
+        same("servers without a daemon", seen()?, [first.clone()].into())?;
         scene.node.start()?;
-        same("after it", seen()?, [first].into())?;
+        same("servers after the restart", seen()?, [first].into())?;
     }
     scene.give_back()
 }

@@ -16,7 +16,7 @@ use crate::{
 const MANIFEST: &str = include_str!("../../deploy/node/node.yaml");
 const CLEANUP: &str = include_str!("../../deploy/cleanup/pod.yaml");
 
-/// The capability that Linux before 5.11 also needs, as in `deploy/linux-5.10`.
+/// The capability that the daemon also needs before Linux 5.11, as in `deploy/linux-5.10`.
 const MEMORY: &str = "SYS_RESOURCE";
 
 /// Returns the capabilities that a manifest grants to its only unprivileged container.
@@ -27,8 +27,8 @@ pub(crate) fn granted(manifest: &str) -> Result<Vec<&str>> {
     Ok(list.split(", ").collect())
 }
 
-/// Builds a command prefix that runs a program as root with only these capabilities, like a container
-/// runtime.
+/// Builds a command prefix that, like a container runtime, runs a program as root with only these
+/// capabilities.
 fn with(capabilities: &[&str]) -> Vec<String> {
     let bounds: String = capabilities
         .iter()
@@ -42,7 +42,7 @@ fn with(capabilities: &[&str]) -> Vec<String> {
     ]
 }
 
-/// Builds a command of the product that runs as root with only these capabilities.
+/// Builds a `culvert` command that runs as root with only these capabilities.
 pub(crate) fn command(instance: &Instance, capabilities: &[&str], name: &str) -> Vec<String> {
     let paths = [instance.program(), &instance.config_path()];
     let [program, config] = paths.map(|path| path.display().to_string());
@@ -50,8 +50,7 @@ pub(crate) fn command(instance: &Instance, capabilities: &[&str], name: &str) ->
     [with(capabilities), words.into()].concat()
 }
 
-/// Starts the daemon with the capabilities of the manifest; on an old kernel with those of its
-/// component.
+/// Starts the daemon with the capabilities of the manifest, and before Linux 5.11 with [`MEMORY`] too.
 pub(crate) fn start(instance: &Instance) -> Result<()> {
     let granted = granted(MANIFEST)?;
     instance.launch_by(&with(&granted))?;
@@ -99,7 +98,7 @@ fn a_daemon_with_the_capabilities_of_the_manifest_ends_sockets_of_the_host_and_s
     are_ended(of_host)?;
     are_answered(of_pod, "one")?;
     let why = "this process lacks CAP_SYS_ADMIN and CAP_SYS_PTRACE";
-    // The status shows the result of a scan after its end.
+    // The status shows a scan's result only after the scan.
     let told = || {
         let sockets = node.status()?["sockets"].take();
         Ok([
@@ -108,7 +107,7 @@ fn a_daemon_with_the_capabilities_of_the_manifest_ends_sockets_of_the_host_and_s
         ])
     };
     let expected = [serde_json::Value::from(of_pod.len()), why.into()];
-    until_same("stale, why", expected, told)?;
+    until_same("stale sockets, reason", expected, told)?;
     let shown = node.culvert(&["status"])?.stdout;
     ensure!(shown.contains(&format!("not in pods: {why}")), "{shown}");
     wait::until(CHANGE, || node.logs().contains(why))?;
@@ -126,7 +125,7 @@ fn a_daemon_without_one_of_the_capabilities_names_it_and_touches_nothing() -> Re
 
         node.launch_by(&with(&rest))?;
 
-        node.wait_ready().err().context("it is ready")?;
+        node.wait_ready().err().with_context(|| format!("the daemon is ready without {lacking}"))?;
         let logs = node.logs();
         let named = format!("lacks CAP_{lacking},");
         ensure!(logs.contains(&named), "{lacking}: {logs}");
@@ -145,6 +144,6 @@ fn a_cleanup_with_the_capabilities_of_its_manifest_removes_programs_maps_and_rou
     node.host()
         .run(&command(node, &granted(CLEANUP)?, "cleanup"))?;
 
-    ensure!(!node.bpffs().exists(), "pins are left");
+    ensure!(!node.bpffs().exists(), "pins are left after the cleanup");
     same("routes", local_routes(node.host(), 176)?, "")
 }

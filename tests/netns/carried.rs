@@ -1,4 +1,4 @@
-//! Flows that stay open while maps are replaced, and the folders of pins during that.
+//! Helpers of tests that replace maps: open flows that must keep their backends, and the folders of pins.
 
 use std::{
     cell::RefCell,
@@ -12,7 +12,7 @@ use aya::{
     maps::{PerCpuArray, PerCpuValues},
     util::nr_cpus,
 };
-use tunnel_common::{LAYOUT_VERSION, table::COUNT};
+use tunnel_common::{LAYOUT_VERSION, table::REASON_COUNTS};
 use tunnel_tests::{node::Node, pod::Pod, scale::Scale, wait};
 
 use crate::{
@@ -20,14 +20,14 @@ use crate::{
     support::{CHANGE, DNS, HTTP, Vip, Way, ask, ask_to, counted, http, maps_folder, same},
 };
 
-/// The Services of the scene, with their backends.
+/// The Services of [`start`], with their backends.
 pub(crate) const SERVED: [(Vip, &[&str]); 2] = [(WEB, &["one", "two"]), (OTHER, &["other"])];
 
 /// Starts a node with two Services, one with two backends and one with a single one.
 pub(crate) fn start() -> Result<Scene> {
     let scene = Scene::new(&["one", "two", "other"])?;
     scene.resize([64, 64, 64])?;
-    // Comes first in the maps; tests delete it before the maps are replaced.
+    // This Service gets the first entries of the maps; tests delete it before the maps are replaced.
     scene.lead(Vip::of(9), "first", &["other"])?;
     scene.lead_to(&["one", "two"])?;
     scene.lead(OTHER, "other", &["other"])?;
@@ -36,7 +36,7 @@ pub(crate) fn start() -> Result<Scene> {
 }
 
 impl Scene {
-    /// Sets the number of fronts, slots and backends from the next start on.
+    /// Sets the map sizes for frontends, slots and backends; they apply from the next start on.
     pub(crate) fn resize(&self, [fronts, slots, backends]: [u32; 3]) -> Result<()> {
         self.node.resize(|settings| {
             settings.maps.frontends = fronts;
@@ -50,7 +50,7 @@ impl Scene {
         self.node.bpffs().join(pin).exists()
     }
 
-    /// Asserts that nothing is pinned except the links and the maps of this layout.
+    /// Asserts that the folder of pins has only the links and the maps of this layout.
     pub(crate) fn is_tidy(&self) -> Result<()> {
         same(
             "folders",
@@ -59,8 +59,8 @@ impl Scene {
         )
     }
 
-    /// Starts the daemon and kills it as soon as a condition holds, at the latest once it is ready.
-    /// Returns true if the condition was seen.
+    /// Starts the daemon and kills it as soon as a condition holds, or else once it is ready. Returns true
+    /// if the condition held.
     pub(crate) fn kill_when(&self, is_so: impl Fn(&Self) -> bool) -> Result<bool> {
         self.node.launch()?;
         let mut seen = false;
@@ -72,8 +72,8 @@ impl Scene {
         Ok(seen)
     }
 
-    /// Prepares a start under load, kills the daemon at each of these moments in turn, and runs the
-    /// story. The first three moments last long enough to be observed.
+    /// Starts the daemon again and again under load, kills it at each of these moments in turn, and then
+    /// runs `check`. Each of the first three moments must occur at least once.
     pub(crate) fn killed_at(
         &self,
         moments: &[fn(&Self) -> bool],
@@ -103,13 +103,13 @@ pub(crate) fn older_folder(rest: &str) -> String {
 /// The size of the counter map in the previous layout.
 const OLDER_COUNTERS: u32 = 64;
 
-/// Makes the maps of a node look like those of the previous layout's daemon: in its folder, with
-/// counters for fewer reasons.
+/// Makes a node's maps look like those of a daemon with the previous layout: in that layout's folder,
+/// and with counters for fewer reasons.
 pub(crate) fn age(node: &Node) -> Result<()> {
     let (own, older) = (maps_folder(""), older_folder(""));
     fs::rename(node.bpffs().join(&own), node.bpffs().join(&older))
         .with_context(|| format!("{own} to {older}"))?;
-    let count = node.bpffs().join(&older).join(COUNT.name);
+    let count = node.bpffs().join(&older).join(REASON_COUNTS.name);
     fs::remove_file(&count)?;
     let mut counters = PerCpuArray::<_, u64>::create(OLDER_COUNTERS, 0)?;
     let cpus = nr_cpus().map_err(|(_, error)| error)?;
@@ -130,7 +130,7 @@ pub(crate) fn folders(folder: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Flows of one kind of socket.
+/// Open flows of one dialer.
 pub(crate) struct Flows {
     way: Way,
     stream: TcpStream,
@@ -163,7 +163,7 @@ impl Flows {
         Ok(flows)
     }
 
-    /// Asserts that every flow keeps its backend.
+    /// Asserts that every flow of this dialer keeps its backend.
     pub(crate) fn stay(&self) -> Result<()> {
         self.stay_connected()?;
         for _ in 0..2 {
@@ -173,7 +173,7 @@ impl Flows {
         Ok(())
     }
 
-    /// Asserts that connected sockets keep their backends, and show the dialled address as peer.
+    /// Asserts that connected sockets keep their backends and the dialled address as peer.
     pub(crate) fn stay_connected(&self) -> Result<()> {
         let way = self.way;
         same("peer", self.stream.peer_addr()?, way.shown(WEB, HTTP))?;
@@ -181,15 +181,15 @@ impl Flows {
         same("server", ask(&self.connected)?, self.connected_to.clone())
     }
 
-    /// Returns the server that answers the unconnected socket; its answer must come from the dialled
-    /// address.
+    /// Sends a datagram on the unconnected socket; returns the name of the server, which must answer from
+    /// the dialled address.
     pub(crate) fn asks(&self, vip: Vip) -> Result<String> {
         let (server, sender) = ask_to(&self.unconnected, self.way.to(vip, DNS))?;
         same("sender", sender, self.way.shown(vip, DNS))?;
         Ok(server)
     }
 
-    /// Finishes the exchange on the TCP connection.
+    /// Makes a request on the TCP connection, and closes it.
     pub(crate) fn end(self) -> Result<()> {
         let server = http(self.stream)?;
         ensure!(["one", "two"].contains(&&*server), "{server}");
@@ -197,8 +197,8 @@ impl Flows {
     }
 }
 
-/// Returns how many datagrams of unconnected sockets are newly translated, and how many use the socket's
-/// stored choice.
+/// Sends a datagram on each unconnected socket; returns how many datagrams got a newly chosen backend,
+/// and how many got the backend that is stored with the socket.
 pub(crate) fn choices(scene: &Scene, flows: &[Flows]) -> Result<Vec<u64>> {
     let ask = || flows.iter().try_for_each(|flow| flow.asks(WEB).map(drop));
     let reasons = ["translated", "translated_sticky"];

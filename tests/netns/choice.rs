@@ -1,4 +1,4 @@
-//! The choice of a backend: algorithms and weights.
+//! Load-balancing algorithms and weights.
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
@@ -19,8 +19,8 @@ const WEIGHTS: &str = "culvert.dev/weights";
 
 static SCENE: Shared<Scene> = Shared::new(|| Scene::started(&["one", "two", "three", "four"]));
 
-/// Takes the scene with a Service that has these annotations, one backend in the zone `north` and three
-/// in `south`.
+/// Takes the shared scene, and programs a Service with these annotations: one backend is in the zone
+/// `north`, three are in `south`.
 fn start(annotations: &[(&str, &str)]) -> Result<Lease<Scene>> {
     let scene = SCENE.take()?;
     program(&scene, annotations)?;
@@ -34,7 +34,7 @@ fn program(scene: &Scene, annotations: &[(&str, &str)]) -> Result<()> {
     scene.program(web.within("south").backends(scene.without("one")))
 }
 
-/// Counts the connects that each backend answers.
+/// Makes this many connects; returns the number that each backend answered.
 fn counts(place: &Place, way: Way, times: u32) -> Result<BTreeMap<String, u32>> {
     let mut counts = BTreeMap::new();
     for _ in 0..times {
@@ -50,11 +50,11 @@ fn connects_are_shared_by_weight() -> Result<()> {
 
     for way in [Way::V4, Way::V6] {
         let counts = counts(&scene.client, way, CONNECTS)?;
-        // Of six slots, "one" has three, the others have one each. A count is within 5 standard
-        // deviations (12.2 and 9.1 of 600) of its mean in all but two of a million runs.
+        // "one" has three of the six slots, the others have one each. In all but two of a million runs, a
+        // count is within 5 standard deviations (12.2 and 9.1 for 600 connects) of its mean.
         let of_south = ["two", "three", "four"].map(|name| (name, 100, 46));
         for (name, mean, most) in [("one", 300, 62)].into_iter().chain(of_south) {
-            let count = *counts.get(name).context("a backend without a connect")?;
+            let count = *counts.get(name).with_context(|| format!("no connect reached the backend {name}"))?;
             ensure!(u32::abs_diff(count, mean) <= most, "{way:?}: {counts:?}");
         }
     }
@@ -76,7 +76,7 @@ fn a_hash_of_the_source_leads_a_client_to_one_backend_and_clients_to_several() -
                 chosen.extend(counts.into_keys().map(|name| ((family, name), number)));
             }
         }
-        // By chance, twelve clients all get the same one of four backends once in four million runs.
+        // By chance, all twelve clients get the same one of four backends once in four million runs.
         for family in 0..2 {
             let several = chosen.keys().filter(|(of, _)| *of == family).count();
             ensure!(several > 1, "{algorithm}: {chosen:?}");

@@ -1,5 +1,4 @@
-//! Endpoint changes from files while the daemon is killed and restarted, under a load of real
-//! connections.
+//! Endpoint changes from files while the daemon is killed and restarted, under a load of connections.
 
 mod flows;
 
@@ -31,16 +30,17 @@ use crate::{
     under_load::is_answered,
 };
 
-/// The number of times that the daemon is killed; at least two on slow machines.
+/// The number of kills of the daemon; at least two on slow machines.
 const KILLS: u32 = 5;
 
-/// The duration of the load around one kill: longer than a restart takes, even on slow machines.
+/// The duration of the load around one kill: longer than a restart, even on slow machines.
 const ROUND: Duration = Duration::from_millis(2500);
 
-/// Attempts a second, over TCP and over UDP.
+/// The number of attempts per second over TCP, and over UDP.
 const RATE: u32 = 500;
 
-/// Endpoint changes per second: the target, which files and CPUs may limit, and the minimum.
+/// Endpoint changes per second: the attempted rate, which slow files or CPUs may reduce, and the
+/// required minimum.
 const CHANGES: u32 = 1000;
 const LEAST: u32 = 200;
 
@@ -49,10 +49,10 @@ const ECHO_TARGET: u16 = 7007;
 
 /// The Service under load; any of its pods may leave and return.
 const WEB: &str = "web";
-/// The Service of the long-lived flows; the first pod stays.
+/// The Service of the long-lived flows; its first pod always stays an endpoint.
 const TALK: &str = "talk";
 
-/// A lock that permits one load at a time.
+/// A lock, so that only one test puts load on the CPUs.
 static CPUS: Mutex<()> = Mutex::new(());
 
 struct Stage {
@@ -126,7 +126,7 @@ impl Stage {
                 0 => self.apply(WEB, 1 + dice.below(7))?,
                 1 => self.apply(TALK, 1 + 2 * dice.below(4))?,
                 _ => {
-                    let change = dice.next().context("dice have no end")?;
+                    let change = dice.next().context("the random sequence has ended")?;
                     self.field.node.apply(change.manifest(self.field.family))?;
                 }
             }
@@ -146,7 +146,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Runs one round of load, and kills and restarts the daemon during it.
+    /// Runs the loads once, and kills and restarts the daemon meanwhile.
     fn round(&self, scale: Scale, dice: &mut Dice) -> Result<()> {
         let (client, host) = (&*self.field.client, self.field.node.host());
         let web = self.vip(WEB);

@@ -16,7 +16,8 @@ use crate::{
     support::{CHANGE, HTTP, Way, addresses, counted, maps_folder, same, serve, until_backends},
 };
 
-/// Connects from the host and a pod, over both families; yields true for each translated connect.
+/// Connects from the host and the client pod with every TCP dialer; yields true for a translated
+/// connect.
 fn connects(scene: &Scene) -> impl Iterator<Item = bool> {
     let each = scene.places().into_iter();
     let each = each.flat_map(|(_, place)| Way::TCP.map(|way| (place, way)));
@@ -27,7 +28,8 @@ fn is_translated(scene: &Scene) -> bool {
     connects(scene).all(|is_translated| is_translated)
 }
 
-/// Waits until no connect is translated: the kernel detaches a link a moment after its last pin is gone.
+/// Waits until no connect is translated. The kernel detaches a link a moment after its last pin is
+/// removed.
 fn until_untouched(scene: &Scene) -> Result<()> {
     wait::until(CHANGE, || {
         connects(scene).all(|is_translated| !is_translated)
@@ -47,9 +49,9 @@ fn cleanup_removes_what_a_node_made_and_nothing_else() -> Result<()> {
     let scene = Scene::web(&["backend"])?;
     let pins = scene.node.bpffs();
     scene.node.stop()?;
-    ensure!(is_translated(&scene), "the data path stays after a stop");
+    ensure!(is_translated(&scene), "the data path is gone after a stop");
     let stranger = pins.join("stranger");
-    fs::hard_link(pins.join(maps_folder("/svc")), &stranger)?;
+    fs::hard_link(pins.join(maps_folder("/services")), &stranger)?;
 
     let said = cleanup(&scene.node)?;
 
@@ -57,7 +59,7 @@ fn cleanup_removes_what_a_node_made_and_nothing_else() -> Result<()> {
     until_untouched(&scene)?;
     ensure!(!pins.join(maps_folder("")).exists() && !pins.join("links").exists());
     ensure!(stranger.exists());
-    // The state folder existed before the daemon, so it stays.
+    // The state folder existed before the daemon started, so the cleanup leaves it.
     ensure!(scene.node.state().is_dir() && !scene.node.admin_socket().exists());
     ensure!(scene.node.config_path().exists() && scene.node.manifests().join("web.yaml").exists());
 
@@ -107,7 +109,7 @@ fn cleanup_leaves_what_others_put_into_the_state() -> Result<()> {
     Ok(())
 }
 
-/// A second instance on the same node, with its own cgroup and folders.
+/// A second instance of Culvert on the same node, with its own cgroup, folders and client.
 struct Beside {
     instance: Instance,
     client: Place,
@@ -135,7 +137,7 @@ fn two_instances_beside_each_other_do_not_see_each_other() -> Result<()> {
     let other = scene.node.pod("other")?;
     let _server = serve(&other)?;
     let beside = Beside::new(&scene.node, &scene.client)?;
-    // The same address as on the first instance, with another backend.
+    // Both instances have a Service with the same address, with different backends.
     let web = WEB.service("web").backends(addresses(&[&*other]));
     beside.instance.apply(web)?;
     beside.instance.start()?;

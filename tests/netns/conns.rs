@@ -1,5 +1,5 @@
-//! The programs' exact counts of open connections at each backend, under every use of sockets and every
-//! end of their owners.
+//! The kernel programs' counts of open connections at each backend are exact, for every kind of socket
+//! and even if a socket's owner is killed.
 
 use std::{
     collections::BTreeMap,
@@ -29,12 +29,12 @@ use crate::{
     },
 };
 
-/// A port of `other` whose target port has no listener.
+/// A port of the Service `other` whose target port has no listener.
 const CLOSED: u16 = 81;
 
 static SCENE: Shared<Scene> = Shared::new(|| set_up()?.freeze());
 
-/// Starts a node with a Service of three backends, and one of a single other backend.
+/// Starts a node with the Service `web`, which has three backends, and `other`, which has one.
 pub(crate) fn set_up() -> Result<Scene> {
     let scene = Scene::new(&["one", "two", "three", "other"])?;
     let web = WEB.service("web").backends(scene.without("other"));
@@ -43,8 +43,8 @@ pub(crate) fn set_up() -> Result<Scene> {
     Ok(scene)
 }
 
-/// Waits until exactly these numbers of connections are counted at `web` and `other`, and none
-/// elsewhere.
+/// Waits until exactly these numbers of connections are counted at `web` and `other`, and none at other
+/// backends.
 fn until(scene: &Scene, web: u64, other: u64) -> Result<()> {
     let sum = |name| -> Result<u64> { Ok(open(&scene.node, name)?.values().sum()) };
     until_same("at web, other, and all", (web, other, web + other), || {
@@ -52,20 +52,20 @@ fn until(scene: &Scene, web: u64, other: u64) -> Result<()> {
     })
 }
 
-/// Returns the number of connections that the kernel counts at all backends.
+/// Returns the number of open connections at all backends.
 pub(crate) fn connections(node: &Node) -> Result<u64> {
     let status = node.status()?;
     status["openConnections"]
         .as_u64()
-        .context("no open connections")
+        .context("the status has no field openConnections")
 }
 
-/// Returns the number of connections at each endpoint of a Service.
+/// Returns the number of open connections at each endpoint of a Service.
 pub(crate) fn open(node: &Node, name: &str) -> Result<BTreeMap<SocketAddr, u64>> {
     let mut open = BTreeMap::new();
     for port in ports(&node.services()?, name) {
         for endpoint in port["endpoints"].as_array().into_iter().flatten() {
-            let at: SocketAddr = endpoint["endpoint"].as_str().context("no name")?.parse()?;
+            let at: SocketAddr = endpoint["endpoint"].as_str().context("an endpoint without an address")?.parse()?;
             if let Some(count) = endpoint["openConnections"].as_u64() {
                 *open.entry(at).or_default() += count;
             }
@@ -74,7 +74,8 @@ pub(crate) fn open(node: &Node, name: &str) -> Result<BTreeMap<SocketAddr, u64>>
     Ok(open)
 }
 
-/// Creates a socket that has sent to `web`; returns it with the name of the server.
+/// Creates a UDP socket and sends to `web` on it; returns the socket and the name of the server that
+/// answered.
 fn asked(place: &Place, way: Way, is_connected: bool) -> Result<(UdpSocket, String)> {
     let socket = way.udp(place)?;
     let name = if is_connected {
@@ -114,7 +115,7 @@ fn a_socket_counts_at_its_backend_from_the_connect_or_first_datagram_to_the_clos
         let connect = |_| way.connect(place, WEB, HTTP);
         let mut held = (0..EACH).map(connect).collect::<Result<Vec<_>, _>>()?;
         until(&scene, EACH, 0)?;
-        http(held.pop().context("none")?)?;
+        http(held.pop().context("no stream is open")?)?;
         until(&scene, EACH - 1, 0)?;
         drop(held);
         until(&scene, 0, 0)
@@ -147,7 +148,7 @@ fn a_second_connect_moves_the_count() -> Result<()> {
     for way in Way::TCP {
         let socket = way.tcp(&scene.client)?;
         let refused = connect_within(&socket, way.to(OTHER, CLOSED), ANSWER);
-        ensure!(refused.is_err(), "somebody listens at {CLOSED}");
+        ensure!(refused.is_err(), "something listens on port {CLOSED}");
         until(&scene, 0, 1)?;
         connect_within(&socket, way.to(WEB, HTTP), ANSWER)?;
         until(&scene, 1, 0)?;
@@ -228,7 +229,7 @@ fn a_socket_without_room_to_remember_is_not_counted() -> Result<()> {
         scene.client.sysctl(room, "1")?;
         // The old socket storage is deleted, and the new one can't be allocated.
         let moved = socket.connect(way.to(OTHER, DNS));
-        ensure!(moved.is_err(), "it has room");
+        ensure!(moved.is_err(), "the kernel had memory for socket storage");
         until(&scene, 0, 0)?;
         let tcp = Way::V6.connect(&scene.client, WEB, HTTP)?;
         until(&scene, 0, 0)?;
@@ -242,8 +243,8 @@ fn a_socket_without_room_to_remember_is_not_counted() -> Result<()> {
     scene.give_back()
 }
 
-/// Starts a process in a place that opens and closes `before` sockets, then holds sockets of every kind
-/// to `web`.
+/// Starts a process that opens and closes `before` sockets, then opens `each` sockets of every kind to
+/// `web` and keeps them open.
 fn hold(place: &Place, each: u32, before: u32, log: Option<File>) -> Result<Process> {
     let mut command = place.lab_command(&["load", "hold"])?;
     command = command.option("--each", each).option("--before", before);
@@ -257,7 +258,8 @@ fn hold(place: &Place, each: u32, before: u32, log: Option<File>) -> Result<Proc
     command.start()
 }
 
-/// The kinds of held sockets: in each of three ways one of TCP, and two of UDP (connected and not).
+/// The number of kinds of sockets that [`hold`] opens: for each of three dialers one of TCP and two of
+/// UDP (connected and not).
 const KINDS: u32 = 9;
 
 #[test]
@@ -287,19 +289,20 @@ fn sockets_of_owners_that_are_killed_with_9_count_no_more_and_the_daemon_need_no
     drop((third, fourth));
     node.start()?;
     until(&scene, 0, 0)?;
-    // Each socket was released once, as were those of the probes of two starts.
+    // Each of these sockets was released once, as was the probe socket of each of the two starts.
     same("tracked", until_released(node)?, before + 4 * held + 2)?;
     scene.give_back()
 }
 
-/// Counts the sockets of a place by peer; sockets without a peer have an unspecified address and port 0.
+/// Counts the sockets in a place's `/proc/net` tables by peer. The peer of an unconnected socket is the
+/// unspecified address with port 0.
 fn listed(place: &Place) -> Result<BTreeMap<SocketAddr, u64>> {
     let mut listed = BTreeMap::new();
     for table in ["tcp", "tcp6", "udp", "udp6"] {
         let text = place.run(&["cat", &format!("/proc/net/{table}")])?;
         for line in text.lines().skip(1) {
             let mut words = line.split_whitespace().skip(2);
-            let (peer, state) = words.next().zip(words.next()).context("a short line")?;
+            let (peer, state) = words.next().zip(words.next()).with_context(|| format!("no peer and state in {line:?}"))?;
             let peer = peer_of(peer).with_context(|| format!("no address in {line}"))?;
             // Skips the states LISTEN and TIME_WAIT.
             if !["0A", "06"].contains(&state) {
@@ -339,9 +342,9 @@ fn after_a_hundred_thousand_sockets_the_counts_are_those_of_the_sockets_that_the
     for (place, log) in places.into_iter().zip(&logs) {
         holders.push(hold(place, 20, before, Some(File::create(log)?))?);
     }
-    // A holder logs its sockets once it has opened those that stay open.
+    // The process logs a line once it has opened all sockets that stay open.
     let is_done = |log| fs::read_to_string(log).is_ok_and(|text| text.contains("sockets"));
-    wait::until(6 * CHANGE, || logs.iter().all(is_done)).context("still opening sockets")?;
+    wait::until(6 * CHANGE, || logs.iter().all(is_done)).context("the processes are still opening sockets")?;
 
     let mut all = BTreeMap::new();
     for place in places {
@@ -353,7 +356,7 @@ fn after_a_hundred_thousand_sockets_the_counts_are_those_of_the_sockets_that_the
     let mut unconnected = 0;
     for (at, count) in &counts {
         let connected = all.get(at).copied().unwrap_or(0);
-        // Unconnected sockets are listed without a peer.
+        // The kernel lists unconnected sockets without a peer.
         let rest = count.checked_sub(connected);
         unconnected += rest.with_context(|| format!("{at}: {count} of {connected}"))?;
         ensure!(

@@ -1,4 +1,4 @@
-//! Exact counters, and the distribution of connections.
+//! Exact counters of connects and datagrams, and the distribution by `round-robin`.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -24,13 +24,13 @@ use crate::{
     under_load::is_answered,
 };
 
-/// The number of connects in the sample.
+/// The number of connects whose distribution is measured.
 const SAMPLE: u64 = 300;
 
 static SCENE: Shared<Scene> = Shared::new(|| Scene::started(&BACKENDS));
 const BACKENDS: [&str; 3] = ["one", "two", "three"];
 
-/// Takes the scene with a Service of this algorithm.
+/// Takes the shared scene, and programs a Service with this algorithm.
 fn start(algorithm: &str) -> Result<Lease<Scene>> {
     let scene = SCENE.take()?;
     let web = WEB.service("web").backends(scene.all());
@@ -38,7 +38,7 @@ fn start(algorithm: &str) -> Result<Lease<Scene>> {
     Ok(scene)
 }
 
-/// Waits until every tracked socket is released, and returns their total number.
+/// Waits until every tracked socket is released; returns the number of all tracked sockets so far.
 pub(crate) fn until_released(node: &Node) -> Result<u64> {
     let (mut tracked, mut released) = (0, 0);
     wait::until(CHANGE, || {
@@ -113,7 +113,7 @@ fn each_service_port_has_counts_of_its_own() -> Result<()> {
             for way in [Way::V4, Way::V6, Way::Mapped] {
                 way.dial(place, WEB, HTTP)?;
                 let socket = way.udp(place)?;
-                // Only the first datagram starts a flow; the others use the stored backend.
+                // Only the first datagram counts as a connection; the others use the stored backend.
                 for _ in 0..3 {
                     ask_to(&socket, way.to(WEB, DNS))?;
                 }
@@ -122,13 +122,14 @@ fn each_service_port_has_counts_of_its_own() -> Result<()> {
         }
     }
 
-    // Plain and v4-mapped IPv4 count as one family; each place sends over TCP and UDP once per round.
+    // V4-mapped addresses count as IPv4; in each of five rounds, each dialer makes one connect and uses
+// one UDP socket.
     for (family, sent) in [("IPv4", 5 * 4), ("IPv6", 5 * 2)] {
         same(family, of_web(node, "connections_total", family)?, sent)?;
         same(family, of_web(node, "refused_total", family)?, 0)?;
     }
     let refused = || -> Result<u64> {
-        let of = |port: &serde_json::Value| port["refused"].as_u64().context("no count");
+        let of = |port: &serde_json::Value| port["refused"].as_u64().context("a port without refused");
         of_other()?.iter().map(of).sum()
     };
     same("refused", refused()?, 5 * 3)?;
@@ -152,13 +153,13 @@ fn each_service_port_has_counts_of_its_own() -> Result<()> {
     same("refused", refused()?, 5 * 3)
 }
 
-/// Counts the servers that answer connects of this thread, which moves from CPU to CPU.
+/// Makes connects on each CPU in turn; returns the number that each server answered.
 fn spread(client: &Pod, way: Way) -> Result<BTreeMap<String, u64>> {
     let here = sched_getaffinity(Pid::from_raw(0))?;
     let cpus = (0..CpuSet::count()).filter(|cpu| here.is_set(*cpu).unwrap_or(false));
     let mut servers = BTreeMap::new();
     for (_, cpu) in (0..SAMPLE).zip(cpus.cycle()) {
-        // The affinity of the test's own thread only.
+        // Changes the affinity of this thread only.
         keep_to(u32::try_from(cpu)?)?;
         let name = way.dial(client, WEB, HTTP)?;
         *servers.entry(name).or_default() += 1;

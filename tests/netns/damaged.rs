@@ -97,21 +97,21 @@ fn pins_that_are_not_as_they_were_left_are_named_and_not_touched() -> Result<()>
     let mut other = EbpfLoader::new()
         .map_max_entries("reason_counts", 64)
         .load(OBJECT)?;
-    let count = other.map_mut("reason_counts").context("no such map")?;
+    let count = other.map_mut("reason_counts").context("the object has no map reason_counts")?;
     count.pin(pins.with_file_name("reason_counts"))?;
 
     let foreign = &["not Culvert's"][..];
     // The case, the pin, its replacement, and the words that the error must contain.
     for (what, name, other, words) in [
-        ("a stranger", "stranger", "maps/services", foreign),
-        ("a map of no name", "maps/stranger", "maps/services", foreign),
-        ("a link of no name", "links/stranger", "maps/services", foreign),
+        ("a foreign file", "stranger", "maps/services", foreign),
+        ("a map with an unknown name", "maps/stranger", "maps/services", foreign),
+        ("a link with an unknown name", "links/stranger", "maps/services", foreign),
         ("a map with other key and value sizes", "maps/be", "maps/front", foreign),
         ("a link in place of a map", "maps/be", "links/connect4", foreign),
         ("another size", "maps/count", "../count", &["64 entries"]),
         ("a missing map", "maps/services", "", &["missing", "cleanup"]),
         ("swapped links", "links/connect4", "links/connect6", foreign),
-        ("a map for a link", "links/connect4", "maps/services", foreign),
+        ("a map in place of a link", "links/connect4", "maps/services", foreign),
     ] {
         let [name, other] = [name, other].map(|path| path.replace("maps", &maps_folder("")));
         let pin = pins.join(&name);

@@ -1,4 +1,4 @@
-//! UDP sockets that pass the destination with each datagram.
+//! UDP sockets that pass the destination with each datagram (`sendto`).
 
 use std::net::UdpSocket;
 
@@ -10,8 +10,8 @@ use crate::{
     support::{DNS, DNS_TARGET, Vip, Way, ask, receive, same, server},
 };
 
-/// Sends to [`WEB`] on a socket that is connected elsewhere: the kernel drops answers of others than the
-/// peer, so the backend's own count shows the arrival.
+/// Sends to [`WEB`] on a socket with another peer. The kernel drops answers that are not from the peer,
+/// so this waits until the backend has counted the datagram.
 fn ask_besides(scene: &Scene, socket: &UdpSocket, way: Way) -> Result<()> {
     let server = &scene.backend("backend")?.server;
     let asked = || server.record().map(|record| record.total().answered);
@@ -85,7 +85,7 @@ fn a_datagram_is_received_by_who_does_not_ask_for_its_sender() -> Result<()> {
         let length = socket.recv(&mut answer)?;
         same("server", server(&answer[..length])?, "backend")?;
 
-        // A receive without a sender buffer must not drop the stored cluster IP.
+        // A receive that does not request the sender must not delete the stored cluster IP.
         way.is_answered(&socket, WEB, DNS, "backend")
     })?;
     scene.give_back()
@@ -112,7 +112,7 @@ fn answers_to_one_socket_come_from_the_cluster_ip_that_each_was_asked_of() -> Re
             let vip = if server == "backend" { WEB } else { OTHER };
             same("sender", sender, way.shown(vip, DNS))?;
         }
-        // A backend that the socket has not reached by a cluster IP is shown with its own address.
+        // A backend that the socket dialled directly is reported with its own address.
         let socket = way.udp(place)?;
         way.is_answered(&socket, direct, DNS_TARGET, "backend")
     })?;

@@ -1,4 +1,4 @@
-//! Connected sockets whose backend is removed: the ended ones, the kept ones, and the delay.
+//! When a backend is removed, the daemon ends the sockets that are connected to it, and only these.
 
 use std::{net::UdpSocket, thread, time::Duration};
 
@@ -15,7 +15,7 @@ use crate::{
     },
 };
 
-/// Starts a node that ends sockets of these protocols, with a Service whose first backend is `one`.
+/// Starts a node that ends sockets of these protocols, with the Service `web` and its backend `one`.
 fn ending(protocols: &str) -> Result<Scene> {
     let scene = Scene::leading_to(&["one", "two"], &["one"])?;
     configure(
@@ -33,7 +33,7 @@ impl Scene {
     }
 }
 
-/// Waits until each of these sockets is ended; a later send must fail.
+/// Waits until each of these sockets is ended, and expects a later send to fail.
 fn are_lost(sockets: &[(Client<'_>, UdpSocket)]) -> Result<()> {
     are_ended(sockets)?;
     for (client, socket) in sockets {
@@ -131,7 +131,7 @@ fn a_socket_that_is_not_connected_goes_over_and_still_hears_the_backend_that_wen
     })?;
     let witnesses = scene.connected(WEB, "one")?;
 
-    // All flows move to the backend `late`, whose answers this test sends later.
+    // All flows move to the backend `late`, which answers only after its own removal.
     let service = WEB.service("web").backends([late.v4(), late.v6()]);
     scene.node.apply(service)?;
     scene.until_ended(witnesses.len())?;
@@ -210,7 +210,7 @@ fn a_socket_that_was_not_sent_to_the_backend_by_its_service_is_left_alone() -> R
         let former = way.connected(client.place, WEB, DNS)?;
         former.connect(way.to(one, DNS_TARGET))?;
         direct.push((client, former, "one"));
-        // A socket that sends to the Service, but is connected to another address.
+        // A socket that sends to the Service, but has another address as peer.
         let besides = way.connected(client.place, two, DNS_TARGET)?;
         besides.send_to(b"who?", way.to(WEB, DNS))?;
         direct.push((client, besides, "two"));
@@ -245,7 +245,7 @@ fn a_socket_that_asked_another_service_since_it_connected_goes_with_its_own_back
 
 #[test]
 fn what_a_daemon_left_that_was_killed_is_ended_by_the_next_one() -> Result<()> {
-    // The first daemon removes the backend but ends no sockets, like one that is killed in between.
+    // The first daemon removes the backend but ends no sockets, like a daemon that is killed in between.
     let scene = ending("[]")?;
     let lost = scene.connected(WEB, "one")?;
     scene.lead_to(&["two"])?;
@@ -267,7 +267,7 @@ fn what_a_daemon_left_that_was_killed_is_ended_by_the_next_one() -> Result<()> {
     are_ended(&lost)?;
     scene.until_ended(lost.len())?;
     are_answered(&serving, "two")?;
-    // Likewise for a backend that is removed while no daemon runs.
+    // The same for a backend that is removed while no daemon runs.
     scene.node.kill9()?;
     scene.lead_to(&["one"])?;
     scene.node.start()?;

@@ -1,5 +1,5 @@
-//! The feature probes agree with the kernel: programs that need a feature load and attach exactly where
-//! the probe finds it.
+//! The feature probes are correct: programs that need a feature load and attach exactly if the probe
+//! reports the feature.
 
 use std::collections::BTreeSet;
 
@@ -19,7 +19,7 @@ use crate::{
     support::same,
 };
 
-/// The verifier's limits: instructions it processes, and bytes of stack.
+/// The verifier's limits: processed instructions, and bytes of stack.
 const INSTRUCTIONS: u64 = 1_000_000;
 const STACK: u64 = 512;
 
@@ -36,9 +36,9 @@ fn a_program_that_sets_an_error_loads_where_the_probe_says_so() -> Result<()> {
     let loaded = load(&pins, setting);
 
     match loaded {
-        Ok(_) => ensure!(features.set_retval, "it loads, and the probe says no"),
+        Ok(_) => ensure!(features.set_retval, "the program loads, but the probe reports no set_retval"),
         Err(error) => {
-            ensure!(!features.set_retval, "the probe says yes: {error:#}");
+            ensure!(!features.set_retval, "the probe reports set_retval, but: {error:#}");
             let is_verdict = matches!(error.downcast_ref(), Some(LoadError::Program { .. }));
             ensure!(is_verdict, "{error:#}");
         }
@@ -59,7 +59,7 @@ fn a_link_at_tc_can_be_made_where_the_probe_says_so() -> Result<()> {
     let (mut guard, _counters) = load(&pins, by_link)?;
     let put = on_host(&node, || Ok(guard.keep(&uplinks(), false)?));
     ensure!(put.is_ok() == features.tcx, "{put:?}, {features:?}");
-    ensure!(filters(&node)? == 0, "a filter beside the link");
+    ensure!(filters(&node)? == 0, "there is a filter next to the link");
     drop(guard);
 
     let (mut guard, _counters) = load(&pins, features)?;
@@ -77,7 +77,7 @@ fn every_program_is_verified_in_each_variant_that_this_kernel_takes() -> Result<
     let of = |program: &str, variant: &str| -> Result<Measured> {
         let mut found = measured.iter().cloned();
         let found = found.find(|it| it.program == program && it.variant == variant);
-        found.with_context(|| format!("no {program} in {variant}"))
+        found.with_context(|| format!("the variant {variant} has no measurement of {program}"))
     };
     for program in PROGRAMS.iter().map(|program| program.name) {
         for variant in ["rewrite", "rewrite-steering", "rewrite-logged"] {
@@ -89,7 +89,7 @@ fn every_program_is_verified_in_each_variant_that_this_kernel_takes() -> Result<
         let is_within = (1..INSTRUCTIONS).contains(&it.instructions) && it.stack <= STACK;
         ensure!(is_within, "{it:?}");
     }
-    // The constants are read-only, so the verifier prunes the branches that they exclude.
+    // Constants are in read-only memory, so the verifier skips branches that they make unreachable.
     for program in ["connect4", "connect6"] {
         let [without, with] = ["rewrite", "rewrite-steering"].map(|variant| of(program, variant));
         let [without, with] = [without?.instructions, with?.instructions];

@@ -1,4 +1,4 @@
-//! The choice that a UDP socket stores, and sockets without memory to store one.
+//! The backend that is stored with a UDP socket, and sockets without memory to store one.
 
 use std::{collections::BTreeSet, net::UdpSocket};
 
@@ -21,7 +21,7 @@ use crate::{
 
 static SCENE: Shared<Scene> = Shared::new(|| Scene::web(&["one", "two", "three"])?.freeze());
 
-/// Expects one server to answer this many datagrams; returns its name.
+/// Sends this many datagrams, and expects the same server to answer all; returns its name.
 fn steady(socket: &UdpSocket, way: Way, count: u32) -> Result<String> {
     let (first, _) = ask_to(socket, way.to(WEB, DNS))?;
     for number in 1..count {
@@ -48,23 +48,23 @@ fn datagrams_of_a_socket_stay_with_their_backend_until_it_goes_away() -> Result<
         let terminating = leaving.fold(without(&first), Service::terminating);
         scene.node.apply(terminating)?;
         until_backends(&scene.node, "web", 2)?;
-        same("while it ends", steady(&socket, way, 10)?, first.clone())?;
+        same("server while the backend terminates", steady(&socket, way, 10)?, first.clone())?;
         for _ in 0..20 {
             let (fresh, _) = ask_to(&way.udp(&scene.client)?, way.to(WEB, DNS))?;
             ensure!(
                 fresh != first,
-                "a new socket was sent to a backend that ends"
+                "a new socket got the terminating backend"
             );
         }
 
         scene.node.apply(without(&first))?;
         until_each_has(&scene.node, "web", "draining", 0)?;
         let second = steady(&socket, way, 10)?;
-        ensure!(second != first, "still at {first}, which has gone");
+        ensure!(second != first, "the socket still uses the removed backend {first}");
 
         scene.node.apply(without(""))?;
         until_backends(&scene.node, "web", 3)?;
-        same("after its return", steady(&socket, way, 10)?, second)?;
+        same("server after the return of the backend", steady(&socket, way, 10)?, second)?;
     }
     scene.give_back()
 }
@@ -74,7 +74,7 @@ fn new_sockets_are_spread_over_all_backends() -> Result<()> {
     let scene = SCENE.take()?;
     for way in [Way::V4, Way::V6, Way::Mapped] {
         let [mut tcp, mut connected, mut unconnected] = [const { BTreeSet::new() }; 3];
-        // The probability that one of three backends is never chosen in 60 tries is 10^-10.
+        // The probability that one of three backends is never chosen in 60 attempts is 10^-10.
         for _ in 0..60 {
             tcp.insert(way.dial(&scene.client, WEB, HTTP)?);
             let socket = way.udp(&scene.client)?;

@@ -1,4 +1,4 @@
-//! Full maps: the Service without a free entry is refused by name, the others keep working.
+//! Full maps: a Service that finds no free entry is refused and reported, and the others keep working.
 
 use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{
@@ -17,7 +17,7 @@ const FIRST: Vip = Vip::of(10);
 const SECOND: Vip = Vip::of(11);
 const THIRD: Vip = Vip::of(12);
 
-/// Builds a Service of one family with one frontend, and two backends for HTTP.
+/// Builds a single-stack Service with one frontend and two backends.
 fn service(scene: &Scene, name: &str, vip: Vip, way: Way) -> Service {
     let front = way.to(vip, HTTP).ip();
     let same_family = scene
@@ -35,7 +35,7 @@ struct Stage {
 }
 
 impl Stage {
-    /// Starts a node with limited map sizes, and two Services with two backends each.
+    /// Starts a node whose map sizes `limit` sets, with two Services of two backends each.
     fn with(way: Way, room: impl FnOnce(&mut Settings)) -> Result<Self> {
         let scene = Scene::with(&["one", "two"], room)?;
         scene.node.start()?;
@@ -59,8 +59,8 @@ impl Stage {
     }
 }
 
-/// Applies a third Service that finds no free entry: expects its refusal in every view, and its
-/// programming once entries are free.
+/// Applies a third Service that finds no free entry. Expects every status, metric and log to show the
+/// refusal, and the Service to be programmed once entries are free.
 fn third_is_refused(stage: &Stage, reason: &str) -> Result<()> {
     let node = &stage.scene.node;
 
@@ -87,7 +87,7 @@ fn third_is_refused(stage: &Stage, reason: &str) -> Result<()> {
     stage
         .way
         .connect(node.host(), THIRD, HTTP)
-        .expect_err("it isn't programmed");
+        .expect_err("the third Service is not programmed");
     stage.reaches(FIRST)?;
     stage.reaches(SECOND)?;
 
@@ -102,11 +102,11 @@ fn third_is_refused(stage: &Stage, reason: &str) -> Result<()> {
     stage
         .way
         .connect(node.host(), FIRST, HTTP)
-        .expect_err("it was removed");
+        .expect_err("the first Service was removed");
     Ok(())
 }
 
-/// Runs [`third_is_refused`] in each family, with these map sizes.
+/// Runs [`third_is_refused`] in each family, with the map sizes that `limit` sets.
 fn third_is_refused_with(room: impl Fn(&mut Settings), reason: &str) -> Result<()> {
     [Way::V4, Way::V6].into_iter().try_for_each(|way| {
         let stage = Stage::with(way, &room)?;

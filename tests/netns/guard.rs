@@ -1,4 +1,4 @@
-//! The guard on real uplinks: attached by a tcx link if the kernel has them, else as a tc filter.
+//! The guard on real uplinks, attached by a tcx link (if the kernel has tcx) or as a tc filter.
 
 pub(crate) mod daemon;
 
@@ -25,18 +25,18 @@ pub(crate) const UPLINK: (u32, &str) = (2, "uplink");
 
 const SIZES: Sizes = Sizes::each(16);
 
-/// Loads the guard of a range, to be attached by a link or as a filter.
+/// Loads the guard of 198.19.0.0/16, to be attached by a tcx link or as a tc filter.
 fn load_by(pins: &Pins, tcx: bool) -> Result<(Guard, Counters)> {
     let features = bpf::probe()?;
     load(pins, Features { tcx, ..features })
 }
 
-/// Loads the guard of a range for these features.
+/// Loads the guard of 198.19.0.0/16 for these kernel features.
 pub(crate) fn load(pins: &Pins, features: Features) -> Result<(Guard, Counters)> {
     let network = Address::from_ip("198.19.0.0".parse()?);
     let switches = Switches {
         own_mark: 0,
-        prefixes: vec![Prefix::new(network, 16).context("a range")?],
+        prefixes: vec![Prefix::new(network, 16).context("198.19.0.0/16 is no prefix")?],
     };
     let data_path = DataPath::load(pins, SIZES, features, &switches, Duration::ZERO)?;
     let (_maps, counters) = data_path.open_maps()?;
@@ -73,13 +73,14 @@ fn dropped(counters: &Counters) -> Result<u64> {
     Ok(guarded.map_or(0, |(_, count)| *count))
 }
 
-/// Connects from outside to an address in the range, which is local on the host.
+/// Connects from outside to an address in the guarded range, which is local on the host; returns the
+/// error.
 fn knock(node: &Node) -> ErrorKind {
     let connected = node.outside().connect("198.19.0.1:10270");
     connected.map_or_else(|error| error.kind(), |_| ErrorKind::Other)
 }
 
-/// Creates a node where the range is local; returns it with its pins.
+/// Creates a node with a local route for 198.19.0.0/16; returns it with its pins.
 fn local() -> Result<(Node, Pins)> {
     let node = Node::new()?;
     node.host().ip("route add local 198.19.0.0/16 dev lo\n")?;
@@ -87,7 +88,7 @@ fn local() -> Result<(Node, Pins)> {
     Ok((node, pins))
 }
 
-/// Creates the same node with a guarded uplink.
+/// Creates the same node, and attaches the guard to its uplink.
 fn guarded(tcx: bool) -> Result<(Node, Pins, Guard)> {
     let (node, pins) = local()?;
     let (mut guard, _counters) = load_by(&pins, tcx)?;
@@ -112,16 +113,16 @@ fn keeps_out(tcx: bool) -> Result<()> {
     let (node, pins) = local()?;
     ensure!(
         knock(&node) == ErrorKind::ConnectionRefused,
-        "nobody listens, unguarded"
+        "an outsider should reach the host while there is no guard"
     );
-    // Twice: the second guard replaces the first.
+    // In the second round, the new guard replaces the first.
     for _ in 0..2 {
         let (mut guard, counters) = load_by(&pins, tcx)?;
         on_host(&node, || Ok(guard.keep(&uplinks(), false)?))?;
         drop(guard);
         let before = dropped(&counters)?;
-        ensure!(knock(&node) == ErrorKind::TimedOut, "guarded, tcx {tcx}");
-        ensure!(dropped(&counters)? > before, "not counted, tcx {tcx}");
+        ensure!(knock(&node) == ErrorKind::TimedOut, "an outsider passes the guard, tcx {tcx}");
+        ensure!(dropped(&counters)? > before, "the dropped packet isn't counted, tcx {tcx}");
     }
     same("filters", filters(&node)?, usize::from(!tcx)).with_context(|| format!("tcx {tcx}"))?;
 
@@ -130,7 +131,7 @@ fn keeps_out(tcx: bool) -> Result<()> {
     ensure!(foreign.is_empty(), "{foreign:?}");
     ensure!(
         knock(&node) == ErrorKind::ConnectionRefused,
-        "unguarded again, tcx {tcx}"
+        "packets are still dropped after the cleanup, tcx {tcx}"
     );
     Ok(())
 }
@@ -139,11 +140,11 @@ fn keeps_out(tcx: bool) -> Result<()> {
 fn a_filter_that_somebody_took_off_is_put_back() -> Result<()> {
     let (node, _pins, mut guard) = guarded(false)?;
     run(node.host(), "tc qdisc del dev uplink clsact")?;
-    ensure!(knock(&node) == ErrorKind::ConnectionRefused, "unguarded");
+    ensure!(knock(&node) == ErrorKind::ConnectionRefused, "packets are dropped without a filter");
 
     on_host(&node, || Ok(guard.keep(&uplinks(), true)?))?;
 
-    ensure!(knock(&node) == ErrorKind::TimedOut, "guarded again");
+    ensure!(knock(&node) == ErrorKind::TimedOut, "an outsider passes the re-attached guard");
     Ok(())
 }
 
@@ -184,7 +185,7 @@ fn the_note_of_a_filter_goes_after_its_device() -> Result<()> {
     )?;
     let second = BTreeMap::from([(77, "second".to_owned())]);
     on_host(&node, || Ok(guard.keep(&second, false)?))?;
-    ensure!(guard.guarded().contains(&77), "not guarded");
+    ensure!(guard.guarded().contains(&77), "the new link is not guarded");
     run(host, "ip link del second")?;
 
     on_host(&node, || Ok(guard.tidy(&BTreeMap::new())?))?;

@@ -1,4 +1,5 @@
-//! The health check port of a Service, as load balancers request it, inside and outside of the node.
+//! Health check ports of Services: HTTP requests like those of load balancers, from the node and from
+//! outside.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -26,7 +27,7 @@ fn service(name: &str, vip: Vip, port: u16) -> Service {
         .spec(&format!("healthCheckNodePort: {port}"))
 }
 
-/// Waits until the port reports this many local endpoints of a Service, over both families.
+/// Waits until the health check port reports this many local endpoints of a Service, over both families.
 fn until_told(node: &Node, place: &Place, port: u16, name: &str, local: usize) -> Result<()> {
     for ip in HOST.ips() {
         let code = if local > 0 { 200 } else { 503 };
@@ -71,8 +72,8 @@ fn a_health_check_port_is_told_the_ready_endpoints_of_its_node_while_its_service
     for place in places {
         until_told(&node, place, PORT, "web", 2)?;
     }
-    // A terminating endpoint may still get traffic if it is the last one, but load balancers must send
-    // no more.
+    // Terminating endpoints may still get traffic if no other endpoint is left, but load balancers must
+    // not send more.
     let going = service("web", WEB, PORT).on(NODE);
     node.apply(both.into_iter().fold(going, Service::terminating))?;
     until_told(&node, node.outside(), PORT, "web", 0)?;

@@ -1,4 +1,5 @@
-//! The helper that ends sockets in pods for a daemon without the privileges to enter them.
+//! The helper `culvert sockets`, which ends sockets in pods for a daemon that lacks the privileges to
+//! enter their network namespaces.
 
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::Signal;
@@ -16,7 +17,7 @@ use crate::{
 
 const COMPONENT: &str = include_str!("../../deploy/sockets/kustomization.yaml");
 
-/// Starts a node whose daemon has the capabilities of its manifest, with a Service.
+/// Starts a node with the Service `web`; the daemon has only the capabilities of its manifest.
 fn granted_scene() -> Result<Scene> {
     let scene = Scene::leading_to(&["one", "two"], &["one"])?;
     start(&scene.node)?;
@@ -24,7 +25,7 @@ fn granted_scene() -> Result<Scene> {
 }
 
 impl Scene {
-    /// Starts the helper with the capabilities of its manifest.
+    /// Starts the helper with the capabilities of its manifest, and waits until the daemon uses it.
     fn help(&self) -> Result<Process> {
         let helper = self.start_helper(&granted(COMPONENT)?)?;
         self.until_pods(&"helper".into())?;
@@ -36,7 +37,7 @@ impl Scene {
         self.node.host().command(&words).start()
     }
 
-    /// Waits until the daemon's status has this value for pods.
+    /// Waits until `sockets.pods` in the daemon's status has this value.
     fn until_pods(&self, wanted: &serde_json::Value) -> Result<()> {
         let pods = || Ok(self.node.status()?["sockets"]["pods"].take());
         until_same("pods", wanted.clone(), pods).with_context(|| self.node.logs())

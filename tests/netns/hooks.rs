@@ -1,4 +1,5 @@
-//! Connected sockets: every hook, family and protocol, from the host and from a pod.
+//! Connected TCP and UDP sockets, on the host and in a pod: connect, receive and peer address with every
+//! dialer.
 
 use anyhow::Result;
 use nix::errno::Errno;
@@ -56,11 +57,11 @@ fn a_connected_udp_socket_asks_the_backend_and_shows_the_cluster_ip() -> Result<
             socket.send(b"who?")?;
             Ok([first, receive(&socket)?])
         })?;
-        // The sender of each answer is the cluster IP, as the peer is.
+        // The sender of each answer is the cluster IP, like the peer address.
         let expected = ("backend".to_owned(), way.shown(WEB, DNS));
         same("answers", answers, [expected.clone(), expected])?;
         same("peer", socket.peer_addr()?, way.shown(WEB, DNS))?;
-        // On a connected socket only the connect is translated, not the sends.
+        // The kernel programs translate the connect, but no send on the connected socket.
         same("counts", grown, vec![1, 0])
     })?;
     scene.give_back()
@@ -90,7 +91,8 @@ fn a_udp_socket_that_connects_again_shows_what_it_dialled_last() -> Result<()> {
     scene.give_back()
 }
 
-/// Gives the first backend's address and port to a Service with the other backend.
+/// Programs a Service whose ClusterIP and port are those of the first backend, and whose backend is the
+/// other one.
 fn chain(scene: &Scene) -> Result<Vip> {
     let chained = Vip::of_pod(scene.backend("backend")?);
     let service = Service::new("chained", [chained.v4.into(), chained.v6.into()])

@@ -1,11 +1,11 @@
-//! The log of one kernel program: written while the config asks for it, absent otherwise.
+//! The event log of a kernel program, which is written only while the config enables it.
 
 use std::{net::IpAddr, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use aya::{maps::MapInfo, programs::loaded_programs};
 use socket2::{Domain, Type};
-use tunnel_common::table::{COUNT, GUARD, PROGRAMS};
+use tunnel_common::table::{REASON_COUNTS, GUARD, PROGRAMS};
 use tunnel_tests::{instance::Settings, node::Node, place::connect_within, site::Site, wait};
 
 use crate::{
@@ -16,34 +16,34 @@ use crate::{
 /// An address without a Service.
 const OTHER: Vip = Vip::of(99);
 
-/// The map that only a program with event logs has.
+/// The ring buffer for log events; only a program with event logs has it.
 const RING: &str = "AYA_LOGS";
 
-/// Enables the log of a program, or disables it, from the next start of the daemon on.
+/// Enables the log of this program at this level, or disables the log, from the next start on.
 fn ask_for(node: &Node, program: Option<(&str, &str)>) -> Result<()> {
     let log = program
         .map(|(program, level)| format!("{{ kernel: {{ program: {program}, level: {level} }} }}"));
     configure(node, "log", log.as_deref().unwrap_or("{}"))
 }
 
-/// Returns the lines of kernel programs in the log.
+/// Returns the lines of the daemon's log that come from kernel programs.
 fn told(node: &Node) -> Vec<String> {
     let logs = node.logs();
     let lines = logs.lines().filter(|line| line.contains(" kernel: "));
     lines.map(str::to_owned).collect()
 }
 
-/// Waits for a line with all of these words, and returns it.
+/// Waits for a line of a kernel program with all of these words, and returns it.
 fn until_told(node: &Node, words: &[&str]) -> Result<String> {
     let line = |lines: Vec<String>| {
         let mut lines = lines.into_iter();
         lines.find(|line| words.iter().all(|word| line.contains(word)))
     };
     wait::some(CHANGE, || line(told(node)))
-        .with_context(|| format!("nobody told {words:?}, but {:#?}", told(node)))
+        .with_context(|| format!("no line with {words:?} in {:#?}", told(node)))
 }
 
-/// Creates a node with two Services, one of them without a backend; the daemon is not started.
+/// Creates a node with a Service and a Service without a backend, without starting the daemon.
 fn prepared() -> Result<Scene> {
     let scene = Scene::leading_to(&["backend"], &["backend"])?;
     scene.node.apply(EMPTY.service("empty"))?;
@@ -58,14 +58,14 @@ impl Scene {
         Ok(())
     }
 
-    /// Returns the names of the programs with event logs on this node's maps. A program whose last link
-    /// is gone is unloaded a moment later.
+    /// Returns the names of loaded programs that have event logs and use this node's maps. The kernel
+    /// unloads a program a moment after its last link is gone.
     fn telling(&self) -> Result<Vec<String>> {
         let count =
-            MapInfo::from_pin(self.node.bpffs().join(maps_folder("")).join(COUNT.name))?.id();
+            MapInfo::from_pin(self.node.bpffs().join(maps_folder("")).join(REASON_COUNTS.name))?.id();
         let mut telling = Vec::new();
         for program in loaded_programs().filter_map(Result::ok) {
-            // Programs of other tests are loaded and unloaded concurrently.
+            // Other tests load and unload programs concurrently.
             let Ok(Some(maps)) = program.map_ids() else {
                 continue;
             };
@@ -121,12 +121,12 @@ fn tell_connects(way: Way, program: &str) -> Result<()> {
     ensure!(way.connect(&scene.client, EMPTY, HTTP).is_err());
     let empty = format!("destination={} ", way.to(EMPTY, HTTP).ip());
     until_told(&scene.node, &["refused", &empty, "reason=no_backend"])?;
-    // Connects that are left alone are logged only at level trace.
+    // Connects that are not for a Service are logged only at level trace.
     ensure!(way.connect(&scene.client, OTHER, HTTP).is_err());
     let status = scene.node.culvert(&["status"])?.stdout;
     ensure!(status.contains(&format!("{program}, debug")), "{status}");
 
-    // The log ends with the daemon, and does not resume when the daemon starts without it.
+    // Stopping the daemon ends the log; a daemon whose config has no log does not resume it.
     scene.node.stop()?;
     scene.until_telling(&[])?;
     scene.connect()?;
@@ -154,7 +154,7 @@ fn every_program_can_tell_what_it_does() -> Result<()> {
     for program in PROGRAMS.iter().map(|program| program.name) {
         ask_for(&scene.node, Some((program, "trace")))?;
         scene.node.start().context(program)?;
-        // The guard is loaded but attached to no uplink, since this node does not steer.
+        // The guard is loaded, but not attached to an uplink, since this node does not steer.
         let telling = [program];
         let count = usize::from(program != GUARD.name);
         scene.until_telling(&telling[..count])?;
@@ -248,7 +248,7 @@ fn flood(way: Way, program: &str) -> Result<()> {
     ensure!(scene.node.is_ready());
     scene.connect()?;
 
-    // Nothing reads the events of programs whose daemon was killed.
+    // After a kill, the daemon's programs still write events, but nothing reads them.
     scene.node.kill9()?;
     flood()?;
     scene.connect()?;
@@ -282,7 +282,7 @@ fn no_connect_fails_while_the_log_is_switched_on_and_off() -> Result<()> {
         }
         let before = told(&scene.node).len();
         scene.node.start()?;
-        // With the log enabled, the load itself causes new lines.
+        // While the log is enabled, the connects of the load cause new lines.
         log.map_or(Ok(()), |_| {
             wait::until(CHANGE, || told(&scene.node).len() > before)
         })

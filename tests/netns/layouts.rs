@@ -1,5 +1,6 @@
-//! Maps of another layout: an older one is replaced without an effect on flows, a newer one is left
-//! alone. There is no older program here: its maps are imitated with the current ones (`carried::age`).
+//! Maps of another layout version: maps of an older layout are replaced without an effect on flows, and
+//! those of a newer layout are left alone. No older program is run: its maps are imitated by the current
+//! ones (`migration::imitate_older_layout`).
 
 use std::fs;
 
@@ -8,7 +9,7 @@ use aya::maps::MapInfo;
 use tunnel_common::{
     LAYOUT_VERSION,
     reason::Reason,
-    table::{COUNT, MAPS, Map},
+    table::{REASON_COUNTS, MAPS, Map},
 };
 use tunnel_tests::{admin::metric, wait};
 
@@ -20,14 +21,14 @@ use crate::{
 };
 
 impl Scene {
-    /// Renames pins to the names that a daemon of another layout uses.
+    /// Renames a file or folder of pins.
     fn rename(&self, from: &str, to: &str) -> Result<()> {
         let pins = self.node.bpffs();
         fs::rename(pins.join(from), pins.join(to)).with_context(|| format!("{from} to {to}"))
     }
 }
 
-/// Asserts that connected flows keep their backends, and that unconnected sockets are answered.
+/// Asserts that connected flows keep their backends, and that unconnected sockets get answers.
 fn go_on(flows: &[Flows]) -> Result<()> {
     for flow in flows {
         flow.stay_connected()?;
@@ -92,9 +93,9 @@ fn what_hangs_on_sockets_outlasts_a_layout_and_counters_begin_anew() -> Result<(
     for (map, (before, after)) in MAPS.iter().zip(before.iter().zip(&after)) {
         same(map.name, before == after, map.lasts)?;
     }
-    let counters = info(&maps_folder(""), &COUNT)?.max_entries();
+    let counters = info(&maps_folder(""), &REASON_COUNTS)?.max_entries();
     same("counters", counters, Reason::CAPACITY)?;
-    // Each counter of the older layout was 1000 on each CPU.
+    // Each counter of the imitated older layout was 1000 on each CPU.
     ensure!(node.reason("translated")? < 1000);
     same("open", open()?, opened?)?;
     flows.into_iter().try_for_each(Flows::end)
@@ -119,7 +120,7 @@ fn an_older_layout_stays_until_every_object_can_be_read() -> Result<()> {
     wait::until(CHANGE, || waits() == Some(true))
         .with_context(|| format!("{:?}", node.status()))?;
 
-    ensure!(scene.has(&older_folder("/svc")) && !scene.has(&maps_folder("")));
+    ensure!(scene.has(&older_folder("/services")) && !scene.has(&maps_folder("")));
     all_stay(&flows)?;
     for (vip, servers) in [(WEB, ["one", "two"]), (OTHER, ["other"; 2])] {
         for way in Way::TCP {
@@ -146,16 +147,16 @@ fn a_daemon_that_is_killed_while_it_replaces_a_layout_leaves_what_the_next_one_g
     age(&scene.node)?;
     let moments: [fn(&Scene) -> bool; 5] = [
         |scene| scene.has(&maps_folder("-next")),
-        |scene| scene.has(&maps_folder("-next/svc")),
+        |scene| scene.has(&maps_folder("-next/services")),
         |scene| scene.has(&maps_folder("-next/host")),
         |scene| scene.has(&maps_folder("")),
-        |scene| scene.has(&maps_folder("")) && !scene.has(&older_folder("/svc")),
+        |scene| scene.has(&maps_folder("")) && !scene.has(&older_folder("/services")),
     ];
 
     let story = || {
         go_on(&flows)?;
         if scene.has(&maps_folder("")) {
-            // The old layout was replaced: completes the start, then imitates an older layout again.
+            // The older layout is replaced already, so complete the start and imitate an older layout again.
             node.start()?;
             scene.is_tidy()?;
             go_on(&flows)?;
@@ -212,7 +213,7 @@ fn cleanup_removes_maps_that_were_being_made_anew_of_this_layout_or_an_older_one
         if former == older_folder("") {
             age(node)?;
         }
-        let is_met = scene.kill_when(|scene| scene.has(&maps_folder("-next/svc")))?;
+        let is_met = scene.kill_when(|scene| scene.has(&maps_folder("-next/services")))?;
         ensure!(is_met && scene.has(&former), "{former}: {}", node.logs());
 
         cleanup(node)?;

@@ -1,6 +1,6 @@
-//! The uses of the counts of open connections: the choice of the least loaded backend, and the index of
-//! a removed backend, which is not reused while it has open connections. Also the counts across starts
-//! that replace the maps.
+//! Features that depend on the counts of open connections: the algorithm `least-conn`, and backend
+//! indices, which are not reused while they have open connections. Also the counts after a start that
+//! replaces the maps.
 
 use std::net::UdpSocket;
 
@@ -17,7 +17,7 @@ use crate::{
 const ALGORITHM: &str = "culvert.dev/algorithm";
 const WEIGHTS: &str = "culvert.dev/weights";
 
-/// Creates a socket that is connected to the Service `web`; returns it with the name of the server.
+/// Creates a UDP socket that is connected to the Service `web`; returns it with the name of the server.
 fn connected(place: &Place, way: Way) -> Result<(UdpSocket, String)> {
     let socket = way.connected(place, WEB, DNS)?;
     let server = ask(&socket)?;
@@ -43,7 +43,7 @@ fn of_two_backends_the_emptier_one_is_always_chosen() -> Result<()> {
         let mut held = (0..20).map(connect).collect::<Result<Vec<_>>>()?;
         same("both", by_server(&held, names), [10, 10])?;
         held.retain(|(_, server)| server == "one");
-        // Backend `two` has no connections left, and gets all new ones until both are equal.
+        // Now `one` has ten connections and `two` has none, so `two` gets the next ten.
         let more = (0..10).map(connect).collect::<Result<Vec<_>>>()?;
         same("the emptier one", by_server(&more, names), [0, 10])?;
     }
@@ -62,7 +62,8 @@ fn of_two_backends_the_emptier_one_is_always_chosen() -> Result<()> {
 fn connections_are_held_by_weight() -> Result<()> {
     const ROUNDS: usize = 24;
     let scene = set_up()?;
-    // A small set is in the record, a larger one in slots. The slots are 2 + 1, and 3 + 1 + 1.
+    // A small backend set is in the frontend's record, a larger one in slots. There are 2 + 1 and
+// 3 + 1 + 1 slots.
     for (weights, south, expected) in [
         ("zone:north=2", &["two"][..], [2, 1, 0]),
         ("zone:north=3", &["two", "three"], [3, 1, 1]),
@@ -81,8 +82,9 @@ fn connections_are_held_by_weight() -> Result<()> {
             let held = (0..ROUNDS * slots).map(connect);
             let held = held.collect::<Result<Vec<_>>>()?;
             let counts = by_server(&held, ["one", "two", "three"]);
-            // A pair of slots with different backends goes to the less loaded one for its weight: these
-            // are four of six pairs, or seven of ten. The others are too few for a larger deviation.
+            // Two slots are drawn, and the backend with fewer connections per weight is chosen. The
+            // two slots have different backends in four of six pairs, or seven of ten; the other pairs
+            // are too few for a larger deviation.
             for (count, weight) in counts.into_iter().zip(expected) {
                 let is_near = count.abs_diff(ROUNDS * weight) <= 5;
                 ensure!(is_near, "{way:?}, {weights}: {counts:?}");
@@ -92,7 +94,7 @@ fn connections_are_held_by_weight() -> Result<()> {
     Ok(())
 }
 
-/// Returns the number of indices of removed backends that open connections keep.
+/// Returns the number of indices that are kept since their removed backends have open connections.
 fn occupied(node: &Node) -> Option<u64> {
     node.status().ok()?["programmed"]["drainingBackends"].as_u64()
 }
@@ -108,7 +110,7 @@ fn an_index_with_open_connections_is_not_given_out_again_not_even_by_another_dae
             seen = occupied(node);
             seen == Some(wanted)
         })
-        .with_context(|| format!("{seen:?} indices are kept, not {wanted}"))
+        .with_context(|| format!("{seen:?} indices are kept, expected {wanted}"))
     };
     let replaced = |names: &[&str]| -> Result<()> {
         scene.lead_to(names)?;
@@ -121,11 +123,11 @@ fn an_index_with_open_connections_is_not_given_out_again_not_even_by_another_dae
     let held = held.into_iter().collect::<Result<Vec<_>, _>>()?;
     let udp = Way::UDP.map(|way| connected(&scene.client, way));
     let udp = udp.into_iter().collect::<Result<Vec<_>>>()?;
-    // One index per protocol and family is kept.
+    // One index is kept for each protocol and family.
     replaced(&["two"])?;
     until(4)?;
     for round in 0..3 {
-        // A reused index would show the connections of its former backend.
+        // A new backend with a reused index would show the connections of the former backend.
         for names in [&["three"][..], &["one", "two", "three"], &["two"]] {
             replaced(names)?;
             let counts = open(node, "web")?;
@@ -154,8 +156,8 @@ fn counts_outlive_maps_that_are_made_anew() -> Result<()> {
     let mut held = (0..10).map(|_| connect()).collect::<Result<Vec<_>>>()?;
     until(10)?;
 
-    // Larger; smaller, which keeps the map of counts; larger, but below the first; larger than all
-    // before.
+    // The sizes are larger, smaller (the map of counts is kept), larger but less than the first, and
+    // larger than all before.
     for size in [4096, 64, 128, 8192] {
         scene.resize([64, 64, size])?;
         if size == 128 {
@@ -175,7 +177,7 @@ fn counts_outlive_maps_that_are_made_anew() -> Result<()> {
         held.swap_remove(0);
         until(expected - 1)?;
     }
-    // An older layout: indices restart, and the counts are kept.
+    // After an older layout, indices are assigned from the start again, and the counts are kept.
     node.kill9()?;
     carried::age(node)?;
     node.start()?;
@@ -190,7 +192,7 @@ fn counts_end_at_nothing_after_a_load_while_maps_were_made_anew() -> Result<()> 
     let sizes = [4096, 64, 8192];
 
     scene.under_load(&carried::SERVED, sizes.len(), |number| {
-        // Each size is larger than all before it, or smaller.
+        // Each size differs from all before it.
         let size = sizes[number % sizes.len()] + u32::try_from(number)?;
         scene.resize([size, size, size])?;
         if number % 2 == 0 {

@@ -1,4 +1,4 @@
-//! A Service whose address also belongs to this node, with a local listener on it.
+//! Services whose address the node itself has, with a local listener on that address.
 
 use std::{
     io,
@@ -15,14 +15,14 @@ use crate::{
     support::{DNS, HTTP, Vip, Way, ports, receive, same, until_same},
 };
 
-/// An address that is routable from pods: it is outside of the range of Services, which has no route.
+/// The Service's addresses. They are not in the range of ClusterIPs, to which pods have no route.
 const CACHED: Vip = Vip {
     v4: Ipv4Addr::new(169, 254, 20, 10),
     v6: Ipv6Addr::new(0xfd00, 0x20, 0, 0, 0, 0, 0, 0x10),
 };
 const NAME: &str = "cached";
 
-/// Creates a node with a Service whose address is also on the node's loopback link.
+/// Creates a node with a Service whose addresses are also on the node's loopback interface.
 fn prepared() -> Result<Scene> {
     let scene = Scene::new(&["backend"])?;
     scene.lead(CACHED, NAME, &["backend"])?;
@@ -30,7 +30,7 @@ fn prepared() -> Result<Scene> {
     Ok(scene)
 }
 
-/// Waits until the status reports a local listener for all frontends, or for none.
+/// Waits until the status reports a local listener for each frontend, or for no frontend.
 fn until_listener(scene: &Scene, is_there: bool) -> Result<()> {
     until_same("listeners", vec![is_there; 4], || {
         let ports = ports(&scene.node.services()?, NAME);
@@ -40,7 +40,8 @@ fn until_listener(scene: &Scene, is_there: bool) -> Result<()> {
     })
 }
 
-/// Dials the Service from each place, over TCP and UDP; expects answers of the backend.
+/// Dials the Service from the host and the client pod, over TCP and UDP; expects answers from the
+/// backend.
 fn backend_is_dialled(scene: &Scene) -> Result<()> {
     scene.reaches(CACHED, "backend")?;
     scene.each(&Way::UDP, |place, way| {
@@ -48,7 +49,7 @@ fn backend_is_dialled(scene: &Scene) -> Result<()> {
     })
 }
 
-/// Listening sockets of a test in a place, over TCP and UDP, at one address of each family.
+/// The TCP and UDP sockets with which a test listens in a place, on one address of each family.
 pub(crate) struct Listening {
     tcp: [TcpListener; 2],
     udp: [UdpSocket; 2],
@@ -69,13 +70,13 @@ impl Listening {
         })
     }
 
-    /// Accepts the next connection of this way; returns the client's address.
+    /// Accepts the next connection of this dialer's family; returns the client's address.
     pub(crate) fn accept(&self, way: Way) -> Result<SocketAddr> {
         let listener = of_family(&self.tcp, way);
         Ok(listener.accept().context("accept")?.1)
     }
 
-    /// Returns the socket that receives the datagrams of this way.
+    /// Returns the socket that receives the datagrams of this dialer.
     pub(crate) const fn udp(&self, way: Way) -> &UdpSocket {
         of_family(&self.udp, way)
     }
@@ -88,7 +89,7 @@ const fn of_family<T>([v4, v6]: &[T; 2], way: Way) -> &T {
     }
 }
 
-/// A listener on the host at the address of the Service, like a node-local DNS cache.
+/// Listeners on the host at the addresses of the Service, like a node-local DNS cache.
 struct Cache(Listening);
 
 impl Cache {
@@ -96,13 +97,14 @@ impl Cache {
         Listening::at(host, CACHED.ips(), [HTTP, DNS]).map(Self)
     }
 
-    /// Dials the Service from each place, over TCP and UDP; expects everything to arrive here.
+    /// Dials the Service from the host and the client pod, over TCP and UDP; expects all connections and
+/// datagrams to arrive at these listeners.
     fn is_dialled(&self, scene: &Scene) -> Result<()> {
         scene.each(&Way::TCP, |place, way| self.accepts(place, way))?;
         scene.each(&Way::UDP, |place, way| self.answers(place, way))
     }
 
-    /// Connects to the Service; expects the connection here.
+    /// Connects to the Service; expects the connection to arrive at these listeners.
     fn accepts(&self, place: &Place, way: Way) -> Result<()> {
         let stream = way.connect(place, CACHED, HTTP)?;
         same("peer", stream.peer_addr()?, way.shown(CACHED, HTTP))?;
@@ -112,7 +114,7 @@ impl Cache {
         same("client", from.ip(), own.ip().to_canonical())
     }
 
-    /// Sends a datagram to the Service; expects it here, and the answer back.
+    /// Sends a datagram to the Service; expects it to arrive at these listeners, and their answer to return.
     fn answers(&self, place: &Place, way: Way) -> Result<()> {
         let socket = way.udp(place)?;
         socket.send_to(b"who?", way.to(CACHED, DNS))?;
@@ -136,7 +138,7 @@ fn sockets_reach_what_listens_on_the_address_of_a_service_here_and_backends_when
     cache.is_dialled(&scene)?;
     let shown = scene.node.culvert(&["services", NAME])?.stdout;
     let told = shown.matches("not translated: local listener");
-    ensure!(told.count() == 8, "four states and four fronts:\n{shown}");
+    ensure!(told.count() == 8, "expected the words for four states and four frontends:\n{shown}");
 
     drop(cache);
     until_listener(&scene, false)?;
@@ -157,7 +159,7 @@ fn what_listens_before_the_daemon_is_left_alone_from_its_first_write() -> Result
     let logs = scene.node.logs();
     ensure!(!logs.contains("local listener gone"), "{logs}");
 
-    // Once the address is gone from the link, the Service leads to its backends again, despite
+    // Once the address is removed from the interface, the Service leads to its backends again, even with
     // listeners.
     CACHED.delete_from(scene.node.host(), "lo")?;
     until_listener(&scene, false)?;
@@ -172,7 +174,7 @@ fn what_listens_on_all_addresses_of_the_node_takes_no_service() -> Result<()> {
         let _everywhere = (host.listen((all, HTTP))?, host.udp((all, DNS))?);
         scene.node.start()?;
         let dialled = backend_is_dialled(&scene);
-        dialled.with_context(|| format!("while {all} is listened on"))?;
+        dialled.with_context(|| format!("with a listener on {all}"))?;
         scene.node.stop()?;
     }
     Ok(())

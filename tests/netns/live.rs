@@ -1,4 +1,4 @@
-//! Manifest changes while the daemon runs, and the endpoints of its ports.
+//! Manifest changes while the daemon runs, and the daemon's HTTP endpoints.
 
 use std::net::{Ipv6Addr, SocketAddr};
 
@@ -17,7 +17,7 @@ use crate::{
     support::{CHANGE, HTTP, Vip, Way, errno, get, same, until_backends, until_gone, until_same},
 };
 
-/// Returns the problems of the sources, from the daemon's status.
+/// Returns the problems of sources that the daemon's status lists.
 fn problems(node: &Node) -> Vec<String> {
     let status = node.status().unwrap_or_default();
     let problems = status["source"]["problems"].as_array().cloned();
@@ -25,7 +25,7 @@ fn problems(node: &Node) -> Vec<String> {
     problems.unwrap_or_default().into_iter().map(text).collect()
 }
 
-/// Dials over every family; returns the name of the one server that answers.
+/// Connects with every TCP dialer; returns the name of the server, which must answer all.
 fn ask(node: &Node, vip: Vip) -> Result<String> {
     let client = node.pod("client")?;
     let name = Way::V4.dial(&client, vip, HTTP)?;
@@ -42,7 +42,7 @@ fn a_bad_document_is_named_while_the_rest_applies_and_the_last_good_version_stay
     let node = &scene.node;
     let good = WEB.service("web").backends(scene.all()).to_string();
     let other = OTHER.service("other").backends(scene.all()).to_string();
-    // The Service gets an invalid port, and its file gets a second Service.
+    // The Service now has an invalid port, and its file a second Service.
     let bad = good.replacen("port: 80,", "port: 80000,", 1);
     ensure!(bad != good);
 
@@ -62,7 +62,7 @@ fn a_bad_document_is_named_while_the_rest_applies_and_the_last_good_version_stay
     same("server", ask(node, WEB)?, "backend")?;
     ensure!(node.is_ready());
 
-    // A file that can't be parsed is a separate problem, with as little effect.
+    // A file that can't be parsed is a separate problem, and has no effect on Services either.
     node.apply(("broken.yaml", "kind: [Service\n"))?;
     wait::until(CHANGE, || {
         problems(node).iter().any(|it| it.contains("broken.yaml"))
@@ -108,10 +108,10 @@ fn a_service_comes_changes_and_goes_with_its_manifest() -> Result<()> {
     same("server", ask(node, WEB)?, "backend")
 }
 
-/// Asserts that kube-proxy's metrics of a sync exist, for both families.
+/// Asserts that kube-proxy's metrics of syncs exist for both families.
 fn passes_are_measured(metrics: &str) -> Result<()> {
     for family in ["IPv4", "IPv6"] {
-        // Only the Service counts: the daemon's probe of its own data path does not.
+        // Only the test's Service counts, not the Service with which the daemon probes its data path.
         for (name, most) in [
             ("sync_proxy_rules_duration_seconds_count", u64::MAX),
             ("sync_full_proxy_rules_duration_seconds_count", u64::MAX),
@@ -123,7 +123,7 @@ fn passes_are_measured(metrics: &str) -> Result<()> {
             let name = format!("kubeproxy_{name}{{ip_family=\"{family}\"}}");
             let value = metric(metrics, &name).unwrap_or_default();
             let as_expected = (1..=most).contains(&value);
-            ensure!(as_expected, "{name} of {value} in {metrics}");
+            ensure!(as_expected, "{name} is {value}, expected 1 to {most}, in {metrics}");
         }
     }
     Ok(())
@@ -143,7 +143,7 @@ fn health_and_metrics_are_told_over_their_ports() -> Result<()> {
     same("code", code, 200)?;
     same("ready", metric(&metrics, "culvert_ready"), Some(1))?;
     let translated = "culvert_reason_total{reason=\"translated\"}";
-    // The connects of the Service, and one by the daemon's probe.
+    // The connects to the Service, and one connect by the daemon's probe.
     let connects = u64::try_from(Way::TCP.len())? + 1;
     same("translated", metric(&metrics, translated), Some(connects))?;
     passes_are_measured(&metrics)?;
@@ -179,7 +179,7 @@ fn a_node_that_is_to_go_lives_but_is_no_place_for_new_traffic() -> Result<()> {
     node.apply((&*file, &*format!("{text}{taint}")))?;
     until_told(503)?;
     same("livez", ask_host("/livez")?.0, 200)?;
-    // The node is kept after all; then its object is deleted.
+    // First the taint is removed, then the Node object is deleted.
     node.apply((&*file, &*text))?;
     until_told(200)?;
     node.withdraw(&file)?;

@@ -1,5 +1,5 @@
-//! Real sockets through the real kernel programs, and the life cycle of the daemon. Needs root, a cgroup
-//! v2 hierarchy and a kernel with BPF.
+//! Tests of the kernel programs with real sockets, and of the daemon's life cycle. They need root, a
+//! cgroup v2 hierarchy and a kernel with BPF.
 
 #![cfg(test)]
 

@@ -1,5 +1,5 @@
-//! The client address that a backend sees: that of the pod or host, for every dialled address. The
-//! translation at the socket has no packet that it could masquerade, as kube-proxy does.
+//! A backend sees the client's own address, for every address of the Service. kube-proxy masquerades
+//! packets; Culvert translates at the socket, before there is a packet.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -18,7 +18,7 @@ use crate::{
     support::{DNS, DNS_TARGET, HOST, HTTP, HTTP_TARGET, Vip, Way, addresses, same},
 };
 
-/// The addresses of the Service, with their ports.
+/// The addresses of the Service, with their HTTP and DNS ports.
 const ADDRESSES: [(&str, Vip, [u16; 2]); 4] = [
     ("the cluster IP", WEB, [HTTP, DNS]),
     ("the node port", HOST, [NODE_HTTP, NODE_DNS]),
@@ -28,7 +28,7 @@ const ADDRESSES: [(&str, Vip, [u16; 2]); 4] = [
 
 static SCENE: Shared<Scene> = Shared::new(|| Scene::started(&[]));
 
-/// Programs a Service of one backend, with this policy for external traffic; returns the backend.
+/// Programs a Service with one backend and this `externalTrafficPolicy`; returns the backend.
 fn program(scene: &Scene, policy: &str) -> Result<Arc<Pod>> {
     let backend = scene.node.pod("backend")?;
     let web = reach::service_everywhere()
@@ -39,8 +39,8 @@ fn program(scene: &Scene, policy: &str) -> Result<Arc<Pod>> {
     Ok(backend)
 }
 
-/// Asserts that the backend sees the place's own address as client, for each address of the Service,
-/// protocol and family.
+/// Asserts that the backend sees these client addresses, for each address of the Service, protocol and
+/// family that the place dials.
 fn sees(backend: &Pod, place: &Place, as_whom: [IpAddr; 2]) -> Result<()> {
     let ips = [backend.v4(), backend.v6()];
     let listening = Listening::at(backend, ips, [HTTP_TARGET, DNS_TARGET])?;

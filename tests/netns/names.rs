@@ -1,8 +1,8 @@
-//! The resolution of gateway names in an image that has only the program: by the resolver inside the
-//! static C library, from the two files that a container runtime adds.
+//! How an agent resolves gateway names in an image that has only the program: the resolver is in the
+//! statically linked C library, and reads the two files that a container runtime adds.
 //!
-//! CI runs this with the static program of the image. A dynamically linked program gets copies of its
-//! libraries, and nothing else.
+//! CI runs the static program of the image. For a dynamically linked program, the test copies its
+//! libraries, too.
 
 use std::{
     fs,
@@ -24,16 +24,16 @@ use tunnel_tests::{
 
 use crate::support::{CHANGE, run};
 
-/// The time that a resolver may keep a connection open without a request.
+/// The time after which the name server closes a connection without a request.
 const IDLE: Duration = Duration::from_millis(200);
 
-/// A name server with two names; it answers one of them only over TCP.
+/// A name server that knows two names; it answers for one of them only over TCP.
 struct NameServer {
     udp: UdpSocket,
     tcp: TcpListener,
 }
 
-/// Encodes a name as in a question (RFC 1035 section 3.1).
+/// Encodes a name as length-prefixed labels (RFC 1035 section 3.1).
 fn labels(name: &str) -> Vec<u8> {
     let label = |label: &str| [&[label.len().to_le_bytes()[0]], label.as_bytes()].concat();
     let mut labels: Vec<u8> = name.split('.').flat_map(label).collect();
@@ -41,7 +41,7 @@ fn labels(name: &str) -> Vec<u8> {
     labels
 }
 
-/// Builds the response to a query (RFC 1035 section 4): 127.0.0.1, or NXDOMAIN.
+/// Builds the response to a query (RFC 1035 section 4): 127.0.0.1 for the known names, else NXDOMAIN.
 fn answer(question: &[u8], is_tcp: bool) -> Option<Vec<u8>> {
     let (header, asked) = question.split_at_checked(12)?;
     let end = asked.iter().position(|byte| *byte == 0)? + 1;
@@ -52,7 +52,7 @@ fn answer(question: &[u8], is_tcp: bool) -> Option<Vec<u8>> {
     let flags: [u8; 2] = match (is_plain, is_long) {
         (true, _) => [0x81, 0x80],
         (_, true) if is_tcp => [0x81, 0x80],
-        // TC, truncated: the client retries over TCP.
+        // The flag TC (truncated), so the client retries over TCP.
         (_, true) => [0x83, 0x80],
         // RCODE 3, NXDOMAIN.
         (false, false) => [0x81, 0x83],
@@ -109,11 +109,11 @@ fn serve_one(mut stream: &TcpStream) -> Result<bool> {
     Ok(true)
 }
 
-/// Copies the program and its libraries into a root folder that has nothing else.
+/// Copies the program and its libraries into a root folder.
 fn put_program(root: &Path) -> Result<()> {
     let program = environment::culvert()?;
     fs::copy(&program, root.join("culvert"))?;
-    // `ldd` fails for a static program, and is absent in a virtual machine, which has only static ones.
+    // `ldd` fails for a static program. Virtual machines have no `ldd`, and run static programs.
     let Ok(listing) = Command::new("ldd").arg(&program).output() else {
         return Ok(());
     };
@@ -127,7 +127,7 @@ fn put_program(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Writes the certificate of an agent, and its config.
+/// Issues an agent's certificate, and writes the agent's config.
 fn put_config(node: &Node, root: &Path) -> Result<()> {
     let program = environment::culvert()?.display().to_string();
     let path = root.display();
@@ -186,7 +186,7 @@ fn an_agent_finds_gateways_by_name_with_two_files_of_its_container() -> Result<(
     });
     if all.is_err() {
         agent.signal(nix::sys::signal::Signal::SIGKILL)?;
-        bail!("reached {reached:?}: {:?}", agent.finish(ANSWER)?);
+        bail!("gateways reached: {reached:?}; the agent: {:?}", agent.finish(ANSWER)?);
     }
     Ok(())
 }

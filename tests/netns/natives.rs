@@ -1,4 +1,4 @@
-//! Features of only some kernels: SCTP, links of type dummy, IPVS.
+//! Kernel modules that not every kernel has: SCTP, dummy interfaces, IPVS.
 
 use std::net::SocketAddr;
 
@@ -21,7 +21,7 @@ use crate::{
 
 const SIGNAL: u16 = 3868;
 
-/// Starts a node with the Service `web` and its backend.
+/// Starts a node with the Service `web`, which also has an SCTP port.
 fn web() -> Result<Scene> {
     let scene = Scene::new(&["backend"])?;
     let service = WEB.service("web").port(Protocol::SCTP, SIGNAL, SIGNAL);
@@ -37,8 +37,8 @@ fn sctp(place: &Place, to: SocketAddr) -> Result<Socket> {
 }
 
 /// The kernel has no hook for an SCTP connect, so the packets keep the ClusterIP as destination and
-/// follow the routes. If no host has that address, the client gets the network's error (mostly a timeout
-/// after minutes), not one of Culvert. In this test an outside host has it.
+/// follow the routes. In this test, an outside host has that address. Elsewhere no host has it, and the
+/// client gets the network's error, mostly a timeout after minutes.
 #[test]
 fn a_connect_by_sctp_goes_to_the_cluster_ip_itself_and_tcp_beside_it_is_served() -> Result<()> {
     if feature::lacks(test_name!(), &[Feature::Sctp])? {
@@ -110,7 +110,7 @@ fn guard_a_dummy(address: &str, gateway: &str) -> Result<()> {
     let route = format!("ip route add default via {gateway} dev cloud metric 5");
     run(host, &route)?;
 
-    wait::until(PATIENCE, || has("cloud")).context("the dummy is no uplink")?;
+    wait::until(PATIENCE, || has("cloud")).context("the dummy interface does not become an uplink")?;
     same("guards with the dummy", guards()?, 2)?;
     if !feature::is_there(Feature::Tcx)? {
         let filters = run(host, "tc filter show dev cloud ingress")?;
@@ -118,15 +118,15 @@ fn guard_a_dummy(address: &str, gateway: &str) -> Result<()> {
     }
 
     run(host, "ip link del cloud")?;
-    wait::until(PATIENCE, || !has("cloud")).context("the dummy is still an uplink")?;
+    wait::until(PATIENCE, || !has("cloud")).context("the removed dummy interface is still an uplink")?;
     wait::until(PATIENCE, || guards().is_ok_and(|guards| guards == 1))
-        .with_context(|| format!("its guard is still there: {:?}", network(&node)))?;
+        .with_context(|| format!("the guard of the removed interface is still pinned: {:?}", network(&node)))?;
     ensure!(has("uplink"), "{}", network(&node)?);
     Ok(())
 }
 
-/// Kube-proxy in IPVS mode leaves virtual services, and the ClusterIPs on a link. Connects that are
-/// translated at the socket never reach them.
+/// kube-proxy in IPVS mode leaves virtual services, and the ClusterIPs on an interface. Connects that
+/// Culvert translates at the socket never reach IPVS.
 #[test]
 fn ipvs_for_the_same_cluster_ip_gets_no_connection_of_host_or_pods() -> Result<()> {
     if feature::lacks(test_name!(), &[Feature::IpVs])? {
@@ -145,7 +145,7 @@ fn ipvs_for_the_same_cluster_ip_gets_no_connection_of_host_or_pods() -> Result<(
         let vip = way.to(WEB, HTTP);
         table.add(vip, (decoy.address(way.family()), HTTP_TARGET).into())?;
 
-        // A process outside of the instance's cgroup shows that IPVS works.
+        // A connect by a process outside of the instance's cgroup proves that IPVS works.
         let socket = way.tcp(&foreign)?;
         socket.bind(&SocketAddr::from((own, 0)).into())?;
         connect_within(&socket, vip, ANSWER).context("by IPVS")?;

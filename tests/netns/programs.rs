@@ -1,4 +1,4 @@
-//! The kernel programs on a node, loaded without the daemon.
+//! The kernel programs on a node, loaded by the test itself instead of a daemon.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use tunnel_userspace::{
 
 use crate::race::field::{BACKENDS, SLOTS};
 
-/// The programs and their counters.
+/// The loaded programs and their counters.
 pub(crate) struct Programs {
     counters: Counters,
     pub(crate) data_path: DataPath,
@@ -20,7 +20,8 @@ pub(crate) struct Programs {
 }
 
 impl Programs {
-    /// Loads the programs for these features, with this many frontends, without attaching them.
+    /// Loads the programs for these kernel features, with maps for this many frontends, without attaching
+/// them.
     pub(crate) fn load(
         node: &Node,
         features: Features,
@@ -51,7 +52,7 @@ impl Programs {
             .pin()?)
     }
 
-    /// Creates the product's reconciler for the maps.
+    /// Creates a reconciler like the daemon's, which owns the maps.
     pub(crate) fn reconciler(
         &self,
         maps: KernelMaps,
@@ -68,10 +69,10 @@ impl Programs {
         Ok(Reconciler::adopt(maps, sizes, grace, settings)?)
     }
 
-    /// Returns the kernel programs' count of a reason, by its label.
+    /// Returns the kernel programs' counter of the reason with this label.
     pub(crate) fn reason(&self, word: &str) -> Result<u64> {
         let counts = self.counters.read()?;
         let found = counts.iter().find(|(reason, _)| reason.label() == word);
-        Ok(found.context("no such reason")?.1)
+        Ok(found.with_context(|| format!("no reason has the label {word}"))?.1)
     }
 }

@@ -1,5 +1,5 @@
-//! Readers and a writer of the service maps on two CPUs: the backends that connects reach while the maps
-//! change.
+//! The race between connects, which read the service maps on one CPU, and a writer that changes the maps
+//! on the other: no connect may reach another Service's backend.
 
 pub(crate) mod field;
 mod hold_up;
@@ -25,39 +25,39 @@ use self::{
 };
 use crate::{programs::Programs, support::each_family, under_load::is_answered};
 
-/// The time that the product's writer runs against its readers: twenty times as long as the hasty writer
-/// takes to cause misrouted connects.
+/// The duration of the race with the daemon's writer: twenty times the time in which the writer without
+/// a grace period causes misrouted connects.
 const LASTING: Duration = Duration::from_secs(10);
 
-/// The time limit for the hasty writer to cause them.
+/// The time limit for the writer without a grace period to cause misrouted connects.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// The number of misrouted connects that proves the fault.
+/// The number of misrouted connects that prove the writer's fault.
 const PROOF: u64 = 3;
 
-/// The time that readers check the maps after the hasty writer has stopped.
+/// The time that a reader checks the maps after the writer without a grace period has stopped.
 const AFTERWARDS: Duration = Duration::from_millis(300);
 
-/// The time that the entries of frontends are replaced, in each family.
+/// The time that frontends' entries are replaced, in each family.
 const SWAPPING: Duration = Duration::from_secs(3);
 
 /// The minimum number of endpoint changes per second.
 const CHANGES: u32 = 1000;
 
-/// The minimum number of connects per second; a native run makes three times as many.
+/// The minimum number of connects per second; without emulation, there are three times as many.
 const CONNECTS: u32 = 20_000;
 
-/// One in this many datagrams may be refused with a server at that port. The kernel's lookup of a UDP
-/// socket misses it if the lookup is at a socket that a concurrent connect moves to another chain
-/// ([`udp_lib_rehash`](https://github.com/torvalds/linux/blob/v6.12/net/ipv4/udp.c)). At full speed that
-/// happens once in 800,000 datagrams without any program attached, and more often if the hash table is
-/// small.
+/// One in this many datagrams may be refused, although a server has the port: the kernel's lookup of a
+/// UDP socket fails if it is just visiting a socket that a concurrent connect moves to another hash chain
+/// ([`udp_lib_rehash`](https://github.com/torvalds/linux/blob/v6.12/net/ipv4/udp.c)). Without any
+/// program attached, this happens once in 800,000 datagrams at full speed, and more often with a small
+/// hash table.
 const SENT_PER_REFUSED: u64 = 1000;
 
-/// HTTP requests per second to each Service that serves them.
+/// HTTP requests per second to each Service of HTTP servers.
 const REQUESTS: u32 = 250;
 
-/// A lock that permits one race at a time: each needs both CPUs.
+/// A lock, so that only one race runs at a time: each needs both CPUs.
 static CPUS: Mutex<()> = Mutex::new(());
 
 #[test]
@@ -86,7 +86,8 @@ fn churn(family: Family) -> Result<()> {
     at_least(changes, scale.count(CHANGES), lasting).context("changes")
 }
 
-/// Runs a writer on its CPU while `read` runs and the readers' CPU is held up. Returns both results.
+/// Runs a writer on its CPU while `read` runs, and interrupts the readers' CPU meanwhile. Returns both
+/// results.
 fn beside<R, W: Send>(
     write: impl FnOnce(&AtomicBool) -> Result<W> + Send,
     read: impl FnOnce() -> Result<R>,
@@ -106,7 +107,7 @@ fn beside<R, W: Send>(
     })
 }
 
-/// Runs readers of every kind; none may fail or be misrouted.
+/// Runs readers of every kind; no connect may fail or be misrouted.
 fn read(field: &Field, scale: Scale, lasting: Duration) -> Result<()> {
     let readers = [
         field.reader(READER, lasting)?,
@@ -128,10 +129,11 @@ fn read(field: &Field, scale: Scale, lasting: Duration) -> Result<()> {
     at_least(read.connects, scale.count(CONNECTS), lasting).context("connects")
 }
 
-/// Asserts a minimum number of events per second. Both `rate` and `lasting` are already scaled.
+/// Asserts that there were at least `rate` events per second. Both `rate` and `lasting` are already
+/// scaled.
 fn at_least(count: u64, rate: u32, lasting: Duration) -> Result<()> {
     let wanted = u128::from(rate) * lasting.as_millis() / 1000;
-    ensure!(u128::from(count) >= wanted, "{count}, not {wanted}");
+    ensure!(u128::from(count) >= wanted, "{count}, expected at least {wanted}");
     Ok(())
 }
 
@@ -181,9 +183,9 @@ fn be_hasty(family: Family) -> Result<()> {
             })
         },
     )?;
-    ensure!(changes > 0, "nothing was written");
+    ensure!(changes > 0, "the writer changed nothing");
 
-    // The writes misrouted connects, not the final content of the maps.
+    // The maps' final content misroutes no connect, so the writes did.
     let read = field.reader(READER, scale.lasting(AFTERWARDS))?.finish()?;
     ensure!(read.connects > 0 && read.astray == 0, "{read:?}");
     ensure!(read.failures.is_empty(), "{read:?}");

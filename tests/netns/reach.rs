@@ -1,5 +1,5 @@
-//! A Service at its other addresses (node ports, load balancer addresses, external IPs), and policies
-//! that keep traffic on this node.
+//! Node ports, load balancer addresses and external IPs of a Service, and policies that restrict traffic
+//! to endpoints of this node.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -31,12 +31,12 @@ const OUTSIDE: Vip = Vip {
     v4: topology::OUTSIDE_V4,
     v6: topology::OUTSIDE_V6,
 };
-/// Addresses that the host gets while the daemon runs.
+/// Addresses that a test adds to the host while the daemon runs.
 const NEW: Vip = Vip {
     v4: Ipv4Addr::new(198, 51, 100, 7),
     v6: Ipv6Addr::new(0x2001, 0xdb8, 0x51, 0, 0, 0, 0, 7),
 };
-/// Addresses without a route of their own.
+/// Addresses to which there is no route.
 pub(crate) const BALANCER: Vip = Vip::of(200);
 pub(crate) const EXTERNAL: Vip = Vip::of(201);
 pub(crate) const NODE_HTTP: u16 = 30_080;
@@ -60,15 +60,14 @@ pub(crate) fn service() -> Service {
         .node_port(NODE_DNS)
 }
 
-/// Builds the same Service with an external IP and a load balancer address of each family.
+/// Builds a Service like [`service`], with an external IP and a load balancer address of each family.
 pub(crate) fn service_everywhere() -> Service {
     service()
         .spec(&format!("externalIPs: [{}]", EXTERNAL.listed()))
         .load_balancer(&BALANCER.ingress())
 }
 
-/// Asserts that the backend answers over every protocol and family, with the dialled address as peer or
-/// sender.
+/// Asserts that the backend answers every TCP and UDP dialer, with the dialled address as peer or sender.
 fn answers(place: &Place, vip: Vip, [http_port, dns_port]: [u16; 2]) -> Result<()> {
     for way in Way::TCP {
         way.is_served(place, vip, http_port, "backend")?;
@@ -88,7 +87,7 @@ fn loopback_has_node_ports_on_the_host_and_is_a_pods_own() -> Result<()> {
 
     for way in [Way::V4, Way::V6] {
         let refused = errno(way.connect(&scene.client, LOOPBACK, NODE_HTTP));
-        same("a pod's", refused, Errno::ECONNREFUSED)?;
+        same("error in a pod", refused, Errno::ECONNREFUSED)?;
         let own = scene.client.listen(way.to(LOOPBACK, NODE_HTTP))?;
         way.connect(&scene.client, LOOPBACK, NODE_HTTP)?;
         drop(own);
@@ -110,7 +109,7 @@ fn loopback_node_ports_leave_sockets_that_are_bound_to_loopback_alone() -> Resul
             let to = way.to(LOOPBACK, NODE_HTTP);
             Ok(connect_within(&socket, to, ANSWER))
         };
-        same("nobody listens", errno(connect()?), Errno::ECONNREFUSED)?;
+        same("error without a listener", errno(connect()?), Errno::ECONNREFUSED)?;
         let own = host.listen(way.to(LOOPBACK, NODE_HTTP))?;
         connect()?.with_context(|| format!("{way:?} to its own listener"))?;
         drop(own);
@@ -135,10 +134,10 @@ fn node_ports_follow_the_addresses_of_the_node() -> Result<()> {
     let host = scene.node.host();
     for way in [Way::V4, Way::V6] {
         let primary = errno(way.connect(host, HOST, NODE_HTTP));
-        same("outside of the ranges", primary, Errno::ECONNREFUSED)?;
+        same("error at an address outside of the ranges", primary, Errno::ECONNREFUSED)?;
     }
 
-    // Addresses of these ranges that the node lacks are unreachable, so a connect to them fails at once.
+    // Connects to addresses of these ranges fail at once, except to those that the node has.
     host.ip("route add unreachable 198.51.100.0/24\nroute add unreachable 2001:db8:51::/64\n")?;
     NEW.add_to(host, "uplink")?;
 
@@ -151,7 +150,7 @@ fn node_ports_follow_the_addresses_of_the_node() -> Result<()> {
     NEW.delete_from(host, "uplink")?;
     let is_gone = |way: Way| way.connect(host, NEW, NODE_HTTP).is_err();
     wait::until(CHANGE, || Way::TCP.into_iter().all(is_gone))
-        .context("the address that went is still served")
+        .context("the node port is still served at the removed address")
 }
 
 #[test]
@@ -203,14 +202,14 @@ fn a_policy_local_without_an_endpoint_of_this_node_finds_no_way() -> Result<()> 
             way.connect(place, WEB, HTTP)
         })
     })?;
-    // Without any endpoint, it is refused like every Service.
+    // Without any endpoint, the connect is refused like that to any other Service.
     scene
         .node
         .apply(service().spec("internalTrafficPolicy: Local"))?;
     for way in [Way::V4, Way::V6] {
         let failed = || errno(way.connect(scene.node.host(), WEB, HTTP));
         wait::until(CHANGE, || failed() == Errno::ECONNREFUSED)
-            .with_context(|| format!("{way:?} is not refused"))?;
+            .with_context(|| format!("{way:?}: the connect is not refused"))?;
     }
     scene.give_back()
 }

@@ -1,5 +1,5 @@
-//! A Service without an endpoint refuses at once, with the error that a program sets (`bpf_set_retval`,
-//! Linux 6.1).
+//! Connects to a Service without endpoints fail at once, with the error that a program sets by
+//! `bpf_set_retval` (Linux 6.1).
 
 use std::{io, net::UdpSocket, time::Duration};
 
@@ -21,18 +21,18 @@ use crate::{
     support::{DNS, HTTP, Way, is_refused, same},
 };
 
-/// Below the one second after which the kernel retransmits a SYN: a faster failure had no
-/// retransmission.
+/// The time limit of a refusal: less than the second after which the kernel retransmits a SYN, so the
+/// refusal does not come from the network.
 const AT_ONCE: Duration = Duration::from_millis(500);
 
 fn dialled() -> Result<Lease<Scene>> {
     let scene = DIALLED.take()?;
     let refusing = &scene.node.status()?["refusalMethod"];
-    same("way", refusing, "bpf_set_retval")?;
+    same("refusalMethod", refusing, "bpf_set_retval")?;
     Ok(scene)
 }
 
-/// Asserts that an attempt is refused at once, and counted once.
+/// Asserts that an attempt is refused within [`AT_ONCE`], and counted once.
 fn refused<T>(node: &Node, attempt: impl FnOnce() -> io::Result<T>) -> Result<()> {
     let start = Instant::now();
     is_refused(node, "no_backend", Errno::ECONNREFUSED, attempt)?;

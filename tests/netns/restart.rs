@@ -1,4 +1,4 @@
-//! The data path outlives every end of the daemon, and the next daemon adopts it.
+//! The data path keeps working after the daemon was killed or stopped, and the next daemon adopts it.
 
 use std::{collections::BTreeMap, fs, os::unix::fs::MetadataExt as _, path::PathBuf};
 
@@ -14,7 +14,7 @@ use crate::{
 /// The addresses of a deleted Service, and of a new one.
 const EARLY: Vip = Vip::of(11);
 const LATE: Vip = Vip::of(12);
-/// The addresses of a Service that moves.
+/// The old and the new addresses of a Service that changes its ClusterIPs.
 const FORMER: Vip = Vip::of(13);
 const LATTER: Vip = Vip::of(14);
 
@@ -33,7 +33,8 @@ fn no_connect_fails_while_the_daemon_is_killed_stopped_and_started() -> Result<(
     })
 }
 
-/// Returns the inode number of each pin: a new object under the same name has a new number.
+/// Returns the inode number of each pin. If an object is replaced under the same name, its number
+/// changes.
 fn pins(node: &Node) -> Result<BTreeMap<PathBuf, u64>> {
     let mut pins = BTreeMap::new();
     for folder in ["links", &*maps_folder("")] {
@@ -83,7 +84,7 @@ fn what_changed_while_no_daemon_ran_is_made_good_at_the_start() -> Result<()> {
         for vip in vips {
             for way in Way::TCP {
                 let connected = way.connect(&scene.client, vip, HTTP);
-                connected.expect_err("nobody has this address");
+                connected.expect_err("no Service has this address");
             }
         }
     };

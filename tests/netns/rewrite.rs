@@ -1,6 +1,6 @@
-//! Refusals on kernels without `bpf_set_retval` (before Linux 6.1): the destination is rewritten to one
-//! that refuses. This test loads that variant of the data path itself, as the daemon does on such a
-//! kernel.
+//! Refusals on kernels without `bpf_set_retval` (before Linux 6.1): the programs rewrite the destination to
+//! an address that refuses connects. These tests load the variant of the programs that the daemon loads
+//! on old kernels.
 
 use std::{net::UdpSocket, ops::Deref};
 
@@ -23,7 +23,7 @@ use crate::{
     support::{DNS, HTTP, Way, ask, errno, same},
 };
 
-/// A node whose data path is loaded without the daemon.
+/// A node whose data path the test has loaded, without a daemon.
 struct Loaded {
     scene: Scene,
     _programs: Programs,

@@ -1,4 +1,4 @@
-//! The fixture of these tests: a node, a pod with the clients, and pods with servers.
+//! The fixture of most tests: a node with a client pod and server pods.
 
 use std::{
     collections::BTreeMap,
@@ -31,8 +31,8 @@ pub(crate) const EMPTY: Vip = Vip::of(12);
 /// The VIP of a Service with the same backend and port as [`WEB`].
 pub(crate) const TWIN: Vip = Vip::of(13);
 
-/// A node with these four Services, for tests that only dial them; its servers are `backend` and
-/// `other`.
+/// A shared node with these four Services, for tests that only dial them. Its server pods are `backend`
+/// and `other`.
 pub(crate) static DIALLED: Shared<Scene> = Shared::new(|| {
     let scene = Scene::new(&["backend", "other"])?;
     let to = |name| scene.addresses(&[name]);
@@ -50,7 +50,7 @@ pub(crate) struct Scene {
     pub(crate) node: Node,
     pub(crate) client: Arc<Pod>,
     backends: Vec<Backend>,
-    /// The manifests that a test finds, and must restore.
+    /// The manifests before a test, by file name; the test must restore them.
     manifests: BTreeMap<String, String>,
 }
 
@@ -74,7 +74,7 @@ impl Scene {
         Self::with(backends, |_| {})
     }
 
-    /// Creates a node like [`Scene::new`], with changed settings.
+    /// Creates a node like [`Scene::new`], with settings modified by `change`.
     pub(crate) fn with(backends: &[&str], change: impl FnOnce(&mut Settings)) -> Result<Self> {
         let mut settings = Settings::from_environment()?;
         change(&mut settings);
@@ -184,17 +184,17 @@ impl Scene {
         self.without("")
     }
 
-    /// Returns the places from which Services are dialled in the same way.
+    /// Returns the host and the client pod, with names for error messages.
     pub(crate) fn places(&self) -> [(&'static str, &Place); 2] {
         clients(self.node.host(), &self.client)
     }
 
-    /// Returns the same places with the names of their network interfaces.
+    /// Returns the host and the client pod, with the names of their network interfaces.
     pub(crate) fn devices(&self) -> [(&'static str, &Place); 2] {
         [("uplink", self.node.host()), ("eth0", &self.client)]
     }
 
-    /// Runs a story from each place in each of these ways.
+    /// Runs `check` on the host and in the client pod, once with each of these dialers.
     pub(crate) fn each(
         &self,
         ways: &[Way],
@@ -203,15 +203,16 @@ impl Scene {
         self.open(ways, story).map(drop)
     }
 
-    /// Connects over TCP from each place in every way; expects the dialled address as peer, and an
-    /// answer of this server.
+    /// Connects over TCP from the host and the client pod with every dialer; expects the dialled address
+    /// as peer and an answer from this server.
     pub(crate) fn reaches(&self, vip: Vip, server: &str) -> Result<()> {
         self.each(&Way::TCP, |place, way| {
             way.is_served(place, vip, HTTP, server)
         })
     }
 
-    /// Collects the results of `open` from each place in each of these ways.
+    /// Runs `open` on the host and in the client pod, once with each of these dialers, and collects the
+/// results.
     pub(crate) fn open<T>(
         &self,
         ways: &[Way],
@@ -232,7 +233,8 @@ impl Scene {
         Ok(all)
     }
 
-    /// Creates connected UDP sockets, in every way from each place, and expects answers of this server.
+    /// Creates connected UDP sockets on the host and in the client pod with every dialer; expects answers
+/// from this server.
     pub(crate) fn connected(&self, vip: Vip, server: &str) -> Result<Vec<(Client<'_>, UdpSocket)>> {
         self.open(&Way::UDP, |place, way| way.asked(place, vip, DNS, server))
     }
@@ -255,7 +257,7 @@ impl Scene {
     }
 }
 
-/// A place, and a way to dial from it.
+/// A dialer on the host or in the client pod.
 #[derive(Clone, Copy)]
 pub(crate) struct Client<'a> {
     from: &'static str,
@@ -276,7 +278,7 @@ pub(crate) fn are_ended(sockets: &[(Client<'_>, UdpSocket)]) -> Result<()> {
     sockets.iter().try_for_each(is_ended)
 }
 
-/// Sends a datagram on each of these connected sockets; expects answers of this server.
+/// Sends a datagram on each of these connected sockets; expects answers from this server.
 pub(crate) fn are_answered(sockets: &[(Client<'_>, UdpSocket)], server: &str) -> Result<()> {
     for (client, socket) in sockets {
         let answer = ask(socket).and_then(|name| same("server", name, server));
@@ -302,7 +304,7 @@ impl Fixture for Scene {
             let services = services.as_array();
             services.is_some_and(|all| all.iter().all(is_known))
         })
-        .context("what the test applied isn't gone")
+        .context("the status still lists Services that the test applied")
     }
 }
 

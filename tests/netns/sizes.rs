@@ -1,4 +1,4 @@
-//! Changes of map sizes: new maps are created next to those in use, without an effect on flows.
+//! Changes of map sizes: the daemon migrates to new maps without an effect on flows.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -19,7 +19,8 @@ use crate::{
     support::{CHANGE, HTTP, HTTP_TARGET, Vip, Way, maps_folder, same, until_backends, until_gone},
 };
 
-/// The first sizes; all larger; all smaller; fronts and backends larger, slots smaller.
+/// Sizes for frontends, slots and backends: the first ones; all larger; all smaller; frontends and
+/// backends larger, slots smaller.
 const SIZES: [[u32; 3]; 4] = [
     [64, 64, 64],
     [4096, 8192, 4096],
@@ -38,7 +39,7 @@ fn maps_grow_and_shrink_under_load_and_every_flow_stays_where_it_is() -> Result<
     let scene = carried::start()?;
     let node = &scene.node;
     let flows = Flows::open(&scene.client)?;
-    // The first Service is deleted, so a fresh start would assign other indices than those in use.
+    // The deleted Service leaves a gap, so assigning indices from the start would change them.
     node.withdraw("first.yaml")?;
     until_gone(node, "first")?;
 
@@ -57,7 +58,7 @@ fn maps_grow_and_shrink_under_load_and_every_flow_stays_where_it_is() -> Result<
         all_stay(&flows)
     })?;
 
-    // The programs read the new maps, so a later change has an effect.
+    // A later change has an effect, so the programs read the new maps.
     scene.lead(OTHER, "other", &["two"])?;
     wait::until(CHANGE, || {
         let moved = |flow: &Flows| flow.asks(OTHER).is_ok_and(|server| server == "two");
@@ -76,7 +77,7 @@ fn a_datagram_after_a_change_of_sizes_goes_by_the_choice_that_its_socket_made() 
     same("counted", choices(&scene, &flows)?, vec![0, 3])
 }
 
-/// Builds a Service with this many backends, at addresses without a host.
+/// Builds a Service with this many backends, at addresses that no host has.
 fn crowd(vip: Vip, count: u8) -> Service {
     let backends = (0..count).map(|last| IpAddr::V4(Ipv4Addr::new(10, 244, 77, last)));
     Service::new("crowd", [vip.v4.into()])
@@ -84,7 +85,8 @@ fn crowd(vip: Vip, count: u8) -> Service {
         .backends(backends)
 }
 
-/// Restarts the daemon with other sizes; expects it to keep the current ones and to log these words.
+/// Restarts the daemon with sizes that are too small; expects it to keep the current ones and to log a
+/// line with these words.
 fn refused(scene: &Scene, wanted: [u32; 3], words: &[&str]) -> Result<()> {
     let node = &scene.node;
     let before = sizes(node)?;
@@ -105,7 +107,7 @@ fn refused(scene: &Scene, wanted: [u32; 3], words: &[&str]) -> Result<()> {
 fn sizes_that_have_no_room_for_what_is_there_are_refused_and_told() -> Result<()> {
     let scene = carried::start()?;
     let node = &scene.node;
-    // The crowd comes before a Service that stays, so that the indices of the latter are high.
+    // The Service `crowd` is programmed before `last`, which stays, so the indices of `last` are high.
     scene.resize([64, 256, 256])?;
     node.restart()?;
     node.apply(crowd(Vip::of(20), 150))?;
@@ -123,7 +125,7 @@ fn sizes_that_have_no_room_for_what_is_there_are_refused_and_told() -> Result<()
         let words = format!("bpf.maps.{size} is too small");
         refused(&scene, wanted, &[&words])?;
     }
-    // Few entries are left, but their indices are as high as before.
+    // Few entries are left, but their indices are still high.
     node.withdraw("crowd.yaml")?;
     until_gone(node, "crowd")?;
     refused(
@@ -152,15 +154,15 @@ fn a_daemon_that_is_killed_while_it_changes_sizes_leaves_what_the_next_one_goes_
     node.kill9()?;
     let moments: [fn(&Scene) -> bool; 6] = [
         |scene| scene.has(&maps_folder("-next")),
-        |scene| scene.has(&maps_folder("-next/svc")),
+        |scene| scene.has(&maps_folder("-next/services")),
         |scene| scene.has(&maps_folder("-next/host")),
         |scene| scene.has(&maps_folder("-old")),
-        |scene| scene.has(&maps_folder("-old")) && !scene.has(&maps_folder("-old/svc")),
+        |scene| scene.has(&maps_folder("-old")) && !scene.has(&maps_folder("-old/services")),
         |_| false,
     ];
 
     let resize = |number: usize| {
-        // Larger and smaller in turn, and never the current size.
+        // Larger and smaller in turn, so that it never equals the current size.
         let size = u32::try_from(number)? + [65, 4096][number % 2];
         scene.resize([size, size, size])
     };
@@ -172,7 +174,7 @@ fn a_daemon_that_is_killed_while_it_changes_sizes_leaves_what_the_next_one_goes_
     flows.into_iter().try_for_each(Flows::end)
 }
 
-/// Returns the sizes of the two steering maps.
+/// Returns the maximum numbers of entries of the two steering maps.
 fn room_for_steering(node: &Node) -> Result<[u32; 2]> {
     let pins = node.bpffs().join(maps_folder(""));
     let entries = |map: Map| MapInfo::from_pin(pins.join(map.name)).map(|info| info.max_entries());

@@ -1,5 +1,5 @@
-//! The clients that may use a load balancer's address (`loadBalancerSourceRanges`), and the identity of
-//! a client.
+//! `loadBalancerSourceRanges` restrict the clients of a load balancer's address. Also the address by which
+//! a client is identified.
 
 use std::net::IpAddr;
 
@@ -22,14 +22,14 @@ use crate::{
     },
 };
 
-/// Further addresses of a pod.
+/// Additional addresses of a pod.
 const SECOND: Vip = Vip::of(220);
 const REFUSED: &str = "source_range_denied";
 
 static SCENE: Shared<Scene> = Shared::new(|| Scene::started(&BACKENDS));
 const BACKENDS: [&str; 3] = ["one", "two", "three"];
 
-/// Builds a Service with a load balancer that is open to these addresses only.
+/// Builds a Service of type LoadBalancer whose source ranges have only these addresses.
 fn open_to(scene: &Scene, addresses: &[IpAddr]) -> Service {
     let ranges = addresses.iter().map(|ip| {
         let length = if ip.is_ipv4() { 32 } else { 128 };
@@ -44,7 +44,7 @@ fn open_to(scene: &Scene, addresses: &[IpAddr]) -> Service {
         .backends(scene.all())
 }
 
-/// Asserts that TCP and UDP sockets of a place are answered at these addresses, in every way.
+/// Asserts that TCP and UDP sockets of a place get answers from this VIP, with every dialer.
 fn is_admitted(place: &Place, vip: Vip) -> Result<()> {
     for way in Way::TCP {
         way.dial(place, vip, HTTP)
@@ -61,7 +61,7 @@ fn is_admitted(place: &Place, vip: Vip) -> Result<()> {
     Ok(())
 }
 
-/// Asserts that connects and datagrams are refused as unreachable, and counted each time.
+/// Asserts that each connect and datagram to this VIP is refused as unreachable, and counted.
 fn is_shut_out(node: &Node, place: &Place, vip: Vip) -> Result<()> {
     let (tcp, udp) = no_way()?;
     for way in Way::TCP {
@@ -84,7 +84,7 @@ fn only_pods_in_the_ranges_reach_the_address_of_a_load_balancer() -> Result<()> 
     let outside = &node.pod("outside")?;
     scene.program(open_to(&scene, &[inside.v4(), inside.v6()]))?;
 
-    // These are the first connects of each pod.
+    // The pods have made no connects before.
     is_shut_out(node, outside, BALANCER)?;
     is_admitted(inside, BALANCER)?;
     is_shut_out(node, node.host(), BALANCER).context("from the host")?;
@@ -104,7 +104,7 @@ fn the_host_reaches_it_if_its_address_is_in_the_ranges() -> Result<()> {
 
     is_admitted(node.host(), BALANCER)?;
     is_shut_out(node, &scene.client, BALANCER)?;
-    // With another of its addresses as source, the host is another client.
+    // With another of its addresses as source, the host counts as another client.
     let (tcp, _) = no_way()?;
     for way in [Way::V4, Way::V6] {
         let own = way.to(LOOPBACK, 0);
@@ -127,8 +127,7 @@ fn a_socket_that_is_bound_to_an_address_comes_from_there() -> Result<()> {
     is_shut_out(node, pod, BALANCER)?;
     for way in Way::TCP {
         let own = way.to(SECOND, 0);
-        // The answer can't arrive, since the node has no route to the address; the connect itself is
-        // permitted.
+        // The connect is permitted, but never completes, since the node has no route back to the address.
         let socket = way.tcp(pod)?;
         socket.bind(&own.into())?;
         socket.set_nonblocking(true)?;
@@ -163,7 +162,7 @@ fn ranges_come_change_and_go_while_it_runs() -> Result<()> {
     node.apply(open_to(&scene, &[outside.v4(), outside.v6()]))?;
     becomes("ranges change", [false, true])?;
 
-    // The next daemon adopts the entries, and its audit finds no drift.
+    // The next daemon adopts the entries, and its audit finds no difference.
     node.kill9()?;
     becomes("without a daemon", [false, true])?;
     node.start()?;
@@ -182,7 +181,7 @@ fn a_client_is_known_by_its_address() -> Result<()> {
     let node = &scene.node;
     let hashed = open_to(&scene, &[]).annotated("culvert.dev/algorithm", "source-hash");
     scene.program(hashed)?;
-    // Addresses added later do not change the identity of a client.
+    // Adding an address does not change the address that identifies a client.
     for (place, device, v4, v6) in [
         (node.host(), "uplink", "192.0.2.77", "2001:db8:77::77"),
         (&**scene.client, "eth0", "10.1.77.77", "fd00:10:1:77::77"),
@@ -199,7 +198,7 @@ fn a_client_is_known_by_its_address() -> Result<()> {
                 ("host", _) => HOST.v4.into(),
                 _ => scene.client.address(way.family()),
             };
-            // The hash depends on the address alone, not on the node or earlier pods.
+            // The hash depends only on the client's address, not on the node or earlier pods.
             let client = Client::of_address(Address::from_ip(own));
             let set = Set { base: 0, len: 3 };
             let place_in_set = select::place(set, select::hash(client.words()));

@@ -1,5 +1,5 @@
-//! Shared parts of these tests: Services with addresses of both families, and sockets of every family
-//! and kind that dial them.
+//! Helpers of all tests: addresses of Services in both families, client sockets of every family, and
+//! assertions.
 
 use std::{
     collections::BTreeSet,
@@ -34,7 +34,7 @@ pub(crate) const HTTP_TARGET: u16 = 8080;
 pub(crate) const DNS: u16 = 53;
 pub(crate) const DNS_TARGET: u16 = 5353;
 
-/// An address in each family.
+/// An IPv4 and an IPv6 address.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Vip {
     pub(crate) v4: Ipv4Addr,
@@ -42,7 +42,7 @@ pub(crate) struct Vip {
 }
 
 impl Vip {
-    /// Returns ClusterIPs with this last number.
+    /// Returns the ClusterIPs with this number in the last octet and the last group.
     pub(crate) const fn of(number: u8) -> Self {
         Self {
             v4: Ipv4Addr::new(10, 96, 0, number),
@@ -74,7 +74,7 @@ impl Vip {
         format!("{{ip: \"{}\"}}, {{ip: \"{}\"}}", self.v4, self.v6)
     }
 
-    /// Adds both addresses to a link of a place.
+    /// Adds both addresses to a network interface of a place.
     pub(crate) fn add_to(self, place: &Place, link: &str) -> Result<()> {
         let Self { v4, v6 } = self;
         place.ip(&format!(
@@ -82,7 +82,7 @@ impl Vip {
         ))
     }
 
-    /// Deletes both addresses from a link of a place.
+    /// Deletes both addresses from a network interface of a place.
     pub(crate) fn delete_from(self, place: &Place, link: &str) -> Result<()> {
         let Self { v4, v6 } = self;
         place.ip(&format!(
@@ -118,11 +118,11 @@ pub(crate) fn addresses(pods: &[&Pod]) -> Vec<IpAddr> {
     pods.iter().flat_map(|pod| both(pod)).collect()
 }
 
-/// The limit on a client's time without its backend: the goal is 100 ms, the rest allows for slow or
-/// busy machines.
+/// The time limit for a client to get another backend: the goal is 100 ms, the rest is for slow or busy
+/// machines.
 pub(crate) const RECOVERY: Duration = Duration::from_secs(1);
 
-/// A family of socket, and of the address that it dials.
+/// The family of a client's socket and of the address that it dials.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Way {
     /// IPv4.
@@ -136,9 +136,9 @@ pub(crate) enum Way {
 }
 
 impl Way {
-    /// The families that a TCP client can use.
+    /// The dialers of TCP clients.
     pub(crate) const TCP: [Self; 3] = [Self::V4, Self::V6, Self::Mapped];
-    /// The families that a UDP client can use.
+    /// The dialers of UDP clients.
     pub(crate) const UDP: [Self; 4] = [Self::V4, Self::V6, Self::Mapped, Self::V4OnV6];
 
     const fn domain(self) -> Domain {
@@ -156,7 +156,7 @@ impl Way {
         }
     }
 
-    /// Returns the address to dial.
+    /// Returns a VIP's address in the form that this dialer passes to the kernel.
     pub(crate) fn to(self, vip: Vip, port: u16) -> SocketAddr {
         match self {
             Self::V4 | Self::V4OnV6 => (vip.v4, port).into(),
@@ -165,7 +165,7 @@ impl Way {
         }
     }
 
-    /// Returns the address that the socket reports for the dialled one.
+    /// Returns the address that the kernel reports as peer or sender after this dialer used a VIP.
     pub(crate) fn shown(self, vip: Vip, port: u16) -> SocketAddr {
         match self {
             Self::V4 => (vip.v4, port).into(),
@@ -192,7 +192,7 @@ impl Way {
         http(self.connect(place, vip, port)?)
     }
 
-    /// Connects over TCP; expects the dialled address as peer, and an answer of this server.
+    /// Connects over TCP; expects the dialled address as peer and an answer from this server.
     pub(crate) fn is_served(self, place: &Place, vip: Vip, port: u16, server: &str) -> Result<()> {
         let story = || {
             let stream = self.connect(place, vip, port)?;
@@ -202,7 +202,7 @@ impl Way {
         story().with_context(|| format!("{self:?} to port {port} of {vip:?}"))
     }
 
-    /// Sends a datagram; expects an answer of this server, with the dialled address as sender.
+    /// Sends a datagram; expects an answer from this server, with the dialled address as sender.
     pub(crate) fn is_answered(
         self,
         socket: &UdpSocket,
@@ -223,7 +223,7 @@ impl Way {
         Ok(socket)
     }
 
-    /// Creates a connected UDP socket, and expects an answer of this server on it.
+    /// Creates a connected UDP socket, and expects an answer from this server on it.
     pub(crate) fn asked(
         self,
         place: &Place,
@@ -259,8 +259,8 @@ fn request(mut stream: TcpStream, path: &str) -> Result<(u16, String)> {
     stream.write_all(request.as_bytes())?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
-    let (head, body) = answer.split_once("\r\n\r\n").context("no whole answer")?;
-    let code = head.split(' ').nth(1).context("no code in the answer")?;
+    let (head, body) = answer.split_once("\r\n\r\n").context("the HTTP response has no blank line after its header")?;
+    let code = head.split(' ').nth(1).context("the HTTP response has no status code")?;
     Ok((code.parse()?, body.to_owned()))
 }
 
@@ -274,7 +274,7 @@ pub(crate) fn receive(socket: &UdpSocket) -> Result<(String, SocketAddr)> {
 /// Parses the server's name in a datagram.
 pub(crate) fn server(answer: &[u8]) -> Result<String> {
     let text = str::from_utf8(answer)?;
-    let (name, _) = text.split_once(' ').context("no name in the answer")?;
+    let (name, _) = text.split_once(' ').with_context(|| format!("no server name in the datagram {text:?}"))?;
     Ok(name.to_owned())
 }
 
@@ -290,8 +290,8 @@ pub(crate) fn ask_to(socket: &UdpSocket, to: SocketAddr) -> Result<(String, Sock
     receive(socket)
 }
 
-/// Returns the errors of a TCP connect, and of a UDP connect or datagram, that a program refuses as
-/// unreachable. Without `bpf_set_retval`, the kernel chooses them.
+/// Returns the errors of a TCP connect and of a UDP connect or send that a program refuses as
+/// unreachable. Without `bpf_set_retval`, the kernel chooses the errors.
 pub(crate) fn no_way() -> Result<(Errno, Errno)> {
     Ok(if feature::is_there(Feature::SetRetval)? {
         (Errno::EHOSTUNREACH, Errno::EHOSTUNREACH)
@@ -300,7 +300,7 @@ pub(crate) fn no_way() -> Result<(Errno, Errno)> {
     })
 }
 
-/// Returns true if a connect failed for lack of a route, so no program redirected it.
+/// True if a connect failed because there is no route, so no program has redirected it.
 pub(crate) fn is_nowhere(error: Errno) -> bool {
     matches!(error, Errno::EHOSTUNREACH | Errno::ENETUNREACH)
 }
@@ -316,18 +316,18 @@ pub(crate) fn is_refused<T>(
     same("error, counted", (failed, grown), (error, vec![1]))
 }
 
-/// Runs a story for each family; an error names the family.
+/// Runs `check` for each family; an error names the family.
 pub(crate) fn each_family(story: impl Fn(Family) -> Result<()>) -> Result<()> {
     let told = |family: Family| story(family).context(family.label());
     [Family::V4, Family::V6].into_iter().try_for_each(told)
 }
 
-/// Runs a command without quoting: words are separated by spaces. It must succeed.
+/// Runs a command that must succeed. Its words are separated by spaces, without quoting.
 pub(crate) fn run(place: &Place, command: &str) -> Result<String> {
     place.run(&command.split(' ').collect::<Vec<_>>())
 }
 
-/// Lists the local routes of a protocol in a place, for both families.
+/// Lists the routes of both families in the table `local` of a place that have this protocol number.
 pub(crate) fn local_routes(place: &Place, protocol: u8) -> Result<String> {
     let of = |family: &str| {
         let command = format!("ip {family} route show table local proto {protocol}");
@@ -347,7 +347,7 @@ pub(crate) fn is_ended(socket: &UdpSocket) -> Result<()> {
     let error = errno(socket.recv(&mut [0; 64]));
     same("error", error, Errno::ECONNABORTED)?;
     // `udp_abort` wakes the receiver a moment before it disconnects the socket.
-    wait::until(CHANGE, || socket.peer_addr().is_err()).context("it keeps its peer")
+    wait::until(CHANGE, || socket.peer_addr().is_err()).context("the ended socket still has a peer")
 }
 
 /// Waits until every port of a programmed Service has this many backends.
@@ -386,7 +386,7 @@ pub(crate) fn ports(services: &serde_json::Value, name: &str) -> Vec<serde_json:
         .collect()
 }
 
-/// Returns by how much the counters of reasons grow during `body`.
+/// Runs `body`; returns its result and the increase of each reason's counter.
 pub(crate) fn counted<T>(
     instance: &Instance,
     reasons: &[&str],
@@ -408,7 +408,7 @@ pub(crate) fn counted<T>(
     Ok((done, grown.collect()))
 }
 
-/// Returns the places of a node from which Services are dialled in the same way.
+/// Returns the host and a pod, with names for error messages.
 pub(crate) fn clients<'a>(host: &'a Place, pod: &'a Pod) -> [(&'static str, &'a Place); 2] {
     [("host", host), ("pod", pod)]
 }
@@ -428,7 +428,7 @@ pub(crate) fn same<A: PartialEq<B> + Debug, B: Debug>(
     Ok(())
 }
 
-/// Waits until a value is the expected one; the error shows the last value.
+/// Waits until a value equals the expected one; an error shows the last value.
 pub(crate) fn until_same<A: PartialEq<B> + Debug, B: Debug>(
     what: &str,
     expected: B,

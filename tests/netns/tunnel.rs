@@ -24,23 +24,23 @@ mod steered;
 /// The time limit of a refusal.
 const AT_ONCE: Duration = Duration::from_millis(100);
 
-/// A place on the cloud node, and its addresses.
+/// The host or a pod of the cloud node, with its addresses.
 struct From<'a> {
     place: &'a Place,
     own: Vip,
     is_pod: bool,
 }
 
-/// The state of a socket before it connects.
+/// The kind of a socket that is connected to the kubelet.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Kind {
     Plain,
-    /// Bound to an address of its place.
+    /// Bound to an address of the host or pod.
     Bound,
     NonBlocking,
     /// IPv6, with a v4-mapped destination.
     Mapped,
-    /// Bound to the network interface of its place.
+    /// Bound to the network interface of the host or pod.
     Device,
 }
 
@@ -53,7 +53,7 @@ impl Kind {
         Self::Device,
     ];
 
-    /// Returns the address in the form that a socket of this kind dials.
+    /// Returns an address in the form that a socket of this kind passes to the kernel.
     fn dialled(self, to: SocketAddr) -> SocketAddr {
         match (self, to) {
             (Self::Mapped, SocketAddr::V4(v4)) => (v4.ip().to_ipv6_mapped(), v4.port()).into(),
@@ -82,7 +82,7 @@ impl Kind {
                     }
                     Ok(()) | Err(_) => {}
                 }
-                // The socket has a peer only once it is connected.
+                // `take_error` is also `None` before the connect completes; then the socket has no peer yet.
                 let end = || match socket.take_error() {
                     Ok(None) => socket.peer_addr().ok().map(|_| Ok(())),
                     Ok(Some(error)) | Err(error) => Some(Err(error)),
@@ -110,17 +110,18 @@ fn each_place(site: &Site, body: impl Fn(&From<'_>) -> Result<()>) -> Result<()>
     Ok(())
 }
 
-/// Returns the addresses of a port of the edge, one of each family.
+/// Returns the IPv4 and the IPv6 address of the edge node with this port.
 const fn both(port: u16) -> [SocketAddr; 2] {
     [Site::at4(port), Site::at6(port)]
 }
 
-/// Connects a new plain socket as a client of the kubelet.
+/// Connects a plain socket, and creates a client of the kubelet on it.
 fn client(site: &Site, place: &Place, to: SocketAddr) -> Result<Client> {
     site.client(place.connect(to)?, to)
 }
 
-/// Waits until the kubelet is reachable, then makes a request from each place, over each family.
+/// Waits until the kubelet is reachable; then makes a request from the host and from a pod, over each
+/// family.
 fn expect_served(site: &Site) -> Result<()> {
     site.until_served()?;
     each_place(site, |from| {

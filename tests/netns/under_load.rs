@@ -1,4 +1,4 @@
-//! Loads on Services during a story on the node, with checks of their reports.
+//! Background loads on Services while a test does something on the node, and checks of their reports.
 
 use std::{collections::BTreeSet, net::SocketAddr, thread, time::Duration};
 
@@ -17,12 +17,13 @@ use crate::{
 /// The time limit of loads that are not stopped.
 const LONGEST: Duration = Duration::from_secs(600);
 
-/// The minimum time that a story is repeated: enough for a small load to reach each of two backends.
+/// The minimum duration of a load: enough for a low rate to reach each of two backends.
 const REPEATED: Duration = Duration::from_millis(2500);
 
 impl Scene {
-    /// Repeats a story at least this many times while the pod puts a load of every protocol and family
-    /// on Services. Every attempt must be answered, by each of the servers of its Service and no other.
+    /// Runs `action` at least this many times while the client pod puts a load on these Services, over
+    /// every protocol and family. Every attempt must be answered by a server of its Service, and each of
+    /// these servers must answer one.
     pub(crate) fn under_load(
         &self,
         services: &[(Vip, &[&str])],
@@ -57,7 +58,7 @@ impl Scene {
     }
 }
 
-/// Repeats a story at least this many times, and for at least [`REPEATED`].
+/// Runs `action` at least this many times, and for at least [`REPEATED`].
 fn repeated(times: usize, story: impl Fn(usize) -> Result<()>) -> Result<()> {
     let start = Instant::now();
     let mut number = 0;
@@ -68,10 +69,10 @@ fn repeated(times: usize, story: impl Fn(usize) -> Result<()>) -> Result<()> {
     Ok(())
 }
 
-/// Asserts that every attempt of a load was answered, with the dialled address as sender.
+/// Asserts that every attempt of a load was answered, with the dialled address as peer.
 pub(crate) fn is_answered(report: &Report) -> Result<()> {
     ensure!(report.failed() == 0, "{report:?}");
-    ensure!(report.attempts > 0, "no attempt was made");
+    ensure!(report.attempts > 0, "the load made no attempt");
     same("answered", report.answered, report.attempts)?;
     same("other peers", report.other_peer, 0)
 }

@@ -1,4 +1,4 @@
-//! Traffic that is not for a Service, or not of this node, is left alone.
+//! Traffic that is not for a Service, or not from this node's cgroup, is not translated.
 
 use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::place::Place;
@@ -12,7 +12,7 @@ use crate::{
 
 const NOBODY: Vip = Vip::of(99);
 
-/// All reasons of Services that the kernel programs count.
+/// All reasons that the kernel programs count for Services.
 pub(crate) const ALL: [&str; 10] = [
     "translated",
     "translated_sticky",
@@ -26,7 +26,7 @@ pub(crate) const ALL: [&str; 10] = [
     "overflowed",
 ];
 
-/// Dials a pod by its own address in every way.
+/// Dials a pod by its own address with every dialer.
 fn direct(place: &Place, pod: Vip) -> Result<()> {
     for way in Way::TCP {
         way.is_served(place, pod, HTTP_TARGET, "backend")?;
@@ -41,7 +41,7 @@ fn direct(place: &Place, pod: Vip) -> Result<()> {
     Ok(())
 }
 
-/// Asserts that connects to this TCP port, and datagrams to this UDP port, find no route.
+/// Asserts that connects to this TCP port and datagrams to this UDP port fail for lack of a route.
 fn lead_nowhere(place: &Place, vip: Vip, [tcp, udp]: [u16; 2]) -> Result<()> {
     for way in Way::TCP {
         let failed = errno(way.connect(place, vip, tcp));

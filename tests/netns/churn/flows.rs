@@ -1,4 +1,4 @@
-//! Long-lived flows that exchange bytes all the time.
+//! Long-lived TCP and UDP flows that exchange bytes all the time.
 
 use std::{
     collections::BTreeSet,
@@ -22,27 +22,27 @@ use crate::support::{DNS, server};
 /// The pause of a flow between an answer and its next request.
 const REST: Duration = Duration::from_millis(2);
 
-/// A running flow with its name; it returns the number of its answers.
+/// The name and the thread of a running flow. The thread returns the number of answers.
 type Flow<'scope> = (&'static str, ScopedJoinHandle<'scope, Result<u32>>);
 
 /// The running flows.
 pub(super) struct Flows<'scope>(Vec<Flow<'scope>>);
 
 impl Flows<'_> {
-    /// Waits until each flow ends; returns the number of answers of each.
+    /// Waits for the end of each flow; returns its name and its number of answers.
     pub(super) fn end(self) -> Result<Vec<(&'static str, u32)>> {
         let end = |(name, flow): Flow<'_>| {
             let answers = flow.join().ok().context("a flow panicked")?;
             let answers = answers.with_context(|| name)?;
-            ensure!(answers > 0, "{name}: no answer");
+            ensure!(answers > 0, "{name} got no answer");
             Ok((name, answers))
         };
         self.0.into_iter().map(end).collect()
     }
 }
 
-/// Starts a stream through a Service whose endpoints all change, and a stream and UDP flows of every
-/// kind through one whose current endpoint stays.
+/// Starts a TCP connection to a backend of `web`, which may lose its endpoint, and a TCP connection and
+/// UDP flows of every kind to the backend of `talk`, which stays an endpoint.
 pub(super) fn begin<'scope>(
     scope: &'scope Scope<'scope, '_>,
     from: &Place,
@@ -69,7 +69,7 @@ pub(super) fn begin<'scope>(
         sockets.push((connected, udp(from, dns, true)?, None));
         sockets.push((unconnected, udp(from, dns, false)?, Some(dns)));
     }
-    // Nothing fails from here on, so every thread that is started gets the stop signal.
+    // No step fails from here on, so `stop` will be set for every thread.
     let streams = streams.map(|(name, stream)| (name, scope.spawn(|| stream_bytes(stream, stop))));
     let sockets = sockets
         .into_iter()
@@ -88,7 +88,7 @@ fn udp(from: &Place, to: SocketAddr, is_connected: bool) -> Result<UdpSocket> {
     Ok(socket)
 }
 
-/// Returns the forms of an address: IPv4 also as v4-mapped.
+/// Returns an address, and an IPv4 address also in its v4-mapped form.
 fn forms(address: IpAddr) -> impl Iterator<Item = IpAddr> {
     let mapped = match address {
         IpAddr::V4(address) => Some(address.to_ipv6_mapped().into()),
@@ -97,7 +97,7 @@ fn forms(address: IpAddr) -> impl Iterator<Item = IpAddr> {
     [address].into_iter().chain(mapped)
 }
 
-/// Sends numbers, and expects each of them back.
+/// Sends numbers until `stop` is set, and expects each of them back. Returns their count.
 fn stream_bytes(mut stream: TcpStream, stop: &AtomicBool) -> Result<u32> {
     stream.set_nodelay(true)?;
     let mut number = 0_u32;
@@ -117,7 +117,7 @@ fn stream_bytes(mut stream: TcpStream, stop: &AtomicBool) -> Result<u32> {
     Ok(number)
 }
 
-/// Sends requests, and expects the same server to answer all.
+/// Sends requests until `stop` is set, and expects the same server to answer all. Returns their count.
 fn ask(socket: &UdpSocket, to: Option<SocketAddr>, stop: &AtomicBool) -> Result<u32> {
     let mut number = 0_u32;
     let mut servers = BTreeSet::new();

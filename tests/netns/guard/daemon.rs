@@ -1,4 +1,4 @@
-//! The daemon's guards: uplinks that appear and disappear, renamed links, and routes.
+//! The guards and routes that the daemon maintains, while uplinks appear, disappear and are renamed.
 
 use std::{ffi::OsString, fs, io::ErrorKind, time::Duration};
 
@@ -19,7 +19,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 const TUNNEL: &str =
     "tunnel:\n  steering: {}\n  gateway: {}\n  identity: { files: { ca: a, cert: b, key: c } }\n";
 
-/// Creates a node that steers, with changes to its config, without starting the daemon.
+/// Creates a node whose config enables steering, modified by `change`, without starting the daemon.
 pub(crate) fn steering(change: impl Fn(&str) -> String) -> Result<Node> {
     let node = Node::new()?;
     configure(&node, change)?;
@@ -34,7 +34,7 @@ fn configure(node: &Node, change: impl Fn(&str) -> String) -> Result<()> {
     Ok(())
 }
 
-/// Returns the number of pinned guards.
+/// Returns the number of pinned guard links.
 pub(crate) fn guards(node: &Node) -> Result<usize> {
     let links = fs::read_dir(node.bpffs().join("links"))?;
     let names = links.flatten().map(|link| link.file_name());
@@ -52,7 +52,7 @@ fn add_veth(node: &Node, name: &str) -> Result<()> {
     run(node.host(), &command).map(drop)
 }
 
-/// Connects from the host to the kubelet of the edge; returns the error.
+/// Connects from the host to the kubelet of the edge node; returns the error.
 fn dial(node: &Node) -> ErrorKind {
     let connected = node.host().connect((EDGE_V4, 10_250));
     connected.map_or_else(|error| error.kind(), |_| ErrorKind::Other)
@@ -84,7 +84,7 @@ fn an_uplink_that_loses_its_default_route_stays_guarded() -> Result<()> {
     for family in ["-4", "-6"] {
         run(node.host(), &format!("ip {family} route del default"))?;
     }
-    // A later change that the daemon has followed proves that it has seen the loss, too.
+    // Once the daemon reports a later change, it has processed the loss of the routes, too.
     add_veth(&node, "late")?;
     let has_late = || network(&node).is_ok_and(|view| view["uplinks"].to_string().contains("late"));
     wait::until(PATIENCE, has_late)?;
@@ -115,9 +115,9 @@ fn a_name_that_no_link_has_makes_no_route_and_connects_are_refused_at_once() -> 
     );
     same("routes", local_routes(host, 176)?, "")?;
     same("dialled", dial(&node), ErrorKind::ConnectionRefused)?;
-    ensure!(node.reason("steering_no_route")? > 0, "not counted");
+    ensure!(node.reason("steering_no_route")? > 0, "steering_no_route isn't counted");
 
-    // A guarded uplink is renamed: the guard stays.
+    // The guard stays on an uplink that is renamed.
     node.stop()?;
     configure(&node, |config| config.replace("[nowhere]", "[uplink]"))?;
     node.start()?;
@@ -198,7 +198,7 @@ fn a_route_that_is_taken_away_comes_back_and_one_of_another_is_left_alone() -> R
     same("dialled", dial(&node), ErrorKind::ConnectionRefused)?;
     ensure!(
         local_routes(host, 176)?.contains("fd00:c01e::/64"),
-        "the other family has its route"
+        "the IPv6 prefix has no local route"
     );
 
     let delete = "ip route del local 198.19.0.0/16 table local";

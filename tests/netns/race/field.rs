@@ -1,9 +1,8 @@
-//! The stage of the races: many Services with separate backends, readers that detect a misrouted connect
-//! at once, and servers that record it.
+//! The fixture of the races: Services with separate backends, readers that detect a misrouted connect at
+//! once, and servers that record it.
 //!
-//! Every backend is an address of one pod, and listens on the ports of its Service. The route to the
-//! backends of each Service sets a different source address, so a reader learns the Service of the
-//! backend without sending anything.
+//! All backends are addresses of one pod. The route to the backends of each Service sets a different
+//! source address, so a reader finds out a backend's Service without sending a datagram.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
@@ -36,15 +35,15 @@ pub(crate) const NEVER: [&str; 4] = [
     "socket_storage_full",
 ];
 
-/// The CPU that only readers use.
+/// The CPU on which only readers run.
 pub(crate) const READER: u32 = 0;
-/// The CPU that the writer is pinned to.
+/// The CPU to which the writer is pinned.
 pub(crate) const WRITER: u32 = 1;
 
-/// The number of Services that the readers read, over UDP: few, so that the freed entries of one are
+/// The number of UDP Services, to which the readers connect: few, so that the freed entries of one are
 /// soon reused for another.
 pub(crate) const READ: u8 = 4;
-/// The number of all Services: the others serve HTTP requests.
+/// The number of all Services. Those that are not over UDP serve HTTP requests.
 pub(crate) const SERVICES: u8 = 6;
 /// The maximum number of endpoints of a Service.
 pub(crate) const ENDPOINTS: u8 = 4;
@@ -60,12 +59,12 @@ const STEM: &str = "svc";
 /// A reader sends one datagram per this many connects, so that the servers keep up.
 const SEND_EACH: u64 = 64;
 
-/// Map sizes with enough room for replaced entries during a grace period.
+/// Map sizes with enough room for replaced entries, which are freed only after a grace period.
 pub(crate) const FRONTS: u32 = 512;
 pub(crate) const SLOTS: u32 = 2048;
 pub(crate) const BACKENDS: u32 = 2048;
 
-/// The time that a reader or load may take beyond its duration.
+/// The extra time that a reader or load may take to end.
 const SLACK: Duration = Duration::from_secs(20);
 
 /// Returns the ClusterIP of a Service.
@@ -81,8 +80,8 @@ pub(crate) fn name(service: u8) -> String {
     format!("{STEM}-{service}")
 }
 
-/// Returns the protocol of a Service, its port, and that of its backends. It has a single port, so that
-/// its freed entries are reused for another Service, not for its own next port.
+/// Returns the protocol of a Service, its port, and the port of its backends. Each Service has a single
+/// port, so that its freed entries are reused for another Service, not for another port of its own.
 pub(crate) fn port(service: u8) -> (Protocol, u16, u16) {
     if service < READ {
         (Protocol::UDP, DNS, DNS_TARGETS + u16::from(service))
@@ -110,7 +109,7 @@ fn source(family: Family, service: u8) -> IpAddr {
     }
 }
 
-/// A Service, and the bit mask of its present endpoints, at least one.
+/// A change of a Service's endpoints: the Service, and the bit mask of its new endpoints, at least one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Change {
     pub(crate) service: u8,
@@ -118,7 +117,7 @@ pub(crate) struct Change {
 }
 
 impl Change {
-    /// Returns a Service with all of its endpoints.
+    /// Returns the change to all endpoints of a Service.
     pub(crate) const fn whole(service: u8) -> Self {
         Self {
             service,
@@ -126,18 +125,18 @@ impl Change {
         }
     }
 
-    /// Returns the numbers of the present endpoints.
+    /// Returns the numbers of the new endpoints.
     pub(crate) fn endpoints(self) -> impl Iterator<Item = u8> {
         (0..ENDPOINTS).filter(move |number| self.endpoints & (1 << number) != 0)
     }
 
-    /// Returns the addresses of the present endpoints.
+    /// Returns the addresses of the new endpoints.
     pub(crate) fn addresses(self, family: Family) -> impl Iterator<Item = IpAddr> {
         self.endpoints()
             .map(move |number| backend(family, self.service, number))
     }
 
-    /// Builds the manifest of the Service.
+    /// Builds the manifest of the Service with the new endpoints.
     pub(crate) fn manifest(self, family: Family) -> Service {
         let (protocol, port, target) = port(self.service);
         Service::new(&name(self.service), [vip(family, self.service)])
@@ -146,7 +145,8 @@ impl Change {
     }
 }
 
-/// An endless sequence of endpoint changes: xorshift, the same for the same seed.
+/// An endless sequence of random endpoint changes, by the generator xorshift; it depends only on the
+/// seed.
 #[derive(Clone, Debug)]
 pub(crate) struct Dice(u32);
 
@@ -183,7 +183,7 @@ impl Iterator for Dice {
     }
 }
 
-/// The node with the readers' pod and the backends' servers, and the family of all addresses.
+/// A node with the readers' pod and the backends' servers; all addresses are of one family.
 pub(crate) struct Field {
     pub(crate) family: Family,
     pub(crate) node: Node,
@@ -201,7 +201,7 @@ impl Field {
             ..settings.maps
         };
         let node = Node::with(settings)?;
-        // The first two pods: their host interfaces are pod1 and pod2.
+        // These are the node's first pods, so their interfaces on the host are pod1 and pod2.
         let (client, backends) = (node.pod("readers")?, node.pod("backends")?);
         let (all_backends, sources, gateway) = match family {
             Family::V4 => ("10.3.0.0/16", "10.4.0.0/24", "169.254.1.1"),
@@ -236,7 +236,7 @@ impl Field {
         let server = backends.serve(&[
             Listener::range(Kind::Udp, DNS_TARGETS, READ.into(), STEM),
             Listener::range(Kind::Http, HTTP_TARGETS, SERVICES.into(), STEM),
-            // A server on these ports records misrouted datagrams.
+            // UDP servers on the HTTP ports record misrouted datagrams.
             Listener::range(Kind::Udp, HTTP_TARGETS, SERVICES.into(), STEM),
         ])?;
         Ok(Self {
@@ -247,7 +247,7 @@ impl Field {
         })
     }
 
-    /// Starts a reader of all UDP Services, pinned to one CPU.
+    /// Starts a reader that is pinned to a CPU and connects new sockets to the UDP Services.
     pub(crate) fn reader(&self, cpu: u32, lasting: Duration) -> Result<Reading<race::Report>> {
         self.start_reader(
             cpu,
@@ -256,7 +256,7 @@ impl Field {
         )
     }
 
-    /// Starts a reader that reconnects one socket.
+    /// Starts a reader that is pinned to a CPU and connects one socket to the UDP Services again and again.
     pub(crate) fn returning_reader(
         &self,
         cpu: u32,
@@ -278,15 +278,15 @@ impl Field {
         words.extend(["--stem", STEM, "--millis", &millis, "--send-each", &each]);
         words.extend(more);
         let lab = environment::culvert_lab()?;
-        let lab = lab.to_str().context("the laboratory's path is no UTF-8")?;
-        // The writer has precedence on its CPU.
+        let lab = lab.to_str().context("the path of culvert-lab is not UTF-8")?;
+        // On the writer's CPU, the writer has precedence.
         let nice = ["nice", "-n", if cpu == WRITER { "15" } else { "0" }, lab];
         let words: Vec<_> = nice.into_iter().chain(words).collect();
         let process = self.client.command(&words).cpu(cpu).start()?;
         Ok(Reading::new(process, lasting))
     }
 
-    /// Starts HTTP requests to one Service.
+    /// Starts a load of HTTP requests to one Service.
     pub(crate) fn requests(
         &self,
         service: u8,
@@ -309,7 +309,7 @@ impl Field {
     }
 }
 
-/// A running reader or load.
+/// A running reader or load, which prints a report of type `T`.
 pub(crate) struct Reading<T> {
     process: Process,
     lasting: Duration,
@@ -325,7 +325,7 @@ impl<T: DeserializeOwned> Reading<T> {
         }
     }
 
-    /// Waits until it ends; returns its report.
+    /// Waits for the end of the process; returns its report.
     pub(crate) fn finish(self) -> Result<T> {
         let output = self.process.finish(self.lasting + SLACK)?;
         ensure!(

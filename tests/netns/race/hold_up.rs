@@ -1,5 +1,5 @@
-//! Interrupts on a CPU: a lookup of a front takes a hundred nanoseconds, so a faulty write order has an
-//! effect only on a reader that is held up.
+//! Timer interrupts that delay the readers. A lookup of a frontend takes a hundred nanoseconds, so a wrong
+//! order of writes has an effect only on a reader that is interrupted during its lookup.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -19,14 +19,14 @@ use tunnel_tests::clock;
 
 use super::writers::keep_to;
 
-/// The number of timers that expire at once: the kernel handles them in one interrupt of some
-/// microseconds, the time of a few map writes.
+/// The number of timers that expire at the same time. The kernel handles them in one interrupt of some
+/// microseconds, in which a writer can make a few map writes.
 const TIMERS: usize = 32;
 
-/// The time from setting the timers to their expiry: longer than setting all of them takes.
+/// The time from setting the timers to their expiry, which must be longer than setting all of them takes.
 const LEAD: Duration = Duration::from_micros(60);
 
-/// Interrupts a CPU repeatedly until `stop` is set. Returns the number of interrupts.
+/// Interrupts a CPU again and again until `stop` is set. Returns the number of interrupts.
 pub(crate) fn hold_up(cpu: u32, stop: &AtomicBool) -> Result<u64> {
     keep_to(cpu)?;
     set_timerslack(1)?;

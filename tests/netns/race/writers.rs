@@ -1,4 +1,5 @@
-//! Two writers of the service maps: the product's own, and one that skips the grace period.
+//! Writers of the service maps: the daemon's own, one that skips the grace period, and one that replaces
+//! frontends' entries by equal ones.
 
 use std::{
     sync::{
@@ -33,13 +34,13 @@ use tunnel_userspace::{
 use super::field::{self, Change, Dice, ENDPOINTS, READ, SERVICES};
 use crate::{programs::Programs, support::DNS};
 
-/// The interval of the audit of the maps: longer than any test.
+/// The interval of audits: longer than any test.
 const AUDIT: Duration = Duration::from_secs(3600);
 
 /// The number of changes in one update of a source.
 const TOGETHER: usize = 4;
 
-/// The product's own writer: the loop of `culvert node`.
+/// The daemon's own writer: the reconcile loop of `culvert node`.
 pub(crate) struct Product {
     owner: Loop<KernelMaps, KernelSteering, RcuGrace>,
     family: Family,
@@ -80,7 +81,7 @@ impl Product {
         })
     }
 
-    /// Changes endpoints until `stop` is set. Returns the number of changes and the loop's statistics.
+    /// Changes endpoints until `stop` is set. Returns the number of changes, and the loop's statistics.
     pub(crate) fn run(self, seed: u32, stop: &AtomicBool) -> Result<(u64, Stats)> {
         let Self {
             owner,
@@ -91,7 +92,7 @@ impl Product {
         let (sender, updates) = mpsc::channel(1);
         let (_drain, draining) = watch::channel(false);
         let (_links, addresses) = watch::channel(Arc::default());
-        // The loop ends when the sender is dropped.
+        // The reconcile loop ends when the sender is dropped.
         let feed = async {
             let mut changes = 0;
             let mut dice = Dice::new(seed);
@@ -111,7 +112,7 @@ impl Product {
     }
 }
 
-/// Builds the update of a source for Services whose endpoints changed.
+/// Builds the update that a source sends when endpoints of these Services have changed.
 fn update(family: Family, changes: impl IntoIterator<Item = Change>) -> Update {
     let state = |change: Change| {
         let name = ObjectName::new("default", field::name(change.service));
@@ -166,13 +167,13 @@ fn state(family: Family, change: Change, name: ObjectName) -> ServiceState {
     }
 }
 
-/// A writer that skips the grace period: it writes new entries next to the old ones and switches by one
-/// update of the hash, as required, but reuses the old entries at once for the next Service, while
-/// programs may still read them. After each of its writes, every ClusterIP leads to its own backends.
+/// A writer that skips the grace period. Like the daemon, it writes new entries next to the old ones and
+/// switches by one hash update. But it reuses the old entries at once for the next Service, while programs
+/// may still read them. After each hash update, every ClusterIP leads to its own backends.
 pub(crate) struct Hasty {
     maps: KernelMaps,
     family: Family,
-    /// The block of each Service: a record, and the slots of one set.
+    /// The index of each Service's block of entries: a record, and the slots of one backend set.
     blocks: Vec<u32>,
     spare: u32,
 }
@@ -180,7 +181,7 @@ pub(crate) struct Hasty {
 impl Hasty {
     /// Programs every UDP Service with all of its endpoints.
     pub(crate) fn new(maps: KernelMaps, family: Family) -> Result<Self> {
-        let mut writer = Self {
+    let mut writer = Self {
             maps,
             family,
             blocks: (0..u32::from(READ)).collect(),
@@ -272,15 +273,15 @@ impl Hasty {
     }
 }
 
-/// A writer that repeatedly replaces the index of every UDP front by that of another record with the
-/// same content. The hash is so full of unread fronts, which it replaces too, that nearly every chain
-/// has several entries.
+/// A writer that repeatedly replaces the record index of every UDP frontend by the index of an equal
+/// record. It fills the rest of the hash with other frontends and replaces their entries too, so that
+/// nearly every hash chain has several entries.
 pub(crate) struct Swapping {
     hasty: Hasty,
 }
 
 impl Swapping {
-    /// The number of fronts.
+    /// The number of frontends in the hash.
     pub(crate) const FRONTS: u32 = 64;
 
     /// Programs every UDP Service; [`Self::run`] fills the rest of the hash.

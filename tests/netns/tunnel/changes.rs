@@ -1,5 +1,5 @@
-//! Nodes and ConfigMaps change while the daemon runs.
-#![expect(clippy::print_stdout, reason = "times are told, not only bounded")]
+//! Changes of Nodes and ConfigMaps while the daemon runs.
+#![expect(clippy::print_stdout, reason = "prints the times, which it also limits")]
 
 use std::{
     io::ErrorKind,
@@ -25,7 +25,7 @@ use crate::support::CHANGE;
 /// The time limit for a change to take effect.
 const FOLLOWED: Duration = Duration::from_millis(200);
 
-/// Measures the time from the rename of a manifest until a condition holds.
+/// Applies a manifest, and asserts that a condition holds within [`FOLLOWED`]; prints the time.
 fn followed(
     site: &Site,
     manifest: impl Into<Manifest>,
@@ -36,14 +36,14 @@ fn followed(
     site.node().apply(manifest)?;
     wait::until(CHANGE, holds).with_context(|| what.to_owned())?;
     let took = start.elapsed();
-    println!("{what}: followed after {} ms", took.as_millis());
+    println!("{what}: took effect after {} ms", took.as_millis());
     let most = Scale::from_environment().patience(FOLLOWED);
-    ensure!(took < most, "{what}: followed after {took:?}");
+    ensure!(took < most, "{what}: took effect only after {took:?}");
     Ok(())
 }
 
-/// True if a connect is steered: the addresses have no other route. Without a connected agent, the reset
-/// of the ingress may arrive before the connect returns.
+/// True if a connect is steered: it would fail otherwise, since there is no route. Without a connected
+/// agent, the ingress resets the connection, possibly before the connect returns.
 fn is_steered(place: &Place, to: SocketAddr) -> bool {
     place
         .connect(to)
@@ -62,7 +62,7 @@ fn a_node_that_is_no_edge_node_any_more_is_not_steered_and_what_is_open_lives_on
 
     let gone = || ![v4, v6].iter().any(|to| is_steered(host, *to));
     let unlabelled = NodeObject::new(EDGE, [EDGE_V4.into(), EDGE_V6.into()]);
-    followed(&site, unlabelled, "a label less", gone)?;
+    followed(&site, unlabelled, "the edge label is removed", gone)?;
 
     for to in [v4, v6] {
         expect_unsteered(host, to)?;
@@ -74,7 +74,7 @@ fn a_node_that_is_no_edge_node_any_more_is_not_steered_and_what_is_open_lives_on
     }
 
     let back = || [v4, v6].iter().all(|to| is_steered(host, *to));
-    followed(&site, Edge::node(), "the label again", back)?;
+    followed(&site, Edge::node(), "the edge label is added again", back)?;
     for client in &mut live {
         client.exchange(b"still there")?;
     }
@@ -94,7 +94,7 @@ fn ports_of_the_config_map_are_followed() -> Result<()> {
 
     let list = |ports: &str| Manifest::further_ports("https-proxy-ports", ports);
     let all = || [v4, v6].iter().all(|to| is_steered(host, *to));
-    followed(&site, list("9101, 9100"), "a port more", all)?;
+    followed(&site, list("9101, 9100"), "a port is added", all)?;
     for to in [v4, v6] {
         client(&site, host, to)?.healthz()?;
         client(&site, &*site.pod()?, to)?.healthz()?;
@@ -102,12 +102,12 @@ fn ports_of_the_config_map_are_followed() -> Result<()> {
     let mut live = client(&site, host, v4)?;
 
     let none = || [v4, v6].iter().all(|to| !is_steered(host, *to));
-    followed(&site, list("9101"), "a port less", none)?;
-    live.healthz().context("what is open lives on")?;
+    followed(&site, list("9101"), "a port is removed", none)?;
+    live.healthz().context("the connection that was open before the change")?;
 
-    followed(&site, list("9100"), "the port again", all)?;
+    followed(&site, list("9100"), "the port is added again", all)?;
     site.node().withdraw(&list("").file)?;
-    wait::until(CHANGE, none).context("the ConfigMap is gone")?;
+    wait::until(CHANGE, none).context("the port is still steered after the deletion of the ConfigMap")?;
     site.until_served()
 }
 
@@ -139,13 +139,13 @@ fn what_is_wrong_with_nodes_and_lists_is_named_and_the_rest_goes_on() -> Result<
         "nope",
     ];
     wait::until(CHANGE, || named(&words))
-        .with_context(|| format!("not named: {:#}", node.status().unwrap_or_default()))?;
+        .with_context(|| format!("the status lacks some of these problems: {:#}", node.status().unwrap_or_default()))?;
     let shown = node.culvert(&["status"])?.stdout;
     for word in ["edge-9", "edge-0", "nope"] {
         ensure!(shown.contains(word), "no {word} in\n{shown}");
     }
-    site.ask(node.host()).context("the older one is served")?;
-    // Correct parts of the documents take effect: these ports are steered, with or without an agent.
+    site.ask(node.host()).context("the Node that had the address first is not served")?;
+    // The valid items of these objects take effect: their ports are steered, even without an agent.
     for to in [
         SocketAddr::new(other, KUBELET[0]),
         Site::at4(FURTHER),
@@ -157,11 +157,10 @@ fn what_is_wrong_with_nodes_and_lists_is_named_and_the_rest_goes_on() -> Result<
     for file in [twin.file(), bare.file(), list.file] {
         node.withdraw(&file)?;
     }
-    // These words are in the texts of problems; node names stay in the status once a client asked for
-    // the node.
+    // Only these words, since the status keeps the name of a node once a client has dialled the node.
     let problems = ["too, which has it", "has no InternalIP", "nope"];
     wait::until(CHANGE, || !problems.iter().any(|it| named(&[*it])))
-        .with_context(|| format!("still named: {:#}", node.status().unwrap_or_default()))?;
+        .with_context(|| format!("the status still has a solved problem: {:#}", node.status().unwrap_or_default()))?;
     expect_unsteered(node.host(), SocketAddr::new(other, KUBELET[0]))?;
     site.ask(node.host())
 }

@@ -1,5 +1,5 @@
-//! Faults of the daemon, the agent and the link, and the recovery; Services are not affected.
-#![expect(clippy::print_stdout, reason = "times are told, not only bounded")]
+//! Faults of the daemon, the agent and the link to the edge, and the recovery. Services are not affected.
+#![expect(clippy::print_stdout, reason = "prints the times, which it also limits")]
 
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::Signal;
@@ -17,7 +17,7 @@ use crate::{
     support::{HTTP, Way, addresses, serve, until_backends},
 };
 
-/// Starts a site that also has a Service.
+/// Starts a site whose cloud node also has a Service.
 fn start() -> Result<(Site, Server)> {
     let site = Site::new()?;
     let backend = site.node().pod("backend")?;
@@ -28,7 +28,7 @@ fn start() -> Result<(Site, Server)> {
     Ok((site, server))
 }
 
-/// Asserts that the Service still works.
+/// Asserts that the Service is served on the host and in a pod.
 fn expect_service(site: &Site) -> Result<()> {
     each_place(site, |from| {
         let is_served = |way: Way| way.is_served(from.place, WEB, HTTP, "backend");
@@ -36,7 +36,7 @@ fn expect_service(site: &Site) -> Result<()> {
     })
 }
 
-/// Asserts that every kubelet port refuses at once, while the Service still works.
+/// Asserts that connects to every kubelet port are refused at once, while the Service is served.
 fn expect_all_refused(site: &Site) -> Result<()> {
     each_place(site, |from| {
         let mut ports = KUBELET.into_iter().flat_map(both);
@@ -45,7 +45,7 @@ fn expect_all_refused(site: &Site) -> Result<()> {
     expect_service(site)
 }
 
-/// Asserts that a new client of the kubelet fails fast, by a refused or reset connection.
+/// Asserts that a new client of the kubelet gets an error within [`COMMAND`], instead of a timeout.
 fn expect_told(site: &Site) -> Result<()> {
     each_place(site, |from| {
         for to in both(KUBELET[0]) {
@@ -53,7 +53,7 @@ fn expect_told(site: &Site) -> Result<()> {
             let outcome = client(site, from.place, to).and_then(|mut it| it.healthz());
             ensure!(outcome.is_err(), "{to} is served");
             let after = start.elapsed();
-            ensure!(after < COMMAND, "{to}: told after {after:?}");
+            ensure!(after < COMMAND, "{to}: failed only after {after:?}");
         }
         Ok(())
     })
@@ -69,7 +69,7 @@ fn a_killed_daemon_refuses_at_once_and_leaves_services_alone() -> Result<()> {
     node.kill9()?;
 
     expect_all_refused(&site)?;
-    old.exchange(b"anybody?").expect_err("its stream has ended");
+    old.exchange(b"anybody?").expect_err("the kill ends the stream");
 
     let start = Instant::now();
     node.start()?;
@@ -99,8 +99,8 @@ fn a_link_that_is_cut_is_told_and_clients_are_served_once_it_is_back() -> Result
 
     let start = Instant::now();
     site.edge().cut()?;
-    old.exchange(b"anybody?").expect_err("told");
-    println!("a stream was told {:?} after the cut", start.elapsed());
+    old.exchange(b"anybody?").expect_err("the stream ends after the cut");
+    println!("the stream ended {:?} after the cut", start.elapsed());
     expect_told(&site)?;
     expect_service(&site)?;
 
@@ -123,14 +123,14 @@ fn an_agent_that_is_frozen_or_killed_is_told_and_clients_are_served_once_it_is_b
     old.upgrade()?;
 
     site.edge().agent().signal(Signal::SIGSTOP)?;
-    // The agent's threads stop one after another, so a first exchange may still succeed.
-    wait::until(COMMAND, || old.exchange(b"anybody?").is_err()).context("not told")?;
+    // The kernel stops the agent's threads one after another, so the first exchange may still succeed.
+    wait::until(COMMAND, || old.exchange(b"anybody?").is_err()).context("the stream of the frozen agent has not ended")?;
     expect_told(&site)?;
     site.edge().agent().signal(Signal::SIGCONT)?;
     site.until_served()?;
 
     site.edge().agent().end(Signal::SIGKILL)?;
-    wait::until(COMMAND, || expect_told(&site).is_ok()).context("still served")?;
+    wait::until(COMMAND, || expect_told(&site).is_ok()).context("the kubelet is still served after the kill of the agent")?;
     expect_service(&site)?;
     site.edge().start_agent(KUBELET)?;
     site.until_served()

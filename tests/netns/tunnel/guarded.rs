@@ -1,4 +1,4 @@
-//! Outsiders can't reach the ingress, and cleanup removes everything.
+//! Outsiders can't reach the ingress, even without a daemon; a cleanup removes the guard and the routes.
 
 use std::{
     io::{self, ErrorKind, Read as _},
@@ -23,10 +23,10 @@ use crate::{
 /// The port of the ingress.
 const INGRESS: u16 = 10_270;
 
-/// The time limit of a connect from outside whose packets may be dropped.
+/// The timeout of a connect from outside, whose packets should be dropped.
 const LOST: Duration = Duration::from_millis(300);
 
-/// Returns the addresses of the steering prefixes with this index.
+/// Returns the IPv4 and the IPv6 steering address with this index, with the port of the ingress.
 fn steering(number: u8) -> [SocketAddr; 2] {
     let v4 = Ipv4Addr::new(198, 19, 0, number);
     let v6 = Ipv6Addr::new(0xfd00, 0xc01e, 0, 0, 0, 0, 0, number.into());
@@ -50,12 +50,12 @@ fn outsiders_do_not_reach_the_ingress() -> Result<()> {
         let knock = || Ok(connect(outside, to, LOST).map(drop).map_err(|it| it.kind()));
         let (outcome, grown) = counted(node, &["guard_dropped"], knock)?;
         ensure!(outcome == Err(ErrorKind::TimedOut), "{to}: {outcome:?}");
-        ensure!(grown[0] > 0, "{to}: not counted as guarded");
+        ensure!(grown[0] > 0, "{to}: the dropped packet isn't counted");
     }
     for address in HOST.ips() {
         let to = SocketAddr::new(address, INGRESS);
         match connect(outside, to, ANSWER).map_err(|it| it.kind()) {
-            // The reset of the ingress may arrive before the connect returns.
+            // The ingress may reset the connection before the connect returns.
             Err(ErrorKind::ConnectionRefused | ErrorKind::ConnectionReset) => {}
             Err(other) => bail!("{to}: {other}"),
             Ok(mut stream) => {
@@ -78,7 +78,7 @@ fn the_guard_and_the_routes_stay_with_a_dead_daemon_and_go_with_cleanup() -> Res
     let node = site.node();
     let (host, outside) = (node.host(), node.outside());
     same("routes", local_routes(host, 176)?.lines().count(), 2)?;
-    // Even with another listener on the port, the guard drops packets from outside.
+    // The guard also drops packets from outside if another process listens on the port.
     node.kill9()?;
     let listener = host.listen(("0.0.0.0", INGRESS))?;
     let [to, _] = steering(1);
@@ -93,7 +93,7 @@ fn the_guard_and_the_routes_stay_with_a_dead_daemon_and_go_with_cleanup() -> Res
     let [v4, v6] = both(KUBELET[0]);
     wait::until(CHANGE, || expect_unsteered(host, v4).is_ok()).context("still steered")?;
     expect_unsteered(&*site.pod()?, v6)?;
-    // The kernel detaches a link a moment after its pin is gone; then the prefix is like any other.
+    // The kernel detaches the guard a moment after its pin is removed; then outsiders reach the prefix.
     host.ip("route add local 198.19.0.0/16 dev lo\n")?;
     let listener = host.listen(("0.0.0.0", INGRESS))?;
     wait::until(CHANGE, || connect(outside, to, LOST).is_ok()).context("still guarded")?;

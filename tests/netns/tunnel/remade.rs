@@ -1,4 +1,4 @@
-//! Replaced steering maps.
+//! Kubelets stay reachable when the daemon replaces the steering maps: other sizes, an older layout.
 
 use anyhow::{Result, ensure};
 use tunnel_tests::site::Site;
@@ -22,7 +22,7 @@ fn kubelets_are_reached_after_a_change_of_the_size_of_steering() -> Result<()> {
         ensure!(!node.bpffs().join(maps_folder("-old")).exists());
     }
 
-    // Two ports at one address of each family are steered.
+    // Four entries are needed, for two ports at one address of each family.
     node.kill9()?;
     node.resize(|settings| settings.maps.steering = 1)?;
     node.start()?;

@@ -1,4 +1,4 @@
-//! Sockets that are steered, and those that are not.
+//! Sockets that are steered to the tunnel, and sockets that are not.
 
 use std::{
     net::{TcpStream, UdpSocket},
@@ -17,7 +17,7 @@ use tunnel_tests::{
 use super::{Kind, both, client, each_place, expect_unsteered};
 use crate::support::{counted, errno, is_nowhere, same};
 
-/// The default mark of the product's own sockets.
+/// The default mark of Culvert's own sockets.
 const MARK: u32 = 0x1_0000;
 
 static SITE: Shared<Site> = Shared::new(Site::new);
@@ -28,7 +28,7 @@ fn every_socket_reaches_the_kubelet_and_shows_what_it_dialled() -> Result<()> {
 
     each_place(&site, |from| {
         for kind in Kind::ALL {
-            // A device-bound host socket can't reach the ingress, whose address is local on loopback.
+            // A host socket that is bound to the uplink can't reach the ingress, which is on loopback.
             if kind == Kind::Device && !from.is_pod {
                 continue;
             }
@@ -117,13 +117,13 @@ fn datagrams_to_an_edge_node_are_not_steered() -> Result<()> {
                 let connected = socket.connect(to);
                 if connected.is_ok() {
                     same("peer", socket.peer_addr()?, to)?;
-                    // An ICMP error of a router without a route is a soft error for UDP.
+                    // The send may get the ICMP error of a router that has no route.
                     drop(socket.send(b"anybody?"));
                 }
                 Ok(connected)
             };
             let (connected, grown) = counted(site.node(), &["steered"], send)?;
-            // The host itself has no route.
+            // The connect fails only on the host, which has no route; a pod's route leads to the host.
             let error = connected.err().map(|it| it.kind());
             ensure!(from.is_pod == error.is_none(), "{to}: {error:?}");
             same("steered", grown, vec![0])?;

@@ -1,5 +1,5 @@
-//! The planner against the reference model: random clusters are read and programmed as on a node, and
-//! the maps' decision on each connection is compared with the model's.
+//! Compares the product with the reference model. Random clusters are read and programmed as on a node,
+//! and the verdict of the maps on each connection must equal the model's.
 
 use std::{
     cell::Cell,
@@ -32,7 +32,7 @@ use tunnel_userspace::{
 
 use crate::{memory::Memory, programmed};
 
-/// The default number of clusters in a run.
+/// The default number of random clusters.
 const CLUSTERS: u64 = 4000;
 
 #[test]
@@ -43,7 +43,7 @@ fn the_compiler_and_the_reference_model_agree_on_random_clusters() {
     for seed in (0..clusters).map(|number| first.wrapping_add(number)) {
         let (cluster, here) = reference::random::cluster(&mut fastrand::Rng::with_seed(seed));
         let compared = agree(cluster, &here).unwrap_or_else(|error| {
-            panic!("{clusters} clusters from CULVERT_SEED={first} on, at {seed}: {error:#}")
+            panic!("cluster {seed} (of {clusters} from CULVERT_SEED={first} on): {error:#}")
         });
         fronts += compared.0;
         verdicts += compared.1;
@@ -51,7 +51,8 @@ fn the_compiler_and_the_reference_model_agree_on_random_clusters() {
     assert!(fronts > 0 && verdicts > 0);
 }
 
-/// Compares both on one cluster; returns the numbers of fronts and verdicts.
+/// Compares the product with the model on one cluster; returns the numbers of compared frontends and
+/// verdicts.
 pub(crate) fn agree(mut cluster: Cluster, here: &Here) -> Result<(usize, usize)> {
     cluster.slices.iter_mut().for_each(name_ports);
     let wanted = reference::fronts(&cluster, here);
@@ -72,7 +73,7 @@ pub(crate) fn agree(mut cluster: Cluster, here: &Here) -> Result<(usize, usize)>
     let stray: Vec<_> = stray.map(shown).collect();
     ensure!(
         missing.is_empty() && stray.is_empty(),
-        "fronts that are missing: {missing:?}; that should not be: {stray:?}"
+        "missing frontends: {missing:?}; unexpected frontends: {stray:?}"
     );
     let mut verdicts = 0;
     for (key, front) in &wanted {
@@ -80,7 +81,7 @@ pub(crate) fn agree(mut cluster: Cluster, here: &Here) -> Result<(usize, usize)>
         let affinity = record.map(|record| record.affinity);
         ensure!(
             affinity == Some(front.affinity),
-            "{key}: affinity {affinity:?}, not {} s",
+            "{key}: affinity {affinity:?}, expected {} s",
             front.affinity
         );
         for source in &reference::random::sources(front) {
@@ -88,7 +89,7 @@ pub(crate) fn agree(mut cluster: Cluster, here: &Here) -> Result<(usize, usize)>
             let found = verdict(&maps, key, source, here);
             ensure!(
                 found == wanted,
-                "{key} ({:?}, {:?}) from {source:?}: {found:?}, not {wanted:?}",
+                "{key} ({:?}, {:?}) from {source:?}: {found:?}, expected {wanted:?}",
                 front.kind,
                 front.owner
             );
@@ -98,15 +99,15 @@ pub(crate) fn agree(mut cluster: Cluster, here: &Here) -> Result<(usize, usize)>
     Ok((wanted.len(), verdicts))
 }
 
-/// Names the ports without a name, like the API server (`SetDefaults_EndpointPort` in Kubernetes'
-/// `pkg/apis/discovery/v1`): manifests in files have the same defaults.
+/// Sets the names of ports without a name to the empty string, like the API server
+/// (`SetDefaults_EndpointPort` in Kubernetes' `pkg/apis/discovery/v1`) and Culvert for manifests in files.
 fn name_ports(slice: &mut EndpointSlice) {
     for port in slice.ports.iter_mut().flatten() {
         port.name.get_or_insert_default();
     }
 }
 
-/// Returns the key of a front, if its protocol is translated at sockets.
+/// Returns the key of a frontend; none for SCTP, which is not translated at sockets.
 fn key(ip: IpAddr, port: u16, protocol: Protocol) -> Option<FrontKey> {
     let protocol = match protocol {
         Protocol::Tcp => addr::Protocol::TCP,
@@ -120,7 +121,7 @@ fn key(ip: IpAddr, port: u16, protocol: Protocol) -> Option<FrontKey> {
     ))
 }
 
-/// Programs a cluster like a node; returns the maps and the health checks.
+/// Programs a cluster as on a node; returns the maps and the health checks.
 fn program(cluster: &Cluster, here: &Here) -> Result<(Memory, Arc<HealthChecks>)> {
     let settings = Settings {
         node_name: here.node.clone(),
@@ -141,7 +142,7 @@ fn program(cluster: &Cluster, here: &Here) -> Result<(Memory, Arc<HealthChecks>)
     Ok((reconciler.maps().clone(), checks))
 }
 
-/// Returns the responses to load balancers, by port.
+/// Returns the responses of the product's health check ports, by port.
 fn told(checks: &HealthChecks) -> BTreeMap<u16, HealthCheck> {
     let family = |(family, count): (&Family, &usize)| match family {
         Family::V4 => (reference::address::Family::Ipv4, *count),
@@ -176,7 +177,7 @@ fn node_ports(wanted: Option<&[reference::Entry]>) -> Vec<NodePortAddresses> {
     }
 }
 
-/// Builds the update of a complete cluster, with its objects as read from the API server.
+/// Builds an update with all objects of a cluster, as read from the API server.
 fn update(cluster: &Cluster) -> Result<Update> {
     let mut update = Update {
         synced: true,
@@ -207,7 +208,7 @@ fn update(cluster: &Cluster) -> Result<Update> {
     Ok(update)
 }
 
-/// Reads objects of a kind from JSON, without those that are not served.
+/// Parses objects of one kind as received from the API server, without those that are ignored.
 fn arrive<K: Arriving + Serialize>(objects: &[K]) -> Result<Vec<Object>> {
     let mut arrived = Vec::new();
     for object in objects {
@@ -221,7 +222,7 @@ fn arrive<K: Arriving + Serialize>(objects: &[K]) -> Result<Vec<Object>> {
     Ok(arrived)
 }
 
-/// The trait `Maps` of a decision, over the maps of a node. The random number is the next slot to try.
+/// Gives a decision access to the maps in memory. Random numbers and turns are the slot to try.
 struct Tried<'a> {
     maps: &'a Memory,
     place: Cell<u32>,
@@ -273,7 +274,7 @@ impl Maps for Tried<'_> {
     }
 }
 
-/// The trait `Asker` of a decision, over a source of connections.
+/// Gives a decision the properties of a connection's source.
 struct Asking<'a> {
     source: &'a Source,
     here: &'a Here,
@@ -307,7 +308,7 @@ impl Asker for Asking<'_> {
     }
 }
 
-/// Decides a new connection like the programs do, once with each slot of the set.
+/// Decides on a new connection as the programs do, once for each slot of the backend set.
 fn verdict(maps: &Memory, key: &FrontKey, source: &Source, here: &Here) -> Verdict {
     let is_own = |ip: &IpAddr| here.addresses.contains(ip);
     let traffic = match source {
@@ -320,7 +321,7 @@ fn verdict(maps: &Memory, key: &FrontKey, source: &Source, here: &Here) -> Verdi
     let record = match decide::front(&tried, &asking, key, traffic) {
         Lookup::Found(record) => record,
         Lookup::None => return Verdict::Untouched,
-        Lookup::Unstable => panic!("the record of {key} is another's"),
+        Lookup::Unstable => panic!("the record of {key} has another key"),
     };
     let mut targets = BTreeSet::new();
     for place in 0..traffic.set(record.front).len.max(1) {
@@ -332,7 +333,7 @@ fn verdict(maps: &Memory, key: &FrontKey, source: &Source, here: &Here) -> Verdi
                     choice.port.to_host(),
                 ));
             }
-            Err(NoChoice::Broken) => panic!("the record of {key} leads to nowhere"),
+            Err(NoChoice::Broken) => panic!("the record of {key} has an invalid slot or backend"),
             Err(none) if none.is_drop() => return Verdict::Dropped,
             Err(_) => return Verdict::Refused,
         }

@@ -1,4 +1,4 @@
-//! The manifests in `deploy` are valid for Kubernetes and for this version of Culvert.
+//! Checks that the manifests in `deploy` are valid for Kubernetes and for this version of Culvert.
 
 use std::{
     fs,
@@ -19,7 +19,7 @@ use tunnel_userspace::{cli::Cli, config::Config, tunnel::agent};
 /// The name of the image, as set by `cargo xtask package`.
 const IMAGE: &str = concat!("culvert.invalid/culvert:", env!("CARGO_PKG_VERSION"));
 
-/// Returns the files with an extension in a folder and its subfolders.
+/// Returns the files with this extension in a folder and its subfolders.
 pub(crate) fn files(folder: &Path, ending: &str) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -44,7 +44,7 @@ fn chosen(is_chosen: impl Fn(&str) -> bool) -> Result<Vec<(PathBuf, String)>> {
             chosen.push((path, text));
         }
     }
-    ensure!(!chosen.is_empty(), "there are none in {folder}");
+    ensure!(!chosen.is_empty(), "no such YAML files in {folder}");
     Ok(chosen)
 }
 
@@ -59,13 +59,13 @@ fn objects() -> Result<Vec<(PathBuf, Value)>> {
     Ok(objects)
 }
 
-/// Asserts that a Kubernetes type keeps every field of a value.
+/// Asserts that parsing a value as a Kubernetes type loses no field.
 fn keeps<T: DeserializeOwned + Serialize>(value: &Value) -> Result<()> {
     let object: T = serde_json::from_value(value.clone())?;
     is_part(value, &serde_json::to_value(object)?, "")
 }
 
-/// Asserts that a value contains all of another one, at the same paths.
+/// Asserts that `whole` has every field of `part`, with the same value.
 fn is_part(part: &Value, whole: &Value, place: &str) -> Result<()> {
     match (part, whole) {
         (Value::Object(fields), Value::Object(_)) => {
@@ -100,7 +100,7 @@ fn check(value: &Value) -> Result<()> {
         Some("ClusterRoleBinding") => keeps::<ClusterRoleBinding>(value),
         Some("Role") => keeps::<Role>(value),
         Some("RoleBinding") => keeps::<RoleBinding>(value),
-        other => bail!("no kind that is looked for here: {other:?}"),
+        other => bail!("no check for manifests of kind {other:?}"),
     }
 }
 
@@ -136,7 +136,7 @@ fn every_config_is_one_of_culvert() -> Result<()> {
     Ok(())
 }
 
-/// Returns the pods of complete DaemonSets, without those of patches.
+/// Returns the pods, and the pod templates of DaemonSets, without patches.
 fn pods() -> Result<Vec<PodSpec>> {
     let mut pods = Vec::new();
     for (_, value) in objects()? {
@@ -144,21 +144,21 @@ fn pods() -> Result<Vec<PodSpec>> {
         if value["kind"] == "DaemonSet" && is_whole {
             let object: DaemonSet = serde_json::from_value(value)?;
             let spec = object.spec.and_then(|spec| spec.template.spec);
-            pods.push(spec.context("no pod")?);
+            pods.push(spec.context("a DaemonSet without a pod template")?);
         } else if value["kind"] == "Pod" {
             let object: Pod = serde_json::from_value(value)?;
-            pods.push(object.spec.context("no pod")?);
+            pods.push(object.spec.context("a Pod without a spec")?);
         }
     }
     ensure!(!pods.is_empty(), "there are no pods");
     Ok(pods)
 }
 
-/// Asserts that a container runs this Culvert with a valid command line.
+/// Asserts that a container runs this version's image with a valid command line.
 fn starts_culvert(container: &Container) -> Result<()> {
     let Container { name, image, .. } = container;
     ensure!(image.as_deref() == Some(IMAGE), "{name}: {image:?}");
-    ensure!(container.command.is_none(), "{name}: the image has one");
+    ensure!(container.command.is_none(), "{name}: must use the image's command");
     let args = container.args.iter().flatten().map(String::as_str);
     Cli::try_parse_from(std::iter::once("culvert").chain(args))?;
     Ok(())
@@ -178,7 +178,7 @@ fn the_agent_is_asked_for_its_health_at_its_own_port() -> Result<()> {
     let agent = objects()?.into_iter().find(|(_, value)| {
         value["kind"] == "DaemonSet" && value["metadata"]["name"] == "culvert-agent"
     });
-    let (_, agent) = agent.context("no agent")?;
+    let (_, agent) = agent.context("no DaemonSet culvert-agent")?;
     let container = &agent["spec"]["template"]["spec"]["containers"][0];
     let port = agent::Settings::default().admin_address.port();
     for probe in ["livenessProbe", "readinessProbe"] {
@@ -195,7 +195,7 @@ fn no_image_can_be_pulled_from_a_stranger() -> Result<()> {
                 continue;
             };
             let host = image.split('/').next().unwrap_or_default();
-            // RFC 2606: the domain `.invalid` can't be registered.
+            // By RFC 2606, nobody can register a domain below `.invalid`.
             ensure!(host.ends_with(".invalid"), "{}: {image}", path.display());
         }
     }
@@ -217,11 +217,11 @@ fn pods_that_are_scheduled_go_to_nodes_that_can_run_the_image() -> Result<()> {
     Ok(())
 }
 
-/// Returns the node selector terms of a patch.
+/// Returns the node selector terms of a patch file.
 fn terms(patch: &str) -> Result<Value> {
     let mut objects = objects()?.into_iter();
     let patch = objects.find(|(path, _)| path.ends_with(patch));
-    let (_, patch) = patch.context("no such patch")?;
+    let (_, patch) = patch.context("deploy has no such patch file")?;
     let affinity = &patch["spec"]["template"]["spec"]["affinity"]["nodeAffinity"];
     Ok(affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"].clone())
 }
@@ -234,8 +234,8 @@ fn no_node_can_make_itself_a_gateway_and_every_node_has_one_daemon() -> Result<(
     let label = |operator: &str| json!({ "key": LABEL, "operator": operator, "values": ["true"] });
     let term = |expressions: &[Value]| json!({ "matchExpressions": expressions });
 
-    // Either of the two labels, or neither. Of kubernetes.io labels, kubelets may set only those below
-    // kubelet. and node. (KEP-279).
+    // The first patch selects nodes with either label, the second those with neither. A kubelet can't set
+    // the second label: of kubernetes.io labels it may set only those below kubelet. and node. (KEP-279).
     let cloud = [term(&[role("Exists")]), term(&[label("In")])];
     ensure!(terms("tunnel/cloud/node.yaml")? == Value::from_iter(cloud));
     let others = term(&[role("DoesNotExist"), label("NotIn")]);
@@ -261,7 +261,7 @@ fn only_what_prepares_a_node_is_privileged() -> Result<()> {
         for container in &pod.containers {
             let name = &container.name;
             let rights = container.security_context.as_ref();
-            let rights = rights.with_context(|| format!("{name}: no rights"))?;
+            let rights = rights.with_context(|| format!("{name}: no securityContext"))?;
             ensure!(rights.privileged != Some(true), "{name}");
             ensure!(rights.allow_privilege_escalation == Some(false), "{name}");
             ensure!(rights.read_only_root_filesystem == Some(true), "{name}");
@@ -272,7 +272,7 @@ fn only_what_prepares_a_node_is_privileged() -> Result<()> {
     Ok(())
 }
 
-/// Returns the value that a JSON patch of a component adds at a path.
+/// Returns the value that the JSON patches of a component add at a path.
 fn added(component: &str, path: &str) -> Result<Value> {
     let file = format!(
         "{}/../deploy/{component}/kustomization.yaml",
@@ -298,11 +298,11 @@ fn the_helper_for_sockets_is_started_by_a_command_and_has_what_the_daemon_shares
     ensure!(added("sockets", "/spec/template/spec/hostPID")? == true);
     let helper: Container = serde_json::from_value(value)?;
     starts_culvert(&helper)?;
-    let rights = helper.security_context.as_ref().context("no rights")?;
+    let rights = helper.security_context.as_ref().context("the helper has no securityContext")?;
     ensure!(rights.privileged != Some(true));
     ensure!(rights.read_only_root_filesystem == Some(true));
 
-    // The maps, the daemon's socket, and the config with their paths.
+    // The helper needs the maps, the daemon's socket, and the config with the paths of both.
     let mounts = |container: &Container| {
         let mounts = container.volume_mounts.iter().flatten();
         let places = mounts.map(|mount| (mount.name.clone(), mount.mount_path.clone()));
@@ -311,7 +311,7 @@ fn the_helper_for_sockets_is_started_by_a_command_and_has_what_the_daemon_shares
     let is_daemon = |container: &&Container| container.name == "culvert";
     let pods = pods()?;
     let daemon = pods.iter().flat_map(|pod| &pod.containers).find(is_daemon);
-    let of_daemon = mounts(daemon.context("no daemon")?);
+    let of_daemon = mounts(daemon.context("no container culvert")?);
     ensure!(mounts(&helper).is_subset(&of_daemon), "{of_daemon:?}");
     for name in ["config", "state", "bpffs"] {
         let has = mounts(&helper).iter().any(|(mounted, _)| mounted == name);
@@ -320,7 +320,7 @@ fn the_helper_for_sockets_is_started_by_a_command_and_has_what_the_daemon_shares
     Ok(())
 }
 
-/// Returns the service accounts that are bound to a role.
+/// Returns the service accounts that are bound to a Role or ClusterRole.
 fn accounts_of(kind: &str, role: &str) -> Result<Vec<String>> {
     let mut accounts = Vec::new();
     for (_, value) in objects()? {
@@ -334,7 +334,7 @@ fn accounts_of(kind: &str, role: &str) -> Result<Vec<String>> {
     Ok(accounts)
 }
 
-/// Returns the service accounts of DaemonSets, and of patches that replace one.
+/// Returns the service accounts in DaemonSets and in patches of them.
 fn accounts_of_daemons() -> Result<Vec<String>> {
     let mut accounts = Vec::new();
     for (_, value) in objects()? {
@@ -351,7 +351,7 @@ fn each_daemon_has_an_account_of_its_own_with_the_rights_that_it_uses() -> Resul
 
     ensure!(accounts_of_daemons()? == ["culvert-agent", "culvert-cloud", "culvert-node"]);
     ensure!(accounts_of("ClusterRole", "culvert-node")? == nodes);
-    // Only nodes that steer read the ports of kubelets.
+    // Only nodes that steer read the ConfigMap with further kubelet ports.
     ensure!(accounts_of("Role", "culvert-cloud")? == ["culvert-cloud"]);
     Ok(())
 }

@@ -1,8 +1,9 @@
-//! Kubernetes objects in, map entries out: one folder per case, no kernel.
+//! Golden tests, without a kernel: each case is a folder with Kubernetes objects and the expected map
+//! entries.
 //!
-//! A case is read and programmed as on a node, into maps in memory. Their content and the refusals are
-//! written one entry per line, sorted, with names instead of indices, and so are the responses to load
-//! balancers. A case may have a `config.yaml` with `service.externalIPs`, `service.topologyKeys` and
+//! The objects are read and programmed as on a node, into maps in memory. The result is a sorted list of
+//! lines, with names instead of indices: map entries, refused objects, and responses of health check
+//! ports. A case may have a `config.yaml` with `service.externalIPs`, `service.topologyKeys` and
 //! `service.nodePortAddresses`; without it, node ports are on all addresses.
 
 use std::{
@@ -45,7 +46,7 @@ const SIZES: Sizes = Sizes {
     ..Sizes::each(64)
 };
 
-/// The addresses of the node of every case.
+/// The node's addresses in every case.
 const ADDRESSES: [IpAddr; 6] = [
     IpAddr::V4(Ipv4Addr::LOCALHOST),
     IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),
@@ -63,7 +64,7 @@ impl Grace for NoGrace {
     }
 }
 
-/// Programs an update into new maps, like a node with these addresses.
+/// Programs an update into new maps, as on a node with these addresses.
 fn programmed(
     settings: Settings,
     addresses: &[IpAddr],
@@ -78,7 +79,7 @@ fn programmed(
     Ok(reconciler)
 }
 
-/// Programs the objects of a case, and returns the result as lines.
+/// Programs the objects of a case; returns the sorted lines of the result.
 fn program(objects: &Path) -> Result<Vec<String>> {
     let (update, problems) = file::read(objects)?;
     let path = objects.with_file_name("config.yaml");
@@ -137,7 +138,7 @@ fn program(objects: &Path) -> Result<Vec<String>> {
     let misplaced = reconciler.maps().misplaced();
     ensure!(
         misplaced.is_empty(),
-        "backends {misplaced:?} are not in the sets that they say"
+        "backends {misplaced:?} are not in the backend sets that their entries name"
     );
     lines.extend(entries(reconciler.maps(), &owners));
     lines.sort();
@@ -157,7 +158,7 @@ fn entries(maps: &Memory, owners: &BTreeMap<String, String>) -> Vec<String> {
             backends.collect::<Vec<_>>().join(" ")
         };
         lines.push(format!(
-            "svc {key} {owner} {} cluster=[{}] local=[{}]{}{}",
+            "services {key} {owner} {} cluster=[{}] local=[{}]{}{}",
             front.algorithm.label(),
             set(front.cluster),
             set(front.local),
@@ -172,13 +173,13 @@ fn entries(maps: &Memory, owners: &BTreeMap<String, String>) -> Vec<String> {
         } else {
             "gone"
         };
-        lines.push(format!("be {} {owner} {state}", shown(backend)));
+        lines.push(format!("backends {} {owner} {state}", shown(backend)));
     }
     lines
 }
 
-/// Formats the policies of a front: `local` sets, and `lead nowhere` if such a set is empty but there
-/// are endpoints elsewhere; the affinity; and the exclusion of sockets.
+/// Formats the flags of a frontend: the kinds of traffic that use its local set, with `(lead nowhere)` if
+/// that set is empty but other nodes have endpoints; the affinity; and the exclusion of sockets.
 fn policies(front: &Front) -> String {
     let mut words = String::new();
     for (traffic, flag, who) in [
@@ -201,7 +202,7 @@ fn policies(front: &Front) -> String {
     words
 }
 
-/// Formats the permitted clients of a front; empty if all are permitted.
+/// Formats the source ranges of a frontend; empty if it has none.
 fn sources(maps: &Memory, front: &Front) -> String {
     let places = front.sources.base..front.sources.base + front.sources.len;
     let ranges = places.map(|place| {
@@ -228,7 +229,7 @@ fn check(case: &Path) -> Result<()> {
         .with_context(|| format!("{} has no maps.txt", case.display()))?;
     ensure!(
         found == wanted.trim_end(),
-        "{}: the maps hold\n{found}\nnot\n{wanted}",
+        "{}: the result is\n{found}\nexpected\n{wanted}",
         case.display()
     );
     Ok(())
@@ -251,7 +252,7 @@ mod tests {
         }
     }
 
-    /// Generates one test per case, and one that every folder has a test.
+    /// Generates a test for each case, and a test that every folder of `golden/cases` is listed.
     macro_rules! cases {
         ($($name:ident),+ $(,)?) => {
             $(#[test]

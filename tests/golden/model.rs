@@ -1,5 +1,5 @@
-//! The reference model on the golden cases. Their maps are written by hand, so agreement shows that the
-//! model and the product are correct, not only alike.
+//! Runs the reference model on the golden cases. Their expected maps are written by hand, so agreement
+//! shows that the model and the product are correct, and not only equal.
 
 use std::{fs, path::Path};
 
@@ -9,14 +9,14 @@ use tunnel_reference::{Cluster, Entry, ExternalIps, Here, TopologyKeys, address:
 
 use crate::{ADDRESSES, agree};
 
-/// Cases outside of the model: objects that no API server accepts, and Culvert's own annotation that
-/// excludes sockets.
+/// Cases that the model does not cover: objects that no API server accepts, and Culvert's own annotation
+/// that excludes sockets.
 const OTHERS: [&str; 2] = [
     "a_bad_document_leaves_the_rest",
     "sockets_leave_a_service_alone_that_asks_for_it",
 ];
 
-/// Compares the model's result of a case with the programmed maps.
+/// Compares the model's result for a case with the programmed maps.
 pub(crate) fn check(case: &Path) -> Result<()> {
     if OTHERS.iter().any(|other| case.ends_with(other)) {
         return Ok(());
@@ -33,7 +33,7 @@ pub(crate) fn check(case: &Path) -> Result<()> {
 fn add(cluster: &mut Cluster, mut object: Value) -> Result<()> {
     match object["kind"].as_str().unwrap_or_default() {
         "Service" => {
-            // Sets the default of the API server.
+            // The API server sets this default.
             let spec = &mut object["spec"];
             if spec["clusterIP"].is_null() {
                 spec["clusterIP"] = spec["clusterIPs"][0].clone();
@@ -45,7 +45,7 @@ fn add(cluster: &mut Cluster, mut object: Value) -> Result<()> {
         "List" => {
             let items = object["items"]
                 .as_array_mut()
-                .context("a list of nothing")?;
+                .context("a List without items")?;
             items
                 .iter_mut()
                 .try_for_each(|item| add(cluster, item.take()))?;
@@ -55,7 +55,7 @@ fn add(cluster: &mut Cluster, mut object: Value) -> Result<()> {
     Ok(())
 }
 
-/// Returns the node of every case, with the settings of this case.
+/// Returns the node with the settings of a case's config.
 fn here(config: &Path) -> Result<Here> {
     let service = if config.exists() {
         let config: Value = serde_saphyr::from_str(&fs::read_to_string(config)?)?;
@@ -90,11 +90,14 @@ fn here(config: &Path) -> Result<Here> {
 }
 
 fn entry(entry: &Value) -> Result<Entry> {
-    let word = entry.as_str().context("an entry is no word")?;
+    let word = entry.as_str().with_context(|| format!("the entry {entry} of nodePortAddresses is not a string"))?;
     Ok(match word {
         "primary" => Entry::Primary,
         "localhost" => Entry::Localhost,
         "all" => Entry::All,
-        range => Entry::Cidr(Cidr::parse(range).context("an entry is no range")?),
+        range => Entry::Cidr(
+Cidr::parse(range)
+.with_context(|| format!("the entry {range} of nodePortAddresses is not a CIDR"))?,
+),
     })
 }

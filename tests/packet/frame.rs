@@ -1,11 +1,11 @@
-//! Ethernet frames, byte by byte.
+//! Builders of Ethernet frames.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 const ETHERNET: [u8; 12] = [2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
 const TCP: u8 = 6;
 
-/// Builds a TCP frame to an address, in its family.
+/// Builds a frame with a TCP packet to an address.
 pub(crate) fn tcp_to(to: IpAddr) -> Vec<u8> {
     match to {
         IpAddr::V4(to) => v4_to(to, &[]),
@@ -13,9 +13,9 @@ pub(crate) fn tcp_to(to: IpAddr) -> Vec<u8> {
     }
 }
 
-/// Builds an IPv4 frame with options in its header.
+/// Builds a frame with a TCP packet to an IPv4 address, with these options in the IPv4 header.
 pub(crate) fn v4_to(to: Ipv4Addr, options: &[u8]) -> Vec<u8> {
-    let words = u8::try_from(5 + options.len() / 4).expect("a header");
+    let words = u8::try_from(5 + options.len() / 4).expect("at most 40 bytes of options");
     let mut frame = ethernet(0x0800);
     frame.extend([0x40 | words, 0, 0, 40, 0, 0, 0, 0, 64, TCP, 0, 0]);
     frame.extend(Ipv4Addr::new(192, 0, 2, 9).octets());
@@ -39,7 +39,7 @@ fn v6_to(to: Ipv6Addr) -> Vec<u8> {
     frame
 }
 
-/// Builds the Ethernet header of a protocol.
+/// Builds an Ethernet header with this EtherType.
 pub(crate) fn ethernet(protocol: u16) -> Vec<u8> {
     let mut frame = ETHERNET.to_vec();
     frame.extend(protocol.to_be_bytes());

@@ -1,4 +1,4 @@
-//! The guard drops packets from an uplink to a steering prefix, and passes all others.
+//! The guard drops packets to a steering prefix, and passes all others.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
@@ -18,7 +18,7 @@ use crate::frame;
 const PASS: i32 = -1;
 const DROP: i32 = 2;
 
-/// The program, loaded with prefixes.
+/// The guard, loaded for some steering prefixes.
 struct Loaded {
     guard: Guard,
     counters: Counters,
@@ -125,7 +125,7 @@ fn the_verdict_is_that_of_the_prefix_for_any_address() -> Result<()> {
     Ok(())
 }
 
-/// Returns an address near a prefix, or anywhere; deterministic by `number`.
+/// Returns an address in or near one of the prefixes, or any IPv6 address. It depends only on `number`.
 fn address(prefixes: &[Prefix], number: u64) -> IpAddr {
     let mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let bits = u128::from(mixed) << 64 | u128::from(mixed.rotate_left(29));
@@ -134,7 +134,7 @@ fn address(prefixes: &[Prefix], number: u64) -> IpAddr {
         return Ipv6Addr::from_bits(bits).into();
     };
     match prefix.network().to_ip() {
-        // Flips at most one bit of the network.
+        // Changes host bits, and at most one bit at any position.
         IpAddr::V4(network) => {
             let [a, b, c, d, ..] = mixed.to_le_bytes();
             let flip = 1_u32.checked_shl(u32::from(a) % 40).unwrap_or(0);
@@ -152,7 +152,7 @@ fn address(prefixes: &[Prefix], number: u64) -> IpAddr {
     }
 }
 
-/// True if a range covers an address of its own family.
+/// True if a prefix covers an address of its family.
 fn covers(prefix: &Prefix, to: IpAddr) -> bool {
     let length = u32::from(prefix.length());
     match (prefix.network().to_ip(), to) {
@@ -172,9 +172,9 @@ fn options_in_the_header_hide_nothing() -> Result<()> {
     let options = [1; 40];
 
     let frame = frame::v4_to(Ipv4Addr::new(198, 19, 0, 1), &options);
-    ensure!(loaded.guard.run(&frame)? == DROP, "passes");
+    ensure!(loaded.guard.run(&frame)? == DROP, "a packet to the prefix passes");
     let frame = frame::v4_to(Ipv4Addr::new(192, 0, 2, 1), &options);
-    ensure!(loaded.guard.run(&frame)? == PASS, "is dropped");
+    ensure!(loaded.guard.run(&frame)? == PASS, "a packet to another address is dropped");
     Ok(())
 }
 
@@ -184,7 +184,7 @@ fn tags_of_vlans_hide_nothing() -> Result<()> {
     let tagged = |tags: usize, to: &str| -> Result<Vec<u8>> {
         let plain = frame::tcp_to(to.parse()?);
         let (ethernet, rest) = plain.split_at(12);
-        // VLAN 0 tags, which the kernel strips: 802.1Q and 802.1ad in turn.
+        // Tags of VLAN 0, which the kernel removes: 802.1Q and 802.1ad in turn.
         let tag = |number: usize| [[0x81, 0, 0, 0], [0x88, 0xa8, 0, 0]][number % 2];
         let tags: Vec<u8> = (0..tags).flat_map(tag).collect();
         Ok([ethernet, &tags, rest].concat())
@@ -193,19 +193,19 @@ fn tags_of_vlans_hide_nothing() -> Result<()> {
         for to in ["198.19.0.1", "fd00:c01e::1"] {
             ensure!(
                 loaded.guard.run(&tagged(tags, to)?)? == DROP,
-                "{to} behind {tags}"
+                "{to} behind {tags} tags"
             );
         }
         for to in ["192.0.2.1", "2001:db8::1"] {
             ensure!(
                 loaded.guard.run(&tagged(tags, to)?)? == PASS,
-                "{to} behind {tags}"
+                "{to} behind {tags} tags"
             );
         }
     }
     ensure!(
         loaded.guard.run(&tagged(9, "192.0.2.1")?)? == DROP,
-        "behind too many"
+        "a packet behind nine tags passes"
     );
     Ok(())
 }
@@ -216,7 +216,7 @@ fn what_is_no_ip_packet_passes() -> Result<()> {
     let steered = frame::v4_to(Ipv4Addr::new(198, 19, 0, 1), &[]);
     let payload = steered.get(14..).unwrap_or_default();
 
-    // ARP, PPPoE, and a local experimental type whose payload looks like IPv4.
+    // ARP, PPPoE and a local experimental EtherType, each with an IPv4 packet as payload.
     for protocol in [0x0806, 0x8864, 0x88b5] {
         let frame = [&*frame::ethernet(protocol), payload].concat();
         ensure!(loaded.guard.run(&frame)? == PASS, "{protocol:#x}");

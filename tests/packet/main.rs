@@ -1,4 +1,5 @@
-//! The verdicts of tc programs on packets, by `BPF_PROG_TEST_RUN`. Needs root and a kernel with BPF.
+//! Tests of the tc programs' verdicts on packets, by `BPF_PROG_TEST_RUN`. They need root and a kernel
+//! with BPF.
 
 #[cfg(test)]
 mod frame;

@@ -1,5 +1,5 @@
-//! Hostile and broken peers next to a good agent.
-#![expect(clippy::print_stdout, reason = "times are told, not only bounded")]
+//! Hostile and broken peers of the gateway, next to a working agent.
+#![expect(clippy::print_stdout, reason = "prints the times, which it also limits")]
 
 use std::{
     io::{Read as _, Write as _},
@@ -13,10 +13,10 @@ use crate::support::{
     ANSWER, BACK, HANDSHAKE_TIMEOUT, HANDSHAKES, dial, echo, echoing, expect_live,
 };
 
-/// The number of handshakes that are started and never finished.
+/// The number of handshakes that are started but never finished.
 const SLOW: u32 = 1000;
 
-/// The start of a TLS record with a ClientHello of 512 bytes, whose rest is never sent.
+/// The first bytes of a TLS record with a ClientHello of 512 bytes; the test never sends the rest.
 const BEGINNING: &[u8] = &[22, 3, 1, 2, 0, 1, 0, 1, 252];
 
 #[test]
@@ -29,20 +29,21 @@ fn a_thousand_handshakes_that_never_end_do_not_keep_agents_out() -> Result<()> {
     let mut slow = Vec::new();
     for _ in 0..Scale::from_environment().count(SLOW) {
         let mut stream = TcpStream::connect(tunnel.gateway())?;
-        // The gateway may have closed the connection already.
+        // Ignores an error, since the gateway may have closed the connection already.
         drop(stream.write_all(BEGINNING));
         slow.push(stream);
     }
     expect_live("beside slow handshakes", &mut live)?;
     echo(&mut tunnel.connect(server.at())?, b"hello")?;
 
-    // Another agent connects although they are held, once the earlier handshakes have timed out.
+    // Another agent can connect once the earlier handshakes have timed out, although the test keeps their
+// connections open.
     let start = Instant::now();
     let pair = tunnel.authority().agent("b", Validity::Current)?;
     tunnel.launch_agent("b", &pair)?;
     tunnel.until_connected("b")?;
     println!(
-        "another agent is in after {} ms",
+        "another agent is connected after {} ms",
         start.elapsed().as_millis()
     );
     let counts = || {
@@ -53,18 +54,18 @@ fn a_thousand_handshakes_that_never_end_do_not_keep_agents_out() -> Result<()> {
     wait::until(BACK, || {
         counts().is_some_and(|[full, late]| full + late == all)
     })
-    .with_context(|| format!("{:?} of {all}", counts()))?;
-    // Only handshakes within the limit can time out; all others are dropped for newer ones.
-    let [full, late] = counts().context("no record")?;
+    .with_context(|| format!("[dropped, timed out] {:?} of {all} handshakes", counts()))?;
+    // Only handshakes within the limit can time out; the gateway drops all others for newer ones.
+    let [full, late] = counts().context("the gateway has no counts")?;
     let rounds = began.elapsed().as_secs() / HANDSHAKE_TIMEOUT.as_secs() + 1;
     ensure!(
         late <= rounds * u64::try_from(HANDSHAKES)?,
-        "{full} gave way and {late} timed out, in {rounds} rounds of {HANDSHAKES}"
+        "{full} handshakes were dropped and {late} timed out, in {rounds} timeouts of {HANDSHAKES}"
     );
     wait::until(ANSWER, || {
         usage::open_files(pid).is_ok_and(|now| now <= files + 8)
     })
-    .context("the gateway still holds them")?;
+    .context("the gateway keeps their connections open")?;
     echo(&mut live, b"still there")
 }
 
@@ -82,13 +83,13 @@ fn garbage_ends_its_own_connection_only() -> Result<()> {
         let mut stream = dial(tunnel.gateway())?;
         stream.write_all(bytes)?;
         let mut rest = Vec::new();
-        // The connection ends with EOF or a reset, possibly after a TLS alert.
+        // The gateway closes or resets the connection, possibly after a TLS alert.
         drop(stream.read_to_end(&mut rest));
         ensure!(rest.len() < 32, "{rest:?}");
     }
     tunnel.until_counted("handshake_failed", 4)?;
 
-    // A peer that sends nothing, then EOF.
+    // A peer that closes its connection without sending a byte.
     dial(tunnel.gateway())?.shutdown(Shutdown::Write)?;
     tunnel.until_counted("handshake_failed", 5)?;
     echo(&mut live, b"still there")?;

@@ -1,4 +1,4 @@
-//! The bytes of streams, and the ways that streams end.
+//! Streams deliver all bytes unchanged, and end properly.
 
 use std::{
     io::Read as _,
@@ -18,10 +18,10 @@ use crate::{
     targets::{Act, Server},
 };
 
-/// The number of bytes in each direction.
+/// The number of bytes that are sent in each direction.
 const MANY: u32 = 1 << 30;
 
-/// Reads to the end; returns the checksum.
+/// Reads until EOF; returns the checksum of the bytes.
 fn receive(stream: &mut TcpStream) -> Result<Sum> {
     let mut received = Summing::default();
     let mut buffer = vec![0; 256 * 1024];
@@ -48,10 +48,10 @@ fn a_gigabyte_each_way_at_once_arrives_as_it_was_sent() -> Result<()> {
         Ok(sent)
     });
     let received = receive(&mut receiving);
-    // The sender's error is the cause; the reader's error only follows from it.
+    // If both failed, the sender's error is reported: the receiver's is only a consequence.
     let (sent, received) = (sender.join().expect("no panic")?, received?);
 
-    ensure!(received == sent, "{received} for {sent}");
+    ensure!(received == sent, "received {received}, sent {sent}");
     ensure!(server.accepted() == 1);
     tunnel.until_counted("stream_completed", 1)
 }

@@ -1,7 +1,7 @@
-//! Faults, and the recovery from them.
+//! Faults of the gateway and of agents, and the recovery.
 #![expect(
     clippy::print_stdout,
-    reason = "times and sizes are told, not only bounded"
+    reason = "prints the times and sizes, which it also limits"
 )]
 
 use std::{net::SocketAddr, thread, time::Duration};
@@ -17,13 +17,14 @@ use crate::{
     targets::{Act, Server, closed},
 };
 
-/// The number of failed dials before the first measurement of memory, and between the two.
+/// The number of failed dials before the first measurement of memory, and between the first and second.
 const DIALS: [u32; 2] = [1000, 5000];
 
-/// The limit on an end's memory growth by failed dials: less than a kilobyte per dial.
+/// The limit for the growth of a process's memory during failed dials, in bytes: less than a kilobyte per
+/// dial.
 const GROWTH: u64 = 3 << 20;
 
-/// Waits until a new client is served; returns the elapsed time.
+/// Waits until a new client gets an echo; returns the elapsed time.
 fn until_served(tunnel: &Tunnel, target: SocketAddr) -> Result<Duration> {
     let start = Instant::now();
     wait::until(BACK, || {
@@ -39,12 +40,12 @@ fn after_a_kill_of_the_gateway_its_agent_comes_back() -> Result<()> {
     let (server, mut tunnel, mut old) = echoing(&[])?;
 
     tunnel.kill_cloud()?;
-    let error = dial(tunnel.way_to(server.at())?).expect_err("nobody listens");
+    let error = dial(tunnel.way_to(server.at())?).expect_err("the ingress was killed");
     ensure!(
         error.kind() == std::io::ErrorKind::ConnectionRefused,
         "{error}"
     );
-    echo(&mut old, b"hello").expect_err("its stream has ended");
+    echo(&mut old, b"hello").expect_err("the kill ends the stream");
     server.until_reset()?;
 
     tunnel.start_cloud()?;
@@ -61,7 +62,7 @@ fn a_frozen_agent_delays_no_other_and_its_clients_are_told() -> Result<()> {
     let (server, other) = (Server::start(Act::Echo)?, Server::start(Act::Echo)?);
     let nodes = vec![("a", vec![server.at()]), ("b", vec![other.at()])];
     let mut plan = Plan::nodes(nodes);
-    // Longer than the echoes take, even on a busy machine.
+    // The echoes to the other agent take less time, even on a busy machine.
     for limits in [&mut plan.session, &mut plan.of_agents] {
         limits.ping_timeout = Duration::from_secs(5);
     }
@@ -75,14 +76,14 @@ fn a_frozen_agent_delays_no_other_and_its_clients_are_told() -> Result<()> {
     let start = Instant::now();
     stuff(&mut old)?;
     for stream in &mut live {
-        expect_live("on another agent, beside one that is frozen", stream)?;
+        expect_live("on another agent, next to a frozen one", stream)?;
     }
     ensure!(
         tunnel.count("agent_connection_lost")? == 0,
-        "it is lost already"
+        "the frozen agent was disconnected before the echoes were done"
     );
     expect_reset(&mut old)?;
-    println!("told {} ms after the freeze", start.elapsed().as_millis());
+    println!("the client got a reset {} ms after the freeze", start.elapsed().as_millis());
     tunnel.until_counted("agent_connection_lost", 1)?;
     tunnel.until_disconnected("a")?;
     let mut refused = tunnel.connect(server.at())?;
@@ -91,7 +92,7 @@ fn a_frozen_agent_delays_no_other_and_its_clients_are_told() -> Result<()> {
 
     tunnel.agent("a")?.signal(Signal::SIGCONT)?;
     let took = until_served(&tunnel, server.at())?;
-    println!("served again {} ms after it goes on", took.as_millis());
+    println!("served again {} ms after the agent resumed", took.as_millis());
     Ok(())
 }
 
@@ -115,7 +116,7 @@ fn clients_of_a_killed_agent_are_told_at_once() -> Result<()> {
     echo(&mut tunnel.connect(server.at())?, b"hello")
 }
 
-/// Makes dials that fail, from several threads.
+/// Makes this many dials that fail, from several threads.
 fn fail(tunnel: &Tunnel, target: SocketAddr, count: u32) -> Result<()> {
     const THREADS: usize = 8;
     let way = tunnel.way_to(target)?;
@@ -156,10 +157,10 @@ fn five_thousand_failed_dials_leave_memory_and_files_as_they_were() -> Result<()
             before.0 / 1024,
             after.0 / 1024
         );
-        ensure!(growth < GROWTH, "{what} has grown by {growth} bytes");
+        ensure!(growth < GROWTH, "the memory of {what} grew by {growth} bytes");
         ensure!(
             after.1 <= before.1 + 2,
-            "{what}: {} files, then {}",
+            "{what}: {} open files before, {} after",
             before.1,
             after.1
         );

@@ -1,4 +1,4 @@
-//! The agents that are admitted, and the node that each is bound to.
+//! The gateway takes an agent's node from its certificate, and streams of a node only reach its own agent.
 
 use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{pki::Validity, wait};
@@ -13,7 +13,7 @@ fn a_session_is_that_of_the_node_in_its_certificate() -> Result<()> {
     let server = Server::start(Act::Echo)?;
     let mut tunnel = Plan::of(&[server.at()]).without_agents()?;
 
-    // This agent could dial the targets of node a, but its certificate names node b.
+    // This agent is allowed to dial the targets of node a, but its certificate names node b.
     let pair = tunnel.authority().agent("b", Validity::Current)?;
     tunnel.launch_agent("a", &pair)?;
     tunnel.until_connected("b")?;
@@ -46,7 +46,7 @@ fn a_client_of_one_node_never_reaches_the_agent_of_another() -> Result<()> {
     echo(&mut tunnel.connect(two.at())?, b"hello")
 }
 
-/// Returns the expiry times of the certificates of the gateway and of the agent's first session.
+/// Returns when the gateway's certificate and that of the agent's first session expire.
 fn expiries(tunnel: &Tunnel) -> Result<[String; 2]> {
     let record = tunnel.record()?;
     let of_agent = &record.nodes[0]["sessions"][0]["certificateExpires"];
@@ -65,7 +65,7 @@ fn certificates_are_replaced_under_live_streams() -> Result<()> {
         tunnel.files(stem).write(&authority.pem(), &pair)?;
     }
     let renewed = || expiries(&tunnel).is_ok_and(|now| now[0] != before[0]);
-    wait::until(ANSWER, renewed).context("the gateway shows its old certificate")?;
+    wait::until(ANSWER, renewed).context("the gateway still has its old certificate")?;
     let agent_renewed = tunnel.agent("a")?.agent()?;
     ensure!(
         agent_renewed.identity["problem"].is_null(),
@@ -74,14 +74,14 @@ fn certificates_are_replaced_under_live_streams() -> Result<()> {
     echo(&mut live, b"still there")?;
     echo(&mut tunnel.connect(server.at())?, b"hello")?;
 
-    // New sessions present the new certificates, which are trusted.
+    // New sessions use the new certificates, and both ends trust them.
     tunnel.kill_cloud()?;
     tunnel.start_cloud()?;
     tunnel.until_connected("a")?;
     let now = expiries(&tunnel)?;
     ensure!(
         now[1] != before[1],
-        "the agent shows its old certificate: {now:?}"
+        "the agent still has its old certificate: {now:?}"
     );
     echo(&mut tunnel.connect(server.at())?, b"hello")
 }

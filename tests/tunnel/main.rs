@@ -1,5 +1,5 @@
-//! The tunnel from end to end over loopback: ingress and gateway in one process, agents in others, and
-//! targets in this one. Needs no privileges.
+//! Tests of the tunnel from end to end over loopback: one process is the ingress and the gateway, others are
+//! agents, and the targets are threads of the test. They need no privileges.
 
 #[cfg(test)]
 mod support;

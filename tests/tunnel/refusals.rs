@@ -1,4 +1,4 @@
-//! A refused client gets a reset, and every view shows the same reason.
+//! A refused client gets a reset; counters and logs have the same reason for it.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -19,7 +19,7 @@ fn expect(tunnel: &Tunnel, to: SocketAddr, reason: &str) -> Result<()> {
 
     tunnel.until_counted(reason, before + 1)?;
     let logged = || tunnel.logs().lines().any(|line| line.contains(reason));
-    wait::until(ANSWER, logged).with_context(|| format!("{reason} isn't logged\n{}", tunnel.logs()))
+    wait::until(ANSWER, logged).with_context(|| format!("no log line has {reason}:\n{}", tunnel.logs()))
 }
 
 #[test]
@@ -65,11 +65,11 @@ fn each_refusal_has_one_word() -> Result<()> {
     echo(&mut tunnel.connect(server.at())?, b"hello")
 }
 
-/// Asserts that a session takes four streams, and that one more is refused instead of queued.
+/// Asserts that each session takes four streams, and that one more stream is refused instead of queued.
 fn four_streams_at_most(plan: Plan, server: &Server) -> Result<()> {
     let tunnel = plan.start()?;
     let mut held = Vec::new();
-    // Two sessions of four streams.
+    // The agent has two sessions, of four streams each.
     for _ in 0..8 {
         let mut stream = tunnel.connect(server.at())?;
         echo(&mut stream, b"hello")?;
@@ -87,7 +87,7 @@ fn four_streams_at_most(plan: Plan, server: &Server) -> Result<()> {
     echo(&mut tunnel.connect(server.at())?, b"hello")
 }
 
-/// Selects the limits of one end.
+/// Returns the limits of the gateway, or those of agents, for modification.
 type Bounds = fn(&mut Plan) -> &mut Limits;
 
 #[test]
@@ -100,7 +100,7 @@ fn more_streams_than_an_end_allows_are_refused_and_the_others_live_on() -> Resul
         let server = Server::start(Act::Echo)?;
         let mut plan = Plan::of(&[server.at()]);
         limits(&mut plan).max_streams = 4;
-        four_streams_at_most(plan, &server).with_context(|| format!("those of the {end}"))?;
+        four_streams_at_most(plan, &server).with_context(|| format!("limits of the {end}"))?;
     }
     Ok(())
 }

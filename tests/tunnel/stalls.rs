@@ -1,4 +1,4 @@
-//! A stalled stream never delays another one.
+//! A stalled stream never delays other streams.
 
 use std::{
     io::{Read as _, Write as _},
@@ -13,10 +13,10 @@ use crate::{
     targets::{Act, Blackhole, LITTLE, Server},
 };
 
-/// The number of readers that stall at once.
+/// The number of readers that stall at the same time.
 const STALLED: usize = 200;
 
-/// Opens streams that request a flood and read nothing of it.
+/// Opens streams that cause the target to send without end, and reads nothing from them.
 fn stall(tunnel: &Tunnel, flood: &Server, count: usize) -> Result<Vec<TcpStream>> {
     let readers = (0..count).map(|_| {
         let mut reader = tunnel.connect(flood.at())?;
@@ -34,19 +34,19 @@ fn stall(tunnel: &Tunnel, flood: &Server, count: usize) -> Result<Vec<TcpStream>
 fn two_hundred_stalled_readers_do_not_delay_another_stream() -> Result<()> {
     let flood = Server::start(Act::Flood)?;
     let (server, tunnel, mut live) = echoing(&[flood.at()])?;
-    expect_live("beside no stalled reader", &mut live)?;
+    expect_live("without stalled readers", &mut live)?;
 
     let readers = stall(&tunnel, &flood, STALLED)?;
 
-    expect_live("beside stalled readers", &mut live)?;
+    expect_live("next to stalled readers", &mut live)?;
     let mut new = tunnel.connect(server.at())?;
-    expect_live("on a stream opened beside them", &mut new)?;
+    expect_live("on a new stream next to stalled readers", &mut new)?;
     let counts = tunnel.record()?.counts;
     ensure!(flood.accepted() == u64::try_from(STALLED)?, "{counts:?}");
-    // Readers that resume get the rest, which is more than the buffers held.
+    // Readers that resume get more bytes than all buffers can have held.
     let mut rest = vec![0; 2 << 20];
     for mut reader in readers {
-        reader.read_exact(&mut rest).context("a reader again")?;
+        reader.read_exact(&mut rest).context("a reader that resumes")?;
     }
     Ok(())
 }
@@ -56,7 +56,7 @@ fn stalled_writers_do_not_delay_another_stream() -> Result<()> {
     let silent = Server::start(Act::Silence)?;
     let (_server, tunnel, mut live) = echoing(&[silent.at()])?;
 
-    // More writers than sessions, so one of them shares the session of the live stream.
+    // There are more writers than sessions, so at least one shares the session of the live stream.
     let mut writers = Vec::new();
     for _ in 0..4 {
         let mut writer = tunnel.connect(silent.at())?;
@@ -64,17 +64,17 @@ fn stalled_writers_do_not_delay_another_stream() -> Result<()> {
         writers.push(writer);
     }
 
-    // A DATA frame per byte: many small frames are no reason to close a session.
+    // Each byte becomes a DATA frame; many small frames must not close a session.
     let mut small = tunnel.connect(silent.at())?;
     small.set_nodelay(true)?;
     for _ in 0..5000 {
         small.write_all(b"x")?;
     }
 
-    expect_live("beside stalled writers", &mut live)?;
+    expect_live("next to stalled writers", &mut live)?;
     ensure!(
         tunnel.count("agent_connection_lost")? == 0,
-        "a session was closed"
+        "the many small frames closed a session"
     );
     Ok(())
 }
@@ -87,12 +87,12 @@ fn a_dial_that_nobody_answers_does_not_delay_another_stream() -> Result<()> {
     let mut lost = tunnel.connect(hole.at())?;
     lost.write_all(b"anybody?")?;
 
-    expect_live("beside a dial that nobody answers", &mut live)?;
+    expect_live("next to a dial without an answer", &mut live)?;
     let mut new = tunnel.connect(server.at())?;
     echo(&mut new, b"hello")?;
     ensure!(
         tunnel.count("dial_timed_out")? == 0,
-        "the dial was still under way"
+        "the dial has timed out before the echoes were done"
     );
     expect_reset(&mut lost)?;
     tunnel.until_counted("dial_timed_out", 1)

@@ -1,5 +1,5 @@
-//! A tunnel over loopback, and its clients.
-#![expect(clippy::print_stdout, reason = "the delays are told, not only bounded")]
+//! The fixture of these tests: a tunnel over loopback, and helpers for its clients.
+#![expect(clippy::print_stdout, reason = "prints the delays, which it also limits")]
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -25,45 +25,46 @@ use tunnel_userspace::tunnel::{Limits, agent, gateway};
 
 use crate::targets::{Act, Server};
 
-/// The time limit of an answer, and of changes that need no timeout.
+/// The time limit for an answer, and for effects that need not wait for a timeout.
 pub(crate) const ANSWER: Duration = Duration::from_secs(10);
 
-/// The time limit of a reconnect: an agent spreads its attempts over some seconds.
+/// The time limit for a reconnect: an agent waits some seconds between attempts.
 pub(crate) const BACK: Duration = Duration::from_secs(20);
 
-/// The steering prefix: all of 127.0.0.0/8 is local without a route.
+/// The steering prefix. It needs no route, since all of 127.0.0.0/8 is local.
 const PREFIX: (IpAddr, u8) = (IpAddr::V4(Ipv4Addr::new(127, 19, 0, 0)), 16);
 
-/// The gateway's limit of concurrent handshakes, and the timeout of each.
+/// The gateway's limit for concurrent handshakes, and the timeout of a handshake.
 pub(crate) const HANDSHAKES: usize = 16;
 pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The timeout of an agent's connect to a target.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The number of echoes that are timed.
+/// The number of echoes that [`expect_live`] measures.
 const ECHOES: usize = 300;
 
-/// The limit of a live echo in a dev build on a busy machine: less than a retransmission timeout. The
+/// The time limit for an echo in a dev build on a busy machine: less than a retransmission timeout. The
 /// benchmark has a lower limit.
 const LIVE: Duration = Duration::from_millis(100);
 
 const NOWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 const ANYWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
 
-/// The plan of a tunnel.
+/// The settings with which a test starts a tunnel.
 pub(crate) struct Plan {
-    /// The nodes, and the targets of clients on each.
+    /// The nodes, each with the targets that clients may dial on it.
     pub(crate) nodes: Vec<(&'static str, Vec<SocketAddr>)>,
-    /// The addresses that agents permit, instead of the targets of their node.
+    /// The allow-list of every agent. If absent, an agent allows the targets of its node.
     pub(crate) allow: Option<Vec<SocketAddr>>,
-    /// The limits of the gateway, and those of agents.
+    /// The limits of the gateway's sessions.
     pub(crate) session: Limits,
-    pub(crate) of_agents: Limits,
+    /// The limits of the agents' sessions.
+pub(crate) of_agents: Limits,
 }
 
 impl Plan {
-    /// Plans one node with these targets.
+    /// Returns the settings for one node, named `a`, with these targets.
     pub(crate) fn of(targets: &[SocketAddr]) -> Self {
         Self::nodes(vec![("a", targets.to_vec())])
     }
@@ -83,7 +84,7 @@ impl Plan {
         }
     }
 
-    /// Builds the tunnel with an agent for each node, and waits until all are connected.
+    /// Starts the tunnel with an agent for each node, and waits until all are connected.
     pub(crate) fn start(self) -> Result<Tunnel> {
         let mut tunnel = self.without_agents()?;
         for (node, _) in tunnel.plan.nodes.clone() {
@@ -92,7 +93,7 @@ impl Plan {
         Ok(tunnel)
     }
 
-    /// Builds the gateway and ingress only.
+    /// Starts only the gateway and ingress.
     pub(crate) fn without_agents(self) -> Result<Tunnel> {
         let folder = tempfile::tempdir()?;
         let authority = Authority::new("tunnel")?;
@@ -120,7 +121,7 @@ impl Plan {
         };
         let cloud = End::start("cloud", &folder.path().join("cloud"), &settings)?;
         let record = cloud.cloud()?;
-        // A restarted cloud end uses the same ports.
+        // If a test restarts the cloud end, it uses the same ports again.
         settings.gateway.listen = record.gateway;
         settings.ingress = SocketAddr::new(settings.ingress.ip(), record.ingress.port());
         Ok(Tunnel {
@@ -134,7 +135,7 @@ impl Plan {
     }
 }
 
-/// A tunnel; on drop, all of its processes end.
+/// A tunnel; dropping it ends all of its processes.
 pub(crate) struct Tunnel {
     agents: Vec<(String, End)>,
     cloud: Option<End>,
@@ -165,7 +166,7 @@ impl Tunnel {
         self.until_connected(node)
     }
 
-    /// Starts an agent with this certificate, which may dial the targets of a node.
+    /// Starts an agent that has this certificate and allows the targets of this node.
     pub(crate) fn launch_agent(&mut self, node: &str, pair: &Pair) -> Result<()> {
         let stem = format!("agent-{node}");
         let files = self.files(&stem);
@@ -195,7 +196,7 @@ impl Tunnel {
         wait::until(BACK, connected).with_context(|| {
             let record = self.record();
             format!(
-                "the agent of {node} isn't connected: {record:?}\n{}",
+                "the agent of {node} does not have its two sessions: {record:?}\n{}",
                 self.logs()
             )
         })
@@ -214,24 +215,24 @@ impl Tunnel {
     }
 
     pub(crate) fn cloud(&self) -> Result<&End> {
-        self.cloud.as_ref().context("the cloud's end is down")
+        self.cloud.as_ref().context("the cloud end was killed")
     }
 
     /// Returns the process of a node's agent.
     pub(crate) fn agent(&mut self, node: &str) -> Result<&mut End> {
         let mut agents = self.agents.iter_mut();
         let found = agents.find_map(|(name, agent)| (name == node).then_some(agent));
-        found.context("no such agent")
+        found.with_context(|| format!("no agent of {node} runs"))
     }
 
     pub(crate) fn kill_agent(&mut self, node: &str) -> Result<()> {
         let at = self.agents.iter().position(|(name, _)| name == node);
-        let (_, agent) = self.agents.remove(at.context("no such agent")?);
+        let (_, agent) = self.agents.remove(at.with_context(|| format!("no agent of {node} runs"))?);
         agent.end(Signal::SIGKILL).map(drop)
     }
 
     pub(crate) fn kill_cloud(&mut self) -> Result<()> {
-        let cloud = self.cloud.take().context("it is down already")?;
+        let cloud = self.cloud.take().context("the cloud end was killed already")?;
         cloud.end(Signal::SIGKILL).map(drop)
     }
 
@@ -242,18 +243,18 @@ impl Tunnel {
         Ok(())
     }
 
-    /// Returns the record of the cloud end.
+    /// Returns the reported state of the cloud end.
     pub(crate) fn record(&self) -> Result<CloudRecord> {
         self.cloud()?.cloud()
     }
 
-    /// Returns the last error of a node, from the product's view.
+    /// Returns the field `lastError` of a node in the gateway's status.
     pub(crate) fn last_error(&self, node: &str) -> Result<String> {
         let nodes = self.record()?.nodes;
         let mut nodes = nodes.as_array().into_iter().flatten();
         let node = nodes
             .find(|it| it["node"] == node)
-            .context("no such node")?;
+            .context("the gateway's status lacks the node")?;
         Ok(node["lastError"].as_str().unwrap_or_default().to_owned())
     }
 
@@ -281,11 +282,11 @@ impl Tunnel {
         })
     }
 
-    /// Returns the steering address of an index.
+    /// Returns the steering address with this index, with the port of the ingress.
     pub(crate) fn steering(&self, index: u32) -> Result<SocketAddr> {
         let (address, length) = PREFIX;
-        let prefix = Prefix::new(Address::from_ip(address), length).context("no prefix")?;
-        let address = prefix.address(index).context("no address")?;
+        let prefix = Prefix::new(Address::from_ip(address), length).context("PREFIX is not a steering prefix")?;
+        let address = prefix.address(index).context("the prefix has no such index")?;
         Ok(SocketAddr::new(
             address.to_ip(),
             self.settings.ingress.port(),
@@ -297,7 +298,7 @@ impl Tunnel {
         let mut targets = self.settings.targets.iter();
         let target = targets
             .find(|it| it.at == target)
-            .context("no such target")?;
+            .context("the tunnel has no such target")?;
         self.steering(target.index)
     }
 
@@ -306,13 +307,14 @@ impl Tunnel {
         dial(self.way_to(target)?).context("connect")
     }
 
-    /// Returns the ingress's own port.
+    /// Returns the port of the ingress.
     pub(crate) const fn ingress(&self) -> u16 {
         self.settings.ingress.port()
     }
 }
 
-/// Creates a tunnel to an echo server and to other targets, and a client with a first echo.
+/// Starts a tunnel to an echo server and to these other targets. Returns both, and a client of the echo
+/// server.
 pub(crate) fn echoing(others: &[SocketAddr]) -> Result<(Server, Tunnel, TcpStream)> {
     let server = Server::start(Act::Echo)?;
     let tunnel = Plan::of(&[&[server.at()], others].concat()).start()?;
@@ -321,7 +323,7 @@ pub(crate) fn echoing(others: &[SocketAddr]) -> Result<(Server, Tunnel, TcpStrea
     Ok((server, tunnel, live))
 }
 
-/// Connects; reads and writes time out after [`ANSWER`].
+/// Connects; the connect, reads and writes time out after [`ANSWER`].
 pub(crate) fn dial(to: SocketAddr) -> io::Result<TcpStream> {
     let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
     place::connect_within(&socket, to, ANSWER)?;
@@ -336,11 +338,11 @@ pub(crate) fn echo(stream: &mut TcpStream, bytes: &[u8]) -> Result<()> {
     stream.write_all(bytes)?;
     let mut back = vec![0; bytes.len()];
     stream.read_exact(&mut back)?;
-    ensure!(back == bytes, "other bytes came back");
+    ensure!(back == bytes, "the echo has other bytes");
     Ok(())
 }
 
-/// Writes until all buffers are full, on a connection whose other end reads nothing.
+/// Writes until all buffers are full. The other end of the connection must read nothing.
 pub(crate) fn stuff(stream: &mut TcpStream) -> Result<()> {
     stream.set_write_timeout(Some(Duration::from_millis(300)))?;
     let chunk = vec![0; 1 << 20];
@@ -348,7 +350,7 @@ pub(crate) fn stuff(stream: &mut TcpStream) -> Result<()> {
     Ok(())
 }
 
-/// Checks that echoes of 64 bytes are fast, and prints their times.
+/// Asserts that echoes of 64 bytes are fast, and prints percentiles of their times.
 pub(crate) fn expect_live(what: &str, stream: &mut TcpStream) -> Result<()> {
     let mut times = Vec::with_capacity(ECHOES);
     for _ in 0..ECHOES {
@@ -361,13 +363,13 @@ pub(crate) fn expect_live(what: &str, stream: &mut TcpStream) -> Result<()> {
     let words = format!("{what}: p50 {p50} µs, p99 {p99} µs, longest {longest} µs of {ECHOES}");
     println!("{words}");
     let most = Scale::from_environment().patience(LIVE).as_micros();
-    // A stream that was delayed once has only one slow echo, so the maximum counts, too.
+    // A single delay slows down only one echo, which p99 does not show, so the maximum is limited, too.
     let (p99, longest) = (u128::from(p99), u128::from(longest));
     ensure!(p99 <= most && longest <= 10 * most, "{words}");
     Ok(())
 }
 
-/// Waits until a number stays unchanged for a while; returns it.
+/// Waits until a number is positive and stays unchanged for a while; returns it.
 pub(crate) fn until_still(mut number: impl FnMut() -> u64) -> Result<u64> {
     const STILL: Duration = Duration::from_millis(300);
     let mut last = number();
@@ -380,24 +382,24 @@ pub(crate) fn until_still(mut number: impl FnMut() -> u64) -> Result<u64> {
         }
         (since.elapsed() >= STILL && now > 0).then_some(now)
     })
-    .context("it keeps changing, or never began")
+    .context("the number keeps changing, or stays 0")
 }
 
-/// Asserts that a client that sends bytes gets a reset, not an orderly end.
+/// Sends bytes, and asserts that the client gets a reset instead of an orderly end.
 pub(crate) fn expect_refused(stream: &mut TcpStream) -> Result<()> {
     match stream.write_all(b"anybody?") {
-        // The reset arrived before the write, which reports it; a later read would not.
+        // The reset arrived before the write. Only the first call after a reset reports it.
         Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(()),
         Err(error) => Err(error.into()),
         Ok(()) => expect_reset(stream),
     }
 }
 
-/// Asserts that the other end resets a connection instead of closing it.
+/// Reads to the end, and asserts that the other end resets the connection instead of closing it.
 pub(crate) fn expect_reset(stream: &mut TcpStream) -> Result<()> {
     let mut rest = Vec::new();
     match stream.read_to_end(&mut rest) {
         Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(()),
-        other => anyhow::bail!("{other:?} after {} bytes, not a reset", rest.len()),
+        other => anyhow::bail!("expected a reset, but got {other:?} after {} bytes", rest.len()),
     }
 }

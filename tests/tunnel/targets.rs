@@ -1,4 +1,4 @@
-//! The targets of agents: servers in threads of this process, each with a record of its connections.
+//! The targets of agents: servers in threads of this process, which count their connections.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -20,15 +20,15 @@ use crate::support::ANSWER;
 /// The accept backlog.
 const BACKLOG: i32 = 1024;
 
-/// The buffer size of sockets that nobody reads from.
+/// The buffer size of sockets on which one end does not read, in bytes.
 pub(crate) const LITTLE: usize = 64 * 1024;
 
-/// The behaviour of a target on a connection.
+/// The behaviour of a target server on its connections.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Act {
-    /// Sends received bytes back, until the end.
+    /// Sends received bytes back, until EOF.
     Echo,
-    /// Sends for ever, even if the client does not read.
+    /// Sends without end.
     Flood,
     /// Reads nothing and sends nothing.
     Silence,
@@ -43,7 +43,7 @@ struct Seen {
     over: AtomicBool,
 }
 
-/// A server; each of its threads ends with its connection.
+/// A server with a thread for each connection.
 #[derive(Debug)]
 pub(crate) struct Server {
     at: SocketAddr,
@@ -99,7 +99,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.seen.over.store(true, Ordering::Relaxed);
-        // Wakes the thread that accepts.
+        // Wakes the accepting thread, so that it ends.
         drop(TcpStream::connect(self.at));
     }
 }
@@ -109,7 +109,7 @@ fn serve(mut stream: TcpStream, act: Act, seen: &Seen) -> io::Result<()> {
     match act {
         Act::Echo => echo(stream),
         Act::Flood => {
-            // Keeps the test's own share of the kernel's TCP memory small.
+            // Limits the kernel's TCP memory that the test itself uses.
             SockRef::from(&stream).set_send_buffer_size(LITTLE)?;
             let chunk = vec![0; LITTLE];
             loop {
@@ -118,7 +118,7 @@ fn serve(mut stream: TcpStream, act: Act, seen: &Seen) -> io::Result<()> {
             }
         }
         Act::Silence => {
-            // A reset wakes no thread that does not read, so the thread polls the socket's error.
+            // Without a read, a reset does not wake this thread, so it polls the socket's error.
             while stream.take_error()?.is_none() && !seen.over.load(Ordering::Relaxed) {
                 thread::park_timeout(Duration::from_millis(50));
             }
@@ -138,7 +138,7 @@ fn echo(mut stream: TcpStream) -> io::Result<()> {
     }
 }
 
-/// An address that answers no connect: the accept queue of its listener is full.
+/// An address where connects get no answer: the accept queue of its listener is full.
 #[derive(Debug)]
 pub(crate) struct Blackhole {
     at: SocketAddr,
@@ -151,8 +151,8 @@ impl Blackhole {
         listener.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into())?;
         listener.listen(0)?;
         let address = listener.local_addr()?;
-        // The queue holds one more than the backlog (net/ipv4: sk_acceptq_is_full). Later SYNs are
-        // dropped; their clients retransmit until they give up.
+        // The queue has room for one connection more than the backlog (net/ipv4: sk_acceptq_is_full). The
+        // kernel drops later SYNs, and clients retransmit them until the connect times out.
         let fill = || -> io::Result<Socket> {
             let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
             socket.set_nonblocking(true)?;
@@ -160,7 +160,7 @@ impl Blackhole {
             Ok(socket)
         };
         let held = (0..4).map(|_| fill()).collect::<io::Result<Vec<_>>>()?;
-        let at = address.as_socket().context("no address")?;
+        let at = address.as_socket().context("the listener has no IP address")?;
         Ok(Self {
             at,
             _held: (listener, held),
@@ -172,7 +172,7 @@ impl Blackhole {
     }
 }
 
-/// Returns an address without a listener.
+/// Returns an address on which nothing listens.
 pub(crate) fn closed() -> Result<SocketAddr> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?)
 }

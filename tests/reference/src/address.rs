@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// An address family; each is served separately (contract 1, "dual stack").
+/// An address family. Both families are served independently (contract 1, "dual stack").
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Family {
     Ipv4,
@@ -46,8 +46,8 @@ impl Family {
     }
 }
 
-/// Parses an address (contract 1, "IP text"): octets with leading zeros are decimal; invalid text is
-/// ignored. An IPv4-mapped IPv6 address is that IPv4 address, as in Go.
+/// Parses an address (contract 1, "IP text"). Octets with leading zeros are decimal, and an IPv4-mapped
+/// IPv6 address becomes an IPv4 address, as in Go. Returns `None` for invalid text.
 #[must_use]
 pub fn parse(text: &str) -> Option<IpAddr> {
     if text.contains(':') {
@@ -65,7 +65,7 @@ fn decimal(text: &str) -> Option<u32> {
     all_digits.then(|| text.parse().ok())?
 }
 
-/// A range of addresses: all with the same first `length` bits as `address`.
+/// A range of addresses: those that have the same first `length` bits as `address`.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub struct Cidr {
     address: IpAddr,
@@ -73,7 +73,7 @@ pub struct Cidr {
 }
 
 impl Cidr {
-    /// Parses `address/length` without surrounding blanks. Bits after the first `length` are ignored.
+    /// Parses `address/length`; blanks around it, and bits after the first `length`, are ignored.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let (address, length) = text.trim().split_once('/')?;
@@ -82,13 +82,13 @@ impl Cidr {
         (length <= Family::of(address).bits()).then(|| Self::new(address, length))
     }
 
-    /// Returns the range of all addresses of a family.
+    /// Returns the range with all addresses of a family.
     #[must_use]
     pub fn everything(family: Family) -> Self {
         Self::new(family.unspecified(), 0)
     }
 
-    /// Returns the range of one address.
+    /// Returns the range with only this address.
     #[must_use]
     pub fn single(address: IpAddr) -> Self {
         Self::new(address, Family::of(address).bits())
@@ -129,13 +129,13 @@ impl Cidr {
         self.length
     }
 
-    /// True if the address is in the range. An address of the other family never is.
+    /// True if the address is in the range; false for an address of the other family.
     #[must_use]
     pub fn contains(self, address: IpAddr) -> bool {
         Family::of(address) == self.family() && Self::new(address, self.length) == self
     }
 
-    /// True if the range has all addresses of its family.
+    /// True if the range contains all addresses of its family.
     #[must_use]
     pub const fn is_everything(self) -> bool {
         self.length == 0

@@ -1,4 +1,4 @@
-//! The addresses of a Service port (contract 2, 5 and 6a).
+//! The addresses and ports at which a Service port is served (contract 2, 5 and 6a).
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -10,7 +10,7 @@ use super::{
     node, objects,
 };
 
-/// An address and port of a Service port.
+/// An address and port at which a Service port is served.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Destination {
     pub(super) kind: Kind,
@@ -18,7 +18,7 @@ pub(super) struct Destination {
     pub(super) port: u16,
 }
 
-/// Returns all addresses of a Service port in a family.
+/// Returns all addresses and ports at which a Service port is served in a family.
 pub(super) fn destinations(
     cluster: &Cluster,
     here: &Here,
@@ -41,13 +41,13 @@ pub(super) fn destinations(
     add(Kind::LoadBalancerIp, load_balancer, port.port);
     let external = external_ips(cluster, here, service, family);
     add(Kind::ExternalIp, external, port.port);
-    // Contract 2, "NodePort": served if it is not 0, for every type.
+    // Contract 2, "NodePort": a node port that is not 0 is served for every type of Service.
     let node_ports = node_port_ips(cluster, here, family);
     add(Kind::NodePort, node_ports, port.node_port.unwrap_or(0));
     found
 }
 
-/// Returns the external IPs that the settings permit (contract 2, "externalIPs").
+/// Returns the external IPs that the node's settings permit (contract 2, "externalIPs").
 fn external_ips(
     cluster: &Cluster,
     here: &Here,
@@ -65,7 +65,7 @@ fn external_ips(
     addresses
 }
 
-/// Returns the addresses of [`ExternalIps::Owned`].
+/// Returns the addresses that the cluster owns (see [`ExternalIps::Owned`]).
 fn owned_addresses(cluster: &Cluster) -> BTreeSet<IpAddr> {
     let ingress = cluster.services.iter().flat_map(ingress);
     let of_services = ingress.filter_map(|ingress| parse(ingress.ip.as_deref()?));
@@ -74,8 +74,8 @@ fn owned_addresses(cluster: &Cluster) -> BTreeSet<IpAddr> {
     of_services.chain(of_nodes).collect()
 }
 
-/// Returns the load balancer addresses (contract 2, `status.loadBalancer.ingress[].ip`): those with the
-/// IP mode VIP, or without a mode. Host names and addresses of mode Proxy have no front.
+/// Returns the load balancer addresses (contract 2, `status.loadBalancer.ingress[].ip`) that have the IP
+/// mode VIP or no mode. Host names and addresses of mode Proxy have no frontend.
 pub(super) fn load_balancer_ips(service: &Service, family: Family) -> BTreeSet<IpAddr> {
     let is_vip = |it: &&LoadBalancerIngress| matches!(it.ip_mode.as_deref(), None | Some("VIP"));
     let vips = ingress(service).filter(is_vip);
@@ -90,9 +90,9 @@ fn ingress(service: &Service) -> impl Iterator<Item = &LoadBalancerIngress> {
     ingress.into_iter().flatten()
 }
 
-/// Returns the source ranges (contract 6a, "applies to" and "parsing") of a load balancer address. It is
-/// unrestricted if no range of the family is valid, or if one range has all addresses (kube-proxy
-/// `pkg/proxy/serviceport.go`, `IsZeroCIDR`).
+/// Returns the source ranges of a load balancer address (contract 6a, "applies to" and "parsing"). The
+/// list is empty, so all clients are permitted, if no range of the family is valid or if one of them
+/// contains all addresses (kube-proxy `pkg/proxy/serviceport.go`, `IsZeroCIDR`).
 pub(super) fn source_ranges(service: &Service, kind: Kind, family: Family) -> Vec<Cidr> {
     if kind != Kind::LoadBalancerIp {
         return Vec::new();
@@ -108,7 +108,7 @@ pub(super) fn source_ranges(service: &Service, kind: Kind, family: Family) -> Ve
     ranges
 }
 
-/// Returns the addresses of this node's own interfaces that `nodePortAddresses` selects (contract 5).
+/// Returns the node's own addresses that `nodePortAddresses` selects (contract 5).
 fn node_port_ips(cluster: &Cluster, here: &Here, family: Family) -> BTreeSet<IpAddr> {
     let ranges = node_port_ranges(cluster, here, family);
     let own = here.addresses.iter().copied();
@@ -116,8 +116,8 @@ fn node_port_ips(cluster: &Cluster, here: &Here, family: Family) -> BTreeSet<IpA
     of_family(selected, family)
 }
 
-/// Returns the ranges that `nodePortAddresses` selects in a family. Absent is `[primary, localhost]`, an
-/// empty list is `[all]`.
+/// Returns the ranges that `nodePortAddresses` selects in a family. If the setting is absent, it means
+/// `[primary, localhost]`; if empty, `[all]`.
 fn node_port_ranges(cluster: &Cluster, here: &Here, family: Family) -> Vec<Cidr> {
     let entries = match here.node_port_addresses.as_deref() {
         None => &[Entry::Primary, Entry::Localhost],
@@ -127,10 +127,10 @@ fn node_port_ranges(cluster: &Cluster, here: &Here, family: Family) -> Vec<Cidr>
     let ranges = entries.iter();
     let ranges = ranges.filter_map(|entry| range_of(*entry, cluster, here, family));
     let mut ranges: Vec<_> = ranges.collect();
-    // Contract 5, "a family without CIDR": all local addresses of that family. An entry that selects
-    // nothing in a family, like `primary` on a node without an address of it, is not a CIDR of it
-    // (kube-proxy `pkg/proxy/util/nodeport_addresses.go`, NewNodePortAddresses, whose argument has the
-    // primary addresses as CIDRs).
+    // Contract 5, "a family without CIDR": all local addresses of that family are selected. This
+    // includes a family in which no entry selects anything, like `primary` on a node without an address
+    // of that family (kube-proxy `pkg/proxy/util/nodeport_addresses.go`, NewNodePortAddresses, whose
+    // argument has the primary addresses as CIDRs).
     if ranges.is_empty() {
         ranges.push(Cidr::everything(family));
     }

@@ -1,4 +1,4 @@
-//! The endpoints of a Service port, and the selection among them (contract 1 and 4).
+//! The endpoints of a Service port, and its cluster and local backend sets (contract 1 and 4).
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,7 +13,7 @@ use super::{
     objects, pools,
 };
 
-/// An endpoint, as seen from the node.
+/// An endpoint; `local` means that it is on the observing node.
 #[derive(Clone, Debug)]
 pub(super) struct Endpoint {
     pub(super) local: bool,
@@ -27,7 +27,7 @@ pub(super) struct Endpoint {
 /// The endpoints of one Service port and family.
 pub(super) type Endpoints = BTreeMap<SocketAddr, Endpoint>;
 
-/// Returns all endpoints of a Service port in the slices, usable or not.
+/// Returns all endpoints of a Service port, including unusable ones.
 pub(super) fn endpoints(
     cluster: &Cluster,
     here: &Here,
@@ -36,7 +36,7 @@ pub(super) fn endpoints(
 ) -> Endpoints {
     let mut found = Endpoints::new();
     for slice in objects::slices(cluster, (&owner.namespace, &owner.service), family) {
-        // As in yurthub, the filter comes before all other rules.
+        // As in yurthub, this filter is applied before all other rules.
         let slice = &pools::passed(cluster, here, slice);
         for port in slice.ports.iter().flatten() {
             if let Some(number) = number_for(port, owner) {
@@ -47,8 +47,8 @@ pub(super) fn endpoints(
     found
 }
 
-/// Returns the port number of an endpoint port (contract 1, `ports[].name`) if its name and protocol are
-/// those of the Service port; a port without a name or a number is ignored.
+/// Returns the number of an endpoint port if its name and protocol are those of the Service port (contract
+/// 1, `ports[].name`). A port without a name or number is ignored.
 fn number_for(port: &EndpointPort, owner: &Owner) -> Option<u16> {
     let matches = port.name.as_deref()? == owner.port
         && objects::protocol(port.protocol.as_deref()) == Some(owner.protocol);
@@ -58,10 +58,10 @@ fn number_for(port: &EndpointPort, owner: &Owner) -> Option<u16> {
     objects::port_number(port.port?)
 }
 
-/// Adds the endpoints of a slice, at a port number.
+/// Adds the endpoints of a slice, with this port number.
 fn add(found: &mut Endpoints, here: &Here, slice: &EndpointSlice, (family, port): (Family, u16)) {
     for entry in slice.endpoints.iter().flatten() {
-        // Contract 1, `endpoints[].addresses`: only the first.
+        // Contract 1, `endpoints[].addresses`: only the first address counts.
         let Some(address) = entry.addresses.first().and_then(|text| parse(text)) else {
             continue;
         };
@@ -70,16 +70,16 @@ fn add(found: &mut Endpoints, here: &Here, slice: &EndpointSlice, (family, port)
         }
         let at = SocketAddr::new(address, port);
         let endpoint = endpoint(entry, here);
-        // Contract 1, "duplicates over slices". Of two that do not terminate, the last one is kept, as
-        // in kube-proxy within a slice (`pkg/proxy/endpointslicecache.go`, addEndpoints). Between slices
-        // kube-proxy's order is random; here it is by name.
+        // Contract 1, "duplicates over slices". Of two endpoints with one address that do not terminate,
+        // the last one is kept, as in kube-proxy within a slice (`pkg/proxy/endpointslicecache.go`,
+        // addEndpoints). Between slices, kube-proxy's order is random; here it is the order of names.
         if !found.contains_key(&at) || !endpoint.terminating {
             found.insert(at, endpoint);
         }
     }
 }
 
-/// Reads an endpoint (contract 1, "conditions" and "nodeName").
+/// Parses an endpoint (contract 1, "conditions" and "nodeName").
 fn endpoint(entry: &v1::Endpoint, here: &Here) -> Endpoint {
     let conditions = entry.conditions.clone().unwrap_or_default();
     let hints = entry.hints.clone().unwrap_or_default();
@@ -95,12 +95,12 @@ fn endpoint(entry: &v1::Endpoint, here: &Here) -> Endpoint {
     }
 }
 
-/// True for an endpoint of the fallback (contract 4.1).
+/// True for a terminating endpoint that still serves: it is used if no other is ready (contract 4.1).
 const fn is_fallback(endpoint: &Endpoint) -> bool {
     endpoint.serving && endpoint.terminating
 }
 
-/// Returns the ready endpoints after the topology filter, else all fallback endpoints (contract 4.2).
+/// Returns the ready endpoints that hints select, or all fallback endpoints if none is ready (contract 4.2).
 pub(super) fn cluster_set(endpoints: &Endpoints, here: &Here, zone: Option<&str>) -> Set {
     let ready = only(endpoints, |endpoint| endpoint.ready);
     if ready.is_empty() {
@@ -109,8 +109,8 @@ pub(super) fn cluster_set(endpoints: &Endpoints, here: &Here, zone: Option<&str>
     addresses(&near(ready, here, zone))
 }
 
-/// Returns the local ready endpoints, else the local fallback endpoints (contract 4.4). Hints have no
-/// effect.
+/// Returns the local ready endpoints, or the local fallback endpoints if none is ready (contract 4.4).
+/// Hints have no effect.
 pub(super) fn local_set(endpoints: &Endpoints) -> Set {
     let local = only(endpoints, |endpoint| endpoint.local);
     let ready = only(&local, |endpoint| endpoint.ready);
@@ -120,7 +120,7 @@ pub(super) fn local_set(endpoints: &Endpoints) -> Set {
     addresses(&ready)
 }
 
-/// Applies the topology filter (contract 4.3).
+/// Returns the ready endpoints that their hints select for this node or its zone (contract 4.3).
 fn near(ready: Endpoints, here: &Here, zone: Option<&str>) -> Endpoints {
     let for_node = only(&ready, |endpoint| endpoint.nodes.contains(&here.node));
     let all_name_nodes = ready.values().all(|endpoint| !endpoint.nodes.is_empty());

@@ -6,19 +6,19 @@ use k8s_openapi::api::core::v1::Service;
 
 use super::{Cluster, Here, Kind, Policy, address::Family, endpoints, objects};
 
-/// The response of a health check node port about a Service.
+/// The response of a Service's health check node port.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct HealthCheck {
     pub namespace: String,
     pub service: String,
-    /// The number of local ready endpoints, for each family with a cluster IP of the Service. The
-    /// listeners of a family return its number: kube-proxy has a separate proxier for each family
-    /// (contract 1, "dual stack").
+    /// The number of local ready endpoints, for each family in which the Service has a cluster IP. The
+    /// listeners of a family return the number of that family, since kube-proxy has a separate proxier for
+    /// each family (contract 1, "dual stack").
     pub local_ready: BTreeMap<Family, usize>,
 }
 
-/// Returns all health check node ports of a node. Of two Services with the same port, which the API
-/// server does not allow, the first one in the list has it.
+/// Returns all health check node ports of a node. The API server does not allow two Services with the same
+/// port; here, the first Service in the list would get it.
 #[must_use]
 pub fn health_check_node_ports(cluster: &Cluster, here: &Here) -> BTreeMap<u16, HealthCheck> {
     let mut checks = BTreeMap::new();
@@ -42,8 +42,8 @@ pub fn health_check_node_ports(cluster: &Cluster, here: &Here) -> BTreeMap<u16, 
     checks
 }
 
-/// Returns the `healthCheckNodePort` of a Service (contract 7): type LoadBalancer, external policy
-/// Local, and not 0.
+/// Returns the `healthCheckNodePort` of a Service if it is not 0, the type is LoadBalancer and the
+/// external policy is Local (contract 7).
 fn health_check_node_port(service: &Service) -> Option<u16> {
     let spec = service.spec.as_ref()?;
     let wanted = spec.type_.as_deref() == Some("LoadBalancer")
@@ -54,8 +54,8 @@ fn health_check_node_port(service: &Service) -> Option<u16> {
     objects::port_number(spec.health_check_node_port?)
 }
 
-/// Counts the distinct addresses of local ready endpoints over all ports of the slices, even if the
-/// Service lacks the port (contract 7, "N"; kube-proxy `pkg/proxy/endpointschangetracker.go`,
+/// Counts the distinct addresses of local ready endpoints over all ports of the slices, including ports
+/// that the Service lacks (contract 7, "N"; kube-proxy `pkg/proxy/endpointschangetracker.go`,
 /// getLocalReadyEndpointIPs).
 fn count_local_ready(cluster: &Cluster, here: &Here, service: &Service, family: Family) -> usize {
     let namespace = objects::namespace(&service.metadata);

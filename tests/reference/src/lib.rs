@@ -1,22 +1,23 @@
-//! The reference model of Service semantics: the frontends of a node and the result of a new connection,
-//! computed from Kubernetes objects in the simplest way.
+//! The reference model of Service semantics: computes a node's frontends, and the result of a new
+//! connection, from Kubernetes objects in the simplest way.
 //!
-//! It is an oracle for property tests. It shares no code with the product and is written from the
-//! contract (the tables of Service semantics, kube-proxy 1.36 in nftables mode), so that a misreading on
-//! one side shows as a difference. It is intentionally slow: every front is computed from all objects.
+//! It is the oracle of property tests. It shares no code with the product: both implement the same
+//! contract (tables of the Service semantics of kube-proxy 1.36 in nftables mode), so a rule that one of
+//! them gets wrong causes a difference. "Contract N" in comments is a section of these tables. The model is
+//! intentionally slow: it computes every frontend from all objects.
 //!
 //! - [`address`]: addresses and ranges in Kubernetes' notation
-//! - `objects`: the Services, ports and slices that count
-//! - `endpoints`: the endpoints of a Service port, and the selection among them
-//! - `destinations`: the addresses of a Service port
-//! - `node`: the fields of a Node object
-//! - `pools`: the endpoints that OpenYurt hides from a node
+//! - `objects`: the proxied Services, their ports and slices, and parsers of their fields
+//! - `endpoints`: the endpoints of a Service port, and its backend sets
+//! - `destinations`: the addresses and ports at which a Service port is served
+//! - `node`: fields of Node objects
+//! - `pools`: the endpoints that OpenYurt's topology filter hides from a node
 //! - `health`: health check node ports
-//! - `verdict`: the result of a new connection to a front
+//! - `verdict`: the result of a new connection to a frontend
 //! - [`random`]: random clusters
 //!
-//! Omitted, since objects do not decide it: the choice among backends, masquerading, existing flows, the
-//! rule for addresses in a ServiceCIDR without a Service, and VIPs with a local listener.
+//! The model omits rules that do not depend on objects: the choice among backends, masquerading, existing
+//! flows, addresses in a ServiceCIDR without a Service, and VIPs with a local listener.
 
 pub mod address;
 mod destinations;
@@ -58,19 +59,19 @@ pub struct Cluster {
     pub nodes: Vec<Node>,
 }
 
-/// The node whose view is computed, and its settings.
+/// The node for which the model computes frontends, and its settings.
 #[derive(Clone, Debug)]
 pub struct Here {
     /// The name of the Node object.
     pub node: String,
     /// The addresses of the node's interfaces.
     ///
-    /// The interface is irrelevant: a loopback address is one of 127.0.0.0/8 or `::1`, and a service
-    /// address on `lo` is a local address like any other (kube-proxy `pkg/proxy/nftables/proxier.go`,
+    /// The interface that has an address is irrelevant. Loopback addresses are 127.0.0.0/8 and `::1`; any
+    /// other address on `lo` is a normal local address (kube-proxy `pkg/proxy/nftables/proxier.go`,
     /// `ip.IsLoopback()`).
     pub addresses: Vec<IpAddr>,
-    /// The setting `nodePortAddresses`: absent means the primary addresses and loopback, an empty list
-    /// all local addresses.
+    /// The setting `nodePortAddresses`. If absent, node ports are on the primary addresses and loopback; if
+    /// empty, on all local addresses.
     pub node_port_addresses: Option<Vec<Entry>>,
     pub external_ips: ExternalIps,
     pub topology_keys: TopologyKeys,
@@ -85,14 +86,14 @@ pub enum Entry {
     All,
 }
 
-/// The setting for the external IPs that are served.
+/// The setting that selects the served external IPs.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum ExternalIps {
     /// All external IPs, as in kube-proxy.
     Any,
-    /// Only those that the cluster owns: an address in `status.loadBalancer` of any Service (with any
-    /// `ipMode`), or an address of any Node (of any type). A user who may only create Services can write
-    /// neither, and so can't take over an address of others outside (CVE-2020-8554).
+    /// Only external IPs that the cluster owns: addresses in `status.loadBalancer` of any Service (with any
+    /// `ipMode`), and addresses of any Node (of any type). A user who may only create Services can write
+    /// neither, and so can't take over a foreign address (CVE-2020-8554).
     Owned,
 }
 
@@ -111,7 +112,7 @@ pub enum Protocol {
     Sctp,
 }
 
-/// The Service port that a front belongs to.
+/// The Service port of a frontend.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub struct Owner {
     pub namespace: String,
@@ -121,7 +122,7 @@ pub struct Owner {
     pub protocol: Protocol,
 }
 
-/// The kind of a front's address. The order is the precedence between two Services.
+/// The kind of a frontend's address. If two Services claim an address, the lesser kind wins.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Kind {
     ClusterIp,
@@ -140,36 +141,37 @@ pub enum Policy {
 /// The addresses and ports of endpoints.
 pub type Set = BTreeSet<SocketAddr>;
 
-/// The dialled address, port and protocol.
+/// The address, port and protocol of a frontend.
 pub type Key = (IpAddr, u16, Protocol);
 
-/// An address and port that the node translates.
+/// A frontend: an address and port that the node translates.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Front {
     pub owner: Owner,
     pub kind: Kind,
-    /// The address in the key.
+    /// The address in the frontend's [`Key`].
     pub address: IpAddr,
-    /// The endpoints of policy Cluster. The set is empty exactly if no node has a usable endpoint; if
-    /// `policy` is Local and there is no short-circuit, only that is read.
+    /// The endpoints that policy Cluster selects. This set is empty exactly if no node has a usable
+    /// endpoint.
     pub cluster: Set,
-    /// The endpoints of policy Local.
+    /// The endpoints that policy Local selects.
     pub local: Set,
-    /// The internal traffic policy of a cluster IP, the external one of all other addresses.
+    /// The internal traffic policy for a cluster IP, and the external one for all other addresses.
     pub policy: Policy,
-    /// The timeout of `sessionAffinity: ClientIP` in seconds; 0 for none.
+    /// The timeout of `sessionAffinity: ClientIP` in seconds; 0 without affinity.
     pub affinity: u32,
-    /// The permitted clients of a load balancer's address; empty for all clients, and for other kinds.
+    /// The source ranges of a load balancer's address. Empty if all clients are permitted, and for other
+/// kinds of address.
     pub source_ranges: Vec<Cidr>,
-    /// The load balancer addresses of the Service port, of the front's family.
+    /// The Service's load balancer addresses of the frontend's family.
     pub load_balancer_ips: BTreeSet<IpAddr>,
-    /// The primary address of the node, of the front's family.
+    /// The node's primary address of the frontend's family.
     pub node_ip: Option<IpAddr>,
 }
 
-/// The precedence between two Services that claim one address; the least value wins. It compares the
-/// kind of address, then the creation time (one without a time is the youngest), then the names. The
-/// name of the port is last; the API server permits no two ports of a Service that reach it.
+/// The precedence among Services that claim an address; the least value wins. It compares the kind of
+/// address, then the creation time (a Service without a time counts as the youngest), then the names. The
+/// port's name is last; it never matters, since the API server permits no two equal ports in a Service.
 type Precedence = (Kind, bool, Option<Timestamp>, Owner);
 
 fn precedence(service: &Service, front: &Front) -> Precedence {
@@ -178,7 +180,7 @@ fn precedence(service: &Service, front: &Front) -> Precedence {
     (front.kind, created.is_none(), created, front.owner.clone())
 }
 
-/// Returns all fronts of a node; an address with several claims belongs to the winner.
+/// Returns all frontends of a node. Of several claims to one key, the one with precedence wins.
 #[must_use]
 pub fn fronts(cluster: &Cluster, here: &Here) -> BTreeMap<Key, Front> {
     let mut claims = Vec::new();
@@ -190,12 +192,12 @@ pub fn fronts(cluster: &Cluster, here: &Here) -> BTreeMap<Key, Front> {
         }
     }
     claims.sort_by(|(_, a), (_, b)| a.0.cmp(&b.0));
-    // The last claim of a key replaces the others, so the winner must come last.
+    // `collect` keeps the last of several claims to one key, so the claim with precedence must be last.
     let claims = claims.into_iter().rev();
     claims.map(|(key, (_, front))| (key, front)).collect()
 }
 
-/// Returns the claims of a Service port in one family, as if it were the only one.
+/// Returns the frontends that a Service port claims in one family.
 fn claims_of(
     cluster: &Cluster,
     here: &Here,
@@ -229,7 +231,7 @@ fn claims_of(
     claims
 }
 
-/// Returns the front of a Service port at one of its addresses.
+/// Returns the frontend of a Service port at one of its addresses.
 fn front_at(blank: Front, service: &Service, to: Destination) -> Front {
     Front {
         kind: to.kind,

@@ -1,4 +1,4 @@
-//! The fields of a Node object (contract 1, "Node").
+//! Fields of Node objects (contract 1, "Node").
 
 use std::net::IpAddr;
 
@@ -10,14 +10,14 @@ use super::{
     objects,
 };
 
-/// Returns the zone of the node, if its Node has a non-empty label.
+/// Returns the zone of the node, from a non-empty label of its Node.
 pub(super) fn zone<'a>(cluster: &'a Cluster, here: &Here) -> Option<&'a str> {
     let node = own(cluster, here)?;
     let zone = objects::label(&node.metadata, "topology.kubernetes.io/zone");
     zone.filter(|zone| !zone.is_empty())
 }
 
-/// Returns the primary address: the first `InternalIP` of the family, unless it is a loopback address
+/// Returns the node's primary address in a family: the first `InternalIP`, unless it is a loopback address
 /// (kube-proxy `cmd/kube-proxy/app/server.go`, newProxyServer).
 pub(super) fn primary(cluster: &Cluster, here: &Here, family: Family) -> Option<IpAddr> {
     let node = own(cluster, here)?;
@@ -27,7 +27,7 @@ pub(super) fn primary(cluster: &Cluster, here: &Here, family: Family) -> Option<
     first.filter(|address| !address.is_loopback())
 }
 
-/// Returns the addresses in a Node object, of all types.
+/// Returns the addresses of all types in a Node object.
 pub(super) fn addresses(node: &Node) -> impl Iterator<Item = &NodeAddress> {
     let status = node.status.as_ref();
     let addresses = status.and_then(|status| status.addresses.as_ref());

@@ -1,5 +1,5 @@
-//! The endpoints that OpenYurt hides from a node: yurthub's filter `servicetopology` removes them from a
-//! slice before kube-proxy reads it (openyurt `pkg/yurthub/filter/servicetopology/filter.go`).
+//! OpenYurt's filter by node and node pool: yurthub's `servicetopology` removes endpoints from a slice
+//! before kube-proxy reads it (openyurt `pkg/yurthub/filter/servicetopology/filter.go`).
 
 use k8s_openapi::api::{
     core::v1::{Node, Service},
@@ -11,14 +11,14 @@ use super::{Cluster, Here, TopologyKeys, node, objects};
 const TOPOLOGY_KEYS: &str = "openyurt.io/topologyKeys";
 const NODE_POOL: &str = "apps.openyurt.io/nodepool";
 
-/// Returns a slice with the endpoints that pass the filter.
+/// Returns a copy of a slice that has only the endpoints that pass the filter.
 pub(super) fn passed(cluster: &Cluster, here: &Here, slice: &EndpointSlice) -> EndpointSlice {
     let mut slice = slice.clone();
     let Some(nodes) = nodes_let_pass(cluster, here, &slice) else {
         return slice;
     };
     if let Some(endpoints) = &mut slice.endpoints {
-        // An endpoint without a node passes no list of nodes.
+        // If nodes are selected, an endpoint without a node does not pass.
         endpoints.retain(|it| {
             it.node_name
                 .as_ref()
@@ -28,7 +28,8 @@ pub(super) fn passed(cluster: &Cluster, here: &Here, slice: &EndpointSlice) -> E
     slice
 }
 
-/// Returns the nodes whose endpoints pass; `None` if all endpoints pass (`serviceTopologyHandler`).
+/// Returns the names of the nodes whose endpoints pass; `None` if all endpoints pass
+/// (`serviceTopologyHandler`).
 fn nodes_let_pass(cluster: &Cluster, here: &Here, slice: &EndpointSlice) -> Option<Vec<String>> {
     if here.topology_keys == TopologyKeys::Ignore {
         return None;
@@ -37,7 +38,7 @@ fn nodes_let_pass(cluster: &Cluster, here: &Here, slice: &EndpointSlice) -> Opti
     let only_here = vec![here.node.clone()];
     match annotations.get(TOPOLOGY_KEYS)?.as_str() {
         "kubernetes.io/hostname" => Some(only_here),
-        // `nodePoolTopologyHandler`: a node without a pool uses only itself.
+        // `nodePoolTopologyHandler`: a node without a pool uses only its own endpoints.
         "openyurt.io/nodepool" | "kubernetes.io/zone" => {
             let pool = node::own(cluster, here).and_then(pool);
             Some(pool.map_or(only_here, |pool| members(cluster, pool)))
@@ -46,7 +47,7 @@ fn nodes_let_pass(cluster: &Cluster, here: &Here, slice: &EndpointSlice) -> Opti
     }
 }
 
-/// Returns the Service in the label of a slice (`resolveServiceTopologyType`).
+/// Returns the Service that a slice's label names (`resolveServiceTopologyType`).
 fn owner<'a>(cluster: &'a Cluster, slice: &EndpointSlice) -> Option<&'a Service> {
     let name = objects::label(&slice.metadata, objects::SERVICE_NAME);
     let mut services = cluster.services.iter();
@@ -56,12 +57,12 @@ fn owner<'a>(cluster: &'a Cluster, slice: &EndpointSlice) -> Option<&'a Service>
     })
 }
 
-/// Returns the pool in the label of a Node; an empty label counts as none.
+/// Returns the node pool that a Node's label names; an empty label counts as none.
 fn pool(node: &Node) -> Option<&str> {
     objects::label(&node.metadata, NODE_POOL).filter(|pool| !pool.is_empty())
 }
 
-/// Returns the names of the Nodes in a pool.
+/// Returns the names of the Nodes in a node pool.
 fn members(cluster: &Cluster, of: &str) -> Vec<String> {
     let members = cluster.nodes.iter().filter(|node| pool(node) == Some(of));
     let names = members.filter_map(|node| node.metadata.name.clone());

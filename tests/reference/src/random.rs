@@ -1,12 +1,12 @@
-//! Random clusters, small and with many corner cases.
+//! Generates small random clusters with many corner cases.
 //!
-//! The objects are as an API server stores them, with a few exceptions that an API server rejects, but
+//! The objects are as an API server stores them, with a few exceptions that today's API servers reject, but
 //! that exist in old clusters or in files: IPv4 addresses with leading zeros, a cluster IP without
 //! families, ports without a name or number.
 //!
-//! No result depends on choices that the contract leaves open. An address is in two slices of a Service
-//! only with the same conditions, or with at most one of them not terminating; no two Services share a
-//! node port or health check node port; a node's `ExternalIP` is never its only address of a family.
+//! No result depends on cases that the contract leaves open. If an address is in two slices of a Service,
+//! the conditions are equal, or at least one of the two is terminating. No two Services share a node port
+//! or health check node port. A node's `ExternalIP` is never its only address of a family.
 
 mod node;
 mod service;
@@ -21,7 +21,7 @@ use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::Object
 
 use super::{Cluster, Front, Here, Source, address::Family};
 
-/// Addresses of load balancers: few, so that Services share them. The node may have the first one.
+/// Addresses of load balancers: few, so that Services share them. The node itself may have some of them.
 const LOAD_BALANCER_IPS: [&str; 4] = [
     "203.0.113.1",
     "203.0.113.2",
@@ -31,7 +31,8 @@ const LOAD_BALANCER_IPS: [&str; 4] = [
 
 const ZONES: [&str; 3] = ["a", "b", "c"];
 
-/// Generates a cluster and its observing node. The same generator state gives the same result.
+/// Generates a cluster, and chooses the node that observes it. The result depends only on the generator's
+/// state.
 #[must_use]
 pub fn cluster(rng: &mut Rng) -> (Cluster, Here) {
     let mut draw = Draw {
@@ -51,7 +52,7 @@ pub fn cluster(rng: &mut Rng) -> (Cluster, Here) {
         slices.extend(slice::draw(&mut draw, &service));
         services.push(service);
     }
-    // The order of objects is irrelevant.
+    // The order of objects must be irrelevant.
     draw.rng.shuffle(&mut services);
     draw.rng.shuffle(&mut slices);
     let cluster = Cluster {
@@ -62,8 +63,8 @@ pub fn cluster(rng: &mut Rng) -> (Cluster, Here) {
     (cluster, here)
 }
 
-/// Returns clients of a front: sockets of the node and of pods, and addresses outside; within the ranges
-/// of [`cluster`] and not, all in the front's family.
+/// Returns clients of a frontend, of its family: a socket of the node, sockets of pods, and outside
+/// addresses. Some are in source ranges that [`cluster`] generates, and some are not.
 #[must_use]
 pub fn sources(front: &Front) -> Vec<Source> {
     let (pods, outside) = match Family::of(front.address) {
@@ -86,16 +87,16 @@ fn addresses(texts: &[&str]) -> impl Iterator<Item = IpAddr> {
     texts.iter().filter_map(|text| text.parse().ok())
 }
 
-/// The shared state of a cluster's generation.
+/// The state of the generation of one cluster.
 struct Draw<'a> {
     rng: &'a mut Rng,
     nodes: Vec<Node>,
     /// The last allocated node port.
     node_ports: i32,
     health_check_node_ports: i32,
-    /// The number of endpoints so far; each has its own address.
+    /// The number of endpoints so far. It makes the address of the next endpoint unique.
     endpoints: u16,
-    /// Addresses of nodes that are already endpoints.
+    /// The nodes' addresses that are already endpoints.
     host_addresses: BTreeSet<String>,
 }
 
@@ -112,7 +113,7 @@ impl Draw<'_> {
         &self.nodes[self.rng.usize(0..self.nodes.len())]
     }
 
-    /// Returns some of the items, without duplicates, in their order.
+    /// Returns each item with a probability of one in `one_in`, in the given order.
     fn some<const N: usize>(&mut self, items: [&str; N], one_in: u32) -> Vec<String> {
         let some = items.into_iter().filter(|_| self.chance(one_in));
         some.map(str::to_owned).collect()

@@ -1,4 +1,4 @@
-//! The result of a new connection to a front (contract 4 and 6a).
+//! The result of a new connection to a frontend (contract 4 and 6a).
 
 use std::net::IpAddr;
 
@@ -11,25 +11,25 @@ pub enum Source {
     NodeSocket,
     /// A socket of a pod on this node, with the pod's address.
     PodSocket(IpAddr),
-    /// A packet that arrived at the node from this address. One of the node's own addresses counts as
-    /// the node (contract 4, "source is the node (type LOCAL)").
+    /// A packet that arrived at the node from this address. If it is one of the node's own addresses, the
+    /// source counts as the node (contract 4, "source is the node (type LOCAL)").
     Outside(IpAddr),
 }
 
 /// The result of a new connection.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Verdict {
-    /// A connection to one of these endpoints.
+    /// Connected to one of these endpoints.
     To(Set),
-    /// A refusal, as by REJECT.
+    /// Refused at once, as by the nftables verdict REJECT.
     Refused,
-    /// A silent drop.
+    /// Dropped without an answer.
     Dropped,
-    /// No translation: loopback fronts exist only in the node's network namespace.
+    /// Not translated, since loopback frontends exist only in the node's network namespace.
     Untouched,
 }
 
-/// Decides a new connection from a source to a front, on the front's node.
+/// Decides on a new connection from a source to a frontend.
 #[must_use]
 pub fn verdict(front: &Front, source: &Source, here: &Here) -> Verdict {
     if is_foreign_loopback(front, source) {
@@ -39,8 +39,8 @@ pub fn verdict(front: &Front, source: &Source, here: &Here) -> Verdict {
     if !is_admitted(front, source, here) {
         return Verdict::Dropped;
     }
-    // Contract 4.6: any usable endpoint on any node makes the cluster set non-empty, since hints are
-    // ignored if they would leave nothing.
+    // Contract 4.6: the cluster set is empty only if no node has a usable endpoint, since hints are ignored
+    // if they select none.
     if front.cluster.is_empty() {
         return Verdict::Refused;
     }
@@ -54,7 +54,8 @@ pub fn verdict(front: &Front, source: &Source, here: &Here) -> Verdict {
     Verdict::To(set.clone())
 }
 
-/// True for loopback fronts dialled from another network namespace: 127.0.0.1 is the pod's own there.
+/// True for a loopback frontend that is dialled from another network namespace, where 127.0.0.1 belongs to
+/// the pod.
 fn is_foreign_loopback(front: &Front, source: &Source) -> bool {
     match source {
         Source::NodeSocket => false,
@@ -62,8 +63,8 @@ fn is_foreign_loopback(front: &Front, source: &Source) -> bool {
     }
 }
 
-/// Returns the applied policy (contract 4, short-circuits): the external policy Local is not applied to
-/// sources on this node; the internal one is applied to all.
+/// Returns the policy that applies to a source (contract 4, short-circuits): the external policy Local does
+/// not apply to sources on this node; the internal policy applies to all sources.
 fn policy_for(front: &Front, source: &Source, here: &Here) -> Policy {
     let is_on_this_node = match source {
         Source::NodeSocket | Source::PodSocket(_) => true,
@@ -79,7 +80,7 @@ fn is_own(address: IpAddr, here: &Here) -> bool {
     here.addresses.contains(&address)
 }
 
-/// True if the source ranges permit a client (contract 6a, "match", "pods" and "node").
+/// True if the source ranges permit a source (contract 6a, "match", "pods" and "node").
 fn is_admitted(front: &Front, source: &Source, here: &Here) -> bool {
     if front.source_ranges.is_empty() {
         return true;
@@ -94,8 +95,8 @@ fn is_admitted(front: &Front, source: &Source, here: &Here) -> bool {
     in_ranges(front, address) || is_admitted_vip(front, address)
 }
 
-/// True for a load balancer address of the Service as source, if the ranges permit the node (contract
-/// 6a, "node").
+/// True if the source address is a load balancer address of the Service, and the ranges permit the node
+/// (contract 6a, "node").
 fn is_admitted_vip(front: &Front, address: IpAddr) -> bool {
     let admits_node = front.node_ip.is_some_and(|node| in_ranges(front, node));
     admits_node && front.load_balancer_ips.contains(&address)
@@ -106,9 +107,9 @@ fn in_ranges(front: &Front, address: IpAddr) -> bool {
     ranges.any(|range| range.contains(address))
 }
 
-/// Returns the source address of the node's own packets to a front: the front's address if an interface
-/// has it, since the kernel then uses the destination as source; else the primary address; else, without
-/// knowledge of routes, the first non-loopback address of the family.
+/// Returns the source address of the node's own packets to a frontend. If the node has the frontend's
+/// address, the kernel uses it as source, too. Otherwise it is the primary address. If there is none, it is
+/// the first non-loopback address of the family, since the model does not know routes.
 fn node_source(front: &Front, here: &Here) -> Option<IpAddr> {
     if is_own(front.address, here) {
         return Some(front.address);

@@ -1,4 +1,4 @@
-//! Nodes, and the observing one.
+//! Generates Nodes, and the settings of the observing node.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -13,7 +13,7 @@ use crate::{
     address::{Cidr, parse},
 };
 
-/// Ranges for `nodePortAddresses`, with all, some or none of the node's addresses.
+/// Ranges for `nodePortAddresses`, which contain all, some or none of the node's addresses.
 const NODE_PORT_RANGES: [&str; 11] = [
     "192.168.0.0/24",
     "192.168.1.0/24",
@@ -81,7 +81,7 @@ fn node(draw: &mut Draw<'_>, number: u8) -> Node {
     }
 }
 
-/// Generates the observing node: one of the cluster, rarely one without a Node object.
+/// Generates the observing node: one of the cluster's nodes, or rarely one without a Node object.
 pub(super) fn here(draw: &mut Draw<'_>) -> Here {
     let node = draw.node().clone();
     let name = node.metadata.name.clone().unwrap_or_default();
@@ -95,8 +95,8 @@ pub(super) fn here(draw: &mut Draw<'_>) -> Here {
     }
 }
 
-/// Returns loopback addresses, those of the Node object (rarely not, like behind NAT), a bridge's, and
-/// sometimes the address of a load balancer.
+/// Returns the loopback addresses, those of the Node object (rarely without one, as behind NAT), and
+/// sometimes addresses of a bridge or a load balancer.
 fn addresses(draw: &mut Draw<'_>, node: &Node) -> Vec<IpAddr> {
     let mut addresses = vec![
         IpAddr::V4(Ipv4Addr::LOCALHOST),

@@ -1,4 +1,4 @@
-//! Services.
+//! Generates Services.
 
 use k8s_openapi::{
     api::core::v1::{
@@ -11,7 +11,7 @@ use k8s_openapi::{
 
 use super::{Draw, LOAD_BALANCER_IPS, add_label};
 
-/// Addresses for `externalIPs`: shared ones, those of load balancers and nodes, and a cluster IP.
+/// Addresses for `externalIPs`: unowned ones, those of load balancers and nodes, and a cluster IP.
 const EXTERNAL_IPS: [&str; 11] = [
     "198.51.100.1",
     "198.51.100.001",
@@ -26,7 +26,7 @@ const EXTERNAL_IPS: [&str; 11] = [
     "10.96.0.1",
 ];
 
-/// Ranges for `loadBalancerSourceRanges`: of nodes, pods and others, some with blanks.
+/// Ranges for `loadBalancerSourceRanges`, of nodes, pods and others; some have blanks around them.
 const SOURCE_RANGES: [&str; 11] = [
     "192.168.0.0/24",
     " 192.168.000.0/16 ",
@@ -41,7 +41,7 @@ const SOURCE_RANGES: [&str; 11] = [
     "::/0",
 ];
 
-/// Values of `openyurt.io/topologyKeys`, with and without a meaning.
+/// Values of `openyurt.io/topologyKeys`: the known ones, and some without a meaning.
 const TOPOLOGY_KEYS: [&str; 9] = [
     "kubernetes.io/hostname",
     "kubernetes.io/hostname",
@@ -87,7 +87,7 @@ pub(super) fn draw(draw: &mut Draw<'_>, number: u16) -> Service {
     }
 }
 
-/// Generates metadata: the same names in two namespaces, and few creation times, so that many are equal.
+/// Generates metadata: equal names in two namespaces, and few creation times, so that many are equal.
 fn metadata(draw: &mut Draw<'_>, number: u16) -> ObjectMeta {
     let seconds = draw.pick([None, Some(1_700_000_000), Some(1_700_000_060)]);
     let created = seconds.and_then(|seconds| Timestamp::from_second(seconds).ok());
@@ -137,7 +137,7 @@ fn set_addresses(draw: &mut Draw<'_>, spec: &mut ServiceSpec, number: u16) {
         addresses
     };
     spec.cluster_ip = addresses.first().cloned();
-    // As in a file, or in an object from before dual stack.
+    // Objects in files, and objects from before dual stack, have only `clusterIP`.
     if addresses.len() == 1 && draw.chance(10) {
         return;
     }
@@ -172,14 +172,14 @@ fn ports(draw: &mut Draw<'_>, type_: &str) -> Vec<ServicePort> {
             ..ServicePort::default()
         });
     }
-    // The loop only compares a port with the first one of its number: the third may still equal the
-    // second, but two ports of one number must differ in protocol.
+    // Two ports with one number must differ in protocol. The loop compares a port only with the first port
+    // of its number, so the third may still equal the second.
     ports.sort_by(|a, b| (a.port, &a.protocol).cmp(&(b.port, &b.protocol)));
     ports.dedup_by(|a, b| (a.port, &a.protocol) == (b.port, &b.protocol));
     ports
 }
 
-/// Returns the name of a port; only a single port may have none.
+/// Returns the name of a port; only the port of a Service with one port may have none.
 fn port_name(draw: &mut Draw<'_>, wanted: usize, number: usize) -> Option<String> {
     if wanted > 1 {
         return Some(format!("p{number}"));
@@ -197,7 +197,8 @@ impl Draw<'_> {
     }
 }
 
-/// Sets the policies; the external one is permitted only with an external address.
+/// Sets external IPs, the policies and the health check node port. The external policy needs an external
+/// address.
 fn set_policies(draw: &mut Draw<'_>, spec: &mut ServiceSpec, type_: &str) {
     let internal = draw.pick([None, Some("Cluster"), Some("Cluster"), Some("Local")]);
     spec.internal_traffic_policy = internal.map(str::to_owned);

@@ -1,4 +1,4 @@
-//! EndpointSlices of a Service.
+//! Generates the EndpointSlices of a Service.
 
 use k8s_openapi::{
     api::{
@@ -13,17 +13,18 @@ use k8s_openapi::{
 
 use super::{Draw, ZONES, add_label};
 
-/// Common properties of the endpoints of a Service, so that rules about all of them apply.
+/// Properties that all endpoints of a Service share, so that rules about all endpoints apply often.
 #[derive(Clone, Copy)]
 struct Mood {
     /// True if no endpoint is ready.
     none_ready: bool,
-    /// One in this many endpoints lacks hints for nodes, or for zones.
+    /// One in this many endpoints lacks hints for nodes.
     unhinted_nodes: u32,
-    unhinted_zones: u32,
+    /// One in this many endpoints lacks hints for zones.
+unhinted_zones: u32,
 }
 
-/// More than the endpoints of any cluster here, so practically none lacks its hint.
+/// More than the endpoints of any generated cluster, so that rarely any endpoint lacks its hint.
 const NONE_LACKS: u32 = 1_000;
 const ALL_LACK: u32 = 1;
 
@@ -60,7 +61,7 @@ fn metadata(draw: &mut Draw<'_>, service: &Service, number: usize) -> ObjectMeta
     let name = service.metadata.name.clone().unwrap_or_default();
     let namespace = service.metadata.namespace.clone().unwrap_or_default();
     let mut metadata = ObjectMeta {
-        // Unique over all namespaces, since some slices are in another one.
+        // Unique over all namespaces, since some slices move to another namespace.
         name: Some(format!("{name}-{namespace}{number}")),
         namespace: service.metadata.namespace.clone(),
         ..ObjectMeta::default()
@@ -75,14 +76,14 @@ fn metadata(draw: &mut Draw<'_>, service: &Service, number: usize) -> ObjectMeta
         add_label(&mut metadata, "service.kubernetes.io/headless", "");
     }
     if draw.chance(25) {
-        // The slice still counts: of slices, only the headless label is read.
+        // This label has no effect on a slice; only the headless label has.
         let key = "service.kubernetes.io/service-proxy-name";
         add_label(&mut metadata, key, "other");
     }
     metadata
 }
 
-/// Returns an address type, mostly of a family of the Service.
+/// Returns an address type, mostly one of the Service's families.
 fn address_type(draw: &mut Draw<'_>, service: &Service) -> &'static str {
     match draw.rng.u8(0..20) {
         0 | 1 => return "FQDN",
@@ -110,7 +111,7 @@ fn ports(draw: &mut Draw<'_>, service: &Service) -> Vec<EndpointPort> {
         }
         let right = Some(port.name.clone().unwrap_or_default());
         let name = match draw.rng.u8(0..20) {
-            // Names are unique, and at most one is absent.
+            // Names must be unique, so only the first port may lack its name.
             0 if number == 0 => None,
             1 => Some(format!("other{number}")),
             _ => right,
@@ -171,8 +172,8 @@ fn endpoint(draw: &mut Draw<'_>, address_type: &str, mood: Mood) -> Endpoint {
     }
 }
 
-/// Returns the address of a node, for an endpoint in its network namespace; each once, so that no two
-/// endpoints at it differ.
+/// Returns the address of a node, for an endpoint in the node's network namespace. Each address is returned
+/// once, so that no two endpoints with different properties have it.
 fn host_address(draw: &mut Draw<'_>, address_type: &str) -> Option<String> {
     let number = draw.rng.usize(0..draw.nodes.len()) + 10;
     let address = match address_type {
@@ -184,7 +185,7 @@ fn host_address(draw: &mut Draw<'_>, address_type: &str) -> Option<String> {
     free.then_some(address)
 }
 
-/// Generates all combinations, most often those of real pods.
+/// Generates any combination of conditions, most often those of real pods.
 fn conditions(draw: &mut Draw<'_>, mood: Mood) -> Option<EndpointConditions> {
     let any = [None, Some(true), Some(false)];
     let (mut ready, serving, terminating) = match draw.rng.u8(0..8) {
@@ -223,12 +224,12 @@ fn hints(draw: &mut Draw<'_>, mood: Mood) -> Option<EndpointHints> {
     (!empty || draw.chance(5)).then_some(hints)
 }
 
-/// Generates a slice that shares some endpoints with another one: unchanged, or with only one of the two
-/// terminating.
+/// Generates a slice that shares some endpoints with another slice: either with equal conditions, or so
+/// that exactly one of the two is terminating.
 fn moved(draw: &mut Draw<'_>, from: &EndpointSlice) -> Option<EndpointSlice> {
     let mut slice = from.clone();
     let name = slice.metadata.name.as_mut()?;
-    // Sorts before or after the other slice.
+    // The new slice sorts before or after the other slice.
     *name = format!("{}{name}", draw.pick(["a", "z"]));
     let mut endpoints = slice.endpoints.take()?;
     endpoints.retain(|_| draw.rng.bool());

@@ -1,5 +1,5 @@
-//! Properties of random clusters: they are reproducible, valid and well defined, and together reach
-//! every corner case.
+//! Tests of the generated clusters: they are reproducible and valid, their results do not depend on order,
+//! and together they have every corner case.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -125,7 +125,7 @@ fn every_corner_is_in_some_cluster() {
     }
     let mut missing = expected_corners();
     missing.retain(|expected| seen.get(expected).is_none_or(|count| *count < 3));
-    assert!(missing.is_empty(), "too rare: {missing:#?} in {seen:#?}");
+    assert!(missing.is_empty(), "corner cases that occur less than 3 times: {missing:#?} in {seen:#?}");
 }
 
 fn verdict_of(front: &Front, source: &Source, here: &Here) -> String {
@@ -157,7 +157,7 @@ fn conditions(ready: Option<bool>, serving: Option<bool>, terminating: Option<bo
     format!("ready {ready:?}, serving {serving:?}, terminating {terminating:?}")
 }
 
-/// Returns the kinds of address with which two Services claim the same key.
+/// Returns the kinds of address with which two Services claim the same key, for each such pair.
 fn conflicts(cluster: &Cluster, here: &Here) -> Vec<String> {
     let mut claims = BTreeMap::<_, Vec<Kind>>::new();
     for service in &cluster.services {

@@ -38,7 +38,7 @@ pub const fn two(set: Set, number: u32, other: u32) -> Option<(u32, u32)> {
     }
     let first = number % set.len;
     let second = other % set.len.wrapping_sub(1);
-    // Skips the first offset: from there on, the others are one higher.
+    // Skips `first`: the offsets from there on move up by one.
     let second = if second < first {
         second
     } else {

@@ -1,12 +1,12 @@
-//! Checked access to packets.
-#![expect(unsafe_code, reason = "packets are read by helpers of the kernel")]
+//! Reads packets at tc, with bounds checks.
+#![expect(unsafe_code, reason = "packets are read by BPF helpers")]
 
 use aya_ebpf::{
     EbpfContext as _, bindings::bpf_hdr_start_off::BPF_HDR_START_NET,
     helpers::generated::bpf_skb_load_bytes_relative, programs::TcContext,
 };
 
-/// Returns the protocol of the network layer (`ETH_P_…`), in host byte order.
+/// Returns the network-layer protocol (`ETH_P_…`) in host byte order.
 #[inline(always)]
 pub(crate) fn protocol(ctx: &TcContext) -> u16 {
     #[expect(
@@ -16,25 +16,24 @@ pub(crate) fn protocol(ctx: &TcContext) -> u16 {
     u16::from_be(ctx.skb.protocol() as u16)
 }
 
-/// Returns the last two bytes of a word of the packet, in host byte order.
+/// Returns the last two bytes of a packet word, in host byte order.
 #[inline(always)]
 pub(crate) const fn low_half(word: u32) -> u16 {
     #[expect(
         clippy::cast_possible_truncation,
-        reason = "the low half is what is wanted"
+        reason = "only the low half is wanted"
     )]
     let half = u32::from_be(word) as u16;
     half
 }
 
-/// Reads words of the network header, from an offset in it, in network byte order; none if the packet
-/// ends before.
+/// Reads words at an offset in the network header, in network byte order; none if the packet is too short.
 #[inline(always)]
 pub(crate) fn load<const WORDS: usize>(ctx: &TcContext, offset: u32) -> Option<[u32; WORDS]> {
     let mut words = [0_u32; WORDS];
     #[expect(clippy::cast_possible_truncation, reason = "a few words")]
     let length = size_of::<[u32; WORDS]>() as u32;
-    // SAFETY: the helper writes as many bytes as the array has, or none, and checks the packet.
+    // SAFETY: the helper checks the bounds of the packet, and writes exactly `length` bytes or none.
     let failed = unsafe {
         bpf_skb_load_bytes_relative(
             ctx.as_ptr(),

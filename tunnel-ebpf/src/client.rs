@@ -1,5 +1,5 @@
-//! The client that asks for a backend: the address that a socket has, or will get.
-#![expect(unsafe_code, reason = "some functions have names of their own")]
+//! Finds the client address of a socket: the address that it is bound to, or will get.
+#![expect(unsafe_code, reason = "global functions need `no_mangle`")]
 
 use tunnel_common::{
     addr::Address,
@@ -17,17 +17,17 @@ use crate::{
     steering,
 };
 
-/// The maximum number of devices of a namespace that are scanned. Up to nine fallback devices of tunnels
-/// may precede that of a pod.
+/// The maximum number of devices of a network namespace that are scanned. A pod's device may come after up
+/// to nine fallback devices of IP tunnels.
 const DEVICES: u32 = 16;
 
-/// The maximum number of addresses of a device that are scanned.
+/// The maximum number of addresses per device that are scanned.
 const ADDRESSES: u32 = 8;
 
 /// The offset of `prev` in `struct list_head`, in bytes.
 const PREVIOUS: usize = size_of::<usize>();
 
-/// The socket of a hook, which asks for a backend.
+/// The socket of a hook, for which a backend is chosen.
 pub(crate) struct Asking<'a, S>(pub(crate) &'a S);
 
 impl<S: Sock> Asker for Asking<'_, S> {
@@ -52,8 +52,8 @@ impl<S: Sock> Asker for Asking<'_, S> {
     }
 }
 
-/// Returns the client of a socket, as it dials an address of that family: the socket's own address, or
-/// else the first address of the family in its network namespace, or else the namespace.
+/// Returns the client of a socket: the socket's own address of the given family, else the first address of
+/// that family in its network namespace, else the namespace itself.
 #[inline(always)]
 fn of<S: Sock>(sock: &S, is_v4: bool) -> Caller {
     let address = sock
@@ -67,7 +67,7 @@ fn of<S: Sock>(sock: &S, is_v4: bool) -> Caller {
 
 #[inline(always)]
 fn of_namespace<S: Sock>(sock: &S, is_v4: bool) -> Option<Address> {
-    // The loader sets all offsets or none.
+    // The loader sets either all offsets or none.
     if place::<SOCK_NET>() == 0 {
         return None;
     }
@@ -86,23 +86,25 @@ fn of_namespace<S: Sock>(sock: &S, is_v4: bool) -> Option<Address> {
     }
 }
 
-/// Returns the pointer to the first IPv4 address in a socket's network namespace that is not for a link
-/// only; 0 if there is none. The verifier checks a global function once, and not again with the
-/// remainder of the program after each of its exits.
+/// Returns a pointer to the first IPv4 address in a socket's network namespace whose scope is wider than
+/// its link; 0 if there is none.
+///
+/// A global function, since the verifier checks those only once. After an inlined one, the verifier would
+/// check the rest of the program again for each of its exits.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn first_v4(socket: usize) -> usize {
     first(socket, |device| first_v4_of(device)).unwrap_or(0)
 }
 
-/// Returns the same for IPv6.
+/// Returns a pointer to the first IPv6 address, as [`first_v4`] does for IPv4.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn first_v6(socket: usize) -> usize {
     first(socket, |device| first_v6_of(device)).unwrap_or(0)
 }
 
-/// Returns the first result of `of` for the devices that are up and not loopback.
+/// Returns the first result of `of` that is not 0, over the devices that are up and not loopback.
 #[inline(always)]
 fn first(socket: usize, of: impl Fn(usize) -> usize) -> Option<usize> {
     let net: usize = peek(socket + place::<SOCK_NET>())?;
@@ -126,19 +128,21 @@ fn first(socket: usize, of: impl Fn(usize) -> usize) -> Option<usize> {
     None
 }
 
-/// Returns the pointer to the first IPv4 address of a device that is not for its link only; 0 if there
-/// is none. A global function, as [`first_v4`].
+/// Returns a pointer to the first IPv4 address of a device whose scope is wider than its link; 0 if there is
+/// none. A global function, for the same reason as [`first_v4`].
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn first_v4_of(device: usize) -> usize {
     v4_of(device).unwrap_or(0)
 }
 
-/// Returns the same for IPv6.
+/// Returns a pointer to the oldest IPv6 address of a device that is not link-local; 0 if there is none. A
+/// global function, for the same reason as [`first_v4`].
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn first_v6_of(device: usize) -> usize {
-    // An address that is removed during the walk points to no next one. A second walk misses it.
+    // If an address is removed during the walk, its link leads nowhere and the walk fails. A second walk
+    // no longer meets that address.
     v6_of(device).or_else(|| v6_of(device)).unwrap_or(0)
 }
 
@@ -162,9 +166,9 @@ fn v4_of(device: usize) -> Option<usize> {
     None
 }
 
-/// Returns the pointer to the address that a device has had for longest, without those for its link. The
-/// list begins with the newest address of the widest scope (`ipv6_link_dev_addr` in the kernel's
-/// `net/ipv6/addrconf.c`), so it is read from its end.
+/// Returns a pointer to the oldest address of a device that is not link-local. The list begins with the
+/// newest address of the widest scope (`ipv6_link_dev_addr` in the kernel's `net/ipv6/addrconf.c`), so it
+/// is read backwards.
 #[inline(always)]
 fn v6_of(device: usize) -> Option<usize> {
     let known: usize = peek(device + place::<DEVICE_V6>())?;

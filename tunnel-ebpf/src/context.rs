@@ -1,8 +1,8 @@
-//! Safe views of the contexts that the kernel passes to the socket hooks.
+//! Safe access to the contexts of socket hooks, to the constants that the loader sets, and to BPF helpers.
 //!
-//! Every field is read and written with one volatile access of 32 bits: the verifier rejects the 64-bit
-//! accesses into which LLVM would merge neighbours.
-#![expect(unsafe_code, reason = "the context is a raw pointer of the kernel's")]
+//! Every field of a context is read and written with one volatile access of 32 bits. LLVM would merge
+//! neighbouring accesses into one of 64 bits, which the verifier rejects.
+#![expect(unsafe_code, reason = "the context is a raw pointer from the kernel")]
 
 use core::{
     arch::asm,
@@ -26,13 +26,13 @@ use tunnel_common::{
     service::FrontKey,
 };
 
-/// The verdict of a hook with which the system call continues.
+/// The verdict of a hook that lets the system call continue.
 pub(crate) const ALLOW: i32 = 1;
 
-/// The verdict of a hook with which the system call fails, with EPERM unless another error was set.
+/// The verdict of a hook that makes the system call fail, with EPERM unless another error was set.
 pub(crate) const DENY: i32 = 0;
 
-/// The licence, which the kernel reads: most helpers are for GPL-compatible programs only.
+/// The licence of the programs. The kernel offers most helpers to GPL-compatible programs only.
 #[unsafe(link_section = "license")]
 #[unsafe(no_mangle)]
 static LICENSE: [u8; 4] = *b"GPL\0";
@@ -42,8 +42,8 @@ static LICENSE: [u8; 4] = *b"GPL\0";
 #[unsafe(no_mangle)]
 static RETVAL_SETTABLE: Global<u8> = Global::new(0);
 
-/// The mark of the daemon's own sockets, which are left alone. Set by the loader; with 0 no socket has
-/// it, and the verifier removes the check.
+/// The mark of the daemon's own sockets, which are not translated. Set by the loader; 0 means that no
+/// socket is marked, and the verifier removes the check.
 #[unsafe(no_mangle)]
 static OWN_MARK: Global<u32> = Global::new(0);
 
@@ -51,20 +51,20 @@ static OWN_MARK: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 static STEERING: Global<u8> = Global::new(0);
 
-/// The offset of the byte of `struct sock` that contains the bit `sk_kern_sock`. Set by the loader from
-/// the kernel's BTF, with [`KERN_SOCK_BIT`].
+/// The offset of the byte in `struct sock` that contains the bit `sk_kern_sock`. Set by the loader from the
+/// kernel's BTF, as is [`KERN_SOCK_BIT`].
 #[unsafe(no_mangle)]
 static KERN_SOCK_BYTE: Global<u32> = Global::new(0);
-/// The mask of `sk_kern_sock` in that byte; with 0 it is unknown, and the verifier removes the check.
+/// The mask of `sk_kern_sock` in that byte; 0 means that it is unknown, and the verifier removes the check.
 #[unsafe(no_mangle)]
 static KERN_SOCK_BIT: Global<u8> = Global::new(0);
 
-/// The steering prefixes that the guard protects from outside: the network, then the mask, as words in
-/// network byte order. Set by the loader. A network with bits outside its mask, as here, matches no
-/// address.
+/// The IPv4 steering prefix that the guard protects: network and mask, in network byte order. Set by the
+/// loader. The default matches no address, since its network has bits outside its mask.
 #[unsafe(no_mangle)]
 pub(crate) static GUARD_V4: [Global<u32>; 2] = [Global::new(u32::MAX), Global::new(0)];
-/// The same for IPv6, with four words each.
+/// The IPv6 steering prefix that the guard protects: network and mask, four words each, in network byte
+/// order. Set by the loader, with the same default as [`GUARD_V4`].
 #[unsafe(no_mangle)]
 pub(crate) static GUARD_V6: [Global<u32>; 8] = {
     const NONE: Global<u32> = Global::new(u32::MAX);
@@ -72,18 +72,18 @@ pub(crate) static GUARD_V6: [Global<u32>; 8] = {
     [NONE, NONE, NONE, NONE, ALL, ALL, ALL, ALL]
 };
 
-/// The offsets in the kernel's structures, indexed by the constants of `tunnel_common::kernel`. Set by
-/// the loader if they are known; with 0 the verifier removes the reads.
+/// The offsets of fields in kernel structures, indexed by the constants of `tunnel_common::kernel`. Set by
+/// the loader; 0 means that they are unknown, and the verifier removes the reads.
 #[unsafe(no_mangle)]
 static KERNEL_PLACES: [Global<u32>; PLACES] = {
     const UNKNOWN: Global<u32> = Global::new(0);
     [UNKNOWN; PLACES]
 };
 
-/// Returns one of these offsets; 0 for all of them if they are unknown.
+/// Returns the offset of a field of a kernel structure. If the offsets are unknown, all of them are 0.
 #[inline(always)]
 pub(crate) fn place<const PLACE: usize>() -> usize {
-    const { assert!(PLACE < PLACES, "a place that there is") };
+    const { assert!(PLACE < PLACES, "no such field") };
     KERNEL_PLACES[PLACE].load() as usize
 }
 
@@ -95,14 +95,14 @@ impl Plain for u32 {}
 impl Plain for usize {}
 impl Plain for [u32; 4] {}
 
-/// Reads the kernel's memory. The content may change concurrently; an unmapped address returns none.
+/// Reads kernel memory, which may change concurrently; none if the address is not mapped.
 #[inline(always)]
 pub(crate) fn peek<T: Plain>(address: usize) -> Option<T> {
     copy(ptr::without_provenance(address))
 }
 
-/// Returns the kernel address of the socket of a hook. The verifier allows no arithmetic on a pointer to
-/// a socket, but its bytes can be copied.
+/// Returns the kernel address of the hook's socket as a number. The verifier forbids arithmetic on a
+/// pointer to a socket, but not to copy its bytes.
 #[inline(always)]
 pub(crate) fn address_of_socket(ctx: &SockAddrContext) -> Option<usize> {
     let socket = socket(ctx);
@@ -112,11 +112,11 @@ pub(crate) fn address_of_socket(ctx: &SockAddrContext) -> Option<usize> {
 #[inline(always)]
 fn copy<T: Plain>(from: *const c_void) -> Option<T> {
     let mut value = MaybeUninit::<T>::uninit();
-    #[expect(clippy::cast_possible_truncation, reason = "16 at most")]
+    #[expect(clippy::cast_possible_truncation, reason = "at most 16 bytes")]
     let size = size_of::<T>() as u32;
-    // SAFETY: the helper writes the value, and fails where nothing is mapped at the address.
+    // SAFETY: the helper writes `size` bytes to the value, or fails if the address is not mapped.
     let failed = unsafe { bpf_probe_read_kernel(value.as_mut_ptr().cast(), size, from) };
-    // SAFETY: the helper wrote it, in full, and every bit pattern is a value.
+    // SAFETY: the helper wrote all of the value, and every bit pattern is valid.
     (failed == 0).then(|| unsafe { value.assume_init() })
 }
 
@@ -126,15 +126,15 @@ pub(crate) fn is_steering() -> bool {
     STEERING.load() != 0
 }
 
-/// The socket of a hook, and the address that it dials, sends to or received from.
+/// The context of a socket hook: the socket, and the address that it dials, sends to or received from.
 pub(crate) trait Sock {
-    /// Returns the context.
+    /// Returns the raw context.
     fn context(&self) -> &SockAddrContext;
 
     /// Returns the address in the context.
     fn address(&self) -> Address;
 
-    /// Replaces address and port in the context.
+    /// Replaces the address and port in the context.
     fn set(&self, address: &Address, port: Port);
 
     /// Returns the port in the context.
@@ -148,13 +148,13 @@ pub(crate) trait Sock {
         Port::from_network(word as u16)
     }
 
-    /// Returns the protocol of the socket, if it is one that is translated.
+    /// Returns the protocol of the socket, if it is translated.
     #[inline(always)]
     fn protocol(&self) -> Option<Protocol> {
         Protocol::of_socket(read(self.context(), offset_of!(bpf_sock_addr, protocol)))
     }
 
-    /// Returns the frontend key that the socket dials, if its protocol is translated.
+    /// Returns the frontend key of the address, port and protocol, if the protocol is translated.
     #[inline(always)]
     fn key(&self) -> Option<FrontKey> {
         Some(FrontKey::new(self.address(), self.port(), self.protocol()?))
@@ -166,7 +166,8 @@ pub(crate) trait Sock {
         field(self.context(), offset_of!(bpf_sock, bound_dev_if)) != 0
     }
 
-    /// Returns the address of a family to which the socket is bound, or which it got at its connect.
+    /// Returns the source address of the socket, if it has one of the given family: by a bind, or by an
+    /// earlier connect.
     #[inline(always)]
     fn own_address(&self, is_v4: bool) -> Option<Address> {
         let ctx = self.context();
@@ -185,15 +186,15 @@ pub(crate) trait Sock {
         ((a | b | c | d) != 0).then_some(Address::from_words(words))
     }
 
-    /// Returns true if the socket is one of the daemon's own.
+    /// Returns true if the socket belongs to the daemon.
     #[inline(always)]
     fn is_own(&self) -> bool {
         let mark = OWN_MARK.load();
         mark != 0 && field(self.context(), offset_of!(bpf_sock, mark)) == mark
     }
 
-    /// Returns true if the socket is one of the kernel's own (NFS, the inner sockets of MPTCP), whose
-    /// close runs no hook.
+    /// Returns true for a kernel socket (NFS, the inner sockets of MPTCP). The close of such a socket runs
+    /// no hook.
     #[inline(always)]
     fn is_of_kernel(&self) -> bool {
         let bit = KERN_SOCK_BIT.load();
@@ -205,14 +206,14 @@ pub(crate) trait Sock {
         byte.is_some_and(|byte| byte & bit != 0)
     }
 
-    /// Returns the cookie of the network namespace that the socket is in.
+    /// Returns the cookie of the socket's network namespace.
     #[inline(always)]
     fn namespace(&self) -> u64 {
         // SAFETY: the helper takes the context of this program type.
         unsafe { bpf_get_netns_cookie(self.context().as_ptr()) }
     }
 
-    /// Returns the cookie of the socket: a number that no other socket has or has had.
+    /// Returns the cookie of the socket: a number that the kernel gives to no other socket, ever.
     #[inline(always)]
     fn cookie(&self) -> u64 {
         // SAFETY: the helper takes the context of this program type.
@@ -223,41 +224,41 @@ pub(crate) trait Sock {
 /// Returns the socket of a hook.
 #[inline(always)]
 pub(crate) fn socket(ctx: &SockAddrContext) -> *mut bpf_sock {
-    // SAFETY: the kernel hands a valid context to the program, for as long as it runs.
+    // SAFETY: the kernel passes a context that is valid while the program runs.
     let context = unsafe { &*ctx.sock_addr };
-    // SAFETY: the field of the union that the kernel fills.
+    // SAFETY: this is the field of the union that the kernel sets.
     unsafe { context.__bindgen_anon_1.sk }
 }
 
 /// Reads a word of the socket.
 #[inline(always)]
 fn field(ctx: &SockAddrContext, offset: usize) -> u32 {
-    let place = socket(ctx)
+    let word = socket(ctx)
         .cast_const()
         .cast::<u32>()
         .wrapping_byte_add(offset);
-    // SAFETY: `sk` of `bpf_sock_addr` is never null, and the verifier checks the field.
-    unsafe { place.read_volatile() }
+    // SAFETY: `sk` of `bpf_sock_addr` is never null, and the verifier checks the offset.
+    unsafe { word.read_volatile() }
 }
 
 /// Reads a word of the context.
 #[inline(always)]
 fn read(ctx: &SockAddrContext, offset: usize) -> u32 {
-    let place = ctx.sock_addr.cast_const().cast::<u32>();
-    // SAFETY: the kernel hands a valid context to the program, for as long as it runs, and the
-    // verifier checks the offset.
-    unsafe { place.wrapping_byte_add(offset).read_volatile() }
+    let start = ctx.sock_addr.cast_const().cast::<u32>();
+    // SAFETY: the kernel passes a context that is valid while the program runs, and the verifier checks
+    // the offset.
+    unsafe { start.wrapping_byte_add(offset).read_volatile() }
 }
 
 /// Writes a word of the context.
 #[inline(always)]
 fn write(ctx: &SockAddrContext, offset: usize, word: u32) {
-    let place = ctx.sock_addr.cast::<u32>();
+    let start = ctx.sock_addr.cast::<u32>();
     // SAFETY: as for `read`.
-    unsafe { place.wrapping_byte_add(offset).write_volatile(word) };
+    unsafe { start.wrapping_byte_add(offset).write_volatile(word) };
 }
 
-/// A view for the hooks with an IPv4 address.
+/// The context of a hook for IPv4 addresses.
 pub(crate) struct Sock4<'a>(&'a SockAddrContext);
 
 impl<'a> Sock4<'a> {
@@ -293,7 +294,7 @@ impl Sock for Sock4<'_> {
     }
 }
 
-/// A view for the hooks with an IPv6 address, which may be v4-mapped.
+/// The context of a hook for IPv6 addresses, which may be v4-mapped.
 pub(crate) struct Sock6<'a>(&'a SockAddrContext);
 
 impl<'a> Sock6<'a> {
@@ -341,19 +342,18 @@ impl Sock for Sock6<'_> {
     }
 }
 
-/// Sets the error of the system call for a hook that denies it. Returns false if this kernel has no
-/// helper for that.
+/// Sets the error with which a denied system call fails. Returns false if this kernel can't set it.
 #[inline(always)]
 pub(crate) fn set_error(number: i32) -> bool {
     if RETVAL_SETTABLE.load() == 0 {
         return false;
     }
-    // SAFETY: the helper takes any error number; the loader found that the kernel has it.
+    // SAFETY: the helper takes any error number, and the loader has checked that the kernel has it.
     unsafe { bpf_set_retval(-number) };
     true
 }
 
-/// Returns the nanoseconds of the monotonic clock.
+/// Returns the time of the monotonic clock in nanoseconds.
 #[inline(always)]
 pub(crate) fn now() -> u64 {
     // SAFETY: the helper has no precondition.
@@ -367,12 +367,13 @@ pub(crate) fn random() -> u32 {
     unsafe { bpf_get_prandom_u32() }
 }
 
-/// Returns the number unchanged, in a register. If the compiler keeps it on the stack, and loads it once
-/// to compare it and once more to use it, the verifiers of Linux 5.10 and 6.1 lose its bounds.
+/// Returns the number unchanged, and forces the compiler to keep it in a register. If the compiler loaded
+/// it twice from the stack, to compare it and to use it, the verifiers of Linux 5.10 and 6.1 would lose its
+/// bounds.
 #[inline(always)]
 pub(crate) fn in_register(number: u32) -> usize {
     let mut number = number as usize;
-    // SAFETY: no instruction at all.
+    // SAFETY: the assembly has no instruction.
     unsafe { asm!("/* {0} */", inout(reg) number, options(nomem, nostack, preserves_flags)) };
     number
 }

@@ -1,5 +1,5 @@
-//! The guard, which keeps outsiders from the steering prefixes: these are local addresses of the node,
-//! so any packet from an uplink would reach the ingress.
+//! The guard: drops packets from uplinks to steering prefixes. These are local addresses of the node, so
+//! such packets would otherwise reach the ingress.
 
 use aya_ebpf::programs::TcContext;
 use tunnel_common::{addr::Address, reason::Reason};
@@ -10,7 +10,7 @@ use crate::{
     log, maps,
 };
 
-/// The verdict that leaves the packet to the next program (`TC_ACT_UNSPEC`, equal to `TCX_NEXT`).
+/// The verdict that passes the packet to the next program (`TC_ACT_UNSPEC`, equal to `TCX_NEXT`).
 const NEXT: i32 = -1;
 /// The verdict that drops the packet (`TC_ACT_SHOT`, equal to `TCX_DROP`).
 const DROP: i32 = 2;
@@ -20,20 +20,20 @@ const ETH_P_IPV6: u16 = 0x86dd;
 const ETH_P_8021Q: u16 = 0x8100;
 const ETH_P_8021AD: u16 = 0x88a8;
 
-/// The size of a tag in bytes: VLAN, and the protocol that follows (IEEE 802.1Q section 9).
+/// The size of a VLAN tag in bytes, with the protocol after it (IEEE 802.1Q section 9).
 const TAG: u32 = 4;
-/// The maximum number of tags that are skipped.
+/// The maximum number of VLAN tags that are skipped.
 const MOST_TAGS: u32 = 8;
 
-/// The offset of the destination in the header (RFC 791 section 3.1, RFC 8200 section 3).
+/// The offset of the destination address in the IP header (RFC 791 section 3.1, RFC 8200 section 3).
 const DESTINATION_V4: u32 = 16;
 const DESTINATION_V6: u32 = 24;
 
-/// Drops a packet to a steering prefix; leaves any other packet to the next program.
+/// Drops a packet to a steering prefix; passes any other packet to the next program.
 #[inline(always)]
 pub(crate) fn keep_out(ctx: &TcContext) -> i32 {
     let (mut protocol, mut header) = (bytes::protocol(ctx), 0);
-    // The kernel removes any number of tags of VLAN 0, but only the first before this hook
+    // The kernel accepts any number of tags of VLAN 0, but removes only the first before this hook
     // (`check_vlan_id` in `__netif_receive_skb_core`, net/core/dev.c). Bounded for the verifier.
     for _ in 0..MOST_TAGS {
         if !is_tag(protocol) {
@@ -60,7 +60,7 @@ pub(crate) fn keep_out(ctx: &TcContext) -> i32 {
             }
             is_inside
         }),
-        // No network needs this many tags, and the destination behind them is unknown.
+        // No network needs this many tags, and the destination address after them is unknown.
         protocol => is_tag(protocol),
     };
     if is_kept_out {

@@ -1,4 +1,4 @@
-//! One function per hook, nothing else.
+//! The entry point of each program, one per hook.
 
 use aya_ebpf::{
     macros::{cgroup_sock, cgroup_sock_addr, classifier},

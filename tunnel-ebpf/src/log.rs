@@ -1,7 +1,7 @@
-//! Events for the log of user space: the decision of a program on a socket or packet.
+//! Logs what a program does with a socket or packet, as events for the daemon.
 //!
-//! Records are text of the form `name=value`. Reasons and protocols are numbers, since the verifier
-//! needs too long for a text whose length is unknown at compile time.
+//! An event is a text with fields of the form `name=value`. Reasons and protocols are numbers, since
+//! strings of unknown length take the verifier too long.
 
 use aya_ebpf::bindings::BPF_RB_AVAIL_DATA;
 use aya_log_ebpf::{
@@ -12,12 +12,12 @@ use tunnel_common::{addr::Address, origin::Origin, reason::Reason, service::Fron
 
 use crate::maps;
 
-/// The amount of data in the ring up to which a new record is tried: its 128 KiB, less the records that
-/// several CPUs may write between the check and the write.
+/// The number of bytes in the ring buffer above which new events are dropped. The ring has 128 KiB; the rest
+/// is for events that other CPUs write between the check and the write.
 const FULL: u64 = (128 - 8) << 10;
 
-/// Sends an event to user space. If its level is disabled, the verifier removes the code; if the reader
-/// is too slow, the record is lost and counted.
+/// Sends an event to the daemon. If the level is disabled, the verifier removes the code. If the ring buffer
+/// is full, the event is lost and counted.
 macro_rules! event {
     ($level:ident, $($text:tt)+) => {
         if level_enabled(Level::$level) && has_room() {
@@ -63,7 +63,7 @@ pub(crate) fn refused(key: &FrontKey, reason: Reason) {
     );
 }
 
-/// Logs a connect or datagram to an address without a frontend.
+/// Logs a connect or datagram to an address that has no frontend.
 #[inline(always)]
 pub(crate) fn left_alone(key: &FrontKey) {
     event!(
@@ -75,7 +75,7 @@ pub(crate) fn left_alone(key: &FrontKey) {
     );
 }
 
-/// Logs a datagram to a backend that the socket already has.
+/// Logs a datagram to the backend that the socket already has.
 #[inline(always)]
 pub(crate) fn goes_on(key: &FrontKey) {
     event!(
@@ -87,7 +87,7 @@ pub(crate) fn goes_on(key: &FrontKey) {
     );
 }
 
-/// Logs the replacement of a backend's address by the VIP.
+/// Logs that a backend's address was replaced by the VIP.
 #[inline(always)]
 pub(crate) fn put_back(origin: &Origin) {
     event!(
@@ -115,7 +115,7 @@ pub(crate) fn released(origin: &Origin) {
     );
 }
 
-/// Logs a packet from outside that was dropped.
+/// Logs a packet that the guard dropped.
 #[inline(always)]
 pub(crate) fn guarded(to: Address) {
     event!(

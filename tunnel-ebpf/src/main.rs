@@ -1,4 +1,4 @@
-//! Culvert's kernel programs. Those of `logging.rs` also log their events.
+//! Culvert's kernel programs. `logging.rs` builds the same programs with event logs.
 #![no_std]
 #![no_main]
 #![feature(asm_experimental_arch)]

@@ -1,4 +1,4 @@
-//! Every map of the data plane, once. No other module accesses a map.
+//! The maps, and every access to them. No other module accesses a map.
 #![expect(unsafe_code, reason = "BPF map access")]
 
 use core::{arch::asm, ptr};
@@ -23,30 +23,30 @@ use tunnel_common::{
 
 use crate::context;
 
-// The loader sets the sizes of 1 here, by its config and the number of CPUs.
-#[btf_map(name = "svc")]
-static SVC: HashMap<FrontKey, u32, 1> = HashMap::new();
-#[btf_map(name = "front")]
-static FRONT: Array<Front, 1> = Array::new();
-#[btf_map(name = "slot")]
-static SLOT: Array<Slot, 1> = Array::new();
-#[btf_map(name = "source")]
-static SOURCE: Array<Source, 1> = Array::new();
-#[btf_map(name = "be")]
-static BE: Array<Backend, 1> = Array::new();
-// The daemon maps it into its own memory too.
+// A size of 1 is a placeholder: the loader sets the number from the config and the number of CPUs.
+#[btf_map(name = "services")]
+static SERVICES: HashMap<FrontKey, u32, 1> = HashMap::new();
+#[btf_map(name = "frontends")]
+static FRONTENDS: Array<Front, 1> = Array::new();
+#[btf_map(name = "slots")]
+static SLOTS: Array<Slot, 1> = Array::new();
+#[btf_map(name = "source_ranges")]
+static SOURCE_RANGES: Array<Source, 1> = Array::new();
+#[btf_map(name = "backends")]
+static BACKENDS: Array<Backend, 1> = Array::new();
+// The daemon maps the values into its own memory.
 #[btf_map(name = "conns")]
 static CONNS: Array<u64, 1, MMAPABLE> = Array::new();
-#[btf_map(name = "tally")]
-static TALLY: Array<Tally, 1> = Array::new();
+#[btf_map(name = "service_counts")]
+static SERVICE_COUNTS: Array<Tally, 1> = Array::new();
 #[btf_map(name = "affinity")]
 static AFFINITY: LruHashMap<AffinityKey, Affinity, 1> = LruHashMap::new();
 #[btf_map(name = "origin")]
 static ORIGIN: SkStorage<Origin> = SkStorage::new();
 #[btf_map(name = "overflow")]
 static OVERFLOW: LruHashMap<OverflowKey, Overflow, 1, NO_COMMON_LRU> = LruHashMap::new();
-#[btf_map(name = "count")]
-static COUNT: PerCpuArray<u64, REASONS> = PerCpuArray::new();
+#[btf_map(name = "reason_counts")]
+static REASON_COUNTS: PerCpuArray<u64, REASONS> = PerCpuArray::new();
 #[btf_map(name = "steer")]
 static STEER: HashMap<SteeringKey, u32, 1> = HashMap::new();
 #[btf_map(name = "steered")]
@@ -59,46 +59,45 @@ const MMAPABLE: usize = aya_ebpf::bindings::BPF_F_MMAPABLE as usize;
 const NOEXIST: u64 = aya_ebpf::bindings::BPF_NOEXIST as u64;
 const REASONS: usize = Reason::CAPACITY as usize;
 
-/// The maps in the kernel, for a decision.
+/// The maps in the kernel, as the input of [`decide`].
 ///
-/// Steps that need more than a random number are global functions: the verifier checks those once, and
-/// not again with the remainder of the program after each of their exits.
+/// The larger steps of a choice are global functions, since the verifier checks those only once. After an
+/// inlined step, the verifier would check the rest of the program again for each exit of the step.
 pub(crate) struct Kernel;
 
 impl decide::Maps for Kernel {
     #[inline(always)]
     fn front_index(&self, key: &FrontKey) -> Option<u32> {
-        // SAFETY: the program runs in an RCU read section, so the element stays mapped. It may be
-        // reused for another key meanwhile, so this may be another frontend's index: `lookup::look_up`
-        // compares the key that the record echoes.
-        unsafe { SVC.get(key) }.copied()
+        // SAFETY: the program runs in an RCU read section, so the element stays mapped. The kernel may
+        // reuse the element for another key meanwhile; `lookup::look_up` compares the key in the record.
+        unsafe { SERVICES.get(key) }.copied()
     }
 
     #[inline(always)]
     fn front(&self, index: u32) -> Option<&Front> {
-        FRONT.get(index)
+        FRONTENDS.get(index)
     }
 
     #[inline(always)]
     fn slot(&self, index: u32) -> Option<&Slot> {
-        SLOT.get(index)
+        SLOTS.get(index)
     }
 
     #[inline(always)]
     fn source(&self, index: u32) -> Option<&Source> {
-        SOURCE.get(index)
+        SOURCE_RANGES.get(index)
     }
 
     #[inline(always)]
     fn backend(&self, index: u32) -> Option<&Backend> {
-        BE.get(index)
+        BACKENDS.get(index)
     }
 
-    /// Reads an entry, whose element may be reused for another key at any moment.
+    /// Reads an entry. The kernel may reuse the hash element for another key at any moment.
     #[inline(always)]
     fn affinity(&self, key: &AffinityKey) -> Option<&Affinity> {
-        // SAFETY: the element stays mapped for the run of the program. Every bit pattern is a value,
-        // and `decide` checks the backend before it uses it.
+        // SAFETY: the element stays mapped while the program runs. Every bit pattern is valid, and
+        // `decide` checks the backend before it uses it.
         unsafe { AFFINITY.get(key) }.filter(|entry| entry.key == *key)
     }
 
@@ -107,28 +106,28 @@ impl decide::Maps for Kernel {
         let flags = if is_new { NOEXIST } else { 0 };
         #[expect(
             clippy::needless_borrows_for_generic_args,
-            reason = "a copy takes room on the stack"
+            reason = "a copy takes stack space"
         )]
         AFFINITY.insert(&entry.key, entry, flags).is_ok()
     }
 
     #[inline(always)]
     fn open_at(&self, backend: u32) -> u64 {
-        // SAFETY: the entry stays mapped; one aligned word, which changes under it.
+        // SAFETY: the entry stays mapped. It is one aligned word, which other CPUs may change.
         CONNS
             .get_ptr(backend)
             .map_or(0, |count| unsafe { count.read_volatile() })
     }
 
-    /// Reads, then increments. A program on another CPU may concurrently get the same number, which
-    /// costs one turn and nothing else.
+    /// Reads the counter, then increments it. A program on another CPU may get the same number
+    /// concurrently, and then uses the same slot.
     #[inline(always)]
     fn turn(&self, service: u32) -> Option<u32> {
-        let tally = TALLY.get_ptr_mut(service)?;
+        let tally = SERVICE_COUNTS.get_ptr_mut(service)?;
         // SAFETY: the entry stays mapped.
         let turn = unsafe { &raw mut (*tally).turn };
         #[expect(clippy::cast_possible_truncation, reason = "modulo 2^32")]
-        // SAFETY: as above; one aligned word, which changes under it.
+        // SAFETY: as above. It is one aligned word, which other CPUs may change.
         let number = unsafe { turn.read_volatile() } as u32;
         add(Some(turn), 1);
         Some(number)
@@ -146,7 +145,7 @@ impl decide::Maps for Kernel {
 
     #[inline(always)]
     fn state(&self, backend: &Backend) -> State {
-        // SAFETY: the reference is valid; the word changes under it, hence one volatile read.
+        // SAFETY: the reference is valid. The daemon may change the word, hence one volatile read.
         unsafe { (&raw const backend.state).read_volatile() }
     }
 
@@ -182,9 +181,10 @@ impl decide::Maps for Kernel {
     }
 }
 
-/// The word for no offset.
+/// The result of [`place_by_algorithm`] for no offset.
 const NO_PLACE: u64 = u64::MAX;
 
+/// Calls [`decide::place`] for the frontend record at an index.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn place_by_algorithm(
@@ -194,13 +194,14 @@ extern "C" fn place_by_algorithm(
     upper: u64,
     lower: u64,
 ) -> u64 {
-    let Some(front) = FRONT.get(front) else {
+    let Some(front) = FRONTENDS.get(front) else {
         return NO_PLACE;
     };
     let caller = Caller { kind, upper, lower };
     decide::place(&Kernel, front, traffic, caller).map_or(NO_PLACE, u64::from)
 }
 
+/// Calls [`decide::kept`] for the frontend record at an index; packs the result into a word.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn kept_by_client(
@@ -211,27 +212,28 @@ extern "C" fn kept_by_client(
     lower: u64,
 ) -> u64 {
     let caller = Caller { kind, upper, lower };
-    let kept = FRONT.get(front);
+    let kept = FRONTENDS.get(front);
     Kept::to_word(kept.and_then(|front| decide::kept(&Kernel, front, traffic, caller)))
 }
 
+/// Calls [`select::is_among`] on the map of source ranges; returns 1 for true.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn is_among_sources(base: u32, len: u32, upper: u64, lower: u64) -> u32 {
     let address = Address::from_halves([upper, lower]);
-    select::is_among(Set { base, len }, &address, |index| SOURCE.get(index)).into()
+    select::is_among(Set { base, len }, &address, |index| SOURCE_RANGES.get(index)).into()
 }
 
-/// Adds one to the open connections of a backend.
+/// Increments the count of open connections of a backend.
 #[inline(always)]
 pub(crate) fn count_opened(index: u32) {
     add(CONNS.get_ptr_mut(index), 1);
 }
 
-/// Subtracts one from the open connections of a backend.
+/// Decrements the count of open connections of a backend.
 #[inline(always)]
 pub(crate) fn count_closed(index: u32) {
-    // Minus one, since the sum is modulo 2^64.
+    // Adds -1 modulo 2^64.
     add(CONNS.get_ptr_mut(index), u64::MAX);
 }
 
@@ -247,12 +249,12 @@ pub(crate) fn count_refused(service: u32) {
     count_at_service(service, 1);
 }
 
-/// Increments a counter of a service port, if it has counters. A global function has a stack frame of
-/// its own; that of its caller has little room left.
+/// Increments a counter of a service port; returns 0 if the service port has no counters. A global function,
+/// so that the stack frame of its caller stays small.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn count_at_service(service: u32, is_refused: u32) -> u32 {
-    let Some(tally) = TALLY.get_ptr_mut(service) else {
+    let Some(tally) = SERVICE_COUNTS.get_ptr_mut(service) else {
         return 0;
     };
     let counter = if is_refused == 0 {
@@ -271,44 +273,44 @@ extern "C" fn count_at_service(service: u32, is_refused: u32) -> u32 {
 pub(crate) fn origin(ctx: &SockAddrContext) -> Option<&'static Origin> {
     // SAFETY: the helper takes the socket of the context.
     let value = unsafe { ORIGIN.get_ptr_mut(ctx) };
-    // SAFETY: the value is null, or stays mapped until the program ends. Only the word `used`
-    // changes, through `touch`.
+    // SAFETY: the value is null, or stays mapped until the program ends. Only `touch` and
+    // `mark_overflowed` change it, each one word.
     unsafe { value.cast_const().as_ref() }
 }
 
-/// Stores the time of the last use of a socket's flow.
+/// Stores the time of the flow's last use.
 #[inline(always)]
 pub(crate) fn touch(origin: &'static Origin, now: u64) {
     let used = (&raw const origin.used).cast_mut();
-    // SAFETY: the value is in socket storage, where programs may write; one word of 64 bits.
+    // SAFETY: the value is in socket storage, which programs may write. It is one aligned word.
     unsafe { used.write_volatile(now) };
 }
 
-/// Marks a socket that has older translations in `overflow`.
+/// Marks that a socket has older translations in `overflow`.
 #[inline(always)]
 pub(crate) fn mark_overflowed(origin: &'static Origin) {
     let flags = (&raw const origin.flags).cast_mut();
-    // SAFETY: the value is in socket storage, where programs may write; one aligned word, which only
-    // the holder of the socket's lock changes.
+    // SAFETY: the value is in socket storage, which programs may write. It is one aligned word, and only
+    // the holder of the socket's lock changes it.
     unsafe { flags.write_volatile(origin.flags | Origin::OVERFLOWED) };
 }
 
-/// Stores a translation of a socket that has none. Returns the stored one, which is another if a
-/// concurrent thread was first, or none if memory is short.
+/// Stores the last translation of a socket if there is none. Returns the translation that is then stored,
+/// which may be that of a concurrent thread; none if there is no memory.
 #[inline(always)]
 pub(crate) fn insert_origin(ctx: &SockAddrContext, origin: &mut Origin) -> Option<&'static Origin> {
-    // SAFETY: the helper takes the socket of the context; the initial value is complete before
-    // other readers see it.
+    // SAFETY: the helper takes the socket of the context. Readers see the value only after it is
+    // completely written.
     let value = unsafe { ORIGIN.get_or_insert_ptr_mut(ctx, Some(origin)) };
     // SAFETY: as for `origin`.
     unsafe { value.cast_const().as_ref() }
 }
 
-/// Removes the translation of a socket. Readers that hold the value keep it unchanged. Returns true if
-/// there was one.
+/// Removes the last translation of a socket; returns true if there was one. Programs that are reading the
+/// value still see it unchanged.
 #[inline(always)]
 pub(crate) fn remove_origin(ctx: &SockAddrContext) -> bool {
-    // SAFETY: the helper takes the socket of the context. It fails only if there is no value.
+    // SAFETY: the helper takes the socket of the context, and fails only if there is no value.
     unsafe { ORIGIN.delete(context::socket(ctx)) }.is_ok()
 }
 
@@ -329,11 +331,11 @@ pub(crate) fn origin_of_closed(ctx: &SockContext) -> Option<&'static Origin> {
     unsafe { value.cast_const().cast::<Origin>().as_ref() }
 }
 
-/// Returns an older translation of a socket, if the entry echoes the key.
+/// Returns an older translation of a socket, if the entry has the same key.
 #[inline(always)]
 pub(crate) fn overflow(key: &OverflowKey) -> Option<Origin> {
-    // SAFETY: the element stays mapped for the run of the program, but may be reused for another
-    // key: it is copied, and the copy's key compared.
+    // SAFETY: the element stays mapped while the program runs. The kernel may reuse it for another key, so
+    // the element is copied and the key of the copy is compared.
     let entry = unsafe { OVERFLOW.get(key) }.copied()?;
     if entry.key == *key {
         Some(entry.origin)
@@ -345,11 +347,11 @@ pub(crate) fn overflow(key: &OverflowKey) -> Option<Origin> {
 /// Stores an older translation of a socket. The map evicts the least recently used entry.
 #[inline(always)]
 pub(crate) fn insert_overflow(entry: &Overflow) {
-    // The map is an LRU: the insert fails only if every entry is being changed at this moment, and then
-    // the flow chooses again.
+    // An insert into an LRU hash fails only if every entry is in use at this moment. The flow then chooses
+    // a backend again.
     #[expect(
         clippy::needless_borrows_for_generic_args,
-        reason = "a copy takes room on the stack"
+        reason = "a copy takes stack space"
     )]
     let _full: Result<(), i32> = OVERFLOW.insert(&entry.key, entry, 0);
 }
@@ -360,15 +362,15 @@ pub(crate) fn remove_overflow(key: &OverflowKey) {
     let _absent: Result<(), i32> = OVERFLOW.remove(key);
 }
 
-/// Returns the index of the record of an address and port of an edge node.
+/// Returns the index of the steering record of an address and port of an edge node.
 #[inline(always)]
 pub(crate) fn steer_index(key: &SteeringKey) -> Option<u32> {
     // SAFETY: as for `front_index`.
     unsafe { STEER.get(key) }.copied()
 }
 
-/// Returns the record of an address and port of an edge node. While a program can reach it, only the
-/// time of its removal changes.
+/// Returns the steering record at an index. While programs can reach a record, only its time of removal
+/// changes.
 #[inline(always)]
 pub(crate) fn steered(index: u32) -> Option<&'static Steered> {
     STEERED.get(index)
@@ -390,7 +392,7 @@ pub(crate) fn routed() -> u64 {
 #[inline(always)]
 pub(crate) fn note_host(cookie: u64) {
     if let Some(host) = HOST.get_ptr_mut(0) {
-        // SAFETY: the entry stays mapped; one aligned word, written by the probe only.
+        // SAFETY: the entry stays mapped. It is one aligned word, and only the probe's connect writes it.
         unsafe { host.write_volatile(cookie) };
     }
 }
@@ -398,17 +400,17 @@ pub(crate) fn note_host(cookie: u64) {
 /// Increments the counter of a reason on this CPU.
 #[inline(always)]
 pub(crate) fn count(reason: Reason) {
-    add(COUNT.get_ptr_mut(reason.index()), 1);
+    add(REASON_COUNTS.get_ptr_mut(reason.index()), 1);
 }
 
-/// Adds to a counter, if it exists.
+/// Adds a number to a counter, if the counter exists.
 #[inline(always)]
 fn add(counter: Option<*mut u64>, number: u64) {
     if let Some(counter) = counter {
-        // SAFETY: the counter is an aligned word of 64 bits in a map. The addition is atomic because
-        // another program may preempt this one, or count there on another CPU. It is written out
-        // because `core` has no atomic addition for this target, and because Linux 5.10 has none
-        // that gives a result.
+        // SAFETY: the counter is an aligned word of 64 bits in a map. The addition is atomic, since
+        // another program may preempt this one, or run on another CPU. It is written in assembly, since
+        // `core` has no atomic addition for this target, and an atomic addition that returns the old
+        // value needs Linux 5.12.
         unsafe {
             asm!("lock *(u64 *)({0} + 0) += {1}", in(reg) counter, in(reg) number, options(nostack));
         }

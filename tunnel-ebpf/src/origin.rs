@@ -1,5 +1,5 @@
-//! The translations of a socket: the last one in the socket storage `origin`, and the older ones of an
-//! unconnected socket in `overflow`.
+//! Stores and restores the translations of a socket: the last one is in the socket storage `origin`, older
+//! ones of an unconnected socket are in `overflow`.
 
 use aya_ebpf::programs::SockContext;
 use tunnel_common::{
@@ -11,20 +11,20 @@ use tunnel_common::{
 
 use crate::{context::Sock, log, maps};
 
-/// The translations of a socket; the last one is read once.
+/// The translations of a socket. The last one is read once, at creation.
 pub(crate) struct Remembered<'a, S> {
     sock: &'a S,
     last: Option<&'static Origin>,
 }
 
-/// The outcome of storing a translation.
+/// The result of storing a translation.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Memory {
-    /// The socket stores it.
+    /// The translation is stored.
     Kept,
-    /// TCP sockets of the kernel's own store none.
+    /// The translation is not stored, since the socket is a TCP socket of the kernel.
     OfKernel,
-    /// Memory for the socket storage is short.
+    /// The translation is not stored, since there is no memory for socket storage.
     Full,
 }
 
@@ -36,7 +36,7 @@ impl<'a, S: Sock> Remembered<'a, S> {
         Self { sock, last }
     }
 
-    /// Returns true if an address and port are those of a backend of the socket.
+    /// Returns true if a backend of the socket has this address and port.
     #[inline(always)]
     pub(crate) fn leads_to(&self, key: &FrontKey) -> bool {
         let Some(last) = self.last else { return false };
@@ -47,8 +47,8 @@ impl<'a, S: Sock> Remembered<'a, S> {
                     .is_some()
     }
 
-    /// Replaces the backend's address by the VIP; returns the last translation if that contained the
-    /// VIP.
+    /// Replaces the backend's address by the VIP. Returns the last translation if the VIP was taken from
+    /// there, and not from an older one.
     #[inline(always)]
     pub(crate) fn restore(&self) -> Option<&'static Origin> {
         let last = self.last?;
@@ -68,8 +68,8 @@ impl<'a, S: Sock> Remembered<'a, S> {
         None
     }
 
-    /// Returns the translation of a VIP, the last one or an older one. If a socket has none, another
-    /// thread may be replacing it at this moment, so the older ones are read too.
+    /// Returns the last or an older translation of a VIP. If the socket has no last one, another thread may
+    /// be replacing it at this moment, so the older ones are read too.
     #[inline(always)]
     pub(crate) fn flow(&self, key: &FrontKey) -> Option<Origin> {
         match self.last {
@@ -93,13 +93,15 @@ impl<'a, S: Sock> Remembered<'a, S> {
         ))
     }
 
-    /// Stores a translation of the socket; for a UDP socket the last one moves to `overflow`.
+    /// Stores a translation of the socket. For a UDP socket, the last one moves to `overflow`.
     ///
-    /// The value is replaced, not changed: a reader sees the old translation or the new one, never a
-    /// mixture of both. The kernel holds the socket's lock while a connect or send hook runs
-    /// (`BPF_CGROUP_RUN_SA_PROG_LOCK` of include/linux/bpf-cgroup.h; TCP's connect already has it), and
-    /// the release follows the last such call: so one program at a time increments the count of the
-    /// backend that it stores, and decrements that of the one that it removes.
+    /// The value is replaced, not changed in place, so readers see either the old translation or the new
+    /// one, never a mixture.
+    ///
+    /// The kernel holds the socket's lock while a connect or send hook runs (`BPF_CGROUP_RUN_SA_PROG_LOCK`
+    /// of include/linux/bpf-cgroup.h; connects of TCP already have it), and runs the release hook after the
+    /// last of them. So only one program at a time changes the counts of open connections for a socket: it
+    /// increments the count of the new backend, and decrements that of the old one.
     #[inline(always)]
     pub(crate) fn remember(self, origin: &mut Origin) -> Memory {
         let Self { sock, last } = self;
@@ -119,7 +121,7 @@ impl<'a, S: Sock> Remembered<'a, S> {
             if origin.protocol == Protocol::TCP {
                 return Memory::OfKernel;
             }
-            // Replies need the translation, but no hook runs at the close.
+            // Replies need the translation, but it is not counted, since no hook runs at the close.
             origin.flags &= !Origin::COUNTED;
         }
         let Some(stored) = maps::insert_origin(sock.context(), origin) else {
@@ -129,7 +131,7 @@ impl<'a, S: Sock> Remembered<'a, S> {
             return Memory::Full;
         };
         if !stored.is_same(origin) {
-            // Another thread stored its translation first: that stays, and this one goes to `overflow`.
+            // Another thread stored its translation first. That one stays, this one moves to `overflow`.
             overflow(sock.cookie(), origin);
             maps::mark_overflowed(stored);
             return Memory::Kept;
@@ -143,7 +145,8 @@ impl<'a, S: Sock> Remembered<'a, S> {
         Memory::Kept
     }
 
-    /// Removes the translation to an address that the socket now dials itself: getpeername must show it.
+    /// Removes the translation to an address that the socket now dials directly, so that getpeername shows
+    /// this address and not the VIP.
     #[inline(always)]
     pub(crate) fn forget(self, key: &FrontKey) {
         let Self { sock, last } = self;
@@ -162,7 +165,7 @@ impl<'a, S: Sock> Remembered<'a, S> {
     }
 }
 
-/// Counts the close of a socket that has a translation.
+/// Handles the close of a socket: if it has a translation, counts the close.
 #[inline(always)]
 pub(crate) fn release(ctx: &SockContext) {
     if let Some(origin) = maps::origin_of_closed(ctx) {
@@ -174,10 +177,10 @@ pub(crate) fn release(ctx: &SockContext) {
     }
 }
 
-/// Removes the last translation, and decrements the open connections of its backend.
+/// Removes the last translation, and decrements the count of open connections of its backend.
 #[inline(always)]
 fn drop_last<S: Sock>(sock: &S, last: &Origin) {
-    // Read first: the value may be reused once it is removed.
+    // Read before the removal, since the kernel may reuse the value afterwards.
     let counted = last.counted();
     if maps::remove_origin(sock.context())
         && let Some(index) = counted
@@ -186,12 +189,12 @@ fn drop_last<S: Sock>(sock: &S, last: &Origin) {
     }
 }
 
-/// Stores a translation in `overflow`, under its VIP and under its backend. A function with a stack
-/// frame of its own, since that of its callers lacks the room for an entry.
+/// Stores a translation in `overflow` twice, with its VIP as key and with its backend as key. Not inlined:
+/// the stack frames of the callers have no room for an entry.
 #[inline(never)]
 fn overflow(cookie: u64, origin: &Origin) {
-    // One entry, written twice, since the stack is small. Addresses are copied by halves: LLVM turns a
-    // plain copy into a call of a loop, whose every iteration the verifier follows.
+    // The same entry is written twice, since the stack is small. Addresses are copied by halves: LLVM
+    // compiles a plain copy to a call of a loop, and the verifier follows every iteration.
     let by_halves = |address: Address| Address::from_halves(address.halves());
     let vip = by_halves(origin.vip);
     let mut entry = Overflow {

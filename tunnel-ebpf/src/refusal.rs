@@ -1,4 +1,4 @@
-//! Refused connects and datagrams: the reason, and the result that the caller sees.
+//! Refuses connects and datagrams: counts the reason, and makes the system call fail.
 
 use tunnel_common::{
     addr::{Address, Port, Protocol},
@@ -17,14 +17,14 @@ pub(crate) const ECONNREFUSED: i32 = 111;
 pub(crate) const ENOMEM: i32 = 12;
 pub(crate) const EHOSTUNREACH: i32 = 113;
 
-/// The kind of a hook, which runs once for a connection or for each datagram.
+/// The system call that a hook runs for.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Call {
     Connect,
     Send,
 }
 
-/// The reason of a refusal, and the error that the caller sees.
+/// A refusal: the reason that is counted, and the `errno` that the caller sees.
 pub(crate) struct Refusal {
     pub(crate) reason: Reason,
     pub(crate) error: i32,
@@ -36,12 +36,12 @@ pub(crate) const UNSTABLE: Refusal = Refusal {
     error: ECONNREFUSED,
 };
 
-/// Makes the system call fail.
+/// Makes the system call fail, if possible with the given error.
 ///
-/// If the error can't be set (before Linux 6.1), a connect is redirected to an address that refuses at
-/// once: TCP to port 0 of loopback, UDP to port 1 of it; TCP to an address without a route, if the
-/// socket is bound to a device (so that it can't reach loopback) or the error is EHOSTUNREACH. All other
-/// calls get EPERM.
+/// Kernels before Linux 6.1 can't set the error. There a connect is redirected to an address that refuses
+/// at once: port 0 of loopback for TCP, port 1 of loopback for UDP. A TCP connect is redirected to an
+/// address without a route if the error is EHOSTUNREACH, or if the socket is bound to a device and so can't
+/// reach loopback. All other calls fail with EPERM.
 #[inline(always)]
 pub(crate) fn refuse<S: Sock>(sock: &S, key: &FrontKey, call: Call, refusal: &Refusal) -> i32 {
     maps::count(refusal.reason);
@@ -72,7 +72,7 @@ pub(crate) fn refuse<S: Sock>(sock: &S, key: &FrontKey, call: Call, refusal: &Re
     if leads_nowhere {
         return DENY;
     }
-    // Port 1, unlike port 0, is refused for v4-mapped sockets too, and keeps the peer's name.
+    // Unlike port 0, port 1 also refuses v4-mapped sockets, and keeps the result of getpeername.
     let refusing = Port::from_host(1);
     let mut origin = Origin::new(key, loopback, refusing);
     origin.used = context::now();

@@ -1,4 +1,4 @@
-//! The module `log` of the default programs: no event is logged.
+//! The event log of the default build: its functions do nothing.
 
 use tunnel_common::{addr::Address, origin::Origin, reason::Reason, service::FrontKey};
 

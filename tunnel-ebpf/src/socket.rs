@@ -1,4 +1,4 @@
-//! The socket hooks: translate connects and datagrams, and restore the VIP.
+//! The socket hooks: they translate the VIP of connects and datagrams to a backend, and restore it later.
 
 use tunnel_common::{
     addr::Protocol,
@@ -48,8 +48,8 @@ pub(crate) fn connect<S: Sock>(sock: &S) -> i32 {
     refuse(sock, &key, Call::Connect, &refusal)
 }
 
-/// Handles `sendto(2)` and `sendmsg(2)` of UDP sockets with an address, and every `send(2)` of a
-/// connected v4-mapped one.
+/// Handles `sendto(2)` and `sendmsg(2)` of UDP sockets with an address, and every `send(2)` of connected
+/// v4-mapped UDP sockets.
 #[inline(always)]
 pub(crate) fn send<S: Sock>(sock: &S) -> i32 {
     let Some(key) = sock.key() else { return ALLOW };
@@ -61,8 +61,8 @@ pub(crate) fn send<S: Sock>(sock: &S) -> i32 {
             return ALLOW;
         }
     };
-    // A connected v4-mapped socket runs this hook with the backend's address on each send. A backend
-    // that is itself a frontend would be translated twice.
+    // For a connected v4-mapped socket, each send runs this hook with the address of the backend. If that
+    // address is a frontend too, it must not be translated again.
     let remembered = Remembered::of(sock);
     if remembered.leads_to(&key) {
         log::goes_on(&key);
@@ -79,7 +79,7 @@ pub(crate) fn send<S: Sock>(sock: &S) -> i32 {
     refuse(sock, &key, Call::Send, &refusal)
 }
 
-/// Returns the frontend of an address, if it is one for sockets.
+/// Looks up the frontend of a key, if it serves sockets.
 #[inline(always)]
 fn front<S: Sock>(sock: &S, key: &FrontKey) -> Lookup<Record<'static>> {
     decide::front(&Kernel, &Asking(sock), key, Traffic::Sockets)
@@ -107,7 +107,7 @@ fn translate<S: Sock>(
     key: &FrontKey,
     record: Record<'_>,
 ) -> Result<(), Refusal> {
-    // Only UDP flows have a time-out, and reading the clock is not free.
+    // Only UDP flows have a timeout, and reading the clock costs time.
     let is_udp = key.protocol == Protocol::UDP;
     let now = if is_udp { context::now() } else { 0 };
     let kept = if is_udp {
@@ -153,7 +153,7 @@ fn chosen<S: Sock>(
             maps::count_sent(service);
             let mut origin = Origin::new(key, choice.address, choice.port);
             (origin.index, origin.service) = (choice.index, service);
-            // A TCP socket never checks its choice again, so it needs no state.
+            // The backend of a TCP socket is never checked again, so its state is not stored.
             if key.protocol == Protocol::UDP {
                 origin.state = decide::state(&Kernel, choice.index);
             }
@@ -166,7 +166,7 @@ fn chosen<S: Sock>(
     }
 }
 
-/// Returns the refusal for a missing choice: unreachable where kube-proxy would drop packets.
+/// Returns the refusal if no backend was chosen: EHOSTUNREACH where kube-proxy would drop packets.
 #[inline(always)]
 const fn refusal_of(none: NoChoice) -> Refusal {
     let error = if none.is_drop() {
@@ -180,7 +180,7 @@ const fn refusal_of(none: NoChoice) -> Refusal {
     }
 }
 
-/// Returns the present translation of a UDP flow, if it still holds.
+/// Returns the stored translation of a UDP flow, if the flow may keep its backend.
 #[inline(always)]
 fn held<S: Sock>(
     remembered: &Remembered<'_, S>,
@@ -190,8 +190,8 @@ fn held<S: Sock>(
 ) -> Option<Origin> {
     let mut kept = remembered.flow(key)?;
     let backend = decide::held(&Kernel, front, &kept, now)?;
-    // The element may have been reused during the copy, which is then a mixture. The entry of a backend
-    // of the same generation is not.
+    // The kernel may have reused the hash element during the copy, which then mixes two translations. The
+    // key and the backend's entry are consistent, so the addresses are taken from those.
     kept.vip = key.address;
     kept.vip_port = key.port;
     kept.backend = backend.address;

@@ -1,4 +1,4 @@
-//! Ports of edge nodes: a connect to one is redirected to its steering address, on which the tunnel's
+//! Redirects connects to ports of edge nodes: to the steering address of the port, on which the tunnel's
 //! ingress listens.
 
 use core::convert::Infallible;
@@ -18,17 +18,17 @@ use crate::{
     origin::{Memory, Remembered},
 };
 
-/// The outcome of a connect.
+/// The result of [`redirect`].
 pub(crate) enum Steering {
-    /// It is redirected to the ingress.
+    /// The connect is redirected to the ingress.
     Redirected,
-    /// It is the daemon's probe, which must not leave the node.
+    /// The connect is the daemon's probe, which must not leave the node.
     Refused,
-    /// Its destination is not steered.
+    /// The destination is not steered.
     None,
-    /// The ingress has no route, so the connect is to be refused.
+    /// The steering prefix has no route, so the connect must be refused.
     Closed,
-    /// Every lookup read an index that was being replaced.
+    /// Every lookup found the record of another key, since the hash kept changing.
     Unstable,
 }
 
@@ -45,7 +45,7 @@ pub(crate) fn redirect<S: Sock>(sock: &S, key: &FrontKey) -> Steering {
         Lookup::Unstable => return Steering::Unstable,
     };
     if steered.kind == Steered::CANARY {
-        // Only the daemon's socket has the mark, so no other process can set the host's cookie.
+        // Only sockets of the daemon have the mark, so no other process can set the host's cookie.
         if sock.is_own() {
             maps::note_host(sock.namespace());
         }
@@ -74,7 +74,7 @@ pub(crate) fn redirect<S: Sock>(sock: &S, key: &FrontKey) -> Steering {
     Steering::Redirected
 }
 
-/// Returns the record of an address and port.
+/// Looks up the steering record of an address and port.
 #[inline(always)]
 fn find(key: &SteeringKey) -> Lookup<(u32, &'static Steered)> {
     let Ok::<_, Infallible>(found) = look_up(
@@ -92,9 +92,9 @@ pub(crate) fn is_known_host<S: Sock>(sock: &S) -> bool {
     host != 0 && host == sock.namespace()
 }
 
-/// Returns true if a socket may be in the host's network namespace, as any may until its cookie is
-/// known. A socket there that is bound to a device can't reach the ingress, whose route leads over
-/// loopback.
+/// Returns true if a socket may be in the host's network namespace: until the host's cookie is known, any
+/// socket may. On the host, a socket that is bound to a device can't reach the ingress, since the route
+/// leads over loopback.
 #[inline(always)]
 fn is_of_host<S: Sock>(sock: &S) -> bool {
     let host = maps::host();

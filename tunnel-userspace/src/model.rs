@@ -1,4 +1,4 @@
-//! Plain domain types: the state of the cluster, free of Kubernetes' wire types.
+//! The Kubernetes objects that Culvert uses, as plain types without the Kubernetes client libraries.
 
 mod algorithm;
 mod by_family;
@@ -49,8 +49,8 @@ impl ObjectName {
 }
 
 impl Ord for ObjectName {
-    /// Compares by namespace, then by name. Shared memory is equal without comparing the text: most
-    /// compared names have the same namespace, and often the same name.
+    /// Compares by namespace, then by name. Two pointers to the same string are equal without a comparison
+    /// of the text; most compared names share their namespace, and many their name.
     fn cmp(&self, other: &Self) -> Ordering {
         let order = |one: &Arc<str>, other: &Arc<str>| {
             if Arc::ptr_eq(one, other) {
@@ -108,13 +108,13 @@ impl Family {
     }
 }
 
-/// An object of one of the kinds that Culvert reads. A clone shares the object.
+/// A Kubernetes object of a kind that Culvert reads. Clones share the object.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub enum Object {
-    /// A Service with cluster IPs that no other proxy serves; or any other Service, for the addresses of
-    /// its load balancer.
+    /// A Service. Those without cluster IPs and those of other proxies are kept only for the addresses of
+    /// their load balancers.
     Service(Arc<Service>),
-    /// An EndpointSlice of a Service, of an IP family.
+    /// An EndpointSlice with IP addresses.
     EndpointSlice(Arc<EndpointSlice>),
     /// A Node.
     Node(Arc<Node>),
@@ -124,7 +124,7 @@ pub enum Object {
     ServiceCidr(Arc<ServiceCidr>),
 }
 
-/// The identifier of an object among all objects: its kind and name.
+/// Kind and name of an object, which identify it in the cluster.
 #[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct ObjectId {
     /// The kind.
@@ -147,7 +147,7 @@ impl fmt::Display for ObjectId {
     }
 }
 
-/// A kind that Culvert reads.
+/// A kind of Kubernetes object that Culvert reads.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
 pub enum Kind {
     /// `v1` Service.

@@ -1,14 +1,15 @@
 use std::{collections::BTreeMap, sync::Arc};
 
+use schemars::JsonSchema;
 use serde::{
     Deserialize, Serialize,
     de::{IntoDeserializer, value::Error},
 };
 
-/// The algorithm that chooses a backend. Names of IPVS's equivalent schedulers are accepted
-/// (`ip_vs_sh.c` and its like in Linux's `net/netfilter/ipvs`): those with a `w` differ only by the
-/// weights, which every algorithm here respects.
-#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, Hash, PartialEq, Serialize)]
+/// The algorithm that chooses a backend. The names of the equivalent IPVS schedulers are accepted as
+/// well (`ip_vs_*.c` in Linux `net/netfilter/ipvs`). IPVS has a weighted variant of some, such as `wrr`
+/// of `rr`; here, every algorithm uses the weights.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, Hash, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Algorithm {
     /// A random choice for each connection, uniform or by weight, as in kube-proxy.
@@ -18,16 +19,16 @@ pub enum Algorithm {
     /// Round-robin, with a counter per service port.
     #[serde(alias = "rr", alias = "wrr", alias = "RoundRobin")]
     RoundRobin,
-    /// A hash of the client: the same backend for the same client, until the backends change.
+    /// A hash of the client's address: a client keeps its backend until the backends change.
     #[serde(alias = "sh")]
     SourceHash,
-    /// A hash of the address and port that are dialled.
+    /// A hash of the destination address and port.
     #[serde(alias = "dh")]
     DestinationHash,
-    /// A hash of the client by which few clients change their backend when the backends change.
+    /// A consistent hash of the client's address: when the backends change, few clients change theirs.
     #[serde(alias = "mh")]
     Maglev,
-    /// The better of two random backends: the one with fewer open connections for its weight.
+    /// The one of two random backends that has fewer open connections relative to its weight.
     #[serde(
         alias = "lc",
         alias = "wlc",
@@ -39,19 +40,20 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
-    /// Returns the algorithm with this name, if there is one.
+    /// Returns the algorithm with this name or alias.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         Self::deserialize(IntoDeserializer::<Error>::into_deserializer(name)).ok()
     }
 }
 
-/// The relative weights of a Service's endpoints, by the name of an endpoint, else by its zone.
+/// The relative weights of a Service's endpoints. The weight for a Pod takes precedence over the weight
+/// for its zone.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Weights {
-    /// The weights by the name of the endpoint's Pod.
+    /// Weights by Pod name.
     pub names: BTreeMap<Arc<str>, u32>,
-    /// The weights by the zone of the endpoint.
+    /// Weights by zone.
     pub zones: BTreeMap<Arc<str>, u32>,
     /// The weight of all other endpoints.
     pub others: Option<u32>,
@@ -61,7 +63,7 @@ impl Weights {
     /// The largest weight.
     pub const MOST: u32 = 100;
 
-    /// Returns the weight of an endpoint with this name in this zone; 1 by default.
+    /// Returns the weight of an endpoint by the name of its Pod and its zone; 1 by default.
     #[must_use]
     pub fn of(&self, name: Option<&str>, zone: Option<&str>) -> u32 {
         let named = name.and_then(|name| self.names.get(name));

@@ -1,16 +1,16 @@
 use super::Family;
 
-/// A value of each family.
+/// One value for IPv4 and one for IPv6.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct ByFamily<T> {
-    /// The value of IPv4.
+    /// The value for IPv4.
     pub v4: T,
-    /// The value of IPv6.
+    /// The value for IPv6.
     pub v6: T,
 }
 
 impl<T> ByFamily<T> {
-    /// Returns the value of a family.
+    /// Returns the value for a family.
     pub const fn of(&self, family: Family) -> &T {
         match family {
             Family::V4 => &self.v4,
@@ -18,7 +18,7 @@ impl<T> ByFamily<T> {
         }
     }
 
-    /// Returns the value of a family, to be changed.
+    /// Returns a mutable reference to the value for a family.
     pub const fn of_mut(&mut self, family: Family) -> &mut T {
         match family {
             Family::V4 => &mut self.v4,

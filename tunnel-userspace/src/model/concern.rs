@@ -4,10 +4,10 @@ use tunnel_common::reason::Reason;
 
 use super::{Kind, ObjectId, ObjectName};
 
-/// A problem that an operator must act on.
+/// A problem that an operator must fix. It is sent to the API server as an Event of type Warning.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub struct Concern {
-    /// The object to which the Event is attached.
+    /// The object that the Event is about.
     pub about: ObjectId,
     /// The UID of the object, if known.
     pub uid: Option<Arc<str>>,
@@ -18,7 +18,7 @@ pub struct Concern {
 }
 
 impl Concern {
-    /// Returns a concern about a Node.
+    /// Creates a warning about a Node.
     #[must_use]
     pub fn of_node(name: &str, reason: Reason, note: String) -> Self {
         Self {

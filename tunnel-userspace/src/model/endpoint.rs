@@ -6,21 +6,21 @@ use tunnel_common::addr::Protocol;
 
 use super::{Family, ObjectName};
 
-/// An EndpointSlice: some of the endpoints of one Service, of one IP family.
+/// An EndpointSlice: endpoints of one Service and one IP family, not necessarily all of them.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct EndpointSlice {
-    /// Namespace and name of the slice.
+    /// Namespace and name.
     pub name: ObjectName,
-    /// The Service to which it belongs (label `kubernetes.io/service-name`), in the same namespace.
+    /// The Service of the slice (label `kubernetes.io/service-name`), in the same namespace.
     pub service: ObjectName,
-    /// The family of every address in it.
+    /// The IP family of all addresses.
     pub family: Family,
-    /// The ports that every endpoint in it serves.
+    /// The ports of each endpoint.
     pub ports: Vec<EndpointPort>,
     /// The endpoints.
     pub endpoints: Vec<Endpoint>,
-    /// The time of the change to the Pod or Service that caused this version, if known; to measure the
-    /// latency of programming.
+    /// The time when a Pod or Service changed, so that this version was written; `None` if unknown. Used
+    /// to measure the delay until the maps are updated.
     #[serde(default)]
     pub triggered: Option<Timestamp>,
 }
@@ -30,52 +30,52 @@ pub struct EndpointSlice {
 pub struct EndpointPort {
     /// The name of the Service's port; empty for the unnamed one.
     pub name: Arc<str>,
-    /// The port that the endpoints listen on, in host byte order, never 0.
+    /// The port on which the endpoints listen, in host byte order; never 0.
     pub port: u16,
     /// The transport protocol.
     #[serde(with = "super::protocol")]
     pub protocol: Protocol,
 }
 
-/// One endpoint. Omitted conditions get the defaults of Kubernetes (kube-proxy
-/// `pkg/proxy/endpointschangetracker.go`): ready and serving, not terminating.
+/// An endpoint. Missing conditions have the defaults of kube-proxy: ready and serving, not terminating
+/// (`pkg/proxy/endpointschangetracker.go`).
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Endpoint {
-    /// The address: the first of the list.
+    /// The first of the endpoint's addresses.
     pub address: IpAddr,
-    /// True if it takes new connections.
+    /// True if the endpoint accepts new connections.
     pub ready: bool,
-    /// True if it answers, ready or not.
+    /// True if the endpoint responds, ready or not.
     pub serving: bool,
-    /// True if it is being stopped.
+    /// True if the Pod is being stopped.
     pub terminating: bool,
-    /// The name of its Pod, if known.
+    /// The name of the Pod, if known.
     #[serde(default)]
     pub name: Option<Arc<str>>,
-    /// The name of its node, if known.
+    /// The name of the node, if known.
     pub node: Option<Arc<str>>,
     /// The zone, if known.
     #[serde(default)]
     pub zone: Option<Arc<str>>,
-    /// The clients that it is meant for, if the object has hints.
+    /// The clients that should use the endpoint; `None` if the object has no hints.
     #[serde(default)]
     pub hints: Option<Arc<Hints>>,
 }
 
 impl Endpoint {
-    /// Returns true if it takes connections when no endpoint is ready: it is terminating, but still
-    /// serves.
+    /// Returns true if the endpoint is terminating but still serving. It gets new connections only while
+    /// no endpoint is ready.
     #[must_use]
     pub const fn is_fallback(&self) -> bool {
         self.serving && self.terminating
     }
 }
 
-/// The clients that an endpoint is meant for.
+/// Topology hints: the clients that should use an endpoint.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Hints {
-    /// The nodes of these clients.
+    /// Nodes of the clients.
     pub nodes: Vec<Arc<str>>,
-    /// The zones of these clients.
+    /// Zones of the clients.
     pub zones: Vec<Arc<str>>,
 }

@@ -1,4 +1,4 @@
-//! Objects for tests.
+//! Builders of objects for tests.
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
@@ -14,7 +14,7 @@ pub(crate) fn ips(texts: &[&str]) -> Vec<IpAddr> {
     texts.iter().map(|text| ip(text)).collect()
 }
 
-/// Returns a Node with nothing but a name.
+/// Returns a Node with all fields but the name at their defaults.
 pub(crate) fn node(name: &str) -> Node {
     Node {
         name: ObjectName::new("", name),
@@ -26,7 +26,7 @@ pub(crate) fn node(name: &str) -> Node {
     }
 }
 
-/// Returns an update's entry for a Node.
+/// Returns the entry of an update for a Node.
 pub(crate) fn told(node: Node) -> (ObjectName, Option<Arc<Node>>) {
     (node.name.clone(), Some(Arc::new(node)))
 }
@@ -55,7 +55,7 @@ pub(crate) const fn endpoint(address: IpAddr) -> Endpoint {
     }
 }
 
-/// Returns a slice of a Service, with these ports for TCP.
+/// Returns a slice of a Service with these TCP ports.
 pub(crate) fn slice(
     name: &str,
     service: &ObjectName,

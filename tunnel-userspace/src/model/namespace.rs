@@ -1,17 +1,16 @@
-//! Shared names of namespaces, which very many objects have.
+//! Interns namespaces, which very many objects share.
 
 use std::{
     collections::BTreeSet,
     sync::{Arc, Mutex, PoisonError},
 };
 
-/// The names in use, and some unused ones.
+/// The interned namespaces, some of which may be unused.
 static KNOWN: Mutex<BTreeSet<Arc<str>>> = Mutex::new(BTreeSet::new());
 
-/// Returns the name of a namespace, as one shared string for all objects in it, so that equal names are
-/// equal pointers.
+/// Returns the one shared string for a namespace, so that equal namespaces are equal pointers.
 ///
-/// Unused names are removed whenever the number of names reaches a power of two.
+/// Removes unused namespaces whenever their number is a power of two.
 #[must_use]
 pub fn namespace(name: &str) -> Arc<str> {
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,4 +1,4 @@
-//! A transport protocol by its name, for files on disk.
+//! Serialises a transport protocol by its name.
 
 use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
 use tunnel_common::addr::Protocol;
@@ -23,5 +23,5 @@ pub(super) fn deserialize<'de, D: Deserializer<'de>>(
     NAMED
         .into_iter()
         .find(|protocol| protocol.to_string() == name)
-        .ok_or_else(|| D::Error::custom(format!("{name:?} is no protocol")))
+        .ok_or_else(|| D::Error::custom(format!("{name:?} is not TCP, UDP or SCTP")))
 }

@@ -6,7 +6,7 @@ use std::{
     str::FromStr,
 };
 
-/// The labels that an object must have; an empty selector matches every object.
+/// A label selector. An empty one matches every object.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Selector {
     requirements: Vec<Requirement>,
@@ -15,30 +15,30 @@ pub struct Selector {
 #[derive(Clone, Debug, Eq, PartialEq)]
 struct Requirement {
     key: String,
-    /// The accepted values; none if any value is.
+    /// The accepted values; `None` if every value is accepted.
     values: Option<BTreeSet<String>>,
-    /// True if the requirement is negated; an absent label has none of the values.
+    /// True if the requirement is negated. A missing label then matches.
     negated: bool,
 }
 
 /// The error for a text that is not a label selector.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error(
-    "`{requirement}` is no label requirement such as a=b, a!=b, a in (b,c), a notin (b), a or !a"
+    "`{requirement}` is not a label requirement; valid forms are a=b, a!=b, a in (b,c), a notin (b), a and !a"
 )]
 pub struct SelectorError {
     requirement: String,
 }
 
 impl Selector {
-    /// Returns the labels that the selector reads.
+    /// Returns the keys of all labels in the selector.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
         self.requirements
             .iter()
             .map(|requirement| &*requirement.key)
     }
 
-    /// Returns true if the labels match.
+    /// Returns true if an object with these labels is selected.
     #[must_use]
     pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
         self.requirements.iter().all(|requirement| {
@@ -64,13 +64,13 @@ impl FromStr for Selector {
     }
 }
 
-/// Splits at the commas that are not in parentheses.
+/// Splits a selector at its commas, except for those in parentheses.
 fn split(text: &str) -> Vec<&str> {
     let mut depth = 0_u32;
     text.split(|letter: char| {
         match letter {
             '(' => depth += 1,
-            // A parenthesis that was never opened is rejected by the parser of the part.
+            // The parser of the requirement rejects an unmatched parenthesis.
             ')' => depth = depth.saturating_sub(1),
             _ => {}
         }
@@ -118,7 +118,8 @@ impl Requirement {
     }
 }
 
-/// Returns true for an optional DNS prefix with a slash, and a name of at most 63 characters.
+/// Returns true for a label key: an optional DNS prefix with a slash, and a name of at most 63
+/// characters.
 fn is_key(key: &str) -> bool {
     let (prefix, name) = key.rsplit_once('/').unwrap_or(("x", key));
     let is_prefix = (1..=253).contains(&prefix.len())
@@ -128,7 +129,8 @@ fn is_key(key: &str) -> bool {
     is_prefix && !name.is_empty() && is_value(name)
 }
 
-/// Returns true for at most 63 letters, digits, `-`, `_` and `.`, with a letter or digit at both ends.
+/// Returns true for a label value: at most 63 letters, digits, `-`, `_` and `.`, where the first and the
+/// last are a letter or digit.
 fn is_value(value: &str) -> bool {
     let is_end = |letter: Option<char>| letter.is_none_or(|letter| letter.is_ascii_alphanumeric());
     value.len() <= 63
@@ -170,7 +172,7 @@ mod tests {
     fn a_text_that_is_no_selector_is_refused_with_the_part_that_is_wrong() {
         for bad in "a=b,,c=d|a b|a in b|a within (b)|=b|a=b c|-a|a=b=c".split('|') {
             let error = bad.parse::<Selector>().expect_err(bad).to_string();
-            assert!(error.contains("is no label requirement"), "{bad}: {error}");
+            assert!(error.contains("is not a label requirement"), "{bad}: {error}");
         }
     }
 }

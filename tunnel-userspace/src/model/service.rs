@@ -1,70 +1,70 @@
 use std::{net::IpAddr, sync::Arc};
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tunnel_common::addr::Protocol;
 
 use super::{Algorithm, ObjectName, Weights};
 
-/// A Service. One with cluster IPs is served; one without is stored only for the addresses of its load
-/// balancer.
+/// A Service. It is served if it has cluster IPs; otherwise it is stored only for the addresses of its
+/// load balancer.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub struct Service {
     /// Namespace and name.
     pub name: ObjectName,
-    /// The UID, if the API server has set it; for Events about the Service.
+    /// The UID, for Events about the Service; `None` if unknown, as in files.
     #[serde(default)]
     pub uid: Option<Arc<str>>,
-    /// The creation time, in seconds since the epoch; decides between two Services that claim one
-    /// address. A Service without one is the youngest.
+    /// The creation time, in seconds since the epoch. Of two Services that claim an address, the older
+    /// one gets it; a Service without a creation time is the youngest.
     pub created: Option<i64>,
-    /// Cluster IPs, at most one of each family.
+    /// The cluster IPs, at most one of each family.
     pub cluster_ips: Vec<IpAddr>,
     /// `spec.externalIPs`.
     #[serde(default)]
     pub external_ips: Vec<IpAddr>,
-    /// The addresses of its load balancer that nodes serve (`ipMode` VIP).
+    /// Addresses of the load balancer that nodes serve (`ipMode` VIP).
     #[serde(default)]
     pub load_balancer_ips: Vec<IpAddr>,
-    /// The addresses of its load balancer that nodes leave alone: those of `ipMode` Proxy, and all of a
-    /// Service that isn't served.
+    /// Addresses of the load balancer that nodes do not serve: those of `ipMode` Proxy, and all addresses
+    /// if the Service isn't served.
     #[serde(default)]
     pub unserved_ips: Vec<IpAddr>,
-    /// The clients that may use the served addresses; all clients of a family without any range.
+    /// Address ranges of permitted clients, as network address and prefix length. A family without a
+    /// range permits all clients.
     #[serde(default)]
     pub source_ranges: Vec<(IpAddr, u8)>,
     /// The ports.
     pub ports: Vec<ServicePort>,
-    /// The policy for cluster IPs.
+    /// The traffic policy for cluster IPs.
     #[serde(default)]
     pub internal_policy: TrafficPolicy,
-    /// The policy for all other addresses, for clients outside of the cluster.
+    /// The traffic policy for all other addresses; it applies to clients outside the cluster.
     #[serde(default)]
     pub external_policy: TrafficPolicy,
-    /// The time for which a client keeps its endpoint, in seconds; 0 for no affinity.
+    /// The duration of client IP affinity in seconds; 0 without affinity.
     #[serde(default)]
     pub affinity: u32,
-    /// The port of the health check for load balancers, if there is one.
+    /// `spec.healthCheckNodePort`, if the Service uses it.
     #[serde(default)]
     pub health_check_port: Option<u16>,
-    /// The algorithm (annotation `culvert.dev/algorithm`), if the Service has one.
+    /// The algorithm in the annotation `culvert.dev/algorithm`.
     #[serde(default)]
     pub algorithm: Option<Algorithm>,
-    /// The weights of the endpoints (annotation `culvert.dev/weights`); all equal if the Service has
-    /// none.
+    /// The weights in the annotation `culvert.dev/weights`; `None` if all endpoints are equal.
     #[serde(default)]
     pub weights: Option<Arc<Weights>>,
-    /// True if sockets of this node leave the Service alone (annotation `culvert.dev/socket-translation`), so that
-    /// it is for packets only.
+    /// True if the annotation `culvert.dev/socket-translation` disables the translation at sockets, so
+    /// that only packets are translated.
     #[serde(default)]
     pub not_for_sockets: bool,
-    /// The restriction to some endpoints (annotation `openyurt.io/topologyKeys`), if the Service has
-    /// one.
+    /// The limit on endpoints in the annotation `openyurt.io/topologyKeys`.
     #[serde(default)]
     pub keep_to: Option<KeepTo>,
 }
 
 impl Service {
-    /// Returns a Service with nothing but a name.
+    /// Creates a Service with all fields but the name at their defaults.
     #[must_use]
     pub fn named(name: ObjectName) -> Self {
         Self {
@@ -73,29 +73,29 @@ impl Service {
         }
     }
 
-    /// Returns true if the Service is served, and not only stored for the addresses of its load
+    /// Returns true if the Service has cluster IPs, and is not only stored for the addresses of its load
     /// balancer.
     #[must_use]
     pub const fn is_served(&self) -> bool {
         !self.cluster_ips.is_empty()
     }
 
-    /// Returns all addresses of its load balancer (`status.loadBalancer.ingress[].ip`), whether nodes
-    /// serve them or not.
+    /// Returns all addresses of the load balancer (`status.loadBalancer.ingress[].ip`), served by nodes
+    /// or not.
     pub fn ingress_ips(&self) -> impl Iterator<Item = IpAddr> {
         let served = self.load_balancer_ips.iter();
         served.chain(&self.unserved_ips).copied()
     }
 }
 
-/// One port of a Service.
+/// A port of a Service.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct ServicePort {
-    /// The name; empty for the only port of a Service.
+    /// The name; may be empty if the Service has one port.
     pub name: Arc<str>,
-    /// The port that clients dial on a cluster IP, in host byte order, never 0.
+    /// The port on the cluster IP, in host byte order; never 0.
     pub port: u16,
-    /// The port that clients dial on a node, in host byte order, if there is one.
+    /// The node port in host byte order, if any.
     #[serde(default)]
     pub node_port: Option<u16>,
     /// The transport protocol.
@@ -103,44 +103,44 @@ pub struct ServicePort {
     pub protocol: Protocol,
 }
 
-/// The addresses in `spec.externalIPs` that are served. Any author of Services can write them, and
-/// thereby redirect the traffic of this node to any address (CVE-2020-8554).
-#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+/// The addresses in `spec.externalIPs` that are served. Whoever may create a Service can put any address
+/// there, and so redirect traffic of this node (CVE-2020-8554).
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ExternalIps {
-    /// All, as in kube-proxy.
+    /// All addresses, as in kube-proxy.
     #[default]
     Any,
-    /// Those that the cluster owns: an address of some Service's load balancer, or of some Node.
+    /// Addresses that the cluster owns: those of a Service's load balancer or of a Node.
     Owned,
 }
 
-/// The restriction of a Service to some endpoints, relative to each node.
+/// The endpoints that clients on a node may use, according to `openyurt.io/topologyKeys`.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub enum KeepTo {
-    /// To the endpoints of the node.
+    /// Endpoints on the node.
     Node,
-    /// To the endpoints of the node's pool.
+    /// Endpoints in the node's pool.
     Pool,
 }
 
-/// The handling of such restrictions.
-#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+/// The treatment of the annotation `openyurt.io/topologyKeys`.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TopologyKeys {
-    /// Ignored: kube-proxy by itself doesn't know them.
+    /// Ignored, as in kube-proxy.
     #[default]
     Ignore,
-    /// Honoured, as behind `OpenYurt`'s yurthub, which hides the other endpoints from kube-proxy.
+    /// Honoured, as in `OpenYurt`, whose yurthub hides the other endpoints from kube-proxy.
     Honor,
 }
 
-/// The endpoints that traffic may reach.
+/// The traffic policy of a Service: the endpoints that may be used.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, Hash, PartialEq, Serialize)]
 pub enum TrafficPolicy {
     /// All endpoints.
     #[default]
     Cluster,
-    /// The endpoints of the node that the traffic reaches.
+    /// Endpoints on the node that the traffic reaches.
     Local,
 }

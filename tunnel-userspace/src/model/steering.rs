@@ -1,15 +1,15 @@
 use std::{collections::BTreeMap, fmt, net::IpAddr, sync::Arc};
 
-/// The destination behind a steering address: a port of an edge node.
+/// The destination that a steering address stands for: an address and port of an edge node.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Target {
     /// The name of the Node.
     pub node: Arc<str>,
-    /// The address, as dialled.
+    /// The address that the client dialled.
     pub address: IpAddr,
-    /// The port, as dialled.
+    /// The port that the client dialled, in host byte order.
     pub port: u16,
-    /// True if the agent is to dial loopback instead of the address (`localhost-proxy-ports`).
+    /// True if the agent must dial loopback instead of the address (`localhost-proxy-ports`).
     pub loopback: bool,
 }
 
@@ -21,5 +21,5 @@ impl fmt::Display for Target {
     }
 }
 
-/// Every target, by the index of its steering address.
+/// Targets by the index of their steering address.
 pub type Targets = BTreeMap<u32, Target>;

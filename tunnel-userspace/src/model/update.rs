@@ -2,31 +2,32 @@ use std::{sync::Arc, time::Duration};
 
 use super::{ConfigMap, EndpointSlice, Node, ObjectName, Service};
 
-/// The changes that the sources publish to the control loop, with everything that planning needs.
+/// The objects that have changed in the sources since the last update. `None` stands for a deleted
+/// object.
 #[derive(Clone, Debug, Default)]
 pub struct Update {
-    /// The present state of the Services that changed, or whose endpoints did, each once.
+    /// Services that changed themselves or in their endpoints, each once, with all their slices.
     pub services: Vec<(ObjectName, Option<ServiceState>)>,
-    /// The present state of the Nodes that changed.
+    /// Nodes that changed.
     pub nodes: Vec<(ObjectName, Option<Arc<Node>>)>,
-    /// The present state of the ConfigMaps that changed.
+    /// ConfigMaps that changed.
     pub config_maps: Vec<(ObjectName, Option<Arc<ConfigMap>>)>,
-    /// True if every source has delivered its first complete list. Nothing is programmed before.
+    /// True if every source has delivered its first complete list. Maps are not written before that.
     pub synced: bool,
-    /// True if the sources hold every object they were sent. If an object was refused or a file can't be
-    /// read, entries of an earlier process must not count as deleted.
+    /// True if the sources hold every object that they were sent. Otherwise an object was refused or a
+    /// file can't be read, and map entries of an earlier process must be kept.
     pub whole: bool,
-    /// True if a source has not answered since the start, and the last known state is used.
+    /// True if a source has not responded since the start, so that its last known state is used.
     pub stale: bool,
-    /// The time at which the oldest change was noticed, on the monotonic clock.
+    /// The monotonic time when the oldest change was noticed.
     pub since: Duration,
 }
 
-/// A Service and the EndpointSlices that belong to it.
+/// A Service with its EndpointSlices.
 #[derive(Clone, Debug)]
 pub struct ServiceState {
     /// The Service.
     pub service: Arc<Service>,
-    /// The slices, by name.
+    /// The slices, sorted by name.
     pub slices: Vec<Arc<EndpointSlice>>,
 }

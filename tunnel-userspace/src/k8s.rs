@@ -1,5 +1,5 @@
-//! Parses Kubernetes objects into domain types. An invalid object is refused with the field that is
-//! wrong; an object that Culvert does not serve is skipped.
+//! Parses Kubernetes objects into the types of the module `model`. An invalid object results in an error
+//! with the field; an object that Culvert does not serve is skipped.
 
 mod address;
 mod arrived;
@@ -19,7 +19,7 @@ use tunnel_common::addr::Protocol;
 
 use crate::model::{self, Kind, Object, ObjectId, ObjectName};
 
-/// The domain of Culvert's own annotations and labels.
+/// The domain in the names of Culvert's annotations and labels.
 pub const ANNOTATION_DOMAIN: &str = "culvert.dev";
 
 /// The result of parsing a manifest.
@@ -27,89 +27,104 @@ pub const ANNOTATION_DOMAIN: &str = "culvert.dev";
 pub enum Manifest {
     /// An object that Culvert uses.
     Object(Taken),
-    /// An object of a kind that Culvert reads, but does not serve: a headless Service, another proxy's,
-    /// an EndpointSlice without a Service.
+    /// An object that Culvert does not serve: a headless Service, a Service of another proxy, or an
+    /// EndpointSlice without a Service.
     Skipped(ObjectId),
-    /// Several manifests in one, each complete with its kind.
+    /// A list of manifests, each with its own kind and `apiVersion`.
     List(Vec<Value>),
-    /// A kind that Culvert doesn't read: its `apiVersion` and `kind`.
+    /// The `apiVersion` and kind of an object that Culvert doesn't read.
     Unknown(String),
 }
 
-/// A valid object, and its invalid fields, which are left out.
+/// A valid object, without its invalid optional fields.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Taken {
     /// The object.
     pub object: Object,
-    /// The fields that are left out.
+    /// The errors of the fields that were ignored.
     pub ignored: Vec<Invalid>,
 }
 
-/// A manifest that was refused.
+/// The error of a manifest that can't be used.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("{}{invalid}", .id.as_ref().map(|id| format!("{id}: ")).unwrap_or_default())]
 pub struct Refused {
-    /// The object, if kind and name could be read.
+    /// The object, if its kind and name could be read.
     pub id: Option<ObjectId>,
-    /// The error.
+    /// The field and its error.
     #[source]
     pub invalid: Invalid,
 }
 
-/// A field, and its error.
+/// The error of a field.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("{}: {reason}", if .field.is_empty() { "manifest" } else { .field })]
 pub struct Invalid {
-    /// The field as a path from the object, `spec.ports[0].port`; empty for the object itself.
+    /// The path of the field, such as `spec.ports[0].port`; empty for the object itself.
     pub field: String,
     /// The error.
     pub reason: Reason,
 }
 
-/// The reason why a field is refused, or left out.
+/// The cause of a field's error.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say it")]
+#[expect(missing_docs, reason = "the messages describe the variants")]
 pub enum Reason {
     #[error("is required")]
     Missing,
-    #[error("is not a set of fields")]
-    NotAnObject,
-    #[error("is not a list")]
-    NotAList,
-    #[error("is not text")]
-    NotText,
+    #[error("is {found}, but must be {wanted}")]
+    WrongType {
+        found: &'static str,
+        wanted: &'static str,
+    },
     #[error("{found:?} is not {wanted}")]
     Not { found: String, wanted: &'static str },
     #[error("{0}")]
     Shape(String),
-    #[error("is {found:?}, but {kind} is read as {expected}")]
+    #[error("{found:?} is not supported for {kind}; use {expected}")]
     ApiVersion {
         kind: Kind,
         found: String,
         expected: &'static str,
     },
-    #[error("{0:?} is not a name: at most 253 lower case letters, digits, '-' and '.'")]
+    #[error("{0:?} is not a valid name: use at most 253 lower-case letters, digits, '-' or '.'")]
     Name(String),
     #[error("{0} is not a port from 1 to 65535")]
     Port(i32),
-    #[error("{0:?} is there twice")]
+    #[error("{0:?} is already used by an earlier port")]
     Repeated(String),
-    #[error("must be named, as there are several ports")]
+    #[error("is required if there are several ports")]
     UnnamedPort,
-    #[error("{0} is a second address of its family")]
+    #[error("{0} is a second address of its IP family; only one of each family is allowed")]
     SecondOfFamily(String),
-    #[error("{0} is not of the slice's address type")]
-    OtherFamily(String),
-    #[error("{address} is {what}, which can't be used here")]
+    #[error("{address} is not an {wanted} address, as addressType requires")]
+    OtherFamily {
+        address: String,
+        wanted: &'static str,
+    },
+    #[error("{address} is {what}, which is not allowed here")]
     Unusable { address: String, what: &'static str },
-    #[error("{0} is not one of spec.clusterIPs")]
+    #[error("{0} is missing from spec.clusterIPs")]
     NotAmongClusterIps(String),
-    #[error("{0} is not from 1 to 86400 seconds")]
+    #[error("{0} is not a number of seconds from 1 to 86400")]
     Timeout(i32),
 }
 
 impl Reason {
-    /// Returns the reason for a text that differs from the expected form.
+    /// Creates the error of a value that has the wrong JSON type.
+    const fn wrong_type(wanted: &'static str, found: &Value) -> Self {
+        let found = match found {
+            Value::Null => "null",
+            Value::Bool(_) => "a boolean",
+            Value::Number(_) => "a number",
+            Value::String(_) => "a string",
+            Value::Array(_) => "a list",
+            Value::Object(_) => "an object",
+        };
+        Self::WrongType { found, wanted }
+    }
+
+    /// Creates the error of a text that does not have the wanted form.
     fn not(wanted: &'static str, found: &str) -> Self {
         let found = found.to_owned();
         Self::Not { found, wanted }
@@ -131,14 +146,15 @@ impl From<Invalid> for Refused {
     }
 }
 
-/// Reads one manifest.
+/// Parses a manifest.
 ///
 /// # Errors
 ///
 /// Returns the first invalid field, and the object if its kind and name could be read.
 pub fn parse(mut value: Value) -> Result<Manifest, Refused> {
-    let Some(fields) = value.as_object_mut() else {
-        return Err(Invalid::new("", Reason::NotAnObject).into());
+    let fields = match &mut value {
+        Value::Object(fields) => fields,
+        other => return Err(Invalid::new("", Reason::wrong_type("an object", other)).into()),
     };
     let kind = required(fields, "kind", "kind")?.to_owned();
     if kind == "List" {
@@ -174,7 +190,7 @@ pub fn parse(mut value: Value) -> Result<Manifest, Refused> {
         return Err(refuse(Invalid::new("apiVersion", reason)));
     }
     fields.insert("apiVersion".to_owned(), Value::from(reader.version));
-    // In a file, the uid is that of an exported object, perhaps from another cluster.
+    // The uid in a file was exported with the object, perhaps from another cluster.
     if let Some(Value::Object(metadata)) = fields.get_mut("metadata") {
         metadata.remove("uid");
     }
@@ -182,7 +198,7 @@ pub fn parse(mut value: Value) -> Result<Manifest, Refused> {
     manifest(id, read)
 }
 
-/// Converts the result of reading an object to a manifest.
+/// Converts the result of parsing an object to a manifest.
 fn manifest(id: ObjectId, read: Result<Option<Taken>, Invalid>) -> Result<Manifest, Refused> {
     match read {
         Ok(Some(taken)) => Ok(Manifest::Object(taken)),
@@ -194,18 +210,18 @@ fn manifest(id: ObjectId, read: Result<Option<Taken>, Invalid>) -> Result<Manife
     }
 }
 
-/// The reader of one kind.
+/// The parser of one kind.
 struct Reader {
     kind: Kind,
-    /// The kind's name.
+    /// The kind as manifests spell it.
     name: &'static str,
-    /// The `apiVersion` of the type that is used here.
+    /// The `apiVersion` of the Kubernetes type.
     version: &'static str,
-    /// A further accepted `apiVersion` with the same fields.
+    /// Another accepted `apiVersion` with the same fields.
     also: Option<&'static str>,
-    /// Reads the object; `None` if Culvert does not serve it.
+    /// Parses a value; `None` if Culvert does not serve the object.
     value: fn(ObjectName, Value) -> Result<Option<Taken>, Invalid>,
-    /// Reads the object from its text; `None` if the manifest is not complete.
+    /// Parses JSON text; `None` if the manifest is incomplete.
     json: fn(&str) -> Option<Result<Manifest, Refused>>,
 }
 
@@ -232,14 +248,14 @@ impl Reader {
         }
     }
 
-    /// Returns the reader of a kind.
+    /// Returns the parser of a kind.
     fn of(kind: &str) -> Option<&'static Self> {
         READERS.iter().find(|reader| reader.name == kind)
     }
 }
 
-/// Returns true if the API group is not Kubernetes' own: a kind of a known name is then a different one
-/// (Knative has a Service, too).
+/// Returns true if the API group is not one of Kubernetes. Kinds there may have the same name, as
+/// Knative's Service does.
 fn is_foreign(version: &str) -> bool {
     version
         .split_once('/')
@@ -252,7 +268,7 @@ fn good<T>(
     ignored: &mut Vec<Invalid>,
 ) -> Vec<T> {
     let read = read.into_iter();
-    // `collect` would reuse the allocation of the source items, which are larger.
+    // `collect` would reuse the allocation of the results, which are larger than the items.
     let mut good = Vec::with_capacity(read.size_hint().0);
     for one in read {
         match one {
@@ -263,14 +279,16 @@ fn good<T>(
     good
 }
 
-/// Returns the items of a list. Items of a typed list get its kind and version, which the API server
-/// omits from them.
+/// Parses a list. Items of a typed list get the kind and version from the list, since the API server
+/// omits them in items.
 fn list(fields: &mut Map<String, Value>, kind: Option<&str>) -> Result<Manifest, Refused> {
     let version = fields.get("apiVersion").cloned();
     let mut items = match fields.remove("items") {
         None | Some(Value::Null) => Vec::new(),
         Some(Value::Array(items)) => items,
-        Some(_) => return Err(Invalid::new("items", Reason::NotAList).into()),
+        Some(other) => {
+            return Err(Invalid::new("items", Reason::wrong_type("a list", &other)).into());
+        }
     };
     if let (Some(kind), Some(version)) = (kind, version) {
         for item in items.iter_mut().filter_map(Value::as_object_mut) {
@@ -281,12 +299,15 @@ fn list(fields: &mut Map<String, Value>, kind: Option<&str>) -> Result<Manifest,
     Ok(Manifest::List(items))
 }
 
-/// Reads the name of an object.
+/// Reads namespace and name of an object.
 fn identify(kind: Kind, fields: &Map<String, Value>) -> Result<ObjectId, Invalid> {
     let metadata = match fields.get("metadata") {
         None | Some(Value::Null) => return Err(Invalid::new("metadata.name", Reason::Missing)),
         Some(Value::Object(metadata)) => metadata,
-        Some(_) => return Err(Invalid::new("metadata", Reason::NotAnObject)),
+        Some(other) => {
+            let reason = Reason::wrong_type("an object", other);
+            return Err(Invalid::new("metadata", reason));
+        }
     };
     let name = required(metadata, "name", "metadata.name")?;
     let namespace = match kind {
@@ -298,7 +319,8 @@ fn identify(kind: Kind, fields: &Map<String, Value>) -> Result<ObjectId, Invalid
     named(kind, name, namespace)
 }
 
-/// Returns the ID of a kind, name and namespace; the namespace of a cluster-scoped kind is ignored.
+/// Validates the name and namespace of an object, and returns its ID. The namespace of a cluster-scoped
+/// kind is ignored.
 fn named(kind: Kind, name: &str, namespace: Option<&str>) -> Result<ObjectId, Invalid> {
     let is_name = |name: &str| {
         name.len() <= 253
@@ -321,12 +343,12 @@ fn named(kind: Kind, name: &str, namespace: Option<&str>) -> Result<ObjectId, In
     })
 }
 
-/// Returns a text field that must exist.
+/// Returns a string field that must exist.
 fn required<'a>(fields: &'a Map<String, Value>, key: &str, path: &str) -> Result<&'a str, Invalid> {
     text(fields, key, path)?.ok_or_else(|| Invalid::new(path, Reason::Missing))
 }
 
-/// Returns a text field that must not be empty, if it exists.
+/// Returns a string field; `None` if it is missing or empty.
 fn text<'a>(
     fields: &'a Map<String, Value>,
     key: &str,
@@ -335,20 +357,32 @@ fn text<'a>(
     match fields.get(key) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) => Ok((!text.is_empty()).then_some(text)),
-        Some(_) => Err(Invalid::new(path, Reason::NotText)),
+        Some(other) => Err(Invalid::new(path, Reason::wrong_type("a string", other))),
     }
 }
 
-/// Reads a value as one of Kubernetes' types.
+/// Deserialises a value into a Kubernetes type.
 fn typed<T: DeserializeOwned>(value: Value) -> Result<T, Invalid> {
     serde_path_to_error::deserialize(value).map_err(|error| {
         let path = error.path().to_string();
         let field = if path == "." { "" } else { &path };
-        Invalid::new(field, Reason::Shape(error.into_inner().to_string()))
+        let message = json_terms(&error.into_inner().to_string());
+        Invalid::new(field, Reason::Shape(message))
     })
 }
 
-/// Returns a valid port number, from 1 to 65535.
+/// Replaces the Rust terms in a message of serde by those of JSON.
+fn json_terms(message: &str) -> String {
+    message
+        .replace("invalid type: map", "invalid type: object")
+        .replace("invalid type: sequence", "invalid type: list")
+        .replace("expected a map", "expected an object")
+        .replace("expected a sequence", "expected a list")
+        .replace("expected i32", "expected an integer")
+        .replace("expected i64", "expected an integer")
+}
+
+/// Validates a port number.
 fn port(number: i32, field: impl FnOnce() -> String) -> Result<u16, Invalid> {
     u16::try_from(number)
         .ok()
@@ -356,7 +390,7 @@ fn port(number: i32, field: impl FnOnce() -> String) -> Result<u16, Invalid> {
         .ok_or_else(|| Invalid::new(field(), Reason::Port(number)))
 }
 
-/// Returns a protocol by its name; TCP if none is given.
+/// Parses a protocol; TCP by default.
 fn protocol(name: Option<&str>, field: impl FnOnce() -> String) -> Result<Protocol, Invalid> {
     match name {
         None | Some("" | "TCP") => Ok(Protocol::TCP),

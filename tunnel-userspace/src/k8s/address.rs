@@ -5,10 +5,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::{Invalid, Reason};
 
-/// The expected form of a range of addresses, for errors.
-pub(super) const A_CIDR: &str = "an address with a prefix length";
+/// The description of a CIDR in errors.
+pub(super) const A_CIDR: &str = "an address with a prefix length, such as 10.0.0.0/8";
 
-/// Reads an address into its canonical form.
+/// Parses an address. A v4-mapped IPv6 address becomes an IPv4 address.
 pub(super) fn ip(text: &str) -> Option<IpAddr> {
     if text.contains(':') {
         v6(text).map(|v6| IpAddr::V6(v6).to_canonical())
@@ -17,7 +17,7 @@ pub(super) fn ip(text: &str) -> Option<IpAddr> {
     }
 }
 
-/// Reads an address and a prefix length; the bits after the prefix become zero.
+/// Parses an address with a prefix length. The bits after the prefix become zero.
 pub(super) fn cidr(text: &str) -> Option<(IpAddr, u8)> {
     let (address, length) = text.split_once('/')?;
     let length = decimal(length)?;
@@ -36,7 +36,7 @@ pub(super) fn cidr(text: &str) -> Option<(IpAddr, u8)> {
     Some((network, u8::try_from(length).ok()?))
 }
 
-/// Reads an address that any client can send traffic to.
+/// Parses a unicast address; the unspecified and the broadcast address are refused as well.
 pub(super) fn unicast(text: &str, field: impl Fn() -> String) -> Result<IpAddr, Invalid> {
     let address =
         ip(text).ok_or_else(|| Invalid::new(field(), Reason::not("an IP address", text)))?;
@@ -52,8 +52,8 @@ pub(super) fn unicast(text: &str, field: impl Fn() -> String) -> Result<IpAddr, 
     Err(unusable(text, what, field()))
 }
 
-/// Reads an address that an endpoint may have: one with the same meaning on every node
-/// (`ValidateEndpointIP` in Kubernetes' `pkg/apis/core/validation`).
+/// Parses the address of an endpoint, which must mean the same on every node, so that loopback and
+/// link-local addresses are refused (Kubernetes `pkg/apis/core/validation`, `ValidateEndpointIP`).
 pub(super) fn endpoint(text: &str, field: impl Fn() -> String) -> Result<IpAddr, Invalid> {
     let address = unicast(text, &field)?;
     let is_link_local = match address {
@@ -84,8 +84,7 @@ fn v4(text: &str) -> Option<Ipv4Addr> {
     parts.next().is_none().then_some(address)
 }
 
-/// Reads an IPv6 address. The standard library's parser refuses leading zeros in a group and in an IPv4
-/// tail, so they are removed first.
+/// Parses an IPv6 address. Leading zeros are removed first, since the standard library refuses them.
 fn v6(text: &str) -> Option<Ipv6Addr> {
     let (groups, tail) = text.rsplit_once(':')?;
     let mut plain: Vec<String> = groups.split(':').map(without_zeros).collect();

@@ -1,4 +1,4 @@
-//! Objects as the API server sends them: complete, of a known kind.
+//! Parses objects that the API server sent in a list or watch.
 
 use std::sync::Arc;
 
@@ -9,20 +9,21 @@ use serde_json::Value;
 use super::{Invalid, Taken, endpoint_slice, typed};
 use crate::model::{self, Kind, Object, ObjectId, ObjectName};
 
-/// A type of the API server that Culvert reads.
+/// A Kubernetes type that Culvert can convert to an [`Object`].
 pub trait Arriving: DeserializeOwned + Metadata<Ty = ObjectMeta> {
-    /// The kind of the type.
+    /// The kind of the converted object.
     const READ_AS: Kind;
 
-    /// Converts the object; `None` if Culvert does not serve it. The fields that are left out are pushed
-    /// to `ignored`.
+    /// Converts the object; `None` if Culvert does not serve it. Pushes the errors of ignored fields to
+    /// `ignored`.
     ///
     /// # Errors
     ///
     /// Returns the first invalid field.
     fn read(self, name: ObjectName, ignored: &mut Vec<Invalid>) -> Result<Option<Object>, Invalid>;
 
-    /// Converts the object, with the fields that are left out; `None` if Culvert does not serve it.
+    /// Converts the object, and returns the errors of ignored fields as well; `None` if Culvert does not
+    /// serve the object.
     ///
     /// # Errors
     ///
@@ -34,33 +35,32 @@ pub trait Arriving: DeserializeOwned + Metadata<Ty = ObjectMeta> {
     }
 }
 
-/// The result of reading one object, without the fields that Culvert does not read.
+/// An object that the API server sent.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Arrived {
     /// The ID of the object.
     pub id: ObjectId,
-    /// The `resourceVersion` of the object.
+    /// The `resourceVersion`.
     pub version: String,
-    /// The uid, which distinguishes the object from earlier ones of its name, if it was sent.
+    /// The uid, which distinguishes the object from earlier ones with the same name.
     pub uid: Option<Arc<str>>,
-    /// The name of the Service in the label of the object.
+    /// The Service of an EndpointSlice, from its label.
     pub owner: Option<Arc<str>>,
-    /// The object; `None` if Culvert does not serve it.
+    /// The converted object; `None` if Culvert does not serve it.
     pub object: Result<Option<Taken>, Invalid>,
 }
 
-/// Reads an object that the API server sent.
+/// Parses an object that the API server sent.
 ///
 /// # Errors
 ///
-/// The text is no JSON, or contains no name.
+/// The text is not JSON, or has no `metadata.name`.
 pub fn arrived<K: Arriving>(json: &str) -> Result<Arrived, serde_json::Error> {
     let Ok(mut object) = serde_json::from_str::<K>(json) else {
         return misshapen::<K>(serde_json::from_str(json)?);
     };
     let metadata = object.metadata_mut();
-    // Culvert doesn't read the managed fields; in a real cluster they are the larger part of many
-    // objects.
+    // Many objects consist mostly of managed fields, which Culvert doesn't use.
     metadata.managed_fields = None;
     let version = metadata.resource_version.take().unwrap_or_default();
     let uid = metadata.uid.as_deref().map(Arc::from);
@@ -86,15 +86,15 @@ fn id<K: Arriving>(namespace: Option<&str>, name: String) -> ObjectId {
     }
 }
 
-/// Returns the Service that an object of this kind belongs to, by its label.
+/// Returns the Service in the label of an EndpointSlice; `None` for other kinds.
 fn owner<K: Arriving>(service: Option<&str>) -> Option<Arc<str>> {
     let service = service.filter(|_| K::READ_AS == Kind::EndpointSlice);
     service.map(Arc::from)
 }
 
-/// Reads an object that does not have the shape of its kind, and returns its ID and the invalid field.
-/// The error comes from the parsed value: it has no offset in the text, which would change with every
-/// version of the object.
+/// Parses an object with a field of the wrong type, and returns its ID with the error. The error comes
+/// from the parsed value and not from the text, whose offsets would differ in every version of the
+/// object.
 fn misshapen<K: Arriving>(value: Value) -> Result<Arrived, serde_json::Error> {
     let metadata = |field: &str| value.get("metadata")?.get(field);
     let text = |field| metadata(field).and_then(Value::as_str);
@@ -143,6 +143,6 @@ mod tests {
         let invalid = arrived.object.expect_err("a port is a number");
         assert_eq!(invalid.field, "spec.ports[0].port");
         let reason = invalid.reason.to_string();
-        assert_eq!(reason, "invalid type: string \"http\", expected i32");
+        assert_eq!(reason, "invalid type: string \"http\", expected an integer");
     }
 }

@@ -7,12 +7,12 @@ use crate::model::{
     Endpoint, EndpointPort, EndpointSlice, Family, Hints, Kind, Object, ObjectName,
 };
 
-/// The label that names the Service of a slice.
+/// The label with the Service of a slice.
 pub(super) const SERVICE_NAME: &str = "kubernetes.io/service-name";
-/// The label of a headless Service's slices, with any value.
+/// The label of slices of headless Services, with any value.
 const HEADLESS: &str = "service.kubernetes.io/headless";
 
-/// The annotation with the time of the change that caused this version of a slice
+/// The annotation with the time of the change that led to this version of a slice
 /// (`EndpointsLastChangeTriggerTime` in `k8s.io/api/core/v1`).
 const TRIGGERED: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 
@@ -22,13 +22,12 @@ const NOTED: usize = 8;
 impl Arriving for v1::EndpointSlice {
     const READ_AS: Kind = Kind::EndpointSlice;
 
-    /// Reads an EndpointSlice; `None` if it belongs to no Service that is served here: it has no
-    /// Service, a headless one, or holds host names. An invalid endpoint or port is left out and pushed
-    /// to `ignored`; kube-proxy skips single ones, too (`addEndpoints` in
-    /// `pkg/proxy/endpointslicecache.go`).
+    /// Converts an EndpointSlice; `None` if it has no Service or a headless one, or has host names instead
+    /// of addresses. Like kube-proxy, it ignores invalid endpoints and ports
+    /// (`pkg/proxy/endpointslicecache.go`, `addEndpoints`).
     fn read(self, name: ObjectName, ignored: &mut Vec<Invalid>) -> Result<Option<Object>, Invalid> {
         let annotations = self.metadata.annotations.unwrap_or_default();
-        // Only a metric uses the time, so an invalid one counts as absent.
+        // Only a metric uses the time, so an invalid one is ignored.
         let triggered = annotations
             .get(TRIGGERED)
             .and_then(|text| text.parse().ok());
@@ -63,9 +62,9 @@ impl Arriving for v1::EndpointSlice {
     }
 }
 
-/// Reads the ports. A port without a number belongs to no port of a Service, and is left out. A port
-/// without a name is the unnamed one: the API server sets the empty name (`SetDefaults_EndpointPort` in
-/// Kubernetes' `pkg/apis/discovery/v1`), and a manifest has the same meaning here as there.
+/// Parses the ports. A port without a number is skipped, since no port of a Service uses it. A missing
+/// name is the empty name, as in the API server (`SetDefaults_EndpointPort` in Kubernetes
+/// `pkg/apis/discovery/v1`).
 fn ports(ports: &[v1::EndpointPort], ignored: &mut Vec<Invalid>) -> Vec<EndpointPort> {
     let mut names = BTreeSet::new();
     let mut read_one = |(i, entry): (usize, &v1::EndpointPort)| {
@@ -103,7 +102,11 @@ fn endpoints(
         let field = || format!("endpoints[{i}].addresses[0]");
         let address = address::endpoint(text, field)?;
         if Family::of(address) != family {
-            return Err(Invalid::new(field(), Reason::OtherFamily(text.to_owned())));
+            let reason = Reason::OtherFamily {
+                address: text.to_owned(),
+                wanted: family.label(),
+            };
+            return Err(Invalid::new(field(), reason));
         }
         let conditions = entry.conditions.unwrap_or_default();
         Ok(Endpoint {
@@ -120,7 +123,8 @@ fn endpoints(
     usable(endpoints.into_iter().enumerate().map(read_one), ignored)
 }
 
-/// Collects the valid items, and reports the first few errors: a slice has up to a thousand items.
+/// Collects the valid items, and pushes the first errors to `ignored`: a slice has up to a thousand
+/// items.
 fn usable<T>(read: impl Iterator<Item = Result<T, Invalid>>, ignored: &mut Vec<Invalid>) -> Vec<T> {
     let mut rest = Vec::new();
     let usable = good(read, &mut rest);
@@ -128,12 +132,12 @@ fn usable<T>(read: impl Iterator<Item = Result<T, Invalid>>, ignored: &mut Vec<I
     usable
 }
 
-/// Returns a text unless it is empty.
+/// Returns the text unless it is empty.
 fn known(text: Option<String>) -> Option<Arc<str>> {
     text.filter(|text| !text.is_empty()).map(Arc::from)
 }
 
-/// Returns the hints, if there are any.
+/// Converts the hints; `None` if there are none.
 fn hints(hints: v1::EndpointHints) -> Option<Arc<Hints>> {
     let nodes = hints.for_nodes.unwrap_or_default().into_iter();
     let zones = hints.for_zones.unwrap_or_default().into_iter();

@@ -1,6 +1,6 @@
-//! Parses a manifest from JSON text. Nearly all manifests are complete and valid, and are parsed
-//! directly as their type, which takes a third of the time and memory of parsing them as values first;
-//! the others are parsed again as values, for an error with the field.
+//! Parses a manifest from JSON text. Nearly all manifests are complete and valid, so the text is first
+//! deserialised into its type, which takes a third of the time and memory of a parse into a
+//! [`Value`]. If that fails, the text is parsed again into a value, for an error with the field.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use serde_json::{Deserializer, Value};
 
 use super::{Arriving, Manifest, Reader, Refused, manifest, named, parse};
 
-/// The kind and version in the text of a manifest.
+/// The `apiVersion` and kind in the text of a manifest.
 #[derive(Default)]
 struct Head<'a> {
     api_version: Option<&'a str>,
@@ -17,10 +17,10 @@ struct Head<'a> {
 }
 
 impl<'a> Head<'a> {
-    /// Reads the text up to the second of the two fields: most of it comes later.
+    /// Reads the text until both fields are found, which are usually the first ones.
     fn of(text: &'a str) -> Self {
         let mut head = Self::default();
-        // The deserializer returns an error because the object has unread fields.
+        // The deserializer always fails, as the rest of the object is not read.
         let (Ok(()) | Err(_)) = Deserializer::from_str(text).deserialize_map(&mut head);
         head
     }
@@ -48,11 +48,11 @@ impl<'a> Visitor<'a> for &mut Head<'a> {
     }
 }
 
-/// Reads one manifest from its text, with the same result as [`parse`] from its value.
+/// Parses a manifest from its text, with the same result as [`parse`] from its value.
 ///
 /// # Errors
 ///
-/// The text is no JSON; the inner error is that of [`parse`].
+/// The text is not JSON. The inner result is that of [`parse`].
 pub fn parse_json(text: &str) -> serde_json::Result<Result<Manifest, Refused>> {
     match complete(text) {
         Some(manifest) => Ok(manifest),
@@ -60,20 +60,20 @@ pub fn parse_json(text: &str) -> serde_json::Result<Result<Manifest, Refused>> {
     }
 }
 
-/// Reads a complete manifest of the right types; `None` for any other.
+/// Parses a complete manifest; `None` if a field is missing or has the wrong type.
 fn complete(text: &str) -> Option<Result<Manifest, Refused>> {
     let Head { api_version, kind } = Head::of(text);
     let reader = Reader::of(kind?)?;
-    // The type checks the value of the version.
+    // The type's deserializer checks the version itself.
     api_version?;
     (reader.json)(text)
 }
 
-/// Reads an object; `None` if the text is not of that type, or has no valid name.
+/// Parses an object; `None` if a field has the wrong type, or the name is invalid.
 pub(super) fn taken<T: Arriving>(text: &str) -> Option<Result<Manifest, Refused>> {
     let mut object = serde_json::from_str::<T>(text).ok()?;
     let metadata = object.metadata_mut();
-    // In a file, the uid is that of an exported object, perhaps from another cluster.
+    // The uid in a file was exported with the object, perhaps from another cluster.
     metadata.uid = None;
     let name = metadata.name.as_deref().filter(|name| !name.is_empty())?;
     let namespace = metadata.namespace.as_deref();
@@ -87,7 +87,7 @@ pub(super) fn taken<T: Arriving>(text: &str) -> Option<Result<Manifest, Refused>
 mod tests {
     use super::*;
 
-    /// Manifests that are complete.
+    /// Complete manifests, which are deserialised into their types.
     const COMPLETE: [&str; 7] = [
         r#"{"apiVersion":"v1","kind":"Service","metadata":{"name":"web","uid":"1-2","namespace":"shop"},
             "spec":{"clusterIP":"10.96.0.1","clusterIPs":["10.96.0.1","fd00::1"],"ports":[{"port":80}]}}"#,
@@ -102,7 +102,7 @@ mod tests {
         r#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a","namespace":""}}"#,
     ];
 
-    /// Manifests that are incomplete.
+    /// Incomplete manifests, which are parsed as values.
     const INCOMPLETE: [&str; 12] = [
         r#"{"apiVersion":"v1","kind":"Service","metadata":{"name":"web"},"spec":{"ports":[{"port":"80"}]}}"#,
         r#"{"apiVersion":"v1","kind":"Service","metadata":{"name":"No"}}"#,

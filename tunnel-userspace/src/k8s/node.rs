@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1;
 use super::{Arriving, Invalid, address};
 use crate::model::{Kind, Node, Object, ObjectName};
 
-/// The taint of a node that is about to be removed; load balancers send it no further traffic.
+/// The taint of a node that is about to be removed, so that load balancers send no new traffic.
 const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
 
 impl Arriving for v1::Node {

@@ -14,9 +14,8 @@ const OTHER_PROXY: &str = "service.kubernetes.io/service-proxy-name";
 impl Arriving for v1::Service {
     const READ_AS: Kind = Kind::Service;
 
-    /// Reads a Service. A Service that isn't served here, because it has no cluster IP or is another
-    /// proxy's, is reduced to the addresses of its load balancer; `None` if there are none. The invalid
-    /// fields of a served one are pushed to `ignored`.
+    /// Converts a Service. Of a Service without a cluster IP or of another proxy, only the addresses of
+    /// the load balancer are kept; `None` if there are none.
     fn read(self, name: ObjectName, ignored: &mut Vec<Invalid>) -> Result<Option<Object>, Invalid> {
         let Self {
             metadata,
@@ -63,7 +62,7 @@ impl Arriving for v1::Service {
     }
 }
 
-/// Returns the part of an unserved Service that matters here: the addresses of its load balancer.
+/// Converts a Service that is not served: keeps only the addresses of its load balancer.
 fn unserved(name: ObjectName, status: Option<&v1::ServiceStatus>) -> Option<Object> {
     let unserved_ips = reach::ingress_ips(status);
     (!unserved_ips.is_empty()).then(|| {
@@ -74,7 +73,7 @@ fn unserved(name: ObjectName, status: Option<&v1::ServiceStatus>) -> Option<Obje
     })
 }
 
-/// Returns the cluster IPs, or `None` if the Service is headless.
+/// Parses the cluster IPs; `None` if the Service is headless.
 fn cluster_ips(spec: &v1::ServiceSpec) -> Result<Option<Vec<IpAddr>>, Invalid> {
     let is_set = |text: &&str| !text.is_empty();
     let single = spec.cluster_ip.as_deref().filter(is_set);

@@ -28,7 +28,7 @@ pub(super) fn http() -> Value {
     json!({"clusterIP": "10.96.0.10", "ports": [{"port": 80}]})
 }
 
-/// Returns the same manifest with one field set, given as a JSON pointer.
+/// Returns the manifest with another value at a JSON pointer.
 pub(super) fn with(mut manifest: Value, pointer: &str, value: Value) -> Value {
     let (parent, field) = pointer.rsplit_once('/').expect("a pointer");
     let parent = manifest.pointer_mut(parent).and_then(Value::as_object_mut);
@@ -68,7 +68,7 @@ pub(super) fn assert_skipped(manifest: Value) {
     assert!(matches!(parsed, Manifest::Skipped(_)), "{parsed:?}");
 }
 
-/// Returns the fields that are left out of a manifest, each with its error.
+/// Returns the errors of the ignored fields of a manifest.
 #[track_caller]
 pub(super) fn ignored(manifest: Value) -> Vec<String> {
     let parsed = parse(manifest).expect("a good manifest");
@@ -78,14 +78,15 @@ pub(super) fn ignored(manifest: Value) -> Vec<String> {
     ignored.iter().map(ToString::to_string).collect()
 }
 
-/// Asserts that a manifest is refused with this field and error.
+/// Asserts that a manifest is refused with this error, which includes the field.
 #[track_caller]
 pub(super) fn assert_refused(manifest: Value, wrong: &str) {
     let refused = parse(manifest).expect_err("refused");
     assert_eq!(refused.invalid.to_string(), wrong);
 }
 
-/// Asserts for each row `JSON => error` that the manifest built from the JSON is refused with the error.
+/// Asserts for each row `JSON => error` that the manifest that `make` builds from the JSON is refused
+/// with the error.
 #[track_caller]
 pub(super) fn assert_all_refused(make: impl Fn(Value) -> Value, rows: &[&str]) {
     for row in rows {
@@ -177,7 +178,8 @@ fn a_service_cidr_is_read_in_both_versions() {
 
         let read = object(manifest.clone());
         assert_eq!(read, Object::ServiceCidr(Arc::new(expected)));
-        let wrong = "spec.cidrs[1]: \"10.96.0.0\" is not an address with a prefix length";
+        let wrong = "spec.cidrs[1]: \"10.96.0.0\" is not an address with a prefix length, such \
+                     as 10.0.0.0/8";
         let cidrs = json!(["10.96.0.0/12", "10.96.0.0"]);
         assert_refused(with(manifest, "/spec/cidrs", cidrs), wrong);
     }
@@ -192,12 +194,12 @@ fn a_wrong_version_of_a_known_kind_is_refused_by_name() {
 
     assert_eq!(
         refused.to_string(),
-        "EndpointSlice shop/web-1: apiVersion: is \"discovery.k8s.io/v1beta1\", but \
-         EndpointSlice is read as discovery.k8s.io/v1"
+        "EndpointSlice shop/web-1: apiVersion: \"discovery.k8s.io/v1beta1\" is not supported for \
+         EndpointSlice; use discovery.k8s.io/v1"
     );
     let version = |version: Value| with(service(http()), "/apiVersion", version);
     let rows = [
-        r#""apps/v1" => apiVersion: is "apps/v1", but Service is read as v1"#,
+        r#""apps/v1" => apiVersion: "apps/v1" is not supported for Service; use v1"#,
         "null => apiVersion: is required",
     ];
     assert_all_refused(version, &rows);
@@ -220,20 +222,20 @@ fn kinds_that_are_not_read_are_named_and_so_are_namesakes_of_other_groups() {
 #[test]
 fn what_cannot_be_identified_is_refused_without_a_name() {
     let rows = [
-        "[1] => manifest: is not a set of fields",
-        r#""text" => manifest: is not a set of fields"#,
+        "[1] => manifest: is a list, but must be an object",
+        r#""text" => manifest: is a string, but must be an object"#,
         r#"{"apiVersion": "v1"} => kind: is required"#,
-        r#"{"apiVersion": "v1", "kind": 7} => kind: is not text"#,
-        r#"{"apiVersion": 1, "kind": "Node"} => apiVersion: is not text"#,
+        r#"{"apiVersion": "v1", "kind": 7} => kind: is a number, but must be a string"#,
+        r#"{"apiVersion": 1, "kind": "Node"} => apiVersion: is a number, but must be a string"#,
     ];
     assert_all_refused(|manifest| manifest, &rows);
     let named = |metadata| json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata});
-    let name = "is not a name: at most 253 lower case letters, digits, '-' and '.'";
+    let name = "is not a valid name: use at most 253 lower-case letters, digits, '-' or '.'";
     let rows = [
         "null => metadata.name: is required",
-        "1 => metadata: is not a set of fields",
+        "1 => metadata: is a number, but must be an object",
         r#"{"name": ""} => metadata.name: is required"#,
-        r#"{"name": 1} => metadata.name: is not text"#,
+        r#"{"name": 1} => metadata.name: is a number, but must be a string"#,
         &format!(r#"{{"name": "A/b"}} => metadata.name: "A/b" {name}"#),
         &format!(r#"{{"name": "a", "namespace": "a b"}} => metadata.namespace: "a b" {name}"#),
     ];
@@ -262,10 +264,10 @@ fn a_list_keeps_the_kinds_of_its_items() {
     assert_eq!(parse(list), Ok(Manifest::List(items)));
     let empty = parse(json!({"kind": "List"}));
     assert_eq!(empty, Ok(Manifest::List(Vec::new())));
-    assert_refused(json!({"kind": "List", "items": {}}), "items: is not a list");
+    assert_refused(json!({"kind": "List", "items": {}}), "items: is an object, but must be a list");
 }
 
-/// Generates values of any shape, with the expected keys among theirs.
+/// Generates arbitrary values, some with keys that manifests use.
 fn any_value() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),

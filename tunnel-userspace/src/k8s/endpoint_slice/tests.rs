@@ -87,8 +87,8 @@ fn slices_that_say_nothing_of_a_served_service_are_skipped() {
     }
 }
 
-/// Asserts for each row `JSON => error` that of two entries of a list only the first is used, and that
-/// the second, built from the JSON, is reported with the error.
+/// Asserts for each row `JSON => error` that the second entry of a list, which `make` builds from the
+/// JSON, is ignored with that error, and that the first entry is used.
 #[track_caller]
 fn assert_left_out(make: impl Fn(Value) -> Value, rows: &[&str]) {
     for row in rows {
@@ -113,21 +113,21 @@ fn an_endpoint_that_cannot_be_used_is_left_out_and_named() {
     };
     let rows = [
         r#"["pod"] => endpoints[1].addresses[0]: "pod" is not an IP address"#,
-        r#"["fd00::1"] => endpoints[1].addresses[0]: fd00::1 is not of the slice's address type"#,
-        r#"["0.0.0.0"] => endpoints[1].addresses[0]: 0.0.0.0 is the unspecified address, which can't be used here"#,
-        r#"["127.0.0.1"] => endpoints[1].addresses[0]: 127.0.0.1 is a loopback address, which can't be used here"#,
-        r#"["169.254.0.1"] => endpoints[1].addresses[0]: 169.254.0.1 is a link-local address, which can't be used here"#,
-        r#"["224.0.0.1"] => endpoints[1].addresses[0]: 224.0.0.1 is a multicast address, which can't be used here"#,
+        r#"["fd00::1"] => endpoints[1].addresses[0]: fd00::1 is not an IPv4 address, as addressType requires"#,
+        r#"["0.0.0.0"] => endpoints[1].addresses[0]: 0.0.0.0 is the unspecified address, which is not allowed here"#,
+        r#"["127.0.0.1"] => endpoints[1].addresses[0]: 127.0.0.1 is a loopback address, which is not allowed here"#,
+        r#"["169.254.0.1"] => endpoints[1].addresses[0]: 169.254.0.1 is a link-local address, which is not allowed here"#,
+        r#"["224.0.0.1"] => endpoints[1].addresses[0]: 224.0.0.1 is a multicast address, which is not allowed here"#,
         "[] => endpoints[1].addresses: is required",
     ];
     assert_left_out(v4, &rows);
     let rows = [
         r#"["pod"] => endpoints[1].addresses[0]: "pod" is not an IP address"#,
-        r#"["10.1.0.1"] => endpoints[1].addresses[0]: 10.1.0.1 is not of the slice's address type"#,
-        r#"["::"] => endpoints[1].addresses[0]: :: is the unspecified address, which can't be used here"#,
-        r#"["::1"] => endpoints[1].addresses[0]: ::1 is a loopback address, which can't be used here"#,
-        r#"["fe80::1"] => endpoints[1].addresses[0]: fe80::1 is a link-local address, which can't be used here"#,
-        r#"["ff0e::1"] => endpoints[1].addresses[0]: ff0e::1 is a multicast address, which can't be used here"#,
+        r#"["10.1.0.1"] => endpoints[1].addresses[0]: 10.1.0.1 is not an IPv6 address, as addressType requires"#,
+        r#"["::"] => endpoints[1].addresses[0]: :: is the unspecified address, which is not allowed here"#,
+        r#"["::1"] => endpoints[1].addresses[0]: ::1 is a loopback address, which is not allowed here"#,
+        r#"["fe80::1"] => endpoints[1].addresses[0]: fe80::1 is a link-local address, which is not allowed here"#,
+        r#"["ff0e::1"] => endpoints[1].addresses[0]: ff0e::1 is a multicast address, which is not allowed here"#,
     ];
     assert_left_out(v6, &rows);
 }
@@ -139,7 +139,7 @@ fn a_port_of_a_slice_that_cannot_be_used_is_left_out_and_named() {
     let rows = [
         r#"{"name": "b", "port": 70000} => ports[1].port: 70000 is not a port from 1 to 65535"#,
         r#"{"name": "b", "port": 80, "protocol": "ICMP"} => ports[1].protocol: "ICMP" is not TCP, UDP or SCTP"#,
-        r#"{"name": "", "port": 81} => ports[1].name: "" is there twice"#,
+        r#"{"name": "", "port": 81} => ports[1].name: "" is already used by an earlier port"#,
     ];
     assert_left_out(second, &rows);
 }
@@ -161,6 +161,6 @@ fn a_slice_is_refused_by_the_field_that_is_wrong() {
         "null => addressType: is required",
     ];
     assert_all_refused(|kind| with(good(), "/addressType", kind), &rows);
-    let wrong = "endpoints: invalid type: map, expected a sequence";
+    let wrong = "endpoints: invalid type: object, expected a list";
     assert_refused(with(good(), "/endpoints", json!({})), wrong);
 }

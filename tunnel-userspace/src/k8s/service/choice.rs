@@ -1,5 +1,5 @@
-//! The annotations that select the backends of a Service, and their clients. No error in them prevents
-//! the translation of the Service, so invalid entries are left out.
+//! Parses the annotations of a Service: algorithm, weights, translation at sockets, topology keys.
+//! Invalid ones are ignored, since the Service works without them.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -10,19 +10,19 @@ use crate::{
     model::{Algorithm, KeepTo, Weights},
 };
 
-/// The prefix of a zone's name.
+/// The prefix of a zone in the weights.
 const ZONE: &str = "zone:";
-/// The key for all endpoints without an entry of their own.
+/// The key in the weights for all other endpoints.
 const OTHERS: &str = "*";
-/// The names of the algorithms, for errors.
-const ALGORITHMS: &str = "random, weighted, round-robin, source-hash, destination-hash, maglev or \
-                          least-conn, nor their name in IPVS";
-/// The keys that `OpenYurt` defines.
+/// The description of the algorithms in errors.
+const ALGORITHMS: &str = "random, weighted, round-robin, source-hash, destination-hash, maglev, \
+                          least-conn or an IPVS scheduler (rr, wrr, sh, dh, mh, lc, wlc, sed, nq)";
+/// The description of the topology keys in errors.
 const TOPOLOGIES: &str = "kubernetes.io/hostname, openyurt.io/nodepool or kubernetes.io/zone";
-/// The annotation of `OpenYurt` for topology keys.
+/// The annotation of `OpenYurt` with a topology key.
 const TOPOLOGY_KEYS: &str = "openyurt.io/topologyKeys";
 
-/// Reads the annotation `culvert.dev/algorithm`.
+/// Parses the annotation `culvert.dev/algorithm`.
 pub(super) fn algorithm(metadata: &ObjectMeta, ignored: &mut Vec<Invalid>) -> Option<Algorithm> {
     let (field, text) = annotation(metadata, "algorithm")?;
     let algorithm = Algorithm::named(text);
@@ -32,8 +32,8 @@ pub(super) fn algorithm(metadata: &ObjectMeta, ignored: &mut Vec<Invalid>) -> Op
     algorithm
 }
 
-/// Reads the annotation `culvert.dev/weights`, such as `web-0=3, zone:north=2, *=1`. An invalid entry is
-/// left out.
+/// Parses the annotation `culvert.dev/weights`, such as `web-0=3, zone:north=2, *=1`. Ignores invalid
+/// entries.
 pub(super) fn weights(metadata: &ObjectMeta, ignored: &mut Vec<Invalid>) -> Option<Arc<Weights>> {
     let (field, text) = annotation(metadata, "weights")?;
     let mut weights = Weights::default();
@@ -57,7 +57,7 @@ pub(super) fn weights(metadata: &ObjectMeta, ignored: &mut Vec<Invalid>) -> Opti
             }
             Some(_) | None => {
                 let reason =
-                    Reason::not("of the form <pod>=<0 to 100>, zone:<zone>=… or *=…", entry);
+                    Reason::not("POD=WEIGHT, zone:ZONE=WEIGHT or *=WEIGHT, from 0 to 100", entry);
                 ignored.push(Invalid::new(&field, reason));
             }
         }
@@ -65,8 +65,8 @@ pub(super) fn weights(metadata: &ObjectMeta, ignored: &mut Vec<Invalid>) -> Opti
     (weights != Weights::default()).then(|| Arc::new(weights))
 }
 
-/// Reads the annotation `culvert.dev/socket-translation`; returns true if it disables the translation at
-/// sockets.
+/// Parses the annotation `culvert.dev/socket-translation`. Returns true if it disables the translation
+/// at sockets.
 pub(super) fn is_not_for_sockets(metadata: &ObjectMeta, ignored: &mut Vec<Invalid>) -> bool {
     let Some((field, text)) = annotation(metadata, "socket-translation") else {
         return false;
@@ -84,9 +84,8 @@ pub(super) fn is_not_for_sockets(metadata: &ObjectMeta, ignored: &mut Vec<Invali
     }
 }
 
-/// Reads the annotation `openyurt.io/topologyKeys`. The complete text is compared, including blanks, and
-/// an empty one means none (openyurt `pkg/yurthub/filter/servicetopology/filter.go`,
-/// `serviceTopologyHandler`).
+/// Parses the annotation `openyurt.io/topologyKeys`: one key without blanks around it, or nothing
+/// (openyurt `pkg/yurthub/filter/servicetopology/filter.go`, `serviceTopologyHandler`).
 pub(super) fn keep_to(metadata: &ObjectMeta, ignored: &mut Vec<Invalid>) -> Option<KeepTo> {
     let text = text(metadata, TOPOLOGY_KEYS)?;
     match text {
@@ -101,7 +100,7 @@ pub(super) fn keep_to(metadata: &ObjectMeta, ignored: &mut Vec<Invalid>) -> Opti
     }
 }
 
-/// Returns the field and text of an annotation of Culvert.
+/// Returns the field path and the trimmed text of one of Culvert's annotations.
 fn annotation<'a>(metadata: &'a ObjectMeta, name: &str) -> Option<(String, &'a str)> {
     let annotation = format!("{ANNOTATION_DOMAIN}/{name}");
     let text = text(metadata, &annotation)?.trim();

@@ -1,5 +1,5 @@
-//! The fields that define the clients of a Service and the endpoints that they reach, except its cluster
-//! IPs. No error in them prevents the translation of the Service, so invalid values are left out.
+//! Parses the optional fields of a Service: further addresses, source ranges, policies, affinity, health
+//! check. Invalid values are ignored, since the Service works without them.
 
 use std::net::IpAddr;
 
@@ -10,23 +10,24 @@ use crate::{
     model::TrafficPolicy,
 };
 
-/// The time that a client keeps its endpoint if the Service sets none, in seconds
-/// (`DefaultClientIPServiceAffinitySeconds` in Kubernetes' `pkg/apis/core/v1`), and its maximum.
+/// The default duration of client IP affinity, in seconds (`DefaultClientIPServiceAffinitySeconds` in
+/// Kubernetes `pkg/apis/core/v1`).
 const AFFINITY: u32 = 10_800;
+/// The maximum duration of client IP affinity, in seconds.
 const LONGEST_AFFINITY: u32 = 86_400;
 
-/// The mode of a load balancer's address if its traffic must leave the node.
+/// The `ipMode` of addresses that nodes must not serve themselves.
 const PROXY: &str = "Proxy";
 
-/// Reads `spec.externalIPs`.
+/// Parses `spec.externalIPs`.
 pub(super) fn external_ips(spec: &v1::ServiceSpec, ignored: &mut Vec<Invalid>) -> Vec<IpAddr> {
     let texts = spec.external_ips.iter().flatten().enumerate();
     let read = texts.map(|(i, text)| address::unicast(text, || format!("spec.externalIPs[{i}]")));
     good(read, ignored)
 }
 
-/// Returns the addresses of the load balancer that the node serves itself. Traffic to one of mode
-/// `Proxy` must leave the node (KEP-1860); host names are no addresses.
+/// Parses the addresses of the load balancer that nodes serve themselves: all but those of `ipMode`
+/// Proxy, whose traffic must go through the load balancer (KEP-1860). Host names are skipped.
 pub(super) fn load_balancer_ips(
     status: Option<&v1::ServiceStatus>,
     ignored: &mut Vec<Invalid>,
@@ -51,13 +52,13 @@ pub(super) fn load_balancer_ips(
     good(addresses, ignored)
 }
 
-/// Returns the addresses of the load balancer of mode `Proxy`; invalid ones are not reported.
+/// Parses the addresses of the load balancer with `ipMode` Proxy. Invalid ones are not reported.
 pub(super) fn proxied_ips(status: Option<&v1::ServiceStatus>) -> Vec<IpAddr> {
     let proxied = ingresses(status).filter(|ingress| ingress.ip_mode.as_deref() == Some(PROXY));
     proxied.filter_map(ip).collect()
 }
 
-/// Returns all addresses of the load balancer, of any mode; invalid ones are not reported.
+/// Parses all addresses of the load balancer, with any `ipMode`. Invalid ones are not reported.
 pub(super) fn ingress_ips(status: Option<&v1::ServiceStatus>) -> Vec<IpAddr> {
     ingresses(status).filter_map(ip).collect()
 }
@@ -72,7 +73,7 @@ fn ingresses(status: Option<&v1::ServiceStatus>) -> impl Iterator<Item = &v1::Lo
     ingresses.flatten()
 }
 
-/// Reads `spec.loadBalancerSourceRanges`; blanks around a range are ignored.
+/// Parses `spec.loadBalancerSourceRanges`. Blanks around a range are trimmed.
 pub(super) fn source_ranges(
     spec: &v1::ServiceSpec,
     ignored: &mut Vec<Invalid>,
@@ -87,7 +88,7 @@ pub(super) fn source_ranges(
     good(read, ignored)
 }
 
-/// Reads a traffic policy; `Cluster` if there is none.
+/// Parses a traffic policy; `Cluster` by default.
 pub(super) fn policy(field: &str, text: Option<&str>, ignored: &mut Vec<Invalid>) -> TrafficPolicy {
     match text {
         None | Some("" | "Cluster") => TrafficPolicy::Cluster,
@@ -100,7 +101,7 @@ pub(super) fn policy(field: &str, text: Option<&str>, ignored: &mut Vec<Invalid>
     }
 }
 
-/// Returns the time that a client keeps its endpoint, in seconds; 0 without affinity.
+/// Parses the duration of client IP affinity, in seconds; 0 without affinity.
 pub(super) fn affinity(spec: &v1::ServiceSpec, ignored: &mut Vec<Invalid>) -> u32 {
     match spec.session_affinity.as_deref() {
         None | Some("" | "None") => return 0,
@@ -125,13 +126,13 @@ pub(super) fn affinity(spec: &v1::ServiceSpec, ignored: &mut Vec<Invalid>) -> u3
     })
 }
 
-/// Reads `spec.healthCheckNodePort`.
+/// Parses `spec.healthCheckNodePort`.
 pub(super) fn health_check_port(spec: &v1::ServiceSpec, ignored: &mut Vec<Invalid>) -> Option<u16> {
     let field = || "spec.healthCheckNodePort".to_owned();
     optional_port(spec.health_check_node_port, field, ignored)
 }
 
-/// Reads an optional port.
+/// Parses an optional port; 0 means none.
 pub(super) fn optional_port(
     number: Option<i32>,
     field: impl FnOnce() -> String,

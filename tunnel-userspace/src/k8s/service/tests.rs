@@ -118,12 +118,12 @@ fn of_a_service_that_is_not_served_only_the_addresses_of_its_load_balancer_count
 fn a_service_is_refused_by_the_cluster_ip_that_is_wrong() {
     let rows = [
         r#"{"clusterIPs": ["10.96.0.300"]} => spec.clusterIPs[0]: "10.96.0.300" is not an IP address"#,
-        r#"{"clusterIPs": ["10.96.0.1", "10.96.0.2"]} => spec.clusterIPs[1]: 10.96.0.2 is a second address of its family"#,
-        r#"{"clusterIPs": ["fd00::1", "0.0.0.0"]} => spec.clusterIPs[1]: 0.0.0.0 is the unspecified address, which can't be used here"#,
-        r#"{"clusterIPs": ["ff02::1"]} => spec.clusterIPs[0]: ff02::1 is a multicast address, which can't be used here"#,
-        r#"{"clusterIPs": ["255.255.255.255"]} => spec.clusterIPs[0]: 255.255.255.255 is the broadcast address, which can't be used here"#,
+        r#"{"clusterIPs": ["10.96.0.1", "10.96.0.2"]} => spec.clusterIPs[1]: 10.96.0.2 is a second address of its IP family; only one of each family is allowed"#,
+        r#"{"clusterIPs": ["fd00::1", "0.0.0.0"]} => spec.clusterIPs[1]: 0.0.0.0 is the unspecified address, which is not allowed here"#,
+        r#"{"clusterIPs": ["ff02::1"]} => spec.clusterIPs[0]: ff02::1 is a multicast address, which is not allowed here"#,
+        r#"{"clusterIPs": ["255.255.255.255"]} => spec.clusterIPs[0]: 255.255.255.255 is the broadcast address, which is not allowed here"#,
         r#"{"clusterIP": "x"} => spec.clusterIP: "x" is not an IP address"#,
-        r#"{"clusterIP": "10.96.0.1", "clusterIPs": ["10.96.0.2"]} => spec.clusterIP: 10.96.0.1 is not one of spec.clusterIPs"#,
+        r#"{"clusterIP": "10.96.0.1", "clusterIPs": ["10.96.0.2"]} => spec.clusterIP: 10.96.0.1 is missing from spec.clusterIPs"#,
     ];
     assert_all_refused(with_port, &rows);
 }
@@ -136,11 +136,11 @@ fn a_service_is_refused_by_the_port_that_is_wrong() {
         r#"[{"port": 0}] => spec.ports[0].port: 0 is not a port from 1 to 65535"#,
         r#"[{"port": 65536}] => spec.ports[0].port: 65536 is not a port from 1 to 65535"#,
         r#"[{"port": -1}] => spec.ports[0].port: -1 is not a port from 1 to 65535"#,
-        r#"[{"port": "80"}] => spec.ports[0].port: invalid type: string "80", expected i32"#,
+        r#"[{"port": "80"}] => spec.ports[0].port: invalid type: string "80", expected an integer"#,
         r#"[{"port": 80, "protocol": "tcp"}] => spec.ports[0].protocol: "tcp" is not TCP, UDP or SCTP"#,
-        r#"[{"name": "a", "port": 80}, {"port": 81}] => spec.ports[1].name: must be named, as there are several ports"#,
-        r#"[{"name": "a", "port": 80}, {"name": "a", "port": 81}] => spec.ports[1].name: "a" is there twice"#,
-        r#"[{"name": "a", "port": 80}, {"name": "b", "port": 80}] => spec.ports[1].port: "80/TCP" is there twice"#,
+        r#"[{"name": "a", "port": 80}, {"port": 81}] => spec.ports[1].name: is required if there are several ports"#,
+        r#"[{"name": "a", "port": 80}, {"name": "a", "port": 81}] => spec.ports[1].name: "a" is already used by an earlier port"#,
+        r#"[{"name": "a", "port": 80}, {"name": "b", "port": 80}] => spec.ports[1].port: "80/TCP" is already used by an earlier port"#,
     ];
     assert_all_refused(with_ports, &rows);
 }

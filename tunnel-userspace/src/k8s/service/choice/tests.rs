@@ -2,7 +2,7 @@ use super::*;
 
 type Reader<T> = fn(&ObjectMeta, &mut Vec<Invalid>) -> T;
 
-/// Reads an annotation of a Service, and asserts that these errors are reported.
+/// Parses an annotation of a Service, and asserts that exactly these errors are reported.
 #[track_caller]
 fn read<T>(reader: Reader<T>, name: &str, text: &str, wrong: &[&str]) -> T {
     let metadata = ObjectMeta {
@@ -38,7 +38,7 @@ fn algorithms_are_known_by_their_names_and_by_those_of_ipvs() {
         }
     }
     let wrong = "\"lblc\" is not random, weighted, round-robin, source-hash, destination-hash, \
-                 maglev or least-conn, nor their name in IPVS";
+                 maglev, least-conn or an IPVS scheduler (rr, wrr, sh, dh, mh, lc, wlc, sed, nq)";
     assert_eq!(read("lblc", &[wrong]), None);
 }
 
@@ -64,7 +64,7 @@ fn weights_are_those_of_pods_then_of_zones_then_of_the_others_and_one_without_th
 #[test]
 fn a_weight_that_cant_be_read_is_left_out_and_named() {
     let wrong = ["web-0=101", "web-1=-1", "web-2", "=4"].map(|entry| {
-        format!("{entry:?} is not of the form <pod>=<0 to 100>, zone:<zone>=… or *=…")
+        format!("{entry:?} is not POD=WEIGHT, zone:ZONE=WEIGHT or *=WEIGHT, from 0 to 100")
     });
     let wrong = wrong.each_ref().map(String::as_str);
     let text = "web-0=101, web-1=-1, web-2, =4, web-3=100";

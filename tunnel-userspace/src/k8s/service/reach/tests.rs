@@ -8,14 +8,15 @@ use crate::{
     model::Service,
 };
 
-/// Reads a Service, and asserts that exactly these fields are left out.
+/// Parses a Service, and asserts that exactly these errors are reported.
 #[track_caller]
 fn read_without(wrong: &[&str], manifest: Value) -> Arc<Service> {
     assert_eq!(ignored(manifest.clone()), wrong);
     a_service(manifest)
 }
 
-/// Reads a Service with additional fields in its `spec`, and asserts that these are left out.
+/// Parses a Service with these additional fields in its `spec`, and asserts that exactly these errors are
+/// reported.
 #[track_caller]
 fn read(fields: Value, wrong: &[&str]) -> Arc<Service> {
     let Value::Object(mut fields) = fields else {
@@ -32,7 +33,7 @@ fn external_ips_are_read_sloppily_and_a_bad_one_leaves_the_others() {
     let texts = ["198.51.100.041", "x", "fd00::00010", "0.0.0.0"];
     let wrong = [
         "spec.externalIPs[1]: \"x\" is not an IP address",
-        "spec.externalIPs[3]: 0.0.0.0 is the unspecified address, which can't be used here",
+        "spec.externalIPs[3]: 0.0.0.0 is the unspecified address, which is not allowed here",
     ];
     let service = read(json!({ "externalIPs": texts }), &wrong);
 
@@ -66,7 +67,8 @@ fn only_addresses_of_the_load_balancer_that_are_vips_are_served_here() {
 #[test]
 fn source_ranges_are_trimmed_and_a_bad_one_leaves_the_others() {
     let ranges = json!({"loadBalancerSourceRanges": [" 10.0.0.1/8 ", "all", "fd00::/8"]});
-    let wrong = "spec.loadBalancerSourceRanges[1]: \"all\" is not an address with a prefix length";
+    let wrong = "spec.loadBalancerSourceRanges[1]: \"all\" is not an address with a prefix length, \
+                 such as 10.0.0.0/8";
     let wanted = [(ip("10.0.0.0"), 8), (ip("fd00::"), 8)];
 
     assert_eq!(read(ranges, &[wrong]).source_ranges, wanted);
@@ -100,8 +102,8 @@ fn affinity_lasts_for_three_hours_unless_the_service_says() {
     assert_eq!(seconds(json!({"sessionAffinity": "None"})), 0);
     assert_eq!(seconds(json!({"sessionAffinity": "ClientIP"})), 10_800);
     assert_eq!(seconds(config(60)), 60);
-    let wrong =
-        "spec.sessionAffinityConfig.clientIP.timeoutSeconds: 86401 is not from 1 to 86400 seconds";
+    let wrong = "spec.sessionAffinityConfig.clientIP.timeoutSeconds: 86401 is not a number of \
+                 seconds from 1 to 86400";
     assert_eq!(read(config(86_401), &[wrong]).affinity, 10_800);
 }
 

@@ -1,11 +1,11 @@
-//! Kubernetes Events for problems that an operator must act on, on the Service or Node concerned; and
-//! one for each start of the daemon, on its Node.
+//! Sends Kubernetes Events about problems that an operator must fix to the API server, and one Event for
+//! each start of the daemon.
 //!
-//! Every node sends its Events, yet the cluster has one Event per problem: the name is a hash of the
-//! content, so that the API server refuses the second one as already existing.
+//! Every node sends its Events, but the cluster keeps one per problem: the name of an Event contains a
+//! hash of its content, so the API server refuses a second one as already existing.
 //!
-//! - `event`: builds the Events
-//! - `queue`: the next due Event and its time (no I/O)
+//! - `event`: builds Events
+//! - `queue`: the Events to send, and when (no I/O)
 
 mod event;
 mod queue;
@@ -14,6 +14,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use k8s_openapi::api::events::v1::Event;
 use kube::{Api, Client, api::PostParams, core::Status};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::{
     sync::watch,
@@ -25,22 +26,23 @@ use tunnel_common::reason::Reason;
 use self::queue::Queue;
 use crate::{drain, duration, failure::chain, model::Concern};
 
-/// The interval of checks for new concerns and due Events.
+/// The interval of checks for new warnings and due Events.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// The pause after the API server failed to accept an Event.
+/// The delay until the next attempt, after the API server did not accept an Event.
 const PAUSE: Duration = Duration::from_secs(60);
 
-/// The switch and the rate limit of Events.
-#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+/// The switch for Events, and their rate limit.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
     /// True if Events are sent.
     pub enabled: bool,
-    /// The number of Events that this node may send at once, from 1 to 1000.
+    /// The number of Events that a node may send at once, from 1 to 1000.
     pub burst: u32,
-    /// The interval until a further Event may be sent after a burst.
+    /// The interval between further Events after a burst.
     #[serde(with = "duration")]
+    #[schemars(with = "String")]
     pub interval: Duration,
 }
 
@@ -54,16 +56,16 @@ impl Default for Settings {
     }
 }
 
-/// The sources of concerns.
+/// The published state from which Events are made.
 #[derive(Debug)]
 pub struct Views {
-    /// The concerns of the daemon's parts.
+    /// The warnings of each part of the daemon.
     pub concerns: Vec<watch::Receiver<Arc<[Concern]>>>,
-    /// Ports that could not be bound yet, with the error.
+    /// The listeners that could not be bound, by name, with the error.
     pub listening: watch::Receiver<BTreeMap<String, String>>,
 }
 
-/// Sends the Events of a node to the API server, until the drain begins.
+/// Sends the Events of a node to the API server until the drain begins.
 pub async fn run(
     node: String,
     settings: Settings,
@@ -75,12 +77,12 @@ pub async fn run(
     let mut looks = interval(LOOK);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut is_told = true;
-    // The Event of the start bypasses the queue: it happens once, and needs no time to settle.
+    // The Event of the start bypasses the queue: it happens only once, and can be sent immediately.
     let mut start = Some((
         event::of_start(&node, jiff::Timestamp::now()),
         Instant::now(),
     ));
-    // Concerns from before this task count as new.
+    // Warnings that were published before this task started are new to it.
     views.listening.mark_changed();
     views
         .concerns
@@ -111,14 +113,14 @@ pub async fn run(
             match told {
                 Ok(()) => {
                     if !is_told {
-                        info!("Events are told again");
+                        info!("the API server accepts Events again");
                     }
                     is_told = true;
                     queue.told(&concern, Instant::now());
                 }
                 Err(error) => {
                     if is_told {
-                        warn!(error = chain(&error), "cannot tell Events");
+                        warn!(error = chain(&error), "cannot send Events");
                     }
                     is_told = false;
                     queue.failed(&concern, PAUSE, Instant::now());
@@ -129,9 +131,9 @@ pub async fn run(
 }
 
 impl Views {
-    /// Returns all concerns, if any has changed.
+    /// Returns all warnings if any of them has changed.
     fn news(&mut self, node: &str) -> Option<Vec<Concern>> {
-        // A part that has ended publishes no change.
+        // An error means that the publishing task has ended; its warnings no longer change.
         let mut concerned = self.concerns.iter();
         let is_new = concerned.any(|view| view.has_changed().unwrap_or(false))
             || self.listening.has_changed().unwrap_or(false);
@@ -150,7 +152,8 @@ impl Views {
     }
 }
 
-/// Creates an Event. One that already exists, or that can never be created, counts as sent.
+/// Creates an Event on the API server. Returns `Ok` also if it already exists or can never be created, so
+/// that it is not sent again.
 async fn make(client: &Client, event: &Event) -> Result<(), kube::Error> {
     let namespace = event.metadata.namespace.clone().unwrap_or_default();
     let api = Api::<Event>::namespaced(client.clone(), &namespace);
@@ -161,18 +164,18 @@ async fn make(client: &Client, event: &Event) -> Result<(), kube::Error> {
         && is_settled(status)
     {
         let event = event.metadata.name.as_deref().unwrap_or_default();
-        debug!(event, status = %status.message, "Event not made");
+        debug!(event, status = %status.message, "the API server refused an Event");
         return Ok(());
     }
     Err(error)
 }
 
-/// Returns true if the API server would give the same response to every further attempt.
+/// Returns true if the API server would refuse every further attempt, too.
 fn is_settled(status: &Status) -> bool {
     let mut causes = status.details.iter().flat_map(|details| &details.causes);
     status.is_already_exists()
         || matches!(status.code, 400 | 404 | 413 | 422)
-        // A namespace is deleted together with its Services.
+        // The namespace is being deleted together with its Services.
         || causes.any(|cause| cause.reason == "NamespaceTerminating")
 }
 

@@ -1,3 +1,5 @@
+//! Builds Kubernetes Events.
+
 use std::fmt::LowerHex;
 
 use jiff::Timestamp;
@@ -9,25 +11,26 @@ use tunnel_common::reason::Reason;
 
 use crate::model::{Concern, Kind, ObjectId, ObjectName};
 
-/// The reporting controller (`kube-proxy` sets its own name, too).
+/// The reporting controller; kube-proxy sets its own name here, too.
 const TELLER: &str = "culvert";
 
-/// The `action` of an Event about a concern.
+/// The `action` of an Event about a warning.
 const ACTION: &str = "Program";
 
-/// The namespace of Events about objects without one (the kubelet and kube-proxy use it, too).
+/// The namespace of Events about cluster-scoped objects, as for the kubelet and kube-proxy.
 const CLUSTER_WIDE: &str = "default";
 
-/// The longest note, in bytes, and the longest name of an instance
-/// (Kubernetes `pkg/apis/core/validation/events.go`).
+/// The maximum lengths of a note and of the name of a reporting instance, in bytes (Kubernetes
+/// `pkg/apis/core/validation/events.go`).
 const LONGEST_NOTE: usize = 1024;
 const LONGEST_INSTANCE: usize = 128;
 
-/// The maximum length of the object's name in the name of the Event, which may have 253 characters.
+/// The maximum length of the object's name within the name of an Event, which is limited to 253
+/// characters.
 const LONGEST_STEM: usize = 200;
 
-/// Builds the Event for a start of a node's daemon (kube-proxy sends one with the same reason). Each
-/// start has its own Event: the name contains the time.
+/// Builds the Event for a start of a node's daemon, with the same reason as kube-proxy. Its name contains
+/// the time, so each start has a separate Event.
 pub(super) fn of_start(node: &str, now: Timestamp) -> Event {
     let about = ObjectId::new(Kind::Node, ObjectName::new("", node));
     Event {
@@ -39,7 +42,7 @@ pub(super) fn of_start(node: &str, now: Timestamp) -> Event {
     }
 }
 
-/// Builds the Event of a concern. Every node gives equal concerns the same name.
+/// Builds the Event for a warning. Its name is the same on every node.
 pub(super) fn of(concern: &Concern, node: &str, now: Timestamp) -> Event {
     let uid = concern.uid.as_deref();
     let parts = [
@@ -56,8 +59,8 @@ pub(super) fn of(concern: &Concern, node: &str, now: Timestamp) -> Event {
     }
 }
 
-/// Builds an Event about an object, with the fields common to all Events. `number` distinguishes it from
-/// other Events about the same object.
+/// Builds an Event about an object, with the fields that all Events share. `number` distinguishes it
+/// from other Events about the same object.
 fn event(
     about: &ObjectId,
     uid: Option<&str>,
@@ -68,7 +71,7 @@ fn event(
     let ObjectName { namespace, name } = &about.name;
     let namespace = Some(&**namespace).filter(|namespace| !namespace.is_empty());
     let stem = cut(name, LONGEST_STEM).trim_end_matches(['-', '.']);
-    // Events about Nodes have the name as uid, since their senders may know only the name.
+    // Events about Nodes have the name as uid, like those of the kubelet.
     let uid = if about.kind == Kind::Node {
         Some(&**name)
     } else {
@@ -95,14 +98,14 @@ fn event(
     }
 }
 
-/// Computes FNV-1a in 64 bits: it is the same in every build, unlike the hashes of the standard library.
+/// Computes the 64-bit FNV-1a hash, which never changes, unlike the hashes of the standard library.
 fn hash(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     })
 }
 
-/// Returns the reason in the spelling of Events: `frontend_conflict` becomes `FrontendConflict`.
+/// Converts the label of a reason to camel case: `frontend_conflict` becomes `FrontendConflict`.
 fn camel(reason: Reason) -> String {
     let words = reason.label().split('_');
     words
@@ -121,7 +124,7 @@ const fn api_version(kind: Kind) -> &'static str {
     }
 }
 
-/// Returns the longest prefix of a text that fits.
+/// Returns the longest prefix of a text that has at most `most` bytes.
 fn cut(text: &str, most: usize) -> &str {
     let end = text.floor_char_boundary(most);
     text.get(..end).unwrap_or_default()
@@ -147,7 +150,7 @@ mod tests {
         };
         for (concern, kind, namespace, own, uid) in [
             (concern("full"), "Service", "shop", Some("shop"), "1-2-3"),
-            // The kubelet's Events are in this namespace, and have the name as uid.
+            // Like the kubelet's Events: in this namespace, with the name as uid.
             (of_a_node, "Node", "default", None, "edge-1"),
         ] {
             let event = of(&concern, "edge-1", Timestamp::UNIX_EPOCH);
@@ -171,7 +174,7 @@ mod tests {
 
         assert_eq!(name("one", "edge-1"), name("one", "edge-2"));
         assert_ne!(name("one", "edge-1"), name("other", "edge-1"));
-        // The name must not change with a release: during an upgrade, nodes of both releases run.
+        // The name must be the same in all releases: during an upgrade, nodes run different ones.
         assert_eq!(name("one", "edge-1"), "web.f092c021bc4b1e4c");
     }
 

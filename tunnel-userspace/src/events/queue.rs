@@ -1,37 +1,41 @@
+//! Decides which Event is sent next, and when.
+
 use std::{collections::BTreeMap, time::Duration};
 
 use tokio::time::Instant;
 
 use crate::model::{Concern, Kind};
 
-/// The minimum age of a concern when its Event is sent, and the maximum random delay added to it: of the
-/// many nodes with the same concern, one sends first.
+/// The minimum age of a warning when its Event is sent.
 const SETTLED: Duration = Duration::from_secs(2);
+
+/// The maximum random delay beyond that age, so that not all nodes send the same Event at once.
 const SPREAD: Duration = Duration::from_secs(8);
 
-/// The interval after which a lasting concern is sent again: Events expire after an hour (kube-apiserver
-/// `--event-ttl`).
+/// The interval at which an unresolved warning is sent again, as Events expire after an hour
+/// (kube-apiserver `--event-ttl`).
 const AGAIN: Duration = Duration::from_secs(20 * 60);
 
-/// The maximum number of queued concerns.
+/// The maximum number of queued warnings.
 const MOST: usize = 1000;
 
-/// The concerns to send, and their due times.
+/// The warnings to send as Events, at a limited rate.
 #[derive(Debug)]
 pub(super) struct Queue {
-    /// The time when each concern is due.
+    /// The time when each warning is due.
     due: BTreeMap<Concern, Instant>,
     burst: u32,
     every: Duration,
-    /// The number of Events that may be sent now, and the start of the interval for the next one.
+    /// The number of Events that may be sent now.
     tokens: u32,
+    /// The start of the interval after which the next token is added.
     since: Instant,
-    /// No Event is sent before this time.
+    /// The end of the delay after a failure; no Event is sent before.
     waiting: Option<Instant>,
 }
 
 impl Queue {
-    /// Creates an empty queue that permits `burst` Events at once, and then one each `every`.
+    /// Creates an empty queue that permits `burst` Events at once, and then one per interval.
     pub(super) const fn new(burst: u32, every: Duration, now: Instant) -> Self {
         Self {
             due: BTreeMap::new(),
@@ -43,13 +47,12 @@ impl Queue {
         }
     }
 
-    /// Replaces the concerns by the current ones; known ones keep their due time. A concern about an
-    /// object that the API server does not know is dropped.
+    /// Replaces the queued warnings. Those that were already queued keep their due time. Warnings about
+    /// objects that the API server doesn't have are dropped.
     pub(super) fn take(&mut self, concerns: impl IntoIterator<Item = Concern>, now: Instant) {
         let mut last = std::mem::take(&mut self.due);
         let is_of_node = |concern: &Concern| concern.about.kind == Kind::Node;
-        // Nodes come first: there may be very many Services, and a problem of the node causes many of
-        // theirs.
+        // Nodes come first, since a problem of a node may cause problems of very many Services.
         let (of_nodes, others): (Vec<_>, Vec<_>) = concerns.into_iter().partition(is_of_node);
         let others = others.into_iter().filter(|concern| concern.uid.is_some());
         for concern in of_nodes.into_iter().chain(others).take(MOST) {
@@ -61,7 +64,7 @@ impl Queue {
         }
     }
 
-    /// Returns the next concern to send, if one is due.
+    /// Returns the warning to send next, if one is due and the rate limit permits it.
     pub(super) fn due(&mut self, now: Instant) -> Option<Concern> {
         if self.waiting.is_some_and(|until| now < until) {
             return None;
@@ -74,7 +77,8 @@ impl Queue {
             self.since = now;
         }
         let due = self.due.iter().filter(|(_, due)| **due <= now);
-        // The longest overdue concern comes first, so that none starves; a Node before a Service.
+        // The longest overdue warning comes first, so that none starves; at a tie, a Node comes before a
+        // Service.
         let is_service = |concern: &Concern| concern.about.kind != Kind::Node;
         let (concern, _) = due
             .filter(|_| self.tokens > 0)
@@ -90,8 +94,8 @@ impl Queue {
         }
     }
 
-    /// Records that an Event could not be sent. None is sent during the pause, and this one comes last
-    /// after it: its namespace may be the reason for the refusal.
+    /// Records that an Event could not be sent. Nothing is sent during the pause. After it, other Events
+    /// come first, since the failure may concern only this one's namespace.
     pub(super) fn failed(&mut self, concern: &Concern, pause: Duration, now: Instant) {
         self.waiting = Some(now + pause);
         if let Some(due) = self.due.get_mut(concern) {
@@ -110,7 +114,7 @@ mod tests {
 
     const EVERY: Duration = Duration::from_secs(30);
 
-    /// Returns a queue with these concerns, and the time when they have settled.
+    /// Returns a queue with these warnings, and the time when all of them are due.
     fn queue(burst: u32, concerns: impl IntoIterator<Item = Concern>) -> (Queue, Instant) {
         let start = Instant::now();
         let mut queue = Queue::new(burst, EVERY, start);

@@ -10,10 +10,10 @@ use tower::service_fn;
 use super::*;
 use crate::model::{Kind, ObjectId, ObjectName};
 
-/// Longer than any concern takes to settle.
+/// Longer than the maximum delay of a new warning.
 const SETTLED: Duration = Duration::from_secs(12);
 
-/// An API server with one response to all requests, and the objects that were sent to it.
+/// A fake API server that sends one response to all requests, and records the received Events.
 #[derive(Clone)]
 struct Server {
     answer: watch::Sender<(u16, Value)>,
@@ -56,7 +56,7 @@ impl Server {
     }
 }
 
-/// Returns a concern: the frontend of this Service belongs to another one.
+/// Returns a warning that the frontend of this Service belongs to another one.
 pub(super) fn claimed(name: &str) -> Concern {
     Concern {
         about: ObjectId::new(Kind::Service, ObjectName::new("shop", name)),
@@ -68,7 +68,7 @@ pub(super) fn claimed(name: &str) -> Concern {
 
 type Ports = BTreeMap<String, String>;
 
-/// A running task, its API server, and the channels that the task follows.
+/// A running Event task with its inputs and its API server.
 struct Case {
     server: Server,
     concerns: watch::Sender<Arc<[Concern]>>,
@@ -81,7 +81,7 @@ impl Case {
         Self::with(Ports::new())
     }
 
-    /// Starts the task while these ports can't be bound.
+    /// Starts the task with these ports that can't be bound.
     fn with(ports: Ports) -> Self {
         let (listening, ports) = watch::channel(ports);
         let server = Server::new();
@@ -111,12 +111,12 @@ impl Case {
         }
     }
 
-    /// Publishes the concern that the Service's frontend belongs to another one.
+    /// Publishes the warning that the frontend of this Service belongs to another one.
     fn claimed(&self, name: &str) {
         self.concerns.send_replace(Arc::new([claimed(name)]));
     }
 
-    /// Returns the Events that are sent in this number of seconds, except that of the start.
+    /// Returns the Events that are sent within this number of seconds, except that of the start.
     async fn told(&self, seconds: u64) -> Vec<Value> {
         let mut told = self.all_told(seconds).await;
         told.retain(|event| event[1] != "Starting");

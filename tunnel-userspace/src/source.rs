@@ -1,5 +1,5 @@
-//! The sources of objects. Each source writes its complete set of objects into its overlay of the store;
-//! the owner of the maps takes the changes from there.
+//! Reads objects from their sources: files and the API server. Each source writes its objects into its
+//! overlay of the store, from which the control loop takes the changes.
 
 pub mod file;
 mod fingerprint;
@@ -16,24 +16,24 @@ pub use store::{Overlay, Store};
 
 use crate::model::Kind;
 
-/// The result of reading a source, for status.
+/// The state of a source, for status.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Report {
-    /// Objects in use, by kind.
+    /// The number of objects in use, by kind.
     pub objects: BTreeMap<Kind, usize>,
-    /// The current problems: refused objects, ignored fields, unreadable files.
+    /// The current problems: refused objects, ignored fields and unreadable files.
     pub problems: Vec<Problem>,
     /// The number of refused objects since the start.
     pub rejected_total: u64,
     /// The number of ignored fields of objects in use, since the start.
     #[serde(default)]
     pub ignored_total: u64,
-    /// Kinds that were found and left alone.
+    /// Kinds that were found in files but are not supported.
     pub unknown_kinds: Vec<UnknownKind>,
-    /// True if the first complete set has been read.
+    /// True if the first complete list has been read.
     pub synced: bool,
-    /// The state of the API server, if it is a source.
+    /// The state of the API server, if the source is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub server: Option<Server>,
 }
@@ -44,16 +44,16 @@ pub struct Report {
 pub struct Server {
     /// The address of the server in use.
     pub address: String,
-    /// The error if requests fail.
+    /// The error, while requests fail.
     pub error: Option<String>,
-    /// The time of the first failure, RFC 3339.
+    /// The time of the first failure, in RFC 3339.
     pub error_since: Option<String>,
-    /// A description of the data in use, after a start without the server.
+    /// A description of the data in use, if the server has not responded since the start.
     pub stale: Option<String>,
 }
 
 impl Report {
-    /// Merges the reports of several sources.
+    /// Merges the reports of several sources into one.
     #[must_use]
     pub fn merge(reports: impl IntoIterator<Item = Arc<Self>>) -> Self {
         let mut merged = Self {

@@ -115,7 +115,7 @@ fn an_invalid_value_is_refused_with_its_field() {
         service: { localListenerPollInterval: 999ms } => service.localListenerPollInterval: must be from 1s to 60s
         service: { localListenerPollInterval: 60001ms } => service.localListenerPollInterval: must be from 1s to 60s
         source: { kube: { apiServers: ['https://a:1', 'b:1'] } } => \
-            source.kube.apiServers[1]: `b:1` is no https://HOST:PORT";
+            source.kube.apiServers[1]: `b:1` is not an API server address of the form https://HOST:PORT";
     refused(rows(table));
 }
 

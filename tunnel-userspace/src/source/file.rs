@@ -1,4 +1,4 @@
-//! A folder of plain Kubernetes manifests, or one file, watched.
+//! Reads and watches a folder of Kubernetes manifests, or one file.
 
 mod documents;
 mod folder;
@@ -17,6 +17,7 @@ use std::{
 
 use folder::{Job, Listing, Noticed, Target};
 use parse::Cache;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use state::State;
 use tokio::{
@@ -34,13 +35,13 @@ use super::{
 };
 use crate::{clock::monotonic, drain, latest::put, model::Update};
 
-/// A folder or file of manifests.
-#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+/// The settings of a source of files.
+#[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Settings {
     /// The folder or file.
     pub path: PathBuf,
-    /// The size up to which a file is read, in bytes.
+    /// The maximum size of a file, in bytes; larger files are refused.
     pub max_file_bytes: u64,
 }
 
@@ -54,7 +55,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Returns the settings for a folder or a file, with all other values at their defaults.
+    /// Creates the settings for a folder or file, with the other values at their defaults.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
             path: path.into(),
@@ -68,18 +69,19 @@ impl Settings {
     }
 }
 
-/// The interval of polls for changes without an event.
+/// The interval of polls for changes that cause no event.
 const POLL: Duration = Duration::from_secs(1);
 
-/// The number of polls, during the first read of the folder, for a file that is being written. An object
-/// missing from the first complete set counts as deleted, so the wait is worthwhile.
+/// The maximum number of times that the first read waits for a file that is being written. An object that
+/// is missing from the first complete list counts as deleted.
 const FIRST_POLLS: u32 = 100;
+/// The wait between two attempts of the first read.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 
-/// The error of a source of files that can't start.
+/// The error of starting a source of files.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The folder or file isn't there, or can't be read.
+    /// The folder or file is missing or can't be read.
     #[error("cannot read manifests in {path}")]
     Read {
         /// The folder or file.
@@ -99,12 +101,11 @@ pub enum Error {
     },
 }
 
-/// Reads a folder or a file once.
+/// Reads a folder or file once. Returns errors in the content as [`Problem`]s.
 ///
 /// # Errors
 ///
-/// The folder or file does not exist or can't be read. Errors in its content are returned as
-/// [`Problem`]s.
+/// The folder or file is missing or can't be read.
 pub fn read(path: &Path) -> Result<(Update, Vec<Problem>), Error> {
     let mut store = Store::default();
     let settings = Settings::new(path);
@@ -115,8 +116,8 @@ pub fn read(path: &Path) -> Result<(Update, Vec<Problem>), Error> {
     Ok((store.take_update().unwrap_or_default(), problems))
 }
 
-/// Reads two versions of a file. Returns true if the second, read with the cache of the first, equals
-/// the second read alone.
+/// Parses two versions of a file. Returns true if the cache of the first does not change the result of
+/// the second.
 pub(crate) fn reads_alike(first: &str, second: &str) -> bool {
     let (_, cache) = parse::yaml(first, &Cache::default());
     let beside = parse::yaml(second, &cache).0;
@@ -124,7 +125,7 @@ pub(crate) fn reads_alike(first: &str, second: &str) -> bool {
     beside == parse::yaml(second, &Cache::default()).0
 }
 
-/// Reads a folder for the first time.
+/// Reads the folder for the first time.
 fn open(target: &Target, overlay: &Overlay) -> io::Result<(Place, State)> {
     let at = monotonic();
     let place = target.place()?;
@@ -147,26 +148,26 @@ fn open(target: &Target, overlay: &Overlay) -> io::Result<(Place, State)> {
     Ok((place, state))
 }
 
-/// Gives a writer time to finish.
+/// Waits for a writer to finish.
 #[expect(
     clippy::disallowed_methods,
-    reason = "a blocking thread waits, before anything is served"
+    reason = "only a blocking thread waits, before any object is used"
 )]
 fn pause() {
     std::thread::sleep(FIRST_PAUSE);
 }
 
-/// Starts to watch a folder or a file, and reads it. [`FileSource::run`] continues from there.
+/// Starts to watch a folder or file, and reads it. [`FileSource::run`] then applies changes.
 ///
 /// # Errors
 ///
-/// The folder or file does not exist, or can't be read or watched.
+/// The folder or file is missing, or can't be read or watched.
 pub async fn start(settings: Settings, overlay: Overlay) -> Result<FileSource, Error> {
     let cannot_read = settings.cannot_read();
     let read = move || {
         let target = Target::new(&settings.path, settings.max_file_bytes);
         let target = target.map_err(settings.cannot_read())?;
-        // The watch exists before the folder is read, so that no change between the two is lost.
+        // The watch starts before the read, so that no change in between is missed.
         let watch = Watch::new(&target).map_err(|source| Error::Watch {
             path: target.folder.clone(),
             source,
@@ -187,11 +188,11 @@ pub async fn start(settings: Settings, overlay: Overlay) -> Result<FileSource, E
     blocking(read).await.map_err(cannot_read).flatten()
 }
 
-/// A source of files, after its first read.
+/// A source of files that has read them once.
 #[derive(Debug)]
 pub struct FileSource {
     target: Target,
-    /// The watched folder; `None` while it is missing.
+    /// The identity of the watched folder; `None` while it is missing.
     place: Option<Place>,
     watch: Watch,
     state: State,
@@ -201,13 +202,13 @@ pub struct FileSource {
 }
 
 impl FileSource {
-    /// Follows the report.
+    /// Returns a receiver of the report.
     #[must_use]
     pub fn report(&self) -> latest::Receiver<Arc<Report>> {
         self.report.subscribe()
     }
 
-    /// Writes changes to the overlay until the drain begins.
+    /// Watches the files and writes changes to the overlay, until the drain begins.
     pub async fn run(mut self, mut draining: latest::Receiver<bool>) {
         let mut poll = interval_at(Instant::now() + POLL, POLL);
         poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -221,7 +222,7 @@ impl FileSource {
         }
     }
 
-    /// Reads the files that events name.
+    /// Handles the events since the last call.
     async fn catch_up(&mut self) {
         let changes = self.watch.take();
         let Some(at) = changes.since else {
@@ -271,7 +272,7 @@ impl FileSource {
         self.read(jobs, at).await;
     }
 
-    /// Polls for changes without an event.
+    /// Polls for changes that cause no event.
     async fn poll(&mut self) {
         let at = monotonic();
         let target = self.target.clone();
@@ -291,7 +292,7 @@ impl FileSource {
         self.read(jobs, at).await;
     }
 
-    /// Watches the folder that is now at the path, and reads it.
+    /// Watches the folder that is now at the path, and scans it.
     async fn watch_again(&mut self, at: Duration) {
         let target = self.target.clone();
         let watched = blocking(move || {
@@ -302,14 +303,14 @@ impl FileSource {
             Ok((watch, place)) => {
                 self.watch = watch;
                 self.place = Some(place);
-                self.trouble("is another folder now");
+                self.trouble("was replaced by another folder");
                 self.scan(at).await;
             }
             Err(error) => self.lose(&error),
         }
     }
 
-    /// Lists the folder, and reads the files that differ from their last read.
+    /// Lists the folder, and reads the files that have changed since their last read.
     async fn scan(&mut self, at: Duration) {
         let target = self.target.clone();
         let listing = match blocking(move || target.list()).await.flatten() {
@@ -318,13 +319,13 @@ impl FileSource {
         };
         let writing = self.watch.writing();
         if self.state.trouble.is_some() {
-            // A file that is being written may hold the missing objects.
+            // A file that is being written may contain the missing objects.
             if listing.keys().any(|path| writing.contains(path)) {
                 return;
             }
-            // An empty folder is more likely not filled or mounted yet than emptied.
+            // If the new folder is empty, it probably isn't filled or mounted yet.
             if listing.is_empty() && !self.state.is_empty() {
-                return self.trouble("was replaced by one without manifests");
+                return self.trouble("was replaced by a folder without manifests");
             }
         }
         self.state.trouble = None;
@@ -356,7 +357,7 @@ impl FileSource {
     }
 
     fn trouble(&mut self, what: &str) {
-        let reason = format!("{what}; what was read before stays");
+        let reason = format!("{what}; the objects that were read before stay in use");
         self.state.trouble = Some(Problem::of_file(&self.target.folder, reason));
     }
 
@@ -387,7 +388,7 @@ async fn fingerprints(paths: BTreeSet<Arc<Path>>) -> Listing {
         .unwrap_or_default()
 }
 
-/// Runs a blocking function.
+/// Runs a function on a thread for blocking calls.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
     spawn_blocking(work).await.map_err(io::Error::other)
 }

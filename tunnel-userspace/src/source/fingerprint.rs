@@ -1,4 +1,4 @@
-//! Identifies files and folders, and detects their changes.
+//! Detects by metadata that a file or folder was changed or replaced.
 
 use std::{
     fs::{self, Metadata},
@@ -6,16 +6,18 @@ use std::{
     path::Path,
 };
 
-/// The metadata that change whenever a file is replaced or written.
+/// Metadata of a file that change whenever it is written or replaced.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Fingerprint {
     pub(super) place: Place,
     size: u64,
+    /// The mtime: seconds and nanoseconds.
     modified: (i64, i64),
+    /// The ctime: seconds and nanoseconds.
     changed: (i64, i64),
 }
 
-/// The identity of a folder or file, which differs from that of another one at the same path.
+/// The device and inode number of a file or folder. They change if another file takes its path.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(super) struct Place {
     device: u64,
@@ -41,14 +43,14 @@ impl Fingerprint {
         }
     }
 
-    /// Returns true if both are one file without a write in between, under any name. The ctime is
-    /// ignored: it changes when the file is renamed, or another one takes its name.
+    /// Returns true if both fingerprints are of the same file, and it was not written in between. The ctime
+    /// is ignored, since a rename changes it.
     pub(super) fn is_same_text(&self, other: &Self) -> bool {
         (self.place, self.size, self.modified) == (other.place, other.size, other.modified)
     }
 }
 
-/// Reads the fingerprint of a file, through symbolic links.
+/// Returns the fingerprint of a file, following symbolic links; `None` if it can't be read.
 pub(super) fn fingerprint(path: &Path) -> Option<Fingerprint> {
     fs::metadata(path)
         .ok()

@@ -1,10 +1,12 @@
+//! Logs the problems of a source when they appear and when they are resolved.
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use tracing::{info, warn};
 
 use crate::source::{Problem, Report, UnknownKind};
 
-/// The logged problems and kinds, so that each is logged once.
+/// The problems and unsupported kinds that were logged, so that each is logged once.
 #[derive(Debug, Default)]
 pub(super) struct Journal {
     problems: BTreeMap<Problem, Problem>,
@@ -14,7 +16,7 @@ pub(super) struct Journal {
 }
 
 impl Journal {
-    /// Logs new and resolved problems of a report, and sets its totals.
+    /// Logs the new and the resolved problems of a report, and sets its totals.
     pub(super) fn tell(&mut self, report: &mut Report) {
         let problems: BTreeMap<Problem, Problem> = report
             .problems
@@ -60,7 +62,7 @@ impl Journal {
         for unknown in &report.unknown_kinds {
             if self.unknown.insert(unknown.clone()) {
                 let UnknownKind { file, kind } = unknown;
-                info!(file, kind, "kind left alone");
+                info!(file, kind, "kind not supported");
             }
         }
         report.rejected_total = self.rejected_total;

@@ -1,6 +1,5 @@
-//! The API server of the cluster: Services, EndpointSlices, Nodes, ServiceCIDRs, and the one
-//! ConfigMap, watched with the selectors of kube-proxy 1.36
-//! (`cmd/kube-proxy/app/server.go`, `ProxyServer.Run`).
+//! Lists and watches Services, EndpointSlices, Nodes, ServiceCIDRs and one ConfigMap on the API server,
+//! with the selectors of kube-proxy 1.36 (`cmd/kube-proxy/app/server.go`, `ProxyServer.Run`).
 
 mod client;
 mod follow;
@@ -16,6 +15,7 @@ use k8s_openapi::api::{
     networking::v1::ServiceCIDR,
 };
 use kube::{Client, Resource};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::{
     sync::{mpsc, watch},
@@ -41,29 +41,28 @@ use crate::{
     model::{Concern, Kind, NODE_POOL, ObjectName, ZONE},
 };
 
-/// A selector: the Service is not served by another proxy.
+/// The label selector of Services that no other proxy serves.
 const NOT_OF_OTHER_PROXY: &str = "!service.kubernetes.io/service-proxy-name";
-/// A selector: the Service is not headless.
+/// The field selector of Services that are not headless.
 const NOT_HEADLESS: &str = "spec.clusterIP!=None";
-/// A selector: the slice is not one of a headless Service.
+/// The label selector of slices that do not belong to a headless Service.
 const NOT_OF_HEADLESS: &str = "!service.kubernetes.io/headless";
 
-/// The size of the event queue.
+/// The size of the channel for events.
 const HEARD: usize = 1024;
 
-/// The time limits after which a misbehaving server is treated as such.
+/// Time limits for servers that misbehave. Constant, except in tests.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
-    /// The maximum silence within a response: as long as a response may take to begin.
+    /// The maximum time without data within a response that is not a watch.
     silence: Duration,
-    /// The time that lists may have an older version than the last seen one. A server that lags is a few
-    /// seconds behind, and its readiness fails if it stays behind; after a restore from a backup, a
-    /// delay of a minute is acceptable.
+    /// The time for which lists older than the last seen version are refused. A lagging server catches up
+    /// within seconds. A server that was restored from a backup doesn't, and is accepted after this time.
     lag: Duration,
-    /// The timeout of a probe that checks if the server is back.
+    /// The timeout of a request that probes if the server responds again.
     probe: Duration,
-    /// The time that a watch may stay open beyond its requested duration. After that, its server, or a
-    /// proxy before it, has forgotten it.
+    /// The time that a watch may stay open beyond its requested duration. After that, the server or a
+    /// proxy in front of it has lost the watch.
     overtime: Duration,
 }
 
@@ -74,34 +73,39 @@ const LIMITS: Limits = Limits {
     overtime: Duration::from_secs(30),
 };
 
-/// The API server of the cluster.
-#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+/// The settings of the API server as a source.
+#[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Settings {
-    /// A kubeconfig; without one, the service account of the pod is used.
+    /// The kubeconfig; without one, the pod's service account is used.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kubeconfig: Option<PathBuf>,
-    /// The servers, instead of the one in the kubeconfig or the pod's environment: the node must not
-    /// depend on its own translation to receive the Services to translate.
+    /// The addresses of the servers, instead of that in the kubeconfig or in the pod's environment. The
+    /// latter is a Service, which this node can't reach before it has received the Services.
     pub api_servers: Vec<ApiServer>,
-    /// The timeout of a connect.
+    /// The timeout of a TCP connect.
     #[serde(with = "duration")]
+    #[schemars(with = "String")]
     pub connect_timeout: Duration,
-    /// The duration of one watch, at most 290 s.
+    /// The duration of a watch, at most 290 s.
     #[serde(with = "duration")]
+    #[schemars(with = "String")]
     pub watch_timeout: Duration,
-    /// The longest backoff between two attempts to reach the server.
+    /// The maximum backoff between two attempts to reach the server.
     #[serde(with = "duration")]
+    #[schemars(with = "String")]
     pub max_backoff: Duration,
-    /// The number of objects in a page, if the server doesn't stream lists.
+    /// The number of objects per page, if the server can't stream lists.
     pub page_size: u32,
-    /// The time to wait for the server at a start, before the last known state is used.
+    /// The time to wait for the server after the start, before the last known state is used.
     #[serde(with = "duration")]
+    #[schemars(with = "String")]
     pub initial_sync_timeout: Duration,
-    /// The minimum interval between writes of the last known state.
+    /// The minimum interval between two writes of the last known state.
     #[serde(with = "duration")]
+    #[schemars(with = "String")]
     pub snapshot_interval: Duration,
-    /// Events on Services and Nodes for problems that an operator must act on.
+    /// The settings of Kubernetes Events about problems.
     pub events: Events,
 }
 
@@ -121,45 +125,45 @@ impl Default for Settings {
     }
 }
 
-/// The objects that this node reads from the API server.
+/// The objects that a node reads from the API server.
 #[derive(Clone, Debug, Default)]
 pub struct Scope {
     /// The name of this node.
     pub node: String,
-    /// The objects for steering; `None` if it is off.
+    /// The objects for steering; `None` if steering is off.
     pub steering: Option<Steering>,
-    /// True if the owners of addresses matter: then all Nodes are read, as for steering, instead of only
-    /// this node's own; and Services of other proxies, for the addresses of their load balancers.
+    /// True if external IPs are served only for their owners (`service.externalIPs: owned`). All Nodes are
+    /// then read, and the Services of other proxies, for the addresses of their load balancers.
     pub owners: bool,
-    /// True if the node pools of Nodes matter: then all Nodes are read, too.
+    /// True if node pools are used (`service.topologyKeys: honor`). All Nodes are then read.
     pub pools: bool,
-    /// The file of the last known state.
+    /// The path of the last known state.
     pub snapshot: PathBuf,
 }
 
-/// The objects that steering needs from the API server.
+/// The objects that steering needs.
 #[derive(Clone, Debug)]
 pub struct Steering {
-    /// The labels that mark edge nodes.
+    /// The keys of the labels that mark edge nodes.
     pub labels: BTreeSet<String>,
-    /// The ConfigMap with further steered ports.
+    /// The ConfigMap with additional ports to steer.
     pub config_map: ObjectName,
 }
 
-/// The selected objects of one kind.
+/// The objects of one kind that are listed and watched.
 #[derive(Clone, Debug)]
 struct Selection {
     kind: Kind,
-    /// The path of the collection.
+    /// The URL path of the collection.
     path: String,
     labels: Option<String>,
     fields: Option<String>,
-    /// The function that reads one object.
+    /// The function that parses an object.
     read: fn(&str) -> serde_json::Result<Arrived>,
 }
 
 impl Selection {
-    /// Selects by labels and fields; in one namespace, or in all.
+    /// Selects by labels and fields, in one namespace or in all.
     fn of<K: Arriving + Resource<DynamicType = ()>>(
         namespace: Option<&str>,
         labels: Option<&str>,
@@ -211,12 +215,12 @@ impl Scope {
     }
 }
 
-/// Starts to follow the API server, even if it can't be reached. [`KubeSource::run`] continues from
-/// there.
+/// Creates the source, even if the API server can't be reached. [`KubeSource::run`] then lists and
+/// watches objects.
 ///
 /// # Errors
 ///
-/// The kubeconfig, or the service account of the pod, can't be used.
+/// The kubeconfig or the pod's service account can't be used.
 pub async fn start(
     settings: Settings,
     scope: Scope,
@@ -250,7 +254,7 @@ async fn start_within(
     Ok(source)
 }
 
-/// A source that follows the API server.
+/// The API server as a source.
 pub struct KubeSource {
     client: Client,
     current: Current,
@@ -265,13 +269,13 @@ pub struct KubeSource {
 }
 
 impl KubeSource {
-    /// Follows the report.
+    /// Returns a receiver of the report.
     #[must_use]
     pub fn report(&self) -> watch::Receiver<Arc<Report>> {
         self.report.subscribe()
     }
 
-    /// Follows the problems that an operator must act on.
+    /// Returns a receiver of the current warnings.
     #[must_use]
     pub fn concerns(&self) -> watch::Receiver<Arc<[Concern]>> {
         self.concerns.subscribe()
@@ -283,10 +287,10 @@ impl KubeSource {
         self.client.clone()
     }
 
-    /// Writes changes to the overlay until the drain begins.
+    /// Lists and watches objects, and writes changes to the overlay, until the drain begins.
     pub async fn run(mut self, mut draining: watch::Receiver<bool>) {
         let (sender, mut heard) = mpsc::channel(HEARD);
-        // Dropping the set aborts the tasks.
+        // The tasks are aborted when the set is dropped.
         let mut following = JoinSet::new();
         for selection in self.scope.selections() {
             let one = Following {
@@ -302,7 +306,7 @@ impl KubeSource {
         let patience = Instant::now() + self.settings.initial_sync_timeout;
         let mut save_at = Instant::now() + self.settings.snapshot_interval;
         let mut batch = Vec::with_capacity(HEARD);
-        // In a blocking thread next to the loop, as a disk may be slow.
+        // Writes run on a thread of their own, since a disk may be slow.
         let mut saving = JoinSet::new();
         loop {
             let is_listing = self.overlay.phase() == Phase::Listing;
@@ -336,14 +340,14 @@ impl KubeSource {
         }
     }
 
-    /// Applies events to the overlay, in one change.
+    /// Applies events to the overlay, as one batch.
     fn take(&mut self, heard: impl Iterator<Item = Heard>) {
         let now = Timestamp::now();
         let mut edit = self.overlay.edit(monotonic());
         heard.for_each(|heard| self.reflector.take(heard, now, &mut edit));
     }
 
-    /// Starts with the last known state of an earlier process.
+    /// Uses the last known state, which an earlier process has written.
     async fn use_snapshot(&mut self) {
         let (path, node) = (self.scope.snapshot.clone(), self.scope.node.clone());
         let read = spawn_blocking(move || snapshot::read(&path, &node)).await;
@@ -351,28 +355,28 @@ impl KubeSource {
         let snapshot: Option<Snapshot> = read.unwrap_or_else(|error| {
             let error = &error as &dyn std::error::Error;
             let path = self.scope.snapshot.display();
-            warn!(%path, error, "the last known state can't be used");
+            warn!(%path, error, "cannot use the last known state");
             None
         });
         match &snapshot {
             Some(Snapshot { written, objects }) => {
                 let objects = objects.len();
-                warn!(%written, objects, "the API server can't be reached: going on with the last known state");
+                warn!(%written, objects, "cannot reach the API server; using the last known state");
             }
             None => warn!(
-                "the API server can't be reached, and there is no last known state: going on with nothing new"
+                "cannot reach the API server, and there is no last known state; keeping existing map entries"
             ),
         }
         let mut edit = self.overlay.edit(monotonic());
         self.reflector.use_snapshot(snapshot, &mut edit);
     }
 
-    /// Returns true if the file on disk lacks a change.
+    /// Returns true if the state has changed since the last write, and is complete.
     fn must_save(&self) -> bool {
         !self.reflector.is_saved && self.reflector.is_live()
     }
 
-    /// Returns a function that writes the current state to disk.
+    /// Returns a function that writes the current state to the disk.
     fn save(&mut self) -> impl FnOnce() -> io::Result<()> + Send + use<> {
         self.reflector.is_saved = true;
         let (path, node) = (self.scope.snapshot.clone(), self.scope.node.clone());
@@ -383,7 +387,7 @@ impl KubeSource {
         move || snapshot::write(&path, &node, &known)
     }
 
-    /// Records the result of a write. A failed write is retried.
+    /// Records the result of a write; a failed one is retried.
     fn note(&mut self, written: Result<io::Result<()>, JoinError>) {
         if let Err(error) = written.map_err(io::Error::other).flatten() {
             self.reflector.is_saved = false;
@@ -405,19 +409,19 @@ impl KubeSource {
     }
 }
 
-/// Logs when requests to the server begin to fail, and when they succeed again.
+/// Logs when requests to the server start to fail and when they succeed again.
 fn tell(before: Option<&Server>, now: Option<&Server>) {
     let (Some(before), Some(now)) = (before, now) else {
         return;
     };
     let server = &now.address;
     match (&before.error, &now.error) {
-        (None, Some(why)) => warn!(server, why, "the API server can't be asked"),
-        (Some(_), None) => info!(server, "the API server answers again"),
+        (None, Some(error)) => warn!(server, error, "requests to the API server fail"),
+        (Some(_), None) => info!(server, "requests to the API server succeed again"),
         (Some(_), Some(_)) | (None, None) => {}
     }
     if before.stale.is_some() && now.stale.is_none() {
-        info!("all that the API server has is known; what was known before is no longer used");
+        info!("received all objects from the API server; the last known state is no longer used");
     }
 }
 

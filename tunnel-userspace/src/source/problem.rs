@@ -2,38 +2,38 @@ use std::{fmt, path::Path};
 
 use serde::{Deserialize, Serialize};
 
-/// An object, field or file that a source can't use.
+/// An error in an object, field or file of a source.
 #[derive(Clone, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Problem {
-    /// The origin: a file, or the API server.
+    /// The path of the file, or `API server`.
     pub origin: String,
-    /// The document in the file, counted from 1.
+    /// The number of the document in the file, from 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub document: Option<usize>,
-    /// The line in the file of a syntax error, else where the document begins.
+    /// The line of a syntax error, otherwise the first line of the document.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub line: Option<usize>,
     /// The object, if its kind and name could be read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub object: Option<String>,
-    /// The field.
+    /// The path of the field.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub field: Option<String>,
     /// The error.
     pub reason: String,
-    /// True if only the field is left out, and the object used without it.
+    /// True if only the field is ignored, and the object is used without it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ignored: bool,
 }
 
 impl Problem {
-    /// Creates a problem of a file as a whole.
+    /// Creates a problem of a complete file.
     pub(super) fn of_file(file: &Path, reason: impl Into<String>) -> Self {
         Self::of(file.display(), reason)
     }
 
-    /// Creates a problem of an origin as a whole.
+    /// Creates a problem without document, object and field.
     pub(super) fn of(origin: impl fmt::Display, reason: impl Into<String>) -> Self {
         Self {
             origin: origin.to_string(),
@@ -46,7 +46,8 @@ impl Problem {
         }
     }
 
-    /// Returns the problem without its position if it has an object, which may move within the file.
+    /// Returns the problem without its position if the object is known: a problem stays the same when its
+    /// object moves within the file.
     pub(super) fn without_place(&self) -> Self {
         let (document, line) = match self.object {
             Some(_) => (None, None),
@@ -76,7 +77,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// A kind that was found in a file and left alone.
+/// A kind in a file that Culvert doesn't support.
 #[derive(Clone, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct UnknownKind {

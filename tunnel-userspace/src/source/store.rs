@@ -1,6 +1,6 @@
-//! The objects of all sources. Each source writes its own overlay; for an object in several overlays,
-//! the version of the first one is used. Changes wake the owner of the maps, which takes all of them at
-//! once.
+//! Stores the objects of all sources. Each source writes its own overlay; if several overlays have an
+//! object, that of the first overlay is used. Changes wake the control loop, which takes all of them in
+//! one update.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,40 +12,41 @@ use tokio::sync::Notify;
 
 use crate::model::{EndpointSlice, Kind, Object, ObjectId, ObjectName, ServiceState, Update};
 
-/// The progress of a source's synchronisation, in rising order. The store has the lowest phase of its
-/// sources.
+/// The progress of a source towards a complete list, in ascending order. The phase of the store is the
+/// lowest phase of its sources.
 #[derive(Clone, Copy, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
 pub(super) enum Phase {
-    /// The first complete list is missing.
+    /// The first complete list has not been received.
     #[default]
     Listing,
-    /// The source was not reached since the start; the objects are those of an earlier process.
+    /// The source has not responded since the start, and its objects are those of an earlier process.
     Stale,
-    /// The first complete list is present, but some of its objects or files can't be used.
+    /// A complete list was received, but some of its objects or files can't be used.
     Partial,
-    /// All objects of the source are present.
+    /// A complete list was received, and all of its objects are in use.
     Whole,
 }
 
-/// The handle by which the owner of the maps reads the store.
+/// The objects of all sources, as the control loop reads them.
 #[derive(Debug, Default)]
 pub struct Store {
     shared: Arc<Shared>,
 }
 
-/// The handle by which one source writes to the store.
+/// The objects of one source, as the source writes them.
 #[derive(Debug)]
 pub struct Overlay {
     shared: Arc<Shared>,
     index: usize,
 }
 
-/// A change of an overlay. The owner of the maps sees it atomically, once this is dropped.
+/// A batch of changes to an overlay. It holds the lock of the store, so all changes become visible at
+/// once when it is dropped.
 pub(super) struct Edit<'a> {
     state: MutexGuard<'a, State>,
     changed: &'a Notify,
     index: usize,
-    /// The time when the following changes were noticed.
+    /// The monotonic time when the next changes were noticed.
     pub(super) at: Duration,
 }
 
@@ -57,15 +58,16 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The overlays, in their order of precedence.
+    /// The overlays, in order of precedence.
     overlays: Vec<Said>,
-    /// The sources that still run.
+    /// The number of running sources.
     running: usize,
-    /// The slices in use, by the Service that owns them, each list in the order of names.
+    /// The slices in use, by Service, each list sorted by name.
     slices: BTreeMap<ObjectName, Vec<Arc<EndpointSlice>>>,
-    /// The changed objects since the last update; `None` before the first one, which holds everything.
+    /// The objects that changed since the last update; `None` before the first update, which contains all
+    /// objects.
     dirty: Option<BTreeSet<ObjectId>>,
-    /// The time when the oldest change since the last update was noticed.
+    /// The time when the oldest change since the last update was noticed; `None` without changes.
     since: Option<Duration>,
 }
 
@@ -77,7 +79,7 @@ struct Said {
 }
 
 impl Store {
-    /// Adds the overlay of a further source. Overlays that were added before have precedence.
+    /// Adds the overlay of a source. Overlays that were added earlier have precedence.
     pub fn overlay(&mut self) -> Overlay {
         let mut state = self.shared.lock();
         let index = state.overlays.len();
@@ -89,9 +91,10 @@ impl Store {
         }
     }
 
-    /// Waits for changes, and takes all of them. Returns `None` once no source runs any more. The first
-    /// update comes after every source's first complete list and holds every object: one that is missing
-    /// from it counts as deleted.
+    /// Waits for changes and takes all of them; `None` if no source is running any more.
+    ///
+    /// The first update is returned once every source has delivered its first complete list. It contains
+    /// all objects, so an object that is missing from it was deleted.
     pub async fn update(&mut self) -> Option<Update> {
         loop {
             {
@@ -105,14 +108,14 @@ impl Store {
         }
     }
 
-    /// Takes the changes since the last update, if any.
+    /// Takes the changes since the last update; `None` if there are none.
     pub fn take_update(&mut self) -> Option<Update> {
         self.shared.lock().take_update()
     }
 }
 
 impl Overlay {
-    /// Begins a change that was noticed at that time.
+    /// Begins a batch of changes that were noticed at this time.
     pub(super) fn edit(&self, at: Duration) -> Edit<'_> {
         Edit {
             state: self.shared.lock(),
@@ -127,7 +130,7 @@ impl Overlay {
         self.read(|said| said.phase)
     }
 
-    /// Returns the number of objects, by kind.
+    /// Returns the number of objects by kind.
     pub(super) fn counts(&self) -> BTreeMap<Kind, usize> {
         self.read(|said| {
             let kinds = said.objects.iter();
@@ -140,7 +143,7 @@ impl Overlay {
         self.read(|said| said.get(id).cloned())
     }
 
-    /// Returns every object.
+    /// Returns all objects.
     pub(super) fn objects(&self) -> Vec<Object> {
         self.read(|said| {
             said.objects
@@ -165,8 +168,7 @@ impl Drop for Overlay {
 }
 
 impl Edit<'_> {
-    /// Inserts, updates or removes an object; equal objects are ignored. Returns true if the overlay
-    /// changed.
+    /// Inserts, updates or removes an object. Returns false if the overlay already has an equal object.
     pub(super) fn put(&mut self, id: &ObjectId, object: Option<Object>) -> bool {
         self.state.put(self.index, id, object, self.at)
     }
@@ -182,7 +184,7 @@ impl Edit<'_> {
         }
     }
 
-    /// Returns the IDs of a kind.
+    /// Returns the IDs of all objects of a kind.
     pub(super) fn ids(&self, kind: Kind) -> impl Iterator<Item = ObjectId> {
         let said = self.state.overlays.get(self.index);
         said.into_iter().flat_map(move |said| said.ids(kind))
@@ -208,7 +210,7 @@ impl Said {
         self.objects.get(&id.kind)?.get(&id.name)
     }
 
-    /// Returns the IDs of a kind, by name.
+    /// Returns the IDs of all objects of a kind, sorted by name.
     fn ids(&self, kind: Kind) -> impl Iterator<Item = ObjectId> {
         let names = self.objects.get(&kind).into_iter().flat_map(BTreeMap::keys);
         names.map(move |name| ObjectId {
@@ -217,7 +219,8 @@ impl Said {
         })
     }
 
-    /// Inserts, replaces or removes an object. Returns the previous one; `None` if nothing changes.
+    /// Inserts, replaces or removes an object, and returns the previous one. Returns `None` if the object
+    /// is unchanged.
     fn put(&mut self, id: &ObjectId, object: Option<Object>) -> Option<Option<Object>> {
         let objects = self.objects.entry(id.kind).or_default();
         if objects.get(&id.name) == object.as_ref() {
@@ -231,7 +234,7 @@ impl Said {
 }
 
 impl State {
-    /// Inserts, replaces or removes an object in an overlay. Returns true if that changed the overlay.
+    /// Inserts, replaces or removes an object in an overlay. Returns true if the overlay changed.
     fn put(&mut self, index: usize, id: &ObjectId, object: Option<Object>, at: Duration) -> bool {
         let Some((said, later)) = self
             .overlays
@@ -252,7 +255,7 @@ impl State {
         true
     }
 
-    /// Records that another version of an object is in use.
+    /// Records that an object in use was inserted, replaced or removed.
     fn replaced(
         &mut self,
         id: &ObjectId,
@@ -269,13 +272,12 @@ impl State {
                     }
                 }
             }
-            // The maps do not depend on it.
+            // The maps do not depend on ServiceCIDRs.
             Kind::ServiceCidr => {}
         }
     }
 
-    /// Adds or removes a slice of a Service. The endpoints of a missing Service are kept for its
-    /// arrival.
+    /// Adds or removes a slice of a Service. Slices may arrive before their Service.
     fn endpoints_changed(&mut self, slice: Arc<EndpointSlice>, is_now: bool, at: Duration) {
         let owner = ObjectId {
             kind: Kind::Service,
@@ -297,7 +299,7 @@ impl State {
         }
     }
 
-    /// Records that the next update must hold an object.
+    /// Records that the next update must contain an object.
     fn touch(&mut self, id: ObjectId, at: Duration) {
         if let Some(dirty) = &mut self.dirty {
             dirty.insert(id);
@@ -309,7 +311,7 @@ impl State {
         self.since = Some(self.since.map_or(at, |since| since.min(at)));
     }
 
-    /// Returns the version of an object that is in use.
+    /// Returns the object of the first overlay that has it.
     fn get(&self, id: &ObjectId) -> Option<&Object> {
         self.overlays.iter().find_map(|said| said.get(id))
     }
@@ -356,7 +358,7 @@ impl State {
         Some(update)
     }
 
-    /// Returns the ID of every object that updates hold.
+    /// Returns the IDs of all objects of the kinds that updates contain.
     fn everything(&self) -> BTreeSet<ObjectId> {
         let kinds = [Kind::Service, Kind::Node, Kind::ConfigMap].into_iter();
         let of_kind = |kind| self.overlays.iter().flat_map(move |said| said.ids(kind));

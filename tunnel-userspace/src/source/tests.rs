@@ -1,4 +1,4 @@
-//! A running source, for the tests of each kind of source.
+//! A running source for the tests of files and of the API server.
 
 use std::{collections::BTreeMap, fs, path::PathBuf, sync::Arc, time::Duration};
 
@@ -10,12 +10,12 @@ use crate::model::Update;
 
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A running source, and the content of its updates.
+/// A running source, and the Services in its updates.
 pub(super) struct Followed {
     pub(super) dir: TempDir,
     store: Store,
     pub(super) report: watch::Receiver<Arc<Report>>,
-    /// Each known Service, with its cluster IP.
+    /// Known Services with their cluster IPs.
     pub(super) known: BTreeMap<String, String>,
     draining: watch::Sender<bool>,
     running: JoinSet<()>,
@@ -51,7 +51,7 @@ impl Followed {
         fs::write(self.path(name), text).expect("written");
     }
 
-    /// Replaces a manifest as editors do.
+    /// Replaces a manifest by a rename, as editors do.
     pub(super) fn replace(&self, name: &str, text: &str) {
         self.write(".new", text);
         self.rename(".new", name);
@@ -61,7 +61,7 @@ impl Followed {
         fs::rename(self.path(from), self.path(to)).expect("renamed");
     }
 
-    /// Returns the known Services, each as `name=address`.
+    /// Formats the known Services as `name=address`, separated by blanks.
     pub(super) fn words(&self) -> String {
         let words: Vec<String> = self.known.iter().map(|(a, b)| format!("{a}={b}")).collect();
         words.join(" ")
@@ -71,7 +71,7 @@ impl Followed {
         let update = timeout(PATIENCE, self.store.update()).await;
         let update = update.unwrap_or_else(|_| panic!("no update; known: {}", self.words()));
         let update = update.expect("the source runs");
-        assert!(update.synced, "nothing is told before all was read");
+        assert!(update.synced, "the first update comes after the first complete list");
         for (name, state) in &update.services {
             let name = name.name.to_string();
             match state {
@@ -85,7 +85,7 @@ impl Followed {
         update
     }
 
-    /// Takes updates until these Services are known. Returns the last one, if any was needed.
+    /// Takes updates until exactly these Services are known. Returns the last update, if any.
     pub(super) async fn until(&mut self, words: &str) -> Option<Update> {
         let mut last = None;
         while self.words() != words {
@@ -94,7 +94,7 @@ impl Followed {
         last
     }
 
-    /// Takes updates until these Services are known; their number must not fall meanwhile.
+    /// Takes updates until exactly these Services are known; asserts that their number never falls.
     pub(super) async fn until_without_loss(&mut self, words: &str) {
         let count = self.known.len();
         while self.words() != words {
@@ -110,7 +110,8 @@ impl Followed {
         assert!(is_told, "{:#?}", self.report.borrow());
     }
 
-    /// Waits until the report has exactly these problems, each without the folder's path.
+    /// Waits until the report has as many problems as `expected`, each of which contains the expected
+    /// text. The path of the folder is removed first.
     pub(super) async fn until_problems(&mut self, expected: &[&str]) {
         let folder = format!("{}/", self.dir.path().display());
         let is_expected = |report: &Report| {
@@ -122,7 +123,7 @@ impl Followed {
         self.until_report(is_expected).await;
     }
 
-    /// Waits until the error of the API server contains these words.
+    /// Waits until the error of the API server contains this text.
     pub(super) async fn until_trouble(&mut self, words: &str) {
         let has_words = |report: &Report| {
             let server = report.server.as_ref();

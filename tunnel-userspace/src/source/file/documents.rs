@@ -1,19 +1,18 @@
-//! Splits a file of YAML into documents, so that an unparsable one does not affect the others.
+//! Splits a YAML file into its documents, so that a syntax error affects only one of them.
 
-/// A document of a file.
+/// A document of a YAML file.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Document<'a> {
-    /// The number of the document in the file, from 1. Empty ones and those with comments alone don't
-    /// count.
+    /// The number of the document in the file, from 1. Documents without content are not counted.
     pub(super) number: usize,
-    /// The line of the file where the text begins, from 1.
+    /// The line of the file at which the text begins, from 1.
     pub(super) line: usize,
-    /// The text, from just after the preceding marker.
+    /// The text after the preceding document marker.
     pub(super) text: &'a str,
 }
 
-/// Splits a file at its document markers: lines that begin with `---` or `...`. No parsing is needed, as
-/// YAML forbids such a line within any scalar (YAML 1.2.2, section 9.1.2).
+/// Splits a file at its document markers: lines that begin with `---` or `...`. YAML forbids these lines
+/// in scalars, so the text need not be parsed (YAML 1.2.2, section 9.1.2).
 pub(super) fn split(text: &str) -> Vec<Document<'_>> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut documents: Vec<Document<'_>> = Vec::new();
@@ -44,7 +43,7 @@ fn is_marker(line: &str) -> bool {
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with([' ', '\t', '\r', '\n']))
 }
 
-/// Returns true if there is more than blank lines, comments and directives.
+/// Returns true if a document has more than blank lines, comments and directives.
 fn has_content(text: &str) -> bool {
     text.lines().any(is_content)
 }
@@ -55,7 +54,7 @@ fn is_content(line: &str) -> bool {
 }
 
 impl Document<'_> {
-    /// Returns the line where the content begins, from 0 within the document.
+    /// Returns the line of the document at which the content begins, from 0.
     pub(super) fn first_line(&self) -> usize {
         self.text.lines().position(is_content).unwrap_or_default()
     }

@@ -1,5 +1,5 @@
-//! The folder of manifests on disk: selects its files and reads them. Everything here blocks, so it runs
-//! on tokio's blocking threads.
+//! Lists the folder of manifests and reads its files. All functions block, so they run on tokio's threads
+//! for blocking calls.
 
 use std::{
     collections::BTreeMap,
@@ -17,44 +17,42 @@ use crate::{
     source::fingerprint::{Fingerprint, Place, fingerprint},
 };
 
-/// The location of manifests: a folder, or one file in it.
+/// The path of the manifests: a folder, or one file in it.
 #[derive(Clone, Debug)]
 pub(super) struct Target {
     pub(super) folder: PathBuf,
     /// The file, if the source is a single one.
     only: Option<OsString>,
-    /// The maximum size of a file.
+    /// The maximum size of a file, in bytes.
     limit: u64,
 }
 
-/// The manifest files of a folder, each with its fingerprint; `None` if it can't be read.
+/// The manifest files of a folder with their fingerprints; `None` for a file that can't be reached.
 pub(super) type Listing = BTreeMap<Arc<Path>, Option<Fingerprint>>;
 
-/// The maximum number of listings of a folder that changes during each.
+/// The maximum number of times that a folder is listed, if it changes during each.
 const LISTINGS: u32 = 8;
 
-/// Below this number, files are read sequentially.
+/// The minimum number of files to read in parallel.
 const FEW: usize = 2;
 
-/// A file to read.
+/// A file that must be read.
 #[derive(Debug)]
 pub(super) struct Job {
     pub(super) path: Arc<Path>,
-    /// The documents of its last version.
+    /// The parsed documents of the file's last version.
     pub(super) cache: Arc<Cache>,
     pub(super) noticed: Noticed,
 }
 
-/// The observation that caused a read.
+/// The reason for reading a file.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Noticed {
-    /// The file is complete. If nothing has that name now, the event of its removal or rename is still
-    /// to come.
+    /// The file is complete. If it doesn't exist any more, the event of its removal or rename will follow.
     Complete,
-    /// The file was created or touched, and its writer may not be done.
+    /// The file was created or touched, and may still be being written.
     Touched,
-    /// The file was missing, or was polled until it stopped changing: if nothing has that name now, it
-    /// is gone.
+    /// The file was missing, or was polled until it stopped changing. If it doesn't exist, it was removed.
     Gone,
 }
 
@@ -63,9 +61,9 @@ pub(super) enum Noticed {
 pub(super) enum Reading {
     /// The file does not exist.
     Gone,
-    /// The file is being written, and must be polled.
+    /// The file may be being written, and must be polled.
     Unsettled,
-    /// The file exists, but can't be read; without a fingerprint the read is retried.
+    /// The file exists but can't be read. Without a fingerprint, the read is retried.
     Unreadable {
         fingerprint: Option<Fingerprint>,
         reason: String,
@@ -73,7 +71,7 @@ pub(super) enum Reading {
     /// The parsed content.
     Parsed {
         fingerprint: Fingerprint,
-        /// The file has another name, so a change of it may cause no event.
+        /// True if the file is a link, or has several links: it may change without an event.
         is_link: bool,
         parsed: Vec<Parsed>,
         cache: Cache,
@@ -81,7 +79,7 @@ pub(super) enum Reading {
 }
 
 impl Target {
-    /// Creates the target for an existing folder or file.
+    /// Creates the path from that of an existing folder or file.
     pub(super) fn new(path: &Path, limit: u64) -> io::Result<Self> {
         let is_folder = fs::metadata(path)?.is_dir();
         let only = path.file_name().filter(|_| !is_folder);
@@ -98,7 +96,7 @@ impl Target {
         })
     }
 
-    /// Returns true if a file of that name is a manifest.
+    /// Returns true if a file with this name is a manifest.
     pub(super) fn counts(&self, name: &OsStr) -> bool {
         match &self.only {
             Some(only) => name == only,
@@ -110,13 +108,13 @@ impl Target {
         }
     }
 
-    /// Identifies the folder that is now at the path.
+    /// Returns the identity of the folder that is now at the path.
     pub(super) fn place(&self) -> io::Result<Place> {
         fs::metadata(&self.folder).map(|metadata| Place::of(&metadata))
     }
 
-    /// Lists the folder. The kernel lists a large one in several calls, and a file that is renamed
-    /// meanwhile may be in none.
+    /// Lists the manifests. A large folder takes several system calls, and a file that is renamed in
+    /// between may be missed; so the folder is listed until it does not change meanwhile.
     pub(super) fn list(&self) -> io::Result<Listing> {
         let mut files = Listing::new();
         for _ in 0..LISTINGS {
@@ -145,7 +143,7 @@ impl Target {
         Ok(files)
     }
 
-    /// Reads files, if the path still has the same folder.
+    /// Reads files; `None` if the path leads to another folder now.
     pub(super) fn read_all(
         &self,
         place: Place,
@@ -161,7 +159,7 @@ impl Target {
 
     fn read(&self, job: &Job) -> Reading {
         self.try_read(job).unwrap_or_else(|error| {
-            // A dangling link exists.
+            // A dangling link counts as existing.
             let is_there = fs::symlink_metadata(&job.path).is_ok();
             if is_there || error.kind() != io::ErrorKind::NotFound {
                 return Reading::Unreadable {
@@ -179,12 +177,11 @@ impl Target {
     fn try_read(&self, job: &Job) -> io::Result<Reading> {
         let link = fs::symlink_metadata(&job.path)?;
         let is_link = link.is_symlink() || link.nlink() > 1;
-        // A hard link to an existing file has its complete text; a new file is read when its writer
-        // closes it.
+        // A new file is read once its writer closes it. A new hard link to an existing file is complete.
         if job.noticed == Noticed::Touched && link.is_file() && !is_link {
             return Ok(Reading::Unsettled);
         }
-        // A refused file isn't opened.
+        // These checks come before the open, so that a refused file is never opened.
         let found = fs::metadata(&job.path)?;
         if found.is_dir() {
             return Ok(Reading::Gone);
@@ -202,12 +199,12 @@ impl Target {
         }
         let file = OpenOptions::new()
             .read(true)
-            // Prevents a hang on a pipe that replaced the file meanwhile.
+            // Prevents a hang if a pipe has replaced the file since the check.
             .custom_flags(libc::O_NONBLOCK)
             .open(&job.path)?;
         let opened = file.metadata()?;
         if !opened.is_file() || opened.len() > self.limit {
-            // Another file took the name.
+            // Another file has replaced this one since the check.
             return Ok(Reading::Unsettled);
         }
         let mut bytes = Vec::with_capacity(usize::try_from(opened.len()).unwrap_or_default());

@@ -1,5 +1,5 @@
-//! The objects of all files, merged: the current definitions of each file, or the last valid ones of an
-//! invalid document, and the precedence of files that define the same object.
+//! Merges the objects of all files. An invalid document keeps the last valid version of its objects, and
+//! of several files that define an object, the first by name has precedence.
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
@@ -19,9 +19,9 @@ use crate::{
 #[derive(Debug, Default)]
 pub(super) struct Merged {
     files: BTreeMap<Arc<Path>, File>,
-    /// The files that define an object; the first one has precedence.
+    /// The files that define each object, sorted by name; the first one has precedence.
     holders: HashMap<ObjectId, Vec<Arc<Path>>>,
-    /// The objects that several files define.
+    /// Objects that several files define.
     contested: BTreeSet<ObjectId>,
 }
 
@@ -43,8 +43,8 @@ struct Definition {
 }
 
 impl Merged {
-    /// Replaces the objects of a file. A refused object keeps its last version; if a document has no
-    /// readable name, all objects without a new definition stay, as any of them may be the refused one.
+    /// Replaces the objects of a file. A refused object keeps its last version. If the name of a refused
+    /// object is unknown, all objects without a new definition stay, as any of them may be the refused one.
     pub(super) fn replace(&mut self, path: &Arc<Path>, parsed: Vec<Parsed>, edit: &mut Edit<'_>) {
         let last = self.files.get(path).map(|file| &file.objects);
         let mut file = File::default();
@@ -102,7 +102,7 @@ impl Merged {
                 }
                 (Entry::Occupied(first), Some(_)) => {
                     let reason = format!(
-                        "is already described by document {} of this file",
+                        "is already defined in document {} of this file; remove one of them",
                         first.get()
                     );
                     let problem = problem(Some(first.key()), None, reason, false);
@@ -120,14 +120,14 @@ impl Merged {
         self.put(path, file, edit);
     }
 
-    /// Records that a file can't be read. Its last objects stay.
+    /// Records that a file can't be read. Its objects stay in use.
     pub(super) fn keep(&mut self, path: &Arc<Path>, problem: Problem) {
         let file = self.files.entry(Arc::clone(path)).or_default();
         file.problems = vec![problem];
     }
 
-    /// Moves the objects of a file to another name. The objects of the file that had this name stay as
-    /// well until it is read: the new file may be refused.
+    /// Moves the objects of a file to another path. Objects of a file that had this path before also stay
+    /// until the path is read again, since the new content may be refused.
     pub(super) fn rename(&mut self, from: &Arc<Path>, to: &Arc<Path>, edit: &mut Edit<'_>) {
         if let Some(mut file) = self.files.get(from).cloned() {
             let last = self.files.get(to).map(|file| file.objects.clone());
@@ -145,8 +145,7 @@ impl Merged {
         self.files.remove(path);
     }
 
-    /// Replaces the last objects of a file, and writes the definition with precedence of each to the
-    /// overlay.
+    /// Replaces the objects of a file, and updates the overlay with the definitions that have precedence.
     fn put(&mut self, path: &Arc<Path>, file: File, edit: &mut Edit<'_>) {
         let last = self.files.remove(path).unwrap_or_default().objects;
         let gone = last.keys().filter(|id| !file.objects.contains_key(*id));
@@ -181,7 +180,7 @@ impl Merged {
         self.files.insert(Arc::clone(path), file);
     }
 
-    /// Returns all problems of the files' content.
+    /// Returns the problems of all files.
     pub(super) fn problems(&self) -> impl Iterator<Item = Problem> {
         let own = self
             .files
@@ -190,13 +189,16 @@ impl Merged {
         own.chain(self.contested.iter().flat_map(|id| self.conflicts(id)))
     }
 
-    /// Returns the problems of an object that several files define: one for each file but the first.
+    /// Returns a problem for each file that defines an object, except for the first file.
     fn conflicts(&self, id: &ObjectId) -> Vec<Problem> {
         let holders = self.holders.get(id).map(Vec::as_slice).unwrap_or_default();
         let Some((winner, losers)) = holders.split_first() else {
             return Vec::new();
         };
-        let reason = format!("is already described by {}, which counts", winner.display());
+        let reason = format!(
+            "is already defined in {}, which has precedence; remove one of them",
+            winner.display()
+        );
         losers
             .iter()
             .filter_map(|path| {
@@ -211,7 +213,7 @@ impl Merged {
             .collect()
     }
 
-    /// Returns the kinds that were left alone, by file.
+    /// Returns the kinds that are not supported, by file.
     pub(super) fn unknown(&self) -> impl Iterator<Item = UnknownKind> {
         self.files.iter().flat_map(|(path, file)| {
             let name = || path.display().to_string();

@@ -1,4 +1,4 @@
-//! Parses a file document by document. Pure: converts text to objects and refusals.
+//! Parses the documents of a file into objects and errors. No I/O.
 
 mod json;
 
@@ -21,18 +21,18 @@ use crate::{
     parallel,
 };
 
-/// An item of a file, with its position.
+/// A parsed item of a file with its position.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Parsed {
-    /// The document, counted from 1.
+    /// The number of the document, from 1.
     pub(super) document: usize,
-    /// The line of a syntax error, else the line where the content begins.
+    /// The line of a syntax error, otherwise the line at which the content of the document begins.
     pub(super) line: usize,
-    /// The content.
+    /// The object or error.
     pub(super) content: Content,
 }
 
-/// The content of a document, or of an item of a list.
+/// The result of parsing a document, or an item of a list.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Content {
     /// An object that Culvert uses.
@@ -41,28 +41,28 @@ pub(super) enum Content {
     Skipped(ObjectId),
     /// A kind that Culvert doesn't read.
     Unknown(String),
-    /// An object or field that is refused.
+    /// An invalid object or field.
     Invalid {
         id: Option<ObjectId>,
         field: Option<String>,
         reason: String,
-        /// True if only the field is left out, and the object used without it.
+        /// True if only the field is ignored, and the object is used without it.
         ignored: bool,
     },
 }
 
-/// The content of each document of a file, so that an unchanged document need not be parsed again. The
-/// key is a hash of the text, with a seed of this process, and the length.
+/// The parsed documents of a file, so that unchanged ones need not be parsed again. The key is a seeded
+/// hash of the text, and its length.
 #[derive(Debug, Default)]
 pub(super) struct Cache {
     hasher: RandomState,
     documents: HashMap<(u64, usize), Contents>,
 }
 
-/// The content of one document: usually one item. The number is the line within the document.
+/// The line within a document, from 0, and the items of the document: usually one.
 type Contents = Arc<(usize, Vec<Content>)>;
 
-/// Parses a file of YAML; reuses the unchanged documents of its last version.
+/// Parses a YAML file. Reuses the unchanged documents of its last version.
 pub(super) fn yaml(text: &str, last: &Cache) -> (Vec<Parsed>, Cache) {
     let documents = documents::split(text);
     let read = |_, document: &Document<'_>| {
@@ -88,10 +88,10 @@ pub(super) fn yaml(text: &str, last: &Cache) -> (Vec<Parsed>, Cache) {
     (parsed, cache)
 }
 
-/// Below this number, documents or items are parsed sequentially.
+/// The minimum number of documents or items to parse in parallel.
 const FEW: usize = 64;
 
-/// Parses one document of YAML, with lines counted from 0 within it.
+/// Parses a YAML document. Lines are counted from 0 within the document.
 fn of_document(document: Document<'_>) -> (usize, Vec<Content>) {
     let parse = || match serde_saphyr::from_str_with_options(document.text, options()) {
         Ok(Value::Null) => (document.first_line(), Vec::new()),
@@ -99,8 +99,8 @@ fn of_document(document: Document<'_>) -> (usize, Vec<Content>) {
         Err(error) => {
             let line = error.location().map_or(1, |location| location.line());
             let message = DefaultMessageFormatter.format_message(&error);
-            let reason = format!("is not YAML: {}", message.replace(char::is_control, " "));
-            // An error without a location has line 0.
+            let reason = format!("is not valid YAML: {}", message.replace(char::is_control, " "));
+            // The parser counts lines from 1; 0 means that the location is unknown.
             let line = usize::try_from(line).unwrap_or(1).saturating_sub(1);
             (line, vec![refused(reason)])
         }
@@ -109,8 +109,8 @@ fn of_document(document: Document<'_>) -> (usize, Vec<Content>) {
     catch_unwind(parse).unwrap_or_else(broken)
 }
 
-/// Returns the options of the YAML parser. The file's size bounds the text itself; these limits bound
-/// the expansion of aliases.
+/// Returns the options of the YAML parser. The text is limited by the size of the file, so only the
+/// expansion of aliases needs limits here.
 fn options() -> serde_saphyr::Options {
     serde_saphyr::options! {
         budget: serde_saphyr::budget! {
@@ -128,8 +128,8 @@ fn options() -> serde_saphyr::Options {
     }
 }
 
-/// The error of a document on which the parser panics, so that only this one is lost.
-const BROKEN: &str = "can't be read: the parser failed";
+/// The error of a document on which the parser panics. Other documents are not affected.
+const BROKEN: &str = "can't be parsed: the parser panicked";
 
 fn refused(reason: impl Into<String>) -> Content {
     Content::Invalid {
@@ -140,12 +140,12 @@ fn refused(reason: impl Into<String>) -> Content {
     }
 }
 
-/// Parses a manifest.
+/// Parses a manifest from its value.
 fn of_value(value: Value) -> Vec<Content> {
     contents(k8s::parse(value))
 }
 
-/// Returns the content of a manifest. The items of a list become separate.
+/// Converts a parsed manifest to items: an object with its ignored fields, or each item of a list.
 fn contents(parsed: Result<Manifest, Refused>) -> Vec<Content> {
     match parsed {
         Ok(Manifest::Object(Taken { object, ignored })) => {
@@ -178,7 +178,7 @@ fn of_invalid(id: Option<ObjectId>, invalid: Invalid, ignored: bool) -> Content 
     }
 }
 
-/// Prefixes the field of an invalid item with its index in the list.
+/// Prefixes the field of an error with the index of the item in its list.
 fn within(item: usize, mut content: Content) -> Content {
     if let Content::Invalid { field, .. } = &mut content {
         let rest = field.take().map(|field| format!(".{field}"));

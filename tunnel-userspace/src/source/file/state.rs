@@ -1,4 +1,4 @@
-//! The known content of the folder, and the files to read again. No I/O.
+//! Tracks the files that were read, and decides which must be read again. No I/O.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,24 +20,24 @@ use crate::{
     },
 };
 
-/// The content that has been read.
+/// The state of the folder: the files and objects that were read.
 #[derive(Debug, Default)]
 pub(super) struct State {
     merged: Merged,
     files: BTreeMap<Arc<Path>, Seen>,
-    /// Files that may still be written.
+    /// Files that may still be being written, and are polled.
     unsettled: BTreeMap<Arc<Path>, Poll>,
-    /// A problem of the folder itself. While there is one, no missing file counts as deleted.
+    /// The problem of the folder itself. As long as there is one, missing files do not count as deleted.
     pub(super) trouble: Option<Problem>,
 }
 
 /// The number of equal polls after which a file counts as complete.
 const QUIET: u32 = 2;
-/// The same for a file that changed after it was closed: either it is being written again, or only its
-/// time was set, which events do not distinguish.
+/// The same for a file with write events since it was closed. It is being written again, or only its
+/// times were set; events do not distinguish these.
 const QUIET_WRITER: u32 = 10;
 
-/// The fingerprint of a file at the last poll, and the number of polls with this value.
+/// The fingerprint of a file at the last poll, and the number of successive polls with this value.
 #[derive(Clone, Copy, Debug, Default)]
 struct Poll {
     fingerprint: Option<Fingerprint>,
@@ -47,15 +47,15 @@ struct Poll {
 /// The last read of a file.
 #[derive(Debug, Default)]
 struct Seen {
-    /// `None` if the file could not be reached.
+    /// The fingerprint; `None` if the file could not be reached.
     fingerprint: Option<Fingerprint>,
     is_link: bool,
     cache: Arc<Cache>,
 }
 
 impl State {
-    /// Compares the folder with the last reads, and returns the files to read, including those that seem
-    /// to be gone. Files that are being written are skipped.
+    /// Compares a listing with the last reads, and returns the files to read, including missing ones.
+    /// Files that are being written are skipped.
     pub(super) fn compare(&self, listing: &Listing, writing: &BTreeSet<Arc<Path>>) -> Vec<Job> {
         let known = self.files.keys().chain(self.unsettled.keys());
         let gone = known.filter(|path| !listing.contains_key(*path));
@@ -69,7 +69,7 @@ impl State {
         stale.chain(gone).collect()
     }
 
-    /// Returns the old and the new name of each renamed file.
+    /// Returns the old and the new path of each renamed file, which it detects by the inode.
     pub(super) fn renamed(&self, listing: &Listing) -> Vec<(Arc<Path>, Arc<Path>)> {
         let new = listing
             .iter()
@@ -84,7 +84,7 @@ impl State {
         let renamed = |(path, seen): (&Arc<Path>, &Seen)| {
             let last = seen.fingerprint?;
             let (to, found) = *new.get(&last.place)?;
-            // The kernel reuses the inode of a deleted file.
+            // The kernel may have reused the inode of a deleted file.
             found
                 .is_same_text(&last)
                 .then(|| (Arc::clone(path), Arc::clone(to)))
@@ -92,8 +92,8 @@ impl State {
         gone.filter_map(renamed).collect()
     }
 
-    /// Records renames. The old content counts as that of the new names, so that objects refused there
-    /// keep their last version.
+    /// Moves the objects of renamed files to their new paths, so that objects that are refused there keep
+    /// their last version.
     pub(super) fn rename(&mut self, renamed: &[(Arc<Path>, Arc<Path>)], edit: &mut Edit<'_>) {
         for (from, to) in renamed {
             self.merged.rename(from, to, edit);
@@ -104,17 +104,17 @@ impl State {
         }
     }
 
-    /// Returns true if nothing was ever read.
+    /// Returns true if no file is known.
     pub(super) fn is_empty(&self) -> bool {
         self.files.is_empty()
     }
 
-    /// Returns true if a file could not be read because it is being written.
+    /// Returns true if a file is being polled since it may still be being written.
     pub(super) fn is_unsettled(&self) -> bool {
         !self.unsettled.is_empty()
     }
 
-    /// Returns the job to read a file.
+    /// Creates the job to read a file.
     pub(super) fn job(&self, path: &Arc<Path>, noticed: Noticed) -> Job {
         let cache = self.files.get(path).map(|seen| Arc::clone(&seen.cache));
         Job {
@@ -124,8 +124,8 @@ impl State {
         }
     }
 
-    /// Records the results of reading files. A file that a writer has begun to change meanwhile may have
-    /// been read half written, so it is polled.
+    /// Records the results of reading files. If a file is being written by now, its content may be
+    /// incomplete, so the result is dropped and the file is polled.
     pub(super) fn take_all(
         &mut self,
         readings: Vec<(Arc<Path>, Reading)>,
@@ -175,20 +175,20 @@ impl State {
         }
     }
 
-    /// Polls a file from now on, until it has stopped changing.
+    /// Starts to poll a file until it has stopped changing.
     pub(super) fn unsettle(&mut self, path: Arc<Path>) {
         self.unsettled.insert(path, Poll::default());
     }
 
-    /// Returns the files that are reached through a link, or can't be reached.
+    /// Returns the files that are links or can't be reached.
     pub(super) fn links(&self) -> BTreeSet<Arc<Path>> {
         let is_link = |seen: &Seen| seen.is_link || seen.fingerprint.is_none();
         let links = self.files.iter().filter(|(_, seen)| is_link(seen));
         links.map(|(path, _)| Arc::clone(path)).collect()
     }
 
-    /// Returns the links to read, given the fingerprints of their targets: those with a new target. Its
-    /// content counts as complete, as Kubernetes and others replace links to publish complete content.
+    /// Returns jobs for the links that lead to another file now, given their current fingerprints. The
+    /// content counts as complete, since tools such as the kubelet swap links to publish files atomically.
     pub(super) fn swapped(&self, found: &Listing) -> Vec<Job> {
         let place = |found: Option<Fingerprint>| found.map(|fingerprint| fingerprint.place);
         let is_swapped = |(path, found): &(&Arc<Path>, &Option<Fingerprint>)| {
@@ -200,14 +200,14 @@ impl State {
         jobs.collect()
     }
 
-    /// Returns the files to poll, as their change may cause no event.
+    /// Returns the files that must be polled, since they may change without an event.
     pub(super) fn polled(&self) -> BTreeSet<Arc<Path>> {
         let unsettled = self.unsettled.keys().map(Arc::clone);
         self.links().into_iter().chain(unsettled).collect()
     }
 
-    /// Records the fingerprints of polled files, and returns those to read: they changed, and were then
-    /// stable for some polls.
+    /// Records the fingerprints of polled files. Returns jobs for those that changed and then stayed the
+    /// same for several polls.
     pub(super) fn poll(&mut self, found: Listing, writing: &BTreeSet<Arc<Path>>) -> Vec<Job> {
         let mut settled = Vec::new();
         for (path, fingerprint) in found {
@@ -228,7 +228,7 @@ impl State {
         settled
     }
 
-    /// Returns the phase: complete if every object is understood, and no file waits to be read.
+    /// Returns the phase: complete if no object is refused and no file is still to be read.
     pub(super) fn phase(&self) -> Phase {
         let mut problems = self.problems().into_iter();
         if self.unsettled.is_empty() && problems.all(|problem| problem.ignored) {
@@ -269,7 +269,7 @@ mod tests {
     use super::*;
     use crate::source::{Store, file::folder::Target, fingerprint::fingerprint};
 
-    /// Returns the number of polls until a file is read that changes before the polls in `changes`.
+    /// Returns the number of polls until a file is read. The file changes before the polls in `changes`.
     fn polls_until_read(is_writing: bool, changes: &[usize]) -> usize {
         let dir = tempfile::tempdir().expect("a folder");
         let path: Arc<Path> = Arc::from(dir.path().join("a.yaml"));

@@ -106,14 +106,14 @@ async fn a_file_that_is_being_written_loses_nothing() {
     watched.write("b.yaml", service("b", "10.0.0.2"));
     watched.until("a=10.0.0.1 b=10.0.0.2").await;
 
-    // The file is truncated, and has only a comment while other changes happen.
+    // The file is truncated, and contains only a comment during the other changes.
     let mut slow = fs::File::create(watched.path("a.yaml")).expect("truncated");
     slow.write_all(b"# to be continued\n").expect("written");
     watched.write(".hidden", "");
     fs::create_dir(watched.path("folder")).expect("a folder");
     watched.write("b.yaml", service("b", "10.0.0.3"));
     watched.until_without_loss("a=10.0.0.1 b=10.0.0.3").await;
-    // After two more polls nothing is lost either: a file without a writer would be read by then.
+    // Nothing is lost after two more polls, by which time a file without a writer would be read.
     fs::hard_link(watched.path("b.yaml"), watched.path("c")).expect("linked");
     fs::remove_file(watched.path("b.yaml")).expect("removed");
     fs::write(watched.path("c"), service("c", "10.0.0.4")).expect("written");
@@ -135,7 +135,7 @@ async fn a_file_that_comes_up_complete_without_a_writer_is_read() {
     fs::hard_link(watched.dir.path().join("outside"), watched.path("b.yaml")).expect("linked");
     watched.until("a=10.0.0.1 b=10.0.0.2").await;
 
-    // The file is opened without a name first, so that it never has a second link.
+    // The file is created without a name, so that it has never more than one link.
     let unnamed = fs::OpenOptions::new()
         .write(true)
         .custom_flags(libc::O_TMPFILE)
@@ -218,7 +218,7 @@ async fn a_bad_document_keeps_the_last_good_version_and_is_named() {
     assert_eq!(counts.get(&Kind::Service), Some(&2));
     watched.write("a.yaml", "kind: [\n");
     watched
-        .until_problems(&["manifests/a.yaml:1: document 1: is not YAML"])
+        .until_problems(&["manifests/a.yaml:1: document 1: is not valid YAML"])
         .await;
     watched.write("a.yaml", service("a", "10.0.0.4"));
     watched.until("a=10.0.0.4").await;
@@ -236,7 +236,7 @@ async fn a_file_that_cannot_be_read_keeps_its_objects() {
     watched.replace("a.yaml", &service("a", "10.0.0.2"));
     watched.until_without_loss("a=10.0.0.2").await;
 
-    // The file grows past the limit, without a byte on disk.
+    // A sparse file larger than the limit.
     let large = fs::File::options()
         .write(true)
         .open(watched.path("a.yaml"))
@@ -267,7 +267,7 @@ async fn a_folder_that_is_moved_away_keeps_its_objects_and_is_found_again() {
         .await;
     fs::create_dir(&folder).expect("a folder");
     watched
-        .until_problems(&["manifests: was replaced by one without manifests; what was"])
+        .until_problems(&["manifests: was replaced by a folder without manifests; the objects"])
         .await;
     fs::write(away.join("a.yaml"), service("wrong", "10.0.0.9")).expect("written");
     watched.write("b.yaml", service("a", "10.0.0.2"));
@@ -354,7 +354,7 @@ fn a_folder_is_read_once_without_a_watch() {
     read(&dir.path().join("c.yaml")).expect_err("there is no such file");
 }
 
-/// Returns the first changes that are noticed after a step.
+/// Returns the first changes that the watch collects after a step.
 async fn changes(folder: &Path, step: impl FnOnce() -> io::Result<()>) -> Changes {
     let mut watch = Watch::new(&Target::new(folder, 1).expect("a target")).expect("a watch");
     step().expect("done");

@@ -1,4 +1,4 @@
-//! Collects the kernel's events about the folder until the source takes them.
+//! Watches the folder with inotify, and collects its changes until the source takes them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,51 +17,50 @@ use super::folder::{Job, Target};
 use crate::clock::monotonic;
 
 /// The time to wait for the new name of a renamed file. The kernel reports both names together, unless
-/// the file left the folder.
+/// the file was moved out of the folder.
 const HOLD: Duration = Duration::from_millis(20);
 
-/// The number of buffered events. Further ones wait in the kernel, which reports an overflow of its
-/// queue.
+/// The size of the event buffer. Further events stay in the kernel's queue, whose overflow is reported.
 const WAITING: usize = 1024;
 
-/// A watch over the folder, until it is dropped.
+/// An inotify watch of the folder; dropping it ends the watch.
 #[derive(Debug)]
 pub(super) struct Watch {
     _watcher: RecommendedWatcher,
     /// Each event with the time when it was received.
     events: mpsc::Receiver<(Duration, notify::Result<Event>)>,
     target: Target,
-    /// The path of the folder in events.
+    /// The path of the folder as events name it.
     watched: PathBuf,
     changes: Changes,
-    /// Files that are being written: changed, and not closed since.
+    /// Files that are being written: they were changed and have not been closed since.
     writing: BTreeSet<Arc<Path>>,
-    /// Files that lost their names by a rename, by its cookie, with the time. They are held back until
-    /// the new name is known.
+    /// Renamed files whose new name is not known yet: the old path and the time, by the cookie of the
+    /// rename.
     moved: BTreeMap<usize, (Arc<Path>, Duration)>,
 }
 
 /// The changes of the folder.
 #[derive(Debug, Default)]
 pub(super) struct Changes {
-    /// Files that were closed after writing, renamed, or removed; true if the file existed then.
+    /// Files that were closed after writing, renamed or removed; true if the file existed afterwards.
     pub(super) done: BTreeMap<Arc<Path>, bool>,
-    /// Files that were created or touched, and may still be written.
+    /// Files that were created or touched, and may still be being written.
     pub(super) unsure: BTreeSet<Arc<Path>>,
-    /// The old and the new name of each file that was renamed, in their order.
+    /// The old and the new path of each renamed file, in order of time.
     pub(super) renamed: Vec<(Arc<Path>, Arc<Path>)>,
-    /// Another entry changed, which links to manifests may pass through.
+    /// True if another entry of the folder changed. Links to manifests may lead through it.
     pub(super) is_near: bool,
-    /// Events were lost.
+    /// True if events were lost.
     pub(super) is_unclear: bool,
-    /// The folder itself is gone from its path.
+    /// True if the folder itself was removed or renamed.
     pub(super) is_lost: bool,
-    /// The time of the first change.
+    /// The monotonic time of the first change.
     pub(super) since: Option<Duration>,
 }
 
 impl Changes {
-    /// Records that a file lost its name at that time.
+    /// Records that a file was removed or renamed at this time.
     fn leave(&mut self, path: Arc<Path>, at: Duration) {
         self.done.insert(path, false);
         self.since = Some(self.since.map_or(at, |since| since.min(at)));
@@ -69,12 +68,12 @@ impl Changes {
 }
 
 impl Watch {
-    /// Watches a folder, without its subfolders.
+    /// Starts to watch the folder, without its subfolders.
     pub(super) fn new(target: &Target) -> notify::Result<Self> {
         let (sender, events) = mpsc::channel(WAITING);
         let handler = move |event: notify::Result<Event>| {
             if event.as_ref().map_or(true, is_wanted) {
-                // The receiver is gone once the watch is dropped.
+                // Fails after the watch was dropped.
                 drop(sender.blocking_send((monotonic(), event)));
             }
         };
@@ -91,13 +90,13 @@ impl Watch {
         })
     }
 
-    /// Waits for a change, or until a held-back rename is due.
+    /// Waits for a change, or until the time to wait for a new name has passed.
     pub(super) async fn changed(&mut self) {
         while self.changes.since.is_none() {
             let event = self.events.recv();
             let event = match self.moved.values().map(|(_, at)| *at + HOLD).min() {
                 None => event.await,
-                // An overdue rename has no time left to wait.
+                // The timeout is zero if the time has passed already.
                 Some(due) => match timeout(due.saturating_sub(monotonic()), event).await {
                     Ok(event) => event,
                     Err(_) => return,
@@ -121,7 +120,7 @@ impl Watch {
         std::mem::take(&mut self.changes)
     }
 
-    /// Returns true if no file is being written or held back.
+    /// Returns true if no file is being written, and no renamed file awaits its new name.
     pub(super) fn is_quiet(&mut self) -> bool {
         self.gather();
         self.writing.is_empty() && self.moved.is_empty()
@@ -133,14 +132,14 @@ impl Watch {
         &self.writing
     }
 
-    /// Treats files that are about to be read as closed.
+    /// Marks files as closed that are about to be read.
     pub(super) fn settle(&mut self, jobs: &[Job]) {
         for job in jobs {
             self.writing.remove(&job.path);
         }
     }
 
-    /// Records the pending events.
+    /// Records all buffered events.
     fn gather(&mut self) {
         while let Ok((at, event)) = self.events.try_recv() {
             self.note(at, event);
@@ -167,7 +166,7 @@ impl Watch {
         }
     }
 
-    /// Records an event; returns true if it requires a read.
+    /// Records an event for a path. Returns true if files must be read.
     fn note_path(&mut self, at: Duration, event: &Event, path: &Path) -> bool {
         let (kind, changes) = (event.kind, &mut self.changes);
         if path == self.watched {
@@ -180,7 +179,7 @@ impl Watch {
         let Some(name) = path.file_name() else {
             return false;
         };
-        // The previous name of the file.
+        // The old path of the file, if this event has the new one.
         let left = event
             .tracker()
             .and_then(|cookie| self.moved.remove(&cookie));
@@ -221,8 +220,8 @@ impl Watch {
     }
 }
 
-/// Returns true if an event matters: reads of a file don't, and a rename is also reported by one event
-/// for each name.
+/// Returns true if an event is needed. Opens and reads aren't, nor the event with both names of a rename,
+/// since each name has its own event as well.
 fn is_wanted(event: &Event) -> bool {
     let is_closed = event.kind == EventKind::Access(AccessKind::Close(AccessMode::Write));
     (is_closed || !event.kind.is_access()) && !is_kind(event, RenameMode::Both)

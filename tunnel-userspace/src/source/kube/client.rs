@@ -1,4 +1,4 @@
-//! The client of the API server: fails over to the next of several servers if one can't be reached.
+//! The HTTP client of the API server. It fails over to the next of several servers if one fails.
 
 mod answer;
 mod credentials;
@@ -22,6 +22,7 @@ use kube::{
     client::{Body, ConfigExt as _},
     config::{Config, InClusterError, KubeconfigError},
 };
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 use tower::{BoxError, ServiceBuilder, service_fn};
@@ -30,24 +31,26 @@ use tracing::{info, warn};
 use self::{answer::Answer, credentials::Files};
 use super::Settings;
 
-/// The idle time until TCP probes a connection, the interval of the probes, and the limit for
-/// unacknowledged data: a dead connection is detected within half a minute, not at the end of a watch.
+/// The idle time before TCP keep-alive probes. With these three limits, a dead connection is detected
+/// within half a minute, and not only at the end of a watch.
 const KEEPALIVE: Duration = Duration::from_secs(10);
+/// The interval of TCP keep-alive probes.
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(5);
+/// The time limit for unacknowledged data (`TCP_USER_TIMEOUT`).
 const UNANSWERED: Duration = Duration::from_secs(20);
 
 /// The address of an API server: `https://HOST:PORT`.
-#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct ApiServer {
-    /// The text in the config.
+    /// The address as spelt in the config.
     pub(super) text: String,
     pub(super) uri: Uri,
 }
 
-/// A text that is no address of an API server.
+/// The error of a text that is not an address of an API server.
 #[derive(Debug, thiserror::Error)]
-#[error("`{0}` is no https://HOST:PORT")]
+#[error("`{0}` is not an API server address of the form https://HOST:PORT")]
 pub struct NoApiServer(String);
 
 impl TryFrom<String> for ApiServer {
@@ -71,10 +74,10 @@ impl From<ApiServer> for String {
     }
 }
 
-/// The timeout until a response begins: a complete list of a large cluster may be a minute of work.
+/// The timeout until a response begins. The server may need a minute for a list of a large cluster.
 const ANSWER: Duration = Duration::from_secs(60);
 
-/// The API server can't be accessed, available or not.
+/// The error of credentials for the API server that can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum AccessError {
     /// The kubeconfig can't be used.
@@ -86,13 +89,13 @@ pub enum AccessError {
         #[source]
         source: Box<KubeconfigError>,
     },
-    /// This is no pod with a service account, and no kubeconfig is given.
+    /// The process is not in a pod with a service account, and has no kubeconfig.
     #[error(
-        "cannot use the pod's service account; outside of a pod, source.kube.kubeconfig is needed"
+        "cannot use the pod's service account; outside a pod, set source.kube.kubeconfig"
     )]
     InCluster(#[source] Box<InClusterError>),
     /// The certificates or the token can't be used.
-    #[error("cannot make a client of the API server {server}")]
+    #[error("cannot create a client for API server {server}")]
     Client {
         /// The server.
         server: Uri,
@@ -102,8 +105,8 @@ pub enum AccessError {
     },
 }
 
-/// Returns a client that fails over between the servers, and the server in use. `silence` limits the
-/// silence within a response that is no watch.
+/// Creates a client that fails over between the servers, and returns it with the server in use.
+/// `silence` is the maximum time without data within a response that is not a watch.
 pub(super) async fn connect(
     settings: &Arc<Settings>,
     silence: Duration,
@@ -125,7 +128,7 @@ pub(super) async fn connect(
     Ok((Client::new(service, config.default_namespace), current))
 }
 
-/// Returns the servers, and the client of each.
+/// Creates a client for each server, and returns the addresses and the clients.
 fn clients(settings: &Settings, config: &Config) -> Result<(Vec<Uri>, Vec<Client>), AccessError> {
     let named = settings.api_servers.iter();
     let mut servers: Vec<Uri> = named.map(|server| server.uri.clone()).collect();
@@ -144,7 +147,7 @@ fn clients(settings: &Settings, config: &Config) -> Result<(Vec<Uri>, Vec<Client
     Ok((servers, clients))
 }
 
-/// Creates the client of one server.
+/// Creates a client for one server.
 fn client(config: &Config) -> Result<Client, kube::Error> {
     let mut connector = HttpConnector::new();
     connector.enforce_http(false);
@@ -162,7 +165,7 @@ fn client(config: &Config) -> Result<Client, kube::Error> {
     Ok(Client::new(service, config.default_namespace.clone()))
 }
 
-/// The server in use.
+/// The server in use, shared by all clones.
 #[derive(Clone, Debug)]
 pub(super) struct Current {
     asked: Arc<Mutex<Asked>>,
@@ -179,7 +182,7 @@ impl Current {
         self.asked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the server's address.
+    /// Returns the address of the server.
     pub(super) fn server(&self) -> String {
         let asked = self.asked();
         asked
@@ -189,12 +192,13 @@ impl Current {
             .unwrap_or_default()
     }
 
-    /// Returns the server's index.
+    /// Returns the index of the server.
     pub(super) fn index(&self) -> usize {
         self.asked().index
     }
 
-    /// Fails over to the next server, unless another request has already done so.
+    /// Fails over from the server with this index to the next one, unless another request has already
+    /// done so.
     pub(super) fn leave(&self, index: usize, why: &str) {
         let mut asked = self.asked();
         let next = (index + 1) % asked.servers.len().max(1);
@@ -203,11 +207,11 @@ impl Current {
         }
         asked.index = next;
         drop(asked);
-        warn!(why, "leaving an API server");
-        info!(server = self.server(), "asking another API server");
+        warn!(error = why, "an API server failed");
+        info!(server = self.server(), "failing over to another API server");
     }
 
-    /// Replaces the servers; begins with the first if they differ.
+    /// Replaces the servers, and selects the first one if they differ.
     fn replace(&self, servers: Vec<Uri>) {
         let mut asked = self.asked();
         if asked.servers != servers {
@@ -216,27 +220,26 @@ impl Current {
     }
 }
 
-/// The credential files of the last successful read, and their clients.
+/// The credential files, and the clients that use their last valid content.
 struct Known {
     files: Files,
     clients: Vec<Client>,
 }
 
-/// Clients of several servers as one.
+/// A client that sends each request to the server in use.
 #[derive(Clone)]
 struct Failover {
     settings: Arc<Settings>,
     silence: Duration,
     known: Arc<tokio::sync::Mutex<Known>>,
-    /// True if a server has refused the credentials (401).
+    /// True if a server has refused the credentials (status 401) since they were last read.
     is_refused: Arc<AtomicBool>,
     current: Current,
 }
 
 impl Failover {
-    /// Returns the server in use, and its client. If a file has changed, or a server refused the
-    /// credentials, the files are re-read first: later connections use their content. Invalid files
-    /// change nothing.
+    /// Returns the index of the server in use, and its client. Reads the credential files again first, if
+    /// one has changed or a server has refused the credentials. Invalid files are not used.
     async fn client(&self) -> Option<(usize, Client)> {
         let mut known = self.known.lock().await;
         let have_changed = known.files.have_changed();
@@ -247,14 +250,14 @@ impl Failover {
                     known.clients = clients;
                     self.current.replace(servers);
                     if have_changed {
-                        info!("the credentials for the API server have changed, and are in use");
+                        info!("using the changed credentials for the API server");
                     }
                 }
                 Err(error) if have_changed => {
                     let error = &error as &dyn std::error::Error;
                     warn!(
                         error,
-                        "cannot use the credentials for the API server; going on with the last good ones"
+                        "cannot use the changed credentials for the API server; continuing with the previous ones"
                     );
                 }
                 Err(_) => {}
@@ -268,7 +271,7 @@ impl Failover {
         let query = request.uri().query().unwrap_or_default();
         let is_watch = query.split('&').any(|pair| pair == "watch=true");
         let Some((index, client)) = self.client().await else {
-            return Err("there is no API server to ask".into());
+            return Err("no API server is configured".into());
         };
         let current = self.current;
         let answer = timeout(ANSWER, client.send(request)).await;
@@ -290,7 +293,7 @@ impl Failover {
     }
 }
 
-/// Returns true if this server can't serve the request, but another may.
+/// Returns true for a status that another server may not return.
 const fn is_of_server(status: StatusCode) -> bool {
     matches!(status.as_u16(), 500 | 502 | 503 | 504)
 }

@@ -1,12 +1,13 @@
-//! Follows the objects of one kind: a first list, then its changes, and a new list if the server can't
-//! send the changes since the last one. kube-runtime's watcher (5.0) can't replace it: it hides the
-//! version of a list, which reveals older data; it streams lists from version 0, which a lagging cache
-//! may answer, and doesn't fall back to pages; and it reopens a watch that ends at once without a pause.
+//! Lists and watches the objects of one kind, and lists them again if the server can't continue a watch.
 //!
-//! - `list`: all objects
-//! - `watch`: changes
-//! - `failure`: the meaning of errors
-//! - `pace`: pauses between requests, and the known state of the server
+//! The watcher of kube-runtime 5.0 is not used for three reasons: it hides the version of a list, which
+//! is needed to detect older data; it streams lists from version 0, which a lagging cache may serve, and
+//! can't page instead; and it reopens a watch that ends immediately without a backoff.
+//!
+//! - `list`: reads all objects
+//! - `watch`: reads changes
+//! - `failure`: decides how to continue after an error
+//! - `pace`: the backoff between requests, and the last seen version
 
 mod failure;
 mod list;
@@ -34,16 +35,17 @@ use self::{
 use super::{Limits, Selection, Settings, client::Current};
 use crate::{clock::monotonic, failure::chain, k8s::Arrived, model::Kind};
 
-/// The number of failed attempts to stream a list after which lists are paged.
+/// The number of failed streamed lists after which all lists are paged.
 const REFUSED: u32 = 2;
 
-/// The interval of requests for a kind that the server doesn't have.
+/// The interval of requests for a kind that the server doesn't support.
 const ABSENT_RETRY: Duration = Duration::from_secs(300);
 
-/// An event of one kind.
+/// An event about the objects of one kind.
 #[derive(Debug)]
 pub(super) struct Heard {
     pub(super) kind: Kind,
+    /// The monotonic time of the event.
     pub(super) at: Duration,
     pub(super) what: What,
 }
@@ -55,21 +57,21 @@ pub(super) enum What {
     ListBegins,
     /// An object of the list.
     Listed(Box<Arrived>),
-    /// The list is complete: objects outside it are gone.
+    /// The list is complete. Objects that are not in it were deleted.
     ListEnds,
     /// An object was created or updated.
     Changed(Box<Arrived>),
     /// An object was deleted.
     Gone(Box<Arrived>),
-    /// A request failed, or its response was invalid; requests are retried.
+    /// A request failed or its response was invalid. It will be retried.
     Failed(String),
-    /// The server responds again.
+    /// A request succeeded after failures.
     Answers,
-    /// The server doesn't have this kind.
+    /// The server doesn't support the kind.
     Absent,
 }
 
-/// Follows the objects of one kind.
+/// Lists and watches the objects of one kind, and sends events about them.
 pub(super) struct Following {
     pub(super) client: Client,
     pub(super) selection: Selection,
@@ -79,32 +81,33 @@ pub(super) struct Following {
     pub(super) heard: mpsc::Sender<Heard>,
 }
 
-/// The form of the first list.
+/// The way to request a list.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Lists {
-    /// Streamed at the beginning of the watch (`sendInitialEvents`).
+    /// As the first events of the watch (`sendInitialEvents`).
     Streamed,
-    /// Requested in pages, before the watch.
+    /// In pages, before the watch.
     Paged,
 }
 
-/// The reason for a new list.
+/// The reason for listing all objects again.
 #[derive(Debug)]
 enum Anew {
-    /// The receiver of events is gone.
+    /// The receiver of events was dropped: no list is needed any more.
     Over,
-    /// The server doesn't stream this list, or refuses to stream any.
+    /// The server did not stream this list, or refuses to stream any list.
     NotStreamed { is_refused: bool },
-    /// The server can't continue from the last seen version, or may have other data than before.
+    /// The server can't continue from the last seen version, or its data may have been restored from a
+    /// backup.
     Lost,
-    /// The server's data are older than the last seen version.
+    /// The list is older than the last seen version.
     Older,
-    /// The server doesn't have the kind.
+    /// The server doesn't support the kind.
     Absent,
 }
 
 impl Following {
-    /// Follows until the receiver of events is gone.
+    /// Lists and watches until the receiver of events is dropped.
     pub(super) async fn run(self) {
         let kind = self.selection.kind;
         let mut round = Round::new(self.settings.max_backoff, self.limits.lag);
@@ -118,9 +121,9 @@ impl Following {
                 Anew::NotStreamed { is_refused } => {
                     refused += if is_refused { REFUSED } else { 1 };
                     lists = Lists::Paged;
-                    info!(%kind, "the API server doesn't stream this list, reading it in pages");
+                    info!(%kind, "the API server doesn't stream this list; reading it in pages");
                 }
-                Anew::Lost => info!(%kind, "listing anew"),
+                Anew::Lost => info!(%kind, "listing all objects again"),
                 Anew::Older => {}
                 Anew::Absent => {
                     if self.tell(What::Absent).await.is_err() {
@@ -132,12 +135,12 @@ impl Following {
             if refused >= REFUSED {
                 lists = Lists::Paged;
             }
-            // Each new list is preceded by a pause, so that repeated failures never form a busy loop.
+            // The backoff before each list prevents a busy loop of failures.
             sleep(round.pause()).await;
         }
     }
 
-    /// Lists and watches until a new list is necessary.
+    /// Lists and watches until a new list is needed.
     async fn round(&self, lists: Lists, round: &mut Round) -> Result<Infallible, Anew> {
         let mut listed = loop {
             match self.list(lists, round).await {
@@ -153,7 +156,7 @@ impl Following {
         }
     }
 
-    /// Reports a failure and waits until the server responds again.
+    /// Sends an event about a failure, and waits until the server responds again.
     async fn cope(&self, stop: Stop, lists: Lists, round: &mut Round) -> Result<(), Anew> {
         let kind = self.selection.kind;
         let failure = match stop {
@@ -164,16 +167,16 @@ impl Following {
         failure.judge(lists, kind)?;
         self.tell(What::Failed(chain(&failure.error))).await?;
         self.recover(&failure, lists, round).await?;
-        // A stream that broke off once may do so each time, whereas pages are requested one by one.
+        // A streamed list that broke off once may do so every time, so pages are used instead.
         if failure.at == Moment::List && lists == Lists::Streamed {
             return Err(Anew::NotStreamed { is_refused: false });
         }
         Ok(())
     }
 
-    /// Waits until the server responds, then resumes the watch or requests a new list. A server that was
-    /// away may return with other data, as from a backup, and a watch from a version ahead of its own
-    /// would be silent until it has caught up.
+    /// Waits until the server responds. The watch then continues, or an error requests a new list: a server
+    /// that was unreachable may have been restored from a backup, and would send no events until its
+    /// version exceeds that of the watch.
     async fn recover(
         &self,
         failure: &Failure,
@@ -203,7 +206,7 @@ impl Following {
                     chain(&failure.error)
                 }
                 Err(_) => {
-                    let why = format!("no answer within {:?}", self.limits.probe);
+                    let why = format!("no response within {:?}", self.limits.probe);
                     self.current.leave(server, &why);
                     why
                 }
@@ -213,7 +216,7 @@ impl Following {
         }
     }
 
-    /// Returns the selectors of the objects.
+    /// Returns the selectors as parameters of a request.
     fn selected(&self) -> ListParams {
         ListParams {
             label_selector: self.selection.labels.clone(),
@@ -226,20 +229,20 @@ impl Following {
         Request::new(&*self.selection.path)
     }
 
-    /// Requests a list, or a page of it.
+    /// Requests a page of a list.
     async fn page(&self, wanted: &ListParams) -> kube::Result<ObjectList<Box<RawValue>>> {
         let request = self.request().list(wanted);
         let request = request.map_err(kube::Error::BuildRequest)?;
         self.client.request(request).await
     }
 
-    /// Parses an object completely as it arrives, so that unused fields are never stored.
+    /// Parses an object as soon as it is received, so that unused fields are not stored.
     fn read(&self, object: &RawValue) -> kube::Result<Box<Arrived>> {
         let arrived = (self.selection.read)(object.get());
         arrived.map(Box::new).map_err(kube::Error::SerdeError)
     }
 
-    /// Sends an event. Fails once the receiver is gone.
+    /// Sends an event. Fails if the receiver was dropped.
     async fn tell(&self, what: What) -> Result<(), Anew> {
         let heard = Heard {
             kind: self.selection.kind,

@@ -1,5 +1,5 @@
-//! Applies the events of the API server to the overlay, complete lists at once, and tracks invalid
-//! objects. No I/O.
+//! Applies events of lists and watches to the overlay, and tracks invalid objects. A list is applied once
+//! it is complete. No I/O.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,26 +22,26 @@ use crate::{
     },
 };
 
-/// The origin of these objects' problems.
+/// The origin of problems in objects of the API server.
 const ORIGIN: &str = "API server";
 
-/// Kinds whose first lists are applied together.
+/// Kinds whose first lists are applied at the same time.
 const TOGETHER: [Kind; 2] = [Kind::Service, Kind::EndpointSlice];
 
-/// Kinds that need not be synced, since the maps do not depend on them.
+/// Kinds whose lists are not waited for, since the maps do not depend on them.
 const UNUSED: [Kind; 1] = [Kind::ServiceCidr];
 
-/// The parts of Nodes that are kept.
+/// Selects the parts of Nodes that are kept in memory.
 #[derive(Clone, Debug, Default)]
 pub(super) struct NodeFilter {
-    /// The name of this node, whose Node is kept completely.
+    /// The name of the own node, whose Node is kept completely.
     pub(super) own: String,
-    /// The labels of other Nodes that are kept.
+    /// The keys of the labels that are kept of other Nodes.
     pub(super) labels: BTreeSet<String>,
 }
 
 impl NodeFilter {
-    /// Converts an object, without its unused parts.
+    /// Separates an object from its errors, and drops its unused parts.
     fn read(&self, arrived: Arrived) -> Read {
         let Arrived {
             id,
@@ -64,7 +64,7 @@ impl NodeFilter {
         Read { id, object, flaws }
     }
 
-    /// Drops the unused parts of other Nodes: there may be thousands, with dozens of labels each.
+    /// Drops the unused labels of other Nodes, of which there may be thousands.
     fn trim(&self, object: Object) -> Object {
         let Object::Node(node) = &object else {
             return object;
@@ -85,14 +85,14 @@ impl NodeFilter {
     }
 }
 
-/// The state of the lists and watches of all kinds.
+/// The state of all kinds.
 #[derive(Debug)]
 pub(super) struct Reflector {
     kinds: BTreeMap<Kind, Said>,
     nodes: NodeFilter,
-    /// A description of the data in use while the API server was not reached yet.
+    /// A description of the data in use, until the API server has responded for the first time.
     stale: Option<String>,
-    /// True if the file on disk holds all objects, or will once it is written.
+    /// True if the file of the last known state is up to date, or is being written.
     pub(super) is_saved: bool,
 }
 
@@ -101,12 +101,13 @@ pub(super) struct Reflector {
 struct Said {
     /// The list that is being received.
     listing: Option<Listing>,
-    /// A complete list that waits for that of another kind.
+    /// A complete list that is applied together with that of another kind.
     waiting: Option<Listing>,
-    /// True if a complete list was received.
+    /// True if a complete list was applied.
     synced: bool,
+    /// The errors of each invalid object.
     flaws: BTreeMap<ObjectId, Flaws>,
-    /// The error if requests fail, and the time of the first failure.
+    /// The error while requests fail, and the time of the first failure.
     trouble: Option<(String, Timestamp)>,
 }
 
@@ -127,7 +128,7 @@ impl Listing {
     }
 }
 
-/// Records the current errors of an object.
+/// Replaces the errors of an object.
 fn note(all: &mut BTreeMap<ObjectId, Flaws>, id: &ObjectId, flaws: Option<Flaws>) {
     match flaws {
         Some(flaws) => all.insert(id.clone(), flaws),
@@ -135,28 +136,28 @@ fn note(all: &mut BTreeMap<ObjectId, Flaws>, id: &ObjectId, flaws: Option<Flaws>
     };
 }
 
-/// The errors of an object.
+/// The errors of an invalid object.
 #[derive(Debug)]
 struct Flaws {
     uid: Option<Arc<str>>,
-    /// The Service that it belongs to.
+    /// The name of the Service, if the object is an EndpointSlice.
     owner: Option<Arc<str>>,
-    /// True if the object was refused; otherwise its fields are left out.
+    /// True if the object was refused; otherwise only the invalid fields are ignored.
     is_refused: bool,
     fields: Vec<Invalid>,
 }
 
-/// The result of reading an object.
+/// An object separated from its errors.
 struct Read {
     id: ObjectId,
-    /// The current object, an inner `None` if Culvert does not serve it; an outer `None` if it was
-    /// refused, which keeps its last valid version.
+    /// `None` if the object was refused, so that its last valid version stays; `Some(None)` if Culvert
+    /// does not serve the object.
     object: Option<Option<Object>>,
     flaws: Option<Flaws>,
 }
 
 impl Reflector {
-    /// Creates the state of these kinds, without any object.
+    /// Creates the state of these kinds, without objects.
     pub(super) fn new(kinds: impl IntoIterator<Item = Kind>, nodes: NodeFilter) -> Self {
         Self {
             kinds: kinds
@@ -228,7 +229,7 @@ impl Reflector {
         }
     }
 
-    /// Applies the complete lists. The first lists of Services and slices are applied together: a
+    /// Applies the complete lists. The first lists of Services and slices are applied together, since a
     /// Service without its endpoints would refuse connects.
     fn release(&mut self, edit: &mut Edit<'_>) {
         let is_ready = |kind: &Kind| {
@@ -253,8 +254,8 @@ impl Reflector {
         }
     }
 
-    /// Applies a complete list: objects outside it are deleted, but unreadable ones in it keep their
-    /// last version.
+    /// Applies a complete list. Objects that are not in the list are deleted; invalid ones keep their last
+    /// version.
     fn replace(&mut self, kind: Kind, listing: Listing, edit: &mut Edit<'_>) {
         let Listing { objects, flaws } = listing;
         let is_gone = |id: &ObjectId| !objects.contains_key(id) && !flaws.contains_key(id);
@@ -285,7 +286,7 @@ impl Reflector {
         });
     }
 
-    /// Returns true if a complete list was received for every kind that the maps depend on.
+    /// Returns true if a complete list was applied for every kind on which the maps depend.
     pub(super) fn is_live(&self) -> bool {
         let mut needed = self
             .kinds
@@ -294,12 +295,12 @@ impl Reflector {
         needed.all(|(_, said)| said.synced)
     }
 
-    /// Starts with the objects of an earlier process, if any, until the server is reached. Objects that
-    /// it lacks must not count as deleted.
+    /// Uses the last known state until the server responds. Objects that are missing from it do not count
+    /// as deleted.
     pub(super) fn use_snapshot(&mut self, snapshot: Option<Snapshot>, edit: &mut Edit<'_>) {
         let stale = snapshot.as_ref().map_or_else(
-            || "nothing is known yet".to_owned(),
-            |snapshot| format!("what is known is of {}", snapshot.written),
+            || "no objects are known yet".to_owned(),
+            |snapshot| format!("using the last known state of {}", snapshot.written),
         );
         self.stale = Some(stale);
         for object in snapshot.into_iter().flat_map(|snapshot| snapshot.objects) {
@@ -314,14 +315,14 @@ impl Reflector {
         edit.set_phase(Phase::Stale);
     }
 
-    /// Returns every invalid field.
+    /// Returns all invalid fields with their objects.
     fn flaws(&self) -> impl Iterator<Item = (&ObjectId, &Flaws, &Invalid)> {
         let objects = self.kinds.values().flat_map(|said| &said.flaws);
         objects.flat_map(|(id, flaws)| flaws.fields.iter().map(move |field| (id, flaws, field)))
     }
 
-    /// Returns the problems that an operator must act on. An error in a slice is reported on its
-    /// Service, where operators look first.
+    /// Returns a warning for each invalid field. A warning about a slice is attached to its Service, where
+    /// operators look first.
     pub(super) fn concerns(&self, overlay: &Overlay) -> Vec<Concern> {
         let concern = |(id, flaws, invalid): (&ObjectId, &Flaws, &Invalid)| {
             let reason = if flaws.is_refused {

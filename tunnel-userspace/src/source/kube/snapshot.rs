@@ -1,4 +1,4 @@
-//! The last known state on disk, for a start while the API server can't be reached.
+//! Writes the last known state to disk, and reads it at a start without the API server.
 
 use std::{
     fs::{self, File},
@@ -11,21 +11,21 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::Object;
 
-/// The version of the file format: raised when older files become unreadable. Fields that an older file
-/// lacks have their defaults.
+/// The version of the file format. It changes when older files can no longer be read; a new field with a
+/// default does not change it.
 const VERSION: u32 = 1;
 
-/// The maximum size of the file: a hundred times the size for 10,000 Services.
+/// The maximum size of the file, in bytes: a hundred times the size for 10,000 Services.
 const MOST_BYTES: u64 = 2 << 30;
 
-/// The known objects, with the time of the write.
+/// The last known objects, and the time when they were written.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Snapshot {
     pub(super) written: Timestamp,
     pub(super) objects: Vec<Object>,
 }
 
-/// The first line of the file. Each further line is an object.
+/// The first line of the file. Each other line is an object.
 #[derive(Debug, Deserialize, Serialize)]
 struct Head {
     version: u32,
@@ -34,28 +34,30 @@ struct Head {
     objects: usize,
 }
 
-/// The error of a file that can't be used.
+/// The error of reading the last known state.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SnapshotError {
-    #[error("cannot read it")]
+    #[error("cannot read the file")]
     Read(#[from] io::Error),
-    #[error("line {line} makes no sense")]
+    #[error("the file is empty")]
+    Empty,
+    #[error("line {line} of the file is not valid")]
     Line {
         line: usize,
         #[source]
         source: serde_json::Error,
     },
-    #[error("it has {0} bytes")]
+    #[error("the file has {0} bytes, more than {max}", max = MOST_BYTES)]
     TooLarge(u64),
-    #[error("it is of version {0}")]
+    #[error("the file has format version {0}, but this release reads version {known}", known = VERSION)]
     Version(u32),
-    #[error("it is of node {0}")]
-    Node(String),
-    #[error("it has {found} objects of {expected}")]
+    #[error("the file belongs to node {found}, not to {expected}")]
+    Node { found: String, expected: String },
+    #[error("the file has {found} of {expected} objects")]
     Torn { found: usize, expected: usize },
 }
 
-/// Writes the state atomically, by a rename.
+/// Writes the state into a new file, and atomically renames it to `path`.
 pub(super) fn write(path: &Path, node: &str, snapshot: &Snapshot) -> io::Result<()> {
     let draft = path.with_extension("new");
     let mut file = BufWriter::new(File::create(&draft)?);
@@ -71,14 +73,14 @@ pub(super) fn write(path: &Path, node: &str, snapshot: &Snapshot) -> io::Result<
         serde_json::to_writer(&mut file, object)?;
         file.write_all(b"\n")?;
     }
-    // Synced to disk before the rename, since an edge node may lose power at any moment.
+    // An edge node may lose power at any moment, so the file is synced before the rename.
     file.into_inner()?.sync_all()?;
     fs::rename(&draft, path)?;
     path.parent()
         .map_or(Ok(()), |folder| File::open(folder)?.sync_all())
 }
 
-/// Reads the last known state; `None` if nothing was ever written.
+/// Reads the last known state; `None` if there is no file.
 pub(super) fn read(path: &Path, node: &str) -> Result<Option<Snapshot>, SnapshotError> {
     let file = match File::open(path) {
         Ok(file) => file,
@@ -91,10 +93,7 @@ pub(super) fn read(path: &Path, node: &str) -> Result<Option<Snapshot>, Snapshot
     }
     let mut lines = BufReader::new(file).lines().zip(1..);
     let Some((head, _)) = lines.next() else {
-        return Err(SnapshotError::Torn {
-            found: 0,
-            expected: 0,
-        });
+        return Err(SnapshotError::Empty);
     };
     let wrong = |line| move |source| SnapshotError::Line { line, source };
     let head: Head = serde_json::from_str(&head?).map_err(wrong(1))?;
@@ -102,7 +101,10 @@ pub(super) fn read(path: &Path, node: &str) -> Result<Option<Snapshot>, Snapshot
         return Err(SnapshotError::Version(head.version));
     }
     if head.node != node {
-        return Err(SnapshotError::Node(head.node));
+        return Err(SnapshotError::Node {
+            found: head.node,
+            expected: node.to_owned(),
+        });
     }
     let objects = lines
         .map(|(text, line)| serde_json::from_str(&text?).map_err(wrong(line)))
@@ -171,10 +173,22 @@ mod tests {
         let (rest, _) = whole.trim_end().rsplit_once('\n').unwrap();
 
         for (node, text, wanted) in [
-            ("node-b", &*whole, "it is of node node-a"),
-            ("node-a", &format!("{rest}\n"), "it has 1 objects of 2"),
-            ("node-a", &format!("{rest}\n{{\n"), "line 3 makes no sense"),
-            ("node-a", "", "it has 0 objects of 0"),
+            (
+                "node-b",
+                &*whole,
+                "the file belongs to node node-a, not to node-b",
+            ),
+            (
+                "node-a",
+                &format!("{rest}\n"),
+                "the file has 1 of 2 objects",
+            ),
+            (
+                "node-a",
+                &format!("{rest}\n{{\n"),
+                "line 3 of the file is not valid",
+            ),
+            ("node-a", "", "the file is empty"),
         ] {
             fs::write(&path, text).unwrap();
             assert_eq!(read(&path, node).unwrap_err().to_string(), wanted);

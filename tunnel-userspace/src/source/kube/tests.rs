@@ -1,4 +1,4 @@
-//! Tests against a server on loopback that responds as the API server does, and with faults.
+//! Tests with a scripted API server on loopback.
 
 mod access;
 mod faults;
@@ -13,10 +13,10 @@ use crate::source::{
     tests::{Followed, PATIENCE},
 };
 
-/// The time limit for faults, in tests that run until it is reached.
+/// The limits for misbehaving servers, in tests that reach them.
 const A_LITTLE: Duration = Duration::from_millis(500);
 
-/// A source that will follow servers on loopback, with short limits.
+/// The settings of a source with servers on loopback, and with short limits.
 struct Setup {
     limits: Limits,
     settings: Settings,
@@ -29,7 +29,7 @@ impl Setup {
         Self::within(tempfile::tempdir().expect("a folder"), servers)
     }
 
-    /// Creates the source in a folder, which may have a kubeconfig with a user.
+    /// Creates the settings for a folder. Writes a kubeconfig unless the folder has one.
     fn within(folder: tempfile::TempDir, servers: &[&Server]) -> Self {
         let kubeconfig = folder.path().join("kubeconfig");
         if !kubeconfig.exists() {
@@ -70,7 +70,7 @@ async fn follow(servers: &[&Server]) -> Followed {
     Setup::of(servers).start().await
 }
 
-/// Follows servers with this limit for faults.
+/// Starts a source with this value for all limits for misbehaving servers.
 async fn follow_within(limit: Duration, servers: &[&Server]) -> Followed {
     let mut setup = Setup::of(servers);
     setup.limits = Limits {
@@ -201,7 +201,7 @@ async fn a_server_that_comes_back_with_older_data_is_listed_anew() {
 
     followed.until("old=10.0.0.2").await;
 
-    // The older list is accepted only after the limit.
+    // The older list is accepted after the limit, and not before.
     assert!(before.elapsed() >= A_LITTLE);
 }
 
@@ -286,7 +286,7 @@ async fn what_was_known_is_used_while_no_server_answers_and_given_up_when_one_do
     followed.until("a=10.0.0.1 b=10.0.0.2").await;
     let folder = followed.stop().await;
 
-    // At first, the server refuses connects.
+    // The server refuses connects until it is opened.
     let server = Server::reserved();
     let mut setup = Setup::within(folder, &[&server]);
     setup.settings.initial_sync_timeout = Duration::from_millis(50);

@@ -29,7 +29,7 @@ fn node(text: &str) -> Object {
     Object::Node(Arc::new(fixture::node(text)))
 }
 
-/// Returns a store of one source, which has delivered its first complete list.
+/// Returns a store with one source, which has delivered its first complete list.
 fn store() -> (Store, Overlay) {
     let mut store = Store::default();
     let overlay = store.overlay();
@@ -44,7 +44,7 @@ fn apply(overlay: &Overlay, objects: impl IntoIterator<Item = Object>, at: Durat
     }
 }
 
-/// Formats an update in a few words.
+/// Takes an update, and describes each object in it.
 fn words(store: &mut Store) -> Vec<String> {
     let Some(update) = store.take_update() else {
         return Vec::new();
@@ -181,7 +181,7 @@ fn each_step_of_synchronisation_is_told_once_even_if_there_is_nothing_else() {
     assert_eq!(told(Phase::Partial), Some((false, false)));
     assert_eq!(told(Phase::Whole), Some((false, true)));
     assert_eq!(told(Phase::Whole), None);
-    // The return to an incomplete state is sent with the next change.
+    // A lower phase causes no update; the next change publishes it.
     assert_eq!(told(Phase::Partial), None);
     assert_eq!(told(Phase::Whole), Some((false, true)));
 }

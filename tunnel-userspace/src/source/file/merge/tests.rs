@@ -22,7 +22,7 @@ fn id(name: &str) -> ObjectId {
     }
 }
 
-/// Returns a node, with a label that distinguishes its versions.
+/// Returns a Node with a label that distinguishes its versions.
 fn node(name: &str, version: &str) -> Content {
     Content::Object(Object::Node(Arc::new(Node {
         labels: BTreeMap::from([("version".to_owned(), version.to_owned())]),
@@ -68,7 +68,7 @@ impl Case {
             .remove(&Arc::from(Path::new(path)), &mut self.overlay.edit(AT));
     }
 
-    /// Returns the nodes in use, each with its version.
+    /// Returns the Nodes in use, each with its version.
     fn nodes(&mut self) -> Vec<String> {
         let update = self.store.take_update();
         for (name, node) in update.into_iter().flat_map(|update| update.nodes) {
@@ -147,7 +147,8 @@ fn the_second_description_within_a_file_is_refused_by_name_of_the_first() {
     case.file("f", [node("a", "1"), node("b", "1"), node("a", "2")]);
 
     assert_eq!(case.nodes(), ["a 1", "b 1"]);
-    let problem = "f:30: document 3: Node a: is already described by document 1 of this file";
+    let problem = "f:30: document 3: Node a: is already defined in document 1 of this file; remove \
+                   one of them";
     assert_eq!(case.problems(), [problem]);
 }
 
@@ -162,8 +163,8 @@ fn of_two_files_the_first_by_name_counts_until_it_goes() {
     assert_eq!(
         case.problems(),
         [
-            "b:10: document 1: Node a: is already described by a, which counts",
-            "c:10: document 1: Node a: is already described by a, which counts",
+            "b:10: document 1: Node a: is already defined in a, which has precedence; remove one of them",
+            "c:10: document 1: Node a: is already defined in a, which has precedence; remove one of them",
         ]
     );
     case.file("a", [node("other", "a")]);

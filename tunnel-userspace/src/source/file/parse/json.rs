@@ -1,4 +1,4 @@
-//! Parses a file of JSON.
+//! Parses a JSON file.
 
 use std::panic::catch_unwind;
 
@@ -8,7 +8,7 @@ use serde_json::{Deserializer, value::RawValue};
 use super::{BROKEN, Content, FEW, Parsed, contents, refused, within};
 use crate::{k8s, parallel};
 
-/// A list as `kubectl get -o json` prints it; the items stay as text.
+/// A list as `kubectl get -o json` prints it, with its items as text.
 #[derive(Deserialize)]
 struct List<'a> {
     kind: &'a str,
@@ -16,8 +16,7 @@ struct List<'a> {
     items: Vec<&'a RawValue>,
 }
 
-/// Parses a file of JSON: consecutive values. The values after a syntax error are lost, since their
-/// beginning can't be found.
+/// Parses a JSON file: a sequence of values. Values after a syntax error are not found.
 pub(in crate::source::file) fn json(text: &str) -> Vec<Parsed> {
     let place = |document, line, content: Vec<Content>| {
         content.into_iter().map(move |content| Parsed {
@@ -32,8 +31,8 @@ pub(in crate::source::file) fn json(text: &str) -> Vec<Parsed> {
         line: 1,
     };
     if let Some(items) = list(text) {
-        // The usual file, one list, is read twice in total; without this check it would be read three
-        // times.
+        // Most files are one list. Without this shortcut, they would be parsed three times instead of
+        // twice.
         return place(1, lines.of_next(0), of_items(&items)).collect();
     }
     let mut parsed = Vec::new();
@@ -44,7 +43,7 @@ pub(in crate::source::file) fn json(text: &str) -> Vec<Parsed> {
             None => break,
             Some(Ok(value)) => parsed.extend(place(document, line, of_document(value.get()))),
             Some(Err(error)) => {
-                let content = refused(format!("is not JSON: {error}"));
+                let content = refused(format!("is not valid JSON: {error}"));
                 parsed.extend(place(document, error.line().max(1), vec![content]));
                 break;
             }
@@ -53,7 +52,7 @@ pub(in crate::source::file) fn json(text: &str) -> Vec<Parsed> {
     parsed
 }
 
-/// Parses one value of a file.
+/// Parses a value of the file: a list or one manifest.
 fn of_document(text: &str) -> Vec<Content> {
     match list(text) {
         Some(items) => of_items(&items),
@@ -61,13 +60,13 @@ fn of_document(text: &str) -> Vec<Content> {
     }
 }
 
-/// Returns the items of a list; `None` if the text is no list.
+/// Returns the items of a list; `None` if the text is not a list.
 fn list(text: &str) -> Option<Vec<&RawValue>> {
     let list = serde_json::from_str::<List<'_>>(text).ok()?;
     (list.kind == "List").then_some(list.items)
 }
 
-/// Parses the items of a list in several threads.
+/// Parses the items of a list, in parallel if there are many.
 fn of_items(items: &[&RawValue]) -> Vec<Content> {
     let item = |i, item: &&RawValue| {
         let content = of_one(item.get()).into_iter();
@@ -81,18 +80,17 @@ fn of_items(items: &[&RawValue]) -> Vec<Content> {
         .collect()
 }
 
-/// Parses a manifest.
+/// Parses a manifest from its text.
 fn of_one(text: &str) -> Vec<Content> {
     let parse = || match k8s::parse_json(text) {
         Ok(parsed) => contents(parsed),
-        // The text is well-formed JSON here, so this is a number that is too large, or too deep a
-        // nesting.
-        Err(error) => vec![refused(format!("is not JSON: {error}"))],
+        // The text is well-formed, so a number is too large or the nesting is too deep.
+        Err(error) => vec![refused(format!("is not valid JSON: {error}"))],
     };
     catch_unwind(parse).unwrap_or_else(|_| vec![refused(BROKEN)])
 }
 
-/// Counts lines up to increasing offsets.
+/// Counts the lines of a text up to ascending offsets.
 struct Lines<'a> {
     text: &'a str,
     offset: usize,
@@ -100,7 +98,7 @@ struct Lines<'a> {
 }
 
 impl Lines<'_> {
-    /// Returns the line of the first non-blank character at or after an offset.
+    /// Returns the line, from 1, of the first non-blank character at or after an offset.
     fn of_next(&mut self, offset: usize) -> usize {
         let rest = self.text.get(offset..).unwrap_or_default();
         let end = offset + (rest.len() - rest.trim_start().len());

@@ -17,7 +17,7 @@ fn of(text: &str) -> Vec<Parsed> {
     yaml(text, &Cache::default()).0
 }
 
-/// Formats each item in a few words: its position and content.
+/// Describes each item: its document and line, and its object or error.
 fn words(parsed: &[Parsed]) -> Vec<String> {
     let word = |one: &Parsed| {
         let content = match &one.content {
@@ -42,7 +42,7 @@ fn words(parsed: &[Parsed]) -> Vec<String> {
     parsed.iter().map(word).collect()
 }
 
-/// Asserts the number of items, each beginning with these words.
+/// Asserts the number of items, and the beginning of each item's description.
 fn expect_words(parsed: &[Parsed], expected: &[&str]) {
     let found = words(parsed);
     let mut pairs = found.iter().zip(expected);
@@ -56,9 +56,9 @@ fn a_bad_document_leaves_the_others_be_and_says_where_it_is() {
 
     let expected = [
         "1:2 Service default/web",
-        "2:10 refused is not YAML: ",
+        "2:10 refused is not valid YAML: ",
         "3:12 Node edge-1",
-        "4:17 refused is not YAML: duplicate",
+        "4:17 refused is not valid YAML: duplicate",
     ];
     expect_words(&of(&file), &expected);
 }
@@ -82,7 +82,7 @@ items:
         [
             "1:2 Node a",
             "1:2 refused Service default/b items[1].spec.ports[0].port 0 is not a port from 1 to 65535",
-            "1:2 refused items[2] is not a set of fields",
+            "1:2 refused items[2] is a number, but must be an object",
             "1:2 unknown v1 Pod",
         ]
     );
@@ -98,8 +98,8 @@ fn json_is_read_value_by_value_up_to_the_first_that_is_none() {
     let expected = [
         "1:1 Node a",
         "2:3 Node b",
-        "3:3 refused is not a set of fields",
-        "4:5 refused is not JSON: EOF",
+        "3:3 refused is a number, but must be an object",
+        "4:5 refused is not valid JSON: EOF",
     ];
     expect_words(&json(&file), &expected);
     assert_eq!(json(" \n "), []);
@@ -125,7 +125,7 @@ fn very_many_are_read_in_their_order_however_many_threads_read_them() {
         let (document, line) = (i + 1, 4 * i + 2);
         assert_eq!(from_yaml[i], format!("{document}:{line} Node edge-{i}"));
         let wanted = match i {
-            150 => "1:1 refused items[150].metadata.name is not text".to_owned(),
+            150 => "1:1 refused items[150].metadata.name is a number, but must be a string".to_owned(),
             _ => format!("1:1 Node edge-{i}"),
         };
         assert_eq!(from_json[i], wanted);
@@ -158,16 +158,16 @@ fn words_of_yaml_mean_what_they_mean_to_kubernetes() {
 #[test]
 fn what_is_too_deep_or_grows_too_large_is_refused() {
     let deep = format!("{}{}", "[".repeat(50_000), "]".repeat(50_000));
-    assert!(words(&of(&format!("a: {deep}\n")))[0].contains("refused is not YAML"));
-    assert!(words(&json(&deep))[0].contains("refused is not JSON"));
-    // An expansion bomb of aliases.
+    assert!(words(&of(&format!("a: {deep}\n")))[0].contains("refused is not valid YAML"));
+    assert!(words(&json(&deep))[0].contains("refused is not valid JSON"));
+    // A billion laughs attack: nested aliases.
     let mut file = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
     for i in 1..9 {
         let last = format!("*a{}", i - 1);
         file.push_str(&format!("a{i}: &a{i} [{}]\n", vec![last; 10].join(", ")));
     }
 
-    assert!(words(&of(&file))[0].contains("refused is not YAML"));
+    assert!(words(&of(&file))[0].contains("refused is not valid YAML"));
 }
 
 #[test]
@@ -242,7 +242,8 @@ fn a_field_that_is_left_out_is_named_beside_its_object() {
         [
             "1:2 Service default/web",
             "1:2 ignored Service default/web metadata.annotations[culvert.dev/algorithm] \
-             \"fastest\" is not random, weighted, round-robin, source-hash, destination-hash, maglev or least-conn, nor their name in IPVS",
+             \"fastest\" is not random, weighted, round-robin, source-hash, destination-hash, \
+             maglev, least-conn or an IPVS scheduler (rr, wrr, sh, dh, mh, lc, wlc, sed, nq)",
         ]
     );
 }

@@ -1,12 +1,12 @@
-//! Renamed files.
+//! Tests of renamed files.
 
 use std::fs;
 
 use super::watched::{self, BAD, service, with};
 use crate::source::tests::Followed;
 
-/// Moves files for several rounds, each until a later change is visible, and asserts that no Service
-/// ever disappears.
+/// Renames files in several rounds, each until a later change is visible, and asserts that no Service
+/// disappears.
 async fn move_without_loss(rounds: u8, step: impl Fn(&Followed, u8)) {
     let mut watched = watched::new().await;
     watched.write("b.yaml", service("b", "10.0.0.2"));
@@ -74,7 +74,7 @@ async fn a_file_that_is_replaced_right_after_its_rename_keeps_the_last_good_vers
 #[tokio::test]
 async fn a_file_whose_name_a_refused_one_takes_keeps_the_last_good_version() {
     let mut watched = watched::new().await;
-    // The file is read before it takes the other's name.
+    // The invalid file is read before it replaces the other one.
     watched.write("new.yaml", "not: [a manifest");
     watched.until_problems(&["manifests/new.yaml"]).await;
 

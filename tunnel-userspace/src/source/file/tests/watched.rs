@@ -1,3 +1,5 @@
+//! Builders of watched folders for the tests.
+
 use std::fs;
 
 use tempfile::TempDir;
@@ -18,14 +20,14 @@ pub(super) fn service(name: &str, address: &str) -> String {
 pub(super) const BAD: &str =
     "apiVersion: v1\nkind: Service\nmetadata: {name: bad}\nspec: {clusterIP: x}\n";
 
-/// Creates a folder with an empty folder `manifests`.
+/// Creates a temporary folder with an empty folder `manifests`.
 pub(super) fn folder() -> TempDir {
     let dir = tempfile::tempdir().expect("a folder");
     fs::create_dir(dir.path().join("manifests")).expect("a folder");
     dir
 }
 
-/// Starts on a folder with one manifest of one Service, `a` at 10.0.0.1.
+/// Watches a folder with one file `a.yaml`, which contains the Service `a` at 10.0.0.1.
 pub(super) async fn new() -> Followed {
     let dir = folder();
     let path = dir.path().join("manifests/a.yaml");
@@ -43,12 +45,12 @@ pub(super) async fn on(dir: TempDir, path: &str) -> Followed {
     Followed::new(dir, store, report, |stop| source.run(stop))
 }
 
-/// Returns a Service `a` and another document, which may be refused.
+/// Returns a file with the Service `a` and another document.
 pub(super) fn with(address: &str, other: &str) -> String {
     format!("{}---\n{other}", service("a", address))
 }
 
-/// Starts on a file with two Services, `a` and `bad`.
+/// Watches a folder with one file `a.yaml`, which contains the Services `a` and `bad`.
 pub(super) async fn of_two() -> Followed {
     let mut watched = new().await;
     watched.write("a.yaml", with("10.0.0.2", &service("bad", "10.0.0.7")));

@@ -1,12 +1,12 @@
-//! The completeness of updates: their `whole` flag.
+//! Tests of the flag of updates that tells if all objects are present.
 
 use std::{fs, os::unix::fs::symlink, path::Path};
 
 use super::watched::{self, BAD, folder, service};
 use crate::source::tests::Followed;
 
-/// Starts on a folder with `a` and another entry, and takes the first update. Returns it with its
-/// `whole` flag.
+/// Watches a folder with the Service `a` and another entry, and takes the first update. Returns true as
+/// well if the update is complete.
 async fn beside(make: impl FnOnce(&Path)) -> (Followed, bool) {
     let dir = folder();
     let manifests = dir.path().join("manifests");
@@ -42,7 +42,7 @@ async fn a_bad_document_is_missing_until_it_is_mended() {
     let (mut watched, is_whole) = beside(write).await;
     assert!(!is_whole);
 
-    // This holds even if the file has no object left.
+    // The file becomes valid, even without any object.
     watched.write("b.yaml", "# nothing\n");
 
     until_whole(&mut watched).await;

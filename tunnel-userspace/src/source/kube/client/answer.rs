@@ -1,4 +1,4 @@
-//! Wraps responses before they are parsed.
+//! Adapts responses of the API server: a limit for silence, and the delay of a refusal.
 
 use std::time::Duration;
 
@@ -16,18 +16,18 @@ use tower::BoxError;
 /// The body of a response.
 pub(super) type Answer = UnsyncBoxBody<Bytes, BoxError>;
 
-/// A response stopped after its beginning.
+/// The error of a response that began and then stopped.
 #[derive(Debug, thiserror::Error)]
-#[error("the API server stopped in the middle of an answer, and was silent for {0:?}")]
+#[error("the API server sent no data for {0:?} in the middle of a response")]
 struct Silent(Duration);
 
-/// Returns the body unchanged.
+/// Converts the type of a body.
 pub(super) fn plain(body: Body) -> Answer {
     body.map_err(BoxError::from).boxed_unsync()
 }
 
-/// Returns the body with a limit for silence: TCP keep-alive detects a dead connection, but not a stuck
-/// server. Calls `gave_up` at the limit.
+/// Adds a limit for silence to a body, since TCP keep-alive detects a dead connection but not a stuck
+/// server. At the limit, calls `gave_up` and returns an error.
 pub(super) fn impatient(
     body: Body,
     patience: Duration,
@@ -52,8 +52,8 @@ pub(super) fn impatient(
     StreamBody::new(frames).boxed_unsync()
 }
 
-/// Copies the pause of a refusal (`Retry-After`) from the head to the body, since callers see only the
-/// body. An overloaded API server sends it in the head alone (apiserver
+/// Copies `Retry-After` of a refusal from the header into the body, since callers see only the body. An
+/// overloaded API server sends it only in the header (apiserver
 /// `pkg/server/filters/priority-and-fairness.go`).
 pub(super) async fn with_pause(answer: Response<Answer>) -> Result<Response<Answer>, BoxError> {
     let seconds = answer.headers().get(RETRY_AFTER);

@@ -1,5 +1,5 @@
-//! The files with the addresses and credentials for the API server: they are replaced while the process
-//! runs, for example by a kubelet that renews its certificate.
+//! Reads the kubeconfig and the credentials for the API server, and detects when their files change, as
+//! they do when the kubelet renews its certificate.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -8,33 +8,33 @@ use kube::config::{Config, KubeConfigOptions, Kubeconfig};
 use super::{AccessError, Settings};
 use crate::source::fingerprint::{Fingerprint, fingerprint};
 
-/// The files that the kubelet mounts into a pod (kube-client `config/incluster_config.rs` reads the
-/// same).
+/// The files of a pod's service account, the same that kube-client reads
+/// (`config/incluster_config.rs`).
 const IN_POD: [&str; 2] = [
     "/var/run/secrets/kubernetes.io/serviceaccount/token",
     "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt",
 ];
 
-/// Files, with their fingerprints before they were read.
+/// The fingerprint of each file before its last read; `None` if it could not be read.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Files(BTreeMap<PathBuf, Option<Fingerprint>>);
 
 impl Files {
-    /// Records the current fingerprint of a file.
+    /// Records the fingerprint of a file.
     fn see(&mut self, path: impl Into<PathBuf>) {
         let path = path.into();
         let fingerprint = fingerprint(&path);
         self.0.insert(path, fingerprint);
     }
 
-    /// Returns true if one of the files has changed.
+    /// Returns true if one of the files has changed since the last read.
     pub(super) fn have_changed(&self) -> bool {
         let mut files = self.0.iter();
         files.any(|(path, seen)| fingerprint(path) != *seen)
     }
 
-    /// Reads the files. Each fingerprint is taken before the read, so a file that changes meanwhile is
-    /// read again the next time.
+    /// Reads the files. Takes each fingerprint before the read, so that a change during the read is
+    /// detected later.
     pub(super) async fn read(&mut self, settings: &Settings) -> Result<Config, AccessError> {
         self.0.clear();
         let mut config = match &settings.kubeconfig {
@@ -60,7 +60,7 @@ impl Files {
     }
 }
 
-/// Returns the files that a kubeconfig names.
+/// Returns the paths of all files that a kubeconfig refers to.
 fn named(kubeconfig: &Kubeconfig) -> impl Iterator<Item = &String> {
     let clusters = kubeconfig.clusters.iter();
     let authorities = clusters
@@ -93,7 +93,7 @@ mod tests {
              \x20 user: {{client-certificate: {cert}, client-key: {key}, tokenFile: {token}}}\n"
         );
         let kubeconfig = Kubeconfig::from_yaml(&text).unwrap();
-        // The key is written last, as when a pair is written one by one.
+        // The key does not exist yet, as when the certificate is written first.
         for path in [&paths[0], &paths[1], &paths[3]] {
             fs::write(path, "old").unwrap();
         }

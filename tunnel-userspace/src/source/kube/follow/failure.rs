@@ -1,3 +1,5 @@
+//! Decides how to continue after a failed list or watch.
+
 use std::time::Duration;
 
 use kube::core::Status;
@@ -5,12 +7,12 @@ use kube::core::Status;
 use super::{Anew, Lists};
 use crate::model::Kind;
 
-/// The reason why a list or watch ended.
+/// The reason for which a list or watch ended.
 #[derive(Debug)]
 pub(super) enum Stop {
-    /// A reason that determines the next step.
+    /// A new list is needed.
     Anew(Anew),
-    /// A failed request.
+    /// A request failed.
     Failed(Failure),
 }
 
@@ -21,22 +23,22 @@ impl From<Anew> for Stop {
 }
 
 impl Stop {
-    /// Wraps an error with the moment at which it occurred.
+    /// Returns a function that adds the moment of the failure to an error.
     pub(super) const fn at(at: Moment) -> impl FnOnce(kube::Error) -> Self {
         move |error| Self::Failed(Failure { error, at })
     }
 }
 
-/// The moment of a failure.
+/// The moment at which a request failed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Moment {
-    /// At the request of a list, or of a page.
+    /// At the start of a list, or at a page.
     ListStart,
-    /// During a list.
+    /// Within a streamed list.
     List,
-    /// At the request of a watch.
+    /// At the start of a watch.
     WatchStart,
-    /// During a watch.
+    /// Within a watch.
     Watch,
 }
 
@@ -48,7 +50,7 @@ pub(super) struct Failure {
 }
 
 impl Failure {
-    /// Returns an error if the failure requires more than a retry.
+    /// Returns `Ok` if the request should be retried, or else the reason for a new list.
     pub(super) fn judge(&self, lists: Lists, kind: Kind) -> Result<(), Anew> {
         let Some(status) = status(&self.error) else {
             return Ok(());
@@ -56,27 +58,26 @@ impl Failure {
         let is_streamed = lists == Lists::Streamed;
         let is_start = matches!(self.at, Moment::ListStart | Moment::WatchStart);
         match status.code {
-            // Only for this kind a 404 means that it is absent: a proxy before an API server may send it
-            // for any path.
+            // Servers before Kubernetes 1.33 don't support ServiceCIDRs. For the other kinds, a 404 can only
+            // be from a proxy in front of the API server, so the request is retried.
             404 if is_start && kind == Kind::ServiceCidr => Err(Anew::Absent),
             400 | 422 if is_start && is_streamed => Err(Anew::NotStreamed { is_refused: true }),
-            // The version is too large: the server lags, or its data are older.
+            // The version is newer than the server's, which lags or was restored from a backup.
             504 if is_too_large(status) => Err(Anew::Lost),
-            // Some servers refuse only during the list: an API server whose etcd can't report its
-            // progress (3.4.24 and older) ends the list with an error. Pages show if there is another
-            // cause.
+            // An API server whose etcd can't report progress (3.4.24 and older) fails only within the list.
+            // If the cause is another one, pages fail, too.
             _ if self.at == Moment::List && is_streamed => {
                 Err(Anew::NotStreamed { is_refused: false })
             }
-            // The version is too old, for the watch or the next page.
+            // The version of the watch or of the next page is too old.
             410 => Err(Anew::Lost),
             _ => Ok(()),
         }
     }
 
-    /// Returns the pause that the server requests.
+    /// Returns the delay that the server requests before a retry.
     pub(super) fn wanted_pause(&self) -> Duration {
-        /// The limit of the pause, for any request of the server.
+        /// The maximum delay, whatever the server requests.
         const LONGEST: Duration = Duration::from_secs(60);
         let details = status(&self.error).and_then(|status| status.details.as_ref());
         let seconds = details.map_or(0, |details| details.retry_after_seconds);
@@ -84,7 +85,7 @@ impl Failure {
     }
 }
 
-/// Returns true if the server does not have the requested version yet (apimachinery
+/// Returns true if the requested version is newer than the server's (apimachinery
 /// `pkg/api/errors/errors.go`, `NewTooLargeResourceVersionError`).
 fn is_too_large(status: &Status) -> bool {
     let causes = status.details.iter().flat_map(|details| &details.causes);

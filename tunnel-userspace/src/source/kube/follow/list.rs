@@ -1,4 +1,4 @@
-//! Reads a list of all objects from the server.
+//! Lists all objects of a kind.
 
 use futures_util::StreamExt as _;
 use kube::core::WatchEvent;
@@ -11,25 +11,25 @@ use super::{
     pace::Round,
     watch::Watch,
 };
-/// The maximum silence before the end of a streamed list. A server without streamed lists never sends
-/// that end.
+/// The maximum time without an event in a streamed list. A server that can't stream lists never sends the
+/// end of the list.
 const SILENCE: Duration = Duration::from_secs(10);
 
-/// The annotation at the end of a streamed list.
+/// The annotation of the bookmark at the end of a streamed list.
 const END_OF_LIST: &str = "k8s.io/initial-events-end";
 
 /// A complete list.
 pub(super) struct Listed {
-    /// The version to watch from.
+    /// The version from which to watch.
     pub(super) version: String,
-    /// The open watch that streamed the list.
+    /// The watch that streamed the list, which continues; `None` after pages.
     pub(super) watch: Option<Watch>,
 }
 
 impl Following {
-    /// Lists all objects. A list older than the last seen version is refused, unless the server stays at
-    /// older versions. Both forms are consistent reads, yet a cache before an API server, or a server
-    /// that was restored from a backup, returns such a list.
+    /// Lists all objects. Refuses a list that is older than the last seen version, until the server has
+    /// returned older lists for some time. Lists are consistent reads, but a cache in front of the API
+    /// server may lag, and the server may have been restored from a backup.
     pub(super) async fn list(&self, lists: Lists, round: &mut Round) -> Result<Listed, Stop> {
         let server = self.current.index();
         let listed = match lists {
@@ -38,34 +38,34 @@ impl Following {
         };
         let version = &listed.version;
         if version.is_empty() {
-            let why = "a list came without a version".to_owned();
+            let why = "the API server returned a list without a resourceVersion".to_owned();
             self.tell(What::Failed(why)).await?;
             return Err(Anew::Lost.into());
         }
         if round.is_behind(version) {
             let seen = round.seen();
-            let why = format!("what it has is of version {version}, and {seen} was seen before");
+            let why = format!("the list has version {version}, but version {seen} was seen before");
             self.current.leave(server, &why);
             self.tell(What::Failed(why)).await?;
             return Err(Anew::Older.into());
         }
         if let Some(seen) = round.listed(version) {
-            warn!(kind = %self.selection.kind, version, seen, "the API server stays at older data: taking it as restored from a backup");
+            warn!(kind = %self.selection.kind, version, seen, "the API server keeps returning an older list; assuming that it was restored from a backup");
         }
         self.tell(What::ListEnds).await?;
         Ok(listed)
     }
 
-    /// Reads a list from the beginning of a watch.
+    /// Reads a list from the first events of a watch.
     async fn streamed(&self) -> Result<Listed, Stop> {
         const NOT_STREAMED: Stop = Stop::Anew(Anew::NotStreamed { is_refused: false });
-        // Without a version, this is a consistent read.
+        // Without a version, the list is a consistent read.
         let opened = self.open(true, "").await;
         let mut watch = opened.map_err(Stop::at(Moment::ListStart))?;
         self.tell(What::ListBegins).await?;
         loop {
             let next = timeout(SILENCE, watch.events.next()).await;
-            // The stream is silent, or ended without the annotation.
+            // The watch was silent for too long, or ended before the end of the list.
             let Ok(Some(event)) = next else {
                 return Err(NOT_STREAMED);
             };
@@ -83,7 +83,7 @@ impl Following {
                         });
                     }
                 }
-                // A list has no deleted objects.
+                // Not expected before the end of the list.
                 WatchEvent::Deleted(_) => {}
                 WatchEvent::Error(status) => {
                     return Err(Stop::at(Moment::List)(kube::Error::Api(status)));

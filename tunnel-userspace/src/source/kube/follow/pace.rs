@@ -1,20 +1,21 @@
+//! The backoff between requests, and the last seen version of the server's data.
+
 use tokio::time::{Duration, Instant};
 
-/// The first pause after a failure; it doubles from there.
+/// The first backoff after a failure; it doubles with each further one.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 
-/// The known state of the server over several rounds.
+/// The number of failures and the last seen version, over all lists and watches of one kind.
 #[derive(Debug)]
 pub(super) struct Round {
     max_backoff: Duration,
-    /// The time that the server's data may be older than the last seen version, before they count as
-    /// restored.
+    /// The time for which older lists are refused.
     lag: Duration,
     failures: u32,
-    /// The last seen version; `None` if it is no number (from Kubernetes 1.35 on, versions may be
-    /// compared).
+    /// The last seen version; `None` if it is not a number. Since Kubernetes 1.35, versions are numbers
+    /// that may be compared.
     seen: Option<u64>,
-    /// The time since which lists are older than that.
+    /// The time of the first of the successive lists that were older than `seen`.
     older_since: Option<Instant>,
 }
 
@@ -37,8 +38,9 @@ impl Round {
             .is_some_and(|(version, seen)| version < seen)
     }
 
-    /// Returns true if a list of this version must be refused: it would restore deleted objects. A
-    /// lagging server catches up; one that doesn't was restored from a backup, and its data are valid.
+    /// Returns true if a list of this version must be refused, since deleted objects may be in it. A server
+    /// that lags catches up. One that doesn't was restored from a backup, so its lists are accepted after
+    /// some time.
     pub(super) fn is_behind(&mut self, version: &str) -> bool {
         if !self.is_older(version) {
             return false;
@@ -47,7 +49,7 @@ impl Round {
         since.elapsed() < self.lag
     }
 
-    /// Records the version of an accepted list. Returns the last seen version if that is ahead of it.
+    /// Records the version of an accepted list. Returns the last seen version if that is newer.
     pub(super) fn listed(&mut self, version: &str) -> Option<u64> {
         let ahead = self.seen.filter(|_| self.is_older(version));
         self.seen = version.parse().ok();
@@ -55,7 +57,7 @@ impl Round {
         ahead
     }
 
-    /// Records the version of a watch event. Returns true if it is ahead of all earlier ones.
+    /// Records the version of a watch event. Returns true if it is newer than all earlier ones.
     pub(super) fn moved(&mut self, version: &str) -> bool {
         let version = version.parse().ok();
         let is_ahead = version.is_none() || version > self.seen;
@@ -63,23 +65,23 @@ impl Round {
         is_ahead
     }
 
-    /// Returns the last seen version.
+    /// Returns the last seen version, or 0.
     pub(super) fn seen(&self) -> u64 {
         self.seen.unwrap_or(0)
     }
 
-    /// Records that the server works as expected.
+    /// Resets the backoff after a success.
     pub(super) const fn succeeded(&mut self) {
         self.failures = 0;
     }
 
-    /// Returns the number of pauses since the last success.
+    /// Returns the number of backoffs since the last success.
     pub(super) const fn failures(&self) -> u32 {
         self.failures
     }
 
-    /// Returns the next pause after a failure: twice the preceding one, half of it random, so that not
-    /// all nodes retry at once.
+    /// Returns the next backoff: twice the previous one, half of it random, so that not all nodes retry at
+    /// once.
     pub(super) fn pause(&mut self) -> Duration {
         let full = FIRST_PAUSE * (1 << self.failures.min(16));
         let full = full.min(self.max_backoff);
@@ -106,7 +108,7 @@ mod tests {
         assert!(round.is_behind("709"));
         tokio::time::advance(Duration::from_secs(59)).await;
         assert!(round.is_behind("600"));
-        // A newer list in between restarts the period.
+        // A newer list in between restarts the time.
         assert!(!round.is_behind("710"));
         assert_eq!(round.listed("710"), None);
         tokio::time::advance(Duration::from_secs(2)).await;

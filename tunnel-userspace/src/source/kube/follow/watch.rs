@@ -1,4 +1,4 @@
-//! Reads changes from the server.
+//! Watches the changes of a kind.
 
 use futures_util::{StreamExt as _, stream::BoxStream};
 use kube::{api::WatchParams, core::WatchEvent};
@@ -12,21 +12,21 @@ use super::{
     pace::Round,
 };
 
-/// The minimum duration of a watch without new events; a shorter one counts as failed.
+/// The minimum duration of a watch without new events. A shorter one counts as a failure.
 const SOON: Duration = Duration::from_secs(1);
 
-/// A watch that is open.
+/// An open watch.
 pub(super) struct Watch {
     pub(super) events: BoxStream<'static, kube::Result<WatchEvent<Box<RawValue>>>>,
     since: Instant,
-    /// The time after which the watch is closed here, even if the server keeps it open.
+    /// The time when this side closes the watch, if the server hasn't.
     until: Instant,
-    /// True if the watch has sent a new version.
+    /// True if an event had a newer version than all earlier ones.
     is_new: bool,
 }
 
 impl Watch {
-    /// Resets the watch at the end of its list, whose objects do not count as events.
+    /// Restarts the measured duration at the end of the list, whose objects do not count as new events.
     pub(super) fn begun(&mut self) {
         self.since = Instant::now();
         self.is_new = false;
@@ -34,10 +34,10 @@ impl Watch {
 }
 
 impl Following {
-    /// Opens a watch from a version, with or without an initial list.
+    /// Opens a watch from a version. It begins with a list of all objects if `with_list` is true.
     pub(super) async fn open(&self, with_list: bool, version: &str) -> kube::Result<Watch> {
         let seconds = u32::try_from(self.settings.watch_timeout.as_secs()).unwrap_or(u32::MAX);
-        // The jitter spreads the watches of all nodes.
+        // The random part spreads the reconnects of all nodes.
         let seconds = (seconds - fastrand::u32(0..=seconds / 10)).max(1);
         let wanted = WatchParams {
             label_selector: self.selection.labels.clone(),
@@ -58,7 +58,8 @@ impl Following {
         })
     }
 
-    /// Reports changes until the watch ends, and pauses after a failed one.
+    /// Sends events about changes until the watch ends. Waits for the backoff after a watch that ended too
+    /// early.
     pub(super) async fn watch(
         &self,
         open: Option<Watch>,
@@ -77,21 +78,21 @@ impl Following {
             round.succeeded();
         } else if ended.is_ok() {
             if round.failures() == 1 {
-                warn!(kind = %self.selection.kind, "the API server, or what stands before it, ends watches at once");
+                warn!(kind = %self.selection.kind, "the API server or a proxy in front of it ends watches immediately");
             }
             sleep(round.pause()).await;
         }
         ended
     }
 
-    /// Reports changes until the watch ends.
+    /// Sends events about changes until the watch ends.
     async fn hear(
         &self,
         watch: &mut Watch,
         version: &mut String,
         round: &mut Round,
     ) -> Result<(), Stop> {
-        // Records a version; returns true if it is ahead of all earlier ones.
+        // Records a version. Returns true if it is newer than all earlier ones.
         let mut note = |new: String| {
             let is_new = round.moved(&new);
             if !new.is_empty() {
@@ -101,7 +102,7 @@ impl Following {
         };
         loop {
             let Ok(next) = timeout_at(watch.until, watch.events.next()).await else {
-                debug!(kind = %self.selection.kind, "a watch was not ended by its server");
+                debug!(kind = %self.selection.kind, "the API server did not end a watch in time");
                 return Ok(());
             };
             let Some(event) = next else {

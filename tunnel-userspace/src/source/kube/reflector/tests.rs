@@ -56,7 +56,7 @@ fn bad(name: &str) -> Box<Arrived> {
     arrived(id(Kind::Service, name), Err(missing("spec.ports")))
 }
 
-/// Two kinds, one of which stays empty.
+/// A reflector of some kinds, with its overlay.
 struct Case {
     reflector: Reflector,
     store: Store,
@@ -92,7 +92,7 @@ impl Case {
         self.hear(kind, What::ListEnds);
     }
 
-    /// Uses a snapshot with these Services.
+    /// Applies a snapshot with these Services.
     fn keep(&mut self, names: &[&str]) {
         let snapshot = Snapshot {
             written: now(),
@@ -194,7 +194,7 @@ fn services_wait_for_their_slices_the_first_time() {
     case.list(Kind::EndpointSlice, []);
 
     assert_eq!(case.names(), ["a", "c"]);
-    // The maps do not depend on the third kind.
+    // The list of ServiceCIDRs is not waited for.
     assert!(case.reflector.is_live());
     case.list(Kind::Service, [good("a")]);
     assert_eq!(case.names(), ["a"]);
@@ -240,7 +240,7 @@ fn an_object_that_is_refused_stays_as_it_was_and_stops_no_other() {
         "API server: Service shop/a: spec.ports: is required"
     );
 
-    // Another version of the object, or its deletion, resolves the problem.
+    // The problem is resolved when the object changes or is deleted.
     case.hear(Kind::Service, What::Changed(good("a")));
     assert_eq!(case.is_whole(), Some(true));
     case.hear(Kind::Service, What::Changed(bad("a")));
@@ -282,7 +282,7 @@ fn what_was_kept_is_used_until_the_server_is_heard_of_and_deletes_nothing() {
     let stale = case.report().server.and_then(|server| server.stale);
     assert_eq!(
         stale.as_deref(),
-        Some("what is known is of 2027-01-15T08:00:00Z")
+        Some("using the last known state of 2027-01-15T08:00:00Z")
     );
 
     case.list(Kind::Service, [good("b"), good("c")]);

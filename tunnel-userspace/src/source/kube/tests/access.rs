@@ -1,4 +1,4 @@
-//! Credentials that change.
+//! Tests of credentials that change.
 
 use std::{fs, path::Path};
 
@@ -13,8 +13,8 @@ fn replace(path: &Path, text: &str) {
     fs::rename(&draft, path).expect("renamed");
 }
 
-/// Starts a server that sends a Service `a` whose address shows the accepted token, and nothing to other
-/// clients. Its watches end, so that it is requested repeatedly.
+/// Starts a server that accepts these tokens, and sends a Service `a` with the address next to the token.
+/// Its watches end immediately, so that it gets repeated requests.
 fn believing(tokens: &'static [(&'static str, &'static str)]) -> Server {
     Server::start(Script::all(move |asked| {
         let known = tokens
@@ -30,7 +30,7 @@ fn believing(tokens: &'static [(&'static str, &'static str)]) -> Server {
         if !is_watch(asked) {
             return listed(&[], 1, None);
         }
-        // Each address has its own version.
+        // Each address has a different version.
         let version = 10 + address.bytes().last().map_or(0, u64::from);
         Reply::Closed(if is_service {
             vec![watched("MODIFIED", "a", address, version)]
@@ -40,7 +40,7 @@ fn believing(tokens: &'static [(&'static str, &'static str)]) -> Server {
     }))
 }
 
-/// Creates a folder with the kubeconfig of a user.
+/// Creates a folder with a kubeconfig for this user.
 fn folder_of(server: &Server, user: &Value) -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     replace(
@@ -50,7 +50,7 @@ fn folder_of(server: &Server, user: &Value) -> tempfile::TempDir {
     folder
 }
 
-/// Waits until the server has received three more requests.
+/// Waits until the server has received three more requests for Services.
 async fn until_asked_again(server: &Server) {
     let before = server.asked("/api/v1/services").len();
     while server.asked("/api/v1/services").len() < before + 3 {

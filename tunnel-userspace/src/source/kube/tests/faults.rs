@@ -1,12 +1,12 @@
-//! Servers with faults.
+//! Tests of servers that fail, lag or stop responding.
 
 use super::{
     server::{Asked, end_of_list, failed, listed, too_many_twice},
     *,
 };
 
-/// Returns a list of one Service, streamed or as a page, as requested; the first ends with a version
-/// that is too old for a watch.
+/// Returns a list of one Service, streamed or as a page, as requested. The lines in `then` follow a
+/// streamed list.
 fn one_of(asked: &Asked, name: &str, address: &str, version: u64, then: Vec<String>) -> Reply {
     if !is_streamed(asked) {
         return listed(&[(name, address)], version, None);
@@ -43,7 +43,7 @@ async fn a_server_that_lags_brings_nothing_back_that_is_gone() {
 
         followed.until("a=10.0.0.1").await;
         followed
-            .until_trouble("version 600, and 700 was seen")
+            .until_trouble("version 600, but version 700 was seen")
             .await;
         while followed.words() != "b=10.0.0.2" {
             assert_eq!(followed.words(), "a=10.0.0.1");
@@ -54,7 +54,7 @@ async fn a_server_that_lags_brings_nothing_back_that_is_gone() {
         let lists = services
             .iter()
             .filter(|asked| is_streamed(asked) || !is_watch(asked));
-        // No list may be answered from the server's cache.
+        // A request with a version could be served from a cache.
         for asked in lists {
             let version = asked.query.get("resourceVersion");
             assert!(version.is_none_or(String::is_empty), "{asked:?}");
@@ -90,7 +90,7 @@ async fn a_server_that_ends_each_watch_at_once_is_asked_no_faster_than_one_that_
         if is_streamed(asked) {
             return Reply::Closed(vec![end_of_list(7)]);
         }
-        // A repeated event with the same version is not new.
+        // Each event has the same version, so none counts as new.
         Reply::Closed(vec![watched("MODIFIED", "a", "10.0.0.1", 6)])
     }));
     let mut followed = follow(&[&server]).await;
@@ -98,7 +98,7 @@ async fn a_server_that_ends_each_watch_at_once_is_asked_no_faster_than_one_that_
 
     tokio::time::sleep(Duration::from_secs(2)).await;
 
-    // Pauses of at least 125 ms, and 150 ms from the second on.
+    // The first backoff is at least 125 ms, each further one at least 150 ms.
     let asked = server.asked("/api/v1/services").len();
     assert!((3..=16).contains(&asked), "{asked}");
 }
@@ -115,7 +115,7 @@ async fn a_version_that_is_too_old_after_each_list_is_met_with_growing_pauses() 
 
     tokio::time::sleep(Duration::from_secs(3)).await;
 
-    // Pauses of at least 125 ms, 250 ms, 500 ms and a second.
+    // The backoffs are at least 125 ms, 250 ms, 500 ms and 1 s.
     let asked = server.asked("/api/v1/services").len();
     assert!((2..=7).contains(&asked), "{asked}");
 }
@@ -158,10 +158,10 @@ async fn a_page_that_stops_in_the_middle_is_given_up_and_asked_for_again() {
     }));
     let mut followed = follow_within(A_LITTLE, &[&server]).await;
 
-    followed.until_trouble("was silent for 500ms").await;
+    followed.until_trouble("sent no data for 500ms").await;
     followed.until("a=10.0.0.1").await;
 
-    // A watch may be silent.
+    // A watch has no such limit.
     tokio::time::sleep(A_LITTLE * 3).await;
     let watches = server.asked("/api/v1/services");
     let watches = watches

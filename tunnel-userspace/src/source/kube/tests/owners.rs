@@ -1,4 +1,4 @@
-//! The larger selections if the owners of addresses, or the pools of Nodes, matter.
+//! Tests of the selected objects, by configuration.
 
 use super::*;
 
@@ -15,8 +15,7 @@ fn more_is_read_where_it_matters_who_has_an_address_or_where_a_node_is() {
     });
     let served = Some("!service.kubernetes.io/service-proxy-name");
     let own = Some("metadata.name=node-a");
-    // The label selector of Services, the field selector of Nodes, and the labels of other Nodes that
-    // are kept.
+    // The expected label selector of Services, field selector of Nodes, and kept labels of other Nodes.
     for (what, scope, services, nodes, kept) in [
         ("neither", scope(), served, own, vec![ZONE]),
         (

@@ -1,4 +1,4 @@
-//! A scripted server on loopback.
+//! A scripted API server on loopback.
 
 use std::{
     collections::BTreeMap,
@@ -29,41 +29,41 @@ use tokio::{
 
 use crate::source::kube::ApiServer;
 
-/// One request.
+/// A request that the server received.
 #[derive(Clone, Debug)]
 pub(super) struct Asked {
     pub(super) path: String,
     pub(super) query: BTreeMap<String, String>,
-    /// The bearer token in the head.
+    /// The bearer token in the header `Authorization`.
     pub(super) token: Option<String>,
 }
 
 /// A response.
 #[derive(Debug)]
 pub(super) enum Reply {
-    /// A complete document.
+    /// A status code and a JSON body.
     Whole(u16, Value),
-    /// A refusal with a pause in its head.
+    /// Status 429 with `Retry-After` in seconds, and a JSON body.
     Later(u32, Value),
-    /// Lines, after which the connection stays open.
+    /// Lines, after which the response stays open.
     Held(Vec<String>),
     /// Lines, after which the response ends.
     Closed(Vec<String>),
-    /// No response, ever.
+    /// No response at all.
     Silence,
 }
 
 type Answer = dyn Fn(&Asked, usize) -> Reply + Send + Sync;
 
-/// The responses of a server.
+/// The script of a server: returns its response to each request.
 pub(super) struct Script {
     answer: Box<Answer>,
-    /// True if it responds for Services only; other kinds are empty.
+    /// True if the script is only for Services. The lists of other kinds are empty then.
     is_of_services: bool,
 }
 
 impl Script {
-    /// Responds for Services; the probe of the server's version finds it ahead of all versions.
+    /// Creates a script for Services. A probe of the server returns the highest version.
     pub(super) fn new(answer: impl Fn(&Asked) -> Reply + Send + Sync + 'static) -> Self {
         Self::counting(move |asked, _| {
             if asked.query.get("limit").is_some_and(|limit| limit == "1") {
@@ -73,7 +73,7 @@ impl Script {
         })
     }
 
-    /// Responds for Services, by the number of earlier requests for them.
+    /// Creates a script for Services, which gets the number of earlier requests as well.
     pub(super) fn counting(
         answer: impl Fn(&Asked, usize) -> Reply + Send + Sync + 'static,
     ) -> Self {
@@ -83,7 +83,7 @@ impl Script {
         }
     }
 
-    /// Responds for every kind.
+    /// Creates a script for all kinds.
     pub(super) fn all(answer: impl Fn(&Asked) -> Reply + Send + Sync + 'static) -> Self {
         Self {
             answer: Box::new(move |asked, _| answer(asked)),
@@ -103,7 +103,7 @@ impl Script {
     }
 }
 
-/// The server. It stops when this is dropped.
+/// A server on loopback. Dropping it stops the server.
 pub(super) struct Server {
     address: SocketAddr,
     log: Arc<Mutex<Vec<Asked>>>,
@@ -112,7 +112,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Creates a server that refuses connects until it is opened.
+    /// Reserves a port for a server that refuses connects until `open`.
     pub(super) fn reserved() -> Self {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
         let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
@@ -154,13 +154,13 @@ impl Server {
             .expect("an address")
     }
 
-    /// Returns the server as a config names it.
+    /// Returns the server's address as in a config.
     pub(super) fn named(&self) -> ApiServer {
         let (text, uri) = (self.uri().to_string(), self.uri());
         ApiServer { text, uri }
     }
 
-    /// Returns the requests for a path.
+    /// Returns all requests for a path.
     pub(super) fn asked(&self, path: &str) -> Vec<Asked> {
         let log = self.log.lock();
         let asked = log.iter().filter(|asked| asked.path == path);
@@ -236,7 +236,7 @@ fn answer(
     Some(response.body(body).expect("an answer"))
 }
 
-/// Decodes the percent signs in a query value.
+/// Decodes the percent-encoding of a query value.
 fn plain(value: &str) -> String {
     let mut parts = value.split('%');
     let mut plain = parts.next().unwrap_or_default().to_owned();
@@ -258,22 +258,22 @@ fn service(name: &str, address: &str, version: u64) -> Value {
     })
 }
 
-/// Returns a line of a watch, with its fields in the API server's order.
+/// Formats a watch event as a line.
 pub(super) fn line(what: &str, object: &Value) -> String {
     format!(r#"{{"type":"{what}","object":{object}}}"#)
 }
 
-/// Returns a line of a watch for a Service.
+/// Formats a watch event about a Service as a line.
 pub(super) fn watched(what: &str, name: &str, address: &str, version: u64) -> String {
     line(what, &service(name, address, version))
 }
 
-/// Returns the lines of a streamed list of one Service, with the version of the list.
+/// Returns the lines of a streamed list of one Service. `list` is the version of the list.
 pub(super) fn list_of_one(name: &str, address: &str, version: u64, list: u64) -> Vec<String> {
     vec![watched("ADDED", name, address, version), end_of_list(list)]
 }
 
-/// Returns the line after the last object of a streamed list.
+/// Returns the bookmark at the end of a streamed list.
 pub(super) fn end_of_list(version: u64) -> String {
     let metadata = json!({
         "resourceVersion": version.to_string(),
@@ -295,22 +295,22 @@ fn refusal(code: u16, reason: &str, seconds: u32) -> Value {
     })
 }
 
-/// Returns the line of a failed watch.
+/// Returns the line of an error in a watch.
 pub(super) fn failed(code: u16, reason: &str) -> String {
     line("ERROR", &refusal(code, reason, 0))
 }
 
-/// Returns a refusal.
+/// Returns an error response.
 pub(super) fn status(code: u16, reason: &str) -> Reply {
     Reply::Whole(code, refusal(code, reason, 0))
 }
 
-/// Returns a refusal with different pauses in head and body, in seconds.
+/// Returns a response 429 with these delays in header and body, in seconds.
 pub(super) fn too_many_twice(head: u32, body: u32) -> Reply {
     Reply::Later(head, refusal(429, "too many requests", body))
 }
 
-/// Returns a page of a list.
+/// Returns a page of a list of Services.
 pub(super) fn listed(services: &[(&str, &str)], version: u64, next: Option<&str>) -> Reply {
     let items = services
         .iter()
@@ -324,12 +324,12 @@ pub(super) fn listed(services: &[(&str, &str)], version: u64, next: Option<&str>
     Reply::Whole(200, list)
 }
 
-/// Returns a kubeconfig for a server on loopback, which needs no credentials.
+/// Returns a kubeconfig for a server, without credentials.
 pub(super) fn kubeconfig(server: &Server) -> String {
     kubeconfig_of(server, &json!({}))
 }
 
-/// Returns a kubeconfig of a user.
+/// Returns a kubeconfig for a server, with these credentials of the user.
 pub(super) fn kubeconfig_of(server: &Server, user: &Value) -> String {
     let cluster = json!({"name": "test", "cluster": {"server": server.uri().to_string()}});
     let context = json!({"name": "test", "context": {"cluster": "test", "user": "test"}});

@@ -1,10 +1,10 @@
-//! Several sources, two of which may have the same object.
+//! Tests of several sources with the same objects.
 
 use tokio::{sync::mpsc, task::JoinSet, time::timeout};
 
 use super::*;
 
-/// A time to wait for an event that must not happen.
+/// The timeout for an update.
 const MOMENT: Duration = Duration::from_secs(1);
 
 fn config_map(value: &str) -> Object {
@@ -14,7 +14,8 @@ fn config_map(value: &str) -> Object {
     }))
 }
 
-/// Two sources that have delivered their first complete lists, and the value of the one ConfigMap.
+/// A store with two sources that have delivered their first complete lists, and the value in the only
+/// ConfigMap.
 struct Case {
     store: Store,
     first: Overlay,
@@ -37,7 +38,7 @@ impl Case {
         }
     }
 
-    /// Takes the next update, if there is one, and returns the value.
+    /// Takes an update if there is one, and returns the current value.
     fn value(&mut self) -> Option<&str> {
         for (_, object) in self
             .store
@@ -104,7 +105,7 @@ fn the_first_source_counts_and_what_it_hid_comes_back_when_it_says_nothing_any_m
     apply(&case.first, [config_map("first")], T1);
     assert_eq!(case.value(), Some("first"));
 
-    // The second source's changes are hidden meanwhile, and kept.
+    // Changes of the second source stay hidden, but are kept.
     apply(&case.second, [config_map("third")], T1);
     assert!(case.store.take_update().is_none());
     case.first.edit(T1).put(&config_map("").id(), None);
@@ -148,10 +149,10 @@ fn steps() -> impl Strategy<Value = Vec<(usize, Step)>> {
     proptest::collection::vec((0_usize..2, step), 0..80)
 }
 
-/// The objects of the sources, in the simplest form.
+/// The reference model: the objects of both sources.
 type Model = [BTreeMap<ObjectId, Object>; 2];
 
-/// Returns each Service in use, with the slices in use that name it.
+/// Returns each Service in use with its slices in use.
 fn expected([first, second]: &Model) -> BTreeMap<ObjectName, (Object, Vec<Object>)> {
     let mut merged = second.clone();
     merged.extend(first.clone());
@@ -166,8 +167,7 @@ fn expected([first, second]: &Model) -> BTreeMap<ObjectName, (Object, Vec<Object
 }
 
 proptest! {
-    /// Asserts that the sum of all updates equals the objects of the sources, whenever updates are
-    /// taken.
+    /// Asserts that all updates together result in the objects of the sources.
     #[test]
     fn updates_add_up_to_what_the_sources_say(steps in steps()) {
         let mut store = Store::default();

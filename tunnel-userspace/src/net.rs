@@ -1,13 +1,14 @@
-//! The links, addresses and routes of this node: its uplinks, their guard, and the routes that make the
-//! steering prefixes local; and the kernel's lists of sockets.
+//! The network of this node: its links, addresses and routes, the guarding of its uplinks, the routes that
+//! make the steering prefixes local, and the kernel's lists of sockets.
 //!
 //! - `follower`: follows the links, addresses and routes of this node
-//! - `uplinks`: the links that lead outside (pure)
-//! - `routes`: the routes that make the prefixes local, and the file that records them
-//! - `snapshot`: links, addresses and routes at one moment (pure); `route`: a route of ours
+//! - `uplinks`: finds the links that lead outside (pure)
+//! - `routes`: maintains the routes that make the prefixes local, and the file that records them
+//! - `snapshot`: links, addresses and routes at one time (pure)
+//! - `route`: one of these routes
 //! - `netlink`: rtnetlink queries, and changes of routes
-//! - `diag`: the sockets of a network namespace
-//! - `listeners`: the addresses and ports with a local listener
+//! - `diag`: lists and ends the sockets of a network namespace
+//! - `listeners`: finds local listeners on given addresses and ports
 
 mod diag;
 mod follower;
@@ -44,70 +45,71 @@ pub use self::{
 };
 use crate::{drain, failure::chain, latest};
 
-/// The time for which changes are collected before they are processed.
+/// The delay after a change of the network, in which further changes are collected.
 const GATHER: Duration = Duration::from_millis(20);
-/// The interval at which everything is checked without a change.
+/// The interval of checks when nothing changes.
 const ANYWAY: Duration = Duration::from_secs(30);
 /// The delay before a failed check is repeated.
 const RETRY: Duration = Duration::from_secs(2);
 
-/// The guard, which drops packets from uplinks to the steering prefixes.
+/// The guard of the uplinks: programs that drop packets from uplinks to the steering prefixes.
 pub trait Keeper: Send {
-    /// The error of guarding.
+    /// The error of a failed operation.
     type Error: std::error::Error + Send + Sync + 'static;
 
-    /// Guards every uplink, given by index and name. Guarded links stay guarded; `anew` attaches every
-    /// guard again, in case another program removed it.
+    /// Attaches the guard to every uplink, given by index and name, and leaves it attached to other links.
+    /// `anew` attaches it again where it is attached already, in case another program removed it.
     ///
     /// # Errors
     ///
-    /// A link can't be guarded.
+    /// The guard can't be attached to a link.
     fn keep(&mut self, uplinks: &BTreeMap<u32, String>, anew: bool) -> Result<(), Self::Error>;
 
-    /// Returns the indices of the links that are guarded, or were before their removal.
+    /// Returns the indices of the links with a guard, including links that no longer exist.
     fn guarded(&self) -> BTreeSet<u32>;
 
-    /// Enables steering to the ingress for a family: IPv4, IPv6. Without it connects are refused.
+    /// Enables or disables steering to the ingress by family: IPv4, IPv6. While it is disabled, steered
+    /// connects are refused.
     ///
     /// # Errors
     ///
-    /// The kernel refuses.
+    /// The map can't be written.
     fn admit(&mut self, families: [bool; 2]) -> Result<(), Self::Error>;
 
-    /// Removes the guards of links that are not uplinks.
+    /// Removes the guard from links that are not uplinks.
     ///
     /// # Errors
     ///
-    /// The kernel refuses.
+    /// A guard can't be removed.
     fn tidy(&mut self, uplinks: &BTreeMap<u32, String>) -> Result<(), Self::Error>;
 }
 
-/// The settings of the network.
+/// The settings for guarding uplinks and routing the steering prefixes.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The names of the uplinks; empty to detect them.
+    /// The names of the uplinks; empty to detect the uplinks.
     pub uplinks: Vec<String>,
     /// The prefixes to make local.
     pub prefixes: Vec<Prefix>,
-    /// The routing protocol that marks our routes.
+    /// The routing protocol number that marks Culvert's routes.
     pub protocol: u8,
-    /// The file that records our routes for the next process.
+    /// The path of the file that records the routes for the next process.
     pub record: PathBuf,
 }
 
-/// The state of the network, for status.
+/// The JSON view of the node's network, for status.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct View {
-    /// The uplinks, each guarded.
+    /// The names of the uplinks.
     pub uplinks: Vec<String>,
-    /// The routes that exist, as text.
+    /// The existing routes of the steering prefixes, as text.
     pub routes: Vec<String>,
-    /// The problem, if there is one.
+    /// The current problem, if there is one.
     pub problem: Option<String>,
 }
 
-/// Guards the uplinks and maintains the routes, as the network of the node changes.
+/// Guards the uplinks and maintains the routes of the steering prefixes while the node's network changes.
 pub struct Net<K> {
     settings: Settings,
     keeper: K,
@@ -121,12 +123,12 @@ pub struct Net<K> {
 }
 
 impl<K: Keeper> Net<K> {
-    /// Opens a netlink socket. Changes nothing. `network` must include routes; the state is published to
-    /// `view`.
+    /// Opens a netlink socket, and changes nothing yet. `network` must include routes; the state is
+    /// published to `view`.
     ///
     /// # Errors
     ///
-    /// The kernel refuses the netlink socket.
+    /// The netlink socket can't be opened.
     pub fn open(
         settings: Settings,
         keeper: K,
@@ -150,8 +152,8 @@ impl<K: Keeper> Net<K> {
         self.inside.subscribe()
     }
 
-    /// Checks the network: guards the uplinks (with `anew`, also those already guarded), then makes the
-    /// prefixes local. Returns false on a problem, which is in the view.
+    /// Guards the uplinks (with `anew`, also those already guarded), then adds missing routes. Returns
+    /// false if there is a problem, which is in the view.
     pub async fn look(&mut self, anew: bool) -> bool {
         let mut view = View::default();
         let problems = self.arrange(&mut view, anew).await;
@@ -162,8 +164,14 @@ impl<K: Keeper> Net<K> {
                 return false;
             }
             match &view.problem {
-                Some(problem) => warn!(%problem, "the network is not as steering needs it"),
-                None => info!(uplinks = ?view.uplinks, routes = ?view.routes, "the network is as steering needs it"),
+                Some(problem) => {
+                    warn!(%problem, "the network of this node is not ready for steering");
+                }
+                None => info!(
+                    uplinks = ?view.uplinks,
+                    routes = ?view.routes,
+                    "the network of this node is ready for steering"
+                ),
             }
             *old = view;
             true
@@ -171,13 +179,13 @@ impl<K: Keeper> Net<K> {
         is_well
     }
 
-    /// Returns the problems.
+    /// Applies the guards and routes, and returns the problems.
     async fn arrange(&mut self, view: &mut View, anew: bool) -> Vec<String> {
         let Network { snapshot, problem } = self.network.borrow_and_update().clone();
         if let Some(problem) = problem {
             return vec![problem];
         }
-        // A link that ever was an uplink never counts as inside, whatever its routes are now.
+        // A link that was ever an uplink is never an inside link, even if its routes have changed.
         self.known.extend(self.keeper.guarded());
         let found = uplinks::find(
             &snapshot.links,
@@ -192,14 +200,13 @@ impl<K: Keeper> Net<K> {
         latest::put(&self.inside, Arc::new(found.inside));
         let missing = found
             .missing
-            .map(|name| format!("service.uplinks names {name}, and there is no such link"));
+            .map(|name| format!("service.uplinks names {name}, but this node has no such link"));
         let mut problems = Vec::from_iter(missing);
         if found.uplinks.is_empty() && problems.is_empty() {
-            problems.push(
-                "no link is known to lead to the world; name it in service.uplinks".to_owned(),
-            );
+            let text = "no uplink was found; name the links that lead outside in service.uplinks";
+            problems.push(text.to_owned());
         }
-        // The guard must exist before the routes do.
+        // The guard must be attached before the routes are added.
         if let Err(error) = self.keeper.keep(&found.uplinks, anew) {
             problems.push(chain(&error));
         }
@@ -211,18 +218,18 @@ impl<K: Keeper> Net<K> {
         if let Err(error) = self.keeper.admit(routed.families) {
             problems.push(chain(&error));
         }
-        // While an uplink is missing, a guard that seems unused may be that uplink's.
+        // While a configured uplink is missing, a guard that seems unused may be on that link, renamed.
         if may_route && let Err(error) = self.keeper.tidy(&found.uplinks) {
             problems.push(chain(&error));
         }
         problems
     }
 
-    /// Removes the routes, then the guards, of an earlier process.
+    /// Removes the routes and then the guards that an earlier process left.
     ///
     /// # Errors
     ///
-    /// The kernel refuses.
+    /// A route or a guard can't be removed.
     pub async fn clear(mut keeper: K, record: &Path) -> Result<(), NetError> {
         let routes = remove_routes(record).await?;
         if routes > 0 || !keeper.guarded().is_empty() {
@@ -231,13 +238,13 @@ impl<K: Keeper> Net<K> {
                 .map_err(|error| NetError::Guard(error.into()))?;
             info!(
                 routes,
-                "steering is off: its routes and guards were removed"
+                "removed the routes and guards of an earlier process, since steering is off"
             );
         }
         Ok(())
     }
 
-    /// Runs until the drain begins. Guards and routes stay.
+    /// Runs until the drain begins. Guards and routes stay in place.
     pub async fn run(mut self, mut draining: watch::Receiver<bool>) {
         let mut next = Instant::now() + ANYWAY;
         let mut anew_at = next;

@@ -191,7 +191,7 @@ fn a_route_that_is_taken_away_comes_back_and_one_of_another_is_left_alone() -> R
     node.start()?;
     let problem = || -> Result<String> { Ok(network(&node)?["problem"].to_string()) };
     ensure!(
-        problem()?.contains("198.19.0.0/16 is already routed by another (protocol 99)"),
+        problem()?.contains("198.19.0.0/16 is already routed by another program (protocol 99)"),
         "{}",
         problem()?
     );

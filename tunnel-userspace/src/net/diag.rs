@@ -1,4 +1,4 @@
-//! The sockets of one network namespace, listed and ended by sock_diag(7).
+//! Listing and ending the sockets of a network namespace by sock_diag(7).
 
 mod message;
 
@@ -22,25 +22,25 @@ use tunnel_common::addr::Protocol;
 use self::message::{Answer, FAMILIES};
 pub use self::message::{Filter, Place, is_connected};
 
-/// Counts the messages in a part of an answer.
+/// Returns the number of netlink messages in a buffer. For the fuzz target.
 pub(crate) fn messages_in(part: &[u8]) -> usize {
     message::answers(part, 0).count()
 }
 
-/// The time limit of a part of an answer. The kernel answers at once; the limit is for a lost message.
+/// The time limit of a read. The kernel answers at once; the limit is for lost messages.
 const PATIENCE: TimeVal = TimeVal::new(2, 0);
-/// The size of the read buffer: the kernel puts at most this into one part of a list (`netlink_recvmsg`
-/// takes the size of the reader's buffer for it, up to 32 KiB).
+/// The size of the read buffer, in bytes. The kernel fills a read up to the size of the buffer, but not
+/// above 32 KiB (`netlink_recvmsg`).
 const ROOM: usize = 32 * 1024;
 
 /// The error of listing or ending sockets.
 #[derive(Debug, thiserror::Error)]
 pub enum DiagError {
-    /// The socket of sock_diag can't be opened.
-    #[error("cannot open a socket of sock_diag")]
+    /// The netlink socket of sock_diag can't be opened.
+    #[error("cannot open a netlink socket for sock_diag")]
     Open(#[source] io::Error),
-    /// The kernel has no sock_diag for that protocol.
-    #[error("this kernel has no module {module}, which lists and ends sockets of {protocol}")]
+    /// The kernel has no sock_diag for a protocol.
+    #[error("this kernel lacks the module {module}, which lists and ends {protocol} sockets")]
     Absent {
         /// The kernel module.
         module: &'static str,
@@ -48,30 +48,30 @@ pub enum DiagError {
         protocol: &'static str,
     },
     /// The kernel can list sockets, but not end them.
-    #[error("this kernel can't end sockets (CONFIG_INET_DIAG_DESTROY)")]
+    #[error("this kernel can't end sockets: it was built without CONFIG_INET_DIAG_DESTROY")]
     Unable,
-    /// The process lacks the privilege for a step.
-    #[error("the kernel does not let this process {step}: it takes CAP_NET_ADMIN")]
+    /// The process lacks the privilege for an operation.
+    #[error("cannot {step}: this process lacks CAP_NET_ADMIN")]
     Denied {
-        /// The step that failed.
+        /// The operation that failed.
         step: &'static str,
-    },
-    /// A step failed.
+        },
+        /// An operation failed.
     #[error("cannot {step}")]
     Step {
-        /// The step that failed.
+        /// The operation that failed.
         step: &'static str,
         /// The kernel's error.
         #[source]
         source: io::Error,
     },
     /// The kernel's answer differs from sock_diag(7).
-    #[error("sock_diag answered in a way that is not known")]
+    #[error("the answer of sock_diag can't be parsed")]
     Answer,
 }
 
 impl DiagError {
-    /// Returns true if the step may succeed if repeated.
+    /// Returns true if the operation may succeed on a retry.
     #[must_use]
     pub const fn is_retryable(&self) -> bool {
         match self {
@@ -95,21 +95,21 @@ fn failed(step: &'static str) -> impl Fn(Errno) -> DiagError {
     }
 }
 
-/// The sock_diag of the network namespace in which this was opened.
+/// A sock_diag socket, for the network namespace in which it was opened.
 #[derive(Debug)]
 pub struct Diag {
     socket: OwnedFd,
-    /// The number of the last request, which its answers contain.
+    /// The sequence number of the last request, which the answers repeat.
     number: u32,
     buffer: Vec<u8>,
 }
 
 impl Diag {
-    /// Opens the socket, for the network namespace of the calling thread.
+    /// Opens a socket for the network namespace of the calling thread.
     ///
     /// # Errors
     ///
-    /// The kernel refuses the socket.
+    /// The socket can't be opened.
     pub fn open() -> Result<Self, DiagError> {
         let opened = || -> Result<OwnedFd, Errno> {
             let flags = SockFlag::SOCK_CLOEXEC;
@@ -125,12 +125,12 @@ impl Diag {
         })
     }
 
-    /// Calls `show` for every socket of a protocol that a filter admits, of both families. Sockets that
-    /// are opened or closed meanwhile may or may not be included.
+    /// Calls `show` for every socket of a protocol, of both families, that matches a filter. Sockets that
+    /// are opened or closed meanwhile may be missing or included.
     ///
     /// # Errors
     ///
-    /// The kernel can't list them, or ends the list early.
+    /// The kernel can't list the sockets, or ends the list early.
     pub fn list(
         &mut self,
         protocol: Protocol,
@@ -141,7 +141,7 @@ impl Diag {
             let question = |number| message::list(family, protocol, filter, number);
             match self.ask(LIST, question, &mut show)? {
                 None => {}
-                // No handler of that protocol: `inet_diag_lock_handler`, `__sock_diag_cmd`.
+                // The kernel has no handler for the protocol (`inet_diag_lock_handler`, `__sock_diag_cmd`).
                 Some(Errno::ENOENT) => return Err(absent(protocol)),
                 Some(errno) => return Err(failed(LIST)(errno)),
             }
@@ -149,12 +149,12 @@ impl Diag {
         Ok(())
     }
 
-    /// Ends a socket as if its peer had: blocked calls get ECONNABORTED. Returns false if the socket is
-    /// closed, or connected elsewhere by now.
+    /// Ends a socket: blocked calls on it fail with ECONNABORTED. Returns false if the socket was closed,
+    /// or connected to another peer, since it was listed.
     ///
     /// # Errors
     ///
-    /// The kernel can't end it.
+    /// The kernel can't end the socket.
     pub fn end(&mut self, protocol: Protocol, place: &Place) -> Result<bool, DiagError> {
         let question = |number| message::end(protocol, place, number);
         match self.ask(END, question, |_place| {})? {
@@ -165,8 +165,8 @@ impl Diag {
         }
     }
 
-    /// Sends a request, and calls `show` for the sockets of the answer; returns the error at its end, if
-    /// any. Waits at most `PATIENCE` for each part.
+    /// Sends a request, and calls `show` for each socket in the answer. Returns the error with which the
+    /// kernel ended the answer, if any. Waits at most `PATIENCE` for each read.
     fn ask(
         &mut self,
         step: &'static str,
@@ -192,7 +192,7 @@ impl Diag {
 
     fn receive(&mut self, step: &'static str) -> Result<usize, DiagError> {
         loop {
-            // With MSG_TRUNC recv returns the complete length, also if the message did not fit.
+            // With MSG_TRUNC, recv returns the full length of a message that exceeds the buffer.
             match recv(
                 self.socket.as_raw_fd(),
                 &mut self.buffer,

@@ -1,4 +1,4 @@
-//! Follows the links and addresses of this node and, where connects are steered, its routes.
+//! The follower of this node's links and addresses, and of its routes if it steers connects.
 
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
@@ -11,27 +11,27 @@ use tracing::{info, warn};
 use super::{ANYWAY, GATHER, NetError, RETRY, netlink::Netlink, snapshot::Snapshot};
 use crate::{drain, failure::chain, latest};
 
-/// Follows the network of this node, and publishes its state.
+/// Follows the network of this node, and publishes its current state.
 pub struct Follower {
     netlink: Netlink,
     addresses: watch::Sender<Arc<BTreeSet<IpAddr>>>,
     network: watch::Sender<Network>,
 }
 
-/// The network of this node by the kernel's last answer.
+/// The network of this node, as last read from the kernel.
 #[derive(Clone)]
 pub struct Network {
     pub(super) snapshot: Arc<Snapshot>,
-    /// The problem that may make the snapshot outdated.
+    /// The error of the last query, if it failed. The snapshot may then be out of date.
     pub(super) problem: Option<String>,
 }
 
 impl Follower {
-    /// Queries the kernel once. Includes and follows routes only `with_routes`.
+    /// Subscribes to changes, and reads the current state. Routes are included only if `with_routes`.
     ///
     /// # Errors
     ///
-    /// The kernel refuses the netlink socket, or doesn't answer.
+    /// The netlink socket can't be opened, or a query fails.
     pub async fn open(with_routes: bool) -> Result<Self, NetError> {
         let netlink = Netlink::open(with_routes)?;
         let snapshot = Arc::new(netlink.snapshot().await?);
@@ -45,7 +45,7 @@ impl Follower {
         })
     }
 
-    /// Returns a receiver of the addresses of the links, without link-local ones of IPv6.
+    /// Returns a receiver of the node's addresses, except link-local IPv6 addresses.
     #[must_use]
     pub fn addresses(&self) -> watch::Receiver<Arc<BTreeSet<IpAddr>>> {
         self.addresses.subscribe()
@@ -66,8 +66,12 @@ impl Follower {
                 () = drain::begun(&mut draining) => return,
                 is_alive = self.netlink.changed() => {
                     if !is_alive {
-                        warn!("the kernel reports no more changes of the network; it is asked every {} s", ANYWAY.as_secs());
-                        // Reopening may fail, too, and must not be repeated without a pause.
+                        let interval = ANYWAY.as_secs();
+                        warn!(
+                            interval,
+                            "the netlink socket was closed; polling until it is reopened"
+                        );
+                        // Reopening may fail, and must not be retried without a delay.
                         sleep(RETRY).await;
                         self.netlink.reopen();
                     }
@@ -81,7 +85,7 @@ impl Follower {
         }
     }
 
-    /// Queries the kernel and publishes the answer; returns false if there was none.
+    /// Queries the network and publishes it; returns false if the query failed.
     async fn publish(&self) -> bool {
         match self.netlink.snapshot().await {
             Ok(snapshot) => {
@@ -89,8 +93,8 @@ impl Follower {
                 if latest::put(&self.addresses, Arc::clone(&snapshot.own)) {
                     info!(addresses = count, "the addresses of this node changed");
                 }
-                // Published even if equal: a program that changed it in the meantime must see that
-                // undone.
+                // Published even if equal to the last one: another program may have removed a route
+                // that the receiver had added in between.
                 self.network.send_replace(Network {
                     snapshot: Arc::new(snapshot),
                     problem: None,
@@ -100,7 +104,7 @@ impl Follower {
             Err(error) => {
                 warn!(
                     error = &error as &dyn std::error::Error,
-                    "cannot ask for the network of this node; what is known of it stays"
+                    "cannot read the network of this node; its last known state stays in use"
                 );
                 let problem = Some(chain(&error));
                 self.network

@@ -1,4 +1,4 @@
-//! The addresses and ports with a listener in this process's network namespace.
+//! The local listeners in this process's network namespace.
 
 use std::collections::BTreeSet;
 
@@ -6,24 +6,24 @@ use tunnel_common::{addr::Protocol, service::FrontKey};
 
 use super::diag::{Diag, DiagError, Filter};
 
-/// The protocols whose sockets can be listed.
+/// The protocols of which sockets can be listed.
 const PROTOCOLS: [Protocol; 2] = [Protocol::TCP, Protocol::UDP];
 
-/// The search for listening sockets.
+/// A search for local listeners, with its sock_diag socket.
 #[derive(Debug, Default)]
 pub struct Listeners {
     diag: Option<Diag>,
 }
 
 impl Listeners {
-    /// Returns those addresses and ports at which a socket listens that is bound to exactly that
-    /// address; a socket that is bound to all addresses doesn't count.
+    /// Returns those of the given addresses and ports that have a local listener. A socket that listens on
+    /// all addresses doesn't count.
     ///
     /// # Errors
     ///
     /// The kernel can't list its sockets.
     pub fn find(&mut self, wanted: &BTreeSet<FrontKey>) -> Result<BTreeSet<FrontKey>, DiagError> {
-        // On an error the socket is dropped, with the remaining parts of its answer.
+        // On an error the socket is dropped, since the rest of the answer is still to be read from it.
         let mut diag = match self.diag.take() {
             Some(diag) => diag,
             None => Diag::open()?,
@@ -81,7 +81,7 @@ mod tests {
             let at = socket.local_addr().expect("an address");
             let udp = key(at, Protocol::UDP);
             assert!(is_found(&mut listeners, udp));
-            // A connected socket receives from its peer only.
+            // A connected UDP socket is no listener, since it receives only from its peer.
             socket.connect(at).expect("connected");
             assert!(!is_found(&mut listeners, udp));
         }
@@ -104,7 +104,7 @@ mod tests {
             let tcp = TcpListener::bind((one, 0)).expect("bound");
             let mut at = tcp.local_addr().expect("an address");
             at.set_port(at.port() ^ 1);
-            // If another test listens on the port, this case is skipped.
+            // Skipped if another process uses the port.
             if let Ok(_free) = TcpListener::bind(at) {
                 let other = key(at, Protocol::UDP);
                 assert!(!is_found(&mut listeners, other));

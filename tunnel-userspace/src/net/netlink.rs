@@ -1,4 +1,4 @@
-//! The kernel's links, addresses and routes, and changes of our routes (rtnetlink(7)).
+//! Queries of links, addresses and routes by rtnetlink(7), and changes of routes.
 
 use std::{io, path::PathBuf};
 
@@ -22,8 +22,8 @@ pub enum NetError {
     /// The netlink socket can't be opened.
     #[error("cannot open a netlink socket")]
     Open(#[source] io::Error),
-    /// The file that records our routes can't be used.
-    #[error("cannot use {path}")]
+    /// The file that records Culvert's routes can't be read or written.
+    #[error("cannot use the record of routes, {path}")]
     Record {
         /// The file.
         path: PathBuf,
@@ -33,22 +33,22 @@ pub enum NetError {
     },
     /// The routes are in another network namespace.
     #[error(
-        "the routes that {path} names are in another network namespace ({namespace}) than this \
-         process; run this there, or remove the file if that namespace is gone"
+        "the routes in the record {path} are in another network namespace ({namespace}) than this \
+        process; run this command there, or remove the file if that namespace no longer exists"
     )]
     Elsewhere {
         /// The file.
         path: PathBuf,
-        /// The network namespace of the routes, as `ip netns identify` and `lsns` show it.
+        /// The inode of the routes' network namespace, as `lsns` shows it.
         namespace: u64,
     },
     /// A guard can't be removed.
-    #[error("cannot end a guard")]
+    #[error("cannot remove a guard from a link")]
     Guard(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// The kernel refused a step.
+    /// The kernel refused an operation.
     #[error("cannot {step}")]
     Step {
-        /// The step that failed.
+        /// The operation that failed.
         step: String,
         /// The kernel's error.
         #[source]
@@ -63,17 +63,17 @@ fn failed(step: impl Into<String>) -> impl FnOnce(rtnetlink::Error) -> NetError 
 
 type Messages = Box<dyn Stream<Item = NetlinkMessage<RouteNetlinkMessage>> + Send + Sync + Unpin>;
 
-/// A netlink socket that receives every change.
+/// A netlink socket that is subscribed to changes.
 pub(super) struct Netlink {
     kernel: Kernel,
     with_routes: bool,
     messages: Messages,
 }
 
-/// A netlink socket for queries and changes.
+/// A netlink socket for queries, and for changes of routes.
 pub(super) struct Kernel {
     handle: Handle,
-    /// The task that moves the messages, until this is dropped.
+    /// The task that drives the socket; aborted on drop.
     _connection: JoinSet<()>,
 }
 
@@ -85,7 +85,7 @@ const LINKS_AND_ADDRESSES: [MulticastGroup; 3] = [
 const ROUTES: [MulticastGroup; 2] = [MulticastGroup::Ipv4Route, MulticastGroup::Ipv6Route];
 
 impl Netlink {
-    /// Opens a socket that receives changes of links and addresses and, if asked for, of routes.
+    /// Opens a socket that is subscribed to changes of links and addresses, and of routes if `with_routes`.
     pub(super) fn open(with_routes: bool) -> Result<Self, NetError> {
         let mut groups = LINKS_AND_ADDRESSES.to_vec();
         if with_routes {
@@ -99,30 +99,30 @@ impl Netlink {
         })
     }
 
-    /// Opens the socket again, after it has ended. If that fails, the old one stays.
+    /// Opens the socket again, after it was closed. If that fails, the old one stays.
     pub(super) fn reopen(&mut self) {
         match Self::open(self.with_routes) {
             Ok(netlink) => *self = netlink,
             Err(error) => warn!(
                 error = &error as &dyn std::error::Error,
-                "cannot follow the network"
+                "cannot reopen the netlink socket"
             ),
         }
     }
 
-    /// Queries the present state of everything that this follows.
+    /// Queries the current links and addresses, and the routes if the socket is subscribed to them.
     pub(super) async fn snapshot(&self) -> Result<Snapshot, NetError> {
         self.kernel.snapshot(self.with_routes).await
     }
 
-    /// Waits for a change; returns false if the socket has ended.
+    /// Waits for a change; returns false if the socket was closed.
     pub(super) async fn changed(&mut self) -> bool {
         self.messages.next().await.is_some()
     }
 }
 
 impl Kernel {
-    /// Opens the socket.
+    /// Opens a socket without subscriptions.
     pub(super) fn open() -> Result<Self, NetError> {
         Self::connect(&[]).map(|(kernel, _)| kernel)
     }
@@ -140,7 +140,7 @@ impl Kernel {
         Ok((kernel, Box::new(messages)))
     }
 
-    /// Queries the present links and addresses, and routes if asked for.
+    /// Queries the current links and addresses, and the routes if `with_routes`.
     pub(super) async fn snapshot(&self, with_routes: bool) -> Result<Snapshot, NetError> {
         let links = self.handle.link().get().execute().try_collect().await;
         let links: Vec<LinkMessage> = links.map_err(failed("list the links"))?;
@@ -158,7 +158,7 @@ impl Kernel {
         Ok(Snapshot::of(&links, &addresses, routes))
     }
 
-    /// Adds a route, or replaces ours to the same destination.
+    /// Adds a route, or replaces an existing one to the same destination.
     pub(super) async fn add(&self, route: &Route) -> Result<(), NetError> {
         let step = format!("add the route {route}");
         let request = self.handle.route().add(route.message());
@@ -167,6 +167,6 @@ impl Kernel {
 
     pub(super) async fn remove(&self, route: &RouteMessage) -> Result<(), NetError> {
         let removed = self.handle.route().del(route.clone()).execute().await;
-        removed.map_err(failed("remove an old route of ours"))
+        removed.map_err(failed("remove an old route of Culvert"))
     }
 }

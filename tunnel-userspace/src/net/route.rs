@@ -10,11 +10,11 @@ use tunnel_common::steering::Prefix;
 
 use super::snapshot::ip_of;
 
-/// The table of the kernel's own addresses (`RT_TABLE_LOCAL`): only here does a route to a range make
-/// the kernel answer with a reset, in IPv4.
+/// The routing table of local addresses (`RT_TABLE_LOCAL`). For IPv4, the kernel answers a connect to an
+/// address in a range with a reset only if the route is in this table.
 pub(super) const TABLE_LOCAL: u8 = 255;
 
-/// A route of ours, which makes a prefix local.
+/// A route that makes a steering prefix local.
 #[derive(Clone, Debug)]
 pub(super) struct Route {
     pub(super) prefix: Prefix,

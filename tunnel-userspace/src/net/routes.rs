@@ -1,5 +1,5 @@
-//! The routes that make the steering prefixes local, and the file that records them: their protocol
-//! alone could be another program's, too.
+//! The routes that make the steering prefixes local, and the file that records them. The record is needed
+//! since another program may use the same routing protocol number.
 
 use std::{
     fs, io,
@@ -14,22 +14,22 @@ use tunnel_common::steering::Prefix;
 use super::{NetError, Settings, netlink::Kernel, snapshot::Snapshot};
 use crate::failure::chain;
 
-/// Returns the path of that file, in the state directory.
+/// Returns the path of the record of routes in a state directory.
 #[must_use]
 pub fn record(state: &Path) -> PathBuf {
     state.join("routes.json")
 }
 
-/// The identifier of a network namespace, valid until the machine restarts.
+/// The identity of a network namespace.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 struct Place {
     boot: String,
-    /// The inode of its `/proc/<pid>/ns/net`.
+    /// The inode of the namespace, as of `/proc/<pid>/ns/net`.
     namespace: u64,
 }
 
 impl Place {
-    /// Returns the namespace of this process.
+    /// Returns the network namespace of the calling thread.
     fn here() -> io::Result<Self> {
         Ok(Self {
             boot: fs::read_to_string("/proc/sys/kernel/random/boot_id")?
@@ -40,12 +40,12 @@ impl Place {
     }
 }
 
-/// The record of our routes.
+/// The record of Culvert's routes, as stored in the file.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 struct Record {
     protocol: u8,
     prefixes: Vec<String>,
-    /// Their network namespace; missing in records of earlier releases.
+    /// The network namespace of the routes; missing in records of earlier releases.
     #[serde(default)]
     place: Option<Place>,
 }
@@ -59,15 +59,15 @@ impl Record {
         }
     }
 
-    /// Returns the network namespace of the routes if it is not this one. Routes of an earlier boot no
-    /// longer exist.
+    /// Returns the inode of the routes' network namespace if it is not `here`. Returns none for routes of
+    /// an earlier boot, which no longer exist.
     fn elsewhere(&self, here: &Place) -> Option<u64> {
         let place = self.place.as_ref()?;
         let is_elsewhere = place.boot == here.boot && place.namespace != here.namespace;
         (is_elsewhere && !self.prefixes.is_empty()).then_some(place.namespace)
     }
 
-    /// Reads the record of an earlier process; none if there is no file.
+    /// Reads the record of an earlier process; returns none if there is no file.
     fn read(path: &Path) -> Result<Option<Self>, NetError> {
         let record = match fs::read(path) {
             Ok(bytes) => serde_json::from_slice(&bytes)
@@ -93,18 +93,18 @@ impl Record {
     }
 }
 
-/// The state of the routes.
+/// The state of the routes after a check.
 #[derive(Default)]
 pub(super) struct Routed {
-    /// The routes that exist, as text.
+    /// The existing routes, as text.
     pub(super) routes: Vec<String>,
-    /// True for each family with a route: IPv4, IPv6.
+    /// True for each address family that has a route: IPv4, IPv6.
     pub(super) families: [bool; 2],
     pub(super) problems: Vec<String>,
 }
 
-/// Makes the prefixes local, if `may_add`, and returns the state. A problem of one family does not stop
-/// the other.
+/// Adds the missing routes if `may_add`, and returns the state. A problem with one prefix does not affect
+/// the others.
 pub(super) async fn keep(
     settings: &Settings,
     kernel: &Kernel,
@@ -134,8 +134,8 @@ pub(super) async fn keep(
         let is_there = if snapshot.has(&route) {
             Ok(true)
         } else if let Some(conflict) = snapshot.conflict(&route) {
-            let hint = "give tunnel.steering.prefixes another range";
-            Err(format!("{prefix}: {conflict}; {hint}"))
+            let fix = "choose another range for tunnel.steering.prefixes";
+            Err(format!("{prefix}: {conflict}; {fix}"))
         } else if may_add {
             let added = kernel.add(&route).await;
             added.map(|()| true).map_err(|error| chain(&error))
@@ -153,14 +153,14 @@ pub(super) async fn keep(
         }
     }
     if !is_any {
-        let text = "no address of this node is known to answer from";
+        let text = "this node has no address that can be the source of replies";
         routed.problems.push(text.to_owned());
     }
     routed
 }
 
-/// Removes routes of an earlier process that differ, and records ours before they are added. Returns a
-/// new snapshot if any route was removed.
+/// Removes the routes of an earlier process that are no longer wanted, and records the wanted ones before
+/// they are added. Returns a new snapshot if any route was removed.
 async fn take_over(
     settings: &Settings,
     kernel: &Kernel,
@@ -171,7 +171,7 @@ async fn take_over(
     if let Some(namespace) = old.as_ref().and_then(|old| old.elsewhere(&here)) {
         warn!(
             namespace,
-            "an earlier process routed in another network namespace, where its routes stay"
+            "routes of an earlier process in another network namespace are not removed"
         );
     }
     let ours = Record::of(settings, here);
@@ -195,7 +195,8 @@ fn unusable(record: &Path) -> impl FnOnce(io::Error) -> NetError {
     |source| NetError::Record { path, source }
 }
 
-/// Removes the routes of a protocol to prefixes; returns their number.
+/// Removes the routes to prefixes that have a routing protocol number; returns the number of removed
+/// routes.
 async fn remove_to(
     kernel: &Kernel,
     snapshot: &Snapshot,
@@ -212,12 +213,12 @@ async fn remove_to(
     Ok(removed)
 }
 
-/// Removes every route in the record, and the record; returns the number of routes.
+/// Removes every route in the record, and the record; returns the number of removed routes.
 ///
 /// # Errors
 ///
-/// The kernel or the file system refuses, or the routes are in another network namespace: then the file
-/// stays.
+/// A route or the record can't be removed, or the routes are in another network namespace. The record
+/// then stays.
 pub async fn remove(record: &Path) -> Result<usize, NetError> {
     let Some(ours) = Record::read(record)? else {
         return Ok(0);

@@ -1,4 +1,4 @@
-//! The links, addresses and routes of this node at one moment. Pure.
+//! The links, addresses and routes of this node at one time, parsed from netlink messages. Pure.
 #![expect(
     clippy::wildcard_enum_match_arm,
     reason = "few of the kernel's attributes matter here"
@@ -23,15 +23,15 @@ use super::{
     uplinks::{Kind, Link},
 };
 
-/// The network at one moment.
+/// The links, addresses and routes of this node at one time.
 pub(super) struct Snapshot {
-    /// Every address that can be dialled without a scope (link).
+    /// Every address of this node, except link-local IPv6 addresses.
     pub(super) own: Arc<BTreeSet<IpAddr>>,
     pub(super) links: Vec<Link>,
-    /// The links over which routes by a gateway lead.
+    /// The indices of the links that routes via a gateway use.
     pub(super) gateways: BTreeSet<u32>,
     loopback: u32,
-    /// Possible source addresses of packets, with their link.
+    /// The possible source addresses of replies, with the indices of their links.
     addresses: Vec<(u32, IpAddr)>,
     routes: Vec<RouteMessage>,
 }
@@ -62,9 +62,9 @@ impl Snapshot {
         }
     }
 
-    /// Returns the route that makes a prefix local, with a source address of the node for replies, that
-    /// of the default route's link if it has one. None without an address of the family, since then no
-    /// connect can come; IPv6 needs no such address, only `::1`.
+    /// Returns the route that makes a prefix local. Its source address is one of this node, preferably of
+    /// the default route's link. Returns none if the node has no address of the family, since no connect
+    /// can arrive then; for IPv6, `::1` is enough.
     pub(super) fn route_for(&self, prefix: Prefix, protocol: u8) -> Option<Route> {
         let default = default_link(&self.routes, prefix.is_v4());
         let has_v6 = self.own.contains(&Ipv6Addr::LOCALHOST.into());
@@ -85,14 +85,14 @@ impl Snapshot {
         })
     }
 
-    /// Returns true if exactly this route exists.
+    /// Returns true if this route exists, with the same source address.
     pub(super) fn has(&self, route: &Route) -> bool {
         let mut ours = self.local_to(route.prefix, route.protocol);
         ours.any(|found| route.is_from(found))
     }
 
-    /// Returns a conflict with a route: another program's route to the same range or a part of it, in
-    /// any table, or an address of this node within the range.
+    /// Returns the conflict with a route, if there is one: an address of this node in the prefix, or
+    /// another program's route to the prefix or a part of it, in any table.
     pub(super) fn conflict(&self, route: &Route) -> Option<String> {
         let prefix = route.prefix;
         let mut own = self.addresses.iter().map(|(_, ip)| Address::from_ip(*ip));
@@ -107,12 +107,12 @@ impl Snapshot {
             let protocol = u8::from(found.header.protocol);
             let is_inside = length >= prefix.length() && prefix.contains(&to);
             (is_inside && protocol != route.protocol).then(|| {
-                format!("{to}/{length} is already routed by another (protocol {protocol})")
+                format!("{to}/{length} is already routed by another program (protocol {protocol})")
             })
         })
     }
 
-    /// Returns the routes in table local within a prefix that have a protocol.
+    /// Returns the routes to a prefix in table local that have this routing protocol number.
     pub(super) fn local_to(
         &self,
         prefix: Prefix,
@@ -162,7 +162,7 @@ fn address_of(message: &AddressMessage) -> Option<IpAddr> {
     let mut found = None;
     for attribute in &message.attributes {
         match attribute {
-            // On a point-to-point link the attribute `Address` is the peer's.
+            // On a point-to-point link, the attribute `Address` is the address of the peer.
             AddressAttribute::Local(address) => return Some(*address),
             AddressAttribute::Address(address) => found = Some(*address),
             _ => {}
@@ -180,7 +180,7 @@ fn table_of(route: &RouteMessage) -> u32 {
     table.unwrap_or_else(|| route.header.table.into())
 }
 
-/// Returns the links over which a route by a gateway leads.
+/// Returns the indices of the links that a route uses, if it is a route via a gateway.
 fn gateway_links(route: &RouteMessage) -> Vec<u32> {
     let mut links = Vec::new();
     let mut link = None;

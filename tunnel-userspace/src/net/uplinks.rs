@@ -1,43 +1,43 @@
-//! The uplinks: links that lead outside. A link counts as one unless it is known to lead to pods of this
-//! node, so that links of an unknown kind are guarded.
+//! Detection of uplinks, which are links that lead outside. A link is an uplink unless it is known to lead
+//! to pods of this node, so that links of an unknown kind are guarded.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The attributes of a link that matter here.
+/// The attributes of a link that decide if it is an uplink.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) struct Link {
     pub(super) index: u32,
     pub(super) name: String,
     pub(super) kind: Kind,
-    /// The bridge that it is a port of.
+    /// The index of the bridge that the link is a port of.
     pub(super) bridge: Option<u32>,
 }
 
-/// The kinds of links that may lead to pods.
+/// The kind of a link. All but `Other` may lead to pods.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Kind {
     Loopback,
-    /// One end of a pair (veth, netkit) whose other end is in another network namespace.
+    /// A veth or netkit link whose peer is in another network namespace.
     Pair,
     Bridge,
     Other,
 }
 
-/// The links that lead outside, and those that lead to pods.
+/// The links that lead outside, and the links that lead to pods.
 #[derive(Debug, Eq, PartialEq)]
 pub(super) struct Found {
-    /// The uplinks, by index.
+    /// The names of the uplinks, by index.
     pub(super) uplinks: BTreeMap<u32, String>,
-    /// All other links, by index.
+    /// The indices of the inside links, which don't lead outside.
     pub(super) inside: BTreeSet<u32>,
-    /// A name in the config without a link.
+    /// A configured name without a link.
     pub(super) missing: Option<String>,
 }
 
-/// Returns the uplinks: the links that the config names, or else all links that don't lead to pods.
-/// Loopback, pairs into other namespaces and bridges of only such pairs lead to pods, unless a route by
-/// a gateway leads over them, or once did (`known`). While a name in the config has no link, links that
-/// seem to be outside don't count as inside.
+/// Classifies the links. Uplinks are the configured links (`named`), or else all links that don't lead to
+/// pods. Loopback, pairs into other namespaces, and bridges of only such pairs lead to pods, unless a route
+/// via a gateway uses them (`gateways`), or they were uplinks before (`known`). While a configured name has
+/// no link, links that seem to lead outside are neither uplinks nor inside links.
 pub(super) fn find(
     links: &[Link],
     gateways: &BTreeSet<u32>,
@@ -80,7 +80,7 @@ fn is_inside(link: &Link, links: &[Link], gateways: &BTreeSet<u32>) -> bool {
     }
 }
 
-/// Returns true if a link is a port of a bridge over which a route by a gateway leads.
+/// Returns true if a link is a port of a bridge that a route via a gateway uses.
 fn has_outside_bridge(link: &Link, links: &[Link], gateways: &BTreeSet<u32>) -> bool {
     let bridge = links.iter().find(|other| Some(other.index) == link.bridge);
     bridge.is_some_and(|bridge| gateways.contains(&bridge.index))
@@ -153,7 +153,7 @@ mod tests {
         assert_eq!(found.uplinks, BTreeMap::from([(3, "link3".to_owned())]));
         assert_eq!(found.inside, BTreeSet::from([1, 2]));
 
-        // The missing name may be that of a link which now has another name.
+        // A link may have been renamed, so link2 is neither an uplink nor inside while link9 is missing.
         let found = named(&["link3", "link9"]);
         assert_eq!(found.missing.as_deref(), Some("link9"));
         assert_eq!(found.uplinks, BTreeMap::from([(3, "link3".to_owned())]));

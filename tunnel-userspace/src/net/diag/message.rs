@@ -1,4 +1,4 @@
-//! The messages of sock_diag(7): requests and answers about TCP and UDP sockets. Pure.
+//! The netlink messages of sock_diag(7): requests and answers about TCP and UDP sockets. Pure.
 
 use netlink_packet_sock_diag::{
     SockDiagDestroy, SockDiagMessage,
@@ -12,10 +12,10 @@ use rtnetlink::packet_core::{
 };
 use tunnel_common::addr::{Address, Port, Protocol};
 
-/// The families of sockets; IPv6 includes v4-mapped sockets.
+/// The address families of sockets; IPv6 includes sockets with v4-mapped addresses.
 pub(super) const FAMILIES: [u8; 2] = [AF_INET, AF_INET6];
 
-/// The identifier of a socket in the kernel's lists: family, ports, addresses, device and cookie.
+/// The identity of a listed socket: address family, addresses, ports, device and cookie.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Place {
     family: u8,
@@ -23,7 +23,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// Returns an IPv6 socket that is connected to an address and port, with a cookie.
+    /// Returns the identity of an IPv6 socket that is connected to an address and port.
     #[cfg(test)]
     pub(crate) fn of(address: Address, port: Port, cookie: u64) -> Self {
         let mut id = SocketId::new_v6();
@@ -50,7 +50,8 @@ impl Place {
         (address, Port::from_host(self.id.destination_port))
     }
 
-    /// Returns the cookie: two words, the lower one first (`sock_diag_save_cookie`).
+    /// Returns the cookie of the socket. The message has it as two words, the lower one first
+    /// (`sock_diag_save_cookie`).
     #[must_use]
     pub fn cookie(&self) -> u64 {
         let [a, b, c, d, e, f, g, h] = self.id.cookie;
@@ -59,8 +60,8 @@ impl Place {
     }
 }
 
-/// Returns true if a socket of a protocol in this state (`net/tcp_states.h`) is connected, so that a
-/// process may wait for its peer.
+/// Returns true if a socket in this state (`net/tcp_states.h`) is connected, so that a process may wait
+/// for its peer.
 #[must_use]
 pub fn is_connected(protocol: Protocol, state: u32) -> bool {
     1_u32
@@ -68,18 +69,17 @@ pub fn is_connected(protocol: Protocol, state: u32) -> bool {
         .is_some_and(|bit| Filter::Connected.states(protocol).bits() & bit != 0)
 }
 
-/// The sockets that a list includes.
+/// A filter for listed sockets, by their state.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Filter {
     /// Connected sockets.
     Connected,
-    /// Sockets that wait for any peer: listening TCP sockets; UDP sockets that are bound, but not
-    /// connected.
+    /// Listening TCP sockets, and UDP sockets that are bound, but not connected.
     Listening,
 }
 
 impl Filter {
-    /// Returns the states of such sockets; a connected UDP socket is "established".
+    /// Returns the states that match the filter. A connected UDP socket is in state `ESTABLISHED`.
     const fn states(self, protocol: Protocol) -> StateFlags {
         let is_tcp = protocol.number() == Protocol::TCP.number();
         match self {
@@ -95,7 +95,7 @@ impl Filter {
     }
 }
 
-/// Returns the request for a list of the sockets of a family and protocol that a filter admits.
+/// Returns a request to list the sockets of a family and protocol that match a filter.
 pub(super) fn list(family: u8, protocol: Protocol, filter: Filter, number: u32) -> Vec<u8> {
     let id = if family == AF_INET {
         SocketId::new_v4()
@@ -106,7 +106,7 @@ pub(super) fn list(family: u8, protocol: Protocol, filter: Filter, number: u32) 
     message(NLM_F_REQUEST | NLM_F_DUMP, number, request)
 }
 
-/// Returns the request that ends one socket.
+/// Returns a request to end a socket.
 pub(super) fn end(protocol: Protocol, place: &Place, number: u32) -> Vec<u8> {
     let request = request(protocol, StateFlags::all(), place);
     message(
@@ -126,7 +126,7 @@ fn request(protocol: Protocol, states: StateFlags, place: &Place) -> SockDiagMes
     })
 }
 
-/// Serialises a complete message, with its number.
+/// Serialises a message with its header.
 fn message<T>(flags: u16, number: u32, body: T) -> Vec<u8>
 where
     T: NetlinkSerializable + Into<NetlinkPayload<T>>,
@@ -141,23 +141,23 @@ where
     bytes
 }
 
-/// One message of the kernel.
+/// A message from the kernel.
 #[derive(Debug, Eq, PartialEq)]
 pub(super) enum Answer {
     /// A socket.
     Socket(Place),
-    /// The end of the list, or the success of another request.
+    /// The end of a list, or the success of another request.
     Done,
     /// The request failed.
     Failed(Errno),
-    /// Any other message, or an answer to another request.
+    /// Another kind of message, or the answer to another request.
     Other,
 }
 
-/// Parses the messages of one part of an answer. An unreadable message is `None`, and the last.
+/// Parses the messages in a read buffer. Yields `None` for a malformed message, and then ends.
 pub(super) fn answers(part: &[u8], number: u32) -> impl Iterator<Item = Option<Answer>> {
     let mut rest = part;
-    // Each message has at least its header, so there are no more than the part has bytes.
+    // Ends: a message is at least as long as its header.
     std::iter::from_fn(move || {
         if rest.is_empty() {
             return None;
@@ -176,7 +176,7 @@ fn answer(message: NetlinkMessage<SockDiagMessage>, number: u32) -> Answer {
     if message.header.sequence_number != number {
         return Answer::Other;
     }
-    // The end of a list contains the error with which the kernel ended it early.
+    // `Done` has an error code, too, if the kernel ended the list early.
     let code = match message.payload {
         NetlinkPayload::Error(error) => error.raw_code(),
         NetlinkPayload::Done(done) => done.code,

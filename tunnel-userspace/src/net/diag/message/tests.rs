@@ -5,9 +5,11 @@ use super::*;
 
 const NUMBER: u32 = 7;
 
-/// The sizes of `struct nlmsghdr`, `struct inet_diag_msg` up to its `id`, and of the `id`.
+/// The size of `struct nlmsghdr`.
 const HEADER: usize = 16;
+/// The offset of `id` in `struct inet_diag_msg`.
 const FOUND_ID: usize = 4;
+/// The size of `struct inet_diag_sockid`.
 const ID: usize = 48;
 /// The size of `struct inet_diag_msg`.
 const FOUND: usize = 72;
@@ -27,7 +29,7 @@ fn message(kind: u16, number: u32, body: &[u8]) -> Vec<u8> {
     message
 }
 
-/// Returns the entry of a socket in a list.
+/// Returns the body of a message about a socket, `struct inet_diag_msg`.
 fn socket(family: u8) -> Vec<u8> {
     let mut body = vec![family, 1, 0, 0];
     body.extend(40_000_u16.to_be_bytes());
@@ -44,7 +46,7 @@ fn socket(family: u8) -> Vec<u8> {
     body
 }
 
-/// Reads the only socket of a list.
+/// Parses a message about one socket.
 fn read(body: &[u8]) -> Place {
     let part = message(SOCK_DIAG_BY_FAMILY, NUMBER, body);
     let answers: Vec<_> = answers(&part, NUMBER).collect();
@@ -63,7 +65,7 @@ fn a_socket_is_read_with_its_addresses_and_cookie() {
     assert_eq!(found.own(), at([10, 0, 0, 1], 40_000));
 
     let mut body = socket(AF_INET6);
-    // The peer's address follows the ports and the own address.
+    // The peer's address follows the ports and the local address.
     body[24..40].copy_from_slice(&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 9]);
     assert_eq!(read(&body).peer(), at([10, 0, 0, 9], 53));
 }

@@ -1,4 +1,4 @@
-//! Listening sockets: a bind is retried until it succeeds, and connections are accepted until the drain.
+//! Listening sockets: binding with retries, and accepting connections until the drain.
 
 use std::{
     collections::BTreeMap, fs, io, net::SocketAddr, os::unix::fs::PermissionsExt as _, path::Path,
@@ -18,10 +18,10 @@ use crate::drain;
 
 /// The interval between attempts to bind a taken port.
 const RETRY: Duration = Duration::from_secs(1);
-/// Ports that could not be bound yet, with the error.
+/// The listeners that can't be bound yet, by name, with the error.
 pub(crate) type Waiting = watch::Sender<BTreeMap<String, String>>;
 
-/// Binds a TCP port. `prepare` sets further options before the bind.
+/// Binds a TCP listener. `prepare` sets further socket options before the bind.
 pub(crate) fn tcp(
     address: SocketAddr,
     backlog: i32,
@@ -37,7 +37,7 @@ pub(crate) fn tcp(
     TcpListener::from_std(socket.into())
 }
 
-/// Binds a socket that only its owner may use, and replaces one of an earlier process.
+/// Binds a Unix socket with mode 0600, and replaces the socket of an earlier process.
 ///
 /// # Errors
 ///
@@ -52,8 +52,8 @@ pub(crate) fn unix(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// Retries a bind until it succeeds, with the error in `waiting`, then runs the listener; returns if the
-/// drain begins before.
+/// Retries a bind until it succeeds, and then calls `run` with the listener; returns if the drain begins
+/// first. While the bind fails, `waiting` has its error under `name`.
 pub(crate) async fn serve<T, F: Future<Output = ()>>(
     name: String,
     bind: impl Fn() -> io::Result<T>,
@@ -71,7 +71,7 @@ pub(crate) async fn serve<T, F: Future<Output = ()>>(
                 let reason = error.to_string();
                 let is_new = names.get(&name) != Some(&reason);
                 if is_new {
-                    warn!(name, reason, "cannot listen, trying again until it is free");
+                    warn!(name, reason, "cannot bind the listener; retrying every second");
                     names.insert(name.clone(), reason);
                 }
                 is_new
@@ -84,8 +84,8 @@ pub(crate) async fn serve<T, F: Future<Output = ()>>(
     }
 }
 
-/// Accepts until the drain begins, and pauses after a failed accept, since an immediate retry would
-/// fail, too. `admit` may start a task for each connection.
+/// Accepts connections until the drain begins. `admit` may start a task for each connection. Pauses after
+/// a failed accept, since the next one would fail at once, too.
 pub(crate) async fn accept_all<S, F: Future<Output = io::Result<S>>>(
     accept: impl Fn() -> F,
     pause: Duration,
@@ -101,7 +101,7 @@ pub(crate) async fn accept_all<S, F: Future<Output = io::Result<S>>>(
             accepted = accept() => match accepted {
                 Ok(connection) => admit(tasks, connection),
                 Err(error) => {
-                    warn!(%error, "accept failed");
+                    warn!(%error, "cannot accept a connection");
                     sleep(pause).await;
                 }
             },

@@ -1,6 +1,7 @@
-//! The helper that scans pods if the daemon lacks the privilege: a process with that privilege which
-//! connects to the daemon, scans on each order, and returns a report. One line of JSON each way per
-//! scan, over a Unix socket that only its owner may use.
+//! The helper, a separate process with the privilege to enter pods, and the daemon's server for it.
+//!
+//! The helper connects to the daemon's Unix socket. For each scan, the daemon sends an order and the
+//! helper answers with a report; each is one line of JSON.
 
 use std::{
     fs, io,
@@ -29,24 +30,24 @@ use crate::{drain, listen};
 
 /// The time limit of a helper's scan.
 const LOOK: Duration = Duration::from_secs(60);
-/// The delay before the helper connects again, and before a failed accept is repeated.
+/// The delay before the helper reconnects, and after a failed accept.
 const AGAIN: Duration = Duration::from_millis(250);
 /// The maximum length of a line, in bytes.
 const LINE: u64 = 64 * 1024;
 
-/// The connection, with a buffer for reading.
+/// The connection between daemon and helper, with a read buffer.
 type Stream = BufReader<UnixStream>;
 
-/// An order to the helper.
+/// The daemon's order to scan.
 #[derive(Debug, Deserialize, Serialize)]
 struct Order {
     /// The number of the scan.
     look: u64,
-    /// The protocols whose sockets are to be ended, by their numbers.
+    /// The numbers of the protocols of which sockets are ended.
     protocols: Vec<u8>,
 }
 
-/// The result of an order.
+/// The helper's report on a scan.
 #[derive(Debug, Deserialize, Serialize)]
 struct Report {
     look: u64,
@@ -54,22 +55,22 @@ struct Report {
     scan: Scan,
 }
 
-/// The daemon's end of the connection.
+/// The daemon's server for helpers.
 pub(super) struct Desk {
     pub(super) protocols: Vec<Protocol>,
-    /// The number of the last scan that was started.
+    /// The number of the daemon's last started scan.
     pub(super) looks: watch::Receiver<u64>,
     pub(super) view: watch::Sender<View>,
-    /// The state of ending sockets in pods while no helper is connected.
+    /// The state to publish while no helper is connected.
     pub(super) without: Pods,
 }
 
-/// Serves one helper at a time until the drain begins.
+/// Serves one helper at a time, until the drain begins.
 pub(super) async fn serve(path: PathBuf, mut desk: Desk, mut draining: watch::Receiver<bool>) {
     let listener = match listen::unix(&path) {
         Ok(listener) => listener,
         Err(error) => {
-            warn!(%error, path = %path.display(), "no helper can be heard");
+            warn!(%error, path = %path.display(), "cannot listen for the helper");
             return drain::begun(&mut draining).await;
         }
     };
@@ -78,7 +79,7 @@ pub(super) async fn serve(path: PathBuf, mut desk: Desk, mut draining: watch::Re
             match listener.accept().await {
                 Ok((stream, _)) => desk.attend(stream).await,
                 Err(error) => {
-                    warn!(%error, "accept failed");
+                    warn!(%error, "cannot accept a connection");
                     sleep(AGAIN).await;
                 }
             }
@@ -90,17 +91,17 @@ pub(super) async fn serve(path: PathBuf, mut desk: Desk, mut draining: watch::Re
         }
     }
     if let Err(error) = fs::remove_file(&path) {
-        debug!(%error, "the helper's socket was gone already");
+        debug!(%error, "cannot remove the socket for the helper");
     }
 }
 
 impl Desk {
-    /// Makes a helper scan now and whenever a backend was removed, until it disconnects.
+    /// Serves a helper until it disconnects: orders a scan now, and whenever a backend was removed.
     async fn attend(&mut self, stream: UnixStream) {
-        info!("a helper calls, to end sockets in pods");
+        info!("the helper that ends sockets in pods has connected");
         let error = self.talk(stream).await.err();
         let why = error.map_or_else(String::new, |error| error.to_string());
-        warn!(%why, "the helper that ends sockets in pods is gone");
+        warn!(%why, "the helper that ends sockets in pods has disconnected");
         let without = self.without.clone();
         self.view.send_modify(|view| {
             view.pods = without;
@@ -130,10 +131,14 @@ impl Desk {
                     retry.begin_anew();
                 }
                 () = retry::pause(pause) => {}
-                // The helper sends only reports on orders; anything else ends the connection.
+                // The helper sends nothing but reports; anything else ends the connection.
                 rest = stream.fill_buf() => {
                     let spoke = !rest?.is_empty();
-                    return if spoke { Err(broken("it spoke unasked")) } else { Ok(()) };
+                    return if spoke {
+                        Err(broken("unexpected data from the helper"))
+                    } else {
+                        Ok(())
+                    };
                 }
             }
         }
@@ -144,13 +149,13 @@ impl Desk {
         if let Some(problem) = &scan.problem
             && !is_known
         {
-            warn!(%problem, "the helper cannot end every socket of backends that are gone");
+            warn!(%problem, "the helper cannot end every socket of removed backends");
         }
         if scan.ended > 0 {
             let ended = scan.ended;
             info!(
                 look,
-                ended, "the helper ended sockets of backends that are gone"
+                ended, "the helper ended sockets of removed backends"
             );
         }
         self.view.send_modify(|view| {
@@ -166,13 +171,15 @@ async fn ask(stream: &mut Stream, order: &Order) -> io::Result<Option<Report>> {
     write_line(stream, order).await?;
     let report: Option<Report> = read_line(stream).await?;
     match report {
-        Some(report) if report.look != order.look => Err(broken("it told of another look")),
+        Some(report) if report.look != order.look => {
+            Err(broken("the report is about another scan"))
+        }
         report => Ok(report),
     }
 }
 
-/// Runs the helper: scans on each order of the daemon, until the drain begins. Connects to the daemon
-/// again while it is missing, and after it has ended. `open` opens the maps again for each connection.
+/// Runs the helper until the drain begins: connects to the daemon, and scans on each order. Reconnects
+/// while there is no daemon, and after it has ended. `open` opens the maps, for each connection again.
 pub async fn help<M, E, F>(socket: &Path, open: F, mut draining: watch::Receiver<bool>)
 where
     M: Memory + 'static,
@@ -185,12 +192,12 @@ where
         let attempt = async {
             match called.await {
                 Ok(()) => {
-                    info!("the daemon has ended");
+                    info!("the daemon closed the connection");
                     was_heard = true;
                 }
                 Err(error) => {
                     if was_heard {
-                        info!(%error, socket = %socket.display(), "no daemon yet");
+                        info!(%error, socket = %socket.display(), "no connection to the daemon; retrying");
                     }
                     was_heard = false;
                 }
@@ -212,7 +219,7 @@ where
     F: Fn() -> Result<M, E> + Send + 'static,
 {
     let mut stream = BufReader::new(UnixStream::connect(socket).await?);
-    info!("the daemon answers");
+    info!("connected to the daemon");
     let opened = spawn_blocking(move || open().map(Arc::new).map_err(|error| error.to_string()));
     let memory = opened.await.map_err(io::Error::other)?;
     while let Some(order) = read_line::<Order>(&mut stream).await? {
@@ -239,7 +246,7 @@ async fn write_line(stream: &mut Stream, value: &(impl Serialize + Sync)) -> io:
     stream.write_all(&line).await
 }
 
-/// Reads a line; returns none at the end.
+/// Reads a line of JSON; returns none at the end of the connection.
 async fn read_line<T: DeserializeOwned>(stream: &mut Stream) -> io::Result<Option<T>> {
     let mut line = Vec::new();
     stream.take(LINE).read_until(b'\n', &mut line).await?;
@@ -247,7 +254,7 @@ async fn read_line<T: DeserializeOwned>(stream: &mut Stream) -> io::Result<Optio
         return Ok(None);
     }
     if line.last() != Some(&b'\n') {
-        return Err(broken("a line is cut off, or too long"));
+        return Err(broken("a line is truncated, or longer than 64 KiB"));
     }
     Ok(Some(serde_json::from_slice(&line)?))
 }

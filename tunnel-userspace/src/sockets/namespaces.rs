@@ -1,4 +1,4 @@
-//! The network namespaces of running processes.
+//! Finding and entering the network namespaces of processes.
 
 use std::{
     collections::BTreeSet,
@@ -18,13 +18,13 @@ use crate::capabilities::{self, SYS_ADMIN, SYS_PTRACE};
 /// The inode of the initial PID namespace (`PROC_PID_INIT_INO` in `linux/proc_ns.h`).
 const FIRST_PROCESSES: u64 = 0xeffffffc;
 
-/// Returns the number of the network namespace of the calling thread.
+/// Returns the inode number of the calling thread's network namespace.
 pub(super) fn own() -> io::Result<u32> {
     number(&fs::metadata("/proc/thread-self/ns/net")?)
 }
 
-/// Finds network namespaces by their numbers: returns a file for each that is the namespace of some
-/// process whose namespaces this process may see.
+/// Opens network namespaces by their inode numbers, through `/proc/<pid>/ns/net`. Namespaces without a
+/// process that this process may inspect are left out.
 pub(super) fn find(proc: &Path, numbers: &BTreeSet<u32>) -> io::Result<Vec<(u32, File)>> {
     let mut missing = numbers.clone();
     let mut found = Vec::new();
@@ -36,7 +36,7 @@ pub(super) fn find(proc: &Path, numbers: &BTreeSet<u32>) -> io::Result<Vec<(u32,
         if !entry.file_name().to_str().is_some_and(is_number) {
             continue;
         }
-        // The process may have ended meanwhile.
+        // Errors are ignored, since the process may have ended meanwhile.
         if let Ok(file) = File::open(entry.path().join("ns/net"))
             && let Ok(metadata) = file.metadata()
             && let Ok(number) = number(&metadata)
@@ -56,7 +56,7 @@ fn number(metadata: &fs::Metadata) -> io::Result<u32> {
     u32::try_from(metadata.ino()).map_err(io::Error::other)
 }
 
-/// Returns the obstacle to seeing and entering the namespaces of all processes, if there is one.
+/// Returns the cause if this process can't find and enter the network namespaces of all processes.
 #[must_use]
 pub fn obstacle() -> Option<String> {
     match capabilities::missing(&[SYS_ADMIN, SYS_PTRACE]) {
@@ -66,8 +66,8 @@ pub fn obstacle() -> Option<String> {
     }
     match fs::metadata("/proc/self/ns/pid").map(|metadata| metadata.ino()) {
         Ok(FIRST_PROCESSES) => None,
-        Ok(_) => Some("this process can't see those of the host (hostPID)".to_owned()),
-        Err(error) => Some(format!("cannot look at /proc/self/ns/pid: {error}")),
+        Ok(_) => Some("this process is not in the host's PID namespace (hostPID)".to_owned()),
+        Err(error) => Some(format!("cannot read /proc/self/ns/pid: {error}")),
     }
 }
 
@@ -82,7 +82,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns a folder like `/proc`: processes with the file that represents their namespace.
+    /// Returns a folder like `/proc`, with processes and the names of their network namespaces.
     fn proc(processes: &[(&str, &str)]) -> io::Result<tempfile::TempDir> {
         let folder = tempfile::tempdir()?;
         for (process, namespace) in processes {

@@ -4,24 +4,24 @@ use std::{future::pending, time::Duration};
 
 use tokio::time::sleep;
 
-/// The first delay; each that follows is twice as long.
+/// The first delay; each further one is twice as long.
 const FIRST: Duration = Duration::from_millis(100);
-/// The maximum number of repetitions in a row; after that only another removed backend causes a scan.
+/// The maximum number of retries; after that, the next scan is when another backend is removed.
 const MOST: u32 = 8;
 
-/// The number of failed scans since a backend was removed.
+/// An exponential backoff, by the number of failed scans since a backend was removed.
 #[derive(Debug, Default)]
 pub(super) struct Retry {
     failures: u32,
 }
 
 impl Retry {
-    /// Resets the delay, as another backend was removed.
+    /// Resets the delay, since another backend was removed.
     pub(super) const fn begin_anew(&mut self) {
         self.failures = 0;
     }
 
-    /// Returns the delay before the scan that has just ended is repeated, if it is.
+    /// Returns the delay before the scan is repeated; none after a success, and after too many failures.
     pub(super) fn after(&mut self, has_failed: bool) -> Option<Duration> {
         if !has_failed {
             self.failures = 0;
@@ -35,7 +35,7 @@ impl Retry {
     }
 }
 
-/// Waits for the delay, or for ever.
+/// Waits for the delay; forever without one.
 pub(super) async fn pause(pause: Option<Duration>) {
     match pause {
         Some(pause) => sleep(pause).await,

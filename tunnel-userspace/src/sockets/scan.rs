@@ -1,4 +1,4 @@
-//! One scan of all connected sockets, which ends those that have outlived their backend.
+//! A scan of all connected sockets, which ends the stale ones.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -24,15 +24,15 @@ use crate::{
 
 const PROC: &str = "/proc";
 
-/// The namespaces in which sockets are ended.
+/// The network namespaces in which a scan ends sockets.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Reach {
     /// The network namespace of this process.
     Own,
-    /// The namespaces of all other processes. The daemon of a helper, in the same namespace, ends the sockets
-    /// there itself; ended by both, they would be counted twice.
+    /// All others. For the helper, whose daemon ends the sockets in their common namespace itself; if both
+    /// did, sockets would be counted twice.
     Others,
-    /// Both.
+    /// All network namespaces.
     All,
 }
 
@@ -41,12 +41,11 @@ pub(super) enum Reach {
 pub(super) struct Scan {
     /// The number of sockets that were ended.
     pub(super) ended: u64,
-    /// The number of sockets that seem to have outlived their backend, in namespaces that were not
-    /// entered.
+    /// The number of sockets that seem to be stale, in namespaces that were not entered.
     pub(super) left: usize,
-    /// The first failure.
+    /// The first error.
     pub(super) problem: Option<String>,
-    /// True if the scan may succeed if repeated.
+    /// True if the scan may succeed on a retry.
     #[serde(rename = "again")]
     pub(super) is_retryable: bool,
 }
@@ -55,16 +54,16 @@ fn cannot(step: &'static str) -> impl FnOnce(io::Error) -> DiagError {
     move |source| DiagError::Step { step, source }
 }
 
-const READ: &str = "read what sockets remember";
+const READ: &str = "read the translations of sockets";
 const FIND: &str = "find the network namespaces";
 
-/// The sockets of a namespace that may have outlived their backend.
+/// The sockets of a network namespace that may be stale.
 #[derive(Default)]
 struct Suspects {
-    /// Their translations, by cookie.
+    /// The translations of sockets with a cookie, by cookie.
     by_cookie: HashMap<u64, Origin>,
-    /// The protocols of sockets without a cookie, which the kernel creates on the first request, such as
-    /// that of sock_diag.
+    /// The protocols of sockets without a cookie. The kernel creates cookies on demand, such as when
+    /// sock_diag lists a socket.
     unnamed: Vec<Protocol>,
 }
 
@@ -81,14 +80,14 @@ impl Suspects {
         self.by_cookie.len() + self.unnamed.len()
     }
 
-    /// Returns true if a suspect has a protocol.
+    /// Returns true if there is a suspect of a protocol.
     fn has(&self, protocol: Protocol) -> bool {
         let mut named = self.by_cookie.values().map(|origin| origin.protocol);
         self.unnamed.contains(&protocol) || named.any(|its| its == protocol)
     }
 }
 
-/// Scans, and ends sockets, in a blocking thread.
+/// Scans for stale sockets and ends them, in a blocking thread.
 pub(super) async fn run<M: Memory + 'static>(
     reach: Reach,
     protocols: Vec<Protocol>,
@@ -121,7 +120,7 @@ fn scan(reach: Reach, search: &Search<'_, impl Memory>) -> Result<Scan, DiagErro
         return Ok(scan);
     }
     thread::scope(|scope| {
-        // In a thread of its own, since it never returns to the namespace in which it began.
+        // Uses a separate thread, which never returns to its original namespace.
         let around = thread::Builder::new().name("sockets".into());
         let around = around.spawn_scoped(scope, || search.around(&suspects));
         if let Some(here) = here {
@@ -130,7 +129,7 @@ fn scan(reach: Reach, search: &Search<'_, impl Memory>) -> Result<Scan, DiagErro
         match around.map(thread::ScopedJoinHandle::join) {
             Ok(Ok(others)) => scan.merge(others),
             Ok(Err(_panic)) => {
-                scan.fail(&cannot("look into pods")(io::Error::other("it panicked")))
+                scan.fail(&cannot("scan pods")(io::Error::other("the thread panicked")))
             }
             Err(error) => scan.fail(&cannot("start a thread")(error)),
         }
@@ -139,7 +138,7 @@ fn scan(reach: Reach, search: &Search<'_, impl Memory>) -> Result<Scan, DiagErro
 }
 
 impl<M: Memory> Search<'_, M> {
-    /// Returns the sockets that may have outlived their backend, by the number of their namespace.
+    /// Returns the sockets that may be stale, by the inode number of their network namespace.
     fn suspects(&self) -> io::Result<BTreeMap<u32, Suspects>> {
         let mut sieve = Sieve::new(self);
         let mut suspects = BTreeMap::<u32, Suspects>::new();
@@ -153,7 +152,7 @@ impl<M: Memory> Search<'_, M> {
         Ok(suspects)
     }
 
-    /// Enters the namespaces of suspects, one after the other, and ends sockets there.
+    /// Enters the namespaces of the suspects, one after the other, and ends the stale sockets.
     fn around(&self, suspects: &BTreeMap<u32, Suspects>) -> Scan {
         let mut scan = Scan {
             left: suspects.values().map(Suspects::len).sum(),
@@ -196,7 +195,7 @@ impl Scan {
         self.problem = self.problem.take().or(other.problem);
     }
 
-    /// Ends the suspects in the namespace of the calling thread, if they have outlived their backend.
+    /// Ends those suspects in the namespace of the calling thread that are stale.
     fn end_all<M: Memory>(&mut self, search: &Search<'_, M>, namespace: u32, suspects: &Suspects) {
         let mut diag = match Diag::open() {
             Ok(diag) => diag,
@@ -208,14 +207,15 @@ impl Scan {
             } else {
                 self.end_some(*protocol, search, suspects, &mut diag)
             };
-            // A missing module for one protocol does not affect the other.
+            // An error for one protocol, such as a missing module, does not affect the other.
             if let Err(error) = ended {
                 self.fail(&error);
             }
         }
     }
 
-    /// Makes the kernel create cookies, and reads the translations of sockets again.
+    /// Makes the kernel create cookies by listing the sockets, reads the translations again, and ends the
+    /// stale sockets.
     fn name_and_end<M: Memory>(
         &mut self,
         protocol: Protocol,
@@ -244,7 +244,7 @@ impl Scan {
             }
         })?;
         for (place, origin) in found {
-            // A failure at one socket does not stop the others.
+            // An error at one socket does not stop the scan.
             match end(search, diag, &place, &origin) {
                 Ok(true) => self.ended += 1,
                 Ok(false) => {}
@@ -255,7 +255,7 @@ impl Scan {
     }
 }
 
-/// Ends a socket, if it has outlived its backend; returns true if it was ended.
+/// Ends a socket if it is stale; returns true if the socket was ended.
 fn end(
     search: &Search<'_, impl Memory>,
     diag: &mut Diag,

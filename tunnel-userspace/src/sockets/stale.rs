@@ -1,4 +1,4 @@
-//! The sockets that have outlived their backend. Pure except for reading the maps.
+//! Stale sockets: connected sockets whose backend no longer serves. Pure, except for reading the maps.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -16,52 +16,67 @@ use zerocopy::{FromBytes, Immutable, KnownLayout};
 
 use crate::net::{Place, is_connected};
 
-/// A socket with a translation, as the iterator's program writes it.
+/// A socket with a translation, as the BPF iterator returns it.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct Remembered {
-    /// The cookie; 0 if the kernel has not created it yet.
+    /// The cookie of the socket; 0 if the kernel has not created it yet.
     pub cookie: u64,
-    /// The number of the network namespace, which is the inode of `/proc/<pid>/ns/net`.
+    /// The inode number of the socket's network namespace, as of `/proc/<pid>/ns/net`.
     pub namespace: u32,
-    /// The state, as in the kernel's `net/tcp_states.h`.
+    /// The state of the socket (`net/tcp_states.h`).
     pub state: u32,
-    /// The last translation.
+    /// The latest translation at the socket.
     pub origin: Origin,
 }
 
-/// Reads the translations of sockets, and the backends.
+/// The pinned maps that have the translations of sockets, and the backends.
 pub trait Memory: Send + Sync {
-    /// Calls `show` for every socket of the machine with a translation, in every network namespace.
+    /// Calls `show` for every socket with a translation, in every network namespace of the machine.
     ///
     /// # Errors
     ///
-    /// The kernel can't list the sockets, or `show` failed. For the other methods: the map can't be
-    /// read.
+    /// The kernel can't list the sockets, or `show` fails.
     fn sockets(&self, show: &mut dyn FnMut(Remembered) -> io::Result<()>) -> io::Result<()>;
 
     /// Returns a backend by its index; none if the index is out of range.
+    ///
+    /// # Errors
+    ///
+    /// The map can't be read.
     fn backend(&self, index: u32) -> io::Result<Option<Backend>>;
 
-    /// Returns every backend, whether it serves or not.
+    /// Returns all backends, including those that don't serve.
+    ///
+    /// # Errors
+    ///
+    /// The map can't be read.
     fn backends(&self) -> io::Result<Vec<Backend>>;
 
-    /// Returns the id of the service port that owns a frontend.
+    /// Returns the ID of the service port that owns a frontend.
+    ///
+    /// # Errors
+    ///
+    /// The map can't be read.
     fn owner(&self, front: &FrontKey) -> io::Result<Option<u32>>;
 
     /// Returns an older translation of a socket.
+    ///
+    /// # Errors
+    ///
+    /// The map can't be read.
     fn older(&self, key: &OverflowKey) -> io::Result<Option<Origin>>;
 }
 
-/// The protocols that a scan covers, and the maps it reads.
+/// A search for stale sockets: the protocols to search, and the maps.
 pub(super) struct Search<'a, M> {
     pub(super) protocols: &'a [Protocol],
     pub(super) memory: &'a M,
-    /// The service port, address and port of each serving backend, once they are read.
+    /// The service port ID, address and port of each serving backend; read on first use.
     serving: OnceLock<HashSet<(u32, Address, Port)>>,
 }
 
-/// Selects the few sockets that need a closer check, and reads each backend once.
+/// A first filter over all sockets, which selects the suspects. It reads each backend only once.
 pub(super) struct Sieve<'a, M> {
     search: &'a Search<'a, M>,
     backends: HashMap<u32, Option<Backend>>,
@@ -73,7 +88,7 @@ impl<'a, M: Memory> Sieve<'a, M> {
         Self { search, backends }
     }
 
-    /// Returns true if a socket may have outlived its backend.
+    /// Returns true if a socket may be stale.
     pub(super) fn holds(&mut self, socket: &Remembered) -> io::Result<bool> {
         let origin = &socket.origin;
         let protocol = origin.protocol;
@@ -104,20 +119,20 @@ impl<'a, M: Memory> Search<'a, M> {
         }
     }
 
-    /// Returns true if the backend of a connected socket no longer serves its Service. Never true if no
-    /// translation of the socket leads to its peer: then the translations are of other datagrams that
-    /// the socket sent.
+    /// Returns true if a connected socket is stale: its backend no longer serves its Service. A socket
+    /// without a translation to its peer is never stale, since its translations are those of unconnected
+    /// sends.
     pub(super) fn has_gone(&self, place: &Place, newest: &Origin) -> io::Result<bool> {
         let Some(origin) = translation(place, newest, self.memory)? else {
             return Ok(false);
         };
-        // Read again, since the index may have been reused since the selection.
+        // Read again, since the index may have been reused since the first filter.
         let backend = self.memory.backend(origin.index)?;
         self.is_gone(backend.as_ref(), &origin)
     }
 
     fn is_gone(&self, backend: Option<&Backend>, origin: &Origin) -> io::Result<bool> {
-        // A connect that was refused by a redirect (Linux before 6.1), or steered to the tunnel, has no
+        // A connect that was refused by a redirect (before Linux 6.1) or steered to the tunnel has no
         // backend.
         let was_refused = origin.protocol == Protocol::UDP && origin.state == State::default();
         if was_refused || origin.index == Origin::NOBODY {
@@ -131,16 +146,17 @@ impl<'a, M: Memory> Search<'a, M> {
             return Ok(true);
         };
         let has_left = backend.is_some_and(|backend| has_left(backend, origin));
-        // Then no other backend can have the same address, which saves reading all backends.
+        // In this case no other backend of the Service has the address, so reading all is not needed.
         if has_left && service == origin.service {
             return Ok(true);
         }
         Ok(!self.serves_at(service, origin)?)
     }
 
-    /// Returns true if the service port that owns the dialled frontend has a serving backend at the
-    /// socket's backend address: the index may have been reused, or belong to a map of an older layout,
-    /// and the frontend may have moved to another port with the same endpoints.
+    /// Returns true if the service port that owns the dialled frontend has a serving backend with the
+    /// address and port that the socket is connected to. It may have another index than the socket has
+    /// stored: the index may have been reused, or be from a map of an older layout, or the frontend may
+    /// have moved to another service port with the same endpoints.
     fn serves_at(&self, service: u32, origin: &Origin) -> io::Result<bool> {
         let place = (service, origin.backend, origin.backend_port);
         if let Some(serving) = self.serving.get() {
@@ -154,7 +170,7 @@ impl<'a, M: Memory> Search<'a, M> {
     }
 }
 
-/// Returns the translation that leads to the socket's peer.
+/// Returns the translation that leads to the peer of a connected socket.
 fn translation(place: &Place, newest: &Origin, memory: &impl Memory) -> io::Result<Option<Origin>> {
     let (address, port) = place.peer();
     if newest.leads_to(&address, port) {
@@ -172,7 +188,7 @@ fn translation(place: &Place, newest: &Origin, memory: &impl Memory) -> io::Resu
     Ok(older.filter(|older| older.leads_to(&address, port)))
 }
 
-/// Returns true if the backend of a socket serves, by the record at its index.
+/// Returns true if the backend at a socket's index is still the socket's backend, and serves.
 fn serves(backend: &Backend, origin: &Origin) -> bool {
     if origin.protocol == Protocol::UDP {
         select::serves_flow(origin, backend.state)
@@ -181,7 +197,7 @@ fn serves(backend: &Backend, origin: &Origin) -> bool {
     }
 }
 
-/// Returns true if the backend of a UDP socket is removed, and its index not yet reused.
+/// Returns true if the backend of a UDP socket was removed, and its index is not yet reused.
 fn has_left(backend: &Backend, origin: &Origin) -> bool {
     origin.protocol == Protocol::UDP && select::has_left(origin, backend.state)
 }

@@ -6,7 +6,7 @@ use tunnel_common::{
 use super::*;
 use crate::sockets::Remembered;
 
-/// A machine without a socket that has a translation.
+/// Maps without entries.
 struct Nothing;
 
 impl Memory for Nothing {
@@ -67,7 +67,7 @@ impl Stage {
         serve(self.socket(), desk, self.drain.subscribe())
     }
 
-    /// Runs a story while helpers are served, then drains.
+    /// Runs a test's actions while the server runs, then drains it.
     async fn play(&mut self, story: impl AsyncFnOnce(&mut Self)) -> View {
         let served = self.serve();
         let story = async {
@@ -78,7 +78,7 @@ impl Stage {
         self.view.borrow().clone()
     }
 
-    /// Returns a connection as a helper.
+    /// Connects as a helper.
     async fn helper(&self) -> Stream {
         let connected = timeout(Duration::from_secs(5), async {
             loop {
@@ -91,14 +91,14 @@ impl Stage {
         BufReader::new(connected.await.expect("in time"))
     }
 
-    /// Waits until the view is as wanted.
+    /// Waits until the view matches a condition.
     async fn until(&mut self, wanted: impl FnMut(&View) -> bool) -> View {
         let found = timeout(Duration::from_secs(5), self.view.wait_for(wanted)).await;
         found.expect("in time").expect("published").clone()
     }
 }
 
-/// Reads the next order; returns none at the end.
+/// Reads the next order; returns none at the end of the connection.
 async fn order(stream: &mut Stream) -> Option<Order> {
     read_line(stream).await.expect("a line")
 }

@@ -12,13 +12,13 @@ const COOKIE: u64 = 99;
 const ESTABLISHED: u32 = 1;
 const CLOSED: u32 = 7;
 
-/// A cluster IP, the address of its backend, and another address, in each family.
+/// The cluster IP, the address of its backend, and another address, for each address family.
 const ADDRESSES: [[&str; 3]; 2] = [
     ["10.96.0.10", "10.0.0.9", "10.0.0.8"],
     ["fd00:96::10", "fd00::9", "fd00::8"],
 ];
 
-/// A socket that is connected to the backend of a cluster IP, and the maps.
+/// A socket that is connected to the backend of a cluster IP, and the content of the maps.
 struct Case {
     to: Address,
     elsewhere: Address,
@@ -38,7 +38,7 @@ impl Case {
         let front = FrontKey::new(vip, Port::from_host(53), protocol);
         let origin = Origin {
             index: INDEX,
-            // TCP sockets don't store the generation of the index.
+            // Only UDP sockets store the state of the backend.
             state: (protocol == UDP).then(first).unwrap_or_default(),
             service: 3,
             ..Origin::new(&front, to, PORT)
@@ -56,7 +56,7 @@ impl Case {
         case
     }
 
-    /// Adds a serving backend at the address to which the socket is connected.
+    /// Adds a serving backend with the address that the socket is connected to.
     fn put(&mut self, index: u32, service: u32) {
         let backend = Backend {
             address: self.to,
@@ -89,7 +89,7 @@ impl Case {
         let is_suspect = sieve.holds(&self.socket(ESTABLISHED)).expect("readable");
         let place = Place::of(self.to, PORT, COOKIE);
         let has_gone = search.has_gone(&place, &self.origin).expect("readable");
-        // The sieve may select too many sockets, but never too few.
+        // The first filter may select too many sockets, but never too few.
         assert!(is_suspect || !has_gone);
         is_suspect && has_gone
     }
@@ -122,7 +122,7 @@ fn first() -> State {
     State::default().next_use()
 }
 
-/// Returns true, for each family, if the socket is ended after a change.
+/// Returns, for each address family, true if the socket is stale after a change.
 fn outlived(protocol: Protocol, change: impl Fn(&mut Case)) -> [bool; 2] {
     ADDRESSES.map(|addresses| {
         let mut case = Case::new(protocol, addresses);
@@ -143,12 +143,12 @@ fn stays(what: &str, protocol: Protocol, change: impl Fn(&mut Case)) {
     );
 }
 
-/// Removes the backend, without reuse of its index.
+/// Removes the backend; its index is not reused.
 fn gone(case: &mut Case) {
     case.backend_at(INDEX).state = first().gone();
 }
 
-/// Reuses the index for a backend at another address.
+/// Replaces the backend by one with another address, at the same index.
 fn reused(case: &mut Case) {
     case.backend_at(INDEX).address = case.elsewhere;
     case.backend_at(INDEX).state = first().next_use();

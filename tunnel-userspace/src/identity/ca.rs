@@ -1,4 +1,4 @@
-//! The built-in CA: creates itself, and issues certificates of gateways and agents, as files.
+//! The built-in CA of `culvert ca`: creates a CA, and issues certificates for gateways and agents, as files.
 
 mod folder;
 mod make;
@@ -24,32 +24,36 @@ pub const CA_DAYS: u32 = 3650;
 /// The default validity of a certificate in days.
 pub const DAYS: u32 = 365;
 
-/// The maximum validity in days.
+/// The maximum validity of a CA or certificate in days.
 pub const MOST_DAYS: u32 = 36_500;
 
-/// A failed operation of the CA.
+/// The error of a CA operation.
 #[derive(Debug, thiserror::Error)]
 pub enum CaError {
     /// There is a CA already.
     #[error(
-        "{} is there already: a CA is never overwritten, for nothing that it issued would be \
-         trusted any more; give another folder with --dir, or move this one away", path.display()
+        "{} exists already: a CA is never overwritten, since the certificates that it issued would \
+        no longer be trusted; choose another folder with --dir, or move this one away",
+        path.display()
     )]
     Exists {
         /// The file that exists.
         path: PathBuf,
     },
     /// There is no CA.
-    #[error("there is no CA in {}; make one with: culvert ca init --dir {}", dir.display(), dir.display())]
+    #[error(
+        "there is no CA in {}; create one with: culvert ca init --dir {}",
+        dir.display(), dir.display()
+    )]
     NoCa {
         /// The folder.
         dir: PathBuf,
     },
-    /// The name can't be that of a node.
+    /// The node name is not valid.
     #[error(transparent)]
     Name(#[from] NameError),
     /// The requested validity is out of range.
-    #[error("a certificate can be valid for 1 to {MOST_DAYS} days, not {days}")]
+    #[error("--days is {days}; it must be from 1 to {MOST_DAYS}")]
     Days {
         /// The requested number of days.
         days: u32,
@@ -57,8 +61,11 @@ pub enum CaError {
     /// A file of the CA, or a certificate to be issued, is invalid.
     #[error(transparent)]
     Rejected(#[from] Rejected),
-    /// None of the CA's certificates belongs to its key.
-    #[error("{}: no certificate in it belongs to the key {}", cert.display(), key.display())]
+    /// None of the certificates in the CA's certificate file belongs to the CA's key.
+    #[error(
+        "{} has no certificate for the private key {}; restore both files from one backup",
+        cert.display(), key.display()
+    )]
     OtherKey {
         /// The file of certificates.
         cert: PathBuf,
@@ -66,7 +73,10 @@ pub enum CaError {
         key: PathBuf,
     },
     /// The CA's own certificate is not valid now.
-    #[error("{}: the CA is valid from {from} to {until}, and not now", path.display())]
+    #[error(
+        "{}: the CA is valid from {from} to {until}, and thus not now; check the clock of this \
+         machine, or create another CA", path.display()
+    )]
     NotValid {
         /// The file.
         path: PathBuf,
@@ -75,10 +85,10 @@ pub enum CaError {
         /// The time when the validity ends.
         until: Timestamp,
     },
-    /// The folder holds the certificate of another end.
+    /// The output folder has a certificate of another role or node.
     #[error(
-        "{} is the certificate of {is}, and would be replaced by that of {wanted}; give another \
-         folder with --out", path.display()
+        "{} is the certificate of {is}, and is not replaced by that of {wanted}; choose another \
+        folder with --out", path.display()
     )]
     Taken {
         /// The file.
@@ -89,7 +99,7 @@ pub enum CaError {
         wanted: String,
     },
     /// A cryptographic operation failed.
-    #[error("cannot make {what}: {reason}")]
+    #[error("cannot create {what}: {reason}")]
     Make {
         /// The object that could not be created.
         what: &'static str,
@@ -112,9 +122,9 @@ pub enum CaError {
 /// A newly created CA.
 #[derive(Clone, Debug)]
 pub struct Made {
-    /// The file of its certificate.
+    /// The path of the CA's certificate file.
     pub cert: PathBuf,
-    /// The file of its key.
+    /// The path of the CA's private key.
     pub key: PathBuf,
     /// The time when the CA expires.
     pub expires: Timestamp,
@@ -123,11 +133,11 @@ pub struct Made {
 /// A newly issued certificate.
 #[derive(Clone, Debug)]
 pub struct Issued {
-    /// The files written.
+    /// The paths of the written files.
     pub files: Files,
     /// The time when the certificate expires.
     pub expires: Timestamp,
-    /// True if the CA expires earlier than requested for the certificate, which therefore ends with it.
+    /// True if the certificate is valid for fewer days than requested, since the CA expires earlier.
     pub is_shortened: bool,
 }
 
@@ -135,7 +145,7 @@ pub struct Issued {
 ///
 /// # Errors
 ///
-/// If the folder has a CA, or the CA can't be created.
+/// The folder has a CA, or the CA can't be created.
 pub fn init(dir: &Path, days: u32, now: Timestamp) -> Result<Made, CaError> {
     check_days(days)?;
     folder::make(dir)?;
@@ -159,7 +169,7 @@ pub fn init(dir: &Path, days: u32, now: Timestamp) -> Result<Made, CaError> {
 ///
 /// # Errors
 ///
-/// If the CA can't be used, or the files can't be written.
+/// The CA can't be used, or the files can't be written.
 pub fn issue_gateway(
     dir: &Path,
     out: Option<&Path>,
@@ -174,7 +184,7 @@ pub fn issue_gateway(
 ///
 /// # Errors
 ///
-/// If the name is not valid for a node, the CA can't be used, or the files can't be written.
+/// The name is not valid for a node, the CA can't be used, or the files can't be written.
 pub fn issue_agent(
     dir: &Path,
     node: &str,
@@ -187,18 +197,18 @@ pub fn issue_agent(
     issue(dir, &out, Role::Agent, node, (days, now))
 }
 
-/// The file of the CA's certificate, also of its copies next to issued certificates.
+/// The file name of the CA's certificate, in the CA's folder and next to issued certificates.
 const CERT_OF_CA: &str = "ca.pem";
 const KEY_OF_CA: &str = "ca-key.pem";
 const CERT: &str = "cert.pem";
 const KEY: &str = "key.pem";
 
-/// The common name of gateways.
+/// The common name in the certificates of gateways.
 const GATEWAY: &str = "gateway";
 
-/// The mode of a key's file.
+/// The mode of private key files.
 const PRIVATE: u32 = 0o600;
-/// The mode of a certificate's file, before the umask.
+/// The mode of certificate files, before the umask.
 const PUBLIC: u32 = 0o644;
 
 fn issue(
@@ -228,7 +238,7 @@ fn issue(
         key: pair.key.into_bytes(),
         mode: PRIVATE,
     };
-    // A set that the daemon would reject is not written.
+    // Checks the files as the daemon will, before any is written.
     let identity = Identity::verified(&files, &contents, role, now)?;
     check_owner(&files.cert, role, name)?;
     folder::make(out)?;
@@ -244,7 +254,8 @@ fn issue(
     })
 }
 
-/// Refuses to replace the certificate of another owner; an unreadable certificate may be replaced.
+/// Returns an error if a file is the certificate of another role or node. A file without a readable
+/// certificate may be replaced.
 fn check_owner(path: &Path, role: Role, name: &str) -> Result<(), CaError> {
     let Some(there) = show(path, Timestamp::UNIX_EPOCH)
         .ok()

@@ -1,4 +1,4 @@
-//! The facts of a certificate that the tunnel checks.
+//! Parsing of certificates, and the checks of their names and usages.
 
 use jiff::Timestamp;
 use rustls::pki_types::CertificateDer;
@@ -11,14 +11,14 @@ use x509_parser::{
 
 use super::{AGENTS, GATEWAY_NAME, GATEWAYS, Role, check_node_name};
 
-/// The facts of a certificate that the tunnel checks.
+/// The fields of a certificate that the tunnel checks.
 #[derive(Clone, Debug)]
 pub(super) struct Facts {
     pub(super) subject: String,
     pub(super) issuer: String,
     pub(super) from: Timestamp,
     pub(super) until: Timestamp,
-    /// True if it may issue certificates (the CA basic constraint).
+    /// True if the certificate may issue others (the CA basic constraint).
     pub(super) is_authority: bool,
     /// The subject's public key, as encoded in the certificate.
     pub(super) public_key: Vec<u8>,
@@ -30,14 +30,14 @@ pub(super) struct Facts {
 }
 
 impl Facts {
-    /// Reads a certificate; the error describes the damage.
+    /// Parses a certificate; the error describes the damage.
     pub(super) fn read(der: &CertificateDer<'_>) -> Result<Self, String> {
         let (rest, parsed) = X509Certificate::from_der(der)
-            .map_err(|error| format!("not a certificate: {error}"))?;
+            .map_err(|error| format!("a certificate in it is malformed: {error}"))?;
         if !rest.is_empty() {
-            return Err("there are bytes after the certificate".to_owned());
+            return Err("a section has bytes after its certificate".to_owned());
         }
-        let failed = |error| format!("not a certificate: {error}");
+        let failed = |error| format!("a certificate in it is malformed: {error}");
         let usage = parsed.extended_key_usage().map_err(failed)?;
         let constraints = parsed.basic_constraints().map_err(failed)?;
         let names = parsed.subject_alternative_name().map_err(failed)?;
@@ -61,46 +61,48 @@ impl Facts {
         })
     }
 
-    /// Returns the role in the tunnel that the certificate is for, or the reason why it has none.
+    /// Returns the role that the certificate is for; the error if it is for none.
     pub(super) fn role(&self) -> Result<Role, String> {
         match &*self.organizations {
             [organization] if organization == GATEWAYS => Ok(Role::Gateway),
             [organization] if organization == AGENTS => Ok(Role::Agent),
             _ => Err(format!(
-                "its subject, {}, is neither a gateway's (O={GATEWAYS}) nor an agent's \
-                 (O={AGENTS})",
+                "its subject is {}; expected O={GATEWAYS} for a gateway, or O={AGENTS} for an \
+                 agent",
                 self.subject
             )),
         }
     }
 
-    /// Returns the common name if the certificate is complete for the role, or the reason why it is not.
+    /// Returns the common name, after checking the names and usages that the role requires.
     pub(super) fn name(&self, role: Role) -> Result<&str, String> {
         let [name] = &*self.common_names else {
             let subject = &self.subject;
             return Err(format!(
-                "its subject, {subject}, has not one common name (CN)"
+                "its subject is {subject}; expected exactly one common name (CN)"
             ));
         };
         let is_named = self.dns_names.iter().any(|name| name == GATEWAY_NAME);
         let (is_fit, usage) = match role {
             Role::Gateway if !is_named => {
-                return Err(format!("it lacks the DNS name {GATEWAY_NAME}"));
+                return Err(format!("it has no subject alternative name {GATEWAY_NAME} (DNS)"));
             }
             Role::Gateway => (
                 self.for_servers && !self.for_clients,
-                "a server, and no client",
+                "server authentication",
             ),
             Role::Agent => {
                 check_node_name(name).map_err(|error| error.to_string())?;
                 (
                     self.for_clients && !self.for_servers,
-                    "a client, and no server",
+                    "client authentication",
                 )
             }
         };
         if !is_fit {
-            return Err(format!("its extended key usage must be that of {usage}"));
+            return Err(format!(
+                "its extended key usage must be {usage} and nothing else"
+            ));
         }
         Ok(name)
     }
@@ -114,13 +116,14 @@ fn dns_name(name: &GeneralName<'_>) -> Option<String> {
     }
 }
 
-/// Formats a name with its control characters escaped.
+/// Formats a name, and escapes its control characters.
 fn shown(name: &X509Name<'_>) -> String {
     name.to_string().escape_debug().to_string()
 }
 
 fn timestamp(seconds: i64) -> Result<Timestamp, String> {
-    Timestamp::from_second(seconds).map_err(|error| format!("its validity: {error}"))
+    Timestamp::from_second(seconds)
+        .map_err(|error| format!("the validity of a certificate is malformed: {error}"))
 }
 
 fn texts<'a>(
@@ -129,5 +132,5 @@ fn texts<'a>(
     values
         .map(|value| value.as_str().map(str::to_owned))
         .collect::<Result<_, _>>()
-        .map_err(|error| format!("its subject: {error}"))
+        .map_err(|error| format!("the subject of a certificate is malformed: {error}"))
 }

@@ -1,4 +1,4 @@
-//! The three files of an identity: reading them, with a size limit, and parsing their PEM sections.
+//! Reading and parsing the PEM files of CA certificates, a certificate and its private key.
 
 use std::{
     fs::File,
@@ -14,20 +14,20 @@ use rustls::pki_types::{
 
 use super::{Files, Reason, Rejected, certificate::Facts};
 
-/// The maximum size of a file in bytes.
-const LARGEST: u64 = 1 << 20;
+/// The maximum size of a file, in bytes.
+pub(super) const LARGEST: u64 = 1 << 20;
 
-/// The bits of a key file's mode that should not be set: any access for others, and more than reading for
-/// the group. Kubernetes mounts a Secret for a non-root pod readable by its group (`fsGroup`).
+/// The bits that the mode of a key file should not have: any access for others, and write or execute access
+/// for the group. Read access for the group is needed by non-root pods (`fsGroup`).
 const TOO_OPEN: u32 = 0o037;
 
-/// The contents of the files.
+/// The contents of the three files.
 #[derive(Clone, Eq, PartialEq)]
 pub(super) struct Contents {
     pub(super) ca: Vec<u8>,
     pub(super) cert: Vec<u8>,
     pub(super) key: Vec<u8>,
-    /// The mode of the key's file.
+    /// The mode of the key file.
     pub(super) mode: u32,
 }
 
@@ -45,7 +45,7 @@ impl Contents {
         })
     }
 
-    /// True if the mode of the key's file has any bit of [`TOO_OPEN`].
+    /// Returns true if the mode of the key file has any bit of [`TOO_OPEN`].
     pub(super) const fn is_open(&self) -> bool {
         self.mode & TOO_OPEN != 0
     }
@@ -54,7 +54,7 @@ impl Contents {
 /// Reads a file; returns its content and mode.
 pub(super) fn read(path: &Path) -> Result<(Vec<u8>, u32), Rejected> {
     let failed = |error| reject(path, Reason::Unreadable(error));
-    // `O_NONBLOCK` keeps the open of a pipe from waiting for its writer.
+    // Without `O_NONBLOCK`, opening a pipe would wait for a writer.
     let file = File::options()
         .read(true)
         .custom_flags(libc::O_NONBLOCK)
@@ -74,7 +74,7 @@ pub(super) fn read(path: &Path) -> Result<(Vec<u8>, u32), Rejected> {
     Ok((bytes, metadata.mode()))
 }
 
-/// Parses the certificates of a file; at least one is required.
+/// Parses the certificates of a file; fails if there is none.
 pub(super) fn certificates(
     path: &Path,
     bytes: &[u8],
@@ -93,7 +93,7 @@ pub(super) fn certificates(
     Ok(found)
 }
 
-/// Parses the private key of a file.
+/// Parses the only private key of a file.
 pub(super) fn key(path: &Path, bytes: &[u8]) -> Result<PrivateKeyDer<'static>, Rejected> {
     let sections = sections(bytes).map_err(|reason| reject(path, reason))?;
     let mut keys = sections
@@ -116,8 +116,8 @@ pub(super) fn reject(path: &Path, reason: Reason) -> Rejected {
     }
 }
 
-/// Splits a PEM file into sections. Text may precede a section (RFC 7468 section 5.2); after the last
-/// one only whitespace may follow, so that truncated or badly joined files are noticed.
+/// Splits a PEM file into sections. Text is permitted before a section (RFC 7468 section 5.2), but not
+/// after the last one, so that truncated and badly joined files are detected.
 fn sections(bytes: &[u8]) -> Result<Vec<(SectionKind, Vec<u8>)>, Reason> {
     const BEGIN: &[u8] = b"-----BEGIN ";
     const END: &[u8] = b"-----END ";
@@ -133,11 +133,11 @@ fn sections(bytes: &[u8]) -> Result<Vec<(SectionKind, Vec<u8>)>, Reason> {
         let is_end = is_whole && line.starts_with(END);
         let marks = usize::from(is_begin || is_end);
         if count(line, BEGIN) + count(line, END) != marks {
-            return damaged("a BEGIN or END is not a line of its own, and whole");
+            return damaged("a -----BEGIN or -----END marker is not a complete line of its own");
         }
         if marks == 1 {
             if is_begin == is_open {
-                return damaged("a BEGIN without END, or an END without BEGIN");
+                return damaged("a -----BEGIN line has no -----END line, or the reverse");
             }
             is_open = is_begin;
             is_after = is_end;
@@ -146,10 +146,10 @@ fn sections(bytes: &[u8]) -> Result<Vec<(SectionKind, Vec<u8>)>, Reason> {
         }
     }
     if is_open {
-        return damaged("the last BEGIN has no END");
+        return damaged("the last -----BEGIN line has no -----END line");
     }
     if !is_after && contains(bytes, END) {
-        return damaged("there is something after the last END");
+        return damaged("there is text after the last -----END line");
     }
     <(SectionKind, Vec<u8>)>::pem_slice_iter(bytes)
         .map(|section| section.map_err(|error| Reason::Damaged(told(&error))))
@@ -158,7 +158,7 @@ fn sections(bytes: &[u8]) -> Result<Vec<(SectionKind, Vec<u8>)>, Reason> {
 
 fn told(error: &pem::Error) -> String {
     if matches!(error, pem::Error::MissingSectionEnd { .. }) {
-        "a BEGIN and its END differ".to_owned()
+        "a -----BEGIN line and its -----END line have different labels".to_owned()
     } else {
         error.to_string()
     }

@@ -1,33 +1,33 @@
-//! The rules for a node's name in a certificate.
+//! The rules for node names in certificates.
 
 /// The maximum number of characters in a common name (X.520's `ub-common-name`, RFC 5280 appendix A.1).
 const LONGEST_COMMON_NAME: usize = 64;
 
-/// A name that no node's certificate can have.
+/// The error for a name that a node's certificate can't have.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum NameError {
     /// The name is empty.
-    #[error("the name of a node must not be empty")]
+    #[error("the node name must not be empty")]
     Empty,
     /// The name is longer than X.509 allows.
     #[error(
-        "node name `{0}` has {length} characters; the common name of a certificate has room \
-         for {LONGEST_COMMON_NAME}", length = .0.len()
+        "node name `{0}` has {length} characters; the common name of a certificate can have at \
+        most {LONGEST_COMMON_NAME}", length = .0.len()
     )]
     Long(String),
     /// The name is not a valid name of a Kubernetes Node.
     #[error(
-        "`{}` is not the name of a Node: lower-case letters, digits, `-` and `.`, and each part \
-         between dots begins and ends with a letter or digit", .0.escape_debug()
+        "`{}` is not a valid Node name: use lower-case letters, digits, `-` and `.`; each part \
+        between dots must begin and end with a letter or digit", .0.escape_debug()
     )]
     Malformed(String),
 }
 
-/// Checks that a Node can have this name (a DNS subdomain, RFC 1123) and a certificate can hold it.
+/// Checks that a name is a valid Node name (a DNS subdomain, RFC 1123) and fits into a certificate.
 ///
 /// # Errors
 ///
-/// If it can't, with the reason.
+/// The name is not valid or too long.
 pub fn check_node_name(name: &str) -> Result<(), NameError> {
     if name.is_empty() {
         return Err(NameError::Empty);
@@ -35,14 +35,14 @@ pub fn check_node_name(name: &str) -> Result<(), NameError> {
     if !is_subdomain(name) {
         return Err(NameError::Malformed(name.to_owned()));
     }
-    // The name is ASCII here, so bytes are characters.
+    // The name is ASCII, so its length in bytes is that in characters.
     if name.len() > LONGEST_COMMON_NAME {
         return Err(NameError::Long(name.to_owned()));
     }
     Ok(())
 }
 
-/// True if a text is a DNS subdomain as Kubernetes defines it (RFC 1123), of any length.
+/// Returns true if a text is a DNS subdomain as Kubernetes defines it (RFC 1123), of any length.
 #[must_use]
 pub fn is_subdomain(text: &str) -> bool {
     text.split('.').all(is_label)
@@ -86,6 +86,6 @@ mod tests {
 
         assert_eq!(check_node_name(&longest), Ok(()));
         assert!(refused.contains("has 65 characters"), "{refused}");
-        assert!(refused.contains("room for 64"), "{refused}");
+        assert!(refused.contains("at most 64"), "{refused}");
     }
 }

@@ -1,4 +1,4 @@
-//! The identity of the other end.
+//! The identity of an agent, read from its certificate after a handshake.
 
 use std::sync::Arc;
 
@@ -7,26 +7,26 @@ use rustls::pki_types::CertificateDer;
 
 use super::{Role, certificate::Facts};
 
-/// An agent as identified by its certificate.
+/// The identity of an agent.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Peer {
     /// The node that the agent serves.
     pub node: Arc<str>,
-    /// The time when its certificate expires.
+    /// The time when the agent's certificate expires.
     pub expires: Timestamp,
 }
 
-/// A certificate of a trusted authority that is not an agent's.
+/// The error for a certificate that is not an agent's.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
-#[error("not the certificate of an agent: {0}")]
+#[error("the peer's certificate is not that of an agent: {0}")]
 pub struct PeerError(String);
 
-/// Identifies an agent by its certificate, which the handshake must have verified.
+/// Returns the identity of an agent from its certificate, which the handshake must have verified.
 ///
 /// # Errors
 ///
-/// If it is not an agent's: the organisation must be `culvert:agents`, the common name a valid Node
-/// name, and the extended key usage that of a client.
+/// The certificate is not an agent's: the organisation must be `culvert:agents`, the common name a valid
+/// Node name, and the extended key usage client authentication.
 pub fn agent_of(leaf: &CertificateDer<'_>) -> Result<Peer, PeerError> {
     let facts = Facts::read(leaf).map_err(PeerError)?;
     if facts.role().map_err(PeerError)? == Role::Gateway {

@@ -1,16 +1,16 @@
-//! The reasons to reject a set of identity files.
+//! The errors for invalid certificate and key files.
 
 use std::{io, path::PathBuf};
 
 use jiff::Timestamp;
 
-use super::Role;
+use super::{Role, files};
 
-/// A file that was rejected.
+/// The error for an invalid file.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {reason}", path.display())]
 pub struct Rejected {
-    /// The file.
+    /// The path of the file.
     pub path: PathBuf,
     /// The problem with the file.
     pub reason: Reason,
@@ -19,67 +19,72 @@ pub struct Rejected {
 /// The problem with a file.
 #[derive(Debug, thiserror::Error)]
 pub enum Reason {
-    /// Reading it fails.
+    /// The file can't be read.
     #[error("cannot be read: {0}")]
     Unreadable(io::Error),
-    /// It is a folder, a pipe or a device.
-    #[error("is not a file")]
+    /// The path is a folder, a pipe or a device.
+    #[error("is a folder, pipe or device; a regular file is expected")]
     NotAFile,
-    /// It exceeds the size limit of such files.
-    #[error("is too large for a file of keys or certificates")]
+    /// The file exceeds the size limit.
+    #[error("is larger than {} bytes, the limit for key and certificate files", files::LARGEST)]
     TooLarge,
-    /// It has no content.
-    #[error("is empty")]
+    /// The file has no content.
+    #[error("is empty; a PEM file is expected")]
     Empty,
-    /// Its PEM, or the object in it, is malformed.
+    /// A PEM section is malformed.
     #[error("is damaged: {0}")]
     Damaged(String),
-    /// It has no certificate.
-    #[error("has no certificate in it")]
+    /// The file has no certificate.
+    #[error("contains no certificate; a PEM section `CERTIFICATE` is expected")]
     NoCertificate,
-    /// It has no private key.
-    #[error("has no private key in it")]
+    /// The file has no private key.
+    #[error("contains no private key; a PEM section `PRIVATE KEY` is expected")]
     NoKey,
-    /// It has more than one private key.
-    #[error("has more than one private key in it")]
+    /// The file has more than one private key.
+    #[error("contains more than one private key; exactly one is expected")]
     ManyKeys,
-    /// Its key is encrypted.
-    #[error("is encrypted; the key must be plain")]
+    /// The private key is encrypted.
+    #[error("contains an encrypted private key; decrypt it, for example with: openssl pkey")]
     EncryptedKey,
-    /// The key is malformed or of an unsupported type.
-    #[error("has a key that can't be used: {0}")]
+    /// The private key is malformed or of an unsupported type.
+    #[error("contains a private key that can't be used: {0}")]
     KeyRefused(String),
-    /// Its certificate has expired.
-    #[error("expired on {0}")]
+    /// The certificate has expired.
+    #[error("expired on {0}; replace it by a valid one")]
     Expired(Timestamp),
-    /// Its certificate is not valid yet.
-    #[error("is not valid before {0}")]
+    /// The certificate is not valid yet.
+    #[error("is not valid before {0}; check the clock of this machine")]
     NotYetValid(Timestamp),
-    /// One of its certificates is not that of a CA.
-    #[error("has a certificate that is not an authority's: {0}")]
+    /// A certificate in the file of CA certificates is not that of a CA.
+    #[error("contains a certificate that is not that of a CA: {0}")]
     NotAuthority(String),
-    /// The certificate was issued by an untrusted authority.
-    #[error("was issued by another CA: {issuer}")]
+    /// The certificate was not issued by one of the CAs.
+    #[error("was issued by {issuer}, which is not a CA in {}", ca.display())]
     OtherAuthority {
         /// The issuer named in the certificate.
         issuer: String,
+        /// The path of the CA certificates.
+        ca: PathBuf,
     },
-    /// The key belongs to another certificate.
-    #[error("does not belong to the certificate")]
-    OtherKey,
+    /// The private key belongs to another certificate.
+    #[error("is not the private key of the certificate in {}", cert.display())]
+    OtherKey {
+        /// The path of the certificate.
+        cert: PathBuf,
+    },
     /// The certificate is for the other role.
-    #[error("is the certificate of {}, not of {}", one(*is), one(*wanted))]
+    #[error("is the certificate of {}; the certificate of {} is expected", one(*is), one(*wanted))]
     OtherRole {
         /// The role of the certificate.
         is: Role,
         /// The expected role.
         wanted: Role,
     },
-    /// The certificate is not one of the tunnel, or lacks something.
+    /// The certificate's subject, names or usages are wrong.
     #[error("can't be used: {0}")]
     Unfit(String),
-    /// The TLS library rejects it.
-    #[error("can't be used: {0}")]
+    /// The TLS library rejects the certificate.
+    #[error("is refused by the TLS library: {0}")]
     Refused(String),
 }
 

@@ -1,5 +1,5 @@
-//! The store of this end's certificate: reads and verifies the files as a set, then publishes it
-//! atomically. The last valid set stays in use.
+//! The store of this process's certificate: reads and verifies the CA certificates, the certificate and the
+//! key together, and publishes them atomically. The last valid files stay in use.
 
 use std::{future, sync::Arc, time::Duration};
 
@@ -18,32 +18,32 @@ use crate::drain;
 /// The interval at which the files are checked.
 const POLL: Duration = Duration::from_secs(2);
 
-/// The longest time before its expiry that a certificate is warned about; a fifth of its lifetime if
-/// that is shorter.
+/// The time before the expiry of a certificate from which on there is a warning, or a fifth of the
+/// certificate's lifetime if that is shorter.
 const SOON: SignedDuration = SignedDuration::from_hours(30 * 24);
 
-/// The state of this end's certificate, for status and metrics.
+/// The state of this process's certificate, for status and metrics.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct State {
-    /// The common name in the certificate that is in use.
+    /// The common name of the certificate in use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// The time when the certificate in use expires.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expires: Option<Timestamp>,
-    /// The earliest time at which an authority in use expires.
+    /// The earliest time at which one of the CAs in use expires.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ca_expires: Option<Timestamp>,
-    /// The file and the reason why the current files can't be used. The last valid set stays in use.
+    /// The error of the current files, if they are not valid. The last valid files stay in use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
-    /// The problems to fix before they become errors.
+    /// Problems that will become errors, or that weaken security.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
 }
 
-/// A handle to the certificate in use. It is read-only.
+/// A receiver of the certificate in use, and of its state.
 #[derive(Clone, Debug)]
 pub struct Receiver {
     identity: watch::Receiver<Option<Arc<Identity>>>,
@@ -51,13 +51,13 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// Returns the identity in use; none until the files were valid once.
+    /// Returns the certificate in use; none until the files were valid for the first time.
     #[must_use]
     pub fn current(&self) -> Option<Arc<Identity>> {
         self.identity.borrow().clone()
     }
 
-    /// Waits until another identity is published; forever once the store is gone.
+    /// Waits until another certificate is published; forever once the store is dropped.
     pub async fn changed(&mut self) {
         if self.identity.changed().await.is_err() {
             future::pending::<()>().await;
@@ -71,21 +71,21 @@ impl Receiver {
     }
 }
 
-/// The store: reads and watches the files.
+/// Reads and watches the files, and publishes the certificate.
 pub struct Store {
     files: Files,
     role: Role,
-    /// The result of the last check.
+    /// The contents or the error that the last check found.
     seen: Result<Contents, String>,
-    /// True if the result of the last check is in use.
+    /// True if the contents of the last check are in use.
     is_good: bool,
     identity: watch::Sender<Option<Arc<Identity>>>,
     state: watch::Sender<State>,
 }
 
 impl Store {
-    /// Reads the files of an end. Invalid files are not an error: the state has the reason, and the
-    /// files are checked again.
+    /// Reads the files. Invalid files are no failure: the state has the error, and the files are checked
+    /// again.
     #[must_use]
     pub fn open(files: Files, role: Role) -> (Self, Receiver) {
         Self::open_at(files, role, Timestamp::now())
@@ -96,15 +96,14 @@ impl Store {
         let mut store = Self {
             files,
             role,
-            // Counts as seen before, so that invalid files are reported at once: no set is in use
-            // meanwhile.
+            // As if an earlier check had found the same, so that invalid files are reported at once.
             seen: found.as_ref().map_err(Rejected::to_string).cloned(),
             is_good: false,
             identity: watch::Sender::new(None),
             state: watch::Sender::new(State::default()),
         };
         store.take(found, now);
-        // Subscribed after the first set, which is thus not reported as a change.
+        // Subscribes after the first certificate, which thus does not count as a change.
         let receiver = Receiver {
             identity: store.identity.subscribe(),
             state: store.state.subscribe(),
@@ -130,13 +129,13 @@ impl Store {
             };
             match found {
                 Ok(found) => self.take(found, Timestamp::now()),
-                Err(error) => warn!(%error, "the files of the identity were not looked at"),
+                Err(error) => warn!(%error, "cannot check the certificate files"),
             }
         }
     }
 
-    /// Handles the result of a check. An invalid set may be half replaced; it becomes a problem if the
-    /// next check finds it unchanged.
+    /// Handles the result of a check. Invalid files may be in the middle of a replacement, so they are a
+    /// problem only if the next check finds them unchanged.
     fn take(&mut self, found: Result<Contents, Rejected>, now: Timestamp) {
         let seen = found.as_ref().map_err(Rejected::to_string).cloned();
         let is_same = seen == self.seen;
@@ -160,7 +159,7 @@ impl Store {
         info!(
             name = identity.name,
             expires = %identity.expires,
-            "the certificate is in use"
+            "the certificate was loaded"
         );
         self.state.send_modify(|state| {
             state.name = Some(identity.name.clone());
@@ -184,10 +183,10 @@ impl Store {
         if self.identity.borrow().is_some() {
             error!(
                 problem,
-                "the files of the identity can't be used; what was read before stays in use"
+                "the certificate files are not valid; the last valid ones stay in use"
             );
         } else {
-            error!(problem, "the files of the identity can't be used");
+            error!(problem, "the certificate files are not valid");
         }
     }
 
@@ -196,7 +195,7 @@ impl Store {
         if self.seen.as_ref().is_ok_and(Contents::is_open) {
             let key = self.files.key.display();
             warnings.push(format!(
-                "{key}: others than its owner can use the private key; chmod 600 it"
+                "{key}: users other than the owner can access the private key; run: chmod 600 {key}"
             ));
         }
         if let Some(identity) = &*self.identity.borrow() {
@@ -204,14 +203,14 @@ impl Store {
             let soon = SOON.min(from.duration_until(until) / 5);
             if now <= until && now.duration_until(until) < soon {
                 let cert = self.files.cert.display();
-                warnings.push(format!("{cert}: expires on {until}; issue another"));
+                warnings.push(format!("{cert}: expires on {until}; issue a new certificate"));
             }
         }
         self.state.send_if_modified(|state| {
             let is_news = state.warnings != warnings;
             if is_news {
                 for warning in warnings.iter().filter(|it| !state.warnings.contains(it)) {
-                    warn!(warning, "the files of the identity need care");
+                    warn!(warning, "the certificate files need attention");
                 }
                 state.warnings = warnings;
             }

@@ -1,4 +1,4 @@
-//! Helpers of this module's tests: a CA in a folder, and the certificates that it issued.
+//! The fixtures of the identity tests: a CA in a folder, and the certificates that it issues.
 
 mod handshake;
 mod set;
@@ -29,7 +29,7 @@ pub(crate) struct Site {
 }
 
 impl Site {
-    /// Creates a CA as of `now`.
+    /// Creates a CA at a given time.
     pub(super) fn at(now: Timestamp) -> Self {
         let dir = tempfile::tempdir().expect("a folder");
         ca::init(dir.path(), ca::CA_DAYS, now).expect("a CA");
@@ -52,12 +52,12 @@ impl Site {
             .files
     }
 
-    /// Issues further certificates as of another time.
+    /// Changes the time at which certificates are issued.
     pub(super) fn later(self, now: Timestamp) -> Self {
         Self { now, ..self }
     }
 
-    /// Signs a client certificate that `culvert ca` would not issue.
+    /// Issues a certificate with any subject and any extended key usages.
     pub(crate) fn forged(&self, subject: [&str; 2], usages: &[ExtendedKeyUsagePurpose]) -> Files {
         let of_ca = ["ca.pem", "ca-key.pem"].map(|name| fs::read_to_string(self.path(name)));
         let [cert, key] = of_ca.map(|pem| pem.expect("a CA"));
@@ -74,7 +74,7 @@ impl Site {
         Files { ca, cert, key }
     }
 
-    /// Builds a client config that trusts this CA, with any certificate or none.
+    /// Returns a TLS client config that trusts this CA, with these files or without a certificate.
     pub(crate) fn client(&self, files: Option<&Files>) -> ClientConfig {
         let mut roots = RootCertStore::empty();
         roots.add(leaf(&self.path("ca.pem"))).expect("a CA");
@@ -110,7 +110,7 @@ pub(super) fn leaf(path: &Path) -> CertificateDer<'static> {
     CertificateDer::from_pem_file(path).expect("a certificate")
 }
 
-/// Returns the certificates of both CAs, for one file.
+/// Returns the certificates of two CAs, as the content of one file.
 pub(super) fn both(one: &Site, other: &Site) -> String {
     [one, other]
         .map(|site| fs::read_to_string(site.path("ca.pem")).expect("a CA"))
@@ -126,7 +126,7 @@ pub(super) fn identity(files: &Files, role: Role, now: Timestamp) -> Arc<Identit
     Arc::new(verified(files, role, now).expect("a good set"))
 }
 
-/// Returns the error for an invalid set, without the folder's name.
+/// Returns the error for invalid files, without the name of their folder.
 pub(super) fn refusal(files: &Files, role: Role, now: Timestamp) -> String {
     let refused = verified(files, role, now).expect_err("a bad set");
     let folder = files.cert.parent().expect("a folder");
@@ -148,7 +148,7 @@ pub(super) fn assert_has(text: &str, part: &str) {
     assert!(text.contains(part), "{text}");
 }
 
-/// Overwrites one file with the content of another.
+/// Copies a file over another.
 pub(super) fn copy(from: &PathBuf, to: &PathBuf) {
     fs::copy(from, to).expect("copied");
 }

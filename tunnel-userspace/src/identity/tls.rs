@@ -1,8 +1,9 @@
-//! The TLS settings of both ends, built from one verified set of files.
+//! The TLS settings of gateways and agents, built from verified files.
 
 use std::{
     fmt,
     net::{IpAddr, Ipv4Addr},
+    path::Path,
     sync::Arc,
     time::Duration,
 };
@@ -24,24 +25,25 @@ use super::{
     files::{self, Contents, reject},
 };
 
-/// The TLS settings of both ends, built from one verified set of files: TLS 1.3 only, mutual
+/// A verified certificate of this process, and the TLS settings built from it: TLS 1.3 only, mutual
 /// authentication, the protocol [`ALPN`], no session resumption.
 pub struct Identity {
-    /// The gateway's end. It requires a client certificate issued by the CA; [`super::agent_of`] then
-    /// identifies the agent.
+    /// The settings of a gateway. It requires a client certificate issued by the CA; [`super::agent_of`]
+    /// then identifies the agent.
     pub server: Arc<ServerConfig>,
-    /// The agent's end. It requires a server certificate issued by the CA for the name that it connects
-    /// with, [`Self::gateway_name`].
+    /// The settings of an agent. It requires a server certificate issued by the CA for
+    /// [`Self::gateway_name`].
     pub client: Arc<ClientConfig>,
-    /// The common name of this end.
+    /// The common name of the certificate.
     pub name: String,
-    /// The time when the certificate of this end became valid.
+    /// The time when the certificate became valid.
     pub from: Timestamp,
-    /// The time when the certificate of this end expires.
+    /// The time when the certificate expires.
     pub expires: Timestamp,
-    /// The earliest time at which a trusted authority expires.
+    /// The earliest time at which a trusted CA expires.
     pub ca_expires: Timestamp,
-    /// The time at which the same files must be verified again, since a validity begins or ends.
+    /// The time at which the same files must be verified again, since the validity of a certificate begins
+    /// or ends.
     pub(super) revisit: Timestamp,
 }
 
@@ -54,15 +56,15 @@ impl fmt::Debug for Identity {
 }
 
 impl Identity {
-    /// Returns the name that agents verify, whatever address they dial.
+    /// Returns the name that agents verify, instead of the address they dial.
     #[must_use]
     pub fn gateway_name() -> ServerName<'static> {
-        // Infallible, as the tests' handshakes show; no certificate names the unspecified address.
+        // Never used, as the handshake tests show; no certificate has the unspecified address.
         let nobody = || ServerName::from(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
         ServerName::try_from(GATEWAY_NAME).unwrap_or_else(|_| nobody())
     }
 
-    /// Verifies the contents of the files as a set, as of `now`.
+    /// Verifies the contents of the three files together, at the time `now`.
     pub(super) fn verified(
         files: &Files,
         contents: &Contents,
@@ -85,7 +87,7 @@ impl Identity {
             .map_err(|error| reject(&files.ca, Reason::Refused(error)))?;
         verifiers
             .verify(&certified.cert, role, now)
-            .map_err(|error| reject(&files.cert, chain_reason(&error, &facts)))?;
+            .map_err(|error| reject(&files.cert, chain_reason(&error, &facts, &files.ca)))?;
         let failed = |error: Error| reject(&files.cert, Reason::Refused(error.to_string()));
         let resolver = Arc::new(SingleCertAndKey::from(certified));
         Ok(Self {
@@ -100,7 +102,7 @@ impl Identity {
     }
 }
 
-/// The authorities that are valid now.
+/// The CA certificates that are valid now.
 struct Trust {
     roots: Arc<RootCertStore>,
     expires: Timestamp,
@@ -146,12 +148,12 @@ fn trusted(
     }
 }
 
-/// Checks that a certificate is valid now; returns the first second in which it no longer is.
+/// Checks that a certificate is valid now; returns the second after its expiry.
 fn validity(facts: &Facts, now: Timestamp) -> Result<Timestamp, Reason> {
     if now < facts.from {
         return Err(Reason::NotYetValid(facts.from));
     }
-    // Both bounds are inclusive, in seconds (RFC 5280 section 4.1.2.5).
+    // The validity includes its last second (RFC 5280 section 4.1.2.5).
     let after = facts.until.as_second() + 1;
     if now.as_second() >= after {
         return Err(Reason::Expired(facts.until));
@@ -159,7 +161,8 @@ fn validity(facts: &Facts, now: Timestamp) -> Result<Timestamp, Reason> {
     Ok(Timestamp::from_second(after).unwrap_or(Timestamp::MAX))
 }
 
-/// Checks that a certificate is valid and for the role; returns its name and first invalid second.
+/// Checks that a certificate is valid now and for the role; returns its common name, and the second after
+/// its expiry.
 fn fit(
     files: &Files,
     facts: &Facts,
@@ -185,7 +188,9 @@ fn certified(
     CertifiedKey::from_der(chain, key, provider).map_err(|error| {
         let is_other = error == Error::InconsistentKeys(InconsistentKeys::KeyMismatch);
         let reason = if is_other {
-            Reason::OtherKey
+            Reason::OtherKey {
+                cert: files.cert.clone(),
+            }
         } else {
             Reason::KeyRefused(error.to_string())
         };
@@ -193,7 +198,7 @@ fn certified(
     })
 }
 
-/// The verifiers that each end applies to the other's certificate, as of the time of the handshake.
+/// The verifiers of the peer's certificate in a handshake.
 struct Verifiers {
     of_clients: Arc<dyn ClientCertVerifier>,
     of_servers: Arc<WebPkiServerVerifier>,
@@ -211,7 +216,7 @@ impl Verifiers {
         })
     }
 
-    /// Verifies this end's certificate as the other end will.
+    /// Verifies this process's certificate as the peer will.
     fn verify(
         &self,
         chain: &[CertificateDer<'static>],
@@ -237,14 +242,16 @@ impl Verifiers {
     }
 }
 
-fn chain_reason(error: &Error, facts: &Facts) -> Reason {
+fn chain_reason(error: &Error, facts: &Facts, ca: &Path) -> Reason {
     let is_other = matches!(
         error,
         Error::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature)
     );
     if is_other {
-        let issuer = facts.issuer.clone();
-        Reason::OtherAuthority { issuer }
+        Reason::OtherAuthority {
+            issuer: facts.issuer.clone(),
+            ca: ca.to_owned(),
+        }
     } else {
         Reason::Refused(error.to_string())
     }
@@ -260,7 +267,7 @@ fn server(
         .with_client_cert_verifier(Arc::clone(&verifiers.of_clients))
         .with_cert_resolver(resolver);
     config.alpn_protocols = vec![ALPN.to_vec()];
-    // A resumed session would outlive the trust in the certificate that it began with.
+    // A resumed session would skip the verification of the certificate.
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     Ok(config)

@@ -1,4 +1,4 @@
-//! Folders of keys, and atomic replacement of files in them.
+//! Folders of private keys: creating and locking them, and replacing files in them atomically.
 
 use std::{
     ffi::OsString,
@@ -12,9 +12,9 @@ use nix::fcntl::{Flock, FlockArg};
 
 use super::CaError;
 
-/// Creates a folder of keys, for its owner only, unless it exists.
+/// Creates a folder with mode 0700, unless it exists.
 pub(super) fn make(path: &Path) -> Result<(), CaError> {
-    let failed = |source| io_error("make", path, source);
+    let failed = |source| io_error("create", path, source);
     if let Some(parent) = path.parent() {
         fs::create_dir_all(parent).map_err(failed)?;
     }
@@ -24,15 +24,15 @@ pub(super) fn make(path: &Path) -> Result<(), CaError> {
     }
 }
 
-/// Locks a folder against other `culvert ca` processes; waits while one of them holds it.
+/// Locks a folder against other `culvert ca` processes; waits while another process has the lock.
 pub(super) fn hold(path: &Path) -> Result<Flock<File>, CaError> {
-    let failed = |source| io_error("use", path, source);
+    let failed = |source| io_error("lock", path, source);
     let opened = File::open(path).map_err(failed)?;
     Flock::lock(opened, FlockArg::LockExclusive).map_err(|(_, error)| failed(error.into()))
 }
 
-/// Writes files, each with its mode from creation: first all as drafts next to their paths, then renames
-/// them, in this order.
+/// Replaces files, given by path, content and mode. First writes all contents to temporary files in the
+/// same folders, then renames these in the given order.
 pub(super) fn replace(files: &[(PathBuf, Vec<u8>, u32)]) -> Result<(), CaError> {
     let drafts = files
         .iter()
@@ -41,7 +41,7 @@ pub(super) fn replace(files: &[(PathBuf, Vec<u8>, u32)]) -> Result<(), CaError> 
     drafts.into_iter().try_for_each(Draft::rename)
 }
 
-/// A draft next to the file that it is to replace; removed on drop unless renamed.
+/// A temporary file next to the file that it will replace; removed on drop unless renamed.
 pub(super) struct Draft {
     path: PathBuf,
     draft: PathBuf,
@@ -54,7 +54,7 @@ impl Draft {
         name.push(path.file_name().unwrap_or_default());
         name.push(".new");
         let draft = path.with_file_name(name);
-        // A run that was killed may have left a draft behind.
+        // A process that was killed may have left the temporary file behind.
         match fs::remove_file(&draft) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
             _ => {}
@@ -84,7 +84,7 @@ impl Draft {
 
 impl Drop for Draft {
     fn drop(&mut self) {
-        // A renamed draft no longer exists under this name.
+        // Fails if the file was renamed, which is fine.
         drop(fs::remove_file(&self.draft));
     }
 }

@@ -1,4 +1,4 @@
-//! Creates keys and certificates in memory.
+//! A CA with its private key, which issues certificates in memory.
 
 use std::{path::Path, time::SystemTime};
 
@@ -18,15 +18,16 @@ use super::{
     CERT_OF_CA, CaError, KEY_OF_CA,
 };
 
-/// The tolerated clock skew between nodes: certificates are valid from this long before their issue.
+/// The tolerated clock skew between nodes: a certificate is valid from this long before it is issued.
 const SKEW: SignedDuration = SignedDuration::from_hours(1);
 
-/// The length of a serial number in bytes: 126 random bits (RFC 5280 section 4.1.2.2 allows 20 bytes).
+/// The length of a serial number, in bytes; 126 of its bits are random. RFC 5280 section 4.1.2.2 allows 20
+/// bytes.
 const SERIAL: usize = 16;
 
-/// A CA with its key.
+/// A CA with its private key.
 pub(super) struct Authority {
-    /// All certificates of the CA's file: its own, and those of the CAs that it replaces.
+    /// The content of the CA's certificate file: its own certificate, and those of CAs that it replaces.
     cert_pem: String,
     cert: CertificateDer<'static>,
     from: Timestamp,
@@ -34,7 +35,7 @@ pub(super) struct Authority {
     key: KeyPair,
 }
 
-/// A certificate and its key, as PEM.
+/// A certificate and its private key, as PEM.
 pub(super) struct Pair {
     pub(super) cert: String,
     pub(super) key: String,
@@ -42,12 +43,12 @@ pub(super) struct Pair {
 }
 
 impl Authority {
-    /// Creates a CA.
+    /// Creates a CA with a new key.
     pub(super) fn new(days: u32, now: Timestamp) -> Result<Self, CaError> {
         let (from, until) = (whole(now - SKEW), whole(now + length(days)));
         let key = new_key()?;
         let mut params = params(from, until)?;
-        // A unique name distinguishes the certificates of two CAs.
+        // A random part in the name distinguishes the certificates of two CAs.
         let own: String = random::<4>()?
             .iter()
             .map(|byte| format!("{byte:02x}"))
@@ -65,7 +66,7 @@ impl Authority {
         })
     }
 
-    /// Reads the CA of a folder.
+    /// Reads the CA from a folder.
     pub(super) fn read(dir: &Path, now: Timestamp) -> Result<Self, CaError> {
         let (cert_path, key_path) = (dir.join(CERT_OF_CA), dir.join(KEY_OF_CA));
         let (cert_bytes, _) = files::read(&cert_path)?;
@@ -109,7 +110,7 @@ impl Authority {
         self.key.serialize_pem()
     }
 
-    /// Issues the certificate of an end. Its validity lies within that of the CA.
+    /// Issues a certificate. It does not outlast the CA.
     pub(super) fn issue(
         &self,
         role: Role,
@@ -149,7 +150,7 @@ impl Authority {
 
 fn params(from: Timestamp, until: Timestamp) -> Result<CertificateParams, CaError> {
     let mut serial = random::<SERIAL>()?;
-    // The number is positive, and its first byte not zero, so its DER encoding has exactly this length.
+    // Makes the number positive and its first byte not zero, so that its DER encoding has this length.
     serial[0] = serial[0] & 0x7f | 0x40;
     let mut params = CertificateParams::default();
     params.not_before = SystemTime::from(from).into();
@@ -185,7 +186,7 @@ fn length(days: u32) -> SignedDuration {
     SignedDuration::from_hours(i64::from(days) * 24)
 }
 
-/// Truncates to seconds, the resolution of certificates.
+/// Truncates a time to seconds, the resolution in certificates.
 fn whole(time: Timestamp) -> Timestamp {
     Timestamp::from_second(time.as_second()).unwrap_or(time)
 }

@@ -1,4 +1,4 @@
-//! Views of certificates, for people and programs.
+//! The JSON view of certificates, for `culvert ca show`.
 
 use std::{
     fs,
@@ -20,46 +20,46 @@ use super::{
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
-    /// Issues certificates.
+    /// The certificate of a CA.
     Ca,
-    /// Identifies a gateway.
+    /// The certificate of a gateway.
     Gateway,
-    /// Identifies an agent.
+    /// The certificate of an agent.
     Agent,
-    /// Not of the tunnel, or incomplete.
+    /// A certificate of another kind, or one that gateways and agents would reject.
     Other,
 }
 
-/// The view of a certificate.
+/// The JSON view of a certificate.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct View {
-    /// The file.
+    /// The file of the certificate.
     pub file: PathBuf,
     /// The purpose of the certificate.
     pub role: Kind,
-    /// The node of an agent.
+    /// The node, for the certificate of an agent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
-    /// Its subject.
+    /// The subject of the certificate.
     pub subject: String,
-    /// The subject of its issuer.
+    /// The subject of the issuer.
     pub issuer: String,
-    /// The time when its validity begins.
+    /// The time when the validity begins.
     pub not_before: Timestamp,
-    /// The time when its validity ends.
+    /// The time when the validity ends.
     pub not_after: Timestamp,
-    /// The number of full days left; negative once expired.
+    /// The number of full days until the certificate expires; negative once it has expired.
     pub days_left: i64,
     /// The SHA-256 digest of the certificate, as hexadecimal digits.
     pub fingerprint: String,
 }
 
-/// Returns the certificates of a file.
+/// Reads the certificates of a file, and returns their views.
 ///
 /// # Errors
 ///
-/// If the file can't be read, or has no certificate.
+/// The file can't be read, or has no certificate.
 pub fn show(path: &Path, now: Timestamp) -> Result<Vec<View>, CaError> {
     let (bytes, _) = files::read(path)?;
     let certificates = files::certificates(path, &bytes)?;
@@ -67,11 +67,11 @@ pub fn show(path: &Path, now: Timestamp) -> Result<Vec<View>, CaError> {
     Ok(certificates.into_iter().map(view).collect())
 }
 
-/// Returns the certificate files in a CA's folder: its own, and those issued there.
+/// Returns the paths of the certificate files in a CA's folder: that of the CA, and those that it issued.
 ///
 /// # Errors
 ///
-/// If there is no CA, or the folder can't be read.
+/// There is no CA, or the folder can't be read.
 pub fn issued(dir: &Path) -> Result<Vec<PathBuf>, CaError> {
     let own = dir.join(CERT_OF_CA);
     if !own.exists() {
@@ -119,7 +119,7 @@ fn view(path: &Path, der: &CertificateDer<'_>, facts: Facts, now: Timestamp) -> 
     }
 }
 
-/// Computes SHA-256 with the TLS library, since no other dependency provides it.
+/// Returns the SHA-256 digest of a certificate. Uses the TLS library, since no other dependency has SHA-256.
 fn fingerprint(der: &CertificateDer<'_>) -> String {
     let Some(suite) = TLS13_AES_128_GCM_SHA256.tls13() else {
         return String::new();

@@ -112,7 +112,7 @@ fn issue_writes_three_files_that_only_their_owner_can_use() {
 
 #[test]
 fn a_key_is_its_owners_from_the_moment_it_exists() {
-    // A file created with its mode never had another; the umask can only remove bits.
+    // The file is created with its final mode; the umask can only remove bits.
     let dir = tempfile::tempdir().expect("a folder");
     let place = dir.path().join("key.pem");
     fs::write(&place, "old").expect("written");
@@ -162,7 +162,7 @@ fn the_pair_of_another_is_not_replaced() {
     let gateway = issue_gateway(dir, to, DAYS, then()).expect_err("taken");
 
     assert_has(&other.to_string(), "is the certificate of node edge-1");
-    assert_has(&gateway.to_string(), "replaced by that of a gateway");
+    assert_has(&gateway.to_string(), "not replaced by that of a gateway");
     fs::write(out.join("cert.pem"), "damaged").expect("written");
     issue_agent(dir, "edge-2", to, DAYS, then()).expect("a damaged one is nobody's");
 }

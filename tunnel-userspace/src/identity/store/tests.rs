@@ -8,7 +8,7 @@ use super::{
     *,
 };
 
-/// A store under a simulated clock, with the view of its users.
+/// A store with a simulated clock, and its receiver.
 struct Looked {
     store: Store,
     receiver: Receiver,
@@ -44,7 +44,7 @@ impl Looked {
     }
 }
 
-/// Opens a store of valid files, with the CA that issued them.
+/// Returns a CA, valid files that it issued, and a store of them.
 fn good() -> (Site, Files, Looked) {
     let site = Site::at(then());
     let files = site.agent("edge-1");
@@ -100,7 +100,7 @@ fn a_pair_that_is_replaced_comes_into_use_and_nothing_else_changes() {
     let second = looked.receiver.current().expect("in use");
     assert_eq!(second.expires, then() + days(30));
     assert_eq!(looked.receiver.state().expires, Some(then() + days(30)));
-    // Holders of the first identity keep it.
+    // Sessions that began with the first certificate keep it.
     assert_eq!(first.expires, then() + days(365));
 }
 
@@ -114,7 +114,7 @@ fn a_bad_pair_leaves_the_old_in_use_and_the_second_look_tells_its_fault() {
     looked.look(then());
     assert_eq!(looked.problem(), None, "it may be half written");
     looked.look(then());
-    looked.assert_problem("cert.pem: has no certificate in it");
+    looked.assert_problem("cert.pem: contains no certificate");
     let still = looked.receiver.current().expect("in use");
     assert!(Arc::ptr_eq(&first, &still));
     assert_eq!(looked.receiver.state().expires, Some(then() + days(365)));
@@ -157,7 +157,7 @@ fn a_certificate_is_warned_of_before_it_expires_and_a_problem_from_then_on() {
     let warnings = looked.warnings();
     assert_eq!(warnings.len(), 1);
     assert!(
-        warnings[0].ends_with("cert.pem: expires on 2027-03-01T12:00:00Z; issue another"),
+        warnings[0].ends_with("cert.pem: expires on 2027-03-01T12:00:00Z; issue a new certificate"),
         "{warnings:?}"
     );
 
@@ -200,7 +200,7 @@ fn an_authority_of_two_that_expires_is_trusted_no_more() {
 #[test]
 fn a_key_that_others_can_use_is_warned_of_until_they_cannot() {
     let (_site, files, mut looked) = good();
-    let start = format!("{}: others than its owner", files.key.display());
+    let start = format!("{}: users other than the owner", files.key.display());
 
     for mode in [0o644, 0o604, 0o620, 0o610, 0o602, 0o601] {
         chmod(&files.key, mode);

@@ -1,4 +1,4 @@
-//! Handshakes between both ends, in memory.
+//! Tests of TLS handshakes between gateway and agent, in memory.
 
 use std::{io, sync::Arc};
 
@@ -10,7 +10,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector, client::TlsStream as Client, serve
 use super::{Site, days, identity};
 use crate::identity::{ALPN, Files, Identity, Role, agent_of};
 
-/// Both ends after a handshake and one byte in each direction, the server first.
+/// The server's and the client's connection, after a handshake and one byte in each direction.
 type Met = (TlsStream<DuplexStream>, Client<DuplexStream>);
 
 async fn meet(server: &Arc<ServerConfig>, client: &Arc<ClientConfig>) -> Result<Met, String> {
@@ -24,7 +24,7 @@ async fn meet(server: &Arc<ServerConfig>, client: &Arc<ClientConfig>) -> Result<
     let connecting = Box::pin(async {
         let connector = TlsConnector::from(Arc::clone(client));
         let mut stream = connector.connect(Identity::gateway_name(), near).await?;
-        // An error here is caused by the server, which returns its own.
+        // Ignored, since an error here is caused by the server, which returns an error, too.
         let written = stream.write_all(&[1]).await;
         let read = stream.read_u8().await;
         drop((written, read));
@@ -70,7 +70,7 @@ async fn a_gateway_and_an_agent_of_one_ca_meet_and_know_each_other() {
 async fn the_end_that_finds_a_fault_refuses_the_handshake() {
     let now = Timestamp::now();
     let (site, other) = (Site::at(now - days(400)), Site::new());
-    // Each certificate was valid when its set was read.
+    // Each certificate was valid when its file was read.
     let (old_gateway, old_agent) = (server(&site), client(&site));
     let site = site.later(now + days(30));
     let early_agent = client(&site);

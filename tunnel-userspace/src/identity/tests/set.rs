@@ -1,4 +1,4 @@
-//! The requirements for a valid set of files, and the error for each invalid one.
+//! Tests of the checks of certificate files, and of the error for each kind of invalid file.
 
 use std::{fs, os::unix::fs::symlink};
 
@@ -14,7 +14,11 @@ use super::{Site, assert_has, both, copy, days, leaf, name, refusal, then, verif
 use crate::identity::{AGENTS, Files, Role, agent_of, certificate::Facts};
 
 /// The error for a file that was truncated or joined within a line.
-const NO_LINE: &str = "is damaged: a BEGIN or END is not a line of its own, and whole";
+const NO_LINE: &str =
+    "is damaged: a -----BEGIN or -----END marker is not a complete line of its own";
+
+/// The error for a file that was truncated within a section.
+const NO_END: &str = "is damaged: the last -----BEGIN line has no -----END line";
 
 /// Asserts that an agent's files are rejected with this error.
 fn assert_refused(files: &Files, wanted: &str) {
@@ -41,11 +45,11 @@ fn what_the_ca_issues_is_a_good_set_for_its_own_role_only() {
 
     assert_eq!(
         refusal(&agent, Role::Gateway, then()),
-        "cert.pem: is the certificate of an agent, not of a gateway"
+        "cert.pem: is the certificate of an agent; the certificate of a gateway is expected"
     );
     assert_refused(
         &gateway,
-        "cert.pem: is the certificate of a gateway, not of an agent",
+        "cert.pem: is the certificate of a gateway; the certificate of an agent is expected",
     );
 }
 
@@ -61,16 +65,16 @@ fn a_certificate_is_valid_from_an_hour_before_it_was_issued_to_its_last_second()
 
     assert_eq!(
         refusal(&agent, Role::Agent, then() + days(365) + second),
-        "cert.pem: expired on 2027-03-01T12:00:00Z"
+        "cert.pem: expired on 2027-03-01T12:00:00Z; replace it by a valid one"
     );
     assert!(
         refusal(&agent, Role::Agent, then() - hour - second)
-            .ends_with("ca.pem: is not valid before 2026-03-01T11:00:00Z")
+            .starts_with("ca.pem: is not valid before 2026-03-01T11:00:00Z")
     );
     let later = site.later(then() + days(9));
     assert_refused(
         &later.agent("edge-2"),
-        "cert.pem: is not valid before 2026-03-10T11:00:00Z",
+        "cert.pem: is not valid before 2026-03-10T11:00:00Z; check the clock of this machine",
     );
 }
 
@@ -81,7 +85,7 @@ fn an_expired_ca_is_refused_unless_another_of_its_file_is_valid() {
     let agent = new.agent("edge-1");
 
     copy(&old.path("ca.pem"), &agent.ca);
-    assert_refused(&agent, "ca.pem: expired on 2026-02-28T12:00:00Z");
+    assert_refused(&agent, "ca.pem: expired on 2026-02-28T12:00:00Z; replace it by a valid one");
 
     fs::write(&agent.ca, both(&old, &new)).expect("written");
     let good = verified(&agent, Role::Agent, then()).expect("one of them is valid");
@@ -101,7 +105,7 @@ fn a_certificate_of_another_ca_is_refused_with_its_issuer() {
     let namesake = namesake.self_signed(&KeyPair::generate().expect("a key"));
     let namesake = namesake.expect("a CA");
     assert_eq!(subject(namesake.der()), subject(&own));
-    let refused = format!("cert.pem: was issued by another CA: {issuer}");
+    let refused = format!("cert.pem: was issued by {issuer}, which is not a CA in ca.pem");
 
     copy(&other.path("ca.pem"), &agent.ca);
     assert_refused(&agent, &refused);
@@ -115,7 +119,7 @@ fn a_key_of_another_certificate_is_refused() {
     let (one, two) = (site.agent("edge-1"), site.agent("edge-2"));
     copy(&two.key, &one.key);
 
-    assert_refused(&one, "key.pem: does not belong to the certificate");
+    assert_refused(&one, "key.pem: is not the private key of the certificate in cert.pem");
 }
 
 #[test]
@@ -126,18 +130,25 @@ fn swapped_files_are_told_by_what_they_lack() {
     let Files { ca, cert, key } = agent;
 
     let swapped = with(ca.clone(), key.clone(), cert.clone());
-    assert_refused(&swapped, "key.pem: has no certificate in it");
+    assert_refused(
+        &swapped,
+        "key.pem: contains no certificate; a PEM section `CERTIFICATE` is expected",
+    );
     let swapped = with(cert.clone(), cert.clone(), key.clone());
     assert_refused(
         &swapped,
-        "cert.pem: has a certificate that is not an authority's: O=culvert:agents, CN=edge-1",
+        "cert.pem: contains a certificate that is not that of a CA: O=culvert:agents, CN=edge-1",
     );
     let swapped = with(ca.clone(), ca.clone(), key);
     assert!(
-        refusal(&swapped, Role::Agent, then()).starts_with("ca.pem: can't be used: its subject, "),
+        refusal(&swapped, Role::Agent, then())
+            .starts_with("ca.pem: can't be used: its subject is "),
     );
     let swapped = with(ca, cert.clone(), cert);
-    assert_refused(&swapped, "cert.pem: has no private key in it");
+    assert_refused(
+        &swapped,
+        "cert.pem: contains no private key; a PEM section `PRIVATE KEY` is expected",
+    );
 }
 
 #[test]
@@ -156,14 +167,14 @@ fn damaged_files_are_named_with_how() {
     for (content, how) in [
         ("", "is empty"),
         (" \n\n", "is empty"),
-        ("no PEM\n", "has no certificate in it"),
-        (cut, "is damaged: the last BEGIN has no END"),
-        (&without_end, "is damaged: the last BEGIN has no END"),
-        (&twice, "is damaged: the last BEGIN has no END"),
-        (&torn, "is damaged: not a certificate: "),
+        ("no PEM\n", "contains no certificate"),
+        (cut, NO_END),
+        (&without_end, NO_END),
+        (&twice, NO_END),
+        (&torn, "is damaged: a certificate in it is malformed: "),
         (&no_base64, "is damaged: base64 decode error: "),
         (&glued, NO_LINE),
-        (&more, "is damaged: there is something after the last END"),
+        (&more, "is damaged: there is text after the last -----END line"),
     ] {
         fs::write(&agent.cert, content).expect("written");
 
@@ -189,7 +200,7 @@ fn bytes_after_the_certificate_in_its_section_are_damage() {
 
     assert_eq!(
         facts.expect_err("damaged"),
-        "there are bytes after the certificate"
+        "a section has bytes after its certificate"
     );
 }
 
@@ -204,10 +215,13 @@ fn keys_that_cannot_be_used_are_told_apart() {
     let hollow = "-----BEGIN PRIVATE KEY-----\nMIIB\n-----END PRIVATE KEY-----\n";
     for (content, reason) in [
         ("", "is empty"),
-        (&*encrypted, "is encrypted; the key must be plain"),
-        (&*twice, "has more than one private key in it"),
-        (&*renamed, "is damaged: a BEGIN and its END differ"),
-        (hollow, "has a key that can't be used: "),
+        (&*encrypted, "contains an encrypted private key"),
+        (&*twice, "contains more than one private key"),
+        (
+            &*renamed,
+            "is damaged: a -----BEGIN line and its -----END line have different labels",
+        ),
+        (hollow, "contains a private key that can't be used: "),
         (&good[..good.len() - 9], NO_LINE),
     ] {
         fs::write(&agent.key, content).expect("written");
@@ -228,13 +242,13 @@ fn what_is_no_file_or_too_large_is_refused_without_waiting() {
     assert!(refused().starts_with("key.pem: cannot be read: No such file"));
     let mode = nix::sys::stat::Mode::S_IRUSR;
     nix::unistd::mkfifo(&agent.key, mode).expect("a pipe");
-    assert_eq!(refused(), "key.pem: is not a file");
+    assert!(refused().starts_with("key.pem: is a folder, pipe or device"));
     fs::remove_file(&agent.key).expect("removed");
     symlink("/dev/zero", &agent.key).expect("linked");
-    assert_eq!(refused(), "key.pem: is not a file");
+    assert!(refused().starts_with("key.pem: is a folder, pipe or device"));
     fs::remove_file(&agent.key).expect("removed");
     fs::write(&agent.key, vec![b'\n'; (1 << 20) + 1]).expect("written");
-    assert!(refused().starts_with("key.pem: is too large"));
+    assert!(refused().starts_with("key.pem: is larger than 1048576 bytes"));
 }
 
 #[test]
@@ -247,7 +261,7 @@ fn a_certificate_for_more_or_less_than_its_role_is_refused() {
 
         assert_has(
             &refused,
-            "its extended key usage must be that of a client, and no server",
+            "its extended key usage must be client authentication and nothing else",
         );
     }
 }
@@ -263,7 +277,7 @@ fn a_peer_is_named_by_its_certificate_and_refused_if_that_names_no_node() {
     let refused = agent_of(&leaf(&site.gateway().cert)).expect_err("a gateway");
     assert_eq!(
         refused.to_string(),
-        "not the certificate of an agent: it is a gateway's"
+        "the peer's certificate is not that of an agent: it is a gateway's"
     );
     for node in ["Edge_1", "", "a/b", "edge-1\u{0}", "x\u{1b}[2J"] {
         let forged = site.forged([AGENTS, node], &[ClientAuth]);

@@ -1,31 +1,31 @@
-//! The pause before a gateway is dialled again.
+//! The delay before a gateway is dialled again.
 
 use std::time::Duration;
 
-/// The upper bound of the first pause.
+/// The upper bound of the first delay.
 const FIRST: Duration = Duration::from_millis(500);
-/// The upper bound of every pause.
+/// The upper bound of every delay.
 const LONGEST: Duration = Duration::from_secs(30);
-/// A connection that lived this long resets the failure count. It is longer than the life of a
-/// connection that a gateway accepts and refuses at once.
+/// A connection that was up for this long resets the failure count. A connection that a gateway accepts
+/// and then closes at once is always shorter.
 const SETTLED: Duration = Duration::from_secs(10);
 
-/// The number of consecutive failures.
+/// An exponential backoff, by the number of consecutive failures.
 #[derive(Debug, Default)]
 pub(super) struct Backoff {
     failures: u32,
 }
 
 impl Backoff {
-    /// Resets the failure count if the connection lived for at least [`SETTLED`].
+    /// Resets the failure count if the connection was up for at least [`SETTLED`].
     pub(super) fn lived(&mut self, time: Duration) {
         if time >= SETTLED {
             self.failures = 0;
         }
     }
 
-    /// Returns the next pause: full jitter, so that agents that were cut off together don't reconnect
-    /// together. `chance` is from 0 to 1.
+    /// Returns the next delay, with full jitter, so that agents that lost their gateway together don't
+    /// reconnect together. `chance` is a random number from 0 to 1.
     pub(super) fn pause(&mut self, chance: f64) -> Duration {
         let most = (FIRST * (1 << self.failures)).min(LONGEST);
         self.failures = (self.failures + 1).min(16);

@@ -1,4 +1,5 @@
-//! Copies between one stream and one TCP connection: bytes, half-closes and resets, in both directions.
+//! Copying between an HTTP/2 stream and a TCP connection: bytes, half-closes and resets, in both
+//! directions.
 
 mod to_socket;
 mod to_stream;
@@ -18,39 +19,40 @@ use super::{
     socket::closes_in_order,
 };
 
-/// Why a copy stopped before both directions ended.
+/// The error of a copy that stopped before both directions ended.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Broken {
-    /// The TCP connection was reset, or this end has to stop: the stream must be reset.
+    /// The TCP connection was reset, or this process drains: the stream must be reset.
     Here(Reason),
     /// The stream was reset or failed.
     There(Reason),
 }
 
 impl Broken {
-    /// Builds the error of a reset TCP connection at this end.
+    /// Returns the error for a reset of the TCP connection.
     const fn here(local: End) -> Self {
         Self::Here(local.reset())
     }
 
-    /// Builds the error of a failed stream.
+    /// Returns the error for a failed stream.
     fn there(error: &h2::Error, local: End) -> Self {
         Self::There(reason_of_error(error, local.other()))
     }
 }
 
-/// A stream whose CONNECT was answered with success.
+/// An open stream, after the successful answer to its CONNECT.
 pub(super) struct Stream {
     pub(super) send: SendStream<Bytes>,
     pub(super) recv: RecvStream,
-    /// The end of the stream that the TCP connection is.
+    /// The side of the stream that the TCP connection belongs to.
     pub(super) local: End,
 }
 
-/// Copies until both directions end or one breaks; returns the reason. `stop` (a drain) ends it early.
+/// Copies until both directions have ended, one fails, or `stop` is ready (the end of a drain); returns
+/// the reason.
 ///
-/// The TCP connection must be prepared by [`super::socket::prepare_end`], so that every failure, also
-/// one of our own, resets it.
+/// The caller must have called [`super::socket::prepare_end`] on the TCP connection, so that the
+/// connection is reset on every error.
 pub(super) async fn run(
     tcp: &mut TcpStream,
     stream: Stream,
@@ -62,8 +64,8 @@ pub(super) async fn run(
     let mut to_socket = ToSocket::new(recv, local);
     let (mut reader, writer) = tcp.split();
     let socket: &TcpStream = writer.as_ref();
-    // An error must be noticed also while nothing is read: when the stream has no window, or after the
-    // peer ended its direction.
+    // An error of the socket must also be noticed while the socket is not read: when the stream has no
+    // window, or after the peer ended its direction.
     let failed = socket.ready(Interest::ERROR);
     pin!(failed);
     pin!(stop);

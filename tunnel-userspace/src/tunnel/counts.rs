@@ -1,11 +1,11 @@
-//! The number of occurrences of each reason.
+//! Counters of reasons.
 
 use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
 use tunnel_common::reason::Reason;
 
-/// The number of occurrences of each reason.
+/// Counters of reasons.
 #[derive(Debug, Default)]
 pub(super) struct Counts(Mutex<BTreeMap<Reason, u64>>);
 

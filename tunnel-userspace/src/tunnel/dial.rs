@@ -1,4 +1,4 @@
-//! Connects to gateways and targets.
+//! Outgoing connections: to gateways, with TLS, and to targets.
 
 use std::{
     io::{self, ErrorKind},
@@ -21,32 +21,32 @@ use super::{
 };
 use crate::identity::{self, Identity};
 
-/// The time limit of a connect to one address of a gateway, and of resolving its name.
+/// The time limit of a connect to one address of a gateway, and of a lookup of its host name.
 const ADDRESS: Duration = Duration::from_secs(5);
 /// The time limit of the TLS handshake.
 const TLS: Duration = Duration::from_secs(5);
 
-/// Why a gateway was not reached.
+/// The error of a failed connect to a gateway.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
     #[error("this agent has no certificate yet")]
     NoIdentity,
-    #[error("the name cannot be resolved")]
+    #[error("cannot resolve the host name of the gateway")]
     Resolve(#[source] io::Error),
-    #[error("the name has no address")]
+    #[error("the host name of the gateway has no address")]
     NoAddress,
     #[error("cannot connect to {0}")]
     Connect(SocketAddr, #[source] io::Error),
-    #[error("TLS with {0} failed")]
+    #[error("the TLS handshake with {0} failed")]
     Tls(SocketAddr, #[source] io::Error),
 }
 
-/// Sets the mark of a socket; without the privilege (CAP_NET_ADMIN) the socket stays unmarked.
+/// Sets the firewall mark of a socket. Without CAP_NET_ADMIN the socket has none.
 pub(super) fn set_mark(socket: &SockRef<'_>, mark: Option<u32>) {
     if let Some(mark) = mark
         && let Err(error) = socket.set_mark(mark)
     {
-        tracing::debug!(%error, "the mark was not set");
+        tracing::debug!(%error, "cannot set the firewall mark of a socket");
     }
 }
 
@@ -59,12 +59,13 @@ async fn connect(address: SocketAddr, mark: Option<u32>) -> io::Result<TcpStream
     socket.connect(address).await
 }
 
-/// Runs a step with a time limit.
+/// Awaits an operation with a time limit.
 async fn within<T>(limit: Duration, step: impl Future<Output = io::Result<T>>) -> io::Result<T> {
     timeout(limit, step).await?
 }
 
-/// Dials the addresses of a gateway in turn; returns the first connection whose TLS handshake succeeds.
+/// Dials the addresses of a gateway one after the other; returns the first connection on which the TLS
+/// handshake succeeds.
 pub(super) async fn gateway(
     name: &str,
     mark: Option<u32>,
@@ -102,7 +103,7 @@ async fn one(address: SocketAddr, mark: Option<u32>, own: &Identity) -> Result<C
     carrier.map_err(|error| Error::Tls(address, error))
 }
 
-/// Dials a target.
+/// Dials a target; returns the reason if that fails.
 pub(super) async fn target(
     address: SocketAddr,
     mark: Option<u32>,

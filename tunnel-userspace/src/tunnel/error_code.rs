@@ -1,27 +1,28 @@
-//! The encoding of a [`Reason`] on the wire: an error code of `RST_STREAM`, and a header of refusals.
+//! The encoding of a [`Reason`] on the wire: an error code in `RST_STREAM`, and a header in refusals.
 
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use tunnel_common::reason::Reason;
 
-/// Our codes are this plus [`Reason::number`]; RFC 9113 section 7 leaves everything above 0xd free.
+/// The first error code of Culvert's range; a reason's code is this plus [`Reason::number`]. RFC 9113
+/// section 7 assigns the codes up to 0xd.
 const PRIVATE: u32 = 0xC000_0000;
-/// The bits that mark a code of our private range.
+/// The bits that all codes of Culvert's range have in common.
 const MASK: u32 = 0xFFFF_FF00;
 
-/// The response header that carries the label of the reason of a refusal.
+/// The response header with the label of the reason for a refusal.
 pub(super) const REASON: &str = "culvert-reason";
 
-/// One end of a stream.
+/// One side of a stream.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum End {
-    /// The client's end, at the ingress.
+    /// The side of the client, at the ingress.
     Client,
-    /// The target's end, at the agent.
+    /// The side of the target, at the agent.
     Target,
 }
 
 impl End {
-    /// Returns the reason of a stream that this end reset without giving one.
+    /// Returns the reason for a reset from this side that gave no reason.
     pub(super) const fn reset(self) -> Reason {
         match self {
             Self::Client => Reason::ClientReset,
@@ -45,8 +46,8 @@ pub(super) fn code_of(reason: Reason) -> h2::Reason {
     })
 }
 
-/// Returns the reason of an error code that the end `from` sent. Every code maps to a reason: a foreign
-/// code to the nearest one.
+/// Returns the reason for an error code that side `from` sent. A code outside of Culvert's range maps to
+/// the closest reason.
 pub(super) fn reason_of(code: h2::Reason, from: End) -> Reason {
     let number = u32::from(code);
     if number & MASK == PRIVATE {
@@ -58,13 +59,13 @@ pub(super) fn reason_of(code: h2::Reason, from: End) -> Reason {
     match code {
         h2::Reason::CANCEL | h2::Reason::CONNECT_ERROR => from.reset(),
         h2::Reason::REFUSED_STREAM => Reason::StreamLimit,
-        // An ending session resets its streams with these codes.
+        // h2 resets streams with these codes when their session ends.
         h2::Reason::NO_ERROR | h2::Reason::INTERNAL_ERROR => Reason::AgentConnectionLost,
         _ => Reason::ProtocolError,
     }
 }
 
-/// Returns the reason of the error that a stream ended with.
+/// Returns the reason for an error of a stream; `from` is the remote side.
 pub(super) fn reason_of_error(error: &h2::Error, from: End) -> Reason {
     match error.reason() {
         Some(code) if error.is_reset() => {
@@ -78,7 +79,7 @@ pub(super) fn reason_of_error(error: &h2::Error, from: End) -> Reason {
     }
 }
 
-/// True if the tunnel uses the reason for the end of a stream.
+/// Returns true if a stream can end with this reason.
 const fn may_end_a_stream(reason: Reason) -> bool {
     reason.index() >= Reason::StreamCompleted.index()
         && reason.index() <= Reason::ProtocolError.index()
@@ -93,7 +94,8 @@ pub(super) fn refusing(reason: Reason) -> Response<()> {
     response
 }
 
-/// Returns the status of a refusal: close to that of HTTP proxies. The header is authoritative.
+/// Returns the HTTP status of a refusal, similar to that of an HTTP proxy. The peer uses the header if it
+/// can.
 fn status_of(reason: Reason) -> StatusCode {
     STATUSES
         .into_iter()
@@ -101,7 +103,8 @@ fn status_of(reason: Reason) -> StatusCode {
         .map_or(StatusCode::SERVICE_UNAVAILABLE, |(_, status)| status)
 }
 
-/// The statuses of reasons; others have the first. A status alone means the first reason with it.
+/// The HTTP statuses of reasons; a reason that is not listed has the first status. Read in reverse, a
+/// status stands for the first reason that has it.
 const STATUSES: [(Reason, StatusCode); 6] = [
     (Reason::DialLimit, StatusCode::SERVICE_UNAVAILABLE),
     (Reason::TargetDenied, StatusCode::FORBIDDEN),
@@ -111,7 +114,7 @@ const STATUSES: [(Reason, StatusCode); 6] = [
     (Reason::ProtocolError, StatusCode::BAD_REQUEST),
 ];
 
-/// Returns the reason of a refusal from its header; without a known label, from its status.
+/// Returns the reason for a refusal from its header, or from its status if the header has no known label.
 pub(super) fn refusal(status: StatusCode, headers: &HeaderMap) -> Reason {
     let label = headers.get(REASON).map(HeaderValue::as_bytes);
     let named = Reason::ALL
@@ -139,7 +142,7 @@ mod tests {
             assert_eq!(reason_of(code_of(reason), End::Client), reason);
             assert_eq!(reason_of(code_of(reason), End::Target), reason);
         }
-        // These numbers are part of the protocol: peers of other releases use them.
+        // Peers of other releases depend on these numbers.
         assert_eq!(u32::from(code_of(Reason::StreamCompleted)), 0xC000_0017);
         assert_eq!(u32::from(code_of(Reason::ProtocolError)), 0xC000_0025);
     }

@@ -1,4 +1,4 @@
-//! The handshakes in progress: bounded, and fair between sources.
+//! The handshakes in progress: limited in number, and shared fairly between source addresses.
 
 use std::{collections::HashMap, net::IpAddr};
 
@@ -27,12 +27,12 @@ impl Handshakes {
         }
     }
 
-    /// Begins a handshake, as the task that `spawn` starts. At the maximum, evicts another one first and
+    /// Adds a handshake, and starts its task by `spawn`. At the maximum, aborts another handshake first, and
     /// returns its source.
     ///
-    /// The victim is the oldest handshake of the source with the most: a source that opens connections
-    /// and stalls evicts its own. If it shares an agent's address, the agent's handshake is long done
-    /// before its turn to be evicted comes.
+    /// The victim is the oldest handshake of the source that has the most. A source that opens many
+    /// connections and stalls thus evicts its own handshakes. The handshake of an agent with the same
+    /// source completes long before it is the oldest.
     pub(super) fn begin(
         &self,
         id: u64,
@@ -44,7 +44,7 @@ impl Handshakes {
             .then(|| victim(&entries))
             .flatten()
             .map(|index| entries.remove(index));
-        // A task that ends at once waits in `end` for the lock, so it finds its entry.
+        // Spawned under the lock: even a task that ends at once finds its entry in `end`.
         let task = spawn();
         entries.push(Entry { id, source, task });
         drop(entries);
@@ -54,7 +54,7 @@ impl Handshakes {
         })
     }
 
-    /// Removes a finished handshake; false if it was evicted before.
+    /// Removes a finished handshake; returns false if it was evicted before.
     pub(super) fn end(&self, id: u64) -> bool {
         let mut entries = self.entries.lock();
         let before = entries.len();
@@ -63,7 +63,8 @@ impl Handshakes {
     }
 }
 
-/// Finds the oldest entry of the source with the most; on a tie, of the source with the oldest entry.
+/// Returns the index of the oldest entry of the source with the most entries; in a tie, of the source with
+/// the oldest entry.
 fn victim(entries: &[Entry]) -> Option<usize> {
     let mut of_source: HashMap<IpAddr, usize> = HashMap::new();
     for entry in entries {
@@ -101,7 +102,7 @@ mod tests {
         }
 
         assert!(handshakes.end(0), "the good one is still there");
-        // From now on there is one source only.
+        // From here on there is only one source.
         assert_eq!(begin(1000, 9), None);
         assert_eq!(begin(1001, 9), Some(from(9)));
         assert!(!handshakes.end(1));

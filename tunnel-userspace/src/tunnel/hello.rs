@@ -1,6 +1,7 @@
-//! The hello, the first stream of a session: both ends send their release and protocol version.
+//! The hello, which is the first stream of a session: gateway and agent exchange their release and
+//! protocol version.
 //!
-//! The gateway asks with a line of JSON, the agent answers with JSON. Unknown fields and features are
+//! The gateway sends a line of JSON, and the agent answers with JSON. Unknown fields and features are
 //! ignored, so that later releases can add some.
 
 use bytes::{Bytes, BytesMut};
@@ -12,13 +13,13 @@ use tunnel_common::reason::Reason;
 
 use super::error_code::{code_of, refusing};
 
-/// The newest protocol version of this release.
+/// The newest protocol version that this release supports.
 const NEWEST: u32 = 1;
-/// The oldest protocol version that this release serves.
+/// The oldest protocol version that this release supports.
 const OLDEST: u32 = 1;
-/// The maximum length of a hello in bytes.
+/// The maximum length of a hello, in bytes.
 const LONGEST: usize = 16 << 10;
-/// The maximum length of a text from the other end in characters; the rest is cut off.
+/// The maximum length of a text from the peer, in characters; longer texts are truncated.
 const WORD: usize = 128;
 /// The URI of the hello request.
 const URI: &str = "https://gateway.culvert.dev/hello";
@@ -38,7 +39,7 @@ pub(super) struct Ask {
 /// The agent's answer to the hello.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 pub(super) struct Answer {
-    /// The newest protocol version of both: the one that the session uses.
+    /// The protocol version of the session: the newest one that both peers support.
     pub(super) protocol: u32,
     #[serde(default)]
     pub(super) release: String,
@@ -48,7 +49,7 @@ pub(super) struct Answer {
     /// The boot ID of the agent's machine.
     #[serde(default)]
     pub(super) boot: String,
-    /// The agent's allow-list, for display only: the agent enforces it.
+    /// The agent's allow-list, for display only; the agent enforces it.
     #[serde(default)]
     pub(super) allow: Vec<String>,
     #[serde(default)]
@@ -58,23 +59,23 @@ pub(super) struct Answer {
 /// A failed hello.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
-    #[error("the connection ended during the hello")]
+    #[error("the connection was lost during the hello")]
     Lost(#[from] h2::Error),
     #[error("the hello is longer than {LONGEST} bytes")]
     TooLong,
-    #[error("the hello is not what it should be")]
+    #[error("the hello of the peer is not valid")]
     Malformed(#[from] serde_json::Error),
-    #[error("the other end speaks protocol {0}, this one from {OLDEST} to {NEWEST}")]
+    #[error("the peer uses protocol version {0}; this release supports {OLDEST} to {NEWEST}")]
     Protocol(u32),
-    #[error("the hello was refused with {0}: {1}")]
+    #[error("the agent refused the hello with status {0}: {1}")]
     Refused(StatusCode, String),
-    #[error("the first stream is no hello")]
+    #[error("the first stream of the session is not a hello")]
     NoHello,
-    #[error("the hello cannot be made")]
+    #[error("cannot build the request of the hello")]
     Request(#[from] http::Error),
 }
 
-/// Returns the protocol version to use with a gateway whose newest one is `newest`.
+/// Returns the protocol version for a session with a gateway that supports versions up to `newest`.
 fn agree(newest: u32) -> Result<u32, Error> {
     if newest < OLDEST {
         return Err(Error::Protocol(newest));
@@ -82,8 +83,8 @@ fn agree(newest: u32) -> Result<u32, Error> {
     Ok(newest.min(NEWEST))
 }
 
-/// Sends the hello as the gateway and returns the agent's answer and the request's body, which stays
-/// open. The gateway ends the body when it is about to stop.
+/// Sends the gateway's hello. Returns the agent's answer and the open body of the request, which the
+/// gateway ends when it drains.
 pub(super) async fn ask(
     sender: &mut SendRequest<Bytes>,
 ) -> Result<(Answer, SendStream<Bytes>), Error> {
@@ -118,7 +119,7 @@ fn parse_answer(text: &[u8]) -> Result<Answer, Error> {
     Ok(answer)
 }
 
-/// Answers the first stream, as the agent. The returned body ends when the gateway is about to stop.
+/// Answers the hello, as the agent. Returns the body of the request, which ends when the gateway drains.
 pub(super) async fn answer(
     request: Request<RecvStream>,
     mut respond: SendResponse<Bytes>,
@@ -152,13 +153,13 @@ async fn negotiate(body: &mut RecvStream) -> Result<u32, Error> {
     agree(ask.protocol)
 }
 
-/// Parses bytes as the hello of each end.
+/// Parses bytes as the hello of the gateway and of the agent. For the fuzz target.
 pub(super) fn read_both(text: &[u8]) {
     let _answer = parse_answer(text);
     let _ask = serde_json::from_slice(text).map(|ask: Ask| agree(ask.protocol));
 }
 
-/// The delimiter that completes a hello.
+/// The end of a hello.
 #[derive(Clone, Copy, Eq, PartialEq)]
 enum Whole {
     Line,
@@ -184,7 +185,7 @@ async fn read(body: &mut RecvStream, whole: Whole) -> Result<BytesMut, Error> {
     Ok(text)
 }
 
-/// Makes a text of the other end fit for a log: drops control characters and limits its length.
+/// Makes a text from the peer safe for logs: removes control characters, and truncates it.
 fn word(text: &str) -> String {
     text.chars()
         .filter(|c| !c.is_control())
@@ -204,7 +205,7 @@ mod tests {
         let refused = agree(0).expect_err("too old").to_string();
         assert_eq!(
             refused,
-            "the other end speaks protocol 0, this one from 1 to 1"
+            "the peer uses protocol version 0; this release supports 1 to 1"
         );
     }
 

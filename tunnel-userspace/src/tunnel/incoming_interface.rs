@@ -1,4 +1,4 @@
-//! Reads the interface by which an accepted connection arrived.
+//! The network interface over which an accepted connection arrived.
 #![expect(
     unsafe_code,
     reason = "neither std nor nix reads IP_PKTOPTIONS and IPV6_2292PKTOPTIONS"
@@ -20,12 +20,12 @@ use nix::sys::socket::{
 const IP_PKTOPTIONS: c_int = 9;
 /// include/uapi/linux/in6.h
 const IPV6_2292PKTOPTIONS: c_int = 6;
-/// The length of a `cmsghdr`.
+/// The length of a `cmsghdr`, in bytes.
 const HEADER: usize = size_of::<libc::cmsghdr>();
 
-/// Has the kernel record the interface of each connection that this listener will accept.
+/// Makes the kernel record the incoming interface of each connection that this listener will accept.
 pub(super) fn remember(listener: &impl AsFd, is_v6: bool) -> io::Result<()> {
-    // An IPv6 listener also accepts IPv4 connections, so IPv4 is always set.
+    // Also set for an IPv6 listener, since it accepts IPv4 connections, too.
     setsockopt(listener, Ipv4PacketInfo, &true)?;
     if is_v6 {
         setsockopt(listener, Ipv6RecvPacketInfo, &true)?;
@@ -33,7 +33,7 @@ pub(super) fn remember(listener: &impl AsFd, is_v6: bool) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the index of the interface that a connection arrived by; `local` is its own address.
+/// Returns the index of the interface over which a connection arrived. `local` is its local address.
 pub(super) fn of(socket: &impl AsFd, local: SocketAddr) -> io::Result<u32> {
     let (level, option) = if local.ip().to_canonical().is_ipv4() {
         (libc::SOL_IP, IP_PKTOPTIONS)
@@ -60,12 +60,12 @@ pub(super) fn of(socket: &impl AsFd, local: SocketAddr) -> io::Result<u32> {
     options
         .get(..written)
         .and_then(index_of)
-        .ok_or_else(|| io::Error::other("the kernel did not say"))
+        .ok_or_else(|| io::Error::other("the kernel returned no interface index"))
 }
 
-/// Finds the interface index in a sequence of control messages (cmsg(3)).
+/// Returns the interface index from a sequence of control messages (cmsg(3)).
 fn index_of(mut messages: &[u8]) -> Option<u32> {
-    // Bounded: each message is at least a header long; `get(HEADER..length)` fails for a shorter one.
+    // Ends: each message is at least as long as its header, since `get(HEADER..length)` fails otherwise.
     while let Some((header, _)) = messages.split_at_checked(HEADER) {
         let length = usize::from_ne_bytes(*header.first_chunk()?);
         let (level, kind) = header.get(size_of::<usize>()..)?.split_at_checked(4)?;
@@ -73,9 +73,9 @@ fn index_of(mut messages: &[u8]) -> Option<u32> {
         let kind = c_int::from_ne_bytes(*kind.first_chunk()?);
         let data = messages.get(HEADER..length)?;
         let index = match (level, kind) {
-            // in_pktinfo begins with the index.
+            // `struct in_pktinfo` begins with the index.
             (libc::SOL_IP, libc::IP_PKTINFO) => data.first_chunk(),
-            // in6_pktinfo has the index after the address.
+            // `struct in6_pktinfo` has the index after the address.
             (libc::SOL_IPV6, libc::IPV6_PKTINFO | libc::IPV6_2292PKTINFO) => {
                 data.get(16..)?.first_chunk()
             }

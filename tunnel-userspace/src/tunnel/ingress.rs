@@ -1,4 +1,5 @@
-//! The ingress: accepts steered connects; the steering address identifies node and port.
+//! The ingress: accepts steered connects, and forwards each to the node and port that its steering address
+//! stands for.
 
 use std::{collections::BTreeSet, io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -26,34 +27,35 @@ use crate::{
     model::{Target, Targets},
 };
 
-/// The time to wait for the client's first bytes: they travel with the CONNECT, which saves a round trip
-/// where the client speaks first. A client that waits for the server loses this time.
+/// The time to wait for the client's first bytes. They are sent with the CONNECT, which saves a round trip
+/// if the client speaks first. A client that waits for the server is delayed by this time.
 const FIRST: Duration = Duration::from_millis(2);
-/// The maximum number of first bytes.
+/// The maximum number of first bytes that are sent with the CONNECT.
 const FIRST_BYTES: usize = 16 << 10;
-/// The maximum number of clients.
+/// The maximum number of client connections.
 const CLIENTS: usize = 16 << 10;
 
-/// The reasons that are only counted: the stream was ended by its client or target, not by a fault.
+/// The reasons for an end by the client or the target. They are counted, but not recorded as an error of
+/// the node.
 const BY_AN_END: [Reason; 3] = [
     Reason::StreamCompleted,
     Reason::ClientReset,
     Reason::TargetReset,
 ];
 
-/// The time that a new link has to appear in the set of known links.
+/// The time to wait until a new link, such as that of a new pod, is in the set of inside links.
 const NEW_LINK: Duration = Duration::from_secs(1);
 
-/// Settings of an ingress.
+/// The settings of an ingress.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The prefixes of steering addresses.
     pub prefixes: Vec<Prefix>,
-    /// The address and port to listen on: an IPv6 address also takes IPv4 connects.
+    /// The address and port to listen on; `::` accepts IPv4 connects, too.
     pub listen: SocketAddr,
 }
 
-/// The listener that steered connects reach.
+/// The listener for steered connects.
 #[derive(Debug)]
 pub struct Ingress {
     listener: TcpListener,
@@ -70,8 +72,8 @@ struct Shared {
 }
 
 impl Ingress {
-    /// Opens the listener, but accepts no connection yet. `inside` holds the indices of the links by
-    /// which steered connects may arrive; a connection by any other link is reset.
+    /// Opens the listener, but accepts no connection yet. `inside` has the indices of the links from which
+    /// steered connects may arrive; a connection from any other link is reset.
     ///
     /// # Errors
     ///
@@ -86,9 +88,9 @@ impl Ingress {
         let is_v6 = settings.listen.is_ipv6();
         let listener = listener(settings.listen, common.mark, |socket| {
             incoming_interface::remember(socket, is_v6)?;
-            // Without the privilege only addresses that are local anyway can be served.
+            // Without CAP_NET_ADMIN only local addresses can be served, which is enough with local routes.
             if let Err(error) = socket.set_ip_transparent_v4(true) {
-                debug!(%error, "the ingress is not transparent");
+                debug!(%error, "cannot set IP_TRANSPARENT on the listener of the ingress");
             }
             Ok(())
         })?;
@@ -102,14 +104,15 @@ impl Ingress {
         Ok(Self { listener, shared })
     }
 
-    /// Returns the address it listens on.
+    /// Returns the address of the listener.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         let listen = self.shared.settings.listen;
         self.listener.local_addr().unwrap_or(listen)
     }
 
-    /// Serves until the drain begins; then lets open streams run for at most `Limits::drain`.
+    /// Serves until the drain begins, then lets open streams run for at most
+    /// [`Limits::drain_timeout`](super::Limits::drain_timeout).
     pub async fn run(self, draining: watch::Receiver<bool>) {
         info!(address = %self.local_addr(), "ingress listens");
         let Self { listener, shared } = self;
@@ -145,9 +148,9 @@ impl Ingress {
     }
 }
 
-/// Makes the drop of the socket reset the connection.
+/// Makes the close of the socket reset the connection.
 fn reset(tcp: &TcpStream) {
-    // On failure the client sees an orderly end instead of a reset; nothing else is lost.
+    // On failure the client gets a FIN instead of a reset, which does no harm.
     drop(SockRef::from(tcp).set_linger(Some(Duration::ZERO)));
 }
 
@@ -173,12 +176,13 @@ async fn serve(
     } else {
         sessions.refused(&target, reason);
     }
-    // Dropped last: a client that sees the end finds the reason counted already.
+    // Closed last, so that the reason is counted before the client sees the end.
     drop(tcp);
 }
 
 impl Shared {
-    /// Prepares a connection; returns its target if it arrived at a steering address by a known link.
+    /// Sets the options of a connection, and returns its target. Refuses a connection whose local address
+    /// is not a steering address, or which did not arrive over an inside link.
     async fn target(&self, tcp: &TcpStream) -> Result<Target, Reason> {
         prepare_end(tcp).map_err(|_error| Reason::ClientReset)?;
         let local = tcp.local_addr().map_err(|_error| Reason::ClientReset)?;
@@ -190,7 +194,7 @@ impl Shared {
             debug!(%error, "the incoming interface is unknown");
             Reason::ArrivedUnsteered
         })?;
-        // The link of a pod that has just started may not be known yet.
+        // The link of a pod that has just started may not be in the set yet.
         let mut inside = self.inside.clone();
         let known = inside.wait_for(|inside| inside.contains(&interface));
         if !matches!(timeout(NEW_LINK, known).await, Ok(Ok(_))) {
@@ -201,8 +205,8 @@ impl Shared {
     }
 }
 
-/// Carries a client's connection to its target; returns the reason of the end, and the connection, which
-/// the caller drops.
+/// Forwards a client's connection to its target until it ends. Returns the reason for the end, and the
+/// connection, which the caller closes.
 pub(super) async fn carry(
     sessions: &Sessions,
     target: &Target,
@@ -210,10 +214,10 @@ pub(super) async fn carry(
     stopped: watch::Receiver<bool>,
 ) -> (Reason, Option<TcpStream>) {
     let permitted = async {
-        // The permit comes first, so that a connect without a session is refused at once.
+        // Takes the permit first, so that a connect to a node without a session is refused at once.
         let permit = sessions.permit(&target.node)?;
         let first = first_bytes(&mut tcp).await;
-        // The session may have ended meanwhile while another one of the node is open.
+        // The session may have ended meanwhile; another session of the node may be open.
         if permit.session.is_open() {
             return Ok((permit, first));
         }
@@ -236,7 +240,7 @@ pub(super) async fn carry(
     }
 }
 
-/// Runs a stream on the thread of its session.
+/// Opens a stream and copies until it ends, on the thread of its session.
 async fn stream(
     permit: Permit,
     target: Target,
@@ -266,10 +270,10 @@ async fn stream(
     (reason, Some(tcp))
 }
 
-/// Reads the client's first bytes; empty if the client waits for the server.
+/// Reads the client's first bytes; none if the client waits for the server.
 async fn first_bytes(tcp: &mut TcpStream) -> Bytes {
     let mut first = BytesMut::with_capacity(FIRST_BYTES);
-    // An end or an error is ignored here: the copy meets it again.
+    // An end or an error is ignored here, since the copy will see it again.
     drop(timeout(FIRST, tcp.read_buf(&mut first)).await);
     first.freeze()
 }
@@ -288,7 +292,7 @@ mod tests {
         let at = listener.local_addr().expect("an address");
         let mut client = TcpStream::connect(at).await.expect("connected");
         let (mut tcp, _) = listener.accept().await.expect("accepted");
-        // Another reader takes the readable byte: tokio doesn't know that the socket is empty now.
+        // Reads the byte without tokio, which still takes the socket for readable.
         client.write_all(b"!").await.expect("written");
         tcp.readable().await.expect("readable");
         (&*SockRef::from(&tcp)).read_exact(&mut [0]).expect("read");

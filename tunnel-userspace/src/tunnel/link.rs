@@ -1,4 +1,4 @@
-//! Signs of life of a session, and its traffic counters.
+//! The traffic counters of a session, and the pings that detect a dead connection.
 
 use std::{
     sync::{
@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::{Limits, socket::Meter};
 
-/// The number of checks for a sign of life within the time limit of a ping.
+/// The number of checks for received bytes within the time limit of a ping.
 const LOOKS: u32 = 8;
 
 /// The traffic counters of a session.
@@ -23,17 +23,17 @@ const LOOKS: u32 = 8;
 pub(super) struct Traffic {
     /// The number of open streams.
     streams: AtomicU32,
-    /// Stream bytes received from the other end of the session.
+    /// The stream bytes received from the peer.
     received: AtomicU64,
-    /// Stream bytes sent to the other end of the session.
+    /// The stream bytes sent to the peer.
     sent: AtomicU64,
-    /// True while a ping is unanswered for longer than expected and nothing else arrives.
+    /// True while a ping waits for its answer for unusually long, and nothing else arrives.
     suspect: AtomicBool,
     /// The round-trip time of the last ping, in microseconds; 0 before the first.
     rtt: AtomicU64,
 }
 
-/// The traffic of a session as views show it.
+/// The JSON view of a session's traffic.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TrafficView {
@@ -41,9 +41,9 @@ pub struct TrafficView {
     pub rtt_seconds: Option<f64>,
     /// The number of open streams.
     pub streams: u32,
-    /// Stream bytes received from the other end of the session.
+    /// The stream bytes received from the peer.
     pub bytes_in: u64,
-    /// Stream bytes sent to the other end of the session.
+    /// The stream bytes sent to the peer.
     pub bytes_out: u64,
 }
 
@@ -62,7 +62,8 @@ impl Traffic {
         self.streams.load(Ordering::Relaxed)
     }
 
-    /// True if the other end sent nothing for a while although a ping waits for its answer.
+    /// Returns true if the connection may be dead: a ping waits for its answer for unusually long, and
+    /// nothing else arrives.
     pub(super) fn is_suspect(&self) -> bool {
         self.suspect.load(Ordering::Relaxed)
     }
@@ -77,7 +78,7 @@ impl Traffic {
         self.sent.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Takes a slot for a stream, if fewer than `most` are taken.
+    /// Takes a slot for a stream, if fewer than `most` streams are open.
     pub(super) fn slot(self: &Arc<Self>, most: u32) -> Option<Slot> {
         let take = |streams: u32| (streams < most).then(|| streams + 1);
         self.streams
@@ -102,8 +103,8 @@ impl Drop for Slot {
     }
 }
 
-/// Sends pings and ends when the other end falls silent. Any received byte is a sign of life: a pong may
-/// queue behind a lot of data, but a link that is dead or frozen delivers nothing at all.
+/// Sends pings, and returns when the peer does not answer. Any received byte counts as an answer, since a
+/// pong may be queued behind a lot of data; a dead connection delivers nothing at all.
 pub(super) async fn silence(
     ping: Option<PingPong>,
     meter: &Meter,

@@ -1,4 +1,4 @@
-//! Rate limit of repeated log messages: one per interval, with the number of those suppressed.
+//! A rate limit for repeated log messages: one per interval, with the number of suppressed repetitions.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -6,9 +6,9 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use tunnel_common::reason::Reason;
 
-/// The interval within which a repeated message is only counted.
+/// The minimum interval between two log messages with the same subject and reason.
 const EVERY: Duration = Duration::from_secs(30);
-/// The maximum number of distinct messages that are tracked.
+/// The maximum number of pairs of subject and reason that are tracked.
 const MOST: usize = 4096;
 
 #[derive(Debug)]
@@ -17,14 +17,15 @@ struct Said {
     kept_back: u64,
 }
 
-/// The messages logged recently, by subject and reason.
+/// The time of the last log message, by subject and reason.
 #[derive(Debug, Default)]
 pub(super) struct LogLimit {
     said: Mutex<HashMap<(Arc<str>, Reason), Said>>,
 }
 
 impl LogLimit {
-    /// Returns the number of messages suppressed since the last one, if a message may be logged now.
+    /// Returns the number of messages suppressed since the last logged one, or none if this message must be
+    /// suppressed, too.
     pub(super) fn may_log(&self, whom: &Arc<str>, reason: Reason) -> Option<u64> {
         let now = Instant::now();
         let mut said = self.said.lock();

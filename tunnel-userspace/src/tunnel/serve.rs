@@ -1,4 +1,4 @@
-//! The agent's end of a session: serves the streams that the gateway opens.
+//! The agent's side of a session: serves the streams that the gateway opens.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -31,14 +31,14 @@ use crate::{drain, failure::chain};
 
 /// The time limit of the HTTP/2 handshake and the hello.
 const HELLO: Duration = Duration::from_secs(5);
-/// The maximum number of allow-list entries that the hello shows to the gateway.
+/// The maximum number of allow-list entries in the hello.
 const SHOWN: usize = 100;
-/// The time that a dial may wait for a permit while all are taken.
+/// The time that a dial may wait while `maxPendingDials` others are in progress.
 const TURN: Duration = Duration::from_secs(1);
-/// The time that resets have to reach the other end before the connection is closed.
+/// The time limit for sending resets to the peer before the connection is closed.
 const GRACE: Duration = Duration::from_millis(200);
 
-/// The state that all streams of an agent share.
+/// The state that all sessions and streams of an agent share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) settings: Settings,
@@ -49,10 +49,10 @@ pub(super) struct Shared {
     pub(super) boot: String,
 }
 
-/// An event of a session, for the task that keeps the connection up.
+/// An event of a session, for the task that maintains the connection.
 #[derive(Debug)]
 pub(super) enum News {
-    /// The gateway is about to stop: a replacement is due. The streams of this session continue.
+    /// The gateway drains, so the agent must open a new session. The streams of this one continue.
     Replace,
     /// The session ended with this error.
     Ended(String),
@@ -60,7 +60,7 @@ pub(super) enum News {
 
 type Connection = h2::server::Connection<Carrier, Bytes>;
 
-/// A session that completed its hello.
+/// A session after its hello.
 pub(super) struct Running {
     connection: Connection,
     hello: RecvStream,
@@ -68,10 +68,10 @@ pub(super) struct Running {
     meter: Arc<Meter>,
 }
 
-/// Begins a session: the HTTP/2 handshake, then the hello that the gateway sends.
+/// Begins a session: completes the HTTP/2 handshake, and answers the gateway's hello.
 pub(super) async fn begin(shared: &Shared, carrier: Carrier) -> Result<Running, String> {
     let begun = timeout(HELLO, Box::pin(greet(shared, carrier))).await;
-    begun.unwrap_or_else(|_elapsed| Err("no hello came in time".to_owned()))
+    begun.unwrap_or_else(|_elapsed| Err(format!("the gateway sent no hello within {HELLO:?}")))
 }
 
 async fn greet(shared: &Shared, carrier: Carrier) -> Result<Running, String> {
@@ -81,7 +81,7 @@ async fn greet(shared: &Shared, carrier: Carrier) -> Result<Running, String> {
     let mut connection = handshake.map_err(|error| chain(&error))?;
     let first = connection.accept().await;
     let (request, respond) = first
-        .ok_or("the gateway went away")?
+        .ok_or("the gateway disconnected before the hello")?
         .map_err(|error| chain(&error))?;
     let answer = hello::Answer {
         release: env!("CARGO_PKG_VERSION").to_owned(),
@@ -102,12 +102,12 @@ async fn greet(shared: &Shared, carrier: Carrier) -> Result<Running, String> {
             tokio::select! {
                 hello = &mut answered => break hello,
                 next = connection.accept() => match next {
-                    // No stream may be opened before the hello is answered.
+                    // The gateway must not open a stream before it has the answer to the hello.
                     Some(Ok((_, mut respond))) => {
                         respond.send_reset(code_of(Reason::ProtocolError));
                     }
                     Some(Err(error)) => return Err(chain(&error)),
-                    None => return Err("the gateway went away".to_owned()),
+                    None => return Err("the gateway disconnected during the hello".to_owned()),
                 },
             }
         }
@@ -120,7 +120,7 @@ async fn greet(shared: &Shared, carrier: Carrier) -> Result<Running, String> {
             meter,
         }),
         Err(error) => {
-            // The refusal is still queued.
+            // Sends the refusal of the hello, which is still queued.
             connection.graceful_shutdown();
             flush(&mut connection).await;
             Err(chain(&error))
@@ -128,7 +128,7 @@ async fn greet(shared: &Shared, carrier: Carrier) -> Result<Running, String> {
     }
 }
 
-/// Sends the queued frames, for at most [`GRACE`].
+/// Sends the queued frames, within [`GRACE`].
 async fn flush(connection: &mut Connection) {
     let sent = async { while connection.accept().await.is_some() {} };
     drop(timeout(GRACE, sent).await);
@@ -178,29 +178,29 @@ pub(super) async fn run(
             }
             () = drain::begun(&mut draining), if !is_draining => {
                 is_draining = true;
-                // The hello is a stream too: the connection ends when all streams have.
+                // The connection ends with its last stream, and the hello is a stream, too.
                 hello = None;
                 connection.graceful_shutdown();
             }
             () = &mut last => {
-                warn!(streams = streams.len(), "streams were reset that did not end in time");
+                warn!(streams = streams.len(), "the drain timed out; open streams are reset");
                 stop.send_replace(true);
                 flush(&mut connection).await;
-                break "the agent stops".to_owned();
+                break "the agent stopped".to_owned();
             }
         }
     };
     drop(connection);
-    // The receiver takes only the first event; a failed send is expected.
+    // The receiver may be gone, since it receives only the first event.
     drop(news.send(News::Ended(ended)));
-    // The dropped connection makes the remaining streams fail.
+    // The remaining streams fail, since the connection is closed.
     while streams.join_next().await.is_some() {}
 }
 
-/// Waits for the end of the hello's body, which means that the gateway is about to stop.
+/// Waits for the end of the hello stream, by which the gateway announces that it drains.
 async fn ended(hello: &mut Option<RecvStream>) {
     let Some(hello) = hello else { return };
-    // Data would come from a later release and is ignored.
+    // Data is ignored; a later release may send some.
     while let Some(Ok(bytes)) = poll_fn(|cx| hello.poll_data(cx)).await {
         drop(hello.flow_control().release_capacity(bytes.len()));
     }
@@ -215,7 +215,7 @@ impl Shared {
         traffic: Arc<Traffic>,
         mut stopped: watch::Receiver<bool>,
     ) {
-        // The gateway respects the advertised maximum of streams; this slot only counts for the view.
+        // The gateway respects the advertised limit of streams; this slot only counts the stream.
         let slot = traffic.slot(u32::MAX);
         let asked = Asked::of(&request);
         let dialled = match asked {
@@ -238,7 +238,7 @@ impl Shared {
         debug!(asked = ?asked.ok(), reason = reason.label(), "stream ended");
     }
 
-    /// Dials the requested target if the allow-list permits it. Ends early when the client gives up.
+    /// Dials the requested target if the allow-list permits it, until the client resets the stream.
     async fn dial(
         &self,
         asked: &Asked,
@@ -247,7 +247,7 @@ impl Shared {
         let address = self.allow.resolve(asked, is_own_address)?;
         let (limit, mark) = (self.settings.dial_timeout, self.common.mark);
         let dialled = async {
-            // A dial of a burst waits until earlier dials are done.
+            // In a burst, a dial waits for earlier ones.
             let turn = timeout(TURN, self.dials.acquire()).await;
             let _dial = turn.ok().and_then(Result::ok).ok_or(Reason::DialLimit)?;
             dial::target(address, mark, limit).await
@@ -264,7 +264,7 @@ impl Shared {
     }
 }
 
-/// Answers the CONNECT with success, then copies.
+/// Answers the CONNECT with success, then copies until the stream ends.
 async fn answer(
     tcp: &mut TcpStream,
     request: Request<RecvStream>,
@@ -286,10 +286,10 @@ async fn answer(
 
 fn refuse(mut respond: SendResponse<Bytes>, reason: Reason) {
     if [Reason::ClientReset, Reason::AgentConnectionLost].contains(&reason) {
-        // The client no longer waits for an answer.
+        // The client is gone, so there is no stream to refuse.
         return;
     }
     if let Err(error) = respond.send_response(refusing(reason), true) {
-        debug!(%error, "a refusal was not sent");
+        debug!(%error, "cannot send the refusal of a stream");
     }
 }

@@ -1,4 +1,4 @@
-//! The gateway's end of a session.
+//! The gateway's side of a session: opens streams to the agent.
 
 use std::{
     cmp::Reverse,
@@ -33,13 +33,13 @@ use super::{
 };
 use crate::model::Target;
 
-/// The time limit of an agent's answer; longer than an agent's own limit for its dial.
+/// The time limit for the agent's answer to a CONNECT; longer than the agent's time limit for its dial.
 const ANSWER: Duration = Duration::from_secs(60);
-/// The time that a stream may wait to be opened.
+/// The time that a stream may wait in `h2` before it is opened.
 const OPENED: Duration = Duration::from_secs(2);
-/// The minimum interval over which a pace is measured.
+/// The minimum interval over which the rate of a session is measured.
 const PACE: Duration = Duration::from_millis(250);
-/// The granularity in bytes a second at which paces are compared.
+/// The granularity at which the rates of sessions are compared, in bytes per second.
 const PACE_STEP: u64 = 64 << 10;
 
 /// A session with an agent.
@@ -47,22 +47,23 @@ const PACE_STEP: u64 = 64 << 10;
 pub(super) struct Session {
     pub(super) id: u64,
     pub(super) node: Arc<str>,
-    /// The view as of the end of the handshake.
+    /// The view of the session when its handshake completed.
     pub(super) facts: SessionView,
     pub(super) sender: SendRequest<Bytes>,
-    /// The maximum number of streams by this end's setting.
+    /// The maximum number of streams in the gateway's config.
     pub(super) streams: u32,
     /// The thread that runs the session and its streams.
     pub(super) seat: Seat,
     pub(super) traffic: Arc<Traffic>,
     pub(super) pace: Mutex<Pace>,
-    /// True once the streams have to end.
+    /// True once the streams must be reset.
     pub(super) stop: watch::Receiver<bool>,
 }
 
 impl Session {
-    /// Returns the sort key of the session; the smallest is preferred. Sessions that may be dead come
-    /// last; then fewer bytes a second, fewer streams, and the newer session win.
+    /// Returns the sort key for the choice of a session; the smallest is preferred. Sessions that may be
+    /// dead come last, then those with more bytes per second, then those with more streams, then older
+    /// ones.
     pub(super) fn load(&self) -> (bool, u64, u32, Reverse<u64>) {
         let view = self.traffic.view();
         let pace = self
@@ -84,23 +85,23 @@ impl Session {
         }
     }
 
-    /// True if the session takes new streams: it has not ended, and the agent sent no GOAWAY.
+    /// Returns true if the session accepts new streams: it has not ended, and the agent sent no GOAWAY.
     pub(super) fn is_open(&self) -> bool {
         let mut sender = self.sender.clone();
         let ready = sender.poll_ready(&mut Context::from_waker(Waker::noop()));
         !matches!(ready, Poll::Ready(Err(_)))
     }
 
-    /// Waits until the streams have to end.
+    /// Waits until the streams must be reset.
     pub(super) async fn stopped(&self) {
         if self.stop.clone().wait_for(|stop| *stop).await.is_err() {
-            // The sender is gone, so the session is over. Bytes received before its end must still be
-            // copied; the stream itself reports an error if its own end was not among them.
+            // The sender is dropped, so the session has ended. The bytes that it received before must still
+            // be copied; a stream that is incomplete will return an error.
             pending().await
         }
     }
 
-    /// Sends the CONNECT of a stream and the client's first bytes; waits for the answer.
+    /// Opens a stream: sends the CONNECT and the client's first bytes, and waits for the answer.
     pub(super) async fn open(
         &self,
         target: &Target,
@@ -113,9 +114,9 @@ impl Session {
         let (answer, mut send) = sender.send_request(request, false).map_err(lost)?;
         if !first.is_empty() {
             self.traffic.count_sent(first.len());
-            // A refusal may arrive first: the stream has ended then, and the answer has the reason.
+            // Fails if a refusal arrived first. The answer then has the reason.
             if let Err(error) = send.send_data(first, false) {
-                debug!(%error, "the agent answered before the client's first bytes went");
+                debug!(%error, "the stream was refused before the client's first bytes were sent");
             }
         }
         let answered = tokio::select! {
@@ -140,7 +141,7 @@ impl Session {
     }
 }
 
-/// A permit to open one stream of a session.
+/// A permit to open one stream on a session.
 #[derive(Debug)]
 pub(super) struct Permit {
     pub(super) session: Arc<Session>,
@@ -148,9 +149,9 @@ pub(super) struct Permit {
 }
 
 impl Permit {
-    /// Takes one of the session's slots for streams, if any is free.
+    /// Takes a permit, unless the session has its maximum number of streams.
     pub(super) fn take(session: Arc<Session>) -> Option<Self> {
-        // The hello takes one of the agent's streams. An agent may advertise a maximum of 0.
+        // The hello is one of the streams. Saturates, since an agent may advertise a maximum of 0.
         let of_agent = session.sender.current_max_send_streams().saturating_sub(1);
         let most = u32::try_from(of_agent).unwrap_or(u32::MAX);
         let slot = session.traffic.slot(most.min(session.streams))?;
@@ -161,8 +162,8 @@ impl Permit {
     }
 }
 
-/// Returns if the sender's last request still waits to be opened after [`OPENED`]: `h2` counts streams
-/// as open that ended here but whose last bytes the agent does not take.
+/// Returns if `h2` has not opened the sender's last request within [`OPENED`], else never. `h2` counts a
+/// stream as open until the agent has taken its last bytes, even if it ended here.
 async fn never_opened(sender: &mut SendRequest<Bytes>) {
     sleep(OPENED).await;
     if poll_fn(|cx| Poll::Ready(sender.poll_ready(cx).is_ready())).await {
@@ -181,7 +182,7 @@ fn request(target: &Target) -> Result<Request<()>, Reason> {
         .map_err(|_error: http::Error| Reason::ProtocolError)
 }
 
-/// A measured rate in bytes a second.
+/// A measurement of a rate, in bytes per second.
 #[derive(Debug)]
 pub(super) struct Pace {
     at: Instant,
@@ -201,7 +202,7 @@ impl Pace {
     fn at(&mut self, now: Instant, total: u64) -> u64 {
         let time = now.duration_since(self.at);
         let millis = u64::try_from(time.max(PACE).as_millis()).unwrap_or(u64::MAX);
-        // Another thread may have measured before, with a later total.
+        // The total may be lower than at the last call, from another thread.
         let rate = total.saturating_sub(self.total) * 1000 / millis;
         if time >= PACE {
             (self.at, self.total, self.rate) = (now, total, rate);

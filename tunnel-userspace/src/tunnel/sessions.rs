@@ -1,5 +1,5 @@
-//! The sessions of each node: the gateway adds them, the ingress opens streams on them, and both record
-//! errors here.
+//! The registry of sessions by node: the gateway adds sessions, the ingress opens streams on them, and
+//! both record errors.
 
 use std::{
     collections::BTreeMap,
@@ -25,31 +25,31 @@ use super::{
 };
 use crate::model::{Target, Targets};
 
-/// The maximum number of sessions of a node: the configured ones, and those of broken links that are not
+/// The maximum number of sessions of one node. It leaves room for broken sessions that the gateway has not
 /// detected yet.
 const OF_NODE: usize = 32;
 
-/// The gateway's view of a node.
+/// The JSON view of a node, as its gateway sees it.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeView {
     /// The name of the Node.
     pub node: String,
-    /// The node's live sessions, oldest first.
+    /// The node's open sessions, oldest first.
     pub sessions: Vec<SessionView>,
-    /// The time when a session of the node was last alive.
+    /// The time when the node last had an open session.
     pub last_seen: Option<Timestamp>,
-    /// The last error of the node.
+    /// The last error of a connect to the node, or of its sessions.
     pub last_error: Option<String>,
 }
 
-/// The view of a session with an agent.
+/// The JSON view of a session with an agent.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SessionView {
     /// The name that the agent chose for the session.
     pub name: String,
-    /// The address and port of the agent's end of the connection.
+    /// The address and port that the agent connected from.
     pub peer: SocketAddr,
     /// The time when the session began.
     pub since: Timestamp,
@@ -62,15 +62,16 @@ pub struct SessionView {
     pub traffic: TrafficView,
 }
 
-/// The sessions of every node that has, had or was asked for one, with counts and log rate limits.
+/// The registry of sessions by node, with counts of reasons and log rate limits. It keeps nodes that had
+/// a session earlier, and nodes to which a client's connect failed.
 #[derive(Debug, Default)]
 pub struct Sessions {
     nodes: Mutex<BTreeMap<Arc<str>, Node>>,
     count: AtomicUsize,
     next: AtomicU64,
     counts: Counts,
-    /// The log limit for nodes. Other messages have their own, so a flood of them suppresses none of
-    /// these.
+    /// The rate limit of messages about nodes. Other messages have a separate one, so that a flood of
+    /// them does not suppress messages about nodes.
     log: LogLimit,
     log_of_others: LogLimit,
 }
@@ -82,29 +83,29 @@ struct Node {
     last_error: Option<Trouble>,
 }
 
-/// The last error of a node.
+/// The last error of a connect to a node, or of its sessions.
 #[derive(Debug)]
 enum Trouble {
-    /// A connect to this target was refused or broken off.
+    /// A connect to this target was refused or aborted.
     Refused(Target, Reason),
     /// A session ended with this error.
     Ended(String),
 }
 
 impl Sessions {
-    /// Creates the registry without sessions.
+    /// Creates an empty registry.
     #[must_use]
     pub fn new() -> Arc<Self> {
         Arc::default()
     }
 
-    /// Returns every node that has, had or was asked for a session, by name.
+    /// Returns the nodes of the registry, by name.
     #[must_use]
     pub fn nodes(&self) -> Vec<NodeView> {
         self.nodes_with(&Targets::new())
     }
 
-    /// Returns the same, and the steered nodes that never had a session.
+    /// Returns the nodes of the registry and the nodes of the steered targets, by name.
     #[must_use]
     pub fn nodes_with(&self, steered: &Targets) -> Vec<NodeView> {
         let unseen = |target: &Target| NodeView {
@@ -146,8 +147,8 @@ impl Sessions {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Adds a session, which streams may use from here on. Returns false if there are `most` sessions
-    /// already, or the maximum of one node.
+    /// Adds a session, which streams can then use. Returns false if there are `most` sessions already,
+    /// or [`OF_NODE`] of its node.
     pub(super) fn insert(&self, session: Session, most: usize) -> bool {
         let mut nodes = self.nodes.lock();
         let node = nodes.entry(Arc::clone(&session.node)).or_default();
@@ -160,7 +161,7 @@ impl Sessions {
         true
     }
 
-    /// Removes an added session. `error` is the cause of an unexpected end.
+    /// Removes a session. `error` is the cause if the session ended unexpectedly.
     pub(super) fn remove(&self, node: &Arc<str>, id: u64, error: Option<String>) {
         let mut nodes = self.nodes.lock();
         let Some(node) = nodes.get_mut(node) else {
@@ -174,7 +175,7 @@ impl Sessions {
         self.count.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Takes a permit for a stream on the node's session with the least load.
+    /// Takes a permit to open a stream on the least loaded session of a node.
     pub(super) fn permit(&self, node: &Arc<str>) -> Result<Permit, Reason> {
         let mut sessions = self.nodes.lock().get(node).map_or_else(Vec::new, |node| {
             let open = node.sessions.iter().filter(|session| session.is_open());
@@ -192,7 +193,7 @@ impl Sessions {
         self.counts.count(reason);
     }
 
-    /// Counts, records and logs that a connect to the target was refused or broken off.
+    /// Counts, records and logs that a connect to a target was refused or aborted.
     pub(super) fn refused(&self, target: &Target, reason: Reason) {
         self.count(reason);
         let trouble = Trouble::Refused(target.clone(), reason);
@@ -207,7 +208,8 @@ impl Sessions {
         }
     }
 
-    /// Counts and logs a problem that concerns no target.
+    /// Counts and logs a problem that is not about one target. `whom` is the peer's address, node or
+    /// listener.
     pub(super) fn unwell(&self, whom: &Arc<str>, reason: Reason, error: &dyn fmt::Display) {
         self.count(reason);
         let (label, meaning) = (reason.label(), reason.meaning());

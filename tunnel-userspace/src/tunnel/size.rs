@@ -1,10 +1,11 @@
-//! The size of a read: small for slow senders, large for fast ones.
+//! The adaptive size of reads: small for slow senders, large for fast ones.
 
-/// The minimum and the maximum size in bytes.
+/// The minimum size, in bytes.
 const LEAST: usize = 4 << 10;
+/// The maximum size, in bytes.
 const MOST: usize = 128 << 10;
 
-/// The size of the next read in bytes.
+/// The size of the next read, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Size(usize);
 
@@ -19,7 +20,7 @@ impl Size {
         self.0
     }
 
-    /// Adapts the size to a read of `read` bytes that could have been of the current size.
+    /// Grows or shrinks the size after a read that returned `read` bytes.
     pub(super) fn learn(&mut self, read: usize) {
         if read >= self.0 {
             self.0 = (self.0 * 4).min(MOST);

@@ -1,5 +1,4 @@
-//! The TCP connection that carries a session, below TLS. It reads in large pieces, since rustls asks for
-//! 4 KiB at a time, and counts the bytes.
+//! The TCP connection under the TLS of a session, and the socket options of all connections of the tunnel.
 
 use std::{
     future::Future as _,
@@ -22,15 +21,15 @@ use tokio::{
 
 use super::size::Size;
 
-/// The time that sent bytes may stay unacknowledged before the kernel ends the connection.
+/// The time that sent bytes may stay unacknowledged before the kernel closes the connection.
 const USER_TIMEOUT: Duration = Duration::from_secs(20);
-/// The maximum number of unsent bytes in the kernel. More would only delay later frames.
+/// The maximum number of unsent bytes in the kernel, since queued bytes delay later frames.
 const UNSENT: u32 = 256 << 10;
-/// The maximum number of bytes read ahead while a write waits. It exceeds what the other end can hold
-/// between `h2` and the wire: one frame, the TLS buffer and the unsent bytes in its kernel.
+/// The maximum number of bytes to read ahead while a write is blocked. It is more than the peer can have
+/// between `h2` and the wire: a frame, the TLS buffer and the unsent bytes in its kernel.
 const TAKEN_IN: usize = 1 << 20;
 
-/// Prepares a TCP connection that is to carry a session.
+/// Sets the options of a TCP connection for a session.
 pub(super) fn prepare_carrier(tcp: &TcpStream) -> io::Result<()> {
     let socket = SockRef::from(tcp);
     socket.set_tcp_nodelay(true)?;
@@ -43,18 +42,18 @@ pub(super) fn prepare_carrier(tcp: &TcpStream) -> io::Result<()> {
     socket.set_tcp_keepalive(&keepalive)
 }
 
-/// The buffer of each socket of a stream in the kernel, each way. By default the kernel would hold many
-/// times as much for a slow reader; a few hundred of those would use up its memory for TCP, and every
-/// connection of the machine would wait for retransmissions.
+/// The size of the kernel's send and receive buffers of clients' and targets' sockets, in bytes. By
+/// default the kernel buffers many times as much for a slow reader: a few hundred slow readers would
+/// use up the kernel's TCP memory, and every connection of the machine would stall on retransmissions.
 const BUFFER: usize = 256 * 1024;
 
-/// The congestion control of clients' and targets' sockets. Their peers are near, mostly on this
-/// machine, where `bbr`, if it is the default, only arms a timer for each piece. Every kernel has
-/// `reno`.
+/// The congestion control of clients' and targets' sockets. Their peers are close, usually on this
+/// machine, where `bbr`, the default of some systems, costs a timer for each write and gains nothing.
+/// Every kernel has `reno`.
 const CONGESTION: &[u8] = b"reno";
 
-/// Prepares the TCP connection of a client or target. If it is dropped before [`closes_in_order`], its
-/// peer gets a reset, so a broken stream never looks like a complete one.
+/// Sets the options of the TCP connection of a client or target. A close resets it unless
+/// [`closes_in_order`] was called, so that a failed stream never looks complete to the peer.
 pub(super) fn prepare_end(tcp: &TcpStream) -> io::Result<()> {
     let socket = SockRef::from(tcp);
     socket.set_tcp_nodelay(true)?;
@@ -69,30 +68,31 @@ pub(super) fn prepare_end(tcp: &TcpStream) -> io::Result<()> {
     socket.set_tcp_keepalive(&keepalive)
 }
 
-/// Makes the close orderly, after both directions ended: unsent bytes are sent after it.
+/// Makes a close orderly again, once both directions have ended: the kernel sends the unsent bytes.
 pub(super) fn closes_in_order(tcp: &TcpStream) -> io::Result<()> {
     SockRef::from(tcp).set_linger(None)
 }
 
-/// Registers the connection with the runtime of the current thread, which gets its events from now on.
+/// Moves a connection to the runtime of the current thread, which then polls it.
 pub(super) fn seated(tcp: TcpStream) -> io::Result<TcpStream> {
     TcpStream::from_std(tcp.into_std()?)
 }
 
-/// The received bytes of a session, as counted below TLS.
+/// The counter of bytes that a session received, counted below TLS.
 #[derive(Debug, Default)]
 pub(super) struct Meter {
     received: AtomicU64,
 }
 
 impl Meter {
-    /// Returns the number of received bytes: an increase is a sign of life.
+    /// Returns the number of received bytes. Any increase means that the peer is alive.
     pub(super) fn received(&self) -> u64 {
         self.received.load(Ordering::Relaxed)
     }
 }
 
-/// The transport below TLS.
+/// A session's TCP connection, below TLS. It reads in large blocks, since rustls reads only 4 KiB at a
+/// time, and counts the received bytes.
 #[derive(Debug)]
 pub(super) struct Socket {
     tcp: TcpStream,
@@ -115,7 +115,7 @@ impl Socket {
         Arc::clone(&self.meter)
     }
 
-    /// Reads once and appends to the inbox.
+    /// Reads once, and appends the bytes to `inbox`.
     fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         if self.inbox.is_empty() && self.inbox.capacity() > 2 * self.size.bytes() {
             self.inbox = BytesMut::new();
@@ -124,7 +124,7 @@ impl Socket {
         let read = pin!(self.tcp.read_buf(&mut self.inbox)).poll(cx);
         let is_idle = read.is_pending() && self.inbox.is_empty();
         if is_idle && self.inbox.capacity() > Size::default().bytes() {
-            // Idle sessions must not hold a buffer.
+            // Idle sessions must not keep a buffer.
             self.inbox = BytesMut::new();
         }
         let read = ready!(read)?;
@@ -134,14 +134,14 @@ impl Socket {
         Poll::Ready(Ok(read))
     }
 
-    /// Reads ahead into the inbox, up to [`TAKEN_IN`], while a write waits.
+    /// Reads ahead into `inbox`, up to [`TAKEN_IN`] bytes, while a write is blocked.
     ///
-    /// `h2` reads nothing while the answer to a ping waits to be written. If both ends did that, with
-    /// full buffers between them, neither write could ever complete.
+    /// `h2` does not read while it has a ping acknowledgement to write. With full buffers between two
+    /// peers in this state, neither write would ever complete.
     fn poll_waiting<T>(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<T>> {
         while self.inbox.len() < TAKEN_IN {
             match self.poll_fill(cx) {
-                // The next read meets the end again.
+                // The next read returns the end of the stream again.
                 Poll::Pending | Poll::Ready(Ok(0)) => break,
                 Poll::Ready(Ok(_)) => {}
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
@@ -211,7 +211,7 @@ mod tests {
 
     use super::*;
 
-    /// Connects two ends with small buffers between them.
+    /// Returns a session's connection and its peer, with small kernel buffers.
     async fn pair() -> (Socket, TcpStream) {
         let [listener, dialler] = [(); 2].map(|()| {
             let socket = TcpSocket::new_v4().expect("a socket");
@@ -228,7 +228,7 @@ mod tests {
         (Socket::new(here), there)
     }
 
-    /// Writes until the socket takes no more.
+    /// Writes until the socket is full.
     fn write_on(here: &mut Socket, bytes: &[u8], cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while Pin::new(&mut *here).poll_write(cx, bytes)?.is_ready() {}
         Poll::Pending

@@ -1,4 +1,4 @@
-//! The targets that the agent may dial: its allow-list, checked before any dial.
+//! The allow-list of the targets that the agent may dial, and the target that a CONNECT requests.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -8,22 +8,22 @@ use tunnel_common::reason::Reason;
 
 use super::BadAllowance;
 
-/// The header of a CONNECT that requests loopback instead of the address.
+/// The header of a CONNECT by which the client requests loopback instead of the address.
 pub(super) const TARGET: &str = "culvert-target";
-/// The header's only value.
+/// The only valid value of that header.
 pub(super) const LOOPBACK: &str = "loopback";
 
-/// The requested target of a stream.
+/// The target that a CONNECT requests.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Asked {
     /// The address and port that the client dialled.
     pub(super) address: SocketAddr,
-    /// True if loopback is to be dialled instead of the address.
+    /// True if the agent must dial the port on loopback instead of the address.
     pub(super) loopback: bool,
 }
 
 impl Asked {
-    /// Reads the target from a CONNECT.
+    /// Parses the target of a CONNECT.
     pub(super) fn of<B>(request: &Request<B>) -> Result<Self, Reason> {
         let authority = request.uri().authority().ok_or(Reason::ProtocolError)?;
         let address: SocketAddr = authority
@@ -33,7 +33,7 @@ impl Asked {
         let loopback = match request.headers().get(TARGET) {
             None => false,
             Some(value) if value.as_bytes() == LOOPBACK.as_bytes() => true,
-            // Refuse unknown values: they may ask for another way of dialling, not for the address.
+            // An unknown value of a later release may request to dial something other than the address.
             Some(_) => return Err(Reason::ProtocolError),
         };
         Ok(Self {
@@ -45,7 +45,7 @@ impl Asked {
 
 #[derive(Clone, Copy, Debug)]
 enum Allowance {
-    /// This port on an address of this node.
+    /// This port on any address of this node.
     Own(u16),
     /// This port on loopback.
     Loopback(u16),
@@ -53,7 +53,7 @@ enum Allowance {
     Exact(SocketAddr),
 }
 
-/// The targets that may be dialled.
+/// The targets that the agent may dial.
 #[derive(Debug)]
 pub(super) struct AllowList(Vec<Allowance>);
 
@@ -66,7 +66,8 @@ impl AllowList {
             .map(Self)
     }
 
-    /// Returns the address to dial. `is_own` is true for addresses of this machine.
+    /// Returns the address to dial if the list permits it. `is_own` returns true for addresses of this
+    /// machine.
     pub(super) fn resolve(
         &self,
         asked: &Asked,
@@ -91,7 +92,7 @@ impl AllowList {
     }
 }
 
-/// True if a text is a valid entry of an allow-list.
+/// Returns true if a text is a valid entry of an allow-list.
 #[must_use]
 pub fn is_allowance(text: &str) -> bool {
     allowance(text).is_some()
@@ -111,8 +112,7 @@ fn allowance(text: &str) -> Option<Allowance> {
     }
 }
 
-/// True if an address can identify a node: `self` never means loopback, nor an address that is unique on
-/// one link only.
+/// Returns true if an address can be that of one node: not loopback, multicast, broadcast or link-local.
 const fn may_be_own(address: IpAddr) -> bool {
     let is_of_a_link = match address {
         IpAddr::V4(v4) => v4.is_link_local() || v4.is_broadcast(),
@@ -121,7 +121,7 @@ const fn may_be_own(address: IpAddr) -> bool {
     !(is_of_a_link || address.is_loopback() || address.is_unspecified() || address.is_multicast())
 }
 
-/// True if an interface of this machine has the address now.
+/// Returns true if an interface of this machine has the address now.
 pub(super) fn is_own_address(address: IpAddr) -> bool {
     let Ok(mut interfaces) = getifaddrs() else {
         return false;

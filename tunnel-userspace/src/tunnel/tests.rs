@@ -1,4 +1,4 @@
-//! The complete tunnel in one process, on loopback: client, ingress, gateway, agent, target.
+//! Tests of the complete tunnel in one process, on loopback: client, ingress, gateway, agent, target.
 
 mod ends;
 mod flow;

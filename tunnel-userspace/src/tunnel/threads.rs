@@ -1,5 +1,5 @@
-//! Threads for sessions: each runs complete sessions with all their streams. A byte is then processed on
-//! one CPU, and passes between tasks without waking another thread.
+//! Threads for sessions, each with a runtime of its own. All streams of a session run on one thread, so
+//! that bytes pass between tasks without waking another thread.
 
 use std::{io, num::NonZero, sync::Arc, thread};
 
@@ -10,21 +10,23 @@ use tokio::{
 use tracing::warn;
 
 /// The threads that run sessions.
+///
+/// A thread ends once this and all handles of its sessions are dropped.
 #[derive(Debug)]
 pub(super) struct Threads {
     seats: Vec<Seat>,
 }
 
-/// A session's seat on one of the threads, or on the current runtime.
+/// A handle of the thread that runs a session; keeps the thread running.
 #[derive(Clone, Debug)]
 pub(super) struct Seat {
     runtime: Handle,
-    /// Ends the thread once the last seat on it is dropped.
+    /// Ends the thread when its last handle is dropped; none for a runtime that is not one of ours.
     end: Arc<Option<oneshot::Sender<()>>>,
 }
 
 impl Threads {
-    /// Starts at most `most` threads, and no more than there are CPUs.
+    /// Starts `most` threads, but no more than there are CPUs.
     pub(super) fn start(most: usize) -> Self {
         let cpus = thread::available_parallelism().map_or(1, NonZero::get);
         let mut seats = Vec::new();
@@ -32,7 +34,7 @@ impl Threads {
             match start() {
                 Ok(seat) => seats.push(seat),
                 Err(error) => {
-                    warn!(%error, have = seats.len(), "no more threads for sessions");
+                    warn!(%error, threads = seats.len(), "cannot start another session thread");
                     break;
                 }
             }
@@ -40,8 +42,8 @@ impl Threads {
         Self { seats }
     }
 
-    /// Returns a seat on the thread with the fewest seats taken. If no thread could be started, sessions
-    /// run on the caller's runtime.
+    /// Returns a handle of the thread with the fewest handles; of the caller's runtime if no thread
+    /// could be started.
     pub(super) fn seat(&self) -> Seat {
         let taken = |seat: &&Seat| Arc::strong_count(&seat.end);
         let freest = self.seats.iter().min_by_key(taken).cloned();
@@ -64,9 +66,9 @@ fn start() -> io::Result<Seat> {
     let handle = runtime.handle().clone();
     let (end, ended) = oneshot::channel::<()>();
     let run = move || {
-        // Nothing is ever sent: the drop of the sender ends the thread.
+        // Returns when the sender is dropped; nothing is ever sent.
         drop(runtime.block_on(ended));
-        // A hanging DNS lookup on a blocking thread must not delay the end.
+        // Does not wait for blocking threads, where a DNS lookup may hang.
         runtime.shutdown_background();
     };
     thread::Builder::new()

@@ -1,4 +1,4 @@
-//! The agent's view of itself.
+//! The status of an agent and its connections: the record that its tasks update, and its JSON view.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -12,23 +12,23 @@ use super::{
     link::{Traffic, TrafficView},
 };
 
-/// The agent's view of itself.
+/// The JSON view of an agent.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AgentView {
-    /// The connections: for each gateway as many as configured.
+    /// The connections: `connectionsPerGateway` of them for each gateway.
     pub connections: Vec<ConnectionView>,
     /// The number of occurrences of each reason, by its label.
     pub counts: BTreeMap<String, u64>,
 }
 
-/// The view of a connection to a gateway.
+/// The JSON view of a connection to a gateway.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ConnectionView {
     /// The gateway as configured.
     pub gateway: String,
-    /// The number of the connection among those to its gateway, from 0.
+    /// The number of the connection among those to the same gateway, from 0.
     pub connection: u8,
     /// The state of the connection.
     pub state: ConnectionState,
@@ -38,7 +38,7 @@ pub struct ConnectionView {
     pub last_error: Option<String>,
     /// The time of the next attempt.
     pub next_try: Option<Timestamp>,
-    /// The traffic of the last session.
+    /// The traffic of the current or last session.
     #[serde(flatten)]
     pub traffic: TrafficView,
 }
@@ -47,14 +47,14 @@ pub struct ConnectionView {
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ConnectionState {
-    /// An attempt is in progress.
+    /// A connection attempt is in progress.
     #[default]
     Connecting,
     /// A session is established.
     Connected,
-    /// An attempt failed or cannot start yet; the next one is pending.
+    /// The last attempt failed, or the agent has no certificate yet; the next attempt is pending.
     Backoff,
-    /// The agent is about to stop.
+    /// The agent is draining.
     Draining,
 }
 
@@ -79,7 +79,7 @@ impl ConnectionState {
     }
 }
 
-/// The current state of an agent, which its tasks update.
+/// The current status of an agent, which its tasks update.
 #[derive(Debug)]
 pub struct Board {
     connections: Mutex<Vec<Connection>>,
@@ -89,7 +89,7 @@ pub struct Board {
 #[derive(Debug)]
 struct Connection {
     view: ConnectionView,
-    /// The traffic of the last session.
+    /// The traffic of the current or last session.
     traffic: Arc<Traffic>,
 }
 
@@ -124,7 +124,7 @@ impl Board {
         }
     }
 
-    /// Updates the state of a connection.
+    /// Updates the state of the connection in a slot. Without an error, the last error stays.
     pub(super) fn show(
         &self,
         slot: usize,
@@ -142,7 +142,7 @@ impl Board {
         }
     }
 
-    /// Replaces the traffic counters of a connection by those of its new session.
+    /// Shows the traffic counters of a new session of the connection in a slot.
     pub(super) fn carries(&self, slot: usize, traffic: Arc<Traffic>) {
         if let Some(connection) = self.connections.lock().get_mut(slot) {
             connection.traffic = traffic;

@@ -1,4 +1,4 @@
-//! The settings of HTTP/2 and TLS that both ends share.
+//! The HTTP/2 and TLS settings of gateways and agents.
 
 use std::io;
 
@@ -7,36 +7,36 @@ use tokio_rustls::TlsStream;
 use super::{Limits, socket::Socket};
 use crate::identity::ALPN;
 
-/// The transport of HTTP/2.
+/// The TLS connection that carries HTTP/2.
 pub(super) type Carrier = TlsStream<Socket>;
 
-/// The maximum flow-control window of HTTP/2 (RFC 9113 section 6.9.1).
+/// The maximum flow-control window of HTTP/2, in bytes (RFC 9113 section 6.9.1).
 const LARGEST_WINDOW: u32 = (1 << 31) - 1;
-/// The largest DATA frame, which bounds the delay of another stream's frame behind it.
+/// The maximum size of a DATA frame, in bytes. It limits the delay of other streams' frames behind it.
 const FRAME: u32 = 128 << 10;
-/// The largest header list in bytes.
+/// The maximum size of a header list, in bytes.
 const HEADERS: u32 = 16 << 10;
-/// The maximum number of bytes of a stream that `h2` queues for sending.
+/// The maximum number of bytes that `h2` queues for sending, per stream.
 const SEND_BUFFER: usize = 256 << 10;
-/// The number of reset streams that `h2` remembers, and of streams that may be reset before they are
-/// accepted. Beyond these `h2` would close the connection. The limit is generous, since the other end is
-/// authenticated and a burst of cancelled requests is no attack.
+/// The maximum number of reset streams that `h2` remembers, and of streams that may be reset before they
+/// are accepted; beyond it `h2` closes the connection. The limit is high, since the peer is authenticated
+/// and a burst of cancelled requests is not an attack.
 const RESETS: usize = 16 << 10;
-/// The budget for small unread DATA frames, beyond which `h2` closes the connection. A frame of less
-/// than 256 bytes costs the difference, until it is read; [`super::copy`] reads frames at once, however
-/// slow its socket is.
+/// The budget for small unread DATA frames, in bytes; beyond it `h2` closes the connection. A frame of
+/// fewer than 256 bytes takes the difference from the budget until it is read. [`super::copy`] reads
+/// frames at once, even if its socket is slow.
 const SMALL_FRAMES: usize = 64 << 20;
-/// The maximum number of bytes that rustls buffers for the kernel: a frame goes in one write.
+/// The maximum number of bytes that rustls buffers for sending; enough to send a frame in one write.
 const TLS_BUFFER: usize = 256 << 10;
 
-/// Returns the window of a connection: the sum of its streams' windows, so that stalled streams never
-/// take the window of another. The config keeps the sum within [`LARGEST_WINDOW`]; the hello is one more
-/// stream.
+/// Returns the flow-control window of a connection, in bytes: the sum of the windows of all streams and
+/// of the hello, so that stalled streams never block another one. The config check keeps the sum within
+/// [`LARGEST_WINDOW`].
 fn connection_window(limits: &Limits) -> u32 {
     ((limits.max_streams + 1) * limits.stream_window_bytes).min(LARGEST_WINDOW)
 }
 
-/// Configures the end that opens streams: the gateway.
+/// Returns the HTTP/2 settings of the gateway, which opens streams.
 pub(super) fn client(limits: &Limits) -> h2::client::Builder {
     let mut builder = h2::client::Builder::new();
     builder
@@ -53,7 +53,7 @@ pub(super) fn client(limits: &Limits) -> h2::client::Builder {
     builder
 }
 
-/// Configures the end that serves streams: the agent. The hello is one more stream.
+/// Returns the HTTP/2 settings of the agent, which serves streams. The hello counts as a stream.
 pub(super) fn server(limits: &Limits) -> h2::server::Builder {
     let mut builder = h2::server::Builder::new();
     builder
@@ -70,7 +70,7 @@ pub(super) fn server(limits: &Limits) -> h2::server::Builder {
     builder
 }
 
-/// Checks the negotiated ALPN protocol and sizes the TLS buffer for bulk traffic.
+/// Checks the negotiated ALPN protocol, and sets the size of the TLS buffer.
 pub(super) fn accept_carrier(carrier: &mut Carrier) -> io::Result<()> {
     match carrier {
         TlsStream::Client(client) => client.get_mut().1.set_buffer_limit(Some(TLS_BUFFER)),
@@ -79,6 +79,6 @@ pub(super) fn accept_carrier(carrier: &mut Carrier) -> io::Result<()> {
     if carrier.get_ref().1.alpn_protocol() == Some(ALPN) {
         Ok(())
     } else {
-        Err(io::Error::other("the other end does not speak culvert/1"))
+        Err(io::Error::other("the peer did not negotiate the ALPN protocol culvert/1"))
     }
 }

@@ -1,4 +1,4 @@
-//! Copies from the stream to the socket.
+//! Copying from the HTTP/2 stream to the socket.
 
 use std::{
     collections::VecDeque,
@@ -14,10 +14,10 @@ use tokio::net::TcpStream;
 
 use super::{Broken, End, Traffic};
 
-/// Smaller pieces are merged while they wait: each would keep its read buffer alive, and `h2` counts the
-/// bytes it holds for it.
+/// Chunks below this size, in bytes, are merged while they are queued, since each chunk keeps the read
+/// buffer alive that it is a part of.
 const SMALL: usize = 4 << 10;
-/// The maximum number of pieces in one write.
+/// The maximum number of chunks in one write.
 const PIECES: usize = 16;
 
 pub(super) struct ToSocket {
@@ -63,8 +63,9 @@ impl ToSocket {
         Poll::Ready(Ok(()))
     }
 
-    /// Takes all received data, so that a reset behind it is seen, and small frames don't accumulate in
-    /// `h2`. The stream's window bounds it: it reopens only by the bytes that the socket took.
+    /// Moves all received data into the queue, so that a reset after the data is seen, and small frames
+    /// don't accumulate in `h2`. The queue is bounded by the stream's flow-control window, which reopens
+    /// only by the bytes that were written to the socket.
     fn take_all(&mut self, traffic: &Traffic, cx: &mut Context<'_>) -> Result<(), Broken> {
         while !self.has_ended {
             match self.recv.poll_data(cx) {
@@ -87,7 +88,7 @@ impl ToSocket {
         match tcp.try_write_vectored(slices) {
             Ok(written) => {
                 self.waiting.advance(written);
-                // Only bytes that the socket took reopen the stream's window.
+                // Reopens the stream's flow-control window by the written bytes.
                 self.recv
                     .flow_control()
                     .release_capacity(written)
@@ -99,11 +100,11 @@ impl ToSocket {
     }
 }
 
-/// Received bytes that wait for the socket.
+/// A queue of received bytes to write to the socket.
 #[derive(Default)]
 struct Waiting {
     pieces: VecDeque<Bytes>,
-    /// Small pieces, merged; behind all others.
+    /// Merged small chunks, after all others.
     tail: BytesMut,
 }
 
@@ -117,7 +118,7 @@ impl Waiting {
             return;
         }
         if self.is_empty() {
-            // The usual case: the piece is written at once, without a copy.
+            // The usual case: the chunk is written at once, without a copy.
             self.pieces.push_back(bytes);
         } else if bytes.len() < SMALL {
             self.tail.extend_from_slice(&bytes);
@@ -129,7 +130,7 @@ impl Waiting {
         }
     }
 
-    /// Fills the slices with the waiting pieces; returns the number of slices used.
+    /// Fills the slices with the first chunks; returns the number of slices used.
     fn fill<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
         let pieces = self.pieces.iter().map(|piece| &**piece);
         let tail = Some(&*self.tail).filter(|tail| !tail.is_empty());

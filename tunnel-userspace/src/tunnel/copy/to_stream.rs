@@ -1,4 +1,4 @@
-//! Copies from the socket to the stream.
+//! Copying from the socket to the HTTP/2 stream.
 
 use std::{
     pin::pin,
@@ -55,8 +55,8 @@ impl ToStream {
         Poll::Ready(Ok(()))
     }
 
-    /// Returns the number of bytes that the stream takes now. The socket is read only when there is
-    /// room, so that a slow reader at the other end slows down the sender through the kernel's buffers.
+    /// Waits for room in the stream's flow-control window; returns the room in bytes. The socket is read
+    /// only when there is room, so that a slow reader on the other side slows down the sender.
     fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Result<usize, Broken>> {
         self.send.reserve_capacity(self.size.bytes());
         let room = self.send.capacity();
@@ -84,7 +84,7 @@ impl ToStream {
         let most = most.min(self.buffer.capacity());
         let asked = room.min(most);
         let mut space = (&mut self.buffer).limit(asked);
-        // tokio treats a short read as the end of readiness and saves a second read that would block.
+        // After a short read, tokio takes the socket as not readable, which saves a read that would block.
         let read = ready!(pin!(tcp.read_buf(&mut space)).poll(cx));
         Poll::Ready(match read {
             Ok(0) => {

@@ -1,4 +1,4 @@
-//! Resets: each end sees the other's, in any state of the stream.
+//! Tests of resets: each side of a stream sees the reset of the other, in any state of the stream.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use tunnel_common::reason::Reason;
 
 use super::harness::{NODE, World, read, reset, rest, until, until_reset};
 
-/// Writes until the peer takes no more.
+/// Writes until all buffers up to the peer are full.
 async fn stuff(stream: &mut TcpStream) {
     let chunk = vec![0_u8; 64 << 10];
     while timeout(Duration::from_millis(300), stream.write_all(&chunk))
@@ -65,8 +65,8 @@ async fn a_burst_of_cancelled_streams_does_not_end_the_session() {
     let (mut client, mut target) = world.pair().await;
     let ended = || world.cloud.sessions.counts().values().sum::<u64>();
     for burst in 0..40 {
-        // With little CPU the streams of earlier bursts are still open, and one too many would be
-        // refused.
+        // On a slow machine the streams of earlier bursts may still be open, and the limit of streams
+        // would be exceeded.
         until("room", || ended() + 200 >= 25 * burst).await;
         let mut burst = Vec::new();
         for _ in 0..25 {

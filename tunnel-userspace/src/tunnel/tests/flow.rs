@@ -1,4 +1,4 @@
-//! Bytes arrive complete and in order.
+//! Tests that bytes arrive complete and in order.
 
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -64,7 +64,7 @@ async fn megabytes_both_ways_at_once_arrive_whole() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn window_that_was_taken_comes_back_with_what_was_written() {
-    // A small window, so that each byte of it is used many times.
+    // A small flow-control window, which must be reopened many times.
     let mut small = limits();
     small.stream_window_bytes = 65_535;
     let world = World::with(&small, &small).await;

@@ -1,4 +1,4 @@
-//! The parts of a tunnel for tests, and the actions of its ends.
+//! The fixtures of the tunnel's tests: a gateway with an ingress, an agent, and TCP helpers.
 
 use std::{
     collections::BTreeSet,
@@ -28,7 +28,7 @@ use crate::{
     },
 };
 
-/// A time limit that no step here reaches.
+/// The time limit of a step in a test; never reached unless the test fails.
 pub(super) const SOON: Duration = Duration::from_secs(60);
 
 pub(super) fn limits() -> Limits {
@@ -49,7 +49,7 @@ fn common(limits: &Limits) -> Common {
     }
 }
 
-/// Waits until the condition holds; panics with `what` on a timeout.
+/// Waits until a condition holds; panics with `what` on a timeout.
 pub(super) async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let wait = async {
         while !is_so() {
@@ -84,10 +84,10 @@ fn open(files: identity::Files, role: Role) -> identity::Receiver {
     receiver
 }
 
-/// The node of the agent.
+/// The name of the agent's node.
 pub(super) const NODE: &str = "edge-7";
 
-/// Running tasks and the sender of their drain signal.
+/// Running tasks, and the sender of their drain signal.
 #[derive(Default)]
 pub(super) struct Run {
     draining: watch::Sender<bool>,
@@ -116,7 +116,7 @@ pub(super) fn gateway_settings() -> gateway::Settings {
     }
 }
 
-/// A gateway with its ingress, and the steered targets.
+/// A gateway and an ingress, with the steered targets.
 pub(super) struct Cloud {
     pub(super) sessions: Arc<Sessions>,
     pub(super) gateway: SocketAddr,
@@ -170,7 +170,7 @@ impl Cloud {
         }
     }
 
-    /// Steers a port of the node; returns the steering address that clients dial.
+    /// Steers a port of a node; returns the steering address that clients dial.
     pub(super) fn steer(&self, node: &str, address: SocketAddr) -> SocketAddr {
         let mut index = 0;
         self.targets.send_modify(|targets| {
@@ -188,7 +188,7 @@ impl Cloud {
         self.steering_address(index)
     }
 
-    /// Returns the steering address of an index, with the port of the ingress.
+    /// Returns the steering address for an index, with the port of the ingress.
     pub(super) fn steering_address(&self, index: u32) -> SocketAddr {
         let number = u32::from(Ipv4Addr::new(127, 19, 0, 1)) + index;
         SocketAddr::new(Ipv4Addr::from(number).into(), self.ingress.port())
@@ -275,7 +275,7 @@ impl Edge {
     }
 }
 
-/// A connected cloud and edge, and a listening target that is steered and allowed.
+/// A gateway with a connected agent, and a target that is steered and permitted.
 pub(super) struct World {
     pub(super) cloud: Cloud,
     pub(super) edge: Edge,
@@ -305,7 +305,7 @@ impl World {
         }
     }
 
-    /// Connects a client and accepts the target's end of its stream; the first byte is used up for it.
+    /// Connects a client to the target; returns both ends. One byte was already sent to the target.
     pub(super) async fn pair(&self) -> (TcpStream, TcpStream) {
         let mut client = TcpStream::connect(self.steered).await.expect("connected");
         client.write_all(b"!").await.expect("written");
@@ -316,7 +316,7 @@ impl World {
     }
 }
 
-/// Returns both ends of a TCP connection, the dialler first.
+/// Returns the two sockets of a TCP connection, that of the client first.
 pub(super) async fn connected() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
     let address = listener.local_addr().expect("an address");
@@ -354,7 +354,7 @@ pub(super) fn reset(stream: TcpStream) {
     drop(stream);
 }
 
-/// Returns bytes in which a missing or misplaced one shows.
+/// Returns pseudo-random bytes, so that a lost or misplaced byte is noticed.
 pub(super) fn pattern(length: usize) -> Vec<u8> {
     let mut random = fastrand::Rng::with_seed(7);
     std::iter::repeat_with(|| random.u8(..))

@@ -1,4 +1,4 @@
-//! Refusals and their reasons.
+//! Tests of refused connects, and of the reasons for them.
 
 use std::{io::ErrorKind, sync::Arc, time::Duration};
 
@@ -26,7 +26,7 @@ async fn refused(at: std::net::SocketAddr) {
             return;
         }
     };
-    // Or before this write.
+    // The reset may also arrive before this write.
     drop(client.write_all(b"hello").await);
     until_reset(&mut client).await;
 }
@@ -68,7 +68,7 @@ async fn what_did_not_come_as_a_steered_connect_is_reset() {
     refused(world.steered).await;
     world.cloud.counted(Reason::ArrivedUnsteered, 2).await;
 
-    // A link that becomes known in time, as that of a new pod does, is accepted.
+    // A connect over a link that is added within a second, as for a new pod, is accepted.
     let pair = world.pair();
     tokio::pin!(pair);
     let early = timeout(Duration::from_millis(100), &mut pair).await;
@@ -86,7 +86,8 @@ async fn an_agent_that_meets_no_gateway_of_its_ca_says_that_tls_failed() {
     until("an error", || !edge.last_error().is_empty()).await;
 
     let (at, error) = (cloud.gateway, edge.last_error());
-    let start = format!("TLS with {at} failed: invalid peer certificate: UnknownIssuer");
+    let start =
+        format!("the TLS handshake with {at} failed: invalid peer certificate: UnknownIssuer");
     assert!(error.starts_with(&start), "{error}");
     assert_eq!(cloud.node(NODE).sessions, []);
 }
@@ -110,7 +111,7 @@ async fn a_gateway_lets_in_no_client_but_an_agent_that_names_the_protocol() {
         connector.connect(Identity::gateway_name(), tcp).await
     };
 
-    // The gateway speaks HTTP/2 to the agent that lacks nothing.
+    // To a valid agent the gateway sends the HTTP/2 preface.
     let (mut tls, mut told) = (enter(of_agent).await.expect("an agent"), [0; 3]);
     let read = timeout(SOON, tls.read_exact(&mut told)).await;
     read.expect("soon").expect("read");
@@ -171,7 +172,7 @@ async fn a_dial_too_many_is_refused_and_a_slow_one_times_out_alone() {
     cloud.counted(Reason::DialTimedOut, 2).await;
 }
 
-/// Creates a listener whose accept queue is full, with the sockets that fill it.
+/// Returns a listener with a full accept queue, and the sockets that fill it.
 fn full_listener() -> (std::net::TcpListener, Vec<socket2::Socket>) {
     use socket2::{Domain, Socket, Type};
     let listener = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");

@@ -1,4 +1,4 @@
-//! Sessions: their limits, their lifetime, and their replacement.
+//! Tests of the limits, the lifetime and the replacement of sessions.
 
 use std::{future::poll_fn, task::Poll, time::Duration};
 
@@ -65,7 +65,7 @@ async fn a_second_connection_stands_beside_the_first() {
 async fn a_gateway_that_drains_is_replaced_while_its_streams_go_on() {
     let world = World::new().await;
     let (mut client, mut target) = world.pair().await;
-    // A session replaced within its first second counts as flapping.
+    // A session that lasted for less than a second is not replaced at once.
     tokio::time::sleep(Duration::from_millis(1100)).await;
 
     world.cloud.run.drain();
@@ -73,7 +73,7 @@ async fn a_gateway_that_drains_is_replaced_while_its_streams_go_on() {
     world.cloud.connected(NODE, 0).await;
     client.write_all(b"still").await.expect("written");
     assert_eq!(read(&mut target, 5).await, b"still");
-    // The listener is closed, so the attempt to connect the replacement fails.
+    // The listener is closed, so that the agent can't connect again.
     until("tried", || world.edge.last_error().contains("refused")).await;
     drop(client);
     rest(&mut target).await;
@@ -92,7 +92,7 @@ async fn what_the_last_stream_of_a_drain_sent_arrives_although_the_agent_is_slow
     let (relay, target) = (relay.await.expect("bound"), target.await.expect("bound"));
     let [at_relay, at_target] = [&relay, &target].map(|it| it.local_addr().expect("an address"));
     let _edge = Edge::new(agent_settings(&[at_relay], &[at_target]), pki.agent(NODE));
-    // A relay between the two takes little of the gateway's bytes, and none while it pauses.
+    // A relay between gateway and agent reads slowly from the gateway, and not at all while paused.
     let (agent, _) = relay.accept().await.expect("accepted");
     let gateway = TcpSocket::new_v4().expect("a socket");
     gateway.set_recv_buffer_size(8192).expect("set");
@@ -156,7 +156,7 @@ async fn an_agent_that_drains_lets_streams_end_and_then_goes() {
 
     client.write_all(b"still").await.expect("written");
     assert_eq!(read(&mut target, 5).await, b"still");
-    // No new streams are permitted meanwhile.
+    // Meanwhile no new stream is permitted.
     let permitted = || world.cloud.sessions.permit(&NODE.into()).map(drop);
     until("closed", || permitted() == Err(Reason::AgentNotConnected)).await;
     drop(client);
@@ -206,7 +206,7 @@ async fn a_gateway_that_falls_silent_is_noticed_and_one_that_comes_back_is_found
     let at = silent.local_addr().expect("an address");
     let cloud = Cloud::new(&pki, &limits());
     let _edge = Edge::new(agent_settings(&[at], &[]), pki.agent(NODE));
-    // A relay between both that goes silent, without closing, once the session is up.
+    // A relay between gateway and agent, which stops without a close once the session is established.
     let meet = async || {
         let accepted = timeout(SOON, silent.accept()).await.expect("soon");
         let (mut to_agent, _) = accepted.expect("accepted");

@@ -1,4 +1,4 @@
-//! Cases in which `h2` closes a connection or delays its streams, unless it is configured otherwise.
+//! Tests of the HTTP/2 settings: with its defaults, `h2` would close the session or delay its streams.
 
 use std::{
     pin::pin,
@@ -29,7 +29,7 @@ use crate::tunnel::{
     wire,
 };
 
-/// Both ends of a session, without TLS.
+/// The HTTP/2 client and server of a session, without TLS.
 struct Session {
     sender: SendRequest<Bytes>,
     client: client::Connection<DuplexStream, Bytes>,
@@ -49,12 +49,12 @@ impl Session {
             client,
             server,
         };
-        // The SETTINGS frames and their acknowledgements go both ways.
+        // Exchanges the SETTINGS frames and their acknowledgements.
         (0..2).for_each(|_| session.exchange());
         session
     }
 
-    /// Polls the client once; it must not end.
+    /// Polls the client once; asserts that the client does not end.
     fn drive_client(&mut self) {
         let mut cx = Context::from_waker(Waker::noop());
         // tokio's cooperative budget would otherwise stop the poll early.
@@ -75,7 +75,7 @@ impl Session {
         self.drive_client();
     }
 
-    /// Opens a stream, which the server has not accepted yet.
+    /// Opens a stream that the server has not accepted yet.
     fn request(&mut self) -> (ResponseFuture, SendStream<Bytes>) {
         let sent = self.sender.send_request(connect(), false).expect("sent");
         self.drive_client();
@@ -175,7 +175,7 @@ async fn bytes_for_thousands_of_streams_that_are_gone_do_not_close_the_session()
             };
             respond.send_reset(h2::Reason::REFUSED_STREAM);
         }
-        // Late data of the client for reset streams must do no harm.
+        // Data for streams that the server has reset must do no harm.
         for (_, send) in &mut streams {
             send.send_data(Bytes::from_static(b"late"), false)
                 .expect("not known yet");

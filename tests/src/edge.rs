@@ -1,13 +1,13 @@
-//! An edge node: it can dial the cloud, but the cloud can't dial it.
+//! An edge node: it can dial the cloud, but nodes of the cloud can't dial it.
 //!
 //! ```text
 //! host 192.0.2.1 ──uplink── outside ──edge── eth0 198.51.100.2 edge
 //!      2001:db8::1                           2001:db8:51::2    10.20.0.7, fd00:20::7
 //! ```
 //!
-//! The place outside forwards between the two, and knows the edge by its address on the link only, as
-//! the cloud knows a site by its NAT address. The Node's addresses are unreachable in the cloud: a
-//! connect to one of them that isn't steered fails at once.
+//! The sandbox outside forwards between the two. It has a route only to the edge node's link address,
+//! which stands for the NAT address of a remote site. The addresses in the edge's Node are unreachable
+//! from the cloud: a connect that isn't steered fails at once.
 
 use std::{
     fs,
@@ -29,30 +29,30 @@ use crate::{
 
 /// The name of the edge node.
 pub const EDGE: &str = "edge-7";
-/// The IPv4 address in its Node.
+/// The IPv4 address in the Node of the edge node.
 pub const EDGE_V4: Ipv4Addr = Ipv4Addr::new(10, 20, 0, 7);
-/// The IPv6 address in its Node.
+/// The IPv6 address in the Node of the edge node.
 pub const EDGE_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x20, 0, 0, 0, 0, 0, 7);
 
 /// The default port of a gateway.
 const GATEWAY: u16 = 10_262;
 
-/// The addresses of edge nodes, which are unreachable in the cloud.
+/// The address ranges of edge nodes, which are unreachable from the cloud.
 const EDGES: [&str; 2] = ["10.20.0.0/24", "fd00:20::/64"];
 
-/// The address of the edge on its link; it represents the NAT address of a site.
+/// The address of the edge node on its link; it stands for the NAT address of a remote site.
 pub const LINK_V4: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 2);
 
-/// The addresses of the link, IPv4 and IPv6: outside first, then the edge.
+/// The addresses on the link, IPv4 and IPv6: that of the sandbox outside, then that of the edge node.
 const LINK: [[&str; 2]; 2] = [
     ["198.51.100.1", "198.51.100.2"],
     ["2001:db8:51::1", "2001:db8:51::2"],
 ];
 
-/// The priority of the rules that drop all packets of the link, both ways.
+/// The priority of the routing rules that drop all packets of the link in both directions.
 const CUT: u32 = 5;
 
-/// An edge node. Its agent is killed on drop.
+/// An edge node. The agent on it is killed on drop.
 #[derive(Debug)]
 pub struct Edge {
     agent: Daemon,
@@ -63,7 +63,7 @@ pub struct Edge {
 }
 
 impl Edge {
-    /// Connects an edge node to a node's network.
+    /// Creates an edge node, and connects it to the network of a cloud node.
     pub fn new(topology: &Topology, culvert: PathBuf) -> Result<Self> {
         let place = topology.elsewhere(EDGE)?;
         join(topology, &place)?;
@@ -84,7 +84,7 @@ impl Edge {
         &self.place
     }
 
-    /// Returns the edge's Node, labelled as an edge node.
+    /// Builds the Node of the edge node, with the label of edge nodes.
     #[must_use]
     pub fn node() -> NodeObject {
         NodeObject::new(EDGE, [EDGE_V4.into(), EDGE_V6.into()]).edge()
@@ -96,14 +96,14 @@ impl Edge {
         self.folder.join("identity")
     }
 
-    /// Returns the files of the kubelet's certificate, which exist after [`Edge::serve_kubelet`].
+    /// Returns the paths of the kubelet's certificate files. [`Edge::serve_kubelet`] creates them.
     #[must_use]
     pub fn kubelet_files(&self) -> Files {
         Files::of(&self.folder, "kubelet")
     }
 
-    /// Starts a kubelet-like server on ports of the edge. Its certificate is for the addresses of the
-    /// Node, from an authority of its own.
+    /// Starts a kubelet-like server on the edge node. Its certificate is valid for the addresses in the
+    /// Node, and issued by a separate CA.
     pub fn serve_kubelet(&self, ports: &[u16]) -> Result<Server> {
         let files = self.kubelet_files();
         let authority = Authority::new("kubelets")?;
@@ -123,8 +123,8 @@ impl Edge {
         Server::start(&self.place, &options)
     }
 
-    /// Starts `culvert agent`, which may dial these ports of the edge itself; its certificate is read
-    /// from [`Edge::identity`].
+    /// Starts `culvert agent`, which may dial these ports of the edge node. It reads its certificate from
+    /// [`Edge::identity`].
     pub fn start_agent(&self, ports: [u16; 2]) -> Result<()> {
         let (config, state) = (self.folder.join("culvert.yaml"), self.folder.join("state"));
         fs::create_dir_all(&state)?;
@@ -151,7 +151,7 @@ impl Edge {
         &self.agent
     }
 
-    /// Cuts the link: packets are dropped both ways, without any error.
+    /// Cuts the link: packets in both directions are dropped silently.
     pub fn cut(&self) -> Result<()> {
         self.rules("add")
     }
@@ -172,7 +172,7 @@ impl Edge {
     }
 }
 
-/// Returns the config that both ends of a tunnel share: the certificate, and the session limits.
+/// Formats the part of the config that gateways and agents share: certificate files, and session timers.
 pub(crate) fn end_config(identity: &Path) -> String {
     let Files { ca, cert, key } = Files::issued(identity);
     format!(

@@ -1,6 +1,6 @@
-//! The ends of a tunnel as processes: gateway with ingress, and agent. They run the product's modules
-//! without kernel programs, so they need no privileges: an ingress prefix within 127.0.0.0/8 needs no
-//! route.
+//! Processes at both sides of a tunnel: a gateway with an ingress, and agents. They run the product's
+//! modules without kernel programs, and need no privileges, since a steering prefix within 127.0.0.0/8
+//! needs no route.
 
 use std::{
     collections::BTreeMap,
@@ -28,7 +28,7 @@ use crate::{agent::child, environment, log, pki, serve::read_record, wait};
 
 pub mod run;
 
-/// The time an end has to become ready, or to exit.
+/// The time limit for a process to become ready, or to exit.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 impl From<&pki::Files> for Files {
@@ -41,10 +41,10 @@ impl From<&pki::Files> for Files {
 /// The target of a steering address.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Target {
-    /// The index of the address in the prefix.
+    /// The index of the steering address in the prefix.
     pub index: u32,
     pub node: String,
-    /// The address that the node's agent dials.
+    /// The address that the agent of the node dials.
     pub at: SocketAddr,
 }
 
@@ -57,7 +57,7 @@ pub struct CloudSettings {
     pub ingress: SocketAddr,
     /// The steering prefix: its first address and its length.
     pub prefix: (IpAddr, u8),
-    /// The targets of the prefix's addresses.
+    /// The targets of the steering addresses.
     pub targets: Vec<Target>,
     /// The certificate files of the gateway.
     pub certificate: Files,
@@ -73,7 +73,7 @@ pub struct AgentSettings {
     pub session: Limits,
 }
 
-/// The record that a gateway with an ingress writes.
+/// The state of a gateway with an ingress, which its process publishes.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct CloudRecord {
     /// The address that agents connect to.
@@ -82,7 +82,7 @@ pub struct CloudRecord {
     pub ingress: SocketAddr,
     /// The number of occurrences of each reason, by its label.
     pub counts: BTreeMap<String, u64>,
-    /// The product's view of the nodes.
+    /// The nodes and their sessions, as in the product's `/nodes`.
     pub nodes: Value,
     /// The product's view of the identity.
     pub identity: Value,
@@ -117,16 +117,17 @@ impl CloudRecord {
     }
 }
 
-/// The record that an agent writes.
+/// The state of an agent, which its process publishes.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct AgentRecord {
-    /// The product's view of the agent.
+    /// The state of the agent, as in the product's `/status`.
     pub view: Value,
     /// The product's view of the identity.
     pub identity: Value,
 }
 
-/// An end that runs as a process; killed on drop, and when the thread that started it ends.
+/// A running gateway with an ingress, or a running agent. The process is killed on drop, and when the
+/// thread that started it ends.
 #[derive(Debug)]
 pub struct End {
     process: Child,
@@ -135,12 +136,12 @@ pub struct End {
 }
 
 impl End {
-    /// Starts an end; `role` is `cloud` or `agent`, and its file names begin with `stem`.
+    /// Starts a process. `role` is `cloud` or `agent`; the names of its files begin with `stem`.
     pub fn start(role: &str, stem: &Path, settings: &impl Serialize) -> Result<Self> {
         let file = |extension| stem.with_extension(extension);
         let (settings_file, record, log) = (file("json"), file("record"), file("log"));
         fs::write(&settings_file, serde_json::to_vec_pretty(settings)?)?;
-        // A killed process may have left its record.
+        // A killed process may have left its socket.
         drop(fs::remove_file(&record));
         let output = log::append(&log)?;
         let lab = environment::culvert_lab()?;
@@ -155,7 +156,7 @@ impl End {
             .stdout(output.try_clone()?)
             .stderr(output)
             .spawn()
-            .context("cannot start an end")?;
+            .context("cannot start culvert-lab")?;
         let mut end = Self {
             process,
             record,
@@ -165,7 +166,7 @@ impl End {
         wait::ready(PATIENCE, ended, || {
             read_record::<Value>(&end.record).is_ok()
         })
-        .with_context(|| format!("{role}; its log ends\n{}", end.log()))?;
+        .with_context(|| format!("{role} isn't ready; the end of its log:\n{}", end.log()))?;
         Ok(end)
     }
 
@@ -189,12 +190,12 @@ impl End {
 
     pub fn signal(&mut self, signal: Signal) -> Result<()> {
         if let Some(status) = self.process.try_wait()? {
-            bail!("it has ended: {status}");
+            bail!("the process has already ended: {status}");
         }
         Ok(kill(Pid::from_raw(self.pid()), signal)?)
     }
 
-    /// Ends the process by a signal and waits; returns the signal that killed it, if any.
+    /// Sends a signal and waits until the process ends; returns the signal that killed it, if any.
     pub fn end(mut self, signal: Signal) -> Result<Option<i32>> {
         self.signal(signal)?;
         let status = wait::some(PATIENCE, || self.process.try_wait().ok().flatten())?;

@@ -12,19 +12,19 @@ pub fn culvert() -> Result<PathBuf> {
     find("CULVERT_BIN", "culvert").context("build it with `cargo build`, or set CULVERT_BIN")
 }
 
-/// Finds the laboratory's own program, which holds places and runs servers and loads in them:
-/// `CULVERT_LAB_BIN`, else this process, else `culvert-lab` near it.
+/// Finds the laboratory's own program, which creates sandboxes, and runs servers and loads in them:
+/// `CULVERT_LAB_BIN`, else `culvert-lab` next to this program.
 pub fn culvert_lab() -> Result<PathBuf> {
     find("CULVERT_LAB_BIN", "culvert-lab")
         .context("build it with `cargo build --package tunnel-tests`, or set CULVERT_LAB_BIN")
 }
 
-/// Returns the factor in `CULVERT_SCALE`, unparsed.
+/// Returns the value of `CULVERT_SCALE`, the factor for counts and rates of loads.
 pub(crate) fn scale() -> Option<String> {
     env::var_os("CULVERT_SCALE")?.into_string().ok()
 }
 
-/// Returns the factor in `CULVERT_LASTING`, unparsed.
+/// Returns the value of `CULVERT_LASTING`, the factor for durations of loads.
 pub(crate) fn lasting() -> Option<String> {
     env::var_os("CULVERT_LASTING")?.into_string().ok()
 }
@@ -45,7 +45,7 @@ fn number(variable: &str) -> Option<u64> {
     env::var_os(variable)?.into_string().ok()?.parse().ok()
 }
 
-/// Returns the file that lists the tests skipped here: `CULVERT_SKIPS`.
+/// Returns the file to which skipped tests are appended: `CULVERT_SKIPS`.
 pub(crate) fn skips() -> Option<PathBuf> {
     env::var_os("CULVERT_SKIPS").map(PathBuf::from)
 }
@@ -54,18 +54,18 @@ fn find(variable: &str, name: &str) -> Result<PathBuf> {
     if let Some(path) = env::var_os(variable) {
         let path = PathBuf::from(path);
         if !path.is_file() {
-            bail!("{variable} names {}, which is no file", path.display());
+            bail!("{variable} is {}, which is not a file", path.display());
         }
         return Ok(path);
     }
-    let own = env::current_exe().context("cannot find this program's own file")?;
+    let own = env::current_exe().context("cannot find the path of this program")?;
     // Cargo puts test programs into `deps`, one folder below the other programs.
     own.ancestors()
         .skip(1)
         .take(2)
         .map(|folder| folder.join(name))
         .find(|path| path.is_file())
-        .with_context(|| format!("there is no {name} near {}", parent(&own).display()))
+        .with_context(|| format!("no program {name} in or above {}", parent(&own).display()))
 }
 
 fn parent(path: &Path) -> &Path {

@@ -1,5 +1,5 @@
-//! Features of the kernel that some tests need and some kernels lack. A test without its feature is
-//! recorded as skipped, and counted, instead of passing unnoticed.
+//! Kernel features that some tests need and some kernels lack. A test whose feature is missing is recorded as
+//! skipped, so that it doesn't count as passed.
 
 use std::{
     collections::BTreeMap,
@@ -51,14 +51,14 @@ impl Display for Feature {
     }
 }
 
-/// True if the kernel has the feature; probed once per process.
+/// Returns true if the kernel has the feature, which is probed once per process.
 pub fn is_there(feature: Feature) -> Result<bool> {
     static KNOWN: Mutex<BTreeMap<Feature, bool>> = Mutex::new(BTreeMap::new());
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(known) = known.get(&feature) {
         return Ok(*known);
     }
-    let answer = ask(feature).with_context(|| format!("cannot find out about {feature}"))?;
+    let answer = ask(feature).with_context(|| format!("cannot probe the kernel feature {feature}"))?;
     known.insert(feature, answer);
     Ok(answer)
 }
@@ -75,7 +75,7 @@ fn ask(feature: Feature) -> Result<bool> {
     }
 }
 
-/// Runs a function in a new network namespace, on a thread of its own that ends with it.
+/// Runs a function in a new network namespace, on a new thread.
 fn in_own_network<T: Send + 'static>(
     body: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
@@ -85,10 +85,10 @@ fn in_own_network<T: Send + 'static>(
     });
     thread
         .join()
-        .map_err(|_panic| anyhow::anyhow!("the thread failed"))?
+        .map_err(|_panic| anyhow::anyhow!("the thread in a new network namespace panicked"))?
 }
 
-/// True if stream sockets of a protocol can be created.
+/// Returns true if stream sockets of a protocol can be created.
 fn makes(protocol: Protocol) -> Result<bool> {
     match Socket::new(Domain::IPV4, Type::STREAM, Some(protocol)) {
         Ok(_socket) => Ok(true),
@@ -115,8 +115,8 @@ fn dummy() -> Result<bool> {
     }
 }
 
-/// True if the kernel lacks a feature that the test needs. The test and the feature are then appended to
-/// the file that `CULVERT_SKIPS` names, to be counted.
+/// Returns true if the kernel lacks a feature that the test needs; then also appends the test and the
+/// feature to the file in `CULVERT_SKIPS`.
 pub fn lacks(test: &str, needed: &[Feature]) -> Result<bool> {
     for feature in needed {
         if !is_there(*feature)? {
@@ -127,14 +127,14 @@ pub fn lacks(test: &str, needed: &[Feature]) -> Result<bool> {
     Ok(false)
 }
 
-#[expect(clippy::print_stdout, reason = "whoever runs the tests is to see it")]
+#[expect(clippy::print_stdout, reason = "the output of a test run shows skipped tests")]
 fn note(test: &str, feature: Feature) -> Result<()> {
-    println!("{test} is not run: this kernel has no {feature}");
+    println!("{test} is skipped: this kernel has no {feature}");
     let Some(path) = environment::skips() else {
         return Ok(());
     };
     let mut file = log::append(&path)?;
-    // A single write, since other tests append to the same file.
+    // One write per line, since other processes append to the same file.
     file.write_all(format!("{test} {feature}\n").as_bytes())?;
     Ok(())
 }

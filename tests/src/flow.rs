@@ -1,5 +1,5 @@
-//! Streams for measurements: a server that floods or echoes, over TCP and TLS, and its clients. The
-//! first byte of a connection selects the mode.
+//! Measures the throughput and latency of streams: a server that floods or echoes, over TCP and TLS, and its
+//! clients. The first byte of a connection selects the mode.
 
 use std::time::Duration;
 
@@ -13,23 +13,23 @@ use serde::{Deserialize, Serialize};
 pub mod client;
 pub mod serve;
 
-/// The server sends without end.
+/// The mode in which the server sends as fast as possible.
 const FLOOD: u8 = b'F';
-/// Like [`FLOOD`], with small kernel buffers at the server, since nobody reads.
+/// Like [`FLOOD`], with small socket buffers at the server, since the client doesn't read.
 const STALL: u8 = b'S';
-/// The server sends received bytes back.
+/// The mode in which the server sends received bytes back.
 const ECHO: u8 = b'E';
 
-/// The buffer size of sockets that nobody reads from.
+/// The buffer size of sockets in mode [`STALL`].
 const LITTLE: usize = 64 * 1024;
 
 /// The size of a read or write.
 const CHUNK: usize = 64 * 1024;
 
-/// The result of a client's floods.
+/// The result of a client in mode [`FLOOD`], over all its connections.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub struct Flood {
-    /// The number of bytes received during the measurement.
+    /// The number of bytes that were received during the measurement.
     pub bytes: u64,
     /// The duration of the measurement.
     pub took_ns: u64,
@@ -52,7 +52,7 @@ pub fn per(value: u128, by: u64) -> u64 {
 
 /// Returns the CPU time of this process.
 fn own_cpu() -> Result<Duration> {
-    let usage = getrusage(UsageWho::RUSAGE_SELF).context("no usage")?;
+    let usage = getrusage(UsageWho::RUSAGE_SELF).context("getrusage failed")?;
     let micros = (usage.user_time() + usage.system_time()).num_microseconds();
     Ok(Duration::from_micros(u64::try_from(micros)?))
 }

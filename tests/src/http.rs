@@ -1,4 +1,4 @@
-//! HTTP/1.1 parsing of the laboratory's clients and servers.
+//! An HTTP/1.1 parser for the laboratory's clients and servers.
 
 use std::io::{self, BufRead, Read as _};
 
@@ -15,19 +15,19 @@ const LINE: u64 = 64 << 10;
 #[derive(Clone, Copy, Debug)]
 pub struct Head {
     pub status: u16,
-    /// The length of the body, if the head has it.
+    /// The value of `Content-Length`.
     pub length: Option<u64>,
     is_chunked: bool,
 }
 
 impl Head {
-    /// Reads a head up to its blank line.
+    /// Reads a head, including the blank line after it.
     pub fn read(from: &mut impl BufRead) -> Result<Self> {
         let first = line(from)?;
         let status = first
             .split(' ')
             .nth(1)
-            .context("the answer has no status")?;
+            .context("the first line of the response has no status")?;
         let mut head = Self {
             status: status.parse()?,
             length: None,
@@ -44,13 +44,13 @@ impl Head {
         }
     }
 
-    /// Reads the body after the head; without a length it extends to the end of the stream.
+    /// Reads the body that follows the head; without a length, up to the end of the stream.
     pub fn body(&self, from: &mut impl BufRead) -> Result<String> {
         let mut body = Vec::new();
         if self.is_chunked {
             loop {
-                let size = u64::from_str_radix(&line(from)?, 16).context("a chunk has no size")?;
-                body.extend(exactly(from, size).context("a chunk is cut off")?);
+                let size = u64::from_str_radix(&line(from)?, 16).context("the size of a chunk is not a hexadecimal number")?;
+                body.extend(exactly(from, size).context("the stream ends within a chunk")?);
                 line(from)?;
                 if size == 0 {
                     break;
@@ -75,7 +75,7 @@ fn line(from: &mut impl BufRead) -> Result<String> {
     let mut line = String::new();
     from.take(LINE).read_line(&mut line)?;
     if !line.ends_with('\n') {
-        return Err(io::Error::from(io::ErrorKind::UnexpectedEof)).context("a line breaks off");
+        return Err(io::Error::from(io::ErrorKind::UnexpectedEof)).context("the stream ends within a line");
     }
     Ok(line.trim_end().to_owned())
 }
@@ -88,7 +88,7 @@ pub(crate) fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
     })
 }
 
-/// Reads the head of the next request; none if the client ended its direction. Bytes read beyond the
+/// Reads the head of the next request; returns none if the client half-closed the connection. Bytes after the
 /// head stay in the buffer.
 pub(crate) async fn next_head(
     from: &mut (impl AsyncRead + Unpin),
@@ -108,7 +108,7 @@ pub(crate) async fn next_head(
     }
 }
 
-/// Returns the length of a head with its blank line, if it is complete.
+/// Returns the length of a head with its blank line, if the bytes contain all of it.
 fn head_end(bytes: &[u8]) -> Option<usize> {
     bytes
         .windows(4)

@@ -1,5 +1,5 @@
-//! An instance of the product: `culvert node` with its own cgroup, BPF file system, folder of manifests
-//! and state folder.
+//! An instance of the product: `culvert node` with a separate cgroup, BPF file system, folder of
+//! manifests and state folder.
 
 mod settings;
 
@@ -24,13 +24,13 @@ use crate::{
     wait,
 };
 
-/// The time that the daemon has to become ready, with as many Services as fit into memory.
+/// The time limit for the daemon to become ready, even with as many Services as fit into memory.
 const READY: Duration = Duration::from_secs(60);
 
-/// The name of the node in its own config, and of its Node object.
+/// The name of the node, in its config and its Node.
 pub const NODE: &str = "node-a";
 
-/// An instance. The daemon is killed on drop.
+/// An instance of `culvert node`. The daemon is killed on drop.
 #[derive(Debug)]
 pub struct Instance {
     daemon: Daemon,
@@ -40,7 +40,7 @@ pub struct Instance {
 }
 
 impl Instance {
-    /// Prepares an instance: its folders, its config, and its own Node as a manifest.
+    /// Prepares an instance: creates its folders, its config, and a manifest of its Node.
     pub fn new(host: Place, folder: PathBuf, cgroup: &Path, settings: Settings) -> Result<Self> {
         let instance = Self {
             daemon: Daemon::new(folder.join("culvert.log")),
@@ -56,13 +56,13 @@ impl Instance {
         Ok(instance)
     }
 
-    /// Returns the instance's own Node.
+    /// Builds the Node of the instance.
     #[must_use]
     pub fn node() -> NodeObject {
         NodeObject::new(NODE, [HOST_V4.into(), HOST_V6.into()])
     }
 
-    /// Returns the place that the daemon runs in.
+    /// Returns the sandbox that the daemon runs in.
     #[must_use]
     pub const fn host(&self) -> &Place {
         &self.host
@@ -79,7 +79,7 @@ impl Instance {
         self.folder.join("culvert.yaml")
     }
 
-    /// Returns the folder for the daemon's own state.
+    /// Returns the daemon's state folder.
     #[must_use]
     pub fn state(&self) -> PathBuf {
         self.folder.join("state")
@@ -147,14 +147,14 @@ impl Instance {
         )
     }
 
-    /// Changes the sizes of the maps, from the next start on.
+    /// Changes the sizes of the maps in the config, which the next start applies.
     pub fn resize(&self, change: impl FnOnce(&mut Settings)) -> Result<()> {
         let mut settings = self.settings.clone();
         change(&mut settings);
         let sizes = settings.sizes();
         let config = fs::read_to_string(self.config_path())?;
-        let (before, rest) = config.split_once("  maps: {").context("no sizes")?;
-        let (_, after) = rest.split_once('\n').context("no end of the sizes")?;
+        let (before, rest) = config.split_once("  maps: {").context("the config has no `maps`")?;
+        let (_, after) = rest.split_once('\n').context("the config ends within `maps`")?;
         fs::write(self.config_path(), format!("{before}  {sizes}\n{after}"))
             .context("cannot write the config")
     }
@@ -175,19 +175,19 @@ impl Instance {
         &self.settings.culvert
     }
 
-    /// Puts a manifest into the folder as editors do: writes it outside, then renames it.
+    /// Puts a manifest into the folder as editors do: writes a draft elsewhere, then renames it.
     pub fn apply(&self, manifest: impl Into<Manifest>) -> Result<()> {
         let Manifest { file, text } = manifest.into();
         let draft = self.folder.join(format!("{file}.draft"));
         fs::write(&draft, text).with_context(|| format!("cannot write {}", draft.display()))?;
         fs::rename(&draft, self.manifests().join(&file))
-            .with_context(|| format!("cannot put {file} in place"))
+            .with_context(|| format!("cannot move {file} into the folder of manifests"))
     }
 
     /// Removes a manifest from the folder.
     pub fn withdraw(&self, file: &str) -> Result<()> {
         fs::remove_file(self.manifests().join(file))
-            .with_context(|| format!("cannot take {file} away"))
+            .with_context(|| format!("cannot remove the manifest {file}"))
     }
 
     /// Starts the daemon and waits until it is ready.
@@ -196,34 +196,33 @@ impl Instance {
         self.wait_ready()
     }
 
-    /// Starts the daemon without waiting.
+    /// Starts the daemon without waiting until it is ready.
     pub fn launch(&self) -> Result<()> {
         self.launch_by(&[])
     }
 
-    /// Starts the daemon, without waiting, by a command that gets the daemon's command line appended.
+    /// Starts the daemon through another command, to which the daemon's command line is appended.
     pub fn launch_by(&self, command: &[String]) -> Result<()> {
         let argv = [command, &self.command_line(&["node"])?].concat();
         self.daemon.start(&self.host, &argv)
     }
 
-    /// Waits until the launched daemon is live, though maybe not ready: a port may be taken, or a map
-    /// full.
+    /// Waits until the launched daemon is live. It need not be ready: a port may be in use, or a map full.
     pub fn wait_ready(&self) -> Result<()> {
         let ready = wait::ready(READY, || self.daemon.ended(), || self.is_working());
         ready.with_context(|| {
             let log_end = self.daemon.log_end();
-            format!("the daemon isn't ready; its log ends\n{log_end}")
+            format!("the daemon isn't ready; the end of its log:\n{log_end}")
         })
     }
 
-    /// True if the daemon's liveness endpoint returns 200.
+    /// Returns true if the daemon responds with 200 to `/livez`.
     #[must_use]
     pub fn is_working(&self) -> bool {
         admin::get(&self.admin_socket(), "/livez").is_ok_and(|answer| answer.status == 200)
     }
 
-    /// True if the daemon's status says that it is ready.
+    /// Returns true if `/status` has `ready: true`.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.status().is_ok_and(|status| status["ready"] == true)
@@ -249,7 +248,7 @@ impl Instance {
         self.daemon.pid()
     }
 
-    /// Returns the log of all daemons of this instance.
+    /// Returns the log, including that of earlier processes of this instance.
     #[must_use]
     pub fn logs(&self) -> String {
         self.daemon.logs()
@@ -267,7 +266,7 @@ impl Instance {
 
     fn json(&self, path: &str) -> Result<serde_json::Value> {
         let answer = admin::get(&self.admin_socket(), path)?;
-        serde_json::from_str(&answer.body).with_context(|| format!("{path} is no JSON"))
+        serde_json::from_str(&answer.body).with_context(|| format!("the response to {path} is not JSON"))
     }
 
     /// Returns the daemon's `/metrics`.
@@ -275,13 +274,13 @@ impl Instance {
         Ok(admin::get(&self.admin_socket(), "/metrics")?.body)
     }
 
-    /// Returns the count of a reason by its label; 0 if it isn't listed.
+    /// Returns the counter of a reason, given its label; 0 if the metrics don't have it.
     pub fn reason(&self, word: &str) -> Result<u64> {
         let name = format!("culvert_reason_total{{reason=\"{word}\"}}");
         Ok(admin::metric(&self.metrics()?, &name).unwrap_or(0))
     }
 
-    /// Runs another command of the product to its end, with this instance's config.
+    /// Runs another subcommand of `culvert` with this instance's config, and waits for it.
     pub fn culvert(&self, arguments: &[&str]) -> Result<Output> {
         self.host
             .command(&self.command_line(arguments)?)

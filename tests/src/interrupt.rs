@@ -1,4 +1,4 @@
-//! Orderly exit: an interrupt first removes the laboratories of this process.
+//! Cleanup on a signal: the laboratories of this process are removed before it ends.
 
 use std::{
     io, process,
@@ -18,7 +18,7 @@ use crate::lab;
 static ENDING: AtomicBool = AtomicBool::new(false);
 
 /// Makes SIGINT, SIGTERM and SIGHUP remove the laboratories of this process before they end it. Must be
-/// called before any thread is started.
+/// called before any other thread exists, since threads inherit the signal mask.
 pub fn clean_up_first() -> Result<()> {
     let mut signals = SigSet::empty();
     for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
@@ -28,20 +28,20 @@ pub fn clean_up_first() -> Result<()> {
     thread::spawn(move || {
         let signal = signals.wait().unwrap_or(Signal::SIGKILL);
         ENDING.store(true, Ordering::Relaxed);
-        // Remains are swept by the next laboratory.
+        // After an error, the next laboratory sweeps the remains.
         drop(lab::remove_own());
         let ended = signals
             .thread_unblock()
             .and_then(|()| kill(Pid::this(), signal));
         match ended {
-            // The signal may be ignored, as the parent process set it.
+            // The parent process may have set the signal to be ignored.
             Ok(()) | Err(_) => process::abort(),
         }
     });
     Ok(())
 }
 
-/// Blocks for ever if a signal is ending this process, whose handler removes everything: two concurrent
+/// Blocks for ever if a signal is ending this process: its handler removes everything, and two concurrent
 /// removals would disturb each other.
 pub fn leave_to_signal() {
     while ENDING.load(Ordering::Relaxed) {

@@ -1,7 +1,7 @@
-//! Links, addresses and routes of a place, by commands in the syntax of ip(8).
+//! Creates links, addresses and routes in a sandbox, by commands in the syntax of ip(8).
 //!
-//! A test makes dozens of them: each is a netlink message over a socket of the place, because on an
-//! emulated machine the start of `ip` costs more than all else.
+//! A test runs dozens of these commands. Each is sent as a netlink message over a socket of the sandbox,
+//! because starting the program `ip` is slow on an emulated machine.
 
 use std::{
     fmt::Debug,
@@ -32,12 +32,12 @@ const ROUTE: i32 = 0;
 /// `RT_TABLE_MAIN` and `RT_TABLE_LOCAL`.
 const TABLE_MAIN: u32 = 254;
 const TABLE_LOCAL: u32 = 255;
-/// The buffer for a response; longer than any about one link.
+/// The size of the response buffer, enough for a message about a link.
 const LARGEST: usize = 32 << 10;
 pub(crate) const CHANGE: u16 = NLM_F_REQUEST | NLM_F_ACK;
 const NEW: u16 = CHANGE | NLM_F_CREATE | NLM_F_EXCL;
 
-/// Runs commands, one a line: `link set L up`, `link add L type veth peer name P netns PID`,
+/// Runs commands, one per line: `link set L up`, `link add L type veth peer name P netns PID`,
 /// `addr add A/N dev L [scope link] [nodad]`, `addr del A/N dev L` and
 /// `route add [unreachable|local] A/N|default [via A] [dev L] [src A] [onlink]`.
 pub(crate) fn batch(place: &Place, commands: &str) -> Result<()> {
@@ -95,7 +95,7 @@ impl Kernel {
                 self.change(RouteNetlinkMessage::DelAddress(message), CHANGE)
             }
             ["route", "add", ref words @ ..] => self.add_route(words),
-            _ => bail!("no such command"),
+            _ => bail!("unsupported command"),
         }
     }
 
@@ -106,7 +106,7 @@ impl Kernel {
             rest => (RouteType::Unicast, rest),
         };
         let [destination, options @ ..] = words else {
-            bail!("no destination");
+            bail!("the route has no destination");
         };
         let options = Options::of(options)?;
         let to = match (*destination, options.via) {
@@ -150,19 +150,19 @@ impl Kernel {
         let answer = ask(&self.socket, message, NLM_F_REQUEST);
         match answer.with_context(|| format!("link {link}"))? {
             Some(RouteNetlinkMessage::NewLink(link)) => Ok(link.header.index),
-            odd => bail!("odd answer about link {link}: {odd:?}"),
+            odd => bail!("unexpected response about link {link}: {odd:?}"),
         }
     }
 
     fn change(&self, message: RouteNetlinkMessage, flags: u16) -> Result<()> {
         match ask(&self.socket, message, flags)? {
             None => Ok(()),
-            Some(odd) => bail!("odd answer to a change: {odd:?}"),
+            Some(odd) => bail!("unexpected response to a change: {odd:?}"),
         }
     }
 }
 
-/// Sends a message over a netlink socket; returns the response, or none for an acknowledgement.
+/// Sends a request over a netlink socket; returns the response, or none for an acknowledgement.
 pub(crate) fn ask<T>(socket: &Socket, message: T, flags: u16) -> io::Result<Option<T>>
 where
     T: Debug + NetlinkDeserializable + NetlinkSerializable,
@@ -182,7 +182,7 @@ where
         return Ok(Some(inner));
     }
     let NetlinkPayload::Error(error) = answer.payload else {
-        return Err(io::Error::other(format!("odd answer: {answer:?}")));
+        return Err(io::Error::other(format!("unexpected netlink response: {answer:?}")));
     };
     error.code.map_or(Ok(None), |_| Err(error.to_io()))
 }
@@ -218,13 +218,13 @@ impl<'a> Options<'a> {
                     options.is_onlink = true;
                     rest
                 }
-                [odd, ..] => bail!("{odd}: no such option"),
+                [odd, ..] => bail!("unsupported option `{odd}`"),
             }
         }
     }
 }
 
-/// Builds a veth pair: one end here, one in the network namespace of a process.
+/// Builds the request for a veth pair, with the peer in the network namespace of a process.
 fn veth(link: &str, peer: &str, pid: u32) -> LinkMessage {
     let other = LinkUnspec::new_with_name(peer).setns_by_pid(pid).build();
     let info = vec![
@@ -253,23 +253,23 @@ fn address_message((address, length): (IpAddr, u8), options: &[&str]) -> Result<
         ["nodad"] => message
             .attributes
             .push(AddressAttribute::Flags(AddressFlags::Nodad)),
-        odd => bail!("no such options: {odd:?}"),
+        odd => bail!("unsupported options {odd:?}"),
     }
     Ok(message)
 }
 
-/// Parses a prefix; an address alone has its full length.
+/// Parses an address with a prefix length; an address alone has the full length.
 fn prefix(text: &str) -> Result<(IpAddr, u8)> {
     let (address, length) = text.split_once('/').unwrap_or((text, ""));
     let address: IpAddr = address
         .parse()
-        .with_context(|| format!("{text} is no prefix"))?;
+        .with_context(|| format!("{text} is not an address with an optional prefix length"))?;
     let whole = if address.is_ipv4() { 32 } else { 128 };
     let length = if length.is_empty() {
         whole
     } else {
         length.parse()?
     };
-    ensure!(length <= whole, "{text} is too long");
+    ensure!(length <= whole, "the prefix length of {text} is greater than {whole}");
     Ok((address, length))
 }

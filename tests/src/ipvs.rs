@@ -1,4 +1,4 @@
-//! IPVS of a network namespace, configured over generic netlink: `net/netfilter/ipvs` and
+//! Configures IPVS in a network namespace over generic netlink; see `net/netfilter/ipvs` and
 //! `include/uapi/linux/ip_vs.h` of the kernel.
 
 use std::{
@@ -31,7 +31,7 @@ const NEW_DESTINATION: u8 = 5;
 const SERVICE: u16 = 1;
 const DESTINATION: u16 = 2;
 
-/// IPVS of a network namespace.
+/// A connection to IPVS of a network namespace.
 #[derive(Debug)]
 pub struct Ipvs {
     socket: Socket,
@@ -39,7 +39,7 @@ pub struct Ipvs {
 }
 
 impl Ipvs {
-    /// Opens IPVS in the network namespace of a place.
+    /// Connects to IPVS in the network namespace of a sandbox.
     pub fn open(place: &Place) -> Result<Self> {
         let socket = place.socket_of(domain(), Type::RAW, generic())?;
         let family = family(&socket, NAME)?.context("this kernel has no IPVS")?;
@@ -88,11 +88,11 @@ impl Ipvs {
             attributes: bytes(attributes),
         };
         let answered = ip::ask(&self.socket, message, ip::CHANGE);
-        answered.map(drop).context("IPVS refuses")
+        answered.map(drop).context("IPVS refused the request")
     }
 }
 
-/// True if the kernel has IPVS; loads the module if there is one.
+/// Returns true if the kernel has IPVS. The kernel loads the module if necessary.
 pub(crate) fn is_there() -> Result<bool> {
     let socket = Socket::new(domain(), Type::RAW, Some(generic()))?;
     Ok(family(&socket, NAME)?.is_some())
@@ -106,7 +106,7 @@ fn generic() -> Protocol {
     Protocol::from(libc::NETLINK_GENERIC)
 }
 
-/// Looks up the ID of a family; none if the kernel lacks it.
+/// Looks up the ID of a generic netlink family; none if the kernel lacks it.
 fn family(socket: &Socket, name: &CStr) -> Result<Option<u16>> {
     let name = attribute(FAMILY_NAME, name.to_bytes_with_nul());
     let message = Message {
@@ -117,10 +117,10 @@ fn family(socket: &Socket, name: &CStr) -> Result<Option<u16>> {
     match ip::ask(socket, message, NLM_F_REQUEST) {
         Ok(told) => told
             .and_then(|told| find(&told.attributes, FAMILY_ID))
-            .context("a family without a number")
+            .context("the response has no ID of the family")
             .map(Some),
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
-        Err(error) => Err(error).context("the kernel doesn't tell of families"),
+        Err(error) => Err(error).context("cannot look up a generic netlink family"),
     }
 }
 
@@ -163,7 +163,7 @@ fn bytes(attributes: &[DefaultNla]) -> Vec<u8> {
     bytes
 }
 
-/// Finds an attribute of a kind and returns its 16-bit value.
+/// Returns the 16-bit value of the first attribute of a kind.
 fn find(attributes: &[u8], kind: u16) -> Option<u16> {
     let mut attributes = NlasIterator::new(attributes).flatten();
     let found = attributes.find(|attribute| attribute.kind() == kind)?;
@@ -212,11 +212,11 @@ impl NetlinkDeserializable for Message {
     }
 }
 
-/// Returns the number of connections in a place's IPVS table.
+/// Returns the number of connections in the IPVS table of a sandbox.
 pub fn connections(place: &Place) -> Result<usize> {
     let listed = place.run(&["cat", "/proc/net/ip_vs_conn"])?;
     let Some((_head, connections)) = listed.split_once('\n') else {
-        bail!("no list of connections: {listed}");
+        bail!("/proc/net/ip_vs_conn has no header line: {listed}");
     };
     Ok(connections.lines().count())
 }

@@ -1,16 +1,16 @@
-//! A server that behaves like a kubelet, and its client: TLS 1.3 with a certificate of its own,
-//! HTTP/1.1, upgrades, half-closes, stalls and resets. Both ends record the events.
+//! A server that behaves like a kubelet, and its client: HTTP/1.1 over TLS 1.3, with upgrades,
+//! half-closes, stalls and resets. Both record the events of each connection.
 //!
-//! | request | answer |
+//! | request | response |
 //! |---|---|
 //! | `GET /healthz` | `ok` |
 //! | `GET /bytes/N` | N bytes of the pattern |
 //! | `POST /sum` | the number of bytes in the body, and their digest |
 //! | `POST /echo` | the body |
-//! | `POST /until-end` | as `/sum`, for all bytes until the client's half-close; then the end |
-//! | `GET /upgrade` | 101 and [`FIRST`] in one segment; then all bytes are echoed until the end |
-//! | `GET /reset` | a reset |
-//! | `GET /stall` | no response, and nothing more is read |
+//! | `POST /until-end` | as `/sum`, for all bytes until the client's half-close; then the server closes |
+//! | `GET /upgrade` | 101 and [`FIRST`] in one segment; then bytes are echoed until the client's half-close |
+//! | `GET /reset` | a TCP reset |
+//! | `GET /stall` | none; the server reads nothing more |
 
 use std::{
     fmt::{self, Display},
@@ -26,13 +26,13 @@ use serde::{Deserialize, Serialize};
 pub mod client;
 pub mod serve;
 
-/// The bytes that follow the head of an upgrade in the same segment.
+/// The bytes that the server sends right after the head of an upgrade response, in the same segment.
 pub const FIRST: &[u8] = b"first bytes of the upgraded stream";
 
-/// The length of the repeated pattern: prime, so that swapped blocks are detected.
+/// The length of the repeated pattern; a prime, so that swapped blocks change the digest.
 const PATTERN: usize = 65_521;
 
-/// Returns the pattern that bodies repeat.
+/// Returns the pattern of which bodies consist.
 #[must_use]
 pub fn pattern() -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
@@ -47,7 +47,7 @@ pub fn pattern() -> Vec<u8> {
     bytes
 }
 
-/// Sends a body of `length` bytes.
+/// Sends a body of `length` bytes; returns its sum.
 pub fn send(to: &mut impl Write, length: u64) -> Result<Sum> {
     let pattern = pattern();
     let mut summing = Summing::default();
@@ -61,7 +61,7 @@ pub fn send(to: &mut impl Write, length: u64) -> Result<Sum> {
     Ok(summing.sum())
 }
 
-/// The number of received bytes and their SHA-256 digest.
+/// A number of bytes and their SHA-256 digest.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Sum {
     pub bytes: u64,
@@ -79,7 +79,7 @@ impl FromStr for Sum {
     type Err = anyhow::Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let (bytes, digest) = text.split_once(' ').context("no sum")?;
+        let (bytes, digest) = text.split_once(' ').context("expected BYTES DIGEST")?;
         Ok(Self {
             bytes: bytes.parse()?,
             digest: digest.to_owned(),
@@ -87,7 +87,7 @@ impl FromStr for Sum {
     }
 }
 
-/// A sum in progress.
+/// Computes a [`Sum`] of bytes that are added in parts.
 #[derive(Clone)]
 pub struct Summing {
     bytes: u64,
@@ -130,12 +130,12 @@ impl Summing {
     }
 }
 
-/// Converts a number of bytes to the type in records.
+/// Converts a number of bytes to the type that records use.
 pub(crate) fn count(bytes: usize) -> u64 {
     u64::try_from(bytes).unwrap_or(u64::MAX)
 }
 
-/// The record of one connection at the server.
+/// The server's record of one connection.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Exchange {
     pub peer: SocketAddr,

@@ -1,5 +1,5 @@
-//! A laboratory's folder and cgroup. Their names contain the owner's process ID, so that remains are
-//! recognised once it has ended: a sweeper process waits for that, and each new laboratory sweeps too.
+//! The folder and the cgroup of a laboratory. Their names contain the process ID of the owner. After the
+//! owner's end, a sweeper process removes them; each new laboratory also removes those of dead owners.
 
 use std::{
     env, fs,
@@ -24,10 +24,10 @@ use crate::{cgroup, environment, interrupt, log, wait};
 
 const PREFIX: &str = "culvert-lab-";
 
-/// The file in a laboratory's folder that lists the folders it created elsewhere.
+/// The file in a laboratory's folder that lists the folders that it uses outside of it.
 const ELSEWHERE: &str = "elsewhere";
 
-/// The time a process has to end after it closed its files.
+/// The time limit for a process to end after its files are closed.
 const END: Duration = Duration::from_secs(10);
 
 /// A folder for files and a cgroup for processes; both are removed on drop.
@@ -38,7 +38,7 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// Creates a laboratory, after sweeping the remains of dead processes.
+    /// Creates a laboratory, and removes those of dead processes.
     pub fn new() -> Result<Self> {
         static MADE: AtomicU32 = AtomicU32::new(0);
         sweep()?;
@@ -61,8 +61,9 @@ impl Lab {
         &self.folder
     }
 
-    /// Creates an empty folder elsewhere, as a mount point, unless it exists. It is removed with the
-    /// last laboratory that uses it, since its removal would detach the mounts of others.
+    /// Creates a folder outside of the laboratory's own, as a mount point, unless it exists. It is
+    /// removed with the last laboratory that uses it, since its removal would detach the mounts of
+    /// others.
     pub fn folder_elsewhere(&self, path: &Path) -> Result<()> {
         let others = wanted_by_others(&self.folder);
         let ancestors: Vec<_> = path.ancestors().collect();
@@ -70,7 +71,7 @@ impl Lab {
         for folder in ancestors.into_iter().rev() {
             let is_missing = !folder.exists();
             if is_missing || others.iter().any(|other| other == folder) {
-                // Listed first, so that a sweeper knows the folder whenever this process ends.
+                // Listed before it is created, so that a sweeper finds the folder if this process is killed.
                 writeln!(list, "{}", folder.display())?;
             }
             if is_missing {
@@ -88,7 +89,7 @@ impl Lab {
         name.unwrap_or(PREFIX)
     }
 
-    /// Returns the cgroup that contains those of all the laboratory's places.
+    /// Returns the cgroup that contains the cgroups of all sandboxes of the laboratory.
     #[must_use]
     pub fn cgroup(&self) -> &Path {
         &self.cgroup
@@ -98,24 +99,24 @@ impl Lab {
 impl Drop for Lab {
     fn drop(&mut self) {
         interrupt::leave_to_signal();
-        // Remains are swept by the next laboratory.
+        // After an error, the next laboratory sweeps the remains.
         drop(remove(self));
     }
 }
 
-/// Removes the remains of laboratories whose processes have ended.
+/// Removes the laboratories of processes that have ended.
 pub fn sweep() -> Result<()> {
     remove_those_of(|owner| !is_alive(owner))
 }
 
-/// Starts, once, a process that sweeps after this one has ended in any way.
+/// Starts a sweeper process, once per process. It sweeps after this process has ended, even by a kill.
 fn sweep_at_the_end() -> Result<()> {
-    /// The sweeper's standard input, which is closed with this process.
+    /// The sweeper's standard input. The kernel closes it when this process ends.
     static SWEEPER: Mutex<Option<ChildStdin>> = Mutex::new(None);
     let mut sweeper = SWEEPER.lock().unwrap_or_else(PoisonError::into_inner);
     if sweeper.is_none() {
         let program = environment::culvert_lab()?;
-        // A process group of its own: an interrupt typed at a terminal must not end it.
+        // A separate process group: an interrupt at the terminal must not end the sweeper.
         let mut process = Command::new(&program)
             .args(["sweep-after", &process::id().to_string()])
             .stdin(Stdio::piped())
@@ -129,27 +130,27 @@ fn sweep_at_the_end() -> Result<()> {
     Ok(())
 }
 
-/// Waits until the owner of the other end of standard input has ended, then sweeps.
+/// Waits for the end of standard input and of the owner, which has its other end; then sweeps.
 pub fn sweep_after(owner: Pid) -> Result<()> {
     io::stdin()
         .read_to_end(&mut Vec::new())
         .context("cannot read standard input")?;
-    wait::until(END, || !is_alive(owner)).context("the owner stays")?;
+    wait::until(END, || !is_alive(owner)).with_context(|| format!("process {owner} closed its files, but doesn't end"))?;
     sweep()
 }
 
-/// Removes all laboratories of this process, for the exit after a signal.
+/// Removes all laboratories of this process, before it exits after a signal.
 pub fn remove_own() -> Result<()> {
     remove_those_of(|owner| owner == Pid::this())
 }
 
-/// True if a process exists and is no zombie, which its parent has yet to wait for.
+/// Returns true if a process exists and is not a zombie.
 #[must_use]
 pub fn is_alive(pid: Pid) -> bool {
     let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else {
         return false;
     };
-    // The state follows the name, which may contain blanks and parentheses itself.
+    // The state follows the name in parentheses, which may itself contain blanks and parentheses.
     stat.rsplit_once(") ")
         .is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
 }
@@ -172,7 +173,8 @@ fn remove_those_of(condemned: impl Fn(Pid) -> bool) -> Result<()> {
     Ok(())
 }
 
-/// Returns the cgroup hierarchies, version 2 first: its groups contain every process.
+/// Returns the mount points of all cgroup hierarchies. Version 2 comes first, since its groups contain every
+/// process.
 fn hierarchies() -> Result<Vec<PathBuf>> {
     let mut all = vec![cgroup::mount_point()?];
     all.extend(cgroup::legacy()?);
@@ -190,20 +192,20 @@ fn remove_folder(folder: &Path) -> Result<()> {
     let others = wanted_by_others(folder);
     for path in elsewhere(folder).iter().rev() {
         if !others.contains(path) {
-            // The folder may hold others' files, or be removed already; both are fine.
+            // Fails if the folder contains files of others, or is already removed; both are fine.
             drop(fs::remove_dir(path));
         }
     }
     fs::remove_dir_all(folder).with_context(|| format!("cannot remove {}", folder.display()))
 }
 
-/// Returns the folders elsewhere that a laboratory uses and that some laboratory created.
+/// Returns the folders outside of a laboratory that it uses, and that it or another laboratory created.
 fn elsewhere(folder: &Path) -> Vec<PathBuf> {
     let list = fs::read_to_string(folder.join(ELSEWHERE)).unwrap_or_default();
     list.lines().map(PathBuf::from).collect()
 }
 
-/// Returns the folders elsewhere of all laboratories but one.
+/// Returns the outside folders of all laboratories except one.
 fn wanted_by_others(folder: &Path) -> Vec<PathBuf> {
     let all = folder
         .parent()
@@ -212,7 +214,7 @@ fn wanted_by_others(folder: &Path) -> Vec<PathBuf> {
     others.flat_map(|other| elsewhere(&other)).collect()
 }
 
-/// Returns the owner's process ID in a laboratory's name.
+/// Parses the owner's process ID from the name of a laboratory.
 fn owner(name: &str) -> Option<Pid> {
     let (pid, _number) = name.strip_prefix(PREFIX)?.split_once('-')?;
     pid.parse().ok().filter(|pid| *pid > 0).map(Pid::from_raw)

@@ -1,9 +1,9 @@
-//! The laboratory: nodes made of network namespaces and cgroups, real sockets in them, and records of
-//! the events of each connection, kept by servers and clients.
+//! The test laboratory: nodes made of network namespaces and cgroups, with real sockets in them, and
+//! servers and clients that record the events of each connection.
 //!
-//! A *place* (a node's host, a pod, a client outside) is a network namespace **and** a cgroup. An agent
-//! process holds it: everything in the place ends with the agent, and the agent ends with the process
-//! that started it, even if that is killed.
+//! A *sandbox* (of a node's host, a pod, or a client outside) is a network namespace **and** a cgroup. An
+//! executor process keeps it alive. When the process that started the executor ends, even by a kill, the
+//! executor ends, and with it everything in the sandbox.
 
 pub mod admin;
 pub mod agent;

@@ -1,4 +1,4 @@
-//! Loads of real connections, and the reports about them.
+//! Loads: clients that open real connections, and report the results.
 
 use std::{
     io,
@@ -32,15 +32,15 @@ mod report;
 pub mod tcp;
 pub mod udp;
 
-/// The time limit of a connect or a response, after which it counts as lost.
+/// The timeout of a connect or a response.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// The upper bound of the same limit in a slow virtual machine, which may stall while its host is busy.
+/// The maximum of this timeout in a slow virtual machine, which may stall while its host is busy.
 const PATIENCE_AT_MOST: Duration = Duration::from_secs(8);
 
 /// The default maximum number of concurrent attempts.
 const WORKERS: u32 = 8;
 
-/// Returns the time limit of a connect or a response on this machine.
+/// Returns the timeout of a connect or a response, scaled to the speed of this machine.
 #[must_use]
 pub fn patience() -> Duration {
     Scale::from_environment()
@@ -48,20 +48,20 @@ pub fn patience() -> Duration {
         .min(PATIENCE_AT_MOST)
 }
 
-/// A function that creates sockets in the place that a load comes from.
+/// A function that creates the sockets of a load, in a sandbox or in this process.
 pub type Sockets<'a> = &'a (dyn Fn(Domain, Type) -> io::Result<Socket> + Sync);
 
-/// Creates a socket in this process, for a load process that runs in a place.
+/// Creates a socket in this process, for loads that run within a sandbox.
 pub fn own_sockets(domain: Domain, kind: Type) -> io::Result<Socket> {
     Socket::new(domain, kind, None)
 }
 
-/// A signal that ends loads early: all loads that share it.
+/// A signal that stops all loads that share it.
 #[derive(Clone, Debug, Default)]
 pub struct Enough(Arc<AtomicBool>);
 
 impl Enough {
-    /// Runs a function, then ends the loads that share the signal, also if it panics.
+    /// Runs a function, then stops the loads, even if the function panics.
     pub fn after<T>(&self, body: impl FnOnce() -> T) -> T {
         struct End<'a>(&'a AtomicBool);
         impl Drop for End<'_> {
@@ -73,23 +73,23 @@ impl Enough {
         body()
     }
 
-    /// True once the function has ended.
+    /// Returns true once the loads are to stop.
     #[must_use]
     pub fn is_said(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// An open-loop load: attempts start on schedule, independent of earlier ones.
+/// An open-loop load: attempts start on schedule, independent of the duration of earlier ones.
 #[derive(Args, Clone, Debug)]
 pub struct Plan {
-    /// The targets; several are used in turn.
+    /// A target; several are used in turn.
     #[arg(long, required = true)]
     pub to: Vec<SocketAddr>,
-    /// The intended Service, which is sent to the servers.
+    /// The name of the intended Service, which is sent to the servers.
     #[arg(long)]
     pub service: Option<String>,
-    /// Attempts a second.
+    /// The number of attempts per second.
     #[arg(long)]
     pub rate: u32,
     /// The maximum duration in milliseconds.
@@ -98,7 +98,7 @@ pub struct Plan {
     /// The maximum number of concurrent attempts.
     #[arg(long, default_value_t = WORKERS)]
     pub workers: u32,
-    /// The signal that ends the load early.
+    /// The signal that stops the load early.
     #[arg(skip)]
     pub enough: Enough,
 }
@@ -117,14 +117,14 @@ impl Plan {
         }
     }
 
-    /// Lets a signal end the load early; other loads may share it.
+    /// Sets the signal that stops the load early; other loads may share it.
     #[must_use]
     pub fn until(mut self, enough: &Enough) -> Self {
         self.enough = enough.clone();
         self
     }
 
-    /// Sets the intended Service, which the servers compare with their own.
+    /// Sets the intended Service; the servers count requests for other Services as foreign.
     #[must_use]
     pub fn meant_for(mut self, service: &str) -> Self {
         self.service = Some(service.to_owned());
@@ -140,7 +140,7 @@ impl Plan {
 /// A successful attempt.
 #[derive(Debug)]
 pub(crate) struct Answered {
-    /// The name in the server's response.
+    /// The name of the server, from its response.
     pub(crate) server: String,
     /// The duration of the connect.
     pub(crate) connect: Duration,
@@ -160,7 +160,8 @@ impl Failed {
         move |error| Self { step, error }
     }
 
-    /// True if the product ended the socket because its backend was removed.
+    /// Returns true if the error is one of sockets that the product terminated since their backend was
+    /// removed.
     pub(crate) fn was_ended(&self) -> bool {
         matches!(
             self.error.raw_os_error(),
@@ -173,7 +174,7 @@ impl Failed {
     }
 }
 
-/// Creates a socket with a read timeout.
+/// Creates a socket for a target, with a read timeout.
 fn socket(to: SocketAddr, kind: Type, sockets: Sockets<'_>) -> Result<Socket, Failed> {
     let socket = sockets(Domain::for_address(to), kind).map_err(Failed::at("socket"))?;
     let bounded = socket.set_read_timeout(Some(patience()));
@@ -181,7 +182,7 @@ fn socket(to: SocketAddr, kind: Type, sockets: Sockets<'_>) -> Result<Socket, Fa
     Ok(socket)
 }
 
-/// Opens a TCP connection; returns it with the duration of the connect.
+/// Opens a TCP connection; returns its socket and the duration of the connect.
 fn connected(to: SocketAddr, sockets: Sockets<'_>) -> Result<(Socket, Duration), Failed> {
     let socket = socket(to, Type::STREAM, sockets)?;
     let start = Instant::now();
@@ -189,10 +190,10 @@ fn connected(to: SocketAddr, sockets: Sockets<'_>) -> Result<(Socket, Duration),
     Ok((socket, start.elapsed()))
 }
 
-/// Returns the kernel's name of an error.
+/// Returns the name of an error, such as `ECONNREFUSED`.
 pub fn errno(error: &io::Error) -> String {
     match (error.raw_os_error(), error.kind()) {
-        // A blocking call that exceeds its time limit fails with one of these.
+        // A blocking call that exceeds its timeout fails with one of these.
         (Some(libc::EAGAIN | libc::EINPROGRESS), _) => "timeout".to_owned(),
         (Some(number), _) => format!("{:?}", Errno::from_raw(number)),
         (None, kind) => format!("{kind:?}"),
@@ -212,7 +213,7 @@ fn milliseconds(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Returns the wall-clock time, by which the reports of several processes are compared.
+/// Returns the wall-clock time in milliseconds, which is comparable between processes.
 pub fn since_epoch_ms() -> u64 {
     milliseconds(
         SystemTime::now()
@@ -221,8 +222,8 @@ pub fn since_epoch_ms() -> u64 {
     )
 }
 
-/// Runs an open-loop load: attempt i starts i / rate seconds after the beginning, or as soon as a worker
-/// is free.
+/// Runs an open-loop load: attempt number i starts i / rate seconds after the start of the load, or as
+/// soon as a worker is free.
 pub(crate) fn run(
     plan: &Plan,
     attempt: &(dyn Fn(SocketAddr) -> Result<Answered, Failed> + Sync),

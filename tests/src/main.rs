@@ -1,8 +1,8 @@
-//! `culvert-lab`: holds places, and runs servers and loads in them.
+//! `culvert-lab`, the program of the laboratory: keeps sandboxes alive, and runs servers and loads in them.
 #![expect(
     clippy::print_stdout,
     clippy::print_stderr,
-    reason = "reports are what this program is for"
+    reason = "the program prints reports"
 )]
 
 mod commands;
@@ -30,13 +30,13 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Hold a place and execute requests from standard input; started by the laboratory.
+    /// Create a sandbox and execute requests from standard input; started by the laboratory.
     #[command(hide = true)]
     Agent(Ground),
-    /// Remove the remains of a process once it has ended; started by the laboratory.
+    /// Remove the laboratories of a process after its end; started by the laboratory.
     #[command(hide = true)]
     SweepAfter { owner: i32 },
-    /// Create an empty node and hold it until Enter, an interrupt or the end of standard input.
+    /// Create a node without a daemon, and keep it until Enter, an interrupt or the end of standard input.
     Up {
         /// The number of pods.
         #[arg(long, default_value_t = 2)]
@@ -44,7 +44,7 @@ enum Command {
     },
     /// Serve ports, and publish a record of the requests on a Unix socket.
     Serve(serve::run::Options),
-    /// Run an end of a tunnel without kernel programs, and publish a record of it on a Unix socket.
+    /// Run one side of a tunnel without kernel programs, and publish its state on a Unix socket.
     End {
         role: EndRole,
         #[arg(long)]
@@ -52,12 +52,12 @@ enum Command {
         #[arg(long)]
         record: PathBuf,
     },
-    /// Measure streams: a server that floods or echoes, and its clients.
+    /// Measure the throughput or latency of streams: a server and its clients.
     Flow {
         #[command(subcommand)]
         flow: commands::flow::Flow,
     },
-    /// Make connections and print a report.
+    /// Open connections and print a report.
     Load {
         #[command(subcommand)]
         load: commands::load::Load,
@@ -65,7 +65,7 @@ enum Command {
     /// Load every kernel program in each variant that this kernel accepts, and print the verifier's
     /// statistics.
     Verify,
-    /// Connect UDP sockets to many VIPs as fast as possible, and send the intended Service with each.
+    /// Connect UDP sockets to many VIPs as fast as possible, and send the name of the intended Service.
     RaceRead(race::Plan),
 }
 

@@ -1,4 +1,4 @@
-//! Plain Kubernetes manifests, as YAML.
+//! Builds Kubernetes manifests in YAML.
 
 use std::fmt::Display;
 
@@ -9,7 +9,7 @@ pub use self::{node::NodeObject, service::Service};
 mod node;
 mod service;
 
-/// A file for the folder of manifests.
+/// A file for the folder of manifests: its name and content.
 #[derive(Clone, Debug)]
 pub struct Manifest {
     pub file: String,
@@ -17,15 +17,14 @@ pub struct Manifest {
 }
 
 impl Manifest {
-    /// Creates one file that holds many Services.
+    /// Creates a file that contains many Services.
     #[must_use]
     pub fn of_services(file: &str, services: &[Service]) -> Self {
         let text: String = services.iter().map(ToString::to_string).collect();
         Self::from((file, &*text))
     }
 
-    /// Creates the ConfigMap of further ports of edge nodes, by its default name: a list of ports under
-    /// a key.
+    /// Creates the ConfigMap of further steered ports, with its default name: a list of ports under a key.
     #[must_use]
     pub fn further_ports(key: &str, ports: &str) -> Self {
         let text = format!(

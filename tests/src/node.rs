@@ -1,4 +1,4 @@
-//! A node: its network and one instance of the product.
+//! A node of the laboratory: its network, and an instance of the product.
 
 use std::{ops::Deref, sync::Arc};
 
@@ -11,8 +11,8 @@ use crate::{
     topology::Topology,
 };
 
-/// A node with a host, pods and a client outside, on which `culvert node` can be started. All of its
-/// parts end on drop.
+/// A node with a host, pods and a client outside, on which `culvert node` can be started. Everything is
+/// removed on drop.
 #[derive(Debug)]
 pub struct Node {
     instance: Instance,
@@ -25,7 +25,7 @@ impl Node {
         Self::with(Settings::from_environment()?)
     }
 
-    /// Creates a node with given settings; the daemon isn't started yet.
+    /// Creates a node with these settings; the daemon isn't started yet.
     pub fn with(settings: Settings) -> Result<Self> {
         let topology = Topology::new()?;
         let folder = topology.lab().folder().to_owned();
@@ -39,7 +39,7 @@ impl Node {
         self.topology.pod(name)
     }
 
-    /// Returns a client elsewhere in the network, outside the instance's cgroup.
+    /// Returns the client outside: it is connected to the host, but not in the cgroup of the instance.
     #[must_use]
     pub const fn outside(&self) -> &Place {
         self.topology.outside()

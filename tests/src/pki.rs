@@ -1,4 +1,4 @@
-//! The laboratory's own certificates: those of servers behind the edge, and those of the tunnel's ends.
+//! Issues certificates for kubelet-like servers, gateways and agents.
 
 use std::{
     fs,
@@ -22,28 +22,28 @@ use rustls::{
     version::TLS13,
 };
 
-/// The validity of a certificate, before and after now.
+/// The time for which a certificate is valid before and after its issue.
 const LIFE: Duration = Duration::from_hours(24);
 
-/// The organisations (O) of agents and of gateways in their certificates.
+/// The organisations (O) in the certificates of agents and of gateways.
 const ORGANIZATIONS: [&str; 2] = ["culvert:agents", "culvert:gateways"];
 
-/// The name that every agent verifies in its gateway's certificate.
+/// The DNS name in the certificates of gateways, which agents verify.
 const GATEWAY: &str = "gateway.culvert.dev";
 
-/// Generates a bare key pair in PEM, the private key first.
+/// Generates a key pair in PEM: the private and the public key.
 pub fn keys() -> Result<[String; 2]> {
     let key = KeyPair::generate()?;
     Ok([key.serialize_pem(), key.public_key_pem()])
 }
 
-/// An authority that signs certificates.
+/// A certificate authority.
 #[derive(Debug)]
 pub struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
 }
 
-/// A certificate and its key, in PEM.
+/// A certificate and its private key, in PEM.
 #[derive(Clone, Debug)]
 pub struct Pair {
     pub cert: String,
@@ -81,12 +81,12 @@ impl Authority {
         self.issuer.key().serialize_pem()
     }
 
-    /// Issues the certificate of a server with these names and addresses.
+    /// Issues a server certificate for DNS names and addresses, without a subject.
     pub fn named_server(&self, names: &[&str], addresses: &[IpAddr]) -> Result<Pair> {
         self.issue(&[], (names, addresses), ServerAuth, Validity::Current)
     }
 
-    /// Issues the certificate of a server with these addresses.
+    /// Issues a server certificate for addresses, with a common name.
     pub fn server(&self, name: &str, addresses: &[IpAddr]) -> Result<Pair> {
         let subject = [(CommonName, name)];
         self.issue(&subject, (&[], addresses), ServerAuth, Validity::Current)
@@ -97,7 +97,7 @@ impl Authority {
         self.client(node, ORGANIZATIONS[0], validity)
     }
 
-    /// Issues the certificate of a client of any organisation.
+    /// Issues a client certificate with a common name and an organisation.
     pub fn client(&self, name: &str, organization: &str, validity: Validity) -> Result<Pair> {
         let subject = [(OrganizationName, organization), (CommonName, name)];
         self.issue(&subject, (&[], &[]), ClientAuth, validity)
@@ -147,17 +147,17 @@ fn live(params: &mut CertificateParams, validity: Validity) {
     .into();
 }
 
-/// The PEM files of an end: its trusted authorities, its certificate and its key.
+/// The paths of PEM files: trusted CAs, a certificate and its key.
 #[derive(Clone, Debug)]
 pub struct Files {
-    /// The authorities that the other end's certificate must chain to.
+    /// The CAs to which the peer's certificate must chain.
     pub ca: PathBuf,
     pub cert: PathBuf,
     pub key: PathBuf,
 }
 
 impl Files {
-    /// Returns the paths of an end's files in a folder.
+    /// Returns the paths of files in a folder that begin with `stem`.
     #[must_use]
     pub fn of(folder: &Path, stem: &str) -> Self {
         let file = |kind: &str| folder.join(format!("{stem}.{kind}"));
@@ -168,7 +168,7 @@ impl Files {
         }
     }
 
-    /// Returns the paths of an end's files as `culvert ca` writes them into a folder.
+    /// Returns the paths of the files that `culvert ca` writes into a folder.
     #[must_use]
     pub fn issued(folder: &Path) -> Self {
         Self {
@@ -178,7 +178,7 @@ impl Files {
         }
     }
 
-    /// Writes the files, each atomically: as a draft next to its path, then renamed.
+    /// Writes the files, each atomically: writes a draft, then renames it.
     pub fn write(&self, ca: &str, pair: &Pair) -> Result<()> {
         for (path, text) in [
             (&self.ca, ca),
@@ -204,7 +204,7 @@ impl Files {
     }
 }
 
-/// Builds the config of a TLS 1.3 client that trusts the authorities in a file.
+/// Builds the config of a TLS 1.3 client that trusts the CAs in a file.
 pub fn trusting(ca: &Path) -> Result<Arc<ClientConfig>> {
     let mut roots = RootCertStore::empty();
     for root in CertificateDer::pem_file_iter(ca)? {
@@ -217,7 +217,7 @@ pub fn trusting(ca: &Path) -> Result<Arc<ClientConfig>> {
     Ok(Arc::new(config))
 }
 
-/// Returns the cryptography provider that the product uses too.
+/// Returns the cryptography provider, the same as the product's.
 #[must_use]
 pub fn provider() -> Arc<CryptoProvider> {
     Arc::new(aws_lc_rs::default_provider())

@@ -1,4 +1,4 @@
-//! A place: a network namespace and a cgroup, with operations in it.
+//! A sandbox: a network namespace and a cgroup, in which sockets are created and processes run.
 
 use std::{
     fmt::Display,
@@ -21,7 +21,7 @@ use crate::{
     cgroup, environment, ip, wait,
 };
 
-/// The time limit of a connect or a response, after which it counts as lost.
+/// The timeout of a connect or a response.
 pub const ANSWER: Duration = Duration::from_secs(5);
 
 /// The time limit of a short command.
@@ -30,7 +30,7 @@ pub const COMMAND: Duration = Duration::from_secs(30);
 /// The accept backlog of a test's listener.
 const BACKLOG: i32 = 1024;
 
-/// A network namespace and a cgroup, held by an agent.
+/// A network namespace and a cgroup, kept alive by an executor.
 #[derive(Clone, Debug)]
 pub struct Place {
     agent: Arc<Agent>,
@@ -43,7 +43,7 @@ impl Place {
         })
     }
 
-    /// Creates a place with a network and a cgroup of its own, and sets network parameters.
+    /// Creates a sandbox with a new network namespace and a new cgroup, and sets parameters of the network.
     pub fn with_network(
         cgroup: PathBuf,
         bpffs: Option<PathBuf>,
@@ -61,23 +61,23 @@ impl Place {
         Ok(place)
     }
 
-    /// Returns the ID of the process that holds the place, for `nsenter -t` and `/proc/<pid>/root`.
+    /// Returns the process ID of the executor, for `nsenter -t` and `/proc/<pid>/root`.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.agent.pid()
     }
 
-    /// Creates a socket in the place.
+    /// Creates a socket in the sandbox.
     pub fn socket(&self, domain: Domain, kind: Type) -> io::Result<Socket> {
         self.agent.socket(domain, kind, None)
     }
 
-    /// Creates a socket of a given protocol in the place.
+    /// Creates a socket of a given protocol in the sandbox.
     pub fn socket_of(&self, domain: Domain, kind: Type, protocol: Protocol) -> io::Result<Socket> {
         self.agent.socket(domain, kind, Some(protocol))
     }
 
-    /// Opens a TCP connection from the place, whose reads and writes time out after [`ANSWER`].
+    /// Opens a TCP connection from the sandbox. Its reads and writes time out after [`ANSWER`].
     pub fn connect(&self, to: impl ToSocketAddrs) -> io::Result<TcpStream> {
         let to = single(to)?;
         let socket = self.socket(Domain::for_address(to), Type::STREAM)?;
@@ -86,7 +86,7 @@ impl Place {
         Ok(socket.into())
     }
 
-    /// Opens a TCP listener in the place.
+    /// Opens a TCP listener in the sandbox.
     pub fn listen(&self, at: impl ToSocketAddrs) -> io::Result<TcpListener> {
         let at = single(at)?;
         let socket = self.socket(Domain::for_address(at), Type::STREAM)?;
@@ -96,7 +96,7 @@ impl Place {
         Ok(socket.into())
     }
 
-    /// Binds a UDP socket in the place, whose reads time out after [`ANSWER`].
+    /// Binds a UDP socket in the sandbox. Its reads time out after [`ANSWER`].
     pub fn udp(&self, at: impl ToSocketAddrs) -> io::Result<UdpSocket> {
         let at = single(at)?;
         let socket = self.socket(Domain::for_address(at), Type::DGRAM)?;
@@ -105,7 +105,7 @@ impl Place {
         Ok(socket.into())
     }
 
-    /// Runs a command to its end; returns its output, or an error if it failed.
+    /// Runs a command and waits for it; returns its standard output, or an error if the command failed.
     pub fn run<A: AsRef<str>>(&self, argv: &[A]) -> Result<String> {
         let output = self.command(argv).start()?.finish(COMMAND)?;
         if !output.exit.is_success() {
@@ -120,12 +120,12 @@ impl Place {
         Ok(output.stdout)
     }
 
-    /// Creates links, addresses and routes by commands in the syntax of ip(8), one a line.
+    /// Creates links, addresses and routes by commands in the syntax of ip(8), one per line.
     pub fn ip(&self, commands: &str) -> Result<()> {
         ip::batch(self, commands)
     }
 
-    /// Prepares a command to start in the place.
+    /// Prepares a command that is to run in the sandbox.
     pub fn command<A: AsRef<str>>(&self, argv: &[A]) -> Command<'_> {
         let argv = argv.iter().map(|word| word.as_ref().to_owned()).collect();
         Command {
@@ -136,12 +136,12 @@ impl Place {
         }
     }
 
-    /// Prepares a command of the laboratory's own program to start in the place.
+    /// Prepares a subcommand of `culvert-lab` that is to run in the sandbox.
     pub fn lab_command<A: AsRef<str>>(&self, arguments: &[A]) -> Result<Command<'_>> {
         let program = environment::culvert_lab()?;
         let program = program
             .to_str()
-            .context("the laboratory's path is no UTF-8")?
+            .context("the path of culvert-lab is not UTF-8")?
             .to_owned();
         let mut command = self.command(arguments);
         command.argv.insert(0, program);
@@ -155,9 +155,10 @@ impl Place {
     }
 }
 
-/// Connects a socket, waiting at most `within`; the socket blocks afterwards.
+/// Connects a socket, with a timeout. The socket stays in blocking mode.
 pub fn connect_within(socket: &Socket, to: SocketAddr, within: Duration) -> io::Result<()> {
-    // The kernel's own limit for a blocking connect, so the system call is the same as without one.
+    // The kernel applies the write timeout to a blocking connect, so the system call is the same as
+    // without one.
     socket.set_write_timeout(Some(within))?;
     socket.connect(&to.into()).map_err(|error| {
         let late = error.raw_os_error() == Some(nix::libc::EINPROGRESS);
@@ -180,7 +181,7 @@ fn joined<A: AsRef<str>>(argv: &[A]) -> String {
     argv.iter().map(AsRef::as_ref).collect::<Vec<_>>().join(" ")
 }
 
-/// A command that is not started yet.
+/// A command that has not been started.
 #[derive(Debug)]
 #[must_use]
 pub struct Command<'a> {
@@ -203,7 +204,7 @@ impl Command<'_> {
         self
     }
 
-    /// Writes the output to a file, instead of keeping it for [`Process::finish`].
+    /// Writes the output to a file instead of returning it from [`Process::finish`].
     pub fn log(mut self, file: File) -> Self {
         self.log = Some(file);
         self
@@ -226,7 +227,7 @@ impl Command<'_> {
     }
 }
 
-/// A process in a place; killed on drop.
+/// A process in a sandbox; killed on drop.
 #[derive(Debug)]
 pub struct Process {
     agent: Arc<Agent>,
@@ -236,12 +237,11 @@ pub struct Process {
     stderr: File,
 }
 
-/// The result of a process.
+/// The exit status and the output of a process.
 #[derive(Clone, Debug)]
 pub struct Output {
     pub exit: Exit,
     pub stdout: String,
-    /// Its error output.
     pub stderr: String,
 }
 
@@ -263,17 +263,17 @@ impl Process {
         self.agent.signal(self.pid, signal)
     }
 
-    /// Returns the exit status if the process ended.
+    /// Returns the exit status if the process has ended.
     pub fn ended(&self) -> Result<Option<Exit>> {
         self.agent.ended(self.pid)
     }
 
     pub fn wait(&self, within: Duration) -> Result<Exit> {
         wait::some(within, || self.ended().transpose())
-            .with_context(|| format!("`{}` doesn't end", joined(&self.argv)))?
+            .with_context(|| format!("`{}` is still running", joined(&self.argv)))?
     }
 
-    /// Waits for the end of the process; returns its output.
+    /// Waits until the process ends; returns its output.
     pub fn finish(mut self, within: Duration) -> Result<Output> {
         let exit = self.wait(within)?;
         Ok(Output {
@@ -286,7 +286,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // A place that is gone took its processes with it.
+        // If the sandbox is gone, so is the process.
         if self.signal(Signal::SIGKILL).is_ok() {
             drop(self.wait(ANSWER));
         }

@@ -1,4 +1,4 @@
-//! Pods: places with addresses, and the servers that run in them.
+//! Pods: sandboxes with addresses, and servers that run in them.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -19,7 +19,7 @@ use crate::{
     topology, wait,
 };
 
-/// The time a server has to listen.
+/// The time limit for a server to listen.
 const LISTENING: Duration = Duration::from_secs(10);
 
 /// A pod: a network namespace and a cgroup below the instance's, with one address per family.
@@ -46,7 +46,7 @@ impl Pod {
         }
     }
 
-    /// Returns the pod's name, which its servers send in responses.
+    /// Returns the name of the pod. Its servers send it in their responses.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -80,12 +80,12 @@ impl Pod {
         SocketAddr::new(self.v6, port)
     }
 
-    /// Starts a server that answers HTTP requests on `port` with the pod's name.
+    /// Starts an HTTP server on `port`, which responds with the pod's name.
     pub fn serve_http(&self, port: u16) -> Result<Server> {
         self.serve(&[Listener::new(Kind::Http, port)])
     }
 
-    /// Starts a server that sends back what it receives over TCP on `port`.
+    /// Starts a TCP server on `port`, which sends received bytes back.
     pub fn serve_echo(&self, port: u16) -> Result<Server> {
         self.serve(&[Listener::new(Kind::Echo, port)])
     }
@@ -118,16 +118,17 @@ impl Deref for Pod {
     }
 }
 
-/// A server process; killed on drop.
+/// A server process in a sandbox; killed on drop.
 #[derive(Debug)]
 pub struct Server {
     process: Process,
     record: PathBuf,
 }
 
+/// The options of a server process.
 pub(crate) struct Options<'a> {
     pub(crate) name: &'a str,
-    /// The common beginning of its file names.
+    /// The path with which the paths of its files begin.
     pub(crate) stem: &'a Path,
     pub(crate) listeners: &'a [Listener],
     pub(crate) cpu: Option<u32>,
@@ -155,16 +156,16 @@ impl Server {
         let server = Self { process, record };
         let ended = || server.process.ended();
         wait::ready(LISTENING, ended, || server.record().is_ok())
-            .with_context(|| format!("server {}", options.name))?;
+            .with_context(|| format!("server {} isn't ready", options.name))?;
         Ok(server)
     }
 
-    /// Returns the server's record of the requests so far.
+    /// Returns the server's record of all requests so far.
     pub fn record(&self) -> Result<Record> {
         serve::read_record(&self.record)
     }
 
-    /// Returns the process, for signals.
+    /// Returns the process of the server.
     #[must_use]
     pub const fn process(&self) -> &Process {
         &self.process
@@ -175,6 +176,6 @@ impl Server {
 pub fn text(path: &Path) -> Result<String> {
     let text = path
         .to_str()
-        .context("the laboratory's folder is no UTF-8")?;
+        .context("a path is not UTF-8")?;
     Ok(text.to_owned())
 }

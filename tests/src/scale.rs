@@ -1,27 +1,27 @@
-//! The scale that all load figures go through.
+//! The factor by which loads are smaller, and time limits longer, on slow machines.
 
 use std::time::Duration;
 
 use crate::environment;
 
-/// The size of loads relative to the figures in the tests: 1 natively, less in slow virtual machines
-/// (`CULVERT_SCALE=0.05`). Their duration scales by the same factor, unless `CULVERT_LASTING` sets
-/// another.
+/// The size and the duration of loads, relative to the values in the tests. On slow virtual machines the
+/// factor is less than 1 (`CULVERT_SCALE=0.05`). `CULVERT_LASTING` sets a different factor for durations.
 #[derive(Clone, Copy, Debug)]
 pub struct Scale {
-    /// In thousandths, so that counts are computed without rounding through floating point.
+    /// The factor for counts and rates, in thousandths, so that no floating point is needed.
     thousandths: u32,
+    /// The factor for durations, in thousandths.
     lasting: u32,
 }
 
 impl Scale {
-    /// The figures as written.
+    /// The values as written in the tests.
     pub const FULL: Self = Self {
         thousandths: 1000,
         lasting: 1000,
     };
 
-    /// Reads the scale from `CULVERT_SCALE`; full if it is absent or no number.
+    /// Reads the factors from the environment; [`Self::FULL`] if they are missing or invalid.
     #[must_use]
     pub fn from_environment() -> Self {
         let scale = environment::scale().and_then(|text| Self::parse(&text));
@@ -33,7 +33,7 @@ impl Scale {
         }
     }
 
-    /// Parses a decimal factor above 0.
+    /// Parses a decimal factor greater than 0.
     fn parse(text: &str) -> Option<Self> {
         let factor = Duration::try_from_secs_f64(text.trim().parse().ok()?).ok()?;
         let thousandths = u32::try_from(factor.as_millis()).ok()?;
@@ -56,7 +56,7 @@ impl Scale {
         full * self.lasting / 1000
     }
 
-    /// Scales a time limit: never shorter than written, and longer on slow machines.
+    /// Scales a time limit: at least as long as written, and up to 20 times longer on slow machines.
     #[must_use]
     pub fn patience(self, full: Duration) -> Duration {
         full * 1000.max(1_000_000 / self.thousandths).min(20_000) / 1000

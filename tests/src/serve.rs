@@ -1,4 +1,4 @@
-//! Servers that run in pods, and their records.
+//! Servers that run in pods: their listeners, and the records that they publish.
 
 use std::{
     collections::BTreeMap,
@@ -21,21 +21,21 @@ use crate::{kubelet::Exchange, scale::Scale};
 
 pub mod run;
 
-/// The time limit for reading a server's record.
+/// The timeout for reading a server's record.
 const ANSWER: Duration = Duration::from_secs(5);
 
 /// The protocol served on a port.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Kind {
-    /// HTTP/1.1: each request is answered with the server's name.
+    /// HTTP/1.1: the response to each request is the server's name.
     Http,
     /// TCP: received bytes are sent back.
     Echo,
-    /// UDP: each datagram is answered with the server's name, a blank and the payload.
+    /// UDP: the response to each datagram is the server's name, a blank and the payload.
     Udp,
     /// TCP: connections are accepted and closed, as fast as possible.
     Sink,
-    /// TLS: behaves like a kubelet towards its clients.
+    /// TLS: behaves like a kubelet.
     Kubelet,
 }
 
@@ -53,7 +53,7 @@ impl Kind {
     }
 }
 
-/// One port of a server, or a range of ports.
+/// A port of a server, or a range of ports.
 ///
 /// Written `udp:53=dns,dns6` for a port of several Services, and `udp:2000-2099=svc` for ports with one
 /// Service each: 2000 for `svc-0`, 2001 for `svc-1`.
@@ -66,7 +66,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Creates a listener for no particular Service: no request is foreign.
+    /// Creates a listener for any Service: no request counts as foreign.
     #[must_use]
     pub const fn new(kind: Kind, port: u16) -> Self {
         Self {
@@ -77,14 +77,14 @@ impl Listener {
         }
     }
 
-    /// Assigns the port to a Service: requests intended for another one are foreign.
+    /// Assigns the port to a Service: requests for other Services count as foreign.
     #[must_use]
     pub fn of(mut self, service: &str) -> Self {
         self.services.push(service.to_owned());
         self
     }
 
-    /// Creates `count` ports with one Service each: `<stem>-0` and so on.
+    /// Creates a listener on `count` ports with one Service each: `<stem>-0` and so on.
     #[must_use]
     pub fn range(kind: Kind, first: u16, count: u16, stem: &str) -> Self {
         let last = first.saturating_add(count.saturating_sub(1));
@@ -135,12 +135,12 @@ impl FromStr for Listener {
         let kind = Kind::ALL
             .into_iter()
             .find(|it| it.word() == kind)
-            .with_context(|| format!("{kind} is no kind of server"))?;
+            .with_context(|| format!("unknown kind of listener `{kind}`"))?;
         let (ports, services) = rest.split_once('=').unwrap_or((rest, ""));
         let (first, last) = ports.split_once('-').unwrap_or((ports, ports));
         let (first, last) = (first.parse()?, last.parse()?);
         if last < first {
-            bail!("{ports} is no range of ports");
+            bail!("the range of ports {ports} is empty");
         }
         let services = services
             .split(',')
@@ -155,22 +155,22 @@ impl FromStr for Listener {
     }
 }
 
-/// The counts of one port of a server.
+/// The number of connections and requests at a port of a server.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Counts {
     pub accepted: u64,
     /// The number of answered requests or datagrams.
     pub answered: u64,
-    /// The number of requests or datagrams that were intended for a Service without this port.
+    /// The number of requests or datagrams for a Service to which the port isn't assigned.
     pub foreign: u64,
 }
 
-/// The record of a server: counts by port (`http:8080`).
+/// The record of a server: its counts by port, with keys such as `http:8080`.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Record {
     pub name: String,
     pub ports: BTreeMap<String, Counts>,
-    /// The records of the connections to ports of kind `kubelet`, in the order of their arrival.
+    /// The records of connections to ports of kind `kubelet`, in the order of their arrival.
     pub exchanges: Vec<Exchange>,
 }
 
@@ -188,14 +188,14 @@ impl Record {
     }
 }
 
-/// Reads a process's record from its socket, where every connection gets it.
+/// Reads the record of a process from its Unix socket. The process sends it over each new connection.
 pub(crate) fn read_record<T: DeserializeOwned>(socket: &Path) -> Result<T> {
-    let stream = UnixStream::connect(socket).context("a server has gone")?;
+    let stream = UnixStream::connect(socket).with_context(|| format!("cannot connect to {}", socket.display()))?;
     stream.set_read_timeout(Some(Scale::from_environment().patience(ANSWER)))?;
-    serde_json::from_reader(BufReader::new(stream)).context("a server's record is cut off")
+    serde_json::from_reader(BufReader::new(stream)).with_context(|| format!("cannot read a record from {}", socket.display()))
 }
 
-/// The state of one served port.
+/// The state of a port.
 #[derive(Debug)]
 struct Port {
     counts: Mutex<Counts>,
@@ -212,7 +212,7 @@ impl Port {
         self.locked().accepted += 1;
     }
 
-    /// Counts a request, and compares its intended Service.
+    /// Counts a request; also counts it as foreign if it was meant for another Service.
     fn count_request(&self, meant_for: Option<&[u8]>) {
         let is_foreign = meant_for.is_some_and(|name| {
             !self.services.is_empty() && !self.services.iter().any(|own| own.as_bytes() == name)
@@ -227,13 +227,13 @@ impl Port {
     }
 }
 
-/// The wildcard address of both families on one socket.
+/// The wildcard address of dual-stack sockets.
 const ANY: Ipv6Addr = Ipv6Addr::UNSPECIFIED;
 
 /// The accept backlog.
 const BACKLOG: i32 = 4096;
 
-/// Listens on a port of all addresses of both families.
+/// Listens on a port on all addresses of both families.
 pub(crate) fn listen(port: u16) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::IPV6, Type::STREAM, None)?;
     socket.set_only_v6(false)?;
@@ -243,7 +243,7 @@ pub(crate) fn listen(port: u16) -> io::Result<TcpListener> {
     Ok(socket.into())
 }
 
-/// Accepts for ever, and serves each connection in a task of its own.
+/// Accepts connections for ever, and serves each in a separate task.
 pub(crate) async fn accept<F>(
     listener: TcpListener,
     serve: impl Fn(TcpStream) -> F,

@@ -1,8 +1,8 @@
-//! Fixtures that tests share: created by the first test that needs one, passed from test to test, and
-//! dropped when tests of another module need theirs.
+//! Fixtures that the tests of a module share. The first test creates the fixture, the next ones reuse it,
+//! and it is dropped when tests of another module create theirs.
 //!
-//! A failing test may leave the fixture in any state. So only a test that gives it back keeps it; after
-//! any other end, also a panic, the next test creates a new one.
+//! A failing test may leave the fixture in any state. Therefore a fixture is reused only if the test
+//! returns it explicitly; after an error or a panic, the next test creates a new one.
 
 use std::{
     ops::Deref,
@@ -13,7 +13,7 @@ use anyhow::Result;
 
 /// A fixture that several tests use, one after another.
 pub trait Fixture: Send + Sync + Sized + 'static {
-    /// Undoes a test's changes; after an error the fixture is not reused.
+    /// Undoes the changes of a test. If it fails, the fixture is not reused.
     fn restore(&self) -> Result<()> {
         Ok(())
     }
@@ -26,15 +26,17 @@ pub struct Shared<T> {
     fixture: Mutex<Option<Arc<T>>>,
 }
 
-/// The fixture created last. If it exists at the end of the process, the sweeper removes its remains.
+/// The shared fixture that was created last. If it still exists when the process ends, the sweeper
+/// removes it.
 static LAST: Mutex<Option<&'static dyn Retire>> = Mutex::new(None);
 
+/// A shared fixture of any type that can be dropped.
 trait Retire: Sync {
     fn retire(&self);
 }
 
 impl<T: Fixture> Shared<T> {
-    /// Creates a shared fixture from its constructor.
+    /// Creates a shared fixture that is constructed by `make` on first use.
     #[must_use]
     pub const fn new(make: fn() -> Result<T>) -> Self {
         Self {
@@ -43,7 +45,7 @@ impl<T: Fixture> Shared<T> {
         }
     }
 
-    /// Waits for exclusive use of the fixture, and creates it if there is none.
+    /// Waits for exclusive access to the fixture; creates a fixture if there is none.
     pub fn take(&'static self) -> Result<Lease<T>> {
         let mut kept = lock(&self.fixture);
         let fixture = match kept.take() {
@@ -65,7 +67,7 @@ fn is_same(one: &dyn Retire, other: &dyn Retire) -> bool {
 }
 
 impl<T: Fixture> Retire for Shared<T> {
-    /// Drops the fixture, after waiting for a test that uses it.
+    /// Waits until no test uses the fixture, then drops it.
     fn retire(&self) {
         drop(lock(&self.fixture).take());
     }
@@ -75,16 +77,16 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The exclusive use of a shared fixture by one test.
+/// Exclusive access of a test to a shared fixture.
 #[derive(Debug)]
 pub struct Lease<T: 'static> {
-    // The fixture is dropped before the lock, so before the next test may create another one.
+    // Declared before the lock, so that it is dropped before the next test can create another one.
     fixture: Arc<T>,
     kept: MutexGuard<'static, Option<Arc<T>>>,
 }
 
 impl<T: Fixture> Lease<T> {
-    /// Gives the fixture back for the next test; the last call of a test that succeeds.
+    /// Returns the fixture for the next test. A test calls this last, if it succeeds.
     pub fn give_back(mut self) -> Result<()> {
         self.fixture.restore()?;
         *self.kept = Some(Arc::clone(&self.fixture));

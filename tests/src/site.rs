@@ -1,4 +1,4 @@
-//! A cloud node and an edge node with a tunnel between them, and a kubelet on the edge.
+//! A cloud node and an edge node with a tunnel between them, and a kubelet-like server on the edge node.
 
 use std::{
     ffi::OsString,
@@ -26,13 +26,13 @@ use crate::{
 
 /// The ports of a kubelet.
 pub const KUBELET: [u16; 2] = [10_250, 10_255];
-/// A port of the edge that is steered only if a ConfigMap names it.
+/// A port of the edge node that is steered only if a ConfigMap lists it.
 pub const FURTHER: u16 = 9100;
 
-/// The time an agent has to connect or reconnect: its attempts are spread over some seconds.
+/// The time limit for an agent to connect or reconnect: its attempts are spread over some seconds.
 pub const CONNECTED: Duration = Duration::from_secs(30);
 
-/// A cloud node and an edge node. All of their parts end on drop.
+/// A cloud node and an edge node. Everything is removed on drop.
 #[derive(Debug)]
 pub struct Site {
     kubelet: Server,
@@ -42,7 +42,7 @@ pub struct Site {
 }
 
 impl Site {
-    /// Creates both nodes, with certificates and manifests; neither the daemon nor the agent is started.
+    /// Creates both nodes, with certificates and manifests; doesn't start the daemon and the agent.
     pub fn set(settings: Settings) -> Result<Self> {
         let settings = Settings {
             tunnel: true,
@@ -65,14 +65,14 @@ impl Site {
         })
     }
 
-    /// Creates both nodes, starts daemon and agent, and waits until the agent is connected.
+    /// Creates both nodes, starts the daemon and the agent, and waits until the kubelet can be reached.
     pub fn new() -> Result<Self> {
         let site = Self::set(Settings::from_environment()?)?;
         site.start()?;
         Ok(site)
     }
 
-    /// Starts daemon and agent, and waits until the kubelet can be reached.
+    /// Starts the daemon and the agent, and waits until the kubelet can be reached.
     pub fn start(&self) -> Result<()> {
         self.node.start()?;
         self.edge.start_agent(KUBELET)?;
@@ -84,8 +84,8 @@ impl Site {
         self.node.pod("client")
     }
 
-    /// Waits until the kubelet serves clients on the cloud host and in its pod. The first packet of a
-    /// new pod may be lost, and is retransmitted only after a second.
+    /// Waits until the kubelet responds to clients on the host of the cloud node and in its pod. The
+    /// first packet of a new pod may be lost, and is retransmitted only after a second.
     pub fn until_served(&self) -> Result<()> {
         let mut last = None;
         let pod = self.pod()?;
@@ -102,17 +102,17 @@ impl Site {
         })
         .with_context(|| {
             let (node, edge) = (self.node.logs(), self.edge.agent().logs());
-            format!("the kubelet isn't reached: {last:?}\n{node}\n{edge}")
+            format!("the kubelet doesn't respond: {last:?}\n{node}\n{edge}")
         })
     }
 
-    /// Sends a request of a new client in a place; fails if it is not served.
+    /// Sends a request to the kubelet from a sandbox, over a new connection.
     pub fn ask(&self, place: &Place) -> Result<()> {
         let to = Self::at4(KUBELET[0]);
         self.client(place.connect(to)?, to)?.healthz().map(drop)
     }
 
-    /// Creates a client of the kubelet over a connection to an address of the edge.
+    /// Creates a client of the kubelet over a connection to an address of the edge node.
     pub fn client(&self, stream: TcpStream, dialled: SocketAddr) -> Result<Client> {
         stream.set_read_timeout(Some(ANSWER))?;
         let client = Client::over(stream, dialled.ip(), Arc::clone(&self.tls))?;
@@ -148,10 +148,11 @@ impl Site {
 
 impl Fixture for Site {}
 
-/// The folders of a gateway and of an agent: names, modes and contents of their files.
+/// The certificate folders of a gateway and of an agent: names, modes and contents of their files.
 type Identities = [Vec<(OsString, Permissions, Vec<u8>)>; 2];
 
-/// Certificates issued by `culvert ca` for the first site of this process; all sites use them.
+/// The certificates that `culvert ca` issued to the first pair of nodes in this process; later ones reuse
+/// them.
 static IDENTITIES: Mutex<Option<Identities>> = Mutex::new(None);
 
 /// Fills the certificate folders of a gateway and of an agent.
@@ -186,12 +187,12 @@ fn read(folder: &Path) -> Result<Vec<(OsString, Permissions, Vec<u8>)>> {
     Ok(files)
 }
 
-/// Runs `culvert ca` for the CA in a folder.
+/// Runs a subcommand of `culvert ca` for the CA in a folder.
 fn issue(place: &Place, culvert: &Path, words: &[&str], folder: &Path) -> Result<()> {
     let mut argv = vec![text(culvert)?, "ca".to_owned()];
     argv.extend(words.iter().map(|word| (*word).to_owned()));
     argv.extend(["--dir".to_owned(), text(folder)?]);
     let output = place.command(&argv).start()?.finish(COMMAND)?;
-    ensure!(output.exit.is_success(), "`{}`: {output:?}", argv.join(" "));
+    ensure!(output.exit.is_success(), "`{}` failed: {output:?}", argv.join(" "));
     Ok(())
 }

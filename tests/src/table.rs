@@ -1,10 +1,10 @@
-//! Text tables, and the format of times in them.
+//! Formats text tables, and times in them.
 
-/// A column: its heading, and the function for a row's cell.
+/// A column: its heading, and a function that formats its cell of a row.
 pub type Column<T> = (&'static str, fn(&T) -> String);
 
-/// Formats a table with a heading and a line per row: the first and the last column are left-aligned,
-/// the others right-aligned.
+/// Formats a table with a line of headings and a line per row. The first and the last column are
+/// left-aligned, the others right-aligned.
 #[must_use]
 pub fn in_columns<T>(rows: &[T], columns: &[Column<T>]) -> String {
     let mut lines = vec![String::new(); rows.len() + 1];

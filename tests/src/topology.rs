@@ -7,7 +7,7 @@
 //!                              2001:db8::1
 //! ```
 //!
-//! Service addresses are unreachable in every place: a connect that isn't translated fails at once,
+//! Service addresses are unreachable in every sandbox: a connect that isn't translated fails at once,
 //! without a packet.
 
 use std::{
@@ -28,15 +28,15 @@ pub const HOST_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
 pub const OUTSIDE_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
 /// The IPv6 address of the client outside.
 pub const OUTSIDE_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 2);
-/// The addresses of Services.
+/// The address ranges of Services.
 pub const SERVICES: [&str; 2] = ["10.96.0.0/12", "fd00:10:96::/108"];
-/// The addresses of pods.
+/// The address ranges of pods.
 pub const PODS: [&str; 2] = ["10.1.0.0/24", "fd00:10:1::/64"];
 
-/// Parameters of every namespace. No duplicate address detection, so that addresses work at once.
-/// Timestamps without an offset per address pair, since the same ports meet again by other addresses,
-/// and the kernel drops a SYN in `TIME_WAIT` whose timestamp goes backwards. No rate limit for ICMP
-/// errors, since each misdirected attempt must fail at once.
+/// Parameters of every network namespace. Duplicate address detection is off, so that addresses work at
+/// once. TCP timestamps have no offset per address pair: the same pair of ports may be used again through
+/// another Service address, and the kernel drops a SYN to a socket in `TIME_WAIT` if its timestamp goes
+/// backwards. ICMP errors have no rate limit, so that each misrouted attempt fails at once.
 const EVERYWHERE: [(&str, &str); 7] = [
     ("net.ipv6.conf.all.disable_ipv6", "0"),
     ("net.ipv6.conf.default.accept_dad", "0"),
@@ -47,17 +47,17 @@ const EVERYWHERE: [(&str, &str); 7] = [
     ("net.ipv6.icmp.ratelimit", "0"),
 ];
 
-/// Further parameters of the host.
+/// Additional parameters of the host's network namespace.
 const FORWARDING: [(&str, &str); 3] = [
     ("net.ipv4.ip_forward", "1"),
     ("net.ipv6.conf.all.forwarding", "1"),
     ("net.ipv4.conf.all.send_redirects", "0"),
 ];
 
-/// The gateway addresses of pods; the same on each of the host's pod interfaces.
+/// The addresses of the pods' default gateway, the same on all pod interfaces of the host.
 const GATEWAY: [&str; 2] = ["169.254.1.1", "fe80::1"];
 
-/// The namespaces of one node. They end on drop.
+/// The sandboxes of a node. They are removed on drop.
 #[derive(Debug)]
 pub struct Topology {
     pods: Mutex<Vec<Arc<Pod>>>,
@@ -76,27 +76,27 @@ impl Topology {
         let host = Place::with_network(lab.cgroup().join("instance/host"), bpffs, &on_host);
         let topology = Self {
             pods: Mutex::default(),
-            outside: outside.context("the place outside")?,
-            host: host.context("the host's place")?,
+            outside: outside.context("cannot create the sandbox outside")?,
+            host: host.context("cannot create the sandbox of the host")?,
             lab,
         };
         topology.join_outside()?;
         Ok(topology)
     }
 
-    /// Returns the host's place, in the cgroup of the instance.
+    /// Returns the sandbox of the host, in the cgroup of the instance.
     #[must_use]
     pub const fn host(&self) -> &Place {
         &self.host
     }
 
-    /// Returns a client elsewhere in the network, whose cgroup is not the instance's.
+    /// Returns the sandbox of the client outside, which is not in the cgroup of the instance.
     #[must_use]
     pub const fn outside(&self) -> &Place {
         &self.outside
     }
 
-    /// Returns the folder and cgroup that contain all parts of this node.
+    /// Returns the folder and cgroup that contain everything of this node.
     #[must_use]
     pub const fn lab(&self) -> &Lab {
         &self.lab
@@ -123,7 +123,7 @@ impl Topology {
         Ok(pod)
     }
 
-    /// Creates a further place in the network namespace of another, in a cgroup of its own.
+    /// Creates a sandbox in the network namespace of another one, but in a separate cgroup.
     pub fn beside(&self, other: &Place, cgroup: &str, bpffs: Option<PathBuf>) -> Result<Place> {
         let cgroup = self.lab.cgroup().join(cgroup);
         cgroup::create(&cgroup)?;
@@ -134,8 +134,7 @@ impl Topology {
         })
     }
 
-    /// Creates a further place with a network of its own, outside the instance's cgroup and not
-    /// connected yet.
+    /// Creates a sandbox with a new network namespace, outside of the instance's cgroup. It has no link yet.
     pub fn elsewhere(&self, name: &str) -> Result<Place> {
         Place::with_network(self.lab.cgroup().join(name), None, &EVERYWHERE)
     }
@@ -189,7 +188,7 @@ impl Topology {
         Ok(pod)
     }
 
-    /// Returns the shell commands that enter the places.
+    /// Returns the shell commands to enter the sandboxes, one per line.
     #[must_use]
     pub fn ways_in(&self) -> String {
         let way = |name: &str, pid: u32, group: &str| {
@@ -210,7 +209,8 @@ impl Topology {
     }
 }
 
-/// Returns the first commands of each place's network: loopback, and unreachable Service addresses.
+/// Returns the commands that every network namespace begins with: loopback, and unreachable Service
+/// addresses.
 fn nowhere() -> String {
     let [v4, v6] = SERVICES;
     format!("link set lo up\nroute add unreachable {v4}\nroute add unreachable {v6}\n")

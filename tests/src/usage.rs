@@ -1,4 +1,4 @@
-//! The resources of a process, as the kernel reports them.
+//! Memory, CPU time and open files of a process, from `/proc`.
 
 use std::{fs, time::Duration};
 
@@ -21,14 +21,14 @@ fn memory(pid: i32, field: &str) -> Result<u64> {
     Ok(kilobytes * 1024)
 }
 
-/// The value of a field in a `status` file.
+/// Returns the value of a field in a `status` file.
 fn value<'a>(status: &'a str, field: &str) -> Result<&'a str> {
     let value = status.lines().find_map(|line| line.strip_prefix(field));
-    Ok(value.with_context(|| format!("no {field}"))?.trim())
+    Ok(value.with_context(|| format!("/proc/<pid>/status has no {field}"))?.trim())
 }
 
-/// Returns the number of times that the threads of a process gave up their CPU to wait. Threads that have
-/// ended don't count.
+/// Returns the number of voluntary context switches of a process's threads. Threads that have ended are not
+/// included.
 pub fn sleeps(pid: i32) -> Result<u64> {
     let mut sleeps = 0;
     for text in of_threads(pid, "status")? {
@@ -41,7 +41,7 @@ pub fn sleeps(pid: i32) -> Result<u64> {
 fn of_threads(pid: i32, file: &str) -> Result<Vec<String>> {
     let mut texts = Vec::new();
     for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
-        // The thread may have ended meanwhile.
+        // The thread may have ended since the folder was read.
         if let Ok(text) = fs::read_to_string(thread?.path().join(file)) {
             texts.push(text);
         }
@@ -49,13 +49,13 @@ fn of_threads(pid: i32, file: &str) -> Result<Vec<String>> {
     Ok(texts)
 }
 
-/// Returns the CPU time of the threads of a process, in the kernel and in user mode, to the nanosecond
-/// (kernel `Documentation/scheduler/sched-stats.rst`). Threads that have ended don't count.
+/// Returns the CPU time of a process's threads in a resolution of nanoseconds, system and user time (kernel
+/// `Documentation/scheduler/sched-stats.rst`). Threads that have ended are not included.
 pub fn work(pid: i32) -> Result<Duration> {
     let mut ran = 0;
     for text in of_threads(pid, "schedstat")? {
-        let first = text.split(' ').next().context("no time")?;
-        ran += first.parse::<u64>().context("no number")?;
+        let first = text.split(' ').next().context("a schedstat file is empty")?;
+        ran += first.parse::<u64>().context("a schedstat file doesn't begin with a number")?;
     }
     Ok(Duration::from_nanos(ran))
 }
@@ -65,18 +65,18 @@ pub fn open_files(pid: i32) -> Result<usize> {
     Ok(fs::read_dir(format!("/proc/{pid}/fd"))?.count())
 }
 
-/// Returns the CPU time of a process, in the kernel and in user mode.
+/// Returns the CPU time of a process in a resolution of clock ticks, system and user time.
 pub fn cpu(pid: i32) -> Result<Duration> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    let (_, rest) = text.rsplit_once(") ").context("no name")?;
-    // utime and stime are fields 14 and 15; the first behind the name is field 3.
+    let (_, rest) = text.rsplit_once(") ").context("/proc/<pid>/stat has no name in parentheses")?;
+    // utime and stime are fields 14 and 15; the first field after the name is field 3.
     let ticks = rest
         .split(' ')
         .skip(11)
         .take(2)
         .map(str::parse::<u64>)
         .sum::<Result<u64, _>>()?;
-    let second = sysconf(SysconfVar::CLK_TCK)?.context("no CLK_TCK")?;
+    let second = sysconf(SysconfVar::CLK_TCK)?.context("the system doesn't define CLK_TCK")?;
     let second = u64::try_from(second)?.max(1);
     Ok(Duration::from_millis(ticks * 1000 / second))
 }

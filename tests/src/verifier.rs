@@ -1,5 +1,6 @@
-//! The verifier's figures for each program, in each variant that can be loaded here. aya loads the maps;
-//! the programs are loaded again next to them, since aya keeps no log of a successful load.
+//! Reads the verifier's statistics of each program, in each variant that this kernel can load. aya
+//! creates the maps; the programs are then loaded without aya, since aya keeps no verifier log of a
+//! successful load.
 
 mod call;
 
@@ -27,31 +28,31 @@ use tunnel_common::{
 };
 use tunnel_userspace::bpf::{Features, Globals, LOGGING_OBJECT, OBJECT, Switches};
 
-/// The verifier's log levels: statistics only, and everything.
+/// The log levels of the verifier: statistics only, and everything.
 const BPF_LOG_STATS: u32 = 4;
 const BPF_LOG_ALL: u32 = 2;
 
-/// The size of the log buffer: for statistics, and the maximum for the log of a refusal.
+/// The size of the log buffer for statistics, and its maximum for the log of a refused program.
 const ROOM: u32 = 64 << 10;
 const ROOM_AT_MOST: u32 = 64 << 20;
 
 /// The mark of the daemon's own sockets on a node that steers.
 const OWN_MARK: u32 = 0x0c01_e000;
 
-/// The verifier's figures for a program.
+/// The verifier's statistics of a program.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Measured {
     /// The name of the program.
     pub program: &'static str,
-    /// The variant: `retval` or `rewrite` for its way to refuse, then a suffix if it steers, and one if
-    /// it logs events.
+    /// The variant: `retval` or `rewrite`, after the method by which it refuses a connect; then
+    /// `-steering` if it steers, and `-logged` if it logs events.
     pub variant: String,
-    /// The number of instructions verified, over all paths; a million at most.
+    /// The number of instructions that the verifier processed on all paths; at most a million.
     pub instructions: u64,
-    /// The maximum stack depth in bytes. Before Linux 7.3 the verifier reports only the stack of each
-    /// function; then the sum of the program's own and its largest function's. Of our functions only
-    /// those that look up an address of a network namespace call another, and they use almost none.
+    /// The maximum stack depth in bytes. Before Linux 7.3, the verifier reports only the stack size of each
+    /// function; then this is the sum of the program's own and that of its largest function. Calls are nested
+    /// deeper only in functions that look up an address of a network namespace, which use almost no stack.
     pub stack: u64,
     /// The verification time in microseconds.
     pub microseconds: u64,
@@ -60,12 +61,13 @@ pub struct Measured {
 }
 
 /// Loads every program in each variant that the loader may choose on a kernel with these features;
-/// returns the verifier's figures. Nothing is attached or pinned.
+/// returns the verifier's statistics. Nothing is attached or pinned.
 pub fn measure(features: Features) -> Result<Vec<Measured>> {
     let variants = variants(features);
     let told: Vec<_> = variants.iter().map(Variant::globals).collect();
     let level = aya_log::Level::Trace.into();
-    // The kernel's BTF takes long to parse: once here, and again only for an object with relocations.
+    // Parsing the kernel's BTF is slow, so one loader is used for all. An object with relocations parses
+    // it again.
     let mut loader = EbpfLoader::new();
     let mut measured = Vec::new();
     for (bytes, is_logged) in [(OBJECT, false), (LOGGING_OBJECT, true)] {
@@ -75,7 +77,7 @@ pub fn measure(features: Features) -> Result<Vec<Measured>> {
         }
         for (variant, globals) in variants.iter().zip(&told) {
             globals.tell(&mut loader);
-            let mut maps = loader.load(bytes).context("cannot make the maps")?;
+            let mut maps = loader.load(bytes).context("cannot create the maps")?;
             let types = types(&mut maps)?;
             let mut patches: HashMap<_, _> = globals.by_name().collect();
             if is_logged {
@@ -91,7 +93,7 @@ pub fn measure(features: Features) -> Result<Vec<Measured>> {
     Ok(measured)
 }
 
-/// The constants that the loader may set in the programs.
+/// A variant of the programs: the constants that the loader sets in them.
 struct Variant {
     features: Features,
     switches: Switches,
@@ -151,8 +153,8 @@ fn parse(bytes: &[u8]) -> Result<Object> {
     Ok(object)
 }
 
-/// Prepares the object for the kernel, with the maps of an object that aya loaded: constants are frozen
-/// there, so the verifier skips code that they make unreachable.
+/// Prepares an object for the kernel, with the maps of an object that aya loaded. The constants in these
+/// maps are frozen, so the verifier skips code that they make unreachable.
 fn relocate(mut object: Object, globals: &HashMap<&str, &[u8]>, loaded: &Ebpf) -> Result<Object> {
     let globals = globals
         .iter()
@@ -161,7 +163,7 @@ fn relocate(mut object: Object, globals: &HashMap<&str, &[u8]>, loaded: &Ebpf) -
     let maps = std::mem::take(&mut object.maps);
     let maps = maps.iter().map(|(name, map)| {
         let data = loaded.map(name).and_then(data_of);
-        let data = data.with_context(|| format!("the object has no {name} of a known kind"))?;
+        let data = data.with_context(|| format!("the object has no map {name} of a known type"))?;
         Ok((name.as_str(), data.fd().as_fd().as_raw_fd(), map))
     });
     let maps: Vec<_> = maps.collect::<Result<_>>()?;
@@ -175,18 +177,18 @@ fn relocate(mut object: Object, globals: &HashMap<&str, &[u8]>, loaded: &Ebpf) -
     Ok(object)
 }
 
-/// Returns the object's BTF as aya loaded it into the kernel; the smallest program has its ID.
+/// Opens the object's BTF, which aya has loaded into the kernel. Its ID is read from the smallest program.
 fn types(loaded: &mut Ebpf) -> Result<OwnedFd> {
     let name = table::SOCK_RELEASE.name;
     let Some(Program::CgroupSock(program)) = loaded.program_mut(name) else {
-        bail!("the object has no {name} for its hook");
+        bail!("the object has no program {name} of type cgroup/sock");
     };
     program.load()?;
     let number = program.info()?.btf_id();
-    Ok(call::open_btf(number.context("a program without types")?)?)
+    Ok(call::open_btf(number.context("the loaded program has no BTF")?)?)
 }
 
-/// Returns the data of a map, if it is of a kind that the object has.
+/// Returns the data of a map, if it has one of the types that the object uses.
 fn data_of(map: &Map) -> Option<&MapData> {
     match Some(map) {
         Some(
@@ -215,7 +217,7 @@ fn verify(
         kind: program.kind.number(),
         hook: match program.place {
             Place::Cgroup => program.hook,
-            // The link determines the hook.
+            // The hook is given when the program is attached.
             Place::Uplinks => 0,
         },
         instructions: &words(&function.instructions),
@@ -232,7 +234,7 @@ fn verify(
         );
     }
     let figures = Figures::read(&log);
-    let figures = figures.with_context(|| format!("no figures of program {name} in:\n{log}"))?;
+    let figures = figures.with_context(|| format!("the verifier's log of program {name} has no statistics:\n{log}"))?;
     Ok(Measured {
         program: name,
         variant,
@@ -243,10 +245,10 @@ fn verify(
     })
 }
 
-/// Returns the error and the complete log for a refused program, by loading it again.
+/// Loads a refused program again; returns the error and the complete log.
 fn refusal(raw: &call::Program<'_>) -> Result<(io::Error, String)> {
     let mut room = ROOM;
-    // Ends: the size of the log doubles at most ten times.
+    // The loop ends, since the size of the buffer doubles at most ten times.
     loop {
         let (loaded, log) = call::load(raw, BPF_LOG_ALL, room)?;
         match loaded {
@@ -256,12 +258,12 @@ fn refusal(raw: &call::Program<'_>) -> Result<(io::Error, String)> {
                 room = room.saturating_mul(2);
             }
             Err(error) => return Ok((error, log)),
-            Ok(_) => bail!("refused once, and then no more"),
+            Ok(_) => bail!("the kernel first refused the program, then accepted it"),
         }
     }
 }
 
-/// Encodes instructions as in memory: an opcode, two 4-bit registers, an offset and an immediate.
+/// Encodes instructions as the kernel reads them: opcode, two 4-bit registers, offset and immediate.
 fn words(instructions: &[bpf_insn]) -> Vec<u64> {
     let word = |instruction: &bpf_insn| {
         let registers = instruction.dst_reg() | instruction.src_reg() << 4;
@@ -301,8 +303,8 @@ impl Figures {
     }
 }
 
-/// Parses the maximum stack depth: the value of Linux 7.3, else, of numbers joined by `+`, the first one
-/// (the program's own stack) plus the largest of the others.
+/// Parses the maximum stack depth: `max N` since Linux 7.3; before, the stack sizes of the program and its
+/// functions joined by `+`, of which it adds the first and the largest of the others.
 fn stack(depth: &str) -> Option<u64> {
     let mut words = depth.split_whitespace();
     let first = words.next()?;

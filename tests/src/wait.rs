@@ -1,5 +1,5 @@
-//! Waiting for conditions: no test sleeps. Time limits are written for fast machines; slow ones extend
-//! them by their [`Scale`].
+//! Waits for conditions, so that no test needs to sleep. Time limits are given for fast machines, and
+//! extended on slow ones by [`Scale`].
 
 use std::{fmt::Debug, time::Duration};
 
@@ -13,8 +13,8 @@ use crate::{
 /// The shortest and the longest interval between two checks.
 const LOOKS: [Duration; 2] = [Duration::from_micros(200), Duration::from_millis(25)];
 
-/// Returns the pause before the next check, a fraction of the time waited so far: checks slow down the
-/// processes that are waited for.
+/// Returns the pause before the next check. It grows with the time waited so far, since each check slows
+/// down the observed process.
 fn next_look(waited: Duration) -> Duration {
     let [shortest, longest] = LOOKS;
     (waited / 8).clamp(shortest, longest)
@@ -25,17 +25,18 @@ pub fn until(within: Duration, mut condition: impl FnMut() -> bool) -> Result<()
     some(within, || condition().then_some(()))
 }
 
-/// Waits until `condition` holds, even if only for a moment, by frequent checks.
+/// Waits until `condition` holds, with checks at the shortest interval, for conditions that hold only
+/// briefly.
 pub fn until_a_moment(within: Duration, mut condition: impl FnMut() -> bool) -> Result<()> {
     looking(within, |_| LOOKS[0], || condition().then_some(()))
 }
 
-/// Waits until `look` returns a value, and returns it.
+/// Waits until `look` returns a value; returns the value.
 pub fn some<T>(within: Duration, look: impl FnMut() -> Option<T>) -> Result<T> {
     looking(within, next_look, look)
 }
 
-/// Waits until a process is ready; fails if it ends before.
+/// Waits until a process is ready; fails if the process ends before that.
 pub(crate) fn ready<T: Debug>(
     within: Duration,
     mut ended: impl FnMut() -> Result<Option<T>>,
@@ -43,7 +44,7 @@ pub(crate) fn ready<T: Debug>(
 ) -> Result<()> {
     some(within, || match ended() {
         Ok(None) => is_ready().then_some(Ok(())),
-        Ok(Some(how)) => Some(Err(anyhow!("it has ended: {how:?}"))),
+        Ok(Some(how)) => Some(Err(anyhow!("the process has ended: {how:?}"))),
         Err(error) => Some(Err(error)),
     })?
 }

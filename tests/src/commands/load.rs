@@ -1,5 +1,5 @@
 //! The subcommand `culvert-lab load`.
-#![expect(clippy::print_stdout, reason = "reports are what this program is for")]
+#![expect(clippy::print_stdout, reason = "the program prints reports")]
 
 use std::{net::SocketAddr, path::PathBuf};
 

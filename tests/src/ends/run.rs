@@ -1,4 +1,4 @@
-//! The processes of the tunnel's ends.
+//! The code that these processes run: `cloud` or `agent`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -29,7 +29,7 @@ use tunnel_userspace::{
 
 use super::{AgentRecord, AgentSettings, CloudRecord, CloudSettings, Target};
 
-/// The log filter of the ends.
+/// The log filter of these processes.
 const LOG: &str = "debug,h2=warn,rustls=warn";
 
 fn start<T: DeserializeOwned>(settings: &Path) -> Result<(T, tokio::runtime::Runtime)> {
@@ -42,7 +42,7 @@ fn start<T: DeserializeOwned>(settings: &Path) -> Result<(T, tokio::runtime::Run
     Ok((settings, runtime))
 }
 
-/// Returns the settings of both ends: without privileges, sockets have no mark.
+/// Returns the settings that gateway and agent share. Sockets have no mark, since a mark needs privileges.
 const fn common(limits: Limits) -> Common {
     Common { limits, mark: None }
 }
@@ -64,7 +64,7 @@ async fn serve_cloud(settings: CloudSettings, record: &Path) -> Result<()> {
     )?;
     let (address, length) = settings.prefix;
     let prefix =
-        Prefix::new(Address::from_ip(address), length).context("the prefix is no range")?;
+        Prefix::new(Address::from_ip(address), length).context("the steering prefix is not a valid range")?;
     let (_targets, targets) = watch::channel(Arc::new(model_of(&settings.targets)));
     // The index of `lo`.
     let (_inside, inside) = watch::channel(Arc::new(BTreeSet::from([1])));
@@ -136,7 +136,7 @@ async fn serve_agent(settings: AgentSettings, record: &Path) -> Result<()> {
     .await
 }
 
-/// Runs an end until SIGTERM and the drain after it; sends its record to every client of a Unix socket.
+/// Runs `work` until SIGTERM and the drain after it; sends the current state to each client of a Unix socket.
 async fn until_told<T: Serialize>(
     record: &Path,
     tell: impl Fn() -> Result<T>,

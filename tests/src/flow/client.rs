@@ -31,7 +31,7 @@ use crate::{
 /// The time limit of a connect or an echo.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The time that floods run before the measurement.
+/// The time that streams run before they are measured.
 pub const WARM_UP: Duration = Duration::from_millis(300);
 
 const BYTES: usize = 64;
@@ -84,7 +84,7 @@ fn run<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
         .block_on(work)
 }
 
-/// Receives floods over several connections at once, for some time.
+/// Measures the throughput of several connections at once.
 pub fn flood(way: &Way, connections: u32, lasting: Duration) -> Result<Flood> {
     run(async {
         let counted = Arc::new(AtomicU64::new(0));
@@ -112,13 +112,13 @@ pub fn flood(way: &Way, connections: u32, lasting: Duration) -> Result<Flood> {
         };
         over.store(true, Ordering::Relaxed);
         while let Some(ended) = readers.join_next().await {
-            ended?.context("a flood ended")?;
+            ended?.context("the server ended a stream")?;
         }
         Ok(flood)
     })
 }
 
-/// Echoes 64 bytes again and again; returns the round-trip times.
+/// Sends 64 bytes and waits for their echo, repeatedly; returns the round-trip times.
 pub fn echo(way: &Way, lasting: Duration) -> Result<Latency> {
     run(async {
         let mut stream = time::timeout(PATIENCE, open(way, ECHO)).await??;
@@ -133,13 +133,14 @@ pub fn echo(way: &Way, lasting: Duration) -> Result<Latency> {
             time::timeout(PATIENCE, stream.read_exact(&mut back)).await??;
             times.push(nanoseconds(start.elapsed()));
         }
-        // The first echoes also open the stream.
+        // The first echoes include the opening of the stream.
         times.drain(..times.len().min(20));
         Ok(Latency::of(times))
     })
 }
 
-/// Requests floods without reading; calls `tell` once all connections are open, and holds them for ever.
+/// Opens connections in mode [`STALL`] without reading from them; calls `on_open` once all are open, and
+/// never returns after that.
 pub fn stall(way: &Way, connections: u32, tell: impl FnOnce() -> Result<()>) -> Result<()> {
     run(async {
         let mut held = Vec::new();

@@ -18,7 +18,7 @@ use crate::{
     serve::{accept, listen},
 };
 
-/// Serves two ports until the process is killed; creates a Unix socket once both listen.
+/// Serves two ports until the process is killed; creates the Unix socket `ready` once both listen.
 pub fn serve(plain: u16, secure: u16, tls: Arc<ServerConfig>, ready: &Path) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)

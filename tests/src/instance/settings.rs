@@ -5,19 +5,19 @@ use tunnel_common::table::{Size, Sizes};
 
 use crate::{environment, scale::Scale};
 
-/// The settings that differ between instances.
+/// The settings in which instances differ.
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub culvert: PathBuf,
     /// The sizes of the maps: `bpf.maps`.
     pub maps: Sizes,
-    /// The address of metrics and status in the host's namespace.
+    /// The address of metrics and status, in the network namespace of the host: `admin.address`.
     pub admin: SocketAddr,
-    /// The address of health checks in the host's namespace.
+    /// The address of health checks, in the network namespace of the host: `healthz.address`.
     pub healthz: SocketAddr,
-    /// True if it has the cloud's end of a tunnel: steering, ingress and gateway.
+    /// True to enable the tunnel: steering, ingress and gateway.
     pub tunnel: bool,
-    /// A line of the section `service`, such as `nodePortAddresses: []`.
+    /// A line of YAML for the section `service`, such as `nodePortAddresses: []`.
     pub node_ports: String,
 }
 
@@ -35,8 +35,7 @@ impl Settings {
         }
     }
 
-    /// Returns the product's defaults for the program in the environment, with smaller maps on slow
-    /// machines.
+    /// Returns the product's defaults for the program under test, with smaller maps on slow machines.
     pub fn from_environment() -> Result<Self> {
         let scale = Scale::from_environment();
         let whole = Self::of(environment::culvert()?);

@@ -1,4 +1,4 @@
-//! The client, over a connected socket that the caller provides.
+//! The client of the kubelet-like server, over a connected socket that the caller provides.
 
 use std::{
     io::{self, BufRead as _, BufReader, Read as _, Write as _},
@@ -16,7 +16,7 @@ use crate::http::Head;
 
 type Tls = StreamOwned<ClientConnection, TcpStream>;
 
-/// A connection to a server whose handshake is complete.
+/// A client connection after the TLS handshake.
 #[derive(Debug)]
 pub struct Client {
     stream: BufReader<Tls>,
@@ -24,16 +24,16 @@ pub struct Client {
 }
 
 impl Client {
-    /// Performs the handshake as a client that dialled `address` and trusts the authorities in `tls`.
+    /// Performs the TLS handshake. The server's certificate must be valid for `address`.
     pub fn over(mut socket: TcpStream, address: IpAddr, tls: Arc<ClientConfig>) -> Result<Self> {
         socket.set_nodelay(true)?;
         let name = ServerName::IpAddress(address.to_canonical().into());
         let mut connection = ClientConnection::new(tls, name)?;
         while connection.is_handshaking() {
-            connection.complete_io(&mut socket).context("handshake")?;
+            connection.complete_io(&mut socket).context("TLS handshake")?;
         }
         let chain = connection.peer_certificates().unwrap_or_default();
-        let leaf = chain.first().context("the server has no certificate")?;
+        let leaf = chain.first().context("the server sent no certificate")?;
         let (_, leaf) = parse_x509_certificate(leaf)?;
         let subject = leaf.subject().to_string();
         Ok(Self {
@@ -58,7 +58,7 @@ impl Client {
         self.socket().peer_addr()
     }
 
-    /// Sets a time limit on each later read and write.
+    /// Sets the timeout of each read and write.
     pub fn patience(&self, within: Duration) -> io::Result<()> {
         self.socket().set_read_timeout(Some(within))?;
         self.socket().set_write_timeout(Some(within))
@@ -79,7 +79,7 @@ impl Client {
     /// Reads the head of a response, which must have this status.
     fn head(&mut self, status: u16) -> Result<Head> {
         let head = Head::read(&mut self.stream)?;
-        ensure!(head.status == status, "{head:?}");
+        ensure!(head.status == status, "expected status {status}: {head:?}");
         Ok(head)
     }
 
@@ -88,20 +88,20 @@ impl Client {
         self.body()
     }
 
-    /// Downloads a body of this length.
+    /// Downloads a body of this length; returns its sum.
     pub fn bytes(&mut self, length: u64) -> Result<Sum> {
         self.ask(&format!("GET /bytes/{length} HTTP/1.1"), "")?;
         let announced = self.head(200)?.length;
         ensure!(
             announced == Some(length),
-            "{announced:?} bytes for {length}"
+            "expected Content-Length {length}, found {announced:?}"
         );
         let mut summing = Summing::default();
         while summing.bytes() < length {
             let part = self.stream.fill_buf()?;
             let most = usize::try_from(length - summing.bytes()).unwrap_or(usize::MAX);
             let part = &part[..part.len().min(most)];
-            ensure!(!part.is_empty(), "cut off after {} bytes", summing.bytes());
+            ensure!(!part.is_empty(), "the body ends after {} bytes", summing.bytes());
             summing.add(part);
             let used = part.len();
             self.stream.consume(used);
@@ -122,18 +122,19 @@ impl Client {
         let head = format!("POST /echo HTTP/1.1\r\ncontent-length: {}", text.len());
         self.ask(&head, text)?;
         let echoed = self.body()?;
-        ensure!(echoed == text, "{echoed:?} for {text:?}");
+        ensure!(echoed == text, "sent {text:?}, but {echoed:?} came back");
         Ok(())
     }
 
-    /// Upgrades the connection; the server's first bytes follow the response in the same segment.
+    /// Upgrades the connection; returns the server's first bytes, which follow the response in the same
+    /// segment.
     pub fn upgrade(&mut self) -> Result<String> {
         let head = "GET /upgrade HTTP/1.1\r\nconnection: Upgrade\r\nupgrade: lab";
         self.ask(head, "")?;
         self.head(101)?;
         let mut first = vec![0; FIRST.len()];
         self.stream.read_exact(&mut first)?;
-        ensure!(first == FIRST, "other first bytes: {first:?}");
+        ensure!(first == FIRST, "unexpected first bytes: {first:?}");
         Ok(String::from_utf8(first)?)
     }
 
@@ -144,11 +145,11 @@ impl Client {
         stream.flush()?;
         let mut back = vec![0; bytes.len()];
         self.stream.read_exact(&mut back)?;
-        ensure!(back == bytes, "other bytes came back");
+        ensure!(back == bytes, "the echoed bytes differ from the sent ones");
         Ok(())
     }
 
-    /// Sends `length` bytes and half-closes; the server responds with its sum and closes.
+    /// Sends `length` bytes and half-closes the connection; the server responds with its sum and closes.
     pub fn until_end(mut self, length: u64) -> Result<Sum> {
         self.ask("POST /until-end HTTP/1.1", "")?;
         let sent = send(self.stream.get_mut(), length)?;
@@ -174,7 +175,7 @@ impl Client {
     fn end(&mut self) -> Result<()> {
         let mut rest = Vec::new();
         self.stream.read_to_end(&mut rest)?;
-        ensure!(rest.is_empty(), "{} bytes after the answer", rest.len());
+        ensure!(rest.is_empty(), "{} bytes follow the response", rest.len());
         Ok(())
     }
 
@@ -182,11 +183,11 @@ impl Client {
         self.ask("GET /reset HTTP/1.1", "")?;
         match self.stream.read(&mut [0]) {
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(()),
-            other => bail!("{other:?} for a reset"),
+            other => bail!("expected a connection reset, but read returned {other:?}"),
         }
     }
 
-    /// Makes the server stall: from now on it reads and writes nothing.
+    /// Makes the server stall: it neither reads nor writes any more.
     pub fn stall(&mut self) -> Result<()> {
         Ok(self.ask("GET /stall HTTP/1.1", "")?)
     }
@@ -194,7 +195,7 @@ impl Client {
 
 fn agree(sent: &Sum, counted: &str) -> Result<Sum> {
     let counted: Sum = counted.parse()?;
-    ensure!(counted == *sent, "sent {sent}, but {counted} came");
+    ensure!(counted == *sent, "sent {sent}, but the server received {counted}");
     Ok(counted)
 }
 
@@ -214,7 +215,7 @@ mod tests {
         Ok(client)
     }
 
-    /// Returns the events of the first connection, once the server has recorded its end.
+    /// Waits until the server has recorded the end of the first connection; returns its events.
     fn steps_to_the_end(kubelet: &Kubelet) -> Result<Vec<String>> {
         let steps = || kubelet.exchanges().remove(0).steps;
         wait::until(ANSWER, || steps().last().is_some_and(|it| it == "closed"))?;

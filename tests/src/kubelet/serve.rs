@@ -27,7 +27,7 @@ use crate::{
 /// The size of a read or write.
 const CHUNK: usize = 64 * 1024;
 
-/// The records of a server's connections, in their order.
+/// The records of a server's connections, in the order of their arrival.
 #[derive(Clone, Debug, Default)]
 pub struct Journal(Arc<Mutex<Vec<Exchange>>>);
 
@@ -57,7 +57,7 @@ impl Journal {
     }
 }
 
-/// The journal's record of one connection.
+/// Writes the record of one connection.
 struct Line {
     journal: Journal,
     place: usize,
@@ -77,7 +77,7 @@ impl Drop for Line {
     }
 }
 
-/// Serves one connection to its end, and records its events.
+/// Serves a connection until it ends, and records its events.
 async fn converse(stream: TcpStream, tls: TlsAcceptor, journal: Journal) {
     let Ok(peer) = stream.peer_addr() else { return };
     let line = journal.open(peer);
@@ -103,7 +103,7 @@ async fn converse(stream: TcpStream, tls: TlsAcceptor, journal: Journal) {
 struct Talk {
     stream: TlsStream<TcpStream>,
     line: Line,
-    /// Bytes that were read but not used yet.
+    /// Bytes that were read and not processed yet.
     buffer: Vec<u8>,
 }
 
@@ -160,8 +160,8 @@ impl Talk {
         Ok(())
     }
 
-    /// Reads a body of this length, or without one until the client's half-close; echoes it if
-    /// `sends_back`.
+    /// Reads a body of this length or, without a length, until the client's half-close. Echoes it if
+    /// `sends_back` is set.
     async fn read(&mut self, length: Option<u64>, sends_back: bool) -> io::Result<Summing> {
         let mut summing = Summing::default();
         let most = length.unwrap_or(u64::MAX);
@@ -223,7 +223,7 @@ fn head(status: &str, length: u64) -> String {
     format!("HTTP/1.1 {status}\r\ncontent-length: {length}\r\n\r\n")
 }
 
-/// Accepts for ever.
+/// Accepts and serves connections for ever.
 pub async fn accept(
     listener: TcpListener,
     tls: Arc<ServerConfig>,
@@ -234,7 +234,7 @@ pub async fn accept(
     serve::accept(listener, converse).await
 }
 
-/// A server in a thread of this process; it ends on drop.
+/// A server on a thread of this process; it stops on drop.
 #[derive(Debug)]
 pub struct Kubelet {
     address: SocketAddr,
@@ -243,8 +243,8 @@ pub struct Kubelet {
 }
 
 impl Kubelet {
-    /// Serves a port of loopback with a certificate for a name and an address; returns also the config
-    /// of clients that trust its authority.
+    /// Starts a server on a port of 127.0.0.1, with a certificate for a name and an address. Also returns
+    /// a client config that trusts its CA.
     pub fn start(name: &str, address: IpAddr) -> Result<(Self, Arc<ClientConfig>)> {
         let folder = tempfile::tempdir()?;
         let authority = Authority::new("kubelets")?;

@@ -1,4 +1,4 @@
-//! Connects one after another, as fast as possible: the cost of `connect`.
+//! Measures the cost of `connect`: connects one after another, as fast as possible.
 
 use std::{collections::BTreeMap, io, net::SocketAddr, time::Duration};
 
@@ -9,22 +9,22 @@ use socket2::{Domain, Socket, Type};
 use super::{Latency, errno, millis, nanoseconds, patience, race::offset};
 use crate::clock::Instant;
 
-/// The time that connects are made for before they are measured.
+/// The duration of connects before the measurement.
 const WARM_UP: Duration = Duration::from_millis(50);
 
-/// The pause after each connect, which isn't counted: the server falls asleep, and each connect has to
-/// wake it. Without a pause a faster client finds the server awake more often, and rates differ by several
-/// times the cost of the connects.
+/// The pause after each connect, which isn't measured. In this time the server goes to sleep, so that each
+/// connect has to wake it. Without a pause, a faster client would find the server awake more often, and rates
+/// would differ by several times the difference of the connects.
 const REST: Duration = Duration::from_micros(20);
 
 /// The result of the connects.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct Report {
-    /// The number of all connects, with those that aren't measured.
+    /// The number of all connects, including those of the warm-up.
     pub made: u64,
-    /// Connects per second without the pauses, including the opening and closing of the sockets.
+    /// The connects per second, without the pauses, and with the opening and closing of the sockets.
     pub rate: u64,
-    /// The duration of `connect` alone.
+    /// The durations of `connect` alone.
     pub connect: Latency,
     pub failures: BTreeMap<String, u64>,
 }
@@ -35,20 +35,20 @@ pub struct Plan {
     /// The first address and the port.
     #[arg(long = "to")]
     pub first: SocketAddr,
-    /// The number of addresses that are taken in turn.
+    /// The number of addresses to connect to, in turn.
     #[arg(long, default_value_t = 1)]
     pub count: u32,
     /// The distance from one address to the next.
     #[arg(long, default_value_t = 1)]
     pub apart: u32,
-    /// The time that is measured, in milliseconds.
+    /// The duration of the measurement in milliseconds.
     #[arg(long = "millis", value_parser = millis)]
     pub lasting: Duration,
 }
 
 impl Plan {
-    /// The addresses in an order in which neighbours are far apart, so that no cache holds what
-    /// comes next, for ever.
+    /// Returns the addresses, again and again, in an order in which neighbours are far apart, so that the map
+    /// entries for the next address are in no CPU cache.
     fn targets(&self) -> impl Iterator<Item = SocketAddr> {
         let Self {
             first,
@@ -57,7 +57,7 @@ impl Plan {
             ..
         } = *self;
         let count = count.max(1);
-        // A stride without a common factor: every address comes before one comes again.
+        // The stride and the count have no common factor, so that all addresses come before one is repeated.
         let stride = (1..)
             .map(|step| count / 2 + step)
             .find(|it| gcd(*it, count) == 1)
@@ -76,7 +76,7 @@ const fn gcd(one: u32, other: u32) -> u32 {
     }
 }
 
-/// Connects for some time, after a warm-up that isn't counted.
+/// Measures connects for some time, after a warm-up.
 #[must_use]
 pub fn run(plan: &Plan) -> Report {
     let (mut made, mut failures) = (0, BTreeMap::new());
@@ -114,7 +114,7 @@ pub fn run(plan: &Plan) -> Report {
 
 fn once(to: SocketAddr) -> io::Result<Duration> {
     let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
-    // Closing resets the connection: its port is free again at once.
+    // The close resets the connection, so that its port is free at once.
     socket.set_linger(Some(Duration::ZERO))?;
     socket.set_write_timeout(Some(patience()))?;
     let to = to.into();
@@ -123,7 +123,7 @@ fn once(to: SocketAddr) -> io::Result<Duration> {
     Ok(start.elapsed())
 }
 
-/// Stays on the CPU: a client that sleeps would have to be woken itself.
+/// Waits without sleeping, since a client that sleeps would have to be woken itself.
 fn rest() {
     let start = Instant::now();
     while start.elapsed() < REST {

@@ -1,4 +1,4 @@
-//! Sockets that are connected and held until their process ends.
+//! Opens sockets and keeps them open until the process ends.
 
 use std::{
     collections::VecDeque,
@@ -13,19 +13,19 @@ use socket2::{Domain, Socket, Type};
 use super::{own_sockets, patience, udp::Mode};
 use crate::place;
 
-/// The sockets to hold.
+/// The sockets to open.
 #[derive(Args, Clone, Debug)]
 pub struct Plan {
-    /// The addresses of TCP connections.
+    /// An address for TCP connections.
     #[arg(long)]
     pub tcp: Vec<SocketAddr>,
-    /// The addresses of UDP, each for connected sockets and for unconnected ones that send.
+    /// An address for UDP: for connected sockets, and for unconnected ones that send a datagram to it.
     #[arg(long)]
     pub udp: Vec<SocketAddr>,
     /// The number of sockets per kind and address.
     #[arg(long)]
     pub each: u32,
-    /// The number of times that the oldest socket is closed and a new one opened, before all are held.
+    /// The number of additional sockets that are opened first and closed again.
     #[arg(long, default_value_t = 0)]
     pub before: u32,
 }
@@ -36,7 +36,7 @@ enum Kind {
     Udp(Mode),
 }
 
-/// Opens the sockets.
+/// Opens the sockets; returns those that stay open.
 pub fn sockets(plan: &Plan) -> io::Result<Vec<Socket>> {
     let tcp = plan.tcp.iter().map(|to| (Kind::Tcp, *to));
     let udp = plan.udp.iter();
@@ -56,7 +56,8 @@ pub fn sockets(plan: &Plan) -> io::Result<Vec<Socket>> {
     Ok(open.into())
 }
 
-/// Opens a socket of a kind; a TCP one may reset on close, so that no TIME_WAIT remains.
+/// Opens a socket. With `resets`, a TCP socket sends a reset on close, so that no socket remains in
+/// TIME_WAIT.
 fn socket(kind: Kind, to: SocketAddr, resets: bool) -> io::Result<Socket> {
     let domain = Domain::for_address(to);
     match kind {

@@ -1,5 +1,5 @@
-//! Requests to a kubelet-like server: many, each over a connection of its own, or one after another over
-//! the same one.
+//! Requests to a kubelet-like server: a load with a new connection for each, or a sequence over one
+//! connection.
 
 use std::{
     io,
@@ -23,7 +23,7 @@ use crate::{
     pki, place,
 };
 
-/// Runs a load of `GET /healthz`; the report identifies servers by their certificate's subject.
+/// Runs a load of `GET /healthz`. The report names servers by the subject of their certificate.
 pub fn run(plan: &Plan, ca: &Path, sockets: Sockets<'_>) -> Result<Report> {
     let tls = pki::trusting(ca)?;
     Ok(super::run(plan, &|to| attempt(to, &tls, sockets)))
@@ -47,7 +47,7 @@ fn attempt(
     })
 }
 
-/// Returns the I/O error in an error's chain, by its number if it has one.
+/// Returns the first I/O error in the chain of an error, reduced to its error number if it has one.
 #[must_use]
 pub fn cause(error: &anyhow::Error) -> io::Error {
     let found = error.chain().find_map(|it| it.downcast_ref::<io::Error>());
@@ -70,10 +70,10 @@ pub struct Step {
     pub outcome: Result<String, String>,
 }
 
-/// The record of one connection at the client.
+/// The client's record of one connection.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Dialog {
-    /// The time when it began, in milliseconds since 1970.
+    /// The start time in milliseconds since 1970.
     pub began_ms: u64,
     /// The dialled address.
     pub dialled: SocketAddr,
@@ -85,7 +85,7 @@ pub struct Dialog {
     pub steps: Vec<Step>,
 }
 
-/// Connects and sends requests one after another, up to the first that fails.
+/// Connects, and sends requests one after another, until one fails.
 ///
 /// The requests are `healthz`, `bytes=N`, `sum=N`, `echo=TEXT`, `upgrade`, `exchange=TEXT`,
 /// `pause=MILLIS`, `until-end=N`, `close` and `reset`.
@@ -141,6 +141,6 @@ fn step(held: &mut Option<Client>, ask: &str) -> Result<String> {
             clock::pause(Duration::from_millis(value.parse()?));
             Ok(String::new())
         }
-        _ => bail!("`{ask}` can't be asked"),
+        _ => bail!("unknown request `{ask}`"),
     }
 }

@@ -1,6 +1,7 @@
-//! Readers of the service maps: UDP sockets that connect to many VIPs in turn, as fast as possible, and
-//! send the name of the intended Service. The servers count misrouted datagrams; a reader that knows the
-//! source addresses detects them itself, without the cost of a datagram each.
+//! Clients that race with the writer of the service maps: they connect UDP sockets to many VIPs in turn,
+//! as fast as possible, and send the name of the intended Service. Servers count misrouted datagrams. A
+//! client that knows the source address for each Service detects misrouted connects itself, without the
+//! cost of a datagram.
 
 use std::{
     collections::BTreeMap,
@@ -19,7 +20,7 @@ use crate::clock::Instant;
 /// The number of connects between two readings of the clock.
 const BURST: u32 = 256;
 
-/// The VIPs to read: `count` addresses from `first` on, of the Services `<stem>-0` and so on.
+/// The VIPs to connect to: `count` addresses from `first` on, of the Services `<stem>-0` and so on.
 #[derive(Args, Clone, Debug)]
 pub struct Plan {
     /// The first VIP and its port.
@@ -34,27 +35,27 @@ pub struct Plan {
     /// The duration in milliseconds.
     #[arg(long = "millis", value_parser = millis)]
     pub lasting: Duration,
-    /// Connect one socket again and again, instead of a new one each time.
+    /// Connect the same socket repeatedly, instead of a new one each time.
     #[arg(long)]
     pub reconnect: bool,
-    /// The source address on the route to the first Service's backends; those of the other Services are
-    /// consecutive. It shows at once the Service that a connect reached. Only a new socket takes its
-    /// source address from the route.
+    /// The source address on the route to the first Service's backends; those of the other Services
+    /// follow it. The source address of a new socket then shows the Service that its connect reached. A
+    /// socket that is connected again keeps its source address.
     #[arg(long)]
     pub source: Option<IpAddr>,
-    /// Send after every Nth connect, and after each misrouted one.
+    /// Send a datagram after every Nth connect, and after each misrouted one.
     #[arg(long, default_value_t = 1)]
     pub send_each: u64,
 }
 
-/// The report of a reader.
+/// The report of a client.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct Report {
     pub connects: u64,
     pub sent: u64,
-    /// The number of connects whose source address is that of another Service's backends.
+    /// The number of misrouted connects, by their source address.
     pub astray: u64,
-    /// The number of datagrams that a host answered with "port unreachable".
+    /// The number of datagrams that were answered with an ICMP error "port unreachable".
     pub refused: u64,
     /// The failures, by error and step.
     pub failures: BTreeMap<String, u64>,
@@ -68,7 +69,7 @@ impl Report {
             .or_default() += 1;
     }
 
-    /// Adds the report of another reader.
+    /// Adds the report of another client.
     pub fn merge(&mut self, other: &Self) {
         self.connects += other.connects;
         self.sent += other.sent;
@@ -80,14 +81,14 @@ impl Report {
     }
 }
 
-/// A VIP, and the means to recognise its Service.
+/// A VIP, with the name and the source address of its Service.
 struct Target {
     vip: SocketAddr,
     name: Vec<u8>,
     source: Option<IpAddr>,
 }
 
-/// Reads until the time is over.
+/// Connects until the time is over.
 pub fn run(plan: &Plan) -> io::Result<Report> {
     let targets: Vec<Target> = (0..plan.count)
         .map(|number| Target {
@@ -128,7 +129,7 @@ fn read(socket: &UdpSocket, target: &Target, send_each: u64, report: &mut Report
         }
         (None, _) => false,
     };
-    // A socket whose backend was removed meanwhile shows no source address; its backend is unknown.
+    // A socket that was terminated has no source address any more, so the reached Service is unknown.
     if is_astray && is_ended(socket) {
         return;
     }
@@ -139,19 +140,19 @@ fn read(socket: &UdpSocket, target: &Target, send_each: u64, report: &mut Report
     match socket.send(&target.name) {
         Ok(_) => report.sent += 1,
         Err(_) if is_ended(socket) => {}
-        // The error belongs to an earlier datagram.
+        // The ICMP error is that of an earlier datagram.
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => report.refused += 1,
         Err(error) => report.note(&error, "send"),
     }
 }
 
-/// True if a connected socket was ended, as the product does when its backend is removed.
+/// Returns true if a connected socket was terminated, as the product does after the removal of its backend.
 fn is_ended(socket: &UdpSocket) -> bool {
     let peer = socket.peer_addr();
     peer.is_err_and(|error| error.kind() == io::ErrorKind::NotConnected)
 }
 
-/// Returns the address `number` after another.
+/// Returns the address that follows another at a distance of `number`.
 #[must_use]
 pub fn offset(address: IpAddr, number: u32) -> IpAddr {
     match address {

@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{Answered, Failed, nanoseconds};
 
-/// The number of occurrences of an event, and the times of the first and the last since the load began.
+/// The number of occurrences of an event, and the times of the first and the last since the start of the
+/// load.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Seen {
     pub count: u64,
@@ -53,7 +54,7 @@ impl Latency {
     }
 }
 
-/// Returns a percentile of sorted values, the smallest that covers it; 0 without values.
+/// Returns a percentile of sorted values by the nearest-rank method; 0 without values.
 #[must_use]
 pub fn percentile(sorted: &[u64], hundredths: usize) -> u64 {
     let place = (sorted.len() * hundredths).div_ceil(100).saturating_sub(1);
@@ -63,7 +64,7 @@ pub fn percentile(sorted: &[u64], hundredths: usize) -> u64 {
 /// The result of a load.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct Report {
-    /// The time when the load began, in milliseconds since 1970.
+    /// The start time in milliseconds since 1970.
     pub began_ms: u64,
     pub took_ms: u64,
     pub attempts: u64,
@@ -84,7 +85,7 @@ impl Report {
     }
 }
 
-/// The results of a worker, or of all of them.
+/// The results of one worker, or of several.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     pub(super) report: Report,
@@ -120,7 +121,7 @@ impl Tally {
         }
     }
 
-    /// Returns the report of a load with this beginning and duration.
+    /// Builds the report of a load, given its start and duration.
     pub(super) fn report(self, began_ms: u64, took_ms: u64) -> Report {
         Report {
             began_ms,

@@ -1,4 +1,4 @@
-//! HTTP requests, each over a connection of its own.
+//! A load of HTTP requests, each over a new TCP connection.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -15,7 +15,7 @@ pub fn run(plan: &Plan, sockets: Sockets<'_>) -> Report {
     run_at(plan, "/", sockets)
 }
 
-/// Runs the load with requests for a path whose response is the name of the server.
+/// Runs the load with requests for a path; the body of each response must be the server's name.
 #[must_use]
 pub fn run_at(plan: &Plan, path: &str, sockets: Sockets<'_>) -> Report {
     let request = request(path, plan.service.as_deref());

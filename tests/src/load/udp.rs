@@ -1,4 +1,4 @@
-//! Requests over UDP, each from a socket of its own.
+//! A load of UDP requests, each from a new socket.
 
 use std::{
     io,
@@ -10,7 +10,7 @@ use socket2::Type;
 use super::{Answered, Failed, Plan, Report, Sockets};
 use crate::clock::Instant;
 
-/// The way in which a datagram gets its destination.
+/// Chooses between connected and unconnected sockets.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Mode {
     /// `connect`, then `send` and `recv`.
@@ -24,7 +24,7 @@ pub enum Mode {
 pub fn run(plan: &Plan, mode: Mode, sockets: Sockets<'_>) -> Report {
     let question = format!("{} is here?", plan.service.as_deref().unwrap_or("who"));
     let ask = |to| attempt(to, mode, question.as_bytes(), sockets);
-    // As resolvers do, it retries once if its backend was removed before the response.
+    // Like a resolver, the client tries again, once, if its socket was terminated before the response.
     super::run(plan, &|to| match ask(to) {
         Err(failed) if failed.was_ended() => ask(to),
         first => first,
@@ -65,7 +65,7 @@ fn attempt(
     })
 }
 
-/// Returns the server's name, if the rest of the response is the request.
+/// Parses the server's name from a response, which must be the name, a blank and the request.
 fn server(answer: &[u8], question: &[u8]) -> io::Result<String> {
     let name = answer
         .strip_suffix(question)

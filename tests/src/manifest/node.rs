@@ -1,9 +1,10 @@
-//! A Node object.
+//! The manifest of a Node.
 
 use std::net::IpAddr;
 
 use super::{Manifest, listed};
 
+/// A Node with addresses and, for edge nodes, a label.
 #[derive(Clone, Debug)]
 pub struct NodeObject {
     name: String,
@@ -12,7 +13,7 @@ pub struct NodeObject {
 }
 
 impl NodeObject {
-    /// A Node with addresses of type InternalIP, which is no edge node.
+    /// Creates a Node with addresses of type InternalIP, without labels.
     #[must_use]
     pub fn new(name: &str, addresses: impl IntoIterator<Item = IpAddr>) -> Self {
         Self {
@@ -22,7 +23,7 @@ impl NodeObject {
         }
     }
 
-    /// Labelled as an edge node, as the product's default selects it.
+    /// Adds the label of edge nodes, which the product selects by default.
     #[must_use]
     pub const fn edge(mut self) -> Self {
         self.labels = "openyurt.io/is-edge-worker: \"true\"";

@@ -26,15 +26,15 @@ impl ServicePort {
 #[derive(Clone, Copy, Debug)]
 struct Endpoint {
     address: IpAddr,
-    /// True if it is terminating, else it is ready; it is serving in either case.
+    /// True if the endpoint is terminating, false if it is ready. It is serving in both cases.
     is_terminating: bool,
-    /// The node that it is on; empty to omit it.
+    /// The node of the endpoint; omitted if empty.
     node: &'static str,
-    /// The zone that it is in; empty to omit it.
+    /// The zone of the endpoint; omitted if empty.
     zone: &'static str,
 }
 
-/// A Service with a ClusterIP per family, and its EndpointSlices.
+/// A Service with at most one ClusterIP per family, and its EndpointSlices.
 #[derive(Clone, Debug)]
 pub struct Service {
     name: String,
@@ -43,11 +43,11 @@ pub struct Service {
     ports: Vec<ServicePort>,
     endpoints: Vec<Endpoint>,
     annotations: Vec<(String, String)>,
-    /// Further lines of the object.
+    /// Further lines of YAML: those of the spec are indented.
     lines: Vec<String>,
-    /// The node of the endpoints added next.
+    /// The node of endpoints that are added from now on.
     node: &'static str,
-    /// The zone of the endpoints added next.
+    /// The zone of endpoints that are added from now on.
     zone: &'static str,
 }
 
@@ -86,7 +86,7 @@ impl Service {
         Self::new(name, [front.ip()]).port(protocol, front.port(), front.port())
     }
 
-    /// Adds a port that leads to `target` on the endpoints.
+    /// Adds a port with a target port.
     #[must_use]
     pub fn port(mut self, protocol: Protocol, port: u16, target: u16) -> Self {
         self.ports.push(ServicePort {
@@ -114,7 +114,7 @@ impl Service {
         self
     }
 
-    /// Adds load balancer addresses, as YAML items.
+    /// Adds a status with load balancer addresses, given as items of a YAML list.
     #[must_use]
     pub fn load_balancer(mut self, ingress: &str) -> Self {
         let line = format!("status: {{ loadBalancer: {{ ingress: [{ingress}] }} }}\n");
@@ -122,14 +122,14 @@ impl Service {
         self
     }
 
-    /// Sets the node of the endpoints that are added from here on.
+    /// Sets the node of endpoints that are added from now on.
     #[must_use]
     pub const fn on(mut self, node: &'static str) -> Self {
         self.node = node;
         self
     }
 
-    /// Sets the zone of the endpoints that are added from here on.
+    /// Sets the zone of endpoints that are added from now on.
     #[must_use]
     pub const fn within(mut self, zone: &'static str) -> Self {
         self.zone = zone;
@@ -211,7 +211,7 @@ impl Service {
                 node_port.unwrap_or_default()
             ));
         }
-        // The lines of the spec must precede those of other sections.
+        // The spec is still open, so its lines come before those of other sections.
         let (spec, rest): (Vec<_>, Vec<_>) =
             self.lines.iter().partition(|line| line.starts_with(' '));
         spec.into_iter()
@@ -220,7 +220,7 @@ impl Service {
         text
     }
 
-    /// Returns the EndpointSlice of the family that the address `like` has.
+    /// Formats the EndpointSlice for the address family of `like`.
     #[must_use]
     pub fn slice_yaml(&self, like: IpAddr) -> String {
         let family = family(like);

@@ -1,4 +1,4 @@
-//! The server process.
+//! The process of a server with several listeners.
 
 use std::{
     collections::BTreeMap,
@@ -26,7 +26,7 @@ use crate::{
     pki::Files,
 };
 
-/// The receive buffer, for bursts of datagrams.
+/// The size of the receive buffer, enough for bursts of datagrams.
 const DATAGRAMS: usize = 8 << 20;
 
 /// The options of a server process.
@@ -44,14 +44,14 @@ pub struct Options {
     /// The private key of the certificate.
     #[arg(long, requires = "cert")]
     pub key: Option<PathBuf>,
-    /// KIND:PORT or KIND:FIRST-LAST, optionally with =SERVICE,… behind it; KIND is http, echo, udp, sink
-    /// or kubelet.
+    /// KIND:PORT or KIND:FIRST-LAST, optionally followed by =SERVICE,…; KIND is http, echo, udp, sink or
+    /// kubelet.
     #[arg(required = true)]
     pub listeners: Vec<Listener>,
 }
 
-/// Serves until the process is killed. Every client of the Unix socket `record`, which is created once
-/// all ports listen, gets the record.
+/// Serves until the process is killed. Once all ports listen, it creates the Unix socket `record`, and
+/// sends the current record to each client of it.
 pub fn serve(options: Options) -> Result<()> {
     let Options {
         name,
@@ -131,7 +131,7 @@ impl Server {
             }
             Kind::Sink => {
                 let listener = super::listen(number)?;
-                // A thread that blocks in accept() has the shortest path.
+                // A thread that blocks in accept(2) has the least overhead.
                 thread::spawn(move || {
                     while listener.accept().is_ok() {
                         port.count_accepted();
@@ -139,7 +139,7 @@ impl Server {
                 });
             }
             Kind::Kubelet => {
-                let tls = self.tls.clone().context("a kubelet needs a certificate")?;
+                let tls = self.tls.clone().context("a listener of kind kubelet needs --cert and --key")?;
                 let (listener, journal) = (super::listen(number)?, self.journal.clone());
                 self.tasks.spawn(kubelet::accept(listener, tls, journal));
             }
@@ -196,7 +196,7 @@ async fn answer(socket: UdpSocket, name: Arc<str>, port: Arc<Port>) -> io::Resul
     loop {
         let (length, from) = match socket.recv_from(&mut buffer).await {
             Ok(received) => received,
-            // The ICMP error for an earlier response.
+            // An ICMP error that answers an earlier response.
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => continue,
             Err(error) => return Err(error),
         };

@@ -1,4 +1,4 @@
-//! Program loads by bpf(2) that keep the verifier's log (aya keeps none of a successful load).
+//! Loads programs by bpf(2) and returns the verifier's log, which aya discards after a successful load.
 #![expect(unsafe_code, reason = "bpf(2) has no safe wrapper")]
 
 use std::{
@@ -14,14 +14,14 @@ const BPF_BTF_GET_FD_BY_ID: i64 = 19;
 /// The size of `struct bpf_func_info`.
 const RECORD: u32 = 8;
 
-/// A program in the form that bpf(2) takes.
+/// A program to load.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Program<'a> {
     /// `BPF_PROG_TYPE_…`.
     pub(super) kind: u32,
     /// The expected attach type; 0 if the program type has only one.
     pub(super) hook: u32,
-    /// The instructions, each as in memory.
+    /// The encoded instructions.
     pub(super) instructions: &'a [u64],
     /// The BTF with the types of its functions.
     pub(super) types: BorrowedFd<'a>,
@@ -53,8 +53,7 @@ struct Attr {
     rest: [u32; 9],
 }
 
-/// Loads a program with a verifier log; returns the result, and the part of the log that fits in `room`
-/// bytes.
+/// Loads a program with a verifier log; returns the result, and the first `room` bytes of the log.
 pub(super) fn load(
     program: &Program<'_>,
     level: u32,
@@ -78,8 +77,8 @@ pub(super) fn load(
         functions_count: size(program.functions.len())? / RECORD,
         ..Attr::default()
     };
-    // SAFETY: the instructions and records are as many as the attribute says, the licence is a C string,
-    // the log is as long as it says, and all outlive the call.
+    // SAFETY: the attribute has the lengths of the instructions, records and log; the licence is a C
+    // string; and all of them outlive the call.
     let loaded = unsafe { call(BPF_PROG_LOAD, &attr) };
     let written = log.split(|byte| *byte == 0).next().unwrap_or_default();
     Ok((loaded, String::from_utf8_lossy(written).into_owned()))
@@ -87,7 +86,7 @@ pub(super) fn load(
 
 /// Opens a BTF object by its ID.
 pub(super) fn open_btf(number: u32) -> io::Result<OwnedFd> {
-    // In `union bpf_attr` the ID is at the offset of a load's program type.
+    // In `union bpf_attr`, the ID has the same offset as the program type of a load.
     let attr = Attr {
         kind: number,
         ..Attr::default()
@@ -100,8 +99,8 @@ pub(super) fn open_btf(number: u32) -> io::Result<OwnedFd> {
 ///
 /// # Safety
 ///
-/// The pointers in the attribute must be valid for the command's use of them, and the command must be
-/// one that returns a descriptor.
+/// The pointers in the attribute must be valid for the command, and the command must return a file
+/// descriptor.
 unsafe fn call(command: i64, attr: &Attr) -> io::Result<OwnedFd> {
     // SAFETY: the attribute outlives the call; the caller guarantees the rest.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, attr, size_of::<Attr>()) };

@@ -1,6 +1,5 @@
-//! Plans one Service: computes the desired content of the maps for it. Pure: no I/O, no clock, no
-//! randomness. `reconcile/desired` stores the plans of all Services, and plans those that a change
-//! affects.
+//! Computes the plan of one Service: the content that the maps should have for it. Pure: no I/O, no clock, no
+//! randomness. `reconcile/desired` stores the plans of all Services, and updates those that a change affects.
 //!
 //! - `claims`: the owner of an address that several Services claim
 //! - `endpoints`: the endpoints that get traffic
@@ -50,17 +49,17 @@ pub use uses::{Use, Why, uses};
 
 use crate::model::{self, Family, ObjectName, ServicePort, ServiceState, TrafficPolicy};
 
-/// A port of a Service in one family, which owns frontends and backends. The port is identified by its
-/// name and protocol, as in kube-proxy (`pkg/proxy/serviceport.go`).
+/// The name of a service port: a port of a Service in one address family. As in kube-proxy
+/// (`pkg/proxy/serviceport.go`), a port is identified by its name and protocol, not by its number.
 #[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct PortName {
     /// The Service.
     pub service: ObjectName,
-    /// The name of the port; empty for an unnamed one.
+    /// The name of the port in the Service; empty for an unnamed one.
     pub port: Arc<str>,
     /// The transport protocol.
     pub protocol: Protocol,
-    /// The family of its frontends and backends.
+    /// The address family of the frontends and backends.
     pub family: Family,
 }
 
@@ -90,48 +89,48 @@ impl fmt::Display for Target {
     }
 }
 
-/// The desired content of the maps for one port of a Service in one family.
+/// The content that the maps should have for one service port.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct PortPlan {
-    /// The addresses that are translated.
+    /// The addresses and ports that are translated.
     pub fronts: LiteMap<FrontKey, FrontPlan>,
-    /// The backends for the policies Cluster, in the order of their slots, with repetitions by weight;
-    /// none if no frontend has such a policy.
+    /// The slots of the set for policy Cluster: a backend of greater weight has more slots. Empty if no
+    /// frontend has this policy.
     pub cluster: Vec<Target>,
-    /// The backends for the policies Local, in the same form.
+    /// The slots of the set for policy Local. Empty if no frontend has this policy.
     pub local: Vec<Target>,
-    /// True if there are endpoints at all: without them connects are refused; with them, but none for a
-    /// policy Local, the destination is unreachable.
+    /// True if the policy Cluster permits an endpoint. Without one, connects are refused. If there is one,
+    /// but a frontend with policy Local has no backend, its destination is unreachable.
     pub has_endpoints: bool,
-    /// Every backend that still serves, in a set or not, in ascending order.
+    /// All backends that serve new or open connections, in a set or not, in ascending order.
     pub serving: Vec<Target>,
     /// The algorithm that chooses a slot.
     pub algorithm: Algorithm,
-    /// The time-out of the client-IP affinity in seconds, or 0.
+    /// The timeout of client-IP affinity in seconds; 0 for no affinity.
     pub affinity: u32,
-    /// True if sockets leave the frontends alone, so that they are for packets only.
+    /// True if sockets are not translated; the frontends are for packets only.
     pub not_for_sockets: bool,
-    /// The clients that may use the addresses of the load balancer, ascending and disjoint; all clients
-    /// if there are none.
+    /// The clients that may use the addresses of the load balancer, as ascending and disjoint ranges. If
+    /// empty, all clients may.
     pub sources: Vec<Source>,
 }
 
 impl PortPlan {
-    /// Returns true if only some clients may use a frontend.
+    /// Returns true if only the clients in `sources` may use a frontend.
     #[must_use]
     pub fn is_restricted(&self, front: &FrontPlan) -> bool {
         front.kind == FrontKind::LoadBalancerIp && !self.sources.is_empty()
     }
 
-    /// Returns the clients that may use some of the frontends; none if all clients may use all of them.
+    /// Returns the clients that may use the restricted frontends; empty if no frontend is restricted.
     #[must_use]
     pub fn used_sources(&self) -> &[Source] {
         let is_used = self.fronts.values().any(|front| self.is_restricted(front));
         if is_used { &self.sources } else { &[] }
     }
 
-    /// Returns this plan with the clients that are programmed; without any, restricted frontends are
-    /// left out.
+    /// Returns this plan with the client ranges `programmed`, which are in the maps already. Without any,
+    /// restricted frontends are left out.
     #[must_use]
     pub fn with_sources(&self, programmed: &[Source]) -> Self {
         let mut plan = self.clone();
@@ -143,9 +142,9 @@ impl PortPlan {
         plan
     }
 
-    /// Returns this plan with only these frontends and backends, and with each backend once if slots are
-    /// short. It needs no more entries than the programmed plan, so it can be applied when the maps are
-    /// full.
+    /// Returns this plan with only the frontends and backends that the maps have already, and with only one
+    /// slot per backend if `slots_are_short`. This needs no additional map entries, so it can be written when
+    /// the maps are full.
     #[must_use]
     pub fn restricted_to(
         &self,
@@ -170,58 +169,57 @@ impl PortPlan {
     }
 }
 
-/// The properties of one address of a service port.
+/// The plan of one frontend.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct FrontPlan {
     /// The kind of the address.
     pub kind: FrontKind,
-    /// The policy for sockets of this node, including those of its pods.
+    /// The traffic policy for sockets of this node, including those of its pods.
     pub sockets: TrafficPolicy,
-    /// The policy for packets from outside this node.
+    /// The traffic policy for packets from outside this node.
     pub packets: TrafficPolicy,
-    /// True if the host's own sockets may use a frontend that only some clients may use; none if that is
-    /// unknown before they connect.
+    /// True if sockets of the host may use the frontend, if it is restricted; `None` if their source address
+    /// is unknown.
     pub admits_host: Option<bool>,
-    /// True if a local process listens on the address itself, so that sockets are left alone.
+    /// True if a process of this node listens on the address itself, so that sockets are not translated.
     pub has_listener: bool,
 }
 
-/// The kind of a frontend's address. Of two Services with the address, that of the first kind here wins.
+/// The kind of a frontend's address. If several Services have the address, the first kind in this order wins.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum FrontKind {
     /// A cluster IP.
     ClusterIp,
-    /// An address of a load balancer.
+    /// An address of the Service's load balancer.
     LoadBalancerIp,
     /// An address in `spec.externalIPs`.
     ExternalIp,
-    /// An address of this node, with a node port.
+    /// An address of this node with a node port.
     NodePort,
 }
 
-/// The facts about this node that planning needs.
+/// The inputs of a plan that come from this node and its config.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Here {
-    /// The name of its Node object.
+    /// The name of this node's Node object.
     pub node: Arc<str>,
-    /// The zone of the node, if its Node has one.
+    /// The zone of this node, if its Node object has one.
     pub zone: Option<Arc<str>>,
-    /// The addresses for node ports.
+    /// The addresses of this node that serve node ports.
     pub node_port_addresses: BTreeSet<IpAddr>,
-    /// The first address of each family that its Node names.
+    /// The first internal address of each family in the Node object.
     pub primary: BTreeSet<IpAddr>,
-    /// The addresses of its links that others can reach.
+    /// The addresses of this node's links, except for loopback and link-local ones.
     pub addresses: BTreeSet<IpAddr>,
-    /// The algorithm of a Service without one of its own.
+    /// The algorithm for Services that select none.
     pub algorithm: model::Algorithm,
 }
 
-/// The plans of one Service, by port and family. They are shared, since they are large compared to their
-/// names.
+/// The plans of a Service's ports. They are shared, since they are large compared to their names.
 pub type ServicePlan = LiteMap<PortName, Arc<PortPlan>>;
 
-/// Plans a Service: each port in each family of its cluster IPs. Other addresses of the Service in
-/// another family are not served (kube-proxy `pkg/proxy/serviceport.go`, `newBaseServiceInfo`).
+/// Plans a Service: each of its ports in each family of its cluster IPs. As in kube-proxy
+/// (`pkg/proxy/serviceport.go`, `newBaseServiceInfo`), an address of any other family is not served.
 #[must_use]
 pub fn service(state: &ServiceState, here: &Here) -> ServicePlan {
     let service = &state.service;
@@ -242,7 +240,7 @@ pub fn service(state: &ServiceState, here: &Here) -> ServicePlan {
     plans
 }
 
-/// Returns true if sockets of the protocol can be translated; SCTP has no connect hook.
+/// Returns true if sockets of the protocol can be translated: the kernel has no connect hook for SCTP.
 fn is_planned(protocol: Protocol) -> bool {
     protocol == Protocol::TCP || protocol == Protocol::UDP
 }
@@ -282,7 +280,7 @@ fn port(state: &ServiceState, ip: IpAddr, port: &ServicePort, here: &Here) -> Po
     }
 }
 
-/// Returns true if one of these frontends has a policy, for sockets or packets.
+/// Returns true if a frontend has the policy, for sockets or packets.
 fn leads_by(fronts: &LiteMap<FrontKey, FrontPlan>, policy: TrafficPolicy) -> bool {
     let mut policies = fronts
         .values()
@@ -290,8 +288,8 @@ fn leads_by(fronts: &LiteMap<FrontKey, FrontPlan>, policy: TrafficPolicy) -> boo
     policies.any(|used| used == policy)
 }
 
-/// Returns the addresses that lead to a port, in the family of one of its cluster IPs. An address of two
-/// kinds gets the first.
+/// Returns the frontends of a port in the family of the cluster IP `ip`. An address of several kinds gets the
+/// first kind.
 fn fronts(
     service: &model::Service,
     ip: IpAddr,
@@ -304,7 +302,7 @@ fn fronts(
     let front = |kind, ip| {
         let (sockets, packets) = match kind {
             FrontKind::ClusterIp => (service.internal_policy, service.internal_policy),
-            // A socket of this node is not external traffic (kube-proxy's short-circuit).
+            // As in kube-proxy, traffic from this node is not external.
             FrontKind::LoadBalancerIp | FrontKind::ExternalIp | FrontKind::NodePort => {
                 (TrafficPolicy::Cluster, service.external_policy)
             }
@@ -345,8 +343,8 @@ fn fronts(
     fronts
 }
 
-/// Returns each frontend of a Service's plan, with the name of its port and the rank that decides between
-/// all Services that claim this frontend.
+/// Returns the frontends in a Service's plan. If several Services have a frontend, the one with the smallest
+/// rank owns it.
 pub fn claims(
     state: &ServiceState,
     plan: &ServicePlan,

@@ -1,3 +1,5 @@
+//! The owner of each frontend, if several Services have the same address and port.
+
 use std::collections::{BTreeSet, hash_map::Entry};
 
 use foldhash::HashMap;
@@ -7,8 +9,8 @@ use tunnel_common::service::FrontKey;
 use super::{FrontKind, PortName};
 use crate::model::ObjectName;
 
-/// The rank of a claim among Services that claim one frontend: the kind of address, then the age of the
-/// Service, then namespace and name. The smallest rank wins.
+/// The rank of a service port among those that have the same frontend; the smallest rank owns it. Ranks are
+/// compared by the kind of address, then by the creation time of the Service, then by the name of the port.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub struct Rank {
     kind: FrontKind,
@@ -16,7 +18,7 @@ pub struct Rank {
 }
 
 impl Rank {
-    /// Returns the rank of an address. A Service without a creation time is the youngest.
+    /// Returns the rank for an address of this kind. A Service without a creation time is the youngest.
     #[must_use]
     pub fn new(kind: FrontKind, created: Option<i64>) -> Self {
         Self {
@@ -26,7 +28,7 @@ impl Rank {
     }
 }
 
-/// The claims on each frontend.
+/// The service ports that have each frontend, sorted by rank, and the frontends of each Service.
 #[derive(Debug, Default)]
 pub struct Claims {
     fronts: HashMap<FrontKey, LiteMap<(Rank, PortName), ()>>,
@@ -34,7 +36,7 @@ pub struct Claims {
 }
 
 impl Claims {
-    /// Reserves memory for a number of Services, if there are none yet.
+    /// Reserves memory for this number of Services, if there are none yet.
     pub fn make_room(&mut self, services: usize) {
         if self.services.is_empty() {
             self.services.reserve(services);
@@ -42,7 +44,7 @@ impl Claims {
         }
     }
 
-    /// Replaces all claims of a Service. Returns the other Services that thereby won or lost a frontend.
+    /// Replaces the frontends of a Service. Returns the other Services that won or lost a frontend.
     pub fn replace(
         &mut self,
         service: &ObjectName,

@@ -1,4 +1,5 @@
-//! The endpoints of a port that get traffic (kube-proxy `pkg/proxy/topology.go`, `CategorizeEndpoints`).
+//! Selects the endpoints of a service port that get traffic from this node, as kube-proxy does
+//! (`pkg/proxy/topology.go`, `CategorizeEndpoints`).
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,21 +11,20 @@ use tunnel_common::addr::{Address, Port, Protocol};
 use super::{Here, Target};
 use crate::model::{Endpoint, EndpointSlice, Family, Hints, Weights};
 
-/// The endpoints of a port that get traffic.
+/// The endpoints of a service port that get traffic.
 #[derive(Debug, Eq, PartialEq)]
 pub(super) struct Endpoints {
-    /// The endpoints for traffic with policy Cluster.
+    /// The endpoints for new connections with policy Cluster.
     pub(super) cluster: BTreeSet<Target>,
-    /// The endpoints for traffic with policy Local.
+    /// The endpoints for new connections with policy Local.
     pub(super) local: BTreeSet<Target>,
-    /// The endpoints that answer, whether they get new connections or not.
+    /// The endpoints that serve open connections, also if they get no new ones.
     pub(super) serving: BTreeSet<Target>,
-    /// The weight of each; empty without weights, so that all are equal.
+    /// The weight of each endpoint; empty if the Service has no weights.
     pub(super) weights: BTreeMap<Target, u32>,
 }
 
-/// Returns the endpoints for this node of a Service's port, by its name and protocol, over all slices of
-/// a family.
+/// Selects the endpoints of a service port, which is given by its name and protocol.
 pub(super) fn of_port(
     slices: &[Arc<EndpointSlice>],
     family: Family,
@@ -63,16 +63,15 @@ pub(super) fn of_port(
     }
 }
 
-/// Returns every endpoint of a port, by its name and protocol. A slice serves the port if one of its own
-/// ports has the same name and protocol; its number may differ between slices. If slices contradict each
-/// other about an address, the one that is not terminating wins (kube-proxy
-/// `pkg/proxy/endpointslicecache.go`).
+/// Returns all endpoints of a service port, which is given by its name and protocol. Port numbers come from
+/// the slices, and may differ between them. If several slices have the same address and port, an endpoint
+/// that isn't terminating has precedence (kube-proxy `pkg/proxy/endpointslicecache.go`).
 pub(super) fn found<'a>(
     slices: &'a [Arc<EndpointSlice>],
     family: Family,
     (name, protocol): (&str, Protocol),
 ) -> BTreeMap<Target, &'a Endpoint> {
-    // Ordered so that the greater of two wins.
+    // The greatest has precedence.
     let order = |endpoint: &Endpoint| (!endpoint.terminating, endpoint.ready, endpoint.serving);
     let mut found: BTreeMap<Target, &Endpoint> = BTreeMap::new();
     for slice in slices.iter().filter(|slice| slice.family == family) {
@@ -98,11 +97,11 @@ fn or_else(set: BTreeSet<Target>, other: impl FnOnce() -> BTreeSet<Target>) -> B
     if set.is_empty() { other() } else { set }
 }
 
-/// Returns true if hints are for clients of this node, or of its zone.
+/// A function that returns true if the hints of an endpoint select it for this node.
 type IsNear = fn(&Here, &Hints) -> bool;
 
-/// Returns the check for endpoints near enough; none if all are. Hints count if every ready endpoint has
-/// some, and one of them is for this node, or else for its zone.
+/// Chooses the kind of topology hints to apply: those for nodes, those for zones, or none. Hints of a kind
+/// apply if every ready endpoint has some, and at least one of these endpoints is selected for this node.
 fn topology<'a>(ready: impl Iterator<Item = &'a &'a Endpoint>, here: &Here) -> Option<IsNear> {
     let hints: Vec<Option<&Hints>> = ready.map(|endpoint| endpoint.hints.as_deref()).collect();
     let count = |has: fn(&Hints) -> bool, is_near: IsNear| {
@@ -119,7 +118,7 @@ fn topology<'a>(ready: impl Iterator<Item = &'a &'a Endpoint>, here: &Here) -> O
 }
 
 impl Here {
-    /// Returns true if an endpoint is on this node.
+    /// Returns true if an endpoint runs on this node.
     pub(super) fn has(&self, endpoint: &Endpoint) -> bool {
         !self.node.is_empty() && endpoint.node.as_ref() == Some(&self.node)
     }

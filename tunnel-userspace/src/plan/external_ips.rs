@@ -1,4 +1,5 @@
-//! The owners of addresses, and so the external IPs that are served (CVE-2020-8554).
+//! The owners of external IPs. With `service.externalIPs: owned`, an external IP is served only if a Node or
+//! a load balancer owns it, so that a Service can't take over the address of another host (CVE-2020-8554).
 
 use std::{
     borrow::Cow,
@@ -9,20 +10,20 @@ use std::{
 
 use crate::model::{ExternalIps, Kind, Node, ObjectId, ObjectName, Service, ServiceState};
 
-/// The owners of addresses, and the Services that want them as external IPs. The cost of an update is
-/// that of its changes. Empty if every external IP is served.
+/// The owners of addresses, and the Services that have them as external IPs. Empty if the config permits any
+/// external IP.
 #[derive(Debug, Default)]
 pub struct ExternalIpOwners {
     rule: ExternalIps,
-    /// The addresses of Nodes, and of the load balancers of Services.
+    /// The addresses of Nodes, and those of Services' load balancers.
     owned: Addresses,
-    /// The external IPs of each Service that has any.
+    /// The external IPs of Services.
     wanted: Addresses,
-    /// Addresses that got their first owner or lost their last one since [`Self::take_moved`].
+    /// Addresses that got their first owner, or lost their last one, since the last [`Self::take_moved`].
     moved: BTreeSet<IpAddr>,
 }
 
-/// The addresses of each object, and the objects of each address. No set is empty.
+/// An index of objects and their addresses, in both directions. No set is empty.
 #[derive(Debug, Default)]
 struct Addresses {
     of: HashMap<ObjectId, BTreeSet<IpAddr>>,
@@ -30,8 +31,8 @@ struct Addresses {
 }
 
 impl Addresses {
-    /// Replaces all addresses of an object. Returns the addresses that got their first object, or lost
-    /// their last.
+    /// Replaces the addresses of an object. Returns the addresses that got their first object, or lost their
+    /// last one.
     fn set(&mut self, key: &ObjectId, new: BTreeSet<IpAddr>) -> Vec<IpAddr> {
         let old = self.of.remove(key).unwrap_or_default();
         let mut moved = Vec::new();
@@ -59,7 +60,7 @@ impl Addresses {
 }
 
 impl ExternalIpOwners {
-    /// Returns an instance without any object.
+    /// Starts without any Node or Service.
     #[must_use]
     pub fn new(rule: ExternalIps) -> Self {
         Self {
@@ -68,7 +69,7 @@ impl ExternalIpOwners {
         }
     }
 
-    /// Applies the present state of a Node: all its addresses are owned.
+    /// Applies the new state of a Node, which owns all its addresses.
     pub fn set_node(&mut self, name: &ObjectName, node: Option<&Node>) {
         if !self.is_asked() {
             return;
@@ -79,8 +80,8 @@ impl ExternalIpOwners {
         self.set_owned(&id, addresses.copied().collect());
     }
 
-    /// Applies the present state of a Service: the addresses of its load balancer are owned, also those
-    /// that nodes leave alone, and its external IPs are wanted.
+    /// Applies the new state of a Service, which owns the addresses of its load balancer, also those that
+    /// nodes don't translate.
     pub fn set_service(&mut self, name: &ObjectName, service: Option<&Service>) {
         if !self.is_asked() {
             return;
@@ -94,14 +95,15 @@ impl ExternalIpOwners {
         self.wanted.set(&id, wanted.collect());
     }
 
-    /// Returns the Services for which the served external IPs changed since the last call.
+    /// Returns the Services with an external IP that became served, or is no longer served, since the last
+    /// call.
     pub fn take_moved(&mut self) -> BTreeSet<ObjectName> {
         let moved = std::mem::take(&mut self.moved).into_iter();
         let wanting = moved.filter_map(|address| self.wanted.by.get(&address));
         wanting.flatten().map(|id| id.name.clone()).collect()
     }
 
-    /// Returns the external IPs of a Service that are not served.
+    /// Returns the external IPs of a Service that are not served, since they have no owner.
     pub fn left_out<'a>(&'a self, service: &'a Service) -> impl Iterator<Item = IpAddr> + 'a {
         let addresses = service.external_ips.iter().copied();
         addresses.filter(|address| !self.is_served(address))
@@ -127,7 +129,7 @@ impl ExternalIpOwners {
         !self.is_asked() || self.owned.by.contains_key(external_ip)
     }
 
-    /// Returns true if the owners of addresses matter.
+    /// Returns true if the config requires that external IPs have an owner.
     #[must_use]
     pub const fn is_asked(&self) -> bool {
         matches!(self.rule, ExternalIps::Owned)
@@ -135,7 +137,7 @@ impl ExternalIpOwners {
 
     fn set_owned(&mut self, owner: &ObjectId, addresses: BTreeSet<IpAddr>) {
         for address in self.owned.set(owner, addresses) {
-            // An address that changes back is unchanged.
+            // If the address changed before, it has changed back now.
             if !self.moved.remove(&address) {
                 self.moved.insert(address);
             }

@@ -1,17 +1,19 @@
+//! Counts service ports without an endpoint on this node although a traffic policy is Local, for metrics.
+
 use super::{FrontKind, PortPlan, ServicePlan};
 use crate::model::{ByFamily, TrafficPolicy};
 
-/// The numbers of service ports with a policy Local that have endpoints, but none on this node
-/// (kube-proxy's `sync_proxy_rules_no_local_endpoints_total`).
+/// The number of service ports with a policy Local that have endpoints, but none on this node (kube-proxy's
+/// `sync_proxy_rules_no_local_endpoints_total`).
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Gaps {
-    /// By the internal policy, for cluster IPs.
+    /// Service ports with `internalTrafficPolicy: Local`.
     pub internal: usize,
-    /// By the external policy, for all other addresses.
+    /// Service ports with `externalTrafficPolicy: Local`.
     pub external: usize,
 }
 
-/// Returns the gaps of a Service, by family.
+/// Counts such ports of one Service, by family.
 #[must_use]
 pub fn gaps(plan: &ServicePlan) -> ByFamily<Gaps> {
     let mut gaps = ByFamily::<Gaps>::default();

@@ -1,4 +1,4 @@
-//! The answers to load balancers at a Service's health check port (kube-proxy
+//! The health checks of Services, by which load balancers find nodes with ready endpoints (kube-proxy
 //! `pkg/proxy/healthcheck/service_health.go`).
 
 use std::{
@@ -15,21 +15,20 @@ use crate::model::{Family, ObjectName, ServiceState};
 pub struct HealthCheck {
     /// The port of the health check, in host byte order.
     pub port: u16,
-    /// The number of addresses with a ready endpoint on this node, for each family of the Service's
-    /// cluster IPs. A health check in a family returns that family's number.
+    /// The number of addresses of ready endpoints on this node, for each family of the Service's cluster
+    /// IPs.
     pub local: BTreeMap<Family, usize>,
     /// The UID of the Service, if known.
     pub uid: Option<Arc<str>>,
-    /// The creation time of the Service, in seconds since the epoch. A Service without one is the
-    /// youngest.
+    /// The creation time of the Service, in seconds since the epoch. A Service without one is the youngest.
     pub created: Option<i64>,
 }
 
 /// Returns the health check of a Service, if it has one.
 ///
-/// All ports of its slices count, whether or not the Service has them too (kube-proxy
-/// `pkg/proxy/endpointschangetracker.go`, `getLocalReadyEndpointIPs`). A terminating endpoint does not
-/// count, though it may get traffic, so that load balancers leave in time.
+/// Endpoints of all ports in the slices are counted, also of ports that the Service doesn't have (kube-proxy
+/// `pkg/proxy/endpointschangetracker.go`, `getLocalReadyEndpointIPs`). A terminating endpoint isn't counted,
+/// although it may get traffic, so that load balancers stop using this node in time.
 #[must_use]
 pub fn health_check(state: &ServiceState, here: &Here) -> Option<HealthCheck> {
     let service = &state.service;
@@ -45,7 +44,7 @@ pub fn health_check(state: &ServiceState, here: &Here) -> Option<HealthCheck> {
     })
 }
 
-/// Returns the addresses of the ready endpoints on this node.
+/// Returns the addresses of ready endpoints on this node.
 fn local_ready(state: &ServiceState, family: Family, here: &Here) -> BTreeSet<IpAddr> {
     let of_family = state.slices.iter().filter(|slice| slice.family == family);
     let ports: BTreeSet<_> = of_family
@@ -61,27 +60,27 @@ fn local_ready(state: &ServiceState, family: Family, here: &Here) -> BTreeSet<Ip
         .collect()
 }
 
-/// The health checks of a node.
+/// The health checks that this node serves.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct HealthChecks {
-    /// The addresses of this node that serve them; an unspecified address represents all of its family.
+    /// The addresses to listen on; an unspecified address stands for all addresses of its family.
     pub addresses: BTreeSet<IpAddr>,
-    /// The health check of each Service that has one.
+    /// The health checks, by Service.
     pub services: BTreeMap<ObjectName, HealthCheck>,
 }
 
-/// The listeners of health checks.
+/// The listeners for health checks.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Listeners {
-    /// The Service of each listener.
+    /// The Service that each listener serves.
     pub owners: BTreeMap<SocketAddr, ObjectName>,
-    /// The Services that lost their port, and the Service that has it.
+    /// The Services with a port that another Service owns, and that Service.
     pub losers: BTreeMap<ObjectName, ObjectName>,
 }
 
 impl HealthChecks {
-    /// Returns the listeners. Of two Services with one port in one family the older gets it, then the
-    /// first by namespace and name.
+    /// Returns the listeners. If several Services have the same port in a family, the oldest one owns it, or
+    /// the first by namespace and name if they are equally old.
     #[must_use]
     pub fn listeners(&self) -> Listeners {
         let mut services: Vec<_> = self.services.iter().collect();
@@ -115,7 +114,7 @@ mod tests {
     use crate::model::fixture::ip;
 
     #[test]
-    fn of_two_services_with_one_port_the_older_has_it_where_both_are_told_of() {
+    fn of_two_services_with_the_same_port_the_older_one_owns_it() {
         let check = |port, created, families: &[Family]| HealthCheck {
             port,
             local: families.iter().map(|family| (*family, 0)).collect(),

@@ -1,4 +1,4 @@
-//! The zone of this node, and its addresses for node ports.
+//! The state of this node that plans depend on: its zone, and its addresses for node ports.
 
 use std::{
     collections::BTreeSet,
@@ -11,32 +11,33 @@ use tunnel_common::addr::Address;
 use super::{Here, sources};
 use crate::model::{Family, Node, ZONE};
 
-/// An entry of the list of addresses for node ports (kube-proxy `pkg/proxy/util/nodeport_addresses.go`).
+/// A configured selection of addresses for node ports (kube-proxy `pkg/proxy/util/nodeport_addresses.go`).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum NodePortAddresses {
     /// All addresses.
     All,
     /// The first address of each family in the Node object.
     Primary,
-    /// Loopback.
+    /// Loopback addresses.
     Localhost,
-    /// The addresses in a range: network address and prefix length.
+    /// The addresses in a network: its address and prefix length.
     Range(IpAddr, u8),
 }
 
-/// The known facts about this node.
+/// The state of this node: the parts of its Node object, and of its links.
 #[derive(Debug, Default)]
 pub struct LocalNode {
+    /// The configured addresses for node ports.
     wanted: Vec<NodePortAddresses>,
     zone: Option<Arc<str>>,
     /// The first address of each family in its Node object.
     primary: BTreeSet<IpAddr>,
-    /// The addresses of its links.
+    /// All addresses of its links.
     addresses: BTreeSet<IpAddr>,
 }
 
 impl LocalNode {
-    /// Returns a node without any known fact but the wanted addresses.
+    /// Starts without a Node object and links.
     #[must_use]
     pub fn new(wanted: Vec<NodePortAddresses>) -> Self {
         Self {
@@ -45,7 +46,7 @@ impl LocalNode {
         }
     }
 
-    /// Applies the present Node object. Without one, the facts of the last one stay.
+    /// Applies the new Node object of this node. If it was deleted, the last zone and addresses stay.
     pub fn set_node(&mut self, node: Option<&Node>) {
         let Some(node) = node else { return };
         let zone = node.labels.get(ZONE).filter(|zone| !zone.is_empty());
@@ -65,7 +66,7 @@ impl LocalNode {
         self.addresses = addresses;
     }
 
-    /// Returns the facts about this node that planning needs, if they differ from `here`.
+    /// Returns the new inputs of plans, if they differ from `here`.
     #[must_use]
     pub fn show(&self, here: &Here) -> Option<Here> {
         let now = Here {
@@ -78,7 +79,8 @@ impl LocalNode {
         (now != *here).then_some(now)
     }
 
-    /// Returns the addresses of the links except loopback and link-local ones, which change with pods.
+    /// Returns the addresses of the links, except for loopback and link-local ones. Link-local addresses
+    /// change whenever a pod starts or ends.
     fn reachable(&self) -> BTreeSet<IpAddr> {
         let is_of_link = |ip: &IpAddr| match ip {
             IpAddr::V4(ip) => ip.is_link_local(),
@@ -91,8 +93,8 @@ impl LocalNode {
             .collect()
     }
 
-    /// Returns the addresses that serve health check ports: those of node ports. If these are all of a
-    /// family, the unspecified address represents them; link-local addresses are left out.
+    /// Returns the addresses to listen on for health checks. They are those of node ports, except for
+    /// link-local ones. If node ports use all addresses of a family, it is the unspecified address.
     #[must_use]
     pub fn health_addresses(&self) -> BTreeSet<IpAddr> {
         use NodePortAddresses::{All, Range};
@@ -109,7 +111,7 @@ impl LocalNode {
         all.into_iter().filter(is_all).chain(some).collect()
     }
 
-    /// Returns the addresses for node ports.
+    /// Returns the addresses of the links that serve node ports.
     fn node_ports(&self) -> impl Iterator<Item = IpAddr> {
         let is_wanted = move |ip: &IpAddr| {
             let family = Family::of(*ip);
@@ -118,8 +120,8 @@ impl LocalNode {
         self.addresses.iter().copied().filter(is_wanted)
     }
 
-    /// Returns true if the config has such an entry for a family. A family without an entry in the list
-    /// means all of its addresses, so it matches.
+    /// Returns true if `is` accepts one of the configured entries for a family. Without any entry, all
+    /// addresses of the family serve node ports, so the result is true.
     fn has_entry(&self, family: Family, is: impl Fn(NodePortAddresses) -> bool) -> bool {
         let is_of = |ip: &IpAddr| Family::of(*ip) == family;
         let entries = self.wanted.iter().filter(|entry| match entry {
@@ -146,7 +148,7 @@ mod tests {
     use super::*;
     use crate::model::fixture::{self, ip, ips};
 
-    /// Returns a node with these addresses, one of them link-local.
+    /// Returns a node with these addresses for node ports.
     fn local_node(wanted: &[NodePortAddresses]) -> LocalNode {
         let mut node = LocalNode::new(wanted.to_vec());
         node.set_node(Some(&Node {

@@ -1,5 +1,5 @@
-//! Services restricted to the endpoints of this node, or of its node pool (openyurt
-//! `pkg/yurthub/filter/servicetopology/filter.go`).
+//! Services that `openyurt.io/topologyKeys` restricts to endpoints of this node, or of its node pool
+//! (OpenYurt `pkg/yurthub/filter/servicetopology/filter.go`).
 
 use std::{
     borrow::Cow,
@@ -12,23 +12,23 @@ use crate::model::{
     TopologyKeys,
 };
 
-/// The node pool of each Node, and the Services restricted to a pool. Empty if the config ignores such
-/// restrictions.
+/// The pools of Nodes, and the Services that are restricted to the pool of this node. Empty if the config
+/// ignores topology keys.
 #[derive(Debug)]
 pub struct Pools {
     rule: TopologyKeys,
     /// The name of this node.
     node: Arc<str>,
-    /// The pool of each Node that has one.
+    /// The pool of each Node, except for Nodes without one.
     pools: HashMap<Arc<str>, Arc<str>>,
     /// The Services that are restricted to a pool.
     keeping: BTreeSet<ObjectName>,
-    /// True if the Nodes of this node's pool changed since [`Self::take_moved`].
+    /// True if a Node joined or left the pool of this node since the last [`Self::take_moved`].
     is_new: bool,
 }
 
 impl Pools {
-    /// Returns an instance without any other Node.
+    /// Starts without any Node.
     #[must_use]
     pub fn new(rule: TopologyKeys, node: Arc<str>) -> Self {
         Self {
@@ -40,7 +40,7 @@ impl Pools {
         }
     }
 
-    /// Applies the present state of a Node. Without an object for this node, its last pool stays.
+    /// Applies the new state of a Node. If the object of this node is deleted, its last pool stays.
     pub fn set_node(&mut self, name: &ObjectName, node: Option<&Node>) {
         let is_own = name.name == self.node;
         if !self.counts() || is_own && node.is_none() {
@@ -60,7 +60,7 @@ impl Pools {
         self.is_new |= old.as_ref() != new && (is_own || is_near(old.as_ref()) || is_near(new));
     }
 
-    /// Applies the present state of a Service.
+    /// Applies the new state of a Service.
     pub fn set_service(&mut self, name: &ObjectName, service: Option<&Service>) {
         match service.and_then(|service| self.of(service)) {
             Some(KeepTo::Pool) => self.keeping.insert(name.clone()),
@@ -68,21 +68,21 @@ impl Pools {
         };
     }
 
-    /// Returns the Services whose endpoints may have changed since the last call.
+    /// Returns the Services to plan again, since the Nodes of this node's pool changed since the last call.
     pub fn take_moved(&mut self) -> BTreeSet<ObjectName> {
         let moved = std::mem::take(&mut self.is_new).then(|| self.keeping.clone());
         moved.unwrap_or_default()
     }
 
-    /// Returns a Service with only the endpoints that it is restricted to. An endpoint of no known node
-    /// is of no pool.
+    /// Returns a Service with only the endpoints that its restriction permits. An endpoint without a node is
+    /// in no pool.
     #[must_use]
     pub fn near<'a>(&self, state: &'a ServiceState) -> Cow<'a, ServiceState> {
         let Some(keep_to) = self.of(&state.service) else {
             return Cow::Borrowed(state);
         };
         let own = self.own().filter(|_| keep_to == KeepTo::Pool);
-        // Without a pool the restriction is to this node.
+        // If this node has no pool, the restriction is to this node.
         let is_near = |endpoint: &Endpoint| match (&endpoint.node, own) {
             (Some(node), Some(own)) => self.pools.get(node) == Some(own),
             (Some(node), None) => *node == self.node,
@@ -110,7 +110,7 @@ impl Pools {
     }
 }
 
-/// Returns a slice with only the wanted endpoints, also if none is left.
+/// Returns a slice with only the wanted endpoints, which may be none.
 fn only(slice: &Arc<EndpointSlice>, wanted: impl Fn(&Endpoint) -> bool) -> Arc<EndpointSlice> {
     if slice.endpoints.iter().all(&wanted) {
         return Arc::clone(slice);

@@ -1,5 +1,5 @@
-//! The number and order of a backend's slots in a set. The programs know no weights: a backend of
-//! greater weight has more slots.
+//! Distributes the slots of a set to its backends. A backend of greater weight gets more slots, so that the
+//! kernel programs need no weights.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,9 +8,7 @@ use tunnel_common::select;
 use super::Target;
 use crate::model::Algorithm;
 
-/// Returns the slots of a set.
-///
-/// If every backend has a weight of 0, the weights are ignored: there is no other backend.
+/// Returns the backend of each slot of a set. If all backends have weight 0, the weights are ignored.
 pub(super) fn of_set(
     algorithm: Algorithm,
     targets: &BTreeSet<Target>,
@@ -32,8 +30,8 @@ pub(super) fn of_set(
     }
 }
 
-/// Returns each backend as often as its weight says, spread evenly, so that round-robin makes no bursts.
-/// Weights are divided by their greatest common divisor.
+/// Gives each backend as many slots as its weight, after dividing the weights by their greatest common
+/// divisor. The slots of a backend are spread evenly, so that round-robin sends no bursts to it.
 fn spread(weighted: &[(Target, u32)]) -> Vec<Target> {
     let divisor = weighted
         .iter()
@@ -41,8 +39,8 @@ fn spread(weighted: &[(Target, u32)]) -> Vec<Target> {
     if divisor == 0 || weighted.iter().all(|(_, weight)| *weight == divisor) {
         return weighted.iter().map(|(target, _)| *target).collect();
     }
-    // The k-th turn of a backend with weight w is due at (2k + 1) / 2w of a round. Equal times are in
-    // the order of the backends, which a stable sort keeps.
+    // Slot k of a backend with weight w has the ideal position (2k + 1) / 2w, between 0 and 1. The sort is
+    // stable, so that equal positions keep the order of the backends.
     let mut turns: Vec<(u64, u64, Target)> = Vec::new();
     for (target, weight) in weighted {
         let weight = u64::from(weight / divisor);
@@ -65,13 +63,13 @@ const fn gcd(mut a: u32, mut b: u32) -> u32 {
 /// The sizes of Maglev tables: the largest prime below each power of two.
 const TABLES: [usize; 7] = [251, 509, 1_021, 2_039, 4_093, 8_191, 16_381];
 
-/// The minimum number of slots of a backend, if the largest table has room for that; then no backend
-/// gets more than about a hundredth above its share.
+/// The minimum number of slots per backend, unless the largest table is too small for it. The share of a
+/// backend is then at most about 1 % too large.
 const SLOTS_EACH: usize = 100;
 
-/// Returns a Maglev table (Eisenbud et al., "Maglev: A Fast and Reliable Software Network Load
-/// Balancer", NSDI 2016, section 3.4): each backend in turn takes the next free slot of its own
-/// permutation. A backend of less weight skips some of its turns.
+/// Computes a Maglev table (Eisenbud et al., "Maglev: A Fast and Reliable Software Network Load Balancer",
+/// NSDI 2016, section 3.4): the backends take turns, each taking the next free slot of its own permutation. A
+/// backend with a smaller weight skips some turns.
 fn maglev(weighted: &[(Target, u32)]) -> Vec<Target> {
     if weighted.len() <= 1 {
         return weighted.iter().map(|(target, _)| *target).collect();
@@ -104,7 +102,7 @@ fn maglev(weighted: &[(Target, u32)]) -> Vec<Target> {
     table.into_iter().flatten().collect()
 }
 
-/// The position of a backend in its permutation of the table.
+/// A backend, and its position in its permutation of the table.
 struct Walk {
     target: Target,
     weight: u32,
@@ -125,12 +123,12 @@ impl Walk {
             weight: *weight,
             credit: 0,
             at: number(0) % size,
-            // At least 1 and less than the size, a prime, so that the walk visits every slot.
+            // Between 1 and the size, which is a prime number, so that the permutation has every slot.
             skip: 1 + number(1) % (size - 1),
         }
     }
 
-    /// Returns the next free slot of the permutation; none if the table is full.
+    /// Returns the next free slot of the permutation; `None` if the table is full.
     fn next_free<'a>(&mut self, table: &'a mut [Option<Target>]) -> Option<&'a mut Option<Target>> {
         let size = table.len();
         for _ in 0..size {

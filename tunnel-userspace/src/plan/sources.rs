@@ -1,7 +1,7 @@
-//! The clients that may use the addresses of a Service's load balancer: `loadBalancerSourceRanges`, as
-//! kube-proxy applies them (`pkg/proxy/nftables/proxier.go`, chain `firewall-…`). Only these addresses
-//! are restricted. A family without a range, or with one of all addresses (`IsZeroCIDR` in
-//! `pkg/proxy/serviceport.go`), is unrestricted.
+//! The clients that may use the addresses of a Service's load balancer, from `loadBalancerSourceRanges`.
+//! As in kube-proxy (`pkg/proxy/nftables/proxier.go`, chain `firewall-…`), other addresses of the Service are
+//! not restricted. A family without ranges, or with a range of all addresses (`IsZeroCIDR` in
+//! `pkg/proxy/serviceport.go`), isn't restricted either.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -10,9 +10,9 @@ use tunnel_common::{addr::Address, service::Source};
 use super::Here;
 use crate::model::{self, Family};
 
-/// Returns the clients of a family that may use the addresses of the load balancer, ascending and
-/// disjoint; empty if all may. If the node may, so may these addresses themselves as clients: a node
-/// that has such an address takes it as the source of its connects.
+/// Returns the clients in a family that may use the addresses of the load balancer, as ascending and disjoint
+/// ranges; empty if all clients may. If this node may, the addresses of the load balancer are added: a node
+/// that has such an address itself uses it as the source of its connects to it.
 pub(super) fn of_service(service: &model::Service, family: Family, here: &Here) -> Vec<Source> {
     let is_of = |ip: &IpAddr| Family::of(*ip) == family;
     let named = service.source_ranges.iter().filter(|(ip, _)| is_of(ip));
@@ -32,17 +32,17 @@ pub(super) fn of_service(service: &model::Service, family: Family, here: &Here) 
     merged(ranges)
 }
 
-/// Returns true if the host's own sockets may use an address restricted to these clients. None if their
-/// source address is unknown, since the Node has no address of the family.
+/// Returns true if sockets of the host may use the address `vip`, which is restricted to these clients.
+/// Returns `None` if their source address is unknown, since the Node has no address in this family.
 pub(super) fn admit_host(sources: &[Source], vip: IpAddr, here: &Here) -> Option<bool> {
-    // A node that has the address itself takes it as the source, too.
+    // A node that has the address itself also uses it as the source.
     let own = here.addresses.contains(&vip).then_some(vip);
     let is_of = |ip: &IpAddr| Family::of(*ip) == Family::of(vip);
     let source = own.or_else(|| here.primary.iter().copied().find(is_of))?;
     Some(sources.iter().any(|range| holds(range, source)))
 }
 
-/// Returns true if an address is in a range of its family.
+/// Returns true if an address is in a network.
 pub(super) fn is_in(ip: IpAddr, network: IpAddr, length: u8) -> bool {
     Family::of(ip) == Family::of(network) && holds(&range(network, length), ip)
 }
@@ -51,9 +51,9 @@ fn holds(range: &Source, ip: IpAddr) -> bool {
     (range.first..=range.last).contains(&Address::from_ip(ip))
 }
 
-/// Returns the addresses of a range; too great a length means a single address.
+/// Returns the addresses of a network. If the prefix length is too large, it is a single address.
 fn range(ip: IpAddr, length: u8) -> Source {
-    // The 96 bits before an IPv4 address are fixed in its IPv6 form.
+    // An IPv4 address follows 96 fixed bits in its IPv6 form.
     let before = if ip.is_ipv4() { 96 } else { 0 };
     let fixed = length.saturating_add(before);
     let open = u128::MAX.checked_shr(fixed.into()).unwrap_or(0);
@@ -65,7 +65,7 @@ fn range(ip: IpAddr, length: u8) -> Source {
     }
 }
 
-/// Sorts ranges, and merges those that overlap or adjoin.
+/// Sorts ranges, and merges those that overlap or are adjacent.
 fn merged(mut ranges: Vec<Source>) -> Vec<Source> {
     ranges.sort_unstable();
     let mut merged: Vec<Source> = Vec::with_capacity(ranges.len());

@@ -1,4 +1,4 @@
-//! The addresses and ports that are steered to the tunnel: those of edge nodes.
+//! Plans steering: the addresses and ports of edge nodes that are steered to the tunnel.
 
 mod ports;
 
@@ -16,20 +16,20 @@ use tunnel_common::{
 
 use crate::model::{ConfigMap, Node, ObjectName, Selector, Target};
 
-/// The maximum number of addresses of a Node per family: a kubelet, perhaps a compromised one, writes
-/// them.
+/// The maximum number of addresses of a Node that are steered, per family. The kubelet of the node sets the
+/// addresses, and may be compromised.
 const MOST: usize = 4;
 
 /// The rules of steering.
 #[derive(Clone, Debug)]
 pub struct SteeringRules {
-    /// The name of this node's own Node; if that is an edge node, nothing is steered.
+    /// The name of this node's Node object. If it is an edge node, nothing is steered.
     pub own_node: String,
     /// The selector of edge nodes.
     pub edge: Selector,
     /// The ConfigMap with further ports.
     pub config_map: ObjectName,
-    /// True for each family with a steering prefix: IPv4, IPv6.
+    /// True for IPv4 and IPv6, respectively, if the family has a steering prefix.
     pub families: [bool; 2],
 }
 
@@ -40,7 +40,7 @@ impl SteeringRules {
         self.edge.matches(&node.labels)
     }
 
-    /// Returns true if this node's own Node is an edge node.
+    /// Returns true if this node is an edge node.
     #[must_use]
     pub fn is_own_edge(&self, nodes: &BTreeMap<ObjectName, Arc<Node>>) -> bool {
         let own = nodes.get(&ObjectName::new("", &*self.own_node));
@@ -48,14 +48,14 @@ impl SteeringRules {
     }
 }
 
-/// An object that is not steered, and the cause.
+/// An object, or a part of one, that is not steered, and the reason.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub struct SteeringProblem {
-    /// The reason to count.
+    /// The reason, by which problems are counted.
     pub reason: Reason,
-    /// The Node with the problem, if it is one.
+    /// The name of the Node, if the problem is with a Node.
     pub node: Option<ObjectName>,
-    /// The object, with its field or entry.
+    /// The object, and the field or entry in it.
     pub object: String,
     /// The description of the problem.
     pub text: String,
@@ -64,15 +64,15 @@ pub struct SteeringProblem {
 /// The desired steering.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct SteeringPlan {
-    /// The target of every address and port.
+    /// The target of each steered address and port.
     pub targets: BTreeMap<SteeringKey, Target>,
     /// The number of edge nodes.
     pub edge_nodes: usize,
-    /// The objects that are left out.
+    /// The problems with objects that are left out.
     pub problems: BTreeSet<SteeringProblem>,
 }
 
-/// Plans which connects are steered.
+/// Computes the targets to steer to, from the Nodes and the ConfigMap.
 #[must_use]
 pub fn steering(
     nodes: &BTreeMap<ObjectName, Arc<Node>>,
@@ -103,8 +103,8 @@ pub fn steering(
     plan
 }
 
-/// Returns the owner of each address. Of several Nodes it is the one that is not an edge node, whose
-/// traffic must not be redirected, then the oldest, then the first by name.
+/// Returns the owner of each address. If several Nodes have an address, cloud nodes have precedence, since
+/// connects to them must not be steered, then the oldest Node, then the first by name.
 fn owners<'a>(
     nodes: &'a BTreeMap<ObjectName, Arc<Node>>,
     rules: &SteeringRules,
@@ -124,8 +124,8 @@ fn owners<'a>(
     owners
 }
 
-/// Returns the addresses that a Node owns and that can be steered; adds a problem for each other
-/// address.
+/// Returns the addresses of a Node that can be steered. Adds a problem for each address that is invalid, is
+/// owned by another Node, or exceeds the limit.
 fn own_addresses(
     node: &Node,
     owners: &BTreeMap<IpAddr, (bool, i64, &ObjectName)>,
@@ -141,7 +141,7 @@ fn own_addresses(
         });
     };
     if node.internal_ips.is_empty() {
-        refuse("has no InternalIP, so nothing of it is steered".to_owned());
+        refuse("has no InternalIP, so connects to this node are not steered".to_owned());
     }
     let mut own = Vec::new();
     for address in node.internal_ips.iter().map(IpAddr::to_canonical) {
@@ -150,18 +150,20 @@ fn own_addresses(
         let is_sibling = |other: &&IpAddr| other.is_ipv4() == address.is_ipv4();
         match owners.get(&address) {
             _ if !is_of_one_host(address) => {
-                refuse(format!("{address} is not the address of one host"));
+                refuse(format!(
+                    "{address} is a loopback, link-local, multicast or unspecified address, which can't be steered"
+                ));
             }
             Some((is_edge, _, owner)) if **owner != node.name => {
                 let kind = if *is_edge { "edge node" } else { "cloud node" };
                 let owner = &owner.name;
                 refuse(format!(
-                    "{address} is that of {kind} {owner} too, which has it"
+                    "{address} is also an address of {kind} {owner}, which takes precedence"
                 ));
             }
             _ if own.iter().filter(is_sibling).count() >= MOST => {
                 refuse(format!(
-                    "{address} is one of more than {MOST} of its family"
+                    "{address} is not steered: at most {MOST} addresses per family are"
                 ));
             }
             _ if has_family => own.push(address),

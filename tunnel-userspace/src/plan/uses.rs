@@ -1,4 +1,4 @@
-//! The use of each endpoint of a port on this node, and its cause: for operators.
+//! The status of each endpoint on this node: active or not, and the reason, for operators.
 
 use std::collections::BTreeSet;
 
@@ -7,42 +7,41 @@ use tunnel_common::addr::Protocol;
 use super::{Here, PortPlan, Target, endpoints, leads_by};
 use crate::model::{Endpoint, Family, ServiceState, TrafficPolicy};
 
-/// The use of an endpoint.
+/// The status of an endpoint on this node.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Use<'a> {
     /// The address and port.
     pub target: Target,
-    /// The endpoint's conditions, from its slice.
+    /// The endpoint in its slice.
     pub endpoint: &'a Endpoint,
-    /// True if traffic of a policy Cluster is sent there.
+    /// True if the endpoint gets new connections with policy Cluster.
     pub cluster: bool,
-    /// True if traffic of a policy Local is sent there.
+    /// True if the endpoint gets new connections with policy Local.
     pub local: bool,
     /// The weight.
     pub weight: u32,
-    /// The cause of its use or non-use.
+    /// The reason for which the endpoint gets new connections, or none.
     pub why: Why,
 }
 
-/// The cause for which an endpoint gets new connections, or none.
+/// The reason for which an endpoint gets new connections (active), or none (inactive).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Why {
-    /// Used: it is ready.
+    /// Active: the endpoint is ready.
     Ready,
-    /// Used: it is terminating, but still serves, and none is ready.
+    /// Active: the endpoint is terminating, but still serves, and no endpoint is ready.
     LastResort,
-    /// Not used: it is not ready.
+    /// Inactive: the endpoint is not ready.
     NotReady,
-    /// Not used: it is terminating, and others are ready.
+    /// Inactive: the endpoint is terminating, and others are ready.
     Going,
-    /// Not used: the hints of the slices are for clients elsewhere.
+    /// Inactive: topology hints select other endpoints for this node.
     HintedElsewhere,
-    /// Not used: its Service is restricted to this node, or its pool.
+    /// Inactive: topology keys restrict the Service to other endpoints.
     KeptAway,
-    /// Not used: its weight is 0, and others have more.
+    /// Inactive: the weight of the endpoint is 0, and others have a greater one.
     Weightless,
-    /// Not used: every address has a policy Local, and it is on another node.
-    OnOtherNode,
+    /// Inactive: the endpoint is on another node, and every policy is Local.
 }
 
 impl Why {
@@ -66,8 +65,9 @@ impl Why {
     }
 }
 
-/// Returns the use of the endpoints of a Service's port in a family, in the order of their addresses.
-/// `plan` was made for the Service `near` this node ([`super::Pools`]).
+/// Returns the status of all endpoints of a service port, which is given by its name and protocol, in the
+/// order of their addresses. `plan` must be that of `near`, the Service with only the endpoints that
+/// [`super::Pools`] permits.
 #[must_use]
 pub fn uses<'a>(
     state: &'a ServiceState,
@@ -114,8 +114,8 @@ pub fn uses<'a>(
         .collect()
 }
 
-/// Returns the cause for an endpoint that is in no set. `is_led_to` is true if some policy admits its
-/// node.
+/// Returns the reason for which an endpoint is inactive. `is_led_to` is true if a policy of the service port
+/// permits endpoints on the endpoint's node.
 const fn why_not(endpoint: &Endpoint, is_led_to: bool) -> Why {
     match (endpoint.ready, endpoint.is_fallback()) {
         (false, false) => Why::NotReady,

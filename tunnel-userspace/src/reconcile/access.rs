@@ -1,4 +1,5 @@
-//! The access of the owner to its maps.
+//! Traits for reading and writing the BPF maps. `bpf` implements them for kernel maps, tests for maps in
+//! memory.
 
 use std::io;
 
@@ -7,7 +8,7 @@ use tunnel_common::{
     steering::{Steered, SteeringKey},
 };
 
-/// The error of writing a map.
+/// A map can't be written.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write map {map}")]
 pub struct WriteError {
@@ -18,7 +19,7 @@ pub struct WriteError {
     pub source: io::Error,
 }
 
-/// The error of reading a map.
+/// A map can't be read.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot read map {map}")]
 pub struct ReadError {
@@ -29,7 +30,7 @@ pub struct ReadError {
     pub source: io::Error,
 }
 
-/// The error of adopting the content of maps, into this process or into other maps.
+/// The content of the maps can't be taken over.
 #[derive(Debug, thiserror::Error)]
 pub enum AdoptError {
     /// A map can't be read.
@@ -38,14 +39,14 @@ pub enum AdoptError {
     /// A map can't be written.
     #[error(transparent)]
     Write(#[from] WriteError),
-    /// The kernel offers no grace period.
+    /// The kernel refused to wait for a grace period.
     #[error("cannot wait for the kernel's grace period")]
     Grace(#[source] io::Error),
 }
 
-/// Writes single entries of the service maps.
+/// Writes to the service maps.
 pub trait MapWriter: Send {
-    /// Points a frontend key at a record.
+    /// Inserts or updates the index of a frontend key's record.
     ///
     /// # Errors
     ///
@@ -53,49 +54,49 @@ pub trait MapWriter: Send {
     fn write_svc(&mut self, key: &FrontKey, index: u32) -> Result<(), WriteError>;
     /// Removes a frontend key, if it exists.
     fn delete_svc(&mut self, key: &FrontKey) -> Result<(), WriteError>;
-    /// Writes a record to which no key leads yet.
+    /// Writes a frontend record that no key refers to yet.
     fn write_front(&mut self, index: u32, front: &Front) -> Result<(), WriteError>;
-    /// Writes a range of clients to which no record leads yet.
+    /// Writes a range of client addresses that no record refers to yet.
     fn write_source(&mut self, index: u32, source: &Source) -> Result<(), WriteError>;
-    /// Writes slots to which no record leads yet, consecutively from index `first`. If one fails, others
-    /// may have been written.
+    /// Writes slots that no record refers to yet, at consecutive indices from `first`. On an error, some of
+    /// them may have been written.
     fn write_slots(&mut self, first: u32, slots: &[Slot]) -> Result<(), WriteError>;
-    /// Writes backends to which no slot leads yet, each at its index, in the given order. Returns the
-    /// number written, and the error that prevented the rest.
+    /// Writes backends that no slot refers to yet, each at its index, in the given order. Returns the
+    /// number of backends written, and the error that stopped the rest.
     fn write_backends(&mut self, backends: &[(u32, Backend)]) -> (usize, Result<(), WriteError>);
-    /// Writes the sets of a backend, which may be in use.
+    /// Writes the set membership of a backend, which may be in use.
     fn move_backend(&mut self, index: u32, sets: Membership) -> Result<(), WriteError>;
     /// Marks a backend as removed.
     fn retire_backend(&mut self, index: u32) -> Result<(), WriteError>;
-    /// Starts batching: writes of unreachable entries and of keys are delayed and written with few
-    /// calls. No key or record is written before the entries it leads to, and all are written before an
-    /// entry in use changes. After a refused write no other may follow.
+    /// Starts batching: keys and entries that are not in use yet are collected, to be written with few
+    /// system calls. An entry is always written before the record or key that refers to it, and the whole
+    /// batch before an entry in use changes. After a refused write, nothing else is written.
     fn hold(&mut self);
-    /// Writes all batched entries, and ends batching.
+    /// Writes the batch, and ends batching.
     ///
     /// # Errors
     ///
-    /// The kernel refused some of them; it is unknown which of them were written.
+    /// The kernel refused a write; it is unknown which entries were written.
     fn flush(&mut self) -> Result<(), WriteError>;
     /// Resets the counters of a service port.
     fn reset_tally(&mut self, service: u32) -> Result<(), WriteError>;
 }
 
-/// Reads the counters of the programs.
+/// Reads the counters that the kernel programs maintain.
 pub trait Counts {
-    /// Returns the number of open connections of a backend, modulo 2^64. Only programs count.
+    /// Returns the number of open connections of a backend, modulo 2^64.
     ///
     /// # Errors
     ///
     /// The kernel refused the read. The same holds for the other method.
     fn open_at(&self, index: u32) -> Result<u64, ReadError>;
-    /// Returns the counters of a service port, since its id was allocated or the maps were created.
+    /// Returns the counters of a service port; they start at 0 when its id is allocated.
     fn tally(&self, service: u32) -> Result<Tally, ReadError>;
 }
 
 /// Reads the service maps.
 pub trait MapReader: Counts {
-    /// Returns true if the maps were created for this process and are empty; called before it writes.
+    /// Returns true if the maps were created by this process and are still empty.
     fn is_new(&self) -> bool;
     /// Returns every frontend key and the index of its record.
     ///
@@ -103,19 +104,19 @@ pub trait MapReader: Counts {
     ///
     /// The kernel refused the read. The same holds for the other methods.
     fn fronts(&self) -> Result<Vec<(FrontKey, u32)>, ReadError>;
-    /// Returns a record.
+    /// Returns a frontend record.
     fn front(&self, index: u32) -> Result<Front, ReadError>;
     /// Returns a slot.
     fn slot(&self, index: u32) -> Result<Slot, ReadError>;
-    /// Returns a range of clients.
+    /// Returns a range of client addresses.
     fn source(&self, index: u32) -> Result<Source, ReadError>;
     /// Returns the first `entries` backends, by index.
     fn backends(&self, entries: u32) -> Result<Vec<Backend>, ReadError>;
-    /// Returns the counters of the first `entries` service ports, by id.
+    /// Returns the counters of the service ports with the ids from 0 to `entries` - 1, in this order.
     fn tallies(&self, entries: u32) -> Result<Vec<Tally>, ReadError>;
 }
 
-/// Reads and writes single entries of the steering maps.
+/// Reads and writes the steering maps.
 pub trait SteeringMaps: Send {
     /// Returns every key and the index of its record.
     ///
@@ -125,15 +126,16 @@ pub trait SteeringMaps: Send {
     fn keys(&self) -> Result<Vec<(SteeringKey, u32)>, ReadError>;
     /// Returns the first `entries` records, by index.
     fn records(&self, entries: u32) -> Result<Vec<Steered>, ReadError>;
-    /// Returns the cookie of the network namespace from which the probe connected; 0 for none.
+    /// Returns the cookie of the network namespace from which the probe connected; 0 if no program has
+    /// stored one.
     fn host(&self) -> Result<u64, ReadError>;
-    /// Resets that cookie.
+    /// Resets this cookie to 0.
     ///
     /// # Errors
     ///
     /// The kernel refused the write.
     fn forget_host(&mut self) -> Result<(), WriteError>;
-    /// Points a key at a record.
+    /// Inserts or updates the index of a key's record.
     ///
     /// # Errors
     ///
@@ -142,6 +144,7 @@ pub trait SteeringMaps: Send {
     fn write_key(&mut self, key: &SteeringKey, index: u32) -> Result<(), WriteError>;
     /// Removes a key, if it exists.
     fn delete_key(&mut self, key: &SteeringKey) -> Result<(), WriteError>;
-    /// Writes a record to which no key leads yet.
+    /// Writes a record that no key refers to. Of a removed record only the time of removal may change, since
+    /// programs may still read it.
     fn write_record(&mut self, index: u32, record: &Steered) -> Result<(), WriteError>;
 }

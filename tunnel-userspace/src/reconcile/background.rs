@@ -2,12 +2,12 @@ use std::future;
 
 use tokio::task::{JoinHandle, spawn_blocking};
 
-/// The error of a background thread that panicked.
+/// A background thread panicked.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("work beside the owner of the maps broke off")]
+#[error("a background thread of the reconcile loop panicked")]
 pub struct BrokeOff;
 
-/// A job in a thread of its own, concurrent to the owner of the maps.
+/// At most one job, which runs in a thread of its own while the reconcile loop continues.
 #[derive(Debug)]
 pub(super) struct Background<R>(Option<JoinHandle<R>>);
 
@@ -24,7 +24,8 @@ impl<R: Send + 'static> Background<R> {
         self.0.is_some()
     }
 
-    /// Waits for the result; returns none if the thread panicked.
+    /// Waits for the result of the running job, for ever if there is none. Returns `None` if the thread
+    /// panicked.
     pub(super) async fn ended(&mut self) -> Option<R> {
         let Some(running) = &mut self.0 else {
             return future::pending().await;
@@ -32,7 +33,7 @@ impl<R: Send + 'static> Background<R> {
         let ended = running.await;
         self.0 = None;
         let log =
-            |error: &_| tracing::error!(%error, "work beside the owner of the maps broke off");
+            |error: &_| tracing::error!(%error, "a background thread of the reconcile loop panicked");
         ended.inspect_err(log).ok()
     }
 }

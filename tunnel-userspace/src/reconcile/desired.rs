@@ -1,5 +1,5 @@
-//! The desired content of the maps: keeps the plans of all Services up to date, and finds those that a
-//! change of Services, Nodes or addresses affects. [`crate::plan`] computes each. Pure.
+//! The plans of all Services: the desired content of the maps. A change of a Service, a Node or the
+//! addresses of this node updates the plans that depend on it; [`crate::plan`] computes each. Pure.
 
 mod local_listeners;
 
@@ -26,47 +26,47 @@ use crate::{
     },
 };
 
-/// The number of Services from which on several threads plan them.
+/// The number of changed Services from which several threads plan them.
 const MANY: usize = 1024;
 
-/// This node, and the rules of the config for planning.
+/// The settings for planning.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The name of its Node object.
+    /// The name of this node's Node object.
     pub node_name: String,
-    /// The algorithm of a Service without one of its own.
+    /// The algorithm for Services that select none.
     pub algorithm: Algorithm,
-    /// The addresses of this node for node ports.
+    /// The addresses of this node that serve node ports.
     pub node_ports: Vec<NodePortAddresses>,
-    /// The external IPs that are served.
+    /// The external IPs that are served: any, or only those with an owner.
     pub external_ips: ExternalIps,
-    /// The handling of restrictions to some endpoints.
+    /// Honour or ignore `openyurt.io/topologyKeys`.
     pub topology_keys: TopologyKeys,
 }
 
-/// The sources' Services, and their plans.
+/// All Services, and their plans.
 pub(super) struct Desired {
-    /// The state of each Service by the sources, for planning it again when this node changes.
+    /// The served Services, to plan them again when a Node changes.
     pub(super) states: HashMap<ObjectName, ServiceState>,
     pub(super) plans: BTreeMap<ObjectName, ServicePlan>,
     pub(super) claims: Claims,
     pub(super) rules: Rules,
     pub(super) listeners: LocalListeners,
     local_node: LocalNode,
-    /// The health checks of Services, shared as one value: they are few, since only load balancers of
-    /// policy Local have one.
+    /// The health checks of Services. They are published as one value, since they are few: only load
+    /// balancers with policy Local have one.
     pub(super) health: Arc<HealthChecks>,
-    /// True if there is a Node of this node's name.
+    /// True if a Node with the name of this node exists.
     pub(super) node_known: bool,
     /// True if load balancers may send traffic to this node.
     pub(super) node_eligible: bool,
-    /// The numbers of service ports with a policy Local but no endpoint on this node.
+    /// The number of service ports with a policy Local but no endpoint on this node, by family.
     pub(super) gaps: ByFamily<Gaps>,
-    /// The number of times that a Service was planned.
+    /// The number of plans that were computed.
     pub(super) planned: u64,
 }
 
-/// The inputs of a plan, besides the Service.
+/// The inputs of a plan other than the Service.
 pub(super) struct Rules {
     owners: ExternalIpOwners,
     pub(super) pools: Pools,
@@ -76,13 +76,13 @@ pub(super) struct Rules {
 /// The effect of a change on the plans.
 #[derive(Debug, Default)]
 pub(super) struct Changed {
-    /// The Services to be written again.
+    /// The Services that must be written again.
     pub(super) services: BTreeSet<ObjectName>,
     /// True if every Service was planned again.
     pub(super) is_all: bool,
 }
 
-/// The plan of a Service, with its health check and claims; empty for a removed Service.
+/// The results of planning one Service; empty for a removed Service.
 #[derive(Default)]
 struct Planned {
     plan: Option<ServicePlan>,
@@ -106,13 +106,13 @@ impl Rules {
     }
 }
 
-/// Returns the Service, if it is served. Of other Services only the addresses matter.
+/// Returns the Service, if Culvert serves it. Other Services only matter as owners of addresses.
 pub(super) fn served(state: Option<&ServiceState>) -> Option<&ServiceState> {
     state.filter(|state| state.service.is_served())
 }
 
 impl Desired {
-    /// Returns the state without any Service.
+    /// Starts without any Service.
     pub(super) fn new(settings: Settings) -> Self {
         let node: Arc<str> = settings.node_name.into();
         let local_node = LocalNode::new(settings.node_ports);
@@ -143,7 +143,8 @@ impl Desired {
         }
     }
 
-    /// Plans the Services that changed, and those that depend on changed nodes.
+    /// Plans the Services that changed, and those that depend on a changed Node or on the owner of an
+    /// address.
     pub(super) fn apply(
         &mut self,
         nodes: Vec<(ObjectName, Option<Arc<Node>>)>,
@@ -167,7 +168,7 @@ impl Desired {
         }
         let mut moved = self.rules.owners.take_moved();
         moved.append(&mut self.rules.pools.take_moved());
-        // Before the changed Services are planned, so that these are planned once.
+        // First, so that the changed Services are planned only once.
         let mut changed = if has_own {
             self.look_around()
         } else {
@@ -192,7 +193,7 @@ impl Desired {
                 None => self.states.remove(&name),
             };
         }
-        // Extending an empty map inserts all at once, without a search for each.
+        // A map that is built from sorted plans needs no search for each of them.
         let plans: BTreeMap<_, _> = plans.into_iter().collect();
         if self.plans.is_empty() {
             self.plans = plans;
@@ -219,20 +220,20 @@ impl Desired {
         self.look_around()
     }
 
-    /// Replaces the set of frontends with a local listener; only frontends at this node's own addresses
-    /// count.
+    /// Replaces the set of frontends with a local listener. Frontends on addresses of other nodes are
+    /// ignored.
     pub(super) fn set_listeners(&mut self, found: &BTreeSet<FrontKey>) -> Changed {
         let moved = self.listeners.set_found(found);
         let mut services = BTreeSet::new();
         for (front, has_listener) in moved {
             let owner = self.claims.owner(&front);
             let service = owner.map(ToString::to_string).unwrap_or_default();
-            let now = if has_listener {
+            let event = if has_listener {
                 "local listener found: sockets are not translated"
             } else {
                 "local listener gone: sockets are translated"
             };
-            tracing::info!(%front, service, "{now}");
+            tracing::info!(frontend = %front, service, "{event}");
             services.extend(owner.map(|owner| owner.service.clone()));
         }
         Changed {
@@ -241,11 +242,11 @@ impl Desired {
         }
     }
 
-    /// Returns the plan of a Service without the frontends that others own, and the problems with it.
+    /// Returns the plan of a Service without the frontends that other Services own, and its problems.
     pub(super) fn wanted(&self, service: &ObjectName) -> (ServicePlan, Problems) {
         let (mut wanted, mut problems) = (ServicePlan::new(), Problems::new());
         for (name, plan) in self.plans.get(service).into_iter().flatten() {
-            // Inserted first, so that any other problem of the port replaces it.
+            // Inserted first, so that a more important problem with the port replaces it.
             if let Some(problem) = self.left_out(name, plan) {
                 problems.insert(name.clone(), problem);
             }
@@ -261,7 +262,7 @@ impl Desired {
                     fronts.insert(*key, front);
                 } else {
                     let winner = owner.map(ToString::to_string).unwrap_or_default();
-                    let text = format!("{key} belongs to {winner}");
+                    let text = format!("{key} is owned by {winner}");
                     let reason = Reason::FrontendConflict;
                     problems.insert(name.clone(), Problem { reason, text });
                 }
@@ -276,7 +277,7 @@ impl Desired {
         (wanted, problems)
     }
 
-    /// Plans everything again if the facts about this node changed.
+    /// Plans all Services again if the plans' inputs from this node changed.
     fn look_around(&mut self) -> Changed {
         let addresses = self.local_node.health_addresses();
         if self.health.addresses != addresses {
@@ -295,7 +296,7 @@ impl Desired {
         changed
     }
 
-    /// Plans a Service by its present state.
+    /// Plans a Service, and stores the plan.
     fn plan(&mut self, name: &ObjectName, state: &ServiceState, changed: &mut Changed) {
         let planned = self.rules.planned(Some(state));
         if let Some(plan) = self.take(name, planned, changed) {
@@ -304,8 +305,8 @@ impl Desired {
         changed.services.insert(name.clone());
     }
 
-    /// Replaces the claims and health check of a Service, and marks the affected Services as changed.
-    /// Returns the new plan, which the caller stores.
+    /// Stores the results of planning a Service, except for the plan, which is returned for the caller to
+    /// store. Adds the Services that won or lost a frontend to `changed`.
     fn take(
         &mut self,
         name: &ObjectName,
@@ -337,13 +338,13 @@ impl Desired {
         plan
     }
 
-    /// Returns the problem with a port's external IPs that are not served, since they have no owner.
+    /// Returns the problem with a port's external IPs that are not served because they have no owner.
     fn left_out(&self, name: &PortName, plan: &PortPlan) -> Option<Problem> {
         if !self.rules.owners.is_asked() {
             return None;
         }
         let state = self.states.get(&name.service)?;
-        // The address may be served by another rule, as it is a cluster IP too.
+        // The address may be served for another reason, for example as a cluster IP.
         let has = |ip: &IpAddr| plan.fronts.keys().any(|key| key.address.to_ip() == *ip);
         let left_out = self.rules.owners.left_out(&state.service);
         let left_out = left_out.filter(|ip| Family::of(*ip) == name.family && !has(ip));

@@ -1,4 +1,4 @@
-//! Entries that were removed from the maps, until no program can still be reading them.
+//! Removed map entries that wait for an RCU grace period: until then, a program may still read them.
 
 use std::{io, sync::Arc};
 
@@ -6,7 +6,7 @@ use tunnel_common::service::Set;
 
 use super::background::Background;
 
-/// Waits until every running program has ended.
+/// Waits until no program that runs now can still run.
 pub trait Grace: Send + Sync {
     /// Waits for one grace period of the kernel's RCU.
     ///
@@ -16,7 +16,7 @@ pub trait Grace: Send + Sync {
     fn wait(&self) -> io::Result<()>;
 }
 
-/// An entry to which no other entry leads any more.
+/// A map entry that no other entry refers to any more.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Entry {
     Front(u32),
@@ -27,15 +27,15 @@ pub(crate) enum Entry {
     Id(u32),
 }
 
-/// Entries to which no other entry leads any more.
+/// Map entries that no other entry refers to any more.
 #[derive(Debug, Default, Eq, PartialEq)]
 pub struct Retired(pub(crate) Vec<Entry>);
 
-/// Retired entries that wait in the background, one batch after the other.
+/// Batches of retired entries; each waits for a grace period in the background, one after the other.
 pub(super) struct Waiting<G> {
     pub(super) grace: Arc<G>,
     batch: Background<io::Result<Retired>>,
-    /// Entries that were retired while an earlier batch waits.
+    /// The next batch: entries that were retired since the running batch was started.
     held: Retired,
 }
 
@@ -48,7 +48,7 @@ impl<G: Grace + 'static> Waiting<G> {
         }
     }
 
-    /// Adds retired entries. While a batch waits, they are collected into the next batch.
+    /// Adds retired entries to the next batch, and starts the batch unless one is running.
     pub(super) fn add(&mut self, mut retired: Retired) {
         self.held.0.append(&mut retired.0);
         if !self.batch.is_running() && self.has_more() {
@@ -57,21 +57,22 @@ impl<G: Grace + 'static> Waiting<G> {
         }
     }
 
-    /// Returns true if a batch waits.
+    /// Returns true if a batch waits for its grace period.
     pub(super) const fn is_running(&self) -> bool {
         self.batch.is_running()
     }
 
-    /// Returns true if another batch follows.
+    /// Returns true if the next batch has entries.
     pub(super) const fn has_more(&self) -> bool {
         !self.held.0.is_empty()
     }
 
-    /// Waits for the grace period of the present batch, and returns the batch, which may be freed.
-    /// Returns none on an error: the next start reads the maps and finds the free entries.
+    /// Waits for the grace period of the running batch, and returns the batch, which may then be freed.
+    /// Returns `None` if the kernel refused to wait: its entries then stay allocated until the next start
+    /// of the daemon reads the maps.
     pub(super) async fn freed(&mut self) -> Option<Retired> {
         let freed = self.batch.ended().await?;
-        let log = |error: &_| tracing::error!(%error, "no grace period to be had");
+        let log = |error: &_| tracing::error!(%error, "cannot wait for an RCU grace period, so removed map entries are not freed");
         freed.inspect_err(log).ok()
     }
 }

@@ -1,4 +1,4 @@
-//! The polls for local listeners on addresses of Services.
+//! Polls for processes of this node that listen on the address of a Service.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -8,36 +8,36 @@ use tunnel_common::service::FrontKey;
 
 use super::{background::Background, reconciler::Reconciler};
 
-/// Returns those frontends at which a process of this node listens.
+/// A function that returns those of the given frontends on which a process of this node listens.
 pub type Found =
     Box<dyn FnMut(&BTreeSet<FrontKey>) -> Result<BTreeSet<FrontKey>, LookError> + Send>;
 
-/// The error of a poll.
+/// The sockets of this node can't be listed.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot look for listeners")]
+#[error("cannot list the listening sockets of this node")]
 pub struct LookError {
-    /// True if the poll may succeed if repeated.
+    /// True if another poll may succeed.
     pub is_retryable: bool,
     /// The cause.
     #[source]
     pub source: Box<dyn std::error::Error + Send + Sync>,
 }
 
-/// A completed poll: the poller, the frontends covered, and those with a listener.
+/// The result of a poll: the poller, the frontends that it covered, and those with a listener.
 pub(super) type Looked = (
     Found,
     BTreeSet<FrontKey>,
     Result<BTreeSet<FrontKey>, LookError>,
 );
 
-/// The polls, in the background. Meanwhile the owner of the maps writes everything except Services with
-/// frontends that no poll has covered yet.
+/// Polls for listeners in the background. Meanwhile the reconcile loop writes every Service except those
+/// with frontends that no poll has covered yet.
 pub(super) struct ListenerPoll {
-    /// The poller; none during a poll, or if polling is off.
+    /// The poller; `None` during a poll, or if polling is off.
     find: Option<Found>,
     running: Background<Looked>,
     every: Duration,
-    /// The time of the next poll; none if this node has no address of a Service, or during a poll.
+    /// The time of the next poll; `None` during a poll, or if no address of a Service is on this node.
     pub(super) at: Option<Instant>,
     is_failing: bool,
 }
@@ -53,8 +53,8 @@ impl ListenerPoll {
         }
     }
 
-    /// Starts a poll if the frontends at this node's own addresses changed since the last one, or if it
-    /// is due. Returns true if a poll is running.
+    /// Starts a poll if it is due, or if the frontends on addresses of this node changed since the last
+    /// one. Returns true if a poll is running.
     pub(super) fn look<M>(&mut self, reconciler: &mut Reconciler<M>) -> bool {
         if self.running.is_running() {
             return true;
@@ -77,7 +77,7 @@ impl ListenerPoll {
         self.running.is_running()
     }
 
-    /// Waits for the poll; returns none if its thread panicked.
+    /// Waits for the running poll; returns `None` if its thread panicked.
     pub(super) async fn ended(&mut self) -> Option<Looked> {
         self.running.ended().await
     }
@@ -91,13 +91,13 @@ impl ListenerPoll {
         listeners.looked = local;
         let was_failing = std::mem::replace(&mut self.is_failing, found.is_err());
         let found = found.unwrap_or_else(|error| {
-            // If a retry is useless, the next poll waits for a change of the frontends.
+            // If a retry would fail, too, the next poll starts when the frontends change.
             self.at = self.at.filter(|_| error.is_retryable);
             if !was_failing {
                 let error = &error as &dyn std::error::Error;
                 warn!(
                     error,
-                    "what is known of listeners on addresses of Services stays"
+                    "cannot poll for listeners on addresses of Services, using the last result"
                 );
             }
             listeners.found.clone()

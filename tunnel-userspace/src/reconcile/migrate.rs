@@ -1,6 +1,6 @@
-//! The content of maps, written into empty maps of other sizes that no program reads yet. Identifiers
-//! that others store are kept: sockets store the index of a backend and the id of its service port,
-//! steering addresses contain the index of a record.
+//! Copies the content of maps into empty maps of other sizes, which no program reads yet. Numbers that are
+//! stored outside these maps stay the same: sockets store the index of a backend and the id of its service
+//! port, and a steering address contains the index of its record.
 
 use std::{collections::BTreeMap, hash::Hash, time::Duration};
 
@@ -17,23 +17,23 @@ use super::{
     sync::{Actual, Lists, read, slots},
 };
 
-/// The error for a size that has no room for the present content.
+/// A configured map size is too small for the present content.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[error(
-    "bpf.maps.{size} of {wanted} is too small for what the maps hold, which needs {needed} (open \
-     connections know indices up to that)"
+    "bpf.maps.{size} of {wanted} is too small: the present content of the maps needs {needed} or more \
+     (open connections may use the highest index)"
 )]
 pub struct Misfit {
     /// The name of the size in the config.
     pub size: &'static str,
-    /// The number in the config.
+    /// The configured number.
     pub wanted: u32,
-    /// The least sufficient number.
+    /// The smallest number that is sufficient.
     pub needed: u32,
 }
 
 impl Misfit {
-    /// Returns true if the config sets this size; if nothing is steered, it sets none for steering.
+    /// Returns true if this size is in the config. The size for steering is not, if steering is off.
     #[must_use]
     pub fn is_asked_for(&self) -> bool {
         self.size != Size::Steering.word() || self.wanted != Sizes::UNASKED
@@ -52,12 +52,12 @@ fn fit(size: Size, wanted: Sizes, needed: u32) -> Result<(), Misfit> {
     Ok(())
 }
 
-/// The content of the service maps.
+/// A copy of the content of the service maps.
 #[derive(Debug)]
 pub struct ServiceSnapshot(Actual);
 
 impl ServiceSnapshot {
-    /// Reads maps of these sizes. Invalid entries are left out.
+    /// Reads maps of these sizes, except for invalid entries.
     ///
     /// # Errors
     ///
@@ -71,7 +71,7 @@ impl ServiceSnapshot {
     ///
     /// # Errors
     ///
-    /// The first size that is too small.
+    /// A size is too small.
     pub fn fits(&self, wanted: Sizes) -> Result<(), Misfit> {
         let ids = self.0.ports.keys().max();
         let indices = self.0.ports.values();
@@ -84,8 +84,8 @@ impl ServiceSnapshot {
         fit(Size::Backends, wanted, backends.max(room_up_to(indices)))
     }
 
-    /// Writes the content into empty maps. Indices of backends that the old maps did not have start in
-    /// the state `unused`.
+    /// Writes the content into empty maps. Backend indices beyond the size of the old maps get the state
+    /// `unused`.
     ///
     /// # Errors
     ///
@@ -106,7 +106,7 @@ impl ServiceSnapshot {
         let (_, written) = to.write_backends(&backends.collect::<Vec<_>>());
         written?;
         write_unused(to, known, sizes, unused)?;
-        // Slots and records are compacted, since only other entries of these maps refer to them.
+        // Slots and records may move, since only other entries of these maps refer to them.
         let sets = closed_up(&self.0.sets, |base, backends| {
             let slots: Vec<_> = slots(backends).collect();
             to.write_slots(base, &slots)
@@ -130,7 +130,7 @@ impl ServiceSnapshot {
     }
 }
 
-/// Writes lists consecutively; returns the new base of each by its old base.
+/// Writes all lists without gaps. Returns the new base of each list, by its old base.
 fn closed_up<T: Eq + Hash>(
     lists: &Lists<T>,
     mut write: impl FnMut(u32, &[T]) -> Result<(), WriteError>,
@@ -146,13 +146,13 @@ fn closed_up<T: Eq + Hash>(
     Ok(bases)
 }
 
-/// Returns the set at its new base.
+/// Returns a set with its new base.
 fn moved(bases: &BTreeMap<u32, u32>, set: Set) -> Set {
     let base = bases.get(&set.base).filter(|_| set.len > 0);
     base.map_or_else(Set::default, |base| Set { base: *base, ..set })
 }
 
-/// Writes the state `unused` to every index of backends from `first` on.
+/// Writes the state `unused` to every backend index from `first` on.
 ///
 /// # Errors
 ///
@@ -172,18 +172,18 @@ pub fn write_unused(
     written
 }
 
-/// Returns the smallest size whose array has this index.
+/// Returns the smallest size for which the array contains this index; 0 without an index.
 fn room_up_to(index: Option<&u32>) -> u32 {
     let Some(entries) = index.map(|index| index + 1) else {
         return 0;
     };
-    // The search ends soon: an array is at most 65 entries and an eighth larger than its size.
+    // The search is short: an array has at most 65 entries and an eighth more than its size.
     let least = Rule::Spare.room(entries).saturating_sub(1);
     let is_enough = |size: &u32| Rule::Spare.entries(*size) >= entries;
     (least..).find(is_enough).unwrap_or(entries)
 }
 
-/// The content of the steering maps.
+/// A copy of the content of the steering maps.
 #[derive(Debug)]
 pub struct SteeringSnapshot {
     keys: Vec<(SteeringKey, u32)>,
@@ -191,8 +191,8 @@ pub struct SteeringSnapshot {
 }
 
 impl SteeringSnapshot {
-    /// Reads maps of these sizes. Records whose quarantine has ended are left out; `now` is the time
-    /// since the machine started.
+    /// Reads maps of these sizes, except for records whose quarantine has ended. `now` is the time since
+    /// the machine started.
     ///
     /// # Errors
     ///
@@ -220,7 +220,7 @@ impl SteeringSnapshot {
     /// The size is too small.
     pub fn fits(&self, wanted: Sizes) -> Result<(), Misfit> {
         let keys = u32::try_from(self.keys.len()).unwrap_or(u32::MAX);
-        // The last record is the probe's: an array has twice the size, and one.
+        // The array has 2 * size + 1 records, and the last one is the probe's.
         let last = self.records.keys().next_back();
         let records = last.map_or(0, |index| index / 2 + 1);
         fit(Size::Steering, wanted, keys.max(records))

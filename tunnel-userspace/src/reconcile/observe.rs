@@ -1,4 +1,5 @@
-//! The published state of the owner: Services as they are programmed, counts, metrics, problems.
+//! The published state of the reconciler: Services with their map entries, counters, metrics, problems. Other
+//! tasks read it while maps are written.
 
 mod concerns;
 mod counted;

@@ -4,20 +4,21 @@ use tunnel_common::reason::Reason;
 
 use crate::{model::ObjectName, plan::PortName};
 
-/// The cause for which a service port is not programmed as planned.
+/// The problem with a service port that is not programmed as planned.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Problem {
-    /// The reason to count.
+    /// The reason, by which problems are counted.
     pub reason: Reason,
-    /// The description, for operators.
+    /// The description for operators.
     pub text: String,
 }
 
-/// The problems of a Service, by port.
+/// The problems with the ports of one Service.
 pub(super) type Problems = BTreeMap<PortName, Problem>;
 
 impl Problem {
-    /// Returns the problem of a plan whose backends don't fit into the maps.
+    /// Returns the problem with a port that doesn't fit into the maps. `wanted` is the number of backends
+    /// in its plan, `kept` the number of removed backends whose indices open connections still use.
     pub(super) fn no_room(reason: Reason, wanted: usize, kept: usize) -> Self {
         let mut text = format!("{} ({wanted} backends wanted", reason.meaning());
         if reason == Reason::BackendsFull && kept > 0 {
@@ -30,7 +31,7 @@ impl Problem {
     }
 }
 
-/// The problems of Services, and the counter of each reason.
+/// The present problems of all Services, and the number of times that each reason occurred.
 #[derive(Debug, Default)]
 pub(super) struct Faults {
     pub(super) problems: BTreeMap<ObjectName, Problems>,
@@ -38,13 +39,13 @@ pub(super) struct Faults {
 }
 
 impl Faults {
-    /// Counts a reason.
+    /// Increments the counter of a reason.
     pub(super) fn count(&mut self, reason: Reason) {
         *self.counts.entry(reason).or_default() += 1;
     }
 
-    /// Replaces the problems of a Service, and logs the new ones. If the Service was not tried to the
-    /// end, its previous problems stay.
+    /// Replaces the problems of a Service, and logs those that are new or resolved. If not all ports of the
+    /// Service were tried, its previous problems stay.
     pub(super) fn note(
         &mut self,
         service: &ObjectName,
@@ -74,7 +75,7 @@ impl Faults {
         }
     }
 
-    /// Returns the Services that found no room in the maps.
+    /// Returns the Services with a port that did not fit into the maps.
     pub(super) fn without_room(&self) -> impl Iterator<Item = &ObjectName> {
         let is_full = |problem: &Problem| {
             matches!(

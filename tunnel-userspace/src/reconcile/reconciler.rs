@@ -15,7 +15,7 @@ use crate::{
     plan::{HealthChecks, SteeringProblem},
 };
 
-/// The owner of the service maps.
+/// Owns the service maps, and keeps them as planned.
 pub struct Reconciler<M> {
     pub(super) desired: Desired,
     pub(super) sync: MapSync<M>,
@@ -24,12 +24,13 @@ pub struct Reconciler<M> {
     published: Published,
     /// True if a source has not answered since the start.
     stale: bool,
-    /// Services that wait for the first poll for listeners at their frontends; none if polling is off.
+    /// Services with frontends that no poll for listeners has covered yet; they are not written before.
+    /// `None` if polling is off.
     pub(super) held_back: Option<BTreeSet<ObjectName>>,
 }
 
 impl<M: MapReader + MapWriter> Reconciler<M> {
-    /// Adopts the content of the maps.
+    /// Takes over the maps with their present content.
     ///
     /// # Errors
     ///
@@ -50,8 +51,8 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
         })
     }
 
-    /// Writes the changes. Services that can't be written stay dirty. Returns the entries that
-    /// became unreachable, to be freed after a grace period.
+    /// Writes the Services that changed. Those that can't be written stay dirty. Returns the entries that
+    /// are no longer in use, to be freed after a grace period.
     pub fn pass(&mut self) -> Retired {
         if let Some(held_back) = &mut self.held_back {
             let listeners = &self.desired.listeners;
@@ -63,12 +64,12 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
         self.sync.ports.take_retired()
     }
 
-    /// Reads the maps again and compares them with their known content. On a difference, they are
-    /// adopted again and everything is written again. Returns the number of differences.
+    /// Reads the maps again, and compares them with their tracked content. If they differ, their content
+    /// becomes the tracked one, and every Service is marked dirty. Returns the number of differences.
     ///
     /// # Errors
     ///
-    /// As [`Self::adopt`]; the known content stays.
+    /// As [`Self::adopt`]; the tracked content stays as it was.
     pub fn audit(&mut self, grace: &impl Grace) -> Result<u64, AdoptError> {
         let differences = self.sync.audit(&self.desired, grace)?;
         self.measures.is_full |= differences > 0;
@@ -110,8 +111,8 @@ impl<M> Reconciler<M> {
         self.touch(changed);
     }
 
-    /// Replaces the set of frontends with a local listener; only frontends at this node's own addresses
-    /// count. Writes nothing.
+    /// Replaces the set of frontends with a local listener. Frontends on addresses of other nodes are
+    /// ignored. Writes nothing.
     pub fn set_listeners(&mut self, found: BTreeSet<FrontKey>) {
         let changed = self.desired.set_listeners(&found);
         self.touch(changed);
@@ -125,7 +126,7 @@ impl<M> Reconciler<M> {
         self.sync.dirty.append(&mut changed.services);
     }
 
-    /// Returns the health checks of Services; none before the first sync.
+    /// Returns the health checks of Services; `None` before the first sync.
     #[must_use]
     pub fn health(&self) -> Option<&Arc<HealthChecks>> {
         self.sync.is_synced().then_some(&self.desired.health)
@@ -142,7 +143,7 @@ impl<M> Reconciler<M> {
         concerns(&self.desired, &self.sync, steering)
     }
 
-    /// Sets the numbers of the state after a sync that has just ended.
+    /// Fills in the statistics of a sync that has just ended.
     pub(super) fn describe(&mut self, stats: &mut Stats, took: Duration) {
         stats.stale = self.stale;
         stats.describe(&self.desired, &self.sync);

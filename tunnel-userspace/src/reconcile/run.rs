@@ -1,4 +1,4 @@
-//! The loop around the owner of the maps.
+//! The task that reconciles: waits for changes, writes them into the maps, and publishes the result.
 
 use std::{collections::BTreeSet, future, net::IpAddr, sync::Arc, time::Duration};
 
@@ -26,20 +26,22 @@ use crate::{
     plan::HealthChecks,
 };
 
+/// The delay before the first retry of failed writes. It doubles with each retry.
 const FIRST_RETRY: Duration = Duration::from_millis(100);
+/// The longest delay before a retry of failed writes.
 const LAST_RETRY: Duration = Duration::from_secs(30);
-/// The delay before steering that failed is retried.
+/// The delay before an incomplete sync of steering is retried.
 const STEERING_RETRY: Duration = Duration::from_secs(5);
-/// The interval at which indices that open connections keep are polled.
+/// The interval for polling removed backends with open connections.
 const OCCUPIED_LOOK: Duration = Duration::from_secs(5);
 
-/// The collected changes of all sources.
+/// The changes of all sources, collected until the loop takes them.
 pub trait Updates: Send {
-    /// Waits for changes, and takes all of them; none once every source has ended. Cancel safe.
+    /// Waits for changes, and takes all of them. Returns `None` once every source has ended. Cancel safe.
     fn update(&mut self) -> impl Future<Output = Option<Update>> + Send;
 }
 
-/// The loop, with the channels on which it publishes its state.
+/// The reconcile loop, with the channels on which it publishes its state.
 pub struct Loop<M, S, G> {
     reconciler: Reconciler<M>,
     steering: Steering<S>,
@@ -49,26 +51,26 @@ pub struct Loop<M, S, G> {
     due: Due,
     stats: watch::Sender<Stats>,
     concerns: watch::Sender<Arc<[Concern]>>,
-    /// The number of times that backends were removed and can no longer be chosen by a program.
+    /// Incremented whenever backends were removed and no program can still choose one of them.
     gone: watch::Sender<u64>,
     health: watch::Sender<Arc<HealthChecks>>,
 }
 
-/// The times of work without an event.
+/// The times of work that no event triggers.
 #[derive(Default)]
 struct Due {
     /// The delay before failed writes are retried.
     pause: Duration,
     /// The time of the next retry of failed writes.
     retry: Option<Instant>,
-    /// The time of the next retry of steering.
+    /// The time of the next sync of steering, if the last one was incomplete.
     steer: Option<Instant>,
-    /// The time of the next poll of indices that open connections keep.
+    /// The time of the next poll of removed backends with open connections.
     occupied: Option<Instant>,
 }
 
 impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static> Loop<M, S, G> {
-    /// Returns the loop of a reconciler.
+    /// Returns a loop for a reconciler.
     pub fn new(
         reconciler: Reconciler<M>,
         steering: Steering<S>,
@@ -97,23 +99,23 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static> Loop<M, S, G
         &mut self.steering
     }
 
-    /// Returns a receiver of the state.
+    /// Returns a receiver for the statistics.
     pub fn stats(&self) -> watch::Receiver<Stats> {
         self.stats.subscribe()
     }
 
-    /// Returns a receiver of the problems that an operator must act on.
+    /// Returns a receiver for the problems that an operator must act on.
     pub fn concerns(&self) -> watch::Receiver<Arc<[Concern]>> {
         self.concerns.subscribe()
     }
 
-    /// Returns a receiver that changes whenever backends were removed and can no longer be chosen by a
-    /// program.
+    /// Returns a receiver that changes whenever backends were removed and no program can still choose one
+    /// of them.
     pub fn gone(&self) -> watch::Receiver<u64> {
         self.gone.subscribe()
     }
 
-    /// Returns a receiver of the Services' health checks, once the Services are programmed.
+    /// Returns a receiver for the health checks of Services; they are published after the first sync.
     pub fn health_checks(&self) -> watch::Receiver<Arc<HealthChecks>> {
         self.health.subscribe()
     }
@@ -132,24 +134,24 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static> Loop<M, S, G
         dialled
     }
 
-    /// Returns true if the content of the maps is unknown, so that nothing is written.
+    /// Returns true if the content of the maps is unknown, so that nothing may be written.
     pub fn is_in_doubt(&self) -> bool {
         self.reconciler.sync.is_in_doubt()
     }
 
-    /// Replaces the addresses of this node, for plans from now on.
+    /// Replaces the addresses of this node. Writes nothing.
     pub fn set_addresses(&mut self, addresses: &Arc<BTreeSet<IpAddr>>) {
         self.reconciler.set_addresses(BTreeSet::clone(addresses));
     }
 
-    /// Enables polling, at this interval, for listeners at frontends of this node's own addresses, where
-    /// sockets are then left alone.
+    /// Enables polling, at this interval, for local listeners on frontends with an address of this node.
+    /// Sockets are not translated there.
     pub fn look_for_listeners(&mut self, find: Found, every: Duration) {
         self.listener_poll = ListenerPoll::new(Some(find), every);
         self.reconciler.held_back.get_or_insert_default();
     }
 
-    /// Applies one update and writes it, before the loop runs.
+    /// Applies and writes one update, before the loop runs.
     ///
     /// # Errors
     ///
@@ -164,12 +166,13 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static> Loop<M, S, G
         Ok(())
     }
 
-    /// Waits until all retired entries are freed, and writes the changes that waited for room: for
-    /// updates that are applied before the loop runs.
+    /// Waits until all retired entries are freed, and writes the changes that waited for free entries. To
+    /// be called after [`Self::apply`], before the loop runs.
     ///
     /// # Errors
     ///
-    /// The kernel offers no grace period: the next start finds the free entries.
+    /// The kernel refused to wait for a grace period. The entries stay allocated until the next start of
+    /// the daemon reads the maps.
     pub async fn settle(&mut self) -> Result<(), BrokeOff> {
         while self.waiting.is_running() {
             let freed = self.waiting.freed().await.ok_or(BrokeOff)?;
@@ -186,7 +189,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static> Loop<M, S, G
         since
     }
 
-    /// Runs until the drain begins or every source has ended. The maps stay as they are.
+    /// Runs until the drain begins or every source has ended. The maps keep their content.
     pub async fn run(
         mut self,
         mut updates: impl Updates,
@@ -211,7 +214,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static> Loop<M, S, G
                 }
                 Ok(()) = addresses.changed() => {
                     self.set_addresses(&addresses.borrow_and_update());
-                    // Not from a source, so the published delay of the last update stays.
+                    // This isn't an update of a source, so the published latency doesn't change.
                     is_due = true;
                 }
                 looked = self.listener_poll.ended() => {
@@ -226,16 +229,18 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static> Loop<M, S, G
                     continue;
                 }
                 () = at(look_at) => {}
-                // In this task, since freed indices are then written. It reads at most one batch.
+                // Not in the background, since waiting Services may then be written. One poll reads a
+                // bounded number of counters.
                 () = at(self.due.occupied) => self.reconciler.sync.look_at_occupied(),
                 _ = audits.tick() => is_due = self.audit(),
             }
             self.follow_up(is_due, heard);
         }
-        info!("the owner of the maps stops; what is programmed stays");
+        info!("the reconcile loop ends; the maps keep their content");
     }
 
-    /// Starts a poll for listeners if it is due, and writes the changes, if any.
+    /// Starts a poll for listeners if one is due, writes the changes, and sets the times of the next retry
+    /// and poll. Syncs even without a change if `is_due`.
     fn follow_up(&mut self, is_due: bool, heard: Option<Duration>) {
         self.listener_poll.look(&mut self.reconciler);
         if is_due || self.reconciler.is_dirty() {
@@ -257,7 +262,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static> Loop<M, S, G
         });
     }
 
-    /// Frees a batch. Changes that waited for room become dirty.
+    /// Frees a batch of retired entries. Services that waited for free entries become dirty.
     fn take_back(&mut self, freed: &Retired) {
         let is_backend = |entry: &Entry| matches!(entry, Entry::Backend(_));
         if freed.0.iter().any(is_backend) {
@@ -271,30 +276,30 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static> Loop<M, S, G
         self.gone.send_modify(|times| *times += 1);
     }
 
-    /// Compares the maps with their known content. Reading must not be concurrent to writes, since a
-    /// reader would take a half-written change for a difference. It takes as long as at a start, once an
-    /// hour. Returns true if there were differences, which are to be written.
+    /// Compares the maps with their tracked content. This must not run during a write, since a half-written
+    /// change would be a difference; the loop is blocked for as long as at the start of the daemon. Returns
+    /// true if there were differences, which must then be written.
     fn audit(&mut self) -> bool {
         match self.reconciler.audit(&*self.waiting.grace) {
             Ok(0) => {}
             Ok(differences) => {
                 warn!(
                     differences,
-                    "the maps were not as they were left, writing them anew"
+                    "the maps were changed by another program, writing them again"
                 );
-                // Backends may have been among them, and their grace period is over.
+                // Removed backends may be among the differences, and their grace period is over.
                 self.tell_gone();
                 return true;
             }
             Err(error) => error!(
                 error = &error as &dyn std::error::Error,
-                "cannot check the maps"
+                "cannot audit the maps"
             ),
         }
         false
     }
 
-    /// Writes the changes. If the first sync was partly refused, reads the maps again and writes the
+    /// Writes the changes. If a write of the first sync was refused, reads the maps again and writes the
     /// rest.
     fn write(&mut self) -> Retired {
         let retired = self.reconciler.pass();
@@ -303,14 +308,17 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static> Loop<M, S, G
         }
         if let Err(error) = self.reconciler.sync.begin_anew(&*self.waiting.grace) {
             let error = &error as &dyn std::error::Error;
-            error!(error, "cannot begin anew");
+            error!(
+                error,
+                "cannot read the maps again after a refused write, so nothing is written until a retry succeeds"
+            );
             return retired;
         }
         self.tell_gone();
         self.reconciler.pass()
     }
 
-    /// Writes the steering maps, with retries of its own, so that Services never wait for steering.
+    /// Syncs the steering maps. Steering has its own retries, so that Services never wait for it.
     fn steer(&mut self) {
         self.steering.pass(since_boot());
         let is_incomplete = self.steering.is_incomplete();
@@ -364,7 +372,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static> Loop<M, S, G
     }
 }
 
-/// Waits until a time; for ever without one.
+/// Waits until a time, or for ever if there is none.
 async fn at(time: Option<Instant>) {
     match time {
         Some(time) => sleep_until(time).await,

@@ -1,6 +1,6 @@
-//! The owner of the steering maps. The index of an address and port is part of its steering address, so
-//! it represents the same target as long as a connect to it may be under way: another key reuses a
-//! removed index only after [`QUARANTINE`], and the maps store the removal, across restarts.
+//! Reconciles the steering maps. A steering address contains the index of its record, so an index must keep
+//! its meaning as long as a connect to that address may be under way: a removed index is reused for another
+//! key only after [`QUARANTINE`]. The time of removal is stored in the maps, so this holds across restarts.
 
 mod homes;
 
@@ -35,7 +35,7 @@ use crate::{
 /// The settings of steering.
 #[derive(Clone, Debug)]
 pub struct SteeringSettings {
-    /// The rules for nodes and ports; none if steering is off.
+    /// The rules for nodes and ports; `None` if steering is off.
     pub rules: Option<SteeringRules>,
     /// The steering prefixes.
     pub prefixes: Vec<Prefix>,
@@ -51,40 +51,41 @@ pub struct SteeringView {
     pub edge_nodes: usize,
     /// The number of addresses and ports that are steered.
     pub entries: usize,
-    /// The number of addresses and ports that found no room.
+    /// The number of addresses and ports that are not steered, since the maps or a prefix are full.
     #[serde(default)]
     pub unprogrammed: usize,
     /// True if a write failed and will be retried.
     #[serde(default)]
     pub failing: bool,
-    /// The problems, each with its object.
+    /// The present problems, each with its object.
     pub problems: Vec<String>,
 }
 
-/// The owner of the steering maps.
+/// Plans steering, and owns the steering maps.
 pub struct Steering<M> {
     maps: M,
     sizes: Sizes,
     settings: SteeringSettings,
     nodes: BTreeMap<ObjectName, Arc<Node>>,
     config_map: Option<Arc<ConfigMap>>,
-    /// The content of the maps: the index of each key, and every record that was ever written.
+    /// The keys in the map, each with the index of its record.
     keys: BTreeMap<SteeringKey, u32>,
+    /// All records in the map, including those that are marked as removed.
     records: BTreeMap<u32, Steered>,
     plan: SteeringPlan,
-    /// Keys of an earlier process that no source has named yet. They stay until the sources hold every
-    /// object they were sent.
+    /// Keys of an earlier process that are not planned. They stay as long as an object of the sources is
+    /// missing, since that object may be the one that requires them.
     orphans: BTreeSet<SteeringKey>,
-    /// Keys that found no room.
+    /// Planned keys without a free index or a free map entry.
     homeless: BTreeSet<SteeringKey>,
     synced: bool,
     whole: bool,
-    /// True if a change came since the last sync.
+    /// True if something changed since the last sync.
     has_changed: bool,
-    /// True if the last sync could not write everything.
+    /// True if a write of the last sync failed.
     has_failed: bool,
     pub(super) known: BTreeSet<SteeringProblem>,
-    /// The counter of each reason in this process.
+    /// The number of problems that occurred in this process, by reason.
     pub(super) counts: BTreeMap<Reason, u64>,
     targets: watch::Sender<Arc<Targets>>,
 }
@@ -132,14 +133,14 @@ impl<M: SteeringMaps> Steering<M> {
             counts: BTreeMap::new(),
             targets: watch::Sender::default(),
         };
-        // A process that was killed may have left records that no key leads to.
+        // A process that was killed may have left records that no key refers to.
         for index in steering.strays() {
             steering.retire(index, now)?;
         }
         Ok(steering)
     }
 
-    /// Returns a receiver of the target of each index.
+    /// Returns a receiver for the targets that steering addresses represent, by index.
     #[must_use]
     pub fn targets(&self) -> watch::Receiver<Arc<Targets>> {
         self.targets.subscribe()
@@ -172,14 +173,14 @@ impl<M: SteeringMaps> Steering<M> {
         self.synced && self.has_changed
     }
 
-    /// Returns true if another sync may succeed where the last one failed: a write failed, or a
-    /// quarantine may have ended.
+    /// Returns true if the last sync left something to retry: a write failed, or a key waits for an index
+    /// whose quarantine ends.
     #[must_use]
     pub fn is_incomplete(&self) -> bool {
         self.synced && (self.has_failed || !self.homeless.is_empty())
     }
 
-    /// Plans, and writes the differences. Failed writes are retried at the next sync.
+    /// Plans steering, and writes the differences. Failed writes are retried in the next sync.
     pub fn pass(&mut self, now: Duration) {
         if !self.synced {
             return;
@@ -204,7 +205,7 @@ impl<M: SteeringMaps> Steering<M> {
         self.note(problems);
     }
 
-    /// Returns one problem for all keys that found no room, since there may be very many.
+    /// Returns one problem for all unallocated keys, since there may be thousands.
     fn no_room(&self) -> Option<SteeringProblem> {
         let first = self.plan.targets.get(self.homeless.first()?)?;
         let others = self.homeless.len() - 1;
@@ -219,7 +220,7 @@ impl<M: SteeringMaps> Steering<M> {
     fn write(&mut self, now: Duration) -> Result<(), WriteError> {
         self.homeless.clear();
         self.keep_orphans();
-        // Records whose key a failed write did not create.
+        // A failed write may have left records without a key.
         for index in self.strays() {
             self.retire(index, now)?;
         }
@@ -227,11 +228,11 @@ impl<M: SteeringMaps> Steering<M> {
             |key: &SteeringKey| !self.plan.targets.contains_key(key) && !self.orphans.contains(key);
         let stale: Vec<_> = self.keys.keys().copied().filter(is_stale).collect();
         let staying = self.keys.len() - stale.len();
-        // Zero if an earlier process had more room.
+        // Zero if an earlier process with larger maps left more keys than fit.
         let mut room = count(self.sizes.steering).saturating_sub(staying);
         let end = self.canary_index();
         let mut free = Free::new(&self.records, end, &self.settings.prefixes, now);
-        // Records first, then their targets are published, then the keys are written.
+        // Records are written first, then their targets are published, then the keys are written.
         let mut homes = BTreeMap::new();
         for key in self.plan.targets.keys() {
             if let Some(index) = self.home_of(key) {
@@ -258,7 +259,7 @@ impl<M: SteeringMaps> Steering<M> {
         }
         self.publish(&homes, true);
         let mut left = Vec::new();
-        // Removed keys make room for new ones.
+        // Deletions come first, to make room for new keys.
         for key in stale {
             self.maps.delete_key(&key)?;
             left.extend(self.keys.remove(&key));
@@ -276,16 +277,15 @@ impl<M: SteeringMaps> Steering<M> {
         Ok(())
     }
 
-    /// Keeps keys of an earlier process that no source names while the sources lack some objects: their
-    /// Node, or the list of their port, may be the object that could not be read. Keys that are known to
-    /// be unwanted are dropped.
+    /// Removes the orphaned keys that need not be kept. While an object of the sources is missing, a key
+    /// stays if its Node or the list of its port may be that object.
     fn keep_orphans(&mut self) {
         let rules = self.settings.rules.as_ref().filter(|_| !self.whole);
         let Some(rules) = rules.filter(|rules| !rules.is_own_edge(&self.nodes)) else {
             self.orphans.clear();
             return;
         };
-        // By address: true if all Nodes with the address are edge nodes.
+        // The addresses of all known Nodes; true if every Node with the address is an edge node.
         let mut known: BTreeMap<Address, bool> = BTreeMap::new();
         for node in self.nodes.values() {
             for address in &node.internal_ips {
@@ -301,7 +301,7 @@ impl<M: SteeringMaps> Steering<M> {
         });
     }
 
-    /// Returns the index of a key, if its record has the wanted steering address.
+    /// Returns the index of a key, if its record has the right steering address and port.
     fn home_of(&self, key: &SteeringKey) -> Option<u32> {
         let index = *self.keys.get(key)?;
         let record = self.records.get(&index)?;
@@ -309,11 +309,12 @@ impl<M: SteeringMaps> Steering<M> {
         (record.to == to && record.to_port == Port::from_host(self.settings.port)).then_some(index)
     }
 
-    /// Writes a key for the probe: a connect to it shows the daemon's own network namespace.
+    /// Writes the key that the probe dials: the programs store the network namespace of a connect to it,
+    /// which is that of the daemon.
     ///
     /// # Errors
     ///
-    /// The maps can't be written. The same holds for the other methods.
+    /// The maps can't be written.
     pub fn put_canary(&mut self, key: &SteeringKey) -> Result<(), WriteError> {
         let record = Steered {
             removed: 0,
@@ -328,8 +329,8 @@ impl<M: SteeringMaps> Steering<M> {
         self.maps.write_key(key, index)
     }
 
-    /// Removes the probe's key, and returns the cookie of the network namespace that the programs
-    /// stored; 0 if they saw no connect.
+    /// Removes the probe's key. Returns the cookie of the network namespace that the programs stored, or 0
+    /// if they saw no connect.
     ///
     /// # Errors
     ///
@@ -339,7 +340,7 @@ impl<M: SteeringMaps> Steering<M> {
         Ok(self.maps.host()?)
     }
 
-    /// Returns the records that are not marked as removed, and to which no key leads.
+    /// Returns the records that no key refers to, except those that are marked as removed.
     fn strays(&self) -> Vec<u32> {
         let led: BTreeSet<u32> = self.keys.values().copied().collect();
         let is_stray = |record: &Steered, index| record.removed == 0 && !led.contains(index);
@@ -350,7 +351,7 @@ impl<M: SteeringMaps> Steering<M> {
         strays.map(|(index, _)| *index).collect()
     }
 
-    /// Marks a record as removed: only its time of removal changes.
+    /// Marks a record as removed, by setting its time of removal; everything else stays.
     fn retire(&mut self, index: u32, now: Duration) -> Result<(), WriteError> {
         if let Some(record) = self.records.get_mut(&index) {
             let removed = Steered {
@@ -363,7 +364,8 @@ impl<M: SteeringMaps> Steering<M> {
         Ok(())
     }
 
-    /// Publishes the target of each index; with the old ones too, as long as their keys exist.
+    /// Publishes the target of each index. With `with_old`, the targets of removed indices stay published,
+    /// since their keys still exist.
     fn publish(&self, homes: &BTreeMap<SteeringKey, u32>, with_old: bool) {
         let mut targets: Targets = homes
             .iter()
@@ -377,13 +379,13 @@ impl<M: SteeringMaps> Steering<M> {
         latest::put(&self.targets, Arc::new(targets));
     }
 
-    /// Replaces the problems, and logs the new ones.
+    /// Replaces the problems, and logs those that are new or resolved.
     fn note(&mut self, problems: BTreeSet<SteeringProblem>) {
         for problem in problems.difference(&self.known) {
             *self.counts.entry(problem.reason).or_default() += 1;
             let reason = problem.reason.label();
             let SteeringProblem { object, text, .. } = problem;
-            tracing::warn!(reason, object, text, "not steered as planned");
+            tracing::warn!(reason, object, text, "cannot steer everything");
         }
         for problem in self.known.difference(&problems) {
             let SteeringProblem { object, text, .. } = problem;

@@ -1,4 +1,4 @@
-//! The content of the maps, and its transition to the desired content.
+//! Compares the plans with the content of the service maps, and writes the differences.
 
 mod actual;
 mod alloc;
@@ -36,40 +36,41 @@ use crate::{
     plan::{PortName, PortPlan},
 };
 
-/// The stage of the work on the maps, which decides on the writes of the next sync.
+/// The phase of syncing, which determines what the next sync writes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Mode {
-    /// Before every source has delivered its first list: nothing is written.
+    /// A source has not delivered its first complete list: nothing is written.
     Waiting,
-    /// Before the first sync, which writes everything with few calls.
+    /// The next sync is the first one. It writes all Services, in batches.
     Starting,
-    /// Some writes of the first sync were refused, and it is unknown which: nothing is written before
-    /// the maps are read again.
+    /// A batch of the first sync was refused, so the content of the maps is unknown. Nothing is written
+    /// until the maps are read again.
     Doubtful,
-    /// After that, as [`Self::Starting`], with one call per write: another refusal stops no other write.
+    /// The maps were read again. The next sync writes all Services with one system call per entry, so that
+    /// a refused write affects no other entry.
     Resuming,
-    /// Ids in the maps have their ports, and syncs write the changes.
+    /// A sync writes the Services that changed.
     Following,
 }
 
-/// The Services to be written, and their maps.
+/// Brings the service maps to the state that the plans require.
 pub(super) struct MapSync<M> {
     pub(super) ports: Ports<M>,
     pub(super) unclaimed: Unclaimed,
     mode: Mode,
-    /// Services that are to be written.
+    /// Services to be written by the next sync.
     pub(super) dirty: BTreeSet<ObjectName>,
-    /// Services that wait for entries to be freed after a grace period.
+    /// Services that wait until entries are freed after a grace period.
     pub(super) starved: BTreeSet<ObjectName>,
-    /// True if entries were retired since the last attempt for Services that found no room.
+    /// True if entries were retired since the last time that Services without room were retried.
     has_shrunk: bool,
     pub(super) faults: Faults,
-    /// The number of differences found between the maps and their known content.
+    /// The number of differences that audits found, and of invalid entries at the start.
     pub(super) drift: u64,
 }
 
 impl<M: MapReader + MapWriter> MapSync<M> {
-    /// Adopts the content of the maps.
+    /// Takes over the maps with their present content.
     pub(super) fn adopt(maps: M, sizes: Sizes, grace: &impl Grace) -> Result<Self, AdoptError> {
         let mut ports = Ports::new(maps, sizes);
         let is_new = ports.maps.is_new();
@@ -86,8 +87,8 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         })
     }
 
-    /// Writes the changes. Services that can't be written stay dirty. Returns the Services that were
-    /// written, or tried.
+    /// Writes the dirty Services. Those that can't be written stay dirty. Returns the Services that it tried
+    /// to write.
     pub(super) fn pass(&mut self, desired: &Desired) -> BTreeSet<ObjectName> {
         if matches!(self.mode, Mode::Waiting | Mode::Doubtful) {
             return BTreeSet::new();
@@ -110,7 +111,7 @@ impl<M: MapReader + MapWriter> MapSync<M> {
             return services;
         }
         self.mode = Mode::Following;
-        // Deletions come last, so that an address that moves between Services always has an owner.
+        // Deletions come last, so that an address that moves to another Service is served all the time.
         for (name, diff) in leftovers {
             if let Err(refused) = self.ports.finish(Some(&name), &diff) {
                 self.dirty.insert(name.service.clone());
@@ -123,8 +124,8 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         services
     }
 
-    /// Finds the ports of the ids in the maps: an id belongs to the port that now owns one of its
-    /// frontends. An id without such a port is unclaimed.
+    /// Assigns the ids in the maps to service ports, after a start: a port gets the id that is in the record
+    /// of one of its frontends. Ids that no port gets are orphaned.
     fn find_names(&mut self, desired: &Desired) {
         let (actual, unclaimed) = (&mut self.ports.actual, &mut self.unclaimed);
         let mut taken: BTreeSet<u32> = BTreeSet::new();
@@ -144,7 +145,7 @@ impl<M: MapReader + MapWriter> MapSync<M> {
             return;
         }
         for (service, plans) in &desired.plans {
-            // The slice with their endpoints may be the object that was refused.
+            // A port without endpoints keeps its backends: the missing object may be its slice.
             let lost = plans.iter().filter(|(name, plan)| {
                 let id = actual.id(name);
                 let port = id.and_then(|id| actual.ports.get(&id));
@@ -154,9 +155,10 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         }
         let (orphans, held) = unclaimed.len();
         tracing::warn!(
-            orphans,
-            held,
-            "not everything is known yet, or something was refused: what an earlier process programmed stays"
+            service_ports = orphans,
+            services = held,
+            "an object of the sources is missing or was refused, so entries of the earlier process are not \
+             removed"
         );
     }
 
@@ -186,8 +188,8 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         self.note(service, problems);
     }
 
-    /// Writes the desired entries of a port, or those for which there is room. Returns the difference,
-    /// whose deletions follow later.
+    /// Writes the planned entries of a port, or as many as there is room for. Returns the difference; the
+    /// caller makes its deletions later.
     fn upsert(
         &mut self,
         name: &PortName,
@@ -233,8 +235,8 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         ports.program(id, protocol, &reduced).map(Some)
     }
 
-    /// Returns the id of a port, allocated now if it has none. A port whose frontend an earlier process
-    /// programmed takes its id.
+    /// Returns the id of a port. A port without one gets the orphaned id of one of its frontends, or a free
+    /// id; `None` if there is no free id.
     fn id(&mut self, name: &PortName, plan: &PortPlan) -> Option<u32> {
         let actual = &mut self.ports.actual;
         if let Some(id) = actual.id(name) {
@@ -246,8 +248,8 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         Some(id)
     }
 
-    /// Writes the probe's frontend, dials it and removes it. Returns none if there is no room for it, or
-    /// its frontend is a Service's.
+    /// Writes the probe's frontend, calls `dial`, and removes the frontend. Returns `None` if the maps have
+    /// no room for it, or a Service owns the same frontend.
     pub(super) fn dial_canary<R>(
         &mut self,
         canary: &Canary,
@@ -256,7 +258,7 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         let actual = &mut self.ports.actual;
         let known = actual.fronts.get(&canary.front);
         let id = match known.map(|front| front.record.service) {
-            // A frontend that a killed process left.
+            // A process that was killed has left the probe's frontend.
             Some(id) => self.unclaimed.claim(id).then_some(id)?,
             None => actual.free_ids.take()?,
         };
@@ -265,7 +267,11 @@ impl<M: MapReader + MapWriter> MapSync<M> {
             .program(id, canary.front.protocol, &canary.plan());
         if let Err(refused) = &written {
             let Problem { reason, text } = refused.problem();
-            tracing::warn!(reason = reason.label(), text, "no canary");
+            tracing::warn!(
+                reason = reason.label(),
+                text,
+                "cannot write the frontend of the probe"
+            );
         }
         let dialled = written.ok().map(|_| dial());
         if let Err(refused) = self.ports.remove(id) {
@@ -283,7 +289,7 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         for id in self.unclaimed.take_due() {
             if let Err(refused) = self.ports.remove(id) {
                 let problem = refused.problem();
-                tracing::warn!(id, text = %problem.text, "what an earlier process programmed is not removed");
+                tracing::warn!(id, text = %problem.text, "cannot remove entries of an earlier process");
                 self.faults.count(problem.reason);
                 self.unclaimed.put_back(id, problem);
             }
@@ -292,20 +298,19 @@ impl<M: MapReader + MapWriter> MapSync<M> {
 
     fn doubt(&mut self, error: &WriteError, desired: &Desired) {
         let error = error as &dyn std::error::Error;
-        tracing::warn!(error, "cannot write everything at once, beginning anew");
+        tracing::warn!(error, "a batch of the first sync was refused, reading the maps again");
         self.faults.count(Reason::WriteFailed);
         self.mode = Mode::Doubtful;
-        // Until the maps are read again, it is unknown which entries are unreachable.
+        // Nothing may be freed: some of these entries may still be in use.
         self.ports.retired = Retired::default();
-        // Everything is to be written again.
         self.dirty.extend(desired.plans.keys().cloned());
     }
 
-    /// Adopts the content of the maps, as at a start, after a first sync that was partly refused.
+    /// Reads the maps again, as at a start, after a batch of the first sync was refused.
     ///
     /// # Errors
     ///
-    /// As [`Self::adopt`]; then nothing is written, and the call can be repeated.
+    /// As [`Self::adopt`]; the call can be repeated.
     pub(super) fn begin_anew(&mut self, grace: &impl Grace) -> Result<(), AdoptError> {
         self.ports.adopt(grace)?;
         self.unclaimed.forget();
@@ -314,12 +319,12 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         Ok(())
     }
 
-    /// Reads the maps again and compares them with their known content. On a difference, they are
-    /// adopted again and everything is written again. Returns the number of differences.
+    /// Reads the maps again, and compares them with their tracked content. If they differ, their content
+    /// becomes the tracked one, and every Service is marked dirty. Returns the number of differences.
     ///
     /// # Errors
     ///
-    /// As [`Self::adopt`]; the known content stays.
+    /// As [`Self::adopt`]; the tracked content stays as it was.
     pub(super) fn audit(
         &mut self,
         desired: &Desired,
@@ -338,8 +343,8 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         Ok(differences)
     }
 
-    /// Frees entries that no program can reach any more, except indices that open connections keep.
-    /// `more` is true if another batch follows.
+    /// Frees retired entries after their grace period, except for backend indices with open connections.
+    /// `more` is true if another batch of retired entries waits.
     pub(super) fn free(&mut self, retired: &Retired, more: bool) {
         self.ports.free(retired, more);
         self.dirty.append(&mut self.starved);
@@ -349,8 +354,8 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         }
     }
 
-    /// Frees the indices that open connections kept, if those have closed. Services that found no room
-    /// become dirty.
+    /// Frees the indices of removed backends whose connections have all closed. If there are any, Services
+    /// without room become dirty.
     pub(super) fn look_at_occupied(&mut self) {
         if self.ports.look_at_occupied() > 0 {
             self.dirty.extend(self.faults.without_room().cloned());
@@ -359,7 +364,8 @@ impl<M: MapReader + MapWriter> MapSync<M> {
 }
 
 impl<M> MapSync<M> {
-    /// Applies the state of the sources.
+    /// Applies the state of the sources: `synced` is true once each has delivered its first complete list,
+    /// `whole` if no object is missing.
     pub(super) fn heard(&mut self, synced: bool, whole: bool) {
         if synced && self.mode == Mode::Waiting {
             self.mode = Mode::Starting;
@@ -372,8 +378,8 @@ impl<M> MapSync<M> {
         self.mode != Mode::Waiting
     }
 
-    /// Returns true if the content of the maps is unknown. Nothing is written before
-    /// [`Self::begin_anew`].
+    /// Returns true if the content of the maps is unknown. Nothing is written until
+    /// [`Self::begin_anew`] succeeds.
     pub(super) fn is_in_doubt(&self) -> bool {
         self.mode == Mode::Doubtful
     }
@@ -383,7 +389,7 @@ impl<M> MapSync<M> {
         self.is_synced() && (!self.dirty.is_empty() || self.unclaimed.is_due())
     }
 
-    /// Returns every problem.
+    /// Returns all problems with service ports, and with entries of an earlier process.
     pub(super) fn problems(&self) -> impl Iterator<Item = &Problem> {
         let problems = self.faults.problems.values().flat_map(BTreeMap::values);
         problems.chain(self.unclaimed.problems())

@@ -45,9 +45,10 @@ impl Grace for NoGrace {
     }
 }
 
-/// A Service as a source delivers it; none for a deleted one.
+/// A changed Service: its name, and its new state, or `None` if it is deleted.
 type Change<'a> = (&'a str, Option<ServiceState>);
 
+/// Sizes with room for everything that most tests write.
 const ROOMY: Sizes = Sizes {
     frontends: 64,
     slots: 256,
@@ -76,7 +77,7 @@ fn adopt_with(maps: Memory, settings: Settings) -> Reconciler<Memory> {
     reconciler
 }
 
-/// Returns the family of a VIP, and of the endpoints behind it: half of them are of each.
+/// Returns the family of a VIP and its endpoints: IPv4 for even numbers, IPv6 for odd ones.
 const fn family(vip: u8) -> Family {
     if vip.is_multiple_of(2) {
         Family::V4
@@ -85,7 +86,7 @@ const fn family(vip: u8) -> Family {
     }
 }
 
-/// Returns a ClusterIP by its last number.
+/// Returns the cluster IP that ends with this number.
 fn cluster_ip(vip: u8) -> IpAddr {
     match family(vip) {
         Family::V4 => Ipv4Addr::new(10, 96, 0, vip).into(),
@@ -93,7 +94,7 @@ fn cluster_ip(vip: u8) -> IpAddr {
     }
 }
 
-/// Returns a further ClusterIP by its last number, of the other family.
+/// Returns the second cluster IP, of the other family, that ends with this number.
 fn other_ip(vip: u8) -> IpAddr {
     match family(vip) {
         Family::V4 => Ipv6Addr::new(0xfd00, 0x10, 0x97, 0, 0, 0, 0, vip.into()).into(),
@@ -101,7 +102,7 @@ fn other_ip(vip: u8) -> IpAddr {
     }
 }
 
-/// Returns the address of an endpoint behind a VIP by its last number.
+/// Returns the address of a VIP's endpoint that ends with the number `last`.
 fn pod_ip(vip: u8, last: u8) -> IpAddr {
     match family(vip) {
         Family::V4 => Ipv4Addr::new(10, 1, 0, last).into(),
@@ -109,7 +110,7 @@ fn pod_ip(vip: u8, last: u8) -> IpAddr {
     }
 }
 
-/// Returns the frontend at an address, for the port that all Services have.
+/// Returns the key of the frontend at an address. All Services have the same port.
 fn http_at(ip: IpAddr) -> FrontKey {
     FrontKey::new(Address::from_ip(ip), Port::from_host(80), Protocol::TCP)
 }
@@ -118,13 +119,13 @@ fn vip(last: u8) -> FrontKey {
     http_at(cluster_ip(last))
 }
 
-/// Returns true if an endpoint takes new connections for a VIP: the seventh does for even VIPs only, so
-/// that it enters and leaves sets while it serves.
+/// Returns true if an endpoint of a VIP is ready. Endpoint 7 is ready for even VIPs only, so that it enters
+/// and leaves sets while it serves.
 const fn is_ready(vip: u8, last: u8) -> bool {
     last != 7 || vip.is_multiple_of(2)
 }
 
-/// Returns a Service on one VIP with endpoints by their last numbers.
+/// Returns a Service with one VIP, and with endpoints that end with these numbers.
 fn state(name: &str, vip: u8, endpoints: &BTreeSet<u8>) -> ServiceState {
     let service = Service {
         cluster_ips: vec![cluster_ip(vip)],
@@ -159,14 +160,14 @@ fn set(name: &'static str, vip: u8, endpoints: &[u8]) -> Change<'static> {
     (name, Some(state(name, vip, &endpoints)))
 }
 
-/// Returns the Service with a change to its object.
+/// Changes the object of a Service.
 fn with<'a>((name, state): Change<'a>, change: impl FnOnce(&mut Service)) -> Change<'a> {
     let mut state = state.expect("a Service");
     change(Arc::make_mut(&mut state.service));
     (name, Some(state))
 }
 
-/// Syncs, waits a grace period and frees, until nothing is dirty.
+/// Syncs, ends a grace period and frees, until nothing is dirty.
 fn settle(reconciler: &mut Reconciler<Memory>) {
     for _ in 0..8 {
         let retired = reconciler.pass();
@@ -178,7 +179,7 @@ fn settle(reconciler: &mut Reconciler<Memory>) {
     }
 }
 
-/// Returns the owner of new maps, with some Services.
+/// Returns a reconciler of new maps, which has written these Services.
 fn serving<const N: usize>(sizes: Sizes, services: [Change<'_>; N]) -> Reconciler<Memory> {
     let mut reconciler = adopt(Memory::new(sizes));
     apply(&mut reconciler, services.into());
@@ -190,7 +191,7 @@ fn apply(reconciler: &mut Reconciler<Memory>, services: Vec<Change<'_>>) {
     settle(reconciler);
 }
 
-/// Delivers Nodes. Writes nothing.
+/// Applies Nodes. Writes nothing.
 fn tell_nodes(reconciler: &mut Reconciler<Memory>, nodes: Vec<(ObjectName, Option<Arc<Node>>)>) {
     reconciler.update(Update {
         nodes,
@@ -198,8 +199,7 @@ fn tell_nodes(reconciler: &mut Reconciler<Memory>, nodes: Vec<(ObjectName, Optio
     });
 }
 
-/// Compares the maps with their known content, and writes the differences. Returns the number of
-/// differences.
+/// Audits the maps, and writes the differences. Returns the number of differences.
 fn audit(reconciler: &mut Reconciler<Memory>) -> u64 {
     let differences = reconciler.audit(&NoGrace).expect("read");
     reconciler.sync.ports.maps.grace();
@@ -207,7 +207,7 @@ fn audit(reconciler: &mut Reconciler<Memory>) -> u64 {
     differences
 }
 
-/// Returns the last octets of the backends that a VIP leads to.
+/// Returns the last octets of a VIP's backends.
 fn backends(reconciler: &Reconciler<Memory>, last: u8) -> Option<Vec<u8>> {
     let octet = |backend: Backend| match backend.address.to_ip() {
         IpAddr::V4(ip) => ip.octets()[3],
@@ -217,7 +217,7 @@ fn backends(reconciler: &Reconciler<Memory>, last: u8) -> Option<Vec<u8>> {
     Some(found.into_iter().map(octet).collect())
 }
 
-/// Returns the last index and entry with the address of an endpoint of VIP 1.
+/// Returns the map entry of an endpoint of VIP 1, and its index; the one with the highest index.
 fn written(reconciler: &Reconciler<Memory>, last: u8) -> (u32, Backend) {
     let ip = Address::from_ip(pod_ip(1, last));
     let mut all = reconciler.maps().be.iter();
@@ -226,13 +226,13 @@ fn written(reconciler: &Reconciler<Memory>, last: u8) -> (u32, Backend) {
     (*index, *backend)
 }
 
-/// Returns the published Services: those with a name, or all.
+/// Returns the published Services with this name, or all.
 fn services(reconciler: &Reconciler<Memory>, name: Option<&str>) -> Vec<ServiceView> {
     let services = reconciler.published().services(reconciler.maps(), name);
     services.collect()
 }
 
-/// Sets the number of open sockets at a backend.
+/// Sets the number of open connections of a backend.
 fn open(conns: &Conns, index: u32, count: u64) {
     conns.0.lock().unwrap().insert(index, count);
 }
@@ -298,7 +298,7 @@ fn an_address_moves_from_one_service_to_another_without_a_gap() {
         let mut copy = adopt(killed);
         copy.update(update(vec![("old", None), set("new", 1, &[2])]));
         copy.pass();
-        let found = backends(&copy, 1).expect("an owner at every moment");
+        let found = backends(&copy, 1).expect("the address is always served");
         assert!(found == [1] || found == [2]);
         if found == [2] && !copy.is_dirty() {
             break;
@@ -356,7 +356,7 @@ fn a_change_that_waits_for_the_old_to_be_freed_comes_when_it_is() {
         ..ROOMY
     }));
     let mut held = Retired::default();
-    // More changes than there are spare entries, and nothing is freed meanwhile.
+    // There are more changes than spare entries, and nothing is freed.
     for round in 0..200_u8 {
         reconciler.update(update(vec![set("web", 1, &[1 + round % 9])]));
         held.0.extend(reconciler.pass().0);

@@ -10,7 +10,7 @@ fn name(name: &str) -> ObjectName {
     ObjectName::new("default", name)
 }
 
-/// Returns a Service with external IPs, and load balancer addresses that nodes serve or leave alone.
+/// Returns a Service with external IPs, and with load balancer addresses that nodes translate or don't.
 fn service(external: &[&str], served: &[&str], unserved: &[&str]) -> Service {
     Service {
         external_ips: ips(external),
@@ -107,7 +107,7 @@ fn only_services_that_want_an_address_hear_of_it() {
 
         owners.set_service(&name("owner"), Some(&owner));
         owners.set_service(&name("owner"), None);
-        assert!(moved(&mut owners).is_empty(), "it moved there and back");
+        assert!(moved(&mut owners).is_empty(), "the address changed back");
 
         for gone in ["one", "two", "three"] {
             owners.set_service(&name(gone), None);

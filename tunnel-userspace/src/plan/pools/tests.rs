@@ -14,7 +14,7 @@ fn node(name: &str, pool: Option<&str>) -> (ObjectName, Node) {
     (node.name.clone(), node)
 }
 
-/// Returns the pools as seen from node `a`, with these nodes, each in a pool or none.
+/// Returns the pools for node `a` as this node, with these Nodes, each in a pool or none.
 fn pools(nodes: &[(&str, Option<&str>)]) -> Pools {
     let mut pools = Pools::new(TopologyKeys::Honor, "a".into());
     put(&mut pools, nodes);
@@ -36,7 +36,7 @@ fn service(keep_to: Option<KeepTo>) -> Service {
     }
 }
 
-/// Returns a Service with a slice of each family, each with an endpoint on each node.
+/// Returns a Service with a slice of each family, and with an endpoint on each node in each slice.
 fn state(keep_to: Option<KeepTo>, nodes: &[Option<&str>]) -> ServiceState {
     let slice = |(family, net): (Family, &str)| {
         let endpoint = |(last, node): (usize, &Option<&str>)| Endpoint {

@@ -3,7 +3,7 @@ use tunnel_common::addr::{Address, Port};
 
 use super::*;
 
-/// Returns the n-th backend.
+/// Returns a backend by its number.
 fn target(number: u8) -> Target {
     let ip = std::net::Ipv4Addr::new(10, 1, 0, number);
     Target {
@@ -12,7 +12,7 @@ fn target(number: u8) -> Target {
     }
 }
 
-/// Returns the slots of backends with these weights, as indices of the backends.
+/// Returns the slots of a set of backends with these weights: the number of the backend in each.
 fn places(algorithm: Algorithm, weights: &[u32]) -> Vec<usize> {
     let targets: Vec<_> = (0_u8..).map(target).take(weights.len()).collect();
     let weights = targets
@@ -87,8 +87,8 @@ fn few_slots_of_a_table_change_their_backend_when_one_goes() {
     let (stayed, moved): (Vec<_>, Vec<_>) = stayed.partition(|(old, new)| old == new);
 
     assert_eq!(before.len(), after.len());
-    // The paper's section 5.3: a few per cent move, where a hash modulo the number of backends would
-    // move nine of ten.
+    // Section 5.3 of the paper: a few per cent of the other slots change. With a hash modulo the number of
+    // backends, 90 % would.
     let share = 100 * moved.len() / (moved.len() + stayed.len());
     assert!(share < 15, "{share} % moved");
 }

@@ -65,7 +65,7 @@ fn range_of(ip: u32, length: u8) -> (IpAddr, u8) {
 proptest! {
     #[test]
     fn an_address_is_in_the_sources_if_it_is_in_some_range(
-        // Few networks, so that they overlap and adjoin.
+        // Few different networks, so that some overlap or are adjacent.
         ranges in prop::collection::vec((0..64_u32, 26..=32_u8), 1..12),
         probe in 0..64_u32,
     ) {

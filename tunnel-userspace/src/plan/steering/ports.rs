@@ -1,5 +1,5 @@
-//! The ports of kubelets, and the further ones of yurt-tunnel's ConfigMap
-//! (OpenYurt v1.7.0 `pkg/yurttunnel/util/util.go`, `trafficforward/iptables`).
+//! The ports that are steered: those of kubelets, and those in the ConfigMap of yurt-tunnel (OpenYurt v1.7.0
+//! `pkg/yurttunnel/util/util.go`, `trafficforward/iptables`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,11 +8,11 @@ use tunnel_common::reason::Reason;
 use super::SteeringProblem;
 use crate::model::ConfigMap;
 
-/// The kubelet's own ports, which are always steered.
+/// The ports of the kubelet, which are always steered.
 const KUBELET: [u16; 2] = [10_250, 10_255];
-/// The maximum number of further ports.
+/// The maximum number of ports in the ConfigMap.
 const MOST: usize = 128;
-/// The only valid destination in `dnat-ports-pair`: the port of yurt-tunnel-server for plain HTTP.
+/// The only valid destination in `dnat-ports-pair`: the plain HTTP port of yurt-tunnel-server.
 const HTTP_LISTENER: u16 = 10_264;
 
 const DNAT: &str = "dnat-ports-pair";
@@ -20,8 +20,8 @@ const HTTP: &str = "http-proxy-ports";
 const HTTPS: &str = "https-proxy-ports";
 const LOCALHOST: &str = "localhost-proxy-ports";
 
-/// Returns every steered port, with true if the agent is to dial loopback for it. An invalid entry
-/// becomes a problem and is left out; the others stay. A missing ConfigMap counts as empty.
+/// Returns the steered ports, each with true if the agent must dial its loopback address. Invalid entries of
+/// the ConfigMap are left out, and added to the problems.
 pub(super) fn read(
     config_map: Option<&ConfigMap>,
     problems: &mut BTreeSet<SteeringProblem>,
@@ -38,7 +38,10 @@ pub(super) fn read(
     let https = lists.of(HTTPS, port);
     let dnat = lists.of(DNAT, pair);
     for both in http.intersection(&https) {
-        lists.note(HTTP, format!("{both} is in {HTTPS} too, which is taken"));
+        lists.note(
+            HTTP,
+            format!("{both} is in {HTTPS}, too, which takes precedence"),
+        );
     }
     for port in http.iter().chain(&https).chain(&dnat) {
         ports.entry(*port).or_insert(false);
@@ -46,7 +49,7 @@ pub(super) fn read(
     for port in lists.of(LOCALHOST, port) {
         ports.insert(port, true);
     }
-    // The kubelet's own ports don't count: a list that is too long removes none of them.
+    // The limit doesn't apply to the kubelet's ports, so that a long list can't remove them.
     let beyond: Vec<u16> = ports
         .keys()
         .copied()
@@ -57,7 +60,7 @@ pub(super) fn read(
         let count = beyond.len();
         lists.note(
             "…",
-            format!("{count} ports, from {first} on, are more than {MOST} further ports"),
+            format!("{count} ports, from {first} on, are not steered: at most {MOST} ports are"),
         );
     }
     for port in beyond {
@@ -66,6 +69,7 @@ pub(super) fn read(
     ports
 }
 
+/// Parses the port lists of the ConfigMap.
 struct Lists<'a> {
     config_map: &'a ConfigMap,
     problems: &'a mut BTreeSet<SteeringProblem>,
@@ -104,20 +108,22 @@ impl Lists<'_> {
 fn port(entry: &str) -> Result<u16, String> {
     match entry.parse() {
         Ok(port) if port != 0 && entry.bytes().all(|byte| byte.is_ascii_digit()) => Ok(port),
-        _ => Err(format!("`{entry}` is no port from 1 to 65535")),
+        _ => Err(format!("`{entry}` is not a port from 1 to 65535")),
     }
 }
 
 fn pair(entry: &str) -> Result<u16, String> {
     let Some((from, to)) = entry.split_once('=') else {
-        return Err(format!("`{entry}` is no pair such as 9100={HTTP_LISTENER}"));
+        return Err(format!(
+            "`{entry}` is not a pair of ports, for example 9100={HTTP_LISTENER}"
+        ));
     };
     let (from, to) = (port(from.trim())?, port(to.trim())?);
     if to == HTTP_LISTENER {
         Ok(from)
     } else {
         Err(format!(
-            "`{entry}` does not lead to {HTTP_LISTENER}, the only listener that counts"
+            "`{entry}` does not end with {HTTP_LISTENER}, the only supported destination port"
         ))
     }
 }

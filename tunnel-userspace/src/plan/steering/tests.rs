@@ -66,7 +66,7 @@ fn problems(plan: &SteeringPlan) -> Vec<String> {
 fn edge_nodes_are_steered_at_the_internal_addresses_that_are_theirs() {
     let cases = [
         (
-            "each address of an edge node, and none of a cloud node",
+            "all addresses of an edge node are steered, and none of a cloud node",
             vec![
                 node("cloud-1", false, &["10.0.0.1"]),
                 node("edge-7", true, &["10.1.2.3", "fd00::3"]),
@@ -84,23 +84,27 @@ fn edge_nodes_are_steered_at_the_internal_addresses_that_are_theirs() {
             None,
         ),
         (
-            "of two edge nodes with one address the older has it, and the other is named",
+            "an address of two edge nodes belongs to the older one, and the other has a problem",
             vec![
                 created(node("edge-9", true, &["10.1.2.3"]), 100),
                 created(node("edge-1", true, &["10.1.2.3", "10.1.2.4"]), 200),
             ],
             vec![kubelet("edge-1", "10.1.2.4"), kubelet("edge-9", "10.1.2.3")],
-            Some("edge-1: status.addresses 10.1.2.3 is that of edge node edge-9 too, which has it"),
+            Some(
+                "edge-1: status.addresses 10.1.2.3 is also an address of edge node edge-9, which takes \
+                 precedence",
+            ),
         ),
         (
-            "the traffic of a cloud node is never taken",
+            "an address of a cloud node is never steered",
             vec![
                 created(node("edge-7", true, &["10.1.2.3"]), 100),
                 created(node("cloud-2", false, &["10.1.2.3"]), 200),
             ],
             vec![],
             Some(
-                "edge-7: status.addresses 10.1.2.3 is that of cloud node cloud-2 too, which has it",
+                "edge-7: status.addresses 10.1.2.3 is also an address of cloud node cloud-2, which takes \
+                 precedence",
             ),
         ),
     ];
@@ -196,16 +200,16 @@ fn a_bad_entry_is_named_with_its_list_and_the_others_stand() {
     let object = "ConfigMap kube-system/yurt-tunnel-server-cfg: data";
     let text = problems(&plan).join("\n");
     for words in [
-        "[dnat-ports-pair] `9051=10263` does not lead to 10264",
-        "[dnat-ports-pair] `9052` is no pair such as 9100=10264",
-        "[dnat-ports-pair] `a` is no port",
-        "[dnat-ports-pair] `10264=1` is no port",
-        "[http-proxy-ports] `0` is no port from 1 to 65535",
-        "[http-proxy-ports] `65536` is no port",
-        "[http-proxy-ports] `x` is no port",
-        "[http-proxy-ports] `+80` is no port",
-        "[http-proxy-ports] 9443 is in https-proxy-ports too",
-        "[localhost-proxy-ports] `-1` is no port",
+        "[dnat-ports-pair] `9051=10263` does not end with 10264",
+        "[dnat-ports-pair] `9052` is not a pair of ports, for example 9100=10264",
+        "[dnat-ports-pair] `a` is not a port",
+        "[dnat-ports-pair] `10264=1` is not a port",
+        "[http-proxy-ports] `0` is not a port from 1 to 65535",
+        "[http-proxy-ports] `65536` is not a port",
+        "[http-proxy-ports] `x` is not a port",
+        "[http-proxy-ports] `+80` is not a port",
+        "[http-proxy-ports] 9443 is in https-proxy-ports, too",
+        "[localhost-proxy-ports] `-1` is not a port",
     ] {
         let words = format!("ports_rejected: {object}{words}");
         assert!(text.contains(&words), "{words}:\n{text}");

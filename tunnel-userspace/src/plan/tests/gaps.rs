@@ -1,8 +1,8 @@
 use super::*;
 use crate::model::TrafficPolicy;
 
-/// Returns the gaps of a Service with a cluster IP and another address, and with endpoints on these
-/// nodes.
+/// Returns the counts, by internal and external policy, for a Service with a cluster IP and an external IP,
+/// and with endpoints on these nodes.
 fn found(family: Family, policies: [TrafficPolicy; 2], nodes: &[&str]) -> [usize; 2] {
     let (cluster_ip, external_ip, net) = match family {
         Family::V4 => ("10.96.0.1", "192.0.2.1", "10.1.0."),
@@ -39,7 +39,7 @@ fn a_port_of_policy_local_with_endpoints_elsewhere_only_is_a_gap() {
             ([Cluster, Local], elsewhere, [0, 1]),
             ([Cluster, Cluster], elsewhere, [0, 0]),
             ([Local, Local], &["node-a", "node-b"], [0, 0]),
-            // Without any endpoint, no policy is the cause.
+            // A service port without any endpoint is not counted.
             ([Local, Local], &[], [0, 0]),
         ] {
             let found = found(family, policies, nodes);

@@ -1,9 +1,9 @@
-//! The cause that is shown for each endpoint.
+//! The status of endpoints, with its reason.
 
 use super::*;
 use crate::model::{Hints, TrafficPolicy, Weights};
 
-/// Changes a ready endpoint to one of another kind.
+/// A function that makes an endpoint of another kind from a ready one.
 type Kind = fn(Endpoint) -> Endpoint;
 
 const READY: Kind = |endpoint| endpoint;
@@ -12,7 +12,7 @@ const UNREADY: Kind = |endpoint| Endpoint {
     serving: false,
     ..endpoint
 };
-/// An endpoint that is terminating, and still serves.
+/// An endpoint that is terminating, but still serves.
 const GOING: Kind = |endpoint| Endpoint {
     ready: false,
     terminating: true,
@@ -40,7 +40,7 @@ fn hinted(endpoint: Endpoint, node: &str) -> Endpoint {
     }
 }
 
-/// Returns a Service in which the endpoint `web-0` has weight 0, and each other this weight.
+/// Returns a Service with weight 0 for the endpoint `web-0`, and this weight for all others.
 fn weighted(others: u32) -> Service {
     let weights = Weights {
         names: [("web-0".into(), 0)].into(),
@@ -53,7 +53,7 @@ fn weighted(others: u32) -> Service {
     }
 }
 
-/// Returns the causes for endpoints of these kinds, in the order of their addresses.
+/// Returns the reasons for endpoints of these kinds, in the order of their addresses.
 fn told(family: Family, service: &Service, kinds: &[(Kind, Why)]) -> Vec<Why> {
     let (cluster_ip, net) = match family {
         Family::V4 => ("10.96.0.10", "10.1.0."),
@@ -91,7 +91,7 @@ fn each_endpoint_is_told_with_the_reason() {
     let hinted_here: Kind = |endpoint| HERE(FOR_ANOTHER_NODE(endpoint));
     let cases: [(_, _, &[(Kind, Why)]); 9] = [
         (
-            "by its conditions",
+            "the reason is the condition of the endpoint",
             &web,
             &[
                 (READY, Ready),
@@ -101,22 +101,22 @@ fn each_endpoint_is_told_with_the_reason() {
             ],
         ),
         (
-            "one that is going is the last resort where no other is ready",
+            "a terminating endpoint is active if no other is ready",
             &web,
             &[(UNREADY, NotReady), (GOING, LastResort)],
         ),
         (
-            "hints keep one away",
+            "hints exclude an endpoint",
             &web,
             &[(FOR_THIS_NODE, Ready), (FOR_ANOTHER_NODE, HintedElsewhere)],
         ),
         (
-            "hints keep one of this node away",
+            "hints exclude an endpoint of this node",
             &web,
             &[(FOR_THIS_NODE, Ready), (hinted_here, HintedElsewhere)],
         ),
         (
-            "what only the policy Local would use goes by its conditions where none is Local",
+            "without a policy Local, the reason for an endpoint of this node is its condition",
             &web,
             &[
                 (READY, Ready),
@@ -125,12 +125,12 @@ fn each_endpoint_is_told_with_the_reason() {
             ],
         ),
         (
-            "one is on another node where every policy is Local",
+            "with policy Local, an endpoint on another node is inactive",
             &local,
             &[(HERE, Ready), (READY, OnOtherNode)],
         ),
         (
-            "all are on other nodes where every policy is Local, if they serve",
+            "with policy Local, serving endpoints on other nodes are inactive",
             &local,
             &[
                 (READY, OnOtherNode),
@@ -139,12 +139,12 @@ fn each_endpoint_is_told_with_the_reason() {
             ],
         ),
         (
-            "one has no weight",
+            "an endpoint with weight 0 is inactive",
             &weighted(1),
             &[(NAMED, Weightless), (READY, Ready)],
         ),
         (
-            "one has no weight, as nobody has",
+            "weights are ignored if all are 0",
             &weighted(0),
             &[(NAMED, Ready), (READY, Ready)],
         ),

@@ -1,6 +1,6 @@
-//! Cluster IPs that this node has on a link, and their frontends with a local listener: a cache that
-//! replaces a Service on its node, such as `NodeLocal` DNSCache. Sockets are left alone there, so that
-//! they reach the listener.
+//! Cluster IPs that are also addresses of this node's links, and local listeners on them. A cache such as
+//! `NodeLocal` DNSCache replaces a Service on its node in this way: sockets are not translated there, so
+//! that they reach the listener.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,14 +15,14 @@ use crate::{
     plan::{FrontKind, FrontPlan, ServicePlan},
 };
 
-/// The frontends of this node's own addresses.
+/// The frontends on addresses of this node, and those with a local listener.
 #[derive(Debug, Default)]
 pub(in crate::reconcile) struct LocalListeners {
     /// The addresses of this node's links.
     addresses: BTreeSet<IpAddr>,
-    /// The frontends at these addresses, by Service.
+    /// The frontends on these addresses, by Service.
     own_fronts: BTreeMap<ObjectName, BTreeSet<FrontKey>>,
-    /// True if these frontends changed since the last poll.
+    /// True if these frontends changed since the last poll was started.
     pub(in crate::reconcile) is_new: bool,
     /// The frontends that the last completed poll covered.
     pub(in crate::reconcile) looked: BTreeSet<FrontKey>,
@@ -31,8 +31,8 @@ pub(in crate::reconcile) struct LocalListeners {
 }
 
 impl LocalListeners {
-    /// Applies the present plan of a Service. Only cluster IPs yield to a listener: node ports are at
-    /// this node's addresses anyway, and kube-proxy serves the other kinds wherever they are.
+    /// Applies the new plan of a Service. Only cluster IPs yield to a listener: node ports always use
+    /// addresses of this node, and kube-proxy serves the other kinds on any node.
     pub(super) fn put(&mut self, name: &ObjectName, plan: Option<&ServicePlan>) {
         let ports = plan.into_iter().flat_map(LiteMap::values);
         let fronts = ports.flat_map(|port| &port.fronts);
@@ -54,7 +54,7 @@ impl LocalListeners {
         old != *addresses
     }
 
-    /// Returns every frontend at this node's own addresses.
+    /// Returns all frontends on addresses of this node.
     pub(in crate::reconcile) fn local(&self) -> BTreeSet<FrontKey> {
         self.own_fronts.values().flatten().copied().collect()
     }
@@ -65,8 +65,8 @@ impl LocalListeners {
         local.is_some_and(|local| !local.is_subset(&self.looked))
     }
 
-    /// Replaces the frontends with a listener; those at other addresses than this node's are ignored.
-    /// Returns the frontends that changed.
+    /// Replaces the frontends with a listener; those on addresses of other nodes are ignored. Returns the
+    /// frontends that changed, each with true if it has a listener now.
     pub(super) fn set_found(&mut self, found: &BTreeSet<FrontKey>) -> Vec<(FrontKey, bool)> {
         let found: BTreeSet<_> = found.intersection(&self.local()).copied().collect();
         let moved = found.symmetric_difference(&self.found);

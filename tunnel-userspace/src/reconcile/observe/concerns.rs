@@ -10,11 +10,11 @@ use crate::{
     reconcile::{desired::Desired, sync::MapSync},
 };
 
-/// The maximum number of concerns.
+/// The maximum number of problems with Services, and with steering.
 const MOST: usize = 1000;
 
-/// Returns the deviations from the plans: on the Service, and also on the Node if the node lacks a
-/// resource; and the problems of steering.
+/// Returns the problems with Services and steering. A full map or a failed write is also a problem with this
+/// node, reported once.
 pub(in crate::reconcile) fn concerns<M>(
     desired: &Desired,
     sync: &MapSync<M>,
@@ -44,7 +44,7 @@ pub(in crate::reconcile) fn concerns<M>(
     let own = &desired.rules.here.node;
     let of_steering = steering.iter().take(MOST);
     let of_steering = of_steering.map(|problem| match (&problem.node, problem.reason) {
-        // Without numbers, since those change all the time.
+        // Without the number of addresses, which changes all the time.
         (_, Reason::SteeringFull) => of(own, problem.reason),
         (node, reason) => {
             let name = node.as_ref().map_or(&**own, |node| &node.name);
@@ -56,7 +56,7 @@ pub(in crate::reconcile) fn concerns<M>(
     of_node.chain(of_services).chain(of_steering).collect()
 }
 
-/// Returns a concern about a resource that this node lacks.
+/// Returns the problem with this node for a reason.
 fn of(node: &str, reason: Reason) -> Concern {
     Concern::of_node(node, reason, reason.meaning().to_owned())
 }

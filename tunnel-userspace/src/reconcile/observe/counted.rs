@@ -1,14 +1,16 @@
+//! The counters of service ports, for metrics.
+
 use tunnel_common::{select, service::Tally};
 
 use super::shown::ShownPort;
 use crate::{plan::PortName, reconcile::access::Counts};
 
-/// The counters of some service ports.
+/// The counters of the first service ports.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Counted {
-    /// The first service ports, by name.
+    /// The counters, sorted by the name of the service port.
     pub ports: Vec<PortCounts>,
-    /// The number of further service ports.
+    /// The number of service ports that are left out.
     pub left_out: usize,
 }
 
@@ -21,12 +23,12 @@ pub struct PortCounts {
     pub sent: u64,
     /// The number of connections and datagrams that were refused.
     pub refused: u64,
-    /// The number of open connections of its serving backends.
+    /// The number of open connections to its serving backends.
     pub open: u64,
 }
 
 impl PortCounts {
-    /// Reads the counters of a port; 0 for those that can't be read.
+    /// Reads the counters of a port. A counter that can't be read is 0.
     pub(super) fn of(port: &ShownPort, counts: &impl Counts) -> Self {
         let tally = tally(port, counts);
         let backends = port.backends.iter();
@@ -40,7 +42,8 @@ impl PortCounts {
     }
 }
 
-/// Reads the programs' counters of a port; 0 if they can't be read, or the port is not programmed.
+/// Reads the counters that the programs maintain for a port; 0 if they can't be read, or the port is not in
+/// the maps.
 pub(super) fn tally(port: &ShownPort, counts: &impl Counts) -> Tally {
     let tally = port.id.and_then(|id| counts.tally(id).ok());
     tally.unwrap_or_default()

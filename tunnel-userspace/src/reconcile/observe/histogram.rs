@@ -1,15 +1,15 @@
 /// A histogram of durations in seconds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Histogram {
-    /// The upper bound of each bucket, and the number of values in it alone. The last bucket has no
-    /// bound.
+    /// The upper bound of each bucket, and the number of values in this bucket, not cumulative. The bound of
+    /// the last bucket is infinite.
     pub(crate) buckets: Vec<(f64, u64)>,
     /// The sum of the values.
     pub(crate) sum: f64,
 }
 
 impl Histogram {
-    /// Returns a histogram with these upper bounds, ascending, and a last bucket without one.
+    /// Returns a histogram with these upper bounds, in ascending order, and a last bucket without a bound.
     pub(super) fn new(bounds: impl IntoIterator<Item = f64>) -> Self {
         let bounds = bounds.into_iter().chain([f64::INFINITY]);
         Self {
@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_is_in_the_first_bucket_that_goes_up_to_it() {
+    fn a_value_is_counted_in_the_first_bucket_with_a_bound_that_is_not_below_it() {
         let mut histogram = Histogram::new([1.0, 2.0]);
         for value in [0.0, 1.0, 1.5, 2.0, 2.5, 1e9] {
             histogram.observe(value);

@@ -1,4 +1,4 @@
-//! The metrics of syncs that kube-proxy has, too (kube-proxy `pkg/proxy/metrics/metrics.go`).
+//! The metrics of syncs, which are those of kube-proxy (`pkg/proxy/metrics/metrics.go`).
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -10,7 +10,7 @@ use crate::{
     plan::Gaps,
 };
 
-/// The maximum number of changes to one Service's endpoints that wait to be measured.
+/// The maximum number of changes of one Service's endpoints that are remembered until the Service is written.
 const MOST_WAITING: usize = 64;
 
 /// The metrics of syncs and changes.
@@ -18,26 +18,27 @@ const MOST_WAITING: usize = 64;
 pub struct SyncStats {
     /// The durations of all syncs.
     pub all: Histogram,
-    /// The durations of syncs that covered every Service.
+    /// The durations of full syncs: those for which every Service was planned again.
     pub full: Histogram,
-    /// The durations of the other syncs.
+    /// The durations of all other syncs.
     pub partial: Histogram,
-    /// The time from the change of a Pod or Service, as given in the slices, to its last write here.
+    /// The time from the change of a Pod or Service, as given in its EndpointSlice, until the change is
+    /// written into the maps.
     pub programming: ByFamily<Histogram>,
     /// The number of changes of Services.
     pub service_changes: u64,
     /// The number of changes of EndpointSlices.
     pub endpoint_changes: ByFamily<u64>,
-    /// The number of Services that changed and are not yet written.
+    /// The number of Services that changed and are not written yet.
     pub pending_services: usize,
-    /// The number of Services whose endpoints changed and are not yet written.
+    /// The number of Services with endpoints that changed and are not written yet.
     pub pending_endpoints: ByFamily<usize>,
-    /// The number of times that a Service was planned: once per change of it or its slices, and once for
-    /// every Service per change of the node.
+    /// The number of plans that were computed. A change of a Service or its slices requires one plan, a
+    /// change of this node one for every Service.
     pub planned: u64,
     /// The time of the last change.
     pub last_queued_at: Option<Timestamp>,
-    /// The numbers of service ports with a policy Local but no endpoint on this node.
+    /// The number of service ports with a policy Local but no endpoint on this node.
     pub gaps: ByFamily<Gaps>,
 }
 
@@ -68,7 +69,8 @@ impl Default for SyncStats {
     }
 }
 
-/// The names noted since the last sync, with duplicates, and the names that stayed before it.
+/// The names of changed objects that are not written yet. Names that were added since the last sync may have
+/// duplicates.
 #[derive(Debug, Default)]
 struct Names(Vec<ObjectName>);
 
@@ -77,7 +79,7 @@ impl Names {
         self.0.push(name.clone());
     }
 
-    /// Removes all names but those that stay; returns the number left.
+    /// Removes duplicates, and the names that `stays` refuses. Returns the number of remaining names.
     fn keep(&mut self, stays: impl Fn(&ObjectName) -> bool) -> usize {
         self.0.retain(stays);
         self.0.sort_unstable();
@@ -86,22 +88,22 @@ impl Names {
     }
 }
 
-/// The changes since the last sync, and those that are not yet written.
+/// Records changes and syncs, and computes the metrics.
 #[derive(Debug, Default)]
 pub(in crate::reconcile) struct Measures {
     pub(in crate::reconcile) stats: SyncStats,
     services: Names,
     endpoints: ByFamily<Names>,
-    /// The times of the changes to each Service's endpoints.
+    /// The times of endpoint changes that are not written yet, by Service.
     triggers: BTreeMap<ObjectName, Vec<(Family, Timestamp)>>,
-    /// The end of the first sync; earlier changes are not measured.
+    /// The end of the first sync; the latency of earlier changes is not measured.
     since: Option<Timestamp>,
     /// True if every Service was planned again since the last sync.
     pub(in crate::reconcile) is_full: bool,
 }
 
 impl Measures {
-    /// Counts the changes of a Service and its slices.
+    /// Records the change of a Service from one state to another.
     pub(in crate::reconcile) fn note(
         &mut self,
         name: &ObjectName,
@@ -114,7 +116,7 @@ impl Measures {
         }
         let (old, new) = (slices(before), slices(now));
         for slice in old.iter().filter(|slice| named(new, slice).is_none()) {
-            // A deleted slice has the time of its last change, not of its deletion.
+            // The time of a deletion is unknown: a slice only has that of its last change.
             self.count(name, slice.family);
             self.triggers.remove(name);
         }
@@ -139,7 +141,8 @@ impl Measures {
         self.endpoints.of_mut(family).note(name);
     }
 
-    /// Measures a sync that has just ended. Changes that are still open are measured later.
+    /// Records a sync that has just ended. Services for which `is_open` returns true are not written yet;
+    /// their changes are recorded by a later sync.
     pub(in crate::reconcile) fn pass(
         &mut self,
         took: Duration,
@@ -174,7 +177,7 @@ fn slices(state: Option<&ServiceState>) -> &[Arc<EndpointSlice>] {
     state.map_or(&[], |state| &state.slices)
 }
 
-/// Returns the slice with the name of another.
+/// Returns the slice with the same name as another.
 fn named<'a>(
     slices: &'a [Arc<EndpointSlice>],
     other: &EndpointSlice,

@@ -1,3 +1,5 @@
+//! The published Services, which other threads read while the reconciler replaces some of them.
+
 use std::{
     collections::BTreeMap,
     iter,
@@ -12,11 +14,11 @@ use super::{
 };
 use crate::{model::ObjectName, reconcile::access::Counts};
 
-/// The number of Services that are read at a time, so that the owner never waits long for a reader.
+/// The number of Services that a reader copies while it holds the lock, which blocks the reconciler.
 const PAGE: usize = 128;
 
-/// The published Services: the owner of the maps replaces those that it wrote, and others read
-/// concurrently. Each Service in a long read is consistent, but not all are of the same moment.
+/// The published Services. Cloning returns a handle to the same Services. Each Service that a reader gets is
+/// consistent in itself, but a long read may return Services from different syncs.
 #[derive(Clone, Debug, Default)]
 pub struct Published(Arc<RwLock<Table>>);
 
@@ -28,7 +30,7 @@ struct Table {
 }
 
 impl Published {
-    /// Publishes Services in their present state, in ascending order; none marks a removed one.
+    /// Publishes Services, which must be sorted by name; `None` removes a Service.
     pub(super) fn put(&self, services: impl Iterator<Item = (ObjectName, Option<Shown>)>) {
         let services: Vec<_> = services
             .map(|(name, shown)| (name, shown.map(Arc::new)))
@@ -48,15 +50,14 @@ impl Published {
                 None => table.services.remove(&name),
             };
             table.ports -= old.as_ref().map_or(0, |old| old.ports.len());
-            // Dropped after the lock, so that readers don't wait for it.
+            // Dropped after the lock is released, so that readers wait less.
             replaced.extend(old);
         }
         drop(table);
         drop(replaced);
     }
 
-    /// Returns the Services with their programmed state: those with a name, which may have the namespace
-    /// and a slash in front, or all.
+    /// Returns all Services, or those with a name: `name` or `namespace/name`.
     pub fn services(
         &self,
         counts: &impl Counts,
@@ -68,12 +69,12 @@ impl Published {
         wanted.map(|shown| shown.view(counts))
     }
 
-    /// Returns the counters of the first `most` service ports, by name.
+    /// Reads the counters of the first `most` service ports, sorted by name.
     #[must_use]
     pub fn counted(&self, counts: &impl Counts, most: usize) -> Counted {
         let left_out = self.read().ports.saturating_sub(most);
         let mut ports = Vec::new();
-        // Stops without reading the remaining Services.
+        // The loop doesn't visit the Services after the last port.
         let mut services = self.all();
         while ports.len() < most
             && let Some(shown) = services.next()
@@ -96,7 +97,7 @@ impl Published {
         })
     }
 
-    /// Returns the next page of Services, after `last`.
+    /// Returns the first Services after `last`, at most [`PAGE`].
     fn page(&self, last: Option<&ObjectName>) -> Vec<Arc<Shown>> {
         let after = last.map_or(Bound::Unbounded, Bound::Excluded);
         let table = self.read();

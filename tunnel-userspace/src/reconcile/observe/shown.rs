@@ -1,3 +1,5 @@
+//! A Service with its plan and map entries, as it is published.
+
 use std::{borrow::Cow, collections::BTreeSet, sync::Arc};
 
 use tunnel_common::service::{FrontKey, Source};
@@ -14,10 +16,10 @@ use crate::{
     },
 };
 
-/// The number of Services from which on several threads publish them.
+/// The number of Services from which several threads prepare them.
 const MANY: usize = 1024;
 
-/// Publishes the planned and programmed state of some Services.
+/// Publishes some Services in their present state.
 pub(in crate::reconcile) fn show<M>(
     services: BTreeSet<ObjectName>,
     desired: &Desired,
@@ -32,13 +34,14 @@ pub(in crate::reconcile) fn show<M>(
     published.put(services.into_iter().zip(shown));
 }
 
-/// A Service as it is planned and programmed.
+/// A Service with its plan and map entries, at the end of a sync.
 #[derive(Debug)]
 pub(super) struct Shown {
     pub(super) state: ServiceState,
-    /// The Service without the endpoints that clients of this node must not use, if there are any.
+    /// The Service without the endpoints that its topology keys exclude on this node; `None` if none are
+    /// excluded.
     pub(super) near: Option<ServiceState>,
-    /// The facts about this node that the plan used.
+    /// The inputs from this node that the plan depends on.
     pub(super) here: Arc<Here>,
     pub(super) ports: Box<[ShownPort]>,
 }
@@ -49,16 +52,17 @@ pub(super) struct ShownPort {
     pub(super) name: PortName,
     pub(super) plan: Arc<PortPlan>,
     pub(super) problem: Option<Problem>,
-    /// The id of the port, if it is programmed.
+    /// The id of the port, if it has entries in the maps.
     pub(super) id: Option<u32>,
-    /// The frontends that are programmed, each with true if it has a local listener.
+    /// The frontends in the maps, each with true if it has a local listener.
     pub(super) fronts: Box<[(FrontKey, bool)]>,
-    /// The backends that serve.
+    /// The serving backends in the maps.
     pub(super) backends: Box<[ShownBackend]>,
-    /// The clients that may use the port's restricted frontends, as programmed.
+    /// The ranges of clients in the maps that may use the port's restricted frontends.
     pub(super) sources: Box<[Source]>,
 }
 
+/// A serving backend of a service port.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ShownBackend {
     pub(super) target: Target,
@@ -68,7 +72,7 @@ pub(super) struct ShownBackend {
 }
 
 impl Shown {
-    /// Returns a Service in its present state; none if it has no plan.
+    /// Returns the present state of a Service; `None` if it has no plan.
     pub(super) fn of(
         name: &ObjectName,
         desired: &Desired,
@@ -131,7 +135,7 @@ impl ShownPort {
     }
 }
 
-/// Returns the backends that the sets of a port lead to.
+/// Returns the indices of the backends in the sets of a port.
 fn placed(id: u32, actual: &Actual) -> BTreeSet<u32> {
     let sets = actual.records(id).flat_map(|it| [it.cluster, it.local]);
     let backends = sets.flat_map(|set| actual.sets.items(set));

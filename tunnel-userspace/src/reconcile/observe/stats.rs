@@ -1,3 +1,5 @@
+//! The statistics of the reconcile loop, for status and metrics.
+
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
@@ -7,18 +9,18 @@ use tunnel_common::reason::Reason;
 use super::measures::SyncStats;
 use crate::reconcile::{desired::Desired, steering::SteeringView, sync::MapSync};
 
-/// The state of the loop, for metrics and status. Published after each sync.
+/// The statistics of the reconcile loop, which publishes them after each sync.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Stats {
-    /// True if a first complete sync was made.
+    /// True if every source has delivered its first complete list.
     pub synced: bool,
     /// True if a source has not answered since the start, as of the last sync.
     #[serde(default)]
     pub stale: bool,
-    /// The number of Services that were read.
+    /// The number of Services with a plan.
     pub services: usize,
-    /// The number of frontends that are programmed.
+    /// The number of frontends in the maps.
     pub frontends: usize,
     /// The number of slots in use.
     pub slots: u32,
@@ -27,45 +29,45 @@ pub struct Stats {
     /// The number of ranges of clients in use.
     #[serde(default)]
     pub source_ranges: u32,
-    /// The number of removed backends with open connections, whose indices cannot be reused yet.
+    /// The number of removed backends that still have open connections; their indices are not reused yet.
     #[serde(default)]
     pub draining_backends: usize,
     /// The number of service ports that are not programmed as planned, by reason.
     pub problems: BTreeMap<String, usize>,
-    /// The counter of each reason in this process.
+    /// The number of problems that occurred in this process, by reason.
     pub counts: BTreeMap<String, u64>,
     /// The number of syncs.
     pub syncs: u64,
     /// The duration of the last sync, in seconds.
     pub last_sync_seconds: f64,
-    /// The duration of all syncs, in seconds.
+    /// The total duration of all syncs, in seconds.
     pub total_sync_seconds: f64,
-    /// The time from the notice of a change to its last write, in seconds, in the last sync.
+    /// The time from receiving the oldest change of the last update to its write into the maps, in seconds.
     pub programming_latency_seconds: f64,
     /// The end of the last sync.
     pub last_sync_at: Option<Timestamp>,
-    /// The end of the last sync that left nothing to be written.
+    /// The end of the last sync after which nothing was left to write.
     #[serde(default)]
     pub last_complete_sync_at: Option<Timestamp>,
-    /// The time since which writes fail; none if they don't.
+    /// The time since which syncs can't write everything; `None` if the last sync did.
     pub failing_since: Option<Timestamp>,
-    /// True if load balancers may send traffic to this node, by its Node object. True for a node that
-    /// never had one, false for one whose object was deleted.
+    /// True if the Node object permits load balancers to send traffic to this node. True before the first
+    /// Node object is received, false after it is deleted.
     pub node_eligible: bool,
-    /// True if there is a Node of this node's name.
+    /// True if a Node with the name of this node exists.
     #[serde(default)]
     pub node_known: bool,
-    /// The number of differences found between the maps and their known content.
+    /// The number of differences that audits found, and of invalid entries at the start.
     pub drift: u64,
     /// The state of steering.
     pub steering: SteeringView,
-    /// The metrics that kube-proxy has, too; for metrics only.
+    /// The metrics of kube-proxy; not part of the status.
     #[serde(skip)]
     pub sync: SyncStats,
 }
 
 impl Stats {
-    /// Sets the numbers of the planned and programmed state.
+    /// Fills in the numbers that come from the plans and the content of the maps.
     pub(in crate::reconcile) fn describe<M>(&mut self, desired: &Desired, sync: &MapSync<M>) {
         let usage = sync.ports.actual.usage();
         self.synced = sync.is_synced();

@@ -1,3 +1,5 @@
+//! The JSON of a Service for `/services` and `culvert services`.
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
@@ -16,7 +18,7 @@ use crate::{
     reconcile::access::Counts,
 };
 
-/// A Service as it is programmed.
+/// The state of a Service on this node.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ServiceView {
@@ -24,54 +26,54 @@ pub struct ServiceView {
     pub namespace: String,
     /// The name.
     pub name: String,
-    /// The ports, each in each family.
+    /// The ports; a Service with two families has two for each port.
     pub ports: Vec<PortView>,
 }
 
-/// A port of a Service in one family, as it is programmed.
+/// The state of a Service's port in one family.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PortView {
-    /// The name of the port, or empty.
+    /// The name of the port; empty for an unnamed one.
     pub port: String,
     /// `TCP` or `UDP`.
     pub protocol: String,
     /// `IPv4` or `IPv6`.
     pub family: String,
-    /// The label of the algorithm.
+    /// The name of the algorithm.
     pub algorithm: String,
-    /// The time for which a client keeps its backend, in seconds; 0 for no affinity.
+    /// The timeout of client-IP affinity in seconds; 0 if there is no affinity.
     pub affinity_seconds: u32,
-    /// True if its annotation disables socket translation.
+    /// True if an annotation of the Service disables socket translation.
     pub socket_translation_disabled: bool,
-    /// The clients that may use the addresses of the load balancer, as first and last address of each
-    /// range; empty if all may.
+    /// The clients that may use the addresses of the load balancer, as ranges `first-last` or single
+    /// addresses; empty if all clients may.
     pub source_ranges: Vec<String>,
-    /// The number of connections and UDP flows that were sent to a backend, as counted by the programs.
+    /// The number of connections and UDP flows that were sent to a backend.
     #[serde(default)]
     pub connections: u64,
     /// The number of connections and datagrams that were refused.
     #[serde(default)]
     pub refused: u64,
-    /// The frontends that are programmed.
+    /// The frontends in the maps.
     pub frontends: Vec<FrontView>,
     /// The backends that get new connections.
     pub backends: Vec<String>,
-    /// The backends that only keep their present connections.
+    /// The backends that only serve their open connections.
     pub draining: Vec<String>,
-    /// True if a client of the policy Cluster would find an endpoint. If there is no backend all the
-    /// same, the endpoints serve no client of this node.
+    /// True if the policy Cluster permits an endpoint. If there is still no backend, no endpoint is local
+    /// and every policy is Local.
     #[serde(default)]
     pub has_endpoints: bool,
-    /// Every endpoint of the slices, and its use.
+    /// All endpoints of the slices, and their status.
     pub endpoints: Vec<EndpointView>,
-    /// The label of the reason for which the port is not programmed as planned.
+    /// The label of the reason, if the port is not programmed as planned.
     pub reason: Option<String>,
-    /// The sentence about it.
+    /// The description of the problem, if the port is not programmed as planned.
     pub problem: Option<String>,
 }
 
-/// A frontend that is programmed.
+/// A frontend in the maps.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FrontView {
@@ -84,12 +86,12 @@ pub struct FrontView {
     pub sockets: String,
     /// The policy for packets from outside this node, `Cluster` or `Local`.
     pub packets: String,
-    /// True if a local process listens on the address itself, so that sockets are not translated.
+    /// True if a process of this node listens on the address itself, so that sockets are not translated.
     #[serde(default)]
     pub local_listener: bool,
 }
 
-/// An endpoint, and its use.
+/// An endpoint, and its status on this node.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EndpointView {
@@ -107,21 +109,21 @@ pub struct EndpointView {
     pub sets: Vec<String>,
     /// The relative weight.
     pub weight: u32,
-    /// True if the maps contain it as a backend, for new or present connections.
+    /// True if the endpoint is a backend in the maps, for new or open connections.
     pub programmed: bool,
-    /// The number of open sockets that this Service port sent there, if it is programmed: TCP, and UDP
-    /// whose last choice it is.
+    /// The number of open sockets that this service port has translated to the endpoint, if it is in the
+    /// maps. A UDP socket counts for its last backend.
     #[serde(default)]
     pub open_connections: Option<u64>,
-    /// `active` or `inactive` for new connections, and the reason.
+    /// `active` if the endpoint gets new connections, else `inactive`, and the reason.
     pub status: String,
 }
 
-/// The condition of an endpoint that takes new connections.
+/// The condition of an endpoint that is ready for new connections.
 const READY: &str = "ready";
 
 impl Shown {
-    /// Returns the Service with the present counters.
+    /// Returns the JSON of the Service, with the present counters.
     pub(super) fn view(&self, counts: &impl Counts) -> ServiceView {
         let name = self.name();
         let ports = self.ports.iter();
@@ -139,7 +141,7 @@ impl Shown {
         let (backends, leaving) = backends.partition::<Vec<_>, _>(|backend| backend.is_placed);
         let in_words = |backend: &ShownBackend| backend.target.to_string();
         let endpoints = self.endpoint_views(port, counts);
-        // An endpoint that is ready, but for other nodes only, is not draining.
+        // A ready endpoint that serves other nodes only is not draining.
         let ready = endpoints.iter().filter(|it| it.condition == READY);
         let ready: BTreeSet<&str> = ready.map(|it| it.endpoint.as_str()).collect();
         let leaving = leaving.into_iter().map(in_words);
@@ -213,7 +215,7 @@ fn source_view(range: &Source) -> String {
     format!("{}-{}", range.first, range.last)
 }
 
-/// Returns a frontend; one that is programmed but no longer planned has no kind.
+/// Returns the JSON of a frontend. One that is in the maps, but no longer planned, has the type `-`.
 fn front_view(front: &FrontKey, plan: Option<&FrontPlan>, has_listener: bool) -> FrontView {
     let kind = match plan.map(|plan| plan.kind) {
         Some(FrontKind::ClusterIp) => "ClusterIP",

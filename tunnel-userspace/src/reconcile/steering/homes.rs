@@ -1,4 +1,4 @@
-//! The allocation of an index to a key.
+//! Allocates record indices to steering keys.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,23 +10,24 @@ use tunnel_common::{
     steering::{Prefix, Steered, SteeringKey},
 };
 
-/// The time for which a removed index is reused only for its last key.
+/// The time after its removal during which an index may be reused for its last key only.
 pub const QUARANTINE: Duration = Duration::from_secs(600);
 
-/// The indices that may be allocated in a sync.
+/// The indices that a sync may allocate.
 pub(super) struct Free<'a> {
     prefixes: &'a [Prefix],
-    /// Each with the time of its removal; unused indices come first.
+    /// The free indices for any key, each after the time of its removal, which is 0 if it was never used.
     pub(super) indices: BTreeSet<(u64, u32)>,
-    /// Removed indices by their last key.
+    /// The removed indices, each with the time of its removal, by their last key.
     resting: BTreeMap<SteeringKey, (u64, u32)>,
-    /// Indices that were removed later are in quarantine, and only for their last key.
+    /// The start of the quarantine, in nanoseconds since the machine started: an index that was removed
+    /// later is for its last key only.
     before: u64,
 }
 
 impl<'a> Free<'a> {
-    /// Returns the indices below `end` that may be allocated: unused ones, then those whose quarantine
-    /// has ended, in the order of removal.
+    /// Finds the indices below `end` that may be allocated: first those that were never used, then those
+    /// whose quarantine has ended, the longest removed first.
     pub(super) fn new(
         records: &BTreeMap<u32, Steered>,
         end: u32,
@@ -36,7 +37,7 @@ impl<'a> Free<'a> {
         let last = records.last_key_value().map(|(index, _)| *index);
         let most = prefixes.iter().map(Prefix::room).max().unwrap_or(0);
         let unused = last.map_or(0, |last| last + 1)..end.min(most);
-        // Zero soon after the machine started, so that no quarantine has ended.
+        // 0 if the machine started less than a quarantine ago, so that every removed index is in quarantine.
         let before = nanos(now).saturating_sub(nanos(QUARANTINE));
         let removed = records.iter().filter(|(_, record)| record.removed != 0);
         let resting = removed.map(|(index, record)| (record.key, (record.removed, *index)));
@@ -53,14 +54,14 @@ impl<'a> Free<'a> {
         }
     }
 
-    /// Returns an index for a key, and its steering address: the key's last index, if that is still
-    /// free, or another one.
+    /// Allocates an index for a key, the last one that it had if that is free. Returns the index and its
+    /// steering address.
     pub(super) fn find_home(&mut self, key: &SteeringKey) -> Option<(u32, Address)> {
         let own = self.resting.remove(key);
-        // An index beyond the prefix of one family may be within that of the other.
+        // An index that exceeds the prefix of one family may fit into that of the other.
         let fits = |place: (u64, u32)| Some((place, address_of(self.prefixes, key, place.1)?));
         let mut free = self.indices.iter().copied();
-        // After its quarantine the index may have been allocated already.
+        // After its quarantine, the index may have been allocated to another key.
         let is_free = |place: &(u64, u32)| place.0 > self.before || self.indices.contains(place);
         let own = own.filter(is_free).and_then(fits);
         let (place, address) = own.or_else(|| free.find_map(fits))?;
@@ -69,7 +70,8 @@ impl<'a> Free<'a> {
     }
 }
 
-/// Returns the steering address of a key's index.
+/// Returns the steering address of an index, in the family of its key; `None` if the prefix of this family
+/// has no such index.
 pub(super) fn address_of(prefixes: &[Prefix], key: &SteeringKey, index: u32) -> Option<Address> {
     let is_v4 = key.address.is_v4();
     let mut prefixes = prefixes.iter();
@@ -78,6 +80,7 @@ pub(super) fn address_of(prefixes: &[Prefix], key: &SteeringKey, index: u32) -> 
         .address(index)
 }
 
+/// Converts a duration to nanoseconds, the unit in the maps.
 pub(in crate::reconcile) fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

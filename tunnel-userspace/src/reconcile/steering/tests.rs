@@ -7,7 +7,7 @@ use self::memory::Memory;
 use super::*;
 use crate::model::fixture;
 
-/// An update's entry for a Node.
+/// A Node in an update: its name, and its new state.
 type Told = (ObjectName, Option<Arc<Node>>);
 
 const NOW: Duration = Duration::from_secs(10_000);
@@ -56,26 +56,26 @@ fn address_of(name: &str) -> String {
     format!("10.0.0.{}", letter - b'a' + 1)
 }
 
-/// Returns nodes by their letters.
+/// Returns edge nodes by their letters.
 fn nodes<const N: usize>(names: [&str; N]) -> Vec<Told> {
     names.map(|name| node(name, &[&address_of(name)])).into()
 }
 
-/// Returns an update that replaces a node by another.
+/// Returns the removal of one node and the addition of another.
 fn exchanged(old: &str, new: &str) -> Vec<Told> {
     let mut both = nodes([new]);
     both.insert(0, gone(old));
     both
 }
 
-/// Returns the targets of a node by its letter, at steering addresses from `first` on.
+/// Returns the two targets of a node by its letter, at the steering addresses `first` and `first` + 1.
 fn led(first: u8, name: &str) -> [String; 2] {
     let address = address_of(name);
     let ports = [(first, 10_250), (first + 1, 10_255)];
     ports.map(|(last, port)| format!("198.19.0.{last} {name} ({address}:{port})"))
 }
 
-/// Returns an owner that steers to these nodes.
+/// Returns maps in which these nodes are steered.
 fn steered<const N: usize>(capacity: u32, names: [&str; N]) -> Steering<Memory> {
     let mut steering = adopt(Memory::default(), capacity, NOW);
     apply(&mut steering, nodes(names), NOW);
@@ -100,7 +100,7 @@ fn apply(steering: &mut Steering<Memory>, nodes: Vec<Told>, now: Duration) {
     steering.pass(now);
 }
 
-/// Applies nodes while some object of the sources is refused.
+/// Applies nodes while an object of the sources is missing.
 fn apply_part(steering: &mut Steering<Memory>, nodes: Vec<Told>) {
     steering.update(&Update {
         whole: false,
@@ -109,14 +109,14 @@ fn apply_part(steering: &mut Steering<Memory>, nodes: Vec<Told>) {
     steering.pass(NOW);
 }
 
-/// Returns the steered addresses with the targets that are published to the ingress.
+/// Returns each steering address in the maps, with the target that is published to the ingress.
 fn shown(steering: &Steering<Memory>) -> Vec<String> {
     let targets = steering.targets.borrow();
     let word = |(key, index): (&SteeringKey, &u32)| {
         let record = steering.maps.records[index];
         assert_eq!(record.key, *key);
         assert_eq!(record.removed, 0);
-        let target = targets.get(index).expect("the ingress knows it");
+        let target = targets.get(index).expect("a published target");
         format!("{} {target}", record.to.to_ip())
     };
     steering.maps.keys.iter().map(word).collect()
@@ -167,7 +167,7 @@ fn a_node_that_is_no_longer_an_edge_node_is_let_go_at_once_and_its_indices_rest(
 
 #[test]
 fn an_index_is_used_again_only_after_its_rest_also_across_restarts() {
-    // Room for two, and for two in quarantine.
+    // The maps have room for two keys, and for two indices in quarantine.
     let mut steering = steered(2, ["a"]);
     apply(&mut steering, exchanged("a", "b"), NOW);
     apply(&mut steering, vec![gone("b")], NOW + Duration::from_secs(1));
@@ -177,7 +177,7 @@ fn an_index_is_used_again_only_after_its_rest_also_across_restarts() {
     apply(&mut steering, nodes(["c"]), almost);
 
     assert_eq!(shown(&steering), Vec::<String>::new());
-    // Keys without room are retried.
+    // Unallocated keys are retried.
     assert!(steering.is_incomplete());
     assert_eq!(steering.counts[&Reason::SteeringFull], 1);
 
@@ -200,7 +200,7 @@ fn what_comes_back_gets_its_own_index_although_it_rests() {
 #[test]
 fn a_small_prefix_gives_its_addresses_out_again_and_again() {
     let mut steering = adopt(Memory::default(), 16, NOW);
-    // Six addresses, and far more indices.
+    // The prefix has six addresses, far fewer than the maps have indices.
     steering.settings.prefixes = vec![prefix("198.19.0.0", 29)];
     let mut last = "first".to_owned();
     for number in 1..100_u8 {
@@ -248,7 +248,7 @@ fn of_indices_that_have_rested_the_longest_unused_is_given_out_first() {
     let mut steering = adopt(Memory::default(), 2, NOW);
     let later = NOW + Duration::from_secs(1);
     apply(&mut steering, nodes(["b"]), NOW);
-    // Index 1 is removed first, index 0 after it.
+    // Index 1 is removed before index 0.
     steering.retire(1, NOW).expect("written");
     steering.retire(0, later).expect("written");
 
@@ -280,7 +280,7 @@ fn the_probe_finds_room_in_full_maps_and_leaves_nothing() {
 
     steering.put_canary(&key).expect("written");
     assert_eq!(steering.maps.keys.len(), 3);
-    // A probe's key that a killed process left is removed.
+    // If the process is killed now, the next start removes the probe's key.
     let killed = adopt(steering.maps.clone(), 2, NOW);
     assert!(!killed.maps.keys.contains_key(&key));
     steering.take_canary(&key).expect("removed");
@@ -311,7 +311,7 @@ fn what_an_earlier_process_steered_stays_until_the_sources_hold_everything() {
 
     apply_part(&mut again, nodes(["b"]));
     assert_eq!(again.maps.keys.len(), 4);
-    // Keys that this process planned itself are removed at once.
+    // A key that this process planned is removed at once.
     apply_part(&mut again, vec![gone("b")]);
     assert_eq!(again.maps.keys.len(), 2);
     apply(&mut again, Vec::new(), NOW);

@@ -1,4 +1,4 @@
-//! The content of the maps as known to this process: read once, then tracked.
+//! The content of the service maps in the memory of this process: read once, then updated with every write.
 
 use std::collections::BTreeSet;
 
@@ -23,7 +23,7 @@ use crate::{
     },
 };
 
-/// A frontend that is programmed.
+/// A frontend in the maps.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Programmed {
     /// The index of its record.
@@ -32,40 +32,40 @@ pub(crate) struct Programmed {
     pub(crate) record: Front,
 }
 
-/// The programmed entries of one service id.
+/// The entries in the maps that have the id of one service port.
 #[derive(Debug, Default)]
 pub(crate) struct PortUse {
     /// The frontends whose records have the id.
     pub(crate) fronts: LiteMap<FrontKey, ()>,
-    /// The backends that serve.
+    /// The indices of the serving backends.
     pub(crate) backends: LiteMap<Target, u32>,
 }
 
-/// The words of a backend that change.
+/// The two words of a backend that change in place.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::reconcile) struct Standing {
     pub(in crate::reconcile) state: State,
     pub(super) sets: Membership,
 }
 
-/// The content of the maps.
+/// The content of the service maps.
 #[derive(Debug)]
 pub(crate) struct Actual {
     pub(crate) sizes: Sizes,
     pub(crate) fronts: HashMap<FrontKey, Programmed>,
-    /// The backends of each set.
+    /// The backend indices of each set.
     pub(in crate::reconcile) sets: Lists<u32>,
-    /// The clients that may use restricted frontends.
+    /// The ranges of clients that may use restricted frontends.
     pub(in crate::reconcile) sources: Lists<Source>,
     pub(crate) ports: HashMap<u32, PortUse>,
-    /// The ids of the ports of each Service.
+    /// The ids of service ports, by Service.
     pub(crate) ids: HashMap<ObjectName, LiteMap<PortName, u32>>,
-    /// The last state and sets of each backend index, 0 for an unused index.
+    /// The last state and sets of each backend index; zeros for an index that was never used.
     pub(super) standings: Vec<Standing>,
     pub(crate) used_backends: u32,
     pub(crate) free_fronts: Indices,
     pub(crate) free_backends: Indices,
-    /// Indices that are neither in use nor free.
+    /// The indices of removed backends that still have open connections.
     pub(in crate::reconcile) occupied: Occupied,
     pub(crate) free_ids: Indices,
 }
@@ -90,7 +90,7 @@ impl Actual {
         }
     }
 
-    /// Returns the indices of the backends that serve.
+    /// Returns the indices of the serving backends.
     pub(super) fn used_backends(&self) -> BTreeSet<u32> {
         let ports = self.ports.values();
         ports
@@ -104,24 +104,24 @@ impl Actual {
         known.copied().unwrap_or_default()
     }
 
-    /// Changes the known state and sets of a backend index.
+    /// Updates the tracked state and sets of a backend index.
     pub(super) fn note(&mut self, index: u32, change: impl FnOnce(&mut Standing)) {
         self.standings.get_mut(count(index)).map(change);
     }
 
-    /// Returns the id of a port, if it has one.
+    /// Returns the id of a service port, if it has one.
     pub(crate) fn id(&self, name: &PortName) -> Option<u32> {
         self.ids.get(&name.service)?.get(name).copied()
     }
 
-    /// Assigns an id to a port.
+    /// Assigns an id to a service port.
     pub(crate) fn set_id(&mut self, name: PortName, id: u32) {
         let ids = self.ids.entry(name.service.clone());
         ids.or_insert_with(|| LiteMap::with_capacity(1))
             .insert(name, id);
     }
 
-    /// Returns the first wanted id among those that own frontends of a plan.
+    /// Returns the first id that `is_wanted` accepts, of those in the records of a plan's frontends.
     pub(super) fn holder(
         &self,
         plan: &PortPlan,
@@ -131,32 +131,33 @@ impl Actual {
         known.map(|front| front.record.service).find(is_wanted)
     }
 
-    /// Returns the index of the serving backend of a service with an address and port.
+    /// Returns the index of a service port's serving backend with an address and port.
     pub(crate) fn backend(&self, id: u32, target: &Target) -> Option<u32> {
         self.ports.get(&id)?.backends.get(target).copied()
     }
 
-    /// Returns the records of a port.
+    /// Returns the records with the id of a service port.
     pub(crate) fn records(&self, id: u32) -> impl Iterator<Item = &Front> {
         let ports = self.ports.get(&id).into_iter();
         let keys = ports.flat_map(|port| port.fronts.keys());
         keys.filter_map(|key| Some(&self.fronts.get(key)?.record))
     }
 
-    /// Returns the clients that may use some frontend of a port, as programmed; none if all may use all.
+    /// Returns the ranges of clients that may use the restricted frontends of a port; empty if no frontend
+    /// is restricted.
     pub(crate) fn sources_of(&self, id: u32) -> &[Source] {
         let mut lists = self.records(id).map(|it| self.sources.items(it.sources));
         lists.find(|list| !list.is_empty()).unwrap_or_default()
     }
 
-    /// Adds a reference of a record to its lists.
+    /// Increments the reference counts of a record's lists.
     pub(crate) fn hold(&mut self, record: &Front) {
         self.sets.hold(record.cluster);
         self.sets.hold(record.local);
         self.sources.hold(record.sources);
     }
 
-    /// Removes a reference of a record to its lists, and retires each list without one.
+    /// Decrements the reference counts of a record's lists, and retires each list without a reference.
     pub(crate) fn release(&mut self, record: &Front, retired: &mut Retired) {
         let sets = [record.cluster, record.local].into_iter();
         let slots = sets.filter_map(|set| self.sets.release(set));
@@ -165,15 +166,15 @@ impl Actual {
         retired.0.extend(sources.map(Entry::Sources));
     }
 
-    /// Finds the indices of backends that open connections of an earlier process, or of a program that
-    /// ran until now, keep. A grace period must have passed since the maps were read.
+    /// Finds the free backend indices, and the removed ones that still have open connections. A grace period
+    /// must have passed since the maps were read, so that all programs have counted their connections.
     pub(crate) fn find_occupied(&mut self, reader: &impl Counts) {
         let used = self.used_backends();
         (self.occupied, self.free_backends) =
             Occupied::find(reader, self.sizes.backend_entries(), used);
     }
 
-    /// Removes the port of an id.
+    /// Removes a service port from the ids.
     pub(crate) fn forget_name(&mut self, name: &PortName) {
         if let Some(ids) = self.ids.get_mut(&name.service) {
             ids.remove(name);
@@ -183,7 +184,7 @@ impl Actual {
         }
     }
 
-    /// Reserves memory for a number of Services, so that inserting them never reallocates.
+    /// Reserves memory for this number of Services, so that inserting them doesn't reallocate.
     pub(crate) fn make_room(&mut self, services: usize) {
         self.fronts.reserve(services);
         self.sets.make_room(services);
@@ -191,7 +192,7 @@ impl Actual {
         self.ids.reserve(services);
     }
 
-    /// Returns the ids without a port.
+    /// Returns the ids that are assigned to no service port.
     pub(crate) fn nameless(&self) -> BTreeSet<u32> {
         let named = self.ids.values().flat_map(LiteMap::values).copied();
         let mut nameless: BTreeSet<u32> = self.ports.keys().copied().collect();
@@ -201,7 +202,7 @@ impl Actual {
         nameless
     }
 
-    /// Returns the numbers of entries in use.
+    /// Returns the number of entries in use, by map.
     pub(crate) fn usage(&self) -> Usage {
         Usage {
             fronts: self.fronts.len(),
@@ -211,7 +212,7 @@ impl Actual {
         }
     }
 
-    /// Returns the number of frontends and service ids that differ between two readings.
+    /// Returns the number of frontends and service port ids that differ from `other`.
     pub(crate) fn differences(&self, other: &Self) -> usize {
         let new = other.fronts.keys();
         let new = new.filter(|key| !self.fronts.contains_key(key));
@@ -228,20 +229,20 @@ impl Actual {
         fronts.count() + ports.count()
     }
 
-    /// Returns the lists of a record.
+    /// Returns the backend sets and client ranges of a record.
     fn lists(&self, record: &Front) -> ([&[u32]; 2], &[Source]) {
         let sets = [record.cluster, record.local].map(|set| self.sets.items(set));
         (sets, self.sources.items(record.sources))
     }
 
-    /// Returns the backends of a port, and the sets of each.
+    /// Returns the serving backends of a port, and the set membership of each.
     fn placed(&self, id: u32) -> Option<(&LiteMap<Target, u32>, Vec<Membership>)> {
         let backends = &self.ports.get(&id)?.backends;
         let sets = backends.values().map(|index| self.standing(*index).sets);
         Some((backends, sets.collect()))
     }
 
-    /// Takes the ports of the ids that are programmed from an earlier reading.
+    /// Moves the names of the service ports from an earlier reading, for ids that still exist.
     pub(crate) fn take_names(&mut self, earlier: &mut Self) {
         for (service, mut ids) in std::mem::take(&mut earlier.ids) {
             ids.retain(|_, id| self.ports.contains_key(id));
@@ -252,7 +253,7 @@ impl Actual {
     }
 }
 
-/// The numbers of entries in use.
+/// The number of entries in use, by map.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Usage {
     pub(crate) fronts: usize,
@@ -262,7 +263,7 @@ pub(crate) struct Usage {
 }
 
 impl Usage {
-    /// Returns true if any of these numbers is greater than in `other`.
+    /// Returns true if any number is greater than in `other`.
     pub(crate) const fn exceeds(&self, other: &Self) -> bool {
         self.fronts > other.fronts
             || self.slots > other.slots

@@ -1,8 +1,8 @@
-//! The free indices of an array.
+//! Allocators for entries of array maps: single indices, and contiguous ranges.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Single indices below a limit.
+/// Allocates single indices below a limit.
 #[derive(Debug)]
 pub(crate) struct Indices {
     returned: Vec<u32>,
@@ -11,9 +11,9 @@ pub(crate) struct Indices {
 }
 
 impl Indices {
-    /// Returns all indices below the limit except those in use.
+    /// Starts with all indices free except those in `used`.
     pub(crate) fn new(limit: u32, used: &BTreeSet<u32>) -> Self {
-        // Indices above the highest one in use were never allocated; the gaps below it are free.
+        // The indices above the highest one in use are free, and so are the gaps below it.
         let unused = used.last().map_or(0, |last| last + 1).min(limit);
         let returned = (0..unused)
             .rev()
@@ -47,8 +47,8 @@ impl Indices {
     }
 }
 
-/// Contiguous ranges below a limit: the smallest free range that fits is allocated, and adjoining free
-/// ranges are merged.
+/// Allocates contiguous ranges below a limit: takes the smallest free range that is large enough, and merges
+/// adjacent free ranges.
 #[derive(Debug, Default)]
 pub(crate) struct Ranges {
     by_base: BTreeMap<u32, u32>,
@@ -56,14 +56,14 @@ pub(crate) struct Ranges {
 }
 
 impl Ranges {
-    /// Returns one free range from 0 to the limit.
+    /// Starts with everything below the limit free.
     pub(crate) fn new(limit: u32) -> Self {
         let mut ranges = Self::default();
         ranges.insert(0, limit);
         ranges
     }
 
-    /// Allocates a range of this length; returns its base. An empty range has base 0.
+    /// Allocates a range of this length, and returns its first index; 0 for an empty range.
     pub(crate) fn take(&mut self, length: u32) -> Option<u32> {
         if length == 0 {
             return Some(0);
@@ -74,7 +74,7 @@ impl Ranges {
         Some(base)
     }
 
-    /// Allocates exactly this range, if all of it is free.
+    /// Allocates this very range. Returns false if some of it is in use.
     pub(crate) fn take_at(&mut self, base: u32, length: u32) -> bool {
         if length == 0 {
             return true;
@@ -125,7 +125,7 @@ impl Ranges {
     }
 }
 
-/// Converts a count of map entries to the type of the standard library.
+/// Converts an index or a number of map entries to `usize`.
 #[expect(clippy::as_conversions, reason = "usize has 32 bits or more")]
 pub(crate) const fn count(entries: u32) -> usize {
     entries as usize

@@ -6,11 +6,11 @@ use crate::{
     plan::{FrontKind, FrontPlan, PortPlan, Target},
 };
 
-/// A frontend of the daemon itself, whose probe shows that the programs see its connects. No Service
-/// owns it.
+/// A frontend of the daemon's own, which no Service has. The daemon connects to it to check that the programs
+/// translate connects.
 #[derive(Clone, Copy, Debug)]
 pub struct Canary {
-    /// The address, port and protocol that are dialled.
+    /// The address, port and protocol that the daemon dials.
     pub front: FrontKey,
     /// Its only backend.
     pub target: Target,

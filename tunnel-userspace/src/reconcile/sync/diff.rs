@@ -1,4 +1,4 @@
-//! The difference between the maps and a plan. Pure.
+//! The difference between the content of the maps and the plan of one service port. Pure.
 
 use std::collections::BTreeMap;
 
@@ -14,34 +14,38 @@ use crate::{
     plan::{FrontPlan, PortPlan, Target},
 };
 
-/// The cause of a lack of room.
+/// The maps have no room for a plan.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Shortage {
-    /// The reason to count.
+    /// The reason: the map that is full.
     pub(crate) reason: Reason,
-    /// True if there is room once retired entries are freed; else the sizes of the maps are used up.
+    /// True if there will be room once retired entries are freed; false if the configured size of the map
+    /// is too small.
     pub(crate) is_passing: bool,
 }
 
-/// The difference for one service id.
+/// The changes that bring the entries of one service port to its plan.
 #[derive(Debug, Eq, PartialEq)]
 pub(crate) struct Diff {
     pub(crate) id: u32,
     pub(crate) new_backends: Vec<(Target, Membership)>,
-    /// Backends that stay, but change their sets.
+    /// The indices of backends that change their sets.
     pub(crate) moves: Vec<(u32, Membership)>,
-    /// The present sets that equal the plan's; none if new slots are needed.
+    /// The set in the maps that equals the plan's; `None` if new slots must be written.
     pub(crate) cluster: Option<Set>,
+    /// The same for policy Local.
     pub(crate) local: Option<Set>,
+    /// Frontends that are new, or whose record changes.
     pub(crate) upserts: Vec<(FrontKey, FrontPlan)>,
     pub(crate) deletes: Vec<FrontKey>,
-    /// Ranges of clients that are not yet in the map.
+    /// Ranges of clients that must be written.
     pub(crate) new_sources: Vec<Source>,
+    /// Backends that are no longer planned.
     pub(crate) gone: Vec<(Target, u32)>,
 }
 
 impl Diff {
-    /// Returns the difference between the programmed entries of an id and its plan.
+    /// Compares the entries of a service port id with its plan.
     pub(crate) fn between(actual: &Actual, id: u32, plan: &PortPlan) -> Self {
         let cluster = kept_set(actual, id, &plan.cluster, |front| front.cluster);
         let local = kept_set(actual, id, &plan.local, |front| front.local);
@@ -93,8 +97,9 @@ impl Diff {
         }
     }
 
-    /// Checks that there is room for the difference: first by the sizes in the config, then by the free
-    /// entries. Entries beyond the sizes are only for the time in which old and new ones coexist.
+    /// Checks that the maps have room for the changes: first by their configured sizes, then by their free
+    /// entries. The maps have more entries than configured, but only so that old and new ones can coexist
+    /// until the old ones are freed.
     pub(crate) fn room(&self, actual: &Actual, plan: &PortPlan) -> Result<(), Shortage> {
         let full = |reason, is_passing| Err(Shortage { reason, is_passing });
         let sizes = actual.sizes;
@@ -130,14 +135,14 @@ impl Diff {
         Ok(())
     }
 
-    /// Returns the number of slots to write.
+    /// Returns the number of slots that must be written.
     fn new_slots(&self, plan: &PortPlan) -> usize {
         let sets = [(self.cluster, &plan.cluster), (self.local, &plan.local)];
         let new = sets.iter().filter(|(kept, _)| kept.is_none());
         new.map(|(_, targets)| targets.len()).sum()
     }
 
-    /// Returns the number of slots that the change retires.
+    /// Returns the number of slots that are no longer in use after the changes.
     fn old_slots(&self, actual: &Actual) -> usize {
         let (cluster, local) = (self.cluster.is_none(), self.local.is_none());
         let of_records = actual.records(self.id).flat_map(|record| {
@@ -148,7 +153,7 @@ impl Diff {
     }
 }
 
-/// Returns every backend of a plan, and its sets.
+/// Returns the backends of a plan, each with the sets that contain it.
 fn memberships(plan: &PortPlan) -> BTreeMap<&Target, Membership> {
     let only_serving = plan.serving.iter().map(|target| (target, Membership::NONE));
     let mut all: BTreeMap<_, _> = only_serving.collect();
@@ -165,13 +170,14 @@ fn memberships(plan: &PortPlan) -> BTreeMap<&Target, Membership> {
     all
 }
 
-/// A set that no list has, for ranges of clients that are not yet written.
+/// A placeholder, different from any real set, for client ranges that are not written yet.
 const UNWRITTEN: Set = Set {
     base: u32::MAX,
     len: u32::MAX,
 };
 
-/// Returns the record of a frontend, once its backends and sets are written.
+/// Returns the record of a frontend. Its backends and sets must have been written, or the record differs from
+/// the final one.
 pub(crate) fn record(
     actual: &Actual,
     (key, front): (FrontKey, &FrontPlan),
@@ -210,7 +216,7 @@ pub(crate) fn record(
     }
 }
 
-/// Returns the backends for the record itself: all of a small set, none of a larger one.
+/// Returns the backends that the record itself contains: all of a small set, none of a larger one.
 fn all_near(actual: &Actual, id: u32, targets: &[Target]) -> [Near; NEAR] {
     let targets = if targets.len() > NEAR { &[] } else { targets };
     let index = |target| actual.backend(id, target).unwrap_or_default();
@@ -218,7 +224,7 @@ fn all_near(actual: &Actual, id: u32, targets: &[Target]) -> [Near; NEAR] {
     near(targets, &indices)
 }
 
-/// Returns the set of these backends that a frontend of the port leads to, if there is one.
+/// Returns the port's set in the maps with exactly these backends, if there is one.
 fn kept_set(
     actual: &Actual,
     id: u32,

@@ -1,12 +1,14 @@
+//! The map values of backend sets: slots, and the copies of backends in frontend records.
+
 use foldhash::{HashMap, HashMapExt as _};
 use tunnel_common::service::{NEAR, Near, Slot};
 
 use crate::plan::Target;
 
-/// The number of slots up to which counting is faster than a hash map.
+/// The number of slots up to which counting repeatedly is faster than a hash map.
 const FEW: usize = 16;
 
-/// Returns the slots of a set of backends, given by their indices.
+/// Returns the slots of a set, by the backend index of each.
 pub(in crate::reconcile) fn slots(backends: &[u32]) -> impl Iterator<Item = Slot> {
     let mut shares: HashMap<u32, u32> = HashMap::new();
     let looked_up = if backends.len() > FEW { backends } else { &[] };
@@ -24,7 +26,8 @@ pub(in crate::reconcile) fn slots(backends: &[u32]) -> impl Iterator<Item = Slot
     backends.iter().map(slot)
 }
 
-/// Returns the backends of a small set in the form for a record; `indices` has the index of each.
+/// Returns the copies of a small set's backends for a frontend record; `indices` has the backend index of
+/// each target.
 pub(super) fn near(targets: &[Target], indices: &[u32]) -> [Near; NEAR] {
     let mut held = [Near::NONE; NEAR];
     let backends = targets.iter().zip(slots(indices));

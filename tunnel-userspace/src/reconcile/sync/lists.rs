@@ -1,4 +1,5 @@
-//! Lists in an array to which records refer: the backends of sets in the slots, and ranges of clients.
+//! Lists of consecutive array entries, with reference counts: backend sets in the array of slots, and client
+//! ranges in theirs. Frontend records refer to them.
 
 use std::{collections::BTreeMap, hash::Hash, ops::Range, sync::Arc};
 
@@ -7,18 +8,18 @@ use tunnel_common::service::Set;
 
 use super::alloc::{Ranges, count};
 
-/// A list that records refer to.
+/// A list, and the number of records that refer to it.
 #[derive(Debug)]
 struct Used<T> {
     records: u32,
     items: Arc<[T]>,
 }
 
-/// The lists in an array.
+/// The lists in an array map, by the index of their first entry.
 #[derive(Debug)]
 pub(in crate::reconcile) struct Lists<T> {
     by_base: HashMap<u32, Used<T>>,
-    /// The set of each list that records may share; none if lists are not shared.
+    /// The position of each list, for sharing equal lists; `None` if lists are not shared.
     shared: Option<HashMap<Arc<[T]>, Set>>,
     free: Ranges,
     entries: u32,
@@ -27,7 +28,7 @@ pub(in crate::reconcile) struct Lists<T> {
 }
 
 impl<T: Eq + Hash> Lists<T> {
-    /// Returns an array of this number of entries, all free.
+    /// Starts with an array of free entries.
     pub(super) fn new(entries: u32) -> Self {
         Self {
             by_base: HashMap::new(),
@@ -38,7 +39,7 @@ impl<T: Eq + Hash> Lists<T> {
         }
     }
 
-    /// Returns an array whose lists are shared: each is stored once, however many records refer to it.
+    /// Starts with an array of free entries in which equal lists are stored once.
     pub(super) fn shared(entries: u32) -> Self {
         Self {
             shared: Some(HashMap::new()),
@@ -46,12 +47,12 @@ impl<T: Eq + Hash> Lists<T> {
         }
     }
 
-    /// Reserves memory for a number of lists, so that inserting them never reallocates.
+    /// Reserves memory for this number of lists, so that inserting them doesn't reallocate.
     pub(super) fn make_room(&mut self, lists: usize) {
         self.by_base.reserve(lists);
     }
 
-    /// Adopts the list of a record from the maps; returns true if it is valid.
+    /// Reads the list of a record from the map, unless it is known. Returns true if the list is valid.
     pub(super) fn adopt<E>(
         &mut self,
         set: Set,
@@ -77,7 +78,7 @@ impl<T: Eq + Hash> Lists<T> {
         Ok(is_free)
     }
 
-    /// Returns the set of a shared list, if it exists.
+    /// Returns the position of a shared list, if it exists.
     pub(super) fn find(&self, items: &[T]) -> Option<Set> {
         if items.is_empty() {
             return Some(Set::default());
@@ -85,19 +86,19 @@ impl<T: Eq + Hash> Lists<T> {
         self.shared.as_ref()?.get(items).copied()
     }
 
-    /// Returns the list of a set. An empty set has an empty list, whatever its base is.
+    /// Returns the list at a position.
     pub(in crate::reconcile) fn items(&self, set: Set) -> &[T] {
         self.used(set).map_or(&[], |used| &used.items)
     }
 
-    /// Allocates room for a list to which no record refers yet.
+    /// Allocates room for a new list.
     pub(in crate::reconcile) fn take(&mut self, len: usize) -> Option<Set> {
         let len = u32::try_from(len).ok()?;
         let base = self.free.take(len)?;
         Some(Set { base, len })
     }
 
-    /// Stores a list that was written into allocated room.
+    /// Adds a list that was written into allocated room. No record refers to it yet.
     pub(super) fn put(&mut self, set: Set, items: Vec<T>) {
         if set.len == 0 {
             return;
@@ -110,7 +111,7 @@ impl<T: Eq + Hash> Lists<T> {
         self.by_base.insert(set.base, Used { records: 0, items });
     }
 
-    /// Adds the reference of a record.
+    /// Increments the reference count of a list.
     pub(super) fn hold(&mut self, set: Set) {
         if let Some(used) = self.by_base.get_mut(&set.base)
             && set.len > 0
@@ -119,15 +120,15 @@ impl<T: Eq + Hash> Lists<T> {
         }
     }
 
-    /// Removes the reference of a record. Returns the set with its last reference, to be freed once no
-    /// program reads it.
+    /// Decrements the reference count of a list. Removes the list at 0, and returns its position, which may
+    /// be freed once no program reads it.
     pub(super) fn release(&mut self, set: Set) -> Option<Set> {
         let used = self.by_base.get_mut(&set.base).filter(|_| set.len > 0)?;
         used.records -= 1;
         self.remove_unused(set)
     }
 
-    /// Frees a list to which no record refers.
+    /// Removes and frees a list, if no record refers to it.
     pub(super) fn drop_unused(&mut self, set: Set) {
         if let Some(unused) = self.remove_unused(set) {
             self.give(unused);
@@ -144,13 +145,13 @@ impl<T: Eq + Hash> Lists<T> {
         Some(set)
     }
 
-    /// Frees the room of a list that no program reads any more.
+    /// Frees the room of a removed list that no program reads any more.
     pub(super) fn give(&mut self, set: Set) {
         self.free.give(set.base, set.len);
     }
 
-    /// Returns the number of entries that become unused with a port's records: those of lists to which
-    /// no other port's records refer.
+    /// Returns the number of entries that would become unused without the references `of_records`: those in
+    /// lists with no other reference.
     pub(super) fn left(&self, of_records: impl Iterator<Item = Set>) -> usize {
         let mut records = BTreeMap::<_, u32>::new();
         for set in of_records {
@@ -163,7 +164,7 @@ impl<T: Eq + Hash> Lists<T> {
         records.into_iter().filter_map(is_left).sum()
     }
 
-    /// Returns each list with its base, in the order of the array.
+    /// Returns each list with the index of its first entry, in the order of the array.
     pub(in crate::reconcile) fn all(&self) -> impl Iterator<Item = (u32, &[T])> {
         let all = self.by_base.iter();
         let all: BTreeMap<_, _> = all.map(|(base, used)| (*base, &*used.items)).collect();

@@ -1,21 +1,21 @@
-//! Indices of removed backends that open connections still refer to. An index is reused only after the
-//! last of them has closed: their close would be counted at the new backend.
+//! Removed backends that still have open connections. Their indices are not reused before the last
+//! connection has closed: its close would be counted for the new backend.
 
 use std::collections::{BTreeSet, VecDeque};
 
 use super::alloc::Indices;
 use crate::reconcile::access::Counts;
 
-/// The number of indices that one poll reads.
+/// The maximum number of connection counters that one poll reads.
 const BATCH: usize = 4096;
 
-/// The indices, in the order in which they are polled.
+/// The indices of removed backends with open connections, in the order in which they are polled.
 #[derive(Debug, Default)]
 pub(in crate::reconcile) struct Occupied(VecDeque<u32>);
 
 impl Occupied {
-    /// Returns the indices of an array that are not in use, but have open connections; and the
-    /// remaining, free ones.
+    /// Reads the connection counters of all unused indices. Returns the indices with open connections, and
+    /// the free ones.
     pub(super) fn find(reader: &impl Counts, entries: u32, used: BTreeSet<u32>) -> (Self, Indices) {
         let gone = (0..entries).filter(|index| !used.contains(index));
         let occupied: VecDeque<u32> = gone.filter(|index| is_open(reader, *index)).collect();
@@ -29,8 +29,8 @@ impl Occupied {
         self.0.len()
     }
 
-    /// Frees an index that no program can reach any more, or keeps it as long as it has open
-    /// connections.
+    /// Frees the index of a removed backend that no program can still choose, or adds it to the polled ones
+    /// if it has open connections.
     pub(super) fn free(&mut self, index: u32, reader: &impl Counts, free: &mut Indices) {
         if is_open(reader, index) {
             self.0.push_back(index);
@@ -39,8 +39,7 @@ impl Occupied {
         }
     }
 
-    /// Polls a batch of the indices, in turn, and frees those without open connections. Returns the
-    /// number freed.
+    /// Polls the next indices, and frees those without open connections. Returns the number of freed ones.
     pub(super) fn look(&mut self, reader: &impl Counts, free: &mut Indices) -> usize {
         let before = self.0.len();
         for _ in 0..before.min(BATCH) {
@@ -55,8 +54,12 @@ impl Occupied {
 fn is_open(reader: &impl Counts, index: u32) -> bool {
     let open = reader.open_at(index).inspect_err(|error| {
         let error = error as &dyn std::error::Error;
-        tracing::warn!(index, error, "a backend's index is not freed");
+        tracing::warn!(
+            index,
+            error,
+            "cannot read the open connections of a removed backend, so its index is not freed"
+        );
     });
-    // An unreadable count may be of open connections.
+    // A count that can't be read may not be 0.
     !matches!(open, Ok(0))
 }

@@ -1,7 +1,7 @@
-//! The service maps, and their known content. They are written in an order that is safe at every step:
-//! first new entries to which nothing leads yet (backends, slots, records), then one hash update per
-//! frontend, then the removal of entries to which nothing leads any more. A crash between two writes
-//! leaves either the complete old entry or the complete new one.
+//! The service maps together with their tracked content. The order of writes is safe at every step: first new
+//! entries that nothing refers to yet (backends, slots, records), then one hash update per frontend, then the
+//! removal of entries that nothing refers to any more. A crash between two writes leaves either the complete
+//! old entry of a frontend or the complete new one.
 
 use tunnel_common::{
     addr::Protocol,
@@ -25,7 +25,7 @@ use crate::{
     },
 };
 
-/// The cause for which a change was not made.
+/// A change of the maps was not made.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Refused {
     /// The maps have no room.
@@ -37,7 +37,7 @@ pub(super) enum Refused {
 }
 
 impl Refused {
-    /// Returns the problem of a port with this cause.
+    /// Returns the problem with the service port that was to be changed.
     pub(super) fn problem(&self) -> Problem {
         let text = self.to_string();
         match self {
@@ -53,24 +53,24 @@ impl Refused {
     }
 }
 
-/// Returns a lack of room that ends when retired entries are freed.
+/// Returns a shortage that ends once retired entries are freed.
 const fn full(reason: Reason) -> Refused {
     let is_passing = true;
     Refused::Full(Shortage { reason, is_passing })
 }
 
-/// The service maps, and their known content.
+/// The service maps, and their tracked content.
 pub(crate) struct Ports<M> {
     pub(crate) maps: M,
     pub(crate) actual: Actual,
-    /// Entries that became unreachable since [`Self::take_retired`].
+    /// Entries that were removed since the last [`Self::take_retired`].
     pub(super) retired: Retired,
-    /// True if retired entries are not yet freed, so that there may soon be more room.
+    /// True if some retired entries are not freed yet, so that there will be more room.
     pub(super) waiting: bool,
 }
 
 impl<M: MapReader + MapWriter> Ports<M> {
-    /// Returns maps of these sizes whose content is unknown.
+    /// Starts with empty maps of these sizes.
     pub(super) fn new(maps: M, sizes: Sizes) -> Self {
         Self {
             maps,
@@ -80,11 +80,12 @@ impl<M: MapReader + MapWriter> Ports<M> {
         }
     }
 
-    /// Adopts the content of the maps, as at a start. Returns the number of invalid keys.
+    /// Reads the content of the maps, as at a start, and removes invalid entries. Returns the number of
+    /// invalid keys.
     ///
     /// # Errors
     ///
-    /// A map can't be read or written; then nothing is written, and the call can be repeated.
+    /// A map can't be read or written; the tracked content stays, and the call can be repeated.
     pub(super) fn adopt(&mut self, grace: &impl Grace) -> Result<usize, AdoptError> {
         let (actual, stray) = reading::read(&self.maps, self.actual.sizes)?;
         self.actual = self.usable(actual, &stray, grace)?;
@@ -93,12 +94,12 @@ impl<M: MapReader + MapWriter> Ports<M> {
         Ok(stray.fronts.len())
     }
 
-    /// Reads the maps and compares them with their known content, which is replaced on a difference.
-    /// Returns the number of differences.
+    /// Reads the maps, and compares them with their tracked content. If they differ, their content becomes
+    /// the tracked one. Returns the number of differences.
     ///
     /// # Errors
     ///
-    /// As [`Self::adopt`]; the known content stays.
+    /// As [`Self::adopt`].
     pub(super) fn audit(&mut self, grace: &impl Grace) -> Result<usize, AdoptError> {
         let (fresh, stray) = reading::read(&self.maps, self.actual.sizes)?;
         let strays = stray.fronts.len() + stray.backends.len();
@@ -111,8 +112,8 @@ impl<M: MapReader + MapWriter> Ports<M> {
         Ok(differences)
     }
 
-    /// Frees entries that no program can reach any more, except indices that open connections keep.
-    /// `more` is true if another batch follows.
+    /// Frees retired entries after their grace period, except for backend indices with open connections.
+    /// `more` is true if another batch of retired entries waits.
     pub(super) fn free(&mut self, retired: &Retired, more: bool) {
         for entry in &retired.0 {
             let actual = &mut self.actual;
@@ -133,21 +134,22 @@ impl<M: MapReader + MapWriter> Ports<M> {
         self.waiting = more;
     }
 
-    /// Frees the indices that open connections kept, if those have closed. Returns the number freed.
+    /// Frees the indices of removed backends whose connections have all closed. Returns the number of freed
+    /// indices.
     pub(super) fn look_at_occupied(&mut self) -> usize {
         let actual = &mut self.actual;
         actual.occupied.look(&self.maps, &mut actual.free_backends)
     }
 
-    /// Returns the entries that became unreachable since the last call.
+    /// Returns the entries that were removed since the last call.
     pub(in crate::reconcile) fn take_retired(&mut self) -> Retired {
         let retired = std::mem::take(&mut self.retired);
         self.waiting |= !retired.0.is_empty();
         retired
     }
 
-    /// Programs every frontend of a plan for an id. Returns the difference, whose deletions are left for
-    /// [`Self::finish`].
+    /// Writes the new and changed entries of a service port's plan. Returns the difference; its deletions are
+    /// left to [`Self::finish`].
     pub(super) fn program(
         &mut self,
         id: u32,
@@ -160,13 +162,13 @@ impl<M: MapReader + MapWriter> Ports<M> {
         let sources = self.write_sources(&diff.new_sources)?;
         let mut sets = [Set::default(); 2];
         let written = self.write_fronts(plan, &diff, &mut sets);
-        // Lists to which no record refers.
+        // Frees new lists that no record refers to, since a write failed.
         for set in sets {
             self.actual.sets.drop_unused(set);
         }
         self.actual.sources.drop_unused(sources);
         written?;
-        // Last, so that no client loses its present backend before the others have the new sets.
+        // Last, so that no client loses its backend before the frontends have the new sets.
         for (index, sets) in &diff.moves {
             self.maps.move_backend(*index, *sets)?;
             self.actual.note(*index, |known| known.sets = *sets);
@@ -174,7 +176,7 @@ impl<M: MapReader + MapWriter> Ports<M> {
         Ok(diff)
     }
 
-    /// Removes the entries that a plan no longer has, once all its frontends are programmed.
+    /// Removes the entries that are no longer planned, after [`Self::program`] has written the new ones.
     pub(super) fn finish(&mut self, name: Option<&PortName>, diff: &Diff) -> Result<(), Refused> {
         let mut deletes = diff.deletes.iter();
         deletes.try_for_each(|key| self.delete_front(diff.id, key))?;
@@ -184,13 +186,13 @@ impl<M: MapReader + MapWriter> Ports<M> {
         Ok(())
     }
 
-    /// Removes all entries of an id without a port.
+    /// Removes all entries of an id that is assigned to no service port.
     pub(super) fn remove(&mut self, id: u32) -> Result<(), Refused> {
         let diff = Diff::between(&self.actual, id, &PortPlan::default());
         self.finish(None, &diff)
     }
 
-    /// Retires an id without entries, and forgets its port.
+    /// Retires the id of a service port, if it has no entries.
     pub(super) fn retire_unused(&mut self, name: Option<&PortName>, id: u32) {
         let port = self.actual.ports.get(&id);
         if port.is_none_or(|it| it.fronts.is_empty() && it.backends.is_empty()) {
@@ -218,7 +220,7 @@ impl<M: MapReader + MapWriter> Ports<M> {
         Ok(())
     }
 
-    /// Writes backends, up to the first failure.
+    /// Allocates and writes backends, up to the first error.
     fn add_backends(
         &mut self,
         id: u32,
@@ -227,7 +229,7 @@ impl<M: MapReader + MapWriter> Ports<M> {
     ) -> Result<(), Refused> {
         let mut backends = Vec::with_capacity(wanted.len());
         for (target, sets) in wanted {
-            // The caller has checked that there is room for all.
+            // The caller has checked that there is room for all of them.
             let room = self.actual.free_backends.take();
             let index = room.ok_or_else(|| full(Reason::BackendsFull))?;
             let backend = Backend {
@@ -257,8 +259,8 @@ impl<M: MapReader + MapWriter> Ports<M> {
         result.map_err(Refused::Write)
     }
 
-    /// Writes the slots of a set, unless a present one is equal. Nothing leads to them before a record
-    /// does.
+    /// Writes the slots of a set, unless the equal set `kept` exists. No program reads them before a record
+    /// refers to them.
     fn write_set(
         &mut self,
         id: u32,
@@ -282,7 +284,7 @@ impl<M: MapReader + MapWriter> Ports<M> {
         Ok(set)
     }
 
-    /// Writes ranges of clients. Nothing leads to them before a record does.
+    /// Writes ranges of clients. No program reads them before a record refers to them.
     fn write_sources(&mut self, ranges: &[Source]) -> Result<Set, Refused> {
         let room = self.actual.sources.take(ranges.len());
         let set = room.ok_or_else(|| full(Reason::SourceRangesFull))?;
@@ -352,14 +354,14 @@ impl<M: MapReader + MapWriter> Ports<M> {
         Ok(())
     }
 
-    /// Resets the counters of an id that no program uses any more.
+    /// Resets the counters of a freed id.
     fn count_anew(&mut self, id: u32) {
         if let Err(error) = self.maps.reset_tally(id) {
-            tracing::warn!(id, %error, "the counts of a service port that is gone stay");
+            tracing::warn!(id, %error, "cannot reset the counters of a removed service port");
         }
     }
 
-    /// Resets the counters of unused ids that an earlier process left.
+    /// Resets the counters of unused ids, which an earlier process may not have reset.
     fn count_unused_anew(&mut self) -> Result<(), ReadError> {
         let tallies = self.maps.tallies(self.actual.sizes.front_entries())?;
         let counted = (0_u32..).zip(tallies);
@@ -372,7 +374,8 @@ impl<M: MapReader + MapWriter> Ports<M> {
         Ok(())
     }
 
-    /// Completes what was read from the maps: removes invalid entries, and finds the free indices.
+    /// Completes the content that was read from the maps: removes invalid entries, waits for a grace period,
+    /// and finds the free backend indices.
     fn usable(
         &mut self,
         mut actual: Actual,
@@ -380,13 +383,13 @@ impl<M: MapReader + MapWriter> Ports<M> {
         grace: &impl Grace,
     ) -> Result<Actual, AdoptError> {
         for key in &stray.fronts {
-            tracing::warn!(front = %key, "removing a front whose record makes no sense");
+            tracing::warn!(frontend = %key, "removing a frontend with an invalid record");
             self.maps.delete_svc(key)?;
         }
         let mut backends = stray.backends.iter();
         backends.try_for_each(|index| self.maps.retire_backend(*index))?;
-        // A program that began before the last process died, or before the keys above were removed, may
-        // still read free entries.
+        // A program that started before the earlier process ended, or before the keys above were removed,
+        // may still read entries that are free now.
         grace.wait().map_err(AdoptError::Grace)?;
         actual.find_occupied(&self.maps);
         Ok(actual)

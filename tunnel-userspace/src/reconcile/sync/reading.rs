@@ -1,4 +1,4 @@
-//! Reads the content of the maps: at the start, and again whenever it may have changed.
+//! Reads the content of the service maps: at the start, for each audit, and after a refused batch.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,27 +19,27 @@ use crate::{
     reconcile::access::{MapReader, ReadError},
 };
 
-/// Invalid entries of the maps, which a crash or another program left.
+/// Invalid entries of the maps, left by a crash or another program.
 #[derive(Debug, Default)]
 pub(crate) struct Stray {
-    /// Keys whose index leads to no valid record of theirs. They are removed before anything is written,
-    /// since their records count as free.
+    /// Keys without a valid record. They must be removed before anything is written, since their records
+    /// are treated as free.
     pub(crate) fronts: Vec<FrontKey>,
-    /// Backends that serve, but belong to no frontend.
+    /// The indices of backends that serve, but belong to no service port with a frontend.
     pub(crate) backends: Vec<u32>,
 }
 
-/// Maps that are being read.
+/// The state of reading the maps.
 struct Reading<'a, R> {
     reader: &'a R,
-    /// The backends that serve.
+    /// The serving backends, by index.
     backends: BTreeMap<u32, Backend>,
-    /// The valid entries so far.
+    /// The valid entries that were read so far.
     actual: Actual,
 }
 
-/// Reads the maps. Invalid entries are left out of the first result and listed in the second. Every
-/// index of backends counts as free, until [`Actual::find_occupied`] is called.
+/// Reads the maps. Returns the valid entries, and the invalid ones. All backend indices are free until
+/// [`Actual::find_occupied`] is called.
 pub(in crate::reconcile) fn read(
     reader: &impl MapReader,
     sizes: Sizes,
@@ -79,7 +79,7 @@ pub(in crate::reconcile) fn read(
 }
 
 impl<R: MapReader> Reading<'_, R> {
-    /// Adopts a frontend; returns true if its record, sets and backends are valid.
+    /// Adds a frontend to the valid entries. Returns false if its record, sets or backends are invalid.
     fn adopt(&mut self, key: FrontKey, index: u32) -> Result<bool, ReadError> {
         let entries = self.actual.sizes.front_entries();
         if index >= entries {
@@ -129,7 +129,7 @@ impl<R: MapReader> Reading<'_, R> {
         })
     }
 
-    /// Returns true if the backends in the record itself are those of its set.
+    /// Returns true if the copies of backends in the record match its set.
     fn is_near(&self, record: &Front) -> bool {
         let indices = self.actual.sets.items(Traffic::Sockets.set(record));
         let indices = if indices.len() > NEAR { &[] } else { indices };
@@ -138,13 +138,13 @@ impl<R: MapReader> Reading<'_, R> {
         targets.is_some_and(|targets| record.near == near(&targets, indices))
     }
 
-    /// Adopts the backends that serve a frontend; returns the others.
+    /// Adds the serving backends of service ports with a frontend to the valid entries. Returns the others.
     fn adopt_backends(&mut self) -> Vec<u32> {
         let sets = self.actual.sets.all();
         let placed: BTreeSet<u32> = sets.flat_map(|(_, set)| set.iter().copied()).collect();
         let mut stray = Vec::new();
-        // Of two backends with one target, the backend in a set is adopted: the other only keeps its open
-        // connections.
+        // Of two backends with the same address and port, the one in a set is valid: the other one was
+        // removed, and only has open connections.
         let (first, second): (Vec<_>, Vec<_>) = self
             .backends
             .iter()

@@ -6,13 +6,13 @@ use super::{
 };
 use crate::model::TrafficPolicy;
 
-/// Returns a second process, after a first one that served `web` and `dns`.
+/// Returns a reconciler after a restart; the first one served `web` and `dns`.
 fn second() -> Reconciler<Memory> {
     let first = serving(ROOMY, [set("web", 1, &[1, 2]), set("dns", 2, &[3])]);
     adopt(first.sync.ports.maps)
 }
 
-/// Applies Services while some object is refused.
+/// Applies Services while an object of the sources is missing.
 fn apply_part(second: &mut Reconciler<Memory>, services: Vec<Change<'_>>) {
     second.update(Update {
         whole: false,
@@ -52,7 +52,7 @@ fn endpoints_stay_while_what_names_them_may_be_what_was_refused() {
     let mut second = second();
     apply_part(&mut second, vec![set("web", 1, &[]), set("dns", 2, &[3])]);
     assert_eq!(backends(&second, 1), Some(vec![1, 2]));
-    // Services that this process has seen change at once.
+    // A Service that this process has served before changes at once.
     apply_part(&mut second, vec![set("dns", 2, &[])]);
     assert_eq!(backends(&second, 2), Some(Vec::new()));
 

@@ -1,4 +1,4 @@
-//! The first sync, which writes with few calls.
+//! The first sync, which writes in batches.
 
 use super::*;
 
@@ -15,7 +15,7 @@ fn all() -> Vec<Change<'static>> {
         .into()
 }
 
-/// Returns true if every Service leads to exactly its endpoints.
+/// Returns true if every Service has exactly its endpoints as backends.
 fn is_whole(reconciler: &Reconciler<Memory>) -> bool {
     let mut all = SERVICES.iter();
     all.all(|(_, vip, endpoints)| backends(reconciler, *vip).as_deref() == Some(*endpoints))
@@ -35,7 +35,7 @@ fn many_services_are_written_as_a_few_are() {
     assert_eq!(at_once.maps().writes, each.maps().writes);
 }
 
-/// Lets writes succeed again, and reads the maps again.
+/// Lets writes succeed again, reads the maps again, and writes the rest.
 fn begin_anew(reconciler: &mut Reconciler<Memory>) {
     reconciler.sync.ports.maps.limit = usize::MAX;
     reconciler.sync.begin_anew(&NoGrace).expect("read");
@@ -43,7 +43,7 @@ fn begin_anew(reconciler: &mut Reconciler<Memory>) {
     settle(reconciler);
 }
 
-/// Returns maps of an earlier process: addresses that others have now, and removed backends.
+/// Returns maps of an earlier process, in which Services have other addresses and backends.
 fn earlier() -> Memory {
     let (a, b) = (set("a", 2, &[1]), set("b", 1, &[7, 8]));
     let first = serving(ROOMY, [a, b, set("old", 9, &[5, 6])]);
@@ -68,7 +68,7 @@ fn a_write_that_is_refused_among_many_is_found_and_made_again() {
             reconciler.sync.ports.maps.limit = limit;
             apply(&mut reconciler, all());
             let is_in_doubt = reconciler.sync.is_in_doubt();
-            // Entries of others are removed by single writes; new maps have none.
+            // With maps of an earlier process, the refused write may be a deletion, which is in no batch.
             let is_left_dirty = is_in_doubt && reconciler.is_dirty();
             assert!(is_left_dirty || kind != "new maps", "{place}");
             let writes = reconciler.maps().writes;
@@ -77,14 +77,14 @@ fn a_write_that_is_refused_among_many_is_found_and_made_again() {
             if is_in_doubt {
                 doubts += 1;
                 let made = reconciler.maps().writes;
-                assert_eq!(made, writes, "{place}: before it is known what is there");
+                assert_eq!(made, writes, "{place}: nothing may be written before the maps are read");
                 begin_anew(&mut reconciler);
             }
 
             assert!(!reconciler.sync.is_in_doubt() && !reconciler.is_dirty());
             assert!(is_whole(&reconciler), "{place}");
             assert_eq!(backends(&reconciler, 9), None, "{place}");
-            // The known content is right: an audit finds no difference.
+            // The tracked content is right, so an audit finds no difference.
             assert_eq!(audit(&mut reconciler), 0, "{place}");
         }
         assert!(doubts > 0, "{kind}");

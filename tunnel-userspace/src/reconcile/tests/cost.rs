@@ -1,10 +1,10 @@
-//! The cost of a change in very large maps.
+//! The cost of one change among very many Services.
 
 use super::*;
 
 const SERVICES: u32 = 30_000;
 
-/// Room for all of them, and some changes.
+/// Sizes with room for all of them, and for some changes.
 const SIZES: Sizes = Sizes {
     frontends: 4 * SERVICES,
     slots: 4 * SERVICES,
@@ -23,7 +23,7 @@ fn address(family: Family, number: u32) -> IpAddr {
     }
 }
 
-/// Returns a Service of both families, with an endpoint in each.
+/// Returns a Service with both families, and with one endpoint in each.
 fn of_both(number: u32, endpoints: [u32; 2]) -> ServiceState {
     let both = [Family::V4, Family::V6];
     let service = Service {
@@ -70,7 +70,7 @@ fn one_slice_that_changes_among_very_many_services_plans_and_writes_its_own_alon
         reconciler.pass();
 
         assert_eq!(reconciler.desired.planned, planned + 1, "{family:?}");
-        // A new backend, slot and record, and the one frontend that leads there.
+        // The writes are a new backend, slot and record, the frontend, and some that remove the old backend.
         let writes = reconciler.maps().writes - written;
         assert!((1..=8).contains(&writes), "{family:?}: {writes} writes");
         let key = http_at(address(family, change.0));

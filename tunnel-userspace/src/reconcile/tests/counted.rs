@@ -1,16 +1,16 @@
-//! The programs' counters of service ports.
+//! The counters of service ports, which the kernel programs maintain.
 
 use tunnel_common::service::Tally;
 
 use super::*;
 
-/// Returns the id of the Service on a VIP.
+/// Returns the id of the service port at a VIP.
 fn id(reconciler: &Reconciler<Memory>, last: u8) -> u32 {
     let front = &reconciler.sync.ports.actual.fronts[&vip(last)];
     front.record.service
 }
 
-/// Returns new maps with a Service on VIP 1, of which programs counted 7 as sent and 3 as refused.
+/// Writes these Services; 7 connections were sent to backends of VIP 1, and 3 were refused.
 fn counting<const N: usize>(services: [Change<'_>; N]) -> Reconciler<Memory> {
     let mut reconciler = serving(ROOMY, services);
     let tallied = Tally {
@@ -27,7 +27,8 @@ fn counted(reconciler: &Reconciler<Memory>, most: usize) -> Counted {
     reconciler.published().counted(reconciler.maps(), most)
 }
 
-/// Returns the published counters of each Service: its name, and the numbers sent, refused and open.
+/// Returns the published counters of each Service: its name, and the number of sent, refused and open
+/// connections.
 fn shown(reconciler: &Reconciler<Memory>) -> Vec<(String, [u64; 3])> {
     let shown = |port: PortCounts| {
         let name = port.name.service.name.to_string();
@@ -58,7 +59,7 @@ fn a_service_that_takes_the_place_of_another_begins_with_nothing() {
     let old = id(&reconciler, 1);
 
     apply(&mut reconciler, vec![("old", None)]);
-    // Ends when a new Service gets the old id.
+    // Repeats until a new Service gets the old id.
     for _ in 0..ROOMY.front_entries() {
         apply(&mut reconciler, vec![set("new", 2, &[1])]);
         if id(&reconciler, 2) == old {
@@ -67,14 +68,14 @@ fn a_service_that_takes_the_place_of_another_begins_with_nothing() {
         }
         apply(&mut reconciler, vec![("new", None)]);
     }
-    panic!("the id {old} never came back");
+    panic!("the id {old} is never reused");
 }
 
 #[test]
 fn what_a_process_did_not_come_to_reset_is_reset_by_the_next() {
     let mut reconciler = counting([set("old", 1, &[1])]);
     reconciler.update(update(vec![("old", None)]));
-    // Killed before retired entries are freed.
+    // The process is killed before it frees the retired entries.
     drop(reconciler.pass());
     assert_eq!(reconciler.maps().tallies.len(), 1);
 

@@ -1,4 +1,4 @@
-//! External IPs that must be owned.
+//! External IPs that need an owner.
 
 use super::*;
 
@@ -12,7 +12,7 @@ fn adopt_owned() -> Reconciler<Memory> {
     adopt_with(Memory::new(ROOMY), settings)
 }
 
-/// Returns a Service of both families with external IPs.
+/// Returns a Service with both families, and with external IPs.
 fn wanting(name: &'static str, last: u8, external: Vec<IpAddr>) -> Change<'static> {
     with(set(name, last, &[last]), |service| {
         service.cluster_ips.push(other_ip(last));
@@ -20,7 +20,7 @@ fn wanting(name: &'static str, last: u8, external: Vec<IpAddr>) -> Change<'stati
     })
 }
 
-/// Returns a Service of another proxy, whose load balancer has addresses.
+/// Returns a Service that Culvert doesn't serve, with these addresses of its load balancer.
 fn unserved(ips: Vec<IpAddr>) -> Change<'static> {
     let service = Service {
         unserved_ips: ips,
@@ -75,7 +75,7 @@ fn an_external_ip_is_served_as_soon_as_a_node_has_it_and_no_longer_than_that() {
     let wanted = PAIR.map(|_| ("web", Reason::ExternalIpNotOwned));
     assert_eq!(told.collect::<Vec<_>>(), wanted);
 
-    // A node other than this one.
+    // Another node gets the addresses.
     tell_nodes(&mut reconciler, vec![node("node-b", ips())]);
     let web = ObjectName::new("default", "web");
     assert_eq!(reconciler.sync.dirty, BTreeSet::from([web]));
@@ -94,7 +94,7 @@ fn the_load_balancer_of_a_service_that_is_not_served_owns_its_addresses_and_noth
     let mut reconciler = adopt_owned();
     let web = || wanting("web", 1, fixture::ips(&PAIR));
     let balancer = || unserved(fixture::ips(&PAIR));
-    // The owner may precede or follow in the update: the wanted addresses are known in both cases.
+    // The order of the owner and the other Service in the update doesn't matter.
     for both in [vec![balancer(), web()], vec![web(), balancer()]] {
         apply(&mut reconciler, both);
         assert_eq!(served(&reconciler), PAIR);

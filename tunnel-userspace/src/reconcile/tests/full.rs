@@ -1,4 +1,4 @@
-//! Maps that are full.
+//! Full maps.
 
 use super::*;
 
@@ -33,7 +33,7 @@ fn a_service_that_finds_no_room_is_named_and_comes_when_there_is_room() {
         assert_eq!(problem(&reconciler, "c"), Some(reason));
         assert_eq!(backends(&reconciler, 3), None);
         assert_eq!(backends(&reconciler, 1), Some(vec![1, 2]));
-        // A change that needs no more entries is still made.
+        // A change that needs no additional entries is still written.
         apply(&mut reconciler, vec![set("a", 1, &[6, 8])]);
         assert_eq!(backends(&reconciler, 1), Some(vec![6, 8]), "{reason:?}");
         assert_eq!(problem(&reconciler, "a"), None);

@@ -1,4 +1,4 @@
-//! Histories of changes, with kills between writes and delayed freeing.
+//! Sequences of changes, with the process killed between writes, and with entries freed late.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,7 @@ use super::{
     Memory, NoGrace, ROOMY, Reconciler, Retired, adopt, backends, is_ready, settle, state, update,
 };
 
-/// A step of a history: sets the endpoints of a Service on a VIP, or deletes the Service.
+/// One change: the number of a Service, its VIP, and its endpoints, or `None` to delete the Service.
 pub(super) type Step = (usize, u8, Option<BTreeSet<u8>>);
 
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
@@ -28,7 +28,7 @@ pub(super) fn take(reconciler: &mut Reconciler<Memory>, (name, vip, endpoints): 
     reconciler.update(update(vec![(name, state)]));
 }
 
-/// Returns the backends that each VIP should have after a history: the first Service by name owns it.
+/// Returns the backends that each VIP must have at the end. The first Service by name owns a VIP.
 fn wanted(history: &[Step]) -> BTreeMap<u8, Vec<u8>> {
     let last = history.iter().map(|(name, vip, it)| (name, (vip, it)));
     let last: BTreeMap<_, _> = last.collect();
@@ -45,8 +45,8 @@ pub(super) fn found(reconciler: &Reconciler<Memory>) -> BTreeMap<u8, Vec<u8>> {
         .collect()
 }
 
-/// Returns the owner after a restart of a process that was killed after `cut` writes of a history.
-/// `Memory` checks at each write that no frontend leads to another's backend.
+/// Applies a history in a process that is killed after `cut` writes, then again in a new one. `Memory` checks
+/// after each write that no frontend has a backend of another.
 pub(super) fn killed<T>(
     history: &[T],
     cut: usize,

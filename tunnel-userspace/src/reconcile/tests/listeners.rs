@@ -13,7 +13,7 @@ use crate::reconcile::listener_poll::ListenerPoll;
 
 const EVERY: Duration = Duration::from_secs(1);
 
-/// The listeners in a kernel, and the frontends of each poll.
+/// A fake kernel: its listeners, and the polls that it got.
 #[derive(Default)]
 struct Kernel {
     listeners: BTreeSet<FrontKey>,
@@ -21,7 +21,7 @@ struct Kernel {
     asked: Vec<BTreeSet<FrontKey>>,
 }
 
-/// A reconciler that polls a kernel for listeners.
+/// A reconciler with polls of a fake kernel.
 struct Scene {
     reconciler: Reconciler<Memory>,
     kernel: Arc<Mutex<Kernel>>,
@@ -29,7 +29,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// Returns the scene on a node that has these addresses, with some Services.
+    /// Starts on a node that has the addresses of these frontends, with some Services.
     fn new<const N: usize>(fronts: [FrontKey; N], services: Vec<Change<'_>>) -> Self {
         let kernel = Arc::<Mutex<Kernel>>::default();
         let asked = Arc::clone(&kernel);
@@ -54,21 +54,21 @@ impl Scene {
         }
     }
 
-    /// Polls, if it is due. Writes nothing.
+    /// Polls if a poll is due. Writes nothing.
     async fn poll(&mut self) {
         if self.looks.look(&mut self.reconciler) {
-            let looked = self.looks.ended().await.expect("a look");
+            let looked = self.looks.ended().await.expect("a poll");
             self.looks.end(looked, &mut self.reconciler);
         }
     }
 
-    /// Polls, if it is due, and writes the changes.
+    /// Polls if a poll is due, and writes the changes.
     async fn look(&mut self) {
         self.poll().await;
         settle(&mut self.reconciler);
     }
 
-    /// Polls after the interval.
+    /// Waits for the interval, polls, and writes the changes.
     async fn look_later(&mut self) {
         advance(EVERY).await;
         self.look().await;
@@ -87,12 +87,12 @@ fn ip(key: &FrontKey) -> IpAddr {
     key.address.to_ip()
 }
 
-/// Returns the frontend of a Service in its other family.
+/// Returns the frontend of a VIP in its other family.
 fn other(last: u8) -> FrontKey {
     http_at(other_ip(last))
 }
 
-/// Returns a Service of both families, with a node port.
+/// Returns a Service with both families and a node port.
 fn both(name: &'static str, last: u8) -> Change<'static> {
     with(set(name, last, &[1]), |service| {
         service.cluster_ips.push(other_ip(last));
@@ -100,7 +100,7 @@ fn both(name: &'static str, last: u8) -> Change<'static> {
     })
 }
 
-/// Returns the frontends that are programmed for packets only.
+/// Returns the frontends for which sockets are not translated.
 fn left_alone(reconciler: &Reconciler<Memory>) -> BTreeSet<FrontKey> {
     let maps = &reconciler.sync.ports.maps;
     let is_left = |index: &u32| maps.front[index].flags & Front::NOT_SOCKETS != 0;
@@ -119,7 +119,7 @@ fn a_front_is_left_alone_while_this_node_listens_there_and_no_other_front_is() {
     };
     assert!(reconciler.maps().svc.contains_key(&node_port));
 
-    // One of them is another node's address, one a node port.
+    // `vip(2)` is on another node, and node ports don't yield to listeners.
     reconciler.set_listeners([vip(1), other(1), vip(2), node_port].into());
     let web = ObjectName::new("default", "web");
     assert_eq!(reconciler.sync.dirty, BTreeSet::from([web]));
@@ -180,7 +180,7 @@ async fn it_is_looked_at_once_when_something_is_new_and_then_every_so_often() {
     let mut scene = Scene::new([vip(1)], vec![both("web", 1)]);
     scene.kernel().listeners = [vip(1)].into();
 
-    // Before anything is written.
+    // The first poll precedes the first write.
     scene.look().await;
     assert_eq!(left_alone(&scene.reconciler), [vip(1)].into());
     scene.look().await;
@@ -191,7 +191,7 @@ async fn it_is_looked_at_once_when_something_is_new_and_then_every_so_often() {
     assert!(left_alone(&scene.reconciler).is_empty());
     assert_eq!(scene.asked().len(), 1);
 
-    // The address is removed from the link before the listener found there is written.
+    // The address is removed from the link between a poll that finds a listener and the write.
     scene.kernel().listeners = [vip(1)].into();
     advance(EVERY).await;
     scene.poll().await;
@@ -210,11 +210,11 @@ async fn what_is_known_stays_while_the_kernel_does_not_answer() {
     scene.kernel().fails = Some(true);
     scene.look_later().await;
     assert_eq!(left_alone(&scene.reconciler), [vip(1)].into());
-    assert!(scene.looks.at.is_some(), "it is tried again");
+    assert!(scene.looks.at.is_some(), "no retry is due");
 
     scene.kernel().fails = Some(false);
     scene.look_later().await;
-    assert!(scene.looks.at.is_none(), "in vain");
+    assert!(scene.looks.at.is_none(), "a useless retry is due");
     apply(&mut scene.reconciler, vec![both("dns", 2)]);
     scene.kernel().fails = None;
     scene.look().await;
@@ -226,7 +226,7 @@ async fn a_service_waits_for_the_look_at_its_fronts_and_no_other_waits() {
     let mut reconciler = adopt(Memory::new(ROOMY));
     let (go, told) = std::sync::mpsc::channel();
     let find = move |_: &BTreeSet<FrontKey>| {
-        told.recv().expect("told");
+        told.recv().expect("a signal to continue");
         Ok([vip(1)].into())
     };
     let mut looks = ListenerPoll::new(Some(Box::new(find)), EVERY);
@@ -239,15 +239,15 @@ async fn a_service_waits_for_the_look_at_its_fronts_and_no_other_waits() {
     settle(&mut reconciler);
     assert_eq!(backends(&reconciler, 1), None);
     assert_eq!(backends(&reconciler, 2), Some(vec![1]));
-    assert!(!reconciler.is_dirty(), "it is tried again in vain");
+    assert!(!reconciler.is_dirty(), "the waiting Service is retried");
 
-    go.send(()).expect("a look");
-    let looked = looks.ended().await.expect("a look");
+    go.send(()).expect("a running poll");
+    let looked = looks.ended().await.expect("a poll");
     looks.end(looked, &mut reconciler);
     settle(&mut reconciler);
     assert_eq!(backends(&reconciler, 1), Some(vec![1]));
     assert_eq!(left_alone(&reconciler), [vip(1)].into());
-    // This poll covers known frontends only, so nothing waits for it.
+    // This poll covers no new frontend, so no Service waits for it.
     looks.look(&mut reconciler);
     apply(&mut reconciler, vec![set("web", 1, &[2])]);
     assert_eq!(backends(&reconciler, 1), Some(vec![2]));

@@ -1,5 +1,5 @@
-//! The service maps in memory, stricter than the kernel: a write to an entry that a program could be
-//! reading is an error.
+//! The service maps in memory. They are stricter than the kernel: a write to an entry that a program may be
+//! reading panics.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,7 +15,7 @@ use zerocopy::FromZeros;
 
 use super::{Counts, MapReader, MapWriter, ReadError, Sizes, WriteError};
 
-/// A batched write.
+/// A write that is part of a batch.
 #[derive(Clone, Debug)]
 pub(crate) enum Held {
     Backend(u32, Backend),
@@ -35,7 +35,7 @@ impl Held {
     }
 }
 
-/// The maps, and the entries that programs could have read since the last grace period.
+/// The service maps, and the entries that programs may have read since the last grace period.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Memory {
     pub(crate) sizes: Sizes,
@@ -49,15 +49,15 @@ pub(crate) struct Memory {
     held: Option<Vec<Held>>,
     refused: Option<&'static str>,
     pub(crate) writes: usize,
-    /// The number of writes that succeed before all fail, as if the process were killed there.
+    /// The number of writes that succeed; all later ones fail, as if the process had been killed.
     pub(crate) limit: usize,
-    /// True if every write is followed by a check of all reachable entries; in very large maps only a
-    /// grace period is.
+    /// True to check all reachable entries after every write; false for very large maps, to check them
+    /// after each grace period only.
     pub(crate) is_watched: bool,
     seen: Seen,
 }
 
-/// The number of open sockets by backend, which programs count independently of the owner.
+/// The number of open connections by backend index. Clones share the numbers, as programs and the daemon do.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Conns(pub(crate) Arc<Mutex<BTreeMap<u32, u64>>>);
 
@@ -68,7 +68,7 @@ impl Conns {
     }
 }
 
-/// Entries that a program may have reached.
+/// The indices of entries that a program may have reached.
 #[derive(Clone, Debug, Default)]
 struct Seen {
     fronts: BTreeSet<u32>,
@@ -87,7 +87,7 @@ impl Memory {
         }
     }
 
-    /// Ends a grace period: programs read only reachable entries from now on.
+    /// Ends a grace period: no program reads an unreachable entry any more.
     pub(crate) fn grace(&mut self) {
         self.seen = Seen::default();
         self.look();
@@ -96,7 +96,7 @@ impl Memory {
     /// Returns the backends that a program finds for a key.
     pub(crate) fn read(&self, key: &FrontKey) -> Option<Vec<Backend>> {
         let front = self.front.get(self.svc.get(key)?)?;
-        assert_eq!(front.key, *key, "a record of another front");
+        assert_eq!(front.key, *key, "the record is that of another frontend");
         let set = Traffic::Sockets.set(front);
         let places = set.base..set.base + set.len;
         let backends = places.map(|place| self.be[&self.slot[&place].backend]);
@@ -104,17 +104,17 @@ impl Memory {
         if (1..=NEAR).contains(&backends.len()) {
             for (near, backend) in front.near.iter().zip(&backends) {
                 assert_eq!((near.address, near.port), (backend.address, backend.port));
-                assert_eq!(self.be[&near.index], *backend, "a record and `be` differ");
+                assert_eq!(self.be[&near.index], *backend, "the record has another backend");
             }
         }
         for backend in &backends {
-            assert_eq!(backend.service, front.service, "another port's backend");
-            assert!(backend.state.is_serving(), "a backend that is gone");
+            assert_eq!(backend.service, front.service, "a backend of another service port");
+            assert!(backend.state.is_serving(), "a removed backend");
         }
         Some(backends)
     }
 
-    /// Returns the serving backends whose own sets differ from those that contain them.
+    /// Returns the serving backends with a set membership that differs from the sets that contain them.
     pub(crate) fn misplaced(&self) -> Vec<u32> {
         let is_in = |backend: u32, of: fn(&Front) -> Set| {
             let service = self.be[&backend].service;
@@ -142,10 +142,10 @@ impl Memory {
         }
     }
 
-    /// Reads everything as programs do, and records the entries reached.
+    /// Reads everything as programs do, and remembers the entries that it reads.
     fn look(&mut self) {
         for (key, index) in &self.svc {
-            assert!(self.read(key).is_some(), "{key} leads nowhere");
+            assert!(self.read(key).is_some(), "{key} has no record");
             self.seen.fronts.insert(*index);
             for Set { base, len } in [self.front[index].cluster, self.front[index].local] {
                 for place in base..base + len {
@@ -155,14 +155,14 @@ impl Memory {
             }
             let Set { base, len } = self.front[index].sources;
             for place in base..base + len {
-                assert!(self.source.contains_key(&place), "a range of nobody");
+                assert!(self.source.contains_key(&place), "source range {place} was never written");
                 self.seen.sources.insert(place);
             }
         }
     }
 
     fn write(&mut self, map: &'static str, is_free: bool) -> Result<(), WriteError> {
-        assert!(is_free, "a program could be reading that entry of {map}");
+        assert!(is_free, "a program may be reading the entry of {map}");
         if self.writes >= self.limit {
             return Err(refused(map, "killed"));
         }
@@ -170,8 +170,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Makes the batched writes, in an order in which an entry precedes those that lead to it, until one
-    /// is refused; returns false if no other write may follow.
+    /// Writes the batch until a write is refused; entries are written before those that refer to them.
+    /// Returns false if nothing else may be written.
     fn write_held(&mut self) -> bool {
         let Some(mut held) = self.held.take() else {
             return true;
@@ -187,7 +187,7 @@ impl Memory {
         self.refused.is_none()
     }
 
-    /// Writes an unreachable entry or a key; while batching is on, adds the write to the batch.
+    /// Makes a write, or adds it to the batch if batching is on.
     fn make(&mut self, write: Held) -> Result<(), WriteError> {
         if let Some(held) = &mut self.held {
             held.push(write);
@@ -197,18 +197,18 @@ impl Memory {
             Held::Backend(index, backend) => self.write_backend(index, &backend)?,
             Held::Slot(index, slot) => {
                 assert!(index < self.sizes.slot_entries());
-                self.write("slot", !self.seen.slots.contains(&index))?;
+                self.write("slots", !self.seen.slots.contains(&index))?;
                 self.slot.insert(index, slot);
             }
             Held::Front(index, front) => {
                 assert!(index < self.sizes.front_entries());
-                self.write("front", !self.seen.fronts.contains(&index))?;
+                self.write("frontends", !self.seen.fronts.contains(&index))?;
                 self.front.insert(index, *front);
             }
             Held::Key(key, index) => {
-                self.write("svc", true)?;
+                self.write("services", true)?;
                 if !self.svc.contains_key(&key) && self.svc.len() >= self.sizes.frontends as usize {
-                    return Err(refused("svc", "full"));
+                    return Err(refused("services", "full"));
                 }
                 self.svc.insert(key, index);
                 self.watch();
@@ -221,11 +221,11 @@ impl Memory {
         assert!(index < self.sizes.backend_entries());
         let old = self.be.get(&index).map(|old| old.state);
         let old = old.unwrap_or_default();
-        assert!(!old.is_serving(), "a backend that serves is written over");
+        assert!(!old.is_serving(), "backend {index} is overwritten while it serves");
         let open = self.conns.of(index);
-        assert_eq!(open, 0, "open connections would become another backend's");
+        assert_eq!(open, 0, "backend {index} is overwritten while it has open connections");
         assert_ne!(old, backend.state);
-        self.write("be", !self.seen.backends.contains(&index))?;
+        self.write("backends", !self.seen.backends.contains(&index))?;
         self.be.insert(index, *backend);
         Ok(())
     }
@@ -238,9 +238,9 @@ impl Memory {
         if !self.write_held() {
             return Ok(());
         }
-        self.write("be", true)?;
+        self.write("backends", true)?;
         let changed = self.be.get_mut(&index).map(change);
-        assert!(changed.is_some(), "a backend that was never written");
+        assert!(changed.is_some(), "backend {index} was never written");
         self.watch();
         Ok(())
     }
@@ -255,7 +255,7 @@ impl MapWriter for Memory {
         if !self.write_held() {
             return Ok(());
         }
-        self.write("svc", true)?;
+        self.write("services", true)?;
         self.svc.remove(key);
         Ok(())
     }
@@ -280,14 +280,14 @@ impl MapWriter for Memory {
 
     fn write_source(&mut self, index: u32, source: &Source) -> Result<(), WriteError> {
         assert!(index < self.sizes.source_entries());
-        self.write("source", !self.seen.sources.contains(&index))?;
+        self.write("source_ranges", !self.seen.sources.contains(&index))?;
         self.source.insert(index, *source);
         Ok(())
     }
 
     fn move_backend(&mut self, index: u32, sets: Membership) -> Result<(), WriteError> {
         self.change_backend(index, |backend| {
-            assert!(backend.state.is_serving(), "a backend that is gone moves");
+            assert!(backend.state.is_serving(), "a removed backend gets other sets");
             backend.sets = sets;
         })
     }
@@ -308,7 +308,7 @@ impl MapWriter for Memory {
     }
 
     fn reset_tally(&mut self, service: u32) -> Result<(), WriteError> {
-        self.write("tally", true)?;
+        self.write("service_counts", true)?;
         self.tallies.remove(&service);
         Ok(())
     }
@@ -362,7 +362,7 @@ fn refused(map: &'static str, why: &str) -> WriteError {
     }
 }
 
-/// Returns an entry of an array; zeros if it was never written.
+/// Returns an entry of an array map; zeros if it was never written.
 fn entry<T: Copy + FromZeros>(array: &BTreeMap<u32, T>, index: u32) -> T {
     array.get(&index).copied().unwrap_or_else(T::new_zeroed)
 }

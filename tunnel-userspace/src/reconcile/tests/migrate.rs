@@ -1,4 +1,4 @@
-//! The content of maps in maps of other sizes.
+//! Migration to maps of other sizes.
 
 use std::collections::BTreeMap;
 
@@ -12,12 +12,12 @@ use super::{
     serving, set, settle, vip,
 };
 
-/// Returns the first state of an index that the old maps did not have.
+/// Returns the initial state of backend indices that the old maps did not have.
 fn unused() -> State {
     State::unused_since(1000)
 }
 
-/// Migrates maps to these sizes.
+/// Copies the content of maps into new maps of these sizes.
 pub(super) fn migrate(from: &Memory, sizes: Sizes) -> Result<Memory, Misfit> {
     let snapshot = ServiceSnapshot::read(from, from.sizes).expect("read");
     snapshot.fits(sizes)?;
@@ -39,7 +39,7 @@ fn smallest(from: &Memory) -> Sizes {
     sizes
 }
 
-/// Returns the values that sockets may have stored: the index, service and state of each serving
+/// Returns the numbers that sockets may have stored: the index, service port id and state of each serving
 /// backend.
 fn remembered(maps: &Memory) -> BTreeMap<u32, (u32, State)> {
     let serving = maps.be.iter().filter(|(_, it)| it.state.is_serving());
@@ -104,14 +104,14 @@ fn maps_that_begin_with_nothing_use_no_index_as_an_older_layout_may_have() {
 
 #[test]
 fn each_size_that_is_too_small_is_named_with_what_is_needed() {
-    // The remaining indices are higher than their number requires.
+    // The remaining backends have higher indices than their number requires.
     let crowd: Vec<u8> = (1..=120).collect();
     let mut first = serving(ROOMY, [set("crowd", 1, &crowd)]);
     let stays = vec![set("a", 2, &[1, 2, 3, 4]), set("b", 3, &[5])];
     apply(&mut first, stays);
     apply(&mut first, vec![("crowd", None)]);
 
-    // The array of backends has 125 entries, of which 64 and an eighth exceed the size.
+    // The smallest array that contains the highest index is that of size 55.
     assert!(ROOMY.with(Size::Backends, 54).backend_entries() < 125);
     assert!(ROOMY.with(Size::Backends, 55).backend_entries() >= 125);
     for (size, needed) in [(Size::Frontends, 2), (Size::Slots, 5), (Size::Backends, 55)] {
@@ -130,7 +130,7 @@ fn each_size_that_is_too_small_is_named_with_what_is_needed() {
 fn what_makes_no_sense_is_left_behind() {
     let first = serving(ROOMY, [set("a", 1, &[1]), set("b", 2, &[2])]);
     let mut maps = first.sync.ports.maps;
-    // Makes the record of `b` another key's.
+    // The record of `b` gets another key.
     let index = maps.svc[&vip(2)];
     maps.front.get_mut(&index).expect("a record").key = vip(9);
     maps.writes = 0;

@@ -1,9 +1,9 @@
-//! Removed backends with sockets that are still open.
+//! Removed backends that still have open connections.
 
 use super::*;
 
-/// Returns a Service that lost endpoints 1 and 2 while this many sockets were open at each, and the
-/// indices of both.
+/// Removes endpoints 1 and 2 of a Service while they have these numbers of open connections. Returns their
+/// backend indices.
 fn gone(counts: [u64; 2]) -> (Reconciler<Memory>, [u32; 2]) {
     let mut reconciler = serving(ROOMY, [set("web", 1, &[1, 2, 3])]);
     let indices = [1, 2].map(|last| written(&reconciler, last).0);
@@ -19,10 +19,10 @@ fn an_index_is_used_again_only_once_the_last_connection_there_has_closed() {
     let (mut reconciler, [first, second]) = gone([3, 0]);
     assert_eq!(reconciler.sync.ports.actual.occupied.len(), 1);
 
-    // `Memory` refuses a write to an index with open connections.
+    // `Memory` panics at a write to an index with open connections.
     apply(&mut reconciler, vec![set("web", 1, &[3, 4, 5])]);
     let [fourth, fifth] = [4, 5].map(|last| written(&reconciler, last).0);
-    assert!(fourth == second || fifth == second, "a free index rests");
+    assert!(fourth == second || fifth == second, "the free index is not reused");
     assert!(fourth != first && fifth != first);
 
     open(&reconciler.maps().conns, first, 1);
@@ -73,7 +73,7 @@ fn a_program_that_runs_during_the_start_may_still_count() {
 #[test]
 fn where_open_connections_leave_no_room_that_is_said_and_tried_again_when_they_close() {
     let mut reconciler = adopt(Memory::new(ROOMY.with(Size::Backends, 8)));
-    // The array has 73 entries, and connections keep each from reuse.
+    // The array has 73 entries; open connections prevent the reuse of 72.
     let mut kept = Vec::new();
     for round in 0..9 {
         let endpoints: Vec<u8> = (0..8).map(|number| 10 + 8 * round + number).collect();

@@ -1,4 +1,4 @@
-//! Services that are restricted to this node or its node pool.
+//! Services that are restricted to endpoints of this node or its node pool.
 
 use super::*;
 use crate::model::{KeepTo, NODE_POOL};
@@ -48,7 +48,7 @@ fn a_service_follows_the_nodes_that_join_and_leave_its_pool() {
     settle(&mut reconciler);
     assert_eq!(backends(&reconciler, 1), Some(vec![1, 2, 3]));
 
-    // The pool of this node.
+    // This node moves to another pool.
     tell_nodes(&mut reconciler, vec![node("node-a", "cloud")]);
     settle(&mut reconciler);
     assert_eq!(backends(&reconciler, 1), Some(vec![1]));

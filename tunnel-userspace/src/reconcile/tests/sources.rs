@@ -1,4 +1,4 @@
-//! The clients of a load balancer's address, through changes, kills and full maps.
+//! The clients that may use the address of a load balancer, after changes, kills and with full maps.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -13,7 +13,7 @@ use super::{
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
 
-/// Returns the address of a Service's load balancer.
+/// Returns the load balancer address of the Service at a VIP.
 fn balancer(last: u8) -> IpAddr {
     match family(last) {
         Family::V4 => Ipv4Addr::new(203, 0, 113, last).into(),
@@ -21,7 +21,7 @@ fn balancer(last: u8) -> IpAddr {
     }
 }
 
-/// Returns the network of a client, which adjoins that of the next number.
+/// Returns the network of a client by its number. Networks of successive numbers are adjacent.
 fn network(of: Family, client: u8) -> (IpAddr, u8) {
     match of {
         Family::V4 => (Ipv4Addr::new(10, 2, client, 0).into(), 24),
@@ -32,12 +32,14 @@ fn network(of: Family, client: u8) -> (IpAddr, u8) {
     }
 }
 
-/// Returns the number of a VIP in a family: only Services of one family share lists.
+/// Returns the VIP of a Service by its number, so that all Services of a test have the same family, and can
+/// share lists.
 fn at(of: Family, number: u8) -> u8 {
     2 * number + u8::from(of == Family::V6)
 }
 
-/// Returns a Service on one VIP, with a load balancer restricted to these clients, if there are any.
+/// Returns a Service with one VIP, and with a load balancer for these clients only, or for all clients if
+/// there are none.
 fn set(name: &'static str, last: u8, clients: &[u8]) -> Change<'static> {
     let ranges = clients.iter().map(|it| network(family(last), *it));
     with(super::set(name, last, &[1]), |service| {
@@ -46,7 +48,7 @@ fn set(name: &'static str, last: u8, clients: &[u8]) -> Change<'static> {
     })
 }
 
-/// Returns the clients that may use the address of a load balancer; none where there is no such
+/// Returns the clients that may use the load balancer address of a VIP; `None` if the maps have no such
 /// frontend.
 fn admitted(reconciler: &Reconciler<Memory>, last: u8) -> Option<Vec<u8>> {
     let maps = reconciler.maps();
@@ -64,7 +66,7 @@ fn admitted(reconciler: &Reconciler<Memory>, last: u8) -> Option<Vec<u8>> {
 type Step = (usize, Option<BTreeSet<u8>>);
 
 fn history() -> impl Strategy<Value = Vec<Step>> {
-    // Few lists, so that Services share some; adjoining ranges are merged.
+    // Services share some lists, since there are only few different ones. Adjacent ranges are merged.
     let clients = proptest::collection::btree_set(1..8_u8, 0..4);
     let step = (0..NAMES.len(), proptest::option::weighted(0.8, clients));
     proptest::collection::vec(step, 1..24)
@@ -94,7 +96,7 @@ fn found(of: Family, reconciler: &Reconciler<Memory>) -> BTreeMap<u8, Option<Vec
     (1..4).map(admitted).collect()
 }
 
-/// Returns the number of entries of the wanted lists, each stored once.
+/// Returns the number of entries that the wanted lists need, if equal lists are stored once.
 fn entries(history: &[Step]) -> usize {
     let lists: BTreeSet<_> = wanted(history).into_values().flatten().collect();
     let ranges = |list: &Vec<u8>| {
@@ -108,7 +110,7 @@ fn used(reconciler: &Reconciler<Memory>) -> usize {
     usize::try_from(reconciler.sync.ports.actual.usage().sources).expect("few")
 }
 
-/// Returns the largest contiguous free range after every Service is deleted.
+/// Deletes all Services. Returns the length of the longest list that then fits.
 fn free(mut reconciler: Reconciler<Memory>) -> u32 {
     apply(&mut reconciler, NAMES.map(|name| (name, None)).into());
     let entries = reconciler.maps().sizes.source_entries();
@@ -134,7 +136,7 @@ proptest! {
         prop_assert_eq!(used(&second), entries(&history));
         prop_assert_eq!(second.audit(&NoGrace).expect("read"), 0);
 
-        // Maps of other sizes have the same content.
+        // A migration keeps the content.
         let used_sources = second.sync.ports.actual.usage().sources;
         let sizes = ROOMY.with(Size::SourceRanges, used_sources + grown);
         let third = adopt(migrate(&second.sync.ports.maps, sizes).expect("it fits"));
@@ -148,7 +150,7 @@ proptest! {
 #[test]
 fn an_address_that_was_for_all_is_for_some_and_for_all_again() {
     let mut reconciler = adopt(Memory::new(ROOMY));
-    // Its addresses are in no range, so that nothing else in a record changes.
+    // The addresses of this node are in no range, so that nothing else in a record changes.
     let node = Node {
         internal_ips: fixture::ips(&["192.0.2.1", "2001:db8:1::1"]),
         ..fixture::node("node-a")
@@ -170,16 +172,16 @@ fn ranges_that_find_no_room_are_named_and_what_is_programmed_stays() {
         let mut reconciler = serving(ROOMY.with(Size::SourceRanges, 3), services);
         apply(&mut reconciler, vec![set("c", c, &[1, 5])]);
         assert_eq!(problem(&reconciler, "c"), Some(Reason::SourceRangesFull));
-        // The address is not open to all, and the cluster IP is served.
+        // The restricted address is not served, but the cluster IP is.
         assert_eq!(admitted(&reconciler, c), None, "{of:?}");
         assert!(reconciler.maps().read(&vip(c)).is_some(), "{of:?}");
 
-        // A list that exists needs no entries.
+        // A list that exists already needs no entries.
         apply(&mut reconciler, vec![set("c", c, &[5])]);
         assert_eq!(problem(&reconciler, "c"), None);
         assert_eq!(admitted(&reconciler, c), Some(vec![5]));
 
-        // A list without room leaves the old one in use.
+        // If there is no room for a new list, the old one stays in use.
         apply(&mut reconciler, vec![set("b", b, &[1, 3, 5])]);
         assert_eq!(problem(&reconciler, "b"), Some(Reason::SourceRangesFull));
         assert_eq!(admitted(&reconciler, b), Some(vec![5]));
@@ -188,7 +190,7 @@ fn ranges_that_find_no_room_are_named_and_what_is_programmed_stays() {
         assert_eq!(problem(&reconciler, "b"), None);
         assert_eq!(admitted(&reconciler, b), Some(vec![1, 3, 5]));
 
-        // Lists can change in full maps, too, once the old ones are unused.
+        // A list can be replaced even if the map is full.
         apply(&mut reconciler, vec![set("b", b, &[2, 4, 6])]);
         assert_eq!(admitted(&reconciler, b), Some(vec![2, 4, 6]));
     }
@@ -196,7 +198,7 @@ fn ranges_that_find_no_room_are_named_and_what_is_programmed_stays() {
 
 #[test]
 fn services_may_have_more_ranges_together_than_one_front_may_have() {
-    // Disjoint, so that no two are merged.
+    // The ranges are not adjacent, so that they are not merged.
     let many = |name, vip: u8, first: u32| {
         let places = (0..40_000).map(|number| Ipv4Addr::from_bits(first + 2 * number));
         let ranges = places.map(|ip| (ip.into(), 32)).collect();

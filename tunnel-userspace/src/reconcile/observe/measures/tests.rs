@@ -30,7 +30,7 @@ fn state(port: u16, slices: &[Arc<EndpointSlice>]) -> ServiceState {
     }
 }
 
-/// Measures a sync that ended at a time, with the Service written or not.
+/// Records a sync that ended at this time, in milliseconds.
 fn pass(measures: &mut Measures, at: i64, is_written: bool) -> &SyncStats {
     let took = Duration::from_millis(3);
     measures.pass(took, time(at), |_| !is_written);
@@ -67,7 +67,7 @@ fn changes_are_counted_by_object_and_family_and_wait_until_they_are_written() {
     assert_eq!(stats.pending_services, 1);
     assert_eq!(stats.pending_endpoints, ByFamily { v4: 1, v6: 1 });
 
-    // One slice is deleted, and one has another version.
+    // One slice is deleted, and one has changed.
     measures.note(&name(), Some(&moved), Some(&without));
     let stats = pass(&mut measures, 0, true);
     assert_eq!(stats.service_changes, 2);
@@ -91,7 +91,7 @@ fn programming_is_measured_from_the_change_of_a_pod_to_its_write_here() {
         };
         measures.note(&name(), None, Some(&at(500)));
         pass(&mut measures, 1000, true);
-        // The delay of changes from before the end of the first sync is unknown.
+        // The latency of a change before the end of the first sync is not measured.
         measures.note(&name(), Some(&at(500)), Some(&at(900)));
         assert_eq!(measured(pass(&mut measures, 1100, true)).0, 0);
 
@@ -101,7 +101,7 @@ fn programming_is_measured_from_the_change_of_a_pod_to_its_write_here() {
         assert_eq!(count, 1);
         assert!((sum - 0.4).abs() < 1e-9, "{sum}");
 
-        // The deletion of a slice has no change of a Pod in it.
+        // The time of a deletion is unknown.
         measures.note(&name(), Some(&at(2000)), Some(&at(3000)));
         measures.note(&name(), Some(&at(3000)), None);
         assert_eq!(measured(pass(&mut measures, 3100, true)).0, 1);

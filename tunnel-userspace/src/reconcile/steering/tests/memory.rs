@@ -8,17 +8,17 @@ use zerocopy::FromZeros as _;
 use super::super::*;
 use crate::reconcile::ReadError;
 
-/// The maps in memory.
+/// The steering maps in memory.
 #[derive(Clone, Default)]
 pub(super) struct Memory {
     pub(super) keys: BTreeMap<SteeringKey, u32>,
     pub(super) records: BTreeMap<u32, Steered>,
     pub(super) capacity: usize,
-    /// The number of writes that succeed before all fail.
+    /// The number of writes that still succeed; `None` for all.
     pub(super) writes: Option<u32>,
-    /// The number of writes that changed more than the removal of a record to which a key led.
+    /// The number of writes that changed more than the removal time of a record in use.
     pub(super) torn: u32,
-    /// The published targets; with them here, a key may be written only if its target is published.
+    /// The published targets. If set, writing a key whose target is not published panics.
     pub(super) told: Option<watch::Receiver<Arc<Targets>>>,
 }
 
@@ -62,7 +62,7 @@ impl SteeringMaps for Memory {
         self.spend()?;
         if let Some(told) = &self.told {
             let is_known = told.borrow().contains_key(&index);
-            assert!(is_known, "{index} is not known yet");
+            assert!(is_known, "the target of index {index} is not published yet");
         }
         self.keys.insert(*key, index);
         assert!(self.keys.len() <= self.capacity, "the hash is full");

@@ -2,7 +2,7 @@
 
 use super::{super::super::SteeringSnapshot, *};
 
-/// Migrates the content of an owner into maps of another size.
+/// Copies the content of the steering maps into maps of another size.
 fn migrate(steering: Steering<Memory>, wanted: u32, now: Duration) -> Result<Memory, String> {
     let had = steering.sizes;
     let snapshot = SteeringSnapshot::read(&steering.maps, had, now).expect("read");
@@ -16,7 +16,7 @@ fn migrate(steering: Steering<Memory>, wanted: u32, now: Duration) -> Result<Mem
     Ok(to)
 }
 
-/// Returns an owner whose first node was removed, so that the indices of the second are 2 and 3.
+/// Returns steering for a node with the indices 2 and 3; another node had indices 0 and 1, and was removed.
 fn second_stays() -> Steering<Memory> {
     let mut steering = steered(16, ["a", "b"]);
     apply(&mut steering, vec![gone("a")], NOW);

@@ -1,0 +1,182 @@
+//! Changes of Nodes and ConfigMaps while the daemon runs.
+#![expect(clippy::print_stdout, reason = "prints the times, which it also limits")]
+
+use std::{
+    io::ErrorKind,
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use tunnel_tests::{
+    clock::Instant,
+    edge::{EDGE, EDGE_V4, EDGE_V6, Edge},
+    instance::{Instance, Settings},
+    manifest::{Manifest, NodeObject},
+    place::Place,
+    scale::Scale,
+    site::{FURTHER, KUBELET, Site},
+    wait,
+};
+
+use super::{both, client, expect_unsteered};
+use crate::support::CHANGE;
+
+/// The time limit for a change to take effect.
+const FOLLOWED: Duration = Duration::from_millis(200);
+
+/// Applies a manifest, and asserts that a condition holds within [`FOLLOWED`]; prints the time.
+fn followed(
+    site: &Site,
+    manifest: impl Into<Manifest>,
+    what: &str,
+    holds: impl FnMut() -> bool,
+) -> Result<()> {
+    let start = Instant::now();
+    site.node().apply(manifest)?;
+    wait::until(CHANGE, holds).with_context(|| what.to_owned())?;
+    let took = start.elapsed();
+    println!("{what}: took effect after {} ms", took.as_millis());
+    let most = Scale::from_environment().patience(FOLLOWED);
+    ensure!(took < most, "{what}: took effect only after {took:?}");
+    Ok(())
+}
+
+/// True if a connect is steered: it would fail otherwise, since there is no route. Without a connected
+/// agent, the ingress resets the connection, possibly before the connect returns.
+fn is_steered(place: &Place, to: SocketAddr) -> bool {
+    place
+        .connect(to)
+        .map_or_else(|error| error.kind() == ErrorKind::ConnectionReset, |_| true)
+}
+
+#[test]
+fn a_node_that_is_no_edge_node_any_more_is_not_steered_and_what_is_open_lives_on() -> Result<()> {
+    let site = Site::new()?;
+    let (host, pod) = (site.node().host(), site.pod()?);
+    let [v4, v6] = both(KUBELET[0]);
+    let mut live = [client(&site, host, v4)?, client(&site, &pod, v6)?];
+    for client in &mut live {
+        client.upgrade()?;
+    }
+
+    let gone = || ![v4, v6].iter().any(|to| is_steered(host, *to));
+    let unlabelled = NodeObject::new(EDGE, [EDGE_V4.into(), EDGE_V6.into()]);
+    followed(&site, unlabelled, "the edge label is removed", gone)?;
+
+    for to in [v4, v6] {
+        expect_unsteered(host, to)?;
+        expect_unsteered(&pod, to)?;
+    }
+    for (client, to) in live.iter_mut().zip([v4, v6]) {
+        client.exchange(b"still there")?;
+        ensure!(client.peer()? == to);
+    }
+
+    let back = || [v4, v6].iter().all(|to| is_steered(host, *to));
+    followed(&site, Edge::node(), "the edge label is added again", back)?;
+    for client in &mut live {
+        client.exchange(b"still there")?;
+    }
+    site.until_served()
+}
+
+#[test]
+#[ignore = "independent of the kernel: documents become map entries"]
+fn ports_of_the_config_map_are_followed() -> Result<()> {
+    let site = Site::set(Settings::from_environment()?)?;
+    site.node().start()?;
+    site.edge().start_agent([KUBELET[0], FURTHER])?;
+    site.until_served()?;
+    let host = site.node().host();
+    let [v4, v6] = both(FURTHER);
+    expect_unsteered(host, v4)?;
+
+    let list = |ports: &str| Manifest::further_ports("https-proxy-ports", ports);
+    let all = || [v4, v6].iter().all(|to| is_steered(host, *to));
+    followed(&site, list("9101, 9100"), "a port is added", all)?;
+    for to in [v4, v6] {
+        client(&site, host, to)?.healthz()?;
+        client(&site, &*site.pod()?, to)?.healthz()?;
+    }
+    let mut live = client(&site, host, v4)?;
+
+    let none = || [v4, v6].iter().all(|to| !is_steered(host, *to));
+    followed(&site, list("9101"), "a port is removed", none)?;
+    live.healthz().context("the connection that was open before the change")?;
+
+    followed(&site, list("9100"), "the port is added again", all)?;
+    site.node().withdraw(&list("").file)?;
+    wait::until(CHANGE, none).context("the port is still steered after the deletion of the ConfigMap")?;
+    site.until_served()
+}
+
+#[test]
+#[ignore = "independent of the kernel: documents and error messages"]
+fn what_is_wrong_with_nodes_and_lists_is_named_and_the_rest_goes_on() -> Result<()> {
+    let site = Site::new()?;
+    let node = site.node();
+    let other: IpAddr = "10.20.0.8".parse()?;
+    let twin = NodeObject::new("edge-9", [EDGE_V4.into(), other]).edge();
+    let bare = NodeObject::new("edge-0", []).edge();
+    let list = Manifest::further_ports("http-proxy-ports", "9100, 99999, nope, 9102");
+
+    node.apply(twin.clone())?;
+    node.apply(bare.clone())?;
+    node.apply(list.clone())?;
+
+    let named = |words: &[&str]| {
+        let status = node.status().unwrap_or_default().to_string();
+        words.iter().all(|word| status.contains(word))
+    };
+    let words = [
+        "which takes precedence",
+        "has no InternalIP",
+        "edge-9",
+        "10.20.0.7",
+        "edge-0",
+        "yurt-tunnel-server-cfg",
+        "nope",
+    ];
+    wait::until(CHANGE, || named(&words))
+        .with_context(|| format!("the status lacks some of these problems: {:#}", node.status().unwrap_or_default()))?;
+    let shown = node.culvert(&["status"])?.stdout;
+    for word in ["edge-9", "edge-0", "nope"] {
+        ensure!(shown.contains(word), "no {word} in\n{shown}");
+    }
+    site.ask(node.host()).context("the Node that had the address first is not served")?;
+    // The valid items of these objects take effect: their ports are steered, even without an agent.
+    for to in [
+        SocketAddr::new(other, KUBELET[0]),
+        Site::at4(FURTHER),
+        Site::at4(9102),
+    ] {
+        ensure!(is_steered(node.host(), to), "{to}");
+    }
+
+    for file in [twin.file(), bare.file(), list.file] {
+        node.withdraw(&file)?;
+    }
+    // Only these words, since the status keeps the name of a node once a client has dialled the node.
+    let problems = ["which takes precedence", "has no InternalIP", "nope"];
+    wait::until(CHANGE, || !problems.iter().any(|it| named(&[*it])))
+        .with_context(|| format!("the status still has a solved problem: {:#}", node.status().unwrap_or_default()))?;
+    expect_unsteered(node.host(), SocketAddr::new(other, KUBELET[0]))?;
+    site.ask(node.host())
+}
+
+#[test]
+#[ignore = "independent of the kernel: documents become map entries"]
+fn a_node_that_is_an_edge_node_itself_steers_nothing() -> Result<()> {
+    let site = Site::new()?;
+
+    site.node().apply(Instance::node().edge())?;
+    let [v4, v6] = both(KUBELET[0]);
+    for to in [v4, v6] {
+        wait::until(CHANGE, || !is_steered(site.node().host(), to))?;
+        expect_unsteered(site.node().host(), to)?;
+    }
+
+    site.node().apply(Instance::node())?;
+    site.until_served()
+}

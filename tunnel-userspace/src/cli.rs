@@ -1,4 +1,4 @@
-//! The command line: arguments, and the queries of a running daemon. The roles themselves are in `app`.
+//! The command line: its arguments, and the subcommands that only show something. `app` has the others.
 
 mod agent;
 mod ca;
@@ -20,12 +20,12 @@ use serde::{Deserialize, de::DeserializeOwned};
 pub use self::ca::{CaCommand, CaInit, CaIssue, CaShow, IssueArgs};
 use crate::{
     admin::{self, AskError},
-    config::{Config, ConfigError, Warning},
+    config::{Config, ConfigError, Warning, schema},
     identity::ca::CaError,
     reconcile::ServiceView,
 };
 
-/// The default path of the config.
+/// The default path of the config file.
 const DEFAULT_CONFIG: &str = "/etc/culvert/culvert.yaml";
 
 /// An eBPF data plane for Kubernetes Services, and a tunnel to edge nodes.
@@ -40,33 +40,33 @@ pub struct Cli {
 /// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Run the service proxy of this node, and the tunnel's ingress and gateway if the config has them,
-    /// in the foreground. SIGTERM, SIGINT or SIGHUP ends it; the data path stays.
+    /// Run the service proxy of this node in the foreground, with the tunnel's ingress and gateway if they
+    /// are configured. SIGTERM, SIGINT or SIGHUP stops it; Services stay translated.
     Node(NodeArgs),
-    /// Run the agent of an edge node, in the foreground: it connects to the gateways and serves the
-    /// targets that the config permits. SIGTERM, SIGINT or SIGHUP lets streams drain, then ends it.
+    /// Run the agent of an edge node in the foreground. It connects to the gateways and forwards streams to
+    /// the allowed targets. SIGTERM, SIGINT or SIGHUP stops it after open streams have drained.
     Agent(RunArgs),
-    /// Run the helper that ends sockets in pods when their backend is removed, in the foreground: for
-    /// nodes where the service proxy itself lacks the right to enter pods.
+    /// Run the helper that ends sockets in pods when their backend is removed, in the foreground. Needed only
+    /// where the service proxy lacks the privileges to enter pods.
     Sockets(RunArgs),
-    /// Mount the file systems that a node with this config needs: a BPF file system and the cgroup v2
-    /// hierarchy. Existing mounts are left alone.
+    /// Mount the file systems that culvert node needs: a BPF file system and the cgroup v2 hierarchy.
+    /// Existing mounts are left alone.
     Prepare(ConfigArgs),
-    /// Remove every program, map and file that a node with this config created.
+    /// Remove everything that culvert node created with this config: programs, maps, routes and files.
     Cleanup(ConfigArgs),
-    /// Issue the certificates of the tunnel's ends, with a CA of their own.
+    /// Create a CA for the tunnel, and issue certificates for gateways and agents.
     Ca {
         /// The subcommand.
         #[command(subcommand)]
         command: CaCommand,
     },
-    /// A query.
+    /// A query of the daemon or a config.
     #[command(flatten)]
     Look(Look),
 }
 
 impl Command {
-    /// Returns true if the command logs JSON, up to its last error.
+    /// Returns true if the command logs JSON, and must print its final error as JSON, too.
     #[must_use]
     pub fn logs_json(&self) -> bool {
         let args = match self {
@@ -78,19 +78,18 @@ impl Command {
     }
 }
 
-/// A query of a daemon or a config; changes nothing.
+/// The subcommands that show the state of a daemon, or a config, and change nothing.
 #[derive(Debug, Subcommand)]
 pub enum Look {
-    /// Show the status of the running daemon, or else agent; fails if it is not ready.
+    /// Show the status of the running daemon, or of the agent if no daemon runs. Fails if it is not ready.
     Status(LookArgs),
-    /// Show every Service and its programmed state; of a single one also its addresses, policies and
-    /// endpoints.
+    /// Show all Services and their programmed state, or all details of a single Service.
     Services(ServiceArgs),
-    /// Show every endpoint, with its state for new connections and the reason.
+    /// Show all endpoints of Services: the backend sets they are in, or why they get no new connections.
     Backends(ServiceArgs),
-    /// Show every edge node that the gateway of the running daemon knows, and its sessions.
+    /// Show all edge nodes that the gateway of this node knows, and their sessions.
     Nodes(LookArgs),
-    /// Check a config, or print the defaults.
+    /// Check a config, or print the defaults or the JSON Schema.
     Config {
         /// The subcommand.
         #[command(subcommand)]
@@ -98,40 +97,42 @@ pub enum Look {
     },
 }
 
-/// The subcommands for a config.
+/// The subcommands of `culvert config`.
 #[derive(Debug, Subcommand)]
 pub enum ConfigCommand {
-    /// Check a config file, Culvert's or kube-proxy's, and report its errors.
+    /// Check a config file, Culvert's or kube-proxy's, and report the first error.
     Check {
-        /// The file.
+        /// The file to check.
         file: PathBuf,
     },
-    /// Print every field with its default and meaning.
+    /// Print a config file with every field, its default and its meaning.
     Default,
+    /// Print the JSON Schema of the config file, for editors and validators.
+    Schema,
 }
 
-/// The config file.
+/// The option `--config`.
 #[derive(Debug, Args)]
 pub struct ConfigArgs {
-    /// The config file.
+    /// The path of the config file.
     #[arg(long, value_name = "FILE", default_value = DEFAULT_CONFIG)]
     pub config: PathBuf,
 }
 
-/// The arguments of a node.
+/// The arguments of `culvert node`.
 #[derive(Debug, Args)]
 pub struct NodeArgs {
-    /// The arguments of any role.
+    /// The arguments of every role.
     #[command(flatten)]
     pub run: RunArgs,
-    /// kube-proxy's own config file (kubeproxy.config.k8s.io/v1alpha1): its fields apply if they have a
-    /// meaning here and the config file does not set them; the log names fields without effect.
+    /// The path of kube-proxy's config file (kubeproxy.config.k8s.io/v1alpha1). Its fields are converted, but
+    /// those of --config override them. Fields without effect are logged.
     #[arg(long, value_name = "FILE")]
     pub kube_proxy_config: Option<PathBuf>,
 }
 
 impl NodeArgs {
-    /// Returns the config, and the fields of kube-proxy's file that have no effect.
+    /// Reads the config. Also returns the fields of kube-proxy's file that have no effect.
     ///
     /// # Errors
     ///
@@ -145,13 +146,13 @@ impl NodeArgs {
     }
 }
 
-/// The arguments of a role.
+/// The arguments of every role.
 #[derive(Debug, Args)]
 pub struct RunArgs {
     /// The config file.
     #[command(flatten)]
     pub config: ConfigArgs,
-    /// The log filter: off, error, warn, info, debug or trace, and levels of single targets, as in
+    /// The log filter: off, error, warn, info, debug or trace, and TARGET=LEVEL for a single target, as in
     /// info,tunnel_userspace::source=debug.
     #[arg(long, value_name = "FILTER", default_value = "info")]
     pub log: String,
@@ -163,13 +164,13 @@ pub struct RunArgs {
 /// The format of log lines.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
 pub enum LogFormat {
-    /// For people.
+    /// For humans.
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
-/// The arguments of a query.
+/// The arguments of every query.
 #[derive(Debug, Args)]
 pub struct LookArgs {
     #[command(flatten)]
@@ -182,58 +183,60 @@ pub struct LookArgs {
 /// The arguments of a query about Services.
 #[derive(Debug, Args)]
 pub struct ServiceArgs {
-    /// A Service: its name, or namespace/name.
+    /// The Service to show, as NAME or NAMESPACE/NAME. If absent, all Services.
     #[arg(value_parser = service_name)]
     name: Option<String>,
     #[command(flatten)]
     look: LookArgs,
 }
 
-/// Accepts the characters of a Service's name.
+/// Returns an error if an argument can't be the name of a Service.
 fn service_name(text: &str) -> Result<String, String> {
     let is_known = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-./".contains(c);
     if text.is_empty() || !text.chars().all(is_known) {
-        return Err("lower case letters, digits, '-' and '.', with one '/' at most".to_owned());
+        return Err(
+            "must be NAME or NAMESPACE/NAME, of lower-case letters, digits, '-' and '.'".to_owned(),
+        );
     }
     Ok(text.to_owned())
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Output {
-    /// For people.
+    /// For humans.
     Table,
     /// For programs.
     Json,
-    /// For programs and people.
+    /// For humans and programs.
     Yaml,
 }
 
 /// A query failed.
 #[derive(Debug, thiserror::Error)]
 pub enum LookError {
-    /// The config can't be used.
+    /// The config file is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The daemon did not respond.
+    /// The request to the daemon failed.
     #[error(transparent)]
     Ask(#[from] AskError),
     /// The daemon's response does not match this command's types.
-    #[error("the daemon answers in a way that this culvert does not know; is it another version?")]
+    #[error("cannot parse the response of the daemon; is it another version of culvert?")]
     Answer(#[source] serde_json::Error),
-    /// The daemon is not ready; its status has the reasons.
+    /// The daemon is not ready; the printed status has the reasons.
     #[error("not ready")]
     NotReady,
     /// No Service has that name.
-    #[error("no Service {0} is known here; `culvert services` shows those that are")]
+    #[error("no Service {0} is known on this node; `culvert services` lists the known ones")]
     NoService(String),
-    /// The response can't be converted to that format.
-    #[error("cannot write the answer as YAML")]
+    /// The response can't be converted to YAML.
+    #[error("cannot convert the response to YAML")]
     Yaml(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// A certificate can't be shown.
     #[error(transparent)]
     Ca(#[from] CaError),
-    /// The response could not be received or printed.
-    #[error("cannot show the answer")]
+    /// The response could not be printed.
+    #[error("cannot print the response")]
     Show(#[from] io::Error),
 }
 
@@ -242,7 +245,7 @@ impl Look {
     ///
     /// # Errors
     ///
-    /// There is no result; the message has the cause.
+    /// The query failed, or `culvert status` found that the daemon is not ready.
     pub fn run(self) -> Result<(), LookError> {
         match self {
             Self::Status(args) => status(&args),
@@ -260,19 +263,22 @@ impl Look {
                 command: ConfigCommand::Default,
             } => Ok(print(Config::default_file().trim_end())?),
             Self::Config {
+                command: ConfigCommand::Schema,
+            } => Ok(print(&schema::of_config())?),
+            Self::Config {
                 command: ConfigCommand::Check { file },
             } => {
                 for warning in Config::check_file(&file)? {
                     print(&format!("no effect: {warning}"))?;
                 }
-                Ok(print(&format!("{} is good", file.display()))?)
+                Ok(print(&format!("{} is valid", file.display()))?)
             }
         }
     }
 }
 
 impl LookArgs {
-    /// Requests a path from the daemon.
+    /// Requests a path from the daemon, and returns the body of the response.
     fn ask(&self, path: &str) -> Result<Bytes, LookError> {
         fetch(&Config::read(&self.config.config)?.admin_socket(), path)
     }
@@ -293,13 +299,14 @@ impl ServiceArgs {
     }
 }
 
-/// The common beginning of every status.
+/// The field that the status of a node and that of an agent have in common.
 #[derive(Deserialize)]
 struct Headline {
     ready: bool,
 }
 
-/// Shows the status of the node, or of the agent if no node runs and the config has an agent.
+/// Shows the status of `culvert node`. If it does not run, and the config has an agent, shows the status of
+/// `culvert agent`.
 fn status(args: &LookArgs) -> Result<(), LookError> {
     let config = Config::read(&args.config.config)?;
     let (body, is_agent) = match fetch(&config.admin_socket(), "/status") {
@@ -330,7 +337,7 @@ fn fetch(socket: &Path, path: &str) -> Result<Bytes, LookError> {
     Ok(runtime.block_on(admin::ask(socket, path))?)
 }
 
-/// Prints a response in the requested format.
+/// Prints a JSON response in the requested format. `table` renders it as a table.
 fn show(
     output: Output,
     body: &[u8],
@@ -347,7 +354,7 @@ fn show(
     Ok(print(text.trim_end())?)
 }
 
-/// Prints a text. A closed pipe is no failure: its reader has seen enough.
+/// Prints a text to stdout. A closed pipe, as in `culvert services | head`, is not an error.
 ///
 /// # Errors
 ///
@@ -366,12 +373,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_sound() {
+    fn the_definition_of_the_command_line_is_valid() {
         Cli::command().debug_assert();
     }
 
     #[test]
-    fn the_file_of_kube_proxy_counts_where_that_of_the_node_says_nothing() {
+    fn fields_of_the_config_override_those_of_kube_proxy() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = |name: &str| folder.path().join(name).display().to_string();
         let theirs = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\n\

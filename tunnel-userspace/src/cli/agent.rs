@@ -1,3 +1,5 @@
+//! `culvert status` of an agent, as a table.
+
 use super::table::{self, Rows};
 use crate::{admin::AgentStatus, tunnel::ConnectionView};
 

@@ -1,3 +1,5 @@
+//! The arguments of `culvert ca`, and `culvert ca show`.
+
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
@@ -9,22 +11,22 @@ use crate::identity::ca::{self, CA_DAYS, DAYS, Kind, View};
 /// The default folder of the CA.
 const DEFAULT_DIR: &str = "/etc/culvert/ca";
 
-/// The subcommands for a CA.
+/// The subcommands of `culvert ca`.
 #[derive(Debug, Subcommand)]
 pub enum CaCommand {
-    /// Create a CA. An existing one is never overwritten.
+    /// Create a CA. An existing CA is never overwritten.
     Init(CaInit),
-    /// Issue a certificate with its key; a repeated call replaces both.
+    /// Issue a certificate and a private key. Existing files are replaced.
     Issue {
         /// The holder of the certificate.
         #[command(subcommand)]
         whom: CaIssue,
     },
-    /// Show certificates.
+    /// Show the content of certificates.
     Show(CaShow),
 }
 
-/// The arguments for a new CA.
+/// The arguments of `culvert ca init`.
 #[derive(Debug, Args)]
 pub struct CaInit {
     /// The folder of the CA.
@@ -35,14 +37,14 @@ pub struct CaInit {
     pub days: u32,
 }
 
-/// The holder of an issued certificate.
+/// The subcommands of `culvert ca issue`.
 #[derive(Debug, Subcommand)]
 pub enum CaIssue {
-    /// The certificate of gateways, into `gateway` in the CA's folder.
+    /// Issue a certificate for gateways, by default into the folder `gateway` of the CA.
     Gateway(IssueArgs),
-    /// The certificate of a node's agent, into `agents/NODE` in the CA's folder.
+    /// Issue a certificate for the agent of a node, by default into the folder `agents/NODE` of the CA.
     Agent {
-        /// The name of the Node.
+        /// The name of the agent's Node.
         #[arg(long, value_name = "NODE")]
         node: String,
         /// The options of the certificate.
@@ -51,27 +53,27 @@ pub enum CaIssue {
     },
 }
 
-/// The options of an issued certificate.
+/// The options of `culvert ca issue`.
 #[derive(Debug, Args)]
 pub struct IssueArgs {
     /// The folder of the CA.
     #[arg(long, value_name = "DIR", default_value = DEFAULT_DIR)]
     pub dir: PathBuf,
-    /// The output folder of ca.pem, cert.pem and key.pem.
+    /// The folder to write ca.pem, cert.pem and key.pem to.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
-    /// The number of days that the certificate is valid; at most as long as the CA.
+    /// The number of days that the certificate is valid. It never outlives the CA.
     #[arg(long, value_name = "N", default_value_t = DAYS)]
     pub days: u32,
 }
 
-/// The selection of certificates to show.
+/// The arguments of `culvert ca show`.
 #[derive(Debug, Args)]
 pub struct CaShow {
-    /// The files of certificates.
+    /// The certificate files to show.
     #[arg(value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// The folder of a CA, used if no files are given: its certificate, and those that it issued there.
+    /// Without FILE, show the certificate of the CA in this folder, and those that the CA issued there.
     #[arg(long, value_name = "DIR", default_value = DEFAULT_DIR, conflicts_with = "files")]
     dir: PathBuf,
     /// The output format.
@@ -80,7 +82,7 @@ pub struct CaShow {
 }
 
 impl CaShow {
-    /// Reads the certificates, and prints their content.
+    /// Prints the content of the certificates.
     ///
     /// # Errors
     ///
@@ -155,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn certificates_are_shown_one_a_line_with_what_is_left() {
+    fn each_certificate_has_a_row_with_its_residual_time() {
         let from: Timestamp = "2026-03-01T00:00:00Z".parse().expect("a time");
         let view = |role, node: Option<&str>, days_left| View {
             file: "a.pem".into(),

@@ -1,3 +1,5 @@
+//! `culvert nodes`: the edge nodes and their sessions, as a table.
+
 use jiff::Timestamp;
 
 use super::table;
@@ -59,7 +61,7 @@ fn session_row(session: &SessionView, now: Timestamp) -> Vec<String> {
 
 const DAY: i64 = 86_400;
 
-/// Returns the time that has passed, in its largest unit.
+/// Formats the time since a timestamp, in one unit.
 fn age(since: Timestamp, now: Timestamp) -> String {
     let seconds = now.duration_since(since).as_secs().max(0);
     match seconds {
@@ -73,7 +75,7 @@ fn age(since: Timestamp, now: Timestamp) -> String {
 #[expect(
     clippy::as_conversions,
     clippy::cast_precision_loss,
-    reason = "shown with three figures"
+    reason = "printed with one decimal"
 )]
 fn bytes(count: u64) -> String {
     match count {
@@ -94,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn each_session_has_a_row_and_a_node_without_one_says_so() {
+    fn each_session_has_a_row_and_so_has_a_node_without_sessions() {
         let session = SessionView {
             name: "a".to_owned(),
             peer: "192.0.2.7:4242".parse().expect("an address"),

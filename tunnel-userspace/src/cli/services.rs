@@ -1,16 +1,18 @@
+//! `culvert services` and `culvert backends`, as tables.
+
 use super::table::{self, or_dash};
 use crate::reconcile::{EndpointView, FrontView, PortView, ServiceView};
 
-/// The number of backends, and of frontends, that a line names.
+/// The maximum number of frontends, and of backends, in a cell.
 const NAMED: usize = 3;
 
-/// The note at a frontend that sockets bypass.
+/// Marks a frontend that is not translated at sockets, because a local process listens on its address.
 const BYPASSED: &str = "not translated: local listener";
 
-/// The note at a Service without ports.
+/// The status of a Service without ports.
 const NO_PORT: &str = "no port is programmed";
 
-/// Renders a line for each port of each Service.
+/// Renders one row for each port of each Service.
 pub(super) fn render(services: &[ServiceView]) -> String {
     let mut rows = Vec::new();
     for service in services {
@@ -121,7 +123,7 @@ fn endpoint(endpoint: &EndpointView) -> Vec<String> {
     ]
 }
 
-/// Renders a line for each endpoint of each port of each Service.
+/// Renders one row for each endpoint of each Service port.
 pub(super) fn render_backends(services: &[ServiceView]) -> String {
     let mut rows = Vec::new();
     for service in services {
@@ -145,7 +147,7 @@ fn port_name(port: &PortView) -> String {
     words.join(" ")
 }
 
-/// Returns the first few names, and the number of the others.
+/// Joins the first few names, and adds the number of the others.
 fn some(names: &[&str]) -> String {
     match names.split_at_checked(NAMED) {
         None | Some((_, [])) => or_dash((!names.is_empty()).then(|| names.join(" "))),
@@ -241,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_by_itself_shows_its_addresses_and_what_becomes_of_each_endpoint() {
+    fn a_single_service_is_shown_with_its_frontends_and_endpoints() {
         let shown = "\
 shop/web  http TCP IPv4
 algorithm          random
@@ -263,7 +265,7 @@ ENDPOINT      POD     NODE     ZONE   SETS             WEIGHT   CONNECTIONS   ST
     }
 
     #[test]
-    fn a_front_where_this_node_listens_is_told_with_the_reason() {
+    fn a_frontend_with_a_local_listener_is_marked() {
         let mut service = service();
         service.ports[0].frontends[0].local_listener = true;
 
@@ -287,14 +289,14 @@ ENDPOINT      POD     NODE     ZONE   SETS             WEIGHT   CONNECTIONS   ST
         service.ports[0].has_endpoints = false;
         let nowhere = render(&[service]);
 
-        let told = "no backend for this node: connects fail as unreachable";
-        assert!(elsewhere.contains(told), "{elsewhere}");
-        let told = "no backend: connects are refused";
-        assert!(nowhere.contains(told), "{nowhere}");
+        let status = "no backend for this node: connects fail as unreachable";
+        assert!(elsewhere.contains(status), "{elsewhere}");
+        let status = "no backend: connects are refused";
+        assert!(nowhere.contains(status), "{nowhere}");
     }
 
     #[test]
-    fn backends_stand_in_a_line_each() {
+    fn each_backend_has_a_row() {
         let shown = "\
 SERVICE    PORT            ENDPOINT      POD     NODE     ZONE   SETS             WEIGHT   CONNECTIONS   STATUS
 shop/web   http TCP IPv4   10.1.0.1:80   web-0   node-a   -      cluster, local   1        12            active
@@ -304,7 +306,7 @@ shop/web   http TCP IPv4   10.1.0.1:80   web-0   node-a   -      cluster, local 
     }
 
     #[test]
-    fn a_long_list_is_cut() {
+    fn a_long_list_is_abbreviated() {
         assert_eq!(some(&["1", "2", "3", "4", "5"]), "1 2 3 and 2 more");
         assert_eq!(some(&["1", "2", "3"]), "1 2 3");
         assert_eq!(some(&["1"]), "1");

@@ -1,3 +1,5 @@
+//! `culvert status` of a node, as a table.
+
 use tunnel_common::table::Size;
 
 use super::table::Rows;
@@ -8,7 +10,7 @@ use crate::{
     tunnel::NodeView,
 };
 
-/// The number of problems that are shown.
+/// The maximum number of problems of one kind to show.
 const SHOWN: usize = 20;
 
 pub(super) fn render(status: &Status) -> String {
@@ -51,7 +53,7 @@ pub(super) fn render(status: &Status) -> String {
     rows.to_string()
 }
 
-/// Returns the used part of a size.
+/// Formats the used entries of a map and its capacity.
 fn room(status: &Status, size: Size, used: usize) -> String {
     let room = status.setup.maps.get(size.word()).copied().unwrap_or(0);
     let draining = status.programmed.draining_backends;
@@ -72,7 +74,7 @@ fn last_write(status: &Status) -> String {
     }
 }
 
-/// Adds the state of the API server.
+/// Adds the address of the API server, and whether it responds.
 fn api_server(rows: &mut Rows, server: &Server) {
     rows.add("API server", &server.address);
     if let (Some(why), Some(since)) = (&server.error, &server.error_since) {
@@ -81,7 +83,7 @@ fn api_server(rows: &mut Rows, server: &Server) {
     rows.add_each("stale", &server.stale);
 }
 
-/// Adds the state of the task that ends sockets of removed backends.
+/// Adds the rows about sockets of removed backends.
 fn terminated_sockets(rows: &mut Rows, sockets: &View) {
     if sockets.protocols.is_empty() {
         rows.add("terminated sockets", "off (sockets.terminate)");
@@ -103,19 +105,19 @@ fn terminated_sockets(rows: &mut Rows, sockets: &View) {
     rows.add_each("", sockets.problem.iter().chain(&sockets.helper_problem));
 }
 
-/// Adds the health check ports of Services; nothing if no Service has one.
+/// Adds the rows about health check node ports, if a Service has one.
 fn health_checks(rows: &mut Rows, checks: &ChecksView) {
     let services = checks.services;
     if services > 0 {
-        let told = format!("health check node ports of {services} Services");
-        rows.add("health checks", told);
+        let ports = format!("health check node ports of {services} Services");
+        rows.add("health checks", ports);
     }
     for (service, why) in checks.unserved.iter().take(SHOWN) {
         rows.add("error", format!("{service}: {why}"));
     }
 }
 
-/// Adds the parts of the tunnel; nothing if it is off.
+/// Adds the rows about steering and the gateway, if they are on.
 fn tunnel(rows: &mut Rows, status: &Status) {
     let steering = &status.programmed.steering;
     let network = &status.network;
@@ -143,6 +145,7 @@ fn tunnel(rows: &mut Rows, status: &Status) {
     rows.add_each("tunnel error", errors);
 }
 
+/// Adds the problems of Service ports and of the objects that were read.
 fn problems(rows: &mut Rows, status: &Status, report: &Report) {
     for (reason, count) in &status.programmed.problems {
         let problem = format!("{count} service ports: {reason} (culvert services)");

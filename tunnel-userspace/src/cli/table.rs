@@ -1,6 +1,8 @@
+//! Plain-text tables.
+
 use std::{collections::BTreeMap, fmt, iter};
 
-/// Rows of a name and a value, under a headline.
+/// A headline with rows of a name and a value below it.
 pub(super) struct Rows(String);
 
 impl Rows {
@@ -12,6 +14,7 @@ impl Rows {
         self.0.push_str(&format!("\n  {name:<20}{value}"));
     }
 
+    /// Adds one row for each value, all with the same name.
     pub(super) fn add_each<V: fmt::Display>(
         &mut self,
         name: &str,
@@ -22,7 +25,7 @@ impl Rows {
         }
     }
 
-    /// Adds a row of the counts above zero, if any.
+    /// Adds one row with all counts that are not zero, if any.
     pub(super) fn add_counts(&mut self, name: &str, counts: &BTreeMap<String, u64>) {
         let counted = counts.iter().filter(|(_, count)| **count > 0);
         let counted: Vec<_> = counted
@@ -45,7 +48,7 @@ pub(super) fn or_dash(value: Option<impl ToString>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| value.to_string())
 }
 
-/// Inserts a name before its rows; only the first row shows it.
+/// Inserts a first column that has the name in the first row, and is empty in the others.
 pub(super) fn named(
     name: String,
     rows: impl IntoIterator<Item = Vec<String>>,
@@ -57,7 +60,7 @@ pub(super) fn named(
     })
 }
 
-/// Renders columns as wide as their widest cell.
+/// Renders a table with a header line; each column is as wide as its widest cell.
 pub(super) fn render(head: &[&str], rows: &[Vec<String>]) -> String {
     let width = |column: usize| {
         let cells = rows
@@ -89,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_stand_under_each_other() {
+    fn columns_are_aligned() {
         let rows = [
             vec!["a".to_owned(), "b".to_owned()],
             vec!["long".to_owned(), "c".to_owned()],

@@ -1,15 +1,15 @@
-//! The daemon's status, metrics and health endpoints. This module reads published views and changes
-//! nothing.
+//! The HTTP endpoints for status, metrics and health. This module only reads what other modules publish.
 //!
-//! - `status`: the complete status
-//! - `metrics`: counts and sizes for Prometheus
-//! - `readiness`: the one function that decides if the node is ready; all endpoints call it
+//! - `node`: the paths of `culvert node`, by port
+//! - `agent`: the paths of `culvert agent`
+//! - `status`: `/status`
+//! - `metrics`: `/metrics`
+//! - `readiness`: `/readyz`; status, metrics and the log use the same function
 //! - `proxy_health`: `/healthz` and `/livez`, compatible with kube-proxy
-//! - `service_health`: the health check ports of Services
-//! - `server`: HTTP on sockets and ports
-//! - `node`, `agent`: the routes of these roles
-//! - `client`: the command line's client of the admin socket
-//! - `fixture`: views for tests
+//! - `service_health`: the health check node ports of Services
+//! - `server`: the HTTP server on TCP ports and on the admin socket
+//! - `client`: the HTTP client of the command line
+//! - `fixture`: helpers for tests
 
 mod agent;
 mod client;
@@ -48,61 +48,60 @@ use crate::{
     tunnel::NodeView,
 };
 
-/// Returns the current value.
+/// A function that returns the current value of something.
 pub type Query<T> = Box<dyn Fn() -> T + Send + Sync>;
 
-/// Passes the Services of a name, or all, to a function, one after the other.
+/// A function that calls another for each Service, or for each with the given name.
 pub type Services = dyn Fn(Option<&str>, &mut dyn FnMut(ServiceView)) + Send + Sync;
 
-/// Counts of health responses, by path and status code.
+/// The number of health responses, by path and status code.
 pub type Answers = BTreeMap<(&'static str, u16), u64>;
 
-/// The tunnel of a node; empty if it is off.
+/// The state of a node's gateway and ingress; empty if the tunnel is off.
 #[derive(Clone, Debug, Default)]
 pub struct TunnelView {
-    /// Nodes with a current or past session, with a request for one, or with steered ports.
+    /// Nodes that have or had a session, to which a stream was requested, or that have steered ports.
     pub nodes: Vec<NodeView>,
-    /// The number of occurrences of each reason.
+    /// The number of streams that ended for each reason.
     pub counts: BTreeMap<Reason, u64>,
-    /// The certificate of the gateway.
+    /// The state of the gateway's certificate.
     pub identity: Option<State>,
 }
 
-/// The published views of the daemon's parts.
+/// The state of `culvert node`, as its modules publish it.
 pub struct Views {
-    /// Facts that stay constant while the daemon runs.
+    /// Values that stay constant while the daemon runs.
     pub setup: Setup,
-    /// The effective config, under the name of its group.
+    /// The effective config, in the format of `/configz`.
     pub config: serde_json::Value,
-    /// The current step of the start, or a note that the daemon stops; `None` while the owner of the
-    /// maps runs.
+    /// The current step of the start or stop, for example `waiting for the sources`; `None` in between.
     pub starting: watch::Receiver<Option<String>>,
-    /// The duration of each step of the start.
+    /// The durations of the steps of the start.
     pub start: watch::Receiver<StartTimes>,
-    /// The statistics of the owner of the maps.
+    /// The statistics of the reconciler.
     pub stats: watch::Receiver<Stats>,
     /// The kernel program whose events are logged, if any.
     pub kernel_log: watch::Receiver<Option<KernelLog>>,
-    /// The view of the network for steering; empty if steering is off.
+    /// The guarded uplinks and routes of steering; empty if steering is off.
     pub network: watch::Receiver<View>,
     /// The state of the task that ends sockets.
     pub sockets: watch::Receiver<SocketsView>,
-    /// Passes on the Services of a name, or all, with their programmed state, one after the other.
+    /// Calls a function for each Service, or for each with the given name, with its programmed state.
     pub services: Box<Services>,
-    /// The counts of the Service ports that have their own metrics.
+    /// The counts of the Service ports that have metrics of their own.
     pub counted: Query<Counted>,
-    /// The tunnel.
+    /// The state of the gateway and the ingress.
     pub tunnel: Query<TunnelView>,
-    /// The objects that the sources have read, and the refused ones.
+    /// The objects that the sources have read, and the invalid ones.
     pub source: Query<Report>,
-    /// The kernel's counters; empty if they can't be read.
+    /// The counters of the kernel programs; empty if they can't be read.
     pub counters: Query<Vec<(Reason, u64)>>,
-    /// The number of open sockets with a backend, as the kernel counts them.
+    /// The number of open sockets that are connected to a backend, as counted by the kernel programs.
     pub connections: Query<u64>,
     /// Ports that could not be bound yet, with the error.
     pub listening: Waiting,
-    /// Health check ports of Services.
+    /// The state of the health check node ports of Services.
     pub checks: watch::Sender<ChecksView>,
-    /// The number of responses of each health path, by status code.
+    /// The number of health responses, by path and status code.
     pub answers: watch::Sender<Answers>,
 }

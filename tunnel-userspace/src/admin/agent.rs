@@ -1,4 +1,4 @@
-//! The status and the HTTP endpoints of an agent.
+//! The HTTP paths of `culvert agent`, and its status.
 
 use std::sync::Arc;
 
@@ -18,20 +18,20 @@ use crate::{
     tunnel::{AgentView, Board, ConnectionState},
 };
 
-/// The published views of an agent.
+/// The state of `culvert agent`, as its modules publish it.
 #[derive(Clone)]
 pub struct AgentViews {
-    /// Facts that stay constant while the agent runs.
+    /// Values that stay constant while the agent runs.
     pub setup: AgentSetup,
-    /// The connections to gateways.
+    /// The state of the connections to gateways.
     pub board: Arc<Board>,
-    /// The agent's certificate.
+    /// The certificate of the agent.
     pub identity: Receiver,
     /// Ports that could not be bound yet, with the error.
     pub listening: Waiting,
 }
 
-/// Facts that stay constant while an agent runs.
+/// Values that stay constant while an agent runs.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AgentSetup {
@@ -45,21 +45,21 @@ pub struct AgentSetup {
     pub allowed_targets: Vec<String>,
 }
 
-/// The status of an agent.
+/// The response of `/status` of an agent.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AgentStatus {
-    /// True if a gateway is connected, and the agent's own port is bound.
+    /// True if a gateway is connected and the admin port is bound.
     pub ready: bool,
-    /// The reasons if it is not ready.
+    /// The reasons why the agent is not ready.
     #[serde(default)]
     pub not_ready: Option<String>,
-    /// Facts that stay constant while the agent runs.
+    /// Values that stay constant while the agent runs.
     #[serde(flatten)]
     pub setup: AgentSetup,
     /// The connections to gateways.
     pub tunnel: AgentView,
-    /// The agent's certificate.
+    /// The state of the agent's certificate.
     pub identity: State,
 }
 
@@ -97,7 +97,7 @@ impl Routes for AgentViews {
         Some(match path {
             "/status" => json(StatusCode::OK, &self.status()),
             "/metrics" => metrics::answer(metrics::render_agent(self.status())),
-            // Liveness: the process answers.
+            // Liveness: the process responds.
             "/healthz" => text(StatusCode::OK, "ok\n".to_owned()),
             // Readiness: at least one gateway is connected.
             "/readyz" => match self.readiness().summary() {

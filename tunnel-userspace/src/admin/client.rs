@@ -1,4 +1,4 @@
-//! The command line's client of the admin socket.
+//! The HTTP client with which the command line queries the admin socket.
 
 use std::{
     error::Error,
@@ -15,27 +15,27 @@ use tokio::{net::UnixStream, time::timeout};
 
 /// The timeout for a response.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The size limit of a response: the services of the largest clusters fit.
+/// The maximum size of a response, in bytes. The Services of the largest clusters fit.
 const MOST_BYTES: usize = 1 << 30;
 
-/// An error of a request to the daemon's socket.
+/// A request to the daemon failed.
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
-    /// No daemon listens.
-    #[error("no culvert node is running with this config: nobody answers on {0}")]
+    /// No daemon listens on the socket.
+    #[error("no culvert node is running with this config: nothing listens on {0}")]
     NoDaemon(PathBuf, #[source] io::Error),
-    /// The connect failed, for example by lack of permission.
-    #[error("cannot talk to the daemon on {0}")]
+    /// The connect failed, for example because of missing permissions.
+    #[error("cannot connect to the daemon at {0}")]
     Connect(PathBuf, #[source] io::Error),
-    /// The daemon refuses the request, with the reason.
-    #[error("the daemon on {0} refuses: {1}")]
+    /// The daemon responded with status 503 and this reason.
+    #[error("the daemon at {0} refused the request: {1}")]
     Refused(PathBuf, String),
-    /// The daemon listens, but sends no valid response.
-    #[error("the daemon on {0} does not answer: {1}")]
+    /// The daemon sent no valid response in time.
+    #[error("no valid response from the daemon at {0}: {1}")]
     NoAnswer(PathBuf, String),
 }
 
-/// Requests a path from the daemon and returns the body of the response.
+/// Requests a path from the daemon, and returns the body of the response.
 ///
 /// # Errors
 ///
@@ -54,7 +54,7 @@ pub async fn ask(socket: &Path, path: &str) -> Result<Bytes, AskError> {
         Ok(Ok(answer)) => answer,
         Ok(Err(error)) => return Err(AskError::NoAnswer(at, error.to_string())),
         Err(_) => {
-            let why = format!("nothing came in {} s", PATIENCE.as_secs());
+            let why = format!("none within {} s", PATIENCE.as_secs());
             return Err(AskError::NoAnswer(at, why));
         }
     };
@@ -92,7 +92,7 @@ mod tests {
 
     use super::*;
 
-    /// Sends a request to a daemon that responds with these bytes, or never.
+    /// Sends a request to a daemon that responds with these bytes, or never. Returns the error.
     async fn asked(answer: Option<&str>) -> String {
         let folder = tempfile::tempdir().expect("a folder");
         let socket = folder.path().join("socket");
@@ -117,20 +117,20 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_daemon_that_says_nothing_is_not_waited_for() {
+    async fn a_request_without_a_response_times_out() {
         let said = timeout(PATIENCE + Duration::from_secs(1), asked(None)).await;
-        let said = said.expect("no longer than that");
+        let said = said.expect("timed out");
         assert!(
-            said.ends_with("does not answer: nothing came in 10 s"),
+            said.ends_with(": none within 10 s"),
             "{said}"
         );
     }
 
     #[tokio::test]
-    async fn a_daemon_that_is_not_ready_is_quoted() {
+    async fn a_503_response_is_quoted_in_the_error() {
         let answer =
             "HTTP/1.1 503 Service Unavailable\r\nContent-Length: 15\r\n\r\nnot ready: why\n";
         let said = asked(Some(answer)).await;
-        assert!(said.ends_with("refuses: not ready: why"), "{said}");
+        assert!(said.ends_with("refused the request: not ready: why"), "{said}");
     }
 }

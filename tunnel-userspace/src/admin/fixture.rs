@@ -1,3 +1,5 @@
+//! Helpers for tests of the HTTP endpoints.
+
 use std::{
     collections::BTreeMap,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
@@ -19,10 +21,10 @@ use crate::{
     source::Report,
 };
 
-/// A timeout longer than the interval between attempts to bind a taken port.
+/// A timeout, longer than the interval between two attempts to bind a port in use.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A daemon that is ready, with its tasks.
+/// A ready daemon that only serves HTTP endpoints.
 pub(super) struct Daemon {
     pub(super) stats: watch::Sender<Stats>,
     pub(super) views: Arc<Views>,
@@ -42,7 +44,7 @@ impl Daemon {
     }
 }
 
-/// Returns the views of a daemon that is ready and has read nothing.
+/// Returns the views of a ready daemon without any object.
 pub(super) fn views(stats: watch::Receiver<Stats>) -> Views {
     let maps = [
         ("frontends", 10),
@@ -75,7 +77,7 @@ pub(super) fn views(stats: watch::Receiver<Stats>) -> Views {
     }
 }
 
-/// Returns the statistics of a daemon that is ready.
+/// Returns the statistics of a ready daemon.
 pub(super) fn good() -> Stats {
     Stats {
         synced: true,
@@ -105,7 +107,7 @@ pub(super) async fn free_port() -> u16 {
     }
 }
 
-/// Sends a request and reads the complete response; returns `None` if nobody listens.
+/// Sends a request and returns the response, or `None` if nothing listens on the address.
 pub(super) async fn ask(request: &str, address: SocketAddr) -> Option<String> {
     let mut stream = TcpStream::connect(address).await.ok()?;
     let text = format!("{request} HTTP/1.1\r\nHost: lab\r\nConnection: close\r\n\r\n");
@@ -115,7 +117,7 @@ pub(super) async fn ask(request: &str, address: SocketAddr) -> Option<String> {
     Some(answer)
 }
 
-/// Repeats a request until the response matches; the response is `None` while nobody listens.
+/// Repeats a request until the response matches. The response is `None` while nothing listens on the address.
 pub(super) async fn until_answered(
     request: &str,
     address: SocketAddr,

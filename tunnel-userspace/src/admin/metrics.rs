@@ -1,5 +1,4 @@
-//! Prometheus (OpenMetrics text): kube-proxy's names for metrics with the same meaning, and Culvert's
-//! own.
+//! `/metrics`, in the OpenMetrics text format: metrics of kube-proxy, and Culvert's own.
 
 mod kube_proxy;
 mod out;
@@ -32,10 +31,10 @@ use crate::{
     tunnel::{ConnectionState, NodeView},
 };
 
-/// The media type of the text format.
+/// The media type of the OpenMetrics text format.
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Returns the rendered text as a response.
+/// Responds with the rendered metrics.
 pub(super) fn answer(rendered: Result<String, fmt::Error>) -> Response<Full<Bytes>> {
     match rendered {
         Ok(body) => respond(StatusCode::OK, CONTENT_TYPE, body.into()),
@@ -43,17 +42,17 @@ pub(super) fn answer(rendered: Result<String, fmt::Error>) -> Response<Full<Byte
     }
 }
 
-/// Renders every metric as text.
+/// Renders all metrics of a node as text.
 pub(super) fn render(views: Arc<Views>) -> Result<String, fmt::Error> {
     page(move |out| node(out, &views))
 }
 
-/// Renders every metric of an agent as text.
+/// Renders all metrics of an agent as text.
 pub(super) fn render_agent(status: AgentStatus) -> Result<String, fmt::Error> {
     page(move |out| agent(out, &status))
 }
 
-/// Collects the output of a function as text.
+/// Renders the metrics that a function writes as text.
 fn page<F>(write: F) -> Result<String, fmt::Error>
 where
     F: Fn(&mut Out<'_>) -> fmt::Result + Send + Sync + 'static,
@@ -65,6 +64,7 @@ where
     Ok(text)
 }
 
+/// A collector that calls a function to write the metrics.
 struct Page<F>(F);
 
 impl<F> fmt::Debug for Page<F> {
@@ -98,7 +98,7 @@ fn agent(out: &mut Out<'_>, status: &AgentStatus) -> fmt::Result {
     certificate(out, &status.identity)
 }
 
-/// Writes the state of the API server; nothing if it is no source.
+/// Writes the metrics of the API server, if it is a source.
 fn api_server(out: &mut Out<'_>, server: Option<&Server>) -> fmt::Result {
     let Some(server) = server else {
         return Ok(());
@@ -109,7 +109,7 @@ fn api_server(out: &mut Out<'_>, server: Option<&Server>) -> fmt::Result {
     out.gauge("culvert_source_stale", help, server.stale.is_some())
 }
 
-/// Writes the remaining validity of certificates.
+/// Writes the expiration times of the certificates.
 fn certificate(out: &mut Out<'_>, state: &State) -> fmt::Result {
     let seconds = |at: Timestamp| at.as_duration().as_secs_f64();
     let files = [("cert", state.expires), ("ca", state.ca_expires)];

@@ -1,4 +1,4 @@
-//! The HTTP endpoints of a node.
+//! The HTTP paths of `culvert node`: which port or socket serves which path.
 
 use std::sync::Arc;
 
@@ -14,19 +14,19 @@ use super::{
     status::Status,
 };
 
-/// A listener, and the paths that it serves.
+/// A listener; each serves other paths.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Endpoint {
-    /// The socket of the command line: all paths.
+    /// The admin socket for the command line. It serves all paths.
     Socket,
-    /// The admin port: metrics, status, mode, config, and liveness.
+    /// The admin port (`admin.address`).
     Admin,
-    /// The health port.
+    /// The health port (`healthz.address`).
     Healthz,
 }
 
 impl Endpoint {
-    /// Returns the name of the listener in logs, and of its task.
+    /// Returns the name of the listener, for logs and its task.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -37,11 +37,11 @@ impl Endpoint {
     }
 }
 
-/// The proxy mode, where kube-proxy reports `iptables`, `ipvs` or `nftables`.
+/// The response of `/proxyMode`. kube-proxy's is `iptables`, `ipvs` or `nftables`.
 const PROXY_MODE: &str = "ebpf";
 
-/// The routes of one listener of a node.
-#[expect(missing_debug_implementations, reason = "views are functions")]
+/// The HTTP routes of one listener of a node.
+#[expect(missing_debug_implementations, reason = "the views contain functions")]
 pub struct Node {
     /// The listener.
     pub endpoint: Endpoint,
@@ -52,8 +52,7 @@ pub struct Node {
 impl Routes for Node {
     async fn answer(&self, path: &str, query: &str) -> Option<Response<Full<Bytes>>> {
         Some(match (self.endpoint, path) {
-            // On the metrics port, `/healthz` only proves that the process answers, as kube-proxy's
-            // does.
+            // On kube-proxy's metrics port, `/healthz` is always `ok`, too.
             (Endpoint::Admin, "/healthz") => text(StatusCode::OK, "ok".to_owned()),
             (Endpoint::Admin, "/livez" | "/readyz") => return None,
             (_, "/healthz") => self.health("/healthz", true),
@@ -75,7 +74,7 @@ impl Routes for Node {
 }
 
 impl Node {
-    /// Returns all Services, or those of the requested name.
+    /// Responds with all Services, or those with the name in the query.
     async fn services(&self, query: &str) -> Response<Full<Bytes>> {
         let is_starting = self.views.starting.borrow().is_some();
         if is_starting {
@@ -99,8 +98,7 @@ impl Node {
             .await
     }
 
-    /// Builds a response in a blocking thread: it may cover very many Services, and must not delay other
-    /// tasks.
+    /// Builds a response in a blocking thread, because one about very many Services would delay other tasks.
     async fn answer_blocking(
         &self,
         answer: impl FnOnce(Arc<Views>) -> Response<Full<Bytes>> + Send + 'static,

@@ -1,5 +1,4 @@
-//! The health endpoints for load balancers and probes, compatible with kube-proxy (kube-proxy
-//! `pkg/proxy/healthcheck/proxy_health.go`).
+//! `/healthz` and `/livez`, compatible with kube-proxy (`pkg/proxy/healthcheck/proxy_health.go`).
 
 use std::collections::BTreeMap;
 
@@ -9,13 +8,14 @@ use serde::Serialize;
 use super::Views;
 use crate::reconcile::Stats;
 
-/// The time that writes may fail before the node counts as unhealthy: twice kube-proxy's sync period.
+/// The time for which writes may fail before the daemon is unhealthy: twice kube-proxy's sync period.
 const PATIENCE: SignedDuration = SignedDuration::from_secs(60);
 
-/// The reported time before the first write: Go's zero time.
+/// `lastUpdated` before the first write: Go's zero time.
 const NEVER: &str = "0001-01-01T00:00:00Z";
 
-/// A health response: `nodeEligible` exists for `/healthz` only. `healthy` describes the daemon alone.
+/// The response of `/healthz` or `/livez`. Only `/healthz` has `nodeEligible`. `healthy` concerns the daemon,
+/// not the node.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Health {
@@ -24,16 +24,16 @@ pub(super) struct Health {
     #[serde(skip_serializing_if = "Option::is_none")]
     node_eligible: Option<bool>,
     pub(super) healthy: bool,
-    /// True if the response is positive (status 200).
+    /// True if the HTTP status is 200.
     #[serde(skip)]
     pub(super) is_good: bool,
-    /// The state by family; empty until the first write. One task writes both families, so both are
-    /// equal.
+    /// The state by address family; empty until the first write. The state of both families is equal, since
+    /// a sync writes both.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     status: BTreeMap<&'static str, Written>,
 }
 
-/// The time of a family's last complete sync; `healthy` unless a write has failed for too long.
+/// The state of an address family.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Written {
@@ -41,8 +41,8 @@ struct Written {
     healthy: bool,
 }
 
-/// Returns the response to `/healthz` (may load balancers send traffic here?) or `/livez` (does the
-/// daemon work?).
+/// Returns the response of `/healthz`, which considers whether load balancers may send traffic to this node,
+/// or, with `asks_eligible` false, of `/livez`, which considers the daemon only.
 pub(super) fn of(views: &Views, asks_eligible: bool) -> Health {
     let is_running = views.starting.borrow().is_none();
     let stats = views.stats.borrow().clone();
@@ -61,7 +61,7 @@ fn judge(stats: &Stats, is_running: bool, asks_eligible: bool, now: Timestamp) -
         healthy: is_working,
     });
     let by_family = |written: Written| ["IPv4", "IPv6"].map(|family| (family, written.clone()));
-    // A healthy response has the current time: a client that checks its age must not see an old one.
+    // A positive response has the current time, so that it never looks outdated to clients that check it.
     let is_good = is_working && is_eligible;
     let shown = if is_good { Some(now) } else { last };
     Health {
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_that_fail_for_a_moment_are_not_held_against_it() {
+    fn writes_may_fail_for_a_minute() {
         let is_good = |seconds| {
             let stats = Stats {
                 failing_since: Some(now() - SignedDuration::from_secs(seconds)),
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_is_going_away_lives_but_takes_no_traffic() {
+    fn a_node_that_is_being_removed_is_live_but_not_eligible() {
         let stats = Stats {
             node_eligible: false,
             ..good()
@@ -120,12 +120,12 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_what_kube_proxy_would_say() {
+    fn a_response_equals_that_of_kube_proxy() {
         let written = Stats {
             last_complete_sync_at: Some(Timestamp::from_second(1_799_999_000).expect("a time")),
             ..good()
         };
-        // A node that is being removed is no fault of the daemon.
+        // A node that is being removed does not make the daemon unhealthy.
         let leaving = Stats {
             node_eligible: false,
             ..written.clone()

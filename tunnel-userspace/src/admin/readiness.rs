@@ -1,5 +1,5 @@
-//! The node's readiness, decided in one function: `/readyz`, the headline and exit code of `culvert
-//! status`, `culvert_ready` and the log all report it.
+//! Decides if the node is ready, for `/readyz`, the headline and exit code of `culvert status`, the metric
+//! `culvert_ready` and the log.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -11,15 +11,15 @@ use tunnel_common::reason::Reason;
 use super::Views;
 use crate::drain;
 
-/// The minimum interval between two checks for the log; a step of the start is logged at once.
+/// The minimum interval between two log lines about readiness. A step of the start is logged at once.
 const PACE: Duration = Duration::from_secs(2);
 
-/// A response to `/readyz`.
+/// The response of `/readyz`.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Readiness {
     pub(super) ready: bool,
-    /// The reasons if it is not ready.
+    /// The reasons why the node is not ready.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) reasons: Vec<String>,
 }
@@ -39,24 +39,24 @@ impl Readiness {
         if let Some(since) = stats.failing_since {
             let ports = count(Reason::WriteFailed);
             reasons.push(format!(
-                "not everything could be written since {since} (service ports: {ports})"
+                "writes to the maps fail since {since} ({ports} service ports not written)"
             ));
         }
-        // A source may be ahead of the maps; readiness depends on the content of the maps.
+        // The API server may have responded already, but its objects are not in the maps yet.
         if stats.stale {
             let stale = server.as_ref().and_then(|server| server.stale.as_deref());
-            let stale = stale.unwrap_or("what it says now is being written");
-            reasons.push(format!(
-                "the API server was not heard of since the start: {stale}"
+            reasons.push(stale.map_or_else(
+                || "the first response of the API server is being written".to_owned(),
+                |stale| format!("no response from the API server since the start: {stale}"),
             ));
         }
-        // The maps keep the API server's objects when it becomes unreachable.
+        // Once the objects of the API server are in the maps, the node stays ready when the server fails.
         let trouble = server.and_then(|server| server.error);
         if let Some(why) = trouble.filter(|_| is_starting || stats.stale) {
-            reasons.push(format!("the API server can't be asked: {why}"));
+            reasons.push(format!("requests to the API server fail: {why}"));
         }
-        // Only full maps count: an address claimed by another Service is left out by the rules, and is
-        // not pending.
+        // A full map makes the node unready. A frontend that another Service owns does not, although it is
+        // not programmed either.
         let full = [
             Reason::FrontendsFull,
             Reason::SlotsFull,
@@ -71,12 +71,13 @@ impl Readiness {
             }
         }
         if stats.steering.failing {
-            reasons.push("not everything could be steered: a write failed".to_owned());
+            reasons.push("writes to the steering maps fail".to_owned());
         }
         Self::because(reasons, &views.listening.borrow())
     }
 
-    /// Builds a readiness that is false if there are reasons, or ports that could not be bound yet.
+    /// Returns a readiness with these reasons, and one more for each port that could not be bound yet. It is
+    /// ready if there are none.
     pub(super) fn because(mut reasons: Vec<String>, listening: &BTreeMap<String, String>) -> Self {
         let ports = listening.iter();
         reasons.extend(ports.map(|(port, why)| format!("cannot listen on {port}: {why}")));
@@ -86,14 +87,14 @@ impl Readiness {
         }
     }
 
-    /// Returns the reasons in one line; `None` if it is ready.
+    /// Returns the reasons in one line, or `None` if the node is ready.
     pub(super) fn summary(&self) -> Option<String> {
         (!self.ready).then(|| self.reasons.join("; "))
     }
 }
 
-/// Returns a message if no Node has the configured name of this node, although one is expected: the API
-/// server is a source, or some Node is known. Returns `None` before all sources have synced.
+/// Returns a message if no Node object has the name of this node. Returns `None` as long as the sources have
+/// not synced, and if no Node is expected: the API server is not a source, and no Node is known.
 pub(super) fn nameless(views: &Views) -> Option<String> {
     let stats = views.stats.borrow().clone();
     let report = (views.source)();
@@ -102,14 +103,14 @@ pub(super) fn nameless(views: &Views) -> Option<String> {
     let is_missing = stats.synced && !stats.stale && !stats.node_known;
     (is_wanted && is_missing).then(|| {
         format!(
-            "nodeName {}: there is no Node of this name, so its zone, addresses and taints are not \
-             known, and endpoints are local by this name alone",
+            "nodeName {}: no Node has this name, so its zone, addresses and taints are unknown; \
+             endpoints are local if their nodeName equals this name",
             views.setup.node
         )
     })
 }
 
-/// Logs each change of the readiness, until the drain begins.
+/// Logs each change of readiness until the drain begins.
 pub async fn log_readiness(views: Arc<Views>, mut draining: watch::Receiver<bool>) {
     let mut starting = views.starting.clone();
     let mut stats = views.stats.clone();
@@ -140,7 +141,7 @@ pub async fn log_readiness(views: Arc<Views>, mut draining: watch::Receiver<bool
             Ok(()) = stats.changed() => {}
             Ok(()) = listening.changed() => {}
         }
-        // Limits the rate of log lines: counts in the reasons may change with each sync.
+        // Each sync may change a count in the reasons, so the rate of log lines is limited.
         tokio::select! {
             () = drain::begun(&mut draining) => return,
             Ok(()) = starting.changed() => {}

@@ -1,4 +1,4 @@
-//! HTTP on the admin socket and the two ports.
+//! An HTTP/1.1 server on TCP ports and on the admin socket.
 
 use std::{
     collections::VecDeque,
@@ -32,31 +32,31 @@ use tracing::{debug, info};
 
 use crate::listen::{self, Waiting};
 
-/// The limit of connections that wait for accept.
+/// The maximum number of connections that wait to be accepted.
 const BACKLOG: i32 = 128;
 /// The pause after a failed accept.
 const PAUSE: Duration = Duration::from_secs(1);
-/// The timeout for the head of a request.
+/// The timeout for reading the head of a request.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 /// The maximum lifetime of a connection.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The routes of a listener, by path.
+/// Maps the paths of a listener to responses.
 pub trait Routes: Send + Sync + 'static {
-    /// The maximum of concurrent connections per listener. A further one ends the oldest.
+    /// The maximum number of concurrent connections per listener. One more closes the oldest.
     const MOST_CONNECTIONS: usize = 64;
 
     /// True if a client may send several requests over one connection.
     const KEEPS_ALIVE: bool = true;
 
-    /// True if the unspecified address of a family binds that family alone; otherwise it binds both, as
-    /// kube-proxy's does.
+    /// True if `0.0.0.0` listens on IPv4 only and `[::]` on IPv6 only. Otherwise each listens on both
+    /// families, as with kube-proxy.
     const ONE_FAMILY: bool = false;
 
     /// True if any method is accepted; otherwise only GET and HEAD.
     const TAKES_ANY_METHOD: bool = false;
 
-    /// Returns the response to a path and its query string (without the question mark); `None` for an
+    /// Returns the response for a path and a query string (without the question mark), or `None` for an
     /// unknown path.
     fn answer(
         &self,
@@ -65,8 +65,7 @@ pub trait Routes: Send + Sync + 'static {
     ) -> impl Future<Output = Option<Response<Full<Bytes>>>> + Send;
 }
 
-/// Serves a TCP port until the drain begins. A port that another process holds, such as another proxy,
-/// is retried until it is free.
+/// Serves HTTP on a TCP port until the drain begins. Binding a port in use is retried until the port is free.
 pub async fn serve_port<S: Routes>(
     name: &'static str,
     address: SocketAddr,
@@ -86,7 +85,7 @@ fn bind(address: SocketAddr, one_family: bool) -> io::Result<TcpListener> {
     if !one_family && address.ip().is_unspecified() {
         let both = SocketAddr::from((Ipv6Addr::UNSPECIFIED, address.port()));
         match bind_one(both, false) {
-            // This machine has no IPv6.
+            // Without IPv6, 0.0.0.0 is bound below.
             Err(error) if has_no_ipv6(&error) && address.is_ipv4() => {}
             bound => return bound,
         }
@@ -116,9 +115,8 @@ pub struct SocketError {
     source: io::Error,
 }
 
-/// Binds the admin socket, which only its owner may use, and replaces the socket of an earlier daemon:
-/// that daemon has exited, since this process holds the lock of the pins. The returned future serves the
-/// socket until the drain begins.
+/// Binds the admin socket with mode 0600. A socket of an earlier process is replaced: that process has
+/// exited, since this one has locked the pin folder. The returned future serves HTTP until the drain begins.
 ///
 /// # Errors
 ///
@@ -137,12 +135,12 @@ pub fn serve_path<S: Routes>(
     Ok(async move {
         serve(routes, || listener.accept(), draining).await;
         if let Err(error) = fs::remove_file(&path) {
-            debug!(%error, "the admin socket was gone already");
+            debug!(%error, "cannot remove the admin socket");
         }
     })
 }
 
-/// Serves each accepted connection, until the drain begins.
+/// Accepts and serves connections until the drain begins.
 async fn serve<S: Routes, T, P, F>(
     routes: S,
     accept: impl Fn() -> F,
@@ -152,11 +150,12 @@ async fn serve<S: Routes, T, P, F>(
     F: Future<Output = io::Result<(T, P)>>,
 {
     let routes = Arc::new(routes);
-    // In the order of their arrival.
+    // The tasks of the connections, the oldest first.
     let mut order: VecDeque<AbortHandle> = VecDeque::new();
     let admit = |connections: &mut JoinSet<()>, (stream, _)| {
         order.retain(|connection| !connection.is_finished());
-        // The oldest connection had the most time for its request. Idle clients must not block others.
+        // Idle clients must not block others. The oldest connection is closed, since it had the most time to
+        // send a request.
         if order.len() >= S::MOST_CONNECTIONS
             && let Some(oldest) = order.pop_front()
         {
@@ -167,6 +166,7 @@ async fn serve<S: Routes, T, P, F>(
     listen::accept_all(accept, PAUSE, &mut JoinSet::new(), draining, admit).await;
 }
 
+/// Serves the requests of one connection.
 async fn converse<S: Routes, T>(routes: Arc<S>, stream: T)
 where
     T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
@@ -184,29 +184,29 @@ where
         .serve_connection(TokioIo::new(stream), service);
     match timeout(CONNECTION_TIMEOUT, connection).await {
         Ok(Ok(())) => {}
-        Ok(Err(error)) => debug!(%error, "a client broke off"),
-        Err(_) => debug!("a client took too long"),
+        Ok(Err(error)) => debug!(%error, "connection failed"),
+        Err(_) => debug!("connection closed after its maximum lifetime"),
     }
 }
 
 async fn answer<S: Routes>(routes: &S, request: &Request<Incoming>) -> Response<Full<Bytes>> {
     let is_asked = [Method::GET, Method::HEAD].contains(request.method());
     if !is_asked && !S::TAKES_ANY_METHOD {
-        let body = "only GET is answered\n".to_owned();
+        let body = "only GET and HEAD are supported\n".to_owned();
         return text(StatusCode::METHOD_NOT_ALLOWED, body);
     }
     let path = request.uri().path();
     let query = request.uri().query().unwrap_or_default();
     let answer = routes.answer(path, query).await;
-    answer.unwrap_or_else(|| text(StatusCode::NOT_FOUND, format!("there is no {path} here\n")))
+    answer.unwrap_or_else(|| text(StatusCode::NOT_FOUND, format!("{path} not found\n")))
 }
 
 pub(super) fn json(code: StatusCode, value: &impl Serialize) -> Response<Full<Bytes>> {
     of_json(code, serde_json::to_vec(value))
 }
 
-/// Responds with the array of the values that `visit` passes on. Each is written and dropped before the
-/// next: thousands of values at once would take many times the memory of their text.
+/// Responds with a JSON array. `visit` calls the given function with each value, which is serialised and
+/// dropped before the next: all values at once would take many times the memory of their JSON.
 pub(super) fn json_array<T: Serialize>(
     code: StatusCode,
     visit: impl FnOnce(&mut dyn FnMut(T)),

@@ -1,5 +1,5 @@
-//! The health check port of a Service: reports to load balancers if this node has endpoints of the
-//! Service (kube-proxy `pkg/proxy/healthcheck/service_health.go`).
+//! Serves the health check node ports of Services, by which load balancers find the nodes that have endpoints
+//! of a Service (kube-proxy `pkg/proxy/healthcheck/service_health.go`).
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -32,37 +32,37 @@ use crate::{
     plan::{HealthChecks, Listeners},
 };
 
-/// The name of a listener, in logs.
+/// The name of the listeners in logs.
 const NAME: &str = "health check";
 
-/// The header by which load balancers may distribute connections among nodes.
+/// The response header with the number of local endpoints. Load balancers may use it as the node's weight.
 const WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-weight");
 
-/// The state of the health check listeners, for status and metrics.
+/// The state of the health check node ports, for status and metrics.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ChecksView {
-    /// Services with a health check node port.
+    /// The number of Services with a health check node port.
     pub services: usize,
-    /// Services that are not served at all of their addresses, with the reason.
+    /// Services whose port is not served on every address, with the reason.
     pub unserved: BTreeMap<String, String>,
     /// The number of times that a port was in use by another process or Service.
     pub ports_in_use_total: u64,
 }
 
-/// The current health checks, and the owner of each listener.
+/// The current health checks, and the Service that owns each listener.
 #[derive(Default)]
 struct Board {
     checks: Arc<HealthChecks>,
     listeners: Listeners,
 }
 
-/// The health check ports of a node.
+/// The server of the health check node ports.
 pub struct Checks {
     checks: watch::Receiver<Arc<HealthChecks>>,
     views: Arc<Views>,
     board: watch::Sender<Arc<Board>>,
-    /// Listeners, including those that wait for their port.
+    /// The tasks of the listeners, including those whose port could not be bound yet.
     open: BTreeMap<SocketAddr, AbortHandle>,
     tasks: JoinSet<()>,
     waiting: Waiting,
@@ -71,7 +71,7 @@ pub struct Checks {
 }
 
 impl Checks {
-    /// Creates the health checks, without any listener yet.
+    /// Creates the server; [`Self::run`] opens the listeners.
     #[must_use]
     pub fn new(
         checks: watch::Receiver<Arc<HealthChecks>>,
@@ -90,14 +90,14 @@ impl Checks {
         }
     }
 
-    /// Follows the problems that an operator must act on.
+    /// Returns a receiver of the problems that need an operator.
     #[must_use]
     pub fn concerns(&self) -> watch::Receiver<Arc<[Concern]>> {
         self.concerns.subscribe()
     }
 
-    /// Serves the health check port of every Service that has one, until the drain begins. A port that
-    /// is taken is retried until it is free, and delays no other.
+    /// Serves the health check node ports until the drain begins. Binding a port in use is retried until the
+    /// port is free, and delays no other port.
     pub async fn run(mut self) {
         let mut waiting = self.waiting.subscribe();
         self.checks.mark_changed();
@@ -115,7 +115,7 @@ impl Checks {
         self.tasks.shutdown().await;
     }
 
-    /// Opens and closes listeners to match the current Services.
+    /// Opens and closes listeners according to the current Services.
     async fn follow(&mut self) {
         let checks = Arc::clone(&self.checks.borrow_and_update());
         let listeners = checks.listeners();
@@ -126,9 +126,9 @@ impl Checks {
         let closing: BTreeMap<_, _> = self.open.extract_if(.., stale).collect();
         for (address, task) in &closing {
             task.abort();
-            info!(%address, "no longer told of");
+            info!(%address, "health check port closed");
         }
-        // An unspecified address can be bound only after the listeners on single addresses are closed.
+        // An unspecified address can only be bound after the listeners on single addresses are closed.
         while closing.values().any(|task| !task.is_finished()) {
             if self.tasks.join_next().await.is_none() {
                 break;
@@ -153,7 +153,7 @@ impl Checks {
         }
     }
 
-    /// Publishes the health checks that are not served, with the reason.
+    /// Publishes the Services whose port is not served on every address, with the reason.
     fn tell(&self, waiting: &BTreeMap<String, String>) {
         let board = Arc::clone(&self.board.borrow());
         let Listeners { owners, losers } = &board.listeners;
@@ -203,12 +203,12 @@ impl Checks {
     }
 }
 
-/// Returns the name that [`server::serve_port`] gives a listener.
+/// Returns the name of a listener, as built by [`server::serve_port`].
 fn name(address: &SocketAddr) -> String {
     format!("{NAME} {address}")
 }
 
-/// The routes of one address.
+/// The HTTP routes of one listener.
 struct Check {
     address: SocketAddr,
     board: watch::Receiver<Arc<Board>>,
@@ -217,7 +217,7 @@ struct Check {
 
 impl Routes for Check {
     const MOST_CONNECTIONS: usize = 16;
-    // Load balancers are many, and send requests rarely.
+    // Many load balancers send requests, but each of them rarely.
     const KEEPS_ALIVE: bool = false;
     const ONE_FAMILY: bool = true;
     const TAKES_ANY_METHOD: bool = true;
@@ -230,7 +230,7 @@ impl Routes for Check {
             Some((owner, *check.local.get(&family)?))
         });
         let Some((service, local)) = told else {
-            let body = "this port is no Service's any more\n".to_owned();
+            let body = "no Service has this port any more\n".to_owned();
             return Some(text(StatusCode::SERVICE_UNAVAILABLE, body));
         };
         let is_healthy = proxy_health::of(&self.views, false).healthy;
@@ -238,7 +238,7 @@ impl Routes for Check {
     }
 }
 
-/// Builds the response to a load balancer, byte for byte as kube-proxy writes it.
+/// Builds the response to a load balancer. It equals kube-proxy's byte for byte.
 fn answer(service: &ObjectName, local: usize, is_healthy: bool) -> Response<Full<Bytes>> {
     let body = format!(
         "{{\n\t\"service\": {{\n\t\t\"namespace\": \"{}\",\n\t\t\"name\": \"{}\"\n\t}},\n\

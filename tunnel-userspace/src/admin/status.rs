@@ -1,3 +1,5 @@
+//! The response of `/status` of a node.
+
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
@@ -12,7 +14,7 @@ use crate::{
     tunnel::NodeView,
 };
 
-/// Facts that stay constant while the daemon runs.
+/// Values that stay constant while the daemon runs.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Setup {
@@ -30,16 +32,16 @@ pub struct Setup {
     pub pins: String,
     /// The layout version of the maps.
     pub layout: u32,
-    /// The method by which a refused connect gets its error: `bpf_set_retval`, or `rewrite` on older kernels.
+    /// The method to set the error of a refused connect: `bpf_set_retval`, or `rewrite` on older kernels.
     pub refusal_method: String,
-    /// The identity of a client: its `address`, or its `network namespace` if the programs can't read
-    /// the address.
+    /// The identity of a client for session affinity: its `address`, or its `network namespace` if the kernel
+    /// programs can't read the address.
     pub client_identity: String,
-    /// The sizes of the maps, by their config keys.
+    /// The capacities of the maps in entries, by config key.
     pub maps: BTreeMap<String, u32>,
 }
 
-/// Returns the used entries of each size that the owner of the maps tracks.
+/// Returns the number of entries in use of each map that the reconciler tracks.
 pub fn used(stats: &Stats) -> impl Iterator<Item = (Size, usize)> + Clone {
     let count = |entries: u32| usize::try_from(entries).unwrap_or(usize::MAX);
     Size::ALL.into_iter().filter_map(move |size| {
@@ -48,14 +50,14 @@ pub fn used(stats: &Stats) -> impl Iterator<Item = (Size, usize)> + Clone {
             Size::Slots => count(stats.slots),
             Size::Backends => count(stats.backends),
             Size::SourceRanges => count(stats.source_ranges),
-            // Steering has its own part of the status, and only the kernel knows the affinity entries.
+            // Steering has its own section of the status. Only the kernel programs write the affinity map.
             Size::Steering | Size::Affinity => return None,
         };
         Some((size, used))
     })
 }
 
-/// The duration of each step of the start, in seconds; `None` for an unfinished one.
+/// The durations of the steps of the start, in seconds; `None` for a step that is not finished.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct StartTimes {
@@ -69,47 +71,47 @@ pub struct StartTimes {
     pub attach: Option<f64>,
 }
 
-/// The complete status.
+/// The response of `/status` of a node.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Status {
-    /// True if Services are translated as they should be.
+    /// True if all Services are programmed.
     pub ready: bool,
-    /// The reasons if it is not ready.
+    /// The reasons why the node is not ready.
     pub not_ready: Option<String>,
-    /// A message if no Node has the configured name of this node, although one is expected.
+    /// A message if no Node object has the name of this node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_missing: Option<String>,
-    /// Facts that stay constant while the daemon runs.
+    /// Values that stay constant while the daemon runs.
     #[serde(flatten)]
     pub setup: Setup,
-    /// The duration of each step of the start.
+    /// The durations of the steps of the start.
     #[serde(default)]
     pub startup: StartTimes,
     /// The kernel program whose events are logged, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernel_log: Option<KernelLog>,
-    /// The statistics of the owner of the maps.
+    /// The statistics of the reconciler.
     pub programmed: Stats,
-    /// The view of the network for steering; empty if steering is off.
+    /// The guarded uplinks and routes of steering; empty if steering is off.
     pub network: View,
     /// The state of the task that ends sockets of removed backends.
     #[serde(default)]
     pub sockets: SocketsView,
-    /// The nodes that the tunnel knows.
+    /// The edge nodes that the gateway knows.
     pub nodes: Vec<NodeView>,
-    /// The certificate of the gateway.
+    /// The state of the gateway's certificate.
     pub identity: Option<State>,
-    /// The objects that the sources have read, and the refused ones.
+    /// The objects that the sources have read, and the invalid ones.
     pub source: serde_json::Value,
-    /// The kernel's count of each reason since the maps were created.
+    /// The counters of the kernel programs, by reason, since the maps were created.
     pub reasons: BTreeMap<String, u64>,
-    /// The number of open sockets with a backend, as the kernel counts them.
+    /// The number of open sockets that are connected to a backend, as counted by the kernel programs.
     #[serde(default)]
     pub open_connections: u64,
     /// Ports that could not be bound yet, with the error.
     pub not_listening: BTreeMap<String, String>,
-    /// Health check ports of Services.
+    /// The state of the health check node ports of Services.
     #[serde(default)]
     pub health_checks: ChecksView,
 }

@@ -1,6 +1,5 @@
-//! Metrics with the same meaning as kube-proxy's, under its names (kube-proxy
-//! `pkg/proxy/metrics/metrics.go`). A sync here writes both families, so the metrics of syncs are equal
-//! for both.
+//! Metrics with kube-proxy's names and meaning (`pkg/proxy/metrics/metrics.go`). A sync writes both address
+//! families, so metrics of syncs are equal for both.
 
 use std::fmt;
 
@@ -12,10 +11,10 @@ use super::{
 };
 use crate::{model::Family, reconcile::Stats};
 
-/// The label of the address family.
+/// The name of the label for the address family.
 const FAMILY: &str = "ip_family";
 
-/// Returns a value for each family, labelled as kube-proxy does.
+/// Returns a labelled value for each address family.
 fn by_family<T>(value: impl Fn(Family) -> T) -> [([(&'static str, &'static str); 1], T); 2] {
     [("IPv4", Family::V4), ("IPv6", Family::V6)]
         .map(|(word, family)| ([(FAMILY, word)], value(family)))

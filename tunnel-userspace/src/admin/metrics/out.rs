@@ -1,4 +1,4 @@
-//! Metrics in the text format.
+//! Encodes metrics in the OpenMetrics text format.
 
 use std::fmt;
 
@@ -9,6 +9,7 @@ use prometheus_client::{
 
 use crate::reconcile::Histogram;
 
+/// An encoder for metrics.
 pub(super) struct Out<'a>(pub(super) DescriptorEncoder<'a>);
 
 impl Out<'_> {
@@ -80,7 +81,7 @@ impl Out<'_> {
 #[expect(
     clippy::as_conversions,
     clippy::cast_precision_loss,
-    reason = "a metric is a float, and counts of entries are far below 2^52"
+    reason = "the value of a metric is an f64, and the counts are far below 2^52"
 )]
 pub(super) fn number(count: impl TryInto<u64>) -> f64 {
     count.try_into().unwrap_or(u64::MAX) as f64

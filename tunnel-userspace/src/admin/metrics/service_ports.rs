@@ -1,4 +1,4 @@
-//! The programs' counts, by Service port.
+//! Metrics by Service port, from the counts of the kernel programs.
 
 use std::fmt;
 

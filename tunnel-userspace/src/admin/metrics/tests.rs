@@ -63,7 +63,7 @@ fn lines<'a>(page: &'a str, names: &[&str]) -> Vec<&'a str> {
 }
 
 #[test]
-fn an_api_server_that_is_away_shows_and_so_does_what_is_served_meanwhile() {
+fn an_unreachable_api_server_and_stale_objects_are_reported() {
     let away = Server {
         error: Some("refused".to_owned()),
         stale: Some("of yesterday".to_owned()),
@@ -99,13 +99,13 @@ fn expect_lines(page: &str, lines: &[&str]) {
 }
 
 #[test]
-fn an_agent_counts_by_the_same_words() {
+fn an_agent_labels_its_counts_by_reason() {
     let words = "culvert_reason_total{reason=\"target_denied\"} 3";
     expect_lines(&agent(), &["culvert_ready 1.0", words]);
 }
 
 #[test]
-fn counters_of_the_kernel_and_of_the_daemon_stand_in_one_metric() {
+fn reasons_of_the_kernel_and_of_the_daemon_are_in_one_metric() {
     let page = rendered(Stats {
         counts: BTreeMap::from([("frontends_full".to_owned(), 2)]),
         ..Stats::default()
@@ -121,7 +121,7 @@ fn counters_of_the_kernel_and_of_the_daemon_stand_in_one_metric() {
 }
 
 #[test]
-fn what_was_counted_of_a_service_port_has_its_name() {
+fn metrics_of_a_service_port_have_its_name_as_labels() {
     let labels = r#"{namespace="shop",service="web",port="http",protocol="TCP",ip_family="IPv6"}"#;
     let page = rendered(Stats::default()).replace(labels, "");
     let lines = [
@@ -134,7 +134,7 @@ fn what_was_counted_of_a_service_port_has_its_name() {
 }
 
 #[test]
-fn only_steps_of_the_start_that_are_done_have_a_time() {
+fn only_finished_steps_of_the_start_have_a_duration() {
     let start = StartTimes {
         load: Some(0.25),
         sync: Some(1.5),
@@ -157,7 +157,7 @@ fn only_steps_of_the_start_that_are_done_have_a_time() {
 }
 
 #[test]
-fn the_page_on_metrics_names_each_metric_and_each_reason_and_no_other() {
+fn the_page_on_metrics_lists_each_metric_and_each_reason_and_no_other() {
     let page = include_str!("../../../../docs/metrics.md");
     let first_cells = page.lines().filter_map(|line| line.strip_prefix("| `"));
     let named: BTreeSet<_> = first_cells
@@ -178,7 +178,7 @@ fn the_page_on_metrics_names_each_metric_and_each_reason_and_no_other() {
 }
 
 #[test]
-fn what_kube_proxy_measures_too_has_its_names_and_labels() {
+fn metrics_of_kube_proxy_have_its_names_and_labels() {
     let mut stats = Stats::default();
     stats.sync.endpoint_changes.v6 = 5;
     stats.sync.pending_services = 2;

@@ -15,13 +15,13 @@ use crate::{
     reconcile::Stats,
 };
 
-/// A daemon that serves one port.
+/// A daemon that serves the paths of one listener on a TCP port.
 struct Served {
     port: u16,
     daemon: Daemon,
 }
 
-/// Serves a free port of an address.
+/// Serves the paths of a listener on a free port of an address.
 async fn served(endpoint: Endpoint, ip: IpAddr) -> Served {
     let port = free_port().await;
     let mut daemon = Daemon::new();
@@ -37,7 +37,7 @@ async fn served(endpoint: Endpoint, ip: IpAddr) -> Served {
 }
 
 impl Served {
-    /// Sends a request to an address and returns the head and body of the response.
+    /// Sends a request to an address, and returns the head and the body of the response.
     async fn asked(&self, ip: IpAddr, path: &str) -> (String, String) {
         let (request, address) = (format!("GET {path}"), SocketAddr::new(ip, self.port));
         let answer = fixture::until_answered(&request, address, |answer| answer.is_some()).await;
@@ -48,7 +48,7 @@ impl Served {
 }
 
 #[tokio::test]
-async fn beside_the_metrics_are_the_mode_the_config_and_a_plain_health() {
+async fn the_admin_port_serves_proxy_mode_configz_and_a_plain_healthz() {
     let served = served(Endpoint::Admin, LOOPBACKS[0]).await;
     let plain = "Content-Type: text/plain; charset=utf-8";
     for (path, kind, body) in [
@@ -73,7 +73,7 @@ async fn beside_the_metrics_are_the_mode_the_config_and_a_plain_health() {
 }
 
 #[tokio::test]
-async fn answers_about_health_are_counted_by_their_code() {
+async fn health_responses_are_counted_by_path_and_code() {
     let served = served(Endpoint::Healthz, LOOPBACKS[1]).await;
     let head = async |path: &str| served.asked(LOOPBACKS[1], path).await.0;
     let stats = &served.daemon.stats;
@@ -97,7 +97,7 @@ async fn answers_about_health_are_counted_by_their_code() {
 }
 
 #[tokio::test]
-async fn the_unspecified_address_of_either_family_stands_for_both() {
+async fn the_unspecified_address_of_either_family_listens_on_both() {
     for ip in WILDCARDS {
         let served = served(Endpoint::Healthz, ip).await;
         for ip in LOOPBACKS {
@@ -113,7 +113,7 @@ async fn the_unspecified_address_of_either_family_stands_for_both() {
     }
 }
 
-/// Returns the views of a daemon at this step of its start.
+/// Returns the views of a daemon; `starting` is the step of its start, if any.
 fn views(starting: Option<&str>, stats: Stats) -> Views {
     Views {
         starting: watch::channel(starting.map(str::to_owned)).1,
@@ -136,7 +136,7 @@ async fn asked(node: &Node, path: &str) -> (u16, String) {
 }
 
 #[tokio::test]
-async fn readiness_is_one_answer_wherever_it_is_asked_for() {
+async fn readyz_status_and_metrics_report_the_same_readiness() {
     let stale = Stats {
         stale: true,
         ..good()
@@ -165,7 +165,7 @@ async fn readiness_is_one_answer_wherever_it_is_asked_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn before_the_first_list_nobody_is_kept_waiting() {
+async fn requests_before_the_first_list_get_a_response_at_once() {
     let node = node(views(Some("waiting for the sources"), Stats::default()));
     let began = tokio::time::Instant::now();
 

@@ -9,7 +9,7 @@ use crate::{
     source::{Report, Server},
 };
 
-/// Returns the statistics of a daemon that serves its persisted objects.
+/// Returns the statistics of a daemon that serves the last snapshot of the API server.
 fn stale() -> Stats {
     Stats {
         stale: true,
@@ -38,7 +38,7 @@ fn reasons(starting: Option<&str>, stats: &Stats, server: Option<&Server>) -> Ve
 }
 
 #[test]
-fn a_node_is_ready_when_the_maps_hold_what_the_api_server_has_told() {
+fn a_node_is_ready_when_the_objects_of_the_sources_are_in_the_maps() {
     let failing = Stats {
         failing_since: Some(Timestamp::UNIX_EPOCH),
         ..good()
@@ -52,24 +52,26 @@ fn a_node_is_ready_when_the_maps_hold_what_the_api_server_has_told() {
 }
 
 #[test]
-fn news_of_the_api_server_count_once_they_are_in_the_maps() {
+fn a_stale_node_is_ready_once_the_response_of_the_api_server_is_in_the_maps() {
     let before = reasons(None, &stale(), Some(&server(None, Some("of yesterday"))));
     let meanwhile = reasons(None, &stale(), Some(&server(None, None)));
     let after = reasons(None, &good(), Some(&server(None, None)));
 
-    let unheard = "the API server was not heard of since the start";
-    assert_eq!(before, [format!("{unheard}: of yesterday")]);
+    assert_eq!(
+        before,
+        ["no response from the API server since the start: of yesterday"]
+    );
     assert_eq!(
         meanwhile,
-        [format!("{unheard}: what it says now is being written")]
+        ["the first response of the API server is being written"]
     );
     assert_eq!(after, [] as [String; 0]);
 }
 
 #[test]
-fn an_api_server_that_refuses_is_quoted_until_it_was_heard_of() {
+fn an_error_of_the_api_server_is_a_reason_until_its_objects_are_in_the_maps() {
     let refusing = server(Some("Service: Forbidden"), Some("nothing is known yet"));
-    let refused = "the API server can't be asked: Service: Forbidden";
+    let refused = "requests to the API server fail: Service: Forbidden";
     let starting = Some("waiting for the sources");
     assert_eq!(
         reasons(starting, &Stats::default(), Some(&refusing)),
@@ -78,16 +80,16 @@ fn an_api_server_that_refuses_is_quoted_until_it_was_heard_of() {
     assert_eq!(
         reasons(None, &stale(), Some(&refusing)),
         [
-            "the API server was not heard of since the start: nothing is known yet",
+            "no response from the API server since the start: nothing is known yet",
             refused
         ]
     );
-    // The maps keep the objects of the API server.
+    // The objects of the API server are in the maps already.
     assert_eq!(reasons(None, &good(), Some(&refusing)), [] as [String; 0]);
 }
 
 #[test]
-fn what_found_no_room_in_a_map_is_told_with_its_count() {
+fn each_full_map_is_a_reason_with_a_count() {
     let problems = [
         (Reason::FrontendsFull, 2),
         (Reason::BackendsFull, 1),
@@ -131,7 +133,7 @@ fn views(stats: Stats, report: Report) -> Views {
 }
 
 #[test]
-fn a_port_that_is_taken_is_a_reason() {
+fn a_port_in_use_is_a_reason() {
     let views = views(good(), Report::default());
     let name = "admin 127.0.0.1:10249".to_owned();
     views.listening.send_modify(|listening| {
@@ -145,7 +147,7 @@ fn a_port_that_is_taken_is_a_reason() {
 }
 
 #[test]
-fn a_name_without_a_node_is_told_once_the_sources_are_known() {
+fn a_missing_node_object_is_reported_once_the_sources_have_synced() {
     let unknown = Stats {
         node_known: false,
         ..good()

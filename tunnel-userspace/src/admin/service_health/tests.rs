@@ -12,7 +12,7 @@ use crate::{
     plan::HealthCheck,
 };
 
-/// A daemon that serves health checks.
+/// A daemon that serves health check node ports.
 struct Daemon {
     base: fixture::Daemon,
     checks: watch::Sender<Arc<HealthChecks>>,
@@ -33,7 +33,7 @@ impl Daemon {
         }
     }
 
-    /// Starts with a Service `web`, and waits until its port is served on both loopback addresses.
+    /// Starts a daemon with a Service `web`, and waits until its port is served on both loopback addresses.
     async fn of_web(local: [usize; 2]) -> (Self, [SocketAddr; 2]) {
         let daemon = Self::start();
         let port = free_port().await;
@@ -61,7 +61,7 @@ impl Daemon {
         }));
     }
 
-    /// Waits until the daemon reports these Services as refused.
+    /// Waits until the daemon reports these Services as not served, with reasons that contain these texts.
     async fn until_refused(&self, refused: &[(&str, &str)]) {
         let mut view = self.base.views.checks.subscribe();
         let is_told = |view: &ChecksView| {
@@ -78,14 +78,14 @@ impl Daemon {
     }
 }
 
-/// Waits until the response contains these parts.
+/// Repeats a request until the response contains these texts.
 async fn until_answered(address: SocketAddr, parts: &[&str]) {
     let has_all = |answer: &str| parts.iter().all(|part| answer.contains(part));
     fixture::until_answered("GET /", address, |answer| answer.is_some_and(has_all)).await;
 }
 
 #[tokio::test]
-async fn an_answer_is_letter_for_letter_that_of_kube_proxy() {
+async fn a_response_equals_that_of_kube_proxy_byte_for_byte() {
     let (daemon, [v4, v6]) = Daemon::of_web([3, 0]).await;
 
     let answer = ask("GET /", v4).await.expect("an answer");
@@ -111,7 +111,7 @@ async fn an_answer_is_letter_for_letter_that_of_kube_proxy() {
 }
 
 #[tokio::test]
-async fn a_port_comes_changes_its_number_and_goes_with_its_service() {
+async fn a_port_is_opened_updated_and_closed_with_its_service() {
     let (daemon, [v4, v6]) = Daemon::of_web([2, 0]).await;
     let port = v4.port();
 
@@ -120,7 +120,7 @@ async fn a_port_comes_changes_its_number_and_goes_with_its_service() {
     daemon.set(&LOOPBACKS, &[("web", port, [0, 1])]);
     until_answered(v4, &["503 Service", "Weight: 0"]).await;
     until_answered(v6, &["200 OK", "Weight: 1"]).await;
-    // Another Service gets the port while the listener stays open.
+    // The port now belongs to another Service, and the listener stays open.
     daemon.set(&LOOPBACKS, &[("other", port, [4, 4])]);
     until_answered(v4, &["200 OK", "Weight: 4", "\"other\""]).await;
     for request in ["POST /any/path?at=all", "DELETE /", "OPTIONS *"] {
@@ -135,12 +135,12 @@ async fn a_port_comes_changes_its_number_and_goes_with_its_service() {
 }
 
 #[tokio::test]
-async fn all_addresses_at_once_and_single_ones_take_each_others_place() {
+async fn listeners_on_all_addresses_and_on_single_ones_replace_each_other() {
     let daemon = Daemon::start();
     let port = free_port().await;
     for addresses in [WILDCARDS, LOOPBACKS, WILDCARDS] {
         daemon.set(&addresses, &[("web", port, [1, 2])]);
-        // The listeners of the other addresses are closed first, so no bind is refused.
+        // The listeners on other addresses are closed first, so no bind fails.
         for (ip, weight) in [(LOOPBACKS[0], "Weight: 1"), (LOOPBACKS[1], "Weight: 2")] {
             until_answered(SocketAddr::new(ip, port), &[weight]).await;
         }
@@ -149,7 +149,7 @@ async fn all_addresses_at_once_and_single_ones_take_each_others_place() {
 }
 
 #[tokio::test]
-async fn a_daemon_that_can_not_do_its_work_takes_no_traffic() {
+async fn an_unhealthy_daemon_fails_every_health_check() {
     let (daemon, at) = Daemon::of_web([1, 1]).await;
     let stats = &daemon.base.stats;
 
@@ -161,7 +161,7 @@ async fn a_daemon_that_can_not_do_its_work_takes_no_traffic() {
         let parts = ["503 Service", "Weight: 1", "\"serviceProxyHealthy\": false"];
         until_answered(at, &parts).await;
     }
-    // A node that load balancers should leave does not affect its Services' checks.
+    // A node that is not eligible for load balancers still passes the health checks of its Services.
     stats.send_modify(|stats| {
         stats.synced = true;
         stats.node_eligible = false;
@@ -172,7 +172,7 @@ async fn a_daemon_that_can_not_do_its_work_takes_no_traffic() {
 }
 
 #[tokio::test]
-async fn a_port_that_is_taken_is_told_of_had_later_and_harms_no_other() {
+async fn a_port_in_use_is_reported_bound_later_and_delays_no_other() {
     for ip in LOOPBACKS {
         let mut daemon = Daemon::start();
         let (port, other) = (free_port().await, free_port().await);
@@ -210,11 +210,11 @@ async fn a_port_that_is_taken_is_told_of_had_later_and_harms_no_other() {
 }
 
 #[tokio::test]
-async fn clients_that_say_nothing_do_not_keep_a_port_from_others() {
+async fn idle_clients_do_not_block_others() {
     let request = "GET / HTTP/1.1\r\nHost: lab\r\n\r\n";
     for (what, said, count) in [
-        ("who say nothing", "", 4 * Check::MOST_CONNECTIONS),
-        ("who stay", request, Check::MOST_CONNECTIONS),
+        ("without a request", "", 4 * Check::MOST_CONNECTIONS),
+        ("after a request", request, Check::MOST_CONNECTIONS),
     ] {
         let (_daemon, at) = Daemon::of_web([1, 1]).await;
         let mut staying = Vec::new();

@@ -31,7 +31,7 @@ const METRICS: u16 = 10_249;
 pub struct Warning {
     /// The path of the field.
     pub field: String,
-    /// Why the field has no effect.
+    /// The reason why the field has no effect.
     pub why: String,
 }
 
@@ -133,7 +133,7 @@ fn unused(file: &Value) -> Vec<Warning> {
     found.into_iter().filter_map(warning).collect()
 }
 
-/// Collects the paths and values of the fields in a file. A mapping that is the value of a known field, such as
+/// Collects the paths and values of the fields in a file. The mapping in a known field, such as
 /// `featureGates`, is one value.
 fn leaves<'a>(value: &'a Value, path: &str, found: &mut Vec<(String, &'a Value)>) {
     let is_inner = path.is_empty() || {

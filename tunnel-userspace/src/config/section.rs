@@ -32,7 +32,7 @@ pub enum Mode {
 #[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Service {
-    /// How traffic from this node's pods is detected.
+    /// The method to detect traffic from this node's pods.
     pub detect_local: DetectLocal,
     /// The CIDRs of pods, for `detectLocal: ClusterCIDR`.
     #[serde(rename = "clusterCIDRs")]
@@ -42,10 +42,10 @@ pub struct Service {
     /// The node addresses that serve NodePorts. `None`: `primary` and `localhost`; empty: all addresses.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_port_addresses: Option<Vec<String>>,
-    /// Which external IPs are served.
+    /// The external IPs that are served.
     #[serde(rename = "externalIPs")]
     pub external_ips: ExternalIps,
-    /// Whether OpenYurt's annotation `openyurt.io/topologyKeys` on Services has an effect.
+    /// The handling of OpenYurt's annotation `openyurt.io/topologyKeys` on Services.
     pub topology_keys: TopologyKeys,
     /// The interval of polling for local listeners on cluster IPs.
     #[serde(with = "duration")]
@@ -121,7 +121,7 @@ fn cidr(text: &str) -> Option<(IpAddr, u8)> {
     (length <= longest).then_some((address, length))
 }
 
-/// How traffic from this node's pods is detected.
+/// The method to detect traffic from this node's pods.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 pub enum DetectLocal {
     /// By the CIDRs in `clusterCIDRs`.

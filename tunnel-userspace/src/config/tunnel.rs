@@ -125,7 +125,7 @@ pub struct Steering {
     pub ingress_port: u16,
     /// The label selector of edge nodes.
     pub edge_node_selector: String,
-    /// What happens to steered connects while the ingress is down.
+    /// The action on steered connects while the ingress is down.
     pub on_ingress_down: OnIngressDown,
     /// The protocol number of the routes that Culvert adds (`ip route … proto`).
     pub route_protocol: u8,
@@ -220,7 +220,7 @@ fn is_fit(prefix: &Prefix) -> bool {
     prefix.length() >= shortest && !has_meaning
 }
 
-/// What happens to steered connects while the ingress is down.
+/// The action on steered connects while the ingress is down.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnIngressDown {

@@ -42,6 +42,7 @@ pub enum Why {
     /// Inactive: the weight of the endpoint is 0, and others have a greater one.
     Weightless,
     /// Inactive: the endpoint is on another node, and every policy is Local.
+    OnOtherNode,
 }
 
 impl Why {

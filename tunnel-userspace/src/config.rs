@@ -1,11 +1,13 @@
 //! The configuration: one YAML file for every role. No other module reads the file or the environment.
 
+mod admin;
 mod bounds;
+mod bpf;
 mod kube_proxy;
 mod log;
 mod nearest;
 pub mod schema;
-mod section;
+mod service;
 mod shape;
 mod source;
 mod tunnel;
@@ -16,12 +18,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
+pub use admin::{Admin, Healthz};
+pub use bpf::{Bpf, Cgroup};
 pub use kube_proxy::Warning;
 pub use log::Log;
-pub use section::{Admin, Bpf, Cgroup, DetectLocal, Healthz, Mode, Service};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+pub use service::{DetectLocal, Mode, Service};
 pub use source::Source;
 pub use tunnel::{Identity, OnIngressDown, Steering, Tunnel};
 

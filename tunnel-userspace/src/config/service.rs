@@ -1,12 +1,9 @@
-use std::{
-    net::{IpAddr, SocketAddr},
-    path::PathBuf,
-    time::Duration,
-};
+//! The section `service`, and the field `mode`.
+
+use std::{net::IpAddr, time::Duration};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use tunnel_common::table::Sizes;
 
 use super::{Refused, bounds::each};
 use crate::{
@@ -137,80 +134,4 @@ pub enum DetectLocal {
     InterfaceNamePrefix,
     /// Traffic from pods is not detected.
     None,
-}
-
-/// The kernel programs and their maps.
-#[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Bpf {
-    /// The cgroup whose sockets are translated; the daemon must run inside it.
-    pub cgroup: Cgroup,
-    /// The folder of pinned maps and programs, on a BPF file system.
-    pub bpffs: PathBuf,
-    /// The capacities of the maps, in entries.
-    pub maps: Sizes,
-}
-
-impl Default for Bpf {
-    fn default() -> Self {
-        Self {
-            cgroup: Cgroup(None),
-            bpffs: "/sys/fs/bpf/culvert".into(),
-            maps: Sizes::default(),
-        }
-    }
-}
-
-/// The folder of a cgroup. `None`, written as `auto`, stands for the root of the cgroup v2 hierarchy.
-#[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
-#[serde(from = "String", into = "String")]
-pub struct Cgroup(pub Option<PathBuf>);
-
-impl From<String> for Cgroup {
-    fn from(text: String) -> Self {
-        Self((text != "auto").then(|| text.into()))
-    }
-}
-
-impl From<Cgroup> for String {
-    fn from(cgroup: Cgroup) -> Self {
-        cgroup
-            .0
-            .map_or_else(|| "auto".to_owned(), |path| path.display().to_string())
-    }
-}
-
-/// The admin port: metrics and status.
-#[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-pub struct Admin {
-    /// The address of `/metrics` and `/status`.
-    pub address: SocketAddr,
-    /// The maximum number of Service ports with metrics of their own. Those whose names sort first have them.
-    pub service_metrics_limit: usize,
-}
-
-impl Default for Admin {
-    fn default() -> Self {
-        Self {
-            address: SocketAddr::from(([127, 0, 0, 1], 10_249)),
-            service_metrics_limit: 1000,
-        }
-    }
-}
-
-/// The health port, for load balancers and probes.
-#[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Healthz {
-    /// The address of `/healthz`, `/livez` and `/readyz`.
-    pub address: SocketAddr,
-}
-
-impl Default for Healthz {
-    fn default() -> Self {
-        Self {
-            address: SocketAddr::from(([0, 0, 0, 0], 10_256)),
-        }
-    }
 }

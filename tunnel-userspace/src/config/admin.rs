@@ -1,0 +1,41 @@
+//! The sections `admin` and `healthz`.
+
+use std::net::SocketAddr;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// The admin port: metrics and status.
+#[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+pub struct Admin {
+    /// The address of `/metrics` and `/status`.
+    pub address: SocketAddr,
+    /// The maximum number of Service ports with metrics of their own. Those whose names sort first have them.
+    pub service_metrics_limit: usize,
+}
+
+impl Default for Admin {
+    fn default() -> Self {
+        Self {
+            address: SocketAddr::from(([127, 0, 0, 1], 10_249)),
+            service_metrics_limit: 1000,
+        }
+    }
+}
+
+/// The health port, for load balancers and probes.
+#[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Healthz {
+    /// The address of `/healthz`, `/livez` and `/readyz`.
+    pub address: SocketAddr,
+}
+
+impl Default for Healthz {
+    fn default() -> Self {
+        Self {
+            address: SocketAddr::from(([0, 0, 0, 0], 10_256)),
+        }
+    }
+}

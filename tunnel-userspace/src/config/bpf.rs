@@ -1,0 +1,48 @@
+//! The section `bpf`.
+
+use std::path::PathBuf;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use tunnel_common::table::Sizes;
+
+/// The kernel programs and their maps.
+#[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Bpf {
+    /// The cgroup whose sockets are translated; the daemon must run inside it.
+    pub cgroup: Cgroup,
+    /// The folder of pinned maps and programs, on a BPF file system.
+    pub bpffs: PathBuf,
+    /// The capacities of the maps, in entries.
+    pub maps: Sizes,
+}
+
+impl Default for Bpf {
+    fn default() -> Self {
+        Self {
+            cgroup: Cgroup(None),
+            bpffs: "/sys/fs/bpf/culvert".into(),
+            maps: Sizes::default(),
+        }
+    }
+}
+
+/// The folder of a cgroup. `None`, written as `auto`, stands for the root of the cgroup v2 hierarchy.
+#[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[serde(from = "String", into = "String")]
+pub struct Cgroup(pub Option<PathBuf>);
+
+impl From<String> for Cgroup {
+    fn from(text: String) -> Self {
+        Self((text != "auto").then(|| text.into()))
+    }
+}
+
+impl From<Cgroup> for String {
+    fn from(cgroup: Cgroup) -> Self {
+        cgroup
+            .0
+            .map_or_else(|| "auto".to_owned(), |path| path.display().to_string())
+    }
+}

@@ -1,26 +1,26 @@
 //! All code that uses aya or the kernel's BPF.
 //!
-//! - `probe`: the features of this kernel
-//! - `pins`: the folder of pins, checked and locked; `pin`: one pin, its check and removal
-//! - `folders`: the folders of maps, and the steps from one set of maps to another (pure)
-//! - `migration`: maps of other sizes, or to replace an older layout's, filled next to those in use
-//! - `shapes`: the shapes of maps, by the table and by the kernel
-//! - `load`: the object, loaded on the pinned maps
-//! - `programs`: the programs of an object, loaded, for the modules that attach them
-//! - `attach`: programs at their hooks, by pinned links
-//! - `kernel_log`: the variant of one program that logs its events, attached instead of the plain one
+//! - `probe`: detects features of this kernel
+//! - `pins`: checks and locks the folder of pins; `pin`: checks and removes one pin
+//! - `folders`: names the folders of maps, and plans their renames and removals (pure)
+//! - `migration`: replaces maps of other sizes or of an older layout
+//! - `shapes`: type, sizes and flags of maps, from the table or from the kernel
+//! - `load`: loads the programs on the pinned maps
+//! - `programs`: the loaded programs, shared by the modules that attach them
+//! - `attach`: attaches programs to the cgroup by pinned links
+//! - `kernel_log`: replaces one program by its logging variant, and reads the events
 //! - `pending`: batched writes to maps
-//! - `guard`: the program that keeps outsiders from the steering prefixes
+//! - `guard`: attaches the guard to uplinks
 //! - `conns`: the counts of open connections
 //! - `maps`: the service maps, the steering maps, and the counters
-//! - `socket_storage`: the translations that sockets remember
+//! - `socket_storage`: reads the stored translations of sockets
 //! - `mounts`: mounts the file systems that a node needs
 //! - `iterator`: a BPF iterator over all values of a socket storage
-//! - `btf`: the kernel's description of its own types (pure)
-//! - `kernel`: the offsets in the kernel's structures that the programs read
-//! - `path`: file systems, and the error of a step on a path
+//! - `btf`: parses the kernel's BTF (pure)
+//! - `kernel`: finds the offsets of kernel structure fields that the programs read
+//! - `path`: file systems, and errors with a path
 //! - `cgroup`: finds the cgroup v2 hierarchy
-//! - `sys`: calls that aya lacks, and the wait for an RCU grace period
+//! - `sys`: calls of bpf(2) that aya lacks, and the wait for an RCU grace period
 
 mod attach;
 mod btf;

@@ -1,5 +1,4 @@
-//! Programs at their hooks, by pinned links: links outlive the daemon, and replace a program by another
-//! with no moment without one.
+//! Attaches programs by pinned links. A link outlives the daemon, and its program is replaced atomically.
 
 use std::{
     fs::{self, File},
@@ -20,8 +19,8 @@ use super::{
     sys::{self, Target},
 };
 
-/// Returns the program of a link that is pinned under this name, and the device of a link at an uplink;
-/// none if no program has such a link.
+/// Parses the name of a pinned link: returns its program, and for a link of an uplink the index of the
+/// device; none if no program has links of this name.
 pub(super) fn of_pin(name: &str) -> Option<(&'static Program, Option<u32>)> {
     let at_cgroup = Program::named(name).filter(|program| program.place == Place::Cgroup);
     if let Some(program) = at_cgroup {
@@ -32,7 +31,7 @@ pub(super) fn of_pin(name: &str) -> Option<(&'static Program, Option<u32>)> {
     Some((program, Some(device.parse().ok()?)))
 }
 
-/// Returns the name of the pin of a program's link at a device.
+/// Returns the pin name of a program's link to a device.
 pub(super) fn pin_at(program: &Program, device: u32) -> String {
     format!("{}-{device}", program.name)
 }
@@ -58,42 +57,41 @@ pub enum AttachError {
     },
 }
 
-/// Returns the hint for a permission error at the attach; an empty text for other errors.
+/// Returns a hint for a permission error of attaching; an empty text for other errors.
 fn hint(step: &str, path: &Path, source: &io::Error) -> String {
     if step != ATTACH || source.kind() != io::ErrorKind::PermissionDenied {
         return String::new();
     }
     let path = path.display();
     format!(
-        ": the right is missing, or another program holds the hook exclusively \
-         (bpftool cgroup show {path})"
+        ": a capability is missing, or another program is attached to this hook exclusively \
+         (list them by `bpftool cgroup show {path}`)"
     )
 }
 
-/// The result of attaching all programs of a cgroup.
+/// The result of attaching all programs to a cgroup.
 #[derive(Debug, Default)]
-#[must_use = "links that are not pinned end with it"]
+#[must_use = "dropping it detaches the links that are not pinned"]
 pub struct Attached {
     /// The number of hooks whose program was replaced.
     pub replaced: usize,
-    /// New links and the paths of their pins. Until they are pinned, they end with this value, and older
-    /// pins stay.
+    /// New links and the paths for their pins. Dropping a link before it is pinned detaches it.
     links: Vec<(PathBuf, OwnedFd)>,
 }
 
 impl Attached {
-    /// Returns the number of hooks that had no program of ours.
+    /// Returns the number of hooks that had no program of Culvert before.
     #[must_use]
     pub const fn new_links(&self) -> usize {
         self.links.len()
     }
 
-    /// Pins the new links, so that they outlive this process. Older pins at these paths, links to a
-    /// cgroup that is no longer ours, end.
+    /// Pins the new links, so that they outlive this process. Replaces older pins at these paths, which are
+    /// links to another cgroup.
     ///
     /// # Errors
     ///
-    /// The file system refused.
+    /// A pin can't be created or replaced.
     pub fn pin(self) -> io::Result<()> {
         self.links
             .iter()
@@ -101,7 +99,7 @@ impl Attached {
     }
 }
 
-/// Attaches every program of a cgroup, or replaces the one that is attached.
+/// Attaches every cgroup program to a cgroup, or replaces the attached one.
 pub(super) fn attach(
     programs: &Programs,
     links: &Path,
@@ -129,18 +127,18 @@ pub(super) fn attach(
     Ok(attached)
 }
 
-/// The step of attaching a program to a hook without one.
+/// The step of attaching a program to a hook that has none of ours.
 const ATTACH: &str = "attach";
 
 /// The result of attaching one program.
 pub(super) enum Put {
-    /// The previous program was replaced.
+    /// The program of an existing link was replaced.
     Replaced,
-    /// A new link was created, which ends unless it is pinned.
+    /// A new link was created. Dropping it before it is pinned detaches the program.
     Made(OwnedFd),
 }
 
-/// Replaces the program of a pinned link, or creates a link. An error comes with the step that failed.
+/// Replaces the program of a pinned link, or creates a link. Returns an error with the step that failed.
 pub(super) fn put(
     program: &ProgramFd,
     row: &Program,
@@ -157,7 +155,7 @@ pub(super) fn put(
     made.map(Put::Made).map_err(failed(ATTACH))
 }
 
-/// Pins a link, or the program of a filter, and replaces an older pin at the path.
+/// Pins a link, or the program of a filter. Replaces an older pin at the path.
 pub(super) fn pin_in_place(link: BorrowedFd<'_>, pin: &Path) -> io::Result<()> {
     match sys::pin(link, pin) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -168,8 +166,7 @@ pub(super) fn pin_in_place(link: BorrowedFd<'_>, pin: &Path) -> io::Result<()> {
     }
 }
 
-/// Opens the pinned link, if it is the wanted one. A link to another cgroup, a detached link, or one
-/// that the config no longer names, is not ours to update.
+/// Opens a pinned link; none if there is no pin, or if the link is detached or leads to another target.
 fn open_link(pin: &Path, wanted: sys::Link) -> io::Result<Option<OwnedFd>> {
     let link = match sys::open_pin(pin) {
         Ok(link) => link,
@@ -186,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pin_is_known_by_its_program_and_its_device() {
+    fn the_name_of_a_pin_has_its_program_and_device() {
         assert_eq!(of_pin("sock_release"), Some((&SOCK_RELEASE, None)));
         assert_eq!(of_pin(&pin_at(&GUARD, 7)), Some((&GUARD, Some(7))));
         let others = "guard sock_release-7 guard- guard-x connect5 guard-7-7";

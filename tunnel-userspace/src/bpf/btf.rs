@@ -1,12 +1,12 @@
-//! The kernel's BTF, the description of its own types (`Documentation/bpf/btf.rst`), as needed to find a
-//! function, and a member of a structure. aya parses it too, but doesn't export members. Pure.
+//! Parses the kernel's BTF, the description of its types (`Documentation/bpf/btf.rst`), to find functions
+//! and members of structures. aya parses BTF too, but doesn't export members. Pure.
 
 use zerocopy::FromBytes as _;
 
 /// The file with the kernel's BTF.
 pub(super) const TYPES: &str = "/sys/kernel/btf/vmlinux";
 
-/// The kinds of types that are searched.
+/// The kinds of types that can be searched.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[repr(u32)]
 pub(super) enum Kind {
@@ -15,7 +15,7 @@ pub(super) enum Kind {
 }
 
 const MAGIC: u16 = 0xeb9f;
-/// The size of a type without the data of its kind, and of a member, in bytes.
+/// The sizes in bytes of a type, without the data that depends on its kind, and of a member.
 const TYPE: usize = 12;
 const MEMBER: usize = 12;
 
@@ -26,27 +26,27 @@ const VOLATILE: u32 = 9;
 const CONST: u32 = 10;
 const FUNC: u32 = 12;
 
-/// The maximum depth of nested members without a name that are searched.
+/// The maximum depth of anonymous members that are searched.
 const DEPTH: u32 = 8;
-/// The maximum number of members that a search reads: far more than any structure has with all its
-/// parts, and a bound for BTF in which structures contain each other.
+/// The maximum number of members that a search reads. No structure has nearly as many; the limit is for
+/// invalid BTF, in which structures contain each other.
 const LOOKS: u32 = 100_000;
 
 /// The parsed BTF.
 pub(super) struct Btf<'a> {
     types: &'a [u8],
     strings: &'a [u8],
-    /// The offset of each type; the first type has the number 1.
+    /// The offset of each type in `types`. The first type has the id 1.
     places: Vec<usize>,
 }
 
-/// A type as encoded.
+/// An encoded type.
 struct Type<'a> {
     name: u32,
     kind: u32,
-    /// True if members give the size of bit fields as well.
+    /// True if members have the width of bit fields.
     flag: bool,
-    /// The type that this one refers to.
+    /// The id of the type that this one refers to.
     of: u32,
     rest: &'a [u8],
     count: usize,
@@ -57,12 +57,12 @@ struct Type<'a> {
 pub(super) struct Member {
     /// The offset from the start of the structure, in bytes.
     pub(super) offset: u32,
-    /// The first bit in that byte, if the member is a bit field: counted from the lowest bit, or from
-    /// the highest on big-endian machines.
+    /// The first bit of a bit field in that byte, counted from the lowest bit, or from the highest on
+    /// big-endian machines; 0 for other members.
     pub(super) bit: u32,
-    /// The number of bits, if the member is a bit field; else 0.
+    /// The number of bits of a bit field; 0 for other members.
     pub(super) width: u32,
-    /// The number of its type.
+    /// The id of the member's type.
     kind: u32,
 }
 
@@ -95,7 +95,7 @@ impl<'a> Btf<'a> {
         Some(btf)
     }
 
-    /// Returns the number of the first type of a kind and name.
+    /// Returns the id of the first type with this kind and name.
     pub(super) fn find(&self, kind: Kind, name: &str) -> Option<u32> {
         (1..).zip(&self.places).find_map(|(id, place)| {
             let found = read(self.types.get(*place..)?)?;
@@ -103,13 +103,13 @@ impl<'a> Btf<'a> {
         })
     }
 
-    /// Returns a member of a structure, or of its nested structures without a name.
+    /// Returns a member of a structure, or of its anonymous members.
     pub(super) fn member(&self, id: u32, name: &str) -> Option<Member> {
         let mut looks = LOOKS;
         self.member_within(id, name, DEPTH, &mut looks)
     }
 
-    /// Returns a member of the structure that is the type of `outer`.
+    /// Returns a member of a structure that is itself the member `outer`.
     pub(super) fn member_of(&self, outer: Member, name: &str) -> Option<Member> {
         let inner = self.member(outer.kind, name)?;
         Some(Member {
@@ -186,16 +186,16 @@ fn length(bytes: &[u8]) -> Option<usize> {
     let found = read(bytes)?;
     let each = |size: usize| found.count.checked_mul(size);
     let added = match found.kind {
-        // Pointers, forward declarations, qualifiers, functions, floats, tags of types.
+        // Pointers, forward declarations, qualifiers, functions, floats, type tags.
         2 | 7 | TYPEDEF | VOLATILE | CONST | 11 | FUNC | 16 | 18 => 0,
-        // Integers, variables, tags of declarations.
+        // Integers, variables, declaration tags.
         1 | 14 | 17 => 4,
         // Arrays.
         3 => 12,
         STRUCT | UNION => each(MEMBER)?,
         // Enumerations, parameters.
         6 | 13 => each(8)?,
-        // Sections of data, large enumerations.
+        // Data sections, 64-bit enumerations.
         15 | 19 => each(12)?,
         _ => return None,
     };

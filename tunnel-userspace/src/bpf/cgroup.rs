@@ -1,3 +1,5 @@
+//! Finds the cgroup v2 hierarchy, and checks that a folder is in it.
+
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -7,14 +9,14 @@ use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
 
 use super::path::{PathError, failed};
 
-/// The error of finding the cgroup.
+/// The error of finding or checking a cgroup.
 #[derive(Debug, thiserror::Error)]
 pub enum CgroupError {
     /// The folder, or the table of mounts, can't be read.
     #[error(transparent)]
     Path(#[from] PathError),
     /// The folder is not a cgroup.
-    #[error("{path} is no folder of a cgroup v2 hierarchy")]
+    #[error("{path} is not a folder of a cgroup v2 hierarchy")]
     Foreign {
         /// The folder.
         path: PathBuf,
@@ -27,13 +29,13 @@ pub enum CgroupError {
     None,
 }
 
-/// Checks that a path is a folder of a cgroup v2 hierarchy, before anything is created for it.
+/// Checks that a path is a folder of a cgroup v2 hierarchy.
 ///
 /// # Errors
 ///
-/// The path is none, or can't be read.
+/// The path is on another file system, or can't be read.
 pub fn check(path: &Path) -> Result<(), CgroupError> {
-    let found = statfs(path).map_err(|error| failed("look at cgroup", path)(error.into()))?;
+    let found = statfs(path).map_err(|error| failed("inspect cgroup", path)(error.into()))?;
     if found.filesystem_type() == CGROUP2_SUPER_MAGIC {
         return Ok(());
     }
@@ -41,7 +43,7 @@ pub fn check(path: &Path) -> Result<(), CgroupError> {
     Err(CgroupError::Foreign { path })
 }
 
-/// Returns the mount point of the cgroup v2 hierarchy, alone or next to v1.
+/// Returns the mount point of the cgroup v2 hierarchy. There may be v1 hierarchies as well.
 ///
 /// # Errors
 ///
@@ -52,7 +54,7 @@ pub fn find_root() -> Result<PathBuf, CgroupError> {
     root_in(&mounts).ok_or(CgroupError::None)
 }
 
-/// Returns the mount point of the first cgroup2 mount in the table, which has blanks in octal.
+/// Returns the mount point of the first cgroup2 mount in the table. Spaces in it are octal there.
 fn root_in(mounts: &str) -> Option<PathBuf> {
     mounts.lines().find_map(|line| {
         let mut fields = line.split(' ').skip(1);
@@ -66,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_v2_hierarchy_is_found_beside_v1() {
+    fn the_v2_hierarchy_is_found_next_to_v1() {
         let mounts = "tmpfs /sys/fs/cgroup tmpfs rw 0 0\n\
                       cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\n\
                       cgroup2 /sys/fs/cgroup/my\\040unified cgroup2 rw 0 0\n";

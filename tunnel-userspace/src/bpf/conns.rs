@@ -1,9 +1,9 @@
-//! The counts of open connections in the kernel, by the index of the backend.
+//! The counts of open connections in the kernel, by index of the backend.
 //!
-//! Only programs count. When a larger map replaces one, the sockets open at that time are counted in the
-//! old map, and later ones in the new one; the program that handles a close decides which map it
-//! decrements. So only the sum of both is right, until the old counts are added to the new map, which
-//! happens when no program reaches the old one.
+//! Only programs change the counts. After a larger map replaces the map, sockets that were open then are
+//! still counted in the old map, and new ones in the new map. A close decrements the map of the program that
+//! handles it. So only the sum of both maps is right, until no program uses the old map any more, and its
+//! counts are added to the new one.
 
 use std::{
     io,
@@ -20,12 +20,12 @@ use crate::reconcile::ReadError;
 #[derive(Debug)]
 pub(super) struct Conns {
     now: Words,
-    /// The maps that were replaced, in which programs may still count.
+    /// The replaced maps, which programs may still use.
     before: Vec<Words>,
 }
 
 impl Conns {
-    /// Opens the map in a folder, and those in the folders that it replaced.
+    /// Opens the map in a folder, and the maps in the folders of replaced maps.
     pub(super) fn open(folder: &Path, replaced: &[PathBuf]) -> Result<Self, ReadError> {
         let before = replaced.iter().map(|folder| Words::open(folder));
         Ok(Self {
@@ -38,11 +38,11 @@ impl Conns {
     pub(super) fn of(&self, index: u32) -> Result<u64, ReadError> {
         let absent = || ReadError {
             map: table::CONNS.name,
-            source: io::Error::other(format!("it has no entry {index}")),
+            source: io::Error::other(format!("the map has no entry {index}")),
         };
         let place = usize::try_from(index).map_err(|_too_large| absent())?;
-        // Replaced maps are read first: a socket that they count may concurrently close in the new map,
-        // but no socket of the new map closes in an old one.
+        // Replaced maps are read first: the close of a socket that they count may be counted in the new
+        // map, but never the other way round.
         let before = self.before.iter();
         let before = before.filter_map(|words| words.get().get(place));
         let before = total(before.map(read));
@@ -50,26 +50,26 @@ impl Conns {
         Ok(before.wrapping_add(read(now)))
     }
 
-    /// Returns the number of open connections of all backends.
+    /// Returns the total number of open connections.
     pub(super) fn sum(&self) -> u64 {
         let before = self.before.iter().flat_map(Words::get);
         total(before.chain(self.now.get()).map(read))
     }
 
-    /// Returns true if no replaced map is left.
+    /// Returns true if there is no replaced map.
     pub(super) const fn is_settled(&self) -> bool {
         self.before.is_empty()
     }
 
-    /// Adds the counts of the replaced maps to the new one. No program may reach those any more: they
-    /// are detached, and a grace period is over.
+    /// Adds the counts of the replaced maps to the new one. Must be called after the programs of the
+    /// replaced maps are detached, and a grace period has passed.
     pub(super) fn settle(&self) {
         for words in &self.before {
             for (old, new) in words.get().iter().zip(self.now.get()) {
                 let count = read(old);
                 if count != 0 {
-                    // In this order, a kill between both leaves an index in use for too long; the other
-                    // order would free it too early.
+                    // If the process is killed between the two lines, the count is too high, and the index
+                    // stays in use for too long. In the other order the index would be freed too early.
                     new.fetch_add(count, Ordering::SeqCst);
                     old.fetch_sub(count, Ordering::SeqCst);
                 }
@@ -78,7 +78,7 @@ impl Conns {
     }
 }
 
-/// Adds counts, each of which may be negative: a map may see more closes than connects.
+/// Adds counts modulo 2^64. A single count may be negative, if a map counted more closes than connects.
 fn total(counts: impl Iterator<Item = u64>) -> u64 {
     counts.fold(0, u64::wrapping_add)
 }

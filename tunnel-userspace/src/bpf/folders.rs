@@ -1,8 +1,8 @@
-//! The folders of maps by name, and the steps from one set of maps to another. Pure.
+//! The names of the folders of maps, and the steps that replace one set of maps by another. Pure.
 //!
-//! `v<layout>` is in use, or will be after the next attach. `v<layout>-next` is being filled.
-//! `v<layout>-old` was replaced, and is read until every program is replaced. After any step, the next
-//! process finds a complete set of maps:
+//! The maps in `v<layout>` are in use, or will be once the programs are attached. Those in `v<layout>-next`
+//! are being filled. Those in `v<layout>-old` were replaced, and are read until every program is replaced.
+//! If the process is killed after any step, the next one finds a complete set of maps:
 //!
 //! 1. `v1-next` is created next to `v1` or `v0`, and filled
 //! 2. `v1` becomes `v1-old`
@@ -10,18 +10,18 @@
 //! 4. the programs are replaced
 //! 5. `v1-old`, or `v0`, is removed
 //!
-//! Nothing writes into the old maps after the first step, so the new ones stay equal to them.
+//! The daemon doesn't write the old maps after the first step, so both sets keep the same content.
 
 use std::{collections::BTreeSet, fmt};
 
-/// The stage of a folder of maps.
+/// The role of a folder of maps.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(super) enum Stage {
-    /// Its maps are in use.
+    /// The maps are in use.
     Current,
-    /// Its maps are being filled.
+    /// The maps are being filled.
     Next,
-    /// Its maps were replaced.
+    /// The maps were replaced.
     Old,
 }
 
@@ -47,12 +47,12 @@ impl Folder {
             Some(_) => return None,
         };
         let folder = Self::new(layout.parse().ok()?, stage);
-        // Rejects names that only look like ours, as with a leading zero.
+        // Rejects names that parse but are written differently, such as with a leading zero.
         (folder.to_string() == name).then_some(folder)
     }
 }
 
-// The BPF file system has no names with a dot.
+// The BPF file system doesn't allow dots in names, hence the dash.
 impl fmt::Display for Folder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let stage = match self.stage {
@@ -64,11 +64,12 @@ impl fmt::Display for Folder {
     }
 }
 
-/// A change of the folders.
+/// One step of a change of the folders.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Step {
-    /// Removes all files of a folder, then the folder.
+    /// Remove all files of a folder, then the folder.
     Remove(Folder),
+    /// Rename the first folder to the second.
     Rename(Folder, Folder),
 }
 
@@ -80,7 +81,7 @@ pub(super) fn whole(found: &Folders, layout: u32) -> Option<Folder> {
     let stage = if is_there(Stage::Current) {
         Stage::Current
     } else if !is_there(Stage::Old) {
-        // The maps in `next` may be incomplete.
+        // The maps in the folder `next` may be incomplete.
         return None;
     } else if is_there(Stage::Next) {
         // The old maps are renamed only after the new ones are filled.
@@ -91,7 +92,7 @@ pub(super) fn whole(found: &Folders, layout: u32) -> Option<Folder> {
     Some(Folder::new(layout, stage))
 }
 
-/// Returns the steps that complete, or undo, the change of an earlier process.
+/// Returns the steps that complete or undo the unfinished change of an earlier process.
 pub(super) fn recovery(found: &Folders, layout: u32) -> Vec<Step> {
     let [current, next] = [Stage::Current, Stage::Next].map(|stage| Folder::new(layout, stage));
     let whole = whole(found, layout);
@@ -102,7 +103,7 @@ pub(super) fn recovery(found: &Folders, layout: u32) -> Vec<Step> {
     discarded.into_iter().chain(restored).collect()
 }
 
-/// Returns the steps that replace the present maps by those that were filled.
+/// Returns the steps that replace the current maps by the filled ones.
 pub(super) fn promotion(found: &Folders, layout: u32) -> Vec<Step> {
     let [current, next, old] =
         [Stage::Current, Stage::Next, Stage::Old].map(|stage| Folder::new(layout, stage));
@@ -117,7 +118,7 @@ pub(super) fn promotion(found: &Folders, layout: u32) -> Vec<Step> {
     steps
 }
 
-/// Returns the steps that remove all other maps, once the programs use those of this layout.
+/// Returns the steps that remove all maps except the current ones of this layout, which the programs use.
 pub(super) fn leftovers(found: &Folders, layout: u32) -> Vec<Step> {
     let current = Folder::new(layout, Stage::Current);
     let others = found.iter().filter(|folder| **folder != current);
@@ -136,7 +137,7 @@ mod tests {
     const OLD: Folder = Folder::new(LAYOUT, Stage::Old);
     const OLDER: Folder = Folder::new(0, Stage::Current);
 
-    /// A set of maps: its number, and whether it is complete.
+    /// A set of maps, numbered by creation. It may be incomplete.
     #[derive(Clone, Copy, Debug, Eq, PartialEq)]
     struct Maps {
         made: u32,
@@ -150,11 +151,11 @@ mod tests {
         }
     }
 
-    /// The folders, and a process that is killed before one of its steps.
+    /// The folders, as seen by a process that is killed before one of its steps.
     #[derive(Clone, Debug, Default)]
     struct Disk {
         folders: BTreeMap<Folder, Maps>,
-        /// The maps that the programs read.
+        /// The maps that the programs use.
         read: Option<Maps>,
         moves: usize,
         limit: usize,
@@ -194,7 +195,7 @@ mod tests {
             Ok(())
         }
 
-        /// Runs a start with new maps, which may be killed before any step.
+        /// Simulates a start with new maps, which may be killed before any step.
         fn start(&mut self, made: u32) -> Result<(), Killed> {
             for layout in [0, LAYOUT] {
                 self.run(recovery(&self.found(), layout))?;
@@ -219,11 +220,11 @@ mod tests {
             self.run(leftovers(&self.found(), LAYOUT))
         }
 
-        /// Checks that a start finds a complete set, at least as new as the one that the programs read.
+        /// Checks that a start finds a complete set, at least as new as the one that the programs use.
         fn is_sound(&self) {
             let found = whole(&self.found(), LAYOUT).or_else(|| whole(&self.found(), 0));
             let maps = found.and_then(|folder| self.folders.get(&folder));
-            let maps = maps.unwrap_or_else(|| panic!("nothing to go on with: {self:?}"));
+            let maps = maps.unwrap_or_else(|| panic!("no complete set of maps: {self:?}"));
             assert!(maps.is_whole, "{self:?}");
             let is_new = self.read.is_none_or(|read| read.made <= maps.made);
             assert!(is_new, "{self:?}");
@@ -240,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kill_at_any_two_moves_leaves_maps_that_are_whole_and_the_next_start_ends_the_change() {
+    fn kills_at_any_two_steps_leave_complete_maps_and_the_next_start_completes_the_change() {
         for disk in disks() {
             for (first, second) in (0..16).flat_map(|one| (0..16).map(move |two| (one, two))) {
                 let mut disk = disk.clone();
@@ -250,7 +251,7 @@ mod tests {
                     disk.is_sound();
                 }
                 (disk.moves, disk.limit) = (0, usize::MAX);
-                disk.start(3).expect("nobody kills it");
+                disk.start(3).expect("this start is not killed");
 
                 let maps = whole_maps(3);
                 assert_eq!(disk.folders, BTreeMap::from([(CURRENT, maps)]));
@@ -260,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_start_that_changes_nothing_leaves_what_is_whole_alone() {
+    fn recovery_keeps_complete_maps_and_leftovers_removes_all_others() {
         let found = Folders::from([CURRENT, OLD, OLDER]);
 
         assert_eq!(recovery(&found, LAYOUT), []);
@@ -269,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_is_ours_only_by_its_very_name() {
+    fn only_exact_names_are_folders_of_maps() {
         for folder in [CURRENT, NEXT, OLD, OLDER] {
             assert_eq!(Folder::of_name(&folder.to_string()), Some(folder));
         }

@@ -1,6 +1,7 @@
-//! The guard of the uplinks: a program at tc that drops packets from outside to a steering prefix.
-//! Attached by a pinned link (tcx) if the kernel has those; else by a filter (clsact) with a fixed
-//! priority and handle, and the pinned program as a marker of the filter.
+//! Attaches the guard to uplinks: a program at tc that drops packets from outside to a steering prefix.
+//!
+//! Kernels with tcx attach it by a pinned link. Others attach it as a filter of clsact, with a fixed
+//! priority and handle; the pinned program then marks that there is a filter.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,41 +26,36 @@ use super::{
 };
 use crate::net::Keeper;
 
-/// The priority of the filter, before all others, and a handle that no allocator reaches.
+/// The priority of the filter, which runs it before all others, and a handle that the kernel never
+/// allocates itself.
 const PRIORITY: u16 = 1;
 const HANDLE: TcHandle = TcHandle::new(0, 0xc01e);
 
-/// The entry of `host` with the families that are routed to the ingress.
+/// The entry of the map `host` with the address families whose steering prefix has a route.
 const FAMILIES: u32 = 1;
 
-/// The error of guarding an uplink.
+/// The error of attaching or detaching the guard, or of enabling the ingress.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot {step} the guard of uplink {device}")]
+#[error("cannot {step}")]
 pub struct GuardError {
-    step: &'static str,
-    device: String,
+    step: String,
     #[source]
     source: io::Error,
 }
 
-fn failed(step: &'static str, device: impl ToString) -> impl FnOnce(io::Error) -> GuardError {
-    let device = device.to_string();
-    move |source| GuardError {
-        step,
-        device,
-        source,
-    }
+fn failed(step: String) -> impl FnOnce(io::Error) -> GuardError {
+    move |source| GuardError { step, source }
 }
 
-/// The guard, and the devices that it is attached to.
+/// The guard, and the devices to which it is attached.
 pub struct Guard {
     programs: Programs,
     links: PathBuf,
     features: Features,
-    /// The devices to which this process has attached it.
+    /// The devices to which this process has attached the guard.
     placed: BTreeSet<u32>,
     host: Handle<u32, u64>,
-    /// The families that were last written for the programs.
+    /// The address families that were last written to `host`.
     admitted: Option<u64>,
 }
 
@@ -84,7 +80,7 @@ impl Guard {
     ///
     /// # Errors
     ///
-    /// The kernel refused.
+    /// The kernel can't run the program.
     pub fn run(&self, frame: &[u8]) -> io::Result<i32> {
         let options = TestRunOptions {
             data_in: Some(frame),
@@ -103,7 +99,7 @@ impl Guard {
         } else {
             self.put_filter(name, &pin)
         };
-        put.map_err(failed("attach", name))
+        put.map_err(failed(format!("attach the guard to uplink {name}")))
     }
 
     fn put_link(&self, device: u32, pin: &Path) -> io::Result<()> {
@@ -128,17 +124,17 @@ impl Guard {
             classid: None,
         });
         let filter = |program: &mut SchedClassifier| {
-            // An attach that replaces fails if there is nothing to replace.
+            // Fails if there is no filter to replace.
             let id = program.attach_to_link(there).or_else(|_nothing_there| {
                 program.attach_with_options(name, TcAttachType::Ingress, options)
             });
             let id = id.map_err(to_io)?;
-            // The filter must outlive this process; dropping the link would remove it.
+            // The filter must outlive this process, and dropping the link would remove it.
             let _stays = ManuallyDrop::new(program.take_link(id).map_err(to_io)?);
             Ok(())
         };
         self.programs.with_classifier(&GUARD, filter)?;
-        // Pinned after the filter: if one of the two is missing, both are created again.
+        // Pinned after the filter is attached. If one of the two is missing, both are created again.
         attach::pin_in_place(self.programs.fd(&GUARD)?.as_fd(), pin)
     }
 }
@@ -153,11 +149,11 @@ impl Keeper for Guard {
             if !anew && self.placed.contains(device) {
                 continue;
             }
-            // A failure at one device leaves no other unguarded.
+            // Continues after a failure, so that all other devices are guarded.
             match self.put(*device, name) {
                 Ok(()) => {
                     if self.placed.insert(*device) {
-                        tracing::info!(uplink = %name, "guarded: nothing from there reaches a steering prefix");
+                        tracing::info!(uplink = %name, "guard attached: it drops packets from this uplink to steering prefixes");
                     }
                 }
                 Err(error) => {
@@ -182,7 +178,7 @@ impl Keeper for Guard {
         }
         let put = self.host.put(&FAMILIES, &families);
         let put = put.map_err(io::Error::other);
-        put.map_err(failed("open the way behind", "any"))?;
+        put.map_err(failed("write the routed address families to the map host".to_owned()))?;
         self.admitted = Some(families);
         Ok(())
     }
@@ -193,13 +189,13 @@ impl Keeper for Guard {
                 continue;
             }
             let removed = remove_filter(&pin, device).and_then(|()| fs::remove_file(&pin));
-            removed.map_err(failed("take off", device))?;
+            removed.map_err(failed(format!("detach the guard from the device with index {device}")))?;
         }
         Ok(())
     }
 }
 
-/// Returns every pinned guard, with its device.
+/// Returns the device and the pin of each guard.
 fn pinned(links: &Path) -> Vec<(u32, PathBuf)> {
     let Ok(entries) = fs::read_dir(links) else {
         return Vec::new();
@@ -213,8 +209,8 @@ fn pinned(links: &Path) -> Vec<(u32, PathBuf)> {
         .collect()
 }
 
-/// Returns true if a pin is a guard of that device: a tcx link of the device or of one that is gone, or
-/// the marker of a filter.
+/// Returns true if a pin is the guard of a device: a tcx link to it, a tcx link to a removed device, or the
+/// pinned program of a filter.
 pub(super) fn is_guard(pin: &Path, device: u32) -> io::Result<bool> {
     let object = sys::open_pin(pin)?;
     if let Some(found) = sys::link(object.as_fd())? {
@@ -224,21 +220,21 @@ pub(super) fn is_guard(pin: &Path, device: u32) -> io::Result<bool> {
     sys::is_classifier(object.as_fd(), GUARD.name)
 }
 
-/// Removes the filter of which a pin is the marker, if it is one and the device exists.
+/// Removes the filter of a pinned program, if the pin is a program and the device exists.
 pub(super) fn remove_filter(pin: &Path, device: u32) -> io::Result<()> {
     let object = sys::open_pin(pin)?;
     if !sys::is_classifier(object.as_fd(), GUARD.name)? {
         return Ok(());
     }
-    // For a removed device nix returns an empty name: it takes only -1 for a failure.
+    // For a removed device nix returns an empty name instead of an error.
     let name = if_indextoname(device).unwrap_or_default();
     if name.is_empty() {
         return Ok(());
     }
     let there = place_of(&name.to_string_lossy())?;
-    // The filter may be gone already.
+    // The filter may be removed already.
     if let Err(error) = aya::programs::links::Link::detach(there) {
-        tracing::debug!(%error, device, "no filter to take off");
+        tracing::debug!(%error, device, "no filter to detach");
     }
     Ok(())
 }

@@ -1,6 +1,5 @@
-//! A BPF iterator (Linux 5.9) over all values of a socket storage, in every network namespace.
-//! sock_diag(7) shows those of TCP sockets only (`inet_sk_diag_fill` returns before that step for other
-//! sockets).
+//! A BPF iterator (Linux 5.9) over all values of a socket storage, in every network namespace. sock_diag(7)
+//! returns socket storage for TCP sockets only (`inet_sk_diag_fill` returns earlier for others).
 
 use std::{
     fs::{self, File},
@@ -18,9 +17,10 @@ use super::{
 };
 use crate::sockets::Remembered;
 
-/// The function to which an iterator over a socket storage is attached.
+/// The kernel function to which an iterator over a socket storage is attached.
 const TARGET: &str = "bpf_iter_bpf_sk_storage_map";
-/// The size of the [`Remembered`] that the program writes for a socket, which ends with the [`Origin`].
+/// The size of the record that the program writes for each socket: a [`Remembered`], which ends with an
+/// [`Origin`].
 const RECORD: usize = size_of::<Remembered>();
 /// The maximum number of bytes of one read.
 const BATCH: usize = 400 * RECORD;
@@ -33,7 +33,7 @@ const _: () = {
     assert!(offset_of!(Remembered, origin) == 16);
 };
 
-/// The iterator, attached to a socket storage.
+/// An iterator that is attached to a socket storage.
 #[derive(Debug)]
 pub(super) struct SocketIterator {
     link: OwnedFd,
@@ -44,7 +44,7 @@ impl SocketIterator {
     pub(super) fn over(storage: BorrowedFd<'_>) -> io::Result<Self> {
         let places = Places::find(&fs::read(TYPES)?).ok_or_else(|| {
             let text =
-                format!("{TYPES} does not describe sockets, or iterators over socket storages");
+                format!("{TYPES} has no BTF for sockets, or for iterators over socket storage");
             io::Error::new(io::ErrorKind::Unsupported, text)
         })?;
         let link = sys::attach_iterator(&program(&places), places.target, storage)?;
@@ -58,13 +58,13 @@ impl SocketIterator {
     ) -> io::Result<()> {
         let mut records = File::from(sys::open_iterator(self.link.as_fd())?);
         let mut batch = Vec::with_capacity(BATCH);
-        // Ends with the kernel's list.
+        // Ends after the last socket.
         loop {
-            // A read may end within a record, but only the last batch is not full.
+            // A read may end within a record. Every batch except the last is full.
             let room = u64::try_from(BATCH - batch.len()).unwrap_or(0);
             match records.by_ref().take(room).read_to_end(&mut batch) {
                 Ok(_) => {}
-                // After a million sockets without a record the kernel returns EAGAIN, to let others run.
+                // After a million sockets without a record, the kernel returns EAGAIN to let other tasks run.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
                 Err(error) => return Err(error),
             }
@@ -81,10 +81,10 @@ impl SocketIterator {
     }
 }
 
-/// The offsets in this kernel's structures that the program needs.
+/// The offsets in kernel structures that the program needs, in bytes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 struct Places {
-    /// The BTF number of the function to which the program is attached.
+    /// The BTF id of the function to which the program is attached.
     target: u32,
     /// Offsets in `struct sock`.
     cookie: i16,
@@ -97,7 +97,7 @@ struct Places {
 impl Places {
     fn find(description: &[u8]) -> Option<Self> {
         let btf = Btf::parse(description)?;
-        // Its offsets are those of `struct sock`, whose first member it is.
+        // `sock_common` is the first member of `struct sock`, so its offsets are valid there.
         let common = btf.find(Kind::Struct, "sock_common")?;
         let of_sock = |name: &str| i16::try_from(btf.member(common, name)?.offset).ok();
         let ns = btf.member(btf.find(Kind::Struct, "net")?, "ns")?;
@@ -111,7 +111,7 @@ impl Places {
     }
 }
 
-/// Opcodes of BPF (RFC 9669).
+/// Opcodes of BPF instructions (RFC 9669).
 const LOAD_8: u64 = 0x71;
 const LOAD_32: u64 = 0x61;
 const LOAD_64: u64 = 0x79;
@@ -135,9 +135,9 @@ fn instruction(code: u64, to: u8, from: u8, offset: i16, value: i32) -> u64 {
     code | registers << 8 | offset << 16 | u64::from(value.cast_unsigned()) << 32
 }
 
-/// Returns the program that writes a [`Remembered`] of each socket. Its context,
-/// `struct bpf_iter__bpf_sk_storage_map`, has four pointers: to the metadata (whose first member is the
-/// `seq_file` to write to), the map, the socket and the value; the last two are null at the end.
+/// Returns the program that writes a [`Remembered`] for each socket. Its context,
+/// `struct bpf_iter__bpf_sk_storage_map`, has four pointers: metadata (the first member is the `seq_file` to
+/// write to), map, socket and value. Socket and value are null at the end of the iteration.
 fn program(places: &Places) -> Vec<u64> {
     let mut program = vec![
         instruction(MOVE_CONST, 0, 0, 0, 0),

@@ -1,4 +1,4 @@
-//! The offsets in this kernel's own structures that the programs read, from its BTF.
+//! Finds the offsets of kernel structure fields that the programs read, in the kernel's BTF.
 
 use std::fs;
 
@@ -12,19 +12,19 @@ use super::btf::{Btf, Kind, TYPES};
 /// Reads the kernel's BTF, if it has any.
 pub(super) fn description() -> Option<Vec<u8>> {
     let description = fs::read(TYPES).inspect_err(|error| {
-        tracing::debug!(%error, path = TYPES, "the kernel does not describe its types");
+        tracing::debug!(%error, path = TYPES, "cannot read the kernel's BTF");
     });
     description.ok()
 }
 
-/// Offsets from the start of each structure, in bytes, indexed by the constants of
+/// Offsets of fields from the start of their structure, in bytes, indexed by the constants of
 /// `tunnel_common::kernel`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Places([u32; PLACES]);
 
 /// The structure and member of each offset.
 const NAMES: [(usize, &str, &str); PLACES] = [
-    // Its offsets are those of `struct sock`, whose first member it is.
+    // `sock_common` is the first member of `struct sock`, so its offsets are valid there.
     (SOCK_NET, "sock_common", "skc_net"),
     (NET_DEVICES, "net", "dev_base_head"),
     (DEVICE_LIST, "net_device", "dev_list"),
@@ -41,38 +41,38 @@ const NAMES: [(usize, &str, &str); PLACES] = [
 ];
 
 impl Places {
-    /// Finds the offsets of a kernel, if its BTF has them all.
+    /// Finds the offsets in BTF; none if one of them is missing.
     pub(super) fn find(btf: &Btf<'_>) -> Option<Self> {
         let mut places = [0; PLACES];
         for (place, structure, member) in NAMES {
             let id = btf.find(Kind::Struct, structure)?;
             *places.get_mut(place)? = btf.member(id, member)?.offset;
         }
-        // Zero in this word means unknown, so it must not be a valid offset.
+        // To the programs, zero at this index means that all offsets are unknown.
         places
             .get(SOCK_NET)
             .is_some_and(|place| *place > 0)
             .then_some(Self(places))
     }
 
-    /// Returns the offsets in the form that programs read; zeros if they are unknown.
+    /// Returns the offsets as the constant of the programs; zeros if they are unknown.
     pub(super) fn words(places: Option<Self>) -> [u32; PLACES] {
         places.map_or([0; PLACES], |Self(places)| places)
     }
 }
 
-/// The bit `sk_kern_sock` of `struct sock`, which is set for a socket of the kernel's own: connects of
-/// such sockets run the hooks, their close runs none (`inet_release` in net/ipv4/af_inet.c).
+/// The position of the bit `sk_kern_sock` in `struct sock`. The bit is set for kernel sockets: their connects
+/// run the hooks, but their close runs none (`inet_release` in net/ipv4/af_inet.c).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct KernelSocketBit {
-    /// The byte, as offset from the start of the structure.
+    /// The offset of the byte from the start of the structure.
     pub byte: u32,
     /// The mask of the bit in that byte.
     pub bit: u8,
 }
 
 impl KernelSocketBit {
-    /// Finds the bit of a kernel, if its BTF has it.
+    /// Finds the bit in BTF.
     pub(super) fn find(btf: &Btf<'_>) -> Option<Self> {
         let member = btf.member(btf.find(Kind::Struct, "sock")?, "sk_kern_sock")?;
         let bit = if cfg!(target_endian = "little") {
@@ -87,7 +87,7 @@ impl KernelSocketBit {
     }
 }
 
-/// Finds all offsets in BTF: the target of a fuzzer.
+/// Searches BTF for all offsets. Called by a fuzzer.
 pub(crate) fn places_in(description: &[u8]) {
     if let Some(types) = Btf::parse(description) {
         let _found = (Places::find(&types), KernelSocketBit::find(&types));
@@ -103,28 +103,28 @@ mod tests {
     }
 
     #[test]
-    fn every_place_has_a_name() {
-        for place in 0..PLACES {
-            assert!(NAMES.iter().any(|(named, _, _)| *named == place), "{place}");
+    fn every_offset_has_a_structure_and_member() {
+        for index in 0..PLACES {
+            assert!(NAMES.iter().any(|(named, _, _)| *named == index), "{index}");
         }
     }
 
     #[test]
-    fn this_kernel_tells_its_places() {
-        let description = description().expect("a kernel with a description of its types");
-        let Places(places) = in_description(&description, Places::find).expect("places");
+    fn the_btf_of_this_kernel_has_all_offsets() {
+        let description = description().expect("a kernel with BTF");
+        let Places(places) = in_description(&description, Places::find).expect("all offsets");
 
-        // None of these is the first member of its structure, on any kernel.
+        // On no kernel is one of these the first member of its structure.
         let devices = [NET_DEVICES, DEVICE_LIST, DEVICE_V4, DEVICE_V6];
-        for place in devices.into_iter().chain([SOCK_NET, V4_SCOPE]) {
-            assert!(places[place] > 0, "{place}");
+        for index in devices.into_iter().chain([SOCK_NET, V4_SCOPE]) {
+            assert!(places[index] > 0, "{index}");
         }
         assert_eq!(in_description(&[], Places::find), None);
     }
 
     #[test]
-    fn this_kernel_tells_where_the_bit_of_its_own_sockets_is() {
-        let description = description().expect("a kernel with a description of its types");
+    fn the_btf_of_this_kernel_has_the_bit_of_kernel_sockets() {
+        let description = description().expect("a kernel with BTF");
         let found =
             in_description(&description, KernelSocketBit::find).expect("a kernel with sockets");
 

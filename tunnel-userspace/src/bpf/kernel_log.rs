@@ -1,5 +1,5 @@
-//! The log of one program. Its variant that logs events is loaded on the pinned maps, and replaces the
-//! plain program until this process ends.
+//! Logs the events of one kernel program: loads its logging variant on the pinned maps, and replaces the
+//! plain program by it until this process ends.
 
 use std::{
     convert::Infallible,
@@ -18,6 +18,7 @@ use std::{
 use aya::{Ebpf, programs::ProgramFd};
 use aya_log::EbpfLogger;
 use log::{Log, Metadata, Record};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tunnel_common::{
     addr::Protocol,
@@ -31,19 +32,19 @@ use super::{
     sys,
 };
 
-/// The object with programs that log their events, as the build script compiled it.
+/// The object with the logging variants of the programs, as compiled by the build script.
 pub static OBJECT: &[u8] =
     aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/culvert-log.bpf.o"));
 
-/// The interval at which the ring is polled.
+/// The interval at which the ring buffer is polled.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The number of events that are logged per interval. Further events wait in the ring, and are lost and
-/// counted if it is full.
+/// The maximum number of events that are logged per interval. Further events wait in the ring buffer, and
+/// are lost and counted if it is full.
 const BATCH: u32 = 100;
 
 /// A kernel program whose events are logged.
-#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct KernelLog {
     /// The program, named as its hook.
@@ -54,7 +55,7 @@ pub struct KernelLog {
 }
 
 /// The level of detail; the programs compare with its numbers.
-#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 #[repr(u8)]
 pub enum Level {
@@ -77,9 +78,9 @@ impl fmt::Display for Level {
     }
 }
 
-/// The error of replacing a program by its logging variant. The plain program is attached.
+/// The error of replacing a program by its logging variant. The plain program stays attached.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot {step} the variant of {program} that tells its events")]
+#[error("cannot {step} the logging variant of program {program}")]
 pub struct KernelLogError {
     step: &'static str,
     program: String,
@@ -87,13 +88,13 @@ pub struct KernelLogError {
     source: Box<dyn Error + Send + Sync>,
 }
 
-/// A program that logs its events. When this is dropped, the plain one replaces it again, except the
-/// guard, which stays until the next start.
+/// A program that logs its events. Dropping it restores the plain program, except for the guard, which keeps
+/// logging until the next start.
 pub struct Logging {
     program: String,
     /// The link, and the plain program.
     plain: Option<(OwnedFd, ProgramFd)>,
-    /// Ends the reader when dropped.
+    /// Stops the reader when dropped.
     stop: Option<Sender<Infallible>>,
     reader: Option<JoinHandle<()>>,
 }
@@ -104,7 +105,7 @@ impl DataPath {
     ///
     /// # Errors
     ///
-    /// There is no such program, it is not attached, or the kernel refuses the variant.
+    /// There is no such program, it is not attached, or the kernel rejects the variant.
     pub fn log(&mut self, wanted: &KernelLog) -> Result<Logging, KernelLogError> {
         let KernelLog { program, level } = wanted;
         let failed = |step| {
@@ -124,8 +125,8 @@ impl DataPath {
             pace: Mutex::new(Pace::new(stopped)),
         });
         let logger = EbpfLogger::init_with_logger(&mut variant, Arc::clone(&sink))
-            .map_err(|error| failed("open the ring of")(error.into()))?;
-        // If the program can't be attached, the reader ends with the channel.
+            .map_err(|error| failed("open the ring buffer of")(error.into()))?;
+        // If the program can't be attached, `stop` is dropped, which ends the reader.
         let reader = thread::Builder::new()
             .name("kernel log".to_owned())
             .spawn(move || read(logger, &sink))
@@ -162,7 +163,7 @@ impl DataPath {
         Ok(variant)
     }
 
-    /// Replaces the program of a link; returns the link, and the previous program.
+    /// Replaces the program of a pinned link; returns the link and the previous program.
     fn place(&self, row: &Program, variant: &Programs) -> io::Result<(OwnedFd, ProgramFd)> {
         let plain = self.programs.fd(row)?;
         let link = sys::open_pin(&self.links.join(row.name))?;
@@ -180,29 +181,29 @@ impl Drop for Logging {
             tracing::warn!(
                 %program,
                 error,
-                "cannot put the plain program back; the next start does"
+                "cannot restore the plain program; the next start of the daemon restores it"
             );
         }
         drop(self.stop.take());
         if let Some(reader) = self.reader.take()
             && reader.join().is_err()
         {
-            tracing::warn!(program = %self.program, "the reader of the kernel's log failed");
+            tracing::warn!(program = %self.program, "the thread that reads events of the program panicked");
         }
     }
 }
 
-/// Empties the ring until the channel closes. In a thread of its own: under a flood the ring is never
-/// empty.
+/// Reads the ring buffer until the channel closes. Runs in a separate thread, since under a flood of events
+/// the ring buffer is never empty.
 fn read(mut logger: EbpfLogger<Arc<Sink>>, sink: &Sink) {
     while sink.pace().pause() {
         logger.flush();
     }
-    // Events from before the end.
+    // Reads the events from before the end.
     logger.flush();
 }
 
-/// The destination of records: the log of this process, at a bounded rate.
+/// Writes events to the log of this process, at a limited rate.
 struct Sink {
     program: String,
     pace: Mutex<Pace>,
@@ -237,7 +238,7 @@ impl Log for Sink {
     fn flush(&self) {}
 }
 
-/// The rate limit of records.
+/// The rate limit of events.
 struct Pace {
     stopped: Receiver<Infallible>,
     left: u32,
@@ -255,7 +256,7 @@ impl Pace {
         }
     }
 
-    /// Waits for the next interval. Returns false at the end.
+    /// Waits for the next interval; returns false if the reader is to end.
     fn pause(&mut self) -> bool {
         if !self.is_ending {
             self.is_ending = self.stopped.recv_timeout(PAUSE) != Err(RecvTimeoutError::Timeout);
@@ -264,16 +265,16 @@ impl Pace {
         !self.is_ending
     }
 
-    /// Returns true once a record may be logged, after a wait for the next interval if the limit is used
-    /// up. Does not wait at the end.
+    /// Returns true if an event may be logged. If the limit is used up, waits for the next interval first,
+    /// unless the reader is to end.
     fn admits(&mut self, program: &str) -> bool {
         if self.left == 0 {
             if !mem::replace(&mut self.was_exceeded, true) {
                 tracing::warn!(
                     target: "kernel",
                     program,
-                    "more events than can be told: they wait in the ring, and where it is full \
-                     they are lost (reason log_events_lost)"
+                    "too many events: they wait in the ring buffer, and are lost when it is full \
+                     (reason log_events_lost)"
                 );
             }
             self.pause();
@@ -284,7 +285,7 @@ impl Pace {
     }
 }
 
-/// Returns a record with words instead of numbers, and IPv4 addresses in their own form.
+/// Returns an event with names instead of numbers, and with IPv4 addresses in their usual form.
 fn readable(text: &str) -> String {
     let words: Vec<_> = text.split(' ').map(word).collect();
     words.join(" ")
@@ -317,7 +318,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_is_told_in_words() {
+    fn an_event_has_names_instead_of_numbers() {
         let raw = "translated: destination=::ffff:10.96.0.10 port=80 protocol=6 \
                    backend=fd00::5 backend_port=8080 reason=0";
 
@@ -326,27 +327,27 @@ mod tests {
             "translated: destination=10.96.0.10 port=80 protocol=TCP \
              backend=fd00::5 backend_port=8080 reason=translated"
         );
-        // A number without a word stays a number.
+        // A number without a name stays a number.
         assert_eq!(readable("reason=63 protocol=132"), "reason=63 protocol=132");
     }
 
     #[test]
-    fn a_flood_waits_for_the_next_batch_and_at_the_end_for_nothing() {
+    fn a_flood_waits_for_the_next_interval_but_not_at_the_end() {
         let (stop, stopped) = mpsc::channel();
         let mut pace = Pace::new(stopped);
 
-        // The last one waits for the second interval.
-        let told = (0..=BATCH).filter(|_| pace.admits("connect4")).count();
-        assert_eq!(u32::try_from(told), Ok(BATCH + 1));
+        // The last event waits for the second interval.
+        let logged = (0..=BATCH).filter(|_| pace.admits("connect4")).count();
+        assert_eq!(u32::try_from(logged), Ok(BATCH + 1));
         assert!(pace.was_exceeded);
 
         drop(stop);
-        let told = (0..3 * BATCH).filter(|_| pace.admits("connect4")).count();
-        assert_eq!(u32::try_from(told), Ok(2 * BATCH - 1));
+        let logged = (0..3 * BATCH).filter(|_| pace.admits("connect4")).count();
+        assert_eq!(u32::try_from(logged), Ok(2 * BATCH - 1));
     }
 
     #[test]
-    fn levels_are_those_that_the_programs_compare_with() {
+    fn levels_have_the_numbers_that_the_programs_compare() {
         assert_eq!(Level::Error as u8, u8::from(aya_log::Level::Error));
         assert_eq!(Level::Debug as u8, u8::from(aya_log::Level::Debug));
         assert_eq!(Level::Trace as u8, u8::from(aya_log::Level::Trace));

@@ -1,4 +1,4 @@
-//! The object of kernel programs, loaded on the pinned maps.
+//! Loads the object with the kernel programs on the pinned maps.
 
 use std::{
     io,
@@ -26,9 +26,9 @@ use super::{
     programs::{self, Programs},
     sys::Handle,
 };
-use crate::reconcile::{AdoptError, Grace, ReadError, Sizes, WriteError};
+use crate::reconcile::{AdoptError, GracePeriod, ReadError, Sizes, WriteError};
 
-/// The object, as the build script compiled it.
+/// The object with the kernel programs, as compiled by the build script.
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/culvert.bpf.o"));
 
 /// The error of loading the data path.
@@ -43,26 +43,26 @@ pub enum LoadError {
     /// The new maps can't be written.
     #[error(transparent)]
     Write(#[from] WriteError),
-    /// The content of the maps can't be migrated.
+    /// The content of the existing maps can't be migrated.
     #[error(transparent)]
     Carry(#[from] AdoptError),
     /// The CPUs can't be counted.
     #[error("cannot count the CPUs")]
     Cpus(#[source] io::Error),
-    /// The object can't be loaded.
+    /// The maps of the object can't be opened or created.
     #[error(
-        "cannot make the maps (before Linux 5.11 `Operation not permitted` may mean that the limit \
-         of locked memory, ulimit -l, is too low, which takes CAP_SYS_RESOURCE to raise)"
+        "cannot create the maps (before Linux 5.11, `Operation not permitted` may mean that the limit \
+         of locked memory, ulimit -l, is too low; raising it needs CAP_SYS_RESOURCE)"
     )]
     Object(#[source] EbpfError),
-    /// A program is not in the object, or not of its kind.
-    #[error("the object has no program {program} for its hook")]
+    /// A program is not in the object, or has another type.
+    #[error("the compiled object has no program {program} of the expected type")]
     NoProgram {
         /// The name of the program.
         program: &'static str,
     },
-    /// The verifier refused a program.
-    #[error("the kernel refuses program {program}")]
+    /// The verifier rejected a program.
+    #[error("the kernel rejects program {program}")]
     Program {
         /// The name of the program.
         program: &'static str,
@@ -72,28 +72,28 @@ pub enum LoadError {
     },
 }
 
-/// Raises the limit of locked memory, against which Linux before 5.11 counts maps, for root too. A
-/// failure matters on those kernels only. Returns true if the limit was raised.
+/// Raises the limit of locked memory; returns true if that succeeds. Before Linux 5.11, maps and programs
+/// count against this limit, even for root; later kernels ignore it for them.
 pub(super) fn raise_memory_limit() -> bool {
     let raised = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
     if let Err(error) = raised {
-        tracing::debug!(%error, "the limit of locked memory stays as it is");
+        tracing::debug!(%error, "cannot raise the limit of locked memory");
     }
     raised.is_ok()
 }
 
-/// The settings of the programs, from the config.
+/// The settings of the programs that come from the config.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Switches {
-    /// The mark of the daemon's own sockets, which are left alone; 0 for none.
+    /// The mark of the daemon's own sockets, which are not translated; 0 if no socket is marked.
     pub own_mark: u32,
-    /// The prefixes to which connects to edge nodes are sent, at most one per family; without any,
-    /// nothing is steered.
+    /// The steering prefixes, at most one per address family. If there are none, nothing is steered.
     pub prefixes: Vec<Prefix>,
 }
 
 impl Switches {
-    /// Returns network and mask of a family's prefix; values that match no address if there is none.
+    /// Returns the network and mask of a family's steering prefix; without a prefix, values that match no
+    /// address.
     fn range(&self, is_v4: bool) -> ([u32; 4], [u32; 4]) {
         let range = self.prefixes.iter().find(|prefix| prefix.is_v4() == is_v4);
         range.map_or(([u32::MAX; 4], [0; 4]), |prefix| {
@@ -102,12 +102,12 @@ impl Switches {
     }
 }
 
-/// The constants of the programs: the bytes of each, by its name in the object.
+/// The constants of the programs (globals of the object): the name and bytes of each.
 #[derive(Clone, Debug)]
 pub struct Globals([(&'static str, Vec<u8>); 8]);
 
 impl Globals {
-    /// Returns the constants for a kernel's features and the config.
+    /// Returns the constants for the features of this kernel and the settings.
     #[must_use]
     pub fn of(features: Features, switches: &Switches) -> Self {
         let bytes = |words: &[u32]| words.iter().flat_map(|word| word.to_ne_bytes()).collect();
@@ -128,23 +128,23 @@ impl Globals {
         ])
     }
 
-    /// Sets the constants of an object that is about to be loaded.
+    /// Sets the constants of the object that a loader is about to load.
     pub fn tell<'a>(&'a self, loader: &mut EbpfLoader<'a>) {
         for (name, bytes) in self.by_name() {
             loader.override_global(name, bytes, true);
         }
     }
 
-    /// Returns the bytes of each constant, with its name.
+    /// Returns the name and bytes of each constant.
     pub fn by_name(&self) -> impl Iterator<Item = (&'static str, &[u8])> {
         self.0.iter().map(|(name, bytes)| (*name, &**bytes))
     }
 }
 
-/// Programs that are loaded on the pinned maps, and not yet attached.
+/// Programs that are loaded on the pinned maps, and ready to be attached.
 pub struct DataPath {
     pub(super) programs: Programs,
-    /// The programs for uplinks: the plain ones, or the variant that logs its events.
+    /// The programs for uplinks: the plain ones, or their logging variant.
     pub(super) at_uplinks: Programs,
     pub(super) maps: PathBuf,
     pub(super) links: PathBuf,
@@ -157,20 +157,20 @@ pub struct DataPath {
     migration: Option<IsEmpty>,
 }
 
-/// True if the new maps are empty, since the old ones can't be read.
+/// True if the new maps are empty, since the daemon can't read maps of an older layout.
 #[derive(Clone, Copy, Debug)]
 struct IsEmpty(bool);
 
 impl DataPath {
     /// Checks the pins, opens or creates the maps, and loads the programs. Attaches nothing.
     ///
-    /// If the existing maps have other sizes, or an older layout, new ones are created next to them;
-    /// then [`Self::promote`] must be called before [`Self::attach`]. Sizes that can't be applied stay
-    /// as they are. `now` is the time since the machine started.
+    /// If the existing maps have other sizes or an older layout, creates new maps next to them;
+    /// [`Self::promote`] must then be called before [`Self::attach`]. Keeps the old sizes if the new ones
+    /// can't be applied. `now` is the time since the machine started.
     ///
     /// # Errors
     ///
-    /// A pin is not ours, or the kernel refuses.
+    /// A pin was not created by Culvert, or the kernel rejects the maps or programs.
     pub fn load(
         pins: &Pins,
         wanted: Sizes,
@@ -186,7 +186,7 @@ impl DataPath {
                 let error = &error as &dyn std::error::Error;
                 tracing::error!(
                     error,
-                    "no maps of other sizes are to be had, the maps keep theirs"
+                    "cannot create maps of the new sizes; the maps keep their sizes"
                 );
                 pins.discard_next()?;
                 Self::load_as(&Start::Here(had), pins, features, globals, now)
@@ -230,19 +230,19 @@ impl DataPath {
         })
     }
 
-    /// Returns true if the maps are empty while attached programs use older ones, so that the programs
-    /// may be replaced only after the sources have delivered everything.
+    /// Returns true if the maps are empty, while attached programs still use older ones. The programs may
+    /// then be replaced only after the sources have delivered all objects.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         matches!(self.migration, Some(IsEmpty(true)))
     }
 
-    /// Replaces the existing maps by the new ones, if new ones were created. From then on a start finds
-    /// those.
+    /// Replaces the existing maps by the new ones, if new ones were created. The next start of the daemon
+    /// then finds the new ones.
     ///
     /// # Errors
     ///
-    /// The file system refuses.
+    /// A folder can't be renamed or removed.
     pub fn promote(&mut self, pins: &Pins) -> Result<(), PinError> {
         if self.migration.is_some() {
             pins.promote()?;
@@ -252,13 +252,13 @@ impl DataPath {
         Ok(())
     }
 
-    /// Adds the counts in replaced maps to the new ones, once no replaced program runs any more: to be
-    /// called after [`Self::attach`], and before those maps are removed.
+    /// Waits until no replaced program runs any more, and then adds the counts of replaced maps to the new
+    /// ones. Must be called after [`Self::attach`], and before the replaced maps are removed.
     ///
     /// # Errors
     ///
-    /// The kernel offers no grace period.
-    pub fn settle(&self, grace: &impl Grace) -> io::Result<()> {
+    /// The wait for a grace period fails.
+    pub fn settle(&self, grace: &impl GracePeriod) -> io::Result<()> {
         if !self.conns.is_settled() {
             grace.wait()?;
             self.conns.settle();
@@ -286,13 +286,13 @@ impl DataPath {
         KernelSteering::open(&self.maps)
     }
 
-    /// Returns the sizes of the maps: those of existing maps, else the wanted ones.
+    /// Returns the sizes of the maps. They differ from the wanted sizes if those could not be applied.
     #[must_use]
     pub const fn sizes(&self) -> Sizes {
         self.sizes
     }
 
-    /// Opens the service maps, and the counters.
+    /// Opens the service maps and the counters.
     ///
     /// # Errors
     ///
@@ -303,17 +303,17 @@ impl DataPath {
         Ok((maps, Counters::open(&self.maps, conns())?))
     }
 
-    /// Attaches the programs to a cgroup, or replaces those that are attached.
+    /// Attaches the programs to a cgroup, or replaces the attached ones.
     ///
     /// # Errors
     ///
-    /// The cgroup does not exist, or the kernel refuses.
+    /// The cgroup does not exist, or the kernel rejects a link.
     pub fn attach(&self, cgroup: &Path) -> Result<Attached, AttachError> {
         attach::attach(&self.programs, &self.links, cgroup)
     }
 }
 
-/// Returns a loader of programs for the maps that are pinned in a folder.
+/// Returns a loader that loads programs on the maps that are pinned in a folder.
 pub(super) fn loader<'a>(folder: &Path, globals: &'a Globals) -> EbpfLoader<'a> {
     let mut loader = EbpfLoader::new();
     globals.tell(&mut loader);

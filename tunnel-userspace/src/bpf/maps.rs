@@ -1,4 +1,4 @@
-//! The service maps, the steering maps and the counters in the kernel.
+//! Reads and writes the service maps, the steering maps and the counters in the kernel.
 
 use std::{io, path::Path, sync::Arc};
 
@@ -11,7 +11,7 @@ use tunnel_common::{
 };
 
 use super::{conns::Conns, pending::Pending, sys::Handle};
-use crate::reconcile::{Counts, MapReader, MapWriter, ReadError, SteeringMaps, WriteError};
+use crate::reconcile::{CounterReader, MapReader, MapWriter, ReadError, SteeringMaps, WriteError};
 
 /// The service maps in the kernel.
 pub struct KernelMaps {
@@ -19,7 +19,7 @@ pub struct KernelMaps {
     source: Handle<u32, Source>,
     conns: Arc<Conns>,
     tally: Handle<u32, Tally>,
-    /// The batch of pending writes, while batching is on.
+    /// The pending writes while writes are batched; none if they are written at once.
     pub(super) pending: Option<Pending>,
     /// True if this process created the maps, and none existed before.
     is_new: bool,
@@ -40,7 +40,8 @@ impl KernelMaps {
         Self::open_with(folder, Arc::new(Conns::open(folder, &[])?), false)
     }
 
-    /// Opens the maps, with counts of open connections that are already open.
+    /// Opens the maps that are pinned in a folder, except for the counts of open connections, which are
+    /// given.
     pub(super) fn open_with(
         folder: &Path,
         conns: Arc<Conns>,
@@ -48,20 +49,20 @@ impl KernelMaps {
     ) -> Result<Self, ReadError> {
         Ok(Self {
             services: Services {
-                svc: Handle::open(folder, &table::SVC)?,
-                front: Handle::open(folder, &table::FRONT)?,
-                slot: Handle::open(folder, &table::SLOT)?,
-                be: Handle::open(folder, &table::BE)?,
+                svc: Handle::open(folder, &table::SERVICES)?,
+                front: Handle::open(folder, &table::FRONTENDS)?,
+                slot: Handle::open(folder, &table::SLOTS)?,
+                be: Handle::open(folder, &table::BACKENDS)?,
             },
-            source: Handle::open(folder, &table::SOURCE)?,
+            source: Handle::open(folder, &table::SOURCE_RANGES)?,
             conns,
-            tally: Handle::open(folder, &table::TALLY)?,
+            tally: Handle::open(folder, &table::SERVICE_COUNTS)?,
             pending: None,
             is_new,
         })
     }
 
-    /// Changes a word of a backend, and rewrites the rest unchanged.
+    /// Reads a backend, changes it, and writes it back.
     fn change_backend(
         &mut self,
         index: u32,
@@ -78,7 +79,7 @@ impl KernelMaps {
 }
 
 impl MapWriter for KernelMaps {
-    fn write_svc(&mut self, key: &FrontKey, index: u32) -> Result<(), WriteError> {
+    fn write_frontend_key(&mut self, key: &FrontKey, index: u32) -> Result<(), WriteError> {
         let Some(pending) = &mut self.pending else {
             return self.services.svc.put(key, &index);
         };
@@ -89,14 +90,14 @@ impl MapWriter for KernelMaps {
         Ok(())
     }
 
-    fn delete_svc(&mut self, key: &FrontKey) -> Result<(), WriteError> {
+    fn delete_frontend_key(&mut self, key: &FrontKey) -> Result<(), WriteError> {
         if !self.write_held() {
             return Ok(());
         }
         self.services.svc.remove(key)
     }
 
-    fn write_front(&mut self, index: u32, front: &Front) -> Result<(), WriteError> {
+    fn write_frontend(&mut self, index: u32, front: &Front) -> Result<(), WriteError> {
         if let Some(pending) = &mut self.pending {
             pending.batch.fronts.push((index, *front));
             return Ok(());
@@ -104,7 +105,7 @@ impl MapWriter for KernelMaps {
         self.services.front.put(&index, front)
     }
 
-    fn write_source(&mut self, index: u32, source: &Source) -> Result<(), WriteError> {
+    fn write_source_range(&mut self, index: u32, source: &Source) -> Result<(), WriteError> {
         self.source.put(&index, source)
     }
 
@@ -126,7 +127,7 @@ impl MapWriter for KernelMaps {
         self.services.be.put_many(backends)
     }
 
-    fn move_backend(&mut self, index: u32, sets: Membership) -> Result<(), WriteError> {
+    fn write_backend_sets(&mut self, index: u32, sets: Membership) -> Result<(), WriteError> {
         self.change_backend(index, |backend| backend.sets = sets)
     }
 
@@ -134,15 +135,15 @@ impl MapWriter for KernelMaps {
         self.change_backend(index, |backend| backend.state = backend.state.gone())
     }
 
-    fn reset_tally(&mut self, service: u32) -> Result<(), WriteError> {
+    fn reset_service_counters(&mut self, service: u32) -> Result<(), WriteError> {
         self.tally.put(&service, &Tally::default())
     }
 
-    fn hold(&mut self) {
+    fn start_batch(&mut self) {
         self.pending.get_or_insert_default();
     }
 
-    fn flush(&mut self) -> Result<(), WriteError> {
+    fn flush_batch(&mut self) -> Result<(), WriteError> {
         self.write_held();
         let pending = self.pending.take();
         pending
@@ -156,11 +157,11 @@ impl MapReader for KernelMaps {
         self.is_new
     }
 
-    fn fronts(&self) -> Result<Vec<(FrontKey, u32)>, ReadError> {
+    fn frontend_keys(&self) -> Result<Vec<(FrontKey, u32)>, ReadError> {
         self.services.svc.all()
     }
 
-    fn front(&self, index: u32) -> Result<Front, ReadError> {
+    fn frontend(&self, index: u32) -> Result<Front, ReadError> {
         self.services.front.get(&index)
     }
 
@@ -168,7 +169,7 @@ impl MapReader for KernelMaps {
         self.services.slot.get(&index)
     }
 
-    fn source(&self, index: u32) -> Result<Source, ReadError> {
+    fn source_range(&self, index: u32) -> Result<Source, ReadError> {
         self.source.get(&index)
     }
 
@@ -176,27 +177,27 @@ impl MapReader for KernelMaps {
         self.services.be.first(entries)
     }
 
-    fn tallies(&self, entries: u32) -> Result<Vec<Tally>, ReadError> {
+    fn all_service_counters(&self, entries: u32) -> Result<Vec<Tally>, ReadError> {
         self.tally.first(entries)
     }
 }
 
-impl Counts for KernelMaps {
-    fn open_at(&self, index: u32) -> Result<u64, ReadError> {
+impl CounterReader for KernelMaps {
+    fn open_connections(&self, index: u32) -> Result<u64, ReadError> {
         self.conns.of(index)
     }
 
-    fn tally(&self, service: u32) -> Result<Tally, ReadError> {
+    fn service_counters(&self, service: u32) -> Result<Tally, ReadError> {
         self.tally.get(&service)
     }
 }
 
-impl Counts for Counters {
-    fn open_at(&self, index: u32) -> Result<u64, ReadError> {
+impl CounterReader for Counters {
+    fn open_connections(&self, index: u32) -> Result<u64, ReadError> {
         self.conns.of(index)
     }
 
-    fn tally(&self, service: u32) -> Result<Tally, ReadError> {
+    fn service_counters(&self, service: u32) -> Result<Tally, ReadError> {
         self.tally.get(&service)
     }
 }
@@ -228,11 +229,11 @@ impl SteeringMaps for KernelSteering {
         self.steered.first(entries)
     }
 
-    fn host(&self) -> Result<u64, ReadError> {
+    fn host_namespace(&self) -> Result<u64, ReadError> {
         self.host.get(&0)
     }
 
-    fn forget_host(&mut self) -> Result<(), WriteError> {
+    fn reset_host_namespace(&mut self) -> Result<(), WriteError> {
         self.host.put(&0, &0)
     }
 
@@ -249,8 +250,8 @@ impl SteeringMaps for KernelSteering {
     }
 }
 
-/// The kernel's counters, by reason, service port and backend: for readers concurrent to the owner of
-/// the maps.
+/// The kernel's counters by reason, service port and backend, for readers that run concurrently with the
+/// owner of the maps.
 pub struct Counters {
     count: PerCpuArray<MapData, u64>,
     conns: Arc<Conns>,
@@ -260,23 +261,23 @@ pub struct Counters {
 impl Counters {
     /// Opens the maps that are pinned in a folder.
     pub(super) fn open(folder: &Path, conns: Arc<Conns>) -> Result<Self, ReadError> {
-        let count = MapData::from_pin(folder.join(table::COUNT.name));
+        let count = MapData::from_pin(folder.join(table::REASON_COUNTS.name));
         let count = count.and_then(|data| PerCpuArray::try_from(Map::PerCpuArray(data)));
         Ok(Self {
             count: count.map_err(unread)?,
             conns,
-            tally: Handle::open(folder, &table::TALLY)?,
+            tally: Handle::open(folder, &table::SERVICE_COUNTS)?,
         })
     }
 
-    /// Returns the number of open connections of all backends.
+    /// Returns the total number of open connections.
     #[must_use]
     pub fn connections(&self) -> u64 {
         self.conns.sum()
     }
 
-    /// Returns the counter of each reason that programs count, since the maps were created, summed over
-    /// the CPUs.
+    /// Returns the count of each reason of the kernel programs since the map was created, summed over all
+    /// CPUs.
     ///
     /// # Errors
     ///
@@ -292,10 +293,10 @@ impl Counters {
     }
 }
 
-/// Returns the error of reading the counters by reason.
+/// Returns the error of reading the counts of reasons.
 fn unread(error: MapError) -> ReadError {
     ReadError {
-        map: table::COUNT.name,
+        map: table::REASON_COUNTS.name,
         source: io::Error::other(error),
     }
 }

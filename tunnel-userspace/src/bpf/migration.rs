@@ -1,5 +1,5 @@
-//! New maps next to those in use: of other sizes, or of a newer layout. Maps to which sockets, counters
-//! and steering addresses refer are migrated; the others are written again.
+//! Creates new maps next to those in use, of other sizes or of a newer layout. Migrates the content that
+//! sockets, counters and steering addresses refer to; all other content is written again.
 
 use std::{
     fs,
@@ -21,42 +21,42 @@ use super::{
     pins::{Found, PinError, Pins},
     sys,
 };
-use crate::reconcile::{Misfit, ServiceSnapshot, Sizes, SteeringSnapshot, write_unused};
+use crate::reconcile::{MapTooSmall, ServiceMapsSnapshot, Sizes, SteeringMapsSnapshot, write_unused_backends};
 
-/// The maps with which a start continues.
+/// The maps that a start of the daemon uses.
 pub(super) enum Start {
-    /// New maps, since none exist.
+    /// New maps, since there are none.
     New(Sizes),
     /// The existing maps.
     Here(Sizes),
-    /// New maps next to the existing ones.
+    /// New maps, created next to the existing ones.
     Migrate(Box<Migration>),
 }
 
-/// New maps next to existing ones.
+/// A plan for new maps next to the existing ones.
 pub(super) struct Migration {
     /// The folder of the old maps.
     from: PathBuf,
-    /// The sizes of the old maps, if their layout is ours: to continue with if new maps can't be
-    /// created.
+    /// The sizes of the old maps, if they have this layout. If new maps can't be created, the start
+    /// continues with the old ones.
     pub(super) had: Option<Sizes>,
-    /// The sizes of the new ones.
+    /// The sizes of the new maps.
     pub(super) sizes: Sizes,
-    /// The parts whose maps are replaced. Only their content is migrated; maps of other parts stay.
+    /// The groups of maps that are replaced. Maps of other groups stay.
     remade: Vec<Part>,
-    services: Option<ServiceSnapshot>,
-    steering: Option<SteeringSnapshot>,
+    services: Option<ServiceMapsSnapshot>,
+    steering: Option<SteeringMapsSnapshot>,
 }
 
-/// Decides with which maps to continue; completes the change of an earlier process.
+/// Decides which maps to use. Completes an unfinished change of an earlier process first.
 pub(super) fn choose(pins: &Pins, wanted: Sizes, now: Duration) -> Result<Start, LoadError> {
     match pins.check()? {
         Found::Nothing => Ok(Start::New(wanted)),
         Found::Ours(had) if had == wanted => Ok(Start::Here(had)),
-        // Programs may still count in the maps that an earlier start replaced, and only two such maps
-        // are added.
+        // Programs may still use maps that an earlier start replaced. Another change now would leave three
+        // maps of open connections, but only two can be added up.
         Found::Ours(had) if !pins.replaced(&pins.maps(), table::CONNS.name)?.is_empty() => {
-            warn!("an earlier change of the maps is ended first; sizes change at the next start");
+            warn!("completing an earlier change of the maps; the sizes change at the next start");
             Ok(Start::Here(had))
         }
         Found::Ours(had) => resize(pins.maps(), had, wanted, now),
@@ -64,17 +64,17 @@ pub(super) fn choose(pins: &Pins, wanted: Sizes, now: Duration) -> Result<Start,
     }
 }
 
-/// Plans new maps of other sizes, if the content of the existing ones fits.
+/// Plans new maps of other sizes, if the content of the existing maps fits.
 fn resize(from: PathBuf, had: Sizes, wanted: Sizes, now: Duration) -> Result<Start, LoadError> {
     let mut sizes = wanted;
-    let read = || Ok(ServiceSnapshot::read(&KernelMaps::open(&from)?, had)?);
+    let read = || Ok(ServiceMapsSnapshot::read(&KernelMaps::open(&from)?, had)?);
     let part = (Part::Services, had);
-    let services = carry(part, &mut sizes, read, ServiceSnapshot::fits)?;
+    let services = carry(part, &mut sizes, read, ServiceMapsSnapshot::fits)?;
     let steering = carry_steering(&from, had, &mut sizes, now)?;
     if sizes == had {
         return Ok(Start::Here(had));
     }
-    info!(?had, ?sizes, "the maps are made anew, with other sizes");
+    info!(?had, ?sizes, "replacing the maps, since their sizes change");
     let parts = Part::ALL.into_iter();
     Ok(Start::Migrate(Box::new(Migration {
         from,
@@ -102,7 +102,7 @@ fn convert(from: PathBuf, wanted: Sizes, now: Duration) -> Result<Start, LoadErr
         steering = carry_steering(&from, had, &mut sizes, now)?;
         remade.retain(|part| *part != Part::Steering || is_other(*part, had, sizes));
     }
-    info!(from = %from.display(), ?sizes, "the maps are made anew, in the layout of this culvert");
+    info!(from = %from.display(), ?sizes, "replacing the maps, since they have an older layout");
     Ok(Start::Migrate(Box::new(Migration {
         from,
         had: None,
@@ -113,19 +113,19 @@ fn convert(from: PathBuf, wanted: Sizes, now: Duration) -> Result<Start, LoadErr
     })))
 }
 
-/// Returns true if the sizes of a part differ.
+/// Returns true if the sizes of a group differ.
 fn is_other(part: Part, one: Sizes, other: Sizes) -> bool {
     one.with_part(part, other) != one
 }
 
-/// Returns the number of entries of a pinned map; none if it does not exist.
+/// Returns the number of entries of a pinned map; none if the pin does not exist.
 fn entries(folder: &Path, map: &Map) -> Result<Option<u32>, PinError> {
     let pin = folder.join(map.name);
     if !pin.exists() {
         return Ok(None);
     }
     let found = sys::open_pin(&pin).and_then(|map| sys::shape(map.as_fd()));
-    let (_, entries) = found.map_err(failed("look at", &pin))?;
+    let (_, entries) = found.map_err(failed("inspect", &pin))?;
     Ok(Some(entries))
 }
 
@@ -134,36 +134,36 @@ fn carry_steering(
     had: Sizes,
     sizes: &mut Sizes,
     now: Duration,
-) -> Result<Option<SteeringSnapshot>, LoadError> {
+) -> Result<Option<SteeringMapsSnapshot>, LoadError> {
     let read = || {
-        Ok(SteeringSnapshot::read(
+        Ok(SteeringMapsSnapshot::read(
             &KernelSteering::open(from)?,
             had,
             now,
         )?)
     };
-    carry((Part::Steering, had), sizes, read, SteeringSnapshot::fits)
+    carry((Part::Steering, had), sizes, read, SteeringMapsSnapshot::fits)
 }
 
-/// Reads the content of a part's maps, if their sizes are to change. If it doesn't fit, the part keeps
-/// its sizes.
+/// Reads the content of a group of maps, if a size of the group changes. If the content doesn't fit into the
+/// new sizes, sets `sizes` back to the old ones for this group, and returns none.
 fn carry<C>(
     (part, had): (Part, Sizes),
     sizes: &mut Sizes,
     read: impl FnOnce() -> Result<C, LoadError>,
-    fits: impl FnOnce(&C, Sizes) -> Result<(), Misfit>,
+    fits: impl FnOnce(&C, Sizes) -> Result<(), MapTooSmall>,
 ) -> Result<Option<C>, LoadError> {
     if !is_other(part, had, *sizes) {
         return Ok(None);
     }
     let carried = read()?;
     if let Err(error) = fits(&carried, *sizes) {
-        if error.is_asked_for() {
-            warn!(%error, "the maps keep their sizes");
+        if error.is_configured() {
+            warn!(%error, "the new sizes are too small; the maps keep their sizes");
         } else {
             info!(
                 ?had,
-                "the maps of steering keep their size while indices rest"
+                "the steering maps keep their size until removed indices leave quarantine"
             );
         }
         *sizes = sizes.with_part(part, had);
@@ -173,7 +173,7 @@ fn carry<C>(
 }
 
 impl Start {
-    /// Returns the new maps next to those in use, if there are any.
+    /// Returns the plan for new maps next to the existing ones, if there is one.
     pub(super) fn migration(&self) -> Option<&Migration> {
         match self {
             Self::New(_) | Self::Here(_) => None,
@@ -183,19 +183,19 @@ impl Start {
 }
 
 impl Migration {
-    /// Returns true if the new maps are empty until the sources have delivered everything.
+    /// Returns true if the new maps stay empty until the sources have delivered all objects.
     pub(super) const fn is_empty(&self) -> bool {
         self.had.is_none()
     }
 
-    /// Pins the maps that are kept in the new folder, too.
+    /// Pins the maps that stay in use in the new folder, too.
     pub(super) fn take_along(&self, to: &Path) -> Result<(), PinError> {
         for map in MAPS {
             let is_outdated = self.is_empty() && !map.lasts;
             let is_new = is_outdated
                 || match map.remade {
                     Remade::With(part) => self.remade.contains(&part),
-                    // A larger map stays, since it counts open sockets.
+                    // A map that is larger than needed stays, since it counts open connections.
                     Remade::Larger => {
                         let wanted = map.entries(self.sizes, 1);
                         entries(&self.from, map)?.is_none_or(|had| had < wanted)
@@ -204,7 +204,7 @@ impl Migration {
                 };
             let (old, new) = (self.from.join(map.name), to.join(map.name));
             if !is_new && old.exists() {
-                fs::hard_link(&old, &new).map_err(failed("pin anew", &old))?;
+                fs::hard_link(&old, &new).map_err(failed("create another pin of", &old))?;
             }
         }
         Ok(())
@@ -217,7 +217,7 @@ impl Migration {
             let (old, mut new) = (KernelMaps::open(&self.from)?, KernelMaps::open(to)?);
             services.write(&old, &mut new, self.sizes, unused)?;
         } else if self.is_empty() {
-            write_unused(&mut KernelMaps::open(to)?, 0, self.sizes, unused)?;
+            write_unused_backends(&mut KernelMaps::open(to)?, 0, self.sizes, unused)?;
         }
         if let Some(steering) = &self.steering {
             steering.write(&mut KernelSteering::open(to)?)?;

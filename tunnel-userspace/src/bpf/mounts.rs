@@ -1,5 +1,5 @@
-//! The file systems that a node needs, mounted if they are missing: by a start with the privileges for
-//! it, before the daemon runs without them.
+//! Mounts the file systems that a node needs, if they are missing. Run by `culvert prepare` with the
+//! privileges for it, before the daemon starts without them.
 
 use std::{
     fs, io,
@@ -18,7 +18,7 @@ use super::{
 
 /// The usual mount point of cgroups.
 const CGROUPS: &str = "/sys/fs/cgroup";
-/// The mount point of v2 where hierarchies of v1 occupy the usual one.
+/// The mount point of cgroup v2 if the usual one is taken by v1 hierarchies.
 const BESIDE: &str = "/sys/fs/cgroup/unified";
 
 /// The error of mounting a file system.
@@ -27,10 +27,10 @@ pub enum MountError {
     /// The mount point can't be read or created.
     #[error(transparent)]
     Place(#[from] PathError),
-    /// The kernel refused it.
-    #[error("cannot mount {kind} on {path}, which takes CAP_SYS_ADMIN")]
+    /// The kernel refused the mount.
+    #[error("cannot mount {kind} on {path} (this needs CAP_SYS_ADMIN)")]
     Mount {
-        /// The kind of file system.
+        /// The type of the file system.
         kind: &'static str,
         /// The mount point.
         path: PathBuf,
@@ -43,8 +43,8 @@ pub enum MountError {
     Cgroup(#[from] CgroupError),
 }
 
-/// Mounts a BPF file system around the folder of pins, unless that is on one; returns the new mount
-/// point.
+/// Mounts a BPF file system for the folder of pins, unless the folder is on one. Returns the mount point of a
+/// new mount.
 ///
 /// # Errors
 ///
@@ -57,7 +57,7 @@ pub fn mount_bpffs(pins: &Path) -> Result<Option<PathBuf>, MountError> {
     mount_on(point, "bpf", MsFlags::empty(), Some("mode=700")).map(Some)
 }
 
-/// Mounts the cgroup v2 hierarchy, unless it is mounted; returns the new mount point.
+/// Mounts the cgroup v2 hierarchy, unless it is mounted. Returns the mount point of a new mount.
 ///
 /// # Errors
 ///
@@ -81,7 +81,7 @@ fn mount_on(
     flags: MsFlags,
     options: Option<&str>,
 ) -> Result<PathBuf, MountError> {
-    fs::create_dir_all(point).map_err(failed("make", point))?;
+    fs::create_dir_all(point).map_err(failed("create", point))?;
     let flags = flags | MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
     let path = point.to_owned();
     match mount(Some(kind), point, Some(kind), flags, options) {

@@ -1,4 +1,4 @@
-//! Paths: their file system, and the error of a step on a path.
+//! The file system of a path, and the error of an operation on a path.
 
 use std::{
     io,
@@ -7,7 +7,7 @@ use std::{
 
 use nix::sys::statfs::{FsType, statfs};
 
-/// The error of a step on a path.
+/// The error of an operation on a path.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {step} {path}")]
 pub struct PathError {
@@ -17,19 +17,20 @@ pub struct PathError {
     source: io::Error,
 }
 
+/// Returns a function that adds the operation and the path to an I/O error.
 pub(super) fn failed(step: &'static str, path: &Path) -> impl FnOnce(io::Error) -> PathError {
     let path = path.to_owned();
     move |source| PathError { step, path, source }
 }
 
-/// Returns the nearest folder of a path that exists.
+/// Returns the path, or its nearest ancestor that exists.
 pub(super) fn existing(path: &Path) -> &Path {
     let mut folders = path.ancestors();
     folders.find(|path| path.exists()).unwrap_or(path)
 }
 
-/// Returns the kind of file system that a path is on.
+/// Returns the type of the file system that a path is on.
 pub(super) fn file_system(path: &Path) -> Result<FsType, PathError> {
-    let found = statfs(path).map_err(|error| failed("look at", path)(error.into()))?;
+    let found = statfs(path).map_err(|error| failed("inspect", path)(error.into()))?;
     Ok(found.filesystem_type())
 }

@@ -1,5 +1,5 @@
-//! Batched writes to the service maps, one call per batch, in a thread of their own: the owner of the
-//! maps concurrently prepares the next batch.
+//! Batched writes to the service maps. A separate thread writes each batch with one system call per map,
+//! while the owner of the maps prepares the next batch.
 
 use std::{
     io,
@@ -16,22 +16,24 @@ use tunnel_common::{
 use super::maps::{KernelMaps, Services};
 use crate::reconcile::WriteError;
 
-/// The number of writes at which a batch is full; the writes of one port stay in one batch.
+/// The number of writes at which a batch is submitted. A batch may be larger, since it has all writes of a
+/// service port.
 const MOST: usize = 16_384;
 
-/// The number of batches that may wait for the thread.
+/// The maximum number of batches that wait for the thread.
 const AHEAD: usize = 1;
 
-/// The pending writes.
+/// The pending writes: the batch that is being filled, and the thread that writes earlier batches.
 #[derive(Debug, Default)]
 pub(super) struct Pending {
     pub(super) batch: Batch,
     writer: Option<Writer>,
-    /// The kernel's first refusal.
+    /// The first error of a write.
     pub(super) refused: Option<WriteError>,
 }
 
-/// A batch of writes, in the order in which they are made: an entry precedes those that lead to it.
+/// A batch of writes. They are made in the order of the fields, so that an entry is written before the
+/// entries that refer to it.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
     pub(super) backends: Vec<(u32, Backend)>,
@@ -41,7 +43,7 @@ pub(super) struct Batch {
 }
 
 impl Batch {
-    /// Returns true if the batch is to be written.
+    /// Returns true if the batch is large enough to be submitted.
     pub(super) const fn is_full(&self) -> bool {
         self.len() >= MOST
     }
@@ -58,7 +60,7 @@ impl Batch {
     }
 }
 
-/// The thread that writes batches, until a write is refused.
+/// The thread that writes batches, until a write fails.
 #[derive(Debug)]
 struct Writer {
     batches: SyncSender<Batch>,
@@ -74,7 +76,7 @@ impl Writer {
         Ok(Self { batches, thread })
     }
 
-    /// Waits until everything is written; returns the first refusal.
+    /// Waits until all batches are written; returns the first error.
     fn end(self) -> Result<(), WriteError> {
         drop(self.batches);
         let ended = self.thread.join();
@@ -83,13 +85,13 @@ impl Writer {
 }
 
 impl KernelMaps {
-    /// Sends the pending batch to the thread.
+    /// Submits the pending batch to the thread.
     pub(super) fn hand_over(&mut self) {
         let Some(pending) = &mut self.pending else {
             return;
         };
         let batch = std::mem::take(&mut pending.batch);
-        // After a refusal nothing more is written: reading everything again shows the loss.
+        // After an error nothing more is written; reading the maps again shows which entries are missing.
         if pending.refused.is_some() || batch.len() == 0 {
             return;
         }
@@ -97,19 +99,21 @@ impl KernelMaps {
             match Writer::begin(self.services.clone()) {
                 Ok(writer) => pending.writer = Some(writer),
                 Err(source) => {
-                    let map = table::BE.name;
+                    let map = table::BACKENDS.name;
                     pending.refused = Some(WriteError { map, source });
                 }
             }
         }
         if let Some(writer) = &pending.writer {
-            // A thread that has ended returns its error in `end`.
+            // If the thread has ended, `end` returns its error.
             drop(writer.batches.send(batch));
         }
     }
 
-    /// Waits until all pending writes are done; returns false if no further writes may follow, since one
-    /// was refused. The end of batching returns the error.
+    /// Waits until all pending writes are done. Returns false if one of them failed, and no further writes
+    /// may follow; [`MapWriter::flush`] returns the error.
+    ///
+    /// [`MapWriter::flush`]: crate::reconcile::MapWriter::flush
     pub(super) fn write_held(&mut self) -> bool {
         self.hand_over();
         let Some(pending) = &mut self.pending else {

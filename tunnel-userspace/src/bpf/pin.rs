@@ -1,4 +1,4 @@
-//! A pin: its check, and its removal.
+//! Checks and removes a single pin.
 
 use std::{
     fs, io,
@@ -13,14 +13,14 @@ use tunnel_common::{
 
 use super::{attach, folders::Folder, guard, path::failed, pins::PinError, shapes::Shape, sys};
 
-/// A pin, or another entry of a folder of pins.
+/// An entry of a folder of pins: a pin, or something foreign.
 pub(super) struct Pin {
     pub(super) name: String,
     pub(super) path: PathBuf,
 }
 
 impl Pin {
-    /// Returns the entries of a folder, sorted; none if the folder is not there.
+    /// Returns the entries of a folder, sorted by name. A missing folder has none.
     pub(super) fn all(folder: &Path) -> Result<Vec<Self>, PinError> {
         let read = match fs::read_dir(folder) {
             Ok(read) => read,
@@ -39,50 +39,51 @@ impl Pin {
         Ok(pins)
     }
 
-    /// Checks that a link is one of ours.
+    /// Checks that the pin is a link that Culvert created.
     pub(super) fn check_link(&self) -> Result<(), PinError> {
         let known = attach::of_pin(&self.name);
-        let (program, device) = known.ok_or_else(|| self.foreign("no program of that name"))?;
+        let (program, device) =
+            known.ok_or_else(|| self.foreign("Culvert has no program of that name"))?;
         if let Some(device) = device {
             return match guard::is_guard(&self.path, device) {
                 Ok(true) => Ok(()),
-                Ok(false) => Err(self.foreign(format!("it is no guard of device {device}"))),
-                Err(error) => Err(failed("look at", &self.path)(error).into()),
+                Ok(false) => Err(self.foreign(format!("it is not the guard of device {device}"))),
+                Err(error) => Err(failed("inspect", &self.path)(error).into()),
             };
         }
         let link = sys::open_pin(&self.path).map_err(failed("open", &self.path))?;
-        let found = sys::link(link.as_fd()).map_err(failed("look at", &self.path))?;
+        let found = sys::link(link.as_fd()).map_err(failed("inspect", &self.path))?;
         match found {
             Some(link) if (link.place, link.hook) == (Place::Cgroup, program.hook) => Ok(()),
             Some(_) | None => {
-                Err(self.foreign(format!("it is no link of a cgroup's {} hook", self.name)))
+                Err(self.foreign(format!("it is not a link to the hook {} of a cgroup", self.name)))
             }
         }
     }
 
-    /// Checks that a map has the shape for its name; returns its number of entries. In an older layout
-    /// only the shapes of lasting maps are known.
+    /// Checks that the pin is a map with the type, sizes and flags of its name; returns its number of
+    /// entries. In an older layout, only maps that every layout shares can be checked.
     pub(super) fn check_map(&self, folder: Folder) -> Result<u32, PinError> {
         let is_older = folder.layout < LAYOUT_VERSION;
         let wanted = Map::named(&self.name).filter(|map| map.lasts || !is_older);
         if wanted.is_none() && !is_older {
-            return Err(self.foreign("no map of that name"));
+            return Err(self.foreign("Culvert has no map of that name"));
         }
-        // A folder, or not a BPF object.
+        // Fails for a folder, and for a file that is not a BPF object.
         let map = sys::open_pin(&self.path).map_err(failed("open", &self.path))?;
         let shape = sys::shape(map.as_fd());
-        let (found, entries) = shape.map_err(|_not_a_map| self.foreign("it is no map"))?;
+        let (found, entries) = shape.map_err(|_not_a_map| self.foreign("it is not a map"))?;
         match wanted {
             Some(map) if Shape::of(map) != found => {
                 Err(self.foreign(format!("it is {found}, not {}", Shape::of(map))))
             }
-            // A change of the config would not replace this map.
+            // The config doesn't change the size of this map, so a wrong size means another map.
             Some(map)
                 if matches!(map.entries, Entries::Fixed(_))
                     && map.entries != Entries::Fixed(entries) =>
             {
                 Err(self.foreign(format!(
-                    "it has {entries} entries, others than this layout's"
+                    "it has {entries} entries, which is another number than in this layout"
                 )))
             }
             Some(_) | None => Ok(entries),
@@ -93,10 +94,10 @@ impl Pin {
     pub(super) fn remove(&self) -> Result<(), PinError> {
         let path = &self.path;
         if let Some((_, Some(device))) = attach::of_pin(&self.name) {
-            guard::remove_filter(path, device).map_err(failed("take off", path))?;
+            guard::remove_filter(path, device).map_err(failed("detach the filter of", path))?;
         }
         let pin = sys::open_pin(path).map_err(failed("open", path))?;
-        // A map has nothing to detach, and a link whose cgroup is gone is detached already.
+        // Maps can't be detached, and links of a removed cgroup are detached already.
         if let Err(error) = sys::detach_link(pin.as_fd()) {
             tracing::debug!(%error, pin = %path.display(), "nothing to detach");
         }

@@ -1,5 +1,5 @@
-//! The folder of pins: `v<layout>/<map>` and `links/<program>`. Everything in it is checked before any
-//! change, each pin by `pin`; `folders` defines the folders of maps.
+//! The folder of pins: `v<layout>/<map>` and `links/<program>`. All entries are checked before anything is
+//! changed.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,7 +24,7 @@ use super::{
     pin::Pin,
 };
 
-/// The error of using the folder.
+/// The error of using the folder of pins.
 #[derive(Debug, thiserror::Error)]
 pub enum PinError {
     /// The folder is not on a BPF file system.
@@ -36,7 +36,7 @@ pub enum PinError {
         mount: PathBuf,
     },
     /// Another process has locked the folder.
-    #[error("another culvert{} holds {path}; stop it first, or give this one a bpf.bpffs of its own", holder(.pid.as_ref()))]
+    #[error("another culvert{} uses {path}; stop it first, or set bpf.bpffs to another folder", holder(.pid.as_ref()))]
     Held {
         /// The folder.
         path: PathBuf,
@@ -45,8 +45,8 @@ pub enum PinError {
     },
     /// The folder has maps of a newer layout.
     #[error(
-        "{path} holds maps of layout {found}, this culvert has layout {LAYOUT_VERSION}; \
-         run the culvert that made them, or `culvert cleanup` of it, first"
+        "{path} has maps of layout {found}, but this culvert has layout {LAYOUT_VERSION}; \
+         run the newer culvert that created them, or first remove them by its `culvert cleanup`"
     )]
     Layout {
         /// The folder of the maps.
@@ -54,26 +54,27 @@ pub enum PinError {
         /// Its layout.
         found: u32,
     },
-    /// The folder has an object that is not ours.
+    /// The folder has an object that Culvert did not create.
     #[error(
-        "{path} is not Culvert's: {what}; nothing was touched. Move it away, or give bpf.bpffs a folder of its own"
+        "{path} was not created by Culvert: {what}; nothing was changed. Move it to another place, or set \
+         bpf.bpffs to another folder"
     )]
     Foreign {
         /// The pin or folder.
         path: PathBuf,
-        /// The kind of the object.
+        /// The difference from an object of Culvert.
         what: String,
     },
     /// Programs run on maps that are no longer pinned.
     #[error(
-        "map {path} is missing while programs are attached: they use a map that can't be reached; \
-         `culvert cleanup` removes the rest"
+        "map {path} is missing while programs are attached: they use a map that can't be opened; \
+         run `culvert cleanup` to remove the programs and the other maps"
     )]
     Missing {
         /// The pin that is missing.
         path: PathBuf,
     },
-    /// The file system refuses.
+    /// An operation on a file or folder failed.
     #[error(transparent)]
     Path(#[from] PathError),
 }
@@ -85,7 +86,7 @@ fn holder(pid: Option<&u32>) -> String {
 
 /// The maps that exist.
 pub(super) enum Found {
-    /// No maps that a program could use.
+    /// There are no maps, or no complete set of them.
     Nothing,
     /// Maps of this layout, with their sizes.
     Ours(Sizes),
@@ -96,7 +97,7 @@ pub(super) enum Found {
 /// The folder of the maps of this layout.
 const OURS: Folder = Folder::new(LAYOUT_VERSION, Stage::Current);
 
-/// The folder of pins, locked for as long as this lives.
+/// The folder of pins. It is locked until this value is dropped.
 #[derive(Debug)]
 pub struct Pins {
     root: PathBuf,
@@ -122,7 +123,7 @@ impl Pins {
             let (path, mount) = (root.to_owned(), mount.to_owned());
             return Err(PinError::NotBpf { path, mount });
         }
-        fs::create_dir_all(root).map_err(failed("make", root))?;
+        fs::create_dir_all(root).map_err(failed("create", root))?;
         let folder = File::open(root).map_err(failed("open", root))?;
         match Flock::lock(folder, FlockArg::LockExclusiveNonblock) {
             Ok(lock) => Ok(Self {
@@ -164,13 +165,13 @@ impl Pins {
         self.root.join(folder.to_string())
     }
 
-    /// Checks that everything in the folder is ours and of no newer layout, then completes the change of
-    /// an earlier process. Returns the maps that exist.
+    /// Checks that Culvert created everything in the folder, and nothing has a newer layout. Then completes
+    /// an unfinished change of an earlier process. Returns the existing maps.
     ///
     /// # Errors
     ///
-    /// An object is not ours, of a newer layout, or missing: then nothing was changed. Or the file
-    /// system refuses.
+    /// An object is foreign, of a newer layout, or missing; nothing is changed in these cases. Or an
+    /// operation on a file or folder failed.
     pub(super) fn check(&self) -> Result<Found, PinError> {
         let folders = self.folders()?;
         let links = Pin::all(&self.links())?;
@@ -204,7 +205,7 @@ impl Pins {
             return Ok(Found::Older(self.path(folder)));
         }
         if missing.is_some() {
-            // The start that created them was killed before a program used them.
+            // The process that created these maps was killed before any program used them.
             for name in found.keys() {
                 let path = self.maps().join(name);
                 fs::remove_file(&path).map_err(failed("remove", &path))?;
@@ -215,8 +216,8 @@ impl Pins {
         Ok(sizes.map_or(Found::Nothing, Found::Ours))
     }
 
-    /// Returns the folders of maps, of any layout, and the paths of all other entries except the folder
-    /// of links.
+    /// Returns the folders of maps of any layout, and the paths of all other entries except the folder of
+    /// links.
     fn entries(&self) -> Result<(BTreeSet<Folder>, Vec<PathBuf>), PinError> {
         let (mut folders, mut foreign) = (BTreeSet::new(), Vec::new());
         for Pin { name, path } in Pin::all(&self.root)? {
@@ -229,11 +230,11 @@ impl Pins {
         Ok((folders, foreign))
     }
 
-    /// Returns the folders of maps. Any other entry except the links is an error.
+    /// Returns the folders of maps. Any other entry except the folder of links is an error.
     fn folders(&self) -> Result<BTreeSet<Folder>, PinError> {
         let (folders, foreign) = self.entries()?;
         if let Some(path) = foreign.into_iter().next() {
-            let what = "no folder of that name".to_owned();
+            let what = "Culvert has no folder of that name".to_owned();
             return Err(PinError::Foreign { path, what });
         }
         match folders.last() {
@@ -255,14 +256,14 @@ impl Pins {
         .collect()
     }
 
-    /// Returns the other folders in which a name is pinned to another map than in the given folder.
+    /// Returns all folders with a pin of this name that refers to another map than the pin in `folder`.
     pub(super) fn replaced(&self, folder: &Path, map: &str) -> Result<Vec<PathBuf>, PinError> {
         let number = |folder: &Path| {
             let pin = folder.join(map);
             match fs::metadata(&pin) {
                 Ok(found) => Ok(Some(found.ino())),
                 Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-                Err(error) => Err(failed("look at", &pin)(error)),
+                Err(error) => Err(failed("inspect", &pin)(error)),
             }
         };
         let own = number(folder)?;
@@ -280,13 +281,13 @@ impl Pins {
     /// Creates the folders for maps and links.
     pub(super) fn make_folders(&self, maps: &Path) -> Result<(), PinError> {
         for folder in [maps, &self.links()] {
-            fs::create_dir_all(folder).map_err(failed("make", folder))?;
+            fs::create_dir_all(folder).map_err(failed("create", folder))?;
         }
         Ok(())
     }
 
-    /// Replaces the existing maps by those that were filled. The existing ones are renamed, for as long
-    /// as programs read them.
+    /// Replaces the existing maps by the filled ones. The existing ones are renamed, since programs still
+    /// use them.
     pub(super) fn promote(&self) -> Result<(), PinError> {
         self.run(folders::promotion(&self.folders()?, LAYOUT_VERSION))
     }
@@ -296,11 +297,11 @@ impl Pins {
         self.run(folders::recovery(&self.folders()?, LAYOUT_VERSION))
     }
 
-    /// Removes the maps that no program reads any more, once all programs are attached.
+    /// Removes the maps that no program uses any more. Must be called after all programs are attached.
     ///
     /// # Errors
     ///
-    /// The file system refuses.
+    /// A file or folder can't be removed.
     pub fn sweep(&self) -> Result<(), PinError> {
         self.run(folders::leftovers(&self.folders()?, LAYOUT_VERSION))
     }
@@ -321,19 +322,19 @@ impl Pins {
         Ok(())
     }
 
-    /// Detaches the programs, and removes links, maps and folders that are ours. Returns the paths of
-    /// foreign objects, which stay. Links stay while maps of a newer layout exist, since their programs
-    /// are of another version.
+    /// Detaches the programs, and removes the links, maps and folders that Culvert created. Returns the paths
+    /// of everything else, which stays. Links also stay while maps of a newer layout exist, since their
+    /// programs belong to a newer version.
     ///
     /// # Errors
     ///
-    /// The kernel or the file system refuses.
+    /// A program can't be detached, or a file or folder can't be removed.
     pub fn remove(self) -> Result<Vec<PathBuf>, PinError> {
         let (known, mut foreign) = self.entries()?;
         let is_known = |folder: &Folder| folder.layout <= LAYOUT_VERSION;
         let (known, newer): (Vec<_>, Vec<_>) = known.into_iter().partition(is_known);
         foreign.extend(newer.iter().map(|folder| self.path(*folder)));
-        // Programs go first: without them nothing reads the maps.
+        // Programs are removed first, since they use the maps.
         if newer.is_empty() {
             remove_known(&self.links(), Pin::check_link, &mut foreign)?;
         } else {
@@ -370,7 +371,7 @@ fn remove_known<T>(
     Ok(())
 }
 
-/// Returns the process that holds the lock, from `/proc/locks`:
+/// Returns the id of the process that holds the lock, from `/proc/locks`:
 /// `1: FLOCK ADVISORY WRITE <pid> <major>:<minor>:<inode> 0 EOF`.
 fn find_holder(folder: &File) -> Option<u32> {
     let inode = format!(":{}", folder.metadata().ok()?.ino());

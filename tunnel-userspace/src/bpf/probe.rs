@@ -1,4 +1,5 @@
-//! The features of this kernel, probed once. A failed probe never counts as a missing feature.
+//! Probes the features of this kernel. A probe that fails is an error, and never means that the feature is
+//! missing.
 
 use std::io;
 
@@ -14,40 +15,41 @@ use crate::capabilities::{self, BPF, NET_ADMIN, PERFMON};
 /// The features of this kernel.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Features {
-    /// `bpf_set_retval` may be called from socket hooks (Linux 6.1): a refused connect gets its own
-    /// error. Otherwise it is redirected to an address that refuses.
+    /// True if socket hooks may call `bpf_set_retval` (Linux 6.1), so that a refused connect fails with a
+    /// chosen error. Otherwise it is redirected to an address that refuses.
     pub set_retval: bool,
-    /// Programs at tc are attached by links (Linux 6.6). Otherwise by filters.
+    /// True if programs at tc can be attached by links (Linux 6.6). Otherwise they are filters.
     pub tcx: bool,
-    /// The offsets of the addresses of network namespaces, if the kernel has BTF and lets programs read
-    /// its memory. Otherwise only sockets that are bound to an address have a known client address.
+    /// The offsets that programs use to find the addresses of a network namespace. None if the kernel has no
+    /// BTF, or doesn't let programs read its memory; then only sockets that are bound to an address have a
+    /// known client address.
     pub addresses: Option<Places>,
-    /// The bit that marks sockets of the kernel's own. None if it is unknown; then their connects count
-    /// as open for ever.
+    /// The bit that marks kernel sockets. None if it is unknown; then their connections count as open
+    /// forever.
     pub kernel_sockets: Option<KernelSocketBit>,
 }
 
 /// The error of probing a feature.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
-    /// The process lacks capabilities, without which the kernel refuses the programs.
-    #[error("this process lacks {}, without which the kernel refuses the programs", .missing.join(" and "))]
+    /// The process lacks capabilities that loading programs needs.
+    #[error("this process lacks {}, which the kernel requires to load programs", .missing.join(" and "))]
     Rights {
         /// The missing capabilities.
         missing: Vec<&'static str>,
     },
-    /// The kernel refuses the programs, and no capability is known to be missing.
+    /// The kernel rejects programs, and no capability is known to be missing.
     #[error(
-        "the kernel refuses programs: before Linux 5.11 the limit of locked memory, ulimit -l, may \
-         be too low, which takes CAP_SYS_RESOURCE to raise"
+        "the kernel rejects programs: before Linux 5.11, the limit of locked memory, ulimit -l, may \
+         be too low; raising it needs CAP_SYS_RESOURCE"
     )]
     Memory {
         /// The kernel's error.
         #[source]
         source: io::Error,
     },
-    /// The kernel refused the probe.
-    #[error("cannot find out whether this kernel has {feature}")]
+    /// A probe failed.
+    #[error("cannot probe this kernel for {feature}")]
     Feature {
         /// The feature.
         feature: &'static str,
@@ -57,14 +59,14 @@ pub enum ProbeError {
     },
 }
 
-/// Probes the kernel, after raising the limit of locked memory, against which Linux before 5.11 counts
-/// programs and maps.
+/// Probes the features of this kernel. Raises the limit of locked memory first, since programs and maps count
+/// against it before Linux 5.11.
 ///
 /// # Errors
 ///
-/// The kernel refused the probe itself, for lack of a privilege or of memory.
+/// A probe failed: a privilege or memory is missing.
 pub fn probe() -> Result<Features, ProbeError> {
-    // If the capabilities are unknown, the kernel's refusal gives the cause.
+    // If the capabilities are unknown, the kernel's error shows the cause later.
     let missing = capabilities::missing(&[BPF, NET_ADMIN, PERFMON]).unwrap_or_default();
     if !missing.is_empty() {
         return Err(ProbeError::Rights { missing });
@@ -86,7 +88,7 @@ fn ask() -> Result<Features, ProbeError> {
     };
     let loads = |feature, program: &[u64]| told(feature, sys::loads(program, CONNECT4.hook));
     if !loads("socket hooks", &ALLOW)? {
-        let refused = Err(io::Error::other("not even an empty program loads"));
+        let refused = Err(io::Error::other("the kernel rejects even an empty program"));
         told("socket hooks", refused)?;
     }
     let reads = loads("bpf_probe_read_kernel in socket hooks", &CALL_PROBE_READ)?;
@@ -108,8 +110,8 @@ const CALL_SET_RETVAL: [u64; 4] = [
     0x95,
 ];
 
-/// `r1 = r10; r1 += -8; r2 = 8; r3 = 0; call bpf_probe_read_kernel; r0 = 0; exit`. The helper is missing
-/// if the kernel is locked down for confidentiality (kernel_lockdown(7)).
+/// `r1 = r10; r1 += -8; r2 = 8; r3 = 0; call bpf_probe_read_kernel; r0 = 0; exit`. The kernel has no such
+/// helper while it is locked down for confidentiality (kernel_lockdown(7)).
 const CALL_PROBE_READ: [u64; 7] = [
     0xa1bf,
     0xffff_fff8_0000_0107,
@@ -120,5 +122,5 @@ const CALL_PROBE_READ: [u64; 7] = [
     0x95,
 ];
 
-/// `r0 = 1; exit`, which every kernel with these hooks loads.
+/// `r0 = 1; exit`. Every kernel with socket hooks loads it.
 const ALLOW: [u64; 2] = [0x0000_0001_0000_00b7, 0x95];

@@ -1,4 +1,4 @@
-//! The programs of an object, loaded, and shared by the modules that attach them.
+//! The loaded programs of an object, shared by the modules that attach them.
 
 use std::{
     io,
@@ -22,7 +22,7 @@ impl Programs {
         Self(Arc::new(Mutex::new(ebpf)))
     }
 
-    /// Returns a handle of a program.
+    /// Returns a file descriptor of a program.
     pub(super) fn fd(&self, row: &table::Program) -> io::Result<ProgramFd> {
         let ebpf = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let program = ebpf.program(row.name).ok_or_else(|| missing(row))?;
@@ -45,11 +45,12 @@ impl Programs {
 
 fn missing(row: &table::Program) -> io::Error {
     io::Error::other(format!(
-        "the object has no program {} for its hook",
+        "the compiled object has no program {} of the expected type",
         row.name
     ))
 }
 
+/// Converts to an I/O error; keeps the kernel's error of a failed system call.
 pub(super) fn to_io(error: ProgramError) -> io::Error {
     if let ProgramError::SyscallError(error) = error {
         error.io_error
@@ -58,7 +59,7 @@ pub(super) fn to_io(error: ProgramError) -> io::Error {
     }
 }
 
-/// Loads a program of an object.
+/// Loads a program of an object into the kernel.
 pub(super) fn load(ebpf: &mut Ebpf, row: &table::Program) -> Result<(), LoadError> {
     let loaded = match (row.kind, ebpf.program_mut(row.name)) {
         (Type::SocketAddress, Some(Program::CgroupSockAddr(program))) => program.load(),

@@ -1,10 +1,11 @@
-//! The shapes of maps, by the table and by the kernel.
+//! The type, sizes and flags of a map, as in the table or as reported by the kernel.
 
 use std::fmt;
 
 use tunnel_common::table::Map;
 
-/// The shape of a map, without its number of entries, which the config decides.
+/// The type, key size, value size and flags of a map. Excludes the number of entries, which the config
+/// decides.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Shape {
     /// The type, `BPF_MAP_TYPE_…`.
@@ -18,7 +19,7 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    /// Returns the shape of a map of the table.
+    /// Returns the type, sizes and flags of a map in the table.
     pub(super) const fn of(map: &Map) -> Self {
         Self {
             kind: map.kind.number(),
@@ -33,7 +34,7 @@ impl fmt::Display for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "a map of kind {} with keys of {} and values of {} bytes, flags {:#x}",
+            "a map of type {} with keys of {} and values of {} bytes, flags {:#x}",
             self.kind, self.key, self.value, self.flags
         )
     }
@@ -64,7 +65,7 @@ mod tests {
         for object in objects() {
             let maps = object.maps.iter();
             let found: BTreeMap<_, _> = maps
-                // Constants, and the ring of the log.
+                // Excludes constants, and the ring buffer of the event log.
                 .filter(|(name, _)| !name.starts_with('.') && *name != "AYA_LOGS")
                 .map(|(name, map)| {
                     let shape = Shape {
@@ -102,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn the_document_tells_of_every_map_its_kind_its_size_and_what_becomes_of_it() {
+    fn the_document_has_the_type_size_and_migration_of_every_map() {
         assert!(DOCUMENT.contains(&format!("Layout {LAYOUT_VERSION}.")));
         let rows = DOCUMENT.lines().filter(|line| line.starts_with("| `"));
         let rows = rows.map(|row| Vec::from_iter(row.split('|').map(str::trim)));
@@ -132,7 +133,7 @@ mod tests {
         for map in MAPS {
             let name = format!("`{}`", map.name);
             let row = conversions.iter().find(|row| row[1].contains(&name));
-            let row = row.unwrap_or_else(|| panic!("no word of what becomes of {name}"));
+            let row = row.unwrap_or_else(|| panic!("no row about the migration of {name}"));
             let lasts = row[3].starts_with("as ") || row[3].contains("the same");
             assert_eq!(lasts, map.lasts, "{row:?}");
         }

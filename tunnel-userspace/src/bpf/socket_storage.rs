@@ -1,4 +1,4 @@
-//! The translations of sockets, and the backends: read to find the sockets of removed backends.
+//! Reads the stored translations of sockets and the backends, to find sockets of removed backends.
 
 use std::{io, os::fd::AsFd as _, path::Path};
 
@@ -30,8 +30,8 @@ pub enum SocketMemoryError {
     Map(#[from] ReadError),
     /// The kernel offers no iterator.
     #[error(
-        "this kernel, or the rights of this process, allow no walk over sockets: it takes a \
-         BPF iterator, the kernel's own types in /sys/kernel/btf/vmlinux, CAP_BPF and CAP_PERFMON"
+        "cannot iterate over sockets: this needs a kernel with BPF iterators and with \
+         /sys/kernel/btf/vmlinux, and the capabilities CAP_BPF and CAP_PERFMON"
     )]
     Iterator(#[source] io::Error),
 }
@@ -52,7 +52,8 @@ impl SocketMemory {
     ///
     /// # Errors
     ///
-    /// The maps do not exist, this process may not open them, or the kernel has no such iterators.
+    /// The maps do not exist, this process may not open them, or the kernel has no BPF iterators over socket
+    /// storage.
     pub fn open(bpffs: &Path) -> Result<Self, SocketMemoryError> {
         load::raise_memory_limit();
         let folder = Folder::new(LAYOUT_VERSION, Stage::Current);
@@ -87,11 +88,14 @@ impl Memory for SocketMemory {
 
     fn owner(&self, front: &FrontKey) -> io::Result<Option<u32>> {
         let index_of = |front: &FrontKey| self.maps.services.svc.find(front).map_err(cause);
-        let record_at = |index| self.maps.front(index).map(Some).map_err(cause);
+        let record_at = |index| self.maps.frontend(index).map(Some).map_err(cause);
         match look_up(front, index_of, record_at)? {
             Lookup::Found((_, record)) => Ok(Some(record.service)),
             Lookup::None => Ok(None),
-            Lookup::Unstable => Err(io::Error::other("the record of a front kept changing")),
+            Lookup::Unstable => {
+                let text = format!("the record of frontend {front} kept changing while it was read");
+                Err(io::Error::other(text))
+            }
         }
     }
 

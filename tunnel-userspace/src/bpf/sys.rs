@@ -1,5 +1,5 @@
-//! Calls of bpf(2) that aya 0.14 lacks: links of cgroups that are pinned, opened and replaced (aya 0.16
-//! has them), the kind of a pinned object, map-in-map without a program.
+//! Calls of bpf(2) that aya 0.14 lacks: pinned links to cgroups (aya 0.16 has them), the type of a pinned
+//! object, iterators, and maps of maps without a program.
 #![expect(unsafe_code, reason = "bpf(2) has no safe wrapper")]
 
 mod grace;
@@ -42,7 +42,7 @@ const BPF_PROG_TYPE_TRACING: u32 = 26;
 const BPF_TRACE_ITER: u32 = 28;
 const BPF_F_BEFORE: u32 = 8;
 
-/// The largest attribute that is used here; unset bytes are zero.
+/// The attribute of bpf(2) (`union bpf_attr`), large enough for every command here. Unset bytes are zero.
 #[repr(C, align(8))]
 struct Attr([u8; 128]);
 
@@ -78,13 +78,15 @@ impl Attr {
         )
     }
 
+    /// Calls bpf(2).
+    ///
     /// # Safety
     ///
-    /// Every pointer in the attribute must be valid for the command's use of it.
+    /// Every pointer in the attribute must be valid for the way in which the command uses it.
     unsafe fn call(&mut self, command: i64) -> io::Result<i64> {
         let attr = ptr::from_mut(self);
-        // SAFETY: the attribute is ours alone, and at least as large as the command reads and writes;
-        // the caller vouches for the pointers in it.
+        // SAFETY: the attribute is borrowed exclusively, and has at least the size that the command reads
+        // and writes; the caller guarantees that its pointers are valid.
         let result = unsafe { libc::syscall(libc::SYS_bpf, command, attr, size_of::<Self>()) };
         if result < 0 {
             Err(io::Error::last_os_error())
@@ -93,14 +95,16 @@ impl Attr {
         }
     }
 
+    /// Calls bpf(2) for a new file descriptor.
+    ///
     /// # Safety
     ///
-    /// As for `call`, and the command must be one that gives a new file descriptor.
+    /// As for `call`; and the command must return a new file descriptor.
     unsafe fn call_for_fd(mut self, command: i64) -> io::Result<OwnedFd> {
-        // SAFETY: the caller vouches.
+        // SAFETY: as the caller guarantees.
         let fd = unsafe { self.call(command)? };
         let fd = RawFd::try_from(fd).map_err(io::Error::other)?;
-        // SAFETY: the kernel has just given us this descriptor.
+        // SAFETY: the kernel has just returned this descriptor, so nothing else owns it.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 }
@@ -113,7 +117,7 @@ fn c_path(path: &Path) -> io::Result<CString> {
 pub(super) fn open_pin(path: &Path) -> io::Result<OwnedFd> {
     let path = c_path(path)?;
     let attr = Attr::new().pointer(0, path.as_ptr());
-    // SAFETY: the path is a C string that outlives the call; the command gives a descriptor.
+    // SAFETY: the path is a C string that outlives the call; the command returns a descriptor.
     unsafe { attr.call_for_fd(BPF_OBJ_GET) }
 }
 
@@ -128,14 +132,14 @@ pub(super) fn pin(fd: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
 /// The target of a link.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Target<'a> {
-    /// A cgroup, with its number.
+    /// A cgroup: its folder and its id, which is the inode number.
     Cgroup(BorrowedFd<'a>, u64),
-    /// Ingress of a network device.
+    /// The ingress side of a network device, by index.
     Device(u32),
 }
 
 impl Target<'_> {
-    /// Returns the link that a program at this target and hook has.
+    /// Returns the properties of a link from a program to this target and hook.
     pub(super) fn link(self, hook: u32) -> Link {
         let (place, at) = match self {
             Self::Cgroup(_, number) => (Place::Cgroup, number),
@@ -145,7 +149,7 @@ impl Target<'_> {
     }
 }
 
-/// Attaches a program by a link; on a device, before all other programs.
+/// Attaches a program by a link. On a device, the program runs before all others.
 pub(super) fn create_link(
     program: BorrowedFd<'_>,
     target: Target<'_>,
@@ -156,12 +160,12 @@ pub(super) fn create_link(
         Target::Cgroup(folder, _) => attr.fd(4, folder),
         Target::Device(device) => attr.u32(4, device).u32(12, BPF_F_BEFORE),
     };
-    // SAFETY: no pointers; the command gives a descriptor.
+    // SAFETY: no pointers; the command returns a descriptor.
     unsafe { attr.call_for_fd(BPF_LINK_CREATE) }
 }
 
-/// Returns true if programs at tc can be attached by links: for a device that does not exist, a kernel
-/// with tcx returns ENODEV, and another EINVAL.
+/// Returns true if programs at tc can be attached by links. To attach one to a device that does not exist
+/// fails with ENODEV on a kernel with tcx, and with EINVAL on others.
 pub(super) fn knows_tcx(instructions: &[u64]) -> io::Result<bool> {
     let program = load(instructions, Type::Classifier.number(), 0, 0)?;
     let nowhere = Target::Device(i32::MAX.unsigned_abs());
@@ -169,40 +173,42 @@ pub(super) fn knows_tcx(instructions: &[u64]) -> io::Result<bool> {
         Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(true),
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(false),
         Err(error) => Err(error),
-        Ok(_) => Err(io::Error::other("a device has the last index")),
+        Ok(_) => Err(io::Error::other(
+            "a device has the index 2147483647, which the probe expects to be unused",
+        )),
     }
 }
 
-/// Replaces the program of a link, with no moment without one.
+/// Replaces the program of a link atomically.
 pub(super) fn update_link(link: BorrowedFd<'_>, program: &ProgramFd) -> io::Result<()> {
     let mut attr = Attr::new().fd(0, link).fd(4, program.as_fd());
     // SAFETY: no pointers.
     unsafe { attr.call(BPF_LINK_UPDATE) }.map(drop)
 }
 
-/// Detaches the program of a link at once; the link itself exists until it is closed and unpinned, which
-/// the kernel does later.
+/// Detaches the program of a link at once. The link itself exists until it is closed and unpinned, and the
+/// kernel frees it later.
 pub(super) fn detach_link(link: BorrowedFd<'_>) -> io::Result<()> {
     let mut attr = Attr::new().fd(0, link);
     // SAFETY: no pointers.
     unsafe { attr.call(BPF_LINK_DETACH) }.map(drop)
 }
 
-/// A link.
+/// The properties of a link.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Link {
-    /// The kind of the target.
+    /// The attach point.
     pub(super) place: Place,
-    /// The number of the cgroup, as its inode, or of the device; 0 if that is gone.
+    /// The id of the cgroup, which is its inode number, or the index of the device; 0 if that was removed.
     pub(super) at: u64,
     /// The hook.
     pub(super) hook: u32,
 }
 
-/// Reads the target of a link; none if the object is not a link to a cgroup or at tc.
+/// Reads the properties of a link; none if the object is not a link to a cgroup or at tc.
 ///
-/// `struct bpf_link_info`: type, id, program id, then the number of the cgroup, or of the device, and
-/// the hook.
+/// `struct bpf_link_info` has: type, id, program id, then the id of the cgroup or the index of the device,
+/// then the hook.
 pub(super) fn link(object: BorrowedFd<'_>) -> io::Result<Option<Link>> {
     if !is_a("link", object)? {
         return Ok(None);
@@ -223,9 +229,9 @@ pub(super) fn link(object: BorrowedFd<'_>) -> io::Result<Option<Link>> {
     })
 }
 
-/// Returns true if an object is a program at tc of that name.
+/// Returns true if an object is a program at tc with this name.
 ///
-/// `struct bpf_prog_info`: the type at 0, the name at 64.
+/// `struct bpf_prog_info` has the type at offset 0 and the name at 64.
 pub(super) fn is_classifier(object: BorrowedFd<'_>, name: &str) -> io::Result<bool> {
     if !is_a("prog", object)? {
         return Ok(false);
@@ -236,16 +242,16 @@ pub(super) fn is_classifier(object: BorrowedFd<'_>, name: &str) -> io::Result<bo
     Ok(kind == Type::Classifier.number() && held == Some(name.as_bytes()))
 }
 
-/// Returns true if a descriptor of bpf(2) refers to an object of that kind, by the name of the file,
-/// which differs between releases (`bpf_link`, `bpf-link`, in brackets or not).
+/// Returns true if a file descriptor refers to a BPF object of that kind, by the name of the anonymous inode.
+/// The name differs between kernels: `bpf_link` or `bpf-link`, in brackets or not.
 fn is_a(kind: &str, object: BorrowedFd<'_>) -> io::Result<bool> {
     let file = std::fs::read_link(format!("/proc/self/fd/{}", object.as_raw_fd()))?;
     let name = file.to_string_lossy().replace(['[', ']'], "");
     Ok(name.replace('_', "-") == format!("anon-inode:bpf-{kind}"))
 }
 
-/// Opens the map of a row that is pinned in a folder, if it has the shape of the row, and keys and
-/// values of these types. Also returns its number of entries.
+/// Opens the pinned map of a row in a folder; also returns its number of entries. Fails if type, sizes or
+/// flags differ from the row, or if the sizes differ from those of `K` and `V`.
 pub(super) fn open_map<K, V>(folder: &Path, row: &Map) -> Result<(OwnedFd, u32), ReadError> {
     let open = || {
         let map = open_pin(&folder.join(row.name))?;
@@ -262,9 +268,9 @@ pub(super) fn open_map<K, V>(folder: &Path, row: &Map) -> Result<(OwnedFd, u32),
     })
 }
 
-/// Reads the shape of a map, and its number of entries.
+/// Reads the type, sizes and flags of a map, and its number of entries.
 ///
-/// `struct bpf_map_info`: type, id, key size, value size, entries, flags.
+/// `struct bpf_map_info` has: type, id, key size, value size, entries, flags.
 pub(super) fn shape(map: BorrowedFd<'_>) -> io::Result<(Shape, u32)> {
     let [kind, _, key, value, entries, flags, ..] = object_info(map)?;
     let shape = Shape {
@@ -276,20 +282,20 @@ pub(super) fn shape(map: BorrowedFd<'_>) -> io::Result<(Shape, u32)> {
     Ok((shape, entries))
 }
 
-/// Reads the first words of the kernel's information on a map, program or link.
+/// Reads the first 20 words of the kernel's information about a map, program or link.
 fn object_info(object: BorrowedFd<'_>) -> io::Result<[u32; 20]> {
     let mut info = [0; 20];
     let mut attr = Attr::new()
         .fd(0, object)
         .u32(4, 80)
         .pointer(8, info.as_mut_ptr());
-    // SAFETY: the buffer has the 80 bytes that the attribute says, and outlives the call.
+    // SAFETY: the buffer has 80 bytes, as the attribute declares, and outlives the call.
     unsafe { attr.call(BPF_OBJ_GET_INFO_BY_FD) }?;
     Ok(info)
 }
 
-/// Returns true if a program of these instructions loads for that socket-address hook. The verifier
-/// returns EINVAL for an unknown helper, EACCES for a wrong use of one.
+/// Returns true if a program with these instructions can be loaded for a socket-address hook. The verifier
+/// returns EINVAL for an unknown helper, and EACCES for an invalid call of a known one.
 pub(super) fn loads(instructions: &[u64], hook: u32) -> io::Result<bool> {
     match load(instructions, Type::SocketAddress.number(), hook, 0) {
         Ok(_program) => Ok(true),
@@ -298,8 +304,8 @@ pub(super) fn loads(instructions: &[u64], hook: u32) -> io::Result<bool> {
     }
 }
 
-/// Loads a program for a hook. `target` is the BTF number of the kernel function that the program is
-/// attached to, or 0.
+/// Loads a program for a hook. `target` is the BTF id of the kernel function to which the program will be
+/// attached, or 0.
 fn load(instructions: &[u64], kind: u32, hook: u32, target: u32) -> io::Result<OwnedFd> {
     let license = c"GPL";
     let attr = Attr::new()
@@ -312,13 +318,12 @@ fn load(instructions: &[u64], kind: u32, hook: u32, target: u32) -> io::Result<O
         .pointer(16, license.as_ptr())
         .u32(68, hook)
         .u32(108, target);
-    // SAFETY: the instructions are as many as the attribute says, the licence is a C string, both
-    // outlive the call; the command gives a descriptor.
+    // SAFETY: the number of instructions is as the attribute declares, the licence is a C string, and both
+    // outlive the call; the command returns a descriptor.
     unsafe { attr.call_for_fd(BPF_PROG_LOAD) }
 }
 
-/// Loads the program of an iterator for the kernel function `target`, and attaches it to the map to
-/// iterate over.
+/// Loads an iterator program for the kernel function `target`, and attaches it to the map to iterate over.
 pub(super) fn attach_iterator(
     instructions: &[u64],
     target: u32,
@@ -332,13 +337,14 @@ pub(super) fn attach_iterator(
         .u32(8, BPF_TRACE_ITER)
         .pointer(16, &raw const info)
         .u32(24, 4);
-    // SAFETY: the descriptor has four bytes and outlives the call; the command gives one.
+    // SAFETY: `info` has four bytes, as the attribute declares, and outlives the call; the command returns a
+    // descriptor.
     unsafe { attr.call_for_fd(BPF_LINK_CREATE) }
 }
 
-/// Starts an iteration, which is read like a file.
+/// Starts an iteration. Its results are read from the returned file.
 pub(super) fn open_iterator(link: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let attr = Attr::new().fd(0, link);
-    // SAFETY: no pointers; the command gives a descriptor.
+    // SAFETY: no pointers; the command returns a descriptor.
     unsafe { attr.call_for_fd(BPF_ITER_CREATE) }
 }

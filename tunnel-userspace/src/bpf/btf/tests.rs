@@ -16,10 +16,11 @@ fn kind(name: u32, kind: u32, count: u32, of: u32, rest: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_ne_bytes()).collect()
 }
 
-/// Bit 31 of the kind's word: members also give the size of bit fields.
+/// Bit 31 of a type's info: members have the width of bit fields.
 const FLAG: u32 = 1 << 7;
 
-/// Returns BTF of an integer, a structure of it, a union without a name, a structure of all, a function.
+/// Returns BTF with an integer, a structure of it, an anonymous union, a structure of those, a function, a
+/// typedef and a structure with a bit field.
 fn description() -> Vec<u8> {
     let types = [
         kind(0, 1, 0, 4, &[32]),
@@ -47,6 +48,7 @@ fn description() -> Vec<u8> {
     wrapped(&types)
 }
 
+/// Adds the header and the strings to encoded types.
 fn wrapped(types: &[u8]) -> Vec<u8> {
     let length = |bytes: &[u8]| u32::try_from(bytes.len()).expect("short");
     let mut whole = MAGIC.to_ne_bytes().to_vec();
@@ -68,7 +70,7 @@ fn functions_structures_and_members_are_found_by_name() {
     let outer = btf.find(Kind::Struct, "outer").expect("there");
     let offset = |name: &str| btf.member(outer, name).map(|member| member.offset);
     assert_eq!(offset("plain"), Some(0));
-    // In a nested type without a name.
+    // In an anonymous member.
     assert_eq!(offset("hidden"), Some(24));
     assert_eq!(offset("plai"), None);
     // Through a typedef.
@@ -78,7 +80,7 @@ fn functions_structures_and_members_are_found_by_name() {
 }
 
 #[test]
-fn a_structure_that_holds_itself_many_times_is_looked_through_with_a_bound() {
+fn the_search_in_a_structure_that_contains_itself_is_bounded() {
     let members = [0, 1, 0].repeat(100);
     let types = kind(at("outer"), STRUCT, 100, 4, &members);
     let whole = wrapped(&types);
@@ -107,9 +109,9 @@ fn a_bit_field_is_found_by_its_byte_and_bits() {
 }
 
 #[test]
-fn a_kind_that_is_not_known_ends_the_reading() {
+fn an_unknown_kind_of_type_makes_btf_invalid() {
     let mut whole = description();
-    // Corrupts the last type, so that no type after it can be the error.
+    // Corrupts the last type, so that no later type can cause the failure.
     let strings = whole.len() - STRINGS.len();
     whole[strings - 17] = 30;
 
@@ -118,10 +120,10 @@ fn a_kind_that_is_not_known_ends_the_reading() {
 
 proptest! {
     #[test]
-    fn a_damaged_description_stops_nobody(place in 0_usize..220, byte: u8, cut in 0_usize..220) {
+    fn corrupt_btf_causes_no_panic(offset in 0_usize..220, byte: u8, cut in 0_usize..220) {
         let mut whole = description();
-        if let Some(there) = whole.get_mut(place) {
-            *there = byte;
+        if let Some(target) = whole.get_mut(offset) {
+            *target = byte;
         }
         whole.truncate(whole.len().saturating_sub(cut));
         if let Some(btf) = Btf::parse(&whole) {

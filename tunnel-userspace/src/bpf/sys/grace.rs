@@ -1,4 +1,4 @@
-//! The wait until every program that was running has ended.
+//! Waits until every program that is running has ended.
 
 use std::{
     io,
@@ -6,18 +6,18 @@ use std::{
 };
 
 use super::{Attr, BPF_MAP_UPDATE_ELEM};
-use crate::reconcile::Grace;
+use crate::reconcile::GracePeriod;
 
 const BPF_MAP_CREATE: i64 = 0;
 const BPF_MAP_TYPE_ARRAY: u32 = 2;
 const BPF_MAP_TYPE_ARRAY_OF_MAPS: u32 = 12;
 
-/// Waits for an RCU grace period by an update of a map-in-map, from which the kernel returns only when
-/// every program that ran before has ended (`maybe_wait_bpf_programs` in kernel/bpf/syscall.c).
-/// membarrier(2) may return too early on a preemptible kernel.
+/// Waits for an RCU grace period by updating a map of maps: that system call returns only after every
+/// program that was running has ended (`maybe_wait_bpf_programs` in kernel/bpf/syscall.c). membarrier(2)
+/// would return too early on a preemptible kernel.
 #[derive(Debug)]
 pub struct RcuGrace {
-    /// A map with one entry for another map.
+    /// A map with one entry, which is the map `inner`.
     outer: OwnedFd,
     inner: OwnedFd,
 }
@@ -27,10 +27,10 @@ impl RcuGrace {
     ///
     /// # Errors
     ///
-    /// The kernel refuses the maps.
+    /// The kernel can't create the maps.
     pub fn new() -> io::Result<Self> {
         let array = |kind| Attr::new().u32(0, kind).u32(4, 4).u32(8, 4).u32(12, 1);
-        // SAFETY: no pointers; the command gives a descriptor.
+        // SAFETY: no pointers; the command returns a descriptor.
         let inner = unsafe { array(BPF_MAP_TYPE_ARRAY).call_for_fd(BPF_MAP_CREATE)? };
         let outer = array(BPF_MAP_TYPE_ARRAY_OF_MAPS).fd(20, inner.as_fd());
         // SAFETY: as above.
@@ -39,14 +39,15 @@ impl RcuGrace {
     }
 }
 
-impl Grace for RcuGrace {
+impl GracePeriod for RcuGrace {
     fn wait(&self) -> io::Result<()> {
         let (key, value) = (0_u32, self.inner.as_raw_fd());
         let mut attr = Attr::new()
             .fd(0, self.outer.as_fd())
             .pointer(8, &raw const key)
             .pointer(16, &raw const value);
-        // SAFETY: key and value are four bytes, as the map has them, and outlive the call.
+        // SAFETY: key and value have four bytes, as declared at the creation of the map, and outlive the
+        // call.
         unsafe { attr.call(BPF_MAP_UPDATE_ELEM) }.map(drop)
     }
 }

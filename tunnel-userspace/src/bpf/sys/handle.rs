@@ -1,4 +1,4 @@
-//! A map of the table, opened by its pin, with the types of its keys and values.
+//! Typed access to a pinned map of the table.
 
 use std::{
     io,
@@ -21,12 +21,12 @@ const BPF_MAP_GET_NEXT_KEY: i64 = 4;
 const BPF_MAP_LOOKUP_BATCH: i64 = 24;
 const BPF_MAP_UPDATE_BATCH: i64 = 26;
 
-/// A type of plain bytes, as the kernel reads and writes them.
+/// A type of plain bytes, which the kernel may read and write.
 pub(in crate::bpf) trait Plain: Copy + FromBytes + Immutable + IntoBytes {}
 
 impl<T: Copy + FromBytes + Immutable + IntoBytes> Plain for T {}
 
-/// A map that is checked to have the shape of its row, and keys and values of these sizes.
+/// An open map. Its type, flags, and the sizes of keys and values are checked at the opening.
 #[derive(Debug)]
 pub(in crate::bpf) struct Handle<K, V> {
     row: &'static Map,
@@ -61,7 +61,7 @@ impl<K: Plain, V: Plain> Handle<K, V> {
         self.entries
     }
 
-    /// Reads the value of a key, if it has one.
+    /// Reads the value of a key; none if the key does not exist.
     pub(in crate::bpf) fn find(&self, key: &K) -> Result<Option<V>, ReadError> {
         let mut value = V::new_zeroed();
         let mut attr = self.of_key(key).pointer(16, &raw mut value);
@@ -70,7 +70,7 @@ impl<K: Plain, V: Plain> Handle<K, V> {
         Ok(self.is_there(answer)?.then_some(value))
     }
 
-    /// Reads the value of a key that must have one.
+    /// Reads the value of a key that must exist.
     pub(in crate::bpf) fn get(&self, key: &K) -> Result<V, ReadError> {
         let found = self.find(key)?;
         found.ok_or_else(|| self.unread(io::ErrorKind::NotFound.into()))
@@ -94,13 +94,12 @@ impl<K: Plain, V: Plain> Handle<K, V> {
             .fd(0, self.fd.as_fd())
             .pointer(8, last.map_or(ptr::null(), ptr::from_ref))
             .pointer(16, &raw mut next);
-        // SAFETY: the keys have the size of those of the map, the first may be null, and both outlive
-        // the call.
+        // SAFETY: both keys have the key size of the map, and outlive the call; the first may be null.
         let answer = unsafe { attr.call(BPF_MAP_GET_NEXT_KEY) };
         Ok(self.is_there(answer)?.then_some(next))
     }
 
-    /// Reads up to `count` values of an array from its start, with one call.
+    /// Reads the first values of an array, up to `count`, with one system call.
     pub(in crate::bpf) fn first(&self, count: u32) -> Result<Vec<V>, ReadError> {
         let length =
             usize::try_from(count).map_err(|error| self.unread(io::Error::other(error)))?;
@@ -112,10 +111,9 @@ impl<K: Plain, V: Plain> Handle<K, V> {
             .pointer(24, values.as_mut_ptr())
             .u32(32, count)
             .fd(36, self.fd.as_fd());
-        // SAFETY: both buffers have room for as many keys and values as the attribute says, of the sizes
-        // of those of the map.
+        // SAFETY: both buffers have room for `count` keys and values, of the sizes of the map.
         let answer = unsafe { attr.call(BPF_MAP_LOOKUP_BATCH) };
-        // The end of the array is no error.
+        // Reaching the end of the array is not an error.
         self.is_there(answer).map(|_| values)
     }
 
@@ -127,12 +125,12 @@ impl<K: Plain, V: Plain> Handle<K, V> {
         put.map(drop).map_err(|error| self.unwritten(error))
     }
 
-    /// Writes entries with one call, in their order. Returns the number of entries written, and the
-    /// error if those are not all.
+    /// Writes entries in order, with one system call. Returns the number of written entries, and an error if
+    /// that is not all of them.
     pub(in crate::bpf) fn put_many(&self, entries: &[(K, V)]) -> (usize, Result<(), WriteError>) {
         let (keys, values): (Vec<K>, Vec<V>) = entries.iter().copied().unzip();
         let Ok(count) = u32::try_from(entries.len()) else {
-            return (0, Err(self.unwritten(io::Error::other("too many values"))));
+            return (0, Err(self.unwritten(io::Error::other("too many entries for one call"))));
         };
         if count == 0 {
             return (0, Ok(()));
@@ -142,11 +140,11 @@ impl<K: Plain, V: Plain> Handle<K, V> {
             .pointer(24, values.as_ptr())
             .u32(32, count)
             .fd(36, self.fd.as_fd());
-        // SAFETY: both hold as many keys and values as the attribute says, of the sizes of those of the
-        // map. The kernel only reads them.
+        // SAFETY: both vectors have `count` keys and values, of the sizes of the map; the kernel only reads
+        // them.
         match unsafe { attr.call(BPF_MAP_UPDATE_BATCH) } {
             Ok(_) => (entries.len(), Ok(())),
-            // The kernel stores the number written, unless it wrote none.
+            // The kernel stores the number of written entries in the attribute, unless it wrote none.
             Err(error) => {
                 let written = usize::try_from(attr.read_u32(32)).ok();
                 let written = written.filter(|written| *written < entries.len());
@@ -157,14 +155,14 @@ impl<K: Plain, V: Plain> Handle<K, V> {
 
     /// Removes a key, if it exists.
     pub(in crate::bpf) fn remove(&self, key: &K) -> Result<(), WriteError> {
-        // SAFETY: the key has the size of those of the map, and outlives the call.
+        // SAFETY: the key has the key size of the map, and outlives the call.
         match unsafe { self.of_key(key).call(BPF_MAP_DELETE_ELEM) } {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(self.unwritten(error)),
             Ok(_) | Err(_) => Ok(()),
         }
     }
 
-    /// Returns true if a read found its key.
+    /// Returns true if a read found its key; converts errors.
     fn is_there(&self, answer: io::Result<i64>) -> Result<bool, ReadError> {
         match answer {
             Ok(_) => Ok(true),

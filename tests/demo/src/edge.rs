@@ -31,19 +31,19 @@ const BEFORE: Duration = Duration::from_secs(1);
 const AFTER: Duration = Duration::from_secs(3);
 
 /// The time for which the link is cut.
-const CUT: Duration = Duration::from_secs(10);
+const CUT_TIME: Duration = Duration::from_secs(10);
 
 /// The size of a request or response body in bytes.
 const BODY: u64 = 1_000_000;
 
 /// The second part of the demo.
-pub(super) struct Act {
+pub(super) struct EdgeDemo {
     pub(super) site: Site,
     faults: Faults,
 }
 
-impl Act {
-    pub(super) fn set(settings: Settings) -> Result<Self> {
+impl EdgeDemo {
+    pub(super) fn prepare(settings: Settings) -> Result<Self> {
         heading("An edge node that only dials out");
         let site = Site::set(settings)?;
         println!("  cloud 192.0.2.1 with a pod; edge {EDGE} with {EDGE_V4} and {EDGE_V6}");
@@ -54,16 +54,16 @@ impl Act {
         })
     }
 
-    pub(super) fn tell(&mut self) -> Result<()> {
+    pub(super) fn run(&mut self) -> Result<()> {
         let start = Instant::now();
         let to = Site::at4(KUBELET[0]);
         match self.site.node().host().connect(to) {
             Ok(_) => self.faults.add(format!("connect to {to} succeeds without a tunnel")),
             Err(error) => println!("  host → {to}: {}", load::errno(&error)),
         }
-        self.begin()?;
-        self.dialogs()?;
-        self.cut_off()?;
+        self.start_tunnel()?;
+        self.run_dialogs()?;
+        self.cut_link_under_load()?;
         heading("culvert nodes");
         let output = self.site.node().culvert(&["nodes"])?;
         print!("{}{}", output.stdout, output.stderr);
@@ -72,7 +72,7 @@ impl Act {
         self.faults.conclude()
     }
 
-    fn begin(&self) -> Result<()> {
+    fn start_tunnel(&self) -> Result<()> {
         let start = Instant::now();
         self.site.node().start()?;
         let took = start.elapsed().as_millis();
@@ -99,13 +99,13 @@ impl Act {
         ])
     }
 
-    fn start_dialog(&self, place: &Place, to: SocketAddr, asks: &[&str]) -> Result<Process> {
+    fn start_dialog(&self, sandbox: &Place, to: SocketAddr, asks: &[&str]) -> Result<Process> {
         let ca = text(&self.site.edge().kubelet_files().ca)?;
-        let command = place.lab_command(&[&["load", "dialog"], asks].concat())?;
+        let command = sandbox.lab_command(&[&["load", "dialog"], asks].concat())?;
         command.option("--to", to).option("--ca", ca).start()
     }
 
-    fn dialogs(&mut self) -> Result<()> {
+    fn run_dialogs(&mut self) -> Result<()> {
         let [bytes, sum, half] = ["bytes", "sum", "until-end"].map(|ask| format!("{ask}={BODY}"));
         let exchange = ["healthz", &bytes, &sum, "echo=hello", "close"];
         let upgrade = "upgrade exchange=one pause=300 exchange=two close";
@@ -116,9 +116,9 @@ impl Act {
             ("a half-close", &[&*half][..]),
         ] {
             heading(&format!("TLS to the kubelet behind the edge: {what}"));
-            for (name, place, to) in self.clients()? {
+            for (name, sandbox, to) in self.clients()? {
                 let before = self.exchanges()?.len();
-                let output = self.start_dialog(&place, to, asks)?.finish(COMMAND)?;
+                let output = self.start_dialog(&sandbox, to, asks)?.finish(COMMAND)?;
                 let dialog: Dialog = output.report()?;
                 let seen = self.exchanges()?.split_off(before);
                 self.compare(name, &dialog, &seen);
@@ -150,7 +150,7 @@ impl Act {
         };
         let recorded: Vec<_> = exchange.steps.iter().map(|it| shortened(it)).collect();
         println!("    kubelet: {}", recorded.join("; "));
-        for step in steps.iter().filter(|step| is_summed(&step.ask)) {
+        for step in steps.iter().filter(|step| has_sum(&step.ask)) {
             let sum = step.outcome.as_deref().unwrap_or_default();
             let is_counted = exchange.steps.iter().any(|it| it.contains(sum));
             let fault = || format!("{name}: the kubelet recorded another sum for {}", step.ask);
@@ -158,9 +158,9 @@ impl Act {
         }
     }
 
-    fn cut_off(&mut self) -> Result<()> {
+    fn cut_link_under_load(&mut self) -> Result<()> {
         heading("The agent is cut off for ten seconds, and comes back");
-        let lasting = BEFORE + CUT + AFTER;
+        let duration = BEFORE + CUT_TIME + AFTER;
         let healthy = |seen: &[Exchange]| {
             let steps = seen.iter().flat_map(|it| &it.steps);
             steps.filter(|it| *it == "GET /healthz").count()
@@ -172,21 +172,21 @@ impl Act {
         let [(_, host, to), _] = self.clients()?;
         let open = self.start_dialog(&host, to, &["upgrade", "pause=1500", "exchange=hello"])?;
         let mut loads = Vec::new();
-        for (name, place, to) in self.clients()? {
-            let load = self.start_load(&place, to, lasting)?;
+        for (name, sandbox, to) in self.clients()? {
+            let load = self.start_load(&sandbox, to, duration)?;
             loads.push((format!("{name} → {to}"), load));
         }
         clock::pause(BEFORE);
         let cut = load::since_epoch_ms();
         self.site.edge().cut()?;
-        clock::pause(CUT);
+        clock::pause(CUT_TIME);
         let mended = load::since_epoch_ms();
         self.site.edge().mend()?;
         let output = open.finish(COMMAND)?;
         let dialog: Dialog = output.report()?;
-        let reports = finish_all(loads, lasting)?;
+        let reports = finish_all(loads, duration)?;
 
-        let grown: Vec<_> = reasons.iter().zip(counted.iter().zip(counts())).collect();
+        let counted_by_reason: Vec<_> = reasons.iter().zip(counted.iter().zip(counts())).collect();
         match dialog.steps.last() {
             Some(step) => println!(
                 "  the last exchange on an upgraded connection took {} ms: {:?}",
@@ -201,7 +201,7 @@ impl Act {
             self.report(name, report, [cut, mended]);
             answered += usize::try_from(report.answered)?;
         }
-        for (reason, (before, now)) in grown {
+        for (reason, (before, now)) in counted_by_reason {
             println!("  the gateway counted {reason}: {} times", now - before);
         }
         let recorded = healthy(&self.exchanges()?) - before;
@@ -212,10 +212,10 @@ impl Act {
         Ok(())
     }
 
-    fn start_load(&self, place: &Place, to: SocketAddr, lasting: Duration) -> Result<Process> {
+    fn start_load(&self, sandbox: &Place, to: SocketAddr, duration: Duration) -> Result<Process> {
         let ca = text(&self.site.edge().kubelet_files().ca)?;
         let kind = ["kubelet", "--ca", &ca, "--workers", WORKERS];
-        start_load(place, &kind, &[to], RATE, lasting)
+        start_load(sandbox, &kind, &[to], RATE, duration)
     }
 
     fn report(&mut self, name: &str, report: &Report, [cut, mended]: [u64; 2]) {
@@ -242,7 +242,7 @@ impl Act {
     }
 }
 
-fn is_summed(ask: &str) -> bool {
+fn has_sum(ask: &str) -> bool {
     ask.starts_with("sum=") || ask.starts_with("until-end=")
 }
 

@@ -7,10 +7,10 @@
 )]
 
 mod edge;
+mod fixture;
+mod server_counts;
 mod services;
-mod stage;
 mod table;
-mod tally;
 
 use std::{net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
 
@@ -58,12 +58,12 @@ fn run(cli: &Cli) -> Result<()> {
     let given = cli.culvert.as_ref();
     let program = given.map_or_else(environment::culvert, |path| Ok(path.canonicalize()?))?;
     let settings = Settings::of(program);
-    let mut first = services::Act::set(settings.clone())?;
-    let outcome = first.tell();
-    let mut second = edge::Act::set(settings)?;
-    let outcome = outcome.and_then(|()| second.tell());
+    let mut services_demo = services::ServicesDemo::prepare(settings.clone())?;
+    let outcome = services_demo.run();
+    let mut edge_demo = edge::EdgeDemo::prepare(settings)?;
+    let outcome = outcome.and_then(|()| edge_demo.run());
     if cli.keep {
-        let (node, other) = (&first.stage.node, second.site.node());
+        let (node, other) = (&services_demo.fixture.node, edge_demo.site.node());
         println!(
             "\nThe node stays up. To get in:\n{}\nIts manifests are in {}",
             node.topology().ways_in(),
@@ -89,8 +89,8 @@ impl Faults {
         self.0.push(fault);
     }
 
-    fn expect(&mut self, holds: bool, fault: impl FnOnce() -> String) {
-        if !holds {
+    fn expect(&mut self, is_met: bool, fault: impl FnOnce() -> String) {
+        if !is_met {
             self.add(fault());
         }
     }
@@ -108,26 +108,26 @@ fn heading(text: &str) {
 
 /// Starts a load process in a sandbox.
 fn start_load(
-    place: &Place,
+    sandbox: &Place,
     kind: &[&str],
     to: &[SocketAddr],
     rate: u32,
-    lasting: Duration,
+    duration: Duration,
 ) -> Result<Process> {
-    let command = place.lab_command(&[&["load"], kind].concat())?;
+    let command = sandbox.lab_command(&[&["load"], kind].concat())?;
     to.iter()
         .fold(command, |command, to| command.option("--to", to))
         .option("--rate", rate)
-        .option("--millis", lasting.as_millis())
+        .option("--millis", duration.as_millis())
         .start()
 }
 
-fn finish(load: Process, lasting: Duration) -> Result<Report> {
-    let output = load.finish(lasting + SLACK)?;
+fn finish(load: Process, duration: Duration) -> Result<Report> {
+    let output = load.finish(duration + SLACK)?;
     output.report().context("a load failed")
 }
 
-fn finish_all(loads: Vec<(String, Process)>, lasting: Duration) -> Result<Vec<(String, Report)>> {
-    let finish = |(name, load)| Ok((name, finish(load, lasting)?));
+fn finish_all(loads: Vec<(String, Process)>, duration: Duration) -> Result<Vec<(String, Report)>> {
+    let finish = |(name, load)| Ok((name, finish(load, duration)?));
     loads.into_iter().map(finish).collect()
 }

@@ -17,10 +17,10 @@ use tunnel_tests::{
 
 use crate::{
     Faults, finish, finish_all, heading,
-    stage::{Stage, VIP_DNS, VIP_DNS6, VIP_EMPTY, VIP_WEB, VIP_WEB6},
+    fixture::{Fixture, VIP_DNS, VIP_DNS6, VIP_EMPTY, VIP_WEB, VIP_WEB6},
+    server_counts::ServerCounts,
     start_load,
-    table::{distribution, rows},
-    tally::Tally,
+    table::{distribution, format_reports},
 };
 
 /// The load during changes of the node, in connects per second.
@@ -30,28 +30,28 @@ const RATE: u32 = 500;
 const HTTP: [&str; 3] = ["tcp", "--service", "web"];
 
 /// The time before a change and after it, enough to see its effect.
-const BEAT: Duration = Duration::from_millis(500);
+const STEP: Duration = Duration::from_millis(500);
 
 /// The number of connects to a Service without endpoints.
-const REFUSALS: usize = 20;
+const REFUSED_CONNECTS: usize = 20;
 
 /// The first part of the demo.
-pub(super) struct Act {
-    pub(super) stage: Stage,
+pub(super) struct ServicesDemo {
+    pub(super) fixture: Fixture,
     rows: Vec<(String, Report)>,
     faults: Faults,
 }
 
-impl Act {
-    pub(super) fn set(settings: Settings) -> Result<Self> {
+impl ServicesDemo {
+    pub(super) fn prepare(settings: Settings) -> Result<Self> {
         Ok(Self {
-            stage: Stage::set(settings)?,
+            fixture: Fixture::new(settings)?,
             rows: Vec::new(),
             faults: Faults::default(),
         })
     }
 
-    pub(super) fn tell(&mut self) -> Result<()> {
+    pub(super) fn run(&mut self) -> Result<()> {
         let start = Instant::now();
         self.start_daemon()?;
         self.http()?;
@@ -65,12 +65,12 @@ impl Act {
     }
 
     fn start_daemon(&self) -> Result<()> {
-        let node = &self.stage.node;
+        let node = &self.fixture.node;
         heading("A node of network namespaces, and the daemon in it");
         println!(
             "  host 192.0.2.1, pods client-1, client-2, backend-1 … backend-4, a client outside"
         );
-        println!("  {}", self.stage.manifests()?);
+        println!("  {}", self.fixture.manifests()?);
         let start = Instant::now();
         node.start()?;
         let took = start.elapsed().as_millis();
@@ -80,27 +80,27 @@ impl Act {
 
     fn http(&mut self) -> Result<()> {
         heading("HTTP through the ClusterIP of Service web: 3 backends, both families");
-        let tally = Tally::begin(&self.stage.servers)?;
-        let [one, two] = &self.stage.clients;
-        let host = self.stage.node.host();
+        let counts = ServerCounts::read(&self.fixture.servers)?;
+        let [one, two] = &self.fixture.clients;
+        let host = self.fixture.node.host();
         let quick = Duration::from_millis(300);
         let mut loads = Vec::new();
-        for (name, place, to) in [
+        for (name, sandbox, to) in [
             ("host", host, VIP_WEB),
             ("host", host, VIP_WEB6),
             ("client-1", one, VIP_WEB),
             ("client-2", two, VIP_WEB6),
         ] {
-            let load = start_load(place, &HTTP, &[to], RATE, quick)?;
+            let load = start_load(sandbox, &HTTP, &[to], RATE, quick)?;
             loads.push((format!("http {name} → {to}"), load));
         }
-        self.settle_all(&tally, loads, quick)
+        self.finish_and_check(&counts, loads, quick)
     }
 
     fn udp(&mut self) -> Result<()> {
         heading("UDP: a question and its answer through the ClusterIP of Service dns");
-        let tally = Tally::begin(&self.stage.servers)?;
-        let [one, two] = self.stage.clients.clone();
+        let counts = ServerCounts::read(&self.fixture.servers)?;
+        let [one, two] = self.fixture.clients.clone();
         let quick = Duration::from_millis(200);
         let kind = ["udp", "--service", "dns", "--unconnected"];
         let connected = start_load(&one, &kind[..3], &[VIP_DNS], RATE, quick)?;
@@ -108,7 +108,7 @@ impl Act {
         let first = format!("udp client-1 → {VIP_DNS}, connect and send");
         let second = format!("udp client-2 → {VIP_DNS6}, sendto");
         let loads = vec![(first, connected), (second, unconnected)];
-        self.settle_all(&tally, loads, quick)?;
+        self.finish_and_check(&counts, loads, quick)?;
 
         let socket = one.udp("0.0.0.0:0")?;
         let question = "dns please: who is there?";
@@ -126,7 +126,7 @@ impl Act {
 
     fn peer(&mut self) -> Result<()> {
         heading("A connected socket shows the address that was dialled");
-        for (client, to) in self.stage.clients.iter().zip([VIP_WEB, VIP_WEB6]) {
+        for (client, to) in self.fixture.clients.iter().zip([VIP_WEB, VIP_WEB6]) {
             let peer = client.connect(to)?.peer_addr()?;
             println!("  {}: connect({to}), getpeername() = {peer}", client.name());
             self.faults.expect(peer == to, || {
@@ -138,13 +138,13 @@ impl Act {
 
     fn change_endpoints(&mut self) -> Result<()> {
         heading("backend-1 leaves Service web and backend-4 joins it, under 500 connects a second");
-        let tally = Tally::begin(&self.stage.servers)?;
-        let lasting = BEAT * 3;
-        let load = self.start_web_load(lasting)?;
-        clock::pause(BEAT);
+        let counts = ServerCounts::read(&self.fixture.servers)?;
+        let duration = STEP * 3;
+        let load = self.start_web_load(duration)?;
+        clock::pause(STEP);
         let changed = load::since_epoch_ms();
-        self.stage.apply_web(&[2, 3, 4])?;
-        let report = finish(load, lasting)?;
+        self.fixture.apply_web(&[2, 3, 4])?;
+        let report = finish(load, duration)?;
 
         let at = changed.saturating_sub(report.began_ms);
         let seen = |name: &str| report.servers.get(name).copied();
@@ -155,7 +155,7 @@ impl Act {
                 println!("  backend-4 answered first at {} ms", new.first_ms);
                 println!("  backend-1 answered last at {} ms", old.last_ms);
                 let late = Duration::from_millis(old.last_ms.saturating_sub(at));
-                self.faults.expect(late < BEAT, || {
+                self.faults.expect(late < STEP, || {
                     format!("backend-1 still answered {late:?} after it was removed")
                 });
             }
@@ -163,25 +163,25 @@ impl Act {
                 .faults
                 .add(format!("backend-1: {old:?}, backend-4: {new:?}")),
         }
-        self.settle(&tally, vec![("http, endpoints change".to_owned(), report)])
+        self.check(&counts, vec![("http, endpoints change".to_owned(), report)])
     }
 
     fn kill_daemon(&mut self) -> Result<()> {
         heading("kill -9 of the daemon under the same load; it is started again 1 s later");
-        let tally = Tally::begin(&self.stage.servers)?;
-        let lasting = BEAT * 7;
-        let load = self.start_web_load(lasting)?;
-        clock::pause(BEAT);
-        self.stage.node.kill9()?;
+        let counts = ServerCounts::read(&self.fixture.servers)?;
+        let duration = STEP * 7;
+        let load = self.start_web_load(duration)?;
+        clock::pause(STEP);
+        self.fixture.node.kill9()?;
         let killed = load::since_epoch_ms();
-        clock::pause(BEAT);
+        clock::pause(STEP);
         // No daemon runs that could apply this change.
-        self.stage.apply_web(&[1, 2, 3, 4])?;
-        clock::pause(BEAT);
+        self.fixture.apply_web(&[1, 2, 3, 4])?;
+        clock::pause(STEP);
         let started = load::since_epoch_ms();
-        self.stage.node.start()?;
+        self.fixture.node.start()?;
         let ready = load::since_epoch_ms();
-        let report = finish(load, lasting)?;
+        let report = finish(load, duration)?;
 
         println!("  {}", distribution(&report));
         let at = |moment: u64| moment.saturating_sub(report.began_ms);
@@ -195,17 +195,17 @@ impl Act {
             }
             None => self.faults.add("backend-1 didn't come back".to_owned()),
         }
-        self.settle(&tally, vec![("http, kill -9 and start".to_owned(), report)])
+        self.check(&counts, vec![("http, kill -9 and start".to_owned(), report)])
     }
 
     fn refuse(&mut self) -> Result<()> {
         heading("A Service without endpoints refuses at once");
-        let ([one, _], host) = (&self.stage.clients, self.stage.node.host());
-        for (name, place) in [("host", host), ("client-1", one)] {
+        let ([one, _], host) = (&self.fixture.clients, self.fixture.node.host());
+        for (name, sandbox) in [("host", host), ("client-1", one)] {
             let mut times = Vec::new();
             let mut outcomes = BTreeSet::new();
-            for _ in 0..REFUSALS {
-                let socket = place.socket(socket2::Domain::IPV4, socket2::Type::STREAM)?;
+            for _ in 0..REFUSED_CONNECTS {
+                let socket = sandbox.socket(socket2::Domain::IPV4, socket2::Type::STREAM)?;
                 let start = Instant::now();
                 let outcome = connect_within(&socket, VIP_EMPTY, load::patience());
                 times.push(load::nanoseconds(start.elapsed()));
@@ -216,7 +216,7 @@ impl Act {
             times.sort_unstable();
             let outcomes: Vec<_> = outcomes.into_iter().collect();
             println!(
-                "  {name} → {VIP_EMPTY}: {REFUSALS} connects, {}, half of them within {}",
+                "  {name} → {VIP_EMPTY}: {REFUSED_CONNECTS} connects, {}, half of them within {}",
                 outcomes.join(" and "),
                 microseconds(load::percentile(&times, 50))
             );
@@ -229,7 +229,7 @@ impl Act {
 
     fn outside(&mut self) -> Result<()> {
         heading("The client outside is in another cgroup: nothing is translated for it");
-        match self.stage.node.outside().connect(VIP_WEB) {
+        match self.fixture.node.outside().connect(VIP_WEB) {
             Ok(_) => self.faults.add(format!("the client outside is connected to {VIP_WEB}")),
             Err(error) => println!("  outside → {VIP_WEB}: {}", load::errno(&error)),
         }
@@ -237,28 +237,28 @@ impl Act {
     }
 
     /// Starts a load on both addresses of Service web from a pod.
-    fn start_web_load(&self, lasting: Duration) -> Result<Process> {
-        let [one, _] = &self.stage.clients;
-        start_load(one, &HTTP, &[VIP_WEB, VIP_WEB6], RATE, lasting)
+    fn start_web_load(&self, duration: Duration) -> Result<Process> {
+        let [one, _] = &self.fixture.clients;
+        start_load(one, &HTTP, &[VIP_WEB, VIP_WEB6], RATE, duration)
     }
 
     /// Waits for the loads to end, prints the servers that answered each, and checks their reports.
-    fn settle_all(
+    fn finish_and_check(
         &mut self,
-        tally: &Tally,
+        counts: &ServerCounts,
         loads: Vec<(String, Process)>,
-        lasting: Duration,
+        duration: Duration,
     ) -> Result<()> {
-        let reports = finish_all(loads, lasting)?;
+        let reports = finish_all(loads, duration)?;
         for (name, report) in &reports {
             println!("  {name}: {}", distribution(report));
         }
-        self.settle(tally, reports)
+        self.check(counts, reports)
     }
 
     /// Compares the reports of clients with the records of servers, and keeps the reports for the table.
-    fn settle(&mut self, tally: &Tally, reports: Vec<(String, Report)>) -> Result<()> {
-        match tally.compare(&self.stage.servers, &reports)? {
+    fn check(&mut self, counts: &ServerCounts, reports: Vec<(String, Report)>) -> Result<()> {
+        match counts.compare(&self.fixture.servers, &reports)? {
             Ok(count) => println!("  clients and servers recorded the same {count} answers"),
             Err(fault) => self.faults.add(fault),
         }
@@ -278,10 +278,10 @@ impl Act {
 
     fn conclude(&self, start: Instant) -> Result<()> {
         heading("Summary");
-        print!("{}", rows(&self.rows));
+        print!("{}", format_reports(&self.rows));
         for command in ["status", "services"] {
             heading(&format!("culvert {command}"));
-            let output = self.stage.node.culvert(&[command, "--output", "table"])?;
+            let output = self.fixture.node.culvert(&[command, "--output", "table"])?;
             print!("{}{}", output.stdout, output.stderr);
             if !output.exit.is_success() {
                 bail!("`culvert {command}` ended with {:?}", output.exit);

@@ -6,7 +6,7 @@ use tunnel_tests::{
 };
 
 /// Formats a table with a line per report.
-pub(crate) fn rows(reports: &[(String, Report)]) -> String {
+pub(crate) fn format_reports(reports: &[(String, Report)]) -> String {
     in_columns(
         reports,
         &[
@@ -23,8 +23,8 @@ pub(crate) fn rows(reports: &[(String, Report)]) -> String {
 /// Lists the servers with the number of their answers.
 pub(crate) fn distribution(report: &Report) -> String {
     let servers = report.servers.iter();
-    let told: Vec<_> = servers
+    let counts: Vec<_> = servers
         .map(|(name, seen)| format!("{name} {}", seen.count))
         .collect();
-    told.join(", ")
+    counts.join(", ")
 }

@@ -7,15 +7,15 @@ use tunnel_tests::{load::Report, pod::Server, serve::Counts};
 
 /// The counts of all servers at the start of a phase.
 #[derive(Debug)]
-pub(crate) struct Tally {
+pub(crate) struct ServerCounts {
     before: BTreeMap<String, Counts>,
 }
 
-impl Tally {
+impl ServerCounts {
     /// Reads the counts from the servers.
-    pub(crate) fn begin(servers: &[Server]) -> Result<Self> {
+    pub(crate) fn read(servers: &[Server]) -> Result<Self> {
         Ok(Self {
-            before: counts(servers)?,
+            before: read_counts(servers)?,
         })
     }
 
@@ -26,12 +26,12 @@ impl Tally {
         servers: &[Server],
         reports: &[(String, Report)],
     ) -> Result<Result<u64, String>> {
-        let now = counts(servers)?;
+        let now = read_counts(servers)?;
         Ok(difference(&self.before, &now, reports))
     }
 }
 
-fn counts(servers: &[Server]) -> Result<BTreeMap<String, Counts>> {
+fn read_counts(servers: &[Server]) -> Result<BTreeMap<String, Counts>> {
     let records = servers.iter().map(Server::record);
     records
         .map(|record| record.map(|it| (it.name.clone(), it.total())))
@@ -75,7 +75,7 @@ mod tests {
 
     use super::*;
 
-    fn served(answered: u64, foreign: u64) -> BTreeMap<String, Counts> {
+    fn server_counts(answered: u64, foreign: u64) -> BTreeMap<String, Counts> {
         let counts = Counts {
             accepted: answered,
             answered,
@@ -84,7 +84,7 @@ mod tests {
         BTreeMap::from([("a".to_owned(), counts)])
     }
 
-    fn reported(count: u64) -> (String, Report) {
+    fn client_report(count: u64) -> (String, Report) {
         let seen = Seen {
             count,
             first_ms: 0,
@@ -99,15 +99,15 @@ mod tests {
     }
 
     #[test]
-    fn what_both_sides_recorded_since_the_phase_began_is_counted_and_the_rest_a_fault() {
-        let reports = [reported(3), reported(2)];
-        let compare = |now| difference(&served(10, 1), &now, &reports);
+    fn equal_records_since_the_start_of_a_phase_are_counted_and_different_ones_are_a_fault() {
+        let reports = [client_report(3), client_report(2)];
+        let compare = |now| difference(&server_counts(10, 1), &now, &reports);
 
-        assert_eq!(compare(served(15, 1)), Ok(5));
-        let by_one_side = compare(served(16, 1)).unwrap_err();
+        assert_eq!(compare(server_counts(15, 1)), Ok(5));
+        let by_one_side = compare(server_counts(16, 1)).unwrap_err();
         let fault = "clients recorded {\"a\": 5}, servers {\"a\": 6}";
         assert_eq!(by_one_side, fault);
-        let of_another = compare(served(15, 2)).unwrap_err();
+        let of_another = compare(server_counts(15, 2)).unwrap_err();
         let fault = "a got 1 requests that were meant for another Service";
         assert_eq!(of_another, fault);
     }

@@ -41,7 +41,7 @@ const BACKENDS: usize = 4;
 
 /// The node and its pods.
 #[derive(Debug)]
-pub(crate) struct Stage {
+pub(crate) struct Fixture {
     /// The servers of the backends, in the same order.
     pub(crate) servers: Vec<Server>,
     backends: Vec<Arc<Pod>>,
@@ -51,9 +51,9 @@ pub(crate) struct Stage {
     pub(crate) node: Node,
 }
 
-impl Stage {
+impl Fixture {
     /// Creates the node, starts the servers and writes the manifests, without starting the daemon.
-    pub(crate) fn set(settings: Settings) -> Result<Self> {
+    pub(crate) fn new(settings: Settings) -> Result<Self> {
         let node = Node::with(settings)?;
         let clients = [node.pod("client-1")?, node.pod("client-2")?];
         let mut backends = Vec::new();
@@ -66,18 +66,18 @@ impl Stage {
             ])?);
             backends.push(pod);
         }
-        let stage = Self {
+        let fixture = Self {
             servers,
             backends,
             clients,
             node,
         };
-        stage.apply_web(&[1, 2, 3])?;
+        fixture.apply_web(&[1, 2, 3])?;
         let dns = Service::new("dns", [VIP_DNS.ip(), VIP_DNS6.ip()]).port(Protocol::UDP, 53, UDP);
-        stage.node.apply(stage.with_backends(dns, &[1, 2]))?;
+        fixture.node.apply(fixture.with_backends(dns, &[1, 2]))?;
         let empty = Service::cluster_ip("empty", VIP_EMPTY, Protocol::TCP);
-        stage.node.apply(empty)?;
-        Ok(stage)
+        fixture.node.apply(empty)?;
+        Ok(fixture)
     }
 
     /// Writes the manifest of Service web with the backends of these numbers.

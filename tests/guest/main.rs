@@ -1,8 +1,8 @@
 //! The init process of a virtual machine of `cargo xtask vm`: sets up the system, runs the programs of a
 //! plan, reports over an I/O port, and ends the machine with an exit code.
 
+mod io_ports;
 mod plan;
-mod port;
 mod system;
 
 use std::process::ExitCode;
@@ -11,20 +11,20 @@ use anyhow::{Context as _, Result};
 use serde_json::json;
 use tunnel_tests::clock::Instant;
 
-use crate::port::Port;
+use crate::io_ports::IoPorts;
 
 fn main() -> ExitCode {
     // The kernel also runs `/init` as its `modprobe`, when it needs a module.
     if nix::unistd::Pid::this().as_raw() != 1 {
-        return system::note_wanted_module();
+        return system::record_missing_module();
     }
-    match Port::open() {
-        Ok(port) => {
-            let passed = run(&port).unwrap_or_else(|error| {
-                port.event(&json!({ "event": "broken", "error": format!("{error:#}") }));
+    match IoPorts::open() {
+        Ok(ports) => {
+            let is_passed = run(&ports).unwrap_or_else(|error| {
+                ports.event(&json!({ "event": "broken", "error": format!("{error:#}") }));
                 false
             });
-            port.end(passed)
+            ports.exit(is_passed)
         }
         // Without the ports nothing can be reported. The kernel panics when its init process exits, which
         // counts as a failure.
@@ -33,35 +33,35 @@ fn main() -> ExitCode {
 }
 
 /// Runs the plan; returns true if all of its programs succeeded.
-fn run(port: &Port) -> Result<bool> {
-    let begun = Instant::now();
+fn run(ports: &IoPorts) -> Result<bool> {
+    let start = Instant::now();
     system::mount_all().context("cannot mount the file systems")?;
-    port.event(&json!({
+    ports.event(&json!({
         "event": "booted",
         "release": system::release()?,
         "seconds": system::uptime()?,
     }));
     let modules = system::load_modules().context("cannot load the modules")?;
-    port.event(&json!({
+    ports.event(&json!({
         "event": "modules",
         "loaded": modules.loaded,
         "refused": modules.refused,
-        "seconds": begun.elapsed().as_secs_f64(),
+        "seconds": start.elapsed().as_secs_f64(),
     }));
     let plan = plan::read()?;
     let mut failed = 0_u32;
     for entry in &plan.entries {
-        if !plan::run(entry, &plan.environment, port)? {
+        if !plan::run(entry, &plan.environment, ports)? {
             failed += 1;
         }
     }
-    port.event(&json!({
+    ports.event(&json!({
         "event": "end",
         "failed": failed,
         "entries": plan.entries.len(),
-        "wanted": system::wanted_modules(),
+        "wanted": system::missing_modules(),
         "skips": system::skips(),
-        "seconds": begun.elapsed().as_secs_f64(),
+        "seconds": start.elapsed().as_secs_f64(),
     }));
     Ok(failed == 0)
 }

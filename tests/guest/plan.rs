@@ -15,7 +15,7 @@ use serde::Deserialize;
 use serde_json::json;
 use tunnel_tests::clock::Instant;
 
-use crate::port::Port;
+use crate::io_ports::IoPorts;
 
 const PLAN: &str = "/etc/plan.json";
 
@@ -50,10 +50,10 @@ pub(crate) fn read() -> Result<Plan> {
 pub(crate) fn run(
     entry: &Entry,
     environment: &BTreeMap<String, String>,
-    port: &Port,
+    ports: &IoPorts,
 ) -> Result<bool> {
-    let begun = Instant::now();
-    port.event(&json!({ "event": "begin", "entry": entry.name }));
+    let start = Instant::now();
+    ports.event(&json!({ "event": "begin", "entry": entry.name }));
     let (program, arguments) = entry.command.split_first().with_context(|| format!("entry {} of the plan has an empty command", entry.name))?;
     let mut command = Command::new(program);
     command.args(arguments).envs(environment);
@@ -66,47 +66,47 @@ pub(crate) fn run(
         .stderr(Stdio::piped())
         .spawn()
         .with_context(|| format!("cannot start {program}"))?;
-    let ended = watch(child, Duration::from_secs(entry.seconds), port)?;
-    let is_good = ended.is_some_and(|code| code == 0);
-    port.event(&json!({
+    let code = wait_and_report(child, Duration::from_secs(entry.seconds), ports)?;
+    let is_good = code.is_some_and(|code| code == 0);
+    ports.event(&json!({
         "event": "done",
         "entry": entry.name,
-        "code": ended,
-        "seconds": begun.elapsed().as_secs_f64(),
+        "code": code,
+        "seconds": start.elapsed().as_secs_f64(),
     }));
     Ok(is_good)
 }
 
 /// Reports the output of a program until it ends, or kills it at the time limit. Returns its exit code;
 /// none if it was killed.
-fn watch(mut child: Child, limit: Duration, port: &Port) -> Result<Option<i32>> {
-    let (said, heard) = mpsc::channel();
+fn wait_and_report(mut child: Child, limit: Duration, ports: &IoPorts) -> Result<Option<i32>> {
+    let (sender, lines) = mpsc::channel();
     if let Some(out) = child.stdout.take() {
-        follow(out, said.clone());
+        forward_lines(out, sender.clone());
     }
     if let Some(errors) = child.stderr.take() {
-        follow(errors, said);
+        forward_lines(errors, sender);
     }
-    let until = Instant::now() + limit;
-    let mut is_late = false;
+    let deadline = Instant::now() + limit;
+    let mut is_timed_out = false;
     loop {
-        match heard.recv_timeout(until.saturating_duration_since(Instant::now())) {
-            Ok(line) => port.line(&line),
+        match lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            Ok(line) => ports.line(&line),
             Err(RecvTimeoutError::Disconnected) => break,
             Err(RecvTimeoutError::Timeout) => {
-                port.line(&format!("killed after {} s", limit.as_secs()));
+                ports.line(&format!("killed after {} s", limit.as_secs()));
                 child.kill()?;
-                is_late = true;
+                is_timed_out = true;
                 break;
             }
         }
     }
     let code = child.wait()?.code();
-    Ok(code.filter(|_| !is_late))
+    Ok(code.filter(|_| !is_timed_out))
 }
 
 /// Sends each line of a program's output to the channel, on a thread of its own.
-fn follow(from: impl Read + Send + 'static, to: mpsc::Sender<String>) {
+fn forward_lines(from: impl Read + Send + 'static, to: mpsc::Sender<String>) {
     thread::spawn(move || {
         let mut from = BufReader::new(from);
         let mut line = Vec::new();

@@ -19,7 +19,7 @@ use nix::{
 /// The list of module files, each after its dependencies; part of the initramfs.
 const MODULES: &str = "/etc/modules.list";
 /// The file that lists modules that the kernel requested and that are missing.
-const WANTED: &str = "/run/wanted";
+const MISSING_MODULES: &str = "/run/wanted";
 /// The file that lists skipped tests, with the missing kernel feature; the plan passes its path to the tests.
 const SKIPS: &str = "/run/skips";
 /// The sysctl with the path of the program that the kernel runs to load a module.
@@ -98,14 +98,14 @@ fn load(path: &Path) -> Result<()> {
 
 /// Records the name of a module that the kernel requests. The initramfs has no modules besides those of the
 /// list, which are loaded already, so the name is only reported.
-pub(crate) fn note_wanted_module() -> ExitCode {
+pub(crate) fn record_missing_module() -> ExitCode {
     let name = env::args().next_back().unwrap_or_default();
-    let note = || -> std::io::Result<()> {
-        let mut wanted = OpenOptions::new().create(true).append(true).open(WANTED)?;
-        writeln!(wanted, "{name}")
+    let record = || -> std::io::Result<()> {
+        let mut missing = OpenOptions::new().create(true).append(true).open(MISSING_MODULES)?;
+        writeln!(missing, "{name}")
     };
     // Either exit code makes the kernel continue without the module.
-    if note().is_ok() {
+    if record().is_ok() {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
@@ -113,8 +113,8 @@ pub(crate) fn note_wanted_module() -> ExitCode {
 }
 
 /// Returns the names of missing modules, without duplicates.
-pub(crate) fn wanted_modules() -> Vec<String> {
-    lines(WANTED)
+pub(crate) fn missing_modules() -> Vec<String> {
+    lines(MISSING_MODULES)
 }
 
 /// Returns the skipped tests, each with the missing feature.

@@ -5,20 +5,20 @@
 use std::{arch::asm, io, process::ExitCode};
 
 /// The port of QEMU's device `isa-debugcon`.
-const REPORT: u16 = 0xe9;
+const REPORT_PORT: u16 = 0xe9;
 /// The port of QEMU's device `isa-debug-exit`. QEMU's exit status is twice the written number plus one.
-const END: u16 = 0xf4;
+const EXIT_PORT: u16 = 0xf4;
 const PASSED: u8 = 0x10;
 const FAILED: u8 = 0x11;
 
 /// The I/O ports. A value exists only after the kernel has given this process access to them.
-pub(crate) struct Port(());
+pub(crate) struct IoPorts(());
 
-impl Port {
+impl IoPorts {
     pub(crate) fn open() -> io::Result<Self> {
         // SAFETY: the call changes the I/O privilege level of this process, and accesses no memory.
-        let done = unsafe { nix::libc::iopl(3) };
-        if done == 0 {
+        let result = unsafe { nix::libc::iopl(3) };
+        if result == 0 {
             Ok(Self(()))
         } else {
             Err(io::Error::last_os_error())
@@ -37,19 +37,19 @@ impl Port {
 
     fn write(&self, text: &str) {
         for byte in text.bytes() {
-            out(REPORT, byte);
+            write_byte(REPORT_PORT, byte);
         }
     }
 
     /// Ends the machine with an exit status of QEMU.
-    pub(crate) fn end(self, passed: bool) -> ExitCode {
-        out(END, if passed { PASSED } else { FAILED });
+    pub(crate) fn exit(self, passed: bool) -> ExitCode {
+        write_byte(EXIT_PORT, if passed { PASSED } else { FAILED });
         // Without the device `isa-debug-exit`, the machine ends when its init process exits.
         ExitCode::FAILURE
     }
 }
 
-fn out(port: u16, byte: u8) {
+fn write_byte(port: u16, byte: u8) {
     // SAFETY: `Port::open` raised the I/O privilege level. The devices at both ports take a byte, and access
     // no memory of the machine.
     unsafe {

@@ -13,17 +13,17 @@ use tunnel_tests::{
     topology::{HOST_V4, HOST_V6, Topology},
 };
 
-use crate::places::expect_no_way;
+use crate::sandboxes::expect_no_route;
 
 const PORT: u16 = 10_250;
 
-fn stage() -> Result<(Topology, Edge)> {
+fn edge_node() -> Result<(Topology, Edge)> {
     let topology = Topology::new()?;
     let edge = Edge::new(&topology, environment::culvert_lab()?)?;
     Ok((topology, edge))
 }
 
-fn dials(edge: &Edge, host: &Place, at: SocketAddr) -> Result<()> {
+fn check_dial(edge: &Edge, host: &Place, at: SocketAddr) -> Result<()> {
     let listener = host.listen(at)?;
     let stream = edge.place().connect(at)?;
     let (_, peer) = listener.accept()?;
@@ -34,23 +34,23 @@ fn dials(edge: &Edge, host: &Place, at: SocketAddr) -> Result<()> {
 
 #[test]
 fn the_edge_dials_the_cloud_and_the_cloud_cannot_dial_the_edge() -> Result<()> {
-    let (topology, edge) = stage()?;
+    let (topology, edge) = edge_node()?;
     let pod = topology.pod("pod")?;
     let _server = edge.serve_kubelet(&[PORT])?;
 
-    dials(&edge, topology.host(), (HOST_V4, 10_262).into())?;
-    dials(&edge, topology.host(), (HOST_V6, 10_262).into())?;
+    check_dial(&edge, topology.host(), (HOST_V4, 10_262).into())?;
+    check_dial(&edge, topology.host(), (HOST_V6, 10_262).into())?;
 
-    for place in [topology.host(), &*pod, topology.outside()] {
-        expect_no_way(place, Site::at4(PORT));
-        expect_no_way(place, Site::at6(PORT));
+    for sandbox in [topology.host(), &*pod, topology.outside()] {
+        expect_no_route(sandbox, Site::at4(PORT));
+        expect_no_route(sandbox, Site::at6(PORT));
     }
     Ok(())
 }
 
 #[test]
 fn the_kubelet_on_the_edge_proves_the_addresses_of_its_node() -> Result<()> {
-    let (_topology, edge) = stage()?;
+    let (_topology, edge) = edge_node()?;
     let server = edge.serve_kubelet(&[PORT])?;
     let tls = pki::trusting(&edge.kubelet_files().ca)?;
 
@@ -68,15 +68,15 @@ fn the_kubelet_on_the_edge_proves_the_addresses_of_its_node() -> Result<()> {
 }
 
 #[test]
-fn a_link_that_is_cut_loses_everything_without_a_word_until_it_is_back() -> Result<()> {
-    let (topology, edge) = stage()?;
+fn a_cut_link_drops_packets_silently_until_it_is_restored() -> Result<()> {
+    let (topology, edge) = edge_node()?;
     let at = SocketAddr::from((HOST_V4, 10_262));
 
     edge.cut()?;
-    let error = dials(&edge, topology.host(), at).expect_err("cut");
+    let error = check_dial(&edge, topology.host(), at).expect_err("cut");
     let late = error.downcast_ref::<io::Error>().map(io::Error::kind);
     ensure!(late == Some(io::ErrorKind::TimedOut), "{error:#}");
     edge.mend()?;
 
-    dials(&edge, topology.host(), at)
+    check_dial(&edge, topology.host(), at)
 }

@@ -4,8 +4,8 @@
 #[cfg(test)]
 mod edge;
 #[cfg(test)]
-mod ends;
+mod removal;
 #[cfg(test)]
-mod places;
+mod sandboxes;
 #[cfg(test)]
 mod traffic;

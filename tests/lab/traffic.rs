@@ -16,9 +16,9 @@ use tunnel_tests::{
     topology::Topology,
 };
 
-const SHORT: Duration = Duration::from_millis(300);
+const DURATION: Duration = Duration::from_millis(300);
 
-fn pods() -> Result<(Topology, Arc<Pod>, Arc<Pod>)> {
+fn client_and_server() -> Result<(Topology, Arc<Pod>, Arc<Pod>)> {
     let topology = Topology::new()?;
     let (client, server) = (topology.pod("client")?, topology.pod("server")?);
     Ok((topology, client, server))
@@ -26,9 +26,9 @@ fn pods() -> Result<(Topology, Arc<Pod>, Arc<Pod>)> {
 
 #[test]
 fn a_load_reports_what_the_server_recorded() -> Result<()> {
-    let (_topology, client, server) = pods()?;
+    let (_topology, client, server) = client_and_server()?;
     let serving = server.serve(&[Listener::new(Kind::Http, 80).of("web")])?;
-    let mut plan = Plan::new(server.at4(80), 500, SHORT).meant_for("web");
+    let mut plan = Plan::new(server.at4(80), 500, DURATION).meant_for("web");
     plan.to.push(server.at6(80));
 
     let report = tcp::run(&plan, &|domain, kind| client.socket(domain, kind));
@@ -49,7 +49,7 @@ fn a_load_reports_what_the_server_recorded() -> Result<()> {
 
 #[test]
 fn a_load_of_a_process_in_a_pod_reports_the_same() -> Result<()> {
-    let (_topology, client, server) = pods()?;
+    let (_topology, client, server) = client_and_server()?;
     let serving = server.serve_http(80)?;
 
     let output = client
@@ -68,9 +68,9 @@ fn a_load_of_a_process_in_a_pod_reports_the_same() -> Result<()> {
 }
 
 #[test]
-fn failures_carry_the_kernels_word_and_the_step() -> Result<()> {
-    let (_topology, client, server) = pods()?;
-    let plan = Plan::new(server.at4(81), 100, SHORT);
+fn failures_have_the_name_of_the_error_and_the_step() -> Result<()> {
+    let (_topology, client, server) = client_and_server()?;
+    let plan = Plan::new(server.at4(81), 100, DURATION);
     let sockets = |domain, kind| client.socket(domain, kind);
 
     let tcp = tcp::run(&plan, &sockets);
@@ -88,7 +88,7 @@ fn failures_carry_the_kernels_word_and_the_step() -> Result<()> {
 
 #[test]
 fn a_connect_that_nobody_answers_times_out() -> Result<()> {
-    let (_topology, client, server) = pods()?;
+    let (_topology, client, server) = client_and_server()?;
     server.run(&["ip", "link", "set", "eth0", "down"])?;
     let mut plan = Plan::new(server.at4(80), 1, Duration::from_secs(1));
     plan.workers = 1;
@@ -108,13 +108,13 @@ fn a_connect_that_nobody_answers_times_out() -> Result<()> {
 
 #[test]
 fn datagrams_are_answered_with_name_and_payload() -> Result<()> {
-    let (_topology, client, server) = pods()?;
+    let (_topology, client, server) = client_and_server()?;
     let serving = server.serve(&[Listener::new(Kind::Udp, 53).of("dns")])?;
     let sockets = |domain, kind| client.socket(domain, kind);
 
     for (to, service) in [(server.at4(53), "dns"), (server.at6(53), "web")] {
         for mode in [Mode::Connected, Mode::Unconnected] {
-            let plan = Plan::new(to, 100, SHORT).meant_for(service);
+            let plan = Plan::new(to, 100, DURATION).meant_for(service);
             let report = udp::run(&plan, mode, &sockets);
             assert_eq!((report.answered, report.other_peer), (30, 0), "{report:?}");
         }
@@ -127,7 +127,7 @@ fn datagrams_are_answered_with_name_and_payload() -> Result<()> {
 
 #[test]
 fn an_echo_server_sends_back_what_it_gets() -> Result<()> {
-    let (_topology, client, server) = pods()?;
+    let (_topology, client, server) = client_and_server()?;
     let _serving = server.serve_echo(7)?;
 
     let mut stream = client.connect(server.at4(7))?;
@@ -140,8 +140,8 @@ fn an_echo_server_sends_back_what_it_gets() -> Result<()> {
 }
 
 #[test]
-fn race_readers_name_the_service_of_each_address_and_what_is_led_astray_is_noticed() -> Result<()> {
-    let (topology, client, server) = pods()?;
+fn race_clients_send_the_intended_service_and_misrouted_datagrams_count_as_foreign() -> Result<()> {
+    let (topology, client, server) = client_and_server()?;
     // The server has the addresses of the Services itself, so that nothing needs to translate them.
     for last in [200, 201] {
         let via = server.v4();
@@ -151,14 +151,14 @@ fn race_readers_name_the_service_of_each_address_and_what_is_led_astray_is_notic
     }
     let services = Listener::new(Kind::Udp, 53).of("svc-0").of("svc-1");
 
-    for (how, stem, is_astray) in [
+    for (options, stem, is_astray) in [
         (&["--reconnect"][..], "svc", false),
         (&[], "svc", false),
         (&[], "other", true),
     ] {
         let serving = server.serve(slice::from_ref(&services))?;
         let output = client
-            .lab_command(&[&["race-read"], how].concat())?
+            .lab_command(&[&["race-read"], options].concat())?
             .option("--first", "10.1.0.200:53")
             .option("--count", 2)
             .option("--millis", 200)
@@ -169,9 +169,9 @@ fn race_readers_name_the_service_of_each_address_and_what_is_led_astray_is_notic
         let counts = serving.record()?.total();
 
         assert!(report.connects > 1000 && report.sent > 0, "{report:?}");
-        assert!(counts.answered > 0, "{stem} {how:?}: {counts:?}");
+        assert!(counts.answered > 0, "{stem} {options:?}: {counts:?}");
         let foreign = if is_astray { counts.answered } else { 0 };
-        assert_eq!(counts.foreign, foreign, "{stem} {how:?}");
+        assert_eq!(counts.foreign, foreign, "{stem} {options:?}");
     }
     Ok(())
 }

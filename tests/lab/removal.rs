@@ -17,51 +17,51 @@ use nix::{
 };
 use tunnel_tests::{cgroup, lab, topology::Topology, wait};
 
-const GONE: Duration = Duration::from_secs(10);
+const TIME_LIMIT: Duration = Duration::from_secs(10);
 
 /// A node that a separate process created, `culvert-lab up`.
-struct Held {
+struct UpProcess {
     process: Child,
     /// The process IDs of its sandboxes' executors.
-    agents: Vec<i32>,
+    executors: Vec<i32>,
     cgroup: PathBuf,
     folder: PathBuf,
 }
 
-fn hold() -> Result<Held> {
+fn start_up() -> Result<UpProcess> {
     let mut process = Command::new(env!("CARGO_BIN_EXE_culvert-lab"))
         .args(["up", "--pods", "1"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()?;
     let output = process.stdout.take().context("the process has no standard output")?;
-    let mut agents = Vec::new();
+    let mut executors = Vec::new();
     for line in BufReader::new(output).lines() {
         let line = line?;
         let Some((_, rest)) = line.split_once("nsenter -t ") else {
             break;
         };
-        agents.push(rest.split(' ').next().unwrap_or_default().parse()?);
+        executors.push(rest.split(' ').next().unwrap_or_default().parse()?);
     }
     let name = format!("culvert-lab-{}-0", process.id());
     let cgroup = cgroup::mount_point()?.join(&name);
-    Ok(Held {
+    Ok(UpProcess {
         process,
-        agents,
+        executors,
         cgroup,
         folder: std::env::temp_dir().join(name),
     })
 }
 
-fn agents_are_gone(held: &Held) -> Result<()> {
-    for pid in &held.agents {
-        wait::until(GONE, || !lab::is_alive(Pid::from_raw(*pid)))?;
+fn wait_for_executors(up: &UpProcess) -> Result<()> {
+    for pid in &up.executors {
+        wait::until(TIME_LIMIT, || !lab::is_alive(Pid::from_raw(*pid)))?;
     }
     Ok(())
 }
 
 #[test]
-fn a_node_goes_when_it_is_dropped() -> Result<()> {
+fn nothing_remains_of_a_dropped_node() -> Result<()> {
     let topology = Topology::new()?;
     let pod = topology.pod("pod")?;
     let server = pod.serve_echo(7)?;
@@ -87,7 +87,7 @@ fn a_node_goes_when_it_is_dropped() -> Result<()> {
 }
 
 #[test]
-fn a_node_goes_although_a_handle_of_a_place_is_still_held() -> Result<()> {
+fn a_dropped_node_is_removed_even_if_a_handle_of_a_pod_remains() -> Result<()> {
     let topology = Topology::new()?;
     let pod = topology.pod("pod")?;
     let cgroup = topology.lab().cgroup().to_owned();
@@ -100,45 +100,45 @@ fn a_node_goes_although_a_handle_of_a_place_is_still_held() -> Result<()> {
 }
 
 #[test]
-fn what_a_process_leaves_that_is_killed_with_9_is_swept_after_its_end() -> Result<()> {
-    let mut held = hold()?;
-    assert_eq!(held.agents.len(), 3);
+fn the_remains_of_a_killed_process_are_swept() -> Result<()> {
+    let mut up = start_up()?;
+    assert_eq!(up.executors.len(), 3);
 
-    held.process.kill()?;
-    held.process.wait()?;
+    up.process.kill()?;
+    up.process.wait()?;
 
-    agents_are_gone(&held)?;
-    wait::until(GONE, || !held.cgroup.exists() && !held.folder.exists())
+    wait_for_executors(&up)?;
+    wait::until(TIME_LIMIT, || !up.cgroup.exists() && !up.folder.exists())
 }
 
 #[test]
-fn a_request_to_end_leaves_nothing() -> Result<()> {
-    let mut held = hold()?;
+fn sigterm_removes_everything() -> Result<()> {
+    let mut up = start_up()?;
 
     // Kept open: EOF on standard input would end the process, too.
-    let _stdin = held.process.stdin.take();
+    let _stdin = up.process.stdin.take();
     kill(
-        Pid::from_raw(i32::try_from(held.process.id())?),
+        Pid::from_raw(i32::try_from(up.process.id())?),
         Signal::SIGTERM,
     )?;
-    let status = held.process.wait()?;
+    let status = up.process.wait()?;
 
     assert_eq!(status.signal(), Some(nix::libc::SIGTERM));
-    agents_are_gone(&held)?;
-    assert!(!held.cgroup.exists());
-    assert!(!held.folder.exists());
+    wait_for_executors(&up)?;
+    assert!(!up.cgroup.exists());
+    assert!(!up.folder.exists());
     Ok(())
 }
 
 #[test]
 fn the_sweep_leaves_laboratories_of_living_processes_alone() -> Result<()> {
-    let mut held = hold()?;
+    let mut up = start_up()?;
 
     lab::sweep()?;
 
-    assert!(held.cgroup.exists());
-    drop(held.process.stdin.take());
-    assert!(held.process.wait()?.success());
-    assert!(!held.cgroup.exists());
+    assert!(up.cgroup.exists());
+    drop(up.process.stdin.take());
+    assert!(up.process.wait()?.success());
+    assert!(!up.cgroup.exists());
     Ok(())
 }

@@ -16,10 +16,10 @@ use tunnel_tests::{
     wait,
 };
 
-const SOON: Duration = Duration::from_secs(20);
+const TIME_LIMIT: Duration = Duration::from_secs(20);
 
 #[test]
-fn a_socket_made_by_an_agent_lives_in_the_network_of_its_place() -> Result<()> {
+fn a_socket_created_by_an_executor_is_in_the_network_of_its_sandbox() -> Result<()> {
     let topology = Topology::new()?;
     let pod = topology.pod("pod")?;
 
@@ -33,14 +33,14 @@ fn a_socket_made_by_an_agent_lives_in_the_network_of_its_place() -> Result<()> {
 }
 
 #[test]
-fn every_place_reaches_every_other_over_both_families() -> Result<()> {
+fn every_sandbox_reaches_every_other_over_both_families() -> Result<()> {
     let topology = Topology::new()?;
     let (one, two) = (topology.pod("one")?, topology.pod("two")?);
     let server = two.serve_http(80)?;
 
-    for place in [&**one, topology.host(), topology.outside()] {
-        place.connect(two.at4(80))?;
-        place.connect(two.at6(80))?;
+    for sandbox in [&**one, topology.host(), topology.outside()] {
+        sandbox.connect(two.at4(80))?;
+        sandbox.connect(two.at6(80))?;
     }
     let others: [(IpAddr, _); 4] = [
         (HOST_V4.into(), topology.host()),
@@ -48,31 +48,31 @@ fn every_place_reaches_every_other_over_both_families() -> Result<()> {
         (OUTSIDE_V4.into(), topology.outside()),
         (OUTSIDE_V6.into(), topology.outside()),
     ];
-    for (address, place) in others {
-        let _listener = place.listen((address, 81))?;
+    for (address, sandbox) in others {
+        let _listener = sandbox.listen((address, 81))?;
         one.connect((address, 81))?;
     }
 
     // A connect returns before the server's thread has accepted it.
     let counted = || server.record().map_or(0, |record| record.total().accepted);
-    wait::until(SOON, || counted() >= 6)?;
+    wait::until(TIME_LIMIT, || counted() >= 6)?;
     assert_eq!(counted(), 6);
     Ok(())
 }
 
 #[test]
-fn places_have_cgroups_of_their_own_also_where_they_share_a_network() -> Result<()> {
+fn sandboxes_have_separate_cgroups_even_if_they_share_a_network() -> Result<()> {
     let topology = Topology::new()?;
     let pod = topology.pod("pod")?;
     let beside = topology.beside(&pod, "elsewhere/pod", None)?;
 
-    for (place, group) in [
+    for (sandbox, group) in [
         (&**pod, "/instance/pods/pod"),
         (topology.host(), "/instance/host"),
         (topology.outside(), "/outside"),
         (&beside, "/elsewhere/pod"),
     ] {
-        let groups = place.run(&["cat", "/proc/self/cgroup"])?;
+        let groups = sandbox.run(&["cat", "/proc/self/cgroup"])?;
         let own = groups.lines().find(|line| line.starts_with("0::"));
         assert!(own.is_some_and(|it| it.ends_with(group)), "{groups}");
     }
@@ -86,16 +86,16 @@ fn a_service_address_fails_at_once_where_nothing_translates_it() -> Result<()> {
     let topology = Topology::new()?;
     let pod = topology.pod("pod")?;
 
-    for place in [&**pod, topology.host(), topology.outside()] {
-        expect_no_way(place, "10.96.0.10:80");
-        expect_no_way(place, "[fd00:10:96::a]:80");
+    for sandbox in [&**pod, topology.host(), topology.outside()] {
+        expect_no_route(sandbox, "10.96.0.10:80");
+        expect_no_route(sandbox, "[fd00:10:96::a]:80");
     }
     Ok(())
 }
 
 /// Checks that a connect fails at once since there is no route.
-pub(crate) fn expect_no_way(place: &Place, to: impl ToSocketAddrs + Copy + Debug) {
-    let error = place.connect(to).expect_err("nobody has this address");
+pub(crate) fn expect_no_route(sandbox: &Place, to: impl ToSocketAddrs + Copy + Debug) {
+    let error = sandbox.connect(to).expect_err("nobody has this address");
     let expected = [ErrorKind::HostUnreachable, ErrorKind::NetworkUnreachable];
     assert!(expected.contains(&error.kind()), "{error:?} from {to:?}");
 }
@@ -118,7 +118,7 @@ fn the_host_has_a_bpf_file_system_that_only_its_own_processes_see() -> Result<()
 }
 
 #[test]
-fn a_command_that_fails_says_what_it_printed() -> Result<()> {
+fn the_error_of_a_failed_command_contains_its_output() -> Result<()> {
     let topology = Topology::new()?;
 
     for (command, words) in [

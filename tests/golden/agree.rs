@@ -22,9 +22,9 @@ use tunnel_reference as reference;
 use tunnel_reference::{Cluster, Front, HealthCheck, Here, Protocol, Source, Verdict};
 use tunnel_tests::environment;
 use tunnel_userspace::{
-    k8s::{self, Arriving, Taken},
+    k8s::{self, ApiObject, ParsedObject},
     model::{
-        Algorithm, ExternalIps, Family, Object, ObjectName, ServiceState, TopologyKeys, Update,
+        Algorithm, ExternalIps, Family, Object, ObjectName, ServiceState, TopologyKeys, ClusterUpdate,
     },
     plan::{HealthChecks, NodePortAddresses},
     reconcile::Settings,
@@ -36,7 +36,7 @@ use crate::{memory::Memory, programmed};
 const CLUSTERS: u64 = 4000;
 
 #[test]
-fn the_compiler_and_the_reference_model_agree_on_random_clusters() {
+fn the_product_and_the_reference_model_agree_on_random_clusters() {
     let first = environment::seed().unwrap_or_else(|| fastrand::u64(..));
     let clusters = environment::clusters().unwrap_or(CLUSTERS);
     let (mut fronts, mut verdicts) = (0, 0);
@@ -153,7 +153,7 @@ fn told(checks: &HealthChecks) -> BTreeMap<u16, HealthCheck> {
         let told = HealthCheck {
             namespace: name.namespace.to_string(),
             service: name.name.to_string(),
-            local_ready: check.local.iter().map(family).collect(),
+            local_ready: check.ready_endpoints.iter().map(family).collect(),
         };
         (check.port, told)
     });
@@ -178,11 +178,11 @@ fn node_ports(wanted: Option<&[reference::Entry]>) -> Vec<NodePortAddresses> {
 }
 
 /// Builds an update with all objects of a cluster, as read from the API server.
-fn update(cluster: &Cluster) -> Result<Update> {
-    let mut update = Update {
+fn update(cluster: &Cluster) -> Result<ClusterUpdate> {
+    let mut update = ClusterUpdate {
         synced: true,
-        whole: true,
-        ..Update::default()
+        complete: true,
+        ..ClusterUpdate::default()
     };
     let mut states: BTreeMap<ObjectName, ServiceState> = BTreeMap::new();
     for object in arrive(&cluster.services)? {
@@ -209,15 +209,15 @@ fn update(cluster: &Cluster) -> Result<Update> {
 }
 
 /// Parses objects of one kind as received from the API server, without those that are ignored.
-fn arrive<K: Arriving + Serialize>(objects: &[K]) -> Result<Vec<Object>> {
+fn arrive<K: ApiObject + Serialize>(objects: &[K]) -> Result<Vec<Object>> {
     let mut arrived = Vec::new();
     for object in objects {
         let json = serde_json::to_string(object)?;
-        let read = k8s::arrived::<K>(&json)?;
+        let read = k8s::parse_received::<K>(&json)?;
         let taken = read
             .object
             .with_context(|| format!("{} was refused", read.id))?;
-        arrived.extend(taken.map(|Taken { object, .. }| object));
+        arrived.extend(taken.map(|ParsedObject { object, .. }| object));
     }
     Ok(arrived)
 }

@@ -105,7 +105,7 @@ fn check(value: &Value) -> Result<()> {
 }
 
 #[test]
-fn every_field_of_a_manifest_is_one_of_kubernetes() -> Result<()> {
+fn kubernetes_knows_every_field_of_a_manifest() -> Result<()> {
     for (path, value) in objects()? {
         check(&value).with_context(|| path.display().to_string())?;
     }
@@ -113,7 +113,7 @@ fn every_field_of_a_manifest_is_one_of_kubernetes() -> Result<()> {
 }
 
 #[test]
-fn a_field_that_kubernetes_does_not_have_is_found() {
+fn a_field_that_kubernetes_does_not_know_is_found() {
     let value = json!({
         "kind": "DaemonSet",
         "apiVersion": "apps/v1",
@@ -127,7 +127,7 @@ fn a_field_that_kubernetes_does_not_have_is_found() {
 }
 
 #[test]
-fn every_config_is_one_of_culvert() -> Result<()> {
+fn every_config_is_valid_for_culvert() -> Result<()> {
     for (path, text) in chosen(|name| name == "culvert.yaml")? {
         if let Err((field, reason)) = Config::parse(&text) {
             bail!("{}: {field}: {reason}", path.display());
@@ -165,7 +165,7 @@ fn starts_culvert(container: &Container) -> Result<()> {
 }
 
 #[test]
-fn every_container_starts_this_culvert_by_a_command_that_it_has() -> Result<()> {
+fn every_container_starts_this_version_with_a_valid_command() -> Result<()> {
     for pod in pods()? {
         let mut all = pod.init_containers.iter().flatten().chain(&pod.containers);
         all.try_for_each(starts_culvert)?;
@@ -174,13 +174,13 @@ fn every_container_starts_this_culvert_by_a_command_that_it_has() -> Result<()> 
 }
 
 #[test]
-fn the_agent_is_asked_for_its_health_at_its_own_port() -> Result<()> {
+fn probes_of_the_agent_use_its_admin_port() -> Result<()> {
     let agent = objects()?.into_iter().find(|(_, value)| {
         value["kind"] == "DaemonSet" && value["metadata"]["name"] == "culvert-agent"
     });
     let (_, agent) = agent.context("no DaemonSet culvert-agent")?;
     let container = &agent["spec"]["template"]["spec"]["containers"][0];
-    let port = agent::Settings::default().admin_address.port();
+    let port = agent::AgentSettings::default().admin_address.port();
     for probe in ["livenessProbe", "readinessProbe"] {
         ensure!(container[probe]["httpGet"]["port"] == port, "{probe}");
     }
@@ -188,7 +188,7 @@ fn the_agent_is_asked_for_its_health_at_its_own_port() -> Result<()> {
 }
 
 #[test]
-fn no_image_can_be_pulled_from_a_stranger() -> Result<()> {
+fn no_image_can_be_pulled_from_a_foreign_registry() -> Result<()> {
     for (path, text) in chosen(|name| name != "culvert.yaml")? {
         for line in text.lines() {
             let Some((_, image)) = line.split_once("image: ") else {
@@ -244,7 +244,7 @@ fn no_node_can_make_itself_a_gateway_and_every_node_has_one_daemon() -> Result<(
 }
 
 #[test]
-fn the_page_on_installing_says_what_the_api_server_must_be_told() {
+fn the_install_page_has_the_required_flags_of_the_api_server() {
     let page = include_str!("../../docs/install.md");
 
     for flag in [
@@ -256,7 +256,7 @@ fn the_page_on_installing_says_what_the_api_server_must_be_told() {
 }
 
 #[test]
-fn only_what_prepares_a_node_is_privileged() -> Result<()> {
+fn only_init_containers_are_privileged() -> Result<()> {
     for pod in pods()? {
         for container in &pod.containers {
             let name = &container.name;
@@ -291,7 +291,7 @@ fn added(component: &str, path: &str) -> Result<Value> {
 }
 
 #[test]
-fn the_helper_for_sockets_is_started_by_a_command_and_has_what_the_daemon_shares_with_it()
+fn the_socket_helper_has_a_valid_command_and_the_mounts_that_it_shares_with_the_daemon()
 -> Result<()> {
     let value = added("sockets", "/spec/template/spec/containers/-")?;
     keeps::<Container>(&value)?;

@@ -20,10 +20,10 @@ use tunnel_common::{
 };
 use tunnel_userspace::{
     config::{self, Config},
-    model::{Algorithm, Update},
+    model::{Algorithm, ClusterUpdate},
     plan::NodePortAddresses,
     reconcile::{
-        Counts, Grace, MapReader, MapWriter, ReadError, Reconciler, Settings, Sizes, WriteError,
+        CounterReader, GracePeriod, MapReader, MapWriter, ReadError, Reconciler, Settings, Sizes, WriteError,
     },
     source::file,
 };
@@ -58,7 +58,7 @@ const ADDRESSES: [IpAddr; 6] = [
 
 struct NoGrace;
 
-impl Grace for NoGrace {
+impl GracePeriod for NoGrace {
     fn wait(&self) -> io::Result<()> {
         Ok(())
     }
@@ -68,7 +68,7 @@ impl Grace for NoGrace {
 fn programmed(
     settings: Settings,
     addresses: &[IpAddr],
-    update: Update,
+    update: ClusterUpdate,
 ) -> Result<Reconciler<Memory>> {
     let mut maps = Memory::new(SIZES);
     maps.grace();
@@ -261,7 +261,7 @@ mod tests {
             })+
 
             #[test]
-            fn every_folder_of_cases_is_a_test() {
+            fn every_folder_of_cases_has_a_test() {
                 let cases = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/cases");
                 let mut folders: Vec<_> = fs::read_dir(cases)
                     .expect("a folder of cases")
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_on_services_names_only_tests_that_there_are() {
+    fn the_page_on_services_names_only_existing_tests() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         let page = fs::read_to_string(root.join("../docs/service-semantics.md")).expect("a page");
         let (_, tested) = page

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{
     clock, instance,
     manifest::{Manifest, Protocol, Service},
-    place::Place,
+    place::Sandbox,
     shared::Shared,
     wait,
 };
@@ -14,7 +14,7 @@ use tunnel_tests::{
 use crate::{
     scene::{Scene, WEB},
     support::{
-        CHANGE, DNS, DNS_TARGET, HOST, HTTP, HTTP_TARGET, Vip, Way, ask, ask_to, counted, same,
+        CHANGE_TIMEOUT, DNS, DNS_TARGET, HOST, HTTP, HTTP_TARGET, Vip, Dialer, query, query_to, count_during, ensure_eq,
         until_backends,
     },
 };
@@ -40,14 +40,14 @@ const ALGORITHMS: [&str; 6] = [
 static SCENE: Shared<Scene> = Shared::new(|| Scene::started(&["one", "two", "three"]));
 
 /// Builds a Service without endpoints, with an affinity timeout of this many seconds.
-fn kept_for(seconds: u32) -> Service {
-    plain().spec("sessionAffinity: ClientIP").spec(&format!(
+fn with_affinity(seconds: u32) -> Service {
+    without_affinity().spec("sessionAffinity: ClientIP").spec(&format!(
         "sessionAffinityConfig: {{ clientIP: {{ timeoutSeconds: {seconds} }} }}"
     ))
 }
 
 /// Builds the same Service without affinity.
-fn plain() -> Service {
+fn without_affinity() -> Service {
     Service::new("web", WEB.ips())
         .port(Protocol::TCP, HTTP, HTTP_TARGET)
         .node_port(NODE_HTTP)
@@ -55,26 +55,26 @@ fn plain() -> Service {
 }
 
 /// Makes this many connects; returns the names of the servers that answer.
-fn seen(place: &Place, way: Way, times: usize) -> Result<BTreeSet<String>> {
-    (0..times).map(|_| way.dial(place, WEB, HTTP)).collect()
+fn servers(place: &Sandbox, dialer: Dialer, times: usize) -> Result<BTreeSet<String>> {
+    (0..times).map(|_| dialer.dial(place, WEB, HTTP)).collect()
 }
 
 #[test]
 fn a_client_keeps_its_backend_at_every_address_of_the_service() -> Result<()> {
     let scene = SCENE.take()?;
-    scene.program(kept_for(600).backends(scene.all()))?;
+    scene.program(with_affinity(600).backends(scene.all_addresses()))?;
 
-    scene.each(&Way::TCP, |place, way| {
-        let first = way.dial(place, WEB, HTTP)?;
+    scene.for_each_client(&Dialer::TCP, |place, dialer| {
+        let first = dialer.dial(place, WEB, HTTP)?;
         let again = || {
             for _ in 0..TRIES {
-                way.is_served(place, WEB, HTTP, &first)?;
-                way.is_served(place, HOST, NODE_HTTP, &first)?;
+                dialer.expect_served(place, WEB, HTTP, &first)?;
+                dialer.expect_served(place, HOST, NODE_HTTP, &first)?;
             }
             Ok(())
         };
-        let ((), grown) = counted(&scene.node, &["translated_affinity"], again)?;
-        same("counted", grown, vec![2 * u64::try_from(TRIES)?])
+        let ((), grown) = count_during(&scene.node, &["translated_affinity"], again)?;
+        ensure_eq("counted", grown, vec![2 * u64::try_from(TRIES)?])
     })?;
     scene.give_back()
 }
@@ -82,13 +82,13 @@ fn a_client_keeps_its_backend_at_every_address_of_the_service() -> Result<()> {
 #[test]
 fn a_client_keeps_its_backend_over_udp_sockets() -> Result<()> {
     let scene = SCENE.take()?;
-    scene.program(kept_for(600).backends(scene.all()))?;
+    scene.program(with_affinity(600).backends(scene.all_addresses()))?;
 
-    scene.each(&Way::UDP, |place, way| {
-        let (first, _) = ask_to(&way.udp(place)?, way.to(WEB, DNS))?;
+    scene.for_each_client(&Dialer::UDP, |place, dialer| {
+        let (first, _) = query_to(&dialer.udp_socket(place)?, dialer.address(WEB, DNS))?;
         for _ in 0..TRIES {
-            way.is_answered(&way.udp(place)?, WEB, DNS, &first)?;
-            way.asked(place, WEB, DNS, &first)?;
+            dialer.expect_answer(&dialer.udp_socket(place)?, WEB, DNS, &first)?;
+            dialer.connect_udp_to(place, WEB, DNS, &first)?;
         }
         Ok(())
     })?;
@@ -96,27 +96,27 @@ fn a_client_keeps_its_backend_over_udp_sockets() -> Result<()> {
 }
 
 #[test]
-#[ignore = "no kernel decides it: the same look at the same map, before any algorithm"]
-fn a_client_keeps_its_backend_whatever_the_algorithm_and_however_few_there_are() -> Result<()> {
+#[ignore = "independent of the kernel: all algorithms share the affinity lookup"]
+fn a_client_keeps_its_backend_with_every_algorithm_and_number_of_backends() -> Result<()> {
     let scene = SCENE.take()?;
     let one = scene.addresses(&["one"])?;
-    scene.program(kept_for(600))?;
+    scene.program(with_affinity(600))?;
     for algorithm in ALGORITHMS {
-        for backends in [one.clone(), scene.all()] {
-            let service = kept_for(600).annotated("culvert.dev/algorithm", algorithm);
+        for backends in [one.clone(), scene.all_addresses()] {
+            let service = with_affinity(600).annotated("culvert.dev/algorithm", algorithm);
             // An update without endpoints first, so that no affinity entry is valid any more.
             scene.node.apply(service.clone())?;
             until_backends(&scene.node, "web", 0)?;
             let count = backends.len() / 2;
             scene.node.apply(service.backends(backends))?;
             until_backends(&scene.node, "web", count)?;
-            for way in Way::TCP {
-                let story = || {
-                    let first = way.dial(&scene.client, WEB, HTTP)?;
-                    let again = seen(&scene.client, way, TRIES)?;
-                    same("servers", again, BTreeSet::from([first]))
+            for dialer in Dialer::TCP {
+                let check = || {
+                    let first = dialer.dial(&scene.client, WEB, HTTP)?;
+                    let again = servers(&scene.client, dialer, TRIES)?;
+                    ensure_eq("servers", again, BTreeSet::from([first]))
                 };
-                story().with_context(|| format!("{algorithm} of {count}, {way:?}"))?;
+                check().with_context(|| format!("{algorithm} of {count}, {dialer:?}"))?;
             }
         }
     }
@@ -124,49 +124,49 @@ fn a_client_keeps_its_backend_whatever_the_algorithm_and_however_few_there_are()
 }
 
 #[test]
-#[ignore = "no kernel decides it: the same look at the same map, before any algorithm"]
-fn connects_of_clients_that_keep_theirs_take_nobodys_turn() -> Result<()> {
+#[ignore = "independent of the kernel: all algorithms share the affinity lookup"]
+fn connects_of_clients_with_affinity_take_no_round_robin_turn() -> Result<()> {
     let scene = SCENE.take()?;
-    let service = kept_for(600).annotated("culvert.dev/algorithm", "round-robin");
-    scene.program(service.backends(scene.without("three")))?;
+    let service = with_affinity(600).annotated("culvert.dev/algorithm", "round-robin");
+    scene.program(service.backends(scene.addresses_without("three")))?;
 
-    for way in [Way::V4, Way::V6] {
+    for dialer in [Dialer::V4, Dialer::V6] {
         let mut servers = Vec::new();
         for number in 0..4 {
-            let client = scene.node.pod(&format!("c{number}-{way:?}"))?;
-            servers.push(way.dial(&client, WEB, HTTP)?);
-            way.dial(&client, WEB, HTTP)?;
+            let client = scene.node.pod(&format!("c{number}-{dialer:?}"))?;
+            servers.push(dialer.dial(&client, WEB, HTTP)?);
+            dialer.dial(&client, WEB, HTTP)?;
         }
 
-        same("turns", &servers[..2], &servers[2..])?;
-        ensure!(servers[0] != servers[1], "{way:?}: {servers:?}");
+        ensure_eq("turns", &servers[..2], &servers[2..])?;
+        ensure!(servers[0] != servers[1], "{dialer:?}: {servers:?}");
     }
     scene.give_back()
 }
 
 /// Connects to each Service at the same time as another thread; returns the names of the servers that
 /// answer.
-fn in_step(place: &Place, way: Way, steps: &Barrier) -> Result<Vec<String>> {
+fn dial_in_step(place: &Sandbox, dialer: Dialer, steps: &Barrier) -> Result<Vec<String>> {
     let sockets: Vec<_> = (1..=SERVICES)
-        .map(|number| Ok((number, way.udp(place)?)))
+        .map(|number| Ok((number, dialer.udp_socket(place)?)))
         .collect::<Result<_>>()?;
     for (number, socket) in &sockets {
-        let to = way.to(Vip::of(*number), DNS);
+        let to = dialer.address(Vip::of(*number), DNS);
         steps.wait();
         socket.connect(to)?;
     }
-    sockets.iter().map(|(_, socket)| ask(socket)).collect()
+    sockets.iter().map(|(_, socket)| query(socket)).collect()
 }
 
 #[test]
-fn sockets_that_connect_at_once_for_the_first_time_get_one_backend() -> Result<()> {
+fn first_connects_at_the_same_time_get_one_backend() -> Result<()> {
     let scene = SCENE.take()?;
     let service = |number| {
         let name = format!("web-{number}");
         let service = Vip::of(number).service(&name);
         service
             .spec("sessionAffinity: ClientIP")
-            .backends(scene.all())
+            .backends(scene.all_addresses())
     };
     let services: Vec<Service> = (1..=SERVICES).map(service).collect();
     scene
@@ -176,14 +176,14 @@ fn sockets_that_connect_at_once_for_the_first_time_get_one_backend() -> Result<(
         until_backends(&scene.node, name, 3)?;
     }
 
-    for way in [Way::V4, Way::V6] {
+    for dialer in [Dialer::V4, Dialer::V6] {
         let steps = Barrier::new(2);
         let [one, other] = thread::scope(|scope| {
-            let dial = || in_step(&scene.client, way, &steps);
+            let dial = || dial_in_step(&scene.client, dialer, &steps);
             [scope.spawn(dial), scope.spawn(dial)].map(|dial| dial.join().ok())
         });
         let (one, other) = (one.context("a thread panicked")??, other.context("a thread panicked")??);
-        same("servers", one, other).with_context(|| format!("{way:?}"))?;
+        ensure_eq("servers", one, other).with_context(|| format!("{dialer:?}"))?;
     }
     scene.give_back()
 }
@@ -191,71 +191,71 @@ fn sockets_that_connect_at_once_for_the_first_time_get_one_backend() -> Result<(
 #[test]
 fn affinity_is_switched_on_and_off_while_clients_connect() -> Result<()> {
     let scene = SCENE.take()?;
-    scene.program(plain().backends(scene.all()))?;
-    let spreads = |way| seen(&scene.client, way, TRIES).map(|seen| seen.len() > 1);
+    scene.program(without_affinity().backends(scene.all_addresses()))?;
+    let spreads = |dialer| servers(&scene.client, dialer, TRIES).map(|seen| seen.len() > 1);
     let until = |wanted: bool| {
-        let is_so = |way| spreads(way).is_ok_and(|spreads| spreads == wanted);
-        wait::until(CHANGE, || is_so(Way::V4) && is_so(Way::V6))
+        let is_so = |dialer| spreads(dialer).is_ok_and(|spreads| spreads == wanted);
+        wait::until(CHANGE_TIMEOUT, || is_so(Dialer::V4) && is_so(Dialer::V6))
             .with_context(|| format!("connects reach several backends: never {wanted}"))
     };
 
     until(true)?;
     for _ in 0..2 {
-        scene.node.apply(kept_for(600).backends(scene.all()))?;
+        scene.node.apply(with_affinity(600).backends(scene.all_addresses()))?;
         until(false)?;
-        scene.node.apply(plain().backends(scene.all()))?;
+        scene.node.apply(without_affinity().backends(scene.all_addresses()))?;
         until(true)?;
     }
     scene.give_back()
 }
 
 #[test]
-#[ignore = "no kernel decides it: the daemon marks the backend"]
-fn a_client_never_keeps_a_backend_that_takes_no_connections() -> Result<()> {
+#[ignore = "independent of the kernel: the daemon marks the backend"]
+fn a_client_does_not_keep_a_terminating_backend() -> Result<()> {
     let scene = SCENE.take()?;
-    scene.program(kept_for(600).backends(scene.all()))?;
+    scene.program(with_affinity(600).backends(scene.all_addresses()))?;
 
-    for way in [Way::V4, Way::V6] {
-        let first = way.dial(&scene.client, WEB, HTTP)?;
-        let going = kept_for(600).backends(scene.without(&first));
+    for dialer in [Dialer::V4, Dialer::V6] {
+        let first = dialer.dial(&scene.client, WEB, HTTP)?;
+        let service = with_affinity(600).backends(scene.addresses_without(&first));
         let leaving = scene.addresses(&[&first])?;
-        let going = leaving.into_iter().fold(going, Service::terminating);
-        scene.node.apply(going)?;
+        let service = leaving.into_iter().fold(service, Service::terminating);
+        scene.node.apply(service)?;
 
         let has_left = || {
-            way.dial(&scene.client, WEB, HTTP)
+            dialer.dial(&scene.client, WEB, HTTP)
                 .is_ok_and(|it| it != first)
         };
-        wait::until(CHANGE, has_left).context("the client keeps a terminating backend")?;
-        let second = way.dial(&scene.client, WEB, HTTP)?;
-        scene.node.apply(kept_for(600).backends(scene.all()))?;
+        wait::until(CHANGE_TIMEOUT, has_left).context("the client keeps a terminating backend")?;
+        let second = dialer.dial(&scene.client, WEB, HTTP)?;
+        scene.node.apply(with_affinity(600).backends(scene.all_addresses()))?;
         clock::pause(Duration::from_secs(1));
-        let seen = seen(&scene.client, way, TRIES)?;
-        same("servers after the return of the backend", seen, [second].into())?;
+        let seen = servers(&scene.client, dialer, TRIES)?;
+        ensure_eq("servers after the return of the backend", seen, [second].into())?;
     }
     scene.give_back()
 }
 
 #[test]
-#[ignore = "no kernel decides it: arithmetic with entries of the maps"]
-fn a_backend_that_one_policy_admits_is_not_kept_where_another_does_not() -> Result<()> {
+#[ignore = "independent of the kernel: arithmetic on map entries"]
+fn affinity_does_not_lead_to_a_backend_that_the_policy_excludes() -> Result<()> {
     let scene = SCENE.take()?;
     let near = scene.addresses(&["one"])?;
-    let web = kept_for(600)
+    let web = with_affinity(600)
         .spec("internalTrafficPolicy: Local")
         .on("other")
-        .backends(scene.without("one"))
+        .backends(scene.addresses_without("one"))
         .on(instance::NODE)
         .backends(near);
     scene.program(web)?;
 
-    for way in [Way::V4, Way::V6] {
+    for dialer in [Dialer::V4, Dialer::V6] {
         // Node ports lead to all endpoints, the cluster IP only to those of this node.
         for round in 0..TRIES {
-            let client = scene.node.pod(&format!("near{round}-{way:?}"))?;
-            way.dial(&client, HOST, NODE_HTTP)?;
+            let client = scene.node.pod(&format!("near{round}-{dialer:?}"))?;
+            dialer.dial(&client, HOST, NODE_HTTP)?;
             for _ in 0..2 {
-                way.is_served(&client, WEB, HTTP, "one")?;
+                dialer.expect_served(&client, WEB, HTTP, "one")?;
             }
         }
     }
@@ -265,15 +265,15 @@ fn a_backend_that_one_policy_admits_is_not_kept_where_another_does_not() -> Resu
 #[test]
 fn a_client_keeps_its_backend_over_a_restart_of_the_daemon() -> Result<()> {
     let scene = SCENE.take()?;
-    scene.program(kept_for(600).backends(scene.all()))?;
+    scene.program(with_affinity(600).backends(scene.all_addresses()))?;
 
-    for way in [Way::V4, Way::V6] {
-        let first = way.dial(&scene.client, WEB, HTTP)?;
+    for dialer in [Dialer::V4, Dialer::V6] {
+        let first = dialer.dial(&scene.client, WEB, HTTP)?;
         scene.node.kill9()?;
-        let seen = || seen(&scene.client, way, TRIES);
-        same("servers without a daemon", seen()?, [first.clone()].into())?;
+        let seen = || servers(&scene.client, dialer, TRIES);
+        ensure_eq("servers without a daemon", seen()?, [first.clone()].into())?;
         scene.node.start()?;
-        same("servers after the restart", seen()?, [first].into())?;
+        ensure_eq("servers after the restart", seen()?, [first].into())?;
     }
     scene.give_back()
 }

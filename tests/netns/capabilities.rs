@@ -9,15 +9,15 @@ use tunnel_tests::{
 };
 
 use crate::{
-    scene::{Scene, WEB, are_answered, are_ended},
-    support::{CHANGE, Way, local_routes, same, until_same},
+    scene::{Scene, WEB, expect_answers, expect_all_ended},
+    support::{CHANGE_TIMEOUT, Dialer, local_routes, ensure_eq, until_eq},
 };
 
 const MANIFEST: &str = include_str!("../../deploy/node/node.yaml");
 const CLEANUP: &str = include_str!("../../deploy/cleanup/pod.yaml");
 
 /// The capability that the daemon also needs before Linux 5.11, as in `deploy/linux-5.10`.
-const MEMORY: &str = "SYS_RESOURCE";
+const OLD_KERNEL_CAPABILITY: &str = "SYS_RESOURCE";
 
 /// Returns the capabilities that a manifest grants to its only unprivileged container.
 pub(crate) fn granted(manifest: &str) -> Result<Vec<&str>> {
@@ -29,7 +29,7 @@ pub(crate) fn granted(manifest: &str) -> Result<Vec<&str>> {
 
 /// Builds a command prefix that, like a container runtime, runs a program as root with only these
 /// capabilities.
-fn with(capabilities: &[&str]) -> Vec<String> {
+fn setpriv(capabilities: &[&str]) -> Vec<String> {
     let bounds: String = capabilities
         .iter()
         .map(|name| format!(",+{}", name.to_lowercase()))
@@ -43,33 +43,33 @@ fn with(capabilities: &[&str]) -> Vec<String> {
 }
 
 /// Builds a `culvert` command that runs as root with only these capabilities.
-pub(crate) fn command(instance: &Instance, capabilities: &[&str], name: &str) -> Vec<String> {
+pub(crate) fn culvert_command(instance: &Instance, capabilities: &[&str], name: &str) -> Vec<String> {
     let paths = [instance.program(), &instance.config_path()];
     let [program, config] = paths.map(|path| path.display().to_string());
     let words = [program, name.to_owned(), "--config".to_owned(), config];
-    [with(capabilities), words.into()].concat()
+    [setpriv(capabilities), words.into()].concat()
 }
 
-/// Starts the daemon with the capabilities of the manifest, and before Linux 5.11 with [`MEMORY`] too.
+/// Starts the daemon with the capabilities of the manifest, and before Linux 5.11 with [`OLD_KERNEL_CAPABILITY`] too.
 pub(crate) fn start(instance: &Instance) -> Result<()> {
     let granted = granted(MANIFEST)?;
-    instance.launch_by(&with(&granted))?;
+    instance.launch_by(&setpriv(&granted))?;
     let Err(error) = instance.wait_ready() else {
         return Ok(());
     };
     ensure!(instance.logs().contains("CAP_SYS_RESOURCE"), "{error:#}");
     drop(instance.kill9());
-    instance.launch_by(&with(&[&granted[..], &[MEMORY]].concat()))?;
+    instance.launch_by(&setpriv(&[&granted[..], &[OLD_KERNEL_CAPABILITY]].concat()))?;
     instance.wait_ready()
 }
 
 #[test]
 fn a_service_is_served_by_a_daemon_with_the_capabilities_of_the_manifest() -> Result<()> {
-    let scene = Scene::leading_to(&["backend"], &["backend"])?;
+    let scene = Scene::prepare_web(&["backend"], &["backend"])?;
 
     start(&scene.node)?;
 
-    scene.reaches(WEB, "backend")
+    scene.expect_served(WEB, "backend")
 }
 
 #[test]
@@ -84,46 +84,46 @@ fn a_kubelet_behind_the_edge_is_reached_by_a_daemon_with_the_capabilities_of_the
 }
 
 #[test]
-#[ignore = "no kernel decides it: what is told; `helper` ends sockets on every kernel"]
-fn a_daemon_with_the_capabilities_of_the_manifest_ends_sockets_of_the_host_and_says_that_it_ends_none_in_pods()
+#[ignore = "independent of the kernel: status and log texts; `socket_helper` ends sockets on every kernel"]
+fn with_the_capabilities_of_the_manifest_only_sockets_of_the_host_are_ended_and_that_is_reported()
 -> Result<()> {
-    let scene = Scene::leading_to(&["one", "two"], &["one"])?;
+    let scene = Scene::prepare_web(&["one", "two"], &["one"])?;
     let node = &scene.node;
     start(node)?;
-    let sockets = scene.connected(WEB, "one")?;
-    let (of_host, of_pod) = sockets.split_at(Way::UDP.len());
+    let sockets = scene.connect_udp_clients(WEB, "one")?;
+    let (of_host, of_pod) = sockets.split_at(Dialer::UDP.len());
 
-    scene.lead_to(&["two"])?;
+    scene.apply_web(&["two"])?;
 
-    are_ended(of_host)?;
-    are_answered(of_pod, "one")?;
-    let why = "this process lacks CAP_SYS_ADMIN and CAP_SYS_PTRACE";
+    expect_all_ended(of_host)?;
+    expect_answers(of_pod, "one")?;
+    let reason = "this process lacks CAP_SYS_ADMIN and CAP_SYS_PTRACE";
     // The status shows a scan's result only after the scan.
-    let told = || {
+    let status_fields = || {
         let sockets = node.status()?["sockets"].take();
         Ok([
             sockets["stale"].clone(),
             sockets["pods"]["unreached"].clone(),
         ])
     };
-    let expected = [serde_json::Value::from(of_pod.len()), why.into()];
-    until_same("stale sockets, reason", expected, told)?;
-    let shown = node.culvert(&["status"])?.stdout;
-    ensure!(shown.contains(&format!("not in pods: {why}")), "{shown}");
-    wait::until(CHANGE, || node.logs().contains(why))?;
-    same("times logged", node.logs().matches(why).count(), 1)
+    let expected = [serde_json::Value::from(of_pod.len()), reason.into()];
+    until_eq("stale sockets, reason", expected, status_fields)?;
+    let status = node.culvert(&["status"])?.stdout;
+    ensure!(status.contains(&format!("not in pods: {reason}")), "{status}");
+    wait::until(CHANGE_TIMEOUT, || node.logs().contains(reason))?;
+    ensure_eq("times logged", node.logs().matches(reason).count(), 1)
 }
 
 #[test]
-#[ignore = "no kernel decides it: the daemon reads its own rights, and says so"]
-fn a_daemon_without_one_of_the_capabilities_names_it_and_touches_nothing() -> Result<()> {
+#[ignore = "independent of the kernel: the daemon reads and reports its own capabilities"]
+fn a_daemon_without_one_of_the_capabilities_names_it_and_attaches_nothing() -> Result<()> {
     let granted = granted(MANIFEST)?;
     for lacking in &granted {
         let node = Node::new()?;
         let rest = granted.iter().copied().filter(|name| name != lacking);
         let rest: Vec<&str> = rest.collect();
 
-        node.launch_by(&with(&rest))?;
+        node.launch_by(&setpriv(&rest))?;
 
         node.wait_ready().err().with_context(|| format!("the daemon is ready without {lacking}"))?;
         let logs = node.logs();
@@ -142,8 +142,8 @@ fn a_cleanup_with_the_capabilities_of_its_manifest_removes_programs_maps_and_rou
     node.stop()?;
 
     node.host()
-        .run(&command(node, &granted(CLEANUP)?, "cleanup"))?;
+        .run(&culvert_command(node, &granted(CLEANUP)?, "cleanup"))?;
 
     ensure!(!node.bpffs().exists(), "pins are left after the cleanup");
-    same("routes", local_routes(node.host(), 176)?, "")
+    ensure_eq("routes", local_routes(node.host(), 176)?, "")
 }

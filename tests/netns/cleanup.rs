@@ -6,22 +6,22 @@ use anyhow::{Result, ensure};
 use tunnel_tests::{
     instance::{Instance, Settings},
     node::Node,
-    place::Place,
+    place::Sandbox,
     pod::Pod,
     wait,
 };
 
 use crate::{
     scene::{Scene, WEB},
-    support::{CHANGE, HTTP, Way, addresses, counted, maps_folder, same, serve, until_backends},
+    support::{CHANGE_TIMEOUT, HTTP, Dialer, addresses, count_during, maps_folder, ensure_eq, serve, until_backends},
 };
 
 /// Connects from the host and the client pod with every TCP dialer; yields true for a translated
 /// connect.
 fn connects(scene: &Scene) -> impl Iterator<Item = bool> {
     let each = scene.places().into_iter();
-    let each = each.flat_map(|(_, place)| Way::TCP.map(|way| (place, way)));
-    each.map(|(place, way)| way.connect(place, WEB, HTTP).is_ok())
+    let each = each.flat_map(|(_, place)| Dialer::TCP.map(|dialer| (place, dialer)));
+    each.map(|(place, dialer)| dialer.connect(place, WEB, HTTP).is_ok())
 }
 
 fn is_translated(scene: &Scene) -> bool {
@@ -30,8 +30,8 @@ fn is_translated(scene: &Scene) -> bool {
 
 /// Waits until no connect is translated. The kernel detaches a link a moment after its last pin is
 /// removed.
-fn until_untouched(scene: &Scene) -> Result<()> {
-    wait::until(CHANGE, || {
+fn until_untranslated(scene: &Scene) -> Result<()> {
+    wait::until(CHANGE_TIMEOUT, || {
         connects(scene).all(|is_translated| !is_translated)
     })
 }
@@ -44,8 +44,8 @@ pub(crate) fn cleanup(instance: &Instance) -> Result<String> {
 }
 
 #[test]
-#[ignore = "no kernel decides it: files are removed; the last test here tries the programs"]
-fn cleanup_removes_what_a_node_made_and_nothing_else() -> Result<()> {
+#[ignore = "independent of the kernel: files are removed; the last test in this file detaches programs"]
+fn cleanup_removes_everything_that_a_node_created_and_nothing_else() -> Result<()> {
     let scene = Scene::web(&["backend"])?;
     let pins = scene.node.bpffs();
     scene.node.stop()?;
@@ -53,10 +53,10 @@ fn cleanup_removes_what_a_node_made_and_nothing_else() -> Result<()> {
     let stranger = pins.join("stranger");
     fs::hard_link(pins.join(maps_folder("/services")), &stranger)?;
 
-    let said = cleanup(&scene.node)?;
+    let output = cleanup(&scene.node)?;
 
-    ensure!(said.contains("stranger"), "{said}");
-    until_untouched(&scene)?;
+    ensure!(output.contains("stranger"), "{output}");
+    until_untranslated(&scene)?;
     ensure!(!pins.join(maps_folder("")).exists() && !pins.join("links").exists());
     ensure!(stranger.exists());
     // The state folder existed before the daemon started, so the cleanup leaves it.
@@ -66,8 +66,8 @@ fn cleanup_removes_what_a_node_made_and_nothing_else() -> Result<()> {
     fs::remove_file(&stranger)?;
     cleanup(&scene.node)?;
     ensure!(!pins.exists());
-    let said = cleanup(&scene.node)?;
-    ensure!(said.contains("nothing to remove"), "{said}");
+    let output = cleanup(&scene.node)?;
+    ensure!(output.contains("nothing to remove"), "{output}");
 
     scene.node.start()?;
     ensure!(is_translated(&scene));
@@ -75,47 +75,47 @@ fn cleanup_removes_what_a_node_made_and_nothing_else() -> Result<()> {
 }
 
 /// Starts a node whose state folder the daemon creates.
-fn with_own_state() -> Result<Scene> {
-    let scene = Scene::leading_to(&["backend"], &["backend"])?;
+fn start_without_state() -> Result<Scene> {
+    let scene = Scene::prepare_web(&["backend"], &["backend"])?;
     fs::remove_dir(scene.node.state())?;
     scene.node.start()?;
     Ok(scene)
 }
 
 #[test]
-#[ignore = "no kernel decides it: files are removed"]
-fn cleanup_after_a_kill_removes_the_socket_and_the_state_that_the_daemon_made() -> Result<()> {
-    let scene = with_own_state()?;
+#[ignore = "independent of the kernel: files are removed"]
+fn cleanup_after_a_kill_removes_the_socket_and_the_state_that_the_daemon_created() -> Result<()> {
+    let scene = start_without_state()?;
     scene.node.kill9()?;
     ensure!(scene.node.admin_socket().exists());
 
     cleanup(&scene.node)?;
 
     ensure!(!scene.node.state().exists() && !scene.node.bpffs().exists());
-    until_untouched(&scene)
+    until_untranslated(&scene)
 }
 
 #[test]
-#[ignore = "no kernel decides it: files are removed"]
-fn cleanup_leaves_what_others_put_into_the_state() -> Result<()> {
-    let scene = with_own_state()?;
+#[ignore = "independent of the kernel: files are removed"]
+fn cleanup_leaves_foreign_files_in_the_state_folder() -> Result<()> {
+    let scene = start_without_state()?;
     scene.node.stop()?;
     let note = scene.node.state().join("note");
     fs::write(&note, "mine")?;
 
-    let said = cleanup(&scene.node)?;
+    let output = cleanup(&scene.node)?;
 
-    ensure!(note.exists() && said.contains("left alone"), "{said}");
+    ensure!(note.exists() && output.contains("left alone"), "{output}");
     Ok(())
 }
 
 /// A second instance of Culvert on the same node, with its own cgroup, folders and client.
-struct Beside {
+struct SecondInstance {
     instance: Instance,
-    client: Place,
+    client: Sandbox,
 }
 
-impl Beside {
+impl SecondInstance {
     fn new(node: &Node, pod: &Pod) -> Result<Self> {
         let topology = node.topology();
         let folder: PathBuf = topology.lab().folder().join("beside");
@@ -132,30 +132,30 @@ impl Beside {
 }
 
 #[test]
-fn two_instances_beside_each_other_do_not_see_each_other() -> Result<()> {
+fn two_instances_on_one_node_do_not_affect_each_other() -> Result<()> {
     let scene = Scene::web(&["backend"])?;
     let other = scene.node.pod("other")?;
     let _server = serve(&other)?;
-    let beside = Beside::new(&scene.node, &scene.client)?;
+    let other_instance = SecondInstance::new(&scene.node, &scene.client)?;
     // Both instances have a Service with the same address, with different backends.
     let web = WEB.service("web").backends(addresses(&[&*other]));
-    beside.instance.apply(web)?;
-    beside.instance.start()?;
-    until_backends(&beside.instance, "web", 1)?;
+    other_instance.instance.apply(web)?;
+    other_instance.instance.start()?;
+    until_backends(&other_instance.instance, "web", 1)?;
 
-    for way in Way::TCP {
-        let ask = |place: &Place| way.dial(place, WEB, HTTP);
-        let (first, grown) = counted(&beside.instance, &["translated"], || ask(&scene.client))?;
-        same("server", (&*first, grown), ("backend", vec![0]))?;
-        let (second, grown) = counted(&scene.node, &["translated"], || ask(&beside.client))?;
-        same("server", (&*second, grown), ("other", vec![0]))?;
+    for dialer in Dialer::TCP {
+        let dial = |place: &Sandbox| dialer.dial(place, WEB, HTTP);
+        let (first, grown) = count_during(&other_instance.instance, &["translated"], || dial(&scene.client))?;
+        ensure_eq("server", (&*first, grown), ("backend", vec![0]))?;
+        let (second, grown) = count_during(&scene.node, &["translated"], || dial(&other_instance.client))?;
+        ensure_eq("server", (&*second, grown), ("other", vec![0]))?;
     }
 
-    beside.instance.stop()?;
-    cleanup(&beside.instance)?;
-    for way in Way::TCP {
-        wait::until(CHANGE, || way.dial(&beside.client, WEB, HTTP).is_err())?;
-        way.is_served(&scene.client, WEB, HTTP, "backend")?;
+    other_instance.instance.stop()?;
+    cleanup(&other_instance.instance)?;
+    for dialer in Dialer::TCP {
+        wait::until(CHANGE_TIMEOUT, || dialer.dial(&other_instance.client, WEB, HTTP).is_err())?;
+        dialer.expect_served(&scene.client, WEB, HTTP, "backend")?;
     }
     ensure!(scene.node.is_ready());
     Ok(())

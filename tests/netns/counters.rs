@@ -18,10 +18,10 @@ use tunnel_tests::{
 };
 
 use crate::{
-    race::writers::keep_to,
+    race::map_writers::pin_to_cpu,
     scene::{OTHER, Scene, WEB},
-    support::{CHANGE, DNS, HTTP, Way, ask_to, counted, ports, same, until_same},
-    under_load::is_answered,
+    support::{CHANGE_TIMEOUT, DNS, HTTP, Dialer, query_to, count_during, ports, ensure_eq, until_eq},
+    background_load::expect_all_answered,
 };
 
 /// The number of connects whose distribution is measured.
@@ -33,7 +33,7 @@ const BACKENDS: [&str; 3] = ["one", "two", "three"];
 /// Takes the shared scene, and programs a Service with this algorithm.
 fn start(algorithm: &str) -> Result<Lease<Scene>> {
     let scene = SCENE.take()?;
-    let web = WEB.service("web").backends(scene.all());
+    let web = WEB.service("web").backends(scene.all_addresses());
     scene.program(web.annotated("culvert.dev/algorithm", algorithm))?;
     Ok(scene)
 }
@@ -41,7 +41,7 @@ fn start(algorithm: &str) -> Result<Lease<Scene>> {
 /// Waits until every tracked socket is released; returns the number of all tracked sockets so far.
 pub(crate) fn until_released(node: &Node) -> Result<u64> {
     let (mut tracked, mut released) = (0, 0);
-    wait::until(CHANGE, || {
+    wait::until(CHANGE_TIMEOUT, || {
         released = node.reason("socket_released").unwrap_or(0);
         tracked = node.reason("socket_tracked").unwrap_or(0);
         tracked > 0 && tracked == released
@@ -61,9 +61,9 @@ fn every_connect_and_first_datagram_is_counted_once() -> Result<()> {
         let sockets = |domain, kind| place.socket(domain, kind);
         let plan = |to| Plan::new(to, rate, Duration::from_millis(300));
         let before = until_released(node)?;
-        let (reports, grown) = counted(node, &reasons, || {
-            let reports = [Way::V4, Way::V6].map(|way| {
-                let (http, dns) = (plan(way.to(WEB, HTTP)), plan(way.to(WEB, DNS)));
+        let (reports, grown) = count_during(node, &reasons, || {
+            let reports = [Dialer::V4, Dialer::V6].map(|dialer| {
+                let (http, dns) = (plan(dialer.address(WEB, HTTP)), plan(dialer.address(WEB, DNS)));
                 [
                     load::tcp::run(&http, &sockets),
                     load::udp::run(&dns, Mode::Connected, &sockets),
@@ -76,15 +76,15 @@ fn every_connect_and_first_datagram_is_counted_once() -> Result<()> {
         })?;
 
         let attempts: u64 = reports.iter().map(|report| report.attempts).sum();
-        reports.iter().try_for_each(is_answered).context(from)?;
-        same(from, grown, vec![attempts; 3])?;
-        same(from, until_released(node)?, before + attempts)?;
+        reports.iter().try_for_each(expect_all_answered).context(from)?;
+        ensure_eq(from, grown, vec![attempts; 3])?;
+        ensure_eq(from, until_released(node)?, before + attempts)?;
     }
     scene.give_back()
 }
 
 /// Sums a metric of Service `web` over its ports, for one family.
-fn of_web(node: &Node, metric: &str, family: &str) -> Result<u64> {
+fn web_metric(node: &Node, metric: &str, family: &str) -> Result<u64> {
     let metrics = node.metrics()?;
     let of_port = |(port, protocol)| {
         let labels = format!(
@@ -102,22 +102,22 @@ fn of_web(node: &Node, metric: &str, family: &str) -> Result<u64> {
 }
 
 #[test]
-fn each_service_port_has_counts_of_its_own() -> Result<()> {
+fn each_service_port_has_its_own_counts() -> Result<()> {
     let scene = Scene::web(&BACKENDS)?;
     let (node, client) = (&scene.node, &scene.client);
     node.apply(OTHER.service("other"))?;
     let of_other = || -> Result<_> { Ok(ports(&node.services()?, "other")) };
-    until_same("ports", 4, || Ok(of_other()?.len()))?;
+    until_eq("ports", 4, || Ok(of_other()?.len()))?;
     for (times, place) in [(2_u64, node.host()), (3, &**client)] {
         for _ in 0..times {
-            for way in [Way::V4, Way::V6, Way::Mapped] {
-                way.dial(place, WEB, HTTP)?;
-                let socket = way.udp(place)?;
+            for dialer in [Dialer::V4, Dialer::V6, Dialer::Mapped] {
+                dialer.dial(place, WEB, HTTP)?;
+                let socket = dialer.udp_socket(place)?;
                 // Only the first datagram counts as a connection; the others use the stored backend.
                 for _ in 0..3 {
-                    ask_to(&socket, way.to(WEB, DNS))?;
+                    query_to(&socket, dialer.address(WEB, DNS))?;
                 }
-                ensure!(way.connect(place, OTHER, HTTP).is_err());
+                ensure!(dialer.connect(place, OTHER, HTTP).is_err());
             }
         }
     }
@@ -125,43 +125,43 @@ fn each_service_port_has_counts_of_its_own() -> Result<()> {
     // V4-mapped addresses count as IPv4; in each of five rounds, each dialer makes one connect and uses
 // one UDP socket.
     for (family, sent) in [("IPv4", 5 * 4), ("IPv6", 5 * 2)] {
-        same(family, of_web(node, "connections_total", family)?, sent)?;
-        same(family, of_web(node, "refused_total", family)?, 0)?;
+        ensure_eq(family, web_metric(node, "connections_total", family)?, sent)?;
+        ensure_eq(family, web_metric(node, "refused_total", family)?, 0)?;
     }
     let refused = || -> Result<u64> {
         let of = |port: &serde_json::Value| port["refused"].as_u64().context("a port without refused");
         of_other()?.iter().map(of).sum()
     };
-    same("refused", refused()?, 5 * 3)?;
+    ensure_eq("refused", refused()?, 5 * 3)?;
 
     // The counts are in the pinned maps, so they outlive the daemon.
     node.kill9()?;
-    for way in [Way::V4, Way::V6] {
-        way.dial(client, WEB, HTTP)?;
+    for dialer in [Dialer::V4, Dialer::V6] {
+        dialer.dial(client, WEB, HTTP)?;
     }
     node.start()?;
-    same(
+    ensure_eq(
         "sent",
-        of_web(node, "connections_total", "IPv4")?,
+        web_metric(node, "connections_total", "IPv4")?,
         5 * 4 + 1,
     )?;
-    same(
+    ensure_eq(
         "sent",
-        of_web(node, "connections_total", "IPv6")?,
+        web_metric(node, "connections_total", "IPv6")?,
         5 * 2 + 1,
     )?;
-    same("refused", refused()?, 5 * 3)
+    ensure_eq("refused", refused()?, 5 * 3)
 }
 
 /// Makes connects on each CPU in turn; returns the number that each server answered.
-fn spread(client: &Pod, way: Way) -> Result<BTreeMap<String, u64>> {
+fn distribution(client: &Pod, dialer: Dialer) -> Result<BTreeMap<String, u64>> {
     let here = sched_getaffinity(Pid::from_raw(0))?;
     let cpus = (0..CpuSet::count()).filter(|cpu| here.is_set(*cpu).unwrap_or(false));
     let mut servers = BTreeMap::new();
     for (_, cpu) in (0..SAMPLE).zip(cpus.cycle()) {
         // Changes the affinity of this thread only.
-        keep_to(u32::try_from(cpu)?)?;
-        let name = way.dial(client, WEB, HTTP)?;
+        pin_to_cpu(u32::try_from(cpu)?)?;
+        let name = dialer.dial(client, WEB, HTTP)?;
         *servers.entry(name).or_default() += 1;
     }
     sched_setaffinity(Pid::from_raw(0), &here)?;
@@ -169,14 +169,14 @@ fn spread(client: &Pod, way: Way) -> Result<BTreeMap<String, u64>> {
 }
 
 #[test]
-fn round_robin_gives_each_backend_the_same_from_all_cpus() -> Result<()> {
+fn round_robin_over_all_cpus_gives_each_backend_equally_many_connects() -> Result<()> {
     let scene = start("round-robin")?;
 
-    for way in [Way::V4, Way::V6] {
-        let servers = spread(&scene.client, way)?;
+    for dialer in [Dialer::V4, Dialer::V6] {
+        let servers = distribution(&scene.client, dialer)?;
 
         let expected = BACKENDS.map(|name| (name.to_owned(), SAMPLE / 3));
-        same(&format!("{way:?}"), servers, BTreeMap::from(expected))?;
+        ensure_eq(&format!("{dialer:?}"), servers, BTreeMap::from(expected))?;
     }
     scene.give_back()
 }

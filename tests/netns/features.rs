@@ -16,7 +16,7 @@ use tunnel_userspace::{
 
 use crate::{
     guard::{UPLINK, filters, load, on_host, uplinks},
-    support::same,
+    support::ensure_eq,
 };
 
 /// The verifier's limits: processed instructions, and bytes of stack.
@@ -24,7 +24,7 @@ const INSTRUCTIONS: u64 = 1_000_000;
 const STACK: u64 = 512;
 
 #[test]
-fn a_program_that_sets_an_error_loads_where_the_probe_says_so() -> Result<()> {
+fn a_program_that_sets_an_error_loads_exactly_if_the_probe_finds_the_feature() -> Result<()> {
     let features = bpf::probe()?;
     let setting = Features {
         set_retval: true,
@@ -47,7 +47,7 @@ fn a_program_that_sets_an_error_loads_where_the_probe_says_so() -> Result<()> {
 }
 
 #[test]
-fn a_link_at_tc_can_be_made_where_the_probe_says_so() -> Result<()> {
+fn a_tcx_link_can_be_created_exactly_if_the_probe_finds_the_feature() -> Result<()> {
     let features = bpf::probe()?;
     let node = Node::new()?;
     let pins = Pins::hold(&node.bpffs())?;
@@ -64,13 +64,13 @@ fn a_link_at_tc_can_be_made_where_the_probe_says_so() -> Result<()> {
 
     let (mut guard, _counters) = load(&pins, features)?;
     on_host(&node, || Ok(guard.keep(&uplinks(), false)?))?;
-    same("guarded", guard.guarded(), BTreeSet::from([UPLINK.0]))?;
-    same("filters", filters(&node)?, usize::from(!features.tcx))?;
+    ensure_eq("guarded", guard.guarded(), BTreeSet::from([UPLINK.0]))?;
+    ensure_eq("filters", filters(&node)?, usize::from(!features.tcx))?;
     on_host(&node, || Ok(pins.remove()?)).map(drop)
 }
 
 #[test]
-fn every_program_is_verified_in_each_variant_that_this_kernel_takes() -> Result<()> {
+fn every_program_is_verified_in_each_variant_that_this_kernel_supports() -> Result<()> {
     let features = bpf::probe()?;
     let measured = verifier::measure(features)?;
 

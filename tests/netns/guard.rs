@@ -18,7 +18,7 @@ use tunnel_userspace::{
     reconcile::Sizes,
 };
 
-use crate::support::{run, same};
+use crate::support::{run, ensure_eq};
 
 /// The index and name of the host's uplink.
 pub(crate) const UPLINK: (u32, &str) = (2, "uplink");
@@ -26,7 +26,7 @@ pub(crate) const UPLINK: (u32, &str) = (2, "uplink");
 const SIZES: Sizes = Sizes::each(16);
 
 /// Loads the guard of 198.19.0.0/16, to be attached by a tcx link or as a tc filter.
-fn load_by(pins: &Pins, tcx: bool) -> Result<(Guard, Counters)> {
+fn load_with_tcx(pins: &Pins, tcx: bool) -> Result<(Guard, Counters)> {
     let features = bpf::probe()?;
     load(pins, Features { tcx, ..features })
 }
@@ -75,13 +75,13 @@ fn dropped(counters: &Counters) -> Result<u64> {
 
 /// Connects from outside to an address in the guarded range, which is local on the host; returns the
 /// error.
-fn knock(node: &Node) -> ErrorKind {
+fn probe_from_outside(node: &Node) -> ErrorKind {
     let connected = node.outside().connect("198.19.0.1:10270");
     connected.map_or_else(|error| error.kind(), |_| ErrorKind::Other)
 }
 
 /// Creates a node with a local route for 198.19.0.0/16; returns it with its pins.
-fn local() -> Result<(Node, Pins)> {
+fn node_with_local_range() -> Result<(Node, Pins)> {
     let node = Node::new()?;
     node.host().ip("route add local 198.19.0.0/16 dev lo\n")?;
     let pins = Pins::hold(&node.bpffs())?;
@@ -89,95 +89,95 @@ fn local() -> Result<(Node, Pins)> {
 }
 
 /// Creates the same node, and attaches the guard to its uplink.
-fn guarded(tcx: bool) -> Result<(Node, Pins, Guard)> {
-    let (node, pins) = local()?;
-    let (mut guard, _counters) = load_by(&pins, tcx)?;
+fn guarded_node(tcx: bool) -> Result<(Node, Pins, Guard)> {
+    let (node, pins) = node_with_local_range()?;
+    let (mut guard, _counters) = load_with_tcx(&pins, tcx)?;
     on_host(&node, || Ok(guard.keep(&uplinks(), false)?))?;
     Ok((node, pins, guard))
 }
 
 #[test]
-fn a_guard_by_a_link_keeps_outsiders_out_is_replaced_and_goes_with_cleanup() -> Result<()> {
+fn a_guard_by_link_drops_outsiders_is_replaced_and_is_removed_by_cleanup() -> Result<()> {
     if feature::lacks(test_name!(), &[Feature::Tcx])? {
         return Ok(());
     }
-    keeps_out(true)
+    expect_outsiders_dropped(true)
 }
 
 #[test]
-fn a_guard_by_a_filter_keeps_outsiders_out_is_replaced_and_goes_with_cleanup() -> Result<()> {
-    keeps_out(false)
+fn a_guard_by_filter_drops_outsiders_is_replaced_and_is_removed_by_cleanup() -> Result<()> {
+    expect_outsiders_dropped(false)
 }
 
-fn keeps_out(tcx: bool) -> Result<()> {
-    let (node, pins) = local()?;
+fn expect_outsiders_dropped(tcx: bool) -> Result<()> {
+    let (node, pins) = node_with_local_range()?;
     ensure!(
-        knock(&node) == ErrorKind::ConnectionRefused,
+        probe_from_outside(&node) == ErrorKind::ConnectionRefused,
         "an outsider should reach the host while there is no guard"
     );
     // In the second round, the new guard replaces the first.
     for _ in 0..2 {
-        let (mut guard, counters) = load_by(&pins, tcx)?;
+        let (mut guard, counters) = load_with_tcx(&pins, tcx)?;
         on_host(&node, || Ok(guard.keep(&uplinks(), false)?))?;
         drop(guard);
         let before = dropped(&counters)?;
-        ensure!(knock(&node) == ErrorKind::TimedOut, "an outsider passes the guard, tcx {tcx}");
+        ensure!(probe_from_outside(&node) == ErrorKind::TimedOut, "an outsider passes the guard, tcx {tcx}");
         ensure!(dropped(&counters)? > before, "the dropped packet isn't counted, tcx {tcx}");
     }
-    same("filters", filters(&node)?, usize::from(!tcx)).with_context(|| format!("tcx {tcx}"))?;
+    ensure_eq("filters", filters(&node)?, usize::from(!tcx)).with_context(|| format!("tcx {tcx}"))?;
 
     let foreign = on_host(&node, || Ok(pins.remove()?))?;
 
     ensure!(foreign.is_empty(), "{foreign:?}");
     ensure!(
-        knock(&node) == ErrorKind::ConnectionRefused,
+        probe_from_outside(&node) == ErrorKind::ConnectionRefused,
         "packets are still dropped after the cleanup, tcx {tcx}"
     );
     Ok(())
 }
 
 #[test]
-fn a_filter_that_somebody_took_off_is_put_back() -> Result<()> {
-    let (node, _pins, mut guard) = guarded(false)?;
+fn a_filter_that_was_removed_is_attached_again() -> Result<()> {
+    let (node, _pins, mut guard) = guarded_node(false)?;
     run(node.host(), "tc qdisc del dev uplink clsact")?;
-    ensure!(knock(&node) == ErrorKind::ConnectionRefused, "packets are dropped without a filter");
+    ensure!(probe_from_outside(&node) == ErrorKind::ConnectionRefused, "packets are dropped without a filter");
 
     on_host(&node, || Ok(guard.keep(&uplinks(), true)?))?;
 
-    ensure!(knock(&node) == ErrorKind::TimedOut, "an outsider passes the re-attached guard");
+    ensure!(probe_from_outside(&node) == ErrorKind::TimedOut, "an outsider passes the re-attached guard");
     Ok(())
 }
 
 #[test]
-fn a_guard_by_a_link_ends_where_its_device_is_no_uplink_any_more() -> Result<()> {
+fn a_guard_by_link_is_detached_once_its_device_is_no_uplink() -> Result<()> {
     if feature::lacks(test_name!(), &[Feature::Tcx])? {
         return Ok(());
     }
-    ends(true)
+    expect_detached(true)
 }
 
 #[test]
-fn a_guard_by_a_filter_ends_where_its_device_is_no_uplink_any_more() -> Result<()> {
-    ends(false)
+fn a_guard_by_filter_is_detached_once_its_device_is_no_uplink() -> Result<()> {
+    expect_detached(false)
 }
 
-fn ends(tcx: bool) -> Result<()> {
-    let (node, _pins, mut guard) = guarded(tcx)?;
+fn expect_detached(tcx: bool) -> Result<()> {
+    let (node, _pins, mut guard) = guarded_node(tcx)?;
     on_host(&node, || {
         guard.keep(&BTreeMap::new(), false)?;
         Ok(guard.tidy(&BTreeMap::new())?)
     })?;
 
-    ensure!(knock(&node) == ErrorKind::ConnectionRefused, "tcx {tcx}");
+    ensure!(probe_from_outside(&node) == ErrorKind::ConnectionRefused, "tcx {tcx}");
     ensure!(guard.guarded().is_empty(), "tcx {tcx}");
     Ok(())
 }
 
 #[test]
-fn the_note_of_a_filter_goes_after_its_device() -> Result<()> {
+fn the_record_of_a_filter_is_removed_after_its_device() -> Result<()> {
     let node = Node::new()?;
     let pins = Pins::hold(&node.bpffs())?;
-    let (mut guard, _counters) = load_by(&pins, false)?;
+    let (mut guard, _counters) = load_with_tcx(&pins, false)?;
     let host = node.host();
     run(
         host,

@@ -5,13 +5,13 @@ use anyhow::Result;
 use nix::errno::Errno;
 use tunnel_tests::{
     manifest::{Protocol, Service},
-    place::{ANSWER, connect_within},
+    place::{RESPONSE_TIMEOUT, connect_within},
 };
 
 use crate::{
     scene::{DIALLED, EMPTY, OTHER, Scene, WEB},
     support::{
-        DNS, DNS_TARGET, HTTP, HTTP_TARGET, Vip, Way, ask, counted, errno, http, receive, same,
+        DNS, DNS_TARGET, HTTP, HTTP_TARGET, Vip, Dialer, query, count_during, errno, http_server_name, receive, ensure_eq,
     },
 };
 
@@ -19,10 +19,10 @@ use crate::{
 fn a_tcp_connect_to_a_cluster_ip_reaches_the_backend_and_shows_the_cluster_ip() -> Result<()> {
     let scene = DIALLED.take()?;
 
-    scene.each(&Way::TCP, |place, way| {
-        let connect = || way.is_served(place, WEB, HTTP, "backend");
-        let ((), grown) = counted(&scene.node, &["translated", "socket_tracked"], connect)?;
-        same("counts", grown, vec![1, 1])
+    scene.for_each_client(&Dialer::TCP, |place, dialer| {
+        let connect = || dialer.expect_served(place, WEB, HTTP, "backend");
+        let ((), grown) = count_during(&scene.node, &["translated", "socket_tracked"], connect)?;
+        ensure_eq("counts", grown, vec![1, 1])
     })?;
     scene.give_back()
 }
@@ -31,49 +31,49 @@ fn a_tcp_connect_to_a_cluster_ip_reaches_the_backend_and_shows_the_cluster_ip() 
 fn a_tcp_socket_that_was_refused_can_connect_to_another_cluster_ip() -> Result<()> {
     let scene = DIALLED.take()?;
 
-    scene.each(&Way::TCP, |place, way| {
-        let socket = way.tcp(place)?;
-        let refused = connect_within(&socket, way.to(EMPTY, HTTP), ANSWER);
-        same("error", errno(refused), Errno::ECONNREFUSED)?;
+    scene.for_each_client(&Dialer::TCP, |place, dialer| {
+        let socket = dialer.tcp_socket(place)?;
+        let refused = connect_within(&socket, dialer.address(EMPTY, HTTP), RESPONSE_TIMEOUT);
+        ensure_eq("error", errno(refused), Errno::ECONNREFUSED)?;
 
-        connect_within(&socket, way.to(WEB, HTTP), ANSWER)?;
+        connect_within(&socket, dialer.address(WEB, HTTP), RESPONSE_TIMEOUT)?;
         let stream = std::net::TcpStream::from(socket);
-        same("peer", stream.peer_addr()?, way.shown(WEB, HTTP))?;
-        same("server", http(stream)?, "backend")
+        ensure_eq("peer", stream.peer_addr()?, dialer.reported_address(WEB, HTTP))?;
+        ensure_eq("server", http_server_name(stream)?, "backend")
     })?;
     scene.give_back()
 }
 
 #[test]
-fn a_connected_udp_socket_asks_the_backend_and_shows_the_cluster_ip() -> Result<()> {
+fn a_connected_udp_socket_reaches_the_backend_and_shows_the_cluster_ip() -> Result<()> {
     let scene = DIALLED.take()?;
 
-    scene.each(&Way::UDP, |place, way| {
-        let socket = way.udp(place)?;
-        let (answers, grown) = counted(&scene.node, &["translated", "translated_sticky"], || {
-            socket.connect(way.to(WEB, DNS))?;
+    scene.for_each_client(&Dialer::UDP, |place, dialer| {
+        let socket = dialer.udp_socket(place)?;
+        let (answers, grown) = count_during(&scene.node, &["translated", "translated_sticky"], || {
+            socket.connect(dialer.address(WEB, DNS))?;
             socket.send(b"who?")?;
             let first = receive(&socket)?;
             socket.send(b"who?")?;
             Ok([first, receive(&socket)?])
         })?;
         // The sender of each answer is the cluster IP, like the peer address.
-        let expected = ("backend".to_owned(), way.shown(WEB, DNS));
-        same("answers", answers, [expected.clone(), expected])?;
-        same("peer", socket.peer_addr()?, way.shown(WEB, DNS))?;
+        let expected = ("backend".to_owned(), dialer.reported_address(WEB, DNS));
+        ensure_eq("answers", answers, [expected.clone(), expected])?;
+        ensure_eq("peer", socket.peer_addr()?, dialer.reported_address(WEB, DNS))?;
         // The kernel programs translate the connect, but no send on the connected socket.
-        same("counts", grown, vec![1, 0])
+        ensure_eq("counts", grown, vec![1, 0])
     })?;
     scene.give_back()
 }
 
 #[test]
-fn a_udp_socket_that_connects_again_shows_what_it_dialled_last() -> Result<()> {
+fn a_udp_socket_that_connects_again_shows_the_address_that_it_dialled_last() -> Result<()> {
     let scene = DIALLED.take()?;
     let backend = Vip::of_pod(scene.backend("backend")?);
 
-    scene.each(&Way::UDP, |place, way| {
-        let socket = way.udp(place)?;
+    scene.for_each_client(&Dialer::UDP, |place, dialer| {
+        let socket = dialer.udp_socket(place)?;
         let steps = [
             (WEB, DNS, "backend"),
             (OTHER, DNS, "other"),
@@ -82,9 +82,9 @@ fn a_udp_socket_that_connects_again_shows_what_it_dialled_last() -> Result<()> {
             (OTHER, DNS, "other"),
         ];
         for (vip, port, name) in steps {
-            socket.connect(way.to(vip, port))?;
-            same("peer", socket.peer_addr()?, way.shown(vip, port))?;
-            same("server", ask(&socket)?, name)?;
+            socket.connect(dialer.address(vip, port))?;
+            ensure_eq("peer", socket.peer_addr()?, dialer.reported_address(vip, port))?;
+            ensure_eq("server", query(&socket)?, name)?;
         }
         Ok(())
     })?;
@@ -108,24 +108,24 @@ fn a_backend_that_is_itself_a_cluster_ip_is_not_translated_a_second_time() -> Re
     let scene = DIALLED.take()?;
     let chained = chain(&scene)?;
 
-    scene.each(&Way::UDP, |place, way| {
-        way.asked(place, chained, DNS_TARGET, "other")?;
-        let socket = way.asked(place, WEB, DNS, "backend")?;
-        same("peer", socket.peer_addr()?, way.shown(WEB, DNS))
+    scene.for_each_client(&Dialer::UDP, |place, dialer| {
+        dialer.connect_udp_to(place, chained, DNS_TARGET, "other")?;
+        let socket = dialer.connect_udp_to(place, WEB, DNS, "backend")?;
+        ensure_eq("peer", socket.peer_addr()?, dialer.reported_address(WEB, DNS))
     })?;
-    scene.reaches(WEB, "backend")?;
+    scene.expect_served(WEB, "backend")?;
     scene.give_back()
 }
 
 #[test]
-fn a_connected_socket_is_not_translated_a_second_time_after_it_asked_another() -> Result<()> {
+fn a_connected_socket_is_not_translated_a_second_time_after_it_sent_to_another_service() -> Result<()> {
     let scene = DIALLED.take()?;
     chain(&scene)?;
 
-    scene.each(&Way::UDP, |place, way| {
-        let socket = way.connected(place, WEB, DNS)?;
-        socket.send_to(b"who?", way.to(OTHER, DNS))?;
-        same("server", ask(&socket)?, "backend")
+    scene.for_each_client(&Dialer::UDP, |place, dialer| {
+        let socket = dialer.connect_udp(place, WEB, DNS)?;
+        socket.send_to(b"who?", dialer.address(OTHER, DNS))?;
+        ensure_eq("server", query(&socket)?, "backend")
     })?;
     scene.give_back()
 }

@@ -6,16 +6,16 @@ use std::{net::IpAddr, sync::Arc};
 use anyhow::{Context as _, Result};
 use tunnel_tests::{
     instance,
-    place::Place,
+    place::Sandbox,
     pod::Pod,
     shared::{Fixture as _, Shared},
 };
 
 use crate::{
-    listeners::Listening,
-    reach::{self, BALANCER, EXTERNAL, NODE_DNS, NODE_HTTP},
+    local_listeners::TestListeners,
+    service_addresses::{self, BALANCER, EXTERNAL, NODE_DNS, NODE_HTTP},
     scene::{Scene, WEB},
-    support::{DNS, DNS_TARGET, HOST, HTTP, HTTP_TARGET, Vip, Way, addresses, same},
+    support::{DNS, DNS_TARGET, HOST, HTTP, HTTP_TARGET, Vip, Dialer, addresses, ensure_eq},
 };
 
 /// The addresses of the Service, with their HTTP and DNS ports.
@@ -31,7 +31,7 @@ static SCENE: Shared<Scene> = Shared::new(|| Scene::started(&[]));
 /// Programs a Service with one backend and this `externalTrafficPolicy`; returns the backend.
 fn program(scene: &Scene, policy: &str) -> Result<Arc<Pod>> {
     let backend = scene.node.pod("backend")?;
-    let web = reach::service_everywhere()
+    let web = service_addresses::service_at_all_addresses()
         .spec(&format!("externalTrafficPolicy: {policy}"))
         .on(instance::NODE)
         .backends(addresses(&[&backend]));
@@ -41,27 +41,27 @@ fn program(scene: &Scene, policy: &str) -> Result<Arc<Pod>> {
 
 /// Asserts that the backend sees these client addresses, for each address of the Service, protocol and
 /// family that the place dials.
-fn sees(backend: &Pod, place: &Place, as_whom: [IpAddr; 2]) -> Result<()> {
+fn expect_client_address(backend: &Pod, place: &Sandbox, client: [IpAddr; 2]) -> Result<()> {
     let ips = [backend.v4(), backend.v6()];
-    let listening = Listening::at(backend, ips, [HTTP_TARGET, DNS_TARGET])?;
+    let listening = TestListeners::at(backend, ips, [HTTP_TARGET, DNS_TARGET])?;
     for (what, vip, [http, dns]) in ADDRESSES {
-        for (way, as_whom) in [Way::V4, Way::V6].into_iter().zip(as_whom) {
-            let story = || {
-                let own = place.connect(way.to(vip, http))?.local_addr()?;
-                let seen = listening.accept(way)?;
-                same("TCP", (own, seen.ip()), (seen, as_whom))?;
-                way.udp(place)?.send_to(b"who am I?", way.to(vip, dns))?;
-                let (_, seen) = listening.udp(way).recv_from(&mut [0; 16])?;
-                same("UDP", seen.ip(), as_whom)
+        for (dialer, client) in [Dialer::V4, Dialer::V6].into_iter().zip(client) {
+            let check = || {
+                let own = place.connect(dialer.address(vip, http))?.local_addr()?;
+                let seen = listening.accept(dialer)?;
+                ensure_eq("TCP", (own, seen.ip()), (seen, client))?;
+                dialer.udp_socket(place)?.send_to(b"who am I?", dialer.address(vip, dns))?;
+                let (_, seen) = listening.udp(dialer).recv_from(&mut [0; 16])?;
+                ensure_eq("UDP", seen.ip(), client)
             };
-            story().with_context(|| format!("{way:?} to {what}"))?;
+            check().with_context(|| format!("{dialer:?} to {what}"))?;
         }
     }
     Ok(())
 }
 
 #[test]
-fn a_backend_sees_a_pod_the_host_and_itself_by_their_own_addresses_whatever_they_dial() -> Result<()>
+fn a_backend_sees_clients_by_their_own_addresses_at_every_address_of_the_service() -> Result<()>
 {
     let scene = SCENE.take()?;
     for policy in ["Cluster", "Local"] {
@@ -71,7 +71,7 @@ fn a_backend_sees_a_pod_the_host_and_itself_by_their_own_addresses_whatever_they
             ("the host", scene.node.host(), HOST),
             ("the backend itself", &**backend, Vip::of_pod(&backend)),
         ] {
-            let seen = sees(&backend, place, own.ips());
+            let seen = expect_client_address(&backend, place, own.ips());
             seen.with_context(|| format!("{who}, policy {policy}"))?;
         }
         scene.restore()?;

@@ -14,10 +14,10 @@ use nix::{
 };
 use tunnel_tests::{environment, node::Node};
 
-use crate::support::same;
+use crate::support::ensure_eq;
 
 #[test]
-#[ignore = "no kernel decides it: mounts that every kernel knows"]
+#[ignore = "independent of the kernel: mounts that every kernel supports"]
 fn a_file_system_for_pins_is_mounted_once_and_a_daemon_starts_on_it() -> Result<()> {
     let node = Node::new()?;
     let (old, point) = (node.bpffs_inside(), node.state().join("bpf"));
@@ -38,7 +38,7 @@ fn a_file_system_for_pins_is_mounted_once_and_a_daemon_starts_on_it() -> Result<
     let mode = node
         .host()
         .run(&["stat", "-c", "%a", &point.display().to_string()])?;
-    same("mode", mode.trim(), "1700")?;
+    ensure_eq("mode", mode.trim(), "1700")?;
     node.start()
 }
 
@@ -75,8 +75,8 @@ fn prepare(config: &Path, capabilities: &str) -> Result<Output> {
 }
 
 #[test]
-#[ignore = "no kernel decides it: mounts that every kernel knows"]
-fn the_cgroup_hierarchy_is_mounted_where_it_is_not() -> Result<()> {
+#[ignore = "independent of the kernel: mounts that every kernel supports"]
+fn the_cgroup_hierarchy_is_mounted_if_it_is_missing() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let config = folder.path().join("culvert.yaml");
     let pins = folder.path().join("bpf/culvert");
@@ -91,7 +91,7 @@ fn the_cgroup_hierarchy_is_mounted_where_it_is_not() -> Result<()> {
 
     let said = String::from_utf8_lossy(&refused.stderr);
     let named = format!(
-        "bpf on {}, which takes CAP_SYS_ADMIN",
+        "bpf on {} (this needs CAP_SYS_ADMIN)",
         folder.path().join("bpf").display()
     );
     ensure!(said.contains(&named), "{refused:?}");

@@ -10,7 +10,7 @@ use tunnel_userspace::{
     reconcile::{Reconciler, Settings, Sizes},
 };
 
-use crate::race::field::{BACKENDS, SLOTS};
+use crate::race::fixture::{BACKENDS, SLOTS};
 
 /// The loaded programs and their counters.
 pub(crate) struct Programs {

@@ -6,9 +6,9 @@ use anyhow::{Result, ensure};
 use tunnel_tests::node::Node;
 
 use crate::{
-    carried::{self, Flows, all_stay},
+    migration::{self, Flows, expect_all_kept},
     scene::{Scene, WEB},
-    support::{HTTP, Vip, Way, maps_folder, same, until_backends},
+    support::{HTTP, Vip, Dialer, maps_folder, ensure_eq, until_backends},
 };
 
 /// The addresses of a deleted Service, and of a new one.
@@ -57,48 +57,48 @@ fn a_new_daemon_replaces_the_programs_in_their_links_and_keeps_the_maps() -> Res
     node.start()?;
     node.restart()?;
 
-    same("pins", pins(node)?, before)?;
+    ensure_eq("pins", pins(node)?, before)?;
     let replaced = node.logs().matches("new=0 replaced=9").count();
-    same("times replaced", replaced, 2)
+    ensure_eq("times replaced", replaced, 2)
 }
 
 #[test]
 fn open_sockets_outlive_the_daemon_and_keep_showing_the_cluster_ip() -> Result<()> {
-    let scene = carried::start()?;
+    let scene = migration::start()?;
     let flows = Flows::open(&scene.client)?;
     scene.node.kill9()?;
-    all_stay(&flows)?;
+    expect_all_kept(&flows)?;
     scene.node.start()?;
-    all_stay(&flows)?;
-    flows.into_iter().try_for_each(Flows::end)
+    expect_all_kept(&flows)?;
+    flows.into_iter().try_for_each(Flows::finish)
 }
 
 #[test]
-#[ignore = "no kernel decides it: the daemon compares; `sizes` and `layouts` read maps, too"]
-fn what_changed_while_no_daemon_ran_is_made_good_at_the_start() -> Result<()> {
+#[ignore = "independent of the kernel: the daemon compares maps; `map_sizes` and `map_layouts` read them, too"]
+fn changes_from_while_no_daemon_ran_are_applied_at_the_start() -> Result<()> {
     let scene = Scene::web(&["one", "two"])?;
     let node = &scene.node;
     let are_served =
-        |vips: &[Vip], server| vips.iter().try_for_each(|vip| scene.reaches(*vip, server));
+        |vips: &[Vip], server| vips.iter().try_for_each(|vip| scene.expect_served(*vip, server));
     let are_nobodys = |vips: [Vip; 2]| {
         for vip in vips {
-            for way in Way::TCP {
-                let connected = way.connect(&scene.client, vip, HTTP);
+            for dialer in Dialer::TCP {
+                let connected = dialer.connect(&scene.client, vip, HTTP);
                 connected.expect_err("no Service has this address");
             }
         }
     };
     for (vip, name) in [(EARLY, "early"), (FORMER, "moved")] {
-        scene.lead(vip, name, &["one"])?;
+        scene.apply_service(vip, name, &["one"])?;
         until_backends(node, name, 1)?;
     }
     are_served(&[EARLY, FORMER], "one")?;
 
     node.kill9()?;
     node.withdraw("early.yaml")?;
-    scene.lead(LATE, "late", &["two"])?;
-    scene.lead(LATTER, "moved", &["two"])?;
-    scene.lead_to(&["two"])?;
+    scene.apply_service(LATE, "late", &["two"])?;
+    scene.apply_service(LATTER, "moved", &["two"])?;
+    scene.apply_web(&["two"])?;
     // No daemon has seen the changes yet.
     are_served(&[EARLY, FORMER], "one")?;
     are_nobodys([LATE, LATTER]);

@@ -13,14 +13,14 @@ use tunnel_tests::{
     instance::{Instance, Settings},
     manifest::{Manifest, Service},
     node::Node,
-    place::Place,
+    place::Sandbox,
     pod::{Pod, Server},
     shared::{Fixture, Shared},
     wait,
 };
 
 use crate::support::{
-    CHANGE, DNS, HTTP, Vip, Way, addresses, ask, clients, is_ended, ports, same, serve, until_same,
+    CHANGE_TIMEOUT, DNS, HTTP, Vip, Dialer, addresses, query, clients, expect_ended, ports, ensure_eq, serve, until_eq,
 };
 
 pub(crate) const WEB: Vip = Vip::of(10);
@@ -42,7 +42,7 @@ pub(crate) static DIALLED: Shared<Scene> = Shared::new(|| {
         OTHER.service("other").backends(to("other")?),
         EMPTY.service("empty"),
     ])?;
-    scene.freeze()
+    scene.record_manifests()
 });
 
 /// A node with the pod `client`, and pods that serve the target ports of [`Vip::service`].
@@ -97,26 +97,26 @@ impl Scene {
     /// Creates a node with the Service `web` at [`WEB`] and all of these backends, and starts the
     /// daemon.
     pub(crate) fn web(backends: &[&str]) -> Result<Self> {
-        let scene = Self::leading_to(backends, backends)?;
+        let scene = Self::prepare_web(backends, backends)?;
         scene.node.start()?;
         Ok(scene)
     }
 
     /// Creates a node with the Service `web` at [`WEB`] and some of these backends, without starting the
     /// daemon.
-    pub(crate) fn leading_to(backends: &[&str], some: &[&str]) -> Result<Self> {
+    pub(crate) fn prepare_web(backends: &[&str], some: &[&str]) -> Result<Self> {
         let scene = Self::new(backends)?;
-        scene.lead_to(some)?;
+        scene.apply_web(some)?;
         Ok(scene)
     }
 
     /// Applies the Service `web` with the backends of these names.
-    pub(crate) fn lead_to(&self, backends: &[&str]) -> Result<()> {
-        self.lead(WEB, "web", backends)
+    pub(crate) fn apply_web(&self, backends: &[&str]) -> Result<()> {
+        self.apply_service(WEB, "web", backends)
     }
 
     /// Applies a Service with the backends of these names.
-    pub(crate) fn lead(&self, vip: Vip, name: &str, backends: &[&str]) -> Result<()> {
+    pub(crate) fn apply_service(&self, vip: Vip, name: &str, backends: &[&str]) -> Result<()> {
         let backends = self.addresses(backends)?;
         self.node.apply(vip.service(name).backends(backends))
     }
@@ -125,12 +125,12 @@ impl Scene {
     pub(crate) fn started(backends: &[&str]) -> Result<Self> {
         let scene = Self::new(backends)?;
         scene.node.start()?;
-        scene.freeze()
+        scene.record_manifests()
     }
 
     /// Records the current manifests as the state that each test must restore.
-    pub(crate) fn freeze(mut self) -> Result<Self> {
-        self.manifests = self.applied()?;
+    pub(crate) fn record_manifests(mut self) -> Result<Self> {
+        self.manifests = self.read_manifests()?;
         Ok(self)
     }
 
@@ -152,7 +152,7 @@ impl Scene {
                 .as_array()
                 .is_some_and(|it| !it.is_empty())
         };
-        wait::until(CHANGE, || {
+        wait::until(CHANGE_TIMEOUT, || {
             let services = self.node.services().unwrap_or_default();
             let ports = ports(&services, &name);
             !ports.is_empty() && ports.iter().all(has_fronts)
@@ -174,59 +174,59 @@ impl Scene {
     }
 
     /// Returns the addresses of all backends but the one of that name.
-    pub(crate) fn without(&self, name: &str) -> Vec<IpAddr> {
+    pub(crate) fn addresses_without(&self, name: &str) -> Vec<IpAddr> {
         let others = self.backends.iter().filter(|it| it.name() != name);
         addresses(&others.map(|it| &**it).collect::<Vec<_>>())
     }
 
     /// Returns the addresses of all backends.
-    pub(crate) fn all(&self) -> Vec<IpAddr> {
-        self.without("")
+    pub(crate) fn all_addresses(&self) -> Vec<IpAddr> {
+        self.addresses_without("")
     }
 
     /// Returns the host and the client pod, with names for error messages.
-    pub(crate) fn places(&self) -> [(&'static str, &Place); 2] {
+    pub(crate) fn places(&self) -> [(&'static str, &Sandbox); 2] {
         clients(self.node.host(), &self.client)
     }
 
     /// Returns the host and the client pod, with the names of their network interfaces.
-    pub(crate) fn devices(&self) -> [(&'static str, &Place); 2] {
+    pub(crate) fn devices(&self) -> [(&'static str, &Sandbox); 2] {
         [("uplink", self.node.host()), ("eth0", &self.client)]
     }
 
     /// Runs `check` on the host and in the client pod, once with each of these dialers.
-    pub(crate) fn each(
+    pub(crate) fn for_each_client(
         &self,
-        ways: &[Way],
-        story: impl Fn(&Place, Way) -> Result<()>,
+        dialers: &[Dialer],
+        check: impl Fn(&Sandbox, Dialer) -> Result<()>,
     ) -> Result<()> {
-        self.open(ways, story).map(drop)
+        self.map_clients(dialers, check).map(drop)
     }
 
     /// Connects over TCP from the host and the client pod with every dialer; expects the dialled address
     /// as peer and an answer from this server.
-    pub(crate) fn reaches(&self, vip: Vip, server: &str) -> Result<()> {
-        self.each(&Way::TCP, |place, way| {
-            way.is_served(place, vip, HTTP, server)
+    pub(crate) fn expect_served(&self, vip: Vip, server: &str) -> Result<()> {
+        self.for_each_client(&Dialer::TCP, |place, dialer| {
+            dialer.expect_served(place, vip, HTTP, server)
         })
     }
 
     /// Runs `open` on the host and in the client pod, once with each of these dialers, and collects the
 /// results.
-    pub(crate) fn open<T>(
+    pub(crate) fn map_clients<T>(
         &self,
-        ways: &[Way],
-        open: impl Fn(&Place, Way) -> Result<T>,
+        dialers: &[Dialer],
+        open: impl Fn(&Sandbox, Dialer) -> Result<T>,
     ) -> Result<Vec<(Client<'_>, T)>> {
         let mut all = Vec::new();
         for (from, place) in self.places() {
-            for way in ways {
+            for dialer in dialers {
                 let client = Client {
                     from,
                     place,
-                    way: *way,
+                    dialer: *dialer,
                 };
-                let opened = open(place, *way).with_context(|| client.to_string())?;
+                let opened = open(place, *dialer).with_context(|| client.to_string())?;
                 all.push((client, opened));
             }
         }
@@ -235,19 +235,19 @@ impl Scene {
 
     /// Creates connected UDP sockets on the host and in the client pod with every dialer; expects answers
 /// from this server.
-    pub(crate) fn connected(&self, vip: Vip, server: &str) -> Result<Vec<(Client<'_>, UdpSocket)>> {
-        self.open(&Way::UDP, |place, way| way.asked(place, vip, DNS, server))
+    pub(crate) fn connect_udp_clients(&self, vip: Vip, server: &str) -> Result<Vec<(Client<'_>, UdpSocket)>> {
+        self.map_clients(&Dialer::UDP, |place, dialer| dialer.connect_udp_to(place, vip, DNS, server))
     }
 
     /// Waits until exactly this many sockets were ended.
     pub(crate) fn until_ended(&self, count: usize) -> Result<()> {
-        until_same("ended", u64::try_from(count)?, || {
+        until_eq("ended", u64::try_from(count)?, || {
             self.node.reason("socket_terminated")
         })
     }
 
     /// Reads the manifests in the folder, by file name.
-    fn applied(&self) -> Result<BTreeMap<String, String>> {
+    fn read_manifests(&self) -> Result<BTreeMap<String, String>> {
         let read = |entry: std::io::Result<fs::DirEntry>| {
             let path = entry?.path();
             let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -261,27 +261,27 @@ impl Scene {
 #[derive(Clone, Copy)]
 pub(crate) struct Client<'a> {
     from: &'static str,
-    pub(crate) place: &'a Place,
-    pub(crate) way: Way,
+    pub(crate) place: &'a Sandbox,
+    pub(crate) dialer: Dialer,
 }
 
 impl fmt::Display for Client<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} from the {}", self.way, self.from)
+        write!(f, "{:?} from the {}", self.dialer, self.from)
     }
 }
 
 /// Waits until each of these sockets is ended.
-pub(crate) fn are_ended(sockets: &[(Client<'_>, UdpSocket)]) -> Result<()> {
-    let is_ended =
-        |(client, socket): &(Client<'_>, _)| is_ended(socket).with_context(|| client.to_string());
-    sockets.iter().try_for_each(is_ended)
+pub(crate) fn expect_all_ended(sockets: &[(Client<'_>, UdpSocket)]) -> Result<()> {
+    let check =
+        |(client, socket): &(Client<'_>, _)| expect_ended(socket).with_context(|| client.to_string());
+    sockets.iter().try_for_each(check)
 }
 
 /// Sends a datagram on each of these connected sockets; expects answers from this server.
-pub(crate) fn are_answered(sockets: &[(Client<'_>, UdpSocket)], server: &str) -> Result<()> {
+pub(crate) fn expect_answers(sockets: &[(Client<'_>, UdpSocket)], server: &str) -> Result<()> {
     for (client, socket) in sockets {
-        let answer = ask(socket).and_then(|name| same("server", name, server));
+        let answer = query(socket).and_then(|name| ensure_eq("server", name, server));
         answer.with_context(|| client.to_string())?;
     }
     Ok(())
@@ -290,16 +290,16 @@ pub(crate) fn are_answered(sockets: &[(Client<'_>, UdpSocket)], server: &str) ->
 impl Fixture for Scene {
     /// Withdraws the manifests of a test; those from before the test must be unchanged.
     fn restore(&self) -> Result<()> {
-        for (file, text) in self.applied()? {
+        for (file, text) in self.read_manifests()? {
             match self.manifests.get(&file) {
-                Some(before) => same(&file, &text, before)?,
+                Some(before) => ensure_eq(&file, &text, before)?,
                 None => self.node.withdraw(&file)?,
             }
         }
-        same("manifests", self.applied()?, self.manifests.clone())?;
+        ensure_eq("manifests", self.read_manifests()?, self.manifests.clone())?;
         let known = |name: &str| self.manifests.contains_key(&format!("{name}.yaml"));
         let is_known = |service: &serde_json::Value| service["name"].as_str().is_some_and(known);
-        wait::until(CHANGE, || {
+        wait::until(CHANGE_TIMEOUT, || {
             let services = self.node.services().unwrap_or_default();
             let services = services.as_array();
             services.is_some_and(|all| all.iter().all(is_known))

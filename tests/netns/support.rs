@@ -17,7 +17,7 @@ use tunnel_tests::{
     feature::{self, Feature},
     instance::Instance,
     manifest::{Protocol, Service},
-    place::{ANSWER, Place, connect_within},
+    place::{RESPONSE_TIMEOUT, Sandbox, connect_within},
     pod::{Pod, Server},
     serve::{Kind, Listener},
     topology::{HOST_V4, HOST_V6},
@@ -26,7 +26,7 @@ use tunnel_tests::{
 use tunnel_userspace::model::Family;
 
 /// The time limit for a change to be programmed.
-pub(crate) const CHANGE: Duration = Duration::from_secs(10);
+pub(crate) const CHANGE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The ports of every Service in these tests, and of its backends.
 pub(crate) const HTTP: u16 = 80;
@@ -65,17 +65,17 @@ impl Vip {
     }
 
     /// Formats both addresses as items of a YAML list.
-    pub(crate) fn listed(self) -> String {
+    pub(crate) fn yaml_list(self) -> String {
         format!("\"{}\", \"{}\"", self.v4, self.v6)
     }
 
     /// Formats both addresses as items of a load balancer's `ingress` in YAML.
-    pub(crate) fn ingress(self) -> String {
+    pub(crate) fn yaml_ingress(self) -> String {
         format!("{{ip: \"{}\"}}, {{ip: \"{}\"}}", self.v4, self.v6)
     }
 
     /// Adds both addresses to a network interface of a place.
-    pub(crate) fn add_to(self, place: &Place, link: &str) -> Result<()> {
+    pub(crate) fn add_to(self, place: &Sandbox, link: &str) -> Result<()> {
         let Self { v4, v6 } = self;
         place.ip(&format!(
             "addr add {v4}/32 dev {link}\naddr add {v6}/128 dev {link} nodad\n"
@@ -83,7 +83,7 @@ impl Vip {
     }
 
     /// Deletes both addresses from a network interface of a place.
-    pub(crate) fn delete_from(self, place: &Place, link: &str) -> Result<()> {
+    pub(crate) fn delete_from(self, place: &Sandbox, link: &str) -> Result<()> {
         let Self { v4, v6 } = self;
         place.ip(&format!(
             "addr del {v4}/32 dev {link}\naddr del {v6}/128 dev {link}\n"
@@ -120,11 +120,11 @@ pub(crate) fn addresses(pods: &[&Pod]) -> Vec<IpAddr> {
 
 /// The time limit for a client to get another backend: the goal is 100 ms, the rest is for slow or busy
 /// machines.
-pub(crate) const RECOVERY: Duration = Duration::from_secs(1);
+pub(crate) const RECOVERY_LIMIT: Duration = Duration::from_secs(1);
 
 /// The family of a client's socket and of the address that it dials.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Way {
+pub(crate) enum Dialer {
     /// IPv4.
     V4,
     /// IPv6.
@@ -135,7 +135,7 @@ pub(crate) enum Way {
     V4OnV6,
 }
 
-impl Way {
+impl Dialer {
     /// The dialers of TCP clients.
     pub(crate) const TCP: [Self; 3] = [Self::V4, Self::V6, Self::Mapped];
     /// The dialers of UDP clients.
@@ -157,7 +157,7 @@ impl Way {
     }
 
     /// Returns a VIP's address in the form that this dialer passes to the kernel.
-    pub(crate) fn to(self, vip: Vip, port: u16) -> SocketAddr {
+    pub(crate) fn address(self, vip: Vip, port: u16) -> SocketAddr {
         match self {
             Self::V4 | Self::V4OnV6 => (vip.v4, port).into(),
             Self::V6 => (vip.v6, port).into(),
@@ -166,7 +166,7 @@ impl Way {
     }
 
     /// Returns the address that the kernel reports as peer or sender after this dialer used a VIP.
-    pub(crate) fn shown(self, vip: Vip, port: u16) -> SocketAddr {
+    pub(crate) fn reported_address(self, vip: Vip, port: u16) -> SocketAddr {
         match self {
             Self::V4 => (vip.v4, port).into(),
             Self::V6 => (vip.v6, port).into(),
@@ -174,83 +174,83 @@ impl Way {
         }
     }
 
-    pub(crate) fn tcp(self, place: &Place) -> io::Result<Socket> {
+    pub(crate) fn tcp_socket(self, place: &Sandbox) -> io::Result<Socket> {
         let socket = place.socket(self.domain(), Type::STREAM)?;
-        socket.set_read_timeout(Some(ANSWER))?;
+        socket.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
         Ok(socket)
     }
 
     /// Connects over TCP.
-    pub(crate) fn connect(self, place: &Place, vip: Vip, port: u16) -> io::Result<TcpStream> {
-        let socket = self.tcp(place)?;
-        connect_within(&socket, self.to(vip, port), ANSWER)?;
+    pub(crate) fn connect(self, place: &Sandbox, vip: Vip, port: u16) -> io::Result<TcpStream> {
+        let socket = self.tcp_socket(place)?;
+        connect_within(&socket, self.address(vip, port), RESPONSE_TIMEOUT)?;
         Ok(socket.into())
     }
 
     /// Connects over TCP; returns the name of the server that answers.
-    pub(crate) fn dial(self, place: &Place, vip: Vip, port: u16) -> Result<String> {
-        http(self.connect(place, vip, port)?)
+    pub(crate) fn dial(self, place: &Sandbox, vip: Vip, port: u16) -> Result<String> {
+        http_server_name(self.connect(place, vip, port)?)
     }
 
     /// Connects over TCP; expects the dialled address as peer and an answer from this server.
-    pub(crate) fn is_served(self, place: &Place, vip: Vip, port: u16, server: &str) -> Result<()> {
-        let story = || {
+    pub(crate) fn expect_served(self, place: &Sandbox, vip: Vip, port: u16, server: &str) -> Result<()> {
+        let check = || {
             let stream = self.connect(place, vip, port)?;
-            same("peer", stream.peer_addr()?, self.shown(vip, port))?;
-            same("server", http(stream)?, server)
+            ensure_eq("peer", stream.peer_addr()?, self.reported_address(vip, port))?;
+            ensure_eq("server", http_server_name(stream)?, server)
         };
-        story().with_context(|| format!("{self:?} to port {port} of {vip:?}"))
+        check().with_context(|| format!("{self:?} to port {port} of {vip:?}"))
     }
 
     /// Sends a datagram; expects an answer from this server, with the dialled address as sender.
-    pub(crate) fn is_answered(
+    pub(crate) fn expect_answer(
         self,
         socket: &UdpSocket,
         vip: Vip,
         port: u16,
         server: &str,
     ) -> Result<()> {
-        let expected = (server.to_owned(), self.shown(vip, port));
-        ask_to(socket, self.to(vip, port))
-            .and_then(|answer| same("answer", answer, expected))
+        let expected = (server.to_owned(), self.reported_address(vip, port));
+        query_to(socket, self.address(vip, port))
+            .and_then(|answer| ensure_eq("answer", answer, expected))
             .with_context(|| format!("{self:?} to UDP port {port} of {vip:?}"))
     }
 
     /// Creates a connected UDP socket.
-    pub(crate) fn connected(self, place: &Place, vip: Vip, port: u16) -> io::Result<UdpSocket> {
-        let socket = self.udp(place)?;
-        socket.connect(self.to(vip, port))?;
+    pub(crate) fn connect_udp(self, place: &Sandbox, vip: Vip, port: u16) -> io::Result<UdpSocket> {
+        let socket = self.udp_socket(place)?;
+        socket.connect(self.address(vip, port))?;
         Ok(socket)
     }
 
     /// Creates a connected UDP socket, and expects an answer from this server on it.
-    pub(crate) fn asked(
+    pub(crate) fn connect_udp_to(
         self,
-        place: &Place,
+        place: &Sandbox,
         vip: Vip,
         port: u16,
         server: &str,
     ) -> Result<UdpSocket> {
-        let socket = self.connected(place, vip, port)?;
-        same("server", ask(&socket)?, server)?;
+        let socket = self.connect_udp(place, vip, port)?;
+        ensure_eq("server", query(&socket)?, server)?;
         Ok(socket)
     }
 
     /// Creates a UDP socket that is neither bound nor connected.
-    pub(crate) fn udp(self, place: &Place) -> io::Result<UdpSocket> {
+    pub(crate) fn udp_socket(self, place: &Sandbox) -> io::Result<UdpSocket> {
         let socket = place.socket(self.domain(), Type::DGRAM)?;
-        socket.set_read_timeout(Some(ANSWER))?;
+        socket.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
         Ok(socket.into())
     }
 }
 
 /// Requests `/` over HTTP; returns the name of the server.
-pub(crate) fn http(stream: TcpStream) -> Result<String> {
+pub(crate) fn http_server_name(stream: TcpStream) -> Result<String> {
     request(stream, "/").map(|(_, name)| name)
 }
 
 /// Sends an HTTP request; returns the status code and the body.
-pub(crate) fn get(place: &Place, at: SocketAddr, path: &str) -> Result<(u16, String)> {
+pub(crate) fn http_get(place: &Sandbox, at: SocketAddr, path: &str) -> Result<(u16, String)> {
     request(place.connect(at)?, path)
 }
 
@@ -279,20 +279,20 @@ pub(crate) fn server(answer: &[u8]) -> Result<String> {
 }
 
 /// Sends a datagram on a connected socket; returns the name of the server that answers.
-pub(crate) fn ask(socket: &UdpSocket) -> Result<String> {
+pub(crate) fn query(socket: &UdpSocket) -> Result<String> {
     socket.send(b"who?")?;
     receive(socket).map(|(name, _)| name)
 }
 
 /// Sends a datagram; returns the name of the server that answers, and the sender.
-pub(crate) fn ask_to(socket: &UdpSocket, to: SocketAddr) -> Result<(String, SocketAddr)> {
+pub(crate) fn query_to(socket: &UdpSocket, to: SocketAddr) -> Result<(String, SocketAddr)> {
     socket.send_to(b"who?", to)?;
     receive(socket)
 }
 
 /// Returns the errors of a TCP connect and of a UDP connect or send that a program refuses as
 /// unreachable. Without `bpf_set_retval`, the kernel chooses the errors.
-pub(crate) fn no_way() -> Result<(Errno, Errno)> {
+pub(crate) fn unreachable_errors() -> Result<(Errno, Errno)> {
     Ok(if feature::is_there(Feature::SetRetval)? {
         (Errno::EHOSTUNREACH, Errno::EHOSTUNREACH)
     } else {
@@ -301,34 +301,34 @@ pub(crate) fn no_way() -> Result<(Errno, Errno)> {
 }
 
 /// True if a connect failed because there is no route, so no program has redirected it.
-pub(crate) fn is_nowhere(error: Errno) -> bool {
+pub(crate) fn is_unreachable(error: Errno) -> bool {
     matches!(error, Errno::EHOSTUNREACH | Errno::ENETUNREACH)
 }
 
 /// Asserts that an attempt fails with this error, and that the reason's count grows by one.
-pub(crate) fn is_refused<T>(
+pub(crate) fn expect_refusal<T>(
     instance: &Instance,
     reason: &str,
     error: Errno,
     attempt: impl FnOnce() -> io::Result<T>,
 ) -> Result<()> {
-    let (failed, grown) = counted(instance, &[reason], || Ok(errno(attempt())))?;
-    same("error, counted", (failed, grown), (error, vec![1]))
+    let (failed, grown) = count_during(instance, &[reason], || Ok(errno(attempt())))?;
+    ensure_eq("error, counted", (failed, grown), (error, vec![1]))
 }
 
 /// Runs `check` for each family; an error names the family.
-pub(crate) fn each_family(story: impl Fn(Family) -> Result<()>) -> Result<()> {
-    let told = |family: Family| story(family).context(family.label());
-    [Family::V4, Family::V6].into_iter().try_for_each(told)
+pub(crate) fn each_family(check: impl Fn(Family) -> Result<()>) -> Result<()> {
+    let labelled = |family: Family| check(family).context(family.label());
+    [Family::V4, Family::V6].into_iter().try_for_each(labelled)
 }
 
 /// Runs a command that must succeed. Its words are separated by spaces, without quoting.
-pub(crate) fn run(place: &Place, command: &str) -> Result<String> {
+pub(crate) fn run(place: &Sandbox, command: &str) -> Result<String> {
     place.run(&command.split(' ').collect::<Vec<_>>())
 }
 
 /// Lists the routes of both families in the table `local` of a place that have this protocol number.
-pub(crate) fn local_routes(place: &Place, protocol: u8) -> Result<String> {
+pub(crate) fn local_routes(place: &Sandbox, protocol: u8) -> Result<String> {
     let of = |family: &str| {
         let command = format!("ip {family} route show table local proto {protocol}");
         run(place, &command)
@@ -343,11 +343,11 @@ pub(crate) fn errno<T>(result: io::Result<T>) -> Errno {
 }
 
 /// Expects the pending receive to fail because the daemon ended the socket.
-pub(crate) fn is_ended(socket: &UdpSocket) -> Result<()> {
+pub(crate) fn expect_ended(socket: &UdpSocket) -> Result<()> {
     let error = errno(socket.recv(&mut [0; 64]));
-    same("error", error, Errno::ECONNABORTED)?;
+    ensure_eq("error", error, Errno::ECONNABORTED)?;
     // `udp_abort` wakes the receiver a moment before it disconnects the socket.
-    wait::until(CHANGE, || socket.peer_addr().is_err()).context("the ended socket still has a peer")
+    wait::until(CHANGE_TIMEOUT, || socket.peer_addr().is_err()).context("the ended socket still has a peer")
 }
 
 /// Waits until every port of a programmed Service has this many backends.
@@ -363,7 +363,7 @@ pub(crate) fn until_each_has(
     count: usize,
 ) -> Result<()> {
     let what = format!("{kind} of {name}");
-    until_same(&what, BTreeSet::from([Some(count)]), || {
+    until_eq(&what, BTreeSet::from([Some(count)]), || {
         let ports = ports(&instance.services()?, name);
         let counts = ports.iter().map(|port| port[kind].as_array().map(Vec::len));
         Ok(counts.collect::<BTreeSet<_>>())
@@ -372,7 +372,7 @@ pub(crate) fn until_each_has(
 
 /// Waits until a Service is gone from the daemon's status.
 pub(crate) fn until_gone(instance: &Instance, name: &str) -> Result<()> {
-    until_same(name, 0, || Ok(ports(&instance.services()?, name).len()))
+    until_eq(name, 0, || Ok(ports(&instance.services()?, name).len()))
 }
 
 /// Returns the ports of a Service from the daemon's status.
@@ -387,7 +387,7 @@ pub(crate) fn ports(services: &serde_json::Value, name: &str) -> Vec<serde_json:
 }
 
 /// Runs `body`; returns its result and the increase of each reason's counter.
-pub(crate) fn counted<T>(
+pub(crate) fn count_during<T>(
     instance: &Instance,
     reasons: &[&str],
     body: impl FnOnce() -> Result<T>,
@@ -409,7 +409,7 @@ pub(crate) fn counted<T>(
 }
 
 /// Returns the host and a pod, with names for error messages.
-pub(crate) fn clients<'a>(host: &'a Place, pod: &'a Pod) -> [(&'static str, &'a Place); 2] {
+pub(crate) fn clients<'a>(host: &'a Sandbox, pod: &'a Pod) -> [(&'static str, &'a Sandbox); 2] {
     [("host", host), ("pod", pod)]
 }
 
@@ -419,7 +419,7 @@ pub(crate) fn maps_folder(rest: &str) -> String {
 }
 
 /// Asserts that two values are equal; `what` names them in the error.
-pub(crate) fn same<A: PartialEq<B> + Debug, B: Debug>(
+pub(crate) fn ensure_eq<A: PartialEq<B> + Debug, B: Debug>(
     what: &str,
     seen: A,
     expected: B,
@@ -429,14 +429,14 @@ pub(crate) fn same<A: PartialEq<B> + Debug, B: Debug>(
 }
 
 /// Waits until a value equals the expected one; an error shows the last value.
-pub(crate) fn until_same<A: PartialEq<B> + Debug, B: Debug>(
+pub(crate) fn until_eq<A: PartialEq<B> + Debug, B: Debug>(
     what: &str,
     expected: B,
-    mut look: impl FnMut() -> Result<A>,
+    mut read: impl FnMut() -> Result<A>,
 ) -> Result<()> {
     let mut last = None;
-    wait::until(CHANGE, || {
-        let seen = last.insert(look());
+    wait::until(CHANGE_TIMEOUT, || {
+        let seen = last.insert(read());
         seen.as_ref().is_ok_and(|seen| *seen == expected)
     })
     .with_context(|| format!("{what}: {last:?}, expected {expected:?}"))

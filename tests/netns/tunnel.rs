@@ -8,32 +8,32 @@ use socket2::{Domain, Socket, Type};
 use tunnel_tests::{
     clock::Instant,
     kubelet::client::Client,
-    place::{ANSWER, Place, connect_within},
+    place::{RESPONSE_TIMEOUT, Sandbox, connect_within},
     site::{KUBELET, Site},
     wait,
 };
 
-use crate::support::{HOST, Vip, errno, is_nowhere};
+use crate::support::{HOST, Vip, errno, is_unreachable};
 
-mod changes;
+mod object_changes;
 mod faults;
-mod guarded;
-mod remade;
-mod steered;
+mod outsiders;
+mod replaced_maps;
+mod steering;
 
 /// The time limit of a refusal.
 const AT_ONCE: Duration = Duration::from_millis(100);
 
 /// The host or a pod of the cloud node, with its addresses.
-struct From<'a> {
-    place: &'a Place,
+struct ClientPlace<'a> {
+    place: &'a Sandbox,
     own: Vip,
     is_pod: bool,
 }
 
 /// The kind of a socket that is connected to the kubelet.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Kind {
+enum SocketKind {
     Plain,
     /// Bound to an address of the host or pod.
     Bound,
@@ -44,7 +44,7 @@ enum Kind {
     Device,
 }
 
-impl Kind {
+impl SocketKind {
     const ALL: [Self; 5] = [
         Self::Plain,
         Self::Bound,
@@ -61,7 +61,7 @@ impl Kind {
         }
     }
 
-    fn connect(self, from: &From<'_>, to: SocketAddr) -> io::Result<Socket> {
+    fn connect(self, from: &ClientPlace<'_>, to: SocketAddr) -> io::Result<Socket> {
         let to = self.dialled(to);
         let socket = from.place.socket(Domain::for_address(to), Type::STREAM)?;
         match self {
@@ -87,36 +87,36 @@ impl Kind {
                     Ok(None) => socket.peer_addr().ok().map(|_| Ok(())),
                     Ok(Some(error)) | Err(error) => Some(Err(error)),
                 };
-                wait::some(ANSWER, end).map_err(io::Error::other)??;
+                wait::some(RESPONSE_TIMEOUT, end).map_err(io::Error::other)??;
                 socket.set_nonblocking(false)?;
                 return Ok(socket);
             }
         }
-        connect_within(&socket, to, ANSWER)?;
+        connect_within(&socket, to, RESPONSE_TIMEOUT)?;
         Ok(socket)
     }
 }
 
 /// Runs a function for the host and for a pod.
-fn each_place(site: &Site, body: impl Fn(&From<'_>) -> Result<()>) -> Result<()> {
+fn for_each_client(site: &Site, check: impl Fn(&ClientPlace<'_>) -> Result<()>) -> Result<()> {
     let pod = site.pod()?;
     let host = site.node().host();
     for (name, place, own, is_pod) in [
         ("host", host, HOST, false),
         ("pod", &**pod, Vip::of_pod(&pod), true),
     ] {
-        body(&From { place, own, is_pod }).context(name)?;
+        check(&ClientPlace { place, own, is_pod }).context(name)?;
     }
     Ok(())
 }
 
 /// Returns the IPv4 and the IPv6 address of the edge node with this port.
-const fn both(port: u16) -> [SocketAddr; 2] {
+const fn edge_addresses(port: u16) -> [SocketAddr; 2] {
     [Site::at4(port), Site::at6(port)]
 }
 
 /// Connects a plain socket, and creates a client of the kubelet on it.
-fn client(site: &Site, place: &Place, to: SocketAddr) -> Result<Client> {
+fn client(site: &Site, place: &Sandbox, to: SocketAddr) -> Result<Client> {
     site.client(place.connect(to)?, to)
 }
 
@@ -124,8 +124,8 @@ fn client(site: &Site, place: &Place, to: SocketAddr) -> Result<Client> {
 /// family.
 fn expect_served(site: &Site) -> Result<()> {
     site.until_served()?;
-    each_place(site, |from| {
-        for to in both(KUBELET[0]) {
+    for_each_client(site, |from| {
+        for to in edge_addresses(KUBELET[0]) {
             client(site, from.place, to)?.healthz()?;
         }
         Ok(())
@@ -133,14 +133,14 @@ fn expect_served(site: &Site) -> Result<()> {
 }
 
 /// Asserts that a plain connect is not steered.
-fn expect_unsteered(place: &Place, to: SocketAddr) -> Result<()> {
+fn expect_unsteered(place: &Sandbox, to: SocketAddr) -> Result<()> {
     let error = errno(place.connect(to));
-    ensure!(is_nowhere(error), "{to}: {error:?}");
+    ensure!(is_unreachable(error), "{to}: {error:?}");
     Ok(())
 }
 
 /// Asserts that a plain connect is refused at once.
-fn expect_refused(place: &Place, to: SocketAddr) -> Result<()> {
+fn expect_refused(place: &Sandbox, to: SocketAddr) -> Result<()> {
     let start = Instant::now();
     let error = errno(place.connect(to));
     ensure!(error == Errno::ECONNREFUSED, "{to}: {error:?}");

@@ -102,7 +102,7 @@ fn a_packet_to_a_steering_prefix_is_dropped_and_counted_and_its_neighbours_pass(
 }
 
 #[test]
-fn the_verdict_is_that_of_the_prefix_for_any_address() -> Result<()> {
+fn any_address_is_dropped_exactly_if_a_prefix_covers_it() -> Result<()> {
     let sets: [&[Prefix]; 5] = [
         &usual(),
         &[prefix("198.19.0.0", 16)],
@@ -167,7 +167,7 @@ fn covers(prefix: &Prefix, to: IpAddr) -> bool {
 }
 
 #[test]
-fn options_in_the_header_hide_nothing() -> Result<()> {
+fn ip_options_do_not_hide_the_destination() -> Result<()> {
     let loaded = load(&usual())?;
     let options = [1; 40];
 
@@ -179,7 +179,7 @@ fn options_in_the_header_hide_nothing() -> Result<()> {
 }
 
 #[test]
-fn tags_of_vlans_hide_nothing() -> Result<()> {
+fn vlan_tags_do_not_hide_the_destination() -> Result<()> {
     let loaded = load(&usual())?;
     let tagged = |tags: usize, to: &str| -> Result<Vec<u8>> {
         let plain = frame::tcp_to(to.parse()?);
@@ -211,7 +211,7 @@ fn tags_of_vlans_hide_nothing() -> Result<()> {
 }
 
 #[test]
-fn what_is_no_ip_packet_passes() -> Result<()> {
+fn frames_without_an_ip_packet_pass() -> Result<()> {
     let loaded = load(&usual())?;
     let steered = frame::v4_to(Ipv4Addr::new(198, 19, 0, 1), &[]);
     let payload = steered.get(14..).unwrap_or_default();

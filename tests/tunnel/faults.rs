@@ -36,7 +36,7 @@ fn until_served(tunnel: &Tunnel, target: SocketAddr) -> Result<Duration> {
 }
 
 #[test]
-fn after_a_kill_of_the_gateway_its_agent_comes_back() -> Result<()> {
+fn after_a_kill_of_the_gateway_its_agent_reconnects() -> Result<()> {
     let (server, mut tunnel, mut old) = echoing(&[])?;
 
     tunnel.kill_cloud()?;
@@ -58,7 +58,7 @@ fn after_a_kill_of_the_gateway_its_agent_comes_back() -> Result<()> {
 }
 
 #[test]
-fn a_frozen_agent_delays_no_other_and_its_clients_are_told() -> Result<()> {
+fn a_frozen_agent_delays_no_other_agent_and_its_clients_get_a_reset() -> Result<()> {
     let (server, other) = (Server::start(Act::Echo)?, Server::start(Act::Echo)?);
     let nodes = vec![("a", vec![server.at()]), ("b", vec![other.at()])];
     let mut plan = Plan::nodes(nodes);
@@ -97,7 +97,7 @@ fn a_frozen_agent_delays_no_other_and_its_clients_are_told() -> Result<()> {
 }
 
 #[test]
-fn clients_of_a_killed_agent_are_told_at_once() -> Result<()> {
+fn clients_of_a_killed_agent_get_a_reset_at_once() -> Result<()> {
     let (server, mut tunnel, mut old) = echoing(&[])?;
 
     let start = Instant::now();

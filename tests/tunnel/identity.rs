@@ -9,7 +9,7 @@ use crate::{
 };
 
 #[test]
-fn a_session_is_that_of_the_node_in_its_certificate() -> Result<()> {
+fn a_session_belongs_to_the_node_in_its_certificate() -> Result<()> {
     let server = Server::start(Act::Echo)?;
     let mut tunnel = Plan::of(&[server.at()]).without_agents()?;
 

@@ -23,7 +23,7 @@ fn expect(tunnel: &Tunnel, to: SocketAddr, reason: &str) -> Result<()> {
 }
 
 #[test]
-fn each_refusal_has_one_word() -> Result<()> {
+fn each_refusal_has_one_reason() -> Result<()> {
     let (server, nobody, hole) = (Server::start(Act::Echo)?, closed()?, Blackhole::new()?);
     let [denied, elsewhere] = [Server::start(Act::Echo)?, Server::start(Act::Echo)?];
     let mut plan = Plan::nodes(vec![
@@ -91,7 +91,7 @@ fn four_streams_at_most(plan: Plan, server: &Server) -> Result<()> {
 type Bounds = fn(&mut Plan) -> &mut Limits;
 
 #[test]
-fn more_streams_than_an_end_allows_are_refused_and_the_others_live_on() -> Result<()> {
+fn streams_beyond_the_limit_of_an_end_are_refused_and_the_others_continue() -> Result<()> {
     let ends: [(_, Bounds); 2] = [
         ("gateway", |plan| &mut plan.session),
         ("agent", |plan| &mut plan.of_agents),

@@ -107,7 +107,7 @@ impl Plan {
             at,
         });
         let mut settings = CloudSettings {
-            gateway: gateway::Settings {
+            gateway: gateway::GatewaySettings {
                 listen: NOWHERE,
                 max_sessions: 1000,
                 max_pending_handshakes: HANDSHAKES,
@@ -176,11 +176,11 @@ impl Tunnel {
         let own: Vec<_> = own.flat_map(|(_, targets)| targets.clone()).collect();
         let allow = self.plan.allow.clone().unwrap_or(own);
         let settings = AgentSettings {
-            agent: agent::Settings {
+            agent: agent::AgentSettings {
                 gateways: vec![self.gateway().to_string()],
                 allowed_targets: allow.iter().map(ToString::to_string).collect(),
                 dial_timeout: DIAL_TIMEOUT,
-                ..agent::Settings::default()
+                ..agent::AgentSettings::default()
             },
             certificate: (&files).into(),
             session: self.plan.of_agents.clone(),

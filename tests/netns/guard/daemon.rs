@@ -10,17 +10,17 @@ use tunnel_tests::{
     wait,
 };
 
-use super::knock;
-use crate::support::{local_routes, run, same};
+use super::probe_from_outside;
+use crate::support::{local_routes, run, ensure_eq};
 
 /// The time limit for the daemon to follow a change of the network.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const FOLLOW_TIMEOUT: Duration = Duration::from_secs(5);
 
 const TUNNEL: &str =
     "tunnel:\n  steering: {}\n  gateway: {}\n  identity: { files: { ca: a, cert: b, key: c } }\n";
 
 /// Creates a node whose config enables steering, modified by `change`, without starting the daemon.
-pub(crate) fn steering(change: impl Fn(&str) -> String) -> Result<Node> {
+pub(crate) fn steering_node(change: impl Fn(&str) -> String) -> Result<Node> {
     let node = Node::new()?;
     configure(&node, change)?;
     node.apply(Edge::node())?;
@@ -42,7 +42,7 @@ pub(crate) fn guards(node: &Node) -> Result<usize> {
     Ok(names.filter(is_guard).count())
 }
 
-pub(crate) fn network(node: &Node) -> Result<serde_json::Value> {
+pub(crate) fn network_status(node: &Node) -> Result<serde_json::Value> {
     Ok(node.status()?["network"].take())
 }
 
@@ -53,32 +53,32 @@ fn add_veth(node: &Node, name: &str) -> Result<()> {
 }
 
 /// Connects from the host to the kubelet of the edge node; returns the error.
-fn dial(node: &Node) -> ErrorKind {
+fn dial_edge(node: &Node) -> ErrorKind {
     let connected = node.host().connect((EDGE_V4, 10_250));
     connected.map_or_else(|error| error.kind(), |_| ErrorKind::Other)
 }
 
 #[test]
 fn a_new_uplink_is_guarded_while_the_daemon_runs() -> Result<()> {
-    let node = steering(str::to_owned)?;
+    let node = steering_node(str::to_owned)?;
     node.start()?;
-    let uplinks = || -> Result<String> { Ok(network(&node)?["uplinks"].to_string()) };
+    let uplinks = || -> Result<String> { Ok(network_status(&node)?["uplinks"].to_string()) };
     ensure!(uplinks()? == "[\"uplink\"]", "{}", uplinks()?);
 
     add_veth(&node, "second")?;
 
-    wait::until(PATIENCE, || {
+    wait::until(FOLLOW_TIMEOUT, || {
         uplinks().is_ok_and(|uplinks| uplinks.contains("second") && uplinks.contains("other"))
     })?;
     run(node.host(), "ip link del second")?;
-    wait::until(PATIENCE, || {
+    wait::until(FOLLOW_TIMEOUT, || {
         uplinks().is_ok_and(|uplinks| uplinks == "[\"uplink\"]")
     })
 }
 
 #[test]
 fn an_uplink_that_loses_its_default_route_stays_guarded() -> Result<()> {
-    let node = steering(str::to_owned)?;
+    let node = steering_node(str::to_owned)?;
     node.start()?;
 
     for family in ["-4", "-6"] {
@@ -86,35 +86,35 @@ fn an_uplink_that_loses_its_default_route_stays_guarded() -> Result<()> {
     }
     // Once the daemon reports a later change, it has processed the loss of the routes, too.
     add_veth(&node, "late")?;
-    let has_late = || network(&node).is_ok_and(|view| view["uplinks"].to_string().contains("late"));
-    wait::until(PATIENCE, has_late)?;
+    let has_late = || network_status(&node).is_ok_and(|view| view["uplinks"].to_string().contains("late"));
+    wait::until(FOLLOW_TIMEOUT, has_late)?;
 
-    let view = network(&node)?;
+    let view = network_status(&node)?;
     ensure!(view["uplinks"].to_string().contains("\"uplink\""), "{view}");
     let route = "route add 198.19.0.0/16 via 192.0.2.1\n";
     node.outside().ip(route)?;
-    same("from outside", knock(&node), ErrorKind::TimedOut)?;
+    ensure_eq("from outside", probe_from_outside(&node), ErrorKind::TimedOut)?;
     Ok(())
 }
 
 #[test]
-fn a_name_that_no_link_has_makes_no_route_and_connects_are_refused_at_once() -> Result<()> {
+fn an_unknown_uplink_name_adds_no_route_and_connects_are_refused_at_once() -> Result<()> {
     let named = |name: &'static str| {
         move |config: &str| {
             config.replace("service:\n", &format!("service:\n  uplinks: [{name}]\n"))
         }
     };
-    let node = steering(named("nowhere"))?;
+    let node = steering_node(named("nowhere"))?;
     let host = node.host();
     node.start()?;
 
-    let problem = network(&node)?["problem"].to_string();
+    let problem = network_status(&node)?["problem"].to_string();
     ensure!(
         problem.contains("service.uplinks names nowhere"),
         "{problem}"
     );
-    same("routes", local_routes(host, 176)?, "")?;
-    same("dialled", dial(&node), ErrorKind::ConnectionRefused)?;
+    ensure_eq("routes", local_routes(host, 176)?, "")?;
+    ensure_eq("dialled", dial_edge(&node), ErrorKind::ConnectionRefused)?;
     ensure!(node.reason("steering_no_route")? > 0, "steering_no_route isn't counted");
 
     // The guard stays on an uplink that is renamed.
@@ -126,17 +126,17 @@ fn a_name_that_no_link_has_makes_no_route_and_connects_are_refused_at_once() -> 
         run(host, &format!("ip link set {change}"))?;
     }
     let has_problem =
-        || network(&node).is_ok_and(|view| view["problem"].to_string().contains("names uplink"));
-    wait::until(PATIENCE, has_problem)?;
-    same("from outside", knock(&node), ErrorKind::TimedOut)?;
+        || network_status(&node).is_ok_and(|view| view["problem"].to_string().contains("names uplink"));
+    wait::until(FOLLOW_TIMEOUT, has_problem)?;
+    ensure_eq("from outside", probe_from_outside(&node), ErrorKind::TimedOut)?;
     Ok(())
 }
 
 #[test]
-#[ignore = "no kernel decides it: the daemon compares numbers"]
-fn full_steering_maps_stop_no_restart() -> Result<()> {
+#[ignore = "independent of the kernel: the daemon compares numbers"]
+fn a_daemon_restarts_with_full_steering_maps() -> Result<()> {
     let usual = format!("steering: {}", Settings::from_environment()?.maps.steering);
-    let node = steering(|config| config.replace(&usual, "steering: 2"))?;
+    let node = steering_node(|config| config.replace(&usual, "steering: 2"))?;
     node.start()?;
     let steered = || -> Result<String> { Ok(node.status()?["programmed"]["steering"].to_string()) };
     ensure!(steered()?.contains("\"entries\":2"), "{}", steered()?);
@@ -150,7 +150,7 @@ fn full_steering_maps_stop_no_restart() -> Result<()> {
 }
 
 #[test]
-fn routes_of_an_earlier_config_are_replaced_and_go_with_the_section() -> Result<()> {
+fn routes_of_an_earlier_config_are_replaced_and_are_removed_with_the_section() -> Result<()> {
     let marked = |protocol: u8| {
         move |config: &str| {
             config.replace(
@@ -159,16 +159,16 @@ fn routes_of_an_earlier_config_are_replaced_and_go_with_the_section() -> Result<
             )
         }
     };
-    let node = steering(marked(180))?;
+    let node = steering_node(marked(180))?;
     let host = node.host();
     node.start()?;
-    same("routes", local_routes(host, 180)?.lines().count(), 2)?;
+    ensure_eq("routes", local_routes(host, 180)?.lines().count(), 2)?;
     node.stop()?;
 
     configure(&node, marked(181))?;
     node.start()?;
-    same("former routes", local_routes(host, 180)?, "")?;
-    same("routes", local_routes(host, 181)?.lines().count(), 2)?;
+    ensure_eq("former routes", local_routes(host, 180)?, "")?;
+    ensure_eq("routes", local_routes(host, 181)?.lines().count(), 2)?;
     node.stop()?;
 
     configure(&node, |config| {
@@ -179,23 +179,23 @@ fn routes_of_an_earlier_config_are_replaced_and_go_with_the_section() -> Result<
             .to_owned()
     })?;
     node.start()?;
-    same("routes", local_routes(host, 181)?, "")?;
-    same("guards", guards(&node)?, 0)
+    ensure_eq("routes", local_routes(host, 181)?, "")?;
+    ensure_eq("guards", guards(&node)?, 0)
 }
 
 #[test]
-fn a_route_that_is_taken_away_comes_back_and_one_of_another_is_left_alone() -> Result<()> {
-    let node = steering(str::to_owned)?;
+fn a_deleted_route_is_added_again_and_a_foreign_one_is_left_alone() -> Result<()> {
+    let node = steering_node(str::to_owned)?;
     let host = node.host();
     run(host, "ip route add local 198.19.0.0/16 dev lo proto 99")?;
     node.start()?;
-    let problem = || -> Result<String> { Ok(network(&node)?["problem"].to_string()) };
+    let problem = || -> Result<String> { Ok(network_status(&node)?["problem"].to_string()) };
     ensure!(
         problem()?.contains("198.19.0.0/16 is already routed by another program (protocol 99)"),
         "{}",
         problem()?
     );
-    same("dialled", dial(&node), ErrorKind::ConnectionRefused)?;
+    ensure_eq("dialled", dial_edge(&node), ErrorKind::ConnectionRefused)?;
     ensure!(
         local_routes(host, 176)?.contains("fd00:c01e::/64"),
         "the IPv6 prefix has no local route"
@@ -205,7 +205,7 @@ fn a_route_that_is_taken_away_comes_back_and_one_of_another_is_left_alone() -> R
     run(host, delete)?;
 
     let is_there = || local_routes(host, 176).is_ok_and(|routes| routes.contains("198.19.0.0/16"));
-    wait::until(PATIENCE, is_there)?;
+    wait::until(FOLLOW_TIMEOUT, is_there)?;
     run(host, delete)?;
-    wait::until(PATIENCE, is_there)
+    wait::until(FOLLOW_TIMEOUT, is_there)
 }

@@ -5,16 +5,16 @@ use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::Signal;
 use tunnel_tests::{
     clock::Instant,
-    place::COMMAND,
+    place::COMMAND_TIMEOUT,
     pod::Server,
     site::{KUBELET, Site},
     wait,
 };
 
-use super::{both, client, each_place, expect_refused, expect_served};
+use super::{edge_addresses, client, for_each_client, expect_refused, expect_served};
 use crate::{
     scene::WEB,
-    support::{HTTP, Way, addresses, serve, until_backends},
+    support::{HTTP, Dialer, addresses, serve, until_backends},
 };
 
 /// Starts a site whose cloud node also has a Service.
@@ -30,30 +30,30 @@ fn start() -> Result<(Site, Server)> {
 
 /// Asserts that the Service is served on the host and in a pod.
 fn expect_service(site: &Site) -> Result<()> {
-    each_place(site, |from| {
-        let is_served = |way: Way| way.is_served(from.place, WEB, HTTP, "backend");
-        Way::TCP.into_iter().try_for_each(is_served)
+    for_each_client(site, |from| {
+        let is_served = |dialer: Dialer| dialer.expect_served(from.place, WEB, HTTP, "backend");
+        Dialer::TCP.into_iter().try_for_each(is_served)
     })
 }
 
 /// Asserts that connects to every kubelet port are refused at once, while the Service is served.
 fn expect_all_refused(site: &Site) -> Result<()> {
-    each_place(site, |from| {
-        let mut ports = KUBELET.into_iter().flat_map(both);
+    for_each_client(site, |from| {
+        let mut ports = KUBELET.into_iter().flat_map(edge_addresses);
         ports.try_for_each(|to| expect_refused(from.place, to))
     })?;
     expect_service(site)
 }
 
 /// Asserts that a new client of the kubelet gets an error within [`COMMAND`], instead of a timeout.
-fn expect_told(site: &Site) -> Result<()> {
-    each_place(site, |from| {
-        for to in both(KUBELET[0]) {
+fn expect_prompt_error(site: &Site) -> Result<()> {
+    for_each_client(site, |from| {
+        for to in edge_addresses(KUBELET[0]) {
             let start = Instant::now();
-            let outcome = client(site, from.place, to).and_then(|mut it| it.healthz());
-            ensure!(outcome.is_err(), "{to} is served");
+            let result = client(site, from.place, to).and_then(|mut it| it.healthz());
+            ensure!(result.is_err(), "{to} is served");
             let after = start.elapsed();
-            ensure!(after < COMMAND, "{to}: failed only after {after:?}");
+            ensure!(after < COMMAND_TIMEOUT, "{to}: failed only after {after:?}");
         }
         Ok(())
     })
@@ -79,7 +79,7 @@ fn a_killed_daemon_refuses_at_once_and_leaves_services_alone() -> Result<()> {
 }
 
 #[test]
-fn a_daemon_that_stops_politely_refuses_and_serves_again() -> Result<()> {
+fn after_an_orderly_stop_connects_are_refused_until_the_next_start() -> Result<()> {
     let (site, _server) = start()?;
     let node = site.node();
 
@@ -91,8 +91,8 @@ fn a_daemon_that_stops_politely_refuses_and_serves_again() -> Result<()> {
 }
 
 #[test]
-#[ignore = "no kernel decides it: the ends of the tunnel miss each other by their own clocks"]
-fn a_link_that_is_cut_is_told_and_clients_are_served_once_it_is_back() -> Result<()> {
+#[ignore = "independent of the kernel: timeouts of the tunnel's ends"]
+fn a_cut_link_ends_streams_and_clients_are_served_once_it_is_back() -> Result<()> {
     let (site, _server) = start()?;
     let mut old = client(&site, site.node().host(), Site::at4(KUBELET[0]))?;
     old.upgrade()?;
@@ -101,7 +101,7 @@ fn a_link_that_is_cut_is_told_and_clients_are_served_once_it_is_back() -> Result
     site.edge().cut()?;
     old.exchange(b"anybody?").expect_err("the stream ends after the cut");
     println!("the stream ended {:?} after the cut", start.elapsed());
-    expect_told(&site)?;
+    expect_prompt_error(&site)?;
     expect_service(&site)?;
 
     site.edge().mend()?;
@@ -115,8 +115,8 @@ fn a_link_that_is_cut_is_told_and_clients_are_served_once_it_is_back() -> Result
 }
 
 #[test]
-#[ignore = "no kernel decides it: the ends of the tunnel miss each other by their own clocks"]
-fn an_agent_that_is_frozen_or_killed_is_told_and_clients_are_served_once_it_is_back() -> Result<()>
+#[ignore = "independent of the kernel: timeouts of the tunnel's ends"]
+fn a_frozen_or_killed_agent_ends_streams_and_clients_are_served_once_it_is_back() -> Result<()>
 {
     let (site, _server) = start()?;
     let mut old = client(&site, site.node().host(), Site::at4(KUBELET[0]))?;
@@ -124,13 +124,13 @@ fn an_agent_that_is_frozen_or_killed_is_told_and_clients_are_served_once_it_is_b
 
     site.edge().agent().signal(Signal::SIGSTOP)?;
     // The kernel stops the agent's threads one after another, so the first exchange may still succeed.
-    wait::until(COMMAND, || old.exchange(b"anybody?").is_err()).context("the stream of the frozen agent has not ended")?;
-    expect_told(&site)?;
+    wait::until(COMMAND_TIMEOUT, || old.exchange(b"anybody?").is_err()).context("the stream of the frozen agent has not ended")?;
+    expect_prompt_error(&site)?;
     site.edge().agent().signal(Signal::SIGCONT)?;
     site.until_served()?;
 
     site.edge().agent().end(Signal::SIGKILL)?;
-    wait::until(COMMAND, || expect_told(&site).is_ok()).context("the kubelet is still served after the kill of the agent")?;
+    wait::until(COMMAND_TIMEOUT, || expect_prompt_error(&site).is_ok()).context("the kubelet is still served after the kill of the agent")?;
     expect_service(&site)?;
     site.edge().start_agent(KUBELET)?;
     site.until_served()

@@ -13,20 +13,20 @@ use tunnel_tests::{
     edge::{EDGE, EDGE_V4, EDGE_V6, Edge},
     instance::{Instance, Settings},
     manifest::{Manifest, NodeObject},
-    place::Place,
+    place::Sandbox,
     scale::Scale,
     site::{FURTHER, KUBELET, Site},
     wait,
 };
 
-use super::{both, client, expect_unsteered};
-use crate::support::CHANGE;
+use super::{edge_addresses, client, expect_unsteered};
+use crate::support::CHANGE_TIMEOUT;
 
 /// The time limit for a change to take effect.
-const FOLLOWED: Duration = Duration::from_millis(200);
+const EFFECT_LIMIT: Duration = Duration::from_millis(200);
 
-/// Applies a manifest, and asserts that a condition holds within [`FOLLOWED`]; prints the time.
-fn followed(
+/// Applies a manifest, and asserts that a condition holds within [`EFFECT_LIMIT`]; prints the time.
+fn apply_and_time(
     site: &Site,
     manifest: impl Into<Manifest>,
     what: &str,
@@ -34,27 +34,27 @@ fn followed(
 ) -> Result<()> {
     let start = Instant::now();
     site.node().apply(manifest)?;
-    wait::until(CHANGE, holds).with_context(|| what.to_owned())?;
+    wait::until(CHANGE_TIMEOUT, holds).with_context(|| what.to_owned())?;
     let took = start.elapsed();
     println!("{what}: took effect after {} ms", took.as_millis());
-    let most = Scale::from_environment().patience(FOLLOWED);
+    let most = Scale::from_environment().patience(EFFECT_LIMIT);
     ensure!(took < most, "{what}: took effect only after {took:?}");
     Ok(())
 }
 
 /// True if a connect is steered: it would fail otherwise, since there is no route. Without a connected
 /// agent, the ingress resets the connection, possibly before the connect returns.
-fn is_steered(place: &Place, to: SocketAddr) -> bool {
+fn is_steered(place: &Sandbox, to: SocketAddr) -> bool {
     place
         .connect(to)
         .map_or_else(|error| error.kind() == ErrorKind::ConnectionReset, |_| true)
 }
 
 #[test]
-fn a_node_that_is_no_edge_node_any_more_is_not_steered_and_what_is_open_lives_on() -> Result<()> {
+fn connects_to_a_former_edge_node_are_not_steered_and_open_connections_continue() -> Result<()> {
     let site = Site::new()?;
     let (host, pod) = (site.node().host(), site.pod()?);
-    let [v4, v6] = both(KUBELET[0]);
+    let [v4, v6] = edge_addresses(KUBELET[0]);
     let mut live = [client(&site, host, v4)?, client(&site, &pod, v6)?];
     for client in &mut live {
         client.upgrade()?;
@@ -62,7 +62,7 @@ fn a_node_that_is_no_edge_node_any_more_is_not_steered_and_what_is_open_lives_on
 
     let gone = || ![v4, v6].iter().any(|to| is_steered(host, *to));
     let unlabelled = NodeObject::new(EDGE, [EDGE_V4.into(), EDGE_V6.into()]);
-    followed(&site, unlabelled, "the edge label is removed", gone)?;
+    apply_and_time(&site, unlabelled, "the edge label is removed", gone)?;
 
     for to in [v4, v6] {
         expect_unsteered(host, to)?;
@@ -74,7 +74,7 @@ fn a_node_that_is_no_edge_node_any_more_is_not_steered_and_what_is_open_lives_on
     }
 
     let back = || [v4, v6].iter().all(|to| is_steered(host, *to));
-    followed(&site, Edge::node(), "the edge label is added again", back)?;
+    apply_and_time(&site, Edge::node(), "the edge label is added again", back)?;
     for client in &mut live {
         client.exchange(b"still there")?;
     }
@@ -89,12 +89,12 @@ fn ports_of_the_config_map_are_followed() -> Result<()> {
     site.edge().start_agent([KUBELET[0], FURTHER])?;
     site.until_served()?;
     let host = site.node().host();
-    let [v4, v6] = both(FURTHER);
+    let [v4, v6] = edge_addresses(FURTHER);
     expect_unsteered(host, v4)?;
 
     let list = |ports: &str| Manifest::further_ports("https-proxy-ports", ports);
     let all = || [v4, v6].iter().all(|to| is_steered(host, *to));
-    followed(&site, list("9101, 9100"), "a port is added", all)?;
+    apply_and_time(&site, list("9101, 9100"), "a port is added", all)?;
     for to in [v4, v6] {
         client(&site, host, to)?.healthz()?;
         client(&site, &*site.pod()?, to)?.healthz()?;
@@ -102,18 +102,18 @@ fn ports_of_the_config_map_are_followed() -> Result<()> {
     let mut live = client(&site, host, v4)?;
 
     let none = || [v4, v6].iter().all(|to| !is_steered(host, *to));
-    followed(&site, list("9101"), "a port is removed", none)?;
+    apply_and_time(&site, list("9101"), "a port is removed", none)?;
     live.healthz().context("the connection that was open before the change")?;
 
-    followed(&site, list("9100"), "the port is added again", all)?;
+    apply_and_time(&site, list("9100"), "the port is added again", all)?;
     site.node().withdraw(&list("").file)?;
-    wait::until(CHANGE, none).context("the port is still steered after the deletion of the ConfigMap")?;
+    wait::until(CHANGE_TIMEOUT, none).context("the port is still steered after the deletion of the ConfigMap")?;
     site.until_served()
 }
 
 #[test]
 #[ignore = "independent of the kernel: documents and error messages"]
-fn what_is_wrong_with_nodes_and_lists_is_named_and_the_rest_goes_on() -> Result<()> {
+fn invalid_nodes_and_port_lists_are_reported_and_the_valid_items_apply() -> Result<()> {
     let site = Site::new()?;
     let node = site.node();
     let other: IpAddr = "10.20.0.8".parse()?;
@@ -138,7 +138,7 @@ fn what_is_wrong_with_nodes_and_lists_is_named_and_the_rest_goes_on() -> Result<
         "yurt-tunnel-server-cfg",
         "nope",
     ];
-    wait::until(CHANGE, || named(&words))
+    wait::until(CHANGE_TIMEOUT, || named(&words))
         .with_context(|| format!("the status lacks some of these problems: {:#}", node.status().unwrap_or_default()))?;
     let shown = node.culvert(&["status"])?.stdout;
     for word in ["edge-9", "edge-0", "nope"] {
@@ -159,7 +159,7 @@ fn what_is_wrong_with_nodes_and_lists_is_named_and_the_rest_goes_on() -> Result<
     }
     // Only these words, since the status keeps the name of a node once a client has dialled the node.
     let problems = ["which takes precedence", "has no InternalIP", "nope"];
-    wait::until(CHANGE, || !problems.iter().any(|it| named(&[*it])))
+    wait::until(CHANGE_TIMEOUT, || !problems.iter().any(|it| named(&[*it])))
         .with_context(|| format!("the status still has a solved problem: {:#}", node.status().unwrap_or_default()))?;
     expect_unsteered(node.host(), SocketAddr::new(other, KUBELET[0]))?;
     site.ask(node.host())
@@ -171,9 +171,9 @@ fn a_node_that_is_an_edge_node_itself_steers_nothing() -> Result<()> {
     let site = Site::new()?;
 
     site.node().apply(Instance::node().edge())?;
-    let [v4, v6] = both(KUBELET[0]);
+    let [v4, v6] = edge_addresses(KUBELET[0]);
     for to in [v4, v6] {
-        wait::until(CHANGE, || !is_steered(site.node().host(), to))?;
+        wait::until(CHANGE_TIMEOUT, || !is_steered(site.node().host(), to))?;
         expect_unsteered(site.node().host(), to)?;
     }
 

@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_go_refuses_is_no_address_and_no_range() {
+    fn text_that_go_refuses_is_no_address_and_no_range() {
         assert_eq!(parse("::ffff:10.0.0.1"), Some(ip("10.0.0.1")), "mapped");
         for text in [
             "10.0.0.256",

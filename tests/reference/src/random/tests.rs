@@ -79,7 +79,7 @@ fn neither_the_order_of_objects_nor_the_names_of_slices_decide_anything() {
 }
 
 #[test]
-fn every_corner_is_in_some_cluster() {
+fn every_corner_case_is_in_some_cluster() {
     let mut seen = BTreeMap::<String, u64>::new();
     let mut see = |what: String| *seen.entry(what).or_default() += 1;
     for (cluster, here) in clusters() {

@@ -1,0 +1,78 @@
+//! Background loads on Services while a test does something on the node, and checks of their reports.
+
+use std::{collections::BTreeSet, net::SocketAddr, thread, time::Duration};
+
+use anyhow::{Context as _, Result, ensure};
+use tunnel_tests::{
+    clock::Instant,
+    load::{Enough, Plan, Report, tcp, udp},
+    scale::Scale,
+};
+
+use crate::{
+    scene::Scene,
+    support::{DNS, HTTP, Vip, Dialer, ensure_eq},
+};
+
+/// The time limit of loads that are not stopped.
+const LOAD_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// The minimum duration of a load: enough for a low rate to reach each of two backends.
+const MIN_DURATION: Duration = Duration::from_millis(2500);
+
+impl Scene {
+    /// Runs `action` at least this many times while the client pod puts a load on these Services, over
+    /// every protocol and family. Every attempt must be answered by a server of its Service, and each of
+    /// these servers must answer one.
+    pub(crate) fn under_load(
+        &self,
+        services: &[(Vip, &[&str])],
+        times: usize,
+        action: impl Fn(usize) -> Result<()>,
+    ) -> Result<()> {
+        let rate = Scale::from_environment().count(200);
+        let enough = Enough::default();
+        let plan = |to: SocketAddr| Plan::new(to, rate, LOAD_TIMEOUT).until(&enough);
+        let sockets = |domain, kind| self.client.socket(domain, kind);
+        thread::scope(|scope| {
+            let mut loads = Vec::new();
+            let by_dialer = |dialer: Dialer| services.iter().map(move |service| (dialer, service));
+            for (dialer, (vip, servers)) in [Dialer::V4, Dialer::V6].into_iter().flat_map(by_dialer) {
+                let http = plan(dialer.address(*vip, HTTP));
+                loads.push((servers, scope.spawn(move || tcp::run(&http, &sockets))));
+                for mode in [udp::Mode::Connected, udp::Mode::Unconnected] {
+                    let dns = plan(dialer.address(*vip, DNS));
+                    let load = scope.spawn(move || udp::run(&dns, mode, &sockets));
+                    loads.push((servers, load));
+                }
+            }
+            enough.after(|| repeat(times, action))?;
+            for (servers, load) in loads {
+                let report = load.join().ok().context("a load panicked")?;
+                expect_all_answered(&report)?;
+                let seen: BTreeSet<&str> = report.servers.keys().map(String::as_str).collect();
+                ensure_eq("servers", seen, servers.iter().copied().collect())?;
+            }
+            Ok(())
+        })
+    }
+}
+
+/// Runs `action` at least this many times, and for at least [`MIN_DURATION`].
+fn repeat(times: usize, action: impl Fn(usize) -> Result<()>) -> Result<()> {
+    let start = Instant::now();
+    let mut number = 0;
+    while number < times || start.elapsed() < MIN_DURATION {
+        action(number)?;
+        number += 1;
+    }
+    Ok(())
+}
+
+/// Asserts that every attempt of a load was answered, with the dialled address as peer.
+pub(crate) fn expect_all_answered(report: &Report) -> Result<()> {
+    ensure!(report.failed() == 0, "{report:?}");
+    ensure!(report.attempts > 0, "the load made no attempt");
+    ensure_eq("answered", report.answered, report.attempts)?;
+    ensure_eq("other peers", report.other_peer, 0)
+}

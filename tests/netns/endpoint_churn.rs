@@ -1,0 +1,241 @@
+//! Endpoint changes from files while the daemon is killed and restarted, under a load of connections.
+
+mod flows;
+
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use tunnel_tests::{
+    clock::{self, Instant},
+    load::Report,
+    manifest::{Protocol, Service},
+    place::Sandbox,
+    pod::{Pod, Server},
+    scale::Scale,
+    serve::{Kind, Listener},
+};
+use tunnel_userspace::model::Family;
+
+use crate::{
+    race::fixture::{Change, RandomChanges, RaceFixture, UNEXPECTED_REASONS, READER_CPU, RunningLoad, SERVICES},
+    support::{DNS, DNS_TARGET, HTTP, HTTP_TARGET, each_family, until_backends},
+    background_load::expect_all_answered,
+};
+
+/// The number of kills of the daemon; at least two on slow machines.
+const KILLS: u32 = 5;
+
+/// The duration of the load around one kill: longer than a restart, even on slow machines.
+const ROUND: Duration = Duration::from_millis(2500);
+
+/// The number of attempts per second over TCP, and over UDP.
+const RATE: u32 = 500;
+
+/// Endpoint changes per second: the attempted rate, which slow files or CPUs may reduce, and the
+/// required minimum.
+const CHANGES: u32 = 1000;
+const MIN_CHANGES: u32 = 200;
+
+const ECHO: u16 = 7;
+const ECHO_TARGET: u16 = 7007;
+
+/// The Service under load; any of its pods may leave and return.
+const WEB: &str = "web";
+/// The Service of the long-lived flows; its first pod always stays an endpoint.
+const TALK: &str = "talk";
+
+/// A lock, so that only one test puts load on the CPUs.
+static CPUS: Mutex<()> = Mutex::new(());
+
+struct ChurnFixture {
+    race: RaceFixture,
+    pods: [Arc<Pod>; 3],
+    servers: [Server; 3],
+}
+
+impl ChurnFixture {
+    fn new(family: Family) -> Result<Self> {
+        let race = RaceFixture::new(family)?;
+        let pod = |name: &str| race.node.pod(name);
+        let pods = [pod("first")?, pod("second")?, pod("third")?];
+        let serve = |pod: &Pod| {
+            pod.serve(&[
+                Listener::new(Kind::Http, HTTP_TARGET).of(WEB),
+                Listener::new(Kind::Udp, DNS_TARGET).of(WEB).of(TALK),
+                Listener::new(Kind::Echo, ECHO_TARGET),
+            ])
+        };
+        let servers = [serve(&pods[0])?, serve(&pods[1])?, serve(&pods[2])?];
+        let fixture = Self {
+            race,
+            pods,
+            servers,
+        };
+        for service in 0..SERVICES {
+            let manifest = Change::all_endpoints(service).manifest(family);
+            fixture.race.node.apply(manifest)?;
+        }
+        fixture.apply(WEB, 0b111)?;
+        fixture.apply(TALK, 0b001)?;
+        fixture.race.node.start()?;
+        Ok(fixture)
+    }
+
+    /// Returns the ClusterIP of one of the Services.
+    fn vip(&self, name: &str) -> IpAddr {
+        let number = if name == WEB { 1 } else { 2 };
+        match self.race.family {
+            Family::V4 => Ipv4Addr::new(10, 96, 2, number).into(),
+            Family::V6 => Ipv6Addr::new(0xfd00, 0x10, 0x96, 0, 0, 0, 2, number.into()).into(),
+        }
+    }
+
+    /// Applies one of the Services with these pods (a bit mask) as endpoints.
+    fn apply(&self, name: &str, pods: u32) -> Result<()> {
+        let numbered = (0..3).zip(&self.pods);
+        let chosen = numbered.filter(|(number, _)| pods & (1 << number) != 0);
+        let addresses = chosen.map(|(_, pod)| pod.address(self.race.family));
+        self.race.node.apply(
+            Service::new(name, [self.vip(name)])
+                .port(Protocol::TCP, HTTP, HTTP_TARGET)
+                .port(Protocol::TCP, ECHO, ECHO_TARGET)
+                .port(Protocol::UDP, DNS, DNS_TARGET)
+                .backends(addresses),
+        )
+    }
+
+    /// Changes endpoints in files until `stop` is set. Returns the number of changes.
+    fn churn(&self, rate: u32, stop: &AtomicBool) -> Result<u32> {
+        let mut random = RandomChanges::new(1);
+        let start = Instant::now();
+        let mut made = 0;
+        while !stop.load(Ordering::Relaxed) {
+            let due = Duration::from_secs(1) * made / rate;
+            if let Some(early) = due.checked_sub(start.elapsed()) {
+                clock::pause(early);
+            }
+            match made % 4 {
+                0 => self.apply(WEB, 1 + random.below(7))?,
+                1 => self.apply(TALK, 1 + 2 * random.below(4))?,
+                _ => {
+                    let change = random.next().context("the random sequence has ended")?;
+                    self.race.node.apply(change.manifest(self.race.family))?;
+                }
+            }
+            made += 1;
+        }
+        Ok(made)
+    }
+
+    /// Asserts that no request for a Service reached the backend of another one.
+    fn expect_no_misrouted_request(&self) -> Result<()> {
+        let mut counts = vec![self.race.counts()?];
+        for server in &self.servers {
+            counts.push(server.record()?.total());
+        }
+        ensure!(counts.iter().all(|it| it.foreign == 0), "{counts:?}");
+        ensure!(counts.iter().any(|it| it.answered > 0), "{counts:?}");
+        Ok(())
+    }
+
+    /// Runs the loads once, and kills and restarts the daemon meanwhile.
+    fn run_round(&self, scale: Scale, random: &mut RandomChanges) -> Result<()> {
+        let (client, host) = (&*self.race.client, self.race.node.host());
+        let web = self.vip(WEB);
+        let (http, dns) = ((web, HTTP).into(), (web, DNS).into());
+        let (all, half) = (scale.count(RATE), scale.count(RATE / 2));
+        let loads = [
+            load(client, &["tcp"], http, all, ROUND)?,
+            load(client, &["udp"], dns, half, ROUND)?,
+            load(host, &["udp", "--unconnected"], dns, half, ROUND)?,
+        ];
+        let reader = self.race.reader(READER_CPU, ROUND)?;
+
+        clock::pause(ROUND / 4 * random.below(1000) / 1000);
+        self.race.node.kill9()?;
+        self.race.node.start()?;
+
+        for load in loads {
+            expect_all_answered(&load.finish()?)?;
+        }
+        let read = reader.finish()?;
+        ensure!(read.failures.is_empty(), "{read:?}");
+        ensure!(read.connects > 0 && read.astray == 0, "{read:?}");
+        Ok(())
+    }
+}
+
+fn load(
+    from: &Sandbox,
+    kind: &[&str],
+    to: SocketAddr,
+    rate: u32,
+    lasting: Duration,
+) -> Result<RunningLoad<Report>> {
+    let command = from
+        .lab_command(&[&["load"], kind].concat())?
+        .option("--service", WEB)
+        .option("--to", to)
+        .option("--rate", rate)
+        .option("--millis", lasting.as_millis());
+    Ok(RunningLoad::new(command.start()?, lasting))
+}
+
+#[test]
+fn connects_and_flows_survive_kills_of_the_daemon_while_endpoints_change() -> Result<()> {
+    each_family(kill_under_load)
+}
+
+fn kill_under_load(family: Family) -> Result<()> {
+    let _turn = CPUS.lock().unwrap_or_else(PoisonError::into_inner);
+    let scale = Scale::from_environment();
+    let fixture = ChurnFixture::new(family)?;
+    let (node, client) = (&fixture.race.node, &*fixture.race.client);
+    let (stop_churn, stop_flows) = (AtomicBool::new(false), AtomicBool::new(false));
+    let mut random = RandomChanges::new(std::process::id());
+
+    thread::scope(|scope| -> Result<()> {
+        let flows = flows::start(
+            scope,
+            client,
+            (fixture.vip(WEB), fixture.vip(TALK)),
+            &stop_flows,
+        )?;
+        let start = Instant::now();
+        let churn = scope.spawn(|| fixture.churn(scale.count(CHANGES), &stop_churn));
+        let kills = scale.count(KILLS).max(2);
+        let rounds = (0..kills).try_for_each(|_| fixture.run_round(scale, &mut random));
+        stop_churn.store(true, Ordering::Relaxed);
+        let took = start.elapsed();
+        let changes = churn.join().ok().context("the writer panicked")?;
+        stop_flows.store(true, Ordering::Relaxed);
+        let ended = flows.finish();
+        rounds?;
+        ended?;
+        let changes = changes?;
+        let expected = u128::from(scale.count(MIN_CHANGES)) * took.as_millis() / 1000;
+        ensure!(
+            u128::from(changes) >= expected,
+            "{changes} changes in {took:?}"
+        );
+        Ok(())
+    })?;
+
+    fixture.expect_no_misrouted_request()?;
+    for reason in UNEXPECTED_REASONS {
+        let count = node.reason(reason)?;
+        ensure!(count == 0, "{count} times {reason}");
+    }
+    fixture.apply(WEB, 0b111)?;
+    fixture.apply(TALK, 0b011)?;
+    until_backends(node, WEB, 3)?;
+    until_backends(node, TALK, 2)
+}

@@ -1,0 +1,149 @@
+//! Long-lived TCP and UDP flows that exchange bytes all the time.
+
+use std::{
+    collections::BTreeSet,
+    io::{Read as _, Write as _},
+    net::{IpAddr, SocketAddr, TcpStream, UdpSocket},
+    sync::atomic::{AtomicBool, Ordering},
+    thread::{Scope, ScopedJoinHandle},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use socket2::{Domain, Type};
+use tunnel_tests::{
+    clock,
+    place::{RESPONSE_TIMEOUT, Sandbox},
+};
+
+use super::ECHO;
+use crate::support::{DNS, server};
+
+/// The pause of a flow between an answer and its next request.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// The name and the thread of a running flow. The thread returns the number of answers.
+type Flow<'scope> = (&'static str, ScopedJoinHandle<'scope, Result<u32>>);
+
+/// The running flows.
+pub(super) struct Flows<'scope>(Vec<Flow<'scope>>);
+
+impl Flows<'_> {
+    /// Waits for the end of each flow; returns its name and its number of answers.
+    pub(super) fn finish(self) -> Result<Vec<(&'static str, u32)>> {
+        let end = |(name, flow): Flow<'_>| {
+            let answers = flow.join().ok().context("a flow panicked")?;
+            let answers = answers.with_context(|| name)?;
+            ensure!(answers > 0, "{name} got no answer");
+            Ok((name, answers))
+        };
+        self.0.into_iter().map(end).collect()
+    }
+}
+
+/// Starts a TCP connection to a backend of `web`, which may lose its endpoint, and a TCP connection and
+/// UDP flows of every kind to the backend of `talk`, which stays an endpoint.
+pub(super) fn start<'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    from: &Sandbox,
+    (web, talk): (IpAddr, IpAddr),
+    stop: &'scope AtomicBool,
+) -> Result<Flows<'scope>> {
+    let streams = [
+        (
+            "a stream that loses its endpoint",
+            from.connect((web, ECHO))?,
+        ),
+        ("a stream", from.connect((talk, ECHO))?),
+    ];
+    let mut sockets = Vec::new();
+    let names = [
+        ("a connected socket", "an unconnected socket"),
+        (
+            "a connected v4-mapped socket",
+            "an unconnected v4-mapped socket",
+        ),
+    ];
+    for ((connected, unconnected), address) in names.into_iter().zip(forms(talk)) {
+        let dns = SocketAddr::new(address, DNS);
+        sockets.push((connected, udp(from, dns, true)?, None));
+        sockets.push((unconnected, udp(from, dns, false)?, Some(dns)));
+    }
+    // No step fails from here on, so `stop` will be set for every thread.
+    let streams = streams.map(|(name, stream)| (name, scope.spawn(|| stream_bytes(stream, stop))));
+    let sockets = sockets
+        .into_iter()
+        .map(|(name, socket, to)| (name, scope.spawn(move || exchange_datagrams(&socket, to, stop))));
+    Ok(Flows(streams.into_iter().chain(sockets).collect()))
+}
+
+/// Creates a UDP socket for an address, connected or not.
+fn udp(from: &Sandbox, to: SocketAddr, is_connected: bool) -> Result<UdpSocket> {
+    let socket = from.socket(Domain::for_address(to), Type::DGRAM)?;
+    socket.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
+    let socket = UdpSocket::from(socket);
+    if is_connected {
+        socket.connect(to)?;
+    }
+    Ok(socket)
+}
+
+/// Returns an address, and an IPv4 address also in its v4-mapped form.
+fn forms(address: IpAddr) -> impl Iterator<Item = IpAddr> {
+    let mapped = match address {
+        IpAddr::V4(address) => Some(address.to_ipv6_mapped().into()),
+        IpAddr::V6(_) => None,
+    };
+    [address].into_iter().chain(mapped)
+}
+
+/// Sends numbers until `stop` is set, and expects each of them back. Returns their count.
+fn stream_bytes(mut stream: TcpStream, stop: &AtomicBool) -> Result<u32> {
+    stream.set_nodelay(true)?;
+    let mut number = 0_u32;
+    while !stop.load(Ordering::Relaxed) {
+        stream.write_all(&number.to_be_bytes())?;
+        let mut answer = [0; 4];
+        stream
+            .read_exact(&mut answer)
+            .with_context(|| format!("answer {number}"))?;
+        ensure!(
+            answer == number.to_be_bytes(),
+            "answer {number}: {answer:?}"
+        );
+        number += 1;
+        clock::pause(PAUSE);
+    }
+    Ok(number)
+}
+
+/// Sends requests until `stop` is set, and expects the same server to answer all. Returns their count.
+fn exchange_datagrams(socket: &UdpSocket, to: Option<SocketAddr>, stop: &AtomicBool) -> Result<u32> {
+    let mut number = 0_u32;
+    let mut servers = BTreeSet::new();
+    while !stop.load(Ordering::Relaxed) {
+        let question = format!("talk {number}");
+        match to {
+            Some(to) => socket.send_to(question.as_bytes(), to)?,
+            None => socket.send(question.as_bytes())?,
+        };
+        let mut answer = [0; 64];
+        let (length, sender) = socket
+            .recv_from(&mut answer)
+            .with_context(|| format!("answer {number}"))?;
+        let answer = answer.get(..length).unwrap_or_default();
+        ensure!(
+            answer.ends_with(question.as_bytes()),
+            "answer {number}: {answer:?}"
+        );
+        ensure!(
+            to.is_none_or(|to| to == sender),
+            "answer {number} from {sender}"
+        );
+        servers.insert(server(answer)?);
+        ensure!(servers.len() == 1, "answer {number}: {servers:?}");
+        number += 1;
+        clock::pause(PAUSE);
+    }
+    Ok(number)
+}

@@ -1,0 +1,313 @@
+//! A daemon that can't start reports the cause and changes nothing, and the data path keeps working.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    net::SocketAddr,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use aya::EbpfLoader;
+use tunnel_common::LAYOUT_VERSION;
+use tunnel_tests::{
+    admin, environment,
+    place::{COMMAND_TIMEOUT, Output, Sandbox},
+    wait,
+};
+use tunnel_userspace::bpf::OBJECT;
+
+use crate::{
+    scene::{Scene, WEB},
+    support::{CHANGE_TIMEOUT, http_get, maps_folder, ensure_eq},
+};
+
+/// Asserts that the Service is translated from the host and a pod.
+fn expect_translated(scene: &Scene) -> Result<()> {
+    scene.expect_served(WEB, "backend")
+}
+
+/// Runs a daemon that must fail to start, and changes no pin; returns its error output.
+fn failed_start(scene: &Scene) -> Result<String> {
+    failed_start_by(scene, || scene.node.culvert(&["node"]))
+}
+
+fn failed_start_by(scene: &Scene, start: impl FnOnce() -> Result<Output>) -> Result<String> {
+    let before = inodes_below(&scene.node.bpffs())?;
+    let output = start()?;
+    expect_exit_1(&output)?;
+    ensure_eq("pins", inodes_below(&scene.node.bpffs())?, before)?;
+    expect_translated(scene).context("after a start that failed")?;
+    Ok(output.stderr)
+}
+
+/// Runs a daemon like [`failed_start`], with `from` replaced by `to` in the config.
+fn failed_start_with(scene: &Scene, from: &str, to: &str) -> Result<String> {
+    let config = fs::read_to_string(scene.node.config_path())?;
+    ensure!(config.contains(from), "no {from} in {config}");
+    let path = scene.node.config_path().with_file_name("other.yaml");
+    fs::write(&path, config.replace(from, to))?;
+    failed_start_by(scene, || run_node(scene.node.host(), &path))
+}
+
+/// Runs a daemon with another config file in a place, until it exits.
+fn run_node(place: &Sandbox, config: &Path) -> Result<Output> {
+    let (program, config) = (environment::culvert()?, config.to_string_lossy());
+    let words = [&*program.to_string_lossy(), "node", "--config", &config];
+    place.command(&words).start()?.finish(COMMAND_TIMEOUT)
+}
+
+fn expect_exit_1(output: &Output) -> Result<()> {
+    ensure!(output.exit.code == Some(1), "{output:?}");
+    Ok(())
+}
+
+fn expect_last_line(stderr: &str, words: &[&str]) -> Result<()> {
+    let last = stderr.lines().last().unwrap_or_default();
+    for word in words {
+        ensure!(last.contains(word), "no {word:?} in {stderr}");
+    }
+    Ok(())
+}
+
+/// Lists all files below a folder, with their inode numbers.
+fn inodes_below(folder: &Path) -> io::Result<BTreeMap<PathBuf, u64>> {
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        let metadata = fs::metadata(&path)?;
+        if metadata.is_dir() {
+            found.extend(inodes_below(&path)?);
+        }
+        found.insert(path, metadata.ino());
+    }
+    Ok(found)
+}
+
+#[test]
+fn modified_pins_are_named_and_not_touched() -> Result<()> {
+    let scene = Scene::web(&["backend"])?;
+    let pins = scene.node.bpffs();
+    // A path in the same BPF file system, but not in Culvert's folder.
+    let aside = pins.with_file_name("aside");
+    scene.node.kill9()?;
+
+    // A map of the right type, but with a wrong size; the size of this map isn't configurable.
+    let mut other = EbpfLoader::new()
+        .map_max_entries("reason_counts", 64)
+        .load(OBJECT)?;
+    let count = other.map_mut("reason_counts").context("the object has no map reason_counts")?;
+    count.pin(pins.with_file_name("reason_counts"))?;
+
+    let foreign = &["was not created by Culvert"][..];
+    // The case, the pin, its replacement, and the words that the error must contain.
+    for (what, name, other, words) in [
+        ("a foreign file", "stranger", "maps/services", foreign),
+        ("a map with an unknown name", "maps/stranger", "maps/services", foreign),
+        ("a link with an unknown name", "links/stranger", "maps/services", foreign),
+        ("a map with other key and value sizes", "maps/backends", "maps/frontends", foreign),
+        ("a link in place of a map", "maps/backends", "links/connect4", foreign),
+        ("another size", "maps/reason_counts", "../reason_counts", &["64 entries"]),
+        ("a missing map", "maps/services", "", &["missing", "cleanup"]),
+        ("swapped links", "links/connect4", "links/connect6", foreign),
+        ("a map in place of a link", "links/connect4", "maps/services", foreign),
+    ] {
+        let [name, other] = [name, other].map(|path| path.replace("maps", &maps_folder("")));
+        let pin = pins.join(&name);
+        let is_ours = pin.exists();
+        if is_ours {
+            fs::rename(&pin, &aside)?;
+        }
+        if !other.is_empty() {
+            fs::hard_link(pins.join(&other), &pin)?;
+        }
+        expect_last_line(&failed_start(&scene)?, &[&[&*name], words].concat()).context(what)?;
+        if !other.is_empty() {
+            fs::remove_file(&pin)?;
+        }
+        if is_ours {
+            fs::rename(&aside, &pin)?;
+        }
+    }
+
+    let newer = LAYOUT_VERSION + 1;
+    let folder = format!("v{newer}");
+    let layouts = [newer, LAYOUT_VERSION].map(|version| format!("layout {version}"));
+    fs::create_dir(pins.join(&folder))?;
+    expect_last_line(&failed_start(&scene)?, &[&folder, &layouts[0], &layouts[1]])?;
+    fs::remove_dir(pins.join(&folder))?;
+
+    scene.node.start()?;
+    ensure!(scene.node.logs().contains("new=0 replaced=9"));
+    expect_translated(&scene)
+}
+
+#[test]
+#[ignore = "independent of the kernel: files and error messages"]
+fn a_missing_folder_of_manifests_leaves_services_programmed() -> Result<()> {
+    let scene = Scene::web(&["backend"])?;
+    scene.node.kill9()?;
+    let manifests = scene.node.manifests();
+    let aside = manifests.with_file_name("aside");
+
+    fs::rename(&manifests, &aside)?;
+    let folder = manifests.to_string_lossy();
+    expect_last_line(&failed_start(&scene)?, &["cannot read", &folder, "No such file"])?;
+    fs::rename(&aside, &manifests)?;
+
+    scene.node.start()?;
+    expect_translated(&scene)
+}
+
+#[test]
+#[ignore = "independent of the kernel: files and error messages"]
+fn a_wrong_config_is_reported_with_the_wrong_value() -> Result<()> {
+    let scene = Scene::web(&["backend"])?;
+    scene.node.kill9()?;
+
+    let (state, cgroup) = (scene.node.state(), scene.node.topology().instance_cgroup());
+    let [bpffs, plain, absent, state, cgroup] = [
+        scene.node.bpffs_inside(),
+        state.join("pins"),
+        cgroup.join("absent"),
+        state,
+        cgroup,
+    ]
+    .map(|path| path.display().to_string());
+    for (from, to, words) in [
+        (
+            &*bpffs,
+            &*plain,
+            &[&*plain, "not on a BPF file system", "mount -t bpf"][..],
+        ),
+        (&cgroup, &absent, &[&absent, "cgroup"]),
+        (&cgroup, &state, &[&state, "cgroup"]),
+        ("stateDir:", "stateDirs:", &["other.yaml", "stateDirs"]),
+    ] {
+        let stderr = failed_start_with(&scene, from, to)?;
+        expect_last_line(&stderr, words).with_context(|| format!("{to} for {from}"))?;
+    }
+    ensure!(!Path::new(&plain).exists());
+    Ok(())
+}
+
+#[test]
+#[ignore = "independent of the kernel: a file lock"]
+fn a_second_daemon_and_a_cleanup_fail_and_name_the_running_process() -> Result<()> {
+    let scene = Scene::web(&["backend"])?;
+    let process = format!("process {}", scene.node.daemon_pid().context("the daemon does not run")?);
+
+    for command in ["node", "cleanup"] {
+        let stderr = failed_start_by(&scene, || scene.node.culvert(&[command]))?;
+        expect_last_line(&stderr, &["another culvert", &process]).context(command)?;
+        ensure!(scene.node.is_ready(), "{command}");
+    }
+
+    let socket = scene.node.admin_socket();
+    ensure!(socket.exists(), "the second daemon removed the socket of the first");
+    Ok(())
+}
+
+#[test]
+fn a_daemon_outside_of_its_cgroup_reports_that_and_leaves_no_program() -> Result<()> {
+    let scene = Scene::web(&["backend"])?;
+    let folder = scene.node.topology().lab().folder().join("elsewhere");
+    let outside = scene.node.topology().beside(
+        scene.node.host(),
+        "outside/daemon",
+        Some(folder.join("bpffs")),
+    )?;
+
+    let before = inodes_below(&scene.node.bpffs())?;
+    let config = fs::read_to_string(scene.node.config_path())?;
+    let path = folder.join("culvert.yaml");
+    let lab = scene.node.topology().lab().folder().display().to_string();
+    let config = config
+        .replace(&format!("{lab}/bpffs"), &format!("{lab}/elsewhere/bpffs"))
+        .replace(&format!("{lab}/state"), &format!("{lab}/elsewhere/state"));
+    fs::write(&path, config)?;
+    let output = run_node(&outside, &path)?;
+    expect_exit_1(&output)?;
+    expect_last_line(
+        &output.stderr,
+        &["probe", "must run inside that cgroup", "/outside/daemon"],
+    )?;
+
+    ensure_eq("pins", inodes_below(&scene.node.bpffs())?, before)?;
+    let root = PathBuf::from(format!("/proc/{}/root", outside.pid()));
+    let links = root
+        .join(folder.strip_prefix("/")?)
+        .join("bpffs/culvert/links");
+    let left: Vec<PathBuf> = inodes_below(&links).unwrap_or_default().into_keys().collect();
+    ensure!(left.is_empty(), "{left:?}");
+    expect_translated(&scene)
+}
+
+#[test]
+#[ignore = "independent of the kernel: a Unix socket"]
+fn a_socket_that_a_killed_daemon_left_is_replaced() -> Result<()> {
+    let scene = Scene::web(&["backend"])?;
+    scene.node.kill9()?;
+    ensure!(scene.node.admin_socket().exists());
+
+    for command in ["status", "services"] {
+        let output = scene.node.culvert(&[command])?;
+        expect_exit_1(&output)?;
+        let socket = scene.node.admin_socket();
+        expect_last_line(
+            &output.stderr,
+            &["no culvert node is running", &socket.to_string_lossy()],
+        )?;
+    }
+
+    scene.node.start()?;
+    let status = scene.node.culvert(&["status"])?;
+    ensure!(status.exit.is_success(), "{status:?}");
+    scene.node.stop()?;
+    ensure!(!scene.node.admin_socket().exists());
+    expect_last_line(
+        &scene.node.culvert(&["status"])?.stderr,
+        &["no culvert node is running"],
+    )
+}
+
+#[test]
+#[ignore = "independent of the kernel: HTTP servers"]
+fn the_daemon_waits_for_occupied_ports_and_listens_once_they_are_free() -> Result<()> {
+    let scene = Scene::web(&["backend"])?;
+    scene.node.stop()?;
+    let host = scene.node.host();
+    let admin = SocketAddr::from(([127, 0, 0, 1], 10249));
+    let healthz = SocketAddr::from(([127, 0, 0, 1], 10256));
+    let taken = [host.listen(admin)?, host.listen(healthz)?];
+
+    scene.node.start()?;
+    let waiting =
+        || -> Option<usize> { Some(scene.node.status().ok()?["notListening"].as_object()?.len()) };
+    wait::until(CHANGE_TIMEOUT, || waiting() == Some(2))?;
+    let output = scene.node.culvert(&["status"])?;
+    ensure_eq("exit", output.exit.code, Some(1))?;
+    let table = output.stdout;
+    ensure!(
+        table.contains("not ready: cannot listen on admin 127.0.0.1:10249"),
+        "{table}"
+    );
+    ensure_eq(
+        "readyz",
+        admin::get(&scene.node.admin_socket(), "/readyz")?.status,
+        503,
+    )?;
+    expect_translated(&scene)?;
+
+    drop(taken);
+    wait::until(CHANGE_TIMEOUT, || waiting() == Some(0))?;
+    ensure_eq(
+        "readyz",
+        admin::get(&scene.node.admin_socket(), "/readyz")?.status,
+        200,
+    )?;
+    ensure_eq("exit", scene.node.culvert(&["status"])?.exit.code, Some(0))?;
+    ensure_eq("healthz", http_get(host, healthz, "/healthz")?.0, 200)?;
+    ensure_eq("metrics", http_get(host, admin, "/metrics")?.0, 200)
+}

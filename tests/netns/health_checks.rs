@@ -1,0 +1,126 @@
+//! Health check ports of Services: HTTP requests like those of load balancers, from the node and from
+//! outside.
+
+use std::net::{Ipv4Addr, SocketAddr};
+
+use anyhow::{Context as _, Result, ensure};
+use tunnel_tests::{
+    instance::{NODE, Settings},
+    manifest::Service,
+    node::Node,
+    place::Sandbox,
+    wait,
+};
+
+use crate::{
+    scene::{OTHER, TWIN, WEB},
+    support::{CHANGE_TIMEOUT, HOST, Vip, addresses, http_get, until_eq},
+};
+
+const PORT: u16 = 32_100;
+
+/// Builds a Service of type LoadBalancer with policy Local and a health check port.
+fn service(name: &str, vip: Vip, port: u16) -> Service {
+    vip.service(name)
+        .of_type("LoadBalancer")
+        .spec("externalTrafficPolicy: Local")
+        .spec(&format!("healthCheckNodePort: {port}"))
+}
+
+/// Waits until the health check port reports this many local endpoints of a Service, over both families.
+fn until_reported(node: &Node, place: &Sandbox, port: u16, name: &str, local: usize) -> Result<()> {
+    for ip in HOST.ips() {
+        let code = if local > 0 { 200 } else { 503 };
+        let response = || {
+            let (code, body) = http_get(place, SocketAddr::new(ip, port), "/")?;
+            let body: serde_json::Value = serde_json::from_str(&body)?;
+            let response = ["localEndpoints", "serviceProxyHealthy"].map(|key| body[key].clone());
+            Ok((code, body["service"]["name"].clone(), response))
+        };
+        let expected = (code, name.into(), [local.into(), true.into()]);
+        until_eq(&format!("{ip}, port {port}"), expected, response)
+            .with_context(|| format!("{:?}", node.status()))?;
+    }
+    Ok(())
+}
+
+fn until_closed(place: &Sandbox, port: u16) -> Result<()> {
+    for ip in HOST.ips() {
+        wait::until(CHANGE_TIMEOUT, || place.connect(SocketAddr::new(ip, port)).is_err())?;
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "independent of the kernel: HTTP servers"]
+fn a_health_check_port_reports_the_ready_endpoints_of_its_node_while_its_service_exists()
+-> Result<()> {
+    let node = Node::new()?;
+    let (one, two) = (node.pod("one")?, node.pod("two")?);
+    let places = [node.host(), node.outside()];
+    let elsewhere = service("web", WEB, PORT)
+        .on("node-b")
+        .backends(addresses(&[&*one]));
+    node.apply(elsewhere)?;
+    node.start()?;
+    for place in places {
+        until_reported(&node, place, PORT, "web", 0)?;
+    }
+
+    let both = addresses(&[&*one, &*two]);
+    node.apply(service("web", WEB, PORT).on(NODE).backends(both.clone()))?;
+    for place in places {
+        until_reported(&node, place, PORT, "web", 2)?;
+    }
+    // Terminating endpoints may still get traffic if no other endpoint is left, but load balancers must
+    // not send more.
+    let going = service("web", WEB, PORT).on(NODE);
+    node.apply(both.into_iter().fold(going, Service::terminating))?;
+    until_reported(&node, node.outside(), PORT, "web", 0)?;
+
+    node.apply(service("web", WEB, PORT + 1).on(NODE))?;
+    until_reported(&node, node.outside(), PORT + 1, "web", 0)?;
+    until_closed(node.outside(), PORT)?;
+    node.withdraw("web.yaml")?;
+    until_closed(node.outside(), PORT + 1)
+}
+
+#[test]
+#[ignore = "independent of the kernel: HTTP servers"]
+fn an_occupied_health_check_port_is_reported_and_served_once_it_is_free() -> Result<()> {
+    let settings = Settings {
+        node_ports: "nodePortAddresses: []".to_owned(),
+        ..Settings::from_environment()?
+    };
+    let node = Node::with(settings)?;
+    let one = node.pod("one")?;
+    let local = |name, vip, port| {
+        let service = service(name, vip, port).on(NODE);
+        service.backends(addresses(&[&*one]))
+    };
+    let taken = node
+        .host()
+        .listen(SocketAddr::from((Ipv4Addr::UNSPECIFIED, PORT)))?;
+    node.apply(local("web", WEB, PORT))?;
+    node.apply(local("other", OTHER, PORT + 1))?;
+    node.apply(local("third", TWIN, PORT + 1))?;
+    node.start()?;
+
+    until_reported(&node, node.outside(), PORT + 1, "other", 1)?;
+    let refused = || {
+        let status = node.status().unwrap_or_default();
+        status["healthChecks"]["unserved"].to_string()
+    };
+    wait::until(CHANGE_TIMEOUT, || {
+        refused().contains("belongs to default/other") && refused().contains("default/web")
+    })?;
+    ensure!(node.is_ready());
+    let table = node.culvert(&["status"])?.stdout;
+    let problem = "default/web: health check port 32100: Address";
+    ensure!(table.contains(problem), "{table}");
+    ensure!(node.reason("health_port_in_use")? >= 2);
+
+    drop(taken);
+    until_reported(&node, node.outside(), PORT, "web", 1)?;
+    wait::until(CHANGE_TIMEOUT, || !refused().contains("default/web"))
+}

@@ -1,0 +1,181 @@
+//! Services whose address the node itself has, with a local listener on that address.
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use socket2::SockRef;
+use tunnel_tests::place::{RESPONSE_TIMEOUT, Sandbox};
+use tunnel_userspace::model::Family;
+
+use crate::{
+    scene::Scene,
+    support::{DNS, HTTP, Vip, Dialer, ports, receive, ensure_eq, until_eq},
+};
+
+/// The Service's addresses. They are not in the range of ClusterIPs, to which pods have no route.
+const CACHED: Vip = Vip {
+    v4: Ipv4Addr::new(169, 254, 20, 10),
+    v6: Ipv6Addr::new(0xfd00, 0x20, 0, 0, 0, 0, 0, 0x10),
+};
+const NAME: &str = "cached";
+
+/// Creates a node with a Service whose addresses are also on the node's loopback interface.
+fn prepared() -> Result<Scene> {
+    let scene = Scene::new(&["backend"])?;
+    scene.apply_service(CACHED, NAME, &["backend"])?;
+    CACHED.add_to(scene.node.host(), "lo")?;
+    Ok(scene)
+}
+
+/// Waits until the status reports a local listener for each frontend, or for no frontend.
+fn until_listener(scene: &Scene, is_there: bool) -> Result<()> {
+    until_eq("listeners", vec![is_there; 4], || {
+        let ports = ports(&scene.node.services()?, NAME);
+        let fronts = ports.iter().filter_map(|port| port["frontends"].as_array());
+        let has_listener = fronts.flatten().map(|front| front["localListener"].clone());
+        Ok(has_listener.collect::<Vec<_>>())
+    })
+}
+
+/// Dials the Service from the host and the client pod, over TCP and UDP; expects answers from the
+/// backend.
+fn expect_backend(scene: &Scene) -> Result<()> {
+    scene.expect_served(CACHED, "backend")?;
+    scene.for_each_client(&Dialer::UDP, |place, dialer| {
+        dialer.expect_answer(&dialer.udp_socket(place)?, CACHED, DNS, "backend")
+    })
+}
+
+/// The TCP and UDP sockets with which a test listens in a place, on one address of each family.
+pub(crate) struct TestListeners {
+    tcp: [TcpListener; 2],
+    udp: [UdpSocket; 2],
+}
+
+impl TestListeners {
+    pub(crate) fn at(place: &Sandbox, ips: [IpAddr; 2], [http, dns]: [u16; 2]) -> Result<Self> {
+        let tcp = ips.map(|ip| {
+            let listener = place.listen((ip, http))?;
+            SockRef::from(&listener).set_read_timeout(Some(RESPONSE_TIMEOUT))?;
+            io::Result::Ok(listener)
+        });
+        let udp = ips.map(|ip| place.udp((ip, dns)));
+        let ([tcp4, tcp6], [udp4, udp6]) = (tcp, udp);
+        Ok(Self {
+            tcp: [tcp4?, tcp6?],
+            udp: [udp4?, udp6?],
+        })
+    }
+
+    /// Accepts the next connection of this dialer's family; returns the client's address.
+    pub(crate) fn accept(&self, dialer: Dialer) -> Result<SocketAddr> {
+        let listener = of_family(&self.tcp, dialer);
+        Ok(listener.accept().context("accept")?.1)
+    }
+
+    /// Returns the socket that receives the datagrams of this dialer.
+    pub(crate) const fn udp(&self, dialer: Dialer) -> &UdpSocket {
+        of_family(&self.udp, dialer)
+    }
+}
+
+const fn of_family<T>([v4, v6]: &[T; 2], dialer: Dialer) -> &T {
+    match dialer.family() {
+        Family::V4 => v4,
+        Family::V6 => v6,
+    }
+}
+
+/// Listeners on the host at the addresses of the Service, like a node-local DNS cache.
+struct NodeLocalCache(TestListeners);
+
+impl NodeLocalCache {
+    fn on(host: &Sandbox) -> Result<Self> {
+        TestListeners::at(host, CACHED.ips(), [HTTP, DNS]).map(Self)
+    }
+
+    /// Dials the Service from the host and the client pod, over TCP and UDP; expects all connections and
+/// datagrams to arrive at these listeners.
+    fn expect_all_traffic(&self, scene: &Scene) -> Result<()> {
+        scene.for_each_client(&Dialer::TCP, |place, dialer| self.expect_connection(place, dialer))?;
+        scene.for_each_client(&Dialer::UDP, |place, dialer| self.expect_datagram(place, dialer))
+    }
+
+    /// Connects to the Service; expects the connection to arrive at these listeners.
+    fn expect_connection(&self, place: &Sandbox, dialer: Dialer) -> Result<()> {
+        let stream = dialer.connect(place, CACHED, HTTP)?;
+        ensure_eq("peer", stream.peer_addr()?, dialer.reported_address(CACHED, HTTP))?;
+        let from = self.0.accept(dialer)?;
+        let own = stream.local_addr()?;
+        ensure_eq("port", from.port(), own.port())?;
+        ensure_eq("client", from.ip(), own.ip().to_canonical())
+    }
+
+    /// Sends a datagram to the Service; expects it to arrive at these listeners, and their answer to return.
+    fn expect_datagram(&self, place: &Sandbox, dialer: Dialer) -> Result<()> {
+        let socket = dialer.udp_socket(place)?;
+        socket.send_to(b"who?", dialer.address(CACHED, DNS))?;
+        let udp = self.0.udp(dialer);
+        let (_, from) = udp.recv_from(&mut [0; 16]).context("receive")?;
+        udp.send_to(b"cache who?", from)?;
+        let expected = ("cache".to_owned(), dialer.reported_address(CACHED, DNS));
+        ensure_eq("answer", receive(&socket)?, expected)
+    }
+}
+
+#[test]
+fn sockets_reach_a_local_listener_at_a_service_address_and_backends_once_it_is_closed()
+-> Result<()> {
+    let scene = prepared()?;
+    scene.node.start()?;
+    expect_backend(&scene)?;
+
+    let cache = NodeLocalCache::on(scene.node.host())?;
+    until_listener(&scene, true)?;
+    cache.expect_all_traffic(&scene)?;
+    let status = scene.node.culvert(&["services", NAME])?.stdout;
+    let words = status.matches("not translated: local listener");
+    ensure!(words.count() == 8, "expected the words for four states and four frontends:\n{status}");
+
+    drop(cache);
+    until_listener(&scene, false)?;
+    expect_backend(&scene)
+}
+
+#[test]
+fn a_listener_from_before_the_start_is_left_alone_from_the_first_write() -> Result<()> {
+    let scene = prepared()?;
+    let cache = NodeLocalCache::on(scene.node.host())?;
+
+    scene.node.start()?;
+    cache.expect_all_traffic(&scene)?;
+
+    scene.node.stop()?;
+    scene.node.start()?;
+    cache.expect_all_traffic(&scene)?;
+    let logs = scene.node.logs();
+    ensure!(!logs.contains("local listener gone"), "{logs}");
+
+    // Once the address is removed from the interface, the Service leads to its backends again, even with
+    // listeners.
+    CACHED.delete_from(scene.node.host(), "lo")?;
+    until_listener(&scene, false)?;
+    expect_backend(&scene)
+}
+
+#[test]
+fn a_listener_on_all_addresses_gets_no_connects_to_a_service() -> Result<()> {
+    let scene = prepared()?;
+    let host = scene.node.host();
+    for all in ["0.0.0.0", "::"] {
+        let _everywhere = (host.listen((all, HTTP))?, host.udp((all, DNS))?);
+        scene.node.start()?;
+        let dialled = expect_backend(&scene);
+        dialled.with_context(|| format!("with a listener on {all}"))?;
+        scene.node.stop()?;
+    }
+    Ok(())
+}

@@ -1,0 +1,397 @@
+//! The kernel programs' counts of open connections at each backend are exact, for every kind of socket
+//! and even if a socket's owner is killed.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    net::{IpAddr, SocketAddr, UdpSocket},
+    thread,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use socket2::{Domain, Protocol as Transport, Type};
+use tunnel_tests::{
+    feature::{self, Feature},
+    manifest::Protocol,
+    node::Node,
+    place::{RESPONSE_TIMEOUT, Sandbox, Process, connect_within},
+    scale::Scale,
+    shared::Shared,
+    test_name, wait,
+};
+
+use crate::{
+    counters::until_released,
+    scene::{OTHER, Scene, WEB},
+    support::{
+        CHANGE_TIMEOUT, DNS, DNS_TARGET, HTTP, HTTP_TARGET, Vip, Dialer, query, query_to, count_during, http_server_name, ports,
+        run, ensure_eq, until_eq,
+    },
+};
+
+/// A port of the Service `other` whose target port has no listener.
+const CLOSED: u16 = 81;
+
+static SCENE: Shared<Scene> = Shared::new(|| set_up()?.record_manifests());
+
+/// Starts a node with the Service `web`, which has three backends, and `other`, which has one.
+pub(crate) fn set_up() -> Result<Scene> {
+    let scene = Scene::new(&["one", "two", "three", "other"])?;
+    let web = WEB.service("web").backends(scene.addresses_without("other"));
+    let other = OTHER.service("other").port(Protocol::TCP, CLOSED, 9);
+    scene.start([web, other.backends(scene.addresses(&["other"])?)])?;
+    Ok(scene)
+}
+
+/// Waits until exactly these numbers of connections are counted at `web` and `other`, and none at other
+/// backends.
+fn until_counts(scene: &Scene, web: u64, other: u64) -> Result<()> {
+    let sum = |name| -> Result<u64> { Ok(open_connections(&scene.node, name)?.values().sum()) };
+    until_eq("at web, other, and all", (web, other, web + other), || {
+        Ok((sum("web")?, sum("other")?, total_connections(&scene.node)?))
+    })
+}
+
+/// Returns the number of open connections at all backends.
+pub(crate) fn total_connections(node: &Node) -> Result<u64> {
+    let status = node.status()?;
+    status["openConnections"]
+        .as_u64()
+        .context("the status has no field openConnections")
+}
+
+/// Returns the number of open connections at each endpoint of a Service.
+pub(crate) fn open_connections(node: &Node, name: &str) -> Result<BTreeMap<SocketAddr, u64>> {
+    let mut open = BTreeMap::new();
+    for port in ports(&node.services()?, name) {
+        for endpoint in port["endpoints"].as_array().into_iter().flatten() {
+            let at: SocketAddr = endpoint["endpoint"].as_str().context("an endpoint without an address")?.parse()?;
+            if let Some(count) = endpoint["openConnections"].as_u64() {
+                *open.entry(at).or_default() += count;
+            }
+        }
+    }
+    Ok(open)
+}
+
+/// Creates a UDP socket and sends to `web` on it; returns the socket and the name of the server that
+/// answered.
+fn query_web(place: &Sandbox, dialer: Dialer, is_connected: bool) -> Result<(UdpSocket, String)> {
+    let socket = dialer.udp_socket(place)?;
+    let name = if is_connected {
+        socket.connect(dialer.address(WEB, DNS))?;
+        query(&socket)?
+    } else {
+        query_to(&socket, dialer.address(WEB, DNS))?;
+        query_to(&socket, dialer.address(WEB, DNS))?.0
+    };
+    Ok((socket, name))
+}
+
+#[test]
+fn a_socket_counts_at_its_backend_from_the_connect_or_first_datagram_to_the_close() -> Result<()> {
+    const EACH: u64 = 12;
+    let scene = SCENE.take()?;
+
+    scene.for_each_client(&Dialer::UDP, |place, dialer| {
+        for is_connected in [true, false] {
+            let asked = (0..EACH).map(|_| query_web(place, dialer, is_connected));
+            let asked = asked.collect::<Result<Vec<_>>>()?;
+            let mut expected = BTreeMap::new();
+            for (_, name) in &asked {
+                let ip = scene.backend(name)?.address(dialer.family());
+                let at = SocketAddr::new(ip, DNS_TARGET);
+                *expected.entry(at).or_default() += 1;
+            }
+            let mut counts = open_connections(&scene.node, "web")?;
+            counts.retain(|_, count| *count > 0);
+            ensure_eq("counts", counts, expected)?;
+            drop(asked);
+            until_counts(&scene, 0, 0)?;
+        }
+        Ok(())
+    })?;
+    scene.for_each_client(&Dialer::TCP, |place, dialer| {
+        let connect = |_| dialer.connect(place, WEB, HTTP);
+        let mut held = (0..EACH).map(connect).collect::<Result<Vec<_>, _>>()?;
+        until_counts(&scene, EACH, 0)?;
+        http_server_name(held.pop().context("no stream is open")?)?;
+        until_counts(&scene, EACH - 1, 0)?;
+        drop(held);
+        until_counts(&scene, 0, 0)
+    })?;
+    scene.give_back()
+}
+
+#[test]
+fn a_second_connect_moves_the_count() -> Result<()> {
+    let scene = SCENE.take()?;
+    let other = scene.node.pod("other")?;
+
+    for dialer in Dialer::UDP {
+        let socket = dialer.udp_socket(&scene.client)?;
+        for _ in 0..3 {
+            socket.connect(dialer.address(WEB, DNS))?;
+            until_counts(&scene, 1, 0)?;
+            socket.connect(dialer.address(OTHER, DNS))?;
+            until_counts(&scene, 0, 1)?;
+            // A repeated connect to the same VIP does not count twice.
+            socket.connect(dialer.address(OTHER, DNS))?;
+            until_counts(&scene, 0, 1)?;
+        }
+        // A direct connect to the pod, which belongs to no Service.
+        socket.connect(dialer.address(Vip::of_pod(&other), DNS_TARGET))?;
+        until_counts(&scene, 0, 0)?;
+        drop(socket);
+        until_counts(&scene, 0, 0)?;
+    }
+    for dialer in Dialer::TCP {
+        let socket = dialer.tcp_socket(&scene.client)?;
+        let refused = connect_within(&socket, dialer.address(OTHER, CLOSED), RESPONSE_TIMEOUT);
+        ensure!(refused.is_err(), "something listens on port {CLOSED}");
+        until_counts(&scene, 0, 1)?;
+        connect_within(&socket, dialer.address(WEB, HTTP), RESPONSE_TIMEOUT)?;
+        until_counts(&scene, 1, 0)?;
+        drop(socket);
+        until_counts(&scene, 0, 0)?;
+    }
+    scene.give_back()
+}
+
+#[test]
+fn a_socket_that_sends_to_several_services_counts_at_the_last() -> Result<()> {
+    let scene = SCENE.take()?;
+
+    for dialer in Dialer::UDP {
+        let socket = dialer.udp_socket(&scene.client)?;
+        for number in 0..20 {
+            let (vip, web) = if number % 3 == 0 {
+                (OTHER, 0)
+            } else {
+                (WEB, 1)
+            };
+            query_to(&socket, dialer.address(vip, DNS))?;
+            until_counts(&scene, web, 1 - web)?;
+        }
+        drop(socket);
+        until_counts(&scene, 0, 0)?;
+    }
+    scene.give_back()
+}
+
+#[test]
+fn threads_that_send_on_one_socket_at_once_count_it_once() -> Result<()> {
+    let scene = SCENE.take()?;
+    let times = Scale::from_environment().count(2000);
+
+    for dialer in Dialer::UDP {
+        let socket = dialer.udp_socket(&scene.client)?;
+        // Two threads send to two Services each, while a third connects the socket.
+        let [web, other] = [WEB, OTHER].map(|vip| dialer.address(vip, DNS));
+        thread::scope(|scope| {
+            let send = |order: [SocketAddr; 2]| {
+                for to in order.into_iter().cycle().take(usize::try_from(times)?) {
+                    socket.send_to(b"at once", to)?;
+                }
+                anyhow::Ok(())
+            };
+            let senders =
+                [[web, other], [other, web]].map(|order| scope.spawn(move || send(order)));
+            for number in 0..times / 10 {
+                socket.connect(if number % 2 == 0 { web } else { other })?;
+            }
+            for sender in senders {
+                sender.join().ok().context("a sender panicked")??;
+            }
+            anyhow::Ok(())
+        })?;
+
+        socket.connect(web)?;
+        until_counts(&scene, 1, 0)?;
+        drop(socket);
+        until_counts(&scene, 0, 0)?;
+    }
+    scene.give_back()
+}
+
+#[test]
+fn a_socket_without_memory_for_its_storage_is_not_counted() -> Result<()> {
+    if feature::lacks(test_name!(), &[Feature::OwnOptmem])? {
+        return Ok(());
+    }
+    let scene = SCENE.take()?;
+    let room = "net.core.optmem_max";
+    let before = run(&scene.client, "cat /proc/sys/net/core/optmem_max")?;
+
+    for dialer in Dialer::UDP {
+        let socket = dialer.connect_udp(&scene.client, WEB, DNS)?;
+        until_counts(&scene, 1, 0)?;
+        scene.client.sysctl(room, "1")?;
+        // The old socket storage is deleted, and the new one can't be allocated.
+        let moved = socket.connect(dialer.address(OTHER, DNS));
+        ensure!(moved.is_err(), "the kernel had memory for socket storage");
+        until_counts(&scene, 0, 0)?;
+        let tcp = Dialer::V6.connect(&scene.client, WEB, HTTP)?;
+        until_counts(&scene, 0, 0)?;
+        scene.client.sysctl(room, before.trim())?;
+        drop(tcp);
+        socket.connect(dialer.address(OTHER, DNS))?;
+        until_counts(&scene, 0, 1)?;
+        drop(socket);
+        until_counts(&scene, 0, 0)?;
+    }
+    scene.give_back()
+}
+
+/// Starts a process that opens and closes `before` sockets, then opens `each` sockets of every kind to
+/// `web` and keeps them open.
+fn hold_open(place: &Sandbox, each: u32, before: u32, log: Option<File>) -> Result<Process> {
+    let mut command = place.lab_command(&["load", "hold"])?;
+    command = command.option("--each", each).option("--before", before);
+    for dialer in [Dialer::V4, Dialer::V6, Dialer::Mapped] {
+        command = command.option("--tcp", dialer.address(WEB, HTTP));
+        command = command.option("--udp", dialer.address(WEB, DNS));
+    }
+    if let Some(log) = log {
+        command = command.log(log);
+    }
+    command.start()
+}
+
+/// The number of kinds of sockets that [`hold_open`] opens: for each of three dialers one of TCP and two of
+/// UDP (connected and not).
+const KINDS: u32 = 9;
+
+#[test]
+fn sockets_of_killed_processes_are_no_longer_counted_even_without_a_daemon()
+-> Result<()> {
+    let scene = SCENE.take()?;
+    let node = &scene.node;
+    let each = Scale::from_environment().count(120);
+    let held = u64::from(each * KINDS);
+    let before = until_released(node)?;
+
+    let holders = [
+        hold_open(&scene.client, each, 0, None)?,
+        hold_open(node.host(), each, 0, None)?,
+        hold_open(&scene.client, each, 0, None)?,
+    ];
+    until_counts(&scene, 3 * held, 0)?;
+    let [first, second, third] = holders;
+    drop(first);
+    until_counts(&scene, 2 * held, 0)?;
+    node.kill9()?;
+    drop(second);
+    let fourth = hold_open(node.host(), each, 0, None)?;
+    node.start()?;
+    until_counts(&scene, 2 * held, 0)?;
+    node.kill9()?;
+    drop((third, fourth));
+    node.start()?;
+    until_counts(&scene, 0, 0)?;
+    // Each of these sockets was released once, as was the probe socket of each of the two starts.
+    ensure_eq("tracked", until_released(node)?, before + 4 * held + 2)?;
+    scene.give_back()
+}
+
+/// Counts the sockets in a place's `/proc/net` tables by peer. The peer of an unconnected socket is the
+/// unspecified address with port 0.
+fn sockets_by_peer(place: &Sandbox) -> Result<BTreeMap<SocketAddr, u64>> {
+    let mut listed = BTreeMap::new();
+    for table in ["tcp", "tcp6", "udp", "udp6"] {
+        let text = place.run(&["cat", &format!("/proc/net/{table}")])?;
+        for line in text.lines().skip(1) {
+            let mut words = line.split_whitespace().skip(2);
+            let (peer, state) = words.next().zip(words.next()).with_context(|| format!("no peer and state in {line:?}"))?;
+            let peer = peer_of(peer).with_context(|| format!("no address in {line}"))?;
+            // Skips the states LISTEN and TIME_WAIT.
+            if !["0A", "06"].contains(&state) {
+                *listed.entry(peer).or_default() += 1;
+            }
+        }
+    }
+    Ok(listed)
+}
+
+/// Parses an address of `/proc/net`: 32-bit words in memory order, as hexadecimal digits.
+fn peer_of(text: &str) -> Option<SocketAddr> {
+    let (address, port) = text.split_once(':')?;
+    let word = |at: usize| u32::from_str_radix(address.get(at..at + 8)?, 16).ok();
+    let mut octets = Vec::new();
+    for at in (0..address.len()).step_by(8) {
+        octets.extend(word(at)?.to_ne_bytes());
+    }
+    let ip = match <[u8; 4]>::try_from(octets.as_slice()) {
+        Ok(octets) => IpAddr::from(octets),
+        Err(_) => IpAddr::from(<[u8; 16]>::try_from(octets).ok()?).to_canonical(),
+    };
+    Some((ip, u16::from_str_radix(port, 16).ok()?).into())
+}
+
+#[test]
+fn after_a_hundred_thousand_sockets_the_counts_equal_those_of_the_sockets_that_the_kernel_lists()
+-> Result<()> {
+    const SOCKETS: u32 = 100_000;
+    let scene = SCENE.take()?;
+    let before = Scale::from_environment().count(SOCKETS / 2);
+    let places = [&**scene.client, scene.node.host()];
+
+    let folder = scene.node.topology().lab().folder();
+    let logs = ["pod.log", "host.log"].map(|name| folder.join(name));
+    let mut holders = Vec::new();
+    for (place, log) in places.into_iter().zip(&logs) {
+        holders.push(hold_open(place, 20, before, Some(File::create(log)?))?);
+    }
+    // The process logs a line once it has opened all sockets that stay open.
+    let is_done = |log| fs::read_to_string(log).is_ok_and(|text| text.contains("sockets"));
+    wait::until(6 * CHANGE_TIMEOUT, || logs.iter().all(is_done)).context("the processes are still opening sockets")?;
+
+    let mut all = BTreeMap::new();
+    for place in places {
+        for (peer, count) in sockets_by_peer(place)? {
+            *all.entry(peer).or_default() += count;
+        }
+    }
+    let counts = open_connections(&scene.node, "web")?;
+    let mut unconnected = 0;
+    for (at, count) in &counts {
+        let connected = all.get(at).copied().unwrap_or(0);
+        // The kernel lists unconnected sockets without a peer.
+        let rest = count.checked_sub(connected);
+        unconnected += rest.with_context(|| format!("{at}: {count} of {connected}"))?;
+        ensure!(
+            at.port() != HTTP_TARGET || rest == Some(0),
+            "{at}: {count} of {connected}"
+        );
+    }
+    ensure_eq("unconnected", unconnected, 2 * 20 * 3)?;
+    until_counts(&scene, 2 * 20 * u64::from(KINDS), 0)?;
+
+    drop(holders);
+    until_counts(&scene, 0, 0)?;
+    scene.give_back()
+}
+
+#[test]
+fn multipath_tcp_is_translated_and_its_inner_sockets_are_not_counted() -> Result<()> {
+    if feature::lacks(test_name!(), &[Feature::Mptcp])? {
+        return Ok(());
+    }
+    let scene = SCENE.take()?;
+    let reasons = ["translated_kernel", "translated", "socket_tracked"];
+
+    for (from, place) in scene.places() {
+        for (domain, dialer) in [(Domain::IPV4, Dialer::V4), (Domain::IPV6, Dialer::V6)] {
+            let socket = place.socket_with_protocol(domain, Type::STREAM, Transport::MPTCP)?;
+            socket.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
+            let connect = || Ok(connect_within(&socket, dialer.address(WEB, HTTP), RESPONSE_TIMEOUT)?);
+            let ((), grown) = count_during(&scene.node, &reasons, connect)?;
+            ensure_eq(from, grown, vec![1, 0, 0])?;
+            until_counts(&scene, 0, 0)?;
+            let server = http_server_name(socket.into())?;
+            ensure!(["one", "two", "three"].contains(&&*server), "{server}");
+            until_counts(&scene, 0, 0)?;
+        }
+    }
+    scene.give_back()
+}

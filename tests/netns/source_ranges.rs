@@ -1,0 +1,217 @@
+//! `loadBalancerSourceRanges` restrict the clients of a load balancer's address. Also the address by which
+//! a client is identified.
+
+use std::net::IpAddr;
+
+use anyhow::{Context as _, Result};
+use tunnel_common::{addr::Address, affinity::Client, select, service::Set};
+use tunnel_tests::{
+    admin,
+    manifest::Service,
+    node::Node,
+    place::{RESPONSE_TIMEOUT, Sandbox, connect_within},
+    shared::Shared,
+    wait,
+};
+
+use crate::{
+    service_addresses::{BALANCER, EXTERNAL, LOOPBACK},
+    scene::{Scene, WEB},
+    support::{
+        CHANGE_TIMEOUT, DNS, HOST, HTTP, Vip, Dialer, query, query_to, count_during, errno, expect_refusal, unreachable_errors, ensure_eq,
+    },
+};
+
+/// Additional addresses of a pod.
+const SECOND: Vip = Vip::of(220);
+const REFUSED: &str = "source_range_denied";
+
+static SCENE: Shared<Scene> = Shared::new(|| Scene::started(&BACKENDS));
+const BACKENDS: [&str; 3] = ["one", "two", "three"];
+
+/// Builds a Service of type LoadBalancer whose source ranges have only these addresses.
+fn open_to(scene: &Scene, addresses: &[IpAddr]) -> Service {
+    let ranges = addresses.iter().map(|ip| {
+        let length = if ip.is_ipv4() { 32 } else { 128 };
+        format!("\"{ip}/{length}\"")
+    });
+    let ranges = ranges.collect::<Vec<_>>().join(", ");
+    WEB.service("web")
+        .of_type("LoadBalancer")
+        .spec(&format!("externalIPs: [{}]", EXTERNAL.yaml_list()))
+        .spec(&format!("loadBalancerSourceRanges: [{ranges}]"))
+        .load_balancer(&BALANCER.yaml_ingress())
+        .backends(scene.all_addresses())
+}
+
+/// Asserts that TCP and UDP sockets of a place get answers from this VIP, with every dialer.
+fn expect_admitted(place: &Sandbox, vip: Vip) -> Result<()> {
+    for dialer in Dialer::TCP {
+        dialer.dial(place, vip, HTTP)
+            .with_context(|| format!("TCP, {dialer:?}"))?;
+    }
+    for dialer in Dialer::UDP {
+        let socket = dialer.udp_socket(place)?;
+        let (_, from) =
+            query_to(&socket, dialer.address(vip, DNS)).with_context(|| format!("UDP, {dialer:?}"))?;
+        ensure_eq("sender", from, dialer.reported_address(vip, DNS))?;
+        let socket = dialer.connect_udp(place, vip, DNS)?;
+        query(&socket).with_context(|| format!("connected UDP, {dialer:?}"))?;
+    }
+    Ok(())
+}
+
+/// Asserts that each connect and datagram to this VIP is refused as unreachable, and counted.
+fn expect_denied(node: &Node, place: &Sandbox, vip: Vip) -> Result<()> {
+    let (tcp, udp) = unreachable_errors()?;
+    for dialer in Dialer::TCP {
+        expect_refusal(node, REFUSED, tcp, || dialer.connect(place, vip, HTTP))
+            .with_context(|| format!("TCP, {dialer:?}"))?;
+    }
+    for dialer in Dialer::UDP {
+        let (socket, to) = (dialer.udp_socket(place)?, dialer.address(vip, DNS));
+        expect_refusal(node, REFUSED, udp, || socket.connect(to))
+            .and_then(|()| expect_refusal(node, REFUSED, udp, || socket.send_to(b"who?", to)))
+            .with_context(|| format!("UDP, {dialer:?}"))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn only_pods_in_the_ranges_reach_the_address_of_a_load_balancer() -> Result<()> {
+    let scene = Scene::started(&BACKENDS)?;
+    let (node, inside) = (&scene.node, &scene.client);
+    let outside = &node.pod("outside")?;
+    scene.program(open_to(&scene, &[inside.v4(), inside.v6()]))?;
+
+    // The pods have made no connects before.
+    expect_denied(node, outside, BALANCER)?;
+    expect_admitted(inside, BALANCER)?;
+    expect_denied(node, node.host(), BALANCER).context("from the host")?;
+    // The other addresses are open to all clients.
+    for place in [&***inside, &***outside, node.host()] {
+        expect_admitted(place, WEB)?;
+        expect_admitted(place, EXTERNAL)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn the_host_reaches_a_load_balancer_if_its_address_is_in_the_ranges() -> Result<()> {
+    let scene = SCENE.take()?;
+    let node = &scene.node;
+    scene.program(open_to(&scene, &HOST.ips()))?;
+
+    expect_admitted(node.host(), BALANCER)?;
+    expect_denied(node, &scene.client, BALANCER)?;
+    // With another of its addresses as source, the host counts as another client.
+    let (tcp, _) = unreachable_errors()?;
+    for dialer in [Dialer::V4, Dialer::V6] {
+        let own = dialer.address(LOOPBACK, 0);
+        let socket = dialer.tcp_socket(node.host())?;
+        socket.bind(&own.into())?;
+        let connected = connect_within(&socket, dialer.address(BALANCER, HTTP), RESPONSE_TIMEOUT);
+        ensure_eq("error", errno(connected), tcp).with_context(|| format!("from {own}"))?;
+    }
+    scene.give_back()
+}
+
+#[test]
+fn the_source_of_a_bound_socket_is_its_bound_address() -> Result<()> {
+    let scene = SCENE.take()?;
+    let node = &scene.node;
+    let pod = &node.pod("bound")?;
+    SECOND.add_to(pod, "lo")?;
+    scene.program(open_to(&scene, &SECOND.ips()))?;
+
+    expect_denied(node, pod, BALANCER)?;
+    for dialer in Dialer::TCP {
+        let own = dialer.address(SECOND, 0);
+        // The connect is permitted, but never completes, since the node has no route back to the address.
+        let socket = dialer.tcp_socket(pod)?;
+        socket.bind(&own.into())?;
+        socket.set_nonblocking(true)?;
+        let connect = || Ok(socket.connect(&dialer.address(BALANCER, HTTP).into()));
+        let (connected, grown) = count_during(node, &[REFUSED, "translated"], connect)?;
+        let failed = errno(connected);
+        ensure_eq("counted", grown, vec![0, 1]).with_context(|| format!("from {own}: {failed}"))?;
+    }
+    scene.give_back()
+}
+
+#[test]
+fn source_ranges_are_added_changed_and_removed_while_the_daemon_runs() -> Result<()> {
+    let scene = SCENE.take()?;
+    let node = &scene.node;
+    let (inside, outside) = (&scene.client, &node.pod("outside")?);
+    scene.program(open_to(&scene, &[]))?;
+    expect_admitted(inside, BALANCER)?;
+
+    let is = |place: &Sandbox, admitted: bool| {
+        let connect = |dialer: Dialer| dialer.connect(place, BALANCER, HTTP);
+        [Dialer::V4, Dialer::V6]
+            .into_iter()
+            .all(|dialer| connect(dialer).is_ok() == admitted)
+    };
+    let becomes = |text: &str, admitted: [bool; 2]| {
+        let is_so = || is(inside, admitted[0]) && is(outside, admitted[1]);
+        wait::until(CHANGE_TIMEOUT, is_so).context(text.to_owned())
+    };
+    node.apply(open_to(&scene, &[inside.v4(), inside.v6()]))?;
+    becomes("ranges come", [true, false])?;
+    node.apply(open_to(&scene, &[outside.v4(), outside.v6()]))?;
+    becomes("ranges change", [false, true])?;
+
+    // The next daemon adopts the entries, and its audit finds no difference.
+    node.kill9()?;
+    becomes("without a daemon", [false, true])?;
+    node.start()?;
+    becomes("after a restart", [false, true])?;
+    let drift = admin::metric(&node.metrics()?, "culvert_map_drift_total{map=\"all\"}");
+    ensure_eq("drift", drift, Some(0))?;
+
+    node.apply(open_to(&scene, &[]))?;
+    becomes("ranges go", [true, true])?;
+    scene.give_back()
+}
+
+#[test]
+fn a_client_is_identified_by_its_address() -> Result<()> {
+    let scene = Scene::started(&BACKENDS)?;
+    let node = &scene.node;
+    let hashed = open_to(&scene, &[]).annotated("culvert.dev/algorithm", "source-hash");
+    scene.program(hashed)?;
+    // Adding an address does not change the address that identifies a client.
+    for (place, device, v4, v6) in [
+        (node.host(), "uplink", "192.0.2.77", "2001:db8:77::77"),
+        (&**scene.client, "eth0", "10.1.77.77", "fd00:10:1:77::77"),
+    ] {
+        place.ip(&format!(
+            "addr add {v4}/32 dev {device}\naddr add {v6}/128 dev {device} nodad\n"
+        ))?;
+    }
+
+    for (who, place) in scene.places() {
+        for dialer in Dialer::TCP {
+            let own = match (who, dialer) {
+                ("host", Dialer::V6) => HOST.v6.into(),
+                ("host", _) => HOST.v4.into(),
+                _ => scene.client.address(dialer.family()),
+            };
+            // The hash depends only on the client's address, not on the node or earlier pods.
+            let client = Client::of_address(Address::from_ip(own));
+            let set = Set { base: 0, len: 3 };
+            let place_in_set = select::place(set, select::hash(client.words()));
+            let mut targets = scene.all_addresses();
+            targets.retain(|ip| ip.is_ipv4() == own.is_ipv4());
+            targets.sort_unstable();
+            let expected = place_in_set.and_then(|at| targets.get(usize::try_from(at).ok()?));
+            let name = dialer.dial(place, BALANCER, HTTP)?;
+            let pod = scene.backend(&name)?;
+            let seen = pod.address(dialer.family());
+            ensure_eq("backend", Some(&seen), expected)
+                .with_context(|| format!("{dialer:?} from the {who}, {own}"))?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,49 @@
+//! Kubelets stay reachable when the daemon replaces the steering maps: other sizes, an older layout.
+
+use anyhow::{Result, ensure};
+use tunnel_tests::site::Site;
+
+use super::expect_served;
+use crate::{
+    migration::{imitate_older_layout, older_folder},
+    support::maps_folder,
+};
+
+#[test]
+fn kubelets_are_reached_after_a_change_of_the_steering_map_size() -> Result<()> {
+    let site = Site::new()?;
+    let node = site.node();
+
+    for size in [64, 4, 64] {
+        node.kill9()?;
+        node.resize(|settings| settings.maps.steering = size)?;
+        node.start()?;
+        expect_served(&site)?;
+        ensure!(!node.bpffs().join(maps_folder("-old")).exists());
+    }
+
+    // Four entries are needed, for two ports at one address of each family.
+    node.kill9()?;
+    node.resize(|settings| settings.maps.steering = 1)?;
+    node.start()?;
+    let log = node.logs();
+    let warning = "bpf.maps.steering of 1 is too small";
+    ensure!(log.contains(warning) && log.contains("needs 4"), "{log}");
+    expect_served(&site)
+}
+
+#[test]
+fn kubelets_are_reached_after_an_older_layout() -> Result<()> {
+    let site = Site::new()?;
+    let node = site.node();
+
+    for size in [16_384, 64] {
+        node.kill9()?;
+        imitate_older_layout(node)?;
+        node.resize(|settings| settings.maps.steering = size)?;
+        node.start()?;
+        expect_served(&site)?;
+        ensure!(!node.bpffs().join(older_folder("")).exists());
+    }
+    Ok(())
+}

@@ -1,0 +1,157 @@
+//! Sockets that are steered to the tunnel, and sockets that are not.
+
+use std::{
+    net::{TcpStream, UdpSocket},
+    thread,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use socket2::{Domain, Type};
+use tunnel_tests::{
+    edge::EDGE,
+    place::{RESPONSE_TIMEOUT, connect_within},
+    shared::Shared,
+    site::{FURTHER, KUBELET, Site},
+};
+
+use super::{SocketKind, edge_addresses, client, for_each_client, expect_unsteered};
+use crate::support::{count_during, errno, is_unreachable, ensure_eq};
+
+/// The default mark of Culvert's own sockets.
+const MARK: u32 = 0x1_0000;
+
+static SITE: Shared<Site> = Shared::new(Site::new);
+
+#[test]
+fn every_socket_reaches_the_kubelet_and_shows_the_dialled_address() -> Result<()> {
+    let site = SITE.take()?;
+
+    for_each_client(&site, |from| {
+        for kind in SocketKind::ALL {
+            // A host socket that is bound to the uplink can't reach the ingress, which is on loopback.
+            if kind == SocketKind::Device && !from.is_pod {
+                continue;
+            }
+            for to in KUBELET.into_iter().flat_map(edge_addresses) {
+                if kind == SocketKind::Mapped && to.is_ipv6() {
+                    continue;
+                }
+                let what = || format!("{kind:?} → {to}");
+                let connect = || {
+                    let stream = kind.connect(from, to)?;
+                    site.client(TcpStream::from(stream), to)
+                };
+                let (mut client, steered) =
+                    count_during(site.node(), &["steered"], connect).with_context(what)?;
+                client.healthz().with_context(what)?;
+                ensure_eq(&what(), client.peer()?, kind.dialled(to))?;
+                ensure_eq(&what(), steered, vec![1])?;
+                let subject = client.subject();
+                let node = format!("system:node:{EDGE}");
+                ensure!(subject.contains(&node), "{subject}");
+            }
+        }
+        Ok(())
+    })?;
+    site.give_back()
+}
+
+#[test]
+fn downloads_uploads_upgrades_and_resets_work_as_on_a_flat_network() -> Result<()> {
+    let site = SITE.take()?;
+
+    for_each_client(&site, |from| {
+        for to in edge_addresses(KUBELET[0]) {
+            let mut one = client(&site, from.place, to)?;
+            one.bytes(1 << 20)?;
+            one.sum(1 << 20)?;
+            one.until_end(100_000)?;
+
+            let mut two = client(&site, from.place, to)?;
+            two.upgrade()?;
+            for _ in 0..20 {
+                two.exchange(b"a frame")?;
+            }
+            two.close()?;
+            client(&site, from.place, to)?.reset()?;
+        }
+        Ok(())
+    })?;
+
+    let exchanges = site.kubelet().record()?.exchanges;
+    let steps = exchanges.iter().flat_map(|it| &it.steps);
+    ensure_eq("upgrades", steps.filter(|it| *it == "upgraded").count(), 4)?;
+    site.give_back()
+}
+
+#[test]
+fn many_connects_at_once_reach_the_kubelet() -> Result<()> {
+    const EACH: usize = 25;
+    let site = SITE.take()?;
+    let pod = site.pod()?;
+    let (here, dialling) = (&*site, &**pod);
+    thread::scope(|scope| {
+        let mut threads = Vec::new();
+        for place in [here.node().host(), dialling] {
+            for to in edge_addresses(KUBELET[0]) {
+                threads.push(scope.spawn(move || {
+                    (0..EACH).try_for_each(|_| client(here, place, to)?.echo("hello"))
+                }));
+            }
+        }
+        let mut threads = threads.into_iter();
+        threads.try_for_each(|thread| thread.join().expect("no panic"))
+    })?;
+    site.give_back()
+}
+
+#[test]
+fn datagrams_to_an_edge_node_are_not_steered() -> Result<()> {
+    let site = SITE.take()?;
+
+    for_each_client(&site, |from| {
+        for to in edge_addresses(KUBELET[0]) {
+            let send = || {
+                let socket = from.place.socket(Domain::for_address(to), Type::DGRAM)?;
+                let socket = UdpSocket::from(socket);
+                let connected = socket.connect(to);
+                if connected.is_ok() {
+                    ensure_eq("peer", socket.peer_addr()?, to)?;
+                    // The send may get the ICMP error of a router that has no route.
+                    drop(socket.send(b"anybody?"));
+                }
+                Ok(connected)
+            };
+            let (connected, grown) = count_during(site.node(), &["steered"], send)?;
+            // The connect fails only on the host, which has no route; a pod's route leads to the host.
+            let error = connected.err().map(|it| it.kind());
+            ensure!(from.is_pod == error.is_none(), "{to}: {error:?}");
+            ensure_eq("steered", grown, vec![0])?;
+        }
+        Ok(())
+    })?;
+    site.give_back()
+}
+
+#[test]
+fn own_sockets_other_ports_and_host_sockets_bound_to_a_device_are_not_steered() -> Result<()> {
+    let site = SITE.take()?;
+
+    for_each_client(&site, |from| {
+        for to in edge_addresses(KUBELET[0]) {
+            let socket = from.place.socket(Domain::for_address(to), Type::STREAM)?;
+            socket.set_mark(MARK)?;
+            let error = errno(connect_within(&socket, to, RESPONSE_TIMEOUT));
+            ensure!(is_unreachable(error), "with our mark: {to}: {error:?}");
+            if !from.is_pod {
+                let error = errno(SocketKind::Device.connect(from, to));
+                ensure!(is_unreachable(error), "of a device: {to}: {error:?}");
+            }
+        }
+        for to in edge_addresses(FURTHER).into_iter().chain(edge_addresses(22)) {
+            expect_unsteered(from.place, to)?;
+        }
+        Ok(())
+    })?;
+    site.give_back()
+}

@@ -1,0 +1,134 @@
+//! The backend that is stored with a UDP socket, and sockets without memory to store one.
+
+use std::{collections::BTreeSet, net::UdpSocket};
+
+use anyhow::{Result, ensure};
+use nix::errno::Errno;
+use tunnel_tests::{
+    feature::{self, Feature},
+    manifest::Service,
+    shared::Shared,
+    test_name,
+};
+
+use crate::{
+    scene::{Scene, WEB},
+    support::{
+        DNS, HTTP, HTTP_TARGET, Dialer, query, query_to, count_during, errno, http_server_name, run, ensure_eq, until_backends,
+        until_each_has,
+    },
+};
+
+static SCENE: Shared<Scene> = Shared::new(|| Scene::web(&["one", "two", "three"])?.record_manifests());
+
+/// Sends this many datagrams, and expects the same server to answer all; returns its name.
+fn steady(socket: &UdpSocket, dialer: Dialer, count: u32) -> Result<String> {
+    let (first, _) = query_to(socket, dialer.address(WEB, DNS))?;
+    for number in 1..count {
+        let (name, sender) = query_to(socket, dialer.address(WEB, DNS))?;
+        ensure_eq(&format!("datagram {number}"), &name, &first)?;
+        ensure_eq("sender", sender, dialer.reported_address(WEB, DNS))?;
+    }
+    Ok(first)
+}
+
+#[test]
+fn datagrams_of_a_socket_stay_with_their_backend_until_it_is_removed() -> Result<()> {
+    let scene = SCENE.take()?;
+    let without = |name: &str| WEB.service("web").backends(scene.addresses_without(name));
+
+    for dialer in Dialer::UDP {
+        let socket = dialer.udp_socket(&scene.client)?;
+        let (first, grown) = count_during(&scene.node, &["translated", "translated_sticky"], || {
+            steady(&socket, dialer, 100)
+        })?;
+        ensure_eq("counted", grown, vec![1, 99])?;
+
+        let leaving = scene.addresses(&[&first])?.into_iter();
+        let terminating = leaving.fold(without(&first), Service::terminating);
+        scene.node.apply(terminating)?;
+        until_backends(&scene.node, "web", 2)?;
+        ensure_eq("server while the backend terminates", steady(&socket, dialer, 10)?, first.clone())?;
+        for _ in 0..20 {
+            let (fresh, _) = query_to(&dialer.udp_socket(&scene.client)?, dialer.address(WEB, DNS))?;
+            ensure!(
+                fresh != first,
+                "a new socket got the terminating backend"
+            );
+        }
+
+        scene.node.apply(without(&first))?;
+        until_each_has(&scene.node, "web", "draining", 0)?;
+        let second = steady(&socket, dialer, 10)?;
+        ensure!(second != first, "the socket still uses the removed backend {first}");
+
+        scene.node.apply(without(""))?;
+        until_backends(&scene.node, "web", 3)?;
+        ensure_eq("server after the return of the backend", steady(&socket, dialer, 10)?, second)?;
+    }
+    scene.give_back()
+}
+
+#[test]
+fn new_sockets_are_spread_over_all_backends() -> Result<()> {
+    let scene = SCENE.take()?;
+    for dialer in [Dialer::V4, Dialer::V6, Dialer::Mapped] {
+        let [mut tcp, mut connected, mut unconnected] = [const { BTreeSet::new() }; 3];
+        // The probability that one of three backends is never chosen in 60 attempts is 10^-10.
+        for _ in 0..60 {
+            tcp.insert(dialer.dial(&scene.client, WEB, HTTP)?);
+            let socket = dialer.udp_socket(&scene.client)?;
+            unconnected.insert(query_to(&socket, dialer.address(WEB, DNS))?.0);
+            connected.insert(query(&dialer.connect_udp(&scene.client, WEB, DNS)?)?);
+        }
+        let servers = [tcp.len(), connected.len(), unconnected.len()];
+        ensure_eq("servers", servers, [3; 3])?;
+    }
+    scene.give_back()
+}
+
+#[test]
+fn without_memory_for_socket_storage_tcp_is_counted_and_udp_is_refused() -> Result<()> {
+    if feature::lacks(test_name!(), &[Feature::OwnOptmem])? {
+        return Ok(());
+    }
+    let scene = SCENE.take()?;
+    let reasons = [
+        "translated_untracked",
+        "socket_storage_full",
+        "socket_tracked",
+    ];
+    let room = "net.core.optmem_max";
+    let before = run(&scene.client, "cat /proc/sys/net/core/optmem_max")?;
+    scene.client.sysctl(room, "1")?;
+
+    for dialer in Dialer::TCP {
+        let (stream, grown) = count_during(&scene.node, &reasons, || {
+            Ok(dialer.connect(&scene.client, WEB, HTTP)?)
+        })?;
+        ensure_eq("counted", grown, vec![1, 0, 0])?;
+        // Without socket storage, the peer is the backend itself.
+        ensure_eq("port", stream.peer_addr()?.port(), HTTP_TARGET)?;
+        ensure!(!http_server_name(stream)?.is_empty());
+    }
+    for dialer in Dialer::UDP {
+        let (failed, grown) = count_during(&scene.node, &reasons, || {
+            let socket = dialer.udp_socket(&scene.client)?;
+            let to = dialer.address(WEB, DNS);
+            let refused = [socket.connect(to), socket.send_to(b"who?", to).map(drop)];
+            Ok(refused.map(errno))
+        })?;
+        ensure_eq("errors", failed, [Errno::ENOMEM; 2])?;
+        ensure_eq("counted", grown, vec![0, 2, 0])?;
+    }
+
+    scene.client.sysctl(room, before.trim())?;
+    for dialer in Dialer::TCP {
+        let (stream, grown) = count_during(&scene.node, &reasons, || {
+            Ok(dialer.connect(&scene.client, WEB, HTTP)?)
+        })?;
+        ensure_eq("counted", grown, vec![0, 0, 1])?;
+        ensure_eq("peer", stream.peer_addr()?, dialer.reported_address(WEB, HTTP))?;
+    }
+    scene.give_back()
+}

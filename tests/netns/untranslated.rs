@@ -1,0 +1,113 @@
+//! Traffic that is not for a Service, or not from this node's cgroup, is not translated.
+
+use anyhow::{Context as _, Result, ensure};
+use tunnel_tests::place::Sandbox;
+
+use crate::{
+    scene::{DIALLED, WEB},
+    support::{
+        DNS, DNS_TARGET, HTTP, HTTP_TARGET, Vip, Dialer, query, count_during, errno, is_unreachable, ensure_eq,
+    },
+};
+
+const UNUSED: Vip = Vip::of(99);
+
+/// All reasons that the kernel programs count for Services.
+pub(crate) const SERVICE_REASONS: [&str; 10] = [
+    "translated",
+    "translated_sticky",
+    "no_backend",
+    "record_unstable",
+    "record_invalid",
+    "socket_storage_full",
+    "translated_untracked",
+    "socket_tracked",
+    "socket_released",
+    "overflowed",
+];
+
+/// Dials a pod by its own address with every dialer.
+fn expect_direct(place: &Sandbox, pod: Vip) -> Result<()> {
+    for dialer in Dialer::TCP {
+        dialer.expect_served(place, pod, HTTP_TARGET, "backend")?;
+    }
+    for dialer in Dialer::UDP {
+        let socket = dialer.udp_socket(place)?;
+        dialer.expect_answer(&socket, pod, DNS_TARGET, "backend")?;
+        socket.connect(dialer.address(pod, DNS_TARGET))?;
+        ensure_eq("peer", socket.peer_addr()?, dialer.reported_address(pod, DNS_TARGET))?;
+        ensure_eq("server", query(&socket)?, "backend")?;
+    }
+    Ok(())
+}
+
+/// Asserts that connects to this TCP port and datagrams to this UDP port fail for lack of a route.
+fn expect_unreachable(place: &Sandbox, vip: Vip, [tcp, udp]: [u16; 2]) -> Result<()> {
+    for dialer in Dialer::TCP {
+        let failed = errno(dialer.connect(place, vip, tcp));
+        ensure!(is_unreachable(failed), "{dialer:?} to TCP port {tcp}: {failed}");
+    }
+    for dialer in Dialer::UDP {
+        let failed = errno(dialer.udp_socket(place)?.send_to(b"who?", dialer.address(vip, udp)));
+        ensure!(is_unreachable(failed), "{dialer:?} to UDP port {udp}: {failed}");
+    }
+    Ok(())
+}
+
+#[test]
+fn direct_connections_show_the_real_peer_and_are_not_counted() -> Result<()> {
+    let scene = DIALLED.take()?;
+    let backend = scene.backend("backend")?;
+
+    let ((), grown) = count_during(&scene.node, &SERVICE_REASONS, || {
+        expect_direct(scene.node.host(), Vip::of_pod(backend))?;
+        expect_direct(&scene.client, Vip::of_pod(backend))
+    })?;
+
+    ensure_eq("counted", grown, vec![0; SERVICE_REASONS.len()])?;
+    scene.give_back()
+}
+
+#[test]
+fn an_address_port_or_protocol_that_no_service_has_is_not_translated() -> Result<()> {
+    let scene = DIALLED.take()?;
+
+    let ((), grown) = count_during(&scene.node, &SERVICE_REASONS, || {
+        for (from, place) in scene.places() {
+            // The Service has DNS only over UDP, and HTTP only over TCP.
+            for (vip, ports) in [
+                (UNUSED, [HTTP, DNS]),
+                (WEB, [HTTP + 1, DNS + 1]),
+                (WEB, [DNS, HTTP]),
+            ] {
+                expect_unreachable(place, vip, ports).context(from)?;
+            }
+        }
+        Ok(())
+    })?;
+
+    ensure_eq("counted", grown, vec![0; SERVICE_REASONS.len()])?;
+    scene.give_back()
+}
+
+#[test]
+fn a_client_outside_of_the_cgroup_is_not_translated() -> Result<()> {
+    let scene = DIALLED.take()?;
+    let node = &scene.node;
+    let outside_cgroup = node
+        .topology()
+        .beside(&scene.client, "outside/beside", None)?;
+    let answered = || Ok(scene.backend("backend")?.server.record()?.total().answered);
+    let before: Result<u64> = answered();
+
+    let ((), grown) = count_during(&scene.node, &SERVICE_REASONS, || {
+        for (from, place) in [("outside", node.outside()), ("beside a pod", &outside_cgroup)] {
+            expect_unreachable(place, WEB, [HTTP, DNS]).context(from)?;
+        }
+        Ok(())
+    })?;
+
+    ensure_eq("counted", grown, vec![0; SERVICE_REASONS.len()])?;
+    ensure_eq("answered", answered()?, before?)?;
+    scene.give_back()
+}

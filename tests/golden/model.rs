@@ -96,8 +96,8 @@ fn entry(entry: &Value) -> Result<Entry> {
         "localhost" => Entry::Localhost,
         "all" => Entry::All,
         range => Entry::Cidr(
-Cidr::parse(range)
-.with_context(|| format!("the entry {range} of nodePortAddresses is not a CIDR"))?,
-),
+            Cidr::parse(range)
+                .with_context(|| format!("the entry {range} of nodePortAddresses is not a CIDR"))?,
+        ),
     })
 }

@@ -50,7 +50,8 @@ pub(crate) fn culvert_command(instance: &Instance, capabilities: &[&str], name: 
     [setpriv(capabilities), words.into()].concat()
 }
 
-/// Starts the daemon with the capabilities of the manifest, and before Linux 5.11 with [`OLD_KERNEL_CAPABILITY`] too.
+/// Starts the daemon with the capabilities of the manifest, and before Linux 5.11 also with
+/// [`OLD_KERNEL_CAPABILITY`].
 pub(crate) fn start(instance: &Instance) -> Result<()> {
     let granted = granted(MANIFEST)?;
     instance.launch_by(&setpriv(&granted))?;

@@ -10,34 +10,34 @@ use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{clock::Instant, pki::Validity, scale::Scale, usage, wait};
 
 use crate::support::{
-    ANSWER, BACK, HANDSHAKE_TIMEOUT, HANDSHAKES, dial, echo, echoing, expect_live,
+    ANSWER, RECONNECT_LIMIT, HANDSHAKE_TIMEOUT, HANDSHAKES, dial, echo, start_echo_tunnel, expect_fast_echoes,
 };
 
 /// The number of handshakes that are started but never finished.
-const SLOW: u32 = 1000;
+const UNFINISHED: u32 = 1000;
 
 /// The first bytes of a TLS record with a ClientHello of 512 bytes; the test never sends the rest.
-const BEGINNING: &[u8] = &[22, 3, 1, 2, 0, 1, 0, 1, 252];
+const CLIENT_HELLO_START: &[u8] = &[22, 3, 1, 2, 0, 1, 0, 1, 252];
 
 #[test]
 fn a_thousand_handshakes_that_never_end_do_not_keep_agents_out() -> Result<()> {
-    let (server, mut tunnel, mut live) = echoing(&[])?;
+    let (server, mut tunnel, mut live) = start_echo_tunnel(&[])?;
     let pid = tunnel.cloud()?.pid();
     let files = usage::open_files(pid)?;
 
-    let began = Instant::now();
-    let mut slow = Vec::new();
-    for _ in 0..Scale::from_environment().count(SLOW) {
+    let start_of_handshakes = Instant::now();
+    let mut unfinished = Vec::new();
+    for _ in 0..Scale::from_environment().count(UNFINISHED) {
         let mut stream = TcpStream::connect(tunnel.gateway())?;
         // Ignores an error, since the gateway may have closed the connection already.
-        drop(stream.write_all(BEGINNING));
-        slow.push(stream);
+        drop(stream.write_all(CLIENT_HELLO_START));
+        unfinished.push(stream);
     }
-    expect_live("beside slow handshakes", &mut live)?;
+    expect_fast_echoes("next to unfinished handshakes", &mut live)?;
     echo(&mut tunnel.connect(server.at())?, b"hello")?;
 
     // Another agent can connect once the earlier handshakes have timed out, although the test keeps their
-// connections open.
+    // connections open.
     let start = Instant::now();
     let pair = tunnel.authority().agent("b", Validity::Current)?;
     tunnel.launch_agent("b", &pair)?;
@@ -50,14 +50,14 @@ fn a_thousand_handshakes_that_never_end_do_not_keep_agents_out() -> Result<()> {
         let record = tunnel.record().ok()?;
         Some(["handshake_limit", "handshake_timed_out"].map(|reason| record.count(reason)))
     };
-    let all = u64::try_from(slow.len())?;
-    wait::until(BACK, || {
+    let all = u64::try_from(unfinished.len())?;
+    wait::until(RECONNECT_LIMIT, || {
         counts().is_some_and(|[full, late]| full + late == all)
     })
     .with_context(|| format!("[dropped, timed out] {:?} of {all} handshakes", counts()))?;
     // Only handshakes within the limit can time out; the gateway drops all others for newer ones.
     let [full, late] = counts().context("the gateway has no counts")?;
-    let rounds = began.elapsed().as_secs() / HANDSHAKE_TIMEOUT.as_secs() + 1;
+    let rounds = start_of_handshakes.elapsed().as_secs() / HANDSHAKE_TIMEOUT.as_secs() + 1;
     ensure!(
         late <= rounds * u64::try_from(HANDSHAKES)?,
         "{full} handshakes were dropped and {late} timed out, in {rounds} timeouts of {HANDSHAKES}"
@@ -71,7 +71,7 @@ fn a_thousand_handshakes_that_never_end_do_not_keep_agents_out() -> Result<()> {
 
 #[test]
 fn garbage_ends_its_own_connection_only() -> Result<()> {
-    let (_server, tunnel, mut live) = echoing(&[])?;
+    let (_server, tunnel, mut live) = start_echo_tunnel(&[])?;
 
     let garbage: [&[u8]; 4] = [
         b"GET / HTTP/1.1\r\nHost: gateway\r\n\r\n",

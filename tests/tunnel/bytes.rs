@@ -14,12 +14,12 @@ use tunnel_tests::{
 };
 
 use crate::{
-    support::{ANSWER, Plan, dial, echo},
-    targets::{Act, Server},
+    support::{ANSWER, TunnelSettings, dial, echo},
+    targets::{Behaviour, Server},
 };
 
 /// The number of bytes that are sent in each direction.
-const MANY: u32 = 1 << 30;
+const BYTES_EACH_WAY: u32 = 1 << 30;
 
 /// Reads until EOF; returns the checksum of the bytes.
 fn receive(stream: &mut TcpStream) -> Result<Sum> {
@@ -36,9 +36,9 @@ fn receive(stream: &mut TcpStream) -> Result<Sum> {
 
 #[test]
 fn a_gigabyte_each_way_at_once_arrives_as_it_was_sent() -> Result<()> {
-    let length = u64::from(Scale::from_environment().count(MANY));
-    let server = Server::start(Act::Echo)?;
-    let tunnel = Plan::of(&[server.at()]).start()?;
+    let length = u64::from(Scale::from_environment().count(BYTES_EACH_WAY));
+    let server = Server::start(Behaviour::Echo)?;
+    let tunnel = TunnelSettings::of(&[server.at()]).start()?;
     let mut receiving = tunnel.connect(server.at())?;
     let mut sending = receiving.try_clone()?;
 
@@ -58,15 +58,15 @@ fn a_gigabyte_each_way_at_once_arrives_as_it_was_sent() -> Result<()> {
 
 #[test]
 fn two_hundred_streams_at_once_keep_their_bytes_apart() -> Result<()> {
-    let server = Server::start(Act::Echo)?;
-    let tunnel = Plan::of(&[server.at()]).start()?;
-    let way = tunnel.way_to(server.at())?;
+    let server = Server::start(Behaviour::Echo)?;
+    let tunnel = TunnelSettings::of(&[server.at()]).start()?;
+    let address = tunnel.steering_address_of(server.at())?;
     let mut clients = Vec::new();
     for number in 0_u32..200 {
-        clients.push((number, dial(way)?));
+        clients.push((number, dial(address)?));
     }
 
-    let speak = |(number, mut stream): (u32, TcpStream)| {
+    let exchange = |(number, mut stream): (u32, TcpStream)| {
         thread::spawn(move || -> Result<()> {
             let own: Vec<u8> = number.to_be_bytes().repeat(4000);
             for _ in 0..10 {
@@ -75,7 +75,7 @@ fn two_hundred_streams_at_once_keep_their_bytes_apart() -> Result<()> {
             Ok(())
         })
     };
-    let threads: Vec<_> = clients.into_iter().map(speak).collect();
+    let threads: Vec<_> = clients.into_iter().map(exchange).collect();
     for thread in threads {
         thread.join().expect("no panic")?;
     }
@@ -88,7 +88,7 @@ fn two_hundred_streams_at_once_keep_their_bytes_apart() -> Result<()> {
 fn a_client_sees_the_kubelets_own_certificate_and_an_upgrade_that_stays_open() -> Result<()> {
     let address = IpAddr::from([10, 20, 0, 7]);
     let (kubelet, tls) = Kubelet::start("edge-7", address)?;
-    let tunnel = Plan::of(&[kubelet.address()]).start()?;
+    let tunnel = TunnelSettings::of(&[kubelet.address()]).start()?;
     let stream = tunnel.connect(kubelet.address())?;
     let mut client = Client::over(stream, address, tls)?;
     ensure!(client.subject().contains("edge-7"));

@@ -12,9 +12,9 @@ use tunnel_tests::{clock::Instant, scale::Scale, usage, wait};
 
 use crate::{
     support::{
-        BACK, Plan, Tunnel, dial, echo, echoing, expect_live, expect_refused, expect_reset, stuff,
+        RECONNECT_LIMIT, TunnelSettings, Tunnel, dial, echo, start_echo_tunnel, expect_fast_echoes, expect_refused, expect_reset, fill_buffers,
     },
-    targets::{Act, Server, closed},
+    targets::{Behaviour, Server, address_without_listener},
 };
 
 /// The number of failed dials before the first measurement of memory, and between the first and second.
@@ -22,12 +22,12 @@ const DIALS: [u32; 2] = [1000, 5000];
 
 /// The limit for the growth of a process's memory during failed dials, in bytes: less than a kilobyte per
 /// dial.
-const GROWTH: u64 = 3 << 20;
+const MAX_GROWTH: u64 = 3 << 20;
 
 /// Waits until a new client gets an echo; returns the elapsed time.
 fn until_served(tunnel: &Tunnel, target: SocketAddr) -> Result<Duration> {
     let start = Instant::now();
-    wait::until(BACK, || {
+    wait::until(RECONNECT_LIMIT, || {
         let stream = tunnel.connect(target);
         stream.is_ok_and(|mut stream| echo(&mut stream, b"back").is_ok())
     })
@@ -37,10 +37,10 @@ fn until_served(tunnel: &Tunnel, target: SocketAddr) -> Result<Duration> {
 
 #[test]
 fn after_a_kill_of_the_gateway_its_agent_reconnects() -> Result<()> {
-    let (server, mut tunnel, mut old) = echoing(&[])?;
+    let (server, mut tunnel, mut old) = start_echo_tunnel(&[])?;
 
     tunnel.kill_cloud()?;
-    let error = dial(tunnel.way_to(server.at())?).expect_err("the ingress was killed");
+    let error = dial(tunnel.steering_address_of(server.at())?).expect_err("the ingress was killed");
     ensure!(
         error.kind() == std::io::ErrorKind::ConnectionRefused,
         "{error}"
@@ -59,14 +59,14 @@ fn after_a_kill_of_the_gateway_its_agent_reconnects() -> Result<()> {
 
 #[test]
 fn a_frozen_agent_delays_no_other_agent_and_its_clients_get_a_reset() -> Result<()> {
-    let (server, other) = (Server::start(Act::Echo)?, Server::start(Act::Echo)?);
+    let (server, other) = (Server::start(Behaviour::Echo)?, Server::start(Behaviour::Echo)?);
     let nodes = vec![("a", vec![server.at()]), ("b", vec![other.at()])];
-    let mut plan = Plan::nodes(nodes);
+    let mut settings = TunnelSettings::nodes(nodes);
     // The echoes to the other agent take less time, even on a busy machine.
-    for limits in [&mut plan.session, &mut plan.of_agents] {
+    for limits in [&mut settings.gateway_limits, &mut settings.agent_limits] {
         limits.ping_timeout = Duration::from_secs(5);
     }
-    let mut tunnel = plan.start()?;
+    let mut tunnel = settings.start()?;
     let mut old = tunnel.connect(server.at())?;
     echo(&mut old, b"hello")?;
     // One stream on each session of the other agent.
@@ -74,9 +74,9 @@ fn a_frozen_agent_delays_no_other_agent_and_its_clients_get_a_reset() -> Result<
 
     tunnel.agent("a")?.signal(Signal::SIGSTOP)?;
     let start = Instant::now();
-    stuff(&mut old)?;
+    fill_buffers(&mut old)?;
     for stream in &mut live {
-        expect_live("on another agent, next to a frozen one", stream)?;
+        expect_fast_echoes("on another agent, next to a frozen one", stream)?;
     }
     ensure!(
         tunnel.count("agent_connection_lost")? == 0,
@@ -98,7 +98,7 @@ fn a_frozen_agent_delays_no_other_agent_and_its_clients_get_a_reset() -> Result<
 
 #[test]
 fn clients_of_a_killed_agent_get_a_reset_at_once() -> Result<()> {
-    let (server, mut tunnel, mut old) = echoing(&[])?;
+    let (server, mut tunnel, mut old) = start_echo_tunnel(&[])?;
 
     let start = Instant::now();
     tunnel.kill_agent("a")?;
@@ -117,12 +117,12 @@ fn clients_of_a_killed_agent_get_a_reset_at_once() -> Result<()> {
 }
 
 /// Makes this many dials that fail, from several threads.
-fn fail(tunnel: &Tunnel, target: SocketAddr, count: u32) -> Result<()> {
+fn make_failing_dials(tunnel: &Tunnel, target: SocketAddr, count: u32) -> Result<()> {
     const THREADS: usize = 8;
-    let way = tunnel.way_to(target)?;
+    let address = tunnel.steering_address_of(target)?;
     let work = || -> Result<()> {
         for _ in 0..count / 8 {
-            let mut stream = dial(way)?;
+            let mut stream = dial(address)?;
             expect_refused(&mut stream)?;
         }
         Ok(())
@@ -137,27 +137,27 @@ fn fail(tunnel: &Tunnel, target: SocketAddr, count: u32) -> Result<()> {
 
 #[test]
 fn five_thousand_failed_dials_leave_memory_and_files_as_they_were() -> Result<()> {
-    let (server, nobody) = (Server::start(Act::Echo)?, closed()?);
-    let mut tunnel = Plan::of(&[server.at(), nobody]).start()?;
+    let (server, nobody) = (Server::start(Behaviour::Echo)?, address_without_listener()?);
+    let mut tunnel = TunnelSettings::of(&[server.at(), nobody]).start()?;
     let pids = [tunnel.cloud()?.pid(), tunnel.agent("a")?.pid()];
-    let [first, then] = DIALS.map(|count| Scale::from_environment().count(count).max(8) / 8 * 8);
+    let [first, second] = DIALS.map(|count| Scale::from_environment().count(count).max(8) / 8 * 8);
 
-    fail(&tunnel, nobody, first)?;
+    make_failing_dials(&tunnel, nobody, first)?;
     tunnel.until_counted("dial_refused", first.into())?;
-    let looks = |pid| -> Result<_> { Ok((usage::resident(pid)?, usage::open_files(pid)?)) };
-    let before = [looks(pids[0])?, looks(pids[1])?];
-    fail(&tunnel, nobody, then)?;
-    tunnel.until_counted("dial_refused", (first + then).into())?;
+    let usage_of = |pid| -> Result<_> { Ok((usage::resident(pid)?, usage::open_files(pid)?)) };
+    let before = [usage_of(pids[0])?, usage_of(pids[1])?];
+    make_failing_dials(&tunnel, nobody, second)?;
+    tunnel.until_counted("dial_refused", (first + second).into())?;
 
     for ((what, pid), before) in ["cloud", "agent"].iter().zip(pids).zip(before) {
-        let after = looks(pid)?;
+        let after = usage_of(pid)?;
         let growth = after.0.saturating_sub(before.0);
         println!(
             "{what}: {} kB before, {} kB after",
             before.0 / 1024,
             after.0 / 1024
         );
-        ensure!(growth < GROWTH, "the memory of {what} grew by {growth} bytes");
+        ensure!(growth < MAX_GROWTH, "the memory of {what} grew by {growth} bytes");
         ensure!(
             after.1 <= before.1 + 2,
             "{what}: {} open files before, {} after",

@@ -4,14 +4,14 @@ use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{pki::Validity, wait};
 
 use crate::{
-    support::{ANSWER, Plan, Tunnel, echo, echoing, expect_refused},
-    targets::{Act, Server},
+    support::{ANSWER, TunnelSettings, Tunnel, echo, start_echo_tunnel, expect_refused},
+    targets::{Behaviour, Server},
 };
 
 #[test]
 fn a_session_belongs_to_the_node_in_its_certificate() -> Result<()> {
-    let server = Server::start(Act::Echo)?;
-    let mut tunnel = Plan::of(&[server.at()]).without_agents()?;
+    let server = Server::start(Behaviour::Echo)?;
+    let mut tunnel = TunnelSettings::of(&[server.at()]).without_agents()?;
 
     // This agent is allowed to dial the targets of node a, but its certificate names node b.
     let pair = tunnel.authority().agent("b", Validity::Current)?;
@@ -27,10 +27,10 @@ fn a_session_belongs_to_the_node_in_its_certificate() -> Result<()> {
 
 #[test]
 fn a_client_of_one_node_never_reaches_the_agent_of_another() -> Result<()> {
-    let (one, two) = (Server::start(Act::Echo)?, Server::start(Act::Echo)?);
-    let mut plan = Plan::nodes(vec![("a", vec![one.at()]), ("b", vec![two.at()])]);
-    plan.allow = Some(vec![one.at(), two.at()]);
-    let mut tunnel = plan.start()?;
+    let (one, two) = (Server::start(Behaviour::Echo)?, Server::start(Behaviour::Echo)?);
+    let mut settings = TunnelSettings::nodes(vec![("a", vec![one.at()]), ("b", vec![two.at()])]);
+    settings.allow = Some(vec![one.at(), two.at()]);
+    let mut tunnel = settings.start()?;
     let mut first = tunnel.connect(one.at())?;
     echo(&mut first, b"hello")?;
     echo(&mut tunnel.connect(two.at())?, b"hello")?;
@@ -55,7 +55,7 @@ fn expiries(tunnel: &Tunnel) -> Result<[String; 2]> {
 
 #[test]
 fn certificates_are_replaced_under_live_streams() -> Result<()> {
-    let (server, mut tunnel, mut live) = echoing(&[])?;
+    let (server, mut tunnel, mut live) = start_echo_tunnel(&[])?;
     let before = expiries(&tunnel)?;
 
     let authority = tunnel.authority();

@@ -7,12 +7,12 @@ use tunnel_tests::wait;
 use tunnel_userspace::tunnel::Limits;
 
 use crate::{
-    support::{ANSWER, Plan, Tunnel, dial, echo, expect_refused},
-    targets::{Act, Blackhole, Server, closed},
+    support::{ANSWER, TunnelSettings, Tunnel, dial, echo, expect_refused},
+    targets::{Behaviour, Blackhole, Server, address_without_listener},
 };
 
 /// Asserts that a client of an address gets a reset, and that the reason is counted and logged.
-fn expect(tunnel: &Tunnel, to: SocketAddr, reason: &str) -> Result<()> {
+fn expect_reset_and_reason(tunnel: &Tunnel, to: SocketAddr, reason: &str) -> Result<()> {
     let before = tunnel.count(reason)?;
     let mut stream = dial(to)?;
     expect_refused(&mut stream).with_context(|| reason.to_owned())?;
@@ -24,17 +24,17 @@ fn expect(tunnel: &Tunnel, to: SocketAddr, reason: &str) -> Result<()> {
 
 #[test]
 fn each_refusal_has_one_reason() -> Result<()> {
-    let (server, nobody, hole) = (Server::start(Act::Echo)?, closed()?, Blackhole::new()?);
-    let [denied, elsewhere] = [Server::start(Act::Echo)?, Server::start(Act::Echo)?];
-    let mut plan = Plan::nodes(vec![
+    let (server, nobody, hole) = (Server::start(Behaviour::Echo)?, address_without_listener()?, Blackhole::new()?);
+    let [denied, elsewhere] = [Server::start(Behaviour::Echo)?, Server::start(Behaviour::Echo)?];
+    let mut settings = TunnelSettings::nodes(vec![
         ("a", vec![server.at(), nobody, hole.at(), denied.at()]),
         ("b", vec![elsewhere.at()]),
     ]);
-    plan.allow = Some(vec![server.at(), nobody, hole.at()]);
-    let mut tunnel = plan.without_agents()?;
+    settings.allow = Some(vec![server.at(), nobody, hole.at()]);
+    let mut tunnel = settings.without_agents()?;
     tunnel.start_agent("a")?;
 
-    for (target, reason, said) in [
+    for (target, reason, message) in [
         (
             denied.at(),
             "target_denied",
@@ -46,19 +46,19 @@ fn each_refusal_has_one_reason() -> Result<()> {
             "the target refused the agent's connect",
         ),
     ] {
-        expect(&tunnel, tunnel.way_to(target)?, reason)?;
+        expect_reset_and_reason(&tunnel, tunnel.steering_address_of(target)?, reason)?;
         tunnel.until_agent_counted("a", reason)?;
         let error = tunnel.last_error("a")?;
-        ensure!(error == format!("a ({target}): {said}"), "{error}");
+        ensure!(error == format!("a ({target}): {message}"), "{error}");
     }
-    let beside = SocketAddr::from((Ipv4Addr::LOCALHOST, tunnel.ingress()));
+    let unsteered = SocketAddr::from((Ipv4Addr::LOCALHOST, tunnel.ingress()));
     for (to, reason) in [
-        (tunnel.way_to(hole.at())?, "dial_timed_out"),
-        (tunnel.way_to(elsewhere.at())?, "agent_not_connected"),
-        (tunnel.steering(999)?, "target_unknown"),
-        (beside, "arrived_unsteered"),
+        (tunnel.steering_address_of(hole.at())?, "dial_timed_out"),
+        (tunnel.steering_address_of(elsewhere.at())?, "agent_not_connected"),
+        (tunnel.steering_address(999)?, "target_unknown"),
+        (unsteered, "arrived_unsteered"),
     ] {
-        expect(&tunnel, to, reason)?;
+        expect_reset_and_reason(&tunnel, to, reason)?;
     }
 
     ensure!(denied.accepted() == 0 && elsewhere.accepted() == 0);
@@ -66,8 +66,8 @@ fn each_refusal_has_one_reason() -> Result<()> {
 }
 
 /// Asserts that each session takes four streams, and that one more stream is refused instead of queued.
-fn four_streams_at_most(plan: Plan, server: &Server) -> Result<()> {
-    let tunnel = plan.start()?;
+fn expect_four_streams_per_session(settings: TunnelSettings, server: &Server) -> Result<()> {
+    let tunnel = settings.start()?;
     let mut held = Vec::new();
     // The agent has two sessions, of four streams each.
     for _ in 0..8 {
@@ -76,7 +76,7 @@ fn four_streams_at_most(plan: Plan, server: &Server) -> Result<()> {
         held.push(stream);
     }
 
-    expect(&tunnel, tunnel.way_to(server.at())?, "stream_limit")?;
+    expect_reset_and_reason(&tunnel, tunnel.steering_address_of(server.at())?, "stream_limit")?;
 
     for stream in &mut held {
         echo(stream, b"still there")?;
@@ -88,19 +88,19 @@ fn four_streams_at_most(plan: Plan, server: &Server) -> Result<()> {
 }
 
 /// Returns the limits of the gateway, or those of agents, for modification.
-type Bounds = fn(&mut Plan) -> &mut Limits;
+type SelectLimits = fn(&mut TunnelSettings) -> &mut Limits;
 
 #[test]
 fn streams_beyond_the_limit_of_an_end_are_refused_and_the_others_continue() -> Result<()> {
-    let ends: [(_, Bounds); 2] = [
-        ("gateway", |plan| &mut plan.session),
-        ("agent", |plan| &mut plan.of_agents),
+    let ends: [(_, SelectLimits); 2] = [
+        ("gateway", |settings| &mut settings.gateway_limits),
+        ("agent", |settings| &mut settings.agent_limits),
     ];
     for (end, limits) in ends {
-        let server = Server::start(Act::Echo)?;
-        let mut plan = Plan::of(&[server.at()]);
-        limits(&mut plan).max_streams = 4;
-        four_streams_at_most(plan, &server).with_context(|| format!("limits of the {end}"))?;
+        let server = Server::start(Behaviour::Echo)?;
+        let mut settings = TunnelSettings::of(&[server.at()]);
+        limits(&mut settings).max_streams = 4;
+        expect_four_streams_per_session(settings, &server).with_context(|| format!("limits of the {end}"))?;
     }
     Ok(())
 }

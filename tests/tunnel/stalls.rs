@@ -9,8 +9,8 @@ use anyhow::{Context as _, Result, ensure};
 use socket2::SockRef;
 
 use crate::{
-    support::{Tunnel, echo, echoing, expect_live, expect_reset, stuff, until_still},
-    targets::{Act, Blackhole, LITTLE, Server},
+    support::{Tunnel, echo, start_echo_tunnel, expect_fast_echoes, expect_reset, fill_buffers, until_unchanged},
+    targets::{Behaviour, Blackhole, SMALL_BUFFER, Server},
 };
 
 /// The number of readers that stall at the same time.
@@ -20,27 +20,27 @@ const STALLED: usize = 200;
 fn stall(tunnel: &Tunnel, flood: &Server, count: usize) -> Result<Vec<TcpStream>> {
     let readers = (0..count).map(|_| {
         let mut reader = tunnel.connect(flood.at())?;
-        SockRef::from(&reader).set_recv_buffer_size(LITTLE)?;
+        SockRef::from(&reader).set_recv_buffer_size(SMALL_BUFFER)?;
         let asked = reader.write_all(b"go");
         asked.with_context(|| format!("{:?}", tunnel.record()))?;
         Ok(reader)
     });
     let readers = readers.collect::<Result<Vec<_>>>()?;
-    until_still(|| flood.sent())?;
+    until_unchanged(|| flood.sent())?;
     Ok(readers)
 }
 
 #[test]
 fn two_hundred_stalled_readers_do_not_delay_another_stream() -> Result<()> {
-    let flood = Server::start(Act::Flood)?;
-    let (server, tunnel, mut live) = echoing(&[flood.at()])?;
-    expect_live("without stalled readers", &mut live)?;
+    let flood = Server::start(Behaviour::Flood)?;
+    let (server, tunnel, mut live) = start_echo_tunnel(&[flood.at()])?;
+    expect_fast_echoes("without stalled readers", &mut live)?;
 
     let readers = stall(&tunnel, &flood, STALLED)?;
 
-    expect_live("next to stalled readers", &mut live)?;
+    expect_fast_echoes("next to stalled readers", &mut live)?;
     let mut new = tunnel.connect(server.at())?;
-    expect_live("on a new stream next to stalled readers", &mut new)?;
+    expect_fast_echoes("on a new stream next to stalled readers", &mut new)?;
     let counts = tunnel.record()?.counts;
     ensure!(flood.accepted() == u64::try_from(STALLED)?, "{counts:?}");
     // Readers that resume get more bytes than all buffers can have held.
@@ -53,14 +53,14 @@ fn two_hundred_stalled_readers_do_not_delay_another_stream() -> Result<()> {
 
 #[test]
 fn stalled_writers_do_not_delay_another_stream() -> Result<()> {
-    let silent = Server::start(Act::Silence)?;
-    let (_server, tunnel, mut live) = echoing(&[silent.at()])?;
+    let silent = Server::start(Behaviour::Silence)?;
+    let (_server, tunnel, mut live) = start_echo_tunnel(&[silent.at()])?;
 
     // There are more writers than sessions, so at least one shares the session of the live stream.
     let mut writers = Vec::new();
     for _ in 0..4 {
         let mut writer = tunnel.connect(silent.at())?;
-        stuff(&mut writer)?;
+        fill_buffers(&mut writer)?;
         writers.push(writer);
     }
 
@@ -71,7 +71,7 @@ fn stalled_writers_do_not_delay_another_stream() -> Result<()> {
         small.write_all(b"x")?;
     }
 
-    expect_live("next to stalled writers", &mut live)?;
+    expect_fast_echoes("next to stalled writers", &mut live)?;
     ensure!(
         tunnel.count("agent_connection_lost")? == 0,
         "the many small frames closed a session"
@@ -82,12 +82,12 @@ fn stalled_writers_do_not_delay_another_stream() -> Result<()> {
 #[test]
 fn a_dial_that_nobody_answers_does_not_delay_another_stream() -> Result<()> {
     let hole = Blackhole::new()?;
-    let (server, tunnel, mut live) = echoing(&[hole.at()])?;
+    let (server, tunnel, mut live) = start_echo_tunnel(&[hole.at()])?;
 
     let mut lost = tunnel.connect(hole.at())?;
     lost.write_all(b"anybody?")?;
 
-    expect_live("next to a dial without an answer", &mut live)?;
+    expect_fast_echoes("next to a dial without an answer", &mut live)?;
     let mut new = tunnel.connect(server.at())?;
     echo(&mut new, b"hello")?;
     ensure!(

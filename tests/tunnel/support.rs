@@ -23,13 +23,13 @@ use tunnel_tests::{
 };
 use tunnel_userspace::tunnel::{Limits, agent, gateway};
 
-use crate::targets::{Act, Server};
+use crate::targets::{Behaviour, Server};
 
 /// The time limit for an answer, and for effects that need not wait for a timeout.
 pub(crate) const ANSWER: Duration = Duration::from_secs(10);
 
 /// The time limit for a reconnect: an agent waits some seconds between attempts.
-pub(crate) const BACK: Duration = Duration::from_secs(20);
+pub(crate) const RECONNECT_LIMIT: Duration = Duration::from_secs(20);
 
 /// The steering prefix. It needs no route, since all of 127.0.0.0/8 is local.
 const PREFIX: (IpAddr, u8) = (IpAddr::V4(Ipv4Addr::new(127, 19, 0, 0)), 16);
@@ -41,36 +41,36 @@ pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(2);
 /// The timeout of an agent's connect to a target.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The number of echoes that [`expect_live`] measures.
+/// The number of echoes that [`expect_fast_echoes`] measures.
 const ECHOES: usize = 300;
 
 /// The time limit for an echo in a dev build on a busy machine: less than a retransmission timeout. The
 /// benchmark has a lower limit.
-const LIVE: Duration = Duration::from_millis(100);
+const ECHO_LIMIT: Duration = Duration::from_millis(100);
 
-const NOWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
-const ANYWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
+const ANY_LOOPBACK_PORT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+const ANY_PORT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
 
 /// The settings with which a test starts a tunnel.
-pub(crate) struct Plan {
+pub(crate) struct TunnelSettings {
     /// The nodes, each with the targets that clients may dial on it.
     pub(crate) nodes: Vec<(&'static str, Vec<SocketAddr>)>,
     /// The allow-list of every agent. If absent, an agent allows the targets of its node.
     pub(crate) allow: Option<Vec<SocketAddr>>,
     /// The limits of the gateway's sessions.
-    pub(crate) session: Limits,
+    pub(crate) gateway_limits: Limits,
     /// The limits of the agents' sessions.
-pub(crate) of_agents: Limits,
+    pub(crate) agent_limits: Limits,
 }
 
-impl Plan {
+impl TunnelSettings {
     /// Returns the settings for one node, named `a`, with these targets.
     pub(crate) fn of(targets: &[SocketAddr]) -> Self {
         Self::nodes(vec![("a", targets.to_vec())])
     }
 
     pub(crate) fn nodes(nodes: Vec<(&'static str, Vec<SocketAddr>)>) -> Self {
-        let session = Limits {
+        let limits = Limits {
             ping_interval: Duration::from_secs(1),
             ping_timeout: Duration::from_secs(2),
             drain_timeout: Duration::from_secs(1),
@@ -79,15 +79,15 @@ impl Plan {
         Self {
             nodes,
             allow: None,
-            of_agents: session.clone(),
-            session,
+            agent_limits: limits.clone(),
+            gateway_limits: limits,
         }
     }
 
     /// Starts the tunnel with an agent for each node, and waits until all are connected.
     pub(crate) fn start(self) -> Result<Tunnel> {
         let mut tunnel = self.without_agents()?;
-        for (node, _) in tunnel.plan.nodes.clone() {
+        for (node, _) in tunnel.settings.nodes.clone() {
             tunnel.start_agent(node)?;
         }
         Ok(tunnel)
@@ -106,30 +106,30 @@ impl Plan {
             node: node.to_owned(),
             at,
         });
-        let mut settings = CloudSettings {
+        let mut cloud_settings = CloudSettings {
             gateway: gateway::GatewaySettings {
-                listen: NOWHERE,
+                listen: ANY_LOOPBACK_PORT,
                 max_sessions: 1000,
                 max_pending_handshakes: HANDSHAKES,
                 handshake_timeout: HANDSHAKE_TIMEOUT,
             },
-            ingress: ANYWHERE,
+            ingress: ANY_PORT,
             prefix: PREFIX,
             targets: targets.collect(),
             certificate: (&files).into(),
-            session: self.session.clone(),
+            session: self.gateway_limits.clone(),
         };
-        let cloud = End::start("cloud", &folder.path().join("cloud"), &settings)?;
+        let cloud = End::start("cloud", &folder.path().join("cloud"), &cloud_settings)?;
         let record = cloud.cloud()?;
         // If a test restarts the cloud end, it uses the same ports again.
-        settings.gateway.listen = record.gateway;
-        settings.ingress = SocketAddr::new(settings.ingress.ip(), record.ingress.port());
+        cloud_settings.gateway.listen = record.gateway;
+        cloud_settings.ingress = SocketAddr::new(cloud_settings.ingress.ip(), record.ingress.port());
         Ok(Tunnel {
             agents: Vec::new(),
             cloud: Some(cloud),
-            settings,
+            cloud_settings,
             authority,
-            plan: self,
+            settings: self,
             folder,
         })
     }
@@ -139,9 +139,9 @@ impl Plan {
 pub(crate) struct Tunnel {
     agents: Vec<(String, End)>,
     cloud: Option<End>,
-    settings: CloudSettings,
+    cloud_settings: CloudSettings,
     authority: Authority,
-    plan: Plan,
+    settings: TunnelSettings,
     folder: TempDir,
 }
 
@@ -151,7 +151,7 @@ impl Tunnel {
     }
 
     pub(crate) const fn gateway(&self) -> SocketAddr {
-        self.settings.gateway.listen
+        self.cloud_settings.gateway.listen
     }
 
     /// Returns the paths of the certificate files of the gateway, or of a node's agent.
@@ -171,10 +171,10 @@ impl Tunnel {
         let stem = format!("agent-{node}");
         let files = self.files(&stem);
         files.write(&self.authority.pem(), pair)?;
-        let own = self.plan.nodes.iter();
+        let own = self.settings.nodes.iter();
         let own = own.filter(|(name, _)| *name == node);
         let own: Vec<_> = own.flat_map(|(_, targets)| targets.clone()).collect();
-        let allow = self.plan.allow.clone().unwrap_or(own);
+        let allow = self.settings.allow.clone().unwrap_or(own);
         let settings = AgentSettings {
             agent: agent::AgentSettings {
                 gateways: vec![self.gateway().to_string()],
@@ -183,7 +183,7 @@ impl Tunnel {
                 ..agent::AgentSettings::default()
             },
             certificate: (&files).into(),
-            session: self.plan.of_agents.clone(),
+            session: self.settings.agent_limits.clone(),
         };
         let agent = End::start("agent", &self.folder.path().join(stem), &settings)?;
         self.agents.push((node.to_owned(), agent));
@@ -193,7 +193,7 @@ impl Tunnel {
     /// Waits until the agent of a node has all of its sessions.
     pub(crate) fn until_connected(&self, node: &str) -> Result<()> {
         let connected = || self.record().is_ok_and(|record| record.sessions(node) == 2);
-        wait::until(BACK, connected).with_context(|| {
+        wait::until(RECONNECT_LIMIT, connected).with_context(|| {
             let record = self.record();
             format!(
                 "the agent of {node} does not have its two sessions: {record:?}\n{}",
@@ -239,7 +239,7 @@ impl Tunnel {
     /// Restarts the cloud end with the same ports.
     pub(crate) fn start_cloud(&mut self) -> Result<()> {
         let stem = self.folder.path().join("cloud");
-        self.cloud = Some(End::start("cloud", &stem, &self.settings)?);
+        self.cloud = Some(End::start("cloud", &stem, &self.cloud_settings)?);
         Ok(())
     }
 
@@ -283,41 +283,41 @@ impl Tunnel {
     }
 
     /// Returns the steering address with this index, with the port of the ingress.
-    pub(crate) fn steering(&self, index: u32) -> Result<SocketAddr> {
+    pub(crate) fn steering_address(&self, index: u32) -> Result<SocketAddr> {
         let (address, length) = PREFIX;
         let prefix = Prefix::new(Address::from_ip(address), length).context("PREFIX is not a steering prefix")?;
         let address = prefix.address(index).context("the prefix has no such index")?;
         Ok(SocketAddr::new(
             address.to_ip(),
-            self.settings.ingress.port(),
+            self.cloud_settings.ingress.port(),
         ))
     }
 
     /// Returns the steering address of a target.
-    pub(crate) fn way_to(&self, target: SocketAddr) -> Result<SocketAddr> {
-        let mut targets = self.settings.targets.iter();
+    pub(crate) fn steering_address_of(&self, target: SocketAddr) -> Result<SocketAddr> {
+        let mut targets = self.cloud_settings.targets.iter();
         let target = targets
             .find(|it| it.at == target)
             .context("the tunnel has no such target")?;
-        self.steering(target.index)
+        self.steering_address(target.index)
     }
 
     /// Connects to a target through the tunnel.
     pub(crate) fn connect(&self, target: SocketAddr) -> Result<TcpStream> {
-        dial(self.way_to(target)?).context("connect")
+        dial(self.steering_address_of(target)?).context("connect")
     }
 
     /// Returns the port of the ingress.
     pub(crate) const fn ingress(&self) -> u16 {
-        self.settings.ingress.port()
+        self.cloud_settings.ingress.port()
     }
 }
 
 /// Starts a tunnel to an echo server and to these other targets. Returns both, and a client of the echo
 /// server.
-pub(crate) fn echoing(others: &[SocketAddr]) -> Result<(Server, Tunnel, TcpStream)> {
-    let server = Server::start(Act::Echo)?;
-    let tunnel = Plan::of(&[&[server.at()], others].concat()).start()?;
+pub(crate) fn start_echo_tunnel(others: &[SocketAddr]) -> Result<(Server, Tunnel, TcpStream)> {
+    let server = Server::start(Behaviour::Echo)?;
+    let tunnel = TunnelSettings::of(&[&[server.at()], others].concat()).start()?;
     let mut live = tunnel.connect(server.at())?;
     echo(&mut live, b"hello")?;
     Ok((server, tunnel, live))
@@ -343,7 +343,7 @@ pub(crate) fn echo(stream: &mut TcpStream, bytes: &[u8]) -> Result<()> {
 }
 
 /// Writes until all buffers are full. The other end of the connection must read nothing.
-pub(crate) fn stuff(stream: &mut TcpStream) -> Result<()> {
+pub(crate) fn fill_buffers(stream: &mut TcpStream) -> Result<()> {
     stream.set_write_timeout(Some(Duration::from_millis(300)))?;
     let chunk = vec![0; 1 << 20];
     while stream.write(&chunk).is_ok() {}
@@ -351,7 +351,7 @@ pub(crate) fn stuff(stream: &mut TcpStream) -> Result<()> {
 }
 
 /// Asserts that echoes of 64 bytes are fast, and prints percentiles of their times.
-pub(crate) fn expect_live(what: &str, stream: &mut TcpStream) -> Result<()> {
+pub(crate) fn expect_fast_echoes(what: &str, stream: &mut TcpStream) -> Result<()> {
     let mut times = Vec::with_capacity(ECHOES);
     for _ in 0..ECHOES {
         let start = Instant::now();
@@ -362,7 +362,7 @@ pub(crate) fn expect_live(what: &str, stream: &mut TcpStream) -> Result<()> {
     let [p50, p99, longest] = [50, 99, 100].map(|part| load::percentile(&times, part));
     let words = format!("{what}: p50 {p50} µs, p99 {p99} µs, longest {longest} µs of {ECHOES}");
     println!("{words}");
-    let most = Scale::from_environment().patience(LIVE).as_micros();
+    let most = Scale::from_environment().patience(ECHO_LIMIT).as_micros();
     // A single delay slows down only one echo, which p99 does not show, so the maximum is limited, too.
     let (p99, longest) = (u128::from(p99), u128::from(longest));
     ensure!(p99 <= most && longest <= 10 * most, "{words}");
@@ -370,7 +370,7 @@ pub(crate) fn expect_live(what: &str, stream: &mut TcpStream) -> Result<()> {
 }
 
 /// Waits until a number is positive and stays unchanged for a while; returns it.
-pub(crate) fn until_still(mut number: impl FnMut() -> u64) -> Result<u64> {
+pub(crate) fn until_unchanged(mut number: impl FnMut() -> u64) -> Result<u64> {
     const STILL: Duration = Duration::from_millis(300);
     let mut last = number();
     let mut since = Instant::now();

@@ -21,11 +21,11 @@ use crate::support::ANSWER;
 const BACKLOG: i32 = 1024;
 
 /// The buffer size of sockets on which one end does not read, in bytes.
-pub(crate) const LITTLE: usize = 64 * 1024;
+pub(crate) const SMALL_BUFFER: usize = 64 * 1024;
 
 /// The behaviour of a target server on its connections.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Act {
+pub(crate) enum Behaviour {
     /// Sends received bytes back, until EOF.
     Echo,
     /// Sends without end.
@@ -35,44 +35,44 @@ pub(crate) enum Act {
 }
 
 #[derive(Debug, Default)]
-struct Seen {
+struct ConnectionCounts {
     accepted: AtomicU64,
     reset: AtomicU64,
     ended: AtomicU64,
     sent: AtomicU64,
-    over: AtomicBool,
+    is_stopping: AtomicBool,
 }
 
 /// A server with a thread for each connection.
 #[derive(Debug)]
 pub(crate) struct Server {
     at: SocketAddr,
-    seen: Arc<Seen>,
+    counts: Arc<ConnectionCounts>,
 }
 
 impl Server {
-    pub(crate) fn start(act: Act) -> Result<Self> {
+    pub(crate) fn start(behaviour: Behaviour) -> Result<Self> {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
         socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into())?;
         socket.listen(BACKLOG)?;
         let listener = TcpListener::from(socket);
-        let seen = Arc::new(Seen::default());
+        let counts = Arc::new(ConnectionCounts::default());
         let at = listener.local_addr()?;
-        let noted = Arc::clone(&seen);
+        let counts_of_server = Arc::clone(&counts);
         thread::spawn(move || {
             while let Ok((stream, _)) = listener.accept() {
-                if noted.over.load(Ordering::Relaxed) {
+                if counts_of_server.is_stopping.load(Ordering::Relaxed) {
                     return;
                 }
-                noted.accepted.fetch_add(1, Ordering::Relaxed);
-                let noted = Arc::clone(&noted);
-                thread::spawn(move || match serve(stream, act, &noted) {
-                    Ok(()) => noted.ended.fetch_add(1, Ordering::Relaxed),
-                    Err(_) => noted.reset.fetch_add(1, Ordering::Relaxed),
+                counts_of_server.accepted.fetch_add(1, Ordering::Relaxed);
+                let counts_of_server = Arc::clone(&counts_of_server);
+                thread::spawn(move || match serve(stream, behaviour, &counts_of_server) {
+                    Ok(()) => counts_of_server.ended.fetch_add(1, Ordering::Relaxed),
+                    Err(_) => counts_of_server.reset.fetch_add(1, Ordering::Relaxed),
                 });
             }
         });
-        Ok(Self { at, seen })
+        Ok(Self { at, counts })
     }
 
     pub(crate) const fn at(&self) -> SocketAddr {
@@ -81,45 +81,45 @@ impl Server {
 
     /// Returns the number of accepted connections.
     pub(crate) fn accepted(&self) -> u64 {
-        self.seen.accepted.load(Ordering::Relaxed)
+        self.counts.accepted.load(Ordering::Relaxed)
     }
 
     /// Waits until exactly one connection was reset.
     pub(crate) fn until_reset(&self) -> Result<()> {
-        let broke = || self.seen.reset.load(Ordering::Relaxed) == 1;
-        wait::until(ANSWER, broke).with_context(|| format!("no reset, but {:?}", self.seen))
+        let is_reset = || self.counts.reset.load(Ordering::Relaxed) == 1;
+        wait::until(ANSWER, is_reset).with_context(|| format!("no reset, but {:?}", self.counts))
     }
 
     /// Returns the number of bytes sent over all connections.
     pub(crate) fn sent(&self) -> u64 {
-        self.seen.sent.load(Ordering::Relaxed)
+        self.counts.sent.load(Ordering::Relaxed)
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.seen.over.store(true, Ordering::Relaxed);
+        self.counts.is_stopping.store(true, Ordering::Relaxed);
         // Wakes the accepting thread, so that it ends.
         drop(TcpStream::connect(self.at));
     }
 }
 
-fn serve(mut stream: TcpStream, act: Act, seen: &Seen) -> io::Result<()> {
+fn serve(mut stream: TcpStream, behaviour: Behaviour, counts: &ConnectionCounts) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    match act {
-        Act::Echo => echo(stream),
-        Act::Flood => {
+    match behaviour {
+        Behaviour::Echo => echo(stream),
+        Behaviour::Flood => {
             // Limits the kernel's TCP memory that the test itself uses.
-            SockRef::from(&stream).set_send_buffer_size(LITTLE)?;
-            let chunk = vec![0; LITTLE];
+            SockRef::from(&stream).set_send_buffer_size(SMALL_BUFFER)?;
+            let chunk = vec![0; SMALL_BUFFER];
             loop {
                 let written = u64::try_from(stream.write(&chunk)?).unwrap_or(u64::MAX);
-                seen.sent.fetch_add(written, Ordering::Relaxed);
+                counts.sent.fetch_add(written, Ordering::Relaxed);
             }
         }
-        Act::Silence => {
+        Behaviour::Silence => {
             // Without a read, a reset does not wake this thread, so it polls the socket's error.
-            while stream.take_error()?.is_none() && !seen.over.load(Ordering::Relaxed) {
+            while stream.take_error()?.is_none() && !counts.is_stopping.load(Ordering::Relaxed) {
                 thread::park_timeout(Duration::from_millis(50));
             }
             Ok(())
@@ -173,6 +173,6 @@ impl Blackhole {
 }
 
 /// Returns an address on which nothing listens.
-pub(crate) fn closed() -> Result<SocketAddr> {
+pub(crate) fn address_without_listener() -> Result<SocketAddr> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?)
 }

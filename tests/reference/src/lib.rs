@@ -161,7 +161,7 @@ pub struct Front {
     /// The timeout of `sessionAffinity: ClientIP` in seconds; 0 without affinity.
     pub affinity: u32,
     /// The source ranges of a load balancer's address. Empty if all clients are permitted, and for other
-/// kinds of address.
+    /// kinds of address.
     pub source_ranges: Vec<Cidr>,
     /// The Service's load balancer addresses of the frontend's family.
     pub load_balancer_ips: BTreeSet<IpAddr>,

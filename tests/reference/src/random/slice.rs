@@ -21,7 +21,7 @@ struct Mood {
     /// One in this many endpoints lacks hints for nodes.
     unhinted_nodes: u32,
     /// One in this many endpoints lacks hints for zones.
-unhinted_zones: u32,
+    unhinted_zones: u32,
 }
 
 /// More than the endpoints of any generated cluster, so that rarely any endpoint lacks its hint.

@@ -16,7 +16,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use tunnel_common::{
     decide::Traffic,
-    service::{Backend, Front, FrontKey, Set},
+    service::{Backend, Front, FrontendKey, IndexRange},
 };
 use tunnel_userspace::{
     config::{self, Config},
@@ -29,13 +29,13 @@ use tunnel_userspace::{
 };
 
 #[cfg(test)]
-mod agree;
+mod random_clusters;
 #[cfg(test)]
-mod deploy;
+mod deploy_manifests;
 #[path = "../../tunnel-userspace/src/reconcile/tests/memory.rs"]
 mod memory;
 #[cfg(test)]
-mod model;
+mod reference_model;
 
 use memory::Memory;
 
@@ -109,7 +109,7 @@ fn program(objects: &Path) -> Result<Vec<String>> {
         let problem = problem.to_string().replace(&file, "objects.yaml");
         lines.push(format!("{word} {problem}"));
     }
-    let mut owners = BTreeMap::new();
+    let mut owner_names = BTreeMap::new();
     let maps = reconciler.maps();
     for service in reconciler.published().services(maps, None) {
         for port in service.ports {
@@ -124,37 +124,37 @@ fn program(objects: &Path) -> Result<Vec<String>> {
                 ));
             }
             let fronts = port.frontends.into_iter().map(|front| front.frontend);
-            owners.extend(fronts.map(|front| (front, owner.clone())));
+            owner_names.extend(fronts.map(|front| (front, owner.clone())));
         }
     }
     let checks = reconciler.health().cloned().unwrap_or_default();
     for (name, check) in &checks.services {
-        let told = check.local.iter();
-        let told: String = told
+        let counts = check.local.iter();
+        let counts: String = counts
             .map(|(family, n)| format!(" {}={n}", family.label()))
             .collect();
-        lines.push(format!("health {} {name}{told}", check.port));
+        lines.push(format!("health {} {name}{counts}", check.port));
     }
     let misplaced = reconciler.maps().misplaced();
     ensure!(
         misplaced.is_empty(),
         "backends {misplaced:?} are not in the backend sets that their entries name"
     );
-    lines.extend(entries(reconciler.maps(), &owners));
+    lines.extend(entries(reconciler.maps(), &owner_names));
     lines.sort();
     Ok(lines)
 }
 
-fn entries(maps: &Memory, owners: &BTreeMap<String, String>) -> Vec<String> {
+fn entries(maps: &Memory, owner_names: &BTreeMap<String, String>) -> Vec<String> {
     let mut lines = Vec::new();
     let mut names = BTreeMap::new();
     for (key, index) in &maps.svc {
         let front = maps.front[index];
-        let owner = owners.get(&key.to_string()).cloned().unwrap_or_default();
+        let owner = owner_names.get(&key.to_string()).cloned().unwrap_or_default();
         names.insert(front.service, owner.clone());
-        let set = |set: Set| {
-            let places = set.base..set.base + set.len;
-            let backends = places.map(|place| shown(&maps.be[&maps.slot[&place].backend]));
+        let set = |set: IndexRange| {
+            let slots = set.base..set.base + set.len;
+            let backends = slots.map(|slot| format_backend(&maps.be[&maps.slot[&slot].backend]));
             backends.collect::<Vec<_>>().join(" ")
         };
         lines.push(format!(
@@ -173,7 +173,7 @@ fn entries(maps: &Memory, owners: &BTreeMap<String, String>) -> Vec<String> {
         } else {
             "gone"
         };
-        lines.push(format!("backends {} {owner} {state}", shown(backend)));
+        lines.push(format!("backends {} {owner} {state}", format_backend(backend)));
     }
     lines
 }
@@ -182,7 +182,7 @@ fn entries(maps: &Memory, owners: &BTreeMap<String, String>) -> Vec<String> {
 /// that set is empty but other nodes have endpoints; the affinity; and the exclusion of sockets.
 fn policies(front: &Front) -> String {
     let mut words = String::new();
-    for (traffic, flag, who) in [
+    for (traffic, flag, kind) in [
         (Traffic::Sockets, Front::SOCKETS_LOCAL, "sockets"),
         (Traffic::Packets, Front::PACKETS_LOCAL, "packets"),
     ] {
@@ -191,10 +191,10 @@ fn policies(front: &Front) -> String {
         }
         let is_lost = traffic.set(front).len == 0 && front.flags & Front::HAS_ENDPOINTS != 0;
         let end = if is_lost { " (lead nowhere)" } else { "" };
-        words.push_str(&format!(" {who}=local{end}"));
+        words.push_str(&format!(" {kind}=local{end}"));
     }
-    if front.affinity > 0 {
-        words.push_str(&format!(" affinity={}", front.affinity));
+    if front.affinity_timeout > 0 {
+        words.push_str(&format!(" affinity={}", front.affinity_timeout));
     }
     if front.flags & Front::NOT_SOCKETS != 0 {
         words.push_str(" not for sockets");
@@ -204,23 +204,23 @@ fn policies(front: &Front) -> String {
 
 /// Formats the source ranges of a frontend; empty if it has none.
 fn sources(maps: &Memory, front: &Front) -> String {
-    let places = front.sources.base..front.sources.base + front.sources.len;
-    let ranges = places.map(|place| {
-        let range = maps.source[&place];
+    let slots = front.source_ranges.base..front.source_ranges.base + front.source_ranges.len;
+    let ranges = slots.map(|slot| {
+        let range = maps.source[&slot];
         format!("{}-{}", range.first, range.last)
     });
-    let mut who: Vec<_> = ranges.collect();
-    if who.is_empty() {
+    let mut ranges: Vec<_> = ranges.collect();
+    if ranges.is_empty() {
         return String::new();
     }
     if front.flags & Front::ADMITS_HOST != 0 {
-        who.push("the host".to_owned());
+        ranges.push("the host".to_owned());
     }
-    format!(" from=[{}]", who.join(" "))
+    format!(" from=[{}]", ranges.join(" "))
 }
 
-fn shown(backend: &Backend) -> String {
-    FrontKey::new(backend.address, backend.port, backend.protocol).to_string()
+fn format_backend(backend: &Backend) -> String {
+    FrontendKey::new(backend.address, backend.port, backend.protocol).to_string()
 }
 
 fn check(case: &Path) -> Result<()> {
@@ -247,7 +247,7 @@ mod tests {
         if let Err(error) = check(&case) {
             panic!("{error:#}");
         }
-        if let Err(error) = model::check(&case) {
+        if let Err(error) = reference_model::check(&case) {
             panic!("{name}: the reference model: {error:#}");
         }
     }
@@ -282,7 +282,7 @@ mod tests {
             .expect("a section");
         let text: String = ["netns", "../tunnel-userspace/src", "../tunnel-common/src"]
             .into_iter()
-            .flat_map(|folder| deploy::files(&root.join(folder), "rs").expect("a folder"))
+            .flat_map(|folder| deploy_manifests::files(&root.join(folder), "rs").expect("a folder"))
             .map(|path| fs::read_to_string(path).expect("text"))
             .collect();
         let is_test = |name: &&str| name.matches('_').count() > 2;
@@ -304,48 +304,48 @@ mod tests {
         a_cluster_ip_leads_to_its_ready_endpoints,
         a_dual_stack_service_has_a_front_in_each_family,
         a_list_is_read_as_its_items,
-        a_load_balancer_may_go_without_node_ports,
+        a_load_balancer_may_have_no_node_ports,
         a_named_port_follows_the_numbers_of_its_slices,
         a_node_in_the_source_ranges_may_use_an_address_that_it_has_itself,
-        a_node_of_no_pool_keeps_to_itself,
         a_node_port_is_served_at_a_load_balancers_address_that_the_node_has,
+        a_node_port_is_served_for_every_type_of_service,
         a_node_port_is_served_on_the_addresses_of_the_node,
-        a_node_port_is_served_whatever_the_type_of_its_service,
+        a_node_without_a_pool_uses_only_its_own_endpoints,
         a_service_without_endpoints_refuses,
         addresses_with_leading_zeros_are_decimal,
         an_address_of_two_services_belongs_to_the_older,
-        an_address_of_two_services_goes_by_kind_then_age_then_name,
+        an_address_of_two_services_is_assigned_by_kind_then_age_then_name,
         an_endpoint_in_two_slices_is_the_one_that_does_not_terminate,
         an_endpoint_port_is_found_by_name_and_protocol,
-        clients_keep_their_backend_for_three_hours_unless_it_is_told,
-        endpoints_are_of_the_slices_that_name_the_service_in_its_namespace_and_family,
-        endpoints_that_topology_keys_keep_away_are_not_there_for_any_rule,
+        clients_keep_their_backend_for_three_hours_by_default,
+        endpoints_come_from_slices_that_name_the_service_in_its_namespace_and_family,
+        endpoints_excluded_by_topology_keys_are_ignored_by_every_rule,
+        endpoints_that_are_only_serving_are_in_no_set,
         external_ips_and_vips_of_load_balancers_are_served_and_proxied_ones_left_alone,
-        external_ips_that_nobody_has_are_left_out_where_they_must_be_owned,
-        hints_count_for_nothing_on_a_node_without_a_zone,
+        health_checks_count_each_address_once_over_all_ports,
+        health_checks_count_the_ready_endpoints_of_this_node_in_each_family,
+        health_checks_do_not_count_terminating_endpoints,
         hints_for_the_zone_of_this_node_leave_out_the_others,
-        hints_for_this_node_go_before_those_for_its_zone,
-        least_conn_is_asked_for_by_a_name_of_ipvs,
-        load_balancers_are_told_of_each_address_once_whatever_its_ports,
-        load_balancers_are_told_of_none_while_the_last_endpoints_terminate,
-        load_balancers_are_told_of_the_ready_endpoints_of_this_node_in_each_family,
-        load_balancers_have_no_port_to_ask_with_the_policy_cluster,
+        hints_for_this_node_have_precedence_over_those_for_its_zone,
+        least_conn_is_selected_by_a_name_of_ipvs,
+        node_ports_are_on_all_addresses_if_the_list_is_empty,
         node_ports_are_on_all_addresses_of_a_family_that_the_config_does_not_name,
-        node_ports_are_on_all_addresses_where_the_list_is_empty,
-        node_ports_are_on_loopback_alone_where_the_config_says_so,
-        node_ports_are_on_the_primary_addresses_alone_where_the_config_says_so,
         node_ports_are_on_the_primary_addresses_and_loopback_by_default,
         node_ports_are_on_the_ranges_of_the_config_in_each_family,
+        node_ports_are_only_on_loopback_if_the_config_says_so,
+        node_ports_are_only_on_the_primary_addresses_if_the_config_says_so,
+        omitted_conditions_mean_ready_and_not_terminating,
         one_port_number_in_two_protocols_is_two_ports,
-        one_ready_endpoint_without_hints_lets_all_in,
+        one_ready_endpoint_without_hints_disables_all_hints,
         only_its_source_ranges_may_use_the_addresses_of_a_load_balancer,
         other_addresses_are_served_in_the_families_of_the_cluster_ips,
-        ports_that_a_service_has_not_are_not_programmed,
-        round_robin_is_asked_for_by_annotation,
+        ports_that_a_service_lacks_are_not_programmed,
+        round_robin_is_selected_by_annotation,
         sctp_is_read_and_not_translated,
         services_share_an_address_of_a_load_balancer_by_port_and_protocol,
-        slices_count_whatever_their_proxy_name_and_headless_ones_do_not,
-        sockets_leave_a_service_alone_that_asks_for_it,
+        services_that_are_not_proxied_are_not_programmed,
+        slices_with_a_proxy_name_count_and_headless_ones_do_not,
+        sockets_ignore_a_service_with_the_annotation_for_that,
         source_ranges_are_of_an_address_port_and_protocol,
         source_ranges_of_another_family_or_of_everything_restrict_nothing,
         terminating_endpoints_of_this_node_take_over_for_the_policy_local,
@@ -354,21 +354,21 @@ mod tests {
         the_external_policy_local_is_for_packets_from_outside,
         the_external_policy_local_leads_nowhere_without_an_endpoint_of_this_node,
         the_external_policy_means_nothing_without_an_external_address,
-        the_field_traffic_distribution_and_annotations_of_topology_count_for_nothing,
+        the_field_traffic_distribution_and_topology_annotations_are_ignored,
         the_internal_policy_local_keeps_to_endpoints_of_this_node,
         the_internal_policy_local_leads_nowhere_without_an_endpoint_of_this_node,
         the_internal_policy_means_nothing_for_other_addresses_than_the_cluster_ip,
-        the_policy_local_does_not_look_at_hints,
-        the_source_is_asked_for_before_the_endpoints,
-        topology_keys_count_only_where_they_are_honoured,
+        the_policy_cluster_has_no_health_check_port,
+        the_policy_local_ignores_hints,
+        the_source_is_checked_before_the_endpoints,
+        topology_keys_apply_only_if_the_config_honours_them,
         topology_keys_keep_to_endpoints_of_this_node,
         topology_keys_keep_to_endpoints_of_this_node_pool,
-        topology_keys_that_nobody_knows_keep_nothing_away,
+        unknown_topology_keys_exclude_no_endpoint,
+        unowned_external_ips_are_left_out_if_they_must_be_owned,
+        unusable_items_of_a_service_are_left_out,
         weights_are_slots,
-        what_a_slice_leaves_out_means_ready_and_not_terminating,
-        what_can_not_be_used_of_a_service_is_left_out,
-        what_is_not_served_is_not_programmed,
-        what_only_finishes_serves_but_is_in_no_set,
         without_endpoints_every_address_of_a_service_refuses,
+        zone_hints_are_ignored_on_a_node_without_a_zone,
     ];
 }

@@ -84,7 +84,7 @@ impl Cidr {
 
     /// Returns the range with all addresses of a family.
     #[must_use]
-    pub fn everything(family: Family) -> Self {
+    pub fn all_of(family: Family) -> Self {
         Self::new(family.unspecified(), 0)
     }
 
@@ -137,7 +137,7 @@ impl Cidr {
 
     /// True if the range contains all addresses of its family.
     #[must_use]
-    pub const fn is_everything(self) -> bool {
+    pub const fn is_all(self) -> bool {
         self.length == 0
     }
 }

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 use k8s_openapi::api::core::v1::{LoadBalancerIngress, Service, ServicePort};
 
 use super::{
-    Cluster, Entry, ExternalIps, Here, Kind,
+    Cluster, NodePortEntry, ExternalIps, LocalNode, AddressKind,
     address::{Cidr, Family, parse},
     node, objects,
 };
@@ -13,7 +13,7 @@ use super::{
 /// An address and port at which a Service port is served.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Destination {
-    pub(super) kind: Kind,
+    pub(super) kind: AddressKind,
     pub(super) address: IpAddr,
     pub(super) port: u16,
 }
@@ -21,7 +21,7 @@ pub(super) struct Destination {
 /// Returns all addresses and ports at which a Service port is served in a family.
 pub(super) fn destinations(
     cluster: &Cluster,
-    here: &Here,
+    here: &LocalNode,
     (service, port): (&Service, &ServicePort),
     family: Family,
 ) -> Vec<Destination> {
@@ -36,21 +36,21 @@ pub(super) fn destinations(
         }
     };
     let cluster_ip = objects::cluster_ip(service, family).into_iter().collect();
-    add(Kind::ClusterIp, cluster_ip, port.port);
+    add(AddressKind::ClusterIp, cluster_ip, port.port);
     let load_balancer = load_balancer_ips(service, family);
-    add(Kind::LoadBalancerIp, load_balancer, port.port);
+    add(AddressKind::LoadBalancerIp, load_balancer, port.port);
     let external = external_ips(cluster, here, service, family);
-    add(Kind::ExternalIp, external, port.port);
+    add(AddressKind::ExternalIp, external, port.port);
     // Contract 2, "NodePort": a node port that is not 0 is served for every type of Service.
     let node_ports = node_port_ips(cluster, here, family);
-    add(Kind::NodePort, node_ports, port.node_port.unwrap_or(0));
+    add(AddressKind::NodePort, node_ports, port.node_port.unwrap_or(0));
     found
 }
 
 /// Returns the external IPs that the node's settings permit (contract 2, "externalIPs").
 fn external_ips(
     cluster: &Cluster,
-    here: &Here,
+    here: &LocalNode,
     service: &Service,
     family: Family,
 ) -> BTreeSet<IpAddr> {
@@ -93,8 +93,8 @@ fn ingress(service: &Service) -> impl Iterator<Item = &LoadBalancerIngress> {
 /// Returns the source ranges of a load balancer address (contract 6a, "applies to" and "parsing"). The
 /// list is empty, so all clients are permitted, if no range of the family is valid or if one of them
 /// contains all addresses (kube-proxy `pkg/proxy/serviceport.go`, `IsZeroCIDR`).
-pub(super) fn source_ranges(service: &Service, kind: Kind, family: Family) -> Vec<Cidr> {
-    if kind != Kind::LoadBalancerIp {
+pub(super) fn source_ranges(service: &Service, kind: AddressKind, family: Family) -> Vec<Cidr> {
+    if kind != AddressKind::LoadBalancerIp {
         return Vec::new();
     }
     let spec = service.spec.as_ref();
@@ -102,14 +102,14 @@ pub(super) fn source_ranges(service: &Service, kind: Kind, family: Family) -> Ve
     let parsed = texts.unwrap_or_default().iter();
     let parsed = parsed.filter_map(|text| Cidr::parse(text));
     let ranges: Vec<Cidr> = parsed.filter(|range| range.family() == family).collect();
-    if ranges.iter().any(|range| range.is_everything()) {
+    if ranges.iter().any(|range| range.is_all()) {
         return Vec::new();
     }
     ranges
 }
 
 /// Returns the node's own addresses that `nodePortAddresses` selects (contract 5).
-fn node_port_ips(cluster: &Cluster, here: &Here, family: Family) -> BTreeSet<IpAddr> {
+fn node_port_ips(cluster: &Cluster, here: &LocalNode, family: Family) -> BTreeSet<IpAddr> {
     let ranges = node_port_ranges(cluster, here, family);
     let own = here.addresses.iter().copied();
     let selected = own.filter(|address| ranges.iter().any(|range| range.contains(*address)));
@@ -118,10 +118,10 @@ fn node_port_ips(cluster: &Cluster, here: &Here, family: Family) -> BTreeSet<IpA
 
 /// Returns the ranges that `nodePortAddresses` selects in a family. If the setting is absent, it means
 /// `[primary, localhost]`; if empty, `[all]`.
-fn node_port_ranges(cluster: &Cluster, here: &Here, family: Family) -> Vec<Cidr> {
+fn node_port_ranges(cluster: &Cluster, here: &LocalNode, family: Family) -> Vec<Cidr> {
     let entries = match here.node_port_addresses.as_deref() {
-        None => &[Entry::Primary, Entry::Localhost],
-        Some([]) => &[Entry::All][..],
+        None => &[NodePortEntry::Primary, NodePortEntry::Localhost],
+        Some([]) => &[NodePortEntry::All][..],
         Some(entries) => entries,
     };
     let ranges = entries.iter();
@@ -132,20 +132,20 @@ fn node_port_ranges(cluster: &Cluster, here: &Here, family: Family) -> Vec<Cidr>
     // of that family (kube-proxy `pkg/proxy/util/nodeport_addresses.go`, NewNodePortAddresses, whose
     // argument has the primary addresses as CIDRs).
     if ranges.is_empty() {
-        ranges.push(Cidr::everything(family));
+        ranges.push(Cidr::all_of(family));
     }
     ranges
 }
 
-fn range_of(entry: Entry, cluster: &Cluster, here: &Here, family: Family) -> Option<Cidr> {
+fn range_of(entry: NodePortEntry, cluster: &Cluster, here: &LocalNode, family: Family) -> Option<Cidr> {
     match entry {
-        Entry::Cidr(range) => Some(range).filter(|range| range.family() == family),
-        Entry::Primary => node::primary(cluster, here, family).map(Cidr::single),
-        Entry::Localhost => match family {
+        NodePortEntry::Cidr(range) => Some(range).filter(|range| range.family() == family),
+        NodePortEntry::Primary => node::primary(cluster, here, family).map(Cidr::single),
+        NodePortEntry::Localhost => match family {
             Family::Ipv4 => Cidr::parse("127.0.0.0/8"),
             Family::Ipv6 => Cidr::parse("::1/128"),
         },
-        Entry::All => Some(Cidr::everything(family)),
+        NodePortEntry::All => Some(Cidr::all_of(family)),
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
 use k8s_openapi::api::discovery::v1::{self, EndpointPort, EndpointSlice};
 
 use super::{
-    Cluster, Here, Owner, Set,
+    Cluster, LocalNode, Owner, EndpointSet,
     address::{Family, parse},
     objects, pools,
 };
@@ -30,14 +30,14 @@ pub(super) type Endpoints = BTreeMap<SocketAddr, Endpoint>;
 /// Returns all endpoints of a Service port, including unusable ones.
 pub(super) fn endpoints(
     cluster: &Cluster,
-    here: &Here,
+    here: &LocalNode,
     owner: &Owner,
     family: Family,
 ) -> Endpoints {
     let mut found = Endpoints::new();
     for slice in objects::slices(cluster, (&owner.namespace, &owner.service), family) {
         // As in yurthub, this filter is applied before all other rules.
-        let slice = &pools::passed(cluster, here, slice);
+        let slice = &pools::filter_endpoints(cluster, here, slice);
         for port in slice.ports.iter().flatten() {
             if let Some(number) = number_for(port, owner) {
                 add(&mut found, here, slice, (family, number));
@@ -59,7 +59,7 @@ fn number_for(port: &EndpointPort, owner: &Owner) -> Option<u16> {
 }
 
 /// Adds the endpoints of a slice, with this port number.
-fn add(found: &mut Endpoints, here: &Here, slice: &EndpointSlice, (family, port): (Family, u16)) {
+fn add(found: &mut Endpoints, here: &LocalNode, slice: &EndpointSlice, (family, port): (Family, u16)) {
     for entry in slice.endpoints.iter().flatten() {
         // Contract 1, `endpoints[].addresses`: only the first address counts.
         let Some(address) = entry.addresses.first().and_then(|text| parse(text)) else {
@@ -80,7 +80,7 @@ fn add(found: &mut Endpoints, here: &Here, slice: &EndpointSlice, (family, port)
 }
 
 /// Parses an endpoint (contract 1, "conditions" and "nodeName").
-fn endpoint(entry: &v1::Endpoint, here: &Here) -> Endpoint {
+fn endpoint(entry: &v1::Endpoint, here: &LocalNode) -> Endpoint {
     let conditions = entry.conditions.clone().unwrap_or_default();
     let hints = entry.hints.clone().unwrap_or_default();
     let nodes = hints.for_nodes.unwrap_or_default();
@@ -101,28 +101,28 @@ const fn is_fallback(endpoint: &Endpoint) -> bool {
 }
 
 /// Returns the ready endpoints that hints select, or all fallback endpoints if none is ready (contract 4.2).
-pub(super) fn cluster_set(endpoints: &Endpoints, here: &Here, zone: Option<&str>) -> Set {
-    let ready = only(endpoints, |endpoint| endpoint.ready);
+pub(super) fn cluster_set(endpoints: &Endpoints, here: &LocalNode, zone: Option<&str>) -> EndpointSet {
+    let ready = filter(endpoints, |endpoint| endpoint.ready);
     if ready.is_empty() {
-        return addresses(&only(endpoints, is_fallback));
+        return addresses(&filter(endpoints, is_fallback));
     }
-    addresses(&near(ready, here, zone))
+    addresses(&select_by_hints(ready, here, zone))
 }
 
 /// Returns the local ready endpoints, or the local fallback endpoints if none is ready (contract 4.4).
 /// Hints have no effect.
-pub(super) fn local_set(endpoints: &Endpoints) -> Set {
-    let local = only(endpoints, |endpoint| endpoint.local);
-    let ready = only(&local, |endpoint| endpoint.ready);
+pub(super) fn local_set(endpoints: &Endpoints) -> EndpointSet {
+    let local = filter(endpoints, |endpoint| endpoint.local);
+    let ready = filter(&local, |endpoint| endpoint.ready);
     if ready.is_empty() {
-        return addresses(&only(&local, is_fallback));
+        return addresses(&filter(&local, is_fallback));
     }
     addresses(&ready)
 }
 
 /// Returns the ready endpoints that their hints select for this node or its zone (contract 4.3).
-fn near(ready: Endpoints, here: &Here, zone: Option<&str>) -> Endpoints {
-    let for_node = only(&ready, |endpoint| endpoint.nodes.contains(&here.node));
+fn select_by_hints(ready: Endpoints, here: &LocalNode, zone: Option<&str>) -> Endpoints {
+    let for_node = filter(&ready, |endpoint| endpoint.nodes.contains(&here.node));
     let all_name_nodes = ready.values().all(|endpoint| !endpoint.nodes.is_empty());
     if all_name_nodes && !for_node.is_empty() {
         return for_node;
@@ -130,7 +130,7 @@ fn near(ready: Endpoints, here: &Here, zone: Option<&str>) -> Endpoints {
     let Some(zone) = zone else {
         return ready;
     };
-    let for_zone = only(&ready, |endpoint| endpoint.zones.contains(zone));
+    let for_zone = filter(&ready, |endpoint| endpoint.zones.contains(zone));
     let all_name_zones = ready.values().all(|endpoint| !endpoint.zones.is_empty());
     if all_name_zones && !for_zone.is_empty() {
         return for_zone;
@@ -138,12 +138,12 @@ fn near(ready: Endpoints, here: &Here, zone: Option<&str>) -> Endpoints {
     ready
 }
 
-fn only(endpoints: &Endpoints, wanted: impl Fn(&Endpoint) -> bool) -> Endpoints {
-    let mut some = endpoints.clone();
-    some.retain(|_, endpoint| wanted(endpoint));
-    some
+fn filter(endpoints: &Endpoints, wanted: impl Fn(&Endpoint) -> bool) -> Endpoints {
+    let mut matching = endpoints.clone();
+    matching.retain(|_, endpoint| wanted(endpoint));
+    matching
 }
 
-fn addresses(endpoints: &Endpoints) -> Set {
+fn addresses(endpoints: &Endpoints) -> EndpointSet {
     endpoints.keys().copied().collect()
 }

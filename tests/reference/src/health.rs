@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::Service;
 
-use super::{Cluster, Here, Kind, Policy, address::Family, endpoints, objects};
+use super::{Cluster, LocalNode, AddressKind, Policy, address::Family, endpoints, objects};
 
 /// The response of a Service's health check node port.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -20,9 +20,9 @@ pub struct HealthCheck {
 /// Returns all health check node ports of a node. The API server does not allow two Services with the same
 /// port; here, the first Service in the list would get it.
 #[must_use]
-pub fn health_check_node_ports(cluster: &Cluster, here: &Here) -> BTreeMap<u16, HealthCheck> {
+pub fn health_check_node_ports(cluster: &Cluster, here: &LocalNode) -> BTreeMap<u16, HealthCheck> {
     let mut checks = BTreeMap::new();
-    for service in objects::counted_services(cluster) {
+    for service in objects::proxied_services(cluster) {
         let Some(port) = health_check_node_port(service) else {
             continue;
         };
@@ -47,7 +47,7 @@ pub fn health_check_node_ports(cluster: &Cluster, here: &Here) -> BTreeMap<u16, 
 fn health_check_node_port(service: &Service) -> Option<u16> {
     let spec = service.spec.as_ref()?;
     let wanted = spec.type_.as_deref() == Some("LoadBalancer")
-        && objects::policy(service, Kind::LoadBalancerIp) == Policy::Local;
+        && objects::policy(service, AddressKind::LoadBalancerIp) == Policy::Local;
     if !wanted {
         return None;
     }
@@ -57,7 +57,7 @@ fn health_check_node_port(service: &Service) -> Option<u16> {
 /// Counts the distinct addresses of local ready endpoints over all ports of the slices, including ports
 /// that the Service lacks (contract 7, "N"; kube-proxy `pkg/proxy/endpointschangetracker.go`,
 /// getLocalReadyEndpointIPs).
-fn count_local_ready(cluster: &Cluster, here: &Here, service: &Service, family: Family) -> usize {
+fn count_local_ready(cluster: &Cluster, here: &LocalNode, service: &Service, family: Family) -> usize {
     let namespace = objects::namespace(&service.metadata);
     let name = objects::name(&service.metadata);
     let mut addresses = BTreeSet::new();

@@ -48,7 +48,7 @@ use self::{
 };
 pub use self::{
     health::{HealthCheck, health_check_node_ports},
-    verdict::{Source, Verdict, verdict},
+    verdict::{ConnectionSource, Verdict, verdict},
 };
 
 /// All objects of a cluster.
@@ -61,7 +61,7 @@ pub struct Cluster {
 
 /// The node for which the model computes frontends, and its settings.
 #[derive(Clone, Debug)]
-pub struct Here {
+pub struct LocalNode {
     /// The name of the Node object.
     pub node: String,
     /// The addresses of the node's interfaces.
@@ -72,14 +72,14 @@ pub struct Here {
     pub addresses: Vec<IpAddr>,
     /// The setting `nodePortAddresses`. If absent, node ports are on the primary addresses and loopback; if
     /// empty, on all local addresses.
-    pub node_port_addresses: Option<Vec<Entry>>,
+    pub node_port_addresses: Option<Vec<NodePortEntry>>,
     pub external_ips: ExternalIps,
     pub topology_keys: TopologyKeys,
 }
 
 /// An entry of `nodePortAddresses`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Entry {
+pub enum NodePortEntry {
     Cidr(Cidr),
     Primary,
     Localhost,
@@ -124,7 +124,7 @@ pub struct Owner {
 
 /// The kind of a frontend's address. If two Services claim an address, the lesser kind wins.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
-pub enum Kind {
+pub enum AddressKind {
     ClusterIp,
     LoadBalancerIp,
     ExternalIp,
@@ -139,23 +139,23 @@ pub enum Policy {
 }
 
 /// The addresses and ports of endpoints.
-pub type Set = BTreeSet<SocketAddr>;
+pub type EndpointSet = BTreeSet<SocketAddr>;
 
 /// The address, port and protocol of a frontend.
 pub type Key = (IpAddr, u16, Protocol);
 
 /// A frontend: an address and port that the node translates.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Front {
+pub struct Frontend {
     pub owner: Owner,
-    pub kind: Kind,
+    pub kind: AddressKind,
     /// The address in the frontend's [`Key`].
     pub address: IpAddr,
     /// The endpoints that policy Cluster selects. This set is empty exactly if no node has a usable
     /// endpoint.
-    pub cluster: Set,
+    pub cluster: EndpointSet,
     /// The endpoints that policy Local selects.
-    pub local: Set,
+    pub local: EndpointSet,
     /// The internal traffic policy for a cluster IP, and the external one for all other addresses.
     pub policy: Policy,
     /// The timeout of `sessionAffinity: ClientIP` in seconds; 0 without affinity.
@@ -172,19 +172,19 @@ pub struct Front {
 /// The precedence among Services that claim an address; the least value wins. It compares the kind of
 /// address, then the creation time (a Service without a time counts as the youngest), then the names. The
 /// port's name is last; it never matters, since the API server permits no two equal ports in a Service.
-type Precedence = (Kind, bool, Option<Timestamp>, Owner);
+type Precedence = (AddressKind, bool, Option<Timestamp>, Owner);
 
-fn precedence(service: &Service, front: &Front) -> Precedence {
+fn precedence(service: &Service, frontend: &Frontend) -> Precedence {
     let created = service.metadata.creation_timestamp.as_ref();
     let created = created.map(|time| time.0);
-    (front.kind, created.is_none(), created, front.owner.clone())
+    (frontend.kind, created.is_none(), created, frontend.owner.clone())
 }
 
 /// Returns all frontends of a node. Of several claims to one key, the one with precedence wins.
 #[must_use]
-pub fn fronts(cluster: &Cluster, here: &Here) -> BTreeMap<Key, Front> {
+pub fn frontends(cluster: &Cluster, here: &LocalNode) -> BTreeMap<Key, Frontend> {
     let mut claims = Vec::new();
-    for service in objects::counted_services(cluster) {
+    for service in objects::proxied_services(cluster) {
         for family in Family::BOTH {
             for port in objects::ports(service, family) {
                 claims.extend(claims_of(cluster, here, (service, port), family));
@@ -194,25 +194,25 @@ pub fn fronts(cluster: &Cluster, here: &Here) -> BTreeMap<Key, Front> {
     claims.sort_by(|(_, a), (_, b)| a.0.cmp(&b.0));
     // `collect` keeps the last of several claims to one key, so the claim with precedence must be last.
     let claims = claims.into_iter().rev();
-    claims.map(|(key, (_, front))| (key, front)).collect()
+    claims.map(|(key, (_, frontend))| (key, frontend)).collect()
 }
 
 /// Returns the frontends that a Service port claims in one family.
 fn claims_of(
     cluster: &Cluster,
-    here: &Here,
+    here: &LocalNode,
     (service, port): (&Service, &ServicePort),
     family: Family,
-) -> Vec<(Key, (Precedence, Front))> {
+) -> Vec<(Key, (Precedence, Frontend))> {
     let Some(protocol) = objects::protocol(port.protocol.as_deref()) else {
         return Vec::new();
     };
     let owner = objects::owner(service, port.name.as_deref(), protocol);
     let usable = endpoints::endpoints(cluster, here, &owner, family);
     let zone = node::zone(cluster, here);
-    let blank = Front {
+    let template = Frontend {
         owner,
-        kind: Kind::ClusterIp,
+        kind: AddressKind::ClusterIp,
         address: family.unspecified(),
         cluster: endpoints::cluster_set(&usable, here, zone),
         local: endpoints::local_set(&usable),
@@ -224,20 +224,20 @@ fn claims_of(
     };
     let mut claims = Vec::new();
     for to in destinations::destinations(cluster, here, (service, port), family) {
-        let front = front_at(blank.clone(), service, to);
-        let precedence = precedence(service, &front);
-        claims.push(((to.address, to.port, protocol), (precedence, front)));
+        let frontend = frontend_at(template.clone(), service, to);
+        let precedence = precedence(service, &frontend);
+        claims.push(((to.address, to.port, protocol), (precedence, frontend)));
     }
     claims
 }
 
 /// Returns the frontend of a Service port at one of its addresses.
-fn front_at(blank: Front, service: &Service, to: Destination) -> Front {
-    Front {
+fn frontend_at(template: Frontend, service: &Service, to: Destination) -> Frontend {
+    Frontend {
         kind: to.kind,
         address: to.address,
         policy: objects::policy(service, to.kind),
         source_ranges: destinations::source_ranges(service, to.kind, Family::of(to.address)),
-        ..blank
+        ..template
     }
 }

@@ -5,13 +5,13 @@ use std::net::IpAddr;
 use k8s_openapi::api::core::v1::{Node, NodeAddress};
 
 use super::{
-    Cluster, Here,
+    Cluster, LocalNode,
     address::{Family, parse},
     objects,
 };
 
 /// Returns the zone of the node, from a non-empty label of its Node.
-pub(super) fn zone<'a>(cluster: &'a Cluster, here: &Here) -> Option<&'a str> {
+pub(super) fn zone<'a>(cluster: &'a Cluster, here: &LocalNode) -> Option<&'a str> {
     let node = own(cluster, here)?;
     let zone = objects::label(&node.metadata, "topology.kubernetes.io/zone");
     zone.filter(|zone| !zone.is_empty())
@@ -19,7 +19,7 @@ pub(super) fn zone<'a>(cluster: &'a Cluster, here: &Here) -> Option<&'a str> {
 
 /// Returns the node's primary address in a family: the first `InternalIP`, unless it is a loopback address
 /// (kube-proxy `cmd/kube-proxy/app/server.go`, newProxyServer).
-pub(super) fn primary(cluster: &Cluster, here: &Here, family: Family) -> Option<IpAddr> {
+pub(super) fn primary(cluster: &Cluster, here: &LocalNode, family: Family) -> Option<IpAddr> {
     let node = own(cluster, here)?;
     let internal = addresses(node).filter(|address| address.type_ == "InternalIP");
     let mut parsed = internal.filter_map(|address| parse(&address.address));
@@ -34,7 +34,7 @@ pub(super) fn addresses(node: &Node) -> impl Iterator<Item = &NodeAddress> {
     addresses.into_iter().flatten()
 }
 
-pub(super) fn own<'a>(cluster: &'a Cluster, here: &Here) -> Option<&'a Node> {
+pub(super) fn own<'a>(cluster: &'a Cluster, here: &LocalNode) -> Option<&'a Node> {
     let mut nodes = cluster.nodes.iter();
     nodes.find(|node| node.metadata.name.as_ref() == Some(&here.node))
 }

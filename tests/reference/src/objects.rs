@@ -11,7 +11,7 @@ use k8s_openapi::{
 };
 
 use super::{
-    Cluster, Kind, Owner, Policy, Protocol,
+    Cluster, AddressKind, Owner, Policy, Protocol,
     address::{Family, parse},
 };
 
@@ -23,15 +23,15 @@ pub(super) const SERVICE_NAME: &str = "kubernetes.io/service-name";
 const AFFINITY_SECONDS: i32 = 10_800;
 
 /// Returns the Services that a node proxies.
-pub(super) fn counted_services(cluster: &Cluster) -> impl Iterator<Item = &Service> {
+pub(super) fn proxied_services(cluster: &Cluster) -> impl Iterator<Item = &Service> {
     let services = cluster.services.iter();
-    services.filter(|service| service_counts(service))
+    services.filter(|service| is_proxied(service))
 }
 
 /// True for a Service that a node proxies. By contract 1, these are excluded: "the same since 1.36" (the
 /// label for another proxy, with any value), "ExternalName" (even with a stored cluster IP) and "headless"
 /// (a cluster IP that is `None` or empty). The headless label of a *Service* is ignored.
-fn service_counts(service: &Service) -> bool {
+fn is_proxied(service: &Service) -> bool {
     let Some(spec) = &service.spec else {
         return false;
     };
@@ -117,10 +117,10 @@ pub(super) fn affinity(service: &Service) -> u32 {
 
 /// Returns the traffic policy for a kind of address (contract 4.5): the internal policy for the cluster IP,
 /// and the external policy for all other addresses. The default is Cluster.
-pub(super) fn policy(service: &Service, kind: Kind) -> Policy {
+pub(super) fn policy(service: &Service, kind: AddressKind) -> Policy {
     let text = service.spec.as_ref().and_then(|spec| match kind {
-        Kind::ClusterIp => spec.internal_traffic_policy.as_deref(),
-        Kind::LoadBalancerIp | Kind::ExternalIp | Kind::NodePort => {
+        AddressKind::ClusterIp => spec.internal_traffic_policy.as_deref(),
+        AddressKind::LoadBalancerIp | AddressKind::ExternalIp | AddressKind::NodePort => {
             spec.external_traffic_policy.as_deref()
         }
     });

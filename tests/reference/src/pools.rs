@@ -6,15 +6,15 @@ use k8s_openapi::api::{
     discovery::v1::EndpointSlice,
 };
 
-use super::{Cluster, Here, TopologyKeys, node, objects};
+use super::{Cluster, LocalNode, TopologyKeys, node, objects};
 
 const TOPOLOGY_KEYS: &str = "openyurt.io/topologyKeys";
 const NODE_POOL: &str = "apps.openyurt.io/nodepool";
 
 /// Returns a copy of a slice that has only the endpoints that pass the filter.
-pub(super) fn passed(cluster: &Cluster, here: &Here, slice: &EndpointSlice) -> EndpointSlice {
+pub(super) fn filter_endpoints(cluster: &Cluster, here: &LocalNode, slice: &EndpointSlice) -> EndpointSlice {
     let mut slice = slice.clone();
-    let Some(nodes) = nodes_let_pass(cluster, here, &slice) else {
+    let Some(nodes) = permitted_nodes(cluster, here, &slice) else {
         return slice;
     };
     if let Some(endpoints) = &mut slice.endpoints {
@@ -30,7 +30,7 @@ pub(super) fn passed(cluster: &Cluster, here: &Here, slice: &EndpointSlice) -> E
 
 /// Returns the names of the nodes whose endpoints pass; `None` if all endpoints pass
 /// (`serviceTopologyHandler`).
-fn nodes_let_pass(cluster: &Cluster, here: &Here, slice: &EndpointSlice) -> Option<Vec<String>> {
+fn permitted_nodes(cluster: &Cluster, here: &LocalNode, slice: &EndpointSlice) -> Option<Vec<String>> {
     if here.topology_keys == TopologyKeys::Ignore {
         return None;
     }

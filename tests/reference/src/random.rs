@@ -19,7 +19,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 use fastrand::Rng;
 use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 
-use super::{Cluster, Front, Here, Source, address::Family};
+use super::{Cluster, Frontend, LocalNode, ConnectionSource, address::Family};
 
 /// Addresses of load balancers: few, so that Services share them. The node itself may have some of them.
 const LOAD_BALANCER_IPS: [&str; 4] = [
@@ -34,8 +34,8 @@ const ZONES: [&str; 3] = ["a", "b", "c"];
 /// Generates a cluster, and chooses the node that observes it. The result depends only on the generator's
 /// state.
 #[must_use]
-pub fn cluster(rng: &mut Rng) -> (Cluster, Here) {
-    let mut draw = Draw {
+pub fn cluster(rng: &mut Rng) -> (Cluster, LocalNode) {
+    let mut generator = Generator {
         rng,
         nodes: Vec::new(),
         node_ports: 30_000,
@@ -43,22 +43,22 @@ pub fn cluster(rng: &mut Rng) -> (Cluster, Here) {
         endpoints: 0,
         host_addresses: BTreeSet::new(),
     };
-    draw.nodes = node::nodes(&mut draw);
-    let here = node::here(&mut draw);
+    generator.nodes = node::nodes(&mut generator);
+    let here = node::here(&mut generator);
     let mut services = Vec::new();
     let mut slices = Vec::new();
-    for number in 0..draw.rng.u16(1..=6) {
-        let service = service::draw(&mut draw, number);
-        slices.extend(slice::draw(&mut draw, &service));
+    for number in 0..generator.rng.u16(1..=6) {
+        let service = service::generate(&mut generator, number);
+        slices.extend(slice::generate(&mut generator, &service));
         services.push(service);
     }
     // The order of objects must be irrelevant.
-    draw.rng.shuffle(&mut services);
-    draw.rng.shuffle(&mut slices);
+    generator.rng.shuffle(&mut services);
+    generator.rng.shuffle(&mut slices);
     let cluster = Cluster {
         services,
         slices,
-        nodes: draw.nodes,
+        nodes: generator.nodes,
     };
     (cluster, here)
 }
@@ -66,8 +66,8 @@ pub fn cluster(rng: &mut Rng) -> (Cluster, Here) {
 /// Returns clients of a frontend, of its family: a socket of the node, sockets of pods, and outside
 /// addresses. Some are in source ranges that [`cluster`] generates, and some are not.
 #[must_use]
-pub fn sources(front: &Front) -> Vec<Source> {
-    let (pods, outside) = match Family::of(front.address) {
+pub fn sources(frontend: &Frontend) -> Vec<ConnectionSource> {
+    let (pods, outside) = match Family::of(frontend.address) {
         Family::Ipv4 => (
             ["10.244.0.200", "172.20.0.9"],
             ["192.0.2.7", "192.168.0.99", "10.1.2.3"],
@@ -77,9 +77,9 @@ pub fn sources(front: &Front) -> Vec<Source> {
             ["2001:db8:c::7", "fd00::99", "fd10::3"],
         ),
     };
-    let mut sources = vec![Source::NodeSocket];
-    sources.extend(addresses(&pods).map(Source::PodSocket));
-    sources.extend(addresses(&outside).map(Source::Outside));
+    let mut sources = vec![ConnectionSource::NodeSocket];
+    sources.extend(addresses(&pods).map(ConnectionSource::PodSocket));
+    sources.extend(addresses(&outside).map(ConnectionSource::Outside));
     sources
 }
 
@@ -88,7 +88,7 @@ fn addresses(texts: &[&str]) -> impl Iterator<Item = IpAddr> {
 }
 
 /// The state of the generation of one cluster.
-struct Draw<'a> {
+struct Generator<'a> {
     rng: &'a mut Rng,
     nodes: Vec<Node>,
     /// The last allocated node port.
@@ -100,8 +100,8 @@ struct Draw<'a> {
     host_addresses: BTreeSet<String>,
 }
 
-impl Draw<'_> {
-    fn chance(&mut self, one_in: u32) -> bool {
+impl Generator<'_> {
+    fn one_in(&mut self, one_in: u32) -> bool {
         self.rng.u32(0..one_in) == 0
     }
 
@@ -114,8 +114,8 @@ impl Draw<'_> {
     }
 
     /// Returns each item with a probability of one in `one_in`, in the given order.
-    fn some<const N: usize>(&mut self, items: [&str; N], one_in: u32) -> Vec<String> {
-        let some = items.into_iter().filter(|_| self.chance(one_in));
+    fn subset<const N: usize>(&mut self, items: [&str; N], one_in: u32) -> Vec<String> {
+        let some = items.into_iter().filter(|_| self.one_in(one_in));
         some.map(str::to_owned).collect()
     }
 }

@@ -7,9 +7,9 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
 
-use super::{Draw, ZONES, add_label};
+use super::{Generator, ZONES, add_label};
 use crate::{
-    Entry, ExternalIps, Here, TopologyKeys,
+    NodePortEntry, ExternalIps, LocalNode, TopologyKeys,
     address::{Cidr, parse},
 };
 
@@ -28,42 +28,42 @@ const NODE_PORT_RANGES: [&str; 11] = [
     "::/0",
 ];
 
-pub(super) fn nodes(draw: &mut Draw<'_>) -> Vec<Node> {
-    let count = draw.rng.u8(1..=4);
-    (0..count).map(|number| node(draw, number)).collect()
+pub(super) fn nodes(generator: &mut Generator<'_>) -> Vec<Node> {
+    let count = generator.rng.u8(1..=4);
+    (0..count).map(|number| node(generator, number)).collect()
 }
 
-fn node(draw: &mut Draw<'_>, number: u8) -> Node {
+fn node(generator: &mut Generator<'_>, number: u8) -> Node {
     let mut metadata = ObjectMeta {
         name: Some(format!("node-{number}")),
         ..ObjectMeta::default()
     };
-    match draw.rng.u8(0..8) {
+    match generator.rng.u8(0..8) {
         0 => {}
         1 => add_label(&mut metadata, "topology.kubernetes.io/zone", ""),
         _ => {
-            let zone = draw.pick(ZONES);
+            let zone = generator.pick(ZONES);
             add_label(&mut metadata, "topology.kubernetes.io/zone", zone);
         }
     }
-    if let Some(pool) = draw.pick([Some("p"), Some("p"), Some("q"), Some(""), None]) {
+    if let Some(pool) = generator.pick([Some("p"), Some("p"), Some("q"), Some(""), None]) {
         add_label(&mut metadata, "apps.openyurt.io/nodepool", pool);
     }
     let host = 10 + number;
     let v4 = ("InternalIP", format!("192.168.0.{host}"));
     let v6 = ("InternalIP", format!("fd00::{host}"));
     let mut addresses = vec![("Hostname", format!("node-{number}"))];
-    addresses.extend(match draw.rng.u8(0..10) {
+    addresses.extend(match generator.rng.u8(0..10) {
         0 | 1 => vec![v4],
         2 => vec![v6],
         3 | 4 => vec![v6, v4],
         _ => vec![v4, v6],
     });
     if addresses[1].1.contains('.') {
-        if draw.chance(4) {
+        if generator.one_in(4) {
             addresses.push(("InternalIP", format!("192.168.1.{host}")));
         }
-        if draw.chance(4) {
+        if generator.one_in(4) {
             addresses.push(("ExternalIP", format!("198.18.0.{host}")));
         }
     }
@@ -82,28 +82,28 @@ fn node(draw: &mut Draw<'_>, number: u8) -> Node {
 }
 
 /// Generates the observing node: one of the cluster's nodes, or rarely one without a Node object.
-pub(super) fn here(draw: &mut Draw<'_>) -> Here {
-    let node = draw.node().clone();
+pub(super) fn here(generator: &mut Generator<'_>) -> LocalNode {
+    let node = generator.node().clone();
     let name = node.metadata.name.clone().unwrap_or_default();
-    let known = !draw.chance(40);
-    Here {
+    let known = !generator.one_in(40);
+    LocalNode {
         node: if known { name } else { "new".to_owned() },
-        addresses: addresses(draw, &node),
-        node_port_addresses: node_port_addresses(draw),
-        external_ips: draw.pick([ExternalIps::Any, ExternalIps::Any, ExternalIps::Owned]),
-        topology_keys: draw.pick([TopologyKeys::Ignore, TopologyKeys::Honor]),
+        addresses: addresses(generator, &node),
+        node_port_addresses: node_port_addresses(generator),
+        external_ips: generator.pick([ExternalIps::Any, ExternalIps::Any, ExternalIps::Owned]),
+        topology_keys: generator.pick([TopologyKeys::Ignore, TopologyKeys::Honor]),
     }
 }
 
 /// Returns the loopback addresses, those of the Node object (rarely without one, as behind NAT), and
 /// sometimes addresses of a bridge or a load balancer.
-fn addresses(draw: &mut Draw<'_>, node: &Node) -> Vec<IpAddr> {
+fn addresses(generator: &mut Generator<'_>, node: &Node) -> Vec<IpAddr> {
     let mut addresses = vec![
         IpAddr::V4(Ipv4Addr::LOCALHOST),
         IpAddr::V6(Ipv6Addr::LOCALHOST),
     ];
     for address in crate::node::addresses(node) {
-        if address.type_ == "InternalIP" && !draw.chance(40) {
+        if address.type_ == "InternalIP" && !generator.one_in(40) {
             addresses.extend(parse(&address.address));
         }
     }
@@ -113,27 +113,27 @@ fn addresses(draw: &mut Draw<'_>, node: &Node) -> Vec<IpAddr> {
         ("203.0.113.1", 5),
         ("2001:db8:f::1", 5),
     ] {
-        if draw.chance(one_in) {
+        if generator.one_in(one_in) {
             addresses.extend(parse(address));
         }
     }
     addresses
 }
 
-fn node_port_addresses(draw: &mut Draw<'_>) -> Option<Vec<Entry>> {
-    let count = match draw.rng.u8(0..6) {
+fn node_port_addresses(generator: &mut Generator<'_>) -> Option<Vec<NodePortEntry>> {
+    let count = match generator.rng.u8(0..6) {
         0 | 1 => return None,
         2 => 0,
-        _ => draw.rng.u8(1..=3),
+        _ => generator.rng.u8(1..=3),
     };
-    Some((0..count).map(|_| entry(draw)).collect())
+    Some((0..count).map(|_| entry(generator)).collect())
 }
 
-fn entry(draw: &mut Draw<'_>) -> Entry {
-    match draw.rng.u8(0..8) {
-        0 => Entry::All,
-        1 | 2 => Entry::Primary,
-        3 => Entry::Localhost,
-        _ => Cidr::parse(draw.pick(NODE_PORT_RANGES)).map_or(Entry::Primary, Entry::Cidr),
+fn entry(generator: &mut Generator<'_>) -> NodePortEntry {
+    match generator.rng.u8(0..8) {
+        0 => NodePortEntry::All,
+        1 | 2 => NodePortEntry::Primary,
+        3 => NodePortEntry::Localhost,
+        _ => Cidr::parse(generator.pick(NODE_PORT_RANGES)).map_or(NodePortEntry::Primary, NodePortEntry::Cidr),
     }
 }

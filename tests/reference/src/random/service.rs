@@ -9,7 +9,7 @@ use k8s_openapi::{
     jiff::Timestamp,
 };
 
-use super::{Draw, LOAD_BALANCER_IPS, add_label};
+use super::{Generator, LOAD_BALANCER_IPS, add_label};
 
 /// Addresses for `externalIPs`: unowned ones, those of load balancers and nodes, and a cluster IP.
 const EXTERNAL_IPS: [&str; 11] = [
@@ -54,8 +54,8 @@ const TOPOLOGY_KEYS: [&str; 9] = [
     "",
 ];
 
-pub(super) fn draw(draw: &mut Draw<'_>, number: u16) -> Service {
-    let type_ = draw.pick([
+pub(super) fn generate(generator: &mut Generator<'_>, number: u16) -> Service {
+    let type_ = generator.pick([
         "ClusterIP",
         "ClusterIP",
         "NodePort",
@@ -69,27 +69,27 @@ pub(super) fn draw(draw: &mut Draw<'_>, number: u16) -> Service {
         type_: Some(type_.to_owned()),
         ..ServiceSpec::default()
     };
-    set_addresses(draw, &mut spec, number);
-    spec.ports = Some(ports(draw, type_));
-    set_policies(draw, &mut spec, type_);
-    set_affinity(draw, &mut spec);
+    set_addresses(generator, &mut spec, number);
+    spec.ports = Some(ports(generator, type_));
+    set_policies(generator, &mut spec, type_);
+    set_affinity(generator, &mut spec);
     let status = if type_ == "LoadBalancer" {
-        let ranges = draw.pick([2, 6, 100]);
-        spec.load_balancer_source_ranges = Some(draw.some(SOURCE_RANGES, ranges));
-        status(draw)
+        let ranges = generator.pick([2, 6, 100]);
+        spec.load_balancer_source_ranges = Some(generator.subset(SOURCE_RANGES, ranges));
+        status(generator)
     } else {
         ServiceStatus::default()
     };
     Service {
-        metadata: metadata(draw, number),
+        metadata: metadata(generator, number),
         spec: Some(spec),
         status: Some(status),
     }
 }
 
 /// Generates metadata: equal names in two namespaces, and few creation times, so that many are equal.
-fn metadata(draw: &mut Draw<'_>, number: u16) -> ObjectMeta {
-    let seconds = draw.pick([None, Some(1_700_000_000), Some(1_700_000_060)]);
+fn metadata(generator: &mut Generator<'_>, number: u16) -> ObjectMeta {
+    let seconds = generator.pick([None, Some(1_700_000_000), Some(1_700_000_060)]);
     let created = seconds.and_then(|seconds| Timestamp::from_second(seconds).ok());
     let mut metadata = ObjectMeta {
         namespace: Some(if number.is_multiple_of(2) { "a" } else { "b" }.to_owned()),
@@ -97,38 +97,38 @@ fn metadata(draw: &mut Draw<'_>, number: u16) -> ObjectMeta {
         creation_timestamp: created.map(Time),
         ..ObjectMeta::default()
     };
-    if draw.chance(14) {
+    if generator.one_in(14) {
         let key = "service.kubernetes.io/service-proxy-name";
-        let value = draw.pick(["other", ""]);
+        let value = generator.pick(["other", ""]);
         add_label(&mut metadata, key, value);
     }
-    if draw.chance(14) {
+    if generator.one_in(14) {
         add_label(&mut metadata, "service.kubernetes.io/headless", "");
     }
-    if draw.chance(3) {
-        let value = draw.pick(TOPOLOGY_KEYS);
+    if generator.one_in(3) {
+        let value = generator.pick(TOPOLOGY_KEYS);
         let annotations = metadata.annotations.get_or_insert_default();
         annotations.insert("openyurt.io/topologyKeys".to_owned(), value.to_owned());
     }
     metadata
 }
 
-fn set_addresses(draw: &mut Draw<'_>, spec: &mut ServiceSpec, number: u16) {
+fn set_addresses(generator: &mut Generator<'_>, spec: &mut ServiceSpec, number: u16) {
     let host = number + 1;
-    let third = if draw.chance(12) { "000.0" } else { "0." };
+    let third = if generator.one_in(12) { "000.0" } else { "0." };
     let v4 = format!("10.96.{third}{host}");
     let v6 = format!("fd96::{host}");
-    let (families, addresses) = match draw.rng.u8(0..10) {
+    let (families, addresses) = match generator.rng.u8(0..10) {
         0..4 => (vec!["IPv4"], vec![v4]),
         4 => (vec!["IPv6"], vec![v6]),
         5..8 => (vec!["IPv4", "IPv6"], vec![v4, v6]),
         _ => (vec!["IPv6", "IPv4"], vec![v6, v4]),
     };
     let external_name = spec.type_.as_deref() == Some("ExternalName");
-    let headless = spec.type_.as_deref() == Some("ClusterIP") && draw.chance(6);
-    if external_name && !draw.chance(3) {
+    let headless = spec.type_.as_deref() == Some("ClusterIP") && generator.one_in(6);
+    if external_name && !generator.one_in(3) {
         spec.external_name = Some("example.org".to_owned());
-        spec.cluster_ip = draw.pick([None, Some("")]).map(str::to_owned);
+        spec.cluster_ip = generator.pick([None, Some("")]).map(str::to_owned);
         return;
     }
     let addresses = if headless {
@@ -138,34 +138,34 @@ fn set_addresses(draw: &mut Draw<'_>, spec: &mut ServiceSpec, number: u16) {
     };
     spec.cluster_ip = addresses.first().cloned();
     // Objects in files, and objects from before dual stack, have only `clusterIP`.
-    if addresses.len() == 1 && draw.chance(10) {
+    if addresses.len() == 1 && generator.one_in(10) {
         return;
     }
     spec.cluster_ips = Some(addresses);
     spec.ip_families = Some(families.into_iter().map(str::to_owned).collect());
 }
 
-fn ports(draw: &mut Draw<'_>, type_: &str) -> Vec<ServicePort> {
-    let wanted = draw.pick([1, 1, 2, 3]);
+fn ports(generator: &mut Generator<'_>, type_: &str) -> Vec<ServicePort> {
+    let wanted = generator.pick([1, 1, 2, 3]);
     let allocates = match type_ {
         "NodePort" => true,
-        "LoadBalancer" => !draw.chance(4),
+        "LoadBalancer" => !generator.one_in(4),
         _ => false,
     };
     let mut ports = Vec::<ServicePort>::new();
     for number in 0..wanted {
-        let port = draw.pick([53, 80, 80, 443, 30_001]);
-        let protocol = draw.pick(["TCP", "TCP", "TCP", "UDP", "UDP", "SCTP"]);
+        let port = generator.pick([53, 80, 80, 443, 30_001]);
+        let protocol = generator.pick(["TCP", "TCP", "TCP", "UDP", "UDP", "SCTP"]);
         let twin = ports.iter().find(|other| other.port == port);
         if twin.is_some_and(|other| other.protocol.as_deref() == Some(protocol)) {
             continue;
         }
         // Two ports with one number and different protocols may share a node port.
         let shared = twin.and_then(|other| other.node_port);
-        let node_port = allocates.then(|| draw.node_port(shared));
-        let missing = draw.pick([None, Some(0)]);
+        let node_port = allocates.then(|| generator.node_port(shared));
+        let missing = generator.pick([None, Some(0)]);
         ports.push(ServicePort {
-            name: port_name(draw, wanted, number),
+            name: port_name(generator, wanted, number),
             port,
             protocol: Some(protocol.to_owned()),
             node_port: node_port.or(missing),
@@ -180,14 +180,14 @@ fn ports(draw: &mut Draw<'_>, type_: &str) -> Vec<ServicePort> {
 }
 
 /// Returns the name of a port; only the port of a Service with one port may have none.
-fn port_name(draw: &mut Draw<'_>, wanted: usize, number: usize) -> Option<String> {
+fn port_name(generator: &mut Generator<'_>, wanted: usize, number: usize) -> Option<String> {
     if wanted > 1 {
         return Some(format!("p{number}"));
     }
-    draw.pick([None, Some(""), Some("p0")]).map(str::to_owned)
+    generator.pick([None, Some(""), Some("p0")]).map(str::to_owned)
 }
 
-impl Draw<'_> {
+impl Generator<'_> {
     fn node_port(&mut self, shared: Option<i32>) -> i32 {
         if let Some(shared) = shared.filter(|_| self.rng.bool()) {
             return shared;
@@ -199,12 +199,12 @@ impl Draw<'_> {
 
 /// Sets external IPs, the policies and the health check node port. The external policy needs an external
 /// address.
-fn set_policies(draw: &mut Draw<'_>, spec: &mut ServiceSpec, type_: &str) {
-    let internal = draw.pick([None, Some("Cluster"), Some("Cluster"), Some("Local")]);
+fn set_policies(generator: &mut Generator<'_>, spec: &mut ServiceSpec, type_: &str) {
+    let internal = generator.pick([None, Some("Cluster"), Some("Cluster"), Some("Local")]);
     spec.internal_traffic_policy = internal.map(str::to_owned);
     if type_ != "ExternalName" {
-        let one_in = draw.pick([3, 5, 100]);
-        spec.external_ips = Some(draw.some(EXTERNAL_IPS, one_in));
+        let one_in = generator.pick([3, 5, 100]);
+        spec.external_ips = Some(generator.subset(EXTERNAL_IPS, one_in));
     }
     let external_ips = spec.external_ips.as_deref().unwrap_or_default();
     let external = match type_ {
@@ -215,39 +215,39 @@ fn set_policies(draw: &mut Draw<'_>, spec: &mut ServiceSpec, type_: &str) {
     if !external {
         return;
     }
-    let policy = draw.pick([None, Some("Cluster"), Some("Local"), Some("Local")]);
+    let policy = generator.pick([None, Some("Cluster"), Some("Local"), Some("Local")]);
     spec.external_traffic_policy = policy.map(str::to_owned);
     if type_ == "LoadBalancer" && policy == Some("Local") {
-        draw.health_check_node_ports += 1;
-        let port = draw.health_check_node_ports;
+        generator.health_check_node_ports += 1;
+        let port = generator.health_check_node_ports;
         spec.health_check_node_port =
-            draw.pick([Some(port), Some(port), Some(port), Some(0), None]);
+            generator.pick([Some(port), Some(port), Some(port), Some(0), None]);
     }
 }
 
-fn set_affinity(draw: &mut Draw<'_>, spec: &mut ServiceSpec) {
-    let affinity = draw.pick([None, Some("None"), Some("ClientIP"), Some("ClientIP")]);
+fn set_affinity(generator: &mut Generator<'_>, spec: &mut ServiceSpec) {
+    let affinity = generator.pick([None, Some("None"), Some("ClientIP"), Some("ClientIP")]);
     spec.session_affinity = affinity.map(str::to_owned);
     if affinity != Some("ClientIP") {
         return;
     }
-    let timeout_seconds = draw.pick([None, Some(1), Some(60), Some(86_400)]);
+    let timeout_seconds = generator.pick([None, Some(1), Some(60), Some(86_400)]);
     let client_ip = Some(ClientIPConfig { timeout_seconds });
     let config = SessionAffinityConfig { client_ip };
-    spec.session_affinity_config = draw.rng.bool().then_some(config);
+    spec.session_affinity_config = generator.rng.bool().then_some(config);
 }
 
-fn status(draw: &mut Draw<'_>) -> ServiceStatus {
-    let one_in = draw.pick([2, 3, 100]);
-    let addresses = draw.some(LOAD_BALANCER_IPS, one_in);
-    let mut modes = || draw.pick([None, Some("VIP"), Some("VIP"), Some("Proxy")]);
+fn status(generator: &mut Generator<'_>) -> ServiceStatus {
+    let one_in = generator.pick([2, 3, 100]);
+    let addresses = generator.subset(LOAD_BALANCER_IPS, one_in);
+    let mut modes = || generator.pick([None, Some("VIP"), Some("VIP"), Some("Proxy")]);
     let at = |address| LoadBalancerIngress {
         ip: Some(address),
         ip_mode: modes().map(str::to_owned),
         ..LoadBalancerIngress::default()
     };
     let mut ingress: Vec<_> = addresses.into_iter().map(at).collect();
-    if draw.chance(6) {
+    if generator.one_in(6) {
         ingress.push(LoadBalancerIngress {
             hostname: Some("lb.example.org".to_owned()),
             ..LoadBalancerIngress::default()

@@ -7,13 +7,13 @@ use fastrand::Rng;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::{
-    Cluster, Front, Here, Kind, Policy, Source, TopologyKeys, Verdict, fronts,
+    Cluster, Frontend, LocalNode, AddressKind, Policy, ConnectionSource, TopologyKeys, Verdict, frontends,
     health_check_node_ports, random, verdict,
 };
 
 const SEEDS: u64 = 400;
 
-fn clusters() -> impl Iterator<Item = (Cluster, Here)> {
+fn clusters() -> impl Iterator<Item = (Cluster, LocalNode)> {
     (0..SEEDS).map(|seed| random::cluster(&mut Rng::with_seed(seed)))
 }
 
@@ -60,7 +60,7 @@ fn unique<T: Ord>(items: impl IntoIterator<Item = T>) {
 fn neither_the_order_of_objects_nor_the_names_of_slices_decide_anything() {
     for (cluster, here) in clusters() {
         let expected = (
-            fronts(&cluster, &here),
+            frontends(&cluster, &here),
             health_check_node_ports(&cluster, &here),
         );
         let mut other = cluster;
@@ -72,7 +72,7 @@ fn neither_the_order_of_objects_nor_the_names_of_slices_decide_anything() {
                 let place = if is_rising { number } else { count - number };
                 slice.metadata.name = Some(format!("{place:03}"));
             }
-            assert_eq!(fronts(&other, &here), expected.0);
+            assert_eq!(frontends(&other, &here), expected.0);
             assert_eq!(health_check_node_ports(&other, &here), expected.1);
         }
     }
@@ -81,45 +81,45 @@ fn neither_the_order_of_objects_nor_the_names_of_slices_decide_anything() {
 #[test]
 fn every_corner_case_is_in_some_cluster() {
     let mut seen = BTreeMap::<String, u64>::new();
-    let mut see = |what: String| *seen.entry(what).or_default() += 1;
+    let mut record = |what: String| *seen.entry(what).or_default() += 1;
     for (cluster, here) in clusters() {
-        let all = fronts(&cluster, &here);
-        for front in all.values() {
-            for source in random::sources(front) {
-                see(verdict_of(front, &source, &here));
+        let all = frontends(&cluster, &here);
+        for frontend in all.values() {
+            for source in random::sources(frontend) {
+                record(verdict_of(frontend, &source, &here));
             }
-            for trait_ in traits(front) {
-                see(format!("{:?}, {trait_}", front.kind));
+            for trait_ in traits(frontend) {
+                record(format!("{:?}, {trait_}", frontend.kind));
             }
         }
         for slice in &cluster.slices {
             for endpoint in slice.endpoints.iter().flatten() {
                 let given = endpoint.conditions.clone().unwrap_or_default();
-                see(conditions(given.ready, given.serving, given.terminating));
+                record(conditions(given.ready, given.serving, given.terminating));
             }
         }
         for conflict in conflicts(&cluster, &here) {
-            see(conflict);
+            record(conflict);
         }
-        let unfiltered = Here {
+        let unfiltered = LocalNode {
             topology_keys: TopologyKeys::Ignore,
             ..here.clone()
         };
         for (what, other) in [
-            ("hints decide", fronts(&without_hints(&cluster), &here)),
+            ("hints decide", frontends(&without_hints(&cluster), &here)),
             (
                 "a moved slice decides",
-                fronts(&without_moved_slices(&cluster), &here),
+                frontends(&without_moved_slices(&cluster), &here),
             ),
-            ("topology keys decide", fronts(&cluster, &unfiltered)),
+            ("topology keys decide", frontends(&cluster, &unfiltered)),
         ] {
             if all != other {
-                see(what.to_owned());
+                record(what.to_owned());
             }
         }
         for check in health_check_node_ports(&cluster, &here).into_values() {
             for (family, count) in check.local_ready {
-                see(format!("health check {family:?}, {}", count > 0));
+                record(format!("health check {family:?}, {}", count > 0));
             }
         }
     }
@@ -128,28 +128,28 @@ fn every_corner_case_is_in_some_cluster() {
     assert!(missing.is_empty(), "corner cases that occur less than 3 times: {missing:#?} in {seen:#?}");
 }
 
-fn verdict_of(front: &Front, source: &Source, here: &Here) -> String {
-    let met = match verdict(front, source, here) {
-        Verdict::To(set) if set == front.cluster && set == front.local => "both sets",
-        Verdict::To(set) if set == front.cluster => "the cluster set",
+fn verdict_of(frontend: &Frontend, source: &ConnectionSource, here: &LocalNode) -> String {
+    let result = match verdict(frontend, source, here) {
+        Verdict::To(set) if set == frontend.cluster && set == frontend.local => "both sets",
+        Verdict::To(set) if set == frontend.cluster => "the cluster set",
         Verdict::To(_) => "the local set",
         Verdict::Refused => "refused",
         Verdict::Dropped => "dropped",
         Verdict::Untouched => "untouched",
     };
     let source = match source {
-        Source::NodeSocket => "node",
-        Source::PodSocket(_) => "pod",
-        Source::Outside(_) => "outside",
+        ConnectionSource::NodeSocket => "node",
+        ConnectionSource::PodSocket(_) => "pod",
+        ConnectionSource::Outside(_) => "outside",
     };
-    let restricted = if front.source_ranges.is_empty() {
+    let restricted = if frontend.source_ranges.is_empty() {
         ""
     } else {
         ", ranges"
     };
     format!(
-        "{:?}, {:?}{restricted}, {source}: {met}",
-        front.kind, front.policy
+        "{:?}, {:?}{restricted}, {source}: {result}",
+        frontend.kind, frontend.policy
     )
 }
 
@@ -158,13 +158,13 @@ fn conditions(ready: Option<bool>, serving: Option<bool>, terminating: Option<bo
 }
 
 /// Returns the kinds of address with which two Services claim the same key, for each such pair.
-fn conflicts(cluster: &Cluster, here: &Here) -> Vec<String> {
-    let mut claims = BTreeMap::<_, Vec<Kind>>::new();
+fn conflicts(cluster: &Cluster, here: &LocalNode) -> Vec<String> {
+    let mut claims = BTreeMap::<_, Vec<AddressKind>>::new();
     for service in &cluster.services {
         let mut alone = cluster.clone();
         alone.services = vec![service.clone()];
-        for (key, front) in fronts(&alone, here) {
-            claims.entry(key).or_default().push(front.kind);
+        for (key, frontend) in frontends(&alone, here) {
+            claims.entry(key).or_default().push(frontend.kind);
         }
     }
     let mut conflicts = Vec::new();
@@ -196,14 +196,14 @@ fn without_moved_slices(cluster: &Cluster) -> Cluster {
     cluster
 }
 
-fn traits(front: &Front) -> impl Iterator<Item = &'static str> {
-    let lacks_local = !front.local.is_subset(&front.cluster);
+fn traits(frontend: &Frontend) -> impl Iterator<Item = &'static str> {
+    let lacks_local = !frontend.local.is_subset(&frontend.cluster);
     let traits = [
-        (front.address.is_ipv4(), "IPv4"),
-        (front.address.is_ipv6(), "IPv6"),
-        (front.affinity != 0, "affinity"),
-        (front.cluster.len() > 1, "several backends"),
-        (front.cluster.is_empty(), "no backend"),
+        (frontend.address.is_ipv4(), "IPv4"),
+        (frontend.address.is_ipv6(), "IPv6"),
+        (frontend.affinity != 0, "affinity"),
+        (frontend.cluster.len() > 1, "several backends"),
+        (frontend.cluster.is_empty(), "no backend"),
         (lacks_local, "local backends that the cluster set lacks"),
     ];
     let traits = traits.into_iter().filter(|(has_it, _)| *has_it);
@@ -212,10 +212,10 @@ fn traits(front: &Front) -> impl Iterator<Item = &'static str> {
 
 fn expected_corners() -> Vec<String> {
     let kinds = [
-        Kind::ClusterIp,
-        Kind::LoadBalancerIp,
-        Kind::ExternalIp,
-        Kind::NodePort,
+        AddressKind::ClusterIp,
+        AddressKind::LoadBalancerIp,
+        AddressKind::ExternalIp,
+        AddressKind::NodePort,
     ];
     let mut expected: Vec<String> = [
         "ClusterIp, Local, pod: dropped",
@@ -256,8 +256,8 @@ fn expected_corners() -> Vec<String> {
         }
     }
     for source in ["node", "pod", "outside"] {
-        for met in ["dropped", "refused", "the cluster set"] {
-            expected.push(format!("LoadBalancerIp, Cluster, ranges, {source}: {met}"));
+        for result in ["dropped", "refused", "the cluster set"] {
+            expected.push(format!("LoadBalancerIp, Cluster, ranges, {source}: {result}"));
         }
     }
     let any = [None, Some(true), Some(false)];

@@ -1,0 +1,342 @@
+//! Compares the product with the reference model. Random clusters are read and programmed as on a node,
+//! and the verdict of the maps on each connection must equal the model's.
+
+use std::{
+    cell::Cell,
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use serde::Serialize;
+use tunnel_common::{
+    addr::{self, Address, Port},
+    affinity::{Affinity, AffinityKey, Client},
+    decide::{self, Asker, Caller, Maps, NoChoice, Traffic},
+    lookup::Lookup,
+    service::{self, FrontendKey},
+};
+use tunnel_reference as reference;
+use tunnel_reference::{Cluster, Frontend, HealthCheck, LocalNode, Protocol, ConnectionSource, Verdict};
+use tunnel_tests::environment;
+use tunnel_userspace::{
+    k8s::{self, ApiObject, ParsedObject},
+    model::{
+        Algorithm, ExternalIps, Family, Object, ObjectName, ServiceState, TopologyKeys, ClusterUpdate,
+    },
+    plan::{HealthChecks, NodePortAddresses},
+    reconcile::Settings,
+};
+
+use crate::{memory::Memory, programmed};
+
+/// The default number of random clusters.
+const CLUSTERS: u64 = 4000;
+
+#[test]
+fn the_product_and_the_reference_model_agree_on_random_clusters() {
+    let first = environment::seed().unwrap_or_else(|| fastrand::u64(..));
+    let clusters = environment::clusters().unwrap_or(CLUSTERS);
+    let (mut frontends, mut verdicts) = (0, 0);
+    for seed in (0..clusters).map(|number| first.wrapping_add(number)) {
+        let (cluster, here) = reference::random::cluster(&mut fastrand::Rng::with_seed(seed));
+        let compared = compare(cluster, &here).unwrap_or_else(|error| {
+            panic!("cluster {seed} (of {clusters} from CULVERT_SEED={first} on): {error:#}")
+        });
+        frontends += compared.0;
+        verdicts += compared.1;
+    }
+    assert!(frontends > 0 && verdicts > 0);
+}
+
+/// Compares the product with the model on one cluster; returns the numbers of compared frontends and
+/// verdicts.
+pub(crate) fn compare(mut cluster: Cluster, here: &LocalNode) -> Result<(usize, usize)> {
+    cluster.slices.iter_mut().for_each(name_ports);
+    let wanted = reference::frontends(&cluster, here);
+    let wanted: BTreeMap<FrontendKey, &Frontend> = wanted
+        .iter()
+        .filter_map(|((ip, port, protocol), front)| Some((key(*ip, *port, *protocol)?, front)))
+        .collect();
+    let (maps, checks) = program(&cluster, here)?;
+    ensure!(
+        health_checks(&checks) == reference::health_check_node_ports(&cluster, here),
+        "health checks: {checks:?}"
+    );
+    let in_maps: BTreeSet<&FrontendKey> = maps.svc.keys().collect();
+    let format = |key: &FrontendKey| key.to_string();
+    let missing = wanted.keys().filter(|key| !in_maps.contains(key));
+    let missing: Vec<_> = missing.map(format).collect();
+    let stray = in_maps.into_iter().filter(|key| !wanted.contains_key(key));
+    let stray: Vec<_> = stray.map(format).collect();
+    ensure!(
+        missing.is_empty() && stray.is_empty(),
+        "missing frontends: {missing:?}; unexpected frontends: {stray:?}"
+    );
+    let mut verdicts = 0;
+    for (key, front) in &wanted {
+        let record = maps.svc.get(key).and_then(|index| maps.front.get(index));
+        let affinity = record.map(|record| record.affinity);
+        ensure!(
+            affinity == Some(front.affinity),
+            "{key}: affinity {affinity:?}, expected {} s",
+            front.affinity
+        );
+        for source in &reference::random::sources(front) {
+            let wanted = reference::verdict(front, source, here);
+            let found = verdict(&maps, key, source, here);
+            ensure!(
+                found == wanted,
+                "{key} ({:?}, {:?}) from {source:?}: {found:?}, expected {wanted:?}",
+                front.kind,
+                front.owner
+            );
+            verdicts += 1;
+        }
+    }
+    Ok((wanted.len(), verdicts))
+}
+
+/// Sets the names of ports without a name to the empty string, like the API server
+/// (`SetDefaults_EndpointPort` in Kubernetes' `pkg/apis/discovery/v1`) and Culvert for manifests in files.
+fn name_ports(slice: &mut EndpointSlice) {
+    for port in slice.ports.iter_mut().flatten() {
+        port.name.get_or_insert_default();
+    }
+}
+
+/// Returns the key of a frontend; none for SCTP, which is not translated at sockets.
+fn key(ip: IpAddr, port: u16, protocol: Protocol) -> Option<FrontendKey> {
+    let protocol = match protocol {
+        Protocol::Tcp => addr::Protocol::TCP,
+        Protocol::Udp => addr::Protocol::UDP,
+        Protocol::Sctp => return None,
+    };
+    Some(FrontendKey::new(
+        Address::from_ip(ip),
+        Port::from_host(port),
+        protocol,
+    ))
+}
+
+/// Programs a cluster as on a node; returns the maps and the health checks.
+fn program(cluster: &Cluster, here: &LocalNode) -> Result<(Memory, Arc<HealthChecks>)> {
+    let settings = Settings {
+        node_name: here.node.clone(),
+        algorithm: Algorithm::Random,
+        node_ports: node_ports(here.node_port_addresses.as_deref()),
+        external_ips: match here.external_ips {
+            reference::ExternalIps::Any => ExternalIps::Any,
+            reference::ExternalIps::Owned => ExternalIps::Owned,
+        },
+        topology_keys: match here.topology_keys {
+            reference::TopologyKeys::Ignore => TopologyKeys::Ignore,
+            reference::TopologyKeys::Honor => TopologyKeys::Honor,
+        },
+    };
+    let reconciler = programmed(settings, &here.addresses, update(cluster)?)?;
+    ensure!(!reconciler.is_dirty(), "not everything was written");
+    let checks = reconciler.health().cloned().unwrap_or_default();
+    Ok((reconciler.maps().clone(), checks))
+}
+
+/// Returns the responses of the product's health check ports, by port.
+fn health_checks(checks: &HealthChecks) -> BTreeMap<u16, HealthCheck> {
+    let family = |(family, count): (&Family, &usize)| match family {
+        Family::V4 => (reference::address::Family::Ipv4, *count),
+        Family::V6 => (reference::address::Family::Ipv6, *count),
+    };
+    let services = checks.services.iter();
+    let health_checks = services.map(|(name, check)| {
+        let health_check = HealthCheck {
+            namespace: name.namespace.to_string(),
+            service: name.name.to_string(),
+            local_ready: check.ready_endpoints.iter().map(family).collect(),
+        };
+        (check.port, health_check)
+    });
+    health_checks.collect()
+}
+
+fn node_ports(wanted: Option<&[reference::NodePortEntry]>) -> Vec<NodePortAddresses> {
+    let entry = |entry: &reference::NodePortEntry| match entry {
+        reference::NodePortEntry::Cidr(cidr) => NodePortAddresses::Range(
+            cidr.address(),
+            u8::try_from(cidr.length()).unwrap_or(u8::MAX),
+        ),
+        reference::NodePortEntry::Primary => NodePortAddresses::Primary,
+        reference::NodePortEntry::Localhost => NodePortAddresses::Localhost,
+        reference::NodePortEntry::All => NodePortAddresses::All,
+    };
+    match wanted {
+        None => vec![NodePortAddresses::Primary, NodePortAddresses::Localhost],
+        Some([]) => vec![NodePortAddresses::All],
+        Some(entries) => entries.iter().map(entry).collect(),
+    }
+}
+
+/// Builds an update with all objects of a cluster, as read from the API server.
+fn update(cluster: &Cluster) -> Result<ClusterUpdate> {
+    let mut update = ClusterUpdate {
+        synced: true,
+        complete: true,
+        ..ClusterUpdate::default()
+    };
+    let mut states: BTreeMap<ObjectName, ServiceState> = BTreeMap::new();
+    for object in receive(&cluster.services)? {
+        if let Object::Service(service) = object {
+            let slices = Vec::new();
+            states.insert(service.name.clone(), ServiceState { service, slices });
+        }
+    }
+    for object in receive(&cluster.slices)? {
+        if let Object::EndpointSlice(slice) = object
+            && let Some(state) = states.get_mut(&slice.service)
+        {
+            state.slices.push(Arc::clone(&slice));
+        }
+    }
+    for object in receive(&cluster.nodes)? {
+        if let Object::Node(node) = object {
+            update.nodes.push((node.name.clone(), Some(node)));
+        }
+    }
+    let states = states.into_iter().map(|(name, state)| (name, Some(state)));
+    update.services = states.collect();
+    Ok(update)
+}
+
+/// Parses objects of one kind as received from the API server, without those that are ignored.
+fn receive<K: ApiObject + Serialize>(objects: &[K]) -> Result<Vec<Object>> {
+    let mut arrived = Vec::new();
+    for object in objects {
+        let json = serde_json::to_string(object)?;
+        let read = k8s::parse_received::<K>(&json)?;
+        let taken = read
+            .object
+            .with_context(|| format!("{} was refused", read.id))?;
+        arrived.extend(taken.map(|ParsedObject { object, .. }| object));
+    }
+    Ok(arrived)
+}
+
+/// Gives a decision access to the maps in memory. Random numbers and turns are the slot to try.
+struct MapsInMemory<'a> {
+    maps: &'a Memory,
+    slot: Cell<u32>,
+}
+
+impl Maps for MapsInMemory<'_> {
+    fn front_index(&self, key: &FrontendKey) -> Option<u32> {
+        self.maps.svc.get(key).copied()
+    }
+
+    fn front(&self, index: u32) -> Option<&service::Front> {
+        self.maps.front.get(&index)
+    }
+
+    fn slot(&self, index: u32) -> Option<&service::Slot> {
+        self.maps.slot.get(&index)
+    }
+
+    fn source(&self, index: u32) -> Option<&service::SourceRange> {
+        self.maps.source.get(&index)
+    }
+
+    fn backend(&self, index: u32) -> Option<&service::Backend> {
+        self.maps.be.get(&index)
+    }
+
+    fn affinity(&self, _: &AffinityKey) -> Option<&Affinity> {
+        None
+    }
+
+    fn insert_affinity(&self, _: &Affinity, _: bool) -> bool {
+        true
+    }
+
+    fn open_at(&self, _: u32) -> u64 {
+        0
+    }
+
+    fn turn(&self, _: u32) -> Option<u32> {
+        Some(self.slot.get())
+    }
+
+    fn random(&self) -> u32 {
+        self.slot.get()
+    }
+
+    fn now(&self) -> u64 {
+        0
+    }
+}
+
+/// Gives a decision the properties of a connection's source.
+struct ClientOfConnection<'a> {
+    source: &'a ConnectionSource,
+    here: &'a LocalNode,
+}
+
+impl Asker for ClientOfConnection<'_> {
+    fn caller(&self, is_v4: bool) -> Caller {
+        let ip = match self.source {
+            ConnectionSource::PodSocket(ip) | ConnectionSource::Outside(ip) => Some(*ip),
+            ConnectionSource::NodeSocket => {
+                let mut own = self.here.addresses.iter().copied();
+                own.find(|ip| ip.is_ipv4() == is_v4 && !ip.is_loopback())
+            }
+        };
+        let client = ip.map_or(Client::of_namespace(1), |ip| {
+            Client::of_address(Address::from_ip(ip))
+        });
+        Caller::new(&client)
+    }
+
+    fn is_bound(&self, _: bool) -> bool {
+        !matches!(self.source, ConnectionSource::NodeSocket)
+    }
+
+    fn is_bound_to_loopback(&self, _: bool) -> bool {
+        false
+    }
+
+    fn is_known_host(&self) -> bool {
+        matches!(self.source, ConnectionSource::NodeSocket)
+    }
+}
+
+/// Decides on a new connection as the programs do, once for each slot of the backend set.
+fn verdict(maps: &Memory, key: &FrontendKey, source: &ConnectionSource, here: &LocalNode) -> Verdict {
+    let is_own = |ip: &IpAddr| here.addresses.contains(ip);
+    let traffic = match source {
+        ConnectionSource::Outside(ip) if !is_own(ip) => Traffic::Packets,
+        ConnectionSource::NodeSocket | ConnectionSource::PodSocket(_) | ConnectionSource::Outside(_) => Traffic::Sockets,
+    };
+    let slot = Cell::new(0);
+    let maps_in_memory = MapsInMemory { maps, slot };
+    let client = ClientOfConnection { source, here };
+    let record = match decide::find_frontend(&maps_in_memory, &client, key, traffic) {
+        Lookup::Found(record) => record,
+        Lookup::None => return Verdict::Untouched,
+        Lookup::Unstable => panic!("the record of {key} has another key"),
+    };
+    let mut targets = BTreeSet::new();
+    for slot in 0..traffic.set(record.front).len.max(1) {
+        maps_in_memory.slot.set(slot);
+        match decide::choose_backend(&maps_in_memory, &client, key, record, traffic) {
+            Ok(choice) => {
+                targets.insert(SocketAddr::new(
+                    choice.address.to_ip(),
+                    choice.port.to_host(),
+                ));
+            }
+            Err(NoChoice::Broken) => panic!("the record of {key} has an invalid slot or backend"),
+            Err(none) if none.is_drop() => return Verdict::Dropped,
+            Err(_) => return Verdict::Refused,
+        }
+    }
+    Verdict::To(targets)
+}

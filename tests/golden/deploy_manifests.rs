@@ -65,7 +65,7 @@ fn expect_known_fields<T: DeserializeOwned + Serialize>(value: &Value) -> Result
     expect_contained(value, &serde_json::to_value(object)?, "")
 }
 
-/// Asserts that `whole` has every field of `part`, with the same value.
+/// Asserts that `full` has every field of `part`, with the same value.
 fn expect_contained(part: &Value, full: &Value, path: &str) -> Result<()> {
     match (part, full) {
         (Value::Object(fields), Value::Object(_)) => {

@@ -16,7 +16,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use tunnel_common::{
     decide::Traffic,
-    service::{Backend, Front, FrontendKey, IndexRange},
+    service::{Backend, Frontend, FrontendKey, IndexRange},
 };
 use tunnel_userspace::{
     config::{self, Config},
@@ -180,30 +180,30 @@ fn entries(maps: &Memory, owner_names: &BTreeMap<String, String>) -> Vec<String>
 
 /// Formats the flags of a frontend: the kinds of traffic that use its local set, with `(lead nowhere)` if
 /// that set is empty but other nodes have endpoints; the affinity; and the exclusion of sockets.
-fn policies(front: &Front) -> String {
+fn policies(front: &Frontend) -> String {
     let mut words = String::new();
     for (traffic, flag, kind) in [
-        (Traffic::Sockets, Front::SOCKETS_LOCAL, "sockets"),
-        (Traffic::Packets, Front::PACKETS_LOCAL, "packets"),
+        (Traffic::Sockets, Frontend::SOCKETS_LOCAL, "sockets"),
+        (Traffic::Packets, Frontend::PACKETS_LOCAL, "packets"),
     ] {
         if front.flags & flag == 0 {
             continue;
         }
-        let is_lost = traffic.set(front).len == 0 && front.flags & Front::HAS_ENDPOINTS != 0;
+        let is_lost = traffic.set(front).len == 0 && front.flags & Frontend::HAS_ENDPOINTS != 0;
         let end = if is_lost { " (lead nowhere)" } else { "" };
         words.push_str(&format!(" {kind}=local{end}"));
     }
     if front.affinity_timeout > 0 {
         words.push_str(&format!(" affinity={}", front.affinity_timeout));
     }
-    if front.flags & Front::NOT_SOCKETS != 0 {
+    if front.flags & Frontend::NOT_SOCKETS != 0 {
         words.push_str(" not for sockets");
     }
     words
 }
 
 /// Formats the source ranges of a frontend; empty if it has none.
-fn sources(maps: &Memory, front: &Front) -> String {
+fn sources(maps: &Memory, front: &Frontend) -> String {
     let slots = front.source_ranges.base..front.source_ranges.base + front.source_ranges.len;
     let ranges = slots.map(|slot| {
         let range = maps.source[&slot];
@@ -213,7 +213,7 @@ fn sources(maps: &Memory, front: &Front) -> String {
     if ranges.is_empty() {
         return String::new();
     }
-    if front.flags & Front::ADMITS_HOST != 0 {
+    if front.flags & Frontend::ADMITS_HOST != 0 {
         ranges.push("the host".to_owned());
     }
     format!(" from=[{}]", ranges.join(" "))

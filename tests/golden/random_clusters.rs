@@ -222,7 +222,7 @@ fn receive<K: ApiObject + Serialize>(objects: &[K]) -> Result<Vec<Object>> {
     Ok(arrived)
 }
 
-/// Gives a decision access to the maps in memory. Random numbers and turns are the slot to try.
+/// Implements `Maps` over the maps in memory. The random number and the turn are the slot to try.
 struct MapsInMemory<'a> {
     maps: &'a Memory,
     slot: Cell<u32>,
@@ -233,7 +233,7 @@ impl Maps for MapsInMemory<'_> {
         self.maps.svc.get(key).copied()
     }
 
-    fn front(&self, index: u32) -> Option<&service::Front> {
+    fn front(&self, index: u32) -> Option<&service::Frontend> {
         self.maps.front.get(&index)
     }
 
@@ -274,7 +274,7 @@ impl Maps for MapsInMemory<'_> {
     }
 }
 
-/// Gives a decision the properties of a connection's source.
+/// Implements `Asker` for a source of connections.
 struct ClientOfConnection<'a> {
     source: &'a ConnectionSource,
     here: &'a LocalNode,

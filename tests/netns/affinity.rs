@@ -245,7 +245,7 @@ fn affinity_does_not_lead_to_a_backend_that_the_policy_excludes() -> Result<()> 
         .spec("internalTrafficPolicy: Local")
         .on("other")
         .backends(scene.addresses_without("one"))
-        .on(instance::NODE)
+        .on(instance::NODE_NAME)
         .backends(near);
     scene.program(web)?;
 

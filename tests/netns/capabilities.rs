@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{
-    instance::{Instance, Settings},
+    instance::{Instance, InstanceSettings},
     node::Node,
     site::{KUBELET, Site},
     wait,
@@ -54,13 +54,13 @@ pub(crate) fn culvert_command(instance: &Instance, capabilities: &[&str], name: 
 /// [`OLD_KERNEL_CAPABILITY`].
 pub(crate) fn start(instance: &Instance) -> Result<()> {
     let granted = granted(MANIFEST)?;
-    instance.launch_by(&setpriv(&granted))?;
+    instance.launch_with(&setpriv(&granted))?;
     let Err(error) = instance.wait_ready() else {
         return Ok(());
     };
     ensure!(instance.logs().contains("CAP_SYS_RESOURCE"), "{error:#}");
     drop(instance.kill9());
-    instance.launch_by(&setpriv(&[&granted[..], &[OLD_KERNEL_CAPABILITY]].concat()))?;
+    instance.launch_with(&setpriv(&[&granted[..], &[OLD_KERNEL_CAPABILITY]].concat()))?;
     instance.wait_ready()
 }
 
@@ -76,7 +76,7 @@ fn a_service_is_served_by_a_daemon_with_the_capabilities_of_the_manifest() -> Re
 #[test]
 fn a_kubelet_behind_the_edge_is_reached_by_a_daemon_with_the_capabilities_of_the_manifest()
 -> Result<()> {
-    let site = Site::set(Settings::from_environment()?)?;
+    let site = Site::set(InstanceSettings::from_environment()?)?;
 
     start(site.node())?;
     site.edge().start_agent(KUBELET)?;
@@ -124,7 +124,7 @@ fn a_daemon_without_one_of_the_capabilities_names_it_and_attaches_nothing() -> R
         let rest = granted.iter().copied().filter(|name| name != lacking);
         let rest: Vec<&str> = rest.collect();
 
-        node.launch_by(&setpriv(&rest))?;
+        node.launch_with(&setpriv(&rest))?;
 
         node.wait_ready().err().with_context(|| format!("the daemon is ready without {lacking}"))?;
         let logs = node.logs();

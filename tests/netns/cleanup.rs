@@ -4,7 +4,7 @@ use std::{fs, net::SocketAddr, path::PathBuf};
 
 use anyhow::{Result, ensure};
 use tunnel_tests::{
-    instance::{Instance, Settings},
+    instance::{Instance, InstanceSettings},
     node::Node,
     place::Sandbox,
     pod::Pod,
@@ -122,7 +122,7 @@ impl SecondInstance {
         let pins = folder.join("bpffs");
         let host = topology.beside(node.host(), "beside/host", Some(pins))?;
         let client = topology.beside(pod, "beside/client", None)?;
-        let mut settings = Settings::from_environment()?;
+        let mut settings = InstanceSettings::from_environment()?;
         settings.admin = SocketAddr::from(([127, 0, 0, 1], 20249));
         settings.healthz = SocketAddr::from(([127, 0, 0, 1], 20256));
         let cgroup = topology.lab().cgroup().join("beside");

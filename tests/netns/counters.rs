@@ -123,7 +123,7 @@ fn each_service_port_has_its_own_counts() -> Result<()> {
     }
 
     // V4-mapped addresses count as IPv4; in each of five rounds, each dialer makes one connect and uses
-// one UDP socket.
+    // one UDP socket.
     for (family, sent) in [("IPv4", 5 * 4), ("IPv6", 5 * 2)] {
         ensure_eq(family, web_metric(node, "connections_total", family)?, sent)?;
         ensure_eq(family, web_metric(node, "refused_total", family)?, 0)?;

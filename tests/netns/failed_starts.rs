@@ -23,12 +23,13 @@ use crate::{
     support::{CHANGE_TIMEOUT, http_get, maps_folder, ensure_eq},
 };
 
-/// Asserts that the Service is translated from the host and a pod.
+/// Asserts that connects to the Service are translated, on the host and in the client pod.
 fn expect_translated(scene: &Scene) -> Result<()> {
     scene.expect_served(WEB, "backend")
 }
 
-/// Runs a daemon that must fail to start, and changes no pin; returns its error output.
+/// Runs a daemon; asserts that it fails to start, changes no pin and leaves the data path working.
+/// Returns its error output.
 fn failed_start(scene: &Scene) -> Result<String> {
     failed_start_by(scene, || scene.node.culvert(&["node"]))
 }
@@ -93,7 +94,7 @@ fn modified_pins_are_named_and_not_touched() -> Result<()> {
     let aside = pins.with_file_name("aside");
     scene.node.kill9()?;
 
-    // A map of the right type, but with a wrong size; the size of this map isn't configurable.
+    // A map of the right type, but with another size. No config key sets the size of this map.
     let mut other = EbpfLoader::new()
         .map_max_entries("reason_counts", 64)
         .load(OBJECT)?;

@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{
     admin,
-    instance::Settings,
+    instance::InstanceSettings,
     manifest::{Protocol, Service},
     wait,
 };
@@ -35,8 +35,8 @@ struct LimitedNode {
 }
 
 impl LimitedNode {
-    /// Starts a node whose map sizes `limit` sets, with two Services of two backends each.
-    fn with(dialer: Dialer, limit: impl FnOnce(&mut Settings)) -> Result<Self> {
+    /// Starts a node with map sizes set by `limit`, and two Services with two backends each.
+    fn with(dialer: Dialer, limit: impl FnOnce(&mut InstanceSettings)) -> Result<Self> {
         let scene = Scene::with(&["one", "two"], limit)?;
         scene.node.start()?;
         for (name, vip) in [("first", FIRST), ("second", SECOND)] {
@@ -91,7 +91,7 @@ fn expect_third_refused(limited: &LimitedNode, reason: &str) -> Result<()> {
     limited.expect_served(FIRST)?;
     limited.expect_served(SECOND)?;
 
-    node.withdraw("first.yaml")?;
+    node.delete("first.yaml")?;
     until_gone(node, "first")?;
     until_backends(node, "third", 2)?;
     wait::until(CHANGE_TIMEOUT, || {
@@ -106,8 +106,8 @@ fn expect_third_refused(limited: &LimitedNode, reason: &str) -> Result<()> {
     Ok(())
 }
 
-/// Runs [`expect_third_refused`] in each family, with the map sizes that `limit` sets.
-fn expect_third_refused_with(limit: impl Fn(&mut Settings), reason: &str) -> Result<()> {
+/// Runs [`expect_third_refused`] in each family, with map sizes set by `limit`.
+fn expect_third_refused_with(limit: impl Fn(&mut InstanceSettings), reason: &str) -> Result<()> {
     [Dialer::V4, Dialer::V6].into_iter().try_for_each(|dialer| {
         let limited = LimitedNode::with(dialer, &limit)?;
         expect_third_refused(&limited, reason).with_context(|| format!("{dialer:?}"))

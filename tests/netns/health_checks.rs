@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{
-    instance::{NODE, Settings},
+    instance::{NODE_NAME, InstanceSettings},
     manifest::Service,
     node::Node,
     place::Sandbox,
@@ -68,34 +68,34 @@ fn a_health_check_port_reports_the_ready_endpoints_of_its_node_while_its_service
     }
 
     let both = addresses(&[&*one, &*two]);
-    node.apply(service("web", WEB, PORT).on(NODE).backends(both.clone()))?;
+    node.apply(service("web", WEB, PORT).on(NODE_NAME).backends(both.clone()))?;
     for place in places {
         until_reported(&node, place, PORT, "web", 2)?;
     }
     // Terminating endpoints may still get traffic if no other endpoint is left, but load balancers must
     // not send more.
-    let going = service("web", WEB, PORT).on(NODE);
+    let going = service("web", WEB, PORT).on(NODE_NAME);
     node.apply(both.into_iter().fold(going, Service::terminating))?;
     until_reported(&node, node.outside(), PORT, "web", 0)?;
 
-    node.apply(service("web", WEB, PORT + 1).on(NODE))?;
+    node.apply(service("web", WEB, PORT + 1).on(NODE_NAME))?;
     until_reported(&node, node.outside(), PORT + 1, "web", 0)?;
     until_closed(node.outside(), PORT)?;
-    node.withdraw("web.yaml")?;
+    node.delete("web.yaml")?;
     until_closed(node.outside(), PORT + 1)
 }
 
 #[test]
 #[ignore = "independent of the kernel: HTTP servers"]
 fn an_occupied_health_check_port_is_reported_and_served_once_it_is_free() -> Result<()> {
-    let settings = Settings {
+    let settings = InstanceSettings {
         node_ports: "nodePortAddresses: []".to_owned(),
-        ..Settings::from_environment()?
+        ..InstanceSettings::from_environment()?
     };
     let node = Node::with(settings)?;
     let one = node.pod("one")?;
     let local = |name, vip, port| {
-        let service = service(name, vip, port).on(NODE);
+        let service = service(name, vip, port).on(NODE_NAME);
         service.backends(addresses(&[&*one]))
     };
     let taken = node

@@ -112,7 +112,7 @@ fn guard_a_dummy(address: &str, gateway: &str) -> Result<()> {
 
     wait::until(FOLLOW_TIMEOUT, || has("cloud")).context("the dummy interface does not become an uplink")?;
     ensure_eq("guards with the dummy", guards()?, 2)?;
-    if !feature::is_there(Feature::Tcx)? {
+    if !feature::is_supported(Feature::Tcx)? {
         let filters = run(host, "tc filter show dev cloud ingress")?;
         ensure!(filters.contains("guard direct-action"), "{filters}");
     }

@@ -63,7 +63,7 @@ fn open_connections_are_distributed_by_weight() -> Result<()> {
     const ROUNDS: usize = 24;
     let scene = set_up()?;
     // A small backend set is in the frontend's record, a larger one in slots. There are 2 + 1 and
-// 3 + 1 + 1 slots.
+    // 3 + 1 + 1 slots.
     for (weights, south, expected) in [
         ("zone:north=2", &["two"][..], [2, 1, 0]),
         ("zone:north=3", &["two", "three"], [3, 1, 1]),
@@ -156,7 +156,7 @@ fn counts_survive_the_replacement_of_maps() -> Result<()> {
     let mut held = (0..10).map(|_| connect()).collect::<Result<Vec<_>>>()?;
     until(10)?;
 
-    // The sizes are larger, smaller (the map of counts is kept), larger but less than the first, and
+    // Four sizes: larger; smaller, which keeps the map of counts; larger again, but below the first;
     // larger than all before.
     for size in [4096, 64, 128, 8192] {
         scene.resize([64, 64, size])?;
@@ -177,7 +177,7 @@ fn counts_survive_the_replacement_of_maps() -> Result<()> {
         held.swap_remove(0);
         until(expected - 1)?;
     }
-    // After an older layout, indices are assigned from the start again, and the counts are kept.
+    // A start on an older layout assigns new indices, and keeps the counts.
     node.kill9()?;
     migration::imitate_older_layout(node)?;
     node.start()?;

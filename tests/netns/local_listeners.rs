@@ -98,7 +98,7 @@ impl NodeLocalCache {
     }
 
     /// Dials the Service from the host and the client pod, over TCP and UDP; expects all connections and
-/// datagrams to arrive at these listeners.
+    /// datagrams to arrive at these listeners.
     fn expect_all_traffic(&self, scene: &Scene) -> Result<()> {
         scene.for_each_client(&Dialer::TCP, |place, dialer| self.expect_connection(place, dialer))?;
         scene.for_each_client(&Dialer::UDP, |place, dialer| self.expect_datagram(place, dialer))

@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use nix::errno::Errno;
 use tunnel_tests::{
     admin::metric,
-    instance::{Instance, NODE},
+    instance::{Instance, NODE_NAME},
     manifest::Manifest,
     node::Node,
     wait,
@@ -70,7 +70,7 @@ fn a_bad_document_is_named_while_the_rest_applies_and_the_last_good_version_stay
     ensure_eq("server", dial_all(node, WEB)?, "backend")?;
 
     node.apply(("web.yaml", &*format!("{good}{other}")))?;
-    node.withdraw("broken.yaml")?;
+    node.delete("broken.yaml")?;
     wait::until(CHANGE_TIMEOUT, || problems(node).is_empty())?;
     ensure_eq("server", dial_all(node, WEB)?, "backend")
 }
@@ -99,7 +99,7 @@ fn a_service_is_created_changed_and_deleted_with_its_manifest() -> Result<()> {
         ensure_eq("error", refused, Errno::ECONNREFUSED)?;
     }
 
-    node.withdraw("other.yaml")?;
+    node.delete("other.yaml")?;
     until_gone(node, "other")?;
     for dialer in Dialer::TCP {
         let failed = errno(dialer.connect(client, OTHER, HTTP));
@@ -153,7 +153,7 @@ fn health_and_metrics_are_served_on_their_ports() -> Result<()> {
     let (code, config) = get_from_host(admin, "/configz")?;
     let config: serde_json::Value = serde_json::from_str(&config)?;
     let named = &config["culvert.dev"]["nodeName"];
-    ensure_eq("config", (code, named), (200, &NODE.into()))?;
+    ensure_eq("config", (code, named), (200, &NODE_NAME.into()))?;
     ensure_eq("metrics at healthz", get_from_host(healthz, "/metrics")?.0, 404)?;
     for at in [healthz, SocketAddr::from((Ipv6Addr::LOCALHOST, 10256))] {
         for path in ["/healthz", "/livez"] {
@@ -182,7 +182,7 @@ fn a_node_about_to_be_deleted_is_alive_but_not_healthy_for_new_traffic() -> Resu
     // First the taint is removed, then the Node object is deleted.
     node.apply((&*file, &*text))?;
     until_healthz(200)?;
-    node.withdraw(&file)?;
+    node.delete(&file)?;
     until_healthz(503)?;
     ensure_eq("livez", get_from_host("/livez")?.0, 200)?;
     ensure_eq("server", dial_all(node, WEB)?, "backend")

@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use aya::maps::MapInfo;
 use tunnel_common::table::{Map, STEER, STEERED};
 use tunnel_tests::{
-    instance::Settings,
+    instance::InstanceSettings,
     manifest::{Protocol, Service},
     node::Node,
     site::Site,
@@ -40,7 +40,7 @@ fn maps_grow_and_shrink_under_load_and_every_flow_keeps_its_backend() -> Result<
     let node = &scene.node;
     let flows = Flows::open(&scene.client)?;
     // The deleted Service leaves a gap, so assigning indices from the start would change them.
-    node.withdraw("first.yaml")?;
+    node.delete("first.yaml")?;
     until_gone(node, "first")?;
 
     scene.under_load(&SERVICES, SIZES.len(), |number| {
@@ -126,7 +126,7 @@ fn sizes_that_are_too_small_for_the_entries_are_refused_and_logged() -> Result<(
         expect_sizes_refused(&scene, wanted, &[&words])?;
     }
     // Few entries are left, but their indices are still high.
-    node.withdraw("crowd.yaml")?;
+    node.delete("crowd.yaml")?;
     until_gone(node, "crowd")?;
     expect_sizes_refused(
         &scene,
@@ -184,7 +184,7 @@ fn steering_entries(node: &Node) -> Result<[u32; 2]> {
 #[test]
 #[ignore = "independent of the kernel: the daemon chooses the sizes"]
 fn steering_maps_have_room_only_if_steering_is_enabled() -> Result<()> {
-    let settings = Settings::from_environment()?;
+    let settings = InstanceSettings::from_environment()?;
     let wanted = settings.maps.steering;
 
     let alone = Node::with(settings.clone())?;

@@ -33,7 +33,7 @@ fn program(scene: &Scene, policy: &str) -> Result<Arc<Pod>> {
     let backend = scene.node.pod("backend")?;
     let web = service_addresses::service_at_all_addresses()
         .spec(&format!("externalTrafficPolicy: {policy}"))
-        .on(instance::NODE)
+        .on(instance::NODE_NAME)
         .backends(addresses(&[&backend]));
     scene.program(web)?;
     Ok(backend)

@@ -66,14 +66,14 @@ impl Scene {
         let mut seen = false;
         wait::until_a_moment(CHANGE_TIMEOUT, || {
             seen = is_so(self);
-            seen || self.node.is_working()
+            seen || self.node.is_live()
         })?;
         self.node.kill9()?;
         Ok(seen)
     }
 
-    /// Starts the daemon again and again under load, kills it at each of these moments in turn, and then
-    /// runs `check`. Each of the first three moments must occur at least once.
+    /// Starts the daemon repeatedly under load. Kills each start at one of these moments, in turn, and runs
+    /// `check` after each kill. Each of the first three moments must occur at least once.
     pub(crate) fn kill_at_each(
         &self,
         moments: &[fn(&Self) -> bool],

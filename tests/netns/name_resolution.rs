@@ -1,5 +1,5 @@
-//! How an agent resolves gateway names in an image that has only the program: the resolver is in the
-//! statically linked C library, and reads the two files that a container runtime adds.
+//! The resolution of gateway names by an agent in an image that has only the program. The resolver is
+//! part of the statically linked C library, and reads the two files that a container runtime adds.
 //!
 //! CI runs the static program of the image. For a dynamically linked program, the test copies its
 //! libraries, too.

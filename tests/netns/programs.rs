@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use tunnel_tests::{instance::NODE, node::Node};
+use tunnel_tests::{instance::NODE_NAME, node::Node};
 use tunnel_userspace::{
     bpf::{Counters, DataPath, Features, KernelMaps, Pins, RcuGrace, Switches},
     model::{Algorithm, ExternalIps, TopologyKeys},
@@ -21,7 +21,7 @@ pub(crate) struct Programs {
 
 impl Programs {
     /// Loads the programs for these kernel features, with maps for this many frontends, without attaching
-/// them.
+    /// them.
     pub(crate) fn load(
         node: &Node,
         features: Features,
@@ -59,7 +59,7 @@ impl Programs {
         grace: &RcuGrace,
     ) -> Result<Reconciler<KernelMaps>> {
         let settings = Settings {
-            node_name: NODE.to_owned(),
+            node_name: NODE_NAME.to_owned(),
             algorithm: Algorithm::Random,
             node_ports: Vec::new(),
             external_ips: ExternalIps::Any,

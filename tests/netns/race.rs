@@ -35,10 +35,10 @@ const FAULT_TIMEOUT: Duration = Duration::from_secs(60);
 /// The number of misrouted connects that prove the writer's fault.
 const MIN_MISROUTED: u64 = 3;
 
-/// The time that a reader checks the maps after the writer without a grace period has stopped.
+/// The duration of the check by a reader after the writer without a grace period has stopped.
 const CHECK_TIME: Duration = Duration::from_millis(300);
 
-/// The time that frontends' entries are replaced, in each family.
+/// The duration of the race with replaced frontend entries, in each family.
 const SWAP_TIME: Duration = Duration::from_secs(3);
 
 /// The minimum number of endpoint changes per second.

@@ -95,7 +95,7 @@ fn changes_from_while_no_daemon_ran_are_applied_at_the_start() -> Result<()> {
     are_served(&[EARLY, FORMER], "one")?;
 
     node.kill9()?;
-    node.withdraw("early.yaml")?;
+    node.delete("early.yaml")?;
     scene.apply_service(LATE, "late", &["two"])?;
     scene.apply_service(LATTER, "moved", &["two"])?;
     scene.apply_web(&["two"])?;

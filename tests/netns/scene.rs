@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use tunnel_tests::{
-    instance::{Instance, Settings},
+    instance::{Instance, InstanceSettings},
     manifest::{Manifest, Service},
     node::Node,
     place::Sandbox,
@@ -75,8 +75,8 @@ impl Scene {
     }
 
     /// Creates a node like [`Scene::new`], with settings modified by `change`.
-    pub(crate) fn with(backends: &[&str], change: impl FnOnce(&mut Settings)) -> Result<Self> {
-        let mut settings = Settings::from_environment()?;
+    pub(crate) fn with(backends: &[&str], change: impl FnOnce(&mut InstanceSettings)) -> Result<Self> {
+        let mut settings = InstanceSettings::from_environment()?;
         change(&mut settings);
         let node = Node::with(settings)?;
         let client = node.pod("client")?;
@@ -212,7 +212,7 @@ impl Scene {
     }
 
     /// Runs `open` on the host and in the client pod, once with each of these dialers, and collects the
-/// results.
+    /// results.
     pub(crate) fn map_clients<T>(
         &self,
         dialers: &[Dialer],
@@ -234,7 +234,7 @@ impl Scene {
     }
 
     /// Creates connected UDP sockets on the host and in the client pod with every dialer; expects answers
-/// from this server.
+    /// from this server.
     pub(crate) fn connect_udp_clients(&self, vip: Vip, server: &str) -> Result<Vec<(Client<'_>, UdpSocket)>> {
         self.map_clients(&Dialer::UDP, |place, dialer| dialer.connect_udp_to(place, vip, DNS, server))
     }
@@ -293,7 +293,7 @@ impl Fixture for Scene {
         for (file, text) in self.read_manifests()? {
             match self.manifests.get(&file) {
                 Some(before) => ensure_eq(&file, &text, before)?,
-                None => self.node.withdraw(&file)?,
+                None => self.node.delete(&file)?,
             }
         }
         ensure_eq("manifests", self.read_manifests()?, self.manifests.clone())?;

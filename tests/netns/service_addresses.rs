@@ -232,7 +232,7 @@ fn a_service_restricted_to_its_node_leads_to_endpoints_of_this_node_or_refuses()
         ensure_eq("error", refused, Errno::ECONNREFUSED)
     })?;
 
-    scene.node.apply(web(instance::NODE))?;
+    scene.node.apply(web(instance::NODE_NAME))?;
     until_backends(&scene.node, "web", 1)?;
     for (name, place) in scene.places() {
         expect_all_answer(place, WEB, [HTTP, DNS]).with_context(|| format!("from {name}"))?;

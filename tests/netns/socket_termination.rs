@@ -86,7 +86,7 @@ fn no_datagram_reaches_the_last_backend_after_its_removal_or_that_of_the_service
         let answers = scene.answers_of_one()?;
 
         if is_deleted {
-            scene.node.withdraw("web.yaml")?;
+            scene.node.delete("web.yaml")?;
         } else {
             scene.apply_web(&[])?;
         }
@@ -238,7 +238,7 @@ fn a_socket_that_sent_to_another_service_is_ended_with_its_own_backend() -> Resu
         socket.send_to(b"who?", client.dialer.address(OTHER, DNS))?;
     }
 
-    scene.node.withdraw("web.yaml")?;
+    scene.node.delete("web.yaml")?;
 
     expect_all_ended(&sockets)
 }

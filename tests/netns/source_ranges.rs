@@ -1,10 +1,10 @@
-//! `loadBalancerSourceRanges` restrict the clients of a load balancer's address. Also the address by which
-//! a client is identified.
+//! Source ranges (`loadBalancerSourceRanges`), which restrict the clients of a load balancer's address, and
+//! the address that identifies a client.
 
 use std::net::IpAddr;
 
 use anyhow::{Context as _, Result};
-use tunnel_common::{addr::Address, affinity::Client, select, service::Set};
+use tunnel_common::{addr::Address, affinity::Client, select, service::IndexRange};
 use tunnel_tests::{
     admin,
     manifest::Service,
@@ -200,8 +200,8 @@ fn a_client_is_identified_by_its_address() -> Result<()> {
             };
             // The hash depends only on the client's address, not on the node or earlier pods.
             let client = Client::of_address(Address::from_ip(own));
-            let set = Set { base: 0, len: 3 };
-            let place_in_set = select::place(set, select::hash(client.words()));
+            let set = IndexRange { base: 0, len: 3 };
+            let place_in_set = select::offset_in(set, select::hash(client.words()));
             let mut targets = scene.all_addresses();
             targets.retain(|ip| ip.is_ipv4() == own.is_ipv4());
             targets.sort_unstable();

@@ -293,7 +293,7 @@ pub(crate) fn query_to(socket: &UdpSocket, to: SocketAddr) -> Result<(String, So
 /// Returns the errors of a TCP connect and of a UDP connect or send that a program refuses as
 /// unreachable. Without `bpf_set_retval`, the kernel chooses the errors.
 pub(crate) fn unreachable_errors() -> Result<(Errno, Errno)> {
-    Ok(if feature::is_there(Feature::SetRetval)? {
+    Ok(if feature::is_supported(Feature::SetRetval)? {
         (Errno::EHOSTUNREACH, Errno::EHOSTUNREACH)
     } else {
         (Errno::ENETUNREACH, Errno::EPERM)

@@ -69,7 +69,7 @@ pub(super) fn start<'scope>(
         sockets.push((connected, udp(from, dns, true)?, None));
         sockets.push((unconnected, udp(from, dns, false)?, Some(dns)));
     }
-    // No step fails from here on, so `stop` will be set for every thread.
+    // From here on nothing can fail, so the caller can stop every thread.
     let streams = streams.map(|(name, stream)| (name, scope.spawn(|| stream_bytes(stream, stop))));
     let sockets = sockets
         .into_iter()

@@ -4,8 +4,8 @@ use std::{ffi::OsString, fs, io::ErrorKind, time::Duration};
 
 use anyhow::{Result, ensure};
 use tunnel_tests::{
-    edge::{EDGE_V4, Edge},
-    instance::Settings,
+    edge::{EDGE_V4, EdgeNode},
+    instance::InstanceSettings,
     node::Node,
     wait,
 };
@@ -23,7 +23,7 @@ const TUNNEL: &str =
 pub(crate) fn steering_node(change: impl Fn(&str) -> String) -> Result<Node> {
     let node = Node::new()?;
     configure(&node, change)?;
-    node.apply(Edge::node())?;
+    node.apply(EdgeNode::node())?;
     Ok(node)
 }
 
@@ -135,7 +135,7 @@ fn an_unknown_uplink_name_adds_no_route_and_connects_are_refused_at_once() -> Re
 #[test]
 #[ignore = "independent of the kernel: the daemon compares numbers"]
 fn a_daemon_restarts_with_full_steering_maps() -> Result<()> {
-    let usual = format!("steering: {}", Settings::from_environment()?.maps.steering);
+    let usual = format!("steering: {}", InstanceSettings::from_environment()?.maps.steering);
     let node = steering_node(|config| config.replace(&usual, "steering: 2"))?;
     node.start()?;
     let steered = || -> Result<String> { Ok(node.status()?["programmed"]["steering"].to_string()) };

@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 use tunnel_common::table::Sizes;
 use tunnel_tests::{
     environment,
-    instance::Settings,
+    instance::InstanceSettings,
     load::{Report, race},
     manifest::{Protocol, Service},
     node::Node,
@@ -193,7 +193,7 @@ pub(crate) struct RaceFixture {
 
 impl RaceFixture {
     pub(crate) fn new(family: Family) -> Result<Self> {
-        let mut settings = Settings::from_environment()?;
+        let mut settings = InstanceSettings::from_environment()?;
         settings.maps = Sizes {
             frontends: FRONTS,
             slots: SLOTS,
@@ -256,7 +256,7 @@ impl RaceFixture {
         )
     }
 
-    /// Starts a reader that is pinned to a CPU and connects one socket to the UDP Services again and again.
+    /// Starts a reader that is pinned to a CPU and repeatedly connects one socket to the UDP Services.
     pub(crate) fn reconnecting_reader(
         &self,
         cpu: u32,

@@ -26,7 +26,7 @@ const TIMERS: usize = 32;
 /// The time from setting the timers to their expiry, which must be longer than setting all of them takes.
 const LEAD: Duration = Duration::from_micros(60);
 
-/// Interrupts a CPU again and again until `stop` is set. Returns the number of interrupts.
+/// Interrupts a CPU repeatedly until `stop` is set. Returns the number of interrupts.
 pub(crate) fn interrupt_cpu(cpu: u32, stop: &AtomicBool) -> Result<u64> {
     pin_to_cpu(cpu)?;
     set_timerslack(1)?;

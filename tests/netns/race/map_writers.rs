@@ -20,7 +20,7 @@ use tokio::{
 };
 use tunnel_common::{
     addr::{Address, Port, Protocol},
-    service::{Algorithm, Backend, Front, FrontKey, Membership, MAX_INLINE_BACKENDS, InlineBackend, Set, Slot, State},
+    service::{Algorithm, Backend, Frontend, FrontendKey, Membership, MAX_INLINE_BACKENDS, InlineBackend, IndexRange, Slot, BackendState},
 };
 use tunnel_userspace::{
     bpf::{KernelMaps, KernelSteering, RcuGrace},
@@ -28,7 +28,7 @@ use tunnel_userspace::{
         self, Endpoint, EndpointPort, EndpointSlice, Family, ObjectName, ServicePort, ServiceState,
         ClusterUpdate,
     },
-    reconcile::{Loop, MapWriter as _, Stats, Steering, SteeringSettings, Updates},
+    reconcile::{Loop, MapWriter as _, Stats, SteeringReconciler, SteeringSettings, Updates},
 };
 
 use super::fixture::{self, Change, RandomChanges, ENDPOINTS, UDP_SERVICES, SERVICES};
@@ -68,7 +68,7 @@ impl DaemonWriter {
         };
         let data_path = &programs.data_path;
         let steering = data_path.open_steering()?;
-        let steering = Steering::adopt(steering, data_path.sizes(), off, Duration::ZERO)?;
+        let steering = SteeringReconciler::adopt(steering, data_path.sizes(), off, Duration::ZERO)?;
         let mut owner = Loop::new(reconciler, steering, grace, AUDIT);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
@@ -237,17 +237,17 @@ impl GracelessWriter {
             }
             len += 1;
         }
-        let record = Front {
+        let record = Frontend {
             key,
             service: change.service.into(),
-            cluster: Set { base, len },
+            cluster: IndexRange { base, len },
             algorithm: Algorithm::RANDOM,
             flags: 0,
             reserved: 0,
             inline_backends: if len > 3 { [InlineBackend::NONE; MAX_INLINE_BACKENDS] } else { near },
-            local: Set::default(),
-            affinity: 0,
-            sources: Set::default(),
+            local: IndexRange::default(),
+            affinity_timeout: 0,
+            source_ranges: IndexRange::default(),
         };
         self.maps.write_frontend(block, &record)?;
         self.maps.write_frontend_key(&key, block)?;
@@ -263,7 +263,7 @@ impl GracelessWriter {
             protocol: Protocol::UDP,
             flags: 0,
             service: service.into(),
-            state: State::default().next_use(),
+            state: BackendState::default().next_generation(),
             sets: Membership::NONE,
         };
         let backends = (backend_index(service)..).zip(addresses.map(backend));
@@ -312,8 +312,8 @@ impl RecordSwapper {
     }
 }
 
-fn key(family: Family, service: u8, port: u16) -> FrontKey {
-    FrontKey::new(
+fn key(family: Family, service: u8, port: u16) -> FrontendKey {
+    FrontendKey::new(
         Address::from_ip(fixture::vip(family, service)),
         Port::from_host(port),
         Protocol::UDP,

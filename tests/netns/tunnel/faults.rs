@@ -98,13 +98,13 @@ fn a_cut_link_ends_streams_and_clients_are_served_once_it_is_back() -> Result<()
     old.upgrade()?;
 
     let start = Instant::now();
-    site.edge().cut()?;
+    site.edge().cut_link()?;
     old.exchange(b"anybody?").expect_err("the stream ends after the cut");
     println!("the stream ended {:?} after the cut", start.elapsed());
     expect_prompt_error(&site)?;
     expect_service(&site)?;
 
-    site.edge().mend()?;
+    site.edge().restore_link()?;
     let start = Instant::now();
     expect_served(&site)?;
     println!(
@@ -129,7 +129,7 @@ fn a_frozen_or_killed_agent_ends_streams_and_clients_are_served_once_it_is_back(
     site.edge().agent().signal(Signal::SIGCONT)?;
     site.until_served()?;
 
-    site.edge().agent().end(Signal::SIGKILL)?;
+    site.edge().agent().stop(Signal::SIGKILL)?;
     wait::until(COMMAND_TIMEOUT, || expect_prompt_error(&site).is_ok()).context("the kubelet is still served after the kill of the agent")?;
     expect_service(&site)?;
     site.edge().start_agent(KUBELET)?;

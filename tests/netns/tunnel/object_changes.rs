@@ -10,8 +10,8 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{
     clock::Instant,
-    edge::{EDGE, EDGE_V4, EDGE_V6, Edge},
-    instance::{Instance, Settings},
+    edge::{EDGE_NAME, EDGE_V4, EDGE_V6, EdgeNode},
+    instance::{Instance, InstanceSettings},
     manifest::{Manifest, NodeObject},
     place::Sandbox,
     scale::Scale,
@@ -61,7 +61,7 @@ fn connects_to_a_former_edge_node_are_not_steered_and_open_connections_continue(
     }
 
     let gone = || ![v4, v6].iter().any(|to| is_steered(host, *to));
-    let unlabelled = NodeObject::new(EDGE, [EDGE_V4.into(), EDGE_V6.into()]);
+    let unlabelled = NodeObject::new(EDGE_NAME, [EDGE_V4.into(), EDGE_V6.into()]);
     apply_and_time(&site, unlabelled, "the edge label is removed", gone)?;
 
     for to in [v4, v6] {
@@ -74,7 +74,7 @@ fn connects_to_a_former_edge_node_are_not_steered_and_open_connections_continue(
     }
 
     let back = || [v4, v6].iter().all(|to| is_steered(host, *to));
-    apply_and_time(&site, Edge::node(), "the edge label is added again", back)?;
+    apply_and_time(&site, EdgeNode::node(), "the edge label is added again", back)?;
     for client in &mut live {
         client.exchange(b"still there")?;
     }
@@ -84,7 +84,7 @@ fn connects_to_a_former_edge_node_are_not_steered_and_open_connections_continue(
 #[test]
 #[ignore = "independent of the kernel: documents become map entries"]
 fn ports_of_the_config_map_are_followed() -> Result<()> {
-    let site = Site::set(Settings::from_environment()?)?;
+    let site = Site::set(InstanceSettings::from_environment()?)?;
     site.node().start()?;
     site.edge().start_agent([KUBELET[0], FURTHER])?;
     site.until_served()?;
@@ -106,7 +106,7 @@ fn ports_of_the_config_map_are_followed() -> Result<()> {
     live.healthz().context("the connection that was open before the change")?;
 
     apply_and_time(&site, list("9100"), "the port is added again", all)?;
-    site.node().withdraw(&list("").file)?;
+    site.node().delete(&list("").file)?;
     wait::until(CHANGE_TIMEOUT, none).context("the port is still steered after the deletion of the ConfigMap")?;
     site.until_served()
 }
@@ -155,9 +155,9 @@ fn invalid_nodes_and_port_lists_are_reported_and_the_valid_items_apply() -> Resu
     }
 
     for file in [twin.file(), bare.file(), list.file] {
-        node.withdraw(&file)?;
+        node.delete(&file)?;
     }
-    // Only these words, since the status keeps the name of a node once a client has dialled the node.
+    // Checks only for these words: after a client has dialled a node, the status keeps the node's name.
     let problems = ["which takes precedence", "has no InternalIP", "nope"];
     wait::until(CHANGE_TIMEOUT, || !problems.iter().any(|it| named(&[*it])))
         .with_context(|| format!("the status still has a solved problem: {:#}", node.status().unwrap_or_default()))?;

@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use socket2::{Domain, Type};
 use tunnel_tests::{
-    edge::EDGE,
+    edge::EDGE_NAME,
     place::{RESPONSE_TIMEOUT, connect_within},
     shared::Shared,
     site::{FURTHER, KUBELET, Site},
@@ -47,7 +47,7 @@ fn every_socket_reaches_the_kubelet_and_shows_the_dialled_address() -> Result<()
                 ensure_eq(&what(), client.peer()?, kind.dialled(to))?;
                 ensure_eq(&what(), steered, vec![1])?;
                 let subject = client.subject();
-                let node = format!("system:node:{EDGE}");
+                let node = format!("system:node:{EDGE_NAME}");
                 ensure!(subject.contains(&node), "{subject}");
             }
         }

@@ -123,8 +123,8 @@ fn program(objects: &Path) -> Result<Vec<String>> {
                     port.protocol, port.family
                 ));
             }
-            let fronts = port.frontends.into_iter().map(|front| front.frontend);
-            owner_names.extend(fronts.map(|front| (front, owner.clone())));
+            let frontends = port.frontends.into_iter().map(|frontend| frontend.frontend);
+            owner_names.extend(frontends.map(|frontend| (frontend, owner.clone())));
         }
     }
     let checks = reconciler.health().cloned().unwrap_or_default();
@@ -149,9 +149,9 @@ fn entries(maps: &Memory, owner_names: &BTreeMap<String, String>) -> Vec<String>
     let mut lines = Vec::new();
     let mut names = BTreeMap::new();
     for (key, index) in &maps.svc {
-        let front = maps.front[index];
+        let frontend = maps.front[index];
         let owner = owner_names.get(&key.to_string()).cloned().unwrap_or_default();
-        names.insert(front.service, owner.clone());
+        names.insert(frontend.service, owner.clone());
         let set = |set: IndexRange| {
             let slots = set.base..set.base + set.len;
             let backends = slots.map(|slot| format_backend(&maps.be[&maps.slot[&slot].backend]));
@@ -159,11 +159,11 @@ fn entries(maps: &Memory, owner_names: &BTreeMap<String, String>) -> Vec<String>
         };
         lines.push(format!(
             "services {key} {owner} {} cluster=[{}] local=[{}]{}{}",
-            front.algorithm.label(),
-            set(front.cluster),
-            set(front.local),
-            policies(&front),
-            sources(maps, &front)
+            frontend.algorithm.label(),
+            set(frontend.cluster),
+            set(frontend.local),
+            policies(&frontend),
+            sources(maps, &frontend)
         ));
     }
     for backend in maps.be.values() {
@@ -180,31 +180,31 @@ fn entries(maps: &Memory, owner_names: &BTreeMap<String, String>) -> Vec<String>
 
 /// Formats the flags of a frontend: the kinds of traffic that use its local set, with `(lead nowhere)` if
 /// that set is empty but other nodes have endpoints; the affinity; and the exclusion of sockets.
-fn policies(front: &Frontend) -> String {
+fn policies(frontend: &Frontend) -> String {
     let mut words = String::new();
     for (traffic, flag, kind) in [
         (Traffic::Sockets, Frontend::SOCKETS_LOCAL, "sockets"),
         (Traffic::Packets, Frontend::PACKETS_LOCAL, "packets"),
     ] {
-        if front.flags & flag == 0 {
+        if frontend.flags & flag == 0 {
             continue;
         }
-        let is_lost = traffic.set(front).len == 0 && front.flags & Frontend::HAS_ENDPOINTS != 0;
+        let is_lost = traffic.set(frontend).len == 0 && frontend.flags & Frontend::HAS_ENDPOINTS != 0;
         let end = if is_lost { " (lead nowhere)" } else { "" };
         words.push_str(&format!(" {kind}=local{end}"));
     }
-    if front.affinity_timeout > 0 {
-        words.push_str(&format!(" affinity={}", front.affinity_timeout));
+    if frontend.affinity_timeout > 0 {
+        words.push_str(&format!(" affinity={}", frontend.affinity_timeout));
     }
-    if front.flags & Frontend::NOT_SOCKETS != 0 {
+    if frontend.flags & Frontend::NOT_SOCKETS != 0 {
         words.push_str(" not for sockets");
     }
     words
 }
 
 /// Formats the source ranges of a frontend; empty if it has none.
-fn sources(maps: &Memory, front: &Frontend) -> String {
-    let slots = front.source_ranges.base..front.source_ranges.base + front.source_ranges.len;
+fn sources(maps: &Memory, frontend: &Frontend) -> String {
+    let slots = frontend.source_ranges.base..frontend.source_ranges.base + frontend.source_ranges.len;
     let ranges = slots.map(|slot| {
         let range = maps.source[&slot];
         format!("{}-{}", range.first, range.last)
@@ -213,7 +213,7 @@ fn sources(maps: &Memory, front: &Frontend) -> String {
     if ranges.is_empty() {
         return String::new();
     }
-    if front.flags & Frontend::ADMITS_HOST != 0 {
+    if frontend.flags & Frontend::ADMITS_HOST != 0 {
         ranges.push("the host".to_owned());
     }
     format!(" from=[{}]", ranges.join(" "))

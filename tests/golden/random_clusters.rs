@@ -14,7 +14,7 @@ use serde::Serialize;
 use tunnel_common::{
     addr::{self, Address, Port},
     affinity::{Affinity, AffinityKey, Client},
-    decide::{self, Asker, Caller, Maps, NoChoice, Traffic},
+    decide::{self, ClientContext, ClientScalars, Maps, NoChoice, Traffic},
     lookup::Lookup,
     service::{self, FrontendKey},
 };
@@ -58,7 +58,7 @@ pub(crate) fn compare(mut cluster: Cluster, here: &LocalNode) -> Result<(usize, 
     let wanted = reference::frontends(&cluster, here);
     let wanted: BTreeMap<FrontendKey, &Frontend> = wanted
         .iter()
-        .filter_map(|((ip, port, protocol), front)| Some((key(*ip, *port, *protocol)?, front)))
+        .filter_map(|((ip, port, protocol), frontend)| Some((key(*ip, *port, *protocol)?, frontend)))
         .collect();
     let (maps, checks) = program(&cluster, here)?;
     ensure!(
@@ -76,22 +76,22 @@ pub(crate) fn compare(mut cluster: Cluster, here: &LocalNode) -> Result<(usize, 
         "missing frontends: {missing:?}; unexpected frontends: {stray:?}"
     );
     let mut verdicts = 0;
-    for (key, front) in &wanted {
+    for (key, frontend) in &wanted {
         let record = maps.svc.get(key).and_then(|index| maps.front.get(index));
-        let affinity = record.map(|record| record.affinity);
+        let affinity = record.map(|record| record.affinity_timeout);
         ensure!(
-            affinity == Some(front.affinity),
+            affinity == Some(frontend.affinity),
             "{key}: affinity {affinity:?}, expected {} s",
-            front.affinity
+            frontend.affinity
         );
-        for source in &reference::random::sources(front) {
-            let wanted = reference::verdict(front, source, here);
+        for source in &reference::random::sources(frontend) {
+            let wanted = reference::verdict(frontend, source, here);
             let found = verdict(&maps, key, source, here);
             ensure!(
                 found == wanted,
                 "{key} ({:?}, {:?}) from {source:?}: {found:?}, expected {wanted:?}",
-                front.kind,
-                front.owner
+                frontend.kind,
+                frontend.owner
             );
             verdicts += 1;
         }
@@ -280,8 +280,8 @@ struct ClientOfConnection<'a> {
     here: &'a LocalNode,
 }
 
-impl Asker for ClientOfConnection<'_> {
-    fn caller(&self, is_v4: bool) -> Caller {
+impl ClientContext for ClientOfConnection<'_> {
+    fn caller(&self, is_v4: bool) -> ClientScalars {
         let ip = match self.source {
             ConnectionSource::PodSocket(ip) | ConnectionSource::Outside(ip) => Some(*ip),
             ConnectionSource::NodeSocket => {
@@ -292,7 +292,7 @@ impl Asker for ClientOfConnection<'_> {
         let client = ip.map_or(Client::of_namespace(1), |ip| {
             Client::of_address(Address::from_ip(ip))
         });
-        Caller::new(&client)
+        ClientScalars::new(&client)
     }
 
     fn is_bound(&self, _: bool) -> bool {
@@ -324,7 +324,7 @@ fn verdict(maps: &Memory, key: &FrontendKey, source: &ConnectionSource, here: &L
         Lookup::Unstable => panic!("the record of {key} has another key"),
     };
     let mut targets = BTreeSet::new();
-    for slot in 0..traffic.set(record.front).len.max(1) {
+    for slot in 0..traffic.set(record.frontend).len.max(1) {
         maps_in_memory.slot.set(slot);
         match decide::choose_backend(&maps_in_memory, &client, key, record, traffic) {
             Ok(choice) => {
@@ -333,7 +333,7 @@ fn verdict(maps: &Memory, key: &FrontendKey, source: &ConnectionSource, here: &L
                     choice.port.to_host(),
                 ));
             }
-            Err(NoChoice::Broken) => panic!("the record of {key} has an invalid slot or backend"),
+            Err(NoChoice::InvalidRecord) => panic!("the record of {key} has an invalid slot or backend"),
             Err(none) if none.is_drop() => return Verdict::Dropped,
             Err(_) => return Verdict::Refused,
         }

@@ -73,8 +73,8 @@ fn a_client_keeps_its_backend_at_every_address_of_the_service() -> Result<()> {
             }
             Ok(())
         };
-        let ((), grown) = count_during(&scene.node, &["translated_affinity"], again)?;
-        ensure_eq("counted", grown, vec![2 * u64::try_from(TRIES)?])
+        let ((), increases) = count_during(&scene.node, &["translated_affinity"], again)?;
+        ensure_eq("counted", increases, vec![2 * u64::try_from(TRIES)?])
     })?;
     scene.give_back()
 }

@@ -123,7 +123,7 @@ fn commands_show_where_connects_go_and_why() -> Result<()> {
 
     let unknown = node.culvert(&["services", "other/web"])?;
     ensure_eq("exit", unknown.exit.code, Some(1))?;
-    let said = unknown.stderr;
-    ensure!(said.contains("no Service other/web"), "{said}");
+    let stderr = unknown.stderr;
+    ensure!(stderr.contains("no Service other/web"), "{stderr}");
     scene.give_back()
 }

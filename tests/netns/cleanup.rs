@@ -145,10 +145,10 @@ fn two_instances_on_one_node_do_not_affect_each_other() -> Result<()> {
 
     for dialer in Dialer::TCP {
         let dial = |place: &Sandbox| dialer.dial(place, WEB, HTTP);
-        let (first, grown) = count_during(&other_instance.instance, &["translated"], || dial(&scene.client))?;
-        ensure_eq("server", (&*first, grown), ("backend", vec![0]))?;
-        let (second, grown) = count_during(&scene.node, &["translated"], || dial(&other_instance.client))?;
-        ensure_eq("server", (&*second, grown), ("other", vec![0]))?;
+        let (first, increases) = count_during(&other_instance.instance, &["translated"], || dial(&scene.client))?;
+        ensure_eq("server", (&*first, increases), ("backend", vec![0]))?;
+        let (second, increases) = count_during(&scene.node, &["translated"], || dial(&other_instance.client))?;
+        ensure_eq("server", (&*second, increases), ("other", vec![0]))?;
     }
 
     other_instance.instance.stop()?;

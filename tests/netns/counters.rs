@@ -61,7 +61,7 @@ fn every_connect_and_first_datagram_is_counted_once() -> Result<()> {
         let sockets = |domain, kind| place.socket(domain, kind);
         let plan = |to| Plan::new(to, rate, Duration::from_millis(300));
         let before = until_released(node)?;
-        let (reports, grown) = count_during(node, &reasons, || {
+        let (reports, increases) = count_during(node, &reasons, || {
             let reports = [Dialer::V4, Dialer::V6].map(|dialer| {
                 let (http, dns) = (plan(dialer.address(WEB, HTTP)), plan(dialer.address(WEB, DNS)));
                 [
@@ -77,7 +77,7 @@ fn every_connect_and_first_datagram_is_counted_once() -> Result<()> {
 
         let attempts: u64 = reports.iter().map(|report| report.attempts).sum();
         reports.iter().try_for_each(expect_all_answered).context(from)?;
-        ensure_eq(from, grown, vec![attempts; 3])?;
+        ensure_eq(from, increases, vec![attempts; 3])?;
         ensure_eq(from, until_released(node)?, before + attempts)?;
     }
     scene.give_back()

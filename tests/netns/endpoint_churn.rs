@@ -178,15 +178,15 @@ fn load(
     kind: &[&str],
     to: SocketAddr,
     rate: u32,
-    lasting: Duration,
+    duration: Duration,
 ) -> Result<RunningLoad<Report>> {
     let command = from
         .lab_command(&[&["load"], kind].concat())?
         .option("--service", WEB)
         .option("--to", to)
         .option("--rate", rate)
-        .option("--millis", lasting.as_millis());
-    Ok(RunningLoad::new(command.start()?, lasting))
+        .option("--millis", duration.as_millis());
+    Ok(RunningLoad::new(command.start()?, duration))
 }
 
 #[test]

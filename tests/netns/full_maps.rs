@@ -19,12 +19,12 @@ const THIRD: Vip = Vip::of(12);
 
 /// Builds a single-stack Service with one frontend and two backends.
 fn service(scene: &Scene, name: &str, vip: Vip, dialer: Dialer) -> Service {
-    let front = dialer.address(vip, HTTP).ip();
+    let frontend = dialer.address(vip, HTTP).ip();
     let same_family = scene
         .all()
         .into_iter()
-        .filter(|address| address.is_ipv4() == front.is_ipv4());
-    Service::new(name, [front])
+        .filter(|address| address.is_ipv4() == frontend.is_ipv4());
+    Service::new(name, [frontend])
         .port(Protocol::TCP, HTTP, HTTP_TARGET)
         .backends(same_family)
 }

@@ -21,8 +21,8 @@ fn a_tcp_connect_to_a_cluster_ip_reaches_the_backend_and_shows_the_cluster_ip() 
 
     scene.for_each_client(&Dialer::TCP, |place, dialer| {
         let connect = || dialer.expect_served(place, WEB, HTTP, "backend");
-        let ((), grown) = count_during(&scene.node, &["translated", "socket_tracked"], connect)?;
-        ensure_eq("counts", grown, vec![1, 1])
+        let ((), increases) = count_during(&scene.node, &["translated", "socket_tracked"], connect)?;
+        ensure_eq("counts", increases, vec![1, 1])
     })?;
     scene.give_back()
 }
@@ -50,7 +50,7 @@ fn a_connected_udp_socket_reaches_the_backend_and_shows_the_cluster_ip() -> Resu
 
     scene.for_each_client(&Dialer::UDP, |place, dialer| {
         let socket = dialer.udp_socket(place)?;
-        let (answers, grown) = count_during(&scene.node, &["translated", "translated_sticky"], || {
+        let (answers, increases) = count_during(&scene.node, &["translated", "translated_sticky"], || {
             socket.connect(dialer.address(WEB, DNS))?;
             socket.send(b"who?")?;
             let first = receive(&socket)?;
@@ -62,7 +62,7 @@ fn a_connected_udp_socket_reaches_the_backend_and_shows_the_cluster_ip() -> Resu
         ensure_eq("answers", answers, [expected.clone(), expected])?;
         ensure_eq("peer", socket.peer_addr()?, dialer.reported_address(WEB, DNS))?;
         // The kernel programs translate the connect, but no send on the connected socket.
-        ensure_eq("counts", grown, vec![1, 0])
+        ensure_eq("counts", increases, vec![1, 0])
     })?;
     scene.give_back()
 }

@@ -62,12 +62,12 @@ fn an_sctp_connect_goes_to_the_cluster_ip_itself_and_tcp_is_served() -> Result<(
         listener.listen(8)?;
         for (from, place) in scene.places() {
             let what = format!("{vip} from the {from}");
-            let (socket, grown) = count_during(&scene.node, &SERVICE_REASONS, || {
+            let (socket, increases) = count_during(&scene.node, &SERVICE_REASONS, || {
                 let socket = sctp(place, vip)?;
                 connect_within(&socket, vip, RESPONSE_TIMEOUT).context(what.clone())?;
                 Ok(socket)
             })?;
-            ensure_eq(&what, grown, vec![0; SERVICE_REASONS.len()])?;
+            ensure_eq(&what, increases, vec![0; SERVICE_REASONS.len()])?;
             ensure_eq(&what, socket.peer_addr()?.as_socket(), Some(vip))?;
             let (accepted, _peer) = listener.accept()?;
             ensure_eq(&what, accepted.local_addr()?.as_socket(), Some(vip))?;

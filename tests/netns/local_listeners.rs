@@ -34,8 +34,8 @@ fn prepared() -> Result<Scene> {
 fn until_listener(scene: &Scene, is_there: bool) -> Result<()> {
     until_eq("listeners", vec![is_there; 4], || {
         let ports = ports(&scene.node.services()?, NAME);
-        let fronts = ports.iter().filter_map(|port| port["frontends"].as_array());
-        let has_listener = fronts.flatten().map(|front| front["localListener"].clone());
+        let frontends = ports.iter().filter_map(|port| port["frontends"].as_array());
+        let has_listener = frontends.flatten().map(|frontend| frontend["localListener"].clone());
         Ok(has_listener.collect::<Vec<_>>())
     })
 }

@@ -37,9 +37,9 @@ pub(crate) fn start() -> Result<Scene> {
 
 impl Scene {
     /// Sets the map sizes for frontends, slots and backends; they apply from the next start on.
-    pub(crate) fn resize(&self, [fronts, slots, backends]: [u32; 3]) -> Result<()> {
+    pub(crate) fn resize(&self, [frontends, slots, backends]: [u32; 3]) -> Result<()> {
         self.node.resize(|settings| {
-            settings.maps.frontends = fronts;
+            settings.maps.frontends = frontends;
             settings.maps.slots = slots;
             settings.maps.backends = backends;
         })
@@ -202,7 +202,7 @@ impl Flows {
 pub(crate) fn count_choices(scene: &Scene, flows: &[Flows]) -> Result<Vec<u64>> {
     let send_all = || flows.iter().try_for_each(|flow| flow.query(WEB).map(drop));
     let reasons = ["translated", "translated_sticky"];
-    count_during(&scene.node, &reasons, send_all).map(|((), grown)| grown)
+    count_during(&scene.node, &reasons, send_all).map(|((), increases)| increases)
 }
 
 /// Asserts that every flow keeps its backend.

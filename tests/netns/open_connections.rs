@@ -385,8 +385,8 @@ fn multipath_tcp_is_translated_and_its_inner_sockets_are_not_counted() -> Result
             let socket = place.socket_with_protocol(domain, Type::STREAM, Transport::MPTCP)?;
             socket.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
             let connect = || Ok(connect_within(&socket, dialer.address(WEB, HTTP), RESPONSE_TIMEOUT)?);
-            let ((), grown) = count_during(&scene.node, &reasons, connect)?;
-            ensure_eq(from, grown, vec![1, 0, 0])?;
+            let ((), increases) = count_during(&scene.node, &reasons, connect)?;
+            ensure_eq(from, increases, vec![1, 0, 0])?;
             until_counts(&scene, 0, 0)?;
             let server = http_server_name(socket.into())?;
             ensure!(["one", "two", "three"].contains(&&*server), "{server}");

@@ -89,15 +89,15 @@ fn the_cgroup_hierarchy_is_mounted_if_it_is_missing() -> Result<()> {
         Ok((refused, done, seen))
     })?;
 
-    let said = String::from_utf8_lossy(&refused.stderr);
+    let output = String::from_utf8_lossy(&refused.stderr);
     let named = format!(
         "bpf on {} (this needs CAP_SYS_ADMIN)",
         folder.path().join("bpf").display()
     );
-    ensure!(said.contains(&named), "{refused:?}");
+    ensure!(output.contains(&named), "{refused:?}");
     let seen = seen.context("nothing is mounted")?;
-    let said = String::from_utf8_lossy(&done.stdout);
+    let output = String::from_utf8_lossy(&done.stdout);
     let expected = format!("mounted the cgroup v2 hierarchy on {}\n", seen.display());
-    ensure!(said.ends_with(&expected), "{done:?}");
+    ensure!(output.ends_with(&expected), "{done:?}");
     Ok(())
 }

@@ -68,13 +68,13 @@ fn endpoint_churn_fails_no_connect_and_leads_none_to_another_service() -> Result
 fn race_with_churn(family: Family) -> Result<()> {
     let _turn = CPUS.lock().unwrap_or_else(PoisonError::into_inner);
     let scale = Scale::from_environment();
-    let lasting = scale.lasting(RACE_TIME);
+    let duration = scale.lasting(RACE_TIME);
     let fixture = RaceFixture::new(family)?;
     let (programs, maps) = Programs::load(&fixture.node, bpf::probe()?, FRONTS)?;
     let writer = DaemonWriter::new(&programs, maps, family)?;
     programs.attach(&fixture.node)?;
 
-    let ended = run_race(|stop| writer.run(1, stop), || run_readers(&fixture, scale, lasting));
+    let ended = run_race(|stop| writer.run(1, stop), || run_readers(&fixture, scale, duration));
 
     let counts = fixture.counts()?;
     let unexpected = UNEXPECTED_REASONS.map(|reason| programs.reason(reason).map(|count| (reason, count)));
@@ -83,7 +83,7 @@ fn race_with_churn(family: Family) -> Result<()> {
     ensure!(counts.answered > 0 && counts.foreign == 0, "{counts:?}");
     ensure!(unexpected.iter().all(|(_, count)| *count == 0), "{unexpected:?}");
     ensure!(stats.problems.is_empty(), "{stats:?}");
-    expect_rate(changes, scale.count(CHANGES), lasting).context("changes")
+    expect_rate(changes, scale.count(CHANGES), duration).context("changes")
 }
 
 /// Runs a writer on its CPU while `read` runs, and interrupts the readers' CPU meanwhile. Returns both
@@ -108,14 +108,14 @@ fn run_race<R, W: Send>(
 }
 
 /// Runs readers of every kind; no connect may fail or be misrouted.
-fn run_readers(fixture: &RaceFixture, scale: Scale, lasting: Duration) -> Result<()> {
+fn run_readers(fixture: &RaceFixture, scale: Scale, duration: Duration) -> Result<()> {
     let readers = [
-        fixture.reader(READER_CPU, lasting)?,
-        fixture.reader(WRITER_CPU, lasting)?,
-        fixture.reconnecting_reader(WRITER_CPU, lasting)?,
+        fixture.reader(READER_CPU, duration)?,
+        fixture.reader(WRITER_CPU, duration)?,
+        fixture.reconnecting_reader(WRITER_CPU, duration)?,
     ];
     let requests = (UDP_SERVICES..SERVICES)
-        .map(|service| fixture.requests(service, scale.count(REQUESTS), lasting))
+        .map(|service| fixture.requests(service, scale.count(REQUESTS), duration))
         .collect::<Result<Vec<_>>>()?;
     let mut read = Report::default();
     for reader in readers {
@@ -126,13 +126,13 @@ fn run_readers(fixture: &RaceFixture, scale: Scale, lasting: Duration) -> Result
     }
     ensure!(read.failures.is_empty() && read.astray == 0, "{read:?}");
     ensure!(read.refused * DATAGRAMS_PER_REFUSAL <= read.sent, "{read:?}");
-    expect_rate(read.connects, scale.count(CONNECTS), lasting).context("connects")
+    expect_rate(read.connects, scale.count(CONNECTS), duration).context("connects")
 }
 
-/// Asserts that there were at least `rate` events per second. Both `rate` and `lasting` are already
+/// Asserts that there were at least `rate` events per second. Both `rate` and `duration` are already
 /// scaled.
-fn expect_rate(count: u64, rate: u32, lasting: Duration) -> Result<()> {
-    let wanted = u128::from(rate) * lasting.as_millis() / 1000;
+fn expect_rate(count: u64, rate: u32, duration: Duration) -> Result<()> {
+    let wanted = u128::from(rate) * duration.as_millis() / 1000;
     ensure!(u128::from(count) >= wanted, "{count}, expected at least {wanted}");
     Ok(())
 }
@@ -144,7 +144,7 @@ fn a_frontend_is_found_while_its_entry_in_a_hash_chain_is_replaced() -> Result<(
 
 fn race_with_swaps(family: Family) -> Result<()> {
     let _turn = CPUS.lock().unwrap_or_else(PoisonError::into_inner);
-    let lasting = Scale::from_environment().lasting(SWAP_TIME);
+    let duration = Scale::from_environment().lasting(SWAP_TIME);
     let fixture = RaceFixture::new(family)?;
     let (programs, maps) = Programs::load(&fixture.node, bpf::probe()?, RecordSwapper::FRONTS)?;
     let swapper = RecordSwapper::new(maps, family)?;
@@ -152,7 +152,7 @@ fn race_with_swaps(family: Family) -> Result<()> {
 
     let (read, rounds) = run_race(
         |stop| swapper.run(stop),
-        || fixture.reader(READER_CPU, lasting)?.finish(),
+        || fixture.reader(READER_CPU, duration)?.finish(),
     )?;
 
     ensure!(rounds > 0 && read.connects > 0, "{rounds} rounds, {read:?}");

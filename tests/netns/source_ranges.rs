@@ -132,9 +132,9 @@ fn the_source_of_a_bound_socket_is_its_bound_address() -> Result<()> {
         socket.bind(&own.into())?;
         socket.set_nonblocking(true)?;
         let connect = || Ok(socket.connect(&dialer.address(BALANCER, HTTP).into()));
-        let (connected, grown) = count_during(node, &[REFUSED, "translated"], connect)?;
+        let (connected, increases) = count_during(node, &[REFUSED, "translated"], connect)?;
         let failed = errno(connected);
-        ensure_eq("counted", grown, vec![0, 1]).with_context(|| format!("from {own}: {failed}"))?;
+        ensure_eq("counted", increases, vec![0, 1]).with_context(|| format!("from {own}: {failed}"))?;
     }
     scene.give_back()
 }

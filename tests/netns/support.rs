@@ -312,8 +312,8 @@ pub(crate) fn expect_refusal<T>(
     error: Errno,
     attempt: impl FnOnce() -> io::Result<T>,
 ) -> Result<()> {
-    let (failed, grown) = count_during(instance, &[reason], || Ok(errno(attempt())))?;
-    ensure_eq("error, counted", (failed, grown), (error, vec![1]))
+    let (failed, increases) = count_during(instance, &[reason], || Ok(errno(attempt())))?;
+    ensure_eq("error, counted", (failed, increases), (error, vec![1]))
 }
 
 /// Runs `check` for each family; an error names the family.
@@ -401,11 +401,11 @@ pub(crate) fn count_during<T>(
     let before = read()?;
     let done = body()?;
     let after = read()?;
-    let grown = after
+    let increases = after
         .iter()
         .zip(&before)
         .map(|(after, before)| after - before);
-    Ok((done, grown.collect()))
+    Ok((done, increases.collect()))
 }
 
 /// Returns the host and a pod, with names for error messages.

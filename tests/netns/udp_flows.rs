@@ -39,10 +39,10 @@ fn datagrams_of_a_socket_stay_with_their_backend_until_it_is_removed() -> Result
 
     for dialer in Dialer::UDP {
         let socket = dialer.udp_socket(&scene.client)?;
-        let (first, grown) = count_during(&scene.node, &["translated", "translated_sticky"], || {
+        let (first, increases) = count_during(&scene.node, &["translated", "translated_sticky"], || {
             steady(&socket, dialer, 100)
         })?;
-        ensure_eq("counted", grown, vec![1, 99])?;
+        ensure_eq("counted", increases, vec![1, 99])?;
 
         let leaving = scene.addresses(&[&first])?.into_iter();
         let terminating = leaving.fold(without(&first), Service::terminating);
@@ -103,31 +103,31 @@ fn without_memory_for_socket_storage_tcp_is_counted_and_udp_is_refused() -> Resu
     scene.client.sysctl(room, "1")?;
 
     for dialer in Dialer::TCP {
-        let (stream, grown) = count_during(&scene.node, &reasons, || {
+        let (stream, increases) = count_during(&scene.node, &reasons, || {
             Ok(dialer.connect(&scene.client, WEB, HTTP)?)
         })?;
-        ensure_eq("counted", grown, vec![1, 0, 0])?;
+        ensure_eq("counted", increases, vec![1, 0, 0])?;
         // Without socket storage, the peer is the backend itself.
         ensure_eq("port", stream.peer_addr()?.port(), HTTP_TARGET)?;
         ensure!(!http_server_name(stream)?.is_empty());
     }
     for dialer in Dialer::UDP {
-        let (failed, grown) = count_during(&scene.node, &reasons, || {
+        let (failed, increases) = count_during(&scene.node, &reasons, || {
             let socket = dialer.udp_socket(&scene.client)?;
             let to = dialer.address(WEB, DNS);
             let refused = [socket.connect(to), socket.send_to(b"who?", to).map(drop)];
             Ok(refused.map(errno))
         })?;
         ensure_eq("errors", failed, [Errno::ENOMEM; 2])?;
-        ensure_eq("counted", grown, vec![0, 2, 0])?;
+        ensure_eq("counted", increases, vec![0, 2, 0])?;
     }
 
     scene.client.sysctl(room, before.trim())?;
     for dialer in Dialer::TCP {
-        let (stream, grown) = count_during(&scene.node, &reasons, || {
+        let (stream, increases) = count_during(&scene.node, &reasons, || {
             Ok(dialer.connect(&scene.client, WEB, HTTP)?)
         })?;
-        ensure_eq("counted", grown, vec![0, 0, 1])?;
+        ensure_eq("counted", increases, vec![0, 0, 1])?;
         ensure_eq("peer", stream.peer_addr()?, dialer.reported_address(WEB, HTTP))?;
     }
     scene.give_back()

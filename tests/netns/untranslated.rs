@@ -59,12 +59,12 @@ fn direct_connections_show_the_real_peer_and_are_not_counted() -> Result<()> {
     let scene = DIALLED.take()?;
     let backend = scene.backend("backend")?;
 
-    let ((), grown) = count_during(&scene.node, &SERVICE_REASONS, || {
+    let ((), increases) = count_during(&scene.node, &SERVICE_REASONS, || {
         expect_direct(scene.node.host(), Vip::of_pod(backend))?;
         expect_direct(&scene.client, Vip::of_pod(backend))
     })?;
 
-    ensure_eq("counted", grown, vec![0; SERVICE_REASONS.len()])?;
+    ensure_eq("counted", increases, vec![0; SERVICE_REASONS.len()])?;
     scene.give_back()
 }
 
@@ -72,7 +72,7 @@ fn direct_connections_show_the_real_peer_and_are_not_counted() -> Result<()> {
 fn an_address_port_or_protocol_that_no_service_has_is_not_translated() -> Result<()> {
     let scene = DIALLED.take()?;
 
-    let ((), grown) = count_during(&scene.node, &SERVICE_REASONS, || {
+    let ((), increases) = count_during(&scene.node, &SERVICE_REASONS, || {
         for (from, place) in scene.places() {
             // The Service has DNS only over UDP, and HTTP only over TCP.
             for (vip, ports) in [
@@ -86,7 +86,7 @@ fn an_address_port_or_protocol_that_no_service_has_is_not_translated() -> Result
         Ok(())
     })?;
 
-    ensure_eq("counted", grown, vec![0; SERVICE_REASONS.len()])?;
+    ensure_eq("counted", increases, vec![0; SERVICE_REASONS.len()])?;
     scene.give_back()
 }
 
@@ -100,14 +100,14 @@ fn a_client_outside_of_the_cgroup_is_not_translated() -> Result<()> {
     let answered = || Ok(scene.backend("backend")?.server.record()?.total().answered);
     let before: Result<u64> = answered();
 
-    let ((), grown) = count_during(&scene.node, &SERVICE_REASONS, || {
-        for (from, place) in [("outside", node.outside()), ("beside a pod", &outside_cgroup)] {
+    let ((), increases) = count_during(&scene.node, &SERVICE_REASONS, || {
+        for (from, place) in [("outside", node.outside()), ("outside of the cgroup", &outside_cgroup)] {
             expect_unreachable(place, WEB, [HTTP, DNS]).context(from)?;
         }
         Ok(())
     })?;
 
-    ensure_eq("counted", grown, vec![0; SERVICE_REASONS.len()])?;
+    ensure_eq("counted", increases, vec![0; SERVICE_REASONS.len()])?;
     ensure_eq("answered", answered()?, before?)?;
     scene.give_back()
 }

@@ -248,10 +248,10 @@ impl RaceFixture {
     }
 
     /// Starts a reader that is pinned to a CPU and connects new sockets to the UDP Services.
-    pub(crate) fn reader(&self, cpu: u32, lasting: Duration) -> Result<RunningLoad<race::Report>> {
+    pub(crate) fn reader(&self, cpu: u32, duration: Duration) -> Result<RunningLoad<race::Report>> {
         self.start_reader(
             cpu,
-            lasting,
+            duration,
             &["--source", &source(self.family, 0).to_string()],
         )
     }
@@ -260,19 +260,19 @@ impl RaceFixture {
     pub(crate) fn reconnecting_reader(
         &self,
         cpu: u32,
-        lasting: Duration,
+        duration: Duration,
     ) -> Result<RunningLoad<race::Report>> {
-        self.start_reader(cpu, lasting, &["--reconnect"])
+        self.start_reader(cpu, duration, &["--reconnect"])
     }
 
     fn start_reader(
         &self,
         cpu: u32,
-        lasting: Duration,
+        duration: Duration,
         more: &[&str],
     ) -> Result<RunningLoad<race::Report>> {
         let first = SocketAddr::from((vip(self.family, 0), DNS)).to_string();
-        let (count, millis) = (UDP_SERVICES.to_string(), lasting.as_millis().to_string());
+        let (count, millis) = (UDP_SERVICES.to_string(), duration.as_millis().to_string());
         let each = CONNECTS_PER_DATAGRAM.to_string();
         let mut words = vec!["race-read", "--first", &first, "--count", &count];
         words.extend(["--stem", NAME_PREFIX, "--millis", &millis, "--send-each", &each]);
@@ -283,7 +283,7 @@ impl RaceFixture {
         let nice = ["nice", "-n", if cpu == WRITER_CPU { "15" } else { "0" }, lab];
         let words: Vec<_> = nice.into_iter().chain(words).collect();
         let process = self.client.command(&words).cpu(cpu).start()?;
-        Ok(RunningLoad::new(process, lasting))
+        Ok(RunningLoad::new(process, duration))
     }
 
     /// Starts a load of HTTP requests to one Service.
@@ -291,7 +291,7 @@ impl RaceFixture {
         &self,
         service: u8,
         rate: u32,
-        lasting: Duration,
+        duration: Duration,
     ) -> Result<RunningLoad<Report>> {
         let to = SocketAddr::from((vip(self.family, service), HTTP));
         let command = self.client.lab_command(&["load", "tcp"])?;
@@ -299,8 +299,8 @@ impl RaceFixture {
             .option("--to", to)
             .option("--service", name(service))
             .option("--rate", rate)
-            .option("--millis", lasting.as_millis());
-        Ok(RunningLoad::new(command.start()?, lasting))
+            .option("--millis", duration.as_millis());
+        Ok(RunningLoad::new(command.start()?, duration))
     }
 
     /// Returns the counts of the backends' servers.
@@ -312,22 +312,22 @@ impl RaceFixture {
 /// A running reader or load, which prints a report of type `T`.
 pub(crate) struct RunningLoad<T> {
     process: Process,
-    lasting: Duration,
+    duration: Duration,
     report: std::marker::PhantomData<T>,
 }
 
 impl<T: DeserializeOwned> RunningLoad<T> {
-    pub(crate) const fn new(process: Process, lasting: Duration) -> Self {
+    pub(crate) const fn new(process: Process, duration: Duration) -> Self {
         Self {
             process,
-            lasting,
+            duration,
             report: std::marker::PhantomData,
         }
     }
 
     /// Waits for the end of the process; returns its report.
     pub(crate) fn finish(self) -> Result<T> {
-        let output = self.process.finish(self.lasting + SLACK)?;
+        let output = self.process.finish(self.duration + SLACK)?;
         ensure!(
             output.exit.is_success(),
             "{:?}: {}",

@@ -64,7 +64,7 @@ impl DaemonWriter {
         let off = SteeringSettings {
             rules: None,
             prefixes: Vec::new(),
-            port: 0,
+            ingress_port: 0,
         };
         let data_path = &programs.data_path;
         let steering = data_path.open_steering()?;
@@ -206,7 +206,7 @@ impl GracelessWriter {
             let block = self
                 .blocks
                 .get_mut(usize::from(change.service))
-                .context("no such Service")?;
+                .with_context(|| format!("no block of Service {}", change.service))?;
             std::mem::swap(block, &mut self.spare);
             changes += 1;
         }

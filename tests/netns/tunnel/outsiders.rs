@@ -48,9 +48,9 @@ fn outsiders_do_not_reach_the_ingress() -> Result<()> {
 
     for to in (1..=4).flat_map(steering_addresses) {
         let dial = || Ok(connect(outside, to, DROP_TIMEOUT).map(drop).map_err(|it| it.kind()));
-        let (result, grown) = count_during(node, &["guard_dropped"], dial)?;
+        let (result, increases) = count_during(node, &["guard_dropped"], dial)?;
         ensure!(result == Err(ErrorKind::TimedOut), "{to}: {result:?}");
-        ensure!(grown[0] > 0, "{to}: the dropped packet isn't counted");
+        ensure!(increases[0] > 0, "{to}: the dropped packet isn't counted");
     }
     for address in HOST.ips() {
         let to = SocketAddr::new(address, INGRESS);

@@ -122,11 +122,11 @@ fn datagrams_to_an_edge_node_are_not_steered() -> Result<()> {
                 }
                 Ok(connected)
             };
-            let (connected, grown) = count_during(site.node(), &["steered"], send)?;
+            let (connected, increases) = count_during(site.node(), &["steered"], send)?;
             // The connect fails only on the host, which has no route; a pod's route leads to the host.
             let error = connected.err().map(|it| it.kind());
             ensure!(from.is_pod == error.is_none(), "{to}: {error:?}");
-            ensure_eq("steered", grown, vec![0])?;
+            ensure_eq("steered", increases, vec![0])?;
         }
         Ok(())
     })?;

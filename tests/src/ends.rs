@@ -29,7 +29,7 @@ use crate::{agent::child, environment, log, pki, serve::read_record, wait};
 pub mod run;
 
 /// The time limit for a process to become ready, or to exit.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIME_LIMIT: Duration = Duration::from_secs(10);
 
 impl From<&pki::Files> for Files {
     fn from(files: &pki::Files) -> Self {
@@ -52,7 +52,7 @@ pub struct Target {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct CloudSettings {
     /// The settings of the gateway.
-    pub gateway: gateway::Settings,
+    pub gateway: gateway::GatewaySettings,
     /// The address that steered connects reach.
     pub ingress: SocketAddr,
     /// The steering prefix: its first address and its length.
@@ -68,14 +68,14 @@ pub struct CloudSettings {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct AgentSettings {
     /// The settings of the agent itself.
-    pub agent: agent::Settings,
+    pub agent: agent::AgentSettings,
     pub certificate: Files,
     pub session: Limits,
 }
 
 /// The state of a gateway with an ingress, which its process publishes.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub struct CloudRecord {
+pub struct CloudState {
     /// The address that agents connect to.
     pub gateway: SocketAddr,
     /// The address that steered connects reach.
@@ -88,7 +88,7 @@ pub struct CloudRecord {
     pub identity: Value,
 }
 
-impl CloudRecord {
+impl CloudState {
     fn sessions_of(&self, node: &str) -> impl Iterator<Item = &Value> {
         let nodes = self.nodes.as_array().into_iter().flatten();
         nodes
@@ -119,7 +119,7 @@ impl CloudRecord {
 
 /// The state of an agent, which its process publishes.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub struct AgentRecord {
+pub struct AgentState {
     /// The state of the agent, as in the product's `/status`.
     pub view: Value,
     /// The product's view of the identity.
@@ -129,13 +129,13 @@ pub struct AgentRecord {
 /// A running gateway with an ingress, or a running agent. The process is killed on drop, and when the
 /// thread that started it ends.
 #[derive(Debug)]
-pub struct End {
+pub struct TunnelProcess {
     process: Child,
     record: PathBuf,
     log: PathBuf,
 }
 
-impl End {
+impl TunnelProcess {
     /// Starts a process. `role` is `cloud` or `agent`; the names of its files begin with `stem`.
     pub fn start(role: &str, stem: &Path, settings: &impl Serialize) -> Result<Self> {
         let file = |extension| stem.with_extension(extension);
@@ -146,7 +146,7 @@ impl End {
         let output = log::append(&log)?;
         let lab = environment::culvert_lab()?;
         let mut command = Command::new(lab);
-        child::prepare(&mut command, None)?;
+        child::set_up(&mut command, None)?;
         let process = command
             .args(["end", role, "--settings"])
             .arg(&settings_file)
@@ -163,18 +163,18 @@ impl End {
             log,
         };
         let ended = || Ok(end.process.try_wait()?);
-        wait::ready(PATIENCE, ended, || {
+        wait::ready(TIME_LIMIT, ended, || {
             read_record::<Value>(&end.record).is_ok()
         })
         .with_context(|| format!("{role} isn't ready; the end of its log:\n{}", end.log()))?;
         Ok(end)
     }
 
-    pub fn cloud(&self) -> Result<CloudRecord> {
+    pub fn cloud_state(&self) -> Result<CloudState> {
         read_record(&self.record)
     }
 
-    pub fn agent(&self) -> Result<AgentRecord> {
+    pub fn agent_state(&self) -> Result<AgentState> {
         read_record(&self.record)
     }
 
@@ -196,14 +196,14 @@ impl End {
     }
 
     /// Sends a signal and waits until the process ends; returns the signal that killed it, if any.
-    pub fn end(mut self, signal: Signal) -> Result<Option<i32>> {
+    pub fn stop(mut self, signal: Signal) -> Result<Option<i32>> {
         self.signal(signal)?;
-        let status = wait::some(PATIENCE, || self.process.try_wait().ok().flatten())?;
+        let status = wait::some(TIME_LIMIT, || self.process.try_wait().ok().flatten())?;
         Ok(status.signal())
     }
 }
 
-impl Drop for End {
+impl Drop for TunnelProcess {
     fn drop(&mut self) {
         drop(self.process.kill());
         drop(self.process.wait());

@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use tunnel_common::{addr::Address, steering::Prefix};
 use tunnel_tests::{
     clock::Instant,
-    ends::{AgentSettings, CloudRecord, CloudSettings, End, Target},
+    ends::{AgentSettings, CloudState, CloudSettings, TunnelProcess, Target},
     load,
     pki::{Authority, Files, Pair, Validity},
     place,
@@ -119,8 +119,8 @@ impl TunnelSettings {
             certificate: (&files).into(),
             session: self.gateway_limits.clone(),
         };
-        let cloud = End::start("cloud", &folder.path().join("cloud"), &cloud_settings)?;
-        let record = cloud.cloud()?;
+        let cloud = TunnelProcess::start("cloud", &folder.path().join("cloud"), &cloud_settings)?;
+        let record = cloud.cloud_state()?;
         // If a test restarts the cloud end, it uses the same ports again.
         cloud_settings.gateway.listen = record.gateway;
         cloud_settings.ingress = SocketAddr::new(cloud_settings.ingress.ip(), record.ingress.port());
@@ -137,8 +137,8 @@ impl TunnelSettings {
 
 /// A tunnel; dropping it ends all of its processes.
 pub(crate) struct Tunnel {
-    agents: Vec<(String, End)>,
-    cloud: Option<End>,
+    agents: Vec<(String, TunnelProcess)>,
+    cloud: Option<TunnelProcess>,
     cloud_settings: CloudSettings,
     authority: Authority,
     settings: TunnelSettings,
@@ -185,7 +185,7 @@ impl Tunnel {
             certificate: (&files).into(),
             session: self.settings.agent_limits.clone(),
         };
-        let agent = End::start("agent", &self.folder.path().join(stem), &settings)?;
+        let agent = TunnelProcess::start("agent", &self.folder.path().join(stem), &settings)?;
         self.agents.push((node.to_owned(), agent));
         Ok(())
     }
@@ -211,15 +211,15 @@ impl Tunnel {
     /// Returns the logs of all ends.
     pub(crate) fn logs(&self) -> String {
         let ends = self.agents.iter().map(|(_, agent)| agent);
-        ends.chain(&self.cloud).map(End::log).collect()
+        ends.chain(&self.cloud).map(TunnelProcess::log).collect()
     }
 
-    pub(crate) fn cloud(&self) -> Result<&End> {
+    pub(crate) fn cloud(&self) -> Result<&TunnelProcess> {
         self.cloud.as_ref().context("the cloud end was killed")
     }
 
     /// Returns the process of a node's agent.
-    pub(crate) fn agent(&mut self, node: &str) -> Result<&mut End> {
+    pub(crate) fn agent(&mut self, node: &str) -> Result<&mut TunnelProcess> {
         let mut agents = self.agents.iter_mut();
         let found = agents.find_map(|(name, agent)| (name == node).then_some(agent));
         found.with_context(|| format!("no agent of {node} runs"))
@@ -228,24 +228,24 @@ impl Tunnel {
     pub(crate) fn kill_agent(&mut self, node: &str) -> Result<()> {
         let at = self.agents.iter().position(|(name, _)| name == node);
         let (_, agent) = self.agents.remove(at.with_context(|| format!("no agent of {node} runs"))?);
-        agent.end(Signal::SIGKILL).map(drop)
+        agent.stop(Signal::SIGKILL).map(drop)
     }
 
     pub(crate) fn kill_cloud(&mut self) -> Result<()> {
         let cloud = self.cloud.take().context("the cloud end was killed already")?;
-        cloud.end(Signal::SIGKILL).map(drop)
+        cloud.stop(Signal::SIGKILL).map(drop)
     }
 
     /// Restarts the cloud end with the same ports.
     pub(crate) fn start_cloud(&mut self) -> Result<()> {
         let stem = self.folder.path().join("cloud");
-        self.cloud = Some(End::start("cloud", &stem, &self.cloud_settings)?);
+        self.cloud = Some(TunnelProcess::start("cloud", &stem, &self.cloud_settings)?);
         Ok(())
     }
 
     /// Returns the reported state of the cloud end.
-    pub(crate) fn record(&self) -> Result<CloudRecord> {
-        self.cloud()?.cloud()
+    pub(crate) fn record(&self) -> Result<CloudState> {
+        self.cloud()?.cloud_state()
     }
 
     /// Returns the field `lastError` of a node in the gateway's status.
@@ -265,7 +265,7 @@ impl Tunnel {
     /// Waits until the agent of a node has counted a reason at least once.
     pub(crate) fn until_agent_counted(&mut self, node: &str, reason: &str) -> Result<()> {
         let agent = self.agent(node)?;
-        let counts = || agent.agent().map(|record| record.view["counts"].clone());
+        let counts = || agent.agent_state().map(|record| record.view["counts"].clone());
         let counted = || counts().is_ok_and(|counts| counts[reason].as_u64() > Some(0));
         wait::until(ANSWER, counted).with_context(|| format!("{reason}: {:?}", counts()))
     }

@@ -39,12 +39,12 @@ pub use self::{
 };
 use crate::{
     bpf::KernelLog,
-    identity::State,
+    identity::CertificateState,
     listen::Waiting,
-    net::View,
+    net::NetworkView,
     reconcile::{Counted, ServiceView, Stats},
-    sockets::View as SocketsView,
-    source::Report,
+    sockets::TerminatorView,
+    source::SourceReport,
     tunnel::NodeView,
 };
 
@@ -65,7 +65,7 @@ pub struct TunnelView {
     /// The number of streams that ended for each reason.
     pub counts: BTreeMap<Reason, u64>,
     /// The state of the gateway's certificate.
-    pub identity: Option<State>,
+    pub identity: Option<CertificateState>,
 }
 
 /// The state of `culvert node`, as its modules publish it.
@@ -83,9 +83,9 @@ pub struct Views {
     /// The kernel program whose events are logged, if any.
     pub kernel_log: watch::Receiver<Option<KernelLog>>,
     /// The guarded uplinks and routes of steering; empty if steering is off.
-    pub network: watch::Receiver<View>,
+    pub network: watch::Receiver<NetworkView>,
     /// The state of the task that ends sockets.
-    pub sockets: watch::Receiver<SocketsView>,
+    pub sockets: watch::Receiver<TerminatorView>,
     /// Calls a function for each Service, or for each with the given name, with its programmed state.
     pub services: Box<Services>,
     /// The counts of the Service ports that have metrics of their own.
@@ -93,7 +93,7 @@ pub struct Views {
     /// The state of the gateway and the ingress.
     pub tunnel: Query<TunnelView>,
     /// The objects that the sources have read, and the invalid ones.
-    pub source: Query<Report>,
+    pub source: Query<SourceReport>,
     /// The counters of the kernel programs; empty if they can't be read.
     pub counters: Query<Vec<(Reason, u64)>>,
     /// The number of open sockets that are connected to a backend, as counted by the kernel programs.

@@ -19,9 +19,9 @@ pub use self::{
     agent::agent,
     ca::{ca_init, ca_issue_agent, ca_issue_gateway},
     cleanup::cleanup,
-    helper::sockets,
+    helper::sockets_helper,
     node::node,
-    prepare::prepare,
+    prepare::prepare_mounts,
 };
 
 /// The error that ends a role.
@@ -38,7 +38,7 @@ pub enum RoleError {
     },
     /// A module failed with an error that names the step itself.
     #[error(transparent)]
-    Part(Box<dyn Error + Send + Sync>),
+    Other(Box<dyn Error + Send + Sync>),
     /// A task ended before the drain.
     #[error("task {name} ended unexpectedly")]
     TaskEnded {
@@ -59,6 +59,6 @@ where
 }
 
 /// Wraps an error that names the failed step itself.
-fn part(error: impl Into<Box<dyn Error + Send + Sync>>) -> RoleError {
-    RoleError::Part(error.into())
+fn other_error(error: impl Into<Box<dyn Error + Send + Sync>>) -> RoleError {
+    RoleError::Other(error.into())
 }

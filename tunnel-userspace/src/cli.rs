@@ -62,7 +62,7 @@ pub enum Command {
     },
     /// A query of the daemon or a config.
     #[command(flatten)]
-    Look(Look),
+    Query(QueryCommand),
 }
 
 impl Command {
@@ -72,7 +72,7 @@ impl Command {
         let args = match self {
             Self::Node(args) => &args.run,
             Self::Agent(args) | Self::Sockets(args) => args,
-            Self::Prepare(_) | Self::Cleanup(_) | Self::Ca { .. } | Self::Look(_) => return false,
+            Self::Prepare(_) | Self::Cleanup(_) | Self::Ca { .. } | Self::Query(_) => return false,
         };
         args.log_format == LogFormat::Json
     }
@@ -80,15 +80,15 @@ impl Command {
 
 /// The subcommands that show the state of a daemon, or a config, and change nothing.
 #[derive(Debug, Subcommand)]
-pub enum Look {
+pub enum QueryCommand {
     /// Show the status of the running daemon, or of the agent if no daemon runs. Fails if it is not ready.
-    Status(LookArgs),
+    Status(QueryArgs),
     /// Show all Services and their programmed state, or all details of a single Service.
     Services(ServiceArgs),
     /// Show all endpoints of Services: the backend sets they are in, or why they get no new connections.
     Backends(ServiceArgs),
     /// Show all edge nodes that the gateway of this node knows, and their sessions.
-    Nodes(LookArgs),
+    Nodes(QueryArgs),
     /// Check a config, or print the defaults or the JSON Schema.
     Config {
         /// The subcommand.
@@ -172,12 +172,12 @@ pub enum LogFormat {
 
 /// The arguments of every query.
 #[derive(Debug, Args)]
-pub struct LookArgs {
+pub struct QueryArgs {
     #[command(flatten)]
     config: ConfigArgs,
     /// The output format.
     #[arg(long, value_enum, value_name = "FORMAT", default_value = "table")]
-    output: Output,
+    output: OutputFormat,
 }
 
 /// The arguments of a query about Services.
@@ -187,7 +187,7 @@ pub struct ServiceArgs {
     #[arg(value_parser = service_name)]
     name: Option<String>,
     #[command(flatten)]
-    look: LookArgs,
+    query: QueryArgs,
 }
 
 /// Returns an error if an argument can't be the name of a Service.
@@ -202,7 +202,7 @@ fn service_name(text: &str) -> Result<String, String> {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum Output {
+enum OutputFormat {
     /// For humans.
     Table,
     /// For programs.
@@ -213,16 +213,16 @@ enum Output {
 
 /// A query failed.
 #[derive(Debug, thiserror::Error)]
-pub enum LookError {
+pub enum QueryError {
     /// The config file is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// The request to the daemon failed.
     #[error(transparent)]
-    Ask(#[from] AskError),
+    Request(#[from] AskError),
     /// The daemon's response does not match this command's types.
     #[error("cannot parse the response of the daemon; is it another version of culvert?")]
-    Answer(#[source] serde_json::Error),
+    InvalidResponse(#[source] serde_json::Error),
     /// The daemon is not ready; the printed status has the reasons.
     #[error("not ready")]
     NotReady,
@@ -237,26 +237,26 @@ pub enum LookError {
     Ca(#[from] CaError),
     /// The response could not be printed.
     #[error("cannot print the response")]
-    Show(#[from] io::Error),
+    Print(#[from] io::Error),
 }
 
-impl Look {
+impl QueryCommand {
     /// Runs the query, and prints its result.
     ///
     /// # Errors
     ///
     /// The query failed, or `culvert status` found that the daemon is not ready.
-    pub fn run(self) -> Result<(), LookError> {
+    pub fn run(self) -> Result<(), QueryError> {
         match self {
             Self::Status(args) => status(&args),
             Self::Nodes(args) => {
-                let body = args.ask("/nodes")?;
+                let body = args.request("/nodes")?;
                 let now = Timestamp::now();
-                show(args.output, &body, || {
+                print_response(args.output, &body, || {
                     Ok(nodes::render(&parse::<Vec<_>>(&body)?, now))
                 })
             }
-            Self::Services(args) if args.name.is_some() => args.run(services::render_each),
+            Self::Services(args) if args.name.is_some() => args.run(services::render_details),
             Self::Services(args) => args.run(services::render),
             Self::Backends(args) => args.run(services::render_backends),
             Self::Config {
@@ -277,60 +277,60 @@ impl Look {
     }
 }
 
-impl LookArgs {
+impl QueryArgs {
     /// Requests a path from the daemon, and returns the body of the response.
-    fn ask(&self, path: &str) -> Result<Bytes, LookError> {
+    fn request(&self, path: &str) -> Result<Bytes, QueryError> {
         fetch(&Config::read(&self.config.config)?.admin_socket(), path)
     }
 }
 
 impl ServiceArgs {
-    fn run(&self, render: fn(&[ServiceView]) -> String) -> Result<(), LookError> {
+    fn run(&self, render: fn(&[ServiceView]) -> String) -> Result<(), QueryError> {
         let path = match &self.name {
             Some(name) => format!("/services?name={name}"),
             None => "/services".to_owned(),
         };
-        let body = self.look.ask(&path)?;
+        let body = self.query.request(&path)?;
         let services: Vec<ServiceView> = parse(&body)?;
         match &self.name {
-            Some(name) if services.is_empty() => Err(LookError::NoService(name.clone())),
-            Some(_) | None => show(self.look.output, &body, || Ok(render(&services))),
+            Some(name) if services.is_empty() => Err(QueryError::NoService(name.clone())),
+            Some(_) | None => print_response(self.query.output, &body, || Ok(render(&services))),
         }
     }
 }
 
 /// The field that the status of a node and that of an agent have in common.
 #[derive(Deserialize)]
-struct Headline {
+struct StatusHead {
     ready: bool,
 }
 
 /// Shows the status of `culvert node`. If it does not run, and the config has an agent, shows the status of
 /// `culvert agent`.
-fn status(args: &LookArgs) -> Result<(), LookError> {
+fn status(args: &QueryArgs) -> Result<(), QueryError> {
     let config = Config::read(&args.config.config)?;
     let (body, is_agent) = match fetch(&config.admin_socket(), "/status") {
-        Err(LookError::Ask(AskError::NoDaemon(..))) if config.tunnel.agent.is_some() => {
+        Err(QueryError::Request(AskError::NoDaemon(..))) if config.tunnel.agent.is_some() => {
             (fetch(&config.agent_socket(), "/status")?, true)
         }
         answer => (answer?, false),
     };
-    show(args.output, &body, || {
+    print_response(args.output, &body, || {
         Ok(if is_agent {
             agent::render(&parse(&body)?)
         } else {
             status::render(&parse(&body)?)
         })
     })?;
-    let Headline { ready } = parse(&body)?;
-    ready.then_some(()).ok_or(LookError::NotReady)
+    let StatusHead { ready } = parse(&body)?;
+    ready.then_some(()).ok_or(QueryError::NotReady)
 }
 
-fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, LookError> {
-    serde_json::from_slice(body).map_err(LookError::Answer)
+fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, QueryError> {
+    serde_json::from_slice(body).map_err(QueryError::InvalidResponse)
 }
 
-fn fetch(socket: &Path, path: &str) -> Result<Bytes, LookError> {
+fn fetch(socket: &Path, path: &str) -> Result<Bytes, QueryError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
@@ -338,18 +338,18 @@ fn fetch(socket: &Path, path: &str) -> Result<Bytes, LookError> {
 }
 
 /// Prints a JSON response in the requested format. `table` renders it as a table.
-fn show(
-    output: Output,
+fn print_response(
+    output: OutputFormat,
     body: &[u8],
-    table: impl FnOnce() -> Result<String, LookError>,
-) -> Result<(), LookError> {
+    table: impl FnOnce() -> Result<String, QueryError>,
+) -> Result<(), QueryError> {
     let text = match output {
-        Output::Json => String::from_utf8_lossy(body).into_owned(),
-        Output::Yaml => {
+        OutputFormat::Json => String::from_utf8_lossy(body).into_owned(),
+        OutputFormat::Yaml => {
             let value: serde_json::Value = parse(body)?;
-            serde_saphyr::to_string(&value).map_err(|error| LookError::Yaml(error.into()))?
+            serde_saphyr::to_string(&value).map_err(|error| QueryError::Yaml(error.into()))?
         }
-        Output::Table => table()?,
+        OutputFormat::Table => table()?,
     };
     Ok(print(text.trim_end())?)
 }
@@ -381,12 +381,12 @@ mod tests {
     fn fields_of_the_config_override_those_of_kube_proxy() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = |name: &str| folder.path().join(name).display().to_string();
-        let theirs = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\n\
+        let kube_proxy_config = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\n\
                       kind: KubeProxyConfiguration\n\
                       hostnameOverride: theirs\n\
                       portRange: 1-2\n";
         std::fs::write(path("own.yaml"), "healthz: { address: '127.0.0.1:1' }").expect("written");
-        std::fs::write(path("theirs.yaml"), theirs).expect("written");
+        std::fs::write(path("theirs.yaml"), kube_proxy_config).expect("written");
         let read = |more: &[&str]| {
             let own = path("own.yaml");
             let words = ["culvert", "node", "--config", &own];

@@ -32,7 +32,7 @@ pub use tunnel::{Identity, OnIngressDown, Steering, Tunnel};
 use crate::{identity::is_subdomain, sockets};
 
 /// The path of an invalid field, as in `bpf.maps.slots`, and the reason why it is invalid.
-type Refused = (String, String);
+type FieldError = (String, String);
 
 /// The key of the config in the response of `/configz`. The domain is a placeholder.
 const GROUP: &str = "culvert.dev";
@@ -53,7 +53,7 @@ pub struct Config {
     /// The kernel programs and their maps.
     pub bpf: Bpf,
     /// The termination of sockets of removed backends.
-    pub sockets: sockets::Settings,
+    pub sockets: sockets::TerminatorSettings,
     /// The folder of the daemon's sockets and state.
     pub state_dir: PathBuf,
     /// The admin port: metrics and status.
@@ -75,7 +75,7 @@ impl Default for Config {
             source: Source::default(),
             service: Service::default(),
             bpf: Bpf::default(),
-            sockets: sockets::Settings::default(),
+            sockets: sockets::TerminatorSettings::default(),
             state_dir: "/var/lib/culvert".into(),
             admin: Admin::default(),
             healthz: Healthz::default(),
@@ -159,7 +159,7 @@ impl Config {
 
     /// Converts the YAML of a config file, and makes the paths in it absolute.
     fn of_file(path: &Path, values: Value) -> Result<Self, ConfigError> {
-        let mut config = Self::from_value(values).map_err(|refusal| refused(path, refusal))?;
+        let mut config = Self::from_value(values).map_err(|refusal| field_error(path, refusal))?;
         config.resolve(&folder(path)?);
         Ok(config)
     }
@@ -167,7 +167,7 @@ impl Config {
     /// Converts the YAML of a kube-proxy file.
     fn read_kube_proxy(path: &Path, values: &Value) -> Result<kube_proxy::Meaning, ConfigError> {
         let meaning = kube_proxy::read(values, &folder(path)?);
-        meaning.map_err(|refusal| refused(path, refusal))
+        meaning.map_err(|refusal| field_error(path, refusal))
     }
 
     /// Parses the text of a kube-proxy file, and returns the fields that have no effect.
@@ -185,12 +185,12 @@ impl Config {
     /// # Errors
     ///
     /// The text has an unknown field or an invalid value. The error is the field and the reason.
-    pub fn parse(text: &str) -> Result<Self, Refused> {
+    pub fn parse(text: &str) -> Result<Self, FieldError> {
         Self::from_value(document(text)?)
     }
 
     /// Deserialises and checks a config.
-    fn from_value(mut value: Value) -> Result<Self, Refused> {
+    fn from_value(mut value: Value) -> Result<Self, FieldError> {
         shape::check(&mut value)?;
         let config: Self = serde_path_to_error::deserialize(value).map_err(|error| {
             let mut field = error.path().to_string();
@@ -241,7 +241,7 @@ impl Config {
     }
 
     /// Checks the values that have a valid type but may be out of range or contradict each other.
-    fn check(&self) -> Result<(), Refused> {
+    fn check(&self) -> Result<(), FieldError> {
         let refuse = |field: &str, reason: &str| Err((field.to_owned(), reason.to_owned()));
         if !self.node_name.is_empty() && !is_node_name(&self.node_name) {
             return refuse("nodeName", &format!("`{}` {NO_NODE_NAME}", self.node_name));
@@ -272,7 +272,7 @@ impl Config {
     }
 
     /// Returns an error if two listeners have the same port.
-    fn check_ports(&self) -> Result<(), Refused> {
+    fn check_ports(&self) -> Result<(), FieldError> {
         let tunnel = &self.tunnel;
         let gateway = tunnel.gateway.as_ref().map(|gateway| gateway.listen);
         let all = |port| SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
@@ -336,7 +336,7 @@ fn is_same_port(one: SocketAddr, other: SocketAddr) -> bool {
 const TOP_LEVEL: &str = "top level";
 
 /// Parses YAML; an empty text is an empty mapping.
-fn document(text: &str) -> Result<Value, Refused> {
+fn document(text: &str) -> Result<Value, FieldError> {
     if text.trim().is_empty() {
         return Ok(json!({}));
     }
@@ -348,18 +348,18 @@ fn document(text: &str) -> Result<Value, Refused> {
 }
 
 fn read_document(path: &Path) -> Result<Value, ConfigError> {
-    let text = fs::read_to_string(path).map_err(|source| unread(path, source))?;
-    document(&text).map_err(|refusal| refused(path, refusal))
+    let text = fs::read_to_string(path).map_err(|source| read_error(path, source))?;
+    document(&text).map_err(|refusal| field_error(path, refusal))
 }
 
-fn unread(path: &Path, source: io::Error) -> ConfigError {
+fn read_error(path: &Path, source: io::Error) -> ConfigError {
     ConfigError::Read {
         path: path.to_owned(),
         source,
     }
 }
 
-fn refused(path: &Path, (field, reason): Refused) -> ConfigError {
+fn field_error(path: &Path, (field, reason): FieldError) -> ConfigError {
     ConfigError::Field {
         path: path.to_owned(),
         field,
@@ -369,7 +369,7 @@ fn refused(path: &Path, (field, reason): Refused) -> ConfigError {
 
 /// Returns the absolute path of the folder that contains a file.
 fn folder(path: &Path) -> Result<PathBuf, ConfigError> {
-    let absolute = std::path::absolute(path).map_err(|source| unread(path, source))?;
+    let absolute = std::path::absolute(path).map_err(|source| read_error(path, source))?;
     let folder = absolute.parent().unwrap_or_else(|| Path::new("/"));
     Ok(folder.to_owned())
 }

@@ -2,7 +2,7 @@
 //! input.
 
 use crate::{
-    bpf::places_in, config::Config, net::messages_in, source::file::reads_alike, tunnel::read_heads,
+    bpf::places_in, config::Config, net::messages_in, source::file::reads_alike, tunnel::parse_messages,
 };
 
 /// Parses two versions of a manifest file, separated by a zero byte. Returns false if parsing the second
@@ -38,5 +38,5 @@ pub fn btf(bytes: &[u8]) {
 /// Parses the HTTP/2 headers of tunnel streams: the hello of gateway and agent, a CONNECT request, and the
 /// response that refuses one.
 pub fn heads(bytes: &[u8]) {
-    read_heads(bytes);
+    parse_messages(bytes);
 }

@@ -1,5 +1,5 @@
-//! The identities of the tunnel's ends: the CA that issues their certificates, the store that reads and
-//! watches the files, and the TLS settings built from them.
+//! The certificates of gateways and agents: the built-in CA that issues them, the store that reads and
+//! watches their files, and the TLS settings that are built from them.
 
 pub mod ca;
 mod certificate;
@@ -14,23 +14,24 @@ mod tls;
 
 use std::{fmt, path::PathBuf};
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use self::{
     name::{NameError, check_node_name, is_subdomain},
     peer::{Peer, PeerError, agent_of},
     rejected::{Reason, Rejected},
-    store::{Receiver, State, Store},
+    store::{Receiver, CertificateState, Store},
     tls::Identity,
 };
 
-/// The ALPN protocol that both ends must offer in the handshake (RFC 7301).
+/// The ALPN protocol that gateway and agent must offer in the handshake (RFC 7301).
 ///
-/// rustls refuses a peer that offers only others, but not one that offers none. After a handshake
-/// compare the negotiated protocol with this one, and close the connection if it differs.
+/// rustls refuses a peer that offers only other protocols, but not a peer that offers none. So compare
+/// the negotiated protocol with this one after the handshake, and close the connection if it differs.
 pub const ALPN: &[u8] = b"culvert/1";
 
-/// The DNS name in every gateway's certificate. Agents verify this name, whatever address they dial.
+/// The DNS name in every gateway's certificate. Agents verify this name and not the address they dial.
 const GATEWAY_NAME: &str = "gateway.culvert.dev";
 
 /// The organisation (O) in the subject of a gateway's certificate.
@@ -39,13 +40,13 @@ const GATEWAYS: &str = "culvert:gateways";
 /// The organisation (O) in the subject of an agent's certificate.
 const AGENTS: &str = "culvert:agents";
 
-/// The role of an end of the tunnel.
+/// A role in the tunnel.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// The end that is dialled.
+    /// Accepts connections of agents.
     Gateway,
-    /// The end that dials, on an edge node.
+    /// Connects to gateways, from an edge node.
     Agent,
 }
 
@@ -58,14 +59,14 @@ impl fmt::Display for Role {
     }
 }
 
-/// The PEM files of an end of the tunnel.
-#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+/// The PEM files of a gateway or agent.
+#[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Files {
-    /// The CA certificates that the other end's certificate must chain to.
+    /// The file of the CA certificates that the peer's certificate must chain to.
     pub ca: PathBuf,
-    /// The certificate of this end, and any intermediate certificates.
+    /// The file of this process's certificate, and of any intermediate certificates.
     pub cert: PathBuf,
-    /// The private key of this end.
+    /// The file of the certificate's private key.
     pub key: PathBuf,
 }

@@ -86,7 +86,7 @@ pub trait Keeper: Send {
 
 /// The settings for guarding uplinks and routing the steering prefixes.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct NetworkSettings {
     /// The names of the uplinks; empty to detect the uplinks.
     pub uplinks: Vec<String>,
     /// The prefixes to make local.
@@ -100,7 +100,7 @@ pub struct Settings {
 /// The JSON view of the node's network, for status.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct View {
+pub struct NetworkView {
     /// The names of the uplinks.
     pub uplinks: Vec<String>,
     /// The existing routes of the steering prefixes, as text.
@@ -111,11 +111,11 @@ pub struct View {
 
 /// Guards the uplinks and maintains the routes of the steering prefixes while the node's network changes.
 pub struct Net<K> {
-    settings: Settings,
+    settings: NetworkSettings,
     keeper: K,
     kernel: Kernel,
     network: watch::Receiver<Network>,
-    view: watch::Sender<View>,
+    view: watch::Sender<NetworkView>,
     /// The indices of links that are or were uplinks.
     known: BTreeSet<u32>,
     /// The indices of the links from which steered connects come.
@@ -130,10 +130,10 @@ impl<K: Keeper> Net<K> {
     ///
     /// The netlink socket can't be opened.
     pub fn open(
-        settings: Settings,
+        settings: NetworkSettings,
         keeper: K,
         network: watch::Receiver<Network>,
-        view: watch::Sender<View>,
+        view: watch::Sender<NetworkView>,
     ) -> Result<Self, NetError> {
         Ok(Self {
             settings,
@@ -155,7 +155,7 @@ impl<K: Keeper> Net<K> {
     /// Guards the uplinks (with `anew`, also those already guarded), then adds missing routes. Returns
     /// false if there is a problem, which is in the view.
     pub async fn look(&mut self, anew: bool) -> bool {
-        let mut view = View::default();
+        let mut view = NetworkView::default();
         let problems = self.arrange(&mut view, anew).await;
         view.problem = (!problems.is_empty()).then(|| problems.join("; "));
         let is_well = view.problem.is_none();
@@ -180,7 +180,7 @@ impl<K: Keeper> Net<K> {
     }
 
     /// Applies the guards and routes, and returns the problems.
-    async fn arrange(&mut self, view: &mut View, anew: bool) -> Vec<String> {
+    async fn arrange(&mut self, view: &mut NetworkView, anew: bool) -> Vec<String> {
         let Network { snapshot, problem } = self.network.borrow_and_update().clone();
         if let Some(problem) = problem {
             return vec![problem];

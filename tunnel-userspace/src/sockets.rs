@@ -24,7 +24,7 @@ pub use self::{
     helper::help,
     namespaces::obstacle,
     stale::{Memory, Remembered},
-    terminator::{Settings, Terminator, Transport},
+    terminator::{TerminatorSettings, Terminator, Transport},
 };
 
 /// The process that ends sockets in pods.
@@ -45,7 +45,7 @@ pub enum Pods {
 /// The JSON view of ending sockets, for status.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(default, rename_all = "camelCase")]
-pub struct View {
+pub struct TerminatorView {
     /// The protocols whose sockets are ended; empty if none.
     pub protocols: Vec<Transport>,
     /// The number of sockets that were ended since the daemon started.
@@ -66,7 +66,7 @@ pub struct View {
     pub helper_problem: Option<String>,
 }
 
-impl View {
+impl TerminatorView {
     /// Adds a scan and the number of sockets that it ended.
     const fn count(&mut self, ended: u64, has_failed: bool) {
         self.terminated += ended;

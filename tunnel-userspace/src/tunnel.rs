@@ -1,63 +1,68 @@
-//! The tunnel: a connect that was steered here travels as one HTTP/2 stream over the connection that
-//! the agent of its edge node dialled, and the agent dials the target.
+//! The tunnel to edge nodes. The ingress accepts a steered connect and forwards it as one HTTP/2 stream
+//! over the connection that the node's agent dialled to the gateway; the agent connects to the target.
 //!
-//! `docs/tunnel-protocol.md` describes what goes over the wire.
+//! The wire protocol is described in `docs/tunnel-protocol.md`.
 
 pub mod agent;
+mod agent_session;
+mod agent_state;
+mod allow_list;
 mod backoff;
 mod copy;
-mod counts;
 mod dial;
 mod error_code;
 pub mod gateway;
+mod gateway_session;
 mod handshakes;
 mod hello;
+mod http2;
 mod incoming_interface;
 pub mod ingress;
-mod link;
+mod keepalive;
 mod log_limit;
-mod serve;
-mod session;
+mod read_size;
+mod reason_counts;
+mod session_threads;
 mod sessions;
-mod size;
 mod socket;
-mod target;
 #[cfg(test)]
 mod tests;
-mod threads;
-mod view;
-mod wire;
+mod traffic;
 
 use std::time::Duration;
 
-pub use link::TrafficView;
+pub use agent_state::{AgentState, AgentView, ConnectionState, ConnectionView};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 pub use sessions::{NodeView, SessionView, Sessions};
-pub use view::{AgentView, Board, ConnectionState, ConnectionView};
+pub use traffic::TrafficView;
 
 use crate::duration;
 
 /// The pause after a failed accept.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// The bounds of a session, at either end.
-#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+/// Limits and timeouts of a session, for gateway and agent alike.
+#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Limits {
     /// The maximum number of streams of a session.
     pub max_streams: u32,
-    /// The flow-control window of a stream in bytes: the most that is sent ahead of a slow reader.
+    /// The flow-control window of a stream, in bytes: the sender waits while this much is unread.
     pub stream_window_bytes: u32,
-    /// The maximum number of threads that carry sessions; at most one per CPU.
+    /// The maximum number of threads that run sessions; at most one per CPU is started.
     pub max_threads: usize,
-    /// The interval between pings to the other end.
+    /// The interval between pings to the peer.
     #[serde(with = "duration")]
+    #[schemars(with = "String")]
     pub ping_interval: Duration,
-    /// The time to wait for any sign of life after a ping.
+    /// The session is closed if nothing is received for this long after a ping.
     #[serde(with = "duration")]
+    #[schemars(with = "String")]
     pub ping_timeout: Duration,
-    /// The time that open streams have left when this end stops.
+    /// The time that open streams have to finish during a drain.
     #[serde(with = "duration")]
+    #[schemars(with = "String")]
     pub drain_timeout: Duration,
 }
 
@@ -74,34 +79,34 @@ impl Default for Limits {
     }
 }
 
-/// The settings that every role of the tunnel shares.
+/// The settings that gateway, ingress and agent share.
 #[derive(Clone, Debug)]
-pub struct Common {
-    /// Bounds of sessions.
+pub struct CommonSettings {
+    /// The limits of sessions.
     pub limits: Limits,
-    /// The firewall mark (`SO_MARK`) of our own sockets, if one is configured.
+    /// The firewall mark (`SO_MARK`) of the tunnel's own sockets, if one is configured.
     pub mark: Option<u32>,
 }
 
 /// An allow-list entry that cannot be parsed.
 #[derive(Debug, thiserror::Error)]
 #[error("`{0}` is not self:PORT, localhost:PORT or ADDRESS:PORT")]
-pub struct BadAllowance(String);
+pub struct InvalidAllowedTarget(String);
 
-/// Parses bytes as every message head that a peer sends: a hello, a CONNECT with its header, and a
-/// refusal.
-pub(crate) fn read_heads(bytes: &[u8]) {
-    hello::read_both(bytes);
+/// Parses bytes as each kind of message that a peer can send: a hello, a CONNECT with its header, and a
+/// refusal. For the fuzz target.
+pub(crate) fn parse_messages(bytes: &[u8]) {
+    hello::parse_both(bytes);
     let mut parts = bytes.splitn(2, |byte| *byte == 0);
     let (first, second) = (parts.next().unwrap_or(bytes), parts.next());
     let value = second.and_then(|value| http::HeaderValue::from_bytes(value).ok());
     let request = http::Request::connect(first);
     let request = value.iter().fold(request, |request, value| {
-        request.header(target::TARGET, value)
+        request.header(allow_list::TARGET_HEADER, value)
     });
-    let _asked = request.body(()).map(|request| target::Asked::of(&request));
+    let _target = request.body(()).map(|request| allow_list::RequestedTarget::parse(&request));
     if let (Ok(status), Some(label)) = (http::StatusCode::from_bytes(first), value) {
-        let name = http::HeaderName::from_static(error_code::REASON);
-        error_code::refusal(status, &[(name, label)].into_iter().collect());
+        let name = http::HeaderName::from_static(error_code::REASON_HEADER);
+        error_code::reason_of_refusal(status, &[(name, label)].into_iter().collect());
     }
 }

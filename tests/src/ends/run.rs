@@ -20,21 +20,21 @@ use tunnel_userspace::{
     identity::{Role, Store},
     model, telemetry,
     tunnel::{
-        Common, Limits, Sessions,
+        CommonSettings, Limits, Sessions,
         agent::Agent,
         gateway::Gateway,
         ingress::{self, Ingress},
     },
 };
 
-use super::{AgentRecord, AgentSettings, CloudRecord, CloudSettings, Target};
+use super::{AgentState, AgentSettings, CloudState, CloudSettings, Target};
 
 /// The log filter of these processes.
-const LOG: &str = "debug,h2=warn,rustls=warn";
+const LOG_FILTER: &str = "debug,h2=warn,rustls=warn";
 
-fn start<T: DeserializeOwned>(settings: &Path) -> Result<(T, tokio::runtime::Runtime)> {
+fn read_settings_and_start<T: DeserializeOwned>(settings: &Path) -> Result<(T, tokio::runtime::Runtime)> {
     let settings = serde_json::from_slice(&fs::read(settings)?)?;
-    telemetry::start(LOG, false)?;
+    telemetry::start(LOG_FILTER, false)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -43,19 +43,19 @@ fn start<T: DeserializeOwned>(settings: &Path) -> Result<(T, tokio::runtime::Run
 }
 
 /// Returns the settings that gateway and agent share. Sockets have no mark, since a mark needs privileges.
-const fn common(limits: Limits) -> Common {
-    Common { limits, mark: None }
+const fn common_settings(limits: Limits) -> CommonSettings {
+    CommonSettings { limits, mark: None }
 }
 
 /// Runs a gateway with an ingress until SIGTERM.
 pub fn cloud(settings: &Path, record: &Path) -> Result<()> {
-    let (settings, runtime) = start::<CloudSettings>(settings)?;
+    let (settings, runtime) = read_settings_and_start::<CloudSettings>(settings)?;
     runtime.block_on(Box::pin(serve_cloud(settings, record)))
 }
 
 async fn serve_cloud(settings: CloudSettings, record: &Path) -> Result<()> {
     let (store, identity) = Store::open(settings.certificate, Role::Gateway);
-    let (sessions, common) = (Sessions::new(), common(settings.session));
+    let (sessions, common) = (Sessions::new(), common_settings(settings.session));
     let gateway = Gateway::bind(
         settings.gateway,
         common.clone(),
@@ -65,11 +65,11 @@ async fn serve_cloud(settings: CloudSettings, record: &Path) -> Result<()> {
     let (address, length) = settings.prefix;
     let prefix =
         Prefix::new(Address::from_ip(address), length).context("the steering prefix is not a valid range")?;
-    let (_targets, targets) = watch::channel(Arc::new(model_of(&settings.targets)));
+    let (_targets, targets) = watch::channel(Arc::new(to_model(&settings.targets)));
     // The index of `lo`.
     let (_inside, inside) = watch::channel(Arc::new(BTreeSet::from([1])));
     let ingress = Ingress::bind(
-        ingress::Settings {
+        ingress::IngressSettings {
             prefixes: vec![prefix],
             listen: settings.ingress,
         },
@@ -82,7 +82,7 @@ async fn serve_cloud(settings: CloudSettings, record: &Path) -> Result<()> {
     let tell = || {
         let counts = sessions.counts().into_iter();
         let counts = counts.map(|(reason, count)| (reason.label().to_owned(), count));
-        Ok(CloudRecord {
+        Ok(CloudState {
             gateway: at,
             ingress: landing,
             counts: counts.collect::<BTreeMap<_, _>>(),
@@ -90,7 +90,7 @@ async fn serve_cloud(settings: CloudSettings, record: &Path) -> Result<()> {
             identity: serde_json::to_value(identity.state())?,
         })
     };
-    until_told(record, tell, async move |draining| {
+    run_and_publish(record, tell, async move |draining| {
         tokio::join!(
             store.run(draining.clone()),
             Box::pin(gateway.run(draining.clone())),
@@ -100,10 +100,10 @@ async fn serve_cloud(settings: CloudSettings, record: &Path) -> Result<()> {
     .await
 }
 
-fn model_of(targets: &[Target]) -> model::Targets {
+fn to_model(targets: &[Target]) -> model::SteeringTargets {
     let one = |target: &Target| {
         let Target { index, node, at } = target;
-        let target = model::Target {
+        let target = model::SteeringTarget {
             node: node.as_str().into(),
             address: at.ip(),
             port: at.port(),
@@ -116,28 +116,28 @@ fn model_of(targets: &[Target]) -> model::Targets {
 
 /// Runs an agent until SIGTERM.
 pub fn agent(settings: &Path, record: &Path) -> Result<()> {
-    let (settings, runtime) = start::<AgentSettings>(settings)?;
+    let (settings, runtime) = read_settings_and_start::<AgentSettings>(settings)?;
     runtime.block_on(Box::pin(serve_agent(settings, record)))
 }
 
 async fn serve_agent(settings: AgentSettings, record: &Path) -> Result<()> {
     let (store, identity) = Store::open(settings.certificate, Role::Agent);
-    let agent = Agent::new(settings.agent, common(settings.session), identity.clone())?;
-    let board = agent.board();
+    let agent = Agent::new(settings.agent, common_settings(settings.session), identity.clone())?;
+    let state = agent.state();
     let tell = || {
-        Ok(AgentRecord {
-            view: serde_json::to_value(board.view())?,
+        Ok(AgentState {
+            view: serde_json::to_value(state.view())?,
             identity: serde_json::to_value(identity.state())?,
         })
     };
-    until_told(record, tell, async move |draining| {
+    run_and_publish(record, tell, async move |draining| {
         tokio::join!(store.run(draining.clone()), Box::pin(agent.run(draining)));
     })
     .await
 }
 
 /// Runs `work` until SIGTERM and the drain after it; sends the current state to each client of a Unix socket.
-async fn until_told<T: Serialize>(
+async fn run_and_publish<T: Serialize>(
     record: &Path,
     tell: impl Fn() -> Result<T>,
     work: impl AsyncFnOnce(watch::Receiver<bool>),

@@ -13,9 +13,9 @@ use super::{
     server::{Routes, json, text},
 };
 use crate::{
-    identity::{Receiver, State},
+    identity::{Receiver, CertificateState},
     listen::Waiting,
-    tunnel::{AgentView, Board, ConnectionState},
+    tunnel::{AgentState, AgentView, ConnectionState},
 };
 
 /// The state of `culvert agent`, as its modules publish it.
@@ -24,7 +24,7 @@ pub struct AgentViews {
     /// Values that stay constant while the agent runs.
     pub setup: AgentSetup,
     /// The state of the connections to gateways.
-    pub board: Arc<Board>,
+    pub state: Arc<AgentState>,
     /// The certificate of the agent.
     pub identity: Receiver,
     /// Ports that could not be bound yet, with the error.
@@ -60,12 +60,12 @@ pub struct AgentStatus {
     /// The connections to gateways.
     pub tunnel: AgentView,
     /// The state of the agent's certificate.
-    pub identity: State,
+    pub identity: CertificateState,
 }
 
 impl AgentViews {
     fn readiness(&self) -> Readiness {
-        let view = self.board.view();
+        let view = self.state.view();
         let mut connections = view.connections.iter();
         let is_connected =
             connections.any(|connection| connection.state == ConnectionState::Connected);
@@ -86,7 +86,7 @@ impl AgentViews {
             ready: readiness.ready,
             not_ready: readiness.summary(),
             setup: self.setup.clone(),
-            tunnel: self.board.view(),
+            tunnel: self.state.view(),
             identity: self.identity.state(),
         }
     }

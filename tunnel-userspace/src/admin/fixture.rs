@@ -18,7 +18,7 @@ use tokio::{
 use super::{Setup, TunnelView, Views};
 use crate::{
     reconcile::{Counted, Stats},
-    source::Report,
+    source::SourceReport,
 };
 
 /// A timeout, longer than the interval between two attempts to bind a port in use.
@@ -68,7 +68,7 @@ pub(super) fn views(stats: watch::Receiver<Stats>) -> Views {
         network: watch::Sender::default().subscribe(),
         sockets: watch::Sender::default().subscribe(),
         tunnel: Box::new(TunnelView::default),
-        source: Box::new(Report::default),
+        source: Box::new(SourceReport::default),
         counters: Box::new(Vec::new),
         connections: Box::new(|| 0),
         listening: watch::Sender::new(BTreeMap::new()),

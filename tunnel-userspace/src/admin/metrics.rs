@@ -25,9 +25,9 @@ use super::{
     used,
 };
 use crate::{
-    identity::State,
+    identity::CertificateState,
     reconcile::Stats,
-    source::{Report, Server},
+    source::{SourceReport, ServerStatus},
     tunnel::{ConnectionState, NodeView},
 };
 
@@ -99,7 +99,7 @@ fn agent(out: &mut Out<'_>, status: &AgentStatus) -> fmt::Result {
 }
 
 /// Writes the metrics of the API server, if it is a source.
-fn api_server(out: &mut Out<'_>, server: Option<&Server>) -> fmt::Result {
+fn api_server(out: &mut Out<'_>, server: Option<&ServerStatus>) -> fmt::Result {
     let Some(server) = server else {
         return Ok(());
     };
@@ -110,7 +110,7 @@ fn api_server(out: &mut Out<'_>, server: Option<&Server>) -> fmt::Result {
 }
 
 /// Writes the expiration times of the certificates.
-fn certificate(out: &mut Out<'_>, state: &State) -> fmt::Result {
+fn certificate(out: &mut Out<'_>, state: &CertificateState) -> fmt::Result {
     let seconds = |at: Timestamp| at.as_duration().as_secs_f64();
     let files = [("cert", state.expires), ("ca", state.ca_expires)];
     let known = files.into_iter();
@@ -185,7 +185,7 @@ fn reasons(
     out: &mut Out<'_>,
     views: &Views,
     stats: &Stats,
-    source: &Report,
+    source: &SourceReport,
     mut of_daemon: BTreeMap<Reason, u64>,
 ) -> fmt::Result {
     let mut counts = (views.counters)();

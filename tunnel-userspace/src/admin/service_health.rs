@@ -28,8 +28,8 @@ use super::{
 use crate::{
     drain, latest,
     listen::Waiting,
-    model::{Concern, Family, Kind, ObjectId, ObjectName},
-    plan::{HealthChecks, Listeners},
+    model::{ObjectWarning, Family, Kind, ObjectId, ObjectName},
+    plan::{HealthChecks, HealthCheckListeners},
 };
 
 /// The name of the listeners in logs.
@@ -54,7 +54,7 @@ pub struct ChecksView {
 #[derive(Default)]
 struct Board {
     checks: Arc<HealthChecks>,
-    listeners: Listeners,
+    listeners: HealthCheckListeners,
 }
 
 /// The server of the health check node ports.
@@ -66,7 +66,7 @@ pub struct Checks {
     open: BTreeMap<SocketAddr, AbortHandle>,
     tasks: JoinSet<()>,
     waiting: Waiting,
-    concerns: watch::Sender<Arc<[Concern]>>,
+    concerns: watch::Sender<Arc<[ObjectWarning]>>,
     draining: watch::Receiver<bool>,
 }
 
@@ -92,7 +92,7 @@ impl Checks {
 
     /// Returns a receiver of the problems that need an operator.
     #[must_use]
-    pub fn concerns(&self) -> watch::Receiver<Arc<[Concern]>> {
+    pub fn concerns(&self) -> watch::Receiver<Arc<[ObjectWarning]>> {
         self.concerns.subscribe()
     }
 
@@ -156,7 +156,7 @@ impl Checks {
     /// Publishes the Services whose port is not served on every address, with the reason.
     fn tell(&self, waiting: &BTreeMap<String, String>) {
         let board = Arc::clone(&self.board.borrow());
-        let Listeners { owners, losers } = &board.listeners;
+        let HealthCheckListeners { owners, losers } = &board.listeners;
         let taken = owners.iter().filter_map(|(address, owner)| {
             let why = waiting.get(&name(address))?;
             Some((
@@ -172,8 +172,8 @@ impl Checks {
             ))
         });
         let refused: BTreeMap<_, _> = taken.chain(lost).collect();
-        let concerns = refused.iter().map(|(service, note)| Concern {
-            about: ObjectId {
+        let concerns = refused.iter().map(|(service, note)| ObjectWarning {
+            regarding: ObjectId {
                 kind: Kind::Service,
                 name: (*service).clone(),
             },
@@ -227,7 +227,7 @@ impl Routes for Check {
         let family = Family::of(self.address.ip());
         let told = board.listeners.owners.get(&self.address).and_then(|owner| {
             let check = board.checks.services.get(owner)?;
-            Some((owner, *check.local.get(&family)?))
+            Some((owner, *check.ready_endpoints.get(&family)?))
         });
         let Some((service, local)) = told else {
             let body = "no Service has this port any more\n".to_owned();

@@ -10,7 +10,7 @@ use super::{
     readiness::{self, Readiness},
 };
 use crate::{
-    bpf::KernelLog, identity::State, net::View, reconcile::Stats, sockets::View as SocketsView,
+    bpf::KernelLog, identity::CertificateState, net::NetworkView, reconcile::Stats, sockets::TerminatorView,
     tunnel::NodeView,
 };
 
@@ -94,14 +94,14 @@ pub struct Status {
     /// The statistics of the reconciler.
     pub programmed: Stats,
     /// The guarded uplinks and routes of steering; empty if steering is off.
-    pub network: View,
+    pub network: NetworkView,
     /// The state of the task that ends sockets of removed backends.
     #[serde(default)]
-    pub sockets: SocketsView,
+    pub sockets: TerminatorView,
     /// The edge nodes that the gateway knows.
     pub nodes: Vec<NodeView>,
     /// The state of the gateway's certificate.
-    pub identity: Option<State>,
+    pub identity: Option<CertificateState>,
     /// The objects that the sources have read, and the invalid ones.
     pub source: serde_json::Value,
     /// The counters of the kernel programs, by reason, since the maps were created.

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, error::Error, fs, future::Future};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use super::{RoleError, failed, stop::Stop, tunnel::common};
+use super::{RoleError, failed, stop::ShutdownSignals, tunnel::common_settings};
 use crate::{
     admin::{self, AgentSetup, AgentViews},
     config::Config,
@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// The time limit for the agent's tasks to stop after its streams have drained.
-const GRACE: std::time::Duration = std::time::Duration::from_secs(5);
+const STOP_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(5);
 
 /// Runs until SIGTERM, SIGINT or SIGHUP; then lets open streams finish within `tunnel.session.drainTimeout`.
 ///
@@ -23,7 +23,7 @@ const GRACE: std::time::Duration = std::time::Duration::from_secs(5);
 ///
 /// The config lacks a section, or a task ended.
 pub async fn agent(config: Config) -> Result<(), RoleError> {
-    let mut stop = Stop::new().map_err(failed("cannot wait for signals"))?;
+    let mut stop = ShutdownSignals::new().map_err(failed("cannot wait for signals"))?;
     serve(config, async move { stop.wait().await }).await
 }
 
@@ -35,8 +35,8 @@ async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(), Rol
     };
     let (store, identity) = Store::open(certificate.files.clone(), Role::Agent);
     // The config has no upper bound for the drain.
-    let patience = config.tunnel.session.drain_timeout.saturating_add(GRACE);
-    let agent = Agent::new(section.clone(), common(&config), identity.clone());
+    let drain_limit = config.tunnel.session.drain_timeout.saturating_add(STOP_TIMEOUT);
+    let agent = Agent::new(section.clone(), common_settings(&config), identity.clone());
     let agent = agent.map_err(failed("cannot use tunnel.agent"))?;
     let views = AgentViews {
         setup: AgentSetup {
@@ -45,7 +45,7 @@ async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(), Rol
             started: jiff::Timestamp::now().to_string(),
             allowed_targets: section.allowed_targets.clone(),
         },
-        board: agent.board(),
+        state: agent.state(),
         identity,
         listening: watch::Sender::new(BTreeMap::new()),
     };
@@ -69,17 +69,17 @@ async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(), Rol
     tasks.start("admin", admin);
     tasks.start("identity", store.run(tasks.draining()));
     // The agent drains first, while the admin endpoints still respond.
-    let mut work = Tasks::default();
-    work.start("agent", agent.run(work.draining()));
+    let mut agent_tasks = Tasks::default();
+    agent_tasks.start("agent", agent.run(agent_tasks.draining()));
     info!(gateways = ?section.gateways, allow = ?section.allowed_targets, "agent started");
     tokio::select! {
         () = stop => {}
         name = tasks.ended() => return Err(RoleError::TaskEnded { name }),
-        name = work.ended() => return Err(RoleError::TaskEnded { name }),
+        name = agent_tasks.ended() => return Err(RoleError::TaskEnded { name }),
     }
     info!("stopping: waiting for open streams to finish");
-    work.finish(patience).await;
-    tasks.finish(GRACE).await;
+    agent_tasks.finish(drain_limit).await;
+    tasks.finish(STOP_TIMEOUT).await;
     Ok(())
 }
 
@@ -105,7 +105,7 @@ mod tests {
     use crate::app;
 
     /// Polls the agent's status until it matches.
-    async fn until(socket: &Path, is_so: impl Fn(&Value) -> bool) -> Value {
+    async fn until(socket: &Path, matches: impl Fn(&Value) -> bool) -> Value {
         let mut every = interval(Duration::from_millis(20));
         loop {
             every.tick().await;
@@ -113,7 +113,7 @@ mod tests {
                 continue;
             };
             let status = serde_json::from_slice(&body).expect("JSON");
-            if is_so(&status) {
+            if matches(&status) {
                 return status;
             }
         }
@@ -144,7 +144,7 @@ mod tests {
                 && why.contains("ca.pem")
                 && dialled == "waiting for a certificate"
         };
-        let story = async {
+        let scenario = async {
             let status = until(&socket, waits).await;
             assert_eq!(status["ready"], false);
 
@@ -159,11 +159,11 @@ mod tests {
             };
             until(&socket, is_dialling).await
         };
-        let story = timeout(Duration::from_secs(30), story);
+        let scenario = timeout(Duration::from_secs(30), scenario);
 
         tokio::select! {
             ended = serve(config, std::future::pending()) => panic!("the agent ended: {ended:?}"),
-            done = story => drop(done.expect("not in time")),
+            done = scenario => drop(done.expect("not in time")),
         }
     }
 }

@@ -20,8 +20,8 @@ const CONFIG: &str = "tunnel:
 ///
 /// The folder already has a CA, or a file can't be written.
 pub fn ca_init(dir: &Path, days: u32) -> Result<String, CaError> {
-    let made = ca::init(dir, days, Timestamp::now())?;
-    let (dir, cert, key) = (dir.display(), made.cert.display(), made.key.display());
+    let created = ca::init(dir, days, Timestamp::now())?;
+    let (dir, cert, key) = (dir.display(), created.cert.display(), created.key.display());
     Ok(format!(
         "created the CA {cert}, valid until {}\n\
          its private key is {key}: back it up and keep it secret\n\
@@ -29,7 +29,7 @@ pub fn ca_init(dir: &Path, days: u32) -> Result<String, CaError> {
          next:\n  \
          culvert ca issue gateway --dir {dir}\n  \
          culvert ca issue agent --dir {dir} --node NODE",
-        made.expires
+        created.expires
     ))
 }
 
@@ -40,7 +40,7 @@ pub fn ca_init(dir: &Path, days: u32) -> Result<String, CaError> {
 /// The CA can't be read, or a file can't be written.
 pub fn ca_issue_gateway(dir: &Path, out: Option<&Path>, days: u32) -> Result<String, CaError> {
     let issued = ca::issue_gateway(dir, out, days, Timestamp::now())?;
-    Ok(told(&issued, "gateways", "each gateway"))
+    Ok(describe(&issued, "gateways", "each gateway"))
 }
 
 /// Issues a certificate for the agent of a node. Returns a text that lists the files and the next steps.
@@ -55,13 +55,13 @@ pub fn ca_issue_agent(
     days: u32,
 ) -> Result<String, CaError> {
     let issued = ca::issue_agent(dir, node, out, days, Timestamp::now())?;
-    let whose = format!("the agent of node {node}");
-    Ok(told(&issued, &whose, &format!("node {node}")))
+    let holder = format!("the agent of node {node}");
+    Ok(describe(&issued, &holder, &format!("node {node}")))
 }
 
-fn told(issued: &Issued, whose: &str, place: &str) -> String {
+fn describe(issued: &Issued, holder: &str, hosts: &str) -> String {
     let until = issued.expires;
-    let why = if issued.is_shortened {
+    let note = if issued.is_shortened {
         ", when the CA expires"
     } else {
         ""
@@ -69,12 +69,12 @@ fn told(issued: &Issued, whose: &str, place: &str) -> String {
     let files = &issued.files;
     let [ca, cert, key] = [&files.ca, &files.cert, &files.key].map(|path| path.display());
     format!(
-        "issued a certificate for {whose}, valid until {until}{why}:\n  \
+        "issued a certificate for {holder}, valid until {until}{note}:\n  \
          {ca}\n  \
          {cert}\n  \
          {key} (the private key)\n\
          \n\
-         copy the three files to /etc/culvert/identity on {place}, the key with mode 0600,\n\
+         copy the three files to /etc/culvert/identity on {hosts}, the key with mode 0600,\n\
          and add this section to /etc/culvert/culvert.yaml there:\n\
          \n\
          {CONFIG}"
@@ -91,17 +91,17 @@ mod tests {
         let dir = tempfile::tempdir().expect("a folder");
         ca_init(dir.path(), 10).expect("created");
 
-        let told = ca_issue_agent(dir.path(), "edge-1", None, 10).expect("issued");
+        let text = ca_issue_agent(dir.path(), "edge-1", None, 10).expect("issued");
 
-        let start = told.find("\ntunnel:").expect("the section");
-        let config = Config::parse(&told[start..]).expect("a config");
+        let start = text.find("\ntunnel:").expect("the section");
+        let config = Config::parse(&text[start..]).expect("a config");
         let files = config.tunnel.identity.expect("an identity").files;
         for path in [files.ca, files.cert, files.key] {
             let name = path.file_name().expect("a name");
             let written = dir.path().join("agents/edge-1").join(name);
             assert!(written.is_file(), "{}", written.display());
             let line = format!("\n  {}", written.display());
-            assert!(told.contains(&line), "{line}: {told}");
+            assert!(text.contains(&line), "{line}: {text}");
         }
     }
 }

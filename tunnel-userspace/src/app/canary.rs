@@ -10,11 +10,11 @@ use std::{
 use socket2::{Domain, Socket, Type};
 use tunnel_common::{
     addr::{Address, Port, Protocol},
-    service::FrontKey,
+    service::FrontendKey,
     steering::SteeringKey,
 };
 
-use crate::{plan::Target, reconcile::Canary};
+use crate::{plan::BackendTarget, reconcile::Canary};
 
 /// The IPv4 dummy address (RFC 7600 section 4.8), which no host has.
 const VIP: Ipv4Addr = Ipv4Addr::new(192, 0, 0, 8);
@@ -23,7 +23,7 @@ const PORT: u16 = 9;
 
 /// The test connect to the daemon's own frontend failed.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum CanaryError {
+pub(super) enum ProbeError {
     /// The connect failed.
     #[error("cannot connect to 192.0.0.8:9, the frontend of the probe")]
     Connect(#[source] io::Error),
@@ -32,7 +32,7 @@ pub(super) enum CanaryError {
         "the programs on cgroup {cgroup} did not translate a connect of this process: \
          it must run inside that cgroup, but it runs in {own}"
     )]
-    Outside {
+    OutsideCgroup {
         /// The cgroup of the programs.
         cgroup: PathBuf,
         /// The cgroup of this process, as in `/proc/self/cgroup`.
@@ -47,11 +47,11 @@ pub(super) enum CanaryError {
 }
 
 /// Returns the frontend of the probe: the dummy address, translated to loopback.
-pub(super) fn front() -> Canary {
+pub(super) fn frontend() -> Canary {
     let (vip, port) = (Address::from_ip(IpAddr::V4(VIP)), Port::from_host(PORT));
     Canary {
-        front: FrontKey::new(vip, port, Protocol::UDP),
-        target: Target {
+        front: FrontendKey::new(vip, port, Protocol::UDP),
+        target: BackendTarget {
             address: Address::from_ip(IpAddr::V4(Ipv4Addr::LOCALHOST)),
             port,
         },
@@ -59,25 +59,25 @@ pub(super) fn front() -> Canary {
 }
 
 /// Connects to the frontend of the probe, and checks that the programs translated the connect.
-pub(super) fn connect(cgroup: &Path) -> Result<(), CanaryError> {
-    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).map_err(CanaryError::Connect)?;
+pub(super) fn connect_service(cgroup: &Path) -> Result<(), ProbeError> {
+    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).map_err(ProbeError::Connect)?;
     let dialled = SocketAddr::from((VIP, PORT));
     let connected = socket.connect(dialled);
-    let own = socket.local_addr().map_err(CanaryError::Connect)?;
+    let own = socket.local_addr().map_err(ProbeError::Connect)?;
     // The source address is loopback only if the connect was translated. Otherwise it is another address, or
     // there is no route.
     if !own.ip().is_loopback() {
-        connected.or_else(no_route).map_err(CanaryError::Connect)?;
-        return Err(CanaryError::Outside {
+        connected.or_else(ignore_no_route).map_err(ProbeError::Connect)?;
+        return Err(ProbeError::OutsideCgroup {
             cgroup: cgroup.to_owned(),
             own: own_cgroup(),
         });
     }
-    let shown = socket.peer_addr().map_err(CanaryError::Connect)?;
-    if shown == dialled {
+    let peer = socket.peer_addr().map_err(ProbeError::Connect)?;
+    if peer == dialled {
         Ok(())
     } else {
-        Err(CanaryError::NotRestored { shown })
+        Err(ProbeError::NotRestored { shown: peer })
     }
 }
 
@@ -88,13 +88,13 @@ pub(super) fn steering_key() -> SteeringKey {
 
 /// Connects to [`steering_key`] with the mark of Culvert's own sockets. The programs refuse the connect, so
 /// no packet is sent.
-pub(super) fn probe(mark: u32) {
-    let probed = Socket::new(Domain::IPV4, Type::STREAM, None).and_then(|socket| {
+pub(super) fn connect_steering(mark: u32) {
+    let connected = Socket::new(Domain::IPV4, Type::STREAM, None).and_then(|socket| {
         socket.set_mark(mark)?;
         socket.set_nonblocking(true)?;
         socket.connect(&SocketAddr::from((VIP, PORT)).into())
     });
-    tracing::debug!(?probed, "steering probe sent");
+    tracing::debug!(?connected, "steering probe sent");
 }
 
 /// Returns the v2 cgroup of this process, as in `/proc/self/cgroup`.
@@ -105,7 +105,7 @@ fn own_cgroup() -> String {
 }
 
 /// Ignores an error that only means that there is no route.
-fn no_route(error: io::Error) -> io::Result<()> {
+fn ignore_no_route(error: io::Error) -> io::Result<()> {
     let is_no_route = matches!(
         error.kind(),
         io::ErrorKind::NetworkUnreachable | io::ErrorKind::HostUnreachable

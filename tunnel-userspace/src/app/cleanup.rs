@@ -3,8 +3,8 @@
 use std::{fs, io::ErrorKind, path::PathBuf};
 
 use super::{
-    RoleError, failed, part,
-    state::{State, marker},
+    RoleError, failed, other_error,
+    state::{StateDir, marker_path},
 };
 use crate::{bpf::Pins, config::Config, net};
 
@@ -17,26 +17,26 @@ use crate::{bpf::Pins, config::Config, net};
 pub fn cleanup(config: &Config) -> Result<Vec<String>, RoleError> {
     let mut lines = Vec::new();
     let (pins, folder) = (&config.bpf.bpffs, &config.state_dir);
-    let held = pins.exists().then(|| Pins::hold(pins));
-    let held = held.transpose().map_err(part)?;
-    let state = folder.is_dir().then(|| State::hold(folder));
-    let _state = state.transpose().map_err(part)?;
+    let pins_lock = pins.exists().then(|| Pins::hold(pins));
+    let held = pins_lock.transpose().map_err(other_error)?;
+    let state = folder.is_dir().then(|| StateDir::lock(folder));
+    let _state = state.transpose().map_err(other_error)?;
     // Routes are removed before the guards, so that outsiders can never reach a steering prefix.
     let routes = remove_routes(config)?;
     if routes > 0 {
         lines.push(format!("removed {routes} routes"));
     }
-    if let Some(held) = held {
-        let foreign = held.remove().map_err(part)?;
+    if let Some(pins_lock) = held {
+        let foreign = pins_lock.remove().map_err(other_error)?;
         let links = pins.join("links");
         if !foreign.iter().any(|path| path.starts_with(&links)) {
             let pins = pins.display();
             lines.push(format!("removed the programs and maps of {pins}"));
         }
-        let left = |path: PathBuf| format!("left alone, not created by Culvert: {}", path.display());
-        lines.extend(foreign.into_iter().map(left));
+        let left_alone = |path: PathBuf| format!("left alone, not created by Culvert: {}", path.display());
+        lines.extend(foreign.into_iter().map(left_alone));
     }
-    let marker = marker(folder);
+    let marker = marker_path(folder);
     // The state folder is removed last, and only if a daemon created it.
     let own_folder = marker.exists().then(|| folder.clone());
     let sockets = [config.admin_socket(), config.helper_socket()];
@@ -70,5 +70,5 @@ fn remove_routes(config: &Config) -> Result<usize, RoleError> {
         .build()
         .map_err(failed("cannot start the async runtime"))?;
     let record = net::record(&config.state_dir);
-    runtime.block_on(net::remove_routes(&record)).map_err(part)
+    runtime.block_on(net::remove_routes(&record)).map_err(other_error)
 }

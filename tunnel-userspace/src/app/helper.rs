@@ -3,7 +3,7 @@
 use tokio::sync::watch;
 use tracing::info;
 
-use super::{RoleError, failed, stop::Stop};
+use super::{RoleError, failed, stop::ShutdownSignals};
 use crate::{bpf::SocketMemory, config::Config, sockets};
 
 /// Runs until SIGTERM, SIGINT or SIGHUP. The daemon may start later, or restart meanwhile.
@@ -11,11 +11,11 @@ use crate::{bpf::SocketMemory, config::Config, sockets};
 /// # Errors
 ///
 /// This process lacks the privileges to enter the network namespaces of pods.
-pub async fn sockets(config: Config) -> Result<(), RoleError> {
+pub async fn sockets_helper(config: Config) -> Result<(), RoleError> {
     if let Some(why) = sockets::obstacle() {
         return Err(failed("cannot end sockets in pods")(why));
     }
-    let mut stop = Stop::new().map_err(failed("cannot wait for signals"))?;
+    let mut stop = ShutdownSignals::new().map_err(failed("cannot wait for signals"))?;
     let (_drain, draining) = watch::channel(false);
     let bpffs = config.bpf.bpffs.clone();
     let socket = config.helper_socket();

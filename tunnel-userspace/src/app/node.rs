@@ -9,8 +9,8 @@ use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Duration};
 use tokio::{sync::watch, task::spawn_blocking};
 use tracing::{info, warn};
 
-use self::data_plane::DataPlane;
-use super::{RoleError, failed, sources::Sources, stop::Stop, tunnel::Tunnel};
+use self::data_plane::KernelSetup;
+use super::{RoleError, failed, sources::Sources, stop::ShutdownSignals, tunnel::NodeTunnel};
 use crate::{
     admin::{self, Checks, Endpoint, Views},
     bpf::Guard,
@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// The time limit for tasks to stop, besides the drain of streams.
-const DRAIN: Duration = Duration::from_secs(5);
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Converts the steering config into rules for the planner; `None` if steering is off.
 pub(super) fn steering_rules(config: &Config) -> Result<Option<SteeringRules>, RoleError> {
@@ -38,7 +38,7 @@ pub(super) fn steering_rules(config: &Config) -> Result<Option<SteeringRules>, R
         .unwrap_or(("", &steering.config_map));
     Ok(Some(SteeringRules {
         own_node: config.node_name.clone(),
-        edge: steering
+        edge_selector: steering
             .edge_node_selector
             .parse()
             .map_err(failed("cannot use tunnel.steering.edgeNodeSelector"))?,
@@ -54,38 +54,38 @@ pub(super) fn steering_rules(config: &Config) -> Result<Option<SteeringRules>, R
 ///
 /// A step of the start failed, or a task ended. Programs and maps of an earlier daemon stay in place.
 pub async fn node(config: Config, started: impl FnOnce()) -> Result<(), RoleError> {
-    let (mut data_plane, sources) = tokio::try_join!(load(&config), Sources::start(&config))?;
+    let (mut kernel, sources) = tokio::try_join!(load_data_path(&config), Sources::start(&config))?;
     let mut tasks = Tasks::default();
-    let (steps, starting) = watch::channel(Some("waiting for the sources".to_owned()));
-    let (view, network) = watch::channel(net::View::default());
-    let (known, links) = follow(&config, &mut tasks).await?;
-    data_plane.owner.set_addresses(&known.borrow());
-    let targets = data_plane.owner.steering().targets();
-    let tunnel = Tunnel::open(&config, &mut tasks);
+    let (start_step, starting) = watch::channel(Some("waiting for the sources".to_owned()));
+    let (network_view, network) = watch::channel(net::NetworkView::default());
+    let (addresses, links) = watch_network(&config, &mut tasks).await?;
+    kernel.reconcile_loop.set_addresses(&addresses.borrow());
+    let targets = kernel.reconcile_loop.steering().targets();
+    let tunnel = NodeTunnel::open(&config, &mut tasks);
     let sockets = watch::Sender::default();
     let views = Arc::new(Views {
         network,
         sockets: sockets.subscribe(),
         tunnel: tunnel.view(targets.clone()),
-        ..data_plane.views(&config, sources.report(), starting)
+        ..kernel.views(&config, sources.report(), starting)
     });
     let waiting = views.listening.clone();
     let readiness = admin::log_readiness(Arc::clone(&views), tasks.draining());
     tasks.start("readiness", readiness);
-    serve(&config, &views, &mut tasks)?;
+    serve_http(&config, &views, &mut tasks)?;
     tunnel.start_gateway(&config, &waiting, &mut tasks);
-    let checks = data_plane.owner.health_checks();
-    let checks = Checks::new(checks, Arc::clone(&views), tasks.draining());
-    let concerned = events::Views {
-        concerns: vec![data_plane.owner.concerns(), checks.concerns()],
-        listening: waiting.subscribe(),
+    let checks = kernel.reconcile_loop.health_checks();
+    let health_checks = Checks::new(checks, Arc::clone(&views), tasks.draining());
+    let event_views = events::EventInputs {
+        warnings: vec![kernel.reconcile_loop.concerns(), health_checks.concerns()],
+        unbound_ports: waiting.subscribe(),
     };
-    sources.start_events(&config, concerned, &mut tasks);
-    tasks.start("health checks", checks.run());
+    sources.start_events(&config, event_views, &mut tasks);
+    tasks.start("health checks", health_checks.run());
     let mut store = sources.run(&mut tasks);
-    let mut stop = Stop::new().map_err(failed("cannot wait for signals"))?;
+    let mut stop = ShutdownSignals::new().map_err(failed("cannot wait for signals"))?;
     let first = tokio::select! {
-        update = data_plane.first(&mut store, &steps) => match update? {
+        update = kernel.first_update(&mut store, &start_step) => match update? {
             Some(update) => Some(update),
             None => return Err(RoleError::TaskEnded { name: tasks.ended().await }),
         },
@@ -99,21 +99,21 @@ pub async fn node(config: Config, started: impl FnOnce()) -> Result<(), RoleErro
         } else {
             info!(services, "every source has delivered its first complete list");
         }
-        data_plane.program(&config, first).await?;
+        kernel.write_and_attach(&config, first).await?;
         // The other fields are not moved out: they keep the pins and the state folder locked until this
         // function returns.
-        let DataPlane {
-            data_path, owner, ..
-        } = data_plane;
+        let KernelSetup {
+            data_path, reconcile_loop: owner, ..
+        } = kernel;
         let guard = data_path.guard().map_err(failed("cannot use the maps"))?;
         drop(data_path);
-        if let Some((network, inside)) = steer(&config, guard, links, view).await? {
+        if let Some((network, inside)) = start_steering(&config, guard, links, network_view).await? {
             tunnel.start_ingress(&config, targets, inside, &waiting, &mut tasks);
             tasks.start("net", network.run(tasks.draining()));
         }
-        ending::start(&config, sockets, owner.gone(), &mut tasks);
-        tasks.start("reconcile", owner.run(store, known, tasks.draining()));
-        steps.send_replace(None);
+        ending::start(&config, sockets, owner.backend_removals(), &mut tasks);
+        tasks.start("reconcile", owner.run(store, addresses, tasks.draining()));
+        start_step.send_replace(None);
         started();
         tokio::select! {
             () = stop.wait() => {}
@@ -121,22 +121,22 @@ pub async fn node(config: Config, started: impl FnOnce()) -> Result<(), RoleErro
         }
     }
     info!("stopping: the kernel programs and maps stay in place");
-    steps.send_replace(Some("stopping".to_owned()));
+    start_step.send_replace(Some("stopping".to_owned()));
     // `drainTimeout` has no upper limit, so the sum may overflow.
-    let limit = DRAIN.saturating_add(tunnel.patience(&config));
+    let limit = STOP_TIMEOUT.saturating_add(tunnel.drain_timeout(&config));
     tasks.finish(limit).await;
     Ok(())
 }
 
 /// Loads programs and maps in a blocking thread: it reads many map entries and must not delay other tasks.
-async fn load(config: &Config) -> Result<DataPlane, RoleError> {
+async fn load_data_path(config: &Config) -> Result<KernelSetup, RoleError> {
     let config = config.clone();
-    let loaded = spawn_blocking(move || DataPlane::load(&config)).await;
+    let loaded = spawn_blocking(move || KernelSetup::load(&config)).await;
     loaded.map_err(failed("cannot load the data path"))?
 }
 
 /// Starts the task that watches the node's addresses and, for steering, its links and routes.
-async fn follow(
+async fn watch_network(
     config: &Config,
     tasks: &mut Tasks,
 ) -> Result<(Addresses, watch::Receiver<Network>), RoleError> {
@@ -155,12 +155,12 @@ type Addresses = watch::Receiver<Arc<BTreeSet<IpAddr>>>;
 
 /// Guards the uplinks and adds the routes of the steering prefixes. If steering is off, removes the guards
 /// and routes of an earlier process.
-async fn steer(
+async fn start_steering(
     config: &Config,
     guard: Guard,
     links: watch::Receiver<Network>,
-    view: watch::Sender<net::View>,
-) -> Result<Option<Followed>, RoleError> {
+    view: watch::Sender<net::NetworkView>,
+) -> Result<Option<SteeringNetwork>, RoleError> {
     let record = net::record(&config.state_dir);
     let Some(steering) = &config.tunnel.steering else {
         if let Err(error) = Net::clear(guard, &record).await {
@@ -169,7 +169,7 @@ async fn steer(
         }
         return Ok(None);
     };
-    let settings = net::Settings {
+    let settings = net::NetworkSettings {
         uplinks: config.service.uplinks.clone(),
         prefixes: steering.ranges(),
         protocol: steering.route_protocol,
@@ -183,10 +183,10 @@ async fn steer(
 }
 
 /// The task that maintains guards and routes, and the links from which the ingress accepts connects.
-type Followed = (Net<Guard>, watch::Receiver<Arc<BTreeSet<u32>>>);
+type SteeringNetwork = (Net<Guard>, watch::Receiver<Arc<BTreeSet<u32>>>);
 
 /// Starts the HTTP servers on the admin socket, the admin port and the health port.
-fn serve(config: &Config, views: &Arc<Views>, tasks: &mut Tasks) -> Result<(), RoleError> {
+fn serve_http(config: &Config, views: &Arc<Views>, tasks: &mut Tasks) -> Result<(), RoleError> {
     let routes = |endpoint| admin::Node {
         endpoint,
         views: Arc::clone(views),

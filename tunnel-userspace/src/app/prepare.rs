@@ -1,6 +1,6 @@
 //! `culvert prepare`: mounts the file systems that `culvert node` needs but may lack the privilege to mount.
 
-use super::{RoleError, failed, part};
+use super::{RoleError, failed, other_error};
 use crate::{bpf, config::Config};
 
 /// Mounts a BPF file system for the pins, and the cgroup v2 hierarchy, unless they are already mounted.
@@ -9,9 +9,9 @@ use crate::{bpf, config::Config};
 /// # Errors
 ///
 /// A file system can't be mounted, or the configured cgroup is not a cgroup v2.
-pub fn prepare(config: &Config) -> Result<Vec<String>, RoleError> {
+pub fn prepare_mounts(config: &Config) -> Result<Vec<String>, RoleError> {
     let pins = config.bpf.bpffs.display();
-    let bpffs = match bpf::mount_bpffs(&config.bpf.bpffs).map_err(part)? {
+    let bpffs = match bpf::mount_bpffs(&config.bpf.bpffs).map_err(other_error)? {
         Some(point) => format!("mounted a BPF file system on {}", point.display()),
         None => format!("{pins} is already on a BPF file system"),
     };
@@ -20,7 +20,7 @@ pub fn prepare(config: &Config) -> Result<Vec<String>, RoleError> {
             bpf::check_cgroup(path).map_err(failed("cannot use bpf.cgroup"))?;
             format!("{} is a cgroup", path.display())
         }
-        None => match bpf::mount_cgroups().map_err(part)? {
+        None => match bpf::mount_cgroups().map_err(other_error)? {
             Some(point) => format!("mounted the cgroup v2 hierarchy on {}", point.display()),
             None => "the cgroup v2 hierarchy is already mounted".to_owned(),
         },

@@ -7,10 +7,10 @@ use crate::{
     admin::Query,
     config::Config,
     events,
-    model::{ExternalIps, TopologyKeys, Update},
+    model::{ExternalIps, TopologyKeys, ClusterUpdate},
     reconcile::Updates,
     source::{
-        Report, Store, file,
+        SourceReport, Store, file,
         file::FileSource,
         kube::{self, KubeSource},
     },
@@ -41,12 +41,12 @@ impl Sources {
     }
 
     /// Returns a function that merges the current reports of the sources.
-    pub(super) fn report(&self) -> Query<Report> {
+    pub(super) fn report(&self) -> Query<SourceReport> {
         let file = self.file.as_ref().map(FileSource::report);
         let kube = self.kube.as_ref().map(KubeSource::report);
         Box::new(move || {
             let reports = file.iter().chain(&kube);
-            Report::merge(reports.map(|report| Arc::clone(&report.borrow())))
+            SourceReport::merge(reports.map(|report| Arc::clone(&report.borrow())))
         })
     }
 
@@ -54,7 +54,7 @@ impl Sources {
     pub(super) fn start_events(
         &self,
         config: &Config,
-        mut views: events::Views,
+        mut views: events::EventInputs,
         tasks: &mut Tasks,
     ) {
         let (Some(kube), Some(wanted)) = (&self.kube, &config.source.kube) else {
@@ -63,7 +63,7 @@ impl Sources {
         if !wanted.events.enabled {
             return;
         }
-        views.concerns.push(kube.concerns());
+        views.warnings.push(kube.concerns());
         let node = config.node_name.clone();
         let events = events::run(node, wanted.events, kube.client(), views, tasks.draining());
         tasks.start("events", events);
@@ -82,7 +82,7 @@ impl Sources {
 }
 
 impl Updates for Store {
-    async fn update(&mut self) -> Option<Update> {
+    async fn update(&mut self) -> Option<ClusterUpdate> {
         Self::update(self).await
     }
 }
@@ -90,7 +90,7 @@ impl Updates for Store {
 /// Returns the objects of the API server that a node with this config has to watch.
 fn scope(config: &Config) -> Result<kube::Scope, RoleError> {
     let steering = steering_rules(config)?.map(|rules| kube::Steering {
-        labels: rules.edge.keys().map(str::to_owned).collect(),
+        labels: rules.edge_selector.keys().map(str::to_owned).collect(),
         config_map: rules.config_map,
     });
     Ok(kube::Scope {

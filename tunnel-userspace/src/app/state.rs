@@ -10,10 +10,10 @@ use nix::fcntl::{Flock, FlockArg};
 
 /// The state folder can't be created or locked.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum StateError {
+pub(super) enum StateDirError {
     /// Another daemon has locked the folder.
     #[error("another culvert process uses stateDir {path}; stop it, or configure another stateDir")]
-    Held {
+    Locked {
         /// The folder.
         path: PathBuf,
     },
@@ -30,26 +30,26 @@ pub(super) enum StateError {
 
 /// A lock on the state folder, released on drop.
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct StateDir {
     _lock: Flock<File>,
 }
 
-impl State {
+impl StateDir {
     /// Locks the folder, and creates it if it does not exist.
-    pub(super) fn hold(folder: &Path) -> Result<Self, StateError> {
+    pub(super) fn lock(folder: &Path) -> Result<Self, StateDirError> {
         let path = folder.to_owned();
-        let failed = |source| StateError::Io {
+        let failed = |source| StateDirError::Io {
             path: folder.to_owned(),
             source,
         };
         if !folder.is_dir() {
             fs::create_dir_all(folder).map_err(failed)?;
-            fs::write(marker(folder), "").map_err(failed)?;
+            fs::write(marker_path(folder), "").map_err(failed)?;
         }
         let opened = File::open(folder).map_err(failed)?;
         match Flock::lock(opened, FlockArg::LockExclusiveNonblock) {
             Ok(lock) => Ok(Self { _lock: lock }),
-            Err((_, nix::errno::Errno::EWOULDBLOCK)) => Err(StateError::Held { path }),
+            Err((_, nix::errno::Errno::EWOULDBLOCK)) => Err(StateDirError::Locked { path }),
             Err((_, error)) => Err(failed(error.into())),
         }
     }
@@ -57,7 +57,7 @@ impl State {
 
 /// Returns the path of the marker file, which exists if a daemon created the folder: `cleanup` may then
 /// remove the folder.
-pub(super) fn marker(folder: &Path) -> PathBuf {
+pub(super) fn marker_path(folder: &Path) -> PathBuf {
     folder.join("made-by-culvert")
 }
 
@@ -70,12 +70,12 @@ mod tests {
         let dir = tempfile::tempdir().expect("a folder");
         let folder = dir.path().join("state");
 
-        let first = State::hold(&folder).expect("unlocked");
-        let second = State::hold(&folder).expect_err("locked");
+        let first = StateDir::lock(&folder).expect("unlocked");
+        let second = StateDir::lock(&folder).expect_err("locked");
         drop(first);
 
-        assert!(matches!(second, StateError::Held { .. }), "{second}");
-        State::hold(&folder).expect("unlocked again");
-        assert!(marker(&folder).exists());
+        assert!(matches!(second, StateDirError::Locked { .. }), "{second}");
+        StateDir::lock(&folder).expect("unlocked again");
+        assert!(marker_path(&folder).exists());
     }
 }

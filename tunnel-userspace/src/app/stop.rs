@@ -6,13 +6,13 @@ use std::io;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Receives the signals for a graceful shutdown.
-pub(super) struct Stop {
+pub(super) struct ShutdownSignals {
     term: Signal,
     int: Signal,
     hangup: Signal,
 }
 
-impl Stop {
+impl ShutdownSignals {
     /// Installs the signal handlers.
     pub(super) fn new() -> io::Result<Self> {
         Ok(Self {
@@ -45,7 +45,7 @@ mod tests {
     #[tokio::test]
     async fn sigterm_sigint_and_sighup_each_start_a_graceful_shutdown() {
         for sent in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
-            let mut stop = Stop::new().expect("signals");
+            let mut stop = ShutdownSignals::new().expect("signals");
             signal::raise(sent).expect("sent");
             let received = timeout(Duration::from_secs(10), stop.wait()).await;
             received.expect("the signal was not received");

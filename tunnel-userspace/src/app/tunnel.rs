@@ -15,22 +15,22 @@ use crate::{
     config::Config,
     identity::{Receiver, Role, Store},
     listen::{self, Waiting},
-    model::Targets,
+    model::SteeringTargets,
     tasks::Tasks,
     tunnel::{
-        Common, Sessions,
+        CommonSettings, Sessions,
         gateway::Gateway,
         ingress::{self, Ingress},
     },
 };
 
 /// The state that the gateway and the ingress of a node share.
-pub(super) struct Tunnel {
+pub(super) struct NodeTunnel {
     identity: Option<Receiver>,
     sessions: Arc<Sessions>,
 }
 
-impl Tunnel {
+impl NodeTunnel {
     /// Reads the certificate, and starts a task that reads it again when its files change. With an invalid
     /// certificate the node starts all the same: the gateway waits for a valid one.
     pub(super) fn open(config: &Config, tasks: &mut Tasks) -> Self {
@@ -48,7 +48,7 @@ impl Tunnel {
     }
 
     /// Returns a function that returns the current state of the tunnel, including the steered nodes.
-    pub(super) fn view(&self, steered: watch::Receiver<Arc<Targets>>) -> Query<TunnelView> {
+    pub(super) fn view(&self, steered: watch::Receiver<Arc<SteeringTargets>>) -> Query<TunnelView> {
         let (sessions, identity) = (Arc::clone(&self.sessions), self.identity.clone());
         Box::new(move || TunnelView {
             nodes: sessions.nodes_with(&steered.borrow()),
@@ -58,7 +58,7 @@ impl Tunnel {
     }
 
     /// Returns the time that open streams get to finish during the drain.
-    pub(super) fn patience(&self, config: &Config) -> Duration {
+    pub(super) fn drain_timeout(&self, config: &Config) -> Duration {
         let identity = self.identity.as_ref();
         identity.map_or(Duration::ZERO, |_| config.tunnel.session.drain_timeout)
     }
@@ -69,7 +69,7 @@ impl Tunnel {
             return;
         };
         let name = format!("gateway {}", settings.listen);
-        let (settings, common) = (settings.clone(), common(config));
+        let (settings, common) = (settings.clone(), common_settings(config));
         let (identity, sessions) = (identity.clone(), Arc::clone(&self.sessions));
         let bind = move || {
             let (identity, sessions) = (identity.clone(), Arc::clone(&sessions));
@@ -85,7 +85,7 @@ impl Tunnel {
     pub(super) fn start_ingress(
         &self,
         config: &Config,
-        targets: watch::Receiver<Arc<Targets>>,
+        targets: watch::Receiver<Arc<SteeringTargets>>,
         inside: watch::Receiver<Arc<BTreeSet<u32>>>,
         waiting: &Waiting,
         tasks: &mut Tasks,
@@ -94,11 +94,11 @@ impl Tunnel {
             return;
         };
         let listen = listen_address(steering.ingress_port);
-        let settings = ingress::Settings {
+        let settings = ingress::IngressSettings {
             prefixes: steering.ranges(),
             listen,
         };
-        let (common, sessions) = (common(config), Arc::clone(&self.sessions));
+        let (common, sessions) = (common_settings(config), Arc::clone(&self.sessions));
         let bind = move || {
             Ingress::bind(
                 settings.clone(),
@@ -125,8 +125,8 @@ fn listen_address(port: u16) -> SocketAddr {
 }
 
 /// Returns the settings that ingress, gateway and agent share.
-pub(super) fn common(config: &Config) -> Common {
-    Common {
+pub(super) fn common_settings(config: &Config) -> CommonSettings {
+    CommonSettings {
         limits: config.tunnel.session.clone(),
         mark: Some(config.tunnel.socket_mark),
     }
@@ -140,6 +140,6 @@ mod tests {
     fn sockets_of_the_tunnel_get_the_mark_of_the_config() {
         let config = Config::parse("tunnel: { socketMark: 0x20000 }").expect("good");
 
-        assert_eq!(common(&config).mark, Some(0x2_0000));
+        assert_eq!(common_settings(&config).mark, Some(0x2_0000));
     }
 }

@@ -9,7 +9,7 @@ pub(super) fn render(status: &AgentStatus) -> String {
         None => "connected".to_owned(),
         Some(reason) => format!("not ready: {reason}"),
     };
-    let mut rows = Rows::under(format!("culvert agent {}: {ready}", setup.version));
+    let mut rows = Rows::with_headline(format!("culvert agent {}: {ready}", setup.version));
     let process = format!("{}, started {}", setup.pid, setup.started);
     rows.add("process", process);
     rows.add("allowed targets", setup.allowed_targets.join(" "));

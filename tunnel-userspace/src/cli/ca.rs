@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use jiff::Timestamp;
 
-use super::{LookError, Output, table};
-use crate::identity::ca::{self, CA_DAYS, DAYS, Kind, View};
+use super::{QueryError, OutputFormat, table};
+use crate::identity::ca::{self, CA_DAYS, DAYS, CertificateKind, CertificateView};
 
 /// The default folder of the CA.
 const DEFAULT_DIR: &str = "/etc/culvert/ca";
@@ -78,7 +78,7 @@ pub struct CaShow {
     dir: PathBuf,
     /// The output format.
     #[arg(long, value_enum, value_name = "FORMAT", default_value = "table")]
-    output: Output,
+    output: OutputFormat,
 }
 
 impl CaShow {
@@ -87,7 +87,7 @@ impl CaShow {
     /// # Errors
     ///
     /// A certificate can't be read, or the output can't be written.
-    pub fn run(&self) -> Result<(), LookError> {
+    pub fn run(&self) -> Result<(), QueryError> {
         let files = if self.files.is_empty() {
             ca::issued(&self.dir)?
         } else {
@@ -99,16 +99,16 @@ impl CaShow {
             views.extend(ca::show(&file, now)?);
         }
         let json = serde_json::to_vec_pretty(&views).map_err(std::io::Error::from)?;
-        super::show(self.output, &json, || Ok(render(&views, now)))
+        super::print_response(self.output, &json, || Ok(render(&views, now)))
     }
 }
 
-fn render(views: &[View], now: Timestamp) -> String {
-    let row = |view: &View| {
+fn render(views: &[CertificateView], now: Timestamp) -> String {
+    let row = |view: &CertificateView| {
         vec![
             role(view.role).to_owned(),
             table::or_dash(view.node.as_ref()),
-            left(view, now),
+            residual_time(view, now),
             view.not_before.to_string(),
             view.not_after.to_string(),
             view.subject.clone(),
@@ -132,16 +132,16 @@ fn render(views: &[View], now: Timestamp) -> String {
     table::render(&head, &rows)
 }
 
-const fn role(kind: Kind) -> &'static str {
+const fn role(kind: CertificateKind) -> &'static str {
     match kind {
-        Kind::Ca => "ca",
-        Kind::Gateway => "gateway",
-        Kind::Agent => "agent",
-        Kind::Other => "other",
+        CertificateKind::Ca => "ca",
+        CertificateKind::Gateway => "gateway",
+        CertificateKind::Agent => "agent",
+        CertificateKind::Other => "other",
     }
 }
 
-fn left(view: &View, now: Timestamp) -> String {
+fn residual_time(view: &CertificateView, now: Timestamp) -> String {
     if now < view.not_before {
         return "not valid yet".to_owned();
     }
@@ -159,7 +159,7 @@ mod tests {
     #[test]
     fn each_certificate_has_a_row_with_its_residual_time() {
         let from: Timestamp = "2026-03-01T00:00:00Z".parse().expect("a time");
-        let view = |role, node: Option<&str>, days_left| View {
+        let view = |role, node: Option<&str>, days_left| CertificateView {
             file: "a.pem".into(),
             role,
             node: node.map(str::to_owned),
@@ -171,9 +171,9 @@ mod tests {
             fingerprint: "F".to_owned(),
         };
         let views = [
-            view(Kind::Ca, None, 3650),
-            view(Kind::Agent, Some("edge-1"), 1),
-            view(Kind::Gateway, None, -1),
+            view(CertificateKind::Ca, None, 3650),
+            view(CertificateKind::Agent, Some("edge-1"), 1),
+            view(CertificateKind::Gateway, None, -1),
         ];
 
         let shown = render(&views, from);

@@ -16,18 +16,18 @@ pub(super) fn render(nodes: &[NodeView], now: Timestamp) -> String {
                 |seen| format!("last seen {} ago", age(seen, now)),
             );
             let mut line = vec!["not connected".to_owned(), seen];
-            line.resize(HEAD.len() - 2, String::new());
+            line.resize(COLUMNS.len() - 2, String::new());
             lines.push(line);
         }
         for line in &mut lines {
             line.push(node.last_error.clone().unwrap_or_default());
         }
-        rows.extend(table::named(node.node.clone(), lines));
+        rows.extend(table::with_name_column(node.node.clone(), lines));
     }
-    table::render(&HEAD, &rows)
+    table::render(&COLUMNS, &rows)
 }
 
-const HEAD: [&str; 9] = [
+const COLUMNS: [&str; 9] = [
     "NODE",
     "PEER",
     "SINCE",
@@ -43,18 +43,18 @@ fn session_row(session: &SessionView, now: Timestamp) -> Vec<String> {
     let traffic = &session.traffic;
     let rtt = traffic.rtt_seconds;
     let rtt = rtt.map(|rtt| format!("{:.1} ms", rtt * 1000.0));
-    let left = session.certificate_expires.duration_since(now).as_secs() / DAY;
+    let days_left = session.certificate_expires.duration_since(now).as_secs() / DAY;
     vec![
         session.peer.to_string(),
         age(session.since, now),
         table::or_dash(rtt),
         traffic.streams.to_string(),
-        bytes(traffic.bytes_in),
-        bytes(traffic.bytes_out),
-        if left < 0 {
+        format_bytes(traffic.bytes_in),
+        format_bytes(traffic.bytes_out),
+        if days_left < 0 {
             "expired".to_owned()
         } else {
-            format!("{left} d")
+            format!("{days_left} d")
         },
     ]
 }
@@ -77,7 +77,7 @@ fn age(since: Timestamp, now: Timestamp) -> String {
     clippy::cast_precision_loss,
     reason = "printed with one decimal"
 )]
-fn bytes(count: u64) -> String {
+fn format_bytes(count: u64) -> String {
     match count {
         0..10_000 => format!("{count} B"),
         10_000..10_000_000 => format!("{:.1} kB", count as f64 / 1e3),

@@ -4,10 +4,10 @@ use super::table::{self, or_dash};
 use crate::reconcile::{EndpointView, FrontView, PortView, ServiceView};
 
 /// The maximum number of frontends, and of backends, in a cell.
-const NAMED: usize = 3;
+const MAX_NAMES: usize = 3;
 
 /// Marks a frontend that is not translated at sockets, because a local process listens on its address.
-const BYPASSED: &str = "not translated: local listener";
+const LOCAL_LISTENER: &str = "not translated: local listener";
 
 /// The status of a Service without ports.
 const NO_PORT: &str = "no port is programmed";
@@ -16,11 +16,11 @@ const NO_PORT: &str = "no port is programmed";
 pub(super) fn render(services: &[ServiceView]) -> String {
     let mut rows = Vec::new();
     for service in services {
-        let mut ports: Vec<_> = service.ports.iter().map(line).collect();
+        let mut ports: Vec<_> = service.ports.iter().map(port_row).collect();
         if ports.is_empty() {
             ports.push(["", "", "", NO_PORT].map(str::to_owned).to_vec());
         }
-        rows.extend(table::named(full_name(service), ports));
+        rows.extend(table::with_name_column(full_name(service), ports));
     }
     table::render(
         &["SERVICE", "FRONTEND", "ALGORITHM", "BACKENDS", "STATUS"],
@@ -28,7 +28,7 @@ pub(super) fn render(services: &[ServiceView]) -> String {
     )
 }
 
-fn line(port: &PortView) -> Vec<String> {
+fn port_row(port: &PortView) -> Vec<String> {
     let fronts: Vec<_> = port
         .frontends
         .iter()
@@ -36,27 +36,27 @@ fn line(port: &PortView) -> Vec<String> {
         .collect();
     let backends: Vec<_> = port.backends.iter().map(String::as_str).collect();
     vec![
-        some(&fronts),
+        abbreviate(&fronts),
         port.algorithm.clone(),
-        some(&backends),
+        abbreviate(&backends),
         status(port),
     ]
 }
 
 /// Renders all details of each Service.
-pub(super) fn render_each(services: &[ServiceView]) -> String {
+pub(super) fn render_details(services: &[ServiceView]) -> String {
     let mut blocks = Vec::new();
     for service in services {
         let name = full_name(service);
         if service.ports.is_empty() {
             blocks.push(format!("{name}: {NO_PORT}"));
         }
-        blocks.extend(service.ports.iter().map(|port| block(&name, port)));
+        blocks.extend(service.ports.iter().map(|port| port_details(&name, port)));
     }
     blocks.join("\n\n")
 }
 
-fn block(name: &str, port: &PortView) -> String {
+fn port_details(name: &str, port: &PortView) -> String {
     let mut lines = vec![
         format!("{name}  {}", port_name(port)),
         format!("algorithm          {}", port.algorithm),
@@ -74,19 +74,19 @@ fn block(name: &str, port: &PortView) -> String {
     lines.push(format!("status             {}", status(port)));
     lines.push(format!("connections        {}", port.connections));
     lines.push(format!("refused            {}", port.refused));
-    let fronts: Vec<_> = port.frontends.iter().map(front).collect();
-    let endpoints: Vec<_> = port.endpoints.iter().map(endpoint).collect();
+    let fronts: Vec<_> = port.frontends.iter().map(frontend_row).collect();
+    let endpoints: Vec<_> = port.endpoints.iter().map(endpoint_row).collect();
     [
         lines.join("\n"),
         table::render(&["FRONTEND", "TYPE", "SOCKETS", "PACKETS"], &fronts),
-        table::render(&ENDPOINT, &endpoints),
+        table::render(&ENDPOINT_COLUMNS, &endpoints),
     ]
     .join("\n\n")
 }
 
-fn front(front: &FrontView) -> Vec<String> {
+fn frontend_row(front: &FrontView) -> Vec<String> {
     let sockets = if front.local_listener {
-        BYPASSED.to_owned()
+        LOCAL_LISTENER.to_owned()
     } else {
         front.sockets.clone()
     };
@@ -98,7 +98,7 @@ fn front(front: &FrontView) -> Vec<String> {
     ]
 }
 
-const ENDPOINT: [&str; 8] = [
+const ENDPOINT_COLUMNS: [&str; 8] = [
     "ENDPOINT",
     "POD",
     "NODE",
@@ -109,7 +109,7 @@ const ENDPOINT: [&str; 8] = [
     "STATUS",
 ];
 
-fn endpoint(endpoint: &EndpointView) -> Vec<String> {
+fn endpoint_row(endpoint: &EndpointView) -> Vec<String> {
     let sets = (!endpoint.sets.is_empty()).then(|| endpoint.sets.join(", "));
     vec![
         endpoint.endpoint.clone(),
@@ -128,12 +128,12 @@ pub(super) fn render_backends(services: &[ServiceView]) -> String {
     let mut rows = Vec::new();
     for service in services {
         let ports = service.ports.iter().flat_map(|port| {
-            let endpoints = port.endpoints.iter().map(endpoint);
-            table::named(port_name(port), endpoints)
+            let endpoints = port.endpoints.iter().map(endpoint_row);
+            table::with_name_column(port_name(port), endpoints)
         });
-        rows.extend(table::named(full_name(service), ports));
+        rows.extend(table::with_name_column(full_name(service), ports));
     }
-    let head = [&["SERVICE", "PORT"], &ENDPOINT[..]].concat();
+    let head = [&["SERVICE", "PORT"], &ENDPOINT_COLUMNS[..]].concat();
     table::render(&head, &rows)
 }
 
@@ -148,8 +148,8 @@ fn port_name(port: &PortView) -> String {
 }
 
 /// Joins the first few names, and adds the number of the others.
-fn some(names: &[&str]) -> String {
-    match names.split_at_checked(NAMED) {
+fn abbreviate(names: &[&str]) -> String {
+    match names.split_at_checked(MAX_NAMES) {
         None | Some((_, [])) => or_dash((!names.is_empty()).then(|| names.join(" "))),
         Some((shown, more)) => format!("{} and {} more", shown.join(" "), more.len()),
     }
@@ -172,7 +172,7 @@ fn status(port: &PortView) -> String {
     };
     if port.frontends.iter().any(|front| front.local_listener) {
         status.push_str("; sockets ");
-        status.push_str(BYPASSED);
+        status.push_str(LOCAL_LISTENER);
     }
     status
 }
@@ -261,7 +261,7 @@ ENDPOINT      POD     NODE     ZONE   SETS             WEIGHT   CONNECTIONS   ST
 10.1.0.1:80   web-0   node-a   -      cluster, local   1        12            active
 10.1.0.2:80   -       -        -      -                1        -             inactive";
 
-        assert_eq!(render_each(&[service()]), shown);
+        assert_eq!(render_details(&[service()]), shown);
     }
 
     #[test]
@@ -269,16 +269,16 @@ ENDPOINT      POD     NODE     ZONE   SETS             WEIGHT   CONNECTIONS   ST
         let mut service = service();
         service.ports[0].frontends[0].local_listener = true;
 
-        let shown = render_each(&[service.clone()]);
+        let shown = render_details(&[service.clone()]);
         service.ports[0].backends.clear();
         service.ports[0].has_endpoints = false;
-        let lonely = render_each(&[service]);
+        let without_backends = render_details(&[service]);
 
         let status = "\nstatus             programmed; sockets not translated: local listener\n";
         let front = "ClusterIP   not translated: local listener   Cluster\n";
         assert!(shown.contains(status) && shown.contains(front), "{shown}");
         let status = "refused; sockets not translated: local listener\n";
-        assert!(lonely.contains(status), "{lonely}");
+        assert!(without_backends.contains(status), "{without_backends}");
     }
 
     #[test]
@@ -307,9 +307,9 @@ shop/web   http TCP IPv4   10.1.0.1:80   web-0   node-a   -      cluster, local 
 
     #[test]
     fn a_long_list_is_abbreviated() {
-        assert_eq!(some(&["1", "2", "3", "4", "5"]), "1 2 3 and 2 more");
-        assert_eq!(some(&["1", "2", "3"]), "1 2 3");
-        assert_eq!(some(&["1"]), "1");
-        assert_eq!(some(&[]), "-");
+        assert_eq!(abbreviate(&["1", "2", "3", "4", "5"]), "1 2 3 and 2 more");
+        assert_eq!(abbreviate(&["1", "2", "3"]), "1 2 3");
+        assert_eq!(abbreviate(&["1"]), "1");
+        assert_eq!(abbreviate(&[]), "-");
     }
 }

@@ -5,13 +5,13 @@ use tunnel_common::table::Size;
 use super::table::Rows;
 use crate::{
     admin::{ChecksView, Status, used},
-    sockets::{Pods, View},
-    source::{Report, Server},
+    sockets::{Pods, TerminatorView},
+    source::{SourceReport, ServerStatus},
     tunnel::NodeView,
 };
 
 /// The maximum number of problems of one kind to show.
-const SHOWN: usize = 20;
+const MAX_PROBLEMS: usize = 20;
 
 pub(super) fn render(status: &Status) -> String {
     let setup = &status.setup;
@@ -21,7 +21,7 @@ pub(super) fn render(status: &Status) -> String {
         Some(reason) => format!("not ready: {reason}"),
     };
     let (version, node) = (&setup.version, &setup.node);
-    let mut rows = Rows::under(format!("culvert {version} on node {node}: {ready}"));
+    let mut rows = Rows::with_headline(format!("culvert {version} on node {node}: {ready}"));
     let process = format!("{}, started {}", setup.pid, setup.started);
     rows.add("process", process);
     rows.add("cgroup", &setup.cgroup);
@@ -30,7 +30,7 @@ pub(super) fn render(status: &Status) -> String {
     rows.add("client identity", &setup.client_identity);
     rows.add("services", programmed.services);
     for (size, used) in used(programmed) {
-        rows.add(&size.label().replace('_', " "), room(status, size, used));
+        rows.add(&size.label().replace('_', " "), usage(status, size, used));
     }
     rows.add("open connections", status.open_connections);
     rows.add("last write", last_write(status));
@@ -41,7 +41,7 @@ pub(super) fn render(status: &Status) -> String {
     if let Some(log) = &status.kernel_log {
         rows.add("kernel log", format!("{}, {}", log.program, log.level));
     }
-    let report: Report = serde_json::from_value(status.source.clone()).unwrap_or_default();
+    let report: SourceReport = serde_json::from_value(status.source.clone()).unwrap_or_default();
     if let Some(server) = &report.server {
         api_server(&mut rows, server);
     }
@@ -54,13 +54,13 @@ pub(super) fn render(status: &Status) -> String {
 }
 
 /// Formats the used entries of a map and its capacity.
-fn room(status: &Status, size: Size, used: usize) -> String {
-    let room = status.setup.maps.get(size.word()).copied().unwrap_or(0);
+fn usage(status: &Status, size: Size, used: usize) -> String {
+    let capacity = status.setup.maps.get(size.word()).copied().unwrap_or(0);
     let draining = status.programmed.draining_backends;
     if size == Size::Backends && draining > 0 {
-        return format!("{used} of {room}; {draining} removed ones have open connections");
+        return format!("{used} of {capacity}; {draining} removed ones have open connections");
     }
-    format!("{used} of {room}")
+    format!("{used} of {capacity}")
 }
 
 fn last_write(status: &Status) -> String {
@@ -75,7 +75,7 @@ fn last_write(status: &Status) -> String {
 }
 
 /// Adds the address of the API server, and whether it responds.
-fn api_server(rows: &mut Rows, server: &Server) {
+fn api_server(rows: &mut Rows, server: &ServerStatus) {
     rows.add("API server", &server.address);
     if let (Some(why), Some(since)) = (&server.error, &server.error_since) {
         rows.add("", format!("unreachable since {since}: {why}"));
@@ -84,7 +84,7 @@ fn api_server(rows: &mut Rows, server: &Server) {
 }
 
 /// Adds the rows about sockets of removed backends.
-fn terminated_sockets(rows: &mut Rows, sockets: &View) {
+fn terminated_sockets(rows: &mut Rows, sockets: &TerminatorView) {
     if sockets.protocols.is_empty() {
         rows.add("terminated sockets", "off (sockets.terminate)");
         return;
@@ -112,7 +112,7 @@ fn health_checks(rows: &mut Rows, checks: &ChecksView) {
         let ports = format!("health check node ports of {services} Services");
         rows.add("health checks", ports);
     }
-    for (service, why) in checks.unserved.iter().take(SHOWN) {
+    for (service, why) in checks.unserved.iter().take(MAX_PROBLEMS) {
         rows.add("error", format!("{service}: {why}"));
     }
 }
@@ -129,11 +129,11 @@ fn tunnel(rows: &mut Rows, status: &Status) {
         rows.add_each("route", &network.routes);
     }
     rows.add_each("error", &network.problem);
-    rows.add_each("error", steering.problems.iter().take(SHOWN));
-    let is_away = |node: &&NodeView| node.sessions.is_empty();
-    let away = status.nodes.iter().filter(is_away);
+    rows.add_each("error", steering.problems.iter().take(MAX_PROBLEMS));
+    let is_disconnected = |node: &&NodeView| node.sessions.is_empty();
+    let disconnected = status.nodes.iter().filter(is_disconnected);
     if let Some(identity) = &status.identity {
-        let connected = status.nodes.len() - away.clone().count();
+        let connected = status.nodes.len() - disconnected.clone().count();
         let connected = format!("{connected} nodes connected (culvert nodes)");
         rows.add("agents", connected);
         let expires = identity.expires.map(|expires| format!("expires {expires}"));
@@ -141,21 +141,21 @@ fn tunnel(rows: &mut Rows, status: &Status) {
         rows.add_each("error", &identity.problem);
         rows.add_each("warning", &identity.warnings);
     }
-    let errors = away.take(SHOWN).filter_map(|node| node.last_error.as_ref());
+    let errors = disconnected.take(MAX_PROBLEMS).filter_map(|node| node.last_error.as_ref());
     rows.add_each("tunnel error", errors);
 }
 
 /// Adds the problems of Service ports and of the objects that were read.
-fn problems(rows: &mut Rows, status: &Status, report: &Report) {
+fn problems(rows: &mut Rows, status: &Status, report: &SourceReport) {
     for (reason, count) in &status.programmed.problems {
         let problem = format!("{count} service ports: {reason} (culvert services)");
         rows.add("error", problem);
     }
-    for problem in report.problems.iter().take(SHOWN) {
+    for problem in report.problems.iter().take(MAX_PROBLEMS) {
         let is_ignored = problem.ignored;
         rows.add(if is_ignored { "ignored" } else { "rejected" }, problem);
     }
-    if let Some(more @ 1..) = report.problems.len().checked_sub(SHOWN) {
+    if let Some(more @ 1..) = report.problems.len().checked_sub(MAX_PROBLEMS) {
         rows.add("", format!("and {more} more"));
     }
 }

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, fmt, iter};
 pub(super) struct Rows(String);
 
 impl Rows {
-    pub(super) const fn under(headline: String) -> Self {
+    pub(super) const fn with_headline(headline: String) -> Self {
         Self(headline)
     }
 
@@ -49,7 +49,7 @@ pub(super) fn or_dash(value: Option<impl ToString>) -> String {
 }
 
 /// Inserts a first column that has the name in the first row, and is empty in the others.
-pub(super) fn named(
+pub(super) fn with_name_column(
     name: String,
     rows: impl IntoIterator<Item = Vec<String>>,
 ) -> impl Iterator<Item = Vec<String>> {

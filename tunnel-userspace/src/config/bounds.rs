@@ -2,17 +2,17 @@
 
 use std::{fmt::Display, ops::RangeInclusive, time::Duration};
 
-use super::{Config, Refused, Tunnel};
-use crate::duration::Written;
+use super::{Config, FieldError, Tunnel};
+use crate::duration::DisplayDuration;
 
 /// The largest capacity of a map, in entries.
 const MOST_ENTRIES: u32 = 1 << 24;
 
 /// Returns an error if a number or duration is out of range.
-pub(super) fn check(config: &Config) -> Result<(), Refused> {
-    const SECOND: Written = Written(Duration::from_secs(1));
+pub(super) fn check(config: &Config) -> Result<(), FieldError> {
+    const SECOND: DisplayDuration = DisplayDuration(Duration::from_secs(1));
     let seconds =
-        |least, most| Written(Duration::from_secs(least))..=Written(Duration::from_secs(most));
+        |least, most| DisplayDuration(Duration::from_secs(least))..=DisplayDuration(Duration::from_secs(most));
 
     for (size, entries) in config.bpf.maps.words() {
         within(&format!("bpf.maps.{size}"), entries, 1..=MOST_ENTRIES)?;
@@ -20,10 +20,10 @@ pub(super) fn check(config: &Config) -> Result<(), Refused> {
     let service = &config.service;
     at_least(
         "service.fullSyncInterval",
-        Written(service.full_sync_interval),
+        DisplayDuration(service.full_sync_interval),
         SECOND,
     )?;
-    let look = Written(service.local_listener_poll_interval);
+    let look = DisplayDuration(service.local_listener_poll_interval);
     within("service.localListenerPollInterval", look, seconds(1, 60))?;
     if let Some(kube) = &config.source.kube {
         for (name, value, bounds) in [
@@ -42,7 +42,7 @@ pub(super) fn check(config: &Config) -> Result<(), Refused> {
             ),
             ("events.interval", kube.events.interval, seconds(1, 3600)),
         ] {
-            within(&format!("source.kube.{name}"), Written(value), bounds)?;
+            within(&format!("source.kube.{name}"), DisplayDuration(value), bounds)?;
         }
         within("source.kube.events.burst", kube.events.burst, 1..=1000)?;
         within("source.kube.pageSize", kube.page_size, 10..=10_000)?;
@@ -50,8 +50,8 @@ pub(super) fn check(config: &Config) -> Result<(), Refused> {
     check_tunnel(&config.tunnel)
 }
 
-fn check_tunnel(config: &Tunnel) -> Result<(), Refused> {
-    const AN_INSTANT: Written = Written(Duration::from_millis(1));
+fn check_tunnel(config: &Tunnel) -> Result<(), FieldError> {
+    const AN_INSTANT: DisplayDuration = DisplayDuration(Duration::from_millis(1));
 
     if let Some(steering) = &config.steering {
         within(
@@ -70,7 +70,7 @@ fn check_tunnel(config: &Tunnel) -> Result<(), Refused> {
             gateway.max_pending_handshakes,
             1,
         )?;
-        let timeout = Written(gateway.handshake_timeout);
+        let timeout = DisplayDuration(gateway.handshake_timeout);
         at_least("tunnel.gateway.handshakeTimeout", timeout, AN_INSTANT)?;
     }
     if let Some(agent) = &config.agent {
@@ -80,7 +80,7 @@ fn check_tunnel(config: &Tunnel) -> Result<(), Refused> {
             1..=4,
         )?;
         at_least("tunnel.agent.maxPendingDials", agent.max_pending_dials, 1)?;
-        let timeout = Written(agent.dial_timeout);
+        let timeout = DisplayDuration(agent.dial_timeout);
         at_least("tunnel.agent.dialTimeout", timeout, AN_INSTANT)?;
     }
     let session = &config.session;
@@ -91,7 +91,7 @@ fn check_tunnel(config: &Tunnel) -> Result<(), Refused> {
         session.stream_window_bytes,
         65_535,
     )?;
-    let [every, timeout] = [session.ping_interval, session.ping_timeout].map(Written);
+    let [every, timeout] = [session.ping_interval, session.ping_timeout].map(DisplayDuration);
     at_least("tunnel.session.pingInterval", every, AN_INSTANT)?;
     at_least("tunnel.session.pingTimeout", timeout, AN_INSTANT)
 }
@@ -101,7 +101,7 @@ fn within<T: Display + PartialOrd>(
     field: &str,
     value: T,
     bounds: RangeInclusive<T>,
-) -> Result<(), Refused> {
+) -> Result<(), FieldError> {
     if bounds.contains(&value) {
         return Ok(());
     }
@@ -111,7 +111,7 @@ fn within<T: Display + PartialOrd>(
 }
 
 /// Returns an error if a value is less than its minimum.
-fn at_least<T: Display + PartialOrd>(field: &str, value: T, least: T) -> Result<(), Refused> {
+fn at_least<T: Display + PartialOrd>(field: &str, value: T, least: T) -> Result<(), FieldError> {
     if value >= least {
         return Ok(());
     }
@@ -125,7 +125,7 @@ pub(super) fn each(
     texts: &[String],
     is_one: impl Fn(&str) -> bool,
     reason: &str,
-) -> Result<(), Refused> {
+) -> Result<(), FieldError> {
     let mut texts = texts.iter().enumerate();
     match texts.find(|(_, text)| !is_one(text)) {
         Some((index, text)) => Err((format!("{field}[{index}]"), format!("`{text}` {reason}"))),

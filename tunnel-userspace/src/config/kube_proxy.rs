@@ -14,7 +14,7 @@ use self::{
     file::{File, Head, Mode},
     read::{address, ip_of},
 };
-use super::{Config, Refused};
+use super::{Config, FieldError};
 use crate::model::Algorithm;
 
 /// The API group, its supported version, and the kind.
@@ -88,7 +88,7 @@ fn named(ours: String) -> String {
 }
 
 /// Converts a kube-proxy file. Relative paths in it are relative to `folder`.
-pub(super) fn read(value: &Value, folder: &Path) -> Result<Meaning, Refused> {
+pub(super) fn read(value: &Value, folder: &Path) -> Result<Meaning, FieldError> {
     let head: Head = file::part(value)?;
     for (field, found, wanted) in [
         ("apiVersion", head.api_version, API_VERSION),
@@ -173,7 +173,7 @@ fn client(file: &File, folder: &Path, meaning: &mut Meaning) {
 }
 
 /// Converts the addresses for health and metrics. Their defaults have the address family of `bindAddress`.
-fn ports(file: &File, meaning: &mut Meaning) -> Result<(), Refused> {
+fn ports(file: &File, meaning: &mut Meaning) -> Result<(), FieldError> {
     let own = match file.bind_address.as_str() {
         "" => "0.0.0.0",
         own => own,
@@ -245,7 +245,7 @@ fn scheduler(file: &File, meaning: &mut Meaning) {
 }
 
 /// Converts the fields for the packet path: the detection of local traffic, and masquerading.
-fn traffic(file: &File, meaning: &mut Meaning) -> Result<(), Refused> {
+fn traffic(file: &File, meaning: &mut Meaning) -> Result<(), FieldError> {
     match file.detect_local_mode.as_str() {
         "" => {}
         detect @ ("ClusterCIDR" | "NodeCIDR" | "BridgeInterface" | "InterfaceNamePrefix") => {

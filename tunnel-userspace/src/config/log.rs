@@ -2,7 +2,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tunnel_common::table::{PROGRAMS, Program};
 
-use super::Refused;
+use super::FieldError;
 use crate::bpf::KernelLog;
 
 /// Logs of the kernel programs.
@@ -32,7 +32,7 @@ impl Log {
         }
     }
 
-    pub(super) fn check(&self) -> Result<(), Refused> {
+    pub(super) fn check(&self) -> Result<(), FieldError> {
         let Some(KernelLog { program, level: _ }) = &self.kernel else {
             return Ok(());
         };

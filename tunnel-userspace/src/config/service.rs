@@ -5,7 +5,7 @@ use std::{net::IpAddr, time::Duration};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Refused, bounds::each};
+use super::{FieldError, bounds::each};
 use crate::{
     duration,
     model::{Algorithm, ExternalIps, TopologyKeys},
@@ -88,7 +88,7 @@ impl Service {
         named.iter().filter_map(|text| addresses(text)).collect()
     }
 
-    pub(super) fn check(&self) -> Result<(), Refused> {
+    pub(super) fn check(&self) -> Result<(), FieldError> {
         let is_range = |text: &str| cidr(text).is_some();
         let reason = "is not a CIDR such as 10.0.0.0/8";
         let ranges = &self.cluster_cidrs;

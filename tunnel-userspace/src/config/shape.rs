@@ -3,12 +3,12 @@
 
 use serde_json::{Map, Value};
 
-use super::{Config, Identity, Log, Refused, Source, Steering, TOP_LEVEL, Tunnel};
+use super::{Config, Identity, Log, FieldError, Source, Steering, TOP_LEVEL, Tunnel};
 use crate::bpf::{KernelLog, Level};
 
 /// Returns an error if a section is a list or scalar. Replaces an empty section by an empty mapping, so that
 /// serde applies the defaults.
-pub(super) fn check(file: &mut Value) -> Result<(), Refused> {
+pub(super) fn check(file: &mut Value) -> Result<(), FieldError> {
     compare(file, &every_section(), "")
 }
 
@@ -38,7 +38,7 @@ pub(super) fn every_section() -> Value {
 }
 
 /// Checks the sections of `found`, at `path`, against a config with every section.
-fn compare(found: &mut Value, known: &Value, path: &str) -> Result<(), Refused> {
+fn compare(found: &mut Value, known: &Value, path: &str) -> Result<(), FieldError> {
     let Some(sections) = known.as_object() else {
         return Ok(());
     };

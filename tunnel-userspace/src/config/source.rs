@@ -3,7 +3,7 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::Refused;
+use super::FieldError;
 use crate::source::{file, kube};
 
 /// The sources of objects. If both sources have an object, that of the file is used.
@@ -28,7 +28,7 @@ impl Source {
         }
     }
 
-    pub(super) fn check(&self) -> Result<(), Refused> {
+    pub(super) fn check(&self) -> Result<(), FieldError> {
         let is_nameless = |file: file::Settings| file.path.as_os_str().is_empty();
         if self.file().is_some_and(is_nameless) {
             let reason = "must be the path of a manifest file or of a folder with them, but is empty";

@@ -235,8 +235,8 @@ fn the_default_ports_of_the_tunnel_are_not_used_by_other_components() {
     let others: Vec<u16> = others.collect();
     let ours = [
         Steering::default().ingress_port,
-        gateway::Settings::default().listen.port(),
-        agent::Settings::default().admin_address.port(),
+        gateway::GatewaySettings::default().listen.port(),
+        agent::AgentSettings::default().admin_address.port(),
     ];
 
     assert!(ours.iter().all(|port| !others.contains(port)), "{ours:?}");

@@ -6,18 +6,18 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tunnel_common::steering::Prefix;
 
-use super::{Refused, bounds::each};
+use super::{FieldError, bounds::each};
 use crate::{
     identity::Files,
     model::Selector,
     tunnel::{
         Limits,
-        agent::{self, is_allowance},
+        agent::{self, is_allowed_target},
         gateway,
     },
 };
 
-fn refused<T>(field: &str, reason: impl Into<String>) -> Result<T, Refused> {
+fn refused<T>(field: &str, reason: impl Into<String>) -> Result<T, FieldError> {
     Err((format!("tunnel.{field}"), reason.into()))
 }
 
@@ -32,10 +32,10 @@ pub struct Tunnel {
     pub steering: Option<Steering>,
     /// The gateway, to which agents connect.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub gateway: Option<gateway::Settings>,
+    pub gateway: Option<gateway::GatewaySettings>,
     /// The agent of this edge node.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub agent: Option<agent::Settings>,
+    pub agent: Option<agent::AgentSettings>,
     /// The certificate of this gateway or agent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub identity: Option<Identity>,
@@ -57,7 +57,7 @@ impl Default for Tunnel {
 }
 
 impl Tunnel {
-    pub(super) fn check(&self) -> Result<(), Refused> {
+    pub(super) fn check(&self) -> Result<(), FieldError> {
         if self.socket_mark == 0 {
             return refused(
                 "socketMark",
@@ -90,7 +90,7 @@ impl Tunnel {
             let reason = "is not HOST:PORT";
             each("tunnel.agent.gateways", gateways, is_host_and_port, reason)?;
             let reason = "is not self:PORT, localhost:PORT or ADDRESS:PORT";
-            each("tunnel.agent.allowedTargets", allow, is_allowance, reason)?;
+            each("tunnel.agent.allowedTargets", allow, is_allowed_target, reason)?;
         }
         let bytes = self
             .session
@@ -147,13 +147,13 @@ impl Default for Steering {
 }
 
 impl Steering {
-    fn check(&self) -> Result<(), Refused> {
+    fn check(&self) -> Result<(), FieldError> {
         let mut families = Vec::new();
         for (index, text) in self.prefixes.iter().enumerate() {
             let quoted = |why: &str| format!("`{text}` {why}");
             let reason = match text.parse::<Prefix>().ok() {
                 None => quoted("is not a CIDR such as 198.19.0.0/16, or has bits set after the prefix"),
-                Some(prefix) if prefix.room() == 0 => quoted("is too small: it has no usable address"),
+                Some(prefix) if prefix.capacity() == 0 => quoted("is too small: it has no usable address"),
                 Some(prefix) if !is_fit(&prefix) => quoted(
                     "is too large (use /8 or longer for IPv4, /16 or longer for IPv6), or has loopback, \
                      multicast, link-local or reserved addresses",

@@ -11,7 +11,7 @@ use std::{
 
 use jiff::Timestamp;
 
-pub use self::show::{Kind, View, issued, show};
+pub use self::show::{CertificateKind, CertificateView, issued, show};
 use self::{
     folder::{hold, replace},
     make::Authority,
@@ -268,9 +268,9 @@ fn check_owner(path: &Path, role: Role, name: &str) -> Result<(), CaError> {
         Role::Agent => format!("node {name}"),
     };
     let is = match there.role {
-        Kind::Agent => format!("node {}", there.node.unwrap_or_default()),
-        Kind::Gateway => "a gateway".to_owned(),
-        Kind::Ca | Kind::Other => there.subject,
+        CertificateKind::Agent => format!("node {}", there.node.unwrap_or_default()),
+        CertificateKind::Gateway => "a gateway".to_owned(),
+        CertificateKind::Ca | CertificateKind::Other => there.subject,
     };
     if is == wanted {
         return Ok(());

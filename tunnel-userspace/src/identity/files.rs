@@ -93,7 +93,7 @@ pub(super) fn certificates(
     Ok(found)
 }
 
-/// Parses the only private key of a file.
+/// Parses the private key of a file, which must have exactly one.
 pub(super) fn key(path: &Path, bytes: &[u8]) -> Result<PrivateKeyDer<'static>, Rejected> {
     let sections = sections(bytes).map_err(|reason| reject(path, reason))?;
     let mut keys = sections

@@ -18,14 +18,14 @@ use crate::drain;
 /// The interval at which the files are checked.
 const POLL: Duration = Duration::from_secs(2);
 
-/// The time before the expiry of a certificate from which on there is a warning, or a fifth of the
-/// certificate's lifetime if that is shorter.
+/// The warning of an expiring certificate starts this long before, or after four fifths of the
+/// certificate's lifetime if that is later.
 const SOON: SignedDuration = SignedDuration::from_hours(30 * 24);
 
 /// The state of this process's certificate, for status and metrics.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(default, rename_all = "camelCase")]
-pub struct State {
+pub struct CertificateState {
     /// The common name of the certificate in use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
@@ -47,7 +47,7 @@ pub struct State {
 #[derive(Clone, Debug)]
 pub struct Receiver {
     identity: watch::Receiver<Option<Arc<Identity>>>,
-    state: watch::Receiver<State>,
+    state: watch::Receiver<CertificateState>,
 }
 
 impl Receiver {
@@ -66,7 +66,7 @@ impl Receiver {
 
     /// Returns the state of the certificate.
     #[must_use]
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> CertificateState {
         self.state.borrow().clone()
     }
 }
@@ -80,12 +80,12 @@ pub struct Store {
     /// True if the contents of the last check are in use.
     is_good: bool,
     identity: watch::Sender<Option<Arc<Identity>>>,
-    state: watch::Sender<State>,
+    state: watch::Sender<CertificateState>,
 }
 
 impl Store {
-    /// Reads the files. Invalid files are no failure: the state has the error, and the files are checked
-    /// again.
+    /// Reads the files. Invalid files are not a failure: their error is in the state, and they are checked
+    /// again later.
     #[must_use]
     pub fn open(files: Files, role: Role) -> (Self, Receiver) {
         Self::open_at(files, role, Timestamp::now())
@@ -96,11 +96,11 @@ impl Store {
         let mut store = Self {
             files,
             role,
-            // As if an earlier check had found the same, so that invalid files are reported at once.
+            // Set as if an earlier check had found the same, so that invalid files are reported at once.
             seen: found.as_ref().map_err(Rejected::to_string).cloned(),
             is_good: false,
             identity: watch::Sender::new(None),
-            state: watch::Sender::new(State::default()),
+            state: watch::Sender::new(CertificateState::default()),
         };
         store.take(found, now);
         // Subscribes after the first certificate, which thus does not count as a change.

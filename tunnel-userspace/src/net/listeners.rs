@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use tunnel_common::{addr::Protocol, service::FrontKey};
+use tunnel_common::{addr::Protocol, service::FrontendKey};
 
 use super::diag::{Diag, DiagError, Filter};
 
-/// The protocols of which sockets can be listed.
+/// The protocols whose sockets can be listed.
 const PROTOCOLS: [Protocol; 2] = [Protocol::TCP, Protocol::UDP];
 
 /// A search for local listeners, with its sock_diag socket.
@@ -22,7 +22,7 @@ impl Listeners {
     /// # Errors
     ///
     /// The kernel can't list its sockets.
-    pub fn find(&mut self, wanted: &BTreeSet<FrontKey>) -> Result<BTreeSet<FrontKey>, DiagError> {
+    pub fn find(&mut self, wanted: &BTreeSet<FrontendKey>) -> Result<BTreeSet<FrontendKey>, DiagError> {
         // On an error the socket is dropped, since the rest of the answer is still to be read from it.
         let mut diag = match self.diag.take() {
             Some(diag) => diag,
@@ -35,7 +35,7 @@ impl Listeners {
             }
             diag.list(protocol, Filter::Listening, |socket| {
                 let (address, port) = socket.own();
-                let key = FrontKey::new(address, port, protocol);
+                let key = FrontendKey::new(address, port, protocol);
                 if wanted.contains(&key) {
                     found.insert(key);
                 }
@@ -54,12 +54,12 @@ mod tests {
 
     use super::*;
 
-    fn key(at: SocketAddr, protocol: Protocol) -> FrontKey {
+    fn key(at: SocketAddr, protocol: Protocol) -> FrontendKey {
         let (address, port) = (Address::from_ip(at.ip()), Port::from_host(at.port()));
-        FrontKey::new(address, port, protocol)
+        FrontendKey::new(address, port, protocol)
     }
 
-    fn is_found(listeners: &mut Listeners, key: FrontKey) -> bool {
+    fn is_found(listeners: &mut Listeners, key: FrontendKey) -> bool {
         let found = listeners.find(&[key].into()).expect("looked");
         assert!(found.is_empty() || found == [key].into());
         !found.is_empty()

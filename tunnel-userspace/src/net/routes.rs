@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use tracing::warn;
 use tunnel_common::steering::Prefix;
 
-use super::{NetError, Settings, netlink::Kernel, snapshot::Snapshot};
+use super::{NetError, NetworkSettings, netlink::Kernel, snapshot::Snapshot};
 use crate::failure::chain;
 
 /// Returns the path of the record of routes in a state directory.
@@ -51,7 +51,7 @@ struct Record {
 }
 
 impl Record {
-    fn of(settings: &Settings, place: Place) -> Self {
+    fn of(settings: &NetworkSettings, place: Place) -> Self {
         Self {
             protocol: settings.protocol,
             prefixes: settings.prefixes.iter().map(ToString::to_string).collect(),
@@ -106,7 +106,7 @@ pub(super) struct Routed {
 /// Adds the missing routes if `may_add`, and returns the state. A problem with one prefix does not affect
 /// the others.
 pub(super) async fn keep(
-    settings: &Settings,
+    settings: &NetworkSettings,
     kernel: &Kernel,
     snapshot: &Snapshot,
     may_add: bool,
@@ -162,7 +162,7 @@ pub(super) async fn keep(
 /// Removes the routes of an earlier process that are no longer wanted, and records the wanted ones before
 /// they are added. Returns a new snapshot if any route was removed.
 async fn take_over(
-    settings: &Settings,
+    settings: &NetworkSettings,
     kernel: &Kernel,
     snapshot: &Snapshot,
 ) -> Result<Option<Snapshot>, NetError> {
@@ -257,9 +257,9 @@ mod tests {
         assert!(error.to_string().contains("routes.json"), "{error}");
     }
 
-    fn settings(path: &Path) -> Settings {
+    fn settings(path: &Path) -> NetworkSettings {
         let prefix = |text: &str| text.parse().expect("a range");
-        Settings {
+        NetworkSettings {
             uplinks: Vec::new(),
             prefixes: vec![prefix("198.19.0.0/16"), prefix("fd00:c01e::/64")],
             protocol: 176,

@@ -22,7 +22,7 @@ use tracing::{debug, info, warn};
 use tunnel_common::addr::Protocol;
 
 use super::{
-    Memory, Pods, View,
+    Memory, Pods, TerminatorView,
     retry::{self, Retry},
     scan::{self, Reach, Scan},
 };
@@ -43,7 +43,7 @@ type Stream = BufReader<UnixStream>;
 struct Order {
     /// The number of the scan.
     look: u64,
-    /// The numbers of the protocols of which sockets are ended.
+    /// The numbers of the protocols whose sockets are ended.
     protocols: Vec<u8>,
 }
 
@@ -60,7 +60,7 @@ pub(super) struct Desk {
     pub(super) protocols: Vec<Protocol>,
     /// The number of the daemon's last started scan.
     pub(super) looks: watch::Receiver<u64>,
-    pub(super) view: watch::Sender<View>,
+    pub(super) view: watch::Sender<TerminatorView>,
     /// The state to publish while no helper is connected.
     pub(super) without: Pods,
 }

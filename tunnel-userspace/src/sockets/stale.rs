@@ -10,7 +10,7 @@ use tunnel_common::{
     addr::{Address, Port, Protocol},
     origin::{Direction, Origin, OverflowKey},
     select,
-    service::{Backend, FrontKey, State},
+    service::{Backend, FrontendKey, BackendState},
 };
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
@@ -58,7 +58,7 @@ pub trait Memory: Send + Sync {
     /// # Errors
     ///
     /// The map can't be read.
-    fn owner(&self, front: &FrontKey) -> io::Result<Option<u32>>;
+    fn owner(&self, front: &FrontendKey) -> io::Result<Option<u32>>;
 
     /// Returns an older translation of a socket.
     ///
@@ -134,14 +134,14 @@ impl<'a, M: Memory> Search<'a, M> {
     fn is_gone(&self, backend: Option<&Backend>, origin: &Origin) -> io::Result<bool> {
         // A connect that was refused by a redirect (before Linux 6.1) or steered to the tunnel has no
         // backend.
-        let was_refused = origin.protocol == Protocol::UDP && origin.state == State::default();
-        if was_refused || origin.index == Origin::NOBODY {
+        let was_refused = origin.protocol == Protocol::UDP && origin.state == BackendState::default();
+        if was_refused || origin.index == Origin::NO_BACKEND {
             return Ok(false);
         }
         if backend.is_some_and(|backend| serves(backend, origin)) {
             return Ok(false);
         }
-        let dialled = FrontKey::new(origin.vip, origin.vip_port, origin.protocol);
+        let dialled = FrontendKey::new(origin.vip, origin.vip_port, origin.protocol);
         let Some(service) = self.memory.owner(&dialled)? else {
             return Ok(true);
         };
@@ -199,7 +199,7 @@ fn serves(backend: &Backend, origin: &Origin) -> bool {
 
 /// Returns true if the backend of a UDP socket was removed, and its index is not yet reused.
 fn has_left(backend: &Backend, origin: &Origin) -> bool {
-    origin.protocol == Protocol::UDP && select::has_left(origin, backend.state)
+    origin.protocol == Protocol::UDP && select::is_removed(origin, backend.state)
 }
 
 #[cfg(test)]

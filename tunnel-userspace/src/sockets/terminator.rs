@@ -1,7 +1,8 @@
-//! Scans for sockets to end whenever a backend was removed.
+//! The task that starts a scan for stale sockets whenever a backend was removed.
 
 use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::{
     sync::watch,
@@ -11,7 +12,7 @@ use tracing::{info, warn};
 use tunnel_common::addr::Protocol;
 
 use super::{
-    Memory, Pods, View,
+    Memory, Pods, TerminatorView,
     helper::{self, Desk},
     namespaces,
     retry::{self, Retry},
@@ -19,21 +20,21 @@ use super::{
 };
 use crate::drain;
 
-/// The time for a helper to connect after the start; after that a warning is logged that sockets in pods
+/// The time after the start in which a helper should connect; later there is a warning that sockets in pods
 /// are not ended.
 const HELPER: Duration = Duration::from_secs(5);
 
-/// The handling of connected sockets whose backend no longer serves its Service.
-#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+/// The settings for ending connected sockets when their backend no longer serves its Service.
+#[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-pub struct Settings {
-    /// The protocols whose sockets are terminated; empty for none.
+pub struct TerminatorSettings {
+    /// The protocols whose sockets are ended; empty for none.
     pub terminate: Vec<Transport>,
-    /// True if sockets in pods are ended, too.
+    /// True to end sockets in pods, too.
     pub include_pods: bool,
 }
 
-impl Default for Settings {
+impl Default for TerminatorSettings {
     fn default() -> Self {
         Self {
             terminate: vec![Transport::Udp],
@@ -43,17 +44,17 @@ impl Default for Settings {
 }
 
 /// A protocol whose sockets can be ended.
-#[derive(Clone, Copy, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
+#[derive(Clone, Copy, Debug, Deserialize, Eq, JsonSchema, Ord, PartialEq, PartialOrd, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Transport {
-    /// UDP: a client that waits for an answer gets an error at once, and can ask another backend.
+    /// UDP: a client that waits for an answer gets an error at once, and can use another backend.
     Udp,
-    /// TCP: a connection to a backend that left its Service, but still works, is cut.
+    /// TCP: ends also connections that still work, to a backend that left its Service but runs on.
     Tcp,
 }
 
 impl Transport {
-    /// Returns the protocol number.
+    /// Returns the protocol with its number.
     const fn protocol(self) -> Protocol {
         match self {
             Self::Udp => Protocol::UDP,
@@ -68,22 +69,22 @@ impl fmt::Display for Transport {
     }
 }
 
-/// Ends sockets of removed backends.
+/// Ends the sockets of removed backends.
 pub struct Terminator<M> {
     memory: Arc<M>,
     protocols: Vec<Protocol>,
     pods: bool,
-    /// The path of the socket for the helper, which ends sockets in pods if the daemon can't.
+    /// The path of the Unix socket for the helper, which ends sockets in pods if the daemon can't.
     helper: PathBuf,
-    view: watch::Sender<View>,
-    /// The number of the last scan that was started.
+    view: watch::Sender<TerminatorView>,
+    /// The number of the last started scan.
     looks: watch::Sender<u64>,
 }
 
 impl<M: Memory + 'static> Terminator<M> {
-    /// Returns a terminator that publishes its state to `view`. `helper` is the path of the socket for
+    /// Returns a terminator that publishes its state to `view`. `helper` is the path of the Unix socket for
     /// the helper, which ends sockets in pods if the daemon can't.
-    pub fn new(settings: &Settings, helper: PathBuf, memory: M, view: watch::Sender<View>) -> Self {
+    pub fn new(settings: &TerminatorSettings, helper: PathBuf, memory: M, view: watch::Sender<TerminatorView>) -> Self {
         Self {
             memory: Arc::new(memory),
             protocols: settings.terminate.iter().map(|it| it.protocol()).collect(),
@@ -94,9 +95,9 @@ impl<M: Memory + 'static> Terminator<M> {
         }
     }
 
-    /// Scans once, and then whenever a backend was removed: whenever `gone` changes, which must be after
-    /// no program can choose the backend any more. Changes during a scan lead to one more scan. Runs
-    /// until the drain begins.
+    /// Scans once, and then whenever `gone` changes, until the drain begins. `gone` must change after a
+    /// backend was removed, once no program can choose it any more. Any number of changes during a scan
+    /// leads to one more scan.
     pub async fn run(self, gone: watch::Receiver<u64>, draining: watch::Receiver<bool>) {
         let pods = self.pods();
         self.view.send_modify(|view| view.pods = pods.clone());
@@ -120,14 +121,14 @@ impl<M: Memory + 'static> Terminator<M> {
         }
     }
 
-    /// Logs once that sockets in pods are not ended, if no helper connects in time.
+    /// Logs a warning that sockets in pods are not ended, if no helper connects in time.
     async fn warn(&self, mut draining: watch::Receiver<bool>) {
         tokio::select! {
             () = drain::begun(&mut draining) => {}
             () = sleep(HELPER) => {
                 let pods = self.view.borrow().pods.clone();
                 if let Pods::Unreached(why) = pods {
-                    warn!(%why, "connected sockets in pods are not ended when their backend goes");
+                    warn!(%why, "connected sockets in pods are not ended when their backend is removed");
                 }
             }
         }
@@ -150,7 +151,7 @@ impl<M: Memory + 'static> Terminator<M> {
                 () = drain::begun(&mut draining) => return,
                 changed = gone.changed() => {
                     if changed.is_err() {
-                        // The owner of the maps has ended: no further backend is removed.
+                        // The task that owns the maps has ended, so no more backends will be removed.
                         return drain::begun(&mut draining).await;
                     }
                     retry.begin_anew();
@@ -160,7 +161,7 @@ impl<M: Memory + 'static> Terminator<M> {
         }
     }
 
-    /// Returns the process that can end sockets in pods.
+    /// Returns the process that ends sockets in pods, as far as it is known at the start.
     fn pods(&self) -> Pods {
         if !self.pods {
             return Pods::Off;
@@ -168,7 +169,7 @@ impl<M: Memory + 'static> Terminator<M> {
         namespaces::obstacle().map_or(Pods::Daemon, Pods::Unreached)
     }
 
-    /// Scans once; returns true if it failed, but may succeed if repeated.
+    /// Scans once; returns true if the scan failed, but may succeed on a retry.
     async fn look(&self, reach: Reach) -> bool {
         let (memory, protocols) = (Arc::clone(&self.memory), self.protocols.clone());
         let start = Instant::now();
@@ -177,20 +178,20 @@ impl<M: Memory + 'static> Terminator<M> {
         let known = self.view.borrow().problem.clone();
         match &scan.problem {
             Some(problem) if known.as_ref() != Some(problem) => {
-                warn!(%problem, again = scan.is_retryable, "cannot end every socket of backends that are gone");
+                warn!(%problem, retry = scan.is_retryable, "cannot end every socket of removed backends");
             }
-            None if known.is_some() => info!("sockets of backends that are gone are ended again"),
+            None if known.is_some() => info!("all sockets of removed backends can be ended again"),
             Some(_) | None => {}
         }
         if scan.ended > 0 {
             info!(
                 ended = scan.ended,
-                seconds, "ended sockets of backends that are gone"
+                seconds, "ended sockets of removed backends"
             );
         }
         self.view.send_modify(|view| {
             view.count(scan.ended, scan.problem.is_some());
-            // A connected helper sees more of them, and reports the number itself.
+            // With a connected helper, the number is that of the helper, which scans pods.
             if view.pods != Pods::Helper {
                 view.stale = scan.left;
             }

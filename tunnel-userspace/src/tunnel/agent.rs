@@ -1,8 +1,9 @@
-//! The agent, on an edge node: keeps connections to the gateways up.
+//! The agent of an edge node: maintains connections to the gateways.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::{
     sync::{Semaphore, mpsc, watch},
@@ -11,43 +12,45 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-pub use super::target::is_allowance;
+pub use super::allow_list::is_allowed_target;
 use super::{
-    BadAllowance, Board, Common, ConnectionState,
+    InvalidAllowedTarget, AgentState, CommonSettings, ConnectionState,
     backoff::Backoff,
     dial,
-    serve::{self, News, Shared},
-    target::AllowList,
-    threads::{Seat, Threads},
+    agent_session::{self, SessionEvent, AgentContext},
+    allow_list::AllowList,
+    session_threads::{ThreadHandle, SessionThreads},
 };
 use crate::{drain, duration, failure::chain, identity};
 
-/// The maximum number of concurrent sessions per connection slot, sessions being replaced included.
-const MOST: usize = 4;
-/// A shorter-lived session is replaced only after a pause, even if its gateway asks for a replacement.
-const SHORT: Duration = Duration::from_secs(1);
+/// The maximum number of concurrent sessions of one connection slot: the current session, and earlier
+/// ones of draining gateways.
+const MAX_SESSIONS_PER_SLOT: usize = 4;
+/// The minimum lifetime of a session that is replaced without a delay when its gateway drains.
+const MIN_LIFETIME: Duration = Duration::from_secs(1);
 
 /// The settings of an agent.
-#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-pub struct Settings {
-    /// The gateways, each as host:port; at least one.
+pub struct AgentSettings {
+    /// The gateways, each as HOST:PORT; at least one.
     pub gateways: Vec<String>,
-    /// The targets that may be dialled: `self:PORT` (an address of this node), `localhost:PORT`, or
+    /// The targets that may be dialled: `self:PORT` (any address of this node), `localhost:PORT`, or
     /// `ADDRESS:PORT`.
     pub allowed_targets: Vec<String>,
-    /// Connections to each gateway, from 1 to 4.
+    /// The number of connections to each gateway, from 1 to 4.
     pub connections_per_gateway: u8,
     /// The time limit of a connect to a target.
     #[serde(with = "duration")]
+    #[schemars(with = "String")]
     pub dial_timeout: Duration,
     /// The maximum number of concurrent connects to targets.
     pub max_pending_dials: usize,
-    /// The address of the agent's own `/metrics`, `/healthz` and `/readyz`.
+    /// The address and port of the agent's `/metrics`, `/status`, `/healthz` and `/readyz`.
     pub admin_address: SocketAddr,
 }
 
-impl Default for Settings {
+impl Default for AgentSettings {
     fn default() -> Self {
         Self {
             gateways: Vec::new(),
@@ -63,30 +66,30 @@ impl Default for Settings {
 /// The agent of an edge node.
 #[derive(Debug)]
 pub struct Agent {
-    shared: Arc<Shared>,
+    shared: Arc<AgentContext>,
     identity: identity::Receiver,
 }
 
 impl Agent {
-    /// Creates the agent; dials nothing yet.
+    /// Creates an agent, which connects once it runs.
     ///
     /// # Errors
     ///
     /// If an allow-list entry cannot be parsed.
     pub fn new(
-        settings: Settings,
-        common: Common,
+        settings: AgentSettings,
+        common: CommonSettings,
         identity: identity::Receiver,
-    ) -> Result<Self, BadAllowance> {
+    ) -> Result<Self, InvalidAllowedTarget> {
         let allow = AllowList::parse(&settings.allowed_targets)?;
         let slots = settings.gateways.iter().flat_map(|gateway| {
             (0..settings.connections_per_gateway).map(|connection| (gateway.clone(), connection))
         });
-        // The boot ID distinguishes reboots of the machine in the view; an unreadable one is left empty.
+        // The boot ID shows reboots of the machine; it is empty if it can't be read.
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
-        let shared = Shared {
+        let shared = AgentContext {
             allow,
-            board: Arc::new(Board::new(slots)),
+            state: Arc::new(AgentState::new(slots)),
             dials: Semaphore::new(settings.max_pending_dials.min(Semaphore::MAX_PERMITS)),
             boot: boot.unwrap_or_default().trim().to_owned(),
             settings,
@@ -98,126 +101,127 @@ impl Agent {
         })
     }
 
-    /// Returns the board that shows the state of the connections.
+    /// Returns the status, which the agent keeps current while it runs.
     #[must_use]
-    pub fn board(&self) -> Arc<Board> {
-        Arc::clone(&self.shared.board)
+    pub fn state(&self) -> Arc<AgentState> {
+        Arc::clone(&self.shared.state)
     }
 
-    /// Keeps the connections up until the drain begins; then lets streams end within `Limits::drain`.
+    /// Maintains the connections until the drain begins, then lets open streams run for at most
+    /// [`Limits::drain_timeout`](super::Limits::drain_timeout).
     pub async fn run(self, mut draining: watch::Receiver<bool>) {
         let Self { shared, identity } = self;
-        let mut keepers = JoinSet::new();
-        let slots = shared.board.view().connections;
-        let threads = Threads::start(shared.common.limits.max_threads.min(slots.len()));
+        let mut tasks = JoinSet::new();
+        let slots = shared.state.view().connections;
+        let threads = SessionThreads::start(shared.common.limits.max_threads.min(slots.len()));
         for (slot, connection) in slots.into_iter().enumerate() {
-            let keeper = Keeper {
+            let task = ConnectionTask {
                 slot,
                 gateway: connection.gateway,
                 shared: Arc::clone(&shared),
                 identity: identity.clone(),
-                seat: threads.seat(),
+                thread: threads.least_loaded(),
             };
-            let runtime = keeper.seat.runtime().clone();
-            keepers.spawn_on(keeper.keep(draining.clone()), &runtime);
+            let runtime = task.thread.runtime().clone();
+            tasks.spawn_on(task.run(draining.clone()), &runtime);
         }
         drop(threads);
-        while keepers.join_next().await.is_some() {}
-        // Without gateways no keeper runs, but `run` still lasts until the drain begins.
+        while tasks.join_next().await.is_some() {}
+        // Without gateways there is no task to wait for, but `run` must last until the drain begins.
         drain::begun(&mut draining).await;
     }
 }
 
-/// A task that keeps one connection to a gateway up.
-struct Keeper {
+/// The task that maintains one connection to a gateway.
+struct ConnectionTask {
     slot: usize,
     gateway: String,
-    shared: Arc<Shared>,
+    shared: Arc<AgentContext>,
     identity: identity::Receiver,
-    /// The session thread that runs this task and its sessions.
-    seat: Seat,
+    /// The thread that runs this task and its sessions.
+    thread: ThreadHandle,
 }
 
-impl Keeper {
-    async fn keep(self, mut draining: watch::Receiver<bool>) {
+impl ConnectionTask {
+    async fn run(self, mut draining: watch::Receiver<bool>) {
         let mut backoff = Backoff::default();
-        // A session whose gateway is about to stop keeps running next to its replacement.
+        // A session whose gateway drains continues next to its replacement.
         let mut sessions = JoinSet::new();
         loop {
-            self.show(ConnectionState::Connecting, None, None);
-            let begun = tokio::select! {
-                begun = Box::pin(self.begin()) => begun,
+            self.set_state(ConnectionState::Connecting, None, None);
+            let result = tokio::select! {
+                result = Box::pin(self.connect()) => result,
                 () = drain::begun(&mut draining) => break,
             };
-            let mut is_wanted_at_once = false;
-            match begun {
-                Ok(running) => {
+            let mut reconnect_now = false;
+            match result {
+                Ok(established) => {
                     let since = Instant::now();
-                    info!(gateway = self.gateway, "connected");
-                    self.show(ConnectionState::Connected, None, None);
-                    let traffic = Arc::clone(&running.traffic);
-                    self.shared.board.carries(self.slot, traffic);
-                    let (tell, mut news) = mpsc::unbounded_channel();
+                    info!(gateway = self.gateway, "connected to the gateway");
+                    self.set_state(ConnectionState::Connected, None, None);
+                    let traffic = Arc::clone(&established.traffic);
+                    self.shared.state.set_traffic(self.slot, traffic);
+                    let (event_sender, mut events) = mpsc::unbounded_channel();
                     let session =
-                        serve::run(Arc::clone(&self.shared), running, tell, draining.clone());
+                        agent_session::run(Arc::clone(&self.shared), established, event_sender, draining.clone());
                     sessions.spawn(session);
-                    let news = tokio::select! {
-                        news = news.recv() => news,
+                    let event = tokio::select! {
+                        event = events.recv() => event,
                         () = drain::begun(&mut draining) => break,
                     };
-                    let lived = since.elapsed();
-                    backoff.lived(lived);
-                    match news {
-                        Some(News::Replace) => {
-                            info!(gateway = self.gateway, "the gateway is about to stop");
-                            // The bounds keep a gateway that asks for replacements again and again from
-                            // getting ever more sessions.
-                            is_wanted_at_once = lived >= SHORT && sessions.len() < MOST;
+                    let uptime = since.elapsed();
+                    backoff.record_uptime(uptime);
+                    match event {
+                        Some(SessionEvent::GatewayDrains) => {
+                            info!(gateway = self.gateway, "the gateway drains");
+                            // Without these limits, a faulty gateway that always drains would get more and
+                            // more sessions.
+                            reconnect_now = uptime >= MIN_LIFETIME && sessions.len() < MAX_SESSIONS_PER_SLOT;
                         }
-                        Some(News::Ended(error)) => self.failed(error),
-                        None => self.failed("its task failed".to_owned()),
+                        Some(SessionEvent::Ended(error)) => self.report_failure(error),
+                        None => self.report_failure("the task of the session panicked".to_owned()),
                     }
                 }
-                Err(error) => self.failed(error),
+                Err(error) => self.report_failure(error),
             }
             while sessions.try_join_next().is_some() {}
-            if !is_wanted_at_once {
-                let pause = backoff.pause(fastrand::f64());
+            if !reconnect_now {
+                let pause = backoff.next_delay(fastrand::f64());
                 let next = Timestamp::now().checked_add(pause);
-                self.show(ConnectionState::Backoff, next.ok(), None);
+                self.set_state(ConnectionState::Backoff, next.ok(), None);
                 tokio::select! {
                     () = sleep(pause) => {}
                     () = drain::begun(&mut draining) => break,
                 }
             }
         }
-        self.show(ConnectionState::Draining, None, None);
+        self.set_state(ConnectionState::Draining, None, None);
         while sessions.join_next().await.is_some() {}
     }
 
-    /// Waits for a first certificate, dials, and begins a session.
-    async fn begin(&self) -> Result<serve::Running, String> {
+    /// Waits for the agent's first certificate, dials the gateway, and begins a session.
+    async fn connect(&self) -> Result<agent_session::EstablishedSession, String> {
         let mut identity = self.identity.clone();
         while identity.current().is_none() {
             let error = "waiting for a certificate".to_owned();
-            self.show(ConnectionState::Backoff, None, Some(error));
+            self.set_state(ConnectionState::Backoff, None, Some(error));
             identity.changed().await;
         }
         let mark = self.shared.common.mark;
-        let carrier = dial::gateway(&self.gateway, mark, &self.identity).await;
-        let carrier = carrier.map_err(|error| chain(&error))?;
-        Box::pin(serve::begin(&self.shared, carrier)).await
+        let connection = dial::gateway(&self.gateway, mark, &self.identity).await;
+        let connection = connection.map_err(|error| chain(&error))?;
+        Box::pin(agent_session::establish(&self.shared, connection)).await
     }
 
-    fn failed(&self, error: String) {
+    fn report_failure(&self, error: String) {
         warn!(
             gateway = self.gateway,
             error, "no connection to the gateway"
         );
-        self.show(ConnectionState::Backoff, None, Some(error));
+        self.set_state(ConnectionState::Backoff, None, Some(error));
     }
 
-    fn show(&self, state: ConnectionState, next: Option<Timestamp>, error: Option<String>) {
-        self.shared.board.show(self.slot, state, next, error);
+    fn set_state(&self, state: ConnectionState, next: Option<Timestamp>, error: Option<String>) {
+        self.shared.state.set_state(self.slot, state, next, error);
     }
 }

@@ -5,10 +5,10 @@ use std::time::Duration;
 /// The upper bound of the first delay.
 const FIRST: Duration = Duration::from_millis(500);
 /// The upper bound of every delay.
-const LONGEST: Duration = Duration::from_secs(30);
+const MAX: Duration = Duration::from_secs(30);
 /// A connection that was up for this long resets the failure count. A connection that a gateway accepts
 /// and then closes at once is always shorter.
-const SETTLED: Duration = Duration::from_secs(10);
+const MIN_UPTIME: Duration = Duration::from_secs(10);
 
 /// An exponential backoff, by the number of consecutive failures.
 #[derive(Debug, Default)]
@@ -17,17 +17,17 @@ pub(super) struct Backoff {
 }
 
 impl Backoff {
-    /// Resets the failure count if the connection was up for at least [`SETTLED`].
-    pub(super) fn lived(&mut self, time: Duration) {
-        if time >= SETTLED {
+    /// Resets the failure count if the connection was up for at least [`MIN_UPTIME`].
+    pub(super) fn record_uptime(&mut self, time: Duration) {
+        if time >= MIN_UPTIME {
             self.failures = 0;
         }
     }
 
     /// Returns the next delay, with full jitter, so that agents that lost their gateway together don't
     /// reconnect together. `chance` is a random number from 0 to 1.
-    pub(super) fn pause(&mut self, chance: f64) -> Duration {
-        let most = (FIRST * (1 << self.failures)).min(LONGEST);
+    pub(super) fn next_delay(&mut self, chance: f64) -> Duration {
+        let most = (FIRST * (1 << self.failures)).min(MAX);
         self.failures = (self.failures + 1).min(16);
         most.mul_f64(chance.clamp(0.0, 1.0))
     }
@@ -38,32 +38,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_double_up_to_half_a_minute() {
+    fn delays_double_up_to_half_a_minute() {
         let mut backoff = Backoff::default();
 
-        let pauses: Vec<_> = (0..9).map(|_| backoff.pause(1.0).as_millis()).collect();
+        let delays: Vec<_> = (0..9).map(|_| backoff.next_delay(1.0).as_millis()).collect();
 
         assert_eq!(
-            pauses,
+            delays,
             [500, 1000, 2000, 4000, 8000, 16_000, 30_000, 30_000, 30_000]
         );
         for _ in 0..100 {
-            assert_eq!(backoff.pause(1.0), LONGEST);
+            assert_eq!(backoff.next_delay(1.0), MAX);
         }
-        assert_eq!(backoff.pause(0.0), Duration::ZERO);
+        assert_eq!(backoff.next_delay(0.0), Duration::ZERO);
     }
 
     #[test]
-    fn only_a_connection_that_settled_starts_them_anew() {
+    fn only_a_connection_that_stayed_up_resets_the_delay() {
         let mut backoff = Backoff::default();
         for _ in 0..9 {
-            backoff.pause(1.0);
+            backoff.next_delay(1.0);
         }
 
-        backoff.lived(Duration::from_secs(9));
-        assert_eq!(backoff.pause(1.0), LONGEST);
+        backoff.record_uptime(Duration::from_secs(9));
+        assert_eq!(backoff.next_delay(1.0), MAX);
 
-        backoff.lived(SETTLED);
-        assert_eq!(backoff.pause(1.0), FIRST);
+        backoff.record_uptime(MIN_UPTIME);
+        assert_eq!(backoff.next_delay(1.0), FIRST);
     }
 }

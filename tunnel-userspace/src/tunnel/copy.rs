@@ -14,54 +14,54 @@ use tunnel_common::reason::Reason;
 
 use self::{to_socket::ToSocket, to_stream::ToStream};
 use super::{
-    error_code::{End, code_of, reason_of, reason_of_error},
-    link::Traffic,
-    socket::closes_in_order,
+    error_code::{StreamSide, code_of, reason_of_code, reason_of_error},
+    traffic::Traffic,
+    socket::disable_reset_on_close,
 };
 
 /// The error of a copy that stopped before both directions ended.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Broken {
+enum CopyError {
     /// The TCP connection was reset, or this process drains: the stream must be reset.
-    Here(Reason),
+    Socket(Reason),
     /// The stream was reset or failed.
-    There(Reason),
+    Stream(Reason),
 }
 
-impl Broken {
+impl CopyError {
     /// Returns the error for a reset of the TCP connection.
-    const fn here(local: End) -> Self {
-        Self::Here(local.reset())
+    const fn socket(side: StreamSide) -> Self {
+        Self::Socket(side.reset_reason())
     }
 
     /// Returns the error for a failed stream.
-    fn there(error: &h2::Error, local: End) -> Self {
-        Self::There(reason_of_error(error, local.other()))
+    fn stream(error: &h2::Error, side: StreamSide) -> Self {
+        Self::Stream(reason_of_error(error, side.other()))
     }
 }
 
 /// An open stream, after the successful answer to its CONNECT.
-pub(super) struct Stream {
+pub(super) struct TunnelStream {
     pub(super) send: SendStream<Bytes>,
     pub(super) recv: RecvStream,
     /// The side of the stream that the TCP connection belongs to.
-    pub(super) local: End,
+    pub(super) side: StreamSide,
 }
 
 /// Copies until both directions have ended, one fails, or `stop` is ready (the end of a drain); returns
 /// the reason.
 ///
-/// The caller must have called [`super::socket::prepare_end`] on the TCP connection, so that the
+/// The caller must have called [`super::socket::set_stream_options`] on the TCP connection, so that the
 /// connection is reset on every error.
 pub(super) async fn run(
     tcp: &mut TcpStream,
-    stream: Stream,
+    stream: TunnelStream,
     traffic: &Traffic,
     stop: impl Future<Output = ()>,
 ) -> Reason {
-    let Stream { send, recv, local } = stream;
-    let mut to_stream = ToStream::new(send, local);
-    let mut to_socket = ToSocket::new(recv, local);
+    let TunnelStream { send, recv, side } = stream;
+    let mut to_stream = ToStream::new(send, side);
+    let mut to_socket = ToSocket::new(recv, side);
     let (mut reader, writer) = tcp.split();
     let socket: &TcpStream = writer.as_ref();
     // An error of the socket must also be noticed while the socket is not read: when the stream has no
@@ -71,7 +71,7 @@ pub(super) async fn run(
     pin!(stop);
     let ended = poll_fn(|cx| {
         if stop.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(Err(Broken::Here(Reason::Draining)));
+            return Poll::Ready(Err(CopyError::Socket(Reason::Draining)));
         }
         let is_sent = to_stream.poll(&mut reader, traffic, cx)?.is_ready();
         let is_received = to_socket.poll(socket, traffic, cx)?.is_ready();
@@ -79,20 +79,20 @@ pub(super) async fn run(
             return Poll::Ready(Ok(()));
         }
         if failed.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(Err(Broken::here(local)));
+            return Poll::Ready(Err(CopyError::socket(side)));
         }
         Poll::Pending
     })
     .await;
     match ended {
-        Ok(()) => match closes_in_order(socket) {
+        Ok(()) => match disable_reset_on_close(socket) {
             Ok(()) => Reason::StreamCompleted,
-            Err(_) => local.reset(),
+            Err(_) => side.reset_reason(),
         },
-        Err(Broken::Here(reason)) => {
+        Err(CopyError::Socket(reason)) => {
             to_stream.reset(reason);
             reason
         }
-        Err(Broken::There(reason)) => reason,
+        Err(CopyError::Stream(reason)) => reason,
     }
 }

@@ -16,19 +16,19 @@ use tokio_rustls::{TlsConnector, TlsStream};
 use tunnel_common::reason::Reason;
 
 use super::{
-    socket::{Socket, prepare_carrier},
-    wire::{self, Carrier},
+    socket::{SessionSocket, set_session_options},
+    http2::{self, TlsConnection},
 };
 use crate::identity::{self, Identity};
 
 /// The time limit of a connect to one address of a gateway, and of a lookup of its host name.
-const ADDRESS: Duration = Duration::from_secs(5);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// The time limit of the TLS handshake.
-const TLS: Duration = Duration::from_secs(5);
+const TLS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The error of a failed connect to a gateway.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Error {
+pub(super) enum DialError {
     #[error("this agent has no certificate yet")]
     NoIdentity,
     #[error("cannot resolve the host name of the gateway")]
@@ -41,7 +41,7 @@ pub(super) enum Error {
     Tls(SocketAddr, #[source] io::Error),
 }
 
-/// Sets the firewall mark of a socket. Without CAP_NET_ADMIN the socket has none.
+/// Sets the firewall mark of a socket. Without CAP_NET_ADMIN the socket stays unmarked.
 pub(super) fn set_mark(socket: &SockRef<'_>, mark: Option<u32>) {
     if let Some(mark) = mark
         && let Err(error) = socket.set_mark(mark)
@@ -60,7 +60,7 @@ async fn connect(address: SocketAddr, mark: Option<u32>) -> io::Result<TcpStream
 }
 
 /// Awaits an operation with a time limit.
-async fn within<T>(limit: Duration, step: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+async fn with_timeout<T>(limit: Duration, step: impl Future<Output = io::Result<T>>) -> io::Result<T> {
     timeout(limit, step).await?
 }
 
@@ -70,37 +70,37 @@ pub(super) async fn gateway(
     name: &str,
     mark: Option<u32>,
     identity: &identity::Receiver,
-) -> Result<Carrier, Error> {
-    let own = identity.current().ok_or(Error::NoIdentity)?;
-    let addresses = within(ADDRESS, lookup_host(name)).await;
-    let addresses = addresses.map_err(Error::Resolve)?;
-    let mut last = Error::NoAddress;
+) -> Result<TlsConnection, DialError> {
+    let own = identity.current().ok_or(DialError::NoIdentity)?;
+    let addresses = with_timeout(CONNECT_TIMEOUT, lookup_host(name)).await;
+    let addresses = addresses.map_err(DialError::Resolve)?;
+    let mut last = DialError::NoAddress;
     for address in addresses {
-        match Box::pin(one(address, mark, &own)).await {
-            Ok(carrier) => return Ok(carrier),
+        match Box::pin(connect_tls(address, mark, &own)).await {
+            Ok(connection) => return Ok(connection),
             Err(error) => last = error,
         }
     }
     Err(last)
 }
 
-async fn one(address: SocketAddr, mark: Option<u32>, own: &Identity) -> Result<Carrier, Error> {
+async fn connect_tls(address: SocketAddr, mark: Option<u32>, own: &Identity) -> Result<TlsConnection, DialError> {
     let connected = async {
         let tcp = connect(address, mark).await?;
-        prepare_carrier(&tcp)?;
+        set_session_options(&tcp)?;
         Ok(tcp)
     };
-    let tcp = within(ADDRESS, connected).await;
-    let tcp = tcp.map_err(|error| Error::Connect(address, error))?;
+    let tcp = with_timeout(CONNECT_TIMEOUT, connected).await;
+    let tcp = tcp.map_err(|error| DialError::Connect(address, error))?;
     let connector = TlsConnector::from(Arc::clone(&own.client));
-    let shaken = async {
-        let tls = connector.connect(Identity::gateway_name(), Socket::new(tcp));
-        let mut carrier = TlsStream::Client(tls.await?);
-        wire::accept_carrier(&mut carrier)?;
-        Ok(carrier)
+    let handshake = async {
+        let tls = connector.connect(Identity::gateway_name(), SessionSocket::new(tcp));
+        let mut connection = TlsStream::Client(tls.await?);
+        http2::finish_handshake(&mut connection)?;
+        Ok(connection)
     };
-    let carrier = within(TLS, shaken).await;
-    carrier.map_err(|error| Error::Tls(address, error))
+    let connection = with_timeout(TLS_TIMEOUT, handshake).await;
+    connection.map_err(|error| DialError::Tls(address, error))
 }
 
 /// Dials a target; returns the reason if that fails.
@@ -109,11 +109,11 @@ pub(super) async fn target(
     mark: Option<u32>,
     limit: Duration,
 ) -> Result<TcpStream, Reason> {
-    let dialled = within(limit, connect(address, mark)).await;
-    dialled.map_err(|error| reason_of(&error))
+    let dialled = with_timeout(limit, connect(address, mark)).await;
+    dialled.map_err(|error| reason_of_error(&error))
 }
 
-fn reason_of(error: &io::Error) -> Reason {
+fn reason_of_error(error: &io::Error) -> Reason {
     let kind = error.kind();
     if [ErrorKind::ConnectionRefused, ErrorKind::ConnectionReset].contains(&kind) {
         Reason::DialRefused
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_port_where_nobody_listens_refuses_and_a_documentation_address_is_not_reached() {
+    async fn errors_of_a_dial_map_to_reasons() {
         let closed = std::net::TcpListener::bind("127.0.0.1:0").expect("bound");
         let address = closed.local_addr().expect("an address");
         drop(closed);
@@ -139,8 +139,8 @@ mod tests {
         assert_eq!(refused.map(drop), Err(Reason::DialRefused));
 
         let error = io::Error::from_raw_os_error(libc::EHOSTUNREACH);
-        assert_eq!(reason_of(&error), Reason::DialUnreachable);
+        assert_eq!(reason_of_error(&error), Reason::DialUnreachable);
         let error = io::Error::from_raw_os_error(libc::ETIMEDOUT);
-        assert_eq!(reason_of(&error), Reason::DialTimedOut);
+        assert_eq!(reason_of_error(&error), Reason::DialTimedOut);
     }
 }

@@ -5,25 +5,25 @@ use tunnel_common::reason::Reason;
 
 /// The first error code of Culvert's range; a reason's code is this plus [`Reason::number`]. RFC 9113
 /// section 7 assigns the codes up to 0xd.
-const PRIVATE: u32 = 0xC000_0000;
+const CODE_BASE: u32 = 0xC000_0000;
 /// The bits that all codes of Culvert's range have in common.
-const MASK: u32 = 0xFFFF_FF00;
+const CODE_MASK: u32 = 0xFFFF_FF00;
 
 /// The response header with the label of the reason for a refusal.
-pub(super) const REASON: &str = "culvert-reason";
+pub(super) const REASON_HEADER: &str = "culvert-reason";
 
 /// One side of a stream.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum End {
+pub(super) enum StreamSide {
     /// The side of the client, at the ingress.
     Client,
     /// The side of the target, at the agent.
     Target,
 }
 
-impl End {
-    /// Returns the reason for a reset from this side that gave no reason.
-    pub(super) const fn reset(self) -> Reason {
+impl StreamSide {
+    /// Returns the reason to report if this side reset the stream without giving a reason.
+    pub(super) const fn reset_reason(self) -> Reason {
         match self {
             Self::Client => Reason::ClientReset,
             Self::Target => Reason::TargetReset,
@@ -42,22 +42,22 @@ impl End {
 pub(super) fn code_of(reason: Reason) -> h2::Reason {
     let number = reason.number();
     number.map_or(h2::Reason::PROTOCOL_ERROR, |number| {
-        (PRIVATE | number).into()
+        (CODE_BASE | number).into()
     })
 }
 
 /// Returns the reason for an error code that side `from` sent. A code outside of Culvert's range maps to
 /// the closest reason.
-pub(super) fn reason_of(code: h2::Reason, from: End) -> Reason {
+pub(super) fn reason_of_code(code: h2::Reason, from: StreamSide) -> Reason {
     let number = u32::from(code);
-    if number & MASK == PRIVATE {
-        return match Reason::of_number(number & !MASK) {
+    if number & CODE_MASK == CODE_BASE {
+        return match Reason::of_number(number & !CODE_MASK) {
             Some(reason) if may_end_a_stream(reason) => reason,
             Some(_) | None => Reason::ProtocolError,
         };
     }
     match code {
-        h2::Reason::CANCEL | h2::Reason::CONNECT_ERROR => from.reset(),
+        h2::Reason::CANCEL | h2::Reason::CONNECT_ERROR => from.reset_reason(),
         h2::Reason::REFUSED_STREAM => Reason::StreamLimit,
         // h2 resets streams with these codes when their session ends.
         h2::Reason::NO_ERROR | h2::Reason::INTERNAL_ERROR => Reason::AgentConnectionLost,
@@ -66,13 +66,13 @@ pub(super) fn reason_of(code: h2::Reason, from: End) -> Reason {
 }
 
 /// Returns the reason for an error of a stream; `from` is the remote side.
-pub(super) fn reason_of_error(error: &h2::Error, from: End) -> Reason {
+pub(super) fn reason_of_error(error: &h2::Error, from: StreamSide) -> Reason {
     match error.reason() {
         Some(code) if error.is_reset() => {
             if error.is_remote() || error.is_library() {
-                reason_of(code, from)
+                reason_of_code(code, from)
             } else {
-                reason_of(code, from.other())
+                reason_of_code(code, from.other())
             }
         }
         Some(_) | None => Reason::AgentConnectionLost,
@@ -86,16 +86,15 @@ const fn may_end_a_stream(reason: Reason) -> bool {
 }
 
 /// Builds the response that refuses a stream.
-pub(super) fn refusing(reason: Reason) -> Response<()> {
+pub(super) fn refusal_response(reason: Reason) -> Response<()> {
     let mut response = Response::new(());
     *response.status_mut() = status_of(reason);
     let label = HeaderValue::from_static(reason.label());
-    response.headers_mut().insert(REASON, label);
+    response.headers_mut().insert(REASON_HEADER, label);
     response
 }
 
-/// Returns the HTTP status of a refusal, similar to that of an HTTP proxy. The peer uses the header if it
-/// can.
+/// Returns the HTTP status of a refusal, as HTTP proxies choose it. Peers prefer the header.
 fn status_of(reason: Reason) -> StatusCode {
     STATUSES
         .into_iter()
@@ -103,8 +102,8 @@ fn status_of(reason: Reason) -> StatusCode {
         .map_or(StatusCode::SERVICE_UNAVAILABLE, |(_, status)| status)
 }
 
-/// The HTTP statuses of reasons; a reason that is not listed has the first status. Read in reverse, a
-/// status stands for the first reason that has it.
+/// The HTTP statuses of reasons. Reasons that are not listed have the first status. A status alone maps to
+/// the first reason that has it.
 const STATUSES: [(Reason, StatusCode); 6] = [
     (Reason::DialLimit, StatusCode::SERVICE_UNAVAILABLE),
     (Reason::TargetDenied, StatusCode::FORBIDDEN),
@@ -115,8 +114,8 @@ const STATUSES: [(Reason, StatusCode); 6] = [
 ];
 
 /// Returns the reason for a refusal from its header, or from its status if the header has no known label.
-pub(super) fn refusal(status: StatusCode, headers: &HeaderMap) -> Reason {
-    let label = headers.get(REASON).map(HeaderValue::as_bytes);
+pub(super) fn reason_of_refusal(status: StatusCode, headers: &HeaderMap) -> Reason {
+    let label = headers.get(REASON_HEADER).map(HeaderValue::as_bytes);
     let named = Reason::ALL
         .into_iter()
         .filter(|reason| may_end_a_stream(*reason))
@@ -131,16 +130,16 @@ pub(super) fn refusal(status: StatusCode, headers: &HeaderMap) -> Reason {
 mod tests {
     use super::*;
 
-    fn of_streams() -> impl Iterator<Item = Reason> {
+    fn stream_reasons() -> impl Iterator<Item = Reason> {
         Reason::ALL.into_iter().filter(|r| may_end_a_stream(*r))
     }
 
     #[test]
     fn every_reason_of_a_stream_comes_back_from_its_code() {
-        assert_eq!(of_streams().count(), 15);
-        for reason in of_streams() {
-            assert_eq!(reason_of(code_of(reason), End::Client), reason);
-            assert_eq!(reason_of(code_of(reason), End::Target), reason);
+        assert_eq!(stream_reasons().count(), 15);
+        for reason in stream_reasons() {
+            assert_eq!(reason_of_code(code_of(reason), StreamSide::Client), reason);
+            assert_eq!(reason_of_code(code_of(reason), StreamSide::Target), reason);
         }
         // Peers of other releases depend on these numbers.
         assert_eq!(u32::from(code_of(Reason::StreamCompleted)), 0xC000_0017);
@@ -148,43 +147,43 @@ mod tests {
     }
 
     #[test]
-    fn any_number_means_something() {
-        let around = PRIVATE - 1..PRIVATE + 300;
+    fn every_code_maps_to_a_reason_of_a_stream() {
+        let around = CODE_BASE - 1..CODE_BASE + 300;
         for number in (0..=20).chain(around).chain([u32::MAX, 1 << 31]) {
-            let reason = reason_of(number.into(), End::Target);
+            let reason = reason_of_code(number.into(), StreamSide::Target);
             assert!(may_end_a_stream(reason), "{number:#x} is {reason:?}");
         }
     }
 
     #[test]
-    fn a_code_of_http_2_means_the_reason_that_comes_nearest() {
+    fn an_http2_code_maps_to_the_closest_reason() {
         use h2::Reason as Code;
         let of_no_stream = code_of(Reason::Translated);
         for (code, from, reason) in [
-            (Code::CANCEL, End::Client, Reason::ClientReset),
-            (Code::CANCEL, End::Target, Reason::TargetReset),
-            (Code::REFUSED_STREAM, End::Target, Reason::StreamLimit),
-            (Code::ENHANCE_YOUR_CALM, End::Target, Reason::ProtocolError),
-            (of_no_stream, End::Target, Reason::ProtocolError),
+            (Code::CANCEL, StreamSide::Client, Reason::ClientReset),
+            (Code::CANCEL, StreamSide::Target, Reason::TargetReset),
+            (Code::REFUSED_STREAM, StreamSide::Target, Reason::StreamLimit),
+            (Code::ENHANCE_YOUR_CALM, StreamSide::Target, Reason::ProtocolError),
+            (of_no_stream, StreamSide::Target, Reason::ProtocolError),
         ] {
-            assert_eq!(reason_of(code, from), reason, "{code:?}");
+            assert_eq!(reason_of_code(code, from), reason, "{code:?}");
         }
     }
 
     #[test]
-    fn a_refusal_is_known_by_its_header_and_else_by_its_status() {
-        for reason in of_streams() {
-            let response = refusing(reason);
-            assert_eq!(refusal(response.status(), response.headers()), reason);
+    fn the_reason_of_a_refusal_is_from_its_header_or_else_its_status() {
+        for reason in stream_reasons() {
+            let response = refusal_response(reason);
+            assert_eq!(reason_of_refusal(response.status(), response.headers()), reason);
         }
         let mut unknown = HeaderMap::new();
-        unknown.insert(REASON, HeaderValue::from_static("of_tomorrow"));
+        unknown.insert(REASON_HEADER, HeaderValue::from_static("of_tomorrow"));
         assert_eq!(
-            refusal(StatusCode::FORBIDDEN, &unknown),
+            reason_of_refusal(StatusCode::FORBIDDEN, &unknown),
             Reason::TargetDenied
         );
         assert_eq!(
-            refusal(StatusCode::IM_A_TEAPOT, &HeaderMap::new()),
+            reason_of_refusal(StatusCode::IM_A_TEAPOT, &HeaderMap::new()),
             Reason::ProtocolError
         );
     }

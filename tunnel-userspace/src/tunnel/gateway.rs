@@ -12,6 +12,7 @@ use bytes::Bytes;
 use h2::SendStream;
 use jiff::Timestamp;
 use parking_lot::Mutex;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use socket2::Socket as TcpSocket;
 use tokio::{
@@ -26,30 +27,31 @@ use tracing::{debug, info, warn};
 use tunnel_common::reason::Reason;
 
 use super::{
-    ACCEPT_PAUSE, Common, SessionView, Sessions, TrafficView,
+    ACCEPT_PAUSE, CommonSettings, SessionView, Sessions, TrafficView,
     dial::set_mark,
+    gateway_session::{RateMeter, Session},
     handshakes::Handshakes,
     hello,
-    link::{Traffic, silence},
-    session::{Pace, Session},
-    socket::{Meter, Socket, prepare_carrier, seated},
-    threads::{Seat, Threads},
-    wire::{self, Carrier},
+    http2::{self, TlsConnection},
+    keepalive::wait_for_silence,
+    session_threads::{SessionThreads, ThreadHandle},
+    socket::{Meter, SessionSocket, move_to_current_runtime, set_session_options},
+    traffic::Traffic,
 };
 use crate::{drain, duration, failure::chain, identity, listen};
 
-/// The time that resets have to reach the other end before the connection is closed.
-const GRACE: Duration = Duration::from_millis(500);
+/// The time limit for sending resets to the peer before the connection is closed.
+const RESET_TIMEOUT: Duration = Duration::from_millis(500);
 /// The interval of the check for open streams while draining.
-const LOOK: Duration = Duration::from_millis(20);
-/// The TLS alert `internal_error`, unencrypted (RFC 8446 section 6): the answer to a client while the
-/// gateway has no certificate.
-const ALERT: [u8; 7] = [21, 3, 3, 0, 2, 2, 80];
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// The unencrypted TLS alert `internal_error` (RFC 8446 section 6), sent to clients while the gateway has no
+/// certificate.
+const INTERNAL_ERROR_ALERT: [u8; 7] = [21, 3, 3, 0, 2, 2, 80];
 
 /// The settings of a gateway.
-#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-pub struct Settings {
+pub struct GatewaySettings {
     /// The address and port to listen on.
     pub listen: SocketAddr,
     /// The maximum number of sessions of agents.
@@ -58,10 +60,11 @@ pub struct Settings {
     pub max_pending_handshakes: usize,
     /// The time limit of a handshake.
     #[serde(with = "duration")]
+    #[schemars(with = "String")]
     pub handshake_timeout: Duration,
 }
 
-impl Default for Settings {
+impl Default for GatewaySettings {
     fn default() -> Self {
         Self {
             listen: SocketAddr::from(([0, 0, 0, 0], 10_262)),
@@ -81,14 +84,14 @@ pub struct Gateway {
 
 #[derive(Debug)]
 struct Shared {
-    settings: Settings,
-    common: Common,
+    settings: GatewaySettings,
+    common: CommonSettings,
     identity: identity::Receiver,
     sessions: Arc<Sessions>,
     handshakes: Handshakes,
 }
 
-/// Opens a listener with our mark; an IPv6 address also takes IPv4 connects.
+/// Opens a listener with the firewall mark. A listener on `::` accepts IPv4 connects, too.
 pub(super) fn listener(
     address: SocketAddr,
     mark: Option<u32>,
@@ -110,8 +113,8 @@ impl Gateway {
     ///
     /// If listening on the address fails.
     pub fn bind(
-        settings: Settings,
-        common: Common,
+        settings: GatewaySettings,
+        common: CommonSettings,
         identity: identity::Receiver,
         sessions: Arc<Sessions>,
     ) -> io::Result<Self> {
@@ -127,22 +130,23 @@ impl Gateway {
         Ok(Self { listener, shared })
     }
 
-    /// Returns the address it listens on.
+    /// Returns the address of the listener.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         let listen = self.shared.settings.listen;
         self.listener.local_addr().unwrap_or(listen)
     }
 
-    /// Serves until the drain begins; then lets open streams run for at most `Limits::drain`.
+    /// Serves until the drain begins, then lets open streams run for at most
+    /// [`Limits::drain_timeout`](super::Limits::drain_timeout).
     pub async fn run(self, draining: watch::Receiver<bool>) {
         info!(address = %self.local_addr(), "gateway listens");
         let Self { listener, shared } = self;
-        let threads = Threads::start(shared.common.limits.max_threads);
+        let threads = SessionThreads::start(shared.common.limits.max_threads);
         let mut tasks = JoinSet::new();
         let admit = |tasks: &mut JoinSet<()>, (tcp, peer)| {
-            let seat = threads.seat();
-            admit(&shared, tasks, Joined { tcp, peer, seat }, draining.clone());
+            let thread = threads.least_loaded();
+            start_handshake(&shared, tasks, AcceptedConnection { tcp, peer, thread }, draining.clone());
         };
         listen::accept_all(
             || listener.accept(),
@@ -158,121 +162,123 @@ impl Gateway {
     }
 }
 
-/// An accepted connection, with the thread that is to carry it.
-struct Joined {
+/// An accepted connection, and the thread that will run its session.
+struct AcceptedConnection {
     tcp: TcpStream,
     peer: SocketAddr,
-    seat: Seat,
+    thread: ThreadHandle,
 }
 
-/// Starts the handshake of a connection, unless all sessions are taken.
-fn admit(
+/// Starts the handshake of a connection, unless the maximum number of sessions is reached.
+fn start_handshake(
     shared: &Arc<Shared>,
     tasks: &mut JoinSet<()>,
-    joined: Joined,
+    accepted: AcceptedConnection,
     draining: watch::Receiver<bool>,
 ) {
     let sessions = &shared.sessions;
-    let full = |source: IpAddr, error: &str| {
+    let report_limit = |source: IpAddr, error: &str| {
         let source = source.to_string().into();
-        sessions.unwell(&source, Reason::HandshakeLimit, &error);
+        sessions.report_problem(&source, Reason::HandshakeLimit, &error);
     };
-    let source = source_of(joined.peer);
+    let source = source_address(accepted.peer);
     if sessions.len() >= shared.settings.max_sessions {
-        full(source, "as many sessions as tunnel.gateway.maxSessions");
+        report_limit(source, "the limit tunnel.gateway.maxSessions is reached");
         return;
     }
     let id = sessions.next_id();
-    let runtime = joined.seat.runtime().clone();
-    let task = serve(Arc::clone(shared), id, joined, draining);
+    let runtime = accepted.thread.runtime().clone();
+    let task = handle_connection(Arc::clone(shared), id, accepted, draining);
     let spawn = || tasks.spawn_on(task, &runtime);
     if let Some(evicted) = shared.handshakes.begin(id, source, spawn) {
-        full(evicted, "a handshake of it gave way to a newer one");
+        let limit = "tunnel.gateway.maxPendingHandshakes";
+        report_limit(evicted, &format!("its oldest handshake was aborted: the limit {limit} is reached"));
     }
 }
 
-/// Returns the source that an address counts for: an IPv6 host may use any address of its /64.
-fn source_of(peer: SocketAddr) -> IpAddr {
+/// Returns the address by which handshakes are limited: an IPv4 address, or the /64 prefix of an IPv6
+/// address, since an IPv6 host may use any address of its /64.
+fn source_address(peer: SocketAddr) -> IpAddr {
     match peer.ip().to_canonical() {
         IpAddr::V4(v4) => v4.into(),
         IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() & !u128::from(u64::MAX)).into(),
     }
 }
 
-async fn serve(shared: Arc<Shared>, id: u64, joined: Joined, mut draining: watch::Receiver<bool>) {
-    let peer = joined.peer;
+async fn handle_connection(shared: Arc<Shared>, id: u64, accepted: AcceptedConnection, mut draining: watch::Receiver<bool>) {
+    let peer = accepted.peer;
     let limit = shared.settings.handshake_timeout;
-    let shaken = tokio::select! {
-        shaken = timeout(limit, Box::pin(shake(&shared, id, joined))) => shaken,
+    let result = tokio::select! {
+        result = timeout(limit, Box::pin(handshake(&shared, id, accepted))) => result,
         () = drain::begun(&mut draining) => {
             shared.handshakes.end(id);
             return;
         }
     };
     let has_room = shared.handshakes.end(id);
-    let Failed(reason, error) = match shaken {
-        Ok(Ok(shaken)) if has_room => return Box::pin(hold(&shared, shaken, draining)).await,
+    let HandshakeError(reason, error) = match result {
+        Ok(Ok(established)) if has_room => return Box::pin(run_session(&shared, established, draining)).await,
         Ok(Ok(_)) => return,
         Ok(Err(failed)) => failed,
-        Err(elapsed) => Failed(Reason::HandshakeTimedOut, io::Error::from(elapsed).into()),
+        Err(elapsed) => HandshakeError(Reason::HandshakeTimedOut, io::Error::from(elapsed).into()),
     };
-    let source = source_of(peer).to_string().into();
-    shared.sessions.unwell(&source, reason, &chain(&*error));
+    let source = source_address(peer).to_string().into();
+    shared.sessions.report_problem(&source, reason, &chain(&*error));
 }
 
-/// Why a handshake failed.
-struct Failed(Reason, Box<dyn std::error::Error + Send + Sync>);
+/// The error of a failed handshake, and the reason to count.
+struct HandshakeError(Reason, Box<dyn std::error::Error + Send + Sync>);
 
-impl<E: Into<Box<dyn std::error::Error + Send + Sync>>> From<E> for Failed {
+impl<E: Into<Box<dyn std::error::Error + Send + Sync>>> From<E> for HandshakeError {
     fn from(error: E) -> Self {
         Self(Reason::HandshakeFailed, error.into())
     }
 }
 
 /// A session that completed its handshake.
-struct Shaken {
+struct EstablishedSession {
     session: Session,
-    /// Ends the session's streams when set to true.
+    /// Resets the session's streams when set to true.
     stop: watch::Sender<bool>,
     hello: SendStream<Bytes>,
-    connection: h2::client::Connection<Carrier, Bytes>,
+    connection: h2::client::Connection<TlsConnection, Bytes>,
     meter: Arc<Meter>,
 }
 
-async fn shake(shared: &Shared, id: u64, joined: Joined) -> Result<Shaken, Failed> {
-    let Joined { tcp, peer, seat } = joined;
-    let mut tcp = seated(tcp)?;
-    prepare_carrier(&tcp)?;
-    // Each handshake uses the current identity; established sessions keep theirs.
+async fn handshake(shared: &Shared, id: u64, accepted: AcceptedConnection) -> Result<EstablishedSession, HandshakeError> {
+    let AcceptedConnection { tcp, peer, thread } = accepted;
+    let mut tcp = move_to_current_runtime(tcp)?;
+    set_session_options(&tcp)?;
+    // Each handshake uses the current certificate; established sessions keep the one they began with.
     let Some(own) = shared.identity.current() else {
-        tcp.write_all(&ALERT).await?;
+        tcp.write_all(&INTERNAL_ERROR_ALERT).await?;
         return Err("this gateway has no certificate yet".into());
     };
-    let socket = Socket::new(tcp);
+    let socket = SessionSocket::new(tcp);
     let meter = socket.meter();
     let acceptor = TlsAcceptor::from(Arc::clone(&own.server));
     let tls = acceptor.accept(socket).await?;
     let leaf = tls.get_ref().1.peer_certificates().and_then(<[_]>::first);
-    let leaf = leaf.ok_or_else(|| Failed(Reason::IdentityRejected, "no certificate".into()))?;
+    let leaf = leaf.ok_or_else(|| HandshakeError(Reason::IdentityRejected, "no certificate".into()))?;
     let agent =
-        identity::agent_of(leaf).map_err(|error| Failed(Reason::IdentityRejected, error.into()))?;
-    let mut carrier = TlsStream::Server(tls);
-    wire::accept_carrier(&mut carrier)?;
+        identity::agent_of(leaf).map_err(|error| HandshakeError(Reason::IdentityRejected, error.into()))?;
+    let mut tls = TlsStream::Server(tls);
+    http2::finish_handshake(&mut tls)?;
 
     let limits = &shared.common.limits;
-    let (mut sender, mut connection) = wire::client(limits).handshake(carrier).await?;
+    let (mut sender, mut connection) = http2::client_builder(limits).handshake(tls).await?;
     let (answer, hello) = tokio::select! {
-        hello = hello::ask(&mut sender) => hello?,
+        hello = hello::send(&mut sender) => hello?,
         ended = &mut connection => {
             ended?;
-            return Err("the agent went away".into());
+            return Err("the agent closed the connection during the handshake".into());
         }
     };
     let (stop, stopped) = watch::channel(false);
     let session = Session {
         id,
         node: agent.node,
-        facts: SessionView {
+        initial_view: SessionView {
             name: answer.session,
             peer,
             since: Timestamp::now(),
@@ -281,13 +287,13 @@ async fn shake(shared: &Shared, id: u64, joined: Joined) -> Result<Shaken, Faile
             traffic: TrafficView::default(),
         },
         sender,
-        streams: limits.max_streams,
-        seat,
+        max_streams: limits.max_streams,
+        thread,
         traffic: Arc::default(),
-        pace: Mutex::new(Pace::new()),
+        rate: Mutex::new(RateMeter::new()),
         stop: stopped,
     };
-    Ok(Shaken {
+    Ok(EstablishedSession {
         session,
         stop,
         hello,
@@ -296,30 +302,30 @@ async fn shake(shared: &Shared, id: u64, joined: Joined) -> Result<Shaken, Faile
     })
 }
 
-/// Keeps a session until it ends or is drained.
-async fn hold(shared: &Shared, shaken: Shaken, mut draining: watch::Receiver<bool>) {
-    let Shaken {
+/// Runs an established session until it ends or is drained.
+async fn run_session(shared: &Shared, established: EstablishedSession, mut draining: watch::Receiver<bool>) {
+    let EstablishedSession {
         session,
         stop,
         mut hello,
         mut connection,
         meter,
-    } = shaken;
+    } = established;
     let (sessions, limits) = (&shared.sessions, &shared.common.limits);
     let (node, traffic) = (Arc::clone(&session.node), Arc::clone(&session.traffic));
-    let (peer, release) = (session.facts.peer, session.facts.release.clone());
-    let (id, name) = (session.id, session.facts.name.clone());
-    // The seat keeps the thread of this connection alive until the last bytes of the streams are sent.
-    let _seat = session.seat.clone();
+    let (peer, release) = (session.initial_view.peer, session.initial_view.release.clone());
+    let (id, name) = (session.id, session.initial_view.name.clone());
+    // This handle keeps the thread of the connection running until the last bytes of the streams are sent.
+    let _thread = session.thread.clone();
     if !sessions.insert(session, shared.settings.max_sessions) {
-        let error = "as many sessions as the gateway or the node may have";
-        sessions.unwell(&node, Reason::HandshakeLimit, &error);
+        let error = "the limit of sessions, tunnel.gateway.maxSessions or 32 of a node, is reached";
+        sessions.report_problem(&node, Reason::HandshakeLimit, &error);
         return;
     }
     info!(%node, %peer, release, session = name, "agent connected");
 
     let ping = connection.ping_pong();
-    let mut quiet = pin!(silence(ping, &meter, &traffic, limits));
+    let mut quiet = pin!(wait_for_silence(ping, &meter, &traffic, limits));
     let mut connection = pin!(connection);
     let ended = tokio::select! {
         ended = &mut connection => Some(ended.map_err(|error| chain(&error))),
@@ -328,31 +334,31 @@ async fn hold(shared: &Shared, shaken: Shaken, mut draining: watch::Receiver<boo
     };
     if let Some(ended) = ended {
         let error = ended.err();
-        let text = error.as_deref().unwrap_or("it went away");
+        let text = error.as_deref().unwrap_or("the agent closed the connection");
         info!(%node, %peer, error = text, "agent disconnected");
         sessions.remove(&node, id, error);
         return;
     }
-    // The end of the hello asks the agent to open a replacement.
+    // Ending the hello stream requests the agent to open a replacement session.
     sessions.remove(&node, id, None);
     if let Err(error) = hello.send_data(Bytes::new(), true) {
-        debug!(%node, %error, "the hello had ended already");
+        debug!(%node, %error, "the hello stream had already ended");
     }
     let until = Instant::now() + limits.drain_timeout;
     let done = async {
-        let served = timeout_at(until, no_streams(&traffic)).await;
+        let served = timeout_at(until, wait_until_no_streams(&traffic)).await;
         if served.is_ok() {
-            // The last bytes of the streams may still be queued. The connection ends by itself once
-            // nothing is.
+            // The last bytes of the streams may still be queued. The connection ends by itself once they
+            // are sent.
             sleep_until(until).await;
             return;
         }
-        warn!(%node, streams = traffic.streams(), "streams were reset that did not end in time");
+        warn!(%node, streams = traffic.streams(), "the drain timed out; open streams are reset");
         stop.send_replace(true);
-        if timeout(GRACE, no_streams(&traffic)).await.is_err() {
-            debug!(%node, "streams did not end");
+        if timeout(RESET_TIMEOUT, wait_until_no_streams(&traffic)).await.is_err() {
+            debug!(%node, "some streams were not reset in time");
         }
-        sleep(LOOK).await;
+        sleep(POLL_INTERVAL).await;
     };
     tokio::select! {
         _ = &mut connection => {}
@@ -361,8 +367,8 @@ async fn hold(shared: &Shared, shaken: Shaken, mut draining: watch::Receiver<boo
     }
 }
 
-async fn no_streams(traffic: &Traffic) {
+async fn wait_until_no_streams(traffic: &Traffic) {
     while traffic.streams() > 0 {
-        sleep(LOOK).await;
+        sleep(POLL_INTERVAL).await;
     }
 }

@@ -8,7 +8,7 @@ use tokio::task::AbortHandle;
 /// The handshakes in progress, oldest first.
 #[derive(Debug)]
 pub(super) struct Handshakes {
-    most: usize,
+    max: usize,
     entries: Mutex<Vec<Entry>>,
 }
 
@@ -20,9 +20,9 @@ struct Entry {
 }
 
 impl Handshakes {
-    pub(super) fn new(most: usize) -> Self {
+    pub(super) fn new(max: usize) -> Self {
         Self {
-            most,
+            max,
             entries: Mutex::default(),
         }
     }
@@ -40,7 +40,7 @@ impl Handshakes {
         spawn: impl FnOnce() -> AbortHandle,
     ) -> Option<IpAddr> {
         let mut entries = self.entries.lock();
-        let evicted = (entries.len() >= self.most)
+        let evicted = (entries.len() >= self.max)
             .then(|| victim(&entries))
             .flatten()
             .map(|index| entries.remove(index));
@@ -66,14 +66,14 @@ impl Handshakes {
 /// Returns the index of the oldest entry of the source with the most entries; in a tie, of the source with
 /// the oldest entry.
 fn victim(entries: &[Entry]) -> Option<usize> {
-    let mut of_source: HashMap<IpAddr, usize> = HashMap::new();
+    let mut counts: HashMap<IpAddr, usize> = HashMap::new();
     for entry in entries {
-        *of_source.entry(entry.source).or_default() += 1;
+        *counts.entry(entry.source).or_default() += 1;
     }
-    let most = of_source.values().max()?;
+    let most = counts.values().max()?;
     entries
         .iter()
-        .position(|entry| of_source.get(&entry.source) == Some(most))
+        .position(|entry| counts.get(&entry.source) == Some(most))
 }
 
 #[cfg(test)]
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_has_the_most_gives_way_oldest_first() {
+    async fn the_oldest_handshake_of_the_source_with_the_most_is_evicted() {
         let (handshakes, mut tasks) = (Handshakes::new(4), JoinSet::<()>::new());
         let mut begin = |id, last| handshakes.begin(id, from(last), || tasks.spawn(pending()));
         assert_eq!(begin(0, 1), None, "the good one");

@@ -11,23 +11,23 @@ use http::{Method, Request, Response, StatusCode};
 use serde::{Deserialize, Serialize};
 use tunnel_common::reason::Reason;
 
-use super::error_code::{code_of, refusing};
+use super::error_code::{code_of, refusal_response};
 
 /// The newest protocol version that this release supports.
 const NEWEST: u32 = 1;
 /// The oldest protocol version that this release supports.
 const OLDEST: u32 = 1;
 /// The maximum length of a hello, in bytes.
-const LONGEST: usize = 16 << 10;
+const MAX_HELLO: usize = 16 << 10;
 /// The maximum length of a text from the peer, in characters; longer texts are truncated.
-const WORD: usize = 128;
+const MAX_TEXT: usize = 128;
 /// The URI of the hello request.
 const URI: &str = "https://gateway.culvert.dev/hello";
 const PATH: &str = "/hello";
 
 /// The gateway's hello.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
-pub(super) struct Ask {
+pub(super) struct GatewayHello {
     /// The newest protocol version of the gateway.
     pub(super) protocol: u32,
     #[serde(default)]
@@ -38,7 +38,7 @@ pub(super) struct Ask {
 
 /// The agent's answer to the hello.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
-pub(super) struct Answer {
+pub(super) struct AgentHello {
     /// The protocol version of the session: the newest one that both peers support.
     pub(super) protocol: u32,
     #[serde(default)]
@@ -58,10 +58,10 @@ pub(super) struct Answer {
 
 /// A failed hello.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Error {
+pub(super) enum HelloError {
     #[error("the connection was lost during the hello")]
     Lost(#[from] h2::Error),
-    #[error("the hello is longer than {LONGEST} bytes")]
+    #[error("the hello is longer than {MAX_HELLO} bytes")]
     TooLong,
     #[error("the hello of the peer is not valid")]
     Malformed(#[from] serde_json::Error),
@@ -76,19 +76,19 @@ pub(super) enum Error {
 }
 
 /// Returns the protocol version for a session with a gateway that supports versions up to `newest`.
-fn agree(newest: u32) -> Result<u32, Error> {
+fn choose_version(newest: u32) -> Result<u32, HelloError> {
     if newest < OLDEST {
-        return Err(Error::Protocol(newest));
+        return Err(HelloError::Protocol(newest));
     }
     Ok(newest.min(NEWEST))
 }
 
 /// Sends the gateway's hello. Returns the agent's answer and the open body of the request, which the
 /// gateway ends when it drains.
-pub(super) async fn ask(
+pub(super) async fn send(
     sender: &mut SendRequest<Bytes>,
-) -> Result<(Answer, SendStream<Bytes>), Error> {
-    let ask = Ask {
+) -> Result<(AgentHello, SendStream<Bytes>), HelloError> {
+    let ask = GatewayHello {
         protocol: NEWEST,
         release: env!("CARGO_PKG_VERSION").to_owned(),
         features: Vec::new(),
@@ -100,37 +100,37 @@ pub(super) async fn ask(
     body.send_data(line.into(), false)?;
     let response = response.await?;
     let status = response.status();
-    let text = read(&mut response.into_body(), Whole::Body).await?;
+    let text = read_hello(&mut response.into_body(), HelloEnd::Body).await?;
     if status != StatusCode::OK {
         let text = String::from_utf8_lossy(&text);
-        return Err(Error::Refused(status, word(&text)));
+        return Err(HelloError::Refused(status, sanitise(&text)));
     }
-    let answer = parse_answer(&text)?;
+    let answer = parse_agent_hello(&text)?;
     Ok((answer, body))
 }
 
-fn parse_answer(text: &[u8]) -> Result<Answer, Error> {
-    let mut answer: Answer = serde_json::from_slice(text)?;
+fn parse_agent_hello(text: &[u8]) -> Result<AgentHello, HelloError> {
+    let mut answer: AgentHello = serde_json::from_slice(text)?;
     if !(OLDEST..=NEWEST).contains(&answer.protocol) {
-        return Err(Error::Protocol(answer.protocol));
+        return Err(HelloError::Protocol(answer.protocol));
     }
-    answer.release = word(&answer.release);
-    answer.session = word(&answer.session);
+    answer.release = sanitise(&answer.release);
+    answer.session = sanitise(&answer.session);
     Ok(answer)
 }
 
 /// Answers the hello, as the agent. Returns the body of the request, which ends when the gateway drains.
-pub(super) async fn answer(
+pub(super) async fn respond(
     request: Request<RecvStream>,
     mut respond: SendResponse<Bytes>,
-    mut answer: Answer,
-) -> Result<RecvStream, Error> {
+    mut answer: AgentHello,
+) -> Result<RecvStream, HelloError> {
     if request.method() != Method::POST || request.uri().path() != PATH {
         respond.send_reset(code_of(Reason::ProtocolError));
-        return Err(Error::NoHello);
+        return Err(HelloError::NoHello);
     }
     let mut body = request.into_body();
-    match negotiate(&mut body).await {
+    match read_gateway_hello(&mut body).await {
         Ok(protocol) => {
             answer.protocol = protocol;
             let response = Response::new(());
@@ -139,7 +139,7 @@ pub(super) async fn answer(
             Ok(body)
         }
         Err(error) => {
-            let refused = refusing(Reason::ProtocolError);
+            let refused = refusal_response(Reason::ProtocolError);
             let mut stream = respond.send_response(refused, false)?;
             stream.send_data(error.to_string().into(), true)?;
             Err(error)
@@ -147,35 +147,35 @@ pub(super) async fn answer(
     }
 }
 
-async fn negotiate(body: &mut RecvStream) -> Result<u32, Error> {
-    let line = read(body, Whole::Line).await?;
-    let ask: Ask = serde_json::from_slice(&line)?;
-    agree(ask.protocol)
+async fn read_gateway_hello(body: &mut RecvStream) -> Result<u32, HelloError> {
+    let line = read_hello(body, HelloEnd::Line).await?;
+    let ask: GatewayHello = serde_json::from_slice(&line)?;
+    choose_version(ask.protocol)
 }
 
 /// Parses bytes as the hello of the gateway and of the agent. For the fuzz target.
-pub(super) fn read_both(text: &[u8]) {
-    let _answer = parse_answer(text);
-    let _ask = serde_json::from_slice(text).map(|ask: Ask| agree(ask.protocol));
+pub(super) fn parse_both(text: &[u8]) {
+    let _answer = parse_agent_hello(text);
+    let _ask = serde_json::from_slice(text).map(|ask: GatewayHello| choose_version(ask.protocol));
 }
 
 /// The end of a hello.
 #[derive(Clone, Copy, Eq, PartialEq)]
-enum Whole {
+enum HelloEnd {
     Line,
     Body,
 }
 
-async fn read(body: &mut RecvStream, whole: Whole) -> Result<BytesMut, Error> {
+async fn read_hello(body: &mut RecvStream, end_mark: HelloEnd) -> Result<BytesMut, HelloError> {
     let mut text = BytesMut::new();
     while let Some(bytes) = poll_fn(|cx| body.poll_data(cx)).await {
         let bytes = bytes?;
         body.flow_control().release_capacity(bytes.len())?;
-        if text.len() + bytes.len() > LONGEST {
-            return Err(Error::TooLong);
+        if text.len() + bytes.len() > MAX_HELLO {
+            return Err(HelloError::TooLong);
         }
         text.extend_from_slice(&bytes);
-        if whole == Whole::Line
+        if end_mark == HelloEnd::Line
             && let Some(end) = text.iter().position(|byte| *byte == b'\n')
         {
             text.truncate(end);
@@ -186,10 +186,10 @@ async fn read(body: &mut RecvStream, whole: Whole) -> Result<BytesMut, Error> {
 }
 
 /// Makes a text from the peer safe for logs: removes control characters, and truncates it.
-fn word(text: &str) -> String {
+fn sanitise(text: &str) -> String {
     text.chars()
         .filter(|c| !c.is_control())
-        .take(WORD)
+        .take(MAX_TEXT)
         .collect()
 }
 
@@ -198,11 +198,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_speak_the_newest_protocol_that_both_know() {
-        assert_eq!(agree(NEWEST).ok(), Some(NEWEST));
-        assert_eq!(agree(NEWEST + 1).ok(), Some(NEWEST), "the next release");
-        assert_eq!(agree(u32::MAX).ok(), Some(NEWEST));
-        let refused = agree(0).expect_err("too old").to_string();
+    fn the_newest_version_that_both_support_is_used() {
+        assert_eq!(choose_version(NEWEST).ok(), Some(NEWEST));
+        assert_eq!(choose_version(NEWEST + 1).ok(), Some(NEWEST), "the next release");
+        assert_eq!(choose_version(u32::MAX).ok(), Some(NEWEST));
+        let refused = choose_version(0).expect_err("too old").to_string();
         assert_eq!(
             refused,
             "the peer uses protocol version 0; this release supports 1 to 1"
@@ -210,14 +210,14 @@ mod tests {
     }
 
     #[test]
-    fn what_a_later_release_adds_is_passed_over() {
+    fn unknown_fields_of_a_later_release_are_ignored() {
         let text = br#"{"protocol":1,"release":"9.9","session":"a\u0007b","peers":[1,2],"features":["quic"]}"#;
 
-        let answer = parse_answer(text).expect("an answer");
+        let answer = parse_agent_hello(text).expect("an answer");
 
         assert_eq!((answer.protocol, answer.release.as_str()), (1, "9.9"));
         assert_eq!(answer.session, "ab", "fit for a log");
-        let ask: Ask = serde_json::from_str(r#"{"protocol":7,"new":{}}"#).expect("an ask");
+        let ask: GatewayHello = serde_json::from_str(r#"{"protocol":7,"new":{}}"#).expect("an ask");
         assert_eq!(ask.protocol, 7);
     }
 
@@ -235,7 +235,7 @@ mod tests {
             b"{\"protocol\":2}",
             b"{\"protocol\":0}",
         ] {
-            assert!(parse_answer(garbage).is_err(), "{garbage:?}");
+            assert!(parse_agent_hello(garbage).is_err(), "{garbage:?}");
         }
     }
 }

@@ -24,7 +24,7 @@ const IPV6_2292PKTOPTIONS: c_int = 6;
 const HEADER: usize = size_of::<libc::cmsghdr>();
 
 /// Makes the kernel record the incoming interface of each connection that this listener will accept.
-pub(super) fn remember(listener: &impl AsFd, is_v6: bool) -> io::Result<()> {
+pub(super) fn enable(listener: &impl AsFd, is_v6: bool) -> io::Result<()> {
     // Also set for an IPv6 listener, since it accepts IPv4 connections, too.
     setsockopt(listener, Ipv4PacketInfo, &true)?;
     if is_v6 {
@@ -34,7 +34,7 @@ pub(super) fn remember(listener: &impl AsFd, is_v6: bool) -> io::Result<()> {
 }
 
 /// Returns the index of the interface over which a connection arrived. `local` is its local address.
-pub(super) fn of(socket: &impl AsFd, local: SocketAddr) -> io::Result<u32> {
+pub(super) fn index(socket: &impl AsFd, local: SocketAddr) -> io::Result<u32> {
     let (level, option) = if local.ip().to_canonical().is_ipv4() {
         (libc::SOL_IP, IP_PKTOPTIONS)
     } else {
@@ -59,13 +59,13 @@ pub(super) fn of(socket: &impl AsFd, local: SocketAddr) -> io::Result<u32> {
     let written = usize::try_from(length).map_err(io::Error::other)?;
     options
         .get(..written)
-        .and_then(index_of)
+        .and_then(parse_index)
         .ok_or_else(|| io::Error::other("the kernel returned no interface index"))
 }
 
 /// Returns the interface index from a sequence of control messages (cmsg(3)).
-fn index_of(mut messages: &[u8]) -> Option<u32> {
-    // Ends: each message is at least as long as its header, since `get(HEADER..length)` fails otherwise.
+fn parse_index(mut messages: &[u8]) -> Option<u32> {
+    // The loop ends, since `get(HEADER..length)` fails for a message that is shorter than its header.
     while let Some((header, _)) = messages.split_at_checked(HEADER) {
         let length = usize::from_ne_bytes(*header.first_chunk()?);
         let (level, kind) = header.get(size_of::<usize>()..)?.split_at_checked(4)?;
@@ -98,7 +98,7 @@ mod tests {
 
     use super::*;
 
-    fn arrives(listen: &str, dial: &str) {
+    fn assert_arrives_over_loopback(listen: &str, dial: &str) {
         let address: SocketAddr = listen.parse().expect("an address");
         let listener =
             Socket::new(Domain::for_address(address), Type::STREAM, None).expect("a socket");
@@ -106,7 +106,7 @@ mod tests {
             listener.set_only_v6(false).expect("dual stack");
         }
         listener.bind(&address.into()).expect("bound");
-        remember(&listener, address.is_ipv6()).expect("remembered");
+        enable(&listener, address.is_ipv6()).expect("remembered");
         listener.listen(8).expect("listening");
         let listener: std::net::TcpListener = listener.into();
         let port = listener.local_addr().expect("an address").port();
@@ -116,19 +116,19 @@ mod tests {
 
         let local = accepted.local_addr().expect("an address");
         let loopback = if_nametoindex("lo").expect("an index");
-        assert_eq!(of(&accepted, local).expect("known"), loopback);
+        assert_eq!(index(&accepted, local).expect("known"), loopback);
     }
 
     #[test]
     fn a_connect_over_loopback_came_by_loopback_in_each_family() {
-        arrives("127.0.0.1:0", "127.0.0.1");
-        arrives("[::1]:0", "[::1]");
-        arrives("[::]:0", "127.0.0.1");
-        arrives("[::]:0", "[::1]");
+        assert_arrives_over_loopback("127.0.0.1:0", "127.0.0.1");
+        assert_arrives_over_loopback("[::1]:0", "[::1]");
+        assert_arrives_over_loopback("[::]:0", "127.0.0.1");
+        assert_arrives_over_loopback("[::]:0", "[::1]");
     }
 
     #[test]
-    fn messages_that_are_cut_off_or_lie_about_their_length_say_nothing() {
+    fn truncated_messages_and_wrong_lengths_have_no_index() {
         let message = |length: usize, level: c_int, kind: c_int, data: &[u8]| {
             let mut bytes = length.to_ne_bytes().to_vec();
             bytes.extend(level.to_ne_bytes());
@@ -138,17 +138,17 @@ mod tests {
         };
         let info = |length| message(length, libc::SOL_IP, libc::IP_PKTINFO, &7_u32.to_ne_bytes());
 
-        assert_eq!(index_of(&info(HEADER + 4)), Some(7));
+        assert_eq!(parse_index(&info(HEADER + 4)), Some(7));
         for length in [0, 1, HEADER, HEADER + 3, HEADER + 5, usize::MAX] {
-            assert_eq!(index_of(&info(length)), None, "{length}");
+            assert_eq!(parse_index(&info(length)), None, "{length}");
         }
-        assert_eq!(index_of(&[]), None);
-        let whole = info(HEADER + 4);
-        for cut in 0..whole.len() {
-            assert_eq!(index_of(&whole[..cut]), None, "{cut}");
+        assert_eq!(parse_index(&[]), None);
+        let complete = info(HEADER + 4);
+        for cut in 0..complete.len() {
+            assert_eq!(parse_index(&complete[..cut]), None, "{cut}");
         }
         let mut two = message(HEADER + 8, libc::SOL_IP, libc::IP_TTL, &[0; 8]);
         two.extend(info(HEADER + 4));
-        assert_eq!(index_of(&two), Some(7));
+        assert_eq!(parse_index(&two), Some(7));
     }
 }

@@ -16,39 +16,39 @@ use tracing::{debug, info};
 use tunnel_common::{addr::Address, reason::Reason, steering::Prefix};
 
 use super::{
-    ACCEPT_PAUSE, Common, Sessions, copy,
+    ACCEPT_PAUSE, CommonSettings, Sessions, copy,
     gateway::listener,
     incoming_interface,
-    session::Permit,
-    socket::{prepare_end, seated},
+    gateway_session::StreamPermit,
+    socket::{set_stream_options, move_to_current_runtime},
 };
 use crate::{
     drain, listen,
-    model::{Target, Targets},
+    model::{SteeringTarget, SteeringTargets},
 };
 
 /// The time to wait for the client's first bytes. They are sent with the CONNECT, which saves a round trip
 /// if the client speaks first. A client that waits for the server is delayed by this time.
-const FIRST: Duration = Duration::from_millis(2);
+const FIRST_BYTES_TIMEOUT: Duration = Duration::from_millis(2);
 /// The maximum number of first bytes that are sent with the CONNECT.
-const FIRST_BYTES: usize = 16 << 10;
+const MAX_FIRST_BYTES: usize = 16 << 10;
 /// The maximum number of client connections.
-const CLIENTS: usize = 16 << 10;
+const MAX_CLIENTS: usize = 16 << 10;
 
-/// The reasons for an end by the client or the target. They are counted, but not recorded as an error of
-/// the node.
-const BY_AN_END: [Reason; 3] = [
+/// The reasons for which a client or target ended a stream. They are counted, but not recorded as an
+/// error of the node.
+const NOT_AN_ERROR: [Reason; 3] = [
     Reason::StreamCompleted,
     Reason::ClientReset,
     Reason::TargetReset,
 ];
 
 /// The time to wait until a new link, such as that of a new pod, is in the set of inside links.
-const NEW_LINK: Duration = Duration::from_secs(1);
+const NEW_LINK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The settings of an ingress.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct IngressSettings {
     /// The prefixes of steering addresses.
     pub prefixes: Vec<Prefix>,
     /// The address and port to listen on; `::` accepts IPv4 connects, too.
@@ -64,30 +64,30 @@ pub struct Ingress {
 
 #[derive(Debug)]
 struct Shared {
-    settings: Settings,
-    common: Common,
-    targets: watch::Receiver<Arc<Targets>>,
-    inside: watch::Receiver<Arc<BTreeSet<u32>>>,
+    settings: IngressSettings,
+    common: CommonSettings,
+    targets: watch::Receiver<Arc<SteeringTargets>>,
+    inside_links: watch::Receiver<Arc<BTreeSet<u32>>>,
     sessions: Arc<Sessions>,
 }
 
 impl Ingress {
-    /// Opens the listener, but accepts no connection yet. `inside` has the indices of the links from which
+    /// Opens the listener, but accepts no connection yet. `inside_links` has the indices of the links from which
     /// steered connects may arrive; a connection from any other link is reset.
     ///
     /// # Errors
     ///
     /// If listening on the address fails.
     pub fn bind(
-        settings: Settings,
-        common: Common,
-        targets: watch::Receiver<Arc<Targets>>,
-        inside: watch::Receiver<Arc<BTreeSet<u32>>>,
+        settings: IngressSettings,
+        common: CommonSettings,
+        targets: watch::Receiver<Arc<SteeringTargets>>,
+        inside_links: watch::Receiver<Arc<BTreeSet<u32>>>,
         sessions: Arc<Sessions>,
     ) -> io::Result<Self> {
         let is_v6 = settings.listen.is_ipv6();
         let listener = listener(settings.listen, common.mark, |socket| {
-            incoming_interface::remember(socket, is_v6)?;
+            incoming_interface::enable(socket, is_v6)?;
             // Without CAP_NET_ADMIN only local addresses can be served, which is enough with local routes.
             if let Err(error) = socket.set_ip_transparent_v4(true) {
                 debug!(%error, "cannot set IP_TRANSPARENT on the listener of the ingress");
@@ -98,7 +98,7 @@ impl Ingress {
             settings,
             common,
             targets,
-            inside,
+            inside_links,
             sessions,
         });
         Ok(Self { listener, shared })
@@ -119,12 +119,12 @@ impl Ingress {
         let (stop, stopped) = watch::channel(false);
         let mut clients = JoinSet::new();
         let admit = |clients: &mut JoinSet<()>, (tcp, peer)| {
-            if clients.len() < CLIENTS {
-                clients.spawn(serve(Arc::clone(&shared), tcp, peer, stopped.clone()));
+            if clients.len() < MAX_CLIENTS {
+                clients.spawn(handle_connection(Arc::clone(&shared), tcp, peer, stopped.clone()));
             } else {
                 reset(&tcp);
-                let whom = "ingress".into();
-                shared.sessions.unwell(&whom, Reason::StreamLimit, &peer);
+                let subject = "ingress".into();
+                shared.sessions.report_problem(&subject, Reason::StreamLimit, &peer);
             }
         };
         listen::accept_all(
@@ -148,13 +148,13 @@ impl Ingress {
     }
 }
 
-/// Makes the close of the socket reset the connection.
+/// Makes the connection be reset when the socket is closed.
 fn reset(tcp: &TcpStream) {
     // On failure the client gets a FIN instead of a reset, which does no harm.
     drop(SockRef::from(tcp).set_linger(Some(Duration::ZERO)));
 }
 
-async fn serve(
+async fn handle_connection(
     shared: Arc<Shared>,
     tcp: TcpStream,
     peer: SocketAddr,
@@ -165,16 +165,16 @@ async fn serve(
         Ok(target) => target,
         Err(reason) => {
             reset(&tcp);
-            sessions.unwell(&"ingress".into(), reason, &peer);
+            sessions.report_problem(&"ingress".into(), reason, &peer);
             return;
         }
     };
-    let (reason, tcp) = Box::pin(carry(sessions, &target, tcp, stopped)).await;
+    let (reason, tcp) = Box::pin(forward(sessions, &target, tcp, stopped)).await;
     debug!(dialled = %target, %peer, reason = reason.label(), "stream ended");
-    if BY_AN_END.contains(&reason) {
+    if NOT_AN_ERROR.contains(&reason) {
         sessions.count(reason);
     } else {
-        sessions.refused(&target, reason);
+        sessions.record_refusal(&target, reason);
     }
     // Closed last, so that the reason is counted before the client sees the end.
     drop(tcp);
@@ -183,21 +183,21 @@ async fn serve(
 impl Shared {
     /// Sets the options of a connection, and returns its target. Refuses a connection whose local address
     /// is not a steering address, or which did not arrive over an inside link.
-    async fn target(&self, tcp: &TcpStream) -> Result<Target, Reason> {
-        prepare_end(tcp).map_err(|_error| Reason::ClientReset)?;
+    async fn target(&self, tcp: &TcpStream) -> Result<SteeringTarget, Reason> {
+        set_stream_options(tcp).map_err(|_error| Reason::ClientReset)?;
         let local = tcp.local_addr().map_err(|_error| Reason::ClientReset)?;
         let address = Address::from_ip(local.ip().to_canonical());
         let mut prefixes = self.settings.prefixes.iter();
         let index = prefixes.find_map(|prefix| prefix.index(&address));
         let index = index.ok_or(Reason::ArrivedUnsteered)?;
-        let interface = incoming_interface::of(tcp, local).map_err(|error| {
+        let interface = incoming_interface::index(tcp, local).map_err(|error| {
             debug!(%error, "the incoming interface is unknown");
             Reason::ArrivedUnsteered
         })?;
         // The link of a pod that has just started may not be in the set yet.
-        let mut inside = self.inside.clone();
-        let known = inside.wait_for(|inside| inside.contains(&interface));
-        if !matches!(timeout(NEW_LINK, known).await, Ok(Ok(_))) {
+        let mut inside_links = self.inside_links.clone();
+        let known = inside_links.wait_for(|inside_links| inside_links.contains(&interface));
+        if !matches!(timeout(NEW_LINK_TIMEOUT, known).await, Ok(Ok(_))) {
             return Err(Reason::ArrivedUnsteered);
         }
         let targets = self.targets.borrow();
@@ -207,33 +207,33 @@ impl Shared {
 
 /// Forwards a client's connection to its target until it ends. Returns the reason for the end, and the
 /// connection, which the caller closes.
-pub(super) async fn carry(
+pub(super) async fn forward(
     sessions: &Sessions,
-    target: &Target,
+    target: &SteeringTarget,
     mut tcp: TcpStream,
     stopped: watch::Receiver<bool>,
 ) -> (Reason, Option<TcpStream>) {
     let permitted = async {
         // Takes the permit first, so that a connect to a node without a session is refused at once.
-        let permit = sessions.permit(&target.node)?;
-        let first = first_bytes(&mut tcp).await;
+        let permit = sessions.take_permit(&target.node)?;
+        let first = read_first_bytes(&mut tcp).await;
         // The session may have ended meanwhile; another session of the node may be open.
         if permit.session.is_open() {
             return Ok((permit, first));
         }
-        Ok((sessions.permit(&target.node)?, first))
+        Ok((sessions.take_permit(&target.node)?, first))
     };
     let (permit, first) = match permitted.await {
         Ok(permitted) => permitted,
         Err(reason) => return (reason, Some(tcp)),
     };
-    let runtime = permit.session.seat.runtime().clone();
-    let mut there = JoinSet::new();
-    there.spawn_on(
-        stream(permit, target.clone(), (first, tcp), stopped),
+    let runtime = permit.session.thread.runtime().clone();
+    let mut task = JoinSet::new();
+    task.spawn_on(
+        run_stream(permit, target.clone(), (first, tcp), stopped),
         &runtime,
     );
-    match there.join_next().await {
+    match task.join_next().await {
         Some(Ok(ended)) => ended,
         // The task panicked, or the thread of the session is gone.
         Some(Err(_)) | None => (Reason::AgentConnectionLost, None),
@@ -241,14 +241,14 @@ pub(super) async fn carry(
 }
 
 /// Opens a stream and copies until it ends, on the thread of its session.
-async fn stream(
-    permit: Permit,
-    target: Target,
+async fn run_stream(
+    permit: StreamPermit,
+    target: SteeringTarget,
     (first, tcp): (Bytes, TcpStream),
     mut stopped: watch::Receiver<bool>,
 ) -> (Reason, Option<TcpStream>) {
     let session = &permit.session;
-    let Ok(mut tcp) = seated(tcp) else {
+    let Ok(mut tcp) = move_to_current_runtime(tcp) else {
         return (Reason::ClientReset, None);
     };
     let mut stop = std::pin::pin!(drain::begun(&mut stopped));
@@ -271,10 +271,10 @@ async fn stream(
 }
 
 /// Reads the client's first bytes; none if the client waits for the server.
-async fn first_bytes(tcp: &mut TcpStream) -> Bytes {
-    let mut first = BytesMut::with_capacity(FIRST_BYTES);
+async fn read_first_bytes(tcp: &mut TcpStream) -> Bytes {
+    let mut first = BytesMut::with_capacity(MAX_FIRST_BYTES);
     // An end or an error is ignored here, since the copy will see it again.
-    drop(timeout(FIRST, tcp.read_buf(&mut first)).await);
+    drop(timeout(FIRST_BYTES_TIMEOUT, tcp.read_buf(&mut first)).await);
     first.freeze()
 }
 
@@ -292,12 +292,12 @@ mod tests {
         let at = listener.local_addr().expect("an address");
         let mut client = TcpStream::connect(at).await.expect("connected");
         let (mut tcp, _) = listener.accept().await.expect("accepted");
-        // Reads the byte without tokio, which still takes the socket for readable.
+        // Reads the byte without tokio, which still assumes that the socket is readable.
         client.write_all(b"!").await.expect("written");
         tcp.readable().await.expect("readable");
         (&*SockRef::from(&tcp)).read_exact(&mut [0]).expect("read");
 
-        let mut first = Box::pin(first_bytes(&mut tcp));
+        let mut first = Box::pin(read_first_bytes(&mut tcp));
         let waits = poll_fn(|cx| Poll::Ready(first.as_mut().poll(cx).is_pending()));
         assert!(waits.await);
         client.write_all(b"hello").await.expect("written");

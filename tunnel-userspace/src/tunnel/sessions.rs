@@ -19,15 +19,15 @@ use tunnel_common::reason::Reason;
 
 use super::{
     TrafficView,
-    counts::Counts,
+    reason_counts::ReasonCounts,
     log_limit::LogLimit,
-    session::{Permit, Session},
+    gateway_session::{StreamPermit, Session},
 };
-use crate::model::{Target, Targets};
+use crate::model::{SteeringTarget, SteeringTargets};
 
 /// The maximum number of sessions of one node. It leaves room for broken sessions that the gateway has not
 /// detected yet.
-const OF_NODE: usize = 32;
+const MAX_PER_NODE: usize = 32;
 
 /// The JSON view of a node, as its gateway sees it.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
@@ -69,25 +69,25 @@ pub struct Sessions {
     nodes: Mutex<BTreeMap<Arc<str>, Node>>,
     count: AtomicUsize,
     next: AtomicU64,
-    counts: Counts,
+    counts: ReasonCounts,
     /// The rate limit of messages about nodes. Other messages have a separate one, so that a flood of
     /// them does not suppress messages about nodes.
-    log: LogLimit,
-    log_of_others: LogLimit,
+    node_log_limit: LogLimit,
+    other_log_limit: LogLimit,
 }
 
 #[derive(Debug, Default)]
 struct Node {
     sessions: Vec<Arc<Session>>,
     last_seen: Option<Timestamp>,
-    last_error: Option<Trouble>,
+    last_error: Option<NodeError>,
 }
 
 /// The last error of a connect to a node, or of its sessions.
 #[derive(Debug)]
-enum Trouble {
+enum NodeError {
     /// A connect to this target was refused or aborted.
-    Refused(Target, Reason),
+    Refused(SteeringTarget, Reason),
     /// A session ended with this error.
     Ended(String),
 }
@@ -102,13 +102,13 @@ impl Sessions {
     /// Returns the nodes of the registry, by name.
     #[must_use]
     pub fn nodes(&self) -> Vec<NodeView> {
-        self.nodes_with(&Targets::new())
+        self.nodes_with(&SteeringTargets::new())
     }
 
     /// Returns the nodes of the registry and the nodes of the steered targets, by name.
     #[must_use]
-    pub fn nodes_with(&self, steered: &Targets) -> Vec<NodeView> {
-        let unseen = |target: &Target| NodeView {
+    pub fn nodes_with(&self, steered: &SteeringTargets) -> Vec<NodeView> {
+        let unseen = |target: &SteeringTarget| NodeView {
             node: target.node.to_string(),
             ..NodeView::default()
         };
@@ -121,9 +121,9 @@ impl Sessions {
             let view = NodeView {
                 node: name.to_string(),
                 sessions: node.sessions.iter().map(|it| it.view()).collect(),
-                last_seen: node.seen(now),
+                last_seen: node.last_alive(now),
                 // Formatted now, because the text contains the time since the agent was last seen.
-                last_error: node.last_error.as_ref().map(|it| it.text(node, now)),
+                last_error: node.last_error.as_ref().map(|it| it.describe(node, now)),
             };
             (Arc::clone(name), view)
         }));
@@ -148,11 +148,11 @@ impl Sessions {
     }
 
     /// Adds a session, which streams can then use. Returns false if there are `most` sessions already,
-    /// or [`OF_NODE`] of its node.
+    /// or [`MAX_PER_NODE`] of its node.
     pub(super) fn insert(&self, session: Session, most: usize) -> bool {
         let mut nodes = self.nodes.lock();
         let node = nodes.entry(Arc::clone(&session.node)).or_default();
-        if self.len() >= most || node.sessions.len() >= OF_NODE {
+        if self.len() >= most || node.sessions.len() >= MAX_PER_NODE {
             return false;
         }
         node.last_error = None;
@@ -170,13 +170,13 @@ impl Sessions {
         node.sessions.retain(|session| session.id != id);
         node.last_seen = Some(Timestamp::now());
         if let Some(error) = error {
-            node.last_error = Some(Trouble::Ended(error));
+            node.last_error = Some(NodeError::Ended(error));
         }
         self.count.fetch_sub(1, Ordering::AcqRel);
     }
 
     /// Takes a permit to open a stream on the least loaded session of a node.
-    pub(super) fn permit(&self, node: &Arc<str>) -> Result<Permit, Reason> {
+    pub(super) fn take_permit(&self, node: &Arc<str>) -> Result<StreamPermit, Reason> {
         let mut sessions = self.nodes.lock().get(node).map_or_else(Vec::new, |node| {
             let open = node.sessions.iter().filter(|session| session.is_open());
             open.cloned().collect()
@@ -184,45 +184,45 @@ impl Sessions {
         if sessions.is_empty() {
             return Err(Reason::AgentNotConnected);
         }
-        sessions.sort_by_key(|session| session.load());
-        let permit = sessions.into_iter().find_map(Permit::take);
+        sessions.sort_by_key(|session| session.sort_key());
+        let permit = sessions.into_iter().find_map(StreamPermit::take);
         permit.ok_or(Reason::StreamLimit)
     }
 
     pub(super) fn count(&self, reason: Reason) {
-        self.counts.count(reason);
+        self.counts.increment(reason);
     }
 
-    /// Counts, records and logs that a connect to a target was refused or aborted.
-    pub(super) fn refused(&self, target: &Target, reason: Reason) {
+    /// ReasonCounts, records and logs that a connect to a target was refused or aborted.
+    pub(super) fn record_refusal(&self, target: &SteeringTarget, reason: Reason) {
         self.count(reason);
-        let trouble = Trouble::Refused(target.clone(), reason);
+        let error = NodeError::Refused(target.clone(), reason);
         let mut nodes = self.nodes.lock();
         let node = nodes.entry(Arc::clone(&target.node)).or_default();
-        let text = trouble.text(node, Timestamp::now());
-        node.last_error = Some(trouble);
+        let text = error.describe(node, Timestamp::now());
+        node.last_error = Some(error);
         drop(nodes);
-        if let Some(kept_back) = self.log.may_log(&target.node, reason) {
+        if let Some(suppressed) = self.node_log_limit.may_log(&target.node, reason) {
             let (node, reason) = (&target.node, reason.label());
-            warn!(%node, reason, kept_back, "{text}");
+            warn!(%node, reason, suppressed, "{text}");
         }
     }
 
-    /// Counts and logs a problem that is not about one target. `whom` is the peer's address, node or
+    /// ReasonCounts and logs a problem that is not about one target. `subject` is the peer's address, node or
     /// listener.
-    pub(super) fn unwell(&self, whom: &Arc<str>, reason: Reason, error: &dyn fmt::Display) {
+    pub(super) fn report_problem(&self, subject: &Arc<str>, reason: Reason, error: &dyn fmt::Display) {
         self.count(reason);
         let (label, meaning) = (reason.label(), reason.meaning());
-        if let Some(kept_back) = self.log_of_others.may_log(whom, reason) {
-            warn!(%whom, reason = label, kept_back, %error, "{meaning}");
+        if let Some(suppressed) = self.other_log_limit.may_log(subject, reason) {
+            warn!(%subject, reason = label, suppressed, %error, "{meaning}");
         } else {
-            debug!(%whom, reason = label, %error, "{meaning}");
+            debug!(%subject, reason = label, %error, "{meaning}");
         }
     }
 }
 
 impl Node {
-    fn seen(&self, now: Timestamp) -> Option<Timestamp> {
+    fn last_alive(&self, now: Timestamp) -> Option<Timestamp> {
         if self.sessions.is_empty() {
             self.last_seen
         } else {
@@ -231,10 +231,10 @@ impl Node {
     }
 }
 
-impl Trouble {
+impl NodeError {
     /// Formats the error for views and logs.
-    fn text(&self, node: &Node, now: Timestamp) -> String {
-        match (self, node.seen(now)) {
+    fn describe(&self, node: &Node, now: Timestamp) -> String {
+        match (self, node.last_alive(now)) {
             (Self::Ended(text), _) => text.clone(),
             (Self::Refused(target, Reason::AgentNotConnected), Some(seen)) => {
                 let ago = now.duration_since(seen).as_secs().max(0);
@@ -252,8 +252,8 @@ impl Trouble {
 mod tests {
     use super::*;
 
-    fn target() -> Target {
-        Target {
+    fn target() -> SteeringTarget {
+        SteeringTarget {
             node: "edge-7".into(),
             address: "10.1.2.3".parse().expect("an address"),
             port: 10250,
@@ -262,14 +262,14 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_says_who_and_since_when() {
+    fn an_error_names_the_target_and_when_its_agent_was_last_seen() {
         let now = Timestamp::from_second(42).expect("a time");
         let text = |reason, last_seen| {
             let node = Node {
                 last_seen,
                 ..Node::default()
             };
-            Trouble::Refused(target(), reason).text(&node, now)
+            NodeError::Refused(target(), reason).describe(&node, now)
         };
 
         assert_eq!(
@@ -285,21 +285,21 @@ mod tests {
     #[tokio::test]
     async fn a_node_that_is_refused_or_steered_and_never_connected_is_listed_once() {
         let sessions = Sessions::new();
-        let reason = sessions.permit(&"edge-7".into()).expect_err("nobody");
-        sessions.refused(&target(), reason);
-        let other = |port| Target {
+        let reason = sessions.take_permit(&"edge-7".into()).expect_err("nobody");
+        sessions.record_refusal(&target(), reason);
+        let other = |port| SteeringTarget {
             node: "edge-3".into(),
             port,
             ..target()
         };
-        let steered = Targets::from([(1, target()), (2, other(10250)), (3, other(10255))]);
+        let steered = SteeringTargets::from([(1, target()), (2, other(10250)), (3, other(10255))]);
 
         let nodes = sessions.nodes_with(&steered);
 
-        let shown = |node: &NodeView| (node.node.clone(), node.last_seen, node.last_error.clone());
+        let summary = |node: &NodeView| (node.node.clone(), node.last_seen, node.last_error.clone());
         let error = "edge-7 (10.1.2.3:10250): agent not connected, never seen";
         assert_eq!(
-            nodes.iter().map(shown).collect::<Vec<_>>(),
+            nodes.iter().map(summary).collect::<Vec<_>>(),
             [
                 ("edge-3".to_owned(), None, None),
                 ("edge-7".to_owned(), None, Some(error.to_owned())),

@@ -19,22 +19,22 @@ use tokio::{
     net::TcpStream,
 };
 
-use super::size::Size;
+use super::read_size::ReadSize;
 
 /// The time that sent bytes may stay unacknowledged before the kernel closes the connection.
 const USER_TIMEOUT: Duration = Duration::from_secs(20);
 /// The maximum number of unsent bytes in the kernel, since queued bytes delay later frames.
-const UNSENT: u32 = 256 << 10;
+const MAX_UNSENT: u32 = 256 << 10;
 /// The maximum number of bytes to read ahead while a write is blocked. It is more than the peer can have
 /// between `h2` and the wire: a frame, the TLS buffer and the unsent bytes in its kernel.
-const TAKEN_IN: usize = 1 << 20;
+const MAX_READ_AHEAD: usize = 1 << 20;
 
 /// Sets the options of a TCP connection for a session.
-pub(super) fn prepare_carrier(tcp: &TcpStream) -> io::Result<()> {
+pub(super) fn set_session_options(tcp: &TcpStream) -> io::Result<()> {
     let socket = SockRef::from(tcp);
     socket.set_tcp_nodelay(true)?;
     socket.set_tcp_user_timeout(Some(USER_TIMEOUT))?;
-    socket.set_tcp_notsent_lowat(UNSENT)?;
+    socket.set_tcp_notsent_lowat(MAX_UNSENT)?;
     let keepalive = TcpKeepalive::new()
         .with_time(Duration::from_secs(10))
         .with_interval(Duration::from_secs(5))
@@ -45,22 +45,22 @@ pub(super) fn prepare_carrier(tcp: &TcpStream) -> io::Result<()> {
 /// The size of the kernel's send and receive buffers of clients' and targets' sockets, in bytes. By
 /// default the kernel buffers many times as much for a slow reader: a few hundred slow readers would
 /// use up the kernel's TCP memory, and every connection of the machine would stall on retransmissions.
-const BUFFER: usize = 256 * 1024;
+const BUFFER_SIZE: usize = 256 * 1024;
 
 /// The congestion control of clients' and targets' sockets. Their peers are close, usually on this
 /// machine, where `bbr`, the default of some systems, costs a timer for each write and gains nothing.
 /// Every kernel has `reno`.
-const CONGESTION: &[u8] = b"reno";
+const CONGESTION_CONTROL: &[u8] = b"reno";
 
 /// Sets the options of the TCP connection of a client or target. A close resets it unless
-/// [`closes_in_order`] was called, so that a failed stream never looks complete to the peer.
-pub(super) fn prepare_end(tcp: &TcpStream) -> io::Result<()> {
+/// [`disable_reset_on_close`] was called, so that a failed stream never looks complete to the peer.
+pub(super) fn set_stream_options(tcp: &TcpStream) -> io::Result<()> {
     let socket = SockRef::from(tcp);
     socket.set_tcp_nodelay(true)?;
     socket.set_linger(Some(Duration::ZERO))?;
-    socket.set_tcp_congestion(CONGESTION)?;
-    socket.set_recv_buffer_size(BUFFER)?;
-    socket.set_send_buffer_size(BUFFER)?;
+    socket.set_tcp_congestion(CONGESTION_CONTROL)?;
+    socket.set_recv_buffer_size(BUFFER_SIZE)?;
+    socket.set_send_buffer_size(BUFFER_SIZE)?;
     let keepalive = TcpKeepalive::new()
         .with_time(Duration::from_secs(60))
         .with_interval(Duration::from_secs(10))
@@ -69,12 +69,12 @@ pub(super) fn prepare_end(tcp: &TcpStream) -> io::Result<()> {
 }
 
 /// Makes a close orderly again, once both directions have ended: the kernel sends the unsent bytes.
-pub(super) fn closes_in_order(tcp: &TcpStream) -> io::Result<()> {
+pub(super) fn disable_reset_on_close(tcp: &TcpStream) -> io::Result<()> {
     SockRef::from(tcp).set_linger(None)
 }
 
 /// Moves a connection to the runtime of the current thread, which then polls it.
-pub(super) fn seated(tcp: TcpStream) -> io::Result<TcpStream> {
+pub(super) fn move_to_current_runtime(tcp: TcpStream) -> io::Result<TcpStream> {
     TcpStream::from_std(tcp.into_std()?)
 }
 
@@ -94,19 +94,19 @@ impl Meter {
 /// A session's TCP connection, below TLS. It reads in large blocks, since rustls reads only 4 KiB at a
 /// time, and counts the received bytes.
 #[derive(Debug)]
-pub(super) struct Socket {
+pub(super) struct SessionSocket {
     tcp: TcpStream,
     inbox: BytesMut,
-    size: Size,
+    size: ReadSize,
     meter: Arc<Meter>,
 }
 
-impl Socket {
+impl SessionSocket {
     pub(super) fn new(tcp: TcpStream) -> Self {
         Self {
             tcp,
             inbox: BytesMut::new(),
-            size: Size::default(),
+            size: ReadSize::default(),
             meter: Arc::default(),
         }
     }
@@ -123,23 +123,23 @@ impl Socket {
         self.inbox.reserve(self.size.bytes());
         let read = pin!(self.tcp.read_buf(&mut self.inbox)).poll(cx);
         let is_idle = read.is_pending() && self.inbox.is_empty();
-        if is_idle && self.inbox.capacity() > Size::default().bytes() {
+        if is_idle && self.inbox.capacity() > ReadSize::default().bytes() {
             // Idle sessions must not keep a buffer.
             self.inbox = BytesMut::new();
         }
         let read = ready!(read)?;
-        self.size.learn(read);
+        self.size.adapt(read);
         let counted = u64::try_from(read).unwrap_or(u64::MAX);
         self.meter.received.fetch_add(counted, Ordering::Relaxed);
         Poll::Ready(Ok(read))
     }
 
-    /// Reads ahead into `inbox`, up to [`TAKEN_IN`] bytes, while a write is blocked.
+    /// Reads ahead into `inbox`, up to [`MAX_READ_AHEAD`] bytes, while a write is blocked.
     ///
     /// `h2` does not read while it has a ping acknowledgement to write. With full buffers between two
     /// peers in this state, neither write would ever complete.
-    fn poll_waiting<T>(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<T>> {
-        while self.inbox.len() < TAKEN_IN {
+    fn poll_read_ahead<T>(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<T>> {
+        while self.inbox.len() < MAX_READ_AHEAD {
             match self.poll_fill(cx) {
                 // The next read returns the end of the stream again.
                 Poll::Pending | Poll::Ready(Ok(0)) => break,
@@ -151,7 +151,7 @@ impl Socket {
     }
 }
 
-impl AsyncRead for Socket {
+impl AsyncRead for SessionSocket {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -170,7 +170,7 @@ impl AsyncRead for Socket {
     }
 }
 
-impl AsyncWrite for Socket {
+impl AsyncWrite for SessionSocket {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -186,7 +186,7 @@ impl AsyncWrite for Socket {
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         match Pin::new(&mut this.tcp).poll_write_vectored(cx, bufs) {
-            Poll::Pending => this.poll_waiting(cx),
+            Poll::Pending => this.poll_read_ahead(cx),
             written @ Poll::Ready(_) => written,
         }
     }
@@ -212,7 +212,7 @@ mod tests {
     use super::*;
 
     /// Returns a session's connection and its peer, with small kernel buffers.
-    async fn pair() -> (Socket, TcpStream) {
+    async fn pair() -> (SessionSocket, TcpStream) {
         let [listener, dialler] = [(); 2].map(|()| {
             let socket = TcpSocket::new_v4().expect("a socket");
             socket.set_recv_buffer_size(8192).expect("set");
@@ -225,21 +225,21 @@ mod tests {
         let address = listener.local_addr().expect("an address");
         let here = dialler.connect(address).await.expect("connected");
         let (there, _) = listener.accept().await.expect("accepted");
-        (Socket::new(here), there)
+        (SessionSocket::new(here), there)
     }
 
     /// Writes until the socket is full.
-    fn write_on(here: &mut Socket, bytes: &[u8], cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+    fn write_until_blocked(here: &mut SessionSocket, bytes: &[u8], cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while Pin::new(&mut *here).poll_write(cx, bytes)?.is_ready() {}
         Poll::Pending
     }
 
     #[tokio::test]
-    async fn a_write_that_waits_takes_in_what_comes_so_that_the_other_end_can_write_on() {
+    async fn a_blocked_write_reads_ahead_so_that_the_peer_can_go_on_writing() {
         let (mut here, mut there) = pair().await;
         let (sent, half) = (vec![3; 900 << 10], vec![0; 64 << 10]);
 
-        let blocked = poll_fn(|cx| write_on(&mut here, &half, cx));
+        let blocked = poll_fn(|cx| write_until_blocked(&mut here, &half, cx));
         tokio::select! {
             _ = blocked => panic!("nobody reads"),
             written = timeout(Duration::from_secs(10), there.write_all(&sent)) => {
@@ -253,12 +253,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_taken_in_is_bounded() {
+    async fn reading_ahead_is_bounded() {
         let (mut here, mut there) = pair().await;
         let half = vec![0; 64 << 10];
 
         let both = async {
-            let blocked = poll_fn(|cx| write_on(&mut here, &half, cx));
+            let blocked = poll_fn(|cx| write_until_blocked(&mut here, &half, cx));
             let flood = there.write_all(&[0; 4 << 20]);
             tokio::join!(blocked, flood)
         };
@@ -267,7 +267,7 @@ mod tests {
             .expect_err("both wait");
 
         assert!(
-            here.inbox.len() < TAKEN_IN + (256 << 10),
+            here.inbox.len() < MAX_READ_AHEAD + (256 << 10),
             "{}",
             here.inbox.len()
         );
@@ -286,6 +286,6 @@ mod tests {
         let idle = timeout(Duration::from_millis(50), here.read(&mut one)).await;
         idle.expect_err("idle");
 
-        assert!(here.inbox.capacity() <= Size::default().bytes());
+        assert!(here.inbox.capacity() <= ReadSize::default().bytes());
     }
 }

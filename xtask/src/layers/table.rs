@@ -1,30 +1,29 @@
-//! The dependency table as data.
+//! The table of permitted dependencies.
 
-/// The paths that one module may and must not use, in the form of `use` lines; the longest entry that
-/// matches a path decides. Another module of the same crate is refused unless it is in `may`; an
-/// external crate is permitted unless it is in `never`.
+/// The paths that a module may or must not use. The longest entry that is a prefix of a path decides. Without
+/// such an entry, another crate is permitted, and another module of the same crate is refused.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rule {
-    /// A module of `tunnel-userspace`; `a::b` overrides `a` for its submodule.
+    /// Module of `tunnel-userspace`. A rule for `a::b` replaces that of `a` in this submodule.
     pub(super) module: &'static str,
     pub(super) may: &'static [&'static str],
     pub(super) never: &'static [&'static str],
 }
 
-/// The crates that only some modules may use.
-const KERNEL: &str = "aya";
-const OBJECTS: &str = "k8s_openapi";
-const CLIENT: &str = "kube";
-/// None of these crates.
-const NO_OTHER: &[&str] = &[KERNEL, OBJECTS, CLIENT];
-/// No runtime either.
-const NO_RUNTIME: &[&str] = &[KERNEL, OBJECTS, CLIENT, "tokio"];
+// Crates that only some modules may use.
+const AYA: &str = "aya";
+const K8S_OPENAPI: &str = "k8s_openapi";
+const KUBE: &str = "kube";
+/// Refuses these crates.
+const NO_KERNEL_OR_KUBERNETES: &[&str] = &[AYA, K8S_OPENAPI, KUBE];
+/// Refuses these crates and tokio.
+const NO_TOKIO: &[&str] = &[AYA, K8S_OPENAPI, KUBE, "tokio"];
 
-/// No I/O, clock or random numbers either.
+/// Refuses these crates, tokio, I/O, clocks, threads and random numbers.
 const PURE: &[&str] = &[
-    KERNEL,
-    OBJECTS,
-    CLIENT,
+    AYA,
+    K8S_OPENAPI,
+    KUBE,
     "tokio",
     "rand",
     "std::env",
@@ -51,7 +50,7 @@ const fn rule(
 pub(super) const USERSPACE: &[Rule] = &[
     rule(
         "main",
-        NO_OTHER,
+        NO_KERNEL_OR_KUBERNETES,
         &[
             "crate::app",
             "crate::cli",
@@ -60,10 +59,10 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::telemetry",
         ],
     ),
-    // The client of `admin` returns these views.
+    // Types that the client of the admin socket returns.
     rule(
         "cli",
-        NO_OTHER,
+        NO_KERNEL_OR_KUBERNETES,
         &[
             "crate::admin",
             "crate::config",
@@ -73,7 +72,7 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::reconcile::PortView",
             "crate::reconcile::ServiceView",
             "crate::sockets::Pods",
-            "crate::sockets::View",
+            "crate::sockets::TerminatorView",
             "crate::source::Report",
             "crate::source::Server",
             "crate::tunnel::ConnectionView",
@@ -84,20 +83,20 @@ pub(super) const USERSPACE: &[Rule] = &[
     ),
     rule(
         "fuzz",
-        NO_OTHER,
+        NO_KERNEL_OR_KUBERNETES,
         &[
             "crate::bpf::places_in",
             "crate::config::Config",
             "crate::net::messages_in",
             "crate::source::file::reads_alike",
-            "crate::tunnel::read_heads",
+            "crate::tunnel::parse_messages",
         ],
     ),
     rule("app", &[], &["crate"]),
-    // The parts' own settings types, and the types of parsed texts.
+    // The settings types of other modules, and types that parse fields.
     rule(
         "config",
-        NO_RUNTIME,
+        NO_TOKIO,
         &[
             "crate::bpf::KernelLog",
             "crate::bpf::Level",
@@ -117,20 +116,20 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::tunnel::gateway",
         ],
     ),
-    rule("memory", NO_RUNTIME, &[]),
-    rule("telemetry", NO_OTHER, &[]),
-    rule("clock", NO_RUNTIME, &[]),
-    rule("capabilities", NO_RUNTIME, &[]),
-    rule("failure", NO_RUNTIME, &[]),
-    rule("duration", NO_RUNTIME, &[]),
-    rule("parallel", NO_RUNTIME, &[]),
-    rule("drain", NO_OTHER, &[]),
-    rule("latest", NO_OTHER, &[]),
-    rule("listen", NO_OTHER, &["crate::drain"]),
-    rule("tasks", NO_OTHER, &[]),
+    rule("memory", NO_TOKIO, &[]),
+    rule("telemetry", NO_KERNEL_OR_KUBERNETES, &[]),
+    rule("clock", NO_TOKIO, &[]),
+    rule("capabilities", NO_TOKIO, &[]),
+    rule("failure", NO_TOKIO, &[]),
+    rule("duration", NO_TOKIO, &[]),
+    rule("parallel", NO_TOKIO, &[]),
+    rule("drain", NO_KERNEL_OR_KUBERNETES, &[]),
+    rule("latest", NO_KERNEL_OR_KUBERNETES, &[]),
+    rule("listen", NO_KERNEL_OR_KUBERNETES, &["crate::drain"]),
+    rule("tasks", NO_KERNEL_OR_KUBERNETES, &[]),
     rule(
         "source",
-        &[KERNEL, CLIENT, "tunnel_common::service"],
+        &[AYA, KUBE, "tunnel_common::service"],
         &[
             "crate::k8s",
             "crate::model",
@@ -144,7 +143,7 @@ pub(super) const USERSPACE: &[Rule] = &[
     ),
     rule(
         "source::kube",
-        &[KERNEL, "tunnel_common::service"],
+        &[AYA, "tunnel_common::service"],
         &[
             "crate::k8s",
             "crate::model",
@@ -158,16 +157,16 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::tasks",
         ],
     ),
-    rule("k8s", &[KERNEL, CLIENT, "tokio"], &["crate::model"]),
+    rule("k8s", &[AYA, KUBE, "tokio"], &["crate::model"]),
     rule(
         "model",
-        &[KERNEL, OBJECTS, CLIENT, "tokio", "tunnel_common"],
+        &[AYA, K8S_OPENAPI, KUBE, "tokio", "tunnel_common"],
         &["tunnel_common::addr", "tunnel_common::reason"],
     ),
     rule("plan", PURE, &["crate::model"]),
     rule(
         "reconcile",
-        NO_OTHER,
+        NO_KERNEL_OR_KUBERNETES,
         &[
             "crate::model",
             "crate::plan",
@@ -188,10 +187,10 @@ pub(super) const USERSPACE: &[Rule] = &[
         PURE,
         &["crate::model", "crate::plan"],
     ),
-    // `reconcile` and `sockets` for the traits that `bpf` implements.
+    // `reconcile` and `sockets` declare traits that `bpf` implements.
     rule(
         "bpf",
-        &[OBJECTS, CLIENT],
+        &[K8S_OPENAPI, KUBE],
         &[
             "crate::net",
             "crate::reconcile",
@@ -201,7 +200,7 @@ pub(super) const USERSPACE: &[Rule] = &[
     ),
     rule(
         "net",
-        NO_OTHER,
+        NO_KERNEL_OR_KUBERNETES,
         &[
             "crate::model",
             "crate::clock",
@@ -213,7 +212,7 @@ pub(super) const USERSPACE: &[Rule] = &[
     ),
     rule(
         "sockets",
-        NO_OTHER,
+        NO_KERNEL_OR_KUBERNETES,
         &[
             "crate::net",
             "crate::capabilities",
@@ -224,12 +223,12 @@ pub(super) const USERSPACE: &[Rule] = &[
     ),
     rule(
         "identity",
-        NO_OTHER,
+        NO_KERNEL_OR_KUBERNETES,
         &["crate::clock", "crate::drain", "crate::tasks"],
     ),
     rule(
         "tunnel",
-        NO_OTHER,
+        NO_KERNEL_OR_KUBERNETES,
         &[
             "crate::identity",
             "crate::model",
@@ -241,10 +240,10 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::tasks",
         ],
     ),
-    // The concerns of the parts; `app` passes the receivers.
+    // Other modules publish their problems; `app` passes the receivers.
     rule(
         "events",
-        &[KERNEL],
+        &[AYA],
         &[
             "crate::model",
             "crate::drain",
@@ -252,16 +251,16 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::failure",
         ],
     ),
-    // The published views of the parts; `app` passes the receivers.
+    // Other modules publish their state; `app` passes the receivers.
     rule(
         "admin",
-        NO_OTHER,
+        NO_KERNEL_OR_KUBERNETES,
         &[
             "crate::bpf::KernelLog",
             "crate::identity::Receiver",
-            "crate::identity::State",
+            "crate::identity::CertificateState",
             "crate::model",
-            "crate::net::View",
+            "crate::net::NetworkView",
             "crate::plan::HealthChecks",
             "crate::plan::Listeners",
             "crate::reconcile::Counted",
@@ -269,11 +268,11 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::reconcile::PortCounts",
             "crate::reconcile::ServiceView",
             "crate::reconcile::Stats",
-            "crate::sockets::View",
+            "crate::sockets::TerminatorView",
             "crate::source::Report",
             "crate::source::Server",
             "crate::tunnel::AgentView",
-            "crate::tunnel::Board",
+            "crate::tunnel::AgentState",
             "crate::tunnel::ConnectionState",
             "crate::tunnel::NodeView",
             "crate::drain",
@@ -283,20 +282,20 @@ pub(super) const USERSPACE: &[Rule] = &[
     ),
 ];
 
-/// A crate whose `use` lines may begin only with these names.
+/// The only crates that `use` declarations of a crate may name.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Closed {
+pub(super) struct CrateRule {
     pub(super) folder: &'static str,
     pub(super) may: &'static [&'static str],
 }
 
-/// The crates of the kernel programs.
-pub(super) const CLOSED: &[Closed] = &[
-    Closed {
+/// Rules for the crates that are compiled for the kernel.
+pub(super) const KERNEL_CRATES: &[CrateRule] = &[
+    CrateRule {
         folder: "tunnel-common",
         may: &["core", "zerocopy", "serde"],
     },
-    Closed {
+    CrateRule {
         folder: "tunnel-ebpf",
         may: &["core", "tunnel_common", "aya_ebpf", "aya_log_ebpf"],
     },

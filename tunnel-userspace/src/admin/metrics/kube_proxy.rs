@@ -26,7 +26,7 @@ pub(super) fn encode(out: &mut Out<'_>, stats: &Stats, answers: &Answers) -> fmt
     gaps(out, stats)?;
     let help = "Time from the change of a Pod or Service to its last write on this node";
     let name = "kubeproxy_network_programming_duration_seconds";
-    let values = by_family(|family| stats.sync.programming.of(family));
+    let values = by_family(|family| stats.sync.programming.get(family));
     out.histograms(name, help, values)?;
     for (endpoint, name) in [
         ("/healthz", "kubeproxy_proxy_healthz"),
@@ -70,8 +70,8 @@ fn changes(out: &mut Out<'_>, stats: &Stats) -> fmt::Result {
         by_family(|_| sync.pending_services),
     );
     let endpoints = (
-        by_family(|family| *sync.endpoint_changes.of(family)),
-        by_family(|family| *sync.pending_endpoints.of(family)),
+        by_family(|family| *sync.endpoint_changes.get(family)),
+        by_family(|family| *sync.pending_endpoints.get(family)),
     );
     for (what, (total, pending)) in [("service", services), ("endpoint", endpoints)] {
         let name = format!("kubeproxy_sync_proxy_rules_{what}_changes");
@@ -86,7 +86,7 @@ fn changes(out: &mut Out<'_>, stats: &Stats) -> fmt::Result {
 fn gaps(out: &mut Out<'_>, stats: &Stats) -> fmt::Result {
     let help = "Service ports of policy Local with endpoints, but none on this node";
     let name = "kubeproxy_sync_proxy_rules_no_local_endpoints_total";
-    let gaps = by_family(|family| stats.sync.gaps.of(family));
+    let gaps = by_family(|family| stats.sync.gaps.get(family));
     let values = gaps.into_iter().flat_map(|([family], gaps)| {
         [("internal", gaps.internal), ("external", gaps.external)]
             .map(|(policy, count)| ([family, ("traffic_policy", policy)], number(count)))

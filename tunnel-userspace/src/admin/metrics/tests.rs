@@ -12,13 +12,13 @@ use crate::{
     tunnel::AgentView,
 };
 
-fn views(stats: Stats, server: Server) -> Arc<Views> {
-    let source = move || Report {
+fn views(stats: Stats, server: ServerStatus) -> Arc<Views> {
+    let source = move || SourceReport {
         server: Some(server.clone()),
-        ..Report::default()
+        ..SourceReport::default()
     };
     let tunnel = || TunnelView {
-        identity: Some(State::default()),
+        identity: Some(CertificateState::default()),
         ..TunnelView::default()
     };
     Arc::new(Views {
@@ -53,7 +53,7 @@ fn counted() -> Counted {
 }
 
 fn rendered(stats: Stats) -> String {
-    render(views(stats, Server::default())).expect("rendered")
+    render(views(stats, ServerStatus::default())).expect("rendered")
 }
 
 /// Returns the lines that begin with one of the names.
@@ -64,13 +64,13 @@ fn lines<'a>(page: &'a str, names: &[&str]) -> Vec<&'a str> {
 
 #[test]
 fn an_unreachable_api_server_and_stale_objects_are_reported() {
-    let away = Server {
+    let away = ServerStatus {
         error: Some("refused".to_owned()),
         stale: Some("of yesterday".to_owned()),
-        ..Server::default()
+        ..ServerStatus::default()
     };
     let names = ["culvert_api_server_up", "culvert_source_stale"];
-    for (server, values) in [(Server::default(), ["1.0", "0.0"]), (away, ["0.0", "1.0"])] {
+    for (server, values) in [(ServerStatus::default(), ["1.0", "0.0"]), (away, ["0.0", "1.0"])] {
         let page = render(views(Stats::default(), server)).expect("rendered");
 
         let wanted = [0, 1].map(|i| format!("{} {}", names[i], values[i]));
@@ -87,7 +87,7 @@ fn agent() -> String {
             connections: Vec::new(),
             counts: BTreeMap::from([("target_denied".to_owned(), 3)]),
         },
-        identity: State::default(),
+        identity: CertificateState::default(),
     };
     render_agent(status).expect("rendered")
 }

@@ -6,7 +6,7 @@ use super::*;
 use crate::{
     admin::fixture::{self, good},
     reconcile::Stats,
-    source::{Report, Server},
+    source::{SourceReport, ServerStatus},
 };
 
 /// Returns the statistics of a daemon that serves the last snapshot of the API server.
@@ -17,18 +17,18 @@ fn stale() -> Stats {
     }
 }
 
-fn server(trouble: Option<&str>, stale: Option<&str>) -> Server {
-    Server {
+fn server(trouble: Option<&str>, stale: Option<&str>) -> ServerStatus {
+    ServerStatus {
         error: trouble.map(str::to_owned),
         stale: stale.map(str::to_owned),
-        ..Server::default()
+        ..ServerStatus::default()
     }
 }
 
-fn reasons(starting: Option<&str>, stats: &Stats, server: Option<&Server>) -> Vec<String> {
-    let report = Report {
+fn reasons(starting: Option<&str>, stats: &Stats, server: Option<&ServerStatus>) -> Vec<String> {
+    let report = SourceReport {
         server: server.cloned(),
-        ..Report::default()
+        ..SourceReport::default()
     };
     let views = Views {
         starting: watch::channel(starting.map(str::to_owned)).1,
@@ -125,7 +125,7 @@ fn each_full_map_is_a_reason_with_a_count() {
 }
 
 /// Returns the views of a daemon with these statistics and this report.
-fn views(stats: Stats, report: Report) -> Views {
+fn views(stats: Stats, report: SourceReport) -> Views {
     Views {
         source: Box::new(move || report.clone()),
         ..fixture::views(watch::channel(stats).1)
@@ -134,7 +134,7 @@ fn views(stats: Stats, report: Report) -> Views {
 
 #[test]
 fn a_port_in_use_is_a_reason() {
-    let views = views(good(), Report::default());
+    let views = views(good(), SourceReport::default());
     let name = "admin 127.0.0.1:10249".to_owned();
     views.listening.send_modify(|listening| {
         listening.insert(name, "Address in use".to_owned());
@@ -152,16 +152,16 @@ fn a_missing_node_object_is_reported_once_the_sources_have_synced() {
         node_known: false,
         ..good()
     };
-    let api = Report {
-        server: Some(Server::default()),
-        ..Report::default()
+    let api = SourceReport {
+        server: Some(ServerStatus::default()),
+        ..SourceReport::default()
     };
-    let files = |nodes| Report {
+    let files = |nodes| SourceReport {
         objects: BTreeMap::from([(crate::model::Kind::Node, nodes)]),
-        ..Report::default()
+        ..SourceReport::default()
     };
     let is_told =
-        |stats: &Stats, report: &Report| nameless(&views(stats.clone(), report.clone())).is_some();
+        |stats: &Stats, report: &SourceReport| nameless(&views(stats.clone(), report.clone())).is_some();
 
     assert!(is_told(&unknown, &api));
     assert!(is_told(&unknown, &files(1)));

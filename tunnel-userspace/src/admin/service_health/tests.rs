@@ -16,7 +16,7 @@ use crate::{
 struct Daemon {
     base: fixture::Daemon,
     checks: watch::Sender<Arc<HealthChecks>>,
-    concerns: watch::Receiver<Arc<[Concern]>>,
+    concerns: watch::Receiver<Arc<[ObjectWarning]>>,
 }
 
 impl Daemon {
@@ -49,7 +49,7 @@ impl Daemon {
         let services = services.iter().map(|(service, port, [v4, v6])| {
             let check = HealthCheck {
                 port: *port,
-                local: BTreeMap::from([(Family::V4, *v4), (Family::V6, *v6)]),
+                ready_endpoints: BTreeMap::from([(Family::V4, *v4), (Family::V6, *v6)]),
                 uid: Some("1-2-3".into()),
                 created: None,
             };
@@ -196,7 +196,7 @@ async fn a_port_in_use_is_reported_bound_later_and_delays_no_other() {
         let concerns = daemon.concerns.borrow_and_update().to_vec();
         assert_eq!(concerns.len(), 2);
         for (concern, name) in concerns.iter().zip(["lost", "web"]) {
-            assert_eq!(&*concern.about.name.name, name);
+            assert_eq!(&*concern.regarding.name.name, name);
             assert_eq!(concern.reason, Reason::HealthPortInUse);
             assert_eq!(concern.uid.as_deref(), Some("1-2-3"));
         }

@@ -6,14 +6,14 @@ use tokio::sync::watch;
 use tracing::{error, info, warn};
 use tunnel_common::{LAYOUT_VERSION, table::Part};
 
-use super::{steering_rules, steps::Steps};
+use super::{steering_rules, steps::StartTimer};
 use crate::{
     admin::{Query, Setup, TunnelView, Views},
     app::{
         RoleError,
-        canary::{self, CanaryError},
+        canary::{self, ProbeError},
         failed,
-        state::State,
+        state::StateDir,
     },
     bpf::{
         self, Counters, DataPath, Features, KernelLog, KernelMaps, KernelSteering, Logging, Pins,
@@ -21,58 +21,58 @@ use crate::{
     },
     clock::since_boot,
     config::{self, Config},
-    model::Update,
+    model::ClusterUpdate,
     net::Listeners,
-    reconcile::{self, LookError, Loop, Reconciler, Settings, Steering, SteeringSettings},
-    source::{Report, Store},
+    reconcile::{self, ListenerPollError, ReconcileLoop, Reconciler, Settings, SteeringReconciler, SteeringSettings},
+    source::{SourceReport, Store},
 };
 
 /// The loaded programs and maps, and the loop that owns the maps.
-pub(super) struct DataPlane {
+pub(super) struct KernelSetup {
     cgroup: PathBuf,
     features: Features,
     pub(super) data_path: DataPath,
     counters: Arc<Counters>,
-    pub(super) owner: Loop<KernelMaps, KernelSteering, RcuGrace>,
+    pub(super) reconcile_loop: ReconcileLoop<KernelMaps, KernelSteering, RcuGrace>,
     /// Measures the steps of the start.
-    steps: Steps,
+    start_timer: StartTimer,
     /// The kernel program that logs events; the drop replaces it by the normal one.
-    logging: Option<Logging>,
+    logging_program: Option<Logging>,
     /// The kernel program whose events are logged, if any.
     kernel_log: watch::Sender<Option<KernelLog>>,
     /// The pin folder, locked so that no second daemon uses it.
     pins: Pins,
-    _state: State,
+    _state: StateDir,
 }
 
-impl DataPlane {
+impl KernelSetup {
     /// Checks the kernel, opens or creates the maps, and reads their content. Writes no entry and attaches no
     /// program.
     pub(super) fn load(config: &Config) -> Result<Self, RoleError> {
-        let mut steps = Steps::begin();
+        let mut start_timer = StartTimer::start();
         let cgroup = match &config.bpf.cgroup.0 {
             Some(path) => path.clone(),
             None => bpf::find_root().map_err(failed("cannot find the cgroup"))?,
         };
         bpf::check_cgroup(&cgroup).map_err(failed("cannot use bpf.cgroup"))?;
         let pins = Pins::hold(&config.bpf.bpffs).map_err(failed("cannot use bpf.bpffs"))?;
-        let state = State::hold(&config.state_dir).map_err(failed("cannot use stateDir"))?;
+        let state = StateDir::lock(&config.state_dir).map_err(failed("cannot use stateDir"))?;
         let features = bpf::probe().map_err(failed("cannot probe the kernel"))?;
         info!(?features, "probed the kernel");
         let steering = config.tunnel.steering.as_ref();
-        let mut wanted = config.bpf.maps;
+        let mut map_sizes = config.bpf.maps;
         if steering.is_none() {
             // The steering maps take a fifth of the memory of all maps.
-            wanted = wanted.without(Part::Steering);
+            map_sizes = map_sizes.without(Part::Steering);
         }
         let prefixes = steering.map(config::Steering::ranges).unwrap_or_default();
         let switches = Switches {
             own_mark: config.tunnel.socket_mark,
             prefixes: prefixes.clone(),
         };
-        let data_path = DataPath::load(&pins, wanted, features, &switches, since_boot())
+        let data_path = DataPath::load(&pins, map_sizes, features, &switches, since_boot())
             .map_err(failed("cannot load the data path"))?;
-        let found = data_path.sizes();
+        let sizes = data_path.sizes();
         let (maps, counters) = data_path
             .open_maps()
             .map_err(failed("cannot use the maps"))?;
@@ -87,31 +87,31 @@ impl DataPlane {
         let steering_settings = SteeringSettings {
             rules: steering_rules(config)?,
             prefixes,
-            port: steering.map_or(0, |steering| steering.ingress_port),
+            ingress_port: steering.map_or(0, |steering| steering.ingress_port),
         };
         let steering = data_path
             .open_steering()
             .map_err(failed("cannot use the maps"))?;
-        let steering = Steering::adopt(steering, found, steering_settings, since_boot())
+        let steering = SteeringReconciler::adopt(steering, sizes, steering_settings, since_boot())
             .map_err(failed("cannot read the steering maps"))?;
-        let reconciler = Reconciler::adopt(maps, found, &grace, settings)
+        let reconciler = Reconciler::adopt(maps, sizes, &grace, settings)
             .map_err(failed("cannot read the maps"))?;
-        let mut owner = Loop::new(
+        let mut reconcile_loop = ReconcileLoop::new(
             reconciler,
             steering,
             grace,
             config.service.full_sync_interval,
         );
-        owner.look_for_listeners(listeners(), config.service.local_listener_poll_interval);
-        steps.done(|times| &mut times.load);
+        reconcile_loop.enable_listener_poll(local_listener_finder(), config.service.local_listener_poll_interval);
+        start_timer.finish_step(|times| &mut times.load);
         Ok(Self {
             cgroup,
             features,
             data_path,
             counters: Arc::new(counters),
-            owner,
-            steps,
-            logging: None,
+            reconcile_loop,
+            start_timer,
+            logging_program: None,
             kernel_log: watch::Sender::default(),
             pins,
             _state: state,
@@ -122,7 +122,7 @@ impl DataPlane {
     pub(super) fn views(
         &self,
         config: &Config,
-        source: Query<Report>,
+        source: Query<SourceReport>,
         starting: watch::Receiver<Option<String>>,
     ) -> Views {
         let sizes = self.data_path.sizes();
@@ -143,9 +143,9 @@ impl DataPlane {
         };
         let [of_services, of_ports, of_kernel, of_sockets] =
             [(); 4].map(|()| Arc::clone(&self.counters));
-        let services = self.owner.published().clone();
-        let (ports, most) = (services.clone(), config.admin.service_metrics_limit);
-        let read = move || {
+        let services = self.reconcile_loop.published().clone();
+        let (ports, limit) = (services.clone(), config.admin.service_metrics_limit);
+        let read_counters = move || {
             of_kernel.read().unwrap_or_else(|error| {
                 warn!(%error, "cannot read the kernel's counters");
                 Vec::new()
@@ -155,18 +155,18 @@ impl DataPlane {
             setup,
             config: config.effective(),
             starting,
-            start: self.steps.times(),
-            stats: self.owner.stats(),
+            start: self.start_timer.times(),
+            stats: self.reconcile_loop.stats(),
             kernel_log: self.kernel_log.subscribe(),
             services: Box::new(move |name, each| {
                 services.services(&*of_services, name).for_each(each);
             }),
-            counted: Box::new(move || ports.counted(&*of_ports, most)),
+            counted: Box::new(move || ports.counted(&*of_ports, limit)),
             network: watch::Sender::default().subscribe(),
             sockets: watch::Sender::default().subscribe(),
             tunnel: Box::new(TunnelView::default),
             source,
-            counters: Box::new(read),
+            counters: Box::new(read_counters),
             connections: Box::new(move || of_sockets.connections()),
             listening: watch::Sender::new(BTreeMap::new()),
             checks: watch::Sender::default(),
@@ -177,17 +177,17 @@ impl DataPlane {
     /// Waits for the first update after which the programs can be attached; `None` if the sources ended.
     /// Normally that is the first update of all. When the maps replace those of an older layout, it must be
     /// complete: earlier updates are only written, and the attached programs keep using the old maps.
-    pub(super) async fn first(
+    pub(super) async fn first_update(
         &mut self,
         store: &mut Store,
         starting: &watch::Sender<Option<String>>,
-    ) -> Result<Option<Update>, RoleError> {
+    ) -> Result<Option<ClusterUpdate>, RoleError> {
         loop {
             let Some(update) = store.update().await else {
                 return Ok(None);
             };
-            if update.whole || !self.data_path.is_empty() {
-                self.steps.done(|times| &mut times.sync);
+            if update.complete || !self.data_path.is_empty() {
+                self.start_timer.finish_step(|times| &mut times.sync);
                 return Ok(Some(update));
             }
             error!(
@@ -198,24 +198,24 @@ impl DataPlane {
                     .to_owned(),
             ));
             let step = "cannot write the new maps next to those of an older layout";
-            self.owner.apply(update).await.map_err(failed(step))?;
-            self.owner.settle().await.map_err(failed(step))?;
+            self.reconcile_loop.apply(update).await.map_err(failed(step))?;
+            self.reconcile_loop.free_retired().await.map_err(failed(step))?;
         }
     }
 
     /// Writes the first update into the maps, attaches the programs, and verifies them with a test connect.
-    pub(super) async fn program(
+    pub(super) async fn write_and_attach(
         &mut self,
         config: &Config,
-        first: Update,
+        first: ClusterUpdate,
     ) -> Result<(), RoleError> {
-        let applied = self.owner.apply(first).await;
+        let applied = self.reconcile_loop.apply(first).await;
         applied.map_err(failed("cannot write the maps"))?;
-        if self.owner.is_in_doubt() {
+        if self.reconcile_loop.is_in_doubt() {
             let error = io::Error::other("their content is unknown after a failed write");
             return Err(failed("cannot write the maps")(error));
         }
-        self.steps.done(|times| &mut times.write);
+        self.start_timer.finish_step(|times| &mut times.write);
         self.data_path
             .promote(&self.pins)
             .map_err(failed("cannot use bpf.bpffs"))?;
@@ -224,15 +224,15 @@ impl DataPlane {
             .attach(&self.cgroup)
             .map_err(failed("cannot attach the programs"))?;
         info!(new = attached.new_links(), replaced = attached.replaced, cgroup = %self.cgroup.display(), "programs attached");
-        let dialled = self
-            .owner
-            .dial_canary(&canary::front(), || canary::connect(&self.cgroup));
-        let arrived = dialled.unwrap_or_else(|| {
+        let probed = self
+            .reconcile_loop
+            .dial_probe(&canary::frontend(), || canary::connect_service(&self.cgroup));
+        let probe_result = probed.unwrap_or_else(|| {
             warn!("probe skipped: the maps are full, or a Service has the frontend of the probe");
             Ok(())
         });
-        if arrived.is_ok()
-            && let Err(error) = self.find_host(config.tunnel.socket_mark)
+        if probe_result.is_ok()
+            && let Err(error) = self.record_host_namespace(config.tunnel.socket_mark)
         {
             // Everything else works: only sockets bound to a device are not steered, and node ports are not
             // served on loopback.
@@ -240,19 +240,19 @@ impl DataPlane {
             warn!(error, "cannot determine the host's network namespace");
         }
         // On return, the drop of `attached` detaches the programs that are not pinned yet.
-        arrived.map_err(|error: CanaryError| failed("the probe of the programs failed")(error))?;
+        probe_result.map_err(|error: ProbeError| failed("the probe of the programs failed")(error))?;
         attached.pin().map_err(failed("cannot pin the programs"))?;
-        self.sweep();
-        self.steps.done(|times| &mut times.attach);
-        self.start_log(config.log.kernel.as_ref());
+        self.remove_replaced_maps();
+        self.start_timer.finish_step(|times| &mut times.attach);
+        self.start_event_log(config.log.kernel.as_ref());
         Ok(())
     }
 
     /// Adds the counts of the replaced maps to the new maps, and removes the replaced maps. On failure they
     /// stay, and the next start retries.
-    fn sweep(&self) {
-        let settled = RcuGrace::new().and_then(|grace| self.data_path.settle(&grace));
-        if let Err(error) = settled {
+    fn remove_replaced_maps(&self) {
+        let copied = RcuGrace::new().and_then(|grace| self.data_path.settle(&grace));
+        if let Err(error) = copied {
             warn!(%error, "cannot copy the counts of the replaced maps");
             return;
         }
@@ -263,14 +263,14 @@ impl DataPlane {
     }
 
     /// Starts logging the events of the kernel program in `log.kernel`, if set. A failure is only logged.
-    fn start_log(&mut self, wanted: Option<&KernelLog>) {
+    fn start_event_log(&mut self, wanted: Option<&KernelLog>) {
         let Some(wanted) = wanted else { return };
         let KernelLog { program, level } = wanted;
         match self.data_path.log(wanted) {
             Ok(logging) => {
                 info!(program, up_to = %level, "logging the events of a kernel program");
                 self.kernel_log.send_replace(Some(wanted.clone()));
-                self.logging = Some(logging);
+                self.logging_program = Some(logging);
             }
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
@@ -280,15 +280,15 @@ impl DataPlane {
     }
 
     /// Connects once, so that the programs record the network namespace of this process as the host's.
-    fn find_host(&mut self, mark: u32) -> Result<(), RoleError> {
-        let steering = self.owner.steering();
+    fn record_host_namespace(&mut self, mark: u32) -> Result<(), RoleError> {
+        let steering = self.reconcile_loop.steering();
         let key = canary::steering_key();
         steering
-            .put_canary(&key)
+            .write_probe_key(&key)
             .map_err(failed("cannot write the steering maps"))?;
-        canary::probe(mark);
+        canary::connect_steering(mark);
         let cookie = steering
-            .take_canary(&key)
+            .remove_probe_key(&key)
             .map_err(failed("cannot use the steering maps"))?;
         if cookie == 0 {
             return Err(failed("the steering probe failed")(
@@ -300,10 +300,10 @@ impl DataPlane {
 }
 
 /// Returns a function that finds the frontends on whose address a local process listens.
-fn listeners() -> reconcile::Found {
+fn local_listener_finder() -> reconcile::FindListeners {
     let mut listeners = Listeners::default();
     Box::new(move |fronts| {
-        listeners.find(fronts).map_err(|error| LookError {
+        listeners.find(fronts).map_err(|error| ListenerPollError {
             is_retryable: error.is_retryable(),
             source: error.into(),
         })

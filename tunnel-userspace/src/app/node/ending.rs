@@ -7,7 +7,7 @@ use crate::{
     bpf::SocketMemory,
     config::Config,
     failure::chain,
-    sockets::{Terminator, View},
+    sockets::{Terminator, TerminatorView},
     tasks::Tasks,
 };
 
@@ -15,8 +15,8 @@ use crate::{
 /// reported.
 pub(super) fn start(
     config: &Config,
-    view: watch::Sender<View>,
-    gone: watch::Receiver<u64>,
+    view: watch::Sender<TerminatorView>,
+    removals: watch::Receiver<u64>,
     tasks: &mut Tasks,
 ) {
     let settings = &config.sockets;
@@ -27,7 +27,7 @@ pub(super) fn start(
     match SocketMemory::open(&config.bpf.bpffs) {
         Ok(memory) => {
             let terminator = Terminator::new(settings, config.helper_socket(), memory, view);
-            tasks.start("sockets", terminator.run(gone, tasks.draining()));
+            tasks.start("sockets", terminator.run(removals, tasks.draining()));
         }
         Err(error) => {
             let problem = chain(&error);

@@ -8,17 +8,17 @@ use crate::{admin::StartTimes, clock::monotonic};
 
 /// Measures the durations of consecutive steps.
 #[derive(Debug)]
-pub(super) struct Steps {
+pub(super) struct StartTimer {
     /// The time when the last step ended.
-    since: Duration,
+    step_started_at: Duration,
     times: watch::Sender<StartTimes>,
 }
 
-impl Steps {
+impl StartTimer {
     /// Starts the timer of the first step.
-    pub(super) fn begin() -> Self {
+    pub(super) fn start() -> Self {
         Self {
-            since: monotonic(),
+            step_started_at: monotonic(),
             times: watch::Sender::default(),
         }
     }
@@ -29,10 +29,10 @@ impl Steps {
     }
 
     /// Stores the duration of a step, and starts the timer of the next one.
-    pub(super) fn done(&mut self, step: impl FnOnce(&mut StartTimes) -> &mut Option<f64>) {
+    pub(super) fn finish_step(&mut self, step: impl FnOnce(&mut StartTimes) -> &mut Option<f64>) {
         let now = monotonic();
-        let took = (now - self.since).as_secs_f64();
-        self.since = now;
+        let took = (now - self.step_started_at).as_secs_f64();
+        self.step_started_at = now;
         self.times.send_modify(|times| *step(times) = Some(took));
     }
 }

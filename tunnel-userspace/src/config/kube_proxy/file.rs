@@ -3,10 +3,10 @@
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 
-use crate::config::Refused;
+use crate::config::FieldError;
 
 /// Deserialises some fields of a file. A null field is the same as an absent one.
-pub(super) fn part<T: DeserializeOwned>(file: &Value) -> Result<T, Refused> {
+pub(super) fn part<T: DeserializeOwned>(file: &Value) -> Result<T, FieldError> {
     let read = serde_path_to_error::deserialize(without_nulls(file));
     read.map_err(|error| (error.path().to_string(), error.into_inner().to_string()))
 }

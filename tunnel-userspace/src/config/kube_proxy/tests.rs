@@ -35,7 +35,7 @@ fn warned(fields: &str) -> Vec<String> {
     warnings.map(|warning| warning.field).collect()
 }
 
-fn refusal(text: &str) -> Refused {
+fn refusal(text: &str) -> FieldError {
     read(&file(text), Path::new("/")).expect_err("refused")
 }
 

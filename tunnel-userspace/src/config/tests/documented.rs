@@ -152,12 +152,12 @@ fn with_examples(config: Config) -> Config {
 fn the_commented_out_fields_of_the_default_file_have_their_defaults() {
     let node = Tunnel {
         steering: Some(Steering::default()),
-        gateway: Some(gateway::Settings::default()),
+        gateway: Some(gateway::GatewaySettings::default()),
         ..Tunnel::default()
     };
-    let agent = agent::Settings {
+    let agent = agent::AgentSettings {
         gateways: vec!["gw.example:10262".to_owned()],
-        ..agent::Settings::default()
+        ..agent::AgentSettings::default()
     };
     let edge = Tunnel {
         agent: Some(agent),

@@ -19,7 +19,7 @@ use super::{
 /// The purpose of a certificate.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub enum CertificateKind {
     /// The certificate of a CA.
     Ca,
     /// The certificate of a gateway.
@@ -33,11 +33,11 @@ pub enum Kind {
 /// The JSON view of a certificate.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct View {
+pub struct CertificateView {
     /// The file of the certificate.
     pub file: PathBuf,
     /// The purpose of the certificate.
-    pub role: Kind,
+    pub role: CertificateKind,
     /// The node, for the certificate of an agent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
@@ -60,7 +60,7 @@ pub struct View {
 /// # Errors
 ///
 /// The file can't be read, or has no certificate.
-pub fn show(path: &Path, now: Timestamp) -> Result<Vec<View>, CaError> {
+pub fn show(path: &Path, now: Timestamp) -> Result<Vec<CertificateView>, CaError> {
     let (bytes, _) = files::read(path)?;
     let certificates = files::certificates(path, &bytes)?;
     let view = |(der, facts)| view(path, &der, facts, now);
@@ -94,19 +94,19 @@ pub fn issued(dir: &Path) -> Result<Vec<PathBuf>, CaError> {
     Ok(files.filter(|path| path.exists()).collect())
 }
 
-fn view(path: &Path, der: &CertificateDer<'_>, facts: Facts, now: Timestamp) -> View {
+fn view(path: &Path, der: &CertificateDer<'_>, facts: Facts, now: Timestamp) -> CertificateView {
     let role = facts.role().ok();
     let name = role
         .and_then(|role| facts.name(role).ok())
         .map(str::to_owned);
     let (role, node) = match (facts.is_authority, role, name) {
-        (true, _, _) => (Kind::Ca, None),
-        (false, Some(Role::Gateway), Some(_)) => (Kind::Gateway, None),
-        (false, Some(Role::Agent), Some(node)) => (Kind::Agent, Some(node)),
-        (false, _, _) => (Kind::Other, None),
+        (true, _, _) => (CertificateKind::Ca, None),
+        (false, Some(Role::Gateway), Some(_)) => (CertificateKind::Gateway, None),
+        (false, Some(Role::Agent), Some(node)) => (CertificateKind::Agent, Some(node)),
+        (false, _, _) => (CertificateKind::Other, None),
     };
     let seconds = facts.until.as_second() - now.as_second();
-    View {
+    CertificateView {
         file: path.to_owned(),
         role,
         node,

@@ -304,10 +304,10 @@ fn show_tells_what_a_certificate_is() {
     assert_eq!(
         told,
         [
-            (Kind::Ca, None, 3648),
-            (Kind::Gateway, None, 363),
-            (Kind::Agent, Some("edge-1"), -1),
-            (Kind::Agent, Some("edge-2"), 363),
+            (CertificateKind::Ca, None, 3648),
+            (CertificateKind::Gateway, None, 363),
+            (CertificateKind::Agent, Some("edge-1"), -1),
+            (CertificateKind::Agent, Some("edge-2"), 363),
         ]
     );
     assert_eq!(views[1].issuer, views[0].subject);

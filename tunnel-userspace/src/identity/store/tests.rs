@@ -223,7 +223,7 @@ fn the_state_survives_its_trip_to_the_command_line() {
 
     let text = serde_json::to_string(&state).expect("written");
 
-    assert_eq!(serde_json::from_str::<State>(&text).expect("read"), state);
+    assert_eq!(serde_json::from_str::<CertificateState>(&text).expect("read"), state);
     assert_has(&text, r#""expires":"2027-03-01T12:00:00Z""#);
 }
 

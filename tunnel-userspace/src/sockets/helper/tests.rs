@@ -1,6 +1,6 @@
 use tunnel_common::{
     origin::{Origin, OverflowKey},
-    service::{Backend, FrontKey},
+    service::{Backend, FrontendKey},
 };
 
 use super::*;
@@ -22,7 +22,7 @@ impl Memory for Nothing {
         Ok(Vec::new())
     }
 
-    fn owner(&self, _: &FrontKey) -> io::Result<Option<u32>> {
+    fn owner(&self, _: &FrontendKey) -> io::Result<Option<u32>> {
         Ok(None)
     }
 
@@ -34,7 +34,7 @@ impl Memory for Nothing {
 struct Stage {
     folder: tempfile::TempDir,
     looks: watch::Sender<u64>,
-    view: watch::Receiver<View>,
+    view: watch::Receiver<TerminatorView>,
     drain: watch::Sender<bool>,
     desk: Option<Desk>,
 }
@@ -42,7 +42,7 @@ struct Stage {
 impl Stage {
     fn new() -> Self {
         let (looks, began) = watch::channel(1);
-        let (sender, view) = watch::channel(View::default());
+        let (sender, view) = watch::channel(TerminatorView::default());
         let desk = Desk {
             protocols: vec![Protocol::UDP],
             looks: began,
@@ -68,7 +68,7 @@ impl Stage {
     }
 
     /// Runs a test's actions while the server runs, then drains it.
-    async fn play(&mut self, story: impl AsyncFnOnce(&mut Self)) -> View {
+    async fn play(&mut self, story: impl AsyncFnOnce(&mut Self)) -> TerminatorView {
         let served = self.serve();
         let story = async {
             story(self).await;
@@ -92,7 +92,7 @@ impl Stage {
     }
 
     /// Waits until the view matches a condition.
-    async fn until(&mut self, wanted: impl FnMut(&View) -> bool) -> View {
+    async fn until(&mut self, wanted: impl FnMut(&TerminatorView) -> bool) -> TerminatorView {
         let found = timeout(Duration::from_secs(5), self.view.wait_for(wanted)).await;
         found.expect("in time").expect("published").clone()
     }
@@ -140,7 +140,7 @@ async fn a_look_that_failed_is_told_and_made_again() {
         for problem in [Some("not now"), None] {
             assert_eq!(order(&mut stream).await.expect("an order").look, 1);
             report(&mut stream, 1, 0, problem).await;
-            let told = |view: &View| view.helper_problem.as_deref() == problem && view.scans > 0;
+            let told = |view: &TerminatorView| view.helper_problem.as_deref() == problem && view.scans > 0;
             stage.until(told).await;
         }
     };
@@ -169,7 +169,7 @@ async fn a_helper_waits_for_a_daemon_and_calls_the_next_one() {
     let socket = stage.socket();
     let open = || Ok::<_, io::Error>(Nothing);
     let looked = async |stage: &mut Stage| {
-        let is_so = |view: &View| view.scans == 1 && view.helper_problem.is_none();
+        let is_so = |view: &TerminatorView| view.scans == 1 && view.helper_problem.is_none();
         stage.until(is_so).await;
     };
     let story = async {

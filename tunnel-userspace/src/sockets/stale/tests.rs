@@ -24,7 +24,7 @@ struct Case {
     elsewhere: Address,
     origin: Origin,
     backends: BTreeMap<u32, Backend>,
-    front: FrontKey,
+    front: FrontendKey,
     /// The service port that owns the frontend.
     owner: Option<u32>,
     older: Option<(OverflowKey, Origin)>,
@@ -35,7 +35,7 @@ impl Case {
     fn new(protocol: Protocol, addresses: [&str; 3]) -> Self {
         let [vip, to, elsewhere] =
             addresses.map(|text| Address::from_ip(text.parse().expect("an address")));
-        let front = FrontKey::new(vip, Port::from_host(53), protocol);
+        let front = FrontendKey::new(vip, Port::from_host(53), protocol);
         let origin = Origin {
             index: INDEX,
             // Only UDP sockets store the state of the backend.
@@ -108,7 +108,7 @@ impl Memory for Case {
         Ok(self.backends.values().copied().collect())
     }
 
-    fn owner(&self, front: &FrontKey) -> io::Result<Option<u32>> {
+    fn owner(&self, front: &FrontendKey) -> io::Result<Option<u32>> {
         Ok(self.owner.filter(|_| *front == self.front))
     }
 
@@ -118,8 +118,8 @@ impl Memory for Case {
     }
 }
 
-fn first() -> State {
-    State::default().next_use()
+fn first() -> BackendState {
+    BackendState::default().next_generation()
 }
 
 /// Returns, for each address family, true if the socket is stale after a change.
@@ -145,13 +145,13 @@ fn stays(what: &str, protocol: Protocol, change: impl Fn(&mut Case)) {
 
 /// Removes the backend; its index is not reused.
 fn gone(case: &mut Case) {
-    case.backend_at(INDEX).state = first().gone();
+    case.backend_at(INDEX).state = first().removed();
 }
 
 /// Replaces the backend by one with another address, at the same index.
 fn reused(case: &mut Case) {
     case.backend_at(INDEX).address = case.elsewhere;
-    case.backend_at(INDEX).state = first().next_use();
+    case.backend_at(INDEX).state = first().next_generation();
 }
 
 #[test]
@@ -160,7 +160,7 @@ fn a_socket_stays_while_its_backend_serves_and_goes_with_it() {
     goes("its backend has gone", UDP, gone);
     goes("it was chosen while it went", UDP, |case| {
         gone(case);
-        case.origin.state = first().gone();
+        case.origin.state = first().removed();
     });
     stays("it is connected elsewhere", UDP, |case| {
         gone(case);
@@ -183,7 +183,7 @@ fn where_an_index_is_in_another_use_what_the_cluster_ip_leads_to_now_counts() {
         stays("the map is a new one", protocol, renumber);
         goes("its place has gone by another index", protocol, |case| {
             renumber(case);
-            case.backend_at(1).state = first().gone();
+            case.backend_at(1).state = first().removed();
         });
         for owner in [Some(4), None] {
             goes("the cluster IP is another's", protocol, |case| {
@@ -232,11 +232,11 @@ fn a_socket_that_asked_another_cluster_ip_since_it_connected_goes_with_its_own_b
 fn a_connect_that_was_refused_or_sent_to_the_tunnel_has_no_backend_to_outlive() {
     stays("it was refused", UDP, |case| {
         gone(case);
-        case.origin.state = State::default();
+        case.origin.state = BackendState::default();
     });
     stays("it was sent to the tunnel", TCP, |case| {
         gone(case);
-        case.origin.index = Origin::NOBODY;
+        case.origin.index = Origin::NO_BACKEND;
     });
 }
 
@@ -245,7 +245,7 @@ fn a_connection_over_tcp_goes_when_its_index_leads_elsewhere() {
     stays("its backend serves", TCP, |_| {});
     goes("its backend has gone", TCP, gone);
     stays("its endpoint came back with the same index", TCP, |case| {
-        case.backend_at(INDEX).state = first().next_use();
+        case.backend_at(INDEX).state = first().next_generation();
     });
     goes("its index leads elsewhere", TCP, |case| {
         case.backend_at(INDEX).address = case.elsewhere;

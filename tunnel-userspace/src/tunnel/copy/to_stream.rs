@@ -10,24 +10,24 @@ use h2::SendStream;
 use tokio::{io::AsyncReadExt as _, net::tcp::ReadHalf};
 use tunnel_common::reason::Reason;
 
-use super::{Broken, End, Traffic, code_of, reason_of};
-use crate::tunnel::size::Size;
+use super::{CopyError, StreamSide, Traffic, code_of, reason_of_code};
+use crate::tunnel::read_size::ReadSize;
 
 pub(super) struct ToStream {
     send: SendStream<Bytes>,
-    local: End,
+    side: StreamSide,
     buffer: BytesMut,
-    size: Size,
+    size: ReadSize,
     has_ended: bool,
 }
 
 impl ToStream {
-    pub(super) fn new(send: SendStream<Bytes>, local: End) -> Self {
+    pub(super) fn new(send: SendStream<Bytes>, side: StreamSide) -> Self {
         Self {
             send,
-            local,
+            side,
             buffer: BytesMut::new(),
-            size: Size::default(),
+            size: ReadSize::default(),
             has_ended: false,
         }
     }
@@ -41,11 +41,11 @@ impl ToStream {
         tcp: &mut ReadHalf<'_>,
         traffic: &Traffic,
         cx: &mut Context<'_>,
-    ) -> Poll<Result<(), Broken>> {
+    ) -> Poll<Result<(), CopyError>> {
         if let Poll::Ready(code) = self.send.poll_reset(cx) {
             return Poll::Ready(Err(match code {
-                Ok(code) => Broken::There(reason_of(code, self.local.other())),
-                Err(error) => Broken::there(&error, self.local),
+                Ok(code) => CopyError::Stream(reason_of_code(code, self.side.other())),
+                Err(error) => CopyError::stream(&error, self.side),
             }));
         }
         while !self.has_ended {
@@ -57,7 +57,7 @@ impl ToStream {
 
     /// Waits for room in the stream's flow-control window; returns the room in bytes. The socket is read
     /// only when there is room, so that a slow reader on the other side slows down the sender.
-    fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Result<usize, Broken>> {
+    fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Result<usize, CopyError>> {
         self.send.reserve_capacity(self.size.bytes());
         let room = self.send.capacity();
         if room > 0 {
@@ -65,8 +65,8 @@ impl ToStream {
         }
         match ready!(self.send.poll_capacity(cx)) {
             Some(Ok(room)) => Poll::Ready(Ok(room)),
-            Some(Err(error)) => Poll::Ready(Err(Broken::there(&error, self.local))),
-            None => Poll::Ready(Err(Broken::There(Reason::AgentConnectionLost))),
+            Some(Err(error)) => Poll::Ready(Err(CopyError::stream(&error, self.side))),
+            None => Poll::Ready(Err(CopyError::Stream(Reason::AgentConnectionLost))),
         }
     }
 
@@ -76,7 +76,7 @@ impl ToStream {
         room: usize,
         traffic: &Traffic,
         cx: &mut Context<'_>,
-    ) -> Poll<Result<(), Broken>> {
+    ) -> Poll<Result<(), CopyError>> {
         let most = self.size.bytes();
         if self.buffer.capacity() < most / 2 {
             self.buffer.reserve(most);
@@ -84,7 +84,7 @@ impl ToStream {
         let most = most.min(self.buffer.capacity());
         let asked = room.min(most);
         let mut space = (&mut self.buffer).limit(asked);
-        // After a short read, tokio takes the socket as not readable, which saves a read that would block.
+        // tokio treats a socket as drained after a short read, which saves a read that would block.
         let read = ready!(pin!(tcp.read_buf(&mut space)).poll(cx));
         Poll::Ready(match read {
             Ok(0) => {
@@ -95,20 +95,20 @@ impl ToStream {
             Ok(read) => {
                 traffic.count_sent(read);
                 if read < asked {
-                    self.size.learn(read);
+                    self.size.adapt(read);
                 } else if asked == most {
-                    self.size.learn(self.size.bytes());
+                    self.size.adapt(self.size.bytes());
                 }
                 let bytes = self.buffer.split().freeze();
                 self.send(bytes, false)
             }
-            Err(_) => Err(Broken::here(self.local)),
+            Err(_) => Err(CopyError::socket(self.side)),
         })
     }
 
-    fn send(&mut self, bytes: Bytes, is_last: bool) -> Result<(), Broken> {
+    fn send(&mut self, bytes: Bytes, is_last: bool) -> Result<(), CopyError> {
         self.send
             .send_data(bytes, is_last)
-            .map_err(|error| Broken::there(&error, self.local))
+            .map_err(|error| CopyError::stream(&error, self.side))
     }
 }

@@ -19,9 +19,9 @@ use tunnel_common::{addr::Address, reason::Reason, steering::Prefix};
 
 use crate::{
     identity::{self, Role, tests::Site},
-    model::{Target, Targets},
+    model::{SteeringTarget, SteeringTargets},
     tunnel::{
-        Board, Common, ConnectionState, ConnectionView, Limits, NodeView, SessionView, Sessions,
+        AgentState, CommonSettings, ConnectionState, ConnectionView, Limits, NodeView, SessionView, Sessions,
         agent::{self, Agent},
         gateway::{self, Gateway},
         ingress::{self, Ingress},
@@ -29,7 +29,7 @@ use crate::{
 };
 
 /// The time limit of a step in a test; never reached unless the test fails.
-pub(super) const SOON: Duration = Duration::from_secs(60);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(super) fn limits() -> Limits {
     Limits {
@@ -42,21 +42,21 @@ pub(super) fn limits() -> Limits {
     }
 }
 
-fn common(limits: &Limits) -> Common {
-    Common {
+fn common(limits: &Limits) -> CommonSettings {
+    CommonSettings {
         limits: limits.clone(),
         mark: None,
     }
 }
 
 /// Waits until a condition holds; panics with `what` on a timeout.
-pub(super) async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+pub(super) async fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let wait = async {
         while !is_so() {
             sleep(Duration::from_millis(5)).await;
         }
     };
-    timeout(SOON, wait)
+    timeout(TIMEOUT, wait)
         .await
         .unwrap_or_else(|_| panic!("{what}"));
 }
@@ -89,12 +89,12 @@ pub(super) const NODE: &str = "edge-7";
 
 /// Running tasks, and the sender of their drain signal.
 #[derive(Default)]
-pub(super) struct Run {
+pub(super) struct RunningTasks {
     draining: watch::Sender<bool>,
     tasks: JoinSet<()>,
 }
 
-impl Run {
+impl RunningTasks {
     pub(super) fn drain(&self) {
         self.draining.send_replace(true);
     }
@@ -107,8 +107,8 @@ impl Run {
     }
 }
 
-pub(super) fn gateway_settings() -> gateway::Settings {
-    gateway::Settings {
+pub(super) fn gateway_settings() -> gateway::GatewaySettings {
+    gateway::GatewaySettings {
         listen: SocketAddr::from(([127, 0, 0, 1], 0)),
         max_sessions: 100,
         max_pending_handshakes: 16,
@@ -121,9 +121,9 @@ pub(super) struct Cloud {
     pub(super) sessions: Arc<Sessions>,
     pub(super) gateway: SocketAddr,
     ingress: SocketAddr,
-    targets: watch::Sender<Arc<Targets>>,
+    targets: watch::Sender<Arc<SteeringTargets>>,
     pub(super) inside: watch::Sender<Arc<BTreeSet<u32>>>,
-    pub(super) run: Run,
+    pub(super) tasks: RunningTasks,
 }
 
 impl Cloud {
@@ -132,13 +132,13 @@ impl Cloud {
     }
 
     pub(super) fn with(
-        settings: gateway::Settings,
+        settings: gateway::GatewaySettings,
         limits: &Limits,
         identity: identity::Receiver,
     ) -> Self {
         let sessions = Sessions::new();
         let network = Address::from_ip(Ipv4Addr::new(127, 19, 0, 0).into());
-        let ingress = ingress::Settings {
+        let ingress = ingress::IngressSettings {
             prefixes: vec![Prefix::new(network, 16).expect("a range")],
             listen: SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
         };
@@ -157,16 +157,16 @@ impl Cloud {
         let gateway =
             Gateway::bind(settings, common, identity, Arc::clone(&sessions)).expect("a gateway");
         let (at_gateway, at_ingress) = (gateway.local_addr(), ingress.local_addr());
-        let mut run = Run::default();
-        run.tasks.spawn(gateway.run(run.draining.subscribe()));
-        run.tasks.spawn(ingress.run(run.draining.subscribe()));
+        let mut tasks = RunningTasks::default();
+        tasks.tasks.spawn(gateway.run(tasks.draining.subscribe()));
+        tasks.tasks.spawn(ingress.run(tasks.draining.subscribe()));
         Self {
             sessions,
             gateway: at_gateway,
             ingress: at_ingress,
             targets,
             inside,
-            run,
+            tasks,
         }
     }
 
@@ -174,9 +174,9 @@ impl Cloud {
     pub(super) fn steer(&self, node: &str, address: SocketAddr) -> SocketAddr {
         let mut index = 0;
         self.targets.send_modify(|targets| {
-            let mut next = Targets::clone(targets);
+            let mut next = SteeringTargets::clone(targets);
             index = u32::try_from(next.len()).expect("few");
-            let target = Target {
+            let target = SteeringTarget {
                 node: node.into(),
                 address: address.ip(),
                 port: address.port(),
@@ -194,7 +194,7 @@ impl Cloud {
         SocketAddr::new(Ipv4Addr::from(number).into(), self.ingress.port())
     }
 
-    pub(super) fn outside(&self) -> SocketAddr {
+    pub(super) fn unsteered_address(&self) -> SocketAddr {
         SocketAddr::new(IpAddr::from([127, 0, 0, 1]), self.ingress.port())
     }
 
@@ -203,7 +203,7 @@ impl Cloud {
     }
 
     pub(super) async fn counted(&self, reason: Reason, times: u64) {
-        until(reason.label(), || self.count(reason) >= times).await;
+        wait_until(reason.label(), || self.count(reason) >= times).await;
         assert_eq!(self.count(reason), times, "{}", reason.label());
     }
 
@@ -223,37 +223,37 @@ impl Cloud {
     }
 
     pub(super) async fn connected(&self, node: &str, sessions: usize) {
-        until("connected", || self.node(node).sessions.len() == sessions).await;
+        wait_until("connected", || self.node(node).sessions.len() == sessions).await;
     }
 }
 
 /// A running agent.
 pub(super) struct Edge {
-    board: Arc<Board>,
-    pub(super) run: Run,
+    state: Arc<AgentState>,
+    pub(super) tasks: RunningTasks,
 }
 
-pub(super) fn agent_settings(gateways: &[SocketAddr], allow: &[SocketAddr]) -> agent::Settings {
-    agent::Settings {
+pub(super) fn agent_settings(gateways: &[SocketAddr], allow: &[SocketAddr]) -> agent::AgentSettings {
+    agent::AgentSettings {
         gateways: gateways.iter().map(ToString::to_string).collect(),
         allowed_targets: allow.iter().map(ToString::to_string).collect(),
         connections_per_gateway: 1,
         dial_timeout: Duration::from_secs(2),
-        ..agent::Settings::default()
+        ..agent::AgentSettings::default()
     }
 }
 
 impl Edge {
-    pub(super) fn new(settings: agent::Settings, identity: identity::Receiver) -> Self {
+    pub(super) fn new(settings: agent::AgentSettings, identity: identity::Receiver) -> Self {
         Self::with(settings, &limits(), identity)
     }
 
-    fn with(settings: agent::Settings, limits: &Limits, identity: identity::Receiver) -> Self {
+    fn with(settings: agent::AgentSettings, limits: &Limits, identity: identity::Receiver) -> Self {
         let agent = Agent::new(settings, common(limits), identity).expect("an agent");
-        let board = agent.board();
-        let mut run = Run::default();
-        run.tasks.spawn(agent.run(run.draining.subscribe()));
-        Self { board, run }
+        let state = agent.state();
+        let mut tasks = RunningTasks::default();
+        tasks.tasks.spawn(agent.run(tasks.draining.subscribe()));
+        Self { state, tasks }
     }
 
     pub(super) fn state(&self) -> ConnectionState {
@@ -266,24 +266,24 @@ impl Edge {
 
     /// Returns the view of the first connection.
     pub(super) fn connection(&self) -> ConnectionView {
-        self.board.view().connections.swap_remove(0)
+        self.state.view().connections.swap_remove(0)
     }
 
     pub(super) async fn counted(&self, reason: Reason, times: u64) {
-        let count = || self.board.view().counts.get(reason.label()).copied();
-        until(reason.label(), || count() == Some(times)).await;
+        let count = || self.state.view().counts.get(reason.label()).copied();
+        wait_until(reason.label(), || count() == Some(times)).await;
     }
 }
 
 /// A gateway with a connected agent, and a target that is steered and permitted.
-pub(super) struct World {
+pub(super) struct TunnelFixture {
     pub(super) cloud: Cloud,
     pub(super) edge: Edge,
     pub(super) target: TcpListener,
     pub(super) steered: SocketAddr,
 }
 
-impl World {
+impl TunnelFixture {
     pub(super) async fn new() -> Self {
         Self::with(&limits(), &limits()).await
     }
@@ -306,10 +306,10 @@ impl World {
     }
 
     /// Connects a client to the target; returns both ends. One byte was already sent to the target.
-    pub(super) async fn pair(&self) -> (TcpStream, TcpStream) {
+    pub(super) async fn connect(&self) -> (TcpStream, TcpStream) {
         let mut client = TcpStream::connect(self.steered).await.expect("connected");
         client.write_all(b"!").await.expect("written");
-        let accepted = timeout(SOON, self.target.accept()).await.expect("soon");
+        let accepted = timeout(TIMEOUT, self.target.accept()).await.expect("soon");
         let (mut target, _) = accepted.expect("accepted");
         assert_eq!(read(&mut target, 1).await, b"!");
         (client, target)
@@ -317,7 +317,7 @@ impl World {
 }
 
 /// Returns the two sockets of a TCP connection, that of the client first.
-pub(super) async fn connected() -> (TcpStream, TcpStream) {
+pub(super) async fn tcp_pair() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
     let address = listener.local_addr().expect("an address");
     let dialler = TcpStream::connect(address).await.expect("connected");
@@ -327,23 +327,23 @@ pub(super) async fn connected() -> (TcpStream, TcpStream) {
 /// Reads exactly `length` bytes.
 pub(super) async fn read(stream: &mut TcpStream, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
-    let read = timeout(SOON, stream.read_exact(&mut bytes)).await;
+    let read = timeout(TIMEOUT, stream.read_exact(&mut bytes)).await;
     read.expect("soon").expect("read");
     bytes
 }
 
 /// Reads until an orderly end; panics on a reset.
-pub(super) async fn rest(stream: &mut TcpStream) -> Vec<u8> {
+pub(super) async fn read_to_end(stream: &mut TcpStream) -> Vec<u8> {
     let mut bytes = Vec::new();
-    let read = timeout(SOON, stream.read_to_end(&mut bytes)).await;
+    let read = timeout(TIMEOUT, stream.read_to_end(&mut bytes)).await;
     read.expect("soon").expect("an end and no reset");
     bytes
 }
 
 /// Reads until a reset; panics on an orderly end.
-pub(super) async fn until_reset(stream: &mut TcpStream) {
+pub(super) async fn read_until_reset(stream: &mut TcpStream) {
     let mut bytes = Vec::new();
-    let read = timeout(SOON, stream.read_to_end(&mut bytes)).await;
+    let read = timeout(TIMEOUT, stream.read_to_end(&mut bytes)).await;
     let error = read.expect("soon").expect_err("a reset and no end");
     assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
 }

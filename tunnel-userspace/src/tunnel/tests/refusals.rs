@@ -13,7 +13,7 @@ use tokio_rustls::TlsConnector;
 use tunnel_common::reason::Reason;
 
 use super::harness::{
-    Cloud, Edge, NODE, Pki, SOON, World, agent_settings, limits, read, until, until_reset,
+    Cloud, Edge, NODE, Pki, TIMEOUT, TunnelFixture, agent_settings, limits, read, wait_until, read_until_reset,
 };
 use crate::identity::Identity;
 
@@ -28,25 +28,25 @@ async fn refused(at: std::net::SocketAddr) {
     };
     // The reset may also arrive before this write.
     drop(client.write_all(b"hello").await);
-    until_reset(&mut client).await;
+    read_until_reset(&mut client).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_a_session_a_client_is_reset_at_once_and_told_since_when() {
-    let world = World::new().await;
+async fn without_a_session_a_client_is_reset_and_the_error_has_the_time_of_the_last_one() {
+    let tunnel = TunnelFixture::new().await;
     let never = "10.1.2.3:10250".parse().expect("an address");
-    refused(world.cloud.steer("edge-8", never)).await;
+    refused(tunnel.cloud.steer("edge-8", never)).await;
     assert_eq!(
-        world.cloud.last_error("edge-8"),
+        tunnel.cloud.last_error("edge-8"),
         "edge-8 (10.1.2.3:10250): agent not connected, never seen"
     );
 
-    world.edge.run.drained().await;
-    world.cloud.connected(NODE, 0).await;
-    refused(world.steered).await;
+    tunnel.edge.tasks.drained().await;
+    tunnel.cloud.connected(NODE, 0).await;
+    refused(tunnel.steered).await;
 
-    world.cloud.counted(Reason::AgentNotConnected, 2).await;
-    let said = world.cloud.last_error(NODE);
+    tunnel.cloud.counted(Reason::AgentNotConnected, 2).await;
+    let said = tunnel.cloud.last_error(NODE);
     assert!(
         said.ends_with("agent not connected, last seen 0 s ago"),
         "{said}"
@@ -54,36 +54,36 @@ async fn without_a_session_a_client_is_reset_at_once_and_told_since_when() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_did_not_come_as_a_steered_connect_is_reset() {
-    let world = World::new().await;
+async fn a_connection_that_was_not_steered_is_reset() {
+    let tunnel = TunnelFixture::new().await;
 
-    refused(world.cloud.outside()).await;
-    world.cloud.counted(Reason::ArrivedUnsteered, 1).await;
+    refused(tunnel.cloud.unsteered_address()).await;
+    tunnel.cloud.counted(Reason::ArrivedUnsteered, 1).await;
 
-    refused(world.cloud.steering_address(99)).await;
-    world.cloud.counted(Reason::TargetUnknown, 1).await;
+    refused(tunnel.cloud.steering_address(99)).await;
+    tunnel.cloud.counted(Reason::TargetUnknown, 1).await;
 
     let loopback = if_nametoindex("lo").expect("an index");
-    world.cloud.inside.send_replace(Arc::default());
-    refused(world.steered).await;
-    world.cloud.counted(Reason::ArrivedUnsteered, 2).await;
+    tunnel.cloud.inside.send_replace(Arc::default());
+    refused(tunnel.steered).await;
+    tunnel.cloud.counted(Reason::ArrivedUnsteered, 2).await;
 
     // A connect over a link that is added within a second, as for a new pod, is accepted.
-    let pair = world.pair();
+    let pair = tunnel.connect();
     tokio::pin!(pair);
     let early = timeout(Duration::from_millis(100), &mut pair).await;
     assert!(early.is_err(), "not known yet");
-    world.cloud.inside.send_replace(Arc::new([loopback].into()));
+    tunnel.cloud.inside.send_replace(Arc::new([loopback].into()));
     pair.await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_agent_that_meets_no_gateway_of_its_ca_says_that_tls_failed() {
+async fn an_agent_reports_a_failed_tls_handshake_with_a_gateway_of_another_ca() {
     let (own, foreign) = (Pki::new(), Pki::new());
     let cloud = Cloud::new(&foreign, &limits());
     let edge = Edge::new(agent_settings(&[cloud.gateway], &[]), own.agent(NODE));
 
-    until("an error", || !edge.last_error().is_empty()).await;
+    wait_until("an error", || !edge.last_error().is_empty()).await;
 
     let (at, error) = (cloud.gateway, edge.last_error());
     let start =
@@ -93,7 +93,7 @@ async fn an_agent_that_meets_no_gateway_of_its_ca_says_that_tls_failed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_gateway_lets_in_no_client_but_an_agent_that_names_the_protocol() {
+async fn a_gateway_accepts_only_agents_that_offer_the_protocol() {
     use Reason::{HandshakeFailed, IdentityRejected};
     let (Pki(own), Pki(foreign)) = (Pki::new(), Pki::new());
     let with = |files| own.client(Some(&files));
@@ -113,7 +113,7 @@ async fn a_gateway_lets_in_no_client_but_an_agent_that_names_the_protocol() {
 
     // To a valid agent the gateway sends the HTTP/2 preface.
     let (mut tls, mut told) = (enter(of_agent).await.expect("an agent"), [0; 3]);
-    let read = timeout(SOON, tls.read_exact(&mut told)).await;
+    let read = timeout(TIMEOUT, tls.read_exact(&mut told)).await;
     read.expect("soon").expect("read");
     assert_eq!(&told, b"PRI");
     drop(tls);
@@ -128,7 +128,7 @@ async fn a_gateway_lets_in_no_client_but_an_agent_that_names_the_protocol() {
     ] {
         let before = cloud.count(reason);
         let (mut tls, mut told) = (enter(client).await.expect(what), Vec::new());
-        let read = timeout(SOON, tls.read_to_end(&mut told)).await;
+        let read = timeout(TIMEOUT, tls.read_to_end(&mut told)).await;
         // The connection may end with or without an alert.
         drop(read.expect(what));
         assert_eq!(told, b"", "{what}: the gateway began to speak HTTP/2");
@@ -138,7 +138,7 @@ async fn a_gateway_lets_in_no_client_but_an_agent_that_names_the_protocol() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_dial_too_many_is_refused_and_a_slow_one_times_out_alone() {
+async fn a_dial_above_the_limit_is_refused_and_a_slow_one_times_out_alone() {
     let pki = Pki::new();
     let cloud = Cloud::new(&pki, &limits());
     // A full accept queue leaves connects unanswered.
@@ -154,7 +154,7 @@ async fn a_dial_too_many_is_refused_and_a_slow_one_times_out_alone() {
     cloud.connected(NODE, 1).await;
 
     let mut first = TcpStream::connect(slow).await.expect("connected");
-    until("dials", || cloud.session().traffic.streams == 1).await;
+    wait_until("dials", || cloud.session().traffic.streams == 1).await;
     tokio::time::sleep(Duration::from_millis(50)).await;
     let mut beside = TcpStream::connect(steered).await.expect("connected");
     beside.write_all(b"ping").await.expect("written");
@@ -162,13 +162,13 @@ async fn a_dial_too_many_is_refused_and_a_slow_one_times_out_alone() {
     assert_eq!(read(&mut accepted, 4).await, b"ping");
 
     let mut second = TcpStream::connect(slow).await.expect("connected");
-    until("dials", || cloud.session().traffic.streams == 3).await;
+    wait_until("dials", || cloud.session().traffic.streams == 3).await;
     tokio::time::sleep(Duration::from_millis(50)).await;
     refused(steered).await;
     edge.counted(Reason::DialLimit, 1).await;
 
-    until_reset(&mut first).await;
-    until_reset(&mut second).await;
+    read_until_reset(&mut first).await;
+    read_until_reset(&mut second).await;
     cloud.counted(Reason::DialTimedOut, 2).await;
 }
 

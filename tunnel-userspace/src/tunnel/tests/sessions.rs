@@ -12,32 +12,32 @@ use tokio::{
 use tunnel_common::reason::Reason;
 
 use super::harness::{
-    Cloud, Edge, NODE, Pki, SOON, World, agent_settings, connected, gateway_settings, limits, read,
-    rest, until, until_reset,
+    Cloud, Edge, NODE, Pki, TIMEOUT, TunnelFixture, agent_settings, tcp_pair, gateway_settings, limits, read,
+    read_to_end, wait_until, read_until_reset,
 };
 use crate::{
-    model::Target,
-    tunnel::{ConnectionState, gateway, ingress::carry},
+    model::SteeringTarget,
+    tunnel::{ConnectionState, gateway, ingress::forward},
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_session_shows_whose_it_is_and_what_it_carries() {
-    let world = World::new().await;
-    let (mut client, mut target) = world.pair().await;
+async fn the_view_of_a_session_has_its_release_and_traffic() {
+    let tunnel = TunnelFixture::new().await;
+    let (mut client, mut target) = tunnel.connect().await;
     client.write_all(&[0; 99]).await.expect("written");
     read(&mut target, 99).await;
     target.write_all(&[0; 50]).await.expect("written");
     read(&mut client, 50).await;
-    let rtt = || world.cloud.session().traffic.rtt_seconds;
-    until("a ping", || rtt().is_some()).await;
+    let rtt = || tunnel.cloud.session().traffic.rtt_seconds;
+    wait_until("a ping", || rtt().is_some()).await;
 
-    let session = world.cloud.session();
+    let session = tunnel.cloud.session();
     assert_eq!(session.release, env!("CARGO_PKG_VERSION"));
     let carried = &session.traffic;
     assert_eq!((carried.bytes_out, carried.bytes_in), (100, 50));
     assert_eq!(carried.streams, 1);
 
-    let view = world.edge.connection();
+    let view = tunnel.edge.connection();
     let carried = view.traffic;
     assert_eq!(
         (view.state, carried.streams),
@@ -47,7 +47,7 @@ async fn a_session_shows_whose_it_is_and_what_it_carries() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_second_connection_stands_beside_the_first() {
+async fn an_agent_opens_the_configured_number_of_connections() {
     let pki = Pki::new();
     let cloud = Cloud::new(&pki, &limits());
     let mut settings = agent_settings(&[cloud.gateway], &[]);
@@ -55,36 +55,36 @@ async fn a_second_connection_stands_beside_the_first() {
     let edge = Edge::new(settings, pki.agent(NODE));
     cloud.connected(NODE, 2).await;
 
-    edge.run.drained().await;
+    edge.tasks.drained().await;
     cloud.connected(NODE, 0).await;
     assert!(cloud.node(NODE).last_seen.is_some());
-    cloud.run.drained().await;
+    cloud.tasks.drained().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gateway_that_drains_is_replaced_while_its_streams_go_on() {
-    let world = World::new().await;
-    let (mut client, mut target) = world.pair().await;
+    let tunnel = TunnelFixture::new().await;
+    let (mut client, mut target) = tunnel.connect().await;
     // A session that lasted for less than a second is not replaced at once.
     tokio::time::sleep(Duration::from_millis(1100)).await;
 
-    world.cloud.run.drain();
+    tunnel.cloud.tasks.drain();
 
-    world.cloud.connected(NODE, 0).await;
+    tunnel.cloud.connected(NODE, 0).await;
     client.write_all(b"still").await.expect("written");
     assert_eq!(read(&mut target, 5).await, b"still");
     // The listener is closed, so that the agent can't connect again.
-    until("tried", || world.edge.last_error().contains("refused")).await;
+    wait_until("tried", || tunnel.edge.last_error().contains("refused")).await;
     drop(client);
-    rest(&mut target).await;
+    read_to_end(&mut target).await;
     drop(target);
-    timeout(SOON, world.cloud.run.drained())
+    timeout(TIMEOUT, tunnel.cloud.tasks.drained())
         .await
         .expect("drained");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_the_last_stream_of_a_drain_sent_arrives_although_the_agent_is_slow_to_take_it() {
+async fn the_last_bytes_of_a_drain_arrive_although_the_agent_reads_slowly() {
     const BYTES: usize = 500 << 10;
     let pki = Pki::new();
     let cloud = Cloud::new(&pki, &limits());
@@ -115,92 +115,92 @@ async fn what_the_last_stream_of_a_drain_sent_arrives_although_the_agent_is_slow
     client.write_all(b"!").await.expect("written");
     let (mut target, _) = target.accept().await.expect("accepted");
 
-    cloud.run.drain();
+    cloud.tasks.drain();
     cloud.connected(NODE, 0).await;
     pause.send_replace(true);
     client.write_all(&[7; BYTES]).await.expect("written");
     client.shutdown().await.expect("ended");
     target.shutdown().await.expect("ended");
-    rest(&mut client).await;
+    read_to_end(&mut client).await;
     cloud.counted(Reason::StreamCompleted, 1).await;
     pause.send_replace(false);
 
-    assert_eq!(rest(&mut target).await.len(), 1 + BYTES);
+    assert_eq!(read_to_end(&mut target).await.len(), 1 + BYTES);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn streams_that_outlast_the_drain_are_reset() {
     let mut brief = limits();
     brief.drain_timeout = Duration::from_millis(200);
-    let world = World::with(&brief, &limits()).await;
-    let (mut client, mut target) = world.pair().await;
+    let tunnel = TunnelFixture::with(&brief, &limits()).await;
+    let (mut client, mut target) = tunnel.connect().await;
 
-    timeout(SOON, world.cloud.run.drained())
+    timeout(TIMEOUT, tunnel.cloud.tasks.drained())
         .await
         .expect("drained");
 
-    until_reset(&mut client).await;
-    until_reset(&mut target).await;
-    world.edge.counted(Reason::Draining, 1).await;
+    read_until_reset(&mut client).await;
+    read_until_reset(&mut target).await;
+    tunnel.edge.counted(Reason::Draining, 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_agent_that_drains_lets_streams_end_and_then_goes() {
-    let world = World::new().await;
-    let (mut client, mut target) = world.pair().await;
-    world.edge.run.drain();
-    until("draining", || {
-        world.edge.state() == ConnectionState::Draining
+async fn an_agent_that_drains_lets_streams_end_and_then_stops() {
+    let tunnel = TunnelFixture::new().await;
+    let (mut client, mut target) = tunnel.connect().await;
+    tunnel.edge.tasks.drain();
+    wait_until("draining", || {
+        tunnel.edge.state() == ConnectionState::Draining
     })
     .await;
 
     client.write_all(b"still").await.expect("written");
     assert_eq!(read(&mut target, 5).await, b"still");
     // Meanwhile no new stream is permitted.
-    let permitted = || world.cloud.sessions.permit(&NODE.into()).map(drop);
-    until("closed", || permitted() == Err(Reason::AgentNotConnected)).await;
+    let permitted = || tunnel.cloud.sessions.take_permit(&NODE.into()).map(drop);
+    wait_until("closed", || permitted() == Err(Reason::AgentNotConnected)).await;
     drop(client);
-    rest(&mut target).await;
+    read_to_end(&mut target).await;
     drop(target);
 
-    timeout(SOON, world.edge.run.drained()).await.expect("gone");
-    world.cloud.counted(Reason::StreamCompleted, 1).await;
+    timeout(TIMEOUT, tunnel.edge.tasks.drained()).await.expect("gone");
+    tunnel.cloud.counted(Reason::StreamCompleted, 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connect_keeps_the_slot_that_it_was_given_while_its_client_is_silent() {
-    let world = World::new().await;
-    let target = Target {
+async fn a_connect_keeps_its_slot_while_its_client_is_silent() {
+    let tunnel = TunnelFixture::new().await;
+    let target = SteeringTarget {
         node: NODE.into(),
         address: [127, 0, 0, 1].into(),
-        port: world.target.local_addr().expect("an address").port(),
+        port: tunnel.target.local_addr().expect("an address").port(),
         loopback: false,
     };
-    let (mut client, accepted) = connected().await;
+    let (mut client, accepted) = tcp_pair().await;
     let (_stop, stopped) = watch::channel(false);
-    let streams = || world.cloud.session().traffic.streams;
+    let streams = || tunnel.cloud.session().traffic.streams;
     assert_eq!(streams(), 0);
 
-    let mut carried = Box::pin(carry(&world.cloud.sessions, &target, accepted, stopped));
+    let mut carried = Box::pin(forward(&tunnel.cloud.sessions, &target, accepted, stopped));
     let waits = poll_fn(|cx| Poll::Ready(carried.as_mut().poll(cx).is_pending()));
     assert!(waits.await);
 
     assert_eq!(streams(), 1);
     let serve = async {
-        let (mut served, _) = world.target.accept().await.expect("accepted");
+        let (mut served, _) = tunnel.target.accept().await.expect("accepted");
         served.write_all(b"!").await.expect("written");
         drop(served);
-        assert_eq!(rest(&mut client).await, b"!");
+        assert_eq!(read_to_end(&mut client).await, b"!");
         drop(client);
     };
-    let ((reason, _), ()) = timeout(SOON, async { tokio::join!(carried, serve) })
+    let ((reason, _), ()) = timeout(TIMEOUT, async { tokio::join!(carried, serve) })
         .await
         .expect("soon");
     assert_eq!((reason, streams()), (Reason::StreamCompleted, 0));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_gateway_that_falls_silent_is_noticed_and_one_that_comes_back_is_found() {
+async fn a_silent_gateway_is_detected_and_the_agent_reconnects() {
     let pki = Pki::new();
     let silent = TcpListener::bind("127.0.0.1:0").await.expect("bound");
     let at = silent.local_addr().expect("an address");
@@ -208,7 +208,7 @@ async fn a_gateway_that_falls_silent_is_noticed_and_one_that_comes_back_is_found
     let _edge = Edge::new(agent_settings(&[at], &[]), pki.agent(NODE));
     // A relay between gateway and agent, which stops without a close once the session is established.
     let meet = async || {
-        let accepted = timeout(SOON, silent.accept()).await.expect("soon");
+        let accepted = timeout(TIMEOUT, silent.accept()).await.expect("soon");
         let (mut to_agent, _) = accepted.expect("accepted");
         let mut to_gateway = TcpStream::connect(cloud.gateway).await.expect("connected");
         tokio::select! {
@@ -230,7 +230,7 @@ async fn a_gateway_that_falls_silent_is_noticed_and_one_that_comes_back_is_found
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sessions_are_bounded_and_one_too_many_is_refused() {
     let pki = Pki::new();
-    let settings = gateway::Settings {
+    let settings = gateway::GatewaySettings {
         max_sessions: 1,
         ..gateway_settings()
     };
@@ -241,6 +241,6 @@ async fn sessions_are_bounded_and_one_too_many_is_refused() {
     cloud.connected(NODE, 1).await;
 
     let refused = || cloud.count(Reason::HandshakeLimit) > 0;
-    until("refused", refused).await;
+    wait_until("refused", refused).await;
     assert_eq!(cloud.node(NODE).sessions.len(), 1);
 }

@@ -13,70 +13,70 @@ use tracing::warn;
 ///
 /// A thread ends once this and all handles of its sessions are dropped.
 #[derive(Debug)]
-pub(super) struct Threads {
-    seats: Vec<Seat>,
+pub(super) struct SessionThreads {
+    handles: Vec<ThreadHandle>,
 }
 
 /// A handle of the thread that runs a session; keeps the thread running.
 #[derive(Clone, Debug)]
-pub(super) struct Seat {
+pub(super) struct ThreadHandle {
     runtime: Handle,
-    /// Ends the thread when its last handle is dropped; none for a runtime that is not one of ours.
-    end: Arc<Option<oneshot::Sender<()>>>,
+    /// Ends the thread when its last handle is dropped; none for the caller's runtime.
+    shutdown: Arc<Option<oneshot::Sender<()>>>,
 }
 
-impl Threads {
+impl SessionThreads {
     /// Starts `most` threads, but no more than there are CPUs.
     pub(super) fn start(most: usize) -> Self {
         let cpus = thread::available_parallelism().map_or(1, NonZero::get);
-        let mut seats = Vec::new();
+        let mut handles = Vec::new();
         for _ in 0..most.min(cpus) {
-            match start() {
-                Ok(seat) => seats.push(seat),
+            match start_thread() {
+                Ok(handle) => handles.push(handle),
                 Err(error) => {
-                    warn!(%error, threads = seats.len(), "cannot start another session thread");
+                    warn!(%error, threads = handles.len(), "cannot start another session thread");
                     break;
                 }
             }
         }
-        Self { seats }
+        Self { handles }
     }
 
     /// Returns a handle of the thread with the fewest handles; of the caller's runtime if no thread
     /// could be started.
-    pub(super) fn seat(&self) -> Seat {
-        let taken = |seat: &&Seat| Arc::strong_count(&seat.end);
-        let freest = self.seats.iter().min_by_key(taken).cloned();
-        freest.unwrap_or_else(|| Seat {
+    pub(super) fn least_loaded(&self) -> ThreadHandle {
+        let count = |handle: &&ThreadHandle| Arc::strong_count(&handle.shutdown);
+        let least_loaded = self.handles.iter().min_by_key(count).cloned();
+        least_loaded.unwrap_or_else(|| ThreadHandle {
             runtime: Handle::current(),
-            end: Arc::default(),
+            shutdown: Arc::default(),
         })
     }
 }
 
-impl Seat {
+impl ThreadHandle {
     /// Returns the runtime of the thread.
     pub(super) const fn runtime(&self) -> &Handle {
         &self.runtime
     }
 }
 
-fn start() -> io::Result<Seat> {
+fn start_thread() -> io::Result<ThreadHandle> {
     let runtime = Builder::new_current_thread().enable_all().build()?;
     let handle = runtime.handle().clone();
-    let (end, ended) = oneshot::channel::<()>();
+    let (shutdown, dropped) = oneshot::channel::<()>();
     let run = move || {
         // Returns when the sender is dropped; nothing is ever sent.
-        drop(runtime.block_on(ended));
+        drop(runtime.block_on(dropped));
         // Does not wait for blocking threads, where a DNS lookup may hang.
         runtime.shutdown_background();
     };
     thread::Builder::new()
         .name("session".to_owned())
         .spawn(run)?;
-    Ok(Seat {
+    Ok(ThreadHandle {
         runtime: handle,
-        end: Arc::new(Some(end)),
+        shutdown: Arc::new(Some(shutdown)),
     })
 }
 
@@ -86,39 +86,39 @@ mod tests {
 
     use super::*;
 
-    async fn thread_of(seat: &Seat) -> thread::ThreadId {
-        let whose = seat.runtime().spawn(async { thread::current().id() });
+    async fn thread_of(handle: &ThreadHandle) -> thread::ThreadId {
+        let whose = handle.runtime().spawn(async { thread::current().id() });
         whose.await.expect("it runs")
     }
 
     #[tokio::test]
-    async fn seats_are_spread_over_the_threads_and_a_free_one_is_taken_again() {
-        let threads = Threads {
-            seats: (0..2).map(|_| start().expect("a thread")).collect(),
+    async fn sessions_are_spread_over_the_threads_and_a_free_thread_is_reused() {
+        let threads = SessionThreads {
+            handles: (0..2).map(|_| start_thread().expect("a thread")).collect(),
         };
-        let seat = || threads.seat();
-        let (one, two) = (seat(), seat());
+        let handle = || threads.least_loaded();
+        let (one, two) = (handle(), handle());
         let first = thread_of(&one).await;
 
         assert_ne!(thread_of(&two).await, first);
         assert_ne!(thread::current().id(), first, "a thread of its own");
         drop(one);
-        assert_eq!(thread_of(&seat()).await, first);
+        assert_eq!(thread_of(&handle()).await, first);
     }
 
     #[tokio::test]
-    async fn a_thread_outlives_the_threads_for_who_has_a_seat_and_no_longer() {
-        let threads = Threads::start(1);
-        let seat = threads.seat();
+    async fn a_thread_runs_as_long_as_it_has_a_handle() {
+        let threads = SessionThreads::start(1);
+        let handle = threads.least_loaded();
         let (held, let_go) = oneshot::channel::<()>();
         drop(threads);
-        seat.runtime().spawn(async move {
+        handle.runtime().spawn(async move {
             std::future::pending::<()>().await;
             drop(held);
         });
-        thread_of(&seat).await;
+        thread_of(&handle).await;
 
-        drop(seat);
+        drop(handle);
 
         let let_go = tokio::time::timeout(Duration::from_secs(5), let_go);
         let_go.await.expect("its tasks are dropped").unwrap_err();

@@ -6,31 +6,31 @@ use http::Request;
 use nix::{ifaddrs::getifaddrs, sys::socket::SockaddrStorage};
 use tunnel_common::reason::Reason;
 
-use super::BadAllowance;
+use super::InvalidAllowedTarget;
 
 /// The header of a CONNECT by which the client requests loopback instead of the address.
-pub(super) const TARGET: &str = "culvert-target";
+pub(super) const TARGET_HEADER: &str = "culvert-target";
 /// The only valid value of that header.
 pub(super) const LOOPBACK: &str = "loopback";
 
 /// The target that a CONNECT requests.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) struct Asked {
+pub(super) struct RequestedTarget {
     /// The address and port that the client dialled.
     pub(super) address: SocketAddr,
     /// True if the agent must dial the port on loopback instead of the address.
     pub(super) loopback: bool,
 }
 
-impl Asked {
+impl RequestedTarget {
     /// Parses the target of a CONNECT.
-    pub(super) fn of<B>(request: &Request<B>) -> Result<Self, Reason> {
+    pub(super) fn parse<B>(request: &Request<B>) -> Result<Self, Reason> {
         let authority = request.uri().authority().ok_or(Reason::ProtocolError)?;
         let address: SocketAddr = authority
             .as_str()
             .parse()
             .map_err(|_error: std::net::AddrParseError| Reason::ProtocolError)?;
-        let loopback = match request.headers().get(TARGET) {
+        let loopback = match request.headers().get(TARGET_HEADER) {
             None => false,
             Some(value) if value.as_bytes() == LOOPBACK.as_bytes() => true,
             // An unknown value of a later release may request to dial something other than the address.
@@ -44,7 +44,7 @@ impl Asked {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Allowance {
+enum AllowedTarget {
     /// This port on any address of this node.
     Own(u16),
     /// This port on loopback.
@@ -55,13 +55,13 @@ enum Allowance {
 
 /// The targets that the agent may dial.
 #[derive(Debug)]
-pub(super) struct AllowList(Vec<Allowance>);
+pub(super) struct AllowList(Vec<AllowedTarget>);
 
 impl AllowList {
-    pub(super) fn parse(entries: &[String]) -> Result<Self, BadAllowance> {
+    pub(super) fn parse(entries: &[String]) -> Result<Self, InvalidAllowedTarget> {
         entries
             .iter()
-            .map(|text| allowance(text).ok_or_else(|| BadAllowance(text.clone())))
+            .map(|text| parse_allowed_target(text).ok_or_else(|| InvalidAllowedTarget(text.clone())))
             .collect::<Result<_, _>>()
             .map(Self)
     }
@@ -70,22 +70,22 @@ impl AllowList {
     /// machine.
     pub(super) fn resolve(
         &self,
-        asked: &Asked,
+        requested: &RequestedTarget,
         is_own: impl Fn(IpAddr) -> bool,
     ) -> Result<SocketAddr, Reason> {
-        let (address, port) = (asked.address.ip(), asked.address.port());
-        let is_ours = || may_be_own(address) && is_own(address);
+        let (address, port) = (requested.address.ip(), requested.address.port());
+        let is_ours = || can_identify_node(address) && is_own(address);
         let is_allowed = self.0.iter().any(|allowance| match *allowance {
-            Allowance::Own(own) => !asked.loopback && own == port && is_ours(),
-            Allowance::Loopback(local) => asked.loopback && local == port && is_ours(),
-            Allowance::Exact(exact) => !asked.loopback && exact == asked.address,
+            AllowedTarget::Own(own) => !requested.loopback && own == port && is_ours(),
+            AllowedTarget::Loopback(local) => requested.loopback && local == port && is_ours(),
+            AllowedTarget::Exact(exact) => !requested.loopback && exact == requested.address,
         });
         if port == 0 || !is_allowed {
             return Err(Reason::TargetDenied);
         }
         let address = match address {
-            IpAddr::V4(_) if asked.loopback => Ipv4Addr::LOCALHOST.into(),
-            IpAddr::V6(_) if asked.loopback => Ipv6Addr::LOCALHOST.into(),
+            IpAddr::V4(_) if requested.loopback => Ipv4Addr::LOCALHOST.into(),
+            IpAddr::V6(_) if requested.loopback => Ipv6Addr::LOCALHOST.into(),
             IpAddr::V4(_) | IpAddr::V6(_) => address,
         };
         Ok(SocketAddr::new(address, port))
@@ -94,26 +94,26 @@ impl AllowList {
 
 /// Returns true if a text is a valid entry of an allow-list.
 #[must_use]
-pub fn is_allowance(text: &str) -> bool {
-    allowance(text).is_some()
+pub fn is_allowed_target(text: &str) -> bool {
+    parse_allowed_target(text).is_some()
 }
 
-fn allowance(text: &str) -> Option<Allowance> {
+fn parse_allowed_target(text: &str) -> Option<AllowedTarget> {
     let (host, port) = text.rsplit_once(':')?;
     let port = port.parse().ok().filter(|port| *port != 0)?;
     match host {
-        "self" => Some(Allowance::Own(port)),
-        "localhost" => Some(Allowance::Loopback(port)),
+        "self" => Some(AllowedTarget::Own(port)),
+        "localhost" => Some(AllowedTarget::Loopback(port)),
         _ => {
             let exact: SocketAddr = text.parse().ok()?;
             let exact = SocketAddr::new(exact.ip().to_canonical(), port);
-            Some(Allowance::Exact(exact))
+            Some(AllowedTarget::Exact(exact))
         }
     }
 }
 
 /// Returns true if an address can be that of one node: not loopback, multicast, broadcast or link-local.
-const fn may_be_own(address: IpAddr) -> bool {
+const fn can_identify_node(address: IpAddr) -> bool {
     let is_of_a_link = match address {
         IpAddr::V4(v4) => v4.is_link_local() || v4.is_broadcast(),
         IpAddr::V6(v6) => v6.is_unicast_link_local(),
@@ -143,8 +143,8 @@ mod tests {
         AllowList::parse(&entries).expect("allowances")
     }
 
-    fn asked(address: &str, loopback: bool) -> Asked {
-        Asked {
+    fn requested(address: &str, loopback: bool) -> RequestedTarget {
+        RequestedTarget {
             address: address.parse().expect("an address"),
             loopback,
         }
@@ -181,7 +181,7 @@ mod tests {
         let allowed = list(&["self:10250", "localhost:10266", "192.168.0.9:443"]);
         let own: [IpAddr; 2] = ["10.1.2.3", "fd00::3"].map(|it| it.parse().expect("an address"));
         let resolve =
-            |address, loopback| allowed.resolve(&asked(address, loopback), |it| own.contains(&it));
+            |address, loopback| allowed.resolve(&requested(address, loopback), |it| own.contains(&it));
 
         for (address, loopback, dialled) in [
             ("10.1.2.3:10250", false, "10.1.2.3:10250"),
@@ -196,7 +196,7 @@ mod tests {
             ("self: somebody else's address", "10.1.2.4:10250", false),
             ("self: another port", "10.1.2.3:22", false),
             ("self: loopback", "10.1.2.3:10250", true),
-            ("localhost: not asked for", "10.1.2.3:10266", false),
+            ("localhost: without the header", "10.1.2.3:10266", false),
             ("localhost: another node's", "10.1.2.4:10266", true),
             ("exact: loopback", "192.168.0.9:443", true),
             ("exact: another port", "192.168.0.9:444", false),
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn self_is_never_an_address_that_is_not_the_nodes_alone() {
+    fn self_is_never_an_address_that_other_nodes_have_too() {
         let allowed = list(&["self:80", "localhost:80"]);
         for address in [
             "127.0.0.1:80",
@@ -223,28 +223,28 @@ mod tests {
             "[ff02::1]:80",
         ] {
             for loopback in [false, true] {
-                let asked = asked(address, loopback);
-                let resolved = allowed.resolve(&asked, |_| true);
+                let requested = requested(address, loopback);
+                let resolved = allowed.resolve(&requested, |_| true);
                 assert_eq!(resolved, Err(Reason::TargetDenied), "{address}");
             }
         }
     }
 
     #[test]
-    fn what_is_asked_for_is_read_from_the_request_or_refused() {
+    fn the_target_of_a_request_is_parsed_or_refused() {
         let of = |authority: &str, header: Option<&[u8]>| {
             let mut request = Request::connect(authority);
             if let Some(value) = header {
-                request = request.header(TARGET, value);
+                request = request.header(TARGET_HEADER, value);
             }
-            request.body(()).ok().map(|request| Asked::of(&request))
+            request.body(()).ok().map(|request| RequestedTarget::parse(&request))
         };
-        let v4 = Some(Ok(asked("10.1.2.3:10250", false)));
+        let v4 = Some(Ok(requested("10.1.2.3:10250", false)));
         assert_eq!(of("10.1.2.3:10250", None), v4);
         assert_eq!(of("[::ffff:10.1.2.3]:10250", None), v4, "v4-mapped");
         assert_eq!(
             of("[fd00::3]:10250", Some(b"loopback")),
-            Some(Ok(asked("[fd00::3]:10250", true)))
+            Some(Ok(requested("[fd00::3]:10250", true)))
         );
         for bad in [
             "example.org:80",

@@ -16,52 +16,53 @@ use tracing::{debug, warn};
 use tunnel_common::reason::Reason;
 
 use super::{
-    Board, Common,
-    agent::Settings,
-    copy::{self, Stream},
+    AgentState, CommonSettings,
+    agent::AgentSettings,
+    allow_list::{AllowList, RequestedTarget, is_own_address},
+    copy::{self, TunnelStream},
     dial,
-    error_code::{End, code_of, reason_of, reason_of_error, refusing},
+    error_code::{StreamSide, code_of, reason_of_code, reason_of_error, refusal_response},
     hello,
-    link::{Traffic, silence},
-    socket::{Meter, prepare_end},
-    target::{AllowList, Asked, is_own_address},
-    wire::{self, Carrier},
+    http2::{self, TlsConnection},
+    keepalive::wait_for_silence,
+    socket::{Meter, set_stream_options},
+    traffic::Traffic,
 };
 use crate::{drain, failure::chain};
 
 /// The time limit of the HTTP/2 handshake and the hello.
-const HELLO: Duration = Duration::from_secs(5);
+const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 /// The maximum number of allow-list entries in the hello.
-const SHOWN: usize = 100;
+const MAX_ALLOW_ENTRIES: usize = 100;
 /// The time that a dial may wait while `maxPendingDials` others are in progress.
-const TURN: Duration = Duration::from_secs(1);
+const DIAL_QUEUE_TIMEOUT: Duration = Duration::from_secs(1);
 /// The time limit for sending resets to the peer before the connection is closed.
-const GRACE: Duration = Duration::from_millis(200);
+const RESET_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// The state that all sessions and streams of an agent share.
 #[derive(Debug)]
-pub(super) struct Shared {
-    pub(super) settings: Settings,
-    pub(super) common: Common,
+pub(super) struct AgentContext {
+    pub(super) settings: AgentSettings,
+    pub(super) common: CommonSettings,
     pub(super) allow: AllowList,
     pub(super) dials: Semaphore,
-    pub(super) board: Arc<Board>,
+    pub(super) state: Arc<AgentState>,
     pub(super) boot: String,
 }
 
 /// An event of a session, for the task that maintains the connection.
 #[derive(Debug)]
-pub(super) enum News {
+pub(super) enum SessionEvent {
     /// The gateway drains, so the agent must open a new session. The streams of this one continue.
-    Replace,
+    GatewayDrains,
     /// The session ended with this error.
     Ended(String),
 }
 
-type Connection = h2::server::Connection<Carrier, Bytes>;
+type Connection = h2::server::Connection<TlsConnection, Bytes>;
 
 /// A session after its hello.
-pub(super) struct Running {
+pub(super) struct EstablishedSession {
     connection: Connection,
     hello: RecvStream,
     pub(super) traffic: Arc<Traffic>,
@@ -69,21 +70,21 @@ pub(super) struct Running {
 }
 
 /// Begins a session: completes the HTTP/2 handshake, and answers the gateway's hello.
-pub(super) async fn begin(shared: &Shared, carrier: Carrier) -> Result<Running, String> {
-    let begun = timeout(HELLO, Box::pin(greet(shared, carrier))).await;
-    begun.unwrap_or_else(|_elapsed| Err(format!("the gateway sent no hello within {HELLO:?}")))
+pub(super) async fn establish(shared: &AgentContext, tls: TlsConnection) -> Result<EstablishedSession, String> {
+    let begun = timeout(HELLO_TIMEOUT, Box::pin(exchange_hello(shared, tls))).await;
+    begun.unwrap_or_else(|_elapsed| Err(format!("the gateway sent no hello within {HELLO_TIMEOUT:?}")))
 }
 
-async fn greet(shared: &Shared, carrier: Carrier) -> Result<Running, String> {
-    let meter = carrier.get_ref().0.meter();
-    let builder = wire::server(&shared.common.limits);
-    let handshake = builder.handshake(carrier).await;
+async fn exchange_hello(shared: &AgentContext, tls: TlsConnection) -> Result<EstablishedSession, String> {
+    let meter = tls.get_ref().0.meter();
+    let builder = http2::server_builder(&shared.common.limits);
+    let handshake = builder.handshake(tls).await;
     let mut connection = handshake.map_err(|error| chain(&error))?;
     let first = connection.accept().await;
     let (request, respond) = first
         .ok_or("the gateway disconnected before the hello")?
         .map_err(|error| chain(&error))?;
-    let answer = hello::Answer {
+    let answer = hello::AgentHello {
         release: env!("CARGO_PKG_VERSION").to_owned(),
         session: format!("{:016x}", fastrand::u64(..)),
         boot: shared.boot.clone(),
@@ -91,13 +92,13 @@ async fn greet(shared: &Shared, carrier: Carrier) -> Result<Running, String> {
             .settings
             .allowed_targets
             .iter()
-            .take(SHOWN)
+            .take(MAX_ALLOW_ENTRIES)
             .cloned()
             .collect(),
-        ..hello::Answer::default()
+        ..hello::AgentHello::default()
     };
     let hello = {
-        let mut answered = pin!(hello::answer(request, respond, answer));
+        let mut answered = pin!(hello::respond(request, respond, answer));
         loop {
             tokio::select! {
                 hello = &mut answered => break hello,
@@ -113,7 +114,7 @@ async fn greet(shared: &Shared, carrier: Carrier) -> Result<Running, String> {
         }
     };
     match hello {
-        Ok(hello) => Ok(Running {
+        Ok(hello) => Ok(EstablishedSession {
             connection,
             hello,
             traffic: Arc::default(),
@@ -128,33 +129,33 @@ async fn greet(shared: &Shared, carrier: Carrier) -> Result<Running, String> {
     }
 }
 
-/// Sends the queued frames, within [`GRACE`].
+/// Sends the queued frames, within [`RESET_TIMEOUT`].
 async fn flush(connection: &mut Connection) {
     let sent = async { while connection.accept().await.is_some() {} };
-    drop(timeout(GRACE, sent).await);
+    drop(timeout(RESET_TIMEOUT, sent).await);
 }
 
 /// Serves streams until the session ends.
 pub(super) async fn run(
-    shared: Arc<Shared>,
-    running: Running,
-    news: mpsc::UnboundedSender<News>,
+    shared: Arc<AgentContext>,
+    established: EstablishedSession,
+    events: mpsc::UnboundedSender<SessionEvent>,
     mut draining: watch::Receiver<bool>,
 ) {
-    let Running {
+    let EstablishedSession {
         mut connection,
         hello,
         traffic,
         meter,
-    } = running;
+    } = established;
     let (stop, stopped) = watch::channel(false);
     let mut hello = Some(hello);
     let mut streams = JoinSet::new();
     let limits = &shared.common.limits;
     let ping = connection.ping_pong();
-    let mut quiet = pin!(silence(ping, &meter, &traffic, limits));
+    let mut quiet = pin!(wait_for_silence(ping, &meter, &traffic, limits));
     let mut deadline = draining.clone();
-    let mut last = pin!(async move {
+    let mut drain_end = pin!(async move {
         drain::begun(&mut deadline).await;
         sleep(limits.drain_timeout).await;
     });
@@ -163,7 +164,7 @@ pub(super) async fn run(
         tokio::select! {
             accepted = connection.accept() => match accepted {
                 Some(Ok((request, respond))) => {
-                    let stream = Arc::clone(&shared).serve(
+                    let stream = Arc::clone(&shared).serve_stream(
                         request, respond, Arc::clone(&traffic), stopped.clone());
                     streams.spawn(stream);
                 }
@@ -172,9 +173,9 @@ pub(super) async fn run(
             },
             Some(_) = streams.join_next() => {}
             () = &mut quiet => break format!("no sign of life for {:?}", limits.ping_timeout),
-            () = ended(&mut hello), if hello.is_some() => {
+            () = hello_ended(&mut hello), if hello.is_some() => {
                 hello = None;
-                drop(news.send(News::Replace));
+                drop(events.send(SessionEvent::GatewayDrains));
             }
             () = drain::begun(&mut draining), if !is_draining => {
                 is_draining = true;
@@ -182,7 +183,7 @@ pub(super) async fn run(
                 hello = None;
                 connection.graceful_shutdown();
             }
-            () = &mut last => {
+            () = &mut drain_end => {
                 warn!(streams = streams.len(), "the drain timed out; open streams are reset");
                 stop.send_replace(true);
                 flush(&mut connection).await;
@@ -192,13 +193,13 @@ pub(super) async fn run(
     };
     drop(connection);
     // The receiver may be gone, since it receives only the first event.
-    drop(news.send(News::Ended(ended)));
+    drop(events.send(SessionEvent::Ended(ended)));
     // The remaining streams fail, since the connection is closed.
     while streams.join_next().await.is_some() {}
 }
 
 /// Waits for the end of the hello stream, by which the gateway announces that it drains.
-async fn ended(hello: &mut Option<RecvStream>) {
+async fn hello_ended(hello: &mut Option<RecvStream>) {
     let Some(hello) = hello else { return };
     // Data is ignored; a later release may send some.
     while let Some(Ok(bytes)) = poll_fn(|cx| hello.poll_data(cx)).await {
@@ -206,9 +207,9 @@ async fn ended(hello: &mut Option<RecvStream>) {
     }
 }
 
-impl Shared {
+impl AgentContext {
     /// Serves one stream.
-    async fn serve(
+    async fn serve_stream(
         self: Arc<Self>,
         request: Request<RecvStream>,
         mut respond: SendResponse<Bytes>,
@@ -216,56 +217,56 @@ impl Shared {
         mut stopped: watch::Receiver<bool>,
     ) {
         // The gateway respects the advertised limit of streams; this slot only counts the stream.
-        let slot = traffic.slot(u32::MAX);
-        let asked = Asked::of(&request);
-        let dialled = match asked {
-            Ok(asked) if request.method() == http::Method::CONNECT => {
-                self.dial(&asked, &mut respond).await
+        let slot = traffic.take_slot(u32::MAX);
+        let target = RequestedTarget::parse(&request);
+        let dialled = match target {
+            Ok(target) if request.method() == http::Method::CONNECT => {
+                self.dial(&target, &mut respond).await
             }
             Ok(_) => Err(Reason::ProtocolError),
             Err(reason) => Err(reason),
         };
         let stop = drain::begun(&mut stopped);
         let reason = match dialled {
-            Ok(mut tcp) => Box::pin(answer(&mut tcp, request, respond, &traffic, stop)).await,
+            Ok(mut tcp) => Box::pin(accept_stream(&mut tcp, request, respond, &traffic, stop)).await,
             Err(reason) => {
                 refuse(respond, reason);
                 reason
             }
         };
         drop(slot);
-        self.board.counts.count(reason);
-        debug!(asked = ?asked.ok(), reason = reason.label(), "stream ended");
+        self.state.counts.increment(reason);
+        debug!(target = ?target.ok(), reason = reason.label(), "stream ended");
     }
 
     /// Dials the requested target if the allow-list permits it, until the client resets the stream.
     async fn dial(
         &self,
-        asked: &Asked,
+        target: &RequestedTarget,
         respond: &mut SendResponse<Bytes>,
     ) -> Result<TcpStream, Reason> {
-        let address = self.allow.resolve(asked, is_own_address)?;
+        let address = self.allow.resolve(target, is_own_address)?;
         let (limit, mark) = (self.settings.dial_timeout, self.common.mark);
         let dialled = async {
             // In a burst, a dial waits for earlier ones.
-            let turn = timeout(TURN, self.dials.acquire()).await;
+            let turn = timeout(DIAL_QUEUE_TIMEOUT, self.dials.acquire()).await;
             let _dial = turn.ok().and_then(Result::ok).ok_or(Reason::DialLimit)?;
             dial::target(address, mark, limit).await
         };
         let tcp = tokio::select! {
             tcp = dialled => tcp?,
             code = poll_fn(|cx| respond.poll_reset(cx)) => return Err(match code {
-                Ok(code) => reason_of(code, End::Client),
-                Err(error) => reason_of_error(&error, End::Client),
+                Ok(code) => reason_of_code(code, StreamSide::Client),
+                Err(error) => reason_of_error(&error, StreamSide::Client),
             }),
         };
-        prepare_end(&tcp).map_err(|_error| Reason::TargetReset)?;
+        set_stream_options(&tcp).map_err(|_error| Reason::TargetReset)?;
         Ok(tcp)
     }
 }
 
 /// Answers the CONNECT with success, then copies until the stream ends.
-async fn answer(
+async fn accept_stream(
     tcp: &mut TcpStream,
     request: Request<RecvStream>,
     mut respond: SendResponse<Bytes>,
@@ -274,12 +275,12 @@ async fn answer(
 ) -> Reason {
     let send = match respond.send_response(Response::new(()), false) {
         Ok(send) => send,
-        Err(error) => return reason_of_error(&error, End::Client),
+        Err(error) => return reason_of_error(&error, StreamSide::Client),
     };
-    let stream = Stream {
+    let stream = TunnelStream {
         send,
         recv: request.into_body(),
-        local: End::Target,
+        side: StreamSide::Target,
     };
     copy::run(tcp, stream, traffic, stop).await
 }
@@ -289,7 +290,7 @@ fn refuse(mut respond: SendResponse<Bytes>, reason: Reason) {
         // The client is gone, so there is no stream to refuse.
         return;
     }
-    if let Err(error) = respond.send_response(refusing(reason), true) {
+    if let Err(error) = respond.send_response(refusal_response(reason), true) {
         debug!(%error, "cannot send the refusal of a stream");
     }
 }

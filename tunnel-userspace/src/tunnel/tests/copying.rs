@@ -7,12 +7,12 @@ use tokio::{
 };
 use tunnel_common::reason::Reason;
 
-use super::harness::{SOON, World, limits, pattern, read, rest};
+use super::harness::{TIMEOUT, TunnelFixture, limits, pattern, read, read_to_end};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_each_end_says_reaches_the_other_and_its_end_does_too() {
-    let world = World::new().await;
-    let (mut client, mut target) = world.pair().await;
+async fn bytes_and_half_closes_reach_the_other_side() {
+    let tunnel = TunnelFixture::new().await;
+    let (mut client, mut target) = tunnel.connect().await;
 
     client.write_all(b"ping").await.expect("written");
     assert_eq!(read(&mut target, 4).await, b"ping");
@@ -21,27 +21,27 @@ async fn what_each_end_says_reaches_the_other_and_its_end_does_too() {
 
     client.write_all(b"last").await.expect("written");
     client.shutdown().await.expect("ended");
-    assert_eq!(rest(&mut target).await, b"last", "an end, not a reset");
+    assert_eq!(read_to_end(&mut target).await, b"last", "an end, not a reset");
     target.write_all(b"and mine").await.expect("half open");
     drop(target);
-    assert_eq!(rest(&mut client).await, b"and mine");
+    assert_eq!(read_to_end(&mut client).await, b"and mine");
 
-    let (mut client, mut target) = world.pair().await;
+    let (mut client, mut target) = tunnel.connect().await;
     target.write_all(b"first").await.expect("written");
     target.shutdown().await.expect("ended");
-    assert_eq!(rest(&mut client).await, b"first");
+    assert_eq!(read_to_end(&mut client).await, b"first");
     client.write_all(b"late").await.expect("half open");
     drop(client);
-    assert_eq!(rest(&mut target).await, b"late");
+    assert_eq!(read_to_end(&mut target).await, b"late");
 
-    world.cloud.counted(Reason::StreamCompleted, 2).await;
-    world.edge.counted(Reason::StreamCompleted, 2).await;
+    tunnel.cloud.counted(Reason::StreamCompleted, 2).await;
+    tunnel.edge.counted(Reason::StreamCompleted, 2).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn megabytes_both_ways_at_once_arrive_whole() {
-    let world = World::new().await;
-    let (client, target) = world.pair().await;
+async fn megabytes_both_ways_at_once_arrive_completely() {
+    let tunnel = TunnelFixture::new().await;
+    let (client, target) = tunnel.connect().await;
     let bytes = pattern(24 << 20);
     let mut both = JoinSet::new();
     for stream in [client, target] {
@@ -58,17 +58,17 @@ async fn megabytes_both_ways_at_once_arrive_whole() {
             assert!(got == bytes);
         });
     }
-    let all = timeout(3 * SOON, both.join_all()).await;
+    let all = timeout(3 * TIMEOUT, both.join_all()).await;
     all.expect("neither waits for the other");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn window_that_was_taken_comes_back_with_what_was_written() {
+async fn the_window_reopens_as_bytes_are_written() {
     // A small flow-control window, which must be reopened many times.
     let mut small = limits();
     small.stream_window_bytes = 65_535;
-    let world = World::with(&small, &small).await;
-    let (mut client, mut target) = world.pair().await;
+    let tunnel = TunnelFixture::with(&small, &small).await;
+    let (mut client, mut target) = tunnel.connect().await;
     let bytes = pattern(8 << 20);
 
     let (written, got) = tokio::join!(
@@ -76,7 +76,7 @@ async fn window_that_was_taken_comes_back_with_what_was_written() {
             target.write_all(&bytes).await.expect("written");
             target.shutdown().await.expect("ended");
         },
-        rest(&mut client)
+        read_to_end(&mut client)
     );
 
     let () = written;

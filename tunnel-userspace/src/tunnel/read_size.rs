@@ -1,31 +1,31 @@
 //! The adaptive size of reads: small for slow senders, large for fast ones.
 
 /// The minimum size, in bytes.
-const LEAST: usize = 4 << 10;
+const MIN: usize = 4 << 10;
 /// The maximum size, in bytes.
-const MOST: usize = 128 << 10;
+const MAX: usize = 128 << 10;
 
 /// The size of the next read, in bytes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Size(usize);
+pub(super) struct ReadSize(usize);
 
-impl Default for Size {
+impl Default for ReadSize {
     fn default() -> Self {
-        Self(LEAST)
+        Self(MIN)
     }
 }
 
-impl Size {
+impl ReadSize {
     pub(super) const fn bytes(self) -> usize {
         self.0
     }
 
     /// Grows or shrinks the size after a read that returned `read` bytes.
-    pub(super) fn learn(&mut self, read: usize) {
+    pub(super) fn adapt(&mut self, read: usize) {
         if read >= self.0 {
-            self.0 = (self.0 * 4).min(MOST);
+            self.0 = (self.0 * 4).min(MAX);
         } else if read < self.0 / 8 {
-            self.0 = (self.0 / 2).max(LEAST);
+            self.0 = (self.0 / 2).max(MIN);
         }
     }
 }
@@ -35,16 +35,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn full_reads_grow_it_and_small_ones_shrink_it_within_bounds() {
-        let mut size = Size::default();
+    fn full_reads_grow_the_size_and_small_ones_shrink_it_within_bounds() {
+        let mut size = ReadSize::default();
         for _ in 0..9 {
-            size.learn(size.bytes());
+            size.adapt(size.bytes());
         }
-        assert_eq!(size.bytes(), MOST);
+        assert_eq!(size.bytes(), MAX);
 
         for _ in 0..9 {
-            size.learn(1);
+            size.adapt(1);
         }
-        assert_eq!(size.bytes(), LEAST);
+        assert_eq!(size.bytes(), MIN);
     }
 }

@@ -20,13 +20,13 @@ use tokio::{
     time::timeout,
 };
 
-use super::harness::{SOON, connected, limits};
+use super::harness::{TIMEOUT, limits, tcp_pair};
 use crate::tunnel::{
-    copy::{self, Stream},
-    error_code::End,
-    link::Traffic,
-    socket::prepare_end,
-    wire,
+    copy::{self, TunnelStream},
+    error_code::StreamSide,
+    traffic::Traffic,
+    socket::set_stream_options,
+    http2,
 };
 
 /// The HTTP/2 client and server of a session, without TLS.
@@ -41,7 +41,7 @@ type Accepted = Option<Result<(Request<RecvStream>, SendResponse<Bytes>), h2::Er
 impl Session {
     async fn new() -> Self {
         let (here, there) = tokio::io::duplex(16 << 20);
-        let (of_client, of_server) = (wire::client(&limits()), wire::server(&limits()));
+        let (of_client, of_server) = (http2::client_builder(&limits()), http2::server_builder(&limits()));
         let (client, server) = tokio::join!(of_client.handshake(here), of_server.handshake(there));
         let ((sender, client), server) = (client.expect("a client"), server.expect("a server"));
         let mut session = Self {
@@ -102,22 +102,22 @@ fn connect() -> Request<()> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn frames_of_a_byte_for_a_socket_that_takes_nothing_do_not_close_the_session() {
+async fn frames_of_one_byte_for_a_blocked_socket_do_not_close_the_session() {
     const FRAMES: usize = 400_000;
     let mut session = Session::new().await;
     let (mut send, recv, answer) = session.stream().await;
-    let (mut tcp, mut peer) = connected().await;
+    let (mut tcp, mut peer) = tcp_pair().await;
     SockRef::from(&tcp).set_send_buffer_size(4096).expect("set");
     let peer_buffer = |size| SockRef::from(&peer).set_recv_buffer_size(size);
     peer_buffer(4096).expect("set");
-    prepare_end(&tcp).expect("prepared");
+    set_stream_options(&tcp).expect("prepared");
     let mut tasks = JoinSet::new();
     tasks.spawn(async move {
-        let local = End::Target;
-        let stream = Stream {
+        let side = StreamSide::Target;
+        let stream = TunnelStream {
             send: answer,
             recv,
-            local,
+            side,
         };
         copy::run(
             &mut tcp,
@@ -143,12 +143,12 @@ async fn frames_of_a_byte_for_a_socket_that_takes_nothing_do_not_close_the_sessi
 
     peer_buffer(1 << 20).expect("set");
     let mut got = vec![0; FRAMES];
-    let read = timeout(SOON, peer.read_exact(&mut got)).await;
+    let read = timeout(TIMEOUT, peer.read_exact(&mut got)).await;
     read.expect("soon").expect("all of it");
 }
 
 #[tokio::test]
-async fn streams_that_are_reset_before_anybody_looked_at_them_do_not_close_the_session() {
+async fn streams_that_are_reset_before_they_are_accepted_do_not_close_the_session() {
     let mut session = Session::new().await;
     let mut streams: Vec<_> = (0..250).map(|_| session.request()).collect();
     for (_, send) in &mut streams {
@@ -165,7 +165,7 @@ async fn streams_that_are_reset_before_anybody_looked_at_them_do_not_close_the_s
 }
 
 #[tokio::test]
-async fn bytes_for_thousands_of_streams_that_are_gone_do_not_close_the_session() {
+async fn data_for_thousands_of_reset_streams_does_not_close_the_session() {
     let mut session = Session::new().await;
     for _ in 0..30 {
         let mut streams: Vec<_> = (0..100).map(|_| session.request()).collect();
@@ -185,7 +185,7 @@ async fn bytes_for_thousands_of_streams_that_are_gone_do_not_close_the_session()
 }
 
 #[tokio::test]
-async fn headers_that_are_too_long_are_refused_and_the_session_lives_on() {
+async fn headers_that_are_too_long_are_refused_and_the_session_stays_open() {
     let mut session = Session::new().await;
     let mut request = connect();
     let long = HeaderValue::from_bytes(&[b'x'; 20 << 10]).expect("a value");
@@ -196,7 +196,7 @@ async fn headers_that_are_too_long_are_refused_and_the_session_lives_on() {
         Err(_) => true,
         Ok((response, _send)) => {
             session.exchange();
-            let answer = timeout(SOON, response).await.expect("soon");
+            let answer = timeout(TIMEOUT, response).await.expect("soon");
             answer.map_or(true, |answer| answer.status() == 431)
         }
     };
@@ -206,7 +206,7 @@ async fn headers_that_are_too_long_are_refused_and_the_session_lives_on() {
 }
 
 #[tokio::test]
-async fn what_waits_to_be_sent_is_bounded_and_goes_out_in_large_frames() {
+async fn the_send_queue_is_bounded_and_sent_in_large_frames() {
     let mut session = Session::new().await;
     let (mut send, mut recv, _answer) = session.stream().await;
     send.reserve_capacity(1 << 20);
@@ -222,7 +222,7 @@ async fn what_waits_to_be_sent_is_bounded_and_goes_out_in_large_frames() {
 }
 
 #[tokio::test]
-async fn a_stream_takes_its_own_window_and_no_other() {
+async fn stalled_streams_do_not_block_the_window_of_another() {
     let mut session = Session::new().await;
     let mut all = Vec::new();
     // The maximum number of streams, each with its window filled.
@@ -240,7 +240,7 @@ async fn a_stream_takes_its_own_window_and_no_other() {
     let (send, mut recv, _) = all.pop().expect("one");
     let mut freed = 0;
     while freed < 1 << 20 {
-        let data = timeout(SOON, poll_fn(|cx| recv.poll_data(cx))).await;
+        let data = timeout(TIMEOUT, poll_fn(|cx| recv.poll_data(cx))).await;
         let data = data.expect("all of its window");
         let length = data.expect("data").expect("no error").len();
         recv.flow_control().release_capacity(length).expect("known");

@@ -9,10 +9,10 @@ use tokio::{
 };
 use tunnel_common::reason::Reason;
 
-use super::harness::{NODE, World, read, reset, rest, until, until_reset};
+use super::harness::{NODE, TunnelFixture, read, reset, read_to_end, wait_until, read_until_reset};
 
 /// Writes until all buffers up to the peer are full.
-async fn stuff(stream: &mut TcpStream) {
+async fn fill_buffers(stream: &mut TcpStream) {
     let chunk = vec![0_u8; 64 << 10];
     while timeout(Duration::from_millis(300), stream.write_all(&chunk))
         .await
@@ -21,66 +21,66 @@ async fn stuff(stream: &mut TcpStream) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_reset_is_passed_on_even_while_the_stream_has_no_window() {
-    let world = World::new().await;
-    let (mut client, target) = world.pair().await;
+async fn a_reset_is_forwarded_even_while_the_stream_has_no_window() {
+    let tunnel = TunnelFixture::new().await;
+    let (mut client, target) = tunnel.connect().await;
     reset(target);
-    until_reset(&mut client).await;
+    read_until_reset(&mut client).await;
 
-    let (mut client, mut target) = world.pair().await;
-    stuff(&mut client).await;
+    let (mut client, mut target) = tunnel.connect().await;
+    fill_buffers(&mut client).await;
     reset(client);
-    world.cloud.counted(Reason::ClientReset, 1).await;
-    until_reset(&mut target).await;
+    tunnel.cloud.counted(Reason::ClientReset, 1).await;
+    read_until_reset(&mut target).await;
 
-    let (mut client, mut target) = world.pair().await;
-    stuff(&mut target).await;
+    let (mut client, mut target) = tunnel.connect().await;
+    fill_buffers(&mut target).await;
     reset(target);
-    world.edge.counted(Reason::TargetReset, 2).await;
-    world.cloud.counted(Reason::TargetReset, 2).await;
-    until_reset(&mut client).await;
+    tunnel.edge.counted(Reason::TargetReset, 2).await;
+    tunnel.cloud.counted(Reason::TargetReset, 2).await;
+    read_until_reset(&mut client).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reset_is_noticed_after_the_client_ended_its_direction() {
-    let world = World::new().await;
-    let (mut client, mut target) = world.pair().await;
+    let tunnel = TunnelFixture::new().await;
+    let (mut client, mut target) = tunnel.connect().await;
     client.write_all(b"all").await.expect("written");
     client.shutdown().await.expect("ended");
-    assert_eq!(rest(&mut target).await, b"all");
+    assert_eq!(read_to_end(&mut target).await, b"all");
     sleep(Duration::from_millis(50)).await;
 
     // Unread bytes make the client's close a reset.
     reset(client);
 
-    world.cloud.counted(Reason::ClientReset, 1).await;
-    world.edge.counted(Reason::ClientReset, 1).await;
+    tunnel.cloud.counted(Reason::ClientReset, 1).await;
+    tunnel.edge.counted(Reason::ClientReset, 1).await;
     let gone = async { while target.write_all(b"more").await.is_ok() {} };
     timeout(Duration::from_secs(10), gone).await.expect("reset");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_burst_of_cancelled_streams_does_not_end_the_session() {
-    let world = World::new().await;
-    let (mut client, mut target) = world.pair().await;
-    let ended = || world.cloud.sessions.counts().values().sum::<u64>();
+    let tunnel = TunnelFixture::new().await;
+    let (mut client, mut target) = tunnel.connect().await;
+    let ended = || tunnel.cloud.sessions.counts().values().sum::<u64>();
     for burst in 0..40 {
         // On a slow machine the streams of earlier bursts may still be open, and the limit of streams
         // would be exceeded.
-        until("room", || ended() + 200 >= 25 * burst).await;
+        wait_until("room", || ended() + 200 >= 25 * burst).await;
         let mut burst = Vec::new();
         for _ in 0..25 {
-            let stream = TcpStream::connect(world.steered).await.expect("connected");
+            let stream = TcpStream::connect(tunnel.steered).await.expect("connected");
             stream.try_write(b"!").expect("written");
             burst.push(stream);
         }
         burst.into_iter().for_each(reset);
     }
 
-    until("the end of each stream", || ended() == 1000).await;
+    wait_until("the end of each stream", || ended() == 1000).await;
     client.write_all(b"ping").await.expect("written");
     assert_eq!(read(&mut target, 4).await, b"ping");
-    assert_eq!(world.cloud.node(NODE).sessions.len(), 1);
-    assert_eq!(world.cloud.count(Reason::AgentConnectionLost), 0);
-    assert_eq!(world.cloud.count(Reason::ProtocolError), 0);
+    assert_eq!(tunnel.cloud.node(NODE).sessions.len(), 1);
+    assert_eq!(tunnel.cloud.count(Reason::AgentConnectionLost), 0);
+    assert_eq!(tunnel.cloud.count(Reason::ProtocolError), 0);
 }

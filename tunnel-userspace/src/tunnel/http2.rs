@@ -4,24 +4,24 @@ use std::io;
 
 use tokio_rustls::TlsStream;
 
-use super::{Limits, socket::Socket};
+use super::{Limits, socket::SessionSocket};
 use crate::identity::ALPN;
 
 /// The TLS connection that carries HTTP/2.
-pub(super) type Carrier = TlsStream<Socket>;
+pub(super) type TlsConnection = TlsStream<SessionSocket>;
 
 /// The maximum flow-control window of HTTP/2, in bytes (RFC 9113 section 6.9.1).
 const LARGEST_WINDOW: u32 = (1 << 31) - 1;
 /// The maximum size of a DATA frame, in bytes. It limits the delay of other streams' frames behind it.
-const FRAME: u32 = 128 << 10;
+const MAX_FRAME: u32 = 128 << 10;
 /// The maximum size of a header list, in bytes.
-const HEADERS: u32 = 16 << 10;
+const MAX_HEADERS: u32 = 16 << 10;
 /// The maximum number of bytes that `h2` queues for sending, per stream.
 const SEND_BUFFER: usize = 256 << 10;
 /// The maximum number of reset streams that `h2` remembers, and of streams that may be reset before they
 /// are accepted; beyond it `h2` closes the connection. The limit is high, since the peer is authenticated
 /// and a burst of cancelled requests is not an attack.
-const RESETS: usize = 16 << 10;
+const MAX_RESETS: usize = 16 << 10;
 /// The budget for small unread DATA frames, in bytes; beyond it `h2` closes the connection. A frame of
 /// fewer than 256 bytes takes the difference from the budget until it is read. [`super::copy`] reads
 /// frames at once, even if its socket is slow.
@@ -37,16 +37,16 @@ fn connection_window(limits: &Limits) -> u32 {
 }
 
 /// Returns the HTTP/2 settings of the gateway, which opens streams.
-pub(super) fn client(limits: &Limits) -> h2::client::Builder {
+pub(super) fn client_builder(limits: &Limits) -> h2::client::Builder {
     let mut builder = h2::client::Builder::new();
     builder
         .initial_window_size(limits.stream_window_bytes)
         .initial_connection_window_size(connection_window(limits))
-        .max_frame_size(FRAME)
-        .max_header_list_size(HEADERS)
+        .max_frame_size(MAX_FRAME)
+        .max_header_list_size(MAX_HEADERS)
         .max_send_buffer_size(SEND_BUFFER)
-        .max_concurrent_reset_streams(RESETS)
-        .max_pending_accept_reset_streams(RESETS)
+        .max_concurrent_reset_streams(MAX_RESETS)
+        .max_pending_accept_reset_streams(MAX_RESETS)
         .max_local_error_reset_streams(None)
         .data_frame_budget(SMALL_FRAMES)
         .enable_push(false);
@@ -54,29 +54,29 @@ pub(super) fn client(limits: &Limits) -> h2::client::Builder {
 }
 
 /// Returns the HTTP/2 settings of the agent, which serves streams. The hello counts as a stream.
-pub(super) fn server(limits: &Limits) -> h2::server::Builder {
+pub(super) fn server_builder(limits: &Limits) -> h2::server::Builder {
     let mut builder = h2::server::Builder::new();
     builder
         .initial_window_size(limits.stream_window_bytes)
         .initial_connection_window_size(connection_window(limits))
-        .max_frame_size(FRAME)
-        .max_header_list_size(HEADERS)
+        .max_frame_size(MAX_FRAME)
+        .max_header_list_size(MAX_HEADERS)
         .max_send_buffer_size(SEND_BUFFER)
         .max_concurrent_streams(limits.max_streams + 1)
-        .max_concurrent_reset_streams(RESETS)
-        .max_pending_accept_reset_streams(RESETS)
+        .max_concurrent_reset_streams(MAX_RESETS)
+        .max_pending_accept_reset_streams(MAX_RESETS)
         .max_local_error_reset_streams(None)
         .data_frame_budget(SMALL_FRAMES);
     builder
 }
 
 /// Checks the negotiated ALPN protocol, and sets the size of the TLS buffer.
-pub(super) fn accept_carrier(carrier: &mut Carrier) -> io::Result<()> {
-    match carrier {
+pub(super) fn finish_handshake(connection: &mut TlsConnection) -> io::Result<()> {
+    match connection {
         TlsStream::Client(client) => client.get_mut().1.set_buffer_limit(Some(TLS_BUFFER)),
         TlsStream::Server(server) => server.get_mut().1.set_buffer_limit(Some(TLS_BUFFER)),
     }
-    if carrier.get_ref().1.alpn_protocol() == Some(ALPN) {
+    if connection.get_ref().1.alpn_protocol() == Some(ALPN) {
         Ok(())
     } else {
         Err(io::Error::other("the peer did not negotiate the ALPN protocol culvert/1"))

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use tunnel_common::reason::Reason;
 
 use super::{
-    counts::Counts,
-    link::{Traffic, TrafficView},
+    reason_counts::ReasonCounts,
+    traffic::{Traffic, TrafficView},
 };
 
 /// The JSON view of an agent.
@@ -81,9 +81,9 @@ impl ConnectionState {
 
 /// The current status of an agent, which its tasks update.
 #[derive(Debug)]
-pub struct Board {
+pub struct AgentState {
     connections: Mutex<Vec<Connection>>,
-    pub(super) counts: Counts,
+    pub(super) counts: ReasonCounts,
 }
 
 #[derive(Debug)]
@@ -93,7 +93,7 @@ struct Connection {
     traffic: Arc<Traffic>,
 }
 
-impl Board {
+impl AgentState {
     pub(super) fn new(connections: impl Iterator<Item = (String, u8)>) -> Self {
         let connections = connections.map(|(gateway, connection)| Connection {
             view: ConnectionView {
@@ -105,7 +105,7 @@ impl Board {
         });
         Self {
             connections: Mutex::new(connections.collect()),
-            counts: Counts::default(),
+            counts: ReasonCounts::default(),
         }
     }
 
@@ -125,7 +125,7 @@ impl Board {
     }
 
     /// Updates the state of the connection in a slot. Without an error, the last error stays.
-    pub(super) fn show(
+    pub(super) fn set_state(
         &self,
         slot: usize,
         state: ConnectionState,
@@ -143,7 +143,7 @@ impl Board {
     }
 
     /// Shows the traffic counters of a new session of the connection in a slot.
-    pub(super) fn carries(&self, slot: usize, traffic: Arc<Traffic>) {
+    pub(super) fn set_traffic(&self, slot: usize, traffic: Arc<Traffic>) {
         if let Some(connection) = self.connections.lock().get_mut(slot) {
             connection.traffic = traffic;
         }

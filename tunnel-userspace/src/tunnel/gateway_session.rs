@@ -24,23 +24,23 @@ use tracing::debug;
 use tunnel_common::reason::Reason;
 
 use super::{
-    copy::Stream,
-    error_code::{End, code_of, reason_of_error, refusal},
-    link::{Slot, Traffic},
+    copy::TunnelStream,
+    error_code::{StreamSide, code_of, reason_of_error, reason_of_refusal},
+    traffic::{StreamSlot, Traffic},
     sessions::SessionView,
-    target::{LOOPBACK, TARGET},
-    threads::Seat,
+    allow_list::{LOOPBACK, TARGET_HEADER},
+    session_threads::ThreadHandle,
 };
-use crate::model::Target;
+use crate::model::SteeringTarget;
 
 /// The time limit for the agent's answer to a CONNECT; longer than the agent's time limit for its dial.
-const ANSWER: Duration = Duration::from_secs(60);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 /// The time that a stream may wait in `h2` before it is opened.
-const OPENED: Duration = Duration::from_secs(2);
+const OPEN_TIMEOUT: Duration = Duration::from_secs(2);
 /// The minimum interval over which the rate of a session is measured.
-const PACE: Duration = Duration::from_millis(250);
+const RATE_INTERVAL: Duration = Duration::from_millis(250);
 /// The granularity at which the rates of sessions are compared, in bytes per second.
-const PACE_STEP: u64 = 64 << 10;
+const RATE_STEP: u64 = 64 << 10;
 
 /// A session with an agent.
 #[derive(Debug)]
@@ -48,14 +48,14 @@ pub(super) struct Session {
     pub(super) id: u64,
     pub(super) node: Arc<str>,
     /// The view of the session when its handshake completed.
-    pub(super) facts: SessionView,
+    pub(super) initial_view: SessionView,
     pub(super) sender: SendRequest<Bytes>,
     /// The maximum number of streams in the gateway's config.
-    pub(super) streams: u32,
+    pub(super) max_streams: u32,
     /// The thread that runs the session and its streams.
-    pub(super) seat: Seat,
+    pub(super) thread: ThreadHandle,
     pub(super) traffic: Arc<Traffic>,
-    pub(super) pace: Mutex<Pace>,
+    pub(super) rate: Mutex<RateMeter>,
     /// True once the streams must be reset.
     pub(super) stop: watch::Receiver<bool>,
 }
@@ -64,15 +64,15 @@ impl Session {
     /// Returns the sort key for the choice of a session; the smallest is preferred. Sessions that may be
     /// dead come last, then those with more bytes per second, then those with more streams, then older
     /// ones.
-    pub(super) fn load(&self) -> (bool, u64, u32, Reverse<u64>) {
+    pub(super) fn sort_key(&self) -> (bool, u64, u32, Reverse<u64>) {
         let view = self.traffic.view();
-        let pace = self
-            .pace
+        let rate = self
+            .rate
             .lock()
-            .at(Instant::now(), view.bytes_in + view.bytes_out);
+            .measure(Instant::now(), view.bytes_in + view.bytes_out);
         (
             self.traffic.is_suspect(),
-            pace / PACE_STEP,
+            rate / RATE_STEP,
             view.streams,
             Reverse(self.id),
         )
@@ -81,7 +81,7 @@ impl Session {
     pub(super) fn view(&self) -> SessionView {
         SessionView {
             traffic: self.traffic.view(),
-            ..self.facts.clone()
+            ..self.initial_view.clone()
         }
     }
 
@@ -104,12 +104,12 @@ impl Session {
     /// Opens a stream: sends the CONNECT and the client's first bytes, and waits for the answer.
     pub(super) async fn open(
         &self,
-        target: &Target,
+        target: &SteeringTarget,
         first: Bytes,
         client: &TcpStream,
-    ) -> Result<Stream, Reason> {
+    ) -> Result<TunnelStream, Reason> {
         let request = request(target)?;
-        let lost = |error: h2::Error| reason_of_error(&error, End::Target);
+        let lost = |error: h2::Error| reason_of_error(&error, StreamSide::Target);
         let mut sender = self.sender.clone();
         let (answer, mut send) = sender.send_request(request, false).map_err(lost)?;
         if !first.is_empty() {
@@ -120,7 +120,7 @@ impl Session {
             }
         }
         let answered = tokio::select! {
-            answered = timeout(ANSWER, answer) => answered.map_err(|_elapsed| Reason::DialTimedOut),
+            answered = timeout(ANSWER_TIMEOUT, answer) => answered.map_err(|_elapsed| Reason::DialTimedOut),
             _ = client.ready(Interest::ERROR) => Err(Reason::ClientReset),
             () = never_opened(&mut sender) => Err(Reason::StreamLimit),
             () = self.stopped() => Err(Reason::Draining),
@@ -133,28 +133,28 @@ impl Session {
             }
         };
         if answer.status() != StatusCode::OK {
-            return Err(refusal(answer.status(), answer.headers()));
+            return Err(reason_of_refusal(answer.status(), answer.headers()));
         }
         let recv = answer.into_body();
-        let local = End::Client;
-        Ok(Stream { send, recv, local })
+        let side = StreamSide::Client;
+        Ok(TunnelStream { send, recv, side })
     }
 }
 
 /// A permit to open one stream on a session.
 #[derive(Debug)]
-pub(super) struct Permit {
+pub(super) struct StreamPermit {
     pub(super) session: Arc<Session>,
-    _slot: Slot,
+    _slot: StreamSlot,
 }
 
-impl Permit {
+impl StreamPermit {
     /// Takes a permit, unless the session has its maximum number of streams.
     pub(super) fn take(session: Arc<Session>) -> Option<Self> {
         // The hello is one of the streams. Saturates, since an agent may advertise a maximum of 0.
         let of_agent = session.sender.current_max_send_streams().saturating_sub(1);
         let most = u32::try_from(of_agent).unwrap_or(u32::MAX);
-        let slot = session.traffic.slot(most.min(session.streams))?;
+        let slot = session.traffic.take_slot(most.min(session.max_streams))?;
         Some(Self {
             session,
             _slot: slot,
@@ -162,20 +162,20 @@ impl Permit {
     }
 }
 
-/// Returns if `h2` has not opened the sender's last request within [`OPENED`], else never. `h2` counts a
-/// stream as open until the agent has taken its last bytes, even if it ended here.
+/// Waits for [`OPEN_TIMEOUT`], and returns only if `h2` has not opened the sender's last request by then. `h2`
+/// counts a stream as open until the agent has taken its last bytes, even if the gateway has ended it.
 async fn never_opened(sender: &mut SendRequest<Bytes>) {
-    sleep(OPENED).await;
+    sleep(OPEN_TIMEOUT).await;
     if poll_fn(|cx| Poll::Ready(sender.poll_ready(cx).is_ready())).await {
         pending().await
     }
 }
 
-fn request(target: &Target) -> Result<Request<()>, Reason> {
+fn request(target: &SteeringTarget) -> Result<Request<()>, Reason> {
     let authority = SocketAddr::new(target.address, target.port).to_string();
     let mut request = Request::connect(authority);
     if target.loopback {
-        request = request.header(TARGET, LOOPBACK);
+        request = request.header(TARGET_HEADER, LOOPBACK);
     }
     request
         .body(())
@@ -184,13 +184,13 @@ fn request(target: &Target) -> Result<Request<()>, Reason> {
 
 /// A measurement of a rate, in bytes per second.
 #[derive(Debug)]
-pub(super) struct Pace {
+pub(super) struct RateMeter {
     at: Instant,
     total: u64,
     rate: u64,
 }
 
-impl Pace {
+impl RateMeter {
     pub(super) fn new() -> Self {
         Self {
             at: Instant::now(),
@@ -199,12 +199,12 @@ impl Pace {
         }
     }
 
-    fn at(&mut self, now: Instant, total: u64) -> u64 {
+    fn measure(&mut self, now: Instant, total: u64) -> u64 {
         let time = now.duration_since(self.at);
-        let millis = u64::try_from(time.max(PACE).as_millis()).unwrap_or(u64::MAX);
-        // The total may be lower than at the last call, from another thread.
+        let millis = u64::try_from(time.max(RATE_INTERVAL).as_millis()).unwrap_or(u64::MAX);
+        // Saturates, since another thread may have called this with a later total.
         let rate = total.saturating_sub(self.total) * 1000 / millis;
-        if time >= PACE {
+        if time >= RATE_INTERVAL {
             (self.at, self.total, self.rate) = (now, total, rate);
         }
         rate.max(self.rate)
@@ -216,8 +216,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_names_what_was_dialled_with_v6_in_brackets() {
-        let mut target = Target {
+    fn a_connect_request_has_the_dialled_address_with_ipv6_in_brackets() {
+        let mut target = SteeringTarget {
             node: "edge-7".into(),
             address: "fd00::3".parse().expect("an address"),
             port: 10266,
@@ -225,7 +225,7 @@ mod tests {
         };
         let loopback = request(&target).expect("a request");
         assert_eq!(loopback.uri().to_string(), "[fd00::3]:10266");
-        assert_eq!(loopback.headers()[TARGET], LOOPBACK);
+        assert_eq!(loopback.headers()[TARGET_HEADER], LOOPBACK);
 
         target.loopback = false;
         let plain = request(&target).expect("a request");
@@ -233,19 +233,19 @@ mod tests {
     }
 
     #[test]
-    fn a_pace_is_that_of_now_and_a_burst_is_seen_at_once() {
+    fn a_rate_is_current_and_shows_a_burst_at_once() {
         let start = Instant::now();
-        let mut pace = Pace::new();
-        pace.at = start;
+        let mut rate = RateMeter::new();
+        rate.at = start;
         let second = Duration::from_secs(1);
 
-        assert_eq!(pace.at(start + second, 1000), 1000);
+        assert_eq!(rate.measure(start + second, 1000), 1000);
         assert_eq!(
-            pace.at(start + second, 1_001_000),
+            rate.measure(start + second, 1_001_000),
             4_000_000,
             "a burst within the time of one look"
         );
-        assert_eq!(pace.at(start + 2 * second, 1_001_000), 1_000_000);
-        assert_eq!(pace.at(start + 3 * second, 1_001_000), 0, "silence");
+        assert_eq!(rate.measure(start + 2 * second, 1_001_000), 1_000_000);
+        assert_eq!(rate.measure(start + 3 * second, 1_001_000), 0, "silence");
     }
 }

@@ -7,10 +7,10 @@ use tunnel_common::reason::Reason;
 
 /// Counters of reasons.
 #[derive(Debug, Default)]
-pub(super) struct Counts(Mutex<BTreeMap<Reason, u64>>);
+pub(super) struct ReasonCounts(Mutex<BTreeMap<Reason, u64>>);
 
-impl Counts {
-    pub(super) fn count(&self, reason: Reason) {
+impl ReasonCounts {
+    pub(super) fn increment(&self, reason: Reason) {
         *self.0.lock().entry(reason).or_default() += 1;
     }
 

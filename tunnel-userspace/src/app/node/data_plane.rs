@@ -211,7 +211,7 @@ impl KernelSetup {
     ) -> Result<(), RoleError> {
         let applied = self.reconcile_loop.apply(first).await;
         applied.map_err(failed("cannot write the maps"))?;
-        if self.reconcile_loop.is_in_doubt() {
+        if self.reconcile_loop.is_content_unknown() {
             let error = io::Error::other("their content is unknown after a failed write");
             return Err(failed("cannot write the maps")(error));
         }

@@ -14,7 +14,7 @@ use tunnel_userspace::{
 mod memory;
 
 fn main() -> ExitCode {
-    memory::keep();
+    memory::keep_freed_memory();
     let command = Cli::parse().command;
     let as_json = command.logs_json();
     match run(command) {
@@ -27,12 +27,12 @@ fn main() -> ExitCode {
 }
 
 fn run(command: Command) -> Result<()> {
-    let told = match command {
+    let text = match command {
         Command::Node(args) => return node(&args),
-        Command::Agent(args) => return configured(&args, app::agent),
-        Command::Sockets(args) => return configured(&args, app::sockets),
-        Command::Look(look) => return Ok(look.run()?),
-        Command::Prepare(args) => app::prepare(&Config::read(&args.config)?)?.join("\n"),
+        Command::Agent(args) => return run_with_config(&args, app::agent),
+        Command::Sockets(args) => return run_with_config(&args, app::sockets_helper),
+        Command::Query(look) => return Ok(look.run()?),
+        Command::Prepare(args) => app::prepare_mounts(&Config::read(&args.config)?)?.join("\n"),
         Command::Cleanup(args) => app::cleanup(&Config::read(&args.config)?)?.join("\n"),
         Command::Ca { command } => match command {
             CaCommand::Init(args) => app::ca_init(&args.dir, args.days)?,
@@ -45,7 +45,7 @@ fn run(command: Command) -> Result<()> {
             CaCommand::Show(args) => return Ok(args.run()?),
         },
     };
-    Ok(cli::print(&told)?)
+    Ok(cli::print(&text)?)
 }
 
 fn node(args: &NodeArgs) -> Result<()> {
@@ -59,7 +59,7 @@ fn node(args: &NodeArgs) -> Result<()> {
 }
 
 /// Reads the config, and runs a role with it.
-fn configured<F>(args: &RunArgs, role: impl FnOnce(Config) -> F) -> Result<()>
+fn run_with_config<F>(args: &RunArgs, role: impl FnOnce(Config) -> F) -> Result<()>
 where
     F: Future<Output = Result<(), RoleError>>,
 {
@@ -91,5 +91,5 @@ where
     reason = "prints the error that ends the process"
 )]
 fn report(error: &anyhow::Error, as_json: bool) {
-    eprintln!("{}", telemetry::last_line(&format!("{error:#}"), as_json));
+    eprintln!("{}", telemetry::fatal_error_line(&format!("{error:#}"), as_json));
 }

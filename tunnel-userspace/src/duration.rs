@@ -14,14 +14,14 @@ pub(crate) fn deserialize<'de, D: Deserializer<'de>>(source: D) -> Result<Durati
 }
 
 pub(crate) fn serialize<S: Serializer>(value: &Duration, target: S) -> Result<S::Ok, S::Error> {
-    target.collect_str(&Written(*value))
+    target.collect_str(&DisplayDuration(*value))
 }
 
 /// Displays a duration in seconds, or in milliseconds if it is not a whole number of seconds.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
-pub(crate) struct Written(pub(crate) Duration);
+pub(crate) struct DisplayDuration(pub(crate) Duration);
 
-impl fmt::Display for Written {
+impl fmt::Display for DisplayDuration {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0.subsec_millis() {
             0 => write!(to, "{}s", self.0.as_secs()),

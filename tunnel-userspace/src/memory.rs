@@ -5,15 +5,15 @@
 /// beyond these thresholds is returned as usual.
 #[cfg(target_env = "gnu")]
 #[expect(unsafe_code, reason = "no safe crate wraps mallopt")]
-pub(crate) fn keep() {
-    for (what, bytes) in [
+pub(crate) fn keep_freed_memory() {
+    for (option, bytes) in [
         (libc::M_MMAP_THRESHOLD, 4 << 20),
         (libc::M_TRIM_THRESHOLD, 16 << 20),
         (libc::M_TOP_PAD, 1 << 20),
     ] {
         // SAFETY: mallopt takes two integers, and no other thread runs yet. If it fails, the default stays.
         unsafe {
-            libc::mallopt(what, bytes);
+            libc::mallopt(option, bytes);
         }
     }
 }

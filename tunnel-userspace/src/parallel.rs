@@ -8,22 +8,22 @@ use std::{
 
 /// The maximum number of threads per call, since the node runs other workloads. Nested calls (files, and
 /// the documents in each file) may each start as many.
-const MOST_THREADS: usize = 4;
+const MAX_THREADS: usize = 4;
 
 /// Calls `work` with the index and value of each item, and returns the results in the same order. Uses
 /// several threads if there are at least `few` items.
-pub(crate) fn each<T: Sync, R: Send>(
-    things: &[T],
-    few: usize,
+pub(crate) fn map<T: Sync, R: Send>(
+    items: &[T],
+    min_parallel: usize,
     work: impl Fn(usize, &T) -> R + Sync,
 ) -> Vec<R> {
     let threads = available_parallelism().map_or(1, usize::from);
-    let threads = threads.min(MOST_THREADS);
-    if threads == 1 || things.len() < few {
-        let numbered = things.iter().enumerate();
+    let threads = threads.min(MAX_THREADS);
+    if threads == 1 || items.len() < min_parallel {
+        let numbered = items.iter().enumerate();
         return numbered.map(|(i, thing)| work(i, thing)).collect();
     }
-    let share = things.len().div_ceil(threads);
+    let share = items.len().div_ceil(threads);
     let work = &work;
     thread::scope(|scope| {
         let worker = |(number, things): (usize, &'_ [T])| -> Vec<R> {
@@ -31,7 +31,7 @@ pub(crate) fn each<T: Sync, R: Send>(
             let numbered = (first..).zip(things);
             numbered.map(|(i, thing)| work(i, thing)).collect()
         };
-        let chunks = || things.chunks(share).enumerate();
+        let chunks = || items.chunks(share).enumerate();
         let workers: Vec<_> = chunks()
             .map(|chunk| Builder::new().spawn_scoped(scope, move || worker(chunk)))
             .collect();
@@ -53,7 +53,7 @@ mod tests {
         for count in [0, 1, 2, 3, 100, 101] {
             let things: Vec<usize> = (0..count).map(|number| number * 3).collect();
 
-            let done = each(&things, 2, |i, thing| (i, *thing));
+            let done = map(&things, 2, |i, thing| (i, *thing));
 
             assert_eq!(done, (0..count).map(|i| (i, i * 3)).collect::<Vec<_>>());
         }

@@ -22,7 +22,7 @@ pub enum StartError {
     },
     /// Logging was already started in this process.
     #[error("cannot start logging")]
-    Started(#[from] SetGlobalDefaultError),
+    AlreadyStarted(#[from] SetGlobalDefaultError),
 }
 
 /// Starts logging, as text or with one JSON object per line. Example filters: `info`,
@@ -68,8 +68,8 @@ where
 fn parse(filter: &str) -> Result<EnvFilter, String> {
     let is_level = |word: &str| !word.is_empty() && word.parse::<LevelFilter>().is_ok();
     let mut words = filter.split(',').map(str::trim);
-    let stranger = words.find(|word| !word.contains(['=', '[', ']', '}']) && !is_level(word));
-    match stranger {
+    let invalid = words.find(|word| !word.contains(['=', '[', ']', '}']) && !is_level(word));
+    match invalid {
         Some(word) => Err(format!("`{word}` is not a level")),
         None => EnvFilter::try_new(filter).map_err(|error| error.to_string()),
     }
@@ -78,7 +78,7 @@ fn parse(filter: &str) -> Result<EnvFilter, String> {
 /// Returns the line for the error that ends the process, in the format of the log. The log filter does not
 /// apply to it.
 #[must_use]
-pub fn last_line(error: &str, as_json: bool) -> String {
+pub fn fatal_error_line(error: &str, as_json: bool) -> String {
     if !as_json {
         return format!("culvert: {error}");
     }
@@ -120,11 +120,11 @@ mod tests {
             assert!(parse(filter).is_ok(), "{filter}");
         }
 
-        let said = start("warning", false).expect_err("no level").to_string();
+        let message = start("warning", false).expect_err("no level").to_string();
 
         assert!(
-            said.starts_with("--log warning: `warning` is not a level; use off, error, warn"),
-            "{said}"
+            message.starts_with("--log warning: `warning` is not a level; use off, error, warn"),
+            "{message}"
         );
     }
 
@@ -165,9 +165,9 @@ mod tests {
 
     #[test]
     fn the_error_that_ends_the_process_has_the_format_of_the_log() {
-        assert_eq!(last_line("no config", false), "culvert: no config");
+        assert_eq!(fatal_error_line("no config", false), "culvert: no config");
 
-        let line = last_line("no \"config\"", true);
+        let line = fatal_error_line("no \"config\"", true);
 
         let found = keys(&line).expect("an object");
         let known = ["error", "level", "message", "target", "timestamp"];

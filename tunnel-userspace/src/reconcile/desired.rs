@@ -11,18 +11,18 @@ use std::{
 
 use foldhash::{HashMap, HashMapExt as _};
 use litemap::LiteMap;
-use tunnel_common::{reason::Reason, service::FrontKey};
+use tunnel_common::{reason::Reason, service::FrontendKey};
 
 pub(super) use self::local_listeners::LocalListeners;
-use super::problems::{Problem, Problems};
+use super::problems::{PortProblem, PortProblems};
 use crate::{
     model::{
-        Algorithm, ByFamily, ExternalIps, Family, Node, ObjectName, ServiceState, TopologyKeys,
+        Algorithm, PerFamily, ExternalIps, Family, Node, ObjectName, ServiceState, TopologyKeys,
     },
     parallel,
     plan::{
-        self, Claims, ExternalIpOwners, FrontPlan, Gaps, HealthCheck, HealthChecks, Here,
-        LocalNode, NodePortAddresses, Pools, PortName, PortPlan, Rank, ServicePlan,
+        self, FrontendOwners, ExternalIpOwners, FrontendPlan, NoLocalEndpoints, HealthCheck, HealthChecks, NodeInfo,
+        LocalNode, NodePortAddresses, NodePools, PortName, PortPlan, ClaimRank, ServicePlan,
     },
 };
 
@@ -49,7 +49,7 @@ pub(super) struct Desired {
     /// The served Services, to plan them again when a Node changes.
     pub(super) states: HashMap<ObjectName, ServiceState>,
     pub(super) plans: BTreeMap<ObjectName, ServicePlan>,
-    pub(super) claims: Claims,
+    pub(super) claims: FrontendOwners,
     pub(super) rules: Rules,
     pub(super) listeners: LocalListeners,
     local_node: LocalNode,
@@ -61,7 +61,7 @@ pub(super) struct Desired {
     /// True if load balancers may send traffic to this node.
     pub(super) node_eligible: bool,
     /// The number of service ports with a policy Local but no endpoint on this node, by family.
-    pub(super) gaps: ByFamily<Gaps>,
+    pub(super) gaps: PerFamily<NoLocalEndpoints>,
     /// The number of plans that were computed.
     pub(super) planned: u64,
 }
@@ -69,8 +69,8 @@ pub(super) struct Desired {
 /// The inputs of a plan other than the Service.
 pub(super) struct Rules {
     owners: ExternalIpOwners,
-    pub(super) pools: Pools,
-    pub(super) here: Arc<Here>,
+    pub(super) pools: NodePools,
+    pub(super) here: Arc<NodeInfo>,
 }
 
 /// The effect of a change on the plans.
@@ -87,7 +87,7 @@ pub(super) struct Changed {
 struct Planned {
     plan: Option<ServicePlan>,
     check: Option<HealthCheck>,
-    claims: Vec<(FrontKey, Rank, PortName)>,
+    claims: Vec<(FrontendKey, ClaimRank, PortName)>,
 }
 
 impl Rules {
@@ -95,12 +95,12 @@ impl Rules {
         let Some(state) = state else {
             return Planned::default();
         };
-        let admitted = self.owners.admitted(state);
-        let near = self.pools.near(&admitted);
-        let plan = plan::service(&near, &self.here);
+        let admitted = self.owners.without_unowned_ips(state);
+        let near = self.pools.restrict(&admitted);
+        let plan = plan::plan_service(&near, &self.here);
         Planned {
-            check: plan::health_check(&near, &self.here),
-            claims: plan::claims(&near, &plan).collect(),
+            check: plan::plan_health_check(&near, &self.here),
+            claims: plan::frontend_claims(&near, &plan).collect(),
             plan: Some(plan),
         }
     }
@@ -123,14 +123,14 @@ impl Desired {
         Self {
             states: HashMap::new(),
             plans: BTreeMap::new(),
-            claims: Claims::default(),
+            claims: FrontendOwners::default(),
             rules: Rules {
                 owners: ExternalIpOwners::new(settings.external_ips),
-                pools: Pools::new(settings.topology_keys, Arc::clone(&node)),
-                here: Arc::new(Here {
-                    node,
-                    algorithm: settings.algorithm,
-                    ..Here::default()
+                pools: NodePools::new(settings.topology_keys, Arc::clone(&node)),
+                here: Arc::new(NodeInfo {
+                    name: node,
+                    default_algorithm: settings.algorithm,
+                    ..NodeInfo::default()
                 }),
             },
             listeners: LocalListeners::default(),
@@ -138,7 +138,7 @@ impl Desired {
             health: Arc::new(health),
             node_known: false,
             node_eligible: true,
-            gaps: ByFamily::default(),
+            gaps: PerFamily::default(),
             planned: 0,
         }
     }
@@ -154,7 +154,7 @@ impl Desired {
         for (name, node) in nodes {
             self.rules.owners.set_node(&name, node.as_deref());
             self.rules.pools.set_node(&name, node.as_deref());
-            if name.name == self.rules.here.node {
+            if name.name == self.rules.here.name {
                 has_own = true;
                 self.node_known = node.is_some();
                 self.node_eligible = node.as_ref().is_some_and(|node| node.eligible);
@@ -166,21 +166,21 @@ impl Desired {
             self.rules.owners.set_service(name, service);
             self.rules.pools.set_service(name, service);
         }
-        let mut moved = self.rules.owners.take_moved();
-        moved.append(&mut self.rules.pools.take_moved());
+        let mut moved = self.rules.owners.take_changed_services();
+        moved.append(&mut self.rules.pools.take_changed_services());
         // First, so that the changed Services are planned only once.
         let mut changed = if has_own {
             self.look_around()
         } else {
             Changed::default()
         };
-        let planned = parallel::each(&services, MANY, |_, (_, state)| {
+        let planned = parallel::map(&services, MANY, |_, (_, state)| {
             self.rules.planned(served(state.as_ref()))
         });
         if self.states.is_empty() {
             self.states.reserve(services.len());
         }
-        self.claims.make_room(services.len());
+        self.claims.reserve(services.len());
         let names = services.iter().map(|(name, _)| name.clone());
         let mut names: BTreeSet<_> = names.collect();
         let mut plans = Vec::new();
@@ -222,7 +222,7 @@ impl Desired {
 
     /// Replaces the set of frontends with a local listener. Frontends on addresses of other nodes are
     /// ignored.
-    pub(super) fn set_listeners(&mut self, found: &BTreeSet<FrontKey>) -> Changed {
+    pub(super) fn set_listeners(&mut self, found: &BTreeSet<FrontendKey>) -> Changed {
         let moved = self.listeners.set_found(found);
         let mut services = BTreeSet::new();
         for (front, has_listener) in moved {
@@ -243,37 +243,37 @@ impl Desired {
     }
 
     /// Returns the plan of a Service without the frontends that other Services own, and its problems.
-    pub(super) fn wanted(&self, service: &ObjectName) -> (ServicePlan, Problems) {
-        let (mut wanted, mut problems) = (ServicePlan::new(), Problems::new());
+    pub(super) fn wanted(&self, service: &ObjectName) -> (ServicePlan, PortProblems) {
+        let (mut wanted, mut problems) = (ServicePlan::new(), PortProblems::new());
         for (name, plan) in self.plans.get(service).into_iter().flatten() {
             // Inserted first, so that a more important problem with the port replaces it.
             if let Some(problem) = self.left_out(name, plan) {
                 problems.insert(name.clone(), problem);
             }
-            let mut fronts = LiteMap::with_capacity(plan.fronts.len());
-            for (key, front) in &plan.fronts {
+            let mut fronts = LiteMap::with_capacity(plan.frontends.len());
+            for (key, front) in &plan.frontends {
                 let owner = self.claims.owner(key);
                 if owner == Some(name) {
                     let has_listener = self.listeners.found.contains(key);
-                    let front = FrontPlan {
+                    let front = FrontendPlan {
                         has_listener,
                         ..*front
                     };
                     fronts.insert(*key, front);
                 } else {
                     let winner = owner.map(ToString::to_string).unwrap_or_default();
-                    let text = format!("{key} is owned by {winner}");
+                    let text = format!("{key} belongs to {winner}");
                     let reason = Reason::FrontendConflict;
-                    problems.insert(name.clone(), Problem { reason, text });
+                    problems.insert(name.clone(), PortProblem { reason, text });
                 }
             }
             let mut plan = Arc::clone(plan);
-            if fronts != plan.fronts {
-                Arc::make_mut(&mut plan).fronts = fronts;
+            if fronts != plan.frontends {
+                Arc::make_mut(&mut plan).frontends = fronts;
             }
             wanted.insert(name.clone(), plan);
         }
-        wanted.retain(|_, plan| !plan.fronts.is_empty());
+        wanted.retain(|_, plan| !plan.frontends.is_empty());
         (wanted, problems)
     }
 
@@ -284,7 +284,7 @@ impl Desired {
             Arc::make_mut(&mut self.health).addresses = addresses;
         }
         let mut changed = Changed::default();
-        if let Some(here) = self.local_node.show(&self.rules.here) {
+        if let Some(here) = self.local_node.changed_info(&self.rules.here) {
             self.rules.here = Arc::new(here);
             changed.is_all = true;
             let states = std::mem::take(&mut self.states);
@@ -322,12 +322,12 @@ impl Desired {
             };
         }
         self.listeners.put(name, plan.as_ref());
-        let moved = self.claims.replace(name, planned.claims.into_iter());
+        let moved = self.claims.set_claims(name, planned.claims.into_iter());
         changed.services.extend(moved);
-        let gaps = |plan: Option<&ServicePlan>| plan.map(plan::gaps).unwrap_or_default();
+        let gaps = |plan: Option<&ServicePlan>| plan.map(plan::count_no_local_endpoints).unwrap_or_default();
         let (old, new) = (gaps(self.plans.get(name)), gaps(plan.as_ref()));
         for family in [Family::V4, Family::V6] {
-            let (gaps, old, new) = (self.gaps.of_mut(family), old.of(family), new.of(family));
+            let (gaps, old, new) = (self.gaps.get_mut(family), old.get(family), new.get(family));
             gaps.internal = gaps.internal + new.internal - old.internal;
             gaps.external = gaps.external + new.external - old.external;
         }
@@ -339,18 +339,18 @@ impl Desired {
     }
 
     /// Returns the problem with a port's external IPs that are not served because they have no owner.
-    fn left_out(&self, name: &PortName, plan: &PortPlan) -> Option<Problem> {
-        if !self.rules.owners.is_asked() {
+    fn left_out(&self, name: &PortName, plan: &PortPlan) -> Option<PortProblem> {
+        if !self.rules.owners.is_enabled() {
             return None;
         }
         let state = self.states.get(&name.service)?;
         // The address may be served for another reason, for example as a cluster IP.
-        let has = |ip: &IpAddr| plan.fronts.keys().any(|key| key.address.to_ip() == *ip);
-        let left_out = self.rules.owners.left_out(&state.service);
+        let has = |ip: &IpAddr| plan.frontends.keys().any(|key| key.address.to_ip() == *ip);
+        let left_out = self.rules.owners.unowned_ips(&state.service);
         let left_out = left_out.filter(|ip| Family::of(*ip) == name.family && !has(ip));
         let left_out: Vec<_> = left_out.map(|ip| ip.to_string()).collect();
         let reason = Reason::ExternalIpNotOwned;
-        (!left_out.is_empty()).then(|| Problem {
+        (!left_out.is_empty()).then(|| PortProblem {
             reason,
             text: format!("{}: {}", reason.meaning(), left_out.join(", ")),
         })

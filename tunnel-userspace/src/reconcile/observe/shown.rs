@@ -2,16 +2,16 @@
 
 use std::{borrow::Cow, collections::BTreeSet, sync::Arc};
 
-use tunnel_common::service::{FrontKey, Source};
+use tunnel_common::service::{FrontendKey, SourceRange};
 
 use super::published::Published;
 use crate::{
     model::{ObjectName, ServiceState},
     parallel,
-    plan::{Here, PortName, PortPlan, Target},
+    plan::{NodeInfo, PortName, PortPlan, BackendTarget},
     reconcile::{
         desired::Desired,
-        problems::{Problem, Problems},
+        problems::{PortProblem, PortProblems},
         sync::{Actual, MapSync},
     },
 };
@@ -27,8 +27,8 @@ pub(in crate::reconcile) fn show<M>(
     published: &Published,
 ) {
     let services: Vec<_> = services.into_iter().collect();
-    let (actual, problems) = (&sync.ports.actual, &sync.faults.problems);
-    let shown = parallel::each(&services, MANY, |_, name| {
+    let (actual, problems) = (&sync.ports.actual, &sync.faults.by_service);
+    let shown = parallel::map(&services, MANY, |_, name| {
         Shown::of(name, desired, actual, problems.get(name))
     });
     published.put(services.into_iter().zip(shown));
@@ -42,7 +42,7 @@ pub(super) struct Shown {
     /// excluded.
     pub(super) near: Option<ServiceState>,
     /// The inputs from this node that the plan depends on.
-    pub(super) here: Arc<Here>,
+    pub(super) here: Arc<NodeInfo>,
     pub(super) ports: Box<[ShownPort]>,
 }
 
@@ -51,21 +51,21 @@ pub(super) struct Shown {
 pub(super) struct ShownPort {
     pub(super) name: PortName,
     pub(super) plan: Arc<PortPlan>,
-    pub(super) problem: Option<Problem>,
+    pub(super) problem: Option<PortProblem>,
     /// The id of the port, if it has entries in the maps.
     pub(super) id: Option<u32>,
     /// The frontends in the maps, each with true if it has a local listener.
-    pub(super) fronts: Box<[(FrontKey, bool)]>,
+    pub(super) fronts: Box<[(FrontendKey, bool)]>,
     /// The serving backends in the maps.
     pub(super) backends: Box<[ShownBackend]>,
     /// The ranges of clients in the maps that may use the port's restricted frontends.
-    pub(super) sources: Box<[Source]>,
+    pub(super) sources: Box<[SourceRange]>,
 }
 
 /// A serving backend of a service port.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ShownBackend {
-    pub(super) target: Target,
+    pub(super) target: BackendTarget,
     pub(super) index: u32,
     /// True if it is in a set, so that it gets new connections.
     pub(super) is_placed: bool,
@@ -77,7 +77,7 @@ impl Shown {
         name: &ObjectName,
         desired: &Desired,
         actual: &Actual,
-        problems: Option<&Problems>,
+        problems: Option<&PortProblems>,
     ) -> Option<Self> {
         let (plan, state) = (desired.plans.get(name)?, desired.states.get(name)?);
         let ports = plan.iter().map(|(name, plan)| {
@@ -86,7 +86,7 @@ impl Shown {
         });
         Some(Self {
             ports: ports.collect(),
-            near: match desired.rules.pools.near(state) {
+            near: match desired.rules.pools.restrict(state) {
                 Cow::Owned(near) => Some(near),
                 Cow::Borrowed(_) => None,
             },
@@ -105,7 +105,7 @@ impl ShownPort {
     fn of(
         name: &PortName,
         plan: &Arc<PortPlan>,
-        problem: Option<Problem>,
+        problem: Option<PortProblem>,
         desired: &Desired,
         actual: &Actual,
     ) -> Self {
@@ -116,7 +116,7 @@ impl ShownPort {
         let placed = id.map(|id| placed(id, actual)).unwrap_or_default();
         let fronts = port.into_iter().flat_map(|port| port.fronts.keys());
         let backends = port.into_iter().flat_map(|port| &port.backends);
-        let backend = |(target, index): (&Target, &u32)| ShownBackend {
+        let backend = |(target, index): (&BackendTarget, &u32)| ShownBackend {
             target: *target,
             index: *index,
             is_placed: placed.contains(index),

@@ -14,7 +14,7 @@ use std::{
 use super::parse::{self, Cache, Parsed};
 use crate::{
     parallel,
-    source::fingerprint::{Fingerprint, Place, fingerprint},
+    source::fingerprint::{Fingerprint, FileId, fingerprint},
 };
 
 /// The path of the manifests: a folder, or one file in it.
@@ -31,7 +31,7 @@ pub(super) struct Target {
 pub(super) type Listing = BTreeMap<Arc<Path>, Option<Fingerprint>>;
 
 /// The maximum number of times that a folder is listed, if it changes during each.
-const LISTINGS: u32 = 8;
+const MAX_LISTINGS: u32 = 8;
 
 /// The minimum number of files to read in parallel.
 const FEW: usize = 2;
@@ -109,15 +109,15 @@ impl Target {
     }
 
     /// Returns the identity of the folder that is now at the path.
-    pub(super) fn place(&self) -> io::Result<Place> {
-        fs::metadata(&self.folder).map(|metadata| Place::of(&metadata))
+    pub(super) fn place(&self) -> io::Result<FileId> {
+        fs::metadata(&self.folder).map(|metadata| FileId::of(&metadata))
     }
 
     /// Lists the manifests. A large folder takes several system calls, and a file that is renamed in
     /// between may be missed; so the folder is listed until it does not change meanwhile.
     pub(super) fn list(&self) -> io::Result<Listing> {
         let mut files = Listing::new();
-        for _ in 0..LISTINGS {
+        for _ in 0..MAX_LISTINGS {
             let before = fingerprint(&self.folder);
             files = self.list_once()?;
             if fingerprint(&self.folder) == before {
@@ -146,13 +146,13 @@ impl Target {
     /// Reads files; `None` if the path leads to another folder now.
     pub(super) fn read_all(
         &self,
-        place: Place,
+        place: FileId,
         jobs: Vec<Job>,
     ) -> Option<Vec<(Arc<Path>, Reading)>> {
         if self.place().ok() != Some(place) {
             return None;
         }
-        let readings = parallel::each(&jobs, FEW, |_, job| self.read(job));
+        let readings = parallel::map(&jobs, FEW, |_, job| self.read(job));
         let paths = jobs.into_iter().map(|job| job.path);
         Some(paths.zip(readings).collect())
     }
@@ -211,7 +211,7 @@ impl Target {
         (&file).take(self.limit).read_to_end(&mut bytes)?;
         let fingerprint = Fingerprint::of(&opened);
         let now = Fingerprint::of(&file.metadata()?);
-        if !now.is_same_text(&fingerprint) {
+        if !now.has_same_content(&fingerprint) {
             return Ok(Reading::Unsettled);
         }
         let Ok(text) = std::str::from_utf8(&bytes) else {

@@ -16,7 +16,7 @@ use serde_saphyr::{DefaultMessageFormatter, MessageFormatter as _};
 pub(super) use self::json::json;
 use super::documents::{self, Document};
 use crate::{
-    k8s::{self, Invalid, Manifest, Refused, Taken},
+    k8s::{self, FieldError, Manifest, ParseError, ParsedObject},
     model::{Object, ObjectId},
     parallel,
 };
@@ -71,7 +71,7 @@ pub(super) fn yaml(text: &str, last: &Cache) -> (Vec<Parsed>, Cache) {
         let content = known.unwrap_or_else(|| Arc::new(of_document(*document)));
         (key, content)
     };
-    let read = parallel::each(&documents, FEW, read);
+    let read = parallel::map(&documents, FEW, read);
     let mut parsed = Vec::with_capacity(documents.len());
     for (document, (_, contents)) in documents.iter().zip(&read) {
         let (line, content) = &**contents;
@@ -95,7 +95,7 @@ const FEW: usize = 64;
 fn of_document(document: Document<'_>) -> (usize, Vec<Content>) {
     let parse = || match serde_saphyr::from_str_with_options(document.text, options()) {
         Ok(Value::Null) => (document.first_line(), Vec::new()),
-        Ok(value) => (document.first_line(), of_value(value)),
+        Ok(value) => (document.first_line(), parse_value(value)),
         Err(error) => {
             let line = error.location().map_or(1, |location| location.line());
             let message = DefaultMessageFormatter.format_message(&error);
@@ -141,39 +141,39 @@ fn refused(reason: impl Into<String>) -> Content {
 }
 
 /// Parses a manifest from its value.
-fn of_value(value: Value) -> Vec<Content> {
+fn parse_value(value: Value) -> Vec<Content> {
     contents(k8s::parse(value))
 }
 
 /// Converts a parsed manifest to items: an object with its ignored fields, or each item of a list.
-fn contents(parsed: Result<Manifest, Refused>) -> Vec<Content> {
+fn contents(parsed: Result<Manifest, ParseError>) -> Vec<Content> {
     match parsed {
-        Ok(Manifest::Object(Taken { object, ignored })) => {
+        Ok(Manifest::Object(ParsedObject { object, ignored })) => {
             let id = object.id();
             let ignored = ignored
                 .into_iter()
-                .map(|invalid| of_invalid(Some(id.clone()), invalid, true));
+                .map(|invalid| field_error(Some(id.clone()), invalid, true));
             iter::once(Content::Object(object)).chain(ignored).collect()
         }
         Ok(Manifest::Skipped(id)) => vec![Content::Skipped(id)],
         Ok(Manifest::Unknown(kind)) => vec![Content::Unknown(kind)],
         Ok(Manifest::List(items)) => {
             let item = |(i, item)| {
-                of_value(item)
+                parse_value(item)
                     .into_iter()
                     .map(move |content| within(i, content))
             };
             items.into_iter().enumerate().flat_map(item).collect()
         }
-        Err(Refused { id, invalid }) => vec![of_invalid(id, invalid, false)],
+        Err(ParseError { id, field_error: invalid }) => vec![field_error(id, invalid, false)],
     }
 }
 
-fn of_invalid(id: Option<ObjectId>, invalid: Invalid, ignored: bool) -> Content {
+fn field_error(id: Option<ObjectId>, invalid: FieldError, ignored: bool) -> Content {
     Content::Invalid {
         id,
         field: (!invalid.field.is_empty()).then_some(invalid.field),
-        reason: invalid.reason.to_string(),
+        reason: invalid.kind.to_string(),
         ignored,
     }
 }

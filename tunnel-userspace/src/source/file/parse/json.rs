@@ -33,12 +33,12 @@ pub(in crate::source::file) fn json(text: &str) -> Vec<Parsed> {
     if let Some(items) = list(text) {
         // Most files are one list. Without this shortcut, they would be parsed three times instead of
         // twice.
-        return place(1, lines.of_next(0), of_items(&items)).collect();
+        return place(1, lines.line_of_next(0), parse_items(&items)).collect();
     }
     let mut parsed = Vec::new();
     let mut values = Deserializer::from_str(text).into_iter::<&RawValue>();
     for document in 1.. {
-        let line = lines.of_next(values.byte_offset());
+        let line = lines.line_of_next(values.byte_offset());
         match values.next() {
             None => break,
             Some(Ok(value)) => parsed.extend(place(document, line, of_document(value.get()))),
@@ -55,8 +55,8 @@ pub(in crate::source::file) fn json(text: &str) -> Vec<Parsed> {
 /// Parses a value of the file: a list or one manifest.
 fn of_document(text: &str) -> Vec<Content> {
     match list(text) {
-        Some(items) => of_items(&items),
-        None => of_one(text),
+        Some(items) => parse_items(&items),
+        None => parse_manifest(text),
     }
 }
 
@@ -67,21 +67,21 @@ fn list(text: &str) -> Option<Vec<&RawValue>> {
 }
 
 /// Parses the items of a list, in parallel if there are many.
-fn of_items(items: &[&RawValue]) -> Vec<Content> {
+fn parse_items(items: &[&RawValue]) -> Vec<Content> {
     let item = |i, item: &&RawValue| {
-        let content = of_one(item.get()).into_iter();
+        let content = parse_manifest(item.get()).into_iter();
         content
             .map(|content| within(i, content))
             .collect::<Vec<_>>()
     };
-    parallel::each(items, FEW, item)
+    parallel::map(items, FEW, item)
         .into_iter()
         .flatten()
         .collect()
 }
 
 /// Parses a manifest from its text.
-fn of_one(text: &str) -> Vec<Content> {
+fn parse_manifest(text: &str) -> Vec<Content> {
     let parse = || match k8s::parse_json(text) {
         Ok(parsed) => contents(parsed),
         // The text is well-formed, so a number is too large or the nesting is too deep.
@@ -99,7 +99,7 @@ struct Lines<'a> {
 
 impl Lines<'_> {
     /// Returns the line, from 1, of the first non-blank character at or after an offset.
-    fn of_next(&mut self, offset: usize) -> usize {
+    fn line_of_next(&mut self, offset: usize) -> usize {
         let rest = self.text.get(offset..).unwrap_or_default();
         let end = offset + (rest.len() - rest.trim_start().len());
         let passed = self.text.get(self.offset..end).unwrap_or_default();

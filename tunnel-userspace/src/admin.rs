@@ -30,32 +30,32 @@ use tunnel_common::reason::Reason;
 
 pub use self::{
     agent::{AgentSetup, AgentStatus, AgentViews},
-    client::{AskError, ask},
-    node::{Endpoint, Node},
+    client::{RequestError, request},
+    node::{NodeListener, NodeRoutes},
     readiness::log_readiness,
-    server::{Routes, SocketError, serve_path, serve_port},
-    service_health::{Checks, ChecksView},
-    status::{Setup, StartTimes, Status, used},
+    server::{Routes, SocketError, serve_tcp, serve_unix},
+    service_health::{HealthCheckServer, HealthChecksView},
+    status::{NodeSetup, NodeStatus, StartTimes, used_entries},
 };
 use crate::{
     bpf::KernelLog,
     identity::CertificateState,
     listen::Waiting,
     net::NetworkView,
-    reconcile::{Counted, ServiceView, Stats},
+    reconcile::{Counted, ServiceView, ReconcileStats},
     sockets::TerminatorView,
     source::SourceReport,
     tunnel::NodeView,
 };
 
 /// A function that returns the current value of something.
-pub type Query<T> = Box<dyn Fn() -> T + Send + Sync>;
+pub type Getter<T> = Box<dyn Fn() -> T + Send + Sync>;
 
 /// A function that calls another for each Service, or for each with the given name.
-pub type Services = dyn Fn(Option<&str>, &mut dyn FnMut(ServiceView)) + Send + Sync;
+pub type ForEachService = dyn Fn(Option<&str>, &mut dyn FnMut(ServiceView)) + Send + Sync;
 
 /// The number of health responses, by path and status code.
-pub type Answers = BTreeMap<(&'static str, u16), u64>;
+pub type HealthResponses = BTreeMap<(&'static str, u16), u64>;
 
 /// The state of a node's gateway and ingress; empty if the tunnel is off.
 #[derive(Clone, Debug, Default)]
@@ -69,17 +69,17 @@ pub struct TunnelView {
 }
 
 /// The state of `culvert node`, as its modules publish it.
-pub struct Views {
+pub struct NodeViews {
     /// Values that stay constant while the daemon runs.
-    pub setup: Setup,
+    pub setup: NodeSetup,
     /// The effective config, in the format of `/configz`.
     pub config: serde_json::Value,
     /// The current step of the start or stop, for example `waiting for the sources`; `None` in between.
     pub starting: watch::Receiver<Option<String>>,
     /// The durations of the steps of the start.
-    pub start: watch::Receiver<StartTimes>,
+    pub start_times: watch::Receiver<StartTimes>,
     /// The statistics of the reconciler.
-    pub stats: watch::Receiver<Stats>,
+    pub stats: watch::Receiver<ReconcileStats>,
     /// The kernel program whose events are logged, if any.
     pub kernel_log: watch::Receiver<Option<KernelLog>>,
     /// The guarded uplinks and routes of steering; empty if steering is off.
@@ -87,21 +87,21 @@ pub struct Views {
     /// The state of the task that ends sockets.
     pub sockets: watch::Receiver<TerminatorView>,
     /// Calls a function for each Service, or for each with the given name, with its programmed state.
-    pub services: Box<Services>,
+    pub for_each_service: Box<ForEachService>,
     /// The counts of the Service ports that have metrics of their own.
-    pub counted: Query<Counted>,
+    pub port_counts: Getter<Counted>,
     /// The state of the gateway and the ingress.
-    pub tunnel: Query<TunnelView>,
+    pub tunnel: Getter<TunnelView>,
     /// The objects that the sources have read, and the invalid ones.
-    pub source: Query<SourceReport>,
+    pub source_report: Getter<SourceReport>,
     /// The counters of the kernel programs; empty if they can't be read.
-    pub counters: Query<Vec<(Reason, u64)>>,
+    pub kernel_counters: Getter<Vec<(Reason, u64)>>,
     /// The number of open sockets that are connected to a backend, as counted by the kernel programs.
-    pub connections: Query<u64>,
+    pub open_connections: Getter<u64>,
     /// Ports that could not be bound yet, with the error.
-    pub listening: Waiting,
+    pub unbound_ports: Waiting,
     /// The state of the health check node ports of Services.
-    pub checks: watch::Sender<ChecksView>,
+    pub health_checks: watch::Sender<HealthChecksView>,
     /// The number of health responses, by path and status code.
-    pub answers: watch::Sender<Answers>,
+    pub health_responses: watch::Sender<HealthResponses>,
 }

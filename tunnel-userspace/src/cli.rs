@@ -19,7 +19,7 @@ use serde::{Deserialize, de::DeserializeOwned};
 
 pub use self::ca::{CaCommand, CaInit, CaIssue, CaShow, IssueArgs};
 use crate::{
-    admin::{self, AskError},
+    admin::{self, RequestError},
     config::{Config, ConfigError, Warning, schema},
     identity::ca::CaError,
     reconcile::ServiceView,
@@ -219,7 +219,7 @@ pub enum QueryError {
     Config(#[from] ConfigError),
     /// The request to the daemon failed.
     #[error(transparent)]
-    Request(#[from] AskError),
+    Request(#[from] RequestError),
     /// The daemon's response does not match this command's types.
     #[error("cannot parse the response of the daemon; is it another version of culvert?")]
     InvalidResponse(#[source] serde_json::Error),
@@ -310,7 +310,7 @@ struct StatusHead {
 fn status(args: &QueryArgs) -> Result<(), QueryError> {
     let config = Config::read(&args.config.config)?;
     let (body, is_agent) = match fetch(&config.admin_socket(), "/status") {
-        Err(QueryError::Request(AskError::NoDaemon(..))) if config.tunnel.agent.is_some() => {
+        Err(QueryError::Request(RequestError::NoDaemon(..))) if config.tunnel.agent.is_some() => {
             (fetch(&config.agent_socket(), "/status")?, true)
         }
         answer => (answer?, false),
@@ -334,7 +334,7 @@ fn fetch(socket: &Path, path: &str) -> Result<Bytes, QueryError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
-    Ok(runtime.block_on(admin::ask(socket, path))?)
+    Ok(runtime.block_on(admin::request(socket, path))?)
 }
 
 /// Prints a JSON response in the requested format. `table` renders it as a table.

@@ -28,7 +28,7 @@ pub struct AgentViews {
     /// The certificate of the agent.
     pub identity: Receiver,
     /// Ports that could not be bound yet, with the error.
-    pub listening: Waiting,
+    pub unbound_ports: Waiting,
 }
 
 /// Values that stay constant while an agent runs.
@@ -77,7 +77,7 @@ impl AgentViews {
             }
         };
         let reasons = (!is_connected).then(why).into_iter().collect();
-        Readiness::because(reasons, &self.listening.borrow())
+        Readiness::from_reasons(reasons, &self.unbound_ports.borrow())
     }
 
     fn status(&self) -> AgentStatus {
@@ -96,7 +96,7 @@ impl Routes for AgentViews {
     async fn answer(&self, path: &str, _query: &str) -> Option<Response<Full<Bytes>>> {
         Some(match path {
             "/status" => json(StatusCode::OK, &self.status()),
-            "/metrics" => metrics::answer(metrics::render_agent(self.status())),
+            "/metrics" => metrics::response(metrics::render_agent(self.status())),
             // Liveness: the process responds.
             "/healthz" => text(StatusCode::OK, "ok\n".to_owned()),
             // Readiness: at least one gateway is connected.

@@ -14,13 +14,13 @@ use hyper_util::rt::TokioIo;
 use tokio::{net::UnixStream, time::timeout};
 
 /// The timeout for a response.
-const PATIENCE: Duration = Duration::from_secs(10);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The maximum size of a response, in bytes. The Services of the largest clusters fit.
-const MOST_BYTES: usize = 1 << 30;
+const MAX_RESPONSE_BYTES: usize = 1 << 30;
 
 /// A request to the daemon failed.
 #[derive(Debug, thiserror::Error)]
-pub enum AskError {
+pub enum RequestError {
     /// No daemon listens on the socket.
     #[error("no culvert node is running with this config: nothing listens on {0}")]
     NoDaemon(PathBuf, #[source] io::Error),
@@ -32,7 +32,7 @@ pub enum AskError {
     Refused(PathBuf, String),
     /// The daemon sent no valid response in time.
     #[error("no valid response from the daemon at {0}: {1}")]
-    NoAnswer(PathBuf, String),
+    NoValidResponse(PathBuf, String),
 }
 
 /// Requests a path from the daemon, and returns the body of the response.
@@ -40,35 +40,35 @@ pub enum AskError {
 /// # Errors
 ///
 /// No daemon runs, or it sends no valid response.
-pub async fn ask(socket: &Path, path: &str) -> Result<Bytes, AskError> {
+pub async fn request(socket: &Path, path: &str) -> Result<Bytes, RequestError> {
     let at = socket.to_owned();
     let stream = UnixStream::connect(socket).await.map_err(|error| {
-        let nobody = [ErrorKind::NotFound, ErrorKind::ConnectionRefused];
-        if nobody.contains(&error.kind()) {
-            AskError::NoDaemon(at.clone(), error)
+        let not_listening = [ErrorKind::NotFound, ErrorKind::ConnectionRefused];
+        if not_listening.contains(&error.kind()) {
+            RequestError::NoDaemon(at.clone(), error)
         } else {
-            AskError::Connect(at.clone(), error)
+            RequestError::Connect(at.clone(), error)
         }
     })?;
-    let (code, body) = match timeout(PATIENCE, exchange(stream, path)).await {
+    let (code, body) = match timeout(RESPONSE_TIMEOUT, exchange(stream, path)).await {
         Ok(Ok(answer)) => answer,
-        Ok(Err(error)) => return Err(AskError::NoAnswer(at, error.to_string())),
+        Ok(Err(error)) => return Err(RequestError::NoValidResponse(at, error.to_string())),
         Err(_) => {
-            let why = format!("none within {} s", PATIENCE.as_secs());
-            return Err(AskError::NoAnswer(at, why));
+            let why = format!("none within {} s", RESPONSE_TIMEOUT.as_secs());
+            return Err(RequestError::NoValidResponse(at, why));
         }
     };
     let text = || String::from_utf8_lossy(&body).trim().to_owned();
     match code {
         StatusCode::OK => Ok(body),
-        StatusCode::SERVICE_UNAVAILABLE => Err(AskError::Refused(at, text())),
-        _ => Err(AskError::NoAnswer(at, format!("{code}: {}", text()))),
+        StatusCode::SERVICE_UNAVAILABLE => Err(RequestError::Refused(at, text())),
+        _ => Err(RequestError::NoValidResponse(at, format!("{code}: {}", text()))),
     }
 }
 
-type Answer = Result<(StatusCode, Bytes), Box<dyn Error + Send + Sync>>;
+type ExchangeResult = Result<(StatusCode, Bytes), Box<dyn Error + Send + Sync>>;
 
-async fn exchange(stream: UnixStream, path: &str) -> Answer {
+async fn exchange(stream: UnixStream, path: &str) -> ExchangeResult {
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     let request = Request::get(path)
         .header(HOST, "culvert")
@@ -76,7 +76,7 @@ async fn exchange(stream: UnixStream, path: &str) -> Answer {
     let answer = async move {
         let response = sender.send_request(request).await?;
         let code = response.status();
-        let body = Limited::new(response.into_body(), MOST_BYTES).collect();
+        let body = Limited::new(response.into_body(), MAX_RESPONSE_BYTES).collect();
         Ok((code, body.await?.to_bytes()))
     };
     let (answer, _closed) = tokio::join!(answer, connection);
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     /// Sends a request to a daemon that responds with these bytes, or never. Returns the error.
-    async fn asked(answer: Option<&str>) -> String {
+    async fn request_error(answer: Option<&str>) -> String {
         let folder = tempfile::tempdir().expect("a folder");
         let socket = folder.path().join("socket");
         let listener = UnixListener::bind(&socket).expect("bound");
@@ -111,18 +111,18 @@ mod tests {
             std::future::pending::<()>().await;
         };
         tokio::select! {
-            answer = ask(&socket, "/services") => answer.expect_err("no answer").to_string(),
+            answer = request(&socket, "/services") => answer.expect_err("no answer").to_string(),
             () = daemon => String::new(),
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_request_without_a_response_times_out() {
-        let said = timeout(PATIENCE + Duration::from_secs(1), asked(None)).await;
-        let said = said.expect("timed out");
+        let error = timeout(RESPONSE_TIMEOUT + Duration::from_secs(1), request_error(None)).await;
+        let error = error.expect("timed out");
         assert!(
-            said.ends_with(": none within 10 s"),
-            "{said}"
+            error.ends_with(": none within 10 s"),
+            "{error}"
         );
     }
 
@@ -130,7 +130,7 @@ mod tests {
     async fn a_503_response_is_quoted_in_the_error() {
         let answer =
             "HTTP/1.1 503 Service Unavailable\r\nContent-Length: 15\r\n\r\nnot ready: why\n";
-        let said = asked(Some(answer)).await;
-        assert!(said.ends_with("refused the request: not ready: why"), "{said}");
+        let error = request_error(Some(answer)).await;
+        assert!(error.ends_with("refused the request: not ready: why"), "{error}");
     }
 }

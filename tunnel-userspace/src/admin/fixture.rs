@@ -15,26 +15,26 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::{Setup, TunnelView, Views};
+use super::{NodeSetup, NodeViews, TunnelView};
 use crate::{
-    reconcile::{Counted, Stats},
+    reconcile::{Counted, ReconcileStats},
     source::SourceReport,
 };
 
 /// A timeout, longer than the interval between two attempts to bind a port in use.
-pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A ready daemon that only serves HTTP endpoints.
 pub(super) struct Daemon {
-    pub(super) stats: watch::Sender<Stats>,
-    pub(super) views: Arc<Views>,
+    pub(super) stats: watch::Sender<ReconcileStats>,
+    pub(super) views: Arc<NodeViews>,
     pub(super) drain: watch::Sender<bool>,
     pub(super) tasks: JoinSet<()>,
 }
 
 impl Daemon {
     pub(super) fn new() -> Self {
-        let (stats, shown) = watch::channel(good());
+        let (stats, shown) = watch::channel(ready_stats());
         Self {
             stats,
             views: Arc::new(views(shown)),
@@ -45,45 +45,45 @@ impl Daemon {
 }
 
 /// Returns the views of a ready daemon without any object.
-pub(super) fn views(stats: watch::Receiver<Stats>) -> Views {
+pub(super) fn views(stats: watch::Receiver<ReconcileStats>) -> NodeViews {
     let maps = [
         ("frontends", 10),
         ("slots", 20),
         ("backends", 30),
         ("sourceRanges", 40),
     ];
-    let setup = Setup {
+    let setup = NodeSetup {
         maps: maps.map(|(size, room)| (size.to_owned(), room)).into(),
-        ..Setup::default()
+        ..NodeSetup::default()
     };
-    Views {
+    NodeViews {
         setup,
         config: serde_json::json!({ "culvert.dev": { "mode": "ebpf" } }),
         starting: watch::channel(None).1,
-        start: watch::Sender::default().subscribe(),
+        start_times: watch::Sender::default().subscribe(),
         stats,
         kernel_log: watch::channel(None).1,
-        services: Box::new(|_, _| ()),
-        counted: Box::new(Counted::default),
+        for_each_service: Box::new(|_, _| ()),
+        port_counts: Box::new(Counted::default),
         network: watch::Sender::default().subscribe(),
         sockets: watch::Sender::default().subscribe(),
         tunnel: Box::new(TunnelView::default),
-        source: Box::new(SourceReport::default),
-        counters: Box::new(Vec::new),
-        connections: Box::new(|| 0),
-        listening: watch::Sender::new(BTreeMap::new()),
-        checks: watch::Sender::default(),
-        answers: watch::Sender::default(),
+        source_report: Box::new(SourceReport::default),
+        kernel_counters: Box::new(Vec::new),
+        open_connections: Box::new(|| 0),
+        unbound_ports: watch::Sender::new(BTreeMap::new()),
+        health_checks: watch::Sender::default(),
+        health_responses: watch::Sender::default(),
     }
 }
 
 /// Returns the statistics of a ready daemon.
-pub(super) fn good() -> Stats {
-    Stats {
+pub(super) fn ready_stats() -> ReconcileStats {
+    ReconcileStats {
         synced: true,
         node_eligible: true,
         node_known: true,
-        ..Stats::default()
+        ..ReconcileStats::default()
     }
 }
 
@@ -108,7 +108,7 @@ pub(super) async fn free_port() -> u16 {
 }
 
 /// Sends a request and returns the response, or `None` if nothing listens on the address.
-pub(super) async fn ask(request: &str, address: SocketAddr) -> Option<String> {
+pub(super) async fn send(request: &str, address: SocketAddr) -> Option<String> {
     let mut stream = TcpStream::connect(address).await.ok()?;
     let text = format!("{request} HTTP/1.1\r\nHost: lab\r\nConnection: close\r\n\r\n");
     stream.write_all(text.as_bytes()).await.expect("asked");
@@ -118,7 +118,7 @@ pub(super) async fn ask(request: &str, address: SocketAddr) -> Option<String> {
 }
 
 /// Repeats a request until the response matches. The response is `None` while nothing listens on the address.
-pub(super) async fn until_answered(
+pub(super) async fn request_until(
     request: &str,
     address: SocketAddr,
     is_wanted: impl Fn(Option<&str>) -> bool + Send + Sync,
@@ -126,14 +126,14 @@ pub(super) async fn until_answered(
     let mut last = None;
     let all = async {
         loop {
-            last = ask(request, address).await;
+            last = send(request, address).await;
             if is_wanted(last.as_deref()) {
                 return;
             }
             sleep(Duration::from_millis(5)).await;
         }
     };
-    let told = timeout(PATIENCE, all).await;
-    assert!(told.is_ok(), "{request} at {address}: {last:?}");
+    let in_time = timeout(TIMEOUT, all).await;
+    assert!(in_time.is_ok(), "{request} at {address}: {last:?}");
     last
 }

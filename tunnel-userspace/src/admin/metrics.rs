@@ -17,16 +17,16 @@ use prometheus_client::{
 };
 use tunnel_common::{reason::Reason, table::Size};
 
-use self::out::{Out, number};
+use self::out::{MetricsEncoder, number};
 use super::{
-    AgentStatus, Answers, StartTimes, Views,
+    AgentStatus, HealthResponses, NodeViews, StartTimes,
     readiness::{self, Readiness},
     server::{respond, text},
     used,
 };
 use crate::{
     identity::CertificateState,
-    reconcile::Stats,
+    reconcile::ReconcileStats,
     source::{SourceReport, ServerStatus},
     tunnel::{ConnectionState, NodeView},
 };
@@ -35,7 +35,7 @@ use crate::{
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Responds with the rendered metrics.
-pub(super) fn answer(rendered: Result<String, fmt::Error>) -> Response<Full<Bytes>> {
+pub(super) fn response(rendered: Result<String, fmt::Error>) -> Response<Full<Bytes>> {
     match rendered {
         Ok(body) => respond(StatusCode::OK, CONTENT_TYPE, body.into()),
         Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
@@ -43,43 +43,43 @@ pub(super) fn answer(rendered: Result<String, fmt::Error>) -> Response<Full<Byte
 }
 
 /// Renders all metrics of a node as text.
-pub(super) fn render(views: Arc<Views>) -> Result<String, fmt::Error> {
-    page(move |out| node(out, &views))
+pub(super) fn render(views: Arc<NodeViews>) -> Result<String, fmt::Error> {
+    render_with(move |out| encode_node(out, &views))
 }
 
 /// Renders all metrics of an agent as text.
 pub(super) fn render_agent(status: AgentStatus) -> Result<String, fmt::Error> {
-    page(move |out| agent(out, &status))
+    render_with(move |out| encode_agent(out, &status))
 }
 
 /// Renders the metrics that a function writes as text.
-fn page<F>(write: F) -> Result<String, fmt::Error>
+fn render_with<F>(write: F) -> Result<String, fmt::Error>
 where
-    F: Fn(&mut Out<'_>) -> fmt::Result + Send + Sync + 'static,
+    F: Fn(&mut MetricsEncoder<'_>) -> fmt::Result + Send + Sync + 'static,
 {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(Page(write)));
+    registry.register_collector(Box::new(CollectorFn(write)));
     let mut text = String::new();
     encode(&mut text, &registry)?;
     Ok(text)
 }
 
 /// A collector that calls a function to write the metrics.
-struct Page<F>(F);
+struct CollectorFn<F>(F);
 
-impl<F> fmt::Debug for Page<F> {
+impl<F> fmt::Debug for CollectorFn<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Page")
+        f.write_str("CollectorFn")
     }
 }
 
-impl<F: Fn(&mut Out<'_>) -> fmt::Result + Send + Sync + 'static> Collector for Page<F> {
+impl<F: Fn(&mut MetricsEncoder<'_>) -> fmt::Result + Send + Sync + 'static> Collector for CollectorFn<F> {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        (self.0)(&mut Out(encoder))
+        (self.0)(&mut MetricsEncoder(encoder))
     }
 }
 
-fn agent(out: &mut Out<'_>, status: &AgentStatus) -> fmt::Result {
+fn encode_agent(out: &mut MetricsEncoder<'_>, status: &AgentStatus) -> fmt::Result {
     let connections = &status.tunnel.connections;
     let help = "1 if a gateway is connected";
     out.gauge("culvert_ready", help, status.ready)?;
@@ -95,11 +95,11 @@ fn agent(out: &mut Out<'_>, status: &AgentStatus) -> fmt::Result {
     let streams = connections.iter().map(|its| its.traffic.streams);
     let help = "Open streams";
     out.gauge("culvert_tunnel_streams", help, streams.sum::<u32>())?;
-    certificate(out, &status.identity)
+    encode_certificate(out, &status.identity)
 }
 
 /// Writes the metrics of the API server, if it is a source.
-fn api_server(out: &mut Out<'_>, server: Option<&ServerStatus>) -> fmt::Result {
+fn encode_api_server(out: &mut MetricsEncoder<'_>, server: Option<&ServerStatus>) -> fmt::Result {
     let Some(server) = server else {
         return Ok(());
     };
@@ -110,7 +110,7 @@ fn api_server(out: &mut Out<'_>, server: Option<&ServerStatus>) -> fmt::Result {
 }
 
 /// Writes the expiration times of the certificates.
-fn certificate(out: &mut Out<'_>, state: &CertificateState) -> fmt::Result {
+fn encode_certificate(out: &mut MetricsEncoder<'_>, state: &CertificateState) -> fmt::Result {
     let seconds = |at: Timestamp| at.as_duration().as_secs_f64();
     let files = [("cert", state.expires), ("ca", state.ca_expires)];
     let known = files.into_iter();
@@ -125,27 +125,27 @@ fn certificate(out: &mut Out<'_>, state: &CertificateState) -> fmt::Result {
     out.gauge("culvert_certificate_error", help, state.problem.is_some())
 }
 
-fn node(out: &mut Out<'_>, views: &Views) -> fmt::Result {
+fn encode_node(out: &mut MetricsEncoder<'_>, views: &NodeViews) -> fmt::Result {
     let stats = views.stats.borrow().clone();
-    let (source, tunnel) = ((views.source)(), (views.tunnel)());
+    let (source, tunnel) = ((views.source_report)(), (views.tunnel)());
     let help = "1 if all Services are programmed";
     out.gauge("culvert_ready", help, Readiness::of(views).ready)?;
-    let is_missing = readiness::nameless(views).is_some();
+    let is_missing = readiness::missing_node(views).is_some();
     let help = "1 if no Node has the name of this node";
     out.gauge("culvert_node_missing", help, is_missing)?;
-    let took = *views.start.borrow();
-    start(out, took)?;
-    reasons(out, views, &stats, &source, tunnel.counts)?;
-    maps(out, views, &stats)?;
+    let durations = *views.start_times.borrow();
+    encode_start(out, durations)?;
+    encode_reasons(out, views, &stats, &source, tunnel.counts)?;
+    encode_maps(out, views, &stats)?;
     let help = "Services";
     out.gauge("culvert_services", help, number(stats.services))?;
     let refused = source.problems.iter().filter(|problem| !problem.ignored);
     let help = "Objects that are not read, since they are invalid";
     out.gauge("culvert_rejected_objects", help, number(refused.count()))?;
-    let refused = number(views.checks.borrow().unserved.len());
+    let refused = number(views.health_checks.borrow().unserved.len());
     let help = "Services whose health check node port is not served on every address";
     out.gauge("culvert_unserved_health_check_node_ports", help, refused)?;
-    api_server(out, source.server.as_ref())?;
+    encode_api_server(out, source.server.as_ref())?;
     let drift = [([("map", "all")], stats.drift)];
     let help = "Differences found between the maps and the desired state";
     out.counters("culvert_map_drift", help, drift)?;
@@ -154,23 +154,23 @@ fn node(out: &mut Out<'_>, views: &Views) -> fmt::Result {
     let help = "Time from the last change to its last write";
     let delay = stats.programming_latency_seconds;
     out.gauge("culvert_programming_latency_seconds", help, delay)?;
-    sockets(out, views, &stats)?;
-    service_ports::encode(out, &(views.counted)())?;
-    steering(out, views, &stats)?;
-    sessions(out, &tunnel.nodes)?;
+    encode_sockets(out, views, &stats)?;
+    service_ports::encode(out, &(views.port_counts)())?;
+    encode_steering(out, views, &stats)?;
+    encode_sessions(out, &tunnel.nodes)?;
     if let Some(state) = &tunnel.identity {
-        certificate(out, state)?;
+        encode_certificate(out, state)?;
     }
-    let answers = views.answers.borrow().clone();
+    let answers = views.health_responses.borrow().clone();
     kube_proxy::encode(out, &stats, &answers)
 }
 
-fn start(out: &mut Out<'_>, took: StartTimes) -> fmt::Result {
+fn encode_start(out: &mut MetricsEncoder<'_>, durations: StartTimes) -> fmt::Result {
     let steps = [
-        ("load", took.load),
-        ("sync", took.sync),
-        ("write", took.write),
-        ("attach", took.attach),
+        ("load", durations.load),
+        ("sync", durations.sync),
+        ("write", durations.write),
+        ("attach", durations.attach),
     ];
     let done = steps.map(|(step, took)| took.map(|took| ([("step", step)], took)));
     let help = "Duration of the steps of the startup";
@@ -181,27 +181,27 @@ fn start(out: &mut Out<'_>, took: StartTimes) -> fmt::Result {
     )
 }
 
-fn reasons(
-    out: &mut Out<'_>,
-    views: &Views,
-    stats: &Stats,
+fn encode_reasons(
+    out: &mut MetricsEncoder<'_>,
+    views: &NodeViews,
+    stats: &ReconcileStats,
     source: &SourceReport,
-    mut of_daemon: BTreeMap<Reason, u64>,
+    mut daemon_counts: BTreeMap<Reason, u64>,
 ) -> fmt::Result {
-    let mut counts = (views.counters)();
-    let ended = views.sockets.borrow().terminated;
-    let taken = views.checks.borrow().ports_in_use_total;
+    let mut counts = (views.kernel_counters)();
+    let terminated = views.sockets.borrow().terminated;
+    let ports_in_use = views.health_checks.borrow().ports_in_use_total;
     for (reason, total) in [
         (Reason::ObjectRejected, source.rejected_total),
         (Reason::FieldIgnored, source.ignored_total),
-        (Reason::SocketTerminated, ended),
-        (Reason::HealthPortInUse, taken),
+        (Reason::SocketTerminated, terminated),
+        (Reason::HealthPortInUse, ports_in_use),
     ] {
-        *of_daemon.entry(reason).or_default() += total;
+        *daemon_counts.entry(reason).or_default() += total;
     }
     for reason in Reason::ALL.into_iter().filter(|it| !it.is_of_kernel()) {
         let of_maps = stats.counts.get(reason.label()).copied().unwrap_or(0);
-        let others = of_daemon.get(&reason).copied().unwrap_or(0);
+        let others = daemon_counts.get(&reason).copied().unwrap_or(0);
         counts.push((reason, of_maps + others));
     }
     let labelled = counts.into_iter();
@@ -210,8 +210,8 @@ fn reasons(
     out.counters("culvert_reason", help, labelled)
 }
 
-fn maps(out: &mut Out<'_>, views: &Views, stats: &Stats) -> fmt::Result {
-    let maps = used(stats).map(|(size, used)| (size.label(), size, used));
+fn encode_maps(out: &mut MetricsEncoder<'_>, views: &NodeViews, stats: &ReconcileStats) -> fmt::Result {
+    let maps = used_entries(stats).map(|(size, used)| (size.label(), size, used));
     let used = maps.clone();
     let used = used.map(|(map, _, used)| ([("map", map)], number(used)));
     out.gauges("culvert_map_entries", "Entries in use", used)?;
@@ -226,9 +226,9 @@ fn maps(out: &mut Out<'_>, views: &Views, stats: &Stats) -> fmt::Result {
     out.gauges("culvert_unprogrammed_service_ports", help, refused)
 }
 
-fn sockets(out: &mut Out<'_>, views: &Views, stats: &Stats) -> fmt::Result {
+fn encode_sockets(out: &mut MetricsEncoder<'_>, views: &NodeViews, stats: &ReconcileStats) -> fmt::Result {
     let help = "Open sockets that were sent to a backend";
-    let open = number((views.connections)());
+    let open = number((views.open_connections)());
     out.gauge("culvert_open_connections", help, open)?;
     let help = "Removed backends with open connections";
     let kept = number(stats.draining_backends);
@@ -243,7 +243,7 @@ fn sockets(out: &mut Out<'_>, views: &Views, stats: &Stats) -> fmt::Result {
     out.gauge("culvert_stale_sockets", help, number(sockets.stale))
 }
 
-fn steering(out: &mut Out<'_>, views: &Views, stats: &Stats) -> fmt::Result {
+fn encode_steering(out: &mut MetricsEncoder<'_>, views: &NodeViews, stats: &ReconcileStats) -> fmt::Result {
     let steering = &stats.steering;
     let help = "Edge nodes";
     out.gauge("culvert_edge_nodes", help, number(steering.edge_nodes))?;
@@ -257,7 +257,7 @@ fn steering(out: &mut Out<'_>, views: &Views, stats: &Stats) -> fmt::Result {
     out.gauge("culvert_steering_network_error", help, has_problem)
 }
 
-fn sessions(out: &mut Out<'_>, nodes: &[NodeView]) -> fmt::Result {
+fn encode_sessions(out: &mut MetricsEncoder<'_>, nodes: &[NodeView]) -> fmt::Result {
     let connected = nodes.iter().filter(|node| !node.sessions.is_empty());
     let help = "Edge nodes with a session";
     out.gauge(

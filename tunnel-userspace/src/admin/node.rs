@@ -8,7 +8,7 @@ use hyper::{Response, StatusCode};
 use tokio::task::spawn_blocking;
 
 use super::{
-    Views, metrics, proxy_health,
+    NodeViews, metrics, proxy_health,
     readiness::Readiness,
     server::{Routes, json, json_array, text},
     status::Status,
@@ -16,7 +16,7 @@ use super::{
 
 /// A listener; each serves other paths.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Endpoint {
+pub enum NodeListener {
     /// The admin socket for the command line. It serves all paths.
     Socket,
     /// The admin port (`admin.address`).
@@ -25,7 +25,7 @@ pub enum Endpoint {
     Healthz,
 }
 
-impl Endpoint {
+impl NodeListener {
     /// Returns the name of the listener, for logs and its task.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -42,27 +42,27 @@ const PROXY_MODE: &str = "ebpf";
 
 /// The HTTP routes of one listener of a node.
 #[expect(missing_debug_implementations, reason = "the views contain functions")]
-pub struct Node {
+pub struct NodeRoutes {
     /// The listener.
-    pub endpoint: Endpoint,
+    pub listener: NodeListener,
     /// The published views.
-    pub views: Arc<Views>,
+    pub views: Arc<NodeViews>,
 }
 
-impl Routes for Node {
+impl Routes for NodeRoutes {
     async fn answer(&self, path: &str, query: &str) -> Option<Response<Full<Bytes>>> {
-        Some(match (self.endpoint, path) {
+        Some(match (self.listener, path) {
             // On kube-proxy's metrics port, `/healthz` is always `ok`, too.
-            (Endpoint::Admin, "/healthz") => text(StatusCode::OK, "ok".to_owned()),
-            (Endpoint::Admin, "/livez" | "/readyz") => return None,
-            (_, "/healthz") => self.health("/healthz", true),
-            (_, "/livez") => self.health("/livez", false),
+            (NodeListener::Admin, "/healthz") => text(StatusCode::OK, "ok".to_owned()),
+            (NodeListener::Admin, "/livez" | "/readyz") => return None,
+            (_, "/healthz") => self.respond_health("/healthz", true),
+            (_, "/livez") => self.respond_health("/livez", false),
             (_, "/readyz") => {
                 let readiness = Readiness::of(&self.views);
-                json(code(readiness.ready), &readiness)
+                json(status_code(readiness.ready), &readiness)
             }
-            (Endpoint::Healthz, _) => return None,
-            (_, "/status") => json(StatusCode::OK, &Status::of(&self.views)),
+            (NodeListener::Healthz, _) => return None,
+            (_, "/status") => json(StatusCode::OK, &NodeStatus::of(&self.views)),
             (_, "/services") => self.services(query).await,
             (_, "/nodes") => json(StatusCode::OK, &(self.views.tunnel)().nodes),
             (_, "/metrics") => self.metrics().await,
@@ -73,7 +73,7 @@ impl Routes for Node {
     }
 }
 
-impl Node {
+impl NodeRoutes {
     /// Responds with all Services, or those with the name in the query.
     async fn services(&self, query: &str) -> Response<Full<Bytes>> {
         let is_starting = self.views.starting.borrow().is_some();
@@ -82,45 +82,45 @@ impl Node {
             let body = format!("not ready: {why}\n");
             return text(StatusCode::SERVICE_UNAVAILABLE, body);
         }
-        let mut asked = query.split('&');
-        let name = asked.find_map(|asked| asked.strip_prefix("name="));
+        let mut parameters = query.split('&');
+        let name = parameters.find_map(|parameter| parameter.strip_prefix("name="));
         let name = name.map(str::to_owned);
-        self.answer_blocking(move |views| {
+        self.respond_blocking(move |views| {
             json_array(StatusCode::OK, |each| {
-                (views.services)(name.as_deref(), each)
+                (views.for_each_service)(name.as_deref(), each)
             })
         })
         .await
     }
 
     async fn metrics(&self) -> Response<Full<Bytes>> {
-        self.answer_blocking(|views| metrics::answer(metrics::render(views)))
+        self.respond_blocking(|views| metrics::response(metrics::render(views)))
             .await
     }
 
     /// Builds a response in a blocking thread, because one about very many Services would delay other tasks.
-    async fn answer_blocking(
+    async fn respond_blocking(
         &self,
-        answer: impl FnOnce(Arc<Views>) -> Response<Full<Bytes>> + Send + 'static,
+        answer: impl FnOnce(Arc<NodeViews>) -> Response<Full<Bytes>> + Send + 'static,
     ) -> Response<Full<Bytes>> {
         let views = Arc::clone(&self.views);
-        let answered = spawn_blocking(move || answer(views)).await;
-        answered
+        let response = spawn_blocking(move || answer(views)).await;
+        response
             .unwrap_or_else(|error| text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")))
     }
 
-    fn health(&self, path: &'static str, asks_eligible: bool) -> Response<Full<Bytes>> {
-        let health = proxy_health::of(&self.views, asks_eligible);
-        let code = code(health.is_good);
-        self.views.answers.send_modify(|answers| {
+    fn respond_health(&self, path: &'static str, with_eligibility: bool) -> Response<Full<Bytes>> {
+        let health = proxy_health::response(&self.views, with_eligibility);
+        let code = status_code(health.is_positive);
+        self.views.health_responses.send_modify(|answers| {
             *answers.entry((path, code.as_u16())).or_default() += 1;
         });
         json(code, &health)
     }
 }
 
-pub(super) const fn code(is_good: bool) -> StatusCode {
-    if is_good {
+pub(super) const fn status_code(is_ok: bool) -> StatusCode {
+    if is_ok {
         StatusCode::OK
     } else {
         StatusCode::SERVICE_UNAVAILABLE

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 
-use super::Views;
-use crate::reconcile::Stats;
+use super::NodeViews;
+use crate::reconcile::ReconcileStats;
 
 /// The time for which writes may fail before the daemon is unhealthy: twice kube-proxy's sync period.
-const PATIENCE: SignedDuration = SignedDuration::from_secs(60);
+const MAX_FAILURE_TIME: SignedDuration = SignedDuration::from_secs(60);
 
 /// `lastUpdated` before the first write: Go's zero time.
 const NEVER: &str = "0001-01-01T00:00:00Z";
@@ -26,58 +26,58 @@ pub(super) struct Health {
     pub(super) healthy: bool,
     /// True if the HTTP status is 200.
     #[serde(skip)]
-    pub(super) is_good: bool,
+    pub(super) is_positive: bool,
     /// The state by address family; empty until the first write. The state of both families is equal, since
     /// a sync writes both.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    status: BTreeMap<&'static str, Written>,
+    status: BTreeMap<&'static str, FamilyStatus>,
 }
 
 /// The state of an address family.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Written {
+struct FamilyStatus {
     last_updated: String,
     healthy: bool,
 }
 
 /// Returns the response of `/healthz`, which considers whether load balancers may send traffic to this node,
-/// or, with `asks_eligible` false, of `/livez`, which considers the daemon only.
-pub(super) fn of(views: &Views, asks_eligible: bool) -> Health {
+/// or, with `with_eligibility` false, of `/livez`, which considers the daemon only.
+pub(super) fn response(views: &NodeViews, with_eligibility: bool) -> Health {
     let is_running = views.starting.borrow().is_none();
     let stats = views.stats.borrow().clone();
-    judge(&stats, is_running, asks_eligible, Timestamp::now())
+    evaluate(&stats, is_running, with_eligibility, Timestamp::now())
 }
 
-fn judge(stats: &Stats, is_running: bool, asks_eligible: bool, now: Timestamp) -> Health {
+fn evaluate(stats: &ReconcileStats, is_running: bool, with_eligibility: bool, now: Timestamp) -> Health {
     let is_stuck = stats
         .failing_since
-        .is_some_and(|since| now.duration_since(since) > PATIENCE);
+        .is_some_and(|since| now.duration_since(since) > MAX_FAILURE_TIME);
     let is_working = is_running && stats.synced && !is_stuck;
-    let is_eligible = !asks_eligible || stats.node_eligible;
+    let is_eligible = !with_eligibility || stats.node_eligible;
     let last = stats.last_complete_sync_at.filter(|_| stats.synced);
-    let written = last.map(|last| Written {
+    let family_status = last.map(|last| FamilyStatus {
         last_updated: last.to_string(),
         healthy: is_working,
     });
-    let by_family = |written: Written| ["IPv4", "IPv6"].map(|family| (family, written.clone()));
+    let by_family = |status: FamilyStatus| ["IPv4", "IPv6"].map(|family| (family, status.clone()));
     // A positive response has the current time, so that it never looks outdated to clients that check it.
-    let is_good = is_working && is_eligible;
-    let shown = if is_good { Some(now) } else { last };
+    let is_positive = is_working && is_eligible;
+    let shown = if is_positive { Some(now) } else { last };
     Health {
         last_updated: shown.map_or_else(|| NEVER.to_owned(), |at| at.to_string()),
         current_time: now.to_string(),
-        node_eligible: asks_eligible.then_some(stats.node_eligible),
+        node_eligible: with_eligibility.then_some(stats.node_eligible),
         healthy: is_working,
-        is_good,
-        status: written.into_iter().flat_map(by_family).collect(),
+        is_positive,
+        status: family_status.into_iter().flat_map(by_family).collect(),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::admin::fixture::good;
+    use crate::admin::fixture::ready_stats;
 
     fn now() -> Timestamp {
         Timestamp::from_second(1_800_000_000).expect("a time")
@@ -85,48 +85,48 @@ mod tests {
 
     #[test]
     fn a_daemon_that_waits_for_its_sources_is_not_healthy() {
-        let stats = Stats {
+        let stats = ReconcileStats {
             synced: false,
             ..good()
         };
 
-        assert!(!judge(&stats, true, true, now()).is_good);
-        assert!(!judge(&good(), false, true, now()).is_good);
+        assert!(!evaluate(&stats, true, true, now()).is_positive);
+        assert!(!evaluate(&ready_stats(), false, true, now()).is_positive);
     }
 
     #[test]
     fn writes_may_fail_for_a_minute() {
-        let is_good = |seconds| {
-            let stats = Stats {
+        let is_positive = |seconds| {
+            let stats = ReconcileStats {
                 failing_since: Some(now() - SignedDuration::from_secs(seconds)),
                 ..good()
             };
-            judge(&stats, true, false, now()).is_good
+            evaluate(&stats, true, false, now()).is_positive
         };
 
-        assert!(is_good(10));
-        assert!(!is_good(61));
+        assert!(is_positive(10));
+        assert!(!is_positive(61));
     }
 
     #[test]
     fn a_node_that_is_being_removed_is_live_but_not_eligible() {
-        let stats = Stats {
+        let stats = ReconcileStats {
             node_eligible: false,
             ..good()
         };
 
-        assert!(!judge(&stats, true, true, now()).is_good);
-        assert!(judge(&stats, true, false, now()).is_good);
+        assert!(!evaluate(&stats, true, true, now()).is_positive);
+        assert!(evaluate(&stats, true, false, now()).is_positive);
     }
 
     #[test]
     fn a_response_equals_that_of_kube_proxy() {
-        let written = Stats {
+        let written = ReconcileStats {
             last_complete_sync_at: Some(Timestamp::from_second(1_799_999_000).expect("a time")),
             ..good()
         };
         // A node that is being removed does not make the daemon unhealthy.
-        let leaving = Stats {
+        let leaving = ReconcileStats {
             node_eligible: false,
             ..written.clone()
         };
@@ -135,9 +135,9 @@ mod tests {
             (&written, true, Some(true), today, true),
             (&leaving, true, Some(false), past, true),
             (&written, false, None, past, false),
-            (&Stats::default(), false, None, NEVER, false),
+            (&ReconcileStats::default(), false, None, NEVER, false),
         ] {
-            let health = judge(stats, is_running, eligible.is_some(), now());
+            let health = evaluate(stats, is_running, eligible.is_some(), now());
 
             let eligible = eligible.map(|it| format!(r#""nodeEligible":{it},"#));
             let eligible = eligible.unwrap_or_default();

@@ -8,11 +8,11 @@ use tokio::{sync::watch, time::sleep};
 use tracing::{info, warn};
 use tunnel_common::reason::Reason;
 
-use super::Views;
+use super::NodeViews;
 use crate::drain;
 
 /// The minimum interval between two log lines about readiness. A step of the start is logged at once.
-const PACE: Duration = Duration::from_secs(2);
+const LOG_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The response of `/readyz`.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
@@ -26,10 +26,10 @@ pub(super) struct Readiness {
 
 impl Readiness {
     /// Returns the current readiness.
-    pub(super) fn of(views: &Views) -> Self {
+    pub(super) fn of(views: &NodeViews) -> Self {
         let starting = views.starting.borrow().clone();
         let stats = views.stats.borrow().clone();
-        let server = (views.source)().server;
+        let server = (views.source_report)().server;
         let count = |reason: Reason| stats.problems.get(reason.label()).copied().unwrap_or(0);
         let is_starting = starting.is_some();
         let mut reasons = Vec::from_iter(starting);
@@ -51,8 +51,8 @@ impl Readiness {
             ));
         }
         // Once the objects of the API server are in the maps, the node stays ready when the server fails.
-        let trouble = server.and_then(|server| server.error);
-        if let Some(why) = trouble.filter(|_| is_starting || stats.stale) {
+        let error = server.and_then(|server| server.error);
+        if let Some(why) = error.filter(|_| is_starting || stats.stale) {
             reasons.push(format!("requests to the API server fail: {why}"));
         }
         // A full map makes the node unready. A frontend that another Service owns does not, although it is
@@ -63,9 +63,9 @@ impl Readiness {
             Reason::BackendsFull,
         ];
         let full = full.map(|reason| (reason, count(reason), "service ports"));
-        let unsteered = stats.steering.unprogrammed;
-        let unsteered = (Reason::SteeringFull, unsteered, "ports of nodes");
-        for (reason, count, what) in full.into_iter().chain([unsteered]) {
+        let unprogrammed = stats.steering.unprogrammed;
+        let unprogrammed = (Reason::SteeringFull, unprogrammed, "ports of nodes");
+        for (reason, count, what) in full.into_iter().chain([unprogrammed]) {
             if count > 0 {
                 reasons.push(format!("{count} {what} {}", reason.meaning()));
             }
@@ -73,12 +73,12 @@ impl Readiness {
         if stats.steering.failing {
             reasons.push("writes to the steering maps fail".to_owned());
         }
-        Self::because(reasons, &views.listening.borrow())
+        Self::from_reasons(reasons, &views.unbound_ports.borrow())
     }
 
     /// Returns a readiness with these reasons, and one more for each port that could not be bound yet. It is
     /// ready if there are none.
-    pub(super) fn because(mut reasons: Vec<String>, listening: &BTreeMap<String, String>) -> Self {
+    pub(super) fn from_reasons(mut reasons: Vec<String>, listening: &BTreeMap<String, String>) -> Self {
         let ports = listening.iter();
         reasons.extend(ports.map(|(port, why)| format!("cannot listen on {port}: {why}")));
         Self {
@@ -95,9 +95,9 @@ impl Readiness {
 
 /// Returns a message if no Node object has the name of this node. Returns `None` as long as the sources have
 /// not synced, and if no Node is expected: the API server is not a source, and no Node is known.
-pub(super) fn nameless(views: &Views) -> Option<String> {
+pub(super) fn missing_node(views: &NodeViews) -> Option<String> {
     let stats = views.stats.borrow().clone();
-    let report = (views.source)();
+    let report = (views.source_report)();
     let nodes = report.objects.get(&crate::model::Kind::Node);
     let is_wanted = report.server.is_some() || nodes.is_some_and(|count| *count > 0);
     let is_missing = stats.synced && !stats.stale && !stats.node_known;
@@ -111,29 +111,29 @@ pub(super) fn nameless(views: &Views) -> Option<String> {
 }
 
 /// Logs each change of readiness until the drain begins.
-pub async fn log_readiness(views: Arc<Views>, mut draining: watch::Receiver<bool>) {
+pub async fn log_readiness(views: Arc<NodeViews>, mut draining: watch::Receiver<bool>) {
     let mut starting = views.starting.clone();
     let mut stats = views.stats.clone();
-    let mut listening = views.listening.subscribe();
-    let (mut told, mut named) = (None, None);
+    let mut listening = views.unbound_ports.subscribe();
+    let (mut logged, mut logged_problem) = (None, None);
     loop {
         let is_starting = starting.borrow_and_update().is_some();
         let readiness = Readiness::of(&views);
-        if told.as_ref() != Some(&readiness) {
+        if logged.as_ref() != Some(&readiness) {
             match readiness.summary() {
                 None => info!("ready"),
                 Some(why) if is_starting => info!(why, "not ready yet"),
                 Some(why) => warn!(why, "not ready"),
             }
-            told = Some(readiness);
+            logged = Some(readiness);
         }
-        let problem = nameless(&views);
-        if named != problem {
+        let problem = missing_node(&views);
+        if logged_problem != problem {
             match &problem {
                 Some(problem) => warn!(problem, "this node has no Node object"),
                 None => info!("this node has a Node object now"),
             }
-            named = problem;
+            logged_problem = problem;
         }
         tokio::select! {
             () = drain::begun(&mut draining) => return,
@@ -145,7 +145,7 @@ pub async fn log_readiness(views: Arc<Views>, mut draining: watch::Receiver<bool
         tokio::select! {
             () = drain::begun(&mut draining) => return,
             Ok(()) = starting.changed() => {}
-            () = sleep(PACE) => {}
+            () = sleep(LOG_INTERVAL) => {}
         }
     }
 }

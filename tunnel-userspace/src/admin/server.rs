@@ -35,7 +35,7 @@ use crate::listen::{self, Waiting};
 /// The maximum number of connections that wait to be accepted.
 const BACKLOG: i32 = 128;
 /// The pause after a failed accept.
-const PAUSE: Duration = Duration::from_secs(1);
+const ACCEPT_RETRY: Duration = Duration::from_secs(1);
 /// The timeout for reading the head of a request.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 /// The maximum lifetime of a connection.
@@ -44,7 +44,7 @@ const CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maps the paths of a listener to responses.
 pub trait Routes: Send + Sync + 'static {
     /// The maximum number of concurrent connections per listener. One more closes the oldest.
-    const MOST_CONNECTIONS: usize = 64;
+    const MAX_CONNECTIONS: usize = 64;
 
     /// True if a client may send several requests over one connection.
     const KEEPS_ALIVE: bool = true;
@@ -54,7 +54,7 @@ pub trait Routes: Send + Sync + 'static {
     const ONE_FAMILY: bool = false;
 
     /// True if any method is accepted; otherwise only GET and HEAD.
-    const TAKES_ANY_METHOD: bool = false;
+    const ACCEPTS_ANY_METHOD: bool = false;
 
     /// Returns the response for a path and a query string (without the question mark), or `None` for an
     /// unknown path.
@@ -66,7 +66,7 @@ pub trait Routes: Send + Sync + 'static {
 }
 
 /// Serves HTTP on a TCP port until the drain begins. Binding a port in use is retried until the port is free.
-pub async fn serve_port<S: Routes>(
+pub async fn serve_tcp<S: Routes>(
     name: &'static str,
     address: SocketAddr,
     routes: S,
@@ -121,7 +121,7 @@ pub struct SocketError {
 /// # Errors
 ///
 /// The folder or the socket can't be created.
-pub fn serve_path<S: Routes>(
+pub fn serve_unix<S: Routes>(
     path: &Path,
     routes: S,
     draining: watch::Receiver<bool>,
@@ -156,18 +156,18 @@ async fn serve<S: Routes, T, P, F>(
         order.retain(|connection| !connection.is_finished());
         // Idle clients must not block others. The oldest connection is closed, since it had the most time to
         // send a request.
-        if order.len() >= S::MOST_CONNECTIONS
+        if order.len() >= S::MAX_CONNECTIONS
             && let Some(oldest) = order.pop_front()
         {
             oldest.abort();
         }
-        order.push_back(connections.spawn(converse(Arc::clone(&routes), stream)));
+        order.push_back(connections.spawn(serve_connection(Arc::clone(&routes), stream)));
     };
-    listen::accept_all(accept, PAUSE, &mut JoinSet::new(), draining, admit).await;
+    listen::accept_all(accept, ACCEPT_RETRY, &mut JoinSet::new(), draining, admit).await;
 }
 
 /// Serves the requests of one connection.
-async fn converse<S: Routes, T>(routes: Arc<S>, stream: T)
+async fn serve_connection<S: Routes, T>(routes: Arc<S>, stream: T)
 where
     T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
@@ -190,8 +190,8 @@ where
 }
 
 async fn answer<S: Routes>(routes: &S, request: &Request<Incoming>) -> Response<Full<Bytes>> {
-    let is_asked = [Method::GET, Method::HEAD].contains(request.method());
-    if !is_asked && !S::TAKES_ANY_METHOD {
+    let is_get_or_head = [Method::GET, Method::HEAD].contains(request.method());
+    if !is_get_or_head && !S::ACCEPTS_ANY_METHOD {
         let body = "only GET and HEAD are supported\n".to_owned();
         return text(StatusCode::METHOD_NOT_ALLOWED, body);
     }
@@ -202,7 +202,7 @@ async fn answer<S: Routes>(routes: &S, request: &Request<Incoming>) -> Response<
 }
 
 pub(super) fn json(code: StatusCode, value: &impl Serialize) -> Response<Full<Bytes>> {
-    of_json(code, serde_json::to_vec(value))
+    json_response(code, serde_json::to_vec(value))
 }
 
 /// Responds with a JSON array. `visit` calls the given function with each value, which is serialised and
@@ -225,10 +225,10 @@ pub(super) fn json_array<T: Serialize>(
         array.end()?;
         Ok(body)
     };
-    of_json(code, write())
+    json_response(code, write())
 }
 
-fn of_json(code: StatusCode, body: serde_json::Result<Vec<u8>>) -> Response<Full<Bytes>> {
+fn json_response(code: StatusCode, body: serde_json::Result<Vec<u8>>) -> Response<Full<Bytes>> {
     match body {
         Ok(body) => respond(code, "application/json", body.into()),
         Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),

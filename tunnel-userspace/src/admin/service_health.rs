@@ -22,7 +22,7 @@ use tracing::{info, warn};
 use tunnel_common::reason::Reason;
 
 use super::{
-    Views, proxy_health,
+    NodeViews, proxy_health,
     server::{self, Routes, respond, text},
 };
 use crate::{
@@ -33,15 +33,15 @@ use crate::{
 };
 
 /// The name of the listeners in logs.
-const NAME: &str = "health check";
+const LISTENER_NAME: &str = "health check";
 
 /// The response header with the number of local endpoints. Load balancers may use it as the node's weight.
-const WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-weight");
+const WEIGHT_HEADER: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-weight");
 
 /// The state of the health check node ports, for status and metrics.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct ChecksView {
+pub struct HealthChecksView {
     /// The number of Services with a health check node port.
     pub services: usize,
     /// Services whose port is not served on every address, with the reason.
@@ -52,39 +52,39 @@ pub struct ChecksView {
 
 /// The current health checks, and the Service that owns each listener.
 #[derive(Default)]
-struct Board {
+struct CurrentChecks {
     checks: Arc<HealthChecks>,
     listeners: HealthCheckListeners,
 }
 
 /// The server of the health check node ports.
-pub struct Checks {
+pub struct HealthCheckServer {
     checks: watch::Receiver<Arc<HealthChecks>>,
-    views: Arc<Views>,
-    board: watch::Sender<Arc<Board>>,
+    views: Arc<NodeViews>,
+    current: watch::Sender<Arc<CurrentChecks>>,
     /// The tasks of the listeners, including those whose port could not be bound yet.
-    open: BTreeMap<SocketAddr, AbortHandle>,
+    listener_tasks: BTreeMap<SocketAddr, AbortHandle>,
     tasks: JoinSet<()>,
-    waiting: Waiting,
+    unbound_ports: Waiting,
     concerns: watch::Sender<Arc<[ObjectWarning]>>,
     draining: watch::Receiver<bool>,
 }
 
-impl Checks {
+impl HealthCheckServer {
     /// Creates the server; [`Self::run`] opens the listeners.
     #[must_use]
     pub fn new(
         checks: watch::Receiver<Arc<HealthChecks>>,
-        views: Arc<Views>,
+        views: Arc<NodeViews>,
         draining: watch::Receiver<bool>,
     ) -> Self {
         Self {
             checks,
             views,
-            board: watch::Sender::default(),
-            open: BTreeMap::new(),
+            current: watch::Sender::default(),
+            listener_tasks: BTreeMap::new(),
             tasks: JoinSet::new(),
-            waiting: watch::Sender::default(),
+            unbound_ports: watch::Sender::default(),
             concerns: watch::Sender::new(Arc::default()),
             draining,
         }
@@ -99,31 +99,31 @@ impl Checks {
     /// Serves the health check node ports until the drain begins. Binding a port in use is retried until the
     /// port is free, and delays no other port.
     pub async fn run(mut self) {
-        let mut waiting = self.waiting.subscribe();
+        let mut unbound_ports = self.unbound_ports.subscribe();
         self.checks.mark_changed();
         loop {
             tokio::select! {
                 biased;
                 () = drain::begun(&mut self.draining) => break,
-                Ok(()) = self.checks.changed() => self.follow().await,
-                Ok(()) = waiting.changed() => {}
+                Ok(()) = self.checks.changed() => self.sync_listeners().await,
+                Ok(()) = unbound_ports.changed() => {}
                 Some(_) = self.tasks.join_next() => {}
             }
-            let waiting = waiting.borrow_and_update().clone();
-            self.tell(&waiting);
+            let unbound_ports = unbound_ports.borrow_and_update().clone();
+            self.publish(&unbound_ports);
         }
         self.tasks.shutdown().await;
     }
 
     /// Opens and closes listeners according to the current Services.
-    async fn follow(&mut self) {
+    async fn sync_listeners(&mut self) {
         let checks = Arc::clone(&self.checks.borrow_and_update());
         let listeners = checks.listeners();
         let wanted: BTreeSet<SocketAddr> = listeners.owners.keys().copied().collect();
-        let board = Board { checks, listeners };
-        self.board.send_replace(Arc::new(board));
+        let current = CurrentChecks { checks, listeners };
+        self.current.send_replace(Arc::new(current));
         let stale = |address: &SocketAddr, _: &mut AbortHandle| !wanted.contains(address);
-        let closing: BTreeMap<_, _> = self.open.extract_if(.., stale).collect();
+        let closing: BTreeMap<_, _> = self.listener_tasks.extract_if(.., stale).collect();
         for (address, task) in &closing {
             task.abort();
             info!(%address, "health check port closed");
@@ -135,49 +135,49 @@ impl Checks {
             }
         }
         for address in closing.keys() {
-            self.waiting
-                .send_if_modified(|names| names.remove(&name(address)).is_some());
+            self.unbound_ports
+                .send_if_modified(|names| names.remove(&listener_name(address)).is_some());
         }
         for address in wanted {
-            if self.open.contains_key(&address) {
+            if self.listener_tasks.contains_key(&address) {
                 continue;
             }
-            let routes = Check {
+            let routes = HealthCheckRoutes {
                 address,
-                board: self.board.subscribe(),
+                current: self.current.subscribe(),
                 views: Arc::clone(&self.views),
             };
-            let (waiting, draining) = (self.waiting.clone(), self.draining.clone());
-            let serving = server::serve_port(NAME, address, routes, waiting, draining);
-            self.open.insert(address, self.tasks.spawn(serving));
+            let (unbound_ports, draining) = (self.unbound_ports.clone(), self.draining.clone());
+            let serving = server::serve_tcp(LISTENER_NAME, address, routes, unbound_ports, draining);
+            self.listener_tasks.insert(address, self.tasks.spawn(serving));
         }
     }
 
     /// Publishes the Services whose port is not served on every address, with the reason.
-    fn tell(&self, waiting: &BTreeMap<String, String>) {
-        let board = Arc::clone(&self.board.borrow());
-        let HealthCheckListeners { owners, losers } = &board.listeners;
-        let taken = owners.iter().filter_map(|(address, owner)| {
-            let why = waiting.get(&name(address))?;
+    fn publish(&self, unbound_ports: &BTreeMap<String, String>) {
+        let current = Arc::clone(&self.current.borrow());
+        let HealthCheckListeners { owners, losers } = &current.listeners;
+        let unbound = owners.iter().filter_map(|(address, owner)| {
+            let why = unbound_ports.get(&listener_name(address))?;
             Some((
                 owner,
                 format!("health check port {}: {why}", address.port()),
             ))
         });
-        let lost = losers.iter().filter_map(|(loser, owner)| {
-            let port = board.checks.services.get(loser)?.port;
+        let owned_by_others = losers.iter().filter_map(|(loser, owner)| {
+            let port = current.checks.services.get(loser)?.port;
             Some((
                 loser,
                 format!("health check port {port} belongs to {owner}"),
             ))
         });
-        let refused: BTreeMap<_, _> = taken.chain(lost).collect();
-        let concerns = refused.iter().map(|(service, note)| ObjectWarning {
+        let unserved: BTreeMap<_, _> = unbound.chain(owned_by_others).collect();
+        let concerns = unserved.iter().map(|(service, note)| ObjectWarning {
             regarding: ObjectId {
                 kind: Kind::Service,
                 name: (*service).clone(),
             },
-            uid: board
+            uid: current
                 .checks
                 .services
                 .get(*service)
@@ -186,70 +186,70 @@ impl Checks {
             note: note.clone(),
         });
         latest::put(&self.concerns, concerns.collect());
-        self.views.checks.send_modify(|view| {
-            let refused = refused.into_iter();
-            let refused: BTreeMap<_, _> = refused
+        self.views.health_checks.send_modify(|view| {
+            let unserved = unserved.into_iter();
+            let unserved: BTreeMap<_, _> = unserved
                 .map(|(service, note)| (service.to_string(), note))
                 .collect();
-            for (service, note) in &refused {
+            for (service, note) in &unserved {
                 if view.unserved.get(service) != Some(note) {
                     warn!(%service, note, "{}", Reason::HealthPortInUse.meaning());
                     view.ports_in_use_total += 1;
                 }
             }
-            view.services = board.checks.services.len();
-            view.unserved = refused;
+            view.services = current.checks.services.len();
+            view.unserved = unserved;
         });
     }
 }
 
-/// Returns the name of a listener, as built by [`server::serve_port`].
-fn name(address: &SocketAddr) -> String {
-    format!("{NAME} {address}")
+/// Returns the name of a listener, as built by [`server::serve_tcp`].
+fn listener_name(address: &SocketAddr) -> String {
+    format!("{LISTENER_NAME} {address}")
 }
 
 /// The HTTP routes of one listener.
-struct Check {
+struct HealthCheckRoutes {
     address: SocketAddr,
-    board: watch::Receiver<Arc<Board>>,
-    views: Arc<Views>,
+    current: watch::Receiver<Arc<CurrentChecks>>,
+    views: Arc<NodeViews>,
 }
 
-impl Routes for Check {
-    const MOST_CONNECTIONS: usize = 16;
+impl Routes for HealthCheckRoutes {
+    const MAX_CONNECTIONS: usize = 16;
     // Many load balancers send requests, but each of them rarely.
     const KEEPS_ALIVE: bool = false;
     const ONE_FAMILY: bool = true;
-    const TAKES_ANY_METHOD: bool = true;
+    const ACCEPTS_ANY_METHOD: bool = true;
 
     async fn answer(&self, _path: &str, _query: &str) -> Option<Response<Full<Bytes>>> {
-        let board = Arc::clone(&self.board.borrow());
+        let current = Arc::clone(&self.current.borrow());
         let family = Family::of(self.address.ip());
-        let told = board.listeners.owners.get(&self.address).and_then(|owner| {
-            let check = board.checks.services.get(owner)?;
+        let served = current.listeners.owners.get(&self.address).and_then(|owner| {
+            let check = current.checks.services.get(owner)?;
             Some((owner, *check.ready_endpoints.get(&family)?))
         });
-        let Some((service, local)) = told else {
+        let Some((service, local)) = served else {
             let body = "no Service has this port any more\n".to_owned();
             return Some(text(StatusCode::SERVICE_UNAVAILABLE, body));
         };
-        let is_healthy = proxy_health::of(&self.views, false).healthy;
-        Some(answer(service, local, is_healthy))
+        let is_healthy = proxy_health::response(&self.views, false).healthy;
+        Some(health_response(service, local, is_healthy))
     }
 }
 
 /// Builds the response to a load balancer. It equals kube-proxy's byte for byte.
-fn answer(service: &ObjectName, local: usize, is_healthy: bool) -> Response<Full<Bytes>> {
+fn health_response(service: &ObjectName, local: usize, is_healthy: bool) -> Response<Full<Bytes>> {
     let body = format!(
         "{{\n\t\"service\": {{\n\t\t\"namespace\": \"{}\",\n\t\t\"name\": \"{}\"\n\t}},\n\
          \t\"localEndpoints\": {local},\n\t\"serviceProxyHealthy\": {is_healthy}\n}}",
         service.namespace, service.name
     );
-    let code = super::node::code(local > 0 && is_healthy);
+    let code = super::node::status_code(local > 0 && is_healthy);
     let mut response = respond(code, "application/json", body.into());
     response
         .headers_mut()
-        .insert(WEIGHT, HeaderValue::from(local));
+        .insert(WEIGHT_HEADER, HeaderValue::from(local));
     response
 }
 

@@ -6,18 +6,18 @@ use serde::{Deserialize, Serialize};
 use tunnel_common::table::Size;
 
 use super::{
-    ChecksView, Views,
+    HealthChecksView, NodeViews,
     readiness::{self, Readiness},
 };
 use crate::{
-    bpf::KernelLog, identity::CertificateState, net::NetworkView, reconcile::Stats, sockets::TerminatorView,
+    bpf::KernelLog, identity::CertificateState, net::NetworkView, reconcile::ReconcileStats, sockets::TerminatorView,
     tunnel::NodeView,
 };
 
 /// Values that stay constant while the daemon runs.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Setup {
+pub struct NodeSetup {
     /// The version of the daemon.
     pub version: String,
     /// The process ID.
@@ -42,7 +42,7 @@ pub struct Setup {
 }
 
 /// Returns the number of entries in use of each map that the reconciler tracks.
-pub fn used(stats: &Stats) -> impl Iterator<Item = (Size, usize)> + Clone {
+pub fn used_entries(stats: &ReconcileStats) -> impl Iterator<Item = (Size, usize)> + Clone {
     let count = |entries: u32| usize::try_from(entries).unwrap_or(usize::MAX);
     Size::ALL.into_iter().filter_map(move |size| {
         let used = match size {
@@ -74,7 +74,7 @@ pub struct StartTimes {
 /// The response of `/status` of a node.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Status {
+pub struct NodeStatus {
     /// True if all Services are programmed.
     pub ready: bool,
     /// The reasons why the node is not ready.
@@ -84,7 +84,7 @@ pub struct Status {
     pub node_missing: Option<String>,
     /// Values that stay constant while the daemon runs.
     #[serde(flatten)]
-    pub setup: Setup,
+    pub setup: NodeSetup,
     /// The durations of the steps of the start.
     #[serde(default)]
     pub startup: StartTimes,
@@ -92,7 +92,7 @@ pub struct Status {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernel_log: Option<KernelLog>,
     /// The statistics of the reconciler.
-    pub programmed: Stats,
+    pub programmed: ReconcileStats,
     /// The guarded uplinks and routes of steering; empty if steering is off.
     pub network: NetworkView,
     /// The state of the task that ends sockets of removed backends.
@@ -113,23 +113,23 @@ pub struct Status {
     pub not_listening: BTreeMap<String, String>,
     /// The state of the health check node ports of Services.
     #[serde(default)]
-    pub health_checks: ChecksView,
+    pub health_checks: HealthChecksView,
 }
 
-impl Status {
+impl NodeStatus {
     /// Returns the current status.
-    pub(super) fn of(views: &Views) -> Self {
+    pub(super) fn of(views: &NodeViews) -> Self {
         let readiness = Readiness::of(views);
-        let counts = (views.counters)().into_iter();
+        let counts = (views.kernel_counters)().into_iter();
         let reasons = counts.map(|(reason, n)| (reason.label().to_owned(), n));
-        let source = serde_json::to_value((views.source)());
+        let source = serde_json::to_value((views.source_report)());
         let tunnel = (views.tunnel)();
         Self {
             ready: readiness.ready,
             not_ready: readiness.summary(),
-            node_missing: readiness::nameless(views),
+            node_missing: readiness::missing_node(views),
             setup: views.setup.clone(),
-            startup: *views.start.borrow(),
+            startup: *views.start_times.borrow(),
             kernel_log: views.kernel_log.borrow().clone(),
             programmed: views.stats.borrow().clone(),
             network: views.network.borrow().clone(),
@@ -138,9 +138,9 @@ impl Status {
             identity: tunnel.identity,
             source: source.unwrap_or_default(),
             reasons: reasons.collect(),
-            open_connections: (views.connections)(),
-            not_listening: views.listening.borrow().clone(),
-            health_checks: views.checks.borrow().clone(),
+            open_connections: (views.open_connections)(),
+            not_listening: views.unbound_ports.borrow().clone(),
+            health_checks: views.health_checks.borrow().clone(),
         }
     }
 }

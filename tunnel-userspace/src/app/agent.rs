@@ -47,7 +47,7 @@ async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(), Rol
         },
         state: agent.state(),
         identity,
-        listening: watch::Sender::new(BTreeMap::new()),
+        unbound_ports: watch::Sender::new(BTreeMap::new()),
     };
     let mut tasks = Tasks::default();
     // Without root the default stateDir can't be created. The admin port works all the same.
@@ -58,8 +58,8 @@ async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(), Rol
             "no admin socket for `culvert status`: configure a stateDir that the agent can write to"
         ),
     }
-    let waiting = views.listening.clone();
-    let admin = admin::serve_port(
+    let waiting = views.unbound_ports.clone();
+    let admin = admin::serve_tcp(
         "agent",
         section.admin_address,
         views,
@@ -91,7 +91,7 @@ fn socket(
 ) -> Result<impl Future<Output = ()> + Send + use<>, Box<dyn Error>> {
     fs::create_dir_all(&config.state_dir)?;
     let (path, views) = (config.agent_socket(), views.clone());
-    Ok(admin::serve_path(&path, views, draining)?)
+    Ok(admin::serve_unix(&path, views, draining)?)
 }
 
 #[cfg(test)]
@@ -109,7 +109,7 @@ mod tests {
         let mut every = interval(Duration::from_millis(20));
         loop {
             every.tick().await;
-            let Ok(body) = admin::ask(socket, "/status").await else {
+            let Ok(body) = admin::request(socket, "/status").await else {
                 continue;
             };
             let status = serde_json::from_slice(&body).expect("JSON");

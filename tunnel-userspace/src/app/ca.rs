@@ -4,7 +4,7 @@ use std::path::Path;
 
 use jiff::Timestamp;
 
-use crate::identity::ca::{self, CaError, Issued};
+use crate::identity::ca::{self, CaError, IssuedCertificate};
 
 /// The config section that a gateway or agent needs to use its certificate.
 const CONFIG: &str = "tunnel:
@@ -59,7 +59,8 @@ pub fn ca_issue_agent(
     Ok(describe(&issued, &holder, &format!("node {node}")))
 }
 
-fn describe(issued: &Issued, holder: &str, hosts: &str) -> String {
+/// Describes an issued certificate, its files and the next steps.
+fn describe(issued: &IssuedCertificate, holder: &str, hosts: &str) -> String {
     let until = issued.expires;
     let note = if issued.is_shortened {
         ", when the CA expires"

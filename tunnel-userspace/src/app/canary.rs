@@ -39,10 +39,10 @@ pub(super) enum ProbeError {
         own: String,
     },
     /// The connect was translated, but `getpeername` does not return the dialled address.
-    #[error("the socket of the probe has peer {shown} instead of 192.0.0.8:9: getpeername is not translated")]
+    #[error("the peer of the probe's socket must be 192.0.0.8:9, but getpeername returns {peer}")]
     NotRestored {
         /// The peer address that the kernel returned.
-        shown: SocketAddr,
+        peer: SocketAddr,
     },
 }
 
@@ -77,7 +77,7 @@ pub(super) fn connect_service(cgroup: &Path) -> Result<(), ProbeError> {
     if peer == dialled {
         Ok(())
     } else {
-        Err(ProbeError::NotRestored { shown: peer })
+        Err(ProbeError::NotRestored { peer })
     }
 }
 

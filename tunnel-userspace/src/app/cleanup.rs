@@ -18,7 +18,7 @@ pub fn cleanup(config: &Config) -> Result<Vec<String>, RoleError> {
     let mut lines = Vec::new();
     let (pins, folder) = (&config.bpf.bpffs, &config.state_dir);
     let pins_lock = pins.exists().then(|| Pins::hold(pins));
-    let held = pins_lock.transpose().map_err(other_error)?;
+    let pins_lock = pins_lock.transpose().map_err(other_error)?;
     let state = folder.is_dir().then(|| StateDir::lock(folder));
     let _state = state.transpose().map_err(other_error)?;
     // Routes are removed before the guards, so that outsiders can never reach a steering prefix.
@@ -26,7 +26,7 @@ pub fn cleanup(config: &Config) -> Result<Vec<String>, RoleError> {
     if routes > 0 {
         lines.push(format!("removed {routes} routes"));
     }
-    if let Some(pins_lock) = held {
+    if let Some(pins_lock) = pins_lock {
         let foreign = pins_lock.remove().map_err(other_error)?;
         let links = pins.join("links");
         if !foreign.iter().any(|path| path.starts_with(&links)) {
@@ -40,7 +40,7 @@ pub fn cleanup(config: &Config) -> Result<Vec<String>, RoleError> {
     // The state folder is removed last, and only if a daemon created it.
     let own_folder = marker.exists().then(|| folder.clone());
     let sockets = [config.admin_socket(), config.helper_socket()];
-    let files = sockets.into_iter().chain([config.kept_objects(), marker]);
+    let files = sockets.into_iter().chain([config.objects_snapshot(), marker]);
     for path in files.chain(own_folder) {
         let removed = if path == *folder {
             fs::remove_dir(&path)

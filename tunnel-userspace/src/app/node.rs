@@ -12,7 +12,7 @@ use tracing::{info, warn};
 use self::data_plane::KernelSetup;
 use super::{RoleError, failed, sources::Sources, stop::ShutdownSignals, tunnel::NodeTunnel};
 use crate::{
-    admin::{self, Checks, Endpoint, Views},
+    admin::{self, HealthCheckServer, NodeListener, NodeViews},
     bpf::Guard,
     config::Config,
     events,
@@ -63,19 +63,19 @@ pub async fn node(config: Config, started: impl FnOnce()) -> Result<(), RoleErro
     let targets = kernel.reconcile_loop.steering().targets();
     let tunnel = NodeTunnel::open(&config, &mut tasks);
     let sockets = watch::Sender::default();
-    let views = Arc::new(Views {
+    let views = Arc::new(NodeViews {
         network,
         sockets: sockets.subscribe(),
         tunnel: tunnel.view(targets.clone()),
         ..kernel.views(&config, sources.report(), starting)
     });
-    let waiting = views.listening.clone();
+    let waiting = views.unbound_ports.clone();
     let readiness = admin::log_readiness(Arc::clone(&views), tasks.draining());
     tasks.start("readiness", readiness);
     serve_http(&config, &views, &mut tasks)?;
     tunnel.start_gateway(&config, &waiting, &mut tasks);
     let checks = kernel.reconcile_loop.health_checks();
-    let health_checks = Checks::new(checks, Arc::clone(&views), tasks.draining());
+    let health_checks = HealthCheckServer::new(checks, Arc::clone(&views), tasks.draining());
     let event_views = events::EventInputs {
         warnings: vec![kernel.reconcile_loop.concerns(), health_checks.concerns()],
         unbound_ports: waiting.subscribe(),
@@ -103,7 +103,7 @@ pub async fn node(config: Config, started: impl FnOnce()) -> Result<(), RoleErro
         // The other fields are not moved out: they keep the pins and the state folder locked until this
         // function returns.
         let KernelSetup {
-            data_path, reconcile_loop: owner, ..
+            data_path, reconcile_loop, ..
         } = kernel;
         let guard = data_path.guard().map_err(failed("cannot use the maps"))?;
         drop(data_path);
@@ -111,8 +111,8 @@ pub async fn node(config: Config, started: impl FnOnce()) -> Result<(), RoleErro
             tunnel.start_ingress(&config, targets, inside, &waiting, &mut tasks);
             tasks.start("net", network.run(tasks.draining()));
         }
-        ending::start(&config, sockets, owner.backend_removals(), &mut tasks);
-        tasks.start("reconcile", owner.run(store, addresses, tasks.draining()));
+        ending::start(&config, sockets, reconcile_loop.backend_removals(), &mut tasks);
+        tasks.start("reconcile", reconcile_loop.run(store, addresses, tasks.draining()));
         start_step.send_replace(None);
         started();
         tokio::select! {
@@ -186,21 +186,21 @@ async fn start_steering(
 type SteeringNetwork = (Net<Guard>, watch::Receiver<Arc<BTreeSet<u32>>>);
 
 /// Starts the HTTP servers on the admin socket, the admin port and the health port.
-fn serve_http(config: &Config, views: &Arc<Views>, tasks: &mut Tasks) -> Result<(), RoleError> {
-    let routes = |endpoint| admin::Node {
-        endpoint,
+fn serve_http(config: &Config, views: &Arc<NodeViews>, tasks: &mut Tasks) -> Result<(), RoleError> {
+    let routes = |listener| admin::NodeRoutes {
+        listener,
         views: Arc::clone(views),
     };
-    let socket = routes(Endpoint::Socket);
-    let socket = admin::serve_path(&config.admin_socket(), socket, tasks.draining());
+    let socket = routes(NodeListener::Socket);
+    let socket = admin::serve_unix(&config.admin_socket(), socket, tasks.draining());
     let socket = socket.map_err(failed("cannot serve the admin socket"))?;
-    tasks.start(Endpoint::Socket.name(), socket);
-    for (endpoint, address) in [
-        (Endpoint::Admin, config.admin.address),
-        (Endpoint::Healthz, config.healthz.address),
+    tasks.start(NodeListener::Socket.name(), socket);
+    for (listener, address) in [
+        (NodeListener::Admin, config.admin.address),
+        (NodeListener::Healthz, config.healthz.address),
     ] {
-        let (name, waiting) = (endpoint.name(), views.listening.clone());
-        let port = admin::serve_port(name, address, routes(endpoint), waiting, tasks.draining());
+        let (name, waiting) = (listener.name(), views.unbound_ports.clone());
+        let port = admin::serve_tcp(name, address, routes(listener), waiting, tasks.draining());
         tasks.start(name, port);
     }
     Ok(())

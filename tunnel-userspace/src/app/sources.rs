@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{RoleError, failed, node::steering_rules};
 use crate::{
-    admin::Query,
+    admin::Getter,
     config::Config,
     events,
     model::{ExternalIps, TopologyKeys, ClusterUpdate},
@@ -41,7 +41,7 @@ impl Sources {
     }
 
     /// Returns a function that merges the current reports of the sources.
-    pub(super) fn report(&self) -> Query<SourceReport> {
+    pub(super) fn report(&self) -> Getter<SourceReport> {
         let file = self.file.as_ref().map(FileSource::report);
         let kube = self.kube.as_ref().map(KubeSource::report);
         Box::new(move || {
@@ -98,7 +98,7 @@ fn scope(config: &Config) -> Result<kube::Scope, RoleError> {
         steering,
         owners: config.service.external_ips == ExternalIps::Owned,
         pools: config.service.topology_keys == TopologyKeys::Honor,
-        snapshot: config.kept_objects(),
+        snapshot: config.objects_snapshot(),
     })
 }
 

@@ -11,7 +11,7 @@ use std::{
 use tokio::sync::watch;
 
 use crate::{
-    admin::{Query, TunnelView},
+    admin::{Getter, TunnelView},
     config::Config,
     identity::{Receiver, Role, Store},
     listen::{self, Waiting},
@@ -48,7 +48,7 @@ impl NodeTunnel {
     }
 
     /// Returns a function that returns the current state of the tunnel, including the steered nodes.
-    pub(super) fn view(&self, steered: watch::Receiver<Arc<SteeringTargets>>) -> Query<TunnelView> {
+    pub(super) fn view(&self, steered: watch::Receiver<Arc<SteeringTargets>>) -> Getter<TunnelView> {
         let (sessions, identity) = (Arc::clone(&self.sessions), self.identity.clone());
         Box::new(move || TunnelView {
             nodes: sessions.nodes_with(&steered.borrow()),

@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 use jiff::Timestamp;
 
 use super::{QueryError, OutputFormat, table};
-use crate::identity::ca::{self, CA_DAYS, DAYS, CertificateKind, CertificateView};
+use crate::identity::ca::{self, DEFAULT_CA_DAYS, DEFAULT_DAYS, CertificateKind, CertificateView};
 
 /// The default folder of the CA.
 const DEFAULT_DIR: &str = "/etc/culvert/ca";
@@ -33,7 +33,7 @@ pub struct CaInit {
     #[arg(long, value_name = "DIR", default_value = DEFAULT_DIR)]
     pub dir: PathBuf,
     /// The number of days that the CA is valid.
-    #[arg(long, value_name = "N", default_value_t = CA_DAYS)]
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_CA_DAYS)]
     pub days: u32,
 }
 
@@ -63,7 +63,7 @@ pub struct IssueArgs {
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
     /// The number of days that the certificate is valid. It never outlives the CA.
-    #[arg(long, value_name = "N", default_value_t = DAYS)]
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_DAYS)]
     pub days: u32,
 }
 
@@ -89,14 +89,14 @@ impl CaShow {
     /// A certificate can't be read, or the output can't be written.
     pub fn run(&self) -> Result<(), QueryError> {
         let files = if self.files.is_empty() {
-            ca::issued(&self.dir)?
+            ca::certificate_files(&self.dir)?
         } else {
             self.files.clone()
         };
         let now = Timestamp::now();
         let mut views = Vec::new();
         for file in files {
-            views.extend(ca::show(&file, now)?);
+            views.extend(ca::read_certificates(&file, now)?);
         }
         let json = serde_json::to_vec_pretty(&views).map_err(std::io::Error::from)?;
         super::print_response(self.output, &json, || Ok(render(&views, now)))

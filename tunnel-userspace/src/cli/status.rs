@@ -4,16 +4,16 @@ use tunnel_common::table::Size;
 
 use super::table::Rows;
 use crate::{
-    admin::{ChecksView, Status, used},
+    admin::{HealthChecksView, NodeStatus, used_entries},
     sockets::{Pods, TerminatorView},
-    source::{SourceReport, ServerStatus},
+    source::{ServerStatus, SourceReport},
     tunnel::NodeView,
 };
 
 /// The maximum number of problems of one kind to show.
 const MAX_PROBLEMS: usize = 20;
 
-pub(super) fn render(status: &Status) -> String {
+pub(super) fn render(status: &NodeStatus) -> String {
     let setup = &status.setup;
     let programmed = &status.programmed;
     let ready = match &status.not_ready {
@@ -29,7 +29,7 @@ pub(super) fn render(status: &Status) -> String {
     rows.add("refusal method", &setup.refusal_method);
     rows.add("client identity", &setup.client_identity);
     rows.add("services", programmed.services);
-    for (size, used) in used(programmed) {
+    for (size, used) in used_entries(programmed) {
         rows.add(&size.label().replace('_', " "), usage(status, size, used));
     }
     rows.add("open connections", status.open_connections);
@@ -54,7 +54,7 @@ pub(super) fn render(status: &Status) -> String {
 }
 
 /// Formats the used entries of a map and its capacity.
-fn usage(status: &Status, size: Size, used: usize) -> String {
+fn usage(status: &NodeStatus, size: Size, used: usize) -> String {
     let capacity = status.setup.maps.get(size.word()).copied().unwrap_or(0);
     let draining = status.programmed.draining_backends;
     if size == Size::Backends && draining > 0 {
@@ -63,7 +63,7 @@ fn usage(status: &Status, size: Size, used: usize) -> String {
     format!("{used} of {capacity}")
 }
 
-fn last_write(status: &Status) -> String {
+fn last_write(status: &NodeStatus) -> String {
     let programmed = &status.programmed;
     match &programmed.last_sync_at {
         None => "none yet".to_owned(),
@@ -106,7 +106,7 @@ fn terminated_sockets(rows: &mut Rows, sockets: &TerminatorView) {
 }
 
 /// Adds the rows about health check node ports, if a Service has one.
-fn health_checks(rows: &mut Rows, checks: &ChecksView) {
+fn health_checks(rows: &mut Rows, checks: &HealthChecksView) {
     let services = checks.services;
     if services > 0 {
         let ports = format!("health check node ports of {services} Services");
@@ -118,7 +118,7 @@ fn health_checks(rows: &mut Rows, checks: &ChecksView) {
 }
 
 /// Adds the rows about steering and the gateway, if they are on.
-fn tunnel(rows: &mut Rows, status: &Status) {
+fn tunnel(rows: &mut Rows, status: &NodeStatus) {
     let steering = &status.programmed.steering;
     let network = &status.network;
     if !network.uplinks.is_empty() || network.problem.is_some() {
@@ -146,7 +146,7 @@ fn tunnel(rows: &mut Rows, status: &Status) {
 }
 
 /// Adds the problems of Service ports and of the objects that were read.
-fn problems(rows: &mut Rows, status: &Status, report: &SourceReport) {
+fn problems(rows: &mut Rows, status: &NodeStatus, report: &SourceReport) {
     for (reason, count) in &status.programmed.problems {
         let problem = format!("{count} service ports: {reason} (culvert services)");
         rows.add("error", problem);

@@ -6,10 +6,10 @@ use std::fmt;
 use jiff::Timestamp;
 
 use super::{
-    Answers,
-    out::{Out, number},
+    HealthResponses,
+    out::{MetricsEncoder, number},
 };
-use crate::{model::Family, reconcile::Stats};
+use crate::{model::Family, reconcile::ReconcileStats};
 
 /// The name of the label for the address family.
 const FAMILY: &str = "ip_family";
@@ -20,10 +20,10 @@ fn by_family<T>(value: impl Fn(Family) -> T) -> [([(&'static str, &'static str);
         .map(|(word, family)| ([(FAMILY, word)], value(family)))
 }
 
-pub(super) fn encode(out: &mut Out<'_>, stats: &Stats, answers: &Answers) -> fmt::Result {
-    passes(out, stats)?;
-    changes(out, stats)?;
-    gaps(out, stats)?;
+pub(super) fn encode(out: &mut MetricsEncoder<'_>, stats: &ReconcileStats, answers: &HealthResponses) -> fmt::Result {
+    encode_syncs(out, stats)?;
+    encode_changes(out, stats)?;
+    encode_no_local_endpoints(out, stats)?;
     let help = "Time from the change of a Pod or Service to its last write on this node";
     let name = "kubeproxy_network_programming_duration_seconds";
     let values = by_family(|family| stats.sync.programming.get(family));
@@ -39,7 +39,7 @@ pub(super) fn encode(out: &mut Out<'_>, stats: &Stats, answers: &Answers) -> fmt
     Ok(())
 }
 
-fn passes(out: &mut Out<'_>, stats: &Stats) -> fmt::Result {
+fn encode_syncs(out: &mut MetricsEncoder<'_>, stats: &ReconcileStats) -> fmt::Result {
     let sync = &stats.sync;
     let help = "Duration of syncs";
     let name = "kubeproxy_sync_proxy_rules_duration_seconds";
@@ -63,7 +63,7 @@ fn passes(out: &mut Out<'_>, stats: &Stats) -> fmt::Result {
     out.gauges(name, help, by_family(|_| seconds(sync.last_queued_at)))
 }
 
-fn changes(out: &mut Out<'_>, stats: &Stats) -> fmt::Result {
+fn encode_changes(out: &mut MetricsEncoder<'_>, stats: &ReconcileStats) -> fmt::Result {
     let sync = &stats.sync;
     let services = (
         by_family(|_| sync.service_changes),
@@ -83,7 +83,7 @@ fn changes(out: &mut Out<'_>, stats: &Stats) -> fmt::Result {
     Ok(())
 }
 
-fn gaps(out: &mut Out<'_>, stats: &Stats) -> fmt::Result {
+fn encode_no_local_endpoints(out: &mut MetricsEncoder<'_>, stats: &ReconcileStats) -> fmt::Result {
     let help = "Service ports of policy Local with endpoints, but none on this node";
     let name = "kubeproxy_sync_proxy_rules_no_local_endpoints_total";
     let gaps = by_family(|family| stats.sync.gaps.get(family));

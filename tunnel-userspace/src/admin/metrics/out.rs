@@ -10,9 +10,9 @@ use prometheus_client::{
 use crate::reconcile::Histogram;
 
 /// An encoder for metrics.
-pub(super) struct Out<'a>(pub(super) DescriptorEncoder<'a>);
+pub(super) struct MetricsEncoder<'a>(pub(super) DescriptorEncoder<'a>);
 
-impl Out<'_> {
+impl MetricsEncoder<'_> {
     pub(super) fn gauge(&mut self, name: &str, help: &str, value: impl Into<f64>) -> fmt::Result {
         let kind = MetricType::Gauge;
         let encoder = self.0.encode_descriptor(name, help, None, kind)?;

@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use super::out::{Out, number};
+use super::out::{MetricsEncoder, number};
 use crate::reconcile::{Counted, PortCounts};
 
-pub(super) fn encode(out: &mut Out<'_>, counted: &Counted) -> fmt::Result {
+pub(super) fn encode(out: &mut MetricsEncoder<'_>, counted: &Counted) -> fmt::Result {
     let each = |of: fn(&PortCounts) -> u64| {
         let ports = counted.ports.iter();
         ports.map(move |port| (labels(port), of(port)))

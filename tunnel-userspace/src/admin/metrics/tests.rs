@@ -12,7 +12,7 @@ use crate::{
     tunnel::AgentView,
 };
 
-fn views(stats: Stats, server: ServerStatus) -> Arc<Views> {
+fn views(stats: ReconcileStats, server: ServerStatus) -> Arc<NodeViews> {
     let source = move || SourceReport {
         server: Some(server.clone()),
         ..SourceReport::default()
@@ -21,13 +21,13 @@ fn views(stats: Stats, server: ServerStatus) -> Arc<Views> {
         identity: Some(CertificateState::default()),
         ..TunnelView::default()
     };
-    Arc::new(Views {
-        source: Box::new(source),
+    Arc::new(NodeViews {
+        source_report: Box::new(source),
         tunnel: Box::new(tunnel),
-        counters: Box::new(|| vec![(Reason::Translated, 7)]),
-        connections: Box::new(|| 5),
-        counted: Box::new(counted),
-        answers: watch::Sender::new([(("/healthz", 200), 3), (("/livez", 503), 1)].into()),
+        kernel_counters: Box::new(|| vec![(Reason::Translated, 7)]),
+        open_connections: Box::new(|| 5),
+        port_counts: Box::new(counted),
+        health_responses: watch::Sender::new([(("/healthz", 200), 3), (("/livez", 503), 1)].into()),
         ..fixture::views(watch::channel(stats).1)
     })
 }
@@ -52,7 +52,7 @@ fn counted() -> Counted {
     }
 }
 
-fn rendered(stats: Stats) -> String {
+fn rendered(stats: ReconcileStats) -> String {
     render(views(stats, ServerStatus::default())).expect("rendered")
 }
 
@@ -71,7 +71,7 @@ fn an_unreachable_api_server_and_stale_objects_are_reported() {
     };
     let names = ["culvert_api_server_up", "culvert_source_stale"];
     for (server, values) in [(ServerStatus::default(), ["1.0", "0.0"]), (away, ["0.0", "1.0"])] {
-        let page = render(views(Stats::default(), server)).expect("rendered");
+        let page = render(views(ReconcileStats::default(), server)).expect("rendered");
 
         let wanted = [0, 1].map(|i| format!("{} {}", names[i], values[i]));
         assert_eq!(lines(&page, &names), wanted);
@@ -106,9 +106,9 @@ fn an_agent_labels_its_counts_by_reason() {
 
 #[test]
 fn reasons_of_the_kernel_and_of_the_daemon_are_in_one_metric() {
-    let page = rendered(Stats {
+    let page = rendered(ReconcileStats {
         counts: BTreeMap::from([("frontends_full".to_owned(), 2)]),
-        ..Stats::default()
+        ..ReconcileStats::default()
     });
 
     let lines = [
@@ -123,7 +123,7 @@ fn reasons_of_the_kernel_and_of_the_daemon_are_in_one_metric() {
 #[test]
 fn metrics_of_a_service_port_have_its_name_as_labels() {
     let labels = r#"{namespace="shop",service="web",port="http",protocol="TCP",ip_family="IPv6"}"#;
-    let page = rendered(Stats::default()).replace(labels, "");
+    let page = rendered(ReconcileStats::default()).replace(labels, "");
     let lines = [
         "culvert_service_connections_total 11",
         "culvert_service_refused_total 12",
@@ -140,9 +140,9 @@ fn only_finished_steps_of_the_start_have_a_duration() {
         sync: Some(1.5),
         ..StartTimes::default()
     };
-    let views = Views {
-        start: watch::channel(start).1,
-        ..fixture::views(watch::channel(Stats::default()).1)
+    let views = NodeViews {
+        start_times: watch::channel(start).1,
+        ..fixture::views(watch::channel(ReconcileStats::default()).1)
     };
 
     let page = render(Arc::new(views)).expect("rendered");
@@ -163,7 +163,7 @@ fn the_page_on_metrics_lists_each_metric_and_each_reason_and_no_other() {
     let named: BTreeSet<_> = first_cells
         .filter_map(|rest| rest.split('`').next())
         .collect();
-    let text = rendered(Stats::default()) + &agent();
+    let text = rendered(ReconcileStats::default()) + &agent();
     let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
     let mut wanted: BTreeSet<String> = types
         .map(|line| match line.split_once(' ') {
@@ -179,7 +179,7 @@ fn the_page_on_metrics_lists_each_metric_and_each_reason_and_no_other() {
 
 #[test]
 fn metrics_of_kube_proxy_have_its_names_and_labels() {
-    let mut stats = Stats::default();
+    let mut stats = ReconcileStats::default();
     stats.sync.endpoint_changes.v6 = 5;
     stats.sync.pending_services = 2;
     stats.sync.gaps.v4.external = 3;

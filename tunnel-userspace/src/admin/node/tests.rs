@@ -9,10 +9,10 @@ use tokio::sync::watch;
 use super::*;
 use crate::{
     admin::{
-        fixture::{self, Daemon, LOOPBACKS, WILDCARDS, free_port, good},
-        serve_port,
+        fixture::{self, Daemon, LOOPBACKS, WILDCARDS, free_port, ready_stats},
+        serve_tcp,
     },
-    reconcile::Stats,
+    reconcile::ReconcileStats,
 };
 
 /// A daemon that serves the paths of one listener on a TCP port.
@@ -22,16 +22,16 @@ struct Served {
 }
 
 /// Serves the paths of a listener on a free port of an address.
-async fn served(endpoint: Endpoint, ip: IpAddr) -> Served {
+async fn served(listener: NodeListener, ip: IpAddr) -> Served {
     let port = free_port().await;
     let mut daemon = Daemon::new();
-    let waiting = daemon.views.listening.clone();
-    let routes = Node {
-        endpoint,
+    let waiting = daemon.views.unbound_ports.clone();
+    let routes = NodeRoutes {
+        listener,
         views: Arc::clone(&daemon.views),
     };
     let (address, draining) = ((ip, port).into(), daemon.drain.subscribe());
-    let serving = serve_port("test", address, routes, waiting, draining);
+    let serving = serve_tcp("test", address, routes, waiting, draining);
     daemon.tasks.spawn(serving);
     Served { port, daemon }
 }
@@ -40,7 +40,7 @@ impl Served {
     /// Sends a request to an address, and returns the head and the body of the response.
     async fn asked(&self, ip: IpAddr, path: &str) -> (String, String) {
         let (request, address) = (format!("GET {path}"), SocketAddr::new(ip, self.port));
-        let answer = fixture::until_answered(&request, address, |answer| answer.is_some()).await;
+        let answer = fixture::request_until(&request, address, |answer| answer.is_some()).await;
         let answer = answer.expect("it listens");
         let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
         (head.to_owned(), body.to_owned())
@@ -49,7 +49,7 @@ impl Served {
 
 #[tokio::test]
 async fn the_admin_port_serves_proxy_mode_configz_and_a_plain_healthz() {
-    let served = served(Endpoint::Admin, LOOPBACKS[0]).await;
+    let served = served(NodeListener::Admin, LOOPBACKS[0]).await;
     let plain = "Content-Type: text/plain; charset=utf-8";
     for (path, kind, body) in [
         ("/proxyMode", plain, "ebpf"),
@@ -67,14 +67,14 @@ async fn the_admin_port_serves_proxy_mode_configz_and_a_plain_healthz() {
         assert!(head.contains("X-Content-Type-Options: nosniff"), "{head}");
         assert_eq!(found, body);
     }
-    assert!(served.daemon.views.answers.borrow().is_empty());
+    assert!(served.daemon.views.health_responses.borrow().is_empty());
     let (head, _) = served.asked(LOOPBACKS[0], "/livez").await;
     assert!(head.starts_with("HTTP/1.1 404"), "{head}");
 }
 
 #[tokio::test]
 async fn health_responses_are_counted_by_path_and_code() {
-    let served = served(Endpoint::Healthz, LOOPBACKS[1]).await;
+    let served = served(NodeListener::Healthz, LOOPBACKS[1]).await;
     let head = async |path: &str| served.asked(LOOPBACKS[1], path).await.0;
     let stats = &served.daemon.stats;
 
@@ -86,7 +86,7 @@ async fn health_responses_are_counted_by_path_and_code() {
     assert!(head("/livez").await.starts_with("HTTP/1.1 503"));
     assert!(head("/proxyMode").await.starts_with("HTTP/1.1 404"));
 
-    let counts = served.daemon.views.answers.borrow().clone();
+    let counts = served.daemon.views.health_responses.borrow().clone();
     let once = [
         ("/healthz", 200),
         ("/healthz", 503),
@@ -99,36 +99,36 @@ async fn health_responses_are_counted_by_path_and_code() {
 #[tokio::test]
 async fn the_unspecified_address_of_either_family_listens_on_both() {
     for ip in WILDCARDS {
-        let served = served(Endpoint::Healthz, ip).await;
+        let served = served(NodeListener::Healthz, ip).await;
         for ip in LOOPBACKS {
             let (head, _) = served.asked(ip, "/healthz").await;
             assert!(head.starts_with("HTTP/1.1 200"), "{head}");
         }
     }
     for (ip, other) in [(LOOPBACKS[0], LOOPBACKS[1]), (LOOPBACKS[1], LOOPBACKS[0])] {
-        let served = served(Endpoint::Healthz, ip).await;
+        let served = served(NodeListener::Healthz, ip).await;
         served.asked(ip, "/healthz").await;
         let other = SocketAddr::new(other, served.port);
-        assert!(fixture::ask("GET /healthz", other).await.is_none());
+        assert!(fixture::send("GET /healthz", other).await.is_none());
     }
 }
 
 /// Returns the views of a daemon; `starting` is the step of its start, if any.
-fn views(starting: Option<&str>, stats: Stats) -> Views {
-    Views {
+fn views(starting: Option<&str>, stats: ReconcileStats) -> NodeViews {
+    NodeViews {
         starting: watch::channel(starting.map(str::to_owned)).1,
         ..fixture::views(watch::channel(stats).1)
     }
 }
 
-fn node(views: Views) -> Node {
-    Node {
-        endpoint: Endpoint::Socket,
+fn node(views: NodeViews) -> NodeRoutes {
+    NodeRoutes {
+        listener: NodeListener::Socket,
         views: Arc::new(views),
     }
 }
 
-async fn asked(node: &Node, path: &str) -> (u16, String) {
+async fn asked(node: &NodeRoutes, path: &str) -> (u16, String) {
     let answer = node.answer(path, "").await.expect("a path");
     let code = answer.status().as_u16();
     let body = answer.into_body().collect().await.expect("a body");
@@ -137,16 +137,16 @@ async fn asked(node: &Node, path: &str) -> (u16, String) {
 
 #[tokio::test]
 async fn readyz_status_and_metrics_report_the_same_readiness() {
-    let stale = Stats {
+    let stale = ReconcileStats {
         stale: true,
         ..good()
     };
-    let taken = views(None, good());
+    let taken = views(None, ready_stats());
     let port = ("admin".to_owned(), "in use".to_owned());
-    taken.listening.send_replace([port].into());
+    taken.unbound_ports.send_replace([port].into());
     for (views, wanted) in [
-        (views(None, good()), true),
-        (views(Some("waiting"), good()), false),
+        (views(None, ready_stats()), true),
+        (views(Some("waiting"), ready_stats()), false),
         (views(None, stale), false),
         (taken, false),
     ] {
@@ -166,7 +166,7 @@ async fn readyz_status_and_metrics_report_the_same_readiness() {
 
 #[tokio::test(start_paused = true)]
 async fn requests_before_the_first_list_get_a_response_at_once() {
-    let node = node(views(Some("waiting for the sources"), Stats::default()));
+    let node = node(views(Some("waiting for the sources"), ReconcileStats::default()));
     let began = tokio::time::Instant::now();
 
     let services = asked(&node, "/services").await;

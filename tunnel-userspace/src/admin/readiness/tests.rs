@@ -4,14 +4,14 @@ use jiff::Timestamp;
 
 use super::*;
 use crate::{
-    admin::fixture::{self, good},
-    reconcile::Stats,
+    admin::fixture::{self, ready_stats},
+    reconcile::ReconcileStats,
     source::{SourceReport, ServerStatus},
 };
 
 /// Returns the statistics of a daemon that serves the last snapshot of the API server.
-fn stale() -> Stats {
-    Stats {
+fn stale() -> ReconcileStats {
+    ReconcileStats {
         stale: true,
         ..good()
     }
@@ -25,12 +25,12 @@ fn server(trouble: Option<&str>, stale: Option<&str>) -> ServerStatus {
     }
 }
 
-fn reasons(starting: Option<&str>, stats: &Stats, server: Option<&ServerStatus>) -> Vec<String> {
+fn reasons(starting: Option<&str>, stats: &ReconcileStats, server: Option<&ServerStatus>) -> Vec<String> {
     let report = SourceReport {
         server: server.cloned(),
         ..SourceReport::default()
     };
-    let views = Views {
+    let views = NodeViews {
         starting: watch::channel(starting.map(str::to_owned)).1,
         ..views(stats.clone(), report)
     };
@@ -39,15 +39,15 @@ fn reasons(starting: Option<&str>, stats: &Stats, server: Option<&ServerStatus>)
 
 #[test]
 fn a_node_is_ready_when_the_objects_of_the_sources_are_in_the_maps() {
-    let failing = Stats {
+    let failing = ReconcileStats {
         failing_since: Some(Timestamp::UNIX_EPOCH),
         ..good()
     };
-    let is_ready = |starting, stats: &Stats| reasons(starting, stats, None).is_empty();
+    let is_ready = |starting, stats: &ReconcileStats| reasons(starting, stats, None).is_empty();
 
-    assert!(is_ready(None, &good()));
-    assert!(!is_ready(Some("waiting"), &good()));
-    assert!(!is_ready(None, &Stats::default()));
+    assert!(is_ready(None, &ready_stats()));
+    assert!(!is_ready(Some("waiting"), &ready_stats()));
+    assert!(!is_ready(None, &ReconcileStats::default()));
     assert!(!is_ready(None, &failing));
 }
 
@@ -55,7 +55,7 @@ fn a_node_is_ready_when_the_objects_of_the_sources_are_in_the_maps() {
 fn a_stale_node_is_ready_once_the_response_of_the_api_server_is_in_the_maps() {
     let before = reasons(None, &stale(), Some(&server(None, Some("of yesterday"))));
     let meanwhile = reasons(None, &stale(), Some(&server(None, None)));
-    let after = reasons(None, &good(), Some(&server(None, None)));
+    let after = reasons(None, &ready_stats(), Some(&server(None, None)));
 
     assert_eq!(
         before,
@@ -74,7 +74,7 @@ fn an_error_of_the_api_server_is_a_reason_until_its_objects_are_in_the_maps() {
     let refused = "requests to the API server fail: Service: Forbidden";
     let starting = Some("waiting for the sources");
     assert_eq!(
-        reasons(starting, &Stats::default(), Some(&refusing)),
+        reasons(starting, &ReconcileStats::default(), Some(&refusing)),
         ["waiting for the sources", refused]
     );
     assert_eq!(
@@ -85,7 +85,7 @@ fn an_error_of_the_api_server_is_a_reason_until_its_objects_are_in_the_maps() {
         ]
     );
     // The objects of the API server are in the maps already.
-    assert_eq!(reasons(None, &good(), Some(&refusing)), [] as [String; 0]);
+    assert_eq!(reasons(None, &ready_stats(), Some(&refusing)), [] as [String; 0]);
 }
 
 #[test]
@@ -96,13 +96,13 @@ fn each_full_map_is_a_reason_with_a_count() {
         (Reason::FrontendConflict, 5),
     ];
     let problems = problems.map(|(reason, count)| (reason.label().to_owned(), count));
-    let full = Stats {
+    let full = ReconcileStats {
         problems: problems.into(),
         ..good()
     };
-    let mut unsteered = good();
+    let mut unsteered = ready_stats();
     unsteered.steering.unprogrammed = 3;
-    let mut failing = good();
+    let mut failing = ready_stats();
     failing.steering.failing = true;
     let mut claimed = full.clone();
     claimed
@@ -125,18 +125,18 @@ fn each_full_map_is_a_reason_with_a_count() {
 }
 
 /// Returns the views of a daemon with these statistics and this report.
-fn views(stats: Stats, report: SourceReport) -> Views {
-    Views {
-        source: Box::new(move || report.clone()),
+fn views(stats: ReconcileStats, report: SourceReport) -> NodeViews {
+    NodeViews {
+        source_report: Box::new(move || report.clone()),
         ..fixture::views(watch::channel(stats).1)
     }
 }
 
 #[test]
 fn a_port_in_use_is_a_reason() {
-    let views = views(good(), SourceReport::default());
+    let views = views(ready_stats(), SourceReport::default());
     let name = "admin 127.0.0.1:10249".to_owned();
-    views.listening.send_modify(|listening| {
+    views.unbound_ports.send_modify(|listening| {
         listening.insert(name, "Address in use".to_owned());
     });
 
@@ -148,7 +148,7 @@ fn a_port_in_use_is_a_reason() {
 
 #[test]
 fn a_missing_node_object_is_reported_once_the_sources_have_synced() {
-    let unknown = Stats {
+    let unknown = ReconcileStats {
         node_known: false,
         ..good()
     };
@@ -161,17 +161,17 @@ fn a_missing_node_object_is_reported_once_the_sources_have_synced() {
         ..SourceReport::default()
     };
     let is_told =
-        |stats: &Stats, report: &SourceReport| nameless(&views(stats.clone(), report.clone())).is_some();
+        |stats: &ReconcileStats, report: &SourceReport| missing_node(&views(stats.clone(), report.clone())).is_some();
 
     assert!(is_told(&unknown, &api));
     assert!(is_told(&unknown, &files(1)));
     // Files need not contain Nodes.
     assert!(!is_told(&unknown, &files(0)));
-    assert!(!is_told(&good(), &api));
-    let stale = Stats {
+    assert!(!is_told(&ready_stats(), &api));
+    let stale = ReconcileStats {
         stale: true,
         ..unknown
     };
     assert!(!is_told(&stale, &api));
-    assert!(!is_told(&Stats::default(), &api));
+    assert!(!is_told(&ReconcileStats::default(), &api));
 }

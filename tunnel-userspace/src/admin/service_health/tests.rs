@@ -8,7 +8,7 @@ use tokio::{
 
 use super::*;
 use crate::{
-    admin::fixture::{self, LOOPBACKS, PATIENCE, WILDCARDS, ask, free_port},
+    admin::fixture::{self, LOOPBACKS, TIMEOUT, WILDCARDS, free_port, send},
     plan::HealthCheck,
 };
 
@@ -23,7 +23,7 @@ impl Daemon {
     fn start() -> Self {
         let mut base = fixture::Daemon::new();
         let (checks, follower) = watch::channel(Arc::default());
-        let served = Checks::new(follower, Arc::clone(&base.views), base.drain.subscribe());
+        let served = HealthCheckServer::new(follower, Arc::clone(&base.views), base.drain.subscribe());
         let concerns = served.concerns();
         base.tasks.spawn(served.run());
         Self {
@@ -40,7 +40,7 @@ impl Daemon {
         let at = LOOPBACKS.map(|ip| SocketAddr::new(ip, port));
         daemon.set(&LOOPBACKS, &[("web", port, local)]);
         for at in at {
-            until_answered(at, &["\"web\""]).await;
+            request_until(at, &["\"web\""]).await;
         }
         (daemon, at)
     }
@@ -63,32 +63,32 @@ impl Daemon {
 
     /// Waits until the daemon reports these Services as not served, with reasons that contain these texts.
     async fn until_refused(&self, refused: &[(&str, &str)]) {
-        let mut view = self.base.views.checks.subscribe();
-        let is_told = |view: &ChecksView| {
-            let told = view.unserved.iter();
-            let told = told.map(|(service, why)| (service.as_str(), why.as_str()));
+        let mut view = self.base.views.health_checks.subscribe();
+        let is_reported = |view: &HealthChecksView| {
+            let reported = view.unserved.iter();
+            let reported = reported.map(|(service, why)| (service.as_str(), why.as_str()));
             let wanted = refused.iter();
             view.unserved.len() == refused.len()
-                && told.zip(wanted).all(|((service, why), (wanted, part))| {
+                && reported.zip(wanted).all(|((service, why), (wanted, part))| {
                     service == *wanted && why.contains(part)
                 })
         };
-        let told = timeout(PATIENCE, view.wait_for(is_told)).await;
-        assert!(told.is_ok(), "{:?}", self.base.views.checks.borrow());
+        let reported = timeout(TIMEOUT, view.wait_for(is_reported)).await;
+        assert!(reported.is_ok(), "{:?}", self.base.views.health_checks.borrow());
     }
 }
 
 /// Repeats a request until the response contains these texts.
-async fn until_answered(address: SocketAddr, parts: &[&str]) {
+async fn request_until(address: SocketAddr, parts: &[&str]) {
     let has_all = |answer: &str| parts.iter().all(|part| answer.contains(part));
-    fixture::until_answered("GET /", address, |answer| answer.is_some_and(has_all)).await;
+    fixture::request_until("GET /", address, |answer| answer.is_some_and(has_all)).await;
 }
 
 #[tokio::test]
 async fn a_response_equals_that_of_kube_proxy_byte_for_byte() {
     let (daemon, [v4, v6]) = Daemon::of_web([3, 0]).await;
 
-    let answer = ask("GET /", v4).await.expect("an answer");
+    let answer = send("GET /", v4).await.expect("an answer");
 
     let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
     assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
@@ -106,7 +106,7 @@ async fn a_response_equals_that_of_kube_proxy_byte_for_byte() {
     );
     for (at, is_synced) in [(v6, true), (v4, false), (v6, false)] {
         daemon.base.stats.send_modify(|it| it.synced = is_synced);
-        until_answered(at, &["503 Service"]).await;
+        request_until(at, &["503 Service"]).await;
     }
 }
 
@@ -115,22 +115,22 @@ async fn a_port_is_opened_updated_and_closed_with_its_service() {
     let (daemon, [v4, v6]) = Daemon::of_web([2, 0]).await;
     let port = v4.port();
 
-    until_answered(v4, &["200 OK", "Weight: 2"]).await;
-    until_answered(v6, &["503 Service", "Weight: 0"]).await;
+    request_until(v4, &["200 OK", "Weight: 2"]).await;
+    request_until(v6, &["503 Service", "Weight: 0"]).await;
     daemon.set(&LOOPBACKS, &[("web", port, [0, 1])]);
-    until_answered(v4, &["503 Service", "Weight: 0"]).await;
-    until_answered(v6, &["200 OK", "Weight: 1"]).await;
+    request_until(v4, &["503 Service", "Weight: 0"]).await;
+    request_until(v6, &["200 OK", "Weight: 1"]).await;
     // The port now belongs to another Service, and the listener stays open.
     daemon.set(&LOOPBACKS, &[("other", port, [4, 4])]);
-    until_answered(v4, &["200 OK", "Weight: 4", "\"other\""]).await;
+    request_until(v4, &["200 OK", "Weight: 4", "\"other\""]).await;
     for request in ["POST /any/path?at=all", "DELETE /", "OPTIONS *"] {
-        let answer = ask(request, v6).await.expect("an answer");
+        let answer = send(request, v6).await.expect("an answer");
         assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
     }
 
     daemon.set(&LOOPBACKS, &[]);
     for at in [v4, v6] {
-        fixture::until_answered("GET /", at, |answer| answer.is_none()).await;
+        fixture::request_until("GET /", at, |answer| answer.is_none()).await;
     }
 }
 
@@ -142,9 +142,9 @@ async fn listeners_on_all_addresses_and_on_single_ones_replace_each_other() {
         daemon.set(&addresses, &[("web", port, [1, 2])]);
         // The listeners on other addresses are closed first, so no bind fails.
         for (ip, weight) in [(LOOPBACKS[0], "Weight: 1"), (LOOPBACKS[1], "Weight: 2")] {
-            until_answered(SocketAddr::new(ip, port), &[weight]).await;
+            request_until(SocketAddr::new(ip, port), &[weight]).await;
         }
-        assert_eq!(daemon.base.views.checks.borrow().ports_in_use_total, 0);
+        assert_eq!(daemon.base.views.health_checks.borrow().ports_in_use_total, 0);
     }
 }
 
@@ -154,12 +154,12 @@ async fn an_unhealthy_daemon_fails_every_health_check() {
     let stats = &daemon.base.stats;
 
     for at in at {
-        until_answered(at, &["200 OK", "\"serviceProxyHealthy\": true"]).await;
+        request_until(at, &["200 OK", "\"serviceProxyHealthy\": true"]).await;
     }
     stats.send_modify(|stats| stats.synced = false);
     for at in at {
         let parts = ["503 Service", "Weight: 1", "\"serviceProxyHealthy\": false"];
-        until_answered(at, &parts).await;
+        request_until(at, &parts).await;
     }
     // A node that is not eligible for load balancers still passes the health checks of its Services.
     stats.send_modify(|stats| {
@@ -167,7 +167,7 @@ async fn an_unhealthy_daemon_fails_every_health_check() {
         stats.node_eligible = false;
     });
     for at in at {
-        until_answered(at, &["200 OK"]).await;
+        request_until(at, &["200 OK"]).await;
     }
 }
 
@@ -192,7 +192,7 @@ async fn a_port_in_use_is_reported_bound_later_and_delays_no_other() {
         daemon
             .until_refused(&[("shop/lost", owned), ("shop/web", &busy)])
             .await;
-        until_answered(SocketAddr::new(ip, other), &["Weight: 2"]).await;
+        request_until(SocketAddr::new(ip, other), &["Weight: 2"]).await;
         let concerns = daemon.concerns.borrow_and_update().to_vec();
         assert_eq!(concerns.len(), 2);
         for (concern, name) in concerns.iter().zip(["lost", "web"]) {
@@ -203,9 +203,9 @@ async fn a_port_in_use_is_reported_bound_later_and_delays_no_other() {
 
         drop(taken);
         daemon.until_refused(&[("shop/lost", owned)]).await;
-        until_answered(SocketAddr::new(ip, port), &["200 OK", "\"web\""]).await;
+        request_until(SocketAddr::new(ip, port), &["200 OK", "\"web\""]).await;
         assert_eq!(daemon.concerns.borrow().len(), 1);
-        assert_eq!(daemon.base.views.checks.borrow().ports_in_use_total, 2);
+        assert_eq!(daemon.base.views.health_checks.borrow().ports_in_use_total, 2);
     }
 }
 
@@ -213,8 +213,8 @@ async fn a_port_in_use_is_reported_bound_later_and_delays_no_other() {
 async fn idle_clients_do_not_block_others() {
     let request = "GET / HTTP/1.1\r\nHost: lab\r\n\r\n";
     for (what, said, count) in [
-        ("without a request", "", 4 * Check::MOST_CONNECTIONS),
-        ("after a request", request, Check::MOST_CONNECTIONS),
+        ("without a request", "", 4 * HealthCheckRoutes::MAX_CONNECTIONS),
+        ("after a request", request, HealthCheckRoutes::MAX_CONNECTIONS),
     ] {
         let (_daemon, at) = Daemon::of_web([1, 1]).await;
         let mut staying = Vec::new();
@@ -228,7 +228,7 @@ async fn idle_clients_do_not_block_others() {
             }
         }
         for at in at {
-            let answer = timeout(Duration::from_secs(2), ask("GET /", at)).await;
+            let answer = timeout(Duration::from_secs(2), send("GET /", at)).await;
             let answer = answer.expect(what);
             assert!(answer.is_some_and(|answer| answer.contains("200 OK")));
         }

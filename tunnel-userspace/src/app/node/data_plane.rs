@@ -8,7 +8,7 @@ use tunnel_common::{LAYOUT_VERSION, table::Part};
 
 use super::{steering_rules, steps::StartTimer};
 use crate::{
-    admin::{Query, Setup, TunnelView, Views},
+    admin::{Getter, NodeSetup, NodeViews, TunnelView},
     app::{
         RoleError,
         canary::{self, ProbeError},
@@ -23,7 +23,7 @@ use crate::{
     config::{self, Config},
     model::ClusterUpdate,
     net::Listeners,
-    reconcile::{self, ListenerPollError, ReconcileLoop, Reconciler, Settings, SteeringReconciler, SteeringSettings},
+    reconcile::{self, ListenerPollError, ReconcileLoop, Reconciler, PlanSettings, SteeringReconciler, SteeringSettings},
     source::{SourceReport, Store},
 };
 
@@ -46,7 +46,7 @@ pub(super) struct KernelSetup {
 }
 
 impl KernelSetup {
-    /// Checks the kernel, opens or creates the maps, and reads their content. Writes no entry and attaches no
+    /// HealthCheckServer the kernel, opens or creates the maps, and reads their content. Writes no entry and attaches no
     /// program.
     pub(super) fn load(config: &Config) -> Result<Self, RoleError> {
         let mut start_timer = StartTimer::start();
@@ -65,7 +65,7 @@ impl KernelSetup {
             // The steering maps take a fifth of the memory of all maps.
             map_sizes = map_sizes.without(Part::Steering);
         }
-        let prefixes = steering.map(config::Steering::ranges).unwrap_or_default();
+        let prefixes = steering.map(config::SteeringConfig::ranges).unwrap_or_default();
         let switches = Switches {
             own_mark: config.tunnel.socket_mark,
             prefixes: prefixes.clone(),
@@ -77,10 +77,10 @@ impl KernelSetup {
             .open_maps()
             .map_err(failed("cannot use the maps"))?;
         let grace = RcuGrace::new().map_err(failed("cannot create the map for RCU grace periods"))?;
-        let settings = Settings {
+        let settings = PlanSettings {
             node_name: config.node_name.clone(),
             algorithm: config.service.algorithm,
-            node_ports: config.service.node_ports(),
+            node_port_addresses: config.service.node_ports(),
             external_ips: config.service.external_ips,
             topology_keys: config.service.topology_keys,
         };
@@ -122,14 +122,14 @@ impl KernelSetup {
     pub(super) fn views(
         &self,
         config: &Config,
-        source: Query<SourceReport>,
+        source: Getter<SourceReport>,
         starting: watch::Receiver<Option<String>>,
-    ) -> Views {
+    ) -> NodeViews {
         let sizes = self.data_path.sizes();
         let maps = sizes.words().map(|(word, room)| (word.to_owned(), room));
         let either = |has, yes: &str, no: &str| String::from(if has { yes } else { no });
         let shows_addresses = self.features.addresses.is_some();
-        let setup = Setup {
+        let setup = NodeSetup {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
             node: config.node_name.clone(),
@@ -151,26 +151,26 @@ impl KernelSetup {
                 Vec::new()
             })
         };
-        Views {
+        NodeViews {
             setup,
             config: config.effective(),
             starting,
-            start: self.start_timer.times(),
+            start_times: self.start_timer.times(),
             stats: self.reconcile_loop.stats(),
             kernel_log: self.kernel_log.subscribe(),
-            services: Box::new(move |name, each| {
+            for_each_service: Box::new(move |name, each| {
                 services.services(&*of_services, name).for_each(each);
             }),
-            counted: Box::new(move || ports.counted(&*of_ports, limit)),
+            port_counts: Box::new(move || ports.counted(&*of_ports, limit)),
             network: watch::Sender::default().subscribe(),
             sockets: watch::Sender::default().subscribe(),
             tunnel: Box::new(TunnelView::default),
             source,
-            counters: Box::new(read_counters),
-            connections: Box::new(move || of_sockets.connections()),
-            listening: watch::Sender::new(BTreeMap::new()),
-            checks: watch::Sender::default(),
-            answers: watch::Sender::default(),
+            kernel_counters: Box::new(read_counters),
+            open_connections: Box::new(move || of_sockets.connections()),
+            unbound_ports: watch::Sender::new(BTreeMap::new()),
+            health_checks: watch::Sender::default(),
+            health_responses: watch::Sender::default(),
         }
     }
 

@@ -42,7 +42,7 @@ use crate::{
     identity::CertificateState,
     listen::Waiting,
     net::NetworkView,
-    reconcile::{Counted, ServiceView, ReconcileStats},
+    reconcile::{PortCounterList, ServiceView, ReconcileStats},
     sockets::TerminatorView,
     source::SourceReport,
     tunnel::NodeView,
@@ -89,7 +89,7 @@ pub struct NodeViews {
     /// Calls a function for each Service, or for each with the given name, with its programmed state.
     pub for_each_service: Box<ForEachService>,
     /// The counts of the Service ports that have metrics of their own.
-    pub port_counts: Getter<Counted>,
+    pub port_counts: Getter<PortCounterList>,
     /// The state of the gateway and the ingress.
     pub tunnel: Getter<TunnelView>,
     /// The objects that the sources have read, and the invalid ones.

@@ -3,10 +3,10 @@
 
 pub mod ca;
 mod certificate;
+mod file_problem;
 mod files;
-mod name;
+mod node_name;
 mod peer;
-mod rejected;
 mod store;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -18,10 +18,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use self::{
-    name::{NameError, check_node_name, is_subdomain},
-    peer::{Peer, PeerError, agent_of},
-    rejected::{Reason, Rejected},
-    store::{Receiver, CertificateState, Store},
+    file_problem::{FileError, FileProblem},
+    node_name::{NameError, check_node_name, is_subdomain},
+    peer::{Peer, PeerError, identify_agent},
+    store::{CertificateState, Receiver, Store},
     tls::Identity,
 };
 

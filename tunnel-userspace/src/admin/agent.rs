@@ -13,7 +13,7 @@ use super::{
     server::{Routes, json, text},
 };
 use crate::{
-    identity::{Receiver, CertificateState},
+    identity::{CertificateState, Receiver},
     listen::Waiting,
     tunnel::{AgentState, AgentView, ConnectionState},
 };

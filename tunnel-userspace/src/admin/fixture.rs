@@ -17,7 +17,7 @@ use tokio::{
 
 use super::{NodeSetup, NodeViews, TunnelView};
 use crate::{
-    reconcile::{Counted, ReconcileStats},
+    reconcile::{PortCounterList, ReconcileStats},
     source::SourceReport,
 };
 
@@ -64,7 +64,7 @@ pub(super) fn views(stats: watch::Receiver<ReconcileStats>) -> NodeViews {
         stats,
         kernel_log: watch::channel(None).1,
         for_each_service: Box::new(|_, _| ()),
-        port_counts: Box::new(Counted::default),
+        port_counts: Box::new(PortCounterList::default),
         network: watch::Sender::default().subscribe(),
         sockets: watch::Sender::default().subscribe(),
         tunnel: Box::new(TunnelView::default),

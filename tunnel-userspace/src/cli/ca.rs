@@ -6,7 +6,9 @@ use clap::{Args, Subcommand};
 use jiff::Timestamp;
 
 use super::{QueryError, OutputFormat, table};
-use crate::identity::ca::{self, DEFAULT_CA_DAYS, DEFAULT_DAYS, CertificateKind, CertificateView};
+use crate::identity::ca::{
+    self, CertificateKind, CertificateView, DEFAULT_CA_DAYS, DEFAULT_DAYS,
+};
 
 /// The default folder of the CA.
 const DEFAULT_DIR: &str = "/etc/culvert/ca";

@@ -1,8 +1,8 @@
 //! The built-in CA of `culvert ca`: creates a CA, and issues certificates for gateways and agents, as files.
 
+mod authority;
+mod certificate_view;
 mod folder;
-mod make;
-mod show;
 
 use std::{
     io,
@@ -11,21 +11,23 @@ use std::{
 
 use jiff::Timestamp;
 
-pub use self::show::{CertificateKind, CertificateView, issued, show};
-use self::{
-    folder::{hold, replace},
-    make::Authority,
+pub use self::certificate_view::{
+    CertificateKind, CertificateView, certificate_files, read_certificates,
 };
-use super::{Files, Identity, NameError, Rejected, Role, check_node_name, files::Contents};
+use self::{
+    authority::Authority,
+    folder::{lock, replace_files},
+};
+use super::{FileError, Files, Identity, NameError, Role, check_node_name, files::FileContents};
 
 /// The default validity of a CA in days.
-pub const CA_DAYS: u32 = 3650;
+pub const DEFAULT_CA_DAYS: u32 = 3650;
 
 /// The default validity of a certificate in days.
-pub const DAYS: u32 = 365;
+pub const DEFAULT_DAYS: u32 = 365;
 
 /// The maximum validity of a CA or certificate in days.
-pub const MOST_DAYS: u32 = 36_500;
+pub const MAX_DAYS: u32 = 36_500;
 
 /// The error of a CA operation.
 #[derive(Debug, thiserror::Error)]
@@ -53,14 +55,14 @@ pub enum CaError {
     #[error(transparent)]
     Name(#[from] NameError),
     /// The requested validity is out of range.
-    #[error("--days is {days}; it must be from 1 to {MOST_DAYS}")]
+    #[error("--days is {days}; it must be from 1 to {MAX_DAYS}")]
     Days {
         /// The requested number of days.
         days: u32,
     },
     /// A file of the CA, or a certificate to be issued, is invalid.
     #[error(transparent)]
-    Rejected(#[from] Rejected),
+    File(#[from] FileError),
     /// None of the certificates in the CA's certificate file belongs to the CA's key.
     #[error(
         "{} has no certificate for the private key {}; restore both files from one backup",
@@ -87,20 +89,20 @@ pub enum CaError {
     },
     /// The output folder has a certificate of another role or node.
     #[error(
-        "{} is the certificate of {is}, and is not replaced by that of {wanted}; choose another \
+        "{} is the certificate of {found}, and is not replaced by that of {wanted}; choose another \
         folder with --out", path.display()
     )]
-    Taken {
+    OtherOwner {
         /// The file.
         path: PathBuf,
         /// The owner of the existing certificate.
-        is: String,
+        found: String,
         /// The owner of the certificate to be written.
         wanted: String,
     },
     /// A cryptographic operation failed.
     #[error("cannot create {what}: {reason}")]
-    Make {
+    Create {
         /// The object that could not be created.
         what: &'static str,
         /// The error.
@@ -121,7 +123,7 @@ pub enum CaError {
 
 /// A newly created CA.
 #[derive(Clone, Debug)]
-pub struct Made {
+pub struct CreatedCa {
     /// The path of the CA's certificate file.
     pub cert: PathBuf,
     /// The path of the CA's private key.
@@ -132,7 +134,7 @@ pub struct Made {
 
 /// A newly issued certificate.
 #[derive(Clone, Debug)]
-pub struct Issued {
+pub struct IssuedCertificate {
     /// The paths of the written files.
     pub files: Files,
     /// The time when the certificate expires.
@@ -146,11 +148,11 @@ pub struct Issued {
 /// # Errors
 ///
 /// The folder has a CA, or the CA can't be created.
-pub fn init(dir: &Path, days: u32, now: Timestamp) -> Result<Made, CaError> {
+pub fn init(dir: &Path, days: u32, now: Timestamp) -> Result<CreatedCa, CaError> {
     check_days(days)?;
-    folder::make(dir)?;
-    let _held = hold(dir)?;
-    let (cert, key) = (dir.join(CERT_OF_CA), dir.join(KEY_OF_CA));
+    folder::create(dir)?;
+    let _lock = lock(dir)?;
+    let (cert, key) = (dir.join(CA_CERT_FILE), dir.join(CA_KEY_FILE));
     for path in [&key, &cert] {
         if path.symlink_metadata().is_ok() {
             return Err(CaError::Exists { path: path.clone() });
@@ -158,11 +160,11 @@ pub fn init(dir: &Path, days: u32, now: Timestamp) -> Result<Made, CaError> {
     }
     let authority = Authority::new(days, now)?;
     let expires = authority.until;
-    replace(&[
-        (key.clone(), authority.key_pem().into_bytes(), PRIVATE),
-        (cert.clone(), authority.cert_pem().into_bytes(), PUBLIC),
+    replace_files(&[
+        (key.clone(), authority.key_pem().into_bytes(), KEY_MODE),
+        (cert.clone(), authority.cert_pem().into_bytes(), CERT_MODE),
     ])?;
-    Ok(Made { cert, key, expires })
+    Ok(CreatedCa { cert, key, expires })
 }
 
 /// Issues the certificate of a gateway, by default into `gateway` in the CA's folder.
@@ -175,9 +177,9 @@ pub fn issue_gateway(
     out: Option<&Path>,
     days: u32,
     now: Timestamp,
-) -> Result<Issued, CaError> {
+) -> Result<IssuedCertificate, CaError> {
     let out = out.map_or_else(|| dir.join("gateway"), Path::to_owned);
-    issue(dir, &out, Role::Gateway, GATEWAY, (days, now))
+    issue(dir, &out, Role::Gateway, GATEWAY_COMMON_NAME, (days, now))
 }
 
 /// Issues the certificate of a node's agent, by default into `agents/NODE` in the CA's folder.
@@ -191,25 +193,25 @@ pub fn issue_agent(
     out: Option<&Path>,
     days: u32,
     now: Timestamp,
-) -> Result<Issued, CaError> {
+) -> Result<IssuedCertificate, CaError> {
     check_node_name(node)?;
     let out = out.map_or_else(|| dir.join("agents").join(node), Path::to_owned);
     issue(dir, &out, Role::Agent, node, (days, now))
 }
 
 /// The file name of the CA's certificate, in the CA's folder and next to issued certificates.
-const CERT_OF_CA: &str = "ca.pem";
-const KEY_OF_CA: &str = "ca-key.pem";
-const CERT: &str = "cert.pem";
-const KEY: &str = "key.pem";
+const CA_CERT_FILE: &str = "ca.pem";
+const CA_KEY_FILE: &str = "ca-key.pem";
+const CERT_FILE: &str = "cert.pem";
+const KEY_FILE: &str = "key.pem";
 
 /// The common name in the certificates of gateways.
-const GATEWAY: &str = "gateway";
+const GATEWAY_COMMON_NAME: &str = "gateway";
 
 /// The mode of private key files.
-const PRIVATE: u32 = 0o600;
+const KEY_MODE: u32 = 0o600;
 /// The mode of certificate files, before the umask.
-const PUBLIC: u32 = 0o644;
+const CERT_MODE: u32 = 0o644;
 
 fn issue(
     dir: &Path,
@@ -217,37 +219,37 @@ fn issue(
     role: Role,
     name: &str,
     (days, now): (u32, Timestamp),
-) -> Result<Issued, CaError> {
+) -> Result<IssuedCertificate, CaError> {
     check_days(days)?;
-    if !dir.join(KEY_OF_CA).exists() && !dir.join(CERT_OF_CA).exists() {
+    if !dir.join(CA_KEY_FILE).exists() && !dir.join(CA_CERT_FILE).exists() {
         return Err(CaError::NoCa {
             dir: dir.to_owned(),
         });
     }
-    let _held = hold(dir)?;
+    let _lock = lock(dir)?;
     let authority = Authority::read(dir, now)?;
     let pair = authority.issue(role, name, days, now)?;
     let files = Files {
-        ca: out.join(CERT_OF_CA),
-        cert: out.join(CERT),
-        key: out.join(KEY),
+        ca: out.join(CA_CERT_FILE),
+        cert: out.join(CERT_FILE),
+        key: out.join(KEY_FILE),
     };
-    let contents = Contents {
+    let contents = FileContents {
         ca: authority.cert_pem().into_bytes(),
         cert: pair.cert.into_bytes(),
         key: pair.key.into_bytes(),
-        mode: PRIVATE,
+        mode: KEY_MODE,
     };
     // Checks the files as the daemon will, before any is written.
-    let identity = Identity::verified(&files, &contents, role, now)?;
+    let identity = Identity::verify(&files, &contents, role, now)?;
     check_owner(&files.cert, role, name)?;
-    folder::make(out)?;
-    replace(&[
-        (files.ca.clone(), contents.ca, PUBLIC),
-        (files.key.clone(), contents.key, PRIVATE),
-        (files.cert.clone(), contents.cert, PUBLIC),
+    folder::create(out)?;
+    replace_files(&[
+        (files.ca.clone(), contents.ca, CERT_MODE),
+        (files.key.clone(), contents.key, KEY_MODE),
+        (files.cert.clone(), contents.cert, CERT_MODE),
     ])?;
-    Ok(Issued {
+    Ok(IssuedCertificate {
         files,
         expires: identity.expires,
         is_shortened: pair.is_shortened,
@@ -257,7 +259,7 @@ fn issue(
 /// Returns an error if a file is the certificate of another role or node. A file without a readable
 /// certificate may be replaced.
 fn check_owner(path: &Path, role: Role, name: &str) -> Result<(), CaError> {
-    let Some(there) = show(path, Timestamp::UNIX_EPOCH)
+    let Some(existing) = read_certificates(path, Timestamp::UNIX_EPOCH)
         .ok()
         .and_then(|views| views.into_iter().next())
     else {
@@ -267,23 +269,23 @@ fn check_owner(path: &Path, role: Role, name: &str) -> Result<(), CaError> {
         Role::Gateway => "a gateway".to_owned(),
         Role::Agent => format!("node {name}"),
     };
-    let is = match there.role {
-        CertificateKind::Agent => format!("node {}", there.node.unwrap_or_default()),
+    let found = match existing.role {
+        CertificateKind::Agent => format!("node {}", existing.node.unwrap_or_default()),
         CertificateKind::Gateway => "a gateway".to_owned(),
-        CertificateKind::Ca | CertificateKind::Other => there.subject,
+        CertificateKind::Ca | CertificateKind::Other => existing.subject,
     };
-    if is == wanted {
+    if found == wanted {
         return Ok(());
     }
-    Err(CaError::Taken {
+    Err(CaError::OtherOwner {
         path: path.to_owned(),
-        is,
+        found,
         wanted,
     })
 }
 
 const fn check_days(days: u32) -> Result<(), CaError> {
-    if days == 0 || days > MOST_DAYS {
+    if days == 0 || days > MAX_DAYS {
         return Err(CaError::Days { days });
     }
     Ok(())

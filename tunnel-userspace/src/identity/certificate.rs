@@ -13,23 +13,23 @@ use super::{AGENTS, GATEWAY_NAME, GATEWAYS, Role, check_node_name};
 
 /// The fields of a certificate that the tunnel checks.
 #[derive(Clone, Debug)]
-pub(super) struct Facts {
+pub(super) struct ParsedCertificate {
     pub(super) subject: String,
     pub(super) issuer: String,
-    pub(super) from: Timestamp,
-    pub(super) until: Timestamp,
+    pub(super) not_before: Timestamp,
+    pub(super) not_after: Timestamp,
     /// True if the certificate may issue others (the CA basic constraint).
-    pub(super) is_authority: bool,
+    pub(super) is_ca: bool,
     /// The subject's public key, as encoded in the certificate.
     pub(super) public_key: Vec<u8>,
     organizations: Vec<String>,
     common_names: Vec<String>,
     dns_names: Vec<String>,
-    for_servers: bool,
-    for_clients: bool,
+    server_auth: bool,
+    client_auth: bool,
 }
 
-impl Facts {
+impl ParsedCertificate {
     /// Parses a certificate; the error describes the damage.
     pub(super) fn read(der: &CertificateDer<'_>) -> Result<Self, String> {
         let (rest, parsed) = X509Certificate::from_der(der)
@@ -47,17 +47,17 @@ impl Facts {
             .filter_map(dns_name)
             .collect();
         Ok(Self {
-            subject: shown(parsed.subject()),
-            issuer: shown(parsed.issuer()),
-            from: timestamp(parsed.validity().not_before.timestamp())?,
-            until: timestamp(parsed.validity().not_after.timestamp())?,
-            is_authority: constraints.is_some_and(|constraints| constraints.value.ca),
+            subject: escaped_name(parsed.subject()),
+            issuer: escaped_name(parsed.issuer()),
+            not_before: timestamp(parsed.validity().not_before.timestamp())?,
+            not_after: timestamp(parsed.validity().not_after.timestamp())?,
+            is_ca: constraints.is_some_and(|constraints| constraints.value.ca),
             public_key: parsed.public_key().subject_public_key.data.to_vec(),
-            organizations: texts(parsed.subject().iter_organization())?,
-            common_names: texts(parsed.subject().iter_common_name())?,
+            organizations: attribute_texts(parsed.subject().iter_organization())?,
+            common_names: attribute_texts(parsed.subject().iter_common_name())?,
             dns_names,
-            for_servers: usage.as_ref().is_some_and(|usage| usage.value.server_auth),
-            for_clients: usage.as_ref().is_some_and(|usage| usage.value.client_auth),
+            server_auth: usage.as_ref().is_some_and(|usage| usage.value.server_auth),
+            client_auth: usage.as_ref().is_some_and(|usage| usage.value.client_auth),
         })
     }
 
@@ -75,7 +75,7 @@ impl Facts {
     }
 
     /// Returns the common name, after checking the names and usages that the role requires.
-    pub(super) fn name(&self, role: Role) -> Result<&str, String> {
+    pub(super) fn checked_name(&self, role: Role) -> Result<&str, String> {
         let [name] = &*self.common_names else {
             let subject = &self.subject;
             return Err(format!(
@@ -88,13 +88,13 @@ impl Facts {
                 return Err(format!("it has no subject alternative name {GATEWAY_NAME} (DNS)"));
             }
             Role::Gateway => (
-                self.for_servers && !self.for_clients,
+                self.server_auth && !self.client_auth,
                 "server authentication",
             ),
             Role::Agent => {
                 check_node_name(name).map_err(|error| error.to_string())?;
                 (
-                    self.for_clients && !self.for_servers,
+                    self.client_auth && !self.server_auth,
                     "client authentication",
                 )
             }
@@ -117,7 +117,7 @@ fn dns_name(name: &GeneralName<'_>) -> Option<String> {
 }
 
 /// Formats a name, and escapes its control characters.
-fn shown(name: &X509Name<'_>) -> String {
+fn escaped_name(name: &X509Name<'_>) -> String {
     name.to_string().escape_debug().to_string()
 }
 
@@ -126,7 +126,7 @@ fn timestamp(seconds: i64) -> Result<Timestamp, String> {
         .map_err(|error| format!("the validity of a certificate is malformed: {error}"))
 }
 
-fn texts<'a>(
+fn attribute_texts<'a>(
     values: impl Iterator<Item = &'a AttributeTypeAndValue<'a>>,
 ) -> Result<Vec<String>, String> {
     values

@@ -12,18 +12,18 @@ use rustls::pki_types::{
     pem::{self, PemObject as _, SectionKind},
 };
 
-use super::{Files, Reason, Rejected, certificate::Facts};
+use super::{FileError, FileProblem, Files, certificate::ParsedCertificate};
 
 /// The maximum size of a file, in bytes.
-pub(super) const LARGEST: u64 = 1 << 20;
+pub(super) const MAX_SIZE: u64 = 1 << 20;
 
 /// The bits that the mode of a key file should not have: any access for others, and write or execute access
 /// for the group. Read access for the group is needed by non-root pods (`fsGroup`).
-const TOO_OPEN: u32 = 0o037;
+const OPEN_BITS: u32 = 0o037;
 
 /// The contents of the three files.
 #[derive(Clone, Eq, PartialEq)]
-pub(super) struct Contents {
+pub(super) struct FileContents {
     pub(super) ca: Vec<u8>,
     pub(super) cert: Vec<u8>,
     pub(super) key: Vec<u8>,
@@ -31,9 +31,9 @@ pub(super) struct Contents {
     pub(super) mode: u32,
 }
 
-impl Contents {
+impl FileContents {
     /// Reads the files, one after the other.
-    pub(super) fn read(files: &Files) -> Result<Self, Rejected> {
+    pub(super) fn read(files: &Files) -> Result<Self, FileError> {
         let (ca, _) = read(&files.ca)?;
         let (cert, _) = read(&files.cert)?;
         let (key, mode) = read(&files.key)?;
@@ -45,15 +45,15 @@ impl Contents {
         })
     }
 
-    /// Returns true if the mode of the key file has any bit of [`TOO_OPEN`].
+    /// Returns true if the mode of the key file has any bit of [`OPEN_BITS`].
     pub(super) const fn is_open(&self) -> bool {
-        self.mode & TOO_OPEN != 0
+        self.mode & OPEN_BITS != 0
     }
 }
 
 /// Reads a file; returns its content and mode.
-pub(super) fn read(path: &Path) -> Result<(Vec<u8>, u32), Rejected> {
-    let failed = |error| reject(path, Reason::Unreadable(error));
+pub(super) fn read(path: &Path) -> Result<(Vec<u8>, u32), FileError> {
+    let failed = |error| file_error(path, FileProblem::Unreadable(error));
     // Without `O_NONBLOCK`, opening a pipe would wait for a writer.
     let file = File::options()
         .read(true)
@@ -62,14 +62,14 @@ pub(super) fn read(path: &Path) -> Result<(Vec<u8>, u32), Rejected> {
         .map_err(failed)?;
     let metadata = file.metadata().map_err(failed)?;
     if !metadata.is_file() {
-        return Err(reject(path, Reason::NotAFile));
+        return Err(file_error(path, FileProblem::NotAFile));
     }
     let mut bytes = Vec::new();
-    file.take(LARGEST + 1)
+    file.take(MAX_SIZE + 1)
         .read_to_end(&mut bytes)
         .map_err(failed)?;
-    if bytes.len() as u64 > LARGEST {
-        return Err(reject(path, Reason::TooLarge));
+    if bytes.len() as u64 > MAX_SIZE {
+        return Err(file_error(path, FileProblem::TooLarge));
     }
     Ok((bytes, metadata.mode()))
 }
@@ -78,59 +78,59 @@ pub(super) fn read(path: &Path) -> Result<(Vec<u8>, u32), Rejected> {
 pub(super) fn certificates(
     path: &Path,
     bytes: &[u8],
-) -> Result<Vec<(CertificateDer<'static>, Facts)>, Rejected> {
+) -> Result<Vec<(CertificateDer<'static>, ParsedCertificate)>, FileError> {
     let mut found = Vec::new();
-    for (kind, der) in sections(bytes).map_err(|reason| reject(path, reason))? {
+    for (kind, der) in sections(bytes).map_err(|problem| file_error(path, problem))? {
         if kind == SectionKind::Certificate {
             let der = CertificateDer::from(der);
-            let facts = Facts::read(&der).map_err(|how| reject(path, Reason::Damaged(how)))?;
-            found.push((der, facts));
+            let parsed = ParsedCertificate::read(&der).map_err(|how| file_error(path, FileProblem::Damaged(how)))?;
+            found.push((der, parsed));
         }
     }
     if found.is_empty() {
-        return Err(reject(path, Reason::NoCertificate));
+        return Err(file_error(path, FileProblem::NoCertificate));
     }
     Ok(found)
 }
 
 /// Parses the private key of a file, which must have exactly one.
-pub(super) fn key(path: &Path, bytes: &[u8]) -> Result<PrivateKeyDer<'static>, Rejected> {
-    let sections = sections(bytes).map_err(|reason| reject(path, reason))?;
+pub(super) fn key(path: &Path, bytes: &[u8]) -> Result<PrivateKeyDer<'static>, FileError> {
+    let sections = sections(bytes).map_err(|problem| file_error(path, problem))?;
     let mut keys = sections
         .into_iter()
         .filter_map(|(kind, der)| PrivateKeyDer::from_pem(kind, der));
     match (keys.next(), keys.next()) {
         (Some(key), None) => Ok(key),
-        (Some(_), Some(_)) => Err(reject(path, Reason::ManyKeys)),
+        (Some(_), Some(_)) => Err(file_error(path, FileProblem::MultipleKeys)),
         (None, _) if contains(bytes, b"ENCRYPTED PRIVATE KEY-----") => {
-            Err(reject(path, Reason::EncryptedKey))
+            Err(file_error(path, FileProblem::EncryptedKey))
         }
-        (None, _) => Err(reject(path, Reason::NoKey)),
+        (None, _) => Err(file_error(path, FileProblem::NoKey)),
     }
 }
 
-pub(super) fn reject(path: &Path, reason: Reason) -> Rejected {
-    Rejected {
+pub(super) fn file_error(path: &Path, problem: FileProblem) -> FileError {
+    FileError {
         path: path.to_owned(),
-        reason,
+        problem,
     }
 }
 
 /// Splits a PEM file into sections. Text is permitted before a section (RFC 7468 section 5.2), but not
 /// after the last one, so that truncated and badly joined files are detected.
-fn sections(bytes: &[u8]) -> Result<Vec<(SectionKind, Vec<u8>)>, Reason> {
+fn sections(bytes: &[u8]) -> Result<Vec<(SectionKind, Vec<u8>)>, FileProblem> {
     const BEGIN: &[u8] = b"-----BEGIN ";
     const END: &[u8] = b"-----END ";
     if bytes.iter().all(u8::is_ascii_whitespace) {
-        return Err(Reason::Empty);
+        return Err(FileProblem::Empty);
     }
-    let damaged = |how: &str| Err(Reason::Damaged(how.to_owned()));
+    let damaged = |how: &str| Err(FileProblem::Damaged(how.to_owned()));
     let mut is_open = false;
     let mut is_after = false;
     for line in bytes.split(|byte| matches!(byte, b'\n' | b'\r')) {
-        let is_whole = line.trim_ascii_end().ends_with(b"-----");
-        let is_begin = is_whole && line.starts_with(BEGIN);
-        let is_end = is_whole && line.starts_with(END);
+        let is_complete = line.trim_ascii_end().ends_with(b"-----");
+        let is_begin = is_complete && line.starts_with(BEGIN);
+        let is_end = is_complete && line.starts_with(END);
         let marks = usize::from(is_begin || is_end);
         if count(line, BEGIN) + count(line, END) != marks {
             return damaged("a -----BEGIN or -----END marker is not a complete line of its own");
@@ -152,11 +152,11 @@ fn sections(bytes: &[u8]) -> Result<Vec<(SectionKind, Vec<u8>)>, Reason> {
         return damaged("there is text after the last -----END line");
     }
     <(SectionKind, Vec<u8>)>::pem_slice_iter(bytes)
-        .map(|section| section.map_err(|error| Reason::Damaged(told(&error))))
+        .map(|section| section.map_err(|error| FileProblem::Damaged(describe(&error))))
         .collect()
 }
 
-fn told(error: &pem::Error) -> String {
+fn describe(error: &pem::Error) -> String {
     if matches!(error, pem::Error::MissingSectionEnd { .. }) {
         "a -----BEGIN line and its -----END line have different labels".to_owned()
     } else {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use rustls::pki_types::CertificateDer;
 
-use super::{Role, certificate::Facts};
+use super::{Role, certificate::ParsedCertificate};
 
 /// The identity of an agent.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -27,14 +27,14 @@ pub struct PeerError(String);
 ///
 /// The certificate is not an agent's: the organisation must be `culvert:agents`, the common name a valid
 /// Node name, and the extended key usage client authentication.
-pub fn agent_of(leaf: &CertificateDer<'_>) -> Result<Peer, PeerError> {
-    let facts = Facts::read(leaf).map_err(PeerError)?;
-    if facts.role().map_err(PeerError)? == Role::Gateway {
+pub fn identify_agent(leaf: &CertificateDer<'_>) -> Result<Peer, PeerError> {
+    let certificate = ParsedCertificate::read(leaf).map_err(PeerError)?;
+    if certificate.role().map_err(PeerError)? == Role::Gateway {
         return Err(PeerError("it is a gateway's".to_owned()));
     }
-    let node = facts.name(Role::Agent).map_err(PeerError)?;
+    let node = certificate.checked_name(Role::Agent).map_err(PeerError)?;
     Ok(Peer {
         node: Arc::from(node),
-        expires: facts.until,
+        expires: certificate.not_after,
     })
 }

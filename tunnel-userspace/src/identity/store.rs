@@ -12,15 +12,15 @@ use tokio::{
 };
 use tracing::{error, info, warn};
 
-use super::{Files, Identity, Rejected, Role, files::Contents};
+use super::{FileError, Files, Identity, Role, files::FileContents};
 use crate::drain;
 
 /// The interval at which the files are checked.
-const POLL: Duration = Duration::from_secs(2);
+const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The warning of an expiring certificate starts this long before, or after four fifths of the
 /// certificate's lifetime if that is later.
-const SOON: SignedDuration = SignedDuration::from_hours(30 * 24);
+const MAX_WARNING_PERIOD: SignedDuration = SignedDuration::from_hours(30 * 24);
 
 /// The state of this process's certificate, for status and metrics.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
@@ -76,9 +76,9 @@ pub struct Store {
     files: Files,
     role: Role,
     /// The contents or the error that the last check found.
-    seen: Result<Contents, String>,
+    last_check: Result<FileContents, String>,
     /// True if the contents of the last check are in use.
-    is_good: bool,
+    is_last_check_in_use: bool,
     identity: watch::Sender<Option<Arc<Identity>>>,
     state: watch::Sender<CertificateState>,
 }
@@ -92,17 +92,17 @@ impl Store {
     }
 
     fn open_at(files: Files, role: Role, now: Timestamp) -> (Self, Receiver) {
-        let found = Contents::read(&files);
+        let found = FileContents::read(&files);
         let mut store = Self {
             files,
             role,
             // Set as if an earlier check had found the same, so that invalid files are reported at once.
-            seen: found.as_ref().map_err(Rejected::to_string).cloned(),
-            is_good: false,
+            last_check: found.as_ref().map_err(FileError::to_string).cloned(),
+            is_last_check_in_use: false,
             identity: watch::Sender::new(None),
             state: watch::Sender::new(CertificateState::default()),
         };
-        store.take(found, now);
+        store.handle_check(found, now);
         // Subscribes after the first certificate, which thus does not count as a change.
         let receiver = Receiver {
             identity: store.identity.subscribe(),
@@ -113,22 +113,22 @@ impl Store {
 
     /// Checks the files every two seconds until the drain begins.
     pub async fn run(mut self, mut draining: watch::Receiver<bool>) {
-        let mut poll = interval(POLL);
+        let mut poll = interval(CHECK_INTERVAL);
         poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
         poll.reset();
         loop {
-            let look = async {
+            let check = async {
                 poll.tick().await;
                 let files = self.files.clone();
-                spawn_blocking(move || Contents::read(&files)).await
+                spawn_blocking(move || FileContents::read(&files)).await
             };
             let found = tokio::select! {
                 biased;
                 () = drain::begun(&mut draining) => break,
-                found = look => found,
+                found = check => found,
             };
             match found {
-                Ok(found) => self.take(found, Timestamp::now()),
+                Ok(found) => self.handle_check(found, Timestamp::now()),
                 Err(error) => warn!(%error, "cannot check the certificate files"),
             }
         }
@@ -136,23 +136,23 @@ impl Store {
 
     /// Handles the result of a check. Invalid files may be in the middle of a replacement, so they are a
     /// problem only if the next check finds them unchanged.
-    fn take(&mut self, found: Result<Contents, Rejected>, now: Timestamp) {
-        let seen = found.as_ref().map_err(Rejected::to_string).cloned();
-        let is_same = seen == self.seen;
-        self.seen = seen;
+    fn handle_check(&mut self, found: Result<FileContents, FileError>, now: Timestamp) {
+        let check = found.as_ref().map_err(FileError::to_string).cloned();
+        let is_same = check == self.last_check;
+        self.last_check = check;
         let used = self.identity.borrow().clone();
-        let is_due = used.is_none_or(|used| used.revisit <= now);
-        if !is_same || !self.is_good || is_due {
+        let is_due = used.is_none_or(|used| used.reverify_at <= now);
+        if !is_same || !self.is_last_check_in_use || is_due {
             let verified = found
-                .and_then(|contents| Identity::verified(&self.files, &contents, self.role, now));
-            self.is_good = verified.is_ok();
+                .and_then(|contents| Identity::verify(&self.files, &contents, self.role, now));
+            self.is_last_check_in_use = verified.is_ok();
             match verified {
                 Ok(identity) => self.publish(identity),
-                Err(rejected) if is_same => self.complain(&rejected),
+                Err(rejected) if is_same => self.report_problem(&rejected),
                 Err(_) => {}
             }
         }
-        self.warn(now);
+        self.update_warnings(now);
     }
 
     fn publish(&self, identity: Identity) {
@@ -170,14 +170,14 @@ impl Store {
         self.identity.send_replace(Some(Arc::new(identity)));
     }
 
-    fn complain(&self, rejected: &Rejected) {
+    fn report_problem(&self, rejected: &FileError) {
         let problem = rejected.to_string();
-        let is_news = self.state.send_if_modified(|state| {
-            let is_news = state.problem.as_ref() != Some(&problem);
+        let is_new = self.state.send_if_modified(|state| {
+            let is_new = state.problem.as_ref() != Some(&problem);
             state.problem = Some(problem.clone());
-            is_news
+            is_new
         });
-        if !is_news {
+        if !is_new {
             return;
         }
         if self.identity.borrow().is_some() {
@@ -190,9 +190,9 @@ impl Store {
         }
     }
 
-    fn warn(&self, now: Timestamp) {
+    fn update_warnings(&self, now: Timestamp) {
         let mut warnings = Vec::new();
-        if self.seen.as_ref().is_ok_and(Contents::is_open) {
+        if self.last_check.as_ref().is_ok_and(FileContents::is_open) {
             let key = self.files.key.display();
             warnings.push(format!(
                 "{key}: users other than the owner can access the private key; run: chmod 600 {key}"
@@ -200,21 +200,21 @@ impl Store {
         }
         if let Some(identity) = &*self.identity.borrow() {
             let (from, until) = (identity.from, identity.expires);
-            let soon = SOON.min(from.duration_until(until) / 5);
-            if now <= until && now.duration_until(until) < soon {
+            let warning_period = MAX_WARNING_PERIOD.min(from.duration_until(until) / 5);
+            if now <= until && now.duration_until(until) < warning_period {
                 let cert = self.files.cert.display();
                 warnings.push(format!("{cert}: expires on {until}; issue a new certificate"));
             }
         }
         self.state.send_if_modified(|state| {
-            let is_news = state.warnings != warnings;
-            if is_news {
+            let is_new = state.warnings != warnings;
+            if is_new {
                 for warning in warnings.iter().filter(|it| !state.warnings.contains(it)) {
                     warn!(warning, "the certificate files need attention");
                 }
                 state.warnings = warnings;
             }
-            is_news
+            is_new
         });
     }
 }

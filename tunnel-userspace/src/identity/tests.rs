@@ -1,7 +1,7 @@
 //! The fixtures of the identity tests: a CA in a folder, and the certificates that it issues.
 
 mod handshake;
-mod set;
+mod file_checks;
 
 use std::{
     fs,
@@ -21,18 +21,18 @@ use rustls::{
 };
 use tempfile::TempDir;
 
-use super::{ALPN, Files, Identity, Rejected, Role, ca, files::Contents};
+use super::{ALPN, FileError, Files, Identity, Role, ca, files::FileContents};
 
-pub(crate) struct Site {
+pub(crate) struct TestCa {
     pub(super) dir: TempDir,
     pub(super) now: Timestamp,
 }
 
-impl Site {
+impl TestCa {
     /// Creates a CA at a given time.
     pub(super) fn at(now: Timestamp) -> Self {
         let dir = tempfile::tempdir().expect("a folder");
-        ca::init(dir.path(), ca::CA_DAYS, now).expect("a CA");
+        ca::init(dir.path(), ca::DEFAULT_CA_DAYS, now).expect("a CA");
         Self { dir, now }
     }
 
@@ -41,13 +41,13 @@ impl Site {
     }
 
     pub(crate) fn gateway(&self) -> Files {
-        ca::issue_gateway(self.dir.path(), None, ca::DAYS, self.now)
+        ca::issue_gateway(self.dir.path(), None, ca::DEFAULT_DAYS, self.now)
             .expect("a gateway's")
             .files
     }
 
     pub(crate) fn agent(&self, node: &str) -> Files {
-        ca::issue_agent(self.dir.path(), node, None, ca::DAYS, self.now)
+        ca::issue_agent(self.dir.path(), node, None, ca::DEFAULT_DAYS, self.now)
             .expect("an agent's")
             .files
     }
@@ -77,14 +77,14 @@ impl Site {
     /// Returns a TLS client config that trusts this CA, with these files or without a certificate.
     pub(crate) fn client(&self, files: Option<&Files>) -> ClientConfig {
         let mut roots = RootCertStore::empty();
-        roots.add(leaf(&self.path("ca.pem"))).expect("a CA");
+        roots.add(first_certificate(&self.path("ca.pem"))).expect("a CA");
         let builder = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
             .with_protocol_versions(&[&TLS13])
             .expect("settings")
             .with_root_certificates(roots);
         let mut config = if let Some(files) = files {
             let key = PrivateKeyDer::from_pem_file(&files.key).expect("a key");
-            let config = builder.with_client_auth_cert(vec![leaf(&files.cert)], key);
+            let config = builder.with_client_auth_cert(vec![first_certificate(&files.cert)], key);
             config.expect("a pair")
         } else {
             builder.with_no_client_auth()
@@ -106,20 +106,20 @@ pub(super) fn name([organization, common_name]: [&str; 2]) -> DistinguishedName 
 }
 
 /// Returns the first certificate of a file.
-pub(super) fn leaf(path: &Path) -> CertificateDer<'static> {
+pub(super) fn first_certificate(path: &Path) -> CertificateDer<'static> {
     CertificateDer::from_pem_file(path).expect("a certificate")
 }
 
 /// Returns the certificates of two CAs, as the content of one file.
-pub(super) fn both(one: &Site, other: &Site) -> String {
+pub(super) fn both_cas(one: &TestCa, other: &TestCa) -> String {
     [one, other]
-        .map(|site| fs::read_to_string(site.path("ca.pem")).expect("a CA"))
+        .map(|test_ca| fs::read_to_string(test_ca.path("ca.pem")).expect("a CA"))
         .concat()
 }
 
-pub(super) fn verified(files: &Files, role: Role, now: Timestamp) -> Result<Identity, Rejected> {
-    let contents = Contents::read(files)?;
-    Identity::verified(files, &contents, role, now)
+pub(super) fn verified(files: &Files, role: Role, now: Timestamp) -> Result<Identity, FileError> {
+    let contents = FileContents::read(files)?;
+    Identity::verify(files, &contents, role, now)
 }
 
 pub(super) fn identity(files: &Files, role: Role, now: Timestamp) -> Arc<Identity> {
@@ -127,7 +127,7 @@ pub(super) fn identity(files: &Files, role: Role, now: Timestamp) -> Arc<Identit
 }
 
 /// Returns the error for invalid files, without the name of their folder.
-pub(super) fn refusal(files: &Files, role: Role, now: Timestamp) -> String {
+pub(super) fn error_text(files: &Files, role: Role, now: Timestamp) -> String {
     let refused = verified(files, role, now).expect_err("a bad set");
     let folder = files.cert.parent().expect("a folder");
     refused
@@ -139,7 +139,7 @@ pub(super) const fn days(days: i64) -> SignedDuration {
     SignedDuration::from_hours(24 * days)
 }
 
-pub(super) fn then() -> Timestamp {
+pub(super) fn fixed_time() -> Timestamp {
     "2026-03-01T12:00:00Z".parse().expect("a time")
 }
 

@@ -20,15 +20,15 @@ use rustls::{
 };
 
 use super::{
-    ALPN, Files, GATEWAY_NAME, Reason, Rejected, Role,
-    certificate::Facts,
-    files::{self, Contents, reject},
+    ALPN, FileError, FileProblem, Files, GATEWAY_NAME, Role,
+    certificate::ParsedCertificate,
+    files::{self, FileContents, file_error},
 };
 
 /// A verified certificate of this process, and the TLS settings built from it: TLS 1.3 only, mutual
 /// authentication, the protocol [`ALPN`], no session resumption.
 pub struct Identity {
-    /// The settings of a gateway. It requires a client certificate issued by the CA; [`super::agent_of`]
+    /// The settings of a gateway. It requires a client certificate issued by the CA; [`super::identify_agent`]
     /// then identifies the agent.
     pub server: Arc<ServerConfig>,
     /// The settings of an agent. It requires a server certificate issued by the CA for
@@ -44,7 +44,7 @@ pub struct Identity {
     pub ca_expires: Timestamp,
     /// The time at which the same files must be verified again, since the validity of a certificate begins
     /// or ends.
-    pub(super) revisit: Timestamp,
+    pub(super) reverify_at: Timestamp,
 }
 
 impl fmt::Debug for Identity {
@@ -65,143 +65,143 @@ impl Identity {
     }
 
     /// Verifies the contents of the three files together, at the time `now`.
-    pub(super) fn verified(
+    pub(super) fn verify(
         files: &Files,
-        contents: &Contents,
+        contents: &FileContents,
         role: Role,
         now: Timestamp,
-    ) -> Result<Self, Rejected> {
-        let authorities = files::certificates(&files.ca, &contents.ca)?;
+    ) -> Result<Self, FileError> {
+        let cas = files::certificates(&files.ca, &contents.ca)?;
         let chain = files::certificates(&files.cert, &contents.cert)?;
         let key = files::key(&files.key, &contents.key)?;
         let provider = Arc::new(aws_lc_rs::default_provider());
-        let trust = trusted(files, authorities, now)?;
-        let Some((_, facts)) = chain.first() else {
-            return Err(reject(&files.cert, Reason::NoCertificate));
+        let trust = trusted_cas(files, cas, now)?;
+        let Some((_, parsed)) = chain.first() else {
+            return Err(file_error(&files.cert, FileProblem::NoCertificate));
         };
-        let facts = facts.clone();
-        let (name, until) = fit(files, &facts, role, now)?;
+        let parsed = parsed.clone();
+        let (name, until) = check_certificate(files, &parsed, role, now)?;
         let chain: Vec<_> = chain.into_iter().map(|(der, _)| der).collect();
-        let certified = certified(files, chain, key, &provider)?;
+        let certified = certified_key(files, chain, key, &provider)?;
         let verifiers = Verifiers::new(&trust.roots, &provider)
-            .map_err(|error| reject(&files.ca, Reason::Refused(error)))?;
+            .map_err(|error| file_error(&files.ca, FileProblem::RefusedByTls(error)))?;
         verifiers
             .verify(&certified.cert, role, now)
-            .map_err(|error| reject(&files.cert, chain_reason(&error, &facts, &files.ca)))?;
-        let failed = |error: Error| reject(&files.cert, Reason::Refused(error.to_string()));
+            .map_err(|error| file_error(&files.cert, chain_problem(&error, &parsed, &files.ca)))?;
+        let failed = |error: Error| file_error(&files.cert, FileProblem::RefusedByTls(error.to_string()));
         let resolver = Arc::new(SingleCertAndKey::from(certified));
         Ok(Self {
-            server: Arc::new(server(&provider, &verifiers, Arc::clone(&resolver)).map_err(failed)?),
-            client: Arc::new(client(&provider, &verifiers, resolver).map_err(failed)?),
+            server: Arc::new(server_config(&provider, &verifiers, Arc::clone(&resolver)).map_err(failed)?),
+            client: Arc::new(client_config(&provider, &verifiers, resolver).map_err(failed)?),
             name,
-            from: facts.from,
-            expires: facts.until,
+            from: parsed.not_before,
+            expires: parsed.not_after,
             ca_expires: trust.expires,
-            revisit: trust.revisit.min(until),
+            reverify_at: trust.reverify_at.min(until),
         })
     }
 }
 
 /// The CA certificates that are valid now.
-struct Trust {
+struct TrustedCas {
     roots: Arc<RootCertStore>,
     expires: Timestamp,
-    revisit: Timestamp,
+    reverify_at: Timestamp,
 }
 
-fn trusted(
+fn trusted_cas(
     files: &Files,
-    authorities: Vec<(CertificateDer<'static>, Facts)>,
+    cas: Vec<(CertificateDer<'static>, ParsedCertificate)>,
     now: Timestamp,
-) -> Result<Trust, Rejected> {
+) -> Result<TrustedCas, FileError> {
     let mut roots = RootCertStore::empty();
     let mut expires = Timestamp::MAX;
-    let mut revisit = Timestamp::MAX;
-    let mut out_of_date = None;
-    for (der, facts) in authorities {
-        if !facts.is_authority {
-            return Err(reject(&files.ca, Reason::NotAuthority(facts.subject)));
+    let mut reverify_at = Timestamp::MAX;
+    let mut first_problem = None;
+    for (der, parsed) in cas {
+        if !parsed.is_ca {
+            return Err(file_error(&files.ca, FileProblem::NotCa(parsed.subject)));
         }
-        match validity(&facts, now) {
+        match check_validity(&parsed, now) {
             Ok(until) => {
                 roots
                     .add(der)
-                    .map_err(|error| reject(&files.ca, Reason::Damaged(error.to_string())))?;
-                expires = expires.min(facts.until);
-                revisit = revisit.min(until);
+                    .map_err(|error| file_error(&files.ca, FileProblem::Damaged(error.to_string())))?;
+                expires = expires.min(parsed.not_after);
+                reverify_at = reverify_at.min(until);
             }
-            Err(reason) => {
-                if let Reason::NotYetValid(from) = reason {
-                    revisit = revisit.min(from);
+            Err(problem) => {
+                if let FileProblem::NotYetValid(from) = problem {
+                    reverify_at = reverify_at.min(from);
                 }
-                out_of_date.get_or_insert(reason);
+                first_problem.get_or_insert(problem);
             }
         }
     }
-    match out_of_date {
-        Some(reason) if roots.is_empty() => Err(reject(&files.ca, reason)),
-        _ => Ok(Trust {
+    match first_problem {
+        Some(problem) if roots.is_empty() => Err(file_error(&files.ca, problem)),
+        _ => Ok(TrustedCas {
             roots: Arc::new(roots),
             expires,
-            revisit,
+            reverify_at,
         }),
     }
 }
 
 /// Checks that a certificate is valid now; returns the second after its expiry.
-fn validity(facts: &Facts, now: Timestamp) -> Result<Timestamp, Reason> {
-    if now < facts.from {
-        return Err(Reason::NotYetValid(facts.from));
+fn check_validity(parsed: &ParsedCertificate, now: Timestamp) -> Result<Timestamp, FileProblem> {
+    if now < parsed.not_before {
+        return Err(FileProblem::NotYetValid(parsed.not_before));
     }
     // The validity includes its last second (RFC 5280 section 4.1.2.5).
-    let after = facts.until.as_second() + 1;
+    let after = parsed.not_after.as_second() + 1;
     if now.as_second() >= after {
-        return Err(Reason::Expired(facts.until));
+        return Err(FileProblem::Expired(parsed.not_after));
     }
     Ok(Timestamp::from_second(after).unwrap_or(Timestamp::MAX))
 }
 
 /// Checks that a certificate is valid now and for the role; returns its common name, and the second after
 /// its expiry.
-fn fit(
+fn check_certificate(
     files: &Files,
-    facts: &Facts,
+    parsed: &ParsedCertificate,
     role: Role,
     now: Timestamp,
-) -> Result<(String, Timestamp), Rejected> {
-    let failed = |reason| reject(&files.cert, reason);
-    let until = validity(facts, now).map_err(failed)?;
-    let is = facts.role().map_err(|why| failed(Reason::Unfit(why)))?;
-    if is != role {
-        return Err(failed(Reason::OtherRole { is, wanted: role }));
+) -> Result<(String, Timestamp), FileError> {
+    let failed = |problem| file_error(&files.cert, problem);
+    let until = check_validity(parsed, now).map_err(failed)?;
+    let found = parsed.role().map_err(|error| failed(FileProblem::WrongPurpose(error)))?;
+    if found != role {
+        return Err(failed(FileProblem::WrongRole { found, wanted: role }));
     }
-    let name = facts.name(role).map_err(|why| failed(Reason::Unfit(why)))?;
+    let name = parsed.checked_name(role).map_err(|error| failed(FileProblem::WrongPurpose(error)))?;
     Ok((name.to_owned(), until))
 }
 
-fn certified(
+fn certified_key(
     files: &Files,
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
     provider: &CryptoProvider,
-) -> Result<CertifiedKey, Rejected> {
+) -> Result<CertifiedKey, FileError> {
     CertifiedKey::from_der(chain, key, provider).map_err(|error| {
         let is_other = error == Error::InconsistentKeys(InconsistentKeys::KeyMismatch);
-        let reason = if is_other {
-            Reason::OtherKey {
+        let problem = if is_other {
+            FileProblem::KeyMismatch {
                 cert: files.cert.clone(),
             }
         } else {
-            Reason::KeyRefused(error.to_string())
+            FileProblem::UnusableKey(error.to_string())
         };
-        reject(&files.key, reason)
+        file_error(&files.key, problem)
     })
 }
 
 /// The verifiers of the peer's certificate in a handshake.
 struct Verifiers {
-    of_clients: Arc<dyn ClientCertVerifier>,
-    of_servers: Arc<WebPkiServerVerifier>,
+    client_verifier: Arc<dyn ClientCertVerifier>,
+    server_verifier: Arc<WebPkiServerVerifier>,
 }
 
 impl Verifiers {
@@ -211,8 +211,8 @@ impl Verifiers {
         let servers =
             WebPkiServerVerifier::builder_with_provider(Arc::clone(roots), Arc::clone(provider));
         Ok(Self {
-            of_clients: clients.build().map_err(|error| error.to_string())?,
-            of_servers: servers.build().map_err(|error| error.to_string())?,
+            client_verifier: clients.build().map_err(|error| error.to_string())?,
+            server_verifier: servers.build().map_err(|error| error.to_string())?,
         })
     }
 
@@ -230,11 +230,11 @@ impl Verifiers {
         let now = UnixTime::since_unix_epoch(Duration::from_secs(seconds));
         match role {
             Role::Agent => {
-                self.of_clients.verify_client_cert(leaf, between, now)?;
+                self.client_verifier.verify_client_cert(leaf, between, now)?;
             }
             Role::Gateway => {
                 let name = Identity::gateway_name();
-                self.of_servers
+                self.server_verifier
                     .verify_server_cert(leaf, between, &name, &[], now)?;
             }
         }
@@ -242,29 +242,29 @@ impl Verifiers {
     }
 }
 
-fn chain_reason(error: &Error, facts: &Facts, ca: &Path) -> Reason {
+fn chain_problem(error: &Error, parsed: &ParsedCertificate, ca: &Path) -> FileProblem {
     let is_other = matches!(
         error,
         Error::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature)
     );
     if is_other {
-        Reason::OtherAuthority {
-            issuer: facts.issuer.clone(),
+        FileProblem::OtherIssuer {
+            issuer: parsed.issuer.clone(),
             ca: ca.to_owned(),
         }
     } else {
-        Reason::Refused(error.to_string())
+        FileProblem::RefusedByTls(error.to_string())
     }
 }
 
-fn server(
+fn server_config(
     provider: &Arc<CryptoProvider>,
     verifiers: &Verifiers,
     resolver: Arc<SingleCertAndKey>,
 ) -> Result<ServerConfig, Error> {
     let mut config = ServerConfig::builder_with_provider(Arc::clone(provider))
         .with_protocol_versions(&[&TLS13])?
-        .with_client_cert_verifier(Arc::clone(&verifiers.of_clients))
+        .with_client_cert_verifier(Arc::clone(&verifiers.client_verifier))
         .with_cert_resolver(resolver);
     config.alpn_protocols = vec![ALPN.to_vec()];
     // A resumed session would skip the verification of the certificate.
@@ -273,14 +273,14 @@ fn server(
     Ok(config)
 }
 
-fn client(
+fn client_config(
     provider: &Arc<CryptoProvider>,
     verifiers: &Verifiers,
     resolver: Arc<SingleCertAndKey>,
 ) -> Result<ClientConfig, Error> {
     let mut config = ClientConfig::builder_with_provider(Arc::clone(provider))
         .with_protocol_versions(&[&TLS13])?
-        .with_webpki_verifier(Arc::clone(&verifiers.of_servers))
+        .with_webpki_verifier(Arc::clone(&verifiers.server_verifier))
         .with_client_cert_resolver(resolver);
     config.alpn_protocols = vec![ALPN.to_vec()];
     config.resumption = Resumption::disabled();

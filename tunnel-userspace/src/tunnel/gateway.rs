@@ -261,7 +261,7 @@ async fn handshake(shared: &Shared, id: u64, accepted: AcceptedConnection) -> Re
     let leaf = tls.get_ref().1.peer_certificates().and_then(<[_]>::first);
     let leaf = leaf.ok_or_else(|| HandshakeError(Reason::IdentityRejected, "no certificate".into()))?;
     let agent =
-        identity::agent_of(leaf).map_err(|error| HandshakeError(Reason::IdentityRejected, error.into()))?;
+        identity::identify_agent(leaf).map_err(|error| HandshakeError(Reason::IdentityRejected, error.into()))?;
     let mut tls = TlsStream::Server(tls);
     http2::finish_handshake(&mut tls)?;
 

@@ -3,10 +3,10 @@
 use std::fmt;
 
 use super::out::{MetricsEncoder, number};
-use crate::reconcile::{Counted, PortCounts};
+use crate::reconcile::{PortCounterList, PortCounters};
 
-pub(super) fn encode(out: &mut MetricsEncoder<'_>, counted: &Counted) -> fmt::Result {
-    let each = |of: fn(&PortCounts) -> u64| {
+pub(super) fn encode(out: &mut MetricsEncoder<'_>, counted: &PortCounterList) -> fmt::Result {
+    let each = |of: fn(&PortCounters) -> u64| {
         let ports = counted.ports.iter();
         ports.map(move |port| (labels(port), of(port)))
     };
@@ -18,11 +18,11 @@ pub(super) fn encode(out: &mut MetricsEncoder<'_>, counted: &Counted) -> fmt::Re
     let open = each(|port| port.open).map(|(labels, open)| (labels, number(open)));
     out.gauges("culvert_service_open_connections", help, open)?;
     let help = "Service ports beyond admin.serviceMetricsLimit";
-    let left_out = number(counted.left_out);
+    let left_out = number(counted.omitted);
     out.gauge("culvert_service_ports_without_metrics", help, left_out)
 }
 
-fn labels(port: &PortCounts) -> [(&str, String); 5] {
+fn labels(port: &PortCounters) -> [(&str, String); 5] {
     let name = &port.name;
     [
         ("namespace", name.service.namespace.to_string()),

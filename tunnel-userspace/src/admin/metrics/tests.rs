@@ -8,7 +8,7 @@ use crate::{
     admin::{AgentSetup, TunnelView, fixture},
     model::{Family, ObjectName},
     plan::PortName,
-    reconcile::{Counted, PortCounts},
+    reconcile::{PortCounterList, PortCounters},
     tunnel::AgentView,
 };
 
@@ -33,22 +33,22 @@ fn views(stats: ReconcileStats, server: ServerStatus) -> Arc<NodeViews> {
 }
 
 /// Returns the counts of one Service port.
-fn counted() -> Counted {
+fn counted() -> PortCounterList {
     let name = PortName {
         service: ObjectName::new("shop", "web"),
         port: "http".into(),
         protocol: Protocol::TCP,
         family: Family::V6,
     };
-    let port = PortCounts {
+    let port = PortCounters {
         name,
         sent: 11,
         refused: 12,
         open: 13,
     };
-    Counted {
+    PortCounterList {
         ports: vec![port],
-        left_out: 14,
+        omitted: 14,
     }
 }
 

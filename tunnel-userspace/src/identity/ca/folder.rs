@@ -13,7 +13,7 @@ use nix::fcntl::{Flock, FlockArg};
 use super::CaError;
 
 /// Creates a folder with mode 0700, unless it exists.
-pub(super) fn make(path: &Path) -> Result<(), CaError> {
+pub(super) fn create(path: &Path) -> Result<(), CaError> {
     let failed = |source| io_error("create", path, source);
     if let Some(parent) = path.parent() {
         fs::create_dir_all(parent).map_err(failed)?;
@@ -25,7 +25,7 @@ pub(super) fn make(path: &Path) -> Result<(), CaError> {
 }
 
 /// Locks a folder against other `culvert ca` processes; waits while another process has the lock.
-pub(super) fn hold(path: &Path) -> Result<Flock<File>, CaError> {
+pub(super) fn lock(path: &Path) -> Result<Flock<File>, CaError> {
     let failed = |source| io_error("lock", path, source);
     let opened = File::open(path).map_err(failed)?;
     Flock::lock(opened, FlockArg::LockExclusive).map_err(|(_, error)| failed(error.into()))
@@ -33,29 +33,29 @@ pub(super) fn hold(path: &Path) -> Result<Flock<File>, CaError> {
 
 /// Replaces files, given by path, content and mode. First writes all contents to temporary files in the
 /// same folders, then renames these in the given order.
-pub(super) fn replace(files: &[(PathBuf, Vec<u8>, u32)]) -> Result<(), CaError> {
-    let drafts = files
+pub(super) fn replace_files(files: &[(PathBuf, Vec<u8>, u32)]) -> Result<(), CaError> {
+    let temp_files = files
         .iter()
-        .map(|(path, bytes, mode)| Draft::write(path, bytes, *mode));
-    let drafts: Vec<_> = drafts.collect::<Result<_, _>>()?;
-    drafts.into_iter().try_for_each(Draft::rename)
+        .map(|(path, bytes, mode)| TempFile::write(path, bytes, *mode));
+    let temp_files: Vec<_> = temp_files.collect::<Result<_, _>>()?;
+    temp_files.into_iter().try_for_each(TempFile::rename)
 }
 
 /// A temporary file next to the file that it will replace; removed on drop unless renamed.
-pub(super) struct Draft {
+pub(super) struct TempFile {
     path: PathBuf,
-    draft: PathBuf,
+    temp: PathBuf,
 }
 
-impl Draft {
+impl TempFile {
     pub(super) fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<Self, CaError> {
         let failed = |source| io_error("write", path, source);
         let mut name = OsString::from(".");
         name.push(path.file_name().unwrap_or_default());
         name.push(".new");
-        let draft = path.with_file_name(name);
+        let temp = path.with_file_name(name);
         // A process that was killed may have left the temporary file behind.
-        match fs::remove_file(&draft) {
+        match fs::remove_file(&temp) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
             _ => {}
         }
@@ -63,29 +63,29 @@ impl Draft {
             .write(true)
             .create_new(true)
             .mode(mode)
-            .open(&draft)
+            .open(&temp)
             .map_err(failed)?;
         let path = path.to_owned();
-        let draft = Self { path, draft };
+        let temp = Self { path, temp };
         file.write_all(bytes)
             .and_then(|()| file.sync_all())
             .map_err(failed)?;
-        Ok(draft)
+        Ok(temp)
     }
 
     pub(super) fn rename(self) -> Result<(), CaError> {
         let folder = self.path.parent().filter(|it| !it.as_os_str().is_empty());
-        fs::rename(&self.draft, &self.path)
+        fs::rename(&self.temp, &self.path)
             .and_then(|()| File::open(folder.unwrap_or_else(|| Path::new("."))))
             .and_then(|folder| folder.sync_all())
             .map_err(|source| io_error("write", &self.path, source))
     }
 }
 
-impl Drop for Draft {
+impl Drop for TempFile {
     fn drop(&mut self) {
         // Fails if the file was renamed, which is fine.
-        drop(fs::remove_file(&self.draft));
+        drop(fs::remove_file(&self.temp));
     }
 }
 

@@ -11,7 +11,7 @@ use std::{
 use x509_parser::prelude::{FromDer as _, ParsedExtension, X509Certificate};
 
 use super::{
-    super::tests::{Site, assert_has, both, copy, days, leaf, then},
+    super::tests::{TestCa, assert_has, both_cas, copy, days, first_certificate, fixed_time},
     *,
 };
 
@@ -26,18 +26,18 @@ fn names(dir: &Path) -> BTreeSet<String> {
 }
 
 #[test]
-fn init_makes_a_ca_in_a_folder_of_its_own() {
+fn init_creates_a_ca_in_a_new_folder() {
     let dir = tempfile::tempdir().expect("a folder");
     let folder = dir.path().join("new").join("ca");
 
-    let made = init(&folder, CA_DAYS, then()).expect("a CA");
+    let created = init(&folder, DEFAULT_CA_DAYS, fixed_time()).expect("a CA");
 
     assert_eq!(
         names(&folder),
         ["ca-key.pem", "ca.pem"].map(str::to_owned).into()
     );
     assert_eq!(
-        (mode(&folder), mode(&made.key), mode(&made.cert)),
+        (mode(&folder), mode(&created.key), mode(&created.cert)),
         (0o700, 0o600, 0o644)
     );
     assert_ne!(
@@ -45,21 +45,21 @@ fn init_makes_a_ca_in_a_folder_of_its_own() {
         0o700,
         "what is above is not closed"
     );
-    assert_eq!(made.expires, then() + days(3650));
+    assert_eq!(created.expires, fixed_time() + days(3650));
 }
 
 #[test]
 fn init_never_overwrites_a_ca_nor_a_part_of_one() {
-    let site = Site::at(then());
-    let before = fs::read(site.path("ca.pem")).expect("read");
-    let refused = init(site.dir.path(), CA_DAYS, then()).expect_err("there is one");
+    let test_ca = TestCa::at(fixed_time());
+    let before = fs::read(test_ca.path("ca.pem")).expect("read");
+    let refused = init(test_ca.dir.path(), DEFAULT_CA_DAYS, fixed_time()).expect_err("there is one");
     assert_has(&refused.to_string(), "a CA is never overwritten");
-    assert_eq!(fs::read(site.path("ca.pem")).expect("read"), before);
+    assert_eq!(fs::read(test_ca.path("ca.pem")).expect("read"), before);
 
     for part in ["ca.pem", "ca-key.pem"] {
         let dir = tempfile::tempdir().expect("a folder");
         symlink("/nowhere", dir.path().join(part)).expect("linked");
-        let refused = init(dir.path(), CA_DAYS, then());
+        let refused = init(dir.path(), DEFAULT_CA_DAYS, fixed_time());
         assert!(
             matches!(refused, Err(CaError::Exists { .. })),
             "{refused:?}"
@@ -69,15 +69,15 @@ fn init_never_overwrites_a_ca_nor_a_part_of_one() {
 }
 
 #[test]
-fn two_that_init_at_once_make_one_ca() {
+fn concurrent_inits_create_one_ca() {
     for _ in 0..10 {
         let dir = tempfile::tempdir().expect("a folder");
-        let made = AtomicUsize::new(0);
+        let created = AtomicUsize::new(0);
         let start = Barrier::new(8);
         let one = || {
             start.wait();
-            if init(dir.path(), CA_DAYS, then()).is_ok() {
-                made.fetch_add(1, Ordering::Relaxed);
+            if init(dir.path(), DEFAULT_CA_DAYS, fixed_time()).is_ok() {
+                created.fetch_add(1, Ordering::Relaxed);
             }
         };
         std::thread::scope(|scope| {
@@ -86,110 +86,110 @@ fn two_that_init_at_once_make_one_ca() {
             }
         });
 
-        assert_eq!(made.into_inner(), 1);
-        issue_gateway(dir.path(), None, DAYS, then()).expect("its key is its own");
+        assert_eq!(created.into_inner(), 1);
+        issue_gateway(dir.path(), None, DEFAULT_DAYS, fixed_time()).expect("its key is its own");
     }
 }
 
 #[test]
 fn issue_writes_three_files_that_only_their_owner_can_use() {
-    let site = Site::at(then());
+    let test_ca = TestCa::at(fixed_time());
 
-    let issued = issue_agent(site.dir.path(), "edge-1", None, DAYS, then()).expect("issued");
+    let issued = issue_agent(test_ca.dir.path(), "edge-1", None, DEFAULT_DAYS, fixed_time()).expect("issued");
 
-    let folder = site.path("agents/edge-1");
+    let folder = test_ca.path("agents/edge-1");
     assert_eq!(
         names(&folder),
         ["ca.pem", "cert.pem", "key.pem"].map(str::to_owned).into()
     );
     assert_eq!((mode(&folder), mode(&issued.files.key)), (0o700, 0o600));
-    assert_eq!(leaf(&issued.files.ca), leaf(&site.path("ca.pem")));
+    assert_eq!(first_certificate(&issued.files.ca), first_certificate(&test_ca.path("ca.pem")));
     assert_eq!(
         (issued.expires, issued.is_shortened),
-        (then() + days(365), false)
+        (fixed_time() + days(365), false)
     );
 }
 
 #[test]
-fn a_key_is_its_owners_from_the_moment_it_exists() {
+fn a_key_file_is_private_from_its_creation() {
     // The file is created with its final mode; the umask can only remove bits.
     let dir = tempfile::tempdir().expect("a folder");
-    let place = dir.path().join("key.pem");
-    fs::write(&place, "old").expect("written");
-    fs::set_permissions(&place, fs::Permissions::from_mode(0o666)).expect("changed");
+    let path = dir.path().join("key.pem");
+    fs::write(&path, "old").expect("written");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).expect("changed");
     symlink("/nowhere", dir.path().join(".key.pem.new")).expect("linked");
 
-    let draft = folder::Draft::write(&place, b"new", PRIVATE).expect("written");
+    let temp = folder::TempFile::write(&path, b"new", KEY_MODE).expect("written");
     assert_eq!(mode(&dir.path().join(".key.pem.new")), 0o600);
     assert_eq!(
-        fs::read(&place).expect("read"),
+        fs::read(&path).expect("read"),
         b"old",
         "not touched until it is renamed"
     );
-    draft.rename().expect("renamed");
+    temp.rename().expect("renamed");
 
     assert_eq!(
-        (fs::read(&place).expect("read"), mode(&place)),
+        (fs::read(&path).expect("read"), mode(&path)),
         (b"new".to_vec(), 0o600)
     );
     assert_eq!(names(dir.path()).len(), 1);
 }
 
 #[test]
-fn what_cannot_be_written_whole_changes_nothing() {
+fn a_failed_write_changes_no_file() {
     let dir = tempfile::tempdir().expect("a folder");
     let (one, two) = (dir.path().join("one"), dir.path().join("missing/two"));
     fs::write(&one, "old").expect("written");
 
-    let refused = replace(&[
-        (one.clone(), b"new".to_vec(), PUBLIC),
-        (two, b"new".to_vec(), PUBLIC),
+    let refused = replace_files(&[
+        (one.clone(), b"new".to_vec(), CERT_MODE),
+        (two, b"new".to_vec(), CERT_MODE),
     ]);
 
     assert!(matches!(refused, Err(CaError::Io { .. })), "{refused:?}");
     assert_eq!(fs::read(&one).expect("read"), b"old");
-    assert_eq!(names(dir.path()).len(), 1, "no draft is left");
+    assert_eq!(names(dir.path()).len(), 1, "no temporary file is left");
 }
 
 #[test]
-fn the_pair_of_another_is_not_replaced() {
-    let site = Site::at(then());
-    let (dir, out) = (site.dir.path(), site.path("out"));
+fn the_certificate_of_another_owner_is_not_replaced() {
+    let test_ca = TestCa::at(fixed_time());
+    let (dir, out) = (test_ca.dir.path(), test_ca.path("out"));
     let to = Some(&*out);
-    issue_agent(dir, "edge-1", to, DAYS, then()).expect("issued");
+    issue_agent(dir, "edge-1", to, DEFAULT_DAYS, fixed_time()).expect("issued");
 
-    let other = issue_agent(dir, "edge-2", to, DAYS, then()).expect_err("taken");
-    let gateway = issue_gateway(dir, to, DAYS, then()).expect_err("taken");
+    let other = issue_agent(dir, "edge-2", to, DEFAULT_DAYS, fixed_time()).expect_err("taken");
+    let gateway = issue_gateway(dir, to, DEFAULT_DAYS, fixed_time()).expect_err("taken");
 
     assert_has(&other.to_string(), "is the certificate of node edge-1");
     assert_has(&gateway.to_string(), "not replaced by that of a gateway");
     fs::write(out.join("cert.pem"), "damaged").expect("written");
-    issue_agent(dir, "edge-2", to, DAYS, then()).expect("a damaged one is nobody's");
+    issue_agent(dir, "edge-2", to, DEFAULT_DAYS, fixed_time()).expect("a damaged one is nobody's");
 }
 
 #[test]
 fn names_that_no_node_can_have_are_refused_before_anything_is_written() {
-    let site = Site::at(then());
+    let test_ca = TestCa::at(fixed_time());
     for name in ["", "../../etc", "Edge", "a b", &"a".repeat(65)] {
-        let refused = issue_agent(site.dir.path(), name, None, DAYS, then());
+        let refused = issue_agent(test_ca.dir.path(), name, None, DEFAULT_DAYS, fixed_time());
         assert!(matches!(refused, Err(CaError::Name(_))), "{refused:?}");
     }
-    site.agent(&"a".repeat(64));
-    assert_eq!(names(&site.path("agents")).len(), 1);
+    test_ca.agent(&"a".repeat(64));
+    assert_eq!(names(&test_ca.path("agents")).len(), 1);
 }
 
 #[test]
-fn nothing_outlives_the_ca_and_an_expired_ca_issues_nothing() {
+fn no_certificate_outlives_the_ca_and_an_expired_ca_issues_none() {
     let dir = tempfile::tempdir().expect("a folder");
-    init(dir.path(), 10, then()).expect("a CA");
+    init(dir.path(), 10, fixed_time()).expect("a CA");
 
-    let issued = issue_gateway(dir.path(), None, DAYS, then()).expect("issued");
-    let late = issue_gateway(dir.path(), None, DAYS, then() + days(11)).expect_err("expired");
-    let early = issue_gateway(dir.path(), None, DAYS, then() - days(1)).expect_err("too early");
+    let issued = issue_gateway(dir.path(), None, DEFAULT_DAYS, fixed_time()).expect("issued");
+    let late = issue_gateway(dir.path(), None, DEFAULT_DAYS, fixed_time() + days(11)).expect_err("expired");
+    let early = issue_gateway(dir.path(), None, DEFAULT_DAYS, fixed_time() - days(1)).expect_err("too early");
 
     assert_eq!(
         (issued.expires, issued.is_shortened),
-        (then() + days(10), true)
+        (fixed_time() + days(10), true)
     );
     for refused in [late, early] {
         assert!(matches!(refused, CaError::NotValid { .. }), "{refused}");
@@ -199,40 +199,40 @@ fn nothing_outlives_the_ca_and_an_expired_ca_issues_nothing() {
 #[test]
 fn days_have_bounds() {
     let dir = tempfile::tempdir().expect("a folder");
-    for days in [0, MOST_DAYS + 1, u32::MAX] {
-        let refused = init(dir.path(), days, then());
+    for days in [0, MAX_DAYS + 1, u32::MAX] {
+        let refused = init(dir.path(), days, fixed_time());
         assert!(matches!(refused, Err(CaError::Days { .. })), "{refused:?}");
     }
-    init(dir.path(), MOST_DAYS, then()).expect("the most");
+    init(dir.path(), MAX_DAYS, fixed_time()).expect("the most");
     assert!(matches!(
-        issue_gateway(dir.path(), None, 0, then()),
+        issue_gateway(dir.path(), None, 0, fixed_time()),
         Err(CaError::Days { .. })
     ));
 }
 
 #[test]
-fn a_folder_without_ca_and_a_key_of_another_ca_are_told() {
+fn a_folder_without_ca_and_a_key_of_another_ca_are_errors() {
     let empty = tempfile::tempdir().expect("a folder");
-    let refused = issue_gateway(empty.path(), None, DAYS, then()).expect_err("no CA");
+    let refused = issue_gateway(empty.path(), None, DEFAULT_DAYS, fixed_time()).expect_err("no CA");
     assert_has(&refused.to_string(), "culvert ca init --dir");
 
-    let (site, other) = (Site::at(then()), Site::at(then()));
-    copy(&other.path("ca-key.pem"), &site.path("ca-key.pem"));
-    let refused = issue_gateway(site.dir.path(), None, DAYS, then()).expect_err("another's");
+    let (test_ca, other) = (TestCa::at(fixed_time()), TestCa::at(fixed_time()));
+    copy(&other.path("ca-key.pem"), &test_ca.path("ca-key.pem"));
+    let refused = issue_gateway(test_ca.dir.path(), None, DEFAULT_DAYS, fixed_time()).expect_err("another's");
     assert!(matches!(refused, CaError::OtherKey { .. }), "{refused}");
 }
 
 #[test]
-fn a_ca_that_takes_over_hands_out_both_certificates() {
-    let (old, new) = (Site::at(then()), Site::at(then()));
-    let both = both(&old, &new);
+fn a_ca_that_replaces_another_issues_both_ca_certificates() {
+    let (old, new) = (TestCa::at(fixed_time()), TestCa::at(fixed_time()));
+    let both = both_cas(&old, &new);
     fs::write(new.path("ca.pem"), &both).expect("written");
 
     let issued = new.gateway();
 
     assert_eq!(fs::read_to_string(&issued.ca).expect("read"), both);
-    let views = show(&issued.cert, then()).expect("shown");
-    let issuers = show(&new.path("ca.pem"), then()).expect("shown");
+    let views = read_certificates(&issued.cert, fixed_time()).expect("shown");
+    let issuers = read_certificates(&new.path("ca.pem"), fixed_time()).expect("shown");
     assert_eq!(views[0].issuer, issuers[1].subject);
 }
 
@@ -251,10 +251,10 @@ fn key_ids<'a>(cert: &'a X509Certificate<'_>) -> [Option<&'a [u8]>; 2] {
 }
 
 #[test]
-fn certificates_carry_what_x_509_asks_for() {
-    let site = Site::at(then());
-    let (agent, gateway) = (site.agent("edge-1"), site.gateway());
-    let ders = [&agent.ca, &agent.cert, &gateway.cert].map(|path| leaf(path));
+fn certificates_have_the_extensions_that_x509_requires() {
+    let test_ca = TestCa::at(fixed_time());
+    let (agent, gateway) = (test_ca.agent("edge-1"), test_ca.gateway());
+    let ders = [&agent.ca, &agent.cert, &gateway.cert].map(|path| first_certificate(path));
     let parsed = ders.each_ref().map(|der| X509Certificate::from_der(der));
     let [ca, agent, gateway] = &parsed.map(|it| it.expect("a certificate").1);
 
@@ -285,24 +285,24 @@ fn certificates_carry_what_x_509_asks_for() {
 }
 
 #[test]
-fn show_tells_what_a_certificate_is() {
-    let site = Site::at(then());
-    site.agent("edge-2");
-    issue_agent(site.dir.path(), "edge-1", None, 1, then()).expect("issued");
-    site.gateway();
+fn views_have_the_kind_node_and_days_left() {
+    let test_ca = TestCa::at(fixed_time());
+    test_ca.agent("edge-2");
+    issue_agent(test_ca.dir.path(), "edge-1", None, 1, fixed_time()).expect("issued");
+    test_ca.gateway();
 
-    let files = issued(site.dir.path()).expect("a CA");
+    let files = certificate_files(test_ca.dir.path()).expect("a CA");
     let views: Vec<_> = files
         .iter()
-        .flat_map(|file| show(file, then() + days(2)).expect("shown"))
+        .flat_map(|file| read_certificates(file, fixed_time() + days(2)).expect("shown"))
         .collect();
 
-    let told: Vec<_> = views
+    let summary: Vec<_> = views
         .iter()
         .map(|view| (view.role, view.node.as_deref(), view.days_left))
         .collect();
     assert_eq!(
-        told,
+        summary,
         [
             (CertificateKind::Ca, None, 3648),
             (CertificateKind::Gateway, None, 363),

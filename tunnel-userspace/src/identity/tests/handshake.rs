@@ -7,13 +7,13 @@ use rustls::{ClientConfig, HandshakeKind, ProtocolVersion, ServerConfig, client:
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
 use tokio_rustls::{TlsAcceptor, TlsConnector, client::TlsStream as Client, server::TlsStream};
 
-use super::{Site, days, identity};
-use crate::identity::{ALPN, Files, Identity, Role, agent_of};
+use super::{TestCa, days, identity};
+use crate::identity::{ALPN, Files, Identity, Role, identify_agent};
 
 /// The server's and the client's connection, after a handshake and one byte in each direction.
-type Met = (TlsStream<DuplexStream>, Client<DuplexStream>);
+type Connected = (TlsStream<DuplexStream>, Client<DuplexStream>);
 
-async fn meet(server: &Arc<ServerConfig>, client: &Arc<ClientConfig>) -> Result<Met, String> {
+async fn connect(server: &Arc<ServerConfig>, client: &Arc<ClientConfig>) -> Result<Connected, String> {
     let (near, far) = duplex(1 << 16);
     let accepting = Box::pin(async {
         let mut stream = TlsAcceptor::from(Arc::clone(server)).accept(far).await?;
@@ -41,46 +41,46 @@ async fn meet(server: &Arc<ServerConfig>, client: &Arc<ClientConfig>) -> Result<
     }
 }
 
-fn server(site: &Site) -> Arc<ServerConfig> {
-    Arc::clone(&identity(&site.gateway(), Role::Gateway, site.now).server)
+fn server(test_ca: &TestCa) -> Arc<ServerConfig> {
+    Arc::clone(&identity(&test_ca.gateway(), Role::Gateway, test_ca.now).server)
 }
 
-fn client(site: &Site) -> Arc<ClientConfig> {
-    Arc::clone(&identity(&site.agent("edge-1"), Role::Agent, site.now).client)
+fn client(test_ca: &TestCa) -> Arc<ClientConfig> {
+    Arc::clone(&identity(&test_ca.agent("edge-1"), Role::Agent, test_ca.now).client)
 }
 
 #[tokio::test]
-async fn a_gateway_and_an_agent_of_one_ca_meet_and_know_each_other() {
-    let site = Site::new();
-    let agent = identity(&site.agent("edge-1"), Role::Agent, site.now);
+async fn a_gateway_and_an_agent_of_one_ca_connect_and_identify_each_other() {
+    let test_ca = TestCa::new();
+    let agent = identity(&test_ca.agent("edge-1"), Role::Agent, test_ca.now);
 
-    let met = meet(&server(&site), &agent.client).await;
+    let met = connect(&server(&test_ca), &agent.client).await;
 
-    let (server, client) = met.expect("they meet");
+    let (server, client) = met.expect("they connect");
     let (server, client) = (server.get_ref().1, client.get_ref().1);
     assert_eq!(server.alpn_protocol(), Some(ALPN));
     assert_eq!(client.alpn_protocol(), Some(ALPN));
     assert_eq!(server.protocol_version(), Some(ProtocolVersion::TLSv1_3));
     let chain = server.peer_certificates().expect("a certificate");
-    let peer = agent_of(&chain[0]).expect("an agent");
+    let peer = identify_agent(&chain[0]).expect("an agent");
     assert_eq!((&*peer.node, peer.expires), ("edge-1", agent.expires));
 }
 
 #[tokio::test]
-async fn the_end_that_finds_a_fault_refuses_the_handshake() {
+async fn the_side_that_finds_an_error_refuses_the_handshake() {
     let now = Timestamp::now();
-    let (site, other) = (Site::at(now - days(400)), Site::new());
+    let (test_ca, other) = (TestCa::at(now - days(400)), TestCa::new());
     // Each certificate was valid when its file was read.
-    let (old_gateway, old_agent) = (server(&site), client(&site));
-    let site = site.later(now + days(30));
-    let early_agent = client(&site);
-    let site = site.later(now);
-    let (gateway, agent) = (server(&site), client(&site));
-    let posing = identity(&site.agent("edge-2"), Role::Agent, now);
-    let with = |files: &Files| Arc::new(site.client(Some(files)));
-    let gateway_as_agent = with(&site.gateway());
+    let (old_gateway, old_agent) = (server(&test_ca), client(&test_ca));
+    let test_ca = test_ca.later(now + days(30));
+    let early_agent = client(&test_ca);
+    let test_ca = test_ca.later(now);
+    let (gateway, agent) = (server(&test_ca), client(&test_ca));
+    let posing = identity(&test_ca.agent("edge-2"), Role::Agent, now);
+    let with = |files: &Files| Arc::new(test_ca.client(Some(files)));
+    let gateway_as_agent = with(&test_ca.gateway());
     let of_other_ca = with(&other.agent("edge-1"));
-    let nobody = Arc::new(site.client(None));
+    let nobody = Arc::new(test_ca.client(None));
     let mut of_h2 = ClientConfig::clone(&agent);
     of_h2.alpn_protocols = vec![b"h2".to_vec()];
 
@@ -107,7 +107,7 @@ async fn the_end_that_finds_a_fault_refuses_the_handshake() {
             "server: peer doesn't support any known protocol",
         ),
     ] {
-        let refused = meet(server, client).await.expect_err(wanted);
+        let refused = connect(server, client).await.expect_err(wanted);
         let refused = refused.replace("invalid peer certificate: ", "");
         assert!(refused.contains(wanted), "{refused} for {wanted}");
     }
@@ -115,14 +115,14 @@ async fn the_end_that_finds_a_fault_refuses_the_handshake() {
 
 #[tokio::test]
 async fn no_session_is_resumed_even_by_an_agent_that_wants_to() {
-    let site = Site::new();
-    let gateway = server(&site);
-    let mut eager = ClientConfig::clone(&client(&site));
+    let test_ca = TestCa::new();
+    let gateway = server(&test_ca);
+    let mut eager = ClientConfig::clone(&client(&test_ca));
     eager.resumption = Resumption::in_memory_sessions(8);
     let eager = Arc::new(eager);
 
     for _ in 0..3 {
-        let met = meet(&gateway, &eager).await.expect("they meet");
+        let met = connect(&gateway, &eager).await.expect("they connect");
         let kind = met.0.get_ref().1.handshake_kind();
         assert_eq!(kind, Some(HandshakeKind::Full));
     }

@@ -18,7 +18,7 @@ use tokio::{
 use tunnel_common::{addr::Address, reason::Reason, steering::Prefix};
 
 use crate::{
-    identity::{self, Role, tests::Site},
+    identity::{self, Role, tests::TestCa},
     model::{SteeringTarget, SteeringTargets},
     tunnel::{
         AgentState, CommonSettings, ConnectionState, ConnectionView, Limits, NodeView, SessionView, Sessions,
@@ -62,11 +62,11 @@ pub(super) async fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
 }
 
 /// A CA and the certificates that it issued.
-pub(super) struct Pki(pub(super) Site);
+pub(super) struct Pki(pub(super) TestCa);
 
 impl Pki {
     pub(super) fn new() -> Self {
-        Self(Site::new())
+        Self(TestCa::new())
     }
 
     pub(super) fn gateway(&self) -> identity::Receiver {

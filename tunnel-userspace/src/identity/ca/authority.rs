@@ -11,11 +11,11 @@ use rustls::{crypto::aws_lc_rs, pki_types::CertificateDer};
 
 use super::{
     super::{
-        AGENTS, GATEWAY_NAME, GATEWAYS, Reason, Role,
-        certificate::Facts,
-        files::{self, reject},
+        AGENTS, FileProblem, GATEWAY_NAME, GATEWAYS, Role,
+        certificate::ParsedCertificate,
+        files::{self, file_error},
     },
-    CERT_OF_CA, CaError, KEY_OF_CA,
+    CA_CERT_FILE, CA_KEY_FILE, CaError,
 };
 
 /// The tolerated clock skew between nodes: a certificate is valid from this long before it is issued.
@@ -45,7 +45,7 @@ pub(super) struct Pair {
 impl Authority {
     /// Creates a CA with a new key.
     pub(super) fn new(days: u32, now: Timestamp) -> Result<Self, CaError> {
-        let (from, until) = (whole(now - SKEW), whole(now + length(days)));
+        let (from, until) = (truncate_to_seconds(now - SKEW), truncate_to_seconds(now + days_duration(days)));
         let key = new_key()?;
         let mut params = params(from, until)?;
         // A random part in the name distinguishes the certificates of two CAs.
@@ -56,7 +56,7 @@ impl Authority {
         params.distinguished_name = name("culvert", &format!("culvert CA {own}"));
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        let cert = params.self_signed(&key).map_err(failed("a CA"))?;
+        let cert = params.self_signed(&key).map_err(create_error("a CA"))?;
         Ok(Self {
             cert_pem: cert.pem(),
             cert: cert.der().clone(),
@@ -68,24 +68,24 @@ impl Authority {
 
     /// Reads the CA from a folder.
     pub(super) fn read(dir: &Path, now: Timestamp) -> Result<Self, CaError> {
-        let (cert_path, key_path) = (dir.join(CERT_OF_CA), dir.join(KEY_OF_CA));
+        let (cert_path, key_path) = (dir.join(CA_CERT_FILE), dir.join(CA_KEY_FILE));
         let (cert_bytes, _) = files::read(&cert_path)?;
         let (key_bytes, _) = files::read(&key_path)?;
         let certificates = files::certificates(&cert_path, &cert_bytes)?;
         let der = files::key(&key_path, &key_bytes)?;
         let key = KeyPair::try_from(&der)
-            .map_err(|error| reject(&key_path, Reason::KeyRefused(error.to_string())))?;
-        let own = |(_, facts): &(_, Facts)| facts.public_key == key.public_key_raw();
-        let Some((cert, facts)) = certificates.into_iter().find(own) else {
+            .map_err(|error| file_error(&key_path, FileProblem::UnusableKey(error.to_string())))?;
+        let own = |(_, parsed): &(_, ParsedCertificate)| parsed.public_key == key.public_key_raw();
+        let Some((cert, parsed)) = certificates.into_iter().find(own) else {
             return Err(CaError::OtherKey {
                 cert: cert_path,
                 key: key_path,
             });
         };
-        if !facts.is_authority {
-            return Err(reject(&cert_path, Reason::NotAuthority(facts.subject)).into());
+        if !parsed.is_ca {
+            return Err(file_error(&cert_path, FileProblem::NotCa(parsed.subject)).into());
         }
-        let (from, until) = (facts.from, facts.until);
+        let (from, until) = (parsed.not_before, parsed.not_after);
         if now < from || now >= until {
             return Err(CaError::NotValid {
                 path: cert_path,
@@ -118,12 +118,12 @@ impl Authority {
         days: u32,
         now: Timestamp,
     ) -> Result<Pair, CaError> {
-        let wanted = whole(now + length(days));
-        let from = whole(now - SKEW).max(self.from);
+        let wanted = truncate_to_seconds(now + days_duration(days));
+        let from = truncate_to_seconds(now - SKEW).max(self.from);
         let mut params = params(from, wanted.min(self.until))?;
         let usage = match role {
             Role::Gateway => {
-                let dns = GATEWAY_NAME.try_into().map_err(failed("a certificate"))?;
+                let dns = GATEWAY_NAME.try_into().map_err(create_error("a certificate"))?;
                 params.subject_alt_names = vec![rcgen::SanType::DnsName(dns)];
                 params.distinguished_name = name(GATEWAYS, common_name);
                 ExtendedKeyUsagePurpose::ServerAuth
@@ -139,7 +139,7 @@ impl Authority {
         let key = new_key()?;
         let cert = Issuer::from_ca_cert_der(&self.cert, &self.key)
             .and_then(|issuer| params.signed_by(&key, &issuer))
-            .map_err(failed("a certificate"))?;
+            .map_err(create_error("a certificate"))?;
         Ok(Pair {
             cert: cert.pem(),
             key: key.serialize_pem(),
@@ -168,31 +168,31 @@ fn name(organization: &str, common_name: &str) -> DistinguishedName {
 }
 
 fn new_key() -> Result<KeyPair, CaError> {
-    KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(failed("a key"))
+    KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(create_error("a key"))
 }
 
 fn random<const N: usize>() -> Result<[u8; N], CaError> {
     let mut bytes = [0; N];
     match aws_lc_rs::default_provider().secure_random.fill(&mut bytes) {
         Ok(()) => Ok(bytes),
-        Err(error) => Err(CaError::Make {
+        Err(error) => Err(CaError::Create {
             what: "a random number",
             reason: format!("{error:?}"),
         }),
     }
 }
 
-fn length(days: u32) -> SignedDuration {
+fn days_duration(days: u32) -> SignedDuration {
     SignedDuration::from_hours(i64::from(days) * 24)
 }
 
 /// Truncates a time to seconds, the resolution in certificates.
-fn whole(time: Timestamp) -> Timestamp {
+fn truncate_to_seconds(time: Timestamp) -> Timestamp {
     Timestamp::from_second(time.as_second()).unwrap_or(time)
 }
 
-fn failed(what: &'static str) -> impl Fn(rcgen::Error) -> CaError {
-    move |error| CaError::Make {
+fn create_error(what: &'static str) -> impl Fn(rcgen::Error) -> CaError {
+    move |error| CaError::Create {
         what,
         reason: error.to_string(),
     }

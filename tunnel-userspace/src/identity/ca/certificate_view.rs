@@ -12,8 +12,8 @@ use rustls::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    super::{Role, certificate::Facts, files},
-    CERT, CERT_OF_CA, CaError,
+    super::{Role, certificate::ParsedCertificate, files},
+    CA_CERT_FILE, CERT_FILE, CaError,
 };
 
 /// The purpose of a certificate.
@@ -60,10 +60,10 @@ pub struct CertificateView {
 /// # Errors
 ///
 /// The file can't be read, or has no certificate.
-pub fn show(path: &Path, now: Timestamp) -> Result<Vec<CertificateView>, CaError> {
+pub fn read_certificates(path: &Path, now: Timestamp) -> Result<Vec<CertificateView>, CaError> {
     let (bytes, _) = files::read(path)?;
     let certificates = files::certificates(path, &bytes)?;
-    let view = |(der, facts)| view(path, &der, facts, now);
+    let view = |(der, parsed)| view(path, &der, parsed, now);
     Ok(certificates.into_iter().map(view).collect())
 }
 
@@ -72,8 +72,8 @@ pub fn show(path: &Path, now: Timestamp) -> Result<Vec<CertificateView>, CaError
 /// # Errors
 ///
 /// There is no CA, or the folder can't be read.
-pub fn issued(dir: &Path) -> Result<Vec<PathBuf>, CaError> {
-    let own = dir.join(CERT_OF_CA);
+pub fn certificate_files(dir: &Path) -> Result<Vec<PathBuf>, CaError> {
+    let own = dir.join(CA_CERT_FILE);
     if !own.exists() {
         return Err(CaError::NoCa {
             dir: dir.to_owned(),
@@ -84,36 +84,36 @@ pub fn issued(dir: &Path) -> Result<Vec<PathBuf>, CaError> {
     if folder.is_dir() {
         let failed = |source| super::folder::io_error("read", &folder, source);
         for entry in fs::read_dir(&folder).map_err(failed)? {
-            agents.push(entry.map_err(failed)?.path().join(CERT));
+            agents.push(entry.map_err(failed)?.path().join(CERT_FILE));
         }
         agents.sort();
     }
-    let files = [own, dir.join("gateway").join(CERT)]
+    let files = [own, dir.join("gateway").join(CERT_FILE)]
         .into_iter()
         .chain(agents);
     Ok(files.filter(|path| path.exists()).collect())
 }
 
-fn view(path: &Path, der: &CertificateDer<'_>, facts: Facts, now: Timestamp) -> CertificateView {
-    let role = facts.role().ok();
+fn view(path: &Path, der: &CertificateDer<'_>, parsed: ParsedCertificate, now: Timestamp) -> CertificateView {
+    let role = parsed.role().ok();
     let name = role
-        .and_then(|role| facts.name(role).ok())
+        .and_then(|role| parsed.checked_name(role).ok())
         .map(str::to_owned);
-    let (role, node) = match (facts.is_authority, role, name) {
+    let (role, node) = match (parsed.is_ca, role, name) {
         (true, _, _) => (CertificateKind::Ca, None),
         (false, Some(Role::Gateway), Some(_)) => (CertificateKind::Gateway, None),
         (false, Some(Role::Agent), Some(node)) => (CertificateKind::Agent, Some(node)),
         (false, _, _) => (CertificateKind::Other, None),
     };
-    let seconds = facts.until.as_second() - now.as_second();
+    let seconds = parsed.not_after.as_second() - now.as_second();
     CertificateView {
         file: path.to_owned(),
         role,
         node,
-        subject: facts.subject,
-        issuer: facts.issuer,
-        not_before: facts.from,
-        not_after: facts.until,
+        subject: parsed.subject,
+        issuer: parsed.issuer,
+        not_before: parsed.not_before,
+        not_after: parsed.not_after,
         days_left: seconds.div_euclid(24 * 60 * 60),
         fingerprint: fingerprint(der),
     }

@@ -8,17 +8,17 @@ use super::{Role, files};
 
 /// The error for an invalid file.
 #[derive(Debug, thiserror::Error)]
-#[error("{}: {reason}", path.display())]
-pub struct Rejected {
+#[error("{}: {problem}", path.display())]
+pub struct FileError {
     /// The path of the file.
     pub path: PathBuf,
     /// The problem with the file.
-    pub reason: Reason,
+    pub problem: FileProblem,
 }
 
 /// The problem with a file.
 #[derive(Debug, thiserror::Error)]
-pub enum Reason {
+pub enum FileProblem {
     /// The file can't be read.
     #[error("cannot be read: {0}")]
     Unreadable(io::Error),
@@ -26,7 +26,7 @@ pub enum Reason {
     #[error("is a folder, pipe or device; a regular file is expected")]
     NotAFile,
     /// The file exceeds the size limit.
-    #[error("is larger than {} bytes, the limit for key and certificate files", files::LARGEST)]
+    #[error("is larger than {} bytes, the limit for key and certificate files", files::MAX_SIZE)]
     TooLarge,
     /// The file has no content.
     #[error("is empty; a PEM file is expected")]
@@ -42,13 +42,13 @@ pub enum Reason {
     NoKey,
     /// The file has more than one private key.
     #[error("contains more than one private key; exactly one is expected")]
-    ManyKeys,
+    MultipleKeys,
     /// The private key is encrypted.
     #[error("contains an encrypted private key; decrypt it, for example with: openssl pkey")]
     EncryptedKey,
     /// The private key is malformed or of an unsupported type.
     #[error("contains a private key that can't be used: {0}")]
-    KeyRefused(String),
+    UnusableKey(String),
     /// The certificate has expired.
     #[error("expired on {0}; replace it by a valid one")]
     Expired(Timestamp),
@@ -57,10 +57,10 @@ pub enum Reason {
     NotYetValid(Timestamp),
     /// A certificate in the file of CA certificates is not that of a CA.
     #[error("contains a certificate that is not that of a CA: {0}")]
-    NotAuthority(String),
+    NotCa(String),
     /// The certificate was not issued by one of the CAs.
     #[error("was issued by {issuer}, which is not a CA in {}", ca.display())]
-    OtherAuthority {
+    OtherIssuer {
         /// The issuer named in the certificate.
         issuer: String,
         /// The path of the CA certificates.
@@ -68,27 +68,30 @@ pub enum Reason {
     },
     /// The private key belongs to another certificate.
     #[error("is not the private key of the certificate in {}", cert.display())]
-    OtherKey {
+    KeyMismatch {
         /// The path of the certificate.
         cert: PathBuf,
     },
     /// The certificate is for the other role.
-    #[error("is the certificate of {}; the certificate of {} is expected", one(*is), one(*wanted))]
-    OtherRole {
+    #[error(
+        "is the certificate of {}; the certificate of {} is expected",
+        with_article(*found), with_article(*wanted)
+    )]
+    WrongRole {
         /// The role of the certificate.
-        is: Role,
+        found: Role,
         /// The expected role.
         wanted: Role,
     },
     /// The certificate's subject, names or usages are wrong.
     #[error("can't be used: {0}")]
-    Unfit(String),
+    WrongPurpose(String),
     /// The TLS library rejects the certificate.
     #[error("is refused by the TLS library: {0}")]
-    Refused(String),
+    RefusedByTls(String),
 }
 
-const fn one(role: Role) -> &'static str {
+const fn with_article(role: Role) -> &'static str {
     match role {
         Role::Gateway => "a gateway",
         Role::Agent => "an agent",

@@ -10,8 +10,11 @@ use rcgen::{
 use rustls::pki_types::CertificateDer;
 use x509_parser::{certificate::X509Certificate, prelude::FromDer as _};
 
-use super::{Site, assert_has, both, copy, days, leaf, name, refusal, then, verified};
-use crate::identity::{AGENTS, Files, Role, agent_of, certificate::Facts};
+use super::{
+    TestCa, assert_has, both_cas, copy, days, error_text, first_certificate, fixed_time, name,
+    verified,
+};
+use crate::identity::{AGENTS, Files, Role, certificate::ParsedCertificate, identify_agent};
 
 /// The error for a file that was truncated or joined within a line.
 const NO_LINE: &str =
@@ -22,7 +25,7 @@ const NO_END: &str = "is damaged: the last -----BEGIN line has no -----END line"
 
 /// Asserts that an agent's files are rejected with this error.
 fn assert_refused(files: &Files, wanted: &str) {
-    assert_eq!(refusal(files, Role::Agent, then()), wanted);
+    assert_eq!(error_text(files, Role::Agent, fixed_time()), wanted);
 }
 
 /// Returns the subject of a certificate in its DER encoding.
@@ -32,19 +35,19 @@ fn subject(der: &CertificateDer<'_>) -> Vec<u8> {
 }
 
 #[test]
-fn what_the_ca_issues_is_a_good_set_for_its_own_role_only() {
-    let site = Site::at(then());
-    let (gateway, agent) = (site.gateway(), site.agent("edge-1"));
+fn issued_files_are_valid_for_their_own_role_only() {
+    let test_ca = TestCa::at(fixed_time());
+    let (gateway, agent) = (test_ca.gateway(), test_ca.agent("edge-1"));
 
-    let good = verified(&agent, Role::Agent, then()).expect("good");
+    let good = verified(&agent, Role::Agent, fixed_time()).expect("good");
     assert_eq!(good.name, "edge-1");
-    assert_eq!(good.expires, then() + days(365));
-    assert_eq!(good.ca_expires, then() + days(3650));
-    let good = verified(&gateway, Role::Gateway, then()).expect("good");
+    assert_eq!(good.expires, fixed_time() + days(365));
+    assert_eq!(good.ca_expires, fixed_time() + days(3650));
+    let good = verified(&gateway, Role::Gateway, fixed_time()).expect("good");
     assert_eq!(good.name, "gateway");
 
     assert_eq!(
-        refusal(&agent, Role::Gateway, then()),
+        error_text(&agent, Role::Gateway, fixed_time()),
         "cert.pem: is the certificate of an agent; the certificate of a gateway is expected"
     );
     assert_refused(
@@ -55,23 +58,23 @@ fn what_the_ca_issues_is_a_good_set_for_its_own_role_only() {
 
 #[test]
 fn a_certificate_is_valid_from_an_hour_before_it_was_issued_to_its_last_second() {
-    let site = Site::at(then());
-    let agent = site.agent("edge-1");
+    let test_ca = TestCa::at(fixed_time());
+    let agent = test_ca.agent("edge-1");
     let hour = jiff::SignedDuration::from_hours(1);
     let second = jiff::SignedDuration::from_secs(1);
 
-    verified(&agent, Role::Agent, then() - hour).expect("an hour before");
-    verified(&agent, Role::Agent, then() + days(365)).expect("its last second");
+    verified(&agent, Role::Agent, fixed_time() - hour).expect("an hour before");
+    verified(&agent, Role::Agent, fixed_time() + days(365)).expect("its last second");
 
     assert_eq!(
-        refusal(&agent, Role::Agent, then() + days(365) + second),
+        error_text(&agent, Role::Agent, fixed_time() + days(365) + second),
         "cert.pem: expired on 2027-03-01T12:00:00Z; replace it by a valid one"
     );
     assert!(
-        refusal(&agent, Role::Agent, then() - hour - second)
+        error_text(&agent, Role::Agent, fixed_time() - hour - second)
             .starts_with("ca.pem: is not valid before 2026-03-01T11:00:00Z")
     );
-    let later = site.later(then() + days(9));
+    let later = test_ca.later(fixed_time() + days(9));
     assert_refused(
         &later.agent("edge-2"),
         "cert.pem: is not valid before 2026-03-10T11:00:00Z; check the clock of this machine",
@@ -80,24 +83,24 @@ fn a_certificate_is_valid_from_an_hour_before_it_was_issued_to_its_last_second()
 
 #[test]
 fn an_expired_ca_is_refused_unless_another_of_its_file_is_valid() {
-    let old = Site::at(then() - days(3651));
-    let new = Site::at(then());
+    let old = TestCa::at(fixed_time() - days(3651));
+    let new = TestCa::at(fixed_time());
     let agent = new.agent("edge-1");
 
     copy(&old.path("ca.pem"), &agent.ca);
     assert_refused(&agent, "ca.pem: expired on 2026-02-28T12:00:00Z; replace it by a valid one");
 
-    fs::write(&agent.ca, both(&old, &new)).expect("written");
-    let good = verified(&agent, Role::Agent, then()).expect("one of them is valid");
-    assert_eq!(good.ca_expires, then() + days(3650));
+    fs::write(&agent.ca, both_cas(&old, &new)).expect("written");
+    let good = verified(&agent, Role::Agent, fixed_time()).expect("one of them is valid");
+    assert_eq!(good.ca_expires, fixed_time() + days(3650));
 }
 
 #[test]
 fn a_certificate_of_another_ca_is_refused_with_its_issuer() {
-    let (site, other) = (Site::at(then()), Site::at(then()));
-    let agent = site.agent("edge-1");
-    let own = leaf(&agent.ca);
-    let issuer = Facts::read(&own).expect("a CA").subject;
+    let (test_ca, other) = (TestCa::at(fixed_time()), TestCa::at(fixed_time()));
+    let agent = test_ca.agent("edge-1");
+    let own = first_certificate(&agent.ca);
+    let issuer = ParsedCertificate::read(&own).expect("a CA").subject;
     let mut namesake = CertificateParams::default();
     let (_, own_name) = issuer.split_once("CN=").expect("a name");
     namesake.distinguished_name = name(["culvert", own_name]);
@@ -115,17 +118,17 @@ fn a_certificate_of_another_ca_is_refused_with_its_issuer() {
 
 #[test]
 fn a_key_of_another_certificate_is_refused() {
-    let site = Site::at(then());
-    let (one, two) = (site.agent("edge-1"), site.agent("edge-2"));
+    let test_ca = TestCa::at(fixed_time());
+    let (one, two) = (test_ca.agent("edge-1"), test_ca.agent("edge-2"));
     copy(&two.key, &one.key);
 
     assert_refused(&one, "key.pem: is not the private key of the certificate in cert.pem");
 }
 
 #[test]
-fn swapped_files_are_told_by_what_they_lack() {
-    let site = Site::at(then());
-    let agent = site.agent("edge-1");
+fn swapped_files_have_an_error_about_the_missing_section() {
+    let test_ca = TestCa::at(fixed_time());
+    let agent = test_ca.agent("edge-1");
     let with = |ca, cert, key| Files { ca, cert, key };
     let Files { ca, cert, key } = agent;
 
@@ -141,7 +144,7 @@ fn swapped_files_are_told_by_what_they_lack() {
     );
     let swapped = with(ca.clone(), ca.clone(), key);
     assert!(
-        refusal(&swapped, Role::Agent, then())
+        error_text(&swapped, Role::Agent, fixed_time())
             .starts_with("ca.pem: can't be used: its subject is "),
     );
     let swapped = with(ca, cert.clone(), cert);
@@ -152,9 +155,9 @@ fn swapped_files_are_told_by_what_they_lack() {
 }
 
 #[test]
-fn damaged_files_are_named_with_how() {
-    let site = Site::at(then());
-    let agent = site.agent("edge-1");
+fn damaged_files_have_an_error_about_the_damage() {
+    let test_ca = TestCa::at(fixed_time());
+    let agent = test_ca.agent("edge-1");
     let good = fs::read_to_string(&agent.cert).expect("text");
     let lines: Vec<&str> = good.lines().collect();
     let without_end = lines[..lines.len() - 1].join("\n");
@@ -178,36 +181,36 @@ fn damaged_files_are_named_with_how() {
     ] {
         fs::write(&agent.cert, content).expect("written");
 
-        let refused = refusal(&agent, Role::Agent, then());
+        let refused = error_text(&agent, Role::Agent, fixed_time());
 
         assert_has(&refused, &format!("cert.pem: {how}"));
     }
 
-    let told = format!("Certificate:\n  Data: what openssl x509 -text prints\n{good}\n\n");
-    fs::write(&agent.cert, told).expect("written");
-    verified(&agent, Role::Agent, then()).expect("text before a section is no damage");
+    let with_text = format!("Certificate:\n  Data: what openssl x509 -text prints\n{good}\n\n");
+    fs::write(&agent.cert, with_text).expect("written");
+    verified(&agent, Role::Agent, fixed_time()).expect("text before a section is no damage");
     fs::write(&agent.cert, good.replace('\n', "\r\n")).expect("written");
-    verified(&agent, Role::Agent, then()).expect("nor are the line ends of Windows");
+    verified(&agent, Role::Agent, fixed_time()).expect("nor are the line ends of Windows");
 }
 
 #[test]
 fn bytes_after_the_certificate_in_its_section_are_damage() {
-    let site = Site::at(then());
-    let mut der = leaf(&site.agent("edge-1").cert).to_vec();
+    let test_ca = TestCa::at(fixed_time());
+    let mut der = first_certificate(&test_ca.agent("edge-1").cert).to_vec();
     der.push(0);
 
-    let facts = Facts::read(&der.into());
+    let parsed = ParsedCertificate::read(&der.into());
 
     assert_eq!(
-        facts.expect_err("damaged"),
+        parsed.expect_err("damaged"),
         "a section has bytes after its certificate"
     );
 }
 
 #[test]
-fn keys_that_cannot_be_used_are_told_apart() {
-    let site = Site::at(then());
-    let agent = site.agent("edge-1");
+fn unusable_keys_have_different_errors() {
+    let test_ca = TestCa::at(fixed_time());
+    let agent = test_ca.agent("edge-1");
     let good = fs::read_to_string(&agent.key).expect("text");
     let renamed = good.replace("END PRIVATE", "END RSA PRIVATE");
     let encrypted = good.replace("PRIVATE KEY", "ENCRYPTED PRIVATE KEY");
@@ -226,18 +229,18 @@ fn keys_that_cannot_be_used_are_told_apart() {
     ] {
         fs::write(&agent.key, content).expect("written");
 
-        let refused = refusal(&agent, Role::Agent, then());
+        let refused = error_text(&agent, Role::Agent, fixed_time());
 
         assert_has(&refused, &format!("key.pem: {reason}"));
     }
 }
 
 #[test]
-fn what_is_no_file_or_too_large_is_refused_without_waiting() {
-    let site = Site::at(then());
-    let agent = site.agent("edge-1");
+fn pipes_devices_and_large_files_are_refused_without_waiting() {
+    let test_ca = TestCa::at(fixed_time());
+    let agent = test_ca.agent("edge-1");
     fs::remove_file(&agent.key).expect("removed");
-    let refused = || refusal(&agent, Role::Agent, then());
+    let refused = || error_text(&agent, Role::Agent, fixed_time());
 
     assert!(refused().starts_with("key.pem: cannot be read: No such file"));
     let mode = nix::sys::stat::Mode::S_IRUSR;
@@ -253,11 +256,11 @@ fn what_is_no_file_or_too_large_is_refused_without_waiting() {
 
 #[test]
 fn a_certificate_for_more_or_less_than_its_role_is_refused() {
-    let site = Site::at(then());
+    let test_ca = TestCa::at(fixed_time());
     for usages in [&[][..], &[ServerAuth], &[ClientAuth, ServerAuth]] {
-        let agent = site.forged([AGENTS, "edge-1"], usages);
+        let agent = test_ca.forged([AGENTS, "edge-1"], usages);
 
-        let refused = refusal(&agent, Role::Agent, then());
+        let refused = error_text(&agent, Role::Agent, fixed_time());
 
         assert_has(
             &refused,
@@ -267,24 +270,24 @@ fn a_certificate_for_more_or_less_than_its_role_is_refused() {
 }
 
 #[test]
-fn a_peer_is_named_by_its_certificate_and_refused_if_that_names_no_node() {
-    let site = Site::at(then());
+fn a_peer_is_refused_if_its_certificate_names_no_node() {
+    let test_ca = TestCa::at(fixed_time());
 
-    let peer = agent_of(&leaf(&site.agent("edge-1.site").cert)).expect("an agent");
+    let peer = identify_agent(&first_certificate(&test_ca.agent("edge-1.site").cert)).expect("an agent");
     assert_eq!(&*peer.node, "edge-1.site");
-    assert_eq!(peer.expires, then() + days(365));
+    assert_eq!(peer.expires, fixed_time() + days(365));
 
-    let refused = agent_of(&leaf(&site.gateway().cert)).expect_err("a gateway");
+    let refused = identify_agent(&first_certificate(&test_ca.gateway().cert)).expect_err("a gateway");
     assert_eq!(
         refused.to_string(),
         "the peer's certificate is not that of an agent: it is a gateway's"
     );
     for node in ["Edge_1", "", "a/b", "edge-1\u{0}", "x\u{1b}[2J"] {
-        let forged = site.forged([AGENTS, node], &[ClientAuth]);
-        let refused = agent_of(&leaf(&forged.cert)).expect_err("no node");
+        let forged = test_ca.forged([AGENTS, node], &[ClientAuth]);
+        let refused = identify_agent(&first_certificate(&forged.cert)).expect_err("no node");
         let refused = refused.to_string();
         assert!(!refused.contains(char::is_control), "{refused:?}");
     }
-    let forged = site.forged([AGENTS, "edge-1"], &[]);
-    agent_of(&leaf(&forged.cert)).expect_err("not for a client");
+    let forged = test_ca.forged([AGENTS, "edge-1"], &[]);
+    identify_agent(&first_certificate(&forged.cert)).expect_err("not for a client");
 }

@@ -1,7 +1,7 @@
 //! The rules for node names in certificates.
 
 /// The maximum number of characters in a common name (X.520's `ub-common-name`, RFC 5280 appendix A.1).
-const LONGEST_COMMON_NAME: usize = 64;
+const MAX_COMMON_NAME: usize = 64;
 
 /// The error for a name that a node's certificate can't have.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
@@ -12,9 +12,9 @@ pub enum NameError {
     /// The name is longer than X.509 allows.
     #[error(
         "node name `{0}` has {length} characters; the common name of a certificate can have at \
-        most {LONGEST_COMMON_NAME}", length = .0.len()
+        most {MAX_COMMON_NAME}", length = .0.len()
     )]
-    Long(String),
+    TooLong(String),
     /// The name is not a valid name of a Kubernetes Node.
     #[error(
         "`{}` is not a valid Node name: use lower-case letters, digits, `-` and `.`; each part \
@@ -36,8 +36,8 @@ pub fn check_node_name(name: &str) -> Result<(), NameError> {
         return Err(NameError::Malformed(name.to_owned()));
     }
     // The name is ASCII, so its length in bytes is that in characters.
-    if name.len() > LONGEST_COMMON_NAME {
-        return Err(NameError::Long(name.to_owned()));
+    if name.len() > MAX_COMMON_NAME {
+        return Err(NameError::TooLong(name.to_owned()));
     }
     Ok(())
 }
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_nodes_are_those_that_kubernetes_takes() {
+    fn node_names_are_those_that_kubernetes_accepts() {
         for name in ["a", "edge-1", "7", "edge-1.site.example", "a--b"] {
             assert_eq!(check_node_name(name), Ok(()), "{name}");
         }

@@ -313,7 +313,7 @@ fn status(args: &QueryArgs) -> Result<(), QueryError> {
         Err(QueryError::Request(RequestError::NoDaemon(..))) if config.tunnel.agent.is_some() => {
             (fetch(&config.agent_socket(), "/status")?, true)
         }
-        answer => (answer?, false),
+        response => (response?, false),
     };
     print_response(args.output, &body, || {
         Ok(if is_agent {
@@ -389,8 +389,8 @@ mod tests {
         std::fs::write(path("theirs.yaml"), kube_proxy_config).expect("written");
         let read = |more: &[&str]| {
             let own = path("own.yaml");
-            let words = ["culvert", "node", "--config", &own];
-            let cli = Cli::try_parse_from(words.iter().chain(more)).expect("a command");
+            let arguments = ["culvert", "node", "--config", &own];
+            let cli = Cli::try_parse_from(arguments.iter().chain(more)).expect("a command");
             let Command::Node(args) = cli.command else {
                 panic!("another command");
             };

@@ -21,15 +21,15 @@ pub(crate) fn map<T: Sync, R: Send>(
     let threads = threads.min(MAX_THREADS);
     if threads == 1 || items.len() < min_parallel {
         let numbered = items.iter().enumerate();
-        return numbered.map(|(i, thing)| work(i, thing)).collect();
+        return numbered.map(|(i, item)| work(i, item)).collect();
     }
     let share = items.len().div_ceil(threads);
     let work = &work;
     thread::scope(|scope| {
-        let worker = |(number, things): (usize, &'_ [T])| -> Vec<R> {
+        let worker = |(number, items): (usize, &'_ [T])| -> Vec<R> {
             let first = number * share;
-            let numbered = (first..).zip(things);
-            numbered.map(|(i, thing)| work(i, thing)).collect()
+            let numbered = (first..).zip(items);
+            numbered.map(|(i, item)| work(i, item)).collect()
         };
         let chunks = || items.chunks(share).enumerate();
         let workers: Vec<_> = chunks()
@@ -51,9 +51,9 @@ mod tests {
     #[test]
     fn results_are_in_the_order_of_the_items() {
         for count in [0, 1, 2, 3, 100, 101] {
-            let things: Vec<usize> = (0..count).map(|number| number * 3).collect();
+            let items: Vec<usize> = (0..count).map(|number| number * 3).collect();
 
-            let done = map(&things, 2, |i, thing| (i, *thing));
+            let done = map(&items, 2, |i, item| (i, *item));
 
             assert_eq!(done, (0..count).map(|i| (i, i * 3)).collect::<Vec<_>>());
         }

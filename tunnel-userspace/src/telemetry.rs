@@ -66,11 +66,11 @@ where
 /// Parses a filter. A directive without `=` must be a level: `EnvFilter` would take any other word as the
 /// name of a target, and turn off all other targets.
 fn parse(filter: &str) -> Result<EnvFilter, String> {
-    let is_level = |word: &str| !word.is_empty() && word.parse::<LevelFilter>().is_ok();
-    let mut words = filter.split(',').map(str::trim);
-    let invalid = words.find(|word| !word.contains(['=', '[', ']', '}']) && !is_level(word));
+    let is_level = |text: &str| !text.is_empty() && text.parse::<LevelFilter>().is_ok();
+    let mut directives = filter.split(',').map(str::trim);
+    let invalid = directives.find(|directive| !directive.contains(['=', '[', ']', '}']) && !is_level(directive));
     match invalid {
-        Some(word) => Err(format!("`{word}` is not a level")),
+        Some(directive) => Err(format!("`{directive}` is not a level")),
         None => EnvFilter::try_new(filter).map_err(|error| error.to_string()),
     }
 }

@@ -93,7 +93,7 @@ impl AgentViews {
 }
 
 impl Routes for AgentViews {
-    async fn answer(&self, path: &str, _query: &str) -> Option<Response<Full<Bytes>>> {
+    async fn respond(&self, path: &str, _query: &str) -> Option<Response<Full<Bytes>>> {
         Some(match path {
             "/status" => json(StatusCode::OK, &self.status()),
             "/metrics" => metrics::response(metrics::render_agent(self.status())),

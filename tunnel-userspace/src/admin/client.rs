@@ -51,7 +51,7 @@ pub async fn request(socket: &Path, path: &str) -> Result<Bytes, RequestError> {
         }
     })?;
     let (code, body) = match timeout(RESPONSE_TIMEOUT, exchange(stream, path)).await {
-        Ok(Ok(answer)) => answer,
+        Ok(Ok(response)) => response,
         Ok(Err(error)) => return Err(RequestError::NoValidResponse(at, error.to_string())),
         Err(_) => {
             let why = format!("none within {} s", RESPONSE_TIMEOUT.as_secs());
@@ -73,14 +73,14 @@ async fn exchange(stream: UnixStream, path: &str) -> ExchangeResult {
     let request = Request::get(path)
         .header(HOST, "culvert")
         .body(Empty::<Bytes>::new())?;
-    let answer = async move {
+    let exchanged = async move {
         let response = sender.send_request(request).await?;
         let code = response.status();
         let body = Limited::new(response.into_body(), MAX_RESPONSE_BYTES).collect();
         Ok((code, body.await?.to_bytes()))
     };
-    let (answer, _closed) = tokio::join!(answer, connection);
-    answer
+    let (exchanged, _closed) = tokio::join!(exchanged, connection);
+    exchanged
 }
 
 #[cfg(test)]
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     /// Sends a request to a daemon that responds with these bytes, or never. Returns the error.
-    async fn request_error(answer: Option<&str>) -> String {
+    async fn request_error(response: Option<&str>) -> String {
         let folder = tempfile::tempdir().expect("a folder");
         let socket = folder.path().join("socket");
         let listener = UnixListener::bind(&socket).expect("bound");
@@ -103,15 +103,15 @@ mod tests {
             while !request.ends_with(b"\r\n\r\n") {
                 stream.read_buf(&mut request).await.expect("a request");
             }
-            match answer {
-                Some(answer) => stream.write_all(answer.as_bytes()).await.expect("written"),
+            match response {
+                Some(response) => stream.write_all(response.as_bytes()).await.expect("written"),
                 None => std::future::pending::<()>().await,
             }
             drop(stream);
             std::future::pending::<()>().await;
         };
         tokio::select! {
-            answer = request(&socket, "/services") => answer.expect_err("no answer").to_string(),
+            response = request(&socket, "/services") => response.expect_err("an error").to_string(),
             () = daemon => String::new(),
         }
     }
@@ -128,9 +128,9 @@ mod tests {
 
     #[tokio::test]
     async fn a_503_response_is_quoted_in_the_error() {
-        let answer =
+        let response =
             "HTTP/1.1 503 Service Unavailable\r\nContent-Length: 15\r\n\r\nnot ready: why\n";
-        let error = request_error(Some(answer)).await;
+        let error = request_error(Some(response)).await;
         assert!(error.ends_with("refused the request: not ready: why"), "{error}");
     }
 }

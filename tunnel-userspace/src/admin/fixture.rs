@@ -34,10 +34,10 @@ pub(super) struct Daemon {
 
 impl Daemon {
     pub(super) fn new() -> Self {
-        let (stats, shown) = watch::channel(ready_stats());
+        let (stats, receiver) = watch::channel(ready_stats());
         Self {
             stats,
-            views: Arc::new(views(shown)),
+            views: Arc::new(views(receiver)),
             drain: watch::Sender::new(false),
             tasks: JoinSet::new(),
         }
@@ -111,10 +111,10 @@ pub(super) async fn free_port() -> u16 {
 pub(super) async fn send(request: &str, address: SocketAddr) -> Option<String> {
     let mut stream = TcpStream::connect(address).await.ok()?;
     let text = format!("{request} HTTP/1.1\r\nHost: lab\r\nConnection: close\r\n\r\n");
-    stream.write_all(text.as_bytes()).await.expect("asked");
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.expect("answered");
-    Some(answer)
+    stream.write_all(text.as_bytes()).await.expect("sent");
+    let mut response = String::new();
+    stream.read_to_string(&mut response).await.expect("a response");
+    Some(response)
 }
 
 /// Repeats a request until the response matches. The response is `None` while nothing listens on the address.

@@ -84,7 +84,7 @@ fn encode_agent(out: &mut MetricsEncoder<'_>, status: &AgentStatus) -> fmt::Resu
     let help = "1 if a gateway is connected";
     out.gauge("culvert_ready", help, status.ready)?;
     let counts = status.tunnel.counts.iter();
-    let labelled = counts.map(|(word, n)| ([("reason", word)], *n));
+    let labelled = counts.map(|(reason, n)| ([("reason", reason)], *n));
     out.counters("culvert_reason", "Outcomes of streams", labelled)?;
     let states = ConnectionState::ALL.map(|state| {
         let all = connections.iter().filter(|its| its.state == state);
@@ -161,8 +161,8 @@ fn encode_node(out: &mut MetricsEncoder<'_>, views: &NodeViews) -> fmt::Result {
     if let Some(state) = &tunnel.identity {
         encode_certificate(out, state)?;
     }
-    let answers = views.health_responses.borrow().clone();
-    kube_proxy::encode(out, &stats, &answers)
+    let responses = views.health_responses.borrow().clone();
+    kube_proxy::encode(out, &stats, &responses)
 }
 
 fn encode_start(out: &mut MetricsEncoder<'_>, durations: StartTimes) -> fmt::Result {
@@ -216,10 +216,10 @@ fn encode_maps(out: &mut MetricsEncoder<'_>, views: &NodeViews, stats: &Reconcil
     let used = used.map(|(map, _, used)| ([("map", map)], number(used)));
     out.gauges("culvert_map_entries", "Entries in use", used)?;
     let sizes = &views.setup.maps;
-    let room = |size: Size| sizes.get(size.word()).copied().map_or(0.0, f64::from);
-    let room = maps.map(|(map, size, _)| ([("map", map)], room(size)));
+    let capacities = |size: Size| sizes.get(size.word()).copied().map_or(0.0, f64::from);
+    let capacities = maps.map(|(map, size, _)| ([("map", map)], capacities(size)));
     let help = "The capacity in entries";
-    out.gauges("culvert_map_capacity_entries", help, room)?;
+    out.gauges("culvert_map_capacity_entries", help, capacities)?;
     let refused = stats.problems.iter();
     let refused = refused.map(|(reason, n)| ([("reason", reason)], number(*n)));
     let help = "Service ports that are not programmed as desired";

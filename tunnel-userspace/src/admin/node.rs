@@ -50,7 +50,7 @@ pub struct NodeRoutes {
 }
 
 impl Routes for NodeRoutes {
-    async fn answer(&self, path: &str, query: &str) -> Option<Response<Full<Bytes>>> {
+    async fn respond(&self, path: &str, query: &str) -> Option<Response<Full<Bytes>>> {
         Some(match (self.listener, path) {
             // On kube-proxy's metrics port, `/healthz` is always `ok`, too.
             (NodeListener::Admin, "/healthz") => text(StatusCode::OK, "ok".to_owned()),
@@ -101,10 +101,10 @@ impl NodeRoutes {
     /// Builds a response in a blocking thread, because one about very many Services would delay other tasks.
     async fn respond_blocking(
         &self,
-        answer: impl FnOnce(Arc<NodeViews>) -> Response<Full<Bytes>> + Send + 'static,
+        build: impl FnOnce(Arc<NodeViews>) -> Response<Full<Bytes>> + Send + 'static,
     ) -> Response<Full<Bytes>> {
         let views = Arc::clone(&self.views);
-        let response = spawn_blocking(move || answer(views)).await;
+        let response = spawn_blocking(move || build(views)).await;
         response
             .unwrap_or_else(|error| text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")))
     }
@@ -112,8 +112,8 @@ impl NodeRoutes {
     fn respond_health(&self, path: &'static str, with_eligibility: bool) -> Response<Full<Bytes>> {
         let health = proxy_health::response(&self.views, with_eligibility);
         let code = status_code(health.is_positive);
-        self.views.health_responses.send_modify(|answers| {
-            *answers.entry((path, code.as_u16())).or_default() += 1;
+        self.views.health_responses.send_modify(|responses| {
+            *responses.entry((path, code.as_u16())).or_default() += 1;
         });
         json(code, &health)
     }

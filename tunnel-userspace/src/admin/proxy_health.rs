@@ -63,9 +63,9 @@ fn evaluate(stats: &ReconcileStats, is_running: bool, with_eligibility: bool, no
     let by_family = |status: FamilyStatus| ["IPv4", "IPv6"].map(|family| (family, status.clone()));
     // A positive response has the current time, so that it never looks outdated to clients that check it.
     let is_positive = is_working && is_eligible;
-    let shown = if is_positive { Some(now) } else { last };
+    let last_updated = if is_positive { Some(now) } else { last };
     Health {
-        last_updated: shown.map_or_else(|| NEVER.to_owned(), |at| at.to_string()),
+        last_updated: last_updated.map_or_else(|| NEVER.to_owned(), |at| at.to_string()),
         current_time: now.to_string(),
         node_eligible: with_eligibility.then_some(stats.node_eligible),
         healthy: is_working,

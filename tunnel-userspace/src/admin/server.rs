@@ -58,7 +58,7 @@ pub trait Routes: Send + Sync + 'static {
 
     /// Returns the response for a path and a query string (without the question mark), or `None` for an
     /// unknown path.
-    fn answer(
+    fn respond(
         &self,
         path: &str,
         query: &str,
@@ -173,7 +173,7 @@ where
 {
     let service = service_fn(move |request| {
         let routes = Arc::clone(&routes);
-        async move { Ok::<_, Infallible>(answer(&*routes, &request).await) }
+        async move { Ok::<_, Infallible>(route_request(&*routes, &request).await) }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -189,7 +189,7 @@ where
     }
 }
 
-async fn answer<S: Routes>(routes: &S, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+async fn route_request<S: Routes>(routes: &S, request: &Request<Incoming>) -> Response<Full<Bytes>> {
     let is_get_or_head = [Method::GET, Method::HEAD].contains(request.method());
     if !is_get_or_head && !S::ACCEPTS_ANY_METHOD {
         let body = "only GET and HEAD are supported\n".to_owned();
@@ -197,8 +197,8 @@ async fn answer<S: Routes>(routes: &S, request: &Request<Incoming>) -> Response<
     }
     let path = request.uri().path();
     let query = request.uri().query().unwrap_or_default();
-    let answer = routes.answer(path, query).await;
-    answer.unwrap_or_else(|| text(StatusCode::NOT_FOUND, format!("{path} not found\n")))
+    let response = routes.respond(path, query).await;
+    response.unwrap_or_else(|| text(StatusCode::NOT_FOUND, format!("{path} not found\n")))
 }
 
 pub(super) fn json(code: StatusCode, value: &impl Serialize) -> Response<Full<Bytes>> {

@@ -222,7 +222,7 @@ impl Routes for HealthCheckRoutes {
     const ONE_FAMILY: bool = true;
     const ACCEPTS_ANY_METHOD: bool = true;
 
-    async fn answer(&self, _path: &str, _query: &str) -> Option<Response<Full<Bytes>>> {
+    async fn respond(&self, _path: &str, _query: &str) -> Option<Response<Full<Bytes>>> {
         let current = Arc::clone(&self.current.borrow());
         let family = Family::of(self.address.ip());
         let served = current.listeners.owners.get(&self.address).and_then(|owner| {

@@ -139,10 +139,10 @@ mod tests {
         let socket = config.agent_socket();
         let waits = |status: &Value| {
             let why = status["notReady"].as_str().unwrap_or_default();
-            let dialled = &status["tunnel"]["connections"][0]["lastError"];
+            let last_error = &status["tunnel"]["connections"][0]["lastError"];
             why.starts_with("waiting for a certificate: ")
                 && why.contains("ca.pem")
-                && dialled == "waiting for a certificate"
+                && last_error == "waiting for a certificate"
         };
         let scenario = async {
             let status = until(&socket, waits).await;

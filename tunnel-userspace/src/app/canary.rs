@@ -61,8 +61,8 @@ pub(super) fn frontend() -> Canary {
 /// Connects to the frontend of the probe, and checks that the programs translated the connect.
 pub(super) fn connect_service(cgroup: &Path) -> Result<(), ProbeError> {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).map_err(ProbeError::Connect)?;
-    let dialled = SocketAddr::from((VIP, PORT));
-    let connected = socket.connect(dialled);
+    let vip = SocketAddr::from((VIP, PORT));
+    let connected = socket.connect(vip);
     let own = socket.local_addr().map_err(ProbeError::Connect)?;
     // The source address is loopback only if the connect was translated. Otherwise it is another address, or
     // there is no route.
@@ -74,7 +74,7 @@ pub(super) fn connect_service(cgroup: &Path) -> Result<(), ProbeError> {
         });
     }
     let peer = socket.peer_addr().map_err(ProbeError::Connect)?;
-    if peer == dialled {
+    if peer == vip {
         Ok(())
     } else {
         Err(ProbeError::NotRestored { peer })

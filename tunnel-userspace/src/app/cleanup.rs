@@ -47,14 +47,14 @@ pub fn cleanup(config: &Config) -> Result<Vec<String>, RoleError> {
         } else {
             fs::remove_file(&path)
         };
-        let shown = path.display();
+        let item = path.display();
         match removed.map_err(|error| (error.kind(), error)) {
-            Ok(()) => lines.push(format!("removed {shown}")),
+            Ok(()) => lines.push(format!("removed {item}")),
             Err((ErrorKind::NotFound, _)) => {}
             Err((ErrorKind::DirectoryNotEmpty, _)) => {
-                lines.push(format!("left alone, not empty: {shown}"));
+                lines.push(format!("left alone, not empty: {item}"));
             }
-            Err((_, error)) => return Err(failed(format!("cannot remove {shown}"))(error)),
+            Err((_, error)) => return Err(failed(format!("cannot remove {item}"))(error)),
         }
     }
     if lines.is_empty() {

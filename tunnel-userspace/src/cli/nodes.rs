@@ -123,13 +123,13 @@ mod tests {
             node("edge-3", Vec::new(), None, None),
         ];
 
-        let shown = "\
+        let expected = "\
 NODE     PEER             SINCE                RTT       STREAMS   IN        OUT   CERTIFICATE   LAST ERROR
 edge-1   192.0.2.7:4242   60 s                 12.3 ms   3         12.3 kB   7 B   29 d
          192.0.2.7:4242   60 s                 12.3 ms   3         12.3 kB   7 B   29 d
 edge-2   not connected    last seen 42 s ago                                                     agent not connected
 edge-3   not connected    never connected";
 
-        assert_eq!(render(&nodes, second(1_060)), shown);
+        assert_eq!(render(&nodes, second(1_060)), expected);
     }
 }

@@ -1,7 +1,7 @@
 //! `culvert services` and `culvert backends`, as tables.
 
 use super::table::{self, or_dash};
-use crate::reconcile::{EndpointView, FrontView, PortView, ServiceView};
+use crate::reconcile::{EndpointView, FrontendView, PortView, ServiceView};
 
 /// The maximum number of frontends, and of backends, in a cell.
 const MAX_NAMES: usize = 3;
@@ -84,7 +84,7 @@ fn port_details(name: &str, port: &PortView) -> String {
     .join("\n\n")
 }
 
-fn frontend_row(front: &FrontView) -> Vec<String> {
+fn frontend_row(front: &FrontendView) -> Vec<String> {
     let sockets = if front.local_listener {
         LOCAL_LISTENER.to_owned()
     } else {
@@ -142,16 +142,16 @@ fn full_name(service: &ServiceView) -> String {
 }
 
 fn port_name(port: &PortView) -> String {
-    let mut words = vec![&*port.port, &port.protocol, &port.family];
-    words.retain(|word| !word.is_empty());
-    words.join(" ")
+    let mut parts = vec![&*port.port, &port.protocol, &port.family];
+    parts.retain(|part| !part.is_empty());
+    parts.join(" ")
 }
 
 /// Joins the first few names, and adds the number of the others.
 fn abbreviate(names: &[&str]) -> String {
     match names.split_at_checked(MAX_NAMES) {
         None | Some((_, [])) => or_dash((!names.is_empty()).then(|| names.join(" "))),
-        Some((shown, more)) => format!("{} and {} more", shown.join(" "), more.len()),
+        Some((first, more)) => format!("{} and {} more", first.join(" "), more.len()),
     }
 }
 
@@ -181,8 +181,8 @@ fn status(port: &PortView) -> String {
 mod tests {
     use super::*;
 
-    fn front(front: &str, kind: &str, packets: &str) -> FrontView {
-        FrontView {
+    fn front(front: &str, kind: &str, packets: &str) -> FrontendView {
+        FrontendView {
             frontend: front.to_owned(),
             kind: kind.to_owned(),
             sockets: "Cluster".to_owned(),
@@ -244,7 +244,7 @@ mod tests {
 
     #[test]
     fn a_single_service_is_shown_with_its_frontends_and_endpoints() {
-        let shown = "\
+        let expected = "\
 shop/web  http TCP IPv4
 algorithm          random
 session affinity   30 s
@@ -261,7 +261,7 @@ ENDPOINT      POD     NODE     ZONE   SETS             WEIGHT   CONNECTIONS   ST
 10.1.0.1:80   web-0   node-a   -      cluster, local   1        12            active
 10.1.0.2:80   -       -        -      -                1        -             inactive";
 
-        assert_eq!(render_details(&[service()]), shown);
+        assert_eq!(render_details(&[service()]), expected);
     }
 
     #[test]
@@ -297,12 +297,12 @@ ENDPOINT      POD     NODE     ZONE   SETS             WEIGHT   CONNECTIONS   ST
 
     #[test]
     fn each_backend_has_a_row() {
-        let shown = "\
+        let expected = "\
 SERVICE    PORT            ENDPOINT      POD     NODE     ZONE   SETS             WEIGHT   CONNECTIONS   STATUS
 shop/web   http TCP IPv4   10.1.0.1:80   web-0   node-a   -      cluster, local   1        12            active
                            10.1.0.2:80   -       -        -      -                1        -             inactive";
 
-        assert_eq!(render_backends(&[service()]), shown);
+        assert_eq!(render_backends(&[service()]), expected);
     }
 
     #[test]

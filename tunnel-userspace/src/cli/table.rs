@@ -29,7 +29,7 @@ impl Rows {
     pub(super) fn add_counts(&mut self, name: &str, counts: &BTreeMap<String, u64>) {
         let counted = counts.iter().filter(|(_, count)| **count > 0);
         let counted: Vec<_> = counted
-            .map(|(what, count)| format!("{what} {count}"))
+            .map(|(name, count)| format!("{name} {count}"))
             .collect();
         if !counted.is_empty() {
             self.add(name, counted.join(", "));
@@ -67,7 +67,7 @@ pub(super) fn render(head: &[&str], rows: &[Vec<String>]) -> String {
             .iter()
             .filter_map(|row| row.get(column))
             .map(|cell| cell.chars().count());
-        let head = head.get(column).map_or(0, |word| word.len());
+        let head = head.get(column).map_or(0, |title| title.len());
         cells.max().unwrap_or(0).max(head)
     };
     let widths: Vec<usize> = (0..head.len()).map(width).collect();

@@ -17,10 +17,10 @@ const FAMILY: &str = "ip_family";
 /// Returns a labelled value for each address family.
 fn by_family<T>(value: impl Fn(Family) -> T) -> [([(&'static str, &'static str); 1], T); 2] {
     [("IPv4", Family::V4), ("IPv6", Family::V6)]
-        .map(|(word, family)| ([(FAMILY, word)], value(family)))
+        .map(|(label, family)| ([(FAMILY, label)], value(family)))
 }
 
-pub(super) fn encode(out: &mut MetricsEncoder<'_>, stats: &ReconcileStats, answers: &HealthResponses) -> fmt::Result {
+pub(super) fn encode(out: &mut MetricsEncoder<'_>, stats: &ReconcileStats, responses: &HealthResponses) -> fmt::Result {
     encode_syncs(out, stats)?;
     encode_changes(out, stats)?;
     encode_no_local_endpoints(out, stats)?;
@@ -32,8 +32,8 @@ pub(super) fn encode(out: &mut MetricsEncoder<'_>, stats: &ReconcileStats, answe
         ("/healthz", "kubeproxy_proxy_healthz"),
         ("/livez", "kubeproxy_proxy_livez"),
     ] {
-        let asked = answers.iter().filter(|((asked, _), _)| *asked == endpoint);
-        let labelled = asked.map(|((_, code), n)| ([("code", *code)], *n));
+        let by_code = responses.iter().filter(|((path, _), _)| *path == endpoint);
+        let labelled = by_code.map(|((_, code), n)| ([("code", *code)], *n));
         out.counters(name, "Responses by code", labelled)?;
     }
     Ok(())

@@ -100,8 +100,8 @@ fn expect_lines(page: &str, lines: &[&str]) {
 
 #[test]
 fn an_agent_labels_its_counts_by_reason() {
-    let words = "culvert_reason_total{reason=\"target_denied\"} 3";
-    expect_lines(&agent(), &["culvert_ready 1.0", words]);
+    let line = "culvert_reason_total{reason=\"target_denied\"} 3";
+    expect_lines(&agent(), &["culvert_ready 1.0", line]);
 }
 
 #[test]

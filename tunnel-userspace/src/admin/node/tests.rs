@@ -38,11 +38,11 @@ async fn served(listener: NodeListener, ip: IpAddr) -> Served {
 
 impl Served {
     /// Sends a request to an address, and returns the head and the body of the response.
-    async fn asked(&self, ip: IpAddr, path: &str) -> (String, String) {
+    async fn get(&self, ip: IpAddr, path: &str) -> (String, String) {
         let (request, address) = (format!("GET {path}"), SocketAddr::new(ip, self.port));
-        let answer = fixture::request_until(&request, address, |answer| answer.is_some()).await;
-        let answer = answer.expect("it listens");
-        let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+        let response = fixture::request_until(&request, address, |response| response.is_some()).await;
+        let response = response.expect("a response");
+        let (head, body) = response.split_once("\r\n\r\n").expect("a head");
         (head.to_owned(), body.to_owned())
     }
 }
@@ -60,7 +60,7 @@ async fn the_admin_port_serves_proxy_mode_configz_and_a_plain_healthz() {
             r#"{"culvert.dev":{"mode":"ebpf"}}"#,
         ),
     ] {
-        let (head, found) = served.asked(LOOPBACKS[0], path).await;
+        let (head, found) = served.get(LOOPBACKS[0], path).await;
 
         assert!(head.starts_with("HTTP/1.1 200"), "{path}: {head}");
         assert!(head.contains(kind), "{path}: {head}");
@@ -68,14 +68,14 @@ async fn the_admin_port_serves_proxy_mode_configz_and_a_plain_healthz() {
         assert_eq!(found, body);
     }
     assert!(served.daemon.views.health_responses.borrow().is_empty());
-    let (head, _) = served.asked(LOOPBACKS[0], "/livez").await;
+    let (head, _) = served.get(LOOPBACKS[0], "/livez").await;
     assert!(head.starts_with("HTTP/1.1 404"), "{head}");
 }
 
 #[tokio::test]
 async fn health_responses_are_counted_by_path_and_code() {
     let served = served(NodeListener::Healthz, LOOPBACKS[1]).await;
-    let head = async |path: &str| served.asked(LOOPBACKS[1], path).await.0;
+    let head = async |path: &str| served.get(LOOPBACKS[1], path).await.0;
     let stats = &served.daemon.stats;
 
     assert!(head("/healthz").await.starts_with("HTTP/1.1 200"));
@@ -93,7 +93,7 @@ async fn health_responses_are_counted_by_path_and_code() {
         ("/livez", 200),
         ("/livez", 503),
     ];
-    assert_eq!(counts, once.map(|answer| (answer, 1)).into());
+    assert_eq!(counts, once.map(|response| (response, 1)).into());
 }
 
 #[tokio::test]
@@ -101,13 +101,13 @@ async fn the_unspecified_address_of_either_family_listens_on_both() {
     for ip in WILDCARDS {
         let served = served(NodeListener::Healthz, ip).await;
         for ip in LOOPBACKS {
-            let (head, _) = served.asked(ip, "/healthz").await;
+            let (head, _) = served.get(ip, "/healthz").await;
             assert!(head.starts_with("HTTP/1.1 200"), "{head}");
         }
     }
     for (ip, other) in [(LOOPBACKS[0], LOOPBACKS[1]), (LOOPBACKS[1], LOOPBACKS[0])] {
         let served = served(NodeListener::Healthz, ip).await;
-        served.asked(ip, "/healthz").await;
+        served.get(ip, "/healthz").await;
         let other = SocketAddr::new(other, served.port);
         assert!(fixture::send("GET /healthz", other).await.is_none());
     }
@@ -128,10 +128,10 @@ fn node(views: NodeViews) -> NodeRoutes {
     }
 }
 
-async fn asked(node: &NodeRoutes, path: &str) -> (u16, String) {
-    let answer = node.answer(path, "").await.expect("a path");
-    let code = answer.status().as_u16();
-    let body = answer.into_body().collect().await.expect("a body");
+async fn get(node: &NodeRoutes, path: &str) -> (u16, String) {
+    let response = node.respond(path, "").await.expect("a path");
+    let code = response.status().as_u16();
+    let body = response.into_body().collect().await.expect("a body");
     (code, String::from_utf8_lossy(&body.to_bytes()).into_owned())
 }
 
@@ -151,14 +151,14 @@ async fn readyz_status_and_metrics_report_the_same_readiness() {
         (taken, false),
     ] {
         let node = node(views);
-        let (code, readyz) = asked(&node, "/readyz").await;
+        let (code, readyz) = get(&node, "/readyz").await;
         assert_eq!(code, if wanted { 200 } else { 503 }, "{readyz}");
-        let (_, status) = asked(&node, "/status").await;
+        let (_, status) = get(&node, "/status").await;
         let status: serde_json::Value = serde_json::from_str(&status).expect("JSON");
         let readyz: serde_json::Value = serde_json::from_str(&readyz).expect("JSON");
         assert_eq!(status["ready"], wanted);
         assert_eq!(status["notReady"], readyz["reasons"][0]);
-        let (_, metrics) = asked(&node, "/metrics").await;
+        let (_, metrics) = get(&node, "/metrics").await;
         let metric = format!("\nculvert_ready {}.0\n", u8::from(wanted));
         assert!(metrics.contains(&metric), "{metrics}");
     }
@@ -169,8 +169,8 @@ async fn requests_before_the_first_list_get_a_response_at_once() {
     let node = node(views(Some("waiting for the sources"), ReconcileStats::default()));
     let began = tokio::time::Instant::now();
 
-    let services = asked(&node, "/services").await;
-    let (code, metrics) = asked(&node, "/metrics").await;
+    let services = get(&node, "/services").await;
+    let (code, metrics) = get(&node, "/metrics").await;
 
     assert_eq!(
         services,

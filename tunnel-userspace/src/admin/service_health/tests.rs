@@ -80,17 +80,17 @@ impl Daemon {
 
 /// Repeats a request until the response contains these texts.
 async fn request_until(address: SocketAddr, parts: &[&str]) {
-    let has_all = |answer: &str| parts.iter().all(|part| answer.contains(part));
-    fixture::request_until("GET /", address, |answer| answer.is_some_and(has_all)).await;
+    let has_all = |response: &str| parts.iter().all(|part| response.contains(part));
+    fixture::request_until("GET /", address, |response| response.is_some_and(has_all)).await;
 }
 
 #[tokio::test]
 async fn a_response_equals_that_of_kube_proxy_byte_for_byte() {
     let (daemon, [v4, v6]) = Daemon::of_web([3, 0]).await;
 
-    let answer = send("GET /", v4).await.expect("an answer");
+    let response = send("GET /", v4).await.expect("a response");
 
-    let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+    let (head, body) = response.split_once("\r\n\r\n").expect("a head");
     assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
     for line in [
         "Content-Type: application/json",
@@ -124,13 +124,13 @@ async fn a_port_is_opened_updated_and_closed_with_its_service() {
     daemon.set(&LOOPBACKS, &[("other", port, [4, 4])]);
     request_until(v4, &["200 OK", "Weight: 4", "\"other\""]).await;
     for request in ["POST /any/path?at=all", "DELETE /", "OPTIONS *"] {
-        let answer = send(request, v6).await.expect("an answer");
-        assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
+        let response = send(request, v6).await.expect("a response");
+        assert!(response.starts_with("HTTP/1.1 200 OK"), "{response}");
     }
 
     daemon.set(&LOOPBACKS, &[]);
     for at in [v4, v6] {
-        fixture::request_until("GET /", at, |answer| answer.is_none()).await;
+        fixture::request_until("GET /", at, |response| response.is_none()).await;
     }
 }
 
@@ -212,7 +212,7 @@ async fn a_port_in_use_is_reported_bound_later_and_delays_no_other() {
 #[tokio::test]
 async fn idle_clients_do_not_block_others() {
     let request = "GET / HTTP/1.1\r\nHost: lab\r\n\r\n";
-    for (what, said, count) in [
+    for (what, sent, count) in [
         ("without a request", "", 4 * HealthCheckRoutes::MAX_CONNECTIONS),
         ("after a request", request, HealthCheckRoutes::MAX_CONNECTIONS),
     ] {
@@ -221,16 +221,16 @@ async fn idle_clients_do_not_block_others() {
         for at in at {
             for _ in 0..count {
                 let mut stream = TcpStream::connect(at).await.expect("connected");
-                stream.write_all(said.as_bytes()).await.expect("asked");
-                let mut answer = vec![0; said.len().min(12)];
-                stream.read_exact(&mut answer).await.expect("answered");
+                stream.write_all(sent.as_bytes()).await.expect("written");
+                let mut response = vec![0; sent.len().min(12)];
+                stream.read_exact(&mut response).await.expect("a response");
                 staying.push(stream);
             }
         }
         for at in at {
-            let answer = timeout(Duration::from_secs(2), send("GET /", at)).await;
-            let answer = answer.expect(what);
-            assert!(answer.is_some_and(|answer| answer.contains("200 OK")));
+            let response = timeout(Duration::from_secs(2), send("GET /", at)).await;
+            let response = response.expect(what);
+            assert!(response.is_some_and(|response| response.contains("200 OK")));
         }
     }
 }

@@ -126,7 +126,7 @@ impl KernelSetup {
         starting: watch::Receiver<Option<String>>,
     ) -> NodeViews {
         let sizes = self.data_path.sizes();
-        let maps = sizes.words().map(|(word, room)| (word.to_owned(), room));
+        let maps = sizes.words().map(|(field, entries)| (field.to_owned(), entries));
         let either = |has, yes: &str, no: &str| String::from(if has { yes } else { no });
         let shows_addresses = self.features.addresses.is_some();
         let setup = NodeSetup {
@@ -161,7 +161,7 @@ impl KernelSetup {
             for_each_service: Box::new(move |name, each| {
                 services.services(&*of_services, name).for_each(each);
             }),
-            port_counts: Box::new(move || ports.counted(&*of_ports, limit)),
+            port_counts: Box::new(move || ports.port_counters(&*of_ports, limit)),
             network: watch::Sender::default().subscribe(),
             sockets: watch::Sender::default().subscribe(),
             tunnel: Box::new(TunnelView::default),

@@ -1,4 +1,4 @@
-//! Compiles the kernel programs, so that the daemon carries them inside.
+//! Compiles the kernel programs, which the daemon embeds.
 
 #[path = "build/compile.rs"]
 mod compile;
@@ -7,7 +7,7 @@ mod toolchain;
 
 use std::{env, fs, io, path::PathBuf, process::ExitCode};
 
-/// The parts of the workspace that the objects are built from.
+/// Paths in the workspace that the BPF objects are built from.
 const SOURCES: [&str; 5] = [
     "tunnel-ebpf/src",
     "tunnel-ebpf/Cargo.toml",
@@ -25,18 +25,18 @@ fn main() -> io::Result<ExitCode> {
     for name in [toolchain::RUSTC_VARIABLE, toolchain::LINKER_VARIABLE] {
         println!("cargo::rerun-if-env-changed={name}");
     }
-    let pair = match toolchain::find(&workspace.join("target/tools")) {
-        Ok(pair) => pair,
+    let toolchain = match toolchain::find(&workspace.join("target/tools")) {
+        Ok(toolchain) => toolchain,
         Err(missing) => {
             println!("cargo::error={missing}");
             return Ok(ExitCode::SUCCESS);
         }
     };
-    for program in [&pair.compiler.rustc, &pair.linker.path] {
+    for program in [&toolchain.compiler.rustc, &toolchain.linker.path] {
         println!("cargo::rerun-if-changed={}", program.display());
     }
     let arch = env::var_os("CARGO_CFG_TARGET_ARCH").unwrap_or_default();
-    match compile::compile(&pair, &workspace, &arch.to_string_lossy()) {
+    match compile::compile(&toolchain, &workspace, &arch.to_string_lossy()) {
         Ok(objects) => {
             let out = folder("OUT_DIR")?;
             fs::copy(objects.plain, out.join("culvert.bpf.o"))?;
@@ -44,7 +44,7 @@ fn main() -> io::Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Err(error) => {
-            let (compiler, linker) = (&pair.compiler, &pair.linker);
+            let (compiler, linker) = (&toolchain.compiler, &toolchain.linker);
             println!("cargo::error={error}; compiler: {compiler}; linker: {linker}");
             Ok(ExitCode::FAILURE)
         }

@@ -1,5 +1,4 @@
-//! Compiles the kernel programs with a pair of [`crate::toolchain`]. One file for `build.rs` and
-//! `xtask`.
+//! Compiles the kernel programs. `build.rs` and `xtask` both include this file.
 
 use std::{
     env,
@@ -10,12 +9,12 @@ use std::{
     process::Command,
 };
 
-use crate::toolchain::{Core, Pair, TARGET, entries, home};
+use crate::toolchain::{Core, TARGET, Toolchain, entries, home};
 
-/// The names of the objects as Cargo makes them: plain, and with events logged.
+/// Names of Cargo's binaries: the default object, and the one that logs events.
 const BINARIES: [&str; 2] = ["culvert-ebpf", "culvert-ebpf-log"];
-/// Variables of Cargo that a user sets; all others of that name are one build's own.
-const KEPT: [&str; 9] = [
+/// Prefixes of Cargo's variables that a user may set. All other `CARGO*` variables belong to the outer build.
+const USER_VARIABLES: [&str; 9] = [
     "CARGO_HOME",
     "CARGO_HTTP_",
     "CARGO_MAKEFLAGS",
@@ -26,8 +25,8 @@ const KEPT: [&str; 9] = [
     "CARGO_TERM_",
     "CARGO_BUILD_JOBS",
 ];
-/// Further variables that one build sets and another must not inherit.
-const DROPPED: [&str; 5] = [
+/// Prefixes of other variables that the inner build must not inherit from the outer one.
+const COMPILER_VARIABLES: [&str; 5] = [
     "CLIPPY_",
     "RUSTC",
     "RUSTDOC",
@@ -35,9 +34,9 @@ const DROPPED: [&str; 5] = [
     "RUSTUP_TOOLCHAIN",
 ];
 
-/// The variables that Cargo sets for a build script. Crates of the kernel programs read `HOST`: with it in
-/// one caller and not in the other, each would recompile the crates that the other has compiled.
-const OF_BUILD_SCRIPT: [&str; 7] = [
+/// Variables that Cargo sets for a build script. Dependencies of the kernel programs read `HOST`: if only
+/// one of `build.rs` and `xtask` set it, each would recompile the crates that the other has compiled.
+const BUILD_SCRIPT_VARIABLES: [&str; 7] = [
     "DEBUG",
     "HOST",
     "NUM_JOBS",
@@ -47,9 +46,10 @@ const OF_BUILD_SCRIPT: [&str; 7] = [
     "TARGET",
 ];
 
-/// Runs the compiler. Cargo distinguishes crates outside a workspace by their paths, and the names of
-/// functions, and with them the objects, would depend on these: our crates are distinguished by name.
-const ANYWHERE: &str = r#"#!/bin/sh
+/// Shell script that Cargo runs instead of the compiler. Cargo derives `-C metadata` from the path of a
+/// crate outside a workspace, and function names depend on it. The script sets a constant for our crates,
+/// so that the objects are the same in every checkout.
+const RUSTC_WRAPPER: &str = r#"#!/bin/sh
 case " $* " in
   *" --crate-name tunnel_common "* | *" --crate-name culvert_ebpf"*)
     for word; do
@@ -62,45 +62,45 @@ esac
 exec "$@"
 "#;
 
-/// The objects of kernel programs.
+/// Paths of the compiled kernel programs.
 pub(crate) struct Objects {
     /// The object that is loaded by default.
     pub(crate) plain: PathBuf,
-    /// The same programs, with their events logged.
+    /// The same programs, which also log events.
     pub(crate) logging: PathBuf,
 }
 
-/// Compiles the objects for machines of `arch` and says where they lie. `workspace` is the real path
-/// of its folder: it is cut from the paths in the objects.
-pub(crate) fn compile(pair: &Pair, workspace: &Path, arch: &str) -> io::Result<Objects> {
+/// Compiles the objects for kernels of the architecture `arch`, and returns their paths. `workspace` is the
+/// canonical path of the workspace; the objects contain paths relative to it.
+pub(crate) fn compile(toolchain: &Toolchain, workspace: &Path, arch: &str) -> io::Result<Objects> {
     let target = target_folder()?;
-    let status = cargo(pair, workspace, &target, arch, "build")?.status()?;
+    let status = cargo(toolchain, workspace, &target, arch, "build")?.status()?;
     if !status.success() {
-        return Err(io::Error::other("the kernel programs don't compile"));
+        return Err(io::Error::other("the kernel programs do not compile"));
     }
     let folder = target.join(TARGET).join("release");
     let [plain, logging] = BINARIES.map(|name| folder.join(name));
     Ok(Objects { plain, logging })
 }
 
-/// A `cargo` of its own for the kernel programs: its compiler, its flags, its target folder, and
-/// nothing inherited from the build that calls it.
+/// Returns a `cargo` command for the kernel programs, with their compiler, flags and target folder. It
+/// inherits no variable of an outer build.
 pub(crate) fn cargo(
-    pair: &Pair,
+    toolchain: &Toolchain,
     workspace: &Path,
     target: &Path,
     arch: &str,
     subcommand: &str,
 ) -> io::Result<Command> {
-    let own = pair.compiler.sysroot.join("bin/cargo");
-    let program = match pair.compiler.core {
-        // Sources of the standard library want the Cargo that came with them.
-        Core::Source if own.is_file() => own.into_os_string(),
+    let toolchain_cargo = toolchain.compiler.sysroot.join("bin/cargo");
+    let program = match toolchain.compiler.core {
+        // `build-std` works only with the Cargo of the same release as the sources.
+        Core::Source if toolchain_cargo.is_file() => toolchain_cargo.into_os_string(),
         Core::Source | Core::Compiled => env::var_os("CARGO").unwrap_or_else(|| "cargo".into()),
     };
     let mut command = Command::new(program);
     for (name, _) in env::vars_os() {
-        if is_dropped(&name.to_string_lossy()) {
+        if is_removed(&name.to_string_lossy()) {
             command.env_remove(name);
         }
     }
@@ -109,40 +109,43 @@ pub(crate) fn cargo(
         .arg(subcommand)
         .args(["--release", "--target", TARGET, "--target-dir"])
         .arg(target)
-        .env("RUSTC", &pair.compiler.rustc)
+        .env("RUSTC", &toolchain.compiler.rustc)
         .env("RUSTC_BOOTSTRAP", "1")
-        .env("RUSTC_WRAPPER", anywhere(target)?)
-        // Empty, not absent: a wrapper may also stand in the user's configuration.
+        .env("RUSTC_WRAPPER", write_rustc_wrapper(target)?)
+        // Empty, not absent: it overrides a wrapper in the user's Cargo configuration.
         .env("RUSTC_WORKSPACE_WRAPPER", "")
         .env(
             "CARGO_ENCODED_RUSTFLAGS",
-            flags(pair, workspace, target, arch),
+            flags(toolchain, workspace, target, arch),
         );
-    if pair.compiler.core == Core::Source {
+    if toolchain.compiler.core == Core::Source {
         command.args(["-Z", "build-std=core"]);
     }
     Ok(command)
 }
 
-/// Returns the path of [`ANYWHERE`], which is written once: Cargo checks its age.
-fn anywhere(target: &Path) -> io::Result<PathBuf> {
-    let path = target.join("anywhere");
-    if fs::read_to_string(&path).is_ok_and(|text| text == ANYWHERE) {
+/// Writes [`RUSTC_WRAPPER`] unless it exists, and returns its path. A newer file would make Cargo rebuild
+/// everything.
+fn write_rustc_wrapper(target: &Path) -> io::Result<PathBuf> {
+    let path = target.join("rustc-wrapper");
+    if fs::read_to_string(&path).is_ok_and(|text| text == RUSTC_WRAPPER) {
         return Ok(path);
     }
     fs::create_dir_all(target)?;
-    let draft = target.join(format!("anywhere-{}", std::process::id()));
-    fs::write(&draft, ANYWHERE)?;
+    let draft = target.join(format!("rustc-wrapper-{}", std::process::id()));
+    fs::write(&draft, RUSTC_WRAPPER)?;
     fs::set_permissions(&draft, fs::Permissions::from_mode(0o755))?;
     fs::rename(&draft, &path)?;
     Ok(path)
 }
 
-/// Beside the outer build's own folders, so that all its profiles share one object.
+/// Returns the target folder of the kernel programs: `bpf` in the target folder of the outer build, so that
+/// all profiles share the objects.
 pub(crate) fn target_folder() -> io::Result<PathBuf> {
     let out = env::var_os("OUT_DIR").map(PathBuf::from);
     let inside = out.map_or_else(env::current_exe, Ok)?.canonicalize()?;
-    // Cargo marks the top: with the tag when it made the folder, and with its notes on rustc.
+    // Files that Cargo writes at the top of a target folder. It writes the tag only into a folder that it
+    // has created.
     let marks = ["CACHEDIR.TAG", ".rustc_info.json"];
     let is_top = |folder: &&Path| marks.iter().any(|mark| folder.join(mark).is_file());
     let top = inside.ancestors().skip(1).find(is_top);
@@ -150,38 +153,43 @@ pub(crate) fn target_folder() -> io::Result<PathBuf> {
     Ok(top.join("bpf"))
 }
 
-fn is_dropped(name: &str) -> bool {
+/// Returns true if the inner build must not inherit this variable.
+fn is_removed(name: &str) -> bool {
+    let has_prefix = |prefixes: &[&str]| prefixes.iter().any(|prefix| name.starts_with(prefix));
     if name.starts_with("CARGO") {
-        return !KEPT.iter().any(|kept| name.starts_with(kept));
+        return !has_prefix(&USER_VARIABLES);
     }
-    OF_BUILD_SCRIPT.contains(&name) || DROPPED.iter().any(|dropped| name.starts_with(dropped))
+    BUILD_SCRIPT_VARIABLES.contains(&name) || has_prefix(&COMPILER_VARIABLES)
 }
 
-fn flags(pair: &Pair, workspace: &Path, target: &Path, arch: &str) -> OsString {
+/// Returns the compiler flags, separated as `CARGO_ENCODED_RUSTFLAGS` requires.
+fn flags(toolchain: &Toolchain, workspace: &Path, target: &Path, arch: &str) -> OsString {
     let mut flags = vec![
         OsString::from(format!("--cfg=bpf_target_arch=\"{arch}\"")),
         "-Cdebuginfo=2".into(),
         "-Clink-arg=--btf".into(),
-        joined("-Clinker=", &pair.linker.path, ""),
+        joined("-Clinker=", &toolchain.linker.path, ""),
     ];
-    // The last prefix that fits wins: the target folder often lies in the workspace.
+    // The last prefix that matches wins; the target folder is often in the workspace.
     let mut prefixes = vec![
         (workspace.to_owned(), "culvert"),
         (target.to_owned(), "target"),
     ];
     prefixes.extend(registries().into_iter().map(|folder| (folder, "crates")));
-    prefixes.push((pair.compiler.sysroot.join("lib/rustlib/src/rust"), "rust"));
+    let std_sources = toolchain.compiler.sysroot.join("lib/rustlib/src/rust");
+    prefixes.push((std_sources, "rust"));
     for (folder, name) in prefixes {
         flags.push(joined("--remap-path-prefix=", &folder, &format!("={name}")));
     }
     flags.join(&OsString::from("\x1f"))
 }
 
-/// The folders where Cargo unpacks crates, one per registry.
+/// Returns the folders where Cargo unpacks crates, one per registry.
 pub(crate) fn registries() -> Vec<PathBuf> {
     entries(home("CARGO_HOME", ".cargo"), "registry/src")
 }
 
+/// Joins text, a path that need not be UTF-8, and text.
 pub(crate) fn joined(before: &str, path: &Path, after: &str) -> OsString {
     let mut text = OsString::from(before);
     text.push(path);
@@ -194,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_one_build_hands_down_is_dropped_and_what_a_user_sets_is_kept() {
+    fn variables_of_the_outer_build_are_removed_and_those_of_the_user_are_inherited() {
         for name in [
             "CARGO_MANIFEST_DIR",
             "CARGO_ENCODED_RUSTFLAGS",
@@ -206,7 +214,7 @@ mod tests {
             "RUSTFLAGS",
             "RUSTUP_TOOLCHAIN",
         ] {
-            assert!(is_dropped(name), "{name}");
+            assert!(is_removed(name), "{name}");
         }
         for name in [
             "CARGO_HOME",
@@ -216,7 +224,7 @@ mod tests {
             "PATH",
             "RUSTUP_HOME",
         ] {
-            assert!(!is_dropped(name), "{name}");
+            assert!(!is_removed(name), "{name}");
         }
     }
 }

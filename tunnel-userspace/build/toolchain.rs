@@ -1,7 +1,8 @@
-//! Finds the pair that compiles the kernel programs: a Rust compiler that has (or can build) `core`
-//! for BPF, and a `bpf-linker` of the same LLVM.
+//! Finds the toolchain of the kernel programs: a Rust compiler that has or can build `core` for BPF, and a
+//! `bpf-linker` of the same LLVM.
 //!
-//! One file for `build.rs` and `xtask`, so both always choose the same; the standard library only.
+//! `build.rs` and `xtask` both include this file, so that they choose the same toolchain. It uses only the
+//! standard library.
 
 use std::{
     env,
@@ -13,19 +14,19 @@ use std::{
     process::Command,
 };
 
-/// The target of the kernel programs.
+/// The compiler's target for the kernel programs.
 pub(crate) const TARGET: &str = "bpfel-unknown-none";
-/// Names a compiler to use instead of searching for one.
+/// Environment variable with the path of a compiler; then no other is searched for.
 pub(crate) const RUSTC_VARIABLE: &str = "CULVERT_BPF_RUSTC";
-/// Names a `bpf-linker` to use instead of searching for one.
+/// Environment variable with the path of a `bpf-linker`; then no other is searched for.
 pub(crate) const LINKER_VARIABLE: &str = "CULVERT_BPF_LINKER";
 
-/// The source of a compiler's `core` for BPF.
+/// The form in which a compiler has `core` for BPF.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Core {
-    /// Already compiled, beside the compiler.
+    /// A compiled library, installed with the compiler.
     Compiled,
-    /// Its own sources, compiled with `-Z build-std`.
+    /// Source code, to be compiled with `-Z build-std`.
     Source,
 }
 
@@ -44,59 +45,59 @@ pub(crate) struct Compiler {
 pub(crate) struct Linker {
     pub(crate) path: PathBuf,
     pub(crate) release: String,
-    /// `None` when it carries its LLVM inside and doesn't say which.
+    /// The major version; `None` if LLVM is linked statically, which hides its version.
     pub(crate) llvm: Option<u32>,
 }
 
 /// The compiler and the linker of the kernel programs.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub(crate) struct Pair {
+pub(crate) struct Toolchain {
     pub(crate) compiler: Compiler,
     pub(crate) linker: Linker,
 }
 
-/// No pair: what was found of each half.
+/// The error that no compiler has a linker of the same LLVM, with all that were found.
 #[derive(Debug)]
-pub(crate) struct Missing {
+pub(crate) struct ToolchainNotFound {
     pub(crate) compilers: Vec<Compiler>,
     pub(crate) linkers: Vec<Linker>,
 }
 
-/// Finds the pair on this machine; `tools` is the folder where `cargo xtask setup` keeps its own.
-pub(crate) fn find(tools: &Path) -> Result<Pair, Missing> {
+/// Finds a toolchain on this machine. `tools` is the folder into which `cargo xtask setup` installs.
+pub(crate) fn find(tools: &Path) -> Result<Toolchain, ToolchainNotFound> {
     let compilers = compilers();
     let linkers = linkers(tools);
-    choose(&compilers, &linkers).ok_or(Missing { compilers, linkers })
+    choose(&compilers, &linkers).ok_or(ToolchainNotFound { compilers, linkers })
 }
 
-/// Returns the first compiler that has a linker of its LLVM. A linker of unknown LLVM is taken if no
-/// other fits.
-fn choose(compilers: &[Compiler], linkers: &[Linker]) -> Option<Pair> {
-    let with = |is_fit: fn(&Compiler, &Linker) -> bool| {
+/// Returns the first compiler that has a linker of its LLVM, else the first compiler with a linker of
+/// unknown LLVM.
+fn choose(compilers: &[Compiler], linkers: &[Linker]) -> Option<Toolchain> {
+    let first_match = |matches: fn(&Compiler, &Linker) -> bool| {
         compilers.iter().find_map(|compiler| {
-            let linker = linkers.iter().find(|linker| is_fit(compiler, linker))?;
-            Some(Pair {
+            let linker = linkers.iter().find(|linker| matches(compiler, linker))?;
+            Some(Toolchain {
                 compiler: compiler.clone(),
                 linker: linker.clone(),
             })
         })
     };
-    with(|compiler, linker| linker.llvm == Some(compiler.llvm))
-        .or_else(|| with(|_, linker| linker.llvm.is_none()))
+    first_match(|compiler, linker| linker.llvm == Some(compiler.llvm))
+        .or_else(|| first_match(|_, linker| linker.llvm.is_none()))
 }
 
 fn compilers() -> Vec<Compiler> {
     if let Some(rustc) = env::var_os(RUSTC_VARIABLE) {
-        return ask_compiler(Path::new(&rustc)).into_iter().collect();
+        return query_compiler(Path::new(&rustc)).into_iter().collect();
     }
-    let sysroots = toolchains().into_iter().chain(["/usr".into()]);
+    let sysroots = rustup_toolchains().into_iter().chain(["/usr".into()]);
     sysroots
         .filter_map(|sysroot| describe_compiler(&sysroot.join("bin/rustc"), &sysroot))
         .collect()
 }
 
-/// The toolchains of rustup: stable first, nightlies last, newer before older.
-fn toolchains() -> Vec<PathBuf> {
+/// Returns the folders of rustup's toolchains: stable first, nightlies last, newer before older.
+fn rustup_toolchains() -> Vec<PathBuf> {
     let mut found = entries(home("RUSTUP_HOME", ".rustup"), "toolchains");
     found.sort_by_key(|path| {
         let name = path.file_name().unwrap_or_default();
@@ -107,25 +108,27 @@ fn toolchains() -> Vec<PathBuf> {
     found
 }
 
-fn ask_compiler(rustc: &Path) -> Option<Compiler> {
+/// Runs a compiler to find its sysroot, and describes it.
+fn query_compiler(rustc: &Path) -> Option<Compiler> {
     let sysroot = output_of(rustc, &["--print", "sysroot"])?;
     describe_compiler(rustc, Path::new(sysroot.trim()))
 }
 
+/// Describes a compiler; returns `None` if it does not run or lacks `core` for BPF.
 fn describe_compiler(rustc: &Path, sysroot: &Path) -> Option<Compiler> {
-    let core = core_of(sysroot)?;
+    let core = find_core(sysroot)?;
     let version = output_of(rustc, &["-vV"])?;
     let field = |name: &str| version.lines().find_map(|line| line.strip_prefix(name));
     Some(Compiler {
         rustc: rustc.to_owned(),
         sysroot: sysroot.to_owned(),
         release: field("release: ")?.to_owned(),
-        llvm: major(field("LLVM version: ")?)?,
+        llvm: first_number(field("LLVM version: ")?)?,
         core,
     })
 }
 
-fn core_of(sysroot: &Path) -> Option<Core> {
+fn find_core(sysroot: &Path) -> Option<Core> {
     let rustlib = sysroot.join("lib/rustlib");
     let libraries = entries(Some(rustlib.join(TARGET)), "lib");
     let is_core = |name: &OsStr| name.to_string_lossy().starts_with("libcore-");
@@ -167,27 +170,28 @@ fn describe_linker(path: PathBuf) -> Option<Linker> {
     })
 }
 
-/// Returns the LLVM that a linker was built against: `bpf-linker` has no option for it, but the name of the
-/// library it loads (`libLLVM.so.22.1`, `libLLVM-19.so.1`) stands near the start of the file.
+/// Returns the major version of the LLVM that a linker loads. `bpf-linker` has no option to print it, but
+/// the name of the library (`libLLVM.so.22.1`, `libLLVM-19.so.1`) is near the start of the file.
 fn linked_llvm(path: &Path) -> Option<u32> {
-    const NAMES_END: u64 = 1 << 20;
+    const SEARCHED_BYTES: u64 = 1 << 20;
     const LIBRARY: &[u8] = b"libLLVM";
     let (file, mut head) = (File::open(path).ok()?, Vec::new());
-    file.take(NAMES_END).read_to_end(&mut head).ok()?;
+    file.take(SEARCHED_BYTES).read_to_end(&mut head).ok()?;
     let mut windows = head.windows(LIBRARY.len());
     let start = windows.position(|window| window == LIBRARY)?;
     let name = head[start..].split(|byte| *byte == 0).next()?;
-    major(&String::from_utf8_lossy(name))
+    first_number(&String::from_utf8_lossy(name))
 }
 
-/// The first number in a text.
-fn major(text: &str) -> Option<u32> {
+/// Returns the first number in a text.
+fn first_number(text: &str) -> Option<u32> {
     text.split(|character: char| !character.is_ascii_digit())
         .find(|digits| !digits.is_empty())?
         .parse()
         .ok()
 }
 
+/// Returns the standard output of a program if it succeeds.
 fn output_of(program: &Path, arguments: &[&str]) -> Option<String> {
     let output = Command::new(program).args(arguments).output().ok()?;
     output
@@ -196,13 +200,13 @@ fn output_of(program: &Path, arguments: &[&str]) -> Option<String> {
         .then(|| String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// The folder that a variable names, or one in the user's home.
+/// Returns the folder that an environment variable names, else `folder` in the user's home.
 pub(crate) fn home(variable: &str, folder: &str) -> Option<PathBuf> {
     let named = env::var_os(variable).map(PathBuf::from);
     named.or_else(|| Some(env::home_dir()?.join(folder)))
 }
 
-/// Lists the entries of a folder, sorted; none if the folder does not exist.
+/// Returns the paths in a folder, sorted; none if the folder does not exist.
 pub(crate) fn entries(home: Option<PathBuf>, folder: &str) -> Vec<PathBuf> {
     let read = home.and_then(|home| fs::read_dir(home.join(folder)).ok());
     let entries = read.into_iter().flatten().filter_map(Result::ok);
@@ -227,23 +231,23 @@ impl fmt::Display for Linker {
         write!(out, "{} {}", self.path.display(), self.release)?;
         match self.llvm {
             Some(llvm) => write!(out, " (LLVM {llvm})"),
-            None => write!(out, " (LLVM not known)"),
+            None => write!(out, " (unknown LLVM)"),
         }
     }
 }
 
-impl Missing {
-    /// Returns the missing parts, in some words.
+impl ToolchainNotFound {
+    /// Describes the missing tools.
     pub(crate) fn summary(&self) -> String {
         let mut text = match (self.compilers.as_slice(), self.linkers.as_slice()) {
             ([], []) => format!("a Rust compiler with `core` for {TARGET}, and bpf-linker"),
             ([], _) => format!("a Rust compiler with `core` for {TARGET}"),
             ([compiler, ..], []) => format!("a bpf-linker that runs, for {compiler}"),
             ([compiler, ..], [linker, ..]) => {
-                format!("a bpf-linker of the LLVM of {compiler}; there is {linker}")
+                format!("a bpf-linker of the LLVM of {compiler}; found {linker}")
             }
         };
-        // Then nothing else was looked at.
+        // A variable that is set replaces the search.
         for name in [RUSTC_VARIABLE, LINKER_VARIABLE] {
             if let Some(value) = env::var_os(name) {
                 text.push_str(&format!(" ({name} is {})", Path::new(&value).display()));
@@ -253,13 +257,13 @@ impl Missing {
     }
 }
 
-/// One line, because Cargo shows one line per error of a build script.
-impl fmt::Display for Missing {
+/// Writes one line, because Cargo shows only one line per error of a build script.
+impl fmt::Display for ToolchainNotFound {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let what = self.summary();
+        let tools = self.summary();
         write!(
             out,
-            "the kernel programs cannot be compiled: missing {what}. Type: cargo xtask setup"
+            "the kernel programs cannot be compiled: missing {tools}. Type: cargo xtask setup"
         )
     }
 }
@@ -295,16 +299,16 @@ mod tests {
         ];
         let linkers = [linker("/a", Some(21)), linker("/b", Some(22))];
 
-        let pair = choose(&compilers, &linkers).expect("one fits");
+        let chosen = choose(&compilers, &linkers).expect("a linker of LLVM 22 matches");
 
         assert_eq!(
-            (pair.compiler.release.as_str(), pair.linker),
+            (chosen.compiler.release.as_str(), chosen.linker),
             ("1.96", linkers[1].clone())
         );
     }
 
     #[test]
-    fn different_llvms_make_no_pair() {
+    fn a_compiler_and_a_linker_of_different_llvms_are_refused() {
         assert_eq!(
             choose(&[compiler("1.97", 23)], &[linker("/a", Some(22))]),
             None
@@ -317,8 +321,8 @@ mod tests {
         let unknown = linker("/unknown", None);
         let known = linker("/known", Some(22));
 
-        let both = choose(&compilers, &[unknown.clone(), known.clone()]).expect("one fits");
-        let only = choose(&compilers, std::slice::from_ref(&unknown)).expect("it may fit");
+        let both = choose(&compilers, &[unknown.clone(), known.clone()]).expect("one matches");
+        let only = choose(&compilers, std::slice::from_ref(&unknown)).expect("it may match");
 
         assert_eq!(both.linker, known);
         assert_eq!(
@@ -329,19 +333,19 @@ mod tests {
 
     #[test]
     fn the_llvm_of_a_library_name_is_its_first_number() {
-        assert_eq!(major("libLLVM.so.22.1"), Some(22));
-        assert_eq!(major("libLLVM-19.so.1"), Some(19));
-        assert_eq!(major("22.1.8"), Some(22));
-        assert_eq!(major("libLLVM.so"), None);
+        assert_eq!(first_number("libLLVM.so.22.1"), Some(22));
+        assert_eq!(first_number("libLLVM-19.so.1"), Some(19));
+        assert_eq!(first_number("22.1.8"), Some(22));
+        assert_eq!(first_number("libLLVM.so"), None);
     }
 
     #[test]
-    fn the_message_names_the_missing_half_and_the_command() {
-        let no_linker = Missing {
+    fn the_message_names_the_missing_tool_and_the_command() {
+        let no_linker = ToolchainNotFound {
             compilers: vec![compiler("1.96", 22)],
             linkers: Vec::new(),
         };
-        let no_compiler = Missing {
+        let no_compiler = ToolchainNotFound {
             compilers: Vec::new(),
             linkers: vec![linker("/a", Some(22))],
         };

@@ -1,12 +1,22 @@
-//! The demo and the benchmarks: separate programs, built and started here.
+//! Builds and starts the demo and the benchmarks.
 
-use std::{os::unix::process::CommandExt as _, process::Command};
+use std::{fs, os::unix::process::CommandExt as _, path::Path, process::Command};
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::{e2e, setup, workspace};
+use crate::{
+    e2e, host,
+    programs::{self, CULVERT, LAB, Program},
+    setup, workspace,
+};
 
-/// Runs the demo, with programs of the dev profile.
+/// The program of the benchmarks.
+const BENCH: Program = ("tunnel-bench", "culvert-bench");
+
+/// Path in the workspace of the folder with the last run of each benchmark.
+const RUNS: &str = "target/bench";
+
+/// Runs the demo, built with the dev profile.
 pub(crate) fn demo(keep: bool, args: &[String]) -> Result<()> {
     ensure_ready("demo", false)?;
     let keep: &[&str] = if keep { &["--keep"] } else { &[] };
@@ -14,29 +24,51 @@ pub(crate) fn demo(keep: bool, args: &[String]) -> Result<()> {
     run(workspace::cargo("build"), program, keep, args)
 }
 
-/// Runs a benchmark, with programs of the release profile.
-pub(crate) fn bench(which: &str, args: &[String]) -> Result<()> {
+/// Runs a benchmark, built with the release profile, and saves its figures for [`plot`].
+pub(crate) fn bench(name: &str, args: &[String]) -> Result<()> {
     ensure_ready(
-        &format!("bench {which}"),
-        matches!(which, "connect" | "program"),
+        &format!("bench {name}"),
+        matches!(name, "connect" | "program"),
     )?;
+    let runs = workspace::root().join(RUNS);
+    fs::create_dir_all(&runs)?;
+    let output = utf8(&runs)?.to_owned() + "/" + name + ".json";
+    let mut own_args = vec![name];
+    if !args.iter().any(|arg| arg.starts_with("--output")) {
+        own_args.extend(["--output", &output]);
+    }
     let mut build = workspace::cargo("build");
     build.arg("--release");
-    let program = ("tunnel-bench", "culvert-bench");
-    if which != "api" {
-        return run(build, program, &[which], args);
+    if name != "api" {
+        return run(build, BENCH, &own_args, args);
     }
-    let kit = e2e::ready()?;
-    let kit = kit.to_str().context("the path of the kit is no UTF-8")?;
-    run(build, program, &[which, "--kit", kit], args)
+    let components = e2e::prepare_components()?;
+    own_args.extend(["--kit", utf8(&components)?]);
+    run(build, BENCH, &own_args, args)
 }
 
-/// Installs missing packages; with `rules` also the tools that load rules of kube-proxy's shape.
-fn ensure_ready(what: &str, rules: bool) -> Result<()> {
+/// Draws charts of the last run of each benchmark.
+pub(crate) fn plot() -> Result<()> {
+    let [program] = programs::build(workspace::cargo("build"), [BENCH])?;
+    let mut command = Command::new(program);
+    command.args(["plot", "--runs", RUNS, "--to", "docs"]);
+    let status = command.current_dir(workspace::root()).status()?;
+    ensure!(status.success(), "no charts were written");
+    Ok(())
+}
+
+fn utf8(path: &Path) -> Result<&str> {
+    path.to_str()
+        .with_context(|| format!("the path {} is not UTF-8", path.display()))
+}
+
+/// Fails without root, and installs missing packages; with `rules` also `nft` and `iptables-restore`, which
+/// load rules like those of kube-proxy.
+fn ensure_ready(subcommand: &str, rules: bool) -> Result<()> {
     ensure!(
-        workspace::is_root(),
-        "{what} makes network namespaces and loads kernel programs, so it needs root. Type: \
-         sudo --preserve-env=PATH cargo xtask {what}"
+        host::is_root(),
+        "{subcommand} creates network namespaces and loads kernel programs, so it needs root. \
+         Type: sudo --preserve-env=PATH cargo xtask {subcommand}"
     );
     setup::ensure(setup::Scope {
         network: true,
@@ -45,14 +77,13 @@ fn ensure_ready(what: &str, rules: bool) -> Result<()> {
     })
 }
 
-/// Builds a program of the laboratory and replaces this process with it, so that signals and the exit
-/// code are its own.
-fn run(build: Command, program: workspace::Program, words: &[&str], args: &[String]) -> Result<()> {
-    let programs = [workspace::CULVERT, workspace::LAB, program];
-    let [culvert, lab, program] = workspace::build_programs(build, programs)?;
+/// Builds a program and replaces this process with it, so that it receives the signals and returns the exit
+/// code.
+fn run(build: Command, program: Program, own_args: &[&str], args: &[String]) -> Result<()> {
+    let [culvert, lab, program] = programs::build(build, [CULVERT, LAB, program])?;
     let error = Command::new(&program)
         .env("CULVERT_LAB_BIN", lab)
-        .args(words)
+        .args(own_args)
         .arg("--culvert")
         .arg(culvert)
         .args(args)

@@ -1,5 +1,5 @@
-//! Real Kubernetes on this machine: its parts are built and fetched here, and the runner (`tests/e2e`)
-//! starts them.
+//! Prepares the components of a Kubernetes cluster on this machine, and starts the end-to-end tests
+//! (`tests/e2e`) on it.
 
 mod debian;
 mod go;
@@ -17,25 +17,32 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use clap::{Args, ValueEnum};
 
-use crate::{package, setup, statics::Profile, vm::cache, workspace};
+use crate::{
+    host, package,
+    programs::{self, LAB},
+    setup,
+    static_build::Profile,
+    vm::cache,
+    workspace,
+};
 
-/// The specs to run.
+/// Options of `cargo xtask e2e`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
-    /// Culvert's own specs and a handful of Kubernetes' own.
+    /// Run Culvert's own specs and only a few of Kubernetes.
     #[arg(long, conflicts_with = "focus")]
     fast: bool,
-    /// Three nodes in three zones, with Kubernetes' own Service specs beyond conformance; with --focus
-    /// the matching ones
+    /// Run the Service specs of Kubernetes beyond conformance, on three nodes in three zones; with --focus
+    /// only the matching ones.
     #[arg(long, conflicts_with = "fast")]
     wider: bool,
-    /// Only specs whose names match this regular expression, Culvert's and Kubernetes' own.
+    /// Run only specs whose names match this regular expression, of Culvert and of Kubernetes.
     #[arg(long, value_name = "RE")]
     focus: Option<String>,
-    /// Keep the cluster for inspection, until Enter.
+    /// Keep the cluster for inspection until Enter is pressed.
     #[arg(long)]
     keep: bool,
-    /// The service proxy.
+    /// Service proxy to test.
     #[arg(long, value_enum, default_value = "culvert")]
     proxy: Proxy,
 }
@@ -57,28 +64,28 @@ impl Proxy {
     }
 }
 
-/// Builds and fetches the missing parts, and replaces this process with the runner.
+/// Prepares the cluster's components, and replaces this process with the test program.
 pub(crate) fn run(options: &Options) -> Result<()> {
     ensure!(
-        workspace::is_root(),
-        "e2e makes network namespaces, mounts and control groups, so it needs root. Type: sudo \
+        host::is_root(),
+        "e2e creates network namespaces, mounts and control groups, so it needs root. Type: sudo \
          --preserve-env=PATH cargo xtask e2e"
     );
     setup::ensure(setup::Scope {
         network: true,
         ..setup::Scope::default()
     })?;
-    let place = ready()?;
-    let programs = [("tunnel-e2e", "culvert-e2e"), workspace::LAB];
-    let [runner, lab] = workspace::build_programs(Profile::Vm.cargo("build")?, programs)?;
+    let components = prepare_components()?;
+    let programs = [("tunnel-e2e", "culvert-e2e"), LAB];
+    let [runner, lab] = programs::build(Profile::Vm.cargo("build")?, programs)?;
     let mut command = Command::new(&runner);
     command
         .env("CULVERT_LAB_BIN", &lab)
         .arg("--kit")
-        .arg(&place)
+        .arg(&components)
         .args(["--proxy", options.proxy.name()]);
     if options.proxy == Proxy::Culvert {
-        let image = place.join("culvert.tar");
+        let image = components.join("culvert.tar");
         package::run(Profile::Vm, package::NAME.to_owned(), Some(image.clone()))?;
         command.arg("--image").arg(image);
         let manifests = workspace::root().join("deploy");
@@ -100,28 +107,25 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Err(error).with_context(|| format!("cannot start {}", runner.display()))
 }
 
-/// Builds and fetches the missing parts of Kubernetes; returns their folder.
-pub(crate) fn ready() -> Result<PathBuf> {
-    let place = place();
+/// Builds or downloads the missing components of a cluster: programs, Debian packages and images. Returns
+/// their folder.
+pub(crate) fn prepare_components() -> Result<PathBuf> {
+    let folder = workspace::root().join("target/cluster");
     let _lock = cache::lock("cluster")?;
-    go::build(&go::Go::find()?, &place)?;
-    debian::ready(&place)?;
-    images::ready(&place)?;
-    Ok(place)
+    go::build(&go::Go::find()?, &folder)?;
+    debian::unpack_packages(&folder)?;
+    images::build(&folder)?;
+    Ok(folder)
 }
 
-/// Returns the folder of all parts.
-fn place() -> PathBuf {
-    workspace::root().join("target/cluster")
+/// Returns true if an artefact was built from exactly these inputs, which its stamp file records.
+fn is_built_from(stamp: &Path, inputs: &str) -> bool {
+    fs::read_to_string(stamp).is_ok_and(|recorded| recorded == inputs)
 }
 
-/// Returns true if an artefact was built from exactly this source, which is recorded in its stamp.
-fn is_made_from(stamp: &Path, source: &str) -> bool {
-    fs::read_to_string(stamp).is_ok_and(|known| known == source)
-}
-
-fn stamp(stamp: &Path, source: &str) -> Result<()> {
-    cache::file(stamp, |file| {
-        Ok(std::io::Write::write_all(file, source.as_bytes())?)
+/// Records the inputs that an artefact was built from.
+fn write_stamp(stamp: &Path, inputs: &str) -> Result<()> {
+    cache::write_file(stamp, |file| {
+        Ok(std::io::Write::write_all(file, inputs.as_bytes())?)
     })
 }

@@ -1,4 +1,4 @@
-//! Compiles, shows and checks the kernel programs.
+//! Compiles, lists and checks the kernel programs.
 
 use std::{
     env, fs,
@@ -7,12 +7,15 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::{atomics, compile, elf, elf::Code, setup, toolchain::Pair, workspace};
+use crate::{
+    atomic_instructions, bpf_object, bpf_object::CodeSection, compile, setup, toolchain::Toolchain,
+    workspace,
+};
 
-/// Compiles the objects and shows their paths, sizes and programs.
+/// Compiles the objects, and prints their paths, sizes and programs.
 pub(crate) fn show() -> Result<()> {
     setup::ensure(setup::Scope::default())?;
-    compile_objects(&setup::pair()?)?
+    compile_objects(&setup::toolchain()?)?
         .iter()
         .try_for_each(|object| show_object(object))
 }
@@ -21,12 +24,12 @@ fn show_object(object: &Path) -> Result<()> {
     let size = fs::metadata(object)?.len();
     println!("object: {} ({size} bytes)", object.display());
     println!("{:<24} {:<24} {:>12}", "section", "program", "instructions");
-    for code in elf::read(object)? {
-        let is_program = code.section != Code::SUBPROGRAMS;
-        for function in code.functions.iter().filter(|_| is_program) {
+    for section in bpf_object::read_code(object)? {
+        let is_program = section.name != CodeSection::SUBPROGRAMS;
+        for function in section.functions.iter().filter(|_| is_program) {
             println!(
                 "{:<24} {:<24} {:>12}",
-                code.section,
+                section.name,
                 function.name,
                 function.size / 8
             );
@@ -38,11 +41,18 @@ fn show_object(object: &Path) -> Result<()> {
 /// Returns false if an object has an atomic instruction that the oldest supported kernel refuses.
 pub(crate) fn check_atomics() -> Result<bool> {
     let mut is_good = true;
-    for object in compile_objects(&setup::pair()?)? {
+    for object in compile_objects(&setup::toolchain()?)? {
         let name = object.file_name().unwrap_or_default().display();
-        let sections = elf::read(&object)?;
-        ensure!(!sections.is_empty(), "{} holds no code", object.display());
-        for refused in sections.iter().flat_map(atomics::refused) {
+        let sections = bpf_object::read_code(&object)?;
+        ensure!(
+            !sections.is_empty(),
+            "{} has no section with code",
+            object.display()
+        );
+        for refused in sections
+            .iter()
+            .flat_map(atomic_instructions::find_refused)
+        {
             println!(
                 "{name}: {} in {}: instruction {} is an atomic that Linux 5.10 refuses: {}",
                 refused.function, refused.section, refused.instruction, refused.operation
@@ -53,22 +63,23 @@ pub(crate) fn check_atomics() -> Result<bool> {
     Ok(is_good)
 }
 
-/// Runs clippy of the programs' own compiler on the programs.
-pub(crate) fn clippy(pair: &Pair) -> Result<bool> {
+/// Runs clippy on the kernel programs, with the driver of their compiler.
+pub(crate) fn clippy(toolchain: &Toolchain) -> Result<bool> {
     let target = compile::target_folder()?;
-    let mut command = compile::cargo(pair, workspace::root(), &target, env::consts::ARCH, "check")?;
+    let root = workspace::root();
+    let mut command = compile::cargo(toolchain, root, &target, env::consts::ARCH, "check")?;
     command
-        .env("RUSTC_WORKSPACE_WRAPPER", setup::clippy_driver(pair))
-        // The form in which `cargo clippy` passes `-D warnings` to its driver.
+        .env("RUSTC_WORKSPACE_WRAPPER", setup::clippy_driver(toolchain))
+        // `cargo clippy` passes `-D warnings` to its driver in this form.
         .env(
             "CLIPPY_ARGS",
             "-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__",
         );
-    crate::progress::visible(&mut command)
+    crate::progress::run_visibly(&mut command)
 }
 
-fn compile_objects(pair: &Pair) -> Result<[PathBuf; 2]> {
-    let objects = compile::compile(pair, workspace::root(), env::consts::ARCH)
+fn compile_objects(toolchain: &Toolchain) -> Result<[PathBuf; 2]> {
+    let objects = compile::compile(toolchain, workspace::root(), env::consts::ARCH)
         .context("cannot compile the kernel programs")?;
     Ok([objects.plain, objects.logging])
 }

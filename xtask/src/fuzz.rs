@@ -1,4 +1,4 @@
-//! The fuzz targets (`tests/fuzz`): built with coverage counters by the stable compiler, and driven by
+//! Builds the fuzz targets (`tests/fuzz`) with coverage counters, by the stable compiler, and runs them with
 //! libFuzzer.
 
 use std::{
@@ -17,31 +17,31 @@ use crate::{
     setup, workspace,
 };
 
-/// An explicit target, so that the flags apply to it alone, not to build scripts and macros, too.
+/// An explicit target, so that Cargo does not apply the flags to build scripts and macros.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// Counts each branch and reports comparisons to libFuzzer (LLVM's SanitizerCoverage).
-const FLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
-                     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
-                     -Cllvm-args=-sanitizer-coverage-pc-table -Cllvm-args=-sanitizer-coverage-trace-compares \
-                     --cfg=fuzzing";
+/// Compiler flags that count branches and report comparisons to libFuzzer (LLVM's SanitizerCoverage).
+const COVERAGE_FLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+                              -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
+                              -Cllvm-args=-sanitizer-coverage-pc-table \
+                              -Cllvm-args=-sanitizer-coverage-trace-compares --cfg=fuzzing";
 
-/// The time after which one input counts as a hang, in seconds.
-const HANG: u32 = 10;
+/// Seconds after which an input is reported as a hang.
+const HANG_SECONDS: u32 = 10;
 
-/// The interval of progress reports.
-const TOLD: Duration = Duration::from_secs(10);
+/// Interval of progress reports.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The text before the path of an input that ended a target.
-const WRITTEN: &str = "Test unit written to ";
+/// Text of libFuzzer before the path of an input that made a parser panic or hang.
+const CRASH_PREFIX: &str = "Test unit written to ";
 
-/// The parsers to fuzz, and the duration.
+/// Options of `cargo xtask fuzz`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
-    /// Only this parser.
+    /// Fuzz only this parser.
     #[arg(value_enum)]
     parser: Option<Parser>,
-    /// The duration for each parser, in seconds.
+    /// Duration for each parser, in seconds.
     #[arg(long, default_value_t = 60)]
     seconds: u32,
     /// Run the parser on this input, once.
@@ -60,17 +60,17 @@ impl Options {
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
 enum Parser {
-    /// Documents of manifests.
+    /// Kubernetes manifests.
     Manifests,
-    /// kube-proxy's config.
+    /// The configuration of kube-proxy.
     #[value(name = "kube_proxy")]
     KubeProxy,
-    /// The kernel's answers about sockets.
+    /// Replies of the kernel about sockets.
     #[value(name = "sock_diag")]
     SockDiag,
-    /// The kernel's description of its types.
+    /// BTF, the type information of the kernel.
     Btf,
-    /// Heads of the tunnel's streams.
+    /// HTTP heads of streams of the tunnel.
     Heads,
 }
 
@@ -104,8 +104,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if let (Some(parser), Some(input)) = (options.parser, &options.input) {
         let mut command = Command::new(programs.join(parser.name()));
         ensure!(
-            progress::visible(command.arg(input))?,
-            "{} doesn't take {}",
+            progress::run_visibly(command.arg(input))?,
+            "the parser {} failed on {}",
             parser.name(),
             input.display()
         );
@@ -113,9 +113,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     let parsers = options
         .parser
-        .map_or_else(|| Parser::ALL.to_vec(), |it| vec![it]);
+        .map_or_else(|| Parser::ALL.to_vec(), |parser| vec![parser]);
     let run = |parser: &Parser| {
-        progress::part(parser.name(), || {
+        progress::run_part(parser.name(), || {
             fuzz(*parser, &programs, options.seconds).map(|()| Outcome::Passed)
         })
     };
@@ -127,36 +127,38 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Returns the folder of all output.
+/// Returns the folder of programs, inputs and logs.
 fn folder() -> PathBuf {
     workspace::root().join("target/fuzz")
 }
 
-/// Builds all targets; returns their folder.
+/// Builds all fuzz targets, and returns their folder.
 fn build() -> Result<PathBuf> {
     let mut command = workspace::cargo("build");
     command
         .args(["--package", "tunnel-fuzz", "--bins", "--features", "engine"])
         .args(["--profile", "fuzz", "--target", TARGET, "--target-dir"])
         .arg(folder())
-        .env("RUSTFLAGS", FLAGS)
+        .env("RUSTFLAGS", COVERAGE_FLAGS)
         .env_remove("CARGO_ENCODED_RUSTFLAGS");
-    ensure!(progress::visible(&mut command)?, "cargo build failed");
+    ensure!(progress::run_visibly(&mut command)?, "cargo build failed");
     Ok(folder().join(TARGET).join("fuzz"))
 }
 
-/// Runs a target on the inputs of earlier runs and on the seeds. Its output goes to a file.
+/// Fuzzes a parser, beginning with the inputs of earlier runs and the seeds. Writes the target's output to a
+/// log file.
 fn fuzz(parser: Parser, programs: &Path, seconds: u32) -> Result<()> {
     let name = parser.name();
     let (found, crashes) = (folder().join("found").join(name), folder().join("crashes"));
     for folder in [&found, &crashes] {
-        fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        fs::create_dir_all(folder)
+            .with_context(|| format!("cannot create {}", folder.display()))?;
     }
-    let log = folder().join(format!("{name}.log"));
-    let mut written = File::create(&log)?;
+    let log_path = folder().join(format!("{name}.log"));
+    let mut log = File::create(&log_path)?;
     let mut child = Command::new(programs.join(name))
         .arg(format!("-max_total_time={seconds}"))
-        .arg(format!("-timeout={HANG}"))
+        .arg(format!("-timeout={HANG_SECONDS}"))
         .args(["-use_value_profile=1", "-print_final_stats=1"])
         .arg(format!("-artifact_prefix={}/{name}-", crashes.display()))
         .arg(&found)
@@ -165,29 +167,30 @@ fn fuzz(parser: Parser, programs: &Path, seconds: u32) -> Result<()> {
         .stdout(Stdio::null())
         .spawn()
         .with_context(|| format!("cannot start {name}"))?;
-    let (start, mut told, mut crash) = (Clock::start(), Duration::ZERO, None);
+    let (start, mut next_report, mut crash) = (Clock::start(), Duration::ZERO, None);
     let lines = child.stderr.take().into_iter();
     for line in lines.flat_map(|err| BufReader::new(err).split(b'\n')) {
         let line = String::from_utf8_lossy(&line?).into_owned();
-        writeln!(written, "{line}")?;
-        if let Some((_, path)) = line.split_once(WRITTEN) {
+        writeln!(log, "{line}")?;
+        if let Some((_, path)) = line.split_once(CRASH_PREFIX) {
             crash = Some(path.to_owned());
         }
-        if line.starts_with('#') && start.elapsed() >= told {
+        if line.starts_with('#') && start.elapsed() >= next_report {
             println!("{name}: {line}");
-            told = start.elapsed() + TOLD;
+            next_report = start.elapsed() + PROGRESS_INTERVAL;
         }
     }
     let status = child.wait()?;
     match crash {
         Some(input) => bail!(
-            "an input ends it: {input}\n  its words: {}\n  again: cargo xtask fuzz {name} --input {input}",
-            log.display()
+            "an input makes it panic or hang: {input}\n  log: {}\n  to reproduce: cargo xtask fuzz \
+             {name} --input {input}",
+            log_path.display()
         ),
         None => ensure!(
             status.success(),
-            "it ended with {status}; its words: {}",
-            log.display()
+            "the fuzz target failed ({status}); log: {}",
+            log_path.display()
         ),
     }
     Ok(())

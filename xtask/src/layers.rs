@@ -1,5 +1,5 @@
-//! The permitted dependencies between modules. Rust checks none inside a crate, so this reads the paths
-//! in each file and compares them with [`table`].
+//! Checks the dependencies between modules. Rust has no check for modules of one crate, so this reads the
+//! paths in each file and compares them with [`table`].
 
 mod paths;
 mod table;
@@ -10,28 +10,28 @@ use std::{fs, path::Path};
 use anyhow::{Context as _, Result};
 
 use self::{
-    paths::{Named, named},
-    table::{CLOSED, Closed, Rule, USERSPACE},
+    paths::{FoundPath, find_paths},
+    table::{CrateRule, KERNEL_CRATES, Rule, USERSPACE},
 };
-use crate::length;
+use crate::workspace;
 
-/// Prints each path that the table refuses; returns false if there is one.
+/// Prints each path that the table does not permit; returns false if there is one.
 pub(crate) fn check(root: &Path) -> Result<bool> {
     let mut complaints = Vec::new();
     let userspace = root.join("tunnel-userspace/src");
-    for (file, source) in files(&userspace)? {
+    for (file, source) in read_sources(&userspace)? {
         let module = module_of(&file);
-        for complaint in judge(&module, &source) {
+        for complaint in check_module(&module, &source) {
             complaints.push(format!(
                 "tunnel-userspace/src/{}:{complaint}",
                 file.display()
             ));
         }
     }
-    for closed in CLOSED {
-        let folder = Path::new(closed.folder).join("src");
-        for (file, source) in files(&root.join(&folder))? {
-            for complaint in judge_closed(closed, &source) {
+    for rule in KERNEL_CRATES {
+        let folder = Path::new(rule.folder).join("src");
+        for (file, source) in read_sources(&root.join(&folder))? {
+            for complaint in check_kernel_crate(rule, &source) {
                 complaints.push(format!("{}:{complaint}", folder.join(&file).display()));
             }
         }
@@ -42,10 +42,10 @@ pub(crate) fn check(root: &Path) -> Result<bool> {
     Ok(complaints.is_empty())
 }
 
-/// Returns the source files of a crate with their text, without test files.
-fn files(folder: &Path) -> Result<Vec<(std::path::PathBuf, String)>> {
+/// Returns the paths in a folder and the text of its source files, except test files.
+fn read_sources(folder: &Path) -> Result<Vec<(std::path::PathBuf, String)>> {
     let mut found = Vec::new();
-    for path in length::files(folder, "rs")? {
+    for path in workspace::list_files(folder, "rs")? {
         let file = path.strip_prefix(folder)?.to_owned();
         if file.components().any(|part| part.as_os_str() == "tests")
             || file.file_stem().is_some_and(|stem| stem == "tests")
@@ -59,7 +59,7 @@ fn files(folder: &Path) -> Result<Vec<(std::path::PathBuf, String)>> {
     Ok(found)
 }
 
-/// Returns the module of a file: `reconcile/diff.rs` is `reconcile::diff`; `lib.rs` is the root.
+/// Returns the path of a file's module: `reconcile/diff.rs` is `reconcile::diff`; `lib.rs` is the root.
 fn module_of(file: &Path) -> Vec<String> {
     let without_extension = file.with_extension("");
     let parts = without_extension
@@ -68,10 +68,10 @@ fn module_of(file: &Path) -> Vec<String> {
     parts.filter(|part| part != "lib").collect()
 }
 
-/// Returns the violations in a file of `tunnel-userspace`, each beginning with its line.
-fn judge(module: &[String], source: &str) -> Vec<String> {
+/// Returns the violations in a file of `tunnel-userspace`, each beginning with its line number.
+fn check_module(module: &[String], source: &str) -> Vec<String> {
     let Some(top) = module.first() else {
-        // The root has only the list of modules.
+        // The root only declares modules.
         return Vec::new();
     };
     let name = module.join("::");
@@ -81,25 +81,29 @@ fn judge(module: &[String], source: &str) -> Vec<String> {
         )];
     };
     let own = format!("crate::{top}");
-    named(source, module)
+    find_paths(source, module)
         .into_iter()
-        .filter(|named| !covers(&own, &named.path) && !is_allowed(rule, &named.path))
-        .map(|Named { path, line, .. }| format!("{line}: `{}` may not use `{path}`", rule.module))
+        .filter(|found| !covers(&own, &found.path) && !is_allowed(rule, &found.path))
+        .map(|FoundPath { path, line, .. }| {
+            format!("{line}: `{}` may not use `{path}`", rule.module)
+        })
         .collect()
 }
 
-/// Returns the violations in a file of a crate with a short list of permitted dependencies.
-fn judge_closed(closed: &Closed, source: &str) -> Vec<String> {
+/// Returns the violations in a file of a crate of the kernel programs.
+fn check_kernel_crate(rule: &CrateRule, source: &str) -> Vec<String> {
     let is_allowed =
-        |path: &str| covers("crate", path) || closed.may.iter().any(|prefix| covers(prefix, path));
-    named(source, &[])
+        |path: &str| covers("crate", path) || rule.may.iter().any(|prefix| covers(prefix, path));
+    find_paths(source, &[])
         .into_iter()
-        .filter(|named| named.is_use && !is_allowed(&named.path))
-        .map(|Named { path, line, .. }| format!("{line}: `{}` may not use `{path}`", closed.folder))
+        .filter(|found| found.is_use && !is_allowed(&found.path))
+        .map(|FoundPath { path, line, .. }| {
+            format!("{line}: `{}` may not use `{path}`", rule.folder)
+        })
         .collect()
 }
 
-/// Returns the row of the innermost module that has one.
+/// Returns the rule of a module, or of the nearest parent that has one.
 fn rule_of(module: &str) -> Option<&'static Rule> {
     USERSPACE
         .iter()
@@ -107,24 +111,24 @@ fn rule_of(module: &str) -> Option<&'static Rule> {
         .max_by_key(|rule| rule.module.len())
 }
 
-/// Returns true if a rule permits a path. The longest matching entry decides; without one, other crates
+/// Returns true if a rule permits a path. The longest matching prefix decides. Without a match, other crates
 /// are permitted and modules of this crate are not.
 fn is_allowed(rule: &Rule, path: &str) -> bool {
-    let longest = |prefixes: &[&str]| {
+    let longest_match = |prefixes: &[&str]| {
         prefixes
             .iter()
             .filter(|prefix| covers(prefix, path))
             .map(|prefix| prefix.len())
             .max()
     };
-    match (longest(rule.may), longest(rule.never)) {
+    match (longest_match(rule.may), longest_match(rule.never)) {
         (Some(may), Some(never)) => may > never,
         (may, None) => may.is_some() || !covers("crate", path),
         (None, Some(_)) => false,
     }
 }
 
-/// Returns true if a path equals the prefix, or is below it.
+/// Returns true if a path equals the prefix or is below it.
 fn covers(prefix: &str, path: &str) -> bool {
     path.strip_prefix(prefix)
         .is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
@@ -135,11 +139,11 @@ mod tests {
     use super::*;
 
     fn complaints(file: &str, source: &str) -> Vec<String> {
-        judge(&module_of(Path::new(file)), source)
+        check_module(&module_of(Path::new(file)), source)
     }
 
     #[test]
-    fn what_the_table_allows_passes() {
+    fn paths_that_the_table_permits_pass() {
         let rows = "
             app/node.rs: use crate::{bpf, plan, source}; use aya::Ebpf; use kube::Client;
             bpf/maps.rs: use aya::maps::HashMap; use crate::reconcile::MapWriter;
@@ -156,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_table_refuses_is_named_with_its_module() {
+    fn each_path_that_the_table_refuses_is_named_with_its_module() {
         let rows = "
             admin.rs: use crate::bpf::Maps; => crate::bpf::Maps
             admin.rs: use crate::reconcile::{MapWriter, Stats}; => crate::reconcile::MapWriter
@@ -186,18 +190,18 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_side_uses_nothing_of_user_space() {
-        let common = CLOSED.first().expect("tunnel-common comes first");
+    fn a_crate_of_the_kernel_programs_may_not_use_user_space() {
+        let common = KERNEL_CRATES.first().expect("tunnel-common is first");
 
-        let good = judge_closed(common, "use core::mem; use crate::addr::Port;");
+        let good = check_kernel_crate(common, "use core::mem; use crate::addr::Port;");
         assert_eq!(good, Vec::<String>::new());
         let wanted = "1: `tunnel-common` may not use `tunnel_userspace_like::X`";
-        let bad = judge_closed(common, "use tunnel_userspace_like::X;");
+        let bad = check_kernel_crate(common, "use tunnel_userspace_like::X;");
         assert_eq!(bad, [wanted]);
     }
 
     #[test]
-    fn a_name_that_only_begins_alike_is_another() {
+    fn a_prefix_matches_complete_names_only() {
         assert!(covers("aya", "aya::maps"));
         assert!(!covers("aya", "aya_obj::maps"));
     }

@@ -1,4 +1,4 @@
-//! Runs all static checks of a change.
+//! `cargo xtask lint`: runs the static checks.
 
 use std::{env, fs, path::PathBuf, process::Command};
 
@@ -6,44 +6,44 @@ use anyhow::{Result, ensure};
 use clap::ValueEnum;
 
 use crate::{
-    ebpf, layers, length,
+    ebpf, file_length, layers,
     progress::{self, Outcome, Row},
     setup, words, workspace,
 };
 
-/// The manifests of the two workspaces: user space, and the kernel programs.
+/// Cargo manifests of the two workspaces: user space, and the kernel programs.
 const MANIFESTS: [&str; 2] = ["Cargo.toml", "tunnel-ebpf/Cargo.toml"];
 
-/// A check, in the order in which they run.
+/// The checks, in the order in which they run.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
 pub(crate) enum Check {
     /// Rust source is formatted.
     Format,
     /// User space passes clippy.
     Clippy,
-    /// The kernel programs pass the clippy of their own compiler.
+    /// The kernel programs pass the clippy of their compiler.
     ClippyBpf,
-    /// The object holds no atomic instruction that Linux 5.10 refuses.
+    /// The BPF objects contain no atomic instruction that Linux 5.10 refuses.
     Atomics,
-    /// The documents of the code build without a warning.
+    /// `cargo doc` builds without a warning.
     Doc,
-    /// No module uses one that the table forbids.
+    /// Each module uses only modules and crates that it may use.
     Layers,
     /// No source file is too long.
     Length,
-    /// Comments and documents use no banned word, and no sentence opens with What or How.
+    /// Comments and documents contain no banned word, and no sentence begins with a word like What or How.
     Words,
-    /// Crates, their licences and sources are permitted.
+    /// All dependencies, with their licences and sources, are permitted.
     Deny,
-    /// No crate has a known vulnerability.
+    /// No dependency has a known vulnerability.
     Advisories,
-    /// Spelling.
+    /// Comments, names and documents are spelt correctly.
     Typos,
     /// TOML is formatted.
     Taplo,
 }
 
-/// Runs the named checks, or all; continues after a failed one.
+/// Runs these checks, or all if the list is empty. Continues after a failed one.
 pub(crate) fn run(checks: &[Check], fix: bool) -> Result<()> {
     setup::ensure(setup::Scope {
         lint: true,
@@ -52,7 +52,7 @@ pub(crate) fn run(checks: &[Check], fix: bool) -> Result<()> {
     let rows: Vec<Row> = Check::value_variants()
         .iter()
         .filter(|check| checks.is_empty() || checks.contains(check))
-        .map(|check| progress::part(&progress::word(check), || check.run(fix)))
+        .map(|check| progress::run_part(&progress::value_name(check), || check.run(fix)))
         .collect();
     ensure!(progress::summarise("check", &rows), "a check failed");
     Ok(())
@@ -64,25 +64,25 @@ impl Check {
         match self {
             Self::Format => format(fix),
             Self::Clippy => clippy(fix),
-            Self::ClippyBpf => Ok(ebpf::clippy(&setup::pair()?)?.into()),
+            Self::ClippyBpf => Ok(ebpf::clippy(&setup::toolchain()?)?.into()),
             Self::Atomics => Ok(ebpf::check_atomics()?.into()),
             Self::Doc => doc(),
             Self::Layers => Ok(layers::check(root)?.into()),
-            Self::Length => Ok(length::check(root)?.into()),
+            Self::Length => Ok(file_length::check(root)?.into()),
             Self::Words => Ok(words::check(root)?.into()),
             Self::Deny => deny(&["bans", "licenses", "sources"]),
             Self::Advisories => advisories(),
-            Self::Typos => tool("typos", &[]),
-            Self::Taplo if fix => tool("taplo", &["fmt"]),
-            Self::Taplo => tool("taplo", &["fmt", "--check"]),
+            Self::Typos => run_tool("typos", &[]),
+            Self::Taplo if fix => run_tool("taplo", &["fmt"]),
+            Self::Taplo => run_tool("taplo", &["fmt", "--check"]),
         }
     }
 }
 
-/// Formats both workspaces, with the nightly rustfmt if there is one: the stable one does not know some
-/// options of rustfmt.toml, and ignores them.
+/// Checks or fixes the format of both workspaces. Prefers a nightly rustfmt, since a stable one ignores some
+/// options of rustfmt.toml.
 fn format(fix: bool) -> Result<Outcome> {
-    has_component("fmt", "rustfmt", "rustfmt-web")?;
+    require_component("fmt", "rustfmt", "rustfmt-web")?;
     let nightly = nightly_rustfmt();
     match &nightly {
         Some(path) => println!("formatter: {}", path.display()),
@@ -98,7 +98,7 @@ fn format(fix: bool) -> Result<Outcome> {
         if !fix {
             command.arg("--check");
         }
-        is_good &= progress::visible(&mut command)?;
+        is_good &= progress::run_visibly(&mut command)?;
     }
     Ok(is_good.into())
 }
@@ -122,13 +122,13 @@ fn nightly_rustfmt() -> Option<PathBuf> {
 }
 
 fn clippy(fix: bool) -> Result<Outcome> {
-    has_component("clippy", "clippy", "rust-web-clippy")?;
+    require_component("clippy", "clippy", "rust-web-clippy")?;
     let mut command = workspace::cargo("clippy");
     command.args(["--workspace", "--all-targets"]);
     if fix {
         command.args(["--fix", "--allow-dirty", "--allow-staged"]);
     }
-    Ok(progress::visible(command.args(["--", "-D", "warnings"]))?.into())
+    Ok(progress::run_visibly(command.args(["--", "-D", "warnings"]))?.into())
 }
 
 fn doc() -> Result<Outcome> {
@@ -136,31 +136,32 @@ fn doc() -> Result<Outcome> {
     command
         .args(["--workspace", "--no-deps"])
         .env("RUSTDOCFLAGS", "-D warnings");
-    Ok(progress::visible(&mut command)?.into())
+    Ok(progress::run_visibly(&mut command)?.into())
 }
 
-fn deny(what: &[&str]) -> Result<Outcome> {
-    // The kernel programs use few crates, so some exceptions in deny.toml have no effect there.
-    let lenient = [
+/// Runs `cargo deny check` on both workspaces.
+fn deny(checks: &[&str]) -> Result<Outcome> {
+    // The kernel programs have few dependencies, so some exceptions in deny.toml are unused there.
+    let allowed = [
         "--allow=license-not-encountered",
         "--allow=unmatched-skip",
         "--allow=unused-wrapper",
     ];
     let mut is_good = true;
-    for (manifest, options) in MANIFESTS.iter().zip([&[][..], &lenient]) {
+    for (manifest, options) in MANIFESTS.iter().zip([&[][..], &allowed]) {
         let mut command = Command::new(setup::lint_tool("cargo-deny"));
         command
             .current_dir(workspace::root())
             .args(["--manifest-path", manifest, "--config", "deny.toml"])
             .args(["check", "--hide-inclusion-graph"])
             .args(options)
-            .args(what);
-        is_good &= progress::visible(&mut command)?;
+            .args(checks);
+        is_good &= progress::run_visibly(&mut command)?;
     }
     Ok(is_good.into())
 }
 
-/// Checks the advisories if their database can be fetched; a machine without network access skips this.
+/// Checks dependencies for known vulnerabilities, or leaves this out if the database cannot be downloaded.
 fn advisories() -> Result<Outcome> {
     let mut fetch = Command::new("timeout");
     fetch
@@ -169,23 +170,22 @@ fn advisories() -> Result<Outcome> {
         .arg(setup::lint_tool("cargo-deny"))
         .args(["fetch", "db"]);
     if !progress::succeeds(&mut fetch) {
-        println!("the database of advisories cannot be fetched here");
+        println!("the database of advisories cannot be downloaded");
         return Ok(Outcome::LeftOut("no database of advisories"));
     }
     deny(&["--disable-fetch", "advisories"])
 }
 
-fn tool(name: &str, args: &[&str]) -> Result<Outcome> {
+fn run_tool(name: &str, args: &[&str]) -> Result<Outcome> {
     let mut command = Command::new(setup::lint_tool(name));
-    Ok(progress::visible(command.current_dir(workspace::root()).args(args))?.into())
+    Ok(progress::run_visibly(command.current_dir(workspace::root()).args(args))?.into())
 }
 
-/// Fails if the toolchain, such as one of a minimal profile, lacks a component; the error names the
-/// command to install it.
-fn has_component(subcommand: &str, component: &str, package: &str) -> Result<()> {
+/// Fails if the Rust toolchain lacks a component. The error names the command that installs it.
+fn require_component(subcommand: &str, component: &str, package: &str) -> Result<()> {
     ensure!(
         progress::succeeds(workspace::cargo(subcommand).arg("--version")),
-        "this Rust toolchain has no {component}. Type: rustup component add {component} (with \
+        "the Rust toolchain has no {component}. Type: rustup component add {component} (with \
          Debian's toolchain: apt-get install {package})"
     );
     Ok(())

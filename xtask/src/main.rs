@@ -2,24 +2,26 @@
 #![expect(
     clippy::print_stdout,
     clippy::print_stderr,
-    reason = "printing what it does is the job of this program"
+    reason = "this program reports to the terminal"
 )]
 
-mod atomics;
+mod atomic_instructions;
+mod bpf_object;
 #[path = "../../tunnel-userspace/build/compile.rs"]
 mod compile;
 mod demo;
 mod e2e;
 mod ebpf;
-mod elf;
+mod file_length;
 mod fuzz;
+mod host;
 mod layers;
-mod length;
 mod lint;
 mod package;
+mod programs;
 mod progress;
 mod setup;
-mod statics;
+mod static_build;
 mod test;
 #[path = "../../tunnel-userspace/build/toolchain.rs"]
 mod toolchain;
@@ -44,23 +46,23 @@ struct Arguments {
 enum Command {
     /// Find or install the tools for building and testing; as root it installs Debian packages.
     Setup {
-        /// Only report; fails if something is missing.
+        /// Only report; fail if something is missing.
         #[arg(long)]
         check: bool,
-        /// Also the tools of `cargo xtask lint`.
+        /// Include the tools of `cargo xtask lint`.
         #[arg(long)]
         lint: bool,
     },
-    /// Compile the kernel programs and show the content of the object.
+    /// Compile the kernel programs and list the programs in each object.
     Ebpf,
     /// Run all test tiers, or the named one.
     Test {
         tier: Option<test::Tier>,
-        /// Arguments of the test programs: a filter, `--nocapture`, ...
+        /// Arguments for the test programs: a filter, `--nocapture`, ...
         #[arg(last = true)]
         args: Vec<String>,
     },
-    /// Show Culvert at work in network namespaces of this machine (root).
+    /// Run the demo of Culvert in network namespaces of this machine (root).
     Demo {
         /// Keep the namespaces for inspection.
         #[arg(long)]
@@ -70,11 +72,15 @@ enum Command {
     },
     /// Run the tests that depend on the kernel on the pinned kernels, in virtual machines (root).
     Vm(vm::Options),
-    /// Feed mutated inputs to parsers, and search for one that panics or hangs.
+    /// Fuzz the parsers: search for inputs that make one panic or hang.
     Fuzz(fuzz::Options),
     /// Run a benchmark (root).
     Bench {
-        which: Bench,
+        /// Instead draw the last run of each benchmark: `docs/bench-*.svg`.
+        #[arg(long)]
+        plot: bool,
+        #[arg(required_unless_present = "plot")]
+        which: Option<Bench>,
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
@@ -82,21 +88,21 @@ enum Command {
     E2e(e2e::Options),
     /// Build the container image for linux/amd64, as an archive that `ctr images import` loads.
     Package {
-        /// The build profile: `vm` builds faster, and is meant for tests.
+        /// Build profile; `vm` builds faster and is meant for tests.
         #[arg(long, value_enum, default_value = "release")]
-        profile: statics::Profile,
-        /// The name that the image is loaded under, with a tag.
+        profile: static_build::Profile,
+        /// Name of the image, with a tag.
         #[arg(long, default_value = package::NAME)]
         name: String,
-        /// The archive.
+        /// Path of the archive.
         #[arg(long, value_name = "FILE")]
         output: Option<PathBuf>,
     },
-    /// Check format, lints, documents, licences, spelling, layers and the object.
+    /// Check formatting, lints, documentation, licences, spelling, module dependencies and the objects.
     Lint {
-        /// Only these checks.
+        /// Run only these checks.
         checks: Vec<lint::Check>,
-        /// First repair the problems that a tool can repair.
+        /// Fix the problems that a tool can fix.
         #[arg(long)]
         fix: bool,
     },
@@ -108,10 +114,10 @@ enum Bench {
     Connect,
     /// The time until a change is in the kernel.
     Program,
-    /// The time until a change in the API server is in the kernel, next to kube-proxy (needs Go, as e2e
-    /// does).
+    /// The time until a change in the API server is in the kernel, compared with kube-proxy (needs Go, as
+    /// e2e does).
     Api,
-    /// The cost of a stream through the tunnel, next to plain TCP and bare TLS.
+    /// The cost of a stream through the tunnel, compared with plain TCP and plain TLS.
     Tunnel,
 }
 
@@ -119,7 +125,7 @@ fn main() -> ExitCode {
     match run(Arguments::parse().command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Not returned from `main`: with RUST_BACKTRACE, its report would bury the message.
+            // Not returned from `main`, which would print a backtrace if RUST_BACKTRACE is set.
             eprintln!("error: {error:#}");
             ExitCode::FAILURE
         }
@@ -144,14 +150,17 @@ fn run(command: Command) -> Result<()> {
         Command::Ebpf => ebpf::show(),
         Command::Test { tier, args } => test::run(tier, &args),
         Command::Demo { keep, args } => demo::demo(keep, &args),
-        Command::Bench { which, args } => demo::bench(&progress::word(&which), &args),
+        Command::Bench { which, args, .. } => match which {
+            Some(name) => demo::bench(&progress::value_name(&name), &args),
+            None => demo::plot(),
+        },
         Command::Vm(options) => {
-            let matrix = vm::run(&options);
+            let tests = vm::run(&options);
             if options.is_fuzzed() {
-                let fuzzed = fuzz::run(&fuzz::Options::ALL);
-                return matrix.and(fuzzed);
+                let fuzzing = fuzz::run(&fuzz::Options::ALL);
+                return tests.and(fuzzing);
             }
-            matrix
+            tests
         }
         Command::Fuzz(options) => fuzz::run(&options),
         Command::E2e(options) => e2e::run(&options),

@@ -12,10 +12,15 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 
 use self::oci::Image;
-use crate::{setup, statics::Profile, workspace};
+use crate::{
+    programs::{self, CULVERT, LAB},
+    setup,
+    static_build::Profile,
+    workspace,
+};
 
-/// The name of the image, in a domain that can't be registered (RFC 2606): a node that lacks the image
-/// can't pull a foreign one.
+/// Default name of the image. Its domain cannot be registered (RFC 2606), so that a node that lacks the
+/// image never pulls one from elsewhere.
 pub(crate) const NAME: &str = concat!("culvert.invalid/culvert:", env!("CARGO_PKG_VERSION"));
 
 /// Builds the image and prints its digest.
@@ -25,9 +30,9 @@ pub(crate) fn run(profile: Profile, name: String, output: Option<PathBuf>) -> Re
     let output = output.unwrap_or_else(|| folder.join("culvert.tar"));
     fs::create_dir_all(&folder)?;
     let root = tempfile::tempdir_in(&folder)?;
-    let program = culvert(profile)?;
-    tells_nothing(&program, workspace::root())?;
-    put_program(&program, root.path())?;
+    let program = build_culvert(profile)?;
+    ensure_reproducible(&program, workspace::root())?;
+    copy_program(&program, root.path())?;
     let image = Image {
         names: vec![name],
         entrypoint: vec!["/culvert".to_owned()],
@@ -41,38 +46,38 @@ pub(crate) fn run(profile: Profile, name: String, output: Option<PathBuf>) -> Re
     Ok(())
 }
 
-fn culvert(profile: Profile) -> Result<PathBuf> {
+fn build_culvert(profile: Profile) -> Result<PathBuf> {
     let build = profile.cargo("build")?;
     if matches!(profile, Profile::Vm) {
-        // With the features of its build next to the tests, which run it, too.
-        let programs = [workspace::CULVERT, workspace::LAB];
-        let [culvert, _] = workspace::build_programs(build, programs)?;
+        // The same command as in tests, so that Cargo selects the same features and compiles nothing again.
+        let [culvert, _] = programs::build(build, [CULVERT, LAB])?;
         return Ok(culvert);
     }
-    let [culvert] = workspace::build_programs(build, [workspace::CULVERT])?;
+    let [culvert] = programs::build(build, [CULVERT])?;
     Ok(culvert)
 }
 
-/// Fails if a program contains the path of this checkout: two checkouts would build different images.
-fn tells_nothing(program: &Path, checkout: &Path) -> Result<()> {
+/// Fails if a program contains the path of this checkout, since another checkout would then build a
+/// different image.
+fn ensure_reproducible(program: &Path, checkout: &Path) -> Result<()> {
     let bytes = fs::read(program).with_context(|| format!("cannot read {}", program.display()))?;
     let path = checkout.as_os_str().as_encoded_bytes();
-    let is_there = bytes.windows(path.len()).any(|window| window == path);
+    let contains_path = bytes.windows(path.len()).any(|window| window == path);
     let (program, checkout) = (program.display(), checkout.display());
     ensure!(
-        !is_there,
-        "{program} names the folder {checkout} that it was built in"
+        !contains_path,
+        "the program {program} contains the path {checkout} of the folder that it was built in"
     );
     Ok(())
 }
 
-/// Copies the program, the image's only file. The runtime provides host names and the resolver's
-/// configuration; the API server is verified with the CA of the service account, gateways and agents
-/// with their own; and the program needs no user names.
-fn put_program(program: &Path, root: &Path) -> Result<()> {
-    let place = root.join("culvert");
-    fs::copy(program, &place).with_context(|| format!("cannot copy {}", program.display()))?;
-    fs::set_permissions(&place, fs::Permissions::from_mode(0o755))?;
+/// Copies the program, which is the only file of the image. The container runtime mounts host names and the
+/// resolver's configuration. No CA bundle is needed: the API server is verified with the CA of the service
+/// account, gateways and agents with the CA of the tunnel. No user names are needed either.
+fn copy_program(program: &Path, root: &Path) -> Result<()> {
+    let path = root.join("culvert");
+    fs::copy(program, &path).with_context(|| format!("cannot copy {}", program.display()))?;
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
     Ok(())
 }
 
@@ -81,13 +86,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_that_names_its_checkout_is_refused() {
+    fn a_program_that_contains_the_path_of_its_checkout_is_refused() {
         let folder = tempfile::tempdir().expect("a folder");
         let program = folder.path().join("program");
         fs::write(&program, b"\x7fELF culvert/src/main.rs /build/tree/src").expect("a file");
 
-        tells_nothing(&program, Path::new("/build/other")).expect("another folder");
-        let error = tells_nothing(&program, Path::new("/build/tree")).expect_err("its folder");
+        ensure_reproducible(&program, Path::new("/build/other")).expect("another folder");
+        let error = ensure_reproducible(&program, Path::new("/build/tree")).expect_err("its path");
 
         assert!(error.to_string().contains("/build/tree"), "{error}");
     }

@@ -1,4 +1,4 @@
-//! Long steps report their start, their duration and, if they fail, the cause.
+//! Runs steps, and reports their start, result and duration.
 #![expect(
     clippy::disallowed_types,
     reason = "there is no tokio and no paused clock here"
@@ -9,13 +9,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use clap::ValueEnum;
 
-/// The number of last lines of a failed step that are shown.
-const TAIL: usize = 40;
+/// Number of output lines that are shown of a failed step.
+const TAIL_LINES: usize = 40;
 
-/// A running clock.
+/// A stopwatch.
 #[derive(Debug)]
 pub(crate) struct Clock(Instant);
 
@@ -29,7 +29,7 @@ impl Clock {
     }
 }
 
-/// Runs a step whose output is shown only if it fails.
+/// Runs a command, and shows the end of its output only if it fails.
 pub(crate) fn step(label: &str, command: &mut Command) -> Result<()> {
     println!("{label} ...");
     let clock = Clock::start();
@@ -50,24 +50,40 @@ pub(crate) fn step(label: &str, command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Runs a step whose output is shown to the user.
-pub(crate) fn visible(command: &mut Command) -> Result<bool> {
+/// Runs a command that prints to the terminal; returns true if it succeeds.
+pub(crate) fn run_visibly(command: &mut Command) -> Result<bool> {
     let status = command
         .status()
         .with_context(|| format!("cannot start {command:?}"))?;
     Ok(status.success())
 }
 
-/// Returns true if a program runs and succeeds; its output is dropped.
+/// Returns true if a command succeeds; discards its output.
 pub(crate) fn succeeds(command: &mut Command) -> bool {
     command.output().is_ok_and(|output| output.status.success())
 }
 
-/// The result of a part of `test` or `lint`.
+/// Returns the standard output of a command. The error has its standard error.
+pub(crate) fn output(command: &mut Command) -> Result<String> {
+    let output = command
+        .output()
+        .with_context(|| format!("cannot start {}", command.get_program().display()))?;
+    ensure!(
+        output.status.success(),
+        "{} failed ({}): {}",
+        command.get_program().display(),
+        output.status,
+        String::from_utf8_lossy(&output.stderr).trim()
+    );
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Result of a test tier, check or fuzz target.
 #[derive(Debug)]
 pub(crate) enum Outcome {
     Passed,
     Failed,
+    /// Not run, with the reason.
     LeftOut(&'static str),
 }
 
@@ -77,7 +93,7 @@ impl From<bool> for Outcome {
     }
 }
 
-/// One line of the table at the end.
+/// A row of the summary table.
 #[derive(Debug)]
 pub(crate) struct Row {
     pub(crate) name: String,
@@ -85,15 +101,15 @@ pub(crate) struct Row {
     pub(crate) took: Duration,
 }
 
-/// Returns the word for a value on the command line.
-pub(crate) fn word(value: &impl ValueEnum) -> String {
+/// Returns the name of a value on the command line.
+pub(crate) fn value_name(value: &impl ValueEnum) -> String {
     let value = value.to_possible_value();
     value.map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
-/// Runs a part: prints a line at its start, and returns its row of the table. An error fails this part
-/// alone.
-pub(crate) fn part(name: &str, run: impl FnOnce() -> Result<Outcome>) -> Row {
+/// Prints a heading, runs `run`, and returns its row of the summary table. An error is printed, and the row
+/// is a failure.
+pub(crate) fn run_part(name: &str, run: impl FnOnce() -> Result<Outcome>) -> Row {
     println!("== {name}");
     let clock = Clock::start();
     let outcome = run().unwrap_or_else(|error| {
@@ -107,7 +123,7 @@ pub(crate) fn part(name: &str, run: impl FnOnce() -> Result<Outcome>) -> Row {
     }
 }
 
-/// Prints the table; returns true if nothing failed.
+/// Prints the summary table; returns true if no row is a failure.
 pub(crate) fn summarise(kind: &str, rows: &[Row]) -> bool {
     println!("\n{kind:<12} {:<8} {:>8}", "result", "seconds");
     for row in rows {
@@ -130,7 +146,7 @@ pub(crate) fn summarise(kind: &str, rows: &[Row]) -> bool {
 
 fn tail(text: &str) -> String {
     let lines: Vec<&str> = text.lines().collect();
-    lines[lines.len().saturating_sub(TAIL)..].join("\n")
+    lines[lines.len().saturating_sub(TAIL_LINES)..].join("\n")
 }
 
 #[cfg(test)]
@@ -151,21 +167,21 @@ mod tests {
     }
 
     #[test]
-    fn a_step_that_cannot_start_names_its_program() {
+    fn the_error_names_a_program_that_cannot_be_started() {
         let error = step("run", &mut Command::new("/no/such/program")).expect_err("no program");
 
         assert!(format!("{error:#}").contains("/no/such/program"));
     }
 
     #[test]
-    fn an_error_fails_its_part_and_the_table() {
+    fn an_error_in_one_row_fails_the_table() {
         let rows = [
-            part("good", || Ok(Outcome::Passed)),
-            part("absent", || Ok(Outcome::LeftOut("needs root"))),
+            run_part("good", || Ok(Outcome::Passed)),
+            run_part("absent", || Ok(Outcome::LeftOut("needs root"))),
         ];
         assert!(summarise("part", &rows));
 
-        let bad = [part("bad", || bail!("broken"))];
+        let bad = [run_part("bad", || bail!("broken"))];
         assert!(!summarise("part", &bad));
     }
 }

@@ -1,5 +1,5 @@
-//! Finds or installs the tools for building and testing. As root it installs everything; as another user
-//! it does the steps that need no root and prints the others.
+//! Finds or installs the tools for building and testing. Debian packages are installed only as root; for
+//! other users, the commands are printed.
 
 mod apt;
 mod linker;
@@ -13,40 +13,41 @@ use std::{
 use anyhow::{Result, anyhow, bail};
 
 use crate::{
-    progress, toolchain,
-    toolchain::{Compiler, Pair},
+    host, progress, toolchain,
+    toolchain::{Compiler, Toolchain, ToolchainNotFound},
     workspace,
 };
 
-/// The tools to search for, besides the pair that compiles the kernel programs.
+/// The groups of tools to search for, besides the toolchain of the kernel programs.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Scope {
-    /// The tools of `lint`.
+    /// Tools of `lint`.
     pub(crate) lint: bool,
-    /// The tools for network namespaces.
+    /// Tools for network namespaces.
     pub(crate) network: bool,
-    /// The tools of benchmarks that compare with other rules.
+    /// Tools that load the nftables and iptables rules of benchmarks.
     pub(crate) rules: bool,
-    /// The compiler of the fuzzing engine.
+    /// The C++ compiler, which compiles libFuzzer.
     pub(crate) fuzz: bool,
 }
 
-/// The state of the machine, item by item.
+/// The tools that were found on this machine, and the missing ones.
 #[derive(Debug)]
 struct Inventory {
-    pair: Result<Pair, toolchain::Missing>,
-    /// The other items: a line about each present one, and the missing ones.
-    present: Vec<String>,
-    missing: Vec<Item>,
+    toolchain: Result<Toolchain, ToolchainNotFound>,
+    /// A line for each other tool that was found.
+    found: Vec<String>,
+    missing: Vec<Tool>,
 }
 
-/// A tool besides the pair.
+/// A tool besides the toolchain of the kernel programs.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Item {
-    /// `ip`, for the inspection of a demo's namespaces.
+enum Tool {
+    /// `ip`, to inspect the namespaces of a demo.
     Ip,
-    /// `nft`, and `iptables-restore` of either kind.
+    /// `nft`.
     Nft,
+    /// `iptables-restore`, for nftables and for legacy iptables.
     Iptables,
     /// A C++ compiler.
     Cpp,
@@ -56,91 +57,93 @@ enum Item {
     LintTools,
 }
 
-/// Reports the present tools; fails if one is missing.
+/// Prints the tools that are installed; fails if one is missing.
 pub(crate) fn check(scope: Scope) -> Result<()> {
-    report(&look(scope), scope)
+    report(&take_inventory(scope), scope)
 }
 
-/// Installs the missing tools, and reports.
+/// Installs the missing tools, and prints all.
 pub(crate) fn ensure(scope: Scope) -> Result<()> {
-    let before = look(scope);
+    let before = take_inventory(scope);
     if before.is_complete() {
         return report(&before, scope);
     }
     install(&before)?;
-    // The matching clippy is known only after the compiler is installed.
-    let between = look(scope);
-    if between.missing.contains(&Item::Clippy) {
+    // The package of clippy depends on the compiler, which may have been installed just now.
+    let between = take_inventory(scope);
+    if between.missing.contains(&Tool::Clippy) {
         install(&between)?;
     }
-    report(&look(scope), scope)
+    report(&take_inventory(scope), scope)
 }
 
-/// Returns the pair that compiles the kernel programs.
-pub(crate) fn pair() -> Result<Pair> {
-    toolchain::find(&workspace::tools()).map_err(|missing| anyhow!("{missing}"))
+/// Returns the toolchain of the kernel programs.
+pub(crate) fn toolchain() -> Result<Toolchain> {
+    toolchain::find(&workspace::tools()).map_err(|error| anyhow!("{error}"))
 }
 
-/// Returns the lint driver of the compiler of the kernel programs.
-pub(crate) fn clippy_driver(pair: &Pair) -> PathBuf {
-    pair.compiler.sysroot.join("bin/clippy-driver")
+/// Returns the path of the `clippy-driver` of the compiler of the kernel programs.
+pub(crate) fn clippy_driver(toolchain: &Toolchain) -> PathBuf {
+    toolchain.compiler.sysroot.join("bin/clippy-driver")
 }
 
-/// Returns a tool of the lint step, from its environment.
+/// Returns the path of a tool in the Python environment of the lint tools.
 pub(crate) fn lint_tool(name: &str) -> PathBuf {
     venv::tool(name)
 }
 
-fn look(scope: Scope) -> Inventory {
-    let pair = toolchain::find(&workspace::tools());
+/// Searches for the tools in `scope`.
+fn take_inventory(scope: Scope) -> Inventory {
+    let toolchain = toolchain::find(&workspace::tools());
     let mut inventory = Inventory {
-        pair,
-        present: Vec::new(),
+        toolchain,
+        found: Vec::new(),
         missing: Vec::new(),
     };
     if scope.network {
-        let ip = workspace::program("ip").map(|path| format!("iproute2: {}", path.display()));
-        inventory.note(Item::Ip, ip);
+        let ip = host::find_program("ip").map(|path| format!("iproute2: {}", path.display()));
+        inventory.add(Tool::Ip, ip);
     }
-    for (item, name, is_needed) in [
-        (Item::Nft, "nft", scope.rules),
-        (Item::Iptables, "iptables-restore", scope.rules),
-        (Item::Cpp, "c++", scope.fuzz),
+    for (tool, name, is_needed) in [
+        (Tool::Nft, "nft", scope.rules),
+        (Tool::Iptables, "iptables-restore", scope.rules),
+        (Tool::Cpp, "c++", scope.fuzz),
     ] {
         if is_needed {
-            let found = workspace::program(name).map(|path| format!("{name}: {}", path.display()));
-            inventory.note(item, found);
+            let found = host::find_program(name).map(|path| format!("{name}: {}", path.display()));
+            inventory.add(tool, found);
         }
     }
     if scope.lint {
         let driver = inventory
-            .pair
+            .toolchain
             .as_ref()
             .ok()
             .map(clippy_driver)
             .filter(|path| path.is_file());
         let driver = driver.map(|path| format!("lints of kernel programs: {}", path.display()));
-        inventory.note(Item::Clippy, driver);
-        inventory.note(Item::LintTools, venv::describe());
+        inventory.add(Tool::Clippy, driver);
+        inventory.add(Tool::LintTools, venv::describe());
     }
     inventory
 }
 
+/// Prints the tools that were found; fails if one is missing.
 fn report(inventory: &Inventory, scope: Scope) -> Result<()> {
-    if let Ok(pair) = &inventory.pair {
-        println!("compiler of kernel programs: {}", pair.compiler);
-        println!("linker of kernel programs: {}", pair.linker);
+    if let Ok(toolchain) = &inventory.toolchain {
+        println!("compiler of kernel programs: {}", toolchain.compiler);
+        println!("linker of kernel programs: {}", toolchain.linker);
     }
-    for line in &inventory.present {
+    for line in &inventory.found {
         println!("{line}");
     }
     let mut missing: Vec<String> = inventory
         .missing
         .iter()
-        .map(|item| item.name().to_owned())
+        .map(|tool| tool.name().to_owned())
         .collect();
-    if let Err(pair) = &inventory.pair {
-        missing.insert(0, pair.summary());
+    if let Err(not_found) = &inventory.toolchain {
+        missing.insert(0, not_found.summary());
     }
     if missing.is_empty() {
         return Ok(());
@@ -152,60 +155,62 @@ fn report(inventory: &Inventory, scope: Scope) -> Result<()> {
     )
 }
 
-/// Installs in one pass: first the linker's build dependencies, then everything else while the linker
-/// compiles, which takes longest.
+/// Installs the missing tools. It first installs the build dependencies of the linker, since the linker takes
+/// longest to compile, and then all other tools at the same time.
 fn install(inventory: &Inventory) -> Result<()> {
-    let (llvm, has_compiler) = match &inventory.pair {
-        Ok(pair) => (pair.compiler.llvm, true),
-        Err(missing) => choose_llvm(&missing.compilers),
+    let (llvm, has_compiler) = match &inventory.toolchain {
+        Ok(toolchain) => (toolchain.compiler.llvm, true),
+        Err(not_found) => choose_llvm(&not_found.compilers),
     };
-    let wants_linker = !linker::is_fit(inventory, llvm);
-    let for_linker = if wants_linker {
+    let needs_linker = !linker::is_installed(inventory, llvm);
+    let linker_packages = if needs_linker {
         linker::packages(llvm)
     } else {
         Vec::new()
     };
-    let for_linker: Vec<&str> = for_linker.iter().map(String::as_str).collect();
-    let mut others = inventory.packages();
+    let linker_packages: Vec<&str> = linker_packages.iter().map(String::as_str).collect();
+    let mut other_packages = inventory.packages();
     if !has_compiler {
-        others.extend(apt::COMPILER);
+        other_packages.extend(apt::COMPILER);
     }
-    if !workspace::is_root() {
-        let all: Vec<&str> = for_linker.iter().chain(&others).copied().collect();
-        apt::refuse_without_root(&all)?;
+    if !host::is_root() {
+        let all = linker_packages.iter().chain(&other_packages);
+        apt::refuse_without_root(&all.copied().collect::<Vec<_>>())?;
     }
-    apt::install(&for_linker)?;
+    apt::install(&linker_packages)?;
     thread::scope(|scope| {
-        let linker = wants_linker.then(|| scope.spawn(|| linker::install(inventory, llvm)));
-        let rest = apt::install(&others).and_then(|()| install_rest(inventory, wants_linker));
+        let linker = needs_linker.then(|| scope.spawn(|| linker::install(inventory, llvm)));
+        let others =
+            apt::install(&other_packages).and_then(|()| install_others(inventory, needs_linker));
         let linker = linker.map_or(Ok(()), |thread| {
             thread
                 .join()
-                .unwrap_or_else(|_| Err(anyhow!("the thread of the linker panicked")))
+                .unwrap_or_else(|_| Err(anyhow!("the thread that installs the linker panicked")))
         });
-        rest.and(linker)
+        others.and(linker)
     })?;
     correct_linker(llvm)
 }
 
-fn install_rest(inventory: &Inventory, has_time: bool) -> Result<()> {
-    if inventory.missing.contains(&Item::LintTools) {
+/// Installs tools without Debian packages, and with `fetch` downloads the crates of the workspace.
+fn install_others(inventory: &Inventory, fetch: bool) -> Result<()> {
+    if inventory.missing.contains(&Tool::LintTools) {
         venv::install()?;
     }
-    if has_time {
+    if fetch {
         progress::step("cargo fetch", &mut workspace::cargo("fetch"))?;
     }
     Ok(())
 }
 
-/// Rebuilds the linker if Debian's compiler, once installed, turns out to use another LLVM than assumed.
+/// Rebuilds the linker if Debian's compiler, once installed, has another LLVM than `assumed`.
 fn correct_linker(assumed: u32) -> Result<()> {
-    let inventory = look(Scope::default());
-    let Err(missing) = &inventory.pair else {
+    let inventory = take_inventory(Scope::default());
+    let Err(not_found) = &inventory.toolchain else {
         return Ok(());
     };
-    match missing.compilers.first() {
-        Some(compiler) if compiler.llvm != assumed && !missing.linkers.is_empty() => {
+    match not_found.compilers.first() {
+        Some(compiler) if compiler.llvm != assumed && !not_found.linkers.is_empty() => {
             let packages = linker::packages(compiler.llvm);
             apt::install(&packages.iter().map(String::as_str).collect::<Vec<_>>())?;
             linker::install(&inventory, compiler.llvm)
@@ -214,10 +219,10 @@ fn correct_linker(assumed: u32) -> Result<()> {
     }
 }
 
-/// Returns the LLVM to build a linker for, and true if its compiler is present: the first compiler whose
-/// LLVM is installed or available, else Debian's.
+/// Returns the LLVM to build a linker for, and true if its compiler is installed. Chooses the first compiler
+/// for which Debian has the LLVM, else Debian's compiler.
 fn choose_llvm(compilers: &[Compiler]) -> (u32, bool) {
-    let is_at_hand = |llvm: u32| {
+    let is_available = |llvm: u32| {
         Path::new(&linker::prefix(llvm))
             .join("bin/llvm-config")
             .is_file()
@@ -226,48 +231,49 @@ fn choose_llvm(compilers: &[Compiler]) -> (u32, bool) {
     compilers
         .iter()
         .map(|compiler| compiler.llvm)
-        .find(|llvm| is_at_hand(*llvm))
+        .find(|llvm| is_available(*llvm))
         .map_or((linker::DEBIAN_LLVM, false), |llvm| (llvm, true))
 }
 
 impl Inventory {
     fn is_complete(&self) -> bool {
-        self.pair.is_ok() && self.missing.is_empty()
+        self.toolchain.is_ok() && self.missing.is_empty()
     }
 
-    fn note(&mut self, item: Item, line: Option<String>) {
+    /// Adds a tool: `line` describes it if it was found.
+    fn add(&mut self, tool: Tool, line: Option<String>) {
         match line {
-            Some(line) => self.present.push(line),
-            None => self.missing.push(item),
+            Some(line) => self.found.push(line),
+            None => self.missing.push(tool),
         }
     }
 
-    /// Returns the Debian packages of the missing items.
+    /// Returns the Debian packages that the missing tools need.
     fn packages(&self) -> Vec<&'static str> {
         let mut packages = Vec::new();
-        for item in &self.missing {
-            match item {
-                Item::Ip => packages.push("iproute2"),
-                Item::Nft => packages.push("nftables"),
-                Item::Iptables => packages.push("iptables"),
-                Item::Cpp => packages.push("g++"),
-                Item::Clippy if self.is_debian_compiler() => packages.push("rust-web-clippy"),
-                Item::Clippy => {}
-                Item::LintTools if venv::is_possible() => {}
-                Item::LintTools => packages.push("python3-venv"),
+        for tool in &self.missing {
+            match tool {
+                Tool::Ip => packages.push("iproute2"),
+                Tool::Nft => packages.push("nftables"),
+                Tool::Iptables => packages.push("iptables"),
+                Tool::Cpp => packages.push("g++"),
+                Tool::Clippy if self.is_debian_compiler() => packages.push("rust-web-clippy"),
+                Tool::Clippy => {}
+                Tool::LintTools if venv::is_possible() => {}
+                Tool::LintTools => packages.push("python3-venv"),
             }
         }
         packages
     }
 
     fn is_debian_compiler(&self) -> bool {
-        self.pair
+        self.toolchain
             .as_ref()
-            .is_ok_and(|pair| pair.compiler.sysroot == Path::new("/usr"))
+            .is_ok_and(|toolchain| toolchain.compiler.sysroot == Path::new("/usr"))
     }
 }
 
-impl Item {
+impl Tool {
     const fn name(self) -> &'static str {
         match self {
             Self::Ip => "`ip` (package iproute2)",

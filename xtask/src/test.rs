@@ -1,4 +1,4 @@
-//! The test tiers.
+//! `cargo xtask test`: runs the test tiers.
 
 use std::{process::Command, time::Duration};
 
@@ -6,15 +6,17 @@ use anyhow::{Result, ensure};
 use clap::ValueEnum;
 
 use crate::{
+    host,
+    programs::{self, CULVERT, LAB},
     progress::{self, Outcome, Row},
     setup,
-    statics::Profile,
-    vm::suite::{MARKED_TOO, Programs},
+    static_build::Profile,
+    vm::{machine_programs::MachinePrograms, test_plan::INCLUDE_IGNORED},
     workspace,
 };
 
-/// The targets that CI builds in one call, besides those that machines run.
-const ALL: [&str; 10] = [
+/// Options of Cargo for the targets that CI builds together with those of the virtual machines.
+const CI_TARGETS: [&str; 10] = [
     "--test",
     "golden",
     "--test",
@@ -27,8 +29,8 @@ const ALL: [&str; 10] = [
     "culvert-e2e",
 ];
 
-/// The packages of the laboratory's unit tests and the golden cases.
-const HOUSE: [&str; 7] = [
+/// The packages whose tests the golden tier runs.
+const GOLDEN_PACKAGES: [&str; 7] = [
     "tunnel-bench",
     "tunnel-cluster",
     "tunnel-demo",
@@ -38,18 +40,18 @@ const HOUSE: [&str; 7] = [
     "tunnel-tests",
 ];
 
-/// A tier, ordered by the privileges that it needs.
+/// A test tier, in the order of the privileges that they need.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
 pub(crate) enum Tier {
-    /// Pure code, in unit tests.
+    /// Unit tests.
     Unit,
-    /// Kubernetes objects to map content.
+    /// The content of maps for given Kubernetes objects.
     Golden,
     /// The tunnel from end to end over loopback.
     Tunnel,
-    /// tc programs on packets (root).
+    /// tc programs on single packets (root).
     Packet,
-    /// Real sockets through real programs (root).
+    /// Real sockets with real kernel programs in network namespaces (root).
     Netns,
 }
 
@@ -80,39 +82,42 @@ impl Tier {
     }
 }
 
-/// Runs one tier or all, and prints the skipped ones.
+/// Runs one tier or all, and prints those that need root if they are left out.
 pub(crate) fn run(tier: Option<Tier>, args: &[String]) -> Result<()> {
     let tiers = tier.map_or_else(|| Tier::ALL.to_vec(), |tier| vec![tier]);
-    let (able, left_out) = split(&tiers, workspace::is_root());
-    let network = able.iter().any(|tier| tier.needs_root());
+    let (runnable, left_out) = split(&tiers, host::is_root());
+    let network = runnable.iter().any(|tier| tier.needs_root());
     setup::ensure(setup::Scope {
         network,
         ..setup::Scope::default()
     })?;
 
     let mut rows = Vec::new();
-    if workspace::is_ci() && tier.is_none() {
-        let build = || Programs::build_with(&ALL).map(|_| Outcome::Passed);
-        rows.push(progress::part("build", build));
+    if host::is_ci() && tier.is_none() {
+        let build = || MachinePrograms::build_with(&CI_TARGETS).map(|_| Outcome::Passed);
+        rows.push(progress::run_part("build", build));
     }
-    let run = |tier: &Tier| progress::part(tier.name(), || run_tier(*tier, args));
-    rows.extend(able.iter().map(run));
+    let run = |tier: &Tier| progress::run_part(tier.name(), || run_tier(*tier, args));
+    rows.extend(runnable.iter().map(run));
     rows.extend(left_out.iter().map(|tier| Row {
         name: tier.name().to_owned(),
         outcome: Outcome::LeftOut("needs root"),
         took: Duration::ZERO,
     }));
     let is_good = progress::summarise("tier", &rows);
-    let is_enough = left_out.is_empty() || (tier.is_none() && !workspace::is_ci());
+    let may_leave_out = left_out.is_empty() || (tier.is_none() && !host::is_ci());
     if let Some(line) = left_out_line(&left_out) {
         println!("{line}");
     }
     ensure!(is_good, "a test tier failed");
-    ensure!(is_enough, "a tier that had to run was left out");
+    ensure!(
+        may_leave_out,
+        "a test tier that must run was left out: run it as root"
+    );
     Ok(())
 }
 
-/// Returns the tiers that can run, and those that would need root.
+/// Splits tiers into those that can run and those that need root but lack it.
 fn split(tiers: &[Tier], is_root: bool) -> (Vec<Tier>, Vec<Tier>) {
     tiers.iter().partition(|tier| is_root || !tier.needs_root())
 }
@@ -122,10 +127,10 @@ fn left_out_line(left_out: &[Tier]) -> Option<String> {
     (!names.is_empty()).then(|| format!("left out (need root): {}", names.join(", ")))
 }
 
-/// Returns a `cargo` that builds for tests of complete programs: in CI with the profile of machines and
-/// clusters, so that programs are built once; otherwise with the dev profile, which rebuilds fastest.
+/// Returns a command of Cargo for tests that run Culvert's programs. In CI it uses the profile of virtual
+/// machines and clusters, so that everything is built once; else the dev profile, which rebuilds fastest.
 fn cargo(subcommand: &str) -> Result<Command> {
-    if workspace::is_ci() {
+    if host::is_ci() {
         Profile::Vm.cargo(subcommand)
     } else {
         Ok(workspace::cargo(subcommand))
@@ -136,7 +141,7 @@ fn run_tier(tier: Tier, args: &[String]) -> Result<Outcome> {
     let (packages, targets): (&[&str], &[&str]) = match tier {
         Tier::Unit => (&[], &[]),
         Tier::Golden => (
-            &HOUSE,
+            &GOLDEN_PACKAGES,
             &["--lib", "--bins", "--test", "golden", "--test", "corpus"],
         ),
         Tier::Tunnel => (&["tunnel-tests"], &["--test", "tunnel"]),
@@ -150,18 +155,17 @@ fn run_tier(tier: Tier, args: &[String]) -> Result<Outcome> {
     command.args(packages.iter().flat_map(|name| ["--package", *name]));
     command.args(targets);
     if matches!(tier, Tier::Tunnel | Tier::Packet | Tier::Netns) {
-        let programs = [workspace::CULVERT, workspace::LAB];
-        let [culvert, lab] = workspace::build_programs(cargo("build")?, programs)?;
+        let [culvert, lab] = programs::build(cargo("build")?, [CULVERT, LAB])?;
         command
             .env("CULVERT_BIN", culvert)
             .env("CULVERT_LAB_BIN", lab);
     }
     command.arg("--");
     if tier == Tier::Netns {
-        command.arg(MARKED_TOO);
+        command.arg(INCLUDE_IGNORED);
     }
     command.args(args);
-    Ok(progress::visible(&mut command)?.into())
+    Ok(progress::run_visibly(&mut command)?.into())
 }
 
 #[cfg(test)]
@@ -169,12 +173,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn root_runs_every_tier_and_without_root_those_that_need_it_are_left_out_and_named() {
+    fn without_root_the_tiers_that_need_it_are_left_out_and_named() {
         assert_eq!(split(&Tier::ALL, true), (Tier::ALL.to_vec(), Vec::new()));
         assert_eq!(left_out_line(&[]), None);
 
-        let (able, left_out) = split(&Tier::ALL, false);
-        assert_eq!(able, [Tier::Unit, Tier::Golden, Tier::Tunnel]);
+        let (runnable, left_out) = split(&Tier::ALL, false);
+        assert_eq!(runnable, [Tier::Unit, Tier::Golden, Tier::Tunnel]);
         let line = left_out_line(&left_out).expect("a line");
         assert_eq!(line, "left out (need root): packet, netns");
     }

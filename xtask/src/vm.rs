@@ -1,26 +1,27 @@
-//! The kernel tests on every kernel that Culvert supports: in virtual machines, and here.
+//! `cargo xtask vm`: runs tests on every supported kernel in virtual machines, and on this machine's own.
 
 mod accel;
-pub(crate) mod archive;
-mod budget;
+mod apt_sources;
 pub(crate) mod cache;
-mod control;
-mod costs;
 mod cpio;
-mod fetch;
+pub(crate) mod debian_archive;
+mod debian_control;
+mod expected_skips;
+mod generated_table;
 mod initramfs;
+mod kernel_download;
+mod kernel_results;
 mod kernels;
 mod machine;
+pub(crate) mod machine_programs;
 mod modules;
 mod native;
-mod page;
 mod qemu;
 mod report;
-mod results;
-mod skips;
-mod sources;
-pub(crate) mod suite;
-mod table;
+mod result_cache;
+mod test_durations;
+pub(crate) mod test_plan;
+mod verifier_costs;
 
 use std::{
     path::PathBuf,
@@ -32,46 +33,47 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use self::{
     accel::Accel,
-    budget::Budget,
-    fetch::Kernel,
-    kernels::Line,
-    machine::{Machine, Outcome},
+    kernel_download::Kernel,
+    kernel_results::KernelResult,
+    kernels::Series,
+    machine::{Machine, MachineResult},
+    machine_programs::MachinePrograms,
     qemu::Qemu,
-    results::Key,
-    suite::{Plan, Programs, Wanted},
-    table::Row,
+    result_cache::Key,
+    test_plan::{Plan, TestSelection},
+    verifier_costs::VerifierCosts,
 };
 use crate::{progress::Clock, setup};
 
-/// The number of concurrent machines with one CPU.
-const LANES: usize = 2;
-/// The number of concurrent tests on this machine.
-const NATIVE_TESTS: u32 = 4;
-/// The name of this machine's own kernel.
+/// Number of concurrent machines with one CPU.
+const CONCURRENT_MACHINES: usize = 2;
+/// Number of concurrent tests on this machine.
+const CONCURRENT_NATIVE_TESTS: u32 = 4;
+/// Name of this machine's own kernel on the command line.
 const NATIVE: &str = "native";
 
-/// The kernels and tests to run.
+/// Options of `cargo xtask vm`.
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct Options {
-    /// Run every test on every kernel, including the newest and this machine's own.
+    /// Run all tests on all kernels, including the newest and this machine's own.
     #[arg(long, conflicts_with = "filter")]
     pub(crate) whole: bool,
-    /// Only this kernel, or `native`; may be repeated.
+    /// Run only on this kernel, or on this machine's own (`native`); may be repeated.
     #[arg(long = "kernel", value_name = "KERNEL")]
     pub(crate) kernels: Vec<String>,
-    /// Use only cached downloads.
+    /// Download nothing; use only cached kernels.
     #[arg(long)]
     pub(crate) offline: bool,
-    /// Open a shell in a machine with the kernel of --kernel.
+    /// Open a shell in a virtual machine with the kernel of --kernel.
     #[arg(long)]
     pub(crate) shell: bool,
-    /// Run even if an identical run succeeded before.
+    /// Run even if an equal run succeeded before.
     #[arg(long)]
     pub(crate) force: bool,
-    /// Record the verifier's costs instead of comparing them, and the results of a complete run.
+    /// Record the verifier's costs instead of comparing them; with --whole also the tables in the documents.
     #[arg(long)]
     pub(crate) update: bool,
-    /// Only tests whose names contain one of these.
+    /// Run only tests whose names contain one of these texts.
     pub(crate) filter: Vec<String>,
 }
 
@@ -79,65 +81,69 @@ pub(crate) struct Options {
 pub(crate) fn run(options: &Options) -> Result<()> {
     options.check()?;
     let clock = Clock::start();
-    let lines = kernels::chosen(&options.kernels, options.whole)?;
-    let is_native = if options.kernels.is_empty() {
+    let all_series = kernels::select(&options.kernels, options.whole)?;
+    let include_native = if options.kernels.is_empty() {
         options.whole
     } else {
-        options.kernels.iter().any(|it| it == NATIVE)
+        options.kernels.iter().any(|name| name == NATIVE)
     };
     setup::ensure(setup::Scope {
         network: true,
         ..setup::Scope::default()
     })?;
     println!("building static test programs ...");
-    let programs = Programs::build()?;
+    let programs = MachinePrograms::build()?;
     println!("built in {:.0} s", clock.elapsed().as_secs_f32());
-    // Machines of the same names write the same files.
+    // Another process would write the same files.
     let _lock = cache::lock("machines")?;
     if options.shell {
-        return shell(&programs, &lines, options.offline);
+        return shell(&programs, &all_series, options.offline);
     }
-    let wanted = Wanted::of(&programs, &options.filter, options.whole)?;
-    let mut rows: Vec<Row> = lines.iter().map(|line| row(line, options)).collect();
-    let kernels = fetched(&lines, options.offline, &mut rows);
+    let tests = TestSelection::new(&programs, &options.filter, options.whole)?;
+    let empty = |series: &&Series| empty_result(series, options);
+    let mut results: Vec<KernelResult> = all_series.iter().map(empty).collect();
+    let kernels = find_kernels(&all_series, options.offline, &mut results);
     let machines = match kernels.first() {
-        Some(kernel) => Some(Machines::ready(&programs, kernel, options.offline)?),
+        Some(kernel) => Some(Machines::prepare(&programs, kernel, options.offline)?),
         None => None,
     };
-    let (side_by_side, alone) = (wanted.dealt(), wanted.race());
+    let (single_cpu_plans, race_plan) = (tests.single_cpu_plans(), tests.race_plan());
     let key = match &machines {
         Some(machines) => {
-            let plans: Vec<&Plan> = side_by_side.iter().chain(&alone).collect();
+            let plans: Vec<&Plan> = single_cpu_plans.iter().chain(&race_plan).collect();
             Key::of(options, machines, &kernels, &plans)?
         }
         None => None,
     };
     if let Some(key) = &key
         && !options.force
-        && let Some(tables) = key.known()
+        && let Some(tables) = key.read_tables()
     {
-        println!("== not run again: nothing that decides the result has changed since it was");
-        println!("{tables}\n(of that run; --force runs it again)");
+        println!("== not run again: an equal run has succeeded");
+        println!("{tables}\n(tables of that run; --force repeats it)");
         return Ok(());
     }
 
-    let begun = Clock::start();
-    if is_native && let Some(plan) = wanted.suite("tests", NATIVE_TESTS) {
-        rows.insert(0, here(&programs, &plan));
+    let clock = Clock::start();
+    if include_native && let Some(plan) = tests.plan("tests", CONCURRENT_NATIVE_TESTS) {
+        results.insert(0, run_natively(&programs, &plan));
     }
     if let Some(machines) = machines {
-        machines.run(&kernels, &side_by_side, LANES, &mut rows);
-        machines.run(&kernels, alone.as_slice(), 1, &mut rows);
+        machines.run(&kernels, &single_cpu_plans, CONCURRENT_MACHINES, &mut results);
+        machines.run(&kernels, race_plan.as_slice(), 1, &mut results);
     }
-    judge(&mut rows, options)?;
-    let tables = table::text(&rows, begun.elapsed())?;
+    check_results(&mut results, options)?;
+    let tables = kernel_results::tables(&results, clock.elapsed())?;
     print!("{tables}");
-    ensure!(table::is_good(&rows), "the kernel matrix failed");
-    key.map_or(Ok(()), |key| key.keep(&tables))
+    ensure!(
+        kernel_results::is_good(&results),
+        "tests failed on a kernel; the problems are listed below the table"
+    );
+    key.map_or(Ok(()), |key| key.store_tables(&tables))
 }
 
 impl Options {
-    /// Returns true if parsers are fuzzed, too: after a complete run, on every kernel.
+    /// Returns true if parsers are fuzzed after the tests, as part of a complete run.
     pub(crate) const fn is_fuzzed(&self) -> bool {
         self.whole && !self.shell && self.kernels.is_empty() && self.filter.is_empty()
     }
@@ -145,218 +151,248 @@ impl Options {
     fn check(&self) -> Result<()> {
         ensure!(
             !self.update || self.filter.is_empty(),
-            "--update needs all tests: name none"
+            "--update needs all tests: remove {} from the command line",
+            self.filter.join(" ")
         );
         Ok(())
     }
 }
 
-/// Returns the row of a line. A kernel that was requested by name is as binding as a pinned one.
-fn row(line: &Line, options: &Options) -> Row {
-    let is_named = options.kernels.iter().any(|name| name == line.name);
-    Row::new(line.name, is_named || line.is_binding())
+/// Returns the empty result of a series. A kernel that is named on the command line is required, as a pinned
+/// one is.
+fn empty_result(series: &Series, options: &Options) -> KernelResult {
+    let is_named = options.kernels.iter().any(|name| name == series.name);
+    KernelResult::new(series.name, is_named || series.is_required())
 }
 
-/// Finds or fetches the kernels. A missing kernel is reported in its own row.
-fn fetched(lines: &[&'static Line], offline: bool, rows: &mut [Row]) -> Vec<Kernel> {
+/// Finds or downloads the kernel of each series. A missing kernel becomes a problem in its result.
+fn find_kernels(
+    all_series: &[&'static Series],
+    offline: bool,
+    results: &mut [KernelResult],
+) -> Vec<Kernel> {
     let mut kernels = Vec::new();
-    for (line, row) in lines.iter().zip(rows) {
-        match fetch::ready(line, offline) {
+    for (series, result) in all_series.iter().zip(results) {
+        match kernel_download::find_or_download(series, offline) {
             Ok(kernel) => {
                 println!("{}", kernel.describe());
-                row.release.clone_from(&kernel.release);
-                if line.is_binding() && !kernel.pinned {
-                    row.notes.push(format!(
-                        "the pinned kernel can't be had: {} {} was in its place",
+                result.release.clone_from(&kernel.release);
+                if series.is_required() && !kernel.is_pinned {
+                    result.notes.push(format!(
+                        "the pinned kernel is not available; {} {} was used instead",
                         kernel.release, kernel.version
                     ));
                 }
                 kernels.push(kernel);
             }
             Err(error) => {
-                println!("kernel {}: {error:#}", line.name);
-                row.problems.push(format!("{error:#}"));
+                println!("kernel {}: {error:#}", series.name);
+                result.problems.push(format!("{error:#}"));
             }
         }
     }
     kernels
 }
 
-/// The common parts of all machines.
+/// The configuration that all machines share.
 struct Machines {
     qemu: Qemu,
     accel: Accel,
-    /// The common part of the initramfs.
+    /// Path of the part of the initramfs with programs.
     overlay: PathBuf,
 }
 
-/// The outcome of a plan, and the end of a failed first attempt.
-struct Ran {
-    outcome: Outcome,
-    before: Option<String>,
+/// The result of a plan on a kernel.
+struct PlanResult {
+    result: MachineResult,
+    /// Describes a failed first attempt.
+    first_attempt: Option<String>,
 }
 
 impl Machines {
-    /// Finds the common parts; the kernel is used to probe KVM.
-    fn ready(programs: &Programs, kernel: &Kernel, offline: bool) -> Result<Self> {
-        let qemu = qemu::ready(offline)?;
+    /// Prepares QEMU and the programs, and probes KVM with the kernel.
+    fn prepare(programs: &MachinePrograms, kernel: &Kernel, offline: bool) -> Result<Self> {
+        let qemu = qemu::find_or_download(offline)?;
         println!("{}", qemu.version());
-        let overlay = cache::place("machines").join("overlay.cpio");
+        let overlay = cache::path("machines").join("overlay.cpio");
         programs.overlay()?.write(&overlay)?;
         let mut machines = Self {
             qemu,
             accel: Accel::Emulated,
             overlay,
         };
-        machines.accel = accel::chosen(&machines, kernel)?;
+        machines.accel = accel::detect(&machines, kernel)?;
         Ok(machines)
     }
 
+    /// Returns the machine that runs a plan on a kernel, and writes its initramfs.
     fn machine<'a>(&'a self, kernel: &'a Kernel, plan: &Plan) -> Result<Machine<'a>> {
-        let folder = cache::place("machines").join(format!("{}-{}", kernel.line, plan.name));
+        let folder = cache::path("machines").join(format!("{}-{}", kernel.series, plan.name));
         std::fs::create_dir_all(&folder)
-            .with_context(|| format!("cannot make {}", folder.display()))?;
-        let (own, whole) = (folder.join("plan.cpio"), folder.join("initramfs.cpio"));
+            .with_context(|| format!("cannot create {}", folder.display()))?;
+        let (plan_part, initramfs) = (folder.join("plan.cpio"), folder.join("initramfs.cpio"));
         let mut overlay = initramfs::Overlay::default();
         overlay.add_bytes(plan.json().to_string(), "/etc/plan.json", 0o644);
-        overlay.write(&own)?;
-        initramfs::join(&[&kernel.base, &self.overlay, &own], &whole)?;
+        overlay.write(&plan_part)?;
+        initramfs::concatenate(&[&kernel.base, &self.overlay, &plan_part], &initramfs)?;
         Ok(Machine {
             qemu: &self.qemu,
             kernel,
-            initramfs: whole,
+            initramfs,
             cpus: plan.cpus,
             accel: self.accel,
-            limit: machine::LIMIT,
+            limit: machine::MAX_RUN_TIME,
             folder,
         })
     }
 
-    /// Runs each plan on each kernel, `lanes` at a time, the newest kernel first, which takes longest.
-    fn run(&self, kernels: &[Kernel], plans: &[Plan], lanes: usize, rows: &mut [Row]) {
+    /// Runs each plan on each kernel, at most `concurrent` machines at the same time. The newest kernel is
+    /// first, since it takes longest.
+    fn run(
+        &self,
+        kernels: &[Kernel],
+        plans: &[Plan],
+        concurrent: usize,
+        results: &mut [KernelResult],
+    ) {
         let kernels = kernels.iter().rev();
-        let each = kernels.flat_map(|kernel| plans.iter().map(move |plan| (kernel, plan)));
-        let (next, rows) = (Mutex::new(each), Mutex::new(rows));
-        let take = || next.lock().unwrap_or_else(PoisonError::into_inner).next();
-        let lane = || {
-            while let Some((kernel, plan)) = take() {
-                let ran = self.run_on(kernel, plan);
-                let mut rows = rows.lock().unwrap_or_else(PoisonError::into_inner);
-                let Some(row) = rows.iter_mut().find(|row| row.kernel == kernel.line) else {
+        let jobs = kernels.flat_map(|kernel| plans.iter().map(move |plan| (kernel, plan)));
+        let (jobs, results) = (Mutex::new(jobs), Mutex::new(results));
+        let next_job = || jobs.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let work = || {
+            while let Some((kernel, plan)) = next_job() {
+                let plan_result = self.run_on(kernel, plan);
+                let mut results = results.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut all = results.iter_mut();
+                let Some(of_kernel) = all.find(|result| result.kernel == kernel.series) else {
                     continue;
                 };
-                match ran {
-                    Ok(Ran { outcome, before }) => {
-                        row.notes.extend(before);
-                        row.add(plan, outcome);
+                match plan_result {
+                    Ok(PlanResult {
+                        result,
+                        first_attempt,
+                    }) => {
+                        of_kernel.notes.extend(first_attempt);
+                        of_kernel.add(plan, result);
                     }
-                    Err(error) => row.problems.push(format!("{}: {error:#}", plan.name)),
+                    Err(error) => of_kernel
+                        .problems
+                        .push(format!("{}: {error:#}", plan.name)),
                 }
             }
         };
         thread::scope(|scope| {
-            for _ in 0..lanes {
-                scope.spawn(lane);
+            for _ in 0..concurrent {
+                scope.spawn(work);
             }
         });
     }
 
-    /// Runs a plan in a machine. A machine that hangs or doesn't boot gets a second attempt; one that
-    /// boots and ends gets none, even if tests failed.
-    fn run_on(&self, kernel: &Kernel, plan: &Plan) -> Result<Ran> {
+    /// Runs a plan on a kernel. A machine that hangs or does not boot gets a second attempt. One that boots
+    /// and exits does not, even if tests failed.
+    fn run_on(&self, kernel: &Kernel, plan: &Plan) -> Result<PlanResult> {
         let machine = self.machine(kernel, plan)?;
-        let outcome = machine.run()?;
-        if !outcome.is_to_be_repeated() {
-            return Ok(Ran {
-                outcome,
-                before: None,
+        let result = machine.run()?;
+        if !result.should_retry() {
+            return Ok(PlanResult {
+                result,
+                first_attempt: None,
             });
         }
-        let before = format!("{}: {}; it ran a second time", plan.name, outcome.why());
-        println!("{}: {before}. The first time it said", kernel.line);
-        for line in &outcome.report.lines {
+        let first_attempt = format!("{}: {}; it ran a second time", plan.name, result.cause());
+        println!("{}: {first_attempt}. Output of the first run:", kernel.series);
+        for line in &result.report.lines {
             println!("    {line}");
         }
-        println!("  and its console ended with\n{}", outcome.console);
-        machine.keep_report()?;
-        Ok(Ran {
-            outcome: machine.run()?,
-            before: Some(before),
+        println!("  last lines of its console:\n{}", result.console);
+        machine.rename_logs()?;
+        Ok(PlanResult {
+            result: machine.run()?,
+            first_attempt: Some(first_attempt),
         })
     }
 }
 
-fn shell(programs: &Programs, lines: &[&'static Line], offline: bool) -> Result<()> {
-    let [line] = lines else {
-        bail!("name one kernel for a shell, with --kernel");
+/// Opens a shell in a machine with the only kernel that is named.
+fn shell(
+    programs: &MachinePrograms,
+    all_series: &[&'static Series],
+    offline: bool,
+) -> Result<()> {
+    let [series] = all_series else {
+        bail!("--shell needs exactly one kernel: name it with --kernel");
     };
-    let kernel = fetch::ready(line, offline)?;
-    let machines = Machines::ready(programs, &kernel, offline)?;
+    let kernel = kernel_download::find_or_download(series, offline)?;
+    let machines = Machines::prepare(programs, &kernel, offline)?;
     println!("a shell on Linux {}; leave it with `exit`", kernel.release);
-    machines.machine(&kernel, &Plan::shell())?.show()
+    machines
+        .machine(&kernel, &Plan::shell())?
+        .run_on_terminal()
 }
 
-/// Runs the same programs on this machine.
-fn here(programs: &Programs, suite: &Plan) -> Row {
+/// Runs a plan on this machine's own kernel.
+fn run_natively(programs: &MachinePrograms, plan: &Plan) -> KernelResult {
     let clock = Clock::start();
-    let mut row = Row::new(NATIVE, true);
-    row.release = native::release();
-    match native::run(programs, suite) {
+    let mut result = KernelResult::new(NATIVE, true);
+    result.release = native::release();
+    match native::run(programs, plan) {
         Ok(report) => {
             if !report.is_good {
-                row.problems.push(report.broken.join("; "));
+                result.problems.push(report.failed_programs.join("; "));
                 for line in &report.lines {
                     println!("    {line}");
                 }
             }
-            row.report = report;
+            result.report = report;
         }
-        Err(error) => row.problems.push(format!("{error:#}")),
+        Err(error) => result.problems.push(format!("{error:#}")),
     }
-    row.took = clock.elapsed();
+    result.took = clock.elapsed();
     println!(
         "this machine, Linux {}: {} passed, {} failed, {} skipped in {:.0} s",
-        row.release,
-        row.report.passed(),
-        row.report.failed.len(),
-        row.report.skips.len(),
-        row.took.as_secs_f32(),
+        result.release,
+        result.report.passed(),
+        result.report.failed.len(),
+        result.report.skips.len(),
+        result.took.as_secs_f32(),
     );
-    row
+    result
 }
 
-/// Compares the results with the expected skips and the recorded costs of the verifier.
-fn judge(rows: &mut [Row], options: &Options) -> Result<()> {
-    let is_whole = options.filter.is_empty();
-    let expected = skips::read()?;
-    let mut budget = Budget::read()?;
-    for row in &mut *rows {
-        let is_machine = row.kernel != NATIVE;
-        let skips = expected.problems(row.kernel, &row.report.skips, is_whole && is_machine);
-        row.problems.extend(skips);
-        if row.report.ran() == 0 {
-            row.problems.push("no test ran".to_owned());
+/// Compares the results with the expected skips and the recorded costs in the verifier, and adds the problems
+/// that it finds. With `--update` it records the costs instead.
+fn check_results(results: &mut [KernelResult], options: &Options) -> Result<()> {
+    let has_all_tests = options.filter.is_empty();
+    let expected_skips = expected_skips::read()?;
+    let mut recorded_costs = VerifierCosts::read()?;
+    for result in &mut *results {
+        let is_complete = has_all_tests && result.kernel != NATIVE;
+        let skips = expected_skips.problems(result.kernel, &result.report.skips, is_complete);
+        result.problems.extend(skips);
+        if result.report.finished() == 0 {
+            result.problems.push("no test ran".to_owned());
         }
-        if !is_whole || !is_machine {
+        if !is_complete {
             continue;
         }
-        let (old, limits) = budget.problems(row.kernel, &row.release, &row.report);
-        row.problems.extend(limits);
+        let (differences, too_large) =
+            recorded_costs.problems(result.kernel, &result.release, &result.report);
+        result.problems.extend(too_large);
         if !options.update {
-            row.problems.extend(old);
-        } else if row.problems.is_empty() {
-            budget.take(row.kernel, &row.release, &row.report);
+            result.problems.extend(differences);
+        } else if result.problems.is_empty() {
+            recorded_costs.record(result.kernel, &result.release, &result.report);
         }
     }
-    let is_good = rows.iter().all(|row| row.problems.is_empty());
+    let is_good = results.iter().all(|result| result.problems.is_empty());
     if options.update && is_good {
-        budget.write()?;
+        recorded_costs.write()?;
         if options.whole && options.kernels.is_empty() {
-            table::write(rows, &results::moment()?)?;
-            costs::write(rows)?;
+            kernel_results::write(results, &result_cache::time_and_commit()?)?;
+            test_durations::write(results)?;
         }
     } else if options.update {
-        println!("something is wrong, so nothing was written");
+        println!("--update wrote nothing, since there are problems");
     }
     Ok(())
 }

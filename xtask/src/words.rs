@@ -1,16 +1,13 @@
-//! The words of comments and documents: a reader of the field finds standard terms only, and sentences that
-//! begin with their subject or verb.
+//! Checks the words of comments, documents, messages and names against a list of banned ones, and the first
+//! word of each sentence.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{fs, path::Path};
 
 use anyhow::Result;
 
-use crate::length;
+use crate::workspace;
 
-/// Words and phrases that have a plainer one, and that one.
+/// Banned words and phrases, each with its replacement.
 const BANNED: &[(&str, &str)] = &[
     ("anew", "again, or a verb with re-"),
     ("became of", "the outcome or result of"),
@@ -26,48 +23,47 @@ const BANNED: &[(&str, &str)] = &[
     ("told", "published, reported, returned, notified"),
 ];
 
-/// Words that open a sentence only in a question.
+/// Words that may begin only a question.
 const OPENINGS: &[&str] = &["How", "What", "Where", "Whether", "Who"];
 
-/// A paragraph without code, and the number of its first line.
+/// A paragraph without its code, and the number of its first line.
 #[derive(Debug, Eq, PartialEq)]
 struct Paragraph {
     line: usize,
     text: String,
 }
 
-/// Prints each banned word and opening in the comments of the sources, and in the documents.
+/// Prints each banned word in comments, string literals, names and documents, and each banned opening of a
+/// sentence in comments and documents.
 pub(crate) fn check(root: &Path) -> Result<bool> {
     let mut is_good = true;
-    let mut read = |path: PathBuf, paragraphs: fn(&str) -> Vec<Paragraph>| -> Result<()> {
-        for Paragraph { line, text } in paragraphs(&fs::read_to_string(&path)?) {
-            for complaint in complaints(&text) {
-                let path = path.strip_prefix(root).unwrap_or(&path).display();
+    let mut report = |path: &Path, paragraphs: Vec<Paragraph>, find: fn(&str) -> Vec<String>| {
+        let path = path.strip_prefix(root).unwrap_or(path).display();
+        for Paragraph { line, text } in paragraphs {
+            for complaint in find(&text) {
                 println!("{path}:{line}: {complaint}");
                 is_good = false;
             }
         }
-        Ok(())
     };
-    for path in length::files(root, "rs")? {
-        // Its own words are examples.
+    for path in workspace::list_files(root, "rs")? {
+        // This file has the banned words.
         if !path.ends_with(file!()) {
-            read(path, comments)?;
+            let source = fs::read_to_string(&path)?;
+            report(&path, comments(&source), complaints);
+            report(&path, code(&source), banned);
         }
     }
-    for path in length::files(root, "md")? {
-        // The page that lists the words.
+    for path in workspace::list_files(root, "md")? {
+        // This page lists the banned words.
         if !path.ends_with("CONTRIBUTING.md") {
-            read(path, prose)?;
+            report(&path, prose(&fs::read_to_string(&path)?), complaints);
         }
     }
     Ok(is_good)
 }
 
 fn complaints(text: &str) -> Vec<String> {
-    let lower = text.to_lowercase();
-    let banned = BANNED.iter().filter(|(word, _)| has(&lower, word));
-    let banned = banned.map(|(word, plain)| format!("\"{word}\": write {plain}"));
     let opened = sentences(text).filter(|sentence| !sentence.ends_with('?'));
     let opened = opened.filter_map(|sentence| {
         let first = sentence.trim_start_matches('*');
@@ -75,10 +71,17 @@ fn complaints(text: &str) -> Vec<String> {
         let is_banned = OPENINGS.contains(&first);
         is_banned.then(|| format!("\"{sentence}\": begin with the subject or the verb"))
     });
-    banned.chain(opened).collect()
+    banned(text).into_iter().chain(opened).collect()
 }
 
-/// Returns true if a text in lower case has a word or phrase, by itself and not within another word.
+fn banned(text: &str) -> Vec<String> {
+    let text = text.to_lowercase();
+    let banned = BANNED.iter().filter(|(word, _)| has(&text, word));
+    let banned = banned.map(|(word, plain)| format!("\"{word}\": write {plain}"));
+    banned.collect()
+}
+
+/// Returns true if a text in lower case contains a word or phrase, and not only as part of a longer word.
 fn has(text: &str, word: &str) -> bool {
     let is_edge = |next: Option<char>| next.is_none_or(|it| !it.is_alphanumeric() && it != '_');
     text.match_indices(word).any(|(at, _)| {
@@ -90,7 +93,7 @@ fn has(text: &str, word: &str) -> bool {
     })
 }
 
-/// The sentences of a paragraph, each with its last mark.
+/// Returns the sentences of a paragraph, each with its punctuation mark.
 fn sentences(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {
@@ -114,12 +117,40 @@ fn comments(source: &str) -> Vec<Paragraph> {
     paragraphs(&lines.collect::<Vec<_>>())
 }
 
-/// Returns the paragraphs, items of lists and cells of tables of a page in Markdown.
+/// Returns the paragraphs, list items and table cells of a Markdown page.
 fn prose(page: &str) -> Vec<Paragraph> {
     paragraphs(&page.lines().map(Some).collect::<Vec<_>>())
 }
 
-/// Joins lines up to one that is blank or begins something else; a line without text is none of a comment.
+/// Returns the lines of code in Rust source, with a space between the words of each name, so that names and
+/// string literals are checked alike.
+fn code(source: &str) -> Vec<Paragraph> {
+    let mut found = Vec::new();
+    for (at, line) in source.lines().enumerate() {
+        let is_comment = line.trim_start().starts_with("//");
+        let code = if is_comment { "" } else { line };
+        let mut text = String::new();
+        let mut is_lower = false;
+        for letter in code.chars() {
+            let is_inner = letter.is_alphanumeric() || letter == '\'';
+            if letter.is_uppercase() && is_lower {
+                text.push(' ');
+            }
+            text.push(if is_inner { letter } else { ' ' });
+            is_lower = letter.is_lowercase();
+        }
+        let words: Vec<_> = text.split_whitespace().collect();
+        if !words.is_empty() {
+            found.push(Paragraph {
+                line: at + 1,
+                text: words.join(" "),
+            });
+        }
+    }
+    found
+}
+
+/// Joins lines to paragraphs. `None` is a line of code, which ends a paragraph as an empty line does.
 fn paragraphs(lines: &[Option<&str>]) -> Vec<Paragraph> {
     let (mut found, mut is_code, mut is_open) = (Vec::<Paragraph>::new(), false, false);
     for (at, line) in lines.iter().enumerate() {
@@ -136,7 +167,7 @@ fn paragraphs(lines: &[Option<&str>]) -> Vec<Paragraph> {
         if is_code {
             continue;
         }
-        // Headings are no sentences.
+        // Headings are not sentences.
         if line.starts_with("# ") || line.starts_with("##") {
             is_open = false;
             continue;
@@ -163,7 +194,7 @@ fn paragraphs(lines: &[Option<&str>]) -> Vec<Paragraph> {
     found
 }
 
-/// A line with a mark in the place of each piece of inline code.
+/// Replaces each piece of inline code in a line with a backquote.
 fn without_code(line: &str) -> String {
     let parts = line.split('`').enumerate();
     parts
@@ -176,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_banned_word_is_found_by_itself_only() {
+    fn a_banned_word_is_not_found_within_another_word() {
         assert_eq!(complaints("Made Anew.").len(), 1);
         assert_eq!(
             complaints("told, and heard"),
@@ -186,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sentence_opens_with_such_a_word_only_as_a_question() {
+    fn only_a_question_may_begin_with_a_question_word() {
         assert_eq!(
             complaints("Reads a file. What is missing is skipped.").len(),
             1
@@ -209,7 +240,21 @@ mod tests {
     }
 
     #[test]
-    fn each_cell_and_item_of_a_page_stands_by_itself() {
+    fn names_and_literals_are_checked_word_by_word() {
+        let source = "// told\nfn tell_all(toldYou: Told) {\n    panic!(\"canary {told}\")\n}\nlet untold = 1;";
+
+        let found: Vec<_> = code(source)
+            .into_iter()
+            .map(|it| (it.line, banned(&it.text).len()))
+            .filter(|(_, complaints)| *complaints > 0)
+            .collect();
+
+        // `tell` and `told`, then `canary` and `told`.
+        assert_eq!(found, [(2, 2), (3, 2)]);
+    }
+
+    #[test]
+    fn each_table_cell_and_list_item_is_a_separate_paragraph() {
         let page = "# What works\n\nSome text\ngoes on.\n| How | Two |\n|---|---|\n- One\n  of two\n- What else";
 
         let texts: Vec<_> = prose(page).into_iter().map(|it| it.text).collect();

@@ -1,5 +1,5 @@
-//! The cluster's parts from Debian: etcd, the container runtime, and tools for the images. Packages are
-//! unpacked, never installed, so none of their services is ever started.
+//! Debian packages of the cluster: etcd, the container runtime, and tools for the images. They are
+//! unpacked, not installed, so that no service of them starts.
 
 use std::{
     fs, io,
@@ -10,11 +10,11 @@ use std::{
 use anyhow::{Context as _, Result};
 
 use crate::vm::{
-    archive::{self, Archive},
     cache,
+    debian_archive::{self, DebianArchive},
 };
 
-/// The packages to unpack, even if the machine has them.
+/// Packages to unpack, even if they are installed on this machine.
 const PACKAGES: [&str; 13] = [
     "bind9-dnsutils",
     "conntrack",
@@ -31,13 +31,13 @@ const PACKAGES: [&str; 13] = [
     "wget",
 ];
 
-/// The folders of programs in an unpacked tree.
-const PROGRAMS: [&str; 4] = ["usr/bin", "usr/sbin", "bin", "sbin"];
-/// The folders of libraries.
-const LIBRARIES: [&str; 2] = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"];
+/// Folders of programs in the unpacked tree.
+const PROGRAM_FOLDERS: [&str; 4] = ["usr/bin", "usr/sbin", "bin", "sbin"];
+/// Folders of libraries in the unpacked tree.
+const LIBRARY_FOLDERS: [&str; 2] = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"];
 
-/// Links that the packages' own scripts would have created.
-const NAMES: [(&str, &str); 7] = [
+/// Symbolic links, as path and target, that the installation scripts of the packages would create.
+const LINKS: [(&str, &str); 7] = [
     ("usr/sbin/iptables", "xtables-nft-multi"),
     ("usr/sbin/iptables-save", "xtables-nft-multi"),
     ("usr/sbin/iptables-restore", "xtables-nft-multi"),
@@ -47,53 +47,54 @@ const NAMES: [(&str, &str); 7] = [
     ("usr/bin/nc", "../../bin/nc.openbsd"),
 ];
 
-/// Fetches and unpacks the packages and their dependencies that the machine lacks, once.
-pub(super) fn ready(place: &Path) -> Result<()> {
-    let folder = &place.join("debian");
-    // Another list of packages than the last time requires a new folder.
-    let stamp = place.join("stamps/debian");
-    let source = PACKAGES.join("\n");
-    if super::is_made_from(&stamp, &source) && folder.is_dir() {
+/// Downloads and unpacks the packages, and those of their dependencies that the machine lacks. Does nothing
+/// if this was done for the same list of packages.
+pub(super) fn unpack_packages(components: &Path) -> Result<()> {
+    let folder = &components.join("debian");
+    let stamp = components.join("stamps/debian");
+    let inputs = PACKAGES.join("\n");
+    if super::is_built_from(&stamp, &inputs) && folder.is_dir() {
         return Ok(());
     }
-    let archive = Archive::of_machine()?;
+    let archive = DebianArchive::of_machine()?;
     archive.update()?;
-    let mut packages = archive.would_install(&PACKAGES)?;
+    let mut packages = archive.simulate_install(&PACKAGES)?;
     packages.extend(PACKAGES.map(str::to_owned));
     packages.sort();
     packages.dedup();
-    cache::folder(folder, |partial| {
+    cache::create_folder(folder, |partial| {
         let debs = partial.join("debs");
         fs::create_dir_all(&debs)?;
         archive.download(&packages, &debs)?;
-        archive::unpack(&archive::packages_in(&debs)?, partial)?;
+        debian_archive::unpack(&debian_archive::list_debs(&debs)?, partial)?;
         fs::remove_dir_all(&debs)?;
-        for (name, target) in NAMES {
-            name_program(&partial.join(name), target)?;
+        for (link, target) in LINKS {
+            create_link(&partial.join(link), target)?;
         }
         Ok(())
     })?;
-    super::stamp(&stamp, &source)
+    super::write_stamp(&stamp, &inputs)
 }
 
-fn name_program(link: &Path, target: &str) -> Result<()> {
+/// Creates a symbolic link unless the path exists.
+fn create_link(link: &Path, target: &str) -> Result<()> {
     match symlink(target, link) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-            Err(error).with_context(|| format!("cannot make {}", link.display()))
+            Err(error).with_context(|| format!("cannot create {}", link.display()))
         }
         Ok(()) | Err(_) => Ok(()),
     }
 }
 
-/// Returns the path of a program in the tree.
-pub(super) fn program(folder: &Path, name: &str) -> Option<PathBuf> {
-    let places = PROGRAMS.map(|place| folder.join(place).join(name));
-    places.into_iter().find(|path| path.is_file())
+/// Returns the path of a program in the unpacked tree.
+pub(super) fn find_program(tree: &Path, name: &str) -> Option<PathBuf> {
+    let candidates = PROGRAM_FOLDERS.map(|folder| tree.join(folder).join(name));
+    candidates.into_iter().find(|path| path.is_file())
 }
 
-/// Returns the folders of libraries in the tree, in the loader's format.
-pub(super) fn library_path(folder: &Path) -> String {
-    LIBRARIES
-        .map(|part| folder.join(part).display().to_string())
+/// Returns the folders of libraries in the unpacked tree, as a value of `LD_LIBRARY_PATH`.
+pub(super) fn library_path(tree: &Path) -> String {
+    LIBRARY_FOLDERS
+        .map(|folder| tree.join(folder).display().to_string())
         .join(":")
 }

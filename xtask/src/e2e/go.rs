@@ -1,5 +1,4 @@
-//! Kubernetes and CoreDNS, built from the modules in `tests/cluster`, where their versions are
-//! pinned.
+//! Builds Kubernetes and CoreDNS from the Go modules in `tests/cluster`, which pin their versions.
 
 use std::{
     env, fs,
@@ -9,26 +8,26 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use crate::{progress, vm::archive, workspace};
+use crate::{host, progress, workspace};
 
-/// The oldest Go release that can build the modules.
+/// Oldest Go release that can build the modules.
 const OLDEST: (u32, u32) = (1, 26);
-/// The path used by Go's own installer.
-const USUAL: &str = "/usr/local/go/bin/go";
+/// Path of Go where its official installer puts it.
+const DEFAULT_PATH: &str = "/usr/local/go/bin/go";
 const KUBERNETES: &str = "k8s.io/kubernetes";
 
-/// The programs of one call of `go`.
+/// Programs that one `go` command builds.
 struct Batch {
+    /// Folder of the Go module in `tests/cluster`.
     module: &'static str,
-    /// True if the program is a test binary.
+    /// True if the only program is a test binary.
     is_test: bool,
-    /// The packages, each a program named after its last path element.
     packages: &'static [&'static str],
-    /// The names of the programs.
+    /// Names of the programs, in the order of `packages`.
     programs: &'static [&'static str],
 }
 
-/// In this order, each build finds the preceding one's objects in Go's cache.
+/// All builds, in an order in which later ones reuse most of Go's build cache.
 const BATCHES: [Batch; 3] = [
     Batch {
         module: "k8s",
@@ -70,7 +69,7 @@ const BATCHES: [Batch; 3] = [
     },
 ];
 
-/// A Go of a sufficient release.
+/// An installed Go of a sufficient release.
 #[derive(Debug)]
 pub(super) struct Go {
     program: PathBuf,
@@ -78,39 +77,39 @@ pub(super) struct Go {
 }
 
 impl Go {
-    /// Finds Go in PATH, or at its usual path.
+    /// Finds Go in `PATH` or at [`DEFAULT_PATH`].
     pub(super) fn find() -> Result<Self> {
         let (major, minor) = OLDEST;
         let hint = format!(
-            "e2e builds Kubernetes, and needs Go {major}.{minor} or newer for it: in PATH, or as \
-             {USUAL} (https://go.dev/dl)"
+            "e2e builds Kubernetes, which needs Go {major}.{minor} or newer in PATH or at \
+             {DEFAULT_PATH}. Install it from https://go.dev/dl"
         );
-        let usual = || Some(PathBuf::from(USUAL)).filter(|path| path.is_file());
-        let Some(program) = workspace::program("go").or_else(usual) else {
-            bail!("there is no Go. {hint}");
+        let default = || Some(PathBuf::from(DEFAULT_PATH)).filter(|path| path.is_file());
+        let Some(program) = host::find_program("go").or_else(default) else {
+            bail!("Go is not installed. {hint}");
         };
-        let said = archive::output(
+        let output = progress::output(
             Command::new(&program)
                 .env("GOTOOLCHAIN", "local")
                 .args(["env", "GOVERSION"]),
         )?;
-        let version = said.trim().to_owned();
+        let version = output.trim().to_owned();
         ensure!(
-            release(&version).is_some_and(|release| release >= OLDEST),
+            parse_release(&version).is_some_and(|release| release >= OLDEST),
             "{} is {version}. {hint}",
             program.display()
         );
         Ok(Self { program, version })
     }
 
-    /// Returns a call of Go in the folder of a module.
+    /// Returns a `go` command that runs in the folder of a module.
     fn command(&self, module: &str) -> Command {
         let mut command = Command::new(&self.program);
         let path = env::var_os("PATH").unwrap_or_default();
-        let own = self.program.parent().map(Path::to_owned);
-        let folders = env::split_paths(&path).chain(own);
+        let go_folder = self.program.parent().map(Path::to_owned);
+        let folders = env::split_paths(&path).chain(go_folder);
         command
-            .current_dir(folder(module))
+            .current_dir(module_folder(module))
             .env("CGO_ENABLED", "0")
             .env("GOFLAGS", "")
             .env("GOTOOLCHAIN", "local");
@@ -121,46 +120,47 @@ impl Go {
     }
 }
 
-/// Parses a version: `go1.26.8` is release 1.26.
-fn release(version: &str) -> Option<(u32, u32)> {
+/// Parses the first two numbers of a version: `go1.26.8` is release (1, 26).
+fn parse_release(version: &str) -> Option<(u32, u32)> {
     let mut numbers = version.strip_prefix("go")?.split(['.', '-', 'r', 'b']);
     let mut number = || numbers.next()?.parse().ok();
     Some((number()?, number()?))
 }
 
-/// Builds the programs that are missing, or were built from another source.
-pub(super) fn build(go: &Go, place: &Path) -> Result<()> {
-    let programs = place.join("bin");
-    fs::create_dir_all(&programs).with_context(|| format!("cannot make {}", programs.display()))?;
+/// Builds the programs that are missing or were built from other inputs.
+pub(super) fn build(go: &Go, components: &Path) -> Result<()> {
+    let programs = components.join("bin");
+    fs::create_dir_all(&programs)
+        .with_context(|| format!("cannot create {}", programs.display()))?;
     for batch in &BATCHES {
-        let source = batch.source(go)?;
-        let stamp = place.join("stamps").join(batch.programs.join("+"));
-        let is_there = |name: &&str| programs.join(name).is_file();
-        if super::is_made_from(&stamp, &source) && batch.programs.iter().all(is_there) {
+        let inputs = batch.inputs(go)?;
+        let stamp = components.join("stamps").join(batch.programs.join("+"));
+        let exists = |name: &&str| programs.join(name).is_file();
+        if super::is_built_from(&stamp, &inputs) && batch.programs.iter().all(exists) {
             continue;
         }
         let label = format!("build {}", batch.programs.join(", "));
-        let scratch = tempfile::tempdir_in(place)?;
+        let scratch = tempfile::tempdir_in(components)?;
         let mut command = batch.command(go, &programs)?;
         progress::step(&label, command.env("GOTMPDIR", scratch.path()))?;
-        super::stamp(&stamp, &source)?;
+        super::write_stamp(&stamp, &inputs)?;
     }
     Ok(())
 }
 
-/// Returns the certificate of `agnhost` and its key, which are next to its source.
-pub(super) fn agnhost_files() -> Result<[PathBuf; 2]> {
+/// Returns the paths of the certificate and key of `agnhost`, which are in the sources of Kubernetes.
+pub(super) fn agnhost_certificate() -> Result<[PathBuf; 2]> {
     let go = Go::find()?;
     let mut command = go.command("k8s");
     command.args(["list", "-m", "-f", "{{.Dir}}", KUBERNETES]);
-    let source = PathBuf::from(archive::output(&mut command)?.trim());
-    let folder = source.join("test/images/agnhost/porter");
+    let sources = PathBuf::from(progress::output(&mut command)?.trim());
+    let folder = sources.join("test/images/agnhost/porter");
     Ok(["localhost.crt", "localhost.key"].map(|name| folder.join(name)))
 }
 
 impl Batch {
-    /// Returns all inputs of the build.
-    fn source(&self, go: &Go) -> Result<String> {
+    /// Returns a text that changes with every input of the build.
+    fn inputs(&self, go: &Go) -> Result<String> {
         let mut text = format!(
             "{}\n{}\n{}\n",
             go.version,
@@ -168,14 +168,14 @@ impl Batch {
             self.packages.join(" ")
         );
         for name in ["go.mod", "go.sum"] {
-            text.push_str(&read(&folder(self.module).join(name))?);
+            text.push_str(&read(&module_folder(self.module).join(name))?);
         }
         Ok(text)
     }
 
     fn command(&self, go: &Go, programs: &Path) -> Result<Command> {
         let mut command = go.command(self.module);
-        // `build` takes a folder, and names the programs itself.
+        // `go build` gets a folder and names the programs after their packages.
         let output = if self.is_test {
             command.args(["test", "-c"]);
             programs.join(self.programs.concat())
@@ -192,15 +192,17 @@ impl Batch {
         Ok(command)
     }
 
-    /// Returns the linker flags. Without the version, Kubernetes reports v0.0.0-master, and version
+    /// Returns the linker flags. They set the version of Kubernetes: with its default, v0.0.0-master, version
     /// checks fail.
     fn linker_flags(&self) -> Result<String> {
         let mut flags = "-s -w".to_owned();
         if self.module != "k8s" {
             return Ok(flags);
         }
-        let module = read(&folder(self.module).join("go.mod"))?;
-        let version = required(&module, KUBERNETES).context("go.mod requires no Kubernetes")?;
+        let path = module_folder(self.module).join("go.mod");
+        let go_mod = read(&path)?;
+        let version = required_version(&go_mod, KUBERNETES)
+            .with_context(|| format!("{} does not require {KUBERNETES}", path.display()))?;
         let mut numbers = version.trim_start_matches('v').split('.');
         for (name, value) in [
             ("gitVersion", Some(version)),
@@ -214,15 +216,15 @@ impl Batch {
     }
 }
 
-/// Returns the version that a module file requires of another module.
-fn required<'a>(text: &'a str, module: &str) -> Option<&'a str> {
-    text.lines().find_map(|line| {
+/// Returns the version of a module that the text of a `go.mod` requires.
+fn required_version<'a>(go_mod: &'a str, module: &str) -> Option<&'a str> {
+    go_mod.lines().find_map(|line| {
         let mut words = line.split_whitespace().filter(|word| *word != "require");
         (words.next()? == module).then(|| words.next())?
     })
 }
 
-fn folder(module: &str) -> PathBuf {
+fn module_folder(module: &str) -> PathBuf {
     workspace::root().join("tests/cluster").join(module)
 }
 
@@ -236,25 +238,25 @@ mod tests {
 
     #[test]
     fn a_release_is_the_first_two_numbers_of_a_version() {
-        assert_eq!(release("go1.26.8"), Some((1, 26)));
-        assert_eq!(release("go1.27rc1"), Some((1, 27)));
-        assert_eq!(release("devel"), None);
+        assert_eq!(parse_release("go1.26.8"), Some((1, 26)));
+        assert_eq!(parse_release("go1.27rc1"), Some((1, 27)));
+        assert_eq!(parse_release("devel"), None);
     }
 
     #[test]
-    fn a_module_is_found_by_its_whole_name() {
+    fn a_module_is_found_by_its_complete_name() {
         let text = "require (\n\tk8s.io/kubernetes-csi v1.0.0\n\tk8s.io/kubernetes v1.36.3 // x\n)";
 
-        assert_eq!(required(text, KUBERNETES), Some("v1.36.3"));
-        assert_eq!(required(text, "k8s.io/api"), None);
+        assert_eq!(required_version(text, KUBERNETES), Some("v1.36.3"));
+        assert_eq!(required_version(text, "k8s.io/api"), None);
     }
 
     #[test]
-    fn what_is_pinned_is_what_is_built() {
+    fn every_package_is_pinned_in_its_go_mod() {
         for batch in &BATCHES {
-            let text = read(&folder(batch.module).join("go.mod")).expect("a module file");
+            let text = read(&module_folder(batch.module).join("go.mod")).expect("a go.mod");
             for package in batch.packages.iter().filter(|_| !batch.is_test) {
-                // One package is an image of Kubernetes' own tests, which needs no `require`.
+                // Test images of Kubernetes are pinned together with it.
                 let is_tool = text.contains(package) || package.contains("/test/images/");
                 assert!(is_tool, "{package}");
             }

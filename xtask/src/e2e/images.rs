@@ -1,4 +1,4 @@
-//! The images for the nodes, built here: none is ever pulled.
+//! Builds the images of the nodes, which pull none.
 
 use std::{
     fs,
@@ -11,11 +11,12 @@ use anyhow::{Context as _, Result};
 use super::rootfs;
 use crate::{
     package::oci::Image,
-    vm::{archive, cache},
+    progress,
+    vm::cache,
 };
 
-/// The images of Kubernetes' own specs that each image replaces, by the last parts of their names.
-/// An image that no spec of Kubernetes uses has only Culvert's own name.
+/// The images to build. Each also gets the names of the images that it replaces in the specs of Kubernetes,
+/// which are listed by the last part of their names.
 const IMAGES: [(&str, &[&str]); 4] = [
     (
         "agnhost",
@@ -30,61 +31,61 @@ const IMAGES: [(&str, &[&str]); 4] = [
     ("coredns", &[]),
     ("regression-issue-74839", &["regression-issue-74839"]),
 ];
-/// The registry of Culvert's own names.
-const OWN: &str = "culvert.test";
+/// Registry in the names of the images.
+const REGISTRY: &str = "culvert.test";
 
-/// Builds the archives that are missing, or were built from other programs.
-pub(super) fn ready(place: &Path) -> Result<()> {
-    let programs = place.join("bin");
-    let source = source(place)?;
-    let stamp = place.join("stamps/images");
-    let images = place.join("images");
-    let is_there = |(name, _): &(&str, &[&str])| archive_of(place, name).is_file();
-    if super::is_made_from(&stamp, &source) && IMAGES.iter().all(is_there) {
+/// Builds the archives of images that are missing or were built from other programs.
+pub(super) fn build(components: &Path) -> Result<()> {
+    let programs = components.join("bin");
+    let inputs = inputs(components)?;
+    let stamp = components.join("stamps/images");
+    let images = components.join("images");
+    let exists = |(name, _): &(&str, &[&str])| archive_path(components, name).is_file();
+    if super::is_built_from(&stamp, &inputs) && IMAGES.iter().all(exists) {
         return Ok(());
     }
-    println!("make images ...");
-    fs::create_dir_all(&images).with_context(|| format!("cannot make {}", images.display()))?;
-    let known = archive::output(Command::new(programs.join("e2e.test")).arg("--list-images"))?;
-    for (name, stands_for) in IMAGES {
-        let root = place.join("rootfs").join(name);
-        cache::folder(&root, |root| fill(root, name, place))?;
+    println!("build images ...");
+    fs::create_dir_all(&images).with_context(|| format!("cannot create {}", images.display()))?;
+    let listed = progress::output(Command::new(programs.join("e2e.test")).arg("--list-images"))?;
+    for (name, replaced) in IMAGES {
+        let root = components.join("rootfs").join(name);
+        cache::create_folder(&root, |root| fill_root(root, name, components))?;
         let (entrypoint, command) = if name == "agnhost" {
             ("/agnhost".to_owned(), vec!["pause".to_owned()])
         } else {
             (format!("/{name}"), Vec::new())
         };
         let image = Image {
-            names: names(name, stands_for, &known),
+            names: names(name, replaced, &listed),
             entrypoint: vec![entrypoint],
             command,
             environment: vec![
                 "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin".to_owned(),
             ],
         };
-        image.write(&root, &archive_of(place, name))?;
+        image.write(&root, &archive_path(components, name))?;
     }
-    fs::remove_dir_all(place.join("rootfs"))?;
-    super::stamp(&stamp, &source)
+    fs::remove_dir_all(components.join("rootfs"))?;
+    super::write_stamp(&stamp, &inputs)
 }
 
-fn archive_of(place: &Path, name: &str) -> PathBuf {
-    place.join("images").join(format!("{name}.tar"))
+fn archive_path(components: &Path, name: &str) -> PathBuf {
+    components.join("images").join(format!("{name}.tar"))
 }
 
-fn fill(root: &Path, name: &str, place: &Path) -> Result<()> {
-    let programs = place.join("bin");
+fn fill_root(root: &Path, name: &str, components: &Path) -> Result<()> {
+    let programs = components.join("bin");
     match name {
-        "agnhost" => rootfs::agnhost(root, &programs.join(name), &place.join("debian")),
+        "agnhost" => rootfs::agnhost(root, &programs.join(name), &components.join("debian")),
         "pause" => rootfs::pause(root),
-        program => rootfs::single(root, &programs.join(program)),
+        program => rootfs::copy_to_root(root, &programs.join(program)),
     }
 }
 
-/// Returns the inputs of the archives: the stamps of the programs and of Debian's tools.
-fn source(place: &Path) -> Result<String> {
+/// Returns a text that changes with every input of the images: the stamps of all programs and packages.
+fn inputs(components: &Path) -> Result<String> {
     let mut stamps = Vec::new();
-    for entry in fs::read_dir(place.join("stamps"))? {
+    for entry in fs::read_dir(components.join("stamps"))? {
         let path = entry?.path();
         if path.file_name().is_some_and(|name| name != "images") {
             stamps.push(path);
@@ -98,16 +99,17 @@ fn source(place: &Path) -> Result<String> {
     Ok(text)
 }
 
-/// Returns the names of an image: its own, and those of all images that it replaces.
-fn names(name: &str, stands_for: &[&str], known: &str) -> Vec<String> {
-    let mut names = vec![format!("{OWN}/{name}:1")];
-    for line in known.lines().map(str::trim) {
+/// Returns the names of an image: its own, and those of the `listed` images that it replaces.
+fn names(name: &str, replaced: &[&str], listed: &str) -> Vec<String> {
+    let mut names = vec![format!("{REGISTRY}/{name}:1")];
+    for line in listed.lines().map(str::trim) {
         let last = line.rsplit_once('/').map_or(line, |(_, last)| last);
         let Some((stem, _tag)) = last.split_once(':') else {
             continue;
         };
-        let is_nowhere = line.starts_with("invalid.");
-        if stands_for.contains(&stem) && !is_nowhere {
+        // A spec expects that this image cannot be pulled.
+        let must_be_missing = line.starts_with("invalid.");
+        if replaced.contains(&stem) && !must_be_missing {
             names.push(line.to_owned());
         }
     }
@@ -121,11 +123,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_image_has_our_name_and_those_of_all_it_stands_for() {
-        let known = "host.test/pause:3\nhost.test/a/agnhost:2\nhost.test/agnhost-x:1\n\
-                     invalid.host.test/agnhost:1\n";
+    fn an_image_has_its_own_name_and_those_of_the_images_that_it_replaces() {
+        let listed = "host.test/pause:3\nhost.test/a/agnhost:2\nhost.test/agnhost-x:1\n\
+                      invalid.host.test/agnhost:1\n";
 
-        let names = names("agnhost", &["agnhost"], known);
+        let names = names("agnhost", &["agnhost"], listed);
 
         assert_eq!(names, ["culvert.test/agnhost:1", "host.test/a/agnhost:2"]);
     }

@@ -1,14 +1,16 @@
-//! The program that holds a pod's namespaces: it waits for SIGTERM or SIGINT, and ends.
+//! Builds `pause`, the program that keeps the namespaces of a pod alive: it waits for SIGTERM or SIGINT, and
+//! exits.
 //!
-//! It is as small as possible, as it starts for every pod, and needs no compiler: an ELF header, the
-//! header of its only segment, and a dozen instructions.
+//! It starts in every pod, so it is small. No compiler is needed: the file is an ELF header, the header of
+//! one segment, and a dozen instructions.
 
-/// The address of the segment in memory.
+/// Address of the segment in memory.
 const BASE: u64 = 0x40_0000;
+/// Length of the ELF header and the segment's header.
 const HEADERS: usize = 64 + 56;
 
-/// `rt_sigprocmask(SIG_BLOCK, {SIGINT, SIGTERM}, NULL, 8)`: the first process of a pid namespace gets
-/// only signals that it has blocked or handles; `rt_sigtimedwait` until one comes; `exit(0)`.
+/// Calls `rt_sigprocmask(SIG_BLOCK, {SIGINT, SIGTERM}, NULL, 8)`, since the first process of a pid namespace
+/// receives only signals that it blocks or handles; then `rt_sigtimedwait` until one arrives; then `exit(0)`.
 const CODE: [u8; 58] = [
     0x68, 0x02, 0x40, 0x00, 0x00, // push   1 << (2 - 1) | 1 << (15 - 1)
     0x31, 0xff, // xor    edi, edi
@@ -30,21 +32,21 @@ const CODE: [u8; 58] = [
     0x0f, 0x05, // syscall
 ];
 
-/// Builds the program, for x86-64.
+/// Returns the program's ELF file, for x86-64.
 pub(super) fn program() -> Vec<u8> {
     let length = (HEADERS + CODE.len()) as u64;
     let entry = BASE + HEADERS as u64;
     let mut file = Vec::new();
     // The ELF header: 64 bits, little-endian, version 1, System V.
     file.extend([0x7f, b'E', b'L', b'F', 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
-    // A fixed program for x86-64, version 1.
+    // An executable at a fixed address, for x86-64, version 1.
     file.extend([2, 0, 62, 0, 1, 0, 0, 0]);
     for word in [entry, 64, 0] {
         file.extend(word.to_le_bytes());
     }
     // No flags; the sizes of both headers, one segment, no sections.
     file.extend([0, 0, 0, 0, 64, 0, 56, 0, 1, 0, 64, 0, 0, 0, 0, 0]);
-    // The segment: to be loaded, read and run.
+    // The segment: loaded, readable and executable.
     file.extend([1, 0, 0, 0, 5, 0, 0, 0]);
     for word in [0, BASE, BASE, length, length, 0x1000] {
         file.extend(word.to_le_bytes());
@@ -60,11 +62,11 @@ mod tests {
     use super::*;
     use crate::progress::{self, Clock};
 
-    /// The number of `rt_sigtimedwait`.
+    /// The system call number of `rt_sigtimedwait`.
     const SIGTIMEDWAIT: &str = "128 ";
 
     #[test]
-    fn it_waits_for_a_signal_and_then_ends_well() {
+    fn it_waits_for_a_signal_and_exits_with_code_0() {
         let path = std::env::temp_dir().join(format!("culvert-pause-{}", std::process::id()));
         let mut file = fs::File::create(&path).expect("a file");
         file.write_all(&program()).expect("written");

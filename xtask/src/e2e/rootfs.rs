@@ -1,4 +1,4 @@
-//! The root folders of images.
+//! Fills the root folders of images.
 
 use std::{
     collections::BTreeSet,
@@ -11,9 +11,9 @@ use std::{
 use anyhow::{Context as _, Result};
 
 use super::{debian, go, pause};
-use crate::{vm::archive, workspace};
+use crate::{host, progress};
 
-/// The tools that Kubernetes' own specs run in pods, besides `agnhost`.
+/// Tools that the specs of Kubernetes run in pods, besides `agnhost`.
 const TOOLS: [&str; 54] = [
     "awk",
     "bash",
@@ -70,22 +70,24 @@ const TOOLS: [&str; 54] = [
     "cp",
     "ln",
 ];
-/// The libraries that the C library opens by name for name lookups.
-const NAME_SERVICES: [&str; 2] = ["libnss_files.so.2", "libnss_dns.so.2"];
-/// The folder of libraries in the image, regardless of their source.
+/// Libraries that the C library opens for name lookups; `ldd` does not list them.
+const NSS_LIBRARIES: [&str; 2] = ["libnss_files.so.2", "libnss_dns.so.2"];
+/// Folder of all libraries in the image.
 const LIBRARIES: &str = "lib/x86_64-linux-gnu";
 
 const PASSWD: &str = "root:x:0:0:root:/root:/bin/sh\n\
                       user-defined-in-image:x:1000:1000::/:/bin/sh\n";
 const GROUP: &str = "root:x:0:\ngroup-defined-in-image:x:50000:user-defined-in-image\n";
 
-/// Fills the root folder of the image with one static program.
-pub(super) fn single(root: &Path, program: &Path) -> Result<()> {
-    let name = program.file_name().context("a program has no name")?;
-    copy(program, &root.join(name))
+/// Copies a file into a root folder. For an image of one static program, this is all.
+pub(super) fn copy_to_root(root: &Path, file: &Path) -> Result<()> {
+    let name = file
+        .file_name()
+        .with_context(|| format!("the path {} has no file name", file.display()))?;
+    copy(file, &root.join(name))
 }
 
-/// Fills the root folder of the image that holds a pod's namespaces.
+/// Fills the root folder of the image with `pause`, which keeps the namespaces of a pod alive.
 pub(super) fn pause(root: &Path) -> Result<()> {
     let path = root.join("pause");
     fs::write(&path, pause::program())
@@ -93,7 +95,7 @@ pub(super) fn pause(root: &Path) -> Result<()> {
         .with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Fills the root folder of the image that most specs run: `agnhost`, and Debian's tools with their
+/// Fills the root folder of the image that most specs run: `agnhost`, and tools of Debian with their
 /// libraries.
 pub(super) fn agnhost(root: &Path, program: &Path, debian: &Path) -> Result<()> {
     for folder in [
@@ -102,14 +104,14 @@ pub(super) fn agnhost(root: &Path, program: &Path, debian: &Path) -> Result<()> 
     ] {
         fs::create_dir_all(root.join(folder))?;
     }
-    for open in ["tmp", "uploads"] {
-        fs::set_permissions(root.join(open), fs::Permissions::from_mode(0o1777))?;
+    for writable in ["tmp", "uploads"] {
+        fs::set_permissions(root.join(writable), fs::Permissions::from_mode(0o1777))?;
     }
     copy(program, &root.join("agnhost"))?;
-    // Some specs call it by this name.
+    // Some specs run it by this name.
     symlink("agnhost", root.join("agnhost-2"))?;
-    for file in go::agnhost_files()? {
-        single(root, &file)?;
+    for file in go::agnhost_certificate()? {
+        copy_to_root(root, &file)?;
     }
     fs::write(root.join("etc/passwd"), PASSWD)?;
     fs::write(root.join("etc/group"), GROUP)?;
@@ -118,23 +120,22 @@ pub(super) fn agnhost(root: &Path, program: &Path, debian: &Path) -> Result<()> 
 
     let mut libraries = BTreeSet::new();
     for name in TOOLS {
-        let from = debian::program(debian, name)
-            .or_else(|| workspace::program(name))
-            .with_context(|| format!("this machine has no {name}"))?;
+        let from = debian::find_program(debian, name)
+            .or_else(|| host::find_program(name))
+            .with_context(|| format!("the tool {name} is not installed on this machine"))?;
         copy(&from, &root.join("bin").join(name))?;
         libraries.extend(libraries_of(&from, debian)?);
     }
-    // The name services are in the folder of the C library.
-    let neighbours: Vec<PathBuf> = libraries
+    // They are in the folder of the C library.
+    let nss_libraries: Vec<PathBuf> = libraries
         .iter()
         .filter(|path| path.ends_with("libc.so.6"))
-        .flat_map(|path| NAME_SERVICES.map(|name| path.with_file_name(name)))
+        .flat_map(|path| NSS_LIBRARIES.map(|name| path.with_file_name(name)))
         .filter(|path| path.is_file())
         .collect();
-    libraries.extend(neighbours);
+    libraries.extend(nss_libraries);
     for library in &libraries {
-        let name = library.file_name().context("a library has no name")?;
-        copy(library, &root.join(LIBRARIES).join(name))?;
+        copy_to_root(&root.join(LIBRARIES), library)?;
     }
     let loader = "ld-linux-x86-64.so.2";
     symlink(
@@ -144,24 +145,24 @@ pub(super) fn agnhost(root: &Path, program: &Path, debian: &Path) -> Result<()> 
     Ok(())
 }
 
-/// Returns the libraries that the loader would use for a program; none for a static one.
+/// Returns the libraries that the loader would load for a program; none if it is static.
 fn libraries_of(program: &Path, debian: &Path) -> Result<Vec<PathBuf>> {
     let mut command = Command::new("ldd");
     command
         .arg(program)
         .env("LD_LIBRARY_PATH", debian::library_path(debian));
-    let said = archive::output(&mut command)?;
-    Ok(paths(&said))
+    let output = progress::output(&mut command)?;
+    Ok(parse_ldd(&output))
 }
 
-/// Parses lines `name => path (address)`, or `path (address)` for the loader itself.
-fn paths(said: &str) -> Vec<PathBuf> {
-    let words = said.lines().filter_map(|line| {
+/// Parses the output of `ldd`: lines of `name => path (address)`, or `path (address)` for the loader.
+fn parse_ldd(output: &str) -> Vec<PathBuf> {
+    let paths = output.lines().filter_map(|line| {
         let (path, _address) = line.trim().rsplit_once(" (")?;
         let path = path.rsplit_once(" => ").map_or(path, |(_, path)| path);
         path.starts_with('/').then_some(path)
     });
-    words.map(PathBuf::from).collect()
+    paths.map(PathBuf::from).collect()
 }
 
 fn copy(from: &Path, to: &Path) -> Result<()> {
@@ -175,11 +176,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_loader_and_what_it_loads_are_libraries_and_the_kernels_own_is_not() {
-        let said = "\tlinux-vdso.so.1 (0x00007ffd)\n\tlibc.so.6 => /lib/libc.so.6 (0x00007f)\n\
-                    \t/lib64/ld-linux-x86-64.so.2 (0x00007f)\n";
+    fn the_loader_and_the_files_that_it_loads_are_libraries_and_the_vdso_is_not() {
+        let output = "\tlinux-vdso.so.1 (0x00007ffd)\n\tlibc.so.6 => /lib/libc.so.6 (0x00007f)\n\
+                      \t/lib64/ld-linux-x86-64.so.2 (0x00007f)\n";
 
         let wanted = ["/lib/libc.so.6", "/lib64/ld-linux-x86-64.so.2"];
-        assert_eq!(paths(said), wanted.map(PathBuf::from));
+        assert_eq!(parse_ldd(output), wanted.map(PathBuf::from));
     }
 }

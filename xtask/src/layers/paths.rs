@@ -1,43 +1,43 @@
-//! The paths in a file: in its `use` lines, and inline.
+//! Finds the paths in a source file, in `use` declarations and in code.
 
 use std::collections::BTreeSet;
 
 use super::tokens::{Token, tokens};
 
-/// A path, either from the root of its crate (`crate::model::Node`) or beginning with the name of
-/// another crate (`aya::Pod`).
+/// An absolute path: from the root of its crate (`crate::model::Node`), or from another crate (`aya::Pod`).
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
-pub(super) struct Named {
+pub(super) struct FoundPath {
     pub(super) path: String,
     pub(super) line: usize,
+    /// True if it is in a `use` declaration.
     pub(super) is_use: bool,
 }
 
-/// Returns all paths of a file that is the module `module`. Code only for tests is skipped.
-pub(super) fn named(source: &str, module: &[String]) -> Vec<Named> {
-    let mut walk = Walk {
+/// Returns all paths in the source of a module, except those in `#[cfg(test)]` items.
+pub(super) fn find_paths(source: &str, module: &[String]) -> Vec<FoundPath> {
+    let mut parser = Parser {
         tokens: tokens(source),
-        at: 0,
+        position: 0,
         module: module.to_vec(),
-        inline: Vec::new(),
+        inline_modules: Vec::new(),
         depth: 0,
-        local: BTreeSet::new(),
-        raw: Vec::new(),
+        local_names: BTreeSet::new(),
+        paths: Vec::new(),
     };
-    walk.run();
-    let mut found: Vec<Named> = walk
-        .raw
+    parser.run();
+    let mut found: Vec<FoundPath> = parser
+        .paths
         .iter()
-        .filter_map(|raw| raw.resolve(&walk.local))
+        .filter_map(|path| path.resolve(&parser.local_names))
         .collect();
     found.sort();
     found.dedup();
     found
 }
 
-/// A path as written, with the module that contains it.
+/// A path as it is written, and the module that contains it.
 #[derive(Debug)]
-struct Raw {
+struct WrittenPath {
     segments: Vec<String>,
     module: Vec<String>,
     line: usize,
@@ -45,49 +45,55 @@ struct Raw {
 }
 
 #[derive(Debug)]
-struct Walk<'a> {
+struct Parser<'a> {
     tokens: Vec<Token<'a>>,
-    at: usize,
+    /// Index of the current token.
+    position: usize,
+    /// Path of the current module.
     module: Vec<String>,
-    /// The depth of braces at which each inline module opened.
-    inline: Vec<usize>,
+    /// Brace depth outside each open inline module.
+    inline_modules: Vec<usize>,
+    /// Number of open braces.
     depth: usize,
-    /// Names from a `use` or `mod` of this file; those lines are checked themselves.
-    local: BTreeSet<String>,
-    raw: Vec<Raw>,
+    /// Names that a `use` or `mod` of this file declares. A path that begins with one is not reported, since
+    /// the declaration is.
+    local_names: BTreeSet<String>,
+    paths: Vec<WrittenPath>,
 }
 
-impl<'a> Walk<'a> {
+impl<'a> Parser<'a> {
     fn run(&mut self) {
-        while let Some(token) = self.tokens.get(self.at).copied() {
+        while let Some(token) = self.tokens.get(self.position).copied() {
             if self.is_ahead(&["#", "[", "cfg", "(", "test", ")", "]"]) {
-                self.at += 7;
+                self.position += 7;
                 self.skip_item();
                 continue;
             }
             match token.text {
                 "mod" => self.open_module(),
                 "use" if self.text(1) != "<" => {
-                    self.at += 1;
-                    self.tree(&[]);
+                    self.position += 1;
+                    self.use_tree(&[]);
                 }
                 "{" => {
                     self.depth += 1;
-                    self.at += 1;
+                    self.position += 1;
                 }
                 "}" => self.close(),
-                _ if token.is_name() && self.starts_path() => self.inline_path(token.line),
-                _ => self.at += 1,
+                _ if token.is_name() && self.starts_path() => self.path_in_code(token.line),
+                _ => self.position += 1,
             }
         }
     }
 
+    /// Returns the text of the token `ahead` of the current one; empty at the end.
     fn text(&self, ahead: usize) -> &'a str {
         self.tokens
-            .get(self.at + ahead)
+            .get(self.position + ahead)
             .map_or("", |token| token.text)
     }
 
+    /// Returns true if these tokens follow, beginning with the current one.
     fn is_ahead(&self, texts: &[&str]) -> bool {
         texts
             .iter()
@@ -95,12 +101,12 @@ impl<'a> Walk<'a> {
             .all(|(ahead, text)| self.text(ahead) == *text)
     }
 
-    /// Skips to the end of the item: a semicolon, or the brace that closes its body.
+    /// Skips an item, up to a semicolon or the brace that closes its body.
     fn skip_item(&mut self) {
         let mut depth = 0_usize;
-        while self.at < self.tokens.len() {
+        while self.position < self.tokens.len() {
             let text = self.text(0);
-            self.at += 1;
+            self.position += 1;
             match text {
                 "{" => depth += 1,
                 "}" if depth <= 1 => return,
@@ -111,55 +117,59 @@ impl<'a> Walk<'a> {
         }
     }
 
+    /// Handles `mod`.
     fn open_module(&mut self) {
         let name = self.text(1).to_owned();
         match self.text(2) {
             "{" => {
-                self.local.insert(name.clone());
+                self.local_names.insert(name.clone());
                 self.module.push(name);
-                self.inline.push(self.depth);
+                self.inline_modules.push(self.depth);
                 self.depth += 1;
-                self.at += 3;
+                self.position += 3;
             }
             ";" => {
-                self.local.insert(name);
-                self.at += 3;
+                self.local_names.insert(name);
+                self.position += 3;
             }
-            _ => self.at += 1,
+            _ => self.position += 1,
         }
     }
 
+    /// Handles a closing brace.
     fn close(&mut self) {
         self.depth = self.depth.saturating_sub(1);
-        if self.inline.last() == Some(&self.depth) {
-            self.inline.pop();
+        if self.inline_modules.last() == Some(&self.depth) {
+            self.inline_modules.pop();
             self.module.pop();
         }
-        self.at += 1;
+        self.position += 1;
     }
 
-    /// Returns true if the current name begins a path of at least two segments.
+    /// Returns true if the current name is the first of a path of at least two segments.
     fn starts_path(&self) -> bool {
         let before = |back: usize| {
-            self.at
+            self.position
                 .checked_sub(back)
-                .and_then(|at| self.tokens.get(at))
-                .map_or("", |t| t.text)
+                .and_then(|index| self.tokens.get(index))
+                .map_or("", |token| token.text)
         };
-        let goes_on = before(1) == "."
+        let is_continued = before(1) == "."
             || (before(1) == "::"
                 && (before(2) == ">" || before(2).starts_with(char::is_alphabetic)));
-        !goes_on && self.text(1) == "::"
+        !is_continued && self.text(1) == "::"
     }
 
-    fn inline_path(&mut self, line: usize) {
+    /// Reads a path outside `use` declarations.
+    fn path_in_code(&mut self, line: usize) {
         let mut segments = vec![self.text(0).to_owned()];
-        self.at += 1;
-        while self.text(0) == "::" && self.tokens.get(self.at + 1).is_some_and(Token::is_name) {
+        self.position += 1;
+        let is_name = |token: &Token<'_>| token.is_name();
+        while self.text(0) == "::" && self.tokens.get(self.position + 1).is_some_and(is_name) {
             segments.push(self.text(1).to_owned());
-            self.at += 2;
+            self.position += 2;
         }
-        self.raw.push(Raw {
+        self.paths.push(WrittenPath {
             segments,
             module: self.module.clone(),
             line,
@@ -167,31 +177,31 @@ impl<'a> Walk<'a> {
         });
     }
 
-    /// Reads the tree of a `use`, from the current token to the one after it.
-    fn tree(&mut self, prefix: &[String]) {
+    /// Reads the paths of a `use` declaration that begin with `prefix`.
+    fn use_tree(&mut self, prefix: &[String]) {
         let mut segments = prefix.to_vec();
-        let line = self.tokens.get(self.at).map_or(0, |token| token.line);
+        let line = self.tokens.get(self.position).map_or(0, |token| token.line);
         loop {
             match self.text(0) {
-                "::" => self.at += 1,
-                "{" => return self.branches(&segments),
+                "::" => self.position += 1,
+                "{" => return self.use_group(&segments),
                 "*" => {
-                    self.at += 1;
+                    self.position += 1;
                     break;
                 }
                 "self" if !segments.is_empty() => {
-                    self.at += 1;
+                    self.position += 1;
                     break;
                 }
                 name if name.starts_with(|c: char| c == '_' || c.is_alphabetic()) => {
                     segments.push(name.to_owned());
-                    self.at += 1;
+                    self.position += 1;
                     if self.text(0) != "::" {
                         break;
                     }
                 }
                 _ => {
-                    self.at += 1;
+                    self.position += 1;
                     return;
                 }
             }
@@ -199,10 +209,10 @@ impl<'a> Walk<'a> {
         let mut name = segments.last().cloned().unwrap_or_default();
         if self.text(0) == "as" {
             self.text(1).clone_into(&mut name);
-            self.at += 2;
+            self.position += 2;
         }
-        self.local.insert(name);
-        self.raw.push(Raw {
+        self.local_names.insert(name);
+        self.paths.push(WrittenPath {
             segments,
             module: self.module.clone(),
             line,
@@ -210,21 +220,23 @@ impl<'a> Walk<'a> {
         });
     }
 
-    fn branches(&mut self, prefix: &[String]) {
-        self.at += 1;
-        while self.at < self.tokens.len() && self.text(0) != "}" {
+    /// Reads the braces of a `use` declaration.
+    fn use_group(&mut self, prefix: &[String]) {
+        self.position += 1;
+        while self.position < self.tokens.len() && self.text(0) != "}" {
             if self.text(0) == "," {
-                self.at += 1;
+                self.position += 1;
             } else {
-                self.tree(prefix);
+                self.use_tree(prefix);
             }
         }
-        self.at += 1;
+        self.position += 1;
     }
 }
 
-impl Raw {
-    fn resolve(&self, local: &BTreeSet<String>) -> Option<Named> {
+impl WrittenPath {
+    /// Returns the absolute path; `None` if it begins with a type or with a name of this file.
+    fn resolve(&self, local_names: &BTreeSet<String>) -> Option<FoundPath> {
         let first = self.segments.first()?.as_str();
         let supers = self
             .segments
@@ -243,16 +255,15 @@ impl Raw {
                     .map(String::as_str)
                     .collect()
             }
-            // A type, or a name defined in this file.
             _ if first.starts_with(char::is_uppercase) => return None,
-            _ if !self.is_use && local.contains(first) => return None,
-            _ => return Some(self.name(self.segments.join("::"))),
+            _ if !self.is_use && local_names.contains(first) => return None,
+            _ => return Some(self.with_absolute(self.segments.join("::"))),
         };
-        Some(self.name(format!("crate::{}", absolute.join("::"))))
+        Some(self.with_absolute(format!("crate::{}", absolute.join("::"))))
     }
 
-    const fn name(&self, path: String) -> Named {
-        Named {
+    const fn with_absolute(&self, path: String) -> FoundPath {
+        FoundPath {
             path,
             line: self.line,
             is_use: self.is_use,
@@ -265,11 +276,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_are_read_from_uses_and_from_code_and_seen_from_the_root() {
+    fn paths_in_use_declarations_and_in_code_are_found_and_made_absolute() {
         let module = ["plan", "endpoints"].map(str::to_owned);
         for (claim, source, wanted) in [
             (
-                "a tree of uses, to its leaves",
+                "each path of a use tree",
                 "pub(crate) use crate::{a::{self, b as c}, d::*};\nuse ::aya::Pod;",
                 "aya::Pod crate::a crate::a::b crate::d",
             ),
@@ -284,28 +295,28 @@ mod tests {
                 "k8s_openapi::Api tokio::select",
             ),
             (
-                "names of the file, where they come in only",
+                "names of the file, only where they are declared",
                 "mod kube;\nuse crate::bpf;\nfn f() { kube::watch(); bpf::load(); }",
                 "crate::bpf",
             ),
             (
-                "nothing that only tests see",
+                "no item that only tests compile",
                 "#[cfg(test)]\nmod tests { use aya::Pod; fn f() { { } } }\n#[cfg(test)]\nuse \
                  kube::Client;\nuse tokio::net;",
                 "tokio::net",
             ),
         ] {
-            let found = named(source, &module);
-            let found: Vec<_> = found.iter().map(|named| &*named.path).collect();
+            let found = find_paths(source, &module);
+            let found: Vec<_> = found.iter().map(|found| &*found.path).collect();
             assert_eq!(found.join(" "), wanted, "{claim}");
         }
     }
 
     #[test]
-    fn a_path_knows_its_line() {
-        let found = named("\nuse a::{\n  b,\n  c,\n};", &[]);
+    fn a_path_has_the_number_of_its_line() {
+        let found = find_paths("\nuse a::{\n  b,\n  c,\n};", &[]);
 
-        let lines: Vec<_> = found.iter().map(|named| named.line).collect();
+        let lines: Vec<_> = found.iter().map(|found| found.line).collect();
         assert_eq!(lines, [3, 4]);
     }
 }

@@ -1,6 +1,6 @@
-//! Splits Rust source into tokens, so that comments and strings are not taken for code.
+//! Splits Rust source into tokens, so that comments and strings are not mistaken for code.
 
-/// A word or a sign, and its line.
+/// A name or a punctuation mark, and its line.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Token<'a> {
     pub(super) text: &'a str,
@@ -8,19 +8,19 @@ pub(super) struct Token<'a> {
 }
 
 impl Token<'_> {
-    /// Returns true for a name (or a keyword), false for a sign.
+    /// Returns true for a name or keyword, false for punctuation.
     pub(super) fn is_name(&self) -> bool {
         self.text.starts_with(is_name_start)
     }
 }
 
-/// Returns all tokens of a file, without strings, characters, numbers, lifetimes and comments.
+/// Returns the names and punctuation of a file, without literals, lifetimes and comments.
 pub(super) fn tokens(source: &str) -> Vec<Token<'_>> {
     let mut found = Vec::new();
     let mut rest = source;
     let mut line = 1;
     while !rest.is_empty() {
-        let (length, is_token) = measure(rest);
+        let (length, is_token) = next_piece(rest);
         let (text, after) = rest.split_at(length);
         if is_token {
             found.push(Token { text, line });
@@ -31,24 +31,24 @@ pub(super) fn tokens(source: &str) -> Vec<Token<'_>> {
     found
 }
 
-/// Returns the length of the next piece in bytes, and true if it is a token.
-fn measure(rest: &str) -> (usize, bool) {
+/// Returns the length of the next piece of source in bytes, and true if it is a token.
+fn next_piece(rest: &str) -> (usize, bool) {
     if rest.starts_with("//") {
         return (rest.find('\n').unwrap_or(rest.len()), false);
     }
     if rest.starts_with("/*") {
-        return (block_comment(rest), false);
+        return (block_comment_length(rest), false);
     }
-    if let Some(length) = text(rest) {
+    if let Some(length) = string_length(rest) {
         return (length, false);
     }
     if let Some(after) = rest.strip_prefix('\'') {
-        return (1 + quoted(after), false);
+        return (1 + quoted_length(after), false);
     }
     if rest.starts_with("::") {
         return (2, true);
     }
-    let name = run(rest, is_name_part);
+    let name = prefix_length(rest, is_name_part);
     match rest.chars().next() {
         Some(first) if is_name_start(first) => (name, true),
         Some(first) if first.is_ascii_digit() => (name, false),
@@ -57,7 +57,8 @@ fn measure(rest: &str) -> (usize, bool) {
     }
 }
 
-fn block_comment(rest: &str) -> usize {
+/// Returns the length of a block comment, which may contain others.
+fn block_comment_length(rest: &str) -> usize {
     let mut depth = 0_usize;
     let mut at = 0;
     while at < rest.len() {
@@ -78,14 +79,14 @@ fn block_comment(rest: &str) -> usize {
     rest.len()
 }
 
-/// Returns the length of a string that starts here: plain, raw, byte or C.
-fn text(rest: &str) -> Option<usize> {
+/// Returns the length of a string literal at the start of `rest`: plain, raw, byte or C string.
+fn string_length(rest: &str) -> Option<usize> {
     let prefix = ["br", "cr", "b", "c", "r", ""].into_iter().find(|prefix| {
         rest.strip_prefix(prefix)
             .is_some_and(|after| after.starts_with(['"', '#']))
     })?;
     let after = rest.get(prefix.len()..)?;
-    let hashes = run(after, |character| character == '#');
+    let hashes = prefix_length(after, |character| character == '#');
     let body = after.get(hashes..)?.strip_prefix('"')?;
     let start = prefix.len() + hashes + 1;
     if prefix.ends_with('r') {
@@ -110,8 +111,8 @@ fn text(rest: &str) -> Option<usize> {
     Some(rest.len())
 }
 
-/// Returns the length of the text after a single quote: the rest of a character, or a lifetime.
-fn quoted(after: &str) -> usize {
+/// Returns the length of a character literal or lifetime without its first quote.
+fn quoted_length(after: &str) -> usize {
     let mut characters = after.chars();
     match (characters.next(), characters.next()) {
         // `'\''` ends at the quote after the escaped character.
@@ -121,11 +122,12 @@ fn quoted(after: &str) -> usize {
             tail.find('\'').map_or(after.len(), |at| start + at + 1)
         }
         (Some(character), Some('\'')) => character.len_utf8() + 1,
-        (_, _) => run(after, is_name_part),
+        (_, _) => prefix_length(after, is_name_part),
     }
 }
 
-fn run(text: &str, is_part: impl Fn(char) -> bool) -> usize {
+/// Returns the length in bytes of the first characters for which `is_part` is true.
+fn prefix_length(text: &str, is_part: impl Fn(char) -> bool) -> usize {
     text.find(|character| !is_part(character))
         .unwrap_or(text.len())
 }
@@ -142,26 +144,26 @@ fn is_name_part(character: char) -> bool {
 mod tests {
     use super::*;
 
-    fn words(source: &str) -> Vec<&str> {
+    fn texts(source: &str) -> Vec<&str> {
         tokens(source).into_iter().map(|token| token.text).collect()
     }
 
     #[test]
-    fn comments_texts_characters_and_lifetimes_are_no_tokens() {
+    fn comments_literals_and_lifetimes_are_skipped() {
         let source = r##"a // kube::x
             /* aya /* nested */ still */ b "kube::\"y" r#"aya"::"# b'\'' '"' 'l c 1_u8 d"##;
 
-        assert_eq!(words(source), ["a", "b", "b", "c", "d"]);
+        assert_eq!(texts(source), ["a", "b", "b", "c", "d"]);
     }
 
     #[test]
-    fn names_and_signs_are_tokens() {
-        let found = words("use a::{b as c};#[d]").join(" ");
+    fn names_and_punctuation_are_tokens() {
+        let found = texts("use a::{b as c};#[d]").join(" ");
         assert_eq!(found, "use a :: { b as c } ; # [ d ]");
     }
 
     #[test]
-    fn a_token_knows_its_line() {
+    fn a_token_has_the_number_of_its_line() {
         let tokens = tokens("a\n/*\n*/ b \"\n\" c");
 
         let lines: Vec<usize> = tokens.iter().map(|token| token.line).collect();

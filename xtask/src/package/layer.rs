@@ -1,5 +1,5 @@
-//! The one layer of an image: a reproducible, uncompressed tar of a root folder. Modes and symbolic
-//! links are kept; owners and times are not, and a hard link becomes a file.
+//! Packs the layer of an image: a reproducible, uncompressed tar of a root folder. It keeps modes and
+//! symbolic links. Owners and times are 0, and a hard link becomes a file.
 
 use std::{
     fs::{self, File},
@@ -12,15 +12,15 @@ use anyhow::{Context as _, Result, bail};
 use sha2::{Digest as _, Sha256};
 use tar::{Builder, EntryType, Header};
 
-/// A writer that hashes its output.
+/// A writer that hashes and counts the bytes that it passes on.
 #[derive(Debug)]
-struct Hashed<W> {
+struct HashingWriter<W> {
     out: W,
     hash: Sha256,
     length: u64,
 }
 
-impl<W: Write> Write for Hashed<W> {
+impl<W: Write> Write for HashingWriter<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = self.out.write(bytes)?;
         self.hash.update(&bytes[..written]);
@@ -33,20 +33,22 @@ impl<W: Write> Write for Hashed<W> {
     }
 }
 
-/// A layer, in a file without a name.
+/// A packed layer in an unnamed temporary file.
 #[derive(Debug)]
 pub(super) struct Layer {
     pub(super) file: File,
+    /// SHA-256, in hexadecimal.
     pub(super) digest: String,
+    /// Length in bytes.
     pub(super) length: u64,
 }
 
 impl Layer {
-    /// Packs everything in a folder, in the order of names. The layer itself is written in `scratch`.
+    /// Packs everything in the folder `root`, sorted by name, into a temporary file in `scratch`.
     pub(super) fn pack(root: &Path, scratch: &Path) -> Result<Self> {
         let file = tempfile::tempfile_in(scratch)
-            .with_context(|| format!("cannot make a file in {}", scratch.display()))?;
-        let out = Hashed {
+            .with_context(|| format!("cannot create a file in {}", scratch.display()))?;
+        let out = HashingWriter {
             out: io::BufWriter::new(file),
             hash: Sha256::new(),
             length: 0,
@@ -64,7 +66,7 @@ impl Layer {
     }
 }
 
-/// Returns the digest of a few bytes.
+/// Returns the SHA-256 of bytes, in hexadecimal.
 pub(super) fn digest(bytes: &[u8]) -> String {
     hex(Sha256::new_with_prefix(bytes))
 }
@@ -74,7 +76,7 @@ fn hex(hash: Sha256) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Builds the header of an entry: owner and time are 0.
+/// Returns the tar header of an entry; owner and time are 0.
 pub(super) fn header(mode: u32, size: u64) -> Header {
     let mut header = Header::new_gnu();
     header.set_mode(mode);
@@ -116,10 +118,10 @@ fn add<W: Write>(tar: &mut Builder<W>, root: &Path, name: &Path) -> Result<()> {
     } else if kind.is_file() {
         header.set_entry_type(EntryType::Regular);
         header.set_size(metadata.len());
-        // A file that grows meanwhile must not shift the next entries.
+        // If the file has grown, the entry must still have the length in the header.
         let content = File::open(&from)?.take(metadata.len());
         Ok(tar.append_data(&mut header, name, content)?)
     } else {
-        bail!("it is no file, folder or symbolic link")
+        bail!("it is not a file, folder or symbolic link")
     }
 }

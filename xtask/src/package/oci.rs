@@ -1,5 +1,5 @@
-//! An archive of one image, as `ctr images import` and other tools load it: an image layout in a tar. It
-//! is reproducible: every byte depends only on the input.
+//! Writes the archive of an image: an OCI image layout in a tar, which `ctr images import` and other tools
+//! load. It is reproducible: the same files and metadata give the same bytes.
 //!
 //! <https://github.com/opencontainers/image-spec/blob/v1.1.1/image-layout.md>
 
@@ -18,33 +18,33 @@ use super::layer::{self, Layer, header};
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
-/// A fixed creation time, so that equal images have equal bytes.
+/// Creation time of all images; fixed, so that equal images have equal bytes.
 const CREATED: &str = "1970-01-01T00:00:00Z";
 
 /// The metadata of an image.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Image {
-    /// The names to load it under, each with a tag: `place/name:tag`.
+    /// Names with tags: `registry/name:tag`.
     pub(crate) names: Vec<String>,
     pub(crate) entrypoint: Vec<String>,
     pub(crate) command: Vec<String>,
-    /// Variables as `NAME=value`.
+    /// Environment variables as `NAME=value`.
     pub(crate) environment: Vec<String>,
 }
 
-/// The result of a write.
+/// The digest and size of a written image.
 #[derive(Debug, Eq, PartialEq)]
-pub(crate) struct Written {
-    /// The digest of the manifest, as a container runtime shows it: `sha256:...`.
+pub(crate) struct WrittenImage {
+    /// Digest of the manifest, as container runtimes print it: `sha256:...`.
     pub(crate) digest: String,
-    /// The size of the archive, in bytes.
+    /// Size of the archive in bytes.
     pub(crate) bytes: u64,
 }
 
 impl Image {
-    /// Writes the image for linux/amd64 with the files of the folder `root`. The archive is created
-    /// atomically.
-    pub(crate) fn write(&self, root: &Path, output: &Path) -> Result<Written> {
+    /// Writes the archive of an image for linux/amd64 with the files in the folder `root`. `output` appears
+    /// only when it is complete.
+    pub(crate) fn write(&self, root: &Path, output: &Path) -> Result<WrittenImage> {
         let tags: Vec<&str> = self.names.iter().map(|it| tag(it)).collect::<Result<_>>()?;
         ensure!(!tags.is_empty(), "an image needs a name");
         let folder = match output.parent() {
@@ -55,15 +55,15 @@ impl Image {
         let config = self.config(&layer).to_string();
         let manifest = manifest(&config, &layer).to_string();
         let index = self.index(&manifest, &tags).to_string();
-        let part = beside(output);
-        let written = archive(&part, layer, [&config, &manifest], &index)
-            .and_then(|()| Ok(fs::rename(&part, output)?));
-        if written.is_err() {
-            // The first error is the one to return.
-            drop(fs::remove_file(&part));
+        let partial = partial_path(output);
+        let result = write_archive(&partial, layer, [&config, &manifest], &index)
+            .and_then(|()| Ok(fs::rename(&partial, output)?));
+        if result.is_err() {
+            // The first error is returned, not one of the removal.
+            drop(fs::remove_file(&partial));
         }
-        written.with_context(|| format!("cannot write {}", output.display()))?;
-        Ok(Written {
+        result.with_context(|| format!("cannot write {}", output.display()))?;
+        Ok(WrittenImage {
             digest: format!("sha256:{}", layer::digest(manifest.as_bytes())),
             bytes: fs::metadata(output)?.len(),
         })
@@ -85,27 +85,28 @@ impl Image {
         })
     }
 
-    /// Builds the index: an entry for each name, all of the same image.
+    /// Returns the index, which has an entry for each name; all refer to the same image.
     fn index(&self, manifest: &str, tags: &[&str]) -> Value {
-        let lines = self.names.iter().zip(tags).map(|(name, tag)| {
-            let mut line = descriptor(MANIFEST, manifest);
-            line["platform"] = json!({ "architecture": "amd64", "os": "linux" });
-            line["annotations"] = json!({
+        let entries = self.names.iter().zip(tags).map(|(name, tag)| {
+            let mut entry = descriptor(MANIFEST, manifest);
+            entry["platform"] = json!({ "architecture": "amd64", "os": "linux" });
+            entry["annotations"] = json!({
                 "io.containerd.image.name": name,
                 "org.opencontainers.image.ref.name": tag,
             });
-            line
+            entry
         });
-        json!({ "schemaVersion": 2, "manifests": lines.collect::<Vec<_>>() })
+        json!({ "schemaVersion": 2, "manifests": entries.collect::<Vec<_>>() })
     }
 }
 
-/// Returns the tag of a name. A colon before the last slash belongs to a port.
+/// Returns the tag of an image name. A colon before the last slash is not a tag but begins a port.
 fn tag(name: &str) -> Result<&str> {
     let (_, last) = name.rsplit_once('/').unwrap_or(("", name));
     let parts = last.split_once(':');
     let parts = parts.filter(|(name, tag)| !name.is_empty() && !tag.is_empty());
-    let (_, tag) = parts.with_context(|| format!("{name:?} is no name:tag of an image"))?;
+    let (_, tag) =
+        parts.with_context(|| format!("the image name {name:?} is not of the form name:tag"))?;
     Ok(tag)
 }
 
@@ -130,13 +131,14 @@ fn manifest(config: &str, layer: &Layer) -> Value {
     })
 }
 
-fn beside(output: &Path) -> PathBuf {
+/// Returns the path to which the archive is written before it is renamed.
+fn partial_path(output: &Path) -> PathBuf {
     let mut name = output.as_os_str().to_owned();
     name.push(".part");
     name.into()
 }
 
-fn archive(output: &Path, layer: Layer, texts: [&str; 2], index: &str) -> Result<()> {
+fn write_archive(output: &Path, layer: Layer, texts: [&str; 2], index: &str) -> Result<()> {
     let mut tar = Builder::new(io::BufWriter::new(File::create(output)?));
     for folder in ["blobs", "blobs/sha256"] {
         let mut header = header(0o755, 0);
@@ -145,25 +147,30 @@ fn archive(output: &Path, layer: Layer, texts: [&str; 2], index: &str) -> Result
     }
     for text in texts {
         let digest = layer::digest(text.as_bytes());
-        file(&mut tar, &blob(&digest), text.len() as u64, text.as_bytes())?;
+        add_text(&mut tar, &blob_path(&digest), text)?;
     }
-    file(&mut tar, &blob(&layer.digest), layer.length, layer.file)?;
-    file(&mut tar, "index.json", index.len() as u64, index.as_bytes())?;
+    let path = blob_path(&layer.digest);
+    add_file(&mut tar, &path, layer.length, layer.file)?;
+    add_text(&mut tar, "index.json", index)?;
     let layout = json!({ "imageLayoutVersion": "1.0.0" }).to_string();
-    file(
-        &mut tar,
-        "oci-layout",
-        layout.len() as u64,
-        layout.as_bytes(),
-    )?;
+    add_text(&mut tar, "oci-layout", &layout)?;
     Ok(tar.into_inner()?.into_inner()?.sync_all()?)
 }
 
-fn blob(digest: &str) -> String {
+fn blob_path(digest: &str) -> String {
     format!("blobs/sha256/{digest}")
 }
 
-fn file<W: Write>(tar: &mut Builder<W>, path: &str, size: u64, data: impl Read) -> io::Result<()> {
+fn add_text<W: Write>(tar: &mut Builder<W>, path: &str, text: &str) -> io::Result<()> {
+    add_file(tar, path, text.len() as u64, text.as_bytes())
+}
+
+fn add_file<W: Write>(
+    tar: &mut Builder<W>,
+    path: &str,
+    size: u64,
+    data: impl Read,
+) -> io::Result<()> {
     tar.append_data(&mut header(0o644, size), path, data)
 }
 

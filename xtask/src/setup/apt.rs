@@ -1,15 +1,15 @@
-//! Debian packages.
+//! Installs Debian packages.
 
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::{progress, workspace};
+use crate::{host, progress};
 
-/// Debian's Rust compiler, newer than the release, and `core` for BPF.
+/// The packages of Debian's newest Rust compiler and its `core` for BPF.
 pub(super) const COMPILER: [&str; 2] = ["rustc-web", "libstd-rust-web-dev-bpf"];
 
-/// Installs the missing ones of these packages; does not call apt if there are none.
+/// Installs those of the packages that are missing; does not call apt if none is.
 pub(super) fn install(packages: &[&str]) -> Result<()> {
     let missing = missing(packages)?;
     if missing.is_empty() {
@@ -23,30 +23,30 @@ pub(super) fn install(packages: &[&str]) -> Result<()> {
         }
     }
     let label = format!("apt-get install {}", missing.join(" "));
-    if let Err(stale) = progress::step(&label, &mut install_command(&missing)) {
+    if let Err(first_error) = progress::step(&label, &mut install_command(&missing)) {
         // Outdated package lists name files that the archive no longer has.
-        println!("{label} failed; once more with fresh lists");
+        println!("{label} failed; trying again with updated package lists");
         update()?;
         progress::step(&label, &mut install_command(&missing))
-            .with_context(|| format!("the first try failed with: {stale}"))?;
+            .with_context(|| format!("the first try failed with: {first_error}"))?;
     }
     Ok(())
 }
 
-/// Returns an error with the commands if a package is missing; for users other than root.
+/// Fails if a package is missing. The error names the commands that install it as root.
 pub(super) fn refuse_without_root(packages: &[&str]) -> Result<()> {
     let missing = missing(packages)?;
     if missing.is_empty() {
         return Ok(());
     }
     bail!(
-        "this needs Debian packages. Type as root:\n  apt-get update\n  apt-get install \
+        "Debian packages are missing. Type as root:\n  apt-get update\n  apt-get install \
          --no-install-recommends {}\nthen, as yourself: cargo xtask setup",
         missing.join(" ")
     )
 }
 
-/// Returns true if apt could install a package.
+/// Returns true if apt knows a version of the package that it can install.
 pub(super) fn has_candidate(package: &str) -> bool {
     unknown(&[package]).is_ok_and(|unknown| unknown.is_empty())
 }
@@ -55,10 +55,11 @@ fn missing<'a>(packages: &[&'a str]) -> Result<Vec<&'a str>> {
     if packages.is_empty() {
         return Ok(Vec::new());
     }
-    if workspace::program("dpkg-query").is_none() {
+    if host::find_program("dpkg-query").is_none() {
         bail!(
-            "this machine has no dpkg: setup installs on Debian only. Elsewhere, install a Rust \
-             toolchain with rust-src and a bpf-linker of its LLVM, and name them with {} and {}",
+            "dpkg-query is not installed: setup installs packages only on Debian. Elsewhere, \
+             install a Rust toolchain with rust-src and a bpf-linker of the same LLVM, and set {} \
+             and {} to their paths",
             crate::toolchain::RUSTC_VARIABLE,
             crate::toolchain::LINKER_VARIABLE,
         );
@@ -89,7 +90,7 @@ fn without_installed<'a>(packages: &[&'a str], listing: &str) -> Vec<&'a str> {
         .collect()
 }
 
-/// Returns those of the packages that no source of apt offers.
+/// Returns those of the packages that apt cannot install from its sources.
 fn unknown<'a>(packages: &[&'a str]) -> Result<Vec<&'a str>> {
     let output = Command::new("apt-cache")
         .env("LC_ALL", "C")
@@ -133,7 +134,7 @@ fn unknown_message(packages: &[&str]) -> String {
 
 fn update() -> Result<()> {
     progress::step("apt-get update", apt_get().arg("update"))
-        .context("are the sources of apt reachable?")
+        .context("cannot update the package lists; are the sources of apt reachable?")
 }
 
 fn install_command(packages: &[&str]) -> Command {
@@ -176,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_package_is_named_with_the_suite_that_has_it() {
+    fn the_error_names_an_unknown_package_and_its_suite() {
         let message = unknown_message(&["libstd-rust-web-dev-bpf"]);
 
         assert!(message.contains("libstd-rust-web-dev-bpf"));

@@ -1,12 +1,13 @@
-//! `bpf-linker`, built against one LLVM.
+//! Builds and installs `bpf-linker` against the LLVM of a compiler.
 
 use anyhow::{Result, ensure};
 
 use super::Inventory;
 use crate::{progress, workspace};
 
-/// The LLVM of Debian's compiler, assumed until that compiler is installed and can be queried.
+/// The LLVM of Debian's compiler. It is assumed until that compiler is installed and can be queried.
 pub(super) const DEBIAN_LLVM: u32 = 22;
+/// The release of `bpf-linker` to install.
 const RELEASE: &str = "0.13.0";
 /// The LLVM versions that this release can be built against.
 const LLVMS: std::ops::RangeInclusive<u32> = 21..=23;
@@ -16,7 +17,7 @@ pub(super) fn prefix(llvm: u32) -> String {
     format!("/usr/lib/llvm-{llvm}")
 }
 
-/// Returns the Debian packages that the linker's build needs.
+/// Returns the Debian packages that are needed to build the linker.
 pub(super) fn packages(llvm: u32) -> Vec<String> {
     let mut packages = vec![format!("llvm-{llvm}-dev"), format!("libpolly-{llvm}-dev")];
     packages.extend(
@@ -32,30 +33,31 @@ pub(super) fn packages(llvm: u32) -> Vec<String> {
     packages
 }
 
-/// Returns true if a linker of that LLVM is present and only its compiler is missing.
-pub(super) fn is_fit(inventory: &Inventory, llvm: u32) -> bool {
-    match &inventory.pair {
+/// Returns true if a linker of this LLVM, or of unknown LLVM, is installed.
+pub(super) fn is_installed(inventory: &Inventory, llvm: u32) -> bool {
+    match &inventory.toolchain {
         Ok(_) => true,
-        Err(missing) => missing
+        Err(not_found) => not_found
             .linkers
             .iter()
             .any(|linker| linker.llvm.is_none_or(|built| built == llvm)),
     }
 }
 
-/// Compiles and installs the linker: at the default of `cargo install` or, if that would replace a
-/// linker of another LLVM, in the tools folder of this workspace.
+/// Compiles the linker and installs it in the default folder of `cargo install`, or in the tools folder of
+/// this workspace if it would replace a linker of another LLVM.
 pub(super) fn install(inventory: &Inventory, llvm: u32) -> Result<()> {
     ensure!(
         LLVMS.contains(&llvm),
-        "bpf-linker {RELEASE} can be built against LLVM {} to {}, the compiler has LLVM {llvm}",
+        "bpf-linker {RELEASE} can be built against LLVM {} to {}, but the compiler has LLVM \
+         {llvm}. Install a Rust toolchain with one of these",
         LLVMS.start(),
         LLVMS.end(),
     );
     let has_other = inventory
-        .pair
+        .toolchain
         .as_ref()
-        .is_err_and(|missing| !missing.linkers.is_empty());
+        .is_err_and(|not_found| !not_found.linkers.is_empty());
     let mut command = workspace::cargo("install");
     command
         .args([
@@ -67,7 +69,7 @@ pub(super) fn install(inventory: &Inventory, llvm: u32) -> Result<()> {
         ])
         .args(["--features", &format!("llvm-{llvm}")])
         .env("LLVM_PREFIX", prefix(llvm))
-        // A separate target folder: builds of the workspace need not wait for it.
+        // A temporary target folder: builds of the workspace do not wait for its lock.
         .env_remove("CARGO_TARGET_DIR");
     if has_other {
         command.arg("--force").arg("--root").arg(workspace::tools());

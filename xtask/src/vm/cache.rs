@@ -1,7 +1,6 @@
-//! The parts of guests, cached in the folder `target/vm`.
+//! The cache of downloaded and built files of virtual machines, in the folder `target/vm`.
 //!
-//! Files are written next to their path and renamed when complete, so that an existing path is always
-//! usable.
+//! Files are written to a temporary path and renamed when complete, so that an existing path is usable.
 
 use std::{
     ffi::OsString,
@@ -14,21 +13,21 @@ use anyhow::{Context as _, Result};
 
 use crate::workspace;
 
-/// Returns a path in the folder.
-pub(crate) fn place(name: &str) -> PathBuf {
+/// Returns a path in the folder of the cache.
+pub(crate) fn path(name: &str) -> PathBuf {
     workspace::root().join("target/vm").join(name)
 }
 
-/// An exclusive lock on a name, against other processes and threads, until it is dropped.
+/// An exclusive lock on a name, across processes and threads, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Lock {
     _file: File,
 }
 
-/// Waits for the lock.
+/// Waits for the lock on a name.
 pub(crate) fn lock(name: &str) -> Result<Lock> {
-    let path = place("locks").join(name);
-    make_parent(&path)?;
+    let path = path("locks").join(name);
+    create_parent(&path)?;
     let lock = || {
         let file = File::create(&path)?;
         file.lock()?;
@@ -38,28 +37,28 @@ pub(crate) fn lock(name: &str) -> Result<Lock> {
     Ok(Lock { _file: file })
 }
 
-/// Creates a folder atomically, once it is filled.
-pub(crate) fn folder(path: &Path, fill: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
-    let partial = beside(path);
-    clear(&partial)?;
+/// Fills a temporary folder, and replaces the folder at `path` with it.
+pub(crate) fn create_folder(path: &Path, fill: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+    let partial = partial_path(path);
+    remove_folder(&partial)?;
     fs::create_dir_all(&partial).with_context(|| format!("cannot create {}", partial.display()))?;
     fill(&partial)?;
-    clear(path)?;
+    remove_folder(path)?;
     rename(&partial, path)
 }
 
-/// Creates a file atomically, once it is written.
-pub(crate) fn file(path: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
-    make_parent(path)?;
-    let partial = beside(path);
+/// Writes a temporary file, and replaces the file at `path` with it.
+pub(crate) fn write_file(path: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
+    create_parent(path)?;
+    let partial = partial_path(path);
     let mut file =
         File::create(&partial).with_context(|| format!("cannot create {}", partial.display()))?;
     write(&mut file)?;
     rename(&partial, path)
 }
 
-/// Removes the old folder.
-fn clear(path: &Path) -> Result<()> {
+/// Removes a folder if it exists.
+fn remove_folder(path: &Path) -> Result<()> {
     match fs::remove_dir_all(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             Err(error).with_context(|| format!("cannot remove {}", path.display()))
@@ -69,15 +68,16 @@ fn clear(path: &Path) -> Result<()> {
 }
 
 fn rename(from: &Path, to: &Path) -> Result<()> {
-    fs::rename(from, to).with_context(|| format!("cannot rename {}", from.display()))
+    fs::rename(from, to)
+        .with_context(|| format!("cannot rename {} to {}", from.display(), to.display()))
 }
 
-fn make_parent(path: &Path) -> Result<()> {
+fn create_parent(path: &Path) -> Result<()> {
     let parent = path.parent().unwrap_or(path);
     fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))
 }
 
-fn beside(path: &Path) -> PathBuf {
+fn partial_path(path: &Path) -> PathBuf {
     let mut name: OsString = path.as_os_str().to_owned();
     name.push(".partial");
     name.into()
@@ -92,29 +92,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_whose_filling_fails_is_not_there_and_the_next_try_starts_empty() {
+    fn a_folder_appears_only_when_filled_and_the_next_try_starts_empty() {
         let scratch = tempfile::tempdir().expect("a folder");
         let path = scratch.path().join("kernel");
 
-        let failed = folder(&path, |partial| {
+        let failed = create_folder(&path, |partial| {
             fs::write(partial.join("half"), "")?;
             bail!("interrupted")
         });
         assert!(failed.is_err());
         assert!(!path.exists());
 
-        folder(&path, |partial| Ok(fs::write(partial.join("whole"), "")?)).expect("filled");
-        assert!(path.join("whole").exists());
+        let fill = |partial: &Path| Ok(fs::write(partial.join("complete"), "")?);
+        create_folder(&path, fill).expect("filled");
+        assert!(path.join("complete").exists());
         assert!(!path.join("half").exists());
     }
 
     #[test]
-    fn a_file_whose_writing_fails_leaves_the_old_one() {
+    fn a_failed_write_leaves_the_old_file() {
         let scratch = tempfile::tempdir().expect("a folder");
         let path = scratch.path().join("base");
-        file(&path, |out| Ok(out.write_all(b"old")?)).expect("written");
+        write_file(&path, |out| Ok(out.write_all(b"old")?)).expect("written");
 
-        let failed = file(&path, |out| {
+        let failed = write_file(&path, |out| {
             out.write_all(b"ne")?;
             bail!("interrupted")
         });

@@ -1,4 +1,4 @@
-//! Archives that the kernel unpacks at boot: cpio in the newc format, uncompressed.
+//! Writes the archives that the kernel unpacks at boot: cpio in the newc format, uncompressed.
 //!
 //! <https://docs.kernel.org/driver-api/early-userspace/buffer-format.html>
 
@@ -12,10 +12,10 @@ const FILE: u32 = 0o100_000;
 const LINK: u32 = 0o120_000;
 const DEVICE: u32 = 0o020_000;
 
-/// The padding of an archive, so that another can follow it.
+/// An archive is padded to a multiple of this length, so that another can follow it.
 const BLOCK: u64 = 512;
 
-/// An archive that is being written. Parent folders are added automatically before their content.
+/// An archive that is being written. Parent folders are added automatically.
 #[derive(Debug)]
 pub(super) struct Cpio<W> {
     out: W,
@@ -24,7 +24,7 @@ pub(super) struct Cpio<W> {
     folders: BTreeSet<String>,
 }
 
-/// The fields of an entry's header, without its name.
+/// The fields of an entry's header that are not 0, without its name.
 #[derive(Debug, Default)]
 struct Header {
     mode: u32,
@@ -45,22 +45,22 @@ impl<W: Write> Cpio<W> {
 
     pub(super) fn folder(&mut self, path: &str) -> io::Result<()> {
         let path = relative(path)?;
-        self.parents(path)?;
-        self.one_folder(path)
+        self.parent_folders(path)?;
+        self.folder_entry(path)
     }
 
     pub(super) fn file(&mut self, path: &str, mode: u32, data: &[u8]) -> io::Result<()> {
-        self.content(path, FILE | mode, data)
+        self.content_entry(path, FILE | mode, data)
     }
 
     pub(super) fn link(&mut self, path: &str, target: &str) -> io::Result<()> {
-        self.content(path, LINK | 0o777, target.as_bytes())
+        self.content_entry(path, LINK | 0o777, target.as_bytes())
     }
 
     /// Adds a character device.
     pub(super) fn device(&mut self, path: &str, mode: u32, number: (u32, u32)) -> io::Result<()> {
         let path = relative(path)?;
-        self.parents(path)?;
+        self.parent_folders(path)?;
         let header = Header {
             mode: DEVICE | mode,
             links: 1,
@@ -70,7 +70,7 @@ impl<W: Write> Cpio<W> {
         self.entry(path, &header, &[])
     }
 
-    /// Ends the archive.
+    /// Writes the end of the archive, and returns the writer.
     pub(super) fn finish(mut self) -> io::Result<W> {
         let header = Header {
             links: 1,
@@ -83,9 +83,9 @@ impl<W: Write> Cpio<W> {
         Ok(self.out)
     }
 
-    fn content(&mut self, path: &str, mode: u32, data: &[u8]) -> io::Result<()> {
+    fn content_entry(&mut self, path: &str, mode: u32, data: &[u8]) -> io::Result<()> {
         let path = relative(path)?;
-        self.parents(path)?;
+        self.parent_folders(path)?;
         let header = Header {
             mode,
             links: 1,
@@ -95,14 +95,15 @@ impl<W: Write> Cpio<W> {
         self.entry(path, &header, data)
     }
 
-    fn parents(&mut self, path: &str) -> io::Result<()> {
+    fn parent_folders(&mut self, path: &str) -> io::Result<()> {
         for (end, _) in path.match_indices('/') {
-            self.one_folder(&path[..end])?;
+            self.folder_entry(&path[..end])?;
         }
         Ok(())
     }
 
-    fn one_folder(&mut self, path: &str) -> io::Result<()> {
+    /// Writes a folder unless it was written before.
+    fn folder_entry(&mut self, path: &str) -> io::Result<()> {
         if !self.folders.insert(path.to_owned()) {
             return Ok(());
         }
@@ -117,7 +118,8 @@ impl<W: Write> Cpio<W> {
     fn entry(&mut self, name: &str, header: &Header, data: &[u8]) -> io::Result<()> {
         let (major, minor) = header.device;
         let name_size = length(name.len() + 1)?;
-        // Inode, mode, owner, group, links, time, size, device, device of a node, name, checksum.
+        // Inode, mode, owner, group, number of links, time, size, device that has the file (major, minor),
+        // number of a device node (major, minor), length of the name, checksum.
         let fields = [
             self.entries,
             header.mode,
@@ -135,34 +137,35 @@ impl<W: Write> Cpio<W> {
         ];
         self.entries += 1;
         let fields: String = fields.iter().map(|field| format!("{field:08x}")).collect();
-        self.put(b"070701")?;
-        self.put(fields.as_bytes())?;
-        self.put(name.as_bytes())?;
-        self.put(&[0])?;
+        self.write(b"070701")?;
+        self.write(fields.as_bytes())?;
+        self.write(name.as_bytes())?;
+        self.write(&[0])?;
         self.pad(4)?;
-        self.put(data)?;
+        self.write(data)?;
         self.pad(4)
     }
 
-    fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.out.write_all(bytes)?;
         self.written += bytes.len() as u64;
         Ok(())
     }
 
+    /// Writes zeros up to a multiple of `unit` bytes.
     fn pad(&mut self, unit: u64) -> io::Result<()> {
         while !self.written.is_multiple_of(unit) {
-            self.put(&[0])?;
+            self.write(&[0])?;
         }
         Ok(())
     }
 }
 
-/// Returns a path without its leading slash, as archives omit it.
+/// Returns a path without its leading slash.
 fn relative(path: &str) -> io::Result<&str> {
     let path = path.strip_prefix('/').unwrap_or(path);
     if path.split('/').any(|part| matches!(part, "" | "." | "..")) {
-        let message = format!("{path:?} is no path in an archive");
+        let message = format!("the path {path:?} has an empty part, `.` or `..`");
         return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
     }
     Ok(path)
@@ -176,8 +179,8 @@ fn length(length: usize) -> io::Result<u32> {
 mod tests {
     use super::*;
 
-    /// The expected archive, written by hand from the kernel's document of the format; without the
-    /// blanks.
+    /// The expected archive, derived by hand from the kernel's description of the format. The blanks are
+    /// not part of it.
     const BYTES: &str = "\
         070701 00000000 000041ed 00000000 00000000 00000002 00000000 \
         00000000 00000000 00000000 00000000 00000000 00000004 00000000 dev\0\0\0 \
@@ -191,7 +194,7 @@ mod tests {
         00000000 00000000 00000000 00000000 00000000 0000000b 00000000 TRAILER!!!\0\0\0\0";
 
     #[test]
-    fn an_archive_is_these_bytes() {
+    fn an_archive_has_the_bytes_that_the_format_requires() {
         let mut cpio = Cpio::new(Vec::new());
         cpio.folder("/dev").expect("a folder");
         cpio.device("/dev/console", 0o600, (5, 1)).expect("a node");
@@ -208,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn folders_come_once_and_before_what_is_in_them() {
+    fn each_folder_is_written_once_and_before_its_content() {
         let mut cpio = Cpio::new(Vec::new());
         cpio.file("/a/b/c", 0o644, b"").expect("a file");
         cpio.file("/a/b/d", 0o644, b"").expect("a file");
@@ -225,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_leads_elsewhere_is_refused() {
+    fn a_path_with_an_empty_or_relative_part_is_refused() {
         let mut cpio = Cpio::new(Vec::new());
 
         for path in ["", "/", "a//b", "../a", "a/./b", "a/"] {

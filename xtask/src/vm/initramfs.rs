@@ -1,5 +1,5 @@
-//! The root folder of guests: a part per kernel with its modules, cached, and a part with the programs
-//! to run.
+//! Writes the initramfs of virtual machines. It has several parts: a cached base with the modules of a
+//! kernel, and overlays with programs and files.
 
 use std::{
     fs::{self, File},
@@ -16,13 +16,13 @@ use super::{
     modules::{self, Modules},
 };
 
-/// The format of a kernel's part: raised when it changes.
+/// Version of the base's format; raised when it changes, so that cached ones are not used.
 const FORMAT: u32 = 1;
 
-/// The list of modules in a guest: one path per line, after its dependencies.
+/// Path in a guest of the list of modules to load, one path per line.
 const MODULES: &str = "/etc/modules.list";
 
-/// The folders that every guest has.
+/// Folders that every guest has.
 const FOLDERS: [&str; 9] = [
     "/proc",
     "/sys",
@@ -35,7 +35,7 @@ const FOLDERS: [&str; 9] = [
     "/var/lib",
 ];
 
-/// The content of a guest in addition to its kernel's modules.
+/// Files to add to the initramfs of a guest.
 #[derive(Debug, Default)]
 pub(crate) struct Overlay {
     entries: Vec<Entry>,
@@ -43,6 +43,7 @@ pub(crate) struct Overlay {
 
 #[derive(Debug)]
 struct Entry {
+    /// Path in the guest.
     guest: String,
     content: Content,
 }
@@ -55,7 +56,7 @@ enum Content {
 }
 
 impl Overlay {
-    /// Adds a file of this machine, read when the overlay is written.
+    /// Adds a file of this machine, which is read when the overlay is written.
     pub(crate) fn add_file(&mut self, host: &Path, guest: &str, mode: u32) {
         let path = host.to_owned();
         self.add(guest, Content::Host { path, mode });
@@ -73,12 +74,12 @@ impl Overlay {
 
     /// Writes the overlay as a part of an initramfs.
     pub(crate) fn write(&self, path: &Path) -> Result<()> {
-        cache::file(path, |file| {
+        cache::write_file(path, |file| {
             let mut cpio = Cpio::new(BufWriter::new(file));
             for entry in &self.entries {
                 entry
                     .write(&mut cpio)
-                    .with_context(|| format!("cannot put {} into a guest", entry.guest))?;
+                    .with_context(|| format!("cannot add {} to a guest", entry.guest))?;
             }
             cpio.finish()?;
             Ok(())
@@ -106,9 +107,9 @@ impl Entry {
     }
 }
 
-/// Joins parts to an initramfs. A file of a later part replaces that of an earlier one.
-pub(crate) fn join(parts: &[&Path], path: &Path) -> Result<()> {
-    cache::file(path, |file| {
+/// Concatenates parts to an initramfs. A file of a later part replaces that of an earlier one.
+pub(crate) fn concatenate(parts: &[&Path], path: &Path) -> Result<()> {
+    cache::write_file(path, |file| {
         for part in parts {
             let mut copy = || io::copy(&mut File::open(part)?, file);
             copy().with_context(|| format!("cannot copy {}", part.display()))?;
@@ -117,15 +118,15 @@ pub(crate) fn join(parts: &[&Path], path: &Path) -> Result<()> {
     })
 }
 
-/// Returns the part of a kernel, cached, and the modules that it lacks.
+/// Returns the path of the base for a kernel, which is cached, and the wanted modules that the kernel lacks.
 pub(super) fn base(kernel: &str, modules: &Path) -> Result<(PathBuf, Vec<String>)> {
-    // The version of the modules is in the name of the kernel.
+    // The name of the kernel has the version of its modules.
     let mut hasher = DefaultHasher::new();
     (FORMAT, FOLDERS, modules::WANTED).hash(&mut hasher);
-    let path = cache::place("base").join(format!("{kernel}-{:016x}.cpio", hasher.finish()));
+    let path = cache::path("base").join(format!("{kernel}-{:016x}.cpio", hasher.finish()));
     let modules = Modules::read(modules)?;
     if !path.is_file() {
-        cache::file(&path, |file| write_base(file, &modules))?;
+        cache::write_file(&path, |file| write_base(file, &modules))?;
     }
     Ok((path, modules.absent(modules::WANTED)))
 }
@@ -135,7 +136,7 @@ fn write_base(file: &mut File, modules: &Modules) -> Result<()> {
     for folder in FOLDERS {
         cpio.folder(folder)?;
     }
-    // The kernel opens it for the first process before any mount.
+    // The kernel opens it for the first process, before anything is mounted.
     cpio.device("/dev/console", 0o600, (5, 1))?;
     let mut list = String::new();
     for module in modules.load_order(modules::WANTED)? {
@@ -154,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_stand_one_behind_the_other_each_a_whole_archive() {
+    fn an_initramfs_is_the_concatenation_of_complete_archives() {
         let scratch = tempfile::tempdir().expect("a folder");
         let [first, second, host, all] = ["new/first", "new/second", "new/host", "new/all"]
             .map(|name| scratch.path().join(name));
@@ -167,7 +168,7 @@ mod tests {
         overlay.add_file(&host, "/init", 0o755);
         overlay.write(&second).expect("written");
 
-        join(&[&first, &second], &all).expect("joined");
+        concatenate(&[&first, &second], &all).expect("written");
 
         let all = fs::read_to_string(all).expect("text");
         assert_eq!(all.matches("TRAILER!!!").count(), 2);
@@ -179,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_read_is_named_and_leaves_nothing() {
+    fn a_file_that_cannot_be_read_is_named_and_no_overlay_is_written() {
         let path = std::env::temp_dir().join(format!("culvert-{}-none", std::process::id()));
         let mut overlay = Overlay::default();
         overlay.add_file(Path::new("/no/such/program"), "/init", 0o755);

@@ -1,4 +1,4 @@
-//! A virtual machine in QEMU.
+//! Runs a virtual machine in QEMU.
 
 use std::{
     fs::{self, File},
@@ -11,32 +11,31 @@ use std::{
 
 use anyhow::{Context as _, Result};
 
-use super::{accel::Accel, fetch::Kernel, qemu::Qemu, report::Report, suite};
+use super::{accel::Accel, kernel_download::Kernel, qemu::Qemu, report::Report, test_plan};
 use crate::progress::Clock;
 
-/// The exit status of a machine if everything passed: the guest writes 0x10, and QEMU returns twice that
-/// plus one.
-const PASSED: i32 = 33;
-/// The memory of a machine, in MiB.
+/// Exit status of QEMU if all tests passed: the guest writes 0x10, and QEMU returns twice that plus one.
+const PASSED_STATUS: i32 = 33;
+/// Memory of a machine, in MiB.
 const MEMORY: &str = "768";
-/// The maximum run time of a machine: longer than its longest program. The maximum time without output:
-/// longer than the timeout of a test.
-pub(super) const LIMIT: Duration = Duration::from_secs(suite::LIMIT + 300);
-const SILENCE: Duration = Duration::from_secs(420);
-/// The interval of checks.
-const LOOK: Duration = Duration::from_millis(100);
-/// The kernel messages that report a fault of the kernel itself.
-const ALARMS: [&str; 4] = ["WARNING: ", "BUG: ", "Oops", "general protection"];
-/// The number of such lines that are shown.
-const MOST_ALARMS: usize = 5;
-/// The number of last console lines that are shown.
-const TAIL: usize = 60;
+/// Maximum run time of a machine; longer than that of one program.
+pub(super) const MAX_RUN_TIME: Duration = Duration::from_secs(test_plan::PROGRAM_SECONDS + 300);
+/// Maximum time without output; longer than the timeout of a test.
+const MAX_SILENCE: Duration = Duration::from_secs(420);
+/// Interval of checks.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// Texts in console lines by which the kernel reports a fault in itself.
+const FAULT_MARKS: [&str; 4] = ["WARNING: ", "BUG: ", "Oops", "general protection"];
+/// Maximum number of console lines about faults that are reported.
+const MAX_FAULTS: usize = 5;
+/// Number of last console lines that are printed.
+const TAIL_LINES: usize = 60;
 
-/// Fail at once on errors, and skip self-tests that cost time and protect nothing here.
-const COMMAND_LINE: &str = "loglevel=5 oops=panic panic=-1 reboot=t cryptomgr.notests";
-/// Options for emulated CPUs. `rep_good` is cleared, so that pages are cleared and copied by plain
-/// moves; it is given as a number, since 5.10 takes no names.
-const EMULATED: &str = "tsc=reliable no_timer_check clearcpuid=112";
+/// Kernel parameters: panic on errors, and skip self-tests of crypto algorithms, which only cost time.
+const KERNEL_PARAMETERS: &str = "loglevel=5 oops=panic panic=-1 reboot=t cryptomgr.notests";
+/// Kernel parameters for emulated CPUs. The CPU feature `rep_good` is cleared, so that the kernel uses no
+/// string instructions to clear and copy pages. It is given as a number, since 5.10 accepts no names.
+const EMULATION_PARAMETERS: &str = "tsc=reliable no_timer_check clearcpuid=112";
 
 /// The configuration of a machine.
 pub(crate) struct Machine<'a> {
@@ -45,69 +44,74 @@ pub(crate) struct Machine<'a> {
     pub(crate) initramfs: PathBuf,
     pub(crate) cpus: u32,
     pub(crate) accel: Accel,
-    /// The maximum run time.
+    /// Maximum run time.
     pub(crate) limit: Duration,
-    /// The machine's own folder, which exists.
+    /// Folder of its log files, which must exist.
     pub(crate) folder: PathBuf,
 }
 
-/// The end of a machine.
+/// How a machine ended.
 #[derive(Debug)]
-pub(crate) enum End {
-    /// The machine ended by itself, with this status.
+pub(crate) enum Termination {
+    /// QEMU exited with this status.
     Exited(ExitStatus),
-    /// A foreign signal ended it, with QEMU's message.
-    Stopped(String),
-    /// The process was killed, because its output stopped or its time was up.
+    /// Another process killed QEMU with a signal; its message about that.
+    Signalled(String),
+    /// QEMU was killed for this reason: no output, or a run time over the limit.
     Hung(&'static str),
 }
 
-/// The result of a machine.
+/// The result of a machine's run.
 #[derive(Debug)]
-pub(crate) struct Outcome {
-    pub(crate) end: End,
+pub(crate) struct MachineResult {
+    pub(crate) termination: Termination,
     pub(crate) report: Report,
     pub(crate) took: Duration,
-    /// The end of its kernel's console output.
+    /// Last lines of the console and of QEMU's output.
     pub(crate) console: String,
-    /// The alarming lines of the console.
-    pub(crate) alarms: Vec<String>,
+    /// Console lines that report a fault of the kernel.
+    pub(crate) faults: Vec<String>,
 }
 
-impl Outcome {
-    /// Returns true if the exit status and the report both mean success.
+impl MachineResult {
+    /// Returns true if both the exit status and the report mean success.
     pub(crate) fn is_good(&self) -> bool {
-        let says_so = matches!(&self.end, End::Exited(status) if status.code() == Some(PASSED));
-        says_so && self.report.is_good && self.report.failed.is_empty()
+        let has_passed = matches!(
+            &self.termination,
+            Termination::Exited(status) if status.code() == Some(PASSED_STATUS)
+        );
+        has_passed && self.report.is_good && self.report.failed.is_empty()
     }
 
-    /// Returns true if the cause may be the emulator: the machine hung, or its kernel never reached its
-    /// init. With two CPUs, one sometimes executes code that the other is about to patch (`Oops: int3`).
-    pub(crate) const fn is_to_be_repeated(&self) -> bool {
-        match self.end {
-            End::Hung(_) => true,
-            End::Stopped(_) => false,
-            End::Exited(_) => self.report.booted.is_none(),
+    /// Returns true if the emulator may be the cause of a failure: the machine hung, or its kernel did not
+    /// start init. With two emulated CPUs, one may execute code that the other is patching (`Oops: int3`).
+    pub(crate) const fn should_retry(&self) -> bool {
+        match self.termination {
+            Termination::Hung(_) => true,
+            Termination::Signalled(_) => false,
+            Termination::Exited(_) => self.report.booted.is_none(),
         }
     }
 
     /// Returns the cause of a failure.
-    pub(crate) fn why(&self) -> String {
-        match &self.end {
-            End::Hung(how) => (*how).to_owned(),
-            End::Stopped(words) => format!("somebody ended QEMU: {words}"),
-            End::Exited(status) if status.code() == Some(0) => {
+    pub(crate) fn cause(&self) -> String {
+        match &self.termination {
+            Termination::Hung(reason) => (*reason).to_owned(),
+            Termination::Signalled(message) => format!("another process ended QEMU: {message}"),
+            Termination::Exited(status) if status.code() == Some(0) => {
                 "the kernel panicked, or the machine was reset".to_owned()
             }
-            End::Exited(_) if !self.report.broken.is_empty() => self.report.broken.join("; "),
-            End::Exited(status) => format!("QEMU ended with {status}"),
+            Termination::Exited(_) if !self.report.failed_programs.is_empty() => {
+                self.report.failed_programs.join("; ")
+            }
+            Termination::Exited(status) => format!("QEMU ended with {status}"),
         }
     }
 }
 
 impl Machine<'_> {
-    /// Runs the machine to its end.
-    pub(crate) fn run(&self) -> Result<Outcome> {
+    /// Runs the machine until it ends or is killed.
+    pub(crate) fn run(&self) -> Result<MachineResult> {
         let (console, report) = (
             self.folder.join("console.log"),
             self.folder.join("report.log"),
@@ -121,24 +125,24 @@ impl Machine<'_> {
         command.stdin(std::process::Stdio::null());
         command.stdout(log.try_clone()?).stderr(log);
         let child = command.spawn().context("cannot start QEMU")?;
-        let mut end = watch(child, &report, self.limit)?;
-        let qemu = fs::read(self.folder.join("qemu.log"))?;
-        if let Some(words) = stopped(&String::from_utf8_lossy(&qemu)) {
-            end = End::Stopped(words);
+        let mut termination = supervise(child, &report, self.limit)?;
+        let qemu_output = fs::read(self.folder.join("qemu.log"))?;
+        if let Some(message) = signal_message(&String::from_utf8_lossy(&qemu_output)) {
+            termination = Termination::Signalled(message);
         }
-        let text = fs::read(&report)?;
-        let said = fs::read(&console)?;
-        Ok(Outcome {
-            end,
-            report: Report::read(&String::from_utf8_lossy(&text)),
+        let report_text = fs::read(&report)?;
+        let console_text = fs::read(&console)?;
+        Ok(MachineResult {
+            termination,
+            report: Report::parse(&String::from_utf8_lossy(&report_text)),
             took: clock.elapsed(),
             console: tail(&console) + &tail(&self.folder.join("qemu.log")),
-            alarms: alarms(&String::from_utf8_lossy(&said)),
+            faults: kernel_faults(&String::from_utf8_lossy(&console_text)),
         })
     }
 
-    /// Renames the report and console of this attempt, before the next one.
-    pub(crate) fn keep_report(&self) -> Result<()> {
+    /// Renames the report and console of a failed attempt, so that the next one does not overwrite them.
+    pub(crate) fn rename_logs(&self) -> Result<()> {
         for name in ["report", "console"] {
             let path = |ending: &str| self.folder.join(format!("{name}{ending}"));
             fs::rename(path(".log"), path(".1.log"))?;
@@ -146,8 +150,8 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// Runs the machine on this terminal.
-    pub(crate) fn show(&self) -> Result<()> {
+    /// Runs the machine with its console on this terminal.
+    pub(crate) fn run_on_terminal(&self) -> Result<()> {
         let mut command = self.command(&self.folder.join("report.log"));
         command.args(["-serial", "mon:stdio"]);
         command.status().context("cannot start QEMU")?;
@@ -180,116 +184,117 @@ impl Machine<'_> {
     }
 }
 
-/// Returns QEMU's message if a signal ended it: its exit status is then that of a machine that was
-/// reset.
-fn stopped(said: &str) -> Option<String> {
-    let mut lines = said.lines().filter_map(|line| line.split_once(": "));
-    let (_, words) = lines.find(|(_, words)| words.starts_with("terminating on signal"))?;
-    Some(words.to_owned())
+/// Returns the message of QEMU about a signal that ended it. Its exit status is then 0, as after a reset of
+/// the machine.
+fn signal_message(output: &str) -> Option<String> {
+    let mut lines = output.lines().filter_map(|line| line.split_once(": "));
+    let (_, message) = lines.find(|(_, message)| message.starts_with("terminating on signal"))?;
+    Some(message.to_owned())
 }
 
-/// Returns the kernel's command line.
+/// Returns the command line of the kernel.
 fn command_line(accel: Accel) -> String {
-    let plain = format!("console=ttyS0 {COMMAND_LINE}");
+    let plain = format!("console=ttyS0 {KERNEL_PARAMETERS}");
     match accel {
         Accel::Virtual => plain,
-        Accel::Emulated => format!("{plain} {EMULATED}{}", clock_rate()),
+        Accel::Emulated => format!("{plain} {EMULATION_PARAMETERS}{}", tsc_parameter()),
     }
 }
 
-/// Returns the option with the TSC's rate: on a busy machine, guests measure it wrongly, and their clock
-/// runs away.
-fn clock_rate() -> String {
-    let cpus = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    kilohertz(&cpus).map_or_else(String::new, |rate| format!(" tsc_early_khz={rate}"))
+/// Returns the kernel parameter with the frequency of the TSC. On a busy machine, a guest measures a wrong
+/// frequency, and its clock runs too fast or too slowly.
+fn tsc_parameter() -> String {
+    let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    cpu_kilohertz(&cpuinfo).map_or_else(String::new, |rate| format!(" tsc_early_khz={rate}"))
 }
 
-/// Returns the rate of the first CPU in `/proc/cpuinfo`, in kHz.
-fn kilohertz(cpus: &str) -> Option<String> {
-    let line = cpus.lines().find(|line| line.starts_with("cpu MHz"))?;
-    let (whole, part) = line.split_once(':')?.1.trim().split_once('.')?;
-    let part = part.get(..3)?;
-    let rate = format!("{whole}{part}");
+/// Returns the frequency of the first CPU in the text of `/proc/cpuinfo`, in kHz.
+fn cpu_kilohertz(cpuinfo: &str) -> Option<String> {
+    let line = cpuinfo.lines().find(|line| line.starts_with("cpu MHz"))?;
+    let (megahertz, decimals) = line.split_once(':')?.1.trim().split_once('.')?;
+    let decimals = decimals.get(..3)?;
+    let rate = format!("{megahertz}{decimals}");
     rate.parse::<u32>().is_ok().then_some(rate)
 }
 
 /// A process that is killed on drop.
-struct Kept(Child);
+struct KillOnDrop(Child);
 
-impl Drop for Kept {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
-        // The process has ended, or must end: an error of either call is of no use.
+        // Both calls fail if the process has ended.
         drop(self.0.kill());
         drop(self.0.wait());
     }
 }
 
-/// Waits for the end of a process, or kills it once there is a reason.
-pub(super) fn ended<R>(
+/// Waits for a process to end, and kills it once `reason_to_kill` returns a reason.
+pub(super) fn wait_or_kill<R>(
     child: Child,
-    mut reason: impl FnMut() -> Result<Option<R>>,
+    mut reason_to_kill: impl FnMut() -> Result<Option<R>>,
 ) -> Result<Result<ExitStatus, R>> {
-    let mut child = Kept(child);
+    let mut child = KillOnDrop(child);
     loop {
         if let Some(status) = child.0.try_wait()? {
             return Ok(Ok(status));
         }
-        if let Some(reason) = reason()? {
+        if let Some(reason) = reason_to_kill()? {
             return Ok(Err(reason));
         }
-        pause();
+        sleep();
     }
 }
 
-/// Waits for the end of a machine, or kills it.
-fn watch(child: Child, report: &Path, limit: Duration) -> Result<End> {
+/// Waits for a machine to end, and kills it if it hangs.
+fn supervise(child: Child, report: &Path, limit: Duration) -> Result<Termination> {
     let clock = Clock::start();
-    let (mut length, mut heard) = (0, Clock::start());
-    let hung = || {
-        let now = fs::metadata(report)?.len();
-        if now != length {
-            (length, heard) = (now, Clock::start());
+    let (mut length, mut last_output) = (0, Clock::start());
+    let reason_to_kill = || {
+        let new_length = fs::metadata(report)?.len();
+        if new_length != length {
+            (length, last_output) = (new_length, Clock::start());
         }
         Ok(if clock.elapsed() > limit {
-            Some("it went on for too long")
-        } else if heard.elapsed() > SILENCE {
-            Some("it said nothing any more")
+            Some("it ran for too long")
+        } else if last_output.elapsed() > MAX_SILENCE {
+            Some("it stopped reporting")
         } else {
             None
         })
     };
-    Ok(ended(child, hung)?.map_or_else(End::Hung, End::Exited))
+    let result = wait_or_kill(child, reason_to_kill)?;
+    Ok(result.map_or_else(Termination::Hung, Termination::Exited))
 }
 
 #[expect(
     clippy::disallowed_methods,
-    reason = "a process and a file can't be waited for at once"
+    reason = "nothing waits for a process and for a file at the same time"
 )]
-fn pause() {
-    thread::sleep(LOOK);
+fn sleep() {
+    thread::sleep(POLL_INTERVAL);
 }
 
-/// Returns the console lines that report a fault of the kernel.
-fn alarms(console: &str) -> Vec<String> {
-    let is_alarm = |line: &&str| ALARMS.iter().any(|alarm| line.contains(alarm));
-    let lines = console.lines().filter(is_alarm).map(str::to_owned);
-    lines.take(MOST_ALARMS).collect()
+/// Returns the first console lines that report a fault of the kernel.
+fn kernel_faults(console: &str) -> Vec<String> {
+    let is_fault = |line: &&str| FAULT_MARKS.iter().any(|mark| line.contains(mark));
+    let lines = console.lines().filter(is_fault).map(str::to_owned);
+    lines.take(MAX_FAULTS).collect()
 }
 
-/// Returns the last lines of a file.
+/// Returns the last lines of a file, indented.
 fn tail(path: &Path) -> String {
-    const MOST: u64 = 64 << 10;
+    const MAX_BYTES: u64 = 64 << 10;
     let read = || -> std::io::Result<String> {
         let mut file = File::open(path)?;
         let length = file.metadata()?.len();
-        file.seek(SeekFrom::Start(length.saturating_sub(MOST)))?;
+        file.seek(SeekFrom::Start(length.saturating_sub(MAX_BYTES)))?;
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes)?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     };
     let text = read().unwrap_or_default();
     let lines: Vec<&str> = text.lines().collect();
-    let last = &lines[lines.len().saturating_sub(TAIL)..];
+    let last = &lines[lines.len().saturating_sub(TAIL_LINES)..];
     last.iter().map(|line| format!("    {line}\n")).collect()
 }
 
@@ -298,25 +303,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_kernel_that_finds_a_fault_in_itself_is_heard() {
+    fn a_fault_that_the_kernel_reports_about_itself_is_found() {
         let console = "[ 1.0] clocksource: tsc\n[ 2.0] WARNING: CPU: 0 PID: 7 at net/x.c:1\n";
 
-        assert_eq!(alarms(console).len(), 1);
-        assert!(alarms("[ 1.0] a warning of no kind\n").is_empty());
+        assert_eq!(kernel_faults(console).len(), 1);
+        assert!(kernel_faults("[ 1.0] a warning of no kind\n").is_empty());
     }
 
     #[test]
-    fn a_signal_that_ended_the_emulator_is_told_apart_from_a_reset() {
-        let said = "qemu-system-x86_64: warning: no KVM\n\
-                    qemu-system-x86_64: terminating on signal 15 from pid 77 (kill)\n";
+    fn a_signal_that_ended_qemu_is_distinguished_from_a_reset() {
+        let output = "qemu-system-x86_64: warning: no KVM\n\
+                      qemu-system-x86_64: terminating on signal 15 from pid 77 (kill)\n";
 
-        let stop = stopped(said).expect("a stop");
-        assert_eq!(stop, "terminating on signal 15 from pid 77 (kill)");
-        assert_eq!(stopped("qemu-system-x86_64: warning: no KVM\n"), None);
+        let message = signal_message(output).expect("a message");
+        assert_eq!(message, "terminating on signal 15 from pid 77 (kill)");
+        assert_eq!(
+            signal_message("qemu-system-x86_64: warning: no KVM\n"),
+            None
+        );
     }
 
     #[test]
-    fn what_helps_an_emulator_is_not_for_virtual_cpus() {
+    fn parameters_for_emulation_are_not_passed_with_kvm() {
         assert!(command_line(Accel::Emulated).contains("clearcpuid"));
 
         let line = command_line(Accel::Virtual);
@@ -326,10 +334,10 @@ mod tests {
     }
 
     #[test]
-    fn the_rate_of_the_clock_is_that_of_the_first_cpu_in_kilohertz() {
-        let cpus = "processor\t: 0\ncpu MHz\t\t: 2596.122\ncache size\t: 1024 KB\n";
+    fn the_frequency_of_the_first_cpu_is_read_in_kilohertz() {
+        let cpuinfo = "processor\t: 0\ncpu MHz\t\t: 2596.122\ncache size\t: 1024 KB\n";
 
-        assert_eq!(kilohertz(cpus).as_deref(), Some("2596122"));
-        assert_eq!(kilohertz("cpu MHz\t: unknown\n"), None);
+        assert_eq!(cpu_kilohertz(cpuinfo).as_deref(), Some("2596122"));
+        assert_eq!(cpu_kilohertz("cpu MHz\t: unknown\n"), None);
     }
 }

@@ -1,7 +1,7 @@
-//! The modules that guests load, in the order of their dependencies.
+//! Reads the kernel modules that virtual machines load, in the order of their dependencies.
 //!
-//! Debian's packages have no `modules.dep`: it is generated at installation. The dependencies of a
-//! module are in its section `.modinfo`.
+//! Debian's packages have no `modules.dep`, which is generated at installation. The dependencies are read
+//! from the section `.modinfo` of each module.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,7 +13,7 @@ use std::{
 use anyhow::{Context as _, Result, bail, ensure};
 use object::{Object as _, ObjectSection as _};
 
-/// The modules for tests and for interactive use of guests. The others are left out.
+/// Modules that tests need, or that are useful in a shell of a machine. All others are left out.
 pub(super) const WANTED: &[&str] = &[
     // Links.
     "veth",
@@ -25,13 +25,13 @@ pub(super) const WANTED: &[&str] = &[
     "br_netfilter",
     "tun",
     "wireguard",
-    // Programs at tc, and a network that is slow or loses packets.
+    // Programs at tc, and delay or loss of packets.
     "sch_ingress",
     "cls_bpf",
     "act_bpf",
     "sch_netem",
     "sch_fq",
-    // Finding and ending sockets.
+    // Listing and destroying sockets.
     "inet_diag",
     "tcp_diag",
     "udp_diag",
@@ -41,7 +41,7 @@ pub(super) const WANTED: &[&str] = &[
     "sctp",
     "sctp_diag",
     "tls",
-    // Modules that kube-proxy leaves loaded, and those of other programs on a node.
+    // Modules that kube-proxy and other programs load on a node.
     "ip_vs",
     "ip_vs_rr",
     "ip_vs_sh",
@@ -81,63 +81,72 @@ pub(super) const WANTED: &[&str] = &[
     "xt_ipvs",
 ];
 
-/// The end of a signed module.
-const SIGNED: &[u8] = b"~Module signature appended~\n";
-/// The length of the signature's metadata before that; its last four bytes are the signature's length.
-const TRAILER: usize = 12;
+/// The last bytes of a signed module.
+const SIGNATURE_MARK: &[u8] = b"~Module signature appended~\n";
+/// Length of the metadata before the mark. Its last four bytes are the length of the signature, big-endian.
+const METADATA_LENGTH: usize = 12;
 
-/// A program of apt that decompresses any file. Small machines lack `xz`, whereas apt is always present
-/// here.
+/// A program of apt that decompresses files. `xz` may be missing, but apt is installed on every machine that
+/// runs this.
 const DECOMPRESSOR: &str = "/usr/lib/apt/apt-helper";
 
 /// The modules of a kernel.
 #[derive(Debug)]
 pub(super) struct Modules {
+    /// Paths of module files, by name.
     files: BTreeMap<String, PathBuf>,
+    /// Names of modules that are built into the kernel.
     builtin: BTreeSet<String>,
 }
 
-/// A module in the form that the kernel loads.
+/// A module to load.
 #[derive(Debug)]
 pub(super) struct Module {
     pub(super) name: String,
-    /// Decompressed and without a signature: its check makes loading five times slower.
+    /// The ELF file, decompressed and without its signature, which the kernel would take long to verify.
     pub(super) data: Vec<u8>,
 }
 
-/// The kind of a name in a kernel.
+/// The result of looking up a module by name.
 #[derive(Debug, Eq, PartialEq)]
-enum Known {
-    /// A module that needs others.
-    Module(Needs),
+enum Lookup {
+    /// A module file with these dependencies.
+    Module(Dependencies),
+    /// Built into the kernel.
     Builtin,
-    Nothing,
+    NotFound,
 }
 
+/// The modules to load before a module.
 #[derive(Debug, Default, Eq, PartialEq)]
-struct Needs {
-    /// Modules that it can't be loaded without.
-    hard: Vec<String>,
-    /// Modules that are loaded before it if the kernel has them.
+struct Dependencies {
+    /// Modules without which it cannot be loaded.
+    required: Vec<String>,
+    /// Modules that are loaded first if the kernel has them.
     soft: Vec<String>,
 }
 
 impl Modules {
-    /// Lists the modules in a folder `lib/modules/<release>`.
+    /// Lists the modules in the folder `lib/modules/<release>`.
     pub(super) fn read(folder: &Path) -> Result<Self> {
         let path = folder.join("modules.builtin");
         let builtin =
             fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
         let mut files = BTreeMap::new();
-        walk(folder, &mut files).with_context(|| format!("cannot list {}", folder.display()))?;
-        ensure!(!files.is_empty(), "{} holds no modules", folder.display());
+        list_modules(folder, &mut files)
+            .with_context(|| format!("cannot list {}", folder.display()))?;
+        ensure!(
+            !files.is_empty(),
+            "the folder {} has no modules",
+            folder.display()
+        );
         Ok(Self {
             files,
-            builtin: builtin.lines().filter_map(name_of).collect(),
+            builtin: builtin.lines().filter_map(module_name).collect(),
         })
     }
 
-    /// Returns those of the names that the kernel has neither as a module nor built in.
+    /// Returns the wanted modules that the kernel lacks.
     pub(super) fn absent(&self, wanted: &[&str]) -> Vec<String> {
         let names = wanted.iter().map(|name| name.replace('-', "_"));
         names
@@ -145,24 +154,25 @@ impl Modules {
             .collect()
     }
 
-    /// Returns the wanted modules and their dependencies, each after its own dependencies.
+    /// Reads the wanted modules and their dependencies, in the order in which they can be loaded.
     pub(super) fn load_order(&self, wanted: &[&str]) -> Result<Vec<Module>> {
         let mut data = BTreeMap::new();
         let names = order(wanted, |name| {
             if let Some(path) = self.files.get(name) {
                 let read = || {
-                    let module = without_signature(decompressed(path)?)?;
-                    let needs = needs(&module)?;
-                    anyhow::Ok((module, needs))
+                    let module = strip_signature(decompress(path)?)?;
+                    let dependencies = read_dependencies(&module)?;
+                    anyhow::Ok((module, dependencies))
                 };
-                let (module, needs) = read().with_context(|| path.display().to_string())?;
+                let (module, dependencies) =
+                    read().with_context(|| format!("cannot read {}", path.display()))?;
                 data.insert(name.to_owned(), module);
-                return Ok(Known::Module(needs));
+                return Ok(Lookup::Module(dependencies));
             }
             if self.builtin.contains(name) {
-                return Ok(Known::Builtin);
+                return Ok(Lookup::Builtin);
             }
-            Ok(Known::Nothing)
+            Ok(Lookup::NotFound)
         })?;
         Ok(names
             .into_iter()
@@ -174,47 +184,48 @@ impl Modules {
     }
 }
 
-/// Orders modules depth first. Names that the kernel lacks are skipped unless another module needs them.
-fn order(wanted: &[&str], mut look: impl FnMut(&str) -> Result<Known>) -> Result<Vec<String>> {
-    let mut visit = Visit {
-        look: &mut look,
-        seen: BTreeSet::new(),
+/// Sorts modules so that each is after its dependencies. A wanted module that the kernel lacks is skipped,
+/// unless another module requires it.
+fn order(wanted: &[&str], mut look_up: impl FnMut(&str) -> Result<Lookup>) -> Result<Vec<String>> {
+    let mut traversal = Traversal {
+        look_up: &mut look_up,
+        visited: BTreeSet::new(),
         order: Vec::new(),
     };
     for name in wanted {
-        visit.module(&name.replace('-', "_"))?;
+        traversal.visit(&name.replace('-', "_"))?;
     }
-    Ok(visit.order)
+    Ok(traversal.order)
 }
 
-/// The state of the traversal.
-struct Visit<'a> {
-    look: &'a mut dyn FnMut(&str) -> Result<Known>,
-    seen: BTreeSet<String>,
+/// A depth-first traversal of dependencies.
+struct Traversal<'a> {
+    look_up: &'a mut dyn FnMut(&str) -> Result<Lookup>,
+    visited: BTreeSet<String>,
     order: Vec<String>,
 }
 
-impl Visit<'_> {
-    /// Adds a module; returns true if the kernel has it.
-    fn module(&mut self, name: &str) -> Result<bool> {
-        if self.seen.contains(name) {
+impl Traversal<'_> {
+    /// Adds a module after its dependencies; returns true if the kernel has it.
+    fn visit(&mut self, name: &str) -> Result<bool> {
+        if self.visited.contains(name) {
             return Ok(true);
         }
-        let needs = match (self.look)(name)? {
-            Known::Module(needs) => needs,
-            Known::Builtin => return Ok(true),
-            Known::Nothing => return Ok(false),
+        let dependencies = match (self.look_up)(name)? {
+            Lookup::Module(dependencies) => dependencies,
+            Lookup::Builtin => return Ok(true),
+            Lookup::NotFound => return Ok(false),
         };
-        self.seen.insert(name.to_owned());
-        for soft in &needs.soft {
-            if !self.module(soft)? && soft == "crc32c" {
-                // The name of an algorithm; only this implementation is useful for the wanted modules.
-                self.module("crc32c_generic")?;
+        self.visited.insert(name.to_owned());
+        for soft in &dependencies.soft {
+            if !self.visit(soft)? && soft == "crc32c" {
+                // The name of an algorithm. The wanted modules need only its generic implementation.
+                self.visit("crc32c_generic")?;
             }
         }
-        for hard in &needs.hard {
-            if !self.module(hard)? {
-                bail!("module {name} needs {hard}, which its kernel doesn't have");
+        for required in &dependencies.required {
+            if !self.visit(required)? {
+                bail!("the module {name} requires {required}, which the kernel lacks");
             }
         }
         self.order.push(name.to_owned());
@@ -223,32 +234,33 @@ impl Visit<'_> {
 }
 
 /// Returns the dependencies that a module declares.
-fn needs(module: &[u8]) -> Result<Needs> {
-    let file = object::File::parse(module).context("no ELF object")?;
+fn read_dependencies(module: &[u8]) -> Result<Dependencies> {
+    let file = object::File::parse(module).context("the module is not an ELF object")?;
     let section = file.section_by_name(".modinfo");
-    let section = section.context("no section .modinfo")?;
-    Ok(needs_in(section.data()?))
+    let section = section.context("the module has no section .modinfo")?;
+    Ok(parse_modinfo(section.data()?))
 }
 
-/// Parses entries `key=value`, each terminated by a zero byte.
-fn needs_in(modinfo: &[u8]) -> Needs {
-    let mut needs = Needs::default();
+/// Parses the content of `.modinfo`: entries `key=value`, each terminated by a zero byte.
+fn parse_modinfo(modinfo: &[u8]) -> Dependencies {
+    let mut dependencies = Dependencies::default();
     for entry in modinfo.split(|&byte| byte == 0) {
         let entry = String::from_utf8_lossy(entry);
         match entry.split_once('=') {
             Some(("depends", names)) => {
                 let names = names.split(',').filter(|name| !name.is_empty());
-                needs.hard.extend(names.map(|name| name.replace('-', "_")));
+                let names = names.map(|name| name.replace('-', "_"));
+                dependencies.required.extend(names);
             }
-            Some(("softdep", text)) => needs.soft.extend(softdeps_before(text)),
+            Some(("softdep", text)) => dependencies.soft.extend(parse_softdep(text)),
             Some(_) | None => {}
         }
     }
-    needs
+    dependencies
 }
 
 /// Returns the names after `pre:` in a text such as `pre: a b post: c`.
-fn softdeps_before(text: &str) -> Vec<String> {
+fn parse_softdep(text: &str) -> Vec<String> {
     let mut is_before = false;
     let mut names = Vec::new();
     for word in text.split_whitespace() {
@@ -261,21 +273,22 @@ fn softdeps_before(text: &str) -> Vec<String> {
     names
 }
 
-fn without_signature(mut module: Vec<u8>) -> Result<Vec<u8>> {
-    let Some(rest) = module.strip_suffix(SIGNED) else {
+/// Removes the signature of a module, if it has one.
+fn strip_signature(mut module: Vec<u8>) -> Result<Vec<u8>> {
+    let Some(rest) = module.strip_suffix(SIGNATURE_MARK) else {
         return Ok(module);
     };
-    let (rest, trailer) = rest
-        .split_last_chunk::<TRAILER>()
-        .context("the signature is cut off")?;
-    let [.., a, b, c, d] = *trailer;
+    let (rest, metadata) = rest
+        .split_last_chunk::<METADATA_LENGTH>()
+        .context("the metadata of the signature is incomplete")?;
+    let [.., a, b, c, d] = *metadata;
     let signature = usize::try_from(u32::from_be_bytes([a, b, c, d]))?;
     let end = rest.len().checked_sub(signature);
     module.truncate(end.context("the signature is longer than the module")?);
     Ok(module)
 }
 
-fn decompressed(path: &Path) -> Result<Vec<u8>> {
+fn decompress(path: &Path) -> Result<Vec<u8>> {
     if path.extension().is_some_and(|kind| kind == "ko") {
         return Ok(fs::read(path)?);
     }
@@ -286,27 +299,28 @@ fn decompressed(path: &Path) -> Result<Vec<u8>> {
         .with_context(|| format!("cannot start {DECOMPRESSOR}"))?;
     ensure!(
         output.status.success(),
-        "{DECOMPRESSOR} cannot decompress it: {}",
+        "{DECOMPRESSOR} failed: {}",
         String::from_utf8_lossy(&output.stderr).trim()
     );
     Ok(output.stdout)
 }
 
-fn walk(folder: &Path, files: &mut BTreeMap<String, PathBuf>) -> Result<()> {
+/// Adds the modules in a folder and below.
+fn list_modules(folder: &Path, files: &mut BTreeMap<String, PathBuf>) -> Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
         let path = entry.path();
         if entry.file_type()?.is_dir() {
-            walk(&path, files)?;
-        } else if let Some(name) = path.to_str().and_then(name_of) {
+            list_modules(&path, files)?;
+        } else if let Some(name) = path.to_str().and_then(module_name) {
             files.insert(name, path);
         }
     }
     Ok(())
 }
 
-/// Returns the name of a module by the path of its file.
-fn name_of(path: &str) -> Option<String> {
+/// Returns the name of a module with this path; `None` if it is not the path of a module.
+fn module_name(path: &str) -> Option<String> {
     let file = path.rsplit('/').next()?;
     let (name, compression) = file.split_once(".ko")?;
     matches!(compression, "" | ".xz" | ".zst" | ".gz").then(|| name.replace('-', "_"))

@@ -1,4 +1,4 @@
-//! The same tests on this machine's own kernel.
+//! Runs the tests on this machine's own kernel.
 
 use std::{
     fs::{self, File},
@@ -10,13 +10,14 @@ use serde_json::json;
 
 use super::{
     cache, machine,
+    machine_programs::MachinePrograms,
     report::{self, Report},
-    suite::{self, Plan, Programs},
+    test_plan::{self, Plan},
 };
 use crate::progress::Clock;
 
-/// The maximum run time of one program.
-const LIMIT: Duration = Duration::from_secs(suite::LIMIT);
+/// Maximum run time of one program.
+const MAX_RUN_TIME: Duration = Duration::from_secs(test_plan::PROGRAM_SECONDS);
 
 /// Returns the release of this machine's kernel.
 pub(super) fn release() -> String {
@@ -24,15 +25,15 @@ pub(super) fn release() -> String {
     release.trim().to_owned()
 }
 
-/// Runs a plan's programs.
-pub(super) fn run(programs: &Programs, plan: &Plan) -> Result<Report> {
-    let folder = cache::place("machines").join("native");
-    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+/// Runs the programs of a plan.
+pub(super) fn run(programs: &MachinePrograms, plan: &Plan) -> Result<Report> {
+    let folder = cache::path("machines").join("native");
+    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let skips = folder.join("skips");
     fs::write(&skips, "")?;
     let mut text = String::new();
-    let mut broken = Vec::new();
-    for (name, mut command) in plan.commands(programs)? {
+    let mut failed_programs = Vec::new();
+    for (name, mut command) in plan.native_commands(programs)? {
         text.push_str(&format!("{}\n", json!({ "event": "begin", "entry": name })));
         command.env("CULVERT_SKIPS", &skips);
         let log = folder.join("output.log");
@@ -41,23 +42,27 @@ pub(super) fn run(programs: &Programs, plan: &Plan) -> Result<Report> {
         let child = command.spawn();
         let child = child.with_context(|| format!("cannot start {command:?}"))?;
         let clock = Clock::start();
-        let ended = machine::ended(child, || Ok((clock.elapsed() >= LIMIT).then_some(())))?;
+        let timed_out = || Ok((clock.elapsed() >= MAX_RUN_TIME).then_some(()));
+        let result = machine::wait_or_kill(child, timed_out)?;
         for line in String::from_utf8_lossy(&fs::read(&log)?).lines() {
             text.push_str("| ");
             text.push_str(line);
             text.push('\n');
         }
-        let program = || command.get_program().to_string_lossy().into_owned();
-        match ended {
+        let program = command.get_program().to_string_lossy();
+        match result {
             Ok(status) if status.success() => {}
-            Ok(status) => broken.push(format!("{}: {status}", program())),
-            Err(()) => broken.push(format!("{}: it took too long, and was ended", program())),
+            Ok(status) => failed_programs.push(format!("{program}: {status}")),
+            Err(()) => failed_programs.push(format!(
+                "{program}: killed after {} s",
+                MAX_RUN_TIME.as_secs()
+            )),
         }
     }
-    let mut report = Report::read(&text);
-    report.is_good = broken.is_empty() && report.failed.is_empty();
-    report.broken = broken;
-    let noted = fs::read_to_string(&skips)?;
-    report.skips = noted.lines().filter_map(report::skip).collect();
+    let mut report = Report::parse(&text);
+    report.is_good = failed_programs.is_empty() && report.failed.is_empty();
+    report.failed_programs = failed_programs;
+    let skips = fs::read_to_string(&skips)?;
+    report.skips = skips.lines().filter_map(report::parse_skip).collect();
     Ok(report)
 }

@@ -1,6 +1,6 @@
-//! The emulator for guests: the machine's own, or one unpacked from Debian's packages.
+//! Finds QEMU on this machine, or unpacks it from Debian's packages.
 //!
-//! QEMU is never installed: its packages would replace newer parts of QEMU.
+//! The packages are not installed, since they would replace newer ones of QEMU.
 
 use std::{
     collections::BTreeSet,
@@ -12,62 +12,65 @@ use std::{
 use anyhow::{Context as _, Result, bail, ensure};
 
 use super::{
-    archive::{self, Archive},
-    cache, control,
+    cache,
+    debian_archive::{self, DebianArchive},
+    debian_control,
 };
-use crate::workspace;
+use crate::{host, progress};
 
 const PROGRAM: &str = "qemu-system-x86_64";
 const PACKAGE: &str = "qemu-system-x86";
-/// The packages to unpack before the search for missing libraries.
+/// Packages to unpack first; packages of missing libraries follow.
 const PACKAGES: [&str; 4] = [PACKAGE, "qemu-system-common", "qemu-system-data", "seabios"];
-/// The folders of firmware in the packages.
-const DATA: [&str; 2] = ["usr/share/qemu", "usr/share/seabios"];
+/// Folders of firmware in the unpacked tree.
+const FIRMWARE_FOLDERS: [&str; 2] = ["usr/share/qemu", "usr/share/seabios"];
 
-/// An emulator that runs.
+/// An installed or unpacked QEMU.
 #[derive(Debug)]
 pub(crate) struct Qemu {
     program: PathBuf,
-    /// The folder that it was unpacked into.
+    /// Folder into which it was unpacked; `None` if it is installed.
     unpacked: Option<PathBuf>,
-    /// The version, as QEMU prints it.
+    /// Version, as QEMU prints it.
     version: String,
 }
 
-/// Finds the emulator, on the machine or in the cache, or fetches it.
-pub(crate) fn ready(offline: bool) -> Result<Qemu> {
-    if let Some(program) = workspace::program(PROGRAM) {
+/// Returns QEMU from this machine or the cache, or downloads it.
+pub(crate) fn find_or_download(offline: bool) -> Result<Qemu> {
+    if let Some(program) = host::find_program(PROGRAM) {
         return Qemu::new(program, None);
     }
     let _lock = cache::lock("qemu")?;
-    let folder = cache::place("qemu");
+    let folder = cache::path("qemu");
     if folder.is_dir() {
         match Qemu::unpacked(&folder) {
             Ok(qemu) => return Ok(qemu),
             Err(error) if offline => {
-                return Err(error.context("the QEMU in the cache doesn't run; fetch it anew"));
+                let hint = "QEMU in the cache does not run; download it again without --offline";
+                return Err(error.context(hint));
             }
-            // It was fetched for other libraries than the machine has now.
-            Err(error) => println!("QEMU is fetched anew: {error:#}"),
+            // The libraries of the machine have changed since it was downloaded.
+            Err(error) => println!("downloading QEMU again: {error:#}"),
         }
     }
     ensure!(
         !offline,
-        "there is no {PROGRAM} in PATH nor in the cache; fetch it once without --offline, or \
+        "{PROGRAM} is neither in PATH nor in the cache; download it once without --offline, or \
          install the package {PACKAGE}"
     );
-    fetch(&folder).with_context(|| format!("cannot fetch {PACKAGE} of this machine's suite"))?;
+    download(&folder)
+        .with_context(|| format!("cannot download {PACKAGE} from this machine's suite"))?;
     Qemu::unpacked(&folder)
 }
 
 impl Qemu {
-    /// Returns a command that runs QEMU, with the paths of libraries and firmware.
+    /// Returns a command of QEMU with the paths of its libraries and firmware.
     pub(crate) fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
         if let Some(folder) = &self.unpacked {
             command.env("LD_LIBRARY_PATH", library_path(folder));
-            for data in DATA {
-                command.arg("-L").arg(folder.join(data));
+            for firmware in FIRMWARE_FOLDERS {
+                command.arg("-L").arg(folder.join(firmware));
             }
         }
         command
@@ -79,17 +82,19 @@ impl Qemu {
     }
 
     fn unpacked(folder: &Path) -> Result<Self> {
-        Self::new(program_in(folder), Some(folder.to_owned()))
+        Self::new(unpacked_program(folder), Some(folder.to_owned()))
     }
 
+    /// Runs QEMU to read its version.
     fn new(program: PathBuf, unpacked: Option<PathBuf>) -> Result<Self> {
         let mut qemu = Self {
             program,
             unpacked,
             version: String::new(),
         };
-        let said = archive::output(qemu.command().arg("--version"))?;
-        said.lines()
+        let output = progress::output(qemu.command().arg("--version"))?;
+        output
+            .lines()
             .next()
             .unwrap_or_default()
             .clone_into(&mut qemu.version);
@@ -97,49 +102,56 @@ impl Qemu {
     }
 }
 
-/// Unpacks the packages, then the missing libraries of QEMU and of those libraries.
-fn fetch(folder: &Path) -> Result<()> {
-    let archive = Archive::of_machine()?;
+/// Downloads and unpacks QEMU, then the libraries that it lacks, then the libraries that those lack.
+fn download(folder: &Path) -> Result<()> {
+    let archive = DebianArchive::of_machine()?;
     archive.update()?;
-    let new = archive.would_install(&[PACKAGE])?;
-    cache::folder(folder, |partial| {
-        let mut taken = Vec::new();
+    let not_installed = archive.simulate_install(&[PACKAGE])?;
+    cache::create_folder(folder, |partial| {
+        let mut unpacked = Vec::new();
         let mut next: Vec<String> = PACKAGES.map(str::to_owned).into();
         loop {
-            add(&archive, &next, partial)?;
+            unpack(&archive, &next, partial)?;
             let missing = missing_libraries(partial)?;
             if missing.is_empty() {
                 return Ok(());
             }
-            taken.append(&mut next);
-            let needed = control::dependencies(&archive.show(&needing(&taken))?);
-            next = libraries(&needed, &new, &taken);
+            unpacked.append(&mut next);
+            let shown = archive.show(&with_libraries(&unpacked))?;
+            let dependencies = debian_control::dependencies(&shown);
+            next = next_libraries(&dependencies, &not_installed, &unpacked);
             if next.is_empty() {
-                bail!("no package has {}", missing.join(", "));
+                bail!("no package has the libraries {}", missing.join(", "));
             }
         }
     })
 }
 
-/// Returns the packages whose libraries are needed: QEMU's other parts have many that are unused here.
-fn needing(taken: &[String]) -> Vec<String> {
-    let is_program = |name: &&String| *name == PACKAGE || !PACKAGES.contains(&name.as_str());
-    taken.iter().filter(is_program).cloned().collect()
+/// Returns the packages whose dependencies are needed. The other packages of QEMU have many unused ones.
+fn with_libraries(unpacked: &[String]) -> Vec<String> {
+    let is_needed = |name: &&String| *name == PACKAGE || !PACKAGES.contains(&name.as_str());
+    unpacked.iter().filter(is_needed).cloned().collect()
 }
 
-/// Returns the needed libraries that are new to the machine and not unpacked yet.
-fn libraries(needed: &[String], new: &[String], taken: &[String]) -> Vec<String> {
-    let is_next =
-        |name: &&String| name.starts_with("lib") && new.contains(*name) && !taken.contains(*name);
-    let next: BTreeSet<&String> = needed.iter().filter(is_next).collect();
+/// Returns the dependencies that are libraries and neither installed nor unpacked.
+fn next_libraries(
+    dependencies: &[String],
+    not_installed: &[String],
+    unpacked: &[String],
+) -> Vec<String> {
+    let is_next = |name: &&String| {
+        name.starts_with("lib") && not_installed.contains(*name) && !unpacked.contains(*name)
+    };
+    let next: BTreeSet<&String> = dependencies.iter().filter(is_next).collect();
     next.into_iter().cloned().collect()
 }
 
-fn add(archive: &Archive, packages: &[String], folder: &Path) -> Result<()> {
+/// Downloads packages and unpacks them into a folder.
+fn unpack(archive: &DebianArchive, packages: &[String], folder: &Path) -> Result<()> {
     let debs = folder.join("debs");
     fs::create_dir_all(&debs)?;
     archive.download(packages, &debs)?;
-    archive::unpack(&archive::packages_in(&debs)?, folder)?;
+    debian_archive::unpack(&debian_archive::list_debs(&debs)?, folder)?;
     fs::remove_dir_all(&debs)?;
     Ok(())
 }
@@ -147,29 +159,29 @@ fn add(archive: &Archive, packages: &[String], folder: &Path) -> Result<()> {
 fn missing_libraries(folder: &Path) -> Result<Vec<String>> {
     let mut command = Command::new("ldd");
     command
-        .arg(program_in(folder))
+        .arg(unpacked_program(folder))
         .env("LD_LIBRARY_PATH", library_path(folder));
-    Ok(not_found(&archive::output(&mut command)?))
+    Ok(parse_missing(&progress::output(&mut command)?))
 }
 
-/// Returns the libraries that the loader does not find.
-fn not_found(said: &str) -> Vec<String> {
-    let lines = said
+/// Returns the libraries that are not found, in the output of `ldd`.
+fn parse_missing(output: &str) -> Vec<String> {
+    let lines = output
         .lines()
         .filter_map(|line| line.trim().strip_suffix(" => not found"));
     let names: BTreeSet<&str> = lines.collect();
     names.into_iter().map(str::to_owned).collect()
 }
 
-fn program_in(folder: &Path) -> PathBuf {
+fn unpacked_program(folder: &Path) -> PathBuf {
     folder.join("usr/bin").join(PROGRAM)
 }
 
-/// Returns the folders of libraries in an unpacked tree.
+/// Returns the folders of libraries in the unpacked tree, as a value of `LD_LIBRARY_PATH`.
 fn library_path(folder: &Path) -> String {
-    let parts = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"];
-    parts
-        .map(|part| folder.join(part).display().to_string())
+    let folders = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"];
+    folders
+        .map(|name| folder.join(name).display().to_string())
         .join(":")
 }
 
@@ -182,28 +194,29 @@ mod tests {
     }
 
     #[test]
-    fn libraries_are_taken_when_needed_new_and_not_taken() {
-        let needed = owned("libc6 libslirp0 libfdt1 ipxe-qemu libslirp0 libaio1");
-        let new = owned("ipxe-qemu libaio1 libfdt1 libslirp0 libspice-server1");
+    fn needed_libraries_are_unpacked_once_and_only_if_not_installed() {
+        let dependencies = owned("libc6 libslirp0 libfdt1 ipxe-qemu libslirp0 libaio1");
+        let not_installed = owned("ipxe-qemu libaio1 libfdt1 libslirp0 libspice-server1");
 
-        let next = libraries(&needed, &new, &owned("libaio1"));
+        let next = next_libraries(&dependencies, &not_installed, &owned("libaio1"));
 
         assert_eq!(next, ["libfdt1", "libslirp0"]);
     }
 
     #[test]
-    fn the_other_parts_of_qemu_need_no_libraries() {
-        let taken = owned("qemu-system-x86 qemu-system-common seabios libpmem1");
+    fn dependencies_of_other_packages_of_qemu_are_ignored() {
+        let unpacked = owned("qemu-system-x86 qemu-system-common seabios libpmem1");
 
-        assert_eq!(needing(&taken), ["qemu-system-x86", "libpmem1"]);
+        let names = with_libraries(&unpacked);
+        assert_eq!(names, ["qemu-system-x86", "libpmem1"]);
     }
 
     #[test]
-    fn the_loader_names_what_it_does_not_find() {
-        let said = "\tlinux-vdso.so.1 (0x00007ffd)\n\tlibfdt.so.1 => not found\n\
-                    \tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f)\n\
-                    \tlibaio.so.1 => not found\n\tlibfdt.so.1 => not found\n";
+    fn missing_libraries_are_read_from_the_output_of_ldd() {
+        let output = "\tlinux-vdso.so.1 (0x00007ffd)\n\tlibfdt.so.1 => not found\n\
+                      \tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f)\n\
+                      \tlibaio.so.1 => not found\n\tlibfdt.so.1 => not found\n";
 
-        assert_eq!(not_found(said), ["libaio.so.1", "libfdt.so.1"]);
+        assert_eq!(parse_missing(output), ["libaio.so.1", "libfdt.so.1"]);
     }
 }

@@ -1,51 +1,52 @@
-//! The report of a machine and its tests: events, one JSON object per line, and between them the output
-//! of programs, each line prefixed by a bar.
+//! Parses the report of a machine: events as JSON objects, one per line, and output lines of its programs
+//! after a bar (`| `).
 
 use serde_json::Value;
 
-/// A test that did not run, since the kernel lacks something that it needs.
+/// A test that was skipped because the kernel lacks a feature.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(crate) struct Skip {
     pub(crate) test: String,
     pub(crate) feature: String,
 }
 
-/// The data of a machine's report, which may be incomplete.
+/// The content of a report, which may be incomplete.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
-    /// Seconds until its first program ran.
+    /// Seconds from the start of the kernel to that of the first program.
     pub(crate) booted: Option<f64>,
-    /// Modules that its kernel refused.
-    pub(crate) refused: Vec<String>,
-    /// Modules that its kernel requested and did not get.
-    pub(crate) wanted: Vec<String>,
+    /// Modules that the kernel refused to load, with the error.
+    pub(crate) refused_modules: Vec<String>,
+    /// Modules that the kernel requested, but the machine lacks.
+    pub(crate) missing_modules: Vec<String>,
+    /// Number of tests that libtest reported as passed, including skipped ones.
     pub(crate) passed: usize,
     pub(crate) failed: Vec<String>,
     pub(crate) skips: Vec<Skip>,
-    /// Programs of the plan that failed, with their exit codes.
-    pub(crate) broken: Vec<String>,
-    /// The measurements of `culvert-lab verify`.
+    /// Programs of the plan that failed, with the reason.
+    pub(crate) failed_programs: Vec<String>,
+    /// Costs of kernel programs in the verifier, as `culvert-lab verify` reports them.
     pub(crate) verifier: Vec<Value>,
-    /// The kernel features that it found.
+    /// Kernel features, as `culvert-lab verify` reports them.
     pub(crate) features: Value,
-    /// True if the machine reached its end without a failure.
+    /// True if all programs ran, and none failed.
     pub(crate) is_good: bool,
-    /// The seconds of each test, those of the packet tier as one module.
+    /// Duration of each test in seconds; tests of the packet tier have the prefix `packet::`.
     pub(crate) seconds: Vec<(String, f64)>,
-    /// The running program.
-    pub(crate) entry: String,
-    /// The number of tests that the test programs announced.
+    /// Name of the running program.
+    pub(crate) program: String,
+    /// Number of tests that the test programs announced.
     pub(crate) announced: usize,
-    /// The output of programs.
+    /// Output lines of programs.
     pub(crate) lines: Vec<String>,
 }
 
-/// The number of a failed test's output lines that are repeated under the table.
-const MOST_SAID: usize = 20;
+/// Maximum number of output lines of a failed test that are repeated below the table.
+const MAX_OUTPUT_LINES: usize = 20;
 
 impl Report {
-    /// Reads a report; malformed lines are kept as output of programs.
-    pub(crate) fn read(text: &str) -> Self {
+    /// Parses a report; a malformed line becomes an output line.
+    pub(crate) fn parse(text: &str) -> Self {
         let mut report = Self::default();
         for line in text.lines() {
             if let Some(printed) = line.strip_prefix('|') {
@@ -59,19 +60,19 @@ impl Report {
         report
     }
 
-    /// Returns the number of passed tests. A skipped test returned early, and is reported as passed.
+    /// Returns the number of passed tests. libtest also reports skipped tests as passed.
     pub(crate) fn passed(&self) -> usize {
         self.passed.saturating_sub(self.skips.len())
     }
 
     /// Returns the number of finished tests, including skipped ones.
-    pub(crate) const fn ran(&self) -> usize {
+    pub(crate) const fn finished(&self) -> usize {
         self.passed + self.failed.len()
     }
 
-    /// Returns the number of tests without a result.
-    pub(crate) const fn lost(&self) -> usize {
-        self.announced.saturating_sub(self.ran())
+    /// Returns the number of announced tests that did not finish.
+    pub(crate) const fn unfinished(&self) -> usize {
+        self.announced.saturating_sub(self.finished())
     }
 
     /// Adds the report of another machine with the same kernel.
@@ -86,21 +87,23 @@ impl Report {
         if !other.features.is_null() {
             self.features = other.features;
         }
-        self.wanted.extend(other.wanted);
+        self.missing_modules.extend(other.missing_modules);
         self.lines.extend(other.lines);
         self.is_good |= other.is_good;
     }
 
-    /// Returns the output of a failed test, as libtest repeats it at the end.
-    pub(crate) fn said(&self, test: &str) -> &[String] {
+    /// Returns the output of a failed test, which libtest prints after all tests.
+    pub(crate) fn output_of(&self, test: &str) -> &[String] {
         let head = format!("---- {test} stdout ----");
         let Some(start) = self.lines.iter().position(|line| *line == head) else {
             return &[];
         };
-        let said = self.lines.get(start + 1..).unwrap_or_default();
+        let output = self.lines.get(start + 1..).unwrap_or_default();
         let is_end = |line: &String| line.starts_with("---- ") || line.as_str() == "failures:";
-        let end = said.iter().position(is_end).unwrap_or(said.len());
-        said.get(..end.min(MOST_SAID)).unwrap_or_default()
+        let end = output.iter().position(is_end).unwrap_or(output.len());
+        output
+            .get(..end.min(MAX_OUTPUT_LINES))
+            .unwrap_or_default()
     }
 
     fn event(&mut self, event: &Value) {
@@ -115,22 +118,23 @@ impl Report {
             Some("begin") => event["entry"]
                 .as_str()
                 .unwrap_or_default()
-                .clone_into(&mut self.entry),
+                .clone_into(&mut self.program),
             Some("booted") => self.booted = event["seconds"].as_f64(),
-            Some("modules") => self.refused = texts("refused"),
+            Some("modules") => self.refused_modules = texts("refused"),
             Some("done") if event["code"] != 0 => {
-                let how = match event["code"].as_i64() {
-                    Some(code) => format!("ended with {code}"),
-                    None => "was ended by a signal or for taking too long".to_owned(),
+                let reason = match event["code"].as_i64() {
+                    Some(code) => format!("exited with code {code}"),
+                    None => "was killed by a signal or after its time limit".to_owned(),
                 };
-                self.broken.push(format!("{} {how}", event["entry"]));
+                let failure = format!("{} {reason}", event["entry"]);
+                self.failed_programs.push(failure);
             }
-            Some("broken") => self.broken.push(event["error"].to_string()),
+            Some("broken") => self.failed_programs.push(event["error"].to_string()),
             Some("end") => {
-                self.wanted = texts("wanted");
+                self.missing_modules = texts("wanted");
                 self.skips = texts("skips")
                     .iter()
-                    .filter_map(|line| skip(line))
+                    .filter_map(|line| parse_skip(line))
                     .collect();
                 self.is_good = event["failed"] == 0;
             }
@@ -138,17 +142,17 @@ impl Report {
         }
     }
 
-    /// Reads an output line of a program.
+    /// Handles an output line of a program.
     fn line(&mut self, line: &str) {
-        if let Some(count) = announced(line) {
+        if let Some(count) = parse_announcement(line) {
             self.announced += count;
-        } else if let Some(outcome) = outcome(line) {
-            if let (test, Some(seconds)) = (outcome.0, seconds(line)) {
-                let is_packet = self.entry == "packet";
+        } else if let Some(result) = parse_result(line) {
+            if let (test, Some(seconds)) = (result.0, parse_seconds(line)) {
+                let is_packet = self.program == "packet";
                 let module = if is_packet { "packet::" } else { "" };
                 self.seconds.push((format!("{module}{test}"), seconds));
             }
-            match outcome {
+            match result {
                 (_, true) => self.passed += 1,
                 (test, false) => self.failed.push(test.to_owned()),
             }
@@ -163,8 +167,8 @@ impl Report {
     }
 }
 
-/// Reads a line of the file of skips: the test and the missing kernel feature.
-pub(crate) fn skip(line: &str) -> Option<Skip> {
+/// Parses a line in a file of skips: the test and the missing kernel feature.
+pub(crate) fn parse_skip(line: &str) -> Option<Skip> {
     let (test, feature) = line.trim().split_once(' ')?;
     Some(Skip {
         test: test.to_owned(),
@@ -172,23 +176,23 @@ pub(crate) fn skip(line: &str) -> Option<Skip> {
     })
 }
 
-/// Returns the number of tests in libtest's announcement.
-fn announced(line: &str) -> Option<usize> {
+/// Returns the number of tests in the line of libtest `running N tests`.
+fn parse_announcement(line: &str) -> Option<usize> {
     let count = line.strip_prefix("running ")?.strip_suffix(" tests");
     let count = count.or_else(|| line.strip_prefix("running ")?.strip_suffix(" test"))?;
     count.parse().ok()
 }
 
-/// Returns the seconds in libtest's result line of a test.
-fn seconds(line: &str) -> Option<f64> {
+/// Returns the duration in the result line of a test, such as `test a::b ... ok <1.250s>`.
+fn parse_seconds(line: &str) -> Option<f64> {
     let (_, seconds) = line.strip_suffix("s>")?.rsplit_once('<')?;
     seconds.parse().ok()
 }
 
-/// Returns the name of a test and true if it passed, from libtest's result line.
-fn outcome(line: &str) -> Option<(&str, bool)> {
-    let (test, how) = line.strip_prefix("test ")?.split_once(" ... ")?;
-    match how.split(' ').next()? {
+/// Returns the name of a test, and true if it passed, from its result line.
+fn parse_result(line: &str) -> Option<(&str, bool)> {
+    let (test, result) = line.strip_prefix("test ")?.split_once(" ... ")?;
+    match result.split(' ').next()? {
         "ok" => Some((test, true)),
         "FAILED" => Some((test, false)),
         _ => None,
@@ -216,32 +220,36 @@ mod tests {
 "#;
 
     #[test]
-    fn tests_skips_and_what_went_wrong_are_read() {
-        let report = Report::read(TEXT);
+    fn tests_skips_and_failures_are_read() {
+        let report = Report::parse(TEXT);
 
         assert_eq!((report.passed(), report.failed.len()), (1, 1));
-        assert_eq!((report.ran(), report.lost()), (3, 1));
+        assert_eq!((report.finished(), report.unfinished()), (3, 1));
         assert_eq!(report.failed, ["hooks::two"]);
         assert_eq!(report.seconds, [("hooks::one".to_owned(), 1.25)]);
-        assert_eq!(report.said("hooks::two"), ["Error: refused"]);
-        assert!(report.said("hooks::one").is_empty());
-        assert_eq!(report.broken, ["\"netns\" ended with 101"]);
+        assert_eq!(report.output_of("hooks::two"), ["Error: refused"]);
+        assert!(report.output_of("hooks::one").is_empty());
+        assert_eq!(
+            report.failed_programs,
+            ["\"netns\" exited with code 101"]
+        );
         assert_eq!(report.skips[0].feature, "sctp");
-        assert_eq!(report.refused, ["x.ko: ENOENT"]);
-        assert_eq!(report.wanted, ["tls"]);
+        assert_eq!(report.refused_modules, ["x.ko: ENOENT"]);
+        assert_eq!(report.missing_modules, ["tls"]);
         assert_eq!(report.verifier.len(), 1);
         assert!(!report.is_good);
     }
 
     #[test]
-    fn a_report_that_breaks_off_is_not_good() {
+    fn an_incomplete_report_is_not_good() {
         let good = r#"{"event":"end","failed":0}"#;
-        assert!(Report::read(good).is_good);
+        assert!(Report::parse(good).is_good);
 
-        let off = Report::read("| test hooks::one ... ok\n{\"event\":\"e");
+        let incomplete = Report::parse("| test hooks::one ... ok\n{\"event\":\"e");
 
-        assert!(!off.is_good);
-        assert_eq!(off.passed(), 1);
-        assert_eq!(off.lines.last().expect("a line"), "{\"event\":\"e");
+        assert!(!incomplete.is_good);
+        assert_eq!(incomplete.passed(), 1);
+        let last = incomplete.lines.last().expect("a line");
+        assert_eq!(last, "{\"event\":\"e");
     }
 }

@@ -5,7 +5,7 @@ use std::{
 
 use super::*;
 
-/// Returns the content of an archive: path and bytes, in the order of the archive.
+/// Returns the path and content of each entry, in the order of the archive.
 fn read(archive: &[u8]) -> Vec<(String, Vec<u8>)> {
     let mut archive = tar::Archive::new(archive);
     let entries = archive.entries().expect("a tar");
@@ -24,25 +24,25 @@ fn json_of(files: &BTreeMap<String, Vec<u8>>, path: &str) -> Value {
     serde_json::from_slice(&files[path]).expect("JSON")
 }
 
-/// Returns the file of a descriptor, after a check of its digest and size.
+/// Returns the content and path of the blob of a descriptor, and checks its digest and size.
 fn blob_of<'a>(files: &'a BTreeMap<String, Vec<u8>>, descriptor: &Value) -> (&'a [u8], String) {
     let digest = descriptor["digest"].as_str().expect("a digest");
     let digest = digest.strip_prefix("sha256:").expect("SHA-256");
-    let path = blob(digest);
+    let path = blob_path(digest);
     let bytes = &files[&path];
     assert_eq!(layer::digest(bytes), digest);
     assert_eq!(descriptor["size"], bytes.len());
     (bytes, path)
 }
 
-fn put(root: &Path, path: &str, mode: u32, text: &str) {
+fn write_file(root: &Path, path: &str, mode: u32, text: &str) {
     let path = root.join(path);
     fs::create_dir_all(path.parent().expect("a folder")).expect("its folder");
     fs::write(&path, text).expect("a file");
     fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("its mode");
 }
 
-fn folder(root: &Path, path: &str, mode: u32) {
+fn create_folder(root: &Path, path: &str, mode: u32) {
     fs::create_dir_all(root.join(path)).expect("a folder");
     fs::set_permissions(root.join(path), fs::Permissions::from_mode(mode)).expect("its mode");
 }
@@ -59,40 +59,40 @@ fn image() -> Image {
     }
 }
 
-/// Writes the image of a root folder and reads it back.
-fn written(image: &Image, root: &Path) -> (Vec<u8>, Written) {
+/// Writes the image of a root folder, and returns the archive.
+fn write_image(image: &Image, root: &Path) -> (Vec<u8>, WrittenImage) {
     let output = tempfile::tempdir().expect("a folder");
     let path = output.path().join("image.tar");
     let written = image.write(root, &path).expect("an image");
-    let left: Vec<_> = fs::read_dir(output.path()).expect("it").collect();
-    assert_eq!(left.len(), 1, "{left:?}");
+    let files: Vec<_> = fs::read_dir(output.path()).expect("it").collect();
+    assert_eq!(files.len(), 1, "{files:?}");
     (fs::read(&path).expect("the archive"), written)
 }
 
 #[test]
 fn each_name_leads_to_the_config_and_the_layer() {
     let root = tempfile::tempdir().expect("a folder");
-    put(root.path(), "tool", 0o755, "binary");
+    write_file(root.path(), "tool", 0o755, "binary");
 
-    let (archive, written) = written(&image(), root.path());
+    let (archive, written) = write_image(&image(), root.path());
 
     assert_eq!(written.bytes, archive.len() as u64);
     let files: BTreeMap<_, _> = read(&archive).into_iter().collect();
     assert_eq!(json_of(&files, "oci-layout")["imageLayoutVersion"], "1.0.0");
     let index = json_of(&files, "index.json");
-    let lines = index["manifests"].as_array().expect("a list");
+    let entries = index["manifests"].as_array().expect("a list");
     let names = [
         ("place.test:5000/tool:1.0", "1.0"),
         ("tool:latest", "latest"),
     ];
-    for (line, (name, tag)) in lines.iter().zip(names) {
-        let annotations = &line["annotations"];
+    for (entry, (name, tag)) in entries.iter().zip(names) {
+        let annotations = &entry["annotations"];
         assert_eq!(annotations["io.containerd.image.name"], name);
         assert_eq!(annotations["org.opencontainers.image.ref.name"], tag);
-        assert_eq!(line["digest"], written.digest.as_str());
+        assert_eq!(entry["digest"], written.digest.as_str());
     }
-    assert_eq!(lines.len(), names.len());
-    let (_, manifest) = blob_of(&files, &lines[0]);
+    assert_eq!(entries.len(), names.len());
+    let (_, manifest) = blob_of(&files, &entries[0]);
     let manifest = json_of(&files, &manifest);
     let (_, config) = blob_of(&files, &manifest["config"]);
     let config = json_of(&files, &config);
@@ -107,16 +107,16 @@ fn each_name_leads_to_the_config_and_the_layer() {
 }
 
 #[test]
-fn modes_and_links_are_kept_and_owners_and_times_are_not() {
+fn the_layer_keeps_modes_and_links_but_not_owners_and_times() {
     let root = tempfile::tempdir().expect("a folder");
     let long = format!("usr/{}file", "long/".repeat(40));
-    put(root.path(), "bin/su", 0o4755, "set-user-ID");
-    folder(root.path(), "tmp", 0o1777);
-    put(root.path(), &long, 0o600, "a long path");
+    write_file(root.path(), "bin/su", 0o4755, "set-user-ID");
+    create_folder(root.path(), "tmp", 0o1777);
+    write_file(root.path(), &long, 0o600, "a long path");
     symlink("su", root.path().join("bin/login")).expect("a link");
     symlink("/no/such", root.path().join("dangling")).expect("a link");
 
-    let (archive, _) = written(&image(), root.path());
+    let (archive, _) = write_image(&image(), root.path());
 
     let files: BTreeMap<_, _> = read(&archive).into_iter().collect();
     let is_layer =
@@ -144,31 +144,31 @@ fn modes_and_links_are_kept_and_owners_and_times_are_not() {
 }
 
 #[test]
-fn the_same_files_make_the_same_bytes() {
+fn equal_files_of_other_ages_and_order_give_an_equal_archive() {
     let names: Vec<String> = (0..40).map(|number| format!("file-{number}")).collect();
     let backwards = names.iter().rev().cloned().collect();
     let images = [names, backwards].map(|names: Vec<String>| {
         let root = tempfile::tempdir().expect("a folder");
         for (age, name) in (0..).zip(&names) {
-            put(root.path(), name, 0o644, name);
+            write_file(root.path(), name, 0o644, name);
             let file = File::open(root.path().join(name)).expect("the file");
             let time = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(age);
             file.set_modified(time).expect("its time");
         }
-        written(&image(), root.path())
+        write_image(&image(), root.path())
     });
 
     assert!(images[0] == images[1]);
     let (archive, _) = &images[0];
     let text = String::from_utf8_lossy(archive);
-    let places: Vec<_> = (10..40)
+    let offsets: Vec<_> = (10..40)
         .map(|number| text.find(&format!("file-{number}\0")))
         .collect();
-    assert!(places.is_sorted(), "{places:?}");
+    assert!(offsets.is_sorted(), "{offsets:?}");
 }
 
 #[test]
-fn what_cannot_be_packed_is_named_and_leaves_nothing() {
+fn a_file_that_cannot_be_packed_is_named_and_no_archive_is_left() {
     let root = tempfile::tempdir().expect("a folder");
     let socket = root.path().join("socket");
     let _listener = std::os::unix::net::UnixListener::bind(&socket).expect("a socket");

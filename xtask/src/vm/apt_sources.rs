@@ -1,4 +1,4 @@
-//! The Debian mirrors that this machine uses, from apt's sources.
+//! Reads from apt's sources which Debian mirrors this machine uses.
 
 use std::{
     fs, io,
@@ -7,28 +7,29 @@ use std::{
 
 use anyhow::{Context as _, Result};
 
-/// The folder of apt's configuration.
+/// Folder of apt's configuration.
 const FOLDER: &str = "/etc/apt";
-/// The keys of all Debian suites.
+/// Keyring with the keys of all Debian suites.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// An archive of Debian, and the keys that sign its lists.
+/// A mirror of a Debian archive.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) struct Mirror {
     pub(super) uri: String,
+    /// Paths of the keyrings that verify its package lists.
     pub(super) keyrings: Vec<String>,
 }
 
-/// The two archives.
+/// The mirrors of Debian's two archives.
 #[derive(Debug, Eq, PartialEq)]
 pub(super) struct Mirrors {
     pub(super) main: Mirror,
     pub(super) security: Mirror,
-    /// The suite of this machine.
+    /// Suite of this machine, such as `bookworm`.
     pub(super) codename: String,
 }
 
-/// An entry of a file of sources.
+/// An entry of a sources file.
 #[derive(Debug, Default, Eq, PartialEq)]
 struct Entry {
     uri: String,
@@ -40,17 +41,17 @@ struct Entry {
 impl Mirrors {
     /// Reads the sources of this machine.
     pub(super) fn read() -> Result<Self> {
-        let release = fs::read_to_string("/etc/os-release").context("cannot read os-release")?;
+        let release = fs::read_to_string("/etc/os-release").context("cannot read /etc/os-release")?;
         let codename = codename(&release)
-            .context("this machine's os-release names no VERSION_CODENAME of Debian")?;
+            .context("/etc/os-release has no VERSION_CODENAME: this machine must run Debian")?;
         let mut entries = Vec::new();
-        for path in files(Path::new(FOLDER))? {
+        for path in source_files(Path::new(FOLDER))? {
             let text = fs::read_to_string(&path)
                 .with_context(|| format!("cannot read {}", path.display()))?;
             if path.extension().is_some_and(|kind| kind == "sources") {
-                entries.extend(stanzas(&text));
+                entries.extend(parse_deb822(&text));
             } else {
-                entries.extend(text.lines().filter_map(one_line));
+                entries.extend(text.lines().filter_map(parse_line));
             }
         }
         Self::choose(&entries, codename)
@@ -65,13 +66,13 @@ impl Mirrors {
         }
     }
 
-    /// Selects Debian's own entries: others may have a suite of the same name.
+    /// Selects the entries of Debian. Entries of other vendors may have a suite of the same name.
     fn choose(entries: &[Entry], codename: &str) -> Result<Self> {
-        let main = best(entries, codename, "/debian")
-            .context("the sources of apt name no mirror of Debian")?;
+        let main = best_match(entries, codename, "/debian")
+            .context("the sources of apt have no mirror of Debian")?;
         let suite = format!("{codename}-security");
-        let security = best(entries, &suite, "/debian-security").or_else(|| {
-            // This machine has no security updates: mirrors have both archives in adjacent folders.
+        let security = best_match(entries, &suite, "/debian-security").or_else(|| {
+            // Without an entry for security updates: mirrors have both archives in adjacent folders.
             let uri = main.uri.strip_suffix("/debian")?;
             Some(Mirror {
                 uri: format!("{uri}/debian-security"),
@@ -80,19 +81,19 @@ impl Mirrors {
         });
         Ok(Self {
             main,
-            security: security.context("the sources of apt name no mirror of Debian security")?,
+            security: security.context("the sources of apt have no mirror of Debian security")?,
             codename: codename.to_owned(),
         })
     }
 }
 
 impl Mirror {
-    /// Returns a line of a file of sources. It also names the keyring with all suites' keys: that of an
-    /// entry may have only those of its own suite.
+    /// Returns a line of a sources file for a suite. It also names [`KEYRING`], since the keyrings of an
+    /// entry may lack the keys of other suites.
     pub(super) fn line(&self, suite: &str) -> String {
         let mut keyrings = self.keyrings.clone();
-        let has_all = Path::new(KEYRING).is_file() || keyrings.is_empty();
-        if has_all && !keyrings.iter().any(|keyring| keyring == KEYRING) {
+        let use_keyring = Path::new(KEYRING).is_file() || keyrings.is_empty();
+        if use_keyring && !keyrings.iter().any(|keyring| keyring == KEYRING) {
             keyrings.push(KEYRING.to_owned());
         }
         format!(
@@ -103,10 +104,12 @@ impl Mirror {
     }
 }
 
-fn best(entries: &[Entry], suite: &str, tail: &str) -> Option<Mirror> {
+/// Returns the first entry that matches both the suite and the end of the URI, else the first one that
+/// matches either.
+fn best_match(entries: &[Entry], suite: &str, uri_end: &str) -> Option<Mirror> {
     let rank = |entry: &Entry| {
         let has_suite = entry.suites.iter().any(|name| name == suite);
-        u8::from(has_suite) + u8::from(entry.uri.ends_with(tail))
+        u8::from(has_suite) + u8::from(entry.uri.ends_with(uri_end))
     };
     let mut found: Option<(u8, &Entry)> = None;
     for entry in entries {
@@ -128,8 +131,8 @@ fn codename(release: &str) -> Option<&str> {
     Some(name.trim_matches('"')).filter(|name| !name.is_empty())
 }
 
-/// Returns the files that apt reads, in its order.
-fn files(folder: &Path) -> Result<Vec<PathBuf>> {
+/// Returns the sources files of apt, in the order in which it reads them.
+fn source_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let parts = folder.join("sources.list.d");
     let mut files = match fs::read_dir(&parts) {
         Ok(entries) => entries
@@ -153,7 +156,7 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// Parses a line `deb [options] uri suite component...`.
-fn one_line(line: &str) -> Option<Entry> {
+fn parse_line(line: &str) -> Option<Entry> {
     let line = line.split('#').next()?.trim();
     let line = line.strip_prefix("deb")?;
     let mut rest = line.strip_prefix([' ', '\t'])?.trim_start();
@@ -171,18 +174,18 @@ fn one_line(line: &str) -> Option<Entry> {
         uri: without_slash(uri),
         suites: vec![suite.to_owned()],
         components: words.map(str::to_owned).collect(),
-        keyrings: paths(keyrings.unwrap_or_default()),
+        keyrings: keyring_paths(keyrings.unwrap_or_default()),
     })
 }
 
-/// Parses a file in the format deb822.
-fn stanzas(text: &str) -> Vec<Entry> {
+/// Parses a file in the deb822 format.
+fn parse_deb822(text: &str) -> Vec<Entry> {
     let mut entries = Vec::new();
     let mut fields: Vec<(String, String)> = Vec::new();
     let lines = text.lines().filter(|line| !line.starts_with('#'));
     for line in lines.chain([""]) {
         if line.trim().is_empty() {
-            entries.extend(stanza(&fields));
+            entries.extend(entry(&fields));
             fields.clear();
         } else if line.starts_with([' ', '\t']) {
             if let Some((_, value)) = fields.last_mut() {
@@ -196,16 +199,17 @@ fn stanzas(text: &str) -> Vec<Entry> {
     entries
 }
 
-fn stanza(fields: &[(String, String)]) -> Option<Entry> {
+/// Returns the entry of a deb822 stanza; `None` if it is disabled or has only source packages.
+fn entry(fields: &[(String, String)]) -> Option<Entry> {
     let value = |name: &str| {
         let field = fields.iter().find(|(key, _)| key == name);
         field.map_or("", |(_, value)| value)
     };
     let words = |name: &str| value(name).split_whitespace().collect::<Vec<_>>();
-    let is_off = words("enabled")
+    let is_disabled = words("enabled")
         .first()
         .is_some_and(|value| ["no", "false", "without", "off", "disable", "0"].contains(value));
-    if is_off || !words("types").contains(&"deb") {
+    if is_disabled || !words("types").contains(&"deb") {
         return None;
     }
     let owned = |words: Vec<&str>| words.into_iter().map(str::to_owned).collect();
@@ -213,12 +217,12 @@ fn stanza(fields: &[(String, String)]) -> Option<Entry> {
         uri: without_slash(words("uris").first()?),
         suites: owned(words("suites")),
         components: owned(words("components")),
-        keyrings: paths(value("signed-by")),
+        keyrings: keyring_paths(value("signed-by")),
     })
 }
 
-/// Returns the paths among keyrings: values may also be a key or its fingerprint.
-fn paths(value: &str) -> Vec<String> {
+/// Returns the paths in a value of `Signed-By`, which may also be a key or a fingerprint.
+fn keyring_paths(value: &str) -> Vec<String> {
     let values = value.split([',', ' ']);
     values
         .filter(|value| value.starts_with('/'))

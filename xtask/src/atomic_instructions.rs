@@ -1,60 +1,66 @@
-//! Finds atomic instructions that Linux 5.10 refuses: its verifier accepts only a plain add, and checks
-//! dead code, too.
+//! Finds atomic instructions that Linux 5.10 refuses. Its verifier accepts only a plain add, and also checks
+//! dead code.
 
-use crate::elf::Code;
+use crate::bpf_object::CodeSection;
 
-/// The size of an instruction in bytes; a 64-bit constant takes two instructions.
+/// Size of an instruction in bytes. A 64-bit constant takes two instructions.
 const INSTRUCTION: usize = 8;
+/// `BPF_CLASS` mask of an opcode.
 const CLASS: u8 = 0x07;
+/// `BPF_STX`.
 const STORE: u8 = 0x03;
+/// `BPF_MODE` mask of an opcode.
 const MODE: u8 = 0xe0;
+/// `BPF_ATOMIC`.
 const ATOMIC: u8 = 0xc0;
+/// `BPF_LD | BPF_IMM | BPF_DW`.
 const LOAD_CONSTANT: u8 = 0x18;
+/// `BPF_ADD`, without `BPF_FETCH`.
 const ADD: i32 = 0x00;
-/// `BPF_STX | BPF_ATOMIC` for words and double words, the sizes with a plain add.
-const SIZED: [u8; 2] = [0xc3, 0xdb];
+/// `BPF_STX | BPF_ATOMIC` of 32 and 64 bits, the sizes that have a plain add.
+const ATOMIC_32_AND_64: [u8; 2] = [0xc3, 0xdb];
 
-/// An atomic instruction other than plain add.
+/// An atomic instruction other than a plain add.
 #[derive(Debug, Eq, PartialEq)]
-pub(crate) struct Refused {
+pub(crate) struct RefusedInstruction {
     pub(crate) section: String,
     pub(crate) function: String,
-    /// The index of the instruction in its section, as `llvm-objdump` shows it.
+    /// Index of the instruction in its section, as `llvm-objdump` prints it.
     pub(crate) instruction: usize,
     pub(crate) operation: &'static str,
 }
 
-/// Returns all such instructions of a section.
-pub(crate) fn refused(code: &Code) -> Vec<Refused> {
+/// Returns all refused instructions of a section.
+pub(crate) fn find_refused(section: &CodeSection) -> Vec<RefusedInstruction> {
     let mut found = Vec::new();
-    let (instructions, _) = code.bytes.as_chunks::<INSTRUCTION>();
+    let (instructions, _) = section.bytes.as_chunks::<INSTRUCTION>();
     let mut instructions = instructions.iter().enumerate();
     while let Some((index, &[opcode, _, _, _, immediate @ ..])) = instructions.next() {
         if opcode == LOAD_CONSTANT {
-            // The second half of the constant is data.
+            // The next instruction is the second half of the constant.
             instructions.next();
             continue;
         }
         let immediate = i32::from_le_bytes(immediate);
         if opcode & CLASS == STORE
             && opcode & MODE == ATOMIC
-            && !(SIZED.contains(&opcode) && immediate == ADD)
+            && !(ATOMIC_32_AND_64.contains(&opcode) && immediate == ADD)
         {
             let offset = u64::try_from(index * INSTRUCTION).unwrap_or(u64::MAX);
-            found.push(Refused {
-                section: code.section.clone(),
-                function: code.function_at(offset).to_owned(),
+            found.push(RefusedInstruction {
+                section: section.name.clone(),
+                function: section.function_at(offset).to_owned(),
                 instruction: index,
-                operation: operation(immediate),
+                operation: operation_name(immediate),
             });
         }
     }
     found
 }
 
-const fn operation(immediate: i32) -> &'static str {
+const fn operation_name(immediate: i32) -> &'static str {
     match immediate {
-        0x00 => "add of a size that has none",
+        0x00 => "add of 8 or 16 bits",
         0x01 => "add with fetch",
         0x40 => "or",
         0x41 => "or with fetch",
@@ -73,32 +79,32 @@ const fn operation(immediate: i32) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::elf::Function;
+    use crate::bpf_object::Function;
 
     const EXIT: [u8; 8] = [0x95, 0, 0, 0, 0, 0, 0, 0];
 
-    fn code(instructions: &[[u8; 8]]) -> Code {
+    fn section(instructions: &[[u8; 8]]) -> CodeSection {
         let function = |(name, offset): (&str, _)| Function {
             name: name.to_owned(),
             offset,
             size: 8,
         };
-        Code {
-            section: "cgroup/connect4".to_owned(),
+        CodeSection {
+            name: "cgroup/connect4".to_owned(),
             bytes: instructions.concat(),
             functions: [("first", 0), ("second", 8)].map(function).into(),
         }
     }
 
     fn operations(instructions: &[[u8; 8]]) -> Vec<&'static str> {
-        refused(&code(instructions))
+        find_refused(&section(instructions))
             .into_iter()
             .map(|refused| refused.operation)
             .collect()
     }
 
     #[test]
-    fn every_atomic_but_plain_add_is_named() {
+    fn every_atomic_except_plain_add_is_refused_and_named() {
         for (opcode, immediate, name) in [
             (0xdb, 0_i32, None),
             (0xc3, 0, None),
@@ -117,12 +123,12 @@ mod tests {
     }
 
     #[test]
-    fn dead_code_counts_and_is_named_by_function_and_instruction() {
+    fn an_instruction_in_dead_code_is_refused_with_its_function_and_index() {
         let exchange = [0xdb, 0x21, 0, 0, 0xe1, 0, 0, 0];
 
-        let found = refused(&code(&[EXIT, exchange]));
+        let found = find_refused(&section(&[EXIT, exchange]));
 
-        let wanted = Refused {
+        let wanted = RefusedInstruction {
             section: "cgroup/connect4".to_owned(),
             function: "second".to_owned(),
             instruction: 1,
@@ -132,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn the_second_half_of_a_constant_is_no_instruction() {
+    fn the_second_half_of_a_constant_is_skipped() {
         let constant = [0x18, 0x01, 0, 0, 0, 0, 0, 0];
         let looks_like_exchange = [0xdb, 0x21, 0, 0, 0xe1, 0, 0, 0];
 

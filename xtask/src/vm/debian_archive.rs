@@ -1,4 +1,5 @@
-//! Isolated calls of apt: with separate lists of separate suites, and no change of the machine.
+//! Downloads Debian packages from any suite. apt runs with its own lists and options, and does not change the
+//! machine.
 
 use std::{
     fs,
@@ -8,27 +9,28 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 
-use super::{cache, sources::Mirrors};
+use super::{apt_sources::Mirrors, cache};
 use crate::progress;
 
-/// Some suites of Debian.
+/// Suites of Debian's archive, with their own package lists.
 #[derive(Debug)]
-pub(crate) struct Archive {
+pub(crate) struct DebianArchive {
+    /// Folder of the package lists.
     folder: PathBuf,
-    /// The suites, for messages.
+    /// Names of the suites, for messages.
     pub(crate) suites: String,
-    /// True if apt sees the installed packages of the machine.
+    /// True if apt considers the packages that are installed on the machine.
     is_for_machine: bool,
 }
 
-impl Archive {
-    /// Opens a suite as if no package was installed.
+impl DebianArchive {
+    /// Opens a suite; apt assumes that no package is installed.
     pub(crate) fn of_suite(suite: &str) -> Result<Self> {
         let mirrors = Mirrors::read()?;
         Self::open(&mirrors, &[suite.to_owned()], false)
     }
 
-    /// Opens the suites of this machine, with its installed packages.
+    /// Opens the suites of this machine; apt considers its installed packages.
     pub(crate) fn of_machine() -> Result<Self> {
         let mirrors = Mirrors::read()?;
         let codename = &mirrors.codename;
@@ -38,7 +40,7 @@ impl Archive {
 
     fn open(mirrors: &Mirrors, suites: &[String], is_for_machine: bool) -> Result<Self> {
         let suite_names = suites.join("+");
-        let folder = cache::place("apt").join(&suite_names);
+        let folder = cache::path("apt").join(&suite_names);
         for part in ["lists/partial", "cache/archives/partial"] {
             let part = folder.join(part);
             fs::create_dir_all(&part)
@@ -55,46 +57,49 @@ impl Archive {
         })
     }
 
-    /// Fetches the lists of packages.
+    /// Downloads the package lists.
     pub(crate) fn update(&self) -> Result<()> {
-        let label = format!("lists of {}", self.suites);
-        // Otherwise apt silently keeps old lists if it can't fetch new ones.
-        let any = ["-o", "APT::Update::Error-Mode=any"];
-        progress::step(&label, self.apt("apt-get").args(any).arg("update"))
+        let label = format!("package lists of {}", self.suites);
+        // By default, apt silently keeps old lists if it cannot download new ones.
+        let fail_on_any_error = ["-o", "APT::Update::Error-Mode=any"];
+        let mut command = self.apt("apt-get");
+        progress::step(&label, command.args(fail_on_any_error).arg("update"))
     }
 
-    /// Returns the control data of the newest versions of packages.
+    /// Returns the control data of the newest version of each package.
     pub(crate) fn show(&self, packages: &[String]) -> Result<String> {
         let mut command = self.apt("apt-cache");
         command.args(["show", "--no-all-versions"]).args(packages);
         let names = packages.join(" ");
-        output(&mut command).with_context(|| format!("{} has no package {names}", self.suites))
+        progress::output(&mut command)
+            .with_context(|| format!("the suite {} has no package {names}", self.suites))
     }
 
-    /// Returns true if each of the packages, as `name=version`, is available.
+    /// Returns true if all packages, as `name=version`, are available.
     pub(crate) fn offers(&self, packages: &[String]) -> bool {
         let mut command = self.apt("apt-cache");
         progress::succeeds(command.arg("show").args(packages))
     }
 
-    /// Downloads packages into a folder, and checks their hashes against the signed lists.
+    /// Downloads packages into a folder. apt checks their hashes against the signed lists.
     pub(crate) fn download(&self, packages: &[String], into: &Path) -> Result<()> {
-        let label = format!("download {} of {}", packages.join(" "), self.suites);
+        let label = format!("download {} from {}", packages.join(" "), self.suites);
         let mut command = self.apt("apt-get");
         command.current_dir(into).arg("download").args(packages);
         progress::step(&label, &mut command)
     }
 
-    /// Returns the packages that an installation would add to this machine.
-    pub(crate) fn would_install(&self, packages: &[&str]) -> Result<Vec<String>> {
+    /// Returns the names of all packages that would be installed together with these.
+    pub(crate) fn simulate_install(&self, packages: &[&str]) -> Result<Vec<String>> {
         let mut command = self.apt("apt-get");
         command.args(["install", "--simulate", "--no-install-recommends"]);
         let names = packages.join(" ");
-        let plan = output(command.args(packages))
-            .with_context(|| format!("{} cannot have {names} installed", self.suites))?;
-        Ok(installed_by(&plan))
+        let simulation = progress::output(command.args(packages))
+            .with_context(|| format!("apt cannot install {names} from {}", self.suites))?;
+        Ok(parse_simulation(&simulation))
     }
 
+    /// Returns a command of apt with the isolating options.
     fn apt(&self, program: &str) -> Command {
         let mut command = Command::new(program);
         command
@@ -108,9 +113,9 @@ impl Archive {
             "Dir::Etc::PreferencesParts=/dev/null".to_owned(),
             format!("Dir::State::Lists={}", path("lists")),
             format!("Dir::Cache={}", path("cache")),
-            // The user that apt switches to otherwise may not write here.
+            // By default, apt switches to a user who may not write into the folders.
             "APT::Sandbox::User=root".to_owned(),
-            // Overrides weaker settings of this machine.
+            // These override weaker settings of the machine.
             "APT::Get::AllowUnauthenticated=false".to_owned(),
             "Acquire::AllowInsecureRepositories=false".to_owned(),
             "Acquire::AllowWeakRepositories=false".to_owned(),
@@ -135,7 +140,7 @@ impl Archive {
     }
 }
 
-/// Unpacks all packages of a folder into another.
+/// Unpacks package files into a folder.
 pub(crate) fn unpack(debs: &[PathBuf], into: &Path) -> Result<()> {
     for deb in debs {
         let mut command = Command::new("dpkg-deb");
@@ -151,8 +156,8 @@ pub(crate) fn unpack(debs: &[PathBuf], into: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns the packages in a folder, in the order of their names.
-pub(crate) fn packages_in(folder: &Path) -> Result<Vec<PathBuf>> {
+/// Returns the paths of the package files in a folder, sorted.
+pub(crate) fn list_debs(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut debs = Vec::new();
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
@@ -164,43 +169,28 @@ pub(crate) fn packages_in(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(debs)
 }
 
-/// Returns the hash of a file.
+/// Returns the SHA-256 of a file, in hexadecimal.
 pub(crate) fn sha256(path: &Path) -> Result<String> {
     let mut command = Command::new("sha256sum");
-    let said = output(command.arg("--binary").arg("--").arg(path))?;
-    let sum = said.split_whitespace().next().unwrap_or_default();
+    let output = progress::output(command.arg("--binary").arg("--").arg(path))?;
+    let sum = output.split_whitespace().next().unwrap_or_default();
     Ok(sum.to_owned())
 }
 
-/// Fails if a file doesn't have this hash.
+/// Fails if a file does not have this SHA-256.
 pub(crate) fn check_hash(path: &Path, expected: &str) -> Result<()> {
     let sum = sha256(path)?;
     ensure!(
         sum == expected,
-        "{} has the SHA-256 {sum}, and {expected} is pinned",
+        "{} has the SHA-256 {sum}, but {expected} is pinned",
         path.display()
     );
     Ok(())
 }
 
-/// Returns the output of a program, if it succeeds.
-pub(crate) fn output(command: &mut Command) -> Result<String> {
-    let output = command
-        .output()
-        .with_context(|| format!("cannot start {}", command.get_program().display()))?;
-    ensure!(
-        output.status.success(),
-        "{} failed ({}): {}",
-        command.get_program().display(),
-        output.status,
-        String::from_utf8_lossy(&output.stderr).trim()
-    );
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-}
-
-/// Returns the names in the plan that apt prints.
-fn installed_by(plan: &str) -> Vec<String> {
-    let lines = plan.lines().filter_map(|line| line.strip_prefix("Inst "));
+/// Returns the names of packages in the output of `apt-get install --simulate`.
+fn parse_simulation(output: &str) -> Vec<String> {
+    let lines = output.lines().filter_map(|line| line.strip_prefix("Inst "));
     let names = lines.filter_map(|line| line.split([' ', ':']).next());
     names.map(str::to_owned).collect()
 }
@@ -210,20 +200,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_plan_of_apt_names_what_it_installs() {
-        let plan = "NOTE: This is only a simulation!\nRemv qemu-utils [1:10.0]\n\
-                    Inst libaio1 (0.3.113-4 Debian:12.15/oldstable [amd64])\n\
-                    Inst libfdt1:amd64 [1.5] (1.6.1-4+b1 Debian:12.15/oldstable [amd64])\n\
-                    Conf libaio1 (0.3.113-4 Debian:12.15/oldstable [amd64])\n";
+    fn the_simulation_of_apt_names_the_packages_that_it_would_install() {
+        let output = "NOTE: This is only a simulation!\nRemv qemu-utils [1:10.0]\n\
+                      Inst libaio1 (0.3.113-4 Debian:12.15/oldstable [amd64])\n\
+                      Inst libfdt1:amd64 [1.5] (1.6.1-4+b1 Debian:12.15/oldstable [amd64])\n\
+                      Conf libaio1 (0.3.113-4 Debian:12.15/oldstable [amd64])\n";
 
-        assert_eq!(installed_by(plan), ["libaio1", "libfdt1"]);
+        assert_eq!(parse_simulation(output), ["libaio1", "libfdt1"]);
     }
 
     #[test]
     fn a_file_with_another_hash_is_refused_by_name() {
-        // The hash of an empty file.
-        let nothing = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
-        check_hash(Path::new("/dev/null"), nothing).expect("the same");
+        let empty_file = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+        check_hash(Path::new("/dev/null"), empty_file).expect("the same hash");
 
         let error = check_hash(Path::new("/dev/null"), &"0".repeat(64)).expect_err("another");
 

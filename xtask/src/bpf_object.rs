@@ -1,32 +1,34 @@
-//! The content of an object of kernel programs: its executable sections and their functions.
+//! Reads the code of a BPF object: its executable sections and their functions.
 
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
 use object::{Object as _, ObjectSection as _, ObjectSymbol as _, SectionFlags, SymbolKind, elf};
 
-/// The code of one section.
+/// An executable section of an object.
 #[derive(Debug, Eq, PartialEq)]
-pub(crate) struct Code {
-    pub(crate) section: String,
+pub(crate) struct CodeSection {
+    pub(crate) name: String,
     pub(crate) bytes: Vec<u8>,
-    /// The functions, in the order of their offsets.
+    /// Functions, sorted by offset.
     pub(crate) functions: Vec<Function>,
 }
 
-/// A function by its symbol.
+/// A function symbol.
 #[derive(Debug, Eq, PartialEq)]
 pub(crate) struct Function {
     pub(crate) name: String,
+    /// Offset in the section, in bytes.
     pub(crate) offset: u64,
+    /// Size in bytes.
     pub(crate) size: u64,
 }
 
-impl Code {
-    /// The section with the functions that programs call; all other sections are programs.
+impl CodeSection {
+    /// Name of the section with the functions that programs call; all other sections contain programs.
     pub(crate) const SUBPROGRAMS: &str = ".text";
 
-    /// Returns the name of the function at an offset.
+    /// Returns the name of the function that contains an offset in bytes.
     pub(crate) fn function_at(&self, offset: u64) -> &str {
         let function = self
             .functions
@@ -38,10 +40,10 @@ impl Code {
 }
 
 /// Reads the executable sections of an object.
-pub(crate) fn read(path: &Path) -> Result<Vec<Code>> {
+pub(crate) fn read_code(path: &Path) -> Result<Vec<CodeSection>> {
     let data = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     let file = object::File::parse(&*data)
-        .with_context(|| format!("{} is no ELF object", path.display()))?;
+        .with_context(|| format!("{} is not an ELF object", path.display()))?;
     let mut all = Vec::new();
     for section in file.sections() {
         let SectionFlags::Elf { sh_flags } = section.flags() else {
@@ -64,8 +66,8 @@ pub(crate) fn read(path: &Path) -> Result<Vec<Code>> {
         }
         functions.sort_by_key(|function| function.offset);
         let bytes = section.data()?.to_owned();
-        all.push(Code {
-            section: section.name()?.to_owned(),
+        all.push(CodeSection {
+            name: section.name()?.to_owned(),
             bytes,
             functions,
         });
@@ -84,20 +86,20 @@ mod tests {
             offset,
             size: 16,
         };
-        let code = Code {
-            section: ".text".to_owned(),
+        let section = CodeSection {
+            name: ".text".to_owned(),
             bytes: vec![0; 32],
             functions: vec![function("first", 0), function("second", 16)],
         };
 
-        assert_eq!(code.function_at(8), "first");
-        assert_eq!(code.function_at(16), "second");
+        assert_eq!(section.function_at(8), "first");
+        assert_eq!(section.function_at(16), "second");
     }
 
     #[test]
-    fn a_file_that_is_no_object_is_named() {
-        let error = read(Path::new("/proc/self/cmdline")).expect_err("no ELF");
+    fn a_file_that_is_not_an_object_is_named() {
+        let error = read_code(Path::new("/proc/self/cmdline")).expect_err("not ELF");
 
-        assert!(format!("{error:#}").contains("/proc/self/cmdline is no ELF object"));
+        assert!(format!("{error:#}").contains("/proc/self/cmdline is not an ELF object"));
     }
 }

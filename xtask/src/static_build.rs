@@ -1,5 +1,5 @@
-//! Static programs: they need nothing of the machine they run on, and contain no path of the machine
-//! they were built on.
+//! Builds static programs, which run on machines without shared libraries and contain no path of the build
+//! machine.
 
 use std::{env, ffi::OsString, path::PathBuf, process::Command};
 
@@ -8,13 +8,13 @@ use clap::ValueEnum;
 
 use crate::{compile, workspace};
 
-/// An explicit target, so that the flags apply to it alone, not to build scripts and macros, too.
+/// An explicit target, so that Cargo does not apply the flags to build scripts and macros.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
-/// Random numbers come from the kernel alone: otherwise the first one also gathers entropy from clock
-/// jitter, which takes most of a second on an emulated machine.
+/// Variable that makes the crypto library take entropy only from the kernel. By default, its first random
+/// number also measures clock jitter, which takes most of a second on an emulated machine.
 const NO_JITTER: &str = "AWS_LC_SYS_NO_JITTER_ENTROPY";
 
-/// The build profile.
+/// A build profile of static programs.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum Profile {
     /// For production.
@@ -24,7 +24,7 @@ pub(crate) enum Profile {
 }
 
 impl Profile {
-    /// Returns a `cargo build`, or another building subcommand, without its packages.
+    /// Returns a command of Cargo that builds, such as `cargo build`; the caller adds the packages.
     pub(crate) fn cargo(self, subcommand: &str) -> Result<Command> {
         let target = workspace::root().join("target/static");
         let mut command = workspace::cargo(subcommand);
@@ -34,16 +34,16 @@ impl Profile {
         match self {
             Self::Release => {
                 command.args(["--profile", "release"]);
-                // Symbol names contain numbers that the linker derives from the build folder.
+                // The linker derives parts of symbol names from the path of the build folder.
                 command.env("CARGO_PROFILE_RELEASE_STRIP", "symbols");
             }
             Self::Vm => {
                 command.args(["--profile", "vm"]).env(NO_JITTER, "1");
-                // No relocation at start, which would take 20 times as long on an emulated machine.
+                // Without relocations, a program starts 20 times as fast on an emulated machine.
                 flags.push("-Crelocation-model=static".into());
             }
         }
-        // The last matching prefix wins: the target folder is often inside the workspace.
+        // The last prefix that matches wins; the target folder is often in the workspace.
         let mut prefixes = vec![
             (workspace::root().to_owned(), "culvert"),
             (target, "target"),
@@ -62,7 +62,7 @@ impl Profile {
     }
 }
 
-/// Returns the sysroot of the standard library, whose source paths are in a program.
+/// Returns the sysroot of the compiler; programs contain source paths of its standard library.
 fn sysroot() -> Result<PathBuf> {
     let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let output = Command::new(&rustc)
@@ -70,7 +70,11 @@ fn sysroot() -> Result<PathBuf> {
         .args(["--print", "sysroot"])
         .output()
         .with_context(|| format!("cannot start {}", rustc.display()))?;
-    ensure!(output.status.success(), "rustc knows no sysroot");
-    let text = String::from_utf8(output.stdout).context("rustc --print sysroot")?;
+    ensure!(
+        output.status.success(),
+        "rustc --print sysroot failed ({})",
+        output.status
+    );
+    let text = String::from_utf8(output.stdout).context("the sysroot of rustc is not UTF-8")?;
     Ok(text.trim_end().into())
 }

@@ -40,8 +40,8 @@ fn mirror(uri: &str, keyrings: &[&str]) -> Mirror {
 }
 
 #[test]
-fn stanzas_are_read_without_what_is_off_or_source_only() {
-    let entries = stanzas(DEB822);
+fn disabled_and_source_only_stanzas_are_skipped() {
+    let entries = parse_deb822(DEB822);
 
     assert_eq!(entries.len(), 2);
     assert_eq!(entries[0].uri, "http://mirror.example/debian");
@@ -49,19 +49,19 @@ fn stanzas_are_read_without_what_is_off_or_source_only() {
     assert_eq!(entries[0].components, ["main", "contrib"]);
     assert_eq!(entries[0].keyrings, ["/keys/debian.gpg"]);
     assert_eq!(entries[1].suites, ["bookworm-security"]);
-    // An inline key is no keyring path.
+    // The stanza has an inline key instead of a path.
     assert!(entries[1].keyrings.is_empty());
 }
 
 #[test]
-fn a_line_is_read_with_and_without_options_unless_it_is_of_sources_or_a_comment() {
-    let plain = one_line("deb http://mirror.example/debian bookworm main non-free # ours");
+fn a_line_is_read_with_and_without_options_unless_it_is_source_only_or_a_comment() {
+    let plain = parse_line("deb http://mirror.example/debian bookworm main non-free # ours");
     let plain = plain.expect("an entry");
     assert_eq!(plain.uri, "http://mirror.example/debian");
     assert_eq!(plain.suites, ["bookworm"]);
     assert_eq!(plain.components, ["main", "non-free"]);
 
-    let signed = one_line("deb [ arch=amd64 signed-by=/a.gpg,/b.gpg ] http://x.example sid main");
+    let signed = parse_line("deb [ arch=amd64 signed-by=/a.gpg,/b.gpg ] http://x.example sid main");
     assert_eq!(signed.expect("an entry").keyrings, ["/a.gpg", "/b.gpg"]);
 
     for line in [
@@ -69,18 +69,18 @@ fn a_line_is_read_with_and_without_options_unless_it_is_of_sources_or_a_comment(
         "# deb http://mirror.example/debian sid main",
         "",
     ] {
-        assert_eq!(one_line(line), None, "{line}");
+        assert_eq!(parse_line(line), None, "{line}");
     }
 }
 
 #[test]
-fn the_mirrors_are_debians_though_others_have_its_suite() {
-    let other = |line| one_line(line).expect("an entry");
+fn entries_of_other_vendors_with_the_same_suite_are_not_chosen() {
+    let other = |line| parse_line(line).expect("an entry");
     let mut entries = vec![
         other("deb http://containers.example/linux/debian bookworm stable"),
         other("deb http://tools.example/debian/12/prod bookworm main"),
     ];
-    entries.extend(stanzas(DEB822));
+    entries.extend(parse_deb822(DEB822));
 
     let mirrors = Mirrors::choose(&entries, "bookworm").expect("mirrors");
 
@@ -91,8 +91,8 @@ fn the_mirrors_are_debians_though_others_have_its_suite() {
 }
 
 #[test]
-fn a_list_of_mirrors_in_a_file_is_found_by_its_suite() {
-    let entries = stanzas(
+fn a_mirror_list_in_a_file_is_chosen_by_its_suite() {
+    let entries = parse_deb822(
         "Types: deb\nURIs: mirror+file:///etc/apt/mirrors/debian.list\nSuites: bookworm\n\
          Components: main\n\n\
          Types: deb\nURIs: mirror+file:///etc/apt/mirrors/debian-security.list\n\
@@ -106,8 +106,8 @@ fn a_list_of_mirrors_in_a_file_is_found_by_its_suite() {
 }
 
 #[test]
-fn security_stands_beside_the_main_mirror_when_no_entry_names_it_and_no_mirror_is_an_error() {
-    let chosen = |line| Mirrors::choose(&[one_line(line).expect("an entry")], "bookworm");
+fn without_an_entry_the_security_archive_is_next_to_the_main_one() {
+    let chosen = |line| Mirrors::choose(&[parse_line(line).expect("an entry")], "bookworm");
 
     let mirrors = chosen("deb http://mirror.example/debian bookworm main").expect("mirrors");
     let security = "http://mirror.example/debian-security";
@@ -116,7 +116,7 @@ fn security_stands_beside_the_main_mirror_when_no_entry_names_it_and_no_mirror_i
 }
 
 #[test]
-fn a_line_for_a_private_call_names_the_keys() {
+fn a_generated_line_names_the_keyrings() {
     let keyrings = ["/keys/one.gpg", "/keys/two.gpg"];
     let line = mirror("http://mirror.example/debian", &keyrings).line("sid");
     let (head, tail) = line.split_once("] ").expect("options");

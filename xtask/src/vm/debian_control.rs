@@ -1,14 +1,15 @@
-//! Parses the control data of Debian packages, as `apt-cache show` prints it.
+//! Parses the control data of Debian packages in the output of `apt-cache show`.
 
 /// Returns a field of the first package in the text.
 pub(super) fn field(shown: &str, name: &str) -> Option<String> {
-    first(shown).find_map(|line| {
+    let mut first_package = shown.lines().take_while(|line| !line.trim().is_empty());
+    first_package.find_map(|line| {
         let (key, value) = line.split_once(':')?;
         (key == name).then(|| value.trim().to_owned())
     })
 }
 
-/// Returns the names of the dependencies of all packages in the text, with all alternatives.
+/// Returns the names of the dependencies of all packages in the text, including alternatives.
 pub(super) fn dependencies(shown: &str) -> Vec<String> {
     let fields = shown.lines().filter_map(|line| {
         let (key, value) = line.split_once(':')?;
@@ -23,10 +24,6 @@ pub(super) fn dependencies(shown: &str) -> Vec<String> {
     names
 }
 
-fn first(shown: &str) -> impl Iterator<Item = &str> {
-    shown.lines().take_while(|line| !line.trim().is_empty())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -36,13 +33,13 @@ mod tests {
                          \nPackage: seabios\nVersion: 1.16\nDepends: libc6\n";
 
     #[test]
-    fn a_field_is_that_of_the_first_package() {
+    fn a_field_is_read_from_the_first_package() {
         assert_eq!(field(SHOWN, "Version").as_deref(), Some("1:7.2"));
         assert_eq!(field("Package: a\n\nVersion: 1\n", "Version"), None);
     }
 
     #[test]
-    fn dependencies_are_names_without_versions_of_all_packages() {
+    fn the_dependencies_of_all_packages_are_names_without_versions() {
         let names = dependencies(SHOWN);
 
         assert_eq!(names, ["dpkg", "libaio1", "kmod", "module-tools", "libc6"]);

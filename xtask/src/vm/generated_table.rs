@@ -1,4 +1,4 @@
-//! Generated tables in pages of the documents.
+//! Writes generated tables into pages of the documents.
 
 use std::fs;
 
@@ -8,28 +8,32 @@ use crate::workspace;
 
 const END: &str = "<!-- end -->\n";
 
-/// The position of a table in a page.
+/// The position of a generated table.
 #[derive(Debug)]
-pub(super) struct Table {
+pub(super) struct GeneratedTable {
+    /// Path of the page in the workspace.
     pub(super) page: &'static str,
-    /// The line above the table.
+    /// Line above the table.
     pub(super) mark: &'static str,
 }
 
-impl Table {
-    /// Replaces the table.
+impl GeneratedTable {
+    /// Replaces the table in the page.
     pub(super) fn write(&self, text: &str) -> Result<()> {
         let path = workspace::root().join(self.page);
         let page =
             fs::read_to_string(&path).with_context(|| format!("cannot read {}", self.page))?;
         let page = self.with(&page, text);
-        let page = page.with_context(|| format!("{} has no {}", self.page, self.mark.trim()))?;
+        let page = page.with_context(|| {
+            let (mark, end) = (self.mark.trim(), END.trim());
+            format!("{} has no line `{mark}` followed by `{end}`", self.page)
+        })?;
         fs::write(path, page).with_context(|| format!("cannot write {}", self.page))?;
-        println!("{} was written", self.page);
+        println!("wrote {}", self.page);
         Ok(())
     }
 
-    /// Returns the page with this table; `None` if it has no such position.
+    /// Returns the text of the page with a new table; `None` if it lacks one of the marks.
     pub(super) fn with(&self, page: &str, text: &str) -> Option<String> {
         let (before, rest) = page.split_once(self.mark)?;
         let (_, after) = rest.split_once(END)?;
@@ -42,8 +46,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_stands_between_the_marks_is_replaced() {
-        let table = Table {
+    fn only_the_text_between_the_marks_is_replaced() {
+        let table = GeneratedTable {
             page: "docs/page.md",
             mark: "<!-- begin -->\n",
         };

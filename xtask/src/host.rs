@@ -1,0 +1,23 @@
+//! Queries about the machine and the environment of this process.
+
+use std::{env, fs, os::unix::fs::MetadataExt as _, path::PathBuf};
+
+/// Returns true if this process runs as root.
+pub(crate) fn is_root() -> bool {
+    fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0)
+}
+
+/// Returns true if the variable `CI` marks an automated run.
+pub(crate) fn is_ci() -> bool {
+    env::var_os("CI").is_some_and(|value| !value.is_empty() && value != "false" && value != "0")
+}
+
+/// Returns the path of a program in `PATH` or in a folder of system programs.
+pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    // Users other than root often lack these folders in `PATH`.
+    let folders = env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);
+    folders
+        .map(|folder| folder.join(name))
+        .find(|path| path.is_file())
+}

@@ -23,7 +23,7 @@ use tunnel_userspace::{
     model::{Algorithm, ClusterUpdate},
     plan::NodePortAddresses,
     reconcile::{
-        CounterReader, GracePeriod, MapReader, MapWriter, ReadError, Reconciler, Settings, Sizes, WriteError,
+        CounterReader, GracePeriod, MapReader, MapWriter, ReadError, Reconciler, PlanSettings, MapSizes, WriteError,
     },
     source::file,
 };
@@ -39,11 +39,11 @@ mod reference_model;
 
 use memory::Memory;
 
-const SIZES: Sizes = Sizes {
+const SIZES: MapSizes = MapSizes {
     frontends: 1024,
     slots: 2048,
     backends: 1024,
-    ..Sizes::each(64)
+    ..MapSizes::uniform(64)
 };
 
 /// The node's addresses in every case.
@@ -66,7 +66,7 @@ impl GracePeriod for NoGrace {
 
 /// Programs an update into new maps, as on a node with these addresses.
 fn programmed(
-    settings: Settings,
+    settings: PlanSettings,
     addresses: &[IpAddr],
     update: ClusterUpdate,
 ) -> Result<Reconciler<Memory>> {
@@ -75,7 +75,7 @@ fn programmed(
     let mut reconciler = Reconciler::adopt(maps, SIZES, &NoGrace, settings)?;
     reconciler.set_addresses(addresses.iter().copied().collect());
     reconciler.update(update);
-    reconciler.pass();
+    reconciler.write_changes();
     Ok(reconciler)
 }
 
@@ -88,12 +88,12 @@ fn program(objects: &Path) -> Result<Vec<String>> {
         let node_ports = config.node_ports();
         (config, node_ports)
     } else {
-        (config::Service::default(), vec![NodePortAddresses::All])
+        (config::ServiceConfig::default(), vec![NodePortAddresses::All])
     };
-    let settings = Settings {
+    let settings = PlanSettings {
         node_name: "node-a".to_owned(),
         algorithm: Algorithm::Random,
-        node_ports,
+        node_port_addresses: node_ports,
         external_ips: config.external_ips,
         topology_keys: config.topology_keys,
     };

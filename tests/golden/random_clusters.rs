@@ -27,7 +27,7 @@ use tunnel_userspace::{
         Algorithm, ExternalIps, Family, Object, ObjectName, ServiceState, TopologyKeys, ClusterUpdate,
     },
     plan::{HealthChecks, NodePortAddresses},
-    reconcile::Settings,
+    reconcile::PlanSettings,
 };
 
 use crate::{memory::Memory, programmed};
@@ -123,10 +123,10 @@ fn key(ip: IpAddr, port: u16, protocol: Protocol) -> Option<FrontendKey> {
 
 /// Programs a cluster as on a node; returns the maps and the health checks.
 fn program(cluster: &Cluster, here: &LocalNode) -> Result<(Memory, Arc<HealthChecks>)> {
-    let settings = Settings {
+    let settings = PlanSettings {
         node_name: here.node.clone(),
         algorithm: Algorithm::Random,
-        node_ports: node_ports(here.node_port_addresses.as_deref()),
+        node_port_addresses: node_ports(here.node_port_addresses.as_deref()),
         external_ips: match here.external_ips {
             reference::ExternalIps::Any => ExternalIps::Any,
             reference::ExternalIps::Owned => ExternalIps::Owned,
@@ -229,11 +229,11 @@ struct MapsInMemory<'a> {
 }
 
 impl Maps for MapsInMemory<'_> {
-    fn front_index(&self, key: &FrontendKey) -> Option<u32> {
+    fn frontend_index(&self, key: &FrontendKey) -> Option<u32> {
         self.maps.svc.get(key).copied()
     }
 
-    fn front(&self, index: u32) -> Option<&service::Frontend> {
+    fn frontend(&self, index: u32) -> Option<&service::Frontend> {
         self.maps.front.get(&index)
     }
 
@@ -241,7 +241,7 @@ impl Maps for MapsInMemory<'_> {
         self.maps.slot.get(&index)
     }
 
-    fn source(&self, index: u32) -> Option<&service::SourceRange> {
+    fn source_range(&self, index: u32) -> Option<&service::SourceRange> {
         self.maps.source.get(&index)
     }
 
@@ -257,11 +257,11 @@ impl Maps for MapsInMemory<'_> {
         true
     }
 
-    fn open_at(&self, _: u32) -> u64 {
+    fn open_connections(&self, _: u32) -> u64 {
         0
     }
 
-    fn turn(&self, _: u32) -> Option<u32> {
+    fn next_round_robin(&self, _: u32) -> Option<u32> {
         Some(self.slot.get())
     }
 
@@ -281,7 +281,7 @@ struct ClientOfConnection<'a> {
 }
 
 impl ClientContext for ClientOfConnection<'_> {
-    fn caller(&self, is_v4: bool) -> ClientScalars {
+    fn client(&self, is_v4: bool) -> ClientScalars {
         let ip = match self.source {
             ConnectionSource::PodSocket(ip) | ConnectionSource::Outside(ip) => Some(*ip),
             ConnectionSource::NodeSocket => {
@@ -295,7 +295,7 @@ impl ClientContext for ClientOfConnection<'_> {
         ClientScalars::new(&client)
     }
 
-    fn is_bound(&self, _: bool) -> bool {
+    fn has_source_address(&self, _: bool) -> bool {
         !matches!(self.source, ConnectionSource::NodeSocket)
     }
 

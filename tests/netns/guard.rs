@@ -14,8 +14,8 @@ use tunnel_tests::{
 };
 use tunnel_userspace::{
     bpf::{self, Counters, DataPath, Features, Guard, Pins, Switches},
-    net::Keeper as _,
-    reconcile::Sizes,
+    net::UplinkGuard as _,
+    reconcile::MapSizes,
 };
 
 use crate::support::{run, ensure_eq};
@@ -23,7 +23,7 @@ use crate::support::{run, ensure_eq};
 /// The index and name of the host's uplink.
 pub(crate) const UPLINK: (u32, &str) = (2, "uplink");
 
-const SIZES: Sizes = Sizes::each(16);
+const SIZES: MapSizes = MapSizes::uniform(16);
 
 /// Loads the guard of 198.19.0.0/16, to be attached by a tcx link or as a tc filter.
 fn load_with_tcx(pins: &Pins, tcx: bool) -> Result<(Guard, Counters)> {
@@ -92,7 +92,7 @@ fn node_with_local_range() -> Result<(Node, Pins)> {
 fn guarded_node(tcx: bool) -> Result<(Node, Pins, Guard)> {
     let (node, pins) = node_with_local_range()?;
     let (mut guard, _counters) = load_with_tcx(&pins, tcx)?;
-    on_host(&node, || Ok(guard.keep(&uplinks(), false)?))?;
+    on_host(&node, || Ok(guard.guard_uplinks(&uplinks(), false)?))?;
     Ok((node, pins, guard))
 }
 
@@ -118,7 +118,7 @@ fn expect_outsiders_dropped(tcx: bool) -> Result<()> {
     // In the second round, the new guard replaces the first.
     for _ in 0..2 {
         let (mut guard, counters) = load_with_tcx(&pins, tcx)?;
-        on_host(&node, || Ok(guard.keep(&uplinks(), false)?))?;
+        on_host(&node, || Ok(guard.guard_uplinks(&uplinks(), false)?))?;
         drop(guard);
         let before = dropped(&counters)?;
         ensure!(probe_from_outside(&node) == ErrorKind::TimedOut, "an outsider passes the guard, tcx {tcx}");
@@ -142,7 +142,7 @@ fn a_filter_that_was_removed_is_attached_again() -> Result<()> {
     run(node.host(), "tc qdisc del dev uplink clsact")?;
     ensure!(probe_from_outside(&node) == ErrorKind::ConnectionRefused, "packets are dropped without a filter");
 
-    on_host(&node, || Ok(guard.keep(&uplinks(), true)?))?;
+    on_host(&node, || Ok(guard.guard_uplinks(&uplinks(), true)?))?;
 
     ensure!(probe_from_outside(&node) == ErrorKind::TimedOut, "an outsider passes the re-attached guard");
     Ok(())
@@ -164,12 +164,12 @@ fn a_guard_by_filter_is_detached_once_its_device_is_no_uplink() -> Result<()> {
 fn expect_detached(tcx: bool) -> Result<()> {
     let (node, _pins, mut guard) = guarded_node(tcx)?;
     on_host(&node, || {
-        guard.keep(&BTreeMap::new(), false)?;
-        Ok(guard.tidy(&BTreeMap::new())?)
+        guard.guard_uplinks(&BTreeMap::new(), false)?;
+        Ok(guard.remove_unused(&BTreeMap::new())?)
     })?;
 
     ensure!(probe_from_outside(&node) == ErrorKind::ConnectionRefused, "tcx {tcx}");
-    ensure!(guard.guarded().is_empty(), "tcx {tcx}");
+    ensure!(guard.guarded_links().is_empty(), "tcx {tcx}");
     Ok(())
 }
 
@@ -184,12 +184,12 @@ fn the_record_of_a_filter_is_removed_after_its_device() -> Result<()> {
         "ip link add second index 77 type veth peer name other",
     )?;
     let second = BTreeMap::from([(77, "second".to_owned())]);
-    on_host(&node, || Ok(guard.keep(&second, false)?))?;
-    ensure!(guard.guarded().contains(&77), "the new link is not guarded");
+    on_host(&node, || Ok(guard.guard_uplinks(&second, false)?))?;
+    ensure!(guard.guarded_links().contains(&77), "the new link is not guarded");
     run(host, "ip link del second")?;
 
-    on_host(&node, || Ok(guard.tidy(&BTreeMap::new())?))?;
+    on_host(&node, || Ok(guard.remove_unused(&BTreeMap::new())?))?;
 
-    ensure!(guard.guarded().is_empty(), "{:?}", guard.guarded());
+    ensure!(guard.guarded_links().is_empty(), "{:?}", guard.guarded_links());
     Ok(())
 }

@@ -91,7 +91,7 @@ fn a_new_layout_keeps_the_maps_of_sockets_and_restarts_the_counters() -> Result<
 
     let after = ids(&maps_folder(""))?;
     for (map, (before, after)) in MAPS.iter().zip(before.iter().zip(&after)) {
-        ensure_eq(map.name, before == after, map.lasts)?;
+        ensure_eq(map.name, before == after, map.is_lasting)?;
     }
     let counters = info(&maps_folder(""), &REASON_COUNTS)?.max_entries();
     ensure_eq("counters", counters, Reason::CAPACITY)?;

@@ -19,7 +19,7 @@ use crate::{
     support::{CHANGE_TIMEOUT, HTTP, HTTP_TARGET, Vip, Dialer, maps_folder, ensure_eq, until_backends, until_gone},
 };
 
-/// Sizes for frontends, slots and backends: the first ones; all larger; all smaller; frontends and
+/// MapSizes for frontends, slots and backends: the first ones; all larger; all smaller; frontends and
 /// backends larger, slots smaller.
 const SIZES: [[u32; 3]; 4] = [
     [64, 64, 64],
@@ -138,7 +138,7 @@ fn sizes_that_are_too_small_for_the_entries_are_refused_and_logged() -> Result<(
     for dialer in Dialer::TCP {
         dialer.connect(&scene.client, last, HTTP)?;
     }
-    // Sizes that fit are applied.
+    // MapSizes that fit are applied.
     scene.resize([64, 64, 256])?;
     node.restart()?;
     ensure_eq("sizes", sizes(node)?, [64, 64, 256])?;
@@ -187,7 +187,7 @@ fn steering_maps_have_room_only_if_steering_is_enabled() -> Result<()> {
     let settings = InstanceSettings::from_environment()?;
     let wanted = settings.maps.steering;
 
-    let alone = Node::with(settings.clone())?;
+    let alone = Node::with_settings(settings.clone())?;
     alone.start()?;
     ensure_eq("steering entries without steering", steering_entries(&alone)?, [1, 1])?;
 

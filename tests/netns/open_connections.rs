@@ -336,7 +336,7 @@ fn after_a_hundred_thousand_sockets_the_counts_equal_those_of_the_sockets_that_t
     let before = Scale::from_environment().count(SOCKETS / 2);
     let places = [&**scene.client, scene.node.host()];
 
-    let folder = scene.node.topology().lab().folder();
+    let folder = scene.node.network().lab().folder();
     let logs = ["pod.log", "host.log"].map(|name| folder.join(name));
     let mut holders = Vec::new();
     for (place, log) in places.into_iter().zip(&logs) {

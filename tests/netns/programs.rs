@@ -7,7 +7,7 @@ use tunnel_tests::{instance::NODE_NAME, node::Node};
 use tunnel_userspace::{
     bpf::{Counters, DataPath, Features, KernelMaps, Pins, RcuGrace, Switches},
     model::{Algorithm, ExternalIps, TopologyKeys},
-    reconcile::{Reconciler, Settings, Sizes},
+    reconcile::{Reconciler, PlanSettings, MapSizes},
 };
 
 use crate::race::fixture::{BACKENDS, SLOTS};
@@ -28,11 +28,11 @@ impl Programs {
         frontends: u32,
     ) -> Result<(Self, KernelMaps)> {
         let pins = Pins::hold(&node.bpffs())?;
-        let sizes = Sizes {
+        let sizes = MapSizes {
             frontends,
             slots: SLOTS,
             backends: BACKENDS,
-            ..Sizes::each(64)
+            ..MapSizes::uniform(64)
         };
         let switches = Switches::default();
         let data_path = DataPath::load(&pins, sizes, features, &switches, Duration::ZERO)?;
@@ -48,7 +48,7 @@ impl Programs {
     pub(crate) fn attach(&self, node: &Node) -> Result<()> {
         Ok(self
             .data_path
-            .attach(&node.topology().instance_cgroup())?
+            .attach(&node.network().instance_cgroup())?
             .pin()?)
     }
 
@@ -58,10 +58,10 @@ impl Programs {
         maps: KernelMaps,
         grace: &RcuGrace,
     ) -> Result<Reconciler<KernelMaps>> {
-        let settings = Settings {
+        let settings = PlanSettings {
             node_name: NODE_NAME.to_owned(),
             algorithm: Algorithm::Random,
-            node_ports: Vec::new(),
+            node_port_addresses: Vec::new(),
             external_ips: ExternalIps::Any,
             topology_keys: TopologyKeys::Ignore,
         };

@@ -10,7 +10,7 @@ use tunnel_common::{addr::Address, reason::Reason, steering::Prefix};
 use tunnel_tests::node::Node;
 use tunnel_userspace::{
     bpf::{self, Counters, DataPath, Guard, Pins, Switches},
-    reconcile::Sizes,
+    reconcile::MapSizes,
 };
 
 use crate::frame;
@@ -34,7 +34,7 @@ fn prefix(text: &str, length: u8) -> Prefix {
 fn load(prefixes: &[Prefix]) -> Result<Loaded> {
     let node = Node::new()?;
     let pins = Pins::hold(&node.bpffs())?;
-    let sizes = Sizes::each(16);
+    let sizes = MapSizes::uniform(16);
     let switches = Switches {
         own_mark: 0,
         prefixes: prefixes.to_vec(),

@@ -24,7 +24,7 @@ use tokio::time::Instant;
 use tunnel_common::{
     addr::Address,
     steering::Prefix,
-    table::{self, PROGRAMS, Place},
+    table::{self, PROGRAMS, AttachPoint},
 };
 use tunnel_userspace::bpf::{Features, Globals, LOGGING_OBJECT, OBJECT, Switches};
 
@@ -215,10 +215,10 @@ fn verify(
     let function = function.with_context(|| format!("the object has no program {name}"))?;
     let raw = call::Program {
         kind: program.kind.number(),
-        hook: match program.place {
-            Place::Cgroup => program.hook,
+        hook: match program.attach_point {
+            AttachPoint::Cgroup => program.hook,
             // The hook is given when the program is attached.
-            Place::Uplinks => 0,
+            AttachPoint::Uplinks => 0,
         },
         instructions: &words(&function.instructions),
         types,

@@ -6,10 +6,10 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::{
     addr::Address,
-    service::{Membership, State},
+    service::{BackendState, Membership},
 };
 
-const NANOSECONDS: u64 = 1_000_000_000;
+const NANOS_PER_SECOND: u64 = 1_000_000_000;
 
 /// The client of a Service: an IP address, or a network namespace.
 ///
@@ -97,11 +97,11 @@ pub struct AffinityKey {
 #[repr(C)]
 pub struct Affinity {
     /// The time of the client's last connect, in nanoseconds of the monotonic clock.
-    pub used: u64,
+    pub last_used: u64,
     /// The index of the backend.
     pub index: u32,
     /// The state of the backend when it was chosen. It differs in every generation of the index.
-    pub state: State,
+    pub state: BackendState,
     /// The key of this entry.
     pub key: AffinityKey,
 }
@@ -113,17 +113,17 @@ impl Affinity {
     /// A concurrent connect of the client may store a time later than `now`. Its entry is valid.
     #[inline(always)]
     #[must_use]
-    pub fn holds(
+    pub fn is_valid(
         &self,
         seconds: u32,
-        state: State,
+        state: BackendState,
         (has, wanted): (Membership, Membership),
         now: u64,
     ) -> bool {
         self.state == state
             && state.is_serving()
             && has.includes(wanted)
-            && now.saturating_sub(self.used) < u64::from(seconds).wrapping_mul(NANOSECONDS)
+            && now.saturating_sub(self.last_used) < u64::from(seconds).wrapping_mul(NANOS_PER_SECOND)
     }
 }
 
@@ -138,7 +138,7 @@ const _: () = {
 mod tests {
     use super::*;
 
-    const SECOND: u64 = NANOSECONDS;
+    const SECOND: u64 = NANOS_PER_SECOND;
 
     #[test]
     fn a_client_survives_the_conversion_to_parts() {
@@ -156,12 +156,12 @@ mod tests {
     #[test]
     fn a_client_keeps_its_backend_until_the_timeout_and_while_the_backend_serves_in_the_set() {
         let (cluster, local, none) = (Membership::CLUSTER, Membership::LOCAL, Membership::NONE);
-        let (all, same) = (cluster.and(local), (cluster, cluster));
-        let serving = State::default().next_use();
-        let (gone, next) = (serving.gone(), serving.gone().next_use());
+        let (all, same) = (cluster.union(local), (cluster, cluster));
+        let serving = BackendState::default().next_generation();
+        let (gone, next) = (serving.removed(), serving.removed().next_generation());
         let (last, end) = (5 * SECOND, 15 * SECOND);
         let affinity = Affinity {
-            used: last,
+            last_used: last,
             index: 7,
             state: serving,
             key: AffinityKey {
@@ -181,7 +181,7 @@ mod tests {
             ("only here", serving, (local, cluster), last, false),
             ("in no set", serving, (none, cluster), last, false),
         ] {
-            assert_eq!(affinity.holds(10, state, sets, now), holds, "{claim}");
+            assert_eq!(affinity.is_valid(10, state, sets, now), holds, "{claim}");
         }
     }
 

@@ -1,22 +1,23 @@
 //! Chooses the backend for a frontend, over any [`Maps`]: those in the kernel, or a copy in memory.
 //!
-//! 1. [`front`] looks up the record of an address and port. It skips frontends that are not for sockets,
-//!    and loopback frontends outside the host's network namespace.
-//! 2. [`backend`] checks the client against the source ranges, takes the set for the kind of [`Traffic`],
-//!    and chooses from it by affinity or algorithm.
-//! 3. [`held`] returns the backend of an existing UDP flow, if the flow may keep it.
+//! 1. [`find_frontend`] looks up the record of an address and port. It skips frontends that are not for
+//!    sockets, and loopback frontends outside the host's network namespace.
+//! 2. [`choose_backend`] checks the client against the source ranges, takes the set for the kind of
+//!    [`Traffic`], and chooses from it by affinity or algorithm.
+//! 3. [`flow_backend`] returns the backend of an existing UDP flow, if the flow may keep it.
 //!
-//! All functions are inlined. A program that is too large for the verifier overrides [`Maps::place`],
-//! [`Maps::kept`] and [`Maps::is_among`] to call them as separate functions.
+//! All functions are inlined. A program that is too large for the verifier overrides
+//! [`Maps::choose_offset`], [`Maps::choose_by_affinity`] and [`Maps::is_in_source_ranges`] to call them as
+//! separate functions.
 
-mod choice;
+mod algorithms;
 mod maps;
 
 use core::convert::Infallible;
 
 pub use self::{
-    choice::{kept, place},
-    maps::{Asker, Caller, Kept, Maps, Record, Traffic},
+    algorithms::{choose_by_affinity, choose_offset},
+    maps::{AffinityChoice, ClientContext, ClientScalars, FrontendRecord, Maps, Traffic},
 };
 use crate::{
     addr::{Address, Port},
@@ -25,36 +26,36 @@ use crate::{
     origin::Origin,
     reason::Reason,
     select,
-    service::{Algorithm, Backend, Front, FrontKey, State},
+    service::{Algorithm, Backend, BackendState, Frontend, FrontendKey},
 };
 
 /// Looks up the frontend of a key, if it serves this kind of traffic.
 #[inline(always)]
-pub fn front<'a, T: Maps + ?Sized>(
+pub fn find_frontend<'a, T: Maps + ?Sized>(
     maps: &'a T,
-    asker: &impl Asker,
-    key: &FrontKey,
+    context: &impl ClientContext,
+    key: &FrontendKey,
     traffic: Traffic,
-) -> Lookup<Record<'a>> {
+) -> Lookup<FrontendRecord<'a>> {
     let Ok::<_, Infallible>(found) = look_up(
         key,
-        |key| Ok(maps.front_index(key)),
-        |index| Ok(maps.front(index)),
+        |key| Ok(maps.frontend_index(key)),
+        |index| Ok(maps.frontend(index)),
     );
     match found {
-        Lookup::Found((index, front)) => {
-            if traffic == Traffic::Sockets && front.flags & Front::NOT_SOCKETS != 0 {
+        Lookup::Found((index, frontend)) => {
+            if traffic == Traffic::Sockets && frontend.flags & Frontend::NOT_SOCKETS != 0 {
                 return Lookup::None;
             }
             // Each network namespace has its own loopback, and only the host's has frontends. A socket
             // that is bound to loopback has no route to a backend.
             let is_v4 = key.address.is_v4();
             if key.address.is_loopback()
-                && (asker.is_bound_to_loopback(is_v4) || !asker.is_known_host())
+                && (context.is_bound_to_loopback(is_v4) || !context.is_known_host())
             {
                 return Lookup::None;
             }
-            Lookup::Found(Record { index, front })
+            Lookup::Found(FrontendRecord { index, frontend })
         }
         Lookup::None => Lookup::None,
         Lookup::Unstable => Lookup::Unstable,
@@ -78,15 +79,15 @@ pub struct Choice {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum NoChoice {
     /// The client is outside the source ranges of the frontend.
-    Refused,
+    ClientDenied,
     /// The frontend has source ranges, and the address of the client is unknown.
-    Unknown,
+    ClientUnknown,
     /// The Service has no backends.
-    Empty,
+    NoBackend,
     /// The Service has backends, but none in the set for this traffic.
-    Elsewhere,
+    NoLocalBackend,
     /// The index of the record, slot or backend is out of range.
-    Broken,
+    InvalidRecord,
 }
 
 impl NoChoice {
@@ -95,11 +96,11 @@ impl NoChoice {
     #[must_use]
     pub const fn reason(self) -> Reason {
         match self {
-            Self::Refused => Reason::SourceRangeDenied,
-            Self::Unknown => Reason::ClientAddressUnknown,
-            Self::Empty => Reason::NoBackend,
-            Self::Elsewhere => Reason::NoLocalBackend,
-            Self::Broken => Reason::RecordInvalid,
+            Self::ClientDenied => Reason::SourceRangeDenied,
+            Self::ClientUnknown => Reason::ClientAddressUnknown,
+            Self::NoBackend => Reason::NoBackend,
+            Self::NoLocalBackend => Reason::NoLocalBackend,
+            Self::InvalidRecord => Reason::RecordInvalid,
         }
     }
 
@@ -109,8 +110,8 @@ impl NoChoice {
     #[must_use]
     pub const fn is_drop(self) -> bool {
         match self {
-            Self::Refused | Self::Unknown | Self::Elsewhere => true,
-            Self::Empty | Self::Broken => false,
+            Self::ClientDenied | Self::ClientUnknown | Self::NoLocalBackend => true,
+            Self::NoBackend | Self::InvalidRecord => false,
         }
     }
 }
@@ -121,106 +122,112 @@ impl NoChoice {
 ///
 /// The client may not use the frontend, or the frontend has no backend for this traffic.
 #[inline(always)]
-pub fn backend<T: Maps + ?Sized>(
+pub fn choose_backend<T: Maps + ?Sized>(
     maps: &T,
-    asker: &impl Asker,
-    key: &FrontKey,
-    record: Record<'_>,
+    context: &impl ClientContext,
+    key: &FrontendKey,
+    record: FrontendRecord<'_>,
     traffic: Traffic,
 ) -> Result<Choice, NoChoice> {
-    let front = record.front;
+    let frontend = record.frontend;
     // Taken from the key: in the IPv4 hooks, the compiler then knows the family.
     let is_v4 = key.address.is_v4();
-    let caller = if depends_on_client(front) {
-        asker.caller(is_v4)
+    let client = if depends_on_client(frontend) {
+        context.client(is_v4)
     } else {
-        Caller::NONE
+        ClientScalars::NONE
     };
-    if front.sources.len != 0 {
-        admit(maps, asker, front, is_v4, caller)?;
+    if frontend.source_ranges.len != 0 {
+        check_client(maps, context, frontend, is_v4, client)?;
     }
-    choose(maps, record, traffic, caller)
+    choose(maps, record, traffic, client)
 }
 
 /// Returns true if the choice depends on the client.
 #[inline(always)]
-fn depends_on_client(front: &Front) -> bool {
-    front.affinity != 0 || front.sources.len != 0 || front.algorithm.is_by_client()
+fn depends_on_client(frontend: &Frontend) -> bool {
+    frontend.affinity_timeout != 0
+        || frontend.source_ranges.len != 0
+        || frontend.algorithm.is_by_client()
 }
 
 /// Checks the client against the source ranges of the frontend. Other clients can't reach the frontend:
 /// kube-proxy drops their packets (`pkg/proxy/nftables/proxier.go`, `firewall-ips`).
 #[inline(always)]
-fn admit<T: Maps + ?Sized>(
+fn check_client<T: Maps + ?Sized>(
     maps: &T,
-    asker: &impl Asker,
-    front: &Front,
+    context: &impl ClientContext,
+    frontend: &Frontend,
     is_v4: bool,
-    caller: Caller,
+    client: ClientScalars,
 ) -> Result<(), NoChoice> {
-    let is_decided = front.flags & Front::HOST_UNKNOWN == 0;
-    let is_bound = asker.is_bound(is_v4);
-    let may = if !is_bound && is_decided && asker.is_known_host() {
+    let is_decided = frontend.flags & Frontend::HOST_UNKNOWN == 0;
+    let is_bound = context.has_source_address(is_v4);
+    let is_permitted = if !is_bound && is_decided && context.is_known_host() {
         // The planner has already checked the addresses of the host.
-        front.flags & Front::ADMITS_HOST != 0
-    } else if caller.kind == Client::ADDRESS {
-        maps.is_among(front.sources, [caller.upper, caller.lower])
+        frontend.flags & Frontend::ADMITS_HOST != 0
+    } else if client.kind == Client::ADDRESS {
+        maps.is_in_source_ranges(frontend.source_ranges, [client.upper, client.lower])
     } else {
-        return Err(NoChoice::Unknown);
+        return Err(NoChoice::ClientUnknown);
     };
-    if may { Ok(()) } else { Err(NoChoice::Refused) }
+    if is_permitted {
+        Ok(())
+    } else {
+        Err(NoChoice::ClientDenied)
+    }
 }
 
 #[inline(always)]
 fn choose<T: Maps + ?Sized>(
     maps: &T,
-    record: Record<'_>,
+    record: FrontendRecord<'_>,
     traffic: Traffic,
-    caller: Caller,
+    client: ClientScalars,
 ) -> Result<Choice, NoChoice> {
-    let front = record.front;
-    let set = traffic.set(front);
+    let frontend = record.frontend;
+    let set = traffic.set(frontend);
     if set.len == 0 {
-        return Err(if front.flags & Front::HAS_ENDPOINTS == 0 {
-            NoChoice::Empty
+        return Err(if frontend.flags & Frontend::HAS_ENDPOINTS == 0 {
+            NoChoice::NoBackend
         } else {
-            NoChoice::Elsewhere
+            NoChoice::NoLocalBackend
         });
     }
-    if front.affinity != 0 {
-        let kept = maps.kept(record, traffic, caller);
-        let Kept { index, is_old } = kept.ok_or(NoChoice::Broken)?;
-        let reason = if is_old {
+    if frontend.affinity_timeout != 0 {
+        let choice = maps.choose_by_affinity(record, traffic, client);
+        let AffinityChoice { index, is_stored } = choice.ok_or(NoChoice::InvalidRecord)?;
+        let reason = if is_stored {
             Reason::TranslatedAffinity
         } else {
             Reason::Translated
         };
-        return of_index(maps, index, reason);
+        return choice_at(maps, index, reason);
     }
     // The common case avoids the cost of a function call.
-    let place = if set.len == 1 || front.algorithm == Algorithm::RANDOM {
-        select::place(set, maps.random())
+    let offset = if set.len == 1 || frontend.algorithm == Algorithm::RANDOM {
+        select::offset_in(set, maps.random())
     } else {
-        maps.place(record, traffic, caller)
+        maps.choose_offset(record, traffic, client)
     };
-    let place = place.ok_or(NoChoice::Broken)?;
-    if traffic.is_near(front) {
-        let near = maps.near(front, place).ok_or(NoChoice::Broken)?;
+    let offset = offset.ok_or(NoChoice::InvalidRecord)?;
+    if traffic.has_inline_backends(frontend) {
+        let backend = maps.inline_backend(frontend, offset).ok_or(NoChoice::InvalidRecord)?;
         return Ok(Choice {
-            index: near.index,
-            address: near.address,
-            port: near.port,
+            index: backend.index,
+            address: backend.address,
+            port: backend.port,
             reason: Reason::Translated,
         });
     }
-    let slot = maps.slot(set.base.wrapping_add(place));
-    let slot = slot.ok_or(NoChoice::Broken)?;
-    of_index(maps, slot.backend, Reason::Translated)
+    let slot = maps.slot(set.base.wrapping_add(offset));
+    let slot = slot.ok_or(NoChoice::InvalidRecord)?;
+    choice_at(maps, slot.backend, Reason::Translated)
 }
 
 #[inline(always)]
-fn of_index<T: Maps + ?Sized>(maps: &T, index: u32, reason: Reason) -> Result<Choice, NoChoice> {
-    let backend = maps.backend(index).ok_or(NoChoice::Broken)?;
+fn choice_at<T: Maps + ?Sized>(maps: &T, index: u32, reason: Reason) -> Result<Choice, NoChoice> {
+    let backend = maps.backend(index).ok_or(NoChoice::InvalidRecord)?;
     Ok(Choice {
         index,
         address: backend.address,
@@ -231,26 +238,26 @@ fn of_index<T: Maps + ?Sized>(maps: &T, index: u32, reason: Reason) -> Result<Ch
 
 /// Returns the state of a backend, or the state of an unused index if the backend does not exist.
 #[inline(always)]
-pub fn state<T: Maps + ?Sized>(maps: &T, index: u32) -> State {
+pub fn state<T: Maps + ?Sized>(maps: &T, index: u32) -> BackendState {
     match maps.backend(index) {
         Some(backend) => maps.state(backend),
-        None => State::default(),
+        None => BackendState::default(),
     }
 }
 
 /// Returns the backend of a UDP flow, if the flow may keep it: the backend belongs to the service port
 /// of the frontend, and [`select::is_sticky`] returns true.
 #[inline(always)]
-pub fn held<'a, T: Maps + ?Sized>(
+pub fn flow_backend<'a, T: Maps + ?Sized>(
     maps: &'a T,
-    front: &Front,
+    frontend: &Frontend,
     flow: &Origin,
     now: u64,
 ) -> Option<&'a Backend> {
     let backend = maps.backend(flow.index)?;
-    let holds = backend.service == front.service
-        && select::is_sticky(flow, front.service, maps.state(backend), now);
-    holds.then_some(backend)
+    let is_kept = backend.service == frontend.service
+        && select::is_sticky(flow, frontend.service, maps.state(backend), now);
+    is_kept.then_some(backend)
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 //! - [`service`]: keys and values of the service maps
 //! - [`affinity`]: keys and values of session affinity
 //! - [`decide`]: chooses the backend for a frontend, over any implementation of the maps
-//! - [`kernel`]: fields of kernel structures that the programs read
+//! - [`kernel_offsets`]: fields of kernel structures that the programs read
 //! - [`origin`]: the translations that are stored for a socket
 //! - [`reason`]: the reasons that counters, metrics and logs share
 //! - [`steering`]: keys and values of the steering maps; steering prefixes
@@ -19,7 +19,7 @@
 pub mod addr;
 pub mod affinity;
 pub mod decide;
-pub mod kernel;
+pub mod kernel_offsets;
 pub mod lookup;
 pub mod origin;
 pub mod reason;

@@ -1,12 +1,12 @@
 //! Looks up a record through a hash of indices, and retries while the record belongs to another key.
 
 use crate::{
-    service::{Front, FrontKey},
-    steering::{Steered, SteeringKey},
+    service::{Frontend, FrontendKey},
+    steering::{SteeringRecord, SteeringKey},
 };
 
 /// The maximum number of attempts to look up a key.
-pub const TRIES: u32 = 4;
+pub const MAX_ATTEMPTS: u32 = 4;
 
 /// A record that contains the key for which it was written.
 pub trait Echo {
@@ -17,16 +17,16 @@ pub trait Echo {
     fn key(&self) -> &Self::Key;
 }
 
-impl Echo for Front {
-    type Key = FrontKey;
+impl Echo for Frontend {
+    type Key = FrontendKey;
 
     #[inline(always)]
-    fn key(&self) -> &FrontKey {
+    fn key(&self) -> &FrontendKey {
         &self.key
     }
 }
 
-impl Echo for Steered {
+impl Echo for SteeringRecord {
     type Key = SteeringKey;
 
     #[inline(always)]
@@ -71,8 +71,8 @@ pub fn look_up<R: Echo, E>(
     index_of: impl Fn(&R::Key) -> Result<Option<u32>, E>,
     record_at: impl Fn(u32) -> Result<Option<R>, E>,
 ) -> Result<Lookup<(u32, R)>, E> {
-    // Bounded by TRIES for the verifier.
-    for _ in 0..TRIES {
+    // Bounded by MAX_ATTEMPTS for the verifier.
+    for _ in 0..MAX_ATTEMPTS {
         let index = match index_of(key)? {
             Some(index) => index,
             None => match index_of(key)? {

@@ -7,7 +7,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::{
     addr::{Address, Port, Protocol},
-    service::{FrontKey, State},
+    service::{FrontendKey, BackendState},
 };
 
 /// The version of [`Origin`]. Open sockets keep their values across upgrades, so a change may only use
@@ -23,7 +23,7 @@ pub const UDP_IDLE_NS: u64 = 120_000_000_000;
 #[repr(C)]
 pub struct Origin {
     /// The time when the flow last sent or received, in nanoseconds of the monotonic clock.
-    pub used: u64,
+    pub last_used: u64,
     /// The address that was dialled.
     pub vip: Address,
     /// The address of the backend.
@@ -31,7 +31,7 @@ pub struct Origin {
     /// The index of the backend in the array `backends`.
     pub index: u32,
     /// The state of the backend when it was chosen.
-    pub state: State,
+    pub state: BackendState,
     /// The service port that owned the frontend.
     pub service: u32,
     /// The port that was dialled.
@@ -57,19 +57,19 @@ impl Origin {
 
     /// The index and the service port of a translation that leads to the tunnel's ingress, or to an
     /// address that refuses connects, instead of a backend.
-    pub const NOBODY: u32 = u32::MAX;
+    pub const NO_BACKEND: u32 = u32::MAX;
 
     /// Creates a translation of a key to an address and port, without a backend index and not counted.
     #[inline(always)]
     #[must_use]
-    pub fn new(key: &FrontKey, backend: Address, backend_port: Port) -> Self {
+    pub fn new(key: &FrontendKey, backend: Address, backend_port: Port) -> Self {
         Self {
-            used: 0,
+            last_used: 0,
             vip: key.address,
             backend,
-            index: Self::NOBODY,
-            state: State::default(),
-            service: Self::NOBODY,
+            index: Self::NO_BACKEND,
+            state: BackendState::default(),
+            service: Self::NO_BACKEND,
             vip_port: key.port,
             backend_port,
             protocol: key.protocol,
@@ -100,7 +100,7 @@ impl Origin {
     /// Returns the index of the backend at which the socket is counted; none if it is not counted.
     #[inline(always)]
     #[must_use]
-    pub const fn counted(&self) -> Option<u32> {
+    pub const fn counted_index(&self) -> Option<u32> {
         if self.flags & Self::COUNTED == 0 {
             None
         } else {
@@ -111,7 +111,7 @@ impl Origin {
     /// Returns true if this is the translation of `key`.
     #[inline(always)]
     #[must_use]
-    pub fn is_of(&self, key: &FrontKey) -> bool {
+    pub fn is_for(&self, key: &FrontendKey) -> bool {
         self.vip_port == key.port && self.protocol == key.protocol && self.vip == key.address
     }
 

@@ -6,22 +6,22 @@ use core::cmp::Ordering;
 use crate::{
     addr::Address,
     origin::{Origin, UDP_IDLE_NS},
-    service::{Backend, Set, Source, State},
+    service::{Backend, IndexRange, SourceRange, BackendState},
 };
 
 /// The maximum number of steps of the binary search in the source ranges of a frontend, of which there are
-/// fewer than 2^STEPS.
-const STEPS: u32 = 16;
+/// fewer than 2^MAX_STEPS.
+const MAX_STEPS: u32 = 16;
 
 /// The maximum number of source ranges of a frontend.
-pub const SOURCES_OF_FRONT: u32 = (1 << STEPS) - 1;
+pub const MAX_SOURCE_RANGES: u32 = (1 << MAX_STEPS) - 1;
 
 /// Maps a number to an offset in a set; none if the set is empty.
 ///
 /// A uniform random number gives a uniform offset, to within `len / 2^32`; a counter gives round-robin.
 #[inline(always)]
 #[must_use]
-pub const fn place(set: Set, number: u32) -> Option<u32> {
+pub const fn offset_in(set: IndexRange, number: u32) -> Option<u32> {
     match set.len {
         0 => None,
         len => Some(number % len),
@@ -32,7 +32,7 @@ pub const fn place(set: Set, number: u32) -> Option<u32> {
 /// uniform random numbers each pair is equally likely, to within `len / 2^32`.
 #[inline(always)]
 #[must_use]
-pub const fn two(set: Set, number: u32, other: u32) -> Option<(u32, u32)> {
+pub const fn two_offsets_in(set: IndexRange, number: u32, other: u32) -> Option<(u32, u32)> {
     if set.len < 2 {
         return None;
     }
@@ -50,18 +50,18 @@ pub const fn two(set: Set, number: u32, other: u32) -> Option<(u32, u32)> {
 /// Returns true if the second backend has fewer open connections than the first, in proportion to their
 /// shares of the set. Each backend is given by its open connections, modulo 2^64, and its share.
 ///
-/// A negative count is taken as zero, see [`at_least_none`].
+/// A negative count is taken as zero, see [`non_negative`].
 #[inline(always)]
 #[must_use]
-pub const fn is_emptier((open, share): (u64, u32), (other, its_share): (u64, u32)) -> bool {
+pub const fn is_less_loaded((open, share): (u64, u32), (other, its_share): (u64, u32)) -> bool {
     // Compares open / share of both, multiplied by both shares to avoid a division.
-    at_least_none(other).wrapping_mul(widened(share))
-        < at_least_none(open).wrapping_mul(widened(its_share))
+    non_negative(other).wrapping_mul(widen(share))
+        < non_negative(open).wrapping_mul(widen(its_share))
 }
 
 #[inline(always)]
 #[expect(clippy::as_conversions, reason = "`From` is not const")]
-const fn widened(share: u32) -> u64 {
+const fn widen(share: u32) -> u64 {
     share as u64
 }
 
@@ -69,7 +69,7 @@ const fn widened(share: u32) -> u64 {
 /// count if it counted the close of a socket, but an earlier map counted the connect.
 #[inline(always)]
 #[must_use]
-pub const fn at_least_none(open: u64) -> u64 {
+pub const fn non_negative(open: u64) -> u64 {
     if open > u64::MAX / 2 { 0 } else { open }
 }
 
@@ -94,14 +94,14 @@ pub fn hash<const N: usize>(words: &[u32; N]) -> u32 {
 /// returns the range at an index.
 #[inline(always)]
 #[must_use]
-pub fn is_among<'a>(
-    set: Set,
+pub fn is_in_ranges<'a>(
+    set: IndexRange,
     address: &Address,
-    source: impl Fn(u32) -> Option<&'a Source>,
+    source: impl Fn(u32) -> Option<&'a SourceRange>,
 ) -> bool {
     let (mut low, mut high) = (set.base, set.base.wrapping_add(set.len));
-    // Bounded by STEPS for the verifier.
-    for _ in 0..STEPS {
+    // Bounded by MAX_STEPS for the verifier.
+    for _ in 0..MAX_STEPS {
         if low >= high {
             return false;
         }
@@ -124,7 +124,7 @@ pub fn is_among<'a>(
 /// the backend; it equals the stored state only in the same generation of the index.
 #[inline(always)]
 #[must_use]
-pub fn serves_flow(origin: &Origin, state: State) -> bool {
+pub fn serves_flow(origin: &Origin, state: BackendState) -> bool {
     origin.state == state && state.is_serving()
 }
 
@@ -140,8 +140,8 @@ pub fn serves_connection(origin: &Origin, backend: &Backend) -> bool {
 
 /// Returns true if the backend of a UDP socket was removed and its index is not reused yet.
 #[must_use]
-pub fn has_left(origin: &Origin, state: State) -> bool {
-    state == origin.state.gone()
+pub fn is_removed(origin: &Origin, state: BackendState) -> bool {
+    state == origin.state.removed()
 }
 
 /// Returns true if a UDP flow keeps its backend: the frontend belongs to the same service port, the backend
@@ -152,10 +152,10 @@ pub fn has_left(origin: &Origin, state: State) -> bool {
 /// as not idle.
 #[inline(always)]
 #[must_use]
-pub fn is_sticky(origin: &Origin, service: u32, state: State, now: u64) -> bool {
+pub fn is_sticky(origin: &Origin, service: u32, state: BackendState, now: u64) -> bool {
     origin.service == service
         && serves_flow(origin, state)
-        && now.saturating_sub(origin.used) < UDP_IDLE_NS
+        && now.saturating_sub(origin.last_used) < UDP_IDLE_NS
 }
 
 #[cfg(test)]
@@ -167,13 +167,13 @@ mod tests {
     use super::*;
     use crate::{
         addr::{Port, Protocol},
-        service::FrontKey,
+        service::FrontendKey,
     };
 
-    fn origin(service: u32, state: State, used: u64) -> Origin {
-        let key = FrontKey::new(Address::UNSPECIFIED, Port::from_host(53), Protocol::UDP);
+    fn origin(service: u32, state: BackendState, used: u64) -> Origin {
+        let key = FrontendKey::new(Address::UNSPECIFIED, Port::from_host(53), Protocol::UDP);
         Origin {
-            used,
+            last_used: used,
             index: 7,
             state,
             service,
@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn a_counter_cycles_through_the_set_and_an_empty_set_has_no_offset() {
-        let offsets = |len| [0, 1, 2, 3, 4, 5].map(|number| place(Set { base: 10, len }, number));
+        let offsets = |len| [0, 1, 2, 3, 4, 5].map(|number| offset_in(IndexRange { base: 10, len }, number));
 
         assert_eq!(offsets(3), [0, 1, 2, 0, 1, 2].map(Some));
         assert_eq!(offsets(0), [None; 6]);
@@ -191,10 +191,10 @@ mod tests {
 
     #[test]
     fn neighbouring_addresses_are_spread_over_all_offsets() {
-        let set = Set { base: 0, len: 8 };
+        let set = IndexRange { base: 0, len: 8 };
         let mut counts = [0_u32; 8];
         for word in 0..8_000 {
-            let chosen = place(set, hash(&[0, 0, word, 1])).expect("the set is not empty");
+            let chosen = offset_in(set, hash(&[0, 0, word, 1])).expect("the set is not empty");
             counts[chosen as usize] += 1;
         }
 
@@ -210,15 +210,15 @@ mod tests {
         Address::from_ip(Ipv6Addr::from_bits(bits).into())
     }
 
-    fn source(first: u128, last: u128) -> Source {
+    fn source(first: u128, last: u128) -> SourceRange {
         let [first, last] = [first, last].map(address);
-        Source { first, last }
+        SourceRange { first, last }
     }
 
-    fn is_found(sources: &[Source], base: u32, bits: u128) -> bool {
+    fn is_found(sources: &[SourceRange], base: u32, bits: u128) -> bool {
         let at = |index: u32| sources.get(index as usize);
         let len = u32::try_from(sources.len()).expect("few") - base;
-        is_among(Set { base, len }, &address(bits), at)
+        is_in_ranges(IndexRange { base, len }, &address(bits), at)
     }
 
     #[test]
@@ -243,12 +243,12 @@ mod tests {
 
     #[test]
     fn a_choice_sticks_while_its_backend_serves_its_service_and_its_flow_is_in_use() {
-        let serving = State::default().next_use();
-        let next = serving.gone().next_use();
+        let serving = BackendState::default().next_generation();
+        let next = serving.removed().next_generation();
         let choice = origin(3, serving, 5);
         for (what, service, state, now, sticks) in [
             ("the backend serves", 3, serving, 6, true),
-            ("the backend is removed", 3, serving.gone(), 6, false),
+            ("the backend is removed", 3, serving.removed(), 6, false),
             ("its index is reused", 3, next, 6, false),
             ("the frontend belongs to another service", 4, serving, 6, false),
             ("a flow pauses", 3, serving, 4 + UDP_IDLE_NS, true),
@@ -261,21 +261,21 @@ mod tests {
 
     #[test]
     fn the_less_loaded_of_two_has_fewer_connections_in_proportion_to_its_share() {
-        assert!(is_emptier((2, 1), (1, 1)));
-        assert!(!is_emptier((1, 1), (1, 1)), "the first of two alike");
-        assert!(is_emptier((2, 1), (5, 3)), "5/3 is less than 2");
-        assert!(!is_emptier((2, 1), (6, 3)));
-        assert!(!is_emptier((5, 3), (2, 1)));
-        assert!(is_emptier((1, 1), (u64::MAX, 1)), "a negative count is zero");
-        assert!(!is_emptier((0, 1), (u64::MAX, 1)));
+        assert!(is_less_loaded((2, 1), (1, 1)));
+        assert!(!is_less_loaded((1, 1), (1, 1)), "the first of two alike");
+        assert!(is_less_loaded((2, 1), (5, 3)), "5/3 is less than 2");
+        assert!(!is_less_loaded((2, 1), (6, 3)));
+        assert!(!is_less_loaded((5, 3), (2, 1)));
+        assert!(is_less_loaded((1, 1), (u64::MAX, 1)), "a negative count is zero");
+        assert!(!is_less_loaded((0, 1), (u64::MAX, 1)));
     }
 
     #[test]
     fn each_pair_of_offsets_is_equally_likely() {
-        let set = Set { base: 0, len: 4 };
+        let set = IndexRange { base: 0, len: 4 };
         let mut counts = [[0_u32; 4]; 4];
         for (number, other) in (0..4).flat_map(|one| (0..3).map(move |other| (one, other))) {
-            let (first, second) = two(set, number, other).expect("the set has four slots");
+            let (first, second) = two_offsets_in(set, number, other).expect("the set has four slots");
             counts[first as usize][second as usize] += 1;
         }
 
@@ -283,13 +283,13 @@ mod tests {
             counts,
             [[0, 1, 1, 1], [1, 0, 1, 1], [1, 1, 0, 1], [1, 1, 1, 0]]
         );
-        assert_eq!(two(Set { base: 0, len: 1 }, 3, 3), None);
+        assert_eq!(two_offsets_in(IndexRange { base: 0, len: 1 }, 3, 3), None);
     }
 
     proptest! {
         #[test]
-        fn as_many_source_ranges_as_a_frontend_may_have_are_searched(position in 0..SOURCES_OF_FRONT) {
-            let sources: Vec<_> = (0..u128::from(SOURCES_OF_FRONT))
+        fn as_many_source_ranges_as_a_frontend_may_have_are_searched(position in 0..MAX_SOURCE_RANGES) {
+            let sources: Vec<_> = (0..u128::from(MAX_SOURCE_RANGES))
                 .map(|number| source(number * 4 + 1, number * 4 + 2))
                 .collect();
             let first = u128::from(position) * 4;
@@ -299,7 +299,7 @@ mod tests {
 
         #[test]
         fn an_offset_is_always_within_its_set(base in 0..1_000_000_u32, len in 1..100_000_u32, number: u32) {
-            let chosen = place(Set { base, len }, number).expect("the set is not empty");
+            let chosen = offset_in(IndexRange { base, len }, number).expect("the set is not empty");
             prop_assert!(chosen < len);
         }
     }

@@ -1,7 +1,7 @@
 //! Keys and values of the service maps.
 //!
-//! The hash `services` maps a [`FrontKey`] to the index of a [`Front`] in the array `frontends`. A
-//! [`Front`] has two backend sets, which are ranges of the array `slots`. A [`Slot`] has the index of a
+//! The hash `services` maps a [`FrontendKey`] to the index of a [`Frontend`] in the array `frontends`. A
+//! [`Frontend`] has two backend sets, which are ranges of the array `slots`. A [`Slot`] has the index of a
 //! [`Backend`] in the array `backends`. All of them are written once, and reused only after a grace
 //! period. Only [`Backend::state`] and [`Backend::sets`] change in place.
 
@@ -30,7 +30,7 @@ use crate::addr::{Address, Port, Protocol};
     PartialOrd,
 )]
 #[repr(C)]
-pub struct FrontKey {
+pub struct FrontendKey {
     /// The address that clients dial.
     pub address: Address,
     /// The port that clients dial.
@@ -41,7 +41,7 @@ pub struct FrontKey {
     pub reserved: u8,
 }
 
-impl FrontKey {
+impl FrontendKey {
     /// Returns the key of an address, port and protocol.
     #[inline(always)]
     #[must_use]
@@ -62,7 +62,7 @@ impl FrontKey {
     }
 }
 
-impl fmt::Display for FrontKey {
+impl fmt::Display for FrontendKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.address.is_v4() {
             write!(f, "{}:{}/{}", self.address, self.port, self.protocol)
@@ -77,7 +77,7 @@ impl fmt::Display for FrontKey {
     Clone, Copy, Debug, Default, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq,
 )]
 #[repr(C)]
-pub struct Set {
+pub struct IndexRange {
     /// The index of the first entry.
     pub base: u32,
     /// The number of entries.
@@ -130,12 +130,12 @@ impl Algorithm {
 
 /// The maximum number of backends in the record itself. A choice from such a small set needs no reads of
 /// `slots` and `backends`, which are cache misses if there are many Services.
-pub const NEAR: usize = 3;
+pub const MAX_INLINE_BACKENDS: usize = 3;
 
 /// A backend in a frontend record: a copy of its entry in `backends`.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
-pub struct Near {
+pub struct InlineBackend {
     /// The address of the backend.
     pub address: Address,
     /// The port of the backend.
@@ -146,7 +146,7 @@ pub struct Near {
     pub index: u32,
 }
 
-impl Near {
+impl InlineBackend {
     /// An unused entry.
     pub const NONE: Self = Self {
         address: Address::UNSPECIFIED,
@@ -159,33 +159,33 @@ impl Near {
 /// Value of the array `frontends`: the record of a frontend. Written once.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
-pub struct Front {
+pub struct Frontend {
     /// The key for which the record was written. A reader with another key has a stale index, and repeats
     /// the lookup.
-    pub key: FrontKey,
-    /// The service port that owns the frontend and its backends; also the index of its [`Tally`].
+    pub key: FrontendKey,
+    /// The service port that owns the frontend and its backends; also the index of its [`ServiceCounts`].
     pub service: u32,
     /// The backends for the traffic policy Cluster.
-    pub cluster: Set,
+    pub cluster: IndexRange,
     /// The algorithm that chooses a slot.
     pub algorithm: Algorithm,
-    /// Bits of [`Front::SOCKETS_LOCAL`], [`Front::PACKETS_LOCAL`], [`Front::HAS_ENDPOINTS`],
-    /// [`Front::NOT_SOCKETS`], [`Front::ADMITS_HOST`] and [`Front::HOST_UNKNOWN`].
+    /// Bits of [`Frontend::SOCKETS_LOCAL`], [`Frontend::PACKETS_LOCAL`], [`Frontend::HAS_ENDPOINTS`],
+    /// [`Frontend::NOT_SOCKETS`], [`Frontend::ADMITS_HOST`] and [`Frontend::HOST_UNKNOWN`].
     pub flags: u8,
     /// Zero.
     pub reserved: u16,
-    /// The backends of the set for sockets, if there are at most [`NEAR`].
-    pub near: [Near; NEAR],
+    /// The backends of the set for sockets, if there are at most [`MAX_INLINE_BACKENDS`].
+    pub inline_backends: [InlineBackend; MAX_INLINE_BACKENDS],
     /// The backends on this node, for the traffic policy Local.
-    pub local: Set,
+    pub local: IndexRange,
     /// The timeout of session affinity in seconds; 0 for a Service without affinity.
-    pub affinity: u32,
+    pub affinity_timeout: u32,
     /// The permitted clients, as ascending ranges in the array `source_ranges`. If empty, all clients are
     /// permitted.
-    pub sources: Set,
+    pub source_ranges: IndexRange,
 }
 
-impl Front {
+impl Frontend {
     /// Flag: sockets of this node choose from `local` instead of `cluster`.
     pub const SOCKETS_LOCAL: u8 = 1;
     /// Flag: packets from outside the node choose from `local` instead of `cluster`.
@@ -228,7 +228,7 @@ pub struct Slot {
     PartialOrd,
 )]
 #[repr(C)]
-pub struct Source {
+pub struct SourceRange {
     /// The first address.
     pub first: Address,
     /// The last address.
@@ -240,13 +240,13 @@ pub struct Source {
     Clone, Copy, Debug, Default, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq,
 )]
 #[repr(C)]
-pub struct Tally {
+pub struct ServiceCounts {
     /// The number of connections and UDP flows that were sent to a backend.
     pub sent: u64,
     /// The number of connections and datagrams that were refused.
     pub refused: u64,
     /// The round-robin counter.
-    pub turn: u64,
+    pub round_robin: u64,
 }
 
 /// The state of a backend and the generation of its index, in one word: bit 0 is set while the backend
@@ -256,9 +256,9 @@ pub struct Tally {
     Clone, Copy, Debug, Default, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq,
 )]
 #[repr(transparent)]
-pub struct State(u32);
+pub struct BackendState(u32);
 
-impl State {
+impl BackendState {
     const SERVING: u32 = 1;
 
     /// Returns true if the backend serves, false if it was removed or the index was never used.
@@ -270,13 +270,13 @@ impl State {
 
     /// Returns the state of a serving backend in the next generation of the index.
     #[must_use]
-    pub const fn next_use(self) -> Self {
+    pub const fn next_generation(self) -> Self {
         Self((self.0 | Self::SERVING).wrapping_add(2))
     }
 
     /// Returns this generation of the index, marked as removed.
     #[must_use]
-    pub const fn gone(self) -> Self {
+    pub const fn removed(self) -> Self {
         Self(self.0 & !Self::SERVING)
     }
 
@@ -285,7 +285,7 @@ impl State {
     /// millisecond, faster than an index can be reused, since each generation ends with a grace period. So
     /// the new map never repeats a state of the older one.
     #[must_use]
-    pub fn unused_since(milliseconds: u64) -> Self {
+    pub fn initial_at(milliseconds: u64) -> Self {
         let uses = u32::try_from(milliseconds & 0x7fff_ffff).unwrap_or(0);
         Self(uses.max(1) << 1)
     }
@@ -306,7 +306,7 @@ pub struct Backend {
     /// The service port that this index belongs to.
     pub service: u32,
     /// The state and generation. Changes while the index is in use.
-    pub state: State,
+    pub state: BackendState,
     /// The backend sets that contain the backend, checked for clients with session affinity. Changes while
     /// the index is in use.
     pub sets: Membership,
@@ -329,14 +329,14 @@ impl Membership {
 
     /// Returns the union of both.
     #[must_use]
-    pub const fn and(self, other: Self) -> Self {
+    pub const fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
     /// Returns true if both are equal; usable in const functions.
     #[inline(always)]
     #[must_use]
-    pub const fn is(self, other: Self) -> bool {
+    pub const fn equals(self, other: Self) -> bool {
         self.0 == other.0
     }
 
@@ -349,18 +349,18 @@ impl Membership {
 }
 
 const _: () = {
-    assert!(size_of::<FrontKey>() == 20);
-    assert!(offset_of!(FrontKey, port) == 16);
-    assert!(offset_of!(FrontKey, protocol) == 18);
-    assert!(size_of::<Near>() == 24);
-    assert!(size_of::<Front>() == 128);
-    assert!(offset_of!(Front, service) == 20);
-    assert!(offset_of!(Front, cluster) == 24);
-    assert!(offset_of!(Front, near) == 36);
-    assert!(offset_of!(Front, local) == 108);
-    assert!(offset_of!(Front, sources) == 120);
-    assert!(size_of::<Source>() == 32);
-    assert!(size_of::<Tally>() == 24);
+    assert!(size_of::<FrontendKey>() == 20);
+    assert!(offset_of!(FrontendKey, port) == 16);
+    assert!(offset_of!(FrontendKey, protocol) == 18);
+    assert!(size_of::<InlineBackend>() == 24);
+    assert!(size_of::<Frontend>() == 128);
+    assert!(offset_of!(Frontend, service) == 20);
+    assert!(offset_of!(Frontend, cluster) == 24);
+    assert!(offset_of!(Frontend, inline_backends) == 36);
+    assert!(offset_of!(Frontend, local) == 108);
+    assert!(offset_of!(Frontend, source_ranges) == 120);
+    assert!(size_of::<SourceRange>() == 32);
+    assert!(size_of::<ServiceCounts>() == 24);
     assert!(size_of::<Slot>() == 8);
     assert!(size_of::<Backend>() == 32);
     assert!(offset_of!(Backend, service) == 20);
@@ -376,13 +376,13 @@ mod tests {
     proptest! {
         #[test]
         fn a_state_never_recurs_in_later_generations(word: u32, uses in 1..64_usize) {
-            let first = State(word).next_use();
+            let first = BackendState(word).next_generation();
             let mut state = first;
             for _ in 0..uses {
                 prop_assert!(state.is_serving());
-                prop_assert!(!state.gone().is_serving());
-                prop_assert_ne!(state.gone(), first);
-                state = state.gone().next_use();
+                prop_assert!(!state.removed().is_serving());
+                prop_assert_ne!(state.removed(), first);
+                state = state.removed().next_generation();
                 prop_assert_ne!(state, first);
             }
         }
@@ -393,17 +393,17 @@ mod tests {
             later in 1..1_000_000_u64,
             uses in 0..64_u64,
         ) {
-            let mut old = State::unused_since(made);
-            let mut new = State::unused_since(made + later.max(2 * uses + 2));
+            let mut old = BackendState::initial_at(made);
+            let mut new = BackendState::initial_at(made + later.max(2 * uses + 2));
             prop_assert!(!new.is_serving());
-            prop_assert_ne!(new, State::default());
+            prop_assert_ne!(new, BackendState::default());
             let mut seen = Vec::new();
             for _ in 0..uses {
-                old = old.next_use();
+                old = old.next_generation();
                 seen.push(old);
             }
             for _ in 0..uses {
-                new = new.next_use();
+                new = new.next_generation();
                 prop_assert!(!seen.contains(&new));
             }
         }
@@ -413,7 +413,7 @@ mod tests {
     fn a_frontend_key_displays_as_address_port_and_protocol() {
         let key = |ip: &str, protocol| {
             let address = Address::from_ip(ip.parse().expect("an address"));
-            FrontKey::new(address, Port::from_host(80), protocol).to_string()
+            FrontendKey::new(address, Port::from_host(80), protocol).to_string()
         };
 
         assert_eq!(key("10.96.0.10", Protocol::TCP), "10.96.0.10:80/TCP");

@@ -49,21 +49,21 @@ impl SteeringKey {
 /// `steer`. After the index is removed from there, the record keeps its key until its quarantine ends.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
-pub struct Steered {
+pub struct SteeringRecord {
     /// The time of the removal from `steer`, in nanoseconds since the machine started; 0 if the index is in
     /// `steer`, or was never used.
-    pub removed: u64,
+    pub removed_at: u64,
     /// The key for which the record was written.
     pub key: SteeringKey,
     /// The steering address, to which connects are sent.
-    pub to: Address,
+    pub steering_address: Address,
     /// The port of the ingress, to which connects are sent.
-    pub to_port: Port,
-    /// [`Steered::UNUSED`], [`Steered::NODE`] or [`Steered::CANARY`].
+    pub ingress_port: Port,
+    /// [`SteeringRecord::UNUSED`], [`SteeringRecord::NODE`] or [`SteeringRecord::PROBE`].
     pub kind: u16,
 }
 
-impl Steered {
+impl SteeringRecord {
     /// Kind: the index was never used.
     pub const UNUSED: u16 = 0;
     /// Kind: an address and port of an edge node.
@@ -74,16 +74,16 @@ impl Steered {
     pub const ROUTED_V6: u64 = 2;
     /// Kind: the daemon's probe. When the daemon connects to it, the program stores the cookie of the
     /// daemon's network namespace as that of the host.
-    pub const CANARY: u16 = 2;
+    pub const PROBE: u16 = 2;
 }
 
 const _: () = {
     assert!(size_of::<SteeringKey>() == 20);
     assert!(offset_of!(SteeringKey, port) == 16);
-    assert!(size_of::<Steered>() == 48);
-    assert!(offset_of!(Steered, key) == 8);
-    assert!(offset_of!(Steered, to) == 28);
-    assert!(offset_of!(Steered, to_port) == 44);
+    assert!(size_of::<SteeringRecord>() == 48);
+    assert!(offset_of!(SteeringRecord, key) == 8);
+    assert!(offset_of!(SteeringRecord, steering_address) == 28);
+    assert!(offset_of!(SteeringRecord, ingress_port) == 44);
 };
 
 /// An IP prefix with consecutive indices for its addresses.
@@ -106,7 +106,7 @@ impl Prefix {
             return None;
         }
         let bits = before + u32::from(length);
-        let network = number_of(&address);
+        let network = bits_of(&address);
         let host = u128::MAX.checked_shr(bits).unwrap_or(0);
         (network & host == 0).then_some(Self {
             network,
@@ -147,14 +147,14 @@ impl Prefix {
     /// Returns true if an address is in the prefix.
     #[must_use]
     pub fn contains(&self, address: &Address) -> bool {
-        number_of(address) & number_of(&self.mask()) == self.network
+        bits_of(address) & bits_of(&self.mask()) == self.network
             && address.is_v4() == self.is_v4
     }
 
     /// Returns the number of addresses with an index: all except the first (the network address) and the
     /// last (in IPv4 the broadcast address). A prefix of one address has none.
     #[must_use]
-    pub fn room(&self) -> u32 {
+    pub fn capacity(&self) -> u32 {
         let host = u128::MAX.checked_shr(self.bits).unwrap_or(0);
         u32::try_from(host.saturating_sub(1)).unwrap_or(u32::MAX)
     }
@@ -162,36 +162,36 @@ impl Prefix {
     /// Returns the address of an index; none if the index is out of range.
     #[must_use]
     pub fn address(&self, index: u32) -> Option<Address> {
-        (index < self.room()).then(|| address_of(self.network + u128::from(index) + 1))
+        (index < self.capacity()).then(|| address_of(self.network + u128::from(index) + 1))
     }
 
     /// Returns the index of an address; none if the address has no index in this prefix.
     #[must_use]
     pub fn index(&self, address: &Address) -> Option<u32> {
-        let index = number_of(address)
+        let index = bits_of(address)
             .checked_sub(self.network)?
             .checked_sub(1)?;
         u32::try_from(index)
             .ok()
-            .filter(|index| *index < self.room())
+            .filter(|index| *index < self.capacity())
     }
 }
 
 impl core::str::FromStr for Prefix {
-    type Err = NoPrefix;
+    type Err = InvalidPrefix;
 
     /// Parses the format of [`core::fmt::Display`]: `198.19.0.0/16`.
-    fn from_str(text: &str) -> Result<Self, NoPrefix> {
-        let (address, length) = text.split_once('/').ok_or(NoPrefix)?;
-        let address: core::net::IpAddr = address.parse().or(Err(NoPrefix))?;
-        let length = length.parse().or(Err(NoPrefix))?;
-        Self::new(Address::from_ip(address), length).ok_or(NoPrefix)
+    fn from_str(text: &str) -> Result<Self, InvalidPrefix> {
+        let (address, length) = text.split_once('/').ok_or(InvalidPrefix)?;
+        let address: core::net::IpAddr = address.parse().or(Err(InvalidPrefix))?;
+        let length = length.parse().or(Err(InvalidPrefix))?;
+        Self::new(Address::from_ip(address), length).ok_or(InvalidPrefix)
     }
 }
 
 /// The error of parsing a text that is not a prefix.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct NoPrefix;
+pub struct InvalidPrefix;
 
 impl core::fmt::Display for Prefix {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
@@ -199,7 +199,7 @@ impl core::fmt::Display for Prefix {
     }
 }
 
-fn number_of(address: &Address) -> u128 {
+fn bits_of(address: &Address) -> u128 {
     let [a, b, c, d] = address.words().map(|word| u128::from(u32::from_be(word)));
     a << 96 | b << 64 | c << 32 | d
 }
@@ -234,7 +234,7 @@ mod tests {
     fn indices_begin_behind_the_network_address_and_end_before_the_broadcast() {
         let range = prefix("198.19.0.0", 16);
 
-        assert_eq!(range.room(), 65_534);
+        assert_eq!(range.capacity(), 65_534);
         assert_eq!(range.address(0), Some(address("198.19.0.1")));
         assert_eq!(range.address(65_533), Some(address("198.19.255.254")));
         assert_eq!(range.address(65_534), None);
@@ -251,7 +251,7 @@ mod tests {
         assert_eq!(Prefix::new(address("198.19.0.1"), 16), None);
         assert_eq!(Prefix::new(address("fd00:c01e::1"), 64), None);
         assert!(Prefix::new(address("fd00:c01e::1"), 128).is_some());
-        assert_eq!(prefix("10.0.0.1", 32).room(), 0);
+        assert_eq!(prefix("10.0.0.1", 32).capacity(), 0);
     }
 
     proptest! {
@@ -264,7 +264,7 @@ mod tests {
             prop_assert_eq!(range.length(), length);
             match range.address(index) {
                 Some(found) => prop_assert_eq!(range.index(&found), Some(index)),
-                None => prop_assert!(index >= range.room()),
+                None => prop_assert!(index >= range.capacity()),
             }
         }
     }

@@ -6,20 +6,20 @@ mod sizes;
 
 use core::mem::size_of;
 
-pub use self::sizes::{Part, Rule, Size, Sizes};
+pub use self::sizes::{MapGroup, Headroom, MapSize, MapSizes};
 use crate::{
     affinity::{Affinity, AffinityKey},
     origin::{Origin, Overflow, OverflowKey},
     reason::Reason,
-    service::{Backend, Front, FrontKey, Slot, Source, Tally},
-    steering::{Steered, SteeringKey},
+    service::{Backend, Frontend, FrontendKey, Slot, SourceRange, ServiceCounts},
+    steering::{SteeringRecord, SteeringKey},
 };
 
 /// The number of entries of a map.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Entries {
     /// A number that follows from a size in the config.
-    Of(Size, Rule),
+    BySize(MapSize, Headroom),
     /// A number per CPU.
     PerCpu(u32),
     /// A fixed number; 0 if the kernel keeps one entry per socket.
@@ -28,11 +28,11 @@ pub enum Entries {
 
 /// The condition under which a start replaces an existing map of the same layout by a new one.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Remade {
+pub enum ReplaceIf {
     /// A size of its group changes.
-    With(Part),
+    SizesChange(MapGroup),
     /// A larger map is needed. The values of the old map are then added to the new one.
-    Larger,
+    TooSmall,
     /// Never.
     Never,
 }
@@ -40,7 +40,7 @@ pub enum Remade {
 /// The type of a map, with the kernel's number (`enum bpf_map_type`).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[repr(u32)]
-pub enum Kind {
+pub enum MapType {
     /// A hash.
     Hash = 1,
     /// An array.
@@ -53,7 +53,7 @@ pub enum Kind {
     SocketStorage = 24,
 }
 
-impl Kind {
+impl MapType {
     /// Returns the kernel's number.
     #[must_use]
     #[expect(clippy::as_conversions, reason = "a field-less enum with repr(u32)")]
@@ -68,7 +68,7 @@ pub struct Map {
     /// The name in the object, in the pin path, and in documents.
     pub name: &'static str,
     /// The type of the map.
-    pub kind: Kind,
+    pub kind: MapType,
     /// The size of a key in bytes.
     pub key: u32,
     /// The size of a value in bytes.
@@ -78,50 +78,50 @@ pub struct Map {
     /// The number of entries.
     pub entries: Entries,
     /// The condition for replacing the map.
-    pub remade: Remade,
+    pub replace_if: ReplaceIf,
     /// True if a start adopts the map from an older layout, since its values have the same meaning in every
     /// layout. A layout that changes more than reserved fields of the map must set this to false. That is
     /// not allowed for `origin` and `conns`, since they have values of open sockets.
-    pub lasts: bool,
+    pub is_lasting: bool,
 }
 
 impl Map {
-    const fn new<K, V>(name: &'static str, kind: Kind, entries: Entries) -> Self {
+    const fn new<K, V>(name: &'static str, kind: MapType, entries: Entries) -> Self {
         Self {
             name,
             kind,
-            key: bytes::<K>(),
-            value: bytes::<V>(),
+            key: size_of_u32::<K>(),
+            value: size_of_u32::<V>(),
             flags: 0,
             entries,
-            remade: match entries {
-                Entries::Of(size, _) => Remade::With(size.part()),
-                Entries::PerCpu(_) | Entries::Fixed(_) => Remade::Never,
+            replace_if: match entries {
+                Entries::BySize(size, _) => ReplaceIf::SizesChange(size.group()),
+                Entries::PerCpu(_) | Entries::Fixed(_) => ReplaceIf::Never,
             },
-            lasts: false,
+            is_lasting: false,
         }
     }
 
-    const fn flagged(self, flags: u32) -> Self {
+    const fn with_flags(self, flags: u32) -> Self {
         Self { flags, ..self }
     }
 
-    const fn remade(self, remade: Remade) -> Self {
-        Self { remade, ..self }
+    const fn replaced_if(self, remade: ReplaceIf) -> Self {
+        Self { replace_if: remade, ..self }
     }
 
     const fn lasting(self) -> Self {
         Self {
-            lasts: true,
+            is_lasting: true,
             ..self
         }
     }
 
     /// Returns the number of entries for these sizes and this number of CPUs.
     #[must_use]
-    pub const fn entries(&self, sizes: Sizes, cpus: u32) -> u32 {
+    pub const fn entries(&self, sizes: MapSizes, cpus: u32) -> u32 {
         match self.entries {
-            Entries::Of(size, rule) => rule.entries(sizes.of(size)),
+            Entries::BySize(size, headroom) => headroom.entries(sizes.of(size)),
             Entries::PerCpu(each) => each * cpus,
             Entries::Fixed(number) => number,
         }
@@ -139,7 +139,7 @@ impl Map {
     clippy::cast_possible_truncation,
     reason = "keys and values are a few bytes"
 )]
-const fn bytes<T>() -> u32 {
+const fn size_of_u32<T>() -> u32 {
     size_of::<T>() as u32
 }
 
@@ -163,54 +163,54 @@ pub const MMAPABLE: u32 = 1 << 10;
 
 maps! {
     /// The index of a frontend's record, by frontend key.
-    SERVICES = Map::new::<FrontKey, u32>("services", Kind::Hash, Entries::Of(Size::Frontends, Rule::Exactly));
+    SERVICES = Map::new::<FrontendKey, u32>("services", MapType::Hash, Entries::BySize(MapSize::Frontends, Headroom::None));
     /// The records of frontends.
-    FRONTENDS = Map::new::<u32, Front>("frontends", Kind::Array, Entries::Of(Size::Frontends, Rule::Spare));
+    FRONTENDS = Map::new::<u32, Frontend>("frontends", MapType::Array, Entries::BySize(MapSize::Frontends, Headroom::Update));
     /// The slots of backend sets.
-    SLOTS = Map::new::<u32, Slot>("slots", Kind::Array, Entries::Of(Size::Slots, Rule::Spare));
+    SLOTS = Map::new::<u32, Slot>("slots", MapType::Array, Entries::BySize(MapSize::Slots, Headroom::Update));
     /// The source ranges of frontends.
-    SOURCE_RANGES = Map::new::<u32, Source>("source_ranges", Kind::Array, Entries::Of(Size::SourceRanges, Rule::Spare));
+    SOURCE_RANGES = Map::new::<u32, SourceRange>("source_ranges", MapType::Array, Entries::BySize(MapSize::SourceRanges, Headroom::Update));
     /// The backends.
-    BACKENDS = Map::new::<u32, Backend>("backends", Kind::Array, Entries::Of(Size::Backends, Rule::Spare));
+    BACKENDS = Map::new::<u32, Backend>("backends", MapType::Array, Entries::BySize(MapSize::Backends, Headroom::Update));
     /// The number of open connections of each backend.
-    CONNS = Map::new::<u32, u64>("conns", Kind::Array, Entries::Of(Size::Backends, Rule::Spare))
-        .flagged(MMAPABLE)
-        .remade(Remade::Larger)
+    CONNS = Map::new::<u32, u64>("conns", MapType::Array, Entries::BySize(MapSize::Backends, Headroom::Update))
+        .with_flags(MMAPABLE)
+        .replaced_if(ReplaceIf::TooSmall)
         .lasting();
     /// The last translation of each socket.
-    ORIGIN = Map::new::<u32, Origin>("origin", Kind::SocketStorage, Entries::Fixed(0))
-        .flagged(NO_PREALLOC)
+    ORIGIN = Map::new::<u32, Origin>("origin", MapType::SocketStorage, Entries::Fixed(0))
+        .with_flags(NO_PREALLOC)
         .lasting();
     /// The older translations of unconnected sockets.
-    OVERFLOW = Map::new::<OverflowKey, Overflow>("overflow", Kind::LruHash, Entries::PerCpu(1024))
-        .flagged(NO_COMMON_LRU)
+    OVERFLOW = Map::new::<OverflowKey, Overflow>("overflow", MapType::LruHash, Entries::PerCpu(1024))
+        .with_flags(NO_COMMON_LRU)
         .lasting();
     /// The counters by reason.
-    REASON_COUNTS = Map::new::<u32, u64>("reason_counts", Kind::PerCpuArray, Entries::Fixed(Reason::CAPACITY));
+    REASON_COUNTS = Map::new::<u32, u64>("reason_counts", MapType::PerCpuArray, Entries::Fixed(Reason::CAPACITY));
     /// The counters by service port.
-    SERVICE_COUNTS = Map::new::<u32, Tally>("service_counts", Kind::Array, Entries::Of(Size::Frontends, Rule::Spare));
+    SERVICE_COUNTS = Map::new::<u32, ServiceCounts>("service_counts", MapType::Array, Entries::BySize(MapSize::Frontends, Headroom::Update));
     /// The backends of clients with session affinity.
     AFFINITY = Map::new::<AffinityKey, Affinity>(
         "affinity",
-        Kind::LruHash,
-        Entries::Of(Size::Affinity, Rule::Exactly),
+        MapType::LruHash,
+        Entries::BySize(MapSize::Affinity, Headroom::None),
     );
     /// The index of a steering record, by address and port of an edge node.
-    STEER = Map::new::<SteeringKey, u32>("steer", Kind::Hash, Entries::Of(Size::Steering, Rule::Probe))
+    STEER = Map::new::<SteeringKey, u32>("steer", MapType::Hash, Entries::BySize(MapSize::Steering, Headroom::Probe))
         .lasting();
     /// The steering records: an address and port of an edge node each.
-    STEERED = Map::new::<u32, Steered>("steered", Kind::Array, Entries::Of(Size::Steering, Rule::Resting))
+    STEERED = Map::new::<u32, SteeringRecord>("steered", MapType::Array, Entries::BySize(MapSize::Steering, Headroom::Quarantine))
         .lasting();
     /// The cookie of the host's network namespace, and the address families with a route to the ingress.
-    HOST = Map::new::<u32, u64>("host", Kind::Array, Entries::Fixed(2)).lasting();
+    HOST = Map::new::<u32, u64>("host", MapType::Array, Entries::Fixed(2)).lasting();
 }
 
-const _: () = assert!(ORIGIN.lasts && CONNS.lasts);
+const _: () = assert!(ORIGIN.is_lasting && CONNS.is_lasting);
 
 /// The type of a program, with the kernel's number (`enum bpf_prog_type`).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[repr(u32)]
-pub enum Type {
+pub enum ProgramType {
     /// A program at tc.
     Classifier = 3,
     /// A program at the creation or release of a socket.
@@ -219,7 +219,7 @@ pub enum Type {
     SocketAddress = 18,
 }
 
-impl Type {
+impl ProgramType {
     /// Returns the kernel's number.
     #[must_use]
     #[expect(clippy::as_conversions, reason = "a field-less enum with repr(u32)")]
@@ -230,7 +230,7 @@ impl Type {
 
 /// The attach point of a program.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Place {
+pub enum AttachPoint {
     /// The cgroup (`bpf.cgroup`), by one link that is pinned under the program's name.
     Cgroup,
     /// Each uplink (`service.uplinks`) of a node that steers, by a link that is pinned under the
@@ -245,20 +245,20 @@ pub struct Program {
     /// hook.
     pub name: &'static str,
     /// The type of the program.
-    pub kind: Type,
+    pub kind: ProgramType,
     /// The hook, with the kernel's number (`enum bpf_attach_type`).
     pub hook: u32,
     /// The attach point.
-    pub place: Place,
+    pub attach_point: AttachPoint,
 }
 
 impl Program {
-    const fn at_cgroup(name: &'static str, kind: Type, hook: u32) -> Self {
+    const fn at_cgroup(name: &'static str, kind: ProgramType, hook: u32) -> Self {
         Self {
             name,
             kind,
             hook,
-            place: Place::Cgroup,
+            attach_point: AttachPoint::Cgroup,
         }
     }
 
@@ -269,39 +269,39 @@ impl Program {
     }
 
     /// Returns the programs of an attach point, in the order of attachment.
-    pub fn of_place(place: Place) -> impl Iterator<Item = &'static Self> {
+    pub fn at_attach_point(attach_point: AttachPoint) -> impl Iterator<Item = &'static Self> {
         PROGRAMS
             .iter()
-            .filter(move |program| program.place == place)
+            .filter(move |program| program.attach_point == attach_point)
     }
 }
 
 /// The program at the release of a socket.
-pub const SOCK_RELEASE: Program = Program::at_cgroup("sock_release", Type::Socket, 34);
+pub const SOCK_RELEASE: Program = Program::at_cgroup("sock_release", ProgramType::Socket, 34);
 
 /// The program at connects of IPv4 sockets. Every supported kernel has its hook.
-pub const CONNECT4: Program = Program::at_cgroup("connect4", Type::SocketAddress, 10);
+pub const CONNECT4: Program = Program::at_cgroup("connect4", ProgramType::SocketAddress, 10);
 
 /// The program that drops packets from outside to steering prefixes.
 pub const GUARD: Program = Program {
     name: "guard",
-    kind: Type::Classifier,
+    kind: ProgramType::Classifier,
     // BPF_TCX_INGRESS.
     hook: 46,
-    place: Place::Uplinks,
+    attach_point: AttachPoint::Uplinks,
 };
 
 /// All programs, in the order of attachment: those that restore a VIP precede those that replace it.
 pub const PROGRAMS: &[Program] = &[
     SOCK_RELEASE,
-    Program::at_cgroup("getpeername4", Type::SocketAddress, 29),
-    Program::at_cgroup("getpeername6", Type::SocketAddress, 30),
-    Program::at_cgroup("recvmsg4", Type::SocketAddress, 19),
-    Program::at_cgroup("recvmsg6", Type::SocketAddress, 20),
+    Program::at_cgroup("getpeername4", ProgramType::SocketAddress, 29),
+    Program::at_cgroup("getpeername6", ProgramType::SocketAddress, 30),
+    Program::at_cgroup("recvmsg4", ProgramType::SocketAddress, 19),
+    Program::at_cgroup("recvmsg6", ProgramType::SocketAddress, 20),
     CONNECT4,
-    Program::at_cgroup("connect6", Type::SocketAddress, 11),
-    Program::at_cgroup("sendmsg4", Type::SocketAddress, 14),
-    Program::at_cgroup("sendmsg6", Type::SocketAddress, 15),
+    Program::at_cgroup("connect6", ProgramType::SocketAddress, 11),
+    Program::at_cgroup("sendmsg4", ProgramType::SocketAddress, 14),
+    Program::at_cgroup("sendmsg6", ProgramType::SocketAddress, 15),
     GUARD,
 ];
 

@@ -22,8 +22,8 @@ use aya_ebpf::{
 };
 use tunnel_common::{
     addr::{Address, Port, Protocol},
-    kernel::PLACES,
-    service::FrontKey,
+    kernel_offsets::OFFSET_COUNT,
+    service::FrontendKey,
 };
 
 /// The verdict of a hook that lets the system call continue.
@@ -72,19 +72,20 @@ pub(crate) static GUARD_V6: [Global<u32>; 8] = {
     [NONE, NONE, NONE, NONE, ALL, ALL, ALL, ALL]
 };
 
-/// The offsets of fields in kernel structures, indexed by the constants of `tunnel_common::kernel`. Set by
-/// the loader; 0 means that they are unknown, and the verifier removes the reads.
+/// The offsets of fields in kernel structures, indexed by the constants of
+/// `tunnel_common::kernel_offsets`. Set by the loader; 0 means that they are unknown, and the verifier
+/// removes the reads.
 #[unsafe(no_mangle)]
-static KERNEL_PLACES: [Global<u32>; PLACES] = {
+static KERNEL_OFFSETS: [Global<u32>; OFFSET_COUNT] = {
     const UNKNOWN: Global<u32> = Global::new(0);
-    [UNKNOWN; PLACES]
+    [UNKNOWN; OFFSET_COUNT]
 };
 
 /// Returns the offset of a field of a kernel structure. If the offsets are unknown, all of them are 0.
 #[inline(always)]
-pub(crate) fn place<const PLACE: usize>() -> usize {
-    const { assert!(PLACE < PLACES, "no such field") };
-    KERNEL_PLACES[PLACE].load() as usize
+pub(crate) fn kernel_offset<const FIELD: usize>() -> usize {
+    const { assert!(FIELD < OFFSET_COUNT, "no such field") };
+    KERNEL_OFFSETS[FIELD].load() as usize
 }
 
 /// A plain number, for which every bit pattern is valid.
@@ -97,8 +98,8 @@ impl Plain for [u32; 4] {}
 
 /// Reads kernel memory, which may change concurrently; none if the address is not mapped.
 #[inline(always)]
-pub(crate) fn peek<T: Plain>(address: usize) -> Option<T> {
-    copy(ptr::without_provenance(address))
+pub(crate) fn read_kernel<T: Plain>(address: usize) -> Option<T> {
+    probe_read(ptr::without_provenance(address))
 }
 
 /// Returns the kernel address of the hook's socket as a number. The verifier forbids arithmetic on a
@@ -106,11 +107,11 @@ pub(crate) fn peek<T: Plain>(address: usize) -> Option<T> {
 #[inline(always)]
 pub(crate) fn address_of_socket(ctx: &SockAddrContext) -> Option<usize> {
     let socket = socket(ctx);
-    copy((&raw const socket).cast())
+    probe_read((&raw const socket).cast())
 }
 
 #[inline(always)]
-fn copy<T: Plain>(from: *const c_void) -> Option<T> {
+fn probe_read<T: Plain>(from: *const c_void) -> Option<T> {
     let mut value = MaybeUninit::<T>::uninit();
     #[expect(clippy::cast_possible_truncation, reason = "at most 16 bytes")]
     let size = size_of::<T>() as u32;
@@ -122,7 +123,7 @@ fn copy<T: Plain>(from: *const c_void) -> Option<T> {
 
 /// Returns true if connects to edge nodes are steered.
 #[inline(always)]
-pub(crate) fn is_steering() -> bool {
+pub(crate) fn is_steering_enabled() -> bool {
     STEERING.load() != 0
 }
 
@@ -140,7 +141,7 @@ pub(crate) trait Sock {
     /// Returns the port in the context.
     #[inline(always)]
     fn port(&self) -> Port {
-        let word = read(self.context(), offset_of!(bpf_sock_addr, user_port));
+        let word = read_context(self.context(), offset_of!(bpf_sock_addr, user_port));
         #[expect(
             clippy::cast_possible_truncation,
             reason = "the port is in the first two bytes"
@@ -151,36 +152,36 @@ pub(crate) trait Sock {
     /// Returns the protocol of the socket, if it is translated.
     #[inline(always)]
     fn protocol(&self) -> Option<Protocol> {
-        Protocol::of_socket(read(self.context(), offset_of!(bpf_sock_addr, protocol)))
+        Protocol::of_socket(read_context(self.context(), offset_of!(bpf_sock_addr, protocol)))
     }
 
     /// Returns the frontend key of the address, port and protocol, if the protocol is translated.
     #[inline(always)]
-    fn key(&self) -> Option<FrontKey> {
-        Some(FrontKey::new(self.address(), self.port(), self.protocol()?))
+    fn frontend_key(&self) -> Option<FrontendKey> {
+        Some(FrontendKey::new(self.address(), self.port(), self.protocol()?))
     }
 
     /// Returns true if the socket is bound to a network device.
     #[inline(always)]
     fn is_bound_to_device(&self) -> bool {
-        field(self.context(), offset_of!(bpf_sock, bound_dev_if)) != 0
+        read_sock(self.context(), offset_of!(bpf_sock, bound_dev_if)) != 0
     }
 
     /// Returns the source address of the socket, if it has one of the given family: by a bind, or by an
     /// earlier connect.
     #[inline(always)]
-    fn own_address(&self, is_v4: bool) -> Option<Address> {
+    fn source_address(&self, is_v4: bool) -> Option<Address> {
         let ctx = self.context();
         if is_v4 {
-            let word = field(ctx, offset_of!(bpf_sock, src_ip4));
+            let word = read_sock(ctx, offset_of!(bpf_sock, src_ip4));
             return (word != 0).then_some(Address::from_v4_word(word));
         }
         let first = offset_of!(bpf_sock, src_ip6);
         let words = [
-            field(ctx, first),
-            field(ctx, first + 4),
-            field(ctx, first + 8),
-            field(ctx, first + 12),
+            read_sock(ctx, first),
+            read_sock(ctx, first + 4),
+            read_sock(ctx, first + 8),
+            read_sock(ctx, first + 12),
         ];
         let [a, b, c, d] = words;
         ((a | b | c | d) != 0).then_some(Address::from_words(words))
@@ -188,21 +189,21 @@ pub(crate) trait Sock {
 
     /// Returns true if the socket belongs to the daemon.
     #[inline(always)]
-    fn is_own(&self) -> bool {
+    fn is_daemon_socket(&self) -> bool {
         let mark = OWN_MARK.load();
-        mark != 0 && field(self.context(), offset_of!(bpf_sock, mark)) == mark
+        mark != 0 && read_sock(self.context(), offset_of!(bpf_sock, mark)) == mark
     }
 
     /// Returns true for a kernel socket (NFS, the inner sockets of MPTCP). The close of such a socket runs
     /// no hook.
     #[inline(always)]
-    fn is_of_kernel(&self) -> bool {
+    fn is_kernel_socket(&self) -> bool {
         let bit = KERN_SOCK_BIT.load();
         if bit == 0 {
             return false;
         }
         let byte = address_of_socket(self.context())
-            .and_then(|socket| peek::<u8>(socket + KERN_SOCK_BYTE.load() as usize));
+            .and_then(|socket| read_kernel::<u8>(socket + KERN_SOCK_BYTE.load() as usize));
         byte.is_some_and(|byte| byte & bit != 0)
     }
 
@@ -232,7 +233,7 @@ pub(crate) fn socket(ctx: &SockAddrContext) -> *mut bpf_sock {
 
 /// Reads a word of the socket.
 #[inline(always)]
-fn field(ctx: &SockAddrContext, offset: usize) -> u32 {
+fn read_sock(ctx: &SockAddrContext, offset: usize) -> u32 {
     let word = socket(ctx)
         .cast_const()
         .cast::<u32>()
@@ -243,7 +244,7 @@ fn field(ctx: &SockAddrContext, offset: usize) -> u32 {
 
 /// Reads a word of the context.
 #[inline(always)]
-fn read(ctx: &SockAddrContext, offset: usize) -> u32 {
+fn read_context(ctx: &SockAddrContext, offset: usize) -> u32 {
     let start = ctx.sock_addr.cast_const().cast::<u32>();
     // SAFETY: the kernel passes a context that is valid while the program runs, and the verifier checks
     // the offset.
@@ -252,9 +253,9 @@ fn read(ctx: &SockAddrContext, offset: usize) -> u32 {
 
 /// Writes a word of the context.
 #[inline(always)]
-fn write(ctx: &SockAddrContext, offset: usize, word: u32) {
+fn write_context(ctx: &SockAddrContext, offset: usize, word: u32) {
     let start = ctx.sock_addr.cast::<u32>();
-    // SAFETY: as for `read`.
+    // SAFETY: as for `read_context`.
     unsafe { start.wrapping_byte_add(offset).write_volatile(word) };
 }
 
@@ -276,17 +277,17 @@ impl Sock for Sock4<'_> {
 
     #[inline(always)]
     fn address(&self) -> Address {
-        Address::from_v4_word(read(self.0, offset_of!(bpf_sock_addr, user_ip4)))
+        Address::from_v4_word(read_context(self.0, offset_of!(bpf_sock_addr, user_ip4)))
     }
 
     #[inline(always)]
     fn set(&self, address: &Address, port: Port) {
-        write(
+        write_context(
             self.0,
             offset_of!(bpf_sock_addr, user_ip4),
             address.v4_word(),
         );
-        write(
+        write_context(
             self.0,
             offset_of!(bpf_sock_addr, user_port),
             port.to_network().into(),
@@ -320,21 +321,21 @@ impl Sock for Sock6<'_> {
     fn address(&self) -> Address {
         let [a, b, c, d] = IP6;
         Address::from_words([
-            read(self.0, a),
-            read(self.0, b),
-            read(self.0, c),
-            read(self.0, d),
+            read_context(self.0, a),
+            read_context(self.0, b),
+            read_context(self.0, c),
+            read_context(self.0, d),
         ])
     }
 
     #[inline(always)]
     fn set(&self, address: &Address, port: Port) {
         let ([a, b, c, d], [first, second, third, fourth]) = (IP6, address.words());
-        write(self.0, a, first);
-        write(self.0, b, second);
-        write(self.0, c, third);
-        write(self.0, d, fourth);
-        write(
+        write_context(self.0, a, first);
+        write_context(self.0, b, second);
+        write_context(self.0, c, third);
+        write_context(self.0, d, fourth);
+        write_context(
             self.0,
             offset_of!(bpf_sock_addr, user_port),
             port.to_network().into(),

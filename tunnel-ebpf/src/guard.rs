@@ -5,9 +5,8 @@ use aya_ebpf::programs::TcContext;
 use tunnel_common::{addr::Address, reason::Reason};
 
 use crate::{
-    bytes,
     context::{GUARD_V4, GUARD_V6},
-    log, maps,
+    event_log, maps, packet,
 };
 
 /// The verdict that passes the packet to the next program (`TC_ACT_UNSPEC`, equal to `TCX_NEXT`).
@@ -21,9 +20,9 @@ const ETH_P_8021Q: u16 = 0x8100;
 const ETH_P_8021AD: u16 = 0x88a8;
 
 /// The size of a VLAN tag in bytes, with the protocol after it (IEEE 802.1Q section 9).
-const TAG: u32 = 4;
+const TAG_SIZE: u32 = 4;
 /// The maximum number of VLAN tags that are skipped.
-const MOST_TAGS: u32 = 8;
+const MAX_TAGS: u32 = 8;
 
 /// The offset of the destination address in the IP header (RFC 791 section 3.1, RFC 8200 section 3).
 const DESTINATION_V4: u32 = 16;
@@ -31,40 +30,40 @@ const DESTINATION_V6: u32 = 24;
 
 /// Drops a packet to a steering prefix; passes any other packet to the next program.
 #[inline(always)]
-pub(crate) fn keep_out(ctx: &TcContext) -> i32 {
-    let (mut protocol, mut header) = (bytes::protocol(ctx), 0);
+pub(crate) fn filter(ctx: &TcContext) -> i32 {
+    let (mut protocol, mut header) = (packet::protocol(ctx), 0);
     // The kernel accepts any number of tags of VLAN 0, but removes only the first before this hook
     // (`check_vlan_id` in `__netif_receive_skb_core`, net/core/dev.c). Bounded for the verifier.
-    for _ in 0..MOST_TAGS {
+    for _ in 0..MAX_TAGS {
         if !is_tag(protocol) {
             break;
         }
-        let Some([tag]) = bytes::load::<1>(ctx, header) else {
+        let Some([tag]) = packet::load_words::<1>(ctx, header) else {
             return NEXT;
         };
-        protocol = bytes::low_half(tag);
-        header += TAG;
+        protocol = packet::low_half(tag);
+        header += TAG_SIZE;
     }
-    let is_kept_out = match protocol {
-        ETH_P_IP => bytes::load::<1>(ctx, header + DESTINATION_V4).is_some_and(|to| {
-            let is_inside = is_inside_v4(&to);
-            if is_inside {
-                log::guarded(Address::from_v4_word(to[0]));
+    let is_dropped = match protocol {
+        ETH_P_IP => packet::load_words::<1>(ctx, header + DESTINATION_V4).is_some_and(|to| {
+            let is_dropped = is_in_prefix_v4(&to);
+            if is_dropped {
+                event_log::dropped(Address::from_v4_word(to[0]));
             }
-            is_inside
+            is_dropped
         }),
-        ETH_P_IPV6 => bytes::load::<4>(ctx, header + DESTINATION_V6).is_some_and(|to| {
-            let is_inside = is_inside_v6(&to);
-            if is_inside {
-                log::guarded(Address::from_words(to));
+        ETH_P_IPV6 => packet::load_words::<4>(ctx, header + DESTINATION_V6).is_some_and(|to| {
+            let is_dropped = is_in_prefix_v6(&to);
+            if is_dropped {
+                event_log::dropped(Address::from_words(to));
             }
-            is_inside
+            is_dropped
         }),
         // No network needs this many tags, and the destination address after them is unknown.
         protocol => is_tag(protocol),
     };
-    if is_kept_out {
-        maps::count(Reason::GuardDropped);
+    if is_dropped {
+        maps::count_reason(Reason::GuardDropped);
         return DROP;
     }
     NEXT
@@ -76,13 +75,13 @@ const fn is_tag(protocol: u16) -> bool {
 }
 
 #[inline(always)]
-fn is_inside_v4([to]: &[u32; 1]) -> bool {
+fn is_in_prefix_v4([to]: &[u32; 1]) -> bool {
     let [network, mask] = &GUARD_V4;
     to & mask.load() == network.load()
 }
 
 #[inline(always)]
-fn is_inside_v6([a, b, c, d]: &[u32; 4]) -> bool {
+fn is_in_prefix_v6([a, b, c, d]: &[u32; 4]) -> bool {
     let [n0, n1, n2, n3, m0, m1, m2, m3] = &GUARD_V6;
     a & m0.load() == n0.load()
         && b & m1.load() == n1.load()

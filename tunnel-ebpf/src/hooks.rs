@@ -44,13 +44,13 @@ fn recvmsg6(ctx: SockAddrContext) -> i32 {
 
 #[cgroup_sock_addr(getpeername4)]
 fn getpeername4(ctx: SockAddrContext) -> i32 {
-    socket::peername(&Sock4::new(&ctx));
+    socket::getpeername(&Sock4::new(&ctx));
     ALLOW
 }
 
 #[cgroup_sock_addr(getpeername6)]
 fn getpeername6(ctx: SockAddrContext) -> i32 {
-    socket::peername(&Sock6::new(&ctx));
+    socket::getpeername(&Sock6::new(&ctx));
     ALLOW
 }
 
@@ -62,5 +62,5 @@ fn sock_release(ctx: SockContext) -> i32 {
 
 #[classifier]
 fn guard(ctx: TcContext) -> i32 {
-    guard::keep_out(&ctx)
+    guard::filter(&ctx)
 }

@@ -1,17 +1,17 @@
-//! Culvert's kernel programs. `logging.rs` builds the same programs with event logs.
+//! Culvert's kernel programs. `main_with_event_log.rs` builds the same programs with event logs.
 #![no_std]
 #![no_main]
 #![feature(asm_experimental_arch)]
 
-mod bytes;
-mod client;
+mod client_address;
 mod context;
+#[path = "event_log_disabled.rs"]
+mod event_log;
 mod guard;
 mod hooks;
-#[path = "silent.rs"]
-mod log;
 mod maps;
 mod origin;
+mod packet;
 mod refusal;
 mod socket;
 mod steering;

@@ -13,32 +13,35 @@ use aya_ebpf::{
 use tunnel_common::{
     addr::Address,
     affinity::{Affinity, AffinityKey},
-    decide::{self, Caller, Kept, Record, Traffic},
+    decide::{self, AffinityChoice, ClientScalars, FrontendRecord, Traffic},
     origin::{Origin, Overflow, OverflowKey},
     reason::Reason,
     select,
-    service::{Backend, Front, FrontKey, Membership, Near, Set, Slot, Source, State, Tally},
-    steering::{Steered, SteeringKey},
+    service::{
+        Backend, BackendState, Frontend, FrontendKey, IndexRange, InlineBackend, Membership,
+        ServiceCounts, Slot, SourceRange,
+    },
+    steering::{SteeringKey, SteeringRecord},
 };
 
 use crate::context;
 
 // A size of 1 is a placeholder: the loader sets the number from the config and the number of CPUs.
 #[btf_map(name = "services")]
-static SERVICES: HashMap<FrontKey, u32, 1> = HashMap::new();
+static SERVICES: HashMap<FrontendKey, u32, 1> = HashMap::new();
 #[btf_map(name = "frontends")]
-static FRONTENDS: Array<Front, 1> = Array::new();
+static FRONTENDS: Array<Frontend, 1> = Array::new();
 #[btf_map(name = "slots")]
 static SLOTS: Array<Slot, 1> = Array::new();
 #[btf_map(name = "source_ranges")]
-static SOURCE_RANGES: Array<Source, 1> = Array::new();
+static SOURCE_RANGES: Array<SourceRange, 1> = Array::new();
 #[btf_map(name = "backends")]
 static BACKENDS: Array<Backend, 1> = Array::new();
 // The daemon maps the values into its own memory.
 #[btf_map(name = "conns")]
 static CONNS: Array<u64, 1, MMAPABLE> = Array::new();
 #[btf_map(name = "service_counts")]
-static SERVICE_COUNTS: Array<Tally, 1> = Array::new();
+static SERVICE_COUNTS: Array<ServiceCounts, 1> = Array::new();
 #[btf_map(name = "affinity")]
 static AFFINITY: LruHashMap<AffinityKey, Affinity, 1> = LruHashMap::new();
 #[btf_map(name = "origin")]
@@ -50,7 +53,7 @@ static REASON_COUNTS: PerCpuArray<u64, REASONS> = PerCpuArray::new();
 #[btf_map(name = "steer")]
 static STEER: HashMap<SteeringKey, u32, 1> = HashMap::new();
 #[btf_map(name = "steered")]
-static STEERED: Array<Steered, 1> = Array::new();
+static STEERED: Array<SteeringRecord, 1> = Array::new();
 #[btf_map(name = "host")]
 static HOST: Array<u64, 2> = Array::new();
 
@@ -63,18 +66,18 @@ const REASONS: usize = Reason::CAPACITY as usize;
 ///
 /// The larger steps of a choice are global functions, since the verifier checks those only once. After an
 /// inlined step, the verifier would check the rest of the program again for each exit of the step.
-pub(crate) struct Kernel;
+pub(crate) struct KernelMaps;
 
-impl decide::Maps for Kernel {
+impl decide::Maps for KernelMaps {
     #[inline(always)]
-    fn front_index(&self, key: &FrontKey) -> Option<u32> {
+    fn frontend_index(&self, key: &FrontendKey) -> Option<u32> {
         // SAFETY: the program runs in an RCU read section, so the element stays mapped. The kernel may
         // reuse the element for another key meanwhile; `lookup::look_up` compares the key in the record.
         unsafe { SERVICES.get(key) }.copied()
     }
 
     #[inline(always)]
-    fn front(&self, index: u32) -> Option<&Front> {
+    fn frontend(&self, index: u32) -> Option<&Frontend> {
         FRONTENDS.get(index)
     }
 
@@ -84,7 +87,7 @@ impl decide::Maps for Kernel {
     }
 
     #[inline(always)]
-    fn source(&self, index: u32) -> Option<&Source> {
+    fn source_range(&self, index: u32) -> Option<&SourceRange> {
         SOURCE_RANGES.get(index)
     }
 
@@ -112,7 +115,7 @@ impl decide::Maps for Kernel {
     }
 
     #[inline(always)]
-    fn open_at(&self, backend: u32) -> u64 {
+    fn open_connections(&self, backend: u32) -> u64 {
         // SAFETY: the entry stays mapped. It is one aligned word, which other CPUs may change.
         CONNS
             .get_ptr(backend)
@@ -122,14 +125,14 @@ impl decide::Maps for Kernel {
     /// Reads the counter, then increments it. A program on another CPU may get the same number
     /// concurrently, and then uses the same slot.
     #[inline(always)]
-    fn turn(&self, service: u32) -> Option<u32> {
-        let tally = SERVICE_COUNTS.get_ptr_mut(service)?;
+    fn next_round_robin(&self, service: u32) -> Option<u32> {
+        let counters = SERVICE_COUNTS.get_ptr_mut(service)?;
         // SAFETY: the entry stays mapped.
-        let turn = unsafe { &raw mut (*tally).turn };
+        let counter = unsafe { &raw mut (*counters).round_robin };
         #[expect(clippy::cast_possible_truncation, reason = "modulo 2^32")]
         // SAFETY: as above. It is one aligned word, which other CPUs may change.
-        let number = unsafe { turn.read_volatile() } as u32;
-        add(Some(turn), 1);
+        let number = unsafe { counter.read_volatile() } as u32;
+        add(Some(counter), 1);
         Some(number)
     }
 
@@ -144,7 +147,7 @@ impl decide::Maps for Kernel {
     }
 
     #[inline(always)]
-    fn state(&self, backend: &Backend) -> State {
+    fn state(&self, backend: &Backend) -> BackendState {
         // SAFETY: the reference is valid. The daemon may change the word, hence one volatile read.
         unsafe { (&raw const backend.state).read_volatile() }
     }
@@ -156,72 +159,85 @@ impl decide::Maps for Kernel {
     }
 
     #[inline(always)]
-    fn near<'a>(&self, front: &'a Front, place: u32) -> Option<&'a Near> {
-        front.near.get(context::in_register(place))
+    fn inline_backend<'a>(&self, frontend: &'a Frontend, offset: u32) -> Option<&'a InlineBackend> {
+        frontend.inline_backends.get(context::in_register(offset))
     }
 
     #[inline(always)]
-    fn place(&self, record: Record<'_>, traffic: Traffic, caller: Caller) -> Option<u32> {
-        let Caller { kind, upper, lower } = caller;
-        let place = place_by_algorithm(record.index, traffic, kind, upper, lower);
+    fn choose_offset(
+        &self,
+        record: FrontendRecord<'_>,
+        traffic: Traffic,
+        client: ClientScalars,
+    ) -> Option<u32> {
+        let ClientScalars { kind, upper, lower } = client;
+        let offset = offset_by_algorithm(record.index, traffic, kind, upper, lower);
         #[expect(clippy::cast_possible_truncation, reason = "the lower half")]
-        let low = place as u32;
-        (place != NO_PLACE).then_some(low)
+        let low = offset as u32;
+        (offset != NO_OFFSET).then_some(low)
     }
 
     #[inline(always)]
-    fn kept(&self, record: Record<'_>, traffic: Traffic, caller: Caller) -> Option<Kept> {
-        let Caller { kind, upper, lower } = caller;
-        Kept::from_word(kept_by_client(record.index, traffic, kind, upper, lower))
+    fn choose_by_affinity(
+        &self,
+        record: FrontendRecord<'_>,
+        traffic: Traffic,
+        client: ClientScalars,
+    ) -> Option<AffinityChoice> {
+        let ClientScalars { kind, upper, lower } = client;
+        let word = backend_by_affinity(record.index, traffic, kind, upper, lower);
+        AffinityChoice::from_word(word)
     }
 
     #[inline(always)]
-    fn is_among(&self, sources: Set, [upper, lower]: [u64; 2]) -> bool {
-        is_among_sources(sources.base, sources.len, upper, lower) != 0
+    fn is_in_source_ranges(&self, ranges: IndexRange, [upper, lower]: [u64; 2]) -> bool {
+        is_in_source_ranges(ranges.base, ranges.len, upper, lower) != 0
     }
 }
 
-/// The result of [`place_by_algorithm`] for no offset.
-const NO_PLACE: u64 = u64::MAX;
+/// The result of [`offset_by_algorithm`] for no offset.
+const NO_OFFSET: u64 = u64::MAX;
 
-/// Calls [`decide::place`] for the frontend record at an index.
+/// Calls [`decide::choose_offset`] for the frontend record at an index.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn place_by_algorithm(
-    front: u32,
+extern "C" fn offset_by_algorithm(
+    frontend: u32,
     traffic: Traffic,
     kind: u32,
     upper: u64,
     lower: u64,
 ) -> u64 {
-    let Some(front) = FRONTENDS.get(front) else {
-        return NO_PLACE;
+    let Some(frontend) = FRONTENDS.get(frontend) else {
+        return NO_OFFSET;
     };
-    let caller = Caller { kind, upper, lower };
-    decide::place(&Kernel, front, traffic, caller).map_or(NO_PLACE, u64::from)
+    let client = ClientScalars { kind, upper, lower };
+    decide::choose_offset(&KernelMaps, frontend, traffic, client).map_or(NO_OFFSET, u64::from)
 }
 
-/// Calls [`decide::kept`] for the frontend record at an index; packs the result into a word.
+/// Calls [`decide::choose_by_affinity`] for the frontend record at an index; packs the result into a word.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn kept_by_client(
-    front: u32,
+extern "C" fn backend_by_affinity(
+    frontend: u32,
     traffic: Traffic,
     kind: u32,
     upper: u64,
     lower: u64,
 ) -> u64 {
-    let caller = Caller { kind, upper, lower };
-    let kept = FRONTENDS.get(front);
-    Kept::to_word(kept.and_then(|front| decide::kept(&Kernel, front, traffic, caller)))
+    let client = ClientScalars { kind, upper, lower };
+    let frontend = FRONTENDS.get(frontend);
+    let choose = |frontend| decide::choose_by_affinity(&KernelMaps, frontend, traffic, client);
+    AffinityChoice::to_word(frontend.and_then(choose))
 }
 
-/// Calls [`select::is_among`] on the map of source ranges; returns 1 for true.
+/// Calls [`select::is_in_ranges`] on the map of source ranges; returns 1 for true.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn is_among_sources(base: u32, len: u32, upper: u64, lower: u64) -> u32 {
+extern "C" fn is_in_source_ranges(base: u32, len: u32, upper: u64, lower: u64) -> u32 {
     let address = Address::from_halves([upper, lower]);
-    select::is_among(Set { base, len }, &address, |index| SOURCE_RANGES.get(index)).into()
+    let ranges = IndexRange { base, len };
+    select::is_in_ranges(ranges, &address, |index| SOURCE_RANGES.get(index)).into()
 }
 
 /// Increments the count of open connections of a backend.
@@ -240,29 +256,29 @@ pub(crate) fn count_closed(index: u32) {
 /// Counts a connection or flow of a service port that was sent to a backend.
 #[inline(always)]
 pub(crate) fn count_sent(service: u32) {
-    count_at_service(service, 0);
+    count_for_service(service, 0);
 }
 
 /// Counts a connection or datagram of a service port that was refused.
 #[inline(always)]
 pub(crate) fn count_refused(service: u32) {
-    count_at_service(service, 1);
+    count_for_service(service, 1);
 }
 
 /// Increments a counter of a service port; returns 0 if the service port has no counters. A global function,
 /// so that the stack frame of its caller stays small.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn count_at_service(service: u32, is_refused: u32) -> u32 {
-    let Some(tally) = SERVICE_COUNTS.get_ptr_mut(service) else {
+extern "C" fn count_for_service(service: u32, is_refused: u32) -> u32 {
+    let Some(counters) = SERVICE_COUNTS.get_ptr_mut(service) else {
         return 0;
     };
     let counter = if is_refused == 0 {
         // SAFETY: the entry stays mapped.
-        unsafe { &raw mut (*tally).sent }
+        unsafe { &raw mut (*counters).sent }
     } else {
         // SAFETY: as above.
-        unsafe { &raw mut (*tally).refused }
+        unsafe { &raw mut (*counters).refused }
     };
     add(Some(counter), 1);
     1
@@ -281,9 +297,9 @@ pub(crate) fn origin(ctx: &SockAddrContext) -> Option<&'static Origin> {
 /// Stores the time of the flow's last use.
 #[inline(always)]
 pub(crate) fn touch(origin: &'static Origin, now: u64) {
-    let used = (&raw const origin.used).cast_mut();
+    let last_used = (&raw const origin.last_used).cast_mut();
     // SAFETY: the value is in socket storage, which programs may write. It is one aligned word.
-    unsafe { used.write_volatile(now) };
+    unsafe { last_used.write_volatile(now) };
 }
 
 /// Marks that a socket has older translations in `overflow`.
@@ -364,33 +380,33 @@ pub(crate) fn remove_overflow(key: &OverflowKey) {
 
 /// Returns the index of the steering record of an address and port of an edge node.
 #[inline(always)]
-pub(crate) fn steer_index(key: &SteeringKey) -> Option<u32> {
-    // SAFETY: as for `front_index`.
+pub(crate) fn steering_index(key: &SteeringKey) -> Option<u32> {
+    // SAFETY: as for `frontend_index`.
     unsafe { STEER.get(key) }.copied()
 }
 
 /// Returns the steering record at an index. While programs can reach a record, only its time of removal
 /// changes.
 #[inline(always)]
-pub(crate) fn steered(index: u32) -> Option<&'static Steered> {
+pub(crate) fn steering_record(index: u32) -> Option<&'static SteeringRecord> {
     STEERED.get(index)
 }
 
 /// Returns the cookie of the host's network namespace; 0 until it is known.
 #[inline(always)]
-pub(crate) fn host() -> u64 {
+pub(crate) fn host_namespace() -> u64 {
     HOST.get(0).copied().unwrap_or(0)
 }
 
-/// Returns the families whose steering prefix is routed to this node: bits of `Steered::ROUTED_*`.
+/// Returns the families whose steering prefix is routed to this node: bits of `SteeringRecord::ROUTED_*`.
 #[inline(always)]
-pub(crate) fn routed() -> u64 {
+pub(crate) fn routed_families() -> u64 {
     HOST.get(1).copied().unwrap_or(0)
 }
 
 /// Stores the cookie of the host's network namespace.
 #[inline(always)]
-pub(crate) fn note_host(cookie: u64) {
+pub(crate) fn store_host_namespace(cookie: u64) {
     if let Some(host) = HOST.get_ptr_mut(0) {
         // SAFETY: the entry stays mapped. It is one aligned word, and only the probe's connect writes it.
         unsafe { host.write_volatile(cookie) };
@@ -399,7 +415,7 @@ pub(crate) fn note_host(cookie: u64) {
 
 /// Increments the counter of a reason on this CPU.
 #[inline(always)]
-pub(crate) fn count(reason: Reason) {
+pub(crate) fn count_reason(reason: Reason) {
     add(REASON_COUNTS.get_ptr_mut(reason.index()), 1);
 }
 

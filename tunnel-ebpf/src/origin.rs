@@ -6,29 +6,29 @@ use tunnel_common::{
     addr::{Address, Port, Protocol},
     origin::{Direction, Origin, Overflow, OverflowKey},
     reason::Reason,
-    service::FrontKey,
+    service::FrontendKey,
 };
 
-use crate::{context::Sock, log, maps};
+use crate::{context::Sock, event_log, maps};
 
 /// The translations of a socket. The last one is read once, at creation.
-pub(crate) struct Remembered<'a, S> {
+pub(crate) struct Translations<'a, S> {
     sock: &'a S,
     last: Option<&'static Origin>,
 }
 
 /// The result of storing a translation.
 #[derive(Clone, Copy, PartialEq)]
-pub(crate) enum Memory {
+pub(crate) enum StoreResult {
     /// The translation is stored.
-    Kept,
+    Stored,
     /// The translation is not stored, since the socket is a TCP socket of the kernel.
-    OfKernel,
+    KernelSocket,
     /// The translation is not stored, since there is no memory for socket storage.
-    Full,
+    NoMemory,
 }
 
-impl<'a, S: Sock> Remembered<'a, S> {
+impl<'a, S: Sock> Translations<'a, S> {
     /// Reads the last translation of a socket.
     #[inline(always)]
     pub(crate) fn of(sock: &'a S) -> Self {
@@ -38,7 +38,7 @@ impl<'a, S: Sock> Remembered<'a, S> {
 
     /// Returns true if a backend of the socket has this address and port.
     #[inline(always)]
-    pub(crate) fn leads_to(&self, key: &FrontKey) -> bool {
+    pub(crate) fn leads_to(&self, key: &FrontendKey) -> bool {
         let Some(last) = self.last else { return false };
         last.leads_to(&key.address, key.port)
             || last.has_older()
@@ -55,7 +55,7 @@ impl<'a, S: Sock> Remembered<'a, S> {
         let (address, port) = (self.sock.address(), self.sock.port());
         if last.leads_to(&address, port) {
             self.sock.set(&last.vip, last.vip_port);
-            log::put_back(last);
+            event_log::vip_restored(last);
             return Some(last);
         }
         if last.has_older()
@@ -63,7 +63,7 @@ impl<'a, S: Sock> Remembered<'a, S> {
             && older.leads_to(&address, port)
         {
             self.sock.set(&older.vip, older.vip_port);
-            log::put_back(&older);
+            event_log::vip_restored(&older);
         }
         None
     }
@@ -71,9 +71,9 @@ impl<'a, S: Sock> Remembered<'a, S> {
     /// Returns the last or an older translation of a VIP. If the socket has no last one, another thread may
     /// be replacing it at this moment, so the older ones are read too.
     #[inline(always)]
-    pub(crate) fn flow(&self, key: &FrontKey) -> Option<Origin> {
+    pub(crate) fn translation_of(&self, key: &FrontendKey) -> Option<Origin> {
         match self.last {
-            Some(last) if last.is_of(key) => Some(*last),
+            Some(last) if last.is_for(key) => Some(*last),
             Some(last) if !last.has_older() => None,
             Some(_) | None => {
                 let mut older = self.older(key.address, key.port, Direction::FORWARD)?;
@@ -103,52 +103,52 @@ impl<'a, S: Sock> Remembered<'a, S> {
     /// last of them. So only one program at a time changes the counts of open connections for a socket: it
     /// increments the count of the new backend, and decrements that of the old one.
     #[inline(always)]
-    pub(crate) fn remember(self, origin: &mut Origin) -> Memory {
+    pub(crate) fn store(self, origin: &mut Origin) -> StoreResult {
         let Self { sock, last } = self;
         if let Some(last) = last {
             if last.is_same(origin) {
-                maps::touch(last, origin.used);
-                return Memory::Kept;
+                maps::touch(last, origin.last_used);
+                return StoreResult::Stored;
             }
             if origin.protocol == Protocol::UDP {
-                overflow(sock.cookie(), last);
+                store_overflow(sock.cookie(), last);
                 origin.flags |= Origin::OVERFLOWED;
             }
-            drop_last(sock, last);
+            remove_last(sock, last);
         }
-        let is_of_kernel = sock.is_of_kernel();
-        if is_of_kernel {
+        let is_kernel_socket = sock.is_kernel_socket();
+        if is_kernel_socket {
             if origin.protocol == Protocol::TCP {
-                return Memory::OfKernel;
+                return StoreResult::KernelSocket;
             }
             // Replies need the translation, but it is not counted, since no hook runs at the close.
             origin.flags &= !Origin::COUNTED;
         }
         let Some(stored) = maps::insert_origin(sock.context(), origin) else {
-            if last.is_some() && !is_of_kernel {
-                maps::count(Reason::SocketReleased);
+            if last.is_some() && !is_kernel_socket {
+                maps::count_reason(Reason::SocketReleased);
             }
-            return Memory::Full;
+            return StoreResult::NoMemory;
         };
         if !stored.is_same(origin) {
             // Another thread stored its translation first. That one stays, this one moves to `overflow`.
-            overflow(sock.cookie(), origin);
+            store_overflow(sock.cookie(), origin);
             maps::mark_overflowed(stored);
-            return Memory::Kept;
+            return StoreResult::Stored;
         }
-        if let Some(index) = origin.counted() {
+        if let Some(index) = origin.counted_index() {
             maps::count_opened(index);
         }
-        if last.is_none() && !origin.has_older() && !is_of_kernel {
-            maps::count(Reason::SocketTracked);
+        if last.is_none() && !origin.has_older() && !is_kernel_socket {
+            maps::count_reason(Reason::SocketTracked);
         }
-        Memory::Kept
+        StoreResult::Stored
     }
 
     /// Removes the translation to an address that the socket now dials directly, so that getpeername shows
     /// this address and not the VIP.
     #[inline(always)]
-    pub(crate) fn forget(self, key: &FrontKey) {
+    pub(crate) fn remove(self, key: &FrontendKey) {
         let Self { sock, last } = self;
         let Some(last) = last else { return };
         if last.has_older() {
@@ -157,9 +157,9 @@ impl<'a, S: Sock> Remembered<'a, S> {
             maps::remove_overflow(&key);
         }
         if last.leads_to(&key.address, key.port) {
-            drop_last(sock, last);
-            if !sock.is_of_kernel() {
-                maps::count(Reason::SocketReleased);
+            remove_last(sock, last);
+            if !sock.is_kernel_socket() {
+                maps::count_reason(Reason::SocketReleased);
             }
         }
     }
@@ -169,21 +169,21 @@ impl<'a, S: Sock> Remembered<'a, S> {
 #[inline(always)]
 pub(crate) fn release(ctx: &SockContext) {
     if let Some(origin) = maps::origin_of_closed(ctx) {
-        if let Some(index) = origin.counted() {
+        if let Some(index) = origin.counted_index() {
             maps::count_closed(index);
         }
-        maps::count(Reason::SocketReleased);
-        log::released(origin);
+        maps::count_reason(Reason::SocketReleased);
+        event_log::socket_closed(origin);
     }
 }
 
 /// Removes the last translation, and decrements the count of open connections of its backend.
 #[inline(always)]
-fn drop_last<S: Sock>(sock: &S, last: &Origin) {
+fn remove_last<S: Sock>(sock: &S, last: &Origin) {
     // Read before the removal, since the kernel may reuse the value afterwards.
-    let counted = last.counted();
+    let counted_index = last.counted_index();
     if maps::remove_origin(sock.context())
-        && let Some(index) = counted
+        && let Some(index) = counted_index
     {
         maps::count_closed(index);
     }
@@ -192,7 +192,7 @@ fn drop_last<S: Sock>(sock: &S, last: &Origin) {
 /// Stores a translation in `overflow` twice, with its VIP as key and with its backend as key. Not inlined:
 /// the stack frames of the callers have no room for an entry.
 #[inline(never)]
-fn overflow(cookie: u64, origin: &Origin) {
+fn store_overflow(cookie: u64, origin: &Origin) {
     // The same entry is written twice, since the stack is small. Addresses are copied by halves: LLVM
     // compiles a plain copy to a call of a loop, and the verifier follows every iteration.
     let by_halves = |address: Address| Address::from_halves(address.halves());
@@ -206,5 +206,5 @@ fn overflow(cookie: u64, origin: &Origin) {
     entry.key.port = origin.backend_port;
     entry.key.direction = Direction::REVERSE;
     maps::insert_overflow(&entry);
-    maps::count(Reason::Overflowed);
+    maps::count_reason(Reason::Overflowed);
 }

@@ -4,13 +4,13 @@ use tunnel_common::{
     addr::{Address, Port, Protocol},
     origin::Origin,
     reason::Reason,
-    service::FrontKey,
+    service::FrontendKey,
 };
 
 use crate::{
     context::{self, ALLOW, DENY, Sock},
-    log, maps,
-    origin::{Memory, Remembered},
+    event_log, maps,
+    origin::{StoreResult, Translations},
 };
 
 pub(crate) const ECONNREFUSED: i32 = 111;
@@ -19,7 +19,7 @@ pub(crate) const EHOSTUNREACH: i32 = 113;
 
 /// The system call that a hook runs for.
 #[derive(Clone, Copy, PartialEq)]
-pub(crate) enum Call {
+pub(crate) enum SystemCall {
     Connect,
     Send,
 }
@@ -43,13 +43,18 @@ pub(crate) const UNSTABLE: Refusal = Refusal {
 /// address without a route if the error is EHOSTUNREACH, or if the socket is bound to a device and so can't
 /// reach loopback. All other calls fail with EPERM.
 #[inline(always)]
-pub(crate) fn refuse<S: Sock>(sock: &S, key: &FrontKey, call: Call, refusal: &Refusal) -> i32 {
-    maps::count(refusal.reason);
-    log::refused(key, refusal.reason);
-    if context::set_error(refusal.error) || call == Call::Send {
+pub(crate) fn refuse<S: Sock>(
+    sock: &S,
+    key: &FrontendKey,
+    call: SystemCall,
+    refusal: &Refusal,
+) -> i32 {
+    maps::count_reason(refusal.reason);
+    event_log::refused(key, refusal.reason);
+    if context::set_error(refusal.error) || call == SystemCall::Send {
         return DENY;
     }
-    let leads_nowhere = sock.is_bound_to_device() || refusal.error == EHOSTUNREACH;
+    let use_unroutable = sock.is_bound_to_device() || refusal.error == EHOSTUNREACH;
     let v4 = key.address.is_v4();
     let loopback = if v4 {
         Address::LOOPBACK_V4
@@ -57,28 +62,28 @@ pub(crate) fn refuse<S: Sock>(sock: &S, key: &FrontKey, call: Call, refusal: &Re
         Address::LOOPBACK_V6
     };
     if key.protocol == Protocol::TCP {
-        if leads_nowhere {
-            let nowhere = if v4 {
+        if use_unroutable {
+            let unroutable = if v4 {
                 Address::BROADCAST_V4
             } else {
                 Address::MULTICAST_V6
             };
-            sock.set(&nowhere, key.port);
+            sock.set(&unroutable, key.port);
         } else {
             sock.set(&loopback, Port::from_host(0));
         }
         return ALLOW;
     }
-    if leads_nowhere {
+    if use_unroutable {
         return DENY;
     }
     // Unlike port 0, port 1 also refuses v4-mapped sockets, and keeps the result of getpeername.
-    let refusing = Port::from_host(1);
-    let mut origin = Origin::new(key, loopback, refusing);
-    origin.used = context::now();
-    if Remembered::of(sock).remember(&mut origin) != Memory::Kept {
+    let refusing_port = Port::from_host(1);
+    let mut origin = Origin::new(key, loopback, refusing_port);
+    origin.last_used = context::now();
+    if Translations::of(sock).store(&mut origin) != StoreResult::Stored {
         return DENY;
     }
-    sock.set(&loopback, refusing);
+    sock.set(&loopback, refusing_port);
     ALLOW
 }

@@ -8,26 +8,26 @@ use tunnel_common::{
     lookup::{Lookup, look_up},
     origin::Origin,
     reason::Reason,
-    service::FrontKey,
-    steering::{Steered, SteeringKey},
+    service::FrontendKey,
+    steering::{SteeringRecord, SteeringKey},
 };
 
 use crate::{
     context::{self, Sock},
-    log, maps,
-    origin::{Memory, Remembered},
+    event_log, maps,
+    origin::{StoreResult, Translations},
 };
 
 /// The result of [`redirect`].
-pub(crate) enum Steering {
+pub(crate) enum SteeringResult {
     /// The connect is redirected to the ingress.
     Redirected,
     /// The connect is the daemon's probe, which must not leave the node.
-    Refused,
+    Probe,
     /// The destination is not steered.
-    None,
+    NotSteered,
     /// The steering prefix has no route, so the connect must be refused.
-    Closed,
+    NoRoute,
     /// Every lookup found the record of another key, since the hash kept changing.
     Unstable,
 }
@@ -35,52 +35,54 @@ pub(crate) enum Steering {
 /// Redirects a connect to a port of an edge node to the ingress. TCP only: kubelets serve nothing over
 /// UDP.
 #[inline(always)]
-pub(crate) fn redirect<S: Sock>(sock: &S, key: &FrontKey) -> Steering {
-    if key.protocol != Protocol::TCP || !context::is_steering() && !sock.is_own() {
-        return Steering::None;
+pub(crate) fn redirect<S: Sock>(sock: &S, key: &FrontendKey) -> SteeringResult {
+    if key.protocol != Protocol::TCP
+        || !context::is_steering_enabled() && !sock.is_daemon_socket()
+    {
+        return SteeringResult::NotSteered;
     }
-    let steered = match find(&SteeringKey::new(key.address, key.port)) {
-        Lookup::Found((_, steered)) => steered,
-        Lookup::None => return Steering::None,
-        Lookup::Unstable => return Steering::Unstable,
+    let record = match find(&SteeringKey::new(key.address, key.port)) {
+        Lookup::Found((_, record)) => record,
+        Lookup::None => return SteeringResult::NotSteered,
+        Lookup::Unstable => return SteeringResult::Unstable,
     };
-    if steered.kind == Steered::CANARY {
+    if record.kind == SteeringRecord::PROBE {
         // Only sockets of the daemon have the mark, so no other process can set the host's cookie.
-        if sock.is_own() {
-            maps::note_host(sock.namespace());
+        if sock.is_daemon_socket() {
+            maps::store_host_namespace(sock.namespace());
         }
-        return Steering::Refused;
+        return SteeringResult::Probe;
     }
-    if sock.is_own() || sock.is_bound_to_device() && is_of_host(sock) {
-        return Steering::None;
+    if sock.is_daemon_socket() || sock.is_bound_to_device() && may_be_on_host(sock) {
+        return SteeringResult::NotSteered;
     }
     let family = if key.address.is_v4() {
-        Steered::ROUTED_V4
+        SteeringRecord::ROUTED_V4
     } else {
-        Steered::ROUTED_V6
+        SteeringRecord::ROUTED_V6
     };
-    if maps::routed() & family == 0 {
-        return Steering::Closed;
+    if maps::routed_families() & family == 0 {
+        return SteeringResult::NoRoute;
     }
-    let mut origin = Origin::new(key, steered.to, steered.to_port);
-    let reason = if Remembered::of(sock).remember(&mut origin) == Memory::Kept {
+    let mut origin = Origin::new(key, record.steering_address, record.ingress_port);
+    let reason = if Translations::of(sock).store(&mut origin) == StoreResult::Stored {
         Reason::Steered
     } else {
         Reason::SteeredUntracked
     };
-    maps::count(reason);
+    maps::count_reason(reason);
     sock.set(&origin.backend, origin.backend_port);
-    log::translated(&origin, reason);
-    Steering::Redirected
+    event_log::translated(&origin, reason);
+    SteeringResult::Redirected
 }
 
 /// Looks up the steering record of an address and port.
 #[inline(always)]
-fn find(key: &SteeringKey) -> Lookup<(u32, &'static Steered)> {
+fn find(key: &SteeringKey) -> Lookup<(u32, &'static SteeringRecord)> {
     let Ok::<_, Infallible>(found) = look_up(
         key,
-        |key| Ok(maps::steer_index(key)),
-        |index| Ok(maps::steered(index)),
+        |key| Ok(maps::steering_index(key)),
+        |index| Ok(maps::steering_record(index)),
     );
     found
 }
@@ -88,7 +90,7 @@ fn find(key: &SteeringKey) -> Lookup<(u32, &'static Steered)> {
 /// Returns true if a socket is known to be in the host's network namespace.
 #[inline(always)]
 pub(crate) fn is_known_host<S: Sock>(sock: &S) -> bool {
-    let host = maps::host();
+    let host = maps::host_namespace();
     host != 0 && host == sock.namespace()
 }
 
@@ -96,7 +98,7 @@ pub(crate) fn is_known_host<S: Sock>(sock: &S) -> bool {
 /// socket may. On the host, a socket that is bound to a device can't reach the ingress, since the route
 /// leads over loopback.
 #[inline(always)]
-fn is_of_host<S: Sock>(sock: &S) -> bool {
-    let host = maps::host();
+fn may_be_on_host<S: Sock>(sock: &S) -> bool {
+    let host = maps::host_namespace();
     host == 0 || host == sock.namespace()
 }

@@ -13,7 +13,7 @@
 //! - `uses`: the use of each endpoint, and its cause
 //! - `steering`: the addresses and ports that are steered to the tunnel
 
-mod claims;
+mod frontend_owners;
 mod endpoints;
 mod external_ips;
 mod gaps;
@@ -33,19 +33,19 @@ use std::{
     sync::Arc,
 };
 
-pub use claims::{Claims, Rank};
+pub use frontend_owners::{FrontendOwners, ClaimRank};
 pub use external_ips::ExternalIpOwners;
-pub use gaps::{Gaps, gaps};
-pub use health::{HealthCheck, HealthChecks, Listeners, health_check};
+pub use gaps::{NoLocalEndpoints, count_no_local_endpoints};
+pub use health::{HealthCheck, HealthChecks, HealthCheckListeners, plan_health_check};
 use litemap::LiteMap;
 pub use local_node::{LocalNode, NodePortAddresses};
-pub use pools::Pools;
-pub use steering::{SteeringPlan, SteeringProblem, SteeringRules, steering};
+pub use pools::NodePools;
+pub use steering::{SteeringPlan, SteeringProblem, SteeringRules, plan_steering};
 use tunnel_common::{
     addr::{Address, Port, Protocol},
-    service::{Algorithm, FrontKey, Source},
+    service::{Algorithm, FrontendKey, SourceRange},
 };
-pub use uses::{Use, Why, uses};
+pub use uses::{EndpointStatus, EndpointReason, endpoint_statuses};
 
 use crate::model::{self, Family, ObjectName, ServicePort, ServiceState, TrafficPolicy};
 
@@ -76,14 +76,14 @@ impl fmt::Display for PortName {
 
 /// The address and port of a backend.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub struct Target {
+pub struct BackendTarget {
     /// The address.
     pub address: Address,
     /// The port.
     pub port: Port,
 }
 
-impl fmt::Display for Target {
+impl fmt::Display for BackendTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         SocketAddr::new(self.address.to_ip(), self.port.to_host()).fmt(f)
     }
@@ -93,51 +93,51 @@ impl fmt::Display for Target {
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct PortPlan {
     /// The addresses and ports that are translated.
-    pub fronts: LiteMap<FrontKey, FrontPlan>,
+    pub frontends: LiteMap<FrontendKey, FrontendPlan>,
     /// The slots of the set for policy Cluster: a backend of greater weight has more slots. Empty if no
     /// frontend has this policy.
-    pub cluster: Vec<Target>,
+    pub cluster: Vec<BackendTarget>,
     /// The slots of the set for policy Local. Empty if no frontend has this policy.
-    pub local: Vec<Target>,
+    pub local: Vec<BackendTarget>,
     /// True if the policy Cluster permits an endpoint. Without one, connects are refused. If there is one,
     /// but a frontend with policy Local has no backend, its destination is unreachable.
     pub has_endpoints: bool,
     /// All backends that serve new or open connections, in a set or not, in ascending order.
-    pub serving: Vec<Target>,
+    pub serving: Vec<BackendTarget>,
     /// The algorithm that chooses a slot.
     pub algorithm: Algorithm,
     /// The timeout of client-IP affinity in seconds; 0 for no affinity.
     pub affinity: u32,
     /// True if sockets are not translated; the frontends are for packets only.
-    pub not_for_sockets: bool,
+    pub socket_translation_disabled: bool,
     /// The clients that may use the addresses of the load balancer, as ascending and disjoint ranges. If
     /// empty, all clients may.
-    pub sources: Vec<Source>,
+    pub source_ranges: Vec<SourceRange>,
 }
 
 impl PortPlan {
     /// Returns true if only the clients in `sources` may use a frontend.
     #[must_use]
-    pub fn is_restricted(&self, front: &FrontPlan) -> bool {
-        front.kind == FrontKind::LoadBalancerIp && !self.sources.is_empty()
+    pub fn is_restricted(&self, front: &FrontendPlan) -> bool {
+        front.kind == FrontendKind::LoadBalancerIp && !self.source_ranges.is_empty()
     }
 
     /// Returns the clients that may use the restricted frontends; empty if no frontend is restricted.
     #[must_use]
-    pub fn used_sources(&self) -> &[Source] {
-        let is_used = self.fronts.values().any(|front| self.is_restricted(front));
-        if is_used { &self.sources } else { &[] }
+    pub fn used_source_ranges(&self) -> &[SourceRange] {
+        let is_used = self.frontends.values().any(|front| self.is_restricted(front));
+        if is_used { &self.source_ranges } else { &[] }
     }
 
     /// Returns this plan with the client ranges `programmed`, which are in the maps already. Without any,
     /// restricted frontends are left out.
     #[must_use]
-    pub fn with_sources(&self, programmed: &[Source]) -> Self {
+    pub fn with_source_ranges(&self, programmed: &[SourceRange]) -> Self {
         let mut plan = self.clone();
         if programmed.is_empty() {
-            plan.fronts.retain(|_, front| !self.is_restricted(front));
+            plan.frontends.retain(|_, front| !self.is_restricted(front));
         } else {
-            plan.sources = programmed.to_vec();
+            plan.source_ranges = programmed.to_vec();
         }
         plan
     }
@@ -146,15 +146,15 @@ impl PortPlan {
     /// slot per backend if `slots_are_short`. This needs no additional map entries, so it can be written when
     /// the maps are full.
     #[must_use]
-    pub fn restricted_to(
+    pub fn reduced_to(
         &self,
-        has: impl Fn(&FrontKey) -> bool,
-        known: impl Fn(&Target) -> bool,
+        has_frontend: impl Fn(&FrontendKey) -> bool,
+        has_backend: impl Fn(&BackendTarget) -> bool,
         slots_are_short: bool,
     ) -> Self {
-        let only = |targets: &[Target]| {
+        let only = |targets: &[BackendTarget]| {
             let mut seen = BTreeSet::new();
-            let known = targets.iter().copied().filter(&known);
+            let known = targets.iter().copied().filter(&has_backend);
             let chosen = known.filter(|target| !slots_are_short || seen.insert(*target));
             chosen.collect()
         };
@@ -164,20 +164,20 @@ impl PortPlan {
             serving: only(&self.serving),
             ..self.clone()
         };
-        plan.fronts.retain(|key, _| has(key));
+        plan.frontends.retain(|key, _| has_frontend(key));
         plan
     }
 }
 
 /// The plan of one frontend.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct FrontPlan {
+pub struct FrontendPlan {
     /// The kind of the address.
-    pub kind: FrontKind,
+    pub kind: FrontendKind,
     /// The traffic policy for sockets of this node, including those of its pods.
-    pub sockets: TrafficPolicy,
+    pub socket_policy: TrafficPolicy,
     /// The traffic policy for packets from outside this node.
-    pub packets: TrafficPolicy,
+    pub packet_policy: TrafficPolicy,
     /// True if sockets of the host may use the frontend, if it is restricted; `None` if their source address
     /// is unknown.
     pub admits_host: Option<bool>,
@@ -187,7 +187,7 @@ pub struct FrontPlan {
 
 /// The kind of a frontend's address. If several Services have the address, the first kind in this order wins.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
-pub enum FrontKind {
+pub enum FrontendKind {
     /// A cluster IP.
     ClusterIp,
     /// An address of the Service's load balancer.
@@ -200,19 +200,19 @@ pub enum FrontKind {
 
 /// The inputs of a plan that come from this node and its config.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
-pub struct Here {
+pub struct NodeInfo {
     /// The name of this node's Node object.
-    pub node: Arc<str>,
+    pub name: Arc<str>,
     /// The zone of this node, if its Node object has one.
     pub zone: Option<Arc<str>>,
     /// The addresses of this node that serve node ports.
     pub node_port_addresses: BTreeSet<IpAddr>,
     /// The first internal address of each family in the Node object.
-    pub primary: BTreeSet<IpAddr>,
+    pub primary_ips: BTreeSet<IpAddr>,
     /// The addresses of this node's links, except for loopback and link-local ones.
-    pub addresses: BTreeSet<IpAddr>,
+    pub link_addresses: BTreeSet<IpAddr>,
     /// The algorithm for Services that select none.
-    pub algorithm: model::Algorithm,
+    pub default_algorithm: model::Algorithm,
 }
 
 /// The plans of a Service's ports. They are shared, since they are large compared to their names.
@@ -221,49 +221,49 @@ pub type ServicePlan = LiteMap<PortName, Arc<PortPlan>>;
 /// Plans a Service: each of its ports in each family of its cluster IPs. As in kube-proxy
 /// (`pkg/proxy/serviceport.go`, `newBaseServiceInfo`), an address of any other family is not served.
 #[must_use]
-pub fn service(state: &ServiceState, here: &Here) -> ServicePlan {
+pub fn plan_service(state: &ServiceState, here: &NodeInfo) -> ServicePlan {
     let service = &state.service;
     let families = service.cluster_ips.len();
     let mut plans = ServicePlan::with_capacity(families * service.ports.len());
     for ip in &service.cluster_ips {
         let ports = service.ports.iter();
-        for port in ports.filter(|port| is_planned(port.protocol)) {
+        for port in ports.filter(|port| is_supported(port.protocol)) {
             let name = PortName {
                 service: service.name.clone(),
                 port: Arc::clone(&port.name),
                 protocol: port.protocol,
                 family: Family::of(*ip),
             };
-            plans.insert(name, Arc::new(self::port(state, *ip, port, here)));
+            plans.insert(name, Arc::new(self::plan_port(state, *ip, port, here)));
         }
     }
     plans
 }
 
 /// Returns true if sockets of the protocol can be translated: the kernel has no connect hook for SCTP.
-fn is_planned(protocol: Protocol) -> bool {
+fn is_supported(protocol: Protocol) -> bool {
     protocol == Protocol::TCP || protocol == Protocol::UDP
 }
 
-fn port(state: &ServiceState, ip: IpAddr, port: &ServicePort, here: &Here) -> PortPlan {
+fn plan_port(state: &ServiceState, ip: IpAddr, port: &ServicePort, here: &NodeInfo) -> PortPlan {
     let service = &state.service;
     let weights = service.weights.as_deref();
-    let named = (&*port.name, port.protocol);
-    let endpoints = endpoints::of_port(&state.slices, Family::of(ip), named, weights, here);
-    let sources = sources::of_service(service, Family::of(ip), here);
-    let fronts = fronts(service, ip, port, (here, &sources));
+    let port_key = (&*port.name, port.protocol);
+    let endpoints = endpoints::select_endpoints(&state.slices, Family::of(ip), port_key, weights, here);
+    let sources = sources::allowed_clients(service, Family::of(ip), here);
+    let fronts = frontends_of_port(service, ip, port, (here, &sources));
     let has_endpoints = !endpoints.cluster.is_empty();
-    let algorithm = service.algorithm.unwrap_or(here.algorithm);
-    let used = |policy, targets: &BTreeSet<Target>| {
-        if !leads_by(&fronts, policy) {
+    let algorithm = service.algorithm.unwrap_or(here.default_algorithm);
+    let used = |policy, targets: &BTreeSet<BackendTarget>| {
+        if !has_policy(&fronts, policy) {
             return Vec::new();
         }
-        slots::of_set(algorithm, targets, &endpoints.weights)
+        slots::distribute_slots(algorithm, targets, &endpoints.weights)
     };
     PortPlan {
         cluster: used(TrafficPolicy::Cluster, &endpoints.cluster),
         local: used(TrafficPolicy::Local, &endpoints.local),
-        fronts,
+        frontends: fronts,
         has_endpoints,
         serving: endpoints.serving.into_iter().collect(),
         algorithm: match algorithm {
@@ -275,47 +275,47 @@ fn port(state: &ServiceState, ip: IpAddr, port: &ServicePort, here: &Here) -> Po
             model::Algorithm::LeastConn => Algorithm::LEAST_CONN,
         },
         affinity: service.affinity,
-        not_for_sockets: service.not_for_sockets,
-        sources,
+        socket_translation_disabled: service.socket_translation_disabled,
+        source_ranges: sources,
     }
 }
 
 /// Returns true if a frontend has the policy, for sockets or packets.
-fn leads_by(fronts: &LiteMap<FrontKey, FrontPlan>, policy: TrafficPolicy) -> bool {
+fn has_policy(fronts: &LiteMap<FrontendKey, FrontendPlan>, policy: TrafficPolicy) -> bool {
     let mut policies = fronts
         .values()
-        .flat_map(|front| [front.sockets, front.packets]);
+        .flat_map(|front| [front.socket_policy, front.packet_policy]);
     policies.any(|used| used == policy)
 }
 
 /// Returns the frontends of a port in the family of the cluster IP `ip`. An address of several kinds gets the
 /// first kind.
-fn fronts(
+fn frontends_of_port(
     service: &model::Service,
     ip: IpAddr,
     port: &ServicePort,
-    (here, sources): (&Here, &[Source]),
-) -> LiteMap<FrontKey, FrontPlan> {
+    (here, sources): (&NodeInfo, &[SourceRange]),
+) -> LiteMap<FrontendKey, FrontendPlan> {
     let key = |ip: IpAddr, number| {
-        FrontKey::new(Address::from_ip(ip), Port::from_host(number), port.protocol)
+        FrontendKey::new(Address::from_ip(ip), Port::from_host(number), port.protocol)
     };
     let front = |kind, ip| {
         let (sockets, packets) = match kind {
-            FrontKind::ClusterIp => (service.internal_policy, service.internal_policy),
+            FrontendKind::ClusterIp => (service.internal_policy, service.internal_policy),
             // As in kube-proxy, traffic from this node is not external.
-            FrontKind::LoadBalancerIp | FrontKind::ExternalIp | FrontKind::NodePort => {
+            FrontendKind::LoadBalancerIp | FrontendKind::ExternalIp | FrontendKind::NodePort => {
                 (TrafficPolicy::Cluster, service.external_policy)
             }
         };
-        let admits_host = if kind == FrontKind::LoadBalancerIp && !sources.is_empty() {
-            sources::admit_host(sources, ip, here)
+        let admits_host = if kind == FrontendKind::LoadBalancerIp && !sources.is_empty() {
+            sources::admits_host(sources, ip, here)
         } else {
             Some(true)
         };
-        FrontPlan {
+        FrontendPlan {
             kind,
-            sockets,
-            packets,
+            socket_policy: sockets,
+            packet_policy: packets,
             admits_host,
             has_listener: false,
         }
@@ -323,12 +323,12 @@ fn fronts(
     let node_ports = port.node_port.into_iter();
     let node_ports = node_ports.flat_map(|number| {
         let ips = here.node_port_addresses.iter();
-        ips.map(move |ip| (*ip, number, FrontKind::NodePort))
+        ips.map(move |ip| (*ip, number, FrontendKind::NodePort))
     });
     let all = [
-        (FrontKind::ClusterIp, slice::from_ref(&ip)),
-        (FrontKind::LoadBalancerIp, &*service.load_balancer_ips),
-        (FrontKind::ExternalIp, &*service.external_ips),
+        (FrontendKind::ClusterIp, slice::from_ref(&ip)),
+        (FrontendKind::LoadBalancerIp, &*service.load_balancer_ips),
+        (FrontendKind::ExternalIp, &*service.external_ips),
     ];
     let all = all
         .into_iter()
@@ -345,15 +345,15 @@ fn fronts(
 
 /// Returns the frontends in a Service's plan. If several Services have a frontend, the one with the smallest
 /// rank owns it.
-pub fn claims(
+pub fn frontend_claims(
     state: &ServiceState,
     plan: &ServicePlan,
-) -> impl Iterator<Item = (FrontKey, Rank, PortName)> {
+) -> impl Iterator<Item = (FrontendKey, ClaimRank, PortName)> {
     let created = state.service.created;
     plan.iter().flat_map(move |(name, port)| {
-        port.fronts
+        port.frontends
             .iter()
-            .map(move |(key, front)| (*key, Rank::new(front.kind, created), name.clone()))
+            .map(move |(key, front)| (*key, ClaimRank::new(front.kind, created), name.clone()))
     })
 }
 

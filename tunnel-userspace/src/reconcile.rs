@@ -31,23 +31,23 @@ mod run;
 mod steering;
 mod sync;
 
-pub use tunnel_common::table::Sizes;
+pub use tunnel_common::table::MapSizes;
 
 pub use self::{
-    access::{AdoptError, Counts, MapReader, MapWriter, ReadError, SteeringMaps, WriteError},
-    background::BrokeOff,
-    desired::Settings,
-    grace::{Grace, Retired},
-    listener_poll::{Found, LookError},
-    migrate::{Misfit, ServiceSnapshot, SteeringSnapshot, write_unused},
+    access::{AdoptError, CounterReader, MapReader, MapWriter, ReadError, SteeringMaps, WriteError},
+    background::ThreadPanicked,
+    desired::PlanSettings,
+    grace::{GracePeriod, Retired},
+    listener_poll::{FindListeners, ListenerPollError},
+    migrate::{MapTooSmall, ServiceMapsSnapshot, SteeringMapsSnapshot, write_unused_backends},
     observe::{
-        Counted, EndpointView, FrontView, Histogram, PortCounts, PortView, Published, ServiceView,
-        Stats, SyncStats,
+        PortCounterList, EndpointView, FrontendView, Histogram, PortCounters, PortView, PublishedServices, ServiceView,
+        ReconcileStats, SyncMetrics,
     },
-    problems::Problem,
+    problems::PortProblem,
     reconciler::Reconciler,
-    run::{Loop, Updates},
-    steering::{QUARANTINE, Steering, SteeringSettings, SteeringView},
+    run::{ReconcileLoop, Updates},
+    steering::{QUARANTINE, SteeringReconciler, SteeringSettings, SteeringView},
     sync::Canary,
 };
 

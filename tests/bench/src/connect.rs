@@ -11,14 +11,14 @@ use std::net::SocketAddr;
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 use serde::Serialize;
-use tunnel_common::table::Sizes;
+use tunnel_common::table::MapSizes;
 use tunnel_tests::{
     clock::Instant,
     environment,
-    instance::{Instance, Settings},
+    instance::{Instance, InstanceSettings},
     load::connect::Report,
     manifest::Protocol,
-    place::{COMMAND, Place},
+    place::{COMMAND_TIMEOUT, Sandbox},
     pod::{self, Server},
     serve::{Kind, Listener},
     table::{in_columns, microseconds},
@@ -26,16 +26,16 @@ use tunnel_tests::{
     usage,
 };
 
-use self::beside::Kind as Rules;
+use self::kube_proxy::Rules;
 use crate::{
     report::{Common, Verdict, median, ratio, rounds, thousandths},
-    services::{FIRST, many},
+    services::{FIRST_CLUSTER_IP, service_files},
 };
 
-mod beside;
+mod kube_proxy;
 
 const PORT: u16 = 80;
-const TARGET: u16 = 9000;
+const TARGET_PORT: u16 = 9000;
 
 /// The CPUs to which the client and the server are pinned.
 const CPUS: [u32; 2] = [0, 1];
@@ -45,16 +45,16 @@ const CONTROL: &str = "direct-again";
 
 /// The number of Services that the client connects to, evenly spaced. It is the same in all variants, so
 /// that they differ only in the number of Services that exist.
-const USED: u32 = 100;
+const USED_SERVICES: u32 = 100;
 
 /// The suffix of the name of the variant that connects to every Service.
-const COLD: &str = " in turn";
+const COLD_SUFFIX: &str = " in turn";
 
 /// The number of variants with direct connects. They come first in the list.
-const BESIDE: usize = 2;
+const DIRECT_VARIANTS: usize = 2;
 
 /// The first of the instances' admin ports. Each instance takes two ports: admin and healthz.
-const ADMIN: u16 = 10_300;
+const FIRST_ADMIN_PORT: u16 = 10_300;
 
 /// The options of the benchmark.
 #[derive(Args, Clone, Debug)]
@@ -81,7 +81,7 @@ pub(crate) struct Options {
 /// A client, and the addresses that it connects to.
 struct Variant {
     name: String,
-    client: Place,
+    client: Sandbox,
     first: SocketAddr,
     count: u32,
     apart: u32,
@@ -91,11 +91,11 @@ struct Variant {
 
 /// The medians of a variant.
 #[derive(Clone, Debug, Serialize)]
-struct Line {
+struct Medians {
     variant: String,
     /// True if targets apply to the variant.
     #[serde(skip)]
-    is_ours: bool,
+    has_targets: bool,
     connects_per_second: u64,
     /// The rate in thousandths of the direct rate: the median of the ratios of all rounds.
     rate_to_direct: u64,
@@ -109,9 +109,9 @@ struct Line {
 }
 
 #[derive(Serialize)]
-struct Measured {
+struct Measurements {
     rounds: u32,
-    lines: Vec<Line>,
+    lines: Vec<Medians>,
 }
 
 /// Runs the benchmark and prints the results. A failed connect is an error; with `check`, so is a missed
@@ -120,11 +120,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let topology = Topology::new()?;
     let prefix = real_time(topology.host());
     let server = start_server(&topology, &prefix)?;
-    let endpoints = beside::endpoints(&topology, &*topology.pod("backend")?)?;
+    let endpoints = kube_proxy::endpoints(&topology, &*topology.pod("backend")?)?;
     let mut variants = vec![direct(&topology, "direct")?, direct(&topology, CONTROL)?];
-    for (place, count) in options.services.iter().enumerate() {
+    for (index, count) in options.services.iter().enumerate() {
         let start = Instant::now();
-        let variant = through(&topology, options, (place, *count), &endpoints)
+        let variant = through_culvert(&topology, options, (index, *count), &endpoints)
             .with_context(|| format!("with {count} Services"))?;
         let (name, took) = (&variant.name, start.elapsed().as_millis());
         if !options.common.json {
@@ -132,13 +132,13 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         }
         variants.push(variant);
     }
-    variants.extend(cold(&variants, &options.services));
-    let by_rules = |kind, count: &u32| beside::by_rules(&topology, kind, *count, &endpoints);
+    variants.extend(cold_variant(&variants, &options.services));
+    let through_rules = |kind, count: &u32| kube_proxy::through_rules(&topology, kind, *count, &endpoints);
     for count in &options.nft {
-        variants.push(by_rules(Rules::Nft, count)?);
+        variants.push(through_rules(Rules::Nft, count)?);
     }
     for count in &options.iptables {
-        variants.push(by_rules(Rules::Iptables, count)?);
+        variants.push(through_rules(Rules::Iptables, count)?);
     }
 
     let rounds = rounds(options.rounds.max(1), &variants, |variant| {
@@ -146,12 +146,12 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             .with_context(|| variant.name.clone())
     })?;
     let named = variants.iter().enumerate();
-    let lines: Vec<Line> = named
-        .map(|(at, variant)| line(&variant.name, variant.instance.is_some(), at, &rounds))
+    let lines: Vec<Medians> = named
+        .map(|(at, variant)| medians(&variant.name, variant.instance.is_some(), at, &rounds))
         .collect();
     let failures: u64 = lines.iter().map(|line| line.failures).sum();
     let (text, verdicts) = (text(options.rounds, &lines), verdicts(&lines));
-    let measured = Measured {
+    let measured = Measurements {
         rounds: options.rounds,
         lines,
     };
@@ -161,9 +161,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 }
 
 /// Returns a command prefix that gives a process real-time priority; empty if the system doesn't permit it.
-fn real_time(place: &Place) -> Vec<String> {
+fn real_time(sandbox: &Sandbox) -> Vec<String> {
     let words = ["chrt", "--fifo", "50"];
-    match place.run(&[&words[..], &["true"]].concat()) {
+    match sandbox.run(&[&words[..], &["true"]].concat()) {
         Ok(_) => words.map(str::to_owned).to_vec(),
         Err(_) => Vec::new(),
     }
@@ -171,7 +171,7 @@ fn real_time(place: &Place) -> Vec<String> {
 
 fn start_server(topology: &Topology, prefix: &[String]) -> Result<Server> {
     let backend = topology.pod("backend")?;
-    let server = backend.serve_on(&[Listener::new(Kind::Sink, TARGET)], Some(CPUS[1]))?;
+    let server = backend.serve_on(&[Listener::new(Kind::Sink, TARGET_PORT)], Some(CPUS[1]))?;
     if !prefix.is_empty() {
         let pid = server.process().pid().to_string();
         backend.run(&["chrt", "--all-tasks", "--fifo", "--pid", "50", &pid])?;
@@ -186,17 +186,17 @@ fn direct(topology: &Topology, name: &str) -> Result<Variant> {
     Ok(Variant {
         name: name.to_owned(),
         client,
-        first: backend.at4(TARGET),
+        first: backend.at4(TARGET_PORT),
         count: 1,
         apart: 1,
         instance: None,
     })
 }
 
-fn through(
+fn through_culvert(
     topology: &Topology,
     options: &Options,
-    (place, count): (usize, u32),
+    (index, count): (usize, u32),
     endpoints: &[SocketAddr],
 ) -> Result<Variant> {
     let group = format!("services-{count}");
@@ -205,14 +205,14 @@ fn through(
     let host = topology.beside(topology.host(), &format!("{group}/host"), bpffs)?;
     let client = topology.beside(&*topology.pod("client")?, &format!("{group}/client"), None)?;
 
-    let port = ADMIN + 2 * u16::try_from(place)?;
-    let room = count.saturating_add(count / 4).max(1024);
-    let settings = Settings {
-        maps: Sizes {
-            frontends: room,
-            slots: room.saturating_mul(u32::try_from(2 * endpoints.len())?),
-            backends: room.saturating_mul(u32::try_from(endpoints.len())?),
-            ..Sizes::default()
+    let port = FIRST_ADMIN_PORT + 2 * u16::try_from(index)?;
+    let capacity = count.saturating_add(count / 4).max(1024);
+    let settings = InstanceSettings {
+        maps: MapSizes {
+            frontends: capacity,
+            slots: capacity.saturating_mul(u32::try_from(2 * endpoints.len())?),
+            backends: capacity.saturating_mul(u32::try_from(endpoints.len())?),
+            ..MapSizes::default()
         },
         admin: ([127, 0, 0, 1], port).into(),
         healthz: ([127, 0, 0, 1], port + 1).into(),
@@ -221,31 +221,31 @@ fn through(
     let cgroup = topology.lab().cgroup().join(&group);
     let instance = Instance::new(host, folder, &cgroup, settings)?;
     let backends = |_| endpoints.iter().map(SocketAddr::ip);
-    for file in many(count, Protocol::TCP, [PORT, TARGET], backends) {
+    for file in service_files(count, Protocol::TCP, [PORT, TARGET_PORT], backends) {
         instance.apply(file)?;
     }
     instance.start()?;
     Ok(Variant {
         name: format!("{count} services"),
         client,
-        first: SocketAddr::new(FIRST, PORT),
-        count: count.min(USED),
-        apart: (count / USED).max(1),
+        first: SocketAddr::new(FIRST_CLUSTER_IP, PORT),
+        count: count.min(USED_SERVICES),
+        apart: (count / USED_SERVICES).max(1),
         instance: Some(instance),
     })
 }
 
 /// Creates a variant that connects to every Service of the largest instance in turn, so that the map entries
 /// for the next connect are not in a CPU cache. No target applies to it.
-fn cold(variants: &[Variant], services: &[u32]) -> Option<Variant> {
-    let most = services.iter().max().filter(|count| **count > USED)?;
-    let place = services.iter().position(|count| count == most)?;
-    let variant = variants.get(BESIDE + place)?;
+fn cold_variant(variants: &[Variant], services: &[u32]) -> Option<Variant> {
+    let largest = services.iter().max().filter(|count| **count > USED_SERVICES)?;
+    let index = services.iter().position(|count| count == largest)?;
+    let variant = variants.get(DIRECT_VARIANTS + index)?;
     Some(Variant {
-        name: format!("{most}{COLD}"),
+        name: format!("{largest}{COLD_SUFFIX}"),
         client: variant.client.clone(),
         first: variant.first,
-        count: *most,
+        count: *largest,
         apart: 1,
         instance: None,
     })
@@ -261,7 +261,7 @@ struct Sample {
 fn measure(variant: &Variant, millis: u64, prefix: &[String], server: &Server) -> Result<Sample> {
     let server = server.process().pid();
     let before = usage::sleeps(server)?;
-    let program = pod::text(&environment::culvert_lab()?)?;
+    let program = pod::path_to_string(&environment::culvert_lab()?)?;
     let words = [prefix, &[program], &["load", "connect"].map(str::to_owned)].concat();
     let output = variant
         .client
@@ -272,7 +272,7 @@ fn measure(variant: &Variant, millis: u64, prefix: &[String], server: &Server) -
         .option("--millis", millis)
         .cpu(CPUS[0])
         .start()?
-        .finish(COMMAND)?;
+        .finish(COMMAND_TIMEOUT)?;
     Ok(Sample {
         report: output.report()?,
         sleeps: usage::sleeps(server)? - before,
@@ -280,54 +280,54 @@ fn measure(variant: &Variant, millis: u64, prefix: &[String], server: &Server) -
 }
 
 /// Computes the medians of the variant with index `at`.
-fn line(name: &str, is_ours: bool, at: usize, rounds: &[Vec<Sample>]) -> Line {
+fn medians(name: &str, has_targets: bool, at: usize, rounds: &[Vec<Sample>]) -> Medians {
     let own = || rounds.iter().map(|samples| &samples[at].report);
-    let pairs = || {
+    let with_direct = || {
         own()
             .zip(rounds)
             .map(|(own, samples)| (&samples[0].report, own))
     };
     let woken = |sample: &Sample| ratio(sample.sleeps, sample.report.made);
-    let to_direct = |(direct, own): (&Report, &Report)| ratio(own.rate, direct.rate);
-    let over = |(direct, own): (&Report, &Report)| signed(own) - signed(direct);
-    Line {
+    let rate_ratio = |(direct, own): (&Report, &Report)| ratio(own.rate, direct.rate);
+    let p50_difference = |(direct, own): (&Report, &Report)| p50_ns(own) - p50_ns(direct);
+    Medians {
         variant: name.to_owned(),
-        is_ours,
+        has_targets,
         connects_per_second: median(own().map(|report| report.rate)),
-        rate_to_direct: median(pairs().map(to_direct)),
+        rate_to_direct: median(with_direct().map(rate_ratio)),
         p50_ns: median(own().map(|report| report.connect.p50_ns)),
         p99_ns: median(own().map(|report| report.connect.p99_ns)),
-        p50_over_direct_ns: median(pairs().map(over)),
+        p50_over_direct_ns: median(with_direct().map(p50_difference)),
         woken: median(rounds.iter().map(|samples| woken(&samples[at]))),
         failures: own().flat_map(|report| report.failures.values()).sum(),
     }
 }
 
-fn signed(report: &Report) -> i64 {
+fn p50_ns(report: &Report) -> i64 {
     i64::try_from(report.connect.p50_ns).unwrap_or(i64::MAX)
 }
 
-fn verdicts(lines: &[Line]) -> Vec<Verdict> {
-    let through: Vec<&Line> = lines.iter().filter(|line| line.is_ours).collect();
+fn verdicts(lines: &[Medians]) -> Vec<Verdict> {
+    let through_culvert: Vec<&Medians> = lines.iter().filter(|line| line.has_targets).collect();
     let woken = lines.iter().map(|line| line.woken).min().unwrap_or(0);
     let target = "the server slept before at least 0.950 of each line's connects";
     let mut verdicts = vec![Verdict::new(target, thousandths(woken), woken >= 950)];
-    for line in &through {
-        let (rate, over) = (line.rate_to_direct, line.p50_over_direct_ns);
+    for line in &through_culvert {
+        let (rate, p50_difference) = (line.rate_to_direct, line.p50_over_direct_ns);
         let target = format!("{}: rate at least 0.950 of direct", line.variant);
         verdicts.push(Verdict::new(target, thousandths(rate), rate >= 950));
         let target = format!("{}: p50 at most 3.0 µs above direct", line.variant);
-        verdicts.push(Verdict::new(target, difference(over), over <= 3000));
+        verdicts.push(Verdict::new(target, difference(p50_difference), p50_difference <= 3000));
     }
-    if let [few, .., most] = through.as_slice() {
-        let over = most.p50_over_direct_ns - few.p50_over_direct_ns;
-        let target = format!("{}: p50 at most 1.0 µs above {}", most.variant, few.variant);
-        verdicts.push(Verdict::new(target, difference(over), over <= 1000));
+    if let [few, .., largest] = through_culvert.as_slice() {
+        let p50_difference = largest.p50_over_direct_ns - few.p50_over_direct_ns;
+        let target = format!("{}: p50 at most 1.0 µs above {}", largest.variant, few.variant);
+        verdicts.push(Verdict::new(target, difference(p50_difference), p50_difference <= 1000));
     }
     verdicts
 }
 
-fn text(rounds: u32, lines: &[Line]) -> String {
+fn text(rounds: u32, lines: &[Medians]) -> String {
     let table = in_columns(
         lines,
         &[
@@ -341,7 +341,7 @@ fn text(rounds: u32, lines: &[Line]) -> String {
         ],
     );
     format!(
-        "medians of {rounds} rounds; connects go to {USED} Services spread over all, or to each in turn; four \
+        "medians of {rounds} rounds; connects go to {USED_SERVICES} Services spread over all, or to each in turn; four \
          endpoints each; nft and iptables: rules of kube-proxy's shape\n{table}"
     )
 }
@@ -371,7 +371,7 @@ mod tests {
             vec![sample(10_000, 20_000), sample(9_700, 21_200)],
         ];
 
-        let line = line("100 services", true, 1, &rounds);
+        let line = medians("100 services", true, 1, &rounds);
 
         assert_eq!((line.rate_to_direct, line.p50_over_direct_ns), (980, 1_200));
     }
@@ -387,10 +387,10 @@ mod tests {
         ]];
         let ours = [false, false, true, true, false].into_iter().enumerate();
         let mut lines: Vec<_> = ours
-            .map(|(at, is_ours)| line("any", is_ours, at, &rounds))
+            .map(|(at, has_targets)| medians("any", has_targets, at, &rounds))
             .collect();
 
-        let met = |lines: &[Line]| -> Vec<_> {
+        let met = |lines: &[Medians]| -> Vec<_> {
             let verdicts = verdicts(lines);
             verdicts.iter().map(|verdict| verdict.met).collect()
         };

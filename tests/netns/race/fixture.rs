@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use serde::de::DeserializeOwned;
-use tunnel_common::table::Sizes;
+use tunnel_common::table::MapSizes;
 use tunnel_tests::{
     environment,
     instance::InstanceSettings,
@@ -194,13 +194,13 @@ pub(crate) struct RaceFixture {
 impl RaceFixture {
     pub(crate) fn new(family: Family) -> Result<Self> {
         let mut settings = InstanceSettings::from_environment()?;
-        settings.maps = Sizes {
+        settings.maps = MapSizes {
             frontends: FRONTS,
             slots: SLOTS,
             backends: BACKENDS,
             ..settings.maps
         };
-        let node = Node::with(settings)?;
+        let node = Node::with_settings(settings)?;
         // These are the node's first pods, so their interfaces on the host are pod1 and pod2.
         let (client, backends) = (node.pod("readers")?, node.pod("backends")?);
         let (all_backends, sources, gateway) = match family {

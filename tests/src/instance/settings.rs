@@ -1,16 +1,16 @@
 use std::{net::SocketAddr, path::PathBuf};
 
 use anyhow::Result;
-use tunnel_common::table::{Size, Sizes};
+use tunnel_common::table::{MapSize, MapSizes};
 
 use crate::{environment, scale::Scale};
 
 /// The settings in which instances differ.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct InstanceSettings {
     pub culvert: PathBuf,
     /// The sizes of the maps: `bpf.maps`.
-    pub maps: Sizes,
+    pub maps: MapSizes,
     /// The address of metrics and status, in the network namespace of the host: `admin.address`.
     pub admin: SocketAddr,
     /// The address of health checks, in the network namespace of the host: `healthz.address`.
@@ -21,13 +21,13 @@ pub struct Settings {
     pub node_ports: String,
 }
 
-impl Settings {
+impl InstanceSettings {
     /// Returns the product's defaults for a program.
     #[must_use]
     pub fn of(culvert: PathBuf) -> Self {
         Self {
             culvert,
-            maps: Sizes::default(),
+            maps: MapSizes::default(),
             admin: SocketAddr::from(([127, 0, 0, 1], 10249)),
             healthz: SocketAddr::from(([0, 0, 0, 0], 10256)),
             tunnel: false,
@@ -39,17 +39,17 @@ impl Settings {
     pub fn from_environment() -> Result<Self> {
         let scale = Scale::from_environment();
         let whole = Self::of(environment::culvert()?);
-        let maps = Size::ALL.into_iter().fold(whole.maps, |maps, size| {
+        let maps = MapSize::ALL.into_iter().fold(whole.maps, |maps, size| {
             maps.with(size, scale.count(maps.of(size)))
         });
         Ok(Self { maps, ..whole })
     }
 
     /// Returns `bpf.maps` as a line of YAML.
-    pub(super) fn sizes(&self) -> String {
+    pub(super) fn maps_yaml(&self) -> String {
         let sizes = self
             .maps
-            .words()
+            .by_key()
             .map(|(word, size)| format!("{word}: {size}"));
         format!("maps: {{ {} }}", sizes.collect::<Vec<_>>().join(", "))
     }

@@ -4,7 +4,10 @@ use crate::{
     addr::Address,
     affinity::{Affinity, AffinityKey, Client},
     decide, select,
-    service::{Backend, Front, FrontKey, Membership, NEAR, Near, Set, Slot, Source, State},
+    service::{
+        Backend, BackendState, Frontend, FrontendKey, IndexRange, InlineBackend,
+        MAX_INLINE_BACKENDS, Membership, Slot, SourceRange,
+    },
 };
 
 /// The kind of traffic. It decides which backend set of a frontend is used.
@@ -21,19 +24,19 @@ impl Traffic {
     /// Returns the backend set of a frontend for this traffic.
     #[inline(always)]
     #[must_use]
-    pub const fn set(self, front: &Front) -> Set {
-        if self.is_local(front) {
-            front.local
+    pub const fn set(self, frontend: &Frontend) -> IndexRange {
+        if self.is_local(frontend) {
+            frontend.local
         } else {
-            front.cluster
+            frontend.cluster
         }
     }
 
     /// Returns the same set as a value of [`Backend::sets`].
     #[inline(always)]
     #[must_use]
-    pub const fn membership(self, front: &Front) -> Membership {
-        if self.is_local(front) {
+    pub const fn membership(self, frontend: &Frontend) -> Membership {
+        if self.is_local(frontend) {
             Membership::LOCAL
         } else {
             Membership::CLUSTER
@@ -41,34 +44,33 @@ impl Traffic {
     }
 
     #[inline(always)]
-    const fn is_local(self, front: &Front) -> bool {
+    const fn is_local(self, frontend: &Frontend) -> bool {
         let flag = match self {
-            Self::Sockets => Front::SOCKETS_LOCAL,
-            Self::Packets => Front::PACKETS_LOCAL,
+            Self::Sockets => Frontend::SOCKETS_LOCAL,
+            Self::Packets => Frontend::PACKETS_LOCAL,
         };
-        front.flags & flag != 0
+        frontend.flags & flag != 0
     }
 
     /// Returns true if the record itself contains the backends of the set.
     #[inline(always)]
     #[must_use]
-    pub const fn is_near(self, front: &Front) -> bool {
-        // `near` has the backends of the set for sockets, so packets may use it only if their set is the
-        // same.
-        let held = Self::Sockets.membership(front);
-        self.membership(front).is(held) && is_few(self.set(front).len)
+    pub const fn has_inline_backends(self, frontend: &Frontend) -> bool {
+        // `inline_backends` has the set for sockets, so packets may use it only if their set is the same.
+        let inline = Self::Sockets.membership(frontend);
+        self.membership(frontend).equals(inline) && is_few(self.set(frontend).len)
     }
 }
 
 #[inline(always)]
 #[expect(clippy::as_conversions, reason = "`From` is not const")]
 const fn is_few(len: u32) -> bool {
-    len as usize <= NEAR
+    len as usize <= MAX_INLINE_BACKENDS
 }
 
 /// A [`Client`] as scalars, which fit into registers when they are passed to a function.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Caller {
+pub struct ClientScalars {
     /// The kind of the client, as in [`Client::parts`].
     pub kind: u32,
     /// The upper half of the address.
@@ -77,7 +79,7 @@ pub struct Caller {
     pub lower: u64,
 }
 
-impl Caller {
+impl ClientScalars {
     /// The value for choices that don't depend on the client.
     pub const NONE: Self = Self {
         kind: 0,
@@ -109,13 +111,13 @@ impl Caller {
 }
 
 /// The socket or packet for which a backend is chosen.
-pub trait Asker {
+pub trait ClientContext {
     /// Returns the client, with its address of the given family. Called only if the choice depends on the
     /// client.
-    fn caller(&self, is_v4: bool) -> Caller;
+    fn client(&self, is_v4: bool) -> ClientScalars;
 
     /// Returns true if the source address of the given family is already set.
-    fn is_bound(&self, is_v4: bool) -> bool;
+    fn has_source_address(&self, is_v4: bool) -> bool;
 
     /// Returns true if the source address is a loopback address, which has no route to a backend.
     fn is_bound_to_loopback(&self, is_v4: bool) -> bool;
@@ -128,16 +130,16 @@ pub trait Asker {
 pub trait Maps {
     /// Returns the index of a frontend's record, from the map `services`. During a concurrent write it may
     /// be the index of another frontend.
-    fn front_index(&self, key: &FrontKey) -> Option<u32>;
+    fn frontend_index(&self, key: &FrontendKey) -> Option<u32>;
 
     /// Returns the frontend record at an index.
-    fn front(&self, index: u32) -> Option<&Front>;
+    fn frontend(&self, index: u32) -> Option<&Frontend>;
 
     /// Returns the slot at an index.
     fn slot(&self, index: u32) -> Option<&Slot>;
 
     /// Returns the source range at an index.
-    fn source(&self, index: u32) -> Option<&Source>;
+    fn source_range(&self, index: u32) -> Option<&SourceRange>;
 
     /// Returns the backend at an index.
     fn backend(&self, index: u32) -> Option<&Backend>;
@@ -149,10 +151,10 @@ pub trait Maps {
     fn insert_affinity(&self, entry: &Affinity, is_new: bool) -> bool;
 
     /// Returns the number of open connections of a backend, modulo 2^64.
-    fn open_at(&self, backend: u32) -> u64;
+    fn open_connections(&self, backend: u32) -> u64;
 
     /// Increments the round-robin counter of a service port, and returns its previous value.
-    fn turn(&self, service: u32) -> Option<u32>;
+    fn next_round_robin(&self, service: u32) -> Option<u32>;
 
     /// Returns a uniform random number.
     fn random(&self) -> u32;
@@ -162,7 +164,7 @@ pub trait Maps {
 
     /// Returns the state of a backend, which the daemon may change concurrently.
     #[inline(always)]
-    fn state(&self, backend: &Backend) -> State {
+    fn state(&self, backend: &Backend) -> BackendState {
         backend.state
     }
 
@@ -175,72 +177,82 @@ pub trait Maps {
     /// Returns one of the backends in the record itself.
     #[inline(always)]
     #[expect(clippy::as_conversions, reason = "`From` is not for every usize")]
-    fn near<'a>(&self, front: &'a Front, place: u32) -> Option<&'a Near> {
-        front.near.get(place as usize)
+    fn inline_backend<'a>(&self, frontend: &'a Frontend, offset: u32) -> Option<&'a InlineBackend> {
+        frontend.inline_backends.get(offset as usize)
     }
 
-    /// Calls [`decide::place`]. Overridden where the verifier needs a separate function.
+    /// Calls [`decide::choose_offset`]. Overridden where the verifier needs a separate function.
     #[inline(always)]
-    fn place(&self, record: Record<'_>, traffic: Traffic, caller: Caller) -> Option<u32> {
-        decide::place(self, record.front, traffic, caller)
+    fn choose_offset(
+        &self,
+        record: FrontendRecord<'_>,
+        traffic: Traffic,
+        client: ClientScalars,
+    ) -> Option<u32> {
+        decide::choose_offset(self, record.frontend, traffic, client)
     }
 
-    /// Calls [`decide::kept`]. Overridden where the verifier needs a separate function.
+    /// Calls [`decide::choose_by_affinity`]. Overridden where the verifier needs a separate function.
     #[inline(always)]
-    fn kept(&self, record: Record<'_>, traffic: Traffic, caller: Caller) -> Option<Kept> {
-        decide::kept(self, record.front, traffic, caller)
+    fn choose_by_affinity(
+        &self,
+        record: FrontendRecord<'_>,
+        traffic: Traffic,
+        client: ClientScalars,
+    ) -> Option<AffinityChoice> {
+        decide::choose_by_affinity(self, record.frontend, traffic, client)
     }
 
     /// Returns true if an address, given as halves, is in one of the source ranges.
     #[inline(always)]
-    fn is_among(&self, sources: Set, halves: [u64; 2]) -> bool {
+    fn is_in_source_ranges(&self, ranges: IndexRange, halves: [u64; 2]) -> bool {
         let address = Address::from_halves(halves);
-        select::is_among(sources, &address, |index| self.source(index))
+        select::is_in_ranges(ranges, &address, |index| self.source_range(index))
     }
 }
 
 /// A frontend record, and its index in the array `frontends`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Record<'a> {
+pub struct FrontendRecord<'a> {
     /// The index of the record.
     pub index: u32,
     /// The record.
-    pub front: &'a Front,
+    pub frontend: &'a Frontend,
 }
 
 /// The backend of a client with affinity.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Kept {
+pub struct AffinityChoice {
     /// The index of the backend.
     pub index: u32,
     /// True if the client had this backend before.
-    pub is_old: bool,
+    pub is_stored: bool,
 }
 
-impl Kept {
+impl AffinityChoice {
     /// Bit of the packed word: the client had this backend before.
-    const OLD: u64 = 1 << 32;
+    const STORED: u64 = 1 << 32;
     /// The packed word for no backend.
     const NONE: u64 = u64::MAX;
 
     /// Packs the backend into one word, which a function can return in a register.
     #[inline(always)]
     #[must_use]
-    pub fn to_word(kept: Option<Self>) -> u64 {
-        match kept {
+    pub fn to_word(choice: Option<Self>) -> u64 {
+        match choice {
             Some(Self {
                 index,
-                is_old: true,
-            }) => Self::OLD | u64::from(index),
+                is_stored: true,
+            }) => Self::STORED | u64::from(index),
             Some(Self {
                 index,
-                is_old: false,
+                is_stored: false,
             }) => index.into(),
             None => Self::NONE,
         }
     }
 
-    /// Unpacks a word of [`Kept::to_word`].
+    /// Unpacks a word of [`AffinityChoice::to_word`].
     #[inline(always)]
     #[must_use]
     pub fn from_word(word: u64) -> Option<Self> {
@@ -252,7 +264,7 @@ impl Kept {
         let index = word as u32;
         (word != Self::NONE).then_some(Self {
             index,
-            is_old: word & Self::OLD != 0,
+            is_stored: word & Self::STORED != 0,
         })
     }
 }
@@ -264,9 +276,9 @@ mod tests {
     #[test]
     fn packing_into_a_word_loses_nothing() {
         let some = [(0, false), (u32::MAX, true), (7, true), (7, false)];
-        let some = some.map(|(index, is_old)| Some(Kept { index, is_old }));
-        for kept in some.into_iter().chain([None]) {
-            assert_eq!(Kept::from_word(Kept::to_word(kept)), kept);
+        let some = some.map(|(index, is_stored)| Some(AffinityChoice { index, is_stored }));
+        for choice in some.into_iter().chain([None]) {
+            assert_eq!(AffinityChoice::from_word(AffinityChoice::to_word(choice)), choice);
         }
     }
 }

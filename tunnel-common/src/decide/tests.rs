@@ -6,18 +6,18 @@ use crate::{
     addr::Protocol,
     affinity::{Affinity, AffinityKey},
     origin::UDP_IDLE_NS,
-    service::{Membership, NEAR, Near, Set, Slot, Source},
+    service::{IndexRange, InlineBackend, MAX_INLINE_BACKENDS, Membership, Slot, SourceRange},
 };
 
 const SECOND: u64 = 1_000_000_000;
 
 /// Maps with one frontend, at index 5.
-struct Memory {
-    front: Front,
+struct TestMaps {
+    frontend: Frontend,
     /// The index to which every key leads.
     index: Option<u32>,
     slots: Vec<Slot>,
-    sources: Vec<Source>,
+    sources: Vec<SourceRange>,
     backends: Vec<Backend>,
     open: Vec<u64>,
     random: Cell<u32>,
@@ -25,23 +25,23 @@ struct Memory {
     now: Cell<u64>,
     affinity: RefCell<BTreeMap<u32, &'static Affinity>>,
     /// An entry that a concurrent connect stores first.
-    quicker: Option<&'static Affinity>,
+    concurrent: Option<&'static Affinity>,
 }
 
-impl Maps for Memory {
-    fn front_index(&self, _: &FrontKey) -> Option<u32> {
+impl Maps for TestMaps {
+    fn frontend_index(&self, _: &FrontendKey) -> Option<u32> {
         self.index
     }
 
-    fn front(&self, index: u32) -> Option<&Front> {
-        (index == 5).then_some(&self.front)
+    fn frontend(&self, index: u32) -> Option<&Frontend> {
+        (index == 5).then_some(&self.frontend)
     }
 
     fn slot(&self, index: u32) -> Option<&Slot> {
         self.slots.get(index as usize)
     }
 
-    fn source(&self, index: u32) -> Option<&Source> {
+    fn source_range(&self, index: u32) -> Option<&SourceRange> {
         self.sources.get(index as usize)
     }
 
@@ -54,22 +54,22 @@ impl Maps for Memory {
     }
 
     fn insert_affinity(&self, entry: &Affinity, is_new: bool) -> bool {
-        let mut noted = self.affinity.borrow_mut();
-        if let Some(quicker) = self.quicker {
-            noted.insert(entry.key.service, quicker);
+        let mut stored = self.affinity.borrow_mut();
+        if let Some(concurrent) = self.concurrent {
+            stored.insert(entry.key.service, concurrent);
         }
-        if is_new && noted.contains_key(&entry.key.service) {
+        if is_new && stored.contains_key(&entry.key.service) {
             return false;
         }
-        noted.insert(entry.key.service, Box::leak(Box::new(*entry)));
+        stored.insert(entry.key.service, Box::leak(Box::new(*entry)));
         true
     }
 
-    fn open_at(&self, backend: u32) -> u64 {
+    fn open_connections(&self, backend: u32) -> u64 {
         self.open.get(backend as usize).copied().unwrap_or(0)
     }
 
-    fn turn(&self, _: u32) -> Option<u32> {
+    fn next_round_robin(&self, _: u32) -> Option<u32> {
         Some(self.turn.replace(self.turn.get() + 1))
     }
 
@@ -100,16 +100,16 @@ const fn client(address: Option<[u8; 4]>, is_bound: bool, is_host: bool) -> Clie
     }
 }
 
-impl Asker for Client {
-    fn caller(&self, _: bool) -> Caller {
+impl ClientContext for Client {
+    fn client(&self, _: bool) -> ClientScalars {
         use crate::affinity::Client;
-        Caller::new(&match self.address {
+        ClientScalars::new(&match self.address {
             Some(ip) => Client::of_address(Address::from_ip(ip.into())),
             None => Client::of_namespace(7),
         })
     }
 
-    fn is_bound(&self, _: bool) -> bool {
+    fn has_source_address(&self, _: bool) -> bool {
         self.is_bound
     }
 
@@ -122,12 +122,12 @@ impl Asker for Client {
     }
 }
 
-fn key() -> FrontKey {
+fn key() -> FrontendKey {
     key_of([10, 96, 0, 10])
 }
 
-fn key_of(ip: [u8; 4]) -> FrontKey {
-    FrontKey::new(
+fn key_of(ip: [u8; 4]) -> FrontendKey {
+    FrontendKey::new(
         Address::from_ip(ip.into()),
         Port::from_host(80),
         Protocol::TCP,
@@ -135,25 +135,25 @@ fn key_of(ip: [u8; 4]) -> FrontKey {
 }
 
 /// Returns a record without backends.
-pub(crate) const fn record(key: FrontKey) -> Front {
-    const NOTHING: Set = Set { base: 0, len: 0 };
-    Front {
+pub(crate) const fn record(key: FrontendKey) -> Frontend {
+    const NOTHING: IndexRange = IndexRange { base: 0, len: 0 };
+    Frontend {
         key,
         service: 3,
         cluster: NOTHING,
         algorithm: Algorithm::RANDOM,
-        flags: Front::HAS_ENDPOINTS,
+        flags: Frontend::HAS_ENDPOINTS,
         reserved: 0,
-        near: [Near::NONE; NEAR],
+        inline_backends: [InlineBackend::NONE; MAX_INLINE_BACKENDS],
         local: NOTHING,
-        affinity: 0,
-        sources: NOTHING,
+        affinity_timeout: 0,
+        source_ranges: NOTHING,
     }
 }
 
 /// Returns maps with one frontend: this many backends in `cluster`, and the last of them in `local`.
-fn memory(backends: u8) -> Memory {
-    let serving = State::default().next_use();
+fn memory(backends: u8) -> TestMaps {
+    let serving = BackendState::default().next_generation();
     let len = u32::from(backends);
     let backend = |number: u8| Backend {
         address: Address::from_ip([10, 1, 0, number].into()),
@@ -165,15 +165,15 @@ fn memory(backends: u8) -> Memory {
         sets: Membership::CLUSTER,
     };
     let mut all: Vec<_> = (0..backends).map(backend).collect();
-    let mut front = record(key());
-    front.cluster = Set { base: 0, len };
+    let mut frontend = record(key());
+    frontend.cluster = IndexRange { base: 0, len };
     if let Some(last) = all.last_mut() {
-        last.sets = Membership::CLUSTER.and(Membership::LOCAL);
-        front.local = Set { base: len, len: 1 };
+        last.sets = Membership::CLUSTER.union(Membership::LOCAL);
+        frontend.local = IndexRange { base: len, len: 1 };
     }
-    if all.len() <= NEAR {
-        for (near, (index, backend)) in front.near.iter_mut().zip((0..).zip(&all)) {
-            *near = Near {
+    if all.len() <= MAX_INLINE_BACKENDS {
+        for (entry, (index, backend)) in frontend.inline_backends.iter_mut().zip((0..).zip(&all)) {
+            *entry = InlineBackend {
                 address: backend.address,
                 port: backend.port,
                 share: 1,
@@ -182,8 +182,8 @@ fn memory(backends: u8) -> Memory {
         }
     }
     let slot = |backend| Slot { backend, share: 1 };
-    Memory {
-        front,
+    TestMaps {
+        frontend,
         index: Some(5),
         slots: (0..len).chain(len.checked_sub(1)).map(slot).collect(),
         sources: Vec::new(),
@@ -193,38 +193,38 @@ fn memory(backends: u8) -> Memory {
         turn: Cell::new(0),
         now: Cell::new(100 * SECOND),
         affinity: RefCell::default(),
-        quicker: None,
+        concurrent: None,
     }
 }
 
 /// Returns the index of the backend chosen for a client, and the reason.
-fn chosen(memory: &Memory, client: &Client, traffic: Traffic) -> Result<(u32, Reason), NoChoice> {
-    let record = Record {
+fn chosen(memory: &TestMaps, client: &Client, traffic: Traffic) -> Result<(u32, Reason), NoChoice> {
+    let record = FrontendRecord {
         index: 5,
-        front: &memory.front,
+        frontend: &memory.frontend,
     };
-    let choice = backend(memory, client, &memory.front.key, record, traffic)?;
+    let choice = choose_backend(memory, client, &memory.frontend.key, record, traffic)?;
     let at = &memory.backends[choice.index as usize];
     assert_eq!((choice.address, choice.port), (at.address, at.port));
     Ok((choice.index, choice.reason))
 }
 
-fn sent(memory: &Memory) -> Result<u32, NoChoice> {
-    sent_for(memory, &POD)
+fn chosen_index(memory: &TestMaps) -> Result<u32, NoChoice> {
+    chosen_index_for(memory, &POD)
 }
 
-fn sent_for(memory: &Memory, client: &Client) -> Result<u32, NoChoice> {
+fn chosen_index_for(memory: &TestMaps, client: &Client) -> Result<u32, NoChoice> {
     chosen(memory, client, Traffic::Sockets).map(|(index, _)| index)
 }
 
-fn has_front(memory: &Memory, client: &Client, key: &FrontKey, traffic: Traffic) -> bool {
-    matches!(front(memory, client, key, traffic), Lookup::Found(_))
+fn has_frontend(memory: &TestMaps, client: &Client, key: &FrontendKey, traffic: Traffic) -> bool {
+    matches!(find_frontend(memory, client, key, traffic), Lookup::Found(_))
 }
 
 #[test]
 fn a_record_of_another_key_is_never_taken() {
-    fn find(memory: &Memory, key: FrontKey) -> Lookup<Record<'_>> {
-        front(memory, &POD, &key, Traffic::Sockets)
+    fn find(memory: &TestMaps, key: FrontendKey) -> Lookup<FrontendRecord<'_>> {
+        find_frontend(memory, &POD, &key, Traffic::Sockets)
     }
     let mut memory = memory(1);
 
@@ -240,14 +240,14 @@ fn a_record_of_another_key_is_never_taken() {
 #[test]
 fn a_frontend_for_packets_ignores_sockets_and_one_at_loopback_serves_the_host_only() {
     let mut memory = memory(1);
-    memory.front.flags |= Front::NOT_SOCKETS;
-    assert!(!has_front(&memory, &POD, &key(), Traffic::Sockets));
-    assert!(has_front(&memory, &POD, &key(), Traffic::Packets));
+    memory.frontend.flags |= Frontend::NOT_SOCKETS;
+    assert!(!has_frontend(&memory, &POD, &key(), Traffic::Sockets));
+    assert!(has_frontend(&memory, &POD, &key(), Traffic::Packets));
 
     let loopback = key_of([127, 0, 0, 1]);
-    (memory.front.key, memory.front.flags) = (loopback, Front::HAS_ENDPOINTS);
-    assert!(has_front(&memory, &HOST, &loopback, Traffic::Sockets));
-    assert!(!has_front(&memory, &POD, &loopback, Traffic::Sockets));
+    (memory.frontend.key, memory.frontend.flags) = (loopback, Frontend::HAS_ENDPOINTS);
+    assert!(has_frontend(&memory, &HOST, &loopback, Traffic::Sockets));
+    assert!(!has_frontend(&memory, &POD, &loopback, Traffic::Sockets));
 }
 
 #[test]
@@ -256,7 +256,7 @@ fn sets_small_and_large_lead_to_each_of_their_backends() {
         let memory = memory(len);
         let chosen = |number| {
             memory.random.set(number);
-            sent(&memory)
+            chosen_index(&memory)
         };
         let all: Vec<_> = (0..u32::from(len)).map(Ok).collect();
         assert_eq!((0..u32::from(len)).map(chosen).collect::<Vec<_>>(), all);
@@ -266,9 +266,9 @@ fn sets_small_and_large_lead_to_each_of_their_backends() {
 #[test]
 fn each_kind_of_traffic_has_its_set() {
     let mut memory = memory(3);
-    memory.front.flags |= Front::PACKETS_LOCAL;
+    memory.frontend.flags |= Frontend::PACKETS_LOCAL;
 
-    assert_eq!(sent(&memory), Ok(0));
+    assert_eq!(chosen_index(&memory), Ok(0));
     // Not the first backend in the record: those are the set for sockets.
     assert_eq!(
         chosen(&memory, &POD, Traffic::Packets),
@@ -279,13 +279,13 @@ fn each_kind_of_traffic_has_its_set() {
 #[test]
 fn no_backend_refuses_and_none_on_this_node_drops() {
     let mut memory = memory(0);
-    let none = sent(&memory).expect_err("no backend");
-    assert_eq!(none, NoChoice::Elsewhere);
+    let none = chosen_index(&memory).expect_err("no backend");
+    assert_eq!(none, NoChoice::NoLocalBackend);
     assert!(none.is_drop());
 
-    memory.front.flags = 0;
-    let none = sent(&memory).expect_err("no backend");
-    assert_eq!(none, NoChoice::Empty);
+    memory.frontend.flags = 0;
+    let none = chosen_index(&memory).expect_err("no backend");
+    assert_eq!(none, NoChoice::NoBackend);
     assert!(!none.is_drop());
 }
 
@@ -294,49 +294,49 @@ fn slots_and_backends_out_of_range_are_no_choice() {
     let mut memory = memory(4);
     memory.backends.truncate(3);
     memory.random.set(3);
-    assert_eq!(sent(&memory), Err(NoChoice::Broken));
+    assert_eq!(chosen_index(&memory), Err(NoChoice::InvalidRecord));
 
     memory.slots.clear();
     memory.random.set(0);
-    assert_eq!(sent(&memory), Err(NoChoice::Broken));
+    assert_eq!(chosen_index(&memory), Err(NoChoice::InvalidRecord));
 }
 
 #[test]
 fn only_clients_in_the_source_ranges_may_use_a_frontend_that_has_some() {
     let mut memory = memory(1);
     let address = |ip: [u8; 4]| Address::from_ip(ip.into());
-    memory.sources = vec![Source {
+    memory.sources = vec![SourceRange {
         first: address([10, 1, 0, 0]),
         last: address([10, 1, 0, 255]),
     }];
-    memory.front.sources = Set { base: 0, len: 1 };
+    memory.frontend.source_ranges = IndexRange { base: 0, len: 1 };
 
-    assert_eq!(sent_for(&memory, &POD), Ok(0));
+    assert_eq!(chosen_index_for(&memory, &POD), Ok(0));
     let other = client(Some([10, 2, 0, 1]), false, false);
-    assert_eq!(sent_for(&memory, &other), Err(NoChoice::Refused));
+    assert_eq!(chosen_index_for(&memory, &other), Err(NoChoice::ClientDenied));
     let unknown = client(None, false, false);
-    assert_eq!(sent_for(&memory, &unknown), Err(NoChoice::Unknown));
+    assert_eq!(chosen_index_for(&memory, &unknown), Err(NoChoice::ClientUnknown));
 
     // The planner decides for sockets of the host, unless they are bound or the host's address is unknown.
-    assert_eq!(sent_for(&memory, &HOST), Err(NoChoice::Refused));
-    memory.front.flags |= Front::ADMITS_HOST;
-    assert_eq!(sent_for(&memory, &HOST), Ok(0));
+    assert_eq!(chosen_index_for(&memory, &HOST), Err(NoChoice::ClientDenied));
+    memory.frontend.flags |= Frontend::ADMITS_HOST;
+    assert_eq!(chosen_index_for(&memory, &HOST), Ok(0));
     let bound = client(Some([10, 2, 0, 1]), true, true);
-    assert_eq!(sent_for(&memory, &bound), Err(NoChoice::Refused));
-    memory.front.flags |= Front::HOST_UNKNOWN;
-    assert_eq!(sent_for(&memory, &HOST), Err(NoChoice::Unknown));
+    assert_eq!(chosen_index_for(&memory, &bound), Err(NoChoice::ClientDenied));
+    memory.frontend.flags |= Frontend::HOST_UNKNOWN;
+    assert_eq!(chosen_index_for(&memory, &HOST), Err(NoChoice::ClientUnknown));
 }
 
 #[test]
 fn each_algorithm_chooses_as_defined() {
     for len in [3, 5] {
         let mut memory = memory(len);
-        memory.front.algorithm = Algorithm::ROUND_ROBIN;
-        let turns: Vec<_> = (0..=u32::from(len)).map(|_| sent(&memory)).collect();
+        memory.frontend.algorithm = Algorithm::ROUND_ROBIN;
+        let turns: Vec<_> = (0..=u32::from(len)).map(|_| chosen_index(&memory)).collect();
         let wanted = (0..=u32::from(len)).map(|turn| Ok(turn % u32::from(len)));
         assert_eq!(turns, wanted.collect::<Vec<_>>());
 
-        memory.front.algorithm = Algorithm::SOURCE_HASH;
+        memory.frontend.algorithm = Algorithm::SOURCE_HASH;
         let by_client: Vec<_> = (0..32)
             .map(|last| {
                 let client = client(Some([10, 1, 1, last]), false, false);
@@ -347,23 +347,23 @@ fn each_algorithm_chooses_as_defined() {
             .collect();
         assert!((0..u32::from(len)).all(|index| by_client.contains(&index)));
 
-        memory.front.algorithm = Algorithm::DESTINATION_HASH;
-        assert_eq!(sent(&memory), sent_for(&memory, &HOST));
+        memory.frontend.algorithm = Algorithm::DESTINATION_HASH;
+        assert_eq!(chosen_index(&memory), chosen_index_for(&memory, &HOST));
 
         // The random numbers select offsets 0 and 1.
-        memory.front.algorithm = Algorithm::LEAST_CONN;
+        memory.frontend.algorithm = Algorithm::LEAST_CONN;
         memory.open = vec![2, 1];
-        assert_eq!(sent(&memory), Ok(1));
+        assert_eq!(chosen_index(&memory), Ok(1));
         memory.open = vec![1, 1];
-        assert_eq!(sent(&memory), Ok(0));
+        assert_eq!(chosen_index(&memory), Ok(0));
     }
 }
 
 #[test]
 fn a_client_keeps_its_backend_while_it_serves_and_the_time_lasts() {
     let mut memory = memory(3);
-    memory.front.affinity = 10;
-    let connect = |memory: &Memory, number, seconds| {
+    memory.frontend.affinity_timeout = 10;
+    let connect = |memory: &TestMaps, number, seconds| {
         memory.random.set(number);
         memory.now.set(seconds * SECOND);
         chosen(memory, &POD, Traffic::Sockets).expect("a backend")
@@ -374,7 +374,7 @@ fn a_client_keeps_its_backend_while_it_serves_and_the_time_lasts() {
     assert_eq!(connect(&memory, 2, 118), (1, Reason::TranslatedAffinity));
     assert_eq!(connect(&memory, 2, 128), (2, Reason::Translated));
 
-    memory.backends[2].state = memory.backends[2].state.gone();
+    memory.backends[2].state = memory.backends[2].state.removed();
     assert_eq!(connect(&memory, 0, 129), (0, Reason::Translated));
     // The index was reassigned to another service port.
     memory.backends[0].service = 4;
@@ -384,26 +384,26 @@ fn a_client_keeps_its_backend_while_it_serves_and_the_time_lasts() {
 #[test]
 fn the_second_of_two_concurrent_connects_uses_the_entry_of_the_first() {
     let mut memory = memory(3);
-    memory.front.affinity = 10;
+    memory.frontend.affinity_timeout = 10;
     memory.random.set(1);
-    let noted = |index, state| -> &'static Affinity {
+    let stored = |index, state| -> &'static Affinity {
         Box::leak(Box::new(Affinity {
-            used: 100 * SECOND,
+            last_used: 100 * SECOND,
             index,
             state,
             key: AffinityKey {
-                client: POD.caller(true).client(),
+                client: POD.client(true).client(),
                 service: 3,
             },
         }))
     };
     let serving = memory.backends[2].state;
-    memory.quicker = Some(noted(2, serving));
-    let chosen_now = |memory: &Memory| chosen(memory, &POD, Traffic::Sockets);
+    memory.concurrent = Some(stored(2, serving));
+    let chosen_now = |memory: &TestMaps| chosen(memory, &POD, Traffic::Sockets);
     assert_eq!(chosen_now(&memory), Ok((2, Reason::TranslatedAffinity)));
 
     memory.affinity.borrow_mut().clear();
-    memory.quicker = Some(noted(2, serving.gone()));
+    memory.concurrent = Some(stored(2, serving.removed()));
     assert_eq!(chosen_now(&memory), Ok((1, Reason::Translated)));
 }
 
@@ -418,17 +418,17 @@ fn a_flow_keeps_a_backend_that_serves_its_service_port() {
         protocol: Protocol::UDP,
         ..Origin::new(&key(), backend.address, backend.port)
     };
-    let is_held =
-        |memory: &Memory, flow: &Origin, now| held(memory, &memory.front, flow, now).is_some();
+    let is_kept =
+        |memory: &TestMaps, flow: &Origin, now| flow_backend(memory, &memory.frontend, flow, now).is_some();
 
-    assert!(is_held(&memory, &flow, 1));
-    assert!(!is_held(&memory, &flow, UDP_IDLE_NS));
-    assert!(!is_held(&memory, &Origin { index: 9, ..flow }, 1));
+    assert!(is_kept(&memory, &flow, 1));
+    assert!(!is_kept(&memory, &flow, UDP_IDLE_NS));
+    assert!(!is_kept(&memory, &Origin { index: 9, ..flow }, 1));
     memory.backends[1].service = 4;
-    assert!(!is_held(&memory, &flow, 1), "the index belongs to another service port");
+    assert!(!is_kept(&memory, &flow, 1), "the index belongs to another service port");
     memory.backends[1].service = 3;
-    memory.backends[1].state = flow.state.gone();
-    assert!(!is_held(&memory, &flow, 1));
-    assert_eq!(state(&memory, 1), flow.state.gone());
-    assert_eq!(state(&memory, 9), State::default());
+    memory.backends[1].state = flow.state.removed();
+    assert!(!is_kept(&memory, &flow, 1));
+    assert_eq!(state(&memory, 1), flow.state.removed());
+    assert_eq!(state(&memory, 9), BackendState::default());
 }

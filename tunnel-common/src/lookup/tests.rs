@@ -6,15 +6,15 @@ use crate::{
     decide::tests::record,
 };
 
-fn key(port: u16) -> FrontKey {
+fn key(port: u16) -> FrontendKey {
     let address = Address::from_ip([10, 96, 0, 10].into());
-    FrontKey::new(address, Port::from_host(port), Protocol::TCP)
+    FrontendKey::new(address, Port::from_host(port), Protocol::TCP)
 }
 
 /// Looks up the key of port 80; also returns the number of reads of the hash. Each read returns the next
 /// of `indices`, in the end always the last one. Record 1 has the key, record 0 has another one, and there
 /// are no others.
-fn found(indices: &[Option<u32>]) -> (Lookup<(u32, Front)>, usize) {
+fn found(indices: &[Option<u32>]) -> (Lookup<(u32, Frontend)>, usize) {
     let looks = Cell::new(0);
     let Ok::<_, Infallible>(found) = look_up(
         &key(80),
@@ -52,7 +52,7 @@ fn a_key_is_looked_up_up_to_four_times_or_until_two_reads_miss_it() {
 
 #[test]
 fn an_error_of_a_map_ends_the_lookup() {
-    let none = look_up(&key(80), |_| Err("away"), |_| Ok(None::<Front>));
+    let none = look_up(&key(80), |_| Err("away"), |_| Ok(None::<Frontend>));
 
     assert_eq!(none, Err("away"));
 }

@@ -4,7 +4,7 @@ use super::{BACKENDS, Entries, FRONTENDS, MAPS, Map, SLOTS, SOURCE_RANGES, STEER
 
 /// Declares the sizes: field, key in `bpf.maps`, variant, group, and default.
 macro_rules! sizes {
-    ($($(#[$doc:meta])* $field:ident, $word:literal: $name:ident of $part:ident = $default:literal;)+) => {
+    ($($(#[$doc:meta])* $field:ident, $key:literal: $name:ident of $group:ident = $default:literal;)+) => {
         /// The capacity of the maps (`bpf.maps` of the config). The arrays are larger, since old and new
         /// entries coexist during a change.
         #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -13,24 +13,24 @@ macro_rules! sizes {
             derive(schemars::JsonSchema, serde::Deserialize, serde::Serialize),
             serde(default, deny_unknown_fields, rename_all = "camelCase")
         )]
-        pub struct Sizes {
+        pub struct MapSizes {
             $($(#[$doc])* pub $field: u32,)+
         }
 
         /// One of the sizes in the config.
         #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-        pub enum Size {
+        pub enum MapSize {
             $($(#[$doc])* $name,)+
         }
 
-        impl Size {
+        impl MapSize {
             /// Every size, in the order of the config.
             pub const ALL: [Self; [$($default),+].len()] = [$(Self::$name),+];
 
             /// Returns the key of the size in `bpf.maps`.
             #[must_use]
-            pub const fn word(self) -> &'static str {
-                match self { $(Self::$name => $word,)+ }
+            pub const fn key(self) -> &'static str {
+                match self { $(Self::$name => $key,)+ }
             }
 
             /// Returns the label in metrics and tables: the key in snake case.
@@ -41,27 +41,27 @@ macro_rules! sizes {
 
             /// Returns the group of maps that are replaced if the size changes.
             #[must_use]
-            pub const fn part(self) -> Part {
-                match self { $(Self::$name => Part::$part,)+ }
+            pub const fn group(self) -> MapGroup {
+                match self { $(Self::$name => MapGroup::$group,)+ }
             }
         }
 
-        impl Sizes {
+        impl MapSizes {
             /// Returns the value of a size.
             #[must_use]
-            pub const fn of(self, size: Size) -> u32 {
-                match size { $(Size::$name => self.$field,)+ }
+            pub const fn of(self, size: MapSize) -> u32 {
+                match size { $(MapSize::$name => self.$field,)+ }
             }
 
             /// Returns a copy with another value for one of the sizes.
             #[must_use]
-            pub const fn with(mut self, size: Size, number: u32) -> Self {
-                match size { $(Size::$name => self.$field = number,)+ }
+            pub const fn with(mut self, size: MapSize, number: u32) -> Self {
+                match size { $(MapSize::$name => self.$field = number,)+ }
                 self
             }
         }
 
-        impl Default for Sizes {
+        impl Default for MapSizes {
             fn default() -> Self {
                 Self { $($field: $default,)+ }
             }
@@ -87,7 +87,7 @@ sizes! {
 
 /// A group of maps that refer to each other by index, and are replaced together.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Part {
+pub enum MapGroup {
     /// The maps of Services.
     Services,
     /// The steering maps. They have the minimum size unless the config has `tunnel.steering`.
@@ -96,18 +96,18 @@ pub enum Part {
     Affinity,
 }
 
-impl Part {
+impl MapGroup {
     /// All groups.
     pub const ALL: [Self; 3] = [Self::Services, Self::Steering, Self::Affinity];
 }
 
-impl Sizes {
+impl MapSizes {
     /// The size of maps that are not enabled. The config can't set it.
-    pub const UNASKED: u32 = 0;
+    pub const DISABLED: u32 = 0;
 
     /// Returns sizes that all have this value.
     #[must_use]
-    pub const fn each(number: u32) -> Self {
+    pub const fn uniform(number: u32) -> Self {
         Self {
             frontends: number,
             slots: number,
@@ -119,43 +119,43 @@ impl Sizes {
     }
 
     /// Returns the key in the config and the value of each size.
-    pub fn words(self) -> impl Iterator<Item = (&'static str, u32)> {
-        Size::ALL
+    pub fn by_key(self) -> impl Iterator<Item = (&'static str, u32)> {
+        MapSize::ALL
             .into_iter()
-            .map(move |size| (size.word(), self.of(size)))
+            .map(move |size| (size.key(), self.of(size)))
     }
 
     /// Returns a copy with the sizes of one group taken from `other`.
     #[must_use]
-    pub fn with_part(self, part: Part, other: Self) -> Self {
-        let of_part = Size::ALL.into_iter().filter(|size| size.part() == part);
-        of_part.fold(self, |sizes, size| sizes.with(size, other.of(size)))
+    pub fn with_group(self, group: MapGroup, other: Self) -> Self {
+        let in_group = MapSize::ALL.into_iter().filter(|size| size.group() == group);
+        in_group.fold(self, |sizes, size| sizes.with(size, other.of(size)))
     }
 
     /// Returns a copy with the minimum size for a group that is not enabled.
     #[must_use]
-    pub fn without(self, part: Part) -> Self {
-        self.with_part(part, Self::each(Self::UNASKED))
+    pub fn without(self, group: MapGroup) -> Self {
+        self.with_group(group, Self::uniform(Self::DISABLED))
     }
 
     /// Derives the sizes of existing maps from their numbers of entries, which `entries` returns; none if a
     /// map is missing.
     pub fn of_maps(entries: impl Fn(&Map) -> Option<u32>) -> Option<Self> {
-        Size::ALL
+        MapSize::ALL
             .into_iter()
-            .try_fold(Self::each(0), |sizes, size| {
+            .try_fold(Self::uniform(0), |sizes, size| {
                 let found = MAPS.iter().find_map(|map| match map.entries {
-                    Entries::Of(its, rule) if its == size => Some((map, rule)),
-                    Entries::Of(..) | Entries::PerCpu(_) | Entries::Fixed(_) => None,
+                    Entries::BySize(its, headroom) if its == size => Some((map, headroom)),
+                    Entries::BySize(..) | Entries::PerCpu(_) | Entries::Fixed(_) => None,
                 });
-                let (map, rule) = found?;
-                Some(sizes.with(size, rule.room(entries(map)?)))
+                let (map, headroom) = found?;
+                Some(sizes.with(size, headroom.size_for(entries(map)?)))
             })
     }
 
     /// Returns the number of entries of the array `frontends`.
     #[must_use]
-    pub const fn front_entries(self) -> u32 {
+    pub const fn frontend_entries(self) -> u32 {
         FRONTENDS.entries(self, 1)
     }
 
@@ -179,7 +179,7 @@ impl Sizes {
 
     /// Returns the number of entries of the array `source_ranges`.
     #[must_use]
-    pub const fn source_entries(self) -> u32 {
+    pub const fn source_range_entries(self) -> u32 {
         SOURCE_RANGES.entries(self, 1)
     }
 
@@ -190,46 +190,46 @@ impl Sizes {
     }
 }
 
-/// The rule that gives the number of entries of a map from a size.
+/// The entries that a map has in addition to its size.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Rule {
-    /// The size itself.
-    Exactly,
+pub enum Headroom {
+    /// No more entries than the size.
+    None,
     /// An eighth and 64 more than the size, since old and new entries coexist during a change.
-    Spare,
+    Update,
     /// One more than the size, for the daemon's probe.
     Probe,
     /// Twice the size, since removed indices wait in quarantine before they are reused, and one more for
     /// the probe.
-    Resting,
+    Quarantine,
 }
 
-impl Rule {
+impl Headroom {
     /// Returns the number of entries of a map for a size. The size must be small enough for the config, or
     /// that of an existing map; others may overflow.
     #[must_use]
     pub const fn entries(self, size: u32) -> u32 {
         match self {
-            Self::Exactly => size,
-            Self::Spare => size + size / 8 + 64,
+            Self::None => size,
+            Self::Update => size + size / 8 + 64,
             Self::Probe => size + 1,
-            Self::Resting => size * 2 + 1,
+            Self::Quarantine => size * 2 + 1,
         }
     }
 
     /// Returns the size for which a map with this number of entries was created; 0 if it has fewer entries
     /// than any of our maps.
     #[must_use]
-    pub const fn room(self, entries: u32) -> u32 {
+    pub const fn size_for(self, entries: u32) -> u32 {
         match self {
-            Self::Exactly => entries,
-            Self::Spare => {
-                let room = entries.saturating_sub(64);
-                // n + n / 8 = room, so n is 8/9 of room, rounded up.
-                room - room / 9
+            Self::None => entries,
+            Self::Update => {
+                let without_64 = entries.saturating_sub(64);
+                // n + n / 8 = without_64, so n is 8/9 of without_64, rounded up.
+                without_64 - without_64 / 9
             }
             Self::Probe => entries.saturating_sub(1),
-            Self::Resting => entries.saturating_sub(1) / 2,
+            Self::Quarantine => entries.saturating_sub(1) / 2,
         }
     }
 }
@@ -241,36 +241,36 @@ mod tests {
 
     #[test]
     fn sizes_are_derived_from_the_maps_that_were_created_with_them() {
-        let sizes = (1..).step_by(999).zip(Size::ALL);
-        let sizes = sizes.fold(Sizes::each(0), |sizes, (n, size)| sizes.with(size, n));
+        let sizes = (1..).step_by(999).zip(MapSize::ALL);
+        let sizes = sizes.fold(MapSizes::uniform(0), |sizes, (n, size)| sizes.with(size, n));
 
         assert_eq!(
-            Sizes::of_maps(|map| Some(map.entries(sizes, 4))),
+            MapSizes::of_maps(|map| Some(map.entries(sizes, 4))),
             Some(sizes)
         );
         for missing in [SERVICES, BACKENDS, STEER] {
             let entries = |map: &Map| (*map != missing).then(|| map.entries(sizes, 4));
-            assert_eq!(Sizes::of_maps(entries), None, "{}", missing.name);
+            assert_eq!(MapSizes::of_maps(entries), None, "{}", missing.name);
         }
     }
 
     #[test]
     fn every_size_comes_back_from_its_entries() {
-        for rule in [Rule::Exactly, Rule::Spare, Rule::Probe, Rule::Resting] {
+        for headroom in [Headroom::None, Headroom::Update, Headroom::Probe, Headroom::Quarantine] {
             for size in (0..200).chain([4096, 65_536, 131_072]) {
-                assert_eq!(rule.room(rule.entries(size)), size, "{rule:?}");
+                assert_eq!(headroom.size_for(headroom.entries(size)), size, "{headroom:?}");
             }
         }
     }
 
     #[test]
     fn a_group_that_is_not_enabled_has_the_minimum_size() {
-        let sizes = Sizes::default().without(Part::Steering);
+        let sizes = MapSizes::default().without(MapGroup::Steering);
 
         assert_eq!((sizes.steer_entries(), sizes.steered_entries()), (1, 1));
         assert_eq!(
-            sizes.with_part(Part::Steering, Sizes::default()),
-            Sizes::default()
+            sizes.with_group(MapGroup::Steering, MapSizes::default()),
+            MapSizes::default()
         );
     }
 }

@@ -15,7 +15,7 @@ use prometheus_client::{
     encoding::{DescriptorEncoder, text::encode},
     registry::Registry,
 };
-use tunnel_common::{reason::Reason, table::Size};
+use tunnel_common::{reason::Reason, table::MapSize};
 
 use self::out::{MetricsEncoder, number};
 use super::{
@@ -216,7 +216,7 @@ fn encode_maps(out: &mut MetricsEncoder<'_>, views: &NodeViews, stats: &Reconcil
     let used = used.map(|(map, _, used)| ([("map", map)], number(used)));
     out.gauges("culvert_map_entries", "Entries in use", used)?;
     let sizes = &views.setup.maps;
-    let capacities = |size: Size| sizes.get(size.word()).copied().map_or(0.0, f64::from);
+    let capacities = |size: MapSize| sizes.get(size.key()).copied().map_or(0.0, f64::from);
     let capacities = maps.map(|(map, size, _)| ([("map", map)], capacities(size)));
     let help = "The capacity in entries";
     out.gauges("culvert_map_capacity_entries", help, capacities)?;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use tunnel_common::table::Size;
+use tunnel_common::table::MapSize;
 
 use super::{
     HealthChecksView, NodeViews,
@@ -42,16 +42,16 @@ pub struct NodeSetup {
 }
 
 /// Returns the number of entries in use of each map that the reconciler tracks.
-pub fn used_entries(stats: &ReconcileStats) -> impl Iterator<Item = (Size, usize)> + Clone {
+pub fn used_entries(stats: &ReconcileStats) -> impl Iterator<Item = (MapSize, usize)> + Clone {
     let count = |entries: u32| usize::try_from(entries).unwrap_or(usize::MAX);
-    Size::ALL.into_iter().filter_map(move |size| {
+    MapSize::ALL.into_iter().filter_map(move |size| {
         let used = match size {
-            Size::Frontends => stats.frontends,
-            Size::Slots => count(stats.slots),
-            Size::Backends => count(stats.backends),
-            Size::SourceRanges => count(stats.source_ranges),
+            MapSize::Frontends => stats.frontends,
+            MapSize::Slots => count(stats.slots),
+            MapSize::Backends => count(stats.backends),
+            MapSize::SourceRanges => count(stats.source_ranges),
             // Steering has its own section of the status. Only the kernel programs write the affinity map.
-            Size::Steering | Size::Affinity => return None,
+            MapSize::Steering | MapSize::Affinity => return None,
         };
         Some((size, used))
     })

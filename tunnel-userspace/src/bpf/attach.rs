@@ -11,7 +11,7 @@ use std::{
 };
 
 use aya::programs::ProgramFd;
-use tunnel_common::table::{Place, Program};
+use tunnel_common::table::{AttachPoint, Program};
 
 use super::{
     path::{self, PathError},
@@ -22,12 +22,12 @@ use super::{
 /// Parses the name of a pinned link: returns its program, and for a link of an uplink the index of the
 /// device; none if no program has links of this name.
 pub(super) fn of_pin(name: &str) -> Option<(&'static Program, Option<u32>)> {
-    let at_cgroup = Program::named(name).filter(|program| program.place == Place::Cgroup);
+    let at_cgroup = Program::named(name).filter(|program| program.attach_point == AttachPoint::Cgroup);
     if let Some(program) = at_cgroup {
         return Some((program, None));
     }
     let (name, device) = name.rsplit_once('-')?;
-    let program = Program::named(name).filter(|program| program.place == Place::Uplinks)?;
+    let program = Program::named(name).filter(|program| program.attach_point == AttachPoint::Uplinks)?;
     Some((program, Some(device.parse().ok()?)))
 }
 
@@ -110,7 +110,7 @@ pub(super) fn attach(
     let number = metadata.map_err(path::failed("open cgroup", cgroup))?.ino();
     let target = Target::Cgroup(folder.as_fd(), number);
     let mut attached = Attached::default();
-    for row in Program::of_place(Place::Cgroup) {
+    for row in Program::at_attach_point(AttachPoint::Cgroup) {
         let failed = |(step, source)| AttachError::Step {
             step,
             program: row.name,

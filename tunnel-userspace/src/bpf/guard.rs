@@ -16,7 +16,7 @@ use aya::programs::{
     tc::{NlOptions, SchedClassifierLink, TcAttachOptions, TcHandle, qdisc_add_clsact},
 };
 use nix::net::if_::if_indextoname;
-use tunnel_common::{steering::Steered, table::GUARD};
+use tunnel_common::{steering::SteeringRecord, table::GUARD};
 
 use super::{
     attach::{self, Put},
@@ -24,7 +24,7 @@ use super::{
     programs::{Programs, to_io},
     sys::{self, Handle, Target},
 };
-use crate::net::Keeper;
+use crate::net::UplinkGuard;
 
 /// The priority of the filter, which runs it before all others, and a handle that the kernel never
 /// allocates itself.
@@ -139,10 +139,10 @@ impl Guard {
     }
 }
 
-impl Keeper for Guard {
+impl UplinkGuard for Guard {
     type Error = GuardError;
 
-    fn keep(&mut self, uplinks: &BTreeMap<u32, String>, anew: bool) -> Result<(), GuardError> {
+    fn guard_uplinks(&mut self, uplinks: &BTreeMap<u32, String>, anew: bool) -> Result<(), GuardError> {
         self.placed.retain(|device| uplinks.contains_key(device));
         let mut first = Ok(());
         for (device, name) in uplinks {
@@ -165,14 +165,14 @@ impl Keeper for Guard {
         first
     }
 
-    fn guarded(&self) -> BTreeSet<u32> {
+    fn guarded_links(&self) -> BTreeSet<u32> {
         let pinned = pinned(&self.links).into_iter();
         pinned.map(|(device, _)| device).collect()
     }
 
-    fn admit(&mut self, [v4, v6]: [bool; 2]) -> Result<(), GuardError> {
+    fn set_steering(&mut self, [v4, v6]: [bool; 2]) -> Result<(), GuardError> {
         let [v4, v6] = [v4, v6].map(u64::from);
-        let families = (v4 * Steered::ROUTED_V4) | (v6 * Steered::ROUTED_V6);
+        let families = (v4 * SteeringRecord::ROUTED_V4) | (v6 * SteeringRecord::ROUTED_V6);
         if self.admitted == Some(families) {
             return Ok(());
         }
@@ -183,7 +183,7 @@ impl Keeper for Guard {
         Ok(())
     }
 
-    fn tidy(&mut self, uplinks: &BTreeMap<u32, String>) -> Result<(), GuardError> {
+    fn remove_unused(&mut self, uplinks: &BTreeMap<u32, String>) -> Result<(), GuardError> {
         for (device, pin) in pinned(&self.links) {
             if uplinks.contains_key(&device) {
                 continue;

@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use tunnel_common::kernel::{
-    DEVICE_FLAGS, DEVICE_LIST, DEVICE_V4, DEVICE_V6, NET_DEVICES, PLACES, SOCK_NET, V4_ADDRESS,
+use tunnel_common::kernel_offsets::{
+    DEVICE_FLAGS, DEVICE_LIST, DEVICE_V4, DEVICE_V6, NET_DEVICES, OFFSET_COUNT, SOCK_NET, V4_ADDRESS,
     V4_FIRST, V4_NEXT, V4_SCOPE, V6_ADDRESS, V6_ADDRESSES, V6_LIST,
 };
 
@@ -18,12 +18,12 @@ pub(super) fn description() -> Option<Vec<u8>> {
 }
 
 /// Offsets of fields from the start of their structure, in bytes, indexed by the constants of
-/// `tunnel_common::kernel`.
+/// `tunnel_common::kernel_offsets`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Places([u32; PLACES]);
+pub struct Places([u32; OFFSET_COUNT]);
 
 /// The structure and member of each offset.
-const NAMES: [(usize, &str, &str); PLACES] = [
+const NAMES: [(usize, &str, &str); OFFSET_COUNT] = [
     // `sock_common` is the first member of `struct sock`, so its offsets are valid there.
     (SOCK_NET, "sock_common", "skc_net"),
     (NET_DEVICES, "net", "dev_base_head"),
@@ -43,7 +43,7 @@ const NAMES: [(usize, &str, &str); PLACES] = [
 impl Places {
     /// Finds the offsets in BTF; none if one of them is missing.
     pub(super) fn find(btf: &Btf<'_>) -> Option<Self> {
-        let mut places = [0; PLACES];
+        let mut places = [0; OFFSET_COUNT];
         for (place, structure, member) in NAMES {
             let id = btf.find(Kind::Struct, structure)?;
             *places.get_mut(place)? = btf.member(id, member)?.offset;
@@ -56,8 +56,8 @@ impl Places {
     }
 
     /// Returns the offsets as the constant of the programs; zeros if they are unknown.
-    pub(super) fn words(places: Option<Self>) -> [u32; PLACES] {
-        places.map_or([0; PLACES], |Self(places)| places)
+    pub(super) fn words(places: Option<Self>) -> [u32; OFFSET_COUNT] {
+        places.map_or([0; OFFSET_COUNT], |Self(places)| places)
     }
 }
 
@@ -104,7 +104,7 @@ mod tests {
 
     #[test]
     fn every_offset_has_a_structure_and_member() {
-        for index in 0..PLACES {
+        for index in 0..OFFSET_COUNT {
             assert!(NAMES.iter().any(|(named, _, _)| *named == index), "{index}");
         }
     }

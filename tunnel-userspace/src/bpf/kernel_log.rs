@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use tunnel_common::{
     addr::Protocol,
     reason::Reason,
-    table::{Place, Program},
+    table::{AttachPoint, Program},
 };
 
 use super::{
@@ -132,12 +132,12 @@ impl DataPath {
             .spawn(move || read(logger, &sink))
             .map_err(|error| failed("read the events of")(error.into()))?;
         let variant = Programs::of(variant);
-        let plain = match row.place {
-            Place::Uplinks => {
+        let plain = match row.attach_point {
+            AttachPoint::Uplinks => {
                 self.at_uplinks = variant;
                 None
             }
-            Place::Cgroup => {
+            AttachPoint::Cgroup => {
                 let placed = self.place(row, &variant);
                 Some(placed.map_err(|error| failed("attach")(error.into()))?)
             }

@@ -26,7 +26,7 @@ use super::{
     programs::{self, Programs},
     sys::Handle,
 };
-use crate::reconcile::{AdoptError, GracePeriod, ReadError, Sizes, WriteError};
+use crate::reconcile::{AdoptError, GracePeriod, ReadError, MapSizes, WriteError};
 
 /// The object with the kernel programs, as compiled by the build script.
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/culvert.bpf.o"));
@@ -120,7 +120,7 @@ impl Globals {
             ("KERN_SOCK_BYTE", bytes(&[byte])),
             ("KERN_SOCK_BIT", vec![bit]),
             ("RETVAL_SETTABLE", vec![u8::from(features.set_retval)]),
-            ("KERNEL_PLACES", bytes(&Places::words(features.addresses))),
+            ("KERNEL_OFFSETS", bytes(&Places::words(features.addresses))),
             ("OWN_MARK", bytes(&[switches.own_mark])),
             ("STEERING", vec![u8::from(!switches.prefixes.is_empty())]),
             ("GUARD_V4", bytes(&guard4)),
@@ -150,7 +150,7 @@ pub struct DataPath {
     pub(super) links: PathBuf,
     pub(super) globals: Globals,
     conns: Arc<Conns>,
-    sizes: Sizes,
+    sizes: MapSizes,
     features: Features,
     /// True if this process created the maps, and none existed before.
     is_new: bool,
@@ -173,7 +173,7 @@ impl DataPath {
     /// A pin was not created by Culvert, or the kernel rejects the maps or programs.
     pub fn load(
         pins: &Pins,
-        wanted: Sizes,
+        wanted: MapSizes,
         features: Features,
         switches: &Switches,
         now: Duration,
@@ -288,7 +288,7 @@ impl DataPath {
 
     /// Returns the sizes of the maps. They differ from the wanted sizes if those could not be applied.
     #[must_use]
-    pub const fn sizes(&self) -> Sizes {
+    pub const fn sizes(&self) -> MapSizes {
         self.sizes
     }
 
@@ -324,7 +324,7 @@ pub(super) fn loader<'a>(folder: &Path, globals: &'a Globals) -> EbpfLoader<'a> 
 }
 
 /// Opens or creates the maps in a folder, and loads every program on them.
-fn load_object(folder: &Path, sizes: Sizes, globals: &Globals) -> Result<Ebpf, LoadError> {
+fn load_object(folder: &Path, sizes: MapSizes, globals: &Globals) -> Result<Ebpf, LoadError> {
     let mut loader = loader(folder, globals);
     let cpus = nr_cpus().map_err(|(_, source)| LoadError::Cpus(source))?;
     let cpus = u32::try_from(cpus).map_err(|error| LoadError::Cpus(io::Error::other(error)))?;

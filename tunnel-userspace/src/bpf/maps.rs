@@ -5,8 +5,8 @@ use std::{io, path::Path, sync::Arc};
 use aya::maps::{Map, MapData, MapError, PerCpuArray};
 use tunnel_common::{
     reason::Reason,
-    service::{Backend, Front, FrontKey, Membership, Slot, Source, Tally},
-    steering::{Steered, SteeringKey},
+    service::{Backend, Frontend, FrontendKey, Membership, Slot, SourceRange, ServiceCounts},
+    steering::{SteeringRecord, SteeringKey},
     table,
 };
 
@@ -16,9 +16,9 @@ use crate::reconcile::{CounterReader, MapReader, MapWriter, ReadError, SteeringM
 /// The service maps in the kernel.
 pub struct KernelMaps {
     pub(super) services: Services,
-    source: Handle<u32, Source>,
+    source: Handle<u32, SourceRange>,
     conns: Arc<Conns>,
-    tally: Handle<u32, Tally>,
+    tally: Handle<u32, ServiceCounts>,
     /// The pending writes while writes are batched; none if they are written at once.
     pub(super) pending: Option<Pending>,
     /// True if this process created the maps, and none existed before.
@@ -28,8 +28,8 @@ pub struct KernelMaps {
 /// The maps whose writes may be batched.
 #[derive(Clone, Debug)]
 pub(super) struct Services {
-    pub(super) svc: Handle<FrontKey, u32>,
-    pub(super) front: Handle<u32, Front>,
+    pub(super) svc: Handle<FrontendKey, u32>,
+    pub(super) front: Handle<u32, Frontend>,
     pub(super) slot: Handle<u32, Slot>,
     pub(super) be: Handle<u32, Backend>,
 }
@@ -79,7 +79,7 @@ impl KernelMaps {
 }
 
 impl MapWriter for KernelMaps {
-    fn write_frontend_key(&mut self, key: &FrontKey, index: u32) -> Result<(), WriteError> {
+    fn write_frontend_key(&mut self, key: &FrontendKey, index: u32) -> Result<(), WriteError> {
         let Some(pending) = &mut self.pending else {
             return self.services.svc.put(key, &index);
         };
@@ -90,14 +90,14 @@ impl MapWriter for KernelMaps {
         Ok(())
     }
 
-    fn delete_frontend_key(&mut self, key: &FrontKey) -> Result<(), WriteError> {
+    fn delete_frontend_key(&mut self, key: &FrontendKey) -> Result<(), WriteError> {
         if !self.write_held() {
             return Ok(());
         }
         self.services.svc.remove(key)
     }
 
-    fn write_frontend(&mut self, index: u32, front: &Front) -> Result<(), WriteError> {
+    fn write_frontend(&mut self, index: u32, front: &Frontend) -> Result<(), WriteError> {
         if let Some(pending) = &mut self.pending {
             pending.batch.fronts.push((index, *front));
             return Ok(());
@@ -105,7 +105,7 @@ impl MapWriter for KernelMaps {
         self.services.front.put(&index, front)
     }
 
-    fn write_source_range(&mut self, index: u32, source: &Source) -> Result<(), WriteError> {
+    fn write_source_range(&mut self, index: u32, source: &SourceRange) -> Result<(), WriteError> {
         self.source.put(&index, source)
     }
 
@@ -132,11 +132,11 @@ impl MapWriter for KernelMaps {
     }
 
     fn retire_backend(&mut self, index: u32) -> Result<(), WriteError> {
-        self.change_backend(index, |backend| backend.state = backend.state.gone())
+        self.change_backend(index, |backend| backend.state = backend.state.removed())
     }
 
     fn reset_service_counters(&mut self, service: u32) -> Result<(), WriteError> {
-        self.tally.put(&service, &Tally::default())
+        self.tally.put(&service, &ServiceCounts::default())
     }
 
     fn start_batch(&mut self) {
@@ -157,11 +157,11 @@ impl MapReader for KernelMaps {
         self.is_new
     }
 
-    fn frontend_keys(&self) -> Result<Vec<(FrontKey, u32)>, ReadError> {
+    fn frontend_keys(&self) -> Result<Vec<(FrontendKey, u32)>, ReadError> {
         self.services.svc.all()
     }
 
-    fn frontend(&self, index: u32) -> Result<Front, ReadError> {
+    fn frontend(&self, index: u32) -> Result<Frontend, ReadError> {
         self.services.front.get(&index)
     }
 
@@ -169,7 +169,7 @@ impl MapReader for KernelMaps {
         self.services.slot.get(&index)
     }
 
-    fn source_range(&self, index: u32) -> Result<Source, ReadError> {
+    fn source_range(&self, index: u32) -> Result<SourceRange, ReadError> {
         self.source.get(&index)
     }
 
@@ -177,7 +177,7 @@ impl MapReader for KernelMaps {
         self.services.be.first(entries)
     }
 
-    fn all_service_counters(&self, entries: u32) -> Result<Vec<Tally>, ReadError> {
+    fn all_service_counters(&self, entries: u32) -> Result<Vec<ServiceCounts>, ReadError> {
         self.tally.first(entries)
     }
 }
@@ -187,7 +187,7 @@ impl CounterReader for KernelMaps {
         self.conns.of(index)
     }
 
-    fn service_counters(&self, service: u32) -> Result<Tally, ReadError> {
+    fn service_counters(&self, service: u32) -> Result<ServiceCounts, ReadError> {
         self.tally.get(&service)
     }
 }
@@ -197,7 +197,7 @@ impl CounterReader for Counters {
         self.conns.of(index)
     }
 
-    fn service_counters(&self, service: u32) -> Result<Tally, ReadError> {
+    fn service_counters(&self, service: u32) -> Result<ServiceCounts, ReadError> {
         self.tally.get(&service)
     }
 }
@@ -205,7 +205,7 @@ impl CounterReader for Counters {
 /// The steering maps in the kernel.
 pub struct KernelSteering {
     steer: Handle<SteeringKey, u32>,
-    steered: Handle<u32, Steered>,
+    steered: Handle<u32, SteeringRecord>,
     host: Handle<u32, u64>,
 }
 
@@ -225,7 +225,7 @@ impl SteeringMaps for KernelSteering {
         self.steer.all()
     }
 
-    fn records(&self, entries: u32) -> Result<Vec<Steered>, ReadError> {
+    fn records(&self, entries: u32) -> Result<Vec<SteeringRecord>, ReadError> {
         self.steered.first(entries)
     }
 
@@ -245,7 +245,7 @@ impl SteeringMaps for KernelSteering {
         self.steer.remove(key)
     }
 
-    fn write_record(&mut self, index: u32, record: &Steered) -> Result<(), WriteError> {
+    fn write_record(&mut self, index: u32, record: &SteeringRecord) -> Result<(), WriteError> {
         self.steered.put(&index, record)
     }
 }
@@ -255,7 +255,7 @@ impl SteeringMaps for KernelSteering {
 pub struct Counters {
     count: PerCpuArray<MapData, u64>,
     conns: Arc<Conns>,
-    tally: Handle<u32, Tally>,
+    tally: Handle<u32, ServiceCounts>,
 }
 
 impl Counters {

@@ -10,8 +10,8 @@ use std::{
 
 use tracing::{info, warn};
 use tunnel_common::{
-    service::State,
-    table::{self, MAPS, Map, Part, Remade, Rule},
+    service::BackendState,
+    table::{self, MAPS, Map, MapGroup, ReplaceIf, Headroom},
 };
 
 use super::{
@@ -21,14 +21,14 @@ use super::{
     pins::{Found, PinError, Pins},
     sys,
 };
-use crate::reconcile::{MapTooSmall, ServiceMapsSnapshot, Sizes, SteeringMapsSnapshot, write_unused_backends};
+use crate::reconcile::{MapTooSmall, ServiceMapsSnapshot, MapSizes, SteeringMapsSnapshot, write_unused_backends};
 
 /// The maps that a start of the daemon uses.
 pub(super) enum Start {
     /// New maps, since there are none.
-    New(Sizes),
+    New(MapSizes),
     /// The existing maps.
-    Here(Sizes),
+    Here(MapSizes),
     /// New maps, created next to the existing ones.
     Migrate(Box<Migration>),
 }
@@ -39,17 +39,17 @@ pub(super) struct Migration {
     from: PathBuf,
     /// The sizes of the old maps, if they have this layout. If new maps can't be created, the start
     /// continues with the old ones.
-    pub(super) had: Option<Sizes>,
+    pub(super) had: Option<MapSizes>,
     /// The sizes of the new maps.
-    pub(super) sizes: Sizes,
+    pub(super) sizes: MapSizes,
     /// The groups of maps that are replaced. Maps of other groups stay.
-    remade: Vec<Part>,
+    remade: Vec<MapGroup>,
     services: Option<ServiceMapsSnapshot>,
     steering: Option<SteeringMapsSnapshot>,
 }
 
 /// Decides which maps to use. Completes an unfinished change of an earlier process first.
-pub(super) fn choose(pins: &Pins, wanted: Sizes, now: Duration) -> Result<Start, LoadError> {
+pub(super) fn choose(pins: &Pins, wanted: MapSizes, now: Duration) -> Result<Start, LoadError> {
     match pins.check()? {
         Found::Nothing => Ok(Start::New(wanted)),
         Found::Ours(had) if had == wanted => Ok(Start::Here(had)),
@@ -65,17 +65,17 @@ pub(super) fn choose(pins: &Pins, wanted: Sizes, now: Duration) -> Result<Start,
 }
 
 /// Plans new maps of other sizes, if the content of the existing maps fits.
-fn resize(from: PathBuf, had: Sizes, wanted: Sizes, now: Duration) -> Result<Start, LoadError> {
+fn resize(from: PathBuf, had: MapSizes, wanted: MapSizes, now: Duration) -> Result<Start, LoadError> {
     let mut sizes = wanted;
     let read = || Ok(ServiceMapsSnapshot::read(&KernelMaps::open(&from)?, had)?);
-    let part = (Part::Services, had);
+    let part = (MapGroup::Services, had);
     let services = carry(part, &mut sizes, read, ServiceMapsSnapshot::fits)?;
     let steering = carry_steering(&from, had, &mut sizes, now)?;
     if sizes == had {
         return Ok(Start::Here(had));
     }
     info!(?had, ?sizes, "replacing the maps, since their sizes change");
-    let parts = Part::ALL.into_iter();
+    let parts = MapGroup::ALL.into_iter();
     Ok(Start::Migrate(Box::new(Migration {
         from,
         had: Some(had),
@@ -87,20 +87,20 @@ fn resize(from: PathBuf, had: Sizes, wanted: Sizes, now: Duration) -> Result<Sta
 }
 
 /// Plans new maps to replace those of an older layout.
-fn convert(from: PathBuf, wanted: Sizes, now: Duration) -> Result<Start, LoadError> {
+fn convert(from: PathBuf, wanted: MapSizes, now: Duration) -> Result<Start, LoadError> {
     let mut sizes = wanted;
-    let mut remade = Part::ALL.to_vec();
+    let mut remade = MapGroup::ALL.to_vec();
     let mut steering = None;
     if let (Some(entries), Some(_)) = (
         entries(&from, &table::STEER)?,
         entries(&from, &table::STEERED)?,
     ) {
-        let had = Sizes {
-            steering: Rule::Probe.room(entries),
+        let had = MapSizes {
+            steering: Headroom::Probe.size_for(entries),
             ..wanted
         };
         steering = carry_steering(&from, had, &mut sizes, now)?;
-        remade.retain(|part| *part != Part::Steering || is_other(*part, had, sizes));
+        remade.retain(|part| *part != MapGroup::Steering || is_other(*part, had, sizes));
     }
     info!(from = %from.display(), ?sizes, "replacing the maps, since they have an older layout");
     Ok(Start::Migrate(Box::new(Migration {
@@ -114,8 +114,8 @@ fn convert(from: PathBuf, wanted: Sizes, now: Duration) -> Result<Start, LoadErr
 }
 
 /// Returns true if the sizes of a group differ.
-fn is_other(part: Part, one: Sizes, other: Sizes) -> bool {
-    one.with_part(part, other) != one
+fn is_other(part: MapGroup, one: MapSizes, other: MapSizes) -> bool {
+    one.with_group(part, other) != one
 }
 
 /// Returns the number of entries of a pinned map; none if the pin does not exist.
@@ -131,8 +131,8 @@ fn entries(folder: &Path, map: &Map) -> Result<Option<u32>, PinError> {
 
 fn carry_steering(
     from: &Path,
-    had: Sizes,
-    sizes: &mut Sizes,
+    had: MapSizes,
+    sizes: &mut MapSizes,
     now: Duration,
 ) -> Result<Option<SteeringMapsSnapshot>, LoadError> {
     let read = || {
@@ -142,16 +142,16 @@ fn carry_steering(
             now,
         )?)
     };
-    carry((Part::Steering, had), sizes, read, SteeringMapsSnapshot::fits)
+    carry((MapGroup::Steering, had), sizes, read, SteeringMapsSnapshot::fits)
 }
 
 /// Reads the content of a group of maps, if a size of the group changes. If the content doesn't fit into the
 /// new sizes, sets `sizes` back to the old ones for this group, and returns none.
 fn carry<C>(
-    (part, had): (Part, Sizes),
-    sizes: &mut Sizes,
+    (part, had): (MapGroup, MapSizes),
+    sizes: &mut MapSizes,
     read: impl FnOnce() -> Result<C, LoadError>,
-    fits: impl FnOnce(&C, Sizes) -> Result<(), MapTooSmall>,
+    fits: impl FnOnce(&C, MapSizes) -> Result<(), MapTooSmall>,
 ) -> Result<Option<C>, LoadError> {
     if !is_other(part, had, *sizes) {
         return Ok(None);
@@ -166,7 +166,7 @@ fn carry<C>(
                 "the steering maps keep their size until removed indices leave quarantine"
             );
         }
-        *sizes = sizes.with_part(part, had);
+        *sizes = sizes.with_group(part, had);
         return Ok(None);
     }
     Ok(Some(carried))
@@ -191,16 +191,16 @@ impl Migration {
     /// Pins the maps that stay in use in the new folder, too.
     pub(super) fn take_along(&self, to: &Path) -> Result<(), PinError> {
         for map in MAPS {
-            let is_outdated = self.is_empty() && !map.lasts;
+            let is_outdated = self.is_empty() && !map.is_lasting;
             let is_new = is_outdated
-                || match map.remade {
-                    Remade::With(part) => self.remade.contains(&part),
+                || match map.replace_if {
+                    ReplaceIf::SizesChange(part) => self.remade.contains(&part),
                     // A map that is larger than needed stays, since it counts open connections.
-                    Remade::Larger => {
+                    ReplaceIf::TooSmall => {
                         let wanted = map.entries(self.sizes, 1);
                         entries(&self.from, map)?.is_none_or(|had| had < wanted)
                     }
-                    Remade::Never => false,
+                    ReplaceIf::Never => false,
                 };
             let (old, new) = (self.from.join(map.name), to.join(map.name));
             if !is_new && old.exists() {
@@ -212,7 +212,7 @@ impl Migration {
 
     /// Writes the migrated content into the new maps.
     pub(super) fn fill(&self, to: &Path, now: Duration) -> Result<(), LoadError> {
-        let unused = State::unused_since(u64::try_from(now.as_millis()).unwrap_or(u64::MAX));
+        let unused = BackendState::initial_at(u64::try_from(now.as_millis()).unwrap_or(u64::MAX));
         if let Some(services) = &self.services {
             let (old, mut new) = (KernelMaps::open(&self.from)?, KernelMaps::open(to)?);
             services.write(&old, &mut new, self.sizes, unused)?;

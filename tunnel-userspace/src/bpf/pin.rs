@@ -8,7 +8,7 @@ use std::{
 
 use tunnel_common::{
     LAYOUT_VERSION,
-    table::{Entries, Map, Place},
+    table::{Entries, Map, AttachPoint},
 };
 
 use super::{attach, folders::Folder, guard, path::failed, pins::PinError, shapes::Shape, sys};
@@ -54,7 +54,7 @@ impl Pin {
         let link = sys::open_pin(&self.path).map_err(failed("open", &self.path))?;
         let found = sys::link(link.as_fd()).map_err(failed("inspect", &self.path))?;
         match found {
-            Some(link) if (link.place, link.hook) == (Place::Cgroup, program.hook) => Ok(()),
+            Some(link) if (link.place, link.hook) == (AttachPoint::Cgroup, program.hook) => Ok(()),
             Some(_) | None => {
                 Err(self.foreign(format!("it is not a link to the hook {} of a cgroup", self.name)))
             }
@@ -65,7 +65,7 @@ impl Pin {
     /// entries. In an older layout, only maps that every layout shares can be checked.
     pub(super) fn check_map(&self, folder: Folder) -> Result<u32, PinError> {
         let is_older = folder.layout < LAYOUT_VERSION;
-        let wanted = Map::named(&self.name).filter(|map| map.lasts || !is_older);
+        let wanted = Map::named(&self.name).filter(|map| map.is_lasting || !is_older);
         if wanted.is_none() && !is_older {
             return Err(self.foreign("Culvert has no map of that name"));
         }

@@ -15,7 +15,7 @@ use nix::{
 };
 use tunnel_common::{
     LAYOUT_VERSION,
-    table::{MAPS, Sizes},
+    table::{MAPS, MapSizes},
 };
 
 use super::{
@@ -89,7 +89,7 @@ pub(super) enum Found {
     /// There are no maps, or no complete set of them.
     Nothing,
     /// Maps of this layout, with their sizes.
-    Ours(Sizes),
+    Ours(MapSizes),
     /// Maps of an older layout, in this folder.
     Older(PathBuf),
 }
@@ -212,7 +212,7 @@ impl Pins {
             }
             return Ok(Found::Nothing);
         }
-        let sizes = Sizes::of_maps(|map| found.get(map.name).copied());
+        let sizes = MapSizes::of_maps(|map| found.get(map.name).copied());
         Ok(sizes.map_or(Found::Nothing, Found::Ours))
     }
 

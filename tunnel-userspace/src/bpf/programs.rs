@@ -9,7 +9,7 @@ use aya::{
     Ebpf,
     programs::{Program, ProgramError, ProgramFd, SchedClassifier},
 };
-use tunnel_common::table::{self, Type};
+use tunnel_common::table::{self, ProgramType};
 
 use super::load::LoadError;
 
@@ -62,9 +62,9 @@ pub(super) fn to_io(error: ProgramError) -> io::Error {
 /// Loads a program of an object into the kernel.
 pub(super) fn load(ebpf: &mut Ebpf, row: &table::Program) -> Result<(), LoadError> {
     let loaded = match (row.kind, ebpf.program_mut(row.name)) {
-        (Type::SocketAddress, Some(Program::CgroupSockAddr(program))) => program.load(),
-        (Type::Socket, Some(Program::CgroupSock(program))) => program.load(),
-        (Type::Classifier, Some(Program::SchedClassifier(program))) => program.load(),
+        (ProgramType::SocketAddress, Some(Program::CgroupSockAddr(program))) => program.load(),
+        (ProgramType::Socket, Some(Program::CgroupSock(program))) => program.load(),
+        (ProgramType::Classifier, Some(Program::SchedClassifier(program))) => program.load(),
         _ => return Err(LoadError::NoProgram { program: row.name }),
     };
     loaded.map_err(|source| LoadError::Program {

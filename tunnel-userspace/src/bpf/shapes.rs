@@ -47,7 +47,7 @@ mod tests {
     use aya_obj::{Object, ProgramSection};
     use tunnel_common::{
         LAYOUT_VERSION,
-        table::{Entries, Kind, MAPS, PROGRAMS, Type},
+        table::{Entries, MapType, MAPS, PROGRAMS, ProgramType},
     };
 
     use super::*;
@@ -88,13 +88,13 @@ mod tests {
             let programs = object.programs.iter().map(|(name, program)| {
                 let section = &program.section;
                 let kind = if matches!(section, ProgramSection::CgroupSockAddr { .. }) {
-                    Type::SocketAddress
+                    ProgramType::SocketAddress
                 } else if matches!(section, ProgramSection::CgroupSock { .. }) {
-                    Type::Socket
+                    ProgramType::Socket
                 } else {
                     let is_classifier = matches!(section, ProgramSection::SchedClassifier);
                     assert!(is_classifier, "{section:?}");
-                    Type::Classifier
+                    ProgramType::Classifier
                 };
                 (name.as_str(), kind)
             });
@@ -115,15 +115,15 @@ mod tests {
         for row in told {
             let map = Map::named(row[1].trim_matches('`')).expect("a map");
             let kind = match map.kind {
-                Kind::Hash => "hash",
-                Kind::Array => "array",
-                Kind::PerCpuArray => "per-CPU array",
-                Kind::LruHash => "LRU hash",
-                Kind::SocketStorage => "socket storage",
+                MapType::Hash => "hash",
+                MapType::Array => "array",
+                MapType::PerCpuArray => "per-CPU array",
+                MapType::LruHash => "LRU hash",
+                MapType::SocketStorage => "socket storage",
             };
             assert!(row[2].starts_with(kind), "{row:?}");
             let size = match map.entries {
-                Entries::Of(size, _) => format!("bpf.maps.{}", size.word()),
+                Entries::BySize(size, _) => format!("bpf.maps.{}", size.key()),
                 Entries::PerCpu(each) => format!("{each} a CPU"),
                 Entries::Fixed(0) => "one a socket".to_owned(),
                 Entries::Fixed(number) => number.to_string(),
@@ -135,7 +135,7 @@ mod tests {
             let row = conversions.iter().find(|row| row[1].contains(&name));
             let row = row.unwrap_or_else(|| panic!("no row about the migration of {name}"));
             let lasts = row[3].starts_with("as ") || row[3].contains("the same");
-            assert_eq!(lasts, map.lasts, "{row:?}");
+            assert_eq!(lasts, map.is_lasting, "{row:?}");
         }
     }
 }

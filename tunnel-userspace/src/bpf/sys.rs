@@ -18,7 +18,7 @@ use std::{
 };
 
 use aya::programs::ProgramFd;
-use tunnel_common::table::{GUARD, Map, Place, Type};
+use tunnel_common::table::{GUARD, Map, AttachPoint, ProgramType};
 use zerocopy::IntoBytes as _;
 
 pub use self::grace::RcuGrace;
@@ -142,8 +142,8 @@ impl Target<'_> {
     /// Returns the properties of a link from a program to this target and hook.
     pub(super) fn link(self, hook: u32) -> Link {
         let (place, at) = match self {
-            Self::Cgroup(_, number) => (Place::Cgroup, number),
-            Self::Device(device) => (Place::Uplinks, device.into()),
+            Self::Cgroup(_, number) => (AttachPoint::Cgroup, number),
+            Self::Device(device) => (AttachPoint::Uplinks, device.into()),
         };
         Link { place, at, hook }
     }
@@ -167,7 +167,7 @@ pub(super) fn create_link(
 /// Returns true if programs at tc can be attached by links. To attach one to a device that does not exist
 /// fails with ENODEV on a kernel with tcx, and with EINVAL on others.
 pub(super) fn knows_tcx(instructions: &[u64]) -> io::Result<bool> {
-    let program = load(instructions, Type::Classifier.number(), 0, 0)?;
+    let program = load(instructions, ProgramType::Classifier.number(), 0, 0)?;
     let nowhere = Target::Device(i32::MAX.unsigned_abs());
     match create_link(program.as_fd(), nowhere, GUARD.hook) {
         Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(true),
@@ -198,7 +198,7 @@ pub(super) fn detach_link(link: BorrowedFd<'_>) -> io::Result<()> {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Link {
     /// The attach point.
-    pub(super) place: Place,
+    pub(super) place: AttachPoint,
     /// The id of the cgroup, which is its inode number, or the index of the device; 0 if that was removed.
     pub(super) at: u64,
     /// The hook.
@@ -216,12 +216,12 @@ pub(super) fn link(object: BorrowedFd<'_>) -> io::Result<Option<Link>> {
     let [kind, _, _, _, first, second, third, ..] = object_info(object)?;
     Ok(match kind {
         BPF_LINK_TYPE_CGROUP => Some(Link {
-            place: Place::Cgroup,
+            place: AttachPoint::Cgroup,
             at: u64::from(second) << 32 | u64::from(first),
             hook: third,
         }),
         BPF_LINK_TYPE_TCX => Some(Link {
-            place: Place::Uplinks,
+            place: AttachPoint::Uplinks,
             at: first.into(),
             hook: second,
         }),
@@ -239,7 +239,7 @@ pub(super) fn is_classifier(object: BorrowedFd<'_>, name: &str) -> io::Result<bo
     let [kind, .., a, b, c, d] = object_info(object)?;
     let held = [a, b, c, d];
     let held = held.as_bytes().split(|byte| *byte == 0).next();
-    Ok(kind == Type::Classifier.number() && held == Some(name.as_bytes()))
+    Ok(kind == ProgramType::Classifier.number() && held == Some(name.as_bytes()))
 }
 
 /// Returns true if a file descriptor refers to a BPF object of that kind, by the name of the anonymous inode.
@@ -297,7 +297,7 @@ fn object_info(object: BorrowedFd<'_>) -> io::Result<[u32; 20]> {
 /// Returns true if a program with these instructions can be loaded for a socket-address hook. The verifier
 /// returns EINVAL for an unknown helper, and EACCES for an invalid call of a known one.
 pub(super) fn loads(instructions: &[u64], hook: u32) -> io::Result<bool> {
-    match load(instructions, Type::SocketAddress.number(), hook, 0) {
+    match load(instructions, ProgramType::SocketAddress.number(), hook, 0) {
         Ok(_program) => Ok(true),
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(false),
         Err(error) => Err(error),

@@ -1,6 +1,6 @@
 //! `culvert status` of a node, as a table.
 
-use tunnel_common::table::Size;
+use tunnel_common::table::MapSize;
 
 use super::table::Rows;
 use crate::{
@@ -54,10 +54,10 @@ pub(super) fn render(status: &NodeStatus) -> String {
 }
 
 /// Formats the used entries of a map and its capacity.
-fn usage(status: &NodeStatus, size: Size, used: usize) -> String {
-    let capacity = status.setup.maps.get(size.word()).copied().unwrap_or(0);
+fn usage(status: &NodeStatus, size: MapSize, used: usize) -> String {
+    let capacity = status.setup.maps.get(size.key()).copied().unwrap_or(0);
     let draining = status.programmed.draining_backends;
-    if size == Size::Backends && draining > 0 {
+    if size == MapSize::Backends && draining > 0 {
         return format!("{used} of {capacity}; {draining} removed ones have open connections");
     }
     format!("{used} of {capacity}")

@@ -4,26 +4,26 @@ use std::path::PathBuf;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use tunnel_common::table::Sizes;
+use tunnel_common::table::MapSizes;
 
 /// The kernel programs and their maps.
 #[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Bpf {
+pub struct BpfConfig {
     /// The cgroup whose sockets are translated; the daemon must run inside it.
     pub cgroup: Cgroup,
     /// The folder of pinned maps and programs, on a BPF file system.
     pub bpffs: PathBuf,
     /// The capacities of the maps, in entries.
-    pub maps: Sizes,
+    pub maps: MapSizes,
 }
 
-impl Default for Bpf {
+impl Default for BpfConfig {
     fn default() -> Self {
         Self {
             cgroup: Cgroup(None),
             bpffs: "/sys/fs/bpf/culvert".into(),
-            maps: Sizes::default(),
+            maps: MapSizes::default(),
         }
     }
 }

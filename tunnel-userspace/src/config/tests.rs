@@ -25,7 +25,7 @@ fn refusal(text: &str) -> (String, String) {
 
 /// Asserts that each config in the first column is refused. The second column has the field in the error, and
 /// optionally, after a colon, the beginning of the reason.
-fn refused<'a>(table: impl Iterator<Item = (&'a str, &'a str)>) {
+fn assert_refused<'a>(table: impl Iterator<Item = (&'a str, &'a str)>) {
     for (text, wanted) in table {
         let (wanted, start) = wanted.split_once(": ").unwrap_or((wanted, ""));
         let (field, reason) = refusal(text);
@@ -60,13 +60,13 @@ fn sections(value: &Value, path: &str, found: &mut Vec<String>) {
 
 #[test]
 fn every_section_refuses_an_unknown_field() {
-    let whole = shape::every_section();
+    let complete = shape::with_all_sections();
     let mut paths = Vec::new();
-    sections(&whole, "", &mut paths);
+    sections(&complete, "", &mut paths);
     assert!(paths.len() > 15, "{paths:?}");
 
     for path in paths {
-        let mut config = whole.clone();
+        let mut config = complete.clone();
         config.pointer_mut(&path).expect("a section")["nosuch"] = 1.into();
         let (field, reason) = refusal(&config.to_string());
         let expected = format!("{path}/nosuch").replace('/', ".");
@@ -116,7 +116,7 @@ fn an_invalid_value_is_refused_with_its_field() {
         service: { localListenerPollInterval: 60001ms } => service.localListenerPollInterval: must be from 1s to 60s
         source: { kube: { apiServers: ['https://a:1', 'b:1'] } } => \
             source.kube.apiServers[1]: `b:1` is not an API server address of the form https://HOST:PORT";
-    refused(rows(table));
+    assert_refused(rows(table));
 }
 
 #[test]
@@ -219,7 +219,7 @@ fn an_invalid_tunnel_section_is_refused_with_its_field() {
 fn manifest_files_are_the_default_source_only_if_no_source_is_configured() {
     let file = |text: &str| Config::parse(text).expect("good").source.file();
 
-    assert_eq!(file(""), Some(file::Settings::default()));
+    assert_eq!(file(""), Some(file::FileSettings::default()));
     assert_eq!(file("source: { kube: {} }"), None);
     assert!(file("source: { kube: {}, file: { path: x } }").is_some());
 }
@@ -234,7 +234,7 @@ fn the_default_ports_of_the_tunnel_are_not_used_by_other_components() {
         .chain([10_280]);
     let others: Vec<u16> = others.collect();
     let ours = [
-        Steering::default().ingress_port,
+        SteeringConfig::default().ingress_port,
         gateway::GatewaySettings::default().listen.port(),
         agent::AgentSettings::default().admin_address.port(),
     ];
@@ -256,7 +256,7 @@ fn a_section_that_is_a_list_or_a_single_value_is_refused() {
         bpf: auto => bpf: VALUE";
     let reason = |kind: &str| format!("must be a mapping of fields, but is {kind}; its fields are");
     let table = table.replace("LIST", &reason("a list"));
-    refused(rows(&table.replace("VALUE", &reason("a single value"))));
+    assert_refused(rows(&table.replace("VALUE", &reason("a single value"))));
     assert!(refusal("bpf: []").1.ends_with("bpffs, cgroup, maps"));
 }
 
@@ -283,7 +283,7 @@ fn two_listeners_with_the_same_port_are_refused() {
             healthz.address: port 9 is already used by admin.address (
         tunnel: { gateway: { listen: '0.0.0.0:10270' }, steering: {}, IDENTITY } => \
             tunnel.steering.ingressPort: port 10270 is already used by tunnel.gateway.listen (";
-    refused(rows(&table.replace("IDENTITY", IDENTITY)));
+    assert_refused(rows(&table.replace("IDENTITY", IDENTITY)));
     for text in [
         "{ admin: { address: 127.0.0.1:9 }, healthz: { address: 192.0.2.1:9 } }",
         "{ admin: { address: 127.0.0.1:0 }, healthz: { address: 127.0.0.1:0 } }",

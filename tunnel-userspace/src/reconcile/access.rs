@@ -4,8 +4,8 @@
 use std::io;
 
 use tunnel_common::{
-    service::{Backend, Front, FrontKey, Membership, Slot, Source, Tally},
-    steering::{Steered, SteeringKey},
+    service::{Backend, Frontend, FrontendKey, Membership, Slot, SourceRange, ServiceCounts},
+    steering::{SteeringRecord, SteeringKey},
 };
 
 /// A map can't be written.
@@ -51,13 +51,13 @@ pub trait MapWriter: Send {
     /// # Errors
     ///
     /// The kernel refused the write, and the entry is unchanged. The same holds for the other methods.
-    fn write_svc(&mut self, key: &FrontKey, index: u32) -> Result<(), WriteError>;
+    fn write_frontend_key(&mut self, key: &FrontendKey, index: u32) -> Result<(), WriteError>;
     /// Removes a frontend key, if it exists.
-    fn delete_svc(&mut self, key: &FrontKey) -> Result<(), WriteError>;
+    fn delete_frontend_key(&mut self, key: &FrontendKey) -> Result<(), WriteError>;
     /// Writes a frontend record that no key refers to yet.
-    fn write_front(&mut self, index: u32, front: &Front) -> Result<(), WriteError>;
+    fn write_frontend(&mut self, index: u32, front: &Frontend) -> Result<(), WriteError>;
     /// Writes a range of client addresses that no record refers to yet.
-    fn write_source(&mut self, index: u32, source: &Source) -> Result<(), WriteError>;
+    fn write_source_range(&mut self, index: u32, source: &SourceRange) -> Result<(), WriteError>;
     /// Writes slots that no record refers to yet, at consecutive indices from `first`. On an error, some of
     /// them may have been written.
     fn write_slots(&mut self, first: u32, slots: &[Slot]) -> Result<(), WriteError>;
@@ -65,37 +65,37 @@ pub trait MapWriter: Send {
     /// number of backends written, and the error that stopped the rest.
     fn write_backends(&mut self, backends: &[(u32, Backend)]) -> (usize, Result<(), WriteError>);
     /// Writes the set membership of a backend, which may be in use.
-    fn move_backend(&mut self, index: u32, sets: Membership) -> Result<(), WriteError>;
+    fn write_backend_sets(&mut self, index: u32, sets: Membership) -> Result<(), WriteError>;
     /// Marks a backend as removed.
     fn retire_backend(&mut self, index: u32) -> Result<(), WriteError>;
     /// Starts batching: keys and entries that are not in use yet are collected, to be written with few
     /// system calls. An entry is always written before the record or key that refers to it, and the whole
     /// batch before an entry in use changes. After a refused write, nothing else is written.
-    fn hold(&mut self);
+    fn start_batch(&mut self);
     /// Writes the batch, and ends batching.
     ///
     /// # Errors
     ///
     /// The kernel refused a write; it is unknown which entries were written.
-    fn flush(&mut self) -> Result<(), WriteError>;
+    fn flush_batch(&mut self) -> Result<(), WriteError>;
     /// Resets the counters of a service port.
-    fn reset_tally(&mut self, service: u32) -> Result<(), WriteError>;
+    fn reset_service_counters(&mut self, service: u32) -> Result<(), WriteError>;
 }
 
 /// Reads the counters that the kernel programs maintain.
-pub trait Counts {
+pub trait CounterReader {
     /// Returns the number of open connections of a backend, modulo 2^64.
     ///
     /// # Errors
     ///
     /// The kernel refused the read. The same holds for the other method.
-    fn open_at(&self, index: u32) -> Result<u64, ReadError>;
+    fn open_connections(&self, index: u32) -> Result<u64, ReadError>;
     /// Returns the counters of a service port; they start at 0 when its id is allocated.
-    fn tally(&self, service: u32) -> Result<Tally, ReadError>;
+    fn service_counters(&self, service: u32) -> Result<ServiceCounts, ReadError>;
 }
 
 /// Reads the service maps.
-pub trait MapReader: Counts {
+pub trait MapReader: CounterReader {
     /// Returns true if the maps were created by this process and are still empty.
     fn is_new(&self) -> bool;
     /// Returns every frontend key and the index of its record.
@@ -103,17 +103,17 @@ pub trait MapReader: Counts {
     /// # Errors
     ///
     /// The kernel refused the read. The same holds for the other methods.
-    fn fronts(&self) -> Result<Vec<(FrontKey, u32)>, ReadError>;
+    fn frontend_keys(&self) -> Result<Vec<(FrontendKey, u32)>, ReadError>;
     /// Returns a frontend record.
-    fn front(&self, index: u32) -> Result<Front, ReadError>;
+    fn frontend(&self, index: u32) -> Result<Frontend, ReadError>;
     /// Returns a slot.
     fn slot(&self, index: u32) -> Result<Slot, ReadError>;
     /// Returns a range of client addresses.
-    fn source(&self, index: u32) -> Result<Source, ReadError>;
+    fn source_range(&self, index: u32) -> Result<SourceRange, ReadError>;
     /// Returns the first `entries` backends, by index.
     fn backends(&self, entries: u32) -> Result<Vec<Backend>, ReadError>;
     /// Returns the counters of the service ports with the ids from 0 to `entries` - 1, in this order.
-    fn tallies(&self, entries: u32) -> Result<Vec<Tally>, ReadError>;
+    fn all_service_counters(&self, entries: u32) -> Result<Vec<ServiceCounts>, ReadError>;
 }
 
 /// Reads and writes the steering maps.
@@ -125,16 +125,16 @@ pub trait SteeringMaps: Send {
     /// The kernel refused the read. The same holds for the other methods that read.
     fn keys(&self) -> Result<Vec<(SteeringKey, u32)>, ReadError>;
     /// Returns the first `entries` records, by index.
-    fn records(&self, entries: u32) -> Result<Vec<Steered>, ReadError>;
+    fn records(&self, entries: u32) -> Result<Vec<SteeringRecord>, ReadError>;
     /// Returns the cookie of the network namespace from which the probe connected; 0 if no program has
     /// stored one.
-    fn host(&self) -> Result<u64, ReadError>;
+    fn host_namespace(&self) -> Result<u64, ReadError>;
     /// Resets this cookie to 0.
     ///
     /// # Errors
     ///
     /// The kernel refused the write.
-    fn forget_host(&mut self) -> Result<(), WriteError>;
+    fn reset_host_namespace(&mut self) -> Result<(), WriteError>;
     /// Inserts or updates the index of a key's record.
     ///
     /// # Errors
@@ -146,5 +146,5 @@ pub trait SteeringMaps: Send {
     fn delete_key(&mut self, key: &SteeringKey) -> Result<(), WriteError>;
     /// Writes a record that no key refers to. Of a removed record only the time of removal may change, since
     /// programs may still read it.
-    fn write_record(&mut self, index: u32, record: &Steered) -> Result<(), WriteError>;
+    fn write_record(&mut self, index: u32, record: &SteeringRecord) -> Result<(), WriteError>;
 }

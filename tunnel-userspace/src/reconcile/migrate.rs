@@ -5,9 +5,9 @@
 use std::{collections::BTreeMap, hash::Hash, time::Duration};
 
 use tunnel_common::{
-    service::{Backend, Front, Set, State},
-    steering::{Steered, SteeringKey},
-    table::{Rule, Size, Sizes},
+    service::{Backend, Frontend, IndexRange, BackendState},
+    steering::{SteeringRecord, SteeringKey},
+    table::{Headroom, MapSize, MapSizes},
 };
 use zerocopy::FromZeros as _;
 
@@ -23,7 +23,7 @@ use super::{
     "bpf.maps.{size} of {wanted} is too small: the present content of the maps needs {needed} or more \
      (open connections may use the highest index)"
 )]
-pub struct Misfit {
+pub struct MapTooSmall {
     /// The name of the size in the config.
     pub size: &'static str,
     /// The configured number.
@@ -32,19 +32,19 @@ pub struct Misfit {
     pub needed: u32,
 }
 
-impl Misfit {
+impl MapTooSmall {
     /// Returns true if this size is in the config. The size for steering is not, if steering is off.
     #[must_use]
-    pub fn is_asked_for(&self) -> bool {
-        self.size != Size::Steering.word() || self.wanted != Sizes::UNASKED
+    pub fn is_configured(&self) -> bool {
+        self.size != MapSize::Steering.key() || self.wanted != MapSizes::DISABLED
     }
 }
 
-fn fit(size: Size, wanted: Sizes, needed: u32) -> Result<(), Misfit> {
+fn check_size(size: MapSize, wanted: MapSizes, needed: u32) -> Result<(), MapTooSmall> {
     let wanted = wanted.of(size);
     if wanted < needed {
-        return Err(Misfit {
-            size: size.word(),
+        return Err(MapTooSmall {
+            size: size.key(),
             wanted,
             needed,
         });
@@ -54,15 +54,15 @@ fn fit(size: Size, wanted: Sizes, needed: u32) -> Result<(), Misfit> {
 
 /// A copy of the content of the service maps.
 #[derive(Debug)]
-pub struct ServiceSnapshot(Actual);
+pub struct ServiceMapsSnapshot(Actual);
 
-impl ServiceSnapshot {
+impl ServiceMapsSnapshot {
     /// Reads maps of these sizes, except for invalid entries.
     ///
     /// # Errors
     ///
     /// A map can't be read.
-    pub fn read(maps: &impl MapReader, had: Sizes) -> Result<Self, ReadError> {
+    pub fn read(maps: &impl MapReader, had: MapSizes) -> Result<Self, ReadError> {
         let (actual, _left_out) = read(maps, had)?;
         Ok(Self(actual))
     }
@@ -72,16 +72,16 @@ impl ServiceSnapshot {
     /// # Errors
     ///
     /// A size is too small.
-    pub fn fits(&self, wanted: Sizes) -> Result<(), Misfit> {
+    pub fn fits(&self, wanted: MapSizes) -> Result<(), MapTooSmall> {
         let ids = self.0.ports.keys().max();
         let indices = self.0.ports.values();
         let indices = indices.flat_map(|port| port.backends.values()).max();
         let fronts = u32::try_from(self.0.fronts.len()).unwrap_or(u32::MAX);
         let backends = self.0.used_backends;
-        fit(Size::Frontends, wanted, fronts.max(room_up_to(ids)))?;
-        fit(Size::Slots, wanted, self.0.sets.used)?;
-        fit(Size::SourceRanges, wanted, self.0.sources.used)?;
-        fit(Size::Backends, wanted, backends.max(room_up_to(indices)))
+        check_size(MapSize::Frontends, wanted, fronts.max(size_for_index(ids)))?;
+        check_size(MapSize::Slots, wanted, self.0.sets.used)?;
+        check_size(MapSize::SourceRanges, wanted, self.0.sources.used)?;
+        check_size(MapSize::Backends, wanted, backends.max(size_for_index(indices)))
     }
 
     /// Writes the content into empty maps. Backend indices beyond the size of the old maps get the state
@@ -94,44 +94,44 @@ impl ServiceSnapshot {
         &self,
         from: &impl MapReader,
         to: &mut impl MapWriter,
-        sizes: Sizes,
-        unused: State,
+        sizes: MapSizes,
+        unused: BackendState,
     ) -> Result<(), AdoptError> {
         let known = self.0.sizes.backend_entries();
         let backends = from.backends(known.min(sizes.backend_entries()))?;
         let backends = (0..).zip(backends).filter_map(|(index, backend)| {
             let state = self.0.standing(index).state;
-            (state != State::default()).then_some((index, Backend { state, ..backend }))
+            (state != BackendState::default()).then_some((index, Backend { state, ..backend }))
         });
         let (_, written) = to.write_backends(&backends.collect::<Vec<_>>());
         written?;
-        write_unused(to, known, sizes, unused)?;
+        write_unused_backends(to, known, sizes, unused)?;
         // Slots and records may move, since only other entries of these maps refer to them.
-        let sets = closed_up(&self.0.sets, |base, backends| {
+        let sets = write_compacted(&self.0.sets, |base, backends| {
             let slots: Vec<_> = slots(backends).collect();
             to.write_slots(base, &slots)
         })?;
-        let sources = closed_up(&self.0.sources, |base, ranges| {
+        let sources = write_compacted(&self.0.sources, |base, ranges| {
             let mut ranges = (base..).zip(ranges);
-            ranges.try_for_each(|(place, range)| to.write_source(place, range))
+            ranges.try_for_each(|(place, range)| to.write_source_range(place, range))
         })?;
         let fronts: BTreeMap<_, _> = self.0.fronts.iter().collect();
         for (index, (key, front)) in (0..).zip(fronts) {
-            let record = Front {
-                cluster: moved(&sets, front.record.cluster),
-                local: moved(&sets, front.record.local),
-                sources: moved(&sources, front.record.sources),
+            let record = Frontend {
+                cluster: with_new_base(&sets, front.record.cluster),
+                local: with_new_base(&sets, front.record.local),
+                source_ranges: with_new_base(&sources, front.record.source_ranges),
                 ..front.record
             };
-            to.write_front(index, &record)?;
-            to.write_svc(key, index)?;
+            to.write_frontend(index, &record)?;
+            to.write_frontend_key(key, index)?;
         }
         Ok(())
     }
 }
 
 /// Writes all lists without gaps. Returns the new base of each list, by its old base.
-fn closed_up<T: Eq + Hash>(
+fn write_compacted<T: Eq + Hash>(
     lists: &Lists<T>,
     mut write: impl FnMut(u32, &[T]) -> Result<(), WriteError>,
 ) -> Result<BTreeMap<u32, u32>, WriteError> {
@@ -147,9 +147,9 @@ fn closed_up<T: Eq + Hash>(
 }
 
 /// Returns a set with its new base.
-fn moved(bases: &BTreeMap<u32, u32>, set: Set) -> Set {
+fn with_new_base(bases: &BTreeMap<u32, u32>, set: IndexRange) -> IndexRange {
     let base = bases.get(&set.base).filter(|_| set.len > 0);
-    base.map_or_else(Set::default, |base| Set { base: *base, ..set })
+    base.map_or_else(IndexRange::default, |base| IndexRange { base: *base, ..set })
 }
 
 /// Writes the state `unused` to every backend index from `first` on.
@@ -157,14 +157,14 @@ fn moved(bases: &BTreeMap<u32, u32>, set: Set) -> Set {
 /// # Errors
 ///
 /// The map can't be written.
-pub fn write_unused(
+pub fn write_unused_backends(
     to: &mut impl MapWriter,
     first: u32,
-    sizes: Sizes,
-    unused: State,
+    sizes: MapSizes,
+    unused: BackendState,
 ) -> Result<(), WriteError> {
     let backend = Backend {
-        state: unused.gone(),
+        state: unused.removed(),
         ..Backend::new_zeroed()
     };
     let all = (first..sizes.backend_entries()).map(|index| (index, backend));
@@ -173,38 +173,38 @@ pub fn write_unused(
 }
 
 /// Returns the smallest size for which the array contains this index; 0 without an index.
-fn room_up_to(index: Option<&u32>) -> u32 {
+fn size_for_index(index: Option<&u32>) -> u32 {
     let Some(entries) = index.map(|index| index + 1) else {
         return 0;
     };
     // The search is short: an array has at most 65 entries and an eighth more than its size.
-    let least = Rule::Spare.room(entries).saturating_sub(1);
-    let is_enough = |size: &u32| Rule::Spare.entries(*size) >= entries;
+    let least = Headroom::Update.size_for(entries).saturating_sub(1);
+    let is_enough = |size: &u32| Headroom::Update.entries(*size) >= entries;
     (least..).find(is_enough).unwrap_or(entries)
 }
 
 /// A copy of the content of the steering maps.
 #[derive(Debug)]
-pub struct SteeringSnapshot {
+pub struct SteeringMapsSnapshot {
     keys: Vec<(SteeringKey, u32)>,
-    records: BTreeMap<u32, Steered>,
+    records: BTreeMap<u32, SteeringRecord>,
 }
 
-impl SteeringSnapshot {
+impl SteeringMapsSnapshot {
     /// Reads maps of these sizes, except for records whose quarantine has ended. `now` is the time since
     /// the machine started.
     ///
     /// # Errors
     ///
     /// A map can't be read.
-    pub fn read(maps: &impl SteeringMaps, had: Sizes, now: Duration) -> Result<Self, ReadError> {
-        let rested = |record: &Steered| {
+    pub fn read(maps: &impl SteeringMaps, had: MapSizes, now: Duration) -> Result<Self, ReadError> {
+        let rested = |record: &SteeringRecord| {
             // A record with a removal in the future is still in quarantine.
-            record.removed > 0 && nanos(now).saturating_sub(record.removed) >= nanos(QUARANTINE)
+            record.removed_at > 0 && nanos(now).saturating_sub(record.removed_at) >= nanos(QUARANTINE)
         };
         let records = (0_u32..).zip(maps.records(had.steered_entries())?);
         let records: BTreeMap<_, _> = records
-            .filter(|(_, record)| record.kind == Steered::NODE && !rested(record))
+            .filter(|(_, record)| record.kind == SteeringRecord::NODE && !rested(record))
             .collect();
         let is_sound = |(key, index): &(SteeringKey, u32)| {
             records.get(index).is_some_and(|record| record.key == *key)
@@ -218,12 +218,12 @@ impl SteeringSnapshot {
     /// # Errors
     ///
     /// The size is too small.
-    pub fn fits(&self, wanted: Sizes) -> Result<(), Misfit> {
+    pub fn fits(&self, wanted: MapSizes) -> Result<(), MapTooSmall> {
         let keys = u32::try_from(self.keys.len()).unwrap_or(u32::MAX);
         // The array has 2 * size + 1 records, and the last one is the probe's.
         let last = self.records.keys().next_back();
         let records = last.map_or(0, |index| index / 2 + 1);
-        fit(Size::Steering, wanted, keys.max(records))
+        check_size(MapSize::Steering, wanted, keys.max(records))
     }
 
     /// Writes the content into empty maps.

@@ -1,32 +1,32 @@
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
-use tunnel_common::{service::FrontKey, table::Sizes};
+use tunnel_common::{service::FrontendKey, table::MapSizes};
 
 use super::{
     access::{AdoptError, MapReader, MapWriter},
-    desired::{Changed, Desired, Settings, served},
-    grace::{Grace, Retired},
-    observe::{Measures, Published, Stats, SyncStats, concerns, show},
+    desired::{PlanChanges, DesiredPlans, PlanSettings, served},
+    grace::{GracePeriod, Retired},
+    observe::{MetricsRecorder, PublishedServices, ReconcileStats, SyncMetrics, concerns, publish_services},
     sync::MapSync,
 };
 use crate::{
-    model::{Concern, ObjectName, Update},
+    model::{ObjectWarning, ObjectName, ClusterUpdate},
     plan::{HealthChecks, SteeringProblem},
 };
 
 /// Owns the service maps, and keeps them as planned.
 pub struct Reconciler<M> {
-    pub(super) desired: Desired,
+    pub(super) desired: DesiredPlans,
     pub(super) sync: MapSync<M>,
-    pub(super) measures: Measures,
+    pub(super) metrics: MetricsRecorder,
     /// The published Services.
-    published: Published,
+    published: PublishedServices,
     /// True if a source has not answered since the start.
     stale: bool,
     /// Services with frontends that no poll for listeners has covered yet; they are not written before.
     /// `None` if polling is off.
-    pub(super) held_back: Option<BTreeSet<ObjectName>>,
+    pub(super) waiting_for_poll: Option<BTreeSet<ObjectName>>,
 }
 
 impl<M: MapReader + MapWriter> Reconciler<M> {
@@ -37,30 +37,30 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
     /// The maps can't be read, or invalid entries can't be removed.
     pub fn adopt(
         maps: M,
-        sizes: Sizes,
-        grace: &impl Grace,
-        settings: Settings,
+        sizes: MapSizes,
+        grace: &impl GracePeriod,
+        settings: PlanSettings,
     ) -> Result<Self, AdoptError> {
         Ok(Self {
             sync: MapSync::adopt(maps, sizes, grace)?,
-            desired: Desired::new(settings),
-            measures: Measures::default(),
-            published: Published::default(),
+            desired: DesiredPlans::new(settings),
+            metrics: MetricsRecorder::default(),
+            published: PublishedServices::default(),
             stale: false,
-            held_back: None,
+            waiting_for_poll: None,
         })
     }
 
     /// Writes the Services that changed. Those that can't be written stay dirty. Returns the entries that
     /// are no longer in use, to be freed after a grace period.
-    pub fn pass(&mut self) -> Retired {
-        if let Some(held_back) = &mut self.held_back {
+    pub fn write_changes(&mut self) -> Retired {
+        if let Some(held_back) = &mut self.waiting_for_poll {
             let listeners = &self.desired.listeners;
-            let is_held = |service: &ObjectName| listeners.has_unknown(service);
-            held_back.extend(self.sync.dirty.extract_if(.., is_held));
+            let is_waiting = |service: &ObjectName| listeners.has_unpolled(service);
+            held_back.extend(self.sync.dirty.extract_if(.., is_waiting));
         }
         let services = self.sync.pass(&self.desired);
-        show(services, &self.desired, &self.sync, &self.published);
+        publish_services(services, &self.desired, &self.sync, &self.published);
         self.sync.ports.take_retired()
     }
 
@@ -70,9 +70,9 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
     /// # Errors
     ///
     /// As [`Self::adopt`]; the tracked content stays as it was.
-    pub fn audit(&mut self, grace: &impl Grace) -> Result<u64, AdoptError> {
+    pub fn audit(&mut self, grace: &impl GracePeriod) -> Result<u64, AdoptError> {
         let differences = self.sync.audit(&self.desired, grace)?;
-        self.measures.is_full |= differences > 0;
+        self.metrics.is_full |= differences > 0;
         Ok(differences)
     }
 }
@@ -86,43 +86,43 @@ impl<M> Reconciler<M> {
 
     /// Returns the published Services.
     #[must_use]
-    pub const fn published(&self) -> &Published {
+    pub const fn published(&self) -> &PublishedServices {
         &self.published
     }
 
     /// Plans the changes of an update. Writes nothing.
-    pub fn update(&mut self, update: Update) {
+    pub fn update(&mut self, update: ClusterUpdate) {
         self.stale = update.stale;
-        self.measures.stats.last_queued_at = Some(Timestamp::now());
+        self.metrics.metrics.last_queued_at = Some(Timestamp::now());
         for (name, state) in &update.services {
             self.sync.unclaimed.told(name);
             let before = self.desired.states.get(name);
-            self.measures.note(name, before, served(state.as_ref()));
+            self.metrics.record_change(name, before, served(state.as_ref()));
         }
-        let (synced, whole) = (update.synced, update.whole);
+        let (synced, whole) = (update.synced, update.complete);
         let changed = self.desired.apply(update.nodes, update.services);
         self.sync.heard(synced, whole);
-        self.touch(changed);
+        self.mark_dirty(changed);
     }
 
     /// Replaces the addresses of this node. Writes nothing.
     pub fn set_addresses(&mut self, addresses: BTreeSet<IpAddr>) {
         let changed = self.desired.set_addresses(addresses);
-        self.touch(changed);
+        self.mark_dirty(changed);
     }
 
     /// Replaces the set of frontends with a local listener. Frontends on addresses of other nodes are
     /// ignored. Writes nothing.
-    pub fn set_listeners(&mut self, found: BTreeSet<FrontKey>) {
+    pub fn set_listeners(&mut self, found: BTreeSet<FrontendKey>) {
         let changed = self.desired.set_listeners(&found);
-        self.touch(changed);
-        if let Some(held_back) = &mut self.held_back {
+        self.mark_dirty(changed);
+        if let Some(held_back) = &mut self.waiting_for_poll {
             self.sync.dirty.append(held_back);
         }
     }
 
-    fn touch(&mut self, mut changed: Changed) {
-        self.measures.is_full |= changed.is_all;
+    fn mark_dirty(&mut self, mut changed: PlanChanges) {
+        self.metrics.is_full |= changed.is_all;
         self.sync.dirty.append(&mut changed.services);
     }
 
@@ -139,22 +139,22 @@ impl<M> Reconciler<M> {
     }
 
     /// Returns the problems that an operator must act on.
-    pub(super) fn concerns(&self, steering: &BTreeSet<SteeringProblem>) -> Vec<Concern> {
+    pub(super) fn concerns(&self, steering: &BTreeSet<SteeringProblem>) -> Vec<ObjectWarning> {
         concerns(&self.desired, &self.sync, steering)
     }
 
     /// Fills in the statistics of a sync that has just ended.
-    pub(super) fn describe(&mut self, stats: &mut Stats, took: Duration) {
+    pub(super) fn fill_stats(&mut self, stats: &mut ReconcileStats, took: Duration) {
         stats.stale = self.stale;
-        stats.describe(&self.desired, &self.sync);
+        stats.fill_from(&self.desired, &self.sync);
         if self.sync.is_synced() {
-            let (dirty, starved) = (&self.sync.dirty, &self.sync.starved);
-            let is_open = |name: &ObjectName| dirty.contains(name) || starved.contains(name);
-            self.measures.pass(took, Timestamp::now(), is_open);
-            stats.sync = SyncStats {
-                gaps: self.desired.gaps,
-                planned: self.desired.planned,
-                ..self.measures.stats.clone()
+            let (dirty, starved) = (&self.sync.dirty, &self.sync.waiting_for_entries);
+            let is_pending = |name: &ObjectName| dirty.contains(name) || starved.contains(name);
+            self.metrics.record_sync(took, Timestamp::now(), is_pending);
+            stats.sync = SyncMetrics {
+                gaps: self.desired.no_local_endpoints,
+                planned: self.desired.plans_computed,
+                ..self.metrics.metrics.clone()
             };
         }
     }

@@ -15,20 +15,20 @@ use tokio::sync::watch;
 use tunnel_common::{
     addr::{Address, Port},
     reason::Reason,
-    steering::{Prefix, Steered, SteeringKey},
-    table::Sizes,
+    steering::{Prefix, SteeringRecord, SteeringKey},
+    table::MapSizes,
 };
 
 pub use self::homes::QUARANTINE;
 pub(super) use self::homes::nanos;
-use self::homes::{Free, address_of};
+use self::homes::{FreeIndices, steering_address};
 use super::{
     access::{AdoptError, SteeringMaps, WriteError},
     sync::count,
 };
 use crate::{
     latest,
-    model::{ConfigMap, Node, ObjectName, Targets, Update},
+    model::{ConfigMap, Node, ObjectName, SteeringTargets, ClusterUpdate},
     plan::{self, SteeringPlan, SteeringProblem, SteeringRules},
 };
 
@@ -40,7 +40,7 @@ pub struct SteeringSettings {
     /// The steering prefixes.
     pub prefixes: Vec<Prefix>,
     /// The port of the ingress.
-    pub port: u16,
+    pub ingress_port: u16,
 }
 
 /// The state of steering, for status.
@@ -62,35 +62,35 @@ pub struct SteeringView {
 }
 
 /// Plans steering, and owns the steering maps.
-pub struct Steering<M> {
+pub struct SteeringReconciler<M> {
     maps: M,
-    sizes: Sizes,
+    sizes: MapSizes,
     settings: SteeringSettings,
     nodes: BTreeMap<ObjectName, Arc<Node>>,
     config_map: Option<Arc<ConfigMap>>,
     /// The keys in the map, each with the index of its record.
     keys: BTreeMap<SteeringKey, u32>,
     /// All records in the map, including those that are marked as removed.
-    records: BTreeMap<u32, Steered>,
+    records: BTreeMap<u32, SteeringRecord>,
     plan: SteeringPlan,
     /// Keys of an earlier process that are not planned. They stay as long as an object of the sources is
     /// missing, since that object may be the one that requires them.
     orphans: BTreeSet<SteeringKey>,
     /// Planned keys without a free index or a free map entry.
-    homeless: BTreeSet<SteeringKey>,
+    unallocated: BTreeSet<SteeringKey>,
     synced: bool,
-    whole: bool,
+    is_complete: bool,
     /// True if something changed since the last sync.
     has_changed: bool,
     /// True if a write of the last sync failed.
     has_failed: bool,
-    pub(super) known: BTreeSet<SteeringProblem>,
+    pub(super) known_problems: BTreeSet<SteeringProblem>,
     /// The number of problems that occurred in this process, by reason.
-    pub(super) counts: BTreeMap<Reason, u64>,
-    targets: watch::Sender<Arc<Targets>>,
+    pub(super) reason_counts: BTreeMap<Reason, u64>,
+    targets: watch::Sender<Arc<SteeringTargets>>,
 }
 
-impl<M: SteeringMaps> Steering<M> {
+impl<M: SteeringMaps> SteeringReconciler<M> {
     /// Adopts the content of the maps. `now` is the time since the machine started.
     ///
     /// # Errors
@@ -98,13 +98,13 @@ impl<M: SteeringMaps> Steering<M> {
     /// The maps can't be read or written.
     pub fn adopt(
         mut maps: M,
-        sizes: Sizes,
+        sizes: MapSizes,
         settings: SteeringSettings,
         now: Duration,
     ) -> Result<Self, AdoptError> {
         let records = (0_u32..).zip(maps.records(sizes.steered_entries())?);
-        let records: BTreeMap<u32, Steered> = records
-            .filter(|(_, record)| record.kind == Steered::NODE)
+        let records: BTreeMap<u32, SteeringRecord> = records
+            .filter(|(_, record)| record.kind == SteeringRecord::NODE)
             .collect();
         let mut keys = BTreeMap::new();
         for (key, index) in maps.keys()? {
@@ -124,30 +124,30 @@ impl<M: SteeringMaps> Steering<M> {
             keys,
             records,
             plan: SteeringPlan::default(),
-            homeless: BTreeSet::new(),
+            unallocated: BTreeSet::new(),
             synced: false,
-            whole: false,
+            is_complete: false,
             has_changed: true,
             has_failed: false,
-            known: BTreeSet::new(),
-            counts: BTreeMap::new(),
+            known_problems: BTreeSet::new(),
+            reason_counts: BTreeMap::new(),
             targets: watch::Sender::default(),
         };
         // A process that was killed may have left records that no key refers to.
-        for index in steering.strays() {
-            steering.retire(index, now)?;
+        for index in steering.unreferenced_records() {
+            steering.mark_removed(index, now)?;
         }
         Ok(steering)
     }
 
     /// Returns a receiver for the targets that steering addresses represent, by index.
     #[must_use]
-    pub fn targets(&self) -> watch::Receiver<Arc<Targets>> {
+    pub fn targets(&self) -> watch::Receiver<Arc<SteeringTargets>> {
         self.targets.subscribe()
     }
 
     /// Applies the changes of an update. Writes nothing.
-    pub fn update(&mut self, update: &Update) {
+    pub fn update(&mut self, update: &ClusterUpdate) {
         for (name, node) in &update.nodes {
             self.has_changed = true;
             match node {
@@ -155,16 +155,16 @@ impl<M: SteeringMaps> Steering<M> {
                 None => self.nodes.remove(name),
             };
         }
-        let wanted = self.settings.rules.as_ref().map(|rules| &rules.config_map);
+        let port_config_map = self.settings.rules.as_ref().map(|rules| &rules.config_map);
         for (name, config_map) in &update.config_maps {
-            if Some(name) == wanted {
+            if Some(name) == port_config_map {
                 self.has_changed = true;
                 self.config_map.clone_from(config_map);
             }
         }
-        self.has_changed |= (update.synced, update.whole) != (self.synced, self.whole);
+        self.has_changed |= (update.synced, update.complete) != (self.synced, self.is_complete);
         self.synced |= update.synced;
-        self.whole = update.whole;
+        self.is_complete = update.complete;
     }
 
     /// Returns true if a change waits to be written.
@@ -177,17 +177,17 @@ impl<M: SteeringMaps> Steering<M> {
     /// whose quarantine ends.
     #[must_use]
     pub fn is_incomplete(&self) -> bool {
-        self.synced && (self.has_failed || !self.homeless.is_empty())
+        self.synced && (self.has_failed || !self.unallocated.is_empty())
     }
 
     /// Plans steering, and writes the differences. Failed writes are retried in the next sync.
-    pub fn pass(&mut self, now: Duration) {
+    pub fn sync(&mut self, now: Duration) {
         if !self.synced {
             return;
         }
         if self.has_changed {
             self.plan = match &self.settings.rules {
-                Some(rules) => plan::steering(&self.nodes, self.config_map.as_deref(), rules),
+                Some(rules) => plan::plan_steering(&self.nodes, self.config_map.as_deref(), rules),
                 None => SteeringPlan::default(),
             };
         }
@@ -195,20 +195,20 @@ impl<M: SteeringMaps> Steering<M> {
         let written = self.write(now);
         self.has_failed = written.is_err();
         let mut problems = self.plan.problems.clone();
-        problems.extend(self.no_room());
+        problems.extend(self.full_problem());
         problems.extend(written.err().map(|error| SteeringProblem {
             reason: Reason::WriteFailed,
             node: None,
             object: "the steering maps".to_owned(),
             text: format!("{error}: {}", error.source),
         }));
-        self.note(problems);
+        self.replace_problems(problems);
     }
 
     /// Returns one problem for all unallocated keys, since there may be thousands.
-    fn no_room(&self) -> Option<SteeringProblem> {
-        let first = self.plan.targets.get(self.homeless.first()?)?;
-        let others = self.homeless.len() - 1;
+    fn full_problem(&self) -> Option<SteeringProblem> {
+        let first = self.plan.targets.get(self.unallocated.first()?)?;
+        let others = self.unallocated.len() - 1;
         Some(SteeringProblem {
             reason: Reason::SteeringFull,
             node: None,
@@ -218,11 +218,11 @@ impl<M: SteeringMaps> Steering<M> {
     }
 
     fn write(&mut self, now: Duration) -> Result<(), WriteError> {
-        self.homeless.clear();
-        self.keep_orphans();
+        self.unallocated.clear();
+        self.prune_orphans();
         // A failed write may have left records without a key.
-        for index in self.strays() {
-            self.retire(index, now)?;
+        for index in self.unreferenced_records() {
+            self.mark_removed(index, now)?;
         }
         let is_stale =
             |key: &SteeringKey| !self.plan.targets.contains_key(key) && !self.orphans.contains(key);
@@ -230,57 +230,57 @@ impl<M: SteeringMaps> Steering<M> {
         let staying = self.keys.len() - stale.len();
         // Zero if an earlier process with larger maps left more keys than fit.
         let mut room = count(self.sizes.steering).saturating_sub(staying);
-        let end = self.canary_index();
-        let mut free = Free::new(&self.records, end, &self.settings.prefixes, now);
+        let end = self.probe_index();
+        let mut free = FreeIndices::new(&self.records, end, &self.settings.prefixes, now);
         // Records are written first, then their targets are published, then the keys are written.
-        let mut homes = BTreeMap::new();
+        let mut allocated = BTreeMap::new();
         for key in self.plan.targets.keys() {
-            if let Some(index) = self.home_of(key) {
-                homes.insert(*key, index);
+            if let Some(index) = self.allocated_index(key) {
+                allocated.insert(*key, index);
                 continue;
             }
             let is_new = !self.keys.contains_key(key);
             let has_room = !is_new || room > 0;
-            let Some((index, to)) = has_room.then(|| free.find_home(key)).flatten() else {
-                self.homeless.insert(*key);
+            let Some((index, to)) = has_room.then(|| free.allocate(key)).flatten() else {
+                self.unallocated.insert(*key);
                 continue;
             };
             room -= usize::from(is_new);
-            let record = Steered {
-                removed: 0,
+            let record = SteeringRecord {
+                removed_at: 0,
                 key: *key,
-                to,
-                to_port: Port::from_host(self.settings.port),
-                kind: Steered::NODE,
+                steering_address: to,
+                ingress_port: Port::from_host(self.settings.ingress_port),
+                kind: SteeringRecord::NODE,
             };
             self.maps.write_record(index, &record)?;
             self.records.insert(index, record);
-            homes.insert(*key, index);
+            allocated.insert(*key, index);
         }
-        self.publish(&homes, true);
-        let mut left = Vec::new();
+        self.publish(&allocated, true);
+        let mut unused = Vec::new();
         // Deletions come first, to make room for new keys.
         for key in stale {
             self.maps.delete_key(&key)?;
-            left.extend(self.keys.remove(&key));
+            unused.extend(self.keys.remove(&key));
         }
-        for (key, index) in &homes {
+        for (key, index) in &allocated {
             if self.keys.get(key) != Some(index) {
                 self.maps.write_key(key, *index)?;
-                left.extend(self.keys.insert(*key, *index));
+                unused.extend(self.keys.insert(*key, *index));
             }
         }
-        for index in left {
-            self.retire(index, now)?;
+        for index in unused {
+            self.mark_removed(index, now)?;
         }
-        self.publish(&homes, false);
+        self.publish(&allocated, false);
         Ok(())
     }
 
     /// Removes the orphaned keys that need not be kept. While an object of the sources is missing, a key
     /// stays if its Node or the list of its port may be that object.
-    fn keep_orphans(&mut self) {
-        let rules = self.settings.rules.as_ref().filter(|_| !self.whole);
+    fn prune_orphans(&mut self) {
+        let rules = self.settings.rules.as_ref().filter(|_| !self.is_complete);
         let Some(rules) = rules.filter(|rules| !rules.is_own_edge(&self.nodes)) else {
             self.orphans.clear();
             return;
@@ -302,11 +302,11 @@ impl<M: SteeringMaps> Steering<M> {
     }
 
     /// Returns the index of a key, if its record has the right steering address and port.
-    fn home_of(&self, key: &SteeringKey) -> Option<u32> {
+    fn allocated_index(&self, key: &SteeringKey) -> Option<u32> {
         let index = *self.keys.get(key)?;
         let record = self.records.get(&index)?;
-        let to = address_of(&self.settings.prefixes, key, index)?;
-        (record.to == to && record.to_port == Port::from_host(self.settings.port)).then_some(index)
+        let to = steering_address(&self.settings.prefixes, key, index)?;
+        (record.steering_address == to && record.ingress_port == Port::from_host(self.settings.ingress_port)).then_some(index)
     }
 
     /// Writes the key that the probe dials: the programs store the network namespace of a connect to it,
@@ -315,16 +315,16 @@ impl<M: SteeringMaps> Steering<M> {
     /// # Errors
     ///
     /// The maps can't be written.
-    pub fn put_canary(&mut self, key: &SteeringKey) -> Result<(), WriteError> {
-        let record = Steered {
-            removed: 0,
+    pub fn write_probe_key(&mut self, key: &SteeringKey) -> Result<(), WriteError> {
+        let record = SteeringRecord {
+            removed_at: 0,
             key: *key,
-            to: key.address,
-            to_port: key.port,
-            kind: Steered::CANARY,
+            steering_address: key.address,
+            ingress_port: key.port,
+            kind: SteeringRecord::PROBE,
         };
-        let index = self.canary_index();
-        self.maps.forget_host()?;
+        let index = self.probe_index();
+        self.maps.reset_host_namespace()?;
         self.maps.write_record(index, &record)?;
         self.maps.write_key(key, index)
     }
@@ -335,15 +335,15 @@ impl<M: SteeringMaps> Steering<M> {
     /// # Errors
     ///
     /// As [`Self::put_canary`], or the maps can't be read.
-    pub fn take_canary(&mut self, key: &SteeringKey) -> Result<u64, AdoptError> {
+    pub fn remove_probe_key(&mut self, key: &SteeringKey) -> Result<u64, AdoptError> {
         self.maps.delete_key(key)?;
-        Ok(self.maps.host()?)
+        Ok(self.maps.host_namespace()?)
     }
 
     /// Returns the records that no key refers to, except those that are marked as removed.
-    fn strays(&self) -> Vec<u32> {
-        let led: BTreeSet<u32> = self.keys.values().copied().collect();
-        let is_stray = |record: &Steered, index| record.removed == 0 && !led.contains(index);
+    fn unreferenced_records(&self) -> Vec<u32> {
+        let referenced: BTreeSet<u32> = self.keys.values().copied().collect();
+        let is_stray = |record: &SteeringRecord, index| record.removed_at == 0 && !referenced.contains(index);
         let strays = self
             .records
             .iter()
@@ -352,10 +352,10 @@ impl<M: SteeringMaps> Steering<M> {
     }
 
     /// Marks a record as removed, by setting its time of removal; everything else stays.
-    fn retire(&mut self, index: u32, now: Duration) -> Result<(), WriteError> {
+    fn mark_removed(&mut self, index: u32, now: Duration) -> Result<(), WriteError> {
         if let Some(record) = self.records.get_mut(&index) {
-            let removed = Steered {
-                removed: nanos(now).max(1),
+            let removed = SteeringRecord {
+                removed_at: nanos(now).max(1),
                 ..*record
             };
             self.maps.write_record(index, &removed)?;
@@ -366,8 +366,8 @@ impl<M: SteeringMaps> Steering<M> {
 
     /// Publishes the target of each index. With `with_old`, the targets of removed indices stay published,
     /// since their keys still exist.
-    fn publish(&self, homes: &BTreeMap<SteeringKey, u32>, with_old: bool) {
-        let mut targets: Targets = homes
+    fn publish(&self, allocated: &BTreeMap<SteeringKey, u32>, with_old: bool) {
+        let mut targets: SteeringTargets = allocated
             .iter()
             .filter_map(|(key, index)| Some((*index, self.plan.targets.get(key)?.clone())))
             .collect();
@@ -380,35 +380,35 @@ impl<M: SteeringMaps> Steering<M> {
     }
 
     /// Replaces the problems, and logs those that are new or resolved.
-    fn note(&mut self, problems: BTreeSet<SteeringProblem>) {
-        for problem in problems.difference(&self.known) {
-            *self.counts.entry(problem.reason).or_default() += 1;
+    fn replace_problems(&mut self, problems: BTreeSet<SteeringProblem>) {
+        for problem in problems.difference(&self.known_problems) {
+            *self.reason_counts.entry(problem.reason).or_default() += 1;
             let reason = problem.reason.label();
             let SteeringProblem { object, text, .. } = problem;
             tracing::warn!(reason, object, text, "cannot steer everything");
         }
-        for problem in self.known.difference(&problems) {
+        for problem in self.known_problems.difference(&problems) {
             let SteeringProblem { object, text, .. } = problem;
             tracing::info!(object, text, "steering problem resolved");
         }
-        self.known = problems;
+        self.known_problems = problems;
     }
 
     /// Returns the last index, which is reserved for the probe.
-    const fn canary_index(&self) -> u32 {
+    const fn probe_index(&self) -> u32 {
         self.sizes.steered_entries() - 1
     }
 
     /// Returns the state for status.
     #[must_use]
     pub fn view(&self) -> SteeringView {
-        let in_words = |problem: &SteeringProblem| format!("{}: {}", problem.object, problem.text);
+        let describe = |problem: &SteeringProblem| format!("{}: {}", problem.object, problem.text);
         SteeringView {
             edge_nodes: self.plan.edge_nodes,
             entries: self.keys.len(),
-            unprogrammed: self.homeless.len(),
+            unprogrammed: self.unallocated.len(),
             failing: self.has_failed,
-            problems: self.known.iter().map(in_words).collect(),
+            problems: self.known_problems.iter().map(describe).collect(),
         }
     }
 }

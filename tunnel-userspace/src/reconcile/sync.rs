@@ -14,7 +14,7 @@ mod unclaimed;
 use std::collections::{BTreeMap, BTreeSet};
 
 use litemap::LiteMap;
-use tunnel_common::{reason::Reason, table::Sizes};
+use tunnel_common::{reason::Reason, table::MapSizes};
 
 pub use self::canary::Canary;
 pub(super) use self::{
@@ -27,9 +27,9 @@ use self::{
 };
 use super::{
     access::{AdoptError, MapReader, MapWriter, WriteError},
-    desired::Desired,
-    grace::{Grace, Retired},
-    problems::{Faults, Problem, Problems},
+    desired::DesiredPlans,
+    grace::{GracePeriod, Retired},
+    problems::{ProblemTracker, PortProblem, PortProblems},
 };
 use crate::{
     model::ObjectName,
@@ -38,84 +38,84 @@ use crate::{
 
 /// The phase of syncing, which determines what the next sync writes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Mode {
+enum SyncPhase {
     /// A source has not delivered its first complete list: nothing is written.
-    Waiting,
+    WaitingForSources,
     /// The next sync is the first one. It writes all Services, in batches.
-    Starting,
+    FirstSync,
     /// A batch of the first sync was refused, so the content of the maps is unknown. Nothing is written
     /// until the maps are read again.
-    Doubtful,
+    ContentUnknown,
     /// The maps were read again. The next sync writes all Services with one system call per entry, so that
     /// a refused write affects no other entry.
-    Resuming,
+    FirstSyncUnbatched,
     /// A sync writes the Services that changed.
-    Following,
+    Incremental,
 }
 
 /// Brings the service maps to the state that the plans require.
 pub(super) struct MapSync<M> {
     pub(super) ports: Ports<M>,
     pub(super) unclaimed: Unclaimed,
-    mode: Mode,
+    mode: SyncPhase,
     /// Services to be written by the next sync.
     pub(super) dirty: BTreeSet<ObjectName>,
     /// Services that wait until entries are freed after a grace period.
-    pub(super) starved: BTreeSet<ObjectName>,
+    pub(super) waiting_for_entries: BTreeSet<ObjectName>,
     /// True if entries were retired since the last time that Services without room were retried.
     has_shrunk: bool,
-    pub(super) faults: Faults,
+    pub(super) faults: ProblemTracker,
     /// The number of differences that audits found, and of invalid entries at the start.
     pub(super) drift: u64,
 }
 
 impl<M: MapReader + MapWriter> MapSync<M> {
     /// Takes over the maps with their present content.
-    pub(super) fn adopt(maps: M, sizes: Sizes, grace: &impl Grace) -> Result<Self, AdoptError> {
+    pub(super) fn adopt(maps: M, sizes: MapSizes, grace: &impl GracePeriod) -> Result<Self, AdoptError> {
         let mut ports = Ports::new(maps, sizes);
         let is_new = ports.maps.is_new();
         let strays = if is_new { 0 } else { ports.adopt(grace)? };
         Ok(Self {
             ports,
             unclaimed: Unclaimed::default(),
-            mode: Mode::Waiting,
+            mode: SyncPhase::WaitingForSources,
             dirty: BTreeSet::new(),
-            starved: BTreeSet::new(),
+            waiting_for_entries: BTreeSet::new(),
             has_shrunk: false,
-            faults: Faults::default(),
+            faults: ProblemTracker::default(),
             drift: u64::try_from(strays).unwrap_or(u64::MAX),
         })
     }
 
     /// Writes the dirty Services. Those that can't be written stay dirty. Returns the Services that it tried
     /// to write.
-    pub(super) fn pass(&mut self, desired: &Desired) -> BTreeSet<ObjectName> {
-        if matches!(self.mode, Mode::Waiting | Mode::Doubtful) {
+    pub(super) fn pass(&mut self, desired: &DesiredPlans) -> BTreeSet<ObjectName> {
+        if matches!(self.mode, SyncPhase::WaitingForSources | SyncPhase::ContentUnknown) {
             return BTreeSet::new();
         }
-        if self.mode != Mode::Following {
+        if self.mode != SyncPhase::Incremental {
             self.find_names(desired);
         }
         let before = self.ports.actual.usage();
         let services = std::mem::take(&mut self.dirty);
-        if self.mode == Mode::Starting {
-            self.ports.maps.hold();
+        if self.mode == SyncPhase::FirstSync {
+            self.ports.maps.start_batch();
             self.ports.actual.make_room(services.len());
         }
         let mut leftovers = Vec::new();
         for service in &services {
             self.write(desired, service, &mut leftovers);
         }
-        if let Err(error) = self.ports.maps.flush() {
+        if let Err(error) = self.ports.maps.flush_batch() {
             self.doubt(&error, desired);
             return services;
         }
-        self.mode = Mode::Following;
+        self.mode = SyncPhase::Incremental;
         // Deletions come last, so that an address that moves to another Service is served all the time.
         for (name, diff) in leftovers {
             if let Err(refused) = self.ports.finish(Some(&name), &diff) {
                 self.dirty.insert(name.service.clone());
-                let problems = Problems::from([(name.clone(), refused.problem())]);
+                let problems = PortProblems::from([(name.clone(), refused.problem())]);
                 self.note(&name.service, problems);
             }
         }
@@ -126,14 +126,14 @@ impl<M: MapReader + MapWriter> MapSync<M> {
 
     /// Assigns the ids in the maps to service ports, after a start: a port gets the id that is in the record
     /// of one of its frontends. Ids that no port gets are orphaned.
-    fn find_names(&mut self, desired: &Desired) {
+    fn find_names(&mut self, desired: &DesiredPlans) {
         let (actual, unclaimed) = (&mut self.ports.actual, &mut self.unclaimed);
         let mut taken: BTreeSet<u32> = BTreeSet::new();
         for (name, plan) in desired.plans.values().flatten() {
             let holder = actual.holder(plan, |id| !taken.contains(id));
-            let is_owner = |key| desired.claims.owner(key) == Some(name);
+            let is_owner = |key| desired.frontend_owners.owner(key) == Some(name);
             if let Some(id) = holder
-                && plan.fronts.keys().any(is_owner)
+                && plan.frontends.keys().any(is_owner)
             {
                 taken.insert(id);
                 actual.set_id(name.clone(), id);
@@ -164,11 +164,11 @@ impl<M: MapReader + MapWriter> MapSync<M> {
 
     fn write(
         &mut self,
-        desired: &Desired,
+        desired: &DesiredPlans,
         service: &ObjectName,
         leftovers: &mut Vec<(PortName, Diff)>,
     ) {
-        let (wanted, mut problems) = desired.wanted(service);
+        let (wanted, mut problems) = desired.plan_to_write(service);
         let known = self.ports.actual.ids.get(service);
         let known = known.into_iter().flat_map(LiteMap::keys);
         let unwanted = known.filter(|name| !wanted.contains_key(*name));
@@ -194,13 +194,13 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         &mut self,
         name: &PortName,
         plan: &PortPlan,
-        problems: &mut Problems,
+        problems: &mut PortProblems,
     ) -> Result<Option<Diff>, Refused> {
         if self.unclaimed.keeps(name) {
             return Ok(None);
         }
         let Some(id) = self.id(name, plan) else {
-            let problem = Problem::no_room(Reason::FrontendsFull, 0, 0);
+            let problem = PortProblem::no_room(Reason::FrontendsFull, 0, 0);
             problems.insert(name.clone(), problem);
             return Ok(None);
         };
@@ -213,20 +213,20 @@ impl<M: MapReader + MapWriter> MapSync<M> {
             return result.map(Some);
         };
         if is_passing && (ports.waiting || !ports.retired.0.is_empty()) {
-            self.starved.insert(name.service.clone());
+            self.waiting_for_entries.insert(name.service.clone());
             return Ok(None);
         }
         let actual = &ports.actual;
-        let problem = Problem::no_room(reason, plan.cluster.len(), actual.occupied.len());
+        let problem = PortProblem::no_room(reason, plan.cluster.len(), actual.occupied.len());
         problems.insert(name.clone(), problem);
         let reduced = if reason == Reason::SourceRangesFull {
-            plan.with_sources(actual.sources_of(id))
+            plan.with_source_ranges(actual.sources_of(id))
         } else {
             let Some(port) = actual.ports.get(&id) else {
                 ports.retire_unused(Some(name), id);
                 return Ok(None);
             };
-            plan.restricted_to(
+            plan.reduced_to(
                 |key| port.fronts.contains_key(key),
                 |target| port.backends.contains_key(target),
                 reason == Reason::SlotsFull,
@@ -266,7 +266,7 @@ impl<M: MapReader + MapWriter> MapSync<M> {
             .ports
             .program(id, canary.front.protocol, &canary.plan());
         if let Err(refused) = &written {
-            let Problem { reason, text } = refused.problem();
+            let PortProblem { reason, text } = refused.problem();
             tracing::warn!(
                 reason = reason.label(),
                 text,
@@ -280,9 +280,9 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         dialled
     }
 
-    fn note(&mut self, service: &ObjectName, problems: Problems) {
-        let was_tried = !self.starved.contains(service);
-        self.faults.note(service, problems, was_tried);
+    fn note(&mut self, service: &ObjectName, problems: PortProblems) {
+        let was_tried = !self.waiting_for_entries.contains(service);
+        self.faults.replace(service, problems, was_tried);
     }
 
     fn remove_unclaimed(&mut self) {
@@ -296,11 +296,11 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         }
     }
 
-    fn doubt(&mut self, error: &WriteError, desired: &Desired) {
+    fn doubt(&mut self, error: &WriteError, desired: &DesiredPlans) {
         let error = error as &dyn std::error::Error;
         tracing::warn!(error, "a batch of the first sync was refused, reading the maps again");
         self.faults.count(Reason::WriteFailed);
-        self.mode = Mode::Doubtful;
+        self.mode = SyncPhase::ContentUnknown;
         // Nothing may be freed: some of these entries may still be in use.
         self.ports.retired = Retired::default();
         self.dirty.extend(desired.plans.keys().cloned());
@@ -311,11 +311,11 @@ impl<M: MapReader + MapWriter> MapSync<M> {
     /// # Errors
     ///
     /// As [`Self::adopt`]; the call can be repeated.
-    pub(super) fn begin_anew(&mut self, grace: &impl Grace) -> Result<(), AdoptError> {
+    pub(super) fn begin_anew(&mut self, grace: &impl GracePeriod) -> Result<(), AdoptError> {
         self.ports.adopt(grace)?;
         self.unclaimed.forget();
-        self.starved.clear();
-        self.mode = Mode::Resuming;
+        self.waiting_for_entries.clear();
+        self.mode = SyncPhase::FirstSyncUnbatched;
         Ok(())
     }
 
@@ -327,10 +327,10 @@ impl<M: MapReader + MapWriter> MapSync<M> {
     /// As [`Self::adopt`]; the tracked content stays as it was.
     pub(super) fn audit(
         &mut self,
-        desired: &Desired,
-        grace: &impl Grace,
+        desired: &DesiredPlans,
+        grace: &impl GracePeriod,
     ) -> Result<u64, AdoptError> {
-        if self.ports.waiting || self.mode != Mode::Following {
+        if self.ports.waiting || self.mode != SyncPhase::Incremental {
             return Ok(0);
         }
         let differences = u64::try_from(self.ports.audit(grace)?).unwrap_or(u64::MAX);
@@ -347,10 +347,10 @@ impl<M: MapReader + MapWriter> MapSync<M> {
     /// `more` is true if another batch of retired entries waits.
     pub(super) fn free(&mut self, retired: &Retired, more: bool) {
         self.ports.free(retired, more);
-        self.dirty.append(&mut self.starved);
+        self.dirty.append(&mut self.waiting_for_entries);
         self.look_at_occupied();
         if std::mem::take(&mut self.has_shrunk) {
-            self.dirty.extend(self.faults.without_room().cloned());
+            self.dirty.extend(self.faults.services_without_room().cloned());
         }
     }
 
@@ -358,7 +358,7 @@ impl<M: MapReader + MapWriter> MapSync<M> {
     /// without room become dirty.
     pub(super) fn look_at_occupied(&mut self) {
         if self.ports.look_at_occupied() > 0 {
-            self.dirty.extend(self.faults.without_room().cloned());
+            self.dirty.extend(self.faults.services_without_room().cloned());
         }
     }
 }
@@ -367,21 +367,21 @@ impl<M> MapSync<M> {
     /// Applies the state of the sources: `synced` is true once each has delivered its first complete list,
     /// `whole` if no object is missing.
     pub(super) fn heard(&mut self, synced: bool, whole: bool) {
-        if synced && self.mode == Mode::Waiting {
-            self.mode = Mode::Starting;
+        if synced && self.mode == SyncPhase::WaitingForSources {
+            self.mode = SyncPhase::FirstSync;
         }
         self.dirty.extend(self.unclaimed.heard(whole));
     }
 
     /// Returns true if every source has delivered its first list.
     pub(super) fn is_synced(&self) -> bool {
-        self.mode != Mode::Waiting
+        self.mode != SyncPhase::WaitingForSources
     }
 
     /// Returns true if the content of the maps is unknown. Nothing is written until
     /// [`Self::begin_anew`] succeeds.
     pub(super) fn is_in_doubt(&self) -> bool {
-        self.mode == Mode::Doubtful
+        self.mode == SyncPhase::ContentUnknown
     }
 
     /// Returns true if a change waits to be written.
@@ -390,8 +390,8 @@ impl<M> MapSync<M> {
     }
 
     /// Returns all problems with service ports, and with entries of an earlier process.
-    pub(super) fn problems(&self) -> impl Iterator<Item = &Problem> {
-        let problems = self.faults.problems.values().flat_map(BTreeMap::values);
+    pub(super) fn problems(&self) -> impl Iterator<Item = &PortProblem> {
+        let problems = self.faults.by_service.values().flat_map(BTreeMap::values);
         problems.chain(self.unclaimed.problems())
     }
 }

@@ -24,22 +24,22 @@ use memory::{Conns, Memory};
 use tunnel_common::{
     addr::{Address, Port, Protocol},
     reason::Reason,
-    service::{Backend, FrontKey},
-    table::Size,
+    service::{Backend, FrontendKey},
+    table::MapSize,
 };
 
 use super::*;
 use crate::{
     model::{
         Algorithm, Endpoint, ExternalIps, Family, Node, ObjectName, Service, ServiceState,
-        TopologyKeys, Update, fixture,
+        TopologyKeys, ClusterUpdate, fixture,
     },
     plan::NodePortAddresses,
 };
 
 struct NoGrace;
 
-impl Grace for NoGrace {
+impl GracePeriod for NoGrace {
     fn wait(&self) -> io::Result<()> {
         Ok(())
     }
@@ -48,29 +48,29 @@ impl Grace for NoGrace {
 /// A changed Service: its name, and its new state, or `None` if it is deleted.
 type Change<'a> = (&'a str, Option<ServiceState>);
 
-/// Sizes with room for everything that most tests write.
-const ROOMY: Sizes = Sizes {
+/// MapSizes with room for everything that most tests write.
+const ROOMY: MapSizes = MapSizes {
     frontends: 64,
     slots: 256,
     backends: 256,
-    ..Sizes::each(64)
+    ..MapSizes::uniform(64)
 };
 
 fn adopt(maps: Memory) -> Reconciler<Memory> {
     adopt_with(maps, settings())
 }
 
-fn settings() -> Settings {
-    Settings {
+fn settings() -> PlanSettings {
+    PlanSettings {
         node_name: "node-a".to_owned(),
         algorithm: Algorithm::Random,
-        node_ports: vec![NodePortAddresses::All],
+        node_port_addresses: vec![NodePortAddresses::All],
         external_ips: ExternalIps::Any,
         topology_keys: TopologyKeys::Ignore,
     }
 }
 
-fn adopt_with(maps: Memory, settings: Settings) -> Reconciler<Memory> {
+fn adopt_with(maps: Memory, settings: PlanSettings) -> Reconciler<Memory> {
     let sizes = maps.sizes;
     let mut reconciler = Reconciler::adopt(maps, sizes, &NoGrace, settings).expect("adopted");
     reconciler.sync.ports.maps.grace();
@@ -111,11 +111,11 @@ fn pod_ip(vip: u8, last: u8) -> IpAddr {
 }
 
 /// Returns the key of the frontend at an address. All Services have the same port.
-fn http_at(ip: IpAddr) -> FrontKey {
-    FrontKey::new(Address::from_ip(ip), Port::from_host(80), Protocol::TCP)
+fn http_at(ip: IpAddr) -> FrontendKey {
+    FrontendKey::new(Address::from_ip(ip), Port::from_host(80), Protocol::TCP)
 }
 
-fn vip(last: u8) -> FrontKey {
+fn vip(last: u8) -> FrontendKey {
     http_at(cluster_ip(last))
 }
 
@@ -145,13 +145,13 @@ fn state(name: &str, vip: u8, endpoints: &BTreeSet<u8>) -> ServiceState {
     }
 }
 
-fn update(services: Vec<Change<'_>>) -> Update {
+fn update(services: Vec<Change<'_>>) -> ClusterUpdate {
     let named = |(name, state)| (ObjectName::new("default", name), state);
-    Update {
+    ClusterUpdate {
         services: services.into_iter().map(named).collect(),
         synced: true,
-        whole: true,
-        ..Update::default()
+        complete: true,
+        ..ClusterUpdate::default()
     }
 }
 
@@ -170,7 +170,7 @@ fn with<'a>((name, state): Change<'a>, change: impl FnOnce(&mut Service)) -> Cha
 /// Syncs, ends a grace period and frees, until nothing is dirty.
 fn settle(reconciler: &mut Reconciler<Memory>) {
     for _ in 0..8 {
-        let retired = reconciler.pass();
+        let retired = reconciler.write_changes();
         reconciler.sync.ports.maps.grace();
         reconciler.sync.free(&retired, false);
         if !reconciler.is_dirty() {
@@ -180,7 +180,7 @@ fn settle(reconciler: &mut Reconciler<Memory>) {
 }
 
 /// Returns a reconciler of new maps, which has written these Services.
-fn serving<const N: usize>(sizes: Sizes, services: [Change<'_>; N]) -> Reconciler<Memory> {
+fn serving<const N: usize>(sizes: MapSizes, services: [Change<'_>; N]) -> Reconciler<Memory> {
     let mut reconciler = adopt(Memory::new(sizes));
     apply(&mut reconciler, services.into());
     reconciler
@@ -193,7 +193,7 @@ fn apply(reconciler: &mut Reconciler<Memory>, services: Vec<Change<'_>>) {
 
 /// Applies Nodes. Writes nothing.
 fn tell_nodes(reconciler: &mut Reconciler<Memory>, nodes: Vec<(ObjectName, Option<Arc<Node>>)>) {
-    reconciler.update(Update {
+    reconciler.update(ClusterUpdate {
         nodes,
         ..update(Vec::new())
     });
@@ -238,7 +238,7 @@ fn open(conns: &Conns, index: u32, count: u64) {
 }
 
 fn problem(reconciler: &Reconciler<Memory>, name: &str) -> Option<Reason> {
-    let all = &reconciler.sync.faults.problems;
+    let all = &reconciler.sync.faults.by_service;
     let ports = all.get(&ObjectName::new("default", name))?;
     ports.values().next().map(|problem| problem.reason)
 }
@@ -249,7 +249,7 @@ fn nothing_is_written_or_deleted_before_every_source_has_told_its_list() {
     let mut second = adopt(first.sync.ports.maps);
     let before = second.maps().writes;
 
-    second.update(Update {
+    second.update(ClusterUpdate {
         synced: false,
         ..update(vec![set("dns", 2, &[2])])
     });
@@ -297,7 +297,7 @@ fn an_address_moves_from_one_service_to_another_without_a_gap() {
         killed.limit = limit;
         let mut copy = adopt(killed);
         copy.update(update(vec![("old", None), set("new", 1, &[2])]));
-        copy.pass();
+        copy.write_changes();
         let found = backends(&copy, 1).expect("the address is always served");
         assert!(found == [1] || found == [2]);
         if found == [2] && !copy.is_dirty() {
@@ -349,7 +349,7 @@ fn what_a_foreign_hand_changed_is_found_and_written_anew() {
 
 #[test]
 fn a_change_that_waits_for_the_old_to_be_freed_comes_when_it_is() {
-    let mut reconciler = adopt(Memory::new(Sizes {
+    let mut reconciler = adopt(Memory::new(MapSizes {
         frontends: 1,
         slots: 2,
         backends: 2,
@@ -359,10 +359,10 @@ fn a_change_that_waits_for_the_old_to_be_freed_comes_when_it_is() {
     // There are more changes than spare entries, and nothing is freed.
     for round in 0..200_u8 {
         reconciler.update(update(vec![set("web", 1, &[1 + round % 9])]));
-        held.0.extend(reconciler.pass().0);
+        held.0.extend(reconciler.write_changes().0);
     }
     reconciler.update(update(vec![set("web", 1, &[11])]));
-    held.0.extend(reconciler.pass().0);
+    held.0.extend(reconciler.write_changes().0);
     assert_ne!(backends(&reconciler, 1), Some(vec![11]));
     assert_eq!(problem(&reconciler, "web"), None);
 
@@ -391,11 +391,11 @@ fn a_front_that_leads_to_the_record_of_another_is_removed_at_the_start() {
 fn what_is_told_of_the_sources_is_what_is_programmed_of_them() {
     let mut reconciler = adopt(Memory::new(ROOMY));
     let is_stale = |reconciler: &mut Reconciler<Memory>| {
-        let mut stats = Stats::default();
-        reconciler.describe(&mut stats, Duration::ZERO);
+        let mut stats = ReconcileStats::default();
+        reconciler.fill_stats(&mut stats, Duration::ZERO);
         stats.stale
     };
-    reconciler.update(Update {
+    reconciler.update(ClusterUpdate {
         stale: true,
         ..update(vec![set("web", 1, &[1])])
     });

@@ -31,14 +31,14 @@ use self::{
     reflector::{NodeFilter, Reflector},
     snapshot::Snapshot,
 };
-use super::{Overlay, Report, Server, journal::Journal, store::Phase};
+use super::{Overlay, SourceReport, ServerStatus, journal::ProblemLog, store::SyncPhase};
 use crate::{
     clock::monotonic,
     drain, duration,
-    events::Settings as Events,
-    k8s::{self, Arrived, Arriving},
+    events::EventSettings as Events,
+    k8s::{self, ReceivedObject, ApiObject},
     latest,
-    model::{Concern, Kind, NODE_POOL, ObjectName, ZONE},
+    model::{ObjectWarning, Kind, NODE_POOL_LABEL, ObjectName, ZONE_LABEL},
 };
 
 /// The label selector of Services that no other proxy serves.
@@ -49,34 +49,34 @@ const NOT_HEADLESS: &str = "spec.clusterIP!=None";
 const NOT_OF_HEADLESS: &str = "!service.kubernetes.io/headless";
 
 /// The size of the channel for events.
-const HEARD: usize = 1024;
+const EVENT_BUFFER: usize = 1024;
 
 /// Time limits for servers that misbehave. Constant, except in tests.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
     /// The maximum time without data within a response that is not a watch.
-    silence: Duration,
+    max_silence: Duration,
     /// The time for which lists older than the last seen version are refused. A lagging server catches up
     /// within seconds. A server that was restored from a backup doesn't, and is accepted after this time.
-    lag: Duration,
+    max_lag: Duration,
     /// The timeout of a request that probes if the server responds again.
-    probe: Duration,
+    probe_timeout: Duration,
     /// The time that a watch may stay open beyond its requested duration. After that, the server or a
     /// proxy in front of it has lost the watch.
-    overtime: Duration,
+    watch_overtime: Duration,
 }
 
 const LIMITS: Limits = Limits {
-    silence: Duration::from_secs(60),
-    lag: Duration::from_secs(60),
-    probe: Duration::from_secs(30),
-    overtime: Duration::from_secs(30),
+    max_silence: Duration::from_secs(60),
+    max_lag: Duration::from_secs(60),
+    probe_timeout: Duration::from_secs(30),
+    watch_overtime: Duration::from_secs(30),
 };
 
 /// The settings of the API server as a source.
 #[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-pub struct Settings {
+pub struct KubeSettings {
     /// The kubeconfig; without one, the pod's service account is used.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kubeconfig: Option<PathBuf>,
@@ -109,7 +109,7 @@ pub struct Settings {
     pub events: Events,
 }
 
-impl Default for Settings {
+impl Default for KubeSettings {
     fn default() -> Self {
         Self {
             kubeconfig: None,
@@ -127,14 +127,14 @@ impl Default for Settings {
 
 /// The objects that a node reads from the API server.
 #[derive(Clone, Debug, Default)]
-pub struct Scope {
+pub struct KubeScope {
     /// The name of this node.
     pub node: String,
     /// The objects for steering; `None` if steering is off.
-    pub steering: Option<Steering>,
+    pub steering: Option<SteeringScope>,
     /// True if external IPs are served only for their owners (`service.externalIPs: owned`). All Nodes are
     /// then read, and the Services of other proxies, for the addresses of their load balancers.
-    pub owners: bool,
+    pub owned_external_ips: bool,
     /// True if node pools are used (`service.topologyKeys: honor`). All Nodes are then read.
     pub pools: bool,
     /// The path of the last known state.
@@ -143,7 +143,7 @@ pub struct Scope {
 
 /// The objects that steering needs.
 #[derive(Clone, Debug)]
-pub struct Steering {
+pub struct SteeringScope {
     /// The keys of the labels that mark edge nodes.
     pub labels: BTreeSet<String>,
     /// The ConfigMap with additional ports to steer.
@@ -159,39 +159,39 @@ struct Selection {
     labels: Option<String>,
     fields: Option<String>,
     /// The function that parses an object.
-    read: fn(&str) -> serde_json::Result<Arrived>,
+    read: fn(&str) -> serde_json::Result<ReceivedObject>,
 }
 
 impl Selection {
     /// Selects by labels and fields, in one namespace or in all.
-    fn of<K: Arriving + Resource<DynamicType = ()>>(
+    fn of<K: ApiObject + Resource<DynamicType = ()>>(
         namespace: Option<&str>,
         labels: Option<&str>,
         fields: Option<&str>,
     ) -> Self {
         Self {
-            kind: K::READ_AS,
+            kind: K::MODEL_KIND,
             path: K::url_path(&(), namespace),
             labels: labels.map(str::to_owned),
             fields: fields.map(str::to_owned),
-            read: k8s::arrived::<K>,
+            read: k8s::parse_received::<K>,
         }
     }
 }
 
-impl Scope {
+impl KubeScope {
     /// Returns the selection of each kind.
     fn selections(&self) -> Vec<Selection> {
-        let is_own_enough = self.steering.is_none() && !self.owners && !self.pools;
+        let is_own_enough = self.steering.is_none() && !self.owned_external_ips && !self.pools;
         let own = is_own_enough.then(|| format!("metadata.name={}", self.node));
-        let proxied = (!self.owners).then_some(NOT_OF_OTHER_PROXY);
+        let proxied = (!self.owned_external_ips).then_some(NOT_OF_OTHER_PROXY);
         let mut selections = vec![
             Selection::of::<Service>(None, proxied, Some(NOT_HEADLESS)),
             Selection::of::<EndpointSlice>(None, Some(NOT_OF_HEADLESS), None),
             Selection::of::<Node>(None, None, own.as_deref()),
             Selection::of::<ServiceCIDR>(None, None, None),
         ];
-        if let Some(Steering { config_map, .. }) = &self.steering {
+        if let Some(SteeringScope { config_map, .. }) = &self.steering {
             let (namespace, one) = (&config_map.namespace, &config_map.name);
             let one = format!("metadata.name={one}");
             selections.push(Selection::of::<ConfigMap>(
@@ -204,8 +204,8 @@ impl Scope {
     }
 
     fn node_filter(&self) -> NodeFilter {
-        let mut labels = BTreeSet::from([ZONE.to_owned()]);
-        labels.extend(self.pools.then(|| NODE_POOL.to_owned()));
+        let mut labels = BTreeSet::from([ZONE_LABEL.to_owned()]);
+        labels.extend(self.pools.then(|| NODE_POOL_LABEL.to_owned()));
         let steering = self.steering.iter();
         labels.extend(steering.flat_map(|steering| steering.labels.iter().cloned()));
         NodeFilter {
@@ -222,21 +222,21 @@ impl Scope {
 ///
 /// The kubeconfig or the pod's service account can't be used.
 pub async fn start(
-    settings: Settings,
-    scope: Scope,
+    settings: KubeSettings,
+    scope: KubeScope,
     overlay: Overlay,
 ) -> Result<KubeSource, AccessError> {
-    start_within(LIMITS, settings, scope, overlay).await
+    start_with_limits(LIMITS, settings, scope, overlay).await
 }
 
-async fn start_within(
+async fn start_with_limits(
     limits: Limits,
-    settings: Settings,
-    scope: Scope,
+    settings: KubeSettings,
+    scope: KubeScope,
     overlay: Overlay,
 ) -> Result<KubeSource, AccessError> {
     let settings = Arc::new(settings);
-    let (client, current) = client::connect(&settings, limits.silence).await?;
+    let (client, current) = client::connect(&settings, limits.max_silence).await?;
     let kinds = scope.selections().into_iter().map(|one| one.kind);
     let mut source = KubeSource {
         client,
@@ -245,7 +245,7 @@ async fn start_within(
         overlay,
         report: watch::Sender::default(),
         concerns: watch::Sender::new(Arc::default()),
-        journal: Journal::default(),
+        journal: ProblemLog::default(),
         limits,
         settings,
         scope,
@@ -258,26 +258,26 @@ async fn start_within(
 pub struct KubeSource {
     client: Client,
     current: Current,
-    settings: Arc<Settings>,
-    scope: Scope,
+    settings: Arc<KubeSettings>,
+    scope: KubeScope,
     limits: Limits,
     reflector: Reflector,
     overlay: Overlay,
-    report: watch::Sender<Arc<Report>>,
-    concerns: watch::Sender<Arc<[Concern]>>,
-    journal: Journal,
+    report: watch::Sender<Arc<SourceReport>>,
+    concerns: watch::Sender<Arc<[ObjectWarning]>>,
+    journal: ProblemLog,
 }
 
 impl KubeSource {
     /// Returns a receiver of the report.
     #[must_use]
-    pub fn report(&self) -> watch::Receiver<Arc<Report>> {
+    pub fn report(&self) -> watch::Receiver<Arc<SourceReport>> {
         self.report.subscribe()
     }
 
     /// Returns a receiver of the current warnings.
     #[must_use]
-    pub fn concerns(&self) -> watch::Receiver<Arc<[Concern]>> {
+    pub fn concerns(&self) -> watch::Receiver<Arc<[ObjectWarning]>> {
         self.concerns.subscribe()
     }
 
@@ -289,7 +289,7 @@ impl KubeSource {
 
     /// Lists and watches objects, and writes changes to the overlay, until the drain begins.
     pub async fn run(mut self, mut draining: watch::Receiver<bool>) {
-        let (sender, mut heard) = mpsc::channel(HEARD);
+        let (sender, mut heard) = mpsc::channel(EVENT_BUFFER);
         // The tasks are aborted when the set is dropped.
         let mut following = JoinSet::new();
         for selection in self.scope.selections() {
@@ -305,15 +305,15 @@ impl KubeSource {
         }
         let patience = Instant::now() + self.settings.initial_sync_timeout;
         let mut save_at = Instant::now() + self.settings.snapshot_interval;
-        let mut batch = Vec::with_capacity(HEARD);
+        let mut batch = Vec::with_capacity(EVENT_BUFFER);
         // Writes run on a thread of their own, since a disk may be slow.
         let mut saving = JoinSet::new();
         loop {
-            let is_listing = self.overlay.phase() == Phase::Listing;
+            let is_listing = self.overlay.phase() == SyncPhase::Listing;
             tokio::select! {
                 biased;
                 () = drain::begun(&mut draining) => break,
-                count = heard.recv_many(&mut batch, HEARD) => {
+                count = heard.recv_many(&mut batch, EVENT_BUFFER) => {
                     if count == 0 {
                         break;
                     }
@@ -325,7 +325,7 @@ impl KubeSource {
                     self.publish();
                 }
                 Some(written) = saving.join_next() => self.note(written),
-                () = sleep_until(save_at), if saving.is_empty() && self.must_save() => {
+                () = sleep_until(save_at), if saving.is_empty() && self.needs_save() => {
                     save_at = Instant::now() + self.settings.snapshot_interval;
                     saving.spawn_blocking(self.save());
                 }
@@ -334,7 +334,7 @@ impl KubeSource {
         if let Some(written) = saving.join_next().await {
             self.note(written);
         }
-        if self.must_save() {
+        if self.needs_save() {
             let written = spawn_blocking(self.save()).await;
             self.note(written);
         }
@@ -372,7 +372,7 @@ impl KubeSource {
     }
 
     /// Returns true if the state has changed since the last write, and is complete.
-    fn must_save(&self) -> bool {
+    fn needs_save(&self) -> bool {
         !self.reflector.is_saved && self.reflector.is_live()
     }
 
@@ -398,7 +398,7 @@ impl KubeSource {
     /// Publishes the report, and logs its changes.
     fn publish(&mut self) {
         let mut report = self.reflector.report(self.current.server(), &self.overlay);
-        self.journal.tell(&mut report);
+        self.journal.log_changes(&mut report);
         let before = Arc::clone(&self.report.borrow());
         tell(before.server.as_ref(), report.server.as_ref());
         latest::put(
@@ -410,7 +410,7 @@ impl KubeSource {
 }
 
 /// Logs when requests to the server start to fail and when they succeed again.
-fn tell(before: Option<&Server>, now: Option<&Server>) {
+fn tell(before: Option<&ServerStatus>, now: Option<&ServerStatus>) {
     let (Some(before), Some(now)) = (before, now) else {
         return;
     };

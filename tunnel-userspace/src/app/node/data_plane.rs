@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, io, path::PathBuf, sync::Arc};
 
 use tokio::sync::watch;
 use tracing::{error, info, warn};
-use tunnel_common::{LAYOUT_VERSION, table::Part};
+use tunnel_common::{LAYOUT_VERSION, table::MapGroup};
 
 use super::{steering_rules, steps::StartTimer};
 use crate::{
@@ -63,7 +63,7 @@ impl KernelSetup {
         let mut map_sizes = config.bpf.maps;
         if steering.is_none() {
             // The steering maps take a fifth of the memory of all maps.
-            map_sizes = map_sizes.without(Part::Steering);
+            map_sizes = map_sizes.without(MapGroup::Steering);
         }
         let prefixes = steering.map(config::SteeringConfig::ranges).unwrap_or_default();
         let switches = Switches {
@@ -126,7 +126,7 @@ impl KernelSetup {
         starting: watch::Receiver<Option<String>>,
     ) -> NodeViews {
         let sizes = self.data_path.sizes();
-        let maps = sizes.words().map(|(field, entries)| (field.to_owned(), entries));
+        let maps = sizes.by_key().map(|(field, entries)| (field.to_owned(), entries));
         let either = |has, yes: &str, no: &str| String::from(if has { yes } else { no });
         let shows_addresses = self.features.addresses.is_some();
         let setup = NodeSetup {

@@ -1,22 +1,22 @@
 //! The counters of service ports, for metrics.
 
-use tunnel_common::{select, service::Tally};
+use tunnel_common::{select, service::ServiceCounts};
 
-use super::shown::ShownPort;
-use crate::{plan::PortName, reconcile::access::Counts};
+use super::shown::PortSnapshot;
+use crate::{plan::PortName, reconcile::access::CounterReader};
 
 /// The counters of the first service ports.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
-pub struct Counted {
+pub struct PortCounterList {
     /// The counters, sorted by the name of the service port.
-    pub ports: Vec<PortCounts>,
+    pub ports: Vec<PortCounters>,
     /// The number of service ports that are left out.
-    pub left_out: usize,
+    pub omitted: usize,
 }
 
 /// The counters of a service port.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub struct PortCounts {
+pub struct PortCounters {
     /// The service port.
     pub name: PortName,
     /// The number of connections and UDP flows that were sent to a backend.
@@ -27,24 +27,24 @@ pub struct PortCounts {
     pub open: u64,
 }
 
-impl PortCounts {
+impl PortCounters {
     /// Reads the counters of a port. A counter that can't be read is 0.
-    pub(super) fn of(port: &ShownPort, counts: &impl Counts) -> Self {
-        let tally = tally(port, counts);
+    pub(super) fn read(port: &PortSnapshot, counts: &impl CounterReader) -> Self {
+        let tally = read_service_counters(port, counts);
         let backends = port.backends.iter();
-        let open = backends.filter_map(|backend| counts.open_at(backend.index).ok());
+        let open = backends.filter_map(|backend| counts.open_connections(backend.index).ok());
         Self {
             name: port.name.clone(),
             sent: tally.sent,
             refused: tally.refused,
-            open: open.map(select::at_least_none).sum(),
+            open: open.map(select::non_negative).sum(),
         }
     }
 }
 
 /// Reads the counters that the programs maintain for a port; 0 if they can't be read, or the port is not in
 /// the maps.
-pub(super) fn tally(port: &ShownPort, counts: &impl Counts) -> Tally {
-    let tally = port.id.and_then(|id| counts.tally(id).ok());
+pub(super) fn read_service_counters(port: &PortSnapshot, counts: &impl CounterReader) -> ServiceCounts {
+    let tally = port.id.and_then(|id| counts.service_counters(id).ok());
     tally.unwrap_or_default()
 }

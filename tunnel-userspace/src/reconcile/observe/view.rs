@@ -6,16 +6,16 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use tunnel_common::service::{FrontKey, Source};
+use tunnel_common::service::{FrontendKey, SourceRange};
 
 use super::{
-    counted::tally,
-    shown::{Shown, ShownBackend, ShownPort},
+    counted::read_service_counters,
+    shown::{ServiceSnapshot, BackendSnapshot, PortSnapshot},
 };
 use crate::{
     model::TrafficPolicy,
-    plan::{self, FrontKind, FrontPlan, Target},
-    reconcile::access::Counts,
+    plan::{self, FrontendKind, FrontendPlan, BackendTarget},
+    reconcile::access::CounterReader,
 };
 
 /// The state of a Service on this node.
@@ -56,7 +56,7 @@ pub struct PortView {
     #[serde(default)]
     pub refused: u64,
     /// The frontends in the maps.
-    pub frontends: Vec<FrontView>,
+    pub frontends: Vec<FrontendView>,
     /// The backends that get new connections.
     pub backends: Vec<String>,
     /// The backends that only serve their open connections.
@@ -76,7 +76,7 @@ pub struct PortView {
 /// A frontend in the maps.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct FrontView {
+pub struct FrontendView {
     /// The address, port and protocol.
     pub frontend: String,
     /// The type of the address: `ClusterIP`, `LoadBalancer`, `ExternalIP` or `NodePort`.
@@ -122,9 +122,9 @@ pub struct EndpointView {
 /// The condition of an endpoint that is ready for new connections.
 const READY: &str = "ready";
 
-impl Shown {
+impl ServiceSnapshot {
     /// Returns the JSON of the Service, with the present counters.
-    pub(super) fn view(&self, counts: &impl Counts) -> ServiceView {
+    pub(super) fn view(&self, counts: &impl CounterReader) -> ServiceView {
         let name = self.name();
         let ports = self.ports.iter();
         ServiceView {
@@ -134,32 +134,32 @@ impl Shown {
         }
     }
 
-    fn port_view(&self, port: &ShownPort, counts: &impl Counts) -> PortView {
+    fn port_view(&self, port: &PortSnapshot, counts: &impl CounterReader) -> PortView {
         let (name, plan) = (&port.name, &port.plan);
         let problem = port.problem.as_ref();
         let backends = port.backends.iter();
-        let (backends, leaving) = backends.partition::<Vec<_>, _>(|backend| backend.is_placed);
-        let in_words = |backend: &ShownBackend| backend.target.to_string();
+        let (backends, leaving) = backends.partition::<Vec<_>, _>(|backend| backend.is_in_set);
+        let in_words = |backend: &BackendSnapshot| backend.target.to_string();
         let endpoints = self.endpoint_views(port, counts);
         // A ready endpoint that serves other nodes only is not draining.
         let ready = endpoints.iter().filter(|it| it.condition == READY);
         let ready: BTreeSet<&str> = ready.map(|it| it.endpoint.as_str()).collect();
         let leaving = leaving.into_iter().map(in_words);
         let draining = leaving.filter(|it| !ready.contains(it.as_str())).collect();
-        let fronts = port.fronts.iter();
-        let tally = tally(port, counts);
+        let fronts = port.frontends.iter();
+        let tally = read_service_counters(port, counts);
         PortView {
             port: name.port.to_string(),
             protocol: name.protocol.to_string(),
             family: name.family.label().to_owned(),
             algorithm: plan.algorithm.label().to_owned(),
             affinity_seconds: plan.affinity,
-            socket_translation_disabled: plan.not_for_sockets,
-            source_ranges: port.sources.iter().map(source_view).collect(),
+            socket_translation_disabled: plan.socket_translation_disabled,
+            source_ranges: port.source_ranges.iter().map(source_view).collect(),
             connections: tally.sent,
             refused: tally.refused,
             frontends: fronts
-                .map(|(key, has_listener)| front_view(key, plan.fronts.get(key), *has_listener))
+                .map(|(key, has_listener)| frontend_view(key, plan.frontends.get(key), *has_listener))
                 .collect(),
             backends: backends.into_iter().map(in_words).collect(),
             draining,
@@ -170,13 +170,13 @@ impl Shown {
         }
     }
 
-    fn endpoint_views(&self, port: &ShownPort, counts: &impl Counts) -> Vec<EndpointView> {
-        let ShownPort { name, plan, .. } = port;
+    fn endpoint_views(&self, port: &PortSnapshot, counts: &impl CounterReader) -> Vec<EndpointView> {
+        let PortSnapshot { name, plan, .. } = port;
         let known = port.backends.iter();
-        let known: BTreeMap<Target, u32> = known.map(|it| (it.target, it.index)).collect();
-        let near = self.near.as_ref().unwrap_or(&self.state);
+        let known: BTreeMap<BackendTarget, u32> = known.map(|it| (it.target, it.index)).collect();
+        let near = self.restricted.as_ref().unwrap_or(&self.state);
         let of = (&*name.port, name.protocol);
-        let uses = plan::uses(&self.state, near, name.family, of, plan, &self.here);
+        let uses = plan::endpoint_statuses(&self.state, near, name.family, of, plan, &self.node_info);
         let text = |text: &Option<Arc<str>>| text.as_deref().map(str::to_owned);
         uses.into_iter()
             .map(|it| {
@@ -200,15 +200,15 @@ impl Shown {
                     sets: sets.map(|(_, set)| set.to_owned()).collect(),
                     weight: it.weight,
                     programmed: index.is_some(),
-                    open_connections: index.and_then(|index| counts.open_at(*index).ok()),
-                    status: it.why.text().to_owned(),
+                    open_connections: index.and_then(|index| counts.open_connections(*index).ok()),
+                    status: it.reason.text().to_owned(),
                 }
             })
             .collect()
     }
 }
 
-fn source_view(range: &Source) -> String {
+fn source_view(range: &SourceRange) -> String {
     if range.first == range.last {
         return range.first.to_string();
     }
@@ -216,24 +216,24 @@ fn source_view(range: &Source) -> String {
 }
 
 /// Returns the JSON of a frontend. One that is in the maps, but no longer planned, has the type `-`.
-fn front_view(front: &FrontKey, plan: Option<&FrontPlan>, has_listener: bool) -> FrontView {
+fn frontend_view(front: &FrontendKey, plan: Option<&FrontendPlan>, has_listener: bool) -> FrontendView {
     let kind = match plan.map(|plan| plan.kind) {
-        Some(FrontKind::ClusterIp) => "ClusterIP",
-        Some(FrontKind::LoadBalancerIp) => "LoadBalancer",
-        Some(FrontKind::ExternalIp) => "ExternalIP",
-        Some(FrontKind::NodePort) => "NodePort",
+        Some(FrontendKind::ClusterIp) => "ClusterIP",
+        Some(FrontendKind::LoadBalancerIp) => "LoadBalancer",
+        Some(FrontendKind::ExternalIp) => "ExternalIP",
+        Some(FrontendKind::NodePort) => "NodePort",
         None => "-",
     };
-    let policy = |of: fn(&FrontPlan) -> TrafficPolicy| match plan.map(of) {
+    let policy = |of: fn(&FrontendPlan) -> TrafficPolicy| match plan.map(of) {
         Some(TrafficPolicy::Cluster) => "Cluster".to_owned(),
         Some(TrafficPolicy::Local) => "Local".to_owned(),
         None => "-".to_owned(),
     };
-    FrontView {
+    FrontendView {
         frontend: front.to_string(),
         kind: kind.to_owned(),
-        sockets: policy(|plan| plan.sockets),
-        packets: policy(|plan| plan.packets),
+        sockets: policy(|plan| plan.socket_policy),
+        packets: policy(|plan| plan.packet_policy),
         local_listener: has_listener,
     }
 }

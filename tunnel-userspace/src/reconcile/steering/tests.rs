@@ -1,7 +1,7 @@
 mod memory;
 mod migrate;
 
-use tunnel_common::table::Size;
+use tunnel_common::table::MapSize;
 
 use self::memory::Memory;
 use super::*;
@@ -20,30 +20,30 @@ fn settings() -> SteeringSettings {
     SteeringSettings {
         rules: Some(SteeringRules {
             own_node: "cloud".to_owned(),
-            edge: "edge".parse().expect("a selector"),
+            edge_selector: "edge".parse().expect("a selector"),
             config_map: ObjectName::new("kube-system", "ports"),
             families: [true, true],
         }),
         prefixes: vec![prefix("198.19.0.0", 16), prefix("fd00:c01e::", 64)],
-        port: 10_270,
+        ingress_port: 10_270,
     }
 }
 
-fn sizes(steering: u32) -> Sizes {
-    Sizes::each(1).with(Size::Steering, steering)
+fn sizes(steering: u32) -> MapSizes {
+    MapSizes::uniform(1).with(MapSize::Steering, steering)
 }
 
-fn adopt(maps: Memory, capacity: u32, now: Duration) -> Steering<Memory> {
+fn adopt(maps: Memory, capacity: u32, now: Duration) -> SteeringReconciler<Memory> {
     let sizes = sizes(capacity);
     let maps = Memory {
         capacity: count(sizes.steer_entries()),
         ..maps
     };
-    Steering::adopt(maps, sizes, settings(), now).expect("taken over")
+    SteeringReconciler::adopt(maps, sizes, settings(), now).expect("taken over")
 }
 
 fn node(name: &str, addresses: &[&str]) -> Told {
-    fixture::told(Node {
+    fixture::node_update(Node {
         labels: BTreeMap::from([("edge".to_owned(), String::new())]),
         internal_ips: fixture::ips(addresses),
         ..fixture::node(name)
@@ -76,7 +76,7 @@ fn led(first: u8, name: &str) -> [String; 2] {
 }
 
 /// Returns maps in which these nodes are steered.
-fn steered<const N: usize>(capacity: u32, names: [&str; N]) -> Steering<Memory> {
+fn steered<const N: usize>(capacity: u32, names: [&str; N]) -> SteeringReconciler<Memory> {
     let mut steering = adopt(Memory::default(), capacity, NOW);
     apply(&mut steering, nodes(names), NOW);
     steering
@@ -86,38 +86,38 @@ fn gone(name: &str) -> Told {
     (ObjectName::new("", name), None)
 }
 
-fn update(nodes: Vec<Told>) -> Update {
-    Update {
+fn update(nodes: Vec<Told>) -> ClusterUpdate {
+    ClusterUpdate {
         nodes,
         synced: true,
-        whole: true,
-        ..Update::default()
+        complete: true,
+        ..ClusterUpdate::default()
     }
 }
 
-fn apply(steering: &mut Steering<Memory>, nodes: Vec<Told>, now: Duration) {
+fn apply(steering: &mut SteeringReconciler<Memory>, nodes: Vec<Told>, now: Duration) {
     steering.update(&update(nodes));
-    steering.pass(now);
+    steering.sync(now);
 }
 
 /// Applies nodes while an object of the sources is missing.
-fn apply_part(steering: &mut Steering<Memory>, nodes: Vec<Told>) {
-    steering.update(&Update {
-        whole: false,
+fn apply_part(steering: &mut SteeringReconciler<Memory>, nodes: Vec<Told>) {
+    steering.update(&ClusterUpdate {
+        complete: false,
         ..update(nodes)
     });
-    steering.pass(NOW);
+    steering.sync(NOW);
 }
 
 /// Returns each steering address in the maps, with the target that is published to the ingress.
-fn shown(steering: &Steering<Memory>) -> Vec<String> {
+fn shown(steering: &SteeringReconciler<Memory>) -> Vec<String> {
     let targets = steering.targets.borrow();
     let word = |(key, index): (&SteeringKey, &u32)| {
         let record = steering.maps.records[index];
         assert_eq!(record.key, *key);
-        assert_eq!(record.removed, 0);
+        assert_eq!(record.removed_at, 0);
         let target = targets.get(index).expect("a published target");
-        format!("{} {target}", record.to.to_ip())
+        format!("{} {target}", record.steering_address.to_ip())
     };
     steering.maps.keys.iter().map(word).collect()
 }
@@ -145,11 +145,11 @@ fn each_address_and_port_gets_an_address_of_its_family_and_the_ingress_is_told()
 fn nothing_is_written_before_the_sources_have_told_all() {
     let mut steering = adopt(Memory::default(), 16, NOW);
 
-    steering.update(&Update {
+    steering.update(&ClusterUpdate {
         nodes: vec![node("edge-7", &["10.1.2.3"])],
-        ..Update::default()
+        ..ClusterUpdate::default()
     });
-    steering.pass(NOW);
+    steering.sync(NOW);
 
     assert_eq!(shown(&steering), Vec::<String>::new());
 }
@@ -162,7 +162,7 @@ fn a_node_that_is_no_longer_an_edge_node_is_let_go_at_once_and_its_indices_rest(
 
     assert_eq!(shown(&steering), led(3, "b"));
     assert!(!steering.targets.borrow().contains_key(&0));
-    assert_ne!(steering.maps.records[&0].removed, 0);
+    assert_ne!(steering.maps.records[&0].removed_at, 0);
 }
 
 #[test]
@@ -179,9 +179,9 @@ fn an_index_is_used_again_only_after_its_rest_also_across_restarts() {
     assert_eq!(shown(&steering), Vec::<String>::new());
     // Unallocated keys are retried.
     assert!(steering.is_incomplete());
-    assert_eq!(steering.counts[&Reason::SteeringFull], 1);
+    assert_eq!(steering.reason_counts[&Reason::SteeringFull], 1);
 
-    steering.pass(NOW + QUARANTINE);
+    steering.sync(NOW + QUARANTINE);
 
     assert_eq!(shown(&steering), led(1, "c"));
     assert!(!steering.is_incomplete());
@@ -249,11 +249,11 @@ fn of_indices_that_have_rested_the_longest_unused_is_given_out_first() {
     let later = NOW + Duration::from_secs(1);
     apply(&mut steering, nodes(["b"]), NOW);
     // Index 1 is removed before index 0.
-    steering.retire(1, NOW).expect("written");
-    steering.retire(0, later).expect("written");
+    steering.mark_removed(1, NOW).expect("written");
+    steering.mark_removed(0, later).expect("written");
 
-    let (end, prefixes) = (steering.canary_index(), &steering.settings.prefixes);
-    let free = Free::new(&steering.records, end, prefixes, later + QUARANTINE);
+    let (end, prefixes) = (steering.probe_index(), &steering.settings.prefixes);
+    let free = FreeIndices::new(&steering.records, end, prefixes, later + QUARANTINE);
 
     let order = free.indices.into_iter().map(|(_, index)| index);
     assert!(order.eq([2, 3, 1, 0]));
@@ -278,12 +278,12 @@ fn the_probe_finds_room_in_full_maps_and_leaves_nothing() {
     let address = Address::from_ip(fixture::ip("192.0.0.8"));
     let key = SteeringKey::new(address, Port::from_host(9));
 
-    steering.put_canary(&key).expect("written");
+    steering.write_probe_key(&key).expect("written");
     assert_eq!(steering.maps.keys.len(), 3);
     // If the process is killed now, the next start removes the probe's key.
     let killed = adopt(steering.maps.clone(), 2, NOW);
     assert!(!killed.maps.keys.contains_key(&key));
-    steering.take_canary(&key).expect("removed");
+    steering.remove_probe_key(&key).expect("removed");
 
     assert_eq!((steering.maps.keys.clone(), shown(&steering)), before);
 }
@@ -347,11 +347,11 @@ fn the_ports_of_the_config_map_are_followed_and_go_with_it() {
     };
 
     for (told, steered) in [(Some(Arc::new(config_map)), 3), (None, 2)] {
-        steering.update(&Update {
+        steering.update(&ClusterUpdate {
             config_maps: vec![(name.clone(), told)],
             ..update(Vec::new())
         });
-        steering.pass(NOW);
+        steering.sync(NOW);
         assert_eq!(steering.maps.keys.len(), steered);
     }
 }
@@ -381,7 +381,7 @@ fn a_kill_between_any_two_writes_leaves_every_key_with_its_own_record() {
         for (index, record) in &again.maps.records {
             let is_led_to = again.maps.keys.values().any(|led| led == index);
             assert_eq!(
-                record.removed == 0,
+                record.removed_at == 0,
                 is_led_to,
                 "after {writes} writes: {index}"
             );
@@ -404,9 +404,9 @@ fn a_write_that_fails_is_tried_again() {
     assert!(steering.is_incomplete());
 
     steering.maps.writes = None;
-    steering.pass(NOW);
+    steering.sync(NOW);
 
     assert_eq!(shown(&steering).len(), 2);
     assert!(!steering.is_incomplete());
-    assert_eq!(steering.counts[&Reason::WriteFailed], 1);
+    assert_eq!(steering.reason_counts[&Reason::WriteFailed], 1);
 }

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use foldhash::{HashMap, HashMapExt as _};
 use litemap::LiteMap;
 use tunnel_common::{
-    service::{Front, FrontKey, Membership, Source, State},
-    table::Sizes,
+    service::{Frontend, FrontendKey, Membership, SourceRange, BackendState},
+    table::MapSizes,
 };
 
 use super::{
@@ -16,10 +16,10 @@ use super::{
 };
 use crate::{
     model::ObjectName,
-    plan::{PortName, PortPlan, Target},
+    plan::{PortName, PortPlan, BackendTarget},
     reconcile::{
-        access::Counts,
-        grace::{Entry, Retired},
+        access::CounterReader,
+        grace::{RetiredEntry, Retired},
     },
 };
 
@@ -29,34 +29,34 @@ pub(crate) struct Programmed {
     /// The index of its record.
     pub(crate) index: u32,
     /// The record.
-    pub(crate) record: Front,
+    pub(crate) record: Frontend,
 }
 
 /// The entries in the maps that have the id of one service port.
 #[derive(Debug, Default)]
 pub(crate) struct PortUse {
     /// The frontends whose records have the id.
-    pub(crate) fronts: LiteMap<FrontKey, ()>,
+    pub(crate) fronts: LiteMap<FrontendKey, ()>,
     /// The indices of the serving backends.
-    pub(crate) backends: LiteMap<Target, u32>,
+    pub(crate) backends: LiteMap<BackendTarget, u32>,
 }
 
 /// The two words of a backend that change in place.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::reconcile) struct Standing {
-    pub(in crate::reconcile) state: State,
+    pub(in crate::reconcile) state: BackendState,
     pub(super) sets: Membership,
 }
 
 /// The content of the service maps.
 #[derive(Debug)]
 pub(crate) struct Actual {
-    pub(crate) sizes: Sizes,
-    pub(crate) fronts: HashMap<FrontKey, Programmed>,
+    pub(crate) sizes: MapSizes,
+    pub(crate) fronts: HashMap<FrontendKey, Programmed>,
     /// The backend indices of each set.
     pub(in crate::reconcile) sets: Lists<u32>,
     /// The ranges of clients that may use restricted frontends.
-    pub(in crate::reconcile) sources: Lists<Source>,
+    pub(in crate::reconcile) sources: Lists<SourceRange>,
     pub(crate) ports: HashMap<u32, PortUse>,
     /// The ids of service ports, by Service.
     pub(crate) ids: HashMap<ObjectName, LiteMap<PortName, u32>>,
@@ -72,21 +72,21 @@ pub(crate) struct Actual {
 
 impl Actual {
     /// Returns the content of newly created maps.
-    pub(crate) fn empty(sizes: Sizes) -> Self {
+    pub(crate) fn empty(sizes: MapSizes) -> Self {
         let none = BTreeSet::new();
         Self {
             sizes,
             fronts: HashMap::new(),
             sets: Lists::new(sizes.slot_entries()),
-            sources: Lists::shared(sizes.source_entries()),
+            sources: Lists::shared(sizes.source_range_entries()),
             ports: HashMap::new(),
             ids: HashMap::new(),
             standings: vec![Standing::default(); count(sizes.backend_entries())],
             used_backends: 0,
-            free_fronts: Indices::new(sizes.front_entries(), &none),
+            free_fronts: Indices::new(sizes.frontend_entries(), &none),
             free_backends: Indices::new(sizes.backend_entries(), &none),
             occupied: Occupied::default(),
-            free_ids: Indices::new(sizes.front_entries(), &none),
+            free_ids: Indices::new(sizes.frontend_entries(), &none),
         }
     }
 
@@ -127,17 +127,17 @@ impl Actual {
         plan: &PortPlan,
         is_wanted: impl FnMut(&u32) -> bool,
     ) -> Option<u32> {
-        let known = plan.fronts.keys().filter_map(|key| self.fronts.get(key));
+        let known = plan.frontends.keys().filter_map(|key| self.fronts.get(key));
         known.map(|front| front.record.service).find(is_wanted)
     }
 
     /// Returns the index of a service port's serving backend with an address and port.
-    pub(crate) fn backend(&self, id: u32, target: &Target) -> Option<u32> {
+    pub(crate) fn backend(&self, id: u32, target: &BackendTarget) -> Option<u32> {
         self.ports.get(&id)?.backends.get(target).copied()
     }
 
     /// Returns the records with the id of a service port.
-    pub(crate) fn records(&self, id: u32) -> impl Iterator<Item = &Front> {
+    pub(crate) fn records(&self, id: u32) -> impl Iterator<Item = &Frontend> {
         let ports = self.ports.get(&id).into_iter();
         let keys = ports.flat_map(|port| port.fronts.keys());
         keys.filter_map(|key| Some(&self.fronts.get(key)?.record))
@@ -145,30 +145,30 @@ impl Actual {
 
     /// Returns the ranges of clients that may use the restricted frontends of a port; empty if no frontend
     /// is restricted.
-    pub(crate) fn sources_of(&self, id: u32) -> &[Source] {
-        let mut lists = self.records(id).map(|it| self.sources.items(it.sources));
+    pub(crate) fn sources_of(&self, id: u32) -> &[SourceRange] {
+        let mut lists = self.records(id).map(|it| self.sources.items(it.source_ranges));
         lists.find(|list| !list.is_empty()).unwrap_or_default()
     }
 
     /// Increments the reference counts of a record's lists.
-    pub(crate) fn hold(&mut self, record: &Front) {
+    pub(crate) fn hold(&mut self, record: &Frontend) {
         self.sets.hold(record.cluster);
         self.sets.hold(record.local);
-        self.sources.hold(record.sources);
+        self.sources.hold(record.source_ranges);
     }
 
     /// Decrements the reference counts of a record's lists, and retires each list without a reference.
-    pub(crate) fn release(&mut self, record: &Front, retired: &mut Retired) {
+    pub(crate) fn release(&mut self, record: &Frontend, retired: &mut Retired) {
         let sets = [record.cluster, record.local].into_iter();
         let slots = sets.filter_map(|set| self.sets.release(set));
-        retired.0.extend(slots.map(Entry::Slots));
-        let sources = self.sources.release(record.sources);
-        retired.0.extend(sources.map(Entry::Sources));
+        retired.0.extend(slots.map(RetiredEntry::Slots));
+        let sources = self.sources.release(record.source_ranges);
+        retired.0.extend(sources.map(RetiredEntry::SourceRanges));
     }
 
     /// Finds the free backend indices, and the removed ones that still have open connections. A grace period
     /// must have passed since the maps were read, so that all programs have counted their connections.
-    pub(crate) fn find_occupied(&mut self, reader: &impl Counts) {
+    pub(crate) fn find_occupied(&mut self, reader: &impl CounterReader) {
         let used = self.used_backends();
         (self.occupied, self.free_backends) =
             Occupied::find(reader, self.sizes.backend_entries(), used);
@@ -230,13 +230,13 @@ impl Actual {
     }
 
     /// Returns the backend sets and client ranges of a record.
-    fn lists(&self, record: &Front) -> ([&[u32]; 2], &[Source]) {
+    fn lists(&self, record: &Frontend) -> ([&[u32]; 2], &[SourceRange]) {
         let sets = [record.cluster, record.local].map(|set| self.sets.items(set));
-        (sets, self.sources.items(record.sources))
+        (sets, self.sources.items(record.source_ranges))
     }
 
     /// Returns the serving backends of a port, and the set membership of each.
-    fn placed(&self, id: u32) -> Option<(&LiteMap<Target, u32>, Vec<Membership>)> {
+    fn placed(&self, id: u32) -> Option<(&LiteMap<BackendTarget, u32>, Vec<Membership>)> {
         let backends = &self.ports.get(&id)?.backends;
         let sets = backends.values().map(|index| self.standing(*index).sets);
         Some((backends, sets.collect()))

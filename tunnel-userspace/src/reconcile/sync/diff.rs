@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 
 use tunnel_common::{
     reason::Reason,
-    select::SOURCES_OF_FRONT,
-    service::{Front, FrontKey, Membership, NEAR, Near, Set, Source},
+    select::MAX_SOURCE_RANGES,
+    service::{Frontend, FrontendKey, Membership, MAX_INLINE_BACKENDS, InlineBackend, IndexRange, SourceRange},
 };
 
 use super::{actual::Actual, alloc::count, entries::near};
 use crate::{
     model::TrafficPolicy,
-    plan::{FrontPlan, PortPlan, Target},
+    plan::{FrontendPlan, PortPlan, BackendTarget},
 };
 
 /// The maps have no room for a plan.
@@ -28,20 +28,20 @@ pub(crate) struct Shortage {
 #[derive(Debug, Eq, PartialEq)]
 pub(crate) struct Diff {
     pub(crate) id: u32,
-    pub(crate) new_backends: Vec<(Target, Membership)>,
+    pub(crate) new_backends: Vec<(BackendTarget, Membership)>,
     /// The indices of backends that change their sets.
     pub(crate) moves: Vec<(u32, Membership)>,
     /// The set in the maps that equals the plan's; `None` if new slots must be written.
-    pub(crate) cluster: Option<Set>,
+    pub(crate) cluster: Option<IndexRange>,
     /// The same for policy Local.
-    pub(crate) local: Option<Set>,
+    pub(crate) local: Option<IndexRange>,
     /// Frontends that are new, or whose record changes.
-    pub(crate) upserts: Vec<(FrontKey, FrontPlan)>,
-    pub(crate) deletes: Vec<FrontKey>,
+    pub(crate) upserts: Vec<(FrontendKey, FrontendPlan)>,
+    pub(crate) deletes: Vec<FrontendKey>,
     /// Ranges of clients that must be written.
-    pub(crate) new_sources: Vec<Source>,
+    pub(crate) new_sources: Vec<SourceRange>,
     /// Backends that are no longer planned.
-    pub(crate) gone: Vec<(Target, u32)>,
+    pub(crate) gone: Vec<(BackendTarget, u32)>,
 }
 
 impl Diff {
@@ -49,13 +49,13 @@ impl Diff {
     pub(crate) fn between(actual: &Actual, id: u32, plan: &PortPlan) -> Self {
         let cluster = kept_set(actual, id, &plan.cluster, |front| front.cluster);
         let local = kept_set(actual, id, &plan.local, |front| front.local);
-        let is_right = |(key, front): &(&FrontKey, &FrontPlan)| {
+        let is_right = |(key, front): &(&FrontendKey, &FrontendPlan)| {
             let known = actual.fronts.get(*key).zip(cluster.zip(local));
             known.is_some_and(|(known, sets)| {
                 known.record == record(actual, (**key, front), id, plan, sets)
             })
         };
-        let upserts = plan.fronts.iter().filter(|front| !is_right(front));
+        let upserts = plan.frontends.iter().filter(|front| !is_right(front));
         let upserts = upserts.map(|(key, front)| (*key, *front)).collect();
         let wanted = memberships(plan);
         let (mut new_backends, mut moves) = (Vec::new(), Vec::new());
@@ -66,7 +66,7 @@ impl Diff {
                 Some(_) => {}
             }
         }
-        let used_sources = plan.used_sources();
+        let used_sources = plan.used_source_ranges();
         let new_sources = match actual.sources.find(used_sources) {
             Some(_) => Vec::new(),
             None => used_sources.to_vec(),
@@ -75,7 +75,7 @@ impl Diff {
         let deletes = port
             .into_iter()
             .flat_map(|port| port.fronts.keys())
-            .filter(|key| !plan.fronts.contains_key(key))
+            .filter(|key| !plan.frontends.contains_key(key))
             .copied()
             .collect();
         let gone = port
@@ -106,7 +106,7 @@ impl Diff {
         let exceeds = |new: usize, used: u32, gone: usize, size: u32| {
             new > 0 && count(used) + new - gone > count(size)
         };
-        let is_new = |(key, _): &&(FrontKey, FrontPlan)| !actual.fronts.contains_key(key);
+        let is_new = |(key, _): &&(FrontendKey, FrontendPlan)| !actual.fronts.contains_key(key);
         let new_keys = self.upserts.iter().filter(is_new).count();
         if new_keys > 0 && actual.fronts.len() + new_keys > count(sizes.frontends) {
             return full(Reason::FrontendsFull, false);
@@ -119,9 +119,9 @@ impl Diff {
         if exceeds(new, actual.sets.used, self.old_slots(actual), sizes.slots) {
             return full(Reason::SlotsFull, false);
         }
-        let of_records = actual.records(self.id).map(|record| record.sources);
+        let of_records = actual.records(self.id).map(|record| record.source_ranges);
         let (new, gone) = (self.new_sources.len(), actual.sources.left(of_records));
-        if new > count(SOURCES_OF_FRONT)
+        if new > count(MAX_SOURCE_RANGES)
             || exceeds(new, actual.sources.used, gone, sizes.source_ranges)
         {
             return full(Reason::SourceRangesFull, false);
@@ -154,7 +154,7 @@ impl Diff {
 }
 
 /// Returns the backends of a plan, each with the sets that contain it.
-fn memberships(plan: &PortPlan) -> BTreeMap<&Target, Membership> {
+fn memberships(plan: &PortPlan) -> BTreeMap<&BackendTarget, Membership> {
     let only_serving = plan.serving.iter().map(|target| (target, Membership::NONE));
     let mut all: BTreeMap<_, _> = only_serving.collect();
     let sets = [
@@ -164,14 +164,14 @@ fn memberships(plan: &PortPlan) -> BTreeMap<&Target, Membership> {
     for (targets, set) in sets {
         for target in targets {
             let known = all.entry(target).or_default();
-            *known = known.and(set);
+            *known = known.union(set);
         }
     }
     all
 }
 
 /// A placeholder, different from any real set, for client ranges that are not written yet.
-const UNWRITTEN: Set = Set {
+const UNWRITTEN: IndexRange = IndexRange {
     base: u32::MAX,
     len: u32::MAX,
 };
@@ -180,45 +180,45 @@ const UNWRITTEN: Set = Set {
 /// the final one.
 pub(crate) fn record(
     actual: &Actual,
-    (key, front): (FrontKey, &FrontPlan),
+    (key, front): (FrontendKey, &FrontendPlan),
     id: u32,
     plan: &PortPlan,
-    (cluster, local): (Set, Set),
-) -> Front {
+    (cluster, local): (IndexRange, IndexRange),
+) -> Frontend {
     let [sockets, packets] =
-        [front.sockets, front.packets].map(|policy| policy == TrafficPolicy::Local);
+        [front.socket_policy, front.packet_policy].map(|policy| policy == TrafficPolicy::Local);
     let of_sockets = if sockets { &plan.local } else { &plan.cluster };
-    let is_left_alone = plan.not_for_sockets || front.has_listener;
+    let is_left_alone = plan.socket_translation_disabled || front.has_listener;
     let is_restricted = plan.is_restricted(front);
     let flag = |is_set: bool, flag: u8| if is_set { flag } else { 0 };
     let admits_host = is_restricted.then_some(front.admits_host);
-    let flags = flag(sockets, Front::SOCKETS_LOCAL)
-        | flag(packets, Front::PACKETS_LOCAL)
-        | flag(plan.has_endpoints, Front::HAS_ENDPOINTS)
-        | flag(is_left_alone, Front::NOT_SOCKETS)
-        | flag(admits_host == Some(Some(true)), Front::ADMITS_HOST)
-        | flag(admits_host == Some(None), Front::HOST_UNKNOWN);
-    Front {
+    let flags = flag(sockets, Frontend::SOCKETS_LOCAL)
+        | flag(packets, Frontend::PACKETS_LOCAL)
+        | flag(plan.has_endpoints, Frontend::HAS_ENDPOINTS)
+        | flag(is_left_alone, Frontend::NOT_SOCKETS)
+        | flag(admits_host == Some(Some(true)), Frontend::ADMITS_HOST)
+        | flag(admits_host == Some(None), Frontend::HOST_UNKNOWN);
+    Frontend {
         key,
         service: id,
         cluster,
         algorithm: plan.algorithm,
         flags,
         reserved: 0,
-        near: all_near(actual, id, of_sockets),
+        inline_backends: all_near(actual, id, of_sockets),
         local,
-        affinity: plan.affinity,
-        sources: if is_restricted {
-            actual.sources.find(&plan.sources).unwrap_or(UNWRITTEN)
+        affinity_timeout: plan.affinity,
+        source_ranges: if is_restricted {
+            actual.sources.find(&plan.source_ranges).unwrap_or(UNWRITTEN)
         } else {
-            Set::default()
+            IndexRange::default()
         },
     }
 }
 
 /// Returns the backends that the record itself contains: all of a small set, none of a larger one.
-fn all_near(actual: &Actual, id: u32, targets: &[Target]) -> [Near; NEAR] {
-    let targets = if targets.len() > NEAR { &[] } else { targets };
+fn all_near(actual: &Actual, id: u32, targets: &[BackendTarget]) -> [InlineBackend; MAX_INLINE_BACKENDS] {
+    let targets = if targets.len() > MAX_INLINE_BACKENDS { &[] } else { targets };
     let index = |target| actual.backend(id, target).unwrap_or_default();
     let indices: Vec<_> = targets.iter().map(index).collect();
     near(targets, &indices)
@@ -228,11 +228,11 @@ fn all_near(actual: &Actual, id: u32, targets: &[Target]) -> [Near; NEAR] {
 fn kept_set(
     actual: &Actual,
     id: u32,
-    targets: &[Target],
-    of: impl Fn(&Front) -> Set,
-) -> Option<Set> {
+    targets: &[BackendTarget],
+    of: impl Fn(&Frontend) -> IndexRange,
+) -> Option<IndexRange> {
     if targets.is_empty() {
-        return Some(Set::default());
+        return Some(IndexRange::default());
     }
     let indices = targets.iter().map(|target| actual.backend(id, target));
     let indices = indices.collect::<Option<Vec<_>>>()?;

@@ -1,9 +1,9 @@
 //! The map values of backend sets: slots, and the copies of backends in frontend records.
 
 use foldhash::{HashMap, HashMapExt as _};
-use tunnel_common::service::{NEAR, Near, Slot};
+use tunnel_common::service::{MAX_INLINE_BACKENDS, InlineBackend, Slot};
 
-use crate::plan::Target;
+use crate::plan::BackendTarget;
 
 /// The number of slots up to which counting repeatedly is faster than a hash map.
 const FEW: usize = 16;
@@ -28,11 +28,11 @@ pub(in crate::reconcile) fn slots(backends: &[u32]) -> impl Iterator<Item = Slot
 
 /// Returns the copies of a small set's backends for a frontend record; `indices` has the backend index of
 /// each target.
-pub(super) fn near(targets: &[Target], indices: &[u32]) -> [Near; NEAR] {
-    let mut held = [Near::NONE; NEAR];
+pub(super) fn near(targets: &[BackendTarget], indices: &[u32]) -> [InlineBackend; MAX_INLINE_BACKENDS] {
+    let mut held = [InlineBackend::NONE; MAX_INLINE_BACKENDS];
     let backends = targets.iter().zip(slots(indices));
     for (place, (target, slot)) in held.iter_mut().zip(backends) {
-        *place = Near {
+        *place = InlineBackend {
             address: target.address,
             port: target.port,
             share: u16::try_from(slot.share).unwrap_or(u16::MAX),

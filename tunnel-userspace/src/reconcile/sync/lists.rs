@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, hash::Hash, ops::Range, sync::Arc};
 
 use foldhash::{HashMap, HashMapExt as _};
-use tunnel_common::service::Set;
+use tunnel_common::service::IndexRange;
 
 use super::alloc::{Ranges, count};
 
@@ -20,7 +20,7 @@ struct Used<T> {
 pub(in crate::reconcile) struct Lists<T> {
     by_base: HashMap<u32, Used<T>>,
     /// The position of each list, for sharing equal lists; `None` if lists are not shared.
-    shared: Option<HashMap<Arc<[T]>, Set>>,
+    shared: Option<HashMap<Arc<[T]>, IndexRange>>,
     free: Ranges,
     entries: u32,
     /// The number of entries in use.
@@ -55,7 +55,7 @@ impl<T: Eq + Hash> Lists<T> {
     /// Reads the list of a record from the map, unless it is known. Returns true if the list is valid.
     pub(super) fn adopt<E>(
         &mut self,
-        set: Set,
+        set: IndexRange,
         read: impl FnOnce(Range<u32>) -> Result<Option<Vec<T>>, E>,
     ) -> Result<bool, E> {
         if set.len == 0 {
@@ -79,27 +79,27 @@ impl<T: Eq + Hash> Lists<T> {
     }
 
     /// Returns the position of a shared list, if it exists.
-    pub(super) fn find(&self, items: &[T]) -> Option<Set> {
+    pub(super) fn find(&self, items: &[T]) -> Option<IndexRange> {
         if items.is_empty() {
-            return Some(Set::default());
+            return Some(IndexRange::default());
         }
         self.shared.as_ref()?.get(items).copied()
     }
 
     /// Returns the list at a position.
-    pub(in crate::reconcile) fn items(&self, set: Set) -> &[T] {
+    pub(in crate::reconcile) fn items(&self, set: IndexRange) -> &[T] {
         self.used(set).map_or(&[], |used| &used.items)
     }
 
     /// Allocates room for a new list.
-    pub(in crate::reconcile) fn take(&mut self, len: usize) -> Option<Set> {
+    pub(in crate::reconcile) fn take(&mut self, len: usize) -> Option<IndexRange> {
         let len = u32::try_from(len).ok()?;
         let base = self.free.take(len)?;
-        Some(Set { base, len })
+        Some(IndexRange { base, len })
     }
 
     /// Adds a list that was written into allocated room. No record refers to it yet.
-    pub(super) fn put(&mut self, set: Set, items: Vec<T>) {
+    pub(super) fn put(&mut self, set: IndexRange, items: Vec<T>) {
         if set.len == 0 {
             return;
         }
@@ -112,7 +112,7 @@ impl<T: Eq + Hash> Lists<T> {
     }
 
     /// Increments the reference count of a list.
-    pub(super) fn hold(&mut self, set: Set) {
+    pub(super) fn hold(&mut self, set: IndexRange) {
         if let Some(used) = self.by_base.get_mut(&set.base)
             && set.len > 0
         {
@@ -122,20 +122,20 @@ impl<T: Eq + Hash> Lists<T> {
 
     /// Decrements the reference count of a list. Removes the list at 0, and returns its position, which may
     /// be freed once no program reads it.
-    pub(super) fn release(&mut self, set: Set) -> Option<Set> {
+    pub(super) fn release(&mut self, set: IndexRange) -> Option<IndexRange> {
         let used = self.by_base.get_mut(&set.base).filter(|_| set.len > 0)?;
         used.records -= 1;
         self.remove_unused(set)
     }
 
     /// Removes and frees a list, if no record refers to it.
-    pub(super) fn drop_unused(&mut self, set: Set) {
+    pub(super) fn drop_unused(&mut self, set: IndexRange) {
         if let Some(unused) = self.remove_unused(set) {
             self.give(unused);
         }
     }
 
-    fn remove_unused(&mut self, set: Set) -> Option<Set> {
+    fn remove_unused(&mut self, set: IndexRange) -> Option<IndexRange> {
         self.used(set).filter(|used| used.records == 0)?;
         let used = self.by_base.remove(&set.base)?;
         self.used -= set.len;
@@ -146,19 +146,19 @@ impl<T: Eq + Hash> Lists<T> {
     }
 
     /// Frees the room of a removed list that no program reads any more.
-    pub(super) fn give(&mut self, set: Set) {
+    pub(super) fn give(&mut self, set: IndexRange) {
         self.free.give(set.base, set.len);
     }
 
     /// Returns the number of entries that would become unused without the references `of_records`: those in
     /// lists with no other reference.
-    pub(super) fn left(&self, of_records: impl Iterator<Item = Set>) -> usize {
+    pub(super) fn left(&self, of_records: impl Iterator<Item = IndexRange>) -> usize {
         let mut records = BTreeMap::<_, u32>::new();
         for set in of_records {
             *records.entry((set.base, set.len)).or_default() += 1;
         }
         let is_left = |((base, len), records): ((u32, u32), u32)| {
-            let used = self.used(Set { base, len })?;
+            let used = self.used(IndexRange { base, len })?;
             (used.records == records).then_some(used.items.len())
         };
         records.into_iter().filter_map(is_left).sum()
@@ -171,7 +171,7 @@ impl<T: Eq + Hash> Lists<T> {
         all.into_iter()
     }
 
-    fn used(&self, set: Set) -> Option<&Used<T>> {
+    fn used(&self, set: IndexRange) -> Option<&Used<T>> {
         self.by_base.get(&set.base).filter(|_| set.len > 0)
     }
 }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use super::alloc::Indices;
-use crate::reconcile::access::Counts;
+use crate::reconcile::access::CounterReader;
 
 /// The maximum number of connection counters that one poll reads.
 const BATCH: usize = 4096;
@@ -16,7 +16,7 @@ pub(in crate::reconcile) struct Occupied(VecDeque<u32>);
 impl Occupied {
     /// Reads the connection counters of all unused indices. Returns the indices with open connections, and
     /// the free ones.
-    pub(super) fn find(reader: &impl Counts, entries: u32, used: BTreeSet<u32>) -> (Self, Indices) {
+    pub(super) fn find(reader: &impl CounterReader, entries: u32, used: BTreeSet<u32>) -> (Self, Indices) {
         let gone = (0..entries).filter(|index| !used.contains(index));
         let occupied: VecDeque<u32> = gone.filter(|index| is_open(reader, *index)).collect();
         let taken = used.into_iter().chain(occupied.iter().copied());
@@ -31,7 +31,7 @@ impl Occupied {
 
     /// Frees the index of a removed backend that no program can still choose, or adds it to the polled ones
     /// if it has open connections.
-    pub(super) fn free(&mut self, index: u32, reader: &impl Counts, free: &mut Indices) {
+    pub(super) fn free(&mut self, index: u32, reader: &impl CounterReader, free: &mut Indices) {
         if is_open(reader, index) {
             self.0.push_back(index);
         } else {
@@ -40,7 +40,7 @@ impl Occupied {
     }
 
     /// Polls the next indices, and frees those without open connections. Returns the number of freed ones.
-    pub(super) fn look(&mut self, reader: &impl Counts, free: &mut Indices) -> usize {
+    pub(super) fn look(&mut self, reader: &impl CounterReader, free: &mut Indices) -> usize {
         let before = self.0.len();
         for _ in 0..before.min(BATCH) {
             if let Some(index) = self.0.pop_front() {
@@ -51,8 +51,8 @@ impl Occupied {
     }
 }
 
-fn is_open(reader: &impl Counts, index: u32) -> bool {
-    let open = reader.open_at(index).inspect_err(|error| {
+fn is_open(reader: &impl CounterReader, index: u32) -> bool {
+    let open = reader.open_connections(index).inspect_err(|error| {
         let error = error as &dyn std::error::Error;
         tracing::warn!(
             index,

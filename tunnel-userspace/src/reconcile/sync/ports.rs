@@ -6,8 +6,8 @@
 use tunnel_common::{
     addr::Protocol,
     reason::Reason,
-    service::{Backend, Front, FrontKey, Membership, Set, Source, Tally},
-    table::Sizes,
+    service::{Backend, Frontend, FrontendKey, Membership, IndexRange, SourceRange, ServiceCounts},
+    table::MapSizes,
 };
 
 use super::{
@@ -17,11 +17,11 @@ use super::{
     reading::{self, Stray},
 };
 use crate::{
-    plan::{PortName, PortPlan, Target},
+    plan::{PortName, PortPlan, BackendTarget},
     reconcile::{
         access::{AdoptError, MapReader, MapWriter, ReadError, WriteError},
-        grace::{Entry, Grace, Retired},
-        problems::Problem,
+        grace::{RetiredEntry, GracePeriod, Retired},
+        problems::PortProblem,
     },
 };
 
@@ -38,14 +38,14 @@ pub(super) enum Refused {
 
 impl Refused {
     /// Returns the problem with the service port that was to be changed.
-    pub(super) fn problem(&self) -> Problem {
+    pub(super) fn problem(&self) -> PortProblem {
         let text = self.to_string();
         match self {
-            Self::Full(Shortage { reason, .. }) => Problem {
+            Self::Full(Shortage { reason, .. }) => PortProblem {
                 reason: *reason,
                 text,
             },
-            Self::Write(error) => Problem {
+            Self::Write(error) => PortProblem {
                 reason: Reason::WriteFailed,
                 text: format!("{text}: {error}: {}", error.source),
             },
@@ -71,7 +71,7 @@ pub(crate) struct Ports<M> {
 
 impl<M: MapReader + MapWriter> Ports<M> {
     /// Starts with empty maps of these sizes.
-    pub(super) fn new(maps: M, sizes: Sizes) -> Self {
+    pub(super) fn new(maps: M, sizes: MapSizes) -> Self {
         Self {
             maps,
             actual: Actual::empty(sizes),
@@ -86,7 +86,7 @@ impl<M: MapReader + MapWriter> Ports<M> {
     /// # Errors
     ///
     /// A map can't be read or written; the tracked content stays, and the call can be repeated.
-    pub(super) fn adopt(&mut self, grace: &impl Grace) -> Result<usize, AdoptError> {
+    pub(super) fn adopt(&mut self, grace: &impl GracePeriod) -> Result<usize, AdoptError> {
         let (actual, stray) = reading::read(&self.maps, self.actual.sizes)?;
         self.actual = self.usable(actual, &stray, grace)?;
         self.count_unused_anew()?;
@@ -100,7 +100,7 @@ impl<M: MapReader + MapWriter> Ports<M> {
     /// # Errors
     ///
     /// As [`Self::adopt`].
-    pub(super) fn audit(&mut self, grace: &impl Grace) -> Result<usize, AdoptError> {
+    pub(super) fn audit(&mut self, grace: &impl GracePeriod) -> Result<usize, AdoptError> {
         let (fresh, stray) = reading::read(&self.maps, self.actual.sizes)?;
         let strays = stray.fronts.len() + stray.backends.len();
         let differences = fresh.differences(&self.actual) + strays;
@@ -118,14 +118,14 @@ impl<M: MapReader + MapWriter> Ports<M> {
         for entry in &retired.0 {
             let actual = &mut self.actual;
             match *entry {
-                Entry::Front(index) => actual.free_fronts.give(index),
-                Entry::Slots(set) => actual.sets.give(set),
-                Entry::Sources(set) => actual.sources.give(set),
-                Entry::Backend(index) => {
+                RetiredEntry::Frontend(index) => actual.free_fronts.give(index),
+                RetiredEntry::Slots(set) => actual.sets.give(set),
+                RetiredEntry::SourceRanges(set) => actual.sources.give(set),
+                RetiredEntry::Backend(index) => {
                     let free = &mut actual.free_backends;
                     actual.occupied.free(index, &self.maps, free);
                 }
-                Entry::Id(id) => {
+                RetiredEntry::PortId(id) => {
                     actual.free_ids.give(id);
                     self.count_anew(id);
                 }
@@ -160,7 +160,7 @@ impl<M: MapReader + MapWriter> Ports<M> {
         diff.room(&self.actual, plan).map_err(Refused::Full)?;
         self.add_backends(id, protocol, &diff.new_backends)?;
         let sources = self.write_sources(&diff.new_sources)?;
-        let mut sets = [Set::default(); 2];
+        let mut sets = [IndexRange::default(); 2];
         let written = self.write_fronts(plan, &diff, &mut sets);
         // Frees new lists that no record refers to, since a write failed.
         for set in sets {
@@ -170,7 +170,7 @@ impl<M: MapReader + MapWriter> Ports<M> {
         written?;
         // Last, so that no client loses its backend before the frontends have the new sets.
         for (index, sets) in &diff.moves {
-            self.maps.move_backend(*index, *sets)?;
+            self.maps.write_backend_sets(*index, *sets)?;
             self.actual.note(*index, |known| known.sets = *sets);
         }
         Ok(diff)
@@ -197,7 +197,7 @@ impl<M: MapReader + MapWriter> Ports<M> {
         let port = self.actual.ports.get(&id);
         if port.is_none_or(|it| it.fronts.is_empty() && it.backends.is_empty()) {
             self.actual.ports.remove(&id);
-            self.retired.0.push(Entry::Id(id));
+            self.retired.0.push(RetiredEntry::PortId(id));
             if let Some(name) = name {
                 self.actual.forget_name(name);
             }
@@ -208,7 +208,7 @@ impl<M: MapReader + MapWriter> Ports<M> {
         &mut self,
         plan: &PortPlan,
         diff: &Diff,
-        [cluster, local]: &mut [Set; 2],
+        [cluster, local]: &mut [IndexRange; 2],
     ) -> Result<(), Refused> {
         *cluster = self.write_set(diff.id, diff.cluster, &plan.cluster)?;
         *local = self.write_set(diff.id, diff.local, &plan.local)?;
@@ -225,7 +225,7 @@ impl<M: MapReader + MapWriter> Ports<M> {
         &mut self,
         id: u32,
         protocol: Protocol,
-        wanted: &[(Target, Membership)],
+        wanted: &[(BackendTarget, Membership)],
     ) -> Result<(), Refused> {
         let mut backends = Vec::with_capacity(wanted.len());
         for (target, sets) in wanted {
@@ -238,7 +238,7 @@ impl<M: MapReader + MapWriter> Ports<M> {
                 protocol,
                 flags: 0,
                 service: id,
-                state: self.actual.standing(index).state.next_use(),
+                state: self.actual.standing(index).state.next_generation(),
                 sets: *sets,
             };
             backends.push((index, backend));
@@ -264,9 +264,9 @@ impl<M: MapReader + MapWriter> Ports<M> {
     fn write_set(
         &mut self,
         id: u32,
-        kept: Option<Set>,
-        targets: &[Target],
-    ) -> Result<Set, Refused> {
+        kept: Option<IndexRange>,
+        targets: &[BackendTarget],
+    ) -> Result<IndexRange, Refused> {
         if let Some(kept) = kept {
             return Ok(kept);
         }
@@ -285,11 +285,11 @@ impl<M: MapReader + MapWriter> Ports<M> {
     }
 
     /// Writes ranges of clients. No program reads them before a record refers to them.
-    fn write_sources(&mut self, ranges: &[Source]) -> Result<Set, Refused> {
+    fn write_sources(&mut self, ranges: &[SourceRange]) -> Result<IndexRange, Refused> {
         let room = self.actual.sources.take(ranges.len());
         let set = room.ok_or_else(|| full(Reason::SourceRangesFull))?;
         for (place, range) in (set.base..).zip(ranges) {
-            if let Err(error) = self.maps.write_source(place, range) {
+            if let Err(error) = self.maps.write_source_range(place, range) {
                 self.actual.sources.give(set);
                 return Err(error.into());
             }
@@ -298,14 +298,14 @@ impl<M: MapReader + MapWriter> Ports<M> {
         Ok(set)
     }
 
-    fn write_front(&mut self, record: Front) -> Result<(), Refused> {
+    fn write_front(&mut self, record: Frontend) -> Result<(), Refused> {
         let room = self.actual.free_fronts.take();
         let index = room.ok_or_else(|| full(Reason::FrontendsFull))?;
         let key = record.key;
         let written = self
             .maps
-            .write_front(index, &record)
-            .and_then(|()| self.maps.write_svc(&key, index));
+            .write_frontend(index, &record)
+            .and_then(|()| self.maps.write_frontend_key(&key, index));
         if let Err(error) = written {
             self.actual.free_fronts.give(index);
             return Err(error.into());
@@ -319,12 +319,12 @@ impl<M: MapReader + MapWriter> Ports<M> {
         Ok(())
     }
 
-    fn delete_front(&mut self, id: u32, key: &FrontKey) -> Result<(), Refused> {
+    fn delete_front(&mut self, id: u32, key: &FrontendKey) -> Result<(), Refused> {
         let known = self.actual.fronts.get(key);
         if known.is_none_or(|front| front.record.service != id) {
             return Ok(());
         }
-        self.maps.delete_svc(key)?;
+        self.maps.delete_frontend_key(key)?;
         if let Some(old) = self.actual.fronts.remove(key) {
             self.retire_front(&old);
         }
@@ -335,37 +335,37 @@ impl<M: MapReader + MapWriter> Ports<M> {
         if let Some(port) = self.actual.ports.get_mut(&old.record.service) {
             port.fronts.remove(&old.record.key);
         }
-        self.retired.0.push(Entry::Front(old.index));
+        self.retired.0.push(RetiredEntry::Frontend(old.index));
         self.actual.release(&old.record, &mut self.retired);
     }
 
-    fn retire_backend(&mut self, id: u32, target: &Target, index: u32) -> Result<(), Refused> {
+    fn retire_backend(&mut self, id: u32, target: &BackendTarget, index: u32) -> Result<(), Refused> {
         if self.actual.backend(id, target) != Some(index) {
             return Ok(());
         }
         self.maps.retire_backend(index)?;
-        let retire = |known: &mut Standing| known.state = known.state.gone();
+        let retire = |known: &mut Standing| known.state = known.state.removed();
         self.actual.note(index, retire);
         if let Some(port) = self.actual.ports.get_mut(&id) {
             port.backends.remove(target);
         }
         self.actual.used_backends -= 1;
-        self.retired.0.push(Entry::Backend(index));
+        self.retired.0.push(RetiredEntry::Backend(index));
         Ok(())
     }
 
     /// Resets the counters of a freed id.
     fn count_anew(&mut self, id: u32) {
-        if let Err(error) = self.maps.reset_tally(id) {
+        if let Err(error) = self.maps.reset_service_counters(id) {
             tracing::warn!(id, %error, "cannot reset the counters of a removed service port");
         }
     }
 
     /// Resets the counters of unused ids, which an earlier process may not have reset.
     fn count_unused_anew(&mut self) -> Result<(), ReadError> {
-        let tallies = self.maps.tallies(self.actual.sizes.front_entries())?;
+        let tallies = self.maps.all_service_counters(self.actual.sizes.frontend_entries())?;
         let counted = (0_u32..).zip(tallies);
-        let counted = counted.filter(|(_, tally)| *tally != Tally::default());
+        let counted = counted.filter(|(_, tally)| *tally != ServiceCounts::default());
         let unused = counted.filter(|(id, _)| !self.actual.ports.contains_key(id));
         let unused: Vec<u32> = unused.map(|(id, _)| id).collect();
         for id in unused {
@@ -380,11 +380,11 @@ impl<M: MapReader + MapWriter> Ports<M> {
         &mut self,
         mut actual: Actual,
         stray: &Stray,
-        grace: &impl Grace,
+        grace: &impl GracePeriod,
     ) -> Result<Actual, AdoptError> {
         for key in &stray.fronts {
             tracing::warn!(frontend = %key, "removing a frontend with an invalid record");
-            self.maps.delete_svc(key)?;
+            self.maps.delete_frontend_key(key)?;
         }
         let mut backends = stray.backends.iter();
         backends.try_for_each(|index| self.maps.retire_backend(*index))?;

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tunnel_common::{
     decide::Traffic,
-    select::SOURCES_OF_FRONT,
-    service::{Backend, Front, FrontKey, NEAR, Set},
-    table::Sizes,
+    select::MAX_SOURCE_RANGES,
+    service::{Backend, Frontend, FrontendKey, MAX_INLINE_BACKENDS, IndexRange},
+    table::MapSizes,
 };
 
 use super::{
@@ -15,7 +15,7 @@ use super::{
     entries::{near, slots},
 };
 use crate::{
-    plan::Target,
+    plan::BackendTarget,
     reconcile::access::{MapReader, ReadError},
 };
 
@@ -24,7 +24,7 @@ use crate::{
 pub(crate) struct Stray {
     /// Keys without a valid record. They must be removed before anything is written, since their records
     /// are treated as free.
-    pub(crate) fronts: Vec<FrontKey>,
+    pub(crate) fronts: Vec<FrontendKey>,
     /// The indices of backends that serve, but belong to no service port with a frontend.
     pub(crate) backends: Vec<u32>,
 }
@@ -42,7 +42,7 @@ struct Reading<'a, R> {
 /// [`Actual::find_occupied`] is called.
 pub(in crate::reconcile) fn read(
     reader: &impl MapReader,
-    sizes: Sizes,
+    sizes: MapSizes,
 ) -> Result<(Actual, Stray), ReadError> {
     let all = reader.backends(sizes.backend_entries())?;
     let standings = all.iter().map(|backend| Standing {
@@ -62,7 +62,7 @@ pub(in crate::reconcile) fn read(
         },
     };
     let mut stray = Stray::default();
-    for (key, index) in reader.fronts()? {
+    for (key, index) in reader.frontend_keys()? {
         if !reading.adopt(key, index)? {
             stray.fronts.push(key);
         }
@@ -73,24 +73,24 @@ pub(in crate::reconcile) fn read(
     let used_ids = actual.ports.keys().copied().collect();
     let used_backends = actual.used_backends().len();
     actual.used_backends = u32::try_from(used_backends).unwrap_or(u32::MAX);
-    actual.free_fronts = Indices::new(sizes.front_entries(), &used_fronts);
-    actual.free_ids = Indices::new(sizes.front_entries(), &used_ids);
+    actual.free_fronts = Indices::new(sizes.frontend_entries(), &used_fronts);
+    actual.free_ids = Indices::new(sizes.frontend_entries(), &used_ids);
     Ok((actual, stray))
 }
 
 impl<R: MapReader> Reading<'_, R> {
     /// Adds a frontend to the valid entries. Returns false if its record, sets or backends are invalid.
-    fn adopt(&mut self, key: FrontKey, index: u32) -> Result<bool, ReadError> {
-        let entries = self.actual.sizes.front_entries();
+    fn adopt(&mut self, key: FrontendKey, index: u32) -> Result<bool, ReadError> {
+        let entries = self.actual.sizes.frontend_entries();
         if index >= entries {
             return Ok(false);
         }
-        let record = self.reader.front(index)?;
+        let record = self.reader.frontend(index)?;
         let is_sound = record.key == key
             && record.service < entries
             && self.adopt_set(&record, record.cluster)?
             && self.adopt_set(&record, record.local)?
-            && self.adopt_sources(record.sources)?
+            && self.adopt_sources(record.source_ranges)?
             && self.is_near(&record);
         if is_sound {
             let actual = &mut self.actual;
@@ -102,7 +102,7 @@ impl<R: MapReader> Reading<'_, R> {
         Ok(is_sound)
     }
 
-    fn adopt_set(&mut self, record: &Front, set: Set) -> Result<bool, ReadError> {
+    fn adopt_set(&mut self, record: &Frontend, set: IndexRange) -> Result<bool, ReadError> {
         let (reader, serving) = (self.reader, &self.backends);
         let is_own = |backend: &Backend| backend.service == record.service;
         self.actual.sets.adopt(set, |places| {
@@ -116,12 +116,12 @@ impl<R: MapReader> Reading<'_, R> {
         })
     }
 
-    fn adopt_sources(&mut self, set: Set) -> Result<bool, ReadError> {
+    fn adopt_sources(&mut self, set: IndexRange) -> Result<bool, ReadError> {
         self.actual.sources.adopt(set, |places| {
-            if set.len > SOURCES_OF_FRONT {
+            if set.len > MAX_SOURCE_RANGES {
                 return Ok(None);
             }
-            let ranges = places.map(|place| self.reader.source(place));
+            let ranges = places.map(|place| self.reader.source_range(place));
             let ranges = ranges.collect::<Result<Vec<_>, _>>()?;
             let is_sound = ranges.iter().all(|range| range.first <= range.last)
                 && ranges.is_sorted_by(|one, next| one.last < next.first);
@@ -130,12 +130,12 @@ impl<R: MapReader> Reading<'_, R> {
     }
 
     /// Returns true if the copies of backends in the record match its set.
-    fn is_near(&self, record: &Front) -> bool {
+    fn is_near(&self, record: &Frontend) -> bool {
         let indices = self.actual.sets.items(Traffic::Sockets.set(record));
-        let indices = if indices.len() > NEAR { &[] } else { indices };
+        let indices = if indices.len() > MAX_INLINE_BACKENDS { &[] } else { indices };
         let known = |index| self.backends.get(index).map(target);
         let targets: Option<Vec<_>> = indices.iter().map(known).collect();
-        targets.is_some_and(|targets| record.near == near(&targets, indices))
+        targets.is_some_and(|targets| record.inline_backends == near(&targets, indices))
     }
 
     /// Adds the serving backends of service ports with a frontend to the valid entries. Returns the others.
@@ -157,7 +157,7 @@ impl<R: MapReader> Reading<'_, R> {
                 }
                 Some(_) | None => {
                     stray.push(*index);
-                    let gone = backend.state.gone();
+                    let gone = backend.state.removed();
                     self.actual.note(*index, |known| known.state = gone);
                 }
             }
@@ -166,8 +166,8 @@ impl<R: MapReader> Reading<'_, R> {
     }
 }
 
-const fn target(backend: &Backend) -> Target {
-    Target {
+const fn target(backend: &Backend) -> BackendTarget {
+    BackendTarget {
         address: backend.address,
         port: backend.port,
     }

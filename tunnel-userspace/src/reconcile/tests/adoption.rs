@@ -1,7 +1,7 @@
 //! Starts on maps that an earlier process programmed.
 
 use super::{
-    Arc, Change, Memory, ROOMY, Reason, Reconciler, Size, Update, adopt, apply, audit, backends,
+    Arc, Change, Memory, ROOMY, Reason, Reconciler, MapSize, ClusterUpdate, adopt, apply, audit, backends,
     problem, serving, set, settle, update, vip,
 };
 use crate::model::TrafficPolicy;
@@ -14,8 +14,8 @@ fn second() -> Reconciler<Memory> {
 
 /// Applies Services while an object of the sources is missing.
 fn apply_part(second: &mut Reconciler<Memory>, services: Vec<Change<'_>>) {
-    second.update(Update {
-        whole: false,
+    second.update(ClusterUpdate {
+        complete: false,
         ..update(services)
     });
     settle(second);
@@ -64,15 +64,15 @@ fn endpoints_stay_while_what_names_them_may_be_what_was_refused() {
 #[test]
 fn full_maps_name_a_service_also_while_the_old_is_not_freed_yet() {
     let services = [set("a", 1, &[1, 2]), set("b", 2, &[3, 4])];
-    let mut reconciler = serving(ROOMY.with(Size::Slots, 4), services);
+    let mut reconciler = serving(ROOMY.with(MapSize::Slots, 4), services);
     reconciler.update(update(vec![set("a", 1, &[1, 5])]));
-    let held = reconciler.pass();
+    let held = reconciler.write_changes();
     assert!(!held.0.is_empty());
 
     reconciler.update(update(vec![set("c", 3, &[6])]));
-    reconciler.pass();
+    reconciler.write_changes();
     reconciler.update(update(vec![set("b", 2, &[4, 7, 8])]));
-    reconciler.pass();
+    reconciler.write_changes();
 
     assert_eq!(problem(&reconciler, "c"), Some(Reason::SlotsFull));
     assert_eq!(problem(&reconciler, "b"), Some(Reason::SlotsFull));

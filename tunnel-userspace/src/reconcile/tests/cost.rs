@@ -4,12 +4,12 @@ use super::*;
 
 const SERVICES: u32 = 30_000;
 
-/// Sizes with room for all of them, and for some changes.
-const SIZES: Sizes = Sizes {
+/// MapSizes with room for all of them, and for some changes.
+const SIZES: MapSizes = MapSizes {
     frontends: 4 * SERVICES,
     slots: 4 * SERVICES,
     backends: 4 * SERVICES,
-    ..Sizes::each(64)
+    ..MapSizes::uniform(64)
 };
 
 fn name(number: u32) -> ObjectName {
@@ -43,9 +43,9 @@ fn of_both(number: u32, endpoints: [u32; 2]) -> ServiceState {
     }
 }
 
-fn told(services: impl Iterator<Item = (u32, [u32; 2])>) -> Update {
+fn told(services: impl Iterator<Item = (u32, [u32; 2])>) -> ClusterUpdate {
     let state = |(number, endpoints)| (name(number), Some(of_both(number, endpoints)));
-    Update {
+    ClusterUpdate {
         services: services.map(state).collect(),
         ..update(Vec::new())
     }
@@ -58,18 +58,18 @@ fn one_slice_that_changes_among_very_many_services_plans_and_writes_its_own_alon
     let mut reconciler = adopt(maps);
     reconciler.update(told((0..SERVICES).map(|number| (number, [number, number]))));
     settle(&mut reconciler);
-    assert_eq!(reconciler.desired.planned, u64::from(SERVICES));
+    assert_eq!(reconciler.desired.plans_computed, u64::from(SERVICES));
     assert_eq!(reconciler.maps().svc.len(), 2 * 30_000);
 
     for (family, change) in [
         (Family::V4, (17_000, [SERVICES, 17_000])),
         (Family::V6, (23_000, [23_000, SERVICES])),
     ] {
-        let (planned, written) = (reconciler.desired.planned, reconciler.maps().writes);
+        let (planned, written) = (reconciler.desired.plans_computed, reconciler.maps().writes);
         reconciler.update(told(std::iter::once(change)));
-        reconciler.pass();
+        reconciler.write_changes();
 
-        assert_eq!(reconciler.desired.planned, planned + 1, "{family:?}");
+        assert_eq!(reconciler.desired.plans_computed, planned + 1, "{family:?}");
         // The writes are a new backend, slot and record, the frontend, and some that remove the old backend.
         let writes = reconciler.maps().writes - written;
         assert!((1..=8).contains(&writes), "{family:?}: {writes} writes");

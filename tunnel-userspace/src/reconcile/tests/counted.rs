@@ -1,6 +1,6 @@
 //! The counters of service ports, which the kernel programs maintain.
 
-use tunnel_common::service::Tally;
+use tunnel_common::service::ServiceCounts;
 
 use super::*;
 
@@ -13,24 +13,24 @@ fn id(reconciler: &Reconciler<Memory>, last: u8) -> u32 {
 /// Writes these Services; 7 connections were sent to backends of VIP 1, and 3 were refused.
 fn counting<const N: usize>(services: [Change<'_>; N]) -> Reconciler<Memory> {
     let mut reconciler = serving(ROOMY, services);
-    let tallied = Tally {
+    let tallied = ServiceCounts {
         sent: 7,
         refused: 3,
-        ..Tally::default()
+        ..ServiceCounts::default()
     };
     let service = id(&reconciler, 1);
     reconciler.sync.ports.maps.tallies.insert(service, tallied);
     reconciler
 }
 
-fn counted(reconciler: &Reconciler<Memory>, most: usize) -> Counted {
-    reconciler.published().counted(reconciler.maps(), most)
+fn counted(reconciler: &Reconciler<Memory>, most: usize) -> PortCounterList {
+    reconciler.published().port_counters(reconciler.maps(), most)
 }
 
 /// Returns the published counters of each Service: its name, and the number of sent, refused and open
 /// connections.
 fn shown(reconciler: &Reconciler<Memory>) -> Vec<(String, [u64; 3])> {
-    let shown = |port: PortCounts| {
+    let shown = |port: PortCounters| {
         let name = port.name.service.name.to_string();
         (name, [port.sent, port.refused, port.open])
     };
@@ -60,7 +60,7 @@ fn a_service_that_takes_the_place_of_another_begins_with_nothing() {
 
     apply(&mut reconciler, vec![("old", None)]);
     // Repeats until a new Service gets the old id.
-    for _ in 0..ROOMY.front_entries() {
+    for _ in 0..ROOMY.frontend_entries() {
         apply(&mut reconciler, vec![set("new", 2, &[1])]);
         if id(&reconciler, 2) == old {
             assert_eq!(shown(&reconciler), [("new".to_owned(), [0, 0, 0])]);
@@ -76,7 +76,7 @@ fn what_a_process_did_not_come_to_reset_is_reset_by_the_next() {
     let mut reconciler = counting([set("old", 1, &[1])]);
     reconciler.update(update(vec![("old", None)]));
     // The process is killed before it frees the retired entries.
-    drop(reconciler.pass());
+    drop(reconciler.write_changes());
     assert_eq!(reconciler.maps().tallies.len(), 1);
 
     let next = adopt(reconciler.sync.ports.maps);
@@ -98,6 +98,6 @@ fn no_more_service_ports_are_counted_than_asked_for() {
         let counted = counted(&reconciler, most);
         let found = counted.ports.iter().map(|port| &*port.name.service.name);
         assert_eq!(found.collect::<Vec<_>>(), names);
-        assert_eq!(counted.left_out, left_out);
+        assert_eq!(counted.omitted, left_out);
     }
 }

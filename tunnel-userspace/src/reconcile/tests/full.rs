@@ -5,7 +5,7 @@ use super::*;
 #[test]
 fn a_service_that_wants_more_fronts_than_there_is_room_for_still_follows_its_endpoints() {
     let services = [set("a", 1, &[1, 2]), set("b", 2, &[3])];
-    let mut reconciler = serving(ROOMY.with(Size::Frontends, 2), services);
+    let mut reconciler = serving(ROOMY.with(MapSize::Frontends, 2), services);
 
     let more = with(set("a", 1, &[2]), |service| {
         service.external_ips.push(fixture::ip("2001:db8::7"));
@@ -21,12 +21,12 @@ fn a_service_that_wants_more_fronts_than_there_is_room_for_still_follows_its_end
 
 #[test]
 fn a_service_that_finds_no_room_is_named_and_comes_when_there_is_room() {
-    let full = ROOMY.with(Size::Frontends, 2).with(Size::Slots, 4);
+    let full = ROOMY.with(MapSize::Frontends, 2).with(MapSize::Slots, 4);
     for (sizes, reason) in [
-        (ROOMY.with(Size::Frontends, 2), Reason::FrontendsFull),
-        (ROOMY.with(Size::Slots, 4), Reason::SlotsFull),
-        (ROOMY.with(Size::Backends, 4), Reason::BackendsFull),
-        (full.with(Size::Backends, 4), Reason::FrontendsFull),
+        (ROOMY.with(MapSize::Frontends, 2), Reason::FrontendsFull),
+        (ROOMY.with(MapSize::Slots, 4), Reason::SlotsFull),
+        (ROOMY.with(MapSize::Backends, 4), Reason::BackendsFull),
+        (full.with(MapSize::Backends, 4), Reason::FrontendsFull),
     ] {
         let mut reconciler = serving(sizes, [set("a", 1, &[1, 2]), set("b", 2, &[3, 4])]);
         apply(&mut reconciler, vec![set("c", 3, &[5])]);
@@ -50,10 +50,10 @@ fn a_service_that_finds_no_room_is_named_and_comes_when_there_is_room() {
 fn what_finds_no_room_is_told_of_on_the_service_and_on_the_node() {
     let uid: Option<Arc<str>> = Some(Arc::from("1-2-3"));
     let b = with(set("b", 2, &[2]), |service| service.uid = uid.clone());
-    let mut reconciler = serving(ROOMY.with(Size::Frontends, 1), [set("a", 1, &[1]), b]);
+    let mut reconciler = serving(ROOMY.with(MapSize::Frontends, 1), [set("a", 1, &[1]), b]);
 
     let concerns = reconciler.concerns(&BTreeSet::new()).into_iter();
-    let told = concerns.map(|it| (it.about.to_string(), it.uid, it.reason));
+    let told = concerns.map(|it| (it.regarding.to_string(), it.uid, it.reason));
 
     let wanted = [
         ("Node node-a".to_owned(), None, Reason::FrontendsFull),
@@ -66,7 +66,7 @@ fn what_finds_no_room_is_told_of_on_the_service_and_on_the_node() {
 
 #[test]
 fn a_service_that_outgrows_the_maps_loses_what_left_and_keeps_the_rest() {
-    let sizes = ROOMY.with(Size::Backends, 3);
+    let sizes = ROOMY.with(MapSize::Backends, 3);
     let mut reconciler = serving(sizes, [set("web", 1, &[1, 2, 3])]);
 
     apply(&mut reconciler, vec![set("web", 1, &[2, 3, 4, 5])]);

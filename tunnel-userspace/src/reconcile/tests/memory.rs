@@ -9,19 +9,19 @@ use std::{
 
 use tunnel_common::{
     decide::Traffic,
-    service::{Backend, Front, FrontKey, Membership, NEAR, Set, Slot, Source, Tally},
+    service::{Backend, Frontend, FrontendKey, Membership, MAX_INLINE_BACKENDS, IndexRange, Slot, SourceRange, ServiceCounts},
 };
 use zerocopy::FromZeros;
 
-use super::{Counts, MapReader, MapWriter, ReadError, Sizes, WriteError};
+use super::{CounterReader, MapReader, MapWriter, ReadError, MapSizes, WriteError};
 
 /// A write that is part of a batch.
 #[derive(Clone, Debug)]
 pub(crate) enum Held {
     Backend(u32, Backend),
     Slot(u32, Slot),
-    Front(u32, Box<Front>),
-    Key(FrontKey, u32),
+    Front(u32, Box<Frontend>),
+    Key(FrontendKey, u32),
 }
 
 impl Held {
@@ -38,14 +38,14 @@ impl Held {
 /// The service maps, and the entries that programs may have read since the last grace period.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Memory {
-    pub(crate) sizes: Sizes,
-    pub(crate) svc: BTreeMap<FrontKey, u32>,
-    pub(crate) front: BTreeMap<u32, Front>,
+    pub(crate) sizes: MapSizes,
+    pub(crate) svc: BTreeMap<FrontendKey, u32>,
+    pub(crate) front: BTreeMap<u32, Frontend>,
     pub(crate) slot: BTreeMap<u32, Slot>,
-    pub(crate) source: BTreeMap<u32, Source>,
+    pub(crate) source: BTreeMap<u32, SourceRange>,
     pub(crate) be: BTreeMap<u32, Backend>,
     pub(crate) conns: Conns,
-    pub(crate) tallies: BTreeMap<u32, Tally>,
+    pub(crate) tallies: BTreeMap<u32, ServiceCounts>,
     held: Option<Vec<Held>>,
     refused: Option<&'static str>,
     pub(crate) writes: usize,
@@ -78,7 +78,7 @@ struct Seen {
 }
 
 impl Memory {
-    pub(crate) fn new(sizes: Sizes) -> Self {
+    pub(crate) fn new(sizes: MapSizes) -> Self {
         Self {
             sizes,
             limit: usize::MAX,
@@ -94,15 +94,15 @@ impl Memory {
     }
 
     /// Returns the backends that a program finds for a key.
-    pub(crate) fn read(&self, key: &FrontKey) -> Option<Vec<Backend>> {
+    pub(crate) fn read(&self, key: &FrontendKey) -> Option<Vec<Backend>> {
         let front = self.front.get(self.svc.get(key)?)?;
         assert_eq!(front.key, *key, "the record is that of another frontend");
         let set = Traffic::Sockets.set(front);
         let places = set.base..set.base + set.len;
         let backends = places.map(|place| self.be[&self.slot[&place].backend]);
         let backends: Vec<_> = backends.collect();
-        if (1..=NEAR).contains(&backends.len()) {
-            for (near, backend) in front.near.iter().zip(&backends) {
+        if (1..=MAX_INLINE_BACKENDS).contains(&backends.len()) {
+            for (near, backend) in front.inline_backends.iter().zip(&backends) {
                 assert_eq!((near.address, near.port), (backend.address, backend.port));
                 assert_eq!(self.be[&near.index], *backend, "the record has another backend");
             }
@@ -116,11 +116,11 @@ impl Memory {
 
     /// Returns the serving backends with a set membership that differs from the sets that contain them.
     pub(crate) fn misplaced(&self) -> Vec<u32> {
-        let is_in = |backend: u32, of: fn(&Front) -> Set| {
+        let is_in = |backend: u32, of: fn(&Frontend) -> IndexRange| {
             let service = self.be[&backend].service;
             let own = self.svc.values().map(|index| &self.front[index]);
             own.filter(|front| front.service == service).any(|front| {
-                let Set { base, len } = of(front);
+                let IndexRange { base, len } = of(front);
                 (base..base + len).any(|place| self.slot[&place].backend == backend)
             })
         };
@@ -129,7 +129,7 @@ impl Memory {
             let local = is_in(backend, |front| front.local);
             let sets = [(cluster, Membership::CLUSTER), (local, Membership::LOCAL)];
             let sets = sets.into_iter().filter(|(is_in, _)| *is_in);
-            sets.fold(Membership::NONE, |sets, (_, set)| sets.and(set))
+            sets.fold(Membership::NONE, |sets, (_, set)| sets.union(set))
         };
         let serving = self.be.iter().filter(|(_, it)| it.state.is_serving());
         let misplaced = serving.filter(|(index, it)| it.sets != sets(**index));
@@ -147,13 +147,13 @@ impl Memory {
         for (key, index) in &self.svc {
             assert!(self.read(key).is_some(), "{key} has no record");
             self.seen.fronts.insert(*index);
-            for Set { base, len } in [self.front[index].cluster, self.front[index].local] {
+            for IndexRange { base, len } in [self.front[index].cluster, self.front[index].local] {
                 for place in base..base + len {
                     self.seen.slots.insert(place);
                     self.seen.backends.insert(self.slot[&place].backend);
                 }
             }
-            let Set { base, len } = self.front[index].sources;
+            let IndexRange { base, len } = self.front[index].source_ranges;
             for place in base..base + len {
                 assert!(self.source.contains_key(&place), "source range {place} was never written");
                 self.seen.sources.insert(place);
@@ -201,7 +201,7 @@ impl Memory {
                 self.slot.insert(index, slot);
             }
             Held::Front(index, front) => {
-                assert!(index < self.sizes.front_entries());
+                assert!(index < self.sizes.frontend_entries());
                 self.write("frontends", !self.seen.fronts.contains(&index))?;
                 self.front.insert(index, *front);
             }
@@ -247,11 +247,11 @@ impl Memory {
 }
 
 impl MapWriter for Memory {
-    fn write_svc(&mut self, key: &FrontKey, index: u32) -> Result<(), WriteError> {
+    fn write_frontend_key(&mut self, key: &FrontendKey, index: u32) -> Result<(), WriteError> {
         self.make(Held::Key(*key, index))
     }
 
-    fn delete_svc(&mut self, key: &FrontKey) -> Result<(), WriteError> {
+    fn delete_frontend_key(&mut self, key: &FrontendKey) -> Result<(), WriteError> {
         if !self.write_held() {
             return Ok(());
         }
@@ -260,7 +260,7 @@ impl MapWriter for Memory {
         Ok(())
     }
 
-    fn write_front(&mut self, index: u32, front: &Front) -> Result<(), WriteError> {
+    fn write_frontend(&mut self, index: u32, front: &Frontend) -> Result<(), WriteError> {
         self.make(Held::Front(index, Box::new(*front)))
     }
 
@@ -278,14 +278,14 @@ impl MapWriter for Memory {
         (backends.len(), Ok(()))
     }
 
-    fn write_source(&mut self, index: u32, source: &Source) -> Result<(), WriteError> {
-        assert!(index < self.sizes.source_entries());
+    fn write_source_range(&mut self, index: u32, source: &SourceRange) -> Result<(), WriteError> {
+        assert!(index < self.sizes.source_range_entries());
         self.write("source_ranges", !self.seen.sources.contains(&index))?;
         self.source.insert(index, *source);
         Ok(())
     }
 
-    fn move_backend(&mut self, index: u32, sets: Membership) -> Result<(), WriteError> {
+    fn write_backend_sets(&mut self, index: u32, sets: Membership) -> Result<(), WriteError> {
         self.change_backend(index, |backend| {
             assert!(backend.state.is_serving(), "a removed backend gets other sets");
             backend.sets = sets;
@@ -293,33 +293,33 @@ impl MapWriter for Memory {
     }
 
     fn retire_backend(&mut self, index: u32) -> Result<(), WriteError> {
-        self.change_backend(index, |backend| backend.state = backend.state.gone())
+        self.change_backend(index, |backend| backend.state = backend.state.removed())
     }
 
-    fn hold(&mut self) {
+    fn start_batch(&mut self) {
         self.held.get_or_insert_default();
     }
 
-    fn flush(&mut self) -> Result<(), WriteError> {
+    fn flush_batch(&mut self) -> Result<(), WriteError> {
         self.write_held();
         self.held = None;
         let map = self.refused.take();
         map.map_or(Ok(()), |map| Err(refused(map, "killed")))
     }
 
-    fn reset_tally(&mut self, service: u32) -> Result<(), WriteError> {
+    fn reset_service_counters(&mut self, service: u32) -> Result<(), WriteError> {
         self.write("service_counts", true)?;
         self.tallies.remove(&service);
         Ok(())
     }
 }
 
-impl Counts for Memory {
-    fn open_at(&self, index: u32) -> Result<u64, ReadError> {
+impl CounterReader for Memory {
+    fn open_connections(&self, index: u32) -> Result<u64, ReadError> {
         Ok(self.conns.of(index))
     }
 
-    fn tally(&self, service: u32) -> Result<Tally, ReadError> {
+    fn service_counters(&self, service: u32) -> Result<ServiceCounts, ReadError> {
         Ok(self.tallies.get(&service).copied().unwrap_or_default())
     }
 }
@@ -329,11 +329,11 @@ impl MapReader for Memory {
         self.writes == 0 && self.be.is_empty() && self.svc.is_empty()
     }
 
-    fn fronts(&self) -> Result<Vec<(FrontKey, u32)>, ReadError> {
+    fn frontend_keys(&self) -> Result<Vec<(FrontendKey, u32)>, ReadError> {
         Ok(self.svc.iter().map(|(key, index)| (*key, *index)).collect())
     }
 
-    fn front(&self, index: u32) -> Result<Front, ReadError> {
+    fn frontend(&self, index: u32) -> Result<Frontend, ReadError> {
         Ok(entry(&self.front, index))
     }
 
@@ -341,7 +341,7 @@ impl MapReader for Memory {
         Ok(entry(&self.slot, index))
     }
 
-    fn source(&self, index: u32) -> Result<Source, ReadError> {
+    fn source_range(&self, index: u32) -> Result<SourceRange, ReadError> {
         Ok(entry(&self.source, index))
     }
 
@@ -350,8 +350,8 @@ impl MapReader for Memory {
         Ok((0..entries).map(backend).collect())
     }
 
-    fn tallies(&self, entries: u32) -> Result<Vec<Tally>, ReadError> {
-        (0..entries).map(|service| self.tally(service)).collect()
+    fn all_service_counters(&self, entries: u32) -> Result<Vec<ServiceCounts>, ReadError> {
+        (0..entries).map(|service| self.service_counters(service)).collect()
     }
 }
 

@@ -3,23 +3,23 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use tunnel_common::service::State;
+use tunnel_common::service::BackendState;
 
 use super::{
-    super::{Misfit, ServiceSnapshot, write_unused},
-    Memory, ROOMY, Size, Sizes, adopt, apply,
+    super::{MapTooSmall, ServiceMapsSnapshot, write_unused_backends},
+    Memory, ROOMY, MapSize, MapSizes, adopt, apply,
     histories::{found, history, killed, take},
     serving, set, settle, vip,
 };
 
 /// Returns the initial state of backend indices that the old maps did not have.
-fn unused() -> State {
-    State::unused_since(1000)
+fn unused() -> BackendState {
+    BackendState::initial_at(1000)
 }
 
 /// Copies the content of maps into new maps of these sizes.
-pub(super) fn migrate(from: &Memory, sizes: Sizes) -> Result<Memory, Misfit> {
-    let snapshot = ServiceSnapshot::read(from, from.sizes).expect("read");
+pub(super) fn migrate(from: &Memory, sizes: MapSizes) -> Result<Memory, MapTooSmall> {
+    let snapshot = ServiceMapsSnapshot::read(from, from.sizes).expect("read");
     snapshot.fits(sizes)?;
     let mut to = Memory::new(sizes);
     snapshot
@@ -29,11 +29,11 @@ pub(super) fn migrate(from: &Memory, sizes: Sizes) -> Result<Memory, Misfit> {
 }
 
 /// Returns the smallest sizes into which the content of maps fits.
-fn smallest(from: &Memory) -> Sizes {
-    let mut sizes = Sizes::each(0);
-    while let Err(Misfit { size, needed, .. }) = migrate(from, sizes) {
-        let mut all = Size::ALL.into_iter();
-        let small = all.find(|it| it.word() == size).expect("a size");
+fn smallest(from: &Memory) -> MapSizes {
+    let mut sizes = MapSizes::uniform(0);
+    while let Err(MapTooSmall { size, needed, .. }) = migrate(from, sizes) {
+        let mut all = MapSize::ALL.into_iter();
+        let small = all.find(|it| it.key() == size).expect("a size");
         sizes = sizes.with(small, needed);
     }
     sizes
@@ -41,7 +41,7 @@ fn smallest(from: &Memory) -> Sizes {
 
 /// Returns the numbers that sockets may have stored: the index, service port id and state of each serving
 /// backend.
-fn remembered(maps: &Memory) -> BTreeMap<u32, (u32, State)> {
+fn remembered(maps: &Memory) -> BTreeMap<u32, (u32, BackendState)> {
     let serving = maps.be.iter().filter(|(_, it)| it.state.is_serving());
     let known = serving.map(|(index, it)| (*index, (it.service, it.state)));
     known.collect()
@@ -58,8 +58,8 @@ proptest! {
     ) {
         let first = killed(&history, cut, take);
         let small = smallest(&first.sync.ports.maps);
-        let grown = |sizes: Sizes, size| sizes.with(size, sizes.of(size) + more);
-        let sizes = Size::ALL.into_iter().fold(small, grown);
+        let grown = |sizes: MapSizes, size| sizes.with(size, sizes.of(size) + more);
+        let sizes = MapSize::ALL.into_iter().fold(small, grown);
         let migrated = migrate(&first.sync.ports.maps, sizes).expect("it fits");
         prop_assert_eq!(remembered(&migrated), remembered(&first.sync.ports.maps));
 
@@ -82,7 +82,7 @@ fn an_index_that_was_in_use_goes_on_from_its_last_use_and_a_new_one_from_nobodys
     let gone = first.maps().be[&0].state;
     assert!(!gone.is_serving());
 
-    let sizes = ROOMY.with(Size::Backends, 512);
+    let sizes = ROOMY.with(MapSize::Backends, 512);
     let migrated = migrate(&first.sync.ports.maps, sizes).expect("it fits");
 
     assert_eq!(migrated.be[&0].state, gone);
@@ -94,12 +94,12 @@ fn an_index_that_was_in_use_goes_on_from_its_last_use_and_a_new_one_from_nobodys
 #[test]
 fn maps_that_begin_with_nothing_use_no_index_as_an_older_layout_may_have() {
     let mut maps = Memory::new(ROOMY);
-    write_unused(&mut maps, 0, ROOMY, unused()).expect("written");
+    write_unused_backends(&mut maps, 0, ROOMY, unused()).expect("written");
     let mut reconciler = adopt(maps);
 
     apply(&mut reconciler, vec![set("a", 1, &[1])]);
 
-    assert_eq!(reconciler.maps().be[&0].state, unused().next_use());
+    assert_eq!(reconciler.maps().be[&0].state, unused().next_generation());
 }
 
 #[test]
@@ -112,12 +112,12 @@ fn each_size_that_is_too_small_is_named_with_what_is_needed() {
     apply(&mut first, vec![("crowd", None)]);
 
     // The smallest array that contains the highest index is that of size 55.
-    assert!(ROOMY.with(Size::Backends, 54).backend_entries() < 125);
-    assert!(ROOMY.with(Size::Backends, 55).backend_entries() >= 125);
-    for (size, needed) in [(Size::Frontends, 2), (Size::Slots, 5), (Size::Backends, 55)] {
+    assert!(ROOMY.with(MapSize::Backends, 54).backend_entries() < 125);
+    assert!(ROOMY.with(MapSize::Backends, 55).backend_entries() >= 125);
+    for (size, needed) in [(MapSize::Frontends, 2), (MapSize::Slots, 5), (MapSize::Backends, 55)] {
         let to = |number| migrate(&first.sync.ports.maps, ROOMY.with(size, number));
-        let misfit = Misfit {
-            size: size.word(),
+        let misfit = MapTooSmall {
+            size: size.key(),
             wanted: needed - 1,
             needed,
         };

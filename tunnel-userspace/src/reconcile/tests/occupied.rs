@@ -55,7 +55,7 @@ fn a_program_that_runs_during_the_start_may_still_count() {
     /// A program that counts one more connection before the grace period ends.
     struct Counting(Conns, u32);
 
-    impl Grace for Counting {
+    impl GracePeriod for Counting {
         fn wait(&self) -> io::Result<()> {
             open(&self.0, self.1, 1);
             Ok(())
@@ -72,7 +72,7 @@ fn a_program_that_runs_during_the_start_may_still_count() {
 
 #[test]
 fn where_open_connections_leave_no_room_that_is_said_and_tried_again_when_they_close() {
-    let mut reconciler = adopt(Memory::new(ROOMY.with(Size::Backends, 8)));
+    let mut reconciler = adopt(Memory::new(ROOMY.with(MapSize::Backends, 8)));
     // The array has 73 entries; open connections prevent the reuse of 72.
     let mut kept = Vec::new();
     for round in 0..9 {
@@ -88,7 +88,7 @@ fn where_open_connections_leave_no_room_that_is_said_and_tried_again_when_they_c
     assert_eq!(reconciler.sync.ports.actual.occupied.len(), 72);
 
     apply(&mut reconciler, vec![set("db", 2, &[1, 2])]);
-    let problems = &reconciler.sync.faults.problems[&ObjectName::new("default", "db")];
+    let problems = &reconciler.sync.faults.by_service[&ObjectName::new("default", "db")];
     let told = problems.values().next().expect("no room");
     assert_eq!(told.reason, Reason::BackendsFull);
     let text = "keep the indices of 72 backends";

@@ -3,11 +3,11 @@
 use std::{collections::BTreeMap, net::IpAddr};
 
 use proptest::prelude::*;
-use tunnel_common::service::Source;
+use tunnel_common::service::SourceRange;
 
 use super::{
     super::Reconciler, BTreeSet, Change, Family, Ipv4Addr, Ipv6Addr, Memory, NoGrace, Node, ROOMY,
-    Reason, Size, Update, adopt, apply, family, fixture, histories::killed, http_at,
+    Reason, MapSize, ClusterUpdate, adopt, apply, family, fixture, histories::killed, http_at,
     migrate::migrate, problem, serving, tell_nodes, update, vip, with,
 };
 
@@ -53,12 +53,12 @@ fn set(name: &'static str, last: u8, clients: &[u8]) -> Change<'static> {
 fn admitted(reconciler: &Reconciler<Memory>, last: u8) -> Option<Vec<u8>> {
     let maps = reconciler.maps();
     let front = maps.front[maps.svc.get(&http_at(balancer(last)))?];
-    let places = front.sources.base..front.sources.base + front.sources.len;
+    let places = front.source_ranges.base..front.source_ranges.base + front.source_ranges.len;
     let client = |ip: IpAddr| match ip {
         IpAddr::V4(ip) => ip.octets()[2],
         IpAddr::V6(ip) => ip.octets()[7],
     };
-    let networks = |range: &Source| client(range.first.to_ip())..=client(range.last.to_ip());
+    let networks = |range: &SourceRange| client(range.first.to_ip())..=client(range.last.to_ip());
     let ranges = places.map(|place| &maps.source[&place]);
     Some(ranges.flat_map(networks).collect())
 }
@@ -72,7 +72,7 @@ fn history() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 1..24)
 }
 
-fn told(of: Family, (name, clients): &Step) -> Update {
+fn told(of: Family, (name, clients): &Step) -> ClusterUpdate {
     let vip = at(of, u8::try_from(*name).expect("few") + 1);
     let name = NAMES[*name];
     let change = clients.as_ref().map_or((name, None), |clients| {
@@ -113,7 +113,7 @@ fn used(reconciler: &Reconciler<Memory>) -> usize {
 /// Deletes all Services. Returns the length of the longest list that then fits.
 fn free(mut reconciler: Reconciler<Memory>) -> u32 {
     apply(&mut reconciler, NAMES.map(|name| (name, None)).into());
-    let entries = reconciler.maps().sizes.source_entries();
+    let entries = reconciler.maps().sizes.source_range_entries();
     let sources = &mut reconciler.sync.ports.actual.sources;
     let has = |len: &u32| sources.take(*len as usize).is_some();
     (0..=entries).rev().find(has).unwrap_or(0)
@@ -138,12 +138,12 @@ proptest! {
 
         // A migration keeps the content.
         let used_sources = second.sync.ports.actual.usage().sources;
-        let sizes = ROOMY.with(Size::SourceRanges, used_sources + grown);
+        let sizes = ROOMY.with(MapSize::SourceRanges, used_sources + grown);
         let third = adopt(migrate(&second.sync.ports.maps, sizes).expect("it fits"));
         prop_assert_eq!(third.sync.drift, 0);
         prop_assert_eq!(found(of, &third), wanted(&history));
         prop_assert_eq!(used(&third), entries(&history));
-        prop_assert_eq!(free(second), ROOMY.source_entries());
+        prop_assert_eq!(free(second), ROOMY.source_range_entries());
     }
 }
 
@@ -155,7 +155,7 @@ fn an_address_that_was_for_all_is_for_some_and_for_all_again() {
         internal_ips: fixture::ips(&["192.0.2.1", "2001:db8:1::1"]),
         ..fixture::node("node-a")
     };
-    tell_nodes(&mut reconciler, vec![fixture::told(node)]);
+    tell_nodes(&mut reconciler, vec![fixture::node_update(node)]);
     for of in [&[][..], &[1, 3], &[3], &[]] {
         apply(&mut reconciler, vec![set("a", 1, of), set("b", 2, of)]);
         for vip in [1, 2] {
@@ -169,7 +169,7 @@ fn ranges_that_find_no_room_are_named_and_what_is_programmed_stays() {
     for of in [Family::V4, Family::V6] {
         let [a, b, c] = [1, 2, 3].map(|number| at(of, number));
         let services = [set("a", a, &[1, 3]), set("b", b, &[5])];
-        let mut reconciler = serving(ROOMY.with(Size::SourceRanges, 3), services);
+        let mut reconciler = serving(ROOMY.with(MapSize::SourceRanges, 3), services);
         apply(&mut reconciler, vec![set("c", c, &[1, 5])]);
         assert_eq!(problem(&reconciler, "c"), Some(Reason::SourceRangesFull));
         // The restricted address is not served, but the cluster IP is.
@@ -206,7 +206,7 @@ fn services_may_have_more_ranges_together_than_one_front_may_have() {
             service.source_ranges = ranges
         })
     };
-    let mut maps = Memory::new(ROOMY.with(Size::SourceRanges, 80_000));
+    let mut maps = Memory::new(ROOMY.with(MapSize::SourceRanges, 80_000));
     maps.is_watched = false;
     let mut reconciler = adopt(maps);
 

@@ -9,25 +9,25 @@ use std::{
 
 use foldhash::HashMap;
 
-use super::parse::{Content, Parsed};
+use super::parse::{ItemContent, ParsedItem};
 use crate::{
     model::{Object, ObjectId},
-    source::{Problem, UnknownKind, store::Edit},
+    source::{Problem, UnknownKind, store::OverlayEdit},
 };
 
 /// The objects of all files.
 #[derive(Debug, Default)]
-pub(super) struct Merged {
-    files: BTreeMap<Arc<Path>, File>,
+pub(super) struct MergedObjects {
+    files: BTreeMap<Arc<Path>, FileObjects>,
     /// The files that define each object, sorted by name; the first one has precedence.
-    holders: HashMap<ObjectId, Vec<Arc<Path>>>,
+    defining_files: HashMap<ObjectId, Vec<Arc<Path>>>,
     /// Objects that several files define.
-    contested: BTreeSet<ObjectId>,
+    conflicting: BTreeSet<ObjectId>,
 }
 
 /// The objects of one file.
 #[derive(Clone, Debug, Default)]
-struct File {
+struct FileObjects {
     objects: BTreeMap<ObjectId, Definition>,
     problems: Vec<Problem>,
     unknown: BTreeSet<String>,
@@ -42,16 +42,16 @@ struct Definition {
     line: usize,
 }
 
-impl Merged {
+impl MergedObjects {
     /// Replaces the objects of a file. A refused object keeps its last version. If the name of a refused
     /// object is unknown, all objects without a new definition stay, as any of them may be the refused one.
-    pub(super) fn replace(&mut self, path: &Arc<Path>, parsed: Vec<Parsed>, edit: &mut Edit<'_>) {
+    pub(super) fn replace(&mut self, path: &Arc<Path>, parsed: Vec<ParsedItem>, edit: &mut OverlayEdit<'_>) {
         let last = self.files.get(path).map(|file| &file.objects);
-        let mut file = File::default();
-        let mut is_complete = true;
+        let mut file = FileObjects::default();
+        let mut all_named = true;
         // The first document that defines each object.
-        let mut firsts: BTreeMap<ObjectId, usize> = BTreeMap::new();
-        for Parsed {
+        let mut first_documents: BTreeMap<ObjectId, usize> = BTreeMap::new();
+        for ParsedItem {
             document,
             line,
             content,
@@ -63,16 +63,16 @@ impl Merged {
                 object: id.map(ToString::to_string),
                 field,
                 ignored,
-                ..Problem::of_file(path, reason)
+                ..Problem::in_file(path, reason)
             };
             let (id, object) = match content {
-                Content::Object(object) => (object.id(), Some(Some(object))),
-                Content::Skipped(id) => (id, Some(None)),
-                Content::Unknown(kind) => {
+                ItemContent::Object(object) => (object.id(), Some(Some(object))),
+                ItemContent::Skipped(id) => (id, Some(None)),
+                ItemContent::Unknown(kind) => {
                     file.unknown.insert(kind);
                     continue;
                 }
-                Content::Invalid {
+                ItemContent::Invalid {
                     id,
                     field,
                     reason,
@@ -80,14 +80,14 @@ impl Merged {
                 } => {
                     file.problems
                         .push(problem(id.as_ref(), field, reason, ignored));
-                    is_complete &= id.is_some();
+                    all_named &= id.is_some();
                     let Some(id) = id.filter(|_| !ignored) else {
                         continue;
                     };
                     (id, None)
                 }
             };
-            match (firsts.entry(id), object) {
+            match (first_documents.entry(id), object) {
                 (Entry::Vacant(first), object) => {
                     let id = first.key().clone();
                     first.insert(document);
@@ -111,9 +111,9 @@ impl Merged {
                 (Entry::Occupied(_), None) => {}
             }
         }
-        if !is_complete {
+        if !all_named {
             let last = last.into_iter().flatten();
-            let kept = last.filter(|(id, _)| !firsts.contains_key(*id));
+            let kept = last.filter(|(id, _)| !first_documents.contains_key(*id));
             let kept = kept.map(|(id, definition)| (id.clone(), definition.clone()));
             file.objects.extend(kept);
         }
@@ -121,14 +121,14 @@ impl Merged {
     }
 
     /// Records that a file can't be read. Its objects stay in use.
-    pub(super) fn keep(&mut self, path: &Arc<Path>, problem: Problem) {
+    pub(super) fn record_unreadable(&mut self, path: &Arc<Path>, problem: Problem) {
         let file = self.files.entry(Arc::clone(path)).or_default();
         file.problems = vec![problem];
     }
 
     /// Moves the objects of a file to another path. Objects of a file that had this path before also stay
     /// until the path is read again, since the new content may be refused.
-    pub(super) fn rename(&mut self, from: &Arc<Path>, to: &Arc<Path>, edit: &mut Edit<'_>) {
+    pub(super) fn rename(&mut self, from: &Arc<Path>, to: &Arc<Path>, edit: &mut OverlayEdit<'_>) {
         if let Some(mut file) = self.files.get(from).cloned() {
             let last = self.files.get(to).map(|file| file.objects.clone());
             for (id, definition) in last.unwrap_or_default() {
@@ -140,41 +140,41 @@ impl Merged {
     }
 
     /// Removes a file with its objects.
-    pub(super) fn remove(&mut self, path: &Arc<Path>, edit: &mut Edit<'_>) {
-        self.put(path, File::default(), edit);
+    pub(super) fn remove(&mut self, path: &Arc<Path>, edit: &mut OverlayEdit<'_>) {
+        self.put(path, FileObjects::default(), edit);
         self.files.remove(path);
     }
 
     /// Replaces the objects of a file, and updates the overlay with the definitions that have precedence.
-    fn put(&mut self, path: &Arc<Path>, file: File, edit: &mut Edit<'_>) {
+    fn put(&mut self, path: &Arc<Path>, file: FileObjects, edit: &mut OverlayEdit<'_>) {
         let last = self.files.remove(path).unwrap_or_default().objects;
-        let gone = last.keys().filter(|id| !file.objects.contains_key(*id));
-        let gone = gone.map(|id| (id, None));
-        let said = file
+        let removed = last.keys().filter(|id| !file.objects.contains_key(*id));
+        let gone = removed.map(|id| (id, None));
+        let defined = file
             .objects
             .iter()
             .map(|(id, definition)| (id, Some(definition)));
-        for (id, definition) in gone.chain(said) {
-            let holders = self.holders.entry(id.clone());
+        for (id, definition) in gone.chain(defined) {
+            let defining_files = self.defining_files.entry(id.clone());
             // Most objects are defined by one file.
-            let holders = holders.or_insert_with(|| Vec::with_capacity(1));
-            match (holders.binary_search(path), definition) {
-                (Ok(place), None) => drop(holders.remove(place)),
-                (Err(place), Some(_)) => holders.insert(place, Arc::clone(path)),
+            let defining_files = defining_files.or_insert_with(|| Vec::with_capacity(1));
+            match (defining_files.binary_search(path), definition) {
+                (Ok(place), None) => drop(defining_files.remove(place)),
+                (Err(place), Some(_)) => defining_files.insert(place, Arc::clone(path)),
                 (Ok(_), Some(_)) | (Err(_), None) => {}
             }
-            let first = match holders.first() {
+            let first = match defining_files.first() {
                 Some(first) if first == path => definition,
                 first => first.and_then(|first| self.files.get(first)?.objects.get(id)),
             };
             edit.put(id, first.and_then(|definition| definition.object.clone()));
-            if holders.len() > 1 {
-                self.contested.insert(id.clone());
+            if defining_files.len() > 1 {
+                self.conflicting.insert(id.clone());
             } else {
-                self.contested.remove(id);
+                self.conflicting.remove(id);
             }
-            if holders.is_empty() {
-                self.holders.remove(id);
+            if defining_files.is_empty() {
+                self.defining_files.remove(id);
             }
         }
         self.files.insert(Arc::clone(path), file);
@@ -186,13 +186,13 @@ impl Merged {
             .files
             .values()
             .flat_map(|file| file.problems.iter().cloned());
-        own.chain(self.contested.iter().flat_map(|id| self.conflicts(id)))
+        own.chain(self.conflicting.iter().flat_map(|id| self.conflicts(id)))
     }
 
     /// Returns a problem for each file that defines an object, except for the first file.
     fn conflicts(&self, id: &ObjectId) -> Vec<Problem> {
-        let holders = self.holders.get(id).map(Vec::as_slice).unwrap_or_default();
-        let Some((winner, losers)) = holders.split_first() else {
+        let defining_files = self.defining_files.get(id).map(Vec::as_slice).unwrap_or_default();
+        let Some((winner, losers)) = defining_files.split_first() else {
             return Vec::new();
         };
         let reason = format!(
@@ -207,7 +207,7 @@ impl Merged {
                     document: Some(definition.document),
                     line: Some(definition.line),
                     object: Some(id.to_string()),
-                    ..Problem::of_file(path, reason.clone())
+                    ..Problem::in_file(path, reason.clone())
                 })
             })
             .collect()

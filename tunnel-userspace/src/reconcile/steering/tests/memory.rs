@@ -12,14 +12,14 @@ use crate::reconcile::ReadError;
 #[derive(Clone, Default)]
 pub(super) struct Memory {
     pub(super) keys: BTreeMap<SteeringKey, u32>,
-    pub(super) records: BTreeMap<u32, Steered>,
+    pub(super) records: BTreeMap<u32, SteeringRecord>,
     pub(super) capacity: usize,
     /// The number of writes that still succeed; `None` for all.
     pub(super) writes: Option<u32>,
     /// The number of writes that changed more than the removal time of a record in use.
     pub(super) torn: u32,
     /// The published targets. If set, writing a key whose target is not published panics.
-    pub(super) told: Option<watch::Receiver<Arc<Targets>>>,
+    pub(super) told: Option<watch::Receiver<Arc<SteeringTargets>>>,
 }
 
 impl Memory {
@@ -44,17 +44,17 @@ impl SteeringMaps for Memory {
         Ok(keys.map(|(key, index)| (*key, *index)).collect())
     }
 
-    fn records(&self, entries: u32) -> Result<Vec<Steered>, ReadError> {
+    fn records(&self, entries: u32) -> Result<Vec<SteeringRecord>, ReadError> {
         let known = |index| self.records.get(&index).copied();
-        let record = |index| known(index).unwrap_or_else(Steered::new_zeroed);
+        let record = |index| known(index).unwrap_or_else(SteeringRecord::new_zeroed);
         Ok((0..entries).map(record).collect())
     }
 
-    fn host(&self) -> Result<u64, ReadError> {
+    fn host_namespace(&self) -> Result<u64, ReadError> {
         Ok(0)
     }
 
-    fn forget_host(&mut self) -> Result<(), WriteError> {
+    fn reset_host_namespace(&mut self) -> Result<(), WriteError> {
         self.spend()
     }
 
@@ -75,12 +75,12 @@ impl SteeringMaps for Memory {
         Ok(())
     }
 
-    fn write_record(&mut self, index: u32, record: &Steered) -> Result<(), WriteError> {
+    fn write_record(&mut self, index: u32, record: &SteeringRecord) -> Result<(), WriteError> {
         self.spend()?;
         let old = self.records.insert(index, *record);
         let is_led_to = self.keys.values().any(|led| *led == index);
-        let removed = |old| Steered {
-            removed: record.removed,
+        let removed = |old| SteeringRecord {
+            removed_at: record.removed_at,
             ..old
         };
         if is_led_to && old.is_some_and(|old| removed(old) != *record) {

@@ -1,11 +1,11 @@
 //! Steering maps of another size.
 
-use super::{super::super::SteeringSnapshot, *};
+use super::{super::super::SteeringMapsSnapshot, *};
 
 /// Copies the content of the steering maps into maps of another size.
-fn migrate(steering: Steering<Memory>, wanted: u32, now: Duration) -> Result<Memory, String> {
+fn migrate(steering: SteeringReconciler<Memory>, wanted: u32, now: Duration) -> Result<Memory, String> {
     let had = steering.sizes;
-    let snapshot = SteeringSnapshot::read(&steering.maps, had, now).expect("read");
+    let snapshot = SteeringMapsSnapshot::read(&steering.maps, had, now).expect("read");
     let wanted = sizes(wanted);
     snapshot.fits(wanted).map_err(|error| error.to_string())?;
     let mut to = Memory {
@@ -17,7 +17,7 @@ fn migrate(steering: Steering<Memory>, wanted: u32, now: Duration) -> Result<Mem
 }
 
 /// Returns steering for a node with the indices 2 and 3; another node had indices 0 and 1, and was removed.
-fn second_stays() -> Steering<Memory> {
+fn second_stays() -> SteeringReconciler<Memory> {
     let mut steering = steered(16, ["a", "b"]);
     apply(&mut steering, vec![gone("a")], NOW);
     steering
@@ -52,12 +52,12 @@ fn an_index_that_rests_goes_on_resting_and_one_that_rested_does_not() {
 #[test]
 fn a_size_without_room_for_what_is_steered_or_rests_is_refused() {
     let steering = second_stays();
-    let snapshot = SteeringSnapshot::read(&steering.maps, steering.sizes, NOW).expect("read");
+    let snapshot = SteeringMapsSnapshot::read(&steering.maps, steering.sizes, NOW).expect("read");
     let misfit = |size| snapshot.fits(sizes(size)).expect_err("too small");
     let text = misfit(1).to_string();
     assert!(text.contains("bpf.maps.steering of 1 is too small") && text.contains("needs 2"));
     // If nothing is steered, the config does not set the size.
-    assert!(misfit(1).is_asked_for() && !misfit(Sizes::UNASKED).is_asked_for());
+    assert!(misfit(1).is_configured() && !misfit(MapSizes::DISABLED).is_configured());
 
     let mut steering = steered(16, ["a"]);
     apply(&mut steering, exchanged("a", "b"), NOW);

@@ -3,13 +3,13 @@ use std::time::Duration;
 use super::*;
 use crate::{
     model::{Kind, Node, ObjectName, fixture},
-    source::{Overlay, Store, store::Phase},
+    source::{Overlay, Store, store::SyncPhase},
 };
 
 const AT: Duration = Duration::ZERO;
 
-struct Case {
-    merged: Merged,
+struct MergeFixture {
+    merged: MergedObjects,
     store: Store,
     overlay: Overlay,
     nodes: BTreeMap<ObjectName, Arc<Node>>,
@@ -23,15 +23,15 @@ fn id(name: &str) -> ObjectId {
 }
 
 /// Returns a Node with a label that distinguishes its versions.
-fn node(name: &str, version: &str) -> Content {
-    Content::Object(Object::Node(Arc::new(Node {
+fn node(name: &str, version: &str) -> ItemContent {
+    ItemContent::Object(Object::Node(Arc::new(Node {
         labels: BTreeMap::from([("version".to_owned(), version.to_owned())]),
         ..fixture::node(name)
     })))
 }
 
-fn bad(name: Option<&str>) -> Content {
-    Content::Invalid {
+fn bad(name: Option<&str>) -> ItemContent {
+    ItemContent::Invalid {
         id: name.map(id),
         field: None,
         reason: "is bad".to_owned(),
@@ -39,21 +39,21 @@ fn bad(name: Option<&str>) -> Content {
     }
 }
 
-impl Case {
+impl MergeFixture {
     fn new() -> Self {
         let mut store = Store::default();
         let overlay = store.overlay();
-        overlay.edit(AT).set_phase(Phase::Whole);
+        overlay.edit(AT).set_phase(SyncPhase::Complete);
         Self {
-            merged: Merged::default(),
+            merged: MergedObjects::default(),
             store,
             overlay,
             nodes: BTreeMap::new(),
         }
     }
 
-    fn file(&mut self, path: &str, content: impl IntoIterator<Item = Content>) {
-        let parsed = (1..).zip(content).map(|(document, content)| Parsed {
+    fn file(&mut self, path: &str, content: impl IntoIterator<Item = ItemContent>) {
+        let parsed = (1..).zip(content).map(|(document, content)| ParsedItem {
             document,
             line: document * 10,
             content,
@@ -77,8 +77,8 @@ impl Case {
                 None => self.nodes.remove(&name),
             };
         }
-        let word = |node: &Arc<Node>| format!("{} {}", node.name, node.labels["version"]);
-        self.nodes.values().map(word).collect()
+        let describe = |node: &Arc<Node>| format!("{} {}", node.name, node.labels["version"]);
+        self.nodes.values().map(describe).collect()
     }
 
     fn problems(&self) -> Vec<String> {
@@ -90,8 +90,8 @@ impl Case {
 }
 
 #[test]
-fn a_bad_object_keeps_its_last_good_version_and_the_rest_applies() {
-    let mut case = Case::new();
+fn an_invalid_object_keeps_its_last_valid_version_and_the_others_apply() {
+    let mut case = MergeFixture::new();
     case.file("f", [node("a", "1"), node("b", "1"), node("c", "1")]);
 
     case.file("f", [bad(Some("a")), node("b", "2")]);
@@ -104,8 +104,8 @@ fn a_bad_object_keeps_its_last_good_version_and_the_rest_applies() {
 }
 
 #[test]
-fn the_last_good_version_outlives_several_bad_ones() {
-    let mut case = Case::new();
+fn the_last_valid_version_stays_after_several_invalid_ones() {
+    let mut case = MergeFixture::new();
     case.file("f", [node("a", "1")]);
 
     case.file("f", [bad(Some("a"))]);
@@ -118,11 +118,11 @@ fn the_last_good_version_outlives_several_bad_ones() {
 }
 
 #[test]
-fn a_document_that_could_be_any_object_keeps_all_that_are_not_said_anew() {
-    let mut case = Case::new();
+fn an_invalid_document_without_a_name_keeps_all_objects_that_are_not_defined_again() {
+    let mut case = MergeFixture::new();
     case.file("f", [node("a", "1"), node("b", "1"), node("c", "1")]);
 
-    case.file("f", [node("b", "2"), bad(None), Content::Skipped(id("c"))]);
+    case.file("f", [node("b", "2"), bad(None), ItemContent::Skipped(id("c"))]);
 
     assert_eq!(case.nodes(), ["a 1", "b 2"]);
     case.file("f", [node("b", "2")]);
@@ -130,19 +130,19 @@ fn a_document_that_could_be_any_object_keeps_all_that_are_not_said_anew() {
 }
 
 #[test]
-fn an_object_that_is_skipped_takes_back_what_was_served() {
-    let mut case = Case::new();
+fn an_object_that_is_no_longer_served_is_removed() {
+    let mut case = MergeFixture::new();
     case.file("f", [node("a", "1")]);
 
-    case.file("f", [Content::Skipped(id("a"))]);
+    case.file("f", [ItemContent::Skipped(id("a"))]);
 
     assert_eq!(case.nodes(), [] as [&str; 0]);
     assert_eq!(case.problems(), [] as [&str; 0]);
 }
 
 #[test]
-fn the_second_description_within_a_file_is_refused_by_name_of_the_first() {
-    let mut case = Case::new();
+fn the_second_definition_within_a_file_is_refused_with_the_document_of_the_first() {
+    let mut case = MergeFixture::new();
 
     case.file("f", [node("a", "1"), node("b", "1"), node("a", "2")]);
 
@@ -153,8 +153,8 @@ fn the_second_description_within_a_file_is_refused_by_name_of_the_first() {
 }
 
 #[test]
-fn of_two_files_the_first_by_name_counts_until_it_goes() {
-    let mut case = Case::new();
+fn the_first_of_several_files_by_name_has_precedence() {
+    let mut case = MergeFixture::new();
     case.file("b", [node("a", "b")]);
     case.file("c", [node("a", "c")]);
     case.file("a", [node("other", "a"), node("a", "a")]);
@@ -178,9 +178,9 @@ fn of_two_files_the_first_by_name_counts_until_it_goes() {
 }
 
 #[test]
-fn kinds_that_are_left_alone_are_named_once_a_file() {
-    let mut case = Case::new();
-    let pod = || Content::Unknown("v1 Pod".to_owned());
+fn unsupported_kinds_are_reported_once_per_file() {
+    let mut case = MergeFixture::new();
+    let pod = || ItemContent::Unknown("v1 Pod".to_owned());
 
     case.file("f", [pod(), pod(), node("a", "1")]);
 

@@ -2,15 +2,15 @@ use std::{sync::Arc, time::Duration};
 
 use super::*;
 use crate::{
-    k8s::{self, Invalid},
+    k8s::{self, FieldError},
     model::{Service, fixture},
     source::Store,
 };
 
 const AT: Duration = Duration::from_secs(1);
 
-fn taken(object: Object) -> Taken {
-    Taken {
+fn taken(object: Object) -> ParsedObject {
+    ParsedObject {
         object,
         ignored: Vec::new(),
     }
@@ -31,28 +31,28 @@ fn service(name: &str) -> Object {
     Object::Service(Arc::new(Service::named(ObjectName::new("shop", name))))
 }
 
-fn arrived(id: ObjectId, object: Result<Option<Object>, Invalid>) -> Box<Arrived> {
-    Box::new(Arrived {
+fn arrived(id: ObjectId, object: Result<Option<Object>, FieldError>) -> Box<ReceivedObject> {
+    Box::new(ReceivedObject {
         id,
         version: "1".to_owned(),
         uid: Some(Arc::from("1-2-3")),
-        owner: None,
+        service: None,
         object: object.map(|object| object.map(taken)),
     })
 }
 
-fn good(name: &str) -> Box<Arrived> {
+fn good(name: &str) -> Box<ReceivedObject> {
     arrived(id(Kind::Service, name), Ok(Some(service(name))))
 }
 
-fn missing(field: &str) -> Invalid {
-    Invalid {
+fn missing(field: &str) -> FieldError {
+    FieldError {
         field: field.to_owned(),
-        reason: k8s::Reason::Missing,
+        kind: k8s::FieldErrorKind::Missing,
     }
 }
 
-fn bad(name: &str) -> Box<Arrived> {
+fn bad(name: &str) -> Box<ReceivedObject> {
     arrived(id(Kind::Service, name), Err(missing("spec.ports")))
 }
 
@@ -84,7 +84,7 @@ impl Case {
         self.reflector.take(heard, now(), &mut edit);
     }
 
-    fn list(&mut self, kind: Kind, objects: impl IntoIterator<Item = Box<Arrived>>) {
+    fn list(&mut self, kind: Kind, objects: impl IntoIterator<Item = Box<ReceivedObject>>) {
         self.hear(kind, What::ListBegins);
         for object in objects {
             self.hear(kind, What::Listed(object));
@@ -109,17 +109,17 @@ impl Case {
             .collect()
     }
 
-    fn report(&self) -> Report {
+    fn report(&self) -> SourceReport {
         self.reflector.report(String::new(), &self.overlay)
     }
 
     fn is_whole(&mut self) -> Option<bool> {
-        self.store.take_update().map(|update| update.whole)
+        self.store.take_update().map(|update| update.complete)
     }
 }
 
 #[test]
-fn a_list_counts_when_it_is_complete_and_what_is_missing_from_it_is_gone() {
+fn a_complete_list_is_applied_and_deletes_missing_objects() {
     let mut case = Case::new();
     case.list(Kind::Service, [good("a"), good("b")]);
     assert!(!case.reflector.is_live());
@@ -136,7 +136,7 @@ fn a_list_counts_when_it_is_complete_and_what_is_missing_from_it_is_gone() {
 }
 
 #[test]
-fn an_object_without_one_of_its_fields_is_used_and_told_of() {
+fn an_object_with_an_ignored_field_is_used_and_reported() {
     let mut case = Case::new();
     let mut odd = good("a");
     if let Ok(Some(taken)) = &mut odd.object {
@@ -158,23 +158,23 @@ fn an_object_without_one_of_its_fields_is_used_and_told_of() {
 }
 
 #[test]
-fn what_is_wrong_with_a_slice_is_told_of_its_service() {
+fn an_error_in_a_slice_is_reported_on_its_service() {
     let kinds = [Kind::Service, Kind::EndpointSlice];
     let mut case = Case::of(kinds, NodeFilter::default());
     let mut slice = bad("web-1");
     slice.id.kind = Kind::EndpointSlice;
-    slice.owner = Some(Arc::from("web"));
+    slice.service = Some(Arc::from("web"));
     case.list(Kind::EndpointSlice, [slice]);
     case.list(Kind::Service, []);
     assert_eq!(
-        case.reflector.concerns(&case.overlay)[0].about,
+        case.reflector.concerns(&case.overlay)[0].regarding,
         id(Kind::EndpointSlice, "web-1")
     );
 
     case.hear(Kind::Service, What::Changed(good("web")));
 
     let concern = case.reflector.concerns(&case.overlay).remove(0);
-    assert_eq!(concern.about, id(Kind::Service, "web"));
+    assert_eq!(concern.regarding, id(Kind::Service, "web"));
     assert_eq!(concern.reason, Reason::ObjectRejected);
     assert_eq!(
         concern.note,
@@ -183,7 +183,7 @@ fn what_is_wrong_with_a_slice_is_told_of_its_service() {
 }
 
 #[test]
-fn services_wait_for_their_slices_the_first_time() {
+fn the_first_list_of_services_waits_for_that_of_slices() {
     let kinds = [Kind::Service, Kind::EndpointSlice, Kind::ServiceCidr];
     let mut case = Case::of(kinds, NodeFilter::default());
     case.list(Kind::Service, [good("a"), good("b")]);
@@ -201,7 +201,7 @@ fn services_wait_for_their_slices_the_first_time() {
 }
 
 #[test]
-fn a_server_that_answers_again_is_no_trouble_even_if_it_has_no_news() {
+fn a_successful_request_clears_the_error_even_without_changes() {
     let mut case = Case::new();
     let trouble = |case: &Case| case.report().server?.error;
     case.hear(Kind::Node, What::Failed("reset".to_owned()));
@@ -213,7 +213,7 @@ fn a_server_that_answers_again_is_no_trouble_even_if_it_has_no_news() {
 }
 
 #[test]
-fn a_list_that_breaks_off_changes_nothing() {
+fn an_interrupted_list_changes_nothing() {
     let mut case = Case::new();
     case.list(Kind::Service, [good("a")]);
 
@@ -225,7 +225,7 @@ fn a_list_that_breaks_off_changes_nothing() {
 }
 
 #[test]
-fn an_object_that_is_refused_stays_as_it_was_and_stops_no_other() {
+fn a_refused_object_keeps_its_last_version_and_the_others_apply() {
     let mut case = Case::new();
     case.list(Kind::Node, []);
     case.list(Kind::Service, [good("a"), good("b")]);
@@ -250,7 +250,7 @@ fn an_object_that_is_refused_stays_as_it_was_and_stops_no_other() {
 }
 
 #[test]
-fn a_refused_object_that_is_gone_from_the_next_list_is_gone() {
+fn a_refused_object_that_is_missing_from_the_next_list_is_deleted() {
     let mut case = Case::new();
     case.list(Kind::Node, []);
     case.list(Kind::Service, [good("a")]);
@@ -263,7 +263,7 @@ fn a_refused_object_that_is_gone_from_the_next_list_is_gone() {
 }
 
 #[test]
-fn an_object_without_a_part_for_culvert_is_as_one_that_is_gone() {
+fn an_object_that_is_no_longer_served_is_removed() {
     let mut case = Case::new();
     case.list(Kind::Service, [good("a")]);
 
@@ -274,11 +274,11 @@ fn an_object_without_a_part_for_culvert_is_as_one_that_is_gone() {
 }
 
 #[test]
-fn what_was_kept_is_used_until_the_server_is_heard_of_and_deletes_nothing() {
+fn the_snapshot_is_used_until_the_server_responds_and_deletes_nothing() {
     let mut case = Case::new();
     case.keep(&["a", "b"]);
     let update = case.store.take_update().expect("an update");
-    assert!(update.synced && update.stale && !update.whole);
+    assert!(update.synced && update.stale && !update.complete);
     let stale = case.report().server.and_then(|server| server.stale);
     assert_eq!(
         stale.as_deref(),
@@ -295,7 +295,7 @@ fn what_was_kept_is_used_until_the_server_is_heard_of_and_deletes_nothing() {
 }
 
 #[test]
-fn what_was_kept_doesnt_overrule_what_was_heard_already() {
+fn the_snapshot_does_not_replace_received_lists() {
     let mut case = Case::new();
     case.list(Kind::Service, [good("b")]);
 
@@ -305,7 +305,7 @@ fn what_was_kept_doesnt_overrule_what_was_heard_already() {
 }
 
 #[test]
-fn of_other_nodes_only_the_labels_are_kept_that_somebody_reads() {
+fn only_used_labels_of_other_nodes_are_kept() {
     let filter = NodeFilter {
         own: "own".to_owned(),
         labels: BTreeSet::from(["edge".to_owned()]),

@@ -8,13 +8,13 @@ use aya_log_ebpf::{
     log,
     macro_support::{AYA_LOGS, Level, level_enabled},
 };
-use tunnel_common::{addr::Address, origin::Origin, reason::Reason, service::FrontKey};
+use tunnel_common::{addr::Address, origin::Origin, reason::Reason, service::FrontendKey};
 
 use crate::maps;
 
 /// The number of bytes in the ring buffer above which new events are dropped. The ring has 128 KiB; the rest
 /// is for events that other CPUs write between the check and the write.
-const FULL: u64 = (128 - 8) << 10;
+const FULL_ABOVE: u64 = (128 - 8) << 10;
 
 /// Sends an event to the daemon. If the level is disabled, the verifier removes the code. If the ring buffer
 /// is full, the event is lost and counted.
@@ -28,10 +28,10 @@ macro_rules! event {
 
 #[inline(always)]
 fn has_room() -> bool {
-    if AYA_LOGS.query(BPF_RB_AVAIL_DATA.into()) <= FULL {
+    if AYA_LOGS.query(BPF_RB_AVAIL_DATA.into()) <= FULL_ABOVE {
         return true;
     }
-    maps::count(Reason::LogEventsLost);
+    maps::count_reason(Reason::LogEventsLost);
     false
 }
 
@@ -52,7 +52,7 @@ pub(crate) fn translated(origin: &Origin, reason: Reason) {
 
 /// Logs a connect or datagram that is refused.
 #[inline(always)]
-pub(crate) fn refused(key: &FrontKey, reason: Reason) {
+pub(crate) fn refused(key: &FrontendKey, reason: Reason) {
     event!(
         Debug,
         "refused: destination={:i} port={} protocol={} reason={}",
@@ -65,7 +65,7 @@ pub(crate) fn refused(key: &FrontKey, reason: Reason) {
 
 /// Logs a connect or datagram to an address that has no frontend.
 #[inline(always)]
-pub(crate) fn left_alone(key: &FrontKey) {
+pub(crate) fn not_translated(key: &FrontendKey) {
     event!(
         Trace,
         "no frontend, ignored: destination={:i} port={} protocol={}",
@@ -77,7 +77,7 @@ pub(crate) fn left_alone(key: &FrontKey) {
 
 /// Logs a datagram to the backend that the socket already has.
 #[inline(always)]
-pub(crate) fn goes_on(key: &FrontKey) {
+pub(crate) fn backend_kept(key: &FrontendKey) {
     event!(
         Trace,
         "backend kept: backend={:i} backend_port={} protocol={}",
@@ -89,7 +89,7 @@ pub(crate) fn goes_on(key: &FrontKey) {
 
 /// Logs that a backend's address was replaced by the VIP.
 #[inline(always)]
-pub(crate) fn put_back(origin: &Origin) {
+pub(crate) fn vip_restored(origin: &Origin) {
     event!(
         Debug,
         "restored: backend={:i} backend_port={} destination={:i} port={}",
@@ -102,7 +102,7 @@ pub(crate) fn put_back(origin: &Origin) {
 
 /// Logs the close of a socket that has a translation.
 #[inline(always)]
-pub(crate) fn released(origin: &Origin) {
+pub(crate) fn socket_closed(origin: &Origin) {
     event!(
         Debug,
         "closed: destination={:i} port={} protocol={} backend={:i} backend_port={} reason={}",
@@ -117,7 +117,7 @@ pub(crate) fn released(origin: &Origin) {
 
 /// Logs a packet that the guard dropped.
 #[inline(always)]
-pub(crate) fn guarded(to: Address) {
+pub(crate) fn dropped(to: Address) {
     event!(
         Debug,
         "dropped: destination={:i} reason={}",

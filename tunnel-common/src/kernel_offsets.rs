@@ -32,7 +32,7 @@ pub const V6_LIST: usize = 11;
 pub const V6_ADDRESS: usize = 12;
 
 /// The number of offsets.
-pub const PLACES: usize = 13;
+pub const OFFSET_COUNT: usize = 13;
 
 /// Device flag: the device is up (`include/uapi/linux/if.h`).
 pub const IFF_UP: u32 = 1;

@@ -4,8 +4,8 @@
 use tunnel_common::{
     addr::Address,
     affinity::Client,
-    decide::{Asker, Caller},
-    kernel::{
+    decide::{ClientContext, ClientScalars},
+    kernel_offsets::{
         DEVICE_FLAGS, DEVICE_LIST, DEVICE_V4, DEVICE_V6, IFF_LOOPBACK, IFF_UP, NET_DEVICES,
         RT_SCOPE_LINK, SOCK_NET, V4_ADDRESS, V4_FIRST, V4_NEXT, V4_SCOPE, V6_ADDRESS, V6_ADDRESSES,
         V6_LIST,
@@ -13,7 +13,7 @@ use tunnel_common::{
 };
 
 use crate::{
-    context::{self, Sock, peek, place},
+    context::{self, Sock, kernel_offset, read_kernel},
     steering,
 };
 
@@ -28,22 +28,22 @@ const ADDRESSES: u32 = 8;
 const PREVIOUS: usize = size_of::<usize>();
 
 /// The socket of a hook, for which a backend is chosen.
-pub(crate) struct Asking<'a, S>(pub(crate) &'a S);
+pub(crate) struct HookSocket<'a, S>(pub(crate) &'a S);
 
-impl<S: Sock> Asker for Asking<'_, S> {
+impl<S: Sock> ClientContext for HookSocket<'_, S> {
     #[inline(always)]
-    fn caller(&self, is_v4: bool) -> Caller {
-        of(self.0, is_v4)
+    fn client(&self, is_v4: bool) -> ClientScalars {
+        client_of(self.0, is_v4)
     }
 
     #[inline(always)]
-    fn is_bound(&self, is_v4: bool) -> bool {
-        self.0.own_address(is_v4).is_some()
+    fn has_source_address(&self, is_v4: bool) -> bool {
+        self.0.source_address(is_v4).is_some()
     }
 
     #[inline(always)]
     fn is_bound_to_loopback(&self, is_v4: bool) -> bool {
-        self.0.own_address(is_v4).is_some_and(Address::is_loopback)
+        self.0.source_address(is_v4).is_some_and(Address::is_loopback)
     }
 
     #[inline(always)]
@@ -55,20 +55,20 @@ impl<S: Sock> Asker for Asking<'_, S> {
 /// Returns the client of a socket: the socket's own address of the given family, else the first address of
 /// that family in its network namespace, else the namespace itself.
 #[inline(always)]
-fn of<S: Sock>(sock: &S, is_v4: bool) -> Caller {
+fn client_of<S: Sock>(sock: &S, is_v4: bool) -> ClientScalars {
     let address = sock
-        .own_address(is_v4)
-        .or_else(|| of_namespace(sock, is_v4));
+        .source_address(is_v4)
+        .or_else(|| namespace_address(sock, is_v4));
     match address {
-        Some(address) => Caller::new(&Client::of_address(address)),
-        None => Caller::new(&Client::of_namespace(sock.namespace())),
+        Some(address) => ClientScalars::new(&Client::of_address(address)),
+        None => ClientScalars::new(&Client::of_namespace(sock.namespace())),
     }
 }
 
 #[inline(always)]
-fn of_namespace<S: Sock>(sock: &S, is_v4: bool) -> Option<Address> {
+fn namespace_address<S: Sock>(sock: &S, is_v4: bool) -> Option<Address> {
     // The loader sets either all offsets or none.
-    if place::<SOCK_NET>() == 0 {
+    if kernel_offset::<SOCK_NET>() == 0 {
         return None;
     }
     let socket = context::address_of_socket(sock.context())?;
@@ -80,9 +80,9 @@ fn of_namespace<S: Sock>(sock: &S, is_v4: bool) -> Option<Address> {
     if found == 0 {
         None
     } else if is_v4 {
-        peek(found).map(Address::from_v4_word)
+        read_kernel(found).map(Address::from_v4_word)
     } else {
-        peek(found).map(Address::from_words)
+        read_kernel(found).map(Address::from_words)
     }
 }
 
@@ -94,36 +94,36 @@ fn of_namespace<S: Sock>(sock: &S, is_v4: bool) -> Option<Address> {
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn first_v4(socket: usize) -> usize {
-    first(socket, |device| first_v4_of(device)).unwrap_or(0)
+    find_address(socket, |device| device_v4(device)).unwrap_or(0)
 }
 
 /// Returns a pointer to the first IPv6 address, as [`first_v4`] does for IPv4.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn first_v6(socket: usize) -> usize {
-    first(socket, |device| first_v6_of(device)).unwrap_or(0)
+    find_address(socket, |device| device_v6(device)).unwrap_or(0)
 }
 
-/// Returns the first result of `of` that is not 0, over the devices that are up and not loopback.
+/// Returns the first result of `find` that is not 0, over the devices that are up and not loopback.
 #[inline(always)]
-fn first(socket: usize, of: impl Fn(usize) -> usize) -> Option<usize> {
-    let net: usize = peek(socket + place::<SOCK_NET>())?;
-    let devices = net + place::<NET_DEVICES>();
-    let mut next: usize = peek(devices)?;
+fn find_address(socket: usize, find: impl Fn(usize) -> usize) -> Option<usize> {
+    let net: usize = read_kernel(socket + kernel_offset::<SOCK_NET>())?;
+    let devices = net + kernel_offset::<NET_DEVICES>();
+    let mut next: usize = read_kernel(devices)?;
     // Bounded by DEVICES for the verifier.
     for _ in 0..DEVICES {
         if next == devices {
             return None;
         }
-        let device = next - place::<DEVICE_LIST>();
-        let flags: u32 = peek(device + place::<DEVICE_FLAGS>())?;
+        let device = next - kernel_offset::<DEVICE_LIST>();
+        let flags: u32 = read_kernel(device + kernel_offset::<DEVICE_FLAGS>())?;
         if flags & (IFF_UP | IFF_LOOPBACK) == IFF_UP {
-            let found = of(device);
+            let found = find(device);
             if found != 0 {
                 return Some(found);
             }
         }
-        next = peek(next)?;
+        next = read_kernel(next)?;
     }
     None
 }
@@ -132,36 +132,36 @@ fn first(socket: usize, of: impl Fn(usize) -> usize) -> Option<usize> {
 /// none. A global function, for the same reason as [`first_v4`].
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn first_v4_of(device: usize) -> usize {
-    v4_of(device).unwrap_or(0)
+extern "C" fn device_v4(device: usize) -> usize {
+    find_device_v4(device).unwrap_or(0)
 }
 
 /// Returns a pointer to the oldest IPv6 address of a device that is not link-local; 0 if there is none. A
 /// global function, for the same reason as [`first_v4`].
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn first_v6_of(device: usize) -> usize {
+extern "C" fn device_v6(device: usize) -> usize {
     // If an address is removed during the walk, its link leads nowhere and the walk fails. A second walk
     // no longer meets that address.
-    v6_of(device).or_else(|| v6_of(device)).unwrap_or(0)
+    find_device_v6(device).or_else(|| find_device_v6(device)).unwrap_or(0)
 }
 
 #[inline(always)]
-fn v4_of(device: usize) -> Option<usize> {
-    let known: usize = peek(device + place::<DEVICE_V4>())?;
-    if known == 0 {
+fn find_device_v4(device: usize) -> Option<usize> {
+    let state: usize = read_kernel(device + kernel_offset::<DEVICE_V4>())?;
+    if state == 0 {
         return None;
     }
-    let mut next: usize = peek(known + place::<V4_FIRST>())?;
+    let mut next: usize = read_kernel(state + kernel_offset::<V4_FIRST>())?;
     // Bounded by ADDRESSES for the verifier.
     for _ in 0..ADDRESSES {
         if next == 0 {
             return None;
         }
-        if peek::<u8>(next + place::<V4_SCOPE>())? < RT_SCOPE_LINK {
-            return Some(next + place::<V4_ADDRESS>());
+        if read_kernel::<u8>(next + kernel_offset::<V4_SCOPE>())? < RT_SCOPE_LINK {
+            return Some(next + kernel_offset::<V4_ADDRESS>());
         }
-        next = peek(next + place::<V4_NEXT>())?;
+        next = read_kernel(next + kernel_offset::<V4_NEXT>())?;
     }
     None
 }
@@ -170,23 +170,23 @@ fn v4_of(device: usize) -> Option<usize> {
 /// newest address of the widest scope (`ipv6_link_dev_addr` in the kernel's `net/ipv6/addrconf.c`), so it
 /// is read backwards.
 #[inline(always)]
-fn v6_of(device: usize) -> Option<usize> {
-    let known: usize = peek(device + place::<DEVICE_V6>())?;
-    if known == 0 {
+fn find_device_v6(device: usize) -> Option<usize> {
+    let state: usize = read_kernel(device + kernel_offset::<DEVICE_V6>())?;
+    if state == 0 {
         return None;
     }
-    let list = known + place::<V6_ADDRESSES>();
-    let mut previous: usize = peek(list + PREVIOUS)?;
+    let list = state + kernel_offset::<V6_ADDRESSES>();
+    let mut previous: usize = read_kernel(list + PREVIOUS)?;
     // Bounded by ADDRESSES for the verifier.
     for _ in 0..ADDRESSES {
         if previous == list {
             return None;
         }
-        let address = previous - place::<V6_LIST>() + place::<V6_ADDRESS>();
-        if !Address::from_words(peek(address)?).is_link_local() {
+        let address = previous - kernel_offset::<V6_LIST>() + kernel_offset::<V6_ADDRESS>();
+        if !Address::from_words(read_kernel(address)?).is_link_local() {
             return Some(address);
         }
-        previous = peek(previous + PREVIOUS)?;
+        previous = read_kernel(previous + PREVIOUS)?;
     }
     None
 }

@@ -3,14 +3,14 @@
 #![no_main]
 #![feature(asm_experimental_arch)]
 
-mod bytes;
-mod client;
+mod client_address;
 mod context;
+mod event_log;
 mod guard;
 mod hooks;
-mod log;
 mod maps;
 mod origin;
+mod packet;
 mod refusal;
 mod socket;
 mod steering;

@@ -29,7 +29,7 @@ pub(crate) const fn low_half(word: u32) -> u16 {
 
 /// Reads words at an offset in the network header, in network byte order; none if the packet is too short.
 #[inline(always)]
-pub(crate) fn load<const WORDS: usize>(ctx: &TcContext, offset: u32) -> Option<[u32; WORDS]> {
+pub(crate) fn load_words<const WORDS: usize>(ctx: &TcContext, offset: u32) -> Option<[u32; WORDS]> {
     let mut words = [0_u32; WORDS];
     #[expect(clippy::cast_possible_truncation, reason = "a few words")]
     let length = size_of::<[u32; WORDS]>() as u32;

@@ -18,16 +18,16 @@ use std::{
     path::{Path, PathBuf},
 };
 
-pub use admin::{Admin, Healthz};
-pub use bpf::{Bpf, Cgroup};
+pub use admin::{AdminConfig, HealthzConfig};
+pub use bpf::{BpfConfig, Cgroup};
 pub use kube_proxy::Warning;
-pub use log::Log;
+pub use log::LogConfig;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-pub use service::{DetectLocal, Mode, Service};
-pub use source::Source;
-pub use tunnel::{Identity, OnIngressDown, Steering, Tunnel};
+pub use service::{DetectLocal, Mode, ServiceConfig};
+pub use source::SourceConfig;
+pub use tunnel::{IdentityConfig, OnIngressDown, SteeringConfig, TunnelConfig};
 
 use crate::{identity::is_subdomain, sockets};
 
@@ -35,7 +35,7 @@ use crate::{identity::is_subdomain, sockets};
 type FieldError = (String, String);
 
 /// The key of the config in the response of `/configz`. The domain is a placeholder.
-const GROUP: &str = "culvert.dev";
+const CONFIGZ_KEY: &str = "culvert.dev";
 
 /// The configuration file of every role.
 #[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
@@ -47,24 +47,24 @@ pub struct Config {
     /// The implementation of Services.
     pub mode: Mode,
     /// The sources of objects.
-    pub source: Source,
+    pub source: SourceConfig,
     /// The translation of Service traffic.
-    pub service: Service,
+    pub service: ServiceConfig,
     /// The kernel programs and their maps.
-    pub bpf: Bpf,
+    pub bpf: BpfConfig,
     /// The termination of sockets of removed backends.
     pub sockets: sockets::TerminatorSettings,
     /// The folder of the daemon's sockets and state.
     pub state_dir: PathBuf,
     /// The admin port: metrics and status.
-    pub admin: Admin,
+    pub admin: AdminConfig,
     /// The health port, for load balancers and probes.
-    pub healthz: Healthz,
+    pub healthz: HealthzConfig,
     /// Logs of the kernel programs.
-    #[serde(skip_serializing_if = "Log::is_off")]
-    pub log: Log,
+    #[serde(skip_serializing_if = "LogConfig::is_off")]
+    pub log: LogConfig,
     /// The tunnel to edge nodes.
-    pub tunnel: Tunnel,
+    pub tunnel: TunnelConfig,
 }
 
 impl Default for Config {
@@ -72,15 +72,15 @@ impl Default for Config {
         Self {
             node_name: String::new(),
             mode: Mode::default(),
-            source: Source::default(),
-            service: Service::default(),
-            bpf: Bpf::default(),
+            source: SourceConfig::default(),
+            service: ServiceConfig::default(),
+            bpf: BpfConfig::default(),
             sockets: sockets::TerminatorSettings::default(),
             state_dir: "/var/lib/culvert".into(),
-            admin: Admin::default(),
-            healthz: Healthz::default(),
-            log: Log::default(),
-            tunnel: Tunnel::default(),
+            admin: AdminConfig::default(),
+            healthz: HealthzConfig::default(),
+            log: LogConfig::default(),
+            tunnel: TunnelConfig::default(),
         }
     }
 }
@@ -116,7 +116,7 @@ impl Config {
     ///
     /// The file can't be read, or has an unknown field or an invalid value.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
-        Self::of_file(path, read_document(path)?)
+        Self::from_file_values(path, read_yaml(path)?)
     }
 
     /// Reads the config file `path` and kube-proxy's file, and merges them: fields of `path` override those
@@ -131,15 +131,15 @@ impl Config {
         default: &Path,
         kube_proxy: &Path,
     ) -> Result<(Self, Vec<Warning>), ConfigError> {
-        let meaning = Self::read_kube_proxy(kube_proxy, &read_document(kube_proxy)?)?;
+        let conversion = Self::read_kube_proxy(kube_proxy, &read_yaml(kube_proxy)?)?;
         let is_absent = path == default && matches!(path.try_exists(), Ok(false));
         let own = if is_absent {
             json!({})
         } else {
-            read_document(path)?
+            read_yaml(path)?
         };
-        let config = Self::of_file(path, kube_proxy::over(meaning.config, own))?;
-        Ok((config, meaning.warnings))
+        let config = Self::from_file_values(path, kube_proxy::merge(conversion.config, own))?;
+        Ok((config, conversion.warnings))
     }
 
     /// Checks a config file, Culvert's or kube-proxy's. Returns the fields of kube-proxy's file that have no
@@ -149,25 +149,25 @@ impl Config {
     ///
     /// The file can't be read, or has an unknown field or an invalid value.
     pub fn check_file(path: &Path) -> Result<Vec<Warning>, ConfigError> {
-        let file = read_document(path)?;
-        if kube_proxy::is_one(&file) {
+        let file = read_yaml(path)?;
+        if kube_proxy::is_kube_proxy_file(&file) {
             return Ok(Self::read_kube_proxy(path, &file)?.warnings);
         }
-        Self::of_file(path, file)?;
+        Self::from_file_values(path, file)?;
         Ok(Vec::new())
     }
 
     /// Converts the YAML of a config file, and makes the paths in it absolute.
-    fn of_file(path: &Path, values: Value) -> Result<Self, ConfigError> {
+    fn from_file_values(path: &Path, values: Value) -> Result<Self, ConfigError> {
         let mut config = Self::from_value(values).map_err(|refusal| field_error(path, refusal))?;
         config.resolve(&folder(path)?);
         Ok(config)
     }
 
     /// Converts the YAML of a kube-proxy file.
-    fn read_kube_proxy(path: &Path, values: &Value) -> Result<kube_proxy::Meaning, ConfigError> {
-        let meaning = kube_proxy::read(values, &folder(path)?);
-        meaning.map_err(|refusal| field_error(path, refusal))
+    fn read_kube_proxy(path: &Path, values: &Value) -> Result<kube_proxy::Conversion, ConfigError> {
+        let conversion = kube_proxy::convert(values, &folder(path)?);
+        conversion.map_err(|refusal| field_error(path, refusal))
     }
 
     /// Parses the text of a kube-proxy file, and returns the fields that have no effect.
@@ -176,8 +176,8 @@ impl Config {
     ///
     /// A field has an invalid value. The error is the field and the reason.
     pub(crate) fn parse_kube_proxy(text: &str) -> Result<Vec<Warning>, (String, String)> {
-        let meaning = kube_proxy::read(&document(text)?, Path::new("/"))?;
-        Ok(meaning.warnings)
+        let conversion = kube_proxy::convert(&parse_yaml(text)?, Path::new("/"))?;
+        Ok(conversion.warnings)
     }
 
     /// Parses the text of a config file.
@@ -186,7 +186,7 @@ impl Config {
     ///
     /// The text has an unknown field or an invalid value. The error is the field and the reason.
     pub fn parse(text: &str) -> Result<Self, FieldError> {
-        Self::from_value(document(text)?)
+        Self::from_value(parse_yaml(text)?)
     }
 
     /// Deserialises and checks a config.
@@ -213,7 +213,7 @@ impl Config {
     /// `/configz` has the same format.
     #[must_use]
     pub fn effective(&self) -> Value {
-        json!({ GROUP: self })
+        json!({ CONFIGZ_KEY: self })
     }
 
     /// Returns the path of the admin socket, to which the command line connects.
@@ -230,7 +230,7 @@ impl Config {
 
     /// Returns the path of the snapshot of the API server's objects.
     #[must_use]
-    pub fn kept_objects(&self) -> PathBuf {
+    pub fn objects_snapshot(&self) -> PathBuf {
         self.state_dir.join("objects")
     }
 
@@ -242,29 +242,29 @@ impl Config {
 
     /// Checks the values that have a valid type but may be out of range or contradict each other.
     fn check(&self) -> Result<(), FieldError> {
-        let refuse = |field: &str, reason: &str| Err((field.to_owned(), reason.to_owned()));
+        let invalid = |field: &str, reason: &str| Err((field.to_owned(), reason.to_owned()));
         if !self.node_name.is_empty() && !is_node_name(&self.node_name) {
-            return refuse("nodeName", &format!("`{}` {NO_NODE_NAME}", self.node_name));
+            return invalid("nodeName", &format!("`{}` {INVALID_NODE_NAME}", self.node_name));
         }
         for (field, folder) in [
             ("stateDir", &self.state_dir),
             ("bpf.bpffs", &self.bpf.bpffs),
         ] {
             if folder.as_os_str().is_empty() {
-                return refuse(field, "must be the path of a folder, but is empty");
+                return invalid(field, "must be the path of a folder, but is empty");
             }
         }
         if self.mode == Mode::Userspace {
-            return refuse("mode", "`userspace` is not built yet; use `ebpf`");
+            return invalid("mode", "`userspace` is not built yet; use `ebpf`");
         }
         bounds::check(self)?;
         self.source.check()?;
         self.service.check()?;
-        let ended = &self.sockets.terminate;
-        let is_twice = |index: &usize| ended[..*index].contains(&ended[*index]);
-        if let Some(index) = (0..ended.len()).find(is_twice) {
-            let reason = format!("`{}` is listed twice", ended[index]);
-            return refuse(&format!("sockets.terminate[{index}]"), &reason);
+        let protocols = &self.sockets.terminate;
+        let is_duplicate = |index: &usize| protocols[..*index].contains(&protocols[*index]);
+        if let Some(index) = (0..protocols.len()).find(is_duplicate) {
+            let reason = format!("`{}` is listed twice", protocols[index]);
+            return invalid(&format!("sockets.terminate[{index}]"), &reason);
         }
         self.log.check()?;
         self.tunnel.check()?;
@@ -286,12 +286,12 @@ impl Config {
         ];
         let mut seen: Vec<(&str, SocketAddr)> = Vec::new();
         for (field, listener) in listeners {
-            let Some(one) = listener else { continue };
-            if let Some((earlier, other)) = seen.iter().find(|(_, it)| is_same_port(one, *it)) {
-                let reason = format!("port {} is already used by {earlier} ({other})", one.port());
+            let Some(address) = listener else { continue };
+            if let Some((earlier, other)) = seen.iter().find(|(_, it)| is_port_conflict(address, *it)) {
+                let reason = format!("port {} is already used by {earlier} ({other})", address.port());
                 return Err((field.to_owned(), reason));
             }
-            seen.push((field, one));
+            seen.push((field, address));
         }
         Ok(())
     }
@@ -305,7 +305,7 @@ impl Config {
             *path = folder.join(&path);
         }
         if self.node_name.is_empty() {
-            self.node_name = named_by_pod();
+            self.node_name = node_name_from_env();
         }
         if self.node_name.is_empty() {
             let host = nix::unistd::gethostname().unwrap_or_default();
@@ -315,19 +315,19 @@ impl Config {
 }
 
 /// The maximum length of the name of a Kubernetes object, in characters.
-const LONGEST_NAME: usize = 253;
+const MAX_NAME_LENGTH: usize = 253;
 
 /// The reason why a node name is invalid.
-const NO_NODE_NAME: &str = "is not a valid Node name; use lower-case letters, digits, `-` and `.`, at most \
+const INVALID_NODE_NAME: &str = "is not a valid Node name; use lower-case letters, digits, `-` and `.`, at most \
                             253 characters; each part between dots must begin and end with a letter or digit";
 
 fn is_node_name(name: &str) -> bool {
-    is_subdomain(name) && name.len() <= LONGEST_NAME
+    is_subdomain(name) && name.len() <= MAX_NAME_LENGTH
 }
 
 /// True if two listeners can't both bind their address and port. The unspecified address of one family
 /// listens on both families.
-fn is_same_port(one: SocketAddr, other: SocketAddr) -> bool {
+fn is_port_conflict(one: SocketAddr, other: SocketAddr) -> bool {
     let is_everywhere = one.ip().is_unspecified() || other.ip().is_unspecified();
     one.port() != 0 && one.port() == other.port() && (is_everywhere || one.ip() == other.ip())
 }
@@ -336,7 +336,7 @@ fn is_same_port(one: SocketAddr, other: SocketAddr) -> bool {
 const TOP_LEVEL: &str = "top level";
 
 /// Parses YAML; an empty text is an empty mapping.
-fn document(text: &str) -> Result<Value, FieldError> {
+fn parse_yaml(text: &str) -> Result<Value, FieldError> {
     if text.trim().is_empty() {
         return Ok(json!({}));
     }
@@ -347,9 +347,9 @@ fn document(text: &str) -> Result<Value, FieldError> {
     Ok(if value.is_null() { json!({}) } else { value })
 }
 
-fn read_document(path: &Path) -> Result<Value, ConfigError> {
+fn read_yaml(path: &Path) -> Result<Value, ConfigError> {
     let text = fs::read_to_string(path).map_err(|source| read_error(path, source))?;
-    document(&text).map_err(|refusal| field_error(path, refusal))
+    parse_yaml(&text).map_err(|refusal| field_error(path, refusal))
 }
 
 fn read_error(path: &Path, source: io::Error) -> ConfigError {
@@ -379,7 +379,7 @@ fn folder(path: &Path) -> Result<PathBuf, ConfigError> {
     clippy::disallowed_methods,
     reason = "the config reads the environment"
 )]
-fn named_by_pod() -> String {
+fn node_name_from_env() -> String {
     std::env::var("NODE_NAME").unwrap_or_default()
 }
 

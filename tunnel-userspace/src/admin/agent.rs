@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     identity::{CertificateState, Receiver},
-    listen::Waiting,
+    listen::UnboundPorts,
     tunnel::{AgentState, AgentView, ConnectionState},
 };
 
@@ -28,7 +28,7 @@ pub struct AgentViews {
     /// The certificate of the agent.
     pub identity: Receiver,
     /// Ports that could not be bound yet, with the error.
-    pub unbound_ports: Waiting,
+    pub unbound_ports: UnboundPorts,
 }
 
 /// Values that stay constant while an agent runs.

@@ -22,7 +22,7 @@ use super::{
     AgentStatus, HealthResponses, NodeViews, StartTimes,
     readiness::{self, Readiness},
     server::{respond, text},
-    used,
+    used_entries,
 };
 use crate::{
     identity::CertificateState,

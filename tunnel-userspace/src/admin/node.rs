@@ -11,7 +11,7 @@ use super::{
     NodeViews, metrics, proxy_health,
     readiness::Readiness,
     server::{Routes, json, json_array, text},
-    status::Status,
+    status::NodeStatus,
 };
 
 /// A listener; each serves other paths.

@@ -87,7 +87,7 @@ mod tests {
     fn a_daemon_that_waits_for_its_sources_is_not_healthy() {
         let stats = ReconcileStats {
             synced: false,
-            ..good()
+            ..ready_stats()
         };
 
         assert!(!evaluate(&stats, true, true, now()).is_positive);
@@ -99,7 +99,7 @@ mod tests {
         let is_positive = |seconds| {
             let stats = ReconcileStats {
                 failing_since: Some(now() - SignedDuration::from_secs(seconds)),
-                ..good()
+                ..ready_stats()
             };
             evaluate(&stats, true, false, now()).is_positive
         };
@@ -112,7 +112,7 @@ mod tests {
     fn a_node_that_is_being_removed_is_live_but_not_eligible() {
         let stats = ReconcileStats {
             node_eligible: false,
-            ..good()
+            ..ready_stats()
         };
 
         assert!(!evaluate(&stats, true, true, now()).is_positive);
@@ -123,7 +123,7 @@ mod tests {
     fn a_response_equals_that_of_kube_proxy() {
         let written = ReconcileStats {
             last_complete_sync_at: Some(Timestamp::from_second(1_799_999_000).expect("a time")),
-            ..good()
+            ..ready_stats()
         };
         // A node that is being removed does not make the daemon unhealthy.
         let leaving = ReconcileStats {

@@ -30,7 +30,7 @@ use tokio::{
 };
 use tracing::{debug, info};
 
-use crate::listen::{self, Waiting};
+use crate::listen::{self, UnboundPorts};
 
 /// The maximum number of connections that wait to be accepted.
 const BACKLOG: i32 = 128;
@@ -70,7 +70,7 @@ pub async fn serve_tcp<S: Routes>(
     name: &'static str,
     address: SocketAddr,
     routes: S,
-    waiting: Waiting,
+    waiting: UnboundPorts,
     draining: watch::Receiver<bool>,
 ) {
     let bind = || bind(address, S::ONE_FAMILY);

@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{
     drain, latest,
-    listen::Waiting,
+    listen::UnboundPorts,
     model::{ObjectWarning, Family, Kind, ObjectId, ObjectName},
     plan::{HealthChecks, HealthCheckListeners},
 };
@@ -65,7 +65,7 @@ pub struct HealthCheckServer {
     /// The tasks of the listeners, including those whose port could not be bound yet.
     listener_tasks: BTreeMap<SocketAddr, AbortHandle>,
     tasks: JoinSet<()>,
-    unbound_ports: Waiting,
+    unbound_ports: UnboundPorts,
     concerns: watch::Sender<Arc<[ObjectWarning]>>,
     draining: watch::Receiver<bool>,
 }

@@ -14,7 +14,7 @@ use tunnel_common::{
     steering::SteeringKey,
 };
 
-use crate::{plan::BackendTarget, reconcile::Canary};
+use crate::{plan::BackendTarget, reconcile::ProbeFrontend};
 
 /// The IPv4 dummy address (RFC 7600 section 4.8), which no host has.
 const VIP: Ipv4Addr = Ipv4Addr::new(192, 0, 0, 8);
@@ -47,10 +47,10 @@ pub(super) enum ProbeError {
 }
 
 /// Returns the frontend of the probe: the dummy address, translated to loopback.
-pub(super) fn frontend() -> Canary {
+pub(super) fn frontend() -> ProbeFrontend {
     let (vip, port) = (Address::from_ip(IpAddr::V4(VIP)), Port::from_host(PORT));
-    Canary {
-        front: FrontendKey::new(vip, port, Protocol::UDP),
+    ProbeFrontend {
+        frontend: FrontendKey::new(vip, port, Protocol::UDP),
         target: BackendTarget {
             address: Address::from_ip(IpAddr::V4(Ipv4Addr::LOCALHOST)),
             port,

@@ -69,6 +69,6 @@ fn remove_routes(config: &Config) -> Result<usize, RoleError> {
         .enable_all()
         .build()
         .map_err(failed("cannot start the async runtime"))?;
-    let record = net::record(&config.state_dir);
+    let record = net::record_path(&config.state_dir);
     runtime.block_on(net::remove_routes(&record)).map_err(other_error)
 }

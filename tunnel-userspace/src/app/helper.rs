@@ -12,14 +12,14 @@ use crate::{bpf::SocketMemory, config::Config, sockets};
 ///
 /// This process lacks the privileges to enter the network namespaces of pods.
 pub async fn sockets_helper(config: Config) -> Result<(), RoleError> {
-    if let Some(why) = sockets::obstacle() {
+    if let Some(why) = sockets::obstacle_to_entering() {
         return Err(failed("cannot end sockets in pods")(why));
     }
     let mut stop = ShutdownSignals::new().map_err(failed("cannot wait for signals"))?;
     let (_drain, draining) = watch::channel(false);
     let bpffs = config.bpf.bpffs.clone();
     let socket = config.helper_socket();
-    let help = sockets::help(&socket, move || SocketMemory::open(&bpffs), draining);
+    let help = sockets::run_helper(&socket, move || SocketMemory::open(&bpffs), draining);
     tokio::select! {
         () = stop.wait() => {}
         () = help => {}

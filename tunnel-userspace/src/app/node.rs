@@ -161,7 +161,7 @@ async fn start_steering(
     links: watch::Receiver<Network>,
     view: watch::Sender<net::NetworkView>,
 ) -> Result<Option<SteeringNetwork>, RoleError> {
-    let record = net::record(&config.state_dir);
+    let record = net::record_path(&config.state_dir);
     let Some(steering) = &config.tunnel.steering else {
         if let Err(error) = Net::clear(guard, &record).await {
             let error = &error as &dyn std::error::Error;

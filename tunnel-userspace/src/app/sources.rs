@@ -63,7 +63,7 @@ impl Sources {
         if !wanted.events.enabled {
             return;
         }
-        views.warnings.push(kube.concerns());
+        views.warnings.push(kube.warnings());
         let node = config.node_name.clone();
         let events = events::run(node, wanted.events, kube.client(), views, tasks.draining());
         tasks.start("events", events);
@@ -88,16 +88,16 @@ impl Updates for Store {
 }
 
 /// Returns the objects of the API server that a node with this config has to watch.
-fn scope(config: &Config) -> Result<kube::Scope, RoleError> {
-    let steering = steering_rules(config)?.map(|rules| kube::Steering {
+fn scope(config: &Config) -> Result<kube::KubeScope, RoleError> {
+    let steering = steering_rules(config)?.map(|rules| kube::SteeringScope {
         labels: rules.edge_selector.keys().map(str::to_owned).collect(),
         config_map: rules.config_map,
     });
-    Ok(kube::Scope {
+    Ok(kube::KubeScope {
         node: config.node_name.clone(),
         steering,
-        owners: config.service.external_ips == ExternalIps::Owned,
-        pools: config.service.topology_keys == TopologyKeys::Honor,
+        owned_external_ips: config.service.external_ips == ExternalIps::Owned,
+        node_pools: config.service.topology_keys == TopologyKeys::Honor,
         snapshot: config.objects_snapshot(),
     })
 }
@@ -142,7 +142,7 @@ mod tests {
             let text = format!("{{ source: {{ kube: {{}} }}, service: {service} }}");
             let config = Config::parse(&text).expect("good");
             let scope = scope(&config).expect("a scope");
-            assert_eq!([scope.owners, scope.pools], wanted, "{text}");
+            assert_eq!([scope.owned_external_ips, scope.node_pools], wanted, "{text}");
         }
     }
 }

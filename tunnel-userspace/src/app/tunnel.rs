@@ -14,7 +14,7 @@ use crate::{
     admin::{Getter, TunnelView},
     config::Config,
     identity::{Receiver, Role, Store},
-    listen::{self, Waiting},
+    listen::{self, UnboundPorts},
     model::SteeringTargets,
     tasks::Tasks,
     tunnel::{
@@ -64,7 +64,7 @@ impl NodeTunnel {
     }
 
     /// Starts the gateway, if the config has one. Agents can connect before the data path is ready.
-    pub(super) fn start_gateway(&self, config: &Config, waiting: &Waiting, tasks: &mut Tasks) {
+    pub(super) fn start_gateway(&self, config: &Config, waiting: &UnboundPorts, tasks: &mut Tasks) {
         let (Some(settings), Some(identity)) = (&config.tunnel.gateway, &self.identity) else {
             return;
         };
@@ -87,7 +87,7 @@ impl NodeTunnel {
         config: &Config,
         targets: watch::Receiver<Arc<SteeringTargets>>,
         inside: watch::Receiver<Arc<BTreeSet<u32>>>,
-        waiting: &Waiting,
+        waiting: &UnboundPorts,
         tasks: &mut Tasks,
     ) {
         let Some(steering) = &config.tunnel.steering else {

@@ -8,14 +8,14 @@ use serde::{Deserialize, Serialize};
 /// The admin port: metrics and status.
 #[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-pub struct Admin {
+pub struct AdminConfig {
     /// The address of `/metrics` and `/status`.
     pub address: SocketAddr,
     /// The maximum number of Service ports with metrics of their own. Those whose names sort first have them.
     pub service_metrics_limit: usize,
 }
 
-impl Default for Admin {
+impl Default for AdminConfig {
     fn default() -> Self {
         Self {
             address: SocketAddr::from(([127, 0, 0, 1], 10_249)),
@@ -27,12 +27,12 @@ impl Default for Admin {
 /// The health port, for load balancers and probes.
 #[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Healthz {
+pub struct HealthzConfig {
     /// The address of `/healthz`, `/livez` and `/readyz`.
     pub address: SocketAddr,
 }
 
-impl Default for Healthz {
+impl Default for HealthzConfig {
     fn default() -> Self {
         Self {
             address: SocketAddr::from(([0, 0, 0, 0], 10_256)),

@@ -2,11 +2,11 @@
 
 use std::{fmt::Display, ops::RangeInclusive, time::Duration};
 
-use super::{Config, FieldError, Tunnel};
+use super::{Config, FieldError, TunnelConfig};
 use crate::duration::DisplayDuration;
 
 /// The largest capacity of a map, in entries.
-const MOST_ENTRIES: u32 = 1 << 24;
+const MAX_ENTRIES: u32 = 1 << 24;
 
 /// Returns an error if a number or duration is out of range.
 pub(super) fn check(config: &Config) -> Result<(), FieldError> {
@@ -14,8 +14,8 @@ pub(super) fn check(config: &Config) -> Result<(), FieldError> {
     let seconds =
         |least, most| DisplayDuration(Duration::from_secs(least))..=DisplayDuration(Duration::from_secs(most));
 
-    for (size, entries) in config.bpf.maps.words() {
-        within(&format!("bpf.maps.{size}"), entries, 1..=MOST_ENTRIES)?;
+    for (size, entries) in config.bpf.maps.by_key() {
+        within(&format!("bpf.maps.{size}"), entries, 1..=MAX_ENTRIES)?;
     }
     let service = &config.service;
     at_least(
@@ -23,8 +23,8 @@ pub(super) fn check(config: &Config) -> Result<(), FieldError> {
         DisplayDuration(service.full_sync_interval),
         SECOND,
     )?;
-    let look = DisplayDuration(service.local_listener_poll_interval);
-    within("service.localListenerPollInterval", look, seconds(1, 60))?;
+    let poll_interval = DisplayDuration(service.local_listener_poll_interval);
+    within("service.localListenerPollInterval", poll_interval, seconds(1, 60))?;
     if let Some(kube) = &config.source.kube {
         for (name, value, bounds) in [
             ("connectTimeout", kube.connect_timeout, seconds(1, 60)),
@@ -50,8 +50,8 @@ pub(super) fn check(config: &Config) -> Result<(), FieldError> {
     check_tunnel(&config.tunnel)
 }
 
-fn check_tunnel(config: &Tunnel) -> Result<(), FieldError> {
-    const AN_INSTANT: DisplayDuration = DisplayDuration(Duration::from_millis(1));
+fn check_tunnel(config: &TunnelConfig) -> Result<(), FieldError> {
+    const MILLISECOND: DisplayDuration = DisplayDuration(Duration::from_millis(1));
 
     if let Some(steering) = &config.steering {
         within(
@@ -71,7 +71,7 @@ fn check_tunnel(config: &Tunnel) -> Result<(), FieldError> {
             1,
         )?;
         let timeout = DisplayDuration(gateway.handshake_timeout);
-        at_least("tunnel.gateway.handshakeTimeout", timeout, AN_INSTANT)?;
+        at_least("tunnel.gateway.handshakeTimeout", timeout, MILLISECOND)?;
     }
     if let Some(agent) = &config.agent {
         within(
@@ -81,7 +81,7 @@ fn check_tunnel(config: &Tunnel) -> Result<(), FieldError> {
         )?;
         at_least("tunnel.agent.maxPendingDials", agent.max_pending_dials, 1)?;
         let timeout = DisplayDuration(agent.dial_timeout);
-        at_least("tunnel.agent.dialTimeout", timeout, AN_INSTANT)?;
+        at_least("tunnel.agent.dialTimeout", timeout, MILLISECOND)?;
     }
     let session = &config.session;
     within("tunnel.session.maxStreams", session.max_streams, 1..=10_000)?;
@@ -91,9 +91,9 @@ fn check_tunnel(config: &Tunnel) -> Result<(), FieldError> {
         session.stream_window_bytes,
         65_535,
     )?;
-    let [every, timeout] = [session.ping_interval, session.ping_timeout].map(DisplayDuration);
-    at_least("tunnel.session.pingInterval", every, AN_INSTANT)?;
-    at_least("tunnel.session.pingTimeout", timeout, AN_INSTANT)
+    let [interval, timeout] = [session.ping_interval, session.ping_timeout].map(DisplayDuration);
+    at_least("tunnel.session.pingInterval", interval, MILLISECOND)?;
+    at_least("tunnel.session.pingTimeout", timeout, MILLISECOND)
 }
 
 /// Returns an error if a value is not within its bounds, which are inclusive.
@@ -120,14 +120,14 @@ fn at_least<T: Display + PartialOrd>(field: &str, value: T, least: T) -> Result<
 }
 
 /// Returns an error for the first item of a list for which `is_one` is false.
-pub(super) fn each(
+pub(super) fn check_each(
     field: &str,
     texts: &[String],
-    is_one: impl Fn(&str) -> bool,
+    is_valid: impl Fn(&str) -> bool,
     reason: &str,
 ) -> Result<(), FieldError> {
     let mut texts = texts.iter().enumerate();
-    match texts.find(|(_, text)| !is_one(text)) {
+    match texts.find(|(_, text)| !is_valid(text)) {
         Some((index, text)) => Err((format!("{field}[{index}]"), format!("`{text}` {reason}"))),
         None => Ok(()),
     }

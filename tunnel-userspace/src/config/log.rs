@@ -8,13 +8,13 @@ use crate::bpf::KernelLog;
 /// Logs of the kernel programs.
 #[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Log {
+pub struct LogConfig {
     /// The kernel program whose events are logged, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kernel: Option<KernelLog>,
 }
 
-impl Log {
+impl LogConfig {
     /// True if no kernel program logs events.
     #[must_use]
     pub const fn is_off(&self) -> bool {

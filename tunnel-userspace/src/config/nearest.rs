@@ -1,22 +1,22 @@
 //! Suggests a known field in the error about an unknown field.
 
 /// The minimum similarity (Jaro-Winkler, 0 to 1) of the unknown field and a suggested one.
-const SIMILAR: f64 = 0.8;
+const MIN_SIMILARITY: f64 = 0.8;
 
 /// The minimum length of an unknown field that is taken as an abbreviation of a longer one.
-const PART: usize = 4;
+const MIN_ABBREVIATION: usize = 4;
 
 /// Appends `did you mean …?` to serde's error about an unknown field, such as ``unknown field `nodename`,
 /// expected one of `nodeName`, …``. Other errors, and those without a similar known field, stay as they are.
 pub(super) fn suggest(reason: String) -> String {
-    match nearest(&reason) {
+    match nearest_field(&reason) {
         Some(field) => format!("{reason}; did you mean `{field}`?"),
         None => reason,
     }
 }
 
 /// Returns the known field in the error that is most similar to the unknown one.
-fn nearest(reason: &str) -> Option<&str> {
+fn nearest_field(reason: &str) -> Option<&str> {
     let (unknown, known) = reason.strip_prefix("unknown field `")?.split_once('`')?;
     // The known fields are in backticks, so they are every second part.
     let known = known.split('`').skip(1).step_by(2);
@@ -25,7 +25,7 @@ fn nearest(reason: &str) -> Option<&str> {
         let field = field.to_lowercase();
         // A field that contains the unknown name, as `maxStreams` contains `streams`, is a better match than
         // any similar one; a field that ends with the name is the best.
-        if lower.len() < PART || !field.contains(&lower) {
+        if lower.len() < MIN_ABBREVIATION || !field.contains(&lower) {
             strsim::jaro_winkler(&lower, &field)
         } else if field.ends_with(&lower) {
             2.0
@@ -35,7 +35,7 @@ fn nearest(reason: &str) -> Option<&str> {
     };
     known
         .map(|field| (similarity(field), field))
-        .filter(|(similarity, _)| *similarity >= SIMILAR)
+        .filter(|(similarity, _)| *similarity >= MIN_SIMILARITY)
         .max_by(|(one, _), (other, _)| one.total_cmp(other))
         .map(|(_, field)| field)
 }

@@ -5,7 +5,7 @@ use std::{net::IpAddr, time::Duration};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{FieldError, bounds::each};
+use super::{FieldError, bounds::check_each};
 use crate::{
     duration,
     model::{Algorithm, ExternalIps, TopologyKeys},
@@ -28,7 +28,7 @@ pub enum Mode {
 /// The translation of Service traffic.
 #[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-pub struct Service {
+pub struct ServiceConfig {
     /// The method to detect traffic from this node's pods.
     pub detect_local: DetectLocal,
     /// The CIDRs of pods, for `detectLocal: ClusterCIDR`.
@@ -58,7 +58,7 @@ pub struct Service {
     pub full_sync_interval: Duration,
 }
 
-impl Default for Service {
+impl Default for ServiceConfig {
     fn default() -> Self {
         Self {
             detect_local: DetectLocal::default(),
@@ -75,43 +75,43 @@ impl Default for Service {
     }
 }
 
-impl Service {
+impl ServiceConfig {
     /// Returns the addresses of this node that serve NodePorts.
     #[must_use]
     pub fn node_ports(&self) -> Vec<NodePortAddresses> {
-        let Some(named) = &self.node_port_addresses else {
+        let Some(entries) = &self.node_port_addresses else {
             return vec![NodePortAddresses::Primary, NodePortAddresses::Localhost];
         };
-        if named.is_empty() {
+        if entries.is_empty() {
             return vec![NodePortAddresses::All];
         }
-        named.iter().filter_map(|text| addresses(text)).collect()
+        entries.iter().filter_map(|text| parse_node_port_addresses(text)).collect()
     }
 
     pub(super) fn check(&self) -> Result<(), FieldError> {
-        let is_range = |text: &str| cidr(text).is_some();
+        let is_cidr = |text: &str| parse_cidr(text).is_some();
         let reason = "is not a CIDR such as 10.0.0.0/8";
         let ranges = &self.cluster_cidrs;
-        each("service.clusterCIDRs", ranges, is_range, reason)?;
+        check_each("service.clusterCIDRs", ranges, is_cidr, reason)?;
         let named = self.node_port_addresses.as_deref().unwrap_or_default();
         let reason = "is not a CIDR, `primary`, `localhost` or `all`";
-        let is_one = |text: &str| addresses(text).is_some();
-        each("service.nodePortAddresses", named, is_one, reason)
+        let is_valid = |text: &str| parse_node_port_addresses(text).is_some();
+        check_each("service.nodePortAddresses", named, is_valid, reason)
     }
 }
 
 /// Parses an entry of `nodePortAddresses`.
-fn addresses(text: &str) -> Option<NodePortAddresses> {
+fn parse_node_port_addresses(text: &str) -> Option<NodePortAddresses> {
     match text {
         "all" => Some(NodePortAddresses::All),
         "primary" => Some(NodePortAddresses::Primary),
         "localhost" => Some(NodePortAddresses::Localhost),
-        range => cidr(range).map(|(network, length)| NodePortAddresses::Range(network, length)),
+        range => parse_cidr(range).map(|(network, length)| NodePortAddresses::Range(network, length)),
     }
 }
 
 /// Parses a CIDR into its address and prefix length.
-fn cidr(text: &str) -> Option<(IpAddr, u8)> {
+fn parse_cidr(text: &str) -> Option<(IpAddr, u8)> {
     let (address, length) = text.split_once('/')?;
     let (address, length) = (address.parse::<IpAddr>().ok()?, length.parse::<u8>().ok()?);
     let longest = if address.is_ipv4() { 32 } else { 128 };

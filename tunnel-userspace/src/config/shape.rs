@@ -3,42 +3,42 @@
 
 use serde_json::{Map, Value};
 
-use super::{Config, Identity, Log, FieldError, Source, Steering, TOP_LEVEL, Tunnel};
+use super::{Config, IdentityConfig, LogConfig, FieldError, SourceConfig, SteeringConfig, TOP_LEVEL, TunnelConfig};
 use crate::bpf::{KernelLog, Level};
 
 /// Returns an error if a section is a list or scalar. Replaces an empty section by an empty mapping, so that
 /// serde applies the defaults.
 pub(super) fn check(file: &mut Value) -> Result<(), FieldError> {
-    compare(file, &every_section(), "")
+    check_section(file, &with_all_sections(), "")
 }
 
 /// Returns a config that includes every optional section.
-pub(super) fn every_section() -> Value {
+pub(super) fn with_all_sections() -> Value {
     let config = Config {
-        source: Source {
+        source: SourceConfig {
             file: Some(Default::default()),
             kube: Some(Default::default()),
         },
-        log: Log {
+        log: LogConfig {
             kernel: Some(KernelLog {
                 program: String::new(),
                 level: Level::default(),
             }),
         },
-        tunnel: Tunnel {
-            steering: Some(Steering::default()),
+        tunnel: TunnelConfig {
+            steering: Some(SteeringConfig::default()),
             gateway: Some(Default::default()),
             agent: Some(Default::default()),
-            identity: Some(Identity::default()),
-            ..Tunnel::default()
+            identity: Some(IdentityConfig::default()),
+            ..TunnelConfig::default()
         },
         ..Config::default()
     };
-    config.effective()[super::GROUP].take()
+    config.effective()[super::CONFIGZ_KEY].take()
 }
 
 /// Checks the sections of `found`, at `path`, against a config with every section.
-fn compare(found: &mut Value, known: &Value, path: &str) -> Result<(), FieldError> {
+fn check_section(found: &mut Value, known: &Value, path: &str) -> Result<(), FieldError> {
     let Some(sections) = known.as_object() else {
         return Ok(());
     };
@@ -52,7 +52,7 @@ fn compare(found: &mut Value, known: &Value, path: &str) -> Result<(), FieldErro
             return fields.iter_mut().try_for_each(|(name, value)| {
                 let known = sections.get(name).unwrap_or(&Value::Null);
                 let dot = if path.is_empty() { "" } else { "." };
-                compare(value, known, &format!("{path}{dot}{name}"))
+                check_section(value, known, &format!("{path}{dot}{name}"))
             });
         }
         Value::Null => {
@@ -62,10 +62,10 @@ fn compare(found: &mut Value, known: &Value, path: &str) -> Result<(), FieldErro
         Value::Array(_) => "a list",
         Value::Bool(_) | Value::Number(_) | Value::String(_) => "a single value",
     };
-    let some: Vec<_> = sections.keys().map(String::as_str).collect();
+    let fields: Vec<_> = sections.keys().map(String::as_str).collect();
     let reason = format!(
         "must be a mapping of fields, but is {kind}; its fields are {}",
-        some.join(", ")
+        fields.join(", ")
     );
     Err((field.to_owned(), reason))
 }

@@ -9,27 +9,27 @@ use crate::source::{file, kube};
 /// The sources of objects. If both sources have an object, that of the file is used.
 #[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Source {
+pub struct SourceConfig {
     /// A folder or file of manifests; enabled by default if no source is configured.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub file: Option<file::Settings>,
+    pub file: Option<file::FileSettings>,
     /// The API server of the cluster.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub kube: Option<kube::Settings>,
+    pub kube: Option<kube::KubeSettings>,
 }
 
-impl Source {
+impl SourceConfig {
     /// Returns the settings of the manifest source, if it is enabled.
     #[must_use]
-    pub fn file(&self) -> Option<file::Settings> {
+    pub fn file(&self) -> Option<file::FileSettings> {
         match (&self.file, &self.kube) {
-            (None, None) => Some(file::Settings::default()),
+            (None, None) => Some(file::FileSettings::default()),
             (file, _) => file.clone(),
         }
     }
 
     pub(super) fn check(&self) -> Result<(), FieldError> {
-        let is_nameless = |file: file::Settings| file.path.as_os_str().is_empty();
+        let is_nameless = |file: file::FileSettings| file.path.as_os_str().is_empty();
         if self.file().is_some_and(is_nameless) {
             let reason = "must be the path of a manifest file or of a folder with them, but is empty";
             return Err(("source.file.path".to_owned(), reason.to_owned()));

@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tunnel_common::steering::Prefix;
 
-use super::{FieldError, bounds::each};
+use super::{FieldError, bounds::check_each};
 use crate::{
     identity::Files,
     model::Selector,
@@ -17,19 +17,19 @@ use crate::{
     },
 };
 
-fn refused<T>(field: &str, reason: impl Into<String>) -> Result<T, FieldError> {
+fn tunnel_error<T>(field: &str, reason: impl Into<String>) -> Result<T, FieldError> {
     Err((format!("tunnel.{field}"), reason.into()))
 }
 
 /// The tunnel to edge nodes.
 #[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-pub struct Tunnel {
+pub struct TunnelConfig {
     /// The `SO_MARK` of Culvert's own sockets, in every role: they are neither steered nor translated.
     pub socket_mark: u32,
     /// The steering of connects to edge nodes into the tunnel, and its ingress.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub steering: Option<Steering>,
+    pub steering: Option<SteeringConfig>,
     /// The gateway, to which agents connect.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gateway: Option<gateway::GatewaySettings>,
@@ -38,12 +38,12 @@ pub struct Tunnel {
     pub agent: Option<agent::AgentSettings>,
     /// The certificate of this gateway or agent.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub identity: Option<Identity>,
+    pub identity: Option<IdentityConfig>,
     /// The limits of a session.
     pub session: Limits,
 }
 
-impl Default for Tunnel {
+impl Default for TunnelConfig {
     fn default() -> Self {
         Self {
             socket_mark: 0x1_0000,
@@ -56,10 +56,10 @@ impl Default for Tunnel {
     }
 }
 
-impl Tunnel {
+impl TunnelConfig {
     pub(super) fn check(&self) -> Result<(), FieldError> {
         if self.socket_mark == 0 {
-            return refused(
+            return tunnel_error(
                 "socketMark",
                 "must not be 0, which is the mark of all unmarked sockets",
             );
@@ -67,42 +67,42 @@ impl Tunnel {
         let needs_identity = self.gateway.is_some() || self.agent.is_some();
         if needs_identity && self.identity.is_none() {
             let reason = "is missing: tunnel.gateway and tunnel.agent need a certificate";
-            return refused("identity", reason);
+            return tunnel_error("identity", reason);
         }
         if self.gateway.is_some() && self.agent.is_some() {
             let reason = "cannot be combined with tunnel.gateway, since a certificate is valid for one of \
                           the two roles only; give the agent a separate config file";
-            return refused("agent", reason);
+            return tunnel_error("agent", reason);
         }
         if let Some(steering) = &self.steering {
             steering.check()?;
             if self.gateway.is_none() {
                 let reason = "is missing: tunnel.steering needs a gateway in the same process (an ingress \
                               without one is not built yet)";
-                return refused("gateway", reason);
+                return tunnel_error("gateway", reason);
             }
         }
         if let Some(agent) = &self.agent {
             let (gateways, allow) = (&agent.gateways, &agent.allowed_targets);
             if gateways.is_empty() {
-                return refused("agent.gateways", "must list at least one gateway as HOST:PORT");
+                return tunnel_error("agent.gateways", "must list at least one gateway as HOST:PORT");
             }
             let reason = "is not HOST:PORT";
-            each("tunnel.agent.gateways", gateways, is_host_and_port, reason)?;
+            check_each("tunnel.agent.gateways", gateways, is_host_and_port, reason)?;
             let reason = "is not self:PORT, localhost:PORT or ADDRESS:PORT";
-            each("tunnel.agent.allowedTargets", allow, is_allowed_target, reason)?;
+            check_each("tunnel.agent.allowedTargets", allow, is_allowed_target, reason)?;
         }
         let bytes = self
             .session
             .max_streams
             .checked_mul(self.session.stream_window_bytes);
-        if bytes.is_none_or(|bytes| bytes > LARGEST_WINDOW) {
+        if bytes.is_none_or(|bytes| bytes > MAX_WINDOW) {
             let reason = format!(
-                "times tunnel.session.maxStreams must be at most {LARGEST_WINDOW}, the largest window of a \
+                "times tunnel.session.maxStreams must be at most {MAX_WINDOW}, the largest window of a \
                  session, but is {} × {}",
                 self.session.stream_window_bytes, self.session.max_streams
             );
-            return refused("session.streamWindowBytes", reason);
+            return tunnel_error("session.streamWindowBytes", reason);
         }
         Ok(())
     }
@@ -117,7 +117,7 @@ impl Tunnel {
 /// The steering of connects to edge nodes into the tunnel, and its ingress.
 #[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-pub struct Steering {
+pub struct SteeringConfig {
     /// The CIDRs of the steering addresses, at most one of each family. A steering address stands for an edge
     /// node and port.
     pub prefixes: Vec<String>,
@@ -133,7 +133,7 @@ pub struct Steering {
     pub config_map: String,
 }
 
-impl Default for Steering {
+impl Default for SteeringConfig {
     fn default() -> Self {
         Self {
             prefixes: vec!["198.19.0.0/16".to_owned(), "fd00:c01e::/64".to_owned()],
@@ -146,7 +146,7 @@ impl Default for Steering {
     }
 }
 
-impl Steering {
+impl SteeringConfig {
     fn check(&self) -> Result<(), FieldError> {
         let mut families = Vec::new();
         for (index, text) in self.prefixes.iter().enumerate() {
@@ -154,7 +154,7 @@ impl Steering {
             let reason = match text.parse::<Prefix>().ok() {
                 None => quoted("is not a CIDR such as 198.19.0.0/16, or has bits set after the prefix"),
                 Some(prefix) if prefix.capacity() == 0 => quoted("is too small: it has no usable address"),
-                Some(prefix) if !is_fit(&prefix) => quoted(
+                Some(prefix) if !is_usable(&prefix) => quoted(
                     "is too large (use /8 or longer for IPv4, /16 or longer for IPv6), or has loopback, \
                      multicast, link-local or reserved addresses",
                 ),
@@ -166,20 +166,20 @@ impl Steering {
                     continue;
                 }
             };
-            return refused(&format!("steering.prefixes[{index}]"), reason);
+            return tunnel_error(&format!("steering.prefixes[{index}]"), reason);
         }
         if families.is_empty() {
-            return refused("steering.prefixes", "must list at least one CIDR");
+            return tunnel_error("steering.prefixes", "must list at least one CIDR");
         }
         if let Err(error) = self.edge_node_selector.parse::<Selector>() {
-            return refused("steering.edgeNodeSelector", error.to_string());
+            return tunnel_error("steering.edgeNodeSelector", error.to_string());
         }
         if self.edge_node_selector.trim().is_empty() {
             let reason = "must not be empty: an empty selector matches every Node";
-            return refused("steering.edgeNodeSelector", reason);
+            return tunnel_error("steering.edgeNodeSelector", reason);
         }
         if self.on_ingress_down == OnIngressDown::Pass {
-            return refused(
+            return tunnel_error(
                 "steering.onIngressDown",
                 "`pass` is not built yet; use `refuse`",
             );
@@ -188,7 +188,7 @@ impl Steering {
             Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() => Ok(()),
             _ => {
                 let reason = format!("`{}` is not NAMESPACE/NAME", self.config_map);
-                refused("steering.configMap", reason)
+                tunnel_error("steering.configMap", reason)
             }
         }
     }
@@ -205,9 +205,9 @@ impl Steering {
 
 /// True if a prefix may be used for steering: it is not too short, and has no loopback, multicast, link-local
 /// or reserved addresses.
-fn is_fit(prefix: &Prefix) -> bool {
+fn is_usable(prefix: &Prefix) -> bool {
     let shortest = if prefix.is_v4() { 8 } else { 16 };
-    let has_meaning = match prefix.network().to_ip() {
+    let is_reserved = match prefix.network().to_ip() {
         IpAddr::V4(v4) => {
             v4.is_loopback()
                 || v4.is_multicast()
@@ -217,7 +217,7 @@ fn is_fit(prefix: &Prefix) -> bool {
         }
         IpAddr::V6(v6) => v6.is_multicast() || v6.is_unicast_link_local() || v6.segments()[0] == 0,
     };
-    prefix.length() >= shortest && !has_meaning
+    prefix.length() >= shortest && !is_reserved
 }
 
 /// The action on steered connects while the ingress is down.
@@ -246,10 +246,10 @@ fn is_host_and_port(text: &str) -> bool {
 /// The certificate of this gateway or agent.
 #[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Identity {
+pub struct IdentityConfig {
     /// The files of the certificate.
     pub files: Files,
 }
 
 /// The largest flow-control window of an HTTP/2 connection, in bytes (RFC 9113 section 6.9.1).
-const LARGEST_WINDOW: u32 = (1 << 31) - 1;
+const MAX_WINDOW: u32 = (1 << 31) - 1;

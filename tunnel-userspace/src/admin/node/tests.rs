@@ -139,7 +139,7 @@ async fn get(node: &NodeRoutes, path: &str) -> (u16, String) {
 async fn readyz_status_and_metrics_report_the_same_readiness() {
     let stale = ReconcileStats {
         stale: true,
-        ..good()
+        ..ready_stats()
     };
     let taken = views(None, ready_stats());
     let port = ("admin".to_owned(), "in use".to_owned());

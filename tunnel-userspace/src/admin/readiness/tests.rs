@@ -13,7 +13,7 @@ use crate::{
 fn stale() -> ReconcileStats {
     ReconcileStats {
         stale: true,
-        ..good()
+        ..ready_stats()
     }
 }
 
@@ -41,7 +41,7 @@ fn reasons(starting: Option<&str>, stats: &ReconcileStats, server: Option<&Serve
 fn a_node_is_ready_when_the_objects_of_the_sources_are_in_the_maps() {
     let failing = ReconcileStats {
         failing_since: Some(Timestamp::UNIX_EPOCH),
-        ..good()
+        ..ready_stats()
     };
     let is_ready = |starting, stats: &ReconcileStats| reasons(starting, stats, None).is_empty();
 
@@ -98,7 +98,7 @@ fn each_full_map_is_a_reason_with_a_count() {
     let problems = problems.map(|(reason, count)| (reason.label().to_owned(), count));
     let full = ReconcileStats {
         problems: problems.into(),
-        ..good()
+        ..ready_stats()
     };
     let mut unsteered = ready_stats();
     unsteered.steering.unprogrammed = 3;
@@ -150,7 +150,7 @@ fn a_port_in_use_is_a_reason() {
 fn a_missing_node_object_is_reported_once_the_sources_have_synced() {
     let unknown = ReconcileStats {
         node_known: false,
-        ..good()
+        ..ready_stats()
     };
     let api = SourceReport {
         server: Some(ServerStatus::default()),

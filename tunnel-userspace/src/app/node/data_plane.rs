@@ -165,7 +165,7 @@ impl KernelSetup {
             network: watch::Sender::default().subscribe(),
             sockets: watch::Sender::default().subscribe(),
             tunnel: Box::new(TunnelView::default),
-            source,
+            source_report: source,
             kernel_counters: Box::new(read_counters),
             open_connections: Box::new(move || of_sockets.connections()),
             unbound_ports: watch::Sender::new(BTreeMap::new()),

@@ -4,31 +4,31 @@
 
 use serde_json::Value;
 
-use super::read::has_default;
+use super::read::is_default;
 
 /// A field without effect: its path, the values that mean its default, and why it has no effect.
-type Field = (&'static str, &'static [&'static str], &'static str);
+type UnusedField = (&'static str, &'static [&'static str], &'static str);
 
-const PACKETS: &str =
+const CONVERTED_FOR_PACKET_PATH: &str =
     "converted, but only the packet path will use it, which is not built yet";
-const NO_PACKETS: &str = "only the packet path will use it, which is not built yet";
+const FOR_PACKET_PATH: &str = "only the packet path will use it, which is not built yet";
 const AT_ONCE: &str =
     "changes are written at once, and the maps are checked every service.fullSyncInterval";
-const KEPT: &str = "known objects are not processed again periodically";
-const NO_RULES: &str = "no packet is marked";
+const NO_RESYNC: &str = "known objects are not processed again periodically";
+const NO_PACKET_MARK: &str = "no packet is marked";
 const NO_NAT: &str = "translation at the socket keeps the source address";
 const NO_IPVS: &str = "IPVS is not used";
 const NO_CONNTRACK: &str = "the settings of the kernel's connection tracking are not changed";
 const JSON: &str = "requests ask for JSON";
-const NO_LIMIT: &str = "there is one list and one watch for each kind, without a rate limit";
+const NO_RATE_LIMIT: &str = "there is one list and one watch for each kind, without a rate limit";
 const LOGGING: &str = "--log and --log-format configure the log";
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
-const TRIED: &str = "binding a port in use is retried until the port is free";
-const NOT_OURS: &str = "the service manager or the kubelet sets it";
+const BIND_RETRIED: &str = "binding a port in use is retried until the port is free";
+const SET_ELSEWHERE: &str = "the service manager or the kubelet sets it";
 const WINDOWS: &str = "it is for Windows only";
 
 /// The fields that are converted.
-const USED: &[&str] = &[
+const CONVERTED: &[&str] = &[
     "apiVersion",
     "kind",
     "clientConnection.kubeconfig",
@@ -43,12 +43,12 @@ const USED: &[&str] = &[
 ];
 
 /// Fields without effect, for which the zero value (`""`, 0, false, `[]`, `0s`) means the default as well.
-const UNUSED: &[Field] = &[
+const UNUSED: &[UnusedField] = &[
     ("featureGates", &[], "there are no feature gates"),
     ("clientConnection.acceptContentTypes", &[], JSON),
     ("clientConnection.contentType", &[PROTOBUF], JSON),
-    ("clientConnection.qps", &["5", "5.0"], NO_LIMIT),
-    ("clientConnection.burst", &["10"], NO_LIMIT),
+    ("clientConnection.qps", &["5", "5.0"], NO_RATE_LIMIT),
+    ("clientConnection.burst", &["10"], NO_RATE_LIMIT),
     ("logging.format", &["text"], LOGGING),
     ("logging.flushFrequency", &["5s", "5000000000"], LOGGING),
     ("logging.verbosity", &[], LOGGING),
@@ -57,10 +57,10 @@ const UNUSED: &[Field] = &[
     ("logging.options.json.splitStream", &[], LOGGING),
     ("logging.options.text.infoBufferSize", &["0"], LOGGING),
     ("logging.options.text.splitStream", &[], LOGGING),
-    ("bindAddressHardFail", &[], TRIED),
+    ("bindAddressHardFail", &[], BIND_RETRIED),
     ("enableProfiling", &[], "there is no /debug/pprof"),
     ("showHiddenMetricsForVersion", &[], "no metric is hidden"),
-    ("iptables.masqueradeAll", &[], PACKETS),
+    ("iptables.masqueradeAll", &[], CONVERTED_FOR_PACKET_PATH),
     ("iptables.snatNodeInternalIP", &[], NO_NAT),
     ("iptables.syncPeriod", &["30s"], AT_ONCE),
     ("iptables.minSyncPeriod", &["1s"], AT_ONCE),
@@ -71,7 +71,7 @@ const UNUSED: &[Field] = &[
     ("ipvs.tcpTimeout", &[], NO_IPVS),
     ("ipvs.tcpFinTimeout", &[], NO_IPVS),
     ("ipvs.udpTimeout", &[], NO_IPVS),
-    ("nftables.masqueradeAll", &[], PACKETS),
+    ("nftables.masqueradeAll", &[], CONVERTED_FOR_PACKET_PATH),
     ("nftables.syncPeriod", &["30s"], AT_ONCE),
     ("nftables.minSyncPeriod", &["1s"], AT_ONCE),
     ("winkernel.networkName", &[], WINDOWS),
@@ -79,23 +79,23 @@ const UNUSED: &[Field] = &[
     ("winkernel.enableDSR", &[], WINDOWS),
     ("winkernel.rootHnsEndpointName", &[], WINDOWS),
     ("winkernel.forwardHealthCheckVip", &[], WINDOWS),
-    ("detectLocalMode", &["ClusterCIDR"], PACKETS),
-    ("detectLocal.bridgeInterface", &[], NO_PACKETS),
-    ("detectLocal.interfaceNamePrefix", &[], NO_PACKETS),
-    ("clusterCIDR", &[], PACKETS),
+    ("detectLocalMode", &["ClusterCIDR"], CONVERTED_FOR_PACKET_PATH),
+    ("detectLocal.bridgeInterface", &[], FOR_PACKET_PATH),
+    ("detectLocal.interfaceNamePrefix", &[], FOR_PACKET_PATH),
+    ("clusterCIDR", &[], CONVERTED_FOR_PACKET_PATH),
     ("conntrack.tcpBeLiberal", &[], NO_CONNTRACK),
     ("conntrack.udpTimeout", &[], NO_CONNTRACK),
     ("conntrack.udpStreamTimeout", &[], NO_CONNTRACK),
-    ("configSyncPeriod", &["15m"], KEPT),
+    ("configSyncPeriod", &["15m"], NO_RESYNC),
     ("portRange", &[], "kube-proxy does not use it either"),
     ("windowsRunAsService", &[], WINDOWS),
 ];
 
 /// Fields without effect, for which the zero value is not the default.
-const UNUSED_ZERO: &[Field] = &[
-    ("iptables.masqueradeBit", &["14"], NO_RULES),
-    ("nftables.masqueradeBit", &["14"], NO_RULES),
-    ("oomScoreAdj", &["-999"], NOT_OURS),
+const UNUSED_ZERO: &[UnusedField] = &[
+    ("iptables.masqueradeBit", &["14"], NO_PACKET_MARK),
+    ("nftables.masqueradeBit", &["14"], NO_PACKET_MARK),
+    ("oomScoreAdj", &["-999"], SET_ELSEWHERE),
     ("conntrack.maxPerCore", &["32768"], NO_CONNTRACK),
     ("conntrack.min", &["131072"], NO_CONNTRACK),
     ("conntrack.tcpEstablishedTimeout", &["24h"], NO_CONNTRACK),
@@ -106,17 +106,17 @@ const UNUSED_ZERO: &[Field] = &[
 pub(super) fn paths() -> impl Iterator<Item = &'static str> {
     let unused = UNUSED.iter().chain(UNUSED_ZERO);
     let unused = unused.map(|(path, ..)| *path);
-    USED.iter().copied().chain(unused)
+    CONVERTED.iter().copied().chain(unused)
 }
 
 /// Returns the reason why a field has no effect; `None` if the field is converted or has its default.
 pub(super) fn why_unused(path: &str, value: &Value) -> Option<&'static str> {
-    if USED.contains(&path) {
+    if CONVERTED.contains(&path) {
         return None;
     }
     for (fields, has_zero) in [(UNUSED, true), (UNUSED_ZERO, false)] {
         if let Some((_, defaults, why)) = fields.iter().find(|(known, ..)| *known == path) {
-            return (!has_default(value, defaults, has_zero)).then_some(*why);
+            return (!is_default(value, defaults, has_zero)).then_some(*why);
         }
     }
     Some("unknown field")

@@ -6,7 +6,7 @@ use serde_json::Value;
 use crate::config::FieldError;
 
 /// Deserialises some fields of a file. A null field is the same as an absent one.
-pub(super) fn part<T: DeserializeOwned>(file: &Value) -> Result<T, FieldError> {
+pub(super) fn deserialize<T: DeserializeOwned>(file: &Value) -> Result<T, FieldError> {
     let read = serde_path_to_error::deserialize(without_nulls(file));
     read.map_err(|error| (error.path().to_string(), error.into_inner().to_string()))
 }
@@ -14,8 +14,8 @@ pub(super) fn part<T: DeserializeOwned>(file: &Value) -> Result<T, FieldError> {
 fn without_nulls(value: &Value) -> Value {
     match value {
         Value::Object(fields) => {
-            let there = fields.iter().filter(|(_, value)| !value.is_null());
-            there
+            let non_null = fields.iter().filter(|(_, value)| !value.is_null());
+            non_null
                 .map(|(name, value)| (name.clone(), without_nulls(value)))
                 .collect()
         }
@@ -28,7 +28,7 @@ fn without_nulls(value: &Value) -> Value {
 /// The API version and kind of a file.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub(super) struct Head {
+pub(super) struct FileType {
     pub(super) api_version: String,
     pub(super) kind: String,
 }
@@ -36,7 +36,7 @@ pub(super) struct Head {
 /// The fields of `KubeProxyConfiguration` that are converted.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub(super) struct File {
+pub(super) struct KubeProxyFile {
     pub(super) client_connection: ClientConnection,
     pub(super) hostname_override: String,
     pub(super) bind_address: String,
@@ -44,9 +44,9 @@ pub(super) struct File {
     pub(super) metrics_bind_address: String,
     pub(super) mode: Mode,
     pub(super) node_port_addresses: Vec<String>,
-    pub(super) iptables: Rules,
-    pub(super) ipvs: Ipvs,
-    pub(super) nftables: Rules,
+    pub(super) iptables: RulesSection,
+    pub(super) ipvs: IpvsSection,
+    pub(super) nftables: RulesSection,
     pub(super) detect_local_mode: String,
     #[serde(rename = "clusterCIDR")]
     pub(super) cluster_cidr: String,
@@ -74,13 +74,13 @@ pub(super) enum Mode {
 /// The section `iptables` or `nftables`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub(super) struct Rules {
+pub(super) struct RulesSection {
     pub(super) localhost_node_ports: Option<bool>,
     pub(super) masquerade_all: bool,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Ipvs {
+pub(super) struct IpvsSection {
     pub(super) scheduler: String,
 }

@@ -6,7 +6,7 @@ use jiff::SignedDuration;
 use serde_json::Value;
 
 /// Parses an IP address, with or without brackets.
-pub(super) fn ip_of(text: &str) -> Option<IpAddr> {
+pub(super) fn parse_ip(text: &str) -> Option<IpAddr> {
     let bare = text
         .strip_prefix('[')
         .and_then(|text| text.strip_suffix(']'));
@@ -15,23 +15,23 @@ pub(super) fn ip_of(text: &str) -> Option<IpAddr> {
 
 /// Parses an IP address with an optional port, like kube-proxy's `AppendPortIfNeeded`
 /// (`pkg/proxy/util/utils.go`). `port` is the default.
-pub(super) fn address(text: &str, port: u16) -> Option<SocketAddr> {
-    let whole = text.parse().ok();
-    whole.or_else(|| Some(SocketAddr::new(ip_of(text)?, port)))
+pub(super) fn parse_address(text: &str, port: u16) -> Option<SocketAddr> {
+    let with_port = text.parse().ok();
+    with_port.or_else(|| Some(SocketAddr::new(parse_ip(text)?, port)))
 }
 
 /// True if a value is the same as an absent field: null, one of `defaults`, or, with `has_zero`, the zero
 /// value of its type.
-pub(super) fn has_default(value: &Value, defaults: &[&str], has_zero: bool) -> bool {
-    let shown = match value {
+pub(super) fn is_default(value: &Value, defaults: &[&str], has_zero: bool) -> bool {
+    let text = match value {
         Value::String(text) => text.clone(),
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => {
             value.to_string()
         }
     };
     let is_same = |default: &&str| {
-        let times = duration(default).zip(duration(&shown));
-        **default == shown || times.is_some_and(|(default, shown)| default == shown)
+        let times = parse_go_duration(default).zip(parse_go_duration(&text));
+        **default == text || times.is_some_and(|(default, shown)| default == shown)
     };
     value.is_null() || has_zero && is_zero(value) || defaults.iter().any(is_same)
 }
@@ -41,14 +41,14 @@ fn is_zero(value: &Value) -> bool {
         Value::Null => true,
         Value::Bool(value) => !value,
         Value::Number(number) => number.as_f64() == Some(0.0),
-        Value::String(text) => text.is_empty() || duration(text).is_some_and(|it| it.is_zero()),
+        Value::String(text) => text.is_empty() || parse_go_duration(text).is_some_and(|it| it.is_zero()),
         Value::Array(list) => list.is_empty(),
         Value::Object(map) => map.is_empty(),
     }
 }
 
 /// Parses a duration in Go's format: `24h0m0s`, `1m30s`, `250ms`.
-fn duration(text: &str) -> Option<SignedDuration> {
+fn parse_go_duration(text: &str) -> Option<SignedDuration> {
     text.parse().ok()
 }
 
@@ -69,13 +69,13 @@ mod tests {
             ("1d", None),
             ("99999999999999999999h", None),
         ] {
-            assert_eq!(duration(text).map(|it| it.as_millis()), millis, "{text}");
+            assert_eq!(parse_go_duration(text).map(|it| it.as_millis()), millis, "{text}");
         }
     }
 
     #[test]
     fn an_address_without_a_port_gets_the_default_port() {
-        let read = |text| address(text, 10256).map(|address| address.to_string());
+        let read = |text| parse_address(text, 10256).map(|address| address.to_string());
         for (text, wanted) in [
             ("0.0.0.0", Some("0.0.0.0:10256")),
             ("127.0.0.1:1", Some("127.0.0.1:1")),

@@ -2,46 +2,46 @@ use std::{collections::BTreeSet, fs, path::PathBuf};
 
 use super::*;
 use crate::{
-    config::{Config, ConfigError, DetectLocal, NO_NODE_NAME, document, tests::rows},
+    config::{Config, ConfigError, DetectLocal, INVALID_NODE_NAME, parse_yaml, tests::rows},
     model::Algorithm,
 };
 
 /// The config file of kube-proxy that kubeadm writes for a dual-stack cluster.
 const KUBEADM: &str = include_str!("kubeadm.yaml");
 
-const HEAD: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
+const FILE_TYPE: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
 
 /// Returns the text of a kube-proxy file with these comma-separated fields.
 fn with(fields: &str) -> String {
-    let head = HEAD.trim().replace('\n', ", ");
+    let head = FILE_TYPE.trim().replace('\n', ", ");
     format!("{{ {head}, {fields} }}")
 }
 
 fn file(text: &str) -> Value {
-    document(text).expect("YAML")
+    parse_yaml(text).expect("YAML")
 }
 
-fn meaning(fields: &str) -> Meaning {
-    read(&file(&with(fields)), Path::new("/etc/proxy")).expect("good")
+fn conversion(fields: &str) -> Conversion {
+    convert(&file(&with(fields)), Path::new("/etc/proxy")).expect("good")
 }
 
 /// Returns the config that a kube-proxy file with these fields is converted to.
-fn config(fields: &str) -> Config {
-    Config::from_value(meaning(fields).config).expect("good")
+fn converted_config(fields: &str) -> Config {
+    Config::from_value(conversion(fields).config).expect("good")
 }
 
-fn warned(fields: &str) -> Vec<String> {
-    let warnings = meaning(fields).warnings.into_iter();
+fn warned_fields(fields: &str) -> Vec<String> {
+    let warnings = conversion(fields).warnings.into_iter();
     warnings.map(|warning| warning.field).collect()
 }
 
 fn refusal(text: &str) -> FieldError {
-    read(&file(text), Path::new("/")).expect_err("refused")
+    convert(&file(text), Path::new("/")).expect_err("refused")
 }
 
 #[test]
 fn the_file_of_kubeadm_is_converted_with_one_warning() {
-    let meaning = read(&file(KUBEADM), Path::new("/")).expect("good");
+    let meaning = convert(&file(KUBEADM), Path::new("/")).expect("good");
     let config = Config::from_value(meaning.config).expect("good");
 
     let warnings: Vec<_> = meaning.warnings.iter().map(ToString::to_string).collect();
@@ -60,7 +60,7 @@ fn the_file_of_kubeadm_is_converted_with_one_warning() {
 fn every_field_in_the_file_of_kubeadm_is_known() {
     let mut found = Vec::new();
     let file = file(KUBEADM);
-    leaves(&file, "", &mut found);
+    collect_fields(&file, "", &mut found);
     let found: BTreeSet<_> = found.iter().map(|(path, _)| path.as_str()).collect();
     let known: BTreeSet<_> = paths().collect();
 
@@ -110,8 +110,8 @@ fn each_field_with_an_equivalent_is_converted() {
     for (fields, ours) in rows(table) {
         // The API server is a source even if the row does not list it.
         let ours = Config::parse(ours).expect("good");
-        let mut found = config(fields);
-        assert_eq!(warned(fields), Vec::<String>::new(), "{fields}");
+        let mut found = converted_config(fields);
+        assert_eq!(warned_fields(fields), Vec::<String>::new(), "{fields}");
         if ours.source.kube.is_none() {
             assert_eq!(found.source.kube.take(), Some(Default::default()));
         }
@@ -123,17 +123,17 @@ fn each_field_with_an_equivalent_is_converted() {
 fn fields_for_the_packet_path_are_converted_with_a_warning() {
     let fields = "detectLocalMode: NodeCIDR, clusterCIDR: 10.0.0.0/8, \
                   mode: nftables, nftables: { masqueradeAll: true }";
-    let service = config(fields).service;
+    let service = converted_config(fields).service;
 
     assert_eq!(service.detect_local, DetectLocal::NodeCidr);
     assert_eq!(service.cluster_cidrs, ["10.0.0.0/8"]);
     assert!(service.masquerade_all);
     assert_eq!(
-        warned(fields),
+        warned_fields(fields),
         ["clusterCIDR", "detectLocalMode", "nftables.masqueradeAll"]
     );
     // Only the section of the selected mode applies.
-    let masquerades = |fields: &str| config(fields).service.masquerade_all;
+    let masquerades = |fields: &str| converted_config(fields).service.masquerade_all;
     assert!(!masquerades("nftables: { masqueradeAll: true }"));
     assert!(masquerades("iptables: { masqueradeAll: true }"));
 }
@@ -182,7 +182,7 @@ fn each_field_without_effect_gets_one_warning_unless_it_has_its_default() {
         udpIdleTimeout: 250ms => udpIdleTimeout
         iptables: { masqueradeBits: 1 } => iptables.masqueradeBits";
     for (fields, wanted) in rows(table) {
-        assert_eq!(warned(fields).join(" "), wanted, "{fields}");
+        assert_eq!(warned_fields(fields).join(" "), wanted, "{fields}");
     }
 }
 
@@ -190,8 +190,8 @@ fn each_field_without_effect_gets_one_warning_unless_it_has_its_default() {
 fn a_scheduler_without_an_equivalent_leaves_the_default() {
     let fields = "mode: ipvs, ipvs: { scheduler: lblc }";
 
-    assert_eq!(config(fields).service.algorithm, Algorithm::Random);
-    let warning = meaning(fields).warnings.pop().expect("one").to_string();
+    assert_eq!(converted_config(fields).service.algorithm, Algorithm::Random);
+    let warning = conversion(fields).warnings.pop().expect("one").to_string();
     assert!(warning.contains("`lblc` has no equivalent"), "{warning}");
 }
 
@@ -228,7 +228,7 @@ fn another_kind_or_version_and_invalid_values_are_refused_with_their_field() {
         hostnameOverride: 'Foo_Bar!' => hostnameOverride: `foo_bar!` NO_NAME
         metricsBindAddress: 0.0.0.0:10256 => \
             healthzBindAddress: port 10256 is already used by admin.address (0.0.0.0:10256)";
-    for (fields, wanted) in rows(&table.replace("NO_NAME", NO_NODE_NAME)) {
+    for (fields, wanted) in rows(&table.replace("NO_NAME", INVALID_NODE_NAME)) {
         let (field, reason) = refusal(&with(fields));
         assert_eq!(format!("{field}: {reason}"), wanted);
     }
@@ -250,7 +250,7 @@ fn folder(files: &[(&str, &str)]) -> (tempfile::TempDir, Vec<PathBuf>) {
 fn fields_of_our_own_file_override_those_of_kube_proxy() {
     let own = "nodeName: own\nservice: { algorithm: random }\nsource: { kube: null, file: null }\n";
     let theirs = format!(
-        "{HEAD}hostnameOverride: theirs\nmode: ipvs\nclusterCIDR: 10.0.0.0/8\n\
+        "{FILE_TYPE}hostnameOverride: theirs\nmode: ipvs\nclusterCIDR: 10.0.0.0/8\n\
          healthzBindAddress: 127.0.0.1\n"
     );
     let (_folder, paths) = folder(&[("own.yaml", own), ("theirs.yaml", &theirs)]);
@@ -269,7 +269,7 @@ fn fields_of_our_own_file_override_those_of_kube_proxy() {
 
 #[test]
 fn our_own_file_may_be_absent_at_its_default_path_only() {
-    let (folder, paths) = folder(&[("theirs.yaml", &format!("{HEAD}hostnameOverride: a"))]);
+    let (folder, paths) = folder(&[("theirs.yaml", &format!("{FILE_TYPE}hostnameOverride: a"))]);
     let absent = folder.path().join("absent.yaml");
 
     let (config, _) = Config::read_over(&absent, &absent, &paths[0]).expect("good");
@@ -283,7 +283,7 @@ fn our_own_file_may_be_absent_at_its_default_path_only() {
 fn errors_name_the_invalid_file_and_its_field() {
     let (_folder, paths) = folder(&[
         ("own.yaml", "bpf: { bpfs: x }"),
-        ("theirs.yaml", HEAD),
+        ("theirs.yaml", FILE_TYPE),
         ("wrong.yaml", "apiVersion: kubeproxy.config.k8s.io/v1\n"),
         ("good.yaml", "nodeName: a"),
     ]);

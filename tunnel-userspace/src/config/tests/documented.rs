@@ -23,16 +23,16 @@ fn the_default_file_has_every_field() {
     .expect("YAML");
     let defaults = serde_json::to_value(Config::parse("").expect("good")).expect("JSON");
 
-    assert_eq!(fields(&documented, ""), fields(&defaults, ""));
+    assert_eq!(field_paths(&documented, ""), field_paths(&defaults, ""));
 }
 
-fn fields(value: &Value, path: &str) -> Vec<String> {
+fn field_paths(value: &Value, path: &str) -> Vec<String> {
     let Some(map) = value.as_object() else {
         return vec![path.to_owned()];
     };
     let mut names: Vec<_> = map
         .iter()
-        .flat_map(|(name, value)| fields(value, &format!("{path}.{name}")))
+        .flat_map(|(name, value)| field_paths(value, &format!("{path}.{name}")))
         .collect();
     names.sort();
     names
@@ -62,7 +62,7 @@ fn the_schema_has_the_documented_fields_and_no_others() {
     .expect("YAML");
     let schema: Value = serde_json::from_str(&schema::of_config()).expect("JSON");
 
-    assert_eq!(properties(&schema, ""), fields(&documented, ""));
+    assert_eq!(properties(&schema, ""), field_paths(&documented, ""));
     assert_eq!(schema["additionalProperties"], json!(false));
 }
 
@@ -119,9 +119,9 @@ fn with_examples(config: Config) -> Config {
         cert: "node.pem".into(),
         key: "node.key".into(),
     };
-    let kube = kube::Settings {
+    let kube = kube::KubeSettings {
         kubeconfig: Some("/etc/culvert/kubeconfig".into()),
-        ..kube::Settings::default()
+        ..kube::KubeSettings::default()
     };
     let words = ["primary", "localhost"].map(ToOwned::to_owned);
     let kernel = KernelLog {
@@ -129,19 +129,19 @@ fn with_examples(config: Config) -> Config {
         level: Level::default(),
     };
     Config {
-        source: Source {
-            file: Some(file::Settings::default()),
+        source: SourceConfig {
+            file: Some(file::FileSettings::default()),
             kube: Some(kube),
         },
-        service: Service {
+        service: ServiceConfig {
             node_port_addresses: Some(words.into()),
-            ..Service::default()
+            ..ServiceConfig::default()
         },
-        log: Log {
+        log: LogConfig {
             kernel: Some(kernel),
         },
-        tunnel: Tunnel {
-            identity: Some(Identity { files }),
+        tunnel: TunnelConfig {
+            identity: Some(IdentityConfig { files }),
             ..config.tunnel
         },
         ..config
@@ -150,18 +150,18 @@ fn with_examples(config: Config) -> Config {
 
 #[test]
 fn the_commented_out_fields_of_the_default_file_have_their_defaults() {
-    let node = Tunnel {
-        steering: Some(Steering::default()),
+    let node = TunnelConfig {
+        steering: Some(SteeringConfig::default()),
         gateway: Some(gateway::GatewaySettings::default()),
-        ..Tunnel::default()
+        ..TunnelConfig::default()
     };
     let agent = agent::AgentSettings {
         gateways: vec!["gw.example:10262".to_owned()],
         ..agent::AgentSettings::default()
     };
-    let edge = Tunnel {
+    let edge = TunnelConfig {
         agent: Some(agent),
-        ..Tunnel::default()
+        ..TunnelConfig::default()
     };
     for (but, tunnel) in [(&["agent"][..], node), (&["steering", "gateway"], edge)] {
         let wanted = with_examples(Config {
@@ -171,11 +171,11 @@ fn the_commented_out_fields_of_the_default_file_have_their_defaults() {
         assert_eq!(Config::parse(&uncommented(but)).expect("good"), wanted);
     }
     assert_eq!(refusal(&uncommented(&[])).0, "tunnel.agent");
-    let words = Service {
+    let words = ServiceConfig {
         node_port_addresses: Some(["primary", "localhost"].map(ToOwned::to_owned).into()),
-        ..Service::default()
+        ..ServiceConfig::default()
     };
-    assert_eq!(words.node_ports(), Service::default().node_ports());
+    assert_eq!(words.node_ports(), ServiceConfig::default().node_ports());
 }
 
 #[test]
@@ -187,7 +187,7 @@ fn a_section_without_fields_has_the_defaults() {
     let source = Config::parse("source:\n  kube:\n").expect("good").source;
     assert_eq!(
         (source.file, source.kube),
-        (None, Some(kube::Settings::default()))
+        (None, Some(kube::KubeSettings::default()))
     );
     assert_eq!(refusal("tunnel:\n  agent:\n").0, "tunnel.identity");
 }

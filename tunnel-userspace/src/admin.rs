@@ -11,12 +11,12 @@
 //! - `client`: the HTTP client of the command line
 //! - `fixture`: helpers for tests
 
-mod agent;
+mod agent_routes;
 mod client;
 #[cfg(test)]
 mod fixture;
 mod metrics;
-mod node;
+mod node_routes;
 mod proxy_health;
 mod readiness;
 mod server;
@@ -29,9 +29,9 @@ use tokio::sync::watch;
 use tunnel_common::reason::Reason;
 
 pub use self::{
-    agent::{AgentSetup, AgentStatus, AgentViews},
+    agent_routes::{AgentSetup, AgentStatus, AgentViews},
     client::{RequestError, request},
-    node::{NodeListener, NodeRoutes},
+    node_routes::{NodeListener, NodeRoutes},
     readiness::log_readiness,
     server::{Routes, SocketError, serve_tcp, serve_unix},
     service_health::{HealthCheckServer, HealthChecksView},
@@ -40,7 +40,7 @@ pub use self::{
 use crate::{
     bpf::KernelLog,
     identity::CertificateState,
-    listen::Waiting,
+    listen::UnboundPorts,
     net::NetworkView,
     reconcile::{PortCounterList, ServiceView, ReconcileStats},
     sockets::TerminatorView,
@@ -99,7 +99,7 @@ pub struct NodeViews {
     /// The number of open sockets that are connected to a backend, as counted by the kernel programs.
     pub open_connections: Getter<u64>,
     /// Ports that could not be bound yet, with the error.
-    pub unbound_ports: Waiting,
+    pub unbound_ports: UnboundPorts,
     /// The state of the health check node ports of Services.
     pub health_checks: watch::Sender<HealthChecksView>,
     /// The number of health responses, by path and status code.

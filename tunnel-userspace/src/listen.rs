@@ -17,9 +17,9 @@ use tracing::warn;
 use crate::drain;
 
 /// The interval between attempts to bind a taken port.
-const RETRY: Duration = Duration::from_secs(1);
+const RETRY_DELAY: Duration = Duration::from_secs(1);
 /// The listeners that can't be bound yet, by name, with the error.
-pub(crate) type Waiting = watch::Sender<BTreeMap<String, String>>;
+pub(crate) type UnboundPorts = watch::Sender<BTreeMap<String, String>>;
 
 /// Binds a TCP listener. `prepare` sets further socket options before the bind.
 pub(crate) fn tcp(
@@ -53,21 +53,21 @@ pub(crate) fn unix(path: &Path) -> io::Result<UnixListener> {
 }
 
 /// Retries a bind until it succeeds, and then calls `run` with the listener; returns if the drain begins
-/// first. While the bind fails, `waiting` has its error under `name`.
-pub(crate) async fn serve<T, F: Future<Output = ()>>(
+/// first. While the bind fails, `unbound_ports` has its error under `name`.
+pub(crate) async fn bind_and_serve<T, F: Future<Output = ()>>(
     name: String,
     bind: impl Fn() -> io::Result<T>,
-    waiting: Waiting,
+    unbound_ports: UnboundPorts,
     mut draining: watch::Receiver<bool>,
     run: impl FnOnce(T, watch::Receiver<bool>) -> F,
 ) {
     loop {
         match bind() {
             Ok(listener) => {
-                waiting.send_if_modified(|names| names.remove(&name).is_some());
+                unbound_ports.send_if_modified(|names| names.remove(&name).is_some());
                 return run(listener, draining).await;
             }
-            Err(error) => waiting.send_if_modified(|names| {
+            Err(error) => unbound_ports.send_if_modified(|names| {
                 let reason = error.to_string();
                 let is_new = names.get(&name) != Some(&reason);
                 if is_new {
@@ -78,7 +78,7 @@ pub(crate) async fn serve<T, F: Future<Output = ()>>(
             }),
         };
         tokio::select! {
-            () = sleep(RETRY) => {}
+            () = sleep(RETRY_DELAY) => {}
             () = drain::begun(&mut draining) => return,
         }
     }

@@ -35,38 +35,38 @@ use tracing::{info, warn};
 use tunnel_common::steering::Prefix;
 
 pub(crate) use self::diag::messages_in;
-use self::netlink::Kernel;
+use self::netlink::RouteSocket;
 pub use self::{
-    diag::{Diag, DiagError, Filter, Place, is_connected},
+    diag::{Diag, DiagError, Filter, ListedSocket, is_connected},
     follower::{Follower, Network},
     listeners::Listeners,
     netlink::NetError,
-    routes::{record, remove as remove_routes},
+    routes::{record_path, remove as remove_routes},
 };
 use crate::{drain, failure::chain, latest};
 
 /// The delay after a change of the network, in which further changes are collected.
-const GATHER: Duration = Duration::from_millis(20);
+const CHANGE_DELAY: Duration = Duration::from_millis(20);
 /// The interval of checks when nothing changes.
-const ANYWAY: Duration = Duration::from_secs(30);
+const CHECK_INTERVAL: Duration = Duration::from_secs(30);
 /// The delay before a failed check is repeated.
-const RETRY: Duration = Duration::from_secs(2);
+const RETRY_DELAY: Duration = Duration::from_secs(2);
 
 /// The guard of the uplinks: programs that drop packets from uplinks to the steering prefixes.
-pub trait Keeper: Send {
+pub trait UplinkGuard: Send {
     /// The error of a failed operation.
     type Error: std::error::Error + Send + Sync + 'static;
 
     /// Attaches the guard to every uplink, given by index and name, and leaves it attached to other links.
-    /// `anew` attaches it again where it is attached already, in case another program removed it.
+    /// `reattach` attaches it again where it is attached already, in case another program removed it.
     ///
     /// # Errors
     ///
     /// The guard can't be attached to a link.
-    fn keep(&mut self, uplinks: &BTreeMap<u32, String>, anew: bool) -> Result<(), Self::Error>;
+    fn guard_uplinks(&mut self, uplinks: &BTreeMap<u32, String>, reattach: bool) -> Result<(), Self::Error>;
 
     /// Returns the indices of the links with a guard, including links that no longer exist.
-    fn guarded(&self) -> BTreeSet<u32>;
+    fn guarded_links(&self) -> BTreeSet<u32>;
 
     /// Enables or disables steering to the ingress by family: IPv4, IPv6. While it is disabled, steered
     /// connects are refused.
@@ -74,14 +74,14 @@ pub trait Keeper: Send {
     /// # Errors
     ///
     /// The map can't be written.
-    fn admit(&mut self, families: [bool; 2]) -> Result<(), Self::Error>;
+    fn set_steering(&mut self, families: [bool; 2]) -> Result<(), Self::Error>;
 
     /// Removes the guard from links that are not uplinks.
     ///
     /// # Errors
     ///
     /// A guard can't be removed.
-    fn tidy(&mut self, uplinks: &BTreeMap<u32, String>) -> Result<(), Self::Error>;
+    fn remove_unused(&mut self, uplinks: &BTreeMap<u32, String>) -> Result<(), Self::Error>;
 }
 
 /// The settings for guarding uplinks and routing the steering prefixes.
@@ -112,17 +112,17 @@ pub struct NetworkView {
 /// Guards the uplinks and maintains the routes of the steering prefixes while the node's network changes.
 pub struct Net<K> {
     settings: NetworkSettings,
-    keeper: K,
-    kernel: Kernel,
+    guard: K,
+    kernel: RouteSocket,
     network: watch::Receiver<Network>,
     view: watch::Sender<NetworkView>,
     /// The indices of links that are or were uplinks.
-    known: BTreeSet<u32>,
+    known_uplinks: BTreeSet<u32>,
     /// The indices of the links from which steered connects come.
-    inside: watch::Sender<Arc<BTreeSet<u32>>>,
+    inside_links: watch::Sender<Arc<BTreeSet<u32>>>,
 }
 
-impl<K: Keeper> Net<K> {
+impl<K: UplinkGuard> Net<K> {
     /// Opens a netlink socket, and changes nothing yet. `network` must include routes; the state is
     /// published to `view`.
     ///
@@ -131,32 +131,32 @@ impl<K: Keeper> Net<K> {
     /// The netlink socket can't be opened.
     pub fn open(
         settings: NetworkSettings,
-        keeper: K,
+        guard: K,
         network: watch::Receiver<Network>,
         view: watch::Sender<NetworkView>,
     ) -> Result<Self, NetError> {
         Ok(Self {
             settings,
-            keeper,
-            kernel: Kernel::open()?,
+            guard,
+            kernel: RouteSocket::open()?,
             network,
             view,
-            known: BTreeSet::new(),
-            inside: watch::Sender::default(),
+            known_uplinks: BTreeSet::new(),
+            inside_links: watch::Sender::default(),
         })
     }
 
     /// Returns a receiver of the indices of the links from which steered connects come.
     #[must_use]
-    pub fn inside(&self) -> watch::Receiver<Arc<BTreeSet<u32>>> {
-        self.inside.subscribe()
+    pub fn inside_links(&self) -> watch::Receiver<Arc<BTreeSet<u32>>> {
+        self.inside_links.subscribe()
     }
 
-    /// Guards the uplinks (with `anew`, also those already guarded), then adds missing routes. Returns
+    /// Guards the uplinks (with `reattach`, also those already guarded), then adds missing routes. Returns
     /// false if there is a problem, which is in the view.
-    pub async fn look(&mut self, anew: bool) -> bool {
+    pub async fn check(&mut self, reattach: bool) -> bool {
         let mut view = NetworkView::default();
-        let problems = self.arrange(&mut view, anew).await;
+        let problems = self.apply(&mut view, reattach).await;
         view.problem = (!problems.is_empty()).then(|| problems.join("; "));
         let is_well = view.problem.is_none();
         self.view.send_if_modified(|old| {
@@ -180,46 +180,46 @@ impl<K: Keeper> Net<K> {
     }
 
     /// Applies the guards and routes, and returns the problems.
-    async fn arrange(&mut self, view: &mut NetworkView, anew: bool) -> Vec<String> {
+    async fn apply(&mut self, view: &mut NetworkView, reattach: bool) -> Vec<String> {
         let Network { snapshot, problem } = self.network.borrow_and_update().clone();
         if let Some(problem) = problem {
             return vec![problem];
         }
         // A link that was ever an uplink is never an inside link, even if its routes have changed.
-        self.known.extend(self.keeper.guarded());
-        let found = uplinks::find(
+        self.known_uplinks.extend(self.guard.guarded_links());
+        let classified = uplinks::classify(
             &snapshot.links,
             &snapshot.gateways,
             &self.settings.uplinks,
-            &self.known,
+            &self.known_uplinks,
         );
-        self.known.extend(found.uplinks.keys().copied());
-        self.known
+        self.known_uplinks.extend(classified.uplinks.keys().copied());
+        self.known_uplinks
             .retain(|index| snapshot.links.iter().any(|link| link.index == *index));
         // The ingress accepts connects from these links only, also if guarding fails.
-        latest::put(&self.inside, Arc::new(found.inside));
-        let missing = found
+        latest::put(&self.inside_links, Arc::new(classified.inside_links));
+        let missing = classified
             .missing
             .map(|name| format!("service.uplinks names {name}, but this node has no such link"));
         let mut problems = Vec::from_iter(missing);
-        if found.uplinks.is_empty() && problems.is_empty() {
+        if classified.uplinks.is_empty() && problems.is_empty() {
             let text = "no uplink was found; name the links that lead outside in service.uplinks";
             problems.push(text.to_owned());
         }
         // The guard must be attached before the routes are added.
-        if let Err(error) = self.keeper.keep(&found.uplinks, anew) {
+        if let Err(error) = self.guard.guard_uplinks(&classified.uplinks, reattach) {
             problems.push(chain(&error));
         }
-        view.uplinks = found.uplinks.values().cloned().collect();
+        view.uplinks = classified.uplinks.values().cloned().collect();
         let may_route = problems.is_empty();
-        let routed = routes::keep(&self.settings, &self.kernel, &snapshot, may_route).await;
+        let routed = routes::maintain(&self.settings, &self.kernel, &snapshot, may_route).await;
         view.routes = routed.routes;
         problems.extend(routed.problems);
-        if let Err(error) = self.keeper.admit(routed.families) {
+        if let Err(error) = self.guard.set_steering(routed.families) {
             problems.push(chain(&error));
         }
         // While a configured uplink is missing, a guard that seems unused may be on that link, renamed.
-        if may_route && let Err(error) = self.keeper.tidy(&found.uplinks) {
+        if may_route && let Err(error) = self.guard.remove_unused(&classified.uplinks) {
             problems.push(chain(&error));
         }
         problems
@@ -230,11 +230,11 @@ impl<K: Keeper> Net<K> {
     /// # Errors
     ///
     /// A route or a guard can't be removed.
-    pub async fn clear(mut keeper: K, record: &Path) -> Result<(), NetError> {
+    pub async fn clear(mut guard: K, record: &Path) -> Result<(), NetError> {
         let routes = remove_routes(record).await?;
-        if routes > 0 || !keeper.guarded().is_empty() {
-            keeper
-                .tidy(&BTreeMap::new())
+        if routes > 0 || !guard.guarded_links().is_empty() {
+            guard
+                .remove_unused(&BTreeMap::new())
                 .map_err(|error| NetError::Guard(error.into()))?;
             info!(
                 routes,
@@ -246,8 +246,8 @@ impl<K: Keeper> Net<K> {
 
     /// Runs until the drain begins. Guards and routes stay in place.
     pub async fn run(mut self, mut draining: watch::Receiver<bool>) {
-        let mut next = Instant::now() + ANYWAY;
-        let mut anew_at = next;
+        let mut next = Instant::now() + CHECK_INTERVAL;
+        let mut reattach_at = next;
         loop {
             tokio::select! {
                 biased;
@@ -255,12 +255,12 @@ impl<K: Keeper> Net<K> {
                 // The follower ends only with the drain.
                 Ok(()) = self.network.changed() => next = Instant::now(),
                 () = sleep_until(next) => {
-                    let anew = Instant::now() >= anew_at;
-                    if anew {
-                        anew_at = Instant::now() + ANYWAY;
+                    let reattach = Instant::now() >= reattach_at;
+                    if reattach {
+                        reattach_at = Instant::now() + CHECK_INTERVAL;
                     }
-                    let is_well = self.look(anew).await;
-                    next = Instant::now() + if is_well { ANYWAY } else { RETRY };
+                    let is_well = self.check(reattach).await;
+                    next = Instant::now() + if is_well { CHECK_INTERVAL } else { RETRY_DELAY };
                 }
             }
         }

@@ -21,9 +21,9 @@ mod terminator;
 use serde::{Deserialize, Serialize};
 
 pub use self::{
-    helper::help,
-    namespaces::obstacle,
-    stale::{Memory, Remembered},
+    helper::run_helper,
+    namespaces::obstacle_to_entering,
+    stale::{TranslationMaps, TranslatedSocket},
     terminator::{TerminatorSettings, Terminator, Transport},
 };
 

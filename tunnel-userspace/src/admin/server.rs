@@ -70,7 +70,7 @@ pub async fn serve_tcp<S: Routes>(
     name: &'static str,
     address: SocketAddr,
     routes: S,
-    waiting: UnboundPorts,
+    unbound_ports: UnboundPorts,
     draining: watch::Receiver<bool>,
 ) {
     let bind = || bind(address, S::ONE_FAMILY);
@@ -78,7 +78,7 @@ pub async fn serve_tcp<S: Routes>(
         info!(endpoint = name, %address, "listening");
         serve(routes, || listener.accept(), draining).await;
     };
-    listen::serve(format!("{name} {address}"), bind, waiting, draining, run).await;
+    listen::bind_and_serve(format!("{name} {address}"), bind, unbound_ports, draining, run).await;
 }
 
 fn bind(address: SocketAddr, one_family: bool) -> io::Result<TcpListener> {

@@ -1,16 +1,16 @@
 //! `culvert node`: starts the service proxy of a node, and the tunnel's gateway and ingress.
 
-mod data_plane;
-mod ending;
-mod steps;
+mod kernel_setup;
+mod socket_termination;
+mod start_timer;
 
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Duration};
 
 use tokio::{sync::watch, task::spawn_blocking};
 use tracing::{info, warn};
 
-use self::data_plane::KernelSetup;
-use super::{RoleError, failed, sources::Sources, stop::ShutdownSignals, tunnel::NodeTunnel};
+use self::kernel_setup::KernelSetup;
+use super::{RoleError, failed, sources::Sources, shutdown_signals::ShutdownSignals, node_tunnel::NodeTunnel};
 use crate::{
     admin::{self, HealthCheckServer, NodeListener, NodeViews},
     bpf::Guard,
@@ -111,7 +111,7 @@ pub async fn node(config: Config, started: impl FnOnce()) -> Result<(), RoleErro
             tunnel.start_ingress(&config, targets, inside, &waiting, &mut tasks);
             tasks.start("net", network.run(tasks.draining()));
         }
-        ending::start(&config, sockets, reconcile_loop.backend_removals(), &mut tasks);
+        socket_termination::start(&config, sockets, reconcile_loop.backend_removals(), &mut tasks);
         tasks.start("reconcile", reconcile_loop.run(store, addresses, tasks.draining()));
         start_step.send_replace(None);
         started();
@@ -177,8 +177,8 @@ async fn start_steering(
     };
     let mut network =
         Net::open(settings, guard, links, view).map_err(failed("cannot change the network"))?;
-    network.look(false).await;
-    let inside = network.inside();
+    network.check(false).await;
+    let inside = network.inside_links();
     Ok(Some((network, inside)))
 }
 

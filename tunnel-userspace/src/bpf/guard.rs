@@ -142,11 +142,11 @@ impl Guard {
 impl UplinkGuard for Guard {
     type Error = GuardError;
 
-    fn guard_uplinks(&mut self, uplinks: &BTreeMap<u32, String>, anew: bool) -> Result<(), GuardError> {
+    fn guard_uplinks(&mut self, uplinks: &BTreeMap<u32, String>, reattach: bool) -> Result<(), GuardError> {
         self.placed.retain(|device| uplinks.contains_key(device));
         let mut first = Ok(());
         for (device, name) in uplinks {
-            if !anew && self.placed.contains(device) {
+            if !reattach && self.placed.contains(device) {
                 continue;
             }
             // Continues after a failure, so that all other devices are guarded.

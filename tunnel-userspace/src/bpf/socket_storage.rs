@@ -6,20 +6,20 @@ use tunnel_common::{
     LAYOUT_VERSION,
     lookup::{Lookup, look_up},
     origin::{Origin, Overflow, OverflowKey},
-    service::{Backend, FrontKey},
+    service::{Backend, FrontendKey},
     table,
 };
 
 use super::{
-    folders::{Folder, Stage},
-    iterator::SocketIterator,
-    load,
+    map_folders::{Folder, Stage},
+    socket_iterator::SocketIterator,
+    data_path,
     maps::KernelMaps,
     sys::{self, Handle},
 };
 use crate::{
     reconcile::{MapReader as _, ReadError},
-    sockets::{Memory, Remembered},
+    sockets::{TranslationMaps, TranslatedSocket},
 };
 
 /// The error of reading the translations of sockets.
@@ -55,7 +55,7 @@ impl SocketMemory {
     /// The maps do not exist, this process may not open them, or the kernel has no BPF iterators over socket
     /// storage.
     pub fn open(bpffs: &Path) -> Result<Self, SocketMemoryError> {
-        load::raise_memory_limit();
+        data_path::raise_memory_limit();
         let folder = Folder::new(LAYOUT_VERSION, Stage::Current);
         let folder = bpffs.join(folder.to_string());
         let (origin, _) = sys::open_map::<u32, Origin>(&folder, &table::ORIGIN)?;
@@ -67,9 +67,9 @@ impl SocketMemory {
     }
 }
 
-impl Memory for SocketMemory {
-    fn sockets(&self, show: &mut dyn FnMut(Remembered) -> io::Result<()>) -> io::Result<()> {
-        self.iterator.for_each(show)
+impl TranslationMaps for SocketMemory {
+    fn sockets(&self, visit: &mut dyn FnMut(TranslatedSocket) -> io::Result<()>) -> io::Result<()> {
+        self.iterator.for_each(visit)
     }
 
     fn backend(&self, index: u32) -> io::Result<Option<Backend>> {
@@ -86,8 +86,8 @@ impl Memory for SocketMemory {
             .map_err(cause)
     }
 
-    fn owner(&self, front: &FrontKey) -> io::Result<Option<u32>> {
-        let index_of = |front: &FrontKey| self.maps.services.svc.find(front).map_err(cause);
+    fn owner(&self, front: &FrontendKey) -> io::Result<Option<u32>> {
+        let index_of = |front: &FrontendKey| self.maps.services.svc.find(front).map_err(cause);
         let record_at = |index| self.maps.frontend(index).map(Some).map_err(cause);
         match look_up(front, index_of, record_at)? {
             Lookup::Found((_, record)) => Ok(Some(record.service)),
@@ -99,7 +99,7 @@ impl Memory for SocketMemory {
         }
     }
 
-    fn older(&self, key: &OverflowKey) -> io::Result<Option<Origin>> {
+    fn older_translation(&self, key: &OverflowKey) -> io::Result<Option<Origin>> {
         let found = self.overflow.find(key).map_err(cause)?;
         // The kernel may reuse the element for another key while it is read.
         let found = found.filter(|overflow| overflow.key == *key);

@@ -28,8 +28,8 @@ use super::{
 /// A verified certificate of this process, and the TLS settings built from it: TLS 1.3 only, mutual
 /// authentication, the protocol [`ALPN`], no session resumption.
 pub struct Identity {
-    /// The settings of a gateway. It requires a client certificate issued by the CA; [`super::identify_agent`]
-    /// then identifies the agent.
+    /// The settings of a gateway. It requires a client certificate issued by the CA;
+    /// [`super::identify_agent`] then identifies the agent.
     pub server: Arc<ServerConfig>,
     /// The settings of an agent. It requires a server certificate issued by the CA for
     /// [`Self::gateway_name`].

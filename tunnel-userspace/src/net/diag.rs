@@ -19,19 +19,19 @@ use nix::{
 };
 use tunnel_common::addr::Protocol;
 
-use self::message::{Answer, FAMILIES};
-pub use self::message::{Filter, Place, is_connected};
+use self::message::{ADDRESS_FAMILIES, Reply};
+pub use self::message::{Filter, ListedSocket, is_connected};
 
 /// Returns the number of netlink messages in a buffer. For the fuzz target.
 pub(crate) fn messages_in(part: &[u8]) -> usize {
-    message::answers(part, 0).count()
+    message::parse_replies(part, 0).count()
 }
 
 /// The time limit of a read. The kernel answers at once; the limit is for lost messages.
-const PATIENCE: TimeVal = TimeVal::new(2, 0);
+const RECEIVE_TIMEOUT: TimeVal = TimeVal::new(2, 0);
 /// The size of the read buffer, in bytes. The kernel fills a read up to the size of the buffer, but not
 /// above 32 KiB (`netlink_recvmsg`).
-const ROOM: usize = 32 * 1024;
+const BUFFER_SIZE: usize = 32 * 1024;
 
 /// The error of listing or ending sockets.
 #[derive(Debug, thiserror::Error)]
@@ -65,9 +65,9 @@ pub enum DiagError {
         #[source]
         source: io::Error,
     },
-    /// The kernel's answer differs from sock_diag(7).
-    #[error("the answer of sock_diag can't be parsed")]
-    Answer,
+    /// The kernel's reply differs from sock_diag(7).
+    #[error("the reply of sock_diag can't be parsed")]
+    UnknownReply,
 }
 
 impl DiagError {
@@ -75,7 +75,7 @@ impl DiagError {
     #[must_use]
     pub const fn is_retryable(&self) -> bool {
         match self {
-            Self::Open(_) | Self::Step { .. } | Self::Answer => true,
+            Self::Open(_) | Self::Step { .. } | Self::UnknownReply => true,
             Self::Absent { .. } | Self::Unable | Self::Denied { .. } => false,
         }
     }
@@ -99,8 +99,8 @@ fn failed(step: &'static str) -> impl Fn(Errno) -> DiagError {
 #[derive(Debug)]
 pub struct Diag {
     socket: OwnedFd,
-    /// The sequence number of the last request, which the answers repeat.
-    number: u32,
+    /// The sequence number of the last request, which the replies repeat.
+    sequence: u32,
     buffer: Vec<u8>,
 }
 
@@ -115,17 +115,17 @@ impl Diag {
             let flags = SockFlag::SOCK_CLOEXEC;
             let protocol = SockProtocol::NetlinkSockDiag;
             let socket = socket(AddressFamily::Netlink, SockType::Raw, flags, protocol)?;
-            setsockopt(&socket, ReceiveTimeout, &PATIENCE)?;
+            setsockopt(&socket, ReceiveTimeout, &RECEIVE_TIMEOUT)?;
             Ok(socket)
         };
         Ok(Self {
             socket: opened().map_err(|errno| DiagError::Open(errno.into()))?,
-            number: 0,
-            buffer: vec![0; ROOM],
+            sequence: 0,
+            buffer: vec![0; BUFFER_SIZE],
         })
     }
 
-    /// Calls `show` for every socket of a protocol, of both families, that matches a filter. Sockets that
+    /// Calls `visit` for every socket of a protocol, of both families, that matches a filter. Sockets that
     /// are opened or closed meanwhile may be missing or included.
     ///
     /// # Errors
@@ -135,11 +135,11 @@ impl Diag {
         &mut self,
         protocol: Protocol,
         filter: Filter,
-        mut show: impl FnMut(Place),
+        mut visit: impl FnMut(ListedSocket),
     ) -> Result<(), DiagError> {
-        for family in FAMILIES {
-            let question = |number| message::list(family, protocol, filter, number);
-            match self.ask(LIST, question, &mut show)? {
+        for family in ADDRESS_FAMILIES {
+            let request = |sequence| message::list(family, protocol, filter, sequence);
+            match self.request(LIST, request, &mut visit)? {
                 None => {}
                 // The kernel has no handler for the protocol (`inet_diag_lock_handler`, `__sock_diag_cmd`).
                 Some(Errno::ENOENT) => return Err(absent(protocol)),
@@ -155,9 +155,9 @@ impl Diag {
     /// # Errors
     ///
     /// The kernel can't end the socket.
-    pub fn end(&mut self, protocol: Protocol, place: &Place) -> Result<bool, DiagError> {
-        let question = |number| message::end(protocol, place, number);
-        match self.ask(END, question, |_place| {})? {
+    pub fn end(&mut self, protocol: Protocol, socket: &ListedSocket) -> Result<bool, DiagError> {
+        let request = |sequence| message::end(protocol, socket, sequence);
+        match self.request(END, request, |_socket| {})? {
             None => Ok(true),
             Some(Errno::ENOENT) => Ok(false),
             Some(Errno::EOPNOTSUPP) => Err(DiagError::Unable),
@@ -165,26 +165,26 @@ impl Diag {
         }
     }
 
-    /// Sends a request, and calls `show` for each socket in the answer. Returns the error with which the
-    /// kernel ended the answer, if any. Waits at most `PATIENCE` for each read.
-    fn ask(
+    /// Sends a request, and calls `visit` for each socket in the replies. Returns the error with which the
+    /// kernel ended the replies, if any. Waits at most `RECEIVE_TIMEOUT` for each read.
+    fn request(
         &mut self,
         step: &'static str,
-        question: impl FnOnce(u32) -> Vec<u8>,
-        mut show: impl FnMut(Place),
+        request: impl FnOnce(u32) -> Vec<u8>,
+        mut visit: impl FnMut(ListedSocket),
     ) -> Result<Option<Errno>, DiagError> {
-        self.number = self.number.wrapping_add(1);
-        let question = question(self.number);
-        send(self.socket.as_raw_fd(), &question, MsgFlags::empty()).map_err(failed(step))?;
+        self.sequence = self.sequence.wrapping_add(1);
+        let request = request(self.sequence);
+        send(self.socket.as_raw_fd(), &request, MsgFlags::empty()).map_err(failed(step))?;
         loop {
             let length = self.receive(step)?;
             let part = self.buffer.get(..length).unwrap_or_default();
-            for answer in message::answers(part, self.number) {
-                match answer.ok_or(DiagError::Answer)? {
-                    Answer::Socket(found) => show(found),
-                    Answer::Other => {}
-                    Answer::Done => return Ok(None),
-                    Answer::Failed(errno) => return Ok(Some(errno)),
+            for reply in message::parse_replies(part, self.sequence) {
+                match reply.ok_or(DiagError::UnknownReply)? {
+                    Reply::Socket(found) => visit(found),
+                    Reply::Other => {}
+                    Reply::Done => return Ok(None),
+                    Reply::Failed(errno) => return Ok(Some(errno)),
                 }
             }
         }
@@ -199,7 +199,7 @@ impl Diag {
                 MsgFlags::MSG_TRUNC,
             ) {
                 Ok(length) if length > self.buffer.len() || length == 0 => {
-                    return Err(DiagError::Answer);
+                    return Err(DiagError::UnknownReply);
                 }
                 Ok(length) => return Ok(length),
                 Err(Errno::EINTR) => {}

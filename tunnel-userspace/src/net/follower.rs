@@ -8,12 +8,15 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-use super::{ANYWAY, GATHER, NetError, RETRY, netlink::Netlink, snapshot::Snapshot};
+use super::{
+    CHANGE_DELAY, CHECK_INTERVAL, NetError, RETRY_DELAY, netlink::NetworkMonitor,
+    snapshot::Snapshot,
+};
 use crate::{drain, failure::chain, latest};
 
 /// Follows the network of this node, and publishes its current state.
 pub struct Follower {
-    netlink: Netlink,
+    netlink: NetworkMonitor,
     addresses: watch::Sender<Arc<BTreeSet<IpAddr>>>,
     network: watch::Sender<Network>,
 }
@@ -33,11 +36,11 @@ impl Follower {
     ///
     /// The netlink socket can't be opened, or a query fails.
     pub async fn open(with_routes: bool) -> Result<Self, NetError> {
-        let netlink = Netlink::open(with_routes)?;
+        let netlink = NetworkMonitor::open(with_routes)?;
         let snapshot = Arc::new(netlink.snapshot().await?);
         Ok(Self {
             netlink,
-            addresses: watch::Sender::new(Arc::clone(&snapshot.own)),
+            addresses: watch::Sender::new(Arc::clone(&snapshot.own_addresses)),
             network: watch::Sender::new(Network {
                 snapshot,
                 problem: None,
@@ -59,27 +62,27 @@ impl Follower {
 
     /// Runs until the drain begins.
     pub async fn run(mut self, mut draining: watch::Receiver<bool>) {
-        let mut next = Instant::now() + ANYWAY;
+        let mut next = Instant::now() + CHECK_INTERVAL;
         loop {
             tokio::select! {
                 biased;
                 () = drain::begun(&mut draining) => return,
                 is_alive = self.netlink.changed() => {
                     if !is_alive {
-                        let interval = ANYWAY.as_secs();
+                        let interval = CHECK_INTERVAL.as_secs();
                         warn!(
                             interval,
                             "the netlink socket was closed; polling until it is reopened"
                         );
                         // Reopening may fail, and must not be retried without a delay.
-                        sleep(RETRY).await;
+                        sleep(RETRY_DELAY).await;
                         self.netlink.reopen();
                     }
-                    next = next.min(Instant::now() + GATHER);
+                    next = next.min(Instant::now() + CHANGE_DELAY);
                 }
                 () = sleep_until(next) => {
                     let is_well = self.publish().await;
-                    next = Instant::now() + if is_well { ANYWAY } else { RETRY };
+                    next = Instant::now() + if is_well { CHECK_INTERVAL } else { RETRY_DELAY };
                 }
             }
         }
@@ -89,8 +92,8 @@ impl Follower {
     async fn publish(&self) -> bool {
         match self.netlink.snapshot().await {
             Ok(snapshot) => {
-                let count = snapshot.own.len();
-                if latest::put(&self.addresses, Arc::clone(&snapshot.own)) {
+                let count = snapshot.own_addresses.len();
+                if latest::put(&self.addresses, Arc::clone(&snapshot.own_addresses)) {
                     info!(addresses = count, "the addresses of this node changed");
                 }
                 // Published even if equal to the last one: another program may have removed a route

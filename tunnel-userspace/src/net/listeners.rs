@@ -34,7 +34,7 @@ impl Listeners {
                 continue;
             }
             diag.list(protocol, Filter::Listening, |socket| {
-                let (address, port) = socket.own();
+                let (address, port) = socket.local();
                 let key = FrontendKey::new(address, port, protocol);
                 if wanted.contains(&key) {
                     found.insert(key);
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_is_found_where_it_is_bound_and_while_it_is_there() {
+    fn a_listener_is_found_at_its_address_while_it_is_bound() {
         let mut listeners = Listeners::default();
         for any in ["127.0.0.1:0", "[::1]:0"] {
             let listener = TcpListener::bind(any).expect("bound");
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_on_all_addresses_is_none_of_any_and_one_port_is_not_another() {
+    fn a_listener_on_all_addresses_or_another_port_does_not_count() {
         let mut listeners = Listeners::default();
         for (all, one) in [("0.0.0.0:0", "127.0.0.1"), ("[::]:0", "::1")] {
             let tcp = TcpListener::bind(all).expect("bound");

@@ -36,7 +36,7 @@ pub enum NetError {
         "the routes in the record {path} are in another network namespace ({namespace}) than this \
         process; run this command there, or remove the file if that namespace no longer exists"
     )]
-    Elsewhere {
+    OtherNamespace {
         /// The file.
         path: PathBuf,
         /// The inode of the routes' network namespace, as `lsns` shows it.
@@ -64,14 +64,14 @@ fn failed(step: impl Into<String>) -> impl FnOnce(rtnetlink::Error) -> NetError 
 type Messages = Box<dyn Stream<Item = NetlinkMessage<RouteNetlinkMessage>> + Send + Sync + Unpin>;
 
 /// A netlink socket that is subscribed to changes.
-pub(super) struct Netlink {
-    kernel: Kernel,
+pub(super) struct NetworkMonitor {
+    kernel: RouteSocket,
     with_routes: bool,
     messages: Messages,
 }
 
 /// A netlink socket for queries, and for changes of routes.
-pub(super) struct Kernel {
+pub(super) struct RouteSocket {
     handle: Handle,
     /// The task that drives the socket; aborted on drop.
     _connection: JoinSet<()>,
@@ -84,14 +84,14 @@ const LINKS_AND_ADDRESSES: [MulticastGroup; 3] = [
 ];
 const ROUTES: [MulticastGroup; 2] = [MulticastGroup::Ipv4Route, MulticastGroup::Ipv6Route];
 
-impl Netlink {
+impl NetworkMonitor {
     /// Opens a socket that is subscribed to changes of links and addresses, and of routes if `with_routes`.
     pub(super) fn open(with_routes: bool) -> Result<Self, NetError> {
         let mut groups = LINKS_AND_ADDRESSES.to_vec();
         if with_routes {
             groups.extend(ROUTES);
         }
-        let (kernel, messages) = Kernel::connect(&groups)?;
+        let (kernel, messages) = RouteSocket::connect(&groups)?;
         Ok(Self {
             kernel,
             with_routes,
@@ -121,7 +121,7 @@ impl Netlink {
     }
 }
 
-impl Kernel {
+impl RouteSocket {
     /// Opens a socket without subscriptions.
     pub(super) fn open() -> Result<Self, NetError> {
         Self::connect(&[]).map(|(kernel, _)| kernel)

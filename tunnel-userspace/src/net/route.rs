@@ -24,7 +24,7 @@ pub(super) struct Route {
 }
 
 impl Route {
-    pub(super) fn is_from(&self, route: &RouteMessage) -> bool {
+    pub(super) fn has_source_of(&self, route: &RouteMessage) -> bool {
         let source = route.attributes.iter().find_map(|attribute| {
             if let RouteAttribute::PrefSource(source) = attribute {
                 ip_of(source)

@@ -11,60 +11,61 @@ use serde::{Deserialize, Serialize};
 use tracing::warn;
 use tunnel_common::steering::Prefix;
 
-use super::{NetError, NetworkSettings, netlink::Kernel, snapshot::Snapshot};
+use super::{NetError, NetworkSettings, netlink::RouteSocket, snapshot::Snapshot};
 use crate::failure::chain;
 
 /// Returns the path of the record of routes in a state directory.
 #[must_use]
-pub fn record(state: &Path) -> PathBuf {
+pub fn record_path(state: &Path) -> PathBuf {
     state.join("routes.json")
 }
 
 /// The identity of a network namespace.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
-struct Place {
+struct NamespaceId {
     boot: String,
     /// The inode of the namespace, as of `/proc/<pid>/ns/net`.
-    namespace: u64,
+    #[serde(rename = "namespace")]
+    inode: u64,
 }
 
-impl Place {
+impl NamespaceId {
     /// Returns the network namespace of the calling thread.
     fn here() -> io::Result<Self> {
         Ok(Self {
             boot: fs::read_to_string("/proc/sys/kernel/random/boot_id")?
                 .trim()
                 .to_owned(),
-            namespace: fs::metadata("/proc/thread-self/ns/net")?.ino(),
+            inode: fs::metadata("/proc/thread-self/ns/net")?.ino(),
         })
     }
 }
 
 /// The record of Culvert's routes, as stored in the file.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
-struct Record {
+struct RouteRecord {
     protocol: u8,
     prefixes: Vec<String>,
     /// The network namespace of the routes; missing in records of earlier releases.
-    #[serde(default)]
-    place: Option<Place>,
+    #[serde(default, rename = "place")]
+    namespace: Option<NamespaceId>,
 }
 
-impl Record {
-    fn of(settings: &NetworkSettings, place: Place) -> Self {
+impl RouteRecord {
+    fn of(settings: &NetworkSettings, namespace: NamespaceId) -> Self {
         Self {
             protocol: settings.protocol,
             prefixes: settings.prefixes.iter().map(ToString::to_string).collect(),
-            place: Some(place),
+            namespace: Some(namespace),
         }
     }
 
     /// Returns the inode of the routes' network namespace if it is not `here`. Returns none for routes of
     /// an earlier boot, which no longer exist.
-    fn elsewhere(&self, here: &Place) -> Option<u64> {
-        let place = self.place.as_ref()?;
-        let is_elsewhere = place.boot == here.boot && place.namespace != here.namespace;
-        (is_elsewhere && !self.prefixes.is_empty()).then_some(place.namespace)
+    fn other_namespace(&self, here: &NamespaceId) -> Option<u64> {
+        let namespace = self.namespace.as_ref()?;
+        let is_other = namespace.boot == here.boot && namespace.inode != here.inode;
+        (is_other && !self.prefixes.is_empty()).then_some(namespace.inode)
     }
 
     /// Reads the record of an earlier process; returns none if there is no file.
@@ -95,7 +96,7 @@ impl Record {
 
 /// The state of the routes after a check.
 #[derive(Default)]
-pub(super) struct Routed {
+pub(super) struct RouteState {
     /// The existing routes, as text.
     pub(super) routes: Vec<String>,
     /// True for each address family that has a route: IPv4, IPv6.
@@ -105,19 +106,19 @@ pub(super) struct Routed {
 
 /// Adds the missing routes if `may_add`, and returns the state. A problem with one prefix does not affect
 /// the others.
-pub(super) async fn keep(
+pub(super) async fn maintain(
     settings: &NetworkSettings,
-    kernel: &Kernel,
+    kernel: &RouteSocket,
     snapshot: &Snapshot,
     may_add: bool,
-) -> Routed {
-    let mut routed = Routed::default();
-    let taken_over = if may_add {
-        take_over(settings, kernel, snapshot).await
+) -> RouteState {
+    let mut routed = RouteState::default();
+    let replaced = if may_add {
+        replace_old_routes(settings, kernel, snapshot).await
     } else {
         Ok(None)
     };
-    let fresh = match taken_over {
+    let fresh = match replaced {
         Ok(fresh) => fresh,
         Err(error) => {
             routed.problems.push(chain(&error));
@@ -131,7 +132,7 @@ pub(super) async fn keep(
             continue;
         };
         is_any = true;
-        let is_there = if snapshot.has(&route) {
+        let is_there = if snapshot.contains(&route) {
             Ok(true)
         } else if let Some(conflict) = snapshot.conflict(&route) {
             let fix = "choose another range for tunnel.steering.prefixes";
@@ -161,20 +162,20 @@ pub(super) async fn keep(
 
 /// Removes the routes of an earlier process that are no longer wanted, and records the wanted ones before
 /// they are added. Returns a new snapshot if any route was removed.
-async fn take_over(
+async fn replace_old_routes(
     settings: &NetworkSettings,
-    kernel: &Kernel,
+    kernel: &RouteSocket,
     snapshot: &Snapshot,
 ) -> Result<Option<Snapshot>, NetError> {
-    let here = Place::here().map_err(unusable(&settings.record))?;
-    let old = Record::read(&settings.record)?;
-    if let Some(namespace) = old.as_ref().and_then(|old| old.elsewhere(&here)) {
+    let here = NamespaceId::here().map_err(unusable(&settings.record))?;
+    let old = RouteRecord::read(&settings.record)?;
+    if let Some(namespace) = old.as_ref().and_then(|old| old.other_namespace(&here)) {
         warn!(
             namespace,
             "routes of an earlier process in another network namespace are not removed"
         );
     }
-    let ours = Record::of(settings, here);
+    let ours = RouteRecord::of(settings, here);
     if old.as_ref() == Some(&ours) {
         return Ok(None);
     }
@@ -182,7 +183,7 @@ async fn take_over(
     let stays =
         |prefix: &Prefix| old.protocol == ours.protocol && settings.prefixes.contains(prefix);
     let stale = old.prefixes().filter(|prefix| !stays(prefix));
-    let removed = remove_to(kernel, snapshot, stale, old.protocol).await?;
+    let removed = remove_routes_to(kernel, snapshot, stale, old.protocol).await?;
     ours.write(&settings.record)?;
     if removed == 0 {
         return Ok(None);
@@ -197,15 +198,15 @@ fn unusable(record: &Path) -> impl FnOnce(io::Error) -> NetError {
 
 /// Removes the routes to prefixes that have a routing protocol number; returns the number of removed
 /// routes.
-async fn remove_to(
-    kernel: &Kernel,
+async fn remove_routes_to(
+    kernel: &RouteSocket,
     snapshot: &Snapshot,
     prefixes: impl Iterator<Item = Prefix> + Send,
     protocol: u8,
 ) -> Result<usize, NetError> {
     let mut removed = 0;
     for prefix in prefixes {
-        for route in snapshot.local_to(prefix, protocol) {
+        for route in snapshot.local_routes(prefix, protocol) {
             kernel.remove(route).await?;
             removed += 1;
         }
@@ -220,17 +221,17 @@ async fn remove_to(
 /// A route or the record can't be removed, or the routes are in another network namespace. The record
 /// then stays.
 pub async fn remove(record: &Path) -> Result<usize, NetError> {
-    let Some(ours) = Record::read(record)? else {
+    let Some(ours) = RouteRecord::read(record)? else {
         return Ok(0);
     };
-    let here = Place::here().map_err(unusable(record))?;
-    if let Some(namespace) = ours.elsewhere(&here) {
+    let here = NamespaceId::here().map_err(unusable(record))?;
+    if let Some(namespace) = ours.other_namespace(&here) {
         let path = record.to_owned();
-        return Err(NetError::Elsewhere { path, namespace });
+        return Err(NetError::OtherNamespace { path, namespace });
     }
-    let kernel = Kernel::open()?;
+    let kernel = RouteSocket::open()?;
     let snapshot = kernel.snapshot(true).await?;
-    let removed = remove_to(&kernel, &snapshot, ours.prefixes(), ours.protocol).await?;
+    let removed = remove_routes_to(&kernel, &snapshot, ours.prefixes(), ours.protocol).await?;
     fs::remove_file(record).map_err(unusable(record))?;
     Ok(removed)
 }
@@ -240,20 +241,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_written_down_is_read_again_and_no_file_is_nothing() {
+    fn a_written_record_is_read_again_and_a_missing_file_is_no_record() {
         let dir = tempfile::tempdir().expect("a folder");
-        let path = record(dir.path());
+        let path = record_path(dir.path());
         let settings = settings(&path);
-        assert_eq!(Record::read(&path).expect("read"), None);
+        assert_eq!(RouteRecord::read(&path).expect("read"), None);
 
-        let here = Place::here().expect("a place");
-        Record::of(&settings, here).write(&path).expect("written");
+        let here = NamespaceId::here().expect("a namespace");
+        RouteRecord::of(&settings, here).write(&path).expect("written");
 
-        let read = Record::read(&path).expect("read").expect("there");
+        let read = RouteRecord::read(&path).expect("read").expect("there");
         assert_eq!(read.protocol, 176);
         assert_eq!(read.prefixes().collect::<Vec<_>>(), settings.prefixes);
         fs::write(&path, "{").expect("written");
-        let error = Record::read(&path).expect_err("damaged");
+        let error = RouteRecord::read(&path).expect_err("damaged");
         assert!(error.to_string().contains("routes.json"), "{error}");
     }
 
@@ -268,14 +269,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn routes_of_another_network_namespace_are_not_forgotten() {
+    async fn the_record_of_routes_in_another_network_namespace_stays() {
         let dir = tempfile::tempdir().expect("a folder");
-        let path = record(dir.path());
-        let here = Place::here().expect("a place");
-        let write = |place: Place| Record::of(&settings(&path), place).write(&path);
+        let path = record_path(dir.path());
+        let here = NamespaceId::here().expect("a namespace");
+        let write = |namespace: NamespaceId| RouteRecord::of(&settings(&path), namespace).write(&path);
 
-        let at = |boot: &str| Place {
-            namespace: 7,
+        let at = |boot: &str| NamespaceId {
+            inode: 7,
             boot: boot.to_owned(),
         };
         write(at(&here.boot)).expect("written");
@@ -283,8 +284,8 @@ mod tests {
         assert!(error.contains("another network namespace (7)"), "{error}");
         assert!(path.exists());
 
-        for place in [at("earlier"), here] {
-            write(place).expect("written");
+        for namespace in [at("earlier"), here] {
+            write(namespace).expect("written");
             assert_eq!(remove(&path).await.expect("removed"), 0);
             assert!(!path.exists());
         }

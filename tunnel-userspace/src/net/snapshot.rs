@@ -20,19 +20,19 @@ use tunnel_common::{addr::Address, steering::Prefix};
 
 use super::{
     route::{Route, TABLE_LOCAL},
-    uplinks::{Kind, Link},
+    uplinks::{Link, LinkKind},
 };
 
 /// The links, addresses and routes of this node at one time.
 pub(super) struct Snapshot {
     /// Every address of this node, except link-local IPv6 addresses.
-    pub(super) own: Arc<BTreeSet<IpAddr>>,
+    pub(super) own_addresses: Arc<BTreeSet<IpAddr>>,
     pub(super) links: Vec<Link>,
     /// The indices of the links that routes via a gateway use.
     pub(super) gateways: BTreeSet<u32>,
     loopback: u32,
     /// The possible source addresses of replies, with the indices of their links.
-    addresses: Vec<(u32, IpAddr)>,
+    source_addresses: Vec<(u32, IpAddr)>,
     routes: Vec<RouteMessage>,
 }
 
@@ -53,11 +53,11 @@ impl Snapshot {
         let sources = addresses
             .filter(|(header, ip)| header.scope == AddressScope::Universe && !ip.is_loopback());
         Self {
-            own: Arc::new(own.filter(|ip| !is_link_local(ip)).collect()),
+            own_addresses: Arc::new(own.filter(|ip| !is_link_local(ip)).collect()),
             links: links.iter().map(link_of).collect(),
             gateways: routes.iter().flat_map(gateway_links).collect(),
             loopback: loopback.map_or(1, |link| link.header.index),
-            addresses: sources.map(|(header, ip)| (header.index, ip)).collect(),
+            source_addresses: sources.map(|(header, ip)| (header.index, ip)).collect(),
             routes,
         }
     }
@@ -67,14 +67,14 @@ impl Snapshot {
     /// can arrive then; for IPv6, `::1` is enough.
     pub(super) fn route_for(&self, prefix: Prefix, protocol: u8) -> Option<Route> {
         let default = default_link(&self.routes, prefix.is_v4());
-        let has_v6 = self.own.contains(&Ipv6Addr::LOCALHOST.into());
-        let mut fitting = self
-            .addresses
+        let has_v6 = self.own_addresses.contains(&Ipv6Addr::LOCALHOST.into());
+        let mut candidates = self
+            .source_addresses
             .iter()
             .filter(|(_, address)| address.is_ipv4() == prefix.is_v4());
-        let on_default = fitting.clone().find(|(link, _)| Some(*link) == default);
+        let on_default = candidates.clone().find(|(link, _)| Some(*link) == default);
         let source = on_default
-            .or_else(|| fitting.next())
+            .or_else(|| candidates.next())
             .map(|(_, address)| *address);
         let is_possible = source.is_some() || !prefix.is_v4() && has_v6;
         is_possible.then_some(Route {
@@ -86,16 +86,16 @@ impl Snapshot {
     }
 
     /// Returns true if this route exists, with the same source address.
-    pub(super) fn has(&self, route: &Route) -> bool {
-        let mut ours = self.local_to(route.prefix, route.protocol);
-        ours.any(|found| route.is_from(found))
+    pub(super) fn contains(&self, route: &Route) -> bool {
+        let mut ours = self.local_routes(route.prefix, route.protocol);
+        ours.any(|found| route.has_source_of(found))
     }
 
     /// Returns the conflict with a route, if there is one: an address of this node in the prefix, or
     /// another program's route to the prefix or a part of it, in any table.
     pub(super) fn conflict(&self, route: &Route) -> Option<String> {
         let prefix = route.prefix;
-        let mut own = self.addresses.iter().map(|(_, ip)| Address::from_ip(*ip));
+        let mut own = self.source_addresses.iter().map(|(_, ip)| Address::from_ip(*ip));
         if let Some(address) = own.find(|address| prefix.contains(address)) {
             return Some(format!("{address} is an address of this node"));
         }
@@ -113,7 +113,7 @@ impl Snapshot {
     }
 
     /// Returns the routes to a prefix in table local that have this routing protocol number.
-    pub(super) fn local_to(
+    pub(super) fn local_routes(
         &self,
         prefix: Prefix,
         protocol: u8,
@@ -131,7 +131,7 @@ fn link_of(message: &LinkMessage) -> Link {
     let mut link = Link {
         index: message.header.index,
         name: String::new(),
-        kind: Kind::Other,
+        kind: LinkKind::Other,
         bridge: None,
     };
     let (mut is_elsewhere, mut kind) = (false, None);
@@ -150,10 +150,10 @@ fn link_of(message: &LinkMessage) -> Link {
         }
     }
     link.kind = match kind {
-        _ if message.header.flags.contains(LinkFlags::Loopback) => Kind::Loopback,
-        Some(InfoKind::Bridge) => Kind::Bridge,
-        Some(InfoKind::Veth | InfoKind::Netkit) if is_elsewhere => Kind::Pair,
-        _ => Kind::Other,
+        _ if message.header.flags.contains(LinkFlags::Loopback) => LinkKind::Loopback,
+        Some(InfoKind::Bridge) => LinkKind::Bridge,
+        Some(InfoKind::Veth | InfoKind::Netkit) if is_elsewhere => LinkKind::Pair,
+        _ => LinkKind::Other,
     };
     link
 }

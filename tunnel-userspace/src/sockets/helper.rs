@@ -22,51 +22,54 @@ use tracing::{debug, info, warn};
 use tunnel_common::addr::Protocol;
 
 use super::{
-    Memory, Pods, TerminatorView,
+    TranslationMaps, Pods, TerminatorView,
     retry::{self, Retry},
-    scan::{self, Reach, Scan},
+    scan::{self, ScanScope, ScanReport},
 };
 use crate::{drain, listen};
 
 /// The time limit of a helper's scan.
-const LOOK: Duration = Duration::from_secs(60);
+const SCAN_TIMEOUT: Duration = Duration::from_secs(60);
 /// The delay before the helper reconnects, and after a failed accept.
-const AGAIN: Duration = Duration::from_millis(250);
+const RETRY_DELAY: Duration = Duration::from_millis(250);
 /// The maximum length of a line, in bytes.
-const LINE: u64 = 64 * 1024;
+const MAX_LINE: u64 = 64 * 1024;
 
 /// The connection between daemon and helper, with a read buffer.
 type Stream = BufReader<UnixStream>;
 
 /// The daemon's order to scan.
 #[derive(Debug, Deserialize, Serialize)]
-struct Order {
+struct ScanOrder {
     /// The number of the scan.
-    look: u64,
+    #[serde(rename = "look")]
+    number: u64,
     /// The numbers of the protocols whose sockets are ended.
     protocols: Vec<u8>,
 }
 
 /// The helper's report on a scan.
 #[derive(Debug, Deserialize, Serialize)]
-struct Report {
-    look: u64,
+struct HelperReport {
+    /// The number of the scan.
+    #[serde(rename = "look")]
+    number: u64,
     #[serde(flatten)]
-    scan: Scan,
+    scan: ScanReport,
 }
 
 /// The daemon's server for helpers.
-pub(super) struct Desk {
+pub(super) struct HelperServer {
     pub(super) protocols: Vec<Protocol>,
     /// The number of the daemon's last started scan.
-    pub(super) looks: watch::Receiver<u64>,
+    pub(super) scan_number: watch::Receiver<u64>,
     pub(super) view: watch::Sender<TerminatorView>,
     /// The state to publish while no helper is connected.
-    pub(super) without: Pods,
+    pub(super) pods_without_helper: Pods,
 }
 
 /// Serves one helper at a time, until the drain begins.
-pub(super) async fn serve(path: PathBuf, mut desk: Desk, mut draining: watch::Receiver<bool>) {
+pub(super) async fn serve(path: PathBuf, mut server: HelperServer, mut draining: watch::Receiver<bool>) {
     let listener = match listen::unix(&path) {
         Ok(listener) => listener,
         Err(error) => {
@@ -77,10 +80,10 @@ pub(super) async fn serve(path: PathBuf, mut desk: Desk, mut draining: watch::Re
     loop {
         let served = async {
             match listener.accept().await {
-                Ok((stream, _)) => desk.attend(stream).await,
+                Ok((stream, _)) => server.serve_helper(stream).await,
                 Err(error) => {
                     warn!(%error, "cannot accept a connection");
-                    sleep(AGAIN).await;
+                    sleep(RETRY_DELAY).await;
                 }
             }
         };
@@ -95,47 +98,47 @@ pub(super) async fn serve(path: PathBuf, mut desk: Desk, mut draining: watch::Re
     }
 }
 
-impl Desk {
+impl HelperServer {
     /// Serves a helper until it disconnects: orders a scan now, and whenever a backend was removed.
-    async fn attend(&mut self, stream: UnixStream) {
+    async fn serve_helper(&mut self, stream: UnixStream) {
         info!("the helper that ends sockets in pods has connected");
-        let error = self.talk(stream).await.err();
+        let error = self.exchange(stream).await.err();
         let why = error.map_or_else(String::new, |error| error.to_string());
         warn!(%why, "the helper that ends sockets in pods has disconnected");
-        let without = self.without.clone();
+        let pods = self.pods_without_helper.clone();
         self.view.send_modify(|view| {
-            view.pods = without;
+            view.pods = pods;
             view.helper_problem = None;
         });
     }
 
-    async fn talk(&mut self, stream: UnixStream) -> io::Result<()> {
+    async fn exchange(&mut self, stream: UnixStream) -> io::Result<()> {
         let mut stream = BufReader::new(stream);
         let mut retry = Retry::default();
         loop {
-            let order = Order {
-                look: *self.looks.borrow_and_update(),
+            let order = ScanOrder {
+                number: *self.scan_number.borrow_and_update(),
                 protocols: self.protocols.iter().map(|its| its.number()).collect(),
             };
-            let report = timeout(LOOK, ask(&mut stream, &order)).await??;
+            let report = timeout(SCAN_TIMEOUT, request_scan(&mut stream, &order)).await??;
             let Some(report) = report else {
                 return Ok(());
             };
-            let pause = retry.after(report.scan.is_retryable);
+            let delay = retry.next_delay(report.scan.is_retryable);
             self.publish(report);
             tokio::select! {
-                changed = self.looks.changed() => {
+                changed = self.scan_number.changed() => {
                     if changed.is_err() {
                         return Ok(());
                     }
-                    retry.begin_anew();
+                    retry.reset();
                 }
-                () = retry::pause(pause) => {}
+                () = retry::wait(delay) => {}
                 // The helper sends nothing but reports; anything else ends the connection.
                 rest = stream.fill_buf() => {
-                    let spoke = !rest?.is_empty();
-                    return if spoke {
-                        Err(broken("unexpected data from the helper"))
+                    let has_data = !rest?.is_empty();
+                    return if has_data {
+                        Err(invalid_data("unexpected data from the helper"))
                     } else {
                         Ok(())
                     };
@@ -144,7 +147,7 @@ impl Desk {
         }
     }
 
-    fn publish(&self, Report { look, scan }: Report) {
+    fn publish(&self, HelperReport { number, scan }: HelperReport) {
         let is_known = self.view.borrow().helper_problem == scan.problem;
         if let Some(problem) = &scan.problem
             && !is_known
@@ -154,7 +157,7 @@ impl Desk {
         if scan.ended > 0 {
             let ended = scan.ended;
             info!(
-                look,
+                number,
                 ended, "the helper ended sockets of removed backends"
             );
         }
@@ -167,12 +170,12 @@ impl Desk {
     }
 }
 
-async fn ask(stream: &mut Stream, order: &Order) -> io::Result<Option<Report>> {
+async fn request_scan(stream: &mut Stream, order: &ScanOrder) -> io::Result<Option<HelperReport>> {
     write_line(stream, order).await?;
-    let report: Option<Report> = read_line(stream).await?;
+    let report: Option<HelperReport> = read_line(stream).await?;
     match report {
-        Some(report) if report.look != order.look => {
-            Err(broken("the report is about another scan"))
+        Some(report) if report.number != order.number => {
+            Err(invalid_data("the report is about another scan"))
         }
         report => Ok(report),
     }
@@ -180,29 +183,29 @@ async fn ask(stream: &mut Stream, order: &Order) -> io::Result<Option<Report>> {
 
 /// Runs the helper until the drain begins: connects to the daemon, and scans on each order. Reconnects
 /// while there is no daemon, and after it has ended. `open` opens the maps, for each connection again.
-pub async fn help<M, E, F>(socket: &Path, open: F, mut draining: watch::Receiver<bool>)
+pub async fn run_helper<M, E, F>(socket: &Path, open: F, mut draining: watch::Receiver<bool>)
 where
-    M: Memory + 'static,
+    M: TranslationMaps + 'static,
     E: std::fmt::Display + Send + 'static,
     F: Fn() -> Result<M, E> + Clone + Send + 'static,
 {
-    let mut was_heard = true;
+    let mut was_connected = true;
     loop {
-        let called = call(socket, open.clone());
+        let connection = connect_and_scan(socket, open.clone());
         let attempt = async {
-            match called.await {
+            match connection.await {
                 Ok(()) => {
                     info!("the daemon closed the connection");
-                    was_heard = true;
+                    was_connected = true;
                 }
                 Err(error) => {
-                    if was_heard {
+                    if was_connected {
                         info!(%error, socket = %socket.display(), "no connection to the daemon; retrying");
                     }
-                    was_heard = false;
+                    was_connected = false;
                 }
             }
-            sleep(AGAIN).await;
+            sleep(RETRY_DELAY).await;
         };
         tokio::select! {
             biased;
@@ -212,30 +215,30 @@ where
     }
 }
 
-async fn call<M, E, F>(socket: &Path, open: F) -> io::Result<()>
+async fn connect_and_scan<M, E, F>(socket: &Path, open: F) -> io::Result<()>
 where
-    M: Memory + 'static,
+    M: TranslationMaps + 'static,
     E: std::fmt::Display + Send + 'static,
     F: Fn() -> Result<M, E> + Send + 'static,
 {
     let mut stream = BufReader::new(UnixStream::connect(socket).await?);
     info!("connected to the daemon");
     let opened = spawn_blocking(move || open().map(Arc::new).map_err(|error| error.to_string()));
-    let memory = opened.await.map_err(io::Error::other)?;
-    while let Some(order) = read_line::<Order>(&mut stream).await? {
-        let scan = match &memory {
-            Ok(memory) => {
+    let maps = opened.await.map_err(io::Error::other)?;
+    while let Some(order) = read_line::<ScanOrder>(&mut stream).await? {
+        let scan = match &maps {
+            Ok(maps) => {
                 let of_number = |number: u8| Protocol::of_socket(number.into());
                 let protocols = order.protocols.into_iter().filter_map(of_number);
-                scan::run(Reach::Others, protocols.collect(), Arc::clone(memory)).await
+                scan::run(ScanScope::Others, protocols.collect(), Arc::clone(maps)).await
             }
-            Err(problem) => Scan {
+            Err(problem) => ScanReport {
                 problem: Some(problem.clone()),
-                ..Scan::default()
+                ..ScanReport::default()
             },
         };
-        let look = order.look;
-        write_line(&mut stream, &Report { look, scan }).await?;
+        let number = order.number;
+        write_line(&mut stream, &HelperReport { number, scan }).await?;
     }
     Ok(())
 }
@@ -249,17 +252,17 @@ async fn write_line(stream: &mut Stream, value: &(impl Serialize + Sync)) -> io:
 /// Reads a line of JSON; returns none at the end of the connection.
 async fn read_line<T: DeserializeOwned>(stream: &mut Stream) -> io::Result<Option<T>> {
     let mut line = Vec::new();
-    stream.take(LINE).read_until(b'\n', &mut line).await?;
+    stream.take(MAX_LINE).read_until(b'\n', &mut line).await?;
     if line.is_empty() {
         return Ok(None);
     }
     if line.last() != Some(&b'\n') {
-        return Err(broken("a line is truncated, or longer than 64 KiB"));
+        return Err(invalid_data("a line is truncated, or longer than 64 KiB"));
     }
     Ok(Some(serde_json::from_slice(&line)?))
 }
 
-fn broken(how: &'static str) -> io::Error {
+fn invalid_data(how: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, how)
 }
 

@@ -16,7 +16,7 @@ use nix::{
 use crate::capabilities::{self, SYS_ADMIN, SYS_PTRACE};
 
 /// The inode of the initial PID namespace (`PROC_PID_INIT_INO` in `linux/proc_ns.h`).
-const FIRST_PROCESSES: u64 = 0xeffffffc;
+const INITIAL_PID_NAMESPACE: u64 = 0xeffffffc;
 
 /// Returns the inode number of the calling thread's network namespace.
 pub(super) fn own() -> io::Result<u32> {
@@ -58,14 +58,14 @@ fn number(metadata: &fs::Metadata) -> io::Result<u32> {
 
 /// Returns the cause if this process can't find and enter the network namespaces of all processes.
 #[must_use]
-pub fn obstacle() -> Option<String> {
+pub fn obstacle_to_entering() -> Option<String> {
     match capabilities::missing(&[SYS_ADMIN, SYS_PTRACE]) {
         Ok(missing) if missing.is_empty() => {}
         Ok(missing) => return Some(format!("this process lacks {}", missing.join(" and "))),
         Err(error) => return Some(format!("cannot read /proc/thread-self/status: {error}")),
     }
     match fs::metadata("/proc/self/ns/pid").map(|metadata| metadata.ino()) {
-        Ok(FIRST_PROCESSES) => None,
+        Ok(INITIAL_PID_NAMESPACE) => None,
         Ok(_) => Some("this process is not in the host's PID namespace (hostPID)".to_owned()),
         Err(error) => Some(format!("cannot read /proc/self/ns/pid: {error}")),
     }
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn each_namespace_that_is_looked_for_is_found_once() -> io::Result<()> {
+    fn each_wanted_namespace_is_found_once() -> io::Result<()> {
         let folder = proc(&[
             ("1", "host"),
             ("20", "pod"),

@@ -14,19 +14,19 @@ use tracing::debug;
 use tunnel_common::{addr::Protocol, origin::Origin, reason::Reason};
 
 use super::{
-    Memory, Remembered, namespaces,
-    stale::{Search, Sieve},
+    TranslationMaps, TranslatedSocket, namespaces,
+    stale::{StaleSearch, SuspectFilter},
 };
 use crate::{
     failure::chain,
-    net::{Diag, DiagError, Filter, Place},
+    net::{Diag, DiagError, Filter, ListedSocket},
 };
 
 const PROC: &str = "/proc";
 
 /// The network namespaces in which a scan ends sockets.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Reach {
+pub(super) enum ScanScope {
     /// The network namespace of this process.
     Own,
     /// All others. For the helper, whose daemon ends the sockets in their common namespace itself; if both
@@ -38,7 +38,7 @@ pub(super) enum Reach {
 
 /// The result of a scan.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
-pub(super) struct Scan {
+pub(super) struct ScanReport {
     /// The number of sockets that were ended.
     pub(super) ended: u64,
     /// The number of sockets that seem to be stale, in namespaces that were not entered.
@@ -54,8 +54,8 @@ fn cannot(step: &'static str) -> impl FnOnce(io::Error) -> DiagError {
     move |source| DiagError::Step { step, source }
 }
 
-const READ: &str = "read the translations of sockets";
-const FIND: &str = "find the network namespaces";
+const READ_TRANSLATIONS: &str = "read the translations of sockets";
+const FIND_NAMESPACES: &str = "find the network namespaces";
 
 /// The sockets of a network namespace that may be stale.
 #[derive(Default)]
@@ -64,55 +64,55 @@ struct Suspects {
     by_cookie: HashMap<u64, Origin>,
     /// The protocols of sockets without a cookie. The kernel creates cookies on demand, such as when
     /// sock_diag lists a socket.
-    unnamed: Vec<Protocol>,
+    without_cookie: Vec<Protocol>,
 }
 
 impl Suspects {
-    fn insert(&mut self, socket: &Remembered) {
+    fn insert(&mut self, socket: &TranslatedSocket) {
         if socket.cookie == 0 {
-            self.unnamed.push(socket.origin.protocol);
+            self.without_cookie.push(socket.origin.protocol);
         } else {
             self.by_cookie.insert(socket.cookie, socket.origin);
         }
     }
 
     fn len(&self) -> usize {
-        self.by_cookie.len() + self.unnamed.len()
+        self.by_cookie.len() + self.without_cookie.len()
     }
 
     /// Returns true if there is a suspect of a protocol.
     fn has(&self, protocol: Protocol) -> bool {
         let mut named = self.by_cookie.values().map(|origin| origin.protocol);
-        self.unnamed.contains(&protocol) || named.any(|its| its == protocol)
+        self.without_cookie.contains(&protocol) || named.any(|its| its == protocol)
     }
 }
 
 /// Scans for stale sockets and ends them, in a blocking thread.
-pub(super) async fn run<M: Memory + 'static>(
-    reach: Reach,
+pub(super) async fn run<M: TranslationMaps + 'static>(
+    scope: ScanScope,
     protocols: Vec<Protocol>,
-    memory: Arc<M>,
-) -> Scan {
+    maps: Arc<M>,
+) -> ScanReport {
     let ended = spawn_blocking(move || {
-        scan(reach, &Search::new(&protocols, &*memory)).unwrap_or_else(|error| {
-            let mut scan = Scan::default();
-            scan.fail(&error);
+        scan(scope, &StaleSearch::new(&protocols, &*maps)).unwrap_or_else(|error| {
+            let mut scan = ScanReport::default();
+            scan.record_error(&error);
             scan
         })
     });
-    ended.await.unwrap_or_else(|error| Scan {
+    ended.await.unwrap_or_else(|error| ScanReport {
         problem: Some(error.to_string()),
         is_retryable: true,
-        ..Scan::default()
+        ..ScanReport::default()
     })
 }
 
-fn scan(reach: Reach, search: &Search<'_, impl Memory>) -> Result<Scan, DiagError> {
-    let mut scan = Scan::default();
-    let mut suspects = search.suspects().map_err(cannot(READ))?;
-    let own = namespaces::own().map_err(cannot(FIND))?;
-    let here = suspects.remove(&own).filter(|_| reach != Reach::Others);
-    if reach == Reach::Own || suspects.is_empty() {
+fn scan(scope: ScanScope, search: &StaleSearch<'_, impl TranslationMaps>) -> Result<ScanReport, DiagError> {
+    let mut scan = ScanReport::default();
+    let mut suspects = search.suspects().map_err(cannot(READ_TRANSLATIONS))?;
+    let own = namespaces::own().map_err(cannot(FIND_NAMESPACES))?;
+    let here = suspects.remove(&own).filter(|_| scope != ScanScope::Others);
+    if scope == ScanScope::Own || suspects.is_empty() {
         scan.left = suspects.values().map(Suspects::len).sum();
         if let Some(here) = here {
             scan.end_all(search, own, &here);
@@ -121,29 +121,29 @@ fn scan(reach: Reach, search: &Search<'_, impl Memory>) -> Result<Scan, DiagErro
     }
     thread::scope(|scope| {
         // Uses a separate thread, which never returns to its original namespace.
-        let around = thread::Builder::new().name("sockets".into());
-        let around = around.spawn_scoped(scope, || search.around(&suspects));
+        let others_thread = thread::Builder::new().name("sockets".into());
+        let others_thread = others_thread.spawn_scoped(scope, || search.scan_others(&suspects));
         if let Some(here) = here {
             scan.end_all(search, own, &here);
         }
-        match around.map(thread::ScopedJoinHandle::join) {
+        match others_thread.map(thread::ScopedJoinHandle::join) {
             Ok(Ok(others)) => scan.merge(others),
             Ok(Err(_panic)) => {
-                scan.fail(&cannot("scan pods")(io::Error::other("the thread panicked")))
+                scan.record_error(&cannot("scan pods")(io::Error::other("the thread panicked")))
             }
-            Err(error) => scan.fail(&cannot("start a thread")(error)),
+            Err(error) => scan.record_error(&cannot("start a thread")(error)),
         }
     });
     Ok(scan)
 }
 
-impl<M: Memory> Search<'_, M> {
+impl<M: TranslationMaps> StaleSearch<'_, M> {
     /// Returns the sockets that may be stale, by the inode number of their network namespace.
     fn suspects(&self) -> io::Result<BTreeMap<u32, Suspects>> {
-        let mut sieve = Sieve::new(self);
+        let mut filter = SuspectFilter::new(self);
         let mut suspects = BTreeMap::<u32, Suspects>::new();
-        self.memory.sockets(&mut |socket| {
-            if sieve.holds(&socket)? {
+        self.maps.sockets(&mut |socket| {
+            if filter.may_be_stale(&socket)? {
                 let there = suspects.entry(socket.namespace).or_default();
                 there.insert(&socket);
             }
@@ -153,16 +153,16 @@ impl<M: Memory> Search<'_, M> {
     }
 
     /// Enters the namespaces of the suspects, one after the other, and ends the stale sockets.
-    fn around(&self, suspects: &BTreeMap<u32, Suspects>) -> Scan {
-        let mut scan = Scan {
+    fn scan_others(&self, suspects: &BTreeMap<u32, Suspects>) -> ScanReport {
+        let mut scan = ScanReport {
             left: suspects.values().map(Suspects::len).sum(),
-            ..Scan::default()
+            ..ScanReport::default()
         };
         let numbers: BTreeSet<u32> = suspects.keys().copied().collect();
         let found = match namespaces::find(Path::new(PROC), &numbers) {
             Ok(found) => found,
             Err(error) => {
-                scan.fail(&cannot(FIND)(error));
+                scan.record_error(&cannot(FIND_NAMESPACES)(error));
                 return scan;
             }
         };
@@ -175,15 +175,15 @@ impl<M: Memory> Search<'_, M> {
                     scan.left -= there.len();
                     scan.end_all(self, number, there);
                 }
-                Err(errno) => scan.fail(&cannot("enter a network namespace")(errno.into())),
+                Err(errno) => scan.record_error(&cannot("enter a network namespace")(errno.into())),
             }
         }
         scan
     }
 }
 
-impl Scan {
-    fn fail(&mut self, error: &DiagError) {
+impl ScanReport {
+    fn record_error(&mut self, error: &DiagError) {
         self.is_retryable |= error.is_retryable();
         self.problem.get_or_insert_with(|| chain(error));
     }
@@ -196,59 +196,59 @@ impl Scan {
     }
 
     /// Ends those suspects in the namespace of the calling thread that are stale.
-    fn end_all<M: Memory>(&mut self, search: &Search<'_, M>, namespace: u32, suspects: &Suspects) {
+    fn end_all<M: TranslationMaps>(&mut self, search: &StaleSearch<'_, M>, namespace: u32, suspects: &Suspects) {
         let mut diag = match Diag::open() {
             Ok(diag) => diag,
-            Err(error) => return self.fail(&error),
+            Err(error) => return self.record_error(&error),
         };
         for protocol in search.protocols.iter().filter(|its| suspects.has(**its)) {
-            let ended = if suspects.unnamed.contains(protocol) {
-                self.name_and_end(*protocol, search, namespace, &mut diag)
+            let ended = if suspects.without_cookie.contains(protocol) {
+                self.end_after_cookie_creation(*protocol, search, namespace, &mut diag)
             } else {
-                self.end_some(*protocol, search, suspects, &mut diag)
+                self.end_with_cookie(*protocol, search, suspects, &mut diag)
             };
             // An error for one protocol, such as a missing module, does not affect the other.
             if let Err(error) = ended {
-                self.fail(&error);
+                self.record_error(&error);
             }
         }
     }
 
     /// Makes the kernel create cookies by listing the sockets, reads the translations again, and ends the
     /// stale sockets.
-    fn name_and_end<M: Memory>(
+    fn end_after_cookie_creation<M: TranslationMaps>(
         &mut self,
         protocol: Protocol,
-        search: &Search<'_, M>,
+        search: &StaleSearch<'_, M>,
         namespace: u32,
         diag: &mut Diag,
     ) -> Result<(), DiagError> {
-        diag.list(protocol, Filter::Connected, |_place| {})?;
-        let mut named = search.suspects().map_err(cannot(READ))?;
+        diag.list(protocol, Filter::Connected, |_socket| {})?;
+        let mut named = search.suspects().map_err(cannot(READ_TRANSLATIONS))?;
         named.remove(&namespace).map_or(Ok(()), |suspects| {
-            self.end_some(protocol, search, &suspects, diag)
+            self.end_with_cookie(protocol, search, &suspects, diag)
         })
     }
 
-    fn end_some<M: Memory>(
+    fn end_with_cookie<M: TranslationMaps>(
         &mut self,
         protocol: Protocol,
-        search: &Search<'_, M>,
+        search: &StaleSearch<'_, M>,
         suspects: &Suspects,
         diag: &mut Diag,
     ) -> Result<(), DiagError> {
         let mut found = Vec::new();
-        diag.list(protocol, Filter::Connected, |place: Place| {
-            if let Some(origin) = suspects.by_cookie.get(&place.cookie()) {
-                found.push((place, *origin));
+        diag.list(protocol, Filter::Connected, |socket: ListedSocket| {
+            if let Some(origin) = suspects.by_cookie.get(&socket.cookie()) {
+                found.push((socket, *origin));
             }
         })?;
-        for (place, origin) in found {
+        for (socket, origin) in found {
             // An error at one socket does not stop the scan.
-            match end(search, diag, &place, &origin) {
+            match end(search, diag, &socket, &origin) {
                 Ok(true) => self.ended += 1,
                 Ok(false) => {}
-                Err(error) => self.fail(&error),
+                Err(error) => self.record_error(&error),
             }
         }
         Ok(())
@@ -257,17 +257,17 @@ impl Scan {
 
 /// Ends a socket if it is stale; returns true if the socket was ended.
 fn end(
-    search: &Search<'_, impl Memory>,
+    search: &StaleSearch<'_, impl TranslationMaps>,
     diag: &mut Diag,
-    place: &Place,
+    socket: &ListedSocket,
     origin: &Origin,
 ) -> Result<bool, DiagError> {
-    let has_gone = search.has_gone(place, origin).map_err(cannot(READ))?;
+    let is_stale = search.is_stale(socket, origin).map_err(cannot(READ_TRANSLATIONS))?;
     let protocol = origin.protocol;
-    if !has_gone || !diag.end(protocol, place)? {
+    if !is_stale || !diag.end(protocol, socket)? {
         return Ok(false);
     }
-    let (address, port) = place.peer();
+    let (address, port) = socket.peer();
     let (backend, port) = (address.to_ip(), port.to_host());
     let reason = Reason::SocketTerminated.label();
     debug!(%backend, port, protocol = protocol.number(), reason, "ended a socket");

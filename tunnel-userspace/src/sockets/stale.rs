@@ -14,12 +14,12 @@ use tunnel_common::{
 };
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
-use crate::net::{Place, is_connected};
+use crate::net::{ListedSocket, is_connected};
 
 /// A socket with a translation, as the BPF iterator returns it.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, KnownLayout, PartialEq)]
 #[repr(C)]
-pub struct Remembered {
+pub struct TranslatedSocket {
     /// The cookie of the socket; 0 if the kernel has not created it yet.
     pub cookie: u64,
     /// The inode number of the socket's network namespace, as of `/proc/<pid>/ns/net`.
@@ -31,13 +31,13 @@ pub struct Remembered {
 }
 
 /// The pinned maps that have the translations of sockets, and the backends.
-pub trait Memory: Send + Sync {
-    /// Calls `show` for every socket with a translation, in every network namespace of the machine.
+pub trait TranslationMaps: Send + Sync {
+    /// Calls `visit` for every socket with a translation, in every network namespace of the machine.
     ///
     /// # Errors
     ///
-    /// The kernel can't list the sockets, or `show` fails.
-    fn sockets(&self, show: &mut dyn FnMut(Remembered) -> io::Result<()>) -> io::Result<()>;
+    /// The kernel can't list the sockets, or `visit` fails.
+    fn sockets(&self, visit: &mut dyn FnMut(TranslatedSocket) -> io::Result<()>) -> io::Result<()>;
 
     /// Returns a backend by its index; none if the index is out of range.
     ///
@@ -65,31 +65,31 @@ pub trait Memory: Send + Sync {
     /// # Errors
     ///
     /// The map can't be read.
-    fn older(&self, key: &OverflowKey) -> io::Result<Option<Origin>>;
+    fn older_translation(&self, key: &OverflowKey) -> io::Result<Option<Origin>>;
 }
 
 /// A search for stale sockets: the protocols to search, and the maps.
-pub(super) struct Search<'a, M> {
+pub(super) struct StaleSearch<'a, M> {
     pub(super) protocols: &'a [Protocol],
-    pub(super) memory: &'a M,
+    pub(super) maps: &'a M,
     /// The service port ID, address and port of each serving backend; read on first use.
     serving: OnceLock<HashSet<(u32, Address, Port)>>,
 }
 
 /// A first filter over all sockets, which selects the suspects. It reads each backend only once.
-pub(super) struct Sieve<'a, M> {
-    search: &'a Search<'a, M>,
+pub(super) struct SuspectFilter<'a, M> {
+    search: &'a StaleSearch<'a, M>,
     backends: HashMap<u32, Option<Backend>>,
 }
 
-impl<'a, M: Memory> Sieve<'a, M> {
-    pub(super) fn new(search: &'a Search<'a, M>) -> Self {
+impl<'a, M: TranslationMaps> SuspectFilter<'a, M> {
+    pub(super) fn new(search: &'a StaleSearch<'a, M>) -> Self {
         let backends = HashMap::new();
         Self { search, backends }
     }
 
     /// Returns true if a socket may be stale.
-    pub(super) fn holds(&mut self, socket: &Remembered) -> io::Result<bool> {
+    pub(super) fn may_be_stale(&mut self, socket: &TranslatedSocket) -> io::Result<bool> {
         let origin = &socket.origin;
         let protocol = origin.protocol;
         if !self.search.protocols.contains(&protocol) || !is_connected(protocol, socket.state) {
@@ -101,20 +101,20 @@ impl<'a, M: Memory> Sieve<'a, M> {
         let backend = match self.backends.get(&origin.index) {
             Some(known) => *known,
             None => {
-                let backend = self.search.memory.backend(origin.index)?;
+                let backend = self.search.maps.backend(origin.index)?;
                 self.backends.insert(origin.index, backend);
                 backend
             }
         };
-        self.search.is_gone(backend.as_ref(), origin)
+        self.search.backend_is_gone(backend.as_ref(), origin)
     }
 }
 
-impl<'a, M: Memory> Search<'a, M> {
-    pub(super) const fn new(protocols: &'a [Protocol], memory: &'a M) -> Self {
+impl<'a, M: TranslationMaps> StaleSearch<'a, M> {
+    pub(super) const fn new(protocols: &'a [Protocol], maps: &'a M) -> Self {
         Self {
             protocols,
-            memory,
+            maps,
             serving: OnceLock::new(),
         }
     }
@@ -122,16 +122,16 @@ impl<'a, M: Memory> Search<'a, M> {
     /// Returns true if a connected socket is stale: its backend no longer serves its Service. A socket
     /// without a translation to its peer is never stale, since its translations are those of unconnected
     /// sends.
-    pub(super) fn has_gone(&self, place: &Place, newest: &Origin) -> io::Result<bool> {
-        let Some(origin) = translation(place, newest, self.memory)? else {
+    pub(super) fn is_stale(&self, socket: &ListedSocket, newest: &Origin) -> io::Result<bool> {
+        let Some(origin) = translation(socket, newest, self.maps)? else {
             return Ok(false);
         };
         // Read again, since the index may have been reused since the first filter.
-        let backend = self.memory.backend(origin.index)?;
-        self.is_gone(backend.as_ref(), &origin)
+        let backend = self.maps.backend(origin.index)?;
+        self.backend_is_gone(backend.as_ref(), &origin)
     }
 
-    fn is_gone(&self, backend: Option<&Backend>, origin: &Origin) -> io::Result<bool> {
+    fn backend_is_gone(&self, backend: Option<&Backend>, origin: &Origin) -> io::Result<bool> {
         // A connect that was refused by a redirect (before Linux 6.1) or steered to the tunnel has no
         // backend.
         let was_refused = origin.protocol == Protocol::UDP && origin.state == BackendState::default();
@@ -142,7 +142,7 @@ impl<'a, M: Memory> Search<'a, M> {
             return Ok(false);
         }
         let dialled = FrontendKey::new(origin.vip, origin.vip_port, origin.protocol);
-        let Some(service) = self.memory.owner(&dialled)? else {
+        let Some(service) = self.maps.owner(&dialled)? else {
             return Ok(true);
         };
         let has_left = backend.is_some_and(|backend| has_left(backend, origin));
@@ -158,29 +158,29 @@ impl<'a, M: Memory> Search<'a, M> {
     /// stored: the index may have been reused, or be from a map of an older layout, or the frontend may
     /// have moved to another service port with the same endpoints.
     fn serves_at(&self, service: u32, origin: &Origin) -> io::Result<bool> {
-        let place = (service, origin.backend, origin.backend_port);
+        let key = (service, origin.backend, origin.backend_port);
         if let Some(serving) = self.serving.get() {
-            return Ok(serving.contains(&place));
+            return Ok(serving.contains(&key));
         }
-        let backends = self.memory.backends()?;
+        let backends = self.maps.backends()?;
         let serving = backends.iter().filter(|backend| backend.state.is_serving());
         let serving = serving.map(|backend| (backend.service, backend.address, backend.port));
         let serving = serving.collect();
-        Ok(self.serving.get_or_init(|| serving).contains(&place))
+        Ok(self.serving.get_or_init(|| serving).contains(&key))
     }
 }
 
 /// Returns the translation that leads to the peer of a connected socket.
-fn translation(place: &Place, newest: &Origin, memory: &impl Memory) -> io::Result<Option<Origin>> {
-    let (address, port) = place.peer();
+fn translation(socket: &ListedSocket, newest: &Origin, maps: &impl TranslationMaps) -> io::Result<Option<Origin>> {
+    let (address, port) = socket.peer();
     if newest.leads_to(&address, port) {
         return Ok(Some(*newest));
     }
     if newest.flags & Origin::OVERFLOWED == 0 {
         return Ok(None);
     }
-    let older = memory.older(&OverflowKey::new(
-        place.cookie(),
+    let older = maps.older_translation(&OverflowKey::new(
+        socket.cookie(),
         address,
         port,
         Direction::REVERSE,

@@ -12,17 +12,17 @@ use tracing::{info, warn};
 use tunnel_common::addr::Protocol;
 
 use super::{
-    Memory, Pods, TerminatorView,
-    helper::{self, Desk},
+    TranslationMaps, Pods, TerminatorView,
+    helper::{self, HelperServer},
     namespaces,
     retry::{self, Retry},
-    scan::{self, Reach},
+    scan::{self, ScanScope},
 };
 use crate::drain;
 
 /// The time after the start in which a helper should connect; later there is a warning that sockets in pods
 /// are not ended.
-const HELPER: Duration = Duration::from_secs(5);
+const HELPER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The settings for ending connected sockets when their backend no longer serves its Service.
 #[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
@@ -71,53 +71,53 @@ impl fmt::Display for Transport {
 
 /// Ends the sockets of removed backends.
 pub struct Terminator<M> {
-    memory: Arc<M>,
+    maps: Arc<M>,
     protocols: Vec<Protocol>,
-    pods: bool,
+    include_pods: bool,
     /// The path of the Unix socket for the helper, which ends sockets in pods if the daemon can't.
     helper: PathBuf,
     view: watch::Sender<TerminatorView>,
     /// The number of the last started scan.
-    looks: watch::Sender<u64>,
+    scan_number: watch::Sender<u64>,
 }
 
-impl<M: Memory + 'static> Terminator<M> {
+impl<M: TranslationMaps + 'static> Terminator<M> {
     /// Returns a terminator that publishes its state to `view`. `helper` is the path of the Unix socket for
     /// the helper, which ends sockets in pods if the daemon can't.
-    pub fn new(settings: &TerminatorSettings, helper: PathBuf, memory: M, view: watch::Sender<TerminatorView>) -> Self {
+    pub fn new(settings: &TerminatorSettings, helper: PathBuf, maps: M, view: watch::Sender<TerminatorView>) -> Self {
         Self {
-            memory: Arc::new(memory),
+            maps: Arc::new(maps),
             protocols: settings.terminate.iter().map(|it| it.protocol()).collect(),
-            pods: settings.include_pods,
+            include_pods: settings.include_pods,
             helper,
             view,
-            looks: watch::Sender::new(0),
+            scan_number: watch::Sender::new(0),
         }
     }
 
-    /// Scans once, and then whenever `gone` changes, until the drain begins. `gone` must change after a
-    /// backend was removed, once no program can choose it any more. Any number of changes during a scan
-    /// leads to one more scan.
-    pub async fn run(self, gone: watch::Receiver<u64>, draining: watch::Receiver<bool>) {
-        let pods = self.pods();
+    /// Scans once, and then whenever `removals` changes, until the drain begins. `removals` must change
+    /// after a backend was removed, once no program can choose it any more. Any number of changes
+    /// during a scan leads to one more scan.
+    pub async fn run(self, removals: watch::Receiver<u64>, draining: watch::Receiver<bool>) {
+        let pods = self.process_for_pods();
         self.view.send_modify(|view| view.pods = pods.clone());
-        let (reach, has_desk) = match pods {
-            Pods::Daemon => (Reach::All, false),
-            Pods::Off => (Reach::Own, false),
-            Pods::Helper | Pods::Unreached(_) => (Reach::Own, true),
+        let (scope, needs_helper) = match pods {
+            Pods::Daemon => (ScanScope::All, false),
+            Pods::Off => (ScanScope::Own, false),
+            Pods::Helper | Pods::Unreached(_) => (ScanScope::Own, true),
         };
-        let looking = self.look_on(reach, gone, draining.clone());
-        if has_desk {
-            let desk = Desk {
+        let scanning = self.scan_on_removals(scope, removals, draining.clone());
+        if needs_helper {
+            let server = HelperServer {
                 protocols: self.protocols.clone(),
-                looks: self.looks.subscribe(),
+                scan_number: self.scan_number.subscribe(),
                 view: self.view.clone(),
-                without: pods,
+                pods_without_helper: pods,
             };
-            let helper = helper::serve(self.helper.clone(), desk, draining.clone());
-            tokio::join!(looking, helper, self.warn(draining));
+            let helper = helper::serve(self.helper.clone(), server, draining.clone());
+            tokio::join!(scanning, helper, self.warn(draining));
         } else {
-            looking.await;
+            scanning.await;
         }
     }
 
@@ -125,7 +125,7 @@ impl<M: Memory + 'static> Terminator<M> {
     async fn warn(&self, mut draining: watch::Receiver<bool>) {
         tokio::select! {
             () = drain::begun(&mut draining) => {}
-            () = sleep(HELPER) => {
+            () = sleep(HELPER_TIMEOUT) => {
                 let pods = self.view.borrow().pods.clone();
                 if let Pods::Unreached(why) = pods {
                     warn!(%why, "connected sockets in pods are not ended when their backend is removed");
@@ -134,46 +134,46 @@ impl<M: Memory + 'static> Terminator<M> {
         }
     }
 
-    async fn look_on(
+    async fn scan_on_removals(
         &self,
-        reach: Reach,
-        mut gone: watch::Receiver<u64>,
+        scope: ScanScope,
+        mut removals: watch::Receiver<u64>,
         mut draining: watch::Receiver<bool>,
     ) {
         let mut retry = Retry::default();
         loop {
-            gone.mark_unchanged();
-            self.looks
+            removals.mark_unchanged();
+            self.scan_number
                 .send_modify(|number| *number = number.wrapping_add(1));
-            let pause = retry.after(self.look(reach).await);
+            let delay = retry.next_delay(self.scan_once(scope).await);
             tokio::select! {
                 biased;
                 () = drain::begun(&mut draining) => return,
-                changed = gone.changed() => {
+                changed = removals.changed() => {
                     if changed.is_err() {
                         // The task that owns the maps has ended, so no more backends will be removed.
                         return drain::begun(&mut draining).await;
                     }
-                    retry.begin_anew();
+                    retry.reset();
                 }
-                () = retry::pause(pause) => {}
+                () = retry::wait(delay) => {}
             }
         }
     }
 
     /// Returns the process that ends sockets in pods, as far as it is known at the start.
-    fn pods(&self) -> Pods {
-        if !self.pods {
+    fn process_for_pods(&self) -> Pods {
+        if !self.include_pods {
             return Pods::Off;
         }
-        namespaces::obstacle().map_or(Pods::Daemon, Pods::Unreached)
+        namespaces::obstacle_to_entering().map_or(Pods::Daemon, Pods::Unreached)
     }
 
     /// Scans once; returns true if the scan failed, but may succeed on a retry.
-    async fn look(&self, reach: Reach) -> bool {
-        let (memory, protocols) = (Arc::clone(&self.memory), self.protocols.clone());
+    async fn scan_once(&self, scope: ScanScope) -> bool {
+        let (maps, protocols) = (Arc::clone(&self.maps), self.protocols.clone());
         let start = Instant::now();
-        let scan = scan::run(reach, protocols, memory).await;
+        let scan = scan::run(scope, protocols, maps).await;
         let seconds = start.elapsed().as_secs_f64();
         let known = self.view.borrow().problem.clone();
         match &scan.problem {

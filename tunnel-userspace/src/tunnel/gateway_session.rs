@@ -162,8 +162,9 @@ impl StreamPermit {
     }
 }
 
-/// Waits for [`OPEN_TIMEOUT`], and returns only if `h2` has not opened the sender's last request by then. `h2`
-/// counts a stream as open until the agent has taken its last bytes, even if the gateway has ended it.
+/// Waits for [`OPEN_TIMEOUT`], and returns only if `h2` has not opened the sender's last request by then.
+/// `h2` counts a stream as open until the agent has taken its last bytes, even if the gateway has ended
+/// it.
 async fn never_opened(sender: &mut SendRequest<Bytes>) {
     sleep(OPEN_TIMEOUT).await;
     if poll_fn(|cx| Poll::Ready(sender.poll_ready(cx).is_ready())).await {

@@ -72,8 +72,8 @@ struct Shared {
 }
 
 impl Ingress {
-    /// Opens the listener, but accepts no connection yet. `inside_links` has the indices of the links from which
-    /// steered connects may arrive; a connection from any other link is reset.
+    /// Opens the listener, but accepts no connection yet. `inside_links` has the indices of the links from
+    /// which steered connects may arrive; a connection from any other link is reset.
     ///
     /// # Errors
     ///

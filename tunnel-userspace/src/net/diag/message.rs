@@ -1,4 +1,4 @@
-//! The netlink messages of sock_diag(7): requests and answers about TCP and UDP sockets. Pure.
+//! The netlink messages of sock_diag(7): requests and replies about TCP and UDP sockets. Pure.
 
 use netlink_packet_sock_diag::{
     SockDiagDestroy, SockDiagMessage,
@@ -13,16 +13,16 @@ use rtnetlink::packet_core::{
 use tunnel_common::addr::{Address, Port, Protocol};
 
 /// The address families of sockets; IPv6 includes sockets with v4-mapped addresses.
-pub(super) const FAMILIES: [u8; 2] = [AF_INET, AF_INET6];
+pub(super) const ADDRESS_FAMILIES: [u8; 2] = [AF_INET, AF_INET6];
 
 /// The identity of a listed socket: address family, addresses, ports, device and cookie.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Place {
+pub struct ListedSocket {
     family: u8,
     id: SocketId,
 }
 
-impl Place {
+impl ListedSocket {
     /// Returns the identity of an IPv6 socket that is connected to an address and port.
     #[cfg(test)]
     pub(crate) fn of(address: Address, port: Port, cookie: u64) -> Self {
@@ -38,7 +38,7 @@ impl Place {
 
     /// Returns the address and port that the socket is bound to.
     #[must_use]
-    pub fn own(&self) -> (Address, Port) {
+    pub fn local(&self) -> (Address, Port) {
         let address = Address::from_ip(self.id.source_address);
         (address, Port::from_host(self.id.source_port))
     }
@@ -96,44 +96,44 @@ impl Filter {
 }
 
 /// Returns a request to list the sockets of a family and protocol that match a filter.
-pub(super) fn list(family: u8, protocol: Protocol, filter: Filter, number: u32) -> Vec<u8> {
+pub(super) fn list(family: u8, protocol: Protocol, filter: Filter, sequence: u32) -> Vec<u8> {
     let id = if family == AF_INET {
         SocketId::new_v4()
     } else {
         SocketId::new_v6()
     };
-    let request = request(protocol, filter.states(protocol), &Place { family, id });
-    message(NLM_F_REQUEST | NLM_F_DUMP, number, request)
+    let request = request(protocol, filter.states(protocol), &ListedSocket { family, id });
+    message(NLM_F_REQUEST | NLM_F_DUMP, sequence, request)
 }
 
 /// Returns a request to end a socket.
-pub(super) fn end(protocol: Protocol, place: &Place, number: u32) -> Vec<u8> {
-    let request = request(protocol, StateFlags::all(), place);
+pub(super) fn end(protocol: Protocol, socket: &ListedSocket, sequence: u32) -> Vec<u8> {
+    let request = request(protocol, StateFlags::all(), socket);
     message(
         NLM_F_REQUEST | NLM_F_ACK,
-        number,
+        sequence,
         SockDiagDestroy::new(request),
     )
 }
 
-fn request(protocol: Protocol, states: StateFlags, place: &Place) -> SockDiagMessage {
+fn request(protocol: Protocol, states: StateFlags, socket: &ListedSocket) -> SockDiagMessage {
     SockDiagMessage::InetRequest(InetRequest {
-        family: place.family,
+        family: socket.family,
         protocol: protocol.number(),
         extensions: ExtensionFlags::empty(),
         states,
-        socket_id: place.id.clone(),
+        socket_id: socket.id.clone(),
     })
 }
 
 /// Serialises a message with its header.
-fn message<T>(flags: u16, number: u32, body: T) -> Vec<u8>
+fn message<T>(flags: u16, sequence: u32, body: T) -> Vec<u8>
 where
     T: NetlinkSerializable + Into<NetlinkPayload<T>>,
 {
     let mut header = NetlinkHeader::default();
     header.flags = flags;
-    header.sequence_number = number;
+    header.sequence_number = sequence;
     let mut message = NetlinkMessage::new(header, body.into());
     message.finalize();
     let mut bytes = vec![0; message.buffer_len()];
@@ -143,19 +143,19 @@ where
 
 /// A message from the kernel.
 #[derive(Debug, Eq, PartialEq)]
-pub(super) enum Answer {
+pub(super) enum Reply {
     /// A socket.
-    Socket(Place),
+    Socket(ListedSocket),
     /// The end of a list, or the success of another request.
     Done,
     /// The request failed.
     Failed(Errno),
-    /// Another kind of message, or the answer to another request.
+    /// Another kind of message, or the reply to another request.
     Other,
 }
 
 /// Parses the messages in a read buffer. Yields `None` for a malformed message, and then ends.
-pub(super) fn answers(part: &[u8], number: u32) -> impl Iterator<Item = Option<Answer>> {
+pub(super) fn parse_replies(part: &[u8], sequence: u32) -> impl Iterator<Item = Option<Reply>> {
     let mut rest = part;
     // Ends: a message is at least as long as its header.
     std::iter::from_fn(move || {
@@ -168,32 +168,32 @@ pub(super) fn answers(part: &[u8], number: u32) -> impl Iterator<Item = Option<A
         // Messages are aligned to four bytes.
         let next = length.map(|length| length.next_multiple_of(4));
         rest = next.and_then(|next| rest.get(next..)).unwrap_or_default();
-        Some(read.map(|message| answer(message, number)))
+        Some(read.map(|message| reply(message, sequence)))
     })
 }
 
-fn answer(message: NetlinkMessage<SockDiagMessage>, number: u32) -> Answer {
-    if message.header.sequence_number != number {
-        return Answer::Other;
+fn reply(message: NetlinkMessage<SockDiagMessage>, sequence: u32) -> Reply {
+    if message.header.sequence_number != sequence {
+        return Reply::Other;
     }
     // `Done` has an error code, too, if the kernel ended the list early.
     let code = match message.payload {
         NetlinkPayload::Error(error) => error.raw_code(),
         NetlinkPayload::Done(done) => done.code,
         NetlinkPayload::InnerMessage(SockDiagMessage::InetResponse(found)) => {
-            return Answer::Socket(Place {
+            return Reply::Socket(ListedSocket {
                 family: found.header.family,
                 id: found.header.socket_id,
             });
         }
         NetlinkPayload::Noop | NetlinkPayload::Overrun(_) | NetlinkPayload::InnerMessage(_) | _ => {
-            return Answer::Other;
+            return Reply::Other;
         }
     };
     if code < 0 {
-        Answer::Failed(Errno::from_raw(code.wrapping_neg()))
+        Reply::Failed(Errno::from_raw(code.wrapping_neg()))
     } else {
-        Answer::Done
+        Reply::Done
     }
 }
 

@@ -4,13 +4,13 @@ use tunnel_common::{
 };
 
 use super::*;
-use crate::sockets::Remembered;
+use crate::sockets::TranslatedSocket;
 
 /// Maps without entries.
-struct Nothing;
+struct EmptyMaps;
 
-impl Memory for Nothing {
-    fn sockets(&self, _: &mut dyn FnMut(Remembered) -> io::Result<()>) -> io::Result<()> {
+impl TranslationMaps for EmptyMaps {
+    fn sockets(&self, _: &mut dyn FnMut(TranslatedSocket) -> io::Result<()>) -> io::Result<()> {
         Ok(())
     }
 
@@ -26,35 +26,35 @@ impl Memory for Nothing {
         Ok(None)
     }
 
-    fn older(&self, _: &OverflowKey) -> io::Result<Option<Origin>> {
+    fn older_translation(&self, _: &OverflowKey) -> io::Result<Option<Origin>> {
         Ok(None)
     }
 }
 
-struct Stage {
+struct HelperFixture {
     folder: tempfile::TempDir,
-    looks: watch::Sender<u64>,
+    scan_number: watch::Sender<u64>,
     view: watch::Receiver<TerminatorView>,
     drain: watch::Sender<bool>,
-    desk: Option<Desk>,
+    server: Option<HelperServer>,
 }
 
-impl Stage {
+impl HelperFixture {
     fn new() -> Self {
-        let (looks, began) = watch::channel(1);
+        let (scan_number, began) = watch::channel(1);
         let (sender, view) = watch::channel(TerminatorView::default());
-        let desk = Desk {
+        let server = HelperServer {
             protocols: vec![Protocol::UDP],
-            looks: began,
+            scan_number: began,
             view: sender,
-            without: Pods::Unreached("no rights".to_owned()),
+            pods_without_helper: Pods::Unreached("no rights".to_owned()),
         };
         Self {
             folder: tempfile::tempdir().expect("a folder"),
-            looks,
+            scan_number,
             view,
             drain: watch::Sender::new(false),
-            desk: Some(desk),
+            server: Some(server),
         }
     }
 
@@ -63,18 +63,18 @@ impl Stage {
     }
 
     fn serve(&mut self) -> impl Future<Output = ()> + use<> {
-        let desk = self.desk.take().expect("served once");
-        serve(self.socket(), desk, self.drain.subscribe())
+        let server = self.server.take().expect("served once");
+        serve(self.socket(), server, self.drain.subscribe())
     }
 
     /// Runs a test's actions while the server runs, then drains it.
-    async fn play(&mut self, story: impl AsyncFnOnce(&mut Self)) -> TerminatorView {
+    async fn run(&mut self, actions: impl AsyncFnOnce(&mut Self)) -> TerminatorView {
         let served = self.serve();
-        let story = async {
-            story(self).await;
+        let actions = async {
+            actions(self).await;
             self.drain.send_replace(true);
         };
-        tokio::join!(served, story);
+        tokio::join!(served, actions);
         self.view.borrow().clone()
     }
 
@@ -99,87 +99,87 @@ impl Stage {
 }
 
 /// Reads the next order; returns none at the end of the connection.
-async fn order(stream: &mut Stream) -> Option<Order> {
+async fn order(stream: &mut Stream) -> Option<ScanOrder> {
     read_line(stream).await.expect("a line")
 }
 
-async fn report(stream: &mut Stream, look: u64, ended: u64, problem: Option<&str>) {
-    let scan = Scan {
+async fn report(stream: &mut Stream, number: u64, ended: u64, problem: Option<&str>) {
+    let scan = ScanReport {
         ended,
         left: 0,
         problem: problem.map(str::to_owned),
         is_retryable: problem.is_some(),
     };
-    let told = write_line(stream, &Report { look, scan }).await;
-    told.expect("written");
+    let written = write_line(stream, &HelperReport { number, scan }).await;
+    written.expect("written");
 }
 
 #[tokio::test]
-async fn a_helper_looks_at_once_and_each_time_that_a_backend_goes_and_is_missed_when_it_ends() {
-    let story = async |stage: &mut Stage| {
-        let mut stream = stage.helper().await;
-        for (look, total) in [(1, 3), (2, 6)] {
-            stage.looks.send_replace(look);
+async fn a_helper_scans_at_once_and_after_each_removal_and_its_end_is_published() {
+    let actions = async |fixture: &mut HelperFixture| {
+        let mut stream = fixture.helper().await;
+        for (number, total) in [(1, 3), (2, 6)] {
+            fixture.scan_number.send_replace(number);
             let order = order(&mut stream).await.expect("an order");
-            assert_eq!((order.look, order.protocols), (look, vec![17]));
-            report(&mut stream, look, 3, None).await;
-            let view = stage.until(|view| view.terminated == total).await;
+            assert_eq!((order.number, order.protocols), (number, vec![17]));
+            report(&mut stream, number, 3, None).await;
+            let view = fixture.until(|view| view.terminated == total).await;
             assert_eq!(view.pods, Pods::Helper);
         }
         drop(stream);
         let gone = Pods::Unreached("no rights".to_owned());
-        stage.until(|view| view.pods == gone).await;
+        fixture.until(|view| view.pods == gone).await;
     };
-    Stage::new().play(story).await;
+    HelperFixture::new().run(actions).await;
 }
 
 #[tokio::test]
-async fn a_look_that_failed_is_told_and_made_again() {
-    let story = async |stage: &mut Stage| {
-        let mut stream = stage.helper().await;
+async fn a_failed_scan_is_published_and_repeated() {
+    let actions = async |fixture: &mut HelperFixture| {
+        let mut stream = fixture.helper().await;
         for problem in [Some("not now"), None] {
-            assert_eq!(order(&mut stream).await.expect("an order").look, 1);
+            assert_eq!(order(&mut stream).await.expect("an order").number, 1);
             report(&mut stream, 1, 0, problem).await;
-            let told = |view: &TerminatorView| view.helper_problem.as_deref() == problem && view.scans > 0;
-            stage.until(told).await;
+            let is_published = |view: &TerminatorView| view.helper_problem.as_deref() == problem && view.scans > 0;
+            fixture.until(is_published).await;
         }
     };
-    assert_eq!(Stage::new().play(story).await.failed_scans, 1);
+    assert_eq!(HelperFixture::new().run(actions).await.failed_scans, 1);
 }
 
 #[tokio::test]
-async fn who_speaks_another_language_is_sent_away_and_the_next_is_heard() {
-    let story = async |stage: &mut Stage| {
+async fn a_client_that_violates_the_protocol_is_disconnected_and_the_next_is_served() {
+    let actions = async |fixture: &mut HelperFixture| {
         let other = r#"{"look":9,"ended":0,"left":0,"problem":null,"again":false}"#;
         for line in ["hello\n", "{}", &format!("{other}\n")] {
-            let mut stream = stage.helper().await;
+            let mut stream = fixture.helper().await;
             stream.write_all(line.as_bytes()).await.expect("written");
             stream.shutdown().await.expect("shut down");
             assert!(order(&mut stream).await.is_some());
             assert!(order(&mut stream).await.is_none(), "after {line}");
         }
     };
-    assert_eq!(Stage::new().play(story).await.scans, 0);
+    assert_eq!(HelperFixture::new().run(actions).await.scans, 0);
 }
 
 #[tokio::test]
-async fn a_helper_waits_for_a_daemon_and_calls_the_next_one() {
-    let mut stage = Stage::new();
+async fn a_helper_waits_for_a_daemon_and_reconnects_to_the_next_one() {
+    let mut fixture = HelperFixture::new();
     let (stop, stopped) = watch::channel(false);
-    let socket = stage.socket();
-    let open = || Ok::<_, io::Error>(Nothing);
-    let looked = async |stage: &mut Stage| {
+    let socket = fixture.socket();
+    let open = || Ok::<_, io::Error>(EmptyMaps);
+    let has_scanned = async |fixture: &mut HelperFixture| {
         let is_so = |view: &TerminatorView| view.scans == 1 && view.helper_problem.is_none();
-        stage.until(is_so).await;
+        fixture.until(is_so).await;
     };
-    let story = async {
-        stage.play(looked).await;
-        let mut next = Stage::new();
-        fs::remove_dir(stage.folder.path()).expect("the socket is removed");
-        std::os::unix::fs::symlink(next.folder.path(), stage.folder.path()).expect("a link");
-        next.play(looked).await;
-        fs::remove_file(stage.folder.path()).expect("removed");
+    let actions = async {
+        fixture.run(has_scanned).await;
+        let mut next = HelperFixture::new();
+        fs::remove_dir(fixture.folder.path()).expect("the socket is removed");
+        std::os::unix::fs::symlink(next.folder.path(), fixture.folder.path()).expect("a link");
+        next.run(has_scanned).await;
+        fs::remove_file(fixture.folder.path()).expect("removed");
         stop.send_replace(true);
     };
-    tokio::join!(help(&socket, open, stopped), story);
+    tokio::join!(run_helper(&socket, open, stopped), actions);
 }

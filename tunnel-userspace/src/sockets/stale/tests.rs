@@ -74,8 +74,8 @@ impl Case {
         self.backends.get_mut(&index).expect("a backend")
     }
 
-    fn socket(&self, state: u32) -> Remembered {
-        Remembered {
+    fn socket(&self, state: u32) -> TranslatedSocket {
+        TranslatedSocket {
             cookie: COOKIE,
             namespace: 1,
             state,
@@ -83,20 +83,20 @@ impl Case {
         }
     }
 
-    fn is_outlived(&self) -> bool {
-        let search = Search::new(&[UDP, TCP], self);
-        let mut sieve = Sieve::new(&search);
-        let is_suspect = sieve.holds(&self.socket(ESTABLISHED)).expect("readable");
-        let place = Place::of(self.to, PORT, COOKIE);
-        let has_gone = search.has_gone(&place, &self.origin).expect("readable");
+    fn is_stale(&self) -> bool {
+        let search = StaleSearch::new(&[UDP, TCP], self);
+        let mut filter = SuspectFilter::new(&search);
+        let is_suspect = filter.may_be_stale(&self.socket(ESTABLISHED)).expect("readable");
+        let socket = ListedSocket::of(self.to, PORT, COOKIE);
+        let is_stale = search.is_stale(&socket, &self.origin).expect("readable");
         // The first filter may select too many sockets, but never too few.
-        assert!(is_suspect || !has_gone);
-        is_suspect && has_gone
+        assert!(is_suspect || !is_stale);
+        is_suspect && is_stale
     }
 }
 
-impl Memory for Case {
-    fn sockets(&self, _: &mut dyn FnMut(Remembered) -> io::Result<()>) -> io::Result<()> {
+impl TranslationMaps for Case {
+    fn sockets(&self, _: &mut dyn FnMut(TranslatedSocket) -> io::Result<()>) -> io::Result<()> {
         Ok(())
     }
 
@@ -112,7 +112,7 @@ impl Memory for Case {
         Ok(self.owner.filter(|_| *front == self.front))
     }
 
-    fn older(&self, key: &OverflowKey) -> io::Result<Option<Origin>> {
+    fn older_translation(&self, key: &OverflowKey) -> io::Result<Option<Origin>> {
         let older = self.older.filter(|(known, _)| known == key);
         Ok(older.map(|(_, origin)| origin))
     }
@@ -123,70 +123,70 @@ fn first() -> BackendState {
 }
 
 /// Returns, for each address family, true if the socket is stale after a change.
-fn outlived(protocol: Protocol, change: impl Fn(&mut Case)) -> [bool; 2] {
+fn stale_by_family(protocol: Protocol, change: impl Fn(&mut Case)) -> [bool; 2] {
     ADDRESSES.map(|addresses| {
         let mut case = Case::new(protocol, addresses);
         change(&mut case);
-        case.is_outlived()
+        case.is_stale()
     })
 }
 
-fn goes(what: &str, protocol: Protocol, change: impl Fn(&mut Case)) {
-    assert_eq!(outlived(protocol, change), [true; 2], "{protocol:?} {what}");
+fn assert_stale(what: &str, protocol: Protocol, change: impl Fn(&mut Case)) {
+    assert_eq!(stale_by_family(protocol, change), [true; 2], "{protocol:?} {what}");
 }
 
-fn stays(what: &str, protocol: Protocol, change: impl Fn(&mut Case)) {
+fn assert_not_stale(what: &str, protocol: Protocol, change: impl Fn(&mut Case)) {
     assert_eq!(
-        outlived(protocol, change),
+        stale_by_family(protocol, change),
         [false; 2],
         "{protocol:?} {what}"
     );
 }
 
 /// Removes the backend; its index is not reused.
-fn gone(case: &mut Case) {
+fn remove_backend(case: &mut Case) {
     case.backend_at(INDEX).state = first().removed();
 }
 
 /// Replaces the backend by one with another address, at the same index.
-fn reused(case: &mut Case) {
+fn reuse_index(case: &mut Case) {
     case.backend_at(INDEX).address = case.elsewhere;
     case.backend_at(INDEX).state = first().next_generation();
 }
 
 #[test]
 fn a_socket_stays_while_its_backend_serves_and_goes_with_it() {
-    stays("its backend serves", UDP, |_| {});
-    goes("its backend has gone", UDP, gone);
-    goes("it was chosen while it went", UDP, |case| {
-        gone(case);
+    assert_not_stale("its backend serves", UDP, |_| {});
+    assert_stale("its backend has gone", UDP, remove_backend);
+    assert_stale("it was chosen while it went", UDP, |case| {
+        remove_backend(case);
         case.origin.state = first().removed();
     });
-    stays("it is connected elsewhere", UDP, |case| {
-        gone(case);
+    assert_not_stale("it is connected elsewhere", UDP, |case| {
+        remove_backend(case);
         case.to = case.elsewhere;
     });
 }
 
 #[test]
-fn where_an_index_is_in_another_use_what_the_cluster_ip_leads_to_now_counts() {
+fn with_a_reused_index_the_current_backends_of_the_cluster_ip_decide() {
     for protocol in [UDP, TCP] {
-        goes("nothing serves in its place", protocol, reused);
-        stays("its place serves by another index", protocol, |case| {
-            reused(case);
+        assert_stale("nothing serves at its address", protocol, reuse_index);
+        assert_not_stale("its address serves at another index", protocol, |case| {
+            reuse_index(case);
             case.put(1, 3);
         });
         let renumber = |case: &mut Case| {
             case.backends.clear();
             case.put(1, 3);
         };
-        stays("the map is a new one", protocol, renumber);
-        goes("its place has gone by another index", protocol, |case| {
+        assert_not_stale("the map is a new one", protocol, renumber);
+        assert_stale("its address was removed at another index", protocol, |case| {
             renumber(case);
             case.backend_at(1).state = first().removed();
         });
         for owner in [Some(4), None] {
-            goes("the cluster IP is another's", protocol, |case| {
+            assert_stale("the cluster IP is another's", protocol, |case| {
                 renumber(case);
                 case.owner = owner;
             });
@@ -196,76 +196,76 @@ fn where_an_index_is_in_another_use_what_the_cluster_ip_leads_to_now_counts() {
 
 #[test]
 fn a_socket_stays_where_its_address_went_to_another_port_with_the_same_endpoint() {
-    goes("the other has no endpoint", UDP, |case| {
-        gone(case);
+    assert_stale("the other has no endpoint", UDP, |case| {
+        remove_backend(case);
         case.owner = Some(4);
     });
-    stays("the other has the same endpoint", UDP, |case| {
-        gone(case);
+    assert_not_stale("the other has the same endpoint", UDP, |case| {
+        remove_backend(case);
         case.owner = Some(4);
         case.put(INDEX + 1, 4);
     });
 }
 
 #[test]
-fn a_socket_that_asked_another_cluster_ip_since_it_connected_goes_with_its_own_backend() {
-    let ask_another = |case: &mut Case| {
+fn a_socket_that_sent_to_another_cluster_ip_goes_with_the_backend_it_is_connected_to() {
+    let send_to_another = |case: &mut Case| {
         let key = OverflowKey::new(COOKIE, case.to, PORT, Direction::REVERSE);
         case.older = Some((key, case.origin));
         case.origin.backend = case.elsewhere;
         case.origin.index = INDEX + 1;
         case.origin.flags = Origin::OVERFLOWED;
     };
-    stays("its own backend serves", UDP, ask_another);
-    goes("its own backend has gone", UDP, |case| {
-        ask_another(case);
-        gone(case);
+    assert_not_stale("its own backend serves", UDP, send_to_another);
+    assert_stale("its own backend has gone", UDP, |case| {
+        send_to_another(case);
+        remove_backend(case);
     });
-    stays("its own backend is not known", UDP, |case| {
-        ask_another(case);
-        gone(case);
+    assert_not_stale("its own backend is not known", UDP, |case| {
+        send_to_another(case);
+        remove_backend(case);
         case.older = None;
     });
 }
 
 #[test]
 fn a_connect_that_was_refused_or_sent_to_the_tunnel_has_no_backend_to_outlive() {
-    stays("it was refused", UDP, |case| {
-        gone(case);
+    assert_not_stale("it was refused", UDP, |case| {
+        remove_backend(case);
         case.origin.state = BackendState::default();
     });
-    stays("it was sent to the tunnel", TCP, |case| {
-        gone(case);
+    assert_not_stale("it was sent to the tunnel", TCP, |case| {
+        remove_backend(case);
         case.origin.index = Origin::NO_BACKEND;
     });
 }
 
 #[test]
 fn a_connection_over_tcp_goes_when_its_index_leads_elsewhere() {
-    stays("its backend serves", TCP, |_| {});
-    goes("its backend has gone", TCP, gone);
-    stays("its endpoint came back with the same index", TCP, |case| {
+    assert_not_stale("its backend serves", TCP, |_| {});
+    assert_stale("its backend has gone", TCP, remove_backend);
+    assert_not_stale("its endpoint came back with the same index", TCP, |case| {
         case.backend_at(INDEX).state = first().next_generation();
     });
-    goes("its index leads elsewhere", TCP, |case| {
+    assert_stale("its index leads elsewhere", TCP, |case| {
         case.backend_at(INDEX).address = case.elsewhere;
     });
-    goes("its index is another port's", TCP, |case| {
+    assert_stale("its index is another port's", TCP, |case| {
         case.backend_at(INDEX).service = 4;
     });
 }
 
 #[test]
-fn sockets_that_are_not_connected_or_of_another_protocol_are_not_looked_at() {
+fn sockets_that_are_not_connected_or_of_another_protocol_are_skipped() {
     let mut case = Case::new(UDP, ADDRESSES[0]);
-    gone(&mut case);
-    let holds = |state, protocols: &[Protocol]| {
-        let search = Search::new(protocols, &case);
-        let held = Sieve::new(&search).holds(&case.socket(state));
-        held.expect("readable")
+    remove_backend(&mut case);
+    let is_suspect = |state, protocols: &[Protocol]| {
+        let search = StaleSearch::new(protocols, &case);
+        let result = SuspectFilter::new(&search).may_be_stale(&case.socket(state));
+        result.expect("readable")
     };
 
-    assert!(holds(ESTABLISHED, &[UDP]));
-    assert!(!holds(CLOSED, &[UDP]));
-    assert!(!holds(ESTABLISHED, &[TCP]));
+    assert!(is_suspect(ESTABLISHED, &[UDP]));
+    assert!(!is_suspect(CLOSED, &[UDP]));
+    assert!(!is_suspect(ESTABLISHED, &[TCP]));
 }

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-const NUMBER: u32 = 7;
+const SEQUENCE: u32 = 7;
 
 /// The size of `struct nlmsghdr`.
 const HEADER: usize = 16;
@@ -47,11 +47,11 @@ fn socket(family: u8) -> Vec<u8> {
 }
 
 /// Parses a message about one socket.
-fn read(body: &[u8]) -> Place {
-    let part = message(SOCK_DIAG_BY_FAMILY, NUMBER, body);
-    let answers: Vec<_> = answers(&part, NUMBER).collect();
-    let [Some(Answer::Socket(found))] = answers.as_slice() else {
-        panic!("{answers:?}");
+fn read(body: &[u8]) -> ListedSocket {
+    let part = message(SOCK_DIAG_BY_FAMILY, SEQUENCE, body);
+    let replies: Vec<_> = parse_replies(&part, SEQUENCE).collect();
+    let [Some(Reply::Socket(found))] = replies.as_slice() else {
+        panic!("{replies:?}");
     };
     found.clone()
 }
@@ -62,7 +62,7 @@ fn a_socket_is_read_with_its_addresses_and_cookie() {
     let found = read(&socket(AF_INET));
     assert_eq!(found.cookie(), 0x22_0000_0011);
     assert_eq!(found.peer(), at([10, 0, 0, 9], 53));
-    assert_eq!(found.own(), at([10, 0, 0, 1], 40_000));
+    assert_eq!(found.local(), at([10, 0, 0, 1], 40_000));
 
     let mut body = socket(AF_INET6);
     // The peer's address follows the ports and the local address.
@@ -71,31 +71,31 @@ fn a_socket_is_read_with_its_addresses_and_cookie() {
 }
 
 #[test]
-fn the_answer_to_another_question_is_left_out_and_the_rest_is_read() {
+fn the_reply_to_another_request_is_skipped_and_the_rest_is_parsed() {
     let mut part = message(SOCK_DIAG_BY_FAMILY, 1, &socket(AF_INET));
-    part.extend(message(NLMSG_DONE, NUMBER, &0_i32.to_ne_bytes()));
+    part.extend(message(NLMSG_DONE, SEQUENCE, &0_i32.to_ne_bytes()));
 
-    let answers: Vec<_> = answers(&part, NUMBER).collect();
+    let replies: Vec<_> = parse_replies(&part, SEQUENCE).collect();
 
-    let expected = [Answer::Other, Answer::Done];
-    assert_eq!(answers, expected.map(Some));
+    let expected = [Reply::Other, Reply::Done];
+    assert_eq!(replies, expected.map(Some));
 }
 
 #[test]
-fn an_error_is_told_and_an_acknowledgement_is_none() {
-    let told = |kind, code: i32| {
-        let part = message(kind, NUMBER, &code.to_ne_bytes());
-        answers(&part, NUMBER).collect::<Vec<_>>()
+fn an_error_is_returned_and_an_acknowledgement_is_no_error() {
+    let parse = |kind, code: i32| {
+        let part = message(kind, SEQUENCE, &code.to_ne_bytes());
+        parse_replies(&part, SEQUENCE).collect::<Vec<_>>()
     };
 
-    let refused = [Some(Answer::Failed(Errno::EPERM))];
-    assert_eq!(told(NLMSG_ERROR, -1), refused);
-    assert_eq!(told(NLMSG_DONE, -1), refused);
-    assert_eq!(told(NLMSG_ERROR, 0), [Some(Answer::Done)]);
+    let refused = [Some(Reply::Failed(Errno::EPERM))];
+    assert_eq!(parse(NLMSG_ERROR, -1), refused);
+    assert_eq!(parse(NLMSG_DONE, -1), refused);
+    assert_eq!(parse(NLMSG_ERROR, 0), [Some(Reply::Done)]);
 }
 
 #[test]
-fn an_end_names_the_socket_as_it_was_listed() {
+fn a_request_to_end_a_socket_has_the_listed_identity() {
     let body = socket(AF_INET6);
 
     let end = end(Protocol::UDP, &read(&body), 1);
@@ -108,17 +108,17 @@ fn an_end_names_the_socket_as_it_was_listed() {
 
 proptest! {
     #[test]
-    fn no_answer_stops_the_reader(part in proptest::collection::vec(any::<u8>(), 0..512)) {
-        let count = answers(&part, 0).count();
+    fn any_bytes_can_be_parsed(part in proptest::collection::vec(any::<u8>(), 0..512)) {
+        let count = parse_replies(&part, 0).count();
         prop_assert!(count <= part.len());
     }
 
     #[test]
-    fn a_message_that_is_cut_off_is_read_as_far_as_it_goes(length in 0_usize..200) {
-        let whole = message(SOCK_DIAG_BY_FAMILY, NUMBER, &socket(AF_INET));
-        let cut = whole.get(..length.min(whole.len())).unwrap_or_default();
-        for answer in answers(cut, NUMBER) {
-            prop_assert!(answer.is_none() || length >= whole.len());
+    fn a_truncated_message_is_malformed(length in 0_usize..200) {
+        let complete = message(SOCK_DIAG_BY_FAMILY, SEQUENCE, &socket(AF_INET));
+        let cut = complete.get(..length.min(complete.len())).unwrap_or_default();
+        for reply in parse_replies(cut, SEQUENCE) {
+            prop_assert!(reply.is_none() || length >= complete.len());
         }
     }
 }

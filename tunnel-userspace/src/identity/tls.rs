@@ -60,8 +60,8 @@ impl Identity {
     #[must_use]
     pub fn gateway_name() -> ServerName<'static> {
         // Never used, as the handshake tests show; no certificate has the unspecified address.
-        let nobody = || ServerName::from(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
-        ServerName::try_from(GATEWAY_NAME).unwrap_or_else(|_| nobody())
+        let unused = || ServerName::from(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+        ServerName::try_from(GATEWAY_NAME).unwrap_or_else(|_| unused())
     }
 
     /// Verifies the contents of the three files together, at the time `now`.

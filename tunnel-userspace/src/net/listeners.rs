@@ -60,7 +60,7 @@ mod tests {
     }
 
     fn is_found(listeners: &mut Listeners, key: FrontendKey) -> bool {
-        let found = listeners.find(&[key].into()).expect("looked");
+        let found = listeners.find(&[key].into()).expect("searched");
         assert!(found.is_empty() || found == [key].into());
         !found.is_empty()
     }

@@ -149,9 +149,9 @@ impl RouteSocket {
         let mut routes = Vec::new();
         let families = [AddressFamily::Inet, AddressFamily::Inet6].into_iter();
         for family in families.filter(|_| with_routes) {
-            let mut asked = RouteMessage::default();
-            asked.header.address_family = family;
-            let found = self.handle.route().get(asked).execute().try_collect().await;
+            let mut request = RouteMessage::default();
+            request.header.address_family = family;
+            let found = self.handle.route().get(request).execute().try_collect().await;
             let found: Vec<RouteMessage> = found.map_err(failed("list the routes"))?;
             routes.extend(found);
         }

@@ -175,16 +175,16 @@ async fn replace_old_routes(
             "routes of an earlier process in another network namespace are not removed"
         );
     }
-    let ours = RouteRecord::of(settings, here);
-    if old.as_ref() == Some(&ours) {
+    let record = RouteRecord::of(settings, here);
+    if old.as_ref() == Some(&record) {
         return Ok(None);
     }
     let old = old.unwrap_or_default();
     let stays =
-        |prefix: &Prefix| old.protocol == ours.protocol && settings.prefixes.contains(prefix);
+        |prefix: &Prefix| old.protocol == record.protocol && settings.prefixes.contains(prefix);
     let stale = old.prefixes().filter(|prefix| !stays(prefix));
     let removed = remove_routes_to(kernel, snapshot, stale, old.protocol).await?;
-    ours.write(&settings.record)?;
+    record.write(&settings.record)?;
     if removed == 0 {
         return Ok(None);
     }
@@ -220,19 +220,19 @@ async fn remove_routes_to(
 ///
 /// A route or the record can't be removed, or the routes are in another network namespace. The record
 /// then stays.
-pub async fn remove(record: &Path) -> Result<usize, NetError> {
-    let Some(ours) = RouteRecord::read(record)? else {
+pub async fn remove(path: &Path) -> Result<usize, NetError> {
+    let Some(record) = RouteRecord::read(path)? else {
         return Ok(0);
     };
-    let here = NamespaceId::here().map_err(unusable(record))?;
-    if let Some(namespace) = ours.other_namespace(&here) {
-        let path = record.to_owned();
+    let here = NamespaceId::here().map_err(unusable(path))?;
+    if let Some(namespace) = record.other_namespace(&here) {
+        let path = path.to_owned();
         return Err(NetError::OtherNamespace { path, namespace });
     }
     let kernel = RouteSocket::open()?;
     let snapshot = kernel.snapshot(true).await?;
-    let removed = remove_routes_to(&kernel, &snapshot, ours.prefixes(), ours.protocol).await?;
-    fs::remove_file(record).map_err(unusable(record))?;
+    let removed = remove_routes_to(&kernel, &snapshot, record.prefixes(), record.protocol).await?;
+    fs::remove_file(path).map_err(unusable(path))?;
     Ok(removed)
 }
 

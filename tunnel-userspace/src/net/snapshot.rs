@@ -87,8 +87,8 @@ impl Snapshot {
 
     /// Returns true if this route exists, with the same source address.
     pub(super) fn contains(&self, route: &Route) -> bool {
-        let mut ours = self.local_routes(route.prefix, route.protocol);
-        ours.any(|found| route.has_source_of(found))
+        let mut routes = self.local_routes(route.prefix, route.protocol);
+        routes.any(|found| route.has_source_of(found))
     }
 
     /// Returns the conflict with a route, if there is one: an address of this node in the prefix, or

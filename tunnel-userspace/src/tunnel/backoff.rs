@@ -27,9 +27,9 @@ impl Backoff {
     /// Returns the next delay, with full jitter, so that agents that lost their gateway together don't
     /// reconnect together. `chance` is a random number from 0 to 1.
     pub(super) fn next_delay(&mut self, chance: f64) -> Duration {
-        let most = (FIRST * (1 << self.failures)).min(MAX);
+        let max = (FIRST * (1 << self.failures)).min(MAX);
         self.failures = (self.failures + 1).min(16);
-        most.mul_f64(chance.clamp(0.0, 1.0))
+        max.mul_f64(chance.clamp(0.0, 1.0))
     }
 }
 

@@ -153,8 +153,8 @@ impl StreamPermit {
     pub(super) fn take(session: Arc<Session>) -> Option<Self> {
         // The hello is one of the streams. Saturates, since an agent may advertise a maximum of 0.
         let of_agent = session.sender.current_max_send_streams().saturating_sub(1);
-        let most = u32::try_from(of_agent).unwrap_or(u32::MAX);
-        let slot = session.traffic.take_slot(most.min(session.max_streams))?;
+        let max = u32::try_from(of_agent).unwrap_or(u32::MAX);
+        let slot = session.traffic.take_slot(max.min(session.max_streams))?;
         Some(Self {
             session,
             _slot: slot,
@@ -244,7 +244,7 @@ mod tests {
         assert_eq!(
             rate.measure(start + second, 1_001_000),
             4_000_000,
-            "a burst within the time of one look"
+            "a burst within one interval"
         );
         assert_eq!(rate.measure(start + 2 * second, 1_001_000), 1_000_000);
         assert_eq!(rate.measure(start + 3 * second, 1_001_000), 0, "silence");

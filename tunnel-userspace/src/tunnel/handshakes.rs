@@ -70,10 +70,10 @@ fn victim(entries: &[Entry]) -> Option<usize> {
     for entry in entries {
         *counts.entry(entry.source).or_default() += 1;
     }
-    let most = counts.values().max()?;
+    let max = counts.values().max()?;
     entries
         .iter()
-        .position(|entry| counts.get(&entry.source) == Some(most))
+        .position(|entry| counts.get(&entry.source) == Some(max))
 }
 
 #[cfg(test)]

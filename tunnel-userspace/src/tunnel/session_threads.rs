@@ -26,11 +26,11 @@ pub(super) struct ThreadHandle {
 }
 
 impl SessionThreads {
-    /// Starts `most` threads, but no more than there are CPUs.
-    pub(super) fn start(most: usize) -> Self {
+    /// Starts `max` threads, but no more than there are CPUs.
+    pub(super) fn start(max: usize) -> Self {
         let cpus = thread::available_parallelism().map_or(1, NonZero::get);
         let mut handles = Vec::new();
-        for _ in 0..most.min(cpus) {
+        for _ in 0..max.min(cpus) {
             match start_thread() {
                 Ok(handle) => handles.push(handle),
                 Err(error) => {
@@ -87,8 +87,8 @@ mod tests {
     use super::*;
 
     async fn thread_of(handle: &ThreadHandle) -> thread::ThreadId {
-        let whose = handle.runtime().spawn(async { thread::current().id() });
-        whose.await.expect("it runs")
+        let id = handle.runtime().spawn(async { thread::current().id() });
+        id.await.expect("it runs")
     }
 
     #[tokio::test]
@@ -110,17 +110,17 @@ mod tests {
     async fn a_thread_runs_as_long_as_it_has_a_handle() {
         let threads = SessionThreads::start(1);
         let handle = threads.least_loaded();
-        let (held, let_go) = oneshot::channel::<()>();
+        let (dropped_with_task, is_dropped) = oneshot::channel::<()>();
         drop(threads);
         handle.runtime().spawn(async move {
             std::future::pending::<()>().await;
-            drop(held);
+            drop(dropped_with_task);
         });
         thread_of(&handle).await;
 
         drop(handle);
 
-        let let_go = tokio::time::timeout(Duration::from_secs(5), let_go);
-        let_go.await.expect("its tasks are dropped").unwrap_err();
+        let is_dropped = tokio::time::timeout(Duration::from_secs(5), is_dropped);
+        is_dropped.await.expect("its tasks are dropped").unwrap_err();
     }
 }

@@ -147,12 +147,12 @@ impl Sessions {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Adds a session, which streams can then use. Returns false if there are `most` sessions already,
+    /// Adds a session, which streams can then use. Returns false if there are `max` sessions already,
     /// or [`MAX_PER_NODE`] of its node.
-    pub(super) fn insert(&self, session: Session, most: usize) -> bool {
+    pub(super) fn insert(&self, session: Session, max: usize) -> bool {
         let mut nodes = self.nodes.lock();
         let node = nodes.entry(Arc::clone(&session.node)).or_default();
-        if self.len() >= most || node.sessions.len() >= MAX_PER_NODE {
+        if self.len() >= max || node.sessions.len() >= MAX_PER_NODE {
             return false;
         }
         node.last_error = None;

@@ -69,9 +69,9 @@ impl Traffic {
         self.sent.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Takes a slot for a stream, if fewer than `most` streams are open.
-    pub(super) fn take_slot(self: &Arc<Self>, most: u32) -> Option<StreamSlot> {
-        let take = |streams: u32| (streams < most).then(|| streams + 1);
+    /// Takes a slot for a stream, if fewer than `max` streams are open.
+    pub(super) fn take_slot(self: &Arc<Self>, max: u32) -> Option<StreamSlot> {
+        let take = |streams: u32| (streams < max).then(|| streams + 1);
         self.streams
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, take)
             .is_ok()

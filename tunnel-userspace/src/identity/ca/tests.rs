@@ -164,7 +164,7 @@ fn the_certificate_of_another_owner_is_not_replaced() {
     assert_has(&other.to_string(), "is the certificate of node edge-1");
     assert_has(&gateway.to_string(), "not replaced by that of a gateway");
     fs::write(out.join("cert.pem"), "damaged").expect("written");
-    issue_agent(dir, "edge-2", to, DEFAULT_DAYS, fixed_time()).expect("a damaged one is nobody's");
+    issue_agent(dir, "edge-2", to, DEFAULT_DAYS, fixed_time()).expect("a damaged certificate has no owner");
 }
 
 #[test]

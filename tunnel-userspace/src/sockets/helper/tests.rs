@@ -127,8 +127,8 @@ async fn a_helper_scans_at_once_and_after_each_removal_and_its_end_is_published(
             assert_eq!(view.pods, Pods::Helper);
         }
         drop(stream);
-        let gone = Pods::Unreached("no rights".to_owned());
-        fixture.until(|view| view.pods == gone).await;
+        let disconnected = Pods::Unreached("no rights".to_owned());
+        fixture.until(|view| view.pods == disconnected).await;
     };
     HelperFixture::new().run(actions).await;
 }

@@ -77,13 +77,13 @@ impl ToStream {
         traffic: &Traffic,
         cx: &mut Context<'_>,
     ) -> Poll<Result<(), CopyError>> {
-        let most = self.size.bytes();
-        if self.buffer.capacity() < most / 2 {
-            self.buffer.reserve(most);
+        let max = self.size.bytes();
+        if self.buffer.capacity() < max / 2 {
+            self.buffer.reserve(max);
         }
-        let most = most.min(self.buffer.capacity());
-        let asked = room.min(most);
-        let mut space = (&mut self.buffer).limit(asked);
+        let max = max.min(self.buffer.capacity());
+        let requested = room.min(max);
+        let mut space = (&mut self.buffer).limit(requested);
         // tokio treats a socket as drained after a short read, which saves a read that would block.
         let read = ready!(pin!(tcp.read_buf(&mut space)).poll(cx));
         Poll::Ready(match read {
@@ -94,9 +94,9 @@ impl ToStream {
             }
             Ok(read) => {
                 traffic.count_sent(read);
-                if read < asked {
+                if read < requested {
                     self.size.adapt(read);
-                } else if asked == most {
+                } else if requested == max {
                     self.size.adapt(self.size.bytes());
                 }
                 let bytes = self.buffer.split().freeze();

@@ -247,5 +247,5 @@ async fn stalled_streams_do_not_block_the_window_of_another() {
         freed += length;
     }
     session.exchange();
-    assert!(send.capacity() > 0, "it goes on beside 249 that stall");
+    assert!(send.capacity() > 0, "the stream continues although 249 others stall");
 }

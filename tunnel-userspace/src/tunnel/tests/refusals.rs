@@ -46,10 +46,10 @@ async fn without_a_session_a_client_is_reset_and_the_error_has_the_time_of_the_l
     refused(tunnel.steered).await;
 
     tunnel.cloud.counted(Reason::AgentNotConnected, 2).await;
-    let said = tunnel.cloud.last_error(NODE);
+    let error = tunnel.cloud.last_error(NODE);
     assert!(
-        said.ends_with("agent not connected, last seen 0 s ago"),
-        "{said}"
+        error.ends_with("agent not connected, last seen 0 s ago"),
+        "{error}"
     );
 }
 
@@ -103,7 +103,7 @@ async fn a_gateway_accepts_only_agents_that_offer_the_protocol() {
     let of_agent = with(own.agent(NODE));
     let mut without_protocol = of_agent.clone();
     without_protocol.alpn_protocols = Vec::new();
-    let nobody = own.client(None);
+    let without_certificate = own.client(None);
     let cloud = Cloud::new(&Pki(own), &limits());
     let enter = async |client| {
         let tcp = TcpStream::connect(cloud.gateway).await.expect("connected");
@@ -112,26 +112,26 @@ async fn a_gateway_accepts_only_agents_that_offer_the_protocol() {
     };
 
     // To a valid agent the gateway sends the HTTP/2 preface.
-    let (mut tls, mut told) = (enter(of_agent).await.expect("an agent"), [0; 3]);
-    let read = timeout(TIMEOUT, tls.read_exact(&mut told)).await;
+    let (mut tls, mut received) = (enter(of_agent).await.expect("an agent"), [0; 3]);
+    let read = timeout(TIMEOUT, tls.read_exact(&mut received)).await;
     read.expect("soon").expect("read");
-    assert_eq!(&told, b"PRI");
+    assert_eq!(&received, b"PRI");
     drop(tls);
     cloud.counted(HandshakeFailed, 1).await;
 
     for (what, client, reason) in [
-        ("without a certificate", nobody, HandshakeFailed),
+        ("without a certificate", without_certificate, HandshakeFailed),
         ("of another CA", of_other_ca, HandshakeFailed),
         ("of no agent", of_no_agent, IdentityRejected),
         ("of no node", of_no_node, IdentityRejected),
         ("without a protocol", without_protocol, HandshakeFailed),
     ] {
         let before = cloud.count(reason);
-        let (mut tls, mut told) = (enter(client).await.expect(what), Vec::new());
-        let read = timeout(TIMEOUT, tls.read_to_end(&mut told)).await;
+        let (mut tls, mut received) = (enter(client).await.expect(what), Vec::new());
+        let read = timeout(TIMEOUT, tls.read_to_end(&mut received)).await;
         // The connection may end with or without an alert.
         drop(read.expect(what));
-        assert_eq!(told, b"", "{what}: the gateway began to speak HTTP/2");
+        assert_eq!(received, b"", "{what}: the gateway began to speak HTTP/2");
         cloud.counted(reason, before + 1).await;
     }
     assert_eq!(cloud.sessions.nodes(), []);
@@ -156,8 +156,8 @@ async fn a_dial_above_the_limit_is_refused_and_a_slow_one_times_out_alone() {
     let mut first = TcpStream::connect(slow).await.expect("connected");
     wait_until("dials", || cloud.session().traffic.streams == 1).await;
     tokio::time::sleep(Duration::from_millis(50)).await;
-    let mut beside = TcpStream::connect(steered).await.expect("connected");
-    beside.write_all(b"ping").await.expect("written");
+    let mut quick_client = TcpStream::connect(steered).await.expect("connected");
+    quick_client.write_all(b"ping").await.expect("written");
     let (mut accepted, _) = quick.accept().await.expect("accepted");
     assert_eq!(read(&mut accepted, 4).await, b"ping");
 

@@ -55,8 +55,8 @@ async fn a_reset_is_noticed_after_the_client_ended_its_direction() {
 
     tunnel.cloud.counted(Reason::ClientReset, 1).await;
     tunnel.edge.counted(Reason::ClientReset, 1).await;
-    let gone = async { while target.write_all(b"more").await.is_ok() {} };
-    timeout(Duration::from_secs(10), gone).await.expect("reset");
+    let writes_fail = async { while target.write_all(b"more").await.is_ok() {} };
+    timeout(Duration::from_secs(10), writes_fail).await.expect("reset");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

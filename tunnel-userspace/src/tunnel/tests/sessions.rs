@@ -33,17 +33,17 @@ async fn the_view_of_a_session_has_its_release_and_traffic() {
 
     let session = tunnel.cloud.session();
     assert_eq!(session.release, env!("CARGO_PKG_VERSION"));
-    let carried = &session.traffic;
-    assert_eq!((carried.bytes_out, carried.bytes_in), (100, 50));
-    assert_eq!(carried.streams, 1);
+    let traffic = &session.traffic;
+    assert_eq!((traffic.bytes_out, traffic.bytes_in), (100, 50));
+    assert_eq!(traffic.streams, 1);
 
     let view = tunnel.edge.connection();
-    let carried = view.traffic;
+    let traffic = view.traffic;
     assert_eq!(
-        (view.state, carried.streams),
+        (view.state, traffic.streams),
         (ConnectionState::Connected, 1)
     );
-    assert_eq!((carried.bytes_in, carried.bytes_out), (100, 50));
+    assert_eq!((traffic.bytes_in, traffic.bytes_out), (100, 50));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -181,8 +181,8 @@ async fn a_connect_keeps_its_slot_while_its_client_is_silent() {
     let streams = || tunnel.cloud.session().traffic.streams;
     assert_eq!(streams(), 0);
 
-    let mut carried = Box::pin(forward(&tunnel.cloud.sessions, &target, accepted, stopped));
-    let waits = poll_fn(|cx| Poll::Ready(carried.as_mut().poll(cx).is_pending()));
+    let mut forwarding = Box::pin(forward(&tunnel.cloud.sessions, &target, accepted, stopped));
+    let waits = poll_fn(|cx| Poll::Ready(forwarding.as_mut().poll(cx).is_pending()));
     assert!(waits.await);
 
     assert_eq!(streams(), 1);
@@ -193,7 +193,7 @@ async fn a_connect_keeps_its_slot_while_its_client_is_silent() {
         assert_eq!(read_to_end(&mut client).await, b"!");
         drop(client);
     };
-    let ((reason, _), ()) = timeout(TIMEOUT, async { tokio::join!(carried, serve) })
+    let ((reason, _), ()) = timeout(TIMEOUT, async { tokio::join!(forwarding, serve) })
         .await
         .expect("soon");
     assert_eq!((reason, streams()), (Reason::StreamCompleted, 0));
@@ -207,7 +207,7 @@ async fn a_silent_gateway_is_detected_and_the_agent_reconnects() {
     let cloud = Cloud::new(&pki, &limits());
     let _edge = Edge::new(agent_settings(&[at], &[]), pki.agent(NODE));
     // A relay between gateway and agent, which stops without a close once the session is established.
-    let meet = async || {
+    let connect_through_relay = async || {
         let accepted = timeout(TIMEOUT, silent.accept()).await.expect("soon");
         let (mut to_agent, _) = accepted.expect("accepted");
         let mut to_gateway = TcpStream::connect(cloud.gateway).await.expect("connected");
@@ -217,14 +217,14 @@ async fn a_silent_gateway_is_detected_and_the_agent_reconnects() {
         }
         (to_agent, to_gateway)
     };
-    let _wire = meet().await;
+    let _wire = connect_through_relay().await;
     let cut = Instant::now();
 
     cloud.connected(NODE, 0).await;
     let took = cut.elapsed();
     assert!(took < Duration::from_secs(5), "{took:?}");
     assert!(cloud.last_error(NODE).contains("no sign of life"));
-    meet().await;
+    connect_through_relay().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

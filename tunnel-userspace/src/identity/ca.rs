@@ -60,7 +60,7 @@ pub enum CaError {
         /// The requested number of days.
         days: u32,
     },
-    /// A file of the CA, or a certificate to be issued, is invalid.
+    /// A file of the CA, or a newly issued certificate, is not valid.
     #[error(transparent)]
     File(#[from] FileError),
     /// None of the certificates in the CA's certificate file belongs to the CA's key.

@@ -12,7 +12,7 @@ use super::{
     CHANGE_DELAY, CHECK_INTERVAL, NetError, RETRY_DELAY, netlink::NetworkMonitor,
     snapshot::Snapshot,
 };
-use crate::{drain, failure::chain, latest};
+use crate::{drain, error_chain::chain, publish};
 
 /// Follows the network of this node, and publishes its current state.
 pub struct Follower {
@@ -93,7 +93,7 @@ impl Follower {
         match self.netlink.snapshot().await {
             Ok(snapshot) => {
                 let count = snapshot.own_addresses.len();
-                if latest::put(&self.addresses, Arc::clone(&snapshot.own_addresses)) {
+                if publish::publish_if_changed(&self.addresses, Arc::clone(&snapshot.own_addresses)) {
                     info!(addresses = count, "the addresses of this node changed");
                 }
                 // Published even if equal to the last one: another program may have removed a route

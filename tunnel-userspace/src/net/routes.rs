@@ -12,7 +12,7 @@ use tracing::warn;
 use tunnel_common::steering::Prefix;
 
 use super::{NetError, NetworkSettings, netlink::RouteSocket, snapshot::Snapshot};
-use crate::failure::chain;
+use crate::error_chain::chain;
 
 /// Returns the path of the record of routes in a state directory.
 #[must_use]
@@ -196,8 +196,7 @@ fn unusable(record: &Path) -> impl FnOnce(io::Error) -> NetError {
     |source| NetError::Record { path, source }
 }
 
-/// Removes the routes to prefixes that have a routing protocol number; returns the number of removed
-/// routes.
+/// Removes the routes to `prefixes` with this routing protocol number; returns the number of removed routes.
 async fn remove_routes_to(
     kernel: &RouteSocket,
     snapshot: &Snapshot,

@@ -56,7 +56,8 @@ fn number(metadata: &fs::Metadata) -> io::Result<u32> {
     u32::try_from(metadata.ino()).map_err(io::Error::other)
 }
 
-/// Returns the cause if this process can't find and enter the network namespaces of all processes.
+/// Returns the reason why this process can't find and enter the network namespaces of all processes; none
+/// if it can.
 #[must_use]
 pub fn obstacle_to_entering() -> Option<String> {
     match capabilities::missing(&[SYS_ADMIN, SYS_PTRACE]) {

@@ -18,7 +18,7 @@ use super::{
     stale::{StaleSearch, SuspectFilter},
 };
 use crate::{
-    failure::chain,
+    error_chain::chain,
     net::{Diag, DiagError, Filter, ListedSocket},
 };
 
@@ -29,8 +29,8 @@ const PROC: &str = "/proc";
 pub(super) enum ScanScope {
     /// The network namespace of this process.
     Own,
-    /// All others. For the helper, whose daemon ends the sockets in their common namespace itself; if both
-    /// did, sockets would be counted twice.
+    /// All other network namespaces. The helper uses this scope: the daemon, in the same namespace, ends the
+    /// sockets there, and would count them again.
     Others,
     /// All network namespaces.
     All,

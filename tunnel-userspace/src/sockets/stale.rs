@@ -146,7 +146,7 @@ impl<'a, M: TranslationMaps> StaleSearch<'a, M> {
             return Ok(true);
         };
         let has_left = backend.is_some_and(|backend| has_left(backend, origin));
-        // In this case no other backend of the Service has the address, so reading all is not needed.
+        // No other backend of the Service can have this address, so the others need not be read.
         if has_left && service == origin.service {
             return Ok(true);
         }

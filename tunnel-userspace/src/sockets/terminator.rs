@@ -20,8 +20,8 @@ use super::{
 };
 use crate::drain;
 
-/// The time after the start in which a helper should connect; later there is a warning that sockets in pods
-/// are not ended.
+/// The time for a helper to connect after the start. After it, a warning is logged that sockets in pods are
+/// not ended.
 const HELPER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The settings for ending connected sockets when their backend no longer serves its Service.
@@ -49,7 +49,7 @@ impl Default for TerminatorSettings {
 pub enum Transport {
     /// UDP: a client that waits for an answer gets an error at once, and can use another backend.
     Udp,
-    /// TCP: ends also connections that still work, to a backend that left its Service but runs on.
+    /// TCP: connections to a backend that left its Service are ended even if the backend still runs.
     Tcp,
 }
 
@@ -191,7 +191,7 @@ impl<M: TranslationMaps + 'static> Terminator<M> {
         }
         self.view.send_modify(|view| {
             view.count(scan.ended, scan.problem.is_some());
-            // With a connected helper, the number is that of the helper, which scans pods.
+            // While a helper is connected, the helper reports this number, since it scans the pods.
             if view.pods != Pods::Helper {
                 view.stale = scan.left;
             }

@@ -1,26 +1,26 @@
 //! The HTTP endpoints for status, metrics and health. This module only reads what other modules publish.
 //!
-//! - `node`: the paths of `culvert node`, by port
-//! - `agent`: the paths of `culvert agent`
+//! - `node_routes`: the paths of `culvert node`, by port
+//! - `agent_routes`: the paths of `culvert agent`
 //! - `status`: `/status`
 //! - `metrics`: `/metrics`
 //! - `readiness`: `/readyz`; status, metrics and the log use the same function
-//! - `proxy_health`: `/healthz` and `/livez`, compatible with kube-proxy
-//! - `service_health`: the health check node ports of Services
-//! - `server`: the HTTP server on TCP ports and on the admin socket
-//! - `client`: the HTTP client of the command line
+//! - `healthz`: `/healthz` and `/livez`, compatible with kube-proxy
+//! - `health_check_node_ports`: the health check node ports of Services
+//! - `http_server`: the HTTP server on TCP ports and on the admin socket
+//! - `http_client`: the HTTP client of the command line
 //! - `fixture`: helpers for tests
 
 mod agent_routes;
-mod client;
 #[cfg(test)]
 mod fixture;
+mod health_check_node_ports;
+mod healthz;
+mod http_client;
+mod http_server;
 mod metrics;
 mod node_routes;
-mod proxy_health;
 mod readiness;
-mod server;
-mod service_health;
 mod status;
 
 use std::collections::BTreeMap;
@@ -30,11 +30,11 @@ use tunnel_common::reason::Reason;
 
 pub use self::{
     agent_routes::{AgentSetup, AgentStatus, AgentViews},
-    client::{RequestError, request},
+    health_check_node_ports::{HealthCheckServer, HealthChecksView},
+    http_client::{RequestError, request},
+    http_server::{Routes, SocketError, serve_tcp, serve_unix},
     node_routes::{NodeListener, NodeRoutes},
     readiness::log_readiness,
-    server::{Routes, SocketError, serve_tcp, serve_unix},
-    service_health::{HealthCheckServer, HealthChecksView},
     status::{NodeSetup, NodeStatus, StartTimes, used_entries},
 };
 use crate::{

@@ -3,15 +3,15 @@
 
 mod agent;
 mod ca;
-mod canary;
 mod cleanup;
-mod helper;
 mod node;
-mod prepare;
+mod node_tunnel;
+mod prepare_mounts;
+mod probe;
+mod shutdown_signals;
+mod sockets_helper;
 mod sources;
-mod state;
-mod stop;
-mod tunnel;
+mod state_dir;
 
 use std::{borrow::Cow, error::Error};
 
@@ -19,9 +19,9 @@ pub use self::{
     agent::agent,
     ca::{ca_init, ca_issue_agent, ca_issue_gateway},
     cleanup::cleanup,
-    helper::sockets_helper,
     node::node,
-    prepare::prepare_mounts,
+    prepare_mounts::prepare_mounts,
+    sockets_helper::sockets_helper,
 };
 
 /// The error that ends a role.

@@ -1,10 +1,11 @@
 //! The command line: its arguments, and the subcommands that only show something. `app` has the others.
 
-mod agent;
+mod agent_status;
 mod ca;
+mod node_status;
 mod nodes;
-mod services;
-mod status;
+mod rows;
+mod service_tables;
 mod table;
 
 use std::{
@@ -256,9 +257,9 @@ impl QueryCommand {
                     Ok(nodes::render(&parse::<Vec<_>>(&body)?, now))
                 })
             }
-            Self::Services(args) if args.name.is_some() => args.run(services::render_details),
-            Self::Services(args) => args.run(services::render),
-            Self::Backends(args) => args.run(services::render_backends),
+            Self::Services(args) if args.name.is_some() => args.run(service_tables::render_details),
+            Self::Services(args) => args.run(service_tables::render),
+            Self::Backends(args) => args.run(service_tables::render_backends),
             Self::Config {
                 command: ConfigCommand::Default,
             } => Ok(print(Config::default_file().trim_end())?),
@@ -317,9 +318,9 @@ fn status(args: &QueryArgs) -> Result<(), QueryError> {
     };
     print_response(args.output, &body, || {
         Ok(if is_agent {
-            agent::render(&parse(&body)?)
+            agent_status::render(&parse(&body)?)
         } else {
-            status::render(&parse(&body)?)
+            node_status::render(&parse(&body)?)
         })
     })?;
     let StatusHead { ready } = parse(&body)?;

@@ -1,15 +1,15 @@
 //! The configuration: one YAML file for every role. No other module reads the file or the environment.
 
 mod admin;
-mod bounds;
 mod bpf;
 mod kube_proxy;
 mod log;
-mod nearest;
+mod numeric_ranges;
 pub mod schema;
+mod section_mappings;
 mod service;
-mod shape;
 mod source;
+mod suggestion;
 mod tunnel;
 
 use std::{
@@ -191,13 +191,13 @@ impl Config {
 
     /// Deserialises and checks a config.
     fn from_value(mut value: Value) -> Result<Self, FieldError> {
-        shape::check(&mut value)?;
+        section_mappings::check(&mut value)?;
         let config: Self = serde_path_to_error::deserialize(value).map_err(|error| {
             let mut field = error.path().to_string();
             if field == "." {
                 TOP_LEVEL.clone_into(&mut field);
             }
-            (field, nearest::suggest(error.into_inner().to_string()))
+            (field, suggestion::suggest(error.into_inner().to_string()))
         })?;
         config.check()?;
         Ok(config)
@@ -257,7 +257,7 @@ impl Config {
         if self.mode == Mode::Userspace {
             return invalid("mode", "`userspace` is not built yet; use `ebpf`");
         }
-        bounds::check(self)?;
+        numeric_ranges::check(self)?;
         self.source.check()?;
         self.service.check()?;
         let protocols = &self.sockets.terminate;

@@ -23,19 +23,19 @@ use tokio::{
 use tracing::{debug, info, warn};
 use tunnel_common::reason::Reason;
 
-use self::queue::Queue;
-use crate::{drain, duration, failure::chain, model::Concern};
+use self::queue::EventQueue;
+use crate::{drain, duration, error_chain::chain, model::ObjectWarning};
 
 /// The interval of checks for new warnings and due Events.
-const LOOK: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The delay until the next attempt, after the API server did not accept an Event.
-const PAUSE: Duration = Duration::from_secs(60);
+const RETRY_DELAY: Duration = Duration::from_secs(60);
 
 /// The switch for Events, and their rate limit.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Settings {
+pub struct EventSettings {
     /// True if Events are sent.
     pub enabled: bool,
     /// The number of Events that a node may send at once, from 1 to 1000.
@@ -46,7 +46,7 @@ pub struct Settings {
     pub interval: Duration,
 }
 
-impl Default for Settings {
+impl Default for EventSettings {
     fn default() -> Self {
         Self {
             enabled: true,
@@ -58,95 +58,95 @@ impl Default for Settings {
 
 /// The published state from which Events are made.
 #[derive(Debug)]
-pub struct Views {
+pub struct EventInputs {
     /// The warnings of each part of the daemon.
-    pub concerns: Vec<watch::Receiver<Arc<[Concern]>>>,
+    pub warnings: Vec<watch::Receiver<Arc<[ObjectWarning]>>>,
     /// The listeners that could not be bound, by name, with the error.
-    pub listening: watch::Receiver<BTreeMap<String, String>>,
+    pub unbound_ports: watch::Receiver<BTreeMap<String, String>>,
 }
 
 /// Sends the Events of a node to the API server until the drain begins.
 pub async fn run(
     node: String,
-    settings: Settings,
+    settings: EventSettings,
     client: Client,
-    mut views: Views,
+    mut views: EventInputs,
     mut draining: watch::Receiver<bool>,
 ) {
-    let mut queue = Queue::new(settings.burst, settings.interval, Instant::now());
-    let mut looks = interval(LOOK);
-    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut is_told = true;
+    let mut queue = EventQueue::new(settings.burst, settings.interval, Instant::now());
+    let mut checks = interval(CHECK_INTERVAL);
+    checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut is_accepted = true;
     // The Event of the start bypasses the queue: it happens only once, and can be sent immediately.
     let mut start = Some((
-        event::of_start(&node, jiff::Timestamp::now()),
+        event::for_start(&node, jiff::Timestamp::now()),
         Instant::now(),
     ));
     // Warnings that were published before this task started are new to it.
-    views.listening.mark_changed();
+    views.unbound_ports.mark_changed();
     views
-        .concerns
+        .warnings
         .iter_mut()
         .for_each(watch::Receiver::mark_changed);
     loop {
         tokio::select! {
             biased;
             () = drain::begun(&mut draining) => return,
-            _ = looks.tick() => {}
+            _ = checks.tick() => {}
         }
         if let Some((event, due)) = start.take() {
             let is_due = due <= Instant::now();
-            let is_settled = is_due && make(&client, &event).await.is_ok();
-            let next = if is_due { Instant::now() + PAUSE } else { due };
+            let is_settled = is_due && create(&client, &event).await.is_ok();
+            let next = if is_due { Instant::now() + RETRY_DELAY } else { due };
             start = (!is_settled).then_some((event, next));
         }
-        if let Some(concerns) = views.news(&node) {
-            queue.take(concerns, Instant::now());
+        if let Some(concerns) = views.take_changed_warnings(&node) {
+            queue.replace(concerns, Instant::now());
         }
-        while let Some(concern) = queue.due(Instant::now()) {
-            let event = event::of(&concern, &node, jiff::Timestamp::now());
-            let told = tokio::select! {
+        while let Some(concern) = queue.next_due(Instant::now()) {
+            let event = event::for_warning(&concern, &node, jiff::Timestamp::now());
+            let result = tokio::select! {
                 biased;
                 () = drain::begun(&mut draining) => return,
-                told = make(&client, &event) => told,
+                told = create(&client, &event) => told,
             };
-            match told {
+            match result {
                 Ok(()) => {
-                    if !is_told {
+                    if !is_accepted {
                         info!("the API server accepts Events again");
                     }
-                    is_told = true;
-                    queue.told(&concern, Instant::now());
+                    is_accepted = true;
+                    queue.sent(&concern, Instant::now());
                 }
                 Err(error) => {
-                    if is_told {
+                    if is_accepted {
                         warn!(error = chain(&error), "cannot send Events");
                     }
-                    is_told = false;
-                    queue.failed(&concern, PAUSE, Instant::now());
+                    is_accepted = false;
+                    queue.failed(&concern, RETRY_DELAY, Instant::now());
                 }
             }
         }
     }
 }
 
-impl Views {
+impl EventInputs {
     /// Returns all warnings if any of them has changed.
-    fn news(&mut self, node: &str) -> Option<Vec<Concern>> {
+    fn take_changed_warnings(&mut self, node: &str) -> Option<Vec<ObjectWarning>> {
         // An error means that the publishing task has ended; its warnings no longer change.
-        let mut concerned = self.concerns.iter();
+        let mut concerned = self.warnings.iter();
         let is_new = concerned.any(|view| view.has_changed().unwrap_or(false))
-            || self.listening.has_changed().unwrap_or(false);
+            || self.unbound_ports.has_changed().unwrap_or(false);
         if !is_new {
             return None;
         }
         let mut all = Vec::new();
-        for view in &mut self.concerns {
+        for view in &mut self.warnings {
             all.extend_from_slice(&view.borrow_and_update());
         }
-        for (port, why) in &*self.listening.borrow_and_update() {
+        for (port, why) in &*self.unbound_ports.borrow_and_update() {
             let note = format!("{port}: {why}");
-            all.push(Concern::of_node(node, Reason::PortInUse, note));
+            all.push(ObjectWarning::for_node(node, Reason::PortInUse, note));
         }
         Some(all)
     }
@@ -154,14 +154,14 @@ impl Views {
 
 /// Creates an Event on the API server. Returns `Ok` also if it already exists or can never be created, so
 /// that it is not sent again.
-async fn make(client: &Client, event: &Event) -> Result<(), kube::Error> {
+async fn create(client: &Client, event: &Event) -> Result<(), kube::Error> {
     let namespace = event.metadata.namespace.clone().unwrap_or_default();
     let api = Api::<Event>::namespaced(client.clone(), &namespace);
     let Err(error) = api.create(&PostParams::default(), event).await else {
         return Ok(());
     };
     if let kube::Error::Api(status) = &error
-        && is_settled(status)
+        && is_final(status)
     {
         let event = event.metadata.name.as_deref().unwrap_or_default();
         debug!(event, status = %status.message, "the API server refused an Event");
@@ -171,7 +171,7 @@ async fn make(client: &Client, event: &Event) -> Result<(), kube::Error> {
 }
 
 /// Returns true if the API server would refuse every further attempt, too.
-fn is_settled(status: &Status) -> bool {
+fn is_final(status: &Status) -> bool {
     let mut causes = status.details.iter().flat_map(|details| &details.causes);
     status.is_already_exists()
         || matches!(status.code, 400 | 404 | 413 | 422)

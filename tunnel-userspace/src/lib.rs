@@ -15,8 +15,8 @@
 //! - [`events`]: Kubernetes Events for problems that need an operator
 //! - [`admin`]: the HTTP endpoints for status, metrics and health
 //! - [`tunnel`]: connections from an ingress through a gateway to the agent of an edge node
-//! - [`tasks`], [`drain`], [`latest`], `parallel`, `listen`, [`clock`], `duration`, `capabilities`,
-//!   [`failure`], [`telemetry`]: named tasks; the shutdown signal; publishing a value on change; work in
+//! - [`tasks`], [`drain`], [`publish`], `parallel`, `listen`, [`clock`], `duration`, `capabilities`,
+//!   [`error_chain`], [`telemetry`]: named tasks; the shutdown signal; publishing a value on change; work in
 //!   several threads; listening sockets; the monotonic clock; durations as text; capabilities(7); error
 //!   chains as text; logs
 //! - [`fuzz`]: entry points of the fuzz targets
@@ -29,17 +29,17 @@ pub mod clock;
 pub mod config;
 pub mod drain;
 mod duration;
+pub mod error_chain;
 pub mod events;
-pub mod failure;
 pub mod fuzz;
 pub mod identity;
 pub mod k8s;
-pub mod latest;
 mod listen;
 pub mod model;
 pub mod net;
 mod parallel;
 pub mod plan;
+pub mod publish;
 pub mod reconcile;
 pub mod sockets;
 pub mod source;

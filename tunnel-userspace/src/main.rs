@@ -11,10 +11,10 @@ use tunnel_userspace::{
     telemetry,
 };
 
-mod memory;
+mod allocator;
 
 fn main() -> ExitCode {
-    memory::keep_freed_memory();
+    allocator::keep_freed_memory();
     let command = Cli::parse().command;
     let as_json = command.logs_json();
     match run(command) {
@@ -54,7 +54,7 @@ fn node(args: &NodeArgs) -> Result<()> {
         for Warning { field, why } in &warnings {
             tracing::warn!(field, why, "a field of kube-proxy's config has no effect here");
         }
-        app::node(config, memory::give_back)
+        app::node(config, allocator::give_back)
     })
 }
 

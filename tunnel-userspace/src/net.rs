@@ -37,13 +37,13 @@ use tunnel_common::steering::Prefix;
 pub(crate) use self::diag::messages_in;
 use self::netlink::RouteSocket;
 pub use self::{
-    diag::{Diag, DiagError, Filter, ListedSocket, is_connected},
-    follower::{Follower, Network},
+    diag::{SockDiag, DiagError, SocketFilter, ListedSocket, is_connected},
+    follower::{NetworkFollower, NetworkState},
     listeners::Listeners,
     netlink::NetError,
     routes::{record_path, remove as remove_routes},
 };
-use crate::{drain, failure::chain, latest};
+use crate::{drain, error_chain::chain, publish};
 
 /// The delay after a change of the network, in which further changes are collected.
 const CHANGE_DELAY: Duration = Duration::from_millis(20);
@@ -110,11 +110,11 @@ pub struct NetworkView {
 }
 
 /// Guards the uplinks and maintains the routes of the steering prefixes while the node's network changes.
-pub struct Net<K> {
+pub struct NetworkSetup<K> {
     settings: NetworkSettings,
     guard: K,
     kernel: RouteSocket,
-    network: watch::Receiver<Network>,
+    network: watch::Receiver<NetworkState>,
     view: watch::Sender<NetworkView>,
     /// The indices of links that are or were uplinks.
     known_uplinks: BTreeSet<u32>,
@@ -122,7 +122,7 @@ pub struct Net<K> {
     inside_links: watch::Sender<Arc<BTreeSet<u32>>>,
 }
 
-impl<K: UplinkGuard> Net<K> {
+impl<K: UplinkGuard> NetworkSetup<K> {
     /// Opens a netlink socket, and changes nothing yet. `network` must include routes; the state is
     /// published to `view`.
     ///
@@ -132,7 +132,7 @@ impl<K: UplinkGuard> Net<K> {
     pub fn open(
         settings: NetworkSettings,
         guard: K,
-        network: watch::Receiver<Network>,
+        network: watch::Receiver<NetworkState>,
         view: watch::Sender<NetworkView>,
     ) -> Result<Self, NetError> {
         Ok(Self {
@@ -181,7 +181,7 @@ impl<K: UplinkGuard> Net<K> {
 
     /// Applies the guards and routes, and returns the problems.
     async fn apply(&mut self, view: &mut NetworkView, reattach: bool) -> Vec<String> {
-        let Network { snapshot, problem } = self.network.borrow_and_update().clone();
+        let NetworkState { snapshot, problem } = self.network.borrow_and_update().clone();
         if let Some(problem) = problem {
             return vec![problem];
         }
@@ -197,7 +197,7 @@ impl<K: UplinkGuard> Net<K> {
         self.known_uplinks
             .retain(|index| snapshot.links.iter().any(|link| link.index == *index));
         // The ingress accepts connects from these links only, also if guarding fails.
-        latest::put(&self.inside_links, Arc::new(classified.inside_links));
+        publish::publish_if_changed(&self.inside_links, Arc::new(classified.inside_links));
         let missing = classified
             .missing
             .map(|name| format!("service.uplinks names {name}, but this node has no such link"));

@@ -1,7 +1,7 @@
 //! `/metrics`, in the OpenMetrics text format: metrics of kube-proxy, and Culvert's own.
 
+mod encoder;
 mod kube_proxy;
-mod out;
 mod service_ports;
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
@@ -17,11 +17,11 @@ use prometheus_client::{
 };
 use tunnel_common::{reason::Reason, table::MapSize};
 
-use self::out::{MetricsEncoder, number};
+use self::encoder::{MetricsEncoder, number};
 use super::{
     AgentStatus, HealthResponses, NodeViews, StartTimes,
     readiness::{self, Readiness},
-    server::{respond, text},
+    http_server::{respond, text},
     used_entries,
 };
 use crate::{

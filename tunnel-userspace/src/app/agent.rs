@@ -5,11 +5,11 @@ use std::{collections::BTreeMap, error::Error, fs, future::Future};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use super::{RoleError, failed, stop::ShutdownSignals, tunnel::common_settings};
+use super::{RoleError, failed, shutdown_signals::ShutdownSignals, node_tunnel::common_settings};
 use crate::{
     admin::{self, AgentSetup, AgentViews},
     config::Config,
-    identity::{Role, Store},
+    identity::{Role, CertificateStore},
     tasks::Tasks,
     tunnel::agent::Agent,
 };
@@ -33,7 +33,7 @@ async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(), Rol
         let why = "the config must have the sections tunnel.agent and tunnel.identity";
         return Err(failed("cannot start the agent")(why));
     };
-    let (store, identity) = Store::open(certificate.files.clone(), Role::Agent);
+    let (store, identity) = CertificateStore::open(certificate.files.clone(), Role::Agent);
     // The config has no upper bound for the drain.
     let drain_limit = config.tunnel.session.drain_timeout.saturating_add(STOP_TIMEOUT);
     let agent = Agent::new(section.clone(), common_settings(&config), identity.clone());

@@ -4,7 +4,7 @@ use std::{fs, io::ErrorKind, path::PathBuf};
 
 use super::{
     RoleError, failed, other_error,
-    state::{StateDir, marker_path},
+    state_dir::{StateDir, marker_path},
 };
 use crate::{bpf::Pins, config::Config, net};
 

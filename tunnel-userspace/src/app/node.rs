@@ -17,7 +17,7 @@ use crate::{
     config::Config,
     events,
     model::ObjectName,
-    net::{self, Follower, Net, Network},
+    net::{self, NetworkFollower, NetworkSetup, NetworkState},
     plan::SteeringRules,
     tasks::Tasks,
 };
@@ -139,8 +139,8 @@ async fn load_data_path(config: &Config) -> Result<KernelSetup, RoleError> {
 async fn watch_network(
     config: &Config,
     tasks: &mut Tasks,
-) -> Result<(Addresses, watch::Receiver<Network>), RoleError> {
-    let follower = Follower::open(config.tunnel.steering.is_some())
+) -> Result<(Addresses, watch::Receiver<NetworkState>), RoleError> {
+    let follower = NetworkFollower::open(config.tunnel.steering.is_some())
         .await
         .map_err(failed(
             "cannot list the links and addresses of this node",
@@ -158,12 +158,12 @@ type Addresses = watch::Receiver<Arc<BTreeSet<IpAddr>>>;
 async fn start_steering(
     config: &Config,
     guard: Guard,
-    links: watch::Receiver<Network>,
+    links: watch::Receiver<NetworkState>,
     view: watch::Sender<net::NetworkView>,
 ) -> Result<Option<SteeringNetwork>, RoleError> {
     let record = net::record_path(&config.state_dir);
     let Some(steering) = &config.tunnel.steering else {
-        if let Err(error) = Net::clear(guard, &record).await {
+        if let Err(error) = NetworkSetup::clear(guard, &record).await {
             let error = &error as &dyn std::error::Error;
             warn!(error, "cannot remove the guards and routes of an earlier process");
         }
@@ -176,14 +176,14 @@ async fn start_steering(
         record,
     };
     let mut network =
-        Net::open(settings, guard, links, view).map_err(failed("cannot change the network"))?;
+        NetworkSetup::open(settings, guard, links, view).map_err(failed("cannot change the network"))?;
     network.check(false).await;
     let inside = network.inside_links();
     Ok(Some((network, inside)))
 }
 
 /// The task that maintains guards and routes, and the links from which the ingress accepts connects.
-type SteeringNetwork = (Net<Guard>, watch::Receiver<Arc<BTreeSet<u32>>>);
+type SteeringNetwork = (NetworkSetup<Guard>, watch::Receiver<Arc<BTreeSet<u32>>>);
 
 /// Starts the HTTP servers on the admin socket, the admin port and the health port.
 fn serve_http(config: &Config, views: &Arc<NodeViews>, tasks: &mut Tasks) -> Result<(), RoleError> {

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use crate::{
     admin::{Getter, TunnelView},
     config::Config,
-    identity::{Receiver, Role, Store},
+    identity::{CertificateReceiver, Role, CertificateStore},
     listen::{self, UnboundPorts},
     model::SteeringTargets,
     tasks::Tasks,
@@ -26,7 +26,7 @@ use crate::{
 
 /// The state that the gateway and the ingress of a node share.
 pub(super) struct NodeTunnel {
-    identity: Option<Receiver>,
+    identity: Option<CertificateReceiver>,
     sessions: Arc<Sessions>,
 }
 
@@ -37,7 +37,7 @@ impl NodeTunnel {
         let certificate = config.tunnel.identity.as_ref();
         let certificate = certificate.filter(|_| config.tunnel.gateway.is_some());
         let identity = certificate.map(|it| {
-            let (store, identity) = Store::open(it.files.clone(), Role::Gateway);
+            let (store, identity) = CertificateStore::open(it.files.clone(), Role::Gateway);
             tasks.start("identity", store.run(tasks.draining()));
             identity
         });
@@ -53,7 +53,7 @@ impl NodeTunnel {
         Box::new(move || TunnelView {
             nodes: sessions.nodes_with(&steered.borrow()),
             counts: sessions.counts(),
-            identity: identity.as_ref().map(Receiver::state),
+            identity: identity.as_ref().map(CertificateReceiver::state),
         })
     }
 

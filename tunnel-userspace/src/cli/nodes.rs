@@ -27,7 +27,7 @@ pub(super) fn render(nodes: &[NodeView], now: Timestamp) -> String {
     table::render(&COLUMNS, &rows)
 }
 
-const COLUMNS: [&str; 9] = [
+pub(super) const COLUMNS: [&str; 9] = [
     "NODE",
     "PEER",
     "SINCE",

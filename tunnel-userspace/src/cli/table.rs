@@ -1,47 +1,6 @@
 //! Plain-text tables.
 
-use std::{collections::BTreeMap, fmt, iter};
-
-/// A headline with rows of a name and a value below it.
-pub(super) struct Rows(String);
-
-impl Rows {
-    pub(super) const fn with_headline(headline: String) -> Self {
-        Self(headline)
-    }
-
-    pub(super) fn add(&mut self, name: &str, value: impl fmt::Display) {
-        self.0.push_str(&format!("\n  {name:<20}{value}"));
-    }
-
-    /// Adds one row for each value, all with the same name.
-    pub(super) fn add_each<V: fmt::Display>(
-        &mut self,
-        name: &str,
-        values: impl IntoIterator<Item = V>,
-    ) {
-        for value in values {
-            self.add(name, value);
-        }
-    }
-
-    /// Adds one row with all counts that are not zero, if any.
-    pub(super) fn add_counts(&mut self, name: &str, counts: &BTreeMap<String, u64>) {
-        let counted = counts.iter().filter(|(_, count)| **count > 0);
-        let counted: Vec<_> = counted
-            .map(|(name, count)| format!("{name} {count}"))
-            .collect();
-        if !counted.is_empty() {
-            self.add(name, counted.join(", "));
-        }
-    }
-}
-
-impl fmt::Display for Rows {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
+use std::iter;
 
 /// Returns a value, or a dash if it is `None`.
 pub(super) fn or_dash(value: Option<impl ToString>) -> String {

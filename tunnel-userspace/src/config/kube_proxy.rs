@@ -1,18 +1,18 @@
 //! Converts kube-proxy's config file (`kubeproxy.config.k8s.io/v1alpha1`) to Culvert's, and returns a warning
 //! for each field without an equivalent.
 
-mod fields;
-mod file;
-mod read;
+mod converted_fields;
+mod field_table;
+mod value_formats;
 
 use std::{fmt, mem, path::Path};
 
 use serde_json::{Value, json};
 
 use self::{
-    fields::{paths, why_unused},
-    file::{KubeProxyFile, FileType, Mode},
-    read::{parse_address, parse_ip},
+    field_table::{paths, why_unused},
+    converted_fields::{KubeProxyFile, FileType, Mode},
+    value_formats::{parse_address, parse_ip},
 };
 use super::{Config, FieldError};
 use crate::model::Algorithm;
@@ -89,7 +89,7 @@ fn kube_proxy_field(ours: String) -> String {
 
 /// Converts a kube-proxy file. Relative paths in it are relative to `folder`.
 pub(super) fn convert(value: &Value, folder: &Path) -> Result<Conversion, FieldError> {
-    let head: FileType = file::deserialize(value)?;
+    let head: FileType = converted_fields::deserialize(value)?;
     for (field, found, wanted) in [
         ("apiVersion", head.api_version, API_VERSION),
         ("kind", head.kind, KIND),
@@ -99,7 +99,7 @@ pub(super) fn convert(value: &Value, folder: &Path) -> Result<Conversion, FieldE
             return Err((field.to_owned(), format!("must be {wanted}, but is {found}")));
         }
     }
-    let file: KubeProxyFile = file::deserialize(value)?;
+    let file: KubeProxyFile = converted_fields::deserialize(value)?;
     let mut conversion = Conversion {
         config: json!({}),
         warnings: unused_field_warnings(value),

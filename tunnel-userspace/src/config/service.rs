@@ -5,7 +5,7 @@ use std::{net::IpAddr, time::Duration};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{FieldError, bounds::check_each};
+use super::{FieldError, numeric_ranges::check_each};
 use crate::{
     duration,
     model::{Algorithm, ExternalIps, TopologyKeys},

@@ -6,7 +6,7 @@ use crate::{
     tunnel::{agent, gateway},
 };
 
-mod documented;
+mod default_file;
 
 /// The section that every gateway and agent needs.
 const IDENTITY: &str = "identity: { files: { ca: a, cert: b, key: c } }";
@@ -60,7 +60,7 @@ fn sections(value: &Value, path: &str, found: &mut Vec<String>) {
 
 #[test]
 fn every_section_refuses_an_unknown_field() {
-    let complete = shape::with_all_sections();
+    let complete = section_mappings::with_all_sections();
     let mut paths = Vec::new();
     sections(&complete, "", &mut paths);
     assert!(paths.len() > 15, "{paths:?}");

@@ -6,9 +6,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tunnel_common::steering::Prefix;
 
-use super::{FieldError, bounds::check_each};
+use super::{FieldError, numeric_ranges::check_each};
 use crate::{
-    identity::Files,
+    identity::IdentityFiles,
     model::Selector,
     tunnel::{
         Limits,
@@ -110,7 +110,7 @@ impl TunnelConfig {
     /// Returns the paths in this section.
     pub(super) fn paths(&mut self) -> impl Iterator<Item = &mut PathBuf> {
         let files = self.identity.iter_mut().map(|identity| &mut identity.files);
-        files.flat_map(|Files { ca, cert, key }| [ca, cert, key])
+        files.flat_map(|IdentityFiles { ca, cert, key }| [ca, cert, key])
     }
 }
 
@@ -248,7 +248,7 @@ fn is_host_and_port(text: &str) -> bool {
 #[serde(deny_unknown_fields)]
 pub struct IdentityConfig {
     /// The files of the certificate.
-    pub files: Files,
+    pub files: IdentityFiles,
 }
 
 /// The largest flow-control window of an HTTP/2 connection, in bytes (RFC 9113 section 6.9.1).

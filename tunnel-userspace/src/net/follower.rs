@@ -15,21 +15,21 @@ use super::{
 use crate::{drain, error_chain::chain, publish};
 
 /// Follows the network of this node, and publishes its current state.
-pub struct Follower {
+pub struct NetworkFollower {
     netlink: NetworkMonitor,
     addresses: watch::Sender<Arc<BTreeSet<IpAddr>>>,
-    network: watch::Sender<Network>,
+    network: watch::Sender<NetworkState>,
 }
 
 /// The network of this node, as last read from the kernel.
 #[derive(Clone)]
-pub struct Network {
+pub struct NetworkState {
     pub(super) snapshot: Arc<Snapshot>,
     /// The error of the last query, if it failed. The snapshot may then be out of date.
     pub(super) problem: Option<String>,
 }
 
-impl Follower {
+impl NetworkFollower {
     /// Subscribes to changes, and reads the current state. Routes are included only if `with_routes`.
     ///
     /// # Errors
@@ -41,7 +41,7 @@ impl Follower {
         Ok(Self {
             netlink,
             addresses: watch::Sender::new(Arc::clone(&snapshot.own_addresses)),
-            network: watch::Sender::new(Network {
+            network: watch::Sender::new(NetworkState {
                 snapshot,
                 problem: None,
             }),
@@ -56,7 +56,7 @@ impl Follower {
 
     /// Returns a receiver of the complete network.
     #[must_use]
-    pub fn network(&self) -> watch::Receiver<Network> {
+    pub fn network(&self) -> watch::Receiver<NetworkState> {
         self.network.subscribe()
     }
 
@@ -98,7 +98,7 @@ impl Follower {
                 }
                 // Published even if equal to the last one: another program may have removed a route
                 // that the receiver had added in between.
-                self.network.send_replace(Network {
+                self.network.send_replace(NetworkState {
                     snapshot: Arc::new(snapshot),
                     problem: None,
                 });

@@ -27,7 +27,7 @@ use super::{
     sync::count,
 };
 use crate::{
-    latest,
+    publish,
     model::{ConfigMap, Node, ObjectName, SteeringTargets, ClusterUpdate},
     plan::{self, SteeringPlan, SteeringProblem, SteeringRules},
 };
@@ -376,7 +376,7 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
                 targets.entry(*index).or_insert_with(|| target.clone());
             }
         }
-        latest::put(&self.targets, Arc::new(targets));
+        publish::publish_if_changed(&self.targets, Arc::new(targets));
     }
 
     /// Replaces the problems, and logs those that are new or resolved.

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     error_chain::chain,
-    net::{Diag, DiagError, Filter, ListedSocket},
+    net::{SockDiag, DiagError, SocketFilter, ListedSocket},
 };
 
 const PROC: &str = "/proc";
@@ -197,7 +197,7 @@ impl ScanReport {
 
     /// Ends those suspects in the namespace of the calling thread that are stale.
     fn end_all<M: TranslationMaps>(&mut self, search: &StaleSearch<'_, M>, namespace: u32, suspects: &Suspects) {
-        let mut diag = match Diag::open() {
+        let mut diag = match SockDiag::open() {
             Ok(diag) => diag,
             Err(error) => return self.record_error(&error),
         };
@@ -221,9 +221,9 @@ impl ScanReport {
         protocol: Protocol,
         search: &StaleSearch<'_, M>,
         namespace: u32,
-        diag: &mut Diag,
+        diag: &mut SockDiag,
     ) -> Result<(), DiagError> {
-        diag.list(protocol, Filter::Connected, |_socket| {})?;
+        diag.list(protocol, SocketFilter::Connected, |_socket| {})?;
         let mut named = search.suspects().map_err(cannot(READ_TRANSLATIONS))?;
         named.remove(&namespace).map_or(Ok(()), |suspects| {
             self.end_with_cookie(protocol, search, &suspects, diag)
@@ -235,10 +235,10 @@ impl ScanReport {
         protocol: Protocol,
         search: &StaleSearch<'_, M>,
         suspects: &Suspects,
-        diag: &mut Diag,
+        diag: &mut SockDiag,
     ) -> Result<(), DiagError> {
         let mut found = Vec::new();
-        diag.list(protocol, Filter::Connected, |socket: ListedSocket| {
+        diag.list(protocol, SocketFilter::Connected, |socket: ListedSocket| {
             if let Some(origin) = suspects.by_cookie.get(&socket.cookie()) {
                 found.push((socket, *origin));
             }
@@ -258,7 +258,7 @@ impl ScanReport {
 /// Ends a socket if it is stale; returns true if the socket was ended.
 fn end(
     search: &StaleSearch<'_, impl TranslationMaps>,
-    diag: &mut Diag,
+    diag: &mut SockDiag,
     socket: &ListedSocket,
     origin: &Origin,
 ) -> Result<bool, DiagError> {

@@ -15,37 +15,37 @@ use std::{
     time::Duration,
 };
 
-use folder::{Job, Listing, Noticed, Target};
-use parse::Cache;
+use folder::{ReadJob, Listing, ReadCause, ManifestPath};
+use parse::ParseCache;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use state::State;
+use state::FolderState;
 use tokio::{
     sync::watch as latest,
     task::spawn_blocking,
     time::{Instant, MissedTickBehavior, interval_at},
 };
-use watch::{Changes, Watch};
+use watch::{FolderChanges, FolderWatch};
 
 use super::{
-    Overlay, Problem, Report, Store,
-    fingerprint::{Place, fingerprint},
-    journal::Journal,
-    store::Phase,
+    Overlay, Problem, SourceReport, Store,
+    fingerprint::{FileId, fingerprint},
+    journal::ProblemLog,
+    store::SyncPhase,
 };
-use crate::{clock::monotonic, drain, latest::put, model::Update};
+use crate::{clock::monotonic, drain, publish::publish_if_changed, model::ClusterUpdate};
 
 /// The settings of a source of files.
 #[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-pub struct Settings {
+pub struct FileSettings {
     /// The folder or file.
     pub path: PathBuf,
     /// The maximum size of a file, in bytes; larger files are refused.
     pub max_file_bytes: u64,
 }
 
-impl Default for Settings {
+impl Default for FileSettings {
     fn default() -> Self {
         Self {
             path: "/etc/culvert/manifests".into(),
@@ -54,7 +54,7 @@ impl Default for Settings {
     }
 }
 
-impl Settings {
+impl FileSettings {
     /// Creates the settings for a folder or file, with the other values at their defaults.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
@@ -63,24 +63,24 @@ impl Settings {
         }
     }
 
-    fn cannot_read(&self) -> impl FnOnce(io::Error) -> Error + use<> {
+    fn read_error(&self) -> impl FnOnce(io::Error) -> FileSourceError + use<> {
         let path = self.path.clone();
-        |source| Error::Read { path, source }
+        |source| FileSourceError::Read { path, source }
     }
 }
 
 /// The interval of polls for changes that cause no event.
-const POLL: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The maximum number of times that the first read waits for a file that is being written. An object that
 /// is missing from the first complete list counts as deleted.
-const FIRST_POLLS: u32 = 100;
+const FIRST_READ_ATTEMPTS: u32 = 100;
 /// The wait between two attempts of the first read.
-const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const FIRST_READ_WAIT: Duration = Duration::from_millis(20);
 
 /// The error of starting a source of files.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum FileSourceError {
     /// The folder or file is missing or can't be read.
     #[error("cannot read manifests in {path}")]
     Read {
@@ -106,40 +106,40 @@ pub enum Error {
 /// # Errors
 ///
 /// The folder or file is missing or can't be read.
-pub fn read(path: &Path) -> Result<(Update, Vec<Problem>), Error> {
+pub fn read(path: &Path) -> Result<(ClusterUpdate, Vec<Problem>), FileSourceError> {
     let mut store = Store::default();
-    let settings = Settings::new(path);
-    let target = Target::new(path, settings.max_file_bytes);
-    let opened = target.and_then(|target| open(&target, &store.overlay()));
-    let (_, state) = opened.map_err(settings.cannot_read())?;
+    let settings = FileSettings::new(path);
+    let target = ManifestPath::new(path, settings.max_file_bytes);
+    let opened = target.and_then(|target| first_read(&target, &store.overlay()));
+    let (_, state) = opened.map_err(settings.read_error())?;
     let problems = state.problems();
     Ok((store.take_update().unwrap_or_default(), problems))
 }
 
 /// Parses two versions of a file. Returns true if the cache of the first does not change the result of
 /// the second.
-pub(crate) fn reads_alike(first: &str, second: &str) -> bool {
-    let (_, cache) = parse::yaml(first, &Cache::default());
-    let beside = parse::yaml(second, &cache).0;
-    parse::json(second);
-    beside == parse::yaml(second, &Cache::default()).0
+pub(crate) fn cache_changes_nothing(first: &str, second: &str) -> bool {
+    let (_, cache) = parse::parse_yaml(first, &ParseCache::default());
+    let cached = parse::parse_yaml(second, &cache).0;
+    parse::parse_json(second);
+    cached == parse::parse_yaml(second, &ParseCache::default()).0
 }
 
 /// Reads the folder for the first time.
-fn open(target: &Target, overlay: &Overlay) -> io::Result<(Place, State)> {
+fn first_read(target: &ManifestPath, overlay: &Overlay) -> io::Result<(FileId, FolderState)> {
     let at = monotonic();
-    let place = target.place()?;
-    let mut state = State::default();
+    let place = target.folder_id()?;
+    let mut state = FolderState::default();
     let nothing = BTreeSet::new();
-    for poll in 0..FIRST_POLLS {
-        let jobs = state.compare(&target.list()?, &nothing);
+    for poll in 0..FIRST_READ_ATTEMPTS {
+        let jobs = state.changed_files(&target.list()?, &nothing);
         if jobs.is_empty() {
             break;
         }
         let readings = target.read_all(place, jobs).unwrap_or_default();
-        state.take_all(readings, &nothing, &mut overlay.edit(at));
-        if state.is_unsettled() {
-            pause();
+        state.record_all(readings, &nothing, &mut overlay.edit(at));
+        if state.has_unsettled() {
+            wait_for_writer();
         } else if poll > 0 {
             break;
         }
@@ -153,8 +153,8 @@ fn open(target: &Target, overlay: &Overlay) -> io::Result<(Place, State)> {
     clippy::disallowed_methods,
     reason = "only a blocking thread waits, before any object is used"
 )]
-fn pause() {
-    std::thread::sleep(FIRST_PAUSE);
+fn wait_for_writer() {
+    std::thread::sleep(FIRST_READ_WAIT);
 }
 
 /// Starts to watch a folder or file, and reads it. [`FileSource::run`] then applies changes.
@@ -162,17 +162,17 @@ fn pause() {
 /// # Errors
 ///
 /// The folder or file is missing, or can't be read or watched.
-pub async fn start(settings: Settings, overlay: Overlay) -> Result<FileSource, Error> {
-    let cannot_read = settings.cannot_read();
+pub async fn start(settings: FileSettings, overlay: Overlay) -> Result<FileSource, FileSourceError> {
+    let read_error = settings.read_error();
     let read = move || {
-        let target = Target::new(&settings.path, settings.max_file_bytes);
-        let target = target.map_err(settings.cannot_read())?;
+        let target = ManifestPath::new(&settings.path, settings.max_file_bytes);
+        let target = target.map_err(settings.read_error())?;
         // The watch starts before the read, so that no change in between is missed.
-        let watch = Watch::new(&target).map_err(|source| Error::Watch {
+        let watch = FolderWatch::new(&target).map_err(|source| FileSourceError::Watch {
             path: target.folder.clone(),
             source,
         })?;
-        let (place, state) = open(&target, &overlay).map_err(settings.cannot_read())?;
+        let (place, state) = first_read(&target, &overlay).map_err(settings.read_error())?;
         let mut source = FileSource {
             target,
             place: Some(place),
@@ -180,93 +180,93 @@ pub async fn start(settings: Settings, overlay: Overlay) -> Result<FileSource, E
             state,
             overlay,
             report: latest::Sender::new(Arc::default()),
-            journal: Journal::default(),
+            journal: ProblemLog::default(),
         };
-        source.publish();
+        source.publish_report();
         Ok(source)
     };
-    blocking(read).await.map_err(cannot_read).flatten()
+    blocking(read).await.map_err(read_error).flatten()
 }
 
 /// A source of files that has read them once.
 #[derive(Debug)]
 pub struct FileSource {
-    target: Target,
+    target: ManifestPath,
     /// The identity of the watched folder; `None` while it is missing.
-    place: Option<Place>,
-    watch: Watch,
-    state: State,
+    place: Option<FileId>,
+    watch: FolderWatch,
+    state: FolderState,
     overlay: Overlay,
-    report: latest::Sender<Arc<Report>>,
-    journal: Journal,
+    report: latest::Sender<Arc<SourceReport>>,
+    journal: ProblemLog,
 }
 
 impl FileSource {
     /// Returns a receiver of the report.
     #[must_use]
-    pub fn report(&self) -> latest::Receiver<Arc<Report>> {
+    pub fn report(&self) -> latest::Receiver<Arc<SourceReport>> {
         self.report.subscribe()
     }
 
     /// Watches the files and writes changes to the overlay, until the drain begins.
     pub async fn run(mut self, mut draining: latest::Receiver<bool>) {
-        let mut poll = interval_at(Instant::now() + POLL, POLL);
+        let mut poll = interval_at(Instant::now() + POLL_INTERVAL, POLL_INTERVAL);
         poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 biased;
                 () = drain::begun(&mut draining) => break,
-                () = self.watch.changed() => self.catch_up().await,
+                () = self.watch.changed() => self.handle_events().await,
                 _ = poll.tick() => self.poll().await,
             }
         }
     }
 
     /// Handles the events since the last call.
-    async fn catch_up(&mut self) {
+    async fn handle_events(&mut self) {
         let changes = self.watch.take();
-        let Some(at) = changes.since else {
+        let Some(at) = changes.noticed_at else {
             return;
         };
-        if changes.is_lost {
-            self.watch_again(at).await;
+        if changes.folder_lost {
+            self.restart_watch(at).await;
         } else if self.place.is_some() {
             self.apply(changes, at).await;
         }
-        self.publish();
+        self.publish_report();
     }
 
-    async fn apply(&mut self, changes: Changes, at: Duration) {
-        let Changes {
-            done,
-            unsure,
+    async fn apply(&mut self, changes: FolderChanges, at: Duration) {
+        let FolderChanges {
+            settled: done,
+            touched: unsure,
             renamed,
-            is_near,
-            is_unclear,
+            other_entry_changed: is_near,
+            events_lost,
             ..
         } = changes;
         self.state.rename(&renamed, &mut self.overlay.edit(at));
-        if is_unclear || self.state.trouble.is_some() {
+        if events_lost || self.state.folder_problem.is_some() {
             self.scan(at).await;
         } else if is_near {
             let found = fingerprints(self.state.links()).await;
-            let jobs = self.state.swapped(&found);
+            let jobs = self.state.swapped_links(&found);
             self.read(jobs, at).await;
         }
         let writing = self.watch.writing();
         let touched = unsure
             .iter()
             .filter(|path| !done.contains_key(*path) && !writing.contains(*path));
-        let mut jobs: Vec<Job> = touched
-            .map(|path| self.state.job(path, Noticed::Touched))
+        let mut jobs: Vec<ReadJob> = touched
+            .map(|path| self.state.job(path, ReadCause::Touched))
             .collect();
         for (path, is_there) in done {
             if writing.contains(&path) {
-                self.state.unsettle(path);
+                self.state.mark_unsettled(path);
             } else if is_there {
-                jobs.push(self.state.job(&path, Noticed::Complete));
+                jobs.push(self.state.job(&path, ReadCause::Complete));
             } else {
-                jobs.push(self.state.job(&path, Noticed::Gone));
+                jobs.push(self.state.job(&path, ReadCause::Removed));
             }
         }
         self.read(jobs, at).await;
@@ -276,37 +276,37 @@ impl FileSource {
     async fn poll(&mut self) {
         let at = monotonic();
         let target = self.target.clone();
-        match blocking(move || target.place()).await.flatten() {
-            Ok(place) if self.place != Some(place) => self.watch_again(at).await,
-            Ok(_) if self.state.trouble.is_some() => self.scan(at).await,
+        match blocking(move || target.folder_id()).await.flatten() {
+            Ok(place) if self.place != Some(place) => self.restart_watch(at).await,
+            Ok(_) if self.state.folder_problem.is_some() => self.scan(at).await,
             Ok(_) => self.poll_files(at).await,
-            Err(error) => self.lose(&error),
+            Err(error) => self.lose_folder(&error),
         }
-        self.publish();
+        self.publish_report();
     }
 
     async fn poll_files(&mut self, at: Duration) {
-        let found = fingerprints(self.state.polled()).await;
+        let found = fingerprints(self.state.files_to_poll()).await;
         let jobs = self.state.poll(found, self.watch.writing());
-        self.watch.settle(&jobs);
+        self.watch.mark_closed(&jobs);
         self.read(jobs, at).await;
     }
 
     /// Watches the folder that is now at the path, and scans it.
-    async fn watch_again(&mut self, at: Duration) {
+    async fn restart_watch(&mut self, at: Duration) {
         let target = self.target.clone();
         let watched = blocking(move || {
-            let watch = Watch::new(&target).map_err(io::Error::other)?;
-            target.place().map(|place| (watch, place))
+            let watch = FolderWatch::new(&target).map_err(io::Error::other)?;
+            target.folder_id().map(|place| (watch, place))
         });
         match watched.await.flatten() {
             Ok((watch, place)) => {
                 self.watch = watch;
                 self.place = Some(place);
-                self.trouble("was replaced by another folder");
+                self.set_folder_problem("was replaced by another folder");
                 self.scan(at).await;
             }
-            Err(error) => self.lose(&error),
+            Err(error) => self.lose_folder(&error),
         }
     }
 
@@ -315,27 +315,27 @@ impl FileSource {
         let target = self.target.clone();
         let listing = match blocking(move || target.list()).await.flatten() {
             Ok(listing) => listing,
-            Err(error) => return self.trouble(&format!("can't be read: {error}")),
+            Err(error) => return self.set_folder_problem(&format!("can't be read: {error}")),
         };
         let writing = self.watch.writing();
-        if self.state.trouble.is_some() {
+        if self.state.folder_problem.is_some() {
             // A file that is being written may contain the missing objects.
             if listing.keys().any(|path| writing.contains(path)) {
                 return;
             }
             // If the new folder is empty, it probably isn't filled or mounted yet.
             if listing.is_empty() && !self.state.is_empty() {
-                return self.trouble("was replaced by a folder without manifests");
+                return self.set_folder_problem("was replaced by a folder without manifests");
             }
         }
-        self.state.trouble = None;
+        self.state.folder_problem = None;
         let renamed = self.state.renamed(&listing);
         self.state.rename(&renamed, &mut self.overlay.edit(at));
-        let jobs = self.state.compare(&listing, writing);
+        let jobs = self.state.changed_files(&listing, writing);
         self.read(jobs, at).await;
     }
 
-    async fn read(&mut self, jobs: Vec<Job>, at: Duration) {
+    async fn read(&mut self, jobs: Vec<ReadJob>, at: Duration) {
         let Some(place) = self.place.filter(|_| !jobs.is_empty()) else {
             return;
         };
@@ -344,34 +344,34 @@ impl FileSource {
             Ok(Some(readings)) => {
                 let mut edit = self.overlay.edit(at);
                 self.state
-                    .take_all(readings, self.watch.writing(), &mut edit);
+                    .record_all(readings, self.watch.writing(), &mut edit);
             }
-            Ok(None) => self.lose(&io::Error::from(io::ErrorKind::NotFound)),
-            Err(error) => self.trouble(&format!("can't be read: {error}")),
+            Ok(None) => self.lose_folder(&io::Error::from(io::ErrorKind::NotFound)),
+            Err(error) => self.set_folder_problem(&format!("can't be read: {error}")),
         }
     }
 
-    fn lose(&mut self, error: &io::Error) {
+    fn lose_folder(&mut self, error: &io::Error) {
         self.place = None;
-        self.trouble(&format!("can't be reached: {error}"));
+        self.set_folder_problem(&format!("can't be reached: {error}"));
     }
 
-    fn trouble(&mut self, what: &str) {
+    fn set_folder_problem(&mut self, what: &str) {
         let reason = format!("{what}; the objects that were read before stay in use");
-        self.state.trouble = Some(Problem::of_file(&self.target.folder, reason));
+        self.state.folder_problem = Some(Problem::in_file(&self.target.folder, reason));
     }
 
     /// Publishes the report, and logs its changes.
-    fn publish(&mut self) {
-        let phase = if self.watch.is_quiet() {
+    fn publish_report(&mut self) {
+        let phase = if self.watch.is_idle() {
             self.state.phase()
         } else {
-            Phase::Partial
+            SyncPhase::Partial
         };
         self.overlay.edit(monotonic()).set_phase(phase);
         let mut report = self.state.report(self.overlay.counts());
-        self.journal.tell(&mut report);
-        put(&self.report, Arc::new(report));
+        self.journal.log_changes(&mut report);
+        publish_if_changed(&self.report, Arc::new(report));
     }
 }
 
@@ -379,11 +379,11 @@ async fn fingerprints(paths: BTreeSet<Arc<Path>>) -> Listing {
     if paths.is_empty() {
         return Listing::new();
     }
-    let ask = |path: Arc<Path>| {
+    let read = |path: Arc<Path>| {
         let fingerprint = fingerprint(&path);
         (path, fingerprint)
     };
-    blocking(move || paths.into_iter().map(ask).collect())
+    blocking(move || paths.into_iter().map(read).collect())
         .await
         .unwrap_or_default()
 }

@@ -24,10 +24,10 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-pub use self::client::{AccessError, ApiServer, NoApiServer};
+pub use self::client::{AccessError, ApiServer, InvalidApiServer};
 use self::{
-    client::Current,
-    follow::{Following, Heard},
+    client::CurrentServer,
+    follow::{KindWatcher, KindEvent},
     reflector::{NodeFilter, Reflector},
     snapshot::Snapshot,
 };
@@ -37,7 +37,7 @@ use crate::{
     drain, duration,
     events::EventSettings as Events,
     k8s::{self, ReceivedObject, ApiObject},
-    latest,
+    publish,
     model::{ObjectWarning, Kind, NODE_POOL_LABEL, ObjectName, ZONE_LABEL},
 };
 
@@ -136,7 +136,7 @@ pub struct KubeScope {
     /// then read, and the Services of other proxies, for the addresses of their load balancers.
     pub owned_external_ips: bool,
     /// True if node pools are used (`service.topologyKeys: honor`). All Nodes are then read.
-    pub pools: bool,
+    pub node_pools: bool,
     /// The path of the last known state.
     pub snapshot: PathBuf,
 }
@@ -159,12 +159,12 @@ struct Selection {
     labels: Option<String>,
     fields: Option<String>,
     /// The function that parses an object.
-    read: fn(&str) -> serde_json::Result<ReceivedObject>,
+    parse: fn(&str) -> serde_json::Result<ReceivedObject>,
 }
 
 impl Selection {
     /// Selects by labels and fields, in one namespace or in all.
-    fn of<K: ApiObject + Resource<DynamicType = ()>>(
+    fn new<K: ApiObject + Resource<DynamicType = ()>>(
         namespace: Option<&str>,
         labels: Option<&str>,
         fields: Option<&str>,
@@ -174,7 +174,7 @@ impl Selection {
             path: K::url_path(&(), namespace),
             labels: labels.map(str::to_owned),
             fields: fields.map(str::to_owned),
-            read: k8s::parse_received::<K>,
+            parse: k8s::parse_received::<K>,
         }
     }
 }
@@ -182,19 +182,19 @@ impl Selection {
 impl KubeScope {
     /// Returns the selection of each kind.
     fn selections(&self) -> Vec<Selection> {
-        let is_own_enough = self.steering.is_none() && !self.owned_external_ips && !self.pools;
+        let is_own_enough = self.steering.is_none() && !self.owned_external_ips && !self.node_pools;
         let own = is_own_enough.then(|| format!("metadata.name={}", self.node));
         let proxied = (!self.owned_external_ips).then_some(NOT_OF_OTHER_PROXY);
         let mut selections = vec![
-            Selection::of::<Service>(None, proxied, Some(NOT_HEADLESS)),
-            Selection::of::<EndpointSlice>(None, Some(NOT_OF_HEADLESS), None),
-            Selection::of::<Node>(None, None, own.as_deref()),
-            Selection::of::<ServiceCIDR>(None, None, None),
+            Selection::new::<Service>(None, proxied, Some(NOT_HEADLESS)),
+            Selection::new::<EndpointSlice>(None, Some(NOT_OF_HEADLESS), None),
+            Selection::new::<Node>(None, None, own.as_deref()),
+            Selection::new::<ServiceCIDR>(None, None, None),
         ];
         if let Some(SteeringScope { config_map, .. }) = &self.steering {
             let (namespace, one) = (&config_map.namespace, &config_map.name);
             let one = format!("metadata.name={one}");
-            selections.push(Selection::of::<ConfigMap>(
+            selections.push(Selection::new::<ConfigMap>(
                 Some(namespace),
                 None,
                 Some(&one),
@@ -205,7 +205,7 @@ impl KubeScope {
 
     fn node_filter(&self) -> NodeFilter {
         let mut labels = BTreeSet::from([ZONE_LABEL.to_owned()]);
-        labels.extend(self.pools.then(|| NODE_POOL_LABEL.to_owned()));
+        labels.extend(self.node_pools.then(|| NODE_POOL_LABEL.to_owned()));
         let steering = self.steering.iter();
         labels.extend(steering.flat_map(|steering| steering.labels.iter().cloned()));
         NodeFilter {
@@ -244,7 +244,7 @@ async fn start_with_limits(
         reflector: Reflector::new(kinds, scope.node_filter()),
         overlay,
         report: watch::Sender::default(),
-        concerns: watch::Sender::new(Arc::default()),
+        warnings: watch::Sender::new(Arc::default()),
         journal: ProblemLog::default(),
         limits,
         settings,
@@ -257,14 +257,14 @@ async fn start_with_limits(
 /// The API server as a source.
 pub struct KubeSource {
     client: Client,
-    current: Current,
+    current: CurrentServer,
     settings: Arc<KubeSettings>,
     scope: KubeScope,
     limits: Limits,
     reflector: Reflector,
     overlay: Overlay,
     report: watch::Sender<Arc<SourceReport>>,
-    concerns: watch::Sender<Arc<[ObjectWarning]>>,
+    warnings: watch::Sender<Arc<[ObjectWarning]>>,
     journal: ProblemLog,
 }
 
@@ -277,8 +277,8 @@ impl KubeSource {
 
     /// Returns a receiver of the current warnings.
     #[must_use]
-    pub fn concerns(&self) -> watch::Receiver<Arc<[ObjectWarning]>> {
-        self.concerns.subscribe()
+    pub fn warnings(&self) -> watch::Receiver<Arc<[ObjectWarning]>> {
+        self.warnings.subscribe()
     }
 
     /// Returns a client of the API server.
@@ -289,21 +289,21 @@ impl KubeSource {
 
     /// Lists and watches objects, and writes changes to the overlay, until the drain begins.
     pub async fn run(mut self, mut draining: watch::Receiver<bool>) {
-        let (sender, mut heard) = mpsc::channel(EVENT_BUFFER);
+        let (sender, mut events) = mpsc::channel(EVENT_BUFFER);
         // The tasks are aborted when the set is dropped.
         let mut following = JoinSet::new();
         for selection in self.scope.selections() {
-            let one = Following {
+            let one = KindWatcher {
                 client: self.client.clone(),
                 selection,
                 settings: Arc::clone(&self.settings),
                 limits: self.limits,
                 current: self.current.clone(),
-                heard: sender.clone(),
+                events: sender.clone(),
             };
             following.spawn(one.run());
         }
-        let patience = Instant::now() + self.settings.initial_sync_timeout;
+        let snapshot_at = Instant::now() + self.settings.initial_sync_timeout;
         let mut save_at = Instant::now() + self.settings.snapshot_interval;
         let mut batch = Vec::with_capacity(EVENT_BUFFER);
         // Writes run on a thread of their own, since a disk may be slow.
@@ -313,35 +313,35 @@ impl KubeSource {
             tokio::select! {
                 biased;
                 () = drain::begun(&mut draining) => break,
-                count = heard.recv_many(&mut batch, EVENT_BUFFER) => {
+                count = events.recv_many(&mut batch, EVENT_BUFFER) => {
                     if count == 0 {
                         break;
                     }
-                    self.take(batch.drain(..));
+                    self.apply_events(batch.drain(..));
                     self.publish();
                 }
-                () = sleep_until(patience), if is_listing => {
+                () = sleep_until(snapshot_at), if is_listing => {
                     self.use_snapshot().await;
                     self.publish();
                 }
-                Some(written) = saving.join_next() => self.note(written),
+                Some(written) = saving.join_next() => self.record_save(written),
                 () = sleep_until(save_at), if saving.is_empty() && self.needs_save() => {
                     save_at = Instant::now() + self.settings.snapshot_interval;
-                    saving.spawn_blocking(self.save());
+                    saving.spawn_blocking(self.save_snapshot());
                 }
             }
         }
         if let Some(written) = saving.join_next().await {
-            self.note(written);
+            self.record_save(written);
         }
         if self.needs_save() {
-            let written = spawn_blocking(self.save()).await;
-            self.note(written);
+            let written = spawn_blocking(self.save_snapshot()).await;
+            self.record_save(written);
         }
     }
 
     /// Applies events to the overlay, as one batch.
-    fn take(&mut self, heard: impl Iterator<Item = Heard>) {
+    fn apply_events(&mut self, heard: impl Iterator<Item = KindEvent>) {
         let now = Timestamp::now();
         let mut edit = self.overlay.edit(monotonic());
         heard.for_each(|heard| self.reflector.take(heard, now, &mut edit));
@@ -377,7 +377,7 @@ impl KubeSource {
     }
 
     /// Returns a function that writes the current state to the disk.
-    fn save(&mut self) -> impl FnOnce() -> io::Result<()> + Send + use<> {
+    fn save_snapshot(&mut self) -> impl FnOnce() -> io::Result<()> + Send + use<> {
         self.reflector.is_saved = true;
         let (path, node) = (self.scope.snapshot.clone(), self.scope.node.clone());
         let known = Snapshot {
@@ -388,7 +388,7 @@ impl KubeSource {
     }
 
     /// Records the result of a write; a failed one is retried.
-    fn note(&mut self, written: Result<io::Result<()>, JoinError>) {
+    fn record_save(&mut self, written: Result<io::Result<()>, JoinError>) {
         if let Err(error) = written.map_err(io::Error::other).flatten() {
             self.reflector.is_saved = false;
             warn!(path = %self.scope.snapshot.display(), %error, "cannot write the last known state");
@@ -400,17 +400,17 @@ impl KubeSource {
         let mut report = self.reflector.report(self.current.server(), &self.overlay);
         self.journal.log_changes(&mut report);
         let before = Arc::clone(&self.report.borrow());
-        tell(before.server.as_ref(), report.server.as_ref());
-        latest::put(
-            &self.concerns,
+        log_server_changes(before.server.as_ref(), report.server.as_ref());
+        publish::publish_if_changed(
+            &self.warnings,
             self.reflector.concerns(&self.overlay).into(),
         );
-        latest::put(&self.report, Arc::new(report));
+        publish::publish_if_changed(&self.report, Arc::new(report));
     }
 }
 
 /// Logs when requests to the server start to fail and when they succeed again.
-fn tell(before: Option<&ServerStatus>, now: Option<&ServerStatus>) {
+fn log_server_changes(before: Option<&ServerStatus>, now: Option<&ServerStatus>) {
     let (Some(before), Some(now)) = (before, now) else {
         return;
     };

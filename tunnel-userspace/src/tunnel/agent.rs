@@ -21,7 +21,7 @@ use super::{
     allow_list::AllowList,
     session_threads::{ThreadHandle, SessionThreads},
 };
-use crate::{drain, duration, failure::chain, identity};
+use crate::{drain, duration, error_chain::chain, identity};
 
 /// The maximum number of concurrent sessions of one connection slot: the current session, and earlier
 /// ones of draining gateways.
@@ -67,7 +67,7 @@ impl Default for AgentSettings {
 #[derive(Debug)]
 pub struct Agent {
     shared: Arc<AgentContext>,
-    identity: identity::Receiver,
+    identity: identity::CertificateReceiver,
 }
 
 impl Agent {
@@ -79,7 +79,7 @@ impl Agent {
     pub fn new(
         settings: AgentSettings,
         common: CommonSettings,
-        identity: identity::Receiver,
+        identity: identity::CertificateReceiver,
     ) -> Result<Self, InvalidAllowedTarget> {
         let allow = AllowList::parse(&settings.allowed_targets)?;
         let slots = settings.gateways.iter().flat_map(|gateway| {
@@ -137,7 +137,7 @@ struct ConnectionTask {
     slot: usize,
     gateway: String,
     shared: Arc<AgentContext>,
-    identity: identity::Receiver,
+    identity: identity::CertificateReceiver,
     /// The thread that runs this task and its sessions.
     thread: ThreadHandle,
 }

@@ -28,7 +28,7 @@ use super::{
     socket::{Meter, set_stream_options},
     traffic::Traffic,
 };
-use crate::{drain, failure::chain};
+use crate::{drain, error_chain::chain};
 
 /// The time limit of the HTTP/2 handshake and the hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);

@@ -38,7 +38,7 @@ use super::{
     socket::{Meter, SessionSocket, move_to_current_runtime, set_session_options},
     traffic::Traffic,
 };
-use crate::{drain, duration, failure::chain, identity, listen};
+use crate::{drain, duration, error_chain::chain, identity, listen};
 
 /// The time limit for sending resets to the peer before the connection is closed.
 const RESET_TIMEOUT: Duration = Duration::from_millis(500);
@@ -86,7 +86,7 @@ pub struct Gateway {
 struct Shared {
     settings: GatewaySettings,
     common: CommonSettings,
-    identity: identity::Receiver,
+    identity: identity::CertificateReceiver,
     sessions: Arc<Sessions>,
     handshakes: Handshakes,
 }
@@ -115,7 +115,7 @@ impl Gateway {
     pub fn bind(
         settings: GatewaySettings,
         common: CommonSettings,
-        identity: identity::Receiver,
+        identity: identity::CertificateReceiver,
         sessions: Arc<Sessions>,
     ) -> io::Result<Self> {
         let listener = listener(settings.listen, common.mark, |_| Ok(()))?;

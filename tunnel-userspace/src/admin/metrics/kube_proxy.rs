@@ -7,7 +7,7 @@ use jiff::Timestamp;
 
 use super::{
     HealthResponses,
-    out::{MetricsEncoder, number},
+    encoder::{MetricsEncoder, number},
 };
 use crate::{model::Family, reconcile::ReconcileStats};
 
@@ -26,7 +26,7 @@ pub(super) fn encode(out: &mut MetricsEncoder<'_>, stats: &ReconcileStats, respo
     encode_no_local_endpoints(out, stats)?;
     let help = "Time from the change of a Pod or Service to its last write on this node";
     let name = "kubeproxy_network_programming_duration_seconds";
-    let values = by_family(|family| stats.sync.programming.get(family));
+    let values = by_family(|family| stats.sync.programming_latency.get(family));
     out.histograms(name, help, values)?;
     for (endpoint, name) in [
         ("/healthz", "kubeproxy_proxy_healthz"),
@@ -86,7 +86,7 @@ fn encode_changes(out: &mut MetricsEncoder<'_>, stats: &ReconcileStats) -> fmt::
 fn encode_no_local_endpoints(out: &mut MetricsEncoder<'_>, stats: &ReconcileStats) -> fmt::Result {
     let help = "Service ports of policy Local with endpoints, but none on this node";
     let name = "kubeproxy_sync_proxy_rules_no_local_endpoints_total";
-    let gaps = by_family(|family| stats.sync.gaps.get(family));
+    let gaps = by_family(|family| stats.sync.no_local_endpoints.get(family));
     let values = gaps.into_iter().flat_map(|([family], gaps)| {
         [("internal", gaps.internal), ("external", gaps.external)]
             .map(|(policy, count)| ([family, ("traffic_policy", policy)], number(count)))

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::out::{MetricsEncoder, number};
+use super::encoder::{MetricsEncoder, number};
 use crate::reconcile::{PortCounterList, PortCounters};
 
 pub(super) fn encode(out: &mut MetricsEncoder<'_>, counted: &PortCounterList) -> fmt::Result {

@@ -182,7 +182,7 @@ fn metrics_of_kube_proxy_have_its_names_and_labels() {
     let mut stats = ReconcileStats::default();
     stats.sync.endpoint_changes.v6 = 5;
     stats.sync.pending_services = 2;
-    stats.sync.gaps.v4.external = 3;
+    stats.sync.no_local_endpoints.v4.external = 3;
     stats.last_complete_sync_at = Some(Timestamp::from_second(1_800_000_000).expect("a time"));
 
     let page = rendered(stats);

@@ -29,61 +29,61 @@ use tokio::{
 use tracing::{debug, info};
 
 use self::{
-    failure::{Failure, Moment, Stop},
-    pace::Round,
+    failure::{Failure, RequestPhase, StopReason},
+    pace::ServerState,
 };
-use super::{Limits, Selection, Settings, client::Current};
-use crate::{clock::monotonic, failure::chain, k8s::Arrived, model::Kind};
+use super::{Limits, Selection, KubeSettings, client::CurrentServer};
+use crate::{clock::monotonic, error_chain::chain, k8s::ReceivedObject, model::Kind};
 
 /// The number of failed streamed lists after which all lists are paged.
-const REFUSED: u32 = 2;
+const MAX_STREAM_FAILURES: u32 = 2;
 
 /// The interval of requests for a kind that the server doesn't support.
 const ABSENT_RETRY: Duration = Duration::from_secs(300);
 
 /// An event about the objects of one kind.
 #[derive(Debug)]
-pub(super) struct Heard {
+pub(super) struct KindEvent {
     pub(super) kind: Kind,
     /// The monotonic time of the event.
     pub(super) at: Duration,
-    pub(super) what: What,
+    pub(super) change: Change,
 }
 
 /// The content of an event.
 #[derive(Debug)]
-pub(super) enum What {
+pub(super) enum Change {
     /// A new list begins.
-    ListBegins,
+    ListStarted,
     /// An object of the list.
-    Listed(Box<Arrived>),
+    Listed(Box<ReceivedObject>),
     /// The list is complete. Objects that are not in it were deleted.
-    ListEnds,
+    ListCompleted,
     /// An object was created or updated.
-    Changed(Box<Arrived>),
+    Updated(Box<ReceivedObject>),
     /// An object was deleted.
-    Gone(Box<Arrived>),
+    Deleted(Box<ReceivedObject>),
     /// A request failed or its response was invalid. It will be retried.
-    Failed(String),
+    RequestFailed(String),
     /// A request succeeded after failures.
-    Answers,
+    RequestSucceeded,
     /// The server doesn't support the kind.
     Absent,
 }
 
 /// Lists and watches the objects of one kind, and sends events about them.
-pub(super) struct Following {
+pub(super) struct KindWatcher {
     pub(super) client: Client,
     pub(super) selection: Selection,
-    pub(super) settings: Arc<Settings>,
+    pub(super) settings: Arc<KubeSettings>,
     pub(super) limits: Limits,
-    pub(super) current: Current,
-    pub(super) heard: mpsc::Sender<Heard>,
+    pub(super) current: CurrentServer,
+    pub(super) events: mpsc::Sender<KindEvent>,
 }
 
 /// The way to request a list.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Lists {
+enum ListMode {
     /// As the first events of the watch (`sendInitialEvents`).
     Streamed,
     /// In pages, before the watch.
@@ -92,84 +92,84 @@ enum Lists {
 
 /// The reason for listing all objects again.
 #[derive(Debug)]
-enum Anew {
+enum RelistReason {
     /// The receiver of events was dropped: no list is needed any more.
-    Over,
+    ReceiverDropped,
     /// The server did not stream this list, or refuses to stream any list.
     NotStreamed { is_refused: bool },
     /// The server can't continue from the last seen version, or its data may have been restored from a
     /// backup.
-    Lost,
+    VersionLost,
     /// The list is older than the last seen version.
-    Older,
+    OlderList,
     /// The server doesn't support the kind.
     Absent,
 }
 
-impl Following {
+impl KindWatcher {
     /// Lists and watches until the receiver of events is dropped.
     pub(super) async fn run(self) {
         let kind = self.selection.kind;
-        let mut round = Round::new(self.settings.max_backoff, self.limits.lag);
-        let mut refused = 0_u32;
-        let mut lists = Lists::Streamed;
+        let mut round = ServerState::new(self.settings.max_backoff, self.limits.max_lag);
+        let mut stream_failures = 0_u32;
+        let mut lists = ListMode::Streamed;
         loop {
-            let Err(anew) = self.round(lists, &mut round).await;
-            lists = Lists::Streamed;
+            let Err(anew) = self.list_and_watch(lists, &mut round).await;
+            lists = ListMode::Streamed;
             match anew {
-                Anew::Over => return,
-                Anew::NotStreamed { is_refused } => {
-                    refused += if is_refused { REFUSED } else { 1 };
-                    lists = Lists::Paged;
+                RelistReason::ReceiverDropped => return,
+                RelistReason::NotStreamed { is_refused } => {
+                    stream_failures += if is_refused { MAX_STREAM_FAILURES } else { 1 };
+                    lists = ListMode::Paged;
                     info!(%kind, "the API server doesn't stream this list; reading it in pages");
                 }
-                Anew::Lost => info!(%kind, "listing all objects again"),
-                Anew::Older => {}
-                Anew::Absent => {
-                    if self.tell(What::Absent).await.is_err() {
+                RelistReason::VersionLost => info!(%kind, "listing all objects again"),
+                RelistReason::OlderList => {}
+                RelistReason::Absent => {
+                    if self.send(Change::Absent).await.is_err() {
                         return;
                     }
                     sleep(ABSENT_RETRY).await;
                 }
             }
-            if refused >= REFUSED {
-                lists = Lists::Paged;
+            if stream_failures >= MAX_STREAM_FAILURES {
+                lists = ListMode::Paged;
             }
             // The backoff before each list prevents a busy loop of failures.
-            sleep(round.pause()).await;
+            sleep(round.next_backoff()).await;
         }
     }
 
     /// Lists and watches until a new list is needed.
-    async fn round(&self, lists: Lists, round: &mut Round) -> Result<Infallible, Anew> {
+    async fn list_and_watch(&self, lists: ListMode, round: &mut ServerState) -> Result<Infallible, RelistReason> {
         let mut listed = loop {
             match self.list(lists, round).await {
                 Ok(listed) => break listed,
-                Err(stop) => self.cope(stop, lists, round).await?,
+                Err(stop) => self.handle_stop(stop, lists, round).await?,
             }
         };
         loop {
             let open = listed.watch.take();
             if let Err(stop) = self.watch(open, &mut listed.version, round).await {
-                self.cope(stop, lists, round).await?;
+                self.handle_stop(stop, lists, round).await?;
             }
         }
     }
 
     /// Sends an event about a failure, and waits until the server responds again.
-    async fn cope(&self, stop: Stop, lists: Lists, round: &mut Round) -> Result<(), Anew> {
+    async fn handle_stop(&self, stop: StopReason, lists: ListMode, round: &mut ServerState) -> Result<(), RelistReason> {
         let kind = self.selection.kind;
         let failure = match stop {
-            Stop::Anew(anew) => return Err(anew),
-            Stop::Failed(failure) => failure,
+            StopReason::Relist(anew) => return Err(anew),
+            StopReason::Failed(failure) => failure,
         };
         debug!(%kind, error = &failure.error as &dyn std::error::Error, "watch failed");
-        failure.judge(lists, kind)?;
-        self.tell(What::Failed(chain(&failure.error))).await?;
-        self.recover(&failure, lists, round).await?;
+        failure.check_retry(lists, kind)?;
+        self.send(Change::RequestFailed(chain(&failure.error))).await?;
+        self.wait_for_server(&failure, lists, round).await?;
         // A streamed list that broke off once may do so every time, so pages are used instead.
-        if failure.at == Moment::List && lists == Lists::Streamed {
-            return Err(Anew::NotStreamed { is_refused: false });
+        if failure.at == RequestPhase::List && lists == ListMode::Streamed {
+            return Err(RelistReason::NotStreamed { is_refused: false });
         }
         Ok(())
     }
@@ -177,47 +177,47 @@ impl Following {
     /// Waits until the server responds. The watch then continues, or an error requests a new list: a server
     /// that was unreachable may have been restored from a backup, and would send no events until its
     /// version exceeds that of the watch.
-    async fn recover(
+    async fn wait_for_server(
         &self,
         failure: &Failure,
-        lists: Lists,
-        round: &mut Round,
-    ) -> Result<(), Anew> {
-        let mut after = failure.wanted_pause();
-        let mut was_away = false;
+        lists: ListMode,
+        round: &mut ServerState,
+    ) -> Result<(), RelistReason> {
+        let mut after = failure.requested_delay();
+        let mut was_unreachable = false;
         loop {
-            sleep(round.pause().max(after)).await;
-            let one = self.selected().limit(1);
+            sleep(round.next_backoff().max(after)).await;
+            let one = self.selectors().limit(1);
             let server = self.current.index();
-            let why = match timeout(self.limits.probe, self.page(&one)).await {
+            let why = match timeout(self.limits.probe_timeout, self.page(&one)).await {
                 Ok(Ok(list)) => {
-                    self.tell(What::Answers).await?;
+                    self.send(Change::RequestSucceeded).await?;
                     let version = list.metadata.resource_version.unwrap_or_default();
-                    if was_away || round.is_older(&version) {
-                        return Err(Anew::Lost);
+                    if was_unreachable || round.is_older(&version) {
+                        return Err(RelistReason::VersionLost);
                     }
                     return Ok(());
                 }
                 Ok(Err(error)) => {
-                    let at = Moment::ListStart;
+                    let at = RequestPhase::ListStart;
                     let failure = Failure { error, at };
-                    after = failure.wanted_pause();
-                    failure.judge(lists, self.selection.kind)?;
+                    after = failure.requested_delay();
+                    failure.check_retry(lists, self.selection.kind)?;
                     chain(&failure.error)
                 }
                 Err(_) => {
-                    let why = format!("no response within {:?}", self.limits.probe);
-                    self.current.leave(server, &why);
+                    let why = format!("no response within {:?}", self.limits.probe_timeout);
+                    self.current.fail_over(server, &why);
                     why
                 }
             };
-            was_away = true;
-            self.tell(What::Failed(why)).await?;
+            was_unreachable = true;
+            self.send(Change::RequestFailed(why)).await?;
         }
     }
 
     /// Returns the selectors as parameters of a request.
-    fn selected(&self) -> ListParams {
+    fn selectors(&self) -> ListParams {
         ListParams {
             label_selector: self.selection.labels.clone(),
             field_selector: self.selection.fields.clone(),
@@ -237,18 +237,18 @@ impl Following {
     }
 
     /// Parses an object as soon as it is received, so that unused fields are not stored.
-    fn read(&self, object: &RawValue) -> kube::Result<Box<Arrived>> {
-        let arrived = (self.selection.read)(object.get());
+    fn parse(&self, object: &RawValue) -> kube::Result<Box<ReceivedObject>> {
+        let arrived = (self.selection.parse)(object.get());
         arrived.map(Box::new).map_err(kube::Error::SerdeError)
     }
 
     /// Sends an event. Fails if the receiver was dropped.
-    async fn tell(&self, what: What) -> Result<(), Anew> {
-        let heard = Heard {
+    async fn send(&self, what: Change) -> Result<(), RelistReason> {
+        let heard = KindEvent {
             kind: self.selection.kind,
             at: monotonic(),
-            what,
+            change: what,
         };
-        self.heard.send(heard).await.ok().ok_or(Anew::Over)
+        self.events.send(heard).await.ok().ok_or(RelistReason::ReceiverDropped)
     }
 }

@@ -1,6 +1,11 @@
 //! `culvert services` and `culvert backends`, as tables.
 
-use super::table::{self, or_dash};
+use std::fmt;
+
+use super::{
+    rows::Row,
+    table::{self, or_dash},
+};
 use crate::reconcile::{EndpointView, FrontendView, PortView, ServiceView};
 
 /// The maximum number of frontends, and of backends, in a cell.
@@ -22,11 +27,10 @@ pub(super) fn render(services: &[ServiceView]) -> String {
         }
         rows.extend(table::with_name_column(full_name(service), ports));
     }
-    table::render(
-        &["SERVICE", "FRONTEND", "ALGORITHM", "BACKENDS", "STATUS"],
-        &rows,
-    )
+    table::render(&COLUMNS, &rows)
 }
+
+pub(super) const COLUMNS: [&str; 5] = ["SERVICE", "FRONTEND", "ALGORITHM", "BACKENDS", "STATUS"];
 
 fn port_row(port: &PortView) -> Vec<String> {
     let fronts: Vec<_> = port
@@ -59,30 +63,36 @@ pub(super) fn render_details(services: &[ServiceView]) -> String {
 fn port_details(name: &str, port: &PortView) -> String {
     let mut lines = vec![
         format!("{name}  {}", port_name(port)),
-        format!("algorithm          {}", port.algorithm),
+        detail(Row::Algorithm, &port.algorithm),
     ];
     if port.affinity_seconds > 0 {
-        lines.push(format!("session affinity   {} s", port.affinity_seconds));
+        let timeout = format!("{} s", port.affinity_seconds);
+        lines.push(detail(Row::SessionAffinity, timeout));
     }
     if port.socket_translation_disabled {
-        lines.push("sockets            not translated: disabled by annotation".to_owned());
+        lines.push(detail(Row::Sockets, "not translated: disabled by annotation"));
     }
     if !port.source_ranges.is_empty() {
-        let ranges = port.source_ranges.join(", ");
-        lines.push(format!("source ranges      {ranges}"));
+        lines.push(detail(Row::SourceRanges, port.source_ranges.join(", ")));
     }
-    lines.push(format!("status             {}", status(port)));
-    lines.push(format!("connections        {}", port.connections));
-    lines.push(format!("refused            {}", port.refused));
+    lines.push(detail(Row::Status, status(port)));
+    lines.push(detail(Row::Connections, port.connections));
+    lines.push(detail(Row::Refused, port.refused));
     let fronts: Vec<_> = port.frontends.iter().map(frontend_row).collect();
     let endpoints: Vec<_> = port.endpoints.iter().map(endpoint_row).collect();
     [
         lines.join("\n"),
-        table::render(&["FRONTEND", "TYPE", "SOCKETS", "PACKETS"], &fronts),
+        table::render(&FRONTEND_COLUMNS, &fronts),
         table::render(&ENDPOINT_COLUMNS, &endpoints),
     ]
     .join("\n\n")
 }
+
+fn detail(row: Row, value: impl fmt::Display) -> String {
+    format!("{:<19}{value}", row.label())
+}
+
+pub(super) const FRONTEND_COLUMNS: [&str; 4] = ["FRONTEND", "TYPE", "SOCKETS", "PACKETS"];
 
 fn frontend_row(front: &FrontendView) -> Vec<String> {
     let sockets = if front.local_listener {
@@ -98,7 +108,7 @@ fn frontend_row(front: &FrontendView) -> Vec<String> {
     ]
 }
 
-const ENDPOINT_COLUMNS: [&str; 8] = [
+pub(super) const ENDPOINT_COLUMNS: [&str; 8] = [
     "ENDPOINT",
     "POD",
     "NODE",
@@ -133,9 +143,12 @@ pub(super) fn render_backends(services: &[ServiceView]) -> String {
         });
         rows.extend(table::with_name_column(full_name(service), ports));
     }
-    let head = [&["SERVICE", "PORT"], &ENDPOINT_COLUMNS[..]].concat();
+    let head = [&BACKEND_COLUMNS, &ENDPOINT_COLUMNS[..]].concat();
     table::render(&head, &rows)
 }
+
+/// The columns of `culvert backends` before those of the endpoint.
+pub(super) const BACKEND_COLUMNS: [&str; 2] = ["SERVICE", "PORT"];
 
 fn full_name(service: &ServiceView) -> String {
     format!("{}/{}", service.namespace, service.name)

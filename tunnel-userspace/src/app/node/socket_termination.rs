@@ -6,7 +6,7 @@ use tracing::warn;
 use crate::{
     bpf::SocketMemory,
     config::Config,
-    failure::chain,
+    error_chain::chain,
     sockets::{Terminator, TerminatorView},
     tasks::Tasks,
 };

@@ -8,9 +8,9 @@ use hyper::{Response, StatusCode};
 use tokio::task::spawn_blocking;
 
 use super::{
-    NodeViews, metrics, proxy_health,
+    NodeViews, metrics, healthz,
     readiness::Readiness,
-    server::{Routes, json, json_array, text},
+    http_server::{Routes, json, json_array, text},
     status::NodeStatus,
 };
 
@@ -110,7 +110,7 @@ impl NodeRoutes {
     }
 
     fn respond_health(&self, path: &'static str, with_eligibility: bool) -> Response<Full<Bytes>> {
-        let health = proxy_health::response(&self.views, with_eligibility);
+        let health = healthz::response(&self.views, with_eligibility);
         let code = status_code(health.is_positive);
         self.views.health_responses.send_modify(|responses| {
             *responses.entry((path, code.as_u16())).or_default() += 1;

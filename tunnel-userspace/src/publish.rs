@@ -3,7 +3,7 @@
 use tokio::sync::watch;
 
 /// Publishes a value if it differs from the last one. Returns true if it does.
-pub fn put<T: PartialEq>(sender: &watch::Sender<T>, value: T) -> bool {
+pub fn publish_if_changed<T: PartialEq>(sender: &watch::Sender<T>, value: T) -> bool {
     sender.send_if_modified(|last| {
         let is_new = *last != value;
         if is_new {

@@ -3,7 +3,7 @@
 use tokio::sync::watch;
 use tracing::info;
 
-use super::{RoleError, failed, stop::ShutdownSignals};
+use super::{RoleError, failed, shutdown_signals::ShutdownSignals};
 use crate::{bpf::SocketMemory, config::Config, sockets};
 
 /// Runs until SIGTERM, SIGINT or SIGHUP. The daemon may start later, or restart meanwhile.

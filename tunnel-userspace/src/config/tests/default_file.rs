@@ -3,7 +3,7 @@
 use super::*;
 use crate::{
     bpf::{KernelLog, Level},
-    identity::Files,
+    identity::IdentityFiles,
 };
 
 #[test]
@@ -114,7 +114,7 @@ fn uncommented(but: &[&str]) -> String {
 
 /// Sets the fields for which the default file has an example instead of a default.
 fn with_examples(config: Config) -> Config {
-    let files = Files {
+    let files = IdentityFiles {
         ca: "ca.pem".into(),
         cert: "node.pem".into(),
         key: "node.key".into(),

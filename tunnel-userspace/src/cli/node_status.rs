@@ -2,7 +2,7 @@
 
 use tunnel_common::table::MapSize;
 
-use super::table::Rows;
+use super::rows::{Row, Rows};
 use crate::{
     admin::{HealthChecksView, NodeStatus, used_entries},
     sockets::{Pods, TerminatorView},
@@ -23,23 +23,25 @@ pub(super) fn render(status: &NodeStatus) -> String {
     let (version, node) = (&setup.version, &setup.node);
     let mut rows = Rows::with_headline(format!("culvert {version} on node {node}: {ready}"));
     let process = format!("{}, started {}", setup.pid, setup.started);
-    rows.add("process", process);
-    rows.add("cgroup", &setup.cgroup);
-    rows.add("pins", format!("{} (layout {})", setup.pins, setup.layout));
-    rows.add("refusal method", &setup.refusal_method);
-    rows.add("client identity", &setup.client_identity);
-    rows.add("services", programmed.services);
+    rows.add(Row::Process, process);
+    rows.add(Row::Cgroup, &setup.cgroup);
+    rows.add(Row::Pins, format!("{} (layout {})", setup.pins, setup.layout));
+    rows.add(Row::RefusalMethod, &setup.refusal_method);
+    rows.add(Row::ClientIdentity, &setup.client_identity);
+    rows.add(Row::Services, programmed.services);
     for (size, used) in used_entries(programmed) {
-        rows.add(&size.label().replace('_', " "), usage(status, size, used));
+        if let Some(row) = Row::of_size(size) {
+            rows.add(row, usage(status, size, used));
+        }
     }
-    rows.add("open connections", status.open_connections);
-    rows.add("last write", last_write(status));
-    rows.add_each("error", &status.node_missing);
+    rows.add(Row::OpenConnections, status.open_connections);
+    rows.add(Row::LastWrite, last_write(status));
+    rows.add_each(Row::Error, &status.node_missing);
     if let Some(since) = &programmed.failing_since {
-        rows.add("error", format!("writes to maps fail since {since}"));
+        rows.add(Row::Error, format!("writes to maps fail since {since}"));
     }
     if let Some(log) = &status.kernel_log {
-        rows.add("kernel log", format!("{}, {}", log.program, log.level));
+        rows.add(Row::KernelLog, format!("{}, {}", log.program, log.level));
     }
     let report: SourceReport = serde_json::from_value(status.source.clone()).unwrap_or_default();
     if let Some(server) = &report.server {
@@ -48,7 +50,7 @@ pub(super) fn render(status: &NodeStatus) -> String {
     terminated_sockets(&mut rows, &status.sockets);
     health_checks(&mut rows, &status.health_checks);
     tunnel(&mut rows, status);
-    rows.add_counts("reasons", &status.reasons);
+    rows.add_counts(Row::Reasons, &status.reasons);
     problems(&mut rows, status, &report);
     rows.to_string()
 }
@@ -76,33 +78,35 @@ fn last_write(status: &NodeStatus) -> String {
 
 /// Adds the address of the API server, and whether it responds.
 fn api_server(rows: &mut Rows, server: &ServerStatus) {
-    rows.add("API server", &server.address);
+    rows.add(Row::ApiServer, &server.address);
     if let (Some(why), Some(since)) = (&server.error, &server.error_since) {
-        rows.add("", format!("unreachable since {since}: {why}"));
+        rows.continue_with(format!("unreachable since {since}: {why}"));
     }
-    rows.add_each("stale", &server.stale);
+    rows.add_each(Row::Stale, &server.stale);
 }
 
 /// Adds the rows about sockets of removed backends.
 fn terminated_sockets(rows: &mut Rows, sockets: &TerminatorView) {
     if sockets.protocols.is_empty() {
-        rows.add("terminated sockets", "off (sockets.terminate)");
+        rows.add(Row::TerminatedSockets, "off (sockets.terminate)");
         return;
     }
     let protocols: Vec<_> = sockets.protocols.iter().map(ToString::to_string).collect();
     let protocols = protocols.join(" and ");
     let terminated = format!("{protocols} {}", sockets.terminated);
-    rows.add("terminated sockets", terminated);
+    rows.add(Row::TerminatedSockets, terminated);
     match &sockets.pods {
         Pods::Daemon => {}
-        Pods::Helper => rows.add("", "in pods: by the helper"),
-        Pods::Off => rows.add("", "not in pods: sockets.includePods is false"),
-        Pods::Unreached(why) => rows.add("", format!("not in pods: {why}")),
+        Pods::Helper => rows.continue_with("in pods: by the helper"),
+        Pods::Off => rows.continue_with("not in pods: sockets.includePods is false"),
+        Pods::Unreached(why) => rows.continue_with(format!("not in pods: {why}")),
     }
     if sockets.stale > 0 {
-        rows.add("stale sockets", format!("{} in pods", sockets.stale));
+        rows.add(Row::StaleSockets, format!("{} in pods", sockets.stale));
     }
-    rows.add_each("", sockets.problem.iter().chain(&sockets.helper_problem));
+    for problem in sockets.problem.iter().chain(&sockets.helper_problem) {
+        rows.continue_with(problem);
+    }
 }
 
 /// Adds the rows about health check node ports, if a Service has one.
@@ -110,10 +114,10 @@ fn health_checks(rows: &mut Rows, checks: &HealthChecksView) {
     let services = checks.services;
     if services > 0 {
         let ports = format!("health check node ports of {services} Services");
-        rows.add("health checks", ports);
+        rows.add(Row::HealthChecks, ports);
     }
     for (service, why) in checks.unserved.iter().take(MAX_PROBLEMS) {
-        rows.add("error", format!("{service}: {why}"));
+        rows.add(Row::Error, format!("{service}: {why}"));
     }
 }
 
@@ -124,38 +128,38 @@ fn tunnel(rows: &mut Rows, status: &NodeStatus) {
     if !network.uplinks.is_empty() || network.problem.is_some() {
         let (entries, nodes) = (steering.entries, steering.edge_nodes);
         let steered = format!("{entries} addresses and ports of {nodes} edge nodes");
-        rows.add("steering", steered);
-        rows.add("guarded uplinks", network.uplinks.join(" "));
-        rows.add_each("route", &network.routes);
+        rows.add(Row::Steering, steered);
+        rows.add(Row::GuardedUplinks, network.uplinks.join(" "));
+        rows.add_each(Row::Route, &network.routes);
     }
-    rows.add_each("error", &network.problem);
-    rows.add_each("error", steering.problems.iter().take(MAX_PROBLEMS));
+    rows.add_each(Row::Error, &network.problem);
+    rows.add_each(Row::Error, steering.problems.iter().take(MAX_PROBLEMS));
     let is_disconnected = |node: &&NodeView| node.sessions.is_empty();
     let disconnected = status.nodes.iter().filter(is_disconnected);
     if let Some(identity) = &status.identity {
         let connected = status.nodes.len() - disconnected.clone().count();
         let connected = format!("{connected} nodes connected (culvert nodes)");
-        rows.add("agents", connected);
+        rows.add(Row::Agents, connected);
         let expires = identity.expires.map(|expires| format!("expires {expires}"));
-        rows.add_each("certificate", expires);
-        rows.add_each("error", &identity.problem);
-        rows.add_each("warning", &identity.warnings);
+        rows.add_each(Row::Certificate, expires);
+        rows.add_each(Row::Error, &identity.problem);
+        rows.add_each(Row::Warning, &identity.warnings);
     }
     let errors = disconnected.take(MAX_PROBLEMS).filter_map(|node| node.last_error.as_ref());
-    rows.add_each("tunnel error", errors);
+    rows.add_each(Row::TunnelError, errors);
 }
 
 /// Adds the problems of Service ports and of the objects that were read.
 fn problems(rows: &mut Rows, status: &NodeStatus, report: &SourceReport) {
     for (reason, count) in &status.programmed.problems {
         let problem = format!("{count} service ports: {reason} (culvert services)");
-        rows.add("error", problem);
+        rows.add(Row::Error, problem);
     }
     for problem in report.problems.iter().take(MAX_PROBLEMS) {
         let is_ignored = problem.ignored;
-        rows.add(if is_ignored { "ignored" } else { "rejected" }, problem);
+        rows.add(if is_ignored { Row::Ignored } else { Row::Rejected }, problem);
     }
     if let Some(more @ 1..) = report.problems.len().checked_sub(MAX_PROBLEMS) {
-        rows.add("", format!("and {more} more"));
+        rows.continue_with(format!("and {more} more"));
     }
 }

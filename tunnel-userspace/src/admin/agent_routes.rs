@@ -10,10 +10,10 @@ use serde::{Deserialize, Serialize};
 use super::{
     metrics,
     readiness::Readiness,
-    server::{Routes, json, text},
+    http_server::{Routes, json, text},
 };
 use crate::{
-    identity::{CertificateState, Receiver},
+    identity::{CertificateState, CertificateReceiver},
     listen::UnboundPorts,
     tunnel::{AgentState, AgentView, ConnectionState},
 };
@@ -26,7 +26,7 @@ pub struct AgentViews {
     /// The state of the connections to gateways.
     pub state: Arc<AgentState>,
     /// The certificate of the agent.
-    pub identity: Receiver,
+    pub identity: CertificateReceiver,
     /// Ports that could not be bound yet, with the error.
     pub unbound_ports: UnboundPorts,
 }

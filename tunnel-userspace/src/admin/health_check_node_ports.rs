@@ -22,11 +22,11 @@ use tracing::{info, warn};
 use tunnel_common::reason::Reason;
 
 use super::{
-    NodeViews, proxy_health,
-    server::{self, Routes, respond, text},
+    NodeViews, healthz,
+    http_server::{self, Routes, respond, text},
 };
 use crate::{
-    drain, latest,
+    drain, publish,
     listen::UnboundPorts,
     model::{ObjectWarning, Family, Kind, ObjectId, ObjectName},
     plan::{HealthChecks, HealthCheckListeners},
@@ -148,7 +148,7 @@ impl HealthCheckServer {
                 views: Arc::clone(&self.views),
             };
             let (unbound_ports, draining) = (self.unbound_ports.clone(), self.draining.clone());
-            let serving = server::serve_tcp(LISTENER_NAME, address, routes, unbound_ports, draining);
+            let serving = http_server::serve_tcp(LISTENER_NAME, address, routes, unbound_ports, draining);
             self.listener_tasks.insert(address, self.tasks.spawn(serving));
         }
     }
@@ -185,7 +185,7 @@ impl HealthCheckServer {
             reason: Reason::HealthPortInUse,
             note: note.clone(),
         });
-        latest::put(&self.concerns, concerns.collect());
+        publish::publish_if_changed(&self.concerns, concerns.collect());
         self.views.health_checks.send_modify(|view| {
             let unserved = unserved.into_iter();
             let unserved: BTreeMap<_, _> = unserved
@@ -233,7 +233,7 @@ impl Routes for HealthCheckRoutes {
             let body = "no Service has this port any more\n".to_owned();
             return Some(text(StatusCode::SERVICE_UNAVAILABLE, body));
         };
-        let is_healthy = proxy_health::response(&self.views, false).healthy;
+        let is_healthy = healthz::response(&self.views, false).healthy;
         Some(health_response(service, local, is_healthy))
     }
 }
@@ -245,7 +245,7 @@ fn health_response(service: &ObjectName, local: usize, is_healthy: bool) -> Resp
          \t\"localEndpoints\": {local},\n\t\"serviceProxyHealthy\": {is_healthy}\n}}",
         service.namespace, service.name
     );
-    let code = super::node::status_code(local > 0 && is_healthy);
+    let code = super::node_routes::status_code(local > 0 && is_healthy);
     let mut response = respond(code, "application/json", body.into());
     response
         .headers_mut()

@@ -1,6 +1,9 @@
 //! `culvert status` of an agent, as a table.
 
-use super::table::{self, Rows};
+use super::{
+    rows::{Row, Rows},
+    table,
+};
 use crate::{admin::AgentStatus, tunnel::ConnectionView};
 
 pub(super) fn render(status: &AgentStatus) -> String {
@@ -11,20 +14,21 @@ pub(super) fn render(status: &AgentStatus) -> String {
     };
     let mut rows = Rows::with_headline(format!("culvert agent {}: {ready}", setup.version));
     let process = format!("{}, started {}", setup.pid, setup.started);
-    rows.add("process", process);
-    rows.add("allowed targets", setup.allowed_targets.join(" "));
+    rows.add(Row::Process, process);
+    rows.add(Row::AllowedTargets, setup.allowed_targets.join(" "));
     let identity = &status.identity;
     if let Some(expires) = identity.expires {
         let name = identity.name.as_deref().unwrap_or_default();
-        rows.add("certificate", format!("{name}, expires {expires}"));
+        rows.add(Row::Certificate, format!("{name}, expires {expires}"));
     }
-    rows.add_each("error", &identity.problem);
-    rows.add_each("warning", &identity.warnings);
-    rows.add_counts("reasons", &status.tunnel.counts);
+    rows.add_each(Row::Error, &identity.problem);
+    rows.add_each(Row::Warning, &identity.warnings);
+    rows.add_counts(Row::Reasons, &status.tunnel.counts);
     let connections: Vec<_> = status.tunnel.connections.iter().map(row).collect();
-    let head = ["GATEWAY", "STATE", "SINCE", "STREAMS", "LAST ERROR"];
-    format!("{rows}\n\n{}", table::render(&head, &connections))
+    format!("{rows}\n\n{}", table::render(&COLUMNS, &connections))
 }
+
+pub(super) const COLUMNS: [&str; 5] = ["GATEWAY", "STATE", "SINCE", "STREAMS", "LAST ERROR"];
 
 fn row(connection: &ConnectionView) -> Vec<String> {
     vec![

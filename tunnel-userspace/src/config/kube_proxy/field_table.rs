@@ -4,7 +4,7 @@
 
 use serde_json::Value;
 
-use super::read::is_default;
+use super::value_formats::is_default;
 
 /// A field without effect: its path, the values that mean its default, and why it has no effect.
 type UnusedField = (&'static str, &'static [&'static str], &'static str);

@@ -1,0 +1,181 @@
+//! The rows of `culvert status` and `culvert services NAME`; `docs/status.md` describes each of them.
+
+use std::{collections::BTreeMap, fmt};
+
+use tunnel_common::table::MapSize;
+
+/// Declares the rows, each with its label.
+macro_rules! rows {
+    ($($name:ident = $label:literal,)+) => {
+        /// A row, by its label.
+        #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+        pub(super) enum Row {
+            $($name,)+
+        }
+
+        impl Row {
+            /// Every row.
+            #[cfg(test)]
+            pub(super) const ALL: &[Self] = &[$(Self::$name,)+];
+
+            pub(super) const fn label(self) -> &'static str {
+                match self { $(Self::$name => $label,)+ }
+            }
+        }
+    };
+}
+
+rows! {
+    Agents = "agents",
+    Algorithm = "algorithm",
+    AllowedTargets = "allowed targets",
+    ApiServer = "API server",
+    Backends = "backends",
+    Certificate = "certificate",
+    Cgroup = "cgroup",
+    ClientIdentity = "client identity",
+    Connections = "connections",
+    Error = "error",
+    Frontends = "frontends",
+    GuardedUplinks = "guarded uplinks",
+    HealthChecks = "health checks",
+    Ignored = "ignored",
+    KernelLog = "kernel log",
+    LastWrite = "last write",
+    OpenConnections = "open connections",
+    Pins = "pins",
+    Process = "process",
+    Reasons = "reasons",
+    RefusalMethod = "refusal method",
+    Refused = "refused",
+    Rejected = "rejected",
+    Route = "route",
+    Services = "services",
+    SessionAffinity = "session affinity",
+    Slots = "slots",
+    Sockets = "sockets",
+    SourceRanges = "source ranges",
+    Stale = "stale",
+    StaleSockets = "stale sockets",
+    Status = "status",
+    Steering = "steering",
+    TerminatedSockets = "terminated sockets",
+    TunnelError = "tunnel error",
+    Warning = "warning",
+}
+
+impl Row {
+    /// Returns the row of the used entries of a map size; none if the status doesn't show them.
+    pub(super) const fn of_size(size: MapSize) -> Option<Self> {
+        match size {
+            MapSize::Frontends => Some(Self::Frontends),
+            MapSize::Slots => Some(Self::Slots),
+            MapSize::Backends => Some(Self::Backends),
+            MapSize::SourceRanges => Some(Self::SourceRanges),
+            MapSize::Steering | MapSize::Affinity => None,
+        }
+    }
+}
+
+/// A headline with rows of a label and a value below it.
+pub(super) struct Rows(String);
+
+impl Rows {
+    pub(super) const fn with_headline(headline: String) -> Self {
+        Self(headline)
+    }
+
+    pub(super) fn add(&mut self, row: Row, value: impl fmt::Display) {
+        self.add_line(row.label(), value);
+    }
+
+    /// Adds a further line to the last row.
+    pub(super) fn continue_with(&mut self, value: impl fmt::Display) {
+        self.add_line("", value);
+    }
+
+    /// Adds one row for each value, all with the same label.
+    pub(super) fn add_each<V: fmt::Display>(
+        &mut self,
+        row: Row,
+        values: impl IntoIterator<Item = V>,
+    ) {
+        for value in values {
+            self.add(row, value);
+        }
+    }
+
+    /// Adds one row with all counts that are not zero, if any.
+    pub(super) fn add_counts(&mut self, row: Row, counts: &BTreeMap<String, u64>) {
+        let counted = counts.iter().filter(|(_, count)| **count > 0);
+        let counted: Vec<_> = counted
+            .map(|(name, count)| format!("{name} {count}"))
+            .collect();
+        if !counted.is_empty() {
+            self.add(row, counted.join(", "));
+        }
+    }
+
+    fn add_line(&mut self, label: &str, value: impl fmt::Display) {
+        self.0.push_str(&format!("\n  {label:<20}{value}"));
+    }
+}
+
+impl fmt::Display for Rows {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod documented {
+    //! The rows and columns of the command line in `docs/status.md`.
+
+    use std::collections::BTreeSet;
+
+    use super::{
+        super::{agent_status, nodes, service_tables},
+        Row,
+    };
+
+    const PAGE: &str = include_str!("../../../docs/status.md");
+
+    /// Returns the names in the first cells of the tables that have a head.
+    fn documented(head: &str) -> BTreeSet<&'static str> {
+        let head = format!("| {head} |");
+        let mut is_in_table = false;
+        let mut names = BTreeSet::new();
+        for line in PAGE.lines() {
+            if line.starts_with(&head) {
+                is_in_table = true;
+            } else if !line.starts_with('|') {
+                is_in_table = false;
+            } else if is_in_table {
+                let cell = line.trim_start_matches('|').split('|').next();
+                let quoted = cell.unwrap_or_default().split('`');
+                names.extend(quoted.skip(1).step_by(2));
+            }
+        }
+        names
+    }
+
+    #[test]
+    fn the_page_on_the_status_has_each_row_and_no_other() {
+        let rows = Row::ALL.iter().map(|row| row.label()).collect();
+        assert_eq!(documented("row"), rows);
+    }
+
+    #[test]
+    fn the_page_on_the_status_has_each_column_and_no_other() {
+        let columns = [
+            &agent_status::COLUMNS[..],
+            &nodes::COLUMNS,
+            &service_tables::COLUMNS,
+            &service_tables::FRONTEND_COLUMNS,
+            &service_tables::ENDPOINT_COLUMNS,
+            &service_tables::BACKEND_COLUMNS,
+        ];
+        let columns = columns.concat().into_iter().collect();
+        assert_eq!(documented("column"), columns);
+    }
+}

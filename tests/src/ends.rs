@@ -20,8 +20,8 @@ use nix::{
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tunnel_userspace::{
-    identity::Files,
-    tunnel::{Limits, agent, gateway},
+    identity::IdentityFiles,
+    tunnel::{SessionLimits, agent, gateway},
 };
 
 use crate::{agent::child, environment, log, pki, serve::read_record, wait};
@@ -31,9 +31,9 @@ pub mod run;
 /// The time limit for a process to become ready, or to exit.
 const TIME_LIMIT: Duration = Duration::from_secs(10);
 
-impl From<&pki::Files> for Files {
-    fn from(files: &pki::Files) -> Self {
-        let pki::Files { ca, cert, key } = files.clone();
+impl From<&pki::PemFiles> for IdentityFiles {
+    fn from(files: &pki::PemFiles) -> Self {
+        let pki::PemFiles { ca, cert, key } = files.clone();
         Self { ca, cert, key }
     }
 }
@@ -60,8 +60,8 @@ pub struct CloudSettings {
     /// The targets of the steering addresses.
     pub targets: Vec<Target>,
     /// The certificate files of the gateway.
-    pub certificate: Files,
-    pub session: Limits,
+    pub certificate: IdentityFiles,
+    pub session: SessionLimits,
 }
 
 /// The settings of an agent.
@@ -69,8 +69,8 @@ pub struct CloudSettings {
 pub struct AgentSettings {
     /// The settings of the agent itself.
     pub agent: agent::AgentSettings,
-    pub certificate: Files,
-    pub session: Limits,
+    pub certificate: IdentityFiles,
+    pub session: SessionLimits,
 }
 
 /// The state of a gateway with an ingress, which its process publishes.
@@ -198,7 +198,7 @@ impl TunnelProcess {
     /// Sends a signal and waits until the process ends; returns the signal that killed it, if any.
     pub fn stop(mut self, signal: Signal) -> Result<Option<i32>> {
         self.signal(signal)?;
-        let status = wait::some(TIME_LIMIT, || self.process.try_wait().ok().flatten())?;
+        let status = wait::until_some(TIME_LIMIT, || self.process.try_wait().ok().flatten())?;
         Ok(status.signal())
     }
 }

@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::wait;
-use tunnel_userspace::tunnel::Limits;
+use tunnel_userspace::tunnel::SessionLimits;
 
 use crate::{
     support::{ANSWER, TunnelSettings, Tunnel, dial, echo, expect_refused},
@@ -88,7 +88,7 @@ fn expect_four_streams_per_session(settings: TunnelSettings, server: &Server) ->
 }
 
 /// Returns the limits of the gateway, or those of agents, for modification.
-type SelectLimits = fn(&mut TunnelSettings) -> &mut Limits;
+type SelectLimits = fn(&mut TunnelSettings) -> &mut SessionLimits;
 
 #[test]
 fn streams_beyond_the_limit_of_an_end_are_refused_and_the_others_continue() -> Result<()> {

@@ -16,12 +16,12 @@ use tunnel_tests::{
     clock::Instant,
     ends::{AgentSettings, CloudState, CloudSettings, TunnelProcess, Target},
     load,
-    pki::{Authority, Files, Pair, Validity},
+    pki::{Authority, PemFiles, CertifiedKey, Validity},
     place,
-    scale::Scale,
+    scale::LoadScale,
     wait,
 };
-use tunnel_userspace::tunnel::{Limits, agent, gateway};
+use tunnel_userspace::tunnel::{SessionLimits, agent, gateway};
 
 use crate::targets::{Behaviour, Server};
 
@@ -58,9 +58,9 @@ pub(crate) struct TunnelSettings {
     /// The allow-list of every agent. If absent, an agent allows the targets of its node.
     pub(crate) allow: Option<Vec<SocketAddr>>,
     /// The limits of the gateway's sessions.
-    pub(crate) gateway_limits: Limits,
+    pub(crate) gateway_limits: SessionLimits,
     /// The limits of the agents' sessions.
-    pub(crate) agent_limits: Limits,
+    pub(crate) agent_limits: SessionLimits,
 }
 
 impl TunnelSettings {
@@ -70,11 +70,11 @@ impl TunnelSettings {
     }
 
     pub(crate) fn nodes(nodes: Vec<(&'static str, Vec<SocketAddr>)>) -> Self {
-        let limits = Limits {
+        let limits = SessionLimits {
             ping_interval: Duration::from_secs(1),
             ping_timeout: Duration::from_secs(2),
             drain_timeout: Duration::from_secs(1),
-            ..Limits::default()
+            ..SessionLimits::default()
         };
         Self {
             nodes,
@@ -97,7 +97,7 @@ impl TunnelSettings {
     pub(crate) fn without_agents(self) -> Result<Tunnel> {
         let folder = tempfile::tempdir()?;
         let authority = Authority::new("tunnel")?;
-        let files = Files::of(folder.path(), "gateway");
+        let files = PemFiles::in_folder(folder.path(), "gateway");
         files.write(&authority.pem(), &authority.gateway(Validity::Current)?)?;
         let all = self.nodes.iter();
         let all = all.flat_map(|(node, targets)| targets.iter().map(|at| (*node, *at)));
@@ -155,8 +155,8 @@ impl Tunnel {
     }
 
     /// Returns the paths of the certificate files of the gateway, or of a node's agent.
-    pub(crate) fn files(&self, stem: &str) -> Files {
-        Files::of(self.folder.path(), stem)
+    pub(crate) fn files(&self, stem: &str) -> PemFiles {
+        PemFiles::in_folder(self.folder.path(), stem)
     }
 
     /// Starts the agent of a node, and waits until it is connected.
@@ -167,7 +167,7 @@ impl Tunnel {
     }
 
     /// Starts an agent that has this certificate and allows the targets of this node.
-    pub(crate) fn launch_agent(&mut self, node: &str, pair: &Pair) -> Result<()> {
+    pub(crate) fn launch_agent(&mut self, node: &str, pair: &CertifiedKey) -> Result<()> {
         let stem = format!("agent-{node}");
         let files = self.files(&stem);
         files.write(&self.authority.pem(), pair)?;
@@ -362,7 +362,7 @@ pub(crate) fn expect_fast_echoes(what: &str, stream: &mut TcpStream) -> Result<(
     let [p50, p99, longest] = [50, 99, 100].map(|part| load::percentile(&times, part));
     let words = format!("{what}: p50 {p50} µs, p99 {p99} µs, longest {longest} µs of {ECHOES}");
     println!("{words}");
-    let most = Scale::from_environment().patience(ECHO_LIMIT).as_micros();
+    let most = LoadScale::from_environment().timeout(ECHO_LIMIT).as_micros();
     // A single delay slows down only one echo, which p99 does not show, so the maximum is limited, too.
     let (p99, longest) = (u128::from(p99), u128::from(longest));
     ensure!(p99 <= most && longest <= 10 * most, "{words}");
@@ -374,7 +374,7 @@ pub(crate) fn until_unchanged(mut number: impl FnMut() -> u64) -> Result<u64> {
     const STILL: Duration = Duration::from_millis(300);
     let mut last = number();
     let mut since = Instant::now();
-    wait::some(ANSWER, || {
+    wait::until_some(ANSWER, || {
         let now = number();
         if now != last {
             last = now;

@@ -21,7 +21,7 @@ pub use self::{
     file_problem::{FileError, FileProblem},
     node_name::{NameError, check_node_name, is_subdomain},
     peer::{Peer, PeerError, identify_agent},
-    store::{CertificateState, Receiver, Store},
+    store::{CertificateState, CertificateReceiver, CertificateStore},
     tls::Identity,
 };
 
@@ -62,7 +62,7 @@ impl fmt::Display for Role {
 /// The PEM files of a gateway or agent.
 #[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Files {
+pub struct IdentityFiles {
     /// The file of the CA certificates that the peer's certificate must chain to.
     pub ca: PathBuf,
     /// The file of this process's certificate, and of any intermediate certificates.

@@ -30,7 +30,7 @@ pub use self::{
 /// The process that ends sockets in pods.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Pods {
+pub enum PodTerminator {
     /// None, since the config disables ending sockets in pods.
     #[default]
     Off,
@@ -59,7 +59,7 @@ pub struct TerminatorView {
     /// The duration of the daemon's last scan, in seconds.
     pub last_scan_seconds: f64,
     /// The process that ends sockets in pods.
-    pub pods: Pods,
+    pub pods: PodTerminator,
     /// The error of the daemon's last scan.
     pub problem: Option<String>,
     /// The error of the helper's last scan.

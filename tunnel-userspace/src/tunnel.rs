@@ -45,7 +45,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Limits and timeouts of a session, for gateway and agent alike.
 #[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-pub struct Limits {
+pub struct SessionLimits {
     /// The maximum number of streams of a session.
     pub max_streams: u32,
     /// The flow-control window of a stream, in bytes: the sender waits while this much is unread.
@@ -66,7 +66,7 @@ pub struct Limits {
     pub drain_timeout: Duration,
 }
 
-impl Default for Limits {
+impl Default for SessionLimits {
     fn default() -> Self {
         Self {
             max_streams: 250,
@@ -83,7 +83,7 @@ impl Default for Limits {
 #[derive(Clone, Debug)]
 pub struct CommonSettings {
     /// The limits of sessions.
-    pub limits: Limits,
+    pub limits: SessionLimits,
     /// The firewall mark (`SO_MARK`) of the tunnel's own sockets, if one is configured.
     pub mark: Option<u32>,
 }

@@ -17,10 +17,10 @@ use tokio::{
 };
 use tunnel_common::{addr::Address, steering::Prefix};
 use tunnel_userspace::{
-    identity::{Role, Store},
+    identity::{Role, CertificateStore},
     model, telemetry,
     tunnel::{
-        CommonSettings, Limits, Sessions,
+        CommonSettings, SessionLimits, Sessions,
         agent::Agent,
         gateway::Gateway,
         ingress::{self, Ingress},
@@ -43,7 +43,7 @@ fn read_settings_and_start<T: DeserializeOwned>(settings: &Path) -> Result<(T, t
 }
 
 /// Returns the settings that gateway and agent share. Sockets have no mark, since a mark needs privileges.
-const fn common_settings(limits: Limits) -> CommonSettings {
+const fn common_settings(limits: SessionLimits) -> CommonSettings {
     CommonSettings { limits, mark: None }
 }
 
@@ -54,7 +54,7 @@ pub fn cloud(settings: &Path, record: &Path) -> Result<()> {
 }
 
 async fn serve_cloud(settings: CloudSettings, record: &Path) -> Result<()> {
-    let (store, identity) = Store::open(settings.certificate, Role::Gateway);
+    let (store, identity) = CertificateStore::open(settings.certificate, Role::Gateway);
     let (sessions, common) = (Sessions::new(), common_settings(settings.session));
     let gateway = Gateway::bind(
         settings.gateway,
@@ -121,7 +121,7 @@ pub fn agent(settings: &Path, record: &Path) -> Result<()> {
 }
 
 async fn serve_agent(settings: AgentSettings, record: &Path) -> Result<()> {
-    let (store, identity) = Store::open(settings.certificate, Role::Agent);
+    let (store, identity) = CertificateStore::open(settings.certificate, Role::Agent);
     let agent = Agent::new(settings.agent, common_settings(settings.session), identity.clone())?;
     let state = agent.state();
     let tell = || {

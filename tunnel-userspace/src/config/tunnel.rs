@@ -11,7 +11,7 @@ use crate::{
     identity::IdentityFiles,
     model::Selector,
     tunnel::{
-        Limits,
+        SessionLimits,
         agent::{self, is_allowed_target},
         gateway,
     },
@@ -40,7 +40,7 @@ pub struct TunnelConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub identity: Option<IdentityConfig>,
     /// The limits of a session.
-    pub session: Limits,
+    pub session: SessionLimits,
 }
 
 impl Default for TunnelConfig {
@@ -51,7 +51,7 @@ impl Default for TunnelConfig {
             gateway: None,
             agent: None,
             identity: None,
-            session: Limits::default(),
+            session: SessionLimits::default(),
         }
     }
 }

@@ -18,7 +18,7 @@ use self::{
     authority::Authority,
     folder::{lock, replace_files},
 };
-use super::{FileError, Files, Identity, NameError, Role, check_node_name, files::FileContents};
+use super::{FileError, IdentityFiles, Identity, NameError, Role, check_node_name, files::FileContents};
 
 /// The default validity of a CA in days.
 pub const DEFAULT_CA_DAYS: u32 = 3650;
@@ -136,7 +136,7 @@ pub struct CreatedCa {
 #[derive(Clone, Debug)]
 pub struct IssuedCertificate {
     /// The paths of the written files.
-    pub files: Files,
+    pub files: IdentityFiles,
     /// The time when the certificate expires.
     pub expires: Timestamp,
     /// True if the certificate is valid for fewer days than requested, since the CA expires earlier.
@@ -229,7 +229,7 @@ fn issue(
     let _lock = lock(dir)?;
     let authority = Authority::read(dir, now)?;
     let pair = authority.issue(role, name, days, now)?;
-    let files = Files {
+    let files = IdentityFiles {
         ca: out.join(CA_CERT_FILE),
         cert: out.join(CERT_FILE),
         key: out.join(KEY_FILE),

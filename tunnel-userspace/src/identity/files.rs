@@ -12,7 +12,7 @@ use rustls::pki_types::{
     pem::{self, PemObject as _, SectionKind},
 };
 
-use super::{FileError, FileProblem, Files, certificate::ParsedCertificate};
+use super::{FileError, FileProblem, IdentityFiles, certificate::ParsedCertificate};
 
 /// The maximum size of a file, in bytes.
 pub(super) const MAX_SIZE: u64 = 1 << 20;
@@ -33,7 +33,7 @@ pub(super) struct FileContents {
 
 impl FileContents {
     /// Reads the files, one after the other.
-    pub(super) fn read(files: &Files) -> Result<Self, FileError> {
+    pub(super) fn read(files: &IdentityFiles) -> Result<Self, FileError> {
         let (ca, _) = read(&files.ca)?;
         let (cert, _) = read(&files.cert)?;
         let (key, mode) = read(&files.key)?;

@@ -12,7 +12,7 @@ use tokio::{
 };
 use tracing::{error, info, warn};
 
-use super::{FileError, Files, Identity, Role, files::FileContents};
+use super::{FileError, IdentityFiles, Identity, Role, files::FileContents};
 use crate::drain;
 
 /// The interval at which the files are checked.
@@ -45,12 +45,12 @@ pub struct CertificateState {
 
 /// A receiver of the certificate in use, and of its state.
 #[derive(Clone, Debug)]
-pub struct Receiver {
+pub struct CertificateReceiver {
     identity: watch::Receiver<Option<Arc<Identity>>>,
     state: watch::Receiver<CertificateState>,
 }
 
-impl Receiver {
+impl CertificateReceiver {
     /// Returns the certificate in use; none until the files were valid for the first time.
     #[must_use]
     pub fn current(&self) -> Option<Arc<Identity>> {
@@ -72,8 +72,8 @@ impl Receiver {
 }
 
 /// Reads and watches the files, and publishes the certificate.
-pub struct Store {
-    files: Files,
+pub struct CertificateStore {
+    files: IdentityFiles,
     role: Role,
     /// The contents or the error that the last check found.
     last_check: Result<FileContents, String>,
@@ -83,15 +83,15 @@ pub struct Store {
     state: watch::Sender<CertificateState>,
 }
 
-impl Store {
+impl CertificateStore {
     /// Reads the files. Invalid files are not a failure: their error is in the state, and they are checked
     /// again later.
     #[must_use]
-    pub fn open(files: Files, role: Role) -> (Self, Receiver) {
+    pub fn open(files: IdentityFiles, role: Role) -> (Self, CertificateReceiver) {
         Self::open_at(files, role, Timestamp::now())
     }
 
-    fn open_at(files: Files, role: Role, now: Timestamp) -> (Self, Receiver) {
+    fn open_at(files: IdentityFiles, role: Role, now: Timestamp) -> (Self, CertificateReceiver) {
         let found = FileContents::read(&files);
         let mut store = Self {
             files,
@@ -104,7 +104,7 @@ impl Store {
         };
         store.handle_check(found, now);
         // Subscribes after the first certificate, which thus does not count as a change.
-        let receiver = Receiver {
+        let receiver = CertificateReceiver {
             identity: store.identity.subscribe(),
             state: store.state.subscribe(),
         };

@@ -21,7 +21,7 @@ use rustls::{
 };
 use tempfile::TempDir;
 
-use super::{ALPN, FileError, Files, Identity, Role, ca, files::FileContents};
+use super::{ALPN, FileError, IdentityFiles, Identity, Role, ca, files::FileContents};
 
 pub(crate) struct TestCa {
     pub(super) dir: TempDir,
@@ -40,13 +40,13 @@ impl TestCa {
         Self::at(Timestamp::now())
     }
 
-    pub(crate) fn gateway(&self) -> Files {
+    pub(crate) fn gateway(&self) -> IdentityFiles {
         ca::issue_gateway(self.dir.path(), None, ca::DEFAULT_DAYS, self.now)
             .expect("a gateway's")
             .files
     }
 
-    pub(crate) fn agent(&self, node: &str) -> Files {
+    pub(crate) fn agent(&self, node: &str) -> IdentityFiles {
         ca::issue_agent(self.dir.path(), node, None, ca::DEFAULT_DAYS, self.now)
             .expect("an agent's")
             .files
@@ -58,7 +58,7 @@ impl TestCa {
     }
 
     /// Issues a certificate with any subject and any extended key usages.
-    pub(crate) fn forged(&self, subject: [&str; 2], usages: &[ExtendedKeyUsagePurpose]) -> Files {
+    pub(crate) fn forged(&self, subject: [&str; 2], usages: &[ExtendedKeyUsagePurpose]) -> IdentityFiles {
         let of_ca = ["ca.pem", "ca-key.pem"].map(|name| fs::read_to_string(self.path(name)));
         let [cert, key] = of_ca.map(|pem| pem.expect("a CA"));
         let issuer = KeyPair::from_pem(&key).and_then(|key| Issuer::from_ca_cert_pem(&cert, key));
@@ -71,11 +71,11 @@ impl TestCa {
             ["ca.pem", "forged.pem", "forged-key.pem"].map(|name| self.path(name));
         fs::write(&cert, signed.expect("a certificate").pem()).expect("written");
         fs::write(&key, own.serialize_pem()).expect("written");
-        Files { ca, cert, key }
+        IdentityFiles { ca, cert, key }
     }
 
     /// Returns a TLS client config that trusts this CA, with these files or without a certificate.
-    pub(crate) fn client(&self, files: Option<&Files>) -> ClientConfig {
+    pub(crate) fn client(&self, files: Option<&IdentityFiles>) -> ClientConfig {
         let mut roots = RootCertStore::empty();
         roots.add(first_certificate(&self.path("ca.pem"))).expect("a CA");
         let builder = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
@@ -117,17 +117,17 @@ pub(super) fn both_cas(one: &TestCa, other: &TestCa) -> String {
         .concat()
 }
 
-pub(super) fn verified(files: &Files, role: Role, now: Timestamp) -> Result<Identity, FileError> {
+pub(super) fn verified(files: &IdentityFiles, role: Role, now: Timestamp) -> Result<Identity, FileError> {
     let contents = FileContents::read(files)?;
     Identity::verify(files, &contents, role, now)
 }
 
-pub(super) fn identity(files: &Files, role: Role, now: Timestamp) -> Arc<Identity> {
+pub(super) fn identity(files: &IdentityFiles, role: Role, now: Timestamp) -> Arc<Identity> {
     Arc::new(verified(files, role, now).expect("a good set"))
 }
 
 /// Returns the error for invalid files, without the name of their folder.
-pub(super) fn error_text(files: &Files, role: Role, now: Timestamp) -> String {
+pub(super) fn error_text(files: &IdentityFiles, role: Role, now: Timestamp) -> String {
     let refused = verified(files, role, now).expect_err("a bad set");
     let folder = files.cert.parent().expect("a folder");
     refused

@@ -20,7 +20,7 @@ use rustls::{
 };
 
 use super::{
-    ALPN, FileError, FileProblem, Files, GATEWAY_NAME, Role,
+    ALPN, FileError, FileProblem, IdentityFiles, GATEWAY_NAME, Role,
     certificate::ParsedCertificate,
     files::{self, FileContents, file_error},
 };
@@ -66,7 +66,7 @@ impl Identity {
 
     /// Verifies the contents of the three files together, at the time `now`.
     pub(super) fn verify(
-        files: &Files,
+        files: &IdentityFiles,
         contents: &FileContents,
         role: Role,
         now: Timestamp,
@@ -110,7 +110,7 @@ struct TrustedCas {
 }
 
 fn trusted_cas(
-    files: &Files,
+    files: &IdentityFiles,
     cas: Vec<(CertificateDer<'static>, ParsedCertificate)>,
     now: Timestamp,
 ) -> Result<TrustedCas, FileError> {
@@ -164,7 +164,7 @@ fn check_validity(parsed: &ParsedCertificate, now: Timestamp) -> Result<Timestam
 /// Checks that a certificate is valid now and for the role; returns its common name, and the second after
 /// its expiry.
 fn check_certificate(
-    files: &Files,
+    files: &IdentityFiles,
     parsed: &ParsedCertificate,
     role: Role,
     now: Timestamp,
@@ -180,7 +180,7 @@ fn check_certificate(
 }
 
 fn certified_key(
-    files: &Files,
+    files: &IdentityFiles,
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
     provider: &CryptoProvider,

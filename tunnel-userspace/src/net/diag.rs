@@ -20,7 +20,7 @@ use nix::{
 use tunnel_common::addr::Protocol;
 
 use self::message::{ADDRESS_FAMILIES, Reply};
-pub use self::message::{Filter, ListedSocket, is_connected};
+pub use self::message::{SocketFilter, ListedSocket, is_connected};
 
 /// Returns the number of netlink messages in a buffer. For the fuzz target.
 pub(crate) fn messages_in(part: &[u8]) -> usize {
@@ -97,14 +97,14 @@ fn failed(step: &'static str) -> impl Fn(Errno) -> DiagError {
 
 /// A sock_diag socket, for the network namespace in which it was opened.
 #[derive(Debug)]
-pub struct Diag {
+pub struct SockDiag {
     socket: OwnedFd,
     /// The sequence number of the last request, which the replies repeat.
     sequence: u32,
     buffer: Vec<u8>,
 }
 
-impl Diag {
+impl SockDiag {
     /// Opens a socket for the network namespace of the calling thread.
     ///
     /// # Errors
@@ -134,7 +134,7 @@ impl Diag {
     pub fn list(
         &mut self,
         protocol: Protocol,
-        filter: Filter,
+        filter: SocketFilter,
         mut visit: impl FnMut(ListedSocket),
     ) -> Result<(), DiagError> {
         for family in ADDRESS_FAMILIES {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use tunnel_common::{addr::Protocol, service::FrontendKey};
 
-use super::diag::{Diag, DiagError, Filter};
+use super::diag::{SockDiag, DiagError, SocketFilter};
 
 /// The protocols whose sockets can be listed.
 const PROTOCOLS: [Protocol; 2] = [Protocol::TCP, Protocol::UDP];
@@ -12,7 +12,7 @@ const PROTOCOLS: [Protocol; 2] = [Protocol::TCP, Protocol::UDP];
 /// A search for local listeners, with its sock_diag socket.
 #[derive(Debug, Default)]
 pub struct Listeners {
-    diag: Option<Diag>,
+    diag: Option<SockDiag>,
 }
 
 impl Listeners {
@@ -26,14 +26,14 @@ impl Listeners {
         // On an error the socket is dropped, since the rest of the answer is still to be read from it.
         let mut diag = match self.diag.take() {
             Some(diag) => diag,
-            None => Diag::open()?,
+            None => SockDiag::open()?,
         };
         let mut found = BTreeSet::new();
         for protocol in PROTOCOLS {
             if !wanted.iter().any(|key| key.protocol == protocol) {
                 continue;
             }
-            diag.list(protocol, Filter::Listening, |socket| {
+            diag.list(protocol, SocketFilter::Listening, |socket| {
                 let (address, port) = socket.local();
                 let key = FrontendKey::new(address, port, protocol);
                 if wanted.contains(&key) {

@@ -22,7 +22,7 @@ use tracing::{debug, info, warn};
 use tunnel_common::addr::Protocol;
 
 use super::{
-    TranslationMaps, Pods, TerminatorView,
+    TranslationMaps, PodTerminator, TerminatorView,
     retry::{self, Retry},
     scan::{self, ScanScope, ScanReport},
 };
@@ -65,7 +65,7 @@ pub(super) struct HelperServer {
     pub(super) scan_number: watch::Receiver<u64>,
     pub(super) view: watch::Sender<TerminatorView>,
     /// The state to publish while no helper is connected.
-    pub(super) pods_without_helper: Pods,
+    pub(super) pods_without_helper: PodTerminator,
 }
 
 /// Serves one helper at a time, until the drain begins.
@@ -162,7 +162,7 @@ impl HelperServer {
             );
         }
         self.view.send_modify(|view| {
-            view.pods = Pods::Helper;
+            view.pods = PodTerminator::Helper;
             view.count(scan.ended, scan.problem.is_some());
             view.stale = scan.left;
             view.helper_problem = scan.problem;

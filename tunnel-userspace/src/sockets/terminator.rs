@@ -12,7 +12,7 @@ use tracing::{info, warn};
 use tunnel_common::addr::Protocol;
 
 use super::{
-    TranslationMaps, Pods, TerminatorView,
+    TranslationMaps, PodTerminator, TerminatorView,
     helper::{self, HelperServer},
     namespaces,
     retry::{self, Retry},
@@ -102,9 +102,9 @@ impl<M: TranslationMaps + 'static> Terminator<M> {
         let pods = self.process_for_pods();
         self.view.send_modify(|view| view.pods = pods.clone());
         let (scope, needs_helper) = match pods {
-            Pods::Daemon => (ScanScope::All, false),
-            Pods::Off => (ScanScope::Own, false),
-            Pods::Helper | Pods::Unreached(_) => (ScanScope::Own, true),
+            PodTerminator::Daemon => (ScanScope::All, false),
+            PodTerminator::Off => (ScanScope::Own, false),
+            PodTerminator::Helper | PodTerminator::Unreached(_) => (ScanScope::Own, true),
         };
         let scanning = self.scan_on_removals(scope, removals, draining.clone());
         if needs_helper {
@@ -127,7 +127,7 @@ impl<M: TranslationMaps + 'static> Terminator<M> {
             () = drain::begun(&mut draining) => {}
             () = sleep(HELPER_TIMEOUT) => {
                 let pods = self.view.borrow().pods.clone();
-                if let Pods::Unreached(why) = pods {
+                if let PodTerminator::Unreached(why) = pods {
                     warn!(%why, "connected sockets in pods are not ended when their backend is removed");
                 }
             }
@@ -162,11 +162,11 @@ impl<M: TranslationMaps + 'static> Terminator<M> {
     }
 
     /// Returns the process that ends sockets in pods, as far as it is known at the start.
-    fn process_for_pods(&self) -> Pods {
+    fn process_for_pods(&self) -> PodTerminator {
         if !self.include_pods {
-            return Pods::Off;
+            return PodTerminator::Off;
         }
-        namespaces::obstacle_to_entering().map_or(Pods::Daemon, Pods::Unreached)
+        namespaces::obstacle_to_entering().map_or(PodTerminator::Daemon, PodTerminator::Unreached)
     }
 
     /// Scans once; returns true if the scan failed, but may succeed on a retry.
@@ -192,7 +192,7 @@ impl<M: TranslationMaps + 'static> Terminator<M> {
         self.view.send_modify(|view| {
             view.count(scan.ended, scan.problem.is_some());
             // While a helper is connected, the helper reports this number, since it scans the pods.
-            if view.pods != Pods::Helper {
+            if view.pods != PodTerminator::Helper {
                 view.stale = scan.left;
             }
             view.last_scan_seconds = seconds;

@@ -88,10 +88,10 @@ impl Agent {
         // The boot ID shows reboots of the machine; it is empty if it can't be read.
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
         let shared = AgentContext {
-            allow,
+            allow_list: allow,
             state: Arc::new(AgentState::new(slots)),
-            dials: Semaphore::new(settings.max_pending_dials.min(Semaphore::MAX_PERMITS)),
-            boot: boot.unwrap_or_default().trim().to_owned(),
+            dial_permits: Semaphore::new(settings.max_pending_dials.min(Semaphore::MAX_PERMITS)),
+            boot_id: boot.unwrap_or_default().trim().to_owned(),
             settings,
             common,
         };
@@ -108,7 +108,7 @@ impl Agent {
     }
 
     /// Maintains the connections until the drain begins, then lets open streams run for at most
-    /// [`Limits::drain_timeout`](super::Limits::drain_timeout).
+    /// [`SessionLimits::drain_timeout`](super::SessionLimits::drain_timeout).
     pub async fn run(self, mut draining: watch::Receiver<bool>) {
         let Self { shared, identity } = self;
         let mut tasks = JoinSet::new();

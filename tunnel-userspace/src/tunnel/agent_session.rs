@@ -44,10 +44,10 @@ const RESET_TIMEOUT: Duration = Duration::from_millis(200);
 pub(super) struct AgentContext {
     pub(super) settings: AgentSettings,
     pub(super) common: CommonSettings,
-    pub(super) allow: AllowList,
-    pub(super) dials: Semaphore,
+    pub(super) allow_list: AllowList,
+    pub(super) dial_permits: Semaphore,
     pub(super) state: Arc<AgentState>,
-    pub(super) boot: String,
+    pub(super) boot_id: String,
 }
 
 /// An event of a session, for the task that maintains the connection.
@@ -87,7 +87,7 @@ async fn exchange_hello(shared: &AgentContext, tls: TlsConnection) -> Result<Est
     let answer = hello::AgentHello {
         release: env!("CARGO_PKG_VERSION").to_owned(),
         session: format!("{:016x}", fastrand::u64(..)),
-        boot: shared.boot.clone(),
+        boot: shared.boot_id.clone(),
         allow: shared
             .settings
             .allowed_targets
@@ -245,11 +245,11 @@ impl AgentContext {
         target: &RequestedTarget,
         respond: &mut SendResponse<Bytes>,
     ) -> Result<TcpStream, Reason> {
-        let address = self.allow.resolve(target, is_own_address)?;
+        let address = self.allow_list.resolve(target, is_own_address)?;
         let (limit, mark) = (self.settings.dial_timeout, self.common.mark);
         let dialled = async {
             // In a burst, a dial waits for earlier ones.
-            let turn = timeout(DIAL_QUEUE_TIMEOUT, self.dials.acquire()).await;
+            let turn = timeout(DIAL_QUEUE_TIMEOUT, self.dial_permits.acquire()).await;
             let _dial = turn.ok().and_then(Result::ok).ok_or(Reason::DialLimit)?;
             dial::target(address, mark, limit).await
         };

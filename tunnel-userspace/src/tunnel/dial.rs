@@ -69,7 +69,7 @@ async fn with_timeout<T>(limit: Duration, step: impl Future<Output = io::Result<
 pub(super) async fn gateway(
     name: &str,
     mark: Option<u32>,
-    identity: &identity::Receiver,
+    identity: &identity::CertificateReceiver,
 ) -> Result<TlsConnection, DialError> {
     let own = identity.current().ok_or(DialError::NoIdentity)?;
     let addresses = with_timeout(CONNECT_TIMEOUT, lookup_host(name)).await;

@@ -138,7 +138,7 @@ impl Gateway {
     }
 
     /// Serves until the drain begins, then lets open streams run for at most
-    /// [`Limits::drain_timeout`](super::Limits::drain_timeout).
+    /// [`SessionLimits::drain_timeout`](super::SessionLimits::drain_timeout).
     pub async fn run(self, draining: watch::Receiver<bool>) {
         info!(address = %self.local_addr(), "gateway listens");
         let Self { listener, shared } = self;

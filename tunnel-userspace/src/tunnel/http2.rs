@@ -4,7 +4,7 @@ use std::io;
 
 use tokio_rustls::TlsStream;
 
-use super::{Limits, socket::SessionSocket};
+use super::{SessionLimits, socket::SessionSocket};
 use crate::identity::ALPN;
 
 /// The TLS connection that carries HTTP/2.
@@ -32,12 +32,12 @@ const TLS_BUFFER: usize = 256 << 10;
 /// Returns the flow-control window of a connection, in bytes: the sum of the windows of all streams and
 /// of the hello, so that stalled streams never block another one. The config check keeps the sum within
 /// [`LARGEST_WINDOW`].
-fn connection_window(limits: &Limits) -> u32 {
+fn connection_window(limits: &SessionLimits) -> u32 {
     ((limits.max_streams + 1) * limits.stream_window_bytes).min(LARGEST_WINDOW)
 }
 
 /// Returns the HTTP/2 settings of the gateway, which opens streams.
-pub(super) fn client_builder(limits: &Limits) -> h2::client::Builder {
+pub(super) fn client_builder(limits: &SessionLimits) -> h2::client::Builder {
     let mut builder = h2::client::Builder::new();
     builder
         .initial_window_size(limits.stream_window_bytes)
@@ -54,7 +54,7 @@ pub(super) fn client_builder(limits: &Limits) -> h2::client::Builder {
 }
 
 /// Returns the HTTP/2 settings of the agent, which serves streams. The hello counts as a stream.
-pub(super) fn server_builder(limits: &Limits) -> h2::server::Builder {
+pub(super) fn server_builder(limits: &SessionLimits) -> h2::server::Builder {
     let mut builder = h2::server::Builder::new();
     builder
         .initial_window_size(limits.stream_window_bytes)

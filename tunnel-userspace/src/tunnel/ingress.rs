@@ -112,7 +112,7 @@ impl Ingress {
     }
 
     /// Serves until the drain begins, then lets open streams run for at most
-    /// [`Limits::drain_timeout`](super::Limits::drain_timeout).
+    /// [`SessionLimits::drain_timeout`](super::SessionLimits::drain_timeout).
     pub async fn run(self, draining: watch::Receiver<bool>) {
         info!(address = %self.local_addr(), "ingress listens");
         let Self { listener, shared } = self;

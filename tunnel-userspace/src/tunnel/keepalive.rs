@@ -6,7 +6,7 @@ use futures_util::future::poll_fn;
 use h2::{Ping, PingPong};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{Limits, socket::Meter, traffic::Traffic};
+use super::{SessionLimits, socket::Meter, traffic::Traffic};
 
 /// The number of checks for received bytes within the time limit of a ping.
 const CHECKS_PER_TIMEOUT: u32 = 8;
@@ -17,7 +17,7 @@ pub(super) async fn wait_for_silence(
     ping: Option<PingPong>,
     meter: &Meter,
     traffic: &Traffic,
-    limits: &Limits,
+    limits: &SessionLimits,
 ) {
     let Some(mut ping) = ping else {
         return std::future::pending().await;

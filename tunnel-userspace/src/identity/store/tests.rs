@@ -10,13 +10,13 @@ use super::{
 
 /// A store with a simulated clock, and its receiver.
 struct StoreFixture {
-    store: Store,
-    receiver: Receiver,
+    store: CertificateStore,
+    receiver: CertificateReceiver,
 }
 
 impl StoreFixture {
-    fn open(files: &Files, role: Role, now: Timestamp) -> Self {
-        let (store, receiver) = Store::open_at(files.clone(), role, now);
+    fn open(files: &IdentityFiles, role: Role, now: Timestamp) -> Self {
+        let (store, receiver) = CertificateStore::open_at(files.clone(), role, now);
         Self { store, receiver }
     }
 
@@ -45,7 +45,7 @@ impl StoreFixture {
 }
 
 /// Returns a CA, valid files that it issued, and a store of them.
-fn valid_store() -> (TestCa, Files, StoreFixture) {
+fn valid_store() -> (TestCa, IdentityFiles, StoreFixture) {
     let test_ca = TestCa::at(fixed_time());
     let files = test_ca.agent("edge-1");
     let fixture = StoreFixture::open(&files, Role::Agent, fixed_time());
@@ -231,7 +231,7 @@ fn the_state_is_the_same_after_a_round_trip_through_json() {
 async fn the_running_store_publishes_replaced_files_and_stops_at_the_drain() {
     let test_ca = TestCa::new();
     let files = test_ca.agent("edge-1");
-    let (store, mut receiver) = Store::open(files, Role::Agent);
+    let (store, mut receiver) = CertificateStore::open(files, Role::Agent);
     let (drain, draining) = watch::channel(false);
     let first = receiver.current().expect("in use").expires;
     let issuing = async {

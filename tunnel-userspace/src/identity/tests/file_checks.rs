@@ -14,7 +14,7 @@ use super::{
     TestCa, assert_has, both_cas, copy, days, error_text, first_certificate, fixed_time, name,
     verified,
 };
-use crate::identity::{AGENTS, Files, Role, certificate::ParsedCertificate, identify_agent};
+use crate::identity::{AGENTS, IdentityFiles, Role, certificate::ParsedCertificate, identify_agent};
 
 /// The error for a file that was truncated or joined within a line.
 const NO_LINE: &str =
@@ -24,7 +24,7 @@ const NO_LINE: &str =
 const NO_END: &str = "is damaged: the last -----BEGIN line has no -----END line";
 
 /// Asserts that an agent's files are rejected with this error.
-fn assert_refused(files: &Files, wanted: &str) {
+fn assert_refused(files: &IdentityFiles, wanted: &str) {
     assert_eq!(error_text(files, Role::Agent, fixed_time()), wanted);
 }
 
@@ -129,8 +129,8 @@ fn a_key_of_another_certificate_is_refused() {
 fn swapped_files_have_an_error_about_the_missing_section() {
     let test_ca = TestCa::at(fixed_time());
     let agent = test_ca.agent("edge-1");
-    let with = |ca, cert, key| Files { ca, cert, key };
-    let Files { ca, cert, key } = agent;
+    let with = |ca, cert, key| IdentityFiles { ca, cert, key };
+    let IdentityFiles { ca, cert, key } = agent;
 
     let swapped = with(ca.clone(), key.clone(), cert.clone());
     assert_refused(

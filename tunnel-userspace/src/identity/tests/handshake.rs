@@ -8,7 +8,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
 use tokio_rustls::{TlsAcceptor, TlsConnector, client::TlsStream as Client, server::TlsStream};
 
 use super::{TestCa, days, identity};
-use crate::identity::{ALPN, Files, Identity, Role, identify_agent};
+use crate::identity::{ALPN, IdentityFiles, Identity, Role, identify_agent};
 
 /// The server's and the client's connection, after a handshake and one byte in each direction.
 type Connected = (TlsStream<DuplexStream>, Client<DuplexStream>);
@@ -77,7 +77,7 @@ async fn the_side_that_finds_an_error_refuses_the_handshake() {
     let test_ca = test_ca.later(now);
     let (gateway, agent) = (server(&test_ca), client(&test_ca));
     let posing = identity(&test_ca.agent("edge-2"), Role::Agent, now);
-    let with = |files: &Files| Arc::new(test_ca.client(Some(files)));
+    let with = |files: &IdentityFiles| Arc::new(test_ca.client(Some(files)));
     let gateway_as_agent = with(&test_ca.gateway());
     let of_other_ca = with(&other.agent("edge-1"));
     let nobody = Arc::new(test_ca.client(None));

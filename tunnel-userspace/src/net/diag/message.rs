@@ -66,19 +66,19 @@ impl ListedSocket {
 pub fn is_connected(protocol: Protocol, state: u32) -> bool {
     1_u32
         .checked_shl(state)
-        .is_some_and(|bit| Filter::Connected.states(protocol).bits() & bit != 0)
+        .is_some_and(|bit| SocketFilter::Connected.states(protocol).bits() & bit != 0)
 }
 
 /// A filter for listed sockets, by their state.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Filter {
+pub enum SocketFilter {
     /// Connected sockets.
     Connected,
     /// Listening TCP sockets, and UDP sockets that are bound, but not connected.
     Listening,
 }
 
-impl Filter {
+impl SocketFilter {
     /// Returns the states that match the filter. A connected UDP socket is in state `ESTABLISHED`.
     const fn states(self, protocol: Protocol) -> StateFlags {
         let is_tcp = protocol.number() == Protocol::TCP.number();
@@ -96,7 +96,7 @@ impl Filter {
 }
 
 /// Returns a request to list the sockets of a family and protocol that match a filter.
-pub(super) fn list(family: u8, protocol: Protocol, filter: Filter, sequence: u32) -> Vec<u8> {
+pub(super) fn list(family: u8, protocol: Protocol, filter: SocketFilter, sequence: u32) -> Vec<u8> {
     let id = if family == AF_INET {
         SocketId::new_v4()
     } else {

@@ -47,7 +47,7 @@ impl HelperFixture {
             protocols: vec![Protocol::UDP],
             scan_number: began,
             view: sender,
-            pods_without_helper: Pods::Unreached("no rights".to_owned()),
+            pods_without_helper: PodTerminator::Unreached("no rights".to_owned()),
         };
         Self {
             folder: tempfile::tempdir().expect("a folder"),
@@ -124,10 +124,10 @@ async fn a_helper_scans_at_once_and_after_each_removal_and_its_end_is_published(
             assert_eq!((order.number, order.protocols), (number, vec![17]));
             report(&mut stream, number, 3, None).await;
             let view = fixture.until(|view| view.terminated == total).await;
-            assert_eq!(view.pods, Pods::Helper);
+            assert_eq!(view.pods, PodTerminator::Helper);
         }
         drop(stream);
-        let disconnected = Pods::Unreached("no rights".to_owned());
+        let disconnected = PodTerminator::Unreached("no rights".to_owned());
         fixture.until(|view| view.pods == disconnected).await;
     };
     HelperFixture::new().run(actions).await;

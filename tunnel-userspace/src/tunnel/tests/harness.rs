@@ -21,7 +21,7 @@ use crate::{
     identity::{self, Role, tests::TestCa},
     model::{SteeringTarget, SteeringTargets},
     tunnel::{
-        AgentState, CommonSettings, ConnectionState, ConnectionView, Limits, NodeView, SessionView, Sessions,
+        AgentState, CommonSettings, ConnectionState, ConnectionView, SessionLimits, NodeView, SessionView, Sessions,
         agent::{self, Agent},
         gateway::{self, Gateway},
         ingress::{self, Ingress},
@@ -31,8 +31,8 @@ use crate::{
 /// The time limit of a step in a test; never reached unless the test fails.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(60);
 
-pub(super) fn limits() -> Limits {
-    Limits {
+pub(super) fn limits() -> SessionLimits {
+    SessionLimits {
         max_streams: 250,
         stream_window_bytes: 1 << 20,
         max_threads: 2,
@@ -42,7 +42,7 @@ pub(super) fn limits() -> Limits {
     }
 }
 
-fn common(limits: &Limits) -> CommonSettings {
+fn common(limits: &SessionLimits) -> CommonSettings {
     CommonSettings {
         limits: limits.clone(),
         mark: None,
@@ -69,17 +69,17 @@ impl Pki {
         Self(TestCa::new())
     }
 
-    pub(super) fn gateway(&self) -> identity::Receiver {
+    pub(super) fn gateway(&self) -> identity::CertificateReceiver {
         open(self.0.gateway(), Role::Gateway)
     }
 
-    pub(super) fn agent(&self, node: &str) -> identity::Receiver {
+    pub(super) fn agent(&self, node: &str) -> identity::CertificateReceiver {
         open(self.0.agent(node), Role::Agent)
     }
 }
 
-fn open(files: identity::Files, role: Role) -> identity::Receiver {
-    let (_store, receiver) = identity::Store::open(files, role);
+fn open(files: identity::IdentityFiles, role: Role) -> identity::CertificateReceiver {
+    let (_store, receiver) = identity::CertificateStore::open(files, role);
     assert_eq!(receiver.state().problem, None);
     receiver
 }
@@ -127,14 +127,14 @@ pub(super) struct Cloud {
 }
 
 impl Cloud {
-    pub(super) fn new(pki: &Pki, limits: &Limits) -> Self {
+    pub(super) fn new(pki: &Pki, limits: &SessionLimits) -> Self {
         Self::with(gateway_settings(), limits, pki.gateway())
     }
 
     pub(super) fn with(
         settings: gateway::GatewaySettings,
-        limits: &Limits,
-        identity: identity::Receiver,
+        limits: &SessionLimits,
+        identity: identity::CertificateReceiver,
     ) -> Self {
         let sessions = Sessions::new();
         let network = Address::from_ip(Ipv4Addr::new(127, 19, 0, 0).into());
@@ -244,11 +244,11 @@ pub(super) fn agent_settings(gateways: &[SocketAddr], allow: &[SocketAddr]) -> a
 }
 
 impl Edge {
-    pub(super) fn new(settings: agent::AgentSettings, identity: identity::Receiver) -> Self {
+    pub(super) fn new(settings: agent::AgentSettings, identity: identity::CertificateReceiver) -> Self {
         Self::with(settings, &limits(), identity)
     }
 
-    fn with(settings: agent::AgentSettings, limits: &Limits, identity: identity::Receiver) -> Self {
+    fn with(settings: agent::AgentSettings, limits: &SessionLimits, identity: identity::CertificateReceiver) -> Self {
         let agent = Agent::new(settings, common(limits), identity).expect("an agent");
         let state = agent.state();
         let mut tasks = RunningTasks::default();
@@ -288,7 +288,7 @@ impl TunnelFixture {
         Self::with(&limits(), &limits()).await
     }
 
-    pub(super) async fn with(of_cloud: &Limits, of_edge: &Limits) -> Self {
+    pub(super) async fn with(of_cloud: &SessionLimits, of_edge: &SessionLimits) -> Self {
         let pki = Pki::new();
         let target = TcpListener::bind("127.0.0.1:0").await.expect("bound");
         let address = target.local_addr().expect("an address");

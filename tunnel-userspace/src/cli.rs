@@ -141,7 +141,7 @@ impl NodeArgs {
     pub fn config(&self) -> Result<(Config, Vec<Warning>), ConfigError> {
         let own = &self.run.config.config;
         match &self.kube_proxy_config {
-            Some(file) => Config::read_over(own, Path::new(DEFAULT_CONFIG), file),
+            Some(file) => Config::read_with_kube_proxy(own, Path::new(DEFAULT_CONFIG), file),
             None => Ok((Config::read(own)?, Vec::new())),
         }
     }

@@ -126,7 +126,7 @@ impl Config {
     /// # Errors
     ///
     /// A file can't be read, or has an unknown field or an invalid value.
-    pub fn read_over(
+    pub fn read_with_kube_proxy(
         path: &Path,
         default: &Path,
         kube_proxy: &Path,
@@ -209,7 +209,7 @@ impl Config {
         include_str!("config/default.yaml")
     }
 
-    /// Returns the config with the defaults of absent fields, as the value of the key [`GROUP`]. kube-proxy's
+    /// Returns the config with the defaults of absent fields, as the value of [`CONFIGZ_KEY`]. kube-proxy's
     /// `/configz` has the same format.
     #[must_use]
     pub fn effective(&self) -> Value {

@@ -10,7 +10,7 @@ use std::{fmt, mem, path::Path};
 use serde_json::{Value, json};
 
 use self::{
-    field_table::{paths, why_unused},
+    field_table::{paths, reason_unused},
     converted_fields::{KubeProxyFile, FileType, Mode},
     value_formats::{parse_address, parse_ip},
 };
@@ -127,7 +127,7 @@ fn unused_field_warnings(file: &Value) -> Vec<Warning> {
     let mut found = Vec::new();
     collect_fields(file, "", &mut found);
     let warning = |(field, value): (String, &Value)| {
-        let why = why_unused(&field, value)?.to_owned();
+        let why = reason_unused(&field, value)?.to_owned();
         Some(Warning { field, why })
     };
     found.into_iter().filter_map(warning).collect()
@@ -273,20 +273,21 @@ fn convert_packet_path(file: &KubeProxyFile, conversion: &mut Conversion) -> Res
     Ok(())
 }
 
-/// Merges two configs, field by field; `top` overrides `under`. A null field in `top` removes the field of
-/// `under`. If `under` lacks the field, it stays null, which is a section with its defaults.
-pub(super) fn merge(under: Value, top: Value) -> Value {
-    match (under, top) {
-        (Value::Object(mut under), Value::Object(top)) => {
-            for (name, value) in top {
-                let below = under.remove(&name);
-                if !value.is_null() || below.is_none() {
-                    under.insert(name, merge(below.unwrap_or_default(), value));
+/// Merges two configs field by field; the fields of `overrides` replace those of `base`. A null field in
+/// `overrides` removes the field of `base`. If `base` lacks the field, it stays null, which is a section with
+/// its defaults.
+pub(super) fn merge(base: Value, overrides: Value) -> Value {
+    match (base, overrides) {
+        (Value::Object(mut base), Value::Object(overrides)) => {
+            for (name, value) in overrides {
+                let old = base.remove(&name);
+                if !value.is_null() || old.is_none() {
+                    base.insert(name, merge(old.unwrap_or_default(), value));
                 }
             }
-            Value::Object(under)
+            Value::Object(base)
         }
-        (_, top) => top,
+        (_, overrides) => overrides,
     }
 }
 

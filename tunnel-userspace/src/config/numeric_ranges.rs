@@ -1,4 +1,4 @@
-//! The ranges of numbers and durations in the config.
+//! Checks of numbers, durations and list items in the config.
 
 use std::{fmt::Display, ops::RangeInclusive, time::Duration};
 
@@ -119,7 +119,7 @@ fn at_least<T: Display + PartialOrd>(field: &str, value: T, least: T) -> Result<
     Err((field.to_owned(), reason))
 }
 
-/// Returns an error for the first item of a list for which `is_one` is false.
+/// Returns an error for the first item of a list for which `is_valid` is false.
 pub(super) fn check_each(
     field: &str,
     texts: &[String],

@@ -17,9 +17,9 @@ fn stale() -> ReconcileStats {
     }
 }
 
-fn server(trouble: Option<&str>, stale: Option<&str>) -> ServerStatus {
+fn server(error: Option<&str>, stale: Option<&str>) -> ServerStatus {
     ServerStatus {
-        error: trouble.map(str::to_owned),
+        error: error.map(str::to_owned),
         stale: stale.map(str::to_owned),
         ..ServerStatus::default()
     }
@@ -160,18 +160,18 @@ fn a_missing_node_object_is_reported_once_the_sources_have_synced() {
         objects: BTreeMap::from([(crate::model::Kind::Node, nodes)]),
         ..SourceReport::default()
     };
-    let is_told =
+    let is_reported =
         |stats: &ReconcileStats, report: &SourceReport| missing_node(&views(stats.clone(), report.clone())).is_some();
 
-    assert!(is_told(&unknown, &api));
-    assert!(is_told(&unknown, &files(1)));
+    assert!(is_reported(&unknown, &api));
+    assert!(is_reported(&unknown, &files(1)));
     // Files need not contain Nodes.
-    assert!(!is_told(&unknown, &files(0)));
-    assert!(!is_told(&ready_stats(), &api));
+    assert!(!is_reported(&unknown, &files(0)));
+    assert!(!is_reported(&ready_stats(), &api));
     let stale = ReconcileStats {
         stale: true,
         ..unknown
     };
-    assert!(!is_told(&stale, &api));
-    assert!(!is_told(&ReconcileStats::default(), &api));
+    assert!(!is_reported(&stale, &api));
+    assert!(!is_reported(&ReconcileStats::default(), &api));
 }

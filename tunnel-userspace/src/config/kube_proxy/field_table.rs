@@ -92,7 +92,7 @@ const UNUSED: &[UnusedField] = &[
 ];
 
 /// Fields without effect, for which the zero value is not the default.
-const UNUSED_ZERO: &[UnusedField] = &[
+const UNUSED_NONZERO_DEFAULT: &[UnusedField] = &[
     ("iptables.masqueradeBit", &["14"], NO_PACKET_MARK),
     ("nftables.masqueradeBit", &["14"], NO_PACKET_MARK),
     ("oomScoreAdj", &["-999"], SET_ELSEWHERE),
@@ -104,17 +104,17 @@ const UNUSED_ZERO: &[UnusedField] = &[
 
 /// Returns the paths of all known fields.
 pub(super) fn paths() -> impl Iterator<Item = &'static str> {
-    let unused = UNUSED.iter().chain(UNUSED_ZERO);
+    let unused = UNUSED.iter().chain(UNUSED_NONZERO_DEFAULT);
     let unused = unused.map(|(path, ..)| *path);
     CONVERTED.iter().copied().chain(unused)
 }
 
 /// Returns the reason why a field has no effect; `None` if the field is converted or has its default.
-pub(super) fn why_unused(path: &str, value: &Value) -> Option<&'static str> {
+pub(super) fn reason_unused(path: &str, value: &Value) -> Option<&'static str> {
     if CONVERTED.contains(&path) {
         return None;
     }
-    for (fields, has_zero) in [(UNUSED, true), (UNUSED_ZERO, false)] {
+    for (fields, has_zero) in [(UNUSED, true), (UNUSED_NONZERO_DEFAULT, false)] {
         if let Some((_, defaults, why)) = fields.iter().find(|(known, ..)| *known == path) {
             return (!is_default(value, defaults, has_zero)).then_some(*why);
         }

@@ -256,7 +256,7 @@ fn fields_of_our_own_file_override_those_of_kube_proxy() {
     let (_folder, paths) = folder(&[("own.yaml", own), ("theirs.yaml", &theirs)]);
 
     let (config, warnings) =
-        Config::read_over(&paths[0], Path::new("/nowhere"), &paths[1]).expect("good");
+        Config::read_with_kube_proxy(&paths[0], Path::new("/nowhere"), &paths[1]).expect("good");
 
     assert_eq!(config.node_name, "own");
     assert_eq!(config.service.algorithm, Algorithm::Random);
@@ -272,10 +272,10 @@ fn our_own_file_may_be_absent_at_its_default_path_only() {
     let (folder, paths) = folder(&[("theirs.yaml", &format!("{FILE_TYPE}hostnameOverride: a"))]);
     let absent = folder.path().join("absent.yaml");
 
-    let (config, _) = Config::read_over(&absent, &absent, &paths[0]).expect("good");
+    let (config, _) = Config::read_with_kube_proxy(&absent, &absent, &paths[0]).expect("good");
     assert_eq!(config.node_name, "a");
 
-    let error = Config::read_over(&absent, Path::new("/elsewhere"), &paths[0]);
+    let error = Config::read_with_kube_proxy(&absent, Path::new("/elsewhere"), &paths[0]);
     assert!(matches!(error, Err(ConfigError::Read { path, .. }) if path == absent));
 }
 
@@ -291,7 +291,7 @@ fn errors_name_the_invalid_file_and_its_field() {
         (0, 1, "own.yaml: bpf.bpfs"),
         (3, 2, "wrong.yaml: apiVersion: must be"),
     ] {
-        let read = Config::read_over(&paths[own], Path::new("/nowhere"), &paths[theirs]);
+        let read = Config::read_with_kube_proxy(&paths[own], Path::new("/nowhere"), &paths[theirs]);
         let error = read.expect_err("refused").to_string();
         assert!(error.contains(wanted), "{error}");
     }

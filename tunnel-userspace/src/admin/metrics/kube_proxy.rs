@@ -86,9 +86,9 @@ fn encode_changes(out: &mut MetricsEncoder<'_>, stats: &ReconcileStats) -> fmt::
 fn encode_no_local_endpoints(out: &mut MetricsEncoder<'_>, stats: &ReconcileStats) -> fmt::Result {
     let help = "Service ports of policy Local with endpoints, but none on this node";
     let name = "kubeproxy_sync_proxy_rules_no_local_endpoints_total";
-    let gaps = by_family(|family| stats.sync.no_local_endpoints.get(family));
-    let values = gaps.into_iter().flat_map(|([family], gaps)| {
-        [("internal", gaps.internal), ("external", gaps.external)]
+    let counts = by_family(|family| stats.sync.no_local_endpoints.get(family));
+    let values = counts.into_iter().flat_map(|([family], counts)| {
+        [("internal", counts.internal), ("external", counts.external)]
             .map(|(policy, count)| ([family, ("traffic_policy", policy)], number(count)))
     });
     out.gauges(name, help, values)

@@ -127,7 +127,7 @@ impl KernelSetup {
     ) -> NodeViews {
         let sizes = self.data_path.sizes();
         let maps = sizes.by_key().map(|(field, entries)| (field.to_owned(), entries));
-        let either = |has, yes: &str, no: &str| String::from(if has { yes } else { no });
+        let choose = |has, yes: &str, no: &str| String::from(if has { yes } else { no });
         let shows_addresses = self.features.addresses.is_some();
         let setup = NodeSetup {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -137,16 +137,16 @@ impl KernelSetup {
             cgroup: self.cgroup.display().to_string(),
             pins: self.pins.root().display().to_string(),
             layout: LAYOUT_VERSION,
-            refusal_method: either(self.features.set_retval, "bpf_set_retval", "rewrite"),
-            client_identity: either(shows_addresses, "address", "network namespace"),
+            refusal_method: choose(self.features.set_retval, "bpf_set_retval", "rewrite"),
+            client_identity: choose(shows_addresses, "address", "network namespace"),
             maps: maps.collect(),
         };
-        let [of_services, of_ports, of_kernel, of_sockets] =
+        let [service_counters, port_counters, reason_counters, socket_counters] =
             [(); 4].map(|()| Arc::clone(&self.counters));
         let services = self.reconcile_loop.published().clone();
         let (ports, limit) = (services.clone(), config.admin.service_metrics_limit);
         let read_counters = move || {
-            of_kernel.read().unwrap_or_else(|error| {
+            reason_counters.read().unwrap_or_else(|error| {
                 warn!(%error, "cannot read the kernel's counters");
                 Vec::new()
             })
@@ -159,15 +159,15 @@ impl KernelSetup {
             stats: self.reconcile_loop.stats(),
             kernel_log: self.kernel_log.subscribe(),
             for_each_service: Box::new(move |name, each| {
-                services.services(&*of_services, name).for_each(each);
+                services.services(&*service_counters, name).for_each(each);
             }),
-            port_counts: Box::new(move || ports.port_counters(&*of_ports, limit)),
+            port_counts: Box::new(move || ports.port_counters(&*port_counters, limit)),
             network: watch::Sender::default().subscribe(),
             sockets: watch::Sender::default().subscribe(),
             tunnel: Box::new(TunnelView::default),
             source_report: source,
             kernel_counters: Box::new(read_counters),
-            open_connections: Box::new(move || of_sockets.connections()),
+            open_connections: Box::new(move || socket_counters.connections()),
             unbound_ports: watch::Sender::new(BTreeMap::new()),
             health_checks: watch::Sender::default(),
             health_responses: watch::Sender::default(),

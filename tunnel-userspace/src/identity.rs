@@ -4,9 +4,9 @@
 pub mod ca;
 mod certificate;
 mod file_problem;
-mod files;
 mod node_name;
 mod peer;
+mod pem_files;
 mod store;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -21,7 +21,7 @@ pub use self::{
     file_problem::{FileError, FileProblem},
     node_name::{NameError, check_node_name, is_subdomain},
     peer::{Peer, PeerError, identify_agent},
-    store::{CertificateState, CertificateReceiver, CertificateStore},
+    store::{CertificateReceiver, CertificateState, CertificateStore},
     tls::Identity,
 };
 

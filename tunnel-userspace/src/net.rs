@@ -3,20 +3,20 @@
 //!
 //! - `follower`: follows the links, addresses and routes of this node
 //! - `uplinks`: finds the links that lead outside (pure)
-//! - `routes`: maintains the routes that make the prefixes local, and the file that records them
+//! - `steering_routes`: maintains the routes that make the prefixes local, and the file that records them
+//! - `steering_route`: one of these routes
 //! - `snapshot`: links, addresses and routes at one time (pure)
-//! - `route`: one of these routes
 //! - `netlink`: rtnetlink queries, and changes of routes
-//! - `diag`: lists and ends the sockets of a network namespace
-//! - `listeners`: finds local listeners on given addresses and ports
+//! - `sock_diag`: lists and ends the sockets of a network namespace
+//! - `local_listeners`: finds local listeners on given addresses and ports
 
-mod diag;
 mod follower;
-mod listeners;
+mod local_listeners;
 mod netlink;
-mod route;
-mod routes;
 mod snapshot;
+mod sock_diag;
+mod steering_route;
+mod steering_routes;
 mod uplinks;
 
 use std::{
@@ -34,14 +34,14 @@ use tokio::{
 use tracing::{info, warn};
 use tunnel_common::steering::Prefix;
 
-pub(crate) use self::diag::messages_in;
 use self::netlink::RouteSocket;
+pub(crate) use self::sock_diag::messages_in;
 pub use self::{
-    diag::{SockDiag, DiagError, SocketFilter, ListedSocket, is_connected},
     follower::{NetworkFollower, NetworkState},
-    listeners::Listeners,
+    local_listeners::Listeners,
     netlink::NetError,
-    routes::{record_path, remove as remove_routes},
+    sock_diag::{DiagError, ListedSocket, SockDiag, SocketFilter, is_connected},
+    steering_routes::{record_path, remove as remove_routes},
 };
 use crate::{drain, error_chain::chain, publish};
 
@@ -212,7 +212,7 @@ impl<K: UplinkGuard> NetworkSetup<K> {
         }
         view.uplinks = classified.uplinks.values().cloned().collect();
         let may_route = problems.is_empty();
-        let routed = routes::maintain(&self.settings, &self.kernel, &snapshot, may_route).await;
+        let routed = steering_routes::maintain(&self.settings, &self.kernel, &snapshot, may_route).await;
         view.routes = routed.routes;
         problems.extend(routed.problems);
         if let Err(error) = self.guard.set_steering(routed.families) {

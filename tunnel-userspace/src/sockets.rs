@@ -23,8 +23,8 @@ use serde::{Deserialize, Serialize};
 pub use self::{
     helper::run_helper,
     namespaces::obstacle_to_entering,
-    stale::{TranslationMaps, TranslatedSocket},
-    terminator::{TerminatorSettings, Terminator, Transport},
+    stale::{TranslatedSocket, TranslationMaps},
+    terminator::{Terminator, TerminatorSettings, Transport},
 };
 
 /// The process that ends sockets in pods.

@@ -2,7 +2,7 @@
 
 mod authority;
 mod certificate_view;
-mod folder;
+mod key_folder;
 
 use std::{
     io,
@@ -16,9 +16,11 @@ pub use self::certificate_view::{
 };
 use self::{
     authority::Authority,
-    folder::{lock, replace_files},
+    key_folder::{lock, replace_files},
 };
-use super::{FileError, IdentityFiles, Identity, NameError, Role, check_node_name, files::FileContents};
+use super::{
+    FileError, Identity, IdentityFiles, NameError, Role, check_node_name, pem_files::FileContents,
+};
 
 /// The default validity of a CA in days.
 pub const DEFAULT_CA_DAYS: u32 = 3650;
@@ -150,7 +152,7 @@ pub struct IssuedCertificate {
 /// The folder has a CA, or the CA can't be created.
 pub fn init(dir: &Path, days: u32, now: Timestamp) -> Result<CreatedCa, CaError> {
     check_days(days)?;
-    folder::create(dir)?;
+    key_folder::create(dir)?;
     let _lock = lock(dir)?;
     let (cert, key) = (dir.join(CA_CERT_FILE), dir.join(CA_KEY_FILE));
     for path in [&key, &cert] {
@@ -243,7 +245,7 @@ fn issue(
     // Checks the files as the daemon will, before any is written.
     let identity = Identity::verify(&files, &contents, role, now)?;
     check_owner(&files.cert, role, name)?;
-    folder::create(out)?;
+    key_folder::create(out)?;
     replace_files(&[
         (files.ca.clone(), contents.ca, CERT_MODE),
         (files.key.clone(), contents.key, KEY_MODE),

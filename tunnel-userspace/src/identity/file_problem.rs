@@ -4,7 +4,7 @@ use std::{io, path::PathBuf};
 
 use jiff::Timestamp;
 
-use super::{Role, files};
+use super::{Role, pem_files};
 
 /// The error for an invalid file.
 #[derive(Debug, thiserror::Error)]
@@ -26,7 +26,7 @@ pub enum FileProblem {
     #[error("is a folder, pipe or device; a regular file is expected")]
     NotAFile,
     /// The file exceeds the size limit.
-    #[error("is larger than {} bytes, the limit for key and certificate files", files::MAX_SIZE)]
+    #[error("is larger than {} bytes, the limit for key and certificate files", pem_files::MAX_SIZE)]
     TooLarge,
     /// The file has no content.
     #[error("is empty; a PEM file is expected")]

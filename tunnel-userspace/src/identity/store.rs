@@ -12,7 +12,7 @@ use tokio::{
 };
 use tracing::{error, info, warn};
 
-use super::{FileError, IdentityFiles, Identity, Role, files::FileContents};
+use super::{FileError, IdentityFiles, Identity, Role, pem_files::FileContents};
 use crate::drain;
 
 /// The interval at which the files are checked.

@@ -21,7 +21,7 @@ use rustls::{
 };
 use tempfile::TempDir;
 
-use super::{ALPN, FileError, IdentityFiles, Identity, Role, ca, files::FileContents};
+use super::{ALPN, FileError, IdentityFiles, Identity, Role, ca, pem_files::FileContents};
 
 pub(crate) struct TestCa {
     pub(super) dir: TempDir,

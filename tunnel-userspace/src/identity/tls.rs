@@ -22,7 +22,7 @@ use rustls::{
 use super::{
     ALPN, FileError, FileProblem, IdentityFiles, GATEWAY_NAME, Role,
     certificate::ParsedCertificate,
-    files::{self, FileContents, file_error},
+    pem_files::{self, FileContents, file_error},
 };
 
 /// A verified certificate of this process, and the TLS settings built from it: TLS 1.3 only, mutual
@@ -71,9 +71,9 @@ impl Identity {
         role: Role,
         now: Timestamp,
     ) -> Result<Self, FileError> {
-        let cas = files::certificates(&files.ca, &contents.ca)?;
-        let chain = files::certificates(&files.cert, &contents.cert)?;
-        let key = files::key(&files.key, &contents.key)?;
+        let cas = pem_files::certificates(&files.ca, &contents.ca)?;
+        let chain = pem_files::certificates(&files.cert, &contents.cert)?;
+        let key = pem_files::key(&files.key, &contents.key)?;
         let provider = Arc::new(aws_lc_rs::default_provider());
         let trust = trusted_cas(files, cas, now)?;
         let Some((_, parsed)) = chain.first() else {

@@ -14,7 +14,7 @@ use rtnetlink::{
 use tokio::task::JoinSet;
 use tracing::warn;
 
-use super::{route::Route, snapshot::Snapshot};
+use super::{steering_route::Route, snapshot::Snapshot};
 
 /// The error of querying or changing the network.
 #[derive(Debug, thiserror::Error)]

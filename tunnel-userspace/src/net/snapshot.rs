@@ -19,7 +19,7 @@ use rtnetlink::packet_route::{
 use tunnel_common::{addr::Address, steering::Prefix};
 
 use super::{
-    route::{Route, TABLE_LOCAL},
+    steering_route::{Route, TABLE_LOCAL},
     uplinks::{Link, LinkKind},
 };
 

@@ -13,7 +13,7 @@ use super::{
     super::{
         AGENTS, FileProblem, GATEWAY_NAME, GATEWAYS, Role,
         certificate::ParsedCertificate,
-        files::{self, file_error},
+        pem_files::{self, file_error},
     },
     CA_CERT_FILE, CA_KEY_FILE, CaError,
 };
@@ -69,10 +69,10 @@ impl Authority {
     /// Reads the CA from a folder.
     pub(super) fn read(dir: &Path, now: Timestamp) -> Result<Self, CaError> {
         let (cert_path, key_path) = (dir.join(CA_CERT_FILE), dir.join(CA_KEY_FILE));
-        let (cert_bytes, _) = files::read(&cert_path)?;
-        let (key_bytes, _) = files::read(&key_path)?;
-        let certificates = files::certificates(&cert_path, &cert_bytes)?;
-        let der = files::key(&key_path, &key_bytes)?;
+        let (cert_bytes, _) = pem_files::read(&cert_path)?;
+        let (key_bytes, _) = pem_files::read(&key_path)?;
+        let certificates = pem_files::certificates(&cert_path, &cert_bytes)?;
+        let der = pem_files::key(&key_path, &key_bytes)?;
         let key = KeyPair::try_from(&der)
             .map_err(|error| file_error(&key_path, FileProblem::UnusableKey(error.to_string())))?;
         let own = |(_, parsed): &(_, ParsedCertificate)| parsed.public_key == key.public_key_raw();

@@ -12,7 +12,7 @@ use rustls::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    super::{Role, certificate::ParsedCertificate, files},
+    super::{Role, certificate::ParsedCertificate, pem_files},
     CA_CERT_FILE, CERT_FILE, CaError,
 };
 
@@ -61,8 +61,8 @@ pub struct CertificateView {
 ///
 /// The file can't be read, or has no certificate.
 pub fn read_certificates(path: &Path, now: Timestamp) -> Result<Vec<CertificateView>, CaError> {
-    let (bytes, _) = files::read(path)?;
-    let certificates = files::certificates(path, &bytes)?;
+    let (bytes, _) = pem_files::read(path)?;
+    let certificates = pem_files::certificates(path, &bytes)?;
     let view = |(der, parsed)| view(path, &der, parsed, now);
     Ok(certificates.into_iter().map(view).collect())
 }
@@ -82,7 +82,7 @@ pub fn certificate_files(dir: &Path) -> Result<Vec<PathBuf>, CaError> {
     let mut agents = Vec::new();
     let folder = dir.join("agents");
     if folder.is_dir() {
-        let failed = |source| super::folder::io_error("read", &folder, source);
+        let failed = |source| super::key_folder::io_error("read", &folder, source);
         for entry in fs::read_dir(&folder).map_err(failed)? {
             agents.push(entry.map_err(failed)?.path().join(CERT_FILE));
         }

@@ -119,7 +119,7 @@ fn a_key_file_is_private_from_its_creation() {
     fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).expect("changed");
     symlink("/nowhere", dir.path().join(".key.pem.new")).expect("linked");
 
-    let temp = folder::TempFile::write(&path, b"new", KEY_MODE).expect("written");
+    let temp = key_folder::TempFile::write(&path, b"new", KEY_MODE).expect("written");
     assert_eq!(mode(&dir.path().join(".key.pem.new")), 0o600);
     assert_eq!(
         fs::read(&path).expect("read"),

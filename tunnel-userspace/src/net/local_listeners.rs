@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use tunnel_common::{addr::Protocol, service::FrontendKey};
 
-use super::diag::{SockDiag, DiagError, SocketFilter};
+use super::sock_diag::{SockDiag, DiagError, SocketFilter};
 
 /// The protocols whose sockets can be listed.
 const PROTOCOLS: [Protocol; 2] = [Protocol::TCP, Protocol::UDP];

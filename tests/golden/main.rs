@@ -129,7 +129,7 @@ fn program(objects: &Path) -> Result<Vec<String>> {
     }
     let checks = reconciler.health().cloned().unwrap_or_default();
     for (name, check) in &checks.services {
-        let counts = check.local.iter();
+        let counts = check.ready_endpoints.iter();
         let counts: String = counts
             .map(|(family, n)| format!(" {}={n}", family.label()))
             .collect();

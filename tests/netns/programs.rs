@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use tunnel_tests::{instance::NODE_NAME, node::Node};
 use tunnel_userspace::{
-    bpf::{Counters, DataPath, Features, KernelMaps, Pins, RcuGrace, Switches},
+    bpf::{Counters, DataPath, Features, KernelMaps, Pins, RcuGrace, ProgramSettings},
     model::{Algorithm, ExternalIps, TopologyKeys},
     reconcile::{Reconciler, PlanSettings, MapSizes},
 };
@@ -34,7 +34,7 @@ impl Programs {
             backends: BACKENDS,
             ..MapSizes::uniform(64)
         };
-        let switches = Switches::default();
+        let switches = ProgramSettings::default();
         let data_path = DataPath::load(&pins, sizes, features, &switches, Duration::ZERO)?;
         let (maps, counters) = data_path.open_maps()?;
         let programs = Self {

@@ -8,8 +8,8 @@ use anyhow::{Result, ensure};
 use nix::errno::Errno;
 use socket2::Socket;
 use tunnel_tests::{
-    place::{RESPONSE_TIMEOUT, connect_within},
-    shared::{Fixture, Shared},
+    sandbox::{RESPONSE_TIMEOUT, connect_within},
+    shared_fixture::{Fixture, SharedFixture},
     wait,
 };
 use tunnel_userspace::{
@@ -43,7 +43,7 @@ impl Loaded {
         let (update, problems) = file::read(&node.manifests())?;
         ensure!(problems.is_empty(), "{problems:?}");
         reconciler.update(update);
-        reconciler.pass();
+        reconciler.write_changes();
         programs.attach(node)?;
         Ok(Self {
             scene,
@@ -62,11 +62,11 @@ impl Deref for Loaded {
 
 impl Fixture for Loaded {}
 
-static REWRITING: Shared<Loaded> = Shared::new(Loaded::new);
+static REWRITING: SharedFixture<Loaded> = SharedFixture::new(Loaded::new);
 
 #[test]
 fn programs_that_refuse_by_a_rewrite_translate() -> Result<()> {
-    let scene = REWRITING.take()?;
+    let scene = REWRITING.lease()?;
     scene.expect_served(WEB, "backend")?;
     scene.for_each_client(&Dialer::UDP, |place, dialer| {
         let socket = dialer.udp_socket(place)?;
@@ -79,7 +79,7 @@ fn programs_that_refuse_by_a_rewrite_translate() -> Result<()> {
 
 #[test]
 fn without_set_retval_a_tcp_connect_is_refused_by_loopback() -> Result<()> {
-    let scene = REWRITING.take()?;
+    let scene = REWRITING.lease()?;
 
     scene.for_each_client(&Dialer::TCP, |place, dialer| {
         let refused = dialer.connect(place, EMPTY, HTTP);
@@ -89,7 +89,7 @@ fn without_set_retval_a_tcp_connect_is_refused_by_loopback() -> Result<()> {
         socket.set_nonblocking(true)?;
         let begun = socket.connect(&dialer.address(EMPTY, HTTP).into());
         ensure_eq("error", errno(begun), Errno::EINPROGRESS)?;
-        let failed = wait::some(RESPONSE_TIMEOUT, || socket.take_error().transpose())??;
+        let failed = wait::until_some(RESPONSE_TIMEOUT, || socket.take_error().transpose())??;
         ensure_eq("error", errno::<()>(Err(failed)), Errno::ECONNREFUSED)
     })?;
     scene.give_back()
@@ -98,7 +98,7 @@ fn without_set_retval_a_tcp_connect_is_refused_by_loopback() -> Result<()> {
 #[test]
 fn without_set_retval_a_connected_udp_socket_gets_the_refusal_and_a_datagram_is_not_permitted()
 -> Result<()> {
-    let scene = REWRITING.take()?;
+    let scene = REWRITING.lease()?;
 
     scene.for_each_client(&Dialer::UDP, |place, dialer| {
         let socket = dialer.connect_udp(place, EMPTY, DNS)?;
@@ -114,7 +114,7 @@ fn without_set_retval_a_connected_udp_socket_gets_the_refusal_and_a_datagram_is_
 
 #[test]
 fn without_set_retval_a_socket_bound_to_a_device_is_refused_too() -> Result<()> {
-    let scene = REWRITING.take()?;
+    let scene = REWRITING.lease()?;
 
     for (device, place) in scene.devices() {
         for dialer in Dialer::TCP {

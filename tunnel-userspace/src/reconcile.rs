@@ -48,7 +48,7 @@ pub use self::{
     reconciler::Reconciler,
     run::{ReconcileLoop, Updates},
     steering::{QUARANTINE, SteeringReconciler, SteeringSettings, SteeringView},
-    sync::Canary,
+    sync::ProbeFrontend,
 };
 
 #[cfg(test)]

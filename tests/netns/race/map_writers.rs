@@ -28,7 +28,7 @@ use tunnel_userspace::{
         self, Endpoint, EndpointPort, EndpointSlice, Family, ObjectName, ServicePort, ServiceState,
         ClusterUpdate,
     },
-    reconcile::{Loop, MapWriter as _, Stats, SteeringReconciler, SteeringSettings, Updates},
+    reconcile::{ReconcileLoop, MapWriter as _, ReconcileStats, SteeringReconciler, SteeringSettings, Updates},
 };
 
 use super::fixture::{self, Change, RandomChanges, ENDPOINTS, UDP_SERVICES, SERVICES};
@@ -42,7 +42,7 @@ const CHANGES_PER_UPDATE: usize = 4;
 
 /// The daemon's own writer: the reconcile loop of `culvert node`.
 pub(crate) struct DaemonWriter {
-    owner: Loop<KernelMaps, KernelSteering, RcuGrace>,
+    owner: ReconcileLoop<KernelMaps, KernelSteering, RcuGrace>,
     family: Family,
     runtime: Runtime,
 }
@@ -69,7 +69,7 @@ impl DaemonWriter {
         let data_path = &programs.data_path;
         let steering = data_path.open_steering()?;
         let steering = SteeringReconciler::adopt(steering, data_path.sizes(), off, Duration::ZERO)?;
-        let mut owner = Loop::new(reconciler, steering, grace, AUDIT);
+        let mut owner = ReconcileLoop::new(reconciler, steering, grace, AUDIT);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .build()?;
@@ -82,7 +82,7 @@ impl DaemonWriter {
     }
 
     /// Changes endpoints until `stop` is set. Returns the number of changes, and the loop's statistics.
-    pub(crate) fn run(self, seed: u32, stop: &AtomicBool) -> Result<(u64, Stats)> {
+    pub(crate) fn run(self, seed: u32, stop: &AtomicBool) -> Result<(u64, ReconcileStats)> {
         let Self {
             owner,
             family,

@@ -199,7 +199,7 @@ fn encode_reasons(
     ] {
         *daemon_counts.entry(reason).or_default() += total;
     }
-    for reason in Reason::ALL.into_iter().filter(|it| !it.is_of_kernel()) {
+    for reason in Reason::ALL.into_iter().filter(|it| !it.is_counted_by_kernel()) {
         let of_maps = stats.counts.get(reason.label()).copied().unwrap_or(0);
         let others = daemon_counts.get(&reason).copied().unwrap_or(0);
         counts.push((reason, of_maps + others));

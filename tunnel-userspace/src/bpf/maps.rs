@@ -10,15 +10,15 @@ use tunnel_common::{
     table,
 };
 
-use super::{conns::Conns, pending::Pending, sys::Handle};
+use super::{open_connections::OpenConnections, batched_writes::Pending, sys::MapHandle};
 use crate::reconcile::{CounterReader, MapReader, MapWriter, ReadError, SteeringMaps, WriteError};
 
 /// The service maps in the kernel.
 pub struct KernelMaps {
     pub(super) services: Services,
-    source: Handle<u32, SourceRange>,
-    conns: Arc<Conns>,
-    tally: Handle<u32, ServiceCounts>,
+    source: MapHandle<u32, SourceRange>,
+    conns: Arc<OpenConnections>,
+    tally: MapHandle<u32, ServiceCounts>,
     /// The pending writes while writes are batched; none if they are written at once.
     pub(super) pending: Option<Pending>,
     /// True if this process created the maps, and none existed before.
@@ -28,35 +28,35 @@ pub struct KernelMaps {
 /// The maps whose writes may be batched.
 #[derive(Clone, Debug)]
 pub(super) struct Services {
-    pub(super) svc: Handle<FrontendKey, u32>,
-    pub(super) front: Handle<u32, Frontend>,
-    pub(super) slot: Handle<u32, Slot>,
-    pub(super) be: Handle<u32, Backend>,
+    pub(super) svc: MapHandle<FrontendKey, u32>,
+    pub(super) front: MapHandle<u32, Frontend>,
+    pub(super) slot: MapHandle<u32, Slot>,
+    pub(super) be: MapHandle<u32, Backend>,
 }
 
 impl KernelMaps {
     /// Opens the maps that are pinned in a folder.
     pub(super) fn open(folder: &Path) -> Result<Self, ReadError> {
-        Self::open_with(folder, Arc::new(Conns::open(folder, &[])?), false)
+        Self::open_with(folder, Arc::new(OpenConnections::open(folder, &[])?), false)
     }
 
     /// Opens the maps that are pinned in a folder, except for the counts of open connections, which are
     /// given.
     pub(super) fn open_with(
         folder: &Path,
-        conns: Arc<Conns>,
+        conns: Arc<OpenConnections>,
         is_new: bool,
     ) -> Result<Self, ReadError> {
         Ok(Self {
             services: Services {
-                svc: Handle::open(folder, &table::SERVICES)?,
-                front: Handle::open(folder, &table::FRONTENDS)?,
-                slot: Handle::open(folder, &table::SLOTS)?,
-                be: Handle::open(folder, &table::BACKENDS)?,
+                svc: MapHandle::open(folder, &table::SERVICES)?,
+                front: MapHandle::open(folder, &table::FRONTENDS)?,
+                slot: MapHandle::open(folder, &table::SLOTS)?,
+                be: MapHandle::open(folder, &table::BACKENDS)?,
             },
-            source: Handle::open(folder, &table::SOURCE_RANGES)?,
+            source: MapHandle::open(folder, &table::SOURCE_RANGES)?,
             conns,
-            tally: Handle::open(folder, &table::SERVICE_COUNTS)?,
+            tally: MapHandle::open(folder, &table::SERVICE_COUNTS)?,
             pending: None,
             is_new,
         })
@@ -74,14 +74,14 @@ impl KernelMaps {
         let read = self.services.be.get(&index);
         let mut backend = read.map_err(|ReadError { map, source }| WriteError { map, source })?;
         change(&mut backend);
-        self.services.be.put(&index, &backend)
+        self.services.be.write(&index, &backend)
     }
 }
 
 impl MapWriter for KernelMaps {
     fn write_frontend_key(&mut self, key: &FrontendKey, index: u32) -> Result<(), WriteError> {
         let Some(pending) = &mut self.pending else {
-            return self.services.svc.put(key, &index);
+            return self.services.svc.write(key, &index);
         };
         pending.batch.keys.push((*key, index));
         if pending.batch.is_full() {
@@ -102,11 +102,11 @@ impl MapWriter for KernelMaps {
             pending.batch.fronts.push((index, *front));
             return Ok(());
         }
-        self.services.front.put(&index, front)
+        self.services.front.write(&index, front)
     }
 
     fn write_source_range(&mut self, index: u32, source: &SourceRange) -> Result<(), WriteError> {
-        self.source.put(&index, source)
+        self.source.write(&index, source)
     }
 
     fn write_slots(&mut self, first: u32, slots: &[Slot]) -> Result<(), WriteError> {
@@ -115,7 +115,7 @@ impl MapWriter for KernelMaps {
             pending.batch.slots.extend(slots);
             return Ok(());
         }
-        let (_, written) = self.services.slot.put_many(&slots.collect::<Vec<_>>());
+        let (_, written) = self.services.slot.write_batch(&slots.collect::<Vec<_>>());
         written
     }
 
@@ -124,7 +124,7 @@ impl MapWriter for KernelMaps {
             pending.batch.backends.extend(backends);
             return (backends.len(), Ok(()));
         }
-        self.services.be.put_many(backends)
+        self.services.be.write_batch(backends)
     }
 
     fn write_backend_sets(&mut self, index: u32, sets: Membership) -> Result<(), WriteError> {
@@ -135,8 +135,8 @@ impl MapWriter for KernelMaps {
         self.change_backend(index, |backend| backend.state = backend.state.removed())
     }
 
-    fn reset_service_counters(&mut self, service: u32) -> Result<(), WriteError> {
-        self.tally.put(&service, &ServiceCounts::default())
+    fn reset_service_counts(&mut self, service: u32) -> Result<(), WriteError> {
+        self.tally.write(&service, &ServiceCounts::default())
     }
 
     fn start_batch(&mut self) {
@@ -158,7 +158,7 @@ impl MapReader for KernelMaps {
     }
 
     fn frontend_keys(&self) -> Result<Vec<(FrontendKey, u32)>, ReadError> {
-        self.services.svc.all()
+        self.services.svc.read_all()
     }
 
     fn frontend(&self, index: u32) -> Result<Frontend, ReadError> {
@@ -174,59 +174,59 @@ impl MapReader for KernelMaps {
     }
 
     fn backends(&self, entries: u32) -> Result<Vec<Backend>, ReadError> {
-        self.services.be.first(entries)
+        self.services.be.read_first(entries)
     }
 
-    fn all_service_counters(&self, entries: u32) -> Result<Vec<ServiceCounts>, ReadError> {
-        self.tally.first(entries)
+    fn all_service_counts(&self, entries: u32) -> Result<Vec<ServiceCounts>, ReadError> {
+        self.tally.read_first(entries)
     }
 }
 
 impl CounterReader for KernelMaps {
     fn open_connections(&self, index: u32) -> Result<u64, ReadError> {
-        self.conns.of(index)
+        self.conns.count_of(index)
     }
 
-    fn service_counters(&self, service: u32) -> Result<ServiceCounts, ReadError> {
+    fn service_counts(&self, service: u32) -> Result<ServiceCounts, ReadError> {
         self.tally.get(&service)
     }
 }
 
 impl CounterReader for Counters {
     fn open_connections(&self, index: u32) -> Result<u64, ReadError> {
-        self.conns.of(index)
+        self.conns.count_of(index)
     }
 
-    fn service_counters(&self, service: u32) -> Result<ServiceCounts, ReadError> {
+    fn service_counts(&self, service: u32) -> Result<ServiceCounts, ReadError> {
         self.tally.get(&service)
     }
 }
 
 /// The steering maps in the kernel.
 pub struct KernelSteering {
-    steer: Handle<SteeringKey, u32>,
-    steered: Handle<u32, SteeringRecord>,
-    host: Handle<u32, u64>,
+    steer: MapHandle<SteeringKey, u32>,
+    steered: MapHandle<u32, SteeringRecord>,
+    host: MapHandle<u32, u64>,
 }
 
 impl KernelSteering {
     /// Opens the maps that are pinned in a folder.
     pub(super) fn open(folder: &Path) -> Result<Self, ReadError> {
         Ok(Self {
-            steer: Handle::open(folder, &table::STEER)?,
-            steered: Handle::open(folder, &table::STEERED)?,
-            host: Handle::open(folder, &table::HOST)?,
+            steer: MapHandle::open(folder, &table::STEER)?,
+            steered: MapHandle::open(folder, &table::STEERED)?,
+            host: MapHandle::open(folder, &table::HOST)?,
         })
     }
 }
 
 impl SteeringMaps for KernelSteering {
     fn keys(&self) -> Result<Vec<(SteeringKey, u32)>, ReadError> {
-        self.steer.all()
+        self.steer.read_all()
     }
 
     fn records(&self, entries: u32) -> Result<Vec<SteeringRecord>, ReadError> {
-        self.steered.first(entries)
+        self.steered.read_first(entries)
     }
 
     fn host_namespace(&self) -> Result<u64, ReadError> {
@@ -234,11 +234,11 @@ impl SteeringMaps for KernelSteering {
     }
 
     fn reset_host_namespace(&mut self) -> Result<(), WriteError> {
-        self.host.put(&0, &0)
+        self.host.write(&0, &0)
     }
 
     fn write_key(&mut self, key: &SteeringKey, index: u32) -> Result<(), WriteError> {
-        self.steer.put(key, &index)
+        self.steer.write(key, &index)
     }
 
     fn delete_key(&mut self, key: &SteeringKey) -> Result<(), WriteError> {
@@ -246,7 +246,7 @@ impl SteeringMaps for KernelSteering {
     }
 
     fn write_record(&mut self, index: u32, record: &SteeringRecord) -> Result<(), WriteError> {
-        self.steered.put(&index, record)
+        self.steered.write(&index, record)
     }
 }
 
@@ -254,26 +254,26 @@ impl SteeringMaps for KernelSteering {
 /// owner of the maps.
 pub struct Counters {
     count: PerCpuArray<MapData, u64>,
-    conns: Arc<Conns>,
-    tally: Handle<u32, ServiceCounts>,
+    conns: Arc<OpenConnections>,
+    tally: MapHandle<u32, ServiceCounts>,
 }
 
 impl Counters {
     /// Opens the maps that are pinned in a folder.
-    pub(super) fn open(folder: &Path, conns: Arc<Conns>) -> Result<Self, ReadError> {
+    pub(super) fn open(folder: &Path, conns: Arc<OpenConnections>) -> Result<Self, ReadError> {
         let count = MapData::from_pin(folder.join(table::REASON_COUNTS.name));
         let count = count.and_then(|data| PerCpuArray::try_from(Map::PerCpuArray(data)));
         Ok(Self {
             count: count.map_err(unread)?,
             conns,
-            tally: Handle::open(folder, &table::SERVICE_COUNTS)?,
+            tally: MapHandle::open(folder, &table::SERVICE_COUNTS)?,
         })
     }
 
     /// Returns the total number of open connections.
     #[must_use]
     pub fn connections(&self) -> u64 {
-        self.conns.sum()
+        self.conns.total()
     }
 
     /// Returns the count of each reason of the kernel programs since the map was created, summed over all
@@ -283,7 +283,7 @@ impl Counters {
     ///
     /// The map can't be read.
     pub fn read(&self) -> Result<Vec<(Reason, u64)>, ReadError> {
-        let reasons = Reason::OF_KERNEL.into_iter();
+        let reasons = Reason::COUNTED_BY_KERNEL.into_iter();
         reasons
             .map(|reason| {
                 let values = self.count.get(&reason.index(), 0).map_err(unread)?;

@@ -15,7 +15,7 @@ use tunnel_common::{
 };
 
 use super::{
-    load::LoadError,
+    data_path::LoadError,
     maps::{KernelMaps, KernelSteering},
     path::failed,
     pins::{Found, PinError, Pins},
@@ -124,7 +124,7 @@ fn entries(folder: &Path, map: &Map) -> Result<Option<u32>, PinError> {
     if !pin.exists() {
         return Ok(None);
     }
-    let found = sys::open_pin(&pin).and_then(|map| sys::shape(map.as_fd()));
+    let found = sys::open_pin(&pin).and_then(|map| sys::map_spec(map.as_fd()));
     let (_, entries) = found.map_err(failed("inspect", &pin))?;
     Ok(Some(entries))
 }

@@ -11,11 +11,11 @@ use tunnel_common::{
 };
 
 use super::{
-    map_folders::{Folder, Stage},
+    map_folders::{Folder, FolderRole},
     socket_iterator::SocketIterator,
     data_path,
     maps::KernelMaps,
-    sys::{self, Handle},
+    sys::{self, MapHandle},
 };
 use crate::{
     reconcile::{MapReader as _, ReadError},
@@ -43,7 +43,7 @@ fn cause(error: ReadError) -> io::Error {
 /// The maps with the translations of sockets.
 pub struct SocketMemory {
     iterator: SocketIterator,
-    overflow: Handle<OverflowKey, Overflow>,
+    overflow: MapHandle<OverflowKey, Overflow>,
     maps: KernelMaps,
 }
 
@@ -56,13 +56,13 @@ impl SocketMemory {
     /// storage.
     pub fn open(bpffs: &Path) -> Result<Self, SocketMemoryError> {
         data_path::raise_memory_limit();
-        let folder = Folder::new(LAYOUT_VERSION, Stage::Current);
+        let folder = Folder::new(LAYOUT_VERSION, FolderRole::Current);
         let folder = bpffs.join(folder.to_string());
         let (origin, _) = sys::open_map::<u32, Origin>(&folder, &table::ORIGIN)?;
         Ok(Self {
-            overflow: Handle::open(&folder, &table::OVERFLOW)?,
+            overflow: MapHandle::open(&folder, &table::OVERFLOW)?,
             maps: KernelMaps::open(&folder)?,
-            iterator: SocketIterator::over(origin.as_fd()).map_err(SocketMemoryError::Iterator)?,
+            iterator: SocketIterator::attach(origin.as_fd()).map_err(SocketMemoryError::Iterator)?,
         })
     }
 }

@@ -8,31 +8,31 @@ use std::{
 
 use tunnel_common::addr::{Address, Port, Protocol};
 
-use super::{Here, Target};
+use super::{NodeInfo, BackendTarget};
 use crate::model::{Endpoint, EndpointSlice, Family, Hints, Weights};
 
 /// The endpoints of a service port that get traffic.
 #[derive(Debug, Eq, PartialEq)]
-pub(super) struct Endpoints {
+pub(super) struct SelectedEndpoints {
     /// The endpoints for new connections with policy Cluster.
-    pub(super) cluster: BTreeSet<Target>,
+    pub(super) cluster: BTreeSet<BackendTarget>,
     /// The endpoints for new connections with policy Local.
-    pub(super) local: BTreeSet<Target>,
+    pub(super) local: BTreeSet<BackendTarget>,
     /// The endpoints that serve open connections, also if they get no new ones.
-    pub(super) serving: BTreeSet<Target>,
+    pub(super) serving: BTreeSet<BackendTarget>,
     /// The weight of each endpoint; empty if the Service has no weights.
-    pub(super) weights: BTreeMap<Target, u32>,
+    pub(super) weights: BTreeMap<BackendTarget, u32>,
 }
 
 /// Selects the endpoints of a service port, which is given by its name and protocol.
-pub(super) fn of_port(
+pub(super) fn select_endpoints(
     slices: &[Arc<EndpointSlice>],
     family: Family,
     port: (&str, Protocol),
     weights: Option<&Weights>,
-    here: &Here,
-) -> Endpoints {
-    let found = found(slices, family, port);
+    here: &NodeInfo,
+) -> SelectedEndpoints {
+    let found = endpoints_of_port(slices, family, port);
     let weigh = |weights: &Weights| {
         let all = found.iter();
         all.map(|(target, endpoint)| {
@@ -41,24 +41,24 @@ pub(super) fn of_port(
         })
         .collect()
     };
-    let pick = |wanted: &dyn Fn(&Endpoint) -> bool| -> BTreeSet<Target> {
+    let select = |wanted: &dyn Fn(&Endpoint) -> bool| -> BTreeSet<BackendTarget> {
         let wanted = found.iter().filter(|(_, endpoint)| wanted(endpoint));
         wanted.map(|(target, _)| *target).collect()
     };
-    let is_local = |endpoint: &Endpoint| here.has(endpoint);
-    let topology = topology(found.values().filter(|endpoint| endpoint.ready), here);
-    let is_near = |endpoint: &Endpoint| {
+    let is_local = |endpoint: &Endpoint| here.hosts(endpoint);
+    let hint_filter = choose_hint_filter(found.values().filter(|endpoint| endpoint.ready), here);
+    let is_selected = |endpoint: &Endpoint| {
         let hints = endpoint.hints.as_deref();
-        topology.is_none_or(|is_near| hints.is_some_and(|hints| is_near(here, hints)))
+        hint_filter.is_none_or(|is_near| hints.is_some_and(|hints| is_near(here, hints)))
     };
-    let cluster = pick(&|endpoint| endpoint.ready && is_near(endpoint));
-    let local = pick(&|endpoint| endpoint.ready && is_local(endpoint));
-    Endpoints {
-        cluster: or_else(cluster, || pick(&Endpoint::is_fallback)),
-        local: or_else(local, || {
-            pick(&|endpoint| endpoint.is_fallback() && is_local(endpoint))
+    let cluster = select(&|endpoint| endpoint.ready && is_selected(endpoint));
+    let local = select(&|endpoint| endpoint.ready && is_local(endpoint));
+    SelectedEndpoints {
+        cluster: fallback_if_empty(cluster, || select(&Endpoint::is_fallback)),
+        local: fallback_if_empty(local, || {
+            select(&|endpoint| endpoint.is_fallback() && is_local(endpoint))
         }),
-        serving: pick(&|endpoint| endpoint.ready || endpoint.serving),
+        serving: select(&|endpoint| endpoint.ready || endpoint.serving),
         weights: weights.map(weigh).unwrap_or_default(),
     }
 }
@@ -66,20 +66,20 @@ pub(super) fn of_port(
 /// Returns all endpoints of a service port, which is given by its name and protocol. Port numbers come from
 /// the slices, and may differ between them. If several slices have the same address and port, an endpoint
 /// that isn't terminating has precedence (kube-proxy `pkg/proxy/endpointslicecache.go`).
-pub(super) fn found<'a>(
+pub(super) fn endpoints_of_port<'a>(
     slices: &'a [Arc<EndpointSlice>],
     family: Family,
     (name, protocol): (&str, Protocol),
-) -> BTreeMap<Target, &'a Endpoint> {
+) -> BTreeMap<BackendTarget, &'a Endpoint> {
     // The greatest has precedence.
     let order = |endpoint: &Endpoint| (!endpoint.terminating, endpoint.ready, endpoint.serving);
-    let mut found: BTreeMap<Target, &Endpoint> = BTreeMap::new();
+    let mut found: BTreeMap<BackendTarget, &Endpoint> = BTreeMap::new();
     for slice in slices.iter().filter(|slice| slice.family == family) {
-        let own = slice.ports.iter();
-        let own = own.filter(|own| *own.name == *name && own.protocol == protocol);
+        let slice_ports = slice.ports.iter();
+        let own = slice_ports.filter(|own| *own.name == *name && own.protocol == protocol);
         for number in own.map(|own| Port::from_host(own.port)) {
             for endpoint in &slice.endpoints {
-                let target = Target {
+                let target = BackendTarget {
                     address: Address::from_ip(endpoint.address),
                     port: number,
                 };
@@ -93,41 +93,41 @@ pub(super) fn found<'a>(
     found
 }
 
-fn or_else(set: BTreeSet<Target>, other: impl FnOnce() -> BTreeSet<Target>) -> BTreeSet<Target> {
+fn fallback_if_empty(set: BTreeSet<BackendTarget>, other: impl FnOnce() -> BTreeSet<BackendTarget>) -> BTreeSet<BackendTarget> {
     if set.is_empty() { other() } else { set }
 }
 
 /// A function that returns true if the hints of an endpoint select it for this node.
-type IsNear = fn(&Here, &Hints) -> bool;
+type HintFilter = fn(&NodeInfo, &Hints) -> bool;
 
 /// Chooses the kind of topology hints to apply: those for nodes, those for zones, or none. Hints of a kind
 /// apply if every ready endpoint has some, and at least one of these endpoints is selected for this node.
-fn topology<'a>(ready: impl Iterator<Item = &'a &'a Endpoint>, here: &Here) -> Option<IsNear> {
+fn choose_hint_filter<'a>(ready: impl Iterator<Item = &'a &'a Endpoint>, here: &NodeInfo) -> Option<HintFilter> {
     let hints: Vec<Option<&Hints>> = ready.map(|endpoint| endpoint.hints.as_deref()).collect();
-    let count = |has: fn(&Hints) -> bool, is_near: IsNear| {
+    let applies = |has: fn(&Hints) -> bool, is_near: HintFilter| {
         hints.iter().all(|hints| hints.is_some_and(has))
             && hints.iter().flatten().any(|hints| is_near(here, hints))
     };
-    if count(|hints| !hints.nodes.is_empty(), Here::is_node_of) {
-        Some(Here::is_node_of)
-    } else if count(|hints| !hints.zones.is_empty(), Here::is_zone_of) {
-        Some(Here::is_zone_of)
+    if applies(|hints| !hints.nodes.is_empty(), NodeInfo::matches_node_hints) {
+        Some(NodeInfo::matches_node_hints)
+    } else if applies(|hints| !hints.zones.is_empty(), NodeInfo::matches_zone_hints) {
+        Some(NodeInfo::matches_zone_hints)
     } else {
         None
     }
 }
 
-impl Here {
+impl NodeInfo {
     /// Returns true if an endpoint runs on this node.
-    pub(super) fn has(&self, endpoint: &Endpoint) -> bool {
-        !self.node.is_empty() && endpoint.node.as_ref() == Some(&self.node)
+    pub(super) fn hosts(&self, endpoint: &Endpoint) -> bool {
+        !self.name.is_empty() && endpoint.node.as_ref() == Some(&self.name)
     }
 
-    fn is_node_of(&self, hints: &Hints) -> bool {
-        !self.node.is_empty() && hints.nodes.contains(&self.node)
+    fn matches_node_hints(&self, hints: &Hints) -> bool {
+        !self.name.is_empty() && hints.nodes.contains(&self.name)
     }
 
-    fn is_zone_of(&self, hints: &Hints) -> bool {
+    fn matches_zone_hints(&self, hints: &Hints) -> bool {
         let zone = self.zone.as_ref();
         zone.is_some_and(|zone| hints.zones.contains(zone))
     }

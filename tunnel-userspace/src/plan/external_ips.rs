@@ -16,46 +16,46 @@ use crate::model::{ExternalIps, Kind, Node, ObjectId, ObjectName, Service, Servi
 pub struct ExternalIpOwners {
     rule: ExternalIps,
     /// The addresses of Nodes, and those of Services' load balancers.
-    owned: Addresses,
+    owned: AddressIndex,
     /// The external IPs of Services.
-    wanted: Addresses,
+    external_ips: AddressIndex,
     /// Addresses that got their first owner, or lost their last one, since the last [`Self::take_moved`].
-    moved: BTreeSet<IpAddr>,
+    changed: BTreeSet<IpAddr>,
 }
 
 /// An index of objects and their addresses, in both directions. No set is empty.
 #[derive(Debug, Default)]
-struct Addresses {
-    of: HashMap<ObjectId, BTreeSet<IpAddr>>,
-    by: HashMap<IpAddr, BTreeSet<ObjectId>>,
+struct AddressIndex {
+    by_object: HashMap<ObjectId, BTreeSet<IpAddr>>,
+    by_address: HashMap<IpAddr, BTreeSet<ObjectId>>,
 }
 
-impl Addresses {
+impl AddressIndex {
     /// Replaces the addresses of an object. Returns the addresses that got their first object, or lost their
     /// last one.
     fn set(&mut self, key: &ObjectId, new: BTreeSet<IpAddr>) -> Vec<IpAddr> {
-        let old = self.of.remove(key).unwrap_or_default();
-        let mut moved = Vec::new();
+        let old = self.by_object.remove(key).unwrap_or_default();
+        let mut changed = Vec::new();
         for address in old.difference(&new) {
-            if let Entry::Occupied(mut all) = self.by.entry(*address) {
+            if let Entry::Occupied(mut all) = self.by_address.entry(*address) {
                 all.get_mut().remove(key);
                 if all.get().is_empty() {
                     all.remove();
-                    moved.push(*address);
+                    changed.push(*address);
                 }
             }
         }
         for address in new.difference(&old) {
-            let all = self.by.entry(*address).or_default();
+            let all = self.by_address.entry(*address).or_default();
             if all.is_empty() {
-                moved.push(*address);
+                changed.push(*address);
             }
             all.insert(key.clone());
         }
         if !new.is_empty() {
-            self.of.insert(key.clone(), new);
+            self.by_object.insert(key.clone(), new);
         }
-        moved
+        changed
     }
 }
 
@@ -71,7 +71,7 @@ impl ExternalIpOwners {
 
     /// Applies the new state of a Node, which owns all its addresses.
     pub fn set_node(&mut self, name: &ObjectName, node: Option<&Node>) {
-        if !self.is_asked() {
+        if !self.is_enabled() {
             return;
         }
         let addresses = node.into_iter();
@@ -83,7 +83,7 @@ impl ExternalIpOwners {
     /// Applies the new state of a Service, which owns the addresses of its load balancer, also those that
     /// nodes don't translate.
     pub fn set_service(&mut self, name: &ObjectName, service: Option<&Service>) {
-        if !self.is_asked() {
+        if !self.is_enabled() {
             return;
         }
         let addresses = service.into_iter();
@@ -92,27 +92,27 @@ impl ExternalIpOwners {
         self.set_owned(&id, addresses.collect());
         let wanted = service.into_iter();
         let wanted = wanted.flat_map(|service| service.external_ips.iter().copied());
-        self.wanted.set(&id, wanted.collect());
+        self.external_ips.set(&id, wanted.collect());
     }
 
     /// Returns the Services with an external IP that became served, or is no longer served, since the last
     /// call.
-    pub fn take_moved(&mut self) -> BTreeSet<ObjectName> {
-        let moved = std::mem::take(&mut self.moved).into_iter();
-        let wanting = moved.filter_map(|address| self.wanted.by.get(&address));
+    pub fn take_changed_services(&mut self) -> BTreeSet<ObjectName> {
+        let moved = std::mem::take(&mut self.changed).into_iter();
+        let wanting = moved.filter_map(|address| self.external_ips.by_address.get(&address));
         wanting.flatten().map(|id| id.name.clone()).collect()
     }
 
     /// Returns the external IPs of a Service that are not served, since they have no owner.
-    pub fn left_out<'a>(&'a self, service: &'a Service) -> impl Iterator<Item = IpAddr> + 'a {
+    pub fn unowned_ips<'a>(&'a self, service: &'a Service) -> impl Iterator<Item = IpAddr> + 'a {
         let addresses = service.external_ips.iter().copied();
         addresses.filter(|address| !self.is_served(address))
     }
 
     /// Returns the Service with only the external IPs that are served.
     #[must_use]
-    pub fn admitted<'a>(&self, state: &'a ServiceState) -> Cow<'a, ServiceState> {
-        if self.left_out(&state.service).next().is_none() {
+    pub fn without_unowned_ips<'a>(&self, state: &'a ServiceState) -> Cow<'a, ServiceState> {
+        if self.unowned_ips(&state.service).next().is_none() {
             return Cow::Borrowed(state);
         }
         let mut service = Service::clone(&state.service);
@@ -126,20 +126,20 @@ impl ExternalIpOwners {
     }
 
     fn is_served(&self, external_ip: &IpAddr) -> bool {
-        !self.is_asked() || self.owned.by.contains_key(external_ip)
+        !self.is_enabled() || self.owned.by_address.contains_key(external_ip)
     }
 
     /// Returns true if the config requires that external IPs have an owner.
     #[must_use]
-    pub const fn is_asked(&self) -> bool {
+    pub const fn is_enabled(&self) -> bool {
         matches!(self.rule, ExternalIps::Owned)
     }
 
     fn set_owned(&mut self, owner: &ObjectId, addresses: BTreeSet<IpAddr>) {
         for address in self.owned.set(owner, addresses) {
             // If the address changed before, it has changed back now.
-            if !self.moved.remove(&address) {
-                self.moved.insert(address);
+            if !self.changed.remove(&address) {
+                self.changed.insert(address);
             }
         }
     }

@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use super::{Here, endpoints};
+use super::{NodeInfo, endpoints};
 use crate::model::{Family, ObjectName, ServiceState};
 
 /// The health check of one Service.
@@ -17,7 +17,7 @@ pub struct HealthCheck {
     pub port: u16,
     /// The number of addresses of ready endpoints on this node, for each family of the Service's cluster
     /// IPs.
-    pub local: BTreeMap<Family, usize>,
+    pub ready_endpoints: BTreeMap<Family, usize>,
     /// The UID of the Service, if known.
     pub uid: Option<Arc<str>>,
     /// The creation time of the Service, in seconds since the epoch. A Service without one is the youngest.
@@ -30,14 +30,14 @@ pub struct HealthCheck {
 /// `pkg/proxy/endpointschangetracker.go`, `getLocalReadyEndpointIPs`). A terminating endpoint isn't counted,
 /// although it may get traffic, so that load balancers stop using this node in time.
 #[must_use]
-pub fn health_check(state: &ServiceState, here: &Here) -> Option<HealthCheck> {
+pub fn plan_health_check(state: &ServiceState, here: &NodeInfo) -> Option<HealthCheck> {
     let service = &state.service;
     let port = service.health_check_port?;
     let families = service.cluster_ips.iter().map(|ip| Family::of(*ip));
     Some(HealthCheck {
         port,
-        local: families
-            .map(|family| (family, local_ready(state, family, here).len()))
+        ready_endpoints: families
+            .map(|family| (family, local_ready_addresses(state, family, here).len()))
             .collect(),
         uid: service.uid.clone(),
         created: service.created,
@@ -45,17 +45,17 @@ pub fn health_check(state: &ServiceState, here: &Here) -> Option<HealthCheck> {
 }
 
 /// Returns the addresses of ready endpoints on this node.
-fn local_ready(state: &ServiceState, family: Family, here: &Here) -> BTreeSet<IpAddr> {
+fn local_ready_addresses(state: &ServiceState, family: Family, here: &NodeInfo) -> BTreeSet<IpAddr> {
     let of_family = state.slices.iter().filter(|slice| slice.family == family);
     let ports: BTreeSet<_> = of_family
         .flat_map(|slice| &slice.ports)
         .map(|port| (&*port.name, port.protocol))
         .collect();
-    let found = |port| endpoints::found(&state.slices, family, port);
+    let found = |port| endpoints::endpoints_of_port(&state.slices, family, port);
     ports
         .into_iter()
         .flat_map(found)
-        .filter(|(_, endpoint)| endpoint.ready && here.has(endpoint))
+        .filter(|(_, endpoint)| endpoint.ready && here.hosts(endpoint))
         .map(|(target, _)| target.address.to_ip())
         .collect()
 }
@@ -71,7 +71,7 @@ pub struct HealthChecks {
 
 /// The listeners for health checks.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
-pub struct Listeners {
+pub struct HealthCheckListeners {
     /// The Service that each listener serves.
     pub owners: BTreeMap<SocketAddr, ObjectName>,
     /// The Services with a port that another Service owns, and that Service.
@@ -82,13 +82,13 @@ impl HealthChecks {
     /// Returns the listeners. If several Services have the same port in a family, the oldest one owns it, or
     /// the first by namespace and name if they are equally old.
     #[must_use]
-    pub fn listeners(&self) -> Listeners {
+    pub fn listeners(&self) -> HealthCheckListeners {
         let mut services: Vec<_> = self.services.iter().collect();
         services.sort_by_key(|(name, check)| (check.created.unwrap_or(i64::MAX), *name));
         let mut owners: BTreeMap<(u16, Family), &ObjectName> = BTreeMap::new();
         let mut losers = BTreeMap::new();
         for (name, check) in services {
-            for family in check.local.keys() {
+            for family in check.ready_endpoints.keys() {
                 let owner = *owners.entry((check.port, *family)).or_insert(name);
                 if owner != name {
                     losers.insert(name.clone(), owner.clone());
@@ -101,7 +101,7 @@ impl HealthChecks {
             let owner = owner.clone();
             ips.map(move |ip| (SocketAddr::new(*ip, port), owner.clone()))
         };
-        Listeners {
+        HealthCheckListeners {
             owners: owners.into_iter().flat_map(at).collect(),
             losers,
         }
@@ -117,7 +117,7 @@ mod tests {
     fn of_two_services_with_the_same_port_the_older_one_owns_it() {
         let check = |port, created, families: &[Family]| HealthCheck {
             port,
-            local: families.iter().map(|family| (*family, 0)).collect(),
+            ready_endpoints: families.iter().map(|family| (*family, 0)).collect(),
             uid: None,
             created,
         };
@@ -133,7 +133,7 @@ mod tests {
             .into(),
         };
 
-        let Listeners { owners, losers } = checks.listeners();
+        let HealthCheckListeners { owners, losers } = checks.listeners();
 
         let at = |text: &str| text.parse::<SocketAddr>().expect("an address");
         assert_eq!(

@@ -8,8 +8,8 @@ use std::{
 
 use tunnel_common::addr::Address;
 
-use super::{Here, sources};
-use crate::model::{Family, Node, ZONE};
+use super::{NodeInfo, sources};
+use crate::model::{Family, Node, ZONE_LABEL};
 
 /// A configured selection of addresses for node ports (kube-proxy `pkg/proxy/util/nodeport_addresses.go`).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -28,12 +28,12 @@ pub enum NodePortAddresses {
 #[derive(Debug, Default)]
 pub struct LocalNode {
     /// The configured addresses for node ports.
-    wanted: Vec<NodePortAddresses>,
+    node_port_config: Vec<NodePortAddresses>,
     zone: Option<Arc<str>>,
     /// The first address of each family in its Node object.
-    primary: BTreeSet<IpAddr>,
+    primary_ips: BTreeSet<IpAddr>,
     /// All addresses of its links.
-    addresses: BTreeSet<IpAddr>,
+    link_addresses: BTreeSet<IpAddr>,
 }
 
 impl LocalNode {
@@ -41,7 +41,7 @@ impl LocalNode {
     #[must_use]
     pub fn new(wanted: Vec<NodePortAddresses>) -> Self {
         Self {
-            wanted,
+            node_port_config: wanted,
             ..Self::default()
         }
     }
@@ -49,13 +49,13 @@ impl LocalNode {
     /// Applies the new Node object of this node. If it was deleted, the last zone and addresses stay.
     pub fn set_node(&mut self, node: Option<&Node>) {
         let Some(node) = node else { return };
-        let zone = node.labels.get(ZONE).filter(|zone| !zone.is_empty());
+        let zone = node.labels.get(ZONE_LABEL).filter(|zone| !zone.is_empty());
         self.zone = zone.map(|zone| Arc::from(zone.as_str()));
         let first = |family| {
             let mut ips = node.internal_ips.iter().copied();
             ips.find(|ip| Family::of(*ip) == family)
         };
-        self.primary = [Family::V4, Family::V6]
+        self.primary_ips = [Family::V4, Family::V6]
             .into_iter()
             .filter_map(first)
             .collect();
@@ -63,17 +63,17 @@ impl LocalNode {
 
     /// Replaces the addresses of the links.
     pub fn set_addresses(&mut self, addresses: BTreeSet<IpAddr>) {
-        self.addresses = addresses;
+        self.link_addresses = addresses;
     }
 
     /// Returns the new inputs of plans, if they differ from `here`.
     #[must_use]
-    pub fn show(&self, here: &Here) -> Option<Here> {
-        let now = Here {
+    pub fn changed_info(&self, here: &NodeInfo) -> Option<NodeInfo> {
+        let now = NodeInfo {
             zone: self.zone.clone(),
-            node_port_addresses: self.node_ports().collect(),
-            primary: self.primary.clone(),
-            addresses: self.reachable(),
+            node_port_addresses: self.node_port_addresses().collect(),
+            primary_ips: self.primary_ips.clone(),
+            link_addresses: self.reachable_addresses(),
             ..here.clone()
         };
         (now != *here).then_some(now)
@@ -81,12 +81,12 @@ impl LocalNode {
 
     /// Returns the addresses of the links, except for loopback and link-local ones. Link-local addresses
     /// change whenever a pod starts or ends.
-    fn reachable(&self) -> BTreeSet<IpAddr> {
+    fn reachable_addresses(&self) -> BTreeSet<IpAddr> {
         let is_of_link = |ip: &IpAddr| match ip {
             IpAddr::V4(ip) => ip.is_link_local(),
             IpAddr::V6(ip) => ip.is_unicast_link_local(),
         };
-        let known = self.addresses.iter();
+        let known = self.link_addresses.iter();
         known
             .filter(|ip| !ip.is_loopback() && !is_of_link(ip))
             .copied()
@@ -100,45 +100,45 @@ impl LocalNode {
         use NodePortAddresses::{All, Range};
 
         let is_all = |ip: &IpAddr| {
-            self.has_entry(Family::of(*ip), |entry| matches!(entry, All | Range(_, 0)))
+            self.has_entry_that(Family::of(*ip), |entry| matches!(entry, All | Range(_, 0)))
         };
         let all = [
             Ipv4Addr::UNSPECIFIED.into(),
             IpAddr::from(Ipv6Addr::UNSPECIFIED),
         ];
-        let some = self.node_ports().filter(|ip| !is_all(ip));
+        let some = self.node_port_addresses().filter(|ip| !is_all(ip));
         let some = some.filter(|ip| !Address::from_ip(*ip).is_link_local());
         all.into_iter().filter(is_all).chain(some).collect()
     }
 
     /// Returns the addresses of the links that serve node ports.
-    fn node_ports(&self) -> impl Iterator<Item = IpAddr> {
+    fn node_port_addresses(&self) -> impl Iterator<Item = IpAddr> {
         let is_wanted = move |ip: &IpAddr| {
             let family = Family::of(*ip);
-            self.has_entry(family, |entry| self.is_one_of(*ip, entry))
+            self.has_entry_that(family, |entry| self.is_selected_by(*ip, entry))
         };
-        self.addresses.iter().copied().filter(is_wanted)
+        self.link_addresses.iter().copied().filter(is_wanted)
     }
 
     /// Returns true if `is` accepts one of the configured entries for a family. Without any entry, all
     /// addresses of the family serve node ports, so the result is true.
-    fn has_entry(&self, family: Family, is: impl Fn(NodePortAddresses) -> bool) -> bool {
+    fn has_entry_that(&self, family: Family, is: impl Fn(NodePortAddresses) -> bool) -> bool {
         let is_of = |ip: &IpAddr| Family::of(*ip) == family;
-        let entries = self.wanted.iter().filter(|entry| match entry {
+        let entries = self.node_port_config.iter().filter(|entry| match entry {
             NodePortAddresses::All | NodePortAddresses::Localhost => true,
-            NodePortAddresses::Primary => self.primary.iter().any(is_of),
+            NodePortAddresses::Primary => self.primary_ips.iter().any(is_of),
             NodePortAddresses::Range(network, _) => is_of(network),
         });
         let mut entries = entries.copied().peekable();
         entries.peek().is_none() || entries.any(is)
     }
 
-    fn is_one_of(&self, ip: IpAddr, wanted: NodePortAddresses) -> bool {
+    fn is_selected_by(&self, ip: IpAddr, wanted: NodePortAddresses) -> bool {
         match wanted {
             NodePortAddresses::All => true,
-            NodePortAddresses::Primary => self.primary.contains(&ip),
+            NodePortAddresses::Primary => self.primary_ips.contains(&ip),
             NodePortAddresses::Localhost => ip.is_loopback(),
-            NodePortAddresses::Range(network, length) => sources::is_in(ip, network, length),
+            NodePortAddresses::Range(network, length) => sources::is_in_network(ip, network, length),
         }
     }
 }
@@ -152,7 +152,7 @@ mod tests {
     fn local_node(wanted: &[NodePortAddresses]) -> LocalNode {
         let mut node = LocalNode::new(wanted.to_vec());
         node.set_node(Some(&Node {
-            labels: [(ZONE.to_owned(), "north".to_owned())].into(),
+            labels: [(ZONE_LABEL.to_owned(), "north".to_owned())].into(),
             internal_ips: ips(&["172.30.0.1", "172.30.0.2", "fd00:30::1"]),
             ..fixture::node("node-a")
         }));

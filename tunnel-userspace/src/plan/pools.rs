@@ -8,45 +8,45 @@ use std::{
 };
 
 use crate::model::{
-    Endpoint, EndpointSlice, KeepTo, NODE_POOL, Node, ObjectName, Service, ServiceState,
+    Endpoint, EndpointSlice, EndpointScope, NODE_POOL_LABEL, Node, ObjectName, Service, ServiceState,
     TopologyKeys,
 };
 
 /// The pools of Nodes, and the Services that are restricted to the pool of this node. Empty if the config
 /// ignores topology keys.
 #[derive(Debug)]
-pub struct Pools {
+pub struct NodePools {
     rule: TopologyKeys,
     /// The name of this node.
-    node: Arc<str>,
+    own_name: Arc<str>,
     /// The pool of each Node, except for Nodes without one.
     pools: HashMap<Arc<str>, Arc<str>>,
     /// The Services that are restricted to a pool.
-    keeping: BTreeSet<ObjectName>,
+    pool_services: BTreeSet<ObjectName>,
     /// True if a Node joined or left the pool of this node since the last [`Self::take_moved`].
-    is_new: bool,
+    has_changed: bool,
 }
 
-impl Pools {
+impl NodePools {
     /// Starts without any Node.
     #[must_use]
     pub fn new(rule: TopologyKeys, node: Arc<str>) -> Self {
         Self {
             rule,
-            node,
+            own_name: node,
             pools: HashMap::new(),
-            keeping: BTreeSet::new(),
-            is_new: false,
+            pool_services: BTreeSet::new(),
+            has_changed: false,
         }
     }
 
     /// Applies the new state of a Node. If the object of this node is deleted, its last pool stays.
     pub fn set_node(&mut self, name: &ObjectName, node: Option<&Node>) {
-        let is_own = name.name == self.node;
-        if !self.counts() || is_own && node.is_none() {
+        let is_own = name.name == self.own_name;
+        if !self.is_enabled() || is_own && node.is_none() {
             return;
         }
-        let pool = node.and_then(|node| node.labels.get(NODE_POOL));
+        let pool = node.and_then(|node| node.labels.get(NODE_POOL_LABEL));
         let pool = pool.filter(|pool| !pool.is_empty());
         let old = match pool {
             Some(pool) => {
@@ -56,62 +56,62 @@ impl Pools {
             None => self.pools.remove(&name.name),
         };
         let new = self.pools.get(&name.name);
-        let is_near = |pool: Option<&Arc<str>>| pool.is_some() && pool == self.own();
-        self.is_new |= old.as_ref() != new && (is_own || is_near(old.as_ref()) || is_near(new));
+        let is_near = |pool: Option<&Arc<str>>| pool.is_some() && pool == self.own_pool();
+        self.has_changed |= old.as_ref() != new && (is_own || is_near(old.as_ref()) || is_near(new));
     }
 
     /// Applies the new state of a Service.
     pub fn set_service(&mut self, name: &ObjectName, service: Option<&Service>) {
-        match service.and_then(|service| self.of(service)) {
-            Some(KeepTo::Pool) => self.keeping.insert(name.clone()),
-            Some(KeepTo::Node) | None => self.keeping.remove(name),
+        match service.and_then(|service| self.restriction(service)) {
+            Some(EndpointScope::Pool) => self.pool_services.insert(name.clone()),
+            Some(EndpointScope::Node) | None => self.pool_services.remove(name),
         };
     }
 
     /// Returns the Services to plan again, since the Nodes of this node's pool changed since the last call.
-    pub fn take_moved(&mut self) -> BTreeSet<ObjectName> {
-        let moved = std::mem::take(&mut self.is_new).then(|| self.keeping.clone());
+    pub fn take_changed_services(&mut self) -> BTreeSet<ObjectName> {
+        let moved = std::mem::take(&mut self.has_changed).then(|| self.pool_services.clone());
         moved.unwrap_or_default()
     }
 
     /// Returns a Service with only the endpoints that its restriction permits. An endpoint without a node is
     /// in no pool.
     #[must_use]
-    pub fn near<'a>(&self, state: &'a ServiceState) -> Cow<'a, ServiceState> {
-        let Some(keep_to) = self.of(&state.service) else {
+    pub fn restrict<'a>(&self, state: &'a ServiceState) -> Cow<'a, ServiceState> {
+        let Some(keep_to) = self.restriction(&state.service) else {
             return Cow::Borrowed(state);
         };
-        let own = self.own().filter(|_| keep_to == KeepTo::Pool);
+        let own = self.own_pool().filter(|_| keep_to == EndpointScope::Pool);
         // If this node has no pool, the restriction is to this node.
         let is_near = |endpoint: &Endpoint| match (&endpoint.node, own) {
             (Some(node), Some(own)) => self.pools.get(node) == Some(own),
-            (Some(node), None) => *node == self.node,
+            (Some(node), None) => *node == self.own_name,
             (None, _) => false,
         };
         let slices = state.slices.iter();
         Cow::Owned(ServiceState {
             service: Arc::clone(&state.service),
-            slices: slices.map(|slice| only(slice, is_near)).collect(),
+            slices: slices.map(|slice| retain_endpoints(slice, is_near)).collect(),
         })
     }
 
     /// Returns the restriction of a Service, unless the config ignores it.
-    fn of(&self, service: &Service) -> Option<KeepTo> {
-        service.keep_to.filter(|_| self.counts())
+    fn restriction(&self, service: &Service) -> Option<EndpointScope> {
+        service.endpoint_scope.filter(|_| self.is_enabled())
     }
 
     /// Returns the pool of this node.
-    fn own(&self) -> Option<&Arc<str>> {
-        self.pools.get(&self.node)
+    fn own_pool(&self) -> Option<&Arc<str>> {
+        self.pools.get(&self.own_name)
     }
 
-    const fn counts(&self) -> bool {
+    const fn is_enabled(&self) -> bool {
         matches!(self.rule, TopologyKeys::Honor)
     }
 }
 
 /// Returns a slice with only the wanted endpoints, which may be none.
-fn only(slice: &Arc<EndpointSlice>, wanted: impl Fn(&Endpoint) -> bool) -> Arc<EndpointSlice> {
+fn retain_endpoints(slice: &Arc<EndpointSlice>, wanted: impl Fn(&Endpoint) -> bool) -> Arc<EndpointSlice> {
     if slice.endpoints.iter().all(&wanted) {
         return Arc::clone(slice);
     }

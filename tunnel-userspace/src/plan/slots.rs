@@ -5,34 +5,34 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tunnel_common::select;
 
-use super::Target;
+use super::BackendTarget;
 use crate::model::Algorithm;
 
 /// Returns the backend of each slot of a set. If all backends have weight 0, the weights are ignored.
-pub(super) fn of_set(
+pub(super) fn distribute_slots(
     algorithm: Algorithm,
-    targets: &BTreeSet<Target>,
-    weights: &BTreeMap<Target, u32>,
-) -> Vec<Target> {
-    let weigh = |target: &Target| (*target, weights.get(target).copied().unwrap_or(1));
+    targets: &BTreeSet<BackendTarget>,
+    weights: &BTreeMap<BackendTarget, u32>,
+) -> Vec<BackendTarget> {
+    let weigh = |target: &BackendTarget| (*target, weights.get(target).copied().unwrap_or(1));
     let wanted = targets.iter().map(weigh);
     let mut weighted: Vec<_> = wanted.filter(|(_, weight)| *weight > 0).collect();
     if weighted.is_empty() {
         weighted = targets.iter().map(|target| (*target, 1)).collect();
     }
     match algorithm {
-        Algorithm::Maglev => maglev(&weighted),
+        Algorithm::Maglev => maglev_table(&weighted),
         Algorithm::Random
         | Algorithm::RoundRobin
         | Algorithm::SourceHash
         | Algorithm::DestinationHash
-        | Algorithm::LeastConn => spread(&weighted),
+        | Algorithm::LeastConn => spread_by_weight(&weighted),
     }
 }
 
 /// Gives each backend as many slots as its weight, after dividing the weights by their greatest common
 /// divisor. The slots of a backend are spread evenly, so that round-robin sends no bursts to it.
-fn spread(weighted: &[(Target, u32)]) -> Vec<Target> {
+fn spread_by_weight(weighted: &[(BackendTarget, u32)]) -> Vec<BackendTarget> {
     let divisor = weighted
         .iter()
         .fold(0, |sum, (_, weight)| gcd(sum, *weight));
@@ -41,7 +41,7 @@ fn spread(weighted: &[(Target, u32)]) -> Vec<Target> {
     }
     // Slot k of a backend with weight w has the ideal position (2k + 1) / 2w, between 0 and 1. The sort is
     // stable, so that equal positions keep the order of the backends.
-    let mut turns: Vec<(u64, u64, Target)> = Vec::new();
+    let mut turns: Vec<(u64, u64, BackendTarget)> = Vec::new();
     for (target, weight) in weighted {
         let weight = u64::from(weight / divisor);
         let due = (0..weight).map(|turn| 2 * turn + 1);
@@ -61,40 +61,40 @@ const fn gcd(mut a: u32, mut b: u32) -> u32 {
 }
 
 /// The sizes of Maglev tables: the largest prime below each power of two.
-const TABLES: [usize; 7] = [251, 509, 1_021, 2_039, 4_093, 8_191, 16_381];
+const TABLE_SIZES: [usize; 7] = [251, 509, 1_021, 2_039, 4_093, 8_191, 16_381];
 
 /// The minimum number of slots per backend, unless the largest table is too small for it. The share of a
 /// backend is then at most about 1 % too large.
-const SLOTS_EACH: usize = 100;
+const SLOTS_PER_BACKEND: usize = 100;
 
 /// Computes a Maglev table (Eisenbud et al., "Maglev: A Fast and Reliable Software Network Load Balancer",
 /// NSDI 2016, section 3.4): the backends take turns, each taking the next free slot of its own permutation. A
 /// backend with a smaller weight skips some turns.
-fn maglev(weighted: &[(Target, u32)]) -> Vec<Target> {
+fn maglev_table(weighted: &[(BackendTarget, u32)]) -> Vec<BackendTarget> {
     if weighted.len() <= 1 {
         return weighted.iter().map(|(target, _)| *target).collect();
     }
-    let wanted = weighted.len() * SLOTS_EACH;
-    let [.., largest] = TABLES;
-    let size = TABLES.into_iter().find(|size| *size >= wanted);
+    let wanted = weighted.len() * SLOTS_PER_BACKEND;
+    let [.., largest] = TABLE_SIZES;
+    let size = TABLE_SIZES.into_iter().find(|size| *size >= wanted);
     let size = size.unwrap_or(largest);
     let most = weighted.iter().map(|(_, weight)| *weight).max();
     let most = most.unwrap_or(1);
-    let mut walks: Vec<_> = weighted.iter().map(|one| Walk::of(one, size)).collect();
-    let mut table: Vec<Option<Target>> = vec![None; size];
+    let mut permutations: Vec<_> = weighted.iter().map(|one| Permutation::of(one, size)).collect();
+    let mut table: Vec<Option<BackendTarget>> = vec![None; size];
     let mut free = size;
     while free > 0 {
-        for walk in &mut walks {
+        for permutation in &mut permutations {
             if free == 0 {
                 break;
             }
-            walk.credit += walk.weight;
-            if walk.credit < most {
+            permutation.credit += permutation.weight;
+            if permutation.credit < most {
                 continue;
             }
-            walk.credit -= most;
-            if let Some(slot) = walk.next_free(&mut table) {
-                *slot = Some(walk.target);
+            permutation.credit -= most;
+            if let Some(slot) = permutation.next_free(&mut table) {
+                *slot = Some(permutation.target);
                 free -= 1;
             }
         }
@@ -103,17 +103,17 @@ fn maglev(weighted: &[(Target, u32)]) -> Vec<Target> {
 }
 
 /// A backend, and its position in its permutation of the table.
-struct Walk {
-    target: Target,
+struct Permutation {
+    target: BackendTarget,
     weight: u32,
     credit: u32,
-    at: usize,
+    position: usize,
     skip: usize,
 }
 
-impl Walk {
-    fn of((target, weight): &(Target, u32), size: usize) -> Self {
-        let number = |salt: u32| {
+impl Permutation {
+    fn of((target, weight): &(BackendTarget, u32), size: usize) -> Self {
+        let hash = |salt: u32| {
             let [a, b, c, d] = target.address.words();
             let hash = select::hash(&[a, b, c, d, u32::from(target.port.to_host()), salt]);
             usize::try_from(hash).unwrap_or(0)
@@ -122,18 +122,18 @@ impl Walk {
             target: *target,
             weight: *weight,
             credit: 0,
-            at: number(0) % size,
+            position: hash(0) % size,
             // Between 1 and the size, which is a prime number, so that the permutation has every slot.
-            skip: 1 + number(1) % (size - 1),
+            skip: 1 + hash(1) % (size - 1),
         }
     }
 
     /// Returns the next free slot of the permutation; `None` if the table is full.
-    fn next_free<'a>(&mut self, table: &'a mut [Option<Target>]) -> Option<&'a mut Option<Target>> {
+    fn next_free<'a>(&mut self, table: &'a mut [Option<BackendTarget>]) -> Option<&'a mut Option<BackendTarget>> {
         let size = table.len();
         for _ in 0..size {
-            let at = self.at;
-            self.at = (at + self.skip) % size;
+            let at = self.position;
+            self.position = (at + self.skip) % size;
             if table.get(at)?.is_none() {
                 return table.get_mut(at);
             }

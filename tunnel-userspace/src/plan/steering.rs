@@ -14,11 +14,11 @@ use tunnel_common::{
     steering::SteeringKey,
 };
 
-use crate::model::{ConfigMap, Node, ObjectName, Selector, Target};
+use crate::model::{ConfigMap, Node, ObjectName, Selector, SteeringTarget};
 
 /// The maximum number of addresses of a Node that are steered, per family. The kubelet of the node sets the
 /// addresses, and may be compromised.
-const MOST: usize = 4;
+const MAX_ADDRESSES: usize = 4;
 
 /// The rules of steering.
 #[derive(Clone, Debug)]
@@ -26,7 +26,7 @@ pub struct SteeringRules {
     /// The name of this node's Node object. If it is an edge node, nothing is steered.
     pub own_node: String,
     /// The selector of edge nodes.
-    pub edge: Selector,
+    pub edge_selector: Selector,
     /// The ConfigMap with further ports.
     pub config_map: ObjectName,
     /// True for IPv4 and IPv6, respectively, if the family has a steering prefix.
@@ -37,7 +37,7 @@ impl SteeringRules {
     /// Returns true if a Node is an edge node.
     #[must_use]
     pub fn is_edge(&self, node: &Node) -> bool {
-        self.edge.matches(&node.labels)
+        self.edge_selector.matches(&node.labels)
     }
 
     /// Returns true if this node is an edge node.
@@ -65,7 +65,7 @@ pub struct SteeringProblem {
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct SteeringPlan {
     /// The target of each steered address and port.
-    pub targets: BTreeMap<SteeringKey, Target>,
+    pub targets: BTreeMap<SteeringKey, SteeringTarget>,
     /// The number of edge nodes.
     pub edge_nodes: usize,
     /// The problems with objects that are left out.
@@ -74,7 +74,7 @@ pub struct SteeringPlan {
 
 /// Computes the targets to steer to, from the Nodes and the ConfigMap.
 #[must_use]
-pub fn steering(
+pub fn plan_steering(
     nodes: &BTreeMap<ObjectName, Arc<Node>>,
     config_map: Option<&ConfigMap>,
     rules: &SteeringRules,
@@ -83,14 +83,14 @@ pub fn steering(
     if rules.is_own_edge(nodes) {
         return plan;
     }
-    let ports = ports::read(config_map, &mut plan.problems);
-    let owners = owners(nodes, rules);
+    let ports = ports::read_ports(config_map, &mut plan.problems);
+    let owners = address_owners(nodes, rules);
     for node in nodes.values().filter(|node| rules.is_edge(node)) {
         plan.edge_nodes += 1;
-        for address in own_addresses(node, &owners, rules, &mut plan.problems) {
+        for address in steerable_addresses(node, &owners, rules, &mut plan.problems) {
             for (port, is_loopback) in &ports {
                 let key = SteeringKey::new(Address::from_ip(address), Port::from_host(*port));
-                let target = Target {
+                let target = SteeringTarget {
                     node: Arc::clone(&node.name.name),
                     address,
                     port: *port,
@@ -105,7 +105,7 @@ pub fn steering(
 
 /// Returns the owner of each address. If several Nodes have an address, cloud nodes have precedence, since
 /// connects to them must not be steered, then the oldest Node, then the first by name.
-fn owners<'a>(
+fn address_owners<'a>(
     nodes: &'a BTreeMap<ObjectName, Arc<Node>>,
     rules: &SteeringRules,
 ) -> BTreeMap<IpAddr, (bool, i64, &'a ObjectName)> {
@@ -126,7 +126,7 @@ fn owners<'a>(
 
 /// Returns the addresses of a Node that can be steered. Adds a problem for each address that is invalid, is
 /// owned by another Node, or exceeds the limit.
-fn own_addresses(
+fn steerable_addresses(
     node: &Node,
     owners: &BTreeMap<IpAddr, (bool, i64, &ObjectName)>,
     rules: &SteeringRules,
@@ -149,7 +149,7 @@ fn own_addresses(
         let has_family = if address.is_ipv4() { has_v4 } else { has_v6 };
         let is_sibling = |other: &&IpAddr| other.is_ipv4() == address.is_ipv4();
         match owners.get(&address) {
-            _ if !is_of_one_host(address) => {
+            _ if !is_host_address(address) => {
                 refuse(format!(
                     "{address} is a loopback, link-local, multicast or unspecified address, which can't be steered"
                 ));
@@ -161,9 +161,9 @@ fn own_addresses(
                     "{address} is also an address of {kind} {owner}, which takes precedence"
                 ));
             }
-            _ if own.iter().filter(is_sibling).count() >= MOST => {
+            _ if own.iter().filter(is_sibling).count() >= MAX_ADDRESSES => {
                 refuse(format!(
-                    "{address} is not steered: at most {MOST} addresses per family are"
+                    "{address} is not steered: at most {MAX_ADDRESSES} addresses per family are"
                 ));
             }
             _ if has_family => own.push(address),
@@ -173,7 +173,7 @@ fn own_addresses(
     own
 }
 
-fn is_of_one_host(address: IpAddr) -> bool {
+fn is_host_address(address: IpAddr) -> bool {
     let is_link_local = match address {
         IpAddr::V4(v4) => v4.is_link_local() || v4.is_broadcast(),
         IpAddr::V6(v6) => v6.is_unicast_link_local(),

@@ -9,16 +9,16 @@ use crate::model::{
     fixture::{self, ip},
 };
 
-fn target(text: &str, port: u16) -> Target {
-    Target {
+fn target(text: &str, port: u16) -> BackendTarget {
+    BackendTarget {
         address: Address::from_ip(ip(text)),
         port: Port::from_host(port),
     }
 }
 
-fn front(text: &str, port: u16) -> FrontKey {
+fn front(text: &str, port: u16) -> FrontendKey {
     let target = target(text, port);
-    FrontKey::new(target.address, target.port, Protocol::TCP)
+    FrontendKey::new(target.address, target.port, Protocol::TCP)
 }
 
 fn service_named(name: &str, ips: &[&str]) -> Service {
@@ -29,10 +29,10 @@ fn service_named(name: &str, ips: &[&str]) -> Service {
     }
 }
 
-fn here() -> Here {
-    Here {
-        node: "node-a".into(),
-        ..Here::default()
+fn here() -> NodeInfo {
+    NodeInfo {
+        name: "node-a".into(),
+        ..NodeInfo::default()
     }
 }
 
@@ -53,7 +53,7 @@ fn state(service: Service, slices: Vec<EndpointSlice>) -> ServiceState {
 }
 
 fn only_plan(state: &ServiceState) -> PortPlan {
-    let plans = service(state, &here());
+    let plans = plan_service(state, &here());
     assert_eq!(plans.len(), 1);
     PortPlan::clone(plans.values().next().expect("a plan"))
 }
@@ -65,11 +65,11 @@ fn the_algorithm_of_the_node_is_for_services_that_name_none() {
             algorithm: own,
             ..service_named("web", &["10.96.0.10"])
         };
-        let default = Here {
-            algorithm: model::Algorithm::RoundRobin,
+        let default = NodeInfo {
+            default_algorithm: model::Algorithm::RoundRobin,
             ..here()
         };
-        let plans = service(&state(web, Vec::new()), &default);
+        let plans = plan_service(&state(web, Vec::new()), &default);
         let plan = plans.values().next().expect("a plan");
         plan.algorithm
     };
@@ -79,14 +79,14 @@ fn the_algorithm_of_the_node_is_for_services_that_name_none() {
     assert_eq!(named, Algorithm::RANDOM);
 }
 
-fn claim(claims: &mut Claims, name: &str, created: Option<i64>, ip: &str) {
+fn claim(claims: &mut FrontendOwners, name: &str, created: Option<i64>, ip: &str) {
     let service = Service {
         created,
         ..service_named(name, &[ip])
     };
     let state = state(service, Vec::new());
-    let plan = super::service(&state, &here());
-    claims.replace(&state.service.name, super::claims(&state, &plan));
+    let plan = super::plan_service(&state, &here());
+    claims.set_claims(&state.service.name, super::frontend_claims(&state, &plan));
 }
 
 proptest! {
@@ -94,7 +94,7 @@ proptest! {
     fn whoever_comes_in_whatever_order_the_owner_is_the_same(
         order in Just(vec![("a", None), ("b", Some(5)), ("c", Some(9)), ("d", Some(5))]).prop_shuffle(),
     ) {
-        let mut claims = Claims::default();
+        let mut claims = FrontendOwners::default();
         for (name, created) in order {
             claim(&mut claims, name, created, "10.96.0.1");
         }

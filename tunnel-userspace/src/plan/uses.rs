@@ -4,14 +4,14 @@ use std::collections::BTreeSet;
 
 use tunnel_common::addr::Protocol;
 
-use super::{Here, PortPlan, Target, endpoints, leads_by};
+use super::{NodeInfo, PortPlan, BackendTarget, endpoints, has_policy};
 use crate::model::{Endpoint, Family, ServiceState, TrafficPolicy};
 
 /// The status of an endpoint on this node.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Use<'a> {
+pub struct EndpointStatus<'a> {
     /// The address and port.
-    pub target: Target,
+    pub target: BackendTarget,
     /// The endpoint in its slice.
     pub endpoint: &'a Endpoint,
     /// True if the endpoint gets new connections with policy Cluster.
@@ -21,46 +21,46 @@ pub struct Use<'a> {
     /// The weight.
     pub weight: u32,
     /// The reason for which the endpoint gets new connections, or none.
-    pub why: Why,
+    pub reason: EndpointReason,
 }
 
 /// The reason for which an endpoint gets new connections (active), or none (inactive).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Why {
+pub enum EndpointReason {
     /// Active: the endpoint is ready.
     Ready,
     /// Active: the endpoint is terminating, but still serves, and no endpoint is ready.
-    LastResort,
+    TerminatingFallback,
     /// Inactive: the endpoint is not ready.
     NotReady,
     /// Inactive: the endpoint is terminating, and others are ready.
-    Going,
+    Terminating,
     /// Inactive: topology hints select other endpoints for this node.
-    HintedElsewhere,
+    ExcludedByHints,
     /// Inactive: topology keys restrict the Service to other endpoints.
-    KeptAway,
+    ExcludedByTopologyKeys,
     /// Inactive: the weight of the endpoint is 0, and others have a greater one.
-    Weightless,
+    ZeroWeight,
     /// Inactive: the endpoint is on another node, and every policy is Local.
     OnOtherNode,
 }
 
-impl Why {
+impl EndpointReason {
     /// Returns the text for operators.
     #[must_use]
     pub const fn text(self) -> &'static str {
         match self {
             Self::Ready => "active: ready",
-            Self::LastResort => "active: terminating, and no endpoint is ready",
+            Self::TerminatingFallback => "active: terminating, and no endpoint is ready",
             Self::NotReady => "inactive: not ready",
-            Self::Going => "inactive: terminating, and others are ready",
-            Self::HintedElsewhere => {
+            Self::Terminating => "inactive: terminating, and others are ready",
+            Self::ExcludedByHints => {
                 "inactive: topology hints select other endpoints for this node"
             }
-            Self::KeptAway => {
+            Self::ExcludedByTopologyKeys => {
                 "inactive: openyurt.io/topologyKeys select other endpoints for this node"
             }
-            Self::Weightless => "inactive: its weight is 0",
+            Self::ZeroWeight => "inactive: its weight is 0",
             Self::OnOtherNode => "inactive: on another node, and the traffic policy is Local",
         }
     }
@@ -70,46 +70,46 @@ impl Why {
 /// order of their addresses. `plan` must be that of `near`, the Service with only the endpoints that
 /// [`super::Pools`] permits.
 #[must_use]
-pub fn uses<'a>(
+pub fn endpoint_statuses<'a>(
     state: &'a ServiceState,
-    near: &'a ServiceState,
+    restricted: &'a ServiceState,
     family: Family,
     port: (&str, Protocol),
     plan: &PortPlan,
-    here: &Here,
-) -> Vec<Use<'a>> {
+    here: &NodeInfo,
+) -> Vec<EndpointStatus<'a>> {
     let weights = state.service.weights.as_deref();
-    let admitted = endpoints::of_port(&near.slices, family, port, weights, here);
-    let near = endpoints::found(&near.slices, family, port);
-    let found = endpoints::found(&state.slices, family, port);
-    let leads = |policy| leads_by(&plan.fronts, policy);
+    let selected = endpoints::select_endpoints(&restricted.slices, family, port, weights, here);
+    let near = endpoints::endpoints_of_port(&restricted.slices, family, port);
+    let found = endpoints::endpoints_of_port(&state.slices, family, port);
+    let leads = |policy| has_policy(&plan.frontends, policy);
     let (by_cluster, by_local) = (leads(TrafficPolicy::Cluster), leads(TrafficPolicy::Local));
-    let is_admitted = |target: &Target| {
-        by_cluster && admitted.cluster.contains(target)
-            || by_local && admitted.local.contains(target)
+    let is_selected = |target: &BackendTarget| {
+        by_cluster && selected.cluster.contains(target)
+            || by_local && selected.local.contains(target)
     };
-    let cluster: BTreeSet<&Target> = plan.cluster.iter().collect();
-    let local: BTreeSet<&Target> = plan.local.iter().collect();
+    let cluster: BTreeSet<&BackendTarget> = plan.cluster.iter().collect();
+    let local: BTreeSet<&BackendTarget> = plan.local.iter().collect();
     found
         .into_iter()
         .map(|(target, endpoint)| {
             let (cluster, local) = (cluster.contains(&target), local.contains(&target));
-            let weight = admitted.weights.get(&target).copied().unwrap_or(1);
+            let weight = selected.weights.get(&target).copied().unwrap_or(1);
             let near = near.get(&target).copied();
             let why = match near {
-                Some(near) if (cluster || local) && near.ready => Why::Ready,
-                Some(_) if cluster || local => Why::LastResort,
-                Some(_) if is_admitted(&target) => Why::Weightless,
-                Some(near) => why_not(near, by_cluster || here.has(near)),
-                None => Why::KeptAway,
+                Some(near) if (cluster || local) && near.ready => EndpointReason::Ready,
+                Some(_) if cluster || local => EndpointReason::TerminatingFallback,
+                Some(_) if is_selected(&target) => EndpointReason::ZeroWeight,
+                Some(near) => inactive_reason(near, by_cluster || here.hosts(near)),
+                None => EndpointReason::ExcludedByTopologyKeys,
             };
-            Use {
+            EndpointStatus {
                 target,
                 endpoint: near.unwrap_or(endpoint),
                 cluster,
                 local,
                 weight,
-                why,
+                reason: why,
             }
         })
         .collect()
@@ -117,11 +117,11 @@ pub fn uses<'a>(
 
 /// Returns the reason for which an endpoint is inactive. `is_led_to` is true if a policy of the service port
 /// permits endpoints on the endpoint's node.
-const fn why_not(endpoint: &Endpoint, is_led_to: bool) -> Why {
+const fn inactive_reason(endpoint: &Endpoint, is_permitted: bool) -> EndpointReason {
     match (endpoint.ready, endpoint.is_fallback()) {
-        (false, false) => Why::NotReady,
-        _ if !is_led_to => Why::OnOtherNode,
-        (true, _) => Why::HintedElsewhere,
-        (false, true) => Why::Going,
+        (false, false) => EndpointReason::NotReady,
+        _ if !is_permitted => EndpointReason::OnOtherNode,
+        (true, _) => EndpointReason::ExcludedByHints,
+        (false, true) => EndpointReason::Terminating,
     }
 }

@@ -79,7 +79,7 @@ pub trait MapWriter: Send {
     /// The kernel refused a write; it is unknown which entries were written.
     fn flush_batch(&mut self) -> Result<(), WriteError>;
     /// Resets the counters of a service port.
-    fn reset_service_counters(&mut self, service: u32) -> Result<(), WriteError>;
+    fn reset_service_counts(&mut self, service: u32) -> Result<(), WriteError>;
 }
 
 /// Reads the counters that the kernel programs maintain.
@@ -91,7 +91,7 @@ pub trait CounterReader {
     /// The kernel refused the read. The same holds for the other method.
     fn open_connections(&self, index: u32) -> Result<u64, ReadError>;
     /// Returns the counters of a service port; they start at 0 when its id is allocated.
-    fn service_counters(&self, service: u32) -> Result<ServiceCounts, ReadError>;
+    fn service_counts(&self, service: u32) -> Result<ServiceCounts, ReadError>;
 }
 
 /// Reads the service maps.
@@ -113,7 +113,7 @@ pub trait MapReader: CounterReader {
     /// Returns the first `entries` backends, by index.
     fn backends(&self, entries: u32) -> Result<Vec<Backend>, ReadError>;
     /// Returns the counters of the service ports with the ids from 0 to `entries` - 1, in this order.
-    fn all_service_counters(&self, entries: u32) -> Result<Vec<ServiceCounts>, ReadError>;
+    fn all_service_counts(&self, entries: u32) -> Result<Vec<ServiceCounts>, ReadError>;
 }
 
 /// Reads and writes the steering maps.

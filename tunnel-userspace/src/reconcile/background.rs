@@ -5,14 +5,14 @@ use tokio::task::{JoinHandle, spawn_blocking};
 /// A background thread panicked.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("a background thread of the reconcile loop panicked")]
-pub struct BrokeOff;
+pub struct ThreadPanicked;
 
 /// At most one job, which runs in a thread of its own while the reconcile loop continues.
 #[derive(Debug)]
-pub(super) struct Background<R>(Option<JoinHandle<R>>);
+pub(super) struct BackgroundJob<R>(Option<JoinHandle<R>>);
 
-impl<R: Send + 'static> Background<R> {
-    pub(super) const fn none() -> Self {
+impl<R: Send + 'static> BackgroundJob<R> {
+    pub(super) const fn idle() -> Self {
         Self(None)
     }
 
@@ -26,7 +26,7 @@ impl<R: Send + 'static> Background<R> {
 
     /// Waits for the result of the running job, for ever if there is none. Returns `None` if the thread
     /// panicked.
-    pub(super) async fn ended(&mut self) -> Option<R> {
+    pub(super) async fn wait(&mut self) -> Option<R> {
         let Some(running) = &mut self.0 else {
             return future::pending().await;
         };

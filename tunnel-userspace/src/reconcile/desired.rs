@@ -27,17 +27,17 @@ use crate::{
 };
 
 /// The number of changed Services from which several threads plan them.
-const MANY: usize = 1024;
+const PARALLEL_FROM: usize = 1024;
 
 /// The settings for planning.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct PlanSettings {
     /// The name of this node's Node object.
     pub node_name: String,
     /// The algorithm for Services that select none.
     pub algorithm: Algorithm,
     /// The addresses of this node that serve node ports.
-    pub node_ports: Vec<NodePortAddresses>,
+    pub node_port_addresses: Vec<NodePortAddresses>,
     /// The external IPs that are served: any, or only those with an owner.
     pub external_ips: ExternalIps,
     /// Honour or ignore `openyurt.io/topologyKeys`.
@@ -45,12 +45,12 @@ pub struct Settings {
 }
 
 /// All Services, and their plans.
-pub(super) struct Desired {
+pub(super) struct DesiredPlans {
     /// The served Services, to plan them again when a Node changes.
     pub(super) states: HashMap<ObjectName, ServiceState>,
     pub(super) plans: BTreeMap<ObjectName, ServicePlan>,
-    pub(super) claims: FrontendOwners,
-    pub(super) rules: Rules,
+    pub(super) frontend_owners: FrontendOwners,
+    pub(super) rules: PlanRules,
     pub(super) listeners: LocalListeners,
     local_node: LocalNode,
     /// The health checks of Services. They are published as one value, since they are few: only load
@@ -61,21 +61,21 @@ pub(super) struct Desired {
     /// True if load balancers may send traffic to this node.
     pub(super) node_eligible: bool,
     /// The number of service ports with a policy Local but no endpoint on this node, by family.
-    pub(super) gaps: PerFamily<NoLocalEndpoints>,
+    pub(super) no_local_endpoints: PerFamily<NoLocalEndpoints>,
     /// The number of plans that were computed.
-    pub(super) planned: u64,
+    pub(super) plans_computed: u64,
 }
 
 /// The inputs of a plan other than the Service.
-pub(super) struct Rules {
-    owners: ExternalIpOwners,
-    pub(super) pools: NodePools,
-    pub(super) here: Arc<NodeInfo>,
+pub(super) struct PlanRules {
+    external_ip_owners: ExternalIpOwners,
+    pub(super) node_pools: NodePools,
+    pub(super) node_info: Arc<NodeInfo>,
 }
 
 /// The effect of a change on the plans.
 #[derive(Debug, Default)]
-pub(super) struct Changed {
+pub(super) struct PlanChanges {
     /// The Services that must be written again.
     pub(super) services: BTreeSet<ObjectName>,
     /// True if every Service was planned again.
@@ -84,22 +84,22 @@ pub(super) struct Changed {
 
 /// The results of planning one Service; empty for a removed Service.
 #[derive(Default)]
-struct Planned {
+struct PlannedService {
     plan: Option<ServicePlan>,
-    check: Option<HealthCheck>,
+    health_check: Option<HealthCheck>,
     claims: Vec<(FrontendKey, ClaimRank, PortName)>,
 }
 
-impl Rules {
-    fn planned(&self, state: Option<&ServiceState>) -> Planned {
+impl PlanRules {
+    fn planned(&self, state: Option<&ServiceState>) -> PlannedService {
         let Some(state) = state else {
-            return Planned::default();
+            return PlannedService::default();
         };
-        let admitted = self.owners.without_unowned_ips(state);
-        let near = self.pools.restrict(&admitted);
-        let plan = plan::plan_service(&near, &self.here);
-        Planned {
-            check: plan::plan_health_check(&near, &self.here),
+        let admitted = self.external_ip_owners.without_unowned_ips(state);
+        let near = self.node_pools.restrict(&admitted);
+        let plan = plan::plan_service(&near, &self.node_info);
+        PlannedService {
+            health_check: plan::plan_health_check(&near, &self.node_info),
             claims: plan::frontend_claims(&near, &plan).collect(),
             plan: Some(plan),
         }
@@ -111,11 +111,11 @@ pub(super) fn served(state: Option<&ServiceState>) -> Option<&ServiceState> {
     state.filter(|state| state.service.is_served())
 }
 
-impl Desired {
+impl DesiredPlans {
     /// Starts without any Service.
-    pub(super) fn new(settings: Settings) -> Self {
+    pub(super) fn new(settings: PlanSettings) -> Self {
         let node: Arc<str> = settings.node_name.into();
-        let local_node = LocalNode::new(settings.node_ports);
+        let local_node = LocalNode::new(settings.node_port_addresses);
         let health = HealthChecks {
             addresses: local_node.health_addresses(),
             ..HealthChecks::default()
@@ -123,11 +123,11 @@ impl Desired {
         Self {
             states: HashMap::new(),
             plans: BTreeMap::new(),
-            claims: FrontendOwners::default(),
-            rules: Rules {
-                owners: ExternalIpOwners::new(settings.external_ips),
-                pools: NodePools::new(settings.topology_keys, Arc::clone(&node)),
-                here: Arc::new(NodeInfo {
+            frontend_owners: FrontendOwners::default(),
+            rules: PlanRules {
+                external_ip_owners: ExternalIpOwners::new(settings.external_ips),
+                node_pools: NodePools::new(settings.topology_keys, Arc::clone(&node)),
+                node_info: Arc::new(NodeInfo {
                     name: node,
                     default_algorithm: settings.algorithm,
                     ..NodeInfo::default()
@@ -138,8 +138,8 @@ impl Desired {
             health: Arc::new(health),
             node_known: false,
             node_eligible: true,
-            gaps: PerFamily::default(),
-            planned: 0,
+            no_local_endpoints: PerFamily::default(),
+            plans_computed: 0,
         }
     }
 
@@ -149,13 +149,13 @@ impl Desired {
         &mut self,
         nodes: Vec<(ObjectName, Option<Arc<Node>>)>,
         services: Vec<(ObjectName, Option<ServiceState>)>,
-    ) -> Changed {
-        let mut has_own = false;
+    ) -> PlanChanges {
+        let mut own_node_changed = false;
         for (name, node) in nodes {
-            self.rules.owners.set_node(&name, node.as_deref());
-            self.rules.pools.set_node(&name, node.as_deref());
-            if name.name == self.rules.here.name {
-                has_own = true;
+            self.rules.external_ip_owners.set_node(&name, node.as_deref());
+            self.rules.node_pools.set_node(&name, node.as_deref());
+            if name.name == self.rules.node_info.name {
+                own_node_changed = true;
                 self.node_known = node.is_some();
                 self.node_eligible = node.as_ref().is_some_and(|node| node.eligible);
                 self.local_node.set_node(node.as_deref());
@@ -163,30 +163,30 @@ impl Desired {
         }
         for (name, state) in &services {
             let service = state.as_ref().map(|state| &*state.service);
-            self.rules.owners.set_service(name, service);
-            self.rules.pools.set_service(name, service);
+            self.rules.external_ip_owners.set_service(name, service);
+            self.rules.node_pools.set_service(name, service);
         }
-        let mut moved = self.rules.owners.take_changed_services();
-        moved.append(&mut self.rules.pools.take_changed_services());
+        let mut affected = self.rules.external_ip_owners.take_changed_services();
+        affected.append(&mut self.rules.node_pools.take_changed_services());
         // First, so that the changed Services are planned only once.
-        let mut changed = if has_own {
-            self.look_around()
+        let mut changed = if own_node_changed {
+            self.replan_if_node_changed()
         } else {
-            Changed::default()
+            PlanChanges::default()
         };
-        let planned = parallel::map(&services, MANY, |_, (_, state)| {
+        let planned = parallel::map(&services, PARALLEL_FROM, |_, (_, state)| {
             self.rules.planned(served(state.as_ref()))
         });
         if self.states.is_empty() {
             self.states.reserve(services.len());
         }
-        self.claims.reserve(services.len());
+        self.frontend_owners.reserve(services.len());
         let names = services.iter().map(|(name, _)| name.clone());
         let mut names: BTreeSet<_> = names.collect();
         let mut plans = Vec::new();
         for ((name, state), planned) in services.into_iter().zip(planned) {
-            moved.remove(&name);
-            let plan = self.take(&name, planned, &mut changed);
+            affected.remove(&name);
+            let plan = self.store(&name, planned, &mut changed);
             plans.extend(plan.map(|plan| (name.clone(), plan)));
             match state.filter(|state| state.service.is_served()) {
                 Some(state) => self.states.insert(name, state),
@@ -201,32 +201,32 @@ impl Desired {
             self.plans.extend(plans);
         }
         changed.services.append(&mut names);
-        for name in moved {
+        for name in affected {
             if let Some(state) = self.states.get(&name).cloned() {
-                self.plan(&name, &state, &mut changed);
+                self.replan(&name, &state, &mut changed);
             }
         }
         changed
     }
 
     /// Replaces the addresses of this node.
-    pub(super) fn set_addresses(&mut self, addresses: BTreeSet<IpAddr>) -> Changed {
+    pub(super) fn set_addresses(&mut self, addresses: BTreeSet<IpAddr>) -> PlanChanges {
         if self.listeners.set_addresses(&addresses) {
             for (name, plan) in &self.plans {
-                self.listeners.put(name, Some(plan));
+                self.listeners.update(name, Some(plan));
             }
         }
         self.local_node.set_addresses(addresses);
-        self.look_around()
+        self.replan_if_node_changed()
     }
 
     /// Replaces the set of frontends with a local listener. Frontends on addresses of other nodes are
     /// ignored.
-    pub(super) fn set_listeners(&mut self, found: &BTreeSet<FrontendKey>) -> Changed {
-        let moved = self.listeners.set_found(found);
+    pub(super) fn set_listeners(&mut self, found: &BTreeSet<FrontendKey>) -> PlanChanges {
+        let moved = self.listeners.set_listeners(found);
         let mut services = BTreeSet::new();
         for (front, has_listener) in moved {
-            let owner = self.claims.owner(&front);
+            let owner = self.frontend_owners.owner(&front);
             let service = owner.map(ToString::to_string).unwrap_or_default();
             let event = if has_listener {
                 "local listener found: sockets are not translated"
@@ -236,25 +236,25 @@ impl Desired {
             tracing::info!(frontend = %front, service, "{event}");
             services.extend(owner.map(|owner| owner.service.clone()));
         }
-        Changed {
+        PlanChanges {
             services,
             is_all: false,
         }
     }
 
     /// Returns the plan of a Service without the frontends that other Services own, and its problems.
-    pub(super) fn wanted(&self, service: &ObjectName) -> (ServicePlan, PortProblems) {
+    pub(super) fn plan_to_write(&self, service: &ObjectName) -> (ServicePlan, PortProblems) {
         let (mut wanted, mut problems) = (ServicePlan::new(), PortProblems::new());
         for (name, plan) in self.plans.get(service).into_iter().flatten() {
             // Inserted first, so that a more important problem with the port replaces it.
-            if let Some(problem) = self.left_out(name, plan) {
+            if let Some(problem) = self.unowned_ip_problem(name, plan) {
                 problems.insert(name.clone(), problem);
             }
             let mut fronts = LiteMap::with_capacity(plan.frontends.len());
             for (key, front) in &plan.frontends {
-                let owner = self.claims.owner(key);
+                let owner = self.frontend_owners.owner(key);
                 if owner == Some(name) {
-                    let has_listener = self.listeners.found.contains(key);
+                    let has_listener = self.listeners.with_listener.contains(key);
                     let front = FrontendPlan {
                         has_listener,
                         ..*front
@@ -278,18 +278,18 @@ impl Desired {
     }
 
     /// Plans all Services again if the plans' inputs from this node changed.
-    fn look_around(&mut self) -> Changed {
+    fn replan_if_node_changed(&mut self) -> PlanChanges {
         let addresses = self.local_node.health_addresses();
         if self.health.addresses != addresses {
             Arc::make_mut(&mut self.health).addresses = addresses;
         }
-        let mut changed = Changed::default();
-        if let Some(here) = self.local_node.changed_info(&self.rules.here) {
-            self.rules.here = Arc::new(here);
+        let mut changed = PlanChanges::default();
+        if let Some(here) = self.local_node.changed_info(&self.rules.node_info) {
+            self.rules.node_info = Arc::new(here);
             changed.is_all = true;
             let states = std::mem::take(&mut self.states);
             for (name, state) in &states {
-                self.plan(name, state, &mut changed);
+                self.replan(name, state, &mut changed);
             }
             self.states = states;
         }
@@ -297,9 +297,9 @@ impl Desired {
     }
 
     /// Plans a Service, and stores the plan.
-    fn plan(&mut self, name: &ObjectName, state: &ServiceState, changed: &mut Changed) {
+    fn replan(&mut self, name: &ObjectName, state: &ServiceState, changed: &mut PlanChanges) {
         let planned = self.rules.planned(Some(state));
-        if let Some(plan) = self.take(name, planned, changed) {
+        if let Some(plan) = self.store(name, planned, changed) {
             self.plans.insert(name.clone(), plan);
         }
         changed.services.insert(name.clone());
@@ -307,31 +307,31 @@ impl Desired {
 
     /// Stores the results of planning a Service, except for the plan, which is returned for the caller to
     /// store. Adds the Services that won or lost a frontend to `changed`.
-    fn take(
+    fn store(
         &mut self,
         name: &ObjectName,
-        planned: Planned,
-        changed: &mut Changed,
+        planned: PlannedService,
+        changed: &mut PlanChanges,
     ) -> Option<ServicePlan> {
         let plan = planned.plan;
-        if self.health.services.get(name) != planned.check.as_ref() {
+        if self.health.services.get(name) != planned.health_check.as_ref() {
             let checks = &mut Arc::make_mut(&mut self.health).services;
-            match planned.check {
+            match planned.health_check {
                 Some(check) => checks.insert(name.clone(), check),
                 None => checks.remove(name),
             };
         }
-        self.listeners.put(name, plan.as_ref());
-        let moved = self.claims.set_claims(name, planned.claims.into_iter());
+        self.listeners.update(name, plan.as_ref());
+        let moved = self.frontend_owners.set_claims(name, planned.claims.into_iter());
         changed.services.extend(moved);
         let gaps = |plan: Option<&ServicePlan>| plan.map(plan::count_no_local_endpoints).unwrap_or_default();
         let (old, new) = (gaps(self.plans.get(name)), gaps(plan.as_ref()));
         for family in [Family::V4, Family::V6] {
-            let (gaps, old, new) = (self.gaps.get_mut(family), old.get(family), new.get(family));
+            let (gaps, old, new) = (self.no_local_endpoints.get_mut(family), old.get(family), new.get(family));
             gaps.internal = gaps.internal + new.internal - old.internal;
             gaps.external = gaps.external + new.external - old.external;
         }
-        self.planned += 1;
+        self.plans_computed += 1;
         if plan.is_none() {
             self.plans.remove(name);
         }
@@ -339,14 +339,14 @@ impl Desired {
     }
 
     /// Returns the problem with a port's external IPs that are not served because they have no owner.
-    fn left_out(&self, name: &PortName, plan: &PortPlan) -> Option<PortProblem> {
-        if !self.rules.owners.is_enabled() {
+    fn unowned_ip_problem(&self, name: &PortName, plan: &PortPlan) -> Option<PortProblem> {
+        if !self.rules.external_ip_owners.is_enabled() {
             return None;
         }
         let state = self.states.get(&name.service)?;
         // The address may be served for another reason, for example as a cluster IP.
         let has = |ip: &IpAddr| plan.frontends.keys().any(|key| key.address.to_ip() == *ip);
-        let left_out = self.rules.owners.unowned_ips(&state.service);
+        let left_out = self.rules.external_ip_owners.unowned_ips(&state.service);
         let left_out = left_out.filter(|ip| Family::of(*ip) == name.family && !has(ip));
         let left_out: Vec<_> = left_out.map(|ip| ip.to_string()).collect();
         let reason = Reason::ExternalIpNotOwned;

@@ -14,7 +14,7 @@ use zerocopy::FromZeros as _;
 use super::{
     access::{AdoptError, MapReader, MapWriter, ReadError, SteeringMaps, WriteError},
     steering::{QUARANTINE, nanos},
-    sync::{Actual, Lists, read, slots},
+    sync::{Actual, RefCountedLists, read_maps, slots},
 };
 
 /// A configured map size is too small for the present content.
@@ -63,7 +63,7 @@ impl ServiceMapsSnapshot {
     ///
     /// A map can't be read.
     pub fn read(maps: &impl MapReader, had: MapSizes) -> Result<Self, ReadError> {
-        let (actual, _left_out) = read(maps, had)?;
+        let (actual, _left_out) = read_maps(maps, had)?;
         Ok(Self(actual))
     }
 
@@ -76,11 +76,11 @@ impl ServiceMapsSnapshot {
         let ids = self.0.ports.keys().max();
         let indices = self.0.ports.values();
         let indices = indices.flat_map(|port| port.backends.values()).max();
-        let fronts = u32::try_from(self.0.fronts.len()).unwrap_or(u32::MAX);
+        let fronts = u32::try_from(self.0.frontends.len()).unwrap_or(u32::MAX);
         let backends = self.0.used_backends;
         check_size(MapSize::Frontends, wanted, fronts.max(size_for_index(ids)))?;
         check_size(MapSize::Slots, wanted, self.0.sets.used)?;
-        check_size(MapSize::SourceRanges, wanted, self.0.sources.used)?;
+        check_size(MapSize::SourceRanges, wanted, self.0.source_ranges.used)?;
         check_size(MapSize::Backends, wanted, backends.max(size_for_index(indices)))
     }
 
@@ -100,7 +100,7 @@ impl ServiceMapsSnapshot {
         let known = self.0.sizes.backend_entries();
         let backends = from.backends(known.min(sizes.backend_entries()))?;
         let backends = (0..).zip(backends).filter_map(|(index, backend)| {
-            let state = self.0.standing(index).state;
+            let state = self.0.backend_status(index).state;
             (state != BackendState::default()).then_some((index, Backend { state, ..backend }))
         });
         let (_, written) = to.write_backends(&backends.collect::<Vec<_>>());
@@ -111,11 +111,11 @@ impl ServiceMapsSnapshot {
             let slots: Vec<_> = slots(backends).collect();
             to.write_slots(base, &slots)
         })?;
-        let sources = write_compacted(&self.0.sources, |base, ranges| {
+        let sources = write_compacted(&self.0.source_ranges, |base, ranges| {
             let mut ranges = (base..).zip(ranges);
             ranges.try_for_each(|(place, range)| to.write_source_range(place, range))
         })?;
-        let fronts: BTreeMap<_, _> = self.0.fronts.iter().collect();
+        let fronts: BTreeMap<_, _> = self.0.frontends.iter().collect();
         for (index, (key, front)) in (0..).zip(fronts) {
             let record = Frontend {
                 cluster: with_new_base(&sets, front.record.cluster),
@@ -132,7 +132,7 @@ impl ServiceMapsSnapshot {
 
 /// Writes all lists without gaps. Returns the new base of each list, by its old base.
 fn write_compacted<T: Eq + Hash>(
-    lists: &Lists<T>,
+    lists: &RefCountedLists<T>,
     mut write: impl FnMut(u32, &[T]) -> Result<(), WriteError>,
 ) -> Result<BTreeMap<u32, u32>, WriteError> {
     let mut next = 0_usize;

@@ -10,12 +10,12 @@ mod shown;
 mod stats;
 mod view;
 
-pub(super) use self::{concerns::concerns, measures::Measures, shown::show};
+pub(super) use self::{concerns::concerns, measures::MetricsRecorder, shown::publish_services};
 pub use self::{
-    counted::{Counted, PortCounts},
+    counted::{PortCounterList, PortCounters},
     histogram::Histogram,
-    measures::SyncStats,
-    published::Published,
-    stats::Stats,
-    view::{EndpointView, FrontView, PortView, ServiceView},
+    measures::SyncMetrics,
+    published::PublishedServices,
+    stats::ReconcileStats,
+    view::{EndpointView, FrontendView, PortView, ServiceView},
 };

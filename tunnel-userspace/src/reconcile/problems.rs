@@ -6,7 +6,7 @@ use crate::{model::ObjectName, plan::PortName};
 
 /// The problem with a service port that is not programmed as planned.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Problem {
+pub struct PortProblem {
     /// The reason, by which problems are counted.
     pub reason: Reason,
     /// The description for operators.
@@ -14,9 +14,9 @@ pub struct Problem {
 }
 
 /// The problems with the ports of one Service.
-pub(super) type Problems = BTreeMap<PortName, Problem>;
+pub(super) type PortProblems = BTreeMap<PortName, PortProblem>;
 
-impl Problem {
+impl PortProblem {
     /// Returns the problem with a port that doesn't fit into the maps. `wanted` is the number of backends
     /// in its plan, `kept` the number of removed backends whose indices open connections still use.
     pub(super) fn no_room(reason: Reason, wanted: usize, kept: usize) -> Self {
@@ -33,27 +33,27 @@ impl Problem {
 
 /// The present problems of all Services, and the number of times that each reason occurred.
 #[derive(Debug, Default)]
-pub(super) struct Faults {
-    pub(super) problems: BTreeMap<ObjectName, Problems>,
-    pub(super) counts: BTreeMap<Reason, u64>,
+pub(super) struct ProblemTracker {
+    pub(super) by_service: BTreeMap<ObjectName, PortProblems>,
+    pub(super) reason_counts: BTreeMap<Reason, u64>,
 }
 
-impl Faults {
+impl ProblemTracker {
     /// Increments the counter of a reason.
     pub(super) fn count(&mut self, reason: Reason) {
-        *self.counts.entry(reason).or_default() += 1;
+        *self.reason_counts.entry(reason).or_default() += 1;
     }
 
     /// Replaces the problems of a Service, and logs those that are new or resolved. If not all ports of the
     /// Service were tried, its previous problems stay.
-    pub(super) fn note(
+    pub(super) fn replace(
         &mut self,
         service: &ObjectName,
-        mut problems: Problems,
-        was_tried_to_the_end: bool,
+        mut problems: PortProblems,
+        all_ports_tried: bool,
     ) {
-        let known = self.problems.remove(service).unwrap_or_default();
-        if !was_tried_to_the_end {
+        let known = self.by_service.remove(service).unwrap_or_default();
+        if !all_ports_tried {
             for (name, problem) in &known {
                 let entry = problems.entry(name.clone());
                 entry.or_insert_with(|| problem.clone());
@@ -71,13 +71,13 @@ impl Faults {
             tracing::info!(port = %name, "programmed as planned again");
         }
         if !problems.is_empty() {
-            self.problems.insert(service.clone(), problems);
+            self.by_service.insert(service.clone(), problems);
         }
     }
 
     /// Returns the Services with a port that did not fit into the maps.
-    pub(super) fn without_room(&self) -> impl Iterator<Item = &ObjectName> {
-        let is_full = |problem: &Problem| {
+    pub(super) fn services_without_room(&self) -> impl Iterator<Item = &ObjectName> {
+        let is_full = |problem: &PortProblem| {
             matches!(
                 problem.reason,
                 Reason::FrontendsFull
@@ -86,7 +86,7 @@ impl Faults {
                     | Reason::SourceRangesFull
             )
         };
-        let problems = self.problems.iter();
+        let problems = self.by_service.iter();
         let refused = problems.filter(move |(_, ports)| ports.values().any(is_full));
         refused.map(|(service, _)| service)
     }

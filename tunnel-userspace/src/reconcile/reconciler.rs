@@ -59,9 +59,9 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
             let is_waiting = |service: &ObjectName| listeners.has_unpolled(service);
             held_back.extend(self.sync.dirty.extract_if(.., is_waiting));
         }
-        let services = self.sync.pass(&self.desired);
+        let services = self.sync.write_changes(&self.desired);
         publish_services(services, &self.desired, &self.sync, &self.published);
-        self.sync.ports.take_retired()
+        self.sync.tracked.take_retired()
     }
 
     /// Reads the maps again, and compares them with their tracked content. If they differ, their content
@@ -81,7 +81,7 @@ impl<M> Reconciler<M> {
     /// Returns the maps.
     #[must_use]
     pub const fn maps(&self) -> &M {
-        &self.sync.ports.maps
+        &self.sync.tracked.maps
     }
 
     /// Returns the published Services.
@@ -95,13 +95,13 @@ impl<M> Reconciler<M> {
         self.stale = update.stale;
         self.metrics.metrics.last_queued_at = Some(Timestamp::now());
         for (name, state) in &update.services {
-            self.sync.unclaimed.told(name);
+            self.sync.orphans.stop_keeping(name);
             let before = self.desired.states.get(name);
             self.metrics.record_change(name, before, served(state.as_ref()));
         }
         let (synced, whole) = (update.synced, update.complete);
         let changed = self.desired.apply(update.nodes, update.services);
-        self.sync.heard(synced, whole);
+        self.sync.set_source_state(synced, whole);
         self.mark_dirty(changed);
     }
 
@@ -152,7 +152,7 @@ impl<M> Reconciler<M> {
             let is_pending = |name: &ObjectName| dirty.contains(name) || starved.contains(name);
             self.metrics.record_sync(took, Timestamp::now(), is_pending);
             stats.sync = SyncMetrics {
-                gaps: self.desired.no_local_endpoints,
+                no_local_endpoints: self.desired.no_local_endpoints,
                 planned: self.desired.plans_computed,
                 ..self.metrics.metrics.clone()
             };

@@ -24,7 +24,7 @@ pub(super) use self::homes::nanos;
 use self::homes::{FreeIndices, steering_address};
 use super::{
     access::{AdoptError, SteeringMaps, WriteError},
-    sync::count,
+    sync::to_usize,
 };
 use crate::{
     publish,
@@ -229,7 +229,7 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
         let stale: Vec<_> = self.keys.keys().copied().filter(is_stale).collect();
         let staying = self.keys.len() - stale.len();
         // Zero if an earlier process with larger maps left more keys than fit.
-        let mut room = count(self.sizes.steering).saturating_sub(staying);
+        let mut room = to_usize(self.sizes.steering).saturating_sub(staying);
         let end = self.probe_index();
         let mut free = FreeIndices::new(&self.records, end, &self.settings.prefixes, now);
         // Records are written first, then their targets are published, then the keys are written.

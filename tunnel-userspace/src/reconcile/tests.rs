@@ -73,7 +73,7 @@ fn settings() -> PlanSettings {
 fn adopt_with(maps: Memory, settings: PlanSettings) -> Reconciler<Memory> {
     let sizes = maps.sizes;
     let mut reconciler = Reconciler::adopt(maps, sizes, &NoGrace, settings).expect("adopted");
-    reconciler.sync.ports.maps.grace();
+    reconciler.sync.tracked.maps.grace();
     reconciler
 }
 
@@ -171,7 +171,7 @@ fn with<'a>((name, state): Change<'a>, change: impl FnOnce(&mut Service)) -> Cha
 fn settle(reconciler: &mut Reconciler<Memory>) {
     for _ in 0..8 {
         let retired = reconciler.write_changes();
-        reconciler.sync.ports.maps.grace();
+        reconciler.sync.tracked.maps.grace();
         reconciler.sync.free(&retired, false);
         if !reconciler.is_dirty() {
             break;
@@ -202,7 +202,7 @@ fn tell_nodes(reconciler: &mut Reconciler<Memory>, nodes: Vec<(ObjectName, Optio
 /// Audits the maps, and writes the differences. Returns the number of differences.
 fn audit(reconciler: &mut Reconciler<Memory>) -> u64 {
     let differences = reconciler.audit(&NoGrace).expect("read");
-    reconciler.sync.ports.maps.grace();
+    reconciler.sync.tracked.maps.grace();
     settle(reconciler);
     differences
 }
@@ -238,7 +238,7 @@ fn open(conns: &Conns, index: u32, count: u64) {
 }
 
 fn problem(reconciler: &Reconciler<Memory>, name: &str) -> Option<Reason> {
-    let all = &reconciler.sync.faults.by_service;
+    let all = &reconciler.sync.problems.by_service;
     let ports = all.get(&ObjectName::new("default", name))?;
     ports.values().next().map(|problem| problem.reason)
 }
@@ -246,7 +246,7 @@ fn problem(reconciler: &Reconciler<Memory>, name: &str) -> Option<Reason> {
 #[test]
 fn nothing_is_written_or_deleted_before_every_source_has_told_its_list() {
     let first = serving(ROOMY, [set("web", 1, &[1])]);
-    let mut second = adopt(first.sync.ports.maps);
+    let mut second = adopt(first.sync.tracked.maps);
     let before = second.maps().writes;
 
     second.update(ClusterUpdate {
@@ -269,7 +269,7 @@ fn a_restart_finds_everything_in_its_place_and_writes_nothing() {
         ]
     };
     let first = serving(ROOMY, all());
-    let mut second = adopt(first.sync.ports.maps);
+    let mut second = adopt(first.sync.tracked.maps);
     let before = second.maps().writes;
 
     apply(&mut second, all().into());
@@ -293,7 +293,7 @@ fn a_backend_keeps_its_index_while_it_serves() {
 fn an_address_moves_from_one_service_to_another_without_a_gap() {
     let reconciler = serving(ROOMY, [set("old", 1, &[1])]);
     for limit in reconciler.maps().writes.. {
-        let mut killed = reconciler.sync.ports.maps.clone();
+        let mut killed = reconciler.sync.tracked.maps.clone();
         killed.limit = limit;
         let mut copy = adopt(killed);
         copy.update(update(vec![("old", None), set("new", 1, &[2])]));
@@ -321,12 +321,12 @@ fn of_two_services_with_one_address_the_loser_is_named_and_comes_when_the_winner
 #[test]
 fn a_write_that_fails_is_tried_again() {
     let mut reconciler = serving(ROOMY, []);
-    reconciler.sync.ports.maps.limit = 2;
+    reconciler.sync.tracked.maps.limit = 2;
     apply(&mut reconciler, vec![set("web", 1, &[1, 2])]);
     assert_eq!(problem(&reconciler, "web"), Some(Reason::WriteFailed));
     assert!(reconciler.is_dirty());
 
-    reconciler.sync.ports.maps.limit = usize::MAX;
+    reconciler.sync.tracked.maps.limit = usize::MAX;
     settle(&mut reconciler);
 
     assert_eq!(backends(&reconciler, 1), Some(vec![1, 2]));
@@ -336,9 +336,9 @@ fn a_write_that_fails_is_tried_again() {
 #[test]
 fn what_a_foreign_hand_changed_is_found_and_written_anew() {
     let mut reconciler = serving(ROOMY, [set("web", 1, &[1]), set("dns", 2, &[2])]);
-    reconciler.sync.ports.maps.svc.remove(&vip(1));
+    reconciler.sync.tracked.maps.svc.remove(&vip(1));
     let dns = reconciler.maps().svc[&vip(2)];
-    reconciler.sync.ports.maps.svc.insert(vip(9), dns);
+    reconciler.sync.tracked.maps.svc.insert(vip(9), dns);
 
     assert!(audit(&mut reconciler) >= 2);
     assert_eq!(backends(&reconciler, 1), Some(vec![1]));
@@ -366,7 +366,7 @@ fn a_change_that_waits_for_the_old_to_be_freed_comes_when_it_is() {
     assert_ne!(backends(&reconciler, 1), Some(vec![11]));
     assert_eq!(problem(&reconciler, "web"), None);
 
-    reconciler.sync.ports.maps.grace();
+    reconciler.sync.tracked.maps.grace();
     reconciler.sync.free(&held, false);
     settle(&mut reconciler);
 
@@ -376,7 +376,7 @@ fn a_change_that_waits_for_the_old_to_be_freed_comes_when_it_is() {
 #[test]
 fn a_front_that_leads_to_the_record_of_another_is_removed_at_the_start() {
     let first = serving(ROOMY, [set("web", 1, &[1])]);
-    let mut maps = first.sync.ports.maps;
+    let mut maps = first.sync.tracked.maps;
     let web = maps.svc[&vip(1)];
     maps.svc.insert(vip(9), web);
 

@@ -29,7 +29,7 @@ fn node(internal: &[&str], other: &[&str]) -> Node {
 }
 
 fn moved(owners: &mut ExternalIpOwners) -> Vec<String> {
-    let moved = owners.take_moved().into_iter();
+    let moved = owners.take_changed_services().into_iter();
     moved.map(|name| name.name.to_string()).collect()
 }
 
@@ -45,7 +45,7 @@ fn an_external_ip_is_served_while_a_load_balancer_or_a_node_has_it() {
         };
         let mut owners = ExternalIpOwners::new(ExternalIps::Owned);
         owners.set_service(&name("web"), Some(&wanting));
-        let served = |owners: &ExternalIpOwners| owners.left_out(&wanting).next().is_none();
+        let served = |owners: &ExternalIpOwners| owners.unowned_ips(&wanting).next().is_none();
         assert!(!served(&owners));
 
         of_service(&mut owners, &service(&[], &[address], &[]));
@@ -80,12 +80,12 @@ fn an_address_of_two_owners_stays_owned_until_both_have_left_it() {
 
         owners.set_service(&name("one"), None);
         assert!(moved(&mut owners).is_empty());
-        assert_eq!(owners.left_out(&wanting).count(), 0);
+        assert_eq!(owners.unowned_ips(&wanting).count(), 0);
 
         owners.set_service(&name("two"), None);
         assert_eq!(moved(&mut owners), ["web"]);
-        assert_eq!(owners.left_out(&wanting).count(), 1);
-        assert!(owners.owned.by.is_empty() && owners.owned.of.is_empty());
+        assert_eq!(owners.unowned_ips(&wanting).count(), 1);
+        assert!(owners.owned.by_address.is_empty() && owners.owned.by_object.is_empty());
     }
 }
 
@@ -112,6 +112,6 @@ fn only_services_that_want_an_address_hear_of_it() {
         for gone in ["one", "two", "three"] {
             owners.set_service(&name(gone), None);
         }
-        assert!(owners.wanted.of.is_empty() && owners.wanted.by.is_empty());
+        assert!(owners.external_ips.by_object.is_empty() && owners.external_ips.by_address.is_empty());
     }
 }

@@ -4,9 +4,9 @@ use tunnel_common::addr::{Address, Port};
 use super::*;
 
 /// Returns a backend by its number.
-fn target(number: u8) -> Target {
+fn target(number: u8) -> BackendTarget {
     let ip = std::net::Ipv4Addr::new(10, 1, 0, number);
-    Target {
+    BackendTarget {
         address: Address::from_ip(ip.into()),
         port: Port::from_host(8080),
     }
@@ -20,8 +20,8 @@ fn places(algorithm: Algorithm, weights: &[u32]) -> Vec<usize> {
         .copied()
         .zip(weights.iter().copied())
         .collect();
-    let slots = of_set(algorithm, &targets.iter().copied().collect(), &weights);
-    let number = |slot: &Target| targets.iter().position(|target| target == slot);
+    let slots = distribute_slots(algorithm, &targets.iter().copied().collect(), &weights);
+    let number = |slot: &BackendTarget| targets.iter().position(|target| target == slot);
     slots.iter().filter_map(number).collect()
 }
 
@@ -110,7 +110,7 @@ proptest! {
         let places = places(Algorithm::Maglev, &vec![1; backends]);
         let counts = counts(&places, backends);
         let (most, least) = (counts.iter().max().expect("some"), counts.iter().min().expect("some"));
-        prop_assert!(TABLES.contains(&places.len()));
+        prop_assert!(TABLE_SIZES.contains(&places.len()));
         prop_assert!(most - least <= 1, "{counts:?}");
     }
 }

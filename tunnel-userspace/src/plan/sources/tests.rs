@@ -21,17 +21,17 @@ fn service(ranges: &[&str], load_balancer_ips: &[&str]) -> Service {
     service
 }
 
-fn here(primary: &[&str], addresses: &[&str]) -> Here {
-    Here {
-        primary: ips(primary).into_iter().collect(),
-        addresses: ips(addresses).into_iter().collect(),
-        ..Here::default()
+fn here(primary: &[&str], addresses: &[&str]) -> NodeInfo {
+    NodeInfo {
+        primary_ips: ips(primary).into_iter().collect(),
+        link_addresses: ips(addresses).into_iter().collect(),
+        ..NodeInfo::default()
     }
 }
 
 fn sources(ranges: &[&str], family: Family) -> Vec<String> {
     let here = here(&[], &[]);
-    let sources = of_service(&service(ranges, &[]), family, &here);
+    let sources = allowed_clients(&service(ranges, &[]), family, &here);
     let shown = sources.iter();
     let shown = shown.map(|range| format!("{} {}", range.first, range.last));
     shown.collect()
@@ -49,7 +49,7 @@ fn ranges_at_the_end_of_a_family_have_no_neighbour() {
 fn the_host_comes_from_its_first_address_or_from_the_one_that_it_dials() {
     let service = service(&["10.0.0.0/24"], &["192.0.2.7"]);
     let vip = ip("192.0.2.7");
-    let admits = |here: &Here| admit_host(&of_service(&service, Family::V4, here), vip, here);
+    let admits = |here: &NodeInfo| admits_host(&allowed_clients(&service, Family::V4, here), vip, here);
 
     assert_eq!(admits(&here(&["10.0.0.1"], &["10.0.0.1"])), Some(true));
     assert_eq!(admits(&here(&["10.0.1.1"], &["10.0.1.1"])), Some(false));
@@ -72,16 +72,16 @@ proptest! {
         let place = |number: u32| 0x0a00_0000 + number * 4;
         let mut service = service(&[], &[]);
         service.source_ranges = ranges.iter().map(|(at, length)| range_of(place(*at), *length)).collect();
-        let found = of_service(&service, Family::V4, &here(&[], &[]));
+        let found = allowed_clients(&service, Family::V4, &here(&[], &[]));
 
-        prop_assert!(found.is_sorted_by(|one, next| number(one.last) + 1 < number(next.first)));
+        prop_assert!(found.is_sorted_by(|one, next| to_bits(one.last) + 1 < to_bits(next.first)));
         for address in place(probe)..place(probe) + 4 {
             let is_in = ranges.iter().any(|(at, length)| {
                 let open = u32::MAX.checked_shr((*length).into()).unwrap_or(0);
                 place(*at) & !open == address & !open
             });
             let ip = IpAddr::V4(Ipv4Addr::from_bits(address));
-            prop_assert_eq!(found.iter().any(|range| holds(range, ip)), is_in, "{}", ip);
+            prop_assert_eq!(found.iter().any(|range| contains(range, ip)), is_in, "{}", ip);
         }
     }
 }

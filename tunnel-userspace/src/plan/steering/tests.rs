@@ -18,7 +18,7 @@ fn created(mut node: Arc<Node>, at: i64) -> Arc<Node> {
 fn rules() -> SteeringRules {
     SteeringRules {
         own_node: "cloud-1".to_owned(),
-        edge: "openyurt.io/is-edge-worker=true"
+        edge_selector: "openyurt.io/is-edge-worker=true"
             .parse()
             .expect("a selector"),
         config_map: ObjectName::new("kube-system", "yurt-tunnel-server-cfg"),
@@ -36,11 +36,11 @@ fn config_map(entries: &[(&str, &str)]) -> ConfigMap {
 
 fn plan(nodes: &[Arc<Node>], config_map: Option<&ConfigMap>) -> SteeringPlan {
     let named = |node: &Arc<Node>| (node.name.clone(), Arc::clone(node));
-    steering(&nodes.iter().map(named).collect(), config_map, &rules())
+    plan_steering(&nodes.iter().map(named).collect(), config_map, &rules())
 }
 
 fn targets(plan: &SteeringPlan) -> Vec<String> {
-    let in_words = |target: &Target| {
+    let in_words = |target: &SteeringTarget| {
         let loopback = if target.loopback { " loopback" } else { "" };
         format!("{target}{loopback}")
     };
@@ -136,7 +136,7 @@ fn without_a_prefix_of_its_family_an_address_is_not_steered() {
         ..rules()
     };
 
-    assert_eq!(steering(&nodes, None, &rules).targets.len(), 2);
+    assert_eq!(plan_steering(&nodes, None, &rules).targets.len(), 2);
 }
 
 #[test]

@@ -21,9 +21,9 @@ fn found(family: Family, policies: [TrafficPolicy; 2], nodes: &[&str]) -> [usize
     };
     let endpoints = (1..).zip(nodes).map(at).collect();
     let web = state(web, vec![slice("a", family, ("http", 8080), endpoints)]);
-    let mut gaps = gaps(&service(&web, &here()));
-    let Gaps { internal, external } = std::mem::take(gaps.of_mut(family));
-    assert_eq!([gaps.v4, gaps.v6], [Gaps::default(); 2], "of {family:?}");
+    let mut gaps = count_no_local_endpoints(&plan_service(&web, &here()));
+    let NoLocalEndpoints { internal, external } = std::mem::take(gaps.get_mut(family));
+    assert_eq!([gaps.v4, gaps.v6], [NoLocalEndpoints::default(); 2], "of {family:?}");
     [internal, external]
 }
 

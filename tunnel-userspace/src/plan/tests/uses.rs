@@ -54,7 +54,7 @@ fn weighted(others: u32) -> Service {
 }
 
 /// Returns the reasons for endpoints of these kinds, in the order of their addresses.
-fn told(family: Family, service: &Service, kinds: &[(Kind, Why)]) -> Vec<Why> {
+fn told(family: Family, service: &Service, kinds: &[(Kind, EndpointReason)]) -> Vec<EndpointReason> {
     let (cluster_ip, net) = match family {
         Family::V4 => ("10.96.0.10", "10.1.0."),
         Family::V6 => ("fd96::10", "fd01::"),
@@ -68,19 +68,19 @@ fn told(family: Family, service: &Service, kinds: &[(Kind, Why)]) -> Vec<Why> {
     let slice = slice("a", family, ("http", 8080), made.collect());
     let web = state(web, vec![slice]);
     let port = ("http", Protocol::TCP);
-    let uses = uses(&web, &web, family, port, &only_plan(&web), &here());
+    let uses = endpoint_statuses(&web, &web, family, port, &only_plan(&web), &here());
     let is_local = service.internal_policy == TrafficPolicy::Local;
     for it in &uses {
-        let is_used = matches!(it.why, Why::Ready | Why::LastResort);
+        let is_used = matches!(it.reason, EndpointReason::Ready | EndpointReason::TerminatingFallback);
         let sets = [is_used && !is_local, is_used && is_local];
         assert_eq!([it.cluster, it.local], sets, "{it:?}");
     }
-    uses.iter().map(|it| it.why).collect()
+    uses.iter().map(|it| it.reason).collect()
 }
 
 #[test]
 fn each_endpoint_is_told_with_the_reason() {
-    use Why::{Going, HintedElsewhere, LastResort, NotReady, OnOtherNode, Ready, Weightless};
+    use EndpointReason::{Terminating, ExcludedByHints, TerminatingFallback, NotReady, OnOtherNode, Ready, ZeroWeight};
 
     let web = service_named("web", &[]);
     let local = Service {
@@ -89,38 +89,38 @@ fn each_endpoint_is_told_with_the_reason() {
     };
     let gone: Kind = |endpoint| UNREADY(GOING(endpoint));
     let hinted_here: Kind = |endpoint| HERE(FOR_ANOTHER_NODE(endpoint));
-    let cases: [(_, _, &[(Kind, Why)]); 9] = [
+    let cases: [(_, _, &[(Kind, EndpointReason)]); 9] = [
         (
             "the reason is the condition of the endpoint",
             &web,
             &[
                 (READY, Ready),
                 (UNREADY, NotReady),
-                (GOING, Going),
+                (GOING, Terminating),
                 (gone, NotReady),
             ],
         ),
         (
             "a terminating endpoint is active if no other is ready",
             &web,
-            &[(UNREADY, NotReady), (GOING, LastResort)],
+            &[(UNREADY, NotReady), (GOING, TerminatingFallback)],
         ),
         (
             "hints exclude an endpoint",
             &web,
-            &[(FOR_THIS_NODE, Ready), (FOR_ANOTHER_NODE, HintedElsewhere)],
+            &[(FOR_THIS_NODE, Ready), (FOR_ANOTHER_NODE, ExcludedByHints)],
         ),
         (
             "hints exclude an endpoint of this node",
             &web,
-            &[(FOR_THIS_NODE, Ready), (hinted_here, HintedElsewhere)],
+            &[(FOR_THIS_NODE, Ready), (hinted_here, ExcludedByHints)],
         ),
         (
             "without a policy Local, the reason for an endpoint of this node is its condition",
             &web,
             &[
                 (READY, Ready),
-                (|it| HERE(GOING(it)), Going),
+                (|it| HERE(GOING(it)), Terminating),
                 (|it| HERE(UNREADY(it)), NotReady),
             ],
         ),
@@ -141,7 +141,7 @@ fn each_endpoint_is_told_with_the_reason() {
         (
             "an endpoint with weight 0 is inactive",
             &weighted(1),
-            &[(NAMED, Weightless), (READY, Ready)],
+            &[(NAMED, ZeroWeight), (READY, Ready)],
         ),
         (
             "weights are ignored if all are 0",
@@ -150,7 +150,7 @@ fn each_endpoint_is_told_with_the_reason() {
         ),
     ];
     for (claim, service, kinds) in cases {
-        let wanted: Vec<Why> = kinds.iter().map(|(_, why)| *why).collect();
+        let wanted: Vec<EndpointReason> = kinds.iter().map(|(_, why)| *why).collect();
         for family in [Family::V4, Family::V6] {
             assert_eq!(told(family, service, kinds), wanted, "{claim}, {family:?}");
         }

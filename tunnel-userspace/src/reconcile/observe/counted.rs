@@ -30,7 +30,7 @@ pub struct PortCounters {
 impl PortCounters {
     /// Reads the counters of a port. A counter that can't be read is 0.
     pub(super) fn read(port: &PortSnapshot, counts: &impl CounterReader) -> Self {
-        let tally = read_service_counters(port, counts);
+        let tally = read_service_counts(port, counts);
         let backends = port.backends.iter();
         let open = backends.filter_map(|backend| counts.open_connections(backend.index).ok());
         Self {
@@ -44,7 +44,7 @@ impl PortCounters {
 
 /// Reads the counters that the programs maintain for a port; 0 if they can't be read, or the port is not in
 /// the maps.
-pub(super) fn read_service_counters(port: &PortSnapshot, counts: &impl CounterReader) -> ServiceCounts {
-    let tally = port.id.and_then(|id| counts.service_counters(id).ok());
+pub(super) fn read_service_counts(port: &PortSnapshot, counts: &impl CounterReader) -> ServiceCounts {
+    let tally = port.id.and_then(|id| counts.service_counts(id).ok());
     tally.unwrap_or_default()
 }

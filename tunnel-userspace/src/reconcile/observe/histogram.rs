@@ -20,8 +20,8 @@ impl Histogram {
 
     /// Adds a value.
     pub(super) fn observe(&mut self, value: f64) {
-        let place = self.buckets.partition_point(|(bound, _)| *bound < value);
-        if let Some((_, count)) = self.buckets.get_mut(place) {
+        let bucket = self.buckets.partition_point(|(bound, _)| *bound < value);
+        if let Some((_, count)) = self.buckets.get_mut(bucket) {
             *count += 1;
             self.sum += value;
         }

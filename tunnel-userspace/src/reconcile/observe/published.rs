@@ -8,11 +8,11 @@ use std::{
 };
 
 use super::{
-    counted::{Counted, PortCounts},
-    shown::Shown,
+    counted::{PortCounterList, PortCounters},
+    shown::ServiceSnapshot,
     view::ServiceView,
 };
-use crate::{model::ObjectName, reconcile::access::Counts};
+use crate::{model::ObjectName, reconcile::access::CounterReader};
 
 /// The number of Services that a reader copies while it holds the lock, which blocks the reconciler.
 const PAGE: usize = 128;
@@ -20,18 +20,18 @@ const PAGE: usize = 128;
 /// The published Services. Cloning returns a handle to the same Services. Each Service that a reader gets is
 /// consistent in itself, but a long read may return Services from different syncs.
 #[derive(Clone, Debug, Default)]
-pub struct Published(Arc<RwLock<Table>>);
+pub struct PublishedServices(Arc<RwLock<Table>>);
 
 #[derive(Debug, Default)]
 struct Table {
-    services: BTreeMap<ObjectName, Arc<Shown>>,
+    services: BTreeMap<ObjectName, Arc<ServiceSnapshot>>,
     /// The number of ports of all Services.
     ports: usize,
 }
 
-impl Published {
+impl PublishedServices {
     /// Publishes Services, which must be sorted by name; `None` removes a Service.
-    pub(super) fn put(&self, services: impl Iterator<Item = (ObjectName, Option<Shown>)>) {
+    pub(super) fn replace(&self, services: impl Iterator<Item = (ObjectName, Option<ServiceSnapshot>)>) {
         let services: Vec<_> = services
             .map(|(name, shown)| (name, shown.map(Arc::new)))
             .collect();
@@ -60,18 +60,18 @@ impl Published {
     /// Returns all Services, or those with a name: `name` or `namespace/name`.
     pub fn services(
         &self,
-        counts: &impl Counts,
+        counts: &impl CounterReader,
         name: Option<&str>,
     ) -> impl Iterator<Item = ServiceView> {
         let is_wanted =
-            move |shown: &Arc<Shown>| name.is_none_or(|name| is_named(shown.name(), name));
+            move |shown: &Arc<ServiceSnapshot>| name.is_none_or(|name| is_named(shown.name(), name));
         let wanted = self.all().filter(is_wanted);
         wanted.map(|shown| shown.view(counts))
     }
 
     /// Reads the counters of the first `most` service ports, sorted by name.
     #[must_use]
-    pub fn counted(&self, counts: &impl Counts, most: usize) -> Counted {
+    pub fn port_counters(&self, counts: &impl CounterReader, most: usize) -> PortCounterList {
         let left_out = self.read().ports.saturating_sub(most);
         let mut ports = Vec::new();
         // The loop doesn't visit the Services after the last port.
@@ -81,12 +81,12 @@ impl Published {
         {
             let room = most - ports.len();
             let some = shown.ports.iter().take(room);
-            ports.extend(some.map(|port| PortCounts::of(port, counts)));
+            ports.extend(some.map(|port| PortCounters::read(port, counts)));
         }
-        Counted { ports, left_out }
+        PortCounterList { ports, omitted: left_out }
     }
 
-    fn all(&self) -> impl Iterator<Item = Arc<Shown>> {
+    fn all(&self) -> impl Iterator<Item = Arc<ServiceSnapshot>> {
         let (mut last, mut page) = (None, Vec::new().into_iter());
         iter::from_fn(move || {
             page.next().or_else(|| {
@@ -98,7 +98,7 @@ impl Published {
     }
 
     /// Returns the first Services after `last`, at most [`PAGE`].
-    fn page(&self, last: Option<&ObjectName>) -> Vec<Arc<Shown>> {
+    fn page(&self, last: Option<&ObjectName>) -> Vec<Arc<ServiceSnapshot>> {
         let after = last.map_or(Bound::Unbounded, Bound::Excluded);
         let table = self.read();
         let services = table.services.range((after, Bound::Unbounded)).take(PAGE);

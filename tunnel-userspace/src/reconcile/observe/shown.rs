@@ -27,7 +27,7 @@ pub(in crate::reconcile) fn publish_services<M>(
     published: &PublishedServices,
 ) {
     let services: Vec<_> = services.into_iter().collect();
-    let (actual, problems) = (&sync.ports.actual, &sync.faults.by_service);
+    let (actual, problems) = (&sync.tracked.actual, &sync.problems.by_service);
     let shown = parallel::map(&services, PARALLEL_FROM, |_, name| {
         ServiceSnapshot::of(name, desired, actual, problems.get(name))
     });
@@ -114,7 +114,7 @@ impl PortSnapshot {
             .and_then(|id| Some((id, actual.ports.get(&id)?)));
         let (id, port) = used.unzip();
         let placed = id.map(|id| backends_in_sets(id, actual)).unwrap_or_default();
-        let fronts = port.into_iter().flat_map(|port| port.fronts.keys());
+        let fronts = port.into_iter().flat_map(|port| port.frontends.keys());
         let backends = port.into_iter().flat_map(|port| &port.backends);
         let backend = |(target, index): (&BackendTarget, &u32)| BackendSnapshot {
             target: *target,
@@ -130,14 +130,14 @@ impl PortSnapshot {
                 .map(|key| (*key, desired.listeners.with_listener.contains(key)))
                 .collect(),
             backends: backends.map(backend).collect(),
-            source_ranges: id.map_or(&[][..], |id| actual.sources_of(id)).into(),
+            source_ranges: id.map_or(&[][..], |id| actual.source_ranges_of(id)).into(),
         }
     }
 }
 
 /// Returns the indices of the backends in the sets of a port.
 fn backends_in_sets(id: u32, actual: &Actual) -> BTreeSet<u32> {
-    let sets = actual.records(id).flat_map(|it| [it.cluster, it.local]);
+    let sets = actual.records_of(id).flat_map(|it| [it.cluster, it.local]);
     let backends = sets.flat_map(|set| actual.sets.items(set));
     backends.copied().collect()
 }

@@ -6,13 +6,13 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use tunnel_common::reason::Reason;
 
-use super::measures::SyncStats;
-use crate::reconcile::{desired::Desired, steering::SteeringView, sync::MapSync};
+use super::measures::SyncMetrics;
+use crate::reconcile::{desired::DesiredPlans, steering::SteeringView, sync::MapSync};
 
 /// The statistics of the reconcile loop, which publishes them after each sync.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Stats {
+pub struct ReconcileStats {
     /// True if every source has delivered its first complete list.
     pub synced: bool,
     /// True if a source has not answered since the start, as of the last sync.
@@ -63,29 +63,29 @@ pub struct Stats {
     pub steering: SteeringView,
     /// The metrics of kube-proxy; not part of the status.
     #[serde(skip)]
-    pub sync: SyncStats,
+    pub sync: SyncMetrics,
 }
 
-impl Stats {
+impl ReconcileStats {
     /// Fills in the numbers that come from the plans and the content of the maps.
-    pub(in crate::reconcile) fn describe<M>(&mut self, desired: &Desired, sync: &MapSync<M>) {
-        let usage = sync.ports.actual.usage();
+    pub(in crate::reconcile) fn fill_from<M>(&mut self, desired: &DesiredPlans, sync: &MapSync<M>) {
+        let usage = sync.tracked.actual.usage();
         self.synced = sync.is_synced();
         self.services = desired.plans.len();
-        self.frontends = usage.fronts;
+        self.frontends = usage.frontends;
         self.slots = usage.slots;
         self.backends = usage.backends;
-        self.source_ranges = usage.sources;
-        self.draining_backends = sync.ports.actual.occupied.len();
+        self.source_ranges = usage.source_ranges;
+        self.draining_backends = sync.tracked.actual.draining.len();
         self.drift = sync.drift;
         self.node_eligible = desired.node_eligible;
         self.node_known = desired.node_known;
         self.problems = BTreeMap::new();
-        for problem in sync.problems() {
+        for problem in sync.all_problems() {
             let label = problem.reason.label().to_owned();
             *self.problems.entry(label).or_default() += 1;
         }
         let counted = |(reason, count): (&Reason, &u64)| (reason.label().to_owned(), *count);
-        self.counts = sync.faults.counts.iter().map(counted).collect();
+        self.counts = sync.problems.reason_counts.iter().map(counted).collect();
     }
 }

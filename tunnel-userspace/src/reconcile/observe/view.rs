@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use tunnel_common::service::{FrontendKey, SourceRange};
 
 use super::{
-    counted::read_service_counters,
+    counted::read_service_counts,
     shown::{ServiceSnapshot, BackendSnapshot, PortSnapshot},
 };
 use crate::{
@@ -147,7 +147,7 @@ impl ServiceSnapshot {
         let leaving = leaving.into_iter().map(in_words);
         let draining = leaving.filter(|it| !ready.contains(it.as_str())).collect();
         let fronts = port.frontends.iter();
-        let tally = read_service_counters(port, counts);
+        let tally = read_service_counts(port, counts);
         PortView {
             port: name.port.to_string(),
             protocol: name.protocol.to_string(),

@@ -36,7 +36,7 @@ fn sizes(steering: u32) -> MapSizes {
 fn adopt(maps: Memory, capacity: u32, now: Duration) -> SteeringReconciler<Memory> {
     let sizes = sizes(capacity);
     let maps = Memory {
-        capacity: count(sizes.steer_entries()),
+        capacity: to_usize(sizes.steer_entries()),
         ..maps
     };
     SteeringReconciler::adopt(maps, sizes, settings(), now).expect("taken over")

@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Allocates single indices below a limit.
 #[derive(Debug)]
-pub(crate) struct Indices {
-    returned: Vec<u32>,
-    unused: u32,
+pub(crate) struct IndexAllocator {
+    freed: Vec<u32>,
+    first_unused: u32,
     limit: u32,
 }
 
-impl Indices {
+impl IndexAllocator {
     /// Starts with all indices free except those in `used`.
     pub(crate) fn new(limit: u32, used: &BTreeSet<u32>) -> Self {
         // The indices above the highest one in use are free, and so are the gaps below it.
@@ -20,42 +20,42 @@ impl Indices {
             .filter(|index| !used.contains(index))
             .collect();
         Self {
-            returned,
-            unused,
+            freed: returned,
+            first_unused: unused,
             limit,
         }
     }
 
     /// Allocates an index.
-    pub(crate) fn take(&mut self) -> Option<u32> {
-        self.returned.pop().or_else(|| {
-            let index = (self.unused < self.limit).then_some(self.unused)?;
-            self.unused += 1;
+    pub(crate) fn allocate(&mut self) -> Option<u32> {
+        self.freed.pop().or_else(|| {
+            let index = (self.first_unused < self.limit).then_some(self.first_unused)?;
+            self.first_unused += 1;
             Some(index)
         })
     }
 
     /// Frees an index.
-    pub(crate) fn give(&mut self, index: u32) {
-        debug_assert!(index < self.unused);
-        self.returned.push(index);
+    pub(crate) fn free(&mut self, index: u32) {
+        debug_assert!(index < self.first_unused);
+        self.freed.push(index);
     }
 
     /// Returns the number of free indices.
-    pub(crate) fn free(&self) -> usize {
-        self.returned.len() + count(self.limit - self.unused)
+    pub(crate) fn free_count(&self) -> usize {
+        self.freed.len() + to_usize(self.limit - self.first_unused)
     }
 }
 
 /// Allocates contiguous ranges below a limit: takes the smallest free range that is large enough, and merges
 /// adjacent free ranges.
 #[derive(Debug, Default)]
-pub(crate) struct Ranges {
+pub(crate) struct RangeAllocator {
     by_base: BTreeMap<u32, u32>,
     by_length: BTreeSet<(u32, u32)>,
 }
 
-impl Ranges {
+impl RangeAllocator {
     /// Starts with everything below the limit free.
     pub(crate) fn new(limit: u32) -> Self {
         let mut ranges = Self::default();
@@ -64,7 +64,7 @@ impl Ranges {
     }
 
     /// Allocates a range of this length, and returns its first index; 0 for an empty range.
-    pub(crate) fn take(&mut self, length: u32) -> Option<u32> {
+    pub(crate) fn allocate(&mut self, length: u32) -> Option<u32> {
         if length == 0 {
             return Some(0);
         }
@@ -75,7 +75,7 @@ impl Ranges {
     }
 
     /// Allocates this very range. Returns false if some of it is in use.
-    pub(crate) fn take_at(&mut self, base: u32, length: u32) -> bool {
+    pub(crate) fn allocate_at(&mut self, base: u32, length: u32) -> bool {
         if length == 0 {
             return true;
         }
@@ -93,7 +93,7 @@ impl Ranges {
     }
 
     /// Frees a range.
-    pub(crate) fn give(&mut self, base: u32, length: u32) {
+    pub(crate) fn free(&mut self, base: u32, length: u32) {
         if length == 0 {
             return;
         }
@@ -127,7 +127,7 @@ impl Ranges {
 
 /// Converts an index or a number of map entries to `usize`.
 #[expect(clippy::as_conversions, reason = "usize has 32 bits or more")]
-pub(crate) const fn count(entries: u32) -> usize {
+pub(crate) const fn to_usize(entries: u32) -> usize {
     entries as usize
 }
 
@@ -139,25 +139,25 @@ mod tests {
 
     #[test]
     fn an_index_is_given_out_once_until_it_is_given_back() {
-        let mut indices = Indices::new(3, &BTreeSet::from([1]));
+        let mut indices = IndexAllocator::new(3, &BTreeSet::from([1]));
 
-        let mut taken = [indices.take(), indices.take()];
+        let mut taken = [indices.allocate(), indices.allocate()];
         taken.sort_unstable();
 
         assert_eq!(taken, [Some(0), Some(2)]);
-        assert_eq!(indices.take(), None);
-        indices.give(0);
-        assert_eq!(indices.take(), Some(0));
+        assert_eq!(indices.allocate(), None);
+        indices.free(0);
+        assert_eq!(indices.allocate(), Some(0));
     }
 
     #[test]
     fn a_range_in_use_is_not_taken_at_its_place() {
-        let mut ranges = Ranges::new(8);
+        let mut ranges = RangeAllocator::new(8);
 
-        assert!(ranges.take_at(2, 3));
-        assert!(!ranges.take_at(4, 2));
-        assert!(!ranges.take_at(6, 3));
-        assert!(ranges.take_at(5, 3));
+        assert!(ranges.allocate_at(2, 3));
+        assert!(!ranges.allocate_at(4, 2));
+        assert!(!ranges.allocate_at(6, 3));
+        assert!(ranges.allocate_at(5, 3));
     }
 
     proptest! {
@@ -166,23 +166,23 @@ mod tests {
             steps in proptest::collection::vec((any::<bool>(), 1..20_u32, any::<prop::sample::Index>()), 1..200),
         ) {
             const LIMIT: u32 = 100;
-            let mut ranges = Ranges::new(LIMIT);
+            let mut ranges = RangeAllocator::new(LIMIT);
             let mut used: Vec<(u32, u32)> = Vec::new();
             for (take, length, which) in steps {
                 if take {
-                    let Some(base) = ranges.take(length) else { continue };
+                    let Some(base) = ranges.allocate(length) else { continue };
                     prop_assert!(base + length <= LIMIT);
                     prop_assert!(used.iter().all(|(b, l)| base + length <= *b || b + l <= base));
                     used.push((base, length));
                 } else if !used.is_empty() {
                     let (base, length) = used.swap_remove(which.index(used.len()));
-                    ranges.give(base, length);
+                    ranges.free(base, length);
                 }
             }
             for (base, length) in used {
-                ranges.give(base, length);
+                ranges.free(base, length);
             }
-            prop_assert_eq!(ranges.take(LIMIT), Some(0));
+            prop_assert_eq!(ranges.allocate(LIMIT), Some(0));
         }
     }
 }

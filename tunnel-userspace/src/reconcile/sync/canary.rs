@@ -1,32 +1,32 @@
 use litemap::LiteMap;
-use tunnel_common::service::FrontKey;
+use tunnel_common::service::FrontendKey;
 
 use crate::{
     model::TrafficPolicy,
-    plan::{FrontKind, FrontPlan, PortPlan, Target},
+    plan::{FrontendKind, FrontendPlan, PortPlan, BackendTarget},
 };
 
 /// A frontend of the daemon's own, which no Service has. The daemon connects to it to check that the programs
 /// translate connects.
 #[derive(Clone, Copy, Debug)]
-pub struct Canary {
+pub struct ProbeFrontend {
     /// The address, port and protocol that the daemon dials.
-    pub front: FrontKey,
+    pub frontend: FrontendKey,
     /// Its only backend.
-    pub target: Target,
+    pub target: BackendTarget,
 }
 
-impl Canary {
+impl ProbeFrontend {
     pub(super) fn plan(&self) -> PortPlan {
-        let front = FrontPlan {
-            kind: FrontKind::ClusterIp,
-            sockets: TrafficPolicy::Cluster,
-            packets: TrafficPolicy::Cluster,
+        let front = FrontendPlan {
+            kind: FrontendKind::ClusterIp,
+            socket_policy: TrafficPolicy::Cluster,
+            packet_policy: TrafficPolicy::Cluster,
             admits_host: None,
             has_listener: false,
         };
         PortPlan {
-            fronts: LiteMap::from_iter([(self.front, front)]),
+            frontends: LiteMap::from_iter([(self.frontend, front)]),
             cluster: vec![self.target],
             serving: vec![self.target],
             has_endpoints: true,

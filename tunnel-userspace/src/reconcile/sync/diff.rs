@@ -8,7 +8,7 @@ use tunnel_common::{
     service::{Frontend, FrontendKey, Membership, MAX_INLINE_BACKENDS, InlineBackend, IndexRange, SourceRange},
 };
 
-use super::{actual::Actual, alloc::count, entries::near};
+use super::{actual::Actual, alloc::to_usize, entries::near};
 use crate::{
     model::TrafficPolicy,
     plan::{FrontendPlan, PortPlan, BackendTarget},
@@ -21,38 +21,38 @@ pub(crate) struct Shortage {
     pub(crate) reason: Reason,
     /// True if there will be room once retired entries are freed; false if the configured size of the map
     /// is too small.
-    pub(crate) is_passing: bool,
+    pub(crate) is_temporary: bool,
 }
 
 /// The changes that bring the entries of one service port to its plan.
 #[derive(Debug, Eq, PartialEq)]
-pub(crate) struct Diff {
+pub(crate) struct PortDiff {
     pub(crate) id: u32,
     pub(crate) new_backends: Vec<(BackendTarget, Membership)>,
     /// The indices of backends that change their sets.
-    pub(crate) moves: Vec<(u32, Membership)>,
+    pub(crate) set_changes: Vec<(u32, Membership)>,
     /// The set in the maps that equals the plan's; `None` if new slots must be written.
-    pub(crate) cluster: Option<IndexRange>,
+    pub(crate) cluster_set: Option<IndexRange>,
     /// The same for policy Local.
-    pub(crate) local: Option<IndexRange>,
+    pub(crate) local_set: Option<IndexRange>,
     /// Frontends that are new, or whose record changes.
     pub(crate) upserts: Vec<(FrontendKey, FrontendPlan)>,
     pub(crate) deletes: Vec<FrontendKey>,
     /// Ranges of clients that must be written.
-    pub(crate) new_sources: Vec<SourceRange>,
+    pub(crate) new_source_ranges: Vec<SourceRange>,
     /// Backends that are no longer planned.
-    pub(crate) gone: Vec<(BackendTarget, u32)>,
+    pub(crate) removed_backends: Vec<(BackendTarget, u32)>,
 }
 
-impl Diff {
+impl PortDiff {
     /// Compares the entries of a service port id with its plan.
     pub(crate) fn between(actual: &Actual, id: u32, plan: &PortPlan) -> Self {
-        let cluster = kept_set(actual, id, &plan.cluster, |front| front.cluster);
-        let local = kept_set(actual, id, &plan.local, |front| front.local);
+        let cluster = existing_set(actual, id, &plan.cluster, |front| front.cluster);
+        let local = existing_set(actual, id, &plan.local, |front| front.local);
         let is_right = |(key, front): &(&FrontendKey, &FrontendPlan)| {
-            let known = actual.fronts.get(*key).zip(cluster.zip(local));
+            let known = actual.frontends.get(*key).zip(cluster.zip(local));
             known.is_some_and(|(known, sets)| {
-                known.record == record(actual, (**key, front), id, plan, sets)
+                known.record == frontend_record(actual, (**key, front), id, plan, sets)
             })
         };
         let upserts = plan.frontends.iter().filter(|front| !is_right(front));
@@ -62,19 +62,19 @@ impl Diff {
         for (target, sets) in &wanted {
             match actual.backend(id, target) {
                 None => new_backends.push((**target, *sets)),
-                Some(index) if actual.standing(index).sets != *sets => moves.push((index, *sets)),
+                Some(index) if actual.backend_status(index).membership != *sets => moves.push((index, *sets)),
                 Some(_) => {}
             }
         }
         let used_sources = plan.used_source_ranges();
-        let new_sources = match actual.sources.find(used_sources) {
+        let new_sources = match actual.source_ranges.find_shared(used_sources) {
             Some(_) => Vec::new(),
             None => used_sources.to_vec(),
         };
         let port = actual.ports.get(&id);
         let deletes = port
             .into_iter()
-            .flat_map(|port| port.fronts.keys())
+            .flat_map(|port| port.frontends.keys())
             .filter(|key| !plan.frontends.contains_key(key))
             .copied()
             .collect();
@@ -87,49 +87,49 @@ impl Diff {
         Self {
             id,
             new_backends,
-            moves,
-            cluster,
-            local,
+            set_changes: moves,
+            cluster_set: cluster,
+            local_set: local,
             upserts,
             deletes,
-            new_sources,
-            gone,
+            new_source_ranges: new_sources,
+            removed_backends: gone,
         }
     }
 
     /// Checks that the maps have room for the changes: first by their configured sizes, then by their free
     /// entries. The maps have more entries than configured, but only so that old and new ones can coexist
     /// until the old ones are freed.
-    pub(crate) fn room(&self, actual: &Actual, plan: &PortPlan) -> Result<(), Shortage> {
-        let full = |reason, is_passing| Err(Shortage { reason, is_passing });
+    pub(crate) fn check_room(&self, actual: &Actual, plan: &PortPlan) -> Result<(), Shortage> {
+        let full = |reason, is_passing| Err(Shortage { reason, is_temporary: is_passing });
         let sizes = actual.sizes;
         let exceeds = |new: usize, used: u32, gone: usize, size: u32| {
-            new > 0 && count(used) + new - gone > count(size)
+            new > 0 && to_usize(used) + new - gone > to_usize(size)
         };
-        let is_new = |(key, _): &&(FrontendKey, FrontendPlan)| !actual.fronts.contains_key(key);
+        let is_new = |(key, _): &&(FrontendKey, FrontendPlan)| !actual.frontends.contains_key(key);
         let new_keys = self.upserts.iter().filter(is_new).count();
-        if new_keys > 0 && actual.fronts.len() + new_keys > count(sizes.frontends) {
+        if new_keys > 0 && actual.frontends.len() + new_keys > to_usize(sizes.frontends) {
             return full(Reason::FrontendsFull, false);
         }
-        let (new, gone) = (self.new_backends.len(), self.gone.len());
+        let (new, gone) = (self.new_backends.len(), self.removed_backends.len());
         if exceeds(new, actual.used_backends, gone, sizes.backends) {
             return full(Reason::BackendsFull, false);
         }
         let new = self.new_slots(plan);
-        if exceeds(new, actual.sets.used, self.old_slots(actual), sizes.slots) {
+        if exceeds(new, actual.sets.used, self.retired_slots(actual), sizes.slots) {
             return full(Reason::SlotsFull, false);
         }
-        let of_records = actual.records(self.id).map(|record| record.source_ranges);
-        let (new, gone) = (self.new_sources.len(), actual.sources.left(of_records));
-        if new > count(MAX_SOURCE_RANGES)
-            || exceeds(new, actual.sources.used, gone, sizes.source_ranges)
+        let of_records = actual.records_of(self.id).map(|record| record.source_ranges);
+        let (new, gone) = (self.new_source_ranges.len(), actual.source_ranges.unused_without(of_records));
+        if new > to_usize(MAX_SOURCE_RANGES)
+            || exceeds(new, actual.source_ranges.used, gone, sizes.source_ranges)
         {
             return full(Reason::SourceRangesFull, false);
         }
-        if self.upserts.len() > actual.free_fronts.free() {
+        if self.upserts.len() > actual.free_frontends.free_count() {
             return full(Reason::FrontendsFull, true);
         }
-        if self.new_backends.len() > actual.free_backends.free() {
+        if self.new_backends.len() > actual.free_backends.free_count() {
             return full(Reason::BackendsFull, true);
         }
         Ok(())
@@ -137,19 +137,19 @@ impl Diff {
 
     /// Returns the number of slots that must be written.
     fn new_slots(&self, plan: &PortPlan) -> usize {
-        let sets = [(self.cluster, &plan.cluster), (self.local, &plan.local)];
+        let sets = [(self.cluster_set, &plan.cluster), (self.local_set, &plan.local)];
         let new = sets.iter().filter(|(kept, _)| kept.is_none());
         new.map(|(_, targets)| targets.len()).sum()
     }
 
     /// Returns the number of slots that are no longer in use after the changes.
-    fn old_slots(&self, actual: &Actual) -> usize {
-        let (cluster, local) = (self.cluster.is_none(), self.local.is_none());
-        let of_records = actual.records(self.id).flat_map(|record| {
+    fn retired_slots(&self, actual: &Actual) -> usize {
+        let (cluster, local) = (self.cluster_set.is_none(), self.local_set.is_none());
+        let of_records = actual.records_of(self.id).flat_map(|record| {
             let cluster = cluster.then_some(record.cluster);
             cluster.into_iter().chain(local.then_some(record.local))
         });
-        actual.sets.left(of_records)
+        actual.sets.unused_without(of_records)
     }
 }
 
@@ -178,7 +178,7 @@ const UNWRITTEN: IndexRange = IndexRange {
 
 /// Returns the record of a frontend. Its backends and sets must have been written, or the record differs from
 /// the final one.
-pub(crate) fn record(
+pub(crate) fn frontend_record(
     actual: &Actual,
     (key, front): (FrontendKey, &FrontendPlan),
     id: u32,
@@ -209,7 +209,7 @@ pub(crate) fn record(
         local,
         affinity_timeout: plan.affinity,
         source_ranges: if is_restricted {
-            actual.sources.find(&plan.source_ranges).unwrap_or(UNWRITTEN)
+            actual.source_ranges.find_shared(&plan.source_ranges).unwrap_or(UNWRITTEN)
         } else {
             IndexRange::default()
         },
@@ -225,7 +225,7 @@ fn all_near(actual: &Actual, id: u32, targets: &[BackendTarget]) -> [InlineBacke
 }
 
 /// Returns the port's set in the maps with exactly these backends, if there is one.
-fn kept_set(
+fn existing_set(
     actual: &Actual,
     id: u32,
     targets: &[BackendTarget],
@@ -236,6 +236,6 @@ fn kept_set(
     }
     let indices = targets.iter().map(|target| actual.backend(id, target));
     let indices = indices.collect::<Option<Vec<_>>>()?;
-    let mut known = actual.records(id).map(of);
+    let mut known = actual.records_of(id).map(of);
     known.find(|set| actual.sets.items(*set) == indices)
 }

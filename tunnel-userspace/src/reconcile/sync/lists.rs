@@ -6,41 +6,41 @@ use std::{collections::BTreeMap, hash::Hash, ops::Range, sync::Arc};
 use foldhash::{HashMap, HashMapExt as _};
 use tunnel_common::service::IndexRange;
 
-use super::alloc::{Ranges, count};
+use super::alloc::{RangeAllocator, to_usize};
 
 /// A list, and the number of records that refer to it.
 #[derive(Debug)]
-struct Used<T> {
+struct RefCountedList<T> {
     records: u32,
     items: Arc<[T]>,
 }
 
 /// The lists in an array map, by the index of their first entry.
 #[derive(Debug)]
-pub(in crate::reconcile) struct Lists<T> {
-    by_base: HashMap<u32, Used<T>>,
+pub(in crate::reconcile) struct RefCountedLists<T> {
+    by_base: HashMap<u32, RefCountedList<T>>,
     /// The position of each list, for sharing equal lists; `None` if lists are not shared.
     shared: Option<HashMap<Arc<[T]>, IndexRange>>,
-    free: Ranges,
+    free: RangeAllocator,
     entries: u32,
     /// The number of entries in use.
     pub(in crate::reconcile) used: u32,
 }
 
-impl<T: Eq + Hash> Lists<T> {
+impl<T: Eq + Hash> RefCountedLists<T> {
     /// Starts with an array of free entries.
     pub(super) fn new(entries: u32) -> Self {
         Self {
             by_base: HashMap::new(),
             shared: None,
-            free: Ranges::new(entries),
+            free: RangeAllocator::new(entries),
             entries,
             used: 0,
         }
     }
 
     /// Starts with an array of free entries in which equal lists are stored once.
-    pub(super) fn shared(entries: u32) -> Self {
+    pub(super) fn new_shared(entries: u32) -> Self {
         Self {
             shared: Some(HashMap::new()),
             ..Self::new(entries)
@@ -48,12 +48,12 @@ impl<T: Eq + Hash> Lists<T> {
     }
 
     /// Reserves memory for this number of lists, so that inserting them doesn't reallocate.
-    pub(super) fn make_room(&mut self, lists: usize) {
+    pub(super) fn reserve(&mut self, lists: usize) {
         self.by_base.reserve(lists);
     }
 
     /// Reads the list of a record from the map, unless it is known. Returns true if the list is valid.
-    pub(super) fn adopt<E>(
+    pub(super) fn read_list<E>(
         &mut self,
         set: IndexRange,
         read: impl FnOnce(Range<u32>) -> Result<Option<Vec<T>>, E>,
@@ -62,7 +62,7 @@ impl<T: Eq + Hash> Lists<T> {
             return Ok(true);
         }
         if let Some(known) = self.by_base.get(&set.base) {
-            return Ok(known.items.len() == count(set.len));
+            return Ok(known.items.len() == to_usize(set.len));
         }
         let end = set.base.checked_add(set.len);
         let Some(end) = end.filter(|end| *end <= self.entries) else {
@@ -71,15 +71,15 @@ impl<T: Eq + Hash> Lists<T> {
         let Some(items) = read(set.base..end)? else {
             return Ok(false);
         };
-        let is_free = self.free.take_at(set.base, set.len);
+        let is_free = self.free.allocate_at(set.base, set.len);
         if is_free {
-            self.put(set, items);
+            self.insert(set, items);
         }
         Ok(is_free)
     }
 
     /// Returns the position of a shared list, if it exists.
-    pub(super) fn find(&self, items: &[T]) -> Option<IndexRange> {
+    pub(super) fn find_shared(&self, items: &[T]) -> Option<IndexRange> {
         if items.is_empty() {
             return Some(IndexRange::default());
         }
@@ -88,18 +88,18 @@ impl<T: Eq + Hash> Lists<T> {
 
     /// Returns the list at a position.
     pub(in crate::reconcile) fn items(&self, set: IndexRange) -> &[T] {
-        self.used(set).map_or(&[], |used| &used.items)
+        self.list_at(set).map_or(&[], |used| &used.items)
     }
 
     /// Allocates room for a new list.
-    pub(in crate::reconcile) fn take(&mut self, len: usize) -> Option<IndexRange> {
+    pub(in crate::reconcile) fn allocate(&mut self, len: usize) -> Option<IndexRange> {
         let len = u32::try_from(len).ok()?;
-        let base = self.free.take(len)?;
+        let base = self.free.allocate(len)?;
         Some(IndexRange { base, len })
     }
 
     /// Adds a list that was written into allocated room. No record refers to it yet.
-    pub(super) fn put(&mut self, set: IndexRange, items: Vec<T>) {
+    pub(super) fn insert(&mut self, set: IndexRange, items: Vec<T>) {
         if set.len == 0 {
             return;
         }
@@ -108,11 +108,11 @@ impl<T: Eq + Hash> Lists<T> {
         if let Some(shared) = &mut self.shared {
             shared.insert(Arc::clone(&items), set);
         }
-        self.by_base.insert(set.base, Used { records: 0, items });
+        self.by_base.insert(set.base, RefCountedList { records: 0, items });
     }
 
     /// Increments the reference count of a list.
-    pub(super) fn hold(&mut self, set: IndexRange) {
+    pub(super) fn add_reference(&mut self, set: IndexRange) {
         if let Some(used) = self.by_base.get_mut(&set.base)
             && set.len > 0
         {
@@ -122,21 +122,21 @@ impl<T: Eq + Hash> Lists<T> {
 
     /// Decrements the reference count of a list. Removes the list at 0, and returns its position, which may
     /// be freed once no program reads it.
-    pub(super) fn release(&mut self, set: IndexRange) -> Option<IndexRange> {
+    pub(super) fn remove_reference(&mut self, set: IndexRange) -> Option<IndexRange> {
         let used = self.by_base.get_mut(&set.base).filter(|_| set.len > 0)?;
         used.records -= 1;
         self.remove_unused(set)
     }
 
     /// Removes and frees a list, if no record refers to it.
-    pub(super) fn drop_unused(&mut self, set: IndexRange) {
+    pub(super) fn free_unused(&mut self, set: IndexRange) {
         if let Some(unused) = self.remove_unused(set) {
-            self.give(unused);
+            self.free(unused);
         }
     }
 
     fn remove_unused(&mut self, set: IndexRange) -> Option<IndexRange> {
-        self.used(set).filter(|used| used.records == 0)?;
+        self.list_at(set).filter(|used| used.records == 0)?;
         let used = self.by_base.remove(&set.base)?;
         self.used -= set.len;
         if let Some(shared) = &mut self.shared {
@@ -146,19 +146,19 @@ impl<T: Eq + Hash> Lists<T> {
     }
 
     /// Frees the room of a removed list that no program reads any more.
-    pub(super) fn give(&mut self, set: IndexRange) {
-        self.free.give(set.base, set.len);
+    pub(super) fn free(&mut self, set: IndexRange) {
+        self.free.free(set.base, set.len);
     }
 
     /// Returns the number of entries that would become unused without the references `of_records`: those in
     /// lists with no other reference.
-    pub(super) fn left(&self, of_records: impl Iterator<Item = IndexRange>) -> usize {
+    pub(super) fn unused_without(&self, of_records: impl Iterator<Item = IndexRange>) -> usize {
         let mut records = BTreeMap::<_, u32>::new();
         for set in of_records {
             *records.entry((set.base, set.len)).or_default() += 1;
         }
         let is_left = |((base, len), records): ((u32, u32), u32)| {
-            let used = self.used(IndexRange { base, len })?;
+            let used = self.list_at(IndexRange { base, len })?;
             (used.records == records).then_some(used.items.len())
         };
         records.into_iter().filter_map(is_left).sum()
@@ -171,7 +171,7 @@ impl<T: Eq + Hash> Lists<T> {
         all.into_iter()
     }
 
-    fn used(&self, set: IndexRange) -> Option<&Used<T>> {
+    fn list_at(&self, set: IndexRange) -> Option<&RefCountedList<T>> {
         self.by_base.get(&set.base).filter(|_| set.len > 0)
     }
 }

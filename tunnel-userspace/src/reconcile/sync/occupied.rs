@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use super::alloc::Indices;
+use super::alloc::IndexAllocator;
 use crate::reconcile::access::CounterReader;
 
 /// The maximum number of connection counters that one poll reads.
@@ -11,16 +11,16 @@ const BATCH: usize = 4096;
 
 /// The indices of removed backends with open connections, in the order in which they are polled.
 #[derive(Debug, Default)]
-pub(in crate::reconcile) struct Occupied(VecDeque<u32>);
+pub(in crate::reconcile) struct DrainingBackends(VecDeque<u32>);
 
-impl Occupied {
+impl DrainingBackends {
     /// Reads the connection counters of all unused indices. Returns the indices with open connections, and
     /// the free ones.
-    pub(super) fn find(reader: &impl CounterReader, entries: u32, used: BTreeSet<u32>) -> (Self, Indices) {
+    pub(super) fn find(reader: &impl CounterReader, entries: u32, used: BTreeSet<u32>) -> (Self, IndexAllocator) {
         let gone = (0..entries).filter(|index| !used.contains(index));
-        let occupied: VecDeque<u32> = gone.filter(|index| is_open(reader, *index)).collect();
+        let occupied: VecDeque<u32> = gone.filter(|index| has_open_connections(reader, *index)).collect();
         let taken = used.into_iter().chain(occupied.iter().copied());
-        let free = Indices::new(entries, &taken.collect());
+        let free = IndexAllocator::new(entries, &taken.collect());
         (Self(occupied), free)
     }
 
@@ -31,27 +31,27 @@ impl Occupied {
 
     /// Frees the index of a removed backend that no program can still choose, or adds it to the polled ones
     /// if it has open connections.
-    pub(super) fn free(&mut self, index: u32, reader: &impl CounterReader, free: &mut Indices) {
-        if is_open(reader, index) {
+    pub(super) fn free_or_drain(&mut self, index: u32, reader: &impl CounterReader, free: &mut IndexAllocator) {
+        if has_open_connections(reader, index) {
             self.0.push_back(index);
         } else {
-            free.give(index);
+            free.free(index);
         }
     }
 
     /// Polls the next indices, and frees those without open connections. Returns the number of freed ones.
-    pub(super) fn look(&mut self, reader: &impl CounterReader, free: &mut Indices) -> usize {
+    pub(super) fn poll(&mut self, reader: &impl CounterReader, free: &mut IndexAllocator) -> usize {
         let before = self.0.len();
         for _ in 0..before.min(BATCH) {
             if let Some(index) = self.0.pop_front() {
-                self.free(index, reader, free);
+                self.free_or_drain(index, reader, free);
             }
         }
         before - self.0.len()
     }
 }
 
-fn is_open(reader: &impl CounterReader, index: u32) -> bool {
+fn has_open_connections(reader: &impl CounterReader, index: u32) -> bool {
     let open = reader.open_connections(index).inspect_err(|error| {
         let error = error as &dyn std::error::Error;
         tracing::warn!(

@@ -11,10 +11,10 @@ use tunnel_common::{
 };
 
 use super::{
-    actual::{Actual, Programmed, Standing},
-    diff::{Diff, Shortage, record},
+    actual::{Actual, ProgrammedFrontend, BackendStatus},
+    diff::{PortDiff, Shortage, frontend_record},
     entries::slots,
-    reading::{self, Stray},
+    reading::{self, InvalidEntries},
 };
 use crate::{
     plan::{PortName, PortPlan, BackendTarget},
@@ -27,21 +27,21 @@ use crate::{
 
 /// A change of the maps was not made.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Refused {
+pub(super) enum ChangeError {
     /// The maps have no room.
     #[error("{}", .0.reason.meaning())]
-    Full(Shortage),
+    NoRoom(Shortage),
     /// The kernel refused a write.
     #[error("{}", Reason::WriteFailed.meaning())]
     Write(#[from] WriteError),
 }
 
-impl Refused {
+impl ChangeError {
     /// Returns the problem with the service port that was to be changed.
     pub(super) fn problem(&self) -> PortProblem {
         let text = self.to_string();
         match self {
-            Self::Full(Shortage { reason, .. }) => PortProblem {
+            Self::NoRoom(Shortage { reason, .. }) => PortProblem {
                 reason: *reason,
                 text,
             },
@@ -54,29 +54,29 @@ impl Refused {
 }
 
 /// Returns a shortage that ends once retired entries are freed.
-const fn full(reason: Reason) -> Refused {
+const fn temporarily_full(reason: Reason) -> ChangeError {
     let is_passing = true;
-    Refused::Full(Shortage { reason, is_passing })
+    ChangeError::NoRoom(Shortage { reason, is_temporary: is_passing })
 }
 
 /// The service maps, and their tracked content.
-pub(crate) struct Ports<M> {
+pub(crate) struct TrackedMaps<M> {
     pub(crate) maps: M,
     pub(crate) actual: Actual,
     /// Entries that were removed since the last [`Self::take_retired`].
     pub(super) retired: Retired,
     /// True if some retired entries are not freed yet, so that there will be more room.
-    pub(super) waiting: bool,
+    pub(super) has_waiting: bool,
 }
 
-impl<M: MapReader + MapWriter> Ports<M> {
+impl<M: MapReader + MapWriter> TrackedMaps<M> {
     /// Starts with empty maps of these sizes.
     pub(super) fn new(maps: M, sizes: MapSizes) -> Self {
         Self {
             maps,
             actual: Actual::empty(sizes),
             retired: Retired::default(),
-            waiting: false,
+            has_waiting: false,
         }
     }
 
@@ -87,11 +87,11 @@ impl<M: MapReader + MapWriter> Ports<M> {
     ///
     /// A map can't be read or written; the tracked content stays, and the call can be repeated.
     pub(super) fn adopt(&mut self, grace: &impl GracePeriod) -> Result<usize, AdoptError> {
-        let (actual, stray) = reading::read(&self.maps, self.actual.sizes)?;
-        self.actual = self.usable(actual, &stray, grace)?;
-        self.count_unused_anew()?;
+        let (actual, stray) = reading::read_maps(&self.maps, self.actual.sizes)?;
+        self.actual = self.complete_read(actual, &stray, grace)?;
+        self.reset_unused_counters()?;
         self.retired = Retired::default();
-        Ok(stray.fronts.len())
+        Ok(stray.frontend_keys.len())
     }
 
     /// Reads the maps, and compares them with their tracked content. If they differ, their content becomes
@@ -101,12 +101,12 @@ impl<M: MapReader + MapWriter> Ports<M> {
     ///
     /// As [`Self::adopt`].
     pub(super) fn audit(&mut self, grace: &impl GracePeriod) -> Result<usize, AdoptError> {
-        let (fresh, stray) = reading::read(&self.maps, self.actual.sizes)?;
-        let strays = stray.fronts.len() + stray.backends.len();
+        let (fresh, stray) = reading::read_maps(&self.maps, self.actual.sizes)?;
+        let strays = stray.frontend_keys.len() + stray.backends.len();
         let differences = fresh.differences(&self.actual) + strays;
         if differences > 0 {
-            let mut fresh = self.usable(fresh, &stray, grace)?;
-            fresh.take_names(&mut self.actual);
+            let mut fresh = self.complete_read(fresh, &stray, grace)?;
+            fresh.move_names_from(&mut self.actual);
             self.actual = fresh;
         }
         Ok(differences)
@@ -118,127 +118,127 @@ impl<M: MapReader + MapWriter> Ports<M> {
         for entry in &retired.0 {
             let actual = &mut self.actual;
             match *entry {
-                RetiredEntry::Frontend(index) => actual.free_fronts.give(index),
-                RetiredEntry::Slots(set) => actual.sets.give(set),
-                RetiredEntry::SourceRanges(set) => actual.sources.give(set),
+                RetiredEntry::Frontend(index) => actual.free_frontends.free(index),
+                RetiredEntry::Slots(set) => actual.sets.free(set),
+                RetiredEntry::SourceRanges(set) => actual.source_ranges.free(set),
                 RetiredEntry::Backend(index) => {
                     let free = &mut actual.free_backends;
-                    actual.occupied.free(index, &self.maps, free);
+                    actual.draining.free_or_drain(index, &self.maps, free);
                 }
                 RetiredEntry::PortId(id) => {
-                    actual.free_ids.give(id);
-                    self.count_anew(id);
+                    actual.free_ids.free(id);
+                    self.reset_counters(id);
                 }
             }
         }
-        self.waiting = more;
+        self.has_waiting = more;
     }
 
     /// Frees the indices of removed backends whose connections have all closed. Returns the number of freed
     /// indices.
-    pub(super) fn look_at_occupied(&mut self) -> usize {
+    pub(super) fn poll_draining(&mut self) -> usize {
         let actual = &mut self.actual;
-        actual.occupied.look(&self.maps, &mut actual.free_backends)
+        actual.draining.poll(&self.maps, &mut actual.free_backends)
     }
 
     /// Returns the entries that were removed since the last call.
     pub(in crate::reconcile) fn take_retired(&mut self) -> Retired {
         let retired = std::mem::take(&mut self.retired);
-        self.waiting |= !retired.0.is_empty();
+        self.has_waiting |= !retired.0.is_empty();
         retired
     }
 
     /// Writes the new and changed entries of a service port's plan. Returns the difference; its deletions are
     /// left to [`Self::finish`].
-    pub(super) fn program(
+    pub(super) fn write_plan(
         &mut self,
         id: u32,
         protocol: Protocol,
         plan: &PortPlan,
-    ) -> Result<Diff, Refused> {
-        let diff = Diff::between(&self.actual, id, plan);
-        diff.room(&self.actual, plan).map_err(Refused::Full)?;
-        self.add_backends(id, protocol, &diff.new_backends)?;
-        let sources = self.write_sources(&diff.new_sources)?;
+    ) -> Result<PortDiff, ChangeError> {
+        let diff = PortDiff::between(&self.actual, id, plan);
+        diff.check_room(&self.actual, plan).map_err(ChangeError::NoRoom)?;
+        self.write_backends(id, protocol, &diff.new_backends)?;
+        let sources = self.write_source_ranges(&diff.new_source_ranges)?;
         let mut sets = [IndexRange::default(); 2];
-        let written = self.write_fronts(plan, &diff, &mut sets);
+        let written = self.write_frontends(plan, &diff, &mut sets);
         // Frees new lists that no record refers to, since a write failed.
         for set in sets {
-            self.actual.sets.drop_unused(set);
+            self.actual.sets.free_unused(set);
         }
-        self.actual.sources.drop_unused(sources);
+        self.actual.source_ranges.free_unused(sources);
         written?;
         // Last, so that no client loses its backend before the frontends have the new sets.
-        for (index, sets) in &diff.moves {
+        for (index, sets) in &diff.set_changes {
             self.maps.write_backend_sets(*index, *sets)?;
-            self.actual.note(*index, |known| known.sets = *sets);
+            self.actual.update_backend_status(*index, |known| known.membership = *sets);
         }
         Ok(diff)
     }
 
     /// Removes the entries that are no longer planned, after [`Self::program`] has written the new ones.
-    pub(super) fn finish(&mut self, name: Option<&PortName>, diff: &Diff) -> Result<(), Refused> {
+    pub(super) fn remove_unplanned(&mut self, name: Option<&PortName>, diff: &PortDiff) -> Result<(), ChangeError> {
         let mut deletes = diff.deletes.iter();
-        deletes.try_for_each(|key| self.delete_front(diff.id, key))?;
-        let mut gone = diff.gone.iter();
+        deletes.try_for_each(|key| self.delete_frontend(diff.id, key))?;
+        let mut gone = diff.removed_backends.iter();
         gone.try_for_each(|(target, index)| self.retire_backend(diff.id, target, *index))?;
-        self.retire_unused(name, diff.id);
+        self.retire_id_if_unused(name, diff.id);
         Ok(())
     }
 
     /// Removes all entries of an id that is assigned to no service port.
-    pub(super) fn remove(&mut self, id: u32) -> Result<(), Refused> {
-        let diff = Diff::between(&self.actual, id, &PortPlan::default());
-        self.finish(None, &diff)
+    pub(super) fn remove_all(&mut self, id: u32) -> Result<(), ChangeError> {
+        let diff = PortDiff::between(&self.actual, id, &PortPlan::default());
+        self.remove_unplanned(None, &diff)
     }
 
     /// Retires the id of a service port, if it has no entries.
-    pub(super) fn retire_unused(&mut self, name: Option<&PortName>, id: u32) {
+    pub(super) fn retire_id_if_unused(&mut self, name: Option<&PortName>, id: u32) {
         let port = self.actual.ports.get(&id);
-        if port.is_none_or(|it| it.fronts.is_empty() && it.backends.is_empty()) {
+        if port.is_none_or(|it| it.frontends.is_empty() && it.backends.is_empty()) {
             self.actual.ports.remove(&id);
             self.retired.0.push(RetiredEntry::PortId(id));
             if let Some(name) = name {
-                self.actual.forget_name(name);
+                self.actual.remove_name(name);
             }
         }
     }
 
-    fn write_fronts(
+    fn write_frontends(
         &mut self,
         plan: &PortPlan,
-        diff: &Diff,
+        diff: &PortDiff,
         [cluster, local]: &mut [IndexRange; 2],
-    ) -> Result<(), Refused> {
-        *cluster = self.write_set(diff.id, diff.cluster, &plan.cluster)?;
-        *local = self.write_set(diff.id, diff.local, &plan.local)?;
+    ) -> Result<(), ChangeError> {
+        *cluster = self.write_set(diff.id, diff.cluster_set, &plan.cluster)?;
+        *local = self.write_set(diff.id, diff.local_set, &plan.local)?;
         for (key, front) in &diff.upserts {
             let sets = (*cluster, *local);
-            let record = record(&self.actual, (*key, front), diff.id, plan, sets);
-            self.write_front(record)?;
+            let record = frontend_record(&self.actual, (*key, front), diff.id, plan, sets);
+            self.write_frontend(record)?;
         }
         Ok(())
     }
 
     /// Allocates and writes backends, up to the first error.
-    fn add_backends(
+    fn write_backends(
         &mut self,
         id: u32,
         protocol: Protocol,
         wanted: &[(BackendTarget, Membership)],
-    ) -> Result<(), Refused> {
+    ) -> Result<(), ChangeError> {
         let mut backends = Vec::with_capacity(wanted.len());
         for (target, sets) in wanted {
             // The caller has checked that there is room for all of them.
-            let room = self.actual.free_backends.take();
-            let index = room.ok_or_else(|| full(Reason::BackendsFull))?;
+            let room = self.actual.free_backends.allocate();
+            let index = room.ok_or_else(|| temporarily_full(Reason::BackendsFull))?;
             let backend = Backend {
                 address: target.address,
                 port: target.port,
                 protocol,
                 flags: 0,
                 service: id,
-                state: self.actual.standing(index).state.next_generation(),
+                state: self.actual.backend_status(index).state.next_generation(),
                 sets: *sets,
             };
             backends.push((index, backend));
@@ -246,17 +246,17 @@ impl<M: MapReader + MapWriter> Ports<M> {
         let (written, result) = self.maps.write_backends(&backends);
         for (place, ((index, backend), (target, _))) in backends.iter().zip(wanted).enumerate() {
             if place >= written {
-                self.actual.free_backends.give(*index);
+                self.actual.free_backends.free(*index);
                 continue;
             }
             let Backend { state, sets, .. } = *backend;
-            let written = Standing { state, sets };
-            self.actual.note(*index, |known| *known = written);
+            let written = BackendStatus { state, membership: sets };
+            self.actual.update_backend_status(*index, |known| *known = written);
             self.actual.used_backends += 1;
             let port = self.actual.ports.entry(id).or_default();
             port.backends.insert(*target, *index);
         }
-        result.map_err(Refused::Write)
+        result.map_err(ChangeError::Write)
     }
 
     /// Writes the slots of a set, unless the equal set `kept` exists. No program reads them before a record
@@ -266,86 +266,86 @@ impl<M: MapReader + MapWriter> Ports<M> {
         id: u32,
         kept: Option<IndexRange>,
         targets: &[BackendTarget],
-    ) -> Result<IndexRange, Refused> {
+    ) -> Result<IndexRange, ChangeError> {
         if let Some(kept) = kept {
             return Ok(kept);
         }
         let backends = targets.iter().map(|target| self.actual.backend(id, target));
         let backends: Option<Vec<_>> = backends.collect();
-        let backends = backends.ok_or_else(|| full(Reason::BackendsFull))?;
-        let room = self.actual.sets.take(backends.len());
-        let set = room.ok_or_else(|| full(Reason::SlotsFull))?;
+        let backends = backends.ok_or_else(|| temporarily_full(Reason::BackendsFull))?;
+        let room = self.actual.sets.allocate(backends.len());
+        let set = room.ok_or_else(|| temporarily_full(Reason::SlotsFull))?;
         let slots: Vec<_> = slots(&backends).collect();
         if let Err(error) = self.maps.write_slots(set.base, &slots) {
-            self.actual.sets.give(set);
+            self.actual.sets.free(set);
             return Err(error.into());
         }
-        self.actual.sets.put(set, backends);
+        self.actual.sets.insert(set, backends);
         Ok(set)
     }
 
     /// Writes ranges of clients. No program reads them before a record refers to them.
-    fn write_sources(&mut self, ranges: &[SourceRange]) -> Result<IndexRange, Refused> {
-        let room = self.actual.sources.take(ranges.len());
-        let set = room.ok_or_else(|| full(Reason::SourceRangesFull))?;
+    fn write_source_ranges(&mut self, ranges: &[SourceRange]) -> Result<IndexRange, ChangeError> {
+        let room = self.actual.source_ranges.allocate(ranges.len());
+        let set = room.ok_or_else(|| temporarily_full(Reason::SourceRangesFull))?;
         for (place, range) in (set.base..).zip(ranges) {
             if let Err(error) = self.maps.write_source_range(place, range) {
-                self.actual.sources.give(set);
+                self.actual.source_ranges.free(set);
                 return Err(error.into());
             }
         }
-        self.actual.sources.put(set, ranges.to_vec());
+        self.actual.source_ranges.insert(set, ranges.to_vec());
         Ok(set)
     }
 
-    fn write_front(&mut self, record: Frontend) -> Result<(), Refused> {
-        let room = self.actual.free_fronts.take();
-        let index = room.ok_or_else(|| full(Reason::FrontendsFull))?;
+    fn write_frontend(&mut self, record: Frontend) -> Result<(), ChangeError> {
+        let room = self.actual.free_frontends.allocate();
+        let index = room.ok_or_else(|| temporarily_full(Reason::FrontendsFull))?;
         let key = record.key;
         let written = self
             .maps
             .write_frontend(index, &record)
             .and_then(|()| self.maps.write_frontend_key(&key, index));
         if let Err(error) = written {
-            self.actual.free_fronts.give(index);
+            self.actual.free_frontends.free(index);
             return Err(error.into());
         }
-        self.actual.hold(&record);
-        if let Some(old) = self.actual.fronts.insert(key, Programmed { index, record }) {
-            self.retire_front(&old);
+        self.actual.add_references(&record);
+        if let Some(old) = self.actual.frontends.insert(key, ProgrammedFrontend { index, record }) {
+            self.retire_frontend(&old);
         }
         let port = self.actual.ports.entry(record.service).or_default();
-        port.fronts.insert(key, ());
+        port.frontends.insert(key, ());
         Ok(())
     }
 
-    fn delete_front(&mut self, id: u32, key: &FrontendKey) -> Result<(), Refused> {
-        let known = self.actual.fronts.get(key);
+    fn delete_frontend(&mut self, id: u32, key: &FrontendKey) -> Result<(), ChangeError> {
+        let known = self.actual.frontends.get(key);
         if known.is_none_or(|front| front.record.service != id) {
             return Ok(());
         }
         self.maps.delete_frontend_key(key)?;
-        if let Some(old) = self.actual.fronts.remove(key) {
-            self.retire_front(&old);
+        if let Some(old) = self.actual.frontends.remove(key) {
+            self.retire_frontend(&old);
         }
         Ok(())
     }
 
-    fn retire_front(&mut self, old: &Programmed) {
+    fn retire_frontend(&mut self, old: &ProgrammedFrontend) {
         if let Some(port) = self.actual.ports.get_mut(&old.record.service) {
-            port.fronts.remove(&old.record.key);
+            port.frontends.remove(&old.record.key);
         }
         self.retired.0.push(RetiredEntry::Frontend(old.index));
-        self.actual.release(&old.record, &mut self.retired);
+        self.actual.remove_references(&old.record, &mut self.retired);
     }
 
-    fn retire_backend(&mut self, id: u32, target: &BackendTarget, index: u32) -> Result<(), Refused> {
+    fn retire_backend(&mut self, id: u32, target: &BackendTarget, index: u32) -> Result<(), ChangeError> {
         if self.actual.backend(id, target) != Some(index) {
             return Ok(());
         }
         self.maps.retire_backend(index)?;
-        let retire = |known: &mut Standing| known.state = known.state.removed();
-        self.actual.note(index, retire);
+        let retire = |known: &mut BackendStatus| known.state = known.state.removed();
+        self.actual.update_backend_status(index, retire);
         if let Some(port) = self.actual.ports.get_mut(&id) {
             port.backends.remove(target);
         }
@@ -355,34 +355,34 @@ impl<M: MapReader + MapWriter> Ports<M> {
     }
 
     /// Resets the counters of a freed id.
-    fn count_anew(&mut self, id: u32) {
-        if let Err(error) = self.maps.reset_service_counters(id) {
+    fn reset_counters(&mut self, id: u32) {
+        if let Err(error) = self.maps.reset_service_counts(id) {
             tracing::warn!(id, %error, "cannot reset the counters of a removed service port");
         }
     }
 
     /// Resets the counters of unused ids, which an earlier process may not have reset.
-    fn count_unused_anew(&mut self) -> Result<(), ReadError> {
-        let tallies = self.maps.all_service_counters(self.actual.sizes.frontend_entries())?;
+    fn reset_unused_counters(&mut self) -> Result<(), ReadError> {
+        let tallies = self.maps.all_service_counts(self.actual.sizes.frontend_entries())?;
         let counted = (0_u32..).zip(tallies);
         let counted = counted.filter(|(_, tally)| *tally != ServiceCounts::default());
         let unused = counted.filter(|(id, _)| !self.actual.ports.contains_key(id));
         let unused: Vec<u32> = unused.map(|(id, _)| id).collect();
         for id in unused {
-            self.count_anew(id);
+            self.reset_counters(id);
         }
         Ok(())
     }
 
     /// Completes the content that was read from the maps: removes invalid entries, waits for a grace period,
     /// and finds the free backend indices.
-    fn usable(
+    fn complete_read(
         &mut self,
         mut actual: Actual,
-        stray: &Stray,
+        stray: &InvalidEntries,
         grace: &impl GracePeriod,
     ) -> Result<Actual, AdoptError> {
-        for key in &stray.fronts {
+        for key in &stray.frontend_keys {
             tracing::warn!(frontend = %key, "removing a frontend with an invalid record");
             self.maps.delete_frontend_key(key)?;
         }
@@ -391,7 +391,7 @@ impl<M: MapReader + MapWriter> Ports<M> {
         // A program that started before the earlier process ended, or before the keys above were removed,
         // may still read entries that are free now.
         grace.wait().map_err(AdoptError::Grace)?;
-        actual.find_occupied(&self.maps);
+        actual.find_draining(&self.maps);
         Ok(actual)
     }
 }

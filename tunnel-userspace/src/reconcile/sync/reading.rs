@@ -10,8 +10,8 @@ use tunnel_common::{
 };
 
 use super::{
-    actual::{Actual, Programmed, Standing},
-    alloc::Indices,
+    actual::{Actual, ProgrammedFrontend, BackendStatus},
+    alloc::IndexAllocator,
     entries::{near, slots},
 };
 use crate::{
@@ -21,16 +21,16 @@ use crate::{
 
 /// Invalid entries of the maps, left by a crash or another program.
 #[derive(Debug, Default)]
-pub(crate) struct Stray {
+pub(crate) struct InvalidEntries {
     /// Keys without a valid record. They must be removed before anything is written, since their records
     /// are treated as free.
-    pub(crate) fronts: Vec<FrontendKey>,
+    pub(crate) frontend_keys: Vec<FrontendKey>,
     /// The indices of backends that serve, but belong to no service port with a frontend.
     pub(crate) backends: Vec<u32>,
 }
 
 /// The state of reading the maps.
-struct Reading<'a, R> {
+struct MapRead<'a, R> {
     reader: &'a R,
     /// The serving backends, by index.
     backends: BTreeMap<u32, Backend>,
@@ -40,47 +40,47 @@ struct Reading<'a, R> {
 
 /// Reads the maps. Returns the valid entries, and the invalid ones. All backend indices are free until
 /// [`Actual::find_occupied`] is called.
-pub(in crate::reconcile) fn read(
+pub(in crate::reconcile) fn read_maps(
     reader: &impl MapReader,
     sizes: MapSizes,
-) -> Result<(Actual, Stray), ReadError> {
+) -> Result<(Actual, InvalidEntries), ReadError> {
     let all = reader.backends(sizes.backend_entries())?;
-    let standings = all.iter().map(|backend| Standing {
+    let standings = all.iter().map(|backend| BackendStatus {
         state: backend.state,
-        sets: backend.sets,
+        membership: backend.sets,
     });
     let standings = standings.collect();
     let serving = (0_u32..)
         .zip(all)
         .filter(|(_, backend)| backend.state.is_serving());
-    let mut reading = Reading {
+    let mut reading = MapRead {
         reader,
         backends: serving.collect(),
         actual: Actual {
-            standings,
+            backend_statuses: standings,
             ..Actual::empty(sizes)
         },
     };
-    let mut stray = Stray::default();
+    let mut stray = InvalidEntries::default();
     for (key, index) in reader.frontend_keys()? {
-        if !reading.adopt(key, index)? {
-            stray.fronts.push(key);
+        if !reading.add_frontend(key, index)? {
+            stray.frontend_keys.push(key);
         }
     }
-    stray.backends = reading.adopt_backends();
-    let Reading { mut actual, .. } = reading;
-    let used_fronts = actual.fronts.values().map(|front| front.index).collect();
+    stray.backends = reading.add_backends();
+    let MapRead { mut actual, .. } = reading;
+    let used_fronts = actual.frontends.values().map(|front| front.index).collect();
     let used_ids = actual.ports.keys().copied().collect();
-    let used_backends = actual.used_backends().len();
+    let used_backends = actual.serving_indices().len();
     actual.used_backends = u32::try_from(used_backends).unwrap_or(u32::MAX);
-    actual.free_fronts = Indices::new(sizes.frontend_entries(), &used_fronts);
-    actual.free_ids = Indices::new(sizes.frontend_entries(), &used_ids);
+    actual.free_frontends = IndexAllocator::new(sizes.frontend_entries(), &used_fronts);
+    actual.free_ids = IndexAllocator::new(sizes.frontend_entries(), &used_ids);
     Ok((actual, stray))
 }
 
-impl<R: MapReader> Reading<'_, R> {
+impl<R: MapReader> MapRead<'_, R> {
     /// Adds a frontend to the valid entries. Returns false if its record, sets or backends are invalid.
-    fn adopt(&mut self, key: FrontendKey, index: u32) -> Result<bool, ReadError> {
+    fn add_frontend(&mut self, key: FrontendKey, index: u32) -> Result<bool, ReadError> {
         let entries = self.actual.sizes.frontend_entries();
         if index >= entries {
             return Ok(false);
@@ -88,24 +88,24 @@ impl<R: MapReader> Reading<'_, R> {
         let record = self.reader.frontend(index)?;
         let is_sound = record.key == key
             && record.service < entries
-            && self.adopt_set(&record, record.cluster)?
-            && self.adopt_set(&record, record.local)?
-            && self.adopt_sources(record.source_ranges)?
+            && self.read_set(&record, record.cluster)?
+            && self.read_set(&record, record.local)?
+            && self.read_source_ranges(record.source_ranges)?
             && self.is_near(&record);
         if is_sound {
             let actual = &mut self.actual;
-            actual.hold(&record);
-            actual.fronts.insert(key, Programmed { index, record });
+            actual.add_references(&record);
+            actual.frontends.insert(key, ProgrammedFrontend { index, record });
             let port = actual.ports.entry(record.service).or_default();
-            port.fronts.insert(key, ());
+            port.frontends.insert(key, ());
         }
         Ok(is_sound)
     }
 
-    fn adopt_set(&mut self, record: &Frontend, set: IndexRange) -> Result<bool, ReadError> {
+    fn read_set(&mut self, record: &Frontend, set: IndexRange) -> Result<bool, ReadError> {
         let (reader, serving) = (self.reader, &self.backends);
         let is_own = |backend: &Backend| backend.service == record.service;
-        self.actual.sets.adopt(set, |places| {
+        self.actual.sets.read_list(set, |places| {
             let held = places.map(|place| reader.slot(place));
             let held = held.collect::<Result<Vec<_>, _>>()?;
             let backends: Vec<_> = held.iter().map(|slot| slot.backend).collect();
@@ -116,8 +116,8 @@ impl<R: MapReader> Reading<'_, R> {
         })
     }
 
-    fn adopt_sources(&mut self, set: IndexRange) -> Result<bool, ReadError> {
-        self.actual.sources.adopt(set, |places| {
+    fn read_source_ranges(&mut self, set: IndexRange) -> Result<bool, ReadError> {
+        self.actual.source_ranges.read_list(set, |places| {
             if set.len > MAX_SOURCE_RANGES {
                 return Ok(None);
             }
@@ -139,7 +139,7 @@ impl<R: MapReader> Reading<'_, R> {
     }
 
     /// Adds the serving backends of service ports with a frontend to the valid entries. Returns the others.
-    fn adopt_backends(&mut self) -> Vec<u32> {
+    fn add_backends(&mut self) -> Vec<u32> {
         let sets = self.actual.sets.all();
         let placed: BTreeSet<u32> = sets.flat_map(|(_, set)| set.iter().copied()).collect();
         let mut stray = Vec::new();
@@ -158,7 +158,7 @@ impl<R: MapReader> Reading<'_, R> {
                 Some(_) | None => {
                     stray.push(*index);
                     let gone = backend.state.removed();
-                    self.actual.note(*index, |known| known.state = gone);
+                    self.actual.update_backend_status(*index, |known| known.state = gone);
                 }
             }
         }

@@ -9,7 +9,7 @@ use crate::model::TrafficPolicy;
 /// Returns a reconciler after a restart; the first one served `web` and `dns`.
 fn second() -> Reconciler<Memory> {
     let first = serving(ROOMY, [set("web", 1, &[1, 2]), set("dns", 2, &[3])]);
-    adopt(first.sync.ports.maps)
+    adopt(first.sync.tracked.maps)
 }
 
 /// Applies Services while an object of the sources is missing.
@@ -25,7 +25,7 @@ fn apply_part(second: &mut Reconciler<Memory>, services: Vec<Change<'_>>) {
 fn what_was_programmed_stays_while_something_is_refused_though_maps_are_not_as_they_were_left() {
     let mut second = second();
     apply_part(&mut second, vec![set("web", 1, &[1, 2])]);
-    second.sync.ports.maps.svc.remove(&vip(1));
+    second.sync.tracked.maps.svc.remove(&vip(1));
 
     assert!(audit(&mut second) > 0);
     assert_eq!(backends(&second, 1), Some(vec![1, 2]));
@@ -94,7 +94,7 @@ fn a_service_for_this_node_follows_its_endpoints_while_something_is_refused() {
     };
     for vip in [1, 2] {
         let first = serving(ROOMY, [local(vip, 1)]);
-        let mut second = adopt(first.sync.ports.maps);
+        let mut second = adopt(first.sync.tracked.maps);
         apply_part(&mut second, vec![local(vip, 2)]);
 
         assert_eq!(backends(&second, vip), Some(vec![2]));

@@ -37,9 +37,9 @@ fn many_services_are_written_as_a_few_are() {
 
 /// Lets writes succeed again, reads the maps again, and writes the rest.
 fn begin_anew(reconciler: &mut Reconciler<Memory>) {
-    reconciler.sync.ports.maps.limit = usize::MAX;
-    reconciler.sync.begin_anew(&NoGrace).expect("read");
-    reconciler.sync.ports.maps.grace();
+    reconciler.sync.tracked.maps.limit = usize::MAX;
+    reconciler.sync.read_again(&NoGrace).expect("read");
+    reconciler.sync.tracked.maps.grace();
     settle(reconciler);
 }
 
@@ -47,7 +47,7 @@ fn begin_anew(reconciler: &mut Reconciler<Memory>) {
 fn earlier() -> Memory {
     let (a, b) = (set("a", 2, &[1]), set("b", 1, &[7, 8]));
     let first = serving(ROOMY, [a, b, set("old", 9, &[5, 6])]);
-    first.sync.ports.maps
+    first.sync.tracked.maps
 }
 
 #[test]
@@ -65,14 +65,14 @@ fn a_write_that_is_refused_among_many_is_found_and_made_again() {
         for limit in before..whole.maps().writes {
             let place = format!("{kind}, after {limit} writes");
             let mut reconciler = adopt(maps());
-            reconciler.sync.ports.maps.limit = limit;
+            reconciler.sync.tracked.maps.limit = limit;
             apply(&mut reconciler, all());
-            let is_in_doubt = reconciler.sync.is_in_doubt();
+            let is_in_doubt = reconciler.sync.is_content_unknown();
             // With maps of an earlier process, the refused write may be a deletion, which is in no batch.
             let is_left_dirty = is_in_doubt && reconciler.is_dirty();
             assert!(is_left_dirty || kind != "new maps", "{place}");
             let writes = reconciler.maps().writes;
-            reconciler.sync.ports.maps.limit = usize::MAX;
+            reconciler.sync.tracked.maps.limit = usize::MAX;
             settle(&mut reconciler);
             if is_in_doubt {
                 doubts += 1;
@@ -81,7 +81,7 @@ fn a_write_that_is_refused_among_many_is_found_and_made_again() {
                 begin_anew(&mut reconciler);
             }
 
-            assert!(!reconciler.sync.is_in_doubt() && !reconciler.is_dirty());
+            assert!(!reconciler.sync.is_content_unknown() && !reconciler.is_dirty());
             assert!(is_whole(&reconciler), "{place}");
             assert_eq!(backends(&reconciler, 9), None, "{place}");
             // The tracked content is right, so an audit finds no difference.
@@ -94,13 +94,13 @@ fn a_write_that_is_refused_among_many_is_found_and_made_again() {
 #[test]
 fn what_an_earlier_process_left_stays_through_it_while_the_sources_are_not_whole() {
     let mut reconciler = adopt(earlier());
-    reconciler.sync.ports.maps.limit = reconciler.maps().writes + 3;
-    reconciler.update(Update {
-        whole: false,
+    reconciler.sync.tracked.maps.limit = reconciler.maps().writes + 3;
+    reconciler.update(ClusterUpdate {
+        complete: false,
         ..update(all())
     });
     settle(&mut reconciler);
-    assert!(reconciler.sync.is_in_doubt());
+    assert!(reconciler.sync.is_content_unknown());
 
     begin_anew(&mut reconciler);
 

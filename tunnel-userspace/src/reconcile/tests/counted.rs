@@ -6,7 +6,7 @@ use super::*;
 
 /// Returns the id of the service port at a VIP.
 fn id(reconciler: &Reconciler<Memory>, last: u8) -> u32 {
-    let front = &reconciler.sync.ports.actual.fronts[&vip(last)];
+    let front = &reconciler.sync.tracked.actual.frontends[&vip(last)];
     front.record.service
 }
 
@@ -19,7 +19,7 @@ fn counting<const N: usize>(services: [Change<'_>; N]) -> Reconciler<Memory> {
         ..ServiceCounts::default()
     };
     let service = id(&reconciler, 1);
-    reconciler.sync.ports.maps.tallies.insert(service, tallied);
+    reconciler.sync.tracked.maps.tallies.insert(service, tallied);
     reconciler
 }
 
@@ -48,7 +48,7 @@ fn a_service_port_has_what_was_counted_of_it_and_of_its_backends() {
 
     let wanted = [("a".to_owned(), [7, 3, 10]), ("b".to_owned(), [0, 0, 5])];
     assert_eq!(shown(&reconciler), wanted);
-    let mut next = adopt(reconciler.sync.ports.maps);
+    let mut next = adopt(reconciler.sync.tracked.maps);
     apply(&mut next, services().into());
     assert_eq!(shown(&next), wanted);
 }
@@ -79,7 +79,7 @@ fn what_a_process_did_not_come_to_reset_is_reset_by_the_next() {
     drop(reconciler.write_changes());
     assert_eq!(reconciler.maps().tallies.len(), 1);
 
-    let next = adopt(reconciler.sync.ports.maps);
+    let next = adopt(reconciler.sync.tracked.maps);
 
     assert_eq!(next.maps().tallies.len(), 0);
 }

@@ -5,7 +5,7 @@ use super::*;
 const PAIR: [&str; 2] = ["198.51.100.1", "2001:db8::1"];
 
 fn adopt_owned() -> Reconciler<Memory> {
-    let settings = Settings {
+    let settings = PlanSettings {
         external_ips: ExternalIps::Owned,
         ..settings()
     };
@@ -34,7 +34,7 @@ fn unserved(ips: Vec<IpAddr>) -> Change<'static> {
 }
 
 fn node(name: &str, other_ips: Vec<IpAddr>) -> (ObjectName, Option<Arc<Node>>) {
-    fixture::told(Node {
+    fixture::node_update(Node {
         other_ips,
         ..fixture::node(name)
     })
@@ -48,7 +48,7 @@ fn served(reconciler: &Reconciler<Memory>) -> Vec<&'static str> {
 }
 
 fn problems(reconciler: &Reconciler<Memory>, name: &str) -> Vec<String> {
-    let all = &reconciler.sync.faults.problems;
+    let all = &reconciler.sync.problems.by_service;
     let ports = all.get(&ObjectName::new("default", name));
     let problems = ports.into_iter().flat_map(BTreeMap::values);
     problems
@@ -71,7 +71,7 @@ fn an_external_ip_is_served_as_soon_as_a_node_has_it_and_no_longer_than_that() {
     };
     assert_eq!(problems(&reconciler, "web"), PAIR.map(left_out));
     let concerns = reconciler.concerns(&BTreeSet::new());
-    let told = concerns.iter().map(|it| (&*it.about.name.name, it.reason));
+    let told = concerns.iter().map(|it| (&*it.regarding.name.name, it.reason));
     let wanted = PAIR.map(|_| ("web", Reason::ExternalIpNotOwned));
     assert_eq!(told.collect::<Vec<_>>(), wanted);
 

@@ -53,16 +53,16 @@ pub(super) fn killed<T>(
     take: impl Fn(&mut Reconciler<Memory>, &T),
 ) -> Reconciler<Memory> {
     let mut first = adopt(Memory::new(ROOMY));
-    first.sync.ports.maps.limit = cut;
+    first.sync.tracked.maps.limit = cut;
     for step in history {
         take(&mut first, step);
-        let retired = first.pass();
+        let retired = first.write_changes();
         if first.maps().writes < cut {
-            first.sync.ports.maps.grace();
+            first.sync.tracked.maps.grace();
             first.sync.free(&retired, false);
         }
     }
-    let mut maps = first.sync.ports.maps;
+    let mut maps = first.sync.tracked.maps;
     maps.limit = usize::MAX;
     let mut second = adopt(maps);
     for step in history {
@@ -84,13 +84,13 @@ proptest! {
         let mut held = Retired::default();
         for (step, frees) in history.iter().zip(frees) {
             take(&mut reconciler, step);
-            held.0.extend(reconciler.pass().0);
+            held.0.extend(reconciler.write_changes().0);
             if frees {
-                reconciler.sync.ports.maps.grace();
+                reconciler.sync.tracked.maps.grace();
                 reconciler.sync.free(&std::mem::take(&mut held), false);
             }
         }
-        reconciler.sync.ports.maps.grace();
+        reconciler.sync.tracked.maps.grace();
         reconciler.sync.free(&held, false);
         settle(&mut reconciler);
         prop_assert_eq!(found(&reconciler), wanted(&history));
@@ -106,9 +106,9 @@ proptest! {
         let second = killed(&history, cut, take);
         prop_assert_eq!(found(&second), wanted(&history));
         prop_assert_eq!(second.maps().misplaced(), Vec::<u32>::new());
-        let usage = second.sync.ports.actual.usage();
+        let usage = second.sync.tracked.actual.usage();
         let backends: usize = second.desired.plans.values().flat_map(LiteMap::values)
-            .filter(|plan| plan.fronts.keys().any(|key| second.desired.claims.owner(key)
+            .filter(|plan| plan.frontends.keys().any(|key| second.desired.frontend_owners.owner(key)
                 .is_some_and(|name| second.desired.plans[&name.service].get(name) == Some(*plan))))
             .map(|plan| plan.serving.len()).sum();
         prop_assert!(usize::try_from(usage.backends).expect("small") <= backends);

@@ -6,7 +6,7 @@ use std::{
 };
 
 use tokio::time::advance;
-use tunnel_common::service::Front;
+use tunnel_common::service::Frontend;
 
 use super::*;
 use crate::reconcile::listener_poll::ListenerPoll;
@@ -16,9 +16,9 @@ const EVERY: Duration = Duration::from_secs(1);
 /// A fake kernel: its listeners, and the polls that it got.
 #[derive(Default)]
 struct Kernel {
-    listeners: BTreeSet<FrontKey>,
+    listeners: BTreeSet<FrontendKey>,
     fails: Option<bool>,
-    asked: Vec<BTreeSet<FrontKey>>,
+    asked: Vec<BTreeSet<FrontendKey>>,
 }
 
 /// A reconciler with polls of a fake kernel.
@@ -30,15 +30,15 @@ struct Scene {
 
 impl Scene {
     /// Starts on a node that has the addresses of these frontends, with some Services.
-    fn new<const N: usize>(fronts: [FrontKey; N], services: Vec<Change<'_>>) -> Self {
+    fn new<const N: usize>(fronts: [FrontendKey; N], services: Vec<Change<'_>>) -> Self {
         let kernel = Arc::<Mutex<Kernel>>::default();
         let asked = Arc::clone(&kernel);
-        let find = move |wanted: &BTreeSet<FrontKey>| {
+        let find = move |wanted: &BTreeSet<FrontendKey>| {
             let mut kernel = asked.lock().unwrap();
             kernel.asked.push(wanted.clone());
             match kernel.fails {
                 None => Ok(kernel.listeners.clone()),
-                Some(is_retryable) => Err(LookError {
+                Some(is_retryable) => Err(ListenerPollError {
                     is_retryable,
                     source: "no kernel".into(),
                 }),
@@ -56,9 +56,9 @@ impl Scene {
 
     /// Polls if a poll is due. Writes nothing.
     async fn poll(&mut self) {
-        if self.looks.look(&mut self.reconciler) {
-            let looked = self.looks.ended().await.expect("a poll");
-            self.looks.end(looked, &mut self.reconciler);
+        if self.looks.start_if_due(&mut self.reconciler) {
+            let looked = self.looks.wait().await.expect("a poll");
+            self.looks.apply_result(looked, &mut self.reconciler);
         }
     }
 
@@ -78,17 +78,17 @@ impl Scene {
         self.kernel.lock().unwrap()
     }
 
-    fn asked(&self) -> Vec<BTreeSet<FrontKey>> {
+    fn asked(&self) -> Vec<BTreeSet<FrontendKey>> {
         std::mem::take(&mut self.kernel().asked)
     }
 }
 
-fn ip(key: &FrontKey) -> IpAddr {
+fn ip(key: &FrontendKey) -> IpAddr {
     key.address.to_ip()
 }
 
 /// Returns the frontend of a VIP in its other family.
-fn other(last: u8) -> FrontKey {
+fn other(last: u8) -> FrontendKey {
     http_at(other_ip(last))
 }
 
@@ -101,9 +101,9 @@ fn both(name: &'static str, last: u8) -> Change<'static> {
 }
 
 /// Returns the frontends for which sockets are not translated.
-fn left_alone(reconciler: &Reconciler<Memory>) -> BTreeSet<FrontKey> {
-    let maps = &reconciler.sync.ports.maps;
-    let is_left = |index: &u32| maps.front[index].flags & Front::NOT_SOCKETS != 0;
+fn left_alone(reconciler: &Reconciler<Memory>) -> BTreeSet<FrontendKey> {
+    let maps = &reconciler.sync.tracked.maps;
+    let is_left = |index: &u32| maps.front[index].flags & Frontend::NOT_SOCKETS != 0;
     let left = maps.svc.iter().filter(|(_, index)| is_left(index));
     left.map(|(key, _)| *key).collect()
 }
@@ -113,7 +113,7 @@ fn a_front_is_left_alone_while_this_node_listens_there_and_no_other_front_is() {
     let mut reconciler = serving(ROOMY, [both("web", 1), both("dns", 2)]);
     reconciler.set_addresses([ip(&vip(1)), ip(&other(1))].into());
     settle(&mut reconciler);
-    let node_port = FrontKey {
+    let node_port = FrontendKey {
         port: Port::from_host(30_001),
         ..vip(1)
     };
@@ -163,16 +163,16 @@ async fn nobody_looks_while_this_node_has_no_address_of_a_service() {
 
     scene.look().await;
     scene.look_later().await;
-    assert!(scene.asked().is_empty() && scene.looks.at.is_none());
+    assert!(scene.asked().is_empty() && scene.looks.next_at.is_none());
 
     // A Service gets the address, and is deleted again.
     apply(&mut scene.reconciler, vec![both("cache", 9)]);
     scene.look().await;
     assert_eq!(scene.asked(), [[vip(9)].into()]);
-    assert!(scene.looks.at.is_some());
+    assert!(scene.looks.next_at.is_some());
     apply(&mut scene.reconciler, vec![("cache", None)]);
     scene.look().await;
-    assert!(scene.asked().is_empty() && scene.looks.at.is_none());
+    assert!(scene.asked().is_empty() && scene.looks.next_at.is_none());
 }
 
 #[tokio::test(start_paused = true)]
@@ -198,7 +198,7 @@ async fn it_is_looked_at_once_when_something_is_new_and_then_every_so_often() {
     assert_eq!(scene.asked().len(), 1);
     scene.reconciler.set_addresses(BTreeSet::new());
     scene.look().await;
-    assert!(left_alone(&scene.reconciler).is_empty() && scene.looks.at.is_none());
+    assert!(left_alone(&scene.reconciler).is_empty() && scene.looks.next_at.is_none());
 }
 
 #[tokio::test(start_paused = true)]
@@ -210,45 +210,45 @@ async fn what_is_known_stays_while_the_kernel_does_not_answer() {
     scene.kernel().fails = Some(true);
     scene.look_later().await;
     assert_eq!(left_alone(&scene.reconciler), [vip(1)].into());
-    assert!(scene.looks.at.is_some(), "no retry is due");
+    assert!(scene.looks.next_at.is_some(), "no retry is due");
 
     scene.kernel().fails = Some(false);
     scene.look_later().await;
-    assert!(scene.looks.at.is_none(), "a useless retry is due");
+    assert!(scene.looks.next_at.is_none(), "a useless retry is due");
     apply(&mut scene.reconciler, vec![both("dns", 2)]);
     scene.kernel().fails = None;
     scene.look().await;
-    assert!(scene.looks.at.is_some());
+    assert!(scene.looks.next_at.is_some());
 }
 
 #[tokio::test]
 async fn a_service_waits_for_the_look_at_its_fronts_and_no_other_waits() {
     let mut reconciler = adopt(Memory::new(ROOMY));
     let (go, told) = std::sync::mpsc::channel();
-    let find = move |_: &BTreeSet<FrontKey>| {
+    let find = move |_: &BTreeSet<FrontendKey>| {
         told.recv().expect("a signal to continue");
         Ok([vip(1)].into())
     };
     let mut looks = ListenerPoll::new(Some(Box::new(find)), EVERY);
-    reconciler.held_back.get_or_insert_default();
+    reconciler.waiting_for_poll.get_or_insert_default();
     apply(&mut reconciler, vec![]);
     reconciler.set_addresses([ip(&vip(1))].into());
 
     reconciler.update(update(vec![both("web", 1), both("dns", 2)]));
-    looks.look(&mut reconciler);
+    looks.start_if_due(&mut reconciler);
     settle(&mut reconciler);
     assert_eq!(backends(&reconciler, 1), None);
     assert_eq!(backends(&reconciler, 2), Some(vec![1]));
     assert!(!reconciler.is_dirty(), "the waiting Service is retried");
 
     go.send(()).expect("a running poll");
-    let looked = looks.ended().await.expect("a poll");
-    looks.end(looked, &mut reconciler);
+    let looked = looks.wait().await.expect("a poll");
+    looks.apply_result(looked, &mut reconciler);
     settle(&mut reconciler);
     assert_eq!(backends(&reconciler, 1), Some(vec![1]));
     assert_eq!(left_alone(&reconciler), [vip(1)].into());
     // This poll covers no new frontend, so no Service waits for it.
-    looks.look(&mut reconciler);
+    looks.start_if_due(&mut reconciler);
     apply(&mut reconciler, vec![set("web", 1, &[2])]);
     assert_eq!(backends(&reconciler, 1), Some(vec![2]));
 }

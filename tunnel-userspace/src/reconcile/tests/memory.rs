@@ -307,7 +307,7 @@ impl MapWriter for Memory {
         map.map_or(Ok(()), |map| Err(refused(map, "killed")))
     }
 
-    fn reset_service_counters(&mut self, service: u32) -> Result<(), WriteError> {
+    fn reset_service_counts(&mut self, service: u32) -> Result<(), WriteError> {
         self.write("service_counts", true)?;
         self.tallies.remove(&service);
         Ok(())
@@ -319,7 +319,7 @@ impl CounterReader for Memory {
         Ok(self.conns.of(index))
     }
 
-    fn service_counters(&self, service: u32) -> Result<ServiceCounts, ReadError> {
+    fn service_counts(&self, service: u32) -> Result<ServiceCounts, ReadError> {
         Ok(self.tallies.get(&service).copied().unwrap_or_default())
     }
 }
@@ -350,8 +350,8 @@ impl MapReader for Memory {
         Ok((0..entries).map(backend).collect())
     }
 
-    fn all_service_counters(&self, entries: u32) -> Result<Vec<ServiceCounts>, ReadError> {
-        (0..entries).map(|service| self.service_counters(service)).collect()
+    fn all_service_counts(&self, entries: u32) -> Result<Vec<ServiceCounts>, ReadError> {
+        (0..entries).map(|service| self.service_counts(service)).collect()
     }
 }
 

@@ -57,11 +57,11 @@ proptest! {
         more in 0..100_u32,
     ) {
         let first = killed(&history, cut, take);
-        let small = smallest(&first.sync.ports.maps);
+        let small = smallest(&first.sync.tracked.maps);
         let grown = |sizes: MapSizes, size| sizes.with(size, sizes.of(size) + more);
         let sizes = MapSize::ALL.into_iter().fold(small, grown);
-        let migrated = migrate(&first.sync.ports.maps, sizes).expect("it fits");
-        prop_assert_eq!(remembered(&migrated), remembered(&first.sync.ports.maps));
+        let migrated = migrate(&first.sync.tracked.maps, sizes).expect("it fits");
+        prop_assert_eq!(remembered(&migrated), remembered(&first.sync.tracked.maps));
 
         let mut second = adopt(migrated);
         prop_assert_eq!(found(&second), found(&first));
@@ -83,7 +83,7 @@ fn an_index_that_was_in_use_goes_on_from_its_last_use_and_a_new_one_from_nobodys
     assert!(!gone.is_serving());
 
     let sizes = ROOMY.with(MapSize::Backends, 512);
-    let migrated = migrate(&first.sync.ports.maps, sizes).expect("it fits");
+    let migrated = migrate(&first.sync.tracked.maps, sizes).expect("it fits");
 
     assert_eq!(migrated.be[&0].state, gone);
     assert_eq!(migrated.be[&old].state, unused());
@@ -115,7 +115,7 @@ fn each_size_that_is_too_small_is_named_with_what_is_needed() {
     assert!(ROOMY.with(MapSize::Backends, 54).backend_entries() < 125);
     assert!(ROOMY.with(MapSize::Backends, 55).backend_entries() >= 125);
     for (size, needed) in [(MapSize::Frontends, 2), (MapSize::Slots, 5), (MapSize::Backends, 55)] {
-        let to = |number| migrate(&first.sync.ports.maps, ROOMY.with(size, number));
+        let to = |number| migrate(&first.sync.tracked.maps, ROOMY.with(size, number));
         let misfit = MapTooSmall {
             size: size.key(),
             wanted: needed - 1,
@@ -129,7 +129,7 @@ fn each_size_that_is_too_small_is_named_with_what_is_needed() {
 #[test]
 fn what_makes_no_sense_is_left_behind() {
     let first = serving(ROOMY, [set("a", 1, &[1]), set("b", 2, &[2])]);
-    let mut maps = first.sync.ports.maps;
+    let mut maps = first.sync.tracked.maps;
     // The record of `b` gets another key.
     let index = maps.svc[&vip(2)];
     maps.front.get_mut(&index).expect("a record").key = vip(9);

@@ -17,7 +17,7 @@ fn gone(counts: [u64; 2]) -> (Reconciler<Memory>, [u32; 2]) {
 #[test]
 fn an_index_is_used_again_only_once_the_last_connection_there_has_closed() {
     let (mut reconciler, [first, second]) = gone([3, 0]);
-    assert_eq!(reconciler.sync.ports.actual.occupied.len(), 1);
+    assert_eq!(reconciler.sync.tracked.actual.draining.len(), 1);
 
     // `Memory` panics at a write to an index with open connections.
     apply(&mut reconciler, vec![set("web", 1, &[3, 4, 5])]);
@@ -26,11 +26,11 @@ fn an_index_is_used_again_only_once_the_last_connection_there_has_closed() {
     assert!(fourth != first && fifth != first);
 
     open(&reconciler.maps().conns, first, 1);
-    reconciler.sync.look_at_occupied();
-    assert_eq!(reconciler.sync.ports.actual.occupied.len(), 1);
+    reconciler.sync.poll_draining();
+    assert_eq!(reconciler.sync.tracked.actual.draining.len(), 1);
     open(&reconciler.maps().conns, first, 0);
-    reconciler.sync.look_at_occupied();
-    assert_eq!(reconciler.sync.ports.actual.occupied.len(), 0);
+    reconciler.sync.poll_draining();
+    assert_eq!(reconciler.sync.tracked.actual.draining.len(), 0);
     apply(&mut reconciler, vec![set("web", 1, &[3, 4, 5, 6])]);
     let (sixth, backend) = written(&reconciler, 6);
     assert!(sixth == first && backend.state.is_serving());
@@ -40,8 +40,8 @@ fn an_index_is_used_again_only_once_the_last_connection_there_has_closed() {
 fn a_restart_finds_which_indices_open_connections_keep() {
     let (reconciler, [first, second]) = gone([1, 2]);
 
-    let mut second_life = adopt(reconciler.sync.ports.maps);
-    assert_eq!(second_life.sync.ports.actual.occupied.len(), 2);
+    let mut second_life = adopt(reconciler.sync.tracked.maps);
+    assert_eq!(second_life.sync.tracked.actual.draining.len(), 2);
     apply(&mut second_life, vec![set("web", 1, &[3, 4, 5])]);
 
     for last in [4, 5] {
@@ -63,11 +63,11 @@ fn a_program_that_runs_during_the_start_may_still_count() {
     }
 
     let (reconciler, [first, _]) = gone([0, 0]);
-    assert_eq!(reconciler.sync.ports.actual.occupied.len(), 0);
+    assert_eq!(reconciler.sync.tracked.actual.draining.len(), 0);
     let grace = Counting(reconciler.maps().conns.clone(), first);
-    let second = Reconciler::adopt(reconciler.sync.ports.maps, ROOMY, &grace, settings());
+    let second = Reconciler::adopt(reconciler.sync.tracked.maps, ROOMY, &grace, settings());
 
-    assert_eq!(second.expect("adopted").sync.ports.actual.occupied.len(), 1);
+    assert_eq!(second.expect("adopted").sync.tracked.actual.draining.len(), 1);
 }
 
 #[test]
@@ -85,10 +85,10 @@ fn where_open_connections_leave_no_room_that_is_said_and_tried_again_when_they_c
         }
         apply(&mut reconciler, vec![set("web", 1, &[])]);
     }
-    assert_eq!(reconciler.sync.ports.actual.occupied.len(), 72);
+    assert_eq!(reconciler.sync.tracked.actual.draining.len(), 72);
 
     apply(&mut reconciler, vec![set("db", 2, &[1, 2])]);
-    let problems = &reconciler.sync.faults.by_service[&ObjectName::new("default", "db")];
+    let problems = &reconciler.sync.problems.by_service[&ObjectName::new("default", "db")];
     let told = problems.values().next().expect("no room");
     assert_eq!(told.reason, Reason::BackendsFull);
     let text = "keep the indices of 72 backends";
@@ -96,7 +96,7 @@ fn where_open_connections_leave_no_room_that_is_said_and_tried_again_when_they_c
     assert_eq!(backends(&reconciler, 2), None);
 
     open(&reconciler.maps().conns, kept[0], 0);
-    reconciler.sync.look_at_occupied();
+    reconciler.sync.poll_draining();
     settle(&mut reconciler);
     assert_eq!(backends(&reconciler, 2), Some(vec![1, 2]));
     assert_eq!(problem(&reconciler, "db"), None);

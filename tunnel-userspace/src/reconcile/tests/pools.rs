@@ -1,10 +1,10 @@
 //! Services that are restricted to endpoints of this node or its node pool.
 
 use super::*;
-use crate::model::{KeepTo, NODE_POOL};
+use crate::model::{EndpointScope, NODE_POOL_LABEL};
 
 fn adopt_honouring() -> Reconciler<Memory> {
-    let settings = Settings {
+    let settings = PlanSettings {
         topology_keys: TopologyKeys::Honor,
         ..settings()
     };
@@ -13,9 +13,9 @@ fn adopt_honouring() -> Reconciler<Memory> {
 
 /// Returns a Service with an endpoint on each of the nodes `node-a`, `node-b` and `node-c`, whose
 /// addresses end with 1, 2 and 3.
-fn keeping(vip: u8, keep_to: KeepTo) -> Change<'static> {
+fn keeping(vip: u8, keep_to: EndpointScope) -> Change<'static> {
     let mut state = state("web", vip, &BTreeSet::from([1, 2, 3]));
-    Arc::make_mut(&mut state.service).keep_to = Some(keep_to);
+    Arc::make_mut(&mut state.service).endpoint_scope = Some(keep_to);
     let slice = Arc::make_mut(&mut state.slices[0]);
     let endpoints = slice.endpoints.iter_mut();
     for (endpoint, node) in endpoints.zip(["node-a", "node-b", "node-c"]) {
@@ -25,8 +25,8 @@ fn keeping(vip: u8, keep_to: KeepTo) -> Change<'static> {
 }
 
 fn node(name: &str, pool: &str) -> (ObjectName, Option<Arc<Node>>) {
-    fixture::told(Node {
-        labels: BTreeMap::from([(NODE_POOL.to_owned(), pool.to_owned())]),
+    fixture::node_update(Node {
+        labels: BTreeMap::from([(NODE_POOL_LABEL.to_owned(), pool.to_owned())]),
         ..fixture::node(name)
     })
 }
@@ -35,9 +35,9 @@ fn node(name: &str, pool: &str) -> (ObjectName, Option<Arc<Node>>) {
 fn a_service_follows_the_nodes_that_join_and_leave_its_pool() {
     let mut reconciler = adopt_honouring();
     let nodes = vec![node("node-a", "edge"), node("node-b", "edge")];
-    reconciler.update(Update {
+    reconciler.update(ClusterUpdate {
         nodes,
-        ..update(vec![keeping(1, KeepTo::Pool), set("other", 2, &[4])])
+        ..update(vec![keeping(1, EndpointScope::Pool), set("other", 2, &[4])])
     });
     settle(&mut reconciler);
     assert_eq!(backends(&reconciler, 1), Some(vec![1, 2]));
@@ -62,7 +62,7 @@ fn a_service_follows_the_nodes_that_join_and_leave_its_pool() {
 #[test]
 fn endpoints_that_are_kept_away_are_shown_with_the_reason() {
     let mut reconciler = adopt_honouring();
-    apply(&mut reconciler, vec![keeping(1, KeepTo::Node)]);
+    apply(&mut reconciler, vec![keeping(1, EndpointScope::Node)]);
 
     let shown = services(&reconciler, Some("web")).remove(0).ports.remove(0);
     let whys: Vec<&str> = shown.endpoints.iter().map(|it| &*it.status).collect();

@@ -107,15 +107,15 @@ fn entries(history: &[Step]) -> usize {
 }
 
 fn used(reconciler: &Reconciler<Memory>) -> usize {
-    usize::try_from(reconciler.sync.ports.actual.usage().sources).expect("few")
+    usize::try_from(reconciler.sync.tracked.actual.usage().source_ranges).expect("few")
 }
 
 /// Deletes all Services. Returns the length of the longest list that then fits.
 fn free(mut reconciler: Reconciler<Memory>) -> u32 {
     apply(&mut reconciler, NAMES.map(|name| (name, None)).into());
     let entries = reconciler.maps().sizes.source_range_entries();
-    let sources = &mut reconciler.sync.ports.actual.sources;
-    let has = |len: &u32| sources.take(*len as usize).is_some();
+    let sources = &mut reconciler.sync.tracked.actual.source_ranges;
+    let has = |len: &u32| sources.allocate(*len as usize).is_some();
     (0..=entries).rev().find(has).unwrap_or(0)
 }
 
@@ -137,9 +137,9 @@ proptest! {
         prop_assert_eq!(second.audit(&NoGrace).expect("read"), 0);
 
         // A migration keeps the content.
-        let used_sources = second.sync.ports.actual.usage().sources;
+        let used_sources = second.sync.tracked.actual.usage().source_ranges;
         let sizes = ROOMY.with(MapSize::SourceRanges, used_sources + grown);
-        let third = adopt(migrate(&second.sync.ports.maps, sizes).expect("it fits"));
+        let third = adopt(migrate(&second.sync.tracked.maps, sizes).expect("it fits"));
         prop_assert_eq!(third.sync.drift, 0);
         prop_assert_eq!(found(of, &third), wanted(&history));
         prop_assert_eq!(used(&third), entries(&history));

@@ -31,15 +31,15 @@ fn state(port: u16, slices: &[Arc<EndpointSlice>]) -> ServiceState {
 }
 
 /// Records a sync that ended at this time, in milliseconds.
-fn pass(measures: &mut Measures, at: i64, is_written: bool) -> &SyncStats {
+fn pass(measures: &mut MetricsRecorder, at: i64, is_written: bool) -> &SyncMetrics {
     let took = Duration::from_millis(3);
-    measures.pass(took, time(at), |_| !is_written);
-    &measures.stats
+    measures.record_sync(took, time(at), |_| !is_written);
+    &measures.metrics
 }
 
 #[test]
 fn changes_are_counted_by_object_and_family_and_wait_until_they_are_written() {
-    let mut measures = Measures::default();
+    let mut measures = MetricsRecorder::default();
     let first = state(
         80,
         &[
@@ -58,61 +58,61 @@ fn changes_are_counted_by_object_and_family_and_wait_until_they_are_written() {
         ],
     );
 
-    measures.note(&name(), None, Some(&first));
-    measures.note(&name(), Some(&first), Some(&same));
-    measures.note(&name(), Some(&same), Some(&moved));
+    measures.record_change(&name(), None, Some(&first));
+    measures.record_change(&name(), Some(&first), Some(&same));
+    measures.record_change(&name(), Some(&same), Some(&moved));
     let stats = pass(&mut measures, 0, false);
     assert_eq!(stats.service_changes, 2);
-    assert_eq!(stats.endpoint_changes, ByFamily { v4: 1, v6: 2 });
+    assert_eq!(stats.endpoint_changes, PerFamily { v4: 1, v6: 2 });
     assert_eq!(stats.pending_services, 1);
-    assert_eq!(stats.pending_endpoints, ByFamily { v4: 1, v6: 1 });
+    assert_eq!(stats.pending_endpoints, PerFamily { v4: 1, v6: 1 });
 
     // One slice is deleted, and one has changed.
-    measures.note(&name(), Some(&moved), Some(&without));
+    measures.record_change(&name(), Some(&moved), Some(&without));
     let stats = pass(&mut measures, 0, true);
     assert_eq!(stats.service_changes, 2);
-    assert_eq!(stats.endpoint_changes, ByFamily { v4: 1, v6: 4 });
+    assert_eq!(stats.endpoint_changes, PerFamily { v4: 1, v6: 4 });
     assert_eq!(stats.pending_services, 0);
-    assert_eq!(stats.pending_endpoints, ByFamily { v4: 0, v6: 0 });
-    measures.note(&name(), Some(&without), None);
+    assert_eq!(stats.pending_endpoints, PerFamily { v4: 0, v6: 0 });
+    measures.record_change(&name(), Some(&without), None);
     let stats = pass(&mut measures, 0, true);
     assert_eq!(stats.service_changes, 3);
-    assert_eq!(stats.endpoint_changes, ByFamily { v4: 2, v6: 5 });
+    assert_eq!(stats.endpoint_changes, PerFamily { v4: 2, v6: 5 });
 }
 
 #[test]
 fn programming_is_measured_from_the_change_of_a_pod_to_its_write_here() {
     for family in [Family::V4, Family::V6] {
-        let mut measures = Measures::default();
+        let mut measures = MetricsRecorder::default();
         let at = |millis| state(80, &[slice("a", family, Some(millis))]);
-        let measured = |stats: &SyncStats| {
-            let histogram = stats.programming.of(family);
+        let measured = |stats: &SyncMetrics| {
+            let histogram = stats.programming_latency.get(family);
             (histogram.count(), histogram.sum)
         };
-        measures.note(&name(), None, Some(&at(500)));
+        measures.record_change(&name(), None, Some(&at(500)));
         pass(&mut measures, 1000, true);
         // The latency of a change before the end of the first sync is not measured.
-        measures.note(&name(), Some(&at(500)), Some(&at(900)));
+        measures.record_change(&name(), Some(&at(500)), Some(&at(900)));
         assert_eq!(measured(pass(&mut measures, 1100, true)).0, 0);
 
-        measures.note(&name(), Some(&at(900)), Some(&at(2000)));
+        measures.record_change(&name(), Some(&at(900)), Some(&at(2000)));
         assert_eq!(measured(pass(&mut measures, 2100, false)).0, 0);
         let (count, sum) = measured(pass(&mut measures, 2400, true));
         assert_eq!(count, 1);
         assert!((sum - 0.4).abs() < 1e-9, "{sum}");
 
         // The time of a deletion is unknown.
-        measures.note(&name(), Some(&at(2000)), Some(&at(3000)));
-        measures.note(&name(), Some(&at(3000)), None);
+        measures.record_change(&name(), Some(&at(2000)), Some(&at(3000)));
+        measures.record_change(&name(), Some(&at(3000)), None);
         assert_eq!(measured(pass(&mut measures, 3100, true)).0, 1);
     }
 }
 
 #[test]
 fn the_first_pass_and_those_after_everything_changed_are_full() {
-    let mut measures = Measures::default();
+    let mut measures = MetricsRecorder::default();
     let counts =
-        |stats: &SyncStats| [&stats.all, &stats.full, &stats.partial].map(Histogram::count);
+        |stats: &SyncMetrics| [&stats.all, &stats.full, &stats.partial].map(Histogram::count);
 
     assert_eq!(counts(pass(&mut measures, 0, true)), [1, 1, 0]);
     assert_eq!(counts(pass(&mut measures, 1, true)), [2, 1, 1]);
@@ -124,7 +124,7 @@ fn the_first_pass_and_those_after_everything_changed_are_full() {
 
 #[test]
 fn buckets_are_those_of_kube_proxy() {
-    let stats = SyncStats::default();
+    let stats = SyncMetrics::default();
     let bounds = |histogram: &Histogram| {
         let buckets = histogram.buckets.iter();
         buckets.map(|(bound, _)| *bound).collect::<Vec<_>>()
@@ -140,7 +140,7 @@ fn buckets_are_those_of_kube_proxy() {
     let passes = bounds(&stats.all);
     assert_eq!(ends(&passes), (16, Some(0.001), Some(f64::INFINITY)));
     assert_eq!(passes.get(14), Some(&16.384));
-    let programming = bounds(&stats.programming.v4);
+    let programming = bounds(&stats.programming_latency.v4);
     assert_eq!(ends(&programming), (81, Some(0.25), Some(f64::INFINITY)));
     assert_eq!(
         programming.get(58..64),

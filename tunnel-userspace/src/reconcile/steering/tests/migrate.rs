@@ -9,7 +9,7 @@ fn migrate(steering: SteeringReconciler<Memory>, wanted: u32, now: Duration) -> 
     let wanted = sizes(wanted);
     snapshot.fits(wanted).map_err(|error| error.to_string())?;
     let mut to = Memory {
-        capacity: count(wanted.steer_entries()),
+        capacity: to_usize(wanted.steer_entries()),
         ..Memory::default()
     };
     snapshot.write(&mut to).expect("written");

@@ -75,7 +75,7 @@ pub(super) fn read(path: &Path) -> Result<(Vec<u8>, u32), FileError> {
 }
 
 /// Parses the certificates of a file; fails if there is none.
-pub(super) fn certificates(
+pub(super) fn parse_certificates(
     path: &Path,
     bytes: &[u8],
 ) -> Result<Vec<(CertificateDer<'static>, ParsedCertificate)>, FileError> {
@@ -94,7 +94,7 @@ pub(super) fn certificates(
 }
 
 /// Parses the private key of a file, which must have exactly one.
-pub(super) fn key(path: &Path, bytes: &[u8]) -> Result<PrivateKeyDer<'static>, FileError> {
+pub(super) fn parse_private_key(path: &Path, bytes: &[u8]) -> Result<PrivateKeyDer<'static>, FileError> {
     let sections = sections(bytes).map_err(|problem| file_error(path, problem))?;
     let mut keys = sections
         .into_iter()

@@ -71,9 +71,9 @@ impl Identity {
         role: Role,
         now: Timestamp,
     ) -> Result<Self, FileError> {
-        let cas = pem_files::certificates(&files.ca, &contents.ca)?;
-        let chain = pem_files::certificates(&files.cert, &contents.cert)?;
-        let key = pem_files::key(&files.key, &contents.key)?;
+        let cas = pem_files::parse_certificates(&files.ca, &contents.ca)?;
+        let chain = pem_files::parse_certificates(&files.cert, &contents.cert)?;
+        let key = pem_files::parse_private_key(&files.key, &contents.key)?;
         let provider = Arc::new(aws_lc_rs::default_provider());
         let trust = trusted_cas(files, cas, now)?;
         let Some((_, parsed)) = chain.first() else {

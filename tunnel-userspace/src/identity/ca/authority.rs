@@ -71,8 +71,8 @@ impl Authority {
         let (cert_path, key_path) = (dir.join(CA_CERT_FILE), dir.join(CA_KEY_FILE));
         let (cert_bytes, _) = pem_files::read(&cert_path)?;
         let (key_bytes, _) = pem_files::read(&key_path)?;
-        let certificates = pem_files::certificates(&cert_path, &cert_bytes)?;
-        let der = pem_files::key(&key_path, &key_bytes)?;
+        let certificates = pem_files::parse_certificates(&cert_path, &cert_bytes)?;
+        let der = pem_files::parse_private_key(&key_path, &key_bytes)?;
         let key = KeyPair::try_from(&der)
             .map_err(|error| file_error(&key_path, FileProblem::UnusableKey(error.to_string())))?;
         let own = |(_, parsed): &(_, ParsedCertificate)| parsed.public_key == key.public_key_raw();

@@ -62,7 +62,7 @@ pub struct CertificateView {
 /// The file can't be read, or has no certificate.
 pub fn read_certificates(path: &Path, now: Timestamp) -> Result<Vec<CertificateView>, CaError> {
     let (bytes, _) = pem_files::read(path)?;
-    let certificates = pem_files::certificates(path, &bytes)?;
+    let certificates = pem_files::parse_certificates(path, &bytes)?;
     let view = |(der, parsed)| view(path, &der, parsed, now);
     Ok(certificates.into_iter().map(view).collect())
 }

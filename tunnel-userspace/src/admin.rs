@@ -48,10 +48,10 @@ use crate::{
     tunnel::NodeView,
 };
 
-/// A function that returns the current value of something.
+/// A function that returns a current value.
 pub type Getter<T> = Box<dyn Fn() -> T + Send + Sync>;
 
-/// A function that calls another for each Service, or for each with the given name.
+/// A function that calls a callback for each Service, or for each Service with the given name.
 pub type ForEachService = dyn Fn(Option<&str>, &mut dyn FnMut(ServiceView)) + Send + Sync;
 
 /// The number of health responses, by path and status code.
@@ -86,7 +86,7 @@ pub struct NodeViews {
     pub network: watch::Receiver<NetworkView>,
     /// The state of the task that ends sockets.
     pub sockets: watch::Receiver<TerminatorView>,
-    /// Calls a function for each Service, or for each with the given name, with its programmed state.
+    /// Calls a callback with the programmed state of each Service, or of each Service with the given name.
     pub for_each_service: Box<ForEachService>,
     /// The counts of the Service ports that have metrics of their own.
     pub port_counts: Getter<PortCounterList>,

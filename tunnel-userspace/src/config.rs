@@ -209,8 +209,8 @@ impl Config {
         include_str!("config/default.yaml")
     }
 
-    /// Returns the config with the defaults of absent fields, as the value of [`CONFIGZ_KEY`]. kube-proxy's
-    /// `/configz` has the same format.
+    /// Returns the config with the defaults of absent fields, in the format of kube-proxy's `/configz`: an
+    /// object with one key, whose value is the config.
     #[must_use]
     pub fn effective(&self) -> Value {
         json!({ CONFIGZ_KEY: self })

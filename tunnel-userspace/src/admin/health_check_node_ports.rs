@@ -203,7 +203,7 @@ impl HealthCheckServer {
     }
 }
 
-/// Returns the name of a listener, as built by [`server::serve_tcp`].
+/// Returns the name of a listener, as built by [`http_server::serve_tcp`].
 fn listener_name(address: &SocketAddr) -> String {
     format!("{LISTENER_NAME} {address}")
 }

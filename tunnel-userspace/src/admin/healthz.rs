@@ -33,7 +33,7 @@ pub(super) struct Health {
     status: BTreeMap<&'static str, FamilyStatus>,
 }
 
-/// The state of an address family.
+/// The entry of an address family in `status`.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct FamilyStatus {
@@ -41,8 +41,8 @@ struct FamilyStatus {
     healthy: bool,
 }
 
-/// Returns the response of `/healthz`, which considers whether load balancers may send traffic to this node,
-/// or, with `with_eligibility` false, of `/livez`, which considers the daemon only.
+/// Returns the response of `/healthz` or, if `with_eligibility` is false, of `/livez`. Only `/healthz`
+/// considers if load balancers may send traffic to this node.
 pub(super) fn response(views: &NodeViews, with_eligibility: bool) -> Health {
     let is_running = views.starting.borrow().is_none();
     let stats = views.stats.borrow().clone();

@@ -43,7 +43,7 @@ const CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Maps the paths of a listener to responses.
 pub trait Routes: Send + Sync + 'static {
-    /// The maximum number of concurrent connections per listener. One more closes the oldest.
+    /// The maximum number of concurrent connections per listener. A further connection replaces the oldest.
     const MAX_CONNECTIONS: usize = 64;
 
     /// True if a client may send several requests over one connection.

@@ -14,7 +14,7 @@ use super::{
     status::NodeStatus,
 };
 
-/// A listener; each serves other paths.
+/// A listener of a node. Each listener serves different paths.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum NodeListener {
     /// The admin socket for the command line. It serves all paths.

@@ -28,7 +28,7 @@ pub struct NodeSetup {
     pub started: String,
     /// The cgroup whose sockets are translated.
     pub cgroup: String,
-    /// The folder of pins.
+    /// The folder of pinned maps and programs.
     pub pins: String,
     /// The layout version of the maps.
     pub layout: u32,
@@ -63,11 +63,11 @@ pub fn used_entries(stats: &ReconcileStats) -> impl Iterator<Item = (MapSize, us
 pub struct StartTimes {
     /// The time to load programs and maps, and to read the content of the maps.
     pub load: Option<f64>,
-    /// The time from there until every source had delivered its first complete list.
+    /// The time from the end of `load` until every source had delivered its first complete list.
     pub sync: Option<f64>,
-    /// The time from there until the maps held that list.
+    /// The time from the end of `sync` until the maps had these objects.
     pub write: Option<f64>,
-    /// The time from there until the programs were attached and had seen a connect of the daemon.
+    /// The time from the end of `write` until the programs were attached and the probe had succeeded.
     pub attach: Option<f64>,
 }
 

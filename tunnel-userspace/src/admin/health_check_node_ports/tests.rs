@@ -62,7 +62,7 @@ impl Daemon {
     }
 
     /// Waits until the daemon reports these Services as not served, with reasons that contain these texts.
-    async fn until_refused(&self, refused: &[(&str, &str)]) {
+    async fn until_unserved(&self, refused: &[(&str, &str)]) {
         let mut view = self.base.views.health_checks.subscribe();
         let is_reported = |view: &HealthChecksView| {
             let reported = view.unserved.iter();
@@ -190,7 +190,7 @@ async fn a_port_in_use_is_reported_bound_later_and_delays_no_other() {
         let owned = "belongs to shop/first";
         let busy = format!("health check port {port}: Address");
         daemon
-            .until_refused(&[("shop/lost", owned), ("shop/web", &busy)])
+            .until_unserved(&[("shop/lost", owned), ("shop/web", &busy)])
             .await;
         request_until(SocketAddr::new(ip, other), &["Weight: 2"]).await;
         let concerns = daemon.concerns.borrow_and_update().to_vec();
@@ -202,7 +202,7 @@ async fn a_port_in_use_is_reported_bound_later_and_delays_no_other() {
         }
 
         drop(taken);
-        daemon.until_refused(&[("shop/lost", owned)]).await;
+        daemon.until_unserved(&[("shop/lost", owned)]).await;
         request_until(SocketAddr::new(ip, port), &["200 OK", "\"web\""]).await;
         assert_eq!(daemon.concerns.borrow().len(), 1);
         assert_eq!(daemon.base.views.health_checks.borrow().ports_in_use_total, 2);

@@ -78,6 +78,7 @@ impl MetricsEncoder<'_> {
     }
 }
 
+/// Converts a count to the value of a metric.
 #[expect(
     clippy::as_conversions,
     clippy::cast_precision_loss,

@@ -4,7 +4,7 @@
 use serde_json::{Map, Value};
 
 use super::{Config, IdentityConfig, LogConfig, FieldError, SourceConfig, SteeringConfig, TOP_LEVEL, TunnelConfig};
-use crate::bpf::{KernelLog, Level};
+use crate::bpf::{KernelLog, KernelLogLevel};
 
 /// Returns an error if a section is a list or scalar. Replaces an empty section by an empty mapping, so that
 /// serde applies the defaults.
@@ -22,7 +22,7 @@ pub(super) fn with_all_sections() -> Value {
         log: LogConfig {
             kernel: Some(KernelLog {
                 program: String::new(),
-                level: Level::default(),
+                level: KernelLogLevel::default(),
             }),
         },
         tunnel: TunnelConfig {

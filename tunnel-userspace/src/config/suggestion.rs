@@ -7,7 +7,7 @@ const MIN_SIMILARITY: f64 = 0.8;
 const MIN_ABBREVIATION: usize = 4;
 
 /// Appends `did you mean …?` to serde's error about an unknown field, such as ``unknown field `nodename`,
-/// expected one of `nodeName`, …``. Other errors, and those without a similar known field, stay as they are.
+/// expected one of `nodeName`, …``. Returns other errors, and those without a similar field, unchanged.
 pub(super) fn suggest(reason: String) -> String {
     match nearest_field(&reason) {
         Some(field) => format!("{reason}; did you mean `{field}`?"),

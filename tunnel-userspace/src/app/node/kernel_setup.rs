@@ -16,8 +16,8 @@ use crate::{
         state_dir::StateDir,
     },
     bpf::{
-        self, Counters, DataPath, Features, KernelLog, KernelMaps, KernelSteering, Logging, Pins,
-        RcuGrace, Switches,
+        self, Counters, DataPath, Features, KernelLog, KernelMaps, KernelSteering, LoggingProgram, Pins,
+        RcuGrace, ProgramSettings,
     },
     clock::since_boot,
     config::{self, Config},
@@ -37,7 +37,7 @@ pub(super) struct KernelSetup {
     /// Measures the steps of the start.
     start_timer: StartTimer,
     /// The kernel program that logs events; the drop replaces it by the normal one.
-    logging_program: Option<Logging>,
+    logging_program: Option<LoggingProgram>,
     /// The kernel program whose events are logged, if any.
     kernel_log: watch::Sender<Option<KernelLog>>,
     /// The pin folder, locked so that no second daemon uses it.
@@ -46,7 +46,7 @@ pub(super) struct KernelSetup {
 }
 
 impl KernelSetup {
-    /// HealthCheckServer the kernel, opens or creates the maps, and reads their content. Writes no entry and attaches no
+    /// Checks the kernel, opens or creates the maps, and reads their content. Writes no entry and attaches no
     /// program.
     pub(super) fn load(config: &Config) -> Result<Self, RoleError> {
         let mut start_timer = StartTimer::start();
@@ -66,7 +66,7 @@ impl KernelSetup {
             map_sizes = map_sizes.without(MapGroup::Steering);
         }
         let prefixes = steering.map(config::SteeringConfig::ranges).unwrap_or_default();
-        let switches = Switches {
+        let switches = ProgramSettings {
             own_mark: config.tunnel.socket_mark,
             prefixes: prefixes.clone(),
         };
@@ -251,7 +251,7 @@ impl KernelSetup {
     /// Adds the counts of the replaced maps to the new maps, and removes the replaced maps. On failure they
     /// stay, and the next start retries.
     fn remove_replaced_maps(&self) {
-        let copied = RcuGrace::new().and_then(|grace| self.data_path.settle(&grace));
+        let copied = RcuGrace::new().and_then(|grace| self.data_path.merge_replaced_counts(&grace));
         if let Err(error) = copied {
             warn!(%error, "cannot copy the counts of the replaced maps");
             return;
@@ -266,7 +266,7 @@ impl KernelSetup {
     fn start_event_log(&mut self, wanted: Option<&KernelLog>) {
         let Some(wanted) = wanted else { return };
         let KernelLog { program, level } = wanted;
-        match self.data_path.log(wanted) {
+        match self.data_path.enable_logging(wanted) {
             Ok(logging) => {
                 info!(program, up_to = %level, "logging the events of a kernel program");
                 self.kernel_log.send_replace(Some(wanted.clone()));

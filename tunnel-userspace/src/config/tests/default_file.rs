@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{
-    bpf::{KernelLog, Level},
+    bpf::{KernelLog, KernelLogLevel},
     identity::IdentityFiles,
 };
 
@@ -126,7 +126,7 @@ fn with_examples(config: Config) -> Config {
     let words = ["primary", "localhost"].map(ToOwned::to_owned);
     let kernel = KernelLog {
         program: "connect4".to_owned(),
-        level: Level::default(),
+        level: KernelLogLevel::default(),
     };
     Config {
         source: SourceConfig {

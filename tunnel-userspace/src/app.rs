@@ -7,11 +7,11 @@ mod cleanup;
 mod node;
 mod node_tunnel;
 mod prepare_mounts;
-mod probe;
 mod shutdown_signals;
 mod sockets_helper;
 mod sources;
 mod state_dir;
+mod translation_probe;
 
 use std::{borrow::Cow, error::Error};
 

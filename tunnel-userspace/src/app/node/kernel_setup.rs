@@ -11,7 +11,7 @@ use crate::{
     admin::{Getter, NodeSetup, NodeViews, TunnelView},
     app::{
         RoleError,
-        probe::{self, ProbeError},
+        translation_probe::{self, ProbeError},
         failed,
         state_dir::StateDir,
     },
@@ -226,7 +226,7 @@ impl KernelSetup {
         info!(new = attached.new_links(), replaced = attached.replaced, cgroup = %self.cgroup.display(), "programs attached");
         let probed = self
             .reconcile_loop
-            .dial_probe(&probe::frontend(), || probe::connect_service(&self.cgroup));
+            .dial_probe(&translation_probe::frontend(), || translation_probe::connect_service(&self.cgroup));
         let probe_result = probed.unwrap_or_else(|| {
             warn!("probe skipped: the maps are full, or a Service has the frontend of the probe");
             Ok(())
@@ -282,11 +282,11 @@ impl KernelSetup {
     /// Connects once, so that the programs record the network namespace of this process as the host's.
     fn record_host_namespace(&mut self, mark: u32) -> Result<(), RoleError> {
         let steering = self.reconcile_loop.steering();
-        let key = probe::steering_key();
+        let key = translation_probe::steering_key();
         steering
             .write_probe_key(&key)
             .map_err(failed("cannot write the steering maps"))?;
-        probe::connect_steering(mark);
+        translation_probe::connect_steering(mark);
         let cookie = steering
             .remove_probe_key(&key)
             .map_err(failed("cannot use the steering maps"))?;

@@ -4,28 +4,28 @@ use std::{io, net::SocketAddr, sync::Arc};
 
 use anyhow::{Result, ensure};
 use tunnel_tests::{
-    edge::Edge,
+    edge_node::EdgeNode,
     environment,
-    kubelet::client::Client,
+    fake_kubelet::client::Client,
     pki,
-    place::Place,
-    site::Site,
-    topology::{HOST_V4, HOST_V6, Topology},
+    sandbox::Sandbox,
+    tunnel_testbed::TunnelTestbed,
+    node_network::{HOST_V4, HOST_V6, NodeNetwork},
 };
 
 use crate::sandboxes::expect_no_route;
 
 const PORT: u16 = 10_250;
 
-fn edge_node() -> Result<(Topology, Edge)> {
-    let topology = Topology::new()?;
-    let edge = Edge::new(&topology, environment::culvert_lab()?)?;
+fn edge_node() -> Result<(NodeNetwork, EdgeNode)> {
+    let topology = NodeNetwork::new()?;
+    let edge = EdgeNode::new(&topology, environment::culvert_lab()?)?;
     Ok((topology, edge))
 }
 
-fn check_dial(edge: &Edge, host: &Place, at: SocketAddr) -> Result<()> {
+fn check_dial(edge: &EdgeNode, host: &Sandbox, at: SocketAddr) -> Result<()> {
     let listener = host.listen(at)?;
-    let stream = edge.place().connect(at)?;
+    let stream = edge.sandbox().connect(at)?;
     let (_, peer) = listener.accept()?;
     let local = stream.local_addr()?;
     ensure!(local == peer, "the host sees {peer} instead of {local}");
@@ -42,8 +42,8 @@ fn the_edge_dials_the_cloud_and_the_cloud_cannot_dial_the_edge() -> Result<()> {
     check_dial(&edge, topology.host(), (HOST_V6, 10_262).into())?;
 
     for sandbox in [topology.host(), &*pod, topology.outside()] {
-        expect_no_route(sandbox, Site::at4(PORT));
-        expect_no_route(sandbox, Site::at6(PORT));
+        expect_no_route(sandbox, TunnelTestbed::at4(PORT));
+        expect_no_route(sandbox, TunnelTestbed::at6(PORT));
     }
     Ok(())
 }
@@ -52,11 +52,11 @@ fn the_edge_dials_the_cloud_and_the_cloud_cannot_dial_the_edge() -> Result<()> {
 fn the_kubelet_on_the_edge_proves_the_addresses_of_its_node() -> Result<()> {
     let (_topology, edge) = edge_node()?;
     let server = edge.serve_kubelet(&[PORT])?;
-    let tls = pki::trusting(&edge.kubelet_files().ca)?;
+    let tls = pki::client_config(&edge.kubelet_files().ca)?;
 
-    for address in [Site::at4(PORT), Site::at6(PORT)] {
-        let stream = edge.place().connect(address)?;
-        let mut client = Client::over(stream, address.ip(), Arc::clone(&tls))?;
+    for address in [TunnelTestbed::at4(PORT), TunnelTestbed::at6(PORT)] {
+        let stream = edge.sandbox().connect(address)?;
+        let mut client = Client::handshake(stream, address.ip(), Arc::clone(&tls))?;
         client.healthz()?;
         ensure!(client.subject().contains("system:node:edge-7"));
     }
@@ -72,11 +72,11 @@ fn a_cut_link_drops_packets_silently_until_it_is_restored() -> Result<()> {
     let (topology, edge) = edge_node()?;
     let at = SocketAddr::from((HOST_V4, 10_262));
 
-    edge.cut()?;
+    edge.cut_link()?;
     let error = check_dial(&edge, topology.host(), at).expect_err("cut");
     let late = error.downcast_ref::<io::Error>().map(io::Error::kind);
     ensure!(late == Some(io::ErrorKind::TimedOut), "{error:#}");
-    edge.mend()?;
+    edge.restore_link()?;
 
     check_dial(&edge, topology.host(), at)
 }

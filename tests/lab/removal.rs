@@ -15,7 +15,7 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use tunnel_tests::{cgroup, lab, topology::Topology, wait};
+use tunnel_tests::{cgroup, lab, node_network::NodeNetwork, wait};
 
 const TIME_LIMIT: Duration = Duration::from_secs(10);
 
@@ -62,7 +62,7 @@ fn wait_for_executors(up: &UpProcess) -> Result<()> {
 
 #[test]
 fn nothing_remains_of_a_dropped_node() -> Result<()> {
-    let topology = Topology::new()?;
+    let topology = NodeNetwork::new()?;
     let pod = topology.pod("pod")?;
     let server = pod.serve_echo(7)?;
     let paths = [
@@ -88,7 +88,7 @@ fn nothing_remains_of_a_dropped_node() -> Result<()> {
 
 #[test]
 fn a_dropped_node_is_removed_even_if_a_handle_of_a_pod_remains() -> Result<()> {
-    let topology = Topology::new()?;
+    let topology = NodeNetwork::new()?;
     let pod = topology.pod("pod")?;
     let cgroup = topology.lab().cgroup().to_owned();
 

@@ -11,8 +11,8 @@ use std::{
 use anyhow::Result;
 use nix::sys::signal::{SigSet, Signal};
 use tunnel_tests::{
-    place::{ANSWER, Place},
-    topology::{HOST_V4, HOST_V6, OUTSIDE_V4, OUTSIDE_V6, Topology},
+    sandbox::{RESPONSE_TIMEOUT, Sandbox},
+    node_network::{HOST_V4, HOST_V6, OUTSIDE_V4, OUTSIDE_V6, NodeNetwork},
     wait,
 };
 
@@ -20,7 +20,7 @@ const TIME_LIMIT: Duration = Duration::from_secs(20);
 
 #[test]
 fn a_socket_created_by_an_executor_is_in_the_network_of_its_sandbox() -> Result<()> {
-    let topology = Topology::new()?;
+    let topology = NodeNetwork::new()?;
     let pod = topology.pod("pod")?;
 
     let listener = pod.listen(pod.at4(80))?;
@@ -34,7 +34,7 @@ fn a_socket_created_by_an_executor_is_in_the_network_of_its_sandbox() -> Result<
 
 #[test]
 fn every_sandbox_reaches_every_other_over_both_families() -> Result<()> {
-    let topology = Topology::new()?;
+    let topology = NodeNetwork::new()?;
     let (one, two) = (topology.pod("one")?, topology.pod("two")?);
     let server = two.serve_http(80)?;
 
@@ -62,9 +62,9 @@ fn every_sandbox_reaches_every_other_over_both_families() -> Result<()> {
 
 #[test]
 fn sandboxes_have_separate_cgroups_even_if_they_share_a_network() -> Result<()> {
-    let topology = Topology::new()?;
+    let topology = NodeNetwork::new()?;
     let pod = topology.pod("pod")?;
-    let beside = topology.beside(&pod, "elsewhere/pod", None)?;
+    let beside = topology.share_namespace(&pod, "elsewhere/pod", None)?;
 
     for (sandbox, group) in [
         (&**pod, "/instance/pods/pod"),
@@ -83,7 +83,7 @@ fn sandboxes_have_separate_cgroups_even_if_they_share_a_network() -> Result<()> 
 
 #[test]
 fn a_service_address_fails_at_once_where_nothing_translates_it() -> Result<()> {
-    let topology = Topology::new()?;
+    let topology = NodeNetwork::new()?;
     let pod = topology.pod("pod")?;
 
     for sandbox in [&**pod, topology.host(), topology.outside()] {
@@ -94,7 +94,7 @@ fn a_service_address_fails_at_once_where_nothing_translates_it() -> Result<()> {
 }
 
 /// Checks that a connect fails at once since there is no route.
-pub(crate) fn expect_no_route(sandbox: &Place, to: impl ToSocketAddrs + Copy + Debug) {
+pub(crate) fn expect_no_route(sandbox: &Sandbox, to: impl ToSocketAddrs + Copy + Debug) {
     let error = sandbox.connect(to).expect_err("nobody has this address");
     let expected = [ErrorKind::HostUnreachable, ErrorKind::NetworkUnreachable];
     assert!(expected.contains(&error.kind()), "{error:?} from {to:?}");
@@ -102,7 +102,7 @@ pub(crate) fn expect_no_route(sandbox: &Place, to: impl ToSocketAddrs + Copy + D
 
 #[test]
 fn the_host_has_a_bpf_file_system_that_only_its_own_processes_see() -> Result<()> {
-    let topology = Topology::new()?;
+    let topology = NodeNetwork::new()?;
     let folder = topology.lab().folder().join("bpffs");
     let folder = folder.to_str().expect("UTF-8");
     let stat = ["stat", "--file-system", "--format=%T", folder];
@@ -119,7 +119,7 @@ fn the_host_has_a_bpf_file_system_that_only_its_own_processes_see() -> Result<()
 
 #[test]
 fn the_error_of_a_failed_command_contains_its_output() -> Result<()> {
-    let topology = Topology::new()?;
+    let topology = NodeNetwork::new()?;
 
     for (command, words) in [
         (
@@ -140,7 +140,7 @@ fn a_process_starts_with_no_signal_blocked() -> Result<()> {
     let mut blocked = SigSet::empty();
     blocked.add(Signal::SIGUSR1);
     blocked.thread_block()?;
-    let topology = Topology::new()?;
+    let topology = NodeNetwork::new()?;
 
     let status = topology.host().run(&["cat", "/proc/self/status"])?;
 
@@ -150,7 +150,7 @@ fn a_process_starts_with_no_signal_blocked() -> Result<()> {
 
 #[test]
 fn a_process_that_outlives_its_handle_is_killed() -> Result<()> {
-    let topology = Topology::new()?;
+    let topology = NodeNetwork::new()?;
 
     let sleeper = topology.host().command(&["sleep", "1000"]).start()?;
     let path = format!("/proc/{}", sleeper.pid());
@@ -159,6 +159,6 @@ fn a_process_that_outlives_its_handle_is_killed() -> Result<()> {
 
     assert!(!fs::exists(&path)?);
     let quick = topology.host().command(&["true"]).start()?;
-    assert!(quick.wait(ANSWER)?.is_success());
+    assert!(quick.wait(RESPONSE_TIMEOUT)?.is_success());
     Ok(())
 }

@@ -10,16 +10,16 @@ use std::{
 use anyhow::Result;
 use tunnel_tests::{
     load::{Plan, Report, race, tcp, udp, udp::Mode},
-    place::COMMAND,
+    sandbox::COMMAND_TIMEOUT,
     pod::Pod,
-    serve::{Kind, Listener},
-    topology::Topology,
+    server::{ServerKind, Listener},
+    node_network::NodeNetwork,
 };
 
 const DURATION: Duration = Duration::from_millis(300);
 
-fn client_and_server() -> Result<(Topology, Arc<Pod>, Arc<Pod>)> {
-    let topology = Topology::new()?;
+fn client_and_server() -> Result<(NodeNetwork, Arc<Pod>, Arc<Pod>)> {
+    let topology = NodeNetwork::new()?;
     let (client, server) = (topology.pod("client")?, topology.pod("server")?);
     Ok((topology, client, server))
 }
@@ -27,8 +27,8 @@ fn client_and_server() -> Result<(Topology, Arc<Pod>, Arc<Pod>)> {
 #[test]
 fn a_load_reports_what_the_server_recorded() -> Result<()> {
     let (_topology, client, server) = client_and_server()?;
-    let serving = server.serve(&[Listener::new(Kind::Http, 80).of("web")])?;
-    let mut plan = Plan::new(server.at4(80), 500, DURATION).meant_for("web");
+    let serving = server.serve(&[Listener::new(ServerKind::Http, 80).for_service("web")])?;
+    let mut plan = Plan::new(server.at4(80), 500, DURATION).for_service("web");
     plan.to.push(server.at6(80));
 
     let report = tcp::run(&plan, &|domain, kind| client.socket(domain, kind));
@@ -59,7 +59,7 @@ fn a_load_of_a_process_in_a_pod_reports_the_same() -> Result<()> {
         .option("--millis", 300)
         .cpu(0)
         .start()?
-        .finish(COMMAND)?;
+        .finish(COMMAND_TIMEOUT)?;
     let report: Report = output.report()?;
 
     assert_eq!((report.answered, report.failed()), (150, 0));
@@ -109,12 +109,12 @@ fn a_connect_that_nobody_answers_times_out() -> Result<()> {
 #[test]
 fn datagrams_are_answered_with_name_and_payload() -> Result<()> {
     let (_topology, client, server) = client_and_server()?;
-    let serving = server.serve(&[Listener::new(Kind::Udp, 53).of("dns")])?;
+    let serving = server.serve(&[Listener::new(ServerKind::Udp, 53).for_service("dns")])?;
     let sockets = |domain, kind| client.socket(domain, kind);
 
     for (to, service) in [(server.at4(53), "dns"), (server.at6(53), "web")] {
         for mode in [Mode::Connected, Mode::Unconnected] {
-            let plan = Plan::new(to, 100, DURATION).meant_for(service);
+            let plan = Plan::new(to, 100, DURATION).for_service(service);
             let report = udp::run(&plan, mode, &sockets);
             assert_eq!((report.answered, report.other_peer), (30, 0), "{report:?}");
         }
@@ -149,7 +149,7 @@ fn race_clients_send_the_intended_service_and_misrouted_datagrams_count_as_forei
         topology.host().ip(&route)?;
         server.ip(&format!("addr add 10.1.0.{last}/32 dev eth0"))?;
     }
-    let services = Listener::new(Kind::Udp, 53).of("svc-0").of("svc-1");
+    let services = Listener::new(ServerKind::Udp, 53).for_service("svc-0").for_service("svc-1");
 
     for (options, stem, is_astray) in [
         (&["--reconnect"][..], "svc", false),
@@ -164,7 +164,7 @@ fn race_clients_send_the_intended_service_and_misrouted_datagrams_count_as_forei
             .option("--millis", 200)
             .option("--stem", stem)
             .start()?
-            .finish(COMMAND)?;
+            .finish(COMMAND_TIMEOUT)?;
         let report: race::Report = output.report()?;
         let counts = serving.record()?.total();
 

@@ -6,8 +6,8 @@ use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{
     clock, instance,
     manifest::{Manifest, Protocol, Service},
-    place::Sandbox,
-    shared::Shared,
+    sandbox::Sandbox,
+    shared_fixture::SharedFixture,
     wait,
 };
 
@@ -37,7 +37,7 @@ const ALGORITHMS: [&str; 6] = [
     "least-conn",
 ];
 
-static SCENE: Shared<Scene> = Shared::new(|| Scene::started(&["one", "two", "three"]));
+static SCENE: SharedFixture<Scene> = SharedFixture::new(|| Scene::started(&["one", "two", "three"]));
 
 /// Builds a Service without endpoints, with an affinity timeout of this many seconds.
 fn with_affinity(seconds: u32) -> Service {
@@ -61,7 +61,7 @@ fn servers(place: &Sandbox, dialer: Dialer, times: usize) -> Result<BTreeSet<Str
 
 #[test]
 fn a_client_keeps_its_backend_at_every_address_of_the_service() -> Result<()> {
-    let scene = SCENE.take()?;
+    let scene = SCENE.lease()?;
     scene.program(with_affinity(600).backends(scene.all_addresses()))?;
 
     scene.for_each_client(&Dialer::TCP, |place, dialer| {
@@ -81,7 +81,7 @@ fn a_client_keeps_its_backend_at_every_address_of_the_service() -> Result<()> {
 
 #[test]
 fn a_client_keeps_its_backend_over_udp_sockets() -> Result<()> {
-    let scene = SCENE.take()?;
+    let scene = SCENE.lease()?;
     scene.program(with_affinity(600).backends(scene.all_addresses()))?;
 
     scene.for_each_client(&Dialer::UDP, |place, dialer| {
@@ -98,7 +98,7 @@ fn a_client_keeps_its_backend_over_udp_sockets() -> Result<()> {
 #[test]
 #[ignore = "independent of the kernel: all algorithms share the affinity lookup"]
 fn a_client_keeps_its_backend_with_every_algorithm_and_number_of_backends() -> Result<()> {
-    let scene = SCENE.take()?;
+    let scene = SCENE.lease()?;
     let one = scene.addresses(&["one"])?;
     scene.program(with_affinity(600))?;
     for algorithm in ALGORITHMS {
@@ -126,7 +126,7 @@ fn a_client_keeps_its_backend_with_every_algorithm_and_number_of_backends() -> R
 #[test]
 #[ignore = "independent of the kernel: all algorithms share the affinity lookup"]
 fn connects_of_clients_with_affinity_take_no_round_robin_turn() -> Result<()> {
-    let scene = SCENE.take()?;
+    let scene = SCENE.lease()?;
     let service = with_affinity(600).annotated("culvert.dev/algorithm", "round-robin");
     scene.program(service.backends(scene.addresses_without("three")))?;
 
@@ -160,7 +160,7 @@ fn dial_in_step(place: &Sandbox, dialer: Dialer, steps: &Barrier) -> Result<Vec<
 
 #[test]
 fn first_connects_at_the_same_time_get_one_backend() -> Result<()> {
-    let scene = SCENE.take()?;
+    let scene = SCENE.lease()?;
     let service = |number| {
         let name = format!("web-{number}");
         let service = Vip::of(number).service(&name);
@@ -190,7 +190,7 @@ fn first_connects_at_the_same_time_get_one_backend() -> Result<()> {
 
 #[test]
 fn affinity_is_switched_on_and_off_while_clients_connect() -> Result<()> {
-    let scene = SCENE.take()?;
+    let scene = SCENE.lease()?;
     scene.program(without_affinity().backends(scene.all_addresses()))?;
     let spreads = |dialer| servers(&scene.client, dialer, TRIES).map(|seen| seen.len() > 1);
     let until = |wanted: bool| {
@@ -212,7 +212,7 @@ fn affinity_is_switched_on_and_off_while_clients_connect() -> Result<()> {
 #[test]
 #[ignore = "independent of the kernel: the daemon marks the backend"]
 fn a_client_does_not_keep_a_terminating_backend() -> Result<()> {
-    let scene = SCENE.take()?;
+    let scene = SCENE.lease()?;
     scene.program(with_affinity(600).backends(scene.all_addresses()))?;
 
     for dialer in [Dialer::V4, Dialer::V6] {
@@ -239,13 +239,13 @@ fn a_client_does_not_keep_a_terminating_backend() -> Result<()> {
 #[test]
 #[ignore = "independent of the kernel: arithmetic on map entries"]
 fn affinity_does_not_lead_to_a_backend_that_the_policy_excludes() -> Result<()> {
-    let scene = SCENE.take()?;
+    let scene = SCENE.lease()?;
     let near = scene.addresses(&["one"])?;
     let web = with_affinity(600)
         .spec("internalTrafficPolicy: Local")
-        .on("other")
+        .on_node("other")
         .backends(scene.addresses_without("one"))
-        .on(instance::NODE_NAME)
+        .on_node(instance::NODE_NAME)
         .backends(near);
     scene.program(web)?;
 
@@ -264,7 +264,7 @@ fn affinity_does_not_lead_to_a_backend_that_the_policy_excludes() -> Result<()> 
 
 #[test]
 fn a_client_keeps_its_backend_over_a_restart_of_the_daemon() -> Result<()> {
-    let scene = SCENE.take()?;
+    let scene = SCENE.lease()?;
     scene.program(with_affinity(600).backends(scene.all_addresses()))?;
 
     for dialer in [Dialer::V4, Dialer::V6] {

@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, net::SocketAddr};
 use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{
     manifest::Service,
-    place::Sandbox,
-    shared::{Fixture as _, Lease, Shared},
+    sandbox::Sandbox,
+    shared_fixture::{Fixture as _, Lease, SharedFixture},
 };
 
 use crate::{
@@ -17,12 +17,12 @@ use crate::{
 const ALGORITHM: &str = "culvert.dev/algorithm";
 const WEIGHTS: &str = "culvert.dev/weights";
 
-static SCENE: Shared<Scene> = Shared::new(|| Scene::started(&["one", "two", "three", "four"]));
+static SCENE: SharedFixture<Scene> = SharedFixture::new(|| Scene::started(&["one", "two", "three", "four"]));
 
 /// Takes the shared scene, and programs a Service with these annotations: one backend is in the zone
 /// `north`, three are in `south`.
 fn start(annotations: &[(&str, &str)]) -> Result<Lease<Scene>> {
-    let scene = SCENE.take()?;
+    let scene = SCENE.lease()?;
     program(&scene, annotations)?;
     Ok(scene)
 }
@@ -30,8 +30,8 @@ fn start(annotations: &[(&str, &str)]) -> Result<Lease<Scene>> {
 fn program(scene: &Scene, annotations: &[(&str, &str)]) -> Result<()> {
     let annotated = |web: Service, (key, value): &(&str, &str)| web.annotated(key, value);
     let web = annotations.iter().fold(WEB.service("web"), annotated);
-    let web = web.within("north").backends(scene.addresses(&["one"])?);
-    scene.program(web.within("south").backends(scene.addresses_without("one")))
+    let web = web.in_zone("north").backends(scene.addresses(&["one"])?);
+    scene.program(web.in_zone("south").backends(scene.addresses_without("one")))
 }
 
 /// Makes this many connects; returns the number that each backend answered.
@@ -63,7 +63,7 @@ fn connects_are_distributed_by_weight() -> Result<()> {
 
 #[test]
 fn a_hash_of_the_source_leads_a_client_to_one_backend_and_clients_to_several() -> Result<()> {
-    let scene = SCENE.take()?;
+    let scene = SCENE.lease()?;
     for algorithm in ["sh", "maglev"] {
         program(&scene, &[(ALGORITHM, algorithm)])?;
         let mut chosen = BTreeMap::new();

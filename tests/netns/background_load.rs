@@ -5,8 +5,8 @@ use std::{collections::BTreeSet, net::SocketAddr, thread, time::Duration};
 use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{
     clock::Instant,
-    load::{Enough, Plan, Report, tcp, udp},
-    scale::Scale,
+    load::{StopSignal, Plan, Report, tcp, udp},
+    load_scale::LoadScale,
 };
 
 use crate::{
@@ -30,9 +30,9 @@ impl Scene {
         times: usize,
         action: impl Fn(usize) -> Result<()>,
     ) -> Result<()> {
-        let rate = Scale::from_environment().count(200);
-        let enough = Enough::default();
-        let plan = |to: SocketAddr| Plan::new(to, rate, LOAD_TIMEOUT).until(&enough);
+        let rate = LoadScale::from_environment().count(200);
+        let enough = StopSignal::default();
+        let plan = |to: SocketAddr| Plan::new(to, rate, LOAD_TIMEOUT).stop_on(&enough);
         let sockets = |domain, kind| self.client.socket(domain, kind);
         thread::scope(|scope| {
             let mut loads = Vec::new();
@@ -46,7 +46,7 @@ impl Scene {
                     loads.push((servers, load));
                 }
             }
-            enough.after(|| repeat(times, action))?;
+            enough.stop_after(|| repeat(times, action))?;
             for (servers, load) in loads {
                 let report = load.join().ok().context("a load panicked")?;
                 expect_all_answered(&report)?;

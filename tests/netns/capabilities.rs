@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{
     instance::{Instance, InstanceSettings},
     node::Node,
-    site::{KUBELET, Site},
+    tunnel_testbed::{KUBELET_PORTS, TunnelTestbed},
     wait,
 };
 
@@ -76,12 +76,12 @@ fn a_service_is_served_by_a_daemon_with_the_capabilities_of_the_manifest() -> Re
 #[test]
 fn a_kubelet_behind_the_edge_is_reached_by_a_daemon_with_the_capabilities_of_the_manifest()
 -> Result<()> {
-    let site = Site::set(InstanceSettings::from_environment()?)?;
+    let site = TunnelTestbed::prepare(InstanceSettings::from_environment()?)?;
 
     start(site.node())?;
-    site.edge().start_agent(KUBELET)?;
+    site.edge().start_agent(KUBELET_PORTS)?;
 
-    site.until_served()
+    site.wait_for_kubelet()
 }
 
 #[test]
@@ -138,7 +138,7 @@ fn a_daemon_without_one_of_the_capabilities_names_it_and_attaches_nothing() -> R
 #[test]
 fn a_cleanup_with_the_capabilities_of_its_manifest_removes_programs_maps_and_routes() -> Result<()>
 {
-    let site = Site::new()?;
+    let site = TunnelTestbed::new()?;
     let node = site.node();
     node.stop()?;
 

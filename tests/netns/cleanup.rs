@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use tunnel_tests::{
     instance::{Instance, InstanceSettings},
     node::Node,
-    place::Sandbox,
+    sandbox::Sandbox,
     pod::Pod,
     wait,
 };
@@ -117,11 +117,11 @@ struct SecondInstance {
 
 impl SecondInstance {
     fn new(node: &Node, pod: &Pod) -> Result<Self> {
-        let topology = node.topology();
+        let topology = node.network();
         let folder: PathBuf = topology.lab().folder().join("beside");
         let pins = folder.join("bpffs");
-        let host = topology.beside(node.host(), "beside/host", Some(pins))?;
-        let client = topology.beside(pod, "beside/client", None)?;
+        let host = topology.share_namespace(node.host(), "beside/host", Some(pins))?;
+        let client = topology.share_namespace(pod, "beside/client", None)?;
         let mut settings = InstanceSettings::from_environment()?;
         settings.admin = SocketAddr::from(([127, 0, 0, 1], 20249));
         settings.healthz = SocketAddr::from(([127, 0, 0, 1], 20256));

@@ -12,8 +12,8 @@ use tunnel_tests::{
     load::{self, Plan, udp::Mode},
     node::Node,
     pod::Pod,
-    scale::Scale,
-    shared::{Lease, Shared},
+    load_scale::LoadScale,
+    shared_fixture::{Lease, SharedFixture},
     wait,
 };
 
@@ -27,12 +27,12 @@ use crate::{
 /// The number of connects whose distribution is measured.
 const SAMPLE: u64 = 300;
 
-static SCENE: Shared<Scene> = Shared::new(|| Scene::started(&BACKENDS));
+static SCENE: SharedFixture<Scene> = SharedFixture::new(|| Scene::started(&BACKENDS));
 const BACKENDS: [&str; 3] = ["one", "two", "three"];
 
 /// Takes the shared scene, and programs a Service with this algorithm.
 fn start(algorithm: &str) -> Result<Lease<Scene>> {
-    let scene = SCENE.take()?;
+    let scene = SCENE.lease()?;
     let web = WEB.service("web").backends(scene.all_addresses());
     scene.program(web.annotated("culvert.dev/algorithm", algorithm))?;
     Ok(scene)
@@ -54,7 +54,7 @@ pub(crate) fn until_released(node: &Node) -> Result<u64> {
 fn every_connect_and_first_datagram_is_counted_once() -> Result<()> {
     let scene = start("random")?;
     let node = &scene.node;
-    let rate = Scale::from_environment().count(500);
+    let rate = LoadScale::from_environment().count(500);
     let reasons = ["translated", "socket_tracked", "socket_released"];
 
     for (from, place) in scene.places() {

@@ -3,7 +3,7 @@
 use std::net::UdpSocket;
 
 use anyhow::Result;
-use tunnel_tests::{place::RESPONSE_TIMEOUT, wait};
+use tunnel_tests::{sandbox::RESPONSE_TIMEOUT, wait};
 
 use crate::{
     scene::{DIALLED, OTHER, Scene, TWIN, WEB},
@@ -22,7 +22,7 @@ fn send_to_web(scene: &Scene, socket: &UdpSocket, dialer: Dialer) -> Result<()> 
 
 #[test]
 fn a_connected_socket_can_send_to_a_cluster_ip() -> Result<()> {
-    let scene = DIALLED.take()?;
+    let scene = DIALLED.lease()?;
     let elsewhere = Vip::of_pod(scene.backend("other")?);
     let backend = Vip::of_pod(scene.backend("backend")?);
 
@@ -41,7 +41,7 @@ fn a_connected_socket_can_send_to_a_cluster_ip() -> Result<()> {
 
 #[test]
 fn a_socket_connected_to_a_cluster_ip_can_send_to_another() -> Result<()> {
-    let scene = DIALLED.take()?;
+    let scene = DIALLED.lease()?;
 
     scene.for_each_client(&Dialer::UDP, |place, dialer| {
         let socket = dialer.connect_udp(place, OTHER, DNS)?;
@@ -57,7 +57,7 @@ fn a_socket_connected_to_a_cluster_ip_can_send_to_another() -> Result<()> {
 
 #[test]
 fn peeking_at_a_datagram_shows_the_cluster_ip_like_receiving_it() -> Result<()> {
-    let scene = DIALLED.take()?;
+    let scene = DIALLED.lease()?;
 
     scene.for_each_client(&Dialer::UDP, |place, dialer| {
         let socket = dialer.udp_socket(place)?;
@@ -76,7 +76,7 @@ fn peeking_at_a_datagram_shows_the_cluster_ip_like_receiving_it() -> Result<()> 
 
 #[test]
 fn a_datagram_is_received_without_requesting_its_sender() -> Result<()> {
-    let scene = DIALLED.take()?;
+    let scene = DIALLED.lease()?;
 
     scene.for_each_client(&Dialer::UDP, |place, dialer| {
         let socket = dialer.udp_socket(place)?;
@@ -93,7 +93,7 @@ fn a_datagram_is_received_without_requesting_its_sender() -> Result<()> {
 
 #[test]
 fn each_answer_comes_from_the_cluster_ip_to_which_the_socket_sent() -> Result<()> {
-    let scene = DIALLED.take()?;
+    let scene = DIALLED.lease()?;
     let direct = Vip::of_pod(scene.backend("backend")?);
 
     scene.for_each_client(&Dialer::UDP, |place, dialer| {

@@ -17,10 +17,10 @@ use tunnel_tests::{
     clock::{self, Instant},
     load::Report,
     manifest::{Protocol, Service},
-    place::Sandbox,
+    sandbox::Sandbox,
     pod::{Pod, Server},
-    scale::Scale,
-    serve::{Kind, Listener},
+    load_scale::LoadScale,
+    server::{ServerKind, Listener},
 };
 use tunnel_userspace::model::Family;
 
@@ -68,9 +68,9 @@ impl ChurnFixture {
         let pods = [pod("first")?, pod("second")?, pod("third")?];
         let serve = |pod: &Pod| {
             pod.serve(&[
-                Listener::new(Kind::Http, HTTP_TARGET).of(WEB),
-                Listener::new(Kind::Udp, DNS_TARGET).of(WEB).of(TALK),
-                Listener::new(Kind::Echo, ECHO_TARGET),
+                Listener::new(ServerKind::Http, HTTP_TARGET).for_service(WEB),
+                Listener::new(ServerKind::Udp, DNS_TARGET).for_service(WEB).for_service(TALK),
+                Listener::new(ServerKind::Echo, ECHO_TARGET),
             ])
         };
         let servers = [serve(&pods[0])?, serve(&pods[1])?, serve(&pods[2])?];
@@ -147,7 +147,7 @@ impl ChurnFixture {
     }
 
     /// Runs the loads once, and kills and restarts the daemon meanwhile.
-    fn run_round(&self, scale: Scale, random: &mut RandomChanges) -> Result<()> {
+    fn run_round(&self, scale: LoadScale, random: &mut RandomChanges) -> Result<()> {
         let (client, host) = (&*self.race.client, self.race.node.host());
         let web = self.vip(WEB);
         let (http, dns) = ((web, HTTP).into(), (web, DNS).into());
@@ -196,7 +196,7 @@ fn connects_and_flows_survive_kills_of_the_daemon_while_endpoints_change() -> Re
 
 fn kill_under_load(family: Family) -> Result<()> {
     let _turn = CPUS.lock().unwrap_or_else(PoisonError::into_inner);
-    let scale = Scale::from_environment();
+    let scale = LoadScale::from_environment();
     let fixture = ChurnFixture::new(family)?;
     let (node, client) = (&fixture.race.node, &*fixture.race.client);
     let (stop_churn, stop_flows) = (AtomicBool::new(false), AtomicBool::new(false));

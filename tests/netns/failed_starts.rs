@@ -13,7 +13,7 @@ use aya::EbpfLoader;
 use tunnel_common::LAYOUT_VERSION;
 use tunnel_tests::{
     admin, environment,
-    place::{COMMAND_TIMEOUT, Output, Sandbox},
+    sandbox::{COMMAND_TIMEOUT, Output, Sandbox},
     wait,
 };
 use tunnel_userspace::bpf::OBJECT;
@@ -167,7 +167,7 @@ fn a_wrong_config_is_reported_with_the_wrong_value() -> Result<()> {
     let scene = Scene::web(&["backend"])?;
     scene.node.kill9()?;
 
-    let (state, cgroup) = (scene.node.state(), scene.node.topology().instance_cgroup());
+    let (state, cgroup) = (scene.node.state(), scene.node.network().instance_cgroup());
     let [bpffs, plain, absent, state, cgroup] = [
         scene.node.bpffs_inside(),
         state.join("pins"),
@@ -213,8 +213,8 @@ fn a_second_daemon_and_a_cleanup_fail_and_name_the_running_process() -> Result<(
 #[test]
 fn a_daemon_outside_of_its_cgroup_reports_that_and_leaves_no_program() -> Result<()> {
     let scene = Scene::web(&["backend"])?;
-    let folder = scene.node.topology().lab().folder().join("elsewhere");
-    let outside = scene.node.topology().beside(
+    let folder = scene.node.network().lab().folder().join("elsewhere");
+    let outside = scene.node.network().share_namespace(
         scene.node.host(),
         "outside/daemon",
         Some(folder.join("bpffs")),
@@ -223,7 +223,7 @@ fn a_daemon_outside_of_its_cgroup_reports_that_and_leaves_no_program() -> Result
     let before = inodes_below(&scene.node.bpffs())?;
     let config = fs::read_to_string(scene.node.config_path())?;
     let path = folder.join("culvert.yaml");
-    let lab = scene.node.topology().lab().folder().display().to_string();
+    let lab = scene.node.network().lab().folder().display().to_string();
     let config = config
         .replace(&format!("{lab}/bpffs"), &format!("{lab}/elsewhere/bpffs"))
         .replace(&format!("{lab}/state"), &format!("{lab}/elsewhere/state"));

@@ -7,11 +7,11 @@ use anyhow::{Context as _, Result, ensure};
 use tunnel_common::table::PROGRAMS;
 use tunnel_tests::{
     node::Node,
-    verifier::{self, Measured},
+    verifier::{self, ProgramStats},
 };
 use tunnel_userspace::{
     bpf::{self, Features, LoadError, Pins},
-    net::Keeper as _,
+    net::UplinkGuard as _,
 };
 
 use crate::{
@@ -57,14 +57,14 @@ fn a_tcx_link_can_be_created_exactly_if_the_probe_finds_the_feature() -> Result<
         ..features
     };
     let (mut guard, _counters) = load(&pins, by_link)?;
-    let put = on_host(&node, || Ok(guard.keep(&uplinks(), false)?));
+    let put = on_host(&node, || Ok(guard.guard_uplinks(&uplinks(), false)?));
     ensure!(put.is_ok() == features.tcx, "{put:?}, {features:?}");
     ensure!(filters(&node)? == 0, "there is a filter next to the link");
     drop(guard);
 
     let (mut guard, _counters) = load(&pins, features)?;
-    on_host(&node, || Ok(guard.keep(&uplinks(), false)?))?;
-    ensure_eq("guarded", guard.guarded(), BTreeSet::from([UPLINK.0]))?;
+    on_host(&node, || Ok(guard.guard_uplinks(&uplinks(), false)?))?;
+    ensure_eq("guarded", guard.guarded_links(), BTreeSet::from([UPLINK.0]))?;
     ensure_eq("filters", filters(&node)?, usize::from(!features.tcx))?;
     on_host(&node, || Ok(pins.remove()?)).map(drop)
 }
@@ -74,7 +74,7 @@ fn every_program_is_verified_in_each_variant_that_this_kernel_supports() -> Resu
     let features = bpf::probe()?;
     let measured = verifier::measure(features)?;
 
-    let of = |program: &str, variant: &str| -> Result<Measured> {
+    let of = |program: &str, variant: &str| -> Result<ProgramStats> {
         let mut found = measured.iter().cloned();
         let found = found.find(|it| it.program == program && it.variant == variant);
         found.with_context(|| format!("the variant {variant} has no measurement of {program}"))

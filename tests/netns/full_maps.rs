@@ -21,7 +21,7 @@ const THIRD: Vip = Vip::of(12);
 fn service(scene: &Scene, name: &str, vip: Vip, dialer: Dialer) -> Service {
     let frontend = dialer.address(vip, HTTP).ip();
     let same_family = scene
-        .all()
+        .all_addresses()
         .into_iter()
         .filter(|address| address.is_ipv4() == frontend.is_ipv4());
     Service::new(name, [frontend])

@@ -13,7 +13,7 @@ use tunnel_tests::{
     test_name,
 };
 use tunnel_userspace::{
-    bpf::{self, Counters, DataPath, Features, Guard, Pins, Switches},
+    bpf::{self, Counters, DataPath, Features, Guard, Pins, ProgramSettings},
     net::UplinkGuard as _,
     reconcile::MapSizes,
 };
@@ -34,7 +34,7 @@ fn load_with_tcx(pins: &Pins, tcx: bool) -> Result<(Guard, Counters)> {
 /// Loads the guard of 198.19.0.0/16 for these kernel features.
 pub(crate) fn load(pins: &Pins, features: Features) -> Result<(Guard, Counters)> {
     let network = Address::from_ip("198.19.0.0".parse()?);
-    let switches = Switches {
+    let switches = ProgramSettings {
         own_mark: 0,
         prefixes: vec![Prefix::new(network, 16).context("198.19.0.0/16 is no prefix")?],
     };

@@ -8,7 +8,7 @@ use tunnel_tests::{
     instance::{NODE_NAME, InstanceSettings},
     manifest::Service,
     node::Node,
-    place::Sandbox,
+    sandbox::Sandbox,
     wait,
 };
 
@@ -59,7 +59,7 @@ fn a_health_check_port_reports_the_ready_endpoints_of_its_node_while_its_service
     let (one, two) = (node.pod("one")?, node.pod("two")?);
     let places = [node.host(), node.outside()];
     let elsewhere = service("web", WEB, PORT)
-        .on("node-b")
+        .on_node("node-b")
         .backends(addresses(&[&*one]));
     node.apply(elsewhere)?;
     node.start()?;
@@ -68,17 +68,17 @@ fn a_health_check_port_reports_the_ready_endpoints_of_its_node_while_its_service
     }
 
     let both = addresses(&[&*one, &*two]);
-    node.apply(service("web", WEB, PORT).on(NODE_NAME).backends(both.clone()))?;
+    node.apply(service("web", WEB, PORT).on_node(NODE_NAME).backends(both.clone()))?;
     for place in places {
         until_reported(&node, place, PORT, "web", 2)?;
     }
     // Terminating endpoints may still get traffic if no other endpoint is left, but load balancers must
     // not send more.
-    let going = service("web", WEB, PORT).on(NODE_NAME);
+    let going = service("web", WEB, PORT).on_node(NODE_NAME);
     node.apply(both.into_iter().fold(going, Service::terminating))?;
     until_reported(&node, node.outside(), PORT, "web", 0)?;
 
-    node.apply(service("web", WEB, PORT + 1).on(NODE_NAME))?;
+    node.apply(service("web", WEB, PORT + 1).on_node(NODE_NAME))?;
     until_reported(&node, node.outside(), PORT + 1, "web", 0)?;
     until_closed(node.outside(), PORT)?;
     node.delete("web.yaml")?;
@@ -92,10 +92,10 @@ fn an_occupied_health_check_port_is_reported_and_served_once_it_is_free() -> Res
         node_ports: "nodePortAddresses: []".to_owned(),
         ..InstanceSettings::from_environment()?
     };
-    let node = Node::with(settings)?;
+    let node = Node::with_settings(settings)?;
     let one = node.pod("one")?;
     let local = |name, vip, port| {
-        let service = service(name, vip, port).on(NODE_NAME);
+        let service = service(name, vip, port).on_node(NODE_NAME);
         service.backends(addresses(&[&*one]))
     };
     let taken = node

@@ -5,7 +5,7 @@ use anyhow::Result;
 use nix::errno::Errno;
 use tunnel_tests::{
     manifest::{Protocol, Service},
-    place::{RESPONSE_TIMEOUT, connect_within},
+    sandbox::{RESPONSE_TIMEOUT, connect_within},
 };
 
 use crate::{
@@ -17,7 +17,7 @@ use crate::{
 
 #[test]
 fn a_tcp_connect_to_a_cluster_ip_reaches_the_backend_and_shows_the_cluster_ip() -> Result<()> {
-    let scene = DIALLED.take()?;
+    let scene = DIALLED.lease()?;
 
     scene.for_each_client(&Dialer::TCP, |place, dialer| {
         let connect = || dialer.expect_served(place, WEB, HTTP, "backend");
@@ -29,7 +29,7 @@ fn a_tcp_connect_to_a_cluster_ip_reaches_the_backend_and_shows_the_cluster_ip() 
 
 #[test]
 fn a_tcp_socket_that_was_refused_can_connect_to_another_cluster_ip() -> Result<()> {
-    let scene = DIALLED.take()?;
+    let scene = DIALLED.lease()?;
 
     scene.for_each_client(&Dialer::TCP, |place, dialer| {
         let socket = dialer.tcp_socket(place)?;
@@ -46,7 +46,7 @@ fn a_tcp_socket_that_was_refused_can_connect_to_another_cluster_ip() -> Result<(
 
 #[test]
 fn a_connected_udp_socket_reaches_the_backend_and_shows_the_cluster_ip() -> Result<()> {
-    let scene = DIALLED.take()?;
+    let scene = DIALLED.lease()?;
 
     scene.for_each_client(&Dialer::UDP, |place, dialer| {
         let socket = dialer.udp_socket(place)?;
@@ -69,7 +69,7 @@ fn a_connected_udp_socket_reaches_the_backend_and_shows_the_cluster_ip() -> Resu
 
 #[test]
 fn a_udp_socket_that_connects_again_shows_the_address_that_it_dialled_last() -> Result<()> {
-    let scene = DIALLED.take()?;
+    let scene = DIALLED.lease()?;
     let backend = Vip::of_pod(scene.backend("backend")?);
 
     scene.for_each_client(&Dialer::UDP, |place, dialer| {
@@ -105,7 +105,7 @@ fn chain(scene: &Scene) -> Result<Vip> {
 
 #[test]
 fn a_backend_that_is_itself_a_cluster_ip_is_not_translated_a_second_time() -> Result<()> {
-    let scene = DIALLED.take()?;
+    let scene = DIALLED.lease()?;
     let chained = chain(&scene)?;
 
     scene.for_each_client(&Dialer::UDP, |place, dialer| {
@@ -119,7 +119,7 @@ fn a_backend_that_is_itself_a_cluster_ip_is_not_translated_a_second_time() -> Re
 
 #[test]
 fn a_connected_socket_is_not_translated_a_second_time_after_it_sent_to_another_service() -> Result<()> {
-    let scene = DIALLED.take()?;
+    let scene = DIALLED.lease()?;
     chain(&scene)?;
 
     scene.for_each_client(&Dialer::UDP, |place, dialer| {

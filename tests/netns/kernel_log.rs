@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use aya::{maps::MapInfo, programs::loaded_programs};
 use socket2::{Domain, Type};
 use tunnel_common::table::{REASON_COUNTS, GUARD, PROGRAMS};
-use tunnel_tests::{instance::InstanceSettings, node::Node, place::connect_within, site::Site, wait};
+use tunnel_tests::{instance::InstanceSettings, node::Node, sandbox::connect_within, tunnel_testbed::TunnelTestbed, wait};
 
 use crate::{
     scene::{EMPTY, Scene, WEB, configure},
@@ -39,7 +39,7 @@ fn until_logged(node: &Node, words: &[&str]) -> Result<String> {
         let mut lines = lines.into_iter();
         lines.find(|line| words.iter().all(|word| line.contains(word)))
     };
-    wait::some(CHANGE_TIMEOUT, || line(kernel_lines(node)))
+    wait::until_some(CHANGE_TIMEOUT, || line(kernel_lines(node)))
         .with_context(|| format!("no line with {words:?} in {:#?}", kernel_lines(node)))
 }
 
@@ -199,7 +199,7 @@ fn every_program_can_log_its_decisions() -> Result<()> {
 
 #[test]
 fn the_guard_logs_dropped_packets() -> Result<()> {
-    let site = Site::set(InstanceSettings::from_environment()?)?;
+    let site = TunnelTestbed::prepare(InstanceSettings::from_environment()?)?;
     let node = site.node();
     configure_log(node, Some(("guard", "debug")))?;
     node.start()?;

@@ -8,7 +8,7 @@ use tunnel_tests::{
     feature::{self, Feature},
     ipvs::{self, Ipvs},
     manifest::Protocol,
-    place::{RESPONSE_TIMEOUT, Sandbox, connect_within},
+    sandbox::{RESPONSE_TIMEOUT, Sandbox, connect_within},
     test_name, wait,
 };
 
@@ -139,7 +139,7 @@ fn ipvs_for_the_same_cluster_ip_gets_no_connection_of_host_or_pods() -> Result<(
     let host = node.host();
     WEB.add_to(host, "lo")?;
     let table = Ipvs::open(host)?;
-    let foreign = node.topology().beside(host, "foreign", None)?;
+    let foreign = node.network().share_namespace(host, "foreign", None)?;
 
     for (dialer, own) in [Dialer::V4, Dialer::V6].into_iter().zip(HOST.ips()) {
         let vip = dialer.address(WEB, HTTP);

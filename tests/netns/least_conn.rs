@@ -5,7 +5,7 @@
 use std::net::UdpSocket;
 
 use anyhow::{Context as _, Result, ensure};
-use tunnel_tests::{node::Node, place::Sandbox, wait};
+use tunnel_tests::{node::Node, sandbox::Sandbox, wait};
 
 use crate::{
     migration,
@@ -71,7 +71,7 @@ fn open_connections_are_distributed_by_weight() -> Result<()> {
         let service = WEB.service("web").annotated(ALGORITHM, "wlc");
         let mut service = service.annotated(WEIGHTS, weights);
         for (zone, names) in [("north", &["one"][..]), ("south", south)] {
-            service = service.within(zone).backends(scene.addresses(names)?);
+            service = service.in_zone(zone).backends(scene.addresses(names)?);
         }
         scene.node.apply(service)?;
         until_backends(&scene.node, "web", 1 + south.len())?;

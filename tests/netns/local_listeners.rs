@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use socket2::SockRef;
-use tunnel_tests::place::{RESPONSE_TIMEOUT, Sandbox};
+use tunnel_tests::sandbox::{RESPONSE_TIMEOUT, Sandbox};
 use tunnel_userspace::model::Family;
 
 use crate::{

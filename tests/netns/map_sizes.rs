@@ -9,7 +9,7 @@ use tunnel_tests::{
     instance::InstanceSettings,
     manifest::{Protocol, Service},
     node::Node,
-    site::Site,
+    tunnel_testbed::TunnelTestbed,
     wait,
 };
 
@@ -191,7 +191,7 @@ fn steering_maps_have_room_only_if_steering_is_enabled() -> Result<()> {
     alone.start()?;
     ensure_eq("steering entries without steering", steering_entries(&alone)?, [1, 1])?;
 
-    let site = Site::set(settings)?;
+    let site = TunnelTestbed::prepare(settings)?;
     site.node().start()?;
     let room = steering_entries(site.node())?;
     ensure_eq("steering entries with steering", room, [wanted + 1, 2 * wanted + 1])

@@ -6,9 +6,9 @@ use std::{net::IpAddr, sync::Arc};
 use anyhow::{Context as _, Result};
 use tunnel_tests::{
     instance,
-    place::Sandbox,
+    sandbox::Sandbox,
     pod::Pod,
-    shared::{Fixture as _, Shared},
+    shared_fixture::{Fixture as _, SharedFixture},
 };
 
 use crate::{
@@ -26,14 +26,14 @@ const ADDRESSES: [(&str, Vip, [u16; 2]); 4] = [
     ("the external IP", EXTERNAL, [HTTP, DNS]),
 ];
 
-static SCENE: Shared<Scene> = Shared::new(|| Scene::started(&[]));
+static SCENE: SharedFixture<Scene> = SharedFixture::new(|| Scene::started(&[]));
 
 /// Programs a Service with one backend and this `externalTrafficPolicy`; returns the backend.
 fn program(scene: &Scene, policy: &str) -> Result<Arc<Pod>> {
     let backend = scene.node.pod("backend")?;
     let web = service_addresses::service_at_all_addresses()
         .spec(&format!("externalTrafficPolicy: {policy}"))
-        .on(instance::NODE_NAME)
+        .on_node(instance::NODE_NAME)
         .backends(addresses(&[&backend]));
     scene.program(web)?;
     Ok(backend)
@@ -63,7 +63,7 @@ fn expect_client_address(backend: &Pod, place: &Sandbox, client: [IpAddr; 2]) ->
 #[test]
 fn a_backend_sees_clients_by_their_own_addresses_at_every_address_of_the_service() -> Result<()>
 {
-    let scene = SCENE.take()?;
+    let scene = SCENE.lease()?;
     for policy in ["Cluster", "Local"] {
         let backend = program(&scene, policy)?;
         for (who, place, own) in [

@@ -13,7 +13,7 @@ use aya::{
     util::nr_cpus,
 };
 use tunnel_common::{LAYOUT_VERSION, table::REASON_COUNTS};
-use tunnel_tests::{node::Node, pod::Pod, scale::Scale, wait};
+use tunnel_tests::{node::Node, pod::Pod, load_scale::LoadScale, wait};
 
 use crate::{
     scene::{OTHER, Scene, WEB},
@@ -64,7 +64,7 @@ impl Scene {
     pub(crate) fn kill_when(&self, is_so: impl Fn(&Self) -> bool) -> Result<bool> {
         self.node.launch()?;
         let mut seen = false;
-        wait::until_a_moment(CHANGE_TIMEOUT, || {
+        wait::until_briefly(CHANGE_TIMEOUT, || {
             seen = is_so(self);
             seen || self.node.is_live()
         })?;
@@ -80,7 +80,7 @@ impl Scene {
         prepare: impl Fn(usize) -> Result<()>,
         check: impl Fn() -> Result<()>,
     ) -> Result<()> {
-        let rounds = usize::try_from(Scale::from_environment().count(2))? * moments.len();
+        let rounds = usize::try_from(LoadScale::from_environment().count(2))? * moments.len();
         let seen = RefCell::new(vec![0; moments.len()]);
         self.under_load(&SERVICES, rounds, |number| {
             prepare(number)?;

@@ -17,8 +17,8 @@ use anyhow::{Context as _, Result, bail};
 use tunnel_tests::{
     environment,
     node::Node,
-    pki::Files,
-    place::{RESPONSE_TIMEOUT, Sandbox},
+    pki::PemFiles,
+    sandbox::{RESPONSE_TIMEOUT, Sandbox},
     wait,
 };
 
@@ -137,7 +137,7 @@ fn write_agent_config(node: &Node, root: &Path) -> Result<()> {
     ] {
         run(node.host(), &format!("{program} ca {words}"))?;
     }
-    let Files { ca, cert, key } = Files::issued(Path::new("/identity"));
+    let PemFiles { ca, cert, key } = PemFiles::issued(Path::new("/identity"));
     let config = format!(
         "stateDir: /state\n\
          tunnel:\n\
@@ -155,7 +155,7 @@ fn write_agent_config(node: &Node, root: &Path) -> Result<()> {
 #[ignore = "independent of the kernel: a resolver in the C library"]
 fn an_agent_resolves_gateway_names_with_two_files_of_its_container() -> Result<()> {
     let node = Node::new()?;
-    let root = node.topology().lab().folder().join("root");
+    let root = node.network().lab().folder().join("root");
     fs::create_dir_all(root.join("etc"))?;
     fs::write(root.join("etc/hosts"), "127.0.0.1 static.test\n")?;
     let resolver = "nameserver 127.0.0.1\nsearch none.test cluster.test\noptions ndots:5\n";

@@ -14,9 +14,9 @@ use tunnel_tests::{
     feature::{self, Feature},
     manifest::Protocol,
     node::Node,
-    place::{RESPONSE_TIMEOUT, Sandbox, Process, connect_within},
-    scale::Scale,
-    shared::Shared,
+    sandbox::{RESPONSE_TIMEOUT, Sandbox, Process, connect_within},
+    load_scale::LoadScale,
+    shared_fixture::SharedFixture,
     test_name, wait,
 };
 
@@ -32,7 +32,7 @@ use crate::{
 /// A port of the Service `other` whose target port has no listener.
 const CLOSED: u16 = 81;
 
-static SCENE: Shared<Scene> = Shared::new(|| set_up()?.record_manifests());
+static SCENE: SharedFixture<Scene> = SharedFixture::new(|| set_up()?.record_manifests());
 
 /// Starts a node with the Service `web`, which has three backends, and `other`, which has one.
 pub(crate) fn set_up() -> Result<Scene> {
@@ -91,7 +91,7 @@ fn query_web(place: &Sandbox, dialer: Dialer, is_connected: bool) -> Result<(Udp
 #[test]
 fn a_socket_counts_at_its_backend_from_the_connect_or_first_datagram_to_the_close() -> Result<()> {
     const EACH: u64 = 12;
-    let scene = SCENE.take()?;
+    let scene = SCENE.lease()?;
 
     scene.for_each_client(&Dialer::UDP, |place, dialer| {
         for is_connected in [true, false] {
@@ -125,7 +125,7 @@ fn a_socket_counts_at_its_backend_from_the_connect_or_first_datagram_to_the_clos
 
 #[test]
 fn a_second_connect_moves_the_count() -> Result<()> {
-    let scene = SCENE.take()?;
+    let scene = SCENE.lease()?;
     let other = scene.node.pod("other")?;
 
     for dialer in Dialer::UDP {
@@ -160,7 +160,7 @@ fn a_second_connect_moves_the_count() -> Result<()> {
 
 #[test]
 fn a_socket_that_sends_to_several_services_counts_at_the_last() -> Result<()> {
-    let scene = SCENE.take()?;
+    let scene = SCENE.lease()?;
 
     for dialer in Dialer::UDP {
         let socket = dialer.udp_socket(&scene.client)?;
@@ -181,8 +181,8 @@ fn a_socket_that_sends_to_several_services_counts_at_the_last() -> Result<()> {
 
 #[test]
 fn threads_that_send_on_one_socket_at_once_count_it_once() -> Result<()> {
-    let scene = SCENE.take()?;
-    let times = Scale::from_environment().count(2000);
+    let scene = SCENE.lease()?;
+    let times = LoadScale::from_environment().count(2000);
 
     for dialer in Dialer::UDP {
         let socket = dialer.udp_socket(&scene.client)?;
@@ -219,7 +219,7 @@ fn a_socket_without_memory_for_its_storage_is_not_counted() -> Result<()> {
     if feature::lacks(test_name!(), &[Feature::OwnOptmem])? {
         return Ok(());
     }
-    let scene = SCENE.take()?;
+    let scene = SCENE.lease()?;
     let room = "net.core.optmem_max";
     let before = run(&scene.client, "cat /proc/sys/net/core/optmem_max")?;
 
@@ -265,9 +265,9 @@ const KINDS: u32 = 9;
 #[test]
 fn sockets_of_killed_processes_are_no_longer_counted_even_without_a_daemon()
 -> Result<()> {
-    let scene = SCENE.take()?;
+    let scene = SCENE.lease()?;
     let node = &scene.node;
-    let each = Scale::from_environment().count(120);
+    let each = LoadScale::from_environment().count(120);
     let held = u64::from(each * KINDS);
     let before = until_released(node)?;
 
@@ -332,8 +332,8 @@ fn peer_of(text: &str) -> Option<SocketAddr> {
 fn after_a_hundred_thousand_sockets_the_counts_equal_those_of_the_sockets_that_the_kernel_lists()
 -> Result<()> {
     const SOCKETS: u32 = 100_000;
-    let scene = SCENE.take()?;
-    let before = Scale::from_environment().count(SOCKETS / 2);
+    let scene = SCENE.lease()?;
+    let before = LoadScale::from_environment().count(SOCKETS / 2);
     let places = [&**scene.client, scene.node.host()];
 
     let folder = scene.node.network().lab().folder();
@@ -377,7 +377,7 @@ fn multipath_tcp_is_translated_and_its_inner_sockets_are_not_counted() -> Result
     if feature::lacks(test_name!(), &[Feature::Mptcp])? {
         return Ok(());
     }
-    let scene = SCENE.take()?;
+    let scene = SCENE.lease()?;
     let reasons = ["translated_kernel", "translated", "socket_tracked"];
 
     for (from, place) in scene.places() {

@@ -15,7 +15,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use tunnel_tests::{load::race::Report, scale::Scale, wait};
+use tunnel_tests::{load::race::Report, load_scale::LoadScale, wait};
 use tunnel_userspace::{bpf, model::Family};
 
 use self::{
@@ -67,8 +67,8 @@ fn endpoint_churn_fails_no_connect_and_leads_none_to_another_service() -> Result
 
 fn race_with_churn(family: Family) -> Result<()> {
     let _turn = CPUS.lock().unwrap_or_else(PoisonError::into_inner);
-    let scale = Scale::from_environment();
-    let duration = scale.lasting(RACE_TIME);
+    let scale = LoadScale::from_environment();
+    let duration = scale.duration(RACE_TIME);
     let fixture = RaceFixture::new(family)?;
     let (programs, maps) = Programs::load(&fixture.node, bpf::probe()?, FRONTS)?;
     let writer = DaemonWriter::new(&programs, maps, family)?;
@@ -108,7 +108,7 @@ fn run_race<R, W: Send>(
 }
 
 /// Runs readers of every kind; no connect may fail or be misrouted.
-fn run_readers(fixture: &RaceFixture, scale: Scale, duration: Duration) -> Result<()> {
+fn run_readers(fixture: &RaceFixture, scale: LoadScale, duration: Duration) -> Result<()> {
     let readers = [
         fixture.reader(READER_CPU, duration)?,
         fixture.reader(WRITER_CPU, duration)?,
@@ -144,7 +144,7 @@ fn a_frontend_is_found_while_its_entry_in_a_hash_chain_is_replaced() -> Result<(
 
 fn race_with_swaps(family: Family) -> Result<()> {
     let _turn = CPUS.lock().unwrap_or_else(PoisonError::into_inner);
-    let duration = Scale::from_environment().lasting(SWAP_TIME);
+    let duration = LoadScale::from_environment().duration(SWAP_TIME);
     let fixture = RaceFixture::new(family)?;
     let (programs, maps) = Programs::load(&fixture.node, bpf::probe()?, RecordSwapper::FRONTS)?;
     let swapper = RecordSwapper::new(maps, family)?;
@@ -167,8 +167,8 @@ fn a_writer_that_reuses_replaced_entries_at_once_misroutes_connects() -> Result<
 
 fn race_without_grace(family: Family) -> Result<()> {
     let _turn = CPUS.lock().unwrap_or_else(PoisonError::into_inner);
-    let scale = Scale::from_environment();
-    let longest = scale.patience(FAULT_TIMEOUT);
+    let scale = LoadScale::from_environment();
+    let longest = scale.timeout(FAULT_TIMEOUT);
     let fixture = RaceFixture::new(family)?;
     let (programs, maps) = Programs::load(&fixture.node, bpf::probe()?, FRONTS)?;
     let writer = GracelessWriter::new(maps, family)?;
@@ -186,7 +186,7 @@ fn race_without_grace(family: Family) -> Result<()> {
     ensure!(changes > 0, "the writer changed nothing");
 
     // The maps' final content misroutes no connect, so the writes did.
-    let read = fixture.reader(READER_CPU, scale.lasting(CHECK_TIME))?.finish()?;
+    let read = fixture.reader(READER_CPU, scale.duration(CHECK_TIME))?.finish()?;
     ensure!(read.connects > 0 && read.astray == 0, "{read:?}");
     ensure!(read.failures.is_empty(), "{read:?}");
     Ok(())

@@ -10,9 +10,9 @@ use tunnel_tests::{
     clock::Instant,
     feature::{self, Feature},
     node::Node,
-    place::{RESPONSE_TIMEOUT, connect_within},
-    scale::Scale,
-    shared::Lease,
+    sandbox::{RESPONSE_TIMEOUT, connect_within},
+    load_scale::LoadScale,
+    shared_fixture::Lease,
     test_name,
 };
 
@@ -26,7 +26,7 @@ use crate::{
 const AT_ONCE: Duration = Duration::from_millis(500);
 
 fn take_scene() -> Result<Lease<Scene>> {
-    let scene = DIALLED.take()?;
+    let scene = DIALLED.lease()?;
     let refusing = &scene.node.status()?["refusalMethod"];
     ensure_eq("refusalMethod", refusing, "bpf_set_retval")?;
     Ok(scene)
@@ -36,7 +36,7 @@ fn take_scene() -> Result<Lease<Scene>> {
 fn expect_refused_at_once<T>(node: &Node, attempt: impl FnOnce() -> io::Result<T>) -> Result<()> {
     let start = Instant::now();
     expect_refusal(node, "no_backend", Errno::ECONNREFUSED, attempt)?;
-    let within = Scale::from_environment().patience(AT_ONCE);
+    let within = LoadScale::from_environment().timeout(AT_ONCE);
     ensure!(start.elapsed() < within, "after {:?}", start.elapsed());
     Ok(())
 }

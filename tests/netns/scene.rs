@@ -13,9 +13,9 @@ use tunnel_tests::{
     instance::{Instance, InstanceSettings},
     manifest::{Manifest, Service},
     node::Node,
-    place::Sandbox,
+    sandbox::Sandbox,
     pod::{Pod, Server},
-    shared::{Fixture, Shared},
+    shared_fixture::{Fixture, SharedFixture},
     wait,
 };
 
@@ -33,7 +33,7 @@ pub(crate) const TWIN: Vip = Vip::of(13);
 
 /// A shared node with these four Services, for tests that only dial them. Its server pods are `backend`
 /// and `other`.
-pub(crate) static DIALLED: Shared<Scene> = Shared::new(|| {
+pub(crate) static DIALLED: SharedFixture<Scene> = SharedFixture::new(|| {
     let scene = Scene::new(&["backend", "other"])?;
     let to = |name| scene.addresses(&[name]);
     scene.start([
@@ -78,7 +78,7 @@ impl Scene {
     pub(crate) fn with(backends: &[&str], change: impl FnOnce(&mut InstanceSettings)) -> Result<Self> {
         let mut settings = InstanceSettings::from_environment()?;
         change(&mut settings);
-        let node = Node::with(settings)?;
+        let node = Node::with_settings(settings)?;
         let client = node.pod("client")?;
         let backend = |name: &&str| {
             let pod = node.pod(name)?;

@@ -9,9 +9,9 @@ use socket2::SockRef;
 use tunnel_tests::{
     instance,
     manifest::{Protocol, Service},
-    place::{RESPONSE_TIMEOUT, Sandbox, connect_within},
-    shared::Shared,
-    topology, wait,
+    sandbox::{RESPONSE_TIMEOUT, Sandbox, connect_within},
+    shared_fixture::SharedFixture,
+    node_network, wait,
 };
 
 use crate::{
@@ -28,8 +28,8 @@ pub(crate) const LOOPBACK: Vip = Vip {
     v6: Ipv6Addr::LOCALHOST,
 };
 const OUTSIDE: Vip = Vip {
-    v4: topology::OUTSIDE_V4,
-    v6: topology::OUTSIDE_V6,
+    v4: node_network::OUTSIDE_V4,
+    v6: node_network::OUTSIDE_V6,
 };
 /// Addresses that a test adds to the host while the daemon runs.
 const NEW: Vip = Vip {
@@ -42,7 +42,7 @@ pub(crate) const EXTERNAL: Vip = Vip::of(201);
 pub(crate) const NODE_HTTP: u16 = 30_080;
 pub(crate) const NODE_DNS: u16 = 30_053;
 
-static SCENE: Shared<Scene> = Shared::new(|| Scene::started(&["backend"]));
+static SCENE: SharedFixture<Scene> = SharedFixture::new(|| Scene::started(&["backend"]));
 
 /// Creates a node with a backend and a `nodePortAddresses` setting, without starting the daemon.
 fn configured(setting: &str) -> Result<Scene> {
@@ -80,7 +80,7 @@ fn expect_all_answer(place: &Sandbox, vip: Vip, [http_port, dns_port]: [u16; 2])
 
 #[test]
 fn loopback_has_node_ports_on_the_host_but_not_in_pods() -> Result<()> {
-    let scene = SCENE.take()?;
+    let scene = SCENE.lease()?;
     scene.program(service().backends(scene.all_addresses()))?;
 
     expect_all_answer(scene.node.host(), LOOPBACK, [NODE_HTTP, NODE_DNS])?;
@@ -97,7 +97,7 @@ fn loopback_has_node_ports_on_the_host_but_not_in_pods() -> Result<()> {
 
 #[test]
 fn loopback_node_ports_do_not_translate_sockets_that_are_bound_to_loopback() -> Result<()> {
-    let scene = SCENE.take()?;
+    let scene = SCENE.lease()?;
     let host = scene.node.host();
     scene.program(service().backends(scene.all_addresses()))?;
     expect_all_answer(host, LOOPBACK, [NODE_HTTP, NODE_DNS])?;
@@ -155,7 +155,7 @@ fn node_ports_follow_the_addresses_of_the_node() -> Result<()> {
 
 #[test]
 fn node_ports_belong_to_their_service_despite_listeners_on_the_host() -> Result<()> {
-    let scene = SCENE.take()?;
+    let scene = SCENE.lease()?;
     let host = scene.node.host();
     let _tcp = host.listen(("::", NODE_HTTP))?;
     let _udp = host.udp(("::", NODE_DNS))?;
@@ -190,10 +190,10 @@ fn external_and_load_balancer_ips_belong_to_their_service_despite_listeners_on_t
 #[test]
 fn policy_local_without_an_endpoint_of_this_node_is_unreachable() -> Result<()> {
     let (error, _) = unreachable_errors()?;
-    let scene = SCENE.take()?;
+    let scene = SCENE.lease()?;
     let away = service()
         .spec("internalTrafficPolicy: Local")
-        .on("other")
+        .on_node("other")
         .backends(OUTSIDE.ips());
     scene.program(away)?;
 
@@ -222,7 +222,7 @@ fn a_service_restricted_to_its_node_leads_to_endpoints_of_this_node_or_refuses()
     let web = |node| {
         service()
             .annotated("openyurt.io/topologyKeys", "kubernetes.io/hostname")
-            .on(node)
+            .on_node(node)
             .backends(scene.all_addresses())
     };
     scene.start([web("other")])?;

@@ -5,8 +5,8 @@ use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::Signal;
 use tunnel_tests::{
     clock::Instant,
-    place::{RESPONSE_TIMEOUT, Process},
-    scale::Scale,
+    sandbox::{RESPONSE_TIMEOUT, Process},
+    load_scale::LoadScale,
 };
 
 use crate::{
@@ -58,7 +58,7 @@ fn sockets_in_pods_are_ended_by_the_helper_at_once() -> Result<()> {
 
     println!("ended within {taken:?} of the change");
     ensure!(
-        taken < Scale::from_environment().patience(RECOVERY_LIMIT),
+        taken < LoadScale::from_environment().timeout(RECOVERY_LIMIT),
         "only after {taken:?}"
     );
     scene.until_ended(sockets.len())?;

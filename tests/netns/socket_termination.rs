@@ -4,7 +4,7 @@ use std::{net::UdpSocket, thread, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use nix::errno::Errno;
-use tunnel_tests::{clock::Instant, scale::Scale, wait};
+use tunnel_tests::{clock::Instant, load_scale::LoadScale, wait};
 
 use crate::{
     service_addresses::{self, BALANCER, EXTERNAL},
@@ -73,7 +73,7 @@ fn a_connected_client_gets_another_backend_at_once_when_its_own_is_removed() -> 
     let scan = scene.node.status()?["sockets"]["lastScanSeconds"].clone();
     println!("recovered within {longest:?} of the change; the scan took {scan} s");
     scene.until_ended(count)?;
-    let allowed = Scale::from_environment().patience(RECOVERY_LIMIT);
+    let allowed = LoadScale::from_environment().timeout(RECOVERY_LIMIT);
     ensure!(longest < allowed, "recovered only after {longest:?}");
     Ok(())
 }

@@ -9,8 +9,8 @@ use tunnel_tests::{
     admin,
     manifest::Service,
     node::Node,
-    place::{RESPONSE_TIMEOUT, Sandbox, connect_within},
-    shared::Shared,
+    sandbox::{RESPONSE_TIMEOUT, Sandbox, connect_within},
+    shared_fixture::SharedFixture,
     wait,
 };
 
@@ -26,7 +26,7 @@ use crate::{
 const SECOND: Vip = Vip::of(220);
 const REFUSED: &str = "source_range_denied";
 
-static SCENE: Shared<Scene> = Shared::new(|| Scene::started(&BACKENDS));
+static SCENE: SharedFixture<Scene> = SharedFixture::new(|| Scene::started(&BACKENDS));
 const BACKENDS: [&str; 3] = ["one", "two", "three"];
 
 /// Builds a Service of type LoadBalancer whose source ranges have only these addresses.
@@ -98,7 +98,7 @@ fn only_pods_in_the_ranges_reach_the_address_of_a_load_balancer() -> Result<()> 
 
 #[test]
 fn the_host_reaches_a_load_balancer_if_its_address_is_in_the_ranges() -> Result<()> {
-    let scene = SCENE.take()?;
+    let scene = SCENE.lease()?;
     let node = &scene.node;
     scene.program(open_to(&scene, &HOST.ips()))?;
 
@@ -118,7 +118,7 @@ fn the_host_reaches_a_load_balancer_if_its_address_is_in_the_ranges() -> Result<
 
 #[test]
 fn the_source_of_a_bound_socket_is_its_bound_address() -> Result<()> {
-    let scene = SCENE.take()?;
+    let scene = SCENE.lease()?;
     let node = &scene.node;
     let pod = &node.pod("bound")?;
     SECOND.add_to(pod, "lo")?;
@@ -141,7 +141,7 @@ fn the_source_of_a_bound_socket_is_its_bound_address() -> Result<()> {
 
 #[test]
 fn source_ranges_are_added_changed_and_removed_while_the_daemon_runs() -> Result<()> {
-    let scene = SCENE.take()?;
+    let scene = SCENE.lease()?;
     let node = &scene.node;
     let (inside, outside) = (&scene.client, &node.pod("outside")?);
     scene.program(open_to(&scene, &[]))?;

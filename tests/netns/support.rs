@@ -17,10 +17,10 @@ use tunnel_tests::{
     feature::{self, Feature},
     instance::Instance,
     manifest::{Protocol, Service},
-    place::{RESPONSE_TIMEOUT, Sandbox, connect_within},
+    sandbox::{RESPONSE_TIMEOUT, Sandbox, connect_within},
     pod::{Pod, Server},
-    serve::{Kind, Listener},
-    topology::{HOST_V4, HOST_V6},
+    server::{ServerKind, Listener},
+    node_network::{HOST_V4, HOST_V6},
     wait,
 };
 use tunnel_userspace::model::Family;
@@ -107,8 +107,8 @@ pub(crate) const HOST: Vip = Vip {
 /// Serves the target ports of [`Vip::service`].
 pub(crate) fn serve(pod: &Pod) -> Result<Server> {
     pod.serve(&[
-        Listener::new(Kind::Http, HTTP_TARGET),
-        Listener::new(Kind::Udp, DNS_TARGET),
+        Listener::new(ServerKind::Http, HTTP_TARGET),
+        Listener::new(ServerKind::Udp, DNS_TARGET),
     ])
 }
 

@@ -7,9 +7,9 @@ use nix::errno::Errno;
 use socket2::{Domain, Socket, Type};
 use tunnel_tests::{
     clock::Instant,
-    kubelet::client::Client,
-    place::{RESPONSE_TIMEOUT, Sandbox, connect_within},
-    site::{KUBELET, Site},
+    fake_kubelet::client::Client,
+    sandbox::{RESPONSE_TIMEOUT, Sandbox, connect_within},
+    tunnel_testbed::{KUBELET_PORTS, TunnelTestbed},
     wait,
 };
 
@@ -87,7 +87,7 @@ impl SocketKind {
                     Ok(None) => socket.peer_addr().ok().map(|_| Ok(())),
                     Ok(Some(error)) | Err(error) => Some(Err(error)),
                 };
-                wait::some(RESPONSE_TIMEOUT, end).map_err(io::Error::other)??;
+                wait::until_some(RESPONSE_TIMEOUT, end).map_err(io::Error::other)??;
                 socket.set_nonblocking(false)?;
                 return Ok(socket);
             }
@@ -98,7 +98,7 @@ impl SocketKind {
 }
 
 /// Runs a function for the host and for a pod.
-fn for_each_client(site: &Site, check: impl Fn(&ClientPlace<'_>) -> Result<()>) -> Result<()> {
+fn for_each_client(site: &TunnelTestbed, check: impl Fn(&ClientPlace<'_>) -> Result<()>) -> Result<()> {
     let pod = site.pod()?;
     let host = site.node().host();
     for (name, place, own, is_pod) in [
@@ -112,20 +112,20 @@ fn for_each_client(site: &Site, check: impl Fn(&ClientPlace<'_>) -> Result<()>) 
 
 /// Returns the IPv4 and the IPv6 address of the edge node with this port.
 const fn edge_addresses(port: u16) -> [SocketAddr; 2] {
-    [Site::at4(port), Site::at6(port)]
+    [TunnelTestbed::at4(port), TunnelTestbed::at6(port)]
 }
 
 /// Connects a plain socket, and creates a client of the kubelet on it.
-fn client(site: &Site, place: &Sandbox, to: SocketAddr) -> Result<Client> {
+fn client(site: &TunnelTestbed, place: &Sandbox, to: SocketAddr) -> Result<Client> {
     site.client(place.connect(to)?, to)
 }
 
 /// Waits until the kubelet is reachable; then makes a request from the host and from a pod, over each
 /// family.
-fn expect_served(site: &Site) -> Result<()> {
-    site.until_served()?;
+fn expect_served(site: &TunnelTestbed) -> Result<()> {
+    site.wait_for_kubelet()?;
     for_each_client(site, |from| {
-        for to in edge_addresses(KUBELET[0]) {
+        for to in edge_addresses(KUBELET_PORTS[0]) {
             client(site, from.place, to)?.healthz()?;
         }
         Ok(())

@@ -7,7 +7,7 @@ use nix::errno::Errno;
 use tunnel_tests::{
     feature::{self, Feature},
     manifest::Service,
-    shared::Shared,
+    shared_fixture::SharedFixture,
     test_name,
 };
 
@@ -19,7 +19,7 @@ use crate::{
     },
 };
 
-static SCENE: Shared<Scene> = Shared::new(|| Scene::web(&["one", "two", "three"])?.record_manifests());
+static SCENE: SharedFixture<Scene> = SharedFixture::new(|| Scene::web(&["one", "two", "three"])?.record_manifests());
 
 /// Sends this many datagrams, and expects the same server to answer all; returns its name.
 fn steady(socket: &UdpSocket, dialer: Dialer, count: u32) -> Result<String> {
@@ -34,7 +34,7 @@ fn steady(socket: &UdpSocket, dialer: Dialer, count: u32) -> Result<String> {
 
 #[test]
 fn datagrams_of_a_socket_stay_with_their_backend_until_it_is_removed() -> Result<()> {
-    let scene = SCENE.take()?;
+    let scene = SCENE.lease()?;
     let without = |name: &str| WEB.service("web").backends(scene.addresses_without(name));
 
     for dialer in Dialer::UDP {
@@ -71,7 +71,7 @@ fn datagrams_of_a_socket_stay_with_their_backend_until_it_is_removed() -> Result
 
 #[test]
 fn new_sockets_are_spread_over_all_backends() -> Result<()> {
-    let scene = SCENE.take()?;
+    let scene = SCENE.lease()?;
     for dialer in [Dialer::V4, Dialer::V6, Dialer::Mapped] {
         let [mut tcp, mut connected, mut unconnected] = [const { BTreeSet::new() }; 3];
         // The probability that one of three backends is never chosen in 60 attempts is 10^-10.
@@ -92,7 +92,7 @@ fn without_memory_for_socket_storage_tcp_is_counted_and_udp_is_refused() -> Resu
     if feature::lacks(test_name!(), &[Feature::OwnOptmem])? {
         return Ok(());
     }
-    let scene = SCENE.take()?;
+    let scene = SCENE.lease()?;
     let reasons = [
         "translated_untracked",
         "socket_storage_full",

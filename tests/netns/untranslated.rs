@@ -1,7 +1,7 @@
 //! Traffic that is not for a Service, or not from this node's cgroup, is not translated.
 
 use anyhow::{Context as _, Result, ensure};
-use tunnel_tests::place::Sandbox;
+use tunnel_tests::sandbox::Sandbox;
 
 use crate::{
     scene::{DIALLED, WEB},
@@ -56,7 +56,7 @@ fn expect_unreachable(place: &Sandbox, vip: Vip, [tcp, udp]: [u16; 2]) -> Result
 
 #[test]
 fn direct_connections_show_the_real_peer_and_are_not_counted() -> Result<()> {
-    let scene = DIALLED.take()?;
+    let scene = DIALLED.lease()?;
     let backend = scene.backend("backend")?;
 
     let ((), increases) = count_during(&scene.node, &SERVICE_REASONS, || {
@@ -70,7 +70,7 @@ fn direct_connections_show_the_real_peer_and_are_not_counted() -> Result<()> {
 
 #[test]
 fn an_address_port_or_protocol_that_no_service_has_is_not_translated() -> Result<()> {
-    let scene = DIALLED.take()?;
+    let scene = DIALLED.lease()?;
 
     let ((), increases) = count_during(&scene.node, &SERVICE_REASONS, || {
         for (from, place) in scene.places() {
@@ -92,11 +92,11 @@ fn an_address_port_or_protocol_that_no_service_has_is_not_translated() -> Result
 
 #[test]
 fn a_client_outside_of_the_cgroup_is_not_translated() -> Result<()> {
-    let scene = DIALLED.take()?;
+    let scene = DIALLED.lease()?;
     let node = &scene.node;
     let outside_cgroup = node
-        .topology()
-        .beside(&scene.client, "outside/beside", None)?;
+        .network()
+        .share_namespace(&scene.client, "outside/beside", None)?;
     let answered = || Ok(scene.backend("backend")?.server.record()?.total().answered);
     let before: Result<u64> = answered();
 

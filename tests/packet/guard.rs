@@ -9,7 +9,7 @@ use anyhow::{Result, ensure};
 use tunnel_common::{addr::Address, reason::Reason, steering::Prefix};
 use tunnel_tests::node::Node;
 use tunnel_userspace::{
-    bpf::{self, Counters, DataPath, Guard, Pins, Switches},
+    bpf::{self, Counters, DataPath, Guard, Pins, ProgramSettings},
     reconcile::MapSizes,
 };
 
@@ -35,7 +35,7 @@ fn load(prefixes: &[Prefix]) -> Result<Loaded> {
     let node = Node::new()?;
     let pins = Pins::hold(&node.bpffs())?;
     let sizes = MapSizes::uniform(16);
-    let switches = Switches {
+    let switches = ProgramSettings {
         own_mark: 0,
         prefixes: prefixes.to_vec(),
     };

@@ -12,28 +12,28 @@ use anyhow::{Context as _, Result};
 use crate::http::Head;
 
 /// The timeout of a response, enough for a list of 100,000 Services.
-const ANSWER: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A response of the daemon.
 #[derive(Clone, Debug)]
-pub struct Answer {
+pub struct Response {
     pub status: u16,
     pub body: String,
 }
 
 /// Sends a GET request for a path.
-pub fn get(socket: &Path, path: &str) -> Result<Answer> {
+pub fn get(socket: &Path, path: &str) -> Result<Response> {
     let mut stream = UnixStream::connect(socket)
         .with_context(|| format!("cannot connect to {}", socket.display()))?;
-    stream.set_read_timeout(Some(ANSWER))?;
-    stream.set_write_timeout(Some(ANSWER))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_write_timeout(Some(TIMEOUT))?;
     write!(
         stream,
         "GET {path} HTTP/1.1\r\nHost: culvert\r\nConnection: close\r\n\r\n"
     )?;
     let mut stream = BufReader::new(stream);
     let head = Head::read(&mut stream)?;
-    Ok(Answer {
+    Ok(Response {
         status: head.status,
         body: head.body(&mut stream)?,
     })
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_metric_is_found_by_its_whole_name() {
+    fn a_metric_is_found_by_its_complete_name() {
         let text = "culvert_reason_total{reason=\"no_backend\"} 3\nculvert_reason_total{reason=\"translated\"} 42\n";
 
         assert_eq!(

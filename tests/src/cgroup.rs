@@ -18,27 +18,27 @@ use nix::{
 use crate::wait;
 
 /// The time limit for killed processes of a group to end.
-const END: Duration = Duration::from_secs(5);
+const TIME_LIMIT: Duration = Duration::from_secs(5);
 
 /// Returns the mount point of the cgroup v2 hierarchy, even if version 1 is mounted as well.
 pub fn mount_point() -> Result<PathBuf> {
-    let mounted = mounted("cgroup2")?.into_iter().next();
+    let mounted = mount_points("cgroup2")?.into_iter().next();
     mounted.context("no cgroup2 file system is mounted")
 }
 
 /// Returns the mount points of the version 1 hierarchies, one for each controller; empty where only
 /// version 2 is mounted.
-pub fn legacy() -> Result<Vec<PathBuf>> {
-    mounted("cgroup")
+pub fn v1_mount_points() -> Result<Vec<PathBuf>> {
+    mount_points("cgroup")
 }
 
-fn mounted(kind: &str) -> Result<Vec<PathBuf>> {
+fn mount_points(kind: &str) -> Result<Vec<PathBuf>> {
     let mounts = fs::read("/proc/self/mounts").context("cannot read /proc/self/mounts")?;
-    Ok(targets(&mounts, kind))
+    Ok(parse_mounts(&mounts, kind))
 }
 
 /// Returns the mount points of file systems of a type.
-fn targets(mounts: &[u8], kind: &str) -> Vec<PathBuf> {
+fn parse_mounts(mounts: &[u8], kind: &str) -> Vec<PathBuf> {
     let target = |line: &[u8]| {
         let mut fields = line.split(|byte| *byte == b' ');
         let target = fields.nth(1)?;
@@ -76,7 +76,7 @@ pub fn enter(path: &Path) -> Result<()> {
 
 /// Kills all processes in a group and below it, and removes the groups, the deepest first.
 pub fn remove(path: &Path) -> Result<()> {
-    wait::until(END, || match remove_once(path) {
+    wait::until(TIME_LIMIT, || match remove_once(path) {
         Ok(()) => true,
         Err(error) => error.kind() == io::ErrorKind::NotFound,
     })
@@ -126,7 +126,7 @@ fn processes(path: &Path) -> io::Result<Vec<Pid>> {
 }
 
 /// Returns the folders directly below `root` with a name that `keep` accepts.
-pub(crate) fn named(root: &Path, keep: impl Fn(&str) -> bool) -> Vec<PathBuf> {
+pub(crate) fn subfolders(root: &Path, keep: impl Fn(&str) -> bool) -> Vec<PathBuf> {
     let entries = fs::read_dir(root).into_iter().flatten().flatten();
     entries
         .filter(|entry| std::str::from_utf8(entry.file_name().as_bytes()).is_ok_and(&keep))
@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_version_is_found_beside_the_other_and_with_blanks_in_its_path() {
+    fn both_versions_are_found_even_with_blanks_in_the_path() {
         let mounts = b"tmpfs /sys/fs/cgroup tmpfs rw 0 0\n\
             cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\n\
             cgroup2 /mnt/control\\040groups cgroup2 rw,relatime 0 0\n";
@@ -150,7 +150,7 @@ mod tests {
             ("bpf", &[]),
         ] {
             let expected: Vec<_> = expected.iter().map(PathBuf::from).collect();
-            assert_eq!(targets(mounts, kind), expected, "{kind}");
+            assert_eq!(parse_mounts(mounts, kind), expected, "{kind}");
         }
     }
 }

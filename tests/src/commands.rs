@@ -1,5 +1,5 @@
 //! Subcommands of `culvert-lab`.
 
-pub(crate) mod flow;
 pub(crate) mod load;
+pub(crate) mod throughput;
 pub(crate) mod verify;

@@ -10,13 +10,13 @@ use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::Signal;
 
 use crate::{
-    agent::wire::Exit,
+    executor::wire::Exit,
     log,
-    place::{Place, Process},
+    sandbox::{Sandbox, Process},
 };
 
 /// The time limit for a daemon to stop.
-const STOP: Duration = Duration::from_secs(10);
+const STOP_LIMIT: Duration = Duration::from_secs(10);
 
 /// A daemon, running or not. It is killed on drop.
 #[derive(Debug)]
@@ -40,10 +40,10 @@ impl Daemon {
     }
 
     /// Starts the daemon in a sandbox, without waiting until it is ready.
-    pub fn start(&self, place: &Place, argv: &[String]) -> Result<()> {
+    pub fn start(&self, sandbox: &Sandbox, argv: &[String]) -> Result<()> {
         let mut process = self.process();
         ensure!(process.is_none(), "the daemon is already running");
-        *process = Some(place.command(argv).log(log::append(&self.log)?).start()?);
+        *process = Some(sandbox.command(argv).log(log::append(&self.log)?).start()?);
         Ok(())
     }
 
@@ -60,21 +60,21 @@ impl Daemon {
     }
 
     /// Returns the exit status if the daemon ended by itself.
-    pub fn ended(&self) -> Result<Option<Exit>> {
+    pub fn try_wait(&self) -> Result<Option<Exit>> {
         let process = self.process();
         let process = process.as_ref().context("the daemon isn't running")?;
-        process.ended()
+        process.try_wait()
     }
 
     /// Stops the daemon with a signal. After any signal other than SIGKILL, it must exit successfully.
-    pub fn end(&self, signal: Signal) -> Result<()> {
+    pub fn stop(&self, signal: Signal) -> Result<()> {
         let process = self.process().take().context("the daemon isn't running")?;
         process.signal(signal)?;
-        let exit = process.wait(STOP)?;
+        let exit = process.wait(STOP_LIMIT)?;
         ensure!(
             signal == Signal::SIGKILL || exit.is_success(),
             "the daemon ended with {exit:?}; the end of its log:\n{}",
-            self.log_end()
+            self.log_tail()
         );
         Ok(())
     }
@@ -86,7 +86,7 @@ impl Daemon {
     }
 
     /// Returns the last lines of the log.
-    pub(crate) fn log_end(&self) -> String {
+    pub(crate) fn log_tail(&self) -> String {
         let logs = self.logs();
         let lines: Vec<_> = logs.lines().collect();
         let last = &lines[lines.len().saturating_sub(20)..];

@@ -52,31 +52,31 @@ impl Display for Feature {
 }
 
 /// Returns true if the kernel has the feature, which is probed once per process.
-pub fn is_there(feature: Feature) -> Result<bool> {
+pub fn is_supported(feature: Feature) -> Result<bool> {
     static KNOWN: Mutex<BTreeMap<Feature, bool>> = Mutex::new(BTreeMap::new());
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(known) = known.get(&feature) {
         return Ok(*known);
     }
-    let answer = ask(feature).with_context(|| format!("cannot probe the kernel feature {feature}"))?;
-    known.insert(feature, answer);
-    Ok(answer)
+    let is_present = probe(feature).with_context(|| format!("cannot probe the kernel feature {feature}"))?;
+    known.insert(feature, is_present);
+    Ok(is_present)
 }
 
-fn ask(feature: Feature) -> Result<bool> {
+fn probe(feature: Feature) -> Result<bool> {
     match feature {
         Feature::Tcx => Ok(bpf::probe()?.tcx),
         Feature::SetRetval => Ok(bpf::probe()?.set_retval),
-        Feature::Sctp => makes(Protocol::SCTP),
-        Feature::Dummy => dummy(),
-        Feature::IpVs => ipvs::is_there(),
-        Feature::OwnOptmem => in_own_network(|| Ok(fs::exists("/proc/sys/net/core/optmem_max")?)),
-        Feature::Mptcp => makes(Protocol::MPTCP),
+        Feature::Sctp => can_create_socket(Protocol::SCTP),
+        Feature::Dummy => can_create_dummy_link(),
+        Feature::IpVs => ipvs::is_supported(),
+        Feature::OwnOptmem => in_new_network(|| Ok(fs::exists("/proc/sys/net/core/optmem_max")?)),
+        Feature::Mptcp => can_create_socket(Protocol::MPTCP),
     }
 }
 
 /// Runs a function in a new network namespace, on a new thread.
-fn in_own_network<T: Send + 'static>(
+fn in_new_network<T: Send + 'static>(
     body: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
     let thread = std::thread::spawn(|| {
@@ -89,7 +89,7 @@ fn in_own_network<T: Send + 'static>(
 }
 
 /// Returns true if stream sockets of a protocol can be created.
-fn makes(protocol: Protocol) -> Result<bool> {
+fn can_create_socket(protocol: Protocol) -> Result<bool> {
     match Socket::new(Domain::IPV4, Type::STREAM, Some(protocol)) {
         Ok(_socket) => Ok(true),
         Err(error) => match error.raw_os_error() {
@@ -99,19 +99,19 @@ fn makes(protocol: Protocol) -> Result<bool> {
     }
 }
 
-fn dummy() -> Result<bool> {
-    let output = in_own_network(|| {
+fn can_create_dummy_link() -> Result<bool> {
+    let output = in_new_network(|| {
         let mut add = Command::new("ip");
         let output = add.args(["link", "add", "probe", "type", "dummy"]).output();
         output.context("cannot run ip")
     })?;
-    let complaint = String::from_utf8_lossy(&output.stderr);
+    let stderr = String::from_utf8_lossy(&output.stderr);
     if output.status.success() {
         Ok(true)
-    } else if complaint.contains("Unknown device type") || complaint.contains("not supported") {
+    } else if stderr.contains("Unknown device type") || stderr.contains("not supported") {
         Ok(false)
     } else {
-        anyhow::bail!("ip: {complaint}")
+        anyhow::bail!("ip: {stderr}")
     }
 }
 
@@ -119,8 +119,8 @@ fn dummy() -> Result<bool> {
 /// feature to the file in `CULVERT_SKIPS`.
 pub fn lacks(test: &str, needed: &[Feature]) -> Result<bool> {
     for feature in needed {
-        if !is_there(*feature)? {
-            note(test, *feature)?;
+        if !is_supported(*feature)? {
+            record_skip(test, *feature)?;
             return Ok(true);
         }
     }
@@ -128,7 +128,7 @@ pub fn lacks(test: &str, needed: &[Feature]) -> Result<bool> {
 }
 
 #[expect(clippy::print_stdout, reason = "the output of a test run shows skipped tests")]
-fn note(test: &str, feature: Feature) -> Result<()> {
+fn record_skip(test: &str, feature: Feature) -> Result<()> {
     println!("{test} is skipped: this kernel has no {feature}");
     let Some(path) = environment::skips() else {
         return Ok(());
@@ -159,7 +159,7 @@ pub fn name_of(inner: &str) -> &str {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn a_test_is_named_as_its_harness_names_it() {
+    fn a_test_is_named_as_libtest_names_it() {
         assert_eq!(
             crate::test_name!(),
             "feature::tests::a_test_is_named_as_its_harness_names_it"

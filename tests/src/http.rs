@@ -6,10 +6,10 @@ use anyhow::{Context as _, Result};
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 
 /// The maximum length of a request's head.
-const HEAD: usize = 64 << 10;
+const MAX_HEAD: usize = 64 << 10;
 
 /// The maximum length of a line in a head.
-const LINE: u64 = 64 << 10;
+const MAX_LINE: u64 = 64 << 10;
 
 /// The head of a response.
 #[derive(Clone, Copy, Debug)]
@@ -50,14 +50,14 @@ impl Head {
         if self.is_chunked {
             loop {
                 let size = u64::from_str_radix(&line(from)?, 16).context("the size of a chunk is not a hexadecimal number")?;
-                body.extend(exactly(from, size).context("the stream ends within a chunk")?);
+                body.extend(read_exactly(from, size).context("the stream ends within a chunk")?);
                 line(from)?;
                 if size == 0 {
                     break;
                 }
             }
         } else if let Some(length) = self.length {
-            body = exactly(from, length)?;
+            body = read_exactly(from, length)?;
         } else {
             from.read_to_end(&mut body)?;
         }
@@ -65,7 +65,7 @@ impl Head {
     }
 }
 
-fn exactly(from: &mut impl BufRead, length: u64) -> Result<Vec<u8>> {
+fn read_exactly(from: &mut impl BufRead, length: u64) -> Result<Vec<u8>> {
     let mut bytes = vec![0; usize::try_from(length)?];
     from.read_exact(&mut bytes)?;
     Ok(bytes)
@@ -73,7 +73,7 @@ fn exactly(from: &mut impl BufRead, length: u64) -> Result<Vec<u8>> {
 
 fn line(from: &mut impl BufRead) -> Result<String> {
     let mut line = String::new();
-    from.take(LINE).read_line(&mut line)?;
+    from.take(MAX_LINE).read_line(&mut line)?;
     if !line.ends_with('\n') {
         return Err(io::Error::from(io::ErrorKind::UnexpectedEof)).context("the stream ends within a line");
     }
@@ -99,7 +99,7 @@ pub(crate) async fn next_head(
             let head: Vec<u8> = buffer.drain(..end).collect();
             return Ok(Some(String::from_utf8_lossy(&head).into_owned()));
         }
-        if buffer.len() > HEAD {
+        if buffer.len() > MAX_HEAD {
             return Err(io::ErrorKind::InvalidData.into());
         }
         if from.read_buf(buffer).await? == 0 {
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_body_is_read_as_its_head_says() {
+    fn a_body_ends_as_its_head_defines() {
         for (head, body, read) in [
             ("Content-Length: 3", "abcde", "abc"),
             (
@@ -131,12 +131,12 @@ mod tests {
             ),
             ("Connection: close", "abc", "abc"),
         ] {
-            let answer = format!("HTTP/1.1 201 Created\r\n{head}\r\n\r\n{body}");
-            let mut answer = answer.as_bytes();
-            let answered = Head::read(&mut answer).unwrap();
+            let response = format!("HTTP/1.1 201 Created\r\n{head}\r\n\r\n{body}");
+            let mut response = response.as_bytes();
+            let answered = Head::read(&mut response).unwrap();
 
             assert_eq!(answered.status, 201);
-            assert_eq!(answered.body(&mut answer).unwrap(), read, "{head}");
+            assert_eq!(answered.body(&mut response).unwrap(), read, "{head}");
         }
     }
 

@@ -12,36 +12,36 @@ use std::{
 use anyhow::{Context as _, Result};
 use nix::sys::signal::Signal;
 
-pub use self::settings::Settings;
+pub use self::settings::InstanceSettings;
 use crate::{
     admin,
     daemon::Daemon,
-    edge::end_config,
+    edge_node::identity_and_session_config,
     manifest::{Manifest, NodeObject},
-    place::{COMMAND, Output, Place},
-    pod::text,
-    topology::{self, HOST_V4, HOST_V6},
+    sandbox::{COMMAND_TIMEOUT, Output, Sandbox},
+    pod::path_to_string,
+    node_network::{self, HOST_V4, HOST_V6},
     wait,
 };
 
 /// The time limit for the daemon to become ready, even with as many Services as fit into memory.
-const READY: Duration = Duration::from_secs(60);
+const READY_LIMIT: Duration = Duration::from_secs(60);
 
 /// The name of the node, in its config and its Node.
-pub const NODE: &str = "node-a";
+pub const NODE_NAME: &str = "node-a";
 
 /// An instance of `culvert node`. The daemon is killed on drop.
 #[derive(Debug)]
 pub struct Instance {
     daemon: Daemon,
-    host: Place,
+    host: Sandbox,
     folder: PathBuf,
-    settings: Settings,
+    settings: InstanceSettings,
 }
 
 impl Instance {
     /// Prepares an instance: creates its folders, its config, and a manifest of its Node.
-    pub fn new(host: Place, folder: PathBuf, cgroup: &Path, settings: Settings) -> Result<Self> {
+    pub fn new(host: Sandbox, folder: PathBuf, cgroup: &Path, settings: InstanceSettings) -> Result<Self> {
         let instance = Self {
             daemon: Daemon::new(folder.join("culvert.log")),
             host,
@@ -59,12 +59,12 @@ impl Instance {
     /// Builds the Node of the instance.
     #[must_use]
     pub fn node() -> NodeObject {
-        NodeObject::new(NODE, [HOST_V4.into(), HOST_V6.into()])
+        NodeObject::new(NODE_NAME, [HOST_V4.into(), HOST_V6.into()])
     }
 
     /// Returns the sandbox that the daemon runs in.
     #[must_use]
-    pub const fn host(&self) -> &Place {
+    pub const fn host(&self) -> &Sandbox {
         &self.host
     }
 
@@ -109,7 +109,7 @@ impl Instance {
     }
 
     fn config(&self, cgroup: &Path) -> String {
-        let Settings {
+        let InstanceSettings {
             culvert: _,
             maps: _,
             admin,
@@ -117,9 +117,9 @@ impl Instance {
             tunnel,
             node_ports,
         } = &self.settings;
-        let [pods4, pods6] = topology::PODS;
+        let [pods4, pods6] = node_network::POD_RANGES;
         format!(
-            "nodeName: {NODE}\n\
+            "nodeName: {NODE_NAME}\n\
              mode: ebpf\n\
              source: {{ file: {{ path: {manifests} }} }}\n\
              service:\n\
@@ -137,7 +137,7 @@ impl Instance {
             manifests = self.manifests().display(),
             cgroup = cgroup.display(),
             bpffs = self.bpffs_inside().display(),
-            sizes = self.settings.sizes(),
+            sizes = self.settings.maps_yaml(),
             state = self.state().display(),
             tunnel = if *tunnel {
                 self.tunnel_config()
@@ -148,10 +148,10 @@ impl Instance {
     }
 
     /// Changes the sizes of the maps in the config, which the next start applies.
-    pub fn resize(&self, change: impl FnOnce(&mut Settings)) -> Result<()> {
+    pub fn resize(&self, change: impl FnOnce(&mut InstanceSettings)) -> Result<()> {
         let mut settings = self.settings.clone();
         change(&mut settings);
-        let sizes = settings.sizes();
+        let sizes = settings.maps_yaml();
         let config = fs::read_to_string(self.config_path())?;
         let (before, rest) = config.split_once("  maps: {").context("the config has no `maps`")?;
         let (_, after) = rest.split_once('\n').context("the config ends within `maps`")?;
@@ -160,13 +160,13 @@ impl Instance {
     }
 
     fn tunnel_config(&self) -> String {
-        let end = end_config(&self.identity());
+        let end = identity_and_session_config(&self.identity_folder());
         format!("tunnel:\n  steering: {{}}\n  gateway: {{}}\n{end}")
     }
 
     /// Returns the folder of the gateway's certificate, as `culvert ca issue` writes it.
     #[must_use]
-    pub fn identity(&self) -> PathBuf {
+    pub fn identity_folder(&self) -> PathBuf {
         self.folder.join("identity")
     }
 
@@ -185,7 +185,7 @@ impl Instance {
     }
 
     /// Removes a manifest from the folder.
-    pub fn withdraw(&self, file: &str) -> Result<()> {
+    pub fn delete(&self, file: &str) -> Result<()> {
         fs::remove_file(self.manifests().join(file))
             .with_context(|| format!("cannot remove the manifest {file}"))
     }
@@ -198,27 +198,27 @@ impl Instance {
 
     /// Starts the daemon without waiting until it is ready.
     pub fn launch(&self) -> Result<()> {
-        self.launch_by(&[])
+        self.launch_with(&[])
     }
 
     /// Starts the daemon through another command, to which the daemon's command line is appended.
-    pub fn launch_by(&self, command: &[String]) -> Result<()> {
+    pub fn launch_with(&self, command: &[String]) -> Result<()> {
         let argv = [command, &self.command_line(&["node"])?].concat();
         self.daemon.start(&self.host, &argv)
     }
 
     /// Waits until the launched daemon is live. It need not be ready: a port may be in use, or a map full.
     pub fn wait_ready(&self) -> Result<()> {
-        let ready = wait::ready(READY, || self.daemon.ended(), || self.is_working());
+        let ready = wait::until_ready(READY_LIMIT, || self.daemon.try_wait(), || self.is_live());
         ready.with_context(|| {
-            let log_end = self.daemon.log_end();
+            let log_end = self.daemon.log_tail();
             format!("the daemon isn't ready; the end of its log:\n{log_end}")
         })
     }
 
     /// Returns true if the daemon responds with 200 to `/livez`.
     #[must_use]
-    pub fn is_working(&self) -> bool {
+    pub fn is_live(&self) -> bool {
         admin::get(&self.admin_socket(), "/livez").is_ok_and(|answer| answer.status == 200)
     }
 
@@ -229,12 +229,12 @@ impl Instance {
     }
 
     pub fn kill9(&self) -> Result<()> {
-        self.daemon.end(Signal::SIGKILL)
+        self.daemon.stop(Signal::SIGKILL)
     }
 
     /// Stops the daemon with SIGTERM; it must exit successfully.
     pub fn stop(&self) -> Result<()> {
-        self.daemon.end(Signal::SIGTERM)
+        self.daemon.stop(Signal::SIGTERM)
     }
 
     pub fn restart(&self) -> Result<()> {
@@ -285,11 +285,11 @@ impl Instance {
         self.host
             .command(&self.command_line(arguments)?)
             .start()?
-            .finish(COMMAND)
+            .finish(COMMAND_TIMEOUT)
     }
 
     fn command_line(&self, arguments: &[&str]) -> Result<Vec<String>> {
-        let [program, config] = [text(self.program())?, text(&self.config_path())?];
+        let [program, config] = [path_to_string(self.program())?, path_to_string(&self.config_path())?];
         let arguments = arguments.iter().map(|&word| word.to_owned());
         let words = iter::once(program).chain(arguments);
         Ok(words.chain(["--config".to_owned(), config]).collect())

@@ -15,11 +15,11 @@ use nix::{
 use crate::lab;
 
 /// True while a signal is ending this process.
-static ENDING: AtomicBool = AtomicBool::new(false);
+static IS_ENDING: AtomicBool = AtomicBool::new(false);
 
 /// Makes SIGINT, SIGTERM and SIGHUP remove the laboratories of this process before they end it. Must be
 /// called before any other thread exists, since threads inherit the signal mask.
-pub fn clean_up_first() -> Result<()> {
+pub fn remove_labs_on_signal() -> Result<()> {
     let mut signals = SigSet::empty();
     for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
         signals.add(signal);
@@ -27,9 +27,9 @@ pub fn clean_up_first() -> Result<()> {
     signals.thread_block().context("cannot block signals")?;
     thread::spawn(move || {
         let signal = signals.wait().unwrap_or(Signal::SIGKILL);
-        ENDING.store(true, Ordering::Relaxed);
+        IS_ENDING.store(true, Ordering::Relaxed);
         // After an error, the next laboratory sweeps the remains.
-        drop(lab::remove_own());
+        drop(lab::remove_own_labs());
         let ended = signals
             .thread_unblock()
             .and_then(|()| kill(Pid::this(), signal));
@@ -43,8 +43,8 @@ pub fn clean_up_first() -> Result<()> {
 
 /// Blocks for ever if a signal is ending this process: its handler removes everything, and two concurrent
 /// removals would disturb each other.
-pub fn leave_to_signal() {
-    while ENDING.load(Ordering::Relaxed) {
+pub fn block_if_ending() {
+    while IS_ENDING.load(Ordering::Relaxed) {
         thread::park();
     }
 }

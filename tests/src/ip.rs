@@ -25,7 +25,7 @@ use rtnetlink::{
 };
 use socket2::{Domain, Protocol, Socket, Type};
 
-use crate::place::{ANSWER, Place};
+use crate::sandbox::{RESPONSE_TIMEOUT, Sandbox};
 
 /// `NETLINK_ROUTE`.
 const ROUTE: i32 = 0;
@@ -33,22 +33,22 @@ const ROUTE: i32 = 0;
 const TABLE_MAIN: u32 = 254;
 const TABLE_LOCAL: u32 = 255;
 /// The size of the response buffer, enough for a message about a link.
-const LARGEST: usize = 32 << 10;
-pub(crate) const CHANGE: u16 = NLM_F_REQUEST | NLM_F_ACK;
-const NEW: u16 = CHANGE | NLM_F_CREATE | NLM_F_EXCL;
+const MAX_RESPONSE: usize = 32 << 10;
+pub(crate) const CHANGE_FLAGS: u16 = NLM_F_REQUEST | NLM_F_ACK;
+const CREATE_FLAGS: u16 = CHANGE_FLAGS | NLM_F_CREATE | NLM_F_EXCL;
 
 /// Runs commands, one per line: `link set L up`, `link add L type veth peer name P netns PID`,
 /// `addr add A/N dev L [scope link] [nodad]`, `addr del A/N dev L` and
 /// `route add [unreachable|local] A/N|default [via A] [dev L] [src A] [onlink]`.
-pub(crate) fn batch(place: &Place, commands: &str) -> Result<()> {
-    let socket = place
-        .socket_of(
+pub(crate) fn run_commands(sandbox: &Sandbox, commands: &str) -> Result<()> {
+    let socket = sandbox
+        .socket_with_protocol(
             Domain::from(nix::libc::AF_NETLINK),
             Type::RAW,
             Protocol::from(ROUTE),
         )
         .context("cannot open a netlink socket")?;
-    let kernel = Kernel { socket };
+    let kernel = Netlink { socket };
     for command in commands.lines() {
         kernel
             .run(command)
@@ -57,17 +57,17 @@ pub(crate) fn batch(place: &Place, commands: &str) -> Result<()> {
     Ok(())
 }
 
-struct Kernel {
+struct Netlink {
     socket: Socket,
 }
 
-impl Kernel {
+impl Netlink {
     fn run(&self, command: &str) -> Result<()> {
         let words: Vec<&str> = command.split_whitespace().collect();
         match words[..] {
             ["link", "set", link, "up"] => {
                 let message = LinkUnspec::new_with_index(self.index(link)?).up().build();
-                self.change(RouteNetlinkMessage::SetLink(message), CHANGE)
+                self.change(RouteNetlinkMessage::SetLink(message), CHANGE_FLAGS)
             }
             [
                 "link",
@@ -82,17 +82,17 @@ impl Kernel {
                 pid,
             ] => {
                 let message = veth(link, peer, pid.parse()?);
-                self.change(RouteNetlinkMessage::NewLink(message), NEW)
+                self.change(RouteNetlinkMessage::NewLink(message), CREATE_FLAGS)
             }
             ["addr", "add", address, "dev", link, ref options @ ..] => {
                 let mut message = address_message(prefix(address)?, options)?;
                 message.header.index = self.index(link)?;
-                self.change(RouteNetlinkMessage::NewAddress(message), NEW)
+                self.change(RouteNetlinkMessage::NewAddress(message), CREATE_FLAGS)
             }
             ["addr", "del", address, "dev", link] => {
                 let mut message = address_message(prefix(address)?, &[])?;
                 message.header.index = self.index(link)?;
-                self.change(RouteNetlinkMessage::DelAddress(message), CHANGE)
+                self.change(RouteNetlinkMessage::DelAddress(message), CHANGE_FLAGS)
             }
             ["route", "add", ref words @ ..] => self.add_route(words),
             _ => bail!("unsupported command"),
@@ -108,7 +108,7 @@ impl Kernel {
         let [destination, options @ ..] = words else {
             bail!("the route has no destination");
         };
-        let options = Options::of(options)?;
+        let options = RouteOptions::parse(options)?;
         let to = match (*destination, options.via) {
             ("default", Some(IpAddr::V4(_))) => (Ipv4Addr::UNSPECIFIED.into(), 0),
             ("default", Some(IpAddr::V6(_))) => (Ipv6Addr::UNSPECIFIED.into(), 0),
@@ -140,30 +140,30 @@ impl Kernel {
         if options.is_onlink {
             route.header.flags |= RouteFlags::Onlink;
         }
-        self.change(RouteNetlinkMessage::NewRoute(route), NEW)
+        self.change(RouteNetlinkMessage::NewRoute(route), CREATE_FLAGS)
     }
 
     /// Returns the index of a link.
     fn index(&self, link: &str) -> Result<u32> {
         let message = LinkUnspec::new_with_name(link).build();
         let message = RouteNetlinkMessage::GetLink(message);
-        let answer = ask(&self.socket, message, NLM_F_REQUEST);
-        match answer.with_context(|| format!("link {link}"))? {
+        let response = request(&self.socket, message, NLM_F_REQUEST);
+        match response.with_context(|| format!("link {link}"))? {
             Some(RouteNetlinkMessage::NewLink(link)) => Ok(link.header.index),
-            odd => bail!("unexpected response about link {link}: {odd:?}"),
+            unexpected => bail!("unexpected response about link {link}: {unexpected:?}"),
         }
     }
 
     fn change(&self, message: RouteNetlinkMessage, flags: u16) -> Result<()> {
-        match ask(&self.socket, message, flags)? {
+        match request(&self.socket, message, flags)? {
             None => Ok(()),
-            Some(odd) => bail!("unexpected response to a change: {odd:?}"),
+            Some(unexpected) => bail!("unexpected response to a change: {unexpected:?}"),
         }
     }
 }
 
 /// Sends a request over a netlink socket; returns the response, or none for an acknowledgement.
-pub(crate) fn ask<T>(socket: &Socket, message: T, flags: u16) -> io::Result<Option<T>>
+pub(crate) fn request<T>(socket: &Socket, message: T, flags: u16) -> io::Result<Option<T>>
 where
     T: Debug + NetlinkDeserializable + NetlinkSerializable,
 {
@@ -173,31 +173,31 @@ where
     message.finalize();
     let mut bytes = vec![0; message.buffer_len()];
     message.serialize(&mut bytes);
-    socket.set_read_timeout(Some(ANSWER))?;
+    socket.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
     socket.send(&bytes)?;
-    let mut answer = vec![0; LARGEST];
-    let length = (&*socket).read(&mut answer)?;
-    let answer = NetlinkMessage::<T>::deserialize(&answer[..length]).map_err(io::Error::other)?;
-    if let NetlinkPayload::InnerMessage(inner) = answer.payload {
+    let mut response = vec![0; MAX_RESPONSE];
+    let length = (&*socket).read(&mut response)?;
+    let response = NetlinkMessage::<T>::deserialize(&response[..length]).map_err(io::Error::other)?;
+    if let NetlinkPayload::InnerMessage(inner) = response.payload {
         return Ok(Some(inner));
     }
-    let NetlinkPayload::Error(error) = answer.payload else {
-        return Err(io::Error::other(format!("unexpected netlink response: {answer:?}")));
+    let NetlinkPayload::Error(error) = response.payload else {
+        return Err(io::Error::other(format!("unexpected netlink response: {response:?}")));
     };
     error.code.map_or(Ok(None), |_| Err(error.to_io()))
 }
 
 /// The options after the destination of a route.
 #[derive(Debug, Default)]
-struct Options<'a> {
+struct RouteOptions<'a> {
     via: Option<IpAddr>,
     link: Option<&'a str>,
     source: Option<IpAddr>,
     is_onlink: bool,
 }
 
-impl<'a> Options<'a> {
-    fn of(mut words: &[&'a str]) -> Result<Self> {
+impl<'a> RouteOptions<'a> {
+    fn parse(mut words: &[&'a str]) -> Result<Self> {
         let mut options = Self::default();
         loop {
             words = match words {
@@ -218,7 +218,7 @@ impl<'a> Options<'a> {
                     options.is_onlink = true;
                     rest
                 }
-                [odd, ..] => bail!("unsupported option `{odd}`"),
+                [unexpected, ..] => bail!("unsupported option `{unexpected}`"),
             }
         }
     }
@@ -253,7 +253,7 @@ fn address_message((address, length): (IpAddr, u8), options: &[&str]) -> Result<
         ["nodad"] => message
             .attributes
             .push(AddressAttribute::Flags(AddressFlags::Nodad)),
-        odd => bail!("unsupported options {odd:?}"),
+        unexpected => bail!("unsupported options {unexpected:?}"),
     }
     Ok(message)
 }
@@ -264,12 +264,12 @@ fn prefix(text: &str) -> Result<(IpAddr, u8)> {
     let address: IpAddr = address
         .parse()
         .with_context(|| format!("{text} is not an address with an optional prefix length"))?;
-    let whole = if address.is_ipv4() { 32 } else { 128 };
+    let max_length = if address.is_ipv4() { 32 } else { 128 };
     let length = if length.is_empty() {
-        whole
+        max_length
     } else {
         length.parse()?
     };
-    ensure!(length <= whole, "the prefix length of {text} is greater than {whole}");
+    ensure!(length <= max_length, "the prefix length of {text} is greater than {max_length}");
     Ok((address, length))
 }

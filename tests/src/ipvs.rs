@@ -15,15 +15,15 @@ use rtnetlink::packet_core::{
 };
 use socket2::{Domain, Protocol, Socket, Type};
 
-use crate::{ip, place::Place};
+use crate::{ip, sandbox::Sandbox};
 
 /// The generic netlink controller, and its request for a family's ID by name.
-const CONTROL: u16 = 16;
+const CONTROLLER: u16 = 16;
 const GET_FAMILY: u8 = 3;
 const FAMILY_ID: u16 = 1;
 const FAMILY_NAME: u16 = 2;
 
-const NAME: &CStr = c"IPVS";
+const FAMILY: &CStr = c"IPVS";
 const NEW_SERVICE: u8 = 1;
 const REMOVE_SERVICE: u8 = 3;
 const NEW_DESTINATION: u8 = 5;
@@ -40,27 +40,27 @@ pub struct Ipvs {
 
 impl Ipvs {
     /// Connects to IPVS in the network namespace of a sandbox.
-    pub fn open(place: &Place) -> Result<Self> {
-        let socket = place.socket_of(domain(), Type::RAW, generic())?;
-        let family = family(&socket, NAME)?.context("this kernel has no IPVS")?;
+    pub fn open(sandbox: &Sandbox) -> Result<Self> {
+        let socket = sandbox.socket_with_protocol(domain(), Type::RAW, generic())?;
+        let family = family_id(&socket, FAMILY)?.context("this kernel has no IPVS")?;
         Ok(Self { socket, family })
     }
 
     /// Adds a virtual TCP service with one destination, with forwarding by NAT.
     pub fn add(&self, service: SocketAddr, destination: SocketAddr) -> Result<()> {
         // The netmask in network byte order for IPv4, the prefix length in host byte order for IPv6.
-        let whole = match service {
+        let netmask = match service {
             SocketAddr::V4(_) => [0xff; 4],
             SocketAddr::V6(_) => 128_u32.to_ne_bytes(),
         };
-        let mut named = name(service);
+        let mut named = service_id(service);
         named.extend([
             attribute(6, c"rr".to_bytes_with_nul()),
             attribute(7, &[0; 8]),
             attribute(8, &0_u32.to_ne_bytes()),
-            attribute(9, &whole),
+            attribute(9, &netmask),
         ]);
-        self.tell(NEW_SERVICE, &[nested(SERVICE, &named)])?;
+        self.send(NEW_SERVICE, &[nested(SERVICE, &named)])?;
         let destination = [
             attribute(1, &address(destination.ip())),
             attribute(2, &destination.port().to_be_bytes()),
@@ -70,32 +70,32 @@ impl Ipvs {
             attribute(6, &0_u32.to_ne_bytes()),
         ];
         let both = [
-            nested(SERVICE, &name(service)),
+            nested(SERVICE, &service_id(service)),
             nested(DESTINATION, &destination),
         ];
-        self.tell(NEW_DESTINATION, &both)
+        self.send(NEW_DESTINATION, &both)
     }
 
     /// Removes a virtual service.
     pub fn remove(&self, service: SocketAddr) -> Result<()> {
-        self.tell(REMOVE_SERVICE, &[nested(SERVICE, &name(service))])
+        self.send(REMOVE_SERVICE, &[nested(SERVICE, &service_id(service))])
     }
 
-    fn tell(&self, command: u8, attributes: &[DefaultNla]) -> Result<()> {
+    fn send(&self, command: u8, attributes: &[DefaultNla]) -> Result<()> {
         let message = Message {
             family: self.family,
             command,
-            attributes: bytes(attributes),
+            attributes: encode(attributes),
         };
-        let answered = ip::ask(&self.socket, message, ip::CHANGE);
+        let answered = ip::request(&self.socket, message, ip::CHANGE_FLAGS);
         answered.map(drop).context("IPVS refused the request")
     }
 }
 
 /// Returns true if the kernel has IPVS. The kernel loads the module if necessary.
-pub(crate) fn is_there() -> Result<bool> {
+pub(crate) fn is_supported() -> Result<bool> {
     let socket = Socket::new(domain(), Type::RAW, Some(generic()))?;
-    Ok(family(&socket, NAME)?.is_some())
+    Ok(family_id(&socket, FAMILY)?.is_some())
 }
 
 fn domain() -> Domain {
@@ -107,16 +107,16 @@ fn generic() -> Protocol {
 }
 
 /// Looks up the ID of a generic netlink family; none if the kernel lacks it.
-fn family(socket: &Socket, name: &CStr) -> Result<Option<u16>> {
+fn family_id(socket: &Socket, name: &CStr) -> Result<Option<u16>> {
     let name = attribute(FAMILY_NAME, name.to_bytes_with_nul());
     let message = Message {
-        family: CONTROL,
+        family: CONTROLLER,
         command: GET_FAMILY,
-        attributes: bytes(&[name]),
+        attributes: encode(&[name]),
     };
-    match ip::ask(socket, message, NLM_F_REQUEST) {
-        Ok(told) => told
-            .and_then(|told| find(&told.attributes, FAMILY_ID))
+    match ip::request(socket, message, NLM_F_REQUEST) {
+        Ok(response) => response
+            .and_then(|response| find_u16(&response.attributes, FAMILY_ID))
             .context("the response has no ID of the family")
             .map(Some),
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
@@ -125,7 +125,7 @@ fn family(socket: &Socket, name: &CStr) -> Result<Option<u16>> {
 }
 
 /// Returns the attributes that identify a service: family, protocol, address and port.
-fn name(service: SocketAddr) -> Vec<DefaultNla> {
+fn service_id(service: SocketAddr) -> Vec<DefaultNla> {
     let family = match service {
         SocketAddr::V4(_) => libc::AF_INET,
         SocketAddr::V6(_) => libc::AF_INET6,
@@ -150,21 +150,21 @@ fn address(of: IpAddr) -> [u8; 16] {
 }
 
 fn nested(kind: u16, attributes: &[DefaultNla]) -> DefaultNla {
-    DefaultNla::new(NLA_F_NESTED | kind, bytes(attributes))
+    DefaultNla::new(NLA_F_NESTED | kind, encode(attributes))
 }
 
 fn attribute(kind: u16, value: &[u8]) -> DefaultNla {
     DefaultNla::new(kind, value.to_vec())
 }
 
-fn bytes(attributes: &[DefaultNla]) -> Vec<u8> {
+fn encode(attributes: &[DefaultNla]) -> Vec<u8> {
     let mut bytes = vec![0; attributes.buffer_len()];
     attributes.emit(&mut bytes);
     bytes
 }
 
 /// Returns the 16-bit value of the first attribute of a kind.
-fn find(attributes: &[u8], kind: u16) -> Option<u16> {
+fn find_u16(attributes: &[u8], kind: u16) -> Option<u16> {
     let mut attributes = NlasIterator::new(attributes).flatten();
     let found = attributes.find(|attribute| attribute.kind() == kind)?;
     parse_u16(found.value()).ok()
@@ -213,10 +213,10 @@ impl NetlinkDeserializable for Message {
 }
 
 /// Returns the number of connections in the IPVS table of a sandbox.
-pub fn connections(place: &Place) -> Result<usize> {
-    let listed = place.run(&["cat", "/proc/net/ip_vs_conn"])?;
-    let Some((_head, connections)) = listed.split_once('\n') else {
-        bail!("/proc/net/ip_vs_conn has no header line: {listed}");
+pub fn connections(sandbox: &Sandbox) -> Result<usize> {
+    let table = sandbox.run(&["cat", "/proc/net/ip_vs_conn"])?;
+    let Some((_head, connections)) = table.split_once('\n') else {
+        bail!("/proc/net/ip_vs_conn has no header line: {table}");
     };
     Ok(connections.lines().count())
 }
@@ -226,10 +226,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_family_has_its_number_and_one_that_is_not_there_has_none() {
+    fn a_known_family_has_an_id_and_a_missing_one_has_none() {
         let socket = Socket::new(domain(), Type::RAW, Some(generic())).unwrap();
 
-        assert_eq!(family(&socket, c"nlctrl").unwrap(), Some(CONTROL));
-        assert_eq!(family(&socket, c"absent").unwrap(), None);
+        assert_eq!(family_id(&socket, c"nlctrl").unwrap(), Some(CONTROLLER));
+        assert_eq!(family_id(&socket, c"absent").unwrap(), None);
     }
 }

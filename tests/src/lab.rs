@@ -25,10 +25,10 @@ use crate::{cgroup, environment, interrupt, log, wait};
 const PREFIX: &str = "culvert-lab-";
 
 /// The file in a laboratory's folder that lists the folders that it uses outside of it.
-const ELSEWHERE: &str = "elsewhere";
+const EXTERNAL_FOLDERS: &str = "elsewhere";
 
 /// The time limit for a process to end after its files are closed.
-const END: Duration = Duration::from_secs(10);
+const TIME_LIMIT: Duration = Duration::from_secs(10);
 
 /// A folder for files and a cgroup for processes; both are removed on drop.
 #[derive(Debug)]
@@ -40,10 +40,10 @@ pub struct Lab {
 impl Lab {
     /// Creates a laboratory, and removes those of dead processes.
     pub fn new() -> Result<Self> {
-        static MADE: AtomicU32 = AtomicU32::new(0);
+        static COUNT: AtomicU32 = AtomicU32::new(0);
         sweep()?;
-        sweep_at_the_end()?;
-        let made = MADE.fetch_add(1, Ordering::Relaxed);
+        start_sweeper()?;
+        let made = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("{PREFIX}{}-{made}", process::id());
         let cgroup = cgroup::mount_point()?.join(&name);
         cgroup::create(&cgroup)?;
@@ -64,10 +64,10 @@ impl Lab {
     /// Creates a folder outside of the laboratory's own, as a mount point, unless it exists. It is
     /// removed with the last laboratory that uses it, since its removal would detach the mounts of
     /// others.
-    pub fn folder_elsewhere(&self, path: &Path) -> Result<()> {
-        let others = wanted_by_others(&self.folder);
+    pub fn create_external_folder(&self, path: &Path) -> Result<()> {
+        let others = external_folders_of_others(&self.folder);
         let ancestors: Vec<_> = path.ancestors().collect();
-        let mut list = log::append(&self.folder.join(ELSEWHERE))?;
+        let mut list = log::append(&self.folder.join(EXTERNAL_FOLDERS))?;
         for folder in ancestors.into_iter().rev() {
             let is_missing = !folder.exists();
             if is_missing || others.iter().any(|other| other == folder) {
@@ -98,7 +98,7 @@ impl Lab {
 
 impl Drop for Lab {
     fn drop(&mut self) {
-        interrupt::leave_to_signal();
+        interrupt::block_if_ending();
         // After an error, the next laboratory sweeps the remains.
         drop(remove(self));
     }
@@ -106,11 +106,11 @@ impl Drop for Lab {
 
 /// Removes the laboratories of processes that have ended.
 pub fn sweep() -> Result<()> {
-    remove_those_of(|owner| !is_alive(owner))
+    remove_labs_of(|owner| !is_alive(owner))
 }
 
 /// Starts a sweeper process, once per process. It sweeps after this process has ended, even by a kill.
-fn sweep_at_the_end() -> Result<()> {
+fn start_sweeper() -> Result<()> {
     /// The sweeper's standard input. The kernel closes it when this process ends.
     static SWEEPER: Mutex<Option<ChildStdin>> = Mutex::new(None);
     let mut sweeper = SWEEPER.lock().unwrap_or_else(PoisonError::into_inner);
@@ -135,13 +135,13 @@ pub fn sweep_after(owner: Pid) -> Result<()> {
     io::stdin()
         .read_to_end(&mut Vec::new())
         .context("cannot read standard input")?;
-    wait::until(END, || !is_alive(owner)).with_context(|| format!("process {owner} closed its files, but doesn't end"))?;
+    wait::until(TIME_LIMIT, || !is_alive(owner)).with_context(|| format!("process {owner} closed its files, but doesn't end"))?;
     sweep()
 }
 
 /// Removes all laboratories of this process, before it exits after a signal.
-pub fn remove_own() -> Result<()> {
-    remove_those_of(|owner| owner == Pid::this())
+pub fn remove_own_labs() -> Result<()> {
+    remove_labs_of(|owner| owner == Pid::this())
 }
 
 /// Returns true if a process exists and is not a zombie.
@@ -155,19 +155,19 @@ pub fn is_alive(pid: Pid) -> bool {
         .is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
 }
 
-fn remove_those_of(condemned: impl Fn(Pid) -> bool) -> Result<()> {
-    let chosen = |name: &str| owner(name).is_some_and(&condemned);
+fn remove_labs_of(is_removable: impl Fn(Pid) -> bool) -> Result<()> {
+    let is_chosen = |name: &str| owner(name).is_some_and(&is_removable);
     // Concurrent removals of the same folders would disturb each other.
     let folder = fs::File::open(env::temp_dir())?;
     let _lock = Flock::lock(folder, FlockArg::LockExclusive)
         .map_err(|(_, error)| error)
         .context("cannot lock the folder of laboratories")?;
     for hierarchy in hierarchies()? {
-        for cgroup in cgroup::named(&hierarchy, chosen) {
+        for cgroup in cgroup::subfolders(&hierarchy, is_chosen) {
             cgroup::remove(&cgroup)?;
         }
     }
-    for folder in cgroup::named(&env::temp_dir(), chosen) {
+    for folder in cgroup::subfolders(&env::temp_dir(), is_chosen) {
         remove_folder(&folder)?;
     }
     Ok(())
@@ -177,7 +177,7 @@ fn remove_those_of(condemned: impl Fn(Pid) -> bool) -> Result<()> {
 /// process.
 fn hierarchies() -> Result<Vec<PathBuf>> {
     let mut all = vec![cgroup::mount_point()?];
-    all.extend(cgroup::legacy()?);
+    all.extend(cgroup::v1_mount_points()?);
     Ok(all)
 }
 
@@ -189,8 +189,8 @@ fn remove(lab: &Lab) -> Result<()> {
 }
 
 fn remove_folder(folder: &Path) -> Result<()> {
-    let others = wanted_by_others(folder);
-    for path in elsewhere(folder).iter().rev() {
+    let others = external_folders_of_others(folder);
+    for path in external_folders(folder).iter().rev() {
         if !others.contains(path) {
             // Fails if the folder contains files of others, or is already removed; both are fine.
             drop(fs::remove_dir(path));
@@ -200,18 +200,18 @@ fn remove_folder(folder: &Path) -> Result<()> {
 }
 
 /// Returns the folders outside of a laboratory that it uses, and that it or another laboratory created.
-fn elsewhere(folder: &Path) -> Vec<PathBuf> {
-    let list = fs::read_to_string(folder.join(ELSEWHERE)).unwrap_or_default();
+fn external_folders(folder: &Path) -> Vec<PathBuf> {
+    let list = fs::read_to_string(folder.join(EXTERNAL_FOLDERS)).unwrap_or_default();
     list.lines().map(PathBuf::from).collect()
 }
 
 /// Returns the outside folders of all laboratories except one.
-fn wanted_by_others(folder: &Path) -> Vec<PathBuf> {
+fn external_folders_of_others(folder: &Path) -> Vec<PathBuf> {
     let all = folder
         .parent()
-        .map(|parent| cgroup::named(parent, |name| owner(name).is_some()));
+        .map(|parent| cgroup::subfolders(parent, |name| owner(name).is_some()));
     let others = all.into_iter().flatten().filter(|other| other != folder);
-    others.flat_map(|other| elsewhere(&other)).collect()
+    others.flat_map(|other| external_folders(&other)).collect()
 }
 
 /// Parses the owner's process ID from the name of a laboratory.
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_made_elsewhere_goes_with_the_last_that_wants_it_and_what_was_there_stays() {
+    fn external_folders_are_removed_with_their_last_user_unless_they_existed_before() {
         let scratch = tempfile::tempdir().unwrap();
         let lab = |name: &str| {
             let folder = scratch.path().join(name);
@@ -255,9 +255,9 @@ mod tests {
         fs::create_dir(&there).unwrap();
         let made = there.join("a/b");
 
-        one.folder_elsewhere(&there).unwrap();
-        one.folder_elsewhere(&made).unwrap();
-        other.folder_elsewhere(&made).unwrap();
+        one.create_external_folder(&there).unwrap();
+        one.create_external_folder(&made).unwrap();
+        other.create_external_folder(&made).unwrap();
         remove_folder(&one.folder).unwrap();
         assert!(made.is_dir());
         remove_folder(&other.folder).unwrap();
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn only_names_that_hold_a_process_are_ours() {
+    fn only_names_with_a_process_id_are_ours() {
         assert_eq!(owner("culvert-lab-123-0"), Some(Pid::from_raw(123)));
         assert_eq!(owner("culvert-lab-0-0"), None);
         assert_eq!(owner("culvert-lab-x-0"), None);

@@ -16,12 +16,12 @@ use clap::Args;
 use nix::{errno::Errno, libc};
 use socket2::{Domain, Socket, Type};
 
-use self::report::Tally;
-pub use self::report::{Latency, Report, Seen, percentile};
+use self::report::ReportBuilder;
+pub use self::report::{Latency, Report, Occurrences, percentile};
 use crate::{
     clock::{self, Instant},
-    place,
-    scale::Scale,
+    sandbox,
+    load_scale::LoadScale,
 };
 
 pub mod connect;
@@ -33,19 +33,19 @@ pub mod tcp;
 pub mod udp;
 
 /// The timeout of a connect or a response.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 /// The maximum of this timeout in a slow virtual machine, which may stall while its host is busy.
-const PATIENCE_AT_MOST: Duration = Duration::from_secs(8);
+const MAX_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// The default maximum number of concurrent attempts.
 const WORKERS: u32 = 8;
 
 /// Returns the timeout of a connect or a response, scaled to the speed of this machine.
 #[must_use]
-pub fn patience() -> Duration {
-    Scale::from_environment()
-        .patience(PATIENCE)
-        .min(PATIENCE_AT_MOST)
+pub fn timeout() -> Duration {
+    LoadScale::from_environment()
+        .timeout(TIMEOUT)
+        .min(MAX_TIMEOUT)
 }
 
 /// A function that creates the sockets of a load, in a sandbox or in this process.
@@ -58,11 +58,11 @@ pub fn own_sockets(domain: Domain, kind: Type) -> io::Result<Socket> {
 
 /// A signal that stops all loads that share it.
 #[derive(Clone, Debug, Default)]
-pub struct Enough(Arc<AtomicBool>);
+pub struct StopSignal(Arc<AtomicBool>);
 
-impl Enough {
+impl StopSignal {
     /// Runs a function, then stops the loads, even if the function panics.
-    pub fn after<T>(&self, body: impl FnOnce() -> T) -> T {
+    pub fn stop_after<T>(&self, body: impl FnOnce() -> T) -> T {
         struct End<'a>(&'a AtomicBool);
         impl Drop for End<'_> {
             fn drop(&mut self) {
@@ -75,7 +75,7 @@ impl Enough {
 
     /// Returns true once the loads are to stop.
     #[must_use]
-    pub fn is_said(&self) -> bool {
+    pub fn is_stopped(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 }
@@ -94,13 +94,13 @@ pub struct Plan {
     pub rate: u32,
     /// The maximum duration in milliseconds.
     #[arg(long = "millis", value_parser = millis)]
-    pub lasting: Duration,
+    pub duration: Duration,
     /// The maximum number of concurrent attempts.
     #[arg(long, default_value_t = WORKERS)]
     pub workers: u32,
     /// The signal that stops the load early.
     #[arg(skip)]
-    pub enough: Enough,
+    pub stop: StopSignal,
 }
 
 impl Plan {
@@ -111,58 +111,58 @@ impl Plan {
             to: vec![to],
             service: None,
             rate,
-            lasting,
+            duration: lasting,
             workers: WORKERS,
-            enough: Enough::default(),
+            stop: StopSignal::default(),
         }
     }
 
     /// Sets the signal that stops the load early; other loads may share it.
     #[must_use]
-    pub fn until(mut self, enough: &Enough) -> Self {
-        self.enough = enough.clone();
+    pub fn stop_on(mut self, stop: &StopSignal) -> Self {
+        self.stop = stop.clone();
         self
     }
 
     /// Sets the intended Service; the servers count requests for other Services as foreign.
     #[must_use]
-    pub fn meant_for(mut self, service: &str) -> Self {
+    pub fn for_service(mut self, service: &str) -> Self {
         self.service = Some(service.to_owned());
         self
     }
 
     fn attempts(&self) -> u64 {
-        let attempts = u128::from(self.rate) * self.lasting.as_millis() / 1000;
+        let attempts = u128::from(self.rate) * self.duration.as_millis() / 1000;
         u64::try_from(attempts).unwrap_or(u64::MAX).max(1)
     }
 }
 
 /// A successful attempt.
 #[derive(Debug)]
-pub(crate) struct Answered {
+pub(crate) struct Success {
     /// The name of the server, from its response.
     pub(crate) server: String,
     /// The duration of the connect.
     pub(crate) connect: Duration,
     /// True if the socket's peer, or the sender of the response, is the dialled address.
-    pub(crate) peer_as_dialled: bool,
+    pub(crate) is_peer_dialled: bool,
 }
 
 /// A failed attempt, with the step that failed.
 #[derive(Debug)]
-pub(crate) struct Failed {
+pub(crate) struct Failure {
     step: &'static str,
     error: io::Error,
 }
 
-impl Failed {
+impl Failure {
     pub(crate) const fn at(step: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |error| Self { step, error }
     }
 
     /// Returns true if the error is one of sockets that the product terminated since their backend was
     /// removed.
-    pub(crate) fn was_ended(&self) -> bool {
+    pub(crate) fn is_of_terminated_socket(&self) -> bool {
         matches!(
             self.error.raw_os_error(),
             Some(libc::ECONNABORTED | libc::EDESTADDRREQ | libc::ENOTCONN)
@@ -170,28 +170,28 @@ impl Failed {
     }
 
     fn label(&self) -> String {
-        format!("{} at {}", errno(&self.error), self.step)
+        format!("{} at {}", error_name(&self.error), self.step)
     }
 }
 
 /// Creates a socket for a target, with a read timeout.
-fn socket(to: SocketAddr, kind: Type, sockets: Sockets<'_>) -> Result<Socket, Failed> {
-    let socket = sockets(Domain::for_address(to), kind).map_err(Failed::at("socket"))?;
-    let bounded = socket.set_read_timeout(Some(patience()));
-    bounded.map_err(Failed::at("socket"))?;
+fn create_socket(to: SocketAddr, kind: Type, sockets: Sockets<'_>) -> Result<Socket, Failure> {
+    let socket = sockets(Domain::for_address(to), kind).map_err(Failure::at("socket"))?;
+    let result = socket.set_read_timeout(Some(timeout()));
+    result.map_err(Failure::at("socket"))?;
     Ok(socket)
 }
 
 /// Opens a TCP connection; returns its socket and the duration of the connect.
-fn connected(to: SocketAddr, sockets: Sockets<'_>) -> Result<(Socket, Duration), Failed> {
-    let socket = socket(to, Type::STREAM, sockets)?;
+fn connect_tcp(to: SocketAddr, sockets: Sockets<'_>) -> Result<(Socket, Duration), Failure> {
+    let socket = create_socket(to, Type::STREAM, sockets)?;
     let start = Instant::now();
-    place::connect_within(&socket, to, patience()).map_err(Failed::at("connect"))?;
+    sandbox::connect_within(&socket, to, timeout()).map_err(Failure::at("connect"))?;
     Ok((socket, start.elapsed()))
 }
 
 /// Returns the name of an error, such as `ECONNREFUSED`.
-pub fn errno(error: &io::Error) -> String {
+pub fn error_name(error: &io::Error) -> String {
     match (error.raw_os_error(), error.kind()) {
         // A blocking call that exceeds its timeout fails with one of these.
         (Some(libc::EAGAIN | libc::EINPROGRESS), _) => "timeout".to_owned(),
@@ -226,38 +226,38 @@ pub fn since_epoch_ms() -> u64 {
 /// soon as a worker is free.
 pub(crate) fn run(
     plan: &Plan,
-    attempt: &(dyn Fn(SocketAddr) -> Result<Answered, Failed> + Sync),
+    attempt: &(dyn Fn(SocketAddr) -> Result<Success, Failure> + Sync),
 ) -> Report {
     let total = plan.attempts();
     let next = AtomicU64::new(0);
-    let tallies = Mutex::new(Tally::default());
+    let results = Mutex::new(ReportBuilder::default());
     let began_ms = since_epoch_ms();
     let start = Instant::now();
     let worker = || {
-        let mut tally = Tally::default();
+        let mut builder = ReportBuilder::default();
         let mut targets = plan.to.iter().cycle();
         loop {
             let number = next.fetch_add(1, Ordering::Relaxed);
             if number >= total {
                 break;
             }
-            let due = Duration::from_secs(1) * u32::try_from(number).unwrap_or(u32::MAX)
+            let start_offset = Duration::from_secs(1) * u32::try_from(number).unwrap_or(u32::MAX)
                 / plan.rate.max(1);
-            if let Some(early) = due.checked_sub(start.elapsed()) {
-                clock::pause(early);
+            if let Some(wait) = start_offset.checked_sub(start.elapsed()) {
+                clock::pause(wait);
             }
-            if plan.enough.is_said() {
+            if plan.stop.is_stopped() {
                 break;
             }
             let Some(target) = targets.next() else { break };
-            tally.report.attempts += 1;
+            builder.report.attempts += 1;
             let outcome = attempt(*target);
-            tally.note(milliseconds(start.elapsed()), outcome);
+            builder.record(milliseconds(start.elapsed()), outcome);
         }
-        tallies
+        results
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .merge(tally);
+            .merge(builder);
     };
     thread::scope(|scope| {
         for _ in 0..plan.workers.max(1) {
@@ -265,8 +265,8 @@ pub(crate) fn run(
         }
     });
 
-    let tally = tallies.into_inner().unwrap_or_else(PoisonError::into_inner);
-    tally.report(began_ms, milliseconds(start.elapsed()))
+    let builder = results.into_inner().unwrap_or_else(PoisonError::into_inner);
+    builder.build(began_ms, milliseconds(start.elapsed()))
 }
 
 #[cfg(test)]
@@ -274,7 +274,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_attempt_is_counted_once_whatever_becomes_of_it() {
+    fn each_attempt_is_counted_once_as_answered_or_failed() {
         let mut plan = Plan::new(
             "192.0.2.1:80".parse().unwrap(),
             10_000,
@@ -284,12 +284,12 @@ mod tests {
 
         let report = run(&plan, &|to| {
             if to.ip().to_string().ends_with('2') {
-                return Err(Failed::at("connect")(io::Error::from_raw_os_error(111)));
+                return Err(Failure::at("connect")(io::Error::from_raw_os_error(111)));
             }
-            Ok(Answered {
+            Ok(Success {
                 server: "a".to_owned(),
                 connect: Duration::from_micros(3),
-                peer_as_dialled: false,
+                is_peer_dialled: false,
             })
         });
 
@@ -306,15 +306,15 @@ mod tests {
     }
 
     #[test]
-    fn a_load_ends_once_it_is_enough_and_counts_what_was_tried() {
+    fn a_stopped_load_reports_the_attempts_so_far() {
         let plan = Plan::new("192.0.2.1:80".parse().unwrap(), 1000, Duration::MAX);
         let tried = AtomicU64::new(0);
-        let fails = |_| Err(Failed::at("connect")(io::Error::from_raw_os_error(111)));
+        let fail = |_| Err(Failure::at("connect")(io::Error::from_raw_os_error(111)));
         let attempt = |to| {
             if tried.fetch_add(1, Ordering::Relaxed) == 20 {
-                plan.enough.after(|| ());
+                plan.stop.stop_after(|| ());
             }
-            fails(to)
+            fail(to)
         };
 
         let report = run(&plan, &attempt);

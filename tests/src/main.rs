@@ -14,11 +14,11 @@ use clap::{Parser, Subcommand, ValueEnum};
 use nix::unistd::Pid;
 use serde::Serialize;
 use tunnel_tests::{
-    agent::{Ground, run::serve as hold},
-    ends, interrupt, lab,
+    executor::{self, SandboxSpec},
+    interrupt, lab,
     load::race,
-    serve,
-    topology::Topology,
+    node_network::NodeNetwork,
+    server, tunnel_process,
 };
 
 #[derive(Parser)]
@@ -32,7 +32,7 @@ struct Cli {
 enum Command {
     /// Create a sandbox and execute requests from standard input; started by the laboratory.
     #[command(hide = true)]
-    Agent(Ground),
+    Executor(SandboxSpec),
     /// Remove the laboratories of a process after its end; started by the laboratory.
     #[command(hide = true)]
     SweepAfter { owner: i32 },
@@ -43,24 +43,24 @@ enum Command {
         pods: u8,
     },
     /// Serve ports, and publish a record of the requests on a Unix socket.
-    Serve(serve::run::Options),
+    Serve(server::process::ProcessOptions),
     /// Run one side of a tunnel without kernel programs, and publish its state on a Unix socket.
-    End {
-        role: EndRole,
+    Tunnel {
+        role: TunnelRole,
         #[arg(long)]
         settings: PathBuf,
         #[arg(long)]
         record: PathBuf,
     },
     /// Measure the throughput or latency of streams: a server and its clients.
-    Flow {
+    Throughput {
         #[command(subcommand)]
-        flow: commands::flow::Flow,
+        command: commands::throughput::ThroughputCommand,
     },
     /// Open connections and print a report.
     Load {
         #[command(subcommand)]
-        load: commands::load::Load,
+        load: commands::load::LoadCommand,
     },
     /// Load every kernel program in each variant that this kernel accepts, and print the verifier's
     /// statistics.
@@ -70,7 +70,7 @@ enum Command {
 }
 
 #[derive(Clone, Copy, ValueEnum)]
-enum EndRole {
+enum TunnelRole {
     /// A gateway with an ingress.
     Cloud,
     /// An agent.
@@ -89,19 +89,19 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> Result<()> {
     match command {
-        Command::Agent(ground) => hold(&ground),
+        Command::Executor(spec) => executor::process::execute_requests(&spec),
         Command::SweepAfter { owner } => lab::sweep_after(Pid::from_raw(owner)),
         Command::Up { pods } => up(pods),
-        Command::Serve(options) => serve::run::serve(options),
-        Command::End {
+        Command::Serve(options) => server::process::run_server(options),
+        Command::Tunnel {
             role,
             settings,
             record,
         } => match role {
-            EndRole::Cloud => ends::run::cloud(&settings, &record),
-            EndRole::Agent => ends::run::agent(&settings, &record),
+            TunnelRole::Cloud => tunnel_process::roles::cloud(&settings, &record),
+            TunnelRole::Agent => tunnel_process::roles::agent(&settings, &record),
         },
-        Command::Flow { flow } => commands::flow::run(flow),
+        Command::Throughput { command } => commands::throughput::run(command),
         Command::Load { load } => commands::load::run(load),
         Command::Verify => commands::verify::run(),
         Command::RaceRead(plan) => print(&race::run(&plan)?),
@@ -109,12 +109,12 @@ fn run(command: Command) -> Result<()> {
 }
 
 fn up(pods: u8) -> Result<()> {
-    interrupt::clean_up_first()?;
-    let topology = Topology::new()?;
+    interrupt::remove_labs_on_signal()?;
+    let topology = NodeNetwork::new()?;
     for number in 1..=pods {
         topology.pod(&format!("pod-{number}"))?;
     }
-    println!("{}", topology.ways_in());
+    println!("{}", topology.enter_commands());
     interrupt::wait_for_enter()
 }
 

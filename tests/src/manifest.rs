@@ -55,7 +55,7 @@ impl From<(&str, &str)> for Manifest {
     }
 }
 
-fn listed(items: impl Iterator<Item = impl Display>) -> String {
+fn comma_separated(items: impl Iterator<Item = impl Display>) -> String {
     items
         .map(|item| item.to_string())
         .collect::<Vec<_>>()

@@ -5,10 +5,10 @@ use std::{ops::Deref, sync::Arc};
 use anyhow::Result;
 
 use crate::{
-    instance::{Instance, Settings},
-    place::Place,
+    instance::{Instance, InstanceSettings},
+    sandbox::Sandbox,
     pod::Pod,
-    topology::Topology,
+    node_network::NodeNetwork,
 };
 
 /// A node with a host, pods and a client outside, on which `culvert node` can be started. Everything is
@@ -16,38 +16,38 @@ use crate::{
 #[derive(Debug)]
 pub struct Node {
     instance: Instance,
-    topology: Topology,
+    network: NodeNetwork,
 }
 
 impl Node {
     /// Creates a node with the product's default map sizes; the daemon isn't started yet.
     pub fn new() -> Result<Self> {
-        Self::with(Settings::from_environment()?)
+        Self::with_settings(InstanceSettings::from_environment()?)
     }
 
     /// Creates a node with these settings; the daemon isn't started yet.
-    pub fn with(settings: Settings) -> Result<Self> {
-        let topology = Topology::new()?;
-        let folder = topology.lab().folder().to_owned();
-        let cgroup = topology.instance_cgroup();
-        let instance = Instance::new(topology.host().clone(), folder, &cgroup, settings)?;
-        Ok(Self { instance, topology })
+    pub fn with_settings(settings: InstanceSettings) -> Result<Self> {
+        let network = NodeNetwork::new()?;
+        let folder = network.lab().folder().to_owned();
+        let cgroup = network.instance_cgroup();
+        let instance = Instance::new(network.host().clone(), folder, &cgroup, settings)?;
+        Ok(Self { instance, network })
     }
 
     /// Returns the pod of this name; creates it on first use.
     pub fn pod(&self, name: &str) -> Result<Arc<Pod>> {
-        self.topology.pod(name)
+        self.network.pod(name)
     }
 
     /// Returns the client outside: it is connected to the host, but not in the cgroup of the instance.
     #[must_use]
-    pub const fn outside(&self) -> &Place {
-        self.topology.outside()
+    pub const fn outside(&self) -> &Sandbox {
+        self.network.outside()
     }
 
     #[must_use]
-    pub const fn topology(&self) -> &Topology {
-        &self.topology
+    pub const fn network(&self) -> &NodeNetwork {
+        &self.network
     }
 }
 

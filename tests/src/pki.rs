@@ -23,7 +23,7 @@ use rustls::{
 };
 
 /// The time for which a certificate is valid before and after its issue.
-const LIFE: Duration = Duration::from_hours(24);
+const VALIDITY: Duration = Duration::from_hours(24);
 
 /// The organisations (O) in the certificates of agents and of gateways.
 const ORGANIZATIONS: [&str; 2] = ["culvert:agents", "culvert:gateways"];
@@ -32,7 +32,7 @@ const ORGANIZATIONS: [&str; 2] = ["culvert:agents", "culvert:gateways"];
 const GATEWAY: &str = "gateway.culvert.dev";
 
 /// Generates a key pair in PEM: the private and the public key.
-pub fn keys() -> Result<[String; 2]> {
+pub fn key_pair() -> Result<[String; 2]> {
     let key = KeyPair::generate()?;
     Ok([key.serialize_pem(), key.public_key_pem()])
 }
@@ -45,7 +45,7 @@ pub struct Authority {
 
 /// A certificate and its private key, in PEM.
 #[derive(Clone, Debug)]
-pub struct Pair {
+pub struct CertifiedKey {
     pub cert: String,
     pub key: String,
 }
@@ -65,7 +65,7 @@ impl Authority {
         params.distinguished_name.push(CommonName, name);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        live(&mut params, Validity::Current);
+        set_validity(&mut params, Validity::Current);
         Ok(Self {
             issuer: CertifiedIssuer::self_signed(params, KeyPair::generate()?)?,
         })
@@ -82,28 +82,28 @@ impl Authority {
     }
 
     /// Issues a server certificate for DNS names and addresses, without a subject.
-    pub fn named_server(&self, names: &[&str], addresses: &[IpAddr]) -> Result<Pair> {
+    pub fn named_server(&self, names: &[&str], addresses: &[IpAddr]) -> Result<CertifiedKey> {
         self.issue(&[], (names, addresses), ServerAuth, Validity::Current)
     }
 
     /// Issues a server certificate for addresses, with a common name.
-    pub fn server(&self, name: &str, addresses: &[IpAddr]) -> Result<Pair> {
+    pub fn server(&self, name: &str, addresses: &[IpAddr]) -> Result<CertifiedKey> {
         let subject = [(CommonName, name)];
         self.issue(&subject, (&[], addresses), ServerAuth, Validity::Current)
     }
 
     /// Issues the certificate of a node's agent.
-    pub fn agent(&self, node: &str, validity: Validity) -> Result<Pair> {
+    pub fn agent(&self, node: &str, validity: Validity) -> Result<CertifiedKey> {
         self.client(node, ORGANIZATIONS[0], validity)
     }
 
     /// Issues a client certificate with a common name and an organisation.
-    pub fn client(&self, name: &str, organization: &str, validity: Validity) -> Result<Pair> {
+    pub fn client(&self, name: &str, organization: &str, validity: Validity) -> Result<CertifiedKey> {
         let subject = [(OrganizationName, organization), (CommonName, name)];
         self.issue(&subject, (&[], &[]), ClientAuth, validity)
     }
 
-    pub fn gateway(&self, validity: Validity) -> Result<Pair> {
+    pub fn gateway(&self, validity: Validity) -> Result<CertifiedKey> {
         let subject = [
             (OrganizationName, ORGANIZATIONS[1]),
             (CommonName, "gateway"),
@@ -117,7 +117,7 @@ impl Authority {
         (names, addresses): (&[&str], &[IpAddr]),
         usage: ExtendedKeyUsagePurpose,
         validity: Validity,
-    ) -> Result<Pair> {
+    ) -> Result<CertifiedKey> {
         let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
         let mut params = CertificateParams::new(names)?;
         for (kind, name) in subject {
@@ -128,38 +128,38 @@ impl Authority {
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![usage];
         params.use_authority_key_identifier_extension = true;
-        live(&mut params, validity);
+        set_validity(&mut params, validity);
         let key = KeyPair::generate()?;
-        Ok(Pair {
+        Ok(CertifiedKey {
             cert: params.signed_by(&key, &self.issuer)?.pem(),
             key: key.serialize_pem(),
         })
     }
 }
 
-fn live(params: &mut CertificateParams, validity: Validity) {
+fn set_validity(params: &mut CertificateParams, validity: Validity) {
     let now = SystemTime::now();
-    params.not_before = (now - LIFE).into();
+    params.not_before = (now - VALIDITY).into();
     params.not_after = match validity {
-        Validity::Current => now + LIFE,
-        Validity::Longer => now + LIFE * 2,
+        Validity::Current => now + VALIDITY,
+        Validity::Longer => now + VALIDITY * 2,
     }
     .into();
 }
 
 /// The paths of PEM files: trusted CAs, a certificate and its key.
 #[derive(Clone, Debug)]
-pub struct Files {
+pub struct PemFiles {
     /// The CAs to which the peer's certificate must chain.
     pub ca: PathBuf,
     pub cert: PathBuf,
     pub key: PathBuf,
 }
 
-impl Files {
+impl PemFiles {
     /// Returns the paths of files in a folder that begin with `stem`.
     #[must_use]
-    pub fn of(folder: &Path, stem: &str) -> Self {
+    pub fn in_folder(folder: &Path, stem: &str) -> Self {
         let file = |kind: &str| folder.join(format!("{stem}.{kind}"));
         Self {
             ca: file("ca.pem"),
@@ -179,7 +179,7 @@ impl Files {
     }
 
     /// Writes the files, each atomically: writes a draft, then renames it.
-    pub fn write(&self, ca: &str, pair: &Pair) -> Result<()> {
+    pub fn write(&self, ca: &str, pair: &CertifiedKey) -> Result<()> {
         for (path, text) in [
             (&self.ca, ca),
             (&self.cert, &pair.cert),
@@ -193,7 +193,7 @@ impl Files {
     }
 
     /// Builds the config of a TLS 1.3 server with this certificate and without client authentication.
-    pub fn server(&self) -> Result<Arc<ServerConfig>> {
+    pub fn server_config(&self) -> Result<Arc<ServerConfig>> {
         let chain = CertificateDer::pem_file_iter(&self.cert)?.collect::<Result<Vec<_>, _>>()?;
         let key = PrivateKeyDer::from_pem_file(&self.key)?;
         let config = ServerConfig::builder_with_provider(provider())
@@ -205,7 +205,7 @@ impl Files {
 }
 
 /// Builds the config of a TLS 1.3 client that trusts the CAs in a file.
-pub fn trusting(ca: &Path) -> Result<Arc<ClientConfig>> {
+pub fn client_config(ca: &Path) -> Result<Arc<ClientConfig>> {
     let mut roots = RootCertStore::empty();
     for root in CertificateDer::pem_file_iter(ca)? {
         roots.add(root?)?;

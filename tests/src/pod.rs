@@ -13,20 +13,20 @@ use tunnel_userspace::model::Family;
 
 use crate::{
     log,
-    pki::Files,
-    place::{Place, Process},
-    serve::{self, Kind, Listener, Record},
-    topology, wait,
+    pki::PemFiles,
+    sandbox::{Sandbox, Process},
+    server::{self, ServerKind, Listener, Record},
+    node_network, wait,
 };
 
 /// The time limit for a server to listen.
-const LISTENING: Duration = Duration::from_secs(10);
+const START_LIMIT: Duration = Duration::from_secs(10);
 
 /// A pod: a network namespace and a cgroup below the instance's, with one address per family.
 #[derive(Debug)]
 pub struct Pod {
     name: String,
-    place: Place,
+    sandbox: Sandbox,
     v4: IpAddr,
     v6: IpAddr,
     folder: PathBuf,
@@ -34,11 +34,11 @@ pub struct Pod {
 }
 
 impl Pod {
-    pub(crate) fn new(name: &str, place: Place, number: u8, folder: PathBuf) -> Self {
-        let [v4, v6] = topology::addresses(number);
+    pub(crate) fn new(name: &str, sandbox: Sandbox, number: u8, folder: PathBuf) -> Self {
+        let [v4, v6] = node_network::pod_addresses(number);
         Self {
             name: name.to_owned(),
-            place,
+            sandbox,
             v4,
             v6,
             folder,
@@ -82,12 +82,12 @@ impl Pod {
 
     /// Starts an HTTP server on `port`, which responds with the pod's name.
     pub fn serve_http(&self, port: u16) -> Result<Server> {
-        self.serve(&[Listener::new(Kind::Http, port)])
+        self.serve(&[Listener::new(ServerKind::Http, port)])
     }
 
     /// Starts a TCP server on `port`, which sends received bytes back.
     pub fn serve_echo(&self, port: u16) -> Result<Server> {
-        self.serve(&[Listener::new(Kind::Echo, port)])
+        self.serve(&[Listener::new(ServerKind::Echo, port)])
     }
 
     /// Starts a server process with several listeners.
@@ -99,22 +99,22 @@ impl Pod {
     pub fn serve_on(&self, listeners: &[Listener], cpu: Option<u32>) -> Result<Server> {
         let number = self.servers.fetch_add(1, Ordering::Relaxed);
         let stem = self.folder.join(format!("{}-{number}", self.name));
-        let options = Options {
+        let options = ServerOptions {
             name: &self.name,
             stem: &stem,
             listeners,
             cpu,
             certificate: None,
         };
-        Server::start(&self.place, &options)
+        Server::start(&self.sandbox, &options)
     }
 }
 
 impl Deref for Pod {
-    type Target = Place;
+    type Target = Sandbox;
 
-    fn deref(&self) -> &Place {
-        &self.place
+    fn deref(&self) -> &Sandbox {
+        &self.sandbox
     }
 }
 
@@ -126,27 +126,27 @@ pub struct Server {
 }
 
 /// The options of a server process.
-pub(crate) struct Options<'a> {
+pub(crate) struct ServerOptions<'a> {
     pub(crate) name: &'a str,
     /// The path with which the paths of its files begin.
     pub(crate) stem: &'a Path,
     pub(crate) listeners: &'a [Listener],
     pub(crate) cpu: Option<u32>,
-    pub(crate) certificate: Option<&'a Files>,
+    pub(crate) certificate: Option<&'a PemFiles>,
 }
 
 impl Server {
-    pub(crate) fn start(place: &Place, options: &Options<'_>) -> Result<Self> {
+    pub(crate) fn start(sandbox: &Sandbox, options: &ServerOptions<'_>) -> Result<Self> {
         let record = options.stem.with_extension("record");
-        let mut words = vec!["serve".to_owned()];
-        words.extend(options.listeners.iter().map(ToString::to_string));
-        let mut command = place
-            .lab_command(&words)?
+        let mut arguments = vec!["serve".to_owned()];
+        arguments.extend(options.listeners.iter().map(ToString::to_string));
+        let mut command = sandbox
+            .lab_command(&arguments)?
             .option("--name", options.name)
-            .option("--record", text(&record)?)
+            .option("--record", path_to_string(&record)?)
             .log(log::append(&options.stem.with_extension("log"))?);
         if let Some(files) = options.certificate {
-            let (cert, key) = (text(&files.cert)?, text(&files.key)?);
+            let (cert, key) = (path_to_string(&files.cert)?, path_to_string(&files.key)?);
             command = command.option("--cert", cert).option("--key", key);
         }
         if let Some(cpu) = options.cpu {
@@ -154,15 +154,15 @@ impl Server {
         }
         let process = command.start()?;
         let server = Self { process, record };
-        let ended = || server.process.ended();
-        wait::ready(LISTENING, ended, || server.record().is_ok())
+        let ended = || server.process.try_wait();
+        wait::until_ready(START_LIMIT, ended, || server.record().is_ok())
             .with_context(|| format!("server {} isn't ready", options.name))?;
         Ok(server)
     }
 
     /// Returns the server's record of all requests so far.
     pub fn record(&self) -> Result<Record> {
-        serve::read_record(&self.record)
+        server::read_record(&self.record)
     }
 
     /// Returns the process of the server.
@@ -173,7 +173,7 @@ impl Server {
 }
 
 /// Converts a path to a command-line argument.
-pub fn text(path: &Path) -> Result<String> {
+pub fn path_to_string(path: &Path) -> Result<String> {
     let text = path
         .to_str()
         .context("a path is not UTF-8")?;

@@ -6,7 +6,7 @@ pub type Column<T> = (&'static str, fn(&T) -> String);
 /// Formats a table with a line of headings and a line per row. The first and the last column are
 /// left-aligned, the others right-aligned.
 #[must_use]
-pub fn in_columns<T>(rows: &[T], columns: &[Column<T>]) -> String {
+pub fn format_table<T>(rows: &[T], columns: &[Column<T>]) -> String {
     let mut lines = vec![String::new(); rows.len() + 1];
     for (number, (head, cell)) in columns.iter().enumerate() {
         let mut cells = vec![(*head).to_owned()];
@@ -38,8 +38,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_are_as_wide_as_their_widest_cell_and_microseconds_keep_a_tenth() {
-        let text = in_columns(
+    fn columns_are_as_wide_as_their_widest_cell_and_microseconds_have_one_decimal() {
+        let text = format_table(
             &[("long", 12_345)],
             &[
                 ("a", |row| row.0.to_owned()),

@@ -26,15 +26,15 @@ use tunnel_common::{
     steering::Prefix,
     table::{self, PROGRAMS, AttachPoint},
 };
-use tunnel_userspace::bpf::{Features, Globals, LOGGING_OBJECT, OBJECT, Switches};
+use tunnel_userspace::bpf::{Features, Globals, LOGGING_OBJECT, OBJECT, ProgramSettings};
 
 /// The log levels of the verifier: statistics only, and everything.
 const BPF_LOG_STATS: u32 = 4;
 const BPF_LOG_ALL: u32 = 2;
 
 /// The size of the log buffer for statistics, and its maximum for the log of a refused program.
-const ROOM: u32 = 64 << 10;
-const ROOM_AT_MOST: u32 = 64 << 20;
+const LOG_SIZE: u32 = 64 << 10;
+const MAX_LOG_SIZE: u32 = 64 << 20;
 
 /// The mark of the daemon's own sockets on a node that steers.
 const OWN_MARK: u32 = 0x0c01_e000;
@@ -42,7 +42,7 @@ const OWN_MARK: u32 = 0x0c01_e000;
 /// The verifier's statistics of a program.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Measured {
+pub struct ProgramStats {
     /// The name of the program.
     pub program: &'static str,
     /// The variant: `retval` or `rewrite`, after the method by which it refuses a connect; then
@@ -62,9 +62,9 @@ pub struct Measured {
 
 /// Loads every program in each variant that the loader may choose on a kernel with these features;
 /// returns the verifier's statistics. Nothing is attached or pinned.
-pub fn measure(features: Features) -> Result<Vec<Measured>> {
+pub fn measure(features: Features) -> Result<Vec<ProgramStats>> {
     let variants = variants(features);
-    let told: Vec<_> = variants.iter().map(Variant::globals).collect();
+    let globals_of_variants: Vec<_> = variants.iter().map(Variant::globals).collect();
     let level = aya_log::Level::Trace.into();
     // Parsing the kernel's BTF is slow, so one loader is used for all. An object with relocations parses
     // it again.
@@ -75,18 +75,18 @@ pub fn measure(features: Features) -> Result<Vec<Measured>> {
         if is_logged {
             loader.override_global(aya_log::LEVEL, &level, true);
         }
-        for (variant, globals) in variants.iter().zip(&told) {
-            globals.tell(&mut loader);
+        for (variant, globals) in variants.iter().zip(&globals_of_variants) {
+            globals.apply_to(&mut loader);
             let mut maps = loader.load(bytes).context("cannot create the maps")?;
-            let types = types(&mut maps)?;
+            let btf = open_btf_of(&mut maps)?;
             let mut patches: HashMap<_, _> = globals.by_name().collect();
             if is_logged {
                 patches.insert(aya_log::LEVEL, std::slice::from_ref(&level));
             }
             let object = relocate(object.clone(), &patches, &maps)?;
             for program in PROGRAMS {
-                let name = variant.named(is_logged);
-                measured.push(verify(&object, program, name, types.as_fd())?);
+                let name = variant.name(is_logged);
+                measured.push(verify(&object, program, name, btf.as_fd())?);
             }
         }
     }
@@ -96,15 +96,15 @@ pub fn measure(features: Features) -> Result<Vec<Measured>> {
 /// A variant of the programs: the constants that the loader sets in them.
 struct Variant {
     features: Features,
-    switches: Switches,
+    switches: ProgramSettings,
 }
 
 impl Variant {
     fn globals(&self) -> Globals {
-        Globals::of(self.features, &self.switches)
+        Globals::new(self.features, &self.switches)
     }
 
-    fn named(&self, is_logged: bool) -> String {
+    fn name(&self, is_logged: bool) -> String {
         let word = |is_so: bool, [so, not]: [&'static str; 2]| if is_so { so } else { not };
         [
             word(self.features.set_retval, ["retval", "rewrite"]),
@@ -123,7 +123,7 @@ fn variants(features: Features) -> Vec<Variant> {
     let prefixes = ranges
         .into_iter()
         .filter_map(|(network, length)| Prefix::new(Address::from_ip(network), length));
-    let steering = Switches {
+    let steering = ProgramSettings {
         own_mark: OWN_MARK,
         prefixes: prefixes.collect(),
     };
@@ -132,7 +132,7 @@ fn variants(features: Features) -> Vec<Variant> {
         .into_iter()
         .take(1 + usize::from(features.set_retval))
     {
-        for switches in [Switches::default(), steering.clone()] {
+        for switches in [ProgramSettings::default(), steering.clone()] {
             variants.push(Variant {
                 features: Features {
                     set_retval,
@@ -178,7 +178,7 @@ fn relocate(mut object: Object, globals: &HashMap<&str, &[u8]>, loaded: &Ebpf) -
 }
 
 /// Opens the object's BTF, which aya has loaded into the kernel. Its ID is read from the smallest program.
-fn types(loaded: &mut Ebpf) -> Result<OwnedFd> {
+fn open_btf_of(loaded: &mut Ebpf) -> Result<OwnedFd> {
     let name = table::SOCK_RELEASE.name;
     let Some(Program::CgroupSock(program)) = loaded.program_mut(name) else {
         bail!("the object has no program {name} of type cgroup/sock");
@@ -207,8 +207,8 @@ fn verify(
     object: &Object,
     program: &'static table::Program,
     variant: String,
-    types: BorrowedFd<'_>,
-) -> Result<Measured> {
+    btf: BorrowedFd<'_>,
+) -> Result<ProgramStats> {
     let name = program.name;
     let found = object.programs.get(name);
     let function = found.and_then(|found| object.functions.get(&found.function_key()));
@@ -220,12 +220,12 @@ fn verify(
             // The hook is given when the program is attached.
             AttachPoint::Uplinks => 0,
         },
-        instructions: &words(&function.instructions),
-        types,
+        instructions: &encode(&function.instructions),
+        btf,
         functions: &function.func_info.func_info_bytes(),
     };
     let begun = Instant::now();
-    let (loaded, log) = call::load(&raw, BPF_LOG_STATS, ROOM)?;
+    let (loaded, log) = call::load(&raw, BPF_LOG_STATS, LOG_SIZE)?;
     let took = begun.elapsed();
     if loaded.is_err() {
         let (source, log) = refusal(&raw)?;
@@ -233,9 +233,9 @@ fn verify(
             "the kernel refuses program {name} ({variant}): {source}; the verifier's log:\n{log}"
         );
     }
-    let figures = Figures::read(&log);
+    let figures = VerifierStats::parse(&log);
     let figures = figures.with_context(|| format!("the verifier's log of program {name} has no statistics:\n{log}"))?;
-    Ok(Measured {
+    Ok(ProgramStats {
         program: name,
         variant,
         instructions: figures.instructions,
@@ -247,15 +247,15 @@ fn verify(
 
 /// Loads a refused program again; returns the error and the complete log.
 fn refusal(raw: &call::Program<'_>) -> Result<(io::Error, String)> {
-    let mut room = ROOM;
+    let mut size = LOG_SIZE;
     // The loop ends, since the size of the buffer doubles at most ten times.
     loop {
-        let (loaded, log) = call::load(raw, BPF_LOG_ALL, room)?;
+        let (loaded, log) = call::load(raw, BPF_LOG_ALL, size)?;
         match loaded {
             Err(error)
-                if error.raw_os_error() == Some(Errno::ENOSPC as i32) && room < ROOM_AT_MOST =>
+                if error.raw_os_error() == Some(Errno::ENOSPC as i32) && size < MAX_LOG_SIZE =>
             {
-                room = room.saturating_mul(2);
+                size = size.saturating_mul(2);
             }
             Err(error) => return Ok((error, log)),
             Ok(_) => bail!("the kernel first refused the program, then accepted it"),
@@ -264,7 +264,7 @@ fn refusal(raw: &call::Program<'_>) -> Result<(io::Error, String)> {
 }
 
 /// Encodes instructions as the kernel reads them: opcode, two 4-bit registers, offset and immediate.
-fn words(instructions: &[bpf_insn]) -> Vec<u64> {
+fn encode(instructions: &[bpf_insn]) -> Vec<u64> {
     let word = |instruction: &bpf_insn| {
         let registers = instruction.dst_reg() | instruction.src_reg() << 4;
         let [offset0, offset1] = instruction.off.to_le_bytes();
@@ -285,19 +285,19 @@ fn words(instructions: &[bpf_insn]) -> Vec<u64> {
 
 /// The verifier's statistics of a successful load: `print_verification_stats` in kernel/bpf/verifier.c.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-struct Figures {
+struct VerifierStats {
     instructions: u64,
     stack: u64,
     microseconds: u64,
 }
 
-impl Figures {
-    fn read(log: &str) -> Option<Self> {
+impl VerifierStats {
+    fn parse(log: &str) -> Option<Self> {
         let rest = |words: &str| log.lines().find_map(|line| line.strip_prefix(words));
         let after = |words: &str| rest(words)?.split_whitespace().next();
         Some(Self {
             instructions: after("processed ")?.parse().ok()?,
-            stack: stack(rest("stack depth ")?)?,
+            stack: parse_stack_depth(rest("stack depth ")?)?,
             microseconds: after("verification time ")?.parse().ok()?,
         })
     }
@@ -305,7 +305,7 @@ impl Figures {
 
 /// Parses the maximum stack depth: `max N` since Linux 7.3; before, the stack sizes of the program and its
 /// functions joined by `+`, of which it adds the first and the largest of the others.
-fn stack(depth: &str) -> Option<u64> {
+fn parse_stack_depth(depth: &str) -> Option<u64> {
     let mut words = depth.split_whitespace();
     let first = words.next()?;
     if first == "max" {

@@ -7,61 +7,61 @@ use anyhow::{Result, anyhow, bail};
 
 use crate::{
     clock::{self, Instant},
-    scale::Scale,
+    load_scale::LoadScale,
 };
 
 /// The shortest and the longest interval between two checks.
-const LOOKS: [Duration; 2] = [Duration::from_micros(200), Duration::from_millis(25)];
+const INTERVALS: [Duration; 2] = [Duration::from_micros(200), Duration::from_millis(25)];
 
 /// Returns the pause before the next check. It grows with the time waited so far, since each check slows
 /// down the observed process.
-fn next_look(waited: Duration) -> Duration {
-    let [shortest, longest] = LOOKS;
+fn next_interval(waited: Duration) -> Duration {
+    let [shortest, longest] = INTERVALS;
     (waited / 8).clamp(shortest, longest)
 }
 
 /// Waits until `condition` holds.
-pub fn until(within: Duration, mut condition: impl FnMut() -> bool) -> Result<()> {
-    some(within, || condition().then_some(()))
+pub fn until(time_limit: Duration, mut condition: impl FnMut() -> bool) -> Result<()> {
+    until_some(time_limit, || condition().then_some(()))
 }
 
 /// Waits until `condition` holds, with checks at the shortest interval, for conditions that hold only
 /// briefly.
-pub fn until_a_moment(within: Duration, mut condition: impl FnMut() -> bool) -> Result<()> {
-    looking(within, |_| LOOKS[0], || condition().then_some(()))
+pub fn until_briefly(time_limit: Duration, mut condition: impl FnMut() -> bool) -> Result<()> {
+    poll(time_limit, |_| INTERVALS[0], || condition().then_some(()))
 }
 
-/// Waits until `look` returns a value; returns the value.
-pub fn some<T>(within: Duration, look: impl FnMut() -> Option<T>) -> Result<T> {
-    looking(within, next_look, look)
+/// Waits until `check` returns a value; returns the value.
+pub fn until_some<T>(time_limit: Duration, check: impl FnMut() -> Option<T>) -> Result<T> {
+    poll(time_limit, next_interval, check)
 }
 
 /// Waits until a process is ready; fails if the process ends before that.
-pub(crate) fn ready<T: Debug>(
-    within: Duration,
+pub(crate) fn until_ready<T: Debug>(
+    time_limit: Duration,
     mut ended: impl FnMut() -> Result<Option<T>>,
     mut is_ready: impl FnMut() -> bool,
 ) -> Result<()> {
-    some(within, || match ended() {
+    until_some(time_limit, || match ended() {
         Ok(None) => is_ready().then_some(Ok(())),
         Ok(Some(how)) => Some(Err(anyhow!("the process has ended: {how:?}"))),
         Err(error) => Some(Err(error)),
     })?
 }
 
-fn looking<T>(
-    within: Duration,
+fn poll<T>(
+    time_limit: Duration,
     pause: impl Fn(Duration) -> Duration,
-    mut look: impl FnMut() -> Option<T>,
+    mut check: impl FnMut() -> Option<T>,
 ) -> Result<T> {
-    let within = Scale::from_environment().patience(within);
+    let time_limit = LoadScale::from_environment().timeout(time_limit);
     let start = Instant::now();
     loop {
-        if let Some(found) = look() {
+        if let Some(found) = check() {
             return Ok(found);
         }
-        if start.elapsed() >= within {
-            bail!("still waiting after {} ms", within.as_millis());
+        if start.elapsed() >= time_limit {
+            bail!("still waiting after {} ms", time_limit.as_millis());
         }
         clock::pause(pause(start.elapsed()));
     }
@@ -73,15 +73,15 @@ mod tests {
 
     #[test]
     fn waiting_ends_with_the_condition() {
-        let mut looks = 0;
+        let mut checks = 0;
 
-        let found = some(Duration::from_secs(5), || {
-            looks += 1;
-            (looks == 3).then_some("there")
+        let found = until_some(Duration::from_secs(5), || {
+            checks += 1;
+            (checks == 3).then_some("there")
         });
 
         assert_eq!(found.unwrap(), "there");
-        assert_eq!(looks, 3);
+        assert_eq!(checks, 3);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use tunnel_tests::{clock::Instant, pki::Validity, scale::Scale, usage, wait};
+use tunnel_tests::{clock::Instant, pki::Validity, load_scale::LoadScale, process_usage, wait};
 
 use crate::support::{
     ANSWER, RECONNECT_LIMIT, HANDSHAKE_TIMEOUT, HANDSHAKES, dial, echo, start_echo_tunnel, expect_fast_echoes,
@@ -23,11 +23,11 @@ const CLIENT_HELLO_START: &[u8] = &[22, 3, 1, 2, 0, 1, 0, 1, 252];
 fn a_thousand_handshakes_that_never_end_do_not_keep_agents_out() -> Result<()> {
     let (server, mut tunnel, mut live) = start_echo_tunnel(&[])?;
     let pid = tunnel.cloud()?.pid();
-    let files = usage::open_files(pid)?;
+    let files = process_usage::open_files(pid)?;
 
     let start_of_handshakes = Instant::now();
     let mut unfinished = Vec::new();
-    for _ in 0..Scale::from_environment().count(UNFINISHED) {
+    for _ in 0..LoadScale::from_environment().count(UNFINISHED) {
         let mut stream = TcpStream::connect(tunnel.gateway())?;
         // Ignores an error, since the gateway may have closed the connection already.
         drop(stream.write_all(CLIENT_HELLO_START));
@@ -63,7 +63,7 @@ fn a_thousand_handshakes_that_never_end_do_not_keep_agents_out() -> Result<()> {
         "{full} handshakes were dropped and {late} timed out, in {rounds} timeouts of {HANDSHAKES}"
     );
     wait::until(ANSWER, || {
-        usage::open_files(pid).is_ok_and(|now| now <= files + 8)
+        process_usage::open_files(pid).is_ok_and(|now| now <= files + 8)
     })
     .context("the gateway keeps their connections open")?;
     echo(&mut live, b"still there")

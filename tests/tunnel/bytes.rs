@@ -8,8 +8,8 @@ use std::{
 
 use anyhow::{Result, ensure};
 use tunnel_tests::{
-    kubelet::{Sum, Summing, client::Client, send, serve::Kubelet},
-    scale::Scale,
+    fake_kubelet::{Sum, SumBuilder, client::Client, send, server::FakeKubelet},
+    load_scale::LoadScale,
     wait,
 };
 
@@ -23,12 +23,12 @@ const BYTES_EACH_WAY: u32 = 1 << 30;
 
 /// Reads until EOF; returns the checksum of the bytes.
 fn receive(stream: &mut TcpStream) -> Result<Sum> {
-    let mut received = Summing::default();
+    let mut received = SumBuilder::default();
     let mut buffer = vec![0; 256 * 1024];
     loop {
         let read = stream.read(&mut buffer)?;
         if read == 0 {
-            return Ok(received.sum());
+            return Ok(received.finish());
         }
         received.add(&buffer[..read]);
     }
@@ -36,7 +36,7 @@ fn receive(stream: &mut TcpStream) -> Result<Sum> {
 
 #[test]
 fn a_gigabyte_each_way_at_once_arrives_as_it_was_sent() -> Result<()> {
-    let length = u64::from(Scale::from_environment().count(BYTES_EACH_WAY));
+    let length = u64::from(LoadScale::from_environment().count(BYTES_EACH_WAY));
     let server = Server::start(Behaviour::Echo)?;
     let tunnel = TunnelSettings::of(&[server.at()]).start()?;
     let mut receiving = tunnel.connect(server.at())?;
@@ -87,10 +87,10 @@ fn two_hundred_streams_at_once_keep_their_bytes_apart() -> Result<()> {
 #[test]
 fn a_client_sees_the_kubelets_own_certificate_and_an_upgrade_that_stays_open() -> Result<()> {
     let address = IpAddr::from([10, 20, 0, 7]);
-    let (kubelet, tls) = Kubelet::start("edge-7", address)?;
+    let (kubelet, tls) = FakeKubelet::start("edge-7", address)?;
     let tunnel = TunnelSettings::of(&[kubelet.address()]).start()?;
     let stream = tunnel.connect(kubelet.address())?;
-    let mut client = Client::over(stream, address, tls)?;
+    let mut client = Client::handshake(stream, address, tls)?;
     ensure!(client.subject().contains("edge-7"));
 
     client.healthz()?;

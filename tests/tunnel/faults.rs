@@ -8,7 +8,7 @@ use std::{net::SocketAddr, thread, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::Signal;
-use tunnel_tests::{clock::Instant, scale::Scale, usage, wait};
+use tunnel_tests::{clock::Instant, load_scale::LoadScale, process_usage, wait};
 
 use crate::{
     support::{
@@ -140,11 +140,11 @@ fn five_thousand_failed_dials_leave_memory_and_files_as_they_were() -> Result<()
     let (server, nobody) = (Server::start(Behaviour::Echo)?, address_without_listener()?);
     let mut tunnel = TunnelSettings::of(&[server.at(), nobody]).start()?;
     let pids = [tunnel.cloud()?.pid(), tunnel.agent("a")?.pid()];
-    let [first, second] = DIALS.map(|count| Scale::from_environment().count(count).max(8) / 8 * 8);
+    let [first, second] = DIALS.map(|count| LoadScale::from_environment().count(count).max(8) / 8 * 8);
 
     make_failing_dials(&tunnel, nobody, first)?;
     tunnel.until_counted("dial_refused", first.into())?;
-    let usage_of = |pid| -> Result<_> { Ok((usage::resident(pid)?, usage::open_files(pid)?)) };
+    let usage_of = |pid| -> Result<_> { Ok((process_usage::resident_memory(pid)?, process_usage::open_files(pid)?)) };
     let before = [usage_of(pids[0])?, usage_of(pids[1])?];
     make_failing_dials(&tunnel, nobody, second)?;
     tunnel.until_counted("dial_refused", (first + second).into())?;

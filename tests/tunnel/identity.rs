@@ -66,7 +66,7 @@ fn certificates_are_replaced_under_live_streams() -> Result<()> {
     }
     let renewed = || expiries(&tunnel).is_ok_and(|now| now[0] != before[0]);
     wait::until(ANSWER, renewed).context("the gateway still has its old certificate")?;
-    let agent_renewed = tunnel.agent("a")?.agent()?;
+    let agent_renewed = tunnel.agent("a")?.agent_state()?;
     ensure!(
         agent_renewed.identity["problem"].is_null(),
         "{agent_renewed:?}"

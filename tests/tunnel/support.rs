@@ -14,11 +14,11 @@ use tempfile::TempDir;
 use tunnel_common::{addr::Address, steering::Prefix};
 use tunnel_tests::{
     clock::Instant,
-    ends::{AgentSettings, CloudState, CloudSettings, TunnelProcess, Target},
+    tunnel_process::{AgentSettings, CloudState, CloudSettings, TunnelProcess, Target},
     load,
     pki::{Authority, PemFiles, CertifiedKey, Validity},
-    place,
-    scale::LoadScale,
+    sandbox,
+    load_scale::LoadScale,
     wait,
 };
 use tunnel_userspace::tunnel::{SessionLimits, agent, gateway};
@@ -326,7 +326,7 @@ pub(crate) fn start_echo_tunnel(others: &[SocketAddr]) -> Result<(Server, Tunnel
 /// Connects; the connect, reads and writes time out after [`ANSWER`].
 pub(crate) fn dial(to: SocketAddr) -> io::Result<TcpStream> {
     let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
-    place::connect_within(&socket, to, ANSWER)?;
+    sandbox::connect_within(&socket, to, ANSWER)?;
     socket.set_read_timeout(Some(ANSWER))?;
     socket.set_write_timeout(Some(ANSWER))?;
     socket.set_tcp_nodelay(true)?;

@@ -9,13 +9,13 @@ use std::{net::SocketAddr, time::Duration};
 use anyhow::Result;
 use tunnel_tests::{
     clock::{self, Instant},
-    edge::{EDGE, EDGE_V4, EDGE_V6},
-    instance::Settings,
-    kubelet::Exchange,
+    edge_node::{EDGE_NAME, EDGE_V4, EDGE_V6},
+    instance::InstanceSettings,
+    fake_kubelet::Exchange,
     load::{self, Report, kubelet::Dialog},
-    place::{COMMAND, Place, Process},
-    pod::text,
-    site::{KUBELET, Site},
+    sandbox::{COMMAND_TIMEOUT, Sandbox, Process},
+    pod::path_to_string,
+    tunnel_testbed::{KUBELET_PORTS, TunnelTestbed},
 };
 
 use crate::{Faults, finish_all, heading, start_load, table::distribution};
@@ -38,34 +38,34 @@ const BODY: u64 = 1_000_000;
 
 /// The second part of the demo.
 pub(super) struct EdgeDemo {
-    pub(super) site: Site,
+    pub(super) testbed: TunnelTestbed,
     faults: Faults,
 }
 
 impl EdgeDemo {
-    pub(super) fn prepare(settings: Settings) -> Result<Self> {
+    pub(super) fn prepare(settings: InstanceSettings) -> Result<Self> {
         heading("An edge node that only dials out");
-        let site = Site::set(settings)?;
-        println!("  cloud 192.0.2.1 with a pod; edge {EDGE} with {EDGE_V4} and {EDGE_V6}");
-        println!("  a kubelet-like server on the edge, ports {KUBELET:?}");
+        let testbed = TunnelTestbed::prepare(settings)?;
+        println!("  cloud 192.0.2.1 with a pod; edge {EDGE_NAME} with {EDGE_V4} and {EDGE_V6}");
+        println!("  a kubelet-like server on the edge, ports {KUBELET_PORTS:?}");
         Ok(Self {
-            site,
+            testbed,
             faults: Faults::default(),
         })
     }
 
     pub(super) fn run(&mut self) -> Result<()> {
         let start = Instant::now();
-        let to = Site::at4(KUBELET[0]);
-        match self.site.node().host().connect(to) {
+        let to = TunnelTestbed::at4(KUBELET_PORTS[0]);
+        match self.testbed.node().host().connect(to) {
             Ok(_) => self.faults.add(format!("connect to {to} succeeds without a tunnel")),
-            Err(error) => println!("  host → {to}: {}", load::errno(&error)),
+            Err(error) => println!("  host → {to}: {}", load::error_name(&error)),
         }
         self.start_tunnel()?;
         self.run_dialogs()?;
         self.cut_link_under_load()?;
         heading("culvert nodes");
-        let output = self.site.node().culvert(&["nodes"])?;
+        let output = self.testbed.node().culvert(&["nodes"])?;
         print!("{}{}", output.stdout, output.stderr);
         let took = start.elapsed().as_secs_f64();
         println!("\nthe second part took {took:.1} s");
@@ -74,33 +74,33 @@ impl EdgeDemo {
 
     fn start_tunnel(&self) -> Result<()> {
         let start = Instant::now();
-        self.site.node().start()?;
+        self.testbed.node().start()?;
         let took = start.elapsed().as_millis();
         println!("  culvert node, with gateway and ingress: ready {took} ms after its start");
         let start = Instant::now();
-        self.site.edge().start_agent(KUBELET)?;
-        self.site.until_served()?;
+        self.testbed.edge().start_agent(KUBELET_PORTS)?;
+        self.testbed.wait_for_kubelet()?;
         let took = start.elapsed().as_millis();
         println!("  culvert agent: the kubelet is reached {took} ms after its start");
         Ok(())
     }
 
     fn exchanges(&self) -> Result<Vec<Exchange>> {
-        Ok(self.site.kubelet().record()?.exchanges)
+        Ok(self.testbed.kubelet().record()?.exchanges)
     }
 
     /// Returns the clients, host and pod, each with the address that it dials.
-    fn clients(&self) -> Result<[(&'static str, Place, SocketAddr); 2]> {
-        let pod = self.site.pod()?;
-        let host = self.site.node().host().clone();
+    fn clients(&self) -> Result<[(&'static str, Sandbox, SocketAddr); 2]> {
+        let pod = self.testbed.pod()?;
+        let host = self.testbed.node().host().clone();
         Ok([
-            ("host", host, Site::at4(KUBELET[0])),
-            ("pod", Place::clone(&pod), Site::at6(KUBELET[0])),
+            ("host", host, TunnelTestbed::at4(KUBELET_PORTS[0])),
+            ("pod", Sandbox::clone(&pod), TunnelTestbed::at6(KUBELET_PORTS[0])),
         ])
     }
 
-    fn start_dialog(&self, sandbox: &Place, to: SocketAddr, asks: &[&str]) -> Result<Process> {
-        let ca = text(&self.site.edge().kubelet_files().ca)?;
+    fn start_dialog(&self, sandbox: &Sandbox, to: SocketAddr, asks: &[&str]) -> Result<Process> {
+        let ca = path_to_string(&self.testbed.edge().kubelet_files().ca)?;
         let command = sandbox.lab_command(&[&["load", "dialog"], asks].concat())?;
         command.option("--to", to).option("--ca", ca).start()
     }
@@ -118,7 +118,7 @@ impl EdgeDemo {
             heading(&format!("TLS to the kubelet behind the edge: {what}"));
             for (name, sandbox, to) in self.clients()? {
                 let before = self.exchanges()?.len();
-                let output = self.start_dialog(&sandbox, to, asks)?.finish(COMMAND)?;
+                let output = self.start_dialog(&sandbox, to, asks)?.finish(COMMAND_TIMEOUT)?;
                 let dialog: Dialog = output.report()?;
                 let seen = self.exchanges()?.split_off(before);
                 self.compare(name, &dialog, &seen);
@@ -141,7 +141,7 @@ impl EdgeDemo {
         self.faults.expect(peer == dialled, || {
             format!("{name}: a socket connected to {dialled} shows {peer}")
         });
-        let is_edge = subject.contains(&format!("system:node:{EDGE}"));
+        let is_edge = subject.contains(&format!("system:node:{EDGE_NAME}"));
         let fault = || format!("{name}: the certificate has the subject {subject}");
         self.faults.expect(is_edge, fault);
         let [exchange] = seen else {
@@ -167,7 +167,7 @@ impl EdgeDemo {
         };
         let before = healthy(&self.exchanges()?);
         let reasons = ["agent_connection_lost", "agent_not_connected"];
-        let counts = || reasons.map(|it| self.site.node().reason(it).unwrap_or(0));
+        let counts = || reasons.map(|it| self.testbed.node().reason(it).unwrap_or(0));
         let counted = counts();
         let [(_, host, to), _] = self.clients()?;
         let open = self.start_dialog(&host, to, &["upgrade", "pause=1500", "exchange=hello"])?;
@@ -178,11 +178,11 @@ impl EdgeDemo {
         }
         clock::pause(BEFORE);
         let cut = load::since_epoch_ms();
-        self.site.edge().cut()?;
+        self.testbed.edge().cut_link()?;
         clock::pause(CUT_TIME);
         let mended = load::since_epoch_ms();
-        self.site.edge().mend()?;
-        let output = open.finish(COMMAND)?;
+        self.testbed.edge().restore_link()?;
+        let output = open.finish(COMMAND_TIMEOUT)?;
         let dialog: Dialog = output.report()?;
         let reports = finish_all(loads, duration)?;
 
@@ -212,8 +212,8 @@ impl EdgeDemo {
         Ok(())
     }
 
-    fn start_load(&self, sandbox: &Place, to: SocketAddr, duration: Duration) -> Result<Process> {
-        let ca = text(&self.site.edge().kubelet_files().ca)?;
+    fn start_load(&self, sandbox: &Sandbox, to: SocketAddr, duration: Duration) -> Result<Process> {
+        let ca = path_to_string(&self.testbed.edge().kubelet_files().ca)?;
         let kind = ["kubelet", "--ca", &ca, "--workers", WORKERS];
         start_load(sandbox, &kind, &[to], RATE, duration)
     }

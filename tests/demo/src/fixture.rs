@@ -8,11 +8,11 @@ use std::{
 
 use anyhow::Result;
 use tunnel_tests::{
-    instance::Settings,
+    instance::InstanceSettings,
     manifest::{Protocol, Service},
     node::Node,
     pod::{Pod, Server},
-    serve::{Kind, Listener},
+    server::{ServerKind, Listener},
 };
 
 const fn v4(last: u8, port: u16) -> SocketAddr {
@@ -53,16 +53,16 @@ pub(crate) struct Fixture {
 
 impl Fixture {
     /// Creates the node, starts the servers and writes the manifests, without starting the daemon.
-    pub(crate) fn new(settings: Settings) -> Result<Self> {
-        let node = Node::with(settings)?;
+    pub(crate) fn new(settings: InstanceSettings) -> Result<Self> {
+        let node = Node::with_settings(settings)?;
         let clients = [node.pod("client-1")?, node.pod("client-2")?];
         let mut backends = Vec::new();
         let mut servers = Vec::new();
         for number in 1..=BACKENDS {
             let pod = node.pod(&format!("backend-{number}"))?;
             servers.push(pod.serve(&[
-                Listener::new(Kind::Http, HTTP).of("web"),
-                Listener::new(Kind::Udp, UDP).of("dns"),
+                Listener::new(ServerKind::Http, HTTP).for_service("web"),
+                Listener::new(ServerKind::Udp, UDP).for_service("dns"),
             ])?);
             backends.push(pod);
         }

@@ -18,10 +18,10 @@ use anyhow::{Context as _, Result, ensure};
 use clap::Parser;
 use tunnel_tests::{
     environment,
-    instance::Settings,
+    instance::InstanceSettings,
     interrupt,
     load::Report,
-    place::{Place, Process},
+    sandbox::{Sandbox, Process},
 };
 
 /// The time that a load may take beyond its duration.
@@ -54,24 +54,24 @@ fn main() -> ExitCode {
 /// Runs both parts. Returns an error if a connection failed, or if the records of servers and clients
 /// differ.
 fn run(cli: &Cli) -> Result<()> {
-    interrupt::clean_up_first()?;
+    interrupt::remove_labs_on_signal()?;
     let given = cli.culvert.as_ref();
     let program = given.map_or_else(environment::culvert, |path| Ok(path.canonicalize()?))?;
-    let settings = Settings::of(program);
+    let settings = InstanceSettings::of(program);
     let mut services_demo = services::ServicesDemo::prepare(settings.clone())?;
     let outcome = services_demo.run();
     let mut edge_demo = edge::EdgeDemo::prepare(settings)?;
     let outcome = outcome.and_then(|()| edge_demo.run());
     if cli.keep {
-        let (node, other) = (&services_demo.fixture.node, edge_demo.site.node());
+        let (node, other) = (&services_demo.fixture.node, edge_demo.testbed.node());
         println!(
             "\nThe node stays up. To get in:\n{}\nIts manifests are in {}",
-            node.topology().ways_in(),
+            node.network().enter_commands(),
             node.manifests().display()
         );
         println!(
             "The nodes of the second part stay up, too:\n{}",
-            other.topology().ways_in()
+            other.network().enter_commands()
         );
         println!("Enter or Ctrl-C ends it, and removes everything.");
         interrupt::wait_for_enter()?;
@@ -108,7 +108,7 @@ fn heading(text: &str) {
 
 /// Starts a load process in a sandbox.
 fn start_load(
-    sandbox: &Place,
+    sandbox: &Sandbox,
     kind: &[&str],
     to: &[SocketAddr],
     rate: u32,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::Result;
-use tunnel_tests::{load::Report, pod::Server, serve::Counts};
+use tunnel_tests::{load::Report, pod::Server, server::Counts};
 
 /// The counts of all servers at the start of a phase.
 #[derive(Debug)]
@@ -71,7 +71,7 @@ fn difference(
 
 #[cfg(test)]
 mod tests {
-    use tunnel_tests::load::Seen;
+    use tunnel_tests::load::Occurrences;
 
     use super::*;
 
@@ -85,7 +85,7 @@ mod tests {
     }
 
     fn client_report(count: u64) -> (String, Report) {
-        let seen = Seen {
+        let seen = Occurrences {
             count,
             first_ms: 0,
             last_ms: 0,

@@ -9,9 +9,9 @@ use std::{collections::BTreeSet, time::Duration};
 use anyhow::{Context as _, Result, bail};
 use tunnel_tests::{
     clock::{self, Instant},
-    instance::Settings,
+    instance::InstanceSettings,
     load::{self, Report},
-    place::{Process, connect_within},
+    sandbox::{Process, connect_within},
     table::microseconds,
 };
 
@@ -43,7 +43,7 @@ pub(super) struct ServicesDemo {
 }
 
 impl ServicesDemo {
-    pub(super) fn prepare(settings: Settings) -> Result<Self> {
+    pub(super) fn prepare(settings: InstanceSettings) -> Result<Self> {
         Ok(Self {
             fixture: Fixture::new(settings)?,
             rows: Vec::new(),
@@ -207,10 +207,10 @@ impl ServicesDemo {
             for _ in 0..REFUSED_CONNECTS {
                 let socket = sandbox.socket(socket2::Domain::IPV4, socket2::Type::STREAM)?;
                 let start = Instant::now();
-                let outcome = connect_within(&socket, VIP_EMPTY, load::patience());
+                let outcome = connect_within(&socket, VIP_EMPTY, load::timeout());
                 times.push(load::nanoseconds(start.elapsed()));
                 outcomes.insert(
-                    outcome.map_or_else(|error| load::errno(&error), |()| "connected".to_owned()),
+                    outcome.map_or_else(|error| load::error_name(&error), |()| "connected".to_owned()),
                 );
             }
             times.sort_unstable();
@@ -231,7 +231,7 @@ impl ServicesDemo {
         heading("The client outside is in another cgroup: nothing is translated for it");
         match self.fixture.node.outside().connect(VIP_WEB) {
             Ok(_) => self.faults.add(format!("the client outside is connected to {VIP_WEB}")),
-            Err(error) => println!("  outside → {VIP_WEB}: {}", load::errno(&error)),
+            Err(error) => println!("  outside → {VIP_WEB}: {}", load::error_name(&error)),
         }
         Ok(())
     }

@@ -2,12 +2,12 @@
 
 use tunnel_tests::{
     load::Report,
-    table::{in_columns, microseconds},
+    table::{format_table, microseconds},
 };
 
 /// Formats a table with a line per report.
 pub(crate) fn format_reports(reports: &[(String, Report)]) -> String {
-    in_columns(
+    format_table(
         reports,
         &[
             ("phase", |(name, _)| name.clone()),

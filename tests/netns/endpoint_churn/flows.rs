@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result, ensure};
 use socket2::{Domain, Type};
 use tunnel_tests::{
     clock,
-    place::{RESPONSE_TIMEOUT, Sandbox},
+    sandbox::{RESPONSE_TIMEOUT, Sandbox},
 };
 
 use super::ECHO;

@@ -4,7 +4,7 @@ use std::{ffi::OsString, fs, io::ErrorKind, time::Duration};
 
 use anyhow::{Result, ensure};
 use tunnel_tests::{
-    edge::{EDGE_V4, EdgeNode},
+    edge_node::{EDGE_V4, EdgeNode},
     instance::InstanceSettings,
     node::Node,
     wait,

@@ -19,9 +19,9 @@ use tunnel_tests::{
     load::{Report, race},
     manifest::{Protocol, Service},
     node::Node,
-    place::Process,
+    sandbox::Process,
     pod::{Pod, Server},
-    serve::{Counts, Kind, Listener},
+    server::{Counts, ServerKind, Listener},
 };
 use tunnel_userspace::model::Family;
 
@@ -234,10 +234,10 @@ impl RaceFixture {
             .collect();
         client.ip(&routes)?;
         let server = backends.serve(&[
-            Listener::range(Kind::Udp, DNS_TARGETS, UDP_SERVICES.into(), NAME_PREFIX),
-            Listener::range(Kind::Http, HTTP_TARGETS, SERVICES.into(), NAME_PREFIX),
+            Listener::range(ServerKind::Udp, DNS_TARGETS, UDP_SERVICES.into(), NAME_PREFIX),
+            Listener::range(ServerKind::Http, HTTP_TARGETS, SERVICES.into(), NAME_PREFIX),
             // UDP servers on the HTTP ports record misrouted datagrams.
-            Listener::range(Kind::Udp, HTTP_TARGETS, SERVICES.into(), NAME_PREFIX),
+            Listener::range(ServerKind::Udp, HTTP_TARGETS, SERVICES.into(), NAME_PREFIX),
         ])?;
         Ok(Self {
             family,

@@ -5,9 +5,9 @@ use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::Signal;
 use tunnel_tests::{
     clock::Instant,
-    place::COMMAND_TIMEOUT,
+    sandbox::COMMAND_TIMEOUT,
     pod::Server,
-    site::{KUBELET, Site},
+    tunnel_testbed::{KUBELET_PORTS, TunnelTestbed},
     wait,
 };
 
@@ -18,8 +18,8 @@ use crate::{
 };
 
 /// Starts a site whose cloud node also has a Service.
-fn start() -> Result<(Site, Server)> {
-    let site = Site::new()?;
+fn start() -> Result<(TunnelTestbed, Server)> {
+    let site = TunnelTestbed::new()?;
     let backend = site.node().pod("backend")?;
     let server = serve(&backend)?;
     site.node()
@@ -29,7 +29,7 @@ fn start() -> Result<(Site, Server)> {
 }
 
 /// Asserts that the Service is served on the host and in a pod.
-fn expect_service(site: &Site) -> Result<()> {
+fn expect_service(site: &TunnelTestbed) -> Result<()> {
     for_each_client(site, |from| {
         let is_served = |dialer: Dialer| dialer.expect_served(from.place, WEB, HTTP, "backend");
         Dialer::TCP.into_iter().try_for_each(is_served)
@@ -37,18 +37,18 @@ fn expect_service(site: &Site) -> Result<()> {
 }
 
 /// Asserts that connects to every kubelet port are refused at once, while the Service is served.
-fn expect_all_refused(site: &Site) -> Result<()> {
+fn expect_all_refused(site: &TunnelTestbed) -> Result<()> {
     for_each_client(site, |from| {
-        let mut ports = KUBELET.into_iter().flat_map(edge_addresses);
+        let mut ports = KUBELET_PORTS.into_iter().flat_map(edge_addresses);
         ports.try_for_each(|to| expect_refused(from.place, to))
     })?;
     expect_service(site)
 }
 
 /// Asserts that a new client of the kubelet gets an error within [`COMMAND`], instead of a timeout.
-fn expect_prompt_error(site: &Site) -> Result<()> {
+fn expect_prompt_error(site: &TunnelTestbed) -> Result<()> {
     for_each_client(site, |from| {
-        for to in edge_addresses(KUBELET[0]) {
+        for to in edge_addresses(KUBELET_PORTS[0]) {
             let start = Instant::now();
             let result = client(site, from.place, to).and_then(|mut it| it.healthz());
             ensure!(result.is_err(), "{to} is served");
@@ -63,7 +63,7 @@ fn expect_prompt_error(site: &Site) -> Result<()> {
 fn a_killed_daemon_refuses_at_once_and_leaves_services_alone() -> Result<()> {
     let (site, _server) = start()?;
     let node = site.node();
-    let mut old = client(&site, node.host(), Site::at4(KUBELET[0]))?;
+    let mut old = client(&site, node.host(), TunnelTestbed::at4(KUBELET_PORTS[0]))?;
     old.upgrade()?;
 
     node.kill9()?;
@@ -87,14 +87,14 @@ fn after_an_orderly_stop_connects_are_refused_until_the_next_start() -> Result<(
     expect_all_refused(&site)?;
 
     node.start()?;
-    site.until_served()
+    site.wait_for_kubelet()
 }
 
 #[test]
 #[ignore = "independent of the kernel: timeouts of the tunnel's ends"]
 fn a_cut_link_ends_streams_and_clients_are_served_once_it_is_back() -> Result<()> {
     let (site, _server) = start()?;
-    let mut old = client(&site, site.node().host(), Site::at4(KUBELET[0]))?;
+    let mut old = client(&site, site.node().host(), TunnelTestbed::at4(KUBELET_PORTS[0]))?;
     old.upgrade()?;
 
     let start = Instant::now();
@@ -119,7 +119,7 @@ fn a_cut_link_ends_streams_and_clients_are_served_once_it_is_back() -> Result<()
 fn a_frozen_or_killed_agent_ends_streams_and_clients_are_served_once_it_is_back() -> Result<()>
 {
     let (site, _server) = start()?;
-    let mut old = client(&site, site.node().host(), Site::at4(KUBELET[0]))?;
+    let mut old = client(&site, site.node().host(), TunnelTestbed::at4(KUBELET_PORTS[0]))?;
     old.upgrade()?;
 
     site.edge().agent().signal(Signal::SIGSTOP)?;
@@ -127,11 +127,11 @@ fn a_frozen_or_killed_agent_ends_streams_and_clients_are_served_once_it_is_back(
     wait::until(COMMAND_TIMEOUT, || old.exchange(b"anybody?").is_err()).context("the stream of the frozen agent has not ended")?;
     expect_prompt_error(&site)?;
     site.edge().agent().signal(Signal::SIGCONT)?;
-    site.until_served()?;
+    site.wait_for_kubelet()?;
 
     site.edge().agent().stop(Signal::SIGKILL)?;
     wait::until(COMMAND_TIMEOUT, || expect_prompt_error(&site).is_ok()).context("the kubelet is still served after the kill of the agent")?;
     expect_service(&site)?;
-    site.edge().start_agent(KUBELET)?;
-    site.until_served()
+    site.edge().start_agent(KUBELET_PORTS)?;
+    site.wait_for_kubelet()
 }

@@ -10,12 +10,12 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{
     clock::Instant,
-    edge::{EDGE_NAME, EDGE_V4, EDGE_V6, EdgeNode},
+    edge_node::{EDGE_NAME, EDGE_V4, EDGE_V6, EdgeNode},
     instance::{Instance, InstanceSettings},
     manifest::{Manifest, NodeObject},
-    place::Sandbox,
-    scale::Scale,
-    site::{FURTHER, KUBELET, Site},
+    sandbox::Sandbox,
+    load_scale::LoadScale,
+    tunnel_testbed::{FURTHER_PORT, KUBELET_PORTS, TunnelTestbed},
     wait,
 };
 
@@ -27,7 +27,7 @@ const EFFECT_LIMIT: Duration = Duration::from_millis(200);
 
 /// Applies a manifest, and asserts that a condition holds within [`EFFECT_LIMIT`]; prints the time.
 fn apply_and_time(
-    site: &Site,
+    site: &TunnelTestbed,
     manifest: impl Into<Manifest>,
     what: &str,
     holds: impl FnMut() -> bool,
@@ -37,7 +37,7 @@ fn apply_and_time(
     wait::until(CHANGE_TIMEOUT, holds).with_context(|| what.to_owned())?;
     let took = start.elapsed();
     println!("{what}: took effect after {} ms", took.as_millis());
-    let most = Scale::from_environment().patience(EFFECT_LIMIT);
+    let most = LoadScale::from_environment().timeout(EFFECT_LIMIT);
     ensure!(took < most, "{what}: took effect only after {took:?}");
     Ok(())
 }
@@ -52,9 +52,9 @@ fn is_steered(place: &Sandbox, to: SocketAddr) -> bool {
 
 #[test]
 fn connects_to_a_former_edge_node_are_not_steered_and_open_connections_continue() -> Result<()> {
-    let site = Site::new()?;
+    let site = TunnelTestbed::new()?;
     let (host, pod) = (site.node().host(), site.pod()?);
-    let [v4, v6] = edge_addresses(KUBELET[0]);
+    let [v4, v6] = edge_addresses(KUBELET_PORTS[0]);
     let mut live = [client(&site, host, v4)?, client(&site, &pod, v6)?];
     for client in &mut live {
         client.upgrade()?;
@@ -78,18 +78,18 @@ fn connects_to_a_former_edge_node_are_not_steered_and_open_connections_continue(
     for client in &mut live {
         client.exchange(b"still there")?;
     }
-    site.until_served()
+    site.wait_for_kubelet()
 }
 
 #[test]
 #[ignore = "independent of the kernel: documents become map entries"]
 fn ports_of_the_config_map_are_followed() -> Result<()> {
-    let site = Site::set(InstanceSettings::from_environment()?)?;
+    let site = TunnelTestbed::prepare(InstanceSettings::from_environment()?)?;
     site.node().start()?;
-    site.edge().start_agent([KUBELET[0], FURTHER])?;
-    site.until_served()?;
+    site.edge().start_agent([KUBELET_PORTS[0], FURTHER_PORT])?;
+    site.wait_for_kubelet()?;
     let host = site.node().host();
-    let [v4, v6] = edge_addresses(FURTHER);
+    let [v4, v6] = edge_addresses(FURTHER_PORT);
     expect_unsteered(host, v4)?;
 
     let list = |ports: &str| Manifest::further_ports("https-proxy-ports", ports);
@@ -108,13 +108,13 @@ fn ports_of_the_config_map_are_followed() -> Result<()> {
     apply_and_time(&site, list("9100"), "the port is added again", all)?;
     site.node().delete(&list("").file)?;
     wait::until(CHANGE_TIMEOUT, none).context("the port is still steered after the deletion of the ConfigMap")?;
-    site.until_served()
+    site.wait_for_kubelet()
 }
 
 #[test]
 #[ignore = "independent of the kernel: documents and error messages"]
 fn invalid_nodes_and_port_lists_are_reported_and_the_valid_items_apply() -> Result<()> {
-    let site = Site::new()?;
+    let site = TunnelTestbed::new()?;
     let node = site.node();
     let other: IpAddr = "10.20.0.8".parse()?;
     let twin = NodeObject::new("edge-9", [EDGE_V4.into(), other]).edge();
@@ -144,12 +144,12 @@ fn invalid_nodes_and_port_lists_are_reported_and_the_valid_items_apply() -> Resu
     for word in ["edge-9", "edge-0", "nope"] {
         ensure!(shown.contains(word), "no {word} in\n{shown}");
     }
-    site.ask(node.host()).context("the Node that had the address first is not served")?;
+    site.request_healthz(node.host()).context("the Node that had the address first is not served")?;
     // The valid items of these objects take effect: their ports are steered, even without an agent.
     for to in [
-        SocketAddr::new(other, KUBELET[0]),
-        Site::at4(FURTHER),
-        Site::at4(9102),
+        SocketAddr::new(other, KUBELET_PORTS[0]),
+        TunnelTestbed::at4(FURTHER_PORT),
+        TunnelTestbed::at4(9102),
     ] {
         ensure!(is_steered(node.host(), to), "{to}");
     }
@@ -161,22 +161,22 @@ fn invalid_nodes_and_port_lists_are_reported_and_the_valid_items_apply() -> Resu
     let problems = ["which takes precedence", "has no InternalIP", "nope"];
     wait::until(CHANGE_TIMEOUT, || !problems.iter().any(|it| named(&[*it])))
         .with_context(|| format!("the status still has a solved problem: {:#}", node.status().unwrap_or_default()))?;
-    expect_unsteered(node.host(), SocketAddr::new(other, KUBELET[0]))?;
-    site.ask(node.host())
+    expect_unsteered(node.host(), SocketAddr::new(other, KUBELET_PORTS[0]))?;
+    site.request_healthz(node.host())
 }
 
 #[test]
 #[ignore = "independent of the kernel: documents become map entries"]
 fn a_node_that_is_an_edge_node_itself_steers_nothing() -> Result<()> {
-    let site = Site::new()?;
+    let site = TunnelTestbed::new()?;
 
     site.node().apply(Instance::node().edge())?;
-    let [v4, v6] = edge_addresses(KUBELET[0]);
+    let [v4, v6] = edge_addresses(KUBELET_PORTS[0]);
     for to in [v4, v6] {
         wait::until(CHANGE_TIMEOUT, || !is_steered(site.node().host(), to))?;
         expect_unsteered(site.node().host(), to)?;
     }
 
     site.node().apply(Instance::node())?;
-    site.until_served()
+    site.wait_for_kubelet()
 }

@@ -9,8 +9,8 @@ use std::{
 use anyhow::{Context as _, Result, bail, ensure};
 use socket2::{Domain, Type};
 use tunnel_tests::{
-    place::{RESPONSE_TIMEOUT, Sandbox, connect_within},
-    site::{KUBELET, Site},
+    sandbox::{RESPONSE_TIMEOUT, Sandbox, connect_within},
+    tunnel_testbed::{KUBELET_PORTS, TunnelTestbed},
     wait,
 };
 
@@ -42,7 +42,7 @@ fn connect(place: &Sandbox, to: SocketAddr, within: Duration) -> io::Result<std:
 
 #[test]
 fn outsiders_do_not_reach_the_ingress() -> Result<()> {
-    let site = Site::new()?;
+    let site = TunnelTestbed::new()?;
     let (node, outside) = (site.node(), site.node().outside());
     let before = site.kubelet().record()?.exchanges.len();
 
@@ -64,17 +64,17 @@ fn outsiders_do_not_reach_the_ingress() -> Result<()> {
             }
         }
     }
-    for to in edge_addresses(KUBELET[0]) {
+    for to in edge_addresses(KUBELET_PORTS[0]) {
         expect_unsteered(outside, to)?;
     }
     let after = site.kubelet().record()?.exchanges.len();
     ensure_eq("connections", after, before)?;
-    site.ask(node.host())
+    site.request_healthz(node.host())
 }
 
 #[test]
 fn the_guard_and_the_routes_outlive_a_killed_daemon_until_cleanup() -> Result<()> {
-    let site = Site::new()?;
+    let site = TunnelTestbed::new()?;
     let node = site.node();
     let (host, outside) = (node.host(), node.outside());
     ensure_eq("routes", local_routes(host, 176)?.lines().count(), 2)?;
@@ -90,7 +90,7 @@ fn the_guard_and_the_routes_outlive_a_killed_daemon_until_cleanup() -> Result<()
 
     ensure_eq("routes", local_routes(host, 176)?, "")?;
     ensure!(!node.bpffs().exists());
-    let [v4, v6] = edge_addresses(KUBELET[0]);
+    let [v4, v6] = edge_addresses(KUBELET_PORTS[0]);
     wait::until(CHANGE_TIMEOUT, || expect_unsteered(host, v4).is_ok()).context("connects are still steered")?;
     expect_unsteered(&*site.pod()?, v6)?;
     // The kernel detaches the guard a moment after its pin is removed; then outsiders reach the prefix.
@@ -101,5 +101,5 @@ fn the_guard_and_the_routes_outlive_a_killed_daemon_until_cleanup() -> Result<()
     run(host, "ip route del local 198.19.0.0/16 dev lo")?;
     drop(listener);
     node.start()?;
-    site.until_served()
+    site.wait_for_kubelet()
 }

@@ -1,7 +1,7 @@
 //! Kubelets stay reachable when the daemon replaces the steering maps: other sizes, an older layout.
 
 use anyhow::{Result, ensure};
-use tunnel_tests::site::Site;
+use tunnel_tests::tunnel_testbed::TunnelTestbed;
 
 use super::expect_served;
 use crate::{
@@ -11,7 +11,7 @@ use crate::{
 
 #[test]
 fn kubelets_are_reached_after_a_change_of_the_steering_map_size() -> Result<()> {
-    let site = Site::new()?;
+    let site = TunnelTestbed::new()?;
     let node = site.node();
 
     for size in [64, 4, 64] {
@@ -34,7 +34,7 @@ fn kubelets_are_reached_after_a_change_of_the_steering_map_size() -> Result<()> 
 
 #[test]
 fn kubelets_are_reached_after_an_older_layout() -> Result<()> {
-    let site = Site::new()?;
+    let site = TunnelTestbed::new()?;
     let node = site.node();
 
     for size in [16_384, 64] {

@@ -8,10 +8,10 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use socket2::{Domain, Type};
 use tunnel_tests::{
-    edge::EDGE_NAME,
-    place::{RESPONSE_TIMEOUT, connect_within},
-    shared::Shared,
-    site::{FURTHER, KUBELET, Site},
+    edge_node::EDGE_NAME,
+    sandbox::{RESPONSE_TIMEOUT, connect_within},
+    shared_fixture::SharedFixture,
+    tunnel_testbed::{FURTHER_PORT, KUBELET_PORTS, TunnelTestbed},
 };
 
 use super::{SocketKind, edge_addresses, client, for_each_client, expect_unsteered};
@@ -20,11 +20,11 @@ use crate::support::{count_during, errno, is_unreachable, ensure_eq};
 /// The default mark of Culvert's own sockets.
 const MARK: u32 = 0x1_0000;
 
-static SITE: Shared<Site> = Shared::new(Site::new);
+static SITE: SharedFixture<TunnelTestbed> = SharedFixture::new(TunnelTestbed::new);
 
 #[test]
 fn every_socket_reaches_the_kubelet_and_shows_the_dialled_address() -> Result<()> {
-    let site = SITE.take()?;
+    let site = SITE.lease()?;
 
     for_each_client(&site, |from| {
         for kind in SocketKind::ALL {
@@ -32,7 +32,7 @@ fn every_socket_reaches_the_kubelet_and_shows_the_dialled_address() -> Result<()
             if kind == SocketKind::Device && !from.is_pod {
                 continue;
             }
-            for to in KUBELET.into_iter().flat_map(edge_addresses) {
+            for to in KUBELET_PORTS.into_iter().flat_map(edge_addresses) {
                 if kind == SocketKind::Mapped && to.is_ipv6() {
                     continue;
                 }
@@ -58,10 +58,10 @@ fn every_socket_reaches_the_kubelet_and_shows_the_dialled_address() -> Result<()
 
 #[test]
 fn downloads_uploads_upgrades_and_resets_work_as_on_a_flat_network() -> Result<()> {
-    let site = SITE.take()?;
+    let site = SITE.lease()?;
 
     for_each_client(&site, |from| {
-        for to in edge_addresses(KUBELET[0]) {
+        for to in edge_addresses(KUBELET_PORTS[0]) {
             let mut one = client(&site, from.place, to)?;
             one.bytes(1 << 20)?;
             one.sum(1 << 20)?;
@@ -87,13 +87,13 @@ fn downloads_uploads_upgrades_and_resets_work_as_on_a_flat_network() -> Result<(
 #[test]
 fn many_connects_at_once_reach_the_kubelet() -> Result<()> {
     const EACH: usize = 25;
-    let site = SITE.take()?;
+    let site = SITE.lease()?;
     let pod = site.pod()?;
     let (here, dialling) = (&*site, &**pod);
     thread::scope(|scope| {
         let mut threads = Vec::new();
         for place in [here.node().host(), dialling] {
-            for to in edge_addresses(KUBELET[0]) {
+            for to in edge_addresses(KUBELET_PORTS[0]) {
                 threads.push(scope.spawn(move || {
                     (0..EACH).try_for_each(|_| client(here, place, to)?.echo("hello"))
                 }));
@@ -107,10 +107,10 @@ fn many_connects_at_once_reach_the_kubelet() -> Result<()> {
 
 #[test]
 fn datagrams_to_an_edge_node_are_not_steered() -> Result<()> {
-    let site = SITE.take()?;
+    let site = SITE.lease()?;
 
     for_each_client(&site, |from| {
-        for to in edge_addresses(KUBELET[0]) {
+        for to in edge_addresses(KUBELET_PORTS[0]) {
             let send = || {
                 let socket = from.place.socket(Domain::for_address(to), Type::DGRAM)?;
                 let socket = UdpSocket::from(socket);
@@ -135,10 +135,10 @@ fn datagrams_to_an_edge_node_are_not_steered() -> Result<()> {
 
 #[test]
 fn own_sockets_other_ports_and_host_sockets_bound_to_a_device_are_not_steered() -> Result<()> {
-    let site = SITE.take()?;
+    let site = SITE.lease()?;
 
     for_each_client(&site, |from| {
-        for to in edge_addresses(KUBELET[0]) {
+        for to in edge_addresses(KUBELET_PORTS[0]) {
             let socket = from.place.socket(Domain::for_address(to), Type::STREAM)?;
             socket.set_mark(MARK)?;
             let error = errno(connect_within(&socket, to, RESPONSE_TIMEOUT));
@@ -148,7 +148,7 @@ fn own_sockets_other_ports_and_host_sockets_bound_to_a_device_are_not_steered() 
                 ensure!(is_unreachable(error), "of a device: {to}: {error:?}");
             }
         }
-        for to in edge_addresses(FURTHER).into_iter().chain(edge_addresses(22)) {
+        for to in edge_addresses(FURTHER_PORT).into_iter().chain(edge_addresses(22)) {
             expect_unsteered(from.place, to)?;
         }
         Ok(())

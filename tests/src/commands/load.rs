@@ -8,7 +8,7 @@ use clap::Subcommand;
 use tunnel_tests::load::{self, Plan, connect, hold, own_sockets, udp::Mode};
 
 #[derive(Subcommand)]
-pub(crate) enum Load {
+pub(crate) enum LoadCommand {
     /// Send HTTP requests, each over a new connection.
     Tcp(Plan),
     /// Send UDP requests, each from a new socket.
@@ -45,10 +45,10 @@ pub(crate) enum Load {
     Hold(hold::Plan),
 }
 
-pub(crate) fn run(load: Load) -> Result<()> {
+pub(crate) fn run(load: LoadCommand) -> Result<()> {
     match load {
-        Load::Tcp(plan) => crate::print(&load::tcp::run(&plan, &own_sockets)),
-        Load::Udp { plan, unconnected } => {
+        LoadCommand::Tcp(plan) => crate::print(&load::tcp::run(&plan, &own_sockets)),
+        LoadCommand::Udp { plan, unconnected } => {
             let mode = if unconnected {
                 Mode::Unconnected
             } else {
@@ -56,14 +56,14 @@ pub(crate) fn run(load: Load) -> Result<()> {
             };
             crate::print(&load::udp::run(&plan, mode, &own_sockets))
         }
-        Load::Kubelet { plan, ca } => crate::print(&load::kubelet::run(&plan, &ca, &own_sockets)?),
-        Load::Dialog { to, ca, asks } => {
+        LoadCommand::Kubelet { plan, ca } => crate::print(&load::kubelet::run(&plan, &ca, &own_sockets)?),
+        LoadCommand::Dialog { to, ca, asks } => {
             crate::print(&load::kubelet::dialog(to, &ca, &asks, &own_sockets)?)
         }
-        Load::Connect(plan) => crate::print(&connect::run(&plan)),
-        Load::Hold(plan) => {
-            let held = hold::sockets(&plan)?;
-            println!("{} sockets", held.len());
+        LoadCommand::Connect(plan) => crate::print(&connect::run(&plan)),
+        LoadCommand::Hold(plan) => {
+            let sockets = hold::open_sockets(&plan)?;
+            println!("{} sockets", sockets.len());
             park()
         }
     }

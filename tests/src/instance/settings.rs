@@ -3,7 +3,7 @@ use std::{net::SocketAddr, path::PathBuf};
 use anyhow::Result;
 use tunnel_common::table::{MapSize, MapSizes};
 
-use crate::{environment, scale::Scale};
+use crate::{environment, load_scale::LoadScale};
 
 /// The settings in which instances differ.
 #[derive(Clone, Debug)]
@@ -37,7 +37,7 @@ impl InstanceSettings {
 
     /// Returns the product's defaults for the program under test, with smaller maps on slow machines.
     pub fn from_environment() -> Result<Self> {
-        let scale = Scale::from_environment();
+        let scale = LoadScale::from_environment();
         let whole = Self::of(environment::culvert()?);
         let maps = MapSize::ALL.into_iter().fold(whole.maps, |maps, size| {
             maps.with(size, scale.count(maps.of(size)))

@@ -6,8 +6,8 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 use socket2::{Domain, Socket, Type};
 
-use super::{Latency, errno, millis, nanoseconds, patience, race::offset};
-use crate::clock::Instant;
+use super::{Latency, error_name, millis, nanoseconds, timeout};
+use crate::{address::nth_address, clock::Instant};
 
 /// The duration of connects before the measurement.
 const WARM_UP: Duration = Duration::from_millis(50);
@@ -15,7 +15,7 @@ const WARM_UP: Duration = Duration::from_millis(50);
 /// The pause after each connect, which isn't measured. In this time the server goes to sleep, so that each
 /// connect has to wake it. Without a pause, a faster client would find the server awake more often, and rates
 /// would differ by several times the difference of the connects.
-const REST: Duration = Duration::from_micros(20);
+const PAUSE: Duration = Duration::from_micros(20);
 
 /// The result of the connects.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
@@ -43,7 +43,7 @@ pub struct Plan {
     pub apart: u32,
     /// The duration of the measurement in milliseconds.
     #[arg(long = "millis", value_parser = millis)]
-    pub lasting: Duration,
+    pub duration: Duration,
 }
 
 impl Plan {
@@ -64,7 +64,7 @@ impl Plan {
             .unwrap_or(1);
         let next = move |number: &u32| Some((number + stride) % count);
         std::iter::successors(Some(0), next)
-            .map(move |number| SocketAddr::new(offset(first.ip(), number * apart), first.port()))
+            .map(move |number| SocketAddr::new(nth_address(first.ip(), number * apart), first.port()))
     }
 }
 
@@ -80,28 +80,28 @@ const fn gcd(one: u32, other: u32) -> u32 {
 #[must_use]
 pub fn run(plan: &Plan) -> Report {
     let (mut made, mut failures) = (0, BTreeMap::new());
-    let mut note = |error: &io::Error| *failures.entry(errno(error)).or_default() += 1;
+    let mut record_failure = |error: &io::Error| *failures.entry(error_name(error)).or_default() += 1;
 
     let mut targets = plan.targets();
-    let mut connect_for = |lasting: Duration| {
+    let mut connect_for = |duration: Duration| {
         let mut times = Vec::with_capacity(1 << 18);
         let mut busy = Duration::ZERO;
         let start = Instant::now();
-        while start.elapsed() < lasting {
+        while start.elapsed() < duration {
             let Some(target) = targets.next() else { break };
             made += 1;
             let begun = Instant::now();
-            match once(target) {
+            match connect_once(target) {
                 Ok(time) => times.push(nanoseconds(time)),
-                Err(error) => note(&error),
+                Err(error) => record_failure(&error),
             }
             busy += begun.elapsed();
-            rest();
+            spin();
         }
         (times, busy)
     };
     connect_for(WARM_UP);
-    let (times, busy) = connect_for(plan.lasting);
+    let (times, busy) = connect_for(plan.duration);
     let connect = Latency::of(times);
     let rate = u128::from(connect.count) * 1_000_000_000 / busy.as_nanos().max(1);
     Report {
@@ -112,11 +112,11 @@ pub fn run(plan: &Plan) -> Report {
     }
 }
 
-fn once(to: SocketAddr) -> io::Result<Duration> {
+fn connect_once(to: SocketAddr) -> io::Result<Duration> {
     let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
     // The close resets the connection, so that its port is free at once.
     socket.set_linger(Some(Duration::ZERO))?;
-    socket.set_write_timeout(Some(patience()))?;
+    socket.set_write_timeout(Some(timeout()))?;
     let to = to.into();
     let start = Instant::now();
     socket.connect(&to)?;
@@ -124,9 +124,9 @@ fn once(to: SocketAddr) -> io::Result<Duration> {
 }
 
 /// Waits without sleeping, since a client that sleeps would have to be woken itself.
-fn rest() {
+fn spin() {
     let start = Instant::now();
-    while start.elapsed() < REST {
+    while start.elapsed() < PAUSE {
         std::hint::spin_loop();
     }
 }
@@ -142,20 +142,20 @@ mod tests {
             first: "10.97.0.0:80".parse().unwrap(),
             count: u32::try_from(count).unwrap(),
             apart,
-            lasting: Duration::ZERO,
+            duration: Duration::ZERO,
         };
         plan.targets().take(count).collect()
     }
 
     #[test]
-    fn every_address_comes_before_one_comes_again() {
+    fn all_addresses_come_before_one_is_repeated() {
         for count in [1, 2, 100, 997, 10_000] {
             assert_eq!(targets(count, 1).len(), count);
         }
     }
 
     #[test]
-    fn a_few_addresses_are_spread_over_all() {
+    fn addresses_have_the_given_distance() {
         let targets: Vec<_> = targets(3, 256).into_iter().collect();
 
         let wanted = ["10.97.0.0:80", "10.97.1.0:80", "10.97.2.0:80"];

@@ -10,8 +10,8 @@ use std::{
 use clap::Args;
 use socket2::{Domain, Socket, Type};
 
-use super::{own_sockets, patience, udp::Mode};
-use crate::place;
+use super::{own_sockets, timeout, udp::Mode};
+use crate::sandbox;
 
 /// The sockets to open.
 #[derive(Args, Clone, Debug)]
@@ -37,7 +37,7 @@ enum Kind {
 }
 
 /// Opens the sockets; returns those that stay open.
-pub fn sockets(plan: &Plan) -> io::Result<Vec<Socket>> {
+pub fn open_sockets(plan: &Plan) -> io::Result<Vec<Socket>> {
     let tcp = plan.tcp.iter().map(|to| (Kind::Tcp, *to));
     let udp = plan.udp.iter();
     let modes = [Mode::Connected, Mode::Unconnected];
@@ -51,14 +51,14 @@ pub fn sockets(plan: &Plan) -> io::Result<Vec<Socket>> {
         if open.len() == held {
             open.pop_front();
         }
-        open.push_back(socket(kind, to, before > 0)?);
+        open.push_back(open_socket(kind, to, before > 0)?);
     }
     Ok(open.into())
 }
 
 /// Opens a socket. With `resets`, a TCP socket sends a reset on close, so that no socket remains in
 /// TIME_WAIT.
-fn socket(kind: Kind, to: SocketAddr, resets: bool) -> io::Result<Socket> {
+fn open_socket(kind: Kind, to: SocketAddr, resets: bool) -> io::Result<Socket> {
     let domain = Domain::for_address(to);
     match kind {
         Kind::Tcp => {
@@ -66,7 +66,7 @@ fn socket(kind: Kind, to: SocketAddr, resets: bool) -> io::Result<Socket> {
             if resets {
                 socket.set_linger(Some(Duration::ZERO))?;
             }
-            place::connect_within(&socket, to, patience())?;
+            sandbox::connect_within(&socket, to, timeout())?;
             Ok(socket)
         }
         Kind::Udp(mode) => {

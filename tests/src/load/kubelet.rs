@@ -15,17 +15,17 @@ use serde::{Deserialize, Serialize};
 use socket2::{Domain, Type};
 
 use super::{
-    Answered, Failed, Plan, Report, Sockets, connected, milliseconds, patience, since_epoch_ms,
+    Success, Failure, Plan, Report, Sockets, connect_tcp, milliseconds, timeout, since_epoch_ms,
 };
 use crate::{
     clock::{self, Instant},
-    kubelet::client::Client,
-    pki, place,
+    fake_kubelet::client::Client,
+    pki, sandbox,
 };
 
 /// Runs a load of `GET /healthz`. The report names servers by the subject of their certificate.
 pub fn run(plan: &Plan, ca: &Path, sockets: Sockets<'_>) -> Result<Report> {
-    let tls = pki::trusting(ca)?;
+    let tls = pki::client_config(ca)?;
     Ok(super::run(plan, &|to| attempt(to, &tls, sockets)))
 }
 
@@ -33,23 +33,23 @@ fn attempt(
     to: SocketAddr,
     tls: &Arc<ClientConfig>,
     sockets: Sockets<'_>,
-) -> Result<Answered, Failed> {
-    let (socket, connect) = connected(to, sockets)?;
-    let mut client = Client::over(socket.into(), to.ip(), Arc::clone(tls))
-        .map_err(|error| Failed::at("handshake")(cause(&error)))?;
+) -> Result<Success, Failure> {
+    let (socket, connect) = connect_tcp(to, sockets)?;
+    let mut client = Client::handshake(socket.into(), to.ip(), Arc::clone(tls))
+        .map_err(|error| Failure::at("handshake")(io_error(&error)))?;
     client
         .healthz()
-        .map_err(|error| Failed::at("answer")(cause(&error)))?;
-    Ok(Answered {
+        .map_err(|error| Failure::at("answer")(io_error(&error)))?;
+    Ok(Success {
         server: client.subject().to_owned(),
         connect,
-        peer_as_dialled: client.peer().is_ok_and(|peer| peer == to),
+        is_peer_dialled: client.peer().is_ok_and(|peer| peer == to),
     })
 }
 
 /// Returns the first I/O error in the chain of an error, reduced to its error number if it has one.
 #[must_use]
-pub fn cause(error: &anyhow::Error) -> io::Error {
+pub fn io_error(error: &anyhow::Error) -> io::Error {
     let found = error.chain().find_map(|it| it.downcast_ref::<io::Error>());
     match found {
         Some(error) => error
@@ -90,12 +90,12 @@ pub struct Dialog {
 /// The requests are `healthz`, `bytes=N`, `sum=N`, `echo=TEXT`, `upgrade`, `exchange=TEXT`,
 /// `pause=MILLIS`, `until-end=N`, `close` and `reset`.
 pub fn dialog(to: SocketAddr, ca: &Path, asks: &[String], sockets: Sockets<'_>) -> Result<Dialog> {
-    let tls = pki::trusting(ca)?;
+    let tls = pki::client_config(ca)?;
     let began_ms = since_epoch_ms();
     let socket = sockets(Domain::for_address(to), Type::STREAM)?;
-    place::connect_within(&socket, to, patience()).with_context(|| format!("connect to {to}"))?;
-    let client = Client::over(TcpStream::from(socket), to.ip(), tls)?;
-    client.patience(place::COMMAND)?;
+    sandbox::connect_within(&socket, to, timeout()).with_context(|| format!("connect to {to}"))?;
+    let client = Client::handshake(TcpStream::from(socket), to.ip(), tls)?;
+    client.set_timeout(sandbox::COMMAND_TIMEOUT)?;
     let mut dialog = Dialog {
         began_ms,
         dialled: to,
@@ -106,7 +106,7 @@ pub fn dialog(to: SocketAddr, ca: &Path, asks: &[String], sockets: Sockets<'_>) 
     let mut client = Some(client);
     for ask in asks {
         let start = Instant::now();
-        let outcome = step(&mut client, ask);
+        let outcome = run_request(&mut client, ask);
         let failed = outcome.is_err();
         dialog.steps.push(Step {
             ask: ask.clone(),
@@ -120,16 +120,16 @@ pub fn dialog(to: SocketAddr, ca: &Path, asks: &[String], sockets: Sockets<'_>) 
     Ok(dialog)
 }
 
-fn step(held: &mut Option<Client>, ask: &str) -> Result<String> {
+fn run_request(open_client: &mut Option<Client>, ask: &str) -> Result<String> {
     let (word, value) = ask.split_once('=').unwrap_or((ask, ""));
-    let mut last = || held.take().context("the connection is over");
+    let mut last = || open_client.take().context("the connection is over");
     match word {
         "until-end" => return Ok(last()?.until_end(value.parse()?)?.to_string()),
         "close" => return last()?.close().map(|()| "closed by both".to_owned()),
         "reset" => return last()?.reset().map(|()| "reset".to_owned()),
         _ => {}
     }
-    let client = held.as_mut().context("the connection is over")?;
+    let client = open_client.as_mut().context("the connection is over")?;
     match word {
         "healthz" => client.healthz(),
         "bytes" => Ok(client.bytes(value.parse()?)?.to_string()),

@@ -14,8 +14,8 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 use socket2::{Domain, Socket, Type};
 
-use super::{errno, millis};
-use crate::clock::Instant;
+use super::{error_name, millis};
+use crate::{address::nth_address, clock::Instant};
 
 /// The number of connects between two readings of the clock.
 const BURST: u32 = 256;
@@ -34,7 +34,7 @@ pub struct Plan {
     pub stem: String,
     /// The duration in milliseconds.
     #[arg(long = "millis", value_parser = millis)]
-    pub lasting: Duration,
+    pub duration: Duration,
     /// Connect the same socket repeatedly, instead of a new one each time.
     #[arg(long)]
     pub reconnect: bool,
@@ -62,10 +62,10 @@ pub struct Report {
 }
 
 impl Report {
-    fn note(&mut self, error: &io::Error, step: &str) {
+    fn record_failure(&mut self, error: &io::Error, step: &str) {
         *self
             .failures
-            .entry(format!("{} at {step}", errno(error)))
+            .entry(format!("{} at {step}", error_name(error)))
             .or_default() += 1;
     }
 
@@ -92,45 +92,45 @@ struct Target {
 pub fn run(plan: &Plan) -> io::Result<Report> {
     let targets: Vec<Target> = (0..plan.count)
         .map(|number| Target {
-            vip: SocketAddr::new(offset(plan.first.ip(), number), plan.first.port()),
+            vip: SocketAddr::new(nth_address(plan.first.ip(), number), plan.first.port()),
             name: format!("{}-{number}", plan.stem).into_bytes(),
-            source: plan.source.map(|first| offset(first, number)),
+            source: plan.source.map(|first| nth_address(first, number)),
         })
         .collect();
     let domain = Domain::for_address(plan.first);
     let open = || Socket::new(domain, Type::DGRAM, None).map(UdpSocket::from);
 
     let mut report = Report::default();
-    let mut kept = open()?;
+    let mut socket = open()?;
     let mut targets = targets.iter().cycle();
     let start = Instant::now();
-    while start.elapsed() < plan.lasting {
+    while start.elapsed() < plan.duration {
         for target in targets.by_ref().take(usize::try_from(BURST).unwrap_or(1)) {
             if !plan.reconnect {
-                kept = open()?;
+                socket = open()?;
             }
-            read(&kept, target, plan.send_each, &mut report);
+            connect_and_check(&socket, target, plan.send_each, &mut report);
         }
     }
     Ok(report)
 }
 
-fn read(socket: &UdpSocket, target: &Target, send_each: u64, report: &mut Report) {
+fn connect_and_check(socket: &UdpSocket, target: &Target, send_each: u64, report: &mut Report) {
     if let Err(error) = socket.connect(target.vip) {
-        report.note(&error, "connect");
+        report.record_failure(&error, "connect");
         return;
     }
     report.connects += 1;
     let is_astray = match (target.source, socket.local_addr()) {
-        (Some(expected), Ok(shown)) => shown.ip() != expected,
+        (Some(expected), Ok(actual)) => actual.ip() != expected,
         (Some(_), Err(error)) => {
-            report.note(&error, "getsockname");
+            report.record_failure(&error, "getsockname");
             return;
         }
         (None, _) => false,
     };
     // A socket that was terminated has no source address any more, so the reached Service is unknown.
-    if is_astray && is_ended(socket) {
+    if is_astray && is_terminated(socket) {
         return;
     }
     report.astray += u64::from(is_astray);
@@ -139,41 +139,15 @@ fn read(socket: &UdpSocket, target: &Target, send_each: u64, report: &mut Report
     }
     match socket.send(&target.name) {
         Ok(_) => report.sent += 1,
-        Err(_) if is_ended(socket) => {}
+        Err(_) if is_terminated(socket) => {}
         // The ICMP error is that of an earlier datagram.
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => report.refused += 1,
-        Err(error) => report.note(&error, "send"),
+        Err(error) => report.record_failure(&error, "send"),
     }
 }
 
 /// Returns true if a connected socket was terminated, as the product does after the removal of its backend.
-fn is_ended(socket: &UdpSocket) -> bool {
+fn is_terminated(socket: &UdpSocket) -> bool {
     let peer = socket.peer_addr();
     peer.is_err_and(|error| error.kind() == io::ErrorKind::NotConnected)
-}
-
-/// Returns the address that follows another at a distance of `number`.
-#[must_use]
-pub fn offset(address: IpAddr, number: u32) -> IpAddr {
-    match address {
-        IpAddr::V4(address) => IpAddr::V4(address.to_bits().wrapping_add(number).into()),
-        IpAddr::V6(address) => IpAddr::V6(address.to_bits().wrapping_add(number.into()).into()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn addresses_are_counted_across_bytes() {
-        assert_eq!(
-            offset("10.96.0.255".parse().unwrap(), 1).to_string(),
-            "10.96.1.0"
-        );
-        assert_eq!(
-            offset("fd00::ffff".parse().unwrap(), 1).to_string(),
-            "fd00::1:0"
-        );
-    }
 }

@@ -4,18 +4,18 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Answered, Failed, nanoseconds};
+use super::{Success, Failure, nanoseconds};
 
 /// The number of occurrences of an event, and the times of the first and the last since the start of the
 /// load.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
-pub struct Seen {
+pub struct Occurrences {
     pub count: u64,
     pub first_ms: u64,
     pub last_ms: u64,
 }
 
-impl Seen {
+impl Occurrences {
     const fn at(ms: u64) -> Self {
         Self {
             count: 1,
@@ -57,8 +57,8 @@ impl Latency {
 /// Returns a percentile of sorted values by the nearest-rank method; 0 without values.
 #[must_use]
 pub fn percentile(sorted: &[u64], hundredths: usize) -> u64 {
-    let place = (sorted.len() * hundredths).div_ceil(100).saturating_sub(1);
-    sorted.get(place).copied().unwrap_or(0)
+    let index = (sorted.len() * hundredths).div_ceil(100).saturating_sub(1);
+    sorted.get(index).copied().unwrap_or(0)
 }
 
 /// The result of a load.
@@ -72,39 +72,39 @@ pub struct Report {
     /// The number of answered attempts whose peer differs from the dialled address.
     pub other_peer: u64,
     /// The failures, by error and step.
-    pub failures: BTreeMap<String, Seen>,
+    pub failures: BTreeMap<String, Occurrences>,
     /// The responses, by server.
-    pub servers: BTreeMap<String, Seen>,
+    pub servers: BTreeMap<String, Occurrences>,
     pub connect: Latency,
 }
 
 impl Report {
     #[must_use]
     pub fn failed(&self) -> u64 {
-        self.failures.values().map(|seen| seen.count).sum()
+        self.failures.values().map(|occurrences| occurrences.count).sum()
     }
 }
 
 /// The results of one worker, or of several.
 #[derive(Debug, Default)]
-pub(super) struct Tally {
+pub(super) struct ReportBuilder {
     pub(super) report: Report,
     times: Vec<u64>,
 }
 
-impl Tally {
-    pub(super) fn note(&mut self, ms: u64, outcome: Result<Answered, Failed>) {
+impl ReportBuilder {
+    pub(super) fn record(&mut self, ms: u64, outcome: Result<Success, Failure>) {
         match outcome {
-            Ok(Answered {
+            Ok(Success {
                 server,
                 connect,
-                peer_as_dialled,
+                is_peer_dialled,
             }) => {
                 self.times.push(nanoseconds(connect));
-                self.report.other_peer += u64::from(!peer_as_dialled);
-                note(&mut self.report.servers, server, Seen::at(ms));
+                self.report.other_peer += u64::from(!is_peer_dialled);
+                add_occurrences(&mut self.report.servers, server, Occurrences::at(ms));
             }
-            Err(failed) => note(&mut self.report.failures, failed.label(), Seen::at(ms)),
+            Err(failed) => add_occurrences(&mut self.report.failures, failed.label(), Occurrences::at(ms)),
         }
     }
 
@@ -113,31 +113,31 @@ impl Tally {
         self.report.attempts += report.attempts;
         self.report.other_peer += report.other_peer;
         self.times.extend(times);
-        for (key, seen) in report.failures {
-            note(&mut self.report.failures, key, seen);
+        for (key, occurrences) in report.failures {
+            add_occurrences(&mut self.report.failures, key, occurrences);
         }
-        for (key, seen) in report.servers {
-            note(&mut self.report.servers, key, seen);
+        for (key, occurrences) in report.servers {
+            add_occurrences(&mut self.report.servers, key, occurrences);
         }
     }
 
     /// Builds the report of a load, given its start and duration.
-    pub(super) fn report(self, began_ms: u64, took_ms: u64) -> Report {
+    pub(super) fn build(self, began_ms: u64, took_ms: u64) -> Report {
         Report {
             began_ms,
             took_ms,
-            answered: self.report.servers.values().map(|seen| seen.count).sum(),
+            answered: self.report.servers.values().map(|occurrences| occurrences.count).sum(),
             connect: Latency::of(self.times),
             ..self.report
         }
     }
 }
 
-fn note(counts: &mut BTreeMap<String, Seen>, key: String, seen: Seen) {
+fn add_occurrences(counts: &mut BTreeMap<String, Occurrences>, key: String, occurrences: Occurrences) {
     counts
         .entry(key)
-        .and_modify(|it| it.merge(seen))
-        .or_insert(seen);
+        .and_modify(|it| it.merge(occurrences))
+        .or_insert(occurrences);
 }
 
 #[cfg(test)]

@@ -7,17 +7,17 @@ use std::{
 
 use socket2::Socket;
 
-use super::{Answered, Failed, Plan, Report, Sockets, connected};
+use super::{Success, Failure, Plan, Report, Sockets, connect_tcp};
 
 /// Runs the load with sockets that `sockets` creates.
 #[must_use]
 pub fn run(plan: &Plan, sockets: Sockets<'_>) -> Report {
-    run_at(plan, "/", sockets)
+    run_with_path(plan, "/", sockets)
 }
 
 /// Runs the load with requests for a path; the body of each response must be the server's name.
 #[must_use]
-pub fn run_at(plan: &Plan, path: &str, sockets: Sockets<'_>) -> Report {
+pub fn run_with_path(plan: &Plan, path: &str, sockets: Sockets<'_>) -> Report {
     let request = request(path, plan.service.as_deref());
     super::run(plan, &|to| attempt(to, &request, sockets))
 }
@@ -29,18 +29,18 @@ fn request(path: &str, service: Option<&str>) -> String {
     format!("GET {path} HTTP/1.1\r\nHost: lab\r\n{service}Connection: close\r\n\r\n")
 }
 
-fn attempt(to: SocketAddr, request: &str, sockets: Sockets<'_>) -> Result<Answered, Failed> {
-    let (socket, connect) = connected(to, sockets)?;
-    let peer = socket.peer_addr().map_err(Failed::at("getpeername"))?;
-    let server = ask(socket, request).map_err(Failed::at("answer"))?;
-    Ok(Answered {
+fn attempt(to: SocketAddr, request: &str, sockets: Sockets<'_>) -> Result<Success, Failure> {
+    let (socket, connect) = connect_tcp(to, sockets)?;
+    let peer = socket.peer_addr().map_err(Failure::at("getpeername"))?;
+    let server = exchange(socket, request).map_err(Failure::at("answer"))?;
+    Ok(Success {
         server,
         connect,
-        peer_as_dialled: peer.as_socket() == Some(to),
+        is_peer_dialled: peer.as_socket() == Some(to),
     })
 }
 
-fn ask(mut socket: Socket, request: &str) -> io::Result<String> {
+fn exchange(mut socket: Socket, request: &str) -> io::Result<String> {
     socket.write_all(request.as_bytes())?;
     let mut answer = String::new();
     socket.read_to_string(&mut answer)?;

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::{Manifest, listed};
+use super::{Manifest, comma_separated};
 
 /// A Node with addresses and, for edge nodes, a label.
 #[derive(Clone, Debug)]
@@ -50,7 +50,7 @@ impl From<NodeObject> for Manifest {
              kind: Node\n\
              metadata: {{ name: {name}, labels: {{ {labels} }} }}\n\
              status: {{ addresses: [{addresses}] }}\n",
-            addresses = listed(addresses),
+            addresses = comma_separated(addresses),
         );
         Self {
             file: node.file(),

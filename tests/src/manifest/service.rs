@@ -5,7 +5,7 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use super::{Protocol, listed};
+use super::{Protocol, comma_separated};
 
 /// A port of a Service, with its target port.
 #[derive(Clone, Copy, Debug)]
@@ -82,8 +82,8 @@ impl Service {
 
     /// Creates a Service with one frontend.
     #[must_use]
-    pub fn cluster_ip(name: &str, front: SocketAddr, protocol: Protocol) -> Self {
-        Self::new(name, [front.ip()]).port(protocol, front.port(), front.port())
+    pub fn cluster_ip(name: &str, frontend: SocketAddr, protocol: Protocol) -> Self {
+        Self::new(name, [frontend.ip()]).port(protocol, frontend.port(), frontend.port())
     }
 
     /// Adds a port with a target port.
@@ -124,14 +124,14 @@ impl Service {
 
     /// Sets the node of endpoints that are added from now on.
     #[must_use]
-    pub const fn on(mut self, node: &'static str) -> Self {
+    pub const fn on_node(mut self, node: &'static str) -> Self {
         self.node = node;
         self
     }
 
     /// Sets the zone of endpoints that are added from now on.
     #[must_use]
-    pub const fn within(mut self, zone: &'static str) -> Self {
+    pub const fn in_zone(mut self, zone: &'static str) -> Self {
         self.zone = zone;
         self
     }
@@ -195,10 +195,10 @@ impl Service {
              \x20 ipFamilies: [{families}]\n\
              \x20 ipFamilyPolicy: {policy}\n\
              \x20 ports:\n",
-            annotations = listed(annotations.map(|(key, value)| format!("{key}: \"{value}\""))),
-            first = listed(cluster_ips.iter().take(1)),
+            annotations = comma_separated(annotations.map(|(key, value)| format!("{key}: \"{value}\""))),
+            first = comma_separated(cluster_ips.iter().take(1)),
             all = quoted(cluster_ips),
-            families = listed(cluster_ips.iter().map(|address| family(*address))),
+            families = comma_separated(cluster_ips.iter().map(|address| family(*address))),
         );
         for it in &self.ports {
             let node_port = it.node_port.map(|number| format!(", nodePort: {number}"));
@@ -245,22 +245,22 @@ impl Service {
                 it.target
             ));
         }
-        let mine = self
+        let of_family = self
             .endpoints
             .iter()
             .filter(|it| it.address.is_ipv4() == like.is_ipv4());
-        let lines = mine.map(|endpoint| {
+        let lines = of_family.map(|endpoint| {
             let Endpoint {
                 address,
                 is_terminating,
                 node,
                 zone,
             } = endpoint;
-            let place = [("nodeName", node), ("zone", zone)];
-            let place = place.into_iter().filter(|(_, name)| !name.is_empty());
-            let place: String = place.map(|(field, name)| format!(", {field}: {name}")).collect();
+            let location = [("nodeName", node), ("zone", zone)];
+            let location = location.into_iter().filter(|(_, name)| !name.is_empty());
+            let location: String = location.map(|(field, name)| format!(", {field}: {name}")).collect();
             format!(
-                "- {{ addresses: [\"{address}\"], conditions: {{ ready: {is_ready}, serving: true, terminating: {is_terminating} }}{place} }}\n",
+                "- {{ addresses: [\"{address}\"], conditions: {{ ready: {is_ready}, serving: true, terminating: {is_terminating} }}{location} }}\n",
                 is_ready = !is_terminating,
             )
         });
@@ -289,5 +289,5 @@ const fn family(address: IpAddr) -> &'static str {
 }
 
 fn quoted(items: &[IpAddr]) -> String {
-    listed(items.iter().map(|item| format!("\"{item}\"")))
+    comma_separated(items.iter().map(|item| format!("\"{item}\"")))
 }

@@ -12,7 +12,7 @@ const BPF_PROG_LOAD: i64 = 5;
 const BPF_BTF_GET_FD_BY_ID: i64 = 19;
 
 /// The size of `struct bpf_func_info`.
-const RECORD: u32 = 8;
+const FUNC_INFO_SIZE: u32 = 8;
 
 /// A program to load.
 #[derive(Clone, Copy, Debug)]
@@ -24,7 +24,7 @@ pub(super) struct Program<'a> {
     /// The encoded instructions.
     pub(super) instructions: &'a [u64],
     /// The BTF with the types of its functions.
-    pub(super) types: BorrowedFd<'a>,
+    pub(super) btf: BorrowedFd<'a>,
     /// `struct bpf_func_info` of each function.
     pub(super) functions: &'a [u8],
 }
@@ -45,7 +45,7 @@ struct Attr {
     name: [u8; 16],
     device: u32,
     hook: u32,
-    types: RawFd,
+    btf: RawFd,
     record: u32,
     functions: u64,
     functions_count: u32,
@@ -71,10 +71,10 @@ pub(super) fn load(
         log_size: room,
         log: address(log.as_mut_ptr()),
         hook: program.hook,
-        types: program.types.as_raw_fd(),
-        record: RECORD,
+        btf: program.btf.as_raw_fd(),
+        record: FUNC_INFO_SIZE,
         functions: address(program.functions.as_ptr()),
-        functions_count: size(program.functions.len())? / RECORD,
+        functions_count: size(program.functions.len())? / FUNC_INFO_SIZE,
         ..Attr::default()
     };
     // SAFETY: the attribute has the lengths of the instructions, records and log; the licence is a C

@@ -6,35 +6,35 @@ const LOG: &str = "verification time 1234 usec\n\
     peak_states 150 mark_read 30\n";
 
 #[test]
-fn figures_are_read_from_the_log_of_a_success() {
-    let figures = Figures {
+fn statistics_are_parsed_from_the_log_of_a_successful_load() {
+    let figures = VerifierStats {
         instructions: 5678,
         stack: 168,
         microseconds: 1234,
     };
-    assert_eq!(Figures::read(LOG), Some(figures));
+    assert_eq!(VerifierStats::parse(LOG), Some(figures));
     // The surrounding text does not matter.
     let warned = format!("func#0 @0\n{LOG}and more\n");
-    assert_eq!(Figures::read(&warned), Some(figures));
+    assert_eq!(VerifierStats::parse(&warned), Some(figures));
 }
 
 #[test]
-fn the_depth_of_the_stack_is_taken_from_a_kernel_that_tells_it() {
+fn the_maximum_stack_depth_of_new_kernels_is_preferred() {
     let told = LOG.replace(
         "stack depth 152+16+8\n",
         "stack depth max 176\nsubprog 0 (<unknown>) main insns_self 21 insns_total 21 stack 152\n",
     );
 
-    assert_eq!(Figures::read(&told).map(|figures| figures.stack), Some(176));
+    assert_eq!(VerifierStats::parse(&told).map(|figures| figures.stack), Some(176));
 }
 
 #[test]
-fn a_log_without_all_figures_gives_none() {
+fn a_log_without_all_statistics_is_refused() {
     for line in LOG.lines() {
-        assert_eq!(Figures::read(&LOG.replace(line, "")), None, "{line}");
+        assert_eq!(VerifierStats::parse(&LOG.replace(line, "")), None, "{line}");
     }
-    assert_eq!(Figures::read(&LOG.replace("152+", "152-")), None);
-    assert_eq!(Figures::read(""), None);
+    assert_eq!(VerifierStats::parse(&LOG.replace("152+", "152-")), None);
+    assert_eq!(VerifierStats::parse(""), None);
 }
 
 #[test]
@@ -52,7 +52,7 @@ fn only_variants_that_the_kernel_can_load_are_measured() {
             addresses: None,
             kernel_sockets: None,
         });
-        let names: Vec<_> = variants.iter().map(|it| it.named(false)).collect();
+        let names: Vec<_> = variants.iter().map(|it| it.name(false)).collect();
         let told = variants.iter().map(|it| it.switches.prefixes.len());
         let told: Vec<_> = names.iter().map(String::as_str).zip(told).collect();
         assert_eq!(told, expected);
@@ -60,7 +60,7 @@ fn only_variants_that_the_kernel_can_load_are_measured() {
 }
 
 #[test]
-fn an_instruction_keeps_its_place_in_memory() {
+fn an_instruction_is_encoded_as_the_compiler_writes_it() {
     // `r1 = 0x12345678` and `*(u16 *)(r10 - 2) = r3`, as the compiler writes them.
     let bytes = [
         [0xb7, 1, 0, 0, 0x78, 0x56, 0x34, 0x12],
@@ -68,5 +68,5 @@ fn an_instruction_keeps_its_place_in_memory() {
     ];
     let instructions = aya_obj::obj::copy_instructions(&bytes.concat()).unwrap();
 
-    assert_eq!(words(&instructions), bytes.map(u64::from_ne_bytes));
+    assert_eq!(encode(&instructions), bytes.map(u64::from_ne_bytes));
 }

@@ -17,11 +17,11 @@ use tokio::{
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
-use super::{Exchange, FIRST, Summing, pattern};
+use super::{Exchange, FIRST, SumBuilder, pattern};
 use crate::{
     http::{header, next_head},
-    pki::{self, Authority, Files},
-    serve,
+    pki::{self, Authority, PemFiles},
+    server,
 };
 
 /// The size of a read or write.
@@ -29,9 +29,9 @@ const CHUNK: usize = 64 * 1024;
 
 /// The records of a server's connections, in the order of their arrival.
 #[derive(Clone, Debug, Default)]
-pub struct Journal(Arc<Mutex<Vec<Exchange>>>);
+pub struct ConnectionLog(Arc<Mutex<Vec<Exchange>>>);
 
-impl Journal {
+impl ConnectionLog {
     #[must_use]
     pub fn exchanges(&self) -> Vec<Exchange> {
         self.with(|exchanges| exchanges.clone())
@@ -41,8 +41,8 @@ impl Journal {
         act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn open(&self, peer: SocketAddr) -> Line {
-        let place = self.with(|exchanges| {
+    fn open(&self, peer: SocketAddr) -> ConnectionEntry {
+        let index = self.with(|exchanges| {
             exchanges.push(Exchange {
                 peer,
                 steps: Vec::new(),
@@ -50,71 +50,71 @@ impl Journal {
             });
             exchanges.len() - 1
         });
-        Line {
-            journal: self.clone(),
-            place,
+        ConnectionEntry {
+            log: self.clone(),
+            index,
         }
     }
 }
 
 /// Writes the record of one connection.
-struct Line {
-    journal: Journal,
-    place: usize,
+struct ConnectionEntry {
+    log: ConnectionLog,
+    index: usize,
 }
 
-impl Line {
-    fn note(&self, step: impl Into<String>) {
-        self.journal
-            .with(|exchanges| exchanges[self.place].steps.push(step.into()));
+impl ConnectionEntry {
+    fn record(&self, step: impl Into<String>) {
+        self.log
+            .with(|exchanges| exchanges[self.index].steps.push(step.into()));
     }
 }
 
-impl Drop for Line {
+impl Drop for ConnectionEntry {
     fn drop(&mut self) {
-        self.journal
-            .with(|exchanges| exchanges[self.place].over = true);
+        self.log
+            .with(|exchanges| exchanges[self.index].over = true);
     }
 }
 
 /// Serves a connection until it ends, and records its events.
-async fn converse(stream: TcpStream, tls: TlsAcceptor, journal: Journal) {
+async fn serve_connection(stream: TcpStream, tls: TlsAcceptor, log: ConnectionLog) {
     let Ok(peer) = stream.peer_addr() else { return };
-    let line = journal.open(peer);
+    let entry = log.open(peer);
     if let Err(error) = stream.set_nodelay(true) {
-        return line.note(format!("failed: {error}"));
+        return entry.record(format!("failed: {error}"));
     }
     let stream = match tls.accept(stream).await {
         Ok(stream) => stream,
-        Err(error) => return line.note(format!("no handshake: {error}")),
+        Err(error) => return entry.record(format!("no handshake: {error}")),
     };
-    let mut talk = Talk {
+    let mut connection = Connection {
         stream,
-        line,
+        entry,
         buffer: Vec::new(),
     };
-    let end = match talk.serve().await {
+    let end = match connection.serve().await {
         Ok(()) => "closed".to_owned(),
         Err(error) => format!("failed: {error}"),
     };
-    talk.line.note(end);
+    connection.entry.record(end);
 }
 
-struct Talk {
+struct Connection {
     stream: TlsStream<TcpStream>,
-    line: Line,
+    entry: ConnectionEntry,
     /// Bytes that were read and not processed yet.
     buffer: Vec<u8>,
 }
 
-impl Talk {
+impl Connection {
     async fn serve(&mut self) -> io::Result<()> {
         while let Some(head) = next_head(&mut self.stream, &mut self.buffer).await? {
             let request = head.lines().next().unwrap_or_default();
             let mut words = request.split(' ');
             let method = words.next().unwrap_or_default();
             let path = words.next().unwrap_or_default();
-            self.line.note(format!("{method} {path}"));
+            self.entry.record(format!("{method} {path}"));
             let length = header(&head, "content-length").and_then(|it| it.parse().ok());
             match (method, path) {
                 ("GET", "/healthz") => self.answer("200 OK", b"ok").await?,
@@ -122,8 +122,8 @@ impl Talk {
                 ("GET", "/reset") => return self.reset(),
                 ("GET", "/stall") => std::future::pending().await,
                 ("POST", "/sum") => {
-                    let sum = self.read(Some(length.unwrap_or(0)), false).await?.sum();
-                    self.line.note(format!("read {sum}"));
+                    let sum = self.read(Some(length.unwrap_or(0)), false).await?.finish();
+                    self.entry.record(format!("read {sum}"));
                     self.answer("200 OK", sum.to_string().as_bytes()).await?;
                 }
                 ("POST", "/echo") => self.echo(length.unwrap_or(0)).await?,
@@ -150,40 +150,40 @@ impl Talk {
             .write_all(head("200 OK", length).as_bytes())
             .await?;
         let pattern = pattern();
-        let mut left = length;
-        while left > 0 {
-            let part = usize::try_from(left).map_or(pattern.len(), |left| left.min(pattern.len()));
+        let mut remaining = length;
+        while remaining > 0 {
+            let part = usize::try_from(remaining).map_or(pattern.len(), |remaining| remaining.min(pattern.len()));
             self.stream.write_all(&pattern[..part]).await?;
-            left -= super::count(part);
+            remaining -= super::count(part);
         }
-        self.line.note(format!("sent {length}"));
+        self.entry.record(format!("sent {length}"));
         Ok(())
     }
 
     /// Reads a body of this length or, without a length, until the client's half-close. Echoes it if
     /// `sends_back` is set.
-    async fn read(&mut self, length: Option<u64>, sends_back: bool) -> io::Result<Summing> {
-        let mut summing = Summing::default();
-        let most = length.unwrap_or(u64::MAX);
-        while summing.bytes() < most {
+    async fn read(&mut self, length: Option<u64>, sends_back: bool) -> io::Result<SumBuilder> {
+        let mut builder = SumBuilder::default();
+        let limit = length.unwrap_or(u64::MAX);
+        while builder.bytes() < limit {
             if self.buffer.is_empty() {
                 self.buffer.reserve(CHUNK);
                 self.stream.read_buf(&mut self.buffer).await?;
             }
-            let left = usize::try_from(most - summing.bytes()).unwrap_or(usize::MAX);
-            let part: Vec<u8> = self.buffer.drain(..left.min(self.buffer.len())).collect();
+            let remaining = usize::try_from(limit - builder.bytes()).unwrap_or(usize::MAX);
+            let part: Vec<u8> = self.buffer.drain(..remaining.min(self.buffer.len())).collect();
             if part.is_empty() && length.is_none() {
                 break;
             }
             if part.is_empty() {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
-            summing.add(&part);
+            builder.add(&part);
             if sends_back {
                 self.stream.write_all(&part).await?;
             }
         }
-        Ok(summing)
+        Ok(builder)
     }
 
     async fn echo(&mut self, length: u64) -> io::Result<()> {
@@ -191,7 +191,7 @@ impl Talk {
             .write_all(head("200 OK", length).as_bytes())
             .await?;
         self.read(Some(length), true).await?;
-        self.line.note(format!("echoed {length}"));
+        self.entry.record(format!("echoed {length}"));
         Ok(())
     }
 
@@ -199,21 +199,21 @@ impl Talk {
         let head =
             b"HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: lab\r\n\r\n";
         self.stream.write_all(&[head, FIRST].concat()).await?;
-        self.line.note("upgraded");
+        self.entry.record("upgraded");
         let echoed = self.read(None, true).await?.bytes();
-        self.line.note(format!("echoed {echoed}"));
+        self.entry.record(format!("echoed {echoed}"));
         self.stream.shutdown().await
     }
 
     async fn until_end(&mut self) -> io::Result<()> {
-        let sum = self.read(None, false).await?.sum();
-        self.line.note(format!("the client ended its half: {sum}"));
+        let sum = self.read(None, false).await?.finish();
+        self.entry.record(format!("the client ended its half: {sum}"));
         self.answer("200 OK", sum.to_string().as_bytes()).await?;
         self.stream.shutdown().await
     }
 
     fn reset(&self) -> io::Result<()> {
-        self.line.note("reset");
+        self.entry.record("reset");
         SockRef::from(self.stream.get_ref().0).set_linger(Some(Duration::ZERO))
     }
 }
@@ -227,28 +227,28 @@ fn head(status: &str, length: u64) -> String {
 pub async fn accept(
     listener: TcpListener,
     tls: Arc<ServerConfig>,
-    journal: Journal,
+    log: ConnectionLog,
 ) -> io::Result<()> {
     let tls = TlsAcceptor::from(tls);
-    let converse = |stream| converse(stream, tls.clone(), journal.clone());
-    serve::accept(listener, converse).await
+    let serve = |stream| serve_connection(stream, tls.clone(), log.clone());
+    server::accept(listener, serve).await
 }
 
 /// A server on a thread of this process; it stops on drop.
 #[derive(Debug)]
-pub struct Kubelet {
+pub struct FakeKubelet {
     address: SocketAddr,
-    journal: Journal,
+    log: ConnectionLog,
     _runtime: Runtime,
 }
 
-impl Kubelet {
+impl FakeKubelet {
     /// Starts a server on a port of 127.0.0.1, with a certificate for a name and an address. Also returns
     /// a client config that trusts its CA.
     pub fn start(name: &str, address: IpAddr) -> Result<(Self, Arc<ClientConfig>)> {
         let folder = tempfile::tempdir()?;
         let authority = Authority::new("kubelets")?;
-        let files = Files::of(folder.path(), "kubelet");
+        let files = PemFiles::in_folder(folder.path(), "kubelet");
         files.write(&authority.pem(), &authority.server(name, &[address])?)?;
 
         let listener = TcpListener::bind("127.0.0.1:0")?;
@@ -256,14 +256,14 @@ impl Kubelet {
             .worker_threads(1)
             .enable_all()
             .build()?;
-        let (address, journal) = (listener.local_addr()?, Journal::default());
-        runtime.spawn(accept(listener, files.server()?, journal.clone()));
+        let (address, log) = (listener.local_addr()?, ConnectionLog::default());
+        runtime.spawn(accept(listener, files.server_config()?, log.clone()));
         let kubelet = Self {
             address,
-            journal,
+            log,
             _runtime: runtime,
         };
-        Ok((kubelet, pki::trusting(&files.ca)?))
+        Ok((kubelet, pki::client_config(&files.ca)?))
     }
 
     #[must_use]
@@ -273,6 +273,6 @@ impl Kubelet {
 
     #[must_use]
     pub fn exchanges(&self) -> Vec<Exchange> {
-        self.journal.exchanges()
+        self.log.exchanges()
     }
 }

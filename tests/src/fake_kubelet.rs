@@ -24,7 +24,7 @@ use aws_lc_rs::digest::{Context, SHA256};
 use serde::{Deserialize, Serialize};
 
 pub mod client;
-pub mod serve;
+pub mod server;
 
 /// The bytes that the server sends right after the head of an upgrade response, in the same segment.
 pub const FIRST: &[u8] = b"first bytes of the upgraded stream";
@@ -50,15 +50,15 @@ pub fn pattern() -> Vec<u8> {
 /// Sends a body of `length` bytes; returns its sum.
 pub fn send(to: &mut impl Write, length: u64) -> Result<Sum> {
     let pattern = pattern();
-    let mut summing = Summing::default();
-    while summing.bytes() < length {
-        let left = usize::try_from(length - summing.bytes())?;
-        let part = &pattern[..pattern.len().min(left)];
+    let mut builder = SumBuilder::default();
+    while builder.bytes() < length {
+        let remaining = usize::try_from(length - builder.bytes())?;
+        let part = &pattern[..pattern.len().min(remaining)];
         to.write_all(part)?;
-        summing.add(part);
+        builder.add(part);
     }
     to.flush()?;
-    Ok(summing.sum())
+    Ok(builder.finish())
 }
 
 /// A number of bytes and their SHA-256 digest.
@@ -89,12 +89,12 @@ impl FromStr for Sum {
 
 /// Computes a [`Sum`] of bytes that are added in parts.
 #[derive(Clone)]
-pub struct Summing {
+pub struct SumBuilder {
     bytes: u64,
     context: Context,
 }
 
-impl Default for Summing {
+impl Default for SumBuilder {
     fn default() -> Self {
         Self {
             bytes: 0,
@@ -103,7 +103,7 @@ impl Default for Summing {
     }
 }
 
-impl Summing {
+impl SumBuilder {
     /// Adds the next bytes.
     pub fn add(&mut self, bytes: &[u8]) {
         self.context.update(bytes);
@@ -117,7 +117,7 @@ impl Summing {
 
     /// Returns the result.
     #[must_use]
-    pub fn sum(self) -> Sum {
+    pub fn finish(self) -> Sum {
         let digest = self.context.finish();
         Sum {
             bytes: self.bytes,
@@ -149,11 +149,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sum_is_read_as_it_is_written() {
-        let mut summing = Summing::default();
-        summing.add(b"abc");
+    fn a_sum_is_parsed_as_it_is_formatted() {
+        let mut builder = SumBuilder::default();
+        builder.add(b"abc");
 
-        let sum = summing.sum();
+        let sum = builder.finish();
 
         assert!(sum.to_string().starts_with("3 ba7816bf8f01cfea"));
         assert_eq!(sum.to_string().parse::<Sum>().unwrap(), sum);

@@ -13,50 +13,50 @@ use anyhow::{Context as _, Result, ensure};
 use rustls::ClientConfig;
 
 use crate::{
-    edge::{EDGE, EDGE_V4, EDGE_V6, Edge},
-    instance::Settings,
-    kubelet::client::Client,
+    edge_node::{EDGE_NAME, EDGE_V4, EDGE_V6, EdgeNode},
+    instance::InstanceSettings,
+    fake_kubelet::client::Client,
     node::Node,
     pki,
-    place::{ANSWER, COMMAND, Place},
-    pod::{Pod, Server, text},
-    shared::Fixture,
+    sandbox::{RESPONSE_TIMEOUT, COMMAND_TIMEOUT, Sandbox},
+    pod::{Pod, Server, path_to_string},
+    shared_fixture::Fixture,
     wait,
 };
 
 /// The ports of a kubelet.
-pub const KUBELET: [u16; 2] = [10_250, 10_255];
+pub const KUBELET_PORTS: [u16; 2] = [10_250, 10_255];
 /// A port of the edge node that is steered only if a ConfigMap lists it.
-pub const FURTHER: u16 = 9100;
+pub const FURTHER_PORT: u16 = 9100;
 
 /// The time limit for an agent to connect or reconnect: its attempts are spread over some seconds.
-pub const CONNECTED: Duration = Duration::from_secs(30);
+pub const CONNECT_LIMIT: Duration = Duration::from_secs(30);
 
 /// A cloud node and an edge node. Everything is removed on drop.
 #[derive(Debug)]
-pub struct Site {
+pub struct TunnelTestbed {
     kubelet: Server,
     tls: Arc<ClientConfig>,
-    edge: Edge,
+    edge: EdgeNode,
     node: Node,
 }
 
-impl Site {
+impl TunnelTestbed {
     /// Creates both nodes, with certificates and manifests; doesn't start the daemon and the agent.
-    pub fn set(settings: Settings) -> Result<Self> {
-        let settings = Settings {
+    pub fn prepare(settings: InstanceSettings) -> Result<Self> {
+        let settings = InstanceSettings {
             tunnel: true,
             ..settings
         };
-        let node = Node::with(settings)?;
-        let edge = Edge::new(node.topology(), node.program().to_owned())?;
-        let folder = node.topology().lab().folder().join("ca");
-        let ca = |words: &[&str]| issue(node.host(), node.program(), words, &folder);
-        identify([&node.identity(), &edge.identity()], ca)?;
-        node.apply(Edge::node())?;
-        let [secure, plain] = KUBELET;
-        let kubelet = edge.serve_kubelet(&[secure, plain, FURTHER])?;
-        let tls = pki::trusting(&edge.kubelet_files().ca)?;
+        let node = Node::with_settings(settings)?;
+        let edge = EdgeNode::new(node.network(), node.program().to_owned())?;
+        let folder = node.network().lab().folder().join("ca");
+        let ca = |arguments: &[&str]| run_ca(node.host(), node.program(), arguments, &folder);
+        issue_certificates([&node.identity_folder(), &edge.identity_folder()], ca)?;
+        node.apply(EdgeNode::node())?;
+        let [secure, plain] = KUBELET_PORTS;
+        let kubelet = edge.serve_kubelet(&[secure, plain, FURTHER_PORT])?;
+        let tls = pki::client_config(&edge.kubelet_files().ca)?;
         Ok(Self {
             kubelet,
             tls,
@@ -67,16 +67,16 @@ impl Site {
 
     /// Creates both nodes, starts the daemon and the agent, and waits until the kubelet can be reached.
     pub fn new() -> Result<Self> {
-        let site = Self::set(Settings::from_environment()?)?;
-        site.start()?;
-        Ok(site)
+        let testbed = Self::prepare(InstanceSettings::from_environment()?)?;
+        testbed.start()?;
+        Ok(testbed)
     }
 
     /// Starts the daemon and the agent, and waits until the kubelet can be reached.
     pub fn start(&self) -> Result<()> {
         self.node.start()?;
-        self.edge.start_agent(KUBELET)?;
-        self.until_served()
+        self.edge.start_agent(KUBELET_PORTS)?;
+        self.wait_for_kubelet()
     }
 
     /// Returns the pod that clients run in.
@@ -86,14 +86,14 @@ impl Site {
 
     /// Waits until the kubelet responds to clients on the host of the cloud node and in its pod. The
     /// first packet of a new pod may be lost, and is retransmitted only after a second.
-    pub fn until_served(&self) -> Result<()> {
+    pub fn wait_for_kubelet(&self) -> Result<()> {
         let mut last = None;
         let pod = self.pod()?;
         let ask = || {
-            self.ask(self.node.host())?;
-            self.ask(&pod)
+            self.request_healthz(self.node.host())?;
+            self.request_healthz(&pod)
         };
-        wait::until(CONNECTED, || match ask() {
+        wait::until(CONNECT_LIMIT, || match ask() {
             Ok(()) => true,
             Err(error) => {
                 last = Some(error);
@@ -107,16 +107,16 @@ impl Site {
     }
 
     /// Sends a request to the kubelet from a sandbox, over a new connection.
-    pub fn ask(&self, place: &Place) -> Result<()> {
-        let to = Self::at4(KUBELET[0]);
-        self.client(place.connect(to)?, to)?.healthz().map(drop)
+    pub fn request_healthz(&self, sandbox: &Sandbox) -> Result<()> {
+        let to = Self::at4(KUBELET_PORTS[0]);
+        self.client(sandbox.connect(to)?, to)?.healthz().map(drop)
     }
 
     /// Creates a client of the kubelet over a connection to an address of the edge node.
     pub fn client(&self, stream: TcpStream, dialled: SocketAddr) -> Result<Client> {
-        stream.set_read_timeout(Some(ANSWER))?;
-        let client = Client::over(stream, dialled.ip(), Arc::clone(&self.tls))?;
-        client.patience(ANSWER)?;
+        stream.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
+        let client = Client::handshake(stream, dialled.ip(), Arc::clone(&self.tls))?;
+        client.set_timeout(RESPONSE_TIMEOUT)?;
         Ok(client)
     }
 
@@ -136,7 +136,7 @@ impl Site {
     }
 
     #[must_use]
-    pub const fn edge(&self) -> &Edge {
+    pub const fn edge(&self) -> &EdgeNode {
         &self.edge
     }
 
@@ -146,7 +146,7 @@ impl Site {
     }
 }
 
-impl Fixture for Site {}
+impl Fixture for TunnelTestbed {}
 
 /// The certificate folders of a gateway and of an agent: names, modes and contents of their files.
 type Identities = [Vec<(OsString, Permissions, Vec<u8>)>; 2];
@@ -156,14 +156,14 @@ type Identities = [Vec<(OsString, Permissions, Vec<u8>)>; 2];
 static IDENTITIES: Mutex<Option<Identities>> = Mutex::new(None);
 
 /// Fills the certificate folders of a gateway and of an agent.
-fn identify(folders: [&Path; 2], ca: impl Fn(&[&str]) -> Result<()>) -> Result<()> {
+fn issue_certificates(folders: [&Path; 2], ca: impl Fn(&[&str]) -> Result<()>) -> Result<()> {
     let mut identities = IDENTITIES.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(identities) = &*identities else {
-        let [gateway, agent] = folders.map(text);
+        let [gateway, agent] = folders.map(path_to_string);
         ca(&["init"])?;
         ca(&["issue", "gateway", "--out", &gateway?])?;
-        ca(&["issue", "agent", "--node", EDGE, "--out", &agent?])?;
-        *identities = Some([read(folders[0])?, read(folders[1])?]);
+        ca(&["issue", "agent", "--node", EDGE_NAME, "--out", &agent?])?;
+        *identities = Some([read_folder(folders[0])?, read_folder(folders[1])?]);
         return Ok(());
     };
     for (folder, files) in folders.iter().zip(identities) {
@@ -177,7 +177,7 @@ fn identify(folders: [&Path; 2], ca: impl Fn(&[&str]) -> Result<()>) -> Result<(
     Ok(())
 }
 
-fn read(folder: &Path) -> Result<Vec<(OsString, Permissions, Vec<u8>)>> {
+fn read_folder(folder: &Path) -> Result<Vec<(OsString, Permissions, Vec<u8>)>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
@@ -188,11 +188,11 @@ fn read(folder: &Path) -> Result<Vec<(OsString, Permissions, Vec<u8>)>> {
 }
 
 /// Runs a subcommand of `culvert ca` for the CA in a folder.
-fn issue(place: &Place, culvert: &Path, words: &[&str], folder: &Path) -> Result<()> {
-    let mut argv = vec![text(culvert)?, "ca".to_owned()];
-    argv.extend(words.iter().map(|word| (*word).to_owned()));
-    argv.extend(["--dir".to_owned(), text(folder)?]);
-    let output = place.command(&argv).start()?.finish(COMMAND)?;
+fn run_ca(sandbox: &Sandbox, culvert: &Path, arguments: &[&str], folder: &Path) -> Result<()> {
+    let mut argv = vec![path_to_string(culvert)?, "ca".to_owned()];
+    argv.extend(arguments.iter().map(|word| (*word).to_owned()));
+    argv.extend(["--dir".to_owned(), path_to_string(folder)?]);
+    let output = sandbox.command(&argv).start()?.finish(COMMAND_TIMEOUT)?;
     ensure!(output.exit.is_success(), "`{}` failed: {output:?}", argv.join(" "));
     Ok(())
 }

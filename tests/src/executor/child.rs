@@ -16,8 +16,8 @@ use nix::{
 };
 
 /// Adds these steps to a command.
-pub(crate) fn prepare(command: &mut Command, cpu: Option<u32>) -> Result<()> {
-    let cpus = cpu.map(one).transpose()?;
+pub(crate) fn set_up(command: &mut Command, cpu: Option<u32>) -> Result<()> {
+    let cpus = cpu.map(single_cpu).transpose()?;
     let parent = Pid::this();
     let start = move || {
         set_pdeathsig(Signal::SIGKILL)?;
@@ -38,7 +38,7 @@ pub(crate) fn prepare(command: &mut Command, cpu: Option<u32>) -> Result<()> {
     Ok(())
 }
 
-fn one(cpu: u32) -> Result<CpuSet> {
+fn single_cpu(cpu: u32) -> Result<CpuSet> {
     let mut cpus = CpuSet::new();
     cpus.set(usize::try_from(cpu)?)?;
     Ok(cpus)

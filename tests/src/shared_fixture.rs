@@ -21,8 +21,8 @@ pub trait Fixture: Send + Sync + Sized + 'static {
 
 /// A fixture that the tests of a module share, one at a time.
 #[derive(Debug)]
-pub struct Shared<T> {
-    make: fn() -> Result<T>,
+pub struct SharedFixture<T> {
+    create: fn() -> Result<T>,
     fixture: Mutex<Option<Arc<T>>>,
 }
 
@@ -35,30 +35,30 @@ trait Retire: Sync {
     fn retire(&self);
 }
 
-impl<T: Fixture> Shared<T> {
-    /// Creates a shared fixture that is constructed by `make` on first use.
+impl<T: Fixture> SharedFixture<T> {
+    /// Creates a shared fixture that is constructed by `create` on first use.
     #[must_use]
-    pub const fn new(make: fn() -> Result<T>) -> Self {
+    pub const fn new(create: fn() -> Result<T>) -> Self {
         Self {
-            make,
+            create,
             fixture: Mutex::new(None),
         }
     }
 
     /// Waits for exclusive access to the fixture; creates a fixture if there is none.
-    pub fn take(&'static self) -> Result<Lease<T>> {
-        let mut kept = lock(&self.fixture);
-        let fixture = match kept.take() {
+    pub fn lease(&'static self) -> Result<Lease<T>> {
+        let mut slot = lock(&self.fixture);
+        let fixture = match slot.take() {
             Some(fixture) => fixture,
             None => {
                 let last = lock(&LAST).replace(self);
                 if let Some(last) = last.filter(|last| !is_same(*last, self)) {
                     last.retire();
                 }
-                Arc::new((self.make)()?)
+                Arc::new((self.create)()?)
             }
         };
-        Ok(Lease { fixture, kept })
+        Ok(Lease { fixture, slot })
     }
 }
 
@@ -66,7 +66,7 @@ fn is_same(one: &dyn Retire, other: &dyn Retire) -> bool {
     std::ptr::addr_eq(one, other)
 }
 
-impl<T: Fixture> Retire for Shared<T> {
+impl<T: Fixture> Retire for SharedFixture<T> {
     /// Waits until no test uses the fixture, then drops it.
     fn retire(&self) {
         drop(lock(&self.fixture).take());
@@ -82,14 +82,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub struct Lease<T: 'static> {
     // Declared before the lock, so that it is dropped before the next test can create another one.
     fixture: Arc<T>,
-    kept: MutexGuard<'static, Option<Arc<T>>>,
+    slot: MutexGuard<'static, Option<Arc<T>>>,
 }
 
 impl<T: Fixture> Lease<T> {
     /// Returns the fixture for the next test. A test calls this last, if it succeeds.
     pub fn give_back(mut self) -> Result<()> {
         self.fixture.restore()?;
-        *self.kept = Some(Arc::clone(&self.fixture));
+        *self.slot = Some(Arc::clone(&self.fixture));
         Ok(())
     }
 }
@@ -113,10 +113,10 @@ mod tests {
 
     use super::*;
 
-    static MADE: AtomicU32 = AtomicU32::new(0);
-    static HELD: AtomicU32 = AtomicU32::new(0);
-    static ONE: Shared<Numbered> = Shared::new(Numbered::new);
-    static OTHER: Shared<Numbered> = Shared::new(Numbered::new);
+    static CREATED: AtomicU32 = AtomicU32::new(0);
+    static EXISTING: AtomicU32 = AtomicU32::new(0);
+    static ONE: SharedFixture<Numbered> = SharedFixture::new(Numbered::new);
+    static OTHER: SharedFixture<Numbered> = SharedFixture::new(Numbered::new);
 
     #[derive(Debug)]
     struct Numbered {
@@ -126,9 +126,9 @@ mod tests {
 
     impl Numbered {
         fn new() -> Result<Self> {
-            HELD.fetch_add(1, Ordering::Relaxed);
+            EXISTING.fetch_add(1, Ordering::Relaxed);
             Ok(Self {
-                number: MADE.fetch_add(1, Ordering::Relaxed),
+                number: CREATED.fetch_add(1, Ordering::Relaxed),
                 damaged: Mutex::default(),
             })
         }
@@ -145,35 +145,35 @@ mod tests {
 
     impl Drop for Numbered {
         fn drop(&mut self) {
-            HELD.fetch_sub(1, Ordering::Relaxed);
+            EXISTING.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
     #[test]
-    fn a_fixture_serves_until_a_test_fails_or_another_module_makes_its_own() {
-        let number = |shared: &'static Shared<Numbered>| {
-            let lease = shared.take().unwrap();
+    fn a_fixture_is_reused_until_a_test_fails_or_another_module_creates_its_own() {
+        let number = |shared: &'static SharedFixture<Numbered>| {
+            let lease = shared.lease().unwrap();
             let number = lease.number;
             lease.give_back().unwrap();
             number
         };
         assert_eq!([number(&ONE), number(&ONE)], [0, 0]);
 
-        drop(ONE.take().unwrap());
+        drop(ONE.lease().unwrap());
         assert_eq!(number(&ONE), 1, "a test that failed");
         catch_unwind(|| {
-            let _lease = ONE.take().unwrap();
+            let _lease = ONE.lease().unwrap();
             panic!("a test that panics");
         })
         .unwrap_err();
         assert_eq!(number(&ONE), 2);
-        let lease = ONE.take().unwrap();
+        let lease = ONE.lease().unwrap();
         *lock(&lease.damaged) = true;
         lease.give_back().unwrap_err();
         assert_eq!(number(&ONE), 3);
 
         assert_eq!([number(&OTHER), number(&OTHER)], [4, 4]);
-        assert_eq!(HELD.load(Ordering::Relaxed), 1, "the first is dropped");
+        assert_eq!(EXISTING.load(Ordering::Relaxed), 1, "the first is dropped");
         assert_eq!(number(&ONE), 5);
     }
 }

@@ -17,16 +17,16 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use socket2::{Domain, Socket, Type};
 use tokio::{net::TcpStream, task::JoinSet};
 
-use crate::{kubelet::Exchange, scale::Scale};
+use crate::{fake_kubelet::Exchange, load_scale::LoadScale};
 
-pub mod run;
+pub mod process;
 
 /// The timeout for reading a server's record.
-const ANSWER: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The protocol served on a port.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Kind {
+pub enum ServerKind {
     /// HTTP/1.1: the response to each request is the server's name.
     Http,
     /// TCP: received bytes are sent back.
@@ -39,7 +39,7 @@ pub enum Kind {
     Kubelet,
 }
 
-impl Kind {
+impl ServerKind {
     const ALL: [Self; 5] = [Self::Http, Self::Echo, Self::Udp, Self::Sink, Self::Kubelet];
 
     const fn word(self) -> &'static str {
@@ -59,7 +59,7 @@ impl Kind {
 /// Service each: 2000 for `svc-0`, 2001 for `svc-1`.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Listener {
-    kind: Kind,
+    kind: ServerKind,
     first: u16,
     last: u16,
     services: Vec<String>,
@@ -68,7 +68,7 @@ pub struct Listener {
 impl Listener {
     /// Creates a listener for any Service: no request counts as foreign.
     #[must_use]
-    pub const fn new(kind: Kind, port: u16) -> Self {
+    pub const fn new(kind: ServerKind, port: u16) -> Self {
         Self {
             kind,
             first: port,
@@ -79,14 +79,14 @@ impl Listener {
 
     /// Assigns the port to a Service: requests for other Services count as foreign.
     #[must_use]
-    pub fn of(mut self, service: &str) -> Self {
+    pub fn for_service(mut self, service: &str) -> Self {
         self.services.push(service.to_owned());
         self
     }
 
     /// Creates a listener on `count` ports with one Service each: `<stem>-0` and so on.
     #[must_use]
-    pub fn range(kind: Kind, first: u16, count: u16, stem: &str) -> Self {
+    pub fn range(kind: ServerKind, first: u16, count: u16, stem: &str) -> Self {
         let last = first.saturating_add(count.saturating_sub(1));
         Self {
             kind,
@@ -132,7 +132,7 @@ impl FromStr for Listener {
         let (kind, rest) = text
             .split_once(':')
             .context("expected KIND:PORT[=SERVICE,…]")?;
-        let kind = Kind::ALL
+        let kind = ServerKind::ALL
             .into_iter()
             .find(|it| it.word() == kind)
             .with_context(|| format!("unknown kind of listener `{kind}`"))?;
@@ -191,7 +191,7 @@ impl Record {
 /// Reads the record of a process from its Unix socket. The process sends it over each new connection.
 pub(crate) fn read_record<T: DeserializeOwned>(socket: &Path) -> Result<T> {
     let stream = UnixStream::connect(socket).with_context(|| format!("cannot connect to {}", socket.display()))?;
-    stream.set_read_timeout(Some(Scale::from_environment().patience(ANSWER)))?;
+    stream.set_read_timeout(Some(LoadScale::from_environment().timeout(TIMEOUT)))?;
     serde_json::from_reader(BufReader::new(stream)).with_context(|| format!("cannot read a record from {}", socket.display()))
 }
 
@@ -209,20 +209,20 @@ impl Port {
     }
 
     fn count_accepted(&self) {
-        self.locked().accepted += 1;
+        self.lock_counts().accepted += 1;
     }
 
     /// Counts a request; also counts it as foreign if it was meant for another Service.
-    fn count_request(&self, meant_for: Option<&[u8]>) {
-        let is_foreign = meant_for.is_some_and(|name| {
+    fn count_request(&self, intended_service: Option<&[u8]>) {
+        let is_foreign = intended_service.is_some_and(|name| {
             !self.services.is_empty() && !self.services.iter().any(|own| own.as_bytes() == name)
         });
-        let mut counts = self.locked();
+        let mut counts = self.lock_counts();
         counts.answered += 1;
         counts.foreign += u64::from(is_foreign);
     }
 
-    fn locked(&self) -> MutexGuard<'_, Counts> {
+    fn lock_counts(&self) -> MutexGuard<'_, Counts> {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -270,7 +270,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_listener_is_read_as_it_is_written() {
+    fn a_listener_is_parsed_as_it_is_formatted() {
         for text in ["http:8080", "udp:53=dns,dns6", "udp:2000-2099=svc"] {
             assert_eq!(text.parse::<Listener>().unwrap().to_string(), text);
         }
@@ -278,7 +278,7 @@ mod tests {
 
     #[test]
     fn ports_of_a_range_belong_to_one_service_each() {
-        let ports = Listener::range(Kind::Udp, 2000, 3, "svc").ports();
+        let ports = Listener::range(ServerKind::Udp, 2000, 3, "svc").ports();
 
         assert_eq!(ports[2], (2002, vec!["svc-2".to_owned()]));
         assert_eq!(ports.len(), 3);

@@ -17,78 +17,78 @@ use serde::de::DeserializeOwned;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::{
-    agent::{Agent, Ground, wire::Exit},
+    executor::{Executor, SandboxSpec, wire::Exit},
     cgroup, environment, ip, wait,
 };
 
 /// The timeout of a connect or a response.
-pub const ANSWER: Duration = Duration::from_secs(5);
+pub const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The time limit of a short command.
-pub const COMMAND: Duration = Duration::from_secs(30);
+pub const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The accept backlog of a test's listener.
 const BACKLOG: i32 = 1024;
 
 /// A network namespace and a cgroup, kept alive by an executor.
 #[derive(Clone, Debug)]
-pub struct Place {
-    agent: Arc<Agent>,
+pub struct Sandbox {
+    executor: Arc<Executor>,
 }
 
-impl Place {
-    pub fn new(ground: &Ground) -> Result<Self> {
+impl Sandbox {
+    pub fn new(spec: &SandboxSpec) -> Result<Self> {
         Ok(Self {
-            agent: Arc::new(Agent::start(ground)?),
+            executor: Arc::new(Executor::start(spec)?),
         })
     }
 
     /// Creates a sandbox with a new network namespace and a new cgroup, and sets parameters of the network.
-    pub fn with_network(
+    pub fn with_new_network(
         cgroup: PathBuf,
         bpffs: Option<PathBuf>,
         parameters: &[(&str, &str)],
     ) -> Result<Self> {
         cgroup::create(&cgroup)?;
-        let place = Self::new(&Ground {
+        let sandbox = Self::new(&SandboxSpec {
             network_of: None,
             cgroup,
             bpffs,
         })?;
         for (name, value) in parameters {
-            place.sysctl(name, value)?;
+            sandbox.sysctl(name, value)?;
         }
-        Ok(place)
+        Ok(sandbox)
     }
 
     /// Returns the process ID of the executor, for `nsenter -t` and `/proc/<pid>/root`.
     #[must_use]
     pub fn pid(&self) -> u32 {
-        self.agent.pid()
+        self.executor.pid()
     }
 
     /// Creates a socket in the sandbox.
     pub fn socket(&self, domain: Domain, kind: Type) -> io::Result<Socket> {
-        self.agent.socket(domain, kind, None)
+        self.executor.socket(domain, kind, None)
     }
 
     /// Creates a socket of a given protocol in the sandbox.
-    pub fn socket_of(&self, domain: Domain, kind: Type, protocol: Protocol) -> io::Result<Socket> {
-        self.agent.socket(domain, kind, Some(protocol))
+    pub fn socket_with_protocol(&self, domain: Domain, kind: Type, protocol: Protocol) -> io::Result<Socket> {
+        self.executor.socket(domain, kind, Some(protocol))
     }
 
     /// Opens a TCP connection from the sandbox. Its reads and writes time out after [`ANSWER`].
     pub fn connect(&self, to: impl ToSocketAddrs) -> io::Result<TcpStream> {
-        let to = single(to)?;
+        let to = resolve_one(to)?;
         let socket = self.socket(Domain::for_address(to), Type::STREAM)?;
-        connect_within(&socket, to, ANSWER)?;
-        socket.set_read_timeout(Some(ANSWER))?;
+        connect_within(&socket, to, RESPONSE_TIMEOUT)?;
+        socket.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
         Ok(socket.into())
     }
 
     /// Opens a TCP listener in the sandbox.
     pub fn listen(&self, at: impl ToSocketAddrs) -> io::Result<TcpListener> {
-        let at = single(at)?;
+        let at = resolve_one(at)?;
         let socket = self.socket(Domain::for_address(at), Type::STREAM)?;
         socket.set_reuse_address(true)?;
         socket.bind(&at.into())?;
@@ -98,20 +98,20 @@ impl Place {
 
     /// Binds a UDP socket in the sandbox. Its reads time out after [`ANSWER`].
     pub fn udp(&self, at: impl ToSocketAddrs) -> io::Result<UdpSocket> {
-        let at = single(at)?;
+        let at = resolve_one(at)?;
         let socket = self.socket(Domain::for_address(at), Type::DGRAM)?;
         socket.bind(&at.into())?;
-        socket.set_read_timeout(Some(ANSWER))?;
+        socket.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
         Ok(socket.into())
     }
 
     /// Runs a command and waits for it; returns its standard output, or an error if the command failed.
     pub fn run<A: AsRef<str>>(&self, argv: &[A]) -> Result<String> {
-        let output = self.command(argv).start()?.finish(COMMAND)?;
+        let output = self.command(argv).start()?.finish(COMMAND_TIMEOUT)?;
         if !output.exit.is_success() {
             bail!(
                 "`{}` failed: {:?}\n{}{}",
-                joined(argv),
+                join_words(argv),
                 output.exit,
                 output.stdout,
                 output.stderr
@@ -122,14 +122,14 @@ impl Place {
 
     /// Creates links, addresses and routes by commands in the syntax of ip(8), one per line.
     pub fn ip(&self, commands: &str) -> Result<()> {
-        ip::batch(self, commands)
+        ip::run_commands(self, commands)
     }
 
     /// Prepares a command that is to run in the sandbox.
     pub fn command<A: AsRef<str>>(&self, argv: &[A]) -> Command<'_> {
         let argv = argv.iter().map(|word| word.as_ref().to_owned()).collect();
         Command {
-            place: self,
+            sandbox: self,
             argv,
             cpu: None,
             log: None,
@@ -151,7 +151,7 @@ impl Place {
     /// Sets a parameter of the network namespace, such as `net.ipv4.ip_forward`.
     pub fn sysctl(&self, name: &str, value: &str) -> Result<()> {
         let path = Path::new("/proc/sys").join(name.replace('.', "/"));
-        self.agent.write(&path, value)
+        self.executor.write(&path, value)
     }
 }
 
@@ -161,8 +161,8 @@ pub fn connect_within(socket: &Socket, to: SocketAddr, within: Duration) -> io::
     // without one.
     socket.set_write_timeout(Some(within))?;
     socket.connect(&to.into()).map_err(|error| {
-        let late = error.raw_os_error() == Some(nix::libc::EINPROGRESS);
-        if late {
+        let is_timed_out = error.raw_os_error() == Some(nix::libc::EINPROGRESS);
+        if is_timed_out {
             io::ErrorKind::TimedOut.into()
         } else {
             error
@@ -170,14 +170,14 @@ pub fn connect_within(socket: &Socket, to: SocketAddr, within: Duration) -> io::
     })
 }
 
-fn single(address: impl ToSocketAddrs) -> io::Result<SocketAddr> {
+fn resolve_one(address: impl ToSocketAddrs) -> io::Result<SocketAddr> {
     let mut addresses = address.to_socket_addrs()?;
     addresses
         .next()
         .ok_or_else(|| io::Error::from(io::ErrorKind::AddrNotAvailable))
 }
 
-fn joined<A: AsRef<str>>(argv: &[A]) -> String {
+fn join_words<A: AsRef<str>>(argv: &[A]) -> String {
     argv.iter().map(AsRef::as_ref).collect::<Vec<_>>().join(" ")
 }
 
@@ -185,7 +185,7 @@ fn joined<A: AsRef<str>>(argv: &[A]) -> String {
 #[derive(Debug)]
 #[must_use]
 pub struct Command<'a> {
-    place: &'a Place,
+    sandbox: &'a Sandbox,
     argv: Vec<String>,
     cpu: Option<u32>,
     log: Option<File>,
@@ -215,10 +215,10 @@ impl Command<'_> {
             Some(log) => (log.try_clone()?, log),
             None => (tempfile::tempfile()?, tempfile::tempfile()?),
         };
-        let agent = Arc::clone(&self.place.agent);
-        let pid = agent.spawn(&self.argv, self.cpu, [stdout.as_fd(), stderr.as_fd()])?;
+        let executor = Arc::clone(&self.sandbox.executor);
+        let pid = executor.spawn(&self.argv, self.cpu, [stdout.as_fd(), stderr.as_fd()])?;
         Ok(Process {
-            agent,
+            executor,
             pid,
             argv: self.argv,
             stdout,
@@ -230,7 +230,7 @@ impl Command<'_> {
 /// A process in a sandbox; killed on drop.
 #[derive(Debug)]
 pub struct Process {
-    agent: Arc<Agent>,
+    executor: Arc<Executor>,
     pid: i32,
     argv: Vec<String>,
     stdout: File,
@@ -260,17 +260,17 @@ impl Process {
 
     /// Sends the process a signal, unless it has ended.
     pub fn signal(&self, signal: Signal) -> Result<()> {
-        self.agent.signal(self.pid, signal)
+        self.executor.signal(self.pid, signal)
     }
 
     /// Returns the exit status if the process has ended.
-    pub fn ended(&self) -> Result<Option<Exit>> {
-        self.agent.ended(self.pid)
+    pub fn try_wait(&self) -> Result<Option<Exit>> {
+        self.executor.try_wait(self.pid)
     }
 
     pub fn wait(&self, within: Duration) -> Result<Exit> {
-        wait::some(within, || self.ended().transpose())
-            .with_context(|| format!("`{}` is still running", joined(&self.argv)))?
+        wait::until_some(within, || self.try_wait().transpose())
+            .with_context(|| format!("`{}` is still running", join_words(&self.argv)))?
     }
 
     /// Waits until the process ends; returns its output.
@@ -278,8 +278,8 @@ impl Process {
         let exit = self.wait(within)?;
         Ok(Output {
             exit,
-            stdout: whole(&mut self.stdout)?,
-            stderr: whole(&mut self.stderr)?,
+            stdout: read_all(&mut self.stdout)?,
+            stderr: read_all(&mut self.stderr)?,
         })
     }
 }
@@ -288,12 +288,12 @@ impl Drop for Process {
     fn drop(&mut self) {
         // If the sandbox is gone, so is the process.
         if self.signal(Signal::SIGKILL).is_ok() {
-            drop(self.wait(ANSWER));
+            drop(self.wait(RESPONSE_TIMEOUT));
         }
     }
 }
 
-fn whole(file: &mut File) -> Result<String> {
+fn read_all(file: &mut File) -> Result<String> {
     file.rewind()?;
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes)?;

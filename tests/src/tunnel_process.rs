@@ -24,9 +24,9 @@ use tunnel_userspace::{
     tunnel::{SessionLimits, agent, gateway},
 };
 
-use crate::{agent::child, environment, log, pki, serve::read_record, wait};
+use crate::{executor::child, environment, log, pki, server::read_record, wait};
 
-pub mod run;
+pub mod roles;
 
 /// The time limit for a process to become ready, or to exit.
 const TIME_LIMIT: Duration = Duration::from_secs(10);
@@ -148,7 +148,7 @@ impl TunnelProcess {
         let mut command = Command::new(lab);
         child::set_up(&mut command, None)?;
         let process = command
-            .args(["end", role, "--settings"])
+            .args(["tunnel", role, "--settings"])
             .arg(&settings_file)
             .arg("--record")
             .arg(&record)
@@ -157,17 +157,17 @@ impl TunnelProcess {
             .stderr(output)
             .spawn()
             .context("cannot start culvert-lab")?;
-        let mut end = Self {
+        let mut started = Self {
             process,
             record,
             log,
         };
-        let ended = || Ok(end.process.try_wait()?);
-        wait::ready(TIME_LIMIT, ended, || {
-            read_record::<Value>(&end.record).is_ok()
+        let ended = || Ok(started.process.try_wait()?);
+        wait::until_ready(TIME_LIMIT, ended, || {
+            read_record::<Value>(&started.record).is_ok()
         })
-        .with_context(|| format!("{role} isn't ready; the end of its log:\n{}", end.log()))?;
-        Ok(end)
+        .with_context(|| format!("{role} isn't ready; the end of its log:\n{}", started.log()))?;
+        Ok(started)
     }
 
     pub fn cloud_state(&self) -> Result<CloudState> {

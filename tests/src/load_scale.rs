@@ -7,18 +7,18 @@ use crate::environment;
 /// The size and the duration of loads, relative to the values in the tests. On slow virtual machines the
 /// factor is less than 1 (`CULVERT_SCALE=0.05`). `CULVERT_LASTING` sets a different factor for durations.
 #[derive(Clone, Copy, Debug)]
-pub struct Scale {
+pub struct LoadScale {
     /// The factor for counts and rates, in thousandths, so that no floating point is needed.
-    thousandths: u32,
+    count_thousandths: u32,
     /// The factor for durations, in thousandths.
-    lasting: u32,
+    duration_thousandths: u32,
 }
 
-impl Scale {
+impl LoadScale {
     /// The values as written in the tests.
     pub const FULL: Self = Self {
-        thousandths: 1000,
-        lasting: 1000,
+        count_thousandths: 1000,
+        duration_thousandths: 1000,
     };
 
     /// Reads the factors from the environment; [`Self::FULL`] if they are missing or invalid.
@@ -28,7 +28,7 @@ impl Scale {
         let scale = scale.unwrap_or(Self::FULL);
         let lasting = environment::lasting().and_then(|text| Self::parse(&text));
         Self {
-            lasting: lasting.unwrap_or(scale).thousandths,
+            duration_thousandths: lasting.unwrap_or(scale).count_thousandths,
             ..scale
         }
     }
@@ -38,28 +38,28 @@ impl Scale {
         let factor = Duration::try_from_secs_f64(text.trim().parse().ok()?).ok()?;
         let thousandths = u32::try_from(factor.as_millis()).ok()?;
         (thousandths > 0).then_some(Self {
-            thousandths,
-            lasting: thousandths,
+            count_thousandths: thousandths,
+            duration_thousandths: thousandths,
         })
     }
 
     /// Scales a count or a rate; at least 1.
     #[must_use]
     pub fn count(self, full: u32) -> u32 {
-        let scaled = u64::from(full) * u64::from(self.thousandths) / 1000;
+        let scaled = u64::from(full) * u64::from(self.count_thousandths) / 1000;
         u32::try_from(scaled).unwrap_or(u32::MAX).max(1)
     }
 
     /// Scales the duration of a load.
     #[must_use]
-    pub fn lasting(self, full: Duration) -> Duration {
-        full * self.lasting / 1000
+    pub fn duration(self, full: Duration) -> Duration {
+        full * self.duration_thousandths / 1000
     }
 
     /// Scales a time limit: at least as long as written, and up to 20 times longer on slow machines.
     #[must_use]
-    pub fn patience(self, full: Duration) -> Duration {
-        full * 1000.max(1_000_000 / self.thousandths).min(20_000) / 1000
+    pub fn timeout(self, full: Duration) -> Duration {
+        full * 1000.max(1_000_000 / self.count_thousandths).min(20_000) / 1000
     }
 }
 
@@ -68,25 +68,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_twentieth_shortens_loads_and_lengthens_patience() {
-        let scale = Scale::parse("0.05").unwrap();
+    fn a_twentieth_shortens_loads_and_extends_time_limits() {
+        let scale = LoadScale::parse("0.05").unwrap();
 
         assert_eq!(scale.count(500), 25);
         assert_eq!(scale.count(3), 1);
         assert_eq!(
-            scale.lasting(Duration::from_secs(10)),
+            scale.duration(Duration::from_secs(10)),
             Duration::from_millis(500)
         );
         assert_eq!(
-            scale.patience(Duration::from_secs(1)),
+            scale.timeout(Duration::from_secs(1)),
             Duration::from_secs(20)
         );
     }
 
     #[test]
-    fn what_is_no_factor_is_refused() {
-        assert!(Scale::parse("0").is_none());
-        assert!(Scale::parse("-1").is_none());
-        assert!(Scale::parse("fast").is_none());
+    fn an_invalid_factor_is_refused() {
+        assert!(LoadScale::parse("0").is_none());
+        assert!(LoadScale::parse("-1").is_none());
+        assert!(LoadScale::parse("fast").is_none());
     }
 }

@@ -11,7 +11,7 @@ use nix::sys::{
 use serde::{Deserialize, Serialize};
 
 pub mod client;
-pub mod serve;
+pub mod server;
 
 /// The mode in which the server sends as fast as possible.
 const FLOOD: u8 = b'F';
@@ -21,14 +21,14 @@ const STALL: u8 = b'S';
 const ECHO: u8 = b'E';
 
 /// The buffer size of sockets in mode [`STALL`].
-const LITTLE: usize = 64 * 1024;
+const SMALL_BUFFER: usize = 64 * 1024;
 
 /// The size of a read or write.
 const CHUNK: usize = 64 * 1024;
 
 /// The result of a client in mode [`FLOOD`], over all its connections.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
-pub struct Flood {
+pub struct FloodReport {
     /// The number of bytes that were received during the measurement.
     pub bytes: u64,
     /// The duration of the measurement.
@@ -37,21 +37,21 @@ pub struct Flood {
     pub cpu_ns: u64,
 }
 
-impl Flood {
+impl FloodReport {
     /// Returns the throughput in millions of bytes a second.
     #[must_use]
     pub fn megabytes(&self) -> u64 {
-        per(u128::from(self.bytes) * 1000, self.took_ns)
+        divide(u128::from(self.bytes) * 1000, self.took_ns)
     }
 }
 
 /// Divides, rounding down; a divisor of 0 counts as 1.
-pub fn per(value: u128, by: u64) -> u64 {
+pub fn divide(value: u128, by: u64) -> u64 {
     u64::try_from(value / u128::from(by.max(1))).unwrap_or(u64::MAX)
 }
 
 /// Returns the CPU time of this process.
-fn own_cpu() -> Result<Duration> {
+fn own_cpu_time() -> Result<Duration> {
     let usage = getrusage(UsageWho::RUSAGE_SELF).context("getrusage failed")?;
     let micros = (usage.user_time() + usage.system_time()).num_microseconds();
     Ok(Duration::from_micros(u64::try_from(micros)?))

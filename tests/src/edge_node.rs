@@ -20,58 +20,58 @@ use anyhow::Result;
 use crate::{
     daemon::Daemon,
     manifest::NodeObject,
-    pki::{Authority, Files},
-    place::Place,
-    pod::{Options, Server, text},
-    serve::{Kind, Listener},
-    topology::{HOST_V4, Topology},
+    pki::{Authority, PemFiles},
+    sandbox::Sandbox,
+    pod::{ServerOptions, Server, path_to_string},
+    server::{ServerKind, Listener},
+    node_network::{HOST_V4, NodeNetwork},
 };
 
 /// The name of the edge node.
-pub const EDGE: &str = "edge-7";
+pub const EDGE_NAME: &str = "edge-7";
 /// The IPv4 address in the Node of the edge node.
 pub const EDGE_V4: Ipv4Addr = Ipv4Addr::new(10, 20, 0, 7);
 /// The IPv6 address in the Node of the edge node.
 pub const EDGE_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x20, 0, 0, 0, 0, 0, 7);
 
 /// The default port of a gateway.
-const GATEWAY: u16 = 10_262;
+const GATEWAY_PORT: u16 = 10_262;
 
 /// The address ranges of edge nodes, which are unreachable from the cloud.
-const EDGES: [&str; 2] = ["10.20.0.0/24", "fd00:20::/64"];
+const EDGE_RANGES: [&str; 2] = ["10.20.0.0/24", "fd00:20::/64"];
 
 /// The address of the edge node on its link; it stands for the NAT address of a remote site.
 pub const LINK_V4: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 2);
 
 /// The addresses on the link, IPv4 and IPv6: that of the sandbox outside, then that of the edge node.
-const LINK: [[&str; 2]; 2] = [
+const LINK_ADDRESSES: [[&str; 2]; 2] = [
     ["198.51.100.1", "198.51.100.2"],
     ["2001:db8:51::1", "2001:db8:51::2"],
 ];
 
 /// The priority of the routing rules that drop all packets of the link in both directions.
-const CUT: u32 = 5;
+const CUT_PRIORITY: u32 = 5;
 
 /// An edge node. The agent on it is killed on drop.
 #[derive(Debug)]
-pub struct Edge {
+pub struct EdgeNode {
     agent: Daemon,
-    place: Place,
-    outside: Place,
+    sandbox: Sandbox,
+    outside: Sandbox,
     folder: PathBuf,
     culvert: PathBuf,
 }
 
-impl Edge {
+impl EdgeNode {
     /// Creates an edge node, and connects it to the network of a cloud node.
-    pub fn new(topology: &Topology, culvert: PathBuf) -> Result<Self> {
-        let place = topology.elsewhere(EDGE)?;
-        join(topology, &place)?;
-        let folder = topology.lab().folder().join(EDGE);
+    pub fn new(topology: &NodeNetwork, culvert: PathBuf) -> Result<Self> {
+        let sandbox = topology.create_unconnected(EDGE_NAME)?;
+        connect_link(topology, &sandbox)?;
+        let folder = topology.lab().folder().join(EDGE_NAME);
         fs::create_dir_all(&folder)?;
         Ok(Self {
             agent: Daemon::new(folder.join("culvert.log")),
-            place,
+            sandbox,
             outside: topology.outside().clone(),
             folder,
             culvert,
@@ -80,26 +80,26 @@ impl Edge {
 
     /// Returns the edge node's network namespace and cgroup.
     #[must_use]
-    pub const fn place(&self) -> &Place {
-        &self.place
+    pub const fn sandbox(&self) -> &Sandbox {
+        &self.sandbox
     }
 
     /// Builds the Node of the edge node, with the label of edge nodes.
     #[must_use]
     pub fn node() -> NodeObject {
-        NodeObject::new(EDGE, [EDGE_V4.into(), EDGE_V6.into()]).edge()
+        NodeObject::new(EDGE_NAME, [EDGE_V4.into(), EDGE_V6.into()]).edge()
     }
 
     /// Returns the folder of the agent's certificate, as `culvert ca issue` writes it.
     #[must_use]
-    pub fn identity(&self) -> PathBuf {
+    pub fn identity_folder(&self) -> PathBuf {
         self.folder.join("identity")
     }
 
     /// Returns the paths of the kubelet's certificate files. [`Edge::serve_kubelet`] creates them.
     #[must_use]
-    pub fn kubelet_files(&self) -> Files {
-        Files::of(&self.folder, "kubelet")
+    pub fn kubelet_files(&self) -> PemFiles {
+        PemFiles::in_folder(&self.folder, "kubelet")
     }
 
     /// Starts a kubelet-like server on the edge node. Its certificate is valid for the addresses in the
@@ -110,17 +110,17 @@ impl Edge {
         let addresses = [IpAddr::from(EDGE_V4), IpAddr::from(EDGE_V6)];
         files.write(
             &authority.pem(),
-            &authority.server(&format!("system:node:{EDGE}"), &addresses)?,
+            &authority.server(&format!("system:node:{EDGE_NAME}"), &addresses)?,
         )?;
-        let listener = |port: &u16| Listener::new(Kind::Kubelet, *port);
-        let options = Options {
-            name: EDGE,
+        let listener = |port: &u16| Listener::new(ServerKind::Kubelet, *port);
+        let options = ServerOptions {
+            name: EDGE_NAME,
             stem: &self.folder.join("kubelet"),
             listeners: &ports.iter().map(listener).collect::<Vec<_>>(),
             cpu: None,
             certificate: Some(&files),
         };
-        Server::start(&self.place, &options)
+        Server::start(&self.sandbox, &options)
     }
 
     /// Starts `culvert agent`, which may dial these ports of the edge node. It reads its certificate from
@@ -129,21 +129,21 @@ impl Edge {
         let (config, state) = (self.folder.join("culvert.yaml"), self.folder.join("state"));
         fs::create_dir_all(&state)?;
         let content = format!(
-            "nodeName: {EDGE}\n\
+            "nodeName: {EDGE_NAME}\n\
              stateDir: {state}\n\
              tunnel:\n\
              \x20 agent:\n\
-             \x20   gateways: [\"{HOST_V4}:{GATEWAY}\"]\n\
+             \x20   gateways: [\"{HOST_V4}:{GATEWAY_PORT}\"]\n\
              \x20   allowedTargets: {allow:?}\n\
              {end}",
             state = state.display(),
             allow = ports.map(|port| format!("self:{port}")),
-            end = end_config(&self.identity()),
+            end = identity_and_session_config(&self.identity_folder()),
         );
         fs::write(&config, content)?;
-        let [culvert, config] = [text(&self.culvert)?, text(&config)?];
+        let [culvert, config] = [path_to_string(&self.culvert)?, path_to_string(&config)?];
         let words = [culvert, "agent".to_owned(), "--config".to_owned(), config];
-        self.agent.start(&self.place, &words)
+        self.agent.start(&self.sandbox, &words)
     }
 
     #[must_use]
@@ -152,19 +152,19 @@ impl Edge {
     }
 
     /// Cuts the link: packets in both directions are dropped silently.
-    pub fn cut(&self) -> Result<()> {
-        self.rules("add")
+    pub fn cut_link(&self) -> Result<()> {
+        self.change_drop_rules("add")
     }
 
     /// Restores the link.
-    pub fn mend(&self) -> Result<()> {
-        self.rules("del")
+    pub fn restore_link(&self) -> Result<()> {
+        self.change_drop_rules("del")
     }
 
-    fn rules(&self, act: &str) -> Result<()> {
-        for (family, [_, edge]) in ["-4", "-6"].iter().zip(LINK) {
+    fn change_drop_rules(&self, act: &str) -> Result<()> {
+        for (family, [_, edge]) in ["-4", "-6"].iter().zip(LINK_ADDRESSES) {
             for packets in ["iif edge", &format!("to {edge}")] {
-                let command = format!("ip {family} rule {act} pref {CUT} {packets} blackhole");
+                let command = format!("ip {family} rule {act} pref {CUT_PRIORITY} {packets} blackhole");
                 self.outside.run(&command.split(' ').collect::<Vec<_>>())?;
             }
         }
@@ -173,8 +173,8 @@ impl Edge {
 }
 
 /// Formats the part of the config that gateways and agents share: certificate files, and session timers.
-pub(crate) fn end_config(identity: &Path) -> String {
-    let Files { ca, cert, key } = Files::issued(identity);
+pub(crate) fn identity_and_session_config(identity: &Path) -> String {
+    let PemFiles { ca, cert, key } = PemFiles::issued(identity);
     format!(
         "\x20 identity: {{ files: {{ ca: {ca}, cert: {cert}, key: {key} }} }}\n\
          \x20 session: {{ pingInterval: 1s, pingTimeout: 2s, drainTimeout: 1s }}\n",
@@ -184,16 +184,16 @@ pub(crate) fn end_config(identity: &Path) -> String {
     )
 }
 
-fn join(topology: &Topology, edge: &Place) -> Result<()> {
+fn connect_link(topology: &NodeNetwork, edge: &Sandbox) -> Result<()> {
     let outside = topology.outside();
     for forwarding in ["net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"] {
         outside.sysctl(forwarding, "1")?;
     }
-    let [edges4, edges6] = EDGES;
+    let [edges4, edges6] = EDGE_RANGES;
     topology.host().ip(&format!(
         "route add unreachable {edges4}\nroute add unreachable {edges6}\n"
     ))?;
-    let [[near4, far4], [near6, far6]] = LINK;
+    let [[near4, far4], [near6, far6]] = LINK_ADDRESSES;
     let pid = edge.pid();
     outside.ip(&format!(
         "route add unreachable {edges4}\n\

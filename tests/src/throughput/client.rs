@@ -22,23 +22,23 @@ use tokio::{
 };
 use tokio_rustls::TlsConnector;
 
-use super::{CHUNK, ECHO, FLOOD, Flood, LITTLE, STALL, own_cpu};
+use super::{CHUNK, ECHO, FLOOD, FloodReport, SMALL_BUFFER, STALL, own_cpu_time};
 use crate::{
     clock::Instant,
     load::{Latency, nanoseconds},
 };
 
 /// The time limit of a connect or an echo.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The time that streams run before they are measured.
 pub const WARM_UP: Duration = Duration::from_millis(300);
 
-const BYTES: usize = 64;
+const ECHO_LENGTH: usize = 64;
 
 /// The address and protocol of a server.
 #[derive(Clone, Debug)]
-pub struct Way {
+pub struct Target {
     /// The address to dial.
     pub to: SocketAddr,
     /// For TLS: the client config, and the address that the server's certificate must be valid for.
@@ -49,13 +49,13 @@ trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
-async fn open(way: &Way, what: u8) -> io::Result<Pin<Box<dyn Stream>>> {
-    let stream = TcpStream::connect(way.to).await?;
+async fn open(target: &Target, mode: u8) -> io::Result<Pin<Box<dyn Stream>>> {
+    let stream = TcpStream::connect(target.to).await?;
     stream.set_nodelay(true)?;
-    if what == STALL {
-        SockRef::from(&stream).set_recv_buffer_size(LITTLE)?;
+    if mode == STALL {
+        SockRef::from(&stream).set_recv_buffer_size(SMALL_BUFFER)?;
     }
-    let mut stream: Pin<Box<dyn Stream>> = match &way.tls {
+    let mut stream: Pin<Box<dyn Stream>> = match &target.tls {
         None => Box::pin(stream),
         Some((tls, address)) => {
             let name = ServerName::IpAddress((*address).into());
@@ -63,13 +63,13 @@ async fn open(way: &Way, what: u8) -> io::Result<Pin<Box<dyn Stream>>> {
             Box::pin(connector.connect(name, stream).await?)
         }
     };
-    stream.write_all(&[what]).await?;
+    stream.write_all(&[mode]).await?;
     stream.flush().await?;
     Ok(stream)
 }
 
 /// Reads some bytes; the end of the stream is an error.
-async fn some(stream: &mut (impl AsyncRead + Unpin), buffer: &mut [u8]) -> io::Result<u64> {
+async fn read_some(stream: &mut (impl AsyncRead + Unpin), buffer: &mut [u8]) -> io::Result<u64> {
     match stream.read(buffer).await? {
         0 => Err(io::ErrorKind::UnexpectedEof.into()),
         length => Ok(u64::try_from(length).unwrap_or(u64::MAX)),
@@ -85,32 +85,32 @@ fn run<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
 }
 
 /// Measures the throughput of several connections at once.
-pub fn flood(way: &Way, connections: u32, lasting: Duration) -> Result<Flood> {
+pub fn flood(target: &Target, connections: u32, duration: Duration) -> Result<FloodReport> {
     run(async {
-        let counted = Arc::new(AtomicU64::new(0));
-        let over = Arc::new(AtomicBool::new(false));
+        let received = Arc::new(AtomicU64::new(0));
+        let is_done = Arc::new(AtomicBool::new(false));
         let mut readers = JoinSet::<io::Result<()>>::new();
         for _ in 0..connections {
-            let mut stream = time::timeout(PATIENCE, open(way, FLOOD)).await??;
-            let (counted, over) = (Arc::clone(&counted), Arc::clone(&over));
+            let mut stream = time::timeout(TIMEOUT, open(target, FLOOD)).await??;
+            let (received, is_done) = (Arc::clone(&received), Arc::clone(&is_done));
             readers.spawn(async move {
                 let mut buffer = vec![0; CHUNK];
-                while !over.load(Ordering::Relaxed) {
-                    let length = some(&mut stream, &mut buffer).await?;
-                    counted.fetch_add(length, Ordering::Relaxed);
+                while !is_done.load(Ordering::Relaxed) {
+                    let length = read_some(&mut stream, &mut buffer).await?;
+                    received.fetch_add(length, Ordering::Relaxed);
                 }
                 Ok(())
             });
         }
         time::sleep(WARM_UP).await;
-        let (before, cpu, start) = (counted.load(Ordering::Relaxed), own_cpu()?, Instant::now());
-        time::sleep(lasting).await;
-        let flood = Flood {
-            bytes: counted.load(Ordering::Relaxed) - before,
+        let (before, cpu, start) = (received.load(Ordering::Relaxed), own_cpu_time()?, Instant::now());
+        time::sleep(duration).await;
+        let flood = FloodReport {
+            bytes: received.load(Ordering::Relaxed) - before,
             took_ns: nanoseconds(start.elapsed()),
-            cpu_ns: nanoseconds(own_cpu()?.saturating_sub(cpu)),
+            cpu_ns: nanoseconds(own_cpu_time()?.saturating_sub(cpu)),
         };
-        over.store(true, Ordering::Relaxed);
+        is_done.store(true, Ordering::Relaxed);
         while let Some(ended) = readers.join_next().await {
             ended?.context("the server ended a stream")?;
         }
@@ -119,18 +119,18 @@ pub fn flood(way: &Way, connections: u32, lasting: Duration) -> Result<Flood> {
 }
 
 /// Sends 64 bytes and waits for their echo, repeatedly; returns the round-trip times.
-pub fn echo(way: &Way, lasting: Duration) -> Result<Latency> {
+pub fn echo(target: &Target, duration: Duration) -> Result<Latency> {
     run(async {
-        let mut stream = time::timeout(PATIENCE, open(way, ECHO)).await??;
+        let mut stream = time::timeout(TIMEOUT, open(target, ECHO)).await??;
         let mut times = Vec::new();
-        let bytes = [7; BYTES];
-        let mut back = [0; BYTES];
+        let bytes = [7; ECHO_LENGTH];
+        let mut received_echo = [0; ECHO_LENGTH];
         let begun = Instant::now();
-        while begun.elapsed() < lasting {
+        while begun.elapsed() < duration {
             let start = Instant::now();
             stream.write_all(&bytes).await?;
             stream.flush().await?;
-            time::timeout(PATIENCE, stream.read_exact(&mut back)).await??;
+            time::timeout(TIMEOUT, stream.read_exact(&mut received_echo)).await??;
             times.push(nanoseconds(start.elapsed()));
         }
         // The first echoes include the opening of the stream.
@@ -141,13 +141,13 @@ pub fn echo(way: &Way, lasting: Duration) -> Result<Latency> {
 
 /// Opens connections in mode [`STALL`] without reading from them; calls `on_open` once all are open, and
 /// never returns after that.
-pub fn stall(way: &Way, connections: u32, tell: impl FnOnce() -> Result<()>) -> Result<()> {
+pub fn stall(target: &Target, connections: u32, on_open: impl FnOnce() -> Result<()>) -> Result<()> {
     run(async {
-        let mut held = Vec::new();
+        let mut streams = Vec::new();
         for _ in 0..connections {
-            held.push(time::timeout(PATIENCE, open(way, STALL)).await??);
+            streams.push(time::timeout(TIMEOUT, open(target, STALL)).await??);
         }
-        tell()?;
+        on_open()?;
         std::future::pending::<Result<()>>().await
     })
 }

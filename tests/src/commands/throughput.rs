@@ -9,12 +9,12 @@ use std::{
 use anyhow::Result;
 use clap::{Args, Subcommand};
 use tunnel_tests::{
-    flow,
-    pki::{self, Files},
+    throughput,
+    pki::{self, PemFiles},
 };
 
 #[derive(Subcommand)]
-pub(crate) enum Flow {
+pub(crate) enum ThroughputCommand {
     /// Serve one port over TCP and one over TLS.
     Serve {
         #[arg(long)]
@@ -30,13 +30,13 @@ pub(crate) enum Flow {
         ready: PathBuf,
     },
     /// Receive as much as possible over several connections, and print the throughput.
-    Flood(FlowClient),
+    Flood(ClientOptions),
     /// Have the server echo 64 bytes repeatedly, and print the latency.
-    Echo(FlowClient),
+    Echo(ClientOptions),
     /// Open connections that the server floods and nobody reads, until the process is killed.
     Stall {
         #[command(flatten)]
-        client: FlowClient,
+        client: ClientOptions,
         /// A file that is created once all connections are open.
         #[arg(long)]
         ready: PathBuf,
@@ -44,7 +44,7 @@ pub(crate) enum Flow {
 }
 
 #[derive(Args)]
-pub(crate) struct FlowClient {
+pub(crate) struct ClientOptions {
     #[arg(long)]
     to: SocketAddr,
     /// The CA of the server's certificate; enables TLS.
@@ -59,23 +59,23 @@ pub(crate) struct FlowClient {
     millis: u64,
 }
 
-impl FlowClient {
-    fn way(&self) -> Result<flow::client::Way> {
-        let tls = self.ca.as_deref().map(pki::trusting).transpose()?;
-        Ok(flow::client::Way {
+impl ClientOptions {
+    fn target(&self) -> Result<throughput::client::Target> {
+        let tls = self.ca.as_deref().map(pki::client_config).transpose()?;
+        Ok(throughput::client::Target {
             to: self.to,
             tls: tls.zip(self.address),
         })
     }
 
-    const fn lasting(&self) -> Duration {
+    const fn duration(&self) -> Duration {
         Duration::from_millis(self.millis)
     }
 }
 
-pub(crate) fn run(flow: Flow) -> Result<()> {
-    match flow {
-        Flow::Serve {
+pub(crate) fn run(command: ThroughputCommand) -> Result<()> {
+    match command {
+        ThroughputCommand::Serve {
             plain,
             secure,
             cert,
@@ -83,18 +83,18 @@ pub(crate) fn run(flow: Flow) -> Result<()> {
             ready,
         } => {
             let ca = PathBuf::new();
-            let tls = Files { ca, cert, key }.server()?;
-            flow::serve::serve(plain, secure, tls, &ready)
+            let tls = PemFiles { ca, cert, key }.server_config()?;
+            throughput::server::serve(plain, secure, tls, &ready)
         }
-        Flow::Flood(client) => crate::print(&flow::client::flood(
-            &client.way()?,
+        ThroughputCommand::Flood(client) => crate::print(&throughput::client::flood(
+            &client.target()?,
             client.connections,
-            client.lasting(),
+            client.duration(),
         )?),
-        Flow::Echo(client) => crate::print(&flow::client::echo(&client.way()?, client.lasting())?),
-        Flow::Stall { client, ready } => {
-            let tell = || Ok(std::fs::write(&ready, "")?);
-            flow::client::stall(&client.way()?, client.connections, tell)
+        ThroughputCommand::Echo(client) => crate::print(&throughput::client::echo(&client.target()?, client.duration())?),
+        ThroughputCommand::Stall { client, ready } => {
+            let on_open = || Ok(std::fs::write(&ready, "")?);
+            throughput::client::stall(&client.target()?, client.connections, on_open)
         }
     }
 }

@@ -19,19 +19,19 @@ use tokio::{
     task::JoinSet,
 };
 
-use super::{ANY, Kind, Listener, Port, Record};
+use super::{ANY, ServerKind, Listener, Port, Record};
 use crate::{
     http::{header, next_head},
-    kubelet::serve::{self as kubelet, Journal},
-    pki::Files,
+    fake_kubelet::server::{self as kubelet, ConnectionLog},
+    pki::PemFiles,
 };
 
 /// The size of the receive buffer, enough for bursts of datagrams.
-const DATAGRAMS: usize = 8 << 20;
+const RECEIVE_BUFFER: usize = 8 << 20;
 
 /// The options of a server process.
 #[derive(Args, Clone, Debug)]
-pub struct Options {
+pub struct ProcessOptions {
     /// The name that the server sends in responses.
     #[arg(long)]
     pub name: String,
@@ -52,8 +52,8 @@ pub struct Options {
 
 /// Serves until the process is killed. Once all ports listen, it creates the Unix socket `record`, and
 /// sends the current record to each client of it.
-pub fn serve(options: Options) -> Result<()> {
-    let Options {
+pub fn run_server(options: ProcessOptions) -> Result<()> {
+    let ProcessOptions {
         name,
         record,
         cert,
@@ -64,11 +64,11 @@ pub fn serve(options: Options) -> Result<()> {
         .enable_io()
         .build()?;
     let ca = PathBuf::new();
-    let files = cert.zip(key).map(|(cert, key)| Files { ca, cert, key });
+    let files = cert.zip(key).map(|(cert, key)| PemFiles { ca, cert, key });
     let mut server = Server {
         name: Arc::from(name),
-        tls: files.as_ref().map(Files::server).transpose()?,
-        journal: Journal::default(),
+        tls: files.as_ref().map(PemFiles::server_config).transpose()?,
+        journal: ConnectionLog::default(),
         tasks: JoinSet::new(),
     };
     runtime.block_on(async {
@@ -88,7 +88,7 @@ pub fn serve(options: Options) -> Result<()> {
             let (mut stream, _) = records.accept().await?;
             let ports = ports
                 .iter()
-                .map(|(name, port)| (name.clone(), *port.locked()))
+                .map(|(name, port)| (name.clone(), *port.lock_counts()))
                 .collect();
             let record = Record {
                 name: server.name.to_string(),
@@ -104,32 +104,32 @@ pub fn serve(options: Options) -> Result<()> {
 struct Server {
     name: Arc<str>,
     tls: Option<Arc<ServerConfig>>,
-    journal: Journal,
+    journal: ConnectionLog,
     tasks: JoinSet<io::Result<()>>,
 }
 
 impl Server {
-    fn listen(&mut self, kind: Kind, number: u16, port: Arc<Port>) -> Result<()> {
+    fn listen(&mut self, kind: ServerKind, number: u16, port: Arc<Port>) -> Result<()> {
         match kind {
-            Kind::Http => {
+            ServerKind::Http => {
                 let (listener, name) = (super::listen(number)?, Arc::clone(&self.name));
                 self.tasks.spawn(super::accept(listener, move |stream| {
                     port.count_accepted();
-                    http(stream, Arc::clone(&name), Arc::clone(&port))
+                    serve_http(stream, Arc::clone(&name), Arc::clone(&port))
                 }));
             }
-            Kind::Echo => {
+            ServerKind::Echo => {
                 let listener = super::listen(number)?;
                 self.tasks.spawn(super::accept(listener, move |stream| {
                     port.count_accepted();
-                    echo(stream, Arc::clone(&port))
+                    serve_echo(stream, Arc::clone(&port))
                 }));
             }
-            Kind::Udp => {
-                let answers = answer(udp(number)?, Arc::clone(&self.name), port);
+            ServerKind::Udp => {
+                let answers = serve_udp(bind_udp(number)?, Arc::clone(&self.name), port);
                 self.tasks.spawn(answers);
             }
-            Kind::Sink => {
+            ServerKind::Sink => {
                 let listener = super::listen(number)?;
                 // A thread that blocks in accept(2) has the least overhead.
                 thread::spawn(move || {
@@ -138,7 +138,7 @@ impl Server {
                     }
                 });
             }
-            Kind::Kubelet => {
+            ServerKind::Kubelet => {
                 let tls = self.tls.clone().context("a listener of kind kubelet needs --cert and --key")?;
                 let (listener, journal) = (super::listen(number)?, self.journal.clone());
                 self.tasks.spawn(kubelet::accept(listener, tls, journal));
@@ -148,35 +148,35 @@ impl Server {
     }
 }
 
-fn udp(port: u16) -> io::Result<UdpSocket> {
+fn bind_udp(port: u16) -> io::Result<UdpSocket> {
     let socket = Socket::new(Domain::IPV6, Type::DGRAM, None)?;
     socket.set_only_v6(false)?;
-    socket.set_recv_buffer_size(DATAGRAMS)?;
+    socket.set_recv_buffer_size(RECEIVE_BUFFER)?;
     socket.bind(&SocketAddr::from((ANY, port)).into())?;
     Ok(socket.into())
 }
 
-async fn http(mut stream: TcpStream, name: Arc<str>, port: Arc<Port>) -> io::Result<()> {
+async fn serve_http(mut stream: TcpStream, name: Arc<str>, port: Arc<Port>) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let mut buffer = Vec::with_capacity(512);
     while let Some(request) = next_head(&mut stream, &mut buffer).await? {
         let connection = header(&request, "connection").unwrap_or_default();
-        let last = connection.eq_ignore_ascii_case("close");
-        let connection = if last { "close" } else { "keep-alive" };
+        let is_last = connection.eq_ignore_ascii_case("close");
+        let connection = if is_last { "close" } else { "keep-alive" };
         port.count_request(header(&request, "x-service").map(str::as_bytes));
         let answer = format!(
             "HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: {connection}\r\n\r\n{name}",
             name.len()
         );
         stream.write_all(answer.as_bytes()).await?;
-        if last {
+        if is_last {
             break;
         }
     }
     Ok(())
 }
 
-async fn echo(mut stream: TcpStream, port: Arc<Port>) -> io::Result<()> {
+async fn serve_echo(mut stream: TcpStream, port: Arc<Port>) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let mut buffer = vec![0; 16 * 1024];
     loop {
@@ -189,7 +189,7 @@ async fn echo(mut stream: TcpStream, port: Arc<Port>) -> io::Result<()> {
     }
 }
 
-async fn answer(socket: UdpSocket, name: Arc<str>, port: Arc<Port>) -> io::Result<()> {
+async fn serve_udp(socket: UdpSocket, name: Arc<str>, port: Arc<Port>) -> io::Result<()> {
     socket.set_nonblocking(true)?;
     let socket = tokio::net::UdpSocket::from_std(socket)?;
     let mut buffer = vec![0; 64 * 1024];

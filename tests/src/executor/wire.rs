@@ -11,7 +11,7 @@ use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recv, recv
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 /// The maximum length of a message in bytes. The longest messages contain a command line.
-const LARGEST: usize = 128 * 1024;
+const MAX_LENGTH: usize = 128 * 1024;
 
 /// A request to an executor.
 #[derive(Debug, Deserialize, Serialize)]
@@ -27,7 +27,7 @@ pub(crate) enum Request {
     /// Starts a process, with two open files for its output: the response is its process ID.
     Spawn { argv: Vec<String>, cpu: Option<u32> },
     /// Checks a process: the response is an [`Exit`] if it has ended.
-    Ended { pid: i32 },
+    TryWait { pid: i32 },
     /// Sends a signal to a process.
     Signal { pid: i32, signal: i32 },
     /// Writes a file.
@@ -64,7 +64,7 @@ pub(crate) fn send(
     files: &[BorrowedFd<'_>],
 ) -> io::Result<()> {
     let text = serde_json::to_vec(message)?;
-    if text.len() > LARGEST {
+    if text.len() > MAX_LENGTH {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
             "the message is longer than 128 KiB",
@@ -98,7 +98,7 @@ pub(crate) fn receive<T: DeserializeOwned>(
         &mut [],
         MsgFlags::MSG_PEEK | MsgFlags::MSG_TRUNC,
     )?;
-    let mut text = vec![0; length.min(LARGEST)];
+    let mut text = vec![0; length.min(MAX_LENGTH)];
     let mut rights = nix::cmsg_space!([RawFd; 2]);
     let (length, files) = {
         let mut parts = [IoSliceMut::new(&mut text)];
@@ -108,7 +108,7 @@ pub(crate) fn receive<T: DeserializeOwned>(
             Some(&mut rights),
             MsgFlags::MSG_CMSG_CLOEXEC,
         )?;
-        let files = message.cmsgs()?.flat_map(files_of).collect();
+        let files = message.cmsgs()?.flat_map(received_files).collect();
         (message.bytes, files)
     };
     if length == 0 {
@@ -121,7 +121,7 @@ pub(crate) fn receive<T: DeserializeOwned>(
     unsafe_code,
     reason = "a received file descriptor has no owner yet"
 )]
-fn files_of(message: ControlMessageOwned) -> Vec<OwnedFd> {
+fn received_files(message: ControlMessageOwned) -> Vec<OwnedFd> {
     let ControlMessageOwned::ScmRights(files) = message else {
         return Vec::new();
     };

@@ -12,10 +12,10 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 
-use super::{CHUNK, FLOOD, LITTLE, STALL};
+use super::{CHUNK, FLOOD, SMALL_BUFFER, STALL};
 use crate::{
-    kubelet::pattern,
-    serve::{accept, listen},
+    fake_kubelet::pattern,
+    server::{accept, listen},
 };
 
 /// Serves two ports until the process is killed; creates the Unix socket `ready` once both listen.
@@ -28,14 +28,14 @@ pub fn serve(plain: u16, secure: u16, tls: Arc<ServerConfig>, ready: &Path) -> R
         let tls = TlsAcceptor::from(tls);
         let mut ports = JoinSet::new();
         ports.spawn(accept(listen(plain)?, |stream| async move {
-            let socket = prepared(&stream)?;
-            act(stream, &socket).await
+            let socket = prepare(&stream)?;
+            serve_stream(stream, &socket).await
         }));
         ports.spawn(accept(listen(secure)?, move |stream| {
             let tls = tls.clone();
             async move {
-                let socket = prepared(&stream)?;
-                act(tls.accept(stream).await?, &socket).await
+                let socket = prepare(&stream)?;
+                serve_stream(tls.accept(stream).await?, &socket).await
             }
         }));
         let _ready = UnixListener::bind(ready)
@@ -48,17 +48,17 @@ pub fn serve(plain: u16, secure: u16, tls: Arc<ServerConfig>, ready: &Path) -> R
 }
 
 /// Disables Nagle's algorithm; returns a handle to the socket for its buffer sizes.
-fn prepared(stream: &TcpStream) -> io::Result<Socket> {
+fn prepare(stream: &TcpStream) -> io::Result<Socket> {
     stream.set_nodelay(true)?;
     Ok(Socket::from(stream.as_fd().try_clone_to_owned()?))
 }
 
-async fn act(mut stream: impl AsyncRead + AsyncWrite + Unpin, socket: &Socket) -> io::Result<()> {
-    let what = stream.read_u8().await?;
-    if what == STALL {
-        socket.set_send_buffer_size(LITTLE)?;
+async fn serve_stream(mut stream: impl AsyncRead + AsyncWrite + Unpin, socket: &Socket) -> io::Result<()> {
+    let mode = stream.read_u8().await?;
+    if mode == STALL {
+        socket.set_send_buffer_size(SMALL_BUFFER)?;
     }
-    if what == FLOOD || what == STALL {
+    if mode == FLOOD || mode == STALL {
         let pattern = pattern();
         loop {
             stream.write_all(&pattern).await?;

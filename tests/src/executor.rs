@@ -28,18 +28,18 @@ use serde::de::DeserializeOwned;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use self::wire::{Exit, Failure, Request};
-use crate::{environment, scale::Scale, wait};
+use crate::{environment, load_scale::LoadScale, wait};
 
 pub(crate) mod child;
-pub mod run;
+pub mod process;
 pub mod wire;
 
 /// The timeout of a request. An executor responds at once unless it is broken.
-const ANSWER: Duration = Duration::from_secs(10);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The properties of a sandbox.
 #[derive(Args, Clone, Debug)]
-pub struct Ground {
+pub struct SandboxSpec {
     /// A process in the network namespace to join; by default a new namespace is created.
     #[arg(long)]
     pub network_of: Option<u32>,
@@ -53,44 +53,44 @@ pub struct Ground {
 
 /// The executor of a sandbox. All processes of the sandbox end when it is dropped.
 #[derive(Debug)]
-pub struct Agent {
+pub struct Executor {
     process: Mutex<Child>,
     pid: u32,
     channel: Mutex<OwnedFd>,
 }
 
-impl Agent {
+impl Executor {
     /// Starts an executor and waits until it has entered its sandbox.
-    pub fn start(ground: &Ground) -> Result<Self> {
-        let (channel, other) = socketpair(
+    pub fn start(spec: &SandboxSpec) -> Result<Self> {
+        let (channel, peer_end) = socketpair(
             AddressFamily::Unix,
             SockType::SeqPacket,
             None,
             SockFlag::SOCK_CLOEXEC,
         )
         .context("cannot create a socket pair")?;
-        let patience = Scale::from_environment().patience(ANSWER);
-        let patience = TimeVal::milliseconds(i64::try_from(patience.as_millis())?);
-        setsockopt(&channel, ReceiveTimeout, &patience)?;
+        let timeout = LoadScale::from_environment().timeout(RESPONSE_TIMEOUT);
+        let timeout = TimeVal::milliseconds(i64::try_from(timeout.as_millis())?);
+        setsockopt(&channel, ReceiveTimeout, &timeout)?;
 
         let program = environment::culvert_lab()?;
         let mut command = Command::new(&program);
-        command.arg("agent").arg("--cgroup").arg(&ground.cgroup);
-        if let Some(pid) = ground.network_of {
+        command.arg("executor").arg("--cgroup").arg(&spec.cgroup);
+        if let Some(pid) = spec.network_of {
             command.arg("--network-of").arg(pid.to_string());
         }
-        if let Some(folder) = &ground.bpffs {
+        if let Some(folder) = &spec.bpffs {
             command.arg("--bpffs").arg(folder);
         }
         // A separate process group: an interrupt at the terminal reaches only the process that cleans up.
         let process = command
-            .stdin(Stdio::from(other))
+            .stdin(Stdio::from(peer_end))
             .stdout(Stdio::null())
             .process_group(0)
             .spawn()
             .with_context(|| format!("cannot start {}", program.display()))?;
         let pid = process.id();
-        let agent = Self {
+        let executor = Self {
             process: Mutex::new(process),
             pid,
             channel: Mutex::new(channel),
@@ -98,10 +98,10 @@ impl Agent {
         // This copy of the other end must be closed: otherwise neither side would notice the end of the
         // other.
         drop(command);
-        agent
+        executor
             .call::<()>(&Request::Greet, &[])
             .context("an executor cannot enter its sandbox")?;
-        Ok(agent)
+        Ok(executor)
     }
 
     /// Returns the executor's process ID: `/proc/<pid>/ns/net` and `/proc/<pid>/root` are those of the
@@ -123,15 +123,15 @@ impl Agent {
             kind: kind.into(),
             protocol: protocol.map(Into::into),
         };
-        let (answer, socket) = self
+        let (response, socket) = self
             .exchange::<()>(&request, &[])
             .map_err(io::Error::other)?;
-        let errno = answer.as_ref().err().and_then(|failure| failure.errno);
+        let errno = response.as_ref().err().and_then(|failure| failure.errno);
         if let Some(errno) = errno {
             return Err(io::Error::from_raw_os_error(errno));
         }
-        let odd = || io::Error::other(format!("unexpected response to the request for a socket: {answer:?}"));
-        socket.map(Socket::from).ok_or_else(odd)
+        let unexpected = || io::Error::other(format!("unexpected response to the request for a socket: {response:?}"));
+        socket.map(Socket::from).ok_or_else(unexpected)
     }
 
     /// Starts a process in the sandbox, which is killed when the executor ends; returns its process ID.
@@ -146,8 +146,8 @@ impl Agent {
     }
 
     /// Returns the exit status of a process of the sandbox, if the process has ended.
-    pub(crate) fn ended(&self, pid: i32) -> Result<Option<Exit>> {
-        self.call(&Request::Ended { pid }, &[])
+    pub(crate) fn try_wait(&self, pid: i32) -> Result<Option<Exit>> {
+        self.call(&Request::TryWait { pid }, &[])
     }
 
     /// Sends a signal to a process of the sandbox.
@@ -168,8 +168,8 @@ impl Agent {
 
     /// Sends a request; turns a failure in the response into an error.
     fn call<T: DeserializeOwned>(&self, request: &Request, files: &[BorrowedFd<'_>]) -> Result<T> {
-        let (answer, _) = self.exchange(request, files)?;
-        answer.map_err(|failure| anyhow!(failure.message))
+        let (response, _) = self.exchange(request, files)?;
+        response.map_err(|failure| anyhow!(failure.message))
     }
 
     fn exchange<T: DeserializeOwned>(
@@ -179,14 +179,14 @@ impl Agent {
     ) -> Result<(Result<T, Failure>, Option<OwnedFd>)> {
         let channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner);
         wire::send(channel.as_fd(), request, files).context("cannot send a request to an executor")?;
-        let (answer, mut files) = wire::receive(channel.as_fd())
+        let (response, mut files) = wire::receive(channel.as_fd())
             .context("an executor doesn't respond")?
             .context("an executor has ended")?;
-        Ok((answer, files.pop()))
+        Ok((response, files.pop()))
     }
 }
 
-impl Drop for Agent {
+impl Drop for Executor {
     fn drop(&mut self) {
         let process = self
             .process
@@ -194,7 +194,7 @@ impl Drop for Agent {
             .unwrap_or_else(PoisonError::into_inner);
         // With the executor, the kernel ends the sandbox's processes and removes its mounts and interfaces.
         drop(process.kill());
-        drop(wait::until(ANSWER, || {
+        drop(wait::until(RESPONSE_TIMEOUT, || {
             !matches!(process.try_wait(), Ok(None))
         }));
     }

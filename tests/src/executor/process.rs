@@ -22,26 +22,26 @@ use serde_json::Value;
 use socket2::Socket;
 
 use super::{
-    Ground, child,
+    SandboxSpec, child,
     wire::{self, Exit, Failure, Request},
 };
 use crate::cgroup;
 
 /// Enters a sandbox and executes requests from standard input, a socket, until the other side closes it.
-pub fn serve(ground: &Ground) -> Result<()> {
+pub fn execute_requests(spec: &SandboxSpec) -> Result<()> {
     let channel = io::stdin()
         .as_fd()
         .try_clone_to_owned()
         .context("cannot duplicate standard input")?;
-    if let Err(error) = enter(ground) {
+    if let Err(error) = enter(spec) {
         // The response to the first request, `Greet`.
         wire::send(channel.as_fd(), &Err::<(), _>(failure(&error)), &[])?;
         return Err(error);
     }
     let mut children = BTreeMap::new();
     while let Some((request, files)) = wire::receive::<Request>(channel.as_fd())? {
-        let (reply, socket) = match answer(request, files, &mut children) {
-            Ok((answer, socket)) => (Ok(answer), socket),
+        let (reply, socket) = match execute(request, files, &mut children) {
+            Ok((value, socket)) => (Ok(value), socket),
             Err(error) => (Err(failure(&error)), None),
         };
         let files = socket
@@ -53,9 +53,9 @@ pub fn serve(ground: &Ground) -> Result<()> {
     Ok(())
 }
 
-fn enter(ground: &Ground) -> Result<()> {
-    cgroup::enter(&ground.cgroup)?;
-    match ground.network_of {
+fn enter(spec: &SandboxSpec) -> Result<()> {
+    cgroup::enter(&spec.cgroup)?;
+    match spec.network_of {
         None => {
             unshare(CloneFlags::CLONE_NEWNET).context("cannot create a network namespace")?;
         }
@@ -66,7 +66,7 @@ fn enter(ground: &Ground) -> Result<()> {
                 .with_context(|| format!("cannot enter the network namespace {path}"))?;
         }
     }
-    ground.bpffs.as_deref().map_or(Ok(()), mount_bpffs)
+    spec.bpffs.as_deref().map_or(Ok(()), mount_bpffs)
 }
 
 /// Mounts a BPF file system in a new mount namespace, so that only this sandbox's processes see it.
@@ -80,13 +80,13 @@ fn mount_bpffs(folder: &Path) -> Result<()> {
         .with_context(|| format!("cannot mount a BPF file system on {}", folder.display()))
 }
 
-type Answer = (Value, Option<OwnedFd>);
+type Response = (Value, Option<OwnedFd>);
 
-fn answer(
+fn execute(
     request: Request,
     files: Vec<OwnedFd>,
     children: &mut BTreeMap<i32, Child>,
-) -> Result<Answer> {
+) -> Result<Response> {
     let reply = match request {
         Request::Greet => Value::Null,
         Request::Socket {
@@ -103,7 +103,7 @@ fn answer(
             children.insert(pid, child);
             pid.into()
         }
-        Request::Ended { pid } => {
+        Request::TryWait { pid } => {
             let child = children
                 .get_mut(&pid)
                 .context("no such process in this sandbox")?;
@@ -138,7 +138,7 @@ fn spawn(argv: &[String], cpu: Option<u32>, files: Vec<OwnedFd>) -> Result<Child
         .context("the request must have two files, for standard output and error output")?;
     let (program, arguments) = argv.split_first().context("the command line is empty")?;
     let mut command = Command::new(program);
-    child::prepare(&mut command, cpu)?;
+    child::set_up(&mut command, cpu)?;
     command
         .args(arguments)
         .stdin(Stdio::null())

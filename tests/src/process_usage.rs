@@ -6,39 +6,39 @@ use anyhow::{Context as _, Result};
 use nix::unistd::{SysconfVar, sysconf};
 
 /// Returns the resident memory of a process, in bytes.
-pub fn resident(pid: i32) -> Result<u64> {
+pub fn resident_memory(pid: i32) -> Result<u64> {
     memory(pid, "VmRSS:")
 }
 
 /// Returns the maximum resident memory of a process so far, in bytes.
-pub fn peak(pid: i32) -> Result<u64> {
+pub fn peak_memory(pid: i32) -> Result<u64> {
     memory(pid, "VmHWM:")
 }
 
 fn memory(pid: i32, field: &str) -> Result<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let kilobytes: u64 = value(&text, field)?.trim_end_matches(" kB").parse()?;
+    let kilobytes: u64 = status_field(&text, field)?.trim_end_matches(" kB").parse()?;
     Ok(kilobytes * 1024)
 }
 
 /// Returns the value of a field in a `status` file.
-fn value<'a>(status: &'a str, field: &str) -> Result<&'a str> {
+fn status_field<'a>(status: &'a str, field: &str) -> Result<&'a str> {
     let value = status.lines().find_map(|line| line.strip_prefix(field));
     Ok(value.with_context(|| format!("/proc/<pid>/status has no {field}"))?.trim())
 }
 
 /// Returns the number of voluntary context switches of a process's threads. Threads that have ended are not
 /// included.
-pub fn sleeps(pid: i32) -> Result<u64> {
+pub fn voluntary_switches(pid: i32) -> Result<u64> {
     let mut sleeps = 0;
-    for text in of_threads(pid, "status")? {
-        sleeps += value(&text, "voluntary_ctxt_switches:")?.parse::<u64>()?;
+    for text in thread_files(pid, "status")? {
+        sleeps += status_field(&text, "voluntary_ctxt_switches:")?.parse::<u64>()?;
     }
     Ok(sleeps)
 }
 
 /// Reads a file of each thread of a process.
-fn of_threads(pid: i32, file: &str) -> Result<Vec<String>> {
+fn thread_files(pid: i32, file: &str) -> Result<Vec<String>> {
     let mut texts = Vec::new();
     for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
         // The thread may have ended since the folder was read.
@@ -51,13 +51,13 @@ fn of_threads(pid: i32, file: &str) -> Result<Vec<String>> {
 
 /// Returns the CPU time of a process's threads in a resolution of nanoseconds, system and user time (kernel
 /// `Documentation/scheduler/sched-stats.rst`). Threads that have ended are not included.
-pub fn work(pid: i32) -> Result<Duration> {
-    let mut ran = 0;
-    for text in of_threads(pid, "schedstat")? {
+pub fn thread_cpu_time(pid: i32) -> Result<Duration> {
+    let mut nanoseconds = 0;
+    for text in thread_files(pid, "schedstat")? {
         let first = text.split(' ').next().context("a schedstat file is empty")?;
-        ran += first.parse::<u64>().context("a schedstat file doesn't begin with a number")?;
+        nanoseconds += first.parse::<u64>().context("a schedstat file doesn't begin with a number")?;
     }
-    Ok(Duration::from_nanos(ran))
+    Ok(Duration::from_nanos(nanoseconds))
 }
 
 /// Returns the number of open files of a process.
@@ -66,7 +66,7 @@ pub fn open_files(pid: i32) -> Result<usize> {
 }
 
 /// Returns the CPU time of a process in a resolution of clock ticks, system and user time.
-pub fn cpu(pid: i32) -> Result<Duration> {
+pub fn process_cpu_time(pid: i32) -> Result<Duration> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let (_, rest) = text.rsplit_once(") ").context("/proc/<pid>/stat has no name in parentheses")?;
     // utime and stime are fields 14 and 15; the first field after the name is field 3.
@@ -87,21 +87,21 @@ mod tests {
     use crate::wait;
 
     #[test]
-    fn the_kernel_tells_of_this_process() -> Result<()> {
+    fn the_usage_of_this_process_is_read() -> Result<()> {
         let own = i32::try_from(std::process::id())?;
 
-        assert!(resident(own)? > 1 << 20);
-        assert!(peak(own)? >= resident(own)? / 2);
+        assert!(resident_memory(own)? > 1 << 20);
+        assert!(peak_memory(own)? >= resident_memory(own)? / 2);
         assert!(open_files(own)? >= 3);
-        let before = (cpu(own)?, work(own)?);
+        let before = (process_cpu_time(own)?, thread_cpu_time(own)?);
         wait::until(Duration::from_secs(10), || {
             std::hint::black_box((0..1_000_000_u64).sum::<u64>());
-            cpu(own).is_ok_and(|now| now > before.0)
+            process_cpu_time(own).is_ok_and(|now| now > before.0)
         })?;
-        assert!(work(own)? > before.1);
-        let before = sleeps(own)?;
+        assert!(thread_cpu_time(own)? > before.1);
+        let before = voluntary_switches(own)?;
         wait::until(Duration::from_secs(10), || {
-            sleeps(own).is_ok_and(|now| now > before)
+            voluntary_switches(own).is_ok_and(|now| now > before)
         })?;
         Ok(())
     }

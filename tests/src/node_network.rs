@@ -18,7 +18,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 
-use crate::{agent::Ground, cgroup, lab::Lab, place::Place, pod::Pod};
+use crate::{executor::SandboxSpec, cgroup, lab::Lab, sandbox::Sandbox, pod::Pod};
 
 /// The host's IPv4 address on its uplink.
 pub const HOST_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
@@ -29,15 +29,15 @@ pub const OUTSIDE_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
 /// The IPv6 address of the client outside.
 pub const OUTSIDE_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 2);
 /// The address ranges of Services.
-pub const SERVICES: [&str; 2] = ["10.96.0.0/12", "fd00:10:96::/108"];
+pub const SERVICE_RANGES: [&str; 2] = ["10.96.0.0/12", "fd00:10:96::/108"];
 /// The address ranges of pods.
-pub const PODS: [&str; 2] = ["10.1.0.0/24", "fd00:10:1::/64"];
+pub const POD_RANGES: [&str; 2] = ["10.1.0.0/24", "fd00:10:1::/64"];
 
 /// Parameters of every network namespace. Duplicate address detection is off, so that addresses work at
 /// once. TCP timestamps have no offset per address pair: the same pair of ports may be used again through
 /// another Service address, and the kernel drops a SYN to a socket in `TIME_WAIT` if its timestamp goes
 /// backwards. ICMP errors have no rate limit, so that each misrouted attempt fails at once.
-const EVERYWHERE: [(&str, &str); 7] = [
+const SYSCTLS: [(&str, &str); 7] = [
     ("net.ipv6.conf.all.disable_ipv6", "0"),
     ("net.ipv6.conf.default.accept_dad", "0"),
     ("net.ipv6.conf.default.accept_ra", "0"),
@@ -48,51 +48,51 @@ const EVERYWHERE: [(&str, &str); 7] = [
 ];
 
 /// Additional parameters of the host's network namespace.
-const FORWARDING: [(&str, &str); 3] = [
+const HOST_SYSCTLS: [(&str, &str); 3] = [
     ("net.ipv4.ip_forward", "1"),
     ("net.ipv6.conf.all.forwarding", "1"),
     ("net.ipv4.conf.all.send_redirects", "0"),
 ];
 
 /// The addresses of the pods' default gateway, the same on all pod interfaces of the host.
-const GATEWAY: [&str; 2] = ["169.254.1.1", "fe80::1"];
+const POD_GATEWAY: [&str; 2] = ["169.254.1.1", "fe80::1"];
 
 /// The sandboxes of a node. They are removed on drop.
 #[derive(Debug)]
-pub struct Topology {
+pub struct NodeNetwork {
     pods: Mutex<Vec<Arc<Pod>>>,
-    outside: Place,
-    host: Place,
+    outside: Sandbox,
+    host: Sandbox,
     lab: Lab,
 }
 
-impl Topology {
+impl NodeNetwork {
     /// Creates a host and a client outside.
     pub fn new() -> Result<Self> {
         let lab = Lab::new()?;
         let bpffs = Some(lab.folder().join("bpffs"));
-        let outside = Place::with_network(lab.cgroup().join("outside"), None, &EVERYWHERE);
-        let on_host = [&EVERYWHERE[..], &FORWARDING].concat();
-        let host = Place::with_network(lab.cgroup().join("instance/host"), bpffs, &on_host);
-        let topology = Self {
+        let outside = Sandbox::with_new_network(lab.cgroup().join("outside"), None, &SYSCTLS);
+        let host_sysctls = [&SYSCTLS[..], &HOST_SYSCTLS].concat();
+        let host = Sandbox::with_new_network(lab.cgroup().join("instance/host"), bpffs, &host_sysctls);
+        let network = Self {
             pods: Mutex::default(),
             outside: outside.context("cannot create the sandbox outside")?,
             host: host.context("cannot create the sandbox of the host")?,
             lab,
         };
-        topology.join_outside()?;
-        Ok(topology)
+        network.connect_outside()?;
+        Ok(network)
     }
 
     /// Returns the sandbox of the host, in the cgroup of the instance.
     #[must_use]
-    pub const fn host(&self) -> &Place {
+    pub const fn host(&self) -> &Sandbox {
         &self.host
     }
 
     /// Returns the sandbox of the client outside, which is not in the cgroup of the instance.
     #[must_use]
-    pub const fn outside(&self) -> &Place {
+    pub const fn outside(&self) -> &Sandbox {
         &self.outside
     }
 
@@ -116,7 +116,7 @@ impl Topology {
         }
         let number = u8::try_from(pods.len() + 1).context("too many pods")?;
         let pod = self
-            .make_pod(name, number)
+            .create_pod(name, number)
             .with_context(|| format!("pod {name}"))?;
         let pod = Arc::new(pod);
         pods.push(Arc::clone(&pod));
@@ -124,10 +124,10 @@ impl Topology {
     }
 
     /// Creates a sandbox in the network namespace of another one, but in a separate cgroup.
-    pub fn beside(&self, other: &Place, cgroup: &str, bpffs: Option<PathBuf>) -> Result<Place> {
+    pub fn share_namespace(&self, other: &Sandbox, cgroup: &str, bpffs: Option<PathBuf>) -> Result<Sandbox> {
         let cgroup = self.lab.cgroup().join(cgroup);
         cgroup::create(&cgroup)?;
-        Place::new(&Ground {
+        Sandbox::new(&SandboxSpec {
             network_of: Some(other.pid()),
             cgroup,
             bpffs,
@@ -135,13 +135,13 @@ impl Topology {
     }
 
     /// Creates a sandbox with a new network namespace, outside of the instance's cgroup. It has no link yet.
-    pub fn elsewhere(&self, name: &str) -> Result<Place> {
-        Place::with_network(self.lab.cgroup().join(name), None, &EVERYWHERE)
+    pub fn create_unconnected(&self, name: &str) -> Result<Sandbox> {
+        Sandbox::with_new_network(self.lab.cgroup().join(name), None, &SYSCTLS)
     }
 
-    fn join_outside(&self) -> Result<()> {
+    fn connect_outside(&self) -> Result<()> {
         let outside = self.outside.pid();
-        let nowhere = nowhere();
+        let nowhere = base_commands();
         self.host.ip(&format!(
             "{nowhere}\
                  link add uplink type veth peer name eth0 netns {outside}\n\
@@ -161,13 +161,13 @@ impl Topology {
         ))
     }
 
-    fn make_pod(&self, name: &str, number: u8) -> Result<Pod> {
+    fn create_pod(&self, name: &str, number: u8) -> Result<Pod> {
         let cgroup = self.instance_cgroup().join("pods").join(name);
-        let place = Place::with_network(cgroup, None, &EVERYWHERE)?;
-        let pod = Pod::new(name, place, number, self.lab.folder().to_owned());
+        let sandbox = Sandbox::with_new_network(cgroup, None, &SYSCTLS)?;
+        let pod = Pod::new(name, sandbox, number, self.lab.folder().to_owned());
         let (v4, v6, pid) = (pod.v4(), pod.v6(), pod.pid());
-        let [gateway4, gateway6] = GATEWAY;
-        let nowhere = nowhere();
+        let [gateway4, gateway6] = POD_GATEWAY;
+        let nowhere = base_commands();
         self.host.ip(&format!(
             "link add pod{number} type veth peer name eth0 netns {pid}\n\
                  link set pod{number} up\n\
@@ -190,34 +190,34 @@ impl Topology {
 
     /// Returns the shell commands to enter the sandboxes, one per line.
     #[must_use]
-    pub fn ways_in(&self) -> String {
-        let way = |name: &str, pid: u32, group: &str| {
+    pub fn enter_commands(&self) -> String {
+        let command = |name: &str, pid: u32, group: &str| {
             let cgroup = self.lab.cgroup().join(group);
             format!(
                 "  {name:<12} sh -c 'echo $$ > {}/cgroup.procs; exec nsenter -t {pid} -n -m sh'\n",
                 cgroup.display()
             )
         };
-        let mut text = way("host", self.host.pid(), "instance/host");
+        let mut text = command("host", self.host.pid(), "instance/host");
         let pods = self.pods.lock().unwrap_or_else(PoisonError::into_inner);
         for pod in pods.iter() {
             let group = format!("instance/pods/{}", pod.name());
-            text.push_str(&way(pod.name(), pod.pid(), &group));
+            text.push_str(&command(pod.name(), pod.pid(), &group));
         }
         drop(pods);
-        text + &way("outside", self.outside.pid(), "outside")
+        text + &command("outside", self.outside.pid(), "outside")
     }
 }
 
 /// Returns the commands that every network namespace begins with: loopback, and unreachable Service
 /// addresses.
-fn nowhere() -> String {
-    let [v4, v6] = SERVICES;
+fn base_commands() -> String {
+    let [v4, v6] = SERVICE_RANGES;
     format!("link set lo up\nroute add unreachable {v4}\nroute add unreachable {v6}\n")
 }
 
 /// Returns the addresses of the pod with this number.
-pub(crate) fn addresses(number: u8) -> [IpAddr; 2] {
+pub(crate) fn pod_addresses(number: u8) -> [IpAddr; 2] {
     let v4 = Ipv4Addr::new(10, 1, 0, number);
     let v6 = Ipv6Addr::new(0xfd00, 0x10, 1, 0, 0, 0, 0, u16::from(number));
     [v4.into(), v6.into()]

@@ -78,19 +78,19 @@ async fn serve_cloud(settings: CloudSettings, record: &Path) -> Result<()> {
         inside,
         Arc::clone(&sessions),
     )?;
-    let (at, landing) = (gateway.local_addr(), ingress.local_addr());
-    let tell = || {
+    let (at, ingress_address) = (gateway.local_addr(), ingress.local_addr());
+    let current_state = || {
         let counts = sessions.counts().into_iter();
         let counts = counts.map(|(reason, count)| (reason.label().to_owned(), count));
         Ok(CloudState {
             gateway: at,
-            ingress: landing,
+            ingress: ingress_address,
             counts: counts.collect::<BTreeMap<_, _>>(),
             nodes: serde_json::to_value(sessions.nodes())?,
             identity: serde_json::to_value(identity.state())?,
         })
     };
-    run_and_publish(record, tell, async move |draining| {
+    run_and_publish(record, current_state, async move |draining| {
         tokio::join!(
             store.run(draining.clone()),
             Box::pin(gateway.run(draining.clone())),
@@ -124,13 +124,13 @@ async fn serve_agent(settings: AgentSettings, record: &Path) -> Result<()> {
     let (store, identity) = CertificateStore::open(settings.certificate, Role::Agent);
     let agent = Agent::new(settings.agent, common_settings(settings.session), identity.clone())?;
     let state = agent.state();
-    let tell = || {
+    let current_state = || {
         Ok(AgentState {
             view: serde_json::to_value(state.view())?,
             identity: serde_json::to_value(identity.state())?,
         })
     };
-    run_and_publish(record, tell, async move |draining| {
+    run_and_publish(record, current_state, async move |draining| {
         tokio::join!(store.run(draining.clone()), Box::pin(agent.run(draining)));
     })
     .await
@@ -139,7 +139,7 @@ async fn serve_agent(settings: AgentSettings, record: &Path) -> Result<()> {
 /// Runs `work` until SIGTERM and the drain after it; sends the current state to each client of a Unix socket.
 async fn run_and_publish<T: Serialize>(
     record: &Path,
-    tell: impl Fn() -> Result<T>,
+    current_state: impl Fn() -> Result<T>,
     work: impl AsyncFnOnce(watch::Receiver<bool>),
 ) -> Result<()> {
     let mut term = signal(SignalKind::terminate())?;
@@ -151,10 +151,10 @@ async fn run_and_publish<T: Serialize>(
         tokio::select! {
             () = &mut work => return Ok(()),
             _ = term.recv() => drop(drain.send_replace(true)),
-            asked = record.accept() => {
-                let (mut stream, _) = asked?;
+            accepted = record.accept() => {
+                let (mut stream, _) = accepted?;
                 // The client may have disconnected.
-                drop(stream.write_all(&serde_json::to_vec(&tell()?)?).await);
+                drop(stream.write_all(&serde_json::to_vec(&current_state()?)?).await);
             }
         }
     }

@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use rustls::{ClientConfig, ClientConnection, StreamOwned, pki_types::ServerName};
 use x509_parser::parse_x509_certificate;
 
-use super::{FIRST, Sum, Summing, send};
+use super::{FIRST, Sum, SumBuilder, send};
 use crate::http::Head;
 
 type Tls = StreamOwned<ClientConnection, TcpStream>;
@@ -25,7 +25,7 @@ pub struct Client {
 
 impl Client {
     /// Performs the TLS handshake. The server's certificate must be valid for `address`.
-    pub fn over(mut socket: TcpStream, address: IpAddr, tls: Arc<ClientConfig>) -> Result<Self> {
+    pub fn handshake(mut socket: TcpStream, address: IpAddr, tls: Arc<ClientConfig>) -> Result<Self> {
         socket.set_nodelay(true)?;
         let name = ServerName::IpAddress(address.to_canonical().into());
         let mut connection = ClientConnection::new(tls, name)?;
@@ -59,69 +59,69 @@ impl Client {
     }
 
     /// Sets the timeout of each read and write.
-    pub fn patience(&self, within: Duration) -> io::Result<()> {
-        self.socket().set_read_timeout(Some(within))?;
-        self.socket().set_write_timeout(Some(within))
+    pub fn set_timeout(&self, timeout: Duration) -> io::Result<()> {
+        self.socket().set_read_timeout(Some(timeout))?;
+        self.socket().set_write_timeout(Some(timeout))
     }
 
     /// Sends a request: `head` without the host header, then `body`.
-    fn ask(&mut self, head: &str, body: &str) -> io::Result<()> {
+    fn send_request(&mut self, head: &str, body: &str) -> io::Result<()> {
         let request = format!("{head}\r\nhost: lab\r\n\r\n{body}");
         let stream = self.stream.get_mut();
         stream.write_all(request.as_bytes())?;
         stream.flush()
     }
 
-    fn body(&mut self) -> Result<String> {
-        self.head(200)?.body(&mut self.stream)
+    fn read_body(&mut self) -> Result<String> {
+        self.read_head(200)?.body(&mut self.stream)
     }
 
     /// Reads the head of a response, which must have this status.
-    fn head(&mut self, status: u16) -> Result<Head> {
+    fn read_head(&mut self, status: u16) -> Result<Head> {
         let head = Head::read(&mut self.stream)?;
         ensure!(head.status == status, "expected status {status}: {head:?}");
         Ok(head)
     }
 
     pub fn healthz(&mut self) -> Result<String> {
-        self.ask("GET /healthz HTTP/1.1", "")?;
-        self.body()
+        self.send_request("GET /healthz HTTP/1.1", "")?;
+        self.read_body()
     }
 
     /// Downloads a body of this length; returns its sum.
     pub fn bytes(&mut self, length: u64) -> Result<Sum> {
-        self.ask(&format!("GET /bytes/{length} HTTP/1.1"), "")?;
-        let announced = self.head(200)?.length;
+        self.send_request(&format!("GET /bytes/{length} HTTP/1.1"), "")?;
+        let content_length = self.read_head(200)?.length;
         ensure!(
-            announced == Some(length),
-            "expected Content-Length {length}, found {announced:?}"
+            content_length == Some(length),
+            "expected Content-Length {length}, found {content_length:?}"
         );
-        let mut summing = Summing::default();
-        while summing.bytes() < length {
+        let mut builder = SumBuilder::default();
+        while builder.bytes() < length {
             let part = self.stream.fill_buf()?;
-            let most = usize::try_from(length - summing.bytes()).unwrap_or(usize::MAX);
-            let part = &part[..part.len().min(most)];
-            ensure!(!part.is_empty(), "the body ends after {} bytes", summing.bytes());
-            summing.add(part);
+            let limit = usize::try_from(length - builder.bytes()).unwrap_or(usize::MAX);
+            let part = &part[..part.len().min(limit)];
+            ensure!(!part.is_empty(), "the body ends after {} bytes", builder.bytes());
+            builder.add(part);
             let used = part.len();
             self.stream.consume(used);
         }
-        Ok(summing.sum())
+        Ok(builder.finish())
     }
 
     /// Uploads a body of this length; the server's sum must match.
     pub fn sum(&mut self, length: u64) -> Result<Sum> {
         let head = format!("POST /sum HTTP/1.1\r\ncontent-length: {length}");
-        self.ask(&head, "")?;
+        self.send_request(&head, "")?;
         let sent = send(self.stream.get_mut(), length)?;
-        agree(&sent, &self.body()?)
+        check_sum(&sent, &self.read_body()?)
     }
 
     /// Has the server echo a short text.
     pub fn echo(&mut self, text: &str) -> Result<()> {
         let head = format!("POST /echo HTTP/1.1\r\ncontent-length: {}", text.len());
-        self.ask(&head, text)?;
-        let echoed = self.body()?;
+        self.send_request(&head, text)?;
+        let echoed = self.read_body()?;
         ensure!(echoed == text, "sent {text:?}, but {echoed:?} came back");
         Ok(())
     }
@@ -130,8 +130,8 @@ impl Client {
     /// segment.
     pub fn upgrade(&mut self) -> Result<String> {
         let head = "GET /upgrade HTTP/1.1\r\nconnection: Upgrade\r\nupgrade: lab";
-        self.ask(head, "")?;
-        self.head(101)?;
+        self.send_request(head, "")?;
+        self.read_head(101)?;
         let mut first = vec![0; FIRST.len()];
         self.stream.read_exact(&mut first)?;
         ensure!(first == FIRST, "unexpected first bytes: {first:?}");
@@ -151,28 +151,28 @@ impl Client {
 
     /// Sends `length` bytes and half-closes the connection; the server responds with its sum and closes.
     pub fn until_end(mut self, length: u64) -> Result<Sum> {
-        self.ask("POST /until-end HTTP/1.1", "")?;
+        self.send_request("POST /until-end HTTP/1.1", "")?;
         let sent = send(self.stream.get_mut(), length)?;
-        self.end_half()?;
-        let sum = agree(&sent, &self.body()?)?;
-        self.end()?;
+        self.half_close()?;
+        let sum = check_sum(&sent, &self.read_body()?)?;
+        self.expect_end()?;
         Ok(sum)
     }
 
     /// Half-closes an upgraded connection, and waits until the server closes.
     pub fn close(mut self) -> Result<()> {
-        self.end_half()?;
-        self.end()
+        self.half_close()?;
+        self.expect_end()
     }
 
-    fn end_half(&mut self) -> Result<()> {
+    fn half_close(&mut self) -> Result<()> {
         let stream = self.stream.get_mut();
         stream.conn.send_close_notify();
         stream.flush()?;
         Ok(stream.sock.shutdown(Shutdown::Write)?)
     }
 
-    fn end(&mut self) -> Result<()> {
+    fn expect_end(&mut self) -> Result<()> {
         let mut rest = Vec::new();
         self.stream.read_to_end(&mut rest)?;
         ensure!(rest.is_empty(), "{} bytes follow the response", rest.len());
@@ -180,7 +180,7 @@ impl Client {
     }
 
     pub fn reset(mut self) -> Result<()> {
-        self.ask("GET /reset HTTP/1.1", "")?;
+        self.send_request("GET /reset HTTP/1.1", "")?;
         match self.stream.read(&mut [0]) {
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(()),
             other => bail!("expected a connection reset, but read returned {other:?}"),
@@ -189,11 +189,11 @@ impl Client {
 
     /// Makes the server stall: it neither reads nor writes any more.
     pub fn stall(&mut self) -> Result<()> {
-        Ok(self.ask("GET /stall HTTP/1.1", "")?)
+        Ok(self.send_request("GET /stall HTTP/1.1", "")?)
     }
 }
 
-fn agree(sent: &Sum, counted: &str) -> Result<Sum> {
+fn check_sum(sent: &Sum, counted: &str) -> Result<Sum> {
     let counted: Sum = counted.parse()?;
     ensure!(counted == *sent, "sent {sent}, but the server received {counted}");
     Ok(counted)
@@ -202,28 +202,28 @@ fn agree(sent: &Sum, counted: &str) -> Result<Sum> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{kubelet::serve::Kubelet, place::ANSWER, wait};
+    use crate::{fake_kubelet::server::FakeKubelet, sandbox::RESPONSE_TIMEOUT, wait};
 
-    fn start() -> Result<(Kubelet, Arc<ClientConfig>)> {
-        Kubelet::start("kubelet", IpAddr::from([127, 0, 0, 1]))
+    fn start() -> Result<(FakeKubelet, Arc<ClientConfig>)> {
+        FakeKubelet::start("kubelet", IpAddr::from([127, 0, 0, 1]))
     }
 
-    fn client(kubelet: &Kubelet, tls: Arc<ClientConfig>) -> Result<Client> {
+    fn client(kubelet: &FakeKubelet, tls: Arc<ClientConfig>) -> Result<Client> {
         let socket = TcpStream::connect(kubelet.address())?;
-        let client = Client::over(socket, kubelet.address().ip(), tls)?;
-        client.patience(ANSWER)?;
+        let client = Client::handshake(socket, kubelet.address().ip(), tls)?;
+        client.set_timeout(RESPONSE_TIMEOUT)?;
         Ok(client)
     }
 
     /// Waits until the server has recorded the end of the first connection; returns its events.
-    fn steps_to_the_end(kubelet: &Kubelet) -> Result<Vec<String>> {
+    fn steps_to_the_end(kubelet: &FakeKubelet) -> Result<Vec<String>> {
         let steps = || kubelet.exchanges().remove(0).steps;
-        wait::until(ANSWER, || steps().last().is_some_and(|it| it == "closed"))?;
+        wait::until(RESPONSE_TIMEOUT, || steps().last().is_some_and(|it| it == "closed"))?;
         Ok(steps())
     }
 
     #[test]
-    fn both_ends_tell_the_same_of_requests_bodies_and_a_half_close() -> Result<()> {
+    fn client_and_server_agree_on_requests_bodies_and_a_half_close() -> Result<()> {
         let (kubelet, tls) = start()?;
         let mut client = client(&kubelet, tls)?;
 

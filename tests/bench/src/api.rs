@@ -16,53 +16,54 @@ use serde::Serialize;
 use serde_json::json;
 use socket2::{Domain, Type};
 use tunnel_cluster::{
-    api::Api,
-    bare::{Bare, Host},
-    kit::Kit,
+    api_client::ApiClient,
+    components::Components,
     logs::Logs,
+    minimal_cluster::{Host, MinimalCluster},
     proxy,
 };
 use tunnel_tests::{
+    address::nth_address,
     clock::{self, Instant},
-    load::{nanoseconds, percentile, race::offset},
-    place::{Place, Process, connect_within},
-    table::{in_columns, microseconds},
-    usage, wait,
+    load::{nanoseconds, percentile},
+    sandbox::{Sandbox, Process, connect_within},
+    table::{format_table, microseconds},
+    process_usage, wait,
 };
 
 use crate::report::{Common, Verdict, median, ratio, rounds, thousandths};
 
 /// The first ClusterIP of the Services, and the port of each.
-const FIRST: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 96, 16, 0));
+const FIRST_CLUSTER_IP: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 96, 16, 0));
 const PORT: u16 = 80;
 /// The Service whose endpoint changes, and its two endpoints.
 const PROBE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 96, 8, 8)), PORT);
-const SIDES: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 129, 0, 1), Ipv4Addr::new(10, 129, 0, 2)];
+const PROBE_ENDPOINTS: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 129, 0, 1), Ipv4Addr::new(10, 129, 0, 2)];
 /// The first address of the endpoints. All of their addresses are local to both hosts.
 const ENDPOINTS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 130, 0, 0));
-const RANGE: &str = "10.128.0.0/9";
-const TARGET: u16 = 8080;
-const OF_EACH: u32 = 5;
+const ENDPOINT_RANGE: &str = "10.128.0.0/9";
+const TARGET_PORT: u16 = 8080;
+const ENDPOINTS_PER_SERVICE: u32 = 5;
 
 /// The number of Services, evenly spaced, that must respond before a start counts as complete.
-const ASKED: u32 = 200;
+const SAMPLED_SERVICES: u32 = 200;
 /// The number of concurrent connections to the API server that create the objects.
-const MAKERS: u32 = 8;
+const API_CONNECTIONS: u32 = 8;
 
 /// The timeout of one connect. A translated connect stays on the host; an untranslated one may fail only
 /// after a retransmission, one second later.
-const CONNECT: Duration = Duration::from_millis(20);
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(20);
 /// The timeout of one response, and the time limit of repeated connects.
-const ANSWER: Duration = Duration::from_secs(2);
-const LOOKING: Duration = Duration::from_secs(180);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
+const WAIT_LIMIT: Duration = Duration::from_secs(180);
 /// The pause between two changes, so that the work of one does not overlap with the next.
-const REST: Duration = Duration::from_millis(20);
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// Targets: start time and memory in thousandths of kube-proxy's values, and the times of changes.
-const START: u64 = 250;
-const MEMORY: u64 = 500;
-const CHANGED: Duration = Duration::from_millis(5);
-const CHANGED_LATE: Duration = Duration::from_millis(50);
+const START_TARGET: u64 = 250;
+const MEMORY_TARGET: u64 = 500;
+const CHANGE_P50_TARGET: Duration = Duration::from_millis(5);
+const CHANGE_P99_TARGET: Duration = Duration::from_millis(50);
 
 /// The options of the benchmark.
 #[derive(Args, Clone, Debug)]
@@ -85,7 +86,7 @@ pub(crate) struct Options {
 
 /// The measurements of one proxy.
 #[derive(Clone, Debug, Default, Serialize)]
-struct Measured {
+struct Measurements {
     name: &'static str,
     starts_ns: Vec<u64>,
     start_ns: u64,
@@ -97,49 +98,49 @@ struct Measured {
 }
 
 #[derive(Serialize)]
-struct Outcome {
+struct Report {
     services: u32,
-    measured: [Measured; 2],
+    measured: [Measurements; 2],
 }
 
 /// Runs the benchmark and prints the results. With `check`, a missed target is an error.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let kit = Kit::open(&options.kit)?;
-    let logs = Logs::new(kit.logs())?;
-    let bare = Bare::start(kit, logs)?;
-    let proxies = [culvert(&bare, options)?, kube_proxy(&bare, options)?];
-    fill(&bare, &proxies, options.services)?;
-    let mut measured = [0, 1].map(|at| Measured {
+    let components = Components::open(&options.kit)?;
+    let logs = Logs::new(components.logs())?;
+    let cluster = MinimalCluster::start(components, logs)?;
+    let proxies = [culvert(&cluster, options)?, kube_proxy(&cluster, options)?];
+    create_objects(&cluster, &proxies, options.services)?;
+    let mut measured = [0, 1].map(|at| Measurements {
         name: proxies[at].name,
-        ..Measured::default()
+        ..Measurements::default()
     });
     rounds(options.rounds.max(1), &[0, 1], |at| {
         let (proxy, of) = (&proxies[*at], &mut measured[*at]);
-        let place = &proxy.host.place;
-        let log = bare.site.logs.create(proxy.name)?;
+        let sandbox = &proxy.host.sandbox;
+        let log = cluster.shared.logs.create(proxy.name)?;
         let began = Instant::now();
-        let process = place.command(&proxy.start).log(log).start()?;
-        until_all(place, options.services)?;
+        let process = sandbox.command(&proxy.start).log(log).start()?;
+        wait_for_all(sandbox, options.services)?;
         of.starts_ns.push(nanoseconds(began.elapsed()));
         if of.starts_ns.len() == 1 {
-            measure(&bare, proxy, &process, of)?;
+            measure(&cluster, proxy, &process, of)?;
         }
         drop(process);
-        place.run(&proxy.clear)
+        sandbox.run(&proxy.clear)
     })?;
     for of in &mut measured {
         of.start_ns = median(of.starts_ns.iter().copied());
     }
     let verdicts = verdicts(&measured);
     let text = text(options.services, &measured);
-    let outcome = Outcome {
+    let outcome = Report {
         services: options.services,
         measured,
     };
     options.common.report(&outcome, &text, &verdicts)
 }
 
-fn verdicts([own, peer]: &[Measured; 2]) -> Vec<Verdict> {
+fn verdicts([own, peer]: &[Measurements; 2]) -> Vec<Verdict> {
     let start = ratio(own.start_ns, peer.start_ns);
     let memory = ratio(own.resident_bytes, peer.resident_bytes);
     let at_most = |what: &str, ratio: u64, limit: u64| {
@@ -151,10 +152,10 @@ fn verdicts([own, peer]: &[Measured; 2]) -> Vec<Verdict> {
         Verdict::new(target, microseconds(value), value <= nanoseconds(limit))
     };
     vec![
-        at_most("start", start, START),
-        within("median", own.change_p50_ns, CHANGED),
-        within("99th of 100", own.change_p99_ns, CHANGED_LATE),
-        at_most("memory", memory, MEMORY),
+        at_most("start", start, START_TARGET),
+        within("median", own.change_p50_ns, CHANGE_P50_TARGET),
+        within("99th of 100", own.change_p99_ns, CHANGE_P99_TARGET),
+        at_most("memory", memory, MEMORY_TARGET),
     ]
 }
 
@@ -167,14 +168,14 @@ struct Proxy {
     changes: u32,
 }
 
-fn culvert(bare: &Bare, options: &Options) -> Result<Proxy> {
-    let (host, folder) = (host(bare, 0)?, bare.site.lab.folder());
+fn culvert(cluster: &MinimalCluster, options: &Options) -> Result<Proxy> {
+    let (host, folder) = (host(cluster, 0)?, cluster.shared.lab.folder());
     let path = folder.join("culvert.yaml");
     let config = format!(
         "nodeName: {}\nsource: {{ kube: {{ kubeconfig: {} }} }}\n\
          bpf: {{ cgroup: {} }}\nstateDir: {}\n",
         host.name,
-        bare.kubeconfig(),
+        cluster.kubeconfig(),
         host.cgroup.display(),
         folder.join("state").display(),
     );
@@ -191,37 +192,37 @@ fn culvert(bare: &Bare, options: &Options) -> Result<Proxy> {
     })
 }
 
-fn kube_proxy(bare: &Bare, options: &Options) -> Result<Proxy> {
-    let (host, kit) = (host(bare, 1)?, &bare.site.kit);
-    let path = bare.site.lab.folder().join("kube-proxy.yaml");
-    fs::write(&path, proxy::config(host.name, &bare.kubeconfig()))?;
+fn kube_proxy(cluster: &MinimalCluster, options: &Options) -> Result<Proxy> {
+    let (host, components) = (host(cluster, 1)?, &cluster.shared.components);
+    let path = cluster.shared.lab.folder().join("kube-proxy.yaml");
+    fs::write(&path, proxy::config(host.name, &cluster.kubeconfig()))?;
     let config = format!("--config={}", path.display());
     Ok(Proxy {
         name: "kube-proxy (nftables)",
         host,
-        start: kit.command(&[&kit.program("kube-proxy"), &config]),
-        clear: kit.command(&["nft", "flush", "ruleset"]),
+        start: components.command(&[&components.program("kube-proxy"), &config]),
+        clear: components.command(&["nft", "flush", "ruleset"]),
         changes: options.changes / 10,
     })
 }
 
 /// Creates a host that answers connections to any endpoint.
-fn host(bare: &Bare, number: usize) -> Result<Host> {
-    let host = bare.host(number)?;
-    host.place.ip(&format!("route add local {RANGE} dev lo"))?;
-    let listener = host.place.listen((Ipv4Addr::UNSPECIFIED, TARGET))?;
+fn host(cluster: &MinimalCluster, number: usize) -> Result<Host> {
+    let host = cluster.host(number)?;
+    host.sandbox.ip(&format!("route add local {ENDPOINT_RANGE} dev lo"))?;
+    let listener = host.sandbox.listen((Ipv4Addr::UNSPECIFIED, TARGET_PORT))?;
     // The thread ends with the process.
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
-            drop(tell(stream));
+            drop(send_local_address(stream));
         }
     });
     Ok(host)
 }
 
 /// Creates the Nodes, Services and EndpointSlices.
-fn fill(bare: &Bare, proxies: &[Proxy], services: u32) -> Result<()> {
-    let mut api = bare.api()?;
+fn create_objects(cluster: &MinimalCluster, proxies: &[Proxy], services: u32) -> Result<()> {
+    let mut api = cluster.api()?;
     for Proxy { host, .. } in proxies {
         let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": host.name}});
         api.post("/api/v1/nodes", &node.to_string())?;
@@ -230,70 +231,70 @@ fn fill(bare: &Bare, proxies: &[Proxy], services: u32) -> Result<()> {
         let path = format!("/api/v1/nodes/{}/status", host.name);
         api.patch(&path, &status.to_string())?;
     }
-    make(&mut api, "probe", PROBE.ip(), &[SIDES[0].into()])?;
+    create_service(&mut api, "probe", PROBE.ip(), &[PROBE_ENDPOINTS[0].into()])?;
     let maker = |first: u32| -> Result<()> {
-        let mut api = bare.api()?;
-        for number in (first..services).step_by(usize::try_from(MAKERS)?) {
-            let endpoint = |place| offset(ENDPOINTS, number * OF_EACH + place);
-            let endpoints: Vec<IpAddr> = (0..OF_EACH).map(endpoint).collect();
+        let mut api = cluster.api()?;
+        for number in (first..services).step_by(usize::try_from(API_CONNECTIONS)?) {
+            let endpoint = |index| nth_address(ENDPOINTS, number * ENDPOINTS_PER_SERVICE + index);
+            let endpoints: Vec<IpAddr> = (0..ENDPOINTS_PER_SERVICE).map(endpoint).collect();
             let name = format!("svc-{number}");
-            make(&mut api, &name, offset(FIRST, number), &endpoints)?;
+            create_service(&mut api, &name, nth_address(FIRST_CLUSTER_IP, number), &endpoints)?;
         }
         Ok(())
     };
-    tunnel_cluster::at_once(0..MAKERS, maker).map(drop)
+    tunnel_cluster::run_concurrently(0..API_CONNECTIONS, maker).map(drop)
 }
 
 /// Waits until a sample of the Services and the probe Service respond.
-fn until_all(place: &Place, services: u32) -> Result<()> {
-    let step = usize::try_from((services / ASKED).max(1))?;
+fn wait_for_all(sandbox: &Sandbox, services: u32) -> Result<()> {
+    let step = usize::try_from((services / SAMPLED_SERVICES).max(1))?;
     let numbers = (0..services).step_by(step);
     for number in numbers.chain([services.saturating_sub(1)]) {
-        let to = SocketAddr::new(offset(FIRST, number), PORT);
-        until(place, to, |_| true)?;
+        let to = SocketAddr::new(nth_address(FIRST_CLUSTER_IP, number), PORT);
+        wait_for_address(sandbox, to, |_| true)?;
     }
-    until(place, PROBE, |_| true)
+    wait_for_address(sandbox, PROBE, |_| true)
 }
 
 /// Changes the probe's endpoint repeatedly, then measures the memory.
-fn measure(bare: &Bare, proxy: &Proxy, process: &Process, of: &mut Measured) -> Result<()> {
-    let mut api = bare.api()?;
+fn measure(cluster: &MinimalCluster, proxy: &Proxy, process: &Process, of: &mut Measurements) -> Result<()> {
+    let mut api = cluster.api()?;
     let mut times = Vec::new();
     for number in 1..=usize::try_from(proxy.changes.max(2))? {
-        let side = SIDES[number % SIDES.len()];
-        let patch = json!({"endpoints": [endpoint(side.into())]});
+        let endpoint_address = PROBE_ENDPOINTS[number % PROBE_ENDPOINTS.len()];
+        let patch = json!({"endpoints": [endpoint(endpoint_address.into())]});
         let path = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/probe-1";
         api.patch(path, &patch.to_string())?;
         let answered = Instant::now();
-        until(&proxy.host.place, PROBE, |seen| seen == IpAddr::from(side))?;
+        wait_for_address(&proxy.host.sandbox, PROBE, |seen| seen == IpAddr::from(endpoint_address))?;
         times.push(nanoseconds(answered.elapsed()));
-        clock::pause(REST);
+        clock::pause(PAUSE);
     }
     times.sort_unstable();
     of.changes = times.len();
     of.change_p50_ns = percentile(&times, 50);
     of.change_p99_ns = percentile(&times, 99);
     of.change_max_ns = times.last().copied().unwrap_or(0);
-    of.resident_bytes = usage::resident(process.pid())?;
+    of.resident_bytes = process_usage::resident_memory(process.pid())?;
     Ok(())
 }
 
 /// Sends the client the address that it is connected to.
-fn tell(mut stream: TcpStream) -> io::Result<()> {
+fn send_local_address(mut stream: TcpStream) -> io::Result<()> {
     let reached = stream.local_addr()?.ip();
     writeln!(stream, "{reached}")
 }
 
 /// Connects repeatedly until `is_wanted` accepts the address that responds.
-fn until(place: &Place, to: SocketAddr, is_wanted: impl Fn(IpAddr) -> bool) -> Result<()> {
-    wait::until_a_moment(LOOKING, || ask(place, to).is_ok_and(&is_wanted))
+fn wait_for_address(sandbox: &Sandbox, to: SocketAddr, is_wanted: impl Fn(IpAddr) -> bool) -> Result<()> {
+    wait::until_briefly(WAIT_LIMIT, || connected_address(sandbox, to).is_ok_and(&is_wanted))
         .with_context(|| format!("connects to {to} don't reach the expected endpoint"))
 }
 
-fn ask(place: &Place, to: SocketAddr) -> Result<IpAddr> {
-    let socket = place.socket(Domain::for_address(to), Type::STREAM)?;
-    connect_within(&socket, to, CONNECT)?;
-    socket.set_read_timeout(Some(ANSWER))?;
+fn connected_address(sandbox: &Sandbox, to: SocketAddr) -> Result<IpAddr> {
+    let socket = sandbox.socket(Domain::for_address(to), Type::STREAM)?;
+    connect_within(&socket, to, CONNECT_TIMEOUT)?;
+    socket.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
     let mut line = String::new();
     BufReader::new(TcpStream::from(socket)).read_line(&mut line)?;
     line.trim().parse().context("the response is not an IP address")
@@ -304,12 +305,12 @@ fn endpoint(address: IpAddr) -> serde_json::Value {
 }
 
 /// Creates a Service and its slice.
-fn make(api: &mut Api, name: &str, address: IpAddr, endpoints: &[IpAddr]) -> Result<()> {
+fn create_service(api: &mut ApiClient, name: &str, address: IpAddr, endpoints: &[IpAddr]) -> Result<()> {
     let service = json!({
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": {"name": name},
-        "spec": {"clusterIP": address, "ports": [{"port": PORT, "targetPort": TARGET}]},
+        "spec": {"clusterIP": address, "ports": [{"port": PORT, "targetPort": TARGET_PORT}]},
     });
     api.post("/api/v1/namespaces/default/services", &service.to_string())?;
     let endpoints: Vec<_> = endpoints.iter().copied().map(endpoint).collect();
@@ -321,15 +322,15 @@ fn make(api: &mut Api, name: &str, address: IpAddr, endpoints: &[IpAddr]) -> Res
             "labels": {"kubernetes.io/service-name": name},
         },
         "addressType": "IPv4",
-        "ports": [{"name": "", "port": TARGET, "protocol": "TCP"}],
+        "ports": [{"name": "", "port": TARGET_PORT, "protocol": "TCP"}],
         "endpoints": endpoints,
     });
     let path = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices";
     api.post(path, &slice.to_string())
 }
 
-fn text(services: u32, measured: &[Measured; 2]) -> String {
-    let table = in_columns(
+fn text(services: u32, measured: &[Measurements; 2]) -> String {
+    let table = format_table(
         measured,
         &[
             ("", |of| of.name.to_owned()),
@@ -342,7 +343,7 @@ fn text(services: u32, measured: &[Measured; 2]) -> String {
         ],
     );
     format!(
-        "{services} Services of {OF_EACH} endpoints; from the start of the proxy, and from the answer to a PATCH of \
+        "{services} Services of {ENDPOINTS_PER_SERVICE} endpoints; from the start of the proxy, and from the answer to a PATCH of \
          an EndpointSlice, until connects show it\n{table}"
     )
 }

@@ -18,12 +18,12 @@ use tunnel_tests::{
     instance::{Instance, InstanceSettings},
     load::connect::Report,
     manifest::Protocol,
-    place::{COMMAND_TIMEOUT, Sandbox},
+    sandbox::{COMMAND_TIMEOUT, Sandbox},
     pod::{self, Server},
-    serve::{Kind, Listener},
-    table::{in_columns, microseconds},
-    topology::Topology,
-    usage,
+    server::{ServerKind, Listener},
+    table::{format_table, microseconds},
+    node_network::NodeNetwork,
+    process_usage,
 };
 
 use self::kube_proxy::Rules;
@@ -117,7 +117,7 @@ struct Measurements {
 /// Runs the benchmark and prints the results. A failed connect is an error; with `check`, so is a missed
 /// target.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let topology = Topology::new()?;
+    let topology = NodeNetwork::new()?;
     let prefix = real_time(topology.host());
     let server = start_server(&topology, &prefix)?;
     let endpoints = kube_proxy::endpoints(&topology, &*topology.pod("backend")?)?;
@@ -169,9 +169,9 @@ fn real_time(sandbox: &Sandbox) -> Vec<String> {
     }
 }
 
-fn start_server(topology: &Topology, prefix: &[String]) -> Result<Server> {
+fn start_server(topology: &NodeNetwork, prefix: &[String]) -> Result<Server> {
     let backend = topology.pod("backend")?;
-    let server = backend.serve_on(&[Listener::new(Kind::Sink, TARGET_PORT)], Some(CPUS[1]))?;
+    let server = backend.serve_on(&[Listener::new(ServerKind::Sink, TARGET_PORT)], Some(CPUS[1]))?;
     if !prefix.is_empty() {
         let pid = server.process().pid().to_string();
         backend.run(&["chrt", "--all-tasks", "--fifo", "--pid", "50", &pid])?;
@@ -179,10 +179,10 @@ fn start_server(topology: &Topology, prefix: &[String]) -> Result<Server> {
     Ok(server)
 }
 
-fn direct(topology: &Topology, name: &str) -> Result<Variant> {
+fn direct(topology: &NodeNetwork, name: &str) -> Result<Variant> {
     let client = topology.pod("client")?;
     let backend = topology.pod("backend")?;
-    let client = topology.beside(&client, &format!("outside/{name}"), None)?;
+    let client = topology.share_namespace(&client, &format!("outside/{name}"), None)?;
     Ok(Variant {
         name: name.to_owned(),
         client,
@@ -194,7 +194,7 @@ fn direct(topology: &Topology, name: &str) -> Result<Variant> {
 }
 
 fn through_culvert(
-    topology: &Topology,
+    topology: &NodeNetwork,
     options: &Options,
     (index, count): (usize, u32),
     endpoints: &[SocketAddr],
@@ -202,8 +202,8 @@ fn through_culvert(
     let group = format!("services-{count}");
     let folder = topology.lab().folder().join(&group);
     let bpffs = Some(folder.join("bpffs"));
-    let host = topology.beside(topology.host(), &format!("{group}/host"), bpffs)?;
-    let client = topology.beside(&*topology.pod("client")?, &format!("{group}/client"), None)?;
+    let host = topology.share_namespace(topology.host(), &format!("{group}/host"), bpffs)?;
+    let client = topology.share_namespace(&*topology.pod("client")?, &format!("{group}/client"), None)?;
 
     let port = FIRST_ADMIN_PORT + 2 * u16::try_from(index)?;
     let capacity = count.saturating_add(count / 4).max(1024);
@@ -260,7 +260,7 @@ struct Sample {
 
 fn measure(variant: &Variant, millis: u64, prefix: &[String], server: &Server) -> Result<Sample> {
     let server = server.process().pid();
-    let before = usage::sleeps(server)?;
+    let before = process_usage::voluntary_switches(server)?;
     let program = pod::path_to_string(&environment::culvert_lab()?)?;
     let words = [prefix, &[program], &["load", "connect"].map(str::to_owned)].concat();
     let output = variant
@@ -275,7 +275,7 @@ fn measure(variant: &Variant, millis: u64, prefix: &[String], server: &Server) -
         .finish(COMMAND_TIMEOUT)?;
     Ok(Sample {
         report: output.report()?,
-        sleeps: usage::sleeps(server)? - before,
+        sleeps: process_usage::voluntary_switches(server)? - before,
     })
 }
 
@@ -328,7 +328,7 @@ fn verdicts(lines: &[Medians]) -> Vec<Verdict> {
 }
 
 fn text(rounds: u32, lines: &[Medians]) -> String {
-    let table = in_columns(
+    let table = format_table(
         lines,
         &[
             ("", |line| line.variant.clone()),

@@ -9,33 +9,33 @@ use clap::Args;
 use serde::Serialize;
 use tunnel_tests::{
     load::{nanoseconds, percentile},
-    table::{in_columns, microseconds},
+    table::{format_table, microseconds},
 };
 
 use self::{
-    few::Few,
+    large_case::{ENDPOINTS_PER_SERVICE, Sample, Variant},
     probe::Change,
-    very_many::{OF_EACH, Sample, Way},
+    small_case::SmallCase,
 };
 use crate::report::{Common, Verdict, median, ratio, thousandths};
 
-mod beside;
-mod few;
+mod busy_daemon;
+mod large_case;
 mod probe;
-mod very_many;
+mod small_case;
 
 /// Targets for the small case: the times of a start and of a change, and bytes of memory.
-const PROGRAMMED: Duration = Duration::from_millis(500);
-const CHANGED: Duration = Duration::from_millis(50);
-const IDLE: u64 = 30_000_000;
-const MAPS: u64 = 16_000_000;
+const START_TARGET: Duration = Duration::from_millis(500);
+const CHANGE_TARGET: Duration = Duration::from_millis(50);
+const IDLE_MEMORY_TARGET: u64 = 30_000_000;
+const MAP_MEMORY_TARGET: u64 = 16_000_000;
 
 /// Targets for the large case.
-const FROM_JSON: Duration = Duration::from_secs(1);
-const FROM_YAML: Duration = Duration::from_secs(3);
-const WRITTEN: Duration = Duration::from_millis(300);
-const PEAK: u64 = 300_000_000;
-const WORK: Duration = Duration::from_millis(5);
+const JSON_START_TARGET: Duration = Duration::from_secs(1);
+const YAML_START_TARGET: Duration = Duration::from_secs(3);
+const WRITE_TARGET: Duration = Duration::from_millis(300);
+const PEAK_MEMORY_TARGET: u64 = 300_000_000;
+const CPU_TIME_TARGET: Duration = Duration::from_millis(5);
 
 /// The options of the benchmark.
 #[derive(Args, Clone, Debug)]
@@ -64,7 +64,7 @@ pub(crate) struct Options {
 
 /// Statistics of measured times, in nanoseconds.
 #[derive(Clone, Debug, Serialize)]
-struct Times {
+struct TimeStats {
     what: String,
     count: usize,
     median_ns: u64,
@@ -72,7 +72,7 @@ struct Times {
     max_ns: u64,
 }
 
-impl Times {
+impl TimeStats {
     fn of(what: String, times: &[Duration]) -> Self {
         let mut sorted: Vec<u64> = times.iter().map(|time| nanoseconds(*time)).collect();
         sorted.sort_unstable();
@@ -92,8 +92,9 @@ impl Times {
 
 /// The medians of one variant of the large case.
 #[derive(Clone, Debug, Serialize)]
-struct Line {
-    way: &'static str,
+struct Medians {
+    #[serde(rename = "way")]
+    variant: &'static str,
     services: u32,
     whole_ns: u64,
     /// `whole_ns` in thousandths of the first line's: the median of the ratios of all rounds.
@@ -109,61 +110,61 @@ struct Line {
 }
 
 #[derive(Serialize)]
-struct Measured {
-    times: Vec<Times>,
+struct Measurements {
+    times: Vec<TimeStats>,
     /// The resident memory of an idle daemon, and the kernel memory of its maps.
     resident_bytes: u64,
     maps_bytes: u64,
-    lines: Vec<Line>,
+    lines: Vec<Medians>,
 }
 
 /// Runs the benchmark and prints the results. With `check`, a missed target is an error.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let mut ways = vec![Way::Json, Way::Yaml];
-    ways.extend(options.rules.iter().copied().map(Way::Rules));
-    let few = few::measure(options)?;
-    let beside = beside::measure(options)?;
-    let rounds = very_many::measure(options, &ways)?;
-    let ways = ways.iter().enumerate().filter(|_| !rounds.is_empty());
-    let lines = ways.map(|(at, way)| line(options.many, *way, at, &rounds));
-    let (measured, verdicts) = conclude(options, &few, beside, lines.collect());
+    let mut variants = vec![Variant::Json, Variant::Yaml];
+    variants.extend(options.rules.iter().copied().map(Variant::Rules));
+    let small_case = small_case::measure(options)?;
+    let busy_daemon = busy_daemon::measure(options)?;
+    let rounds = large_case::measure(options, &variants)?;
+    let variants = variants.iter().enumerate().filter(|_| !rounds.is_empty());
+    let lines = variants.map(|(at, variant)| medians(options.many, *variant, at, &rounds));
+    let (measured, verdicts) = summarise(options, &small_case, busy_daemon, lines.collect());
     let text = text(&measured, options);
     options.common.report(&measured, &text, &verdicts)
 }
 
-fn conclude(
+fn summarise(
     options: &Options,
-    few: &Few,
-    beside: [Times; 4],
-    lines: Vec<Line>,
-) -> (Measured, Vec<Verdict>) {
+    small_case: &SmallCase,
+    busy_daemon: [TimeStats; 4],
+    lines: Vec<Medians>,
+) -> (Measurements, Vec<Verdict>) {
     let all = format!("{} services", options.services);
-    let change = |of: fn(&Change) -> Duration| few.changes.iter().map(of).collect::<Vec<_>>();
+    let change = |of: fn(&Change) -> Duration| small_case.changes.iter().map(of).collect::<Vec<_>>();
     let (mut times, mut verdicts) = (Vec::new(), Vec::new());
     let mut judge = |what: &str, measured: &[Duration], target| {
-        let measured = Times::of(what.to_owned(), measured);
+        let measured = TimeStats::of(what.to_owned(), measured);
         verdicts.push(measured.verdict(target));
         times.push(measured);
     };
     let appear = format!("{all} × 3 endpoints, from the");
     let from_rename = format!("{appear} rename of their file");
-    judge(&from_rename, &few.from_rename, PROGRAMMED);
+    judge(&from_rename, &small_case.from_rename, START_TARGET);
     let from_start = format!("{appear} start of the daemon");
-    judge(&from_start, &few.from_start, PROGRAMMED);
-    let (reached, work) = (change(|it| it.reached), change(|it| it.work));
+    judge(&from_start, &small_case.from_start, START_TARGET);
+    let (delay, cpu_time) = (change(|it| it.delay), change(|it| it.cpu_time));
     let one = "one endpoint, from the rename of its slice";
-    judge(one, &reached, CHANGED);
-    judge("one endpoint, how long the daemon runs for it", &work, WORK);
-    verdicts.extend(beside::verdicts(&beside));
-    times.extend(beside);
-    let resident_bytes = median(few.resident.iter().copied());
-    let maps_bytes = median(few.maps.iter().copied());
+    judge(one, &delay, CHANGE_TARGET);
+    judge("one endpoint, how long the daemon runs for it", &cpu_time, CPU_TIME_TARGET);
+    verdicts.extend(busy_daemon::verdicts(&busy_daemon));
+    times.extend(busy_daemon);
+    let resident_bytes = median(small_case.resident.iter().copied());
+    let maps_bytes = median(small_case.maps.iter().copied());
     let resident = format!("{all}, resident at rest");
-    verdicts.push(at_most(&resident, resident_bytes, IDLE));
+    verdicts.push(at_most(&resident, resident_bytes, IDLE_MEMORY_TARGET));
     let maps = format!("{all}, memory of the maps");
-    verdicts.push(at_most(&maps, maps_bytes, MAPS));
-    verdicts.extend(lines.iter().flat_map(of_very_many));
-    let measured = Measured {
+    verdicts.push(at_most(&maps, maps_bytes, MAP_MEMORY_TARGET));
+    verdicts.extend(lines.iter().flat_map(large_case_verdicts));
+    let measured = Measurements {
         times,
         resident_bytes,
         maps_bytes,
@@ -173,50 +174,50 @@ fn conclude(
 }
 
 /// Returns the verdicts on a variant of the large case; empty for rules, which have no target.
-fn of_very_many(line: &Line) -> Vec<Verdict> {
-    let whole = match line.way {
-        JSON => FROM_JSON,
-        YAML => FROM_YAML,
+fn large_case_verdicts(medians: &Medians) -> Vec<Verdict> {
+    let total = match medians.variant {
+        JSON => JSON_START_TARGET,
+        YAML => YAML_START_TARGET,
         _ => return Vec::new(),
     };
-    let (way, services) = (line.way, line.services);
-    let all = format!("{services} services × {OF_EACH} endpoints, {way}");
+    let (variant, services) = (medians.variant, medians.services);
+    let all = format!("{services} services × {ENDPOINTS_PER_SERVICE} endpoints, {variant}");
     let write = format!("{all}, from objects to maps");
     vec![
-        under(&format!("{all}, start"), line.whole_ns, whole),
-        under(&write, line.write_ns, WRITTEN),
-        under(&format!("{all}, work for a change"), line.work_ns, WORK),
-        at_most(&format!("{all}, most memory"), line.peak_bytes, PEAK),
+        under(&format!("{all}, start"), medians.whole_ns, total),
+        under(&write, medians.write_ns, WRITE_TARGET),
+        under(&format!("{all}, work for a change"), medians.work_ns, CPU_TIME_TARGET),
+        at_most(&format!("{all}, most memory"), medians.peak_bytes, PEAK_MEMORY_TARGET),
     ]
 }
 
 const JSON: &str = "from JSON";
 const YAML: &str = "from YAML";
 
-fn line(many: u32, way: Way, at: usize, rounds: &[Vec<Sample>]) -> Line {
+fn medians(many: u32, variant: Variant, at: usize, rounds: &[Vec<Sample>]) -> Medians {
     let own = || rounds.iter().map(|samples| &samples[at]);
     let pairs = || rounds.iter().map(|samples| (&samples[0], &samples[at]));
-    let middle = |sample: &Sample, of: fn(&Change) -> Duration| {
+    let median_of = |sample: &Sample, of: fn(&Change) -> Duration| {
         median(sample.changes.iter().map(|change| nanoseconds(of(change))))
     };
-    let whole = |sample: &Sample| nanoseconds(sample.whole);
-    let change = |sample: &Sample| middle(sample, |change| change.reached);
-    let work = |sample: &Sample| middle(sample, |change| change.work);
-    let (way, services, is_ours) = match way {
-        Way::Json => (JSON, many, true),
-        Way::Yaml => (YAML, many, true),
-        Way::Rules(services) => ("nft -f", services, false),
+    let total = |sample: &Sample| nanoseconds(sample.total);
+    let change = |sample: &Sample| median_of(sample, |change| change.delay);
+    let cpu_time = |sample: &Sample| median_of(sample, |change| change.cpu_time);
+    let (variant, services, is_ours) = match variant {
+        Variant::Json => (JSON, many, true),
+        Variant::Yaml => (YAML, many, true),
+        Variant::Rules(services) => ("nft -f", services, false),
     };
     let ours = |value: u64| if is_ours { value } else { 0 };
-    Line {
-        way,
+    Medians {
+        variant,
         services,
-        whole_ns: median(own().map(whole)),
-        whole_to_first: median(pairs().map(|(first, own)| ratio(whole(own), whole(first)))),
+        whole_ns: median(own().map(total)),
+        whole_to_first: median(pairs().map(|(first, own)| ratio(total(own), total(first)))),
         write_ns: ours(median(own().map(|sample| nanoseconds(sample.write)))),
         change_ns: median(own().map(change)),
         change_to_first: median(pairs().map(|(first, own)| ratio(change(own), change(first)))),
-        work_ns: ours(median(own().map(work))),
+        work_ns: ours(median(own().map(cpu_time))),
         peak_bytes: ours(median(own().map(|sample| sample.peak))),
     }
 }
@@ -234,7 +235,7 @@ fn at_most(what: &str, bytes: u64, target: u64) -> Verdict {
     Verdict::new(what, megabytes(bytes), bytes <= target)
 }
 
-fn text(measured: &Measured, options: &Options) -> String {
+fn text(measured: &Measurements, options: &Options) -> String {
     let times = measured.times.iter().map(|times| {
         format!(
             "{}: median {}, p99 {}, longest {} of {}\n",
@@ -251,34 +252,34 @@ fn text(measured: &Measured, options: &Options) -> String {
         megabytes(measured.resident_bytes),
         megabytes(measured.maps_bytes)
     );
-    let many = (!measured.lines.is_empty()).then(|| very_many(&measured.lines, options.starts));
+    let many = (!measured.lines.is_empty()).then(|| large_case_text(&measured.lines, options.starts));
     times.chain([memory]).chain(many).collect()
 }
 
-fn very_many(lines: &[Line], starts: u32) -> String {
-    let table = in_columns(
+fn large_case_text(lines: &[Medians], starts: u32) -> String {
+    let table = format_table(
         lines,
         &[
-            ("", |line| line.way.to_owned()),
-            ("services", |line| line.services.to_string()),
-            ("whole", |line| milliseconds(line.whole_ns)),
-            ("to JSON", |line| thousandths(line.whole_to_first)),
-            ("to maps", |line| some(line.write_ns, milliseconds)),
-            ("change", |line| milliseconds(line.change_ns)),
-            ("to JSON", |line| thousandths(line.change_to_first)),
-            ("work", |line| some(line.work_ns, milliseconds)),
-            ("memory", |line| some(line.peak_bytes, megabytes)),
+            ("", |medians| medians.variant.to_owned()),
+            ("services", |medians| medians.services.to_string()),
+            ("whole", |medians| milliseconds(medians.whole_ns)),
+            ("to JSON", |medians| thousandths(medians.whole_to_first)),
+            ("to maps", |medians| unless_zero(medians.write_ns, milliseconds)),
+            ("change", |medians| milliseconds(medians.change_ns)),
+            ("to JSON", |medians| thousandths(medians.change_to_first)),
+            ("work", |medians| unless_zero(medians.work_ns, milliseconds)),
+            ("memory", |medians| unless_zero(medians.peak_bytes, megabytes)),
             ("", |_| String::new()),
         ],
     );
     format!(
-        "medians of {starts} rounds, {OF_EACH} endpoints for each service; the daemon from its start until connects \
+        "medians of {starts} rounds, {ENDPOINTS_PER_SERVICE} endpoints for each service; the daemon from its start until connects \
          show everything, nft from its start to its end\n{table}"
     )
 }
 
 /// Formats a value; returns an empty string for 0.
-fn some(value: u64, text: fn(u64) -> String) -> String {
+fn unless_zero(value: u64, text: fn(u64) -> String) -> String {
     match value {
         0 => String::new(),
         value => text(value),
@@ -301,22 +302,22 @@ mod tests {
 
     #[test]
     fn a_median_at_the_target_misses_it() {
-        let sooner = CHANGED - Duration::from_millis(1);
-        let times = Times::of("one".to_owned(), &[CHANGED, sooner, CHANGED]);
+        let sooner = CHANGE_TARGET - Duration::from_millis(1);
+        let times = TimeStats::of("one".to_owned(), &[CHANGE_TARGET, sooner, CHANGE_TARGET]);
 
-        let verdict = times.verdict(CHANGED);
+        let verdict = times.verdict(CHANGE_TARGET);
 
         assert!(!verdict.met);
         assert_eq!(verdict.measured, "50.0 ms");
     }
 
-    fn sample(whole: u64, change: u64) -> Sample {
-        let (reached, work) = (Duration::from_millis(change), Duration::from_millis(change));
+    fn sample(total: u64, change: u64) -> Sample {
+        let (delay, cpu_time) = (Duration::from_millis(change), Duration::from_millis(change));
         Sample {
-            whole: Duration::from_millis(whole),
+            total: Duration::from_millis(total),
             write: Duration::from_millis(400),
-            peak: PEAK,
-            changes: vec![Change { reached, work }],
+            peak: PEAK_MEMORY_TARGET,
+            changes: vec![Change { delay, cpu_time }],
         }
     }
 
@@ -329,15 +330,15 @@ mod tests {
             vec![sample(950, 1), sample(1900, 40)],
         ];
 
-        let json = line(30_000, Way::Json, 0, &rounds);
-        let rules = line(30_000, Way::Rules(100), 1, &rounds);
+        let json = medians(30_000, Variant::Json, 0, &rounds);
+        let rules = medians(30_000, Variant::Rules(100), 1, &rounds);
 
         let to_first = [rules.whole_to_first, rules.change_to_first];
         assert_eq!(to_first, [2000, 50_000]);
         assert_eq!((rules.work_ns, rules.peak_bytes), (0, 0));
-        let verdicts = of_very_many(&json).into_iter();
+        let verdicts = large_case_verdicts(&json).into_iter();
         let met = verdicts.map(|verdict| verdict.met);
         assert!(met.eq([true, false, true, true]));
-        assert!(of_very_many(&rules).is_empty());
+        assert!(large_case_verdicts(&rules).is_empty());
     }
 }

@@ -3,34 +3,34 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use tunnel_tests::{
-    load::race::offset,
+    address::nth_address,
     manifest::{Manifest, Protocol, Service},
 };
 
 /// The first ClusterIP of a benchmark's Services.
-pub(crate) const FIRST: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 97, 0, 0));
+pub(crate) const FIRST_CLUSTER_IP: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 97, 0, 0));
 
 /// The number of Services per file.
-const PER_FILE: usize = 10_000;
+const SERVICES_PER_FILE: usize = 10_000;
 
 /// Builds files with many Services; `backends` returns the endpoints of a Service by its number.
-pub(crate) fn many<I: IntoIterator<Item = IpAddr>>(
+pub(crate) fn service_files<I: IntoIterator<Item = IpAddr>>(
     count: u32,
     protocol: Protocol,
     [port, target]: [u16; 2],
     backends: impl Fn(u32) -> I,
 ) -> Vec<Manifest> {
     let service = |number: u32| {
-        Service::new(&format!("svc-{number}"), [offset(FIRST, number)])
+        Service::new(&format!("svc-{number}"), [nth_address(FIRST_CLUSTER_IP, number)])
             .port(protocol, port, target)
             .backends(backends(number))
     };
     let file = |first: u32| {
-        let numbers = (first..count).take(PER_FILE);
+        let numbers = (first..count).take(SERVICES_PER_FILE);
         let services: Vec<_> = numbers.map(service).collect();
         Manifest::of_services(&format!("services-{first}.yaml"), &services)
     };
-    (0..count).step_by(PER_FILE).map(file).collect()
+    (0..count).step_by(SERVICES_PER_FILE).map(file).collect()
 }
 
 #[cfg(test)]
@@ -38,8 +38,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn many_services_lie_in_few_files() {
-        let files = many(25_000, Protocol::TCP, [80, 9000], |_| [FIRST]);
+    fn services_are_split_into_files_of_ten_thousand() {
+        let files = service_files(25_000, Protocol::TCP, [80, 9000], |_| [FIRST_CLUSTER_IP]);
 
         assert_eq!(files.len(), 3);
         assert_eq!(files[2].text.matches("kind: Service\n").count(), 5_000);

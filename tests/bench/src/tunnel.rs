@@ -11,17 +11,17 @@ use anyhow::{Context as _, Result};
 use clap::Args;
 use serde::{Serialize, de::DeserializeOwned};
 use tunnel_tests::{
-    flow::{Flood, client::WARM_UP, per},
+    throughput::{FloodReport, client::WARM_UP, divide},
     load::{Latency, nanoseconds},
-    place::COMMAND,
-    table::{in_columns, microseconds},
-    usage,
+    sandbox::COMMAND_TIMEOUT,
+    table::{format_table, microseconds},
+    process_usage,
 };
 
-use self::stage::{Stage, Way};
+use self::fixture::{Fixture, NetworkPath};
 use crate::report::{Common, Verdict, median, ratio, rounds, thousandths};
 
-mod stage;
+mod fixture;
 
 /// The numbers of concurrent streams whose throughput is measured.
 const STREAMS: [u32; 2] = [1, 10];
@@ -31,11 +31,11 @@ const STALLED: [u32; 2] = [1, 200];
 
 /// Targets in thousandths of one bare TLS stream: the minimum rate for any number of tunnel streams, and the
 /// maximum CPU time per byte.
-const RATE: u64 = 600;
-const CPU: u64 = 1500;
+const MIN_RATE: u64 = 600;
+const MAX_CPU_TIME: u64 = 1500;
 
 /// The target for the p99 of an echo next to stalled readers.
-const LIVE: Duration = Duration::from_millis(2);
+const ECHO_TARGET: Duration = Duration::from_millis(2);
 
 /// The options of the benchmark.
 #[derive(Args, Clone, Debug)]
@@ -80,12 +80,12 @@ struct Sample {
     p50_ns: u64,
     p99_ns: u64,
     /// For each of [`STALLED`], the 99th percentile of the echoes.
-    beside_ns: [u64; 2],
+    stalled_p99_ns: [u64; 2],
 }
 
 /// The medians of a variant.
 #[derive(Clone, Debug, Serialize)]
-struct Line {
+struct Medians {
     variant: &'static str,
     megabytes_per_second_1: u64,
     megabytes_per_second_10: u64,
@@ -98,73 +98,73 @@ struct Line {
 }
 
 #[derive(Serialize)]
-struct Measured {
+struct Measurements {
     rounds: u32,
-    lines: [Line; 3],
+    lines: [Medians; 3],
 }
 
 /// Runs the benchmark and prints the results. With `check`, a missed target is an error.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let stage = Stage::set(options)?;
+    let fixture = Fixture::new(options)?;
     let slot = Duration::from_millis(options.slot_millis);
     let rounds = rounds(options.rounds.max(1), &Variant::ALL, |variant| {
-        measure(&stage, *variant, slot).with_context(|| variant.name())
+        measure(&fixture, *variant, slot).with_context(|| variant.name())
     })?;
-    let measured = Measured {
+    let measured = Measurements {
         rounds: options.rounds,
-        lines: [0, 1, 2].map(|at| line(at, &rounds)),
+        lines: [0, 1, 2].map(|at| medians(at, &rounds)),
     };
     let text = text(&measured);
     options.common.report(&measured, &text, &verdicts(&rounds))
 }
 
-fn measure(stage: &Stage, variant: Variant, slot: Duration) -> Result<Sample> {
-    let way = stage.way(variant);
+fn measure(fixture: &Fixture, variant: Variant, slot: Duration) -> Result<Sample> {
+    let path = fixture.path(variant);
     let mut sample = Sample::default();
     for (streams, megabytes) in STREAMS.iter().zip(&mut sample.megabytes) {
-        let before = cpu(&way)?;
-        let flood: Flood = ask(stage, &way, "flood", *streams, slot)?;
+        let before = cpu_time(&path)?;
+        let flood: FloodReport = run_client(fixture, &path, "flood", *streams, slot)?;
         *megabytes = flood.megabytes();
         if *streams == 1 {
-            let ends = nanoseconds(cpu(&way)?.saturating_sub(before));
+            let processes = nanoseconds(cpu_time(&path)?.saturating_sub(before));
             // The CPU time of these processes includes the warm-up, so a share of it is taken. A client
             // reports its CPU time of the measurement alone.
-            let whole = slot + WARM_UP;
-            let share = u128::from(ends) * slot.as_nanos() / whole.as_nanos().max(1);
-            let own = if way.client_is_end { flood.cpu_ns } else { 0 };
+            let total = slot + WARM_UP;
+            let share = u128::from(processes) * slot.as_nanos() / total.as_nanos().max(1);
+            let own = if path.adds_client_cpu_time { flood.cpu_ns } else { 0 };
             let cpu = share + u128::from(own);
-            sample.cpu = per(cpu * 1_000_000, flood.bytes);
+            sample.cpu = divide(cpu * 1_000_000, flood.bytes);
         }
     }
-    let echoes: Latency = ask(stage, &way, "echo", 1, slot)?;
+    let echoes: Latency = run_client(fixture, &path, "echo", 1, slot)?;
     (sample.p50_ns, sample.p99_ns) = (echoes.p50_ns, echoes.p99_ns);
-    for (stalled, beside) in STALLED.iter().zip(&mut sample.beside_ns) {
-        let _held = stage.stall(&way, *stalled)?;
-        let echoes: Latency = ask(stage, &way, "echo", 1, slot)?;
-        *beside = echoes.p99_ns;
+    for (count, stalled_p99) in STALLED.iter().zip(&mut sample.stalled_p99_ns) {
+        let _stalled = fixture.stall(&path, *count)?;
+        let echoes: Latency = run_client(fixture, &path, "echo", 1, slot)?;
+        *stalled_p99 = echoes.p99_ns;
     }
     Ok(sample)
 }
 
-fn cpu(way: &Way) -> Result<Duration> {
-    way.ends.iter().map(|pid| usage::cpu(*pid)).sum()
+fn cpu_time(path: &NetworkPath) -> Result<Duration> {
+    path.measured_processes.iter().map(|pid| process_usage::process_cpu_time(*pid)).sum()
 }
 
-fn ask<T: DeserializeOwned>(
-    stage: &Stage,
-    way: &Way,
-    what: &str,
+fn run_client<T: DeserializeOwned>(
+    fixture: &Fixture,
+    path: &NetworkPath,
+    mode: &str,
     connections: u32,
     slot: Duration,
 ) -> Result<T> {
-    let client = stage.client(way, what, connections)?;
+    let client = fixture.client(path, mode, connections)?;
     let client = client.option("--millis", slot.as_millis()).start()?;
-    client.finish(COMMAND + slot)?.report()
+    client.finish(COMMAND_TIMEOUT + slot)?.report()
 }
 
-fn line(at: usize, rounds: &[Vec<Sample>]) -> Line {
+fn medians(at: usize, rounds: &[Vec<Sample>]) -> Medians {
     let of = |pick: fn(&Sample) -> u64| median(rounds.iter().map(|samples| pick(&samples[at])));
-    Line {
+    Medians {
         variant: Variant::ALL[at].name(),
         megabytes_per_second_1: of(|it| it.megabytes[0]),
         megabytes_per_second_10: of(|it| it.megabytes[1]),
@@ -172,8 +172,8 @@ fn line(at: usize, rounds: &[Vec<Sample>]) -> Line {
         cpu_ms_per_gigabyte: of(|it| it.cpu / 1000),
         echo_p50_ns: of(|it| it.p50_ns),
         echo_p99_ns: of(|it| it.p99_ns),
-        beside_1_stalled_p99_ns: of(|it| it.beside_ns[0]),
-        beside_200_stalled_p99_ns: of(|it| it.beside_ns[1]),
+        beside_1_stalled_p99_ns: of(|it| it.stalled_p99_ns[0]),
+        beside_200_stalled_p99_ns: of(|it| it.stalled_p99_ns[1]),
     }
 }
 
@@ -190,22 +190,22 @@ fn verdicts(rounds: &[Vec<Sample>]) -> Vec<Verdict> {
     for (at, streams) in STREAMS.iter().enumerate() {
         let rate = to_tls(&|ours, tls| (ours.megabytes[at], tls.megabytes[0]));
         let target = format!("{streams} streams: MB/s at least 0.600 of one of bare TLS");
-        verdicts.push(Verdict::new(target, thousandths(rate), rate >= RATE));
+        verdicts.push(Verdict::new(target, thousandths(rate), rate >= MIN_RATE));
     }
     let cpu = to_tls(&|ours, tls| (ours.cpu, tls.cpu));
     let target = "CPU of both ends for a byte at most 1.500 of bare TLS";
-    verdicts.push(Verdict::new(target, thousandths(cpu), cpu <= CPU));
+    verdicts.push(Verdict::new(target, thousandths(cpu), cpu <= MAX_CPU_TIME));
     for (at, stalled) in STALLED.iter().enumerate() {
-        let delay = median(rounds.iter().map(|samples| samples[ours].beside_ns[at]));
+        let delay = median(rounds.iter().map(|samples| samples[ours].stalled_p99_ns[at]));
         let target = format!("a live echo beside {stalled} stalled readers: p99 at most 2 ms");
-        let met = delay <= nanoseconds(LIVE);
+        let met = delay <= nanoseconds(ECHO_TARGET);
         verdicts.push(Verdict::new(target, microseconds(delay), met));
     }
     verdicts
 }
 
-fn text(Measured { rounds, lines }: &Measured) -> String {
-    let table = in_columns(
+fn text(Measurements { rounds, lines }: &Measurements) -> String {
+    let table = format_table(
         lines,
         &[
             ("", |it| it.variant.to_owned()),
@@ -232,10 +232,10 @@ mod tests {
 
     #[test]
     fn the_tunnel_is_compared_with_tls_of_the_same_round() {
-        let sample = |megabytes, cpu, beside_ns| Sample {
+        let sample = |megabytes, cpu, stalled_p99_ns| Sample {
             megabytes: [megabytes, 2 * megabytes],
             cpu,
-            beside_ns: [beside_ns; 2],
+            stalled_p99_ns: [stalled_p99_ns; 2],
             ..Sample::default()
         };
         let rounds = [

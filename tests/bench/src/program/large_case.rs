@@ -10,12 +10,12 @@ use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 use tunnel_common::table::MapSizes;
 use tunnel_tests::{
+    address::nth_address,
     clock,
     instance::InstanceSettings,
-    load::race::nth_address,
     manifest::{Manifest, Protocol},
-    topology::Topology,
-    usage,
+    node_network::NodeNetwork,
+    process_usage,
 };
 
 use super::{
@@ -105,7 +105,7 @@ fn measure_files(options: &Options, files: Vec<Manifest>) -> Result<Sample> {
     let sample = Sample {
         total,
         write: Duration::from_secs_f64(seconds.context("the status has no `startup.write`")?),
-        peak: usage::peak(daemon)?,
+        peak: process_usage::peak_memory(daemon)?,
         changes: probe::measure_changes(&node, options.changes)?,
     };
     probe::stop_and_clean_up(&node)?;
@@ -114,8 +114,8 @@ fn measure_files(options: &Options, files: Vec<Manifest>) -> Result<Sample> {
 
 /// Measures the loading of rules into a separate network namespace, and changes of them.
 fn measure_rules(options: &Options, services: u32) -> Result<Sample> {
-    let topology = Topology::new()?;
-    let sandbox = topology.elsewhere("rules")?;
+    let topology = NodeNetwork::new()?;
+    let sandbox = topology.create_unconnected("rules")?;
     let loader = nft::loader(&sandbox);
     let endpoint = |number| SocketAddr::new(nth_address(ENDPOINTS, number), PORT);
     let service_set = ServiceSet {

@@ -12,11 +12,11 @@ use anyhow::{Context as _, Result, ensure};
 use socket2::{Domain, Type};
 use tunnel_tests::{
     clock::{self, Instant},
-    instance::Settings,
+    instance::InstanceSettings,
     manifest::{Manifest, Protocol, Service},
     node::Node,
-    place::Place,
-    usage, wait,
+    sandbox::Sandbox,
+    process_usage, wait,
 };
 
 /// The port of all Services.
@@ -26,88 +26,88 @@ pub(super) const PORT: u16 = 53;
 const PROBE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 96, 0, 99)), PORT);
 
 /// The two endpoints, and the source address of a socket connected to each.
-const SIDES: [(Ipv4Addr, Ipv4Addr); 2] = [
+const PROBE_ENDPOINTS: [(Ipv4Addr, Ipv4Addr); 2] = [
     (Ipv4Addr::new(10, 1, 0, 111), Ipv4Addr::new(10, 1, 0, 211)),
     (Ipv4Addr::new(10, 1, 0, 112), Ipv4Addr::new(10, 1, 0, 212)),
 ];
 
 /// The errors of a connect to an address that isn't translated.
-const NOT_YET: [ErrorKind; 3] = [
+const UNTRANSLATED_ERRORS: [ErrorKind; 3] = [
     ErrorKind::HostUnreachable,
     ErrorKind::NetworkUnreachable,
     ErrorKind::ConnectionRefused,
 ];
 
 /// The time limit of repeated connects.
-const LOOKING: Duration = Duration::from_secs(60);
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 /// The interval of repeated connects.
-const LOOK: Duration = Duration::from_micros(100);
+const CHECK_INTERVAL: Duration = Duration::from_micros(100);
 
 /// The pause between two changes, so that the work of one, which ends with the release of the replaced
 /// entries, does not overlap with the next.
-const REST: Duration = Duration::from_millis(20);
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// The cost of one change.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Change {
     /// The time from the rename of the file until a connect reaches the new endpoint.
-    pub(super) reached: Duration,
+    pub(super) delay: Duration,
     /// The daemon's CPU time for the change, on all CPUs.
-    pub(super) work: Duration,
+    pub(super) cpu_time: Duration,
 }
 
 /// Creates a node with only the probe Service in its folder of manifests; the daemon isn't started yet.
-pub(super) fn node(settings: Settings) -> Result<Node> {
-    let node = Node::with(settings)?;
+pub(super) fn create_node(settings: InstanceSettings) -> Result<Node> {
+    let node = Node::with_settings(settings)?;
     let client = node.pod("client")?;
     let mut batch = String::new();
     // A socket's own address shows the endpoint that the kernel chose for it.
-    for (endpoint, source) in SIDES {
+    for (endpoint, source) in PROBE_ENDPOINTS {
         batch.push_str(&format!(
             "addr add {source}/32 dev eth0\n\
              route add {endpoint}/32 via 169.254.1.1 dev eth0 src {source}\n"
         ));
     }
     client.ip(&batch)?;
-    node.apply(("probe-service.yaml", probe(0).service_yaml().as_str()))?;
-    node.apply(slice(0))?;
+    node.apply(("probe-service.yaml", probe_service(0).service_yaml().as_str()))?;
+    node.apply(probe_slice(0))?;
     Ok(node)
 }
 
-fn probe(side: usize) -> Service {
-    let (endpoint, _) = SIDES[side % SIDES.len()];
+fn probe_service(index: usize) -> Service {
+    let (endpoint, _) = PROBE_ENDPOINTS[index % PROBE_ENDPOINTS.len()];
     Service::cluster_ip("probe", PROBE, Protocol::UDP).backend(endpoint.into())
 }
 
-fn slice(side: usize) -> Manifest {
+fn probe_slice(index: usize) -> Manifest {
     Manifest {
         file: "probe-slice.yaml".to_owned(),
-        text: probe(side).slice_yaml(PROBE.ip()),
+        text: probe_service(index).slice_yaml(PROBE.ip()),
     }
 }
 
 /// Starts the daemon; returns the time until connects to all of the addresses are translated.
-pub(super) fn begin(node: &Node, vips: impl Iterator<Item = IpAddr>) -> Result<Duration> {
+pub(super) fn start_daemon(node: &Node, vips: impl Iterator<Item = IpAddr>) -> Result<Duration> {
     let client = node.pod("client")?;
     let start = Instant::now();
     node.launch()?;
-    until_all(&client, vips)?;
+    wait_until_translated(&client, vips)?;
     let took = start.elapsed();
     node.wait_ready()?;
     Ok(took)
 }
 
 /// Connects a UDP socket to each of the addresses in turn, and repeats each until it is translated.
-pub(super) fn until_all(client: &Place, vips: impl Iterator<Item = IpAddr>) -> Result<()> {
+pub(super) fn wait_until_translated(client: &Sandbox, vips: impl Iterator<Item = IpAddr>) -> Result<()> {
     let socket = UdpSocket::from(client.socket(Domain::IPV4, Type::DGRAM)?);
     let start = Instant::now();
     for vip in vips {
         let vip = SocketAddr::new(vip, PORT);
         while !is_translated(&socket, vip)? {
-            let is_late = start.elapsed() > LOOKING;
-            ensure!(!is_late, "{vip} isn't translated after {LOOKING:?}");
-            clock::pause(LOOK);
+            let is_late = start.elapsed() > TIME_LIMIT;
+            ensure!(!is_late, "{vip} isn't translated after {TIME_LIMIT:?}");
+            clock::pause(CHECK_INTERVAL);
         }
     }
     Ok(())
@@ -117,41 +117,41 @@ fn is_translated(socket: &UdpSocket, vip: SocketAddr) -> Result<bool> {
     match socket.connect(vip) {
         // Kernels without `bpf_set_retval` refuse a connect by a redirect to loopback.
         Ok(()) => Ok(!socket.local_addr()?.ip().is_loopback()),
-        Err(error) if NOT_YET.contains(&error.kind()) => Ok(false),
+        Err(error) if UNTRANSLATED_ERRORS.contains(&error.kind()) => Ok(false),
         Err(error) => Err(error).with_context(|| format!("connect to {vip}")),
     }
 }
 
 /// Changes the probe's endpoint repeatedly; returns the cost of each change.
-pub(super) fn change(node: &Node, changes: u32) -> Result<Vec<Change>> {
+pub(super) fn measure_changes(node: &Node, changes: u32) -> Result<Vec<Change>> {
     let client = node.pod("client")?;
     let daemon = node.daemon_pid().context("the daemon doesn't run")?;
     let mut times = Vec::new();
     for number in 1..=changes.max(1) {
-        let side = usize::try_from(number)? % SIDES.len();
-        let (_, source) = SIDES[side];
-        let before = usage::work(daemon)?;
+        let index = usize::try_from(number)? % PROBE_ENDPOINTS.len();
+        let (_, source) = PROBE_ENDPOINTS[index];
+        let before = process_usage::thread_cpu_time(daemon)?;
         let start = Instant::now();
-        node.apply(slice(side))?;
-        wait::until(LOOKING, || shows(&client, source).unwrap_or(false))
+        node.apply(probe_slice(index))?;
+        wait::until(TIME_LIMIT, || has_source(&client, source).unwrap_or(false))
             .context("no connect reached the changed endpoint")?;
-        let reached = start.elapsed();
-        clock::pause(REST);
-        let work = usage::work(daemon)?.saturating_sub(before);
-        times.push(Change { reached, work });
+        let delay = start.elapsed();
+        clock::pause(PAUSE);
+        let cpu_time = process_usage::thread_cpu_time(daemon)?.saturating_sub(before);
+        times.push(Change { delay, cpu_time });
     }
     Ok(times)
 }
 
 /// Returns true if a new socket that is connected to the probe Service has this source address.
-fn shows(client: &Place, source: Ipv4Addr) -> Result<bool> {
+fn has_source(client: &Sandbox, source: Ipv4Addr) -> Result<bool> {
     let socket = UdpSocket::from(client.socket(Domain::IPV4, Type::DGRAM)?);
     socket.connect(PROBE)?;
     Ok(socket.local_addr()?.ip() == IpAddr::V4(source))
 }
 
 /// Stops the daemon and removes its pins and state.
-pub(super) fn end(node: &Node) -> Result<()> {
+pub(super) fn stop_and_clean_up(node: &Node) -> Result<()> {
     node.stop()?;
     let cleanup = node.culvert(&["cleanup"])?;
     let is_done = cleanup.exit.is_success();

@@ -13,12 +13,12 @@ use std::{
 use anyhow::{Context as _, Result};
 use aya::maps::MapInfo;
 use tunnel_tests::{
+    address::nth_address,
     clock::{self, Instant},
-    instance::Settings,
-    load::race::offset,
+    instance::InstanceSettings,
     manifest::Protocol,
     node::Node,
-    usage,
+    process_usage,
 };
 
 use super::{
@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{
     report::Common,
-    services::{FIRST, many},
+    services::{FIRST_CLUSTER_IP, service_files},
 };
 
 /// The endpoints of each Service.
@@ -38,11 +38,11 @@ const ENDPOINTS: [IpAddr; 3] = [
 ];
 
 /// The time after which a daemon counts as idle.
-const SETTLING: Duration = Duration::from_secs(2);
+const IDLE_AFTER: Duration = Duration::from_secs(2);
 
 /// The measurements.
 #[derive(Debug, Default)]
-pub(super) struct Few {
+pub(super) struct SmallCase {
     /// Times from the rename of the files, with the daemon running.
     pub(super) from_rename: Vec<Duration>,
     /// Times from the start of the daemon.
@@ -55,28 +55,28 @@ pub(super) struct Few {
     pub(super) maps: Vec<u64>,
 }
 
-pub(super) fn measure(options: &Options) -> Result<Few> {
-    let mut few = Few::default();
+pub(super) fn measure(options: &Options) -> Result<SmallCase> {
+    let mut measured = SmallCase::default();
     for round in 0..options.rounds.max(1) {
-        let node = probe::node(settings(&options.common, options.services)?)?;
+        let node = probe::create_node(settings(&options.common, options.services)?)?;
         node.start()?;
-        few.from_rename.push(appear(&node, options.services)?);
+        measured.from_rename.push(measure_rename(&node, options.services)?);
         if round == 0 {
-            few.changes = probe::change(&node, options.changes)?;
+            measured.changes = probe::measure_changes(&node, options.changes)?;
         }
-        probe::end(&node)?;
-        let from_start = probe::begin(&node, vips(options.services))?;
-        few.from_start.push(from_start);
-        clock::pause(SETTLING);
+        probe::stop_and_clean_up(&node)?;
+        let from_start = probe::start_daemon(&node, vips(options.services))?;
+        measured.from_start.push(from_start);
+        clock::pause(IDLE_AFTER);
         let daemon = node.daemon_pid().context("the daemon doesn't run")?;
-        few.resident.push(usage::resident(daemon)?);
-        few.maps.push(maps(daemon, &node.bpffs())?);
+        measured.resident.push(process_usage::resident_memory(daemon)?);
+        measured.maps.push(map_memory(daemon, &node.bpffs())?);
     }
-    Ok(few)
+    Ok(measured)
 }
 
 /// Returns the product's default settings, with larger maps only if the Services need them.
-pub(super) fn settings(common: &Common, services: u32) -> Result<Settings> {
+pub(super) fn settings(common: &Common, services: u32) -> Result<InstanceSettings> {
     let wanted = services.saturating_mul(2);
     let mut settings = common.settings()?;
     let maps = &mut settings.maps;
@@ -88,28 +88,28 @@ pub(super) fn settings(common: &Common, services: u32) -> Result<Settings> {
 
 /// Measures the time from the rename of a file with all Services until the kernel translates each of
 /// them.
-fn appear(node: &Node, services: u32) -> Result<Duration> {
-    let files = many(services, Protocol::UDP, [PORT; 2], |_| ENDPOINTS);
+fn measure_rename(node: &Node, services: u32) -> Result<Duration> {
+    let files = service_files(services, Protocol::UDP, [PORT; 2], |_| ENDPOINTS);
     let client = node.pod("client")?;
     let start = Instant::now();
     for file in files {
         node.apply(file)?;
     }
-    probe::until_all(&client, vips(services))?;
+    probe::wait_until_translated(&client, vips(services))?;
     Ok(start.elapsed())
 }
 
 fn vips(services: u32) -> impl Iterator<Item = IpAddr> {
-    (0..services).map(|number| offset(FIRST, number))
+    (0..services).map(|number| nth_address(FIRST_CLUSTER_IP, number))
 }
 
 /// Sums the kernel memory of the maps that a daemon has open or pinned, each once.
-fn maps(daemon: i32, pins: &Path) -> Result<u64> {
-    let mut known: BTreeMap<u32, u64> = BTreeMap::new();
+fn map_memory(daemon: i32, pins: &Path) -> Result<u64> {
+    let mut bytes_by_id: BTreeMap<u32, u64> = BTreeMap::new();
     for entry in fs::read_dir(format!("/proc/{daemon}/fdinfo"))? {
         // The file may have been closed since the folder was read.
         if let Ok(text) = fs::read_to_string(entry?.path()) {
-            known.extend(map(&text));
+            bytes_by_id.extend(parse_map_info(&text));
         }
     }
     for folder in fs::read_dir(pins)? {
@@ -122,14 +122,14 @@ fn maps(daemon: i32, pins: &Path) -> Result<u64> {
             let opened = info.fd()?;
             let number = opened.as_fd().as_raw_fd();
             let text = fs::read_to_string(format!("/proc/self/fdinfo/{number}"))?;
-            known.extend(map(&text));
+            bytes_by_id.extend(parse_map_info(&text));
         }
     }
-    Ok(known.values().sum())
+    Ok(bytes_by_id.values().sum())
 }
 
 /// Parses a map's ID and its bytes from the `fdinfo` of an open file.
-fn map(fdinfo: &str) -> Option<(u32, u64)> {
+fn parse_map_info(fdinfo: &str) -> Option<(u32, u64)> {
     let field = |name: &str| {
         let line = fdinfo.lines().find_map(|line| line.strip_prefix(name));
         line.map(str::trim)
@@ -145,10 +145,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_a_map_counts() {
+    fn only_maps_are_counted() {
         let text = "pos:\t0\nflags:\t02000002\nmap_type:\t1\nmax_entries:\t8\nmemlock:\t8192\nmap_id:\t77\n";
 
-        assert_eq!(map(text), Some((77, 8192)));
-        assert_eq!(map("pos:\t0\nprog_id:\t3\nmemlock:\t4096\n"), None);
+        assert_eq!(parse_map_info(text), Some((77, 8192)));
+        assert_eq!(parse_map_info("pos:\t0\nprog_id:\t3\nmemlock:\t4096\n"), None);
     }
 }

@@ -6,29 +6,29 @@ use std::net::SocketAddr;
 use anyhow::{Context as _, Result};
 use socket2::{Domain, Type};
 use tunnel_tests::{
-    place::{ANSWER, connect_within},
+    sandbox::{RESPONSE_TIMEOUT, connect_within},
     pod::Pod,
-    topology::Topology,
+    node_network::NodeNetwork,
 };
 
-use super::{PORT, TARGET, USED, Variant};
+use super::{PORT, TARGET_PORT, USED_SERVICES, Variant};
 use crate::{
-    rules::{Shape, iptables, nft},
-    services::FIRST,
+    kube_proxy_rules::{ServiceSet, iptables, nft},
+    services::FIRST_CLUSTER_IP,
 };
 
 /// The kind of rules to load.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Kind {
+pub(super) enum Rules {
     Nft,
     Iptables,
 }
 
 /// Creates a client pod with rules for this many Services. It connects to evenly spaced Services, so with
 /// iptables their rules are in the middle of the chain on average.
-pub(super) fn by_rules(
-    topology: &Topology,
-    kind: Kind,
+pub(super) fn through_rules(
+    topology: &NodeNetwork,
+    kind: Rules,
     services: u32,
     endpoints: &[SocketAddr],
 ) -> Result<Variant> {
@@ -36,44 +36,44 @@ pub(super) fn by_rules(
     let pod = topology.pod(&name)?;
     // Without a route, a connect would fail before its packet reaches nat OUTPUT.
     pod.ip("route add 10.97.0.0/16 via 169.254.1.1 dev eth0\n")?;
-    let shape = Shape {
+    let service_set = ServiceSet {
         services,
         port: PORT,
         endpoints: endpoints.to_vec(),
     };
     let (program, loader, text) = match kind {
-        Kind::Nft => ("nft", nft::loader(&pod), nft::whole(&shape)),
-        Kind::Iptables => {
+        Rules::Nft => ("nft", nft::loader(&pod), nft::full_sync(&service_set)),
+        Rules::Iptables => {
             let (program, loader) = iptables::loader(&pod)?;
-            (program, loader, iptables::whole(&shape))
+            (program, loader, iptables::full_sync(&service_set))
         }
     };
     loader.load(topology.lab().folder(), &name, &text)?;
-    let first = SocketAddr::new(FIRST, PORT);
+    let first = SocketAddr::new(FIRST_CLUSTER_IP, PORT);
     let socket = pod.socket(Domain::for_address(first), Type::STREAM)?;
-    connect_within(&socket, first, ANSWER)
+    connect_within(&socket, first, RESPONSE_TIMEOUT)
         .with_context(|| format!("{name}: a connect through the rules reaches no endpoint"))?;
     Ok(Variant {
         name: format!("{services}, {program}"),
-        client: topology.beside(&pod, &format!("outside/{name}"), None)?,
+        client: topology.share_namespace(&pod, &format!("outside/{name}"), None)?,
         first,
-        count: services.min(USED),
-        apart: (services / USED).max(1),
+        count: services.min(USED_SERVICES),
+        apart: (services / USED_SERVICES).max(1),
         instance: None,
     })
 }
 
 /// Adds addresses to the backend; returns the endpoints that all Services share.
-pub(super) fn endpoints(topology: &Topology, backend: &Pod) -> Result<Vec<SocketAddr>> {
+pub(super) fn endpoints(topology: &NodeNetwork, backend: &Pod) -> Result<Vec<SocketAddr>> {
     let (host, own) = (topology.host(), backend.v4());
-    let mut endpoints = vec![backend.at4(TARGET)];
-    for last in FURTHER {
+    let mut endpoints = vec![backend.at4(TARGET_PORT)];
+    for last in MORE_ADDRESSES {
         host.ip(&format!("route add 10.1.0.{last}/32 via {own}\n"))?;
         backend.ip(&format!("addr add 10.1.0.{last}/32 dev eth0\n"))?;
-        endpoints.push(SocketAddr::from(([10, 1, 0, last], TARGET)));
+        endpoints.push(SocketAddr::from(([10, 1, 0, last], TARGET_PORT)));
     }
     Ok(endpoints)
 }
 
 /// The last octets of the backend's additional addresses.
-const FURTHER: [u8; 3] = [241, 242, 243];
+const MORE_ADDRESSES: [u8; 3] = [241, 242, 243];

@@ -14,20 +14,20 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use tunnel_tests::{clock::Instant, load::race::offset, place::Place, topology};
+use tunnel_tests::{address::nth_address, clock::Instant, node_network, sandbox::Sandbox};
 
-use crate::services::FIRST;
+use crate::services::FIRST_CLUSTER_IP;
 
 pub(crate) mod iptables;
 pub(crate) mod nft;
 
 /// The bit of the packet mark that requests masquerading (kube-proxy's `masqueradeBit` 14).
-const MARK: &str = "0x4000";
+const MASQUERADE_MARK: &str = "0x4000";
 
 /// The Services that the rules are for.
 #[derive(Clone, Debug)]
-pub(crate) struct Shape {
-    /// The number of Services, from [`FIRST`] on.
+pub(crate) struct ServiceSet {
+    /// The number of Services, from [`FIRST_CLUSTER_IP`] on.
     pub(crate) services: u32,
     /// The port of each Service.
     pub(crate) port: u16,
@@ -35,13 +35,13 @@ pub(crate) struct Shape {
     pub(crate) endpoints: Vec<SocketAddr>,
 }
 
-impl Shape {
+impl ServiceSet {
     fn address(number: u32) -> IpAddr {
-        offset(FIRST, number)
+        nth_address(FIRST_CLUSTER_IP, number)
     }
 
     fn pods() -> &'static str {
-        let [v4, _] = topology::PODS;
+        let [v4, _] = node_network::POD_RANGES;
         v4
     }
 }
@@ -50,31 +50,31 @@ impl Shape {
 #[derive(Clone, Debug)]
 pub(crate) struct Loader {
     pid: u32,
-    words: Vec<&'static str>,
+    command_line: Vec<&'static str>,
 }
 
 impl Loader {
     /// Creates a loader for a sandbox; the path of a file with rules is appended to its command line.
-    pub(crate) fn new(place: &Place, words: &[&'static str]) -> Self {
+    pub(crate) fn new(sandbox: &Sandbox, command_line: &[&'static str]) -> Self {
         Self {
-            pid: place.pid(),
-            words: words.to_vec(),
+            pid: sandbox.pid(),
+            command_line: command_line.to_vec(),
         }
     }
 
     /// Writes rules to a file and loads it; returns how long the program ran.
     pub(crate) fn load(&self, folder: &Path, name: &str, rules: &str) -> Result<Duration> {
-        let (file, program) = (folder.join(name), self.words.join(" "));
+        let (file, program) = (folder.join(name), self.command_line.join(" "));
         fs::write(&file, rules).with_context(|| format!("cannot write {}", file.display()))?;
         let mut command = Command::new("nsenter");
         command.args(["--target", &self.pid.to_string(), "--net"]);
-        command.args(&self.words).arg(&file);
+        command.args(&self.command_line).arg(&file);
         let start = Instant::now();
         let output = command.output();
         let took = start.elapsed();
         let output = output.with_context(|| format!("cannot start {program}"))?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "{program} failed: {said}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "{program} failed: {stderr}");
         Ok(took)
     }
 }

@@ -3,62 +3,62 @@
 
 use std::net::SocketAddr;
 
-use tunnel_tests::place::Place;
+use tunnel_tests::sandbox::Sandbox;
 
-use super::{Loader, MARK, Shape};
+use super::{Loader, MASQUERADE_MARK, ServiceSet};
 
 const TABLE: &str = "ip kube-proxy";
 
 /// Creates a loader that runs `nft` in a sandbox.
-pub(crate) fn loader(place: &Place) -> Loader {
-    Loader::new(place, &["nft", "--file"])
+pub(crate) fn loader(sandbox: &Sandbox) -> Loader {
+    Loader::new(sandbox, &["nft", "--file"])
 }
 
 /// Builds the input of a full sync.
-pub(crate) fn whole(shape: &Shape) -> String {
-    let mut text = base();
-    for number in 0..shape.services {
-        let (address, port) = (Shape::address(number), shape.port);
-        let chain = service(number);
+pub(crate) fn full_sync(service_set: &ServiceSet) -> String {
+    let mut text = base_table();
+    for number in 0..service_set.services {
+        let (address, port) = (ServiceSet::address(number), service_set.port);
+        let chain = service_chain(number);
         text.push_str(&format!(
             "add chain {TABLE} {chain}\n\
              add element {TABLE} cluster-ips {{ {address} }}\n\
              add element {TABLE} service-ips {{ {address} . tcp . {port} : goto {chain} }}\n"
         ));
-        put_service(&mut text, number, &shape.endpoints);
+        append_service(&mut text, number, &service_set.endpoints);
     }
     text
 }
 
 /// Builds the transaction of a partial sync that replaces the endpoints of a Service: it rewrites all
-/// chains of that Service, flushes the chains of removed endpoints (`gone`), and deletes those flushed
+/// chains of that Service, flushes the chains of removed endpoints, and deletes those flushed
 /// before (`stale`).
-pub(crate) fn change(
+pub(crate) fn partial_sync(
     number: u32,
     endpoints: &[SocketAddr],
-    gone: &[SocketAddr],
+    removed: &[SocketAddr],
     stale: &[SocketAddr],
 ) -> String {
     let mut text = format!(
         "add chain {TABLE} {chain}\nflush chain {TABLE} {chain}\n",
-        chain = service(number)
+        chain = service_chain(number)
     );
-    put_service(&mut text, number, endpoints);
-    for to in gone {
-        text.push_str(&format!("flush chain {TABLE} {}\n", endpoint(number, *to)));
+    append_service(&mut text, number, endpoints);
+    for to in removed {
+        text.push_str(&format!("flush chain {TABLE} {}\n", endpoint_chain(number, *to)));
     }
     for to in stale {
-        text.push_str(&format!("delete chain {TABLE} {}\n", endpoint(number, *to)));
+        text.push_str(&format!("delete chain {TABLE} {}\n", endpoint_chain(number, *to)));
     }
     text
 }
 
 /// Appends the rules of a Service and its endpoints; the chain of the Service must exist and be empty.
-fn put_service(text: &mut String, number: u32, endpoints: &[SocketAddr]) {
-    let chain = service(number);
-    let (address, pods) = (Shape::address(number), Shape::pods());
+fn append_service(text: &mut String, number: u32, endpoints: &[SocketAddr]) {
+    let chain = service_chain(number);
+    let (address, pods) = (ServiceSet::address(number), ServiceSet::pods());
     for to in endpoints {
-        let chain = endpoint(number, *to);
+        let chain = endpoint_chain(number, *to);
         let own = to.ip();
         text.push_str(&format!(
             "add chain {TABLE} {chain}\n\
@@ -68,7 +68,7 @@ fn put_service(text: &mut String, number: u32, endpoints: &[SocketAddr]) {
         ));
     }
     let goto =
-        |(place, to): (usize, &SocketAddr)| format!("{place} : goto {}", endpoint(number, *to));
+        |(index, to): (usize, &SocketAddr)| format!("{index} : goto {}", endpoint_chain(number, *to));
     let choices: Vec<_> = endpoints.iter().enumerate().map(goto).collect();
     text.push_str(&format!(
         "add rule {TABLE} {chain} ip daddr {address} ip saddr != {pods} jump mark-for-masquerade\n\
@@ -79,7 +79,7 @@ fn put_service(text: &mut String, number: u32, endpoints: &[SocketAddr]) {
 }
 
 /// Builds the table with its hooks and empty maps.
-fn base() -> String {
+fn base_table() -> String {
     let key = "type ipv4_addr . inet_proto . inet_service : verdict";
     let node_port = "type inet_proto . inet_service : verdict";
     let chains = [
@@ -100,9 +100,9 @@ fn base() -> String {
         "services",
         "service-endpoints-check",
     ];
-    let mark = format!("mark-for-masquerade mark set mark or {MARK}");
-    let unmarked = format!("masquerading mark and {MARK} == 0 return");
-    let unmark = format!("masquerading mark set mark xor {MARK}");
+    let mark = format!("mark-for-masquerade mark set mark or {MASQUERADE_MARK}");
+    let unmarked = format!("masquerading mark and {MASQUERADE_MARK} == 0 return");
+    let unmark = format!("masquerading mark set mark xor {MASQUERADE_MARK}");
     let rules = [
         "cluster-ips-check ip daddr @cluster-ips reject",
         "filter-prerouting-pre-dnat ct state new jump firewall-check",
@@ -147,11 +147,11 @@ fn base() -> String {
     text
 }
 
-fn service(number: u32) -> String {
+fn service_chain(number: u32) -> String {
     format!("service-{number:08}-default/svc-{number}/tcp/http")
 }
 
-fn endpoint(number: u32, to: SocketAddr) -> String {
+fn endpoint_chain(number: u32, to: SocketAddr) -> String {
     format!(
         "endpoint-{number:08}-default/svc-{number}/tcp/http__{}/{}",
         to.ip(),
@@ -163,8 +163,8 @@ fn endpoint(number: u32, to: SocketAddr) -> String {
 mod tests {
     use super::*;
 
-    fn shape() -> Shape {
-        Shape {
+    fn service_set() -> ServiceSet {
+        ServiceSet {
             services: 3,
             port: 80,
             endpoints: vec![([10, 1, 0, 2], 9000).into(), ([10, 1, 0, 3], 9000).into()],
@@ -173,7 +173,7 @@ mod tests {
 
     #[test]
     fn each_service_has_an_element_and_chooses_among_its_endpoints() {
-        let text = whole(&shape());
+        let text = full_sync(&service_set());
 
         assert_eq!(text.matches("service-ips { 10.97.").count(), 3);
         let rule = " meta l4proto tcp dnat to 10.1.0.3:9000\n";
@@ -187,10 +187,10 @@ mod tests {
 
     #[test]
     fn a_change_touches_the_chains_of_one_service() {
-        let shape = shape();
-        let to = [([10, 1, 0, 4], 9000).into(), shape.endpoints[1]];
+        let service_set = service_set();
+        let to = [([10, 1, 0, 4], 9000).into(), service_set.endpoints[1]];
 
-        let text = change(1, &to, &shape.endpoints[..1], &[]);
+        let text = partial_sync(1, &to, &service_set.endpoints[..1], &[]);
 
         assert!(!text.contains("add element"));
         let is_its_own = |line: &str| line.contains("-00000001-default/svc-1/");

@@ -2,24 +2,24 @@
 //! Service, and a chain for each Service port and endpoint.
 
 use anyhow::{Result, bail};
-use tunnel_tests::place::Place;
+use tunnel_tests::sandbox::Sandbox;
 
-use super::{Loader, MARK, Shape};
+use super::{Loader, MASQUERADE_MARK, ServiceSet};
 
 /// The variants of iptables, each with the program that loads rules, in order of preference. New kernels lack
 /// `ip_tables`; the kernel traverses the rules of iptables-nft in the same order.
-const LOADERS: [(&str, &str); 2] = [
+const VARIANTS: [(&str, &str); 2] = [
     ("iptables-legacy", "iptables-legacy-restore"),
     ("iptables-nft", "iptables-nft-restore"),
 ];
 
 /// Finds a variant of iptables that works in a sandbox; returns its name and a loader.
-pub(crate) fn loader(place: &Place) -> Result<(&'static str, Loader)> {
-    for (kind, restore) in LOADERS {
+pub(crate) fn loader(sandbox: &Sandbox) -> Result<(&'static str, Loader)> {
+    for (kind, restore) in VARIANTS {
         let list = [kind, "--table", "nat", "--list-rules"];
-        if place.run(&list).is_ok() {
+        if sandbox.run(&list).is_ok() {
             let words = [restore, "--wait", "5", "--noflush", "--counters"];
-            return Ok((kind, Loader::new(place, &words)));
+            return Ok((kind, Loader::new(sandbox, &words)));
         }
     }
     bail!(
@@ -31,22 +31,22 @@ pub(crate) fn loader(place: &Place) -> Result<(&'static str, Loader)> {
 /// Builds the input of a full sync. kube-proxy writes its Services in the random order of a hash map,
 /// here they are sorted by address. If a client connects to evenly spaced Services, their rules are in
 /// the middle of the chain on average, too.
-pub(crate) fn whole(shape: &Shape) -> String {
+pub(crate) fn full_sync(service_set: &ServiceSet) -> String {
     let mut chains = String::from(
         "*nat\n:KUBE-SERVICES - [0:0]\n:KUBE-NODEPORTS - [0:0]\n:KUBE-POSTROUTING - [0:0]\n\
          :KUBE-MARK-MASQ - [0:0]\n",
     );
     let mut rules = String::new();
-    for number in 0..shape.services {
-        put_service(&mut chains, &mut rules, shape, number);
+    for number in 0..service_set.services {
+        append_service(&mut chains, &mut rules, service_set, number);
     }
     chains.push_str(&rules);
     chains.push_str(&format!(
         "-A KUBE-SERVICES -m comment --comment \"kubernetes service nodeports\" -m addrtype \
          --dst-type LOCAL -j KUBE-NODEPORTS\n\
-         -A KUBE-MARK-MASQ -j MARK --or-mark {MARK}\n\
-         -A KUBE-POSTROUTING -m mark ! --mark {MARK}/{MARK} -j RETURN\n\
-         -A KUBE-POSTROUTING -j MARK --xor-mark {MARK}\n\
+         -A KUBE-MARK-MASQ -j MARK --or-mark {MASQUERADE_MARK}\n\
+         -A KUBE-POSTROUTING -m mark ! --mark {MASQUERADE_MARK}/{MASQUERADE_MARK} -j RETURN\n\
+         -A KUBE-POSTROUTING -j MARK --xor-mark {MASQUERADE_MARK}\n\
          -A KUBE-POSTROUTING -m comment --comment \"kubernetes service traffic requiring SNAT\" \
          -j MASQUERADE --random-fully\n\
          -A PREROUTING -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES\n\
@@ -57,8 +57,8 @@ pub(crate) fn whole(shape: &Shape) -> String {
     chains
 }
 
-fn put_service(chains: &mut String, rules: &mut String, shape: &Shape, number: u32) {
-    let (address, port, pods) = (Shape::address(number), shape.port, Shape::pods());
+fn append_service(chains: &mut String, rules: &mut String, service_set: &ServiceSet, number: u32) {
+    let (address, port, pods) = (ServiceSet::address(number), service_set.port, ServiceSet::pods());
     let service = format!("KUBE-SVC-{number:016}");
     let comment = format!("-m comment --comment \"default/svc-{number}:http");
     let to = format!("-m tcp -p tcp -d {address} --dport {port}");
@@ -67,10 +67,10 @@ fn put_service(chains: &mut String, rules: &mut String, shape: &Shape, number: u
         "-A KUBE-SERVICES {comment} cluster IP\" {to} -j {service}\n\
          -A {service} {comment} cluster IP\" {to} ! -s {pods} -j KUBE-MARK-MASQ\n"
     ));
-    for (place, to) in shape.endpoints.iter().enumerate() {
+    for (index, to) in service_set.endpoints.iter().enumerate() {
         let own = to.ip();
-        let endpoint = format!("KUBE-SEP-{number:012}{place:04}");
-        let left = shape.endpoints.len().saturating_sub(place);
+        let endpoint = format!("KUBE-SEP-{number:012}{index:04}");
+        let left = service_set.endpoints.len().saturating_sub(index);
         let chance = match left {
             0 | 1 => String::new(),
             left => format!(
@@ -93,13 +93,13 @@ mod tests {
 
     #[test]
     fn endpoints_are_chosen_with_like_chance() {
-        let shape = Shape {
+        let service_set = ServiceSet {
             services: 2,
             port: 80,
             endpoints: (2..5).map(|last| ([10, 1, 0, last], 9000).into()).collect(),
         };
 
-        let text = whole(&shape);
+        let text = full_sync(&service_set);
 
         assert_eq!(text.matches("--probability 0.3333333333 ").count(), 2);
         assert_eq!(text.matches("--probability 0.5000000000 ").count(), 2);

@@ -34,8 +34,8 @@ pub struct NodeSetup {
     pub layout: u32,
     /// The method to set the error of a refused connect: `bpf_set_retval`, or `rewrite` on older kernels.
     pub refusal_method: String,
-    /// The identity of a client for session affinity: its `address`, or its `network namespace` if the kernel
-    /// programs can't read the address.
+    /// The identity of a client for session affinity and source ranges: its `address`, or its `network
+    /// namespace` if the kernel programs can't read the address.
     pub client_identity: String,
     /// The capacities of the maps in entries, by config key.
     pub maps: BTreeMap<String, u32>,

@@ -1,15 +1,14 @@
-//! `culvert-e2e`: starts a cluster of real Kubernetes on this machine, and runs Culvert's and
-//! Kubernetes' own specs on it.
+//! `culvert-e2e`: starts a Kubernetes cluster on this machine, and runs specs of Culvert and of Kubernetes.
 #![expect(
     clippy::print_stdout,
     clippy::print_stderr,
-    reason = "telling what came of it is what this program is for"
+    reason = "this program reports to the terminal"
 )]
 
+mod fixture;
 mod manifests;
+mod result_table;
 mod specs;
-mod stage;
-mod table;
 mod upstream;
 
 use std::{path::PathBuf, process::ExitCode};
@@ -18,49 +17,53 @@ use anyhow::{Context as _, Result, ensure};
 use clap::{Parser, ValueEnum};
 use regex_lite::Regex;
 use tunnel_cluster::{
-    Cluster, kit::Kit, logs::Logs, network::Size, product::Product, proxy::Proxy,
+    Cluster, components::Components, culvert_deployment::CulvertDeployment, logs::Logs,
+    network::Size, proxy::Proxy,
 };
 use tunnel_tests::{clock::Instant, interrupt};
 
-use self::{table::Table, upstream::Range};
+use self::{result_table::ResultTable, upstream::SpecSet};
 
-/// The number of lines of each log that are shown after a failure.
-const TAIL: usize = 12;
+/// Number of lines of each log that are printed after a failure.
+const TAIL_LINES: usize = 12;
 
 #[derive(Debug, Parser)]
-#[command(about = "Real Kubernetes on this machine, and specs on it", version)]
+#[command(
+    about = "Starts a Kubernetes cluster on this machine, and runs specs on it",
+    version
+)]
 struct Cli {
-    /// The folder of programs and images that `cargo xtask e2e` prepares.
+    /// Folder of programs and images, which `cargo xtask e2e` prepares.
     #[arg(long)]
     kit: PathBuf,
-    /// The service proxy.
+    /// Service proxy to test.
     #[arg(long, value_enum)]
-    proxy: Which,
-    /// The manifests that deploy the product to every node.
+    proxy: ProxyName,
+    /// Folder of the manifests that deploy Culvert.
     #[arg(long, required_if_eq("proxy", "culvert"))]
     manifests: Option<PathBuf>,
-    /// The archive of the product's image.
+    /// Archive of Culvert's image.
     #[arg(long, required_if_eq("proxy", "culvert"))]
     image: Option<PathBuf>,
-    /// Our own specs and a handful of Kubernetes' own.
+    /// Run Culvert's own specs and only a few of Kubernetes.
     #[arg(long, conflicts_with = "focus")]
     fast: bool,
-    /// Three nodes, and the wider list of Kubernetes' own specs.
+    /// Run the Service specs of Kubernetes beyond conformance, on three nodes.
     #[arg(long, conflicts_with = "fast")]
     wider: bool,
-    /// Only specs whose names match.
+    /// Run only specs whose names match this regular expression.
     #[arg(long)]
     focus: Option<String>,
-    /// Keep the cluster until Enter.
+    /// Keep the cluster until Enter is pressed.
     #[arg(long)]
     keep: bool,
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
-enum Which {
+enum ProxyName {
     /// Culvert.
     Culvert,
-    /// kube-proxy, in its nftables mode.
+    /// kube-proxy in nftables mode.
     KubeProxy,
 }
 
@@ -75,91 +78,98 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs the specs; true if all passed.
+/// Starts a cluster and runs the specs; returns true if none failed.
 fn run(cli: &Cli) -> Result<bool> {
-    interrupt::clean_up_first()?;
+    interrupt::remove_labs_on_signal()?;
     let focus = cli.focus.as_deref().map(Regex::new).transpose()?;
-    let kit = Kit::open(&cli.kit)?;
-    let logs = Logs::new(kit.logs())?;
+    let components = Components::open(&cli.kit)?;
+    let logs = Logs::new(components.logs())?;
     let proxy = match (cli.proxy, &cli.manifests, &cli.image) {
-        (Which::Culvert, Some(manifests), Some(image)) => Proxy::Culvert(Product {
+        (ProxyName::Culvert, Some(manifests), Some(image)) => Proxy::Culvert(CulvertDeployment {
             manifests: manifests.canonicalize()?,
             image: image.canonicalize()?,
         }),
-        (Which::Culvert | Which::KubeProxy, _, _) => Proxy::KubeProxy,
+        (ProxyName::Culvert | ProxyName::KubeProxy, _, _) => Proxy::KubeProxy,
     };
 
     println!("start a cluster ...");
     let start = Instant::now();
     let size = if cli.wider { Size::Three } else { Size::Two };
-    let cluster = Cluster::start(kit, logs.clone(), proxy, size);
+    let cluster = Cluster::start(components, logs.clone(), proxy, size);
     let cluster = match cluster {
         Ok(cluster) => cluster,
         Err(error) => {
-            interrupt::leave_to_signal();
-            print!("{}", logs.tails(TAIL)?);
-            return Err(error).context("the cluster doesn't come up");
+            interrupt::block_if_ending();
+            print!("{}", logs.tails(TAIL_LINES)?);
+            return Err(error).context("cannot start the cluster");
         }
     };
-    println!("cluster up in {:.1} s", start.elapsed().as_secs_f32());
+    println!("cluster ready in {:.1} s", start.elapsed().as_secs_f32());
 
-    let mut table = Table::default();
-    let ran = run_specs(&cluster, cli, focus.as_ref(), &mut table);
-    interrupt::leave_to_signal();
-    if ran.is_err() || table.failed() > 0 {
+    let mut table = ResultTable::default();
+    let result = run_specs(&cluster, cli, focus.as_ref(), &mut table);
+    interrupt::block_if_ending();
+    if result.is_err() || table.failed() > 0 {
         show_failure(&cluster)?;
     }
     if cli.keep {
-        println!("\nThe cluster stays until Enter:\n{}", cluster.ways_in());
+        let commands = cluster.shell_commands();
+        println!("\nPress Enter to remove the cluster. Commands to enter it:\n{commands}");
         interrupt::wait_for_enter()?;
     }
     let start = Instant::now();
     drop(cluster);
     println!("cluster removed in {:.1} s", start.elapsed().as_secs_f32());
-    ran?;
+    result?;
     print!("{table}");
-    ensure!(table.ran() > 0, "no spec was run");
+    ensure!(table.ran() > 0, "no spec ran");
     Ok(table.failed() == 0)
 }
 
-fn run_specs(cluster: &Cluster, cli: &Cli, focus: Option<&Regex>, table: &mut Table) -> Result<()> {
-    let range = match (cli.fast, cli.wider, &cli.focus) {
-        (_, _, Some(focus)) => Range::Matching(focus.clone()),
-        (true, _, None) => Range::Few,
-        (false, true, None) => Range::Wider,
-        (false, false, None) => Range::Conformance,
+fn run_specs(
+    cluster: &Cluster,
+    cli: &Cli,
+    focus: Option<&Regex>,
+    table: &mut ResultTable,
+) -> Result<()> {
+    let set = match (cli.fast, cli.wider, &cli.focus) {
+        (_, _, Some(focus)) => SpecSet::Matching(focus.clone()),
+        (true, _, None) => SpecSet::Few,
+        (false, true, None) => SpecSet::Wider,
+        (false, false, None) => SpecSet::Conformance,
     };
-    let chosen: Vec<_> = specs::ALL
+    let selected: Vec<_> = specs::ALL
         .iter()
-        .filter(|_| range.has_ours())
+        .filter(|_| set.includes_culvert_specs())
         .filter(|spec| focus.is_none_or(|focus| focus.is_match(spec.name)))
         .collect();
-    if !chosen.is_empty() {
-        let stage = stage::Stage::set(cluster).context("the stage of the specs")?;
-        for spec in chosen {
-            table.add(specs::run(spec, &stage)?);
+    if !selected.is_empty() {
+        let fixture = fixture::Fixture::create(cluster)
+            .context("cannot create the objects that the specs use")?;
+        for spec in selected {
+            table.add(specs::run(spec, &fixture)?);
         }
     }
-    let is_product = cli.proxy == Which::Culvert;
-    println!("run Kubernetes' own specs ...");
-    let (cases, fates) = upstream::run(cluster, &range)?;
-    for case in cases {
-        table.add(upstream::judge(case, is_product, &fates));
+    let is_culvert = cli.proxy == ProxyName::Culvert;
+    println!("run specs of Kubernetes ...");
+    let (results, counts) = upstream::run(cluster, &set)?;
+    for result in results {
+        table.add(upstream::apply_known_failures(result, is_culvert, &counts));
     }
     Ok(())
 }
 
-/// Saves the cluster's objects as logs, and prints the end of each log.
+/// Saves lists of the cluster's objects as logs, and prints the end of each log.
 fn show_failure(cluster: &Cluster) -> Result<()> {
     for (name, kinds, option) in [
         ("pods", "pods", "--output=wide"),
         ("services", "services,endpointslices", "--output=wide"),
         ("events", "events", "--sort-by=.lastTimestamp"),
     ] {
-        let said = cluster.kubectl.run(&["get", kinds, "-A", option]);
-        let said = said.unwrap_or_else(|error| format!("{error:#}"));
-        std::fs::write(cluster.site.logs.path(&format!("{name}.log")), said)?;
+        let output = cluster.kubectl.run(&["get", kinds, "-A", option]);
+        let output = output.unwrap_or_else(|error| format!("{error:#}"));
+        std::fs::write(cluster.shared.logs.path(&format!("{name}.log")), output)?;
     }
-    print!("{}", cluster.site.logs.tails(TAIL)?);
+    print!("{}", cluster.shared.logs.tails(TAIL_LINES)?);
     Ok(())
 }

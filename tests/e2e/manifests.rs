@@ -1,17 +1,17 @@
-//! The objects of the specs, in YAML.
+//! Builds the manifests of the objects that Culvert's specs use.
 
-/// The namespace of every spec's objects.
+/// Namespace of all objects.
 pub(crate) const NAMESPACE: &str = "specs";
 
-/// The image of all pods.
+/// Image of all pods.
 const IMAGE: &str = "culvert.test/agnhost:1";
 
-/// Returns the namespace.
+/// Returns the Namespace.
 pub(crate) fn namespace() -> String {
     format!("apiVersion: v1\nkind: Namespace\nmetadata: {{name: {NAMESPACE}}}\n")
 }
 
-/// Returns a pod that only waits, on this node.
+/// Returns a pod on a node, in which specs open sockets and run commands.
 pub(crate) fn client(name: &str, node: &str) -> String {
     format!(
         "apiVersion: v1
@@ -26,8 +26,8 @@ spec:
     )
 }
 
-/// Returns a Deployment whose pods answer HTTP and datagrams on port 8080 with their names. A
-/// terminating pod keeps serving until every proxy has had time to follow its removal.
+/// Returns a Deployment of pods that respond to HTTP requests and datagrams on port 8080 with their names. A
+/// terminating pod serves for 5 s more, in which every proxy can remove it.
 pub(crate) fn deployment(name: &str, replicas: usize) -> String {
     format!(
         "apiVersion: apps/v1
@@ -57,7 +57,7 @@ spec:
     )
 }
 
-/// Returns a Service of both families on port 80, with each of the protocols.
+/// Returns a dual-stack Service on port 80, for each of the protocols.
 pub(crate) fn service(name: &str, protocols: &[&str]) -> String {
     let ports = protocols.iter().map(|protocol| {
         let port = protocol.to_lowercase();

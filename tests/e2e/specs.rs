@@ -1,33 +1,32 @@
-//! Culvert's own specs. Each is a function; its name in the list is a sentence about the expected
-//! behaviour.
+//! Culvert's own specs. Each is a function, listed with a sentence about the expected behaviour.
 
-mod attached;
-mod audit;
-mod cut_off;
-mod edge;
-mod ended;
+mod api_server_outage;
+mod attachment;
+mod audit_log;
+mod connected_udp;
+mod edge_commands;
 mod events;
-mod rights;
-mod rolling;
+mod permissions;
+mod rolling_update;
 mod services;
 
 use anyhow::Result;
 use tunnel_cluster::{
-    ginkgo::{Case, Verdict},
+    ginkgo::{SpecResult, Verdict},
     proxy::Proxy,
 };
 use tunnel_tests::clock::Instant;
 
-use crate::stage::Stage;
+use crate::fixture::Fixture;
 
-/// The requirements of a spec.
+/// What a spec requires of the cluster.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Wants {
+enum Requirement {
     /// Any service proxy.
     AnyProxy,
-    /// Culvert.
-    Product,
-    /// Culvert, and an edge whose network permits only outgoing connections.
+    /// Culvert as the service proxy.
+    Culvert,
+    /// Culvert, and an edge node whose network permits only outgoing connections.
     Tunnel,
 }
 
@@ -35,103 +34,111 @@ enum Wants {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Spec {
     pub(crate) name: &'static str,
-    wants: Wants,
-    body: fn(&Stage<'_>) -> Result<()>,
+    requirement: Requirement,
+    body: fn(&Fixture<'_>) -> Result<()>,
 }
 
 /// All specs, in the order of the run.
 pub(crate) const ALL: [Spec; 13] = [
     spec(
         "pods on all nodes resolve names over UDP and TCP and reach the API server",
-        Wants::AnyProxy,
+        Requirement::AnyProxy,
         services::names_resolve,
     ),
     spec(
         "a Service answers pods and hosts of all nodes over IPv4 and IPv6 from all its backends",
-        Wants::AnyProxy,
+        Requirement::AnyProxy,
         services::all_backends_answer,
     ),
     spec(
         "a Service without endpoints refuses",
-        Wants::AnyProxy,
+        Requirement::AnyProxy,
         services::no_endpoints_refuse,
     ),
     spec(
         "a Service of UDP and TCP on one port answers both",
-        Wants::AnyProxy,
+        Requirement::AnyProxy,
         services::two_protocols_on_one_port,
     ),
     spec(
         "rolling a Deployment loses no connection",
-        Wants::AnyProxy,
-        rolling::loses_no_connection,
+        Requirement::AnyProxy,
+        rolling_update::loses_no_connection,
     ),
     spec(
         "the programs of each node are attached to its own control group",
-        Wants::Product,
-        attached::to_their_own_group,
+        Requirement::Culvert,
+        attachment::uses_own_cgroup,
     ),
     spec(
         "an Event on a Service reports what is wrong with it, once for all nodes",
-        Wants::Product,
-        events::tell_what_is_wrong,
+        Requirement::Culvert,
+        events::report_an_invalid_annotation,
     ),
     spec(
         "a connected UDP socket is ended with its Service, in pods and on hosts",
-        Wants::Product,
-        ended::with_their_backend,
+        Requirement::Culvert,
+        connected_udp::is_ended_with_its_service,
     ),
     spec(
         "exec reaches a pod on an edge that takes no connections",
-        Wants::Tunnel,
-        edge::exec,
+        Requirement::Tunnel,
+        edge_commands::exec,
     ),
     spec(
         "logs -f follows a pod on an edge that takes no connections",
-        Wants::Tunnel,
-        edge::logs,
+        Requirement::Tunnel,
+        edge_commands::logs,
     ),
     spec(
         "port-forward reaches a pod on an edge that takes no connections",
-        Wants::Tunnel,
-        edge::port_forward,
+        Requirement::Tunnel,
+        edge_commands::port_forward,
     ),
     spec(
         "a minute without the API server, and a restart meanwhile, fail no connection",
-        Wants::Product,
-        cut_off::serves_on,
+        Requirement::Culvert,
+        api_server_outage::fails_no_connection,
     ),
     spec(
         "service accounts have the rights that are used, and no other",
-        Wants::Product,
-        rights::are_what_is_used,
+        Requirement::Culvert,
+        permissions::are_all_used,
     ),
 ];
 
-const fn spec(name: &'static str, wants: Wants, body: fn(&Stage<'_>) -> Result<()>) -> Spec {
-    Spec { name, wants, body }
+const fn spec(
+    name: &'static str,
+    requirement: Requirement,
+    body: fn(&Fixture<'_>) -> Result<()>,
+) -> Spec {
+    Spec {
+        name,
+        requirement,
+        body,
+    }
 }
 
 /// Runs a spec, and prints and returns its result.
-pub(crate) fn run(spec: &Spec, stage: &Stage<'_>) -> Result<Case> {
+pub(crate) fn run(spec: &Spec, fixture: &Fixture<'_>) -> Result<SpecResult> {
     let start = Instant::now();
-    let has_product = matches!(stage.cluster.proxy, Proxy::Culvert(_));
-    let outcome = match spec.wants {
-        Wants::Product | Wants::Tunnel if !has_product => None,
-        Wants::Tunnel => {
-            stage.cluster.site.network.set_outbound_only(true)?;
-            let outcome = (spec.body)(stage);
-            stage.cluster.site.network.set_outbound_only(false)?;
-            Some(outcome)
+    let has_culvert = matches!(fixture.cluster.proxy, Proxy::Culvert(_));
+    let result = match spec.requirement {
+        Requirement::Culvert | Requirement::Tunnel if !has_culvert => None,
+        Requirement::Tunnel => {
+            fixture.cluster.shared.network.set_outbound_only(true)?;
+            let result = (spec.body)(fixture);
+            fixture.cluster.shared.network.set_outbound_only(false)?;
+            Some(result)
         }
-        Wants::AnyProxy | Wants::Product => Some((spec.body)(stage)),
+        Requirement::AnyProxy | Requirement::Culvert => Some((spec.body)(fixture)),
     };
-    let (verdict, message) = match outcome {
+    let (verdict, message) = match result {
         None => (Verdict::Skipped, String::new()),
         Some(Ok(())) => (Verdict::Passed, String::new()),
         Some(Err(error)) => (Verdict::Failed, format!("{error:#}")),
     };
-    let case = Case::new(spec.name, verdict, start.elapsed(), message);
-    println!("{case}");
-    Ok(case)
+    let result = SpecResult::new(spec.name, verdict, start.elapsed(), message);
+    println!("{result}");
+    Ok(result)
 }

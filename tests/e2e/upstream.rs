@@ -1,20 +1,20 @@
-//! The selection of Kubernetes' own specs, and their expected results.
+//! Selects and runs specs of Kubernetes, and compares their results with the known failures.
 
-mod not_yet;
+mod known_failures;
 
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use tunnel_cluster::{
     Cluster,
-    ginkgo::{self, Case, Choice, Verdict},
-    trace::Fates,
+    ginkgo::{self, SpecResult, SpecSelection, Verdict},
+    packet_capture::CountsByNodePort,
 };
 
-use self::not_yet::{NODE_PORTS, NODE_PORTS_ELSEWHERE, NOT_YET};
+use self::known_failures::{KNOWN_FAILURES, NODE_PORTS, NODE_PORTS_OR_LOCAL};
 
-/// The prefix of the names of all network specs.
-const GROUP: &str = "[sig-network] ";
+/// Prefix of the names of all network specs.
+const NETWORK_PREFIX: &str = "[sig-network] ";
 
 /// Fast specs that need only ClusterIPs and DNS.
 const FEW: [&str; 6] = [
@@ -26,7 +26,7 @@ const FEW: [&str; 6] = [
     "Services should serve multiport endpoints from pods",
 ];
 
-/// Specs about Services, by parts of their names.
+/// Parts of the names of specs about Services.
 const WIDER: [&str; 12] = [
     "Services",
     "Traffic Distribution",
@@ -42,8 +42,8 @@ const WIDER: [&str; 12] = [
     "EndpointSliceMirr",
 ];
 
-/// Specs that need several machines or a cloud, or that would disturb this machine.
-const NOT_HERE: [&str; 9] = [
+/// Parts of the names of specs that need several machines or a cloud, or that would disturb this machine.
+const EXCLUDED: [&str; 9] = [
     "Disruptive",
     "Feature:LoadBalancer",
     "NFAcct",
@@ -55,49 +55,57 @@ const NOT_HERE: [&str; 9] = [
     "sctp",
 ];
 
-/// Judges the result of one of Kubernetes' own specs by the list of known failures. A listed spec that
-/// passes is a failure, so that the list stays correct. A spec listed for node ports of other nodes also
-/// fails if no such packet was lost. If its client may be on the dialled node, a pass is accepted, too.
-pub(crate) fn judge(mut case: Case, is_product: bool, fates: &Fates) -> Case {
-    let Some(missing) = missing(&case.name).filter(|_| is_product) else {
-        return case;
+/// Compares the result of a spec with the list of known failures. The failure of a listed spec becomes a
+/// known failure; for missing node ports, only if captured packets confirm it. A listed spec that passes is
+/// a failure, so that the list stays correct, unless it may pass by chance.
+pub(crate) fn apply_known_failures(
+    mut result: SpecResult,
+    is_culvert: bool,
+    counts: &CountsByNodePort,
+) -> SpecResult {
+    let Some(feature) = missing_feature(&result.name).filter(|_| is_culvert) else {
+        return result;
     };
-    let lost = lost(&case, fates).join("\n");
-    let is_shown = !IN_TRACE.contains(&missing) || !lost.is_empty();
-    (case.verdict, case.message) = match case.verdict {
-        Verdict::NotYet | Verdict::Skipped => return case,
-        Verdict::Passed if missing == NODE_PORTS_ELSEWHERE => return case,
+    let unanswered = unanswered_ports(&result, counts).join("\n");
+    let is_confirmed = !CONFIRMED_BY_CAPTURE.contains(&feature) || !unanswered.is_empty();
+    (result.verdict, result.message) = match result.verdict {
+        Verdict::KnownFailure | Verdict::Skipped => return result,
+        Verdict::Passed if feature == NODE_PORTS_OR_LOCAL => return result,
         Verdict::Passed => (
             Verdict::Failed,
-            "it passes now: take it from the list in upstream/not_yet.rs".to_owned(),
+            "the spec passes now: remove it from the list in upstream/known_failures.rs".to_owned(),
         ),
-        Verdict::Failed if is_shown => {
-            (Verdict::NotYet, format!("not built yet: {missing}\n{lost}"))
-        }
+        Verdict::Failed if is_confirmed => (
+            Verdict::KnownFailure,
+            format!("not supported yet: {feature}\n{unanswered}"),
+        ),
         Verdict::Failed => (
             Verdict::Failed,
-            format!("no packet to a {missing} was lost: {}", case.message),
+            format!(
+                "expected to fail for want of {feature}, but every packet to them was answered: {}",
+                result.message
+            ),
         ),
     };
-    case
+    result
 }
 
-/// The known failures that the capture must confirm.
-const IN_TRACE: [&str; 2] = [NODE_PORTS, NODE_PORTS_ELSEWHERE];
+/// Features whose lack the captured packets must confirm.
+const CONFIRMED_BY_CAPTURE: [&str; 2] = [NODE_PORTS, NODE_PORTS_OR_LOCAL];
 
-/// The source port of Kubernetes' conntrack specs, whose logs lack the node port.
-const CONNTRACK_FROM: u16 = 12_345;
+/// Source port of the conntrack specs of Kubernetes, which do not log the node port.
+const CONNTRACK_SOURCE_PORT: u16 = 12_345;
 
-/// Returns the node ports without an answer that the spec names in its log, or that only conntrack specs
-/// sent to, with the fates of their packets.
-fn lost(case: &Case, fates: &Fates) -> Vec<String> {
-    let log = &case.log;
-    let is_of_conntrack = case.name.contains("Conntrack");
-    let unanswered = fates.iter().filter(|(_, fate)| fate.answered == 0);
-    let named = unanswered.filter(|((at, _), fate)| {
+/// Returns the node ports that never answered and that the spec names in its log, with their packet counts.
+/// For a conntrack spec, returns the node ports to which only its source port sent.
+fn unanswered_ports(result: &SpecResult, counts: &CountsByNodePort) -> Vec<String> {
+    let log = &result.log;
+    let is_conntrack = result.name.contains("Conntrack");
+    let unanswered = counts.iter().filter(|(_, counts)| counts.answered == 0);
+    let of_spec = unanswered.filter(|((at, _), counts)| {
         let (ip, port) = (at.ip(), at.port());
-        let is_its_like = is_of_conntrack && fate.from.iter().eq([&CONNTRACK_FROM]);
-        is_its_like
+        let only_conntrack = counts.source_ports.iter().eq([&CONNTRACK_SOURCE_PORT]);
+        (is_conntrack && only_conntrack)
             || [
                 format!("{at}"),
                 format!("{ip} {port}"),
@@ -107,27 +115,27 @@ fn lost(case: &Case, fates: &Fates) -> Vec<String> {
                 format!("host=[{ip}]&port={port}"),
             ]
             .iter()
-            .any(|words| log.contains(words))
+            .any(|text| log.contains(text))
     });
-    named
-        .map(|((at, protocol), fate)| format!("{at}/{protocol}: {fate}"))
+    of_spec
+        .map(|((at, protocol), counts)| format!("{at}/{protocol}: {counts}"))
         .collect()
 }
 
-/// Returns the feature that the product lacks for a spec, if any.
-fn missing(name: &str) -> Option<&'static str> {
-    let name = name.strip_prefix(GROUP)?;
-    let mut known = NOT_YET.iter();
-    let (missing, _) = known.find(|(_, names)| names.contains(&name))?;
-    Some(missing)
+/// Returns the feature that Culvert lacks for a spec, if the spec is a known failure.
+fn missing_feature(name: &str) -> Option<&'static str> {
+    let name = name.strip_prefix(NETWORK_PREFIX)?;
+    let mut known = KNOWN_FAILURES.iter();
+    let (feature, _) = known.find(|(_, names)| names.contains(&name))?;
+    Some(feature)
 }
 
-/// A selection of Kubernetes' own specs.
+/// A set of specs of Kubernetes.
 #[derive(Clone, Debug)]
-pub(crate) enum Range {
-    /// The fast ones.
+pub(crate) enum SpecSet {
+    /// A few fast ones.
     Few,
-    /// Network specs with matching names.
+    /// Network specs with names that match a regular expression.
     Matching(String),
     /// Network specs of the conformance suite.
     Conformance,
@@ -135,11 +143,11 @@ pub(crate) enum Range {
     Wider,
 }
 
-impl Range {
-    fn choice(&self) -> Choice {
+impl SpecSet {
+    fn selection(&self) -> SpecSelection {
         let named = |name: &str| format!("sig-network. .*{name}");
-        let mut skip = NOT_HERE.map(str::to_owned).to_vec();
-        let (focus, side_by_side, minutes) = match self {
+        let mut skip = EXCLUDED.map(str::to_owned).to_vec();
+        let (focus, concurrent, minutes) = match self {
             Self::Few => (FEW.map(named).to_vec(), 4, 45),
             Self::Matching(expression) => (vec![format!("sig-network.*({expression})")], 4, 45),
             Self::Conformance => (vec!["sig-network.*Conformance".to_owned()], 4, 45),
@@ -148,15 +156,15 @@ impl Range {
                 (WIDER.map(named).to_vec(), 6, 90)
             }
         };
-        Choice {
+        SpecSelection {
             focus,
             skip,
-            side_by_side,
+            concurrent,
             limit: Duration::from_secs(minutes * 60),
         }
     }
 
-    /// Returns the number of specs in the selection, if known, so that missing ones are noticed.
+    /// Returns the number of specs in the set, if known, so that missing ones are noticed.
     const fn count(&self) -> Option<usize> {
         match self {
             Self::Few => Some(FEW.len()),
@@ -166,114 +174,118 @@ impl Range {
         }
     }
 
-    /// True if Culvert's own specs run, too; those of `Wider` run with another selection.
-    pub(crate) const fn has_ours(&self) -> bool {
+    /// Returns true if Culvert's own specs run together with this set. `Wider` leaves them to other runs.
+    pub(crate) const fn includes_culvert_specs(&self) -> bool {
         !matches!(self, Self::Wider)
     }
 }
 
-/// Runs a selection; returns the results, sorted since specs run in any order, and the fates of packets
-/// to node ports of other nodes.
-pub(crate) fn run(cluster: &Cluster, range: &Range) -> Result<(Vec<Case>, Fates)> {
-    let trace = cluster.trace()?;
-    let mut cases = ginkgo::run(cluster, &range.choice())?;
-    let fates = trace.end()?;
-    if let Some(count) = range.count() {
-        let found = cases.len();
-        ensure!(found >= count, "{found} of {count} specs were run");
+/// Runs a set of specs. Returns the results, sorted by name, and the counts of packets to node ports of
+/// other nodes.
+pub(crate) fn run(cluster: &Cluster, set: &SpecSet) -> Result<(Vec<SpecResult>, CountsByNodePort)> {
+    let capture = cluster.capture_packets()?;
+    let mut results = ginkgo::run(cluster, &set.selection())?;
+    let counts = capture.end()?;
+    if let Some(count) = set.count() {
+        let found = results.len();
+        ensure!(
+            found >= count,
+            "only {found} of the {count} specs of this set ran"
+        );
     }
-    cases.sort_by(|one, other| one.name.cmp(&other.name));
-    Ok((cases, fates))
+    results.sort_by(|one, other| one.name.cmp(&other.name));
+    Ok((results, counts))
 }
 
 #[cfg(test)]
 mod tests {
     use regex_lite::Regex;
-    use tunnel_cluster::trace::Fate;
+    use tunnel_cluster::packet_capture::PacketCounts;
 
     use super::*;
 
-    fn case(name: &str, verdict: Verdict) -> Case {
-        Case {
+    fn result(name: &str, verdict: Verdict) -> SpecResult {
+        SpecResult {
             log: "Running 'nc -v 172.30.1.1 31000'; dial?host=fd00:30:1::1&port=31001".to_owned(),
-            ..Case::new(name, verdict, Duration::ZERO, "no answer".to_owned())
+            ..SpecResult::new(name, verdict, Duration::ZERO, "no answer".to_owned())
         }
     }
 
-    /// Builds fates from addresses of node ports, and the numbers of requests and answers.
-    fn fates(ports: &[(&str, u64, u64)]) -> Fates {
-        let fate = |&(at, asked, answered): &(&str, u64, u64)| {
-            let fate = Fate {
-                asked,
+    /// Returns counts for node ports, each given by its address and its numbers of requests and answers.
+    fn counts(ports: &[(&str, u64, u64)]) -> CountsByNodePort {
+        let entry = |&(at, requests, answered): &(&str, u64, u64)| {
+            let counts = PacketCounts {
+                requests,
                 answered,
-                refused: asked - answered,
-                from: [12_345].into(),
+                refused: requests - answered,
+                source_ports: [12_345].into(),
             };
-            ((at.parse().unwrap(), "TCP"), fate)
+            ((at.parse().unwrap(), "TCP"), counts)
         };
-        ports.iter().map(fate).collect()
+        ports.iter().map(entry).collect()
     }
 
     const KNOWN: &str =
         "[sig-network] Services should have session affinity work for NodePort service";
 
     #[test]
-    fn a_spec_that_is_known_to_fail_must_fail_and_its_message_is_what_is_missing() {
-        let fates = fates(&[
+    fn a_listed_spec_must_fail_and_its_message_names_the_missing_feature() {
+        let counts = counts(&[
             ("172.30.1.1:31000", 3, 0),
             ("[fd00:30:1::1]:31001", 2, 0),
             ("172.30.1.1:31002", 9, 0),
         ]);
-        let failed = judge(case(KNOWN, Verdict::Failed), true, &fates);
-        let passed = judge(case(KNOWN, Verdict::Passed), true, &fates);
+        let failed = apply_known_failures(result(KNOWN, Verdict::Failed), true, &counts);
+        let passed = apply_known_failures(result(KNOWN, Verdict::Passed), true, &counts);
 
-        assert_eq!(failed.verdict, Verdict::NotYet);
+        assert_eq!(failed.verdict, Verdict::KnownFailure);
         assert_eq!(
             failed.message,
-            "not built yet: node ports of other nodes\n\
-             172.30.1.1:31000/TCP: 3 asked, 3 refused, 0 answered\n\
-             [fd00:30:1::1]:31001/TCP: 2 asked, 2 refused, 0 answered"
+            "not supported yet: node ports of other nodes\n\
+             172.30.1.1:31000/TCP: 3 requests, 3 refused, 0 answered\n\
+             [fd00:30:1::1]:31001/TCP: 2 requests, 2 refused, 0 answered"
         );
         assert_eq!(passed.verdict, Verdict::Failed);
     }
 
     #[test]
-    fn a_spec_is_judged_by_what_is_known_of_it_and_by_what_packets_show() {
+    fn a_failure_is_known_only_if_it_is_listed_and_captured_packets_confirm_it() {
         let elsewhere = "[sig-network] Networking Granular Checks: Services should function for pod-Service: http";
         let conntrack = "[sig-network] Conntrack should be able to preserve UDP traffic when server pod cycles for a NodePort service";
         let longer = format!("{KNOWN}s");
-        let none = Fates::new();
-        let answered = fates(&[("172.30.1.1:31000", 3, 3)]);
-        let lost = fates(&[("172.30.1.1:31000", 3, 0)]);
-        let unnamed = fates(&[("172.30.1.1:31999", 3, 0)]);
+        let none = CountsByNodePort::new();
+        let answered = counts(&[("172.30.1.1:31000", 3, 3)]);
+        let lost = counts(&[("172.30.1.1:31000", 3, 0)]);
+        let unnamed = counts(&[("172.30.1.1:31999", 3, 0)]);
         let mut from_others = unnamed.clone();
-        for fate in from_others.values_mut() {
-            fate.from = [40_000].into();
+        for counts in from_others.values_mut() {
+            counts.source_ports = [40_000].into();
         }
-        let (passed, failed, not_yet) = (Verdict::Passed, Verdict::Failed, Verdict::NotYet);
-        for (claim, name, ended, fates, judged) in [
+        let (passed, failed, known) = (Verdict::Passed, Verdict::Failed, Verdict::KnownFailure);
+        for (claim, name, verdict, counts, expected) in [
             ("no packet was sent", KNOWN, failed, &none, failed),
             ("its node ports answer", KNOWN, failed, &answered, failed),
             ("its client is there", elsewhere, passed, &none, passed),
-            ("its packets were lost", elsewhere, failed, &lost, not_yet),
+            ("its packets were lost", elsewhere, failed, &lost, known),
             ("its packets came", elsewhere, failed, &none, failed),
-            ("its port sent", conntrack, failed, &unnamed, not_yet),
+            ("its port sent", conntrack, failed, &unnamed, known),
             ("another port sent", conntrack, failed, &from_others, failed),
             ("another name", &longer, failed, &lost, failed),
         ] {
-            let case = judge(case(name, ended), true, fates);
+            let result = apply_known_failures(result(name, verdict), true, counts);
 
-            assert_eq!(case.verdict, judged, "{claim}");
-            let reason = if judged == failed { "no answer" } else { "" };
-            assert!(case.message.contains(reason), "{claim}: {}", case.message);
+            assert_eq!(result.verdict, expected, "{claim}");
+            let reason = if expected == failed { "no answer" } else { "" };
+            let message = &result.message;
+            assert!(message.contains(reason), "{claim}: {message}");
         }
-        let other_proxy = judge(case(KNOWN, passed), false, &none);
+        let other_proxy = apply_known_failures(result(KNOWN, passed), false, &none);
         assert_eq!(other_proxy.verdict, passed);
     }
 
     #[test]
-    fn no_spec_is_missing_for_two_reasons() {
-        let mut names: Vec<_> = NOT_YET.iter().flat_map(|(_, names)| *names).collect();
+    fn each_known_failure_is_listed_once() {
+        let mut names: Vec<_> = KNOWN_FAILURES.iter().flat_map(|(_, names)| *names).collect();
         let all = names.len();
         names.sort_unstable();
         names.dedup();
@@ -282,8 +294,8 @@ mod tests {
     }
 
     #[test]
-    fn the_wider_range_leaves_out_what_conformance_runs() {
-        let Choice { focus, skip, .. } = Range::Wider.choice();
+    fn the_wider_set_leaves_out_conformance_specs() {
+        let SpecSelection { focus, skip, .. } = SpecSet::Wider.selection();
         let matches = |expressions: &[String], name: &str| {
             let mut expressions = expressions.iter();
             expressions.any(|it| Regex::new(it).unwrap().is_match(name))

@@ -31,7 +31,7 @@ use tunnel_tests::{
     process_usage, wait,
 };
 
-use crate::report::{Common, Verdict, median, ratio, rounds, thousandths};
+use crate::report::{CommonOptions, Verdict, median, ratio, rounds, thousandths};
 
 /// The first ClusterIP of the Services, and the port of each.
 const FIRST_CLUSTER_IP: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 96, 16, 0));
@@ -69,7 +69,7 @@ const CHANGE_P99_TARGET: Duration = Duration::from_millis(50);
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
     #[command(flatten)]
-    common: Common,
+    common: CommonOptions,
     /// The folder of programs that `cargo xtask e2e` prepares.
     #[arg(long)]
     kit: PathBuf,

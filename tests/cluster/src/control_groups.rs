@@ -1,33 +1,34 @@
-//! The control groups of a kubelet's pods.
+//! Creates the control groups of a node.
 
 use std::{fs, path::Path};
 
 use anyhow::{Context as _, Result};
 use tunnel_tests::{cgroup, lab::Lab};
 
-/// Creates the group of a node in every hierarchy; returns its path below each of them.
-pub(super) fn make(lab: &Lab, group: &str) -> Result<String> {
+/// Creates the control group of a node in every hierarchy; returns its path relative to each of them.
+pub(super) fn create(lab: &Lab, group: &str) -> Result<String> {
     let path = format!("{}/{group}", lab.name());
-    let legacy = cgroup::legacy()?;
-    for hierarchy in &legacy {
+    let v1_hierarchies = cgroup::v1_mount_points()?;
+    for hierarchy in &v1_hierarchies {
         cgroup::create(&hierarchy.join(&path))?;
         // A new group of the cpuset controller has neither CPUs nor memory nodes.
         for file in ["cpuset.cpus", "cpuset.mems"] {
-            seed(hierarchy, &path, file)?;
+            copy_from_root(hierarchy, &path, file)?;
         }
     }
-    if legacy.is_empty() {
-        // With version 2 alone, each level must enable the controllers for the next one.
+    if v1_hierarchies.is_empty() {
+        // With only version 2, each level must enable the controllers of its children.
         let root = cgroup::mount_point()?;
         for level in ["", lab.name(), &path] {
-            hand_down(&root.join(level))?;
+            enable_controllers(&root.join(level))?;
         }
     }
     Ok(format!("/{path}"))
 }
 
-fn seed(hierarchy: &Path, path: &str, file: &str) -> Result<()> {
-    let Ok(whole) = fs::read_to_string(hierarchy.join(file)) else {
+/// Copies the content of a root group's file into the same file of each group in a path, if that is empty.
+fn copy_from_root(hierarchy: &Path, path: &str, file: &str) -> Result<()> {
+    let Ok(content) = fs::read_to_string(hierarchy.join(file)) else {
         return Ok(());
     };
     let mut level = hierarchy.to_owned();
@@ -35,19 +36,20 @@ fn seed(hierarchy: &Path, path: &str, file: &str) -> Result<()> {
         level.push(part);
         let file = level.join(file);
         if fs::read_to_string(&file)?.trim().is_empty() {
-            fs::write(&file, whole.trim())
+            fs::write(&file, content.trim())
                 .with_context(|| format!("cannot write {}", file.display()))?;
         }
     }
     Ok(())
 }
 
-fn hand_down(group: &Path) -> Result<()> {
+/// Enables all controllers of a group for its children.
+fn enable_controllers(group: &Path) -> Result<()> {
     let controllers = fs::read_to_string(group.join("cgroup.controllers"))?;
-    let words: Vec<String> = controllers
+    let changes: Vec<String> = controllers
         .split_whitespace()
         .map(|name| format!("+{name}"))
         .collect();
     let file = group.join("cgroup.subtree_control");
-    fs::write(&file, words.join(" ")).with_context(|| format!("cannot write {}", file.display()))
+    fs::write(&file, changes.join(" ")).with_context(|| format!("cannot write {}", file.display()))
 }

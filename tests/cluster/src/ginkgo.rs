@@ -1,5 +1,4 @@
-//! Kubernetes' own specs, run by ginkgo on the cloud node, since several of them connect to nodes
-//! directly.
+//! Runs specs of Kubernetes with ginkgo, on the cloud node, since some specs connect to nodes directly.
 
 use std::{fmt, fs, time::Duration};
 
@@ -7,52 +6,48 @@ use anyhow::{Context as _, Result, ensure};
 
 use super::Cluster;
 
-/// The time that ginkgo may take beyond its own limit.
+/// Time that ginkgo may take after its own time limit.
 const SLACK: Duration = Duration::from_secs(60);
 
 /// The specs to run, and their limits.
 #[derive(Clone, Debug)]
-pub struct Choice {
-    /// The selected specs: regular expressions of their names.
+pub struct SpecSelection {
+    /// Regular expressions for names of specs to run.
     pub focus: Vec<String>,
-    /// The excluded specs: regular expressions of their names.
+    /// Regular expressions for names of specs to leave out.
     pub skip: Vec<String>,
-    /// The number of concurrent specs; most of their time is waiting.
-    pub side_by_side: u32,
-    /// The time limit of the complete run.
+    /// Number of concurrent specs, which mostly wait.
+    pub concurrent: u32,
+    /// Time limit of the complete run.
     pub limit: Duration,
 }
 
 /// The result of a spec.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Case {
-    /// The name of the spec, without its labels.
+pub struct SpecResult {
+    /// Name of the spec, without its labels.
     pub name: String,
-    /// The verdict on the spec.
     pub verdict: Verdict,
-    /// The duration of the spec.
     pub took: Duration,
-    /// The message of a failed spec.
+    /// Error of a failed spec.
     pub message: String,
-    /// The log of the spec.
+    /// Output of the spec.
     pub log: String,
 }
 
 /// The verdict on a spec.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Verdict {
-    /// The spec passed.
     Passed,
-    /// The spec failed.
     Failed,
-    /// The spec failed for a known reason.
-    NotYet,
-    /// The spec can't run here.
+    /// The spec failed as expected, since Culvert lacks a feature.
+    KnownFailure,
+    /// The spec cannot run on this cluster.
     Skipped,
 }
 
-impl Case {
-    /// Creates the result of a spec without a log.
+impl SpecResult {
+    /// Returns a result without a log.
     #[must_use]
     pub fn new(name: &str, verdict: Verdict, took: Duration, message: String) -> Self {
         Self {
@@ -65,64 +60,75 @@ impl Case {
     }
 }
 
-impl fmt::Display for Case {
+impl fmt::Display for SpecResult {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let word = match self.verdict {
             Verdict::Passed => "ok",
             Verdict::Failed => "FAILED",
             Verdict::Skipped => "skipped",
-            Verdict::NotYet => "not yet",
+            Verdict::KnownFailure => "not yet",
         };
         let (seconds, name) = (self.took.as_secs_f32(), &self.name);
         write!(out, "{word:<8} {seconds:>7.1}  {name}")
     }
 }
 
-/// Runs specs; returns their results.
-pub fn run(cluster: &Cluster, choice: &Choice) -> Result<Vec<Case>> {
-    let (kit, logs) = (&cluster.site.kit, &cluster.site.logs);
-    let mut command = kit.command(&[&kit.program("ginkgo"), "--no-color"]);
+/// Runs specs, and returns their results.
+pub fn run(cluster: &Cluster, selection: &SpecSelection) -> Result<Vec<SpecResult>> {
+    let (components, logs) = (&cluster.shared.components, &cluster.shared.logs);
+    let mut command = components.command(&[&components.program("ginkgo"), "--no-color"]);
     command.extend([
-        format!("--procs={}", choice.side_by_side),
-        format!("--timeout={}s", choice.limit.as_secs()),
+        format!("--procs={}", selection.concurrent),
+        format!("--timeout={}s", selection.limit.as_secs()),
         format!("--output-dir={}", logs.folder().display()),
         "--junit-report=ginkgo.xml".to_owned(),
     ]);
-    command.extend(choice.focus.iter().map(|it| format!("--focus={it}")));
-    command.extend(choice.skip.iter().map(|it| format!("--skip={it}")));
+    command.extend(selection.focus.iter().map(|it| format!("--focus={it}")));
+    command.extend(selection.skip.iter().map(|it| format!("--skip={it}")));
     command.extend([
-        kit.program("e2e.test"),
+        components.program("e2e.test"),
         "--".to_owned(),
         format!("--kubeconfig={}", cluster.kubectl.config),
         "--provider=skeleton".to_owned(),
-        format!("--kubectl-path={}", kit.program("kubectl")),
+        format!("--kubectl-path={}", components.program("kubectl")),
         format!("--num-nodes={}", cluster.nodes.len()),
         "--disable-log-dump=true".to_owned(),
     ]);
-    let host = &cluster.nodes.first().context("no node")?.host;
-    let ended = host
+    let host = &cluster.nodes.first().context("the cluster has no node")?.host;
+    let exit = host
         .command(&command)
         .log(logs.create("ginkgo")?)
         .start()?
-        .wait(choice.limit + SLACK)?;
+        .wait(selection.limit + SLACK)?;
     let path = logs.path("ginkgo.xml");
-    let text = fs::read(&path)
-        .with_context(|| format!("ginkgo ended with {ended:?} and left no {}", path.display()))?;
-    let cases = read(&String::from_utf8_lossy(&text))?;
-    let is_told = cases.iter().any(|case| case.verdict == Verdict::Failed);
+    let report = fs::read(&path).with_context(|| {
+        format!(
+            "ginkgo exited with {exit:?} and wrote no report {}",
+            path.display()
+        )
+    })?;
+    let results = parse_report(&String::from_utf8_lossy(&report))?;
+    let has_failure = results
+        .iter()
+        .any(|result| result.verdict == Verdict::Failed);
     ensure!(
-        ended.is_success() || is_told,
-        "ginkgo ended with {ended:?}, and no spec failed"
+        exit.is_success() || has_failure,
+        "ginkgo exited with {exit:?}, but its report has no failed spec"
     );
-    Ok(cases)
+    Ok(results)
 }
 
-/// Parses a JUnit report. It also lists the specs outside of the focus, as skipped with a duration of 0.
-fn read(report: &str) -> Result<Vec<Case>> {
-    let mut cases = Vec::new();
+/// Parses a JUnit report. Ignores specs that were not selected, which are skipped with a duration of 0.
+fn parse_report(report: &str) -> Result<Vec<SpecResult>> {
+    let mut results = Vec::new();
     for part in report.split("<testcase ").skip(1) {
-        let (head, rest) = part.split_once('>').context("a case without an end")?;
-        let value = |name: &str| attribute(head, name).context("a case without an attribute");
+        let (head, rest) = part
+            .split_once('>')
+            .context("the report has an incomplete <testcase>")?;
+        let value = |name: &str| {
+            attribute(head, name)
+                .with_context(|| format!("the report has a <testcase> without {name}: {head}"))
+        };
         let seconds: f64 = value("time")?.parse()?;
         let took = Duration::try_from_secs_f64(seconds).unwrap_or_default();
         let verdict = match value("status")?.as_str() {
@@ -131,17 +137,19 @@ fn read(report: &str) -> Result<Vec<Case>> {
             "skipped" | "pending" => Verdict::Skipped,
             _ => Verdict::Failed,
         };
-        let full = value("name")?;
-        let name = full.strip_prefix("[It] ");
-        // Setup and teardown of all specs count only if they fail.
+        let full_name = value("name")?;
+        let name = full_name.strip_prefix("[It] ");
+        // Other entries are the setup and teardown of the suite; they are reported only if they fail.
         if name.is_some() || verdict == Verdict::Failed {
-            cases.push(case(name.unwrap_or(&full), verdict, took, rest));
+            let name = name.unwrap_or(&full_name);
+            results.push(parse_result(name, verdict, took, rest));
         }
     }
-    Ok(cases)
+    Ok(results)
 }
 
-fn case(name: &str, verdict: Verdict, took: Duration, rest: &str) -> Case {
+/// Returns the result of a spec; `rest` is the report after the first tag of its entry.
+fn parse_result(name: &str, verdict: Verdict, took: Duration, rest: &str) -> SpecResult {
     let failure = rest
         .split_once("<failure ")
         .filter(|_| verdict == Verdict::Failed);
@@ -149,20 +157,26 @@ fn case(name: &str, verdict: Verdict, took: Duration, rest: &str) -> Case {
         let (head, _) = rest.split_once('>')?;
         attribute(head, "message")
     });
-    Case {
-        log: unescaped(rest),
-        ..Case::new(plain(name), verdict, took, message.unwrap_or_default())
+    SpecResult {
+        log: unescape(rest),
+        ..SpecResult::new(
+            without_labels(name),
+            verdict,
+            took,
+            message.unwrap_or_default(),
+        )
     }
 }
 
-/// Returns the value of an attribute, with its entities for `<`, `>`, `&` and quotes unescaped.
+/// Returns the unescaped value of an attribute in a tag.
 fn attribute(head: &str, name: &str) -> Option<String> {
     let (_, rest) = head.split_once(&format!("{name}=\""))?;
     let (value, _) = rest.split_once('"')?;
-    Some(unescaped(value))
+    Some(unescape(value))
 }
 
-fn unescaped(text: &str) -> String {
+/// Replaces the entities that ginkgo writes.
+fn unescape(text: &str) -> String {
     let mut plain = text.to_owned();
     for (entity, letter) in [
         ("&#34;", "\""),
@@ -180,8 +194,8 @@ fn unescaped(text: &str) -> String {
     plain
 }
 
-/// Removes the labels after a name, each in brackets.
-fn plain(name: &str) -> &str {
+/// Removes the labels in brackets at the end of a name.
+fn without_labels(name: &str) -> &str {
     let mut rest = name.trim();
     while let Some((before, _)) = rest.strip_suffix(']').and_then(|it| it.rsplit_once(" [")) {
         rest = before.trim_end();
@@ -202,21 +216,24 @@ mod tests {
 </testsuite></testsuites>"#;
 
     #[test]
-    fn a_report_tells_what_became_of_the_specs_that_were_run() {
-        let cases = read(REPORT).unwrap();
+    fn the_results_of_the_specs_that_ran_are_read_from_the_report() {
+        let results = parse_report(REPORT).unwrap();
 
-        let told: Vec<_> = cases
+        let fields: Vec<_> = results
             .iter()
-            .map(|case| (case.name.as_str(), case.verdict, case.message.as_str()))
+            .map(|result| {
+                let (name, message) = (result.name.as_str(), result.message.as_str());
+                (name, result.verdict, message)
+            })
             .collect();
         assert_eq!(
-            told,
+            fields,
             [
                 ("[sig-network] Services should <serve>", Verdict::Passed, ""),
                 ("[sig-network] wants zones", Verdict::Skipped, ""),
                 ("[sig-network] DNS", Verdict::Failed, "no \"answer\""),
             ]
         );
-        assert_eq!(cases[0].took, Duration::from_millis(7250));
+        assert_eq!(results[0].took, Duration::from_millis(7250));
     }
 }

@@ -1,4 +1,4 @@
-//! `kubectl` on the cloud node, as the cluster's administrator.
+//! Runs `kubectl` on the cloud node as the administrator.
 
 use std::{
     fs::{self, File},
@@ -12,75 +12,87 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 use tunnel_tests::{
-    place::{Output, Place, Process},
+    sandbox::{Output, Sandbox, Process},
     wait,
 };
 
-use super::kit::Kit;
+use super::components::Components;
 
-/// The time limit of a call, and of a rollout in the cluster.
-const CALL: Duration = Duration::from_secs(60);
-const ROLLOUT: Duration = Duration::from_secs(120);
+/// Time limit of a command.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time limit of a rollout.
+const ROLLOUT_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// The program, the place where it runs, and the client config.
+/// The program with its host and kubeconfig.
 #[derive(Clone, Debug)]
 pub struct Kubectl {
-    host: Place,
+    host: Sandbox,
     program: String,
-    /// The path of the administrator's client config.
+    /// Path of the administrator's kubeconfig.
     pub config: String,
+    /// Folder of applied files and of the cache.
     folder: PathBuf,
-    written: Arc<AtomicU32>,
+    /// Number of the next applied file.
+    next_file: Arc<AtomicU32>,
 }
 
 impl Kubectl {
-    pub(super) fn new(host: &Place, kit: &Kit, config: String, folder: PathBuf) -> Result<Self> {
+    pub(super) fn new(
+        host: &Sandbox,
+        components: &Components,
+        config: String,
+        folder: PathBuf,
+    ) -> Result<Self> {
         fs::create_dir_all(&folder)?;
         Ok(Self {
             host: host.clone(),
-            program: kit.program("kubectl"),
+            program: components.program("kubectl"),
             config,
             folder,
-            written: Arc::default(),
+            next_file: Arc::default(),
         })
     }
 
-    /// Runs `kubectl`, which must succeed; returns its output.
-    pub fn run(&self, words: &[&str]) -> Result<String> {
-        let output = self.outcome(words, CALL)?;
-        let (words, why) = (words.join(" "), output.stderr.trim());
-        ensure!(output.exit.is_success(), "`kubectl {words}` failed: {why}");
+    /// Runs `kubectl`, and returns its output; fails unless it succeeds.
+    pub fn run(&self, arguments: &[&str]) -> Result<String> {
+        let output = self.run_unchecked(arguments, COMMAND_TIMEOUT)?;
+        let (arguments, stderr) = (arguments.join(" "), output.stderr.trim());
+        ensure!(
+            output.exit.is_success(),
+            "`kubectl {arguments}` failed: {stderr}"
+        );
         Ok(output.stdout)
     }
 
-    /// Runs `kubectl` to its end, with any exit status.
-    fn outcome(&self, words: &[&str], within: Duration) -> Result<Output> {
-        self.start(words)?.finish(within)
+    /// Runs `kubectl`, and returns its output with any exit status.
+    fn run_unchecked(&self, arguments: &[&str], limit: Duration) -> Result<Output> {
+        self.start(arguments)?.finish(limit)
     }
 
-    /// Starts `kubectl` for a call that runs until it is dropped.
-    pub fn start(&self, words: &[&str]) -> Result<Process> {
-        self.host.command(&self.command(words)).start()
+    /// Starts `kubectl`, which is killed when the process is dropped.
+    pub fn start(&self, arguments: &[&str]) -> Result<Process> {
+        self.host.command(&self.command(arguments)).start()
     }
 
     /// Starts `kubectl` with its output in a file.
-    pub fn start_into(&self, words: &[&str], file: File) -> Result<Process> {
-        self.host.command(&self.command(words)).log(file).start()
+    pub fn start_with_output(&self, arguments: &[&str], file: File) -> Result<Process> {
+        let command = self.command(arguments);
+        self.host.command(&command).log(file).start()
     }
 
-    fn command(&self, words: &[&str]) -> Vec<String> {
+    fn command(&self, arguments: &[&str]) -> Vec<String> {
         let mut command = vec![
             self.program.clone(),
             format!("--kubeconfig={}", self.config),
             format!("--cache-dir={}", self.folder.join("cache").display()),
         ];
-        command.extend(words.iter().map(|&word| word.to_owned()));
+        command.extend(arguments.iter().map(|&argument| argument.to_owned()));
         command
     }
 
     /// Applies objects in YAML.
     pub fn apply(&self, objects: &str) -> Result<()> {
-        let number = self.written.fetch_add(1, Ordering::Relaxed);
+        let number = self.next_file.fetch_add(1, Ordering::Relaxed);
         let path = self.folder.join(format!("{number}.yaml"));
         fs::write(&path, objects)?;
         let path = path.display().to_string();
@@ -89,7 +101,7 @@ impl Kubectl {
             .with_context(|| format!("cannot apply\n{objects}"))
     }
 
-    /// Waits until an object, which may not exist yet, has a condition.
+    /// Waits until a condition of an object is true. The object may not exist yet.
     pub fn wait_for(
         &self,
         kind: &str,
@@ -98,26 +110,28 @@ impl Kubectl {
         within: Duration,
     ) -> Result<()> {
         let path = format!("jsonpath={{.status.conditions[?(@.type==\"{condition}\")].status}}");
-        let words = ["get", kind, name, "-o", &path];
-        wait::until(within, || self.run(&words).is_ok_and(|said| said == "True"))
+        let arguments = ["get", kind, name, "-o", &path];
+        wait::until(within, || {
+            self.run(&arguments).is_ok_and(|status| status == "True")
+        })
     }
 
     /// Waits until the rollout of a Deployment or DaemonSet is complete.
-    pub fn rolled_out(&self, namespace: &str, name: &str) -> Result<()> {
-        let limit = format!("--timeout={}s", ROLLOUT.as_secs());
-        let words = ["-n", namespace, "rollout", "status", name, &limit];
-        let output = self.outcome(&words, ROLLOUT + CALL)?;
+    pub fn wait_for_rollout(&self, namespace: &str, name: &str) -> Result<()> {
+        let limit = format!("--timeout={}s", ROLLOUT_TIMEOUT.as_secs());
+        let arguments = ["-n", namespace, "rollout", "status", name, &limit];
+        let output = self.run_unchecked(&arguments, ROLLOUT_TIMEOUT + COMMAND_TIMEOUT)?;
         if output.exit.is_success() {
             return Ok(());
         }
         let pods = self.run(&["-n", namespace, "get", "pods", "-o", "wide"])?;
-        let why = output.stderr.trim();
-        bail!("{name} in {namespace} isn't there: {why}\n{pods}")
+        let stderr = output.stderr.trim();
+        bail!("the rollout of {name} in {namespace} did not complete: {stderr}\n{pods}")
     }
 
-    /// Returns the command line that runs `kubectl` from a shell.
+    /// Returns a command that a user can type to run `kubectl`.
     #[must_use]
-    pub fn way_in(&self) -> String {
+    pub fn shell_command(&self) -> String {
         format!(
             "nsenter -t {} -n {} --kubeconfig={}",
             self.host.pid(),

@@ -1,33 +1,33 @@
-//! Real Kubernetes on this machine: a cloud node with the control plane, an edge node, and on demand a
-//! third. Each is a place of the laboratory in its own zone, connected by a wire.
+//! Starts Kubernetes clusters on this machine: a cloud node with the control plane, an edge node, and
+//! optionally a second cloud node. Each node is a sandbox of the laboratory; a router connects them.
 //!
 //! ```text
 //! node-a  cloud, control plane   172.30.0.1  fd00:30:0::1   pods 10.244.0.0/24 fd00:244:0::/64
 //!    │ up0
-//!  wire   router between them    .254        ::fe           `Network::set_outbound_only`
+//! router                         .254        ::fe           `Network::set_outbound_only`
 //!    │ up0 of each
 //! node-b  edge                   172.30.1.1  fd00:30:1::1   pods 10.244.1.0/24 fd00:244:1::/64
 //! node-c  cloud, `Size::Three`   172.30.2.1  fd00:30:2::1   pods 10.244.2.0/24 fd00:244:2::/64
 //! ```
 //!
-//! Every process is in a control group of the laboratory, and each node has its own mount namespace, so
-//! everything ends with the laboratory, however that ends.
+//! Every process is in a control group of the laboratory, and each node has its own mount namespace, so that
+//! everything is removed with the laboratory, even if that is killed.
 
-pub mod api;
-pub mod bare;
-pub mod control;
+pub mod api_client;
+mod bootstrap_objects;
+pub mod components;
 mod control_groups;
+pub mod control_plane;
+pub mod culvert_deployment;
 pub mod ginkgo;
-pub mod kit;
 pub mod kubectl;
 pub mod logs;
+pub mod minimal_cluster;
 pub mod network;
 pub mod node;
-mod objects;
+pub mod packet_capture;
 mod pki;
-pub mod product;
 pub mod proxy;
-pub mod trace;
 
 use std::{net::SocketAddr, thread, time::Duration};
 
@@ -35,160 +35,167 @@ use anyhow::{Context as _, Result};
 use tunnel_tests::{lab::Lab, wait};
 
 use self::{
-    control::Control,
-    kit::Kit,
+    components::Components,
+    control_plane::ControlPlane,
     kubectl::Kubectl,
     logs::Logs,
     network::{Network, Size},
     node::Node,
+    packet_capture::PacketCapture,
     pki::Pki,
     proxy::Proxy,
-    trace::Trace,
 };
 
-/// The time limit of the slowest part of a start, on a busy machine.
-const READY: Duration = Duration::from_secs(120);
+/// Time limit for nodes and objects to become ready, on a busy machine.
+const READY_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// The address of the cluster's DNS.
+/// Address of the cluster's DNS.
 pub const DNS: &str = "10.96.0.10";
 
-/// The shared parts of a cluster.
+/// Parts that the control plane and all nodes share.
 #[derive(Debug)]
-pub struct Site {
-    /// The wire between the nodes, and their hosts.
+pub struct SharedParts {
+    /// The hosts of the nodes, and the router between them.
     pub network: Network,
     pki: Pki,
-    /// The programs.
-    pub kit: Kit,
-    /// The folder of all logs.
+    /// Programs and images.
+    pub components: Components,
+    /// Folder of all logs.
     pub logs: Logs,
-    /// The laboratory with the folder and the control group.
+    /// The laboratory, with the folder and the control group of the cluster.
     pub lab: Lab,
 }
 
-impl Site {
-    fn new(kit: Kit, logs: Logs, size: Size) -> Result<Self> {
+impl SharedParts {
+    fn new(components: Components, logs: Logs, size: Size) -> Result<Self> {
         let lab = Lab::new()?;
         Ok(Self {
-            network: Network::new(&lab, &kit, size)?,
-            pki: Pki::write(&lab.folder().join("pki"))?,
-            kit,
+            network: Network::new(&lab, &components, size)?,
+            pki: Pki::create(&lab.folder().join("pki"))?,
+            components,
             logs,
             lab,
         })
     }
 }
 
-/// A running cluster; it is removed on drop.
+/// A running cluster, which is removed on drop.
 #[derive(Debug)]
 pub struct Cluster {
-    /// The client of the API server.
     pub kubectl: Kubectl,
-    /// The nodes; the first one is the cloud's.
+    /// The nodes; the first one has the control plane.
     pub nodes: Vec<Node>,
-    /// The control plane.
-    pub control: Control,
-    /// The service proxy.
+    pub control_plane: ControlPlane,
     pub proxy: Proxy,
-    /// The network, the programs and the logs.
-    pub site: Site,
+    /// The network, programs and logs.
+    pub shared: SharedParts,
 }
 
 impl Cluster {
     /// Starts a cluster and waits until its nodes and its DNS are ready.
-    pub fn start(kit: Kit, logs: Logs, proxy: Proxy, size: Size) -> Result<Self> {
-        let site = Site::new(kit, logs, size)?;
-        node::prepare(&site.lab)?;
-        let (control, nodes) = start_parts(&site)?;
+    pub fn start(components: Components, logs: Logs, proxy: Proxy, size: Size) -> Result<Self> {
+        let shared = SharedParts::new(components, logs, size)?;
+        node::prepare(&shared.lab)?;
+        let (control_plane, nodes) = start_parts(&shared)?;
         let mut cluster = Self {
-            kubectl: control.kubectl.clone(),
+            kubectl: control_plane.kubectl.clone(),
             nodes,
-            control,
+            control_plane,
             proxy,
-            site,
+            shared,
         };
-        cluster.join()?;
+        cluster.start_kubelets()?;
         Ok(cluster)
     }
 
-    /// Starts the kubelets and the service proxy, and waits until all of them are ready.
-    fn join(&mut self) -> Result<()> {
-        self.kubectl.apply(&objects::bootstrap())?;
+    /// Starts the kubelets and the service proxy, and waits until nodes, proxy and DNS are ready.
+    fn start_kubelets(&mut self) -> Result<()> {
+        self.kubectl.apply(&bootstrap_objects::all())?;
         for node in &mut self.nodes {
-            node.start_kubelet(&self.site)?;
+            node.start_kubelet(&self.shared)?;
             if self.proxy == Proxy::KubeProxy {
-                proxy::start_kube_proxy(node, &self.site)?;
+                proxy::start_kube_proxy(node, &self.shared)?;
             }
         }
         for node in &self.nodes {
             let name = node.name;
             self.kubectl
-                .wait_for("node", name, "Ready", READY)
-                .with_context(|| format!("{name} doesn't get ready"))?;
+                .wait_for("node", name, "Ready", READY_TIMEOUT)
+                .with_context(|| format!("the node {name} did not become ready"))?;
         }
-        if let Proxy::Culvert(product) = &self.proxy {
-            product::deploy(product, &self.kubectl, &self.nodes, self.site.lab.folder())
-                .context("the product doesn't get ready")?;
+        if let Proxy::Culvert(deployment) = &self.proxy {
+            let scratch = self.shared.lab.folder();
+            culvert_deployment::deploy(deployment, &self.kubectl, &self.nodes, scratch)
+                .context("Culvert did not become ready")?;
         }
-        self.kubectl.rolled_out("kube-system", "deploy/coredns")?;
-        let service = &["-n", "default", "get", "serviceaccount", "default"];
-        wait::until(READY, || self.kubectl.run(service).is_ok())
-            .context("there is no default service account")
+        self.kubectl
+            .wait_for_rollout("kube-system", "deploy/coredns")?;
+        let account = &["-n", "default", "get", "serviceaccount", "default"];
+        wait::until(READY_TIMEOUT, || self.kubectl.run(account).is_ok())
+            .context("the default service account was not created")
     }
 
-    /// Starts a capture of packets to node ports of other nodes.
-    pub fn trace(&self) -> Result<Trace> {
-        Trace::start(&self.site)
+    /// Starts a capture of packets between nodes to node ports.
+    pub fn capture_packets(&self) -> Result<PacketCapture> {
+        PacketCapture::start(&self.shared)
     }
 
-    /// Returns the addresses of a Service, IPv4 first, with a port.
-    pub fn service(&self, namespace: &str, name: &str, port: u16) -> Result<Vec<SocketAddr>> {
+    /// Returns the ClusterIPs of a Service with a port, IPv4 first.
+    pub fn service_addresses(
+        &self,
+        namespace: &str,
+        name: &str,
+        port: u16,
+    ) -> Result<Vec<SocketAddr>> {
         let path = "jsonpath={.spec.clusterIPs[*]}";
-        let words = ["-n", namespace, "get", "service", name, "-o", path];
-        let said = self.kubectl.run(&words)?;
+        let arguments = ["-n", namespace, "get", "service", name, "-o", path];
+        let output = self.kubectl.run(&arguments)?;
         let mut addresses = Vec::new();
-        for address in said.split_whitespace() {
+        for address in output.split_whitespace() {
             addresses.push(SocketAddr::new(address.parse()?, port));
         }
         addresses.sort();
         Ok(addresses)
     }
 
-    /// Returns the command lines that enter the nodes from a shell.
+    /// Returns commands that a user can type to enter the nodes and to run `kubectl`.
     #[must_use]
-    pub fn ways_in(&self) -> String {
+    pub fn shell_commands(&self) -> String {
         let mut text = String::new();
         for node in &self.nodes {
-            text.push_str(&format!("  {:<8} {}\n", node.name, node.way_in()));
+            text.push_str(&format!("  {:<8} {}\n", node.name, node.shell_command()));
         }
-        let (kubectl, logs) = (self.kubectl.way_in(), self.site.logs.folder().display());
+        let kubectl = self.kubectl.shell_command();
+        let logs = self.shared.logs.folder().display();
         text + &format!("  kubectl  {kubectl}\n  logs     {logs}\n")
     }
 }
 
-/// Starts the control plane and the nodes' runtimes concurrently, since each start is mostly waiting.
-fn start_parts(site: &Site) -> Result<(Control, Vec<Node>)> {
+/// Starts the control plane and the container runtimes of all nodes concurrently.
+fn start_parts(shared: &SharedParts) -> Result<(ControlPlane, Vec<Node>)> {
     thread::scope(|scope| {
-        let control = scope.spawn(|| Control::start(site));
-        let hosts = site.network.hosts.iter().enumerate();
-        let nodes = at_once(hosts, |(number, host)| Node::start(site, number, host));
-        let control = control.join().ok().context("a thread panicked")?;
-        Ok((control?, nodes?))
+        let control_plane = scope.spawn(|| ControlPlane::start(shared));
+        let hosts = shared.network.hosts.iter().enumerate();
+        let nodes = run_concurrently(hosts, |(number, host)| Node::start(shared, number, host));
+        let control_plane = control_plane.join().ok().context("a thread panicked")?;
+        Ok((control_plane?, nodes?))
     })
 }
 
-/// Runs a function on each item concurrently; returns the first error, if any.
-pub fn at_once<I: Send, T: Send>(
+/// Runs a function on each item in a thread of its own. Returns the results in order, or the first error.
+pub fn run_concurrently<I: Send, T: Send>(
     items: impl IntoIterator<Item = I>,
-    act: impl Fn(I) -> Result<T> + Sync,
+    function: impl Fn(I) -> Result<T> + Sync,
 ) -> Result<Vec<T>> {
-    let act = &act;
+    let function = &function;
     thread::scope(|scope| {
-        let mut acting = Vec::new();
+        let mut threads = Vec::new();
         for item in items {
-            acting.push(scope.spawn(move || act(item)));
+            threads.push(scope.spawn(move || function(item)));
         }
-        let ended = acting.into_iter().map(|thread| thread.join().ok());
-        ended.map(|it| it.context("a thread panicked")?).collect()
+        let results = threads.into_iter().map(|thread| thread.join().ok());
+        results
+            .map(|result| result.context("a thread panicked")?)
+            .collect()
     })
 }

@@ -1,4 +1,4 @@
-//! The logs of a cluster, in a folder that outlives the cluster.
+//! The logs of a cluster, in a folder that is kept after the cluster is removed.
 
 use std::{
     fs::{self, File},
@@ -8,8 +8,8 @@ use std::{
 
 use anyhow::{Context as _, Result};
 
-/// The number of bytes at the end of a log that are read.
-const END: u64 = 16 << 10;
+/// Number of bytes at the end of a log that are read.
+const TAIL_BYTES: u64 = 16 << 10;
 
 /// The folder of logs.
 #[derive(Clone, Debug)]
@@ -18,7 +18,7 @@ pub struct Logs {
 }
 
 impl Logs {
-    /// Creates an empty folder, and removes the logs of an earlier cluster.
+    /// Creates the folder, and removes the logs of an earlier cluster.
     pub fn new(folder: PathBuf) -> Result<Self> {
         match fs::remove_dir_all(&folder) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -26,11 +26,12 @@ impl Logs {
             }
             Ok(()) | Err(_) => {}
         }
-        fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        fs::create_dir_all(&folder)
+            .with_context(|| format!("cannot create {}", folder.display()))?;
         Ok(Self { folder })
     }
 
-    /// Returns the folder.
+    /// Returns the path of the folder.
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.folder
@@ -42,21 +43,21 @@ impl Logs {
         self.folder.join(name)
     }
 
-    /// Creates a log file for a part of the cluster.
+    /// Creates the log file of a program.
     pub fn create(&self, name: &str) -> Result<File> {
         let path = self.path(&format!("{name}.log"));
-        File::create(&path).with_context(|| format!("cannot make {}", path.display()))
+        File::create(&path).with_context(|| format!("cannot create {}", path.display()))
     }
 
-    /// Returns the last lines of each log, under its name.
+    /// Returns the last lines of each log, below its path.
     pub fn tails(&self, lines: usize) -> Result<String> {
         let mut paths = Vec::new();
-        find(&self.folder, &mut paths)?;
+        find_logs(&self.folder, &mut paths)?;
         paths.sort();
         let mut text = String::new();
         for path in paths {
             text.push_str(&format!("── {}\n", path.display()));
-            for line in last(&end(&path)?, lines) {
+            for line in last_lines(&read_tail(&path)?, lines) {
                 text.push_str(&format!("  {line}\n"));
             }
         }
@@ -64,37 +65,37 @@ impl Logs {
     }
 }
 
-/// True for the log of a part, or of a pod of the product; logs of other pods are too many.
-fn is_of_interest(path: &Path) -> bool {
+/// Returns true for the logs of programs and of Culvert's pods. Other pods have too many logs to print.
+fn is_printed(path: &Path) -> bool {
     let text = path.to_string_lossy();
     text.ends_with(".log") && (!text.contains("/pods-") || text.contains("/kube-system_culvert"))
 }
 
-/// Finds the logs of interest below a folder.
-fn find(folder: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
+/// Finds the logs in a folder and below that are printed after a failure.
+fn find_logs(folder: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
         if path.is_dir() {
-            find(&path, found)?;
-        } else if is_of_interest(&path) {
+            find_logs(&path, found)?;
+        } else if is_printed(&path) {
             found.push(path);
         }
     }
     Ok(())
 }
 
-fn end(path: &Path) -> Result<String> {
+fn read_tail(path: &Path) -> Result<String> {
     let mut file = File::open(path)?;
     let length = file.metadata()?.len();
-    file.seek(SeekFrom::Start(length.saturating_sub(END)))?;
+    file.seek(SeekFrom::Start(length.saturating_sub(TAIL_BYTES)))?;
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes)?;
-    // A log with several writers may have holes, which read as zeros.
+    // A log with several writers may have holes, which are read as zeros.
     bytes.retain(|byte| *byte != 0);
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-fn last(text: &str, count: usize) -> Vec<&str> {
+fn last_lines(text: &str, count: usize) -> Vec<&str> {
     let lines: Vec<&str> = text.lines().collect();
     lines[lines.len().saturating_sub(count)..].to_vec()
 }
@@ -106,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_tail_of_each_log_stands_under_its_name() {
+    fn the_last_lines_of_each_log_are_below_its_path() {
         let scratch = tempfile::tempdir().unwrap();
         let logs = Logs::new(scratch.path().join("logs")).unwrap();
         let mut file = logs.create("etcd").unwrap();

@@ -1,18 +1,19 @@
-//! The nodes' network: their hosts, and a router between them that represents the internet.
+//! The hosts of the nodes, and a router between them that represents the internet.
 
 use std::{fs, net::IpAddr, path::PathBuf};
 
 use anyhow::{Context as _, Result};
-use tunnel_tests::{lab::Lab, place::Place};
+use tunnel_tests::{lab::Lab, sandbox::Sandbox};
 
-use super::kit::Kit;
+use super::components::Components;
 
-/// The names of the nodes, and of their control groups: the cloud's, the edge's, and a second one
-/// of the cloud in a cluster of three.
+/// Names of the nodes and of their control groups: the cloud node, the edge node, and in a cluster of three
+/// a second cloud node.
 pub const NODES: [(&str, &str); 3] = [("node-a", "a"), ("node-b", "b"), ("node-c", "c")];
 
-/// The indices of the cloud node, which has the control plane, and of the edge node.
+/// Index of the cloud node with the control plane.
 pub(super) const CLOUD: usize = 0;
+/// Index of the edge node.
 pub(super) const EDGE: usize = 1;
 
 /// The number of nodes.
@@ -20,12 +21,12 @@ pub(super) const EDGE: usize = 1;
 pub enum Size {
     /// A cloud node and an edge node.
     Two,
-    /// A second cloud node, too: specs about zones need three nodes.
+    /// Two cloud nodes and an edge node, as specs about zones need.
     Three,
 }
 
 impl Size {
-    /// Returns the names of the nodes, and of their control groups.
+    /// Returns the names of the nodes and of their control groups.
     pub(super) fn nodes(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Self::Two => &NODES[..2],
@@ -34,14 +35,15 @@ impl Size {
     }
 }
 
+/// Sysctls of a network namespace that forwards packets.
 const FORWARDING: [(&str, &str); 3] = [
     ("net.ipv4.ip_forward", "1"),
     ("net.ipv6.conf.all.forwarding", "1"),
     ("net.ipv4.conf.all.rp_filter", "0"),
 ];
 
-/// The nftables rules of an ordinary uplink with NAT: only connections that the edge opens pass, with
-/// the router's address as source. The edge is behind `to1`.
+/// nftables rules of an ordinary uplink with NAT: only connections that the edge opens pass, with the
+/// address of the router as source. The edge is behind the interface `to1`.
 const OUTBOUND_ONLY: &str = "table inet edge {
   chain forward {
     type filter hook forward priority 0; policy accept
@@ -58,94 +60,97 @@ const OUTBOUND_ONLY: &str = "table inet edge {
 /// The hosts and the router.
 #[derive(Debug)]
 pub struct Network {
-    /// The hosts of the nodes.
-    pub hosts: Vec<Place>,
-    /// The router of all packets between nodes.
-    pub(super) router: Place,
-    kit: Kit,
+    /// Hosts of the nodes, by the index of the node.
+    pub hosts: Vec<Sandbox>,
+    /// The router, through which all packets between nodes pass.
+    pub(super) router: Sandbox,
+    components: Components,
     folder: PathBuf,
 }
 
-/// Returns the addresses of a node's host.
+/// Returns the IPv4 and IPv6 address of a node.
 #[must_use]
 pub fn addresses(number: usize) -> [String; 2] {
     [format!("172.30.{number}.1"), format!("fd00:30:{number}::1")]
 }
 
-/// Returns the ranges of a node's pods.
+/// Returns the IPv4 and IPv6 range of a node's pods.
 #[must_use]
-pub fn pods(number: usize) -> [String; 2] {
+pub fn pod_ranges(number: usize) -> [String; 2] {
     [
         format!("10.244.{number}.0/24"),
         format!("fd00:244:{number}::/64"),
     ]
 }
 
-/// Returns the addresses of a node's host, parsed.
-pub(super) fn ips(number: usize) -> Result<Vec<IpAddr>> {
-    let parse = |text: String| text.parse().context("no address");
+/// Returns the addresses of a node.
+pub(super) fn ip_addresses(number: usize) -> Result<Vec<IpAddr>> {
+    let parse = |text: String| {
+        text.parse()
+            .with_context(|| format!("{text} is not an address"))
+    };
     addresses(number).into_iter().map(parse).collect()
 }
 
 impl Network {
-    pub(super) fn new(lab: &Lab, kit: &Kit, size: Size) -> Result<Self> {
-        let wire = Place::with_network(lab.cgroup().join("wire"), None, &FORWARDING)?;
-        wire.ip("link set lo up")?;
+    pub(super) fn new(lab: &Lab, components: &Components, size: Size) -> Result<Self> {
+        let router = Sandbox::with_new_network(lab.cgroup().join("router"), None, &FORWARDING)?;
+        router.ip("link set lo up")?;
         let mut hosts = Vec::new();
         for (number, (_, group)) in size.nodes().iter().enumerate() {
-            // Each node has its own BPF file system at the usual path, and so its own mount namespace.
+            // Each node has its own BPF file system at the usual path, in its own mount namespace.
             let bpffs = PathBuf::from("/sys/fs/bpf");
             let cgroup = lab.cgroup().join(group).join("node");
-            let host = Place::with_network(cgroup, Some(bpffs), &FORWARDING)?;
-            join(&host, &wire, number)?;
+            let host = Sandbox::with_new_network(cgroup, Some(bpffs), &FORWARDING)?;
+            connect(&host, &router, number)?;
             hosts.push(host);
         }
-        wire.ip("route add unreachable 0.0.0.0/0\nroute add unreachable ::/0")?;
+        router.ip("route add unreachable 0.0.0.0/0\nroute add unreachable ::/0")?;
         Ok(Self {
             hosts,
-            router: wire,
-            kit: kit.clone(),
+            router,
+            components: components.clone(),
             folder: lab.folder().to_owned(),
         })
     }
 
     /// Returns the host with the control plane.
-    pub(super) fn cloud(&self) -> &Place {
+    pub(super) fn cloud(&self) -> &Sandbox {
         &self.hosts[CLOUD]
     }
 
-    /// Restricts the edge to outgoing connections, or removes the restriction.
-    pub fn set_outbound_only(&self, is_so: bool) -> Result<()> {
+    /// Restricts the edge node to outgoing connections, or removes the restriction.
+    pub fn set_outbound_only(&self, enabled: bool) -> Result<()> {
         let path = self.folder.join("edge.nft");
         fs::write(&path, OUTBOUND_ONLY)?;
         let path = path.display().to_string();
-        let words: &[&str] = if is_so {
+        let command: &[&str] = if enabled {
             &["nft", "-f", &path]
         } else {
             &["nft", "delete", "table", "inet", "edge"]
         };
-        self.router.run(&self.kit.command(words)).map(drop)
+        self.router.run(&self.components.command(command)).map(drop)
     }
 }
 
 /// Connects a host to the router.
-fn join(host: &Place, wire: &Place, number: usize) -> Result<()> {
+fn connect(host: &Sandbox, router: &Sandbox, number: usize) -> Result<()> {
     let [own4, own6] = addresses(number);
-    let [pods4, pods6] = pods(number);
+    let [pods4, pods6] = pod_ranges(number);
     let (router4, router6) = (
         format!("172.30.{number}.254"),
         format!("fd00:30:{number}::fe"),
     );
-    // A default route is needed: a packet to a ClusterIP must pass the route lookup.
+    // The default route is needed because the kernel looks up a route for packets to ClusterIPs.
     host.ip(&format!(
         "link set lo up\n\
-         link add up0 type veth peer name to{number} netns {wire}\n\
+         link add up0 type veth peer name to{number} netns {pid}\n\
          link set up0 up\n\
          addr add {own4}/24 dev up0\n\
          addr add {own6}/64 dev up0 nodad",
-        wire = wire.pid(),
+        pid = router.pid(),
     ))?;
-    wire.ip(&format!(
+    router.ip(&format!(
         "link set to{number} up\n\
          addr add {router4}/24 dev to{number}\n\
          addr add {router6}/64 dev to{number} nodad\n\

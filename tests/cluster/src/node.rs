@@ -10,26 +10,27 @@ use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use tunnel_tests::{
     admin,
-    agent::Ground,
+    executor::SandboxSpec,
     cgroup,
     lab::Lab,
-    place::{Place, Process},
+    sandbox::{Sandbox, Process},
     wait,
 };
 
 use super::{
-    DNS, Site, control_groups,
-    kit::Kit,
+    DNS, SharedParts, control_groups,
+    components::Components,
     kubectl::Kubectl,
     network::{self, EDGE, NODES},
 };
 
-/// The time limits of the runtime's start, and of the import of an image.
-const RUNTIME: Duration = Duration::from_secs(60);
-const IMPORT: Duration = Duration::from_secs(120);
+/// Time limit for the container runtime to start.
+const RUNTIME_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time limit for the import of an image.
+const IMPORT_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Folders of daemons and of the product's pods; each node mounts its own folders there.
-const OWN: [&str; 7] = [
+/// Folders of daemons and of Culvert's pods. Each node mounts its own folders over them.
+const NODE_FOLDERS: [&str; 7] = [
     "/etc/culvert",
     "/run/containerd",
     "/var/lib/cni",
@@ -39,45 +40,49 @@ const OWN: [&str; 7] = [
     "/var/log/containers",
 ];
 
-/// The control group path at which each node mounts its own group, so that all nodes can share one
-/// config.
-const SHOWN: &str = "own";
+/// Name of the control group over which each node mounts its own group, so that the path of a node's group is
+/// the same on all nodes, which share their configuration.
+const SHARED_CGROUP: &str = "own";
 
-/// Sets the host name of a program's UTS namespace to the name of its node; pods in the host's network
-/// show it.
-const NAMED: &str = "echo \"$0\" > /proc/sys/kernel/hostname; exec \"$@\"";
+/// Shell script that sets the host name to its first argument and runs a program. Pods in the network of the
+/// host have this host name.
+const RUN_WITH_HOST_NAME: &str = "echo \"$0\" > /proc/sys/kernel/hostname; exec \"$@\"";
 
-/// Creates the folders of `OWN` as mount points, where the machine lacks them.
+/// Creates [`NODE_FOLDERS`] as mount points if the machine lacks them.
 pub(super) fn prepare(lab: &Lab) -> Result<()> {
-    OWN.into_iter()
-        .try_for_each(|folder| lab.folder_elsewhere(Path::new(folder)))
+    NODE_FOLDERS
+        .into_iter()
+        .try_for_each(|folder| lab.create_external_folder(Path::new(folder)))
 }
 
-/// A node; its processes end on drop.
+/// A node, whose processes are killed on drop.
 #[derive(Debug)]
 pub struct Node {
-    /// The name of the node in the cluster.
+    /// Name of the Node object.
     pub name: &'static str,
+    /// Name of its control group.
     group: &'static str,
+    /// Index in [`NODES`].
     number: usize,
-    /// The node's host: the network namespace and the control group of its daemons.
-    pub host: Place,
+    /// Network namespace and control group of its daemons.
+    pub host: Sandbox,
+    /// Folder of its files.
     folder: PathBuf,
-    /// The node's control group, relative to each hierarchy.
-    cgroup: String,
-    /// The control group (version 2) of all processes on the node, in pods and daemons.
-    pub unified: PathBuf,
-    /// The path at which every node, also this one, mounts its own control group.
-    pub(super) shown: PathBuf,
-    kit: Kit,
+    /// Path of its control group, relative to each hierarchy.
+    relative_cgroup: String,
+    /// Control group (version 2) of all its processes, daemons and pods.
+    pub cgroup: PathBuf,
+    /// Path at which every node mounts its own control group.
+    pub(super) shared_cgroup_path: PathBuf,
+    components: Components,
     daemons: Vec<Process>,
 }
 
 impl Node {
     /// Starts the container runtime, and imports all images.
-    pub(super) fn start(site: &Site, number: usize, host: &Place) -> Result<Self> {
+    pub(super) fn start(shared: &SharedParts, number: usize, host: &Sandbox) -> Result<Self> {
         let (name, group) = NODES[number];
-        let folder = site.lab.folder().join(group);
+        let folder = shared.lab.folder().join(group);
         fs::create_dir_all(&folder)?;
         let mut node = Self {
             name,
@@ -85,68 +90,70 @@ impl Node {
             number,
             host: host.clone(),
             folder,
-            cgroup: control_groups::make(&site.lab, group)?,
-            unified: site.lab.cgroup().join(group),
-            shown: site.lab.cgroup().join(SHOWN),
-            kit: site.kit.clone(),
+            relative_cgroup: control_groups::create(&shared.lab, group)?,
+            cgroup: shared.lab.cgroup().join(group),
+            shared_cgroup_path: shared.lab.cgroup().join(SHARED_CGROUP),
+            components: shared.components.clone(),
             daemons: Vec::new(),
         };
-        node.set_apart()?;
-        node.write("containerd.toml", &node.runtime_config(site))?;
-        node.write("cni/10-pods.conflist", &node.pods_config())?;
+        node.mount_own_folders()?;
+        node.write("containerd.toml", &node.runtime_config(shared))?;
+        node.write("cni/10-pods.conflist", &node.cni_config())?;
         let config = node.path("containerd.toml");
-        node.run_daemon(site, "containerd", &["containerd", "--config", &config])?;
+        node.run_daemon(shared, "containerd", &["containerd", "--config", &config])?;
         let version = node.runtime_client(&["version"]);
-        wait::until(RUNTIME, || node.host.run(&version).is_ok())
-            .with_context(|| format!("the container runtime of {name} doesn't answer"))?;
-        for image in site.kit.images()? {
+        wait::until(RUNTIME_TIMEOUT, || node.host.run(&version).is_ok())
+            .with_context(|| format!("the container runtime of {name} did not start"))?;
+        for image in shared.components.images()? {
             node.import(&image)?;
         }
         Ok(node)
     }
 
-    /// Mounts the node's own folders over the machine's.
-    fn set_apart(&self) -> Result<()> {
+    /// Mounts the node's own folders and control group over those of the machine.
+    fn mount_own_folders(&self) -> Result<()> {
         // Volumes of pods may require mount propagation from the host.
         self.host.run(&["mount", "--make-rshared", "/"])?;
-        for folder in OWN {
-            let own = self.own(folder);
+        for folder in NODE_FOLDERS {
+            let own = self.own_folder(folder);
             fs::create_dir_all(&own)?;
             let own = own.display().to_string();
             self.host.run(&["mount", "--bind", &own, folder])?;
         }
-        cgroup::create(&self.shown)?;
-        let (own, shown) = (self.unified.display(), self.shown.display());
+        cgroup::create(&self.shared_cgroup_path)?;
+        let own = self.cgroup.display().to_string();
+        let mount_point = self.shared_cgroup_path.display().to_string();
         self.host
-            .run(&["mount", "--bind", &own.to_string(), &shown.to_string()])
+            .run(&["mount", "--bind", &own, &mount_point])
             .map(drop)
     }
 
-    /// Returns the node's own folder that is mounted over a folder of the machine.
-    pub(super) fn own(&self, folder: &str) -> PathBuf {
+    /// Returns the folder of this node that is mounted over a folder of the machine.
+    pub(super) fn own_folder(&self, folder: &str) -> PathBuf {
         let name = folder.trim_start_matches('/').replace('/', "-");
         self.folder.join("own").join(name)
     }
 
-    /// Imports an image from an archive into the runtime.
+    /// Imports the archive of an image into the container runtime.
     pub fn import(&self, archive: &Path) -> Result<()> {
         let archive = archive.display().to_string();
         let import = "--namespace k8s.io images import --snapshotter overlayfs";
-        let words: Vec<_> = import.split(' ').chain([&*archive]).collect();
-        let command = self.runtime_client(&words);
-        let output = self.host.command(&command).start()?.finish(IMPORT)?;
-        let (name, why) = (self.name, output.stderr.trim());
+        let arguments: Vec<_> = import.split(' ').chain([&*archive]).collect();
+        let command = self.runtime_client(&arguments);
+        let process = self.host.command(&command).start()?;
+        let output = process.finish(IMPORT_TIMEOUT)?;
+        let (name, stderr) = (self.name, output.stderr.trim());
         ensure!(
             output.exit.is_success(),
-            "{name} can't take {archive} in: {why}"
+            "the container runtime of {name} cannot import {archive}: {stderr}"
         );
         Ok(())
     }
 
-    /// Starts the kubelet, which joins the cluster.
-    pub(super) fn start_kubelet(&mut self, site: &Site) -> Result<()> {
+    /// Starts the kubelet, which registers the node.
+    pub(super) fn start_kubelet(&mut self, shared: &SharedParts) -> Result<()> {
         self.write("resolv.conf", "nameserver 127.0.0.1\n")?;
-        self.write("kubelet.yaml", &self.kubelet_config(site))?;
+        self.write("kubelet.yaml", &self.kubelet_config(shared))?;
         let [own4, own6] = network::addresses(self.number);
         let mut labels = format!("topology.kubernetes.io/zone=zone-{}", self.group);
         if self.is_edge() {
@@ -154,8 +161,8 @@ impl Node {
         }
         let user = format!("{}.kubeconfig", self.name);
         let command = [
-            site.kit.program("kubelet"),
-            format!("--kubeconfig={}", site.pki.file(&user)),
+            shared.components.program("kubelet"),
+            format!("--kubeconfig={}", shared.pki.file(&user)),
             format!("--config={}", self.path("kubelet.yaml")),
             format!("--hostname-override={}", self.name),
             format!("--node-ip={own4},{own6}"),
@@ -163,87 +170,98 @@ impl Node {
             format!("--root-dir={}", self.path("kubelet")),
             format!("--cert-dir={}", self.path("pki")),
         ];
-        self.run_daemon(site, "kubelet", &command)
+        self.run_daemon(shared, "kubelet", &command)
     }
 
     /// Starts a program that runs until the node is dropped.
     pub(super) fn run_daemon<A: AsRef<str>>(
         &mut self,
-        site: &Site,
+        shared: &SharedParts,
         name: &str,
         argv: &[A],
     ) -> Result<()> {
-        let named = ["unshare", "--uts", "sh", "-c", NAMED, self.name];
-        let mut command = self.kit.command(&named);
-        command.extend(argv.iter().map(|word| word.as_ref().to_owned()));
-        let log = site.logs.create(&format!("{name}-{}", self.group))?;
+        let wrapper = [
+            "unshare",
+            "--uts",
+            "sh",
+            "-c",
+            RUN_WITH_HOST_NAME,
+            self.name,
+        ];
+        let mut command = self.components.command(&wrapper);
+        command.extend(argv.iter().map(|argument| argument.as_ref().to_owned()));
+        let log = shared.logs.create(&format!("{name}-{}", self.group))?;
         self.daemons
             .push(self.host.command(&command).log(log).start()?);
         Ok(())
     }
 
-    /// True for the edge node.
+    /// Returns true for the edge node.
     #[must_use]
     pub const fn is_edge(&self) -> bool {
         self.number == EDGE
     }
 
-    /// Returns the path of a node's file as seen from outside of the node.
+    /// Returns the path with which a process outside the node reaches a path in the node's mount namespace.
     #[must_use]
-    pub fn from_elsewhere(&self, path: &Path) -> PathBuf {
+    pub fn path_from_outside(&self, path: &Path) -> PathBuf {
         let root = PathBuf::from(format!("/proc/{}/root", self.host.pid()));
         root.join(path.strip_prefix("/").unwrap_or(path))
     }
 
-    /// Returns the product's state folder on this node.
+    /// Returns the state folder of Culvert on this node.
     #[must_use]
-    pub fn state(&self) -> PathBuf {
-        self.own("/var/lib/culvert")
+    pub fn state_folder(&self) -> PathBuf {
+        self.own_folder("/var/lib/culvert")
     }
 
-    /// Requests a path from the product's daemon on this node.
-    pub fn ask_daemon(&self, path: &str) -> Result<admin::Answer> {
-        admin::get(&self.state().join("admin.sock"), path)
+    /// Requests a path from Culvert's admin socket on this node.
+    pub fn get_from_daemon(&self, path: &str) -> Result<admin::Response> {
+        admin::get(&self.state_folder().join("admin.sock"), path)
     }
 
-    /// Kills the processes of a program on this node whose first argument is this one.
+    /// Kills the processes of a program on this node that have this first argument.
     pub fn kill(&self, program: &str, argument: &str) -> Result<()> {
         let mut killed = 0;
-        for pid in cgroup::processes_below(&self.unified)? {
-            let said = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            let mut words = said.split(|byte| *byte == 0);
-            let first = words.next().unwrap_or_default();
-            let is_program = first.rsplit(|byte| *byte == b'/').next() == Some(program.as_bytes());
-            if is_program && words.next() == Some(argument.as_bytes()) {
+        for pid in cgroup::processes_below(&self.cgroup)? {
+            let cmdline = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let mut arguments = cmdline.split(|byte| *byte == 0);
+            let path = arguments.next().unwrap_or_default();
+            let is_program = path.rsplit(|byte| *byte == b'/').next() == Some(program.as_bytes());
+            if is_program && arguments.next() == Some(argument.as_bytes()) {
                 kill(pid, Signal::SIGKILL)?;
                 killed += 1;
             }
         }
-        ensure!(killed > 0, "no {program} {argument} runs on {}", self.name);
+        ensure!(
+            killed > 0,
+            "no process `{program} {argument}` runs on {}",
+            self.name
+        );
         Ok(())
     }
 
-    /// Creates a place in the network namespace and the control group of a pod.
-    pub fn pod(&self, kubectl: &Kubectl, namespace: &str, name: &str) -> Result<Place> {
+    /// Creates a sandbox in the network namespace and the control group of a pod.
+    pub fn pod_sandbox(&self, kubectl: &Kubectl, namespace: &str, name: &str) -> Result<Sandbox> {
         let path = "jsonpath={.metadata.uid}";
         let uid = kubectl.run(&["-n", namespace, "get", "pod", name, "-o", path])?;
-        let folder = find(&self.unified.join("kubepods"), &format!("pod{uid}"))
-            .with_context(|| format!("{name} has no control group on {}", self.name))?;
-        let (cgroup, pid) = running(&folder)?
-            .with_context(|| format!("nothing of {name} runs on {}", self.name))?;
-        Place::new(&Ground {
+        let group = find_folder(&self.cgroup.join("kubepods"), &format!("pod{uid}"))
+            .with_context(|| format!("the pod {name} has no control group on {}", self.name))?;
+        let (cgroup, pid) = find_process(&group)?
+            .with_context(|| format!("the pod {name} has no process on {}", self.name))?;
+        Sandbox::new(&SandboxSpec {
             network_of: Some(pid),
             cgroup,
             bpffs: None,
         })
     }
 
-    /// Returns the command line that enters the node from a shell.
+    /// Returns a command that a user can type to enter the node.
     #[must_use]
-    pub fn way_in(&self) -> String {
+    pub fn shell_command(&self) -> String {
         format!(
             "sh -c 'echo $$ > {}/node/cgroup.procs; exec nsenter -t {} -n -m sh'",
-            self.unified.display(),
+            self.cgroup.display(),
             self.host.pid()
         )
     }
@@ -262,17 +280,17 @@ impl Node {
         fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
     }
 
-    fn runtime_client(&self, words: &[&str]) -> Vec<String> {
+    fn runtime_client(&self, arguments: &[&str]) -> Vec<String> {
         let socket = self.path("containerd.sock");
         let client = ["ctr", "--address", &socket];
-        self.kit.command(&[&client, words].concat())
+        self.components.command(&[&client, arguments].concat())
     }
 
-    fn runtime_config(&self, site: &Site) -> String {
+    fn runtime_config(&self, shared: &SharedParts) -> String {
         let cri = "plugins.\"io.containerd.grpc.v1.cri\"";
         let runc = format!("{cri}.containerd.runtimes.runc");
-        // In some environments root may not lower the score of the out-of-memory killer; without this
-        // option the runtime then starts no container.
+        // `restrict_oom_score_adj`: in some environments, root must not lower the score of the out-of-memory
+        // killer, and without this option the runtime would start no container.
         format!(
             "version = 2\n\
              root = \"{root}\"\n\
@@ -293,15 +311,15 @@ impl Node {
             state = self.path("containerd-state"),
             socket = self.path("containerd.sock"),
             opt = self.path("opt"),
-            plugins = site.kit.network_plugins().display(),
+            plugins = shared.components.network_plugins().display(),
             network = self.path("cni"),
         )
     }
 
-    /// Returns the config of a bridge for the pods. Nothing is masqueraded: the router has routes to the
-    /// ranges of pods.
-    fn pods_config(&self) -> String {
-        let [pods4, pods6] = network::pods(self.number);
+    /// Returns the CNI configuration, which connects pods by a bridge. No masquerading is needed, since the
+    /// router has routes to the pods.
+    fn cni_config(&self) -> String {
+        let [pods4, pods6] = network::pod_ranges(self.number);
         format!(
             r#"{{"cniVersion": "0.4.0", "name": "pods", "plugins": [
   {{"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": false, "hairpinMode": true,
@@ -315,11 +333,15 @@ impl Node {
         )
     }
 
-    /// Returns the kubelet's config. Images can't be pulled again, so garbage collection of images is
-    /// off.
-    fn kubelet_config(&self, site: &Site) -> String {
-        let Self { name, cgroup, .. } = self;
-        let pki = |file: &str| site.pki.file(file);
+    /// Returns the configuration of the kubelet. It disables garbage collection of images, since they cannot
+    /// be pulled again.
+    fn kubelet_config(&self, shared: &SharedParts) -> String {
+        let Self {
+            name,
+            relative_cgroup,
+            ..
+        } = self;
+        let pki = |file: &str| shared.pki.file(file);
         format!(
             "apiVersion: kubelet.config.k8s.io/v1beta1\n\
              kind: KubeletConfiguration\n\
@@ -333,7 +355,7 @@ impl Node {
              tlsPrivateKeyFile: {key}\n\
              containerRuntimeEndpoint: unix://{socket}\n\
              cgroupDriver: cgroupfs\n\
-             cgroupRoot: {cgroup}\n\
+             cgroupRoot: {relative_cgroup}\n\
              failCgroupV1: false\n\
              failSwapOn: false\n\
              clusterDNS: [{DNS}]\n\
@@ -353,26 +375,28 @@ impl Node {
             socket = self.path("containerd.sock"),
             resolver = self.path("resolv.conf"),
             volumes = self.path("volume-plugins"),
-            logs = site.logs.path(&format!("pods-{}", self.group)).display(),
+            logs = shared.logs.path(&format!("pods-{}", self.group)).display(),
         )
     }
 }
 
-/// Finds the folder of this name below another one.
-fn find(folder: &Path, name: &str) -> Option<PathBuf> {
+/// Finds the folder with this name in another folder or below.
+fn find_folder(folder: &Path, name: &str) -> Option<PathBuf> {
     let entries = fs::read_dir(folder).ok()?.flatten();
-    let mut folders = entries.map(|it| it.path()).filter(|path| path.is_dir());
+    let mut folders = entries
+        .map(|entry| entry.path())
+        .filter(|path| path.is_dir());
     folders.find_map(|path| {
-        if path.file_name().is_some_and(|it| it == name) {
+        if path.file_name().is_some_and(|file| file == name) {
             return Some(path);
         }
-        find(&path, name)
+        find_folder(&path, name)
     })
 }
 
-/// Finds a control group below another one with a process in it; returns the group and the process.
-fn running(folder: &Path) -> Result<Option<(PathBuf, u32)>> {
-    for entry in fs::read_dir(folder)? {
+/// Finds a process in a child of a control group; returns the child and the process.
+fn find_process(group: &Path) -> Result<Option<(PathBuf, u32)>> {
+    for entry in fs::read_dir(group)? {
         let path = entry?.path();
         let Ok(processes) = fs::read_to_string(path.join("cgroup.procs")) else {
             continue;

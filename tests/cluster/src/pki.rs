@@ -1,4 +1,4 @@
-//! The cluster's certificates: one authority signs everything.
+//! Creates the certificates, keys and kubeconfigs of a cluster, with one certificate authority.
 
 use std::{
     fs,
@@ -7,11 +7,11 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use tunnel_tests::pki::{self, Authority, Pair, Validity};
+use tunnel_tests::pki::{self, Authority, CertifiedKey, Validity};
 
 use super::network::{self, NODES};
 
-/// Users of the API server other than nodes: file stem, name and group.
+/// Users of the API server other than nodes: file name without extension, user and group.
 const USERS: [(&str, &str, &str); 5] = [
     ("admin", "admin", "system:masters"),
     ("apiserver-kubelet", "kube-apiserver-kubelet-client", "api"),
@@ -20,49 +20,52 @@ const USERS: [(&str, &str, &str); 5] = [
     ("proxy", "system:kube-proxy", "proxies"),
 ];
 
-/// The names and addresses of the API server, in addition to those of its node.
-const NAMES: [&str; 5] = [
+/// Names in the certificate of the API server.
+const API_SERVER_NAMES: [&str; 5] = [
     "kubernetes",
     "kubernetes.default",
     "kubernetes.default.svc",
     "kubernetes.default.svc.cluster.local",
     "localhost",
 ];
-const ADDRESSES: [&str; 3] = ["127.0.0.1", "10.96.0.1", "fd00:10:96::1"];
+/// Addresses in the certificate of the API server, in addition to those of its node.
+const API_SERVER_ADDRESSES: [&str; 3] = ["127.0.0.1", "10.96.0.1", "fd00:10:96::1"];
 
-/// A folder of certificates, keys and client configs.
+/// A folder of certificates, keys and kubeconfigs.
 #[derive(Debug)]
 pub(super) struct Pki {
     folder: PathBuf,
 }
 
 impl Pki {
-    /// Creates all certificates of a cluster.
-    pub(super) fn write(folder: &Path) -> Result<Self> {
-        fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    /// Creates the files of a cluster.
+    pub(super) fn create(folder: &Path) -> Result<Self> {
+        fs::create_dir_all(folder)
+            .with_context(|| format!("cannot create {}", folder.display()))?;
         let pki = Self {
             folder: folder.to_owned(),
         };
         let authority = Authority::new("cluster")?;
-        pki.put("ca.crt", &authority.pem())?;
-        pki.put("ca.key", &authority.key_pem())?;
-        let [private, public] = pki::keys()?;
-        pki.put("accounts.key", &private)?;
-        pki.put("accounts.pub", &public)?;
+        pki.write("ca.crt", &authority.pem())?;
+        pki.write("ca.key", &authority.key_pem())?;
+        let [private, public] = pki::key_pair()?;
+        pki.write("accounts.key", &private)?;
+        pki.write("accounts.pub", &public)?;
 
-        let mut addresses = network::ips(0)?;
-        for address in ADDRESSES {
+        let mut addresses = network::ip_addresses(0)?;
+        for address in API_SERVER_ADDRESSES {
             addresses.push(address.parse::<IpAddr>()?);
         }
-        pki.pair("apiserver", &authority.named_server(&NAMES, &addresses)?)?;
+        let key = authority.named_server(&API_SERVER_NAMES, &addresses)?;
+        pki.write_key("apiserver", &key)?;
         for (number, (name, _)) in NODES.into_iter().enumerate() {
-            let pair = authority.named_server(&[name], &network::ips(number)?)?;
-            pki.pair(&format!("kubelet-{name}"), &pair)?;
+            let key = authority.named_server(&[name], &network::ip_addresses(number)?)?;
+            pki.write_key(&format!("kubelet-{name}"), &key)?;
             let user = format!("system:node:{name}");
-            pki.user(&authority, name, &user, "system:nodes")?;
+            pki.write_user(&authority, name, &user, "system:nodes")?;
         }
         for (stem, user, group) in USERS {
-            pki.user(&authority, stem, user, group)?;
+            pki.write_user(&authority, stem, user, group)?;
         }
         Ok(pki)
     }
@@ -72,28 +75,29 @@ impl Pki {
         self.folder.join(name).display().to_string()
     }
 
-    fn put(&self, name: &str, text: &str) -> Result<()> {
+    fn write(&self, name: &str, text: &str) -> Result<()> {
         let path = self.folder.join(name);
         fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
     }
 
-    fn pair(&self, stem: &str, pair: &Pair) -> Result<()> {
-        self.put(&format!("{stem}.crt"), &pair.cert)?;
-        self.put(&format!("{stem}.key"), &pair.key)
+    /// Writes a certificate and its key.
+    fn write_key(&self, stem: &str, key: &CertifiedKey) -> Result<()> {
+        self.write(&format!("{stem}.crt"), &key.cert)?;
+        self.write(&format!("{stem}.key"), &key.key)
     }
 
-    /// Writes a user's certificate and client config.
-    fn user(&self, authority: &Authority, stem: &str, user: &str, group: &str) -> Result<()> {
-        self.pair(stem, &authority.client(user, group, Validity::Current)?)?;
-        self.put(&format!("{stem}.kubeconfig"), &self.kubeconfig(stem))
+    /// Writes the certificate, key and kubeconfig of a user.
+    fn write_user(&self, authority: &Authority, stem: &str, user: &str, group: &str) -> Result<()> {
+        self.write_key(stem, &authority.client(user, group, Validity::Current)?)?;
+        self.write(&format!("{stem}.kubeconfig"), &self.kubeconfig(stem))
     }
 
-    fn kubeconfig(&self, user: &str) -> String {
+    fn kubeconfig(&self, stem: &str) -> String {
         let [server, _] = network::addresses(0);
         let (ca, cert, key) = (
             self.file("ca.crt"),
-            self.file(&format!("{user}.crt")),
-            self.file(&format!("{user}.key")),
+            self.file(&format!("{stem}.crt")),
+            self.file(&format!("{stem}.key")),
         );
         format!(
             "apiVersion: v1\nkind: Config\ncurrent-context: it\n\

@@ -1,30 +1,30 @@
-//! The service proxy on the nodes.
+//! The service proxy of a cluster: Culvert or kube-proxy.
 
 use anyhow::Result;
 
-use super::{Site, node::Node, product::Product};
+use super::{SharedParts, node::Node, culvert_deployment::CulvertDeployment};
 
 /// The service proxy of a cluster.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Proxy {
-    /// Culvert.
-    Culvert(Product),
-    /// kube-proxy, in its nftables mode.
+    /// Culvert, deployed as pods.
+    Culvert(CulvertDeployment),
+    /// kube-proxy in nftables mode, started on each host.
     KubeProxy,
 }
 
 /// Starts kube-proxy on a node.
-pub(super) fn start_kube_proxy(node: &mut Node, site: &Site) -> Result<()> {
-    let config = config(node.name, &site.pki.file("proxy.kubeconfig"));
+pub(super) fn start_kube_proxy(node: &mut Node, shared: &SharedParts) -> Result<()> {
+    let config = config(node.name, &shared.pki.file("proxy.kubeconfig"));
     node.write("kube-proxy.yaml", &config)?;
     let command = [
-        site.kit.program("kube-proxy"),
+        shared.components.program("kube-proxy"),
         format!("--config={}", node.path("kube-proxy.yaml")),
     ];
-    node.run_daemon(site, "kube-proxy", &command)
+    node.run_daemon(shared, "kube-proxy", &command)
 }
 
-/// Returns kube-proxy's config on a node.
+/// Returns the configuration of kube-proxy on a node.
 #[must_use]
 pub fn config(node: &str, kubeconfig: &str) -> String {
     format!(

@@ -1,52 +1,58 @@
-//! The product's Events for operators.
+//! Checks Culvert's Events.
 
 use std::collections::BTreeSet;
 
 use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::wait;
 
-use super::audit;
+use super::audit_log;
 use crate::{
     manifests::NAMESPACE,
-    stage::{KNOWN, Stage},
+    fixture::{SYNC_TIMEOUT, Fixture},
 };
 
-/// A Service that exists and answers.
+/// The Service of the fixture.
 const NAME: &str = "web";
 const ANNOTATION: &str = "culvert.dev/algorithm";
 
-/// Expects a Service with an invalid annotation to be served, and an Event that says that the annotation
-/// has no effect, and why.
-pub(super) fn tell_what_is_wrong(stage: &Stage<'_>) -> Result<()> {
-    annotate(stage, &format!("{ANNOTATION}=fastest"))?;
-    let told = tell(stage);
-    annotate(stage, &format!("{ANNOTATION}-"))?;
-    told
+/// Expects that a Service with an invalid annotation is served, and that one Event reports that the
+/// annotation is ignored, and the reason.
+pub(super) fn report_an_invalid_annotation(fixture: &Fixture<'_>) -> Result<()> {
+    annotate(fixture, &format!("{ANNOTATION}=fastest"))?;
+    let result = check_event(fixture);
+    annotate(fixture, &format!("{ANNOTATION}-"))?;
+    result
 }
 
-fn annotate(stage: &Stage<'_>, change: &str) -> Result<()> {
-    stage.run(&["annotate", "service", NAME, change]).map(drop)
+fn annotate(fixture: &Fixture<'_>, change: &str) -> Result<()> {
+    fixture
+        .run_kubectl(&["annotate", "service", NAME, change])
+        .map(drop)
 }
 
-fn tell(stage: &Stage<'_>) -> Result<()> {
-    wait::until(KNOWN, || tellers(stage).len() == stage.cluster.nodes.len())
-        .context("not every node tells of it")?;
+fn check_event(fixture: &Fixture<'_>) -> Result<()> {
+    let nodes = fixture.cluster.nodes.len();
+    wait::until(SYNC_TIMEOUT, || reporting_nodes(fixture).len() == nodes)
+        .context("not every node created an Event")?;
 
-    let described = stage.run(&["describe", "service", NAME])?;
-    let lines = described.lines();
-    let ignored: Vec<&str> = lines.filter(|it| it.contains("FieldIgnored")).collect();
-    let is_told = matches!(ignored[..], [one] if one.contains("\"fastest\" is not random"));
-    ensure!(is_told, "{described}");
-    stage.answering(NAME).map(drop)
+    let description = fixture.run_kubectl(&["describe", "service", NAME])?;
+    let lines = description.lines();
+    let events: Vec<&str> = lines.filter(|line| line.contains("FieldIgnored")).collect();
+    let is_reported = matches!(events[..], [one] if one.contains("\"fastest\" is not random"));
+    ensure!(
+        is_reported,
+        "the Service does not have exactly one Event FieldIgnored about \"fastest\":\n{description}"
+    );
+    fixture.wait_until_served(NAME).map(drop)
 }
 
-/// Returns the addresses of the nodes that requested the creation of an Event in this namespace.
-fn tellers(stage: &Stage<'_>) -> BTreeSet<String> {
-    let requests = audit::requests(stage).unwrap_or_default();
+/// Returns the addresses of the nodes that have requested the creation of an Event in the specs' namespace.
+fn reporting_nodes(fixture: &Fixture<'_>) -> BTreeSet<String> {
+    let requests = audit_log::requests(fixture).unwrap_or_default();
     requests
         .iter()
         .map(|(_, request)| (request, &request["objectRef"]))
-        .filter(|(_, made)| made["resource"] == "events" && made["namespace"] == NAMESPACE)
+        .filter(|(_, object)| object["resource"] == "events" && object["namespace"] == NAMESPACE)
         .filter_map(|(request, _)| request["sourceIPs"][0].as_str())
         .map(str::to_owned)
         .collect()

@@ -1,95 +1,117 @@
-//! Services of real pods, dialled by pods and hosts.
+//! Checks Services of pods, from clients in pods and on hosts.
 
 use std::{io, net::SocketAddr, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
-use tunnel_cluster::{DNS, at_once};
+use tunnel_cluster::{DNS, run_concurrently};
 use tunnel_tests::wait;
 
 use crate::{
     manifests::{self, NAMESPACE},
-    stage::{BACKENDS, Client, KNOWN, Stage},
+    fixture::{BACKENDS, Client, SYNC_TIMEOUT, Fixture},
 };
 
-/// The number of requests: enough that none of four backends is missed by chance.
-const TIMES: u32 = 80;
-/// If a packet is refused, the error of the first SYN may arrive while the socket is locked by its
-/// sender and is then ignored; that of the retransmission, a second later, ends the connect.
-const SECOND_TRY: Duration = Duration::from_secs(2);
+/// Number of requests; enough to reach each of four random backends.
+const REQUESTS: u32 = 80;
+/// Time limit of a connect that is to be refused. The kernel ignores the ICMP error of the first SYN if the
+/// sender still holds the lock of the socket. The error of the retransmission, a second later, then ends the
+/// connect.
+const REFUSAL_TIMEOUT: Duration = Duration::from_secs(2);
 
-pub(super) fn names_resolve(stage: &Stage<'_>) -> Result<()> {
+pub(super) fn names_resolve(fixture: &Fixture<'_>) -> Result<()> {
     let name = format!("web.{NAMESPACE}.svc.cluster.local");
     let server = format!("@{DNS}");
-    let [web, _] = stage.addresses("web")?[..] else {
-        anyhow::bail!("the Service has not two addresses");
+    let addresses = fixture.addresses("web")?;
+    let [web, _] = addresses[..] else {
+        anyhow::bail!("the Service does not have two addresses, but {addresses:?}");
     };
-    for node in &stage.cluster.nodes {
+    for node in &fixture.cluster.nodes {
         for protocol in ["+notcp", "+tcp"] {
-            let words = ["dig", "+short", "+time=2", protocol, &server, &name, "A"];
-            let mut said = String::new();
-            wait::until(KNOWN, || {
-                said = stage
-                    .exec(node.name, &words)
+            let dig = ["dig", "+short", "+time=2", protocol, &server, &name, "A"];
+            let mut output = String::new();
+            wait::until(SYNC_TIMEOUT, || {
+                output = fixture
+                    .exec(node.name, &dig)
                     .unwrap_or_else(|error| format!("{error:#}"));
-                said.trim() == web.ip().to_string()
+                output.trim() == web.ip().to_string()
             })
-            .with_context(|| format!("{} from {}: {said:?}", words.join(" "), node.name))?;
+            .with_context(|| {
+                let (dig, ip) = (dig.join(" "), web.ip());
+                format!("`{dig}` on {} prints {output:?}, not {ip}", node.name)
+            })?;
         }
         let url = "https://kubernetes.default/version";
-        let words = ["curl", "--silent", "--insecure", "--max-time", "10", url];
-        let said = stage.exec(node.name, &words)?;
-        ensure!(said.contains("gitVersion"), "{url} said {said:?}");
+        let curl = ["curl", "--silent", "--insecure", "--max-time", "10", url];
+        let output = fixture.exec(node.name, &curl)?;
+        ensure!(
+            output.contains("gitVersion"),
+            "{url} on {} returns no version, but {output:?}",
+            node.name
+        );
     }
     Ok(())
 }
 
-pub(super) fn all_backends_answer(stage: &Stage<'_>) -> Result<()> {
-    let addresses = stage.answering("web")?;
-    ensure!(addresses.len() == 2, "only {addresses:?}");
-    for client in &stage.clients {
+pub(super) fn all_backends_answer(fixture: &Fixture<'_>) -> Result<()> {
+    let addresses = fixture.wait_until_served("web")?;
+    ensure!(
+        addresses.len() == 2,
+        "the Service does not have two addresses, but {addresses:?}"
+    );
+    for client in &fixture.clients {
         for to in &addresses {
-            let report = client.ask(*to, TIMES);
+            let report = client.request_names(*to, REQUESTS);
             let name = &client.name;
             ensure!(report.failed() == 0, "{name} → {to}: {:?}", report.failures);
-            let seen = report.servers.len();
-            ensure!(seen == BACKENDS, "{name} → {to}: {:?}", report.servers);
+            let backends = report.servers.len();
+            ensure!(
+                backends == BACKENDS,
+                "{name} → {to}: not all of {BACKENDS} backends responded: {:?}",
+                report.servers
+            );
         }
     }
     Ok(())
 }
 
-pub(super) fn no_endpoints_refuse(stage: &Stage<'_>) -> Result<()> {
-    let nobody = manifests::service("nobody", &["TCP"]);
-    stage.kubectl().apply(&nobody)?;
-    let addresses = stage.addresses("nobody")?;
+pub(super) fn no_endpoints_refuse(fixture: &Fixture<'_>) -> Result<()> {
+    let service = manifests::service("nobody", &["TCP"]);
+    fixture.kubectl().apply(&service)?;
+    let addresses = fixture.addresses("nobody")?;
     let is_refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
-    let ask = |client: &Client| {
+    let check = |client: &Client| {
         for to in &addresses {
-            let refuses = || client.connect(*to, SECOND_TRY).is_err_and(is_refused);
-            wait::until(KNOWN, refuses)
-                .with_context(|| format!("{to} never refused {}", client.name))?;
+            let refuses = || client.connect(*to, REFUSAL_TIMEOUT).is_err_and(is_refused);
+            wait::until(SYNC_TIMEOUT, refuses)
+                .with_context(|| format!("{} → {to}: not refused", client.name))?;
         }
         Ok(())
     };
-    at_once(&stage.clients, ask).map(drop)
+    run_concurrently(&fixture.clients, check).map(drop)
 }
 
-pub(super) fn two_protocols_on_one_port(stage: &Stage<'_>) -> Result<()> {
-    for to in stage.answering("web")? {
-        for client in &stage.clients {
-            let by_stream = client.ask(to, 1);
-            ensure!(by_stream.failed() == 0, "{:?}", by_stream.failures);
-            answers_datagrams(client, to)?;
+pub(super) fn two_protocols_on_one_port(fixture: &Fixture<'_>) -> Result<()> {
+    for to in fixture.wait_until_served("web")? {
+        for client in &fixture.clients {
+            let report = client.request_names(to, 1);
+            let name = &client.name;
+            ensure!(
+                report.failed() == 0,
+                "{name} → {to} over TCP: {:?}",
+                report.failures
+            );
+            check_udp(client, to)?;
         }
     }
     Ok(())
 }
 
-fn answers_datagrams(client: &Client, to: SocketAddr) -> Result<()> {
+/// Expects a backend to respond to a datagram.
+fn check_udp(client: &Client, to: SocketAddr) -> Result<()> {
     let mut last = Ok(String::new());
     wait::until(Duration::from_secs(10), || {
-        last = client.ask_by_datagram(to);
+        last = client.request_name_by_udp(to);
         last.as_ref().is_ok_and(|name| name.starts_with("web-"))
     })
-    .with_context(|| format!("{} → {to} by datagrams: {last:?}", client.name))
+    .with_context(|| format!("{} → {to} over UDP: {last:?}", client.name))
 }

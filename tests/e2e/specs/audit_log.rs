@@ -1,4 +1,4 @@
-//! The product's requests to the API server.
+//! Reads Culvert's requests from the audit log of the API server.
 
 use std::{
     fs,
@@ -8,14 +8,15 @@ use std::{
 use anyhow::Result;
 use serde_json::Value;
 
-use crate::stage::Stage;
+use crate::fixture::Fixture;
 
-const USER: &str = "system:serviceaccount:kube-system:culvert-";
+/// Prefix of the user names of Culvert's service accounts.
+const USER_PREFIX: &str = "system:serviceaccount:kube-system:culvert-";
 
-/// Returns all requests of the product's service accounts since the cluster's start, each with the
-/// suffix of the account's name.
-pub(super) fn requests(stage: &Stage<'_>) -> Result<Vec<(String, Value)>> {
-    let path = stage.cluster.site.logs.path("audit.jsonl");
+/// Returns all requests of Culvert's service accounts since the start of the cluster, each with the name of
+/// the account after [`USER_PREFIX`].
+pub(super) fn requests(fixture: &Fixture<'_>) -> Result<Vec<(String, Value)>> {
+    let path = fixture.cluster.shared.logs.path("audit.jsonl");
     let mut requests = Vec::new();
     for line in BufReader::new(fs::File::open(&path)?).lines() {
         // A killed API server may have left an incomplete line.
@@ -23,7 +24,7 @@ pub(super) fn requests(stage: &Stage<'_>) -> Result<Vec<(String, Value)>> {
             continue;
         };
         let user = request["user"]["username"].as_str().unwrap_or_default();
-        if let Some(account) = user.strip_prefix(USER)
+        if let Some(account) = user.strip_prefix(USER_PREFIX)
             && request["objectRef"].is_object()
         {
             requests.push((account.to_owned(), request));

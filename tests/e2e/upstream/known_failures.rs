@@ -1,15 +1,15 @@
-//! Kubernetes' own specs that the product does not pass yet.
+//! Lists the specs of Kubernetes that fail, since Culvert does not support a feature yet.
 
-/// Packets to node ports from another node, or from outside.
+/// Node ports, for clients on other nodes or outside the cluster.
 pub(super) const NODE_PORTS: &str = "node ports of other nodes";
 
-/// The same, for a client that may be scheduled to the dialled node, where the spec passes.
-pub(super) const NODE_PORTS_ELSEWHERE: &str =
+/// The same feature, for specs that pass if their client happens to run on the dialled node.
+pub(super) const NODE_PORTS_OR_LOCAL: &str =
     "node ports of other nodes, where the client is on another";
 
-/// The missing features, and the specs that fail without them: complete names, without the prefix
-/// `[sig-network] ` and the labels.
-pub(super) const NOT_YET: [(&str, &[&str]); 3] = [
+/// The missing features, each with the names of the specs that need it. The names are complete, but without
+/// the prefix `[sig-network] ` and without labels.
+pub(super) const KNOWN_FAILURES: [(&str, &[&str]); 3] = [
     (
         NODE_PORTS,
         &[
@@ -30,7 +30,7 @@ pub(super) const NOT_YET: [(&str, &[&str]); 3] = [
         ],
     ),
     (
-        NODE_PORTS_ELSEWHERE,
+        NODE_PORTS_OR_LOCAL,
         &[
             "Networking Granular Checks: Services should function for endpoint-Service: http",
             "Networking Granular Checks: Services should function for endpoint-Service: udp",

@@ -1,5 +1,5 @@
-//! The product on the nodes of a cluster: a copy of its manifests with the values that every cluster
-//! must fill in, and with settings for the peculiarities of these nodes.
+//! Deploys Culvert to the nodes of a cluster, from a copy of its manifests. As an operator does, it fills in
+//! addresses and creates certificates; it also adds settings that only these nodes need.
 
 use std::{
     fs,
@@ -7,93 +7,98 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use tunnel_tests::pki::{Authority, Pair, Validity};
+use tunnel_tests::pki::{Authority, CertifiedKey, Validity};
 
 use super::{kubectl::Kubectl, network, node::Node};
 
-/// The applied overlay: as in docs/install.md, with all components for these nodes.
+/// The kustomization to apply, as in docs/install.md, with all optional components.
 const OVERLAY: &str = "apiVersion: kustomize.config.k8s.io/v1beta1\n\
     kind: Kustomization\n\
     resources: [../deploy/tunnel]\n\
     components: [../deploy/sockets]\n";
-/// The DaemonSets of the overlay.
-const DAEMONS: [&str; 3] = ["culvert-cloud", "culvert-node", "culvert-agent"];
+/// DaemonSets of the overlay.
+const DAEMON_SETS: [&str; 3] = ["culvert-cloud", "culvert-node", "culvert-agent"];
 const NAMESPACE: &str = "kube-system";
 
-/// The placeholders of the addresses of the API server and the gateway in the manifests.
+/// Files with placeholders of addresses: those of the API server and of the gateway.
 const PLACEHOLDERS: [(&str, &str); 2] = [
     ("common/kustomization.yaml", "apiserver.example"),
     ("tunnel/agent/culvert.yaml", "gateway.example"),
 ];
-/// The configs of nodes with and without the gateway.
+/// Configurations of nodes with and without the gateway.
 const CONFIGS: [&str; 2] = ["tunnel/culvert.yaml", "common/culvert.yaml"];
 
-/// The label of nodes with the gateway.
-const GATEWAY: &str = "node-restriction.kubernetes.io/culvert-gateway=true";
+/// Label of nodes with the gateway.
+const GATEWAY_LABEL: &str = "node-restriction.kubernetes.io/culvert-gateway=true";
 
-/// The product to deploy.
+/// The files to deploy.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Product {
-    /// The folder of manifests.
+pub struct CulvertDeployment {
+    /// Folder of the manifests.
     pub manifests: PathBuf,
-    /// The archive of the image in the manifests.
+    /// Archive of the image that the manifests name.
     pub image: PathBuf,
 }
 
-/// Deploys the product to all nodes, and waits until it is ready.
+/// Deploys Culvert to all nodes, and waits until it is ready.
 pub(super) fn deploy(
-    product: &Product,
+    deployment: &CulvertDeployment,
     kubectl: &Kubectl,
     nodes: &[Node],
     scratch: &Path,
 ) -> Result<()> {
     for node in nodes {
-        node.import(&product.image)?;
+        node.import(&deployment.image)?;
     }
     let manifests = scratch.join("deploy");
-    copy(&product.manifests, &manifests)?;
+    copy(&deployment.manifests, &manifests)?;
     fill_in(&manifests, nodes)?;
-    identify(kubectl, nodes)?;
-    // NodeRestriction forbids a kubelet to set this label itself.
-    let cloud = nodes.first().context("no node")?;
-    kubectl.run(&["label", "node", cloud.name, GATEWAY])?;
+    create_certificates(kubectl, nodes)?;
+    // The admission plugin NodeRestriction forbids kubelets to set this label.
+    let cloud = nodes.first().context("the cluster has no node")?;
+    kubectl.run(&["label", "node", cloud.name, GATEWAY_LABEL])?;
     let overlay = scratch.join("overlay");
     fs::create_dir_all(&overlay)?;
     fs::write(overlay.join("kustomization.yaml"), OVERLAY)?;
     kubectl.run(&["apply", "--kustomize", &overlay.display().to_string()])?;
-    for daemon in DAEMONS {
-        kubectl.rolled_out(NAMESPACE, &format!("daemonset/{daemon}"))?;
+    for name in DAEMON_SETS {
+        kubectl.wait_for_rollout(NAMESPACE, &format!("daemonset/{name}"))?;
     }
     Ok(())
 }
 
+/// Replaces the placeholders in the manifests, and adds settings.
 fn fill_in(manifests: &Path, nodes: &[Node]) -> Result<()> {
     let [cloud, _] = network::addresses(0);
     for (name, placeholder) in PLACEHOLDERS {
-        change(&manifests.join(name), |text| {
-            ensure!(text.contains(placeholder), "it names no {placeholder}");
+        edit_file(&manifests.join(name), |text| {
+            ensure!(
+                text.contains(placeholder),
+                "the file does not contain {placeholder}"
+            );
             Ok(text.replace(placeholder, &cloud))
         })?;
     }
-    let first = nodes.first().context("no node")?;
+    let first = nodes.first().context("the cluster has no node")?;
     for name in CONFIGS {
-        change(&manifests.join(name), |text| Ok(text + &oddities(first)))?;
+        let settings = additional_settings(first);
+        edit_file(&manifests.join(name), |text| Ok(text + &settings))?;
     }
     Ok(())
 }
 
-/// Returns the settings for two peculiarities: a node is not a complete machine here, and its Node has no
-/// pod ranges. The settings are valid on every node.
-fn oddities(node: &Node) -> String {
+/// Returns settings that these nodes need, since their pods are in a control group below the root, and their
+/// Nodes have no pod ranges. They are the same on every node.
+fn additional_settings(node: &Node) -> String {
     format!(
         "bpf: {{ cgroup: {} }}\n\
          service: {{ detectLocal: ClusterCIDR, clusterCIDRs: [\"10.244.0.0/16\", \"fd00:244::/32\"] }}\n",
-        node.shown.display()
+        node.shared_cgroup_path.display()
     )
 }
 
-/// Creates the gateway's certificate as a Secret, and each agent's as files on its own node.
-fn identify(kubectl: &Kubectl, nodes: &[Node]) -> Result<()> {
+/// Creates the certificate of the gateway in a Secret, and that of each agent in files on its node.
+fn create_certificates(kubectl: &Kubectl, nodes: &[Node]) -> Result<()> {
     let authority = Authority::new("tunnel")?;
     let gateway = authority.gateway(Validity::Current)?;
     let mut secret = format!(
@@ -109,7 +114,7 @@ fn identify(kubectl: &Kubectl, nodes: &[Node]) -> Result<()> {
     kubectl.apply(&secret)?;
     for node in nodes.iter().filter(|node| node.is_edge()) {
         let agent = authority.agent(node.name, Validity::Current)?;
-        let folder = node.own("/etc/culvert").join("identity");
+        let folder = node.own_folder("/etc/culvert").join("identity");
         fs::create_dir_all(&folder)?;
         for (name, text) in files(&authority, &agent) {
             fs::write(folder.join(name), text)?;
@@ -118,7 +123,7 @@ fn identify(kubectl: &Kubectl, nodes: &[Node]) -> Result<()> {
     Ok(())
 }
 
-fn files(authority: &Authority, pair: &Pair) -> [(&'static str, String); 3] {
+fn files(authority: &Authority, pair: &CertifiedKey) -> [(&'static str, String); 3] {
     [
         ("ca.pem", authority.pem()),
         ("cert.pem", pair.cert.clone()),
@@ -126,17 +131,17 @@ fn files(authority: &Authority, pair: &Pair) -> [(&'static str, String); 3] {
     ]
 }
 
-fn change(path: &Path, edit: impl FnOnce(String) -> Result<String>) -> Result<()> {
-    let inner = || -> Result<()> {
+fn edit_file(path: &Path, edit: impl FnOnce(String) -> Result<String>) -> Result<()> {
+    let read_and_write = || -> Result<()> {
         let text = edit(fs::read_to_string(path)?)?;
         Ok(fs::write(path, text)?)
     };
-    inner().with_context(|| format!("cannot fill in {}", path.display()))
+    read_and_write().with_context(|| format!("cannot edit {}", path.display()))
 }
 
 /// Copies a folder with its content.
 fn copy(from: &Path, to: &Path) -> Result<()> {
-    fs::create_dir_all(to).with_context(|| format!("cannot make {}", to.display()))?;
+    fs::create_dir_all(to).with_context(|| format!("cannot create {}", to.display()))?;
     for entry in fs::read_dir(from).with_context(|| format!("cannot read {}", from.display()))? {
         let entry = entry?;
         let target = to.join(entry.file_name());

@@ -1,10 +1,10 @@
-//! The initial objects of every cluster.
+//! The objects that every cluster needs, in YAML.
 
 use super::DNS;
 
-/// Returns the role bindings of the API server's kubelet client and of kube-proxy, and the cluster's
-/// DNS, since most of Kubernetes' own specs reach a Service by its name.
-pub(super) fn bootstrap() -> String {
+/// Returns all objects: the role bindings of the API server's kubelet client and of kube-proxy, and the
+/// cluster's DNS, with which most specs of Kubernetes resolve the names of Services.
+pub(super) fn all() -> String {
     let bind = |name: &str, role: &str, user: &str| {
         format!(
             "apiVersion: rbac.authorization.k8s.io/v1\n\
@@ -21,10 +21,10 @@ pub(super) fn bootstrap() -> String {
         "kube-apiserver-kubelet-client",
     );
     let proxies = bind("kube-proxy", "system:node-proxier", "system:kube-proxy");
-    format!("{kubelets}{proxies}{COREDNS}{}", service())
+    format!("{kubelets}{proxies}{COREDNS}{}", dns_service())
 }
 
-fn service() -> String {
+fn dns_service() -> String {
     format!(
         "apiVersion: v1
 kind: Service

@@ -1,27 +1,28 @@
-//! The table of results.
+//! Collects the results of specs, and prints them as a table.
 
 use std::fmt;
 
-use tunnel_cluster::ginkgo::{Case, Verdict};
+use tunnel_cluster::ginkgo::{SpecResult, Verdict};
 
 /// The results of all specs.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Table {
-    rows: Vec<Case>,
+pub(crate) struct ResultTable {
+    rows: Vec<SpecResult>,
 }
 
-impl Table {
-    pub(crate) fn add(&mut self, row: Case) {
+impl ResultTable {
+    pub(crate) fn add(&mut self, row: SpecResult) {
         self.rows.push(row);
     }
 
+    /// Returns the number of failed specs.
     pub(crate) fn failed(&self) -> usize {
         self.count(Verdict::Failed)
     }
 
-    /// Returns the number of specs that were not skipped.
+    /// Returns the number of specs that ran.
     pub(crate) fn ran(&self) -> usize {
-        self.failed() + self.count(Verdict::Passed) + self.count(Verdict::NotYet)
+        self.failed() + self.count(Verdict::Passed) + self.count(Verdict::KnownFailure)
     }
 
     fn count(&self, verdict: Verdict) -> usize {
@@ -30,7 +31,7 @@ impl Table {
     }
 }
 
-impl fmt::Display for Table {
+impl fmt::Display for ResultTable {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(out, "\n{:<8} {:>7}  spec", "result", "seconds")?;
         for row in &self.rows {
@@ -44,7 +45,7 @@ impl fmt::Display for Table {
             "e2e: {} passed, {} failed, {} not yet, {} skipped",
             self.count(Verdict::Passed),
             self.failed(),
-            self.count(Verdict::NotYet),
+            self.count(Verdict::KnownFailure),
             self.count(Verdict::Skipped)
         )
     }
@@ -57,11 +58,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_line_counts_what_became_of_the_specs() {
-        let mut table = Table::default();
+    fn the_last_line_has_the_number_of_specs_with_each_verdict() {
+        let mut table = ResultTable::default();
         for verdict in [Verdict::Passed, Verdict::Failed, Verdict::Passed] {
             let took = Duration::from_millis(1250);
-            table.add(Case::new("a Service answers", verdict, took, String::new()));
+            table.add(SpecResult::new("a Service answers", verdict, took, String::new()));
         }
 
         let text = table.to_string();

@@ -1,4 +1,4 @@
-//! Requests to the API server over one connection, so that each response can be timed.
+//! Sends requests to the API server over one connection, so that each response can be timed.
 
 use std::{
     io::{BufReader, Write as _},
@@ -11,19 +11,19 @@ use rustls::{
     ClientConfig, ClientConnection, RootCertStore, StreamOwned,
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _},
 };
-use tunnel_tests::{http::Head, pki::provider, place::Place};
+use tunnel_tests::{http::Head, pki::provider, sandbox::Sandbox};
 
 use super::pki::Pki;
 
-/// A connection as the administrator.
-pub struct Api {
+/// A connection of the administrator.
+pub struct ApiClient {
     stream: BufReader<StreamOwned<ClientConnection, TcpStream>>,
     host: String,
 }
 
-impl Api {
-    /// Connects from a place.
-    pub(super) fn connect(from: &Place, to: SocketAddr, pki: &Pki) -> Result<Self> {
+impl ApiClient {
+    /// Connects from a sandbox.
+    pub(super) fn connect(from: &Sandbox, to: SocketAddr, pki: &Pki) -> Result<Self> {
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_file(pki.file("ca.crt"))?)?;
         let chain = CertificateDer::pem_file_iter(pki.file("admin.crt"))?;
@@ -46,15 +46,16 @@ impl Api {
 
     /// Creates an object.
     pub fn post(&mut self, path: &str, body: &str) -> Result<()> {
-        self.ask("POST", path, "application/json", body)
+        self.request("POST", path, "application/json", body)
     }
 
     /// Changes an object by a JSON merge patch (RFC 7386).
     pub fn patch(&mut self, path: &str, body: &str) -> Result<()> {
-        self.ask("PATCH", path, "application/merge-patch+json", body)
+        self.request("PATCH", path, "application/merge-patch+json", body)
     }
 
-    fn ask(&mut self, method: &str, path: &str, kind: &str, body: &str) -> Result<()> {
+    /// Sends a request; fails unless the status is 2xx.
+    fn request(&mut self, method: &str, path: &str, kind: &str, body: &str) -> Result<()> {
         let request = format!(
             "{method} {path} HTTP/1.1\r\nHost: {}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\n\r\n{body}",
             self.host,
@@ -64,10 +65,10 @@ impl Api {
         stream.write_all(request.as_bytes())?;
         stream.flush()?;
         let head = Head::read(&mut self.stream)?;
-        let (status, answer) = (head.status, head.body(&mut self.stream)?);
+        let (status, body) = (head.status, head.body(&mut self.stream)?);
         ensure!(
             (200..300).contains(&status),
-            "{method} {path}: {status} {answer}"
+            "{method} {path}: status {status}: {body}"
         );
         Ok(())
     }

@@ -1,0 +1,97 @@
+//! Paths of the programs and images of a cluster, which `cargo xtask e2e` prepares.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, ensure};
+
+/// Folders of programs in the tree of Debian packages.
+const PROGRAM_FOLDERS: [&str; 4] = ["usr/sbin", "usr/bin", "sbin", "bin"];
+/// Folders of libraries in the tree of Debian packages.
+const LIBRARY_FOLDERS: [&str; 2] = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"];
+
+/// A folder with programs, an unpacked tree of Debian packages, and archives of images.
+#[derive(Clone, Debug)]
+pub struct Components {
+    folder: PathBuf,
+    /// Value of `PATH` for programs of the cluster.
+    search_path: String,
+}
+
+impl Components {
+    /// Opens the folder.
+    pub fn open(folder: &Path) -> Result<Self> {
+        let folder = folder
+            .canonicalize()
+            .with_context(|| format!("cannot open {}", folder.display()))?;
+        for name in ["bin", "debian", "images"] {
+            let path = folder.join(name);
+            ensure!(
+                path.is_dir(),
+                "{} is missing; run `cargo xtask e2e`",
+                path.display()
+            );
+        }
+        let unpacked = PROGRAM_FOLDERS.map(|name| folder.join("debian").join(name));
+        let installed = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"].map(PathBuf::from);
+        let search_path = std::env::join_paths(unpacked.into_iter().chain(installed))?;
+        let search_path = search_path
+            .into_string()
+            .ok()
+            .with_context(|| format!("the path {} is not UTF-8", folder.display()))?;
+        Ok(Self {
+            folder,
+            search_path,
+        })
+    }
+
+    /// Returns the path of a Kubernetes program.
+    #[must_use]
+    pub fn program(&self, name: &str) -> String {
+        self.path("bin").join(name).display().to_string()
+    }
+
+    /// Returns the folder of CNI plugins.
+    #[must_use]
+    pub fn network_plugins(&self) -> PathBuf {
+        self.path("debian/usr/lib/cni")
+    }
+
+    /// Returns the paths of the image archives.
+    pub fn images(&self) -> Result<Vec<PathBuf>> {
+        let mut images = Vec::new();
+        for entry in std::fs::read_dir(self.path("images"))? {
+            let path = entry?.path();
+            if path.extension().is_some_and(|kind| kind == "tar") {
+                images.push(path);
+            }
+        }
+        images.sort();
+        Ok(images)
+    }
+
+    /// Returns the folder of logs.
+    #[must_use]
+    pub fn logs(&self) -> PathBuf {
+        self.path("logs")
+    }
+
+    /// Returns a command that prefers programs and libraries of the unpacked Debian packages.
+    #[must_use]
+    pub fn command(&self, argv: &[&str]) -> Vec<String> {
+        let debian = self.path("debian");
+        let libraries = LIBRARY_FOLDERS.map(|name| debian.join(name).display().to_string());
+        let [first, _] = &libraries;
+        let mut command = vec![
+            "env".to_owned(),
+            format!("PATH={}", self.search_path),
+            format!("XTABLES_LIBDIR={first}/xtables"),
+            format!("LD_LIBRARY_PATH={}", libraries.join(":")),
+        ];
+        command.extend(argv.iter().map(|&argument| argument.to_owned()));
+        command
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+}

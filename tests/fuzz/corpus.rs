@@ -1,55 +1,68 @@
-//! Parses every seed once, so that bugs found by fuzzing stay fixed, also where no fuzzer runs.
-#![expect(clippy::tests_outside_test_module, reason = "all of it is tests")]
+//! Parses every seed once, so that bugs found by fuzzing stay fixed even if nobody runs the fuzzer.
+#![expect(
+    clippy::tests_outside_test_module,
+    reason = "the file has only tests and their helper"
+)]
 
 use std::{fs, path::Path};
 
 use anyhow::{Context as _, Result, ensure};
 use tunnel_userspace::fuzz;
 
-/// Passes each seed of a target to its parser, complete and without its last byte.
-fn all_hold(target: &str, holds: impl Fn(&[u8]) -> bool) -> Result<()> {
+/// Passes each seed of a target to its parser, complete and without its last byte. Fails if the parser
+/// returns false, or if there is only one seed.
+fn check_seeds(target: &str, parse: impl Fn(&[u8]) -> bool) -> Result<()> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("corpus")
         .join(target);
-    let seeds = fs::read_dir(&folder).with_context(|| format!("{}", folder.display()))?;
+    let seeds =
+        fs::read_dir(&folder).with_context(|| format!("cannot list {}", folder.display()))?;
     let mut count = 0;
     for seed in seeds {
         let path = seed?.path();
         let bytes = fs::read(&path)?;
-        let short = bytes.split_last().map_or(&[][..], |(_, rest)| rest);
-        ensure!(holds(&bytes) && holds(short), "{}", path.display());
+        let incomplete = bytes.split_last().map_or(&[][..], |(_, rest)| rest);
+        ensure!(
+            parse(&bytes) && parse(incomplete),
+            "the check of {target} fails for {}",
+            path.display()
+        );
         count += 1;
     }
-    ensure!(count > 1, "{} has {count} seeds", folder.display());
+    ensure!(
+        count > 1,
+        "{} has {count} seeds, too few",
+        folder.display()
+    );
     Ok(())
 }
 
 #[test]
-fn manifests_are_understood_alike_beside_their_last_version_and_alone() -> Result<()> {
-    all_hold("manifests", fuzz::manifests)
+fn manifests_are_parsed_alike_with_and_without_an_earlier_version() -> Result<()> {
+    check_seeds("manifests", fuzz::manifests)
 }
 
 #[test]
-fn what_is_refused_of_a_kube_proxy_config_has_a_field_and_a_reason() -> Result<()> {
-    all_hold("kube_proxy", fuzz::kube_proxy)
+fn an_error_in_a_kube_proxy_config_has_a_field_and_a_reason() -> Result<()> {
+    check_seeds("kube_proxy", fuzz::kube_proxy)
 }
 
 #[test]
-fn an_answer_about_sockets_has_no_more_messages_than_room() -> Result<()> {
-    all_hold("sock_diag", fuzz::sock_diag)
+fn a_sock_diag_reply_has_no_more_messages_than_fit_into_it() -> Result<()> {
+    check_seeds("sock_diag", fuzz::sock_diag)
 }
 
 #[test]
-fn descriptions_of_types_are_read_or_not() -> Result<()> {
-    all_hold("btf", |bytes| {
+fn btf_is_parsed_without_a_panic() -> Result<()> {
+    check_seeds("btf", |bytes| {
         fuzz::btf(bytes);
         true
     })
 }
 
 #[test]
-fn heads_of_streams_are_read_or_not() -> Result<()> {
-    all_hold("heads", |bytes| {
+fn headers_of_tunnel_streams_are_parsed_without_a_panic() -> Result<()> {
+    check_seeds("heads", |bytes| {
         fuzz::heads(bytes);
         true
     })

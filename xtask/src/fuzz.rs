@@ -70,7 +70,7 @@ enum Parser {
     SockDiag,
     /// BTF, the type information of the kernel.
     Btf,
-    /// HTTP heads of streams of the tunnel.
+    /// HTTP/2 headers of tunnel streams.
     Heads,
 }
 

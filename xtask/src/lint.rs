@@ -1,12 +1,16 @@
 //! `cargo xtask lint`: runs the static checks.
 
-use std::{env, fs, path::PathBuf, process::Command};
+use std::{
+    env, fs,
+    path::PathBuf,
+    process::{Command, Stdio},
+};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use clap::ValueEnum;
 
 use crate::{
-    ebpf, file_length, layers,
+    ebpf, file_length, module_dependencies,
     progress::{self, Outcome, Row},
     setup, words, workspace,
 };
@@ -31,8 +35,11 @@ pub(crate) enum Check {
     Layers,
     /// No source file is too long.
     Length,
-    /// Comments and documents contain no banned word, and no sentence begins with a word like What or How.
+    /// Comments, names, messages and documents contain no banned word, and no sentence begins with a word
+    /// like What or How.
     Words,
+    /// Documents list every config field, status row, column, metric and reason of the code, and no other.
+    Pages,
     /// All dependencies, with their licences and sources, are permitted.
     Deny,
     /// No dependency has a known vulnerability.
@@ -67,9 +74,10 @@ impl Check {
             Self::ClippyBpf => Ok(ebpf::clippy(&setup::toolchain()?)?.into()),
             Self::Atomics => Ok(ebpf::check_atomics()?.into()),
             Self::Doc => doc(),
-            Self::Layers => Ok(layers::check(root)?.into()),
+            Self::Layers => Ok(module_dependencies::check(root)?.into()),
             Self::Length => Ok(file_length::check(root)?.into()),
             Self::Words => Ok(words::check(root)?.into()),
+            Self::Pages => pages(),
             Self::Deny => deny(&["bans", "licenses", "sources"]),
             Self::Advisories => advisories(),
             Self::Typos => run_tool("typos", &[]),
@@ -140,6 +148,21 @@ fn doc() -> Result<Outcome> {
 }
 
 /// Runs `cargo deny check` on both workspaces.
+/// Runs the tests that compare documents with the code, by the beginnings of their names.
+fn pages() -> Result<Outcome> {
+    let mut command = workspace::cargo("test");
+    command
+        .args(["--package", "tunnel-userspace", "--lib", "--"])
+        .args(["the_page_on_", "the_schema_"])
+        .stderr(Stdio::inherit());
+    let output = command.output().context("cannot start cargo test")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    print!("{text}");
+    // With no matching test, cargo succeeds.
+    ensure!(!text.contains(" 0 passed"), "no test compares the documents");
+    Ok(output.status.success().into())
+}
+
 fn deny(checks: &[&str]) -> Result<Outcome> {
     // The kernel programs have few dependencies, so some exceptions in deny.toml are unused there.
     let allowed = [

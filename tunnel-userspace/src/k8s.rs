@@ -2,7 +2,7 @@
 //! with the field; an object that Culvert does not serve is skipped.
 
 mod address;
-mod arrived;
+mod received;
 mod config_map;
 mod endpoint_slice;
 mod json;
@@ -10,7 +10,7 @@ mod node;
 mod service;
 mod service_cidr;
 
-pub use arrived::{Arrived, Arriving, arrived};
+pub use received::{ReceivedObject, ApiObject, parse_received};
 pub use json::parse_json;
 use k8s_openapi::api::{core::v1, discovery::v1 as discovery, networking::v1 as networking};
 use serde::de::DeserializeOwned;
@@ -26,7 +26,7 @@ pub const ANNOTATION_DOMAIN: &str = "culvert.dev";
 #[derive(Clone, Debug, PartialEq)]
 pub enum Manifest {
     /// An object that Culvert uses.
-    Object(Taken),
+    Object(ParsedObject),
     /// An object that Culvert does not serve: a headless Service, a Service of another proxy, or an
     /// EndpointSlice without a Service.
     Skipped(ObjectId),
@@ -38,38 +38,38 @@ pub enum Manifest {
 
 /// A valid object, without its invalid optional fields.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Taken {
+pub struct ParsedObject {
     /// The object.
     pub object: Object,
     /// The errors of the fields that were ignored.
-    pub ignored: Vec<Invalid>,
+    pub ignored: Vec<FieldError>,
 }
 
 /// The error of a manifest that can't be used.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
-#[error("{}{invalid}", .id.as_ref().map(|id| format!("{id}: ")).unwrap_or_default())]
-pub struct Refused {
+#[error("{}{field_error}", .id.as_ref().map(|id| format!("{id}: ")).unwrap_or_default())]
+pub struct ParseError {
     /// The object, if its kind and name could be read.
     pub id: Option<ObjectId>,
     /// The field and its error.
     #[source]
-    pub invalid: Invalid,
+    pub field_error: FieldError,
 }
 
 /// The error of a field.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
-#[error("{}: {reason}", if .field.is_empty() { "manifest" } else { .field })]
-pub struct Invalid {
+#[error("{}: {kind}", if .field.is_empty() { "manifest" } else { .field })]
+pub struct FieldError {
     /// The path of the field, such as `spec.ports[0].port`; empty for the object itself.
     pub field: String,
     /// The error.
-    pub reason: Reason,
+    pub kind: FieldErrorKind,
 }
 
 /// The cause of a field's error.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages describe the variants")]
-pub enum Reason {
+pub enum FieldErrorKind {
     #[error("is required")]
     Missing,
     #[error("is {found}, but must be {wanted}")]
@@ -78,39 +78,39 @@ pub enum Reason {
         wanted: &'static str,
     },
     #[error("{found:?} is not {wanted}")]
-    Not { found: String, wanted: &'static str },
+    WrongForm { found: String, wanted: &'static str },
     #[error("{0}")]
-    Shape(String),
+    Deserialize(String),
     #[error("{found:?} is not supported for {kind}; use {expected}")]
-    ApiVersion {
+    UnsupportedVersion {
         kind: Kind,
         found: String,
         expected: &'static str,
     },
     #[error("{0:?} is not a valid name: use at most 253 lower-case letters, digits, '-' or '.'")]
-    Name(String),
+    InvalidName(String),
     #[error("{0} is not a port from 1 to 65535")]
-    Port(i32),
+    InvalidPort(i32),
     #[error("{0:?} is already used by an earlier port")]
-    Repeated(String),
+    Duplicate(String),
     #[error("is required if there are several ports")]
     UnnamedPort,
     #[error("{0} is a second address of its IP family; only one of each family is allowed")]
     SecondOfFamily(String),
     #[error("{address} is not an {wanted} address, as addressType requires")]
-    OtherFamily {
+    WrongFamily {
         address: String,
         wanted: &'static str,
     },
     #[error("{address} is {what}, which is not allowed here")]
-    Unusable { address: String, what: &'static str },
+    ForbiddenAddress { address: String, what: &'static str },
     #[error("{0} is missing from spec.clusterIPs")]
     NotAmongClusterIps(String),
     #[error("{0} is not a number of seconds from 1 to 86400")]
-    Timeout(i32),
+    InvalidTimeout(i32),
 }
 
-impl Reason {
+impl FieldErrorKind {
     /// Creates the error of a value that has the wrong JSON type.
     const fn wrong_type(wanted: &'static str, found: &Value) -> Self {
         let found = match found {
@@ -125,24 +125,24 @@ impl Reason {
     }
 
     /// Creates the error of a text that does not have the wanted form.
-    fn not(wanted: &'static str, found: &str) -> Self {
+    fn wrong_form(wanted: &'static str, found: &str) -> Self {
         let found = found.to_owned();
-        Self::Not { found, wanted }
+        Self::WrongForm { found, wanted }
     }
 }
 
-impl Invalid {
-    fn new(field: impl Into<String>, reason: Reason) -> Self {
+impl FieldError {
+    fn new(field: impl Into<String>, reason: FieldErrorKind) -> Self {
         Self {
             field: field.into(),
-            reason,
+            kind: reason,
         }
     }
 }
 
-impl From<Invalid> for Refused {
-    fn from(invalid: Invalid) -> Self {
-        Self { id: None, invalid }
+impl From<FieldError> for ParseError {
+    fn from(invalid: FieldError) -> Self {
+        Self { id: None, field_error: invalid }
     }
 }
 
@@ -151,121 +151,121 @@ impl From<Invalid> for Refused {
 /// # Errors
 ///
 /// Returns the first invalid field, and the object if its kind and name could be read.
-pub fn parse(mut value: Value) -> Result<Manifest, Refused> {
-    let fields = match &mut value {
-        Value::Object(fields) => fields,
-        other => return Err(Invalid::new("", Reason::wrong_type("an object", other)).into()),
+pub fn parse(mut value: Value) -> Result<Manifest, ParseError> {
+    let Value::Object(fields) = &mut value else {
+        let kind = FieldErrorKind::wrong_type("an object", &value);
+        return Err(FieldError::new("", kind).into());
     };
-    let kind = required(fields, "kind", "kind")?.to_owned();
+    let kind = required_string(fields, "kind", "kind")?.to_owned();
     if kind == "List" {
-        return list(fields, None);
+        return parse_list(fields, None);
     }
     let items = kind.strip_suffix("List");
-    if let Some(items) = items.filter(|items| Reader::of(items).is_some()) {
-        return list(fields, Some(items));
+    if let Some(items) = items.filter(|items| KindParser::for_kind(items).is_some()) {
+        return parse_list(fields, Some(items));
     }
-    let version = text(fields, "apiVersion", "apiVersion")?
+    let version = optional_string(fields, "apiVersion", "apiVersion")?
         .unwrap_or_default()
         .to_owned();
-    let reader = Reader::of(&kind).filter(|_| !is_foreign(&version));
+    let reader = KindParser::for_kind(&kind).filter(|_| !is_foreign_group(&version));
     let Some(reader) = reader else {
         let unknown = format!("{version} {kind}");
         return Ok(Manifest::Unknown(unknown.trim_start().to_owned()));
     };
 
-    let id = identify(reader.kind, fields)?;
-    let refuse = |invalid| Refused {
+    let id = parse_id(reader.kind, fields)?;
+    let refuse = |invalid| ParseError {
         id: Some(id.clone()),
-        invalid,
+        field_error: invalid,
     };
     if version.is_empty() {
-        return Err(refuse(Invalid::new("apiVersion", Reason::Missing)));
+        return Err(refuse(FieldError::new("apiVersion", FieldErrorKind::Missing)));
     }
-    if version != reader.version && Some(&*version) != reader.also {
-        let reason = Reason::ApiVersion {
+    if version != reader.api_version && Some(&*version) != reader.other_version {
+        let reason = FieldErrorKind::UnsupportedVersion {
             kind: reader.kind,
             found: version,
-            expected: reader.version,
+            expected: reader.api_version,
         };
-        return Err(refuse(Invalid::new("apiVersion", reason)));
+        return Err(refuse(FieldError::new("apiVersion", reason)));
     }
-    fields.insert("apiVersion".to_owned(), Value::from(reader.version));
+    fields.insert("apiVersion".to_owned(), Value::from(reader.api_version));
     // The uid in a file was exported with the object, perhaps from another cluster.
     if let Some(Value::Object(metadata)) = fields.get_mut("metadata") {
         metadata.remove("uid");
     }
-    let read = (reader.value)(id.name.clone(), value);
-    manifest(id, read)
+    let read = (reader.parse_value)(id.name.clone(), value);
+    to_manifest(id, read)
 }
 
 /// Converts the result of parsing an object to a manifest.
-fn manifest(id: ObjectId, read: Result<Option<Taken>, Invalid>) -> Result<Manifest, Refused> {
+fn to_manifest(id: ObjectId, read: Result<Option<ParsedObject>, FieldError>) -> Result<Manifest, ParseError> {
     match read {
         Ok(Some(taken)) => Ok(Manifest::Object(taken)),
         Ok(None) => Ok(Manifest::Skipped(id)),
-        Err(invalid) => Err(Refused {
+        Err(invalid) => Err(ParseError {
             id: Some(id),
-            invalid,
+            field_error: invalid,
         }),
     }
 }
 
 /// The parser of one kind.
-struct Reader {
+struct KindParser {
     kind: Kind,
     /// The kind as manifests spell it.
     name: &'static str,
     /// The `apiVersion` of the Kubernetes type.
-    version: &'static str,
+    api_version: &'static str,
     /// Another accepted `apiVersion` with the same fields.
-    also: Option<&'static str>,
+    other_version: Option<&'static str>,
     /// Parses a value; `None` if Culvert does not serve the object.
-    value: fn(ObjectName, Value) -> Result<Option<Taken>, Invalid>,
+    parse_value: fn(ObjectName, Value) -> Result<Option<ParsedObject>, FieldError>,
     /// Parses JSON text; `None` if the manifest is incomplete.
-    json: fn(&str) -> Option<Result<Manifest, Refused>>,
+    parse_text: fn(&str) -> Option<Result<Manifest, ParseError>>,
 }
 
-static READERS: [Reader; 5] = [
-    Reader::new::<v1::Service>(),
-    Reader::new::<discovery::EndpointSlice>(),
-    Reader::new::<v1::Node>(),
-    Reader::new::<v1::ConfigMap>(),
-    Reader {
-        also: Some("networking.k8s.io/v1beta1"),
-        ..Reader::new::<networking::ServiceCIDR>()
+static PARSERS: [KindParser; 5] = [
+    KindParser::new::<v1::Service>(),
+    KindParser::new::<discovery::EndpointSlice>(),
+    KindParser::new::<v1::Node>(),
+    KindParser::new::<v1::ConfigMap>(),
+    KindParser {
+        other_version: Some("networking.k8s.io/v1beta1"),
+        ..KindParser::new::<networking::ServiceCIDR>()
     },
 ];
 
-impl Reader {
-    const fn new<T: Arriving>() -> Self {
+impl KindParser {
+    const fn new<T: ApiObject>() -> Self {
         Self {
-            kind: T::READ_AS,
+            kind: T::MODEL_KIND,
             name: T::KIND,
-            version: T::API_VERSION,
-            also: None,
-            value: |name, value| typed::<T>(value)?.take(name),
-            json: json::taken::<T>,
+            api_version: T::API_VERSION,
+            other_version: None,
+            parse_value: |name, value| deserialize::<T>(value)?.into_parsed(name),
+            parse_text: json::parse_as::<T>,
         }
     }
 
     /// Returns the parser of a kind.
-    fn of(kind: &str) -> Option<&'static Self> {
-        READERS.iter().find(|reader| reader.name == kind)
+    fn for_kind(kind: &str) -> Option<&'static Self> {
+        PARSERS.iter().find(|reader| reader.name == kind)
     }
 }
 
 /// Returns true if the API group is not one of Kubernetes. Kinds there may have the same name, as
 /// Knative's Service does.
-fn is_foreign(version: &str) -> bool {
+fn is_foreign_group(version: &str) -> bool {
     version
         .split_once('/')
         .is_some_and(|(group, _)| group.contains('.') && !group.ends_with(".k8s.io"))
 }
 
 /// Collects the valid items; pushes the errors to `ignored`.
-fn good<T>(
-    read: impl IntoIterator<Item = Result<T, Invalid>>,
-    ignored: &mut Vec<Invalid>,
+fn collect_valid<T>(
+    read: impl IntoIterator<Item = Result<T, FieldError>>,
+    ignored: &mut Vec<FieldError>,
 ) -> Vec<T> {
     let read = read.into_iter();
     // `collect` would reuse the allocation of the results, which are larger than the items.
@@ -281,13 +281,13 @@ fn good<T>(
 
 /// Parses a list. Items of a typed list get the kind and version from the list, since the API server
 /// omits them in items.
-fn list(fields: &mut Map<String, Value>, kind: Option<&str>) -> Result<Manifest, Refused> {
+fn parse_list(fields: &mut Map<String, Value>, kind: Option<&str>) -> Result<Manifest, ParseError> {
     let version = fields.get("apiVersion").cloned();
     let mut items = match fields.remove("items") {
         None | Some(Value::Null) => Vec::new(),
         Some(Value::Array(items)) => items,
         Some(other) => {
-            return Err(Invalid::new("items", Reason::wrong_type("a list", &other)).into());
+            return Err(FieldError::new("items", FieldErrorKind::wrong_type("a list", &other)).into());
         }
     };
     if let (Some(kind), Some(version)) = (kind, version) {
@@ -300,28 +300,28 @@ fn list(fields: &mut Map<String, Value>, kind: Option<&str>) -> Result<Manifest,
 }
 
 /// Reads namespace and name of an object.
-fn identify(kind: Kind, fields: &Map<String, Value>) -> Result<ObjectId, Invalid> {
+fn parse_id(kind: Kind, fields: &Map<String, Value>) -> Result<ObjectId, FieldError> {
     let metadata = match fields.get("metadata") {
-        None | Some(Value::Null) => return Err(Invalid::new("metadata.name", Reason::Missing)),
+        None | Some(Value::Null) => return Err(FieldError::new("metadata.name", FieldErrorKind::Missing)),
         Some(Value::Object(metadata)) => metadata,
         Some(other) => {
-            let reason = Reason::wrong_type("an object", other);
-            return Err(Invalid::new("metadata", reason));
+            let reason = FieldErrorKind::wrong_type("an object", other);
+            return Err(FieldError::new("metadata", reason));
         }
     };
-    let name = required(metadata, "name", "metadata.name")?;
+    let name = required_string(metadata, "name", "metadata.name")?;
     let namespace = match kind {
         Kind::Node | Kind::ServiceCidr => None,
         Kind::Service | Kind::EndpointSlice | Kind::ConfigMap => {
-            text(metadata, "namespace", "metadata.namespace")?
+            optional_string(metadata, "namespace", "metadata.namespace")?
         }
     };
-    named(kind, name, namespace)
+    object_id(kind, name, namespace)
 }
 
 /// Validates the name and namespace of an object, and returns its ID. The namespace of a cluster-scoped
 /// kind is ignored.
-fn named(kind: Kind, name: &str, namespace: Option<&str>) -> Result<ObjectId, Invalid> {
+fn object_id(kind: Kind, name: &str, namespace: Option<&str>) -> Result<ObjectId, FieldError> {
     let is_name = |name: &str| {
         name.len() <= 253
             && name
@@ -334,40 +334,40 @@ fn named(kind: Kind, name: &str, namespace: Option<&str>) -> Result<ObjectId, In
     };
     for (field, text) in [("metadata.name", name), ("metadata.namespace", namespace)] {
         if !is_name(text) {
-            return Err(Invalid::new(field, Reason::Name(text.to_owned())));
+            return Err(FieldError::new(field, FieldErrorKind::InvalidName(text.to_owned())));
         }
     }
     Ok(ObjectId {
         kind,
-        name: ObjectName::new(model::namespace(namespace), name),
+        name: ObjectName::new(model::intern_namespace(namespace), name),
     })
 }
 
 /// Returns a string field that must exist.
-fn required<'a>(fields: &'a Map<String, Value>, key: &str, path: &str) -> Result<&'a str, Invalid> {
-    text(fields, key, path)?.ok_or_else(|| Invalid::new(path, Reason::Missing))
+fn required_string<'a>(fields: &'a Map<String, Value>, key: &str, path: &str) -> Result<&'a str, FieldError> {
+    optional_string(fields, key, path)?.ok_or_else(|| FieldError::new(path, FieldErrorKind::Missing))
 }
 
 /// Returns a string field; `None` if it is missing or empty.
-fn text<'a>(
+fn optional_string<'a>(
     fields: &'a Map<String, Value>,
     key: &str,
     path: &str,
-) -> Result<Option<&'a str>, Invalid> {
+) -> Result<Option<&'a str>, FieldError> {
     match fields.get(key) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) => Ok((!text.is_empty()).then_some(text)),
-        Some(other) => Err(Invalid::new(path, Reason::wrong_type("a string", other))),
+        Some(other) => Err(FieldError::new(path, FieldErrorKind::wrong_type("a string", other))),
     }
 }
 
 /// Deserialises a value into a Kubernetes type.
-fn typed<T: DeserializeOwned>(value: Value) -> Result<T, Invalid> {
+fn deserialize<T: DeserializeOwned>(value: Value) -> Result<T, FieldError> {
     serde_path_to_error::deserialize(value).map_err(|error| {
         let path = error.path().to_string();
         let field = if path == "." { "" } else { &path };
         let message = json_terms(&error.into_inner().to_string());
-        Invalid::new(field, Reason::Shape(message))
+        FieldError::new(field, FieldErrorKind::Deserialize(message))
     })
 }
 
@@ -383,22 +383,22 @@ fn json_terms(message: &str) -> String {
 }
 
 /// Validates a port number.
-fn port(number: i32, field: impl FnOnce() -> String) -> Result<u16, Invalid> {
+fn parse_port(number: i32, field: impl FnOnce() -> String) -> Result<u16, FieldError> {
     u16::try_from(number)
         .ok()
         .filter(|port| *port != 0)
-        .ok_or_else(|| Invalid::new(field(), Reason::Port(number)))
+        .ok_or_else(|| FieldError::new(field(), FieldErrorKind::InvalidPort(number)))
 }
 
 /// Parses a protocol; TCP by default.
-fn protocol(name: Option<&str>, field: impl FnOnce() -> String) -> Result<Protocol, Invalid> {
+fn parse_protocol(name: Option<&str>, field: impl FnOnce() -> String) -> Result<Protocol, FieldError> {
     match name {
         None | Some("" | "TCP") => Ok(Protocol::TCP),
         Some("UDP") => Ok(Protocol::UDP),
         Some("SCTP") => Ok(Protocol::SCTP),
-        Some(other) => Err(Invalid::new(
+        Some(other) => Err(FieldError::new(
             field(),
-            Reason::not("TCP, UDP or SCTP", other),
+            FieldErrorKind::wrong_form("TCP, UDP or SCTP", other),
         )),
     }
 }

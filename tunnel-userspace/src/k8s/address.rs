@@ -3,43 +3,43 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::{Invalid, Reason};
+use super::{FieldError, FieldErrorKind};
 
 /// The description of a CIDR in errors.
-pub(super) const A_CIDR: &str = "an address with a prefix length, such as 10.0.0.0/8";
+pub(super) const CIDR_FORM: &str = "an address with a prefix length, such as 10.0.0.0/8";
 
 /// Parses an address. A v4-mapped IPv6 address becomes an IPv4 address.
-pub(super) fn ip(text: &str) -> Option<IpAddr> {
+pub(super) fn parse_ip(text: &str) -> Option<IpAddr> {
     if text.contains(':') {
-        v6(text).map(|v6| IpAddr::V6(v6).to_canonical())
+        parse_v6(text).map(|v6| IpAddr::V6(v6).to_canonical())
     } else {
-        v4(text).map(IpAddr::V4)
+        parse_v4(text).map(IpAddr::V4)
     }
 }
 
 /// Parses an address with a prefix length. The bits after the prefix become zero.
-pub(super) fn cidr(text: &str) -> Option<(IpAddr, u8)> {
+pub(super) fn parse_cidr(text: &str) -> Option<(IpAddr, u8)> {
     let (address, length) = text.split_once('/')?;
-    let length = decimal(length)?;
+    let length = parse_decimal(length)?;
     let (network, length) = if address.contains(':') {
         let mask = u128::MAX.checked_shl(128_u32.checked_sub(length)?);
-        let network = Ipv6Addr::from_bits(v6(address)?.to_bits() & mask.unwrap_or(0));
+        let network = Ipv6Addr::from_bits(parse_v6(address)?.to_bits() & mask.unwrap_or(0));
         match network.to_ipv4_mapped() {
             Some(v4) if length >= 96 => (IpAddr::V4(v4), length - 96),
             Some(_) | None => (IpAddr::V6(network), length),
         }
     } else {
         let mask = u32::MAX.checked_shl(32_u32.checked_sub(length)?);
-        let network = Ipv4Addr::from_bits(v4(address)?.to_bits() & mask.unwrap_or(0));
+        let network = Ipv4Addr::from_bits(parse_v4(address)?.to_bits() & mask.unwrap_or(0));
         (IpAddr::V4(network), length)
     };
     Some((network, u8::try_from(length).ok()?))
 }
 
 /// Parses a unicast address; the unspecified and the broadcast address are refused as well.
-pub(super) fn unicast(text: &str, field: impl Fn() -> String) -> Result<IpAddr, Invalid> {
+pub(super) fn parse_unicast(text: &str, field: impl Fn() -> String) -> Result<IpAddr, FieldError> {
     let address =
-        ip(text).ok_or_else(|| Invalid::new(field(), Reason::not("an IP address", text)))?;
+        parse_ip(text).ok_or_else(|| FieldError::new(field(), FieldErrorKind::wrong_form("an IP address", text)))?;
     let what = if address.is_unspecified() {
         "the unspecified address"
     } else if address.is_multicast() {
@@ -49,13 +49,13 @@ pub(super) fn unicast(text: &str, field: impl Fn() -> String) -> Result<IpAddr, 
     } else {
         return Ok(address);
     };
-    Err(unusable(text, what, field()))
+    Err(forbidden_address(text, what, field()))
 }
 
 /// Parses the address of an endpoint, which must mean the same on every node, so that loopback and
 /// link-local addresses are refused (Kubernetes `pkg/apis/core/validation`, `ValidateEndpointIP`).
-pub(super) fn endpoint(text: &str, field: impl Fn() -> String) -> Result<IpAddr, Invalid> {
-    let address = unicast(text, &field)?;
+pub(super) fn parse_endpoint(text: &str, field: impl Fn() -> String) -> Result<IpAddr, FieldError> {
+    let address = parse_unicast(text, &field)?;
     let is_link_local = match address {
         IpAddr::V4(v4) => v4.is_link_local(),
         IpAddr::V6(v6) => v6.is_unicast_link_local(),
@@ -67,29 +67,29 @@ pub(super) fn endpoint(text: &str, field: impl Fn() -> String) -> Result<IpAddr,
     } else {
         return Ok(address);
     };
-    Err(unusable(text, what, field()))
+    Err(forbidden_address(text, what, field()))
 }
 
-fn unusable(address: &str, what: &'static str, field: String) -> Invalid {
+fn forbidden_address(address: &str, what: &'static str, field: String) -> FieldError {
     let address = address.to_owned();
-    Invalid::new(field, Reason::Unusable { address, what })
+    FieldError::new(field, FieldErrorKind::ForbiddenAddress { address, what })
 }
 
-fn v4(text: &str) -> Option<Ipv4Addr> {
+fn parse_v4(text: &str) -> Option<Ipv4Addr> {
     let mut parts = text
         .split('.')
-        .map(|part| u8::try_from(decimal(part)?).ok());
+        .map(|part| u8::try_from(parse_decimal(part)?).ok());
     let mut part = || parts.next().flatten();
     let address = Ipv4Addr::new(part()?, part()?, part()?, part()?);
     parts.next().is_none().then_some(address)
 }
 
 /// Parses an IPv6 address. Leading zeros are removed first, since the standard library refuses them.
-fn v6(text: &str) -> Option<Ipv6Addr> {
+fn parse_v6(text: &str) -> Option<Ipv6Addr> {
     let (groups, tail) = text.rsplit_once(':')?;
     let mut plain: Vec<String> = groups.split(':').map(without_zeros).collect();
     if tail.contains('.') {
-        let [a, b, c, d] = v4(tail)?.octets();
+        let [a, b, c, d] = parse_v4(tail)?.octets();
         plain.push(format!("{a:x}{b:02x}:{c:x}{d:02x}"));
     } else {
         plain.push(without_zeros(tail));
@@ -104,7 +104,7 @@ fn without_zeros(group: &str) -> String {
 }
 
 /// Parses a number that consists of decimal digits only.
-fn decimal(text: &str) -> Option<u32> {
+fn parse_decimal(text: &str) -> Option<u32> {
     let is_number = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     is_number.then(|| text.parse().ok()).flatten()
 }
@@ -124,16 +124,16 @@ mod tests {
             ("64:ff9b::010.0.0.1", "64:ff9b::a00:1"),
             ("::ffff:10.0.0.1", "10.0.0.1"),
         ] {
-            assert_eq!(ip(text), wanted.parse().ok(), "{text}");
+            assert_eq!(parse_ip(text), wanted.parse().ok(), "{text}");
         }
     }
 
     #[test]
-    fn what_is_no_address_is_refused() {
+    fn invalid_addresses_are_refused() {
         let v4 = "10.0.0|10.0.0.0.1|10.0.0.256|10.0.0.+1|0x0a.0.0.1";
         let v6 = ":|:::|1:2|::1.2.3|1.2.3.4::|12345::|fe80::1%eth0";
         for text in v4.split('|').chain(v6.split('|')).chain(["", "nonsense"]) {
-            assert_eq!(ip(text), None, "{text:?}");
+            assert_eq!(parse_ip(text), None, "{text:?}");
         }
     }
 
@@ -146,20 +146,20 @@ mod tests {
             ("::ffff:10.0.0.1/120", "10.0.0.0", 24),
         ] {
             let wanted = wanted.parse().expect("an address");
-            assert_eq!(cidr(text), Some((wanted, length)), "{text}");
+            assert_eq!(parse_cidr(text), Some((wanted, length)), "{text}");
         }
         for text in "10.0.0.0|10.0.0.0/33|fd00::/129|10.0.0.0/-1|/8|10.0.0.0/".split('|') {
-            assert_eq!(cidr(text), None, "{text:?}");
+            assert_eq!(parse_cidr(text), None, "{text:?}");
         }
     }
 
     proptest! {
         #[test]
-        fn every_address_is_read_as_it_is_written(bits: u128, word: u32) {
+        fn every_formatted_address_is_parsed_to_the_same_address(bits: u128, word: u32) {
             let v6 = IpAddr::V6(Ipv6Addr::from_bits(bits));
-            prop_assert_eq!(ip(&v6.to_string()), Some(v6.to_canonical()));
+            prop_assert_eq!(parse_ip(&v6.to_string()), Some(v6.to_canonical()));
             let v4 = IpAddr::V4(Ipv4Addr::from_bits(word));
-            prop_assert_eq!(ip(&v4.to_string()), Some(v4));
+            prop_assert_eq!(parse_ip(&v4.to_string()), Some(v4));
         }
     }
 }

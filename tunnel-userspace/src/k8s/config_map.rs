@@ -2,13 +2,13 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1;
 
-use super::{Arriving, Invalid};
+use super::{ApiObject, FieldError};
 use crate::model::{ConfigMap, Kind, Object, ObjectName};
 
-impl Arriving for v1::ConfigMap {
-    const READ_AS: Kind = Kind::ConfigMap;
+impl ApiObject for v1::ConfigMap {
+    const MODEL_KIND: Kind = Kind::ConfigMap;
 
-    fn read(self, name: ObjectName, _: &mut Vec<Invalid>) -> Result<Option<Object>, Invalid> {
+    fn into_model(self, name: ObjectName, _: &mut Vec<FieldError>) -> Result<Option<Object>, FieldError> {
         let data = self.data.unwrap_or_default();
         Ok(Some(Object::ConfigMap(Arc::new(ConfigMap { name, data }))))
     }

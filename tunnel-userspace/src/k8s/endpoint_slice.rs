@@ -2,53 +2,53 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use k8s_openapi::api::discovery::v1;
 
-use super::{Arriving, Invalid, Reason, address, good, port, protocol};
+use super::{ApiObject, FieldError, FieldErrorKind, address, collect_valid, parse_port, parse_protocol};
 use crate::model::{
     Endpoint, EndpointPort, EndpointSlice, Family, Hints, Kind, Object, ObjectName,
 };
 
 /// The label with the Service of a slice.
-pub(super) const SERVICE_NAME: &str = "kubernetes.io/service-name";
+pub(super) const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 /// The label of slices of headless Services, with any value.
-const HEADLESS: &str = "service.kubernetes.io/headless";
+const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";
 
 /// The annotation with the time of the change that led to this version of a slice
 /// (`EndpointsLastChangeTriggerTime` in `k8s.io/api/core/v1`).
-const TRIGGERED: &str = "endpoints.kubernetes.io/last-change-trigger-time";
+const TRIGGER_TIME_ANNOTATION: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 
 /// The maximum number of invalid endpoints, and of invalid ports, that are reported per slice.
-const NOTED: usize = 8;
+const MAX_REPORTED: usize = 8;
 
-impl Arriving for v1::EndpointSlice {
-    const READ_AS: Kind = Kind::EndpointSlice;
+impl ApiObject for v1::EndpointSlice {
+    const MODEL_KIND: Kind = Kind::EndpointSlice;
 
     /// Converts an EndpointSlice; `None` if it has no Service or a headless one, or has host names instead
     /// of addresses. Like kube-proxy, it ignores invalid endpoints and ports
     /// (`pkg/proxy/endpointslicecache.go`, `addEndpoints`).
-    fn read(self, name: ObjectName, ignored: &mut Vec<Invalid>) -> Result<Option<Object>, Invalid> {
+    fn into_model(self, name: ObjectName, ignored: &mut Vec<FieldError>) -> Result<Option<Object>, FieldError> {
         let annotations = self.metadata.annotations.unwrap_or_default();
         // Only a metric uses the time, so an invalid one is ignored.
         let triggered = annotations
-            .get(TRIGGERED)
+            .get(TRIGGER_TIME_ANNOTATION)
             .and_then(|text| text.parse().ok());
         let labels = self.metadata.labels.unwrap_or_default();
         let Some(service) = labels
-            .get(SERVICE_NAME)
+            .get(SERVICE_NAME_LABEL)
             .filter(|service| !service.is_empty())
         else {
             return Ok(None);
         };
-        if labels.contains_key(HEADLESS) {
+        if labels.contains_key(HEADLESS_LABEL) {
             return Ok(None);
         }
         let family = match self.address_type.as_str() {
             "IPv4" => Family::V4,
             "IPv6" => Family::V6,
             "FQDN" => return Ok(None),
-            "" => return Err(Invalid::new("addressType", Reason::Missing)),
+            "" => return Err(FieldError::new("addressType", FieldErrorKind::Missing)),
             other => {
-                let reason = Reason::not("IPv4, IPv6 or FQDN", other);
-                return Err(Invalid::new("addressType", reason));
+                let reason = FieldErrorKind::wrong_form("IPv4, IPv6 or FQDN", other);
+                return Err(FieldError::new("addressType", reason));
             }
         };
         Ok(Some(Object::EndpointSlice(Arc::new(EndpointSlice {
@@ -65,19 +65,19 @@ impl Arriving for v1::EndpointSlice {
 /// Parses the ports. A port without a number is skipped, since no port of a Service uses it. A missing
 /// name is the empty name, as in the API server (`SetDefaults_EndpointPort` in Kubernetes
 /// `pkg/apis/discovery/v1`).
-fn ports(ports: &[v1::EndpointPort], ignored: &mut Vec<Invalid>) -> Vec<EndpointPort> {
+fn ports(ports: &[v1::EndpointPort], ignored: &mut Vec<FieldError>) -> Vec<EndpointPort> {
     let mut names = BTreeSet::new();
-    let mut read_one = |(i, entry): (usize, &v1::EndpointPort)| {
+    let mut parse_one = |(i, entry): (usize, &v1::EndpointPort)| {
         let field = |name: &str| format!("ports[{i}].{name}");
         let name = entry.name.as_deref().unwrap_or_default();
-        let protocol = protocol(entry.protocol.as_deref(), || field("protocol"))?;
+        let protocol = parse_protocol(entry.protocol.as_deref(), || field("protocol"))?;
         let Some(number) = entry.port.filter(|number| *number != 0) else {
             return Ok(None);
         };
-        let port = port(number, || field("port"))?;
+        let port = parse_port(number, || field("port"))?;
         if !names.insert(name.to_owned()) {
-            let reason = Reason::Repeated(name.to_owned());
-            return Err(Invalid::new(field("name"), reason));
+            let reason = FieldErrorKind::Duplicate(name.to_owned());
+            return Err(FieldError::new(field("name"), reason));
         }
         Ok(Some(EndpointPort {
             name: Arc::from(name),
@@ -85,28 +85,28 @@ fn ports(ports: &[v1::EndpointPort], ignored: &mut Vec<Invalid>) -> Vec<Endpoint
             protocol,
         }))
     };
-    let read = ports.iter().enumerate().map(&mut read_one);
-    usable(read, ignored).into_iter().flatten().collect()
+    let read = ports.iter().enumerate().map(&mut parse_one);
+    collect_valid_items(read, ignored).into_iter().flatten().collect()
 }
 
 fn endpoints(
     endpoints: Vec<v1::Endpoint>,
     family: Family,
-    ignored: &mut Vec<Invalid>,
+    ignored: &mut Vec<FieldError>,
 ) -> Vec<Endpoint> {
-    let read_one = |(i, entry): (usize, v1::Endpoint)| {
+    let parse_one = |(i, entry): (usize, v1::Endpoint)| {
         let Some(text) = entry.addresses.first() else {
             let field = format!("endpoints[{i}].addresses");
-            return Err(Invalid::new(field, Reason::Missing));
+            return Err(FieldError::new(field, FieldErrorKind::Missing));
         };
         let field = || format!("endpoints[{i}].addresses[0]");
-        let address = address::endpoint(text, field)?;
+        let address = address::parse_endpoint(text, field)?;
         if Family::of(address) != family {
-            let reason = Reason::OtherFamily {
+            let reason = FieldErrorKind::WrongFamily {
                 address: text.to_owned(),
                 wanted: family.label(),
             };
-            return Err(Invalid::new(field(), reason));
+            return Err(FieldError::new(field(), reason));
         }
         let conditions = entry.conditions.unwrap_or_default();
         Ok(Endpoint {
@@ -114,26 +114,26 @@ fn endpoints(
             ready: conditions.ready.unwrap_or(true),
             serving: conditions.serving.unwrap_or(true),
             terminating: conditions.terminating.unwrap_or(false),
-            name: known(entry.target_ref.and_then(|target| target.name)),
-            node: known(entry.node_name),
-            zone: known(entry.zone),
+            name: non_empty(entry.target_ref.and_then(|target| target.name)),
+            node: non_empty(entry.node_name),
+            zone: non_empty(entry.zone),
             hints: entry.hints.and_then(hints),
         })
     };
-    usable(endpoints.into_iter().enumerate().map(read_one), ignored)
+    collect_valid_items(endpoints.into_iter().enumerate().map(parse_one), ignored)
 }
 
 /// Collects the valid items, and pushes the first errors to `ignored`: a slice has up to a thousand
 /// items.
-fn usable<T>(read: impl Iterator<Item = Result<T, Invalid>>, ignored: &mut Vec<Invalid>) -> Vec<T> {
+fn collect_valid_items<T>(read: impl Iterator<Item = Result<T, FieldError>>, ignored: &mut Vec<FieldError>) -> Vec<T> {
     let mut rest = Vec::new();
-    let usable = good(read, &mut rest);
-    ignored.extend(rest.into_iter().take(NOTED));
+    let usable = collect_valid(read, &mut rest);
+    ignored.extend(rest.into_iter().take(MAX_REPORTED));
     usable
 }
 
 /// Returns the text unless it is empty.
-fn known(text: Option<String>) -> Option<Arc<str>> {
+fn non_empty(text: Option<String>) -> Option<Arc<str>> {
     text.filter(|text| !text.is_empty()).map(Arc::from)
 }
 

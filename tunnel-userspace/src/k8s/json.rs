@@ -7,18 +7,18 @@ use std::fmt;
 use serde::de::{Deserializer as _, IgnoredAny, MapAccess, Visitor};
 use serde_json::{Deserializer, Value};
 
-use super::{Arriving, Manifest, Reader, Refused, manifest, named, parse};
+use super::{ApiObject, Manifest, KindParser, ParseError, to_manifest, object_id, parse};
 
 /// The `apiVersion` and kind in the text of a manifest.
 #[derive(Default)]
-struct Head<'a> {
+struct TypeMeta<'a> {
     api_version: Option<&'a str>,
     kind: Option<&'a str>,
 }
 
-impl<'a> Head<'a> {
+impl<'a> TypeMeta<'a> {
     /// Reads the text until both fields are found, which are usually the first ones.
-    fn of(text: &'a str) -> Self {
+    fn read(text: &'a str) -> Self {
         let mut head = Self::default();
         // The deserializer always fails, as the rest of the object is not read.
         let (Ok(()) | Err(_)) = Deserializer::from_str(text).deserialize_map(&mut head);
@@ -26,7 +26,7 @@ impl<'a> Head<'a> {
     }
 }
 
-impl<'a> Visitor<'a> for &mut Head<'a> {
+impl<'a> Visitor<'a> for &mut TypeMeta<'a> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -53,24 +53,24 @@ impl<'a> Visitor<'a> for &mut Head<'a> {
 /// # Errors
 ///
 /// The text is not JSON. The inner result is that of [`parse`].
-pub fn parse_json(text: &str) -> serde_json::Result<Result<Manifest, Refused>> {
-    match complete(text) {
+pub fn parse_json(text: &str) -> serde_json::Result<Result<Manifest, ParseError>> {
+    match parse_complete(text) {
         Some(manifest) => Ok(manifest),
         None => serde_json::from_str::<Value>(text).map(parse),
     }
 }
 
 /// Parses a complete manifest; `None` if a field is missing or has the wrong type.
-fn complete(text: &str) -> Option<Result<Manifest, Refused>> {
-    let Head { api_version, kind } = Head::of(text);
-    let reader = Reader::of(kind?)?;
+fn parse_complete(text: &str) -> Option<Result<Manifest, ParseError>> {
+    let TypeMeta { api_version, kind } = TypeMeta::read(text);
+    let reader = KindParser::for_kind(kind?)?;
     // The type's deserializer checks the version itself.
     api_version?;
-    (reader.json)(text)
+    (reader.parse_text)(text)
 }
 
 /// Parses an object; `None` if a field has the wrong type, or the name is invalid.
-pub(super) fn taken<T: Arriving>(text: &str) -> Option<Result<Manifest, Refused>> {
+pub(super) fn parse_as<T: ApiObject>(text: &str) -> Option<Result<Manifest, ParseError>> {
     let mut object = serde_json::from_str::<T>(text).ok()?;
     let metadata = object.metadata_mut();
     // The uid in a file was exported with the object, perhaps from another cluster.
@@ -78,9 +78,9 @@ pub(super) fn taken<T: Arriving>(text: &str) -> Option<Result<Manifest, Refused>
     let name = metadata.name.as_deref().filter(|name| !name.is_empty())?;
     let namespace = metadata.namespace.as_deref();
     let namespace = namespace.filter(|namespace| !namespace.is_empty());
-    let id = named(T::READ_AS, name, namespace).ok()?;
-    let read = object.take(id.name.clone());
-    Some(manifest(id, read))
+    let id = object_id(T::MODEL_KIND, name, namespace).ok()?;
+    let read = object.into_parsed(id.name.clone());
+    Some(to_manifest(id, read))
 }
 
 #[cfg(test)]
@@ -119,7 +119,7 @@ mod tests {
     ];
 
     #[test]
-    fn text_is_read_as_its_value_is() {
+    fn text_and_value_are_parsed_alike() {
         let complete_ones = COMPLETE.map(|text| (text, true));
         for (text, is_complete) in complete_ones
             .into_iter()
@@ -127,7 +127,7 @@ mod tests {
         {
             let value = serde_json::from_str(text).expect("JSON");
 
-            assert_eq!(complete(text).is_some(), is_complete, "{text}");
+            assert_eq!(parse_complete(text).is_some(), is_complete, "{text}");
             assert_eq!(parse_json(text).expect("JSON"), parse(value), "{text}");
         }
         for no_json in ["{", r#"{"apiVersion":"v1","kind":"Node"} 7"#] {

@@ -2,16 +2,16 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1;
 
-use super::{Arriving, Invalid, address};
+use super::{ApiObject, FieldError, address};
 use crate::model::{Kind, Node, Object, ObjectName};
 
 /// The taint of a node that is about to be removed, so that load balancers send no new traffic.
 const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
 
-impl Arriving for v1::Node {
-    const READ_AS: Kind = Kind::Node;
+impl ApiObject for v1::Node {
+    const MODEL_KIND: Kind = Kind::Node;
 
-    fn read(self, name: ObjectName, _: &mut Vec<Invalid>) -> Result<Option<Object>, Invalid> {
+    fn into_model(self, name: ObjectName, _: &mut Vec<FieldError>) -> Result<Option<Object>, FieldError> {
         let taints = self.spec.and_then(|spec| spec.taints).unwrap_or_default();
         let is_deleted = self.metadata.deletion_timestamp.is_some();
         let addresses = self.status.and_then(|status| status.addresses);
@@ -21,7 +21,7 @@ impl Arriving for v1::Node {
                 .iter()
                 .filter(|address| (address.type_ == "InternalIP") == is_internal);
             of_type
-                .filter_map(|address| address::ip(&address.address))
+                .filter_map(|address| address::parse_ip(&address.address))
                 .collect()
         };
         let created = self.metadata.creation_timestamp;

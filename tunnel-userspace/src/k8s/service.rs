@@ -1,22 +1,22 @@
-mod choice;
-mod reach;
+mod annotations;
+mod optional_fields;
 
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
 use k8s_openapi::api::core::v1;
 
-use super::{Arriving, Invalid, Reason, address, port, protocol};
+use super::{ApiObject, FieldError, FieldErrorKind, address, parse_port, parse_protocol};
 use crate::model::{Family, Kind, Object, ObjectName, Service, ServicePort, TrafficPolicy};
 
 /// The label that assigns a Service to another proxy, with any value.
-const OTHER_PROXY: &str = "service.kubernetes.io/service-proxy-name";
+const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
 
-impl Arriving for v1::Service {
-    const READ_AS: Kind = Kind::Service;
+impl ApiObject for v1::Service {
+    const MODEL_KIND: Kind = Kind::Service;
 
     /// Converts a Service. Of a Service without a cluster IP or of another proxy, only the addresses of
     /// the load balancer are kept; `None` if there are none.
-    fn read(self, name: ObjectName, ignored: &mut Vec<Invalid>) -> Result<Option<Object>, Invalid> {
+    fn into_model(self, name: ObjectName, ignored: &mut Vec<FieldError>) -> Result<Option<Object>, FieldError> {
         let Self {
             metadata,
             spec,
@@ -24,7 +24,7 @@ impl Arriving for v1::Service {
         } = self;
         let spec = spec.unwrap_or_default();
         let labels = metadata.labels.as_ref();
-        let is_of_other_proxy = labels.is_some_and(|labels| labels.contains_key(OTHER_PROXY));
+        let is_of_other_proxy = labels.is_some_and(|labels| labels.contains_key(PROXY_NAME_LABEL));
         if is_of_other_proxy || spec.type_.as_deref() == Some("ExternalName") {
             return Ok(unserved(name, status.as_ref()));
         }
@@ -33,7 +33,7 @@ impl Arriving for v1::Service {
         };
         let is_of_load_balancer = spec.type_.as_deref() == Some("LoadBalancer");
         let external = spec.external_traffic_policy.as_deref();
-        let external_policy = reach::policy("spec.externalTrafficPolicy", external, ignored);
+        let external_policy = optional_fields::policy("spec.externalTrafficPolicy", external, ignored);
         let internal = spec.internal_traffic_policy.as_deref();
         Ok(Some(Object::Service(Arc::new(Service {
             name,
@@ -43,28 +43,28 @@ impl Arriving for v1::Service {
                 .as_ref()
                 .map(|time| time.0.as_second()),
             cluster_ips,
-            external_ips: reach::external_ips(&spec, ignored),
-            load_balancer_ips: reach::load_balancer_ips(status.as_ref(), ignored),
-            unserved_ips: reach::proxied_ips(status.as_ref()),
-            source_ranges: reach::source_ranges(&spec, ignored),
+            external_ips: optional_fields::external_ips(&spec, ignored),
+            load_balancer_ips: optional_fields::load_balancer_ips(status.as_ref(), ignored),
+            unserved_ips: optional_fields::proxied_ips(status.as_ref()),
+            source_ranges: optional_fields::source_ranges(&spec, ignored),
             ports: ports(spec.ports.as_deref().unwrap_or_default(), ignored)?,
-            internal_policy: reach::policy("spec.internalTrafficPolicy", internal, ignored),
+            internal_policy: optional_fields::policy("spec.internalTrafficPolicy", internal, ignored),
             external_policy,
-            affinity: reach::affinity(&spec, ignored),
+            affinity: optional_fields::affinity(&spec, ignored),
             health_check_port: (is_of_load_balancer && external_policy == TrafficPolicy::Local)
-                .then(|| reach::health_check_port(&spec, ignored))
+                .then(|| optional_fields::health_check_port(&spec, ignored))
                 .flatten(),
-            algorithm: choice::algorithm(&metadata, ignored),
-            weights: choice::weights(&metadata, ignored),
-            not_for_sockets: choice::is_not_for_sockets(&metadata, ignored),
-            keep_to: choice::keep_to(&metadata, ignored),
+            algorithm: annotations::algorithm(&metadata, ignored),
+            weights: annotations::weights(&metadata, ignored),
+            socket_translation_disabled: annotations::is_socket_translation_disabled(&metadata, ignored),
+            endpoint_scope: annotations::endpoint_scope(&metadata, ignored),
         }))))
     }
 }
 
 /// Converts a Service that is not served: keeps only the addresses of its load balancer.
 fn unserved(name: ObjectName, status: Option<&v1::ServiceStatus>) -> Option<Object> {
-    let unserved_ips = reach::ingress_ips(status);
+    let unserved_ips = optional_fields::ingress_ips(status);
     (!unserved_ips.is_empty()).then(|| {
         Object::Service(Arc::new(Service {
             unserved_ips,
@@ -74,7 +74,7 @@ fn unserved(name: ObjectName, status: Option<&v1::ServiceStatus>) -> Option<Obje
 }
 
 /// Parses the cluster IPs; `None` if the Service is headless.
-fn cluster_ips(spec: &v1::ServiceSpec) -> Result<Option<Vec<IpAddr>>, Invalid> {
+fn cluster_ips(spec: &v1::ServiceSpec) -> Result<Option<Vec<IpAddr>>, FieldError> {
     let is_set = |text: &&str| !text.is_empty();
     let single = spec.cluster_ip.as_deref().filter(is_set);
     let several = spec.cluster_ips.as_deref().unwrap_or_default();
@@ -83,7 +83,7 @@ fn cluster_ips(spec: &v1::ServiceSpec) -> Result<Option<Vec<IpAddr>>, Invalid> {
         return Ok(None);
     }
 
-    let single = single.map(|text| address::unicast(text, || "spec.clusterIP".to_owned()));
+    let single = single.map(|text| address::parse_unicast(text, || "spec.clusterIP".to_owned()));
     let single = single.transpose()?;
     if several.is_empty() {
         return Ok(single.map(|address| vec![address]));
@@ -91,22 +91,22 @@ fn cluster_ips(spec: &v1::ServiceSpec) -> Result<Option<Vec<IpAddr>>, Invalid> {
     let mut addresses: Vec<IpAddr> = Vec::with_capacity(several.len());
     for (i, text) in several.iter().enumerate() {
         let field = || format!("spec.clusterIPs[{i}]");
-        let address = address::unicast(text, field)?;
+        let address = address::parse_unicast(text, field)?;
         if addresses
             .iter()
             .any(|other| Family::of(*other) == Family::of(address))
         {
-            return Err(Invalid::new(
+            return Err(FieldError::new(
                 field(),
-                Reason::SecondOfFamily(text.to_owned()),
+                FieldErrorKind::SecondOfFamily(text.to_owned()),
             ));
         }
         addresses.push(address);
     }
     match single.filter(|address| !addresses.contains(address)) {
         Some(stray) => {
-            let reason = Reason::NotAmongClusterIps(stray.to_string());
-            Err(Invalid::new("spec.clusterIP", reason))
+            let reason = FieldErrorKind::NotAmongClusterIps(stray.to_string());
+            Err(FieldError::new("spec.clusterIP", reason))
         }
         None => Ok(Some(addresses)),
     }
@@ -114,10 +114,10 @@ fn cluster_ips(spec: &v1::ServiceSpec) -> Result<Option<Vec<IpAddr>>, Invalid> {
 
 fn ports(
     ports: &[v1::ServicePort],
-    ignored: &mut Vec<Invalid>,
-) -> Result<Vec<ServicePort>, Invalid> {
+    ignored: &mut Vec<FieldError>,
+) -> Result<Vec<ServicePort>, FieldError> {
     if ports.is_empty() {
-        return Err(Invalid::new("spec.ports", Reason::Missing));
+        return Err(FieldError::new("spec.ports", FieldErrorKind::Missing));
     }
     let mut names = BTreeSet::new();
     let mut numbers = BTreeSet::new();
@@ -126,24 +126,24 @@ fn ports(
         let field = |name: &str| format!("spec.ports[{i}].{name}");
         let name = entry.name.as_deref().unwrap_or_default();
         if name.is_empty() && ports.len() > 1 {
-            return Err(Invalid::new(field("name"), Reason::UnnamedPort));
+            return Err(FieldError::new(field("name"), FieldErrorKind::UnnamedPort));
         }
         if !names.insert(name) {
-            return Err(Invalid::new(
+            return Err(FieldError::new(
                 field("name"),
-                Reason::Repeated(name.to_owned()),
+                FieldErrorKind::Duplicate(name.to_owned()),
             ));
         }
-        let number = port(entry.port, || field("port"))?;
-        let protocol = protocol(entry.protocol.as_deref(), || field("protocol"))?;
+        let number = parse_port(entry.port, || field("port"))?;
+        let protocol = parse_protocol(entry.protocol.as_deref(), || field("protocol"))?;
         if !numbers.insert((number, protocol)) {
-            let reason = Reason::Repeated(format!("{number}/{protocol}"));
-            return Err(Invalid::new(field("port"), reason));
+            let reason = FieldErrorKind::Duplicate(format!("{number}/{protocol}"));
+            return Err(FieldError::new(field("port"), reason));
         }
         read.push(ServicePort {
             name: Arc::from(name),
             port: number,
-            node_port: reach::optional_port(entry.node_port, || field("nodePort"), ignored),
+            node_port: optional_fields::optional_port(entry.node_port, || field("nodePort"), ignored),
             protocol,
         });
     }

@@ -2,22 +2,22 @@ use std::sync::Arc;
 
 use k8s_openapi::api::networking::v1;
 
-use super::{Arriving, Invalid, Reason, address};
+use super::{ApiObject, FieldError, FieldErrorKind, address};
 use crate::model::{Kind, Object, ObjectName, ServiceCidr};
 
-impl Arriving for v1::ServiceCIDR {
-    const READ_AS: Kind = Kind::ServiceCidr;
+impl ApiObject for v1::ServiceCIDR {
+    const MODEL_KIND: Kind = Kind::ServiceCidr;
 
-    fn read(self, name: ObjectName, _: &mut Vec<Invalid>) -> Result<Option<Object>, Invalid> {
+    fn into_model(self, name: ObjectName, _: &mut Vec<FieldError>) -> Result<Option<Object>, FieldError> {
         let ranges = self.spec.and_then(|spec| spec.cidrs).unwrap_or_default();
         let read = |(i, text): (usize, &String)| {
             let refused = || {
-                Invalid::new(
+                FieldError::new(
                     format!("spec.cidrs[{i}]"),
-                    Reason::not(address::A_CIDR, text),
+                    FieldErrorKind::wrong_form(address::CIDR_FORM, text),
                 )
             };
-            address::cidr(text).ok_or_else(refused)
+            address::parse_cidr(text).ok_or_else(refused)
         };
         let cidrs = ranges
             .iter()

@@ -40,7 +40,7 @@ pub(super) fn with(mut manifest: Value, pointer: &str, value: Value) -> Value {
 
 pub(super) fn object(manifest: Value) -> Object {
     let parsed = parse(manifest).expect("a good manifest");
-    let Manifest::Object(Taken { object, .. }) = parsed else {
+    let Manifest::Object(ParsedObject { object, .. }) = parsed else {
         panic!("no object: {parsed:?}")
     };
     object
@@ -72,7 +72,7 @@ pub(super) fn assert_skipped(manifest: Value) {
 #[track_caller]
 pub(super) fn ignored(manifest: Value) -> Vec<String> {
     let parsed = parse(manifest).expect("a good manifest");
-    let Manifest::Object(Taken { ignored, .. }) = parsed else {
+    let Manifest::Object(ParsedObject { ignored, .. }) = parsed else {
         panic!("no object: {parsed:?}")
     };
     ignored.iter().map(ToString::to_string).collect()
@@ -82,7 +82,7 @@ pub(super) fn ignored(manifest: Value) -> Vec<String> {
 #[track_caller]
 pub(super) fn assert_refused(manifest: Value, wrong: &str) {
     let refused = parse(manifest).expect_err("refused");
-    assert_eq!(refused.invalid.to_string(), wrong);
+    assert_eq!(refused.field_error.to_string(), wrong);
 }
 
 /// Asserts for each row `JSON => error` that the manifest that `make` builds from the JSON is refused
@@ -93,7 +93,7 @@ pub(super) fn assert_all_refused(make: impl Fn(Value) -> Value, rows: &[&str]) {
         let (json, wrong) = row.split_once(" => ").expect("a row");
         let value = serde_json::from_str(json).expect("JSON");
         let refused = parse(make(value)).expect_err(row);
-        assert_eq!(refused.invalid.to_string(), wrong, "{row}");
+        assert_eq!(refused.field_error.to_string(), wrong, "{row}");
     }
 }
 
@@ -130,7 +130,7 @@ fn a_node_is_read_with_its_internal_addresses() {
 }
 
 #[test]
-fn a_node_that_is_about_to_go_gets_no_traffic_from_load_balancers() {
+fn a_node_that_is_being_removed_gets_no_traffic_from_load_balancers() {
     let eligible = |extra: Value, pointer: &str| {
         let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}});
         let object = object(with(node, pointer, extra));
@@ -165,7 +165,7 @@ fn a_config_map_is_read_with_its_text() {
 }
 
 #[test]
-fn a_service_cidr_is_read_in_both_versions() {
+fn a_service_cidr_is_parsed_in_both_versions() {
     for version in ["v1", "v1beta1"] {
         let manifest = json!({
             "apiVersion": format!("networking.k8s.io/{version}"), "kind": "ServiceCIDR",
@@ -186,7 +186,7 @@ fn a_service_cidr_is_read_in_both_versions() {
 }
 
 #[test]
-fn a_wrong_version_of_a_known_kind_is_refused_by_name() {
+fn an_unsupported_version_of_a_known_kind_is_refused() {
     let old = json!("discovery.k8s.io/v1beta1");
     let old = with(slice(json!([]), json!([])), "/apiVersion", old);
 
@@ -206,7 +206,7 @@ fn a_wrong_version_of_a_known_kind_is_refused_by_name() {
 }
 
 #[test]
-fn kinds_that_are_not_read_are_named_and_so_are_namesakes_of_other_groups() {
+fn unknown_kinds_and_kinds_of_other_api_groups_are_named() {
     for name in [
         "apps/v1 Deployment",
         "serving.knative.dev/v1 Service",
@@ -220,7 +220,7 @@ fn kinds_that_are_not_read_are_named_and_so_are_namesakes_of_other_groups() {
 }
 
 #[test]
-fn what_cannot_be_identified_is_refused_without_a_name() {
+fn a_manifest_without_a_valid_name_is_refused_without_an_id() {
     let rows = [
         "[1] => manifest: is a list, but must be an object",
         r#""text" => manifest: is a string, but must be an object"#,
@@ -244,7 +244,7 @@ fn what_cannot_be_identified_is_refused_without_a_name() {
 }
 
 #[test]
-fn the_items_of_a_typed_list_get_its_kind() {
+fn items_of_a_typed_list_get_the_kind_of_the_list() {
     let item = json!({"metadata": {"name": "web"}, "spec": http()});
     let list = json!({"apiVersion": "v1", "kind": "ServiceList", "items": [item]});
 

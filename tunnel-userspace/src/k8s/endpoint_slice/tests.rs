@@ -47,7 +47,7 @@ fn a_slice_is_read_with_its_owner_ports_and_endpoints() {
 }
 
 #[test]
-fn a_slice_says_when_the_change_happened_that_it_tells_of() {
+fn a_slice_has_the_time_of_the_change_from_its_annotation() {
     let annotated = |text: &str| {
         let mut manifest = slice(json!([{"port": 80}]), json!([]));
         manifest["metadata"]["annotations"] =
@@ -65,7 +65,7 @@ fn a_slice_says_when_the_change_happened_that_it_tells_of() {
 }
 
 #[test]
-fn a_slice_port_without_a_name_is_the_unnamed_one_and_one_without_a_number_is_left_out() {
+fn a_port_without_a_name_has_the_empty_name_and_one_without_a_number_is_skipped() {
     let ports = json!([{"port": 8080}, {"name": "none"}, {"name": "zero", "port": 0}]);
 
     let slice = a_slice(slice(ports, json!([])));
@@ -75,7 +75,7 @@ fn a_slice_port_without_a_name_is_the_unnamed_one_and_one_without_a_number_is_le
 }
 
 #[test]
-fn slices_that_say_nothing_of_a_served_service_are_skipped() {
+fn slices_without_a_served_service_are_skipped() {
     let headless =
         json!({"kubernetes.io/service-name": "web", "service.kubernetes.io/headless": ""});
     for (pointer, value) in [
@@ -90,7 +90,7 @@ fn slices_that_say_nothing_of_a_served_service_are_skipped() {
 /// Asserts for each row `JSON => error` that the second entry of a list, which `make` builds from the
 /// JSON, is ignored with that error, and that the first entry is used.
 #[track_caller]
-fn assert_left_out(make: impl Fn(Value) -> Value, rows: &[&str]) {
+fn assert_ignored(make: impl Fn(Value) -> Value, rows: &[&str]) {
     for row in rows {
         let (json, wrong) = row.split_once(" => ").expect("a row");
         let manifest = make(serde_json::from_str(json).expect("JSON"));
@@ -101,14 +101,14 @@ fn assert_left_out(make: impl Fn(Value) -> Value, rows: &[&str]) {
 }
 
 #[test]
-fn an_endpoint_that_cannot_be_used_is_left_out_and_named() {
-    let beside = |first: &str, second: Value| {
+fn an_invalid_endpoint_is_ignored_and_reported() {
+    let with_second = |first: &str, second: Value| {
         let endpoints = json!([{"addresses": [first]}, {"addresses": second}]);
         slice(json!([{"port": 80}]), endpoints)
     };
-    let v4 = |addresses| beside("10.1.0.1", addresses);
+    let v4 = |addresses| with_second("10.1.0.1", addresses);
     let v6 = |addresses| {
-        let manifest = beside("fd00::7", addresses);
+        let manifest = with_second("fd00::7", addresses);
         with(manifest, "/addressType", json!("IPv6"))
     };
     let rows = [
@@ -120,7 +120,7 @@ fn an_endpoint_that_cannot_be_used_is_left_out_and_named() {
         r#"["224.0.0.1"] => endpoints[1].addresses[0]: 224.0.0.1 is a multicast address, which is not allowed here"#,
         "[] => endpoints[1].addresses: is required",
     ];
-    assert_left_out(v4, &rows);
+    assert_ignored(v4, &rows);
     let rows = [
         r#"["pod"] => endpoints[1].addresses[0]: "pod" is not an IP address"#,
         r#"["10.1.0.1"] => endpoints[1].addresses[0]: 10.1.0.1 is not an IPv6 address, as addressType requires"#,
@@ -129,11 +129,11 @@ fn an_endpoint_that_cannot_be_used_is_left_out_and_named() {
         r#"["fe80::1"] => endpoints[1].addresses[0]: fe80::1 is a link-local address, which is not allowed here"#,
         r#"["ff0e::1"] => endpoints[1].addresses[0]: ff0e::1 is a multicast address, which is not allowed here"#,
     ];
-    assert_left_out(v6, &rows);
+    assert_ignored(v6, &rows);
 }
 
 #[test]
-fn a_port_of_a_slice_that_cannot_be_used_is_left_out_and_named() {
+fn an_invalid_port_of_a_slice_is_ignored_and_reported() {
     let endpoints = json!([{"addresses": ["10.1.0.1"]}]);
     let second = |port: Value| slice(json!([{"port": 80}, port]), endpoints.clone());
     let rows = [
@@ -141,20 +141,20 @@ fn a_port_of_a_slice_that_cannot_be_used_is_left_out_and_named() {
         r#"{"name": "b", "port": 80, "protocol": "ICMP"} => ports[1].protocol: "ICMP" is not TCP, UDP or SCTP"#,
         r#"{"name": "", "port": 81} => ports[1].name: "" is already used by an earlier port"#,
     ];
-    assert_left_out(second, &rows);
+    assert_ignored(second, &rows);
 }
 
 #[test]
-fn of_many_endpoints_that_cannot_be_used_the_first_few_are_named() {
+fn only_the_first_of_many_invalid_endpoints_are_reported() {
     let endpoints: Vec<_> = (0..100).map(|_| json!({"addresses": ["pod"]})).collect();
 
     let named = ignored(slice(json!([]), json!(endpoints)));
 
-    assert_eq!(named.len(), NOTED);
+    assert_eq!(named.len(), MAX_REPORTED);
 }
 
 #[test]
-fn a_slice_is_refused_by_the_field_that_is_wrong() {
+fn a_slice_is_refused_with_its_invalid_field() {
     let good = || slice(json!([]), json!([]));
     let rows = [
         r#""IPv5" => addressType: "IPv5" is not IPv4, IPv6 or FQDN"#,

@@ -58,7 +58,7 @@ fn with_port(mut spec: Value) -> Value {
 }
 
 #[test]
-fn the_single_cluster_ip_counts_where_the_list_is_missing_and_zeros_are_decimal() {
+fn cluster_ip_is_used_if_cluster_ips_are_missing_and_leading_zeros_are_decimal() {
     for spec in [
         json!({"clusterIP": "10.96.0.010"}),
         json!({"clusterIPs": ["10.96.0.010"]}),
@@ -70,7 +70,7 @@ fn the_single_cluster_ip_counts_where_the_list_is_missing_and_zeros_are_decimal(
 }
 
 #[test]
-fn services_that_are_not_served_here_are_skipped_whatever_else_they_say() {
+fn services_that_are_not_served_are_skipped_even_if_they_are_invalid() {
     let labelled = |label: &str| with(service(http()), "/metadata/labels", json!({label: ""}));
     let bad_ports = json!([{"port": 0}]);
     for spec in [
@@ -90,7 +90,7 @@ fn services_that_are_not_served_here_are_skipped_whatever_else_they_say() {
 }
 
 #[test]
-fn of_a_service_that_is_not_served_only_the_addresses_of_its_load_balancer_count() {
+fn a_service_that_is_not_served_keeps_only_the_addresses_of_its_load_balancer() {
     let labels = json!({"service.kubernetes.io/service-proxy-name": ""});
     let ingress = json!([
         {"ip": "203.0.113.1"},
@@ -115,7 +115,7 @@ fn of_a_service_that_is_not_served_only_the_addresses_of_its_load_balancer_count
 }
 
 #[test]
-fn a_service_is_refused_by_the_cluster_ip_that_is_wrong() {
+fn a_service_is_refused_with_its_invalid_cluster_ip() {
     let rows = [
         r#"{"clusterIPs": ["10.96.0.300"]} => spec.clusterIPs[0]: "10.96.0.300" is not an IP address"#,
         r#"{"clusterIPs": ["10.96.0.1", "10.96.0.2"]} => spec.clusterIPs[1]: 10.96.0.2 is a second address of its IP family; only one of each family is allowed"#,
@@ -129,7 +129,7 @@ fn a_service_is_refused_by_the_cluster_ip_that_is_wrong() {
 }
 
 #[test]
-fn a_service_is_refused_by_the_port_that_is_wrong() {
+fn a_service_is_refused_with_its_invalid_port() {
     let with_ports = |ports| service(json!({"clusterIP": "10.96.0.10", "ports": ports}));
     let rows = [
         r#"[] => spec.ports: is required"#,

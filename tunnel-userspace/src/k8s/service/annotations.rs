@@ -6,35 +6,35 @@ use std::{collections::BTreeMap, sync::Arc};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::{
-    k8s::{ANNOTATION_DOMAIN, Invalid, Reason},
-    model::{Algorithm, KeepTo, Weights},
+    k8s::{ANNOTATION_DOMAIN, FieldError, FieldErrorKind},
+    model::{Algorithm, EndpointScope, Weights},
 };
 
 /// The prefix of a zone in the weights.
-const ZONE: &str = "zone:";
+const ZONE_PREFIX: &str = "zone:";
 /// The key in the weights for all other endpoints.
-const OTHERS: &str = "*";
+const WILDCARD: &str = "*";
 /// The description of the algorithms in errors.
-const ALGORITHMS: &str = "random, weighted, round-robin, source-hash, destination-hash, maglev, \
+const ALGORITHM_FORM: &str = "random, weighted, round-robin, source-hash, destination-hash, maglev, \
                           least-conn or an IPVS scheduler (rr, wrr, sh, dh, mh, lc, wlc, sed, nq)";
 /// The description of the topology keys in errors.
-const TOPOLOGIES: &str = "kubernetes.io/hostname, openyurt.io/nodepool or kubernetes.io/zone";
+const TOPOLOGY_KEY_FORM: &str = "kubernetes.io/hostname, openyurt.io/nodepool or kubernetes.io/zone";
 /// The annotation of `OpenYurt` with a topology key.
-const TOPOLOGY_KEYS: &str = "openyurt.io/topologyKeys";
+const TOPOLOGY_KEYS_ANNOTATION: &str = "openyurt.io/topologyKeys";
 
 /// Parses the annotation `culvert.dev/algorithm`.
-pub(super) fn algorithm(metadata: &ObjectMeta, ignored: &mut Vec<Invalid>) -> Option<Algorithm> {
+pub(super) fn algorithm(metadata: &ObjectMeta, ignored: &mut Vec<FieldError>) -> Option<Algorithm> {
     let (field, text) = annotation(metadata, "algorithm")?;
     let algorithm = Algorithm::named(text);
     if algorithm.is_none() {
-        ignored.push(Invalid::new(field, Reason::not(ALGORITHMS, text)));
+        ignored.push(FieldError::new(field, FieldErrorKind::wrong_form(ALGORITHM_FORM, text)));
     }
     algorithm
 }
 
 /// Parses the annotation `culvert.dev/weights`, such as `web-0=3, zone:north=2, *=1`. Ignores invalid
 /// entries.
-pub(super) fn weights(metadata: &ObjectMeta, ignored: &mut Vec<Invalid>) -> Option<Arc<Weights>> {
+pub(super) fn weights(metadata: &ObjectMeta, ignored: &mut Vec<FieldError>) -> Option<Arc<Weights>> {
     let (field, text) = annotation(metadata, "weights")?;
     let mut weights = Weights::default();
     for entry in text.split(',').map(str::trim) {
@@ -43,13 +43,13 @@ pub(super) fn weights(metadata: &ObjectMeta, ignored: &mut Vec<Invalid>) -> Opti
         }
         let read = entry.split_once('=').and_then(|(key, weight)| {
             let weight = weight.trim().parse().ok();
-            let weight: u32 = weight.filter(|weight| *weight <= Weights::MOST)?;
+            let weight: u32 = weight.filter(|weight| *weight <= Weights::MAX)?;
             Some((key.trim(), weight))
         });
         match read {
-            Some((OTHERS, weight)) => weights.others = Some(weight),
+            Some((WILDCARD, weight)) => weights.others = Some(weight),
             Some((key, weight)) if !key.is_empty() => {
-                let (map, name) = match key.strip_prefix(ZONE) {
+                let (map, name) = match key.strip_prefix(ZONE_PREFIX) {
                     Some(zone) => (&mut weights.zones, zone),
                     None => (&mut weights.names, key),
                 };
@@ -57,8 +57,8 @@ pub(super) fn weights(metadata: &ObjectMeta, ignored: &mut Vec<Invalid>) -> Opti
             }
             Some(_) | None => {
                 let reason =
-                    Reason::not("POD=WEIGHT, zone:ZONE=WEIGHT or *=WEIGHT, from 0 to 100", entry);
-                ignored.push(Invalid::new(&field, reason));
+                    FieldErrorKind::wrong_form("POD=WEIGHT, zone:ZONE=WEIGHT or *=WEIGHT, from 0 to 100", entry);
+                ignored.push(FieldError::new(&field, reason));
             }
         }
     }
@@ -67,7 +67,7 @@ pub(super) fn weights(metadata: &ObjectMeta, ignored: &mut Vec<Invalid>) -> Opti
 
 /// Parses the annotation `culvert.dev/socket-translation`. Returns true if it disables the translation
 /// at sockets.
-pub(super) fn is_not_for_sockets(metadata: &ObjectMeta, ignored: &mut Vec<Invalid>) -> bool {
+pub(super) fn is_socket_translation_disabled(metadata: &ObjectMeta, ignored: &mut Vec<FieldError>) -> bool {
     let Some((field, text)) = annotation(metadata, "socket-translation") else {
         return false;
     };
@@ -75,9 +75,9 @@ pub(super) fn is_not_for_sockets(metadata: &ObjectMeta, ignored: &mut Vec<Invali
         "enabled" => false,
         "disabled" => true,
         other => {
-            ignored.push(Invalid::new(
+            ignored.push(FieldError::new(
                 field,
-                Reason::not("enabled or disabled", other),
+                FieldErrorKind::wrong_form("enabled or disabled", other),
             ));
             false
         }
@@ -86,15 +86,15 @@ pub(super) fn is_not_for_sockets(metadata: &ObjectMeta, ignored: &mut Vec<Invali
 
 /// Parses the annotation `openyurt.io/topologyKeys`: one key without blanks around it, or nothing
 /// (openyurt `pkg/yurthub/filter/servicetopology/filter.go`, `serviceTopologyHandler`).
-pub(super) fn keep_to(metadata: &ObjectMeta, ignored: &mut Vec<Invalid>) -> Option<KeepTo> {
-    let text = text(metadata, TOPOLOGY_KEYS)?;
+pub(super) fn endpoint_scope(metadata: &ObjectMeta, ignored: &mut Vec<FieldError>) -> Option<EndpointScope> {
+    let text = annotation_text(metadata, TOPOLOGY_KEYS_ANNOTATION)?;
     match text {
         "" => None,
-        "kubernetes.io/hostname" => Some(KeepTo::Node),
-        "openyurt.io/nodepool" | "kubernetes.io/zone" => Some(KeepTo::Pool),
+        "kubernetes.io/hostname" => Some(EndpointScope::Node),
+        "openyurt.io/nodepool" | "kubernetes.io/zone" => Some(EndpointScope::Pool),
         other => {
-            let reason = Reason::not(TOPOLOGIES, other);
-            ignored.push(Invalid::new(field(TOPOLOGY_KEYS), reason));
+            let reason = FieldErrorKind::wrong_form(TOPOLOGY_KEY_FORM, other);
+            ignored.push(FieldError::new(annotation_field(TOPOLOGY_KEYS_ANNOTATION), reason));
             None
         }
     }
@@ -103,16 +103,16 @@ pub(super) fn keep_to(metadata: &ObjectMeta, ignored: &mut Vec<Invalid>) -> Opti
 /// Returns the field path and the trimmed text of one of Culvert's annotations.
 fn annotation<'a>(metadata: &'a ObjectMeta, name: &str) -> Option<(String, &'a str)> {
     let annotation = format!("{ANNOTATION_DOMAIN}/{name}");
-    let text = text(metadata, &annotation)?.trim();
-    Some((field(&annotation), text))
+    let text = annotation_text(metadata, &annotation)?.trim();
+    Some((annotation_field(&annotation), text))
 }
 
-fn text<'a>(metadata: &'a ObjectMeta, annotation: &str) -> Option<&'a str> {
+fn annotation_text<'a>(metadata: &'a ObjectMeta, annotation: &str) -> Option<&'a str> {
     let annotations: &BTreeMap<_, _> = metadata.annotations.as_ref()?;
     annotations.get(annotation).map(String::as_str)
 }
 
-fn field(annotation: &str) -> String {
+fn annotation_field(annotation: &str) -> String {
     format!("metadata.annotations[{annotation}]")
 }
 

@@ -1,6 +1,6 @@
 use super::*;
 
-type Reader<T> = fn(&ObjectMeta, &mut Vec<Invalid>) -> T;
+type Reader<T> = fn(&ObjectMeta, &mut Vec<FieldError>) -> T;
 
 /// Parses an annotation of a Service, and asserts that exactly these errors are reported.
 #[track_caller]
@@ -12,17 +12,17 @@ fn read<T>(reader: Reader<T>, name: &str, text: &str, wrong: &[&str]) -> T {
     let mut ignored = Vec::new();
     let read = reader(&metadata, &mut ignored);
     let ignored: Vec<_> = ignored.iter().map(ToString::to_string).collect();
-    let in_words = |wrong| format!("metadata.annotations[{name}]: {wrong}");
+    let with_field = |wrong| format!("metadata.annotations[{name}]: {wrong}");
     assert_eq!(
         ignored,
-        Vec::from_iter(wrong.iter().map(in_words)),
+        Vec::from_iter(wrong.iter().map(with_field)),
         "{text}"
     );
     read
 }
 
 #[test]
-fn algorithms_are_known_by_their_names_and_by_those_of_ipvs() {
+fn algorithms_have_their_own_names_and_those_of_ipvs_schedulers() {
     let read = |text, wrong: &[&str]| read(algorithm, "culvert.dev/algorithm", text, wrong);
 
     for (names, wanted) in [
@@ -47,7 +47,7 @@ fn read_weights(text: &str, wrong: &[&str]) -> Option<Arc<Weights>> {
 }
 
 #[test]
-fn weights_are_those_of_pods_then_of_zones_then_of_the_others_and_one_without_them() {
+fn the_weight_of_a_pod_precedes_that_of_its_zone_and_the_default_is_one() {
     let weights = read_weights("web-0=3, zone:north = 2,,*=0", &[]).expect("weights");
     assert_eq!(weights.of(Some("web-0"), Some("north")), 3);
     assert_eq!(weights.of(Some("web-1"), Some("north")), 2);
@@ -62,7 +62,7 @@ fn weights_are_those_of_pods_then_of_zones_then_of_the_others_and_one_without_th
 }
 
 #[test]
-fn a_weight_that_cant_be_read_is_left_out_and_named() {
+fn an_invalid_weight_is_ignored_and_reported() {
     let wrong = ["web-0=101", "web-1=-1", "web-2", "=4"].map(|entry| {
         format!("{entry:?} is not POD=WEIGHT, zone:ZONE=WEIGHT or *=WEIGHT, from 0 to 100")
     });
@@ -75,10 +75,10 @@ fn a_weight_that_cant_be_read_is_left_out_and_named() {
 }
 
 #[test]
-fn sockets_translate_a_service_unless_it_says_otherwise() {
+fn socket_translation_is_enabled_unless_the_annotation_disables_it() {
     let read = |text, wrong: &[&str]| {
         read(
-            is_not_for_sockets,
+            is_socket_translation_disabled,
             "culvert.dev/socket-translation",
             text,
             wrong,
@@ -91,13 +91,13 @@ fn sockets_translate_a_service_unless_it_says_otherwise() {
 }
 
 #[test]
-fn topology_keys_are_those_of_openyurt_and_count_as_a_whole() {
-    let read = |text, wrong: &[&str]| read(keep_to, "openyurt.io/topologyKeys", text, wrong);
+fn topology_keys_must_be_exactly_one_of_those_of_openyurt() {
+    let read = |text, wrong: &[&str]| read(endpoint_scope, "openyurt.io/topologyKeys", text, wrong);
 
     for (text, wanted) in [
-        ("kubernetes.io/hostname", Some(KeepTo::Node)),
-        ("openyurt.io/nodepool", Some(KeepTo::Pool)),
-        ("kubernetes.io/zone", Some(KeepTo::Pool)),
+        ("kubernetes.io/hostname", Some(EndpointScope::Node)),
+        ("openyurt.io/nodepool", Some(EndpointScope::Pool)),
+        ("kubernetes.io/zone", Some(EndpointScope::Pool)),
         ("", None),
     ] {
         assert_eq!(read(text, &[]), wanted, "{text}");

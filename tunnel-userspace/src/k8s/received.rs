@@ -6,13 +6,13 @@ use k8s_openapi::{Metadata, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use serde::de::{DeserializeOwned, Error as _};
 use serde_json::Value;
 
-use super::{Invalid, Taken, endpoint_slice, typed};
+use super::{FieldError, ParsedObject, endpoint_slice, deserialize};
 use crate::model::{self, Kind, Object, ObjectId, ObjectName};
 
 /// A Kubernetes type that Culvert can convert to an [`Object`].
-pub trait Arriving: DeserializeOwned + Metadata<Ty = ObjectMeta> {
+pub trait ApiObject: DeserializeOwned + Metadata<Ty = ObjectMeta> {
     /// The kind of the converted object.
-    const READ_AS: Kind;
+    const MODEL_KIND: Kind;
 
     /// Converts the object; `None` if Culvert does not serve it. Pushes the errors of ignored fields to
     /// `ignored`.
@@ -20,7 +20,7 @@ pub trait Arriving: DeserializeOwned + Metadata<Ty = ObjectMeta> {
     /// # Errors
     ///
     /// Returns the first invalid field.
-    fn read(self, name: ObjectName, ignored: &mut Vec<Invalid>) -> Result<Option<Object>, Invalid>;
+    fn into_model(self, name: ObjectName, ignored: &mut Vec<FieldError>) -> Result<Option<Object>, FieldError>;
 
     /// Converts the object, and returns the errors of ignored fields as well; `None` if Culvert does not
     /// serve the object.
@@ -28,16 +28,16 @@ pub trait Arriving: DeserializeOwned + Metadata<Ty = ObjectMeta> {
     /// # Errors
     ///
     /// Returns the first invalid field.
-    fn take(self, name: ObjectName) -> Result<Option<Taken>, Invalid> {
+    fn into_parsed(self, name: ObjectName) -> Result<Option<ParsedObject>, FieldError> {
         let mut ignored = Vec::new();
-        let object = self.read(name, &mut ignored)?;
-        Ok(object.map(|object| Taken { object, ignored }))
+        let object = self.into_model(name, &mut ignored)?;
+        Ok(object.map(|object| ParsedObject { object, ignored }))
     }
 }
 
 /// An object that the API server sent.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Arrived {
+pub struct ReceivedObject {
     /// The ID of the object.
     pub id: ObjectId,
     /// The `resourceVersion`.
@@ -45,9 +45,9 @@ pub struct Arrived {
     /// The uid, which distinguishes the object from earlier ones with the same name.
     pub uid: Option<Arc<str>>,
     /// The Service of an EndpointSlice, from its label.
-    pub owner: Option<Arc<str>>,
+    pub service: Option<Arc<str>>,
     /// The converted object; `None` if Culvert does not serve it.
-    pub object: Result<Option<Taken>, Invalid>,
+    pub object: Result<Option<ParsedObject>, FieldError>,
 }
 
 /// Parses an object that the API server sent.
@@ -55,9 +55,9 @@ pub struct Arrived {
 /// # Errors
 ///
 /// The text is not JSON, or has no `metadata.name`.
-pub fn arrived<K: Arriving>(json: &str) -> Result<Arrived, serde_json::Error> {
+pub fn parse_received<K: ApiObject>(json: &str) -> Result<ReceivedObject, serde_json::Error> {
     let Ok(mut object) = serde_json::from_str::<K>(json) else {
-        return misshapen::<K>(serde_json::from_str(json)?);
+        return parse_malformed::<K>(serde_json::from_str(json)?);
     };
     let metadata = object.metadata_mut();
     // Many objects consist mostly of managed fields, which Culvert doesn't use.
@@ -65,47 +65,47 @@ pub fn arrived<K: Arriving>(json: &str) -> Result<Arrived, serde_json::Error> {
     let version = metadata.resource_version.take().unwrap_or_default();
     let uid = metadata.uid.as_deref().map(Arc::from);
     let labels = metadata.labels.as_ref();
-    let service = labels.and_then(|labels| labels.get(endpoint_slice::SERVICE_NAME));
-    let owner = owner::<K>(service.map(String::as_str));
+    let service = labels.and_then(|labels| labels.get(endpoint_slice::SERVICE_NAME_LABEL));
+    let owner = service_of_slice::<K>(service.map(String::as_str));
     let name = metadata.name.take().unwrap_or_default();
     let id = id::<K>(metadata.namespace.as_deref(), name);
     let name = id.name.clone();
-    Ok(Arrived {
+    Ok(ReceivedObject {
         id,
         version,
         uid,
-        owner,
-        object: object.take(name),
+        service: owner,
+        object: object.into_parsed(name),
     })
 }
 
-fn id<K: Arriving>(namespace: Option<&str>, name: String) -> ObjectId {
+fn id<K: ApiObject>(namespace: Option<&str>, name: String) -> ObjectId {
     ObjectId {
-        kind: K::READ_AS,
-        name: ObjectName::new(model::namespace(namespace.unwrap_or_default()), name),
+        kind: K::MODEL_KIND,
+        name: ObjectName::new(model::intern_namespace(namespace.unwrap_or_default()), name),
     }
 }
 
 /// Returns the Service in the label of an EndpointSlice; `None` for other kinds.
-fn owner<K: Arriving>(service: Option<&str>) -> Option<Arc<str>> {
-    let service = service.filter(|_| K::READ_AS == Kind::EndpointSlice);
+fn service_of_slice<K: ApiObject>(service: Option<&str>) -> Option<Arc<str>> {
+    let service = service.filter(|_| K::MODEL_KIND == Kind::EndpointSlice);
     service.map(Arc::from)
 }
 
 /// Parses an object with a field of the wrong type, and returns its ID with the error. The error comes
 /// from the parsed value and not from the text, whose offsets would differ in every version of the
 /// object.
-fn misshapen<K: Arriving>(value: Value) -> Result<Arrived, serde_json::Error> {
+fn parse_malformed<K: ApiObject>(value: Value) -> Result<ReceivedObject, serde_json::Error> {
     let metadata = |field: &str| value.get("metadata")?.get(field);
     let text = |field| metadata(field).and_then(Value::as_str);
     let name = text("name").ok_or_else(|| serde_json::Error::missing_field("metadata.name"))?;
     let id = id::<K>(text("namespace"), name.to_owned());
-    let service = metadata("labels").and_then(|labels| labels.get(endpoint_slice::SERVICE_NAME));
-    Ok(Arrived {
+    let service = metadata("labels").and_then(|labels| labels.get(endpoint_slice::SERVICE_NAME_LABEL));
+    Ok(ReceivedObject {
         version: text("resourceVersion").unwrap_or_default().to_owned(),
         uid: text("uid").map(Arc::from),
-        owner: owner::<K>(service.and_then(Value::as_str)),
-        object: typed::<K>(value).and_then(|object| object.take(id.name.clone())),
+        service: service_of_slice::<K>(service.and_then(Value::as_str)),
+        object: deserialize::<K>(value).and_then(|object| object.into_parsed(id.name.clone())),
         id,
     })
 }
@@ -116,18 +116,18 @@ mod tests {
 
     use super::*;
 
-    fn service(spec: &str) -> Arrived {
+    fn service(spec: &str) -> ReceivedObject {
         let json = r#""metadata": {"name": "a", "namespace": "shop", "resourceVersion": "7",
                      "managedFields": [{"manager": "m"}]}"#;
         let json = format!(r#"{{{json}, "spec": {spec}}}"#);
-        let arrived = arrived::<v1::Service>(&json).expect("an object with a name");
+        let arrived = parse_received::<v1::Service>(&json).expect("an object with a name");
         assert_eq!(arrived.id.to_string(), "Service shop/a");
         assert_eq!(arrived.version, "7");
         arrived
     }
 
     #[test]
-    fn an_object_arrives_with_its_name_and_version_if_it_is_served() {
+    fn an_object_is_parsed_with_its_name_and_version() {
         let served = service(r#"{"clusterIP": "10.96.0.1", "ports": [{"port": 80}]}"#);
         let taken = served.object.expect("good").expect("served");
         assert!(matches!(taken.object, Object::Service(_)));
@@ -137,12 +137,12 @@ mod tests {
     }
 
     #[test]
-    fn an_object_of_another_shape_is_refused_by_name_and_field() {
+    fn an_object_with_a_field_of_the_wrong_type_is_refused_with_name_and_field() {
         let arrived = service(r#"{"clusterIP": "10.96.0.1", "ports": [{"port": "http"}]}"#);
 
         let invalid = arrived.object.expect_err("a port is a number");
         assert_eq!(invalid.field, "spec.ports[0].port");
-        let reason = invalid.reason.to_string();
+        let reason = invalid.kind.to_string();
         assert_eq!(reason, "invalid type: string \"http\", expected an integer");
     }
 }

@@ -3,7 +3,7 @@
 
 pub mod file;
 mod fingerprint;
-mod journal;
+mod problem_log;
 pub mod kube;
 mod problem;
 mod store;
@@ -19,7 +19,7 @@ use crate::model::Kind;
 /// The state of a source, for status.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Report {
+pub struct SourceReport {
     /// The number of objects in use, by kind.
     pub objects: BTreeMap<Kind, usize>,
     /// The current problems: refused objects, ignored fields and unreadable files.
@@ -35,13 +35,13 @@ pub struct Report {
     pub synced: bool,
     /// The state of the API server, if the source is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub server: Option<Server>,
+    pub server: Option<ServerStatus>,
 }
 
 /// The state of the API server.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Server {
+pub struct ServerStatus {
     /// The address of the server in use.
     pub address: String,
     /// The error, while requests fail.
@@ -52,7 +52,7 @@ pub struct Server {
     pub stale: Option<String>,
 }
 
-impl Report {
+impl SourceReport {
     /// Merges the reports of several sources into one.
     #[must_use]
     pub fn merge(reports: impl IntoIterator<Item = Arc<Self>>) -> Self {

@@ -4,7 +4,7 @@ mod documents;
 mod folder;
 mod merge;
 mod parse;
-mod state;
+mod folder_state;
 mod watch;
 
 use std::{
@@ -19,7 +19,7 @@ use folder::{ReadJob, Listing, ReadCause, ManifestPath};
 use parse::ParseCache;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use state::FolderState;
+use folder_state::FolderState;
 use tokio::{
     sync::watch as latest,
     task::spawn_blocking,
@@ -30,7 +30,7 @@ use watch::{FolderChanges, FolderWatch};
 use super::{
     Overlay, Problem, SourceReport, Store,
     fingerprint::{FileId, fingerprint},
-    journal::ProblemLog,
+    problem_log::ProblemLog,
     store::SyncPhase,
 };
 use crate::{clock::monotonic, drain, publish::publish_if_changed, model::ClusterUpdate};
@@ -175,12 +175,12 @@ pub async fn start(settings: FileSettings, overlay: Overlay) -> Result<FileSourc
         let (place, state) = first_read(&target, &overlay).map_err(settings.read_error())?;
         let mut source = FileSource {
             target,
-            place: Some(place),
+            folder_id: Some(place),
             watch,
             state,
             overlay,
             report: latest::Sender::new(Arc::default()),
-            journal: ProblemLog::default(),
+            problem_log: ProblemLog::default(),
         };
         source.publish_report();
         Ok(source)
@@ -193,12 +193,12 @@ pub async fn start(settings: FileSettings, overlay: Overlay) -> Result<FileSourc
 pub struct FileSource {
     target: ManifestPath,
     /// The identity of the watched folder; `None` while it is missing.
-    place: Option<FileId>,
+    folder_id: Option<FileId>,
     watch: FolderWatch,
     state: FolderState,
     overlay: Overlay,
     report: latest::Sender<Arc<SourceReport>>,
-    journal: ProblemLog,
+    problem_log: ProblemLog,
 }
 
 impl FileSource {
@@ -230,7 +230,7 @@ impl FileSource {
         };
         if changes.folder_lost {
             self.restart_watch(at).await;
-        } else if self.place.is_some() {
+        } else if self.folder_id.is_some() {
             self.apply(changes, at).await;
         }
         self.publish_report();
@@ -277,7 +277,7 @@ impl FileSource {
         let at = monotonic();
         let target = self.target.clone();
         match blocking(move || target.folder_id()).await.flatten() {
-            Ok(place) if self.place != Some(place) => self.restart_watch(at).await,
+            Ok(place) if self.folder_id != Some(place) => self.restart_watch(at).await,
             Ok(_) if self.state.folder_problem.is_some() => self.scan(at).await,
             Ok(_) => self.poll_files(at).await,
             Err(error) => self.lose_folder(&error),
@@ -302,7 +302,7 @@ impl FileSource {
         match watched.await.flatten() {
             Ok((watch, place)) => {
                 self.watch = watch;
-                self.place = Some(place);
+                self.folder_id = Some(place);
                 self.set_folder_problem("was replaced by another folder");
                 self.scan(at).await;
             }
@@ -336,7 +336,7 @@ impl FileSource {
     }
 
     async fn read(&mut self, jobs: Vec<ReadJob>, at: Duration) {
-        let Some(place) = self.place.filter(|_| !jobs.is_empty()) else {
+        let Some(place) = self.folder_id.filter(|_| !jobs.is_empty()) else {
             return;
         };
         let target = self.target.clone();
@@ -352,7 +352,7 @@ impl FileSource {
     }
 
     fn lose_folder(&mut self, error: &io::Error) {
-        self.place = None;
+        self.folder_id = None;
         self.set_folder_problem(&format!("can't be reached: {error}"));
     }
 
@@ -370,7 +370,7 @@ impl FileSource {
         };
         self.overlay.edit(monotonic()).set_phase(phase);
         let mut report = self.state.report(self.overlay.counts());
-        self.journal.log_changes(&mut report);
+        self.problem_log.log_changes(&mut report);
         publish_if_changed(&self.report, Arc::new(report));
     }
 }

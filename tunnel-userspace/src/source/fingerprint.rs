@@ -9,22 +9,22 @@ use std::{
 /// Metadata of a file that change whenever it is written or replaced.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Fingerprint {
-    pub(super) place: Place,
+    pub(super) id: FileId,
     size: u64,
     /// The mtime: seconds and nanoseconds.
-    modified: (i64, i64),
+    mtime: (i64, i64),
     /// The ctime: seconds and nanoseconds.
-    changed: (i64, i64),
+    ctime: (i64, i64),
 }
 
 /// The device and inode number of a file or folder. They change if another file takes its path.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
-pub(super) struct Place {
+pub(super) struct FileId {
     device: u64,
     inode: u64,
 }
 
-impl Place {
+impl FileId {
     pub(super) fn of(metadata: &Metadata) -> Self {
         Self {
             device: metadata.dev(),
@@ -36,17 +36,17 @@ impl Place {
 impl Fingerprint {
     pub(super) fn of(metadata: &Metadata) -> Self {
         Self {
-            place: Place::of(metadata),
+            id: FileId::of(metadata),
             size: metadata.size(),
-            modified: (metadata.mtime(), metadata.mtime_nsec()),
-            changed: (metadata.ctime(), metadata.ctime_nsec()),
+            mtime: (metadata.mtime(), metadata.mtime_nsec()),
+            ctime: (metadata.ctime(), metadata.ctime_nsec()),
         }
     }
 
     /// Returns true if both fingerprints are of the same file, and it was not written in between. The ctime
     /// is ignored, since a rename changes it.
-    pub(super) fn is_same_text(&self, other: &Self) -> bool {
-        (self.place, self.size, self.modified) == (other.place, other.size, other.modified)
+    pub(super) fn has_same_content(&self, other: &Self) -> bool {
+        (self.id, self.size, self.mtime) == (other.id, other.size, other.mtime)
     }
 }
 

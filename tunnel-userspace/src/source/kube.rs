@@ -2,7 +2,7 @@
 //! with the selectors of kube-proxy 1.36 (`cmd/kube-proxy/app/server.go`, `ProxyServer.Run`).
 
 mod client;
-mod follow;
+mod watcher;
 mod reflector;
 mod snapshot;
 
@@ -27,11 +27,11 @@ use tracing::{info, warn};
 pub use self::client::{AccessError, ApiServer, InvalidApiServer};
 use self::{
     client::CurrentServer,
-    follow::{KindWatcher, KindEvent},
+    watcher::{KindWatcher, KindEvent},
     reflector::{NodeFilter, Reflector},
     snapshot::Snapshot,
 };
-use super::{Overlay, SourceReport, ServerStatus, journal::ProblemLog, store::SyncPhase};
+use super::{Overlay, SourceReport, ServerStatus, problem_log::ProblemLog, store::SyncPhase};
 use crate::{
     clock::monotonic,
     drain, duration,
@@ -245,7 +245,7 @@ async fn start_with_limits(
         overlay,
         report: watch::Sender::default(),
         warnings: watch::Sender::new(Arc::default()),
-        journal: ProblemLog::default(),
+        problem_log: ProblemLog::default(),
         limits,
         settings,
         scope,
@@ -265,7 +265,7 @@ pub struct KubeSource {
     overlay: Overlay,
     report: watch::Sender<Arc<SourceReport>>,
     warnings: watch::Sender<Arc<[ObjectWarning]>>,
-    journal: ProblemLog,
+    problem_log: ProblemLog,
 }
 
 impl KubeSource {
@@ -344,7 +344,7 @@ impl KubeSource {
     fn apply_events(&mut self, heard: impl Iterator<Item = KindEvent>) {
         let now = Timestamp::now();
         let mut edit = self.overlay.edit(monotonic());
-        heard.for_each(|heard| self.reflector.take(heard, now, &mut edit));
+        heard.for_each(|heard| self.reflector.apply(heard, now, &mut edit));
     }
 
     /// Uses the last known state, which an earlier process has written.
@@ -373,7 +373,7 @@ impl KubeSource {
 
     /// Returns true if the state has changed since the last write, and is complete.
     fn needs_save(&self) -> bool {
-        !self.reflector.is_saved && self.reflector.is_live()
+        !self.reflector.is_saved && self.reflector.is_synced()
     }
 
     /// Returns a function that writes the current state to the disk.
@@ -398,12 +398,12 @@ impl KubeSource {
     /// Publishes the report, and logs its changes.
     fn publish(&mut self) {
         let mut report = self.reflector.report(self.current.server(), &self.overlay);
-        self.journal.log_changes(&mut report);
+        self.problem_log.log_changes(&mut report);
         let before = Arc::clone(&self.report.borrow());
         log_server_changes(before.server.as_ref(), report.server.as_ref());
         publish::publish_if_changed(
             &self.warnings,
-            self.reflector.concerns(&self.overlay).into(),
+            self.reflector.warnings(&self.overlay).into(),
         );
         publish::publish_if_changed(&self.report, Arc::new(report));
     }

@@ -29,12 +29,12 @@ pub struct Problem {
 
 impl Problem {
     /// Creates a problem of a complete file.
-    pub(super) fn of_file(file: &Path, reason: impl Into<String>) -> Self {
-        Self::of(file.display(), reason)
+    pub(super) fn in_file(file: &Path, reason: impl Into<String>) -> Self {
+        Self::new(file.display(), reason)
     }
 
     /// Creates a problem without document, object and field.
-    pub(super) fn of(origin: impl fmt::Display, reason: impl Into<String>) -> Self {
+    pub(super) fn new(origin: impl fmt::Display, reason: impl Into<String>) -> Self {
         Self {
             origin: origin.to_string(),
             document: None,
@@ -48,7 +48,7 @@ impl Problem {
 
     /// Returns the problem without its position if the object is known: a problem stays the same when its
     /// object moves within the file.
-    pub(super) fn without_place(&self) -> Self {
+    pub(super) fn without_position(&self) -> Self {
         let (document, line) = match self.object {
             Some(_) => (None, None),
             None => (self.document, self.line),

@@ -10,12 +10,12 @@ use std::{
 
 use tokio::sync::Notify;
 
-use crate::model::{EndpointSlice, Kind, Object, ObjectId, ObjectName, ServiceState, Update};
+use crate::model::{EndpointSlice, Kind, Object, ObjectId, ObjectName, ServiceState, ClusterUpdate};
 
 /// The progress of a source towards a complete list, in ascending order. The phase of the store is the
 /// lowest phase of its sources.
 #[derive(Clone, Copy, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
-pub(super) enum Phase {
+pub(super) enum SyncPhase {
     /// The first complete list has not been received.
     #[default]
     Listing,
@@ -24,7 +24,7 @@ pub(super) enum Phase {
     /// A complete list was received, but some of its objects or files can't be used.
     Partial,
     /// A complete list was received, and all of its objects are in use.
-    Whole,
+    Complete,
 }
 
 /// The objects of all sources, as the control loop reads them.
@@ -42,12 +42,12 @@ pub struct Overlay {
 
 /// A batch of changes to an overlay. It holds the lock of the store, so all changes become visible at
 /// once when it is dropped.
-pub(super) struct Edit<'a> {
+pub(super) struct OverlayEdit<'a> {
     state: MutexGuard<'a, State>,
     changed: &'a Notify,
     index: usize,
     /// The monotonic time when the next changes were noticed.
-    pub(super) at: Duration,
+    pub(super) noticed_at: Duration,
 }
 
 #[derive(Debug, Default)]
@@ -59,7 +59,7 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     /// The overlays, in order of precedence.
-    overlays: Vec<Said>,
+    overlays: Vec<OverlayState>,
     /// The number of running sources.
     running: usize,
     /// The slices in use, by Service, each list sorted by name.
@@ -68,14 +68,14 @@ struct State {
     /// objects.
     dirty: Option<BTreeSet<ObjectId>>,
     /// The time when the oldest change since the last update was noticed; `None` without changes.
-    since: Option<Duration>,
+    oldest_change: Option<Duration>,
 }
 
 /// The objects of one source.
 #[derive(Debug, Default)]
-struct Said {
+struct OverlayState {
     objects: BTreeMap<Kind, BTreeMap<ObjectName, Object>>,
-    phase: Phase,
+    phase: SyncPhase,
 }
 
 impl Store {
@@ -83,7 +83,7 @@ impl Store {
     pub fn overlay(&mut self) -> Overlay {
         let mut state = self.shared.lock();
         let index = state.overlays.len();
-        state.overlays.push(Said::default());
+        state.overlays.push(OverlayState::default());
         state.running += 1;
         Overlay {
             shared: Arc::clone(&self.shared),
@@ -95,7 +95,7 @@ impl Store {
     ///
     /// The first update is returned once every source has delivered its first complete list. It contains
     /// all objects, so an object that is missing from it was deleted.
-    pub async fn update(&mut self) -> Option<Update> {
+    pub async fn update(&mut self) -> Option<ClusterUpdate> {
         loop {
             {
                 let mut state = self.shared.lock();
@@ -109,24 +109,24 @@ impl Store {
     }
 
     /// Takes the changes since the last update; `None` if there are none.
-    pub fn take_update(&mut self) -> Option<Update> {
+    pub fn take_update(&mut self) -> Option<ClusterUpdate> {
         self.shared.lock().take_update()
     }
 }
 
 impl Overlay {
     /// Begins a batch of changes that were noticed at this time.
-    pub(super) fn edit(&self, at: Duration) -> Edit<'_> {
-        Edit {
+    pub(super) fn edit(&self, at: Duration) -> OverlayEdit<'_> {
+        OverlayEdit {
             state: self.shared.lock(),
             changed: &self.shared.changed,
             index: self.index,
-            at,
+            noticed_at: at,
         }
     }
 
     /// Returns the phase of the source.
-    pub(super) fn phase(&self) -> Phase {
+    pub(super) fn phase(&self) -> SyncPhase {
         self.read(|said| said.phase)
     }
 
@@ -154,7 +154,7 @@ impl Overlay {
         })
     }
 
-    fn read<T: Default>(&self, read: impl FnOnce(&Said) -> T) -> T {
+    fn read<T: Default>(&self, read: impl FnOnce(&OverlayState) -> T) -> T {
         let state = self.shared.lock();
         state.overlays.get(self.index).map(read).unwrap_or_default()
     }
@@ -167,20 +167,20 @@ impl Drop for Overlay {
     }
 }
 
-impl Edit<'_> {
+impl OverlayEdit<'_> {
     /// Inserts, updates or removes an object. Returns false if the overlay already has an equal object.
     pub(super) fn put(&mut self, id: &ObjectId, object: Option<Object>) -> bool {
-        self.state.put(self.index, id, object, self.at)
+        self.state.put(self.index, id, object, self.noticed_at)
     }
 
     /// Sets the phase of the source.
-    pub(super) fn set_phase(&mut self, phase: Phase) {
+    pub(super) fn set_phase(&mut self, phase: SyncPhase) {
         let before = self.state.phase();
         if let Some(said) = self.state.overlays.get_mut(self.index) {
             said.phase = phase;
         }
         if self.state.phase() > before {
-            self.state.changed(self.at);
+            self.state.record_change(self.noticed_at);
         }
     }
 
@@ -191,9 +191,9 @@ impl Edit<'_> {
     }
 }
 
-impl Drop for Edit<'_> {
+impl Drop for OverlayEdit<'_> {
     fn drop(&mut self) {
-        if self.state.is_due() {
+        if self.state.has_update() {
             self.changed.notify_one();
         }
     }
@@ -205,7 +205,7 @@ impl Shared {
     }
 }
 
-impl Said {
+impl OverlayState {
     fn get(&self, id: &ObjectId) -> Option<&Object> {
         self.objects.get(&id.kind)?.get(&id.name)
     }
@@ -250,13 +250,13 @@ impl State {
         let (before, now) = (before.or_else(hidden), object.or_else(hidden));
         let mut earlier = self.overlays.iter().take(index);
         if before != now && earlier.all(|said| said.get(id).is_none()) {
-            self.replaced(id, before, now, at);
+            self.record_replacement(id, before, now, at);
         }
         true
     }
 
     /// Records that an object in use was inserted, replaced or removed.
-    fn replaced(
+    fn record_replacement(
         &mut self,
         id: &ObjectId,
         before: Option<Object>,
@@ -264,11 +264,11 @@ impl State {
         at: Duration,
     ) {
         match id.kind {
-            Kind::Service | Kind::Node | Kind::ConfigMap => self.touch(id.clone(), at),
+            Kind::Service | Kind::Node | Kind::ConfigMap => self.mark_dirty(id.clone(), at),
             Kind::EndpointSlice => {
                 for (object, is_now) in [(before, false), (now, true)] {
                     if let Some(Object::EndpointSlice(slice)) = object {
-                        self.endpoints_changed(slice, is_now, at);
+                        self.put_slice(slice, is_now, at);
                     }
                 }
             }
@@ -278,7 +278,7 @@ impl State {
     }
 
     /// Adds or removes a slice of a Service. Slices may arrive before their Service.
-    fn endpoints_changed(&mut self, slice: Arc<EndpointSlice>, is_now: bool, at: Duration) {
+    fn put_slice(&mut self, slice: Arc<EndpointSlice>, is_now: bool, at: Duration) {
         let owner = ObjectId {
             kind: Kind::Service,
             name: slice.service.clone(),
@@ -295,20 +295,20 @@ impl State {
             self.slices.remove(&owner.name);
         }
         if self.get(&owner).is_some() {
-            self.touch(owner, at);
+            self.mark_dirty(owner, at);
         }
     }
 
     /// Records that the next update must contain an object.
-    fn touch(&mut self, id: ObjectId, at: Duration) {
+    fn mark_dirty(&mut self, id: ObjectId, at: Duration) {
         if let Some(dirty) = &mut self.dirty {
             dirty.insert(id);
         }
-        self.changed(at);
+        self.record_change(at);
     }
 
-    fn changed(&mut self, at: Duration) {
-        self.since = Some(self.since.map_or(at, |since| since.min(at)));
+    fn record_change(&mut self, at: Duration) {
+        self.oldest_change = Some(self.oldest_change.map_or(at, |since| since.min(at)));
     }
 
     /// Returns the object of the first overlay that has it.
@@ -316,29 +316,29 @@ impl State {
         self.overlays.iter().find_map(|said| said.get(id))
     }
 
-    fn phase(&self) -> Phase {
+    fn phase(&self) -> SyncPhase {
         let phases = self.overlays.iter().map(|said| said.phase);
         phases.min().unwrap_or_default()
     }
 
-    fn is_due(&self) -> bool {
-        self.since.is_some() && self.phase() > Phase::Listing
+    fn has_update(&self) -> bool {
+        self.oldest_change.is_some() && self.phase() > SyncPhase::Listing
     }
 
-    fn take_update(&mut self) -> Option<Update> {
-        if !self.is_due() {
+    fn take_update(&mut self) -> Option<ClusterUpdate> {
+        if !self.has_update() {
             return None;
         }
         let phase = self.phase();
-        let mut update = Update {
+        let mut update = ClusterUpdate {
             synced: true,
-            whole: phase == Phase::Whole,
-            stale: phase == Phase::Stale,
-            since: self.since.take()?,
-            ..Update::default()
+            complete: phase == SyncPhase::Complete,
+            stale: phase == SyncPhase::Stale,
+            noticed_at: self.oldest_change.take()?,
+            ..ClusterUpdate::default()
         };
         let dirty = self.dirty.replace(BTreeSet::new());
-        for id in dirty.unwrap_or_else(|| self.everything()) {
+        for id in dirty.unwrap_or_else(|| self.all_ids()) {
             let now = self.get(&id).cloned();
             let ObjectId { kind, name } = id;
             match (kind, now) {
@@ -359,7 +359,7 @@ impl State {
     }
 
     /// Returns the IDs of all objects of the kinds that updates contain.
-    fn everything(&self) -> BTreeSet<ObjectId> {
+    fn all_ids(&self) -> BTreeSet<ObjectId> {
         let kinds = [Kind::Service, Kind::Node, Kind::ConfigMap].into_iter();
         let of_kind = |kind| self.overlays.iter().flat_map(move |said| said.ids(kind));
         kinds.flat_map(of_kind).collect()

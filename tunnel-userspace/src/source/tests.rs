@@ -5,28 +5,28 @@ use std::{collections::BTreeMap, fs, path::PathBuf, sync::Arc, time::Duration};
 use tempfile::TempDir;
 use tokio::{sync::watch, task::JoinSet, time::timeout};
 
-use super::{Report, Store};
-use crate::model::Update;
+use super::{SourceReport, Store};
+use crate::model::ClusterUpdate;
 
-pub(super) const PATIENCE: Duration = Duration::from_secs(20);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A running source, and the Services in its updates.
-pub(super) struct Followed {
+pub(super) struct RunningSource {
     pub(super) dir: TempDir,
     store: Store,
-    pub(super) report: watch::Receiver<Arc<Report>>,
+    pub(super) report: watch::Receiver<Arc<SourceReport>>,
     /// Known Services with their cluster IPs.
     pub(super) known: BTreeMap<String, String>,
     draining: watch::Sender<bool>,
     running: JoinSet<()>,
 }
 
-impl Followed {
+impl RunningSource {
     /// Runs a source until it is stopped.
     pub(super) fn new<R: Future<Output = ()> + Send + 'static>(
         dir: TempDir,
         store: Store,
-        report: watch::Receiver<Arc<Report>>,
+        report: watch::Receiver<Arc<SourceReport>>,
         run: impl FnOnce(watch::Receiver<bool>) -> R,
     ) -> Self {
         let (draining, stop) = watch::channel(false);
@@ -62,14 +62,14 @@ impl Followed {
     }
 
     /// Formats the known Services as `name=address`, separated by blanks.
-    pub(super) fn words(&self) -> String {
+    pub(super) fn describe(&self) -> String {
         let words: Vec<String> = self.known.iter().map(|(a, b)| format!("{a}={b}")).collect();
         words.join(" ")
     }
 
-    pub(super) async fn take(&mut self) -> Update {
-        let update = timeout(PATIENCE, self.store.update()).await;
-        let update = update.unwrap_or_else(|_| panic!("no update; known: {}", self.words()));
+    pub(super) async fn take(&mut self) -> ClusterUpdate {
+        let update = timeout(TIMEOUT, self.store.update()).await;
+        let update = update.unwrap_or_else(|_| panic!("no update; known: {}", self.describe()));
         let update = update.expect("the source runs");
         assert!(update.synced, "the first update comes after the first complete list");
         for (name, state) in &update.services {
@@ -86,9 +86,9 @@ impl Followed {
     }
 
     /// Takes updates until exactly these Services are known. Returns the last update, if any.
-    pub(super) async fn until(&mut self, words: &str) -> Option<Update> {
+    pub(super) async fn until(&mut self, words: &str) -> Option<ClusterUpdate> {
         let mut last = None;
-        while self.words() != words {
+        while self.describe() != words {
             last = Some(self.take().await);
         }
         last
@@ -97,24 +97,24 @@ impl Followed {
     /// Takes updates until exactly these Services are known; asserts that their number never falls.
     pub(super) async fn until_without_loss(&mut self, words: &str) {
         let count = self.known.len();
-        while self.words() != words {
+        while self.describe() != words {
             self.take().await;
-            assert!(self.known.len() >= count, "lost one: {}", self.words());
+            assert!(self.known.len() >= count, "lost one: {}", self.describe());
         }
     }
 
-    pub(super) async fn until_report(&mut self, is_wanted: impl Fn(&Report) -> bool + Send + Sync) {
-        let is_wanted = |report: &Arc<Report>| is_wanted(report);
-        let told = timeout(PATIENCE, self.report.wait_for(is_wanted));
-        let is_told = told.await.is_ok();
-        assert!(is_told, "{:#?}", self.report.borrow());
+    pub(super) async fn until_report(&mut self, is_wanted: impl Fn(&SourceReport) -> bool + Send + Sync) {
+        let is_wanted = |report: &Arc<SourceReport>| is_wanted(report);
+        let wait = timeout(TIMEOUT, self.report.wait_for(is_wanted));
+        let is_published = wait.await.is_ok();
+        assert!(is_published, "{:#?}", self.report.borrow());
     }
 
     /// Waits until the report has as many problems as `expected`, each of which contains the expected
     /// text. The path of the folder is removed first.
     pub(super) async fn until_problems(&mut self, expected: &[&str]) {
         let folder = format!("{}/", self.dir.path().display());
-        let is_expected = |report: &Report| {
+        let is_expected = |report: &SourceReport| {
             let words = report.problems.iter().map(ToString::to_string);
             let mut pairs = words.zip(expected);
             report.problems.len() == expected.len()
@@ -124,8 +124,8 @@ impl Followed {
     }
 
     /// Waits until the error of the API server contains this text.
-    pub(super) async fn until_trouble(&mut self, words: &str) {
-        let has_words = |report: &Report| {
+    pub(super) async fn until_server_error(&mut self, words: &str) {
+        let has_words = |report: &SourceReport| {
             let server = report.server.as_ref();
             let trouble = server.and_then(|server| server.error.as_ref());
             trouble.is_some_and(|trouble| trouble.contains(words))
@@ -136,7 +136,7 @@ impl Followed {
     /// Stops the source, and returns its folder.
     pub(super) async fn stop(self) -> TempDir {
         self.draining.send(true).expect("someone listens");
-        let ended = timeout(PATIENCE, self.running.join_all());
+        let ended = timeout(TIMEOUT, self.running.join_all());
         ended.await.expect("in time");
         self.dir
     }

@@ -16,7 +16,7 @@ pub(super) struct Document<'a> {
 pub(super) fn split(text: &str) -> Vec<Document<'_>> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut documents: Vec<Document<'_>> = Vec::new();
-    let mut close = |start: usize, end: usize, line: usize| {
+    let mut push_document = |start: usize, end: usize, line: usize| {
         if let Some(text) = text.get(start..end).filter(|text| has_content(text)) {
             let number = documents.len() + 1;
             documents.push(Document { number, line, text });
@@ -27,12 +27,12 @@ pub(super) fn split(text: &str) -> Vec<Document<'_>> {
     let mut start = (0, 1);
     for (line, content) in (1..).zip(text.split_inclusive('\n')) {
         if is_marker(content) {
-            close(start.0, offset, start.1);
+            push_document(start.0, offset, start.1);
             start = (offset + "---".len(), line);
         }
         offset += content.len();
     }
-    close(start.0, offset, start.1);
+    push_document(start.0, offset, start.1);
     documents
 }
 
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn a_marker_is_three_dashes_and_then_space_or_nothing() {
+    fn a_marker_is_three_dashes_before_a_blank_or_the_end_of_the_line() {
         assert_eq!(
             texts("a: 1\n---\nb: 2\n---  \nc: 3\n---\r\nd: 4\n---"),
             ["a: 1", "b: 2", "c: 3", "d: 4"]
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn documents_without_content_do_not_count() {
+    fn documents_without_content_are_not_counted() {
         let file = "# header\n\n---\na: 1\n---\n---\n# only a comment\n---\nb: 2\n";
 
         let documents = split(file);
@@ -108,13 +108,13 @@ mod tests {
     }
 
     #[test]
-    fn a_block_scalar_keeps_its_dashes() {
+    fn indented_dashes_in_a_block_scalar_are_not_a_marker() {
         assert_eq!(texts("a: |\n  ---\n  text\n").len(), 1);
     }
 
     proptest! {
         #[test]
-        fn documents_joined_by_markers_come_back(
+        fn documents_joined_by_markers_are_split_again(
             documents in proptest::collection::vec("[a-z]{1,8}: [a-z0-9 .-]{0,20}x\n( {2}[a-z-]{1,9}\n){0,3}", 0..8)
         ) {
             let file = documents.join("---\n");
@@ -129,7 +129,7 @@ mod tests {
         }
 
         #[test]
-        fn any_text_splits(text in "(---|\\.\\.\\.|[ a#%\r\n-]|\\PC){0,60}") {
+        fn any_text_can_be_split(text in "(---|\\.\\.\\.|[ a#%\r\n-]|\\PC){0,60}") {
             for document in split(&text) {
                 prop_assert!(text.contains(document.text));
             }

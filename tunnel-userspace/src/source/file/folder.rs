@@ -11,7 +11,7 @@ use std::{
     sync::Arc,
 };
 
-use super::parse::{self, Cache, Parsed};
+use super::parse::{self, ParseCache, ParsedItem};
 use crate::{
     parallel,
     source::fingerprint::{Fingerprint, FileId, fingerprint},
@@ -19,12 +19,12 @@ use crate::{
 
 /// The path of the manifests: a folder, or one file in it.
 #[derive(Clone, Debug)]
-pub(super) struct Target {
+pub(super) struct ManifestPath {
     pub(super) folder: PathBuf,
     /// The file, if the source is a single one.
-    only: Option<OsString>,
+    file_name: Option<OsString>,
     /// The maximum size of a file, in bytes.
-    limit: u64,
+    max_file_bytes: u64,
 }
 
 /// The manifest files of a folder with their fingerprints; `None` for a file that can't be reached.
@@ -34,31 +34,31 @@ pub(super) type Listing = BTreeMap<Arc<Path>, Option<Fingerprint>>;
 const MAX_LISTINGS: u32 = 8;
 
 /// The minimum number of files to read in parallel.
-const FEW: usize = 2;
+const MIN_PARALLEL: usize = 2;
 
 /// A file that must be read.
 #[derive(Debug)]
-pub(super) struct Job {
+pub(super) struct ReadJob {
     pub(super) path: Arc<Path>,
     /// The parsed documents of the file's last version.
-    pub(super) cache: Arc<Cache>,
-    pub(super) noticed: Noticed,
+    pub(super) cache: Arc<ParseCache>,
+    pub(super) cause: ReadCause,
 }
 
 /// The reason for reading a file.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Noticed {
+pub(super) enum ReadCause {
     /// The file is complete. If it doesn't exist any more, the event of its removal or rename will follow.
     Complete,
     /// The file was created or touched, and may still be being written.
     Touched,
     /// The file was missing, or was polled until it stopped changing. If it doesn't exist, it was removed.
-    Gone,
+    Removed,
 }
 
 /// The result of reading a file.
 #[derive(Debug)]
-pub(super) enum Reading {
+pub(super) enum ReadResult {
     /// The file does not exist.
     Gone,
     /// The file may be being written, and must be polled.
@@ -73,12 +73,12 @@ pub(super) enum Reading {
         fingerprint: Fingerprint,
         /// True if the file is a link, or has several links: it may change without an event.
         is_link: bool,
-        parsed: Vec<Parsed>,
-        cache: Cache,
+        parsed: Vec<ParsedItem>,
+        cache: ParseCache,
     },
 }
 
-impl Target {
+impl ManifestPath {
     /// Creates the path from that of an existing folder or file.
     pub(super) fn new(path: &Path, limit: u64) -> io::Result<Self> {
         let is_folder = fs::metadata(path)?.is_dir();
@@ -91,14 +91,14 @@ impl Target {
         };
         Ok(Self {
             folder: folder.to_owned(),
-            only: only.map(OsStr::to_owned),
-            limit,
+            file_name: only.map(OsStr::to_owned),
+            max_file_bytes: limit,
         })
     }
 
     /// Returns true if a file with this name is a manifest.
-    pub(super) fn counts(&self, name: &OsStr) -> bool {
-        match &self.only {
+    pub(super) fn is_manifest(&self, name: &OsStr) -> bool {
+        match &self.file_name {
             Some(only) => name == only,
             None => {
                 let ending = Path::new(name).extension().and_then(OsStr::to_str);
@@ -109,7 +109,7 @@ impl Target {
     }
 
     /// Returns the identity of the folder that is now at the path.
-    pub(super) fn place(&self) -> io::Result<FileId> {
+    pub(super) fn folder_id(&self) -> io::Result<FileId> {
         fs::metadata(&self.folder).map(|metadata| FileId::of(&metadata))
     }
 
@@ -131,7 +131,7 @@ impl Target {
         let mut files = Listing::new();
         for entry in fs::read_dir(&self.folder)? {
             let name = entry?.file_name();
-            if !self.counts(&name) {
+            if !self.is_manifest(&name) {
                 continue;
             }
             let path = self.folder.join(name);
@@ -147,54 +147,54 @@ impl Target {
     pub(super) fn read_all(
         &self,
         place: FileId,
-        jobs: Vec<Job>,
-    ) -> Option<Vec<(Arc<Path>, Reading)>> {
-        if self.place().ok() != Some(place) {
+        jobs: Vec<ReadJob>,
+    ) -> Option<Vec<(Arc<Path>, ReadResult)>> {
+        if self.folder_id().ok() != Some(place) {
             return None;
         }
-        let readings = parallel::map(&jobs, FEW, |_, job| self.read(job));
+        let readings = parallel::map(&jobs, MIN_PARALLEL, |_, job| self.read(job));
         let paths = jobs.into_iter().map(|job| job.path);
         Some(paths.zip(readings).collect())
     }
 
-    fn read(&self, job: &Job) -> Reading {
+    fn read(&self, job: &ReadJob) -> ReadResult {
         self.try_read(job).unwrap_or_else(|error| {
             // A dangling link counts as existing.
             let is_there = fs::symlink_metadata(&job.path).is_ok();
             if is_there || error.kind() != io::ErrorKind::NotFound {
-                return Reading::Unreadable {
+                return ReadResult::Unreadable {
                     fingerprint: None,
                     reason: format!("can't be read: {error}"),
                 };
             }
-            match job.noticed {
-                Noticed::Gone => Reading::Gone,
-                Noticed::Complete | Noticed::Touched => Reading::Unsettled,
+            match job.cause {
+                ReadCause::Removed => ReadResult::Gone,
+                ReadCause::Complete | ReadCause::Touched => ReadResult::Unsettled,
             }
         })
     }
 
-    fn try_read(&self, job: &Job) -> io::Result<Reading> {
+    fn try_read(&self, job: &ReadJob) -> io::Result<ReadResult> {
         let link = fs::symlink_metadata(&job.path)?;
         let is_link = link.is_symlink() || link.nlink() > 1;
         // A new file is read once its writer closes it. A new hard link to an existing file is complete.
-        if job.noticed == Noticed::Touched && link.is_file() && !is_link {
-            return Ok(Reading::Unsettled);
+        if job.cause == ReadCause::Touched && link.is_file() && !is_link {
+            return Ok(ReadResult::Unsettled);
         }
         // These checks come before the open, so that a refused file is never opened.
         let found = fs::metadata(&job.path)?;
         if found.is_dir() {
-            return Ok(Reading::Gone);
+            return Ok(ReadResult::Gone);
         }
-        let refused = |metadata: &Metadata, reason| Reading::Unreadable {
+        let refused = |metadata: &Metadata, reason| ReadResult::Unreadable {
             fingerprint: Some(Fingerprint::of(metadata)),
             reason: format!("can't be read: {reason}"),
         };
         if !found.is_file() {
             return Ok(refused(&found, "it is not a regular file".to_owned()));
         }
-        if found.len() > self.limit {
-            let reason = format!("it is larger than {} bytes", self.limit);
+        if found.len() > self.max_file_bytes {
+            let reason = format!("it is larger than {} bytes", self.max_file_bytes);
             return Ok(refused(&found, reason));
         }
         let file = OpenOptions::new()
@@ -203,26 +203,26 @@ impl Target {
             .custom_flags(libc::O_NONBLOCK)
             .open(&job.path)?;
         let opened = file.metadata()?;
-        if !opened.is_file() || opened.len() > self.limit {
+        if !opened.is_file() || opened.len() > self.max_file_bytes {
             // Another file has replaced this one since the check.
-            return Ok(Reading::Unsettled);
+            return Ok(ReadResult::Unsettled);
         }
         let mut bytes = Vec::with_capacity(usize::try_from(opened.len()).unwrap_or_default());
-        (&file).take(self.limit).read_to_end(&mut bytes)?;
+        (&file).take(self.max_file_bytes).read_to_end(&mut bytes)?;
         let fingerprint = Fingerprint::of(&opened);
         let now = Fingerprint::of(&file.metadata()?);
         if !now.has_same_content(&fingerprint) {
-            return Ok(Reading::Unsettled);
+            return Ok(ReadResult::Unsettled);
         }
         let Ok(text) = std::str::from_utf8(&bytes) else {
             return Ok(refused(&opened, "it is not UTF-8 text".to_owned()));
         };
         let (parsed, cache) = if job.path.extension() == Some(OsStr::new("json")) {
-            (parse::json(text), Cache::default())
+            (parse::parse_json(text), ParseCache::default())
         } else {
-            parse::yaml(text, &job.cache)
+            parse::parse_yaml(text, &job.cache)
         };
-        Ok(Reading::Parsed {
+        Ok(ReadResult::Parsed {
             fingerprint,
             is_link,
             parsed,

@@ -13,7 +13,7 @@ use std::{
 use serde_json::Value;
 use serde_saphyr::{DefaultMessageFormatter, MessageFormatter as _};
 
-pub(super) use self::json::json;
+pub(super) use self::json::parse_json;
 use super::documents::{self, Document};
 use crate::{
     k8s::{self, FieldError, Manifest, ParseError, ParsedObject},
@@ -23,18 +23,18 @@ use crate::{
 
 /// A parsed item of a file with its position.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Parsed {
+pub(super) struct ParsedItem {
     /// The number of the document, from 1.
     pub(super) document: usize,
     /// The line of a syntax error, otherwise the line at which the content of the document begins.
     pub(super) line: usize,
     /// The object or error.
-    pub(super) content: Content,
+    pub(super) content: ItemContent,
 }
 
 /// The result of parsing a document, or an item of a list.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Content {
+pub(super) enum ItemContent {
     /// An object that Culvert uses.
     Object(Object),
     /// An object that Culvert does not serve.
@@ -54,34 +54,34 @@ pub(super) enum Content {
 /// The parsed documents of a file, so that unchanged ones need not be parsed again. The key is a seeded
 /// hash of the text, and its length.
 #[derive(Debug, Default)]
-pub(super) struct Cache {
+pub(super) struct ParseCache {
     hasher: RandomState,
-    documents: HashMap<(u64, usize), Contents>,
+    documents: HashMap<(u64, usize), DocumentItems>,
 }
 
 /// The line within a document, from 0, and the items of the document: usually one.
-type Contents = Arc<(usize, Vec<Content>)>;
+type DocumentItems = Arc<(usize, Vec<ItemContent>)>;
 
 /// Parses a YAML file. Reuses the unchanged documents of its last version.
-pub(super) fn yaml(text: &str, last: &Cache) -> (Vec<Parsed>, Cache) {
+pub(super) fn parse_yaml(text: &str, last: &ParseCache) -> (Vec<ParsedItem>, ParseCache) {
     let documents = documents::split(text);
     let read = |_, document: &Document<'_>| {
         let key = (last.hasher.hash_one(document.text), document.text.len());
         let known = last.documents.get(&key).map(Arc::clone);
-        let content = known.unwrap_or_else(|| Arc::new(of_document(*document)));
+        let content = known.unwrap_or_else(|| Arc::new(parse_document(*document)));
         (key, content)
     };
-    let read = parallel::map(&documents, FEW, read);
+    let read = parallel::map(&documents, MIN_PARALLEL, read);
     let mut parsed = Vec::with_capacity(documents.len());
     for (document, (_, contents)) in documents.iter().zip(&read) {
         let (line, content) = &**contents;
-        parsed.extend(content.iter().map(|content| Parsed {
+        parsed.extend(content.iter().map(|content| ParsedItem {
             document: document.number,
             line: document.line + *line,
             content: content.clone(),
         }));
     }
-    let cache = Cache {
+    let cache = ParseCache {
         hasher: last.hasher.clone(),
         documents: read.into_iter().collect(),
     };
@@ -89,10 +89,10 @@ pub(super) fn yaml(text: &str, last: &Cache) -> (Vec<Parsed>, Cache) {
 }
 
 /// The minimum number of documents or items to parse in parallel.
-const FEW: usize = 64;
+const MIN_PARALLEL: usize = 64;
 
 /// Parses a YAML document. Lines are counted from 0 within the document.
-fn of_document(document: Document<'_>) -> (usize, Vec<Content>) {
+fn parse_document(document: Document<'_>) -> (usize, Vec<ItemContent>) {
     let parse = || match serde_saphyr::from_str_with_options(document.text, options()) {
         Ok(Value::Null) => (document.first_line(), Vec::new()),
         Ok(value) => (document.first_line(), parse_value(value)),
@@ -102,11 +102,11 @@ fn of_document(document: Document<'_>) -> (usize, Vec<Content>) {
             let reason = format!("is not valid YAML: {}", message.replace(char::is_control, " "));
             // The parser counts lines from 1; 0 means that the location is unknown.
             let line = usize::try_from(line).unwrap_or(1).saturating_sub(1);
-            (line, vec![refused(reason)])
+            (line, vec![invalid_document(reason)])
         }
     };
-    let broken = |_| (document.first_line(), vec![refused(BROKEN)]);
-    catch_unwind(parse).unwrap_or_else(broken)
+    let panicked = |_| (document.first_line(), vec![invalid_document(PARSER_PANICKED)]);
+    catch_unwind(parse).unwrap_or_else(panicked)
 }
 
 /// Returns the options of the YAML parser. The text is limited by the size of the file, so only the
@@ -129,10 +129,10 @@ fn options() -> serde_saphyr::Options {
 }
 
 /// The error of a document on which the parser panics. Other documents are not affected.
-const BROKEN: &str = "can't be parsed: the parser panicked";
+const PARSER_PANICKED: &str = "can't be parsed: the parser panicked";
 
-fn refused(reason: impl Into<String>) -> Content {
-    Content::Invalid {
+fn invalid_document(reason: impl Into<String>) -> ItemContent {
+    ItemContent::Invalid {
         id: None,
         field: None,
         reason: reason.into(),
@@ -141,27 +141,27 @@ fn refused(reason: impl Into<String>) -> Content {
 }
 
 /// Parses a manifest from its value.
-fn parse_value(value: Value) -> Vec<Content> {
-    contents(k8s::parse(value))
+fn parse_value(value: Value) -> Vec<ItemContent> {
+    to_items(k8s::parse(value))
 }
 
 /// Converts a parsed manifest to items: an object with its ignored fields, or each item of a list.
-fn contents(parsed: Result<Manifest, ParseError>) -> Vec<Content> {
+fn to_items(parsed: Result<Manifest, ParseError>) -> Vec<ItemContent> {
     match parsed {
         Ok(Manifest::Object(ParsedObject { object, ignored })) => {
             let id = object.id();
             let ignored = ignored
                 .into_iter()
                 .map(|invalid| field_error(Some(id.clone()), invalid, true));
-            iter::once(Content::Object(object)).chain(ignored).collect()
+            iter::once(ItemContent::Object(object)).chain(ignored).collect()
         }
-        Ok(Manifest::Skipped(id)) => vec![Content::Skipped(id)],
-        Ok(Manifest::Unknown(kind)) => vec![Content::Unknown(kind)],
+        Ok(Manifest::Skipped(id)) => vec![ItemContent::Skipped(id)],
+        Ok(Manifest::Unknown(kind)) => vec![ItemContent::Unknown(kind)],
         Ok(Manifest::List(items)) => {
             let item = |(i, item)| {
                 parse_value(item)
                     .into_iter()
-                    .map(move |content| within(i, content))
+                    .map(move |content| prefix_with_item(i, content))
             };
             items.into_iter().enumerate().flat_map(item).collect()
         }
@@ -169,8 +169,8 @@ fn contents(parsed: Result<Manifest, ParseError>) -> Vec<Content> {
     }
 }
 
-fn field_error(id: Option<ObjectId>, invalid: FieldError, ignored: bool) -> Content {
-    Content::Invalid {
+fn field_error(id: Option<ObjectId>, invalid: FieldError, ignored: bool) -> ItemContent {
+    ItemContent::Invalid {
         id,
         field: (!invalid.field.is_empty()).then_some(invalid.field),
         reason: invalid.kind.to_string(),
@@ -179,8 +179,8 @@ fn field_error(id: Option<ObjectId>, invalid: FieldError, ignored: bool) -> Cont
 }
 
 /// Prefixes the field of an error with the index of the item in its list.
-fn within(item: usize, mut content: Content) -> Content {
-    if let Content::Invalid { field, .. } = &mut content {
+fn prefix_with_item(item: usize, mut content: ItemContent) -> ItemContent {
+    if let ItemContent::Invalid { field, .. } = &mut content {
         let rest = field.take().map(|field| format!(".{field}"));
         *field = Some(format!("items[{item}]{}", rest.unwrap_or_default()));
     }

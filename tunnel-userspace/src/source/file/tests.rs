@@ -1,6 +1,6 @@
-mod moves;
-mod watched;
-mod whole;
+mod renames;
+mod fixture;
+mod completeness;
 
 use std::{
     fs,
@@ -9,30 +9,30 @@ use std::{
 };
 
 use tokio::time::timeout;
-use watched::{BAD, folder, service, with};
+use fixture::{INVALID, folder, service, service_and};
 
 use super::*;
 use crate::{
     model::{Kind, ObjectName},
-    source::tests::PATIENCE,
+    source::tests::TIMEOUT,
 };
 
 #[tokio::test]
-async fn the_first_update_holds_everything_even_if_that_is_nothing() {
-    let mut watched = watched::on(folder(), "manifests").await;
+async fn the_first_update_of_an_empty_folder_is_complete() {
+    let mut watched = fixture::watch(folder(), "manifests").await;
 
     let update = watched.take().await;
     assert!(update.synced && update.services.is_empty() && update.nodes.is_empty());
-    assert!(update.whole, "nothing is missing from nothing");
+    assert!(update.complete, "nothing is missing from nothing");
     assert!(watched.report.borrow().synced);
     watched.stop().await;
 }
 
 #[tokio::test]
-async fn a_folder_that_is_not_there_is_an_error_with_its_path() {
+async fn a_missing_folder_is_an_error_with_its_path() {
     let overlay = Store::default().overlay();
 
-    let error = start(Settings::new("/nowhere/manifests"), overlay)
+    let error = start(FileSettings::new("/nowhere/manifests"), overlay)
         .await
         .expect_err("no folder");
 
@@ -41,12 +41,12 @@ async fn a_folder_that_is_not_there_is_an_error_with_its_path() {
         "cannot read manifests in /nowhere/manifests"
     );
     assert!(
-        matches!(error, Error::Read { source, .. } if source.kind() == io::ErrorKind::NotFound)
+        matches!(error, FileSourceError::Read { source, .. } if source.kind() == io::ErrorKind::NotFound)
     );
 }
 
 #[test]
-fn the_first_reading_holds_a_file_that_is_being_replaced_all_the_time() {
+fn the_first_read_includes_a_file_that_is_replaced_continuously() {
     let dir = folder();
     let manifests = dir.path().join("manifests");
     let replace = |ip: u8| {
@@ -74,8 +74,8 @@ fn the_first_reading_holds_a_file_that_is_being_replaced_all_the_time() {
 }
 
 #[tokio::test]
-async fn a_file_that_is_written_anew_replaced_or_deleted_is_told() {
-    let mut watched = watched::new().await;
+async fn written_replaced_and_deleted_files_cause_updates() {
+    let mut watched = fixture::with_one_service().await;
 
     watched.write("b.yml", service("b", "10.0.0.2"));
     watched.until("a=10.0.0.1 b=10.0.0.2").await;
@@ -90,19 +90,19 @@ async fn a_file_that_is_written_anew_replaced_or_deleted_is_told() {
 }
 
 #[tokio::test]
-async fn an_update_says_when_the_change_was_noticed() {
-    let mut watched = watched::new().await;
+async fn an_update_has_the_time_when_the_change_was_noticed() {
+    let mut watched = fixture::with_one_service().await;
     let before = monotonic();
 
     watched.replace("a.yaml", &service("a", "10.0.0.2"));
     let update = watched.take().await;
 
-    assert!((before..=monotonic()).contains(&update.since));
+    assert!((before..=monotonic()).contains(&update.noticed_at));
 }
 
 #[tokio::test]
 async fn a_file_that_is_being_written_loses_nothing() {
-    let mut watched = watched::new().await;
+    let mut watched = fixture::with_one_service().await;
     watched.write("b.yaml", service("b", "10.0.0.2"));
     watched.until("a=10.0.0.1 b=10.0.0.2").await;
 
@@ -128,8 +128,8 @@ async fn a_file_that_is_being_written_loses_nothing() {
 }
 
 #[tokio::test]
-async fn a_file_that_comes_up_complete_without_a_writer_is_read() {
-    let mut watched = watched::new().await;
+async fn a_hard_link_to_a_complete_file_is_read() {
+    let mut watched = fixture::with_one_service().await;
     fs::write(watched.dir.path().join("outside"), service("b", "10.0.0.2")).expect("written");
 
     fs::hard_link(watched.dir.path().join("outside"), watched.path("b.yaml")).expect("linked");
@@ -162,7 +162,7 @@ async fn a_file_that_comes_up_complete_without_a_writer_is_read() {
 }
 
 #[tokio::test]
-async fn a_mounted_config_map_is_swapped_whole() {
+async fn a_mounted_config_map_is_swapped_without_loss() {
     let dir = tempfile::tempdir().expect("a folder");
     let mount = dir.path().join("manifests");
     let fill = |version: &str, address: &str| {
@@ -176,7 +176,7 @@ async fn a_mounted_config_map_is_swapped_whole() {
     fill("..2024_1", "10.0.0.1");
     symlink("..data/a.yaml", mount.join("a.yaml")).expect("linked");
     symlink("..data/b.yaml", mount.join("b.yaml")).expect("linked");
-    let mut watched = watched::on(dir, "manifests").await;
+    let mut watched = fixture::watch(dir, "manifests").await;
     watched.until("a=10.0.0.1 b=10.0.0.1").await;
 
     fill("..2024_2", "10.0.0.2");
@@ -186,8 +186,8 @@ async fn a_mounted_config_map_is_swapped_whole() {
 }
 
 #[tokio::test]
-async fn what_a_link_leads_to_is_polled_though_no_event_tells() {
-    let mut watched = watched::new().await;
+async fn the_target_of_a_link_is_polled_since_it_causes_no_event() {
+    let mut watched = fixture::with_one_service().await;
     let elsewhere = watched.dir.path().join("elsewhere");
     fs::write(&elsewhere, service("b", "10.0.0.2")).expect("written");
     symlink(&elsewhere, watched.path("b.yaml")).expect("linked");
@@ -205,10 +205,10 @@ async fn what_a_link_leads_to_is_polled_though_no_event_tells() {
 }
 
 #[tokio::test]
-async fn a_bad_document_keeps_the_last_good_version_and_is_named() {
-    let mut watched = watched::of_two().await;
+async fn an_invalid_document_keeps_the_last_valid_version_and_is_reported() {
+    let mut watched = fixture::with_two_services().await;
 
-    watched.write("a.yaml", with("10.0.0.3", BAD));
+    watched.write("a.yaml", service_and("10.0.0.3", INVALID));
 
     watched.until_without_loss("a=10.0.0.3 bad=10.0.0.7").await;
     let problem = "manifests/a.yaml:6: document 2: Service default/bad: spec.clusterIP: \"x\" is \
@@ -227,7 +227,7 @@ async fn a_bad_document_keeps_the_last_good_version_and_is_named() {
 
 #[tokio::test]
 async fn a_file_that_cannot_be_read_keeps_its_objects() {
-    let mut watched = watched::new().await;
+    let mut watched = fixture::with_one_service().await;
 
     watched.write("a.yaml", [0xff, 0xfe]);
     watched
@@ -242,7 +242,7 @@ async fn a_file_that_cannot_be_read_keeps_its_objects() {
         .open(watched.path("a.yaml"))
         .expect("opened");
     large
-        .set_len(Settings::default().max_file_bytes + 1)
+        .set_len(FileSettings::default().max_file_bytes + 1)
         .expect("grown");
     drop(large);
     watched
@@ -258,7 +258,7 @@ async fn a_file_that_cannot_be_read_keeps_its_objects() {
 
 #[tokio::test]
 async fn a_folder_that_is_moved_away_keeps_its_objects_and_is_found_again() {
-    let mut watched = watched::new().await;
+    let mut watched = fixture::with_one_service().await;
     let [folder, away] = ["manifests", "away"].map(|name| watched.dir.path().join(name));
 
     fs::rename(&folder, &away).expect("renamed");
@@ -283,7 +283,7 @@ async fn a_single_file_is_watched_through_its_folder() {
     let dir = folder();
     let path = dir.path().join("manifests/one.conf");
     fs::write(path, service("a", "10.0.0.1")).expect("written");
-    let mut watched = watched::on(dir, "manifests/one.conf").await;
+    let mut watched = fixture::watch(dir, "manifests/one.conf").await;
     watched.until("a=10.0.0.1").await;
 
     watched.write("other.yaml", service("other", "10.0.0.9"));
@@ -295,7 +295,7 @@ async fn a_single_file_is_watched_through_its_folder() {
 
 #[tokio::test]
 async fn json_and_lists_are_read_and_hidden_files_and_subfolders_are_not() {
-    let mut watched = watched::new().await;
+    let mut watched = fixture::with_one_service().await;
     let json = |name: &str, address: &str| {
         format!(
             r#"{{"kind":"Service","apiVersion":"v1","metadata":{{"name":"{name}"}},"spec":{{"clusterIP":"{address}","ports":[{{"port":80}}]}}}}"#
@@ -321,17 +321,17 @@ async fn json_and_lists_are_read_and_hidden_files_and_subfolders_are_not() {
 }
 
 #[tokio::test]
-async fn changes_gather_while_the_receiver_is_busy_and_none_is_lost() {
-    let mut watched = watched::new().await;
+async fn changes_are_collected_while_the_receiver_is_busy_and_none_is_lost() {
+    let mut watched = fixture::with_one_service().await;
 
     for i in 0..200 {
         watched.write(&format!("s{i}.yaml"), service(&format!("s{i}"), "10.0.1.1"));
         watched.replace("a.yaml", &service("a", &format!("10.0.2.{i}")));
     }
-    let has_read = |report: &Report| report.objects.get(&Kind::Service) == Some(&201);
+    let has_read = |report: &SourceReport| report.objects.get(&Kind::Service) == Some(&201);
     watched.until_report(has_read).await;
     let mut updates = 0;
-    while watched.known.len() < 201 || !watched.words().contains("a=10.0.2.199") {
+    while watched.known.len() < 201 || !watched.describe().contains("a=10.0.2.199") {
         watched.take().await;
         updates += 1;
     }
@@ -343,7 +343,7 @@ async fn changes_gather_while_the_receiver_is_busy_and_none_is_lost() {
 fn a_folder_is_read_once_without_a_watch() {
     let dir = tempfile::tempdir().expect("a folder");
     fs::write(dir.path().join("a.yaml"), service("a", "10.0.0.1")).expect("written");
-    fs::write(dir.path().join("b.yaml"), BAD).expect("written");
+    fs::write(dir.path().join("b.yaml"), INVALID).expect("written");
 
     let (update, problems) = read(dir.path()).expect("read");
 
@@ -355,15 +355,15 @@ fn a_folder_is_read_once_without_a_watch() {
 }
 
 /// Returns the first changes that the watch collects after a step.
-async fn changes(folder: &Path, step: impl FnOnce() -> io::Result<()>) -> Changes {
-    let mut watch = Watch::new(&Target::new(folder, 1).expect("a target")).expect("a watch");
+async fn changes(folder: &Path, step: impl FnOnce() -> io::Result<()>) -> FolderChanges {
+    let mut watch = FolderWatch::new(&ManifestPath::new(folder, 1).expect("a target")).expect("a watch");
     step().expect("done");
-    timeout(PATIENCE, watch.changed()).await.expect("in time");
+    timeout(TIMEOUT, watch.changed()).await.expect("in time");
     watch.take()
 }
 
 #[tokio::test]
-async fn a_swap_of_names_that_are_no_manifests_and_the_end_of_a_folder_are_noticed_at_once() {
+async fn a_swapped_link_and_a_removed_folder_are_noticed_at_once() {
     let dir = folder();
     let [draft, data, folder] = ["..tmp", "..data", "manifests"].map(|name| dir.path().join(name));
     symlink("..2024_1", &draft).expect("linked");
@@ -371,6 +371,6 @@ async fn a_swap_of_names_that_are_no_manifests_and_the_end_of_a_folder_are_notic
     let swapped = changes(dir.path(), || fs::rename(draft, data)).await;
     let removed = changes(&folder, || fs::remove_dir(&folder)).await;
 
-    assert!(swapped.is_near);
-    assert!(removed.is_lost);
+    assert!(swapped.other_entry_changed);
+    assert!(removed.folder_lost);
 }

@@ -13,64 +13,64 @@ use notify::{
 };
 use tokio::{sync::mpsc, time::timeout};
 
-use super::folder::{Job, Target};
+use super::folder::{ReadJob, ManifestPath};
 use crate::clock::monotonic;
 
 /// The time to wait for the new name of a renamed file. The kernel reports both names together, unless
 /// the file was moved out of the folder.
-const HOLD: Duration = Duration::from_millis(20);
+const RENAME_WAIT: Duration = Duration::from_millis(20);
 
 /// The size of the event buffer. Further events stay in the kernel's queue, whose overflow is reported.
-const WAITING: usize = 1024;
+const EVENT_BUFFER: usize = 1024;
 
 /// An inotify watch of the folder; dropping it ends the watch.
 #[derive(Debug)]
-pub(super) struct Watch {
+pub(super) struct FolderWatch {
     _watcher: RecommendedWatcher,
     /// Each event with the time when it was received.
     events: mpsc::Receiver<(Duration, notify::Result<Event>)>,
-    target: Target,
+    target: ManifestPath,
     /// The path of the folder as events name it.
     watched: PathBuf,
-    changes: Changes,
+    changes: FolderChanges,
     /// Files that are being written: they were changed and have not been closed since.
     writing: BTreeSet<Arc<Path>>,
     /// Renamed files whose new name is not known yet: the old path and the time, by the cookie of the
     /// rename.
-    moved: BTreeMap<usize, (Arc<Path>, Duration)>,
+    renaming: BTreeMap<usize, (Arc<Path>, Duration)>,
 }
 
 /// The changes of the folder.
 #[derive(Debug, Default)]
-pub(super) struct Changes {
+pub(super) struct FolderChanges {
     /// Files that were closed after writing, renamed or removed; true if the file existed afterwards.
-    pub(super) done: BTreeMap<Arc<Path>, bool>,
+    pub(super) settled: BTreeMap<Arc<Path>, bool>,
     /// Files that were created or touched, and may still be being written.
-    pub(super) unsure: BTreeSet<Arc<Path>>,
+    pub(super) touched: BTreeSet<Arc<Path>>,
     /// The old and the new path of each renamed file, in order of time.
     pub(super) renamed: Vec<(Arc<Path>, Arc<Path>)>,
     /// True if another entry of the folder changed. Links to manifests may lead through it.
-    pub(super) is_near: bool,
+    pub(super) other_entry_changed: bool,
     /// True if events were lost.
-    pub(super) is_unclear: bool,
+    pub(super) events_lost: bool,
     /// True if the folder itself was removed or renamed.
-    pub(super) is_lost: bool,
+    pub(super) folder_lost: bool,
     /// The monotonic time of the first change.
-    pub(super) since: Option<Duration>,
+    pub(super) noticed_at: Option<Duration>,
 }
 
-impl Changes {
+impl FolderChanges {
     /// Records that a file was removed or renamed at this time.
-    fn leave(&mut self, path: Arc<Path>, at: Duration) {
-        self.done.insert(path, false);
-        self.since = Some(self.since.map_or(at, |since| since.min(at)));
+    fn record_removal(&mut self, path: Arc<Path>, at: Duration) {
+        self.settled.insert(path, false);
+        self.noticed_at = Some(self.noticed_at.map_or(at, |since| since.min(at)));
     }
 }
 
-impl Watch {
+impl FolderWatch {
     /// Starts to watch the folder, without its subfolders.
-    pub(super) fn new(target: &Target) -> notify::Result<Self> {
-        let (sender, events) = mpsc::channel(WAITING);
+    pub(super) fn new(target: &ManifestPath) -> notify::Result<Self> {
+        let (sender, events) = mpsc::channel(EVENT_BUFFER);
         let handler = move |event: notify::Result<Event>| {
             if event.as_ref().map_or(true, is_wanted) {
                 // Fails after the watch was dropped.
@@ -84,17 +84,17 @@ impl Watch {
             events,
             target: target.clone(),
             watched: std::path::absolute(&target.folder)?,
-            changes: Changes::default(),
+            changes: FolderChanges::default(),
             writing: BTreeSet::new(),
-            moved: BTreeMap::new(),
+            renaming: BTreeMap::new(),
         })
     }
 
     /// Waits for a change, or until the time to wait for a new name has passed.
     pub(super) async fn changed(&mut self) {
-        while self.changes.since.is_none() {
+        while self.changes.noticed_at.is_none() {
             let event = self.events.recv();
-            let event = match self.moved.values().map(|(_, at)| *at + HOLD).min() {
+            let event = match self.renaming.values().map(|(_, at)| *at + RENAME_WAIT).min() {
                 None => event.await,
                 // The timeout is zero if the time has passed already.
                 Some(due) => match timeout(due.saturating_sub(monotonic()), event).await {
@@ -103,92 +103,92 @@ impl Watch {
                 },
             };
             match event {
-                Some((at, event)) => self.note(at, event),
+                Some((at, event)) => self.record_event(at, event),
                 None => std::future::pending().await,
             }
         }
     }
 
     /// Takes the changes since the last call.
-    pub(super) fn take(&mut self) -> Changes {
-        self.gather();
+    pub(super) fn take(&mut self) -> FolderChanges {
+        self.record_pending();
         let now = monotonic();
-        let is_left = |_: &usize, (_, at): &mut (_, Duration)| now >= *at + HOLD;
-        for (_, (path, at)) in self.moved.extract_if(.., is_left) {
-            self.changes.leave(path, at);
+        let is_overdue = |_: &usize, (_, at): &mut (_, Duration)| now >= *at + RENAME_WAIT;
+        for (_, (path, at)) in self.renaming.extract_if(.., is_overdue) {
+            self.changes.record_removal(path, at);
         }
         std::mem::take(&mut self.changes)
     }
 
     /// Returns true if no file is being written, and no renamed file awaits its new name.
-    pub(super) fn is_quiet(&mut self) -> bool {
-        self.gather();
-        self.writing.is_empty() && self.moved.is_empty()
+    pub(super) fn is_idle(&mut self) -> bool {
+        self.record_pending();
+        self.writing.is_empty() && self.renaming.is_empty()
     }
 
     /// Returns the files that are being written.
     pub(super) fn writing(&mut self) -> &BTreeSet<Arc<Path>> {
-        self.gather();
+        self.record_pending();
         &self.writing
     }
 
     /// Marks files as closed that are about to be read.
-    pub(super) fn settle(&mut self, jobs: &[Job]) {
+    pub(super) fn mark_closed(&mut self, jobs: &[ReadJob]) {
         for job in jobs {
             self.writing.remove(&job.path);
         }
     }
 
     /// Records all buffered events.
-    fn gather(&mut self) {
+    fn record_pending(&mut self) {
         while let Ok((at, event)) = self.events.try_recv() {
-            self.note(at, event);
+            self.record_event(at, event);
         }
     }
 
-    fn note(&mut self, at: Duration, event: notify::Result<Event>) {
-        let mut is_news = false;
+    fn record_event(&mut self, at: Duration, event: notify::Result<Event>) {
+        let mut has_change = false;
         match event {
             Ok(event) if !event.need_rescan() => {
                 for path in &event.paths {
-                    is_news |= self.note_path(at, &event, path);
+                    has_change |= self.record_path(at, &event, path);
                 }
             }
             Ok(_) | Err(_) => {
                 self.writing.clear();
-                self.moved.clear();
-                self.changes.is_unclear = true;
-                is_news = true;
+                self.renaming.clear();
+                self.changes.events_lost = true;
+                has_change = true;
             }
         }
-        if is_news {
-            self.changes.since.get_or_insert(at);
+        if has_change {
+            self.changes.noticed_at.get_or_insert(at);
         }
     }
 
     /// Records an event for a path. Returns true if files must be read.
-    fn note_path(&mut self, at: Duration, event: &Event, path: &Path) -> bool {
+    fn record_path(&mut self, at: Duration, event: &Event, path: &Path) -> bool {
         let (kind, changes) = (event.kind, &mut self.changes);
         if path == self.watched {
-            changes.is_lost |= matches!(
+            changes.folder_lost |= matches!(
                 kind,
                 EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(_))
             );
-            return changes.is_lost;
+            return changes.folder_lost;
         }
         let Some(name) = path.file_name() else {
             return false;
         };
         // The old path of the file, if this event has the new one.
-        let left = event
+        let old = event
             .tracker()
-            .and_then(|cookie| self.moved.remove(&cookie));
-        if let Some((from, at)) = &left {
-            changes.leave(Arc::clone(from), *at);
+            .and_then(|cookie| self.renaming.remove(&cookie));
+        if let Some((from, at)) = &old {
+            changes.record_removal(Arc::clone(from), *at);
         }
         let is_write = matches!(kind, EventKind::Modify(ModifyKind::Data(_)));
-        if !self.target.counts(name) {
-            changes.is_near |= !is_write;
+        if !self.target.is_manifest(name) {
+            changes.other_entry_changed |= !is_write;
             return !is_write;
         }
         let path: Arc<Path> = Arc::from(self.target.folder.join(name));
@@ -196,25 +196,25 @@ impl Watch {
             self.writing.insert(path);
             return false;
         }
-        if is_kind(event, RenameMode::From)
+        if is_rename(event, RenameMode::From)
             && let Some(cookie) = event.tracker()
         {
             self.writing.remove(&path);
-            self.moved.insert(cookie, (path, at));
+            self.renaming.insert(cookie, (path, at));
             return false;
         }
-        if let Some((from, _)) = left {
+        if let Some((from, _)) = old {
             changes.renamed.push((from, Arc::clone(&path)));
         }
         if matches!(
             kind,
             EventKind::Create(_) | EventKind::Modify(ModifyKind::Metadata(_))
         ) {
-            changes.unsure.insert(path);
+            changes.touched.insert(path);
         } else {
             self.writing.remove(&path);
             let is_there = !matches!(kind, EventKind::Remove(_));
-            changes.done.insert(path, is_there);
+            changes.settled.insert(path, is_there);
         }
         true
     }
@@ -224,9 +224,9 @@ impl Watch {
 /// since each name has its own event as well.
 fn is_wanted(event: &Event) -> bool {
     let is_closed = event.kind == EventKind::Access(AccessKind::Close(AccessMode::Write));
-    (is_closed || !event.kind.is_access()) && !is_kind(event, RenameMode::Both)
+    (is_closed || !event.kind.is_access()) && !is_rename(event, RenameMode::Both)
 }
 
-fn is_kind(event: &Event, mode: RenameMode) -> bool {
+fn is_rename(event: &Event, mode: RenameMode) -> bool {
     event.kind == EventKind::Modify(ModifyKind::Name(mode))
 }

@@ -1,6 +1,6 @@
 //! The HTTP client of the API server. It fails over to the next of several servers if one fails.
 
-mod answer;
+mod response;
 mod credentials;
 
 use std::{
@@ -28,16 +28,16 @@ use tokio::time::timeout;
 use tower::{BoxError, ServiceBuilder, service_fn};
 use tracing::{info, warn};
 
-use self::{answer::Answer, credentials::Files};
-use super::Settings;
+use self::{response::ResponseBody, credentials::CredentialFiles};
+use super::KubeSettings;
 
 /// The idle time before TCP keep-alive probes. With these three limits, a dead connection is detected
 /// within half a minute, and not only at the end of a watch.
 const KEEPALIVE: Duration = Duration::from_secs(10);
 /// The interval of TCP keep-alive probes.
-const KEEPALIVE_EVERY: Duration = Duration::from_secs(5);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 /// The time limit for unacknowledged data (`TCP_USER_TIMEOUT`).
-const UNANSWERED: Duration = Duration::from_secs(20);
+const USER_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The address of an API server: `https://HOST:PORT`.
 #[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
@@ -51,19 +51,19 @@ pub struct ApiServer {
 /// The error of a text that is not an address of an API server.
 #[derive(Debug, thiserror::Error)]
 #[error("`{0}` is not an API server address of the form https://HOST:PORT")]
-pub struct NoApiServer(String);
+pub struct InvalidApiServer(String);
 
 impl TryFrom<String> for ApiServer {
-    type Error = NoApiServer;
+    type Error = InvalidApiServer;
 
-    fn try_from(text: String) -> Result<Self, NoApiServer> {
+    fn try_from(text: String) -> Result<Self, InvalidApiServer> {
         let url = text.parse::<Uri>().ok().filter(|url| {
             let is_https = url.scheme_str() == Some("https");
             is_https && url.host().is_some() && matches!(url.path(), "" | "/")
         });
         match url {
             Some(uri) => Ok(Self { text, uri }),
-            None => Err(NoApiServer(text)),
+            None => Err(InvalidApiServer(text)),
         }
     }
 }
@@ -75,7 +75,7 @@ impl From<ApiServer> for String {
 }
 
 /// The timeout until a response begins. The server may need a minute for a list of a large cluster.
-const ANSWER: Duration = Duration::from_secs(60);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The error of credentials for the API server that can't be used.
 #[derive(Debug, thiserror::Error)]
@@ -108,28 +108,28 @@ pub enum AccessError {
 /// Creates a client that fails over between the servers, and returns it with the server in use.
 /// `silence` is the maximum time without data within a response that is not a watch.
 pub(super) async fn connect(
-    settings: &Arc<Settings>,
+    settings: &Arc<KubeSettings>,
     silence: Duration,
-) -> Result<(Client, Current), AccessError> {
-    let mut files = Files::default();
+) -> Result<(Client, CurrentServer), AccessError> {
+    let mut files = CredentialFiles::default();
     let config = files.read(settings).await?;
-    let (servers, clients) = clients(settings, &config)?;
-    let current = Current {
-        asked: Arc::new(Mutex::new(Asked { servers, index: 0 })),
+    let (servers, clients) = create_clients(settings, &config)?;
+    let current = CurrentServer {
+        servers: Arc::new(Mutex::new(ServerList { servers, index: 0 })),
     };
     let failover = Failover {
         settings: Arc::clone(settings),
         silence,
-        known: Arc::new(tokio::sync::Mutex::new(Known { files, clients })),
-        is_refused: Arc::default(),
+        credentials: Arc::new(tokio::sync::Mutex::new(CredentialClients { files, clients })),
+        credentials_refused: Arc::default(),
         current: current.clone(),
     };
-    let service = service_fn(move |request| failover.clone().answer(request));
+    let service = service_fn(move |request| failover.clone().send(request));
     Ok((Client::new(service, config.default_namespace), current))
 }
 
 /// Creates a client for each server, and returns the addresses and the clients.
-fn clients(settings: &Settings, config: &Config) -> Result<(Vec<Uri>, Vec<Client>), AccessError> {
+fn create_clients(settings: &KubeSettings, config: &Config) -> Result<(Vec<Uri>, Vec<Client>), AccessError> {
     let named = settings.api_servers.iter();
     let mut servers: Vec<Uri> = named.map(|server| server.uri.clone()).collect();
     if servers.is_empty() {
@@ -138,7 +138,7 @@ fn clients(settings: &Settings, config: &Config) -> Result<(Vec<Uri>, Vec<Client
     let one = |server: &Uri| {
         let mut config = config.clone();
         config.cluster_url = server.clone();
-        client(&config).map_err(|source| AccessError::Client {
+        create_client(&config).map_err(|source| AccessError::Client {
             server: server.clone(),
             source: Box::new(source),
         })
@@ -148,14 +148,14 @@ fn clients(settings: &Settings, config: &Config) -> Result<(Vec<Uri>, Vec<Client
 }
 
 /// Creates a client for one server.
-fn client(config: &Config) -> Result<Client, kube::Error> {
+fn create_client(config: &Config) -> Result<Client, kube::Error> {
     let mut connector = HttpConnector::new();
     connector.enforce_http(false);
     connector.set_nodelay(true);
     connector.set_connect_timeout(config.connect_timeout);
     connector.set_keepalive(Some(KEEPALIVE));
-    connector.set_keepalive_interval(Some(KEEPALIVE_EVERY));
-    connector.set_tcp_user_timeout(Some(UNANSWERED));
+    connector.set_keepalive_interval(Some(KEEPALIVE_INTERVAL));
+    connector.set_tcp_user_timeout(Some(USER_TIMEOUT));
     let connector = config.rustls_https_connector_with_connector(connector)?;
     let service = ServiceBuilder::new()
         .layer(config.base_uri_layer())
@@ -167,24 +167,24 @@ fn client(config: &Config) -> Result<Client, kube::Error> {
 
 /// The server in use, shared by all clones.
 #[derive(Clone, Debug)]
-pub(super) struct Current {
-    asked: Arc<Mutex<Asked>>,
+pub(super) struct CurrentServer {
+    servers: Arc<Mutex<ServerList>>,
 }
 
 #[derive(Debug)]
-struct Asked {
+struct ServerList {
     servers: Vec<Uri>,
     index: usize,
 }
 
-impl Current {
-    fn asked(&self) -> MutexGuard<'_, Asked> {
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
+impl CurrentServer {
+    fn lock(&self) -> MutexGuard<'_, ServerList> {
+        self.servers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the address of the server.
     pub(super) fn server(&self) -> String {
-        let asked = self.asked();
+        let asked = self.lock();
         asked
             .servers
             .get(asked.index)
@@ -194,13 +194,13 @@ impl Current {
 
     /// Returns the index of the server.
     pub(super) fn index(&self) -> usize {
-        self.asked().index
+        self.lock().index
     }
 
     /// Fails over from the server with this index to the next one, unless another request has already
     /// done so.
-    pub(super) fn leave(&self, index: usize, why: &str) {
-        let mut asked = self.asked();
+    pub(super) fn fail_over(&self, index: usize, why: &str) {
+        let mut asked = self.lock();
         let next = (index + 1) % asked.servers.len().max(1);
         if next == index || asked.index != index {
             return;
@@ -213,39 +213,39 @@ impl Current {
 
     /// Replaces the servers, and selects the first one if they differ.
     fn replace(&self, servers: Vec<Uri>) {
-        let mut asked = self.asked();
+        let mut asked = self.lock();
         if asked.servers != servers {
-            *asked = Asked { servers, index: 0 };
+            *asked = ServerList { servers, index: 0 };
         }
     }
 }
 
 /// The credential files, and the clients that use their last valid content.
-struct Known {
-    files: Files,
+struct CredentialClients {
+    files: CredentialFiles,
     clients: Vec<Client>,
 }
 
 /// A client that sends each request to the server in use.
 #[derive(Clone)]
 struct Failover {
-    settings: Arc<Settings>,
+    settings: Arc<KubeSettings>,
     silence: Duration,
-    known: Arc<tokio::sync::Mutex<Known>>,
+    credentials: Arc<tokio::sync::Mutex<CredentialClients>>,
     /// True if a server has refused the credentials (status 401) since they were last read.
-    is_refused: Arc<AtomicBool>,
-    current: Current,
+    credentials_refused: Arc<AtomicBool>,
+    current: CurrentServer,
 }
 
 impl Failover {
     /// Returns the index of the server in use, and its client. Reads the credential files again first, if
     /// one has changed or a server has refused the credentials. Invalid files are not used.
     async fn client(&self) -> Option<(usize, Client)> {
-        let mut known = self.known.lock().await;
+        let mut known = self.credentials.lock().await;
         let have_changed = known.files.have_changed();
-        if self.is_refused.swap(false, Ordering::Relaxed) || have_changed {
+        if self.credentials_refused.swap(false, Ordering::Relaxed) || have_changed {
             let config = known.files.read(&self.settings).await;
-            match config.and_then(|config| clients(&self.settings, &config)) {
+            match config.and_then(|config| create_clients(&self.settings, &config)) {
                 Ok((servers, clients)) => {
                     known.clients = clients;
                     self.current.replace(servers);
@@ -267,33 +267,33 @@ impl Failover {
         Some((index, known.clients.get(index)?.clone()))
     }
 
-    async fn answer(self, request: Request<Body>) -> Result<Response<Answer>, BoxError> {
+    async fn send(self, request: Request<Body>) -> Result<Response<ResponseBody>, BoxError> {
         let query = request.uri().query().unwrap_or_default();
         let is_watch = query.split('&').any(|pair| pair == "watch=true");
         let Some((index, client)) = self.client().await else {
             return Err("no API server is configured".into());
         };
         let current = self.current;
-        let answer = timeout(ANSWER, client.send(request)).await;
+        let answer = timeout(RESPONSE_TIMEOUT, client.send(request)).await;
         let answer = answer.map_err(BoxError::from);
         let answer = answer.and_then(|answer| answer.map_err(BoxError::from));
-        let answer = answer.inspect_err(|error| current.leave(index, &error.to_string()))?;
+        let answer = answer.inspect_err(|error| current.fail_over(index, &error.to_string()))?;
         let status = answer.status();
-        if is_of_server(status) {
-            current.leave(index, status.as_str());
+        if is_server_fault(status) {
+            current.fail_over(index, status.as_str());
         }
         if status == StatusCode::UNAUTHORIZED {
-            self.is_refused.store(true, Ordering::Relaxed);
+            self.credentials_refused.store(true, Ordering::Relaxed);
         }
         if is_watch && status.is_success() {
-            return Ok(answer.map(answer::plain));
+            return Ok(answer.map(response::without_limit));
         }
-        let gave_up = move |why: &str| current.leave(index, why);
-        answer::with_pause(answer.map(|body| answer::impatient(body, self.silence, gave_up))).await
+        let gave_up = move |why: &str| current.fail_over(index, why);
+        response::with_retry_after(answer.map(|body| response::with_silence_limit(body, self.silence, gave_up))).await
     }
 }
 
 /// Returns true for a status that another server may not return.
-const fn is_of_server(status: StatusCode) -> bool {
+const fn is_server_fault(status: StatusCode) -> bool {
     matches!(status.as_u16(), 500 | 502 | 503 | 504)
 }

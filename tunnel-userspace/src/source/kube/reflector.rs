@@ -10,15 +10,15 @@ use jiff::Timestamp;
 use tunnel_common::reason::Reason;
 
 use super::{
-    follow::{Heard, What},
+    watcher::{KindEvent, Change},
     snapshot::Snapshot,
 };
 use crate::{
-    k8s::{Arrived, Invalid, Taken},
-    model::{Concern, Kind, Node, Object, ObjectId, ObjectName},
+    k8s::{ReceivedObject, FieldError, ParsedObject},
+    model::{ObjectWarning, Kind, Node, Object, ObjectId, ObjectName},
     source::{
-        Overlay, Problem, Report, Server,
-        store::{Edit, Phase},
+        Overlay, Problem, SourceReport, ServerStatus,
+        store::{OverlayEdit, SyncPhase},
     },
 };
 
@@ -26,10 +26,10 @@ use crate::{
 const ORIGIN: &str = "API server";
 
 /// Kinds whose first lists are applied at the same time.
-const TOGETHER: [Kind; 2] = [Kind::Service, Kind::EndpointSlice];
+const APPLIED_TOGETHER: [Kind; 2] = [Kind::Service, Kind::EndpointSlice];
 
 /// Kinds whose lists are not waited for, since the maps do not depend on them.
-const UNUSED: [Kind; 1] = [Kind::ServiceCidr];
+const OPTIONAL_KINDS: [Kind; 1] = [Kind::ServiceCidr];
 
 /// Selects the parts of Nodes that are kept in memory.
 #[derive(Clone, Debug, Default)]
@@ -42,26 +42,26 @@ pub(super) struct NodeFilter {
 
 impl NodeFilter {
     /// Separates an object from its errors, and drops its unused parts.
-    fn read(&self, arrived: Arrived) -> Read {
-        let Arrived {
+    fn filter(&self, arrived: ReceivedObject) -> FilteredObject {
+        let ReceivedObject {
             id,
             version: _,
             uid,
-            owner,
+            service: owner,
             object,
         } = arrived;
         let (object, is_refused, fields) = match object {
             Ok(None) => (Some(None), false, Vec::new()),
-            Ok(Some(Taken { object, ignored })) => (Some(Some(self.trim(object))), false, ignored),
+            Ok(Some(ParsedObject { object, ignored })) => (Some(Some(self.trim(object))), false, ignored),
             Err(invalid) => (None, true, vec![invalid]),
         };
-        let flaws = (!fields.is_empty()).then_some(Flaws {
+        let errors = (!fields.is_empty()).then_some(ObjectErrors {
             uid,
-            owner,
+            service: owner,
             is_refused,
             fields,
         });
-        Read { id, object, flaws }
+        FilteredObject { id, object, errors }
     }
 
     /// Drops the unused labels of other Nodes, of which there may be thousands.
@@ -88,7 +88,7 @@ impl NodeFilter {
 /// The state of all kinds.
 #[derive(Debug)]
 pub(super) struct Reflector {
-    kinds: BTreeMap<Kind, Said>,
+    kinds: BTreeMap<Kind, KindState>,
     nodes: NodeFilter,
     /// A description of the data in use, until the API server has responded for the first time.
     stale: Option<String>,
@@ -98,30 +98,30 @@ pub(super) struct Reflector {
 
 /// The state of one kind.
 #[derive(Debug, Default)]
-struct Said {
+struct KindState {
     /// The list that is being received.
-    listing: Option<Listing>,
+    partial_list: Option<ReceivedList>,
     /// A complete list that is applied together with that of another kind.
-    waiting: Option<Listing>,
+    pending_list: Option<ReceivedList>,
     /// True if a complete list was applied.
     synced: bool,
     /// The errors of each invalid object.
-    flaws: BTreeMap<ObjectId, Flaws>,
+    errors: BTreeMap<ObjectId, ObjectErrors>,
     /// The error while requests fail, and the time of the first failure.
-    trouble: Option<(String, Timestamp)>,
+    failure: Option<(String, Timestamp)>,
 }
 
 /// A list that is being received.
 #[derive(Debug, Default)]
-struct Listing {
+struct ReceivedList {
     objects: BTreeMap<ObjectId, Option<Object>>,
-    flaws: BTreeMap<ObjectId, Flaws>,
+    errors: BTreeMap<ObjectId, ObjectErrors>,
 }
 
-impl Listing {
-    fn take(&mut self, read: Read) {
-        let Read { id, object, flaws } = read;
-        note(&mut self.flaws, &id, flaws);
+impl ReceivedList {
+    fn insert(&mut self, read: FilteredObject) {
+        let FilteredObject { id, object, errors } = read;
+        set_errors(&mut self.errors, &id, errors);
         if let Some(object) = object {
             self.objects.insert(id, object);
         }
@@ -129,31 +129,31 @@ impl Listing {
 }
 
 /// Replaces the errors of an object.
-fn note(all: &mut BTreeMap<ObjectId, Flaws>, id: &ObjectId, flaws: Option<Flaws>) {
-    match flaws {
-        Some(flaws) => all.insert(id.clone(), flaws),
+fn set_errors(all: &mut BTreeMap<ObjectId, ObjectErrors>, id: &ObjectId, errors: Option<ObjectErrors>) {
+    match errors {
+        Some(errors) => all.insert(id.clone(), errors),
         None => all.remove(id),
     };
 }
 
 /// The errors of an invalid object.
 #[derive(Debug)]
-struct Flaws {
+struct ObjectErrors {
     uid: Option<Arc<str>>,
     /// The name of the Service, if the object is an EndpointSlice.
-    owner: Option<Arc<str>>,
+    service: Option<Arc<str>>,
     /// True if the object was refused; otherwise only the invalid fields are ignored.
     is_refused: bool,
-    fields: Vec<Invalid>,
+    fields: Vec<FieldError>,
 }
 
 /// An object separated from its errors.
-struct Read {
+struct FilteredObject {
     id: ObjectId,
     /// `None` if the object was refused, so that its last valid version stays; `Some(None)` if Culvert
     /// does not serve the object.
     object: Option<Option<Object>>,
-    flaws: Option<Flaws>,
+    errors: Option<ObjectErrors>,
 }
 
 impl Reflector {
@@ -162,7 +162,7 @@ impl Reflector {
         Self {
             kinds: kinds
                 .into_iter()
-                .map(|kind| (kind, Said::default()))
+                .map(|kind| (kind, KindState::default()))
                 .collect(),
             nodes,
             stale: None,
@@ -171,59 +171,59 @@ impl Reflector {
     }
 
     /// Applies an event.
-    pub(super) fn take(&mut self, heard: Heard, now: Timestamp, edit: &mut Edit<'_>) {
-        let Heard { kind, at, what } = heard;
-        edit.at = at;
+    pub(super) fn apply(&mut self, heard: KindEvent, now: Timestamp, edit: &mut OverlayEdit<'_>) {
+        let KindEvent { kind, at, change: what } = heard;
+        edit.noticed_at = at;
         let said = self.kinds.entry(kind).or_default();
         match what {
-            What::Failed(why) => {
-                let since = said.trouble.take().map_or(now, |(_, since)| since);
-                said.trouble = Some((why, since));
+            Change::RequestFailed(why) => {
+                let since = said.failure.take().map_or(now, |(_, since)| since);
+                said.failure = Some((why, since));
                 return;
             }
-            What::Answers => {
-                said.trouble = None;
+            Change::RequestSucceeded => {
+                said.failure = None;
                 return;
             }
-            What::ListBegins => {
-                said.listing = Some(Listing::default());
+            Change::ListStarted => {
+                said.partial_list = Some(ReceivedList::default());
                 return;
             }
-            What::Listed(arrived) => {
-                let read = self.nodes.read(*arrived);
-                said.listing.get_or_insert_default().take(read);
+            Change::Listed(arrived) => {
+                let read = self.nodes.filter(*arrived);
+                said.partial_list.get_or_insert_default().insert(read);
                 return;
             }
-            What::ListEnds => {
-                said.waiting = Some(said.listing.take().unwrap_or_default());
-                self.release(edit);
+            Change::ListCompleted => {
+                said.pending_list = Some(said.partial_list.take().unwrap_or_default());
+                self.apply_pending_lists(edit);
             }
-            What::Absent => {
-                (said.listing, said.waiting) = (None, Some(Listing::default()));
-                self.release(edit);
+            Change::Absent => {
+                (said.partial_list, said.pending_list) = (None, Some(ReceivedList::default()));
+                self.apply_pending_lists(edit);
             }
-            What::Changed(arrived) => self.change(*arrived, edit),
-            What::Gone(mut arrived) => {
+            Change::Updated(arrived) => self.change(*arrived, edit),
+            Change::Deleted(mut arrived) => {
                 arrived.object = Ok(None);
                 self.change(*arrived, edit);
             }
         }
         if let Some(said) = self.kinds.get_mut(&kind) {
-            said.trouble = None;
+            said.failure = None;
         }
-        self.settle(edit);
+        self.update_phase(edit);
     }
 
     /// Applies the change of one object.
-    fn change(&mut self, arrived: Arrived, edit: &mut Edit<'_>) {
-        let read = self.nodes.read(arrived);
+    fn change(&mut self, arrived: ReceivedObject, edit: &mut OverlayEdit<'_>) {
+        let read = self.nodes.filter(arrived);
         let said = self.kinds.entry(read.id.kind).or_default();
-        if let Some(waiting) = &mut said.waiting {
-            waiting.take(read);
+        if let Some(waiting) = &mut said.pending_list {
+            waiting.insert(read);
             return;
         }
-        let Read { id, object, flaws } = read;
-        note(&mut said.flaws, &id, flaws);
+        let FilteredObject { id, object, errors } = read;
+        set_errors(&mut said.errors, &id, errors);
         if let Some(object) = object {
             self.put(&id, object, edit);
         }
@@ -231,24 +231,24 @@ impl Reflector {
 
     /// Applies the complete lists. The first lists of Services and slices are applied together, since a
     /// Service without its endpoints would refuse connects.
-    fn release(&mut self, edit: &mut Edit<'_>) {
+    fn apply_pending_lists(&mut self, edit: &mut OverlayEdit<'_>) {
         let is_ready = |kind: &Kind| {
             let said = self.kinds.get(kind);
-            said.is_none_or(|said| said.synced || said.waiting.is_some())
+            said.is_none_or(|said| said.synced || said.pending_list.is_some())
         };
-        let are_together = TOGETHER.iter().all(is_ready);
+        let are_together = APPLIED_TOGETHER.iter().all(is_ready);
         let ready: Vec<Kind> = self
             .kinds
             .iter()
             .filter(|(kind, said)| {
-                said.waiting.is_some() && (are_together || !TOGETHER.contains(*kind))
+                said.pending_list.is_some() && (are_together || !APPLIED_TOGETHER.contains(*kind))
             })
             .map(|(kind, _)| *kind)
             .collect();
         for kind in ready {
             let said = self.kinds.entry(kind).or_default();
             said.synced = true;
-            if let Some(listing) = said.waiting.take() {
+            if let Some(listing) = said.pending_list.take() {
                 self.replace(kind, listing, edit);
             }
         }
@@ -256,9 +256,9 @@ impl Reflector {
 
     /// Applies a complete list. Objects that are not in the list are deleted; invalid ones keep their last
     /// version.
-    fn replace(&mut self, kind: Kind, listing: Listing, edit: &mut Edit<'_>) {
-        let Listing { objects, flaws } = listing;
-        let is_gone = |id: &ObjectId| !objects.contains_key(id) && !flaws.contains_key(id);
+    fn replace(&mut self, kind: Kind, listing: ReceivedList, edit: &mut OverlayEdit<'_>) {
+        let ReceivedList { objects, errors } = listing;
+        let is_gone = |id: &ObjectId| !objects.contains_key(id) && !errors.contains_key(id);
         let gone: Vec<ObjectId> = edit.ids(kind).filter(is_gone).collect();
         for id in gone {
             self.put(&id, None, edit);
@@ -266,38 +266,38 @@ impl Reflector {
         for (id, object) in objects {
             self.put(&id, object, edit);
         }
-        self.kinds.entry(kind).or_default().flaws = flaws;
+        self.kinds.entry(kind).or_default().errors = errors;
     }
 
-    fn put(&mut self, id: &ObjectId, object: Option<Object>, edit: &mut Edit<'_>) {
+    fn put(&mut self, id: &ObjectId, object: Option<Object>, edit: &mut OverlayEdit<'_>) {
         self.is_saved &= !edit.put(id, object);
     }
 
-    fn settle(&mut self, edit: &mut Edit<'_>) {
-        if !self.is_live() {
+    fn update_phase(&mut self, edit: &mut OverlayEdit<'_>) {
+        if !self.is_synced() {
             return;
         }
         self.stale = None;
-        let mut flaws = self.kinds.values().flat_map(|said| said.flaws.values());
-        edit.set_phase(if flaws.all(|flaws| !flaws.is_refused) {
-            Phase::Whole
+        let mut errors = self.kinds.values().flat_map(|said| said.errors.values());
+        edit.set_phase(if errors.all(|errors| !errors.is_refused) {
+            SyncPhase::Complete
         } else {
-            Phase::Partial
+            SyncPhase::Partial
         });
     }
 
     /// Returns true if a complete list was applied for every kind on which the maps depend.
-    pub(super) fn is_live(&self) -> bool {
+    pub(super) fn is_synced(&self) -> bool {
         let mut needed = self
             .kinds
             .iter()
-            .filter(|(kind, _)| !UNUSED.contains(*kind));
+            .filter(|(kind, _)| !OPTIONAL_KINDS.contains(*kind));
         needed.all(|(_, said)| said.synced)
     }
 
     /// Uses the last known state until the server responds. Objects that are missing from it do not count
     /// as deleted.
-    pub(super) fn use_snapshot(&mut self, snapshot: Option<Snapshot>, edit: &mut Edit<'_>) {
+    pub(super) fn use_snapshot(&mut self, snapshot: Option<Snapshot>, edit: &mut OverlayEdit<'_>) {
         let stale = snapshot.as_ref().map_or_else(
             || "no objects are known yet".to_owned(),
             |snapshot| format!("using the last known state of {}", snapshot.written),
@@ -312,25 +312,25 @@ impl Reflector {
                 self.put(&object.id(), Some(object), edit);
             }
         }
-        edit.set_phase(Phase::Stale);
+        edit.set_phase(SyncPhase::Stale);
     }
 
     /// Returns all invalid fields with their objects.
-    fn flaws(&self) -> impl Iterator<Item = (&ObjectId, &Flaws, &Invalid)> {
-        let objects = self.kinds.values().flat_map(|said| &said.flaws);
-        objects.flat_map(|(id, flaws)| flaws.fields.iter().map(move |field| (id, flaws, field)))
+    fn invalid_fields(&self) -> impl Iterator<Item = (&ObjectId, &ObjectErrors, &FieldError)> {
+        let objects = self.kinds.values().flat_map(|said| &said.errors);
+        objects.flat_map(|(id, errors)| errors.fields.iter().map(move |field| (id, errors, field)))
     }
 
     /// Returns a warning for each invalid field. A warning about a slice is attached to its Service, where
     /// operators look first.
-    pub(super) fn concerns(&self, overlay: &Overlay) -> Vec<Concern> {
-        let concern = |(id, flaws, invalid): (&ObjectId, &Flaws, &Invalid)| {
-            let reason = if flaws.is_refused {
+    pub(super) fn warnings(&self, overlay: &Overlay) -> Vec<ObjectWarning> {
+        let warning = |(id, errors, invalid): (&ObjectId, &ObjectErrors, &FieldError)| {
+            let reason = if errors.is_refused {
                 Reason::ObjectRejected
             } else {
                 Reason::FieldIgnored
             };
-            let owner = flaws.owner.as_ref().and_then(|owner| {
+            let owner = errors.service.as_ref().and_then(|owner| {
                 let name = ObjectName::new(Arc::clone(&id.name.namespace), Arc::clone(owner));
                 let kind = Kind::Service;
                 let about = ObjectId { kind, name };
@@ -340,41 +340,41 @@ impl Reflector {
                 Some((about, service.uid.clone(), format!("{id}: {invalid}")))
             });
             let (about, uid, note) =
-                owner.unwrap_or_else(|| (id.clone(), flaws.uid.clone(), invalid.to_string()));
-            Concern {
-                about,
+                owner.unwrap_or_else(|| (id.clone(), errors.uid.clone(), invalid.to_string()));
+            ObjectWarning {
+                regarding: about,
                 uid,
                 reason,
                 note,
             }
         };
-        self.flaws().map(concern).collect()
+        self.invalid_fields().map(warning).collect()
     }
 
     /// Returns the report for status.
-    pub(super) fn report(&self, server: String, overlay: &Overlay) -> Report {
-        let problems = self.flaws().map(|(id, flaws, invalid)| Problem {
+    pub(super) fn report(&self, server: String, overlay: &Overlay) -> SourceReport {
+        let problems = self.invalid_fields().map(|(id, errors, invalid)| Problem {
             object: Some(id.to_string()),
             field: (!invalid.field.is_empty()).then(|| invalid.field.clone()),
-            ignored: !flaws.is_refused,
-            ..Problem::of(ORIGIN, invalid.reason.to_string())
+            ignored: !errors.is_refused,
+            ..Problem::new(ORIGIN, invalid.kind.to_string())
         });
         let troubles = self.kinds.iter().filter_map(|(kind, said)| {
-            let (why, since) = said.trouble.as_ref()?;
+            let (why, since) = said.failure.as_ref()?;
             Some((*since, format!("{kind}: {why}")))
         });
         let trouble = troubles.min();
-        Report {
+        SourceReport {
             objects: overlay.counts(),
             problems: problems.collect(),
-            synced: overlay.phase() > Phase::Listing,
-            server: Some(Server {
+            synced: overlay.phase() > SyncPhase::Listing,
+            server: Some(ServerStatus {
                 address: server,
                 error: trouble.as_ref().map(|(_, why)| why.clone()),
                 error_since: trouble.map(|(since, _)| since.to_string()),
                 stale: self.stale.clone(),
             }),
-            ..Report::default()
+            ..SourceReport::default()
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::model::Object;
 const VERSION: u32 = 1;
 
 /// The maximum size of the file, in bytes: a hundred times the size for 10,000 Services.
-const MOST_BYTES: u64 = 2 << 30;
+const MAX_BYTES: u64 = 2 << 30;
 
 /// The last known objects, and the time when they were written.
 #[derive(Clone, Debug, PartialEq)]
@@ -27,7 +27,7 @@ pub(super) struct Snapshot {
 
 /// The first line of the file. Each other line is an object.
 #[derive(Debug, Deserialize, Serialize)]
-struct Head {
+struct Header {
     version: u32,
     node: String,
     written: Timestamp,
@@ -47,21 +47,21 @@ pub(super) enum SnapshotError {
         #[source]
         source: serde_json::Error,
     },
-    #[error("the file has {0} bytes, more than {max}", max = MOST_BYTES)]
+    #[error("the file has {0} bytes, more than {max}", max = MAX_BYTES)]
     TooLarge(u64),
     #[error("the file has format version {0}, but this release reads version {known}", known = VERSION)]
     Version(u32),
     #[error("the file belongs to node {found}, not to {expected}")]
     Node { found: String, expected: String },
     #[error("the file has {found} of {expected} objects")]
-    Torn { found: usize, expected: usize },
+    Incomplete { found: usize, expected: usize },
 }
 
 /// Writes the state into a new file, and atomically renames it to `path`.
 pub(super) fn write(path: &Path, node: &str, snapshot: &Snapshot) -> io::Result<()> {
     let draft = path.with_extension("new");
     let mut file = BufWriter::new(File::create(&draft)?);
-    let head = Head {
+    let head = Header {
         version: VERSION,
         node: node.to_owned(),
         written: snapshot.written,
@@ -88,7 +88,7 @@ pub(super) fn read(path: &Path, node: &str) -> Result<Option<Snapshot>, Snapshot
         Err(error) => return Err(error.into()),
     };
     let length = file.metadata()?.len();
-    if length > MOST_BYTES {
+    if length > MAX_BYTES {
         return Err(SnapshotError::TooLarge(length));
     }
     let mut lines = BufReader::new(file).lines().zip(1..);
@@ -96,7 +96,7 @@ pub(super) fn read(path: &Path, node: &str) -> Result<Option<Snapshot>, Snapshot
         return Err(SnapshotError::Empty);
     };
     let wrong = |line| move |source| SnapshotError::Line { line, source };
-    let head: Head = serde_json::from_str(&head?).map_err(wrong(1))?;
+    let head: Header = serde_json::from_str(&head?).map_err(wrong(1))?;
     if head.version != VERSION {
         return Err(SnapshotError::Version(head.version));
     }
@@ -110,7 +110,7 @@ pub(super) fn read(path: &Path, node: &str) -> Result<Option<Snapshot>, Snapshot
         .map(|(text, line)| serde_json::from_str(&text?).map_err(wrong(line)))
         .collect::<Result<Vec<Object>, _>>()?;
     if objects.len() != head.objects {
-        return Err(SnapshotError::Torn {
+        return Err(SnapshotError::Incomplete {
             found: objects.len(),
             expected: head.objects,
         });
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn a_written_state_can_be_read() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("objects");
 
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_that_is_torn_or_of_another_node_is_not_used() {
+    fn an_incomplete_state_or_one_of_another_node_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("objects");
         write(&path, "node-a", &snapshot()).unwrap();

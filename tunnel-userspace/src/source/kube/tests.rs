@@ -2,25 +2,25 @@
 
 mod access;
 mod faults;
-mod owners;
+mod selections;
 mod server;
 
-use server::{Asked, Reply, Script, Server, list_of_one, listed, status, watched};
+use server::{ReceivedRequest, ScriptedResponse, Script, Server, list_of_one, list_page, error_status, service_line};
 
 use super::*;
 use crate::source::{
     Store,
-    tests::{Followed, PATIENCE},
+    tests::{RunningSource, TIMEOUT},
 };
 
 /// The limits for misbehaving servers, in tests that reach them.
-const A_LITTLE: Duration = Duration::from_millis(500);
+const SHORT_LIMIT: Duration = Duration::from_millis(500);
 
 /// The settings of a source with servers on loopback, and with short limits.
 struct Setup {
     limits: Limits,
-    settings: Settings,
-    scope: Scope,
+    settings: KubeSettings,
+    scope: KubeScope,
     folder: tempfile::TempDir,
 }
 
@@ -37,97 +37,97 @@ impl Setup {
         }
         Self {
             limits: LIMITS,
-            settings: Settings {
+            settings: KubeSettings {
                 kubeconfig: Some(kubeconfig),
-                api_servers: servers.iter().map(|it| it.named()).collect(),
+                api_servers: servers.iter().map(|it| it.api_server()).collect(),
                 connect_timeout: Duration::from_secs(2),
                 watch_timeout: Duration::from_secs(60),
                 max_backoff: Duration::from_millis(300),
                 page_size: 2,
-                initial_sync_timeout: PATIENCE,
+                initial_sync_timeout: TIMEOUT,
                 snapshot_interval: Duration::from_millis(10),
-                ..Settings::default()
+                ..KubeSettings::default()
             },
-            scope: Scope {
+            scope: KubeScope {
                 node: "node-a".to_owned(),
                 snapshot: folder.path().join("objects"),
-                ..Scope::default()
+                ..KubeScope::default()
             },
             folder,
         }
     }
 
-    async fn start(self) -> Followed {
+    async fn start(self) -> RunningSource {
         let mut store = Store::default();
-        let source = start_within(self.limits, self.settings, self.scope, store.overlay()).await;
+        let source = start_with_limits(self.limits, self.settings, self.scope, store.overlay()).await;
         let source = source.expect("a source");
         let report = source.report();
-        Followed::new(self.folder, store, report, |stop| source.run(stop))
+        RunningSource::new(self.folder, store, report, |stop| source.run(stop))
     }
 }
 
-async fn follow(servers: &[&Server]) -> Followed {
+async fn start_source(servers: &[&Server]) -> RunningSource {
     Setup::of(servers).start().await
 }
 
 /// Starts a source with this value for all limits for misbehaving servers.
-async fn follow_within(limit: Duration, servers: &[&Server]) -> Followed {
+async fn start_source_with_limits(limit: Duration, servers: &[&Server]) -> RunningSource {
     let mut setup = Setup::of(servers);
     setup.limits = Limits {
-        silence: limit,
-        lag: limit,
-        probe: limit,
-        overtime: limit,
+        max_silence: limit,
+        max_lag: limit,
+        probe_timeout: limit,
+        watch_overtime: limit,
     };
     setup.start().await
 }
 
-fn is_streamed(asked: &Asked) -> bool {
+fn is_streamed(asked: &ReceivedRequest) -> bool {
     asked.query.contains_key("sendInitialEvents")
 }
 
-fn is_watch(asked: &Asked) -> bool {
+fn is_watch(asked: &ReceivedRequest) -> bool {
     asked.query.contains_key("watch")
 }
 
 #[tokio::test]
-async fn a_streamed_list_is_followed_by_what_changes() {
+async fn a_streamed_list_is_followed_by_its_changes() {
     let server = Server::start(Script::new(|asked| {
         assert!(is_streamed(asked), "{asked:?}");
-        Reply::Held(vec![
-            watched("ADDED", "a", "10.0.0.1", 5),
-            watched("ADDED", "b", "10.0.0.2", 6),
+        ScriptedResponse::KeptOpen(vec![
+            service_line("ADDED", "a", "10.0.0.1", 5),
+            service_line("ADDED", "b", "10.0.0.2", 6),
             server::end_of_list(7),
-            watched("MODIFIED", "a", "10.0.0.3", 8),
-            watched("DELETED", "b", "10.0.0.2", 9),
+            service_line("MODIFIED", "a", "10.0.0.3", 8),
+            service_line("DELETED", "b", "10.0.0.2", 9),
         ])
     }));
-    let mut followed = follow(&[&server]).await;
+    let mut followed = start_source(&[&server]).await;
 
     let first = followed.take().await;
-    assert!(first.synced && first.whole);
+    assert!(first.synced && first.complete);
     followed.until("a=10.0.0.3").await;
 
-    let asked = server.asked("/api/v1/services");
+    let asked = server.requests("/api/v1/services");
     assert_eq!(asked[0].query["fieldSelector"], "spec.clusterIP!=None");
     assert_eq!(
         asked[0].query["labelSelector"],
         "!service.kubernetes.io/service-proxy-name"
     );
-    let slices = server.asked("/apis/discovery.k8s.io/v1/endpointslices");
+    let slices = server.requests("/apis/discovery.k8s.io/v1/endpointslices");
     assert_eq!(
         slices[0].query["labelSelector"],
         "!service.kubernetes.io/headless"
     );
-    let nodes = server.asked("/api/v1/nodes");
+    let nodes = server.requests("/api/v1/nodes");
     assert_eq!(nodes[0].query["fieldSelector"], "metadata.name=node-a");
 }
 
 #[tokio::test]
-async fn a_server_that_refuses_or_fails_to_stream_a_list_is_read_in_pages() {
-    let refusals: [fn() -> Reply; 2] = [
-        || status(422, "sendInitialEvents is forbidden for watch"),
-        || Reply::Closed(vec![server::failed(500, "a storage feature is disabled")]),
+async fn lists_are_paged_if_the_server_can_not_stream_them() {
+    let refusals: [fn() -> ScriptedResponse; 2] = [
+        || error_status(422, "sendInitialEvents is forbidden for watch"),
+        || ScriptedResponse::Closed(vec![server::error_line(500, "a storage feature is disabled")]),
     ];
     for refusal in refusals {
         let server = Server::start(Script::new(move |asked| {
@@ -135,100 +135,100 @@ async fn a_server_that_refuses_or_fails_to_stream_a_list_is_read_in_pages() {
                 return refusal();
             }
             if is_watch(asked) {
-                return Reply::Held(vec![watched("ADDED", "d", "10.0.0.4", 9)]);
+                return ScriptedResponse::KeptOpen(vec![service_line("ADDED", "d", "10.0.0.4", 9)]);
             }
             match asked.query.get("continue").map(String::as_str) {
-                None => listed(&[("a", "10.0.0.1"), ("b", "10.0.0.2")], 7, Some("next")),
-                Some(_) => listed(&[("c", "10.0.0.3")], 7, None),
+                None => list_page(&[("a", "10.0.0.1"), ("b", "10.0.0.2")], 7, Some("next")),
+                Some(_) => list_page(&[("c", "10.0.0.3")], 7, None),
             }
         }));
 
         let all = "a=10.0.0.1 b=10.0.0.2 c=10.0.0.3 d=10.0.0.4";
-        follow(&[&server]).await.until(all).await;
+        start_source(&[&server]).await.until(all).await;
     }
 }
 
 #[tokio::test]
-async fn a_watch_that_ends_goes_on_where_it_was_without_a_new_list() {
+async fn a_watch_that_ends_continues_without_a_new_list() {
     let server = Server::start(Script::new(|asked| {
         if is_streamed(asked) {
-            return Reply::Closed(list_of_one("a", "10.0.0.1", 5, 7));
+            return ScriptedResponse::Closed(list_of_one("a", "10.0.0.1", 5, 7));
         }
         assert_eq!(asked.query["resourceVersion"], "7");
-        Reply::Held(vec![watched("ADDED", "b", "10.0.0.2", 8)])
+        ScriptedResponse::KeptOpen(vec![service_line("ADDED", "b", "10.0.0.2", 8)])
     }));
 
     let both = "a=10.0.0.1 b=10.0.0.2";
-    follow(&[&server]).await.until(both).await;
+    start_source(&[&server]).await.until(both).await;
 }
 
 #[tokio::test]
 async fn a_version_that_is_too_old_leads_to_a_new_list() {
     let server = Server::start(Script::counting(|asked, times| {
         if is_streamed(asked) && times == 0 {
-            return Reply::Closed(vec![
-                watched("ADDED", "a", "10.0.0.1", 5),
+            return ScriptedResponse::Closed(vec![
+                service_line("ADDED", "a", "10.0.0.1", 5),
                 server::end_of_list(7),
-                server::failed(410, "Expired"),
+                server::error_line(410, "Expired"),
             ]);
         }
         if is_streamed(asked) {
-            return Reply::Held(list_of_one("b", "10.0.0.2", 50, 51));
+            return ScriptedResponse::KeptOpen(list_of_one("b", "10.0.0.2", 50, 51));
         }
-        listed(&[], 51, None)
+        list_page(&[], 51, None)
     }));
 
-    follow(&[&server]).await.until("b=10.0.0.2").await;
+    start_source(&[&server]).await.until("b=10.0.0.2").await;
 }
 
 #[tokio::test]
-async fn a_server_that_comes_back_with_older_data_is_listed_anew() {
+async fn a_server_that_returns_with_older_data_is_listed_again() {
     let server = Server::start(Script::counting(|asked, times| {
         if is_streamed(asked) && times == 0 {
-            return Reply::Closed(list_of_one("a", "10.0.0.1", 500, 700));
+            return ScriptedResponse::Closed(list_of_one("a", "10.0.0.1", 500, 700));
         }
         if is_streamed(asked) {
-            return Reply::Held(list_of_one("old", "10.0.0.2", 5, 7));
+            return ScriptedResponse::KeptOpen(list_of_one("old", "10.0.0.2", 5, 7));
         }
         if is_watch(asked) {
-            return status(500, "etcd is being restored");
+            return error_status(500, "etcd is being restored");
         }
-        listed(&[("old", "10.0.0.2")], 7, None)
+        list_page(&[("old", "10.0.0.2")], 7, None)
     }));
-    let mut followed = follow_within(A_LITTLE, &[&server]).await;
+    let mut followed = start_source_with_limits(SHORT_LIMIT, &[&server]).await;
     followed.until("a=10.0.0.1").await;
     let before = Instant::now();
 
     followed.until("old=10.0.0.2").await;
 
     // The older list is accepted after the limit, and not before.
-    assert!(before.elapsed() >= A_LITTLE);
+    assert!(before.elapsed() >= SHORT_LIMIT);
 }
 
 #[tokio::test]
 async fn a_version_that_the_server_doesnt_have_yet_leads_to_a_new_list() {
     let server = Server::start(Script::counting(|asked, times| {
         if is_streamed(asked) && times == 0 {
-            return Reply::Closed(list_of_one("a", "10.0.0.1", 500, 700));
+            return ScriptedResponse::Closed(list_of_one("a", "10.0.0.1", 500, 700));
         }
         if is_streamed(asked) {
-            return Reply::Held(vec![server::end_of_list(7)]);
+            return ScriptedResponse::KeptOpen(vec![server::end_of_list(7)]);
         }
-        status(504, "Too large resource version: 700, current: 7")
+        error_status(504, "Too large resource version: 700, current: 7")
     }));
-    let mut followed = follow_within(A_LITTLE, &[&server]).await;
+    let mut followed = start_source_with_limits(SHORT_LIMIT, &[&server]).await;
     followed.until("a=10.0.0.1").await;
 
     followed.until("").await;
 }
 
 #[tokio::test]
-async fn where_one_server_fails_the_next_is_asked() {
-    let bad = Server::start(Script::all(|_| status(503, "starting")));
+async fn the_next_server_is_used_if_one_fails() {
+    let bad = Server::start(Script::all(|_| error_status(503, "starting")));
     let good = Server::start(Script::new(|_| {
-        Reply::Held(list_of_one("a", "10.0.0.1", 5, 7))
+        ScriptedResponse::KeptOpen(list_of_one("a", "10.0.0.1", 5, 7))
     }));
-    let mut followed = follow(&[&bad, &good]).await;
+    let mut followed = start_source(&[&bad, &good]).await;
 
     followed.until("a=10.0.0.1").await;
 
@@ -238,20 +238,20 @@ async fn where_one_server_fails_the_next_is_asked() {
 }
 
 #[tokio::test]
-async fn an_object_of_another_shape_stops_no_other() {
+async fn an_object_with_a_field_of_the_wrong_type_does_not_affect_others() {
     let server = Server::start(Script::new(|_| {
-        let bad = watched("ADDED", "bad", "10.0.0.9", 5).replace("\"port\":80", "\"port\":\"x\"");
-        Reply::Held(vec![
+        let bad = service_line("ADDED", "bad", "10.0.0.9", 5).replace("\"port\":80", "\"port\":\"x\"");
+        ScriptedResponse::KeptOpen(vec![
             bad,
-            watched("ADDED", "a", "10.0.0.1", 6),
+            service_line("ADDED", "a", "10.0.0.1", 6),
             server::end_of_list(7),
         ])
     }));
-    let mut followed = follow(&[&server]).await;
+    let mut followed = start_source(&[&server]).await;
 
     let update = followed.until("a=10.0.0.1").await;
 
-    assert!(!update.expect("an update").whole);
+    assert!(!update.expect("an update").complete);
     let problems = followed.report.borrow().problems.clone();
     let [problem] = &*problems else {
         panic!("{problems:?}");
@@ -261,28 +261,28 @@ async fn an_object_of_another_shape_stops_no_other() {
 }
 
 #[tokio::test]
-async fn a_kind_that_the_server_doesnt_have_is_done_without() {
+async fn a_kind_that_the_server_does_not_support_is_skipped() {
     let server = Server::start(Script::all(|asked| {
         if asked.path.ends_with("servicecidrs") {
-            return status(404, "the server could not find the requested resource");
+            return error_status(404, "the server could not find the requested resource");
         }
-        Reply::Held(vec![server::end_of_list(7)])
+        ScriptedResponse::KeptOpen(vec![server::end_of_list(7)])
     }));
-    let mut followed = follow(&[&server]).await;
+    let mut followed = start_source(&[&server]).await;
 
-    assert!(followed.take().await.whole);
+    assert!(followed.take().await.complete);
 }
 
 #[tokio::test]
-async fn what_was_known_is_used_while_no_server_answers_and_given_up_when_one_does() {
+async fn the_last_known_state_is_used_until_a_server_responds() {
     let server = Server::start(Script::new(|_| {
-        Reply::Held(vec![
-            watched("ADDED", "a", "10.0.0.1", 5),
-            watched("ADDED", "b", "10.0.0.2", 6),
+        ScriptedResponse::KeptOpen(vec![
+            service_line("ADDED", "a", "10.0.0.1", 5),
+            service_line("ADDED", "b", "10.0.0.2", 6),
             server::end_of_list(7),
         ])
     }));
-    let mut followed = follow(&[&server]).await;
+    let mut followed = start_source(&[&server]).await;
     followed.until("a=10.0.0.1 b=10.0.0.2").await;
     let folder = followed.stop().await;
 
@@ -292,22 +292,22 @@ async fn what_was_known_is_used_while_no_server_answers_and_given_up_when_one_do
     setup.settings.initial_sync_timeout = Duration::from_millis(50);
     let mut followed = setup.start().await;
     let update = followed.take().await;
-    assert_eq!(followed.words(), "a=10.0.0.1 b=10.0.0.2");
-    assert!(update.synced && !update.whole && update.stale);
-    let stale = |followed: &Followed| followed.report.borrow().server.clone()?.stale;
+    assert_eq!(followed.describe(), "a=10.0.0.1 b=10.0.0.2");
+    assert!(update.synced && !update.complete && update.stale);
+    let stale = |followed: &RunningSource| followed.report.borrow().server.clone()?.stale;
     assert!(stale(&followed).is_some());
 
     server.open(Script::new(|_| {
-        Reply::Held(list_of_one("b", "10.0.0.2", 6, 9))
+        ScriptedResponse::KeptOpen(list_of_one("b", "10.0.0.2", 6, 9))
     }));
     loop {
         let update = followed.take().await;
-        assert_eq!(update.stale, !update.whole);
-        if update.whole {
+        assert_eq!(update.stale, !update.complete);
+        if update.complete {
             break;
         }
     }
 
-    assert_eq!(followed.words(), "b=10.0.0.2");
+    assert_eq!(followed.describe(), "b=10.0.0.2");
     assert_eq!(stale(&followed), None);
 }

@@ -33,7 +33,7 @@ fn node(text: &str) -> Object {
 fn store() -> (Store, Overlay) {
     let mut store = Store::default();
     let overlay = store.overlay();
-    overlay.edit(T1).set_phase(Phase::Whole);
+    overlay.edit(T1).set_phase(SyncPhase::Complete);
     (store, overlay)
 }
 
@@ -45,7 +45,7 @@ fn apply(overlay: &Overlay, objects: impl IntoIterator<Item = Object>, at: Durat
 }
 
 /// Takes an update, and describes each object in it.
-fn words(store: &mut Store) -> Vec<String> {
+fn describe_update(store: &mut Store) -> Vec<String> {
     let Some(update) = store.take_update() else {
         return Vec::new();
     };
@@ -70,7 +70,7 @@ fn words(store: &mut Store) -> Vec<String> {
 const NOTHING: [&str; 0] = [];
 
 #[test]
-fn an_update_tells_a_service_once_with_all_its_slices_as_they_stand() {
+fn an_update_has_each_changed_service_once_with_all_its_slices() {
     let (mut store, overlay) = store();
     let objects = [
         slice("a-2", "a"),
@@ -81,12 +81,12 @@ fn an_update_tells_a_service_once_with_all_its_slices_as_they_stand() {
     ];
     apply(&overlay, objects, T1);
 
-    assert_eq!(words(&mut store), [r#"shop/a ["a-1", "a-2"]"#, "node n"]);
+    assert_eq!(describe_update(&mut store), [r#"shop/a ["a-1", "a-2"]"#, "node n"]);
     assert!(store.take_update().is_none());
 }
 
 #[test]
-fn a_config_map_is_told_when_it_comes_changes_and_goes() {
+fn an_update_has_a_config_map_that_is_created_changed_or_deleted() {
     let config_map = |ports: &str| {
         Object::ConfigMap(Arc::new(ConfigMap {
             name: name("ports"),
@@ -96,17 +96,17 @@ fn a_config_map_is_told_when_it_comes_changes_and_goes() {
     let (mut store, overlay) = store();
 
     apply(&overlay, [config_map("9100")], T1);
-    assert_eq!(words(&mut store), ["config map shop/ports"]);
+    assert_eq!(describe_update(&mut store), ["config map shop/ports"]);
     apply(&overlay, [config_map("9100")], T1);
-    assert_eq!(words(&mut store), NOTHING);
+    assert_eq!(describe_update(&mut store), NOTHING);
     apply(&overlay, [config_map("9101")], T1);
-    assert_eq!(words(&mut store), ["config map shop/ports"]);
+    assert_eq!(describe_update(&mut store), ["config map shop/ports"]);
     overlay.edit(T2).put(&config_map("9101").id(), None);
-    assert_eq!(words(&mut store), ["config map shop/ports gone"]);
+    assert_eq!(describe_update(&mut store), ["config map shop/ports gone"]);
 }
 
 #[test]
-fn an_object_that_says_nothing_new_is_not_told() {
+fn an_equal_object_causes_no_update() {
     let (mut store, overlay) = store();
     let objects = || [service("a", 1), slice("a-1", "a"), node("n")];
     apply(&overlay, objects(), T1);
@@ -124,7 +124,7 @@ fn an_object_that_says_nothing_new_is_not_told() {
 }
 
 #[test]
-fn what_is_removed_is_told_as_gone_and_only_if_it_was_there() {
+fn only_objects_that_existed_are_published_as_deleted() {
     let (mut store, overlay) = store();
     apply(&overlay, [service("a", 1), slice("s", "a"), node("n")], T1);
     store.take_update();
@@ -135,12 +135,12 @@ fn what_is_removed_is_told_as_gone_and_only_if_it_was_there() {
     }
     drop(edit);
 
-    assert_eq!(words(&mut store), ["shop/a gone", "node n gone"]);
+    assert_eq!(describe_update(&mut store), ["shop/a gone", "node n gone"]);
     assert_eq!(overlay.counts().values().sum::<usize>(), 0);
 }
 
 #[test]
-fn endpoints_without_their_service_wait_for_it() {
+fn endpoints_without_their_service_are_kept_until_it_arrives() {
     let (mut store, overlay) = store();
     store.take_update();
     apply(&overlay, [slice("s", "a")], T1);
@@ -148,7 +148,7 @@ fn endpoints_without_their_service_wait_for_it() {
 
     apply(&overlay, [service("a", 1)], T2);
 
-    assert_eq!(words(&mut store), [r#"shop/a ["s"]"#]);
+    assert_eq!(describe_update(&mut store), [r#"shop/a ["s"]"#]);
 }
 
 #[test]
@@ -159,29 +159,29 @@ fn an_update_is_as_old_as_its_oldest_change() {
         for (name, at) in ["a", "b"].into_iter().zip(times) {
             apply(&overlay, [service(name, 1)], at);
         }
-        assert_eq!(store.take_update().map(|update| update.since), Some(T1));
+        assert_eq!(store.take_update().map(|update| update.noticed_at), Some(T1));
     }
 }
 
 #[test]
-fn each_step_of_synchronisation_is_told_once_even_if_there_is_nothing_else() {
+fn each_higher_phase_causes_one_update_even_without_objects() {
     let mut store = Store::default();
     let overlay = store.overlay();
-    let mut told = |phase| {
+    let mut update_after = |phase| {
         overlay.edit(T1).set_phase(phase);
         store.take_update().map(|update| {
             assert!(update.synced && update.services.is_empty());
-            (update.stale, update.whole)
+            (update.stale, update.complete)
         })
     };
 
-    assert_eq!(told(Phase::Listing), None);
-    assert_eq!(told(Phase::Stale), Some((true, false)));
-    assert_eq!(told(Phase::Stale), None);
-    assert_eq!(told(Phase::Partial), Some((false, false)));
-    assert_eq!(told(Phase::Whole), Some((false, true)));
-    assert_eq!(told(Phase::Whole), None);
+    assert_eq!(update_after(SyncPhase::Listing), None);
+    assert_eq!(update_after(SyncPhase::Stale), Some((true, false)));
+    assert_eq!(update_after(SyncPhase::Stale), None);
+    assert_eq!(update_after(SyncPhase::Partial), Some((false, false)));
+    assert_eq!(update_after(SyncPhase::Complete), Some((false, true)));
+    assert_eq!(update_after(SyncPhase::Complete), None);
     // A lower phase causes no update; the next change publishes it.
-    assert_eq!(told(Phase::Partial), None);
-    assert_eq!(told(Phase::Whole), Some((false, true)));
+    assert_eq!(update_after(SyncPhase::Partial), None);
+    assert_eq!(update_after(SyncPhase::Complete), Some((false, true)));
 }

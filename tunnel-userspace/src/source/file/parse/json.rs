@@ -5,7 +5,7 @@ use std::panic::catch_unwind;
 use serde::Deserialize;
 use serde_json::{Deserializer, value::RawValue};
 
-use super::{BROKEN, Content, FEW, Parsed, contents, refused, within};
+use super::{PARSER_PANICKED, ItemContent, MIN_PARALLEL, ParsedItem, to_items, invalid_document, prefix_with_item};
 use crate::{k8s, parallel};
 
 /// A list as `kubectl get -o json` prints it, with its items as text.
@@ -17,23 +17,23 @@ struct List<'a> {
 }
 
 /// Parses a JSON file: a sequence of values. Values after a syntax error are not found.
-pub(in crate::source::file) fn json(text: &str) -> Vec<Parsed> {
-    let place = |document, line, content: Vec<Content>| {
-        content.into_iter().map(move |content| Parsed {
+pub(in crate::source::file) fn parse_json(text: &str) -> Vec<ParsedItem> {
+    let at_position = |document, line, content: Vec<ItemContent>| {
+        content.into_iter().map(move |content| ParsedItem {
             document,
             line,
             content,
         })
     };
-    let mut lines = Lines {
+    let mut lines = LineCounter {
         text,
         offset: 0,
         line: 1,
     };
-    if let Some(items) = list(text) {
+    if let Some(items) = list_items(text) {
         // Most files are one list. Without this shortcut, they would be parsed three times instead of
         // twice.
-        return place(1, lines.line_of_next(0), parse_items(&items)).collect();
+        return at_position(1, lines.line_of_next(0), parse_items(&items)).collect();
     }
     let mut parsed = Vec::new();
     let mut values = Deserializer::from_str(text).into_iter::<&RawValue>();
@@ -41,10 +41,10 @@ pub(in crate::source::file) fn json(text: &str) -> Vec<Parsed> {
         let line = lines.line_of_next(values.byte_offset());
         match values.next() {
             None => break,
-            Some(Ok(value)) => parsed.extend(place(document, line, of_document(value.get()))),
+            Some(Ok(value)) => parsed.extend(at_position(document, line, parse_value(value.get()))),
             Some(Err(error)) => {
-                let content = refused(format!("is not valid JSON: {error}"));
-                parsed.extend(place(document, error.line().max(1), vec![content]));
+                let content = invalid_document(format!("is not valid JSON: {error}"));
+                parsed.extend(at_position(document, error.line().max(1), vec![content]));
                 break;
             }
         }
@@ -53,51 +53,51 @@ pub(in crate::source::file) fn json(text: &str) -> Vec<Parsed> {
 }
 
 /// Parses a value of the file: a list or one manifest.
-fn of_document(text: &str) -> Vec<Content> {
-    match list(text) {
+fn parse_value(text: &str) -> Vec<ItemContent> {
+    match list_items(text) {
         Some(items) => parse_items(&items),
         None => parse_manifest(text),
     }
 }
 
 /// Returns the items of a list; `None` if the text is not a list.
-fn list(text: &str) -> Option<Vec<&RawValue>> {
+fn list_items(text: &str) -> Option<Vec<&RawValue>> {
     let list = serde_json::from_str::<List<'_>>(text).ok()?;
     (list.kind == "List").then_some(list.items)
 }
 
 /// Parses the items of a list, in parallel if there are many.
-fn parse_items(items: &[&RawValue]) -> Vec<Content> {
+fn parse_items(items: &[&RawValue]) -> Vec<ItemContent> {
     let item = |i, item: &&RawValue| {
         let content = parse_manifest(item.get()).into_iter();
         content
-            .map(|content| within(i, content))
+            .map(|content| prefix_with_item(i, content))
             .collect::<Vec<_>>()
     };
-    parallel::map(items, FEW, item)
+    parallel::map(items, MIN_PARALLEL, item)
         .into_iter()
         .flatten()
         .collect()
 }
 
 /// Parses a manifest from its text.
-fn parse_manifest(text: &str) -> Vec<Content> {
+fn parse_manifest(text: &str) -> Vec<ItemContent> {
     let parse = || match k8s::parse_json(text) {
-        Ok(parsed) => contents(parsed),
+        Ok(parsed) => to_items(parsed),
         // The text is well-formed, so a number is too large or the nesting is too deep.
-        Err(error) => vec![refused(format!("is not valid JSON: {error}"))],
+        Err(error) => vec![invalid_document(format!("is not valid JSON: {error}"))],
     };
-    catch_unwind(parse).unwrap_or_else(|_| vec![refused(BROKEN)])
+    catch_unwind(parse).unwrap_or_else(|_| vec![invalid_document(PARSER_PANICKED)])
 }
 
 /// Counts the lines of a text up to ascending offsets.
-struct Lines<'a> {
+struct LineCounter<'a> {
     text: &'a str,
     offset: usize,
     line: usize,
 }
 
-impl Lines<'_> {
+impl LineCounter<'_> {
     /// Returns the line, from 1, of the first non-blank character at or after an offset.
     fn line_of_next(&mut self, offset: usize) -> usize {
         let rest = self.text.get(offset..).unwrap_or_default();

@@ -13,18 +13,18 @@ spec:
 ";
 const NODE: &str = "apiVersion: v1\nkind: Node\nmetadata: {name: edge-1}\n";
 
-fn of(text: &str) -> Vec<Parsed> {
-    yaml(text, &Cache::default()).0
+fn parse(text: &str) -> Vec<ParsedItem> {
+    parse_yaml(text, &ParseCache::default()).0
 }
 
 /// Describes each item: its document and line, and its object or error.
-fn words(parsed: &[Parsed]) -> Vec<String> {
-    let word = |one: &Parsed| {
+fn describe(parsed: &[ParsedItem]) -> Vec<String> {
+    let word = |one: &ParsedItem| {
         let content = match &one.content {
-            Content::Object(object) => object.id().to_string(),
-            Content::Skipped(id) => format!("skipped {id}"),
-            Content::Unknown(kind) => format!("unknown {kind}"),
-            Content::Invalid {
+            ItemContent::Object(object) => object.id().to_string(),
+            ItemContent::Skipped(id) => format!("skipped {id}"),
+            ItemContent::Unknown(kind) => format!("unknown {kind}"),
+            ItemContent::Invalid {
                 id,
                 field,
                 reason,
@@ -43,15 +43,15 @@ fn words(parsed: &[Parsed]) -> Vec<String> {
 }
 
 /// Asserts the number of items, and the beginning of each item's description.
-fn expect_words(parsed: &[Parsed], expected: &[&str]) {
-    let found = words(parsed);
+fn expect_descriptions(parsed: &[ParsedItem], expected: &[&str]) {
+    let found = describe(parsed);
     let mut pairs = found.iter().zip(expected);
     let is_so = found.len() == expected.len() && pairs.all(|(word, start)| word.starts_with(start));
     assert!(is_so, "{found:#?}");
 }
 
 #[test]
-fn a_bad_document_leaves_the_others_be_and_says_where_it_is() {
+fn an_invalid_document_is_reported_with_its_position_and_the_others_are_parsed() {
     let file = format!("{WEB}---\nkind: [\n--- # the node\n{NODE}---\na: 1\na: 2\n");
 
     let expected = [
@@ -60,11 +60,11 @@ fn a_bad_document_leaves_the_others_be_and_says_where_it_is() {
         "3:12 Node edge-1",
         "4:17 refused is not valid YAML: duplicate",
     ];
-    expect_words(&of(&file), &expected);
+    expect_descriptions(&parse(&file), &expected);
 }
 
 #[test]
-fn an_item_of_a_list_is_refused_by_its_place() {
+fn an_invalid_item_of_a_list_is_refused_with_its_index() {
     let file = "
 apiVersion: v1
 kind: List
@@ -78,7 +78,7 @@ items:
 - {apiVersion: v1, kind: Pod}
 ";
     assert_eq!(
-        words(&of(file)),
+        describe(&parse(file)),
         [
             "1:2 Node a",
             "1:2 refused Service default/b items[1].spec.ports[0].port 0 is not a port from 1 to 65535",
@@ -89,7 +89,7 @@ items:
 }
 
 #[test]
-fn json_is_read_value_by_value_up_to_the_first_that_is_none() {
+fn json_values_are_parsed_up_to_the_first_syntax_error() {
     let node = |name: &str| {
         format!(r#"{{"apiVersion":"v1","kind":"Node","metadata":{{"name":"{name}"}}}}"#)
     };
@@ -101,12 +101,12 @@ fn json_is_read_value_by_value_up_to_the_first_that_is_none() {
         "3:3 refused is a number, but must be an object",
         "4:5 refused is not valid JSON: EOF",
     ];
-    expect_words(&json(&file), &expected);
-    assert_eq!(json(" \n "), []);
+    expect_descriptions(&parse_json(&file), &expected);
+    assert_eq!(parse_json(" \n "), []);
 }
 
 #[test]
-fn very_many_are_read_in_their_order_however_many_threads_read_them() {
+fn parallel_parsing_keeps_the_order_of_items() {
     let yaml_of = |i| format!("---\napiVersion: v1\nkind: Node\nmetadata: {{name: edge-{i}}}\n");
     let json_of = |i| match i {
         150 => r#"{"apiVersion":"v1","kind":"Node","metadata":{"name":7}}"#.to_owned(),
@@ -119,7 +119,7 @@ fn very_many_are_read_in_their_order_however_many_threads_read_them() {
         items.join(",")
     );
 
-    let (from_yaml, from_json) = (words(&of(&yaml_file)), words(&json(&json_file)));
+    let (from_yaml, from_json) = (describe(&parse(&yaml_file)), describe(&parse_json(&json_file)));
 
     for i in 0..200 {
         let (document, line) = (i + 1, 4 * i + 2);
@@ -133,15 +133,15 @@ fn very_many_are_read_in_their_order_however_many_threads_read_them() {
 }
 
 #[test]
-fn null_says_nothing() {
-    assert_eq!(of("---\nnull\n---\n~\n"), []);
+fn null_documents_are_skipped() {
+    assert_eq!(parse("---\nnull\n---\n~\n"), []);
 }
 
 #[test]
-fn words_of_yaml_mean_what_they_mean_to_kubernetes() {
+fn yaml_scalars_have_the_same_types_as_in_kubernetes() {
     let config = |value: &str| {
         let head = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\ndata: {key: ";
-        words(&of(&format!("{head}{value}}}\n"))).remove(0)
+        describe(&parse(&format!("{head}{value}}}\n"))).remove(0)
     };
 
     for (value, wanted) in [
@@ -156,10 +156,10 @@ fn words_of_yaml_mean_what_they_mean_to_kubernetes() {
 }
 
 #[test]
-fn what_is_too_deep_or_grows_too_large_is_refused() {
+fn too_deep_nesting_and_too_large_expansions_are_refused() {
     let deep = format!("{}{}", "[".repeat(50_000), "]".repeat(50_000));
-    assert!(words(&of(&format!("a: {deep}\n")))[0].contains("refused is not valid YAML"));
-    assert!(words(&json(&deep))[0].contains("refused is not valid JSON"));
+    assert!(describe(&parse(&format!("a: {deep}\n")))[0].contains("refused is not valid YAML"));
+    assert!(describe(&parse_json(&deep))[0].contains("refused is not valid JSON"));
     // A billion laughs attack: nested aliases.
     let mut file = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
     for i in 1..9 {
@@ -167,26 +167,26 @@ fn what_is_too_deep_or_grows_too_large_is_refused() {
         file.push_str(&format!("a{i}: &a{i} [{}]\n", vec![last; 10].join(", ")));
     }
 
-    assert!(words(&of(&file))[0].contains("refused is not valid YAML"));
+    assert!(describe(&parse(&file))[0].contains("refused is not valid YAML"));
 }
 
 #[test]
-fn a_long_list_is_read_whole() {
+fn a_long_list_is_parsed_completely() {
     let items =
         "- {apiVersion: v1, kind: Node, metadata: {name: a, labels: {a: b}}}\n".repeat(30_000);
     let file = format!("kind: List\nitems:\n{items}");
 
-    assert_eq!(of(&file).len(), 30_000);
+    assert_eq!(parse(&file).len(), 30_000);
 }
 
 #[test]
-fn a_document_that_stays_is_not_parsed_again_but_moves() {
-    let (_, cache) = yaml(&format!("{WEB}---\n{NODE}"), &Cache::default());
+fn an_unchanged_document_is_not_parsed_again_but_gets_its_new_line() {
+    let (_, cache) = parse_yaml(&format!("{WEB}---\n{NODE}"), &ParseCache::default());
 
-    let (parsed, next) = yaml(&format!("{NODE}---\n{WEB}---\n{NODE}"), &cache);
+    let (parsed, next) = parse_yaml(&format!("{NODE}---\n{WEB}---\n{NODE}"), &cache);
 
     assert_eq!(
-        words(&parsed),
+        describe(&parsed),
         [
             "1:1 Node edge-1",
             "2:6 Service default/web",
@@ -194,43 +194,43 @@ fn a_document_that_stays_is_not_parsed_again_but_moves() {
         ]
     );
     assert_eq!(next.documents.len(), 3);
-    let is_kept = |new: &&Contents| cache.documents.values().any(|old| Arc::ptr_eq(old, new));
+    let is_kept = |new: &&DocumentItems| cache.documents.values().any(|old| Arc::ptr_eq(old, new));
     assert_eq!(next.documents.values().filter(is_kept).count(), 1);
 }
 
 #[test]
-fn the_same_text_with_and_without_memory_says_the_same() {
+fn a_parse_with_and_without_cache_has_the_same_result() {
     let files = [
         format!("{WEB}---\n{NODE}"),
         format!("{NODE}---\nkind: [\n---\n{WEB}"),
     ];
-    let mut cache = Cache::default();
+    let mut cache = ParseCache::default();
     for file in files.iter().cycle().take(6) {
-        let (parsed, next) = yaml(file, &cache);
-        assert_eq!(parsed, of(file));
+        let (parsed, next) = parse_yaml(file, &cache);
+        assert_eq!(parsed, parse(file));
         cache = next;
     }
 }
 
 proptest! {
     #[test]
-    fn no_text_that_is_nearly_a_manifest_makes_the_reader_panic(
+    fn text_similar_to_a_manifest_never_panics(
         text in "(kind: |apiVersion: |metadata: |name: |v1|Service|List|items:|- |  |\n|\n---\n|[\\[\\]{}:,&*!|>'\"%@`#?-]|\\PC|null|<<: |~|\t){0,40}"
     ) {
-        of(&text);
-        json(&text);
+        parse(&text);
+        parse_json(&text);
     }
 
     #[test]
     fn a_manifest_with_a_broken_byte_never_panics(at in 0..WEB.len(), byte in 0_u8..128) {
         let mut bytes = WEB.as_bytes().to_vec();
         bytes[at] = byte;
-        of(std::str::from_utf8(&bytes).expect("ASCII"));
+        parse(std::str::from_utf8(&bytes).expect("ASCII"));
     }
 }
 
 #[test]
-fn a_field_that_is_left_out_is_named_beside_its_object() {
+fn an_ignored_field_is_reported_along_with_its_object() {
     let annotated = WEB.replace(
         "{name: web}",
         "{name: web, annotations: {culvert.dev/algorithm: fastest}}",
@@ -238,7 +238,7 @@ fn a_field_that_is_left_out_is_named_beside_its_object() {
     assert_ne!(annotated, WEB);
 
     assert_eq!(
-        words(&of(&annotated)),
+        describe(&parse(&annotated)),
         [
             "1:2 Service default/web",
             "1:2 ignored Service default/web metadata.annotations[culvert.dev/algorithm] \

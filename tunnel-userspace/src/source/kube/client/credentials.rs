@@ -5,23 +5,23 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use kube::config::{Config, KubeConfigOptions, Kubeconfig};
 
-use super::{AccessError, Settings};
+use super::{AccessError, KubeSettings};
 use crate::source::fingerprint::{Fingerprint, fingerprint};
 
 /// The files of a pod's service account, the same that kube-client reads
 /// (`config/incluster_config.rs`).
-const IN_POD: [&str; 2] = [
+const POD_FILES: [&str; 2] = [
     "/var/run/secrets/kubernetes.io/serviceaccount/token",
     "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt",
 ];
 
 /// The fingerprint of each file before its last read; `None` if it could not be read.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Files(BTreeMap<PathBuf, Option<Fingerprint>>);
+pub(super) struct CredentialFiles(BTreeMap<PathBuf, Option<Fingerprint>>);
 
-impl Files {
+impl CredentialFiles {
     /// Records the fingerprint of a file.
-    fn see(&mut self, path: impl Into<PathBuf>) {
+    fn record(&mut self, path: impl Into<PathBuf>) {
         let path = path.into();
         let fingerprint = fingerprint(&path);
         self.0.insert(path, fingerprint);
@@ -35,7 +35,7 @@ impl Files {
 
     /// Reads the files. Takes each fingerprint before the read, so that a change during the read is
     /// detected later.
-    pub(super) async fn read(&mut self, settings: &Settings) -> Result<Config, AccessError> {
+    pub(super) async fn read(&mut self, settings: &KubeSettings) -> Result<Config, AccessError> {
         self.0.clear();
         let mut config = match &settings.kubeconfig {
             Some(path) => {
@@ -43,15 +43,15 @@ impl Files {
                     path: path.clone(),
                     source: Box::new(source),
                 };
-                self.see(path);
+                self.record(path);
                 let kubeconfig = Kubeconfig::read_from(path).map_err(failed)?;
-                named(&kubeconfig).for_each(|path| self.see(path));
+                referenced_files(&kubeconfig).for_each(|path| self.record(path));
                 Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
                     .await
                     .map_err(failed)?
             }
             None => {
-                IN_POD.into_iter().for_each(|path| self.see(path));
+                POD_FILES.into_iter().for_each(|path| self.record(path));
                 Config::incluster().map_err(|source| AccessError::InCluster(Box::new(source)))?
             }
         };
@@ -61,7 +61,7 @@ impl Files {
 }
 
 /// Returns the paths of all files that a kubeconfig refers to.
-fn named(kubeconfig: &Kubeconfig) -> impl Iterator<Item = &String> {
+fn referenced_files(kubeconfig: &Kubeconfig) -> impl Iterator<Item = &String> {
     let clusters = kubeconfig.clusters.iter();
     let authorities = clusters
         .flat_map(|named| &named.cluster)
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_file_that_a_kubeconfig_names_is_noticed_when_another_takes_its_place() {
+    fn the_replacement_of_any_file_of_a_kubeconfig_is_detected() {
         let folder = tempfile::tempdir().unwrap();
         let paths = ["ca", "cert", "key", "token"].map(|name| folder.path().join(name));
         let [ca, cert, key, token] = paths.each_ref().map(|path| path.display());
@@ -99,8 +99,8 @@ mod tests {
         }
 
         for path in &paths {
-            let mut files = Files::default();
-            named(&kubeconfig).for_each(|path| files.see(path));
+            let mut files = CredentialFiles::default();
+            referenced_files(&kubeconfig).for_each(|path| files.record(path));
             assert!(!files.have_changed());
             let draft = folder.path().join("draft");
             fs::write(&draft, "new").unwrap();

@@ -9,7 +9,7 @@ use crate::{
 
 const AT: Duration = Duration::from_secs(1);
 
-fn taken(object: Object) -> ParsedObject {
+fn parsed(object: Object) -> ParsedObject {
     ParsedObject {
         object,
         ignored: Vec::new(),
@@ -31,18 +31,18 @@ fn service(name: &str) -> Object {
     Object::Service(Arc::new(Service::named(ObjectName::new("shop", name))))
 }
 
-fn arrived(id: ObjectId, object: Result<Option<Object>, FieldError>) -> Box<ReceivedObject> {
+fn received(id: ObjectId, object: Result<Option<Object>, FieldError>) -> Box<ReceivedObject> {
     Box::new(ReceivedObject {
         id,
         version: "1".to_owned(),
         uid: Some(Arc::from("1-2-3")),
         service: None,
-        object: object.map(|object| object.map(taken)),
+        object: object.map(|object| object.map(parsed)),
     })
 }
 
-fn good(name: &str) -> Box<ReceivedObject> {
-    arrived(id(Kind::Service, name), Ok(Some(service(name))))
+fn valid(name: &str) -> Box<ReceivedObject> {
+    received(id(Kind::Service, name), Ok(Some(service(name))))
 }
 
 fn missing(field: &str) -> FieldError {
@@ -52,18 +52,18 @@ fn missing(field: &str) -> FieldError {
     }
 }
 
-fn bad(name: &str) -> Box<ReceivedObject> {
-    arrived(id(Kind::Service, name), Err(missing("spec.ports")))
+fn invalid(name: &str) -> Box<ReceivedObject> {
+    received(id(Kind::Service, name), Err(missing("spec.ports")))
 }
 
 /// A reflector of some kinds, with its overlay.
-struct Case {
+struct ReflectorFixture {
     reflector: Reflector,
     store: Store,
     overlay: Overlay,
 }
 
-impl Case {
+impl ReflectorFixture {
     fn new() -> Self {
         Self::of([Kind::Service, Kind::Node], NodeFilter::default())
     }
@@ -78,22 +78,22 @@ impl Case {
         }
     }
 
-    fn hear(&mut self, kind: Kind, what: What) {
+    fn apply(&mut self, kind: Kind, what: Change) {
         let mut edit = self.overlay.edit(AT);
-        let heard = Heard { kind, at: AT, what };
-        self.reflector.take(heard, now(), &mut edit);
+        let heard = KindEvent { kind, at: AT, change: what };
+        self.reflector.apply(heard, now(), &mut edit);
     }
 
     fn list(&mut self, kind: Kind, objects: impl IntoIterator<Item = Box<ReceivedObject>>) {
-        self.hear(kind, What::ListBegins);
+        self.apply(kind, Change::ListStarted);
         for object in objects {
-            self.hear(kind, What::Listed(object));
+            self.apply(kind, Change::Listed(object));
         }
-        self.hear(kind, What::ListEnds);
+        self.apply(kind, Change::ListCompleted);
     }
 
     /// Applies a snapshot with these Services.
-    fn keep(&mut self, names: &[&str]) {
+    fn use_snapshot(&mut self, names: &[&str]) {
         let snapshot = Snapshot {
             written: now(),
             objects: names.iter().map(|name| service(name)).collect(),
@@ -113,32 +113,32 @@ impl Case {
         self.reflector.report(String::new(), &self.overlay)
     }
 
-    fn is_whole(&mut self) -> Option<bool> {
+    fn is_complete(&mut self) -> Option<bool> {
         self.store.take_update().map(|update| update.complete)
     }
 }
 
 #[test]
 fn a_complete_list_is_applied_and_deletes_missing_objects() {
-    let mut case = Case::new();
-    case.list(Kind::Service, [good("a"), good("b")]);
-    assert!(!case.reflector.is_live());
+    let mut case = ReflectorFixture::new();
+    case.list(Kind::Service, [valid("a"), valid("b")]);
+    assert!(!case.reflector.is_synced());
     case.list(Kind::Node, []);
-    assert!(case.reflector.is_live());
-    assert_eq!(case.is_whole(), Some(true));
+    assert!(case.reflector.is_synced());
+    assert_eq!(case.is_complete(), Some(true));
 
-    case.hear(Kind::Service, What::ListBegins);
-    case.hear(Kind::Service, What::Listed(good("c")));
+    case.apply(Kind::Service, Change::ListStarted);
+    case.apply(Kind::Service, Change::Listed(valid("c")));
     assert_eq!(case.names(), ["a", "b"]);
-    case.hear(Kind::Service, What::ListEnds);
+    case.apply(Kind::Service, Change::ListCompleted);
 
     assert_eq!(case.names(), ["c"]);
 }
 
 #[test]
 fn an_object_with_an_ignored_field_is_used_and_reported() {
-    let mut case = Case::new();
-    let mut odd = good("a");
+    let mut case = ReflectorFixture::new();
+    let mut odd = valid("a");
     if let Ok(Some(taken)) = &mut odd.object {
         taken.ignored.push(missing("metadata.annotations[x]"));
     }
@@ -146,38 +146,38 @@ fn an_object_with_an_ignored_field_is_used_and_reported() {
     case.list(Kind::Node, []);
 
     assert_eq!(case.names(), ["a"]);
-    assert_eq!(case.is_whole(), Some(true));
+    assert_eq!(case.is_complete(), Some(true));
     let problems = case.report().problems;
     assert!(problems.len() == 1 && problems[0].ignored, "{problems:?}");
-    let concerns = case.reflector.concerns(&case.overlay);
-    assert_eq!(concerns[0].reason, Reason::FieldIgnored);
-    assert_eq!(concerns[0].uid.as_deref(), Some("1-2-3"));
+    let warnings = case.reflector.warnings(&case.overlay);
+    assert_eq!(warnings[0].reason, Reason::FieldIgnored);
+    assert_eq!(warnings[0].uid.as_deref(), Some("1-2-3"));
 
-    case.hear(Kind::Service, What::Changed(good("a")));
-    assert!(case.reflector.concerns(&case.overlay).is_empty());
+    case.apply(Kind::Service, Change::Updated(valid("a")));
+    assert!(case.reflector.warnings(&case.overlay).is_empty());
 }
 
 #[test]
 fn an_error_in_a_slice_is_reported_on_its_service() {
     let kinds = [Kind::Service, Kind::EndpointSlice];
-    let mut case = Case::of(kinds, NodeFilter::default());
-    let mut slice = bad("web-1");
+    let mut case = ReflectorFixture::of(kinds, NodeFilter::default());
+    let mut slice = invalid("web-1");
     slice.id.kind = Kind::EndpointSlice;
     slice.service = Some(Arc::from("web"));
     case.list(Kind::EndpointSlice, [slice]);
     case.list(Kind::Service, []);
     assert_eq!(
-        case.reflector.concerns(&case.overlay)[0].regarding,
+        case.reflector.warnings(&case.overlay)[0].regarding,
         id(Kind::EndpointSlice, "web-1")
     );
 
-    case.hear(Kind::Service, What::Changed(good("web")));
+    case.apply(Kind::Service, Change::Updated(valid("web")));
 
-    let concern = case.reflector.concerns(&case.overlay).remove(0);
-    assert_eq!(concern.regarding, id(Kind::Service, "web"));
-    assert_eq!(concern.reason, Reason::ObjectRejected);
+    let warning = case.reflector.warnings(&case.overlay).remove(0);
+    assert_eq!(warning.regarding, id(Kind::Service, "web"));
+    assert_eq!(warning.reason, Reason::ObjectRejected);
     assert_eq!(
-        concern.note,
+        warning.note,
         "EndpointSlice shop/web-1: spec.ports: is required"
     );
 }
@@ -185,55 +185,55 @@ fn an_error_in_a_slice_is_reported_on_its_service() {
 #[test]
 fn the_first_list_of_services_waits_for_that_of_slices() {
     let kinds = [Kind::Service, Kind::EndpointSlice, Kind::ServiceCidr];
-    let mut case = Case::of(kinds, NodeFilter::default());
-    case.list(Kind::Service, [good("a"), good("b")]);
-    case.hear(Kind::Service, What::Changed(good("c")));
-    case.hear(Kind::Service, What::Gone(good("b")));
-    assert!(case.names().is_empty() && !case.reflector.is_live());
+    let mut case = ReflectorFixture::of(kinds, NodeFilter::default());
+    case.list(Kind::Service, [valid("a"), valid("b")]);
+    case.apply(Kind::Service, Change::Updated(valid("c")));
+    case.apply(Kind::Service, Change::Deleted(valid("b")));
+    assert!(case.names().is_empty() && !case.reflector.is_synced());
 
     case.list(Kind::EndpointSlice, []);
 
     assert_eq!(case.names(), ["a", "c"]);
     // The list of ServiceCIDRs is not waited for.
-    assert!(case.reflector.is_live());
-    case.list(Kind::Service, [good("a")]);
+    assert!(case.reflector.is_synced());
+    case.list(Kind::Service, [valid("a")]);
     assert_eq!(case.names(), ["a"]);
 }
 
 #[test]
 fn a_successful_request_clears_the_error_even_without_changes() {
-    let mut case = Case::new();
-    let trouble = |case: &Case| case.report().server?.error;
-    case.hear(Kind::Node, What::Failed("reset".to_owned()));
+    let mut case = ReflectorFixture::new();
+    let trouble = |case: &ReflectorFixture| case.report().server?.error;
+    case.apply(Kind::Node, Change::RequestFailed("reset".to_owned()));
     assert_eq!(trouble(&case).as_deref(), Some("Node: reset"));
 
-    case.hear(Kind::Node, What::Answers);
+    case.apply(Kind::Node, Change::RequestSucceeded);
 
     assert_eq!(trouble(&case), None);
 }
 
 #[test]
 fn an_interrupted_list_changes_nothing() {
-    let mut case = Case::new();
-    case.list(Kind::Service, [good("a")]);
+    let mut case = ReflectorFixture::new();
+    case.list(Kind::Service, [valid("a")]);
 
-    case.hear(Kind::Service, What::ListBegins);
-    case.hear(Kind::Service, What::Failed("reset".to_owned()));
-    case.list(Kind::Service, [good("a"), good("b")]);
+    case.apply(Kind::Service, Change::ListStarted);
+    case.apply(Kind::Service, Change::RequestFailed("reset".to_owned()));
+    case.list(Kind::Service, [valid("a"), valid("b")]);
 
     assert_eq!(case.names(), ["a", "b"]);
 }
 
 #[test]
 fn a_refused_object_keeps_its_last_version_and_the_others_apply() {
-    let mut case = Case::new();
+    let mut case = ReflectorFixture::new();
     case.list(Kind::Node, []);
-    case.list(Kind::Service, [good("a"), good("b")]);
+    case.list(Kind::Service, [valid("a"), valid("b")]);
     case.store.take_update();
 
-    case.list(Kind::Service, [bad("a"), good("c")]);
+    case.list(Kind::Service, [invalid("a"), valid("c")]);
     assert_eq!(case.names(), ["a", "c"]);
-    assert_eq!(case.is_whole(), Some(false));
+    assert_eq!(case.is_complete(), Some(false));
     let report = case.report();
     assert_eq!(
         report.problems[0].to_string(),
@@ -241,20 +241,20 @@ fn a_refused_object_keeps_its_last_version_and_the_others_apply() {
     );
 
     // The problem is resolved when the object changes or is deleted.
-    case.hear(Kind::Service, What::Changed(good("a")));
-    assert_eq!(case.is_whole(), Some(true));
-    case.hear(Kind::Service, What::Changed(bad("a")));
-    case.hear(Kind::Service, What::Gone(bad("a")));
+    case.apply(Kind::Service, Change::Updated(valid("a")));
+    assert_eq!(case.is_complete(), Some(true));
+    case.apply(Kind::Service, Change::Updated(invalid("a")));
+    case.apply(Kind::Service, Change::Deleted(invalid("a")));
     assert_eq!(case.names(), ["c"]);
     assert!(case.report().problems.is_empty());
 }
 
 #[test]
 fn a_refused_object_that_is_missing_from_the_next_list_is_deleted() {
-    let mut case = Case::new();
+    let mut case = ReflectorFixture::new();
     case.list(Kind::Node, []);
-    case.list(Kind::Service, [good("a")]);
-    case.hear(Kind::Service, What::Changed(bad("a")));
+    case.list(Kind::Service, [valid("a")]);
+    case.apply(Kind::Service, Change::Updated(invalid("a")));
 
     case.list(Kind::Service, []);
 
@@ -264,19 +264,19 @@ fn a_refused_object_that_is_missing_from_the_next_list_is_deleted() {
 
 #[test]
 fn an_object_that_is_no_longer_served_is_removed() {
-    let mut case = Case::new();
-    case.list(Kind::Service, [good("a")]);
+    let mut case = ReflectorFixture::new();
+    case.list(Kind::Service, [valid("a")]);
 
-    let without = arrived(id(Kind::Service, "a"), Ok(None));
-    case.hear(Kind::Service, What::Changed(without));
+    let without = received(id(Kind::Service, "a"), Ok(None));
+    case.apply(Kind::Service, Change::Updated(without));
 
     assert!(case.names().is_empty());
 }
 
 #[test]
 fn the_snapshot_is_used_until_the_server_responds_and_deletes_nothing() {
-    let mut case = Case::new();
-    case.keep(&["a", "b"]);
+    let mut case = ReflectorFixture::new();
+    case.use_snapshot(&["a", "b"]);
     let update = case.store.take_update().expect("an update");
     assert!(update.synced && update.stale && !update.complete);
     let stale = case.report().server.and_then(|server| server.stale);
@@ -285,21 +285,21 @@ fn the_snapshot_is_used_until_the_server_responds_and_deletes_nothing() {
         Some("using the last known state of 2027-01-15T08:00:00Z")
     );
 
-    case.list(Kind::Service, [good("b"), good("c")]);
+    case.list(Kind::Service, [valid("b"), valid("c")]);
     assert_eq!(case.names(), ["b", "c"]);
     case.list(Kind::Node, []);
 
-    assert_eq!(case.is_whole(), Some(true));
+    assert_eq!(case.is_complete(), Some(true));
     let stale = case.report().server.and_then(|server| server.stale);
     assert_eq!(stale, None);
 }
 
 #[test]
 fn the_snapshot_does_not_replace_received_lists() {
-    let mut case = Case::new();
-    case.list(Kind::Service, [good("b")]);
+    let mut case = ReflectorFixture::new();
+    case.list(Kind::Service, [valid("b")]);
 
-    case.keep(&["a"]);
+    case.use_snapshot(&["a"]);
 
     assert_eq!(case.names(), ["b"]);
 }
@@ -310,15 +310,15 @@ fn only_used_labels_of_other_nodes_are_kept() {
         own: "own".to_owned(),
         labels: BTreeSet::from(["edge".to_owned()]),
     };
-    let mut case = Case::of([Kind::Node], filter);
+    let mut case = ReflectorFixture::of([Kind::Node], filter);
     for name in ["own", "other"] {
         let labels = ["edge", "rack"].map(|label| (label.to_owned(), "x".to_owned()));
         let node = Object::Node(Arc::new(Node {
             labels: labels.into(),
             ..fixture::node(name)
         }));
-        let arrived = arrived(node.id(), Ok(Some(node)));
-        case.hear(Kind::Node, What::Changed(arrived));
+        let arrived = received(node.id(), Ok(Some(node)));
+        case.apply(Kind::Node, Change::Updated(arrived));
     }
 
     let objects = case.overlay.objects();

@@ -15,25 +15,25 @@ fn replace(path: &Path, text: &str) {
 
 /// Starts a server that accepts these tokens, and sends a Service `a` with the address next to the token.
 /// Its watches end immediately, so that it gets repeated requests.
-fn believing(tokens: &'static [(&'static str, &'static str)]) -> Server {
+fn server_accepting(tokens: &'static [(&'static str, &'static str)]) -> Server {
     Server::start(Script::all(move |asked| {
         let known = tokens
             .iter()
             .find(|(token, _)| asked.token.as_deref() == Some(*token));
         let Some((_, address)) = known else {
-            return status(401, "Unauthorized");
+            return error_status(401, "Unauthorized");
         };
         let is_service = asked.path == "/api/v1/services";
         if is_streamed(asked) {
-            return Reply::Closed(vec![server::end_of_list(1)]);
+            return ScriptedResponse::Closed(vec![server::end_of_list(1)]);
         }
         if !is_watch(asked) {
-            return listed(&[], 1, None);
+            return list_page(&[], 1, None);
         }
         // Each address has a different version.
         let version = 10 + address.bytes().last().map_or(0, u64::from);
-        Reply::Closed(if is_service {
-            vec![watched("MODIFIED", "a", address, version)]
+        ScriptedResponse::Closed(if is_service {
+            vec![service_line("MODIFIED", "a", address, version)]
         } else {
             Vec::new()
         })
@@ -51,18 +51,18 @@ fn folder_of(server: &Server, user: &Value) -> tempfile::TempDir {
 }
 
 /// Waits until the server has received three more requests for Services.
-async fn until_asked_again(server: &Server) {
-    let before = server.asked("/api/v1/services").len();
-    while server.asked("/api/v1/services").len() < before + 3 {
+async fn until_requested_again(server: &Server) {
+    let before = server.requests("/api/v1/services").len();
+    while server.requests("/api/v1/services").len() < before + 3 {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
 
 #[tokio::test]
-async fn a_token_that_is_rotated_is_used_at_once_whether_it_was_believed_or_not() {
+async fn a_renewed_token_is_used_whether_the_old_one_was_accepted_or_not() {
     let both: &'static [(&str, &str)] = &[("first", "10.0.0.1"), ("second", "10.0.0.2")];
     for (tokens, is_believed) in [(both, true), (&both[1..], false)] {
-        let server = believing(tokens);
+        let server = server_accepting(tokens);
         let secret = tempfile::tempdir().expect("a folder");
         let token = secret.path().join("token");
         replace(&token, "first");
@@ -71,7 +71,7 @@ async fn a_token_that_is_rotated_is_used_at_once_whether_it_was_believed_or_not(
         if is_believed {
             followed.until("a=10.0.0.1").await;
         } else {
-            followed.until_trouble("Unauthorized").await;
+            followed.until_server_error("Unauthorized").await;
         }
 
         replace(&token, "second");
@@ -81,8 +81,8 @@ async fn a_token_that_is_rotated_is_used_at_once_whether_it_was_believed_or_not(
 }
 
 #[tokio::test]
-async fn a_plugin_is_asked_again_when_its_token_is_no_longer_believed() {
-    let server = believing(&[("second", "10.0.0.2")]);
+async fn a_credential_plugin_runs_again_when_its_token_is_refused() {
+    let server = server_accepting(&[("second", "10.0.0.2")]);
     let secret = tempfile::tempdir().expect("a folder");
     let said = secret.path().join("said");
     let says = |token: &str| {
@@ -102,7 +102,7 @@ async fn a_plugin_is_asked_again_when_its_token_is_no_longer_believed() {
     });
     let folder = folder_of(&server, &json!({"exec": plugin}));
     let mut followed = Setup::within(folder, &[&server]).start().await;
-    followed.until_trouble("Unauthorized").await;
+    followed.until_server_error("Unauthorized").await;
 
     says("second");
 
@@ -110,19 +110,19 @@ async fn a_plugin_is_asked_again_when_its_token_is_no_longer_believed() {
 }
 
 #[tokio::test]
-async fn a_kubeconfig_that_changes_is_read_again_and_the_last_good_one_stays() {
-    let server = believing(&[("first", "10.0.0.1"), ("second", "10.0.0.2")]);
+async fn a_changed_kubeconfig_is_used_unless_it_is_invalid() {
+    let server = server_accepting(&[("first", "10.0.0.1"), ("second", "10.0.0.2")]);
     let folder = folder_of(&server, &json!({"token": "first"}));
     let mut followed = Setup::within(folder, &[&server]).start().await;
     let kubeconfig = followed.dir.path().join("kubeconfig");
     followed.until("a=10.0.0.1").await;
 
     replace(&kubeconfig, "not a kubeconfig");
-    until_asked_again(&server).await;
+    until_requested_again(&server).await;
     let missing = json!({"client-certificate": "/nowhere/cert", "client-key": "/nowhere/key"});
     replace(&kubeconfig, &kubeconfig_of(&server, &missing));
-    until_asked_again(&server).await;
-    let asked = server.asked("/api/v1/services");
+    until_requested_again(&server).await;
+    let asked = server.requests("/api/v1/services");
     assert!(
         asked
             .iter()

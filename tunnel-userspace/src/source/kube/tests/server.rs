@@ -31,7 +31,7 @@ use crate::source::kube::ApiServer;
 
 /// A request that the server received.
 #[derive(Clone, Debug)]
-pub(super) struct Asked {
+pub(super) struct ReceivedRequest {
     pub(super) path: String,
     pub(super) query: BTreeMap<String, String>,
     /// The bearer token in the header `Authorization`.
@@ -40,34 +40,34 @@ pub(super) struct Asked {
 
 /// A response.
 #[derive(Debug)]
-pub(super) enum Reply {
+pub(super) enum ScriptedResponse {
     /// A status code and a JSON body.
-    Whole(u16, Value),
+    Complete(u16, Value),
     /// Status 429 with `Retry-After` in seconds, and a JSON body.
-    Later(u32, Value),
+    RetryLater(u32, Value),
     /// Lines, after which the response stays open.
-    Held(Vec<String>),
+    KeptOpen(Vec<String>),
     /// Lines, after which the response ends.
     Closed(Vec<String>),
     /// No response at all.
-    Silence,
+    Never,
 }
 
-type Answer = dyn Fn(&Asked, usize) -> Reply + Send + Sync;
+type ResponseFn = dyn Fn(&ReceivedRequest, usize) -> ScriptedResponse + Send + Sync;
 
 /// The script of a server: returns its response to each request.
 pub(super) struct Script {
-    answer: Box<Answer>,
+    respond: Box<ResponseFn>,
     /// True if the script is only for Services. The lists of other kinds are empty then.
     is_of_services: bool,
 }
 
 impl Script {
     /// Creates a script for Services. A probe of the server returns the highest version.
-    pub(super) fn new(answer: impl Fn(&Asked) -> Reply + Send + Sync + 'static) -> Self {
+    pub(super) fn new(answer: impl Fn(&ReceivedRequest) -> ScriptedResponse + Send + Sync + 'static) -> Self {
         Self::counting(move |asked, _| {
             if asked.query.get("limit").is_some_and(|limit| limit == "1") {
-                return listed(&[], u64::MAX, None);
+                return list_page(&[], u64::MAX, None);
             }
             answer(asked)
         })
@@ -75,38 +75,38 @@ impl Script {
 
     /// Creates a script for Services, which gets the number of earlier requests as well.
     pub(super) fn counting(
-        answer: impl Fn(&Asked, usize) -> Reply + Send + Sync + 'static,
+        answer: impl Fn(&ReceivedRequest, usize) -> ScriptedResponse + Send + Sync + 'static,
     ) -> Self {
         Self {
-            answer: Box::new(answer),
+            respond: Box::new(answer),
             is_of_services: true,
         }
     }
 
     /// Creates a script for all kinds.
-    pub(super) fn all(answer: impl Fn(&Asked) -> Reply + Send + Sync + 'static) -> Self {
+    pub(super) fn all(answer: impl Fn(&ReceivedRequest) -> ScriptedResponse + Send + Sync + 'static) -> Self {
         Self {
-            answer: Box::new(move |asked, _| answer(asked)),
+            respond: Box::new(move |asked, _| answer(asked)),
             is_of_services: false,
         }
     }
 
-    fn reply(&self, asked: &Asked, times: usize) -> Reply {
+    fn reply(&self, asked: &ReceivedRequest, times: usize) -> ScriptedResponse {
         if self.is_of_services && asked.path != "/api/v1/services" {
             return if asked.query.contains_key("watch") {
-                Reply::Held(vec![end_of_list(1)])
+                ScriptedResponse::KeptOpen(vec![end_of_list(1)])
             } else {
-                listed(&[], 1, None)
+                list_page(&[], 1, None)
             };
         }
-        (self.answer)(asked, times)
+        (self.respond)(asked, times)
     }
 }
 
 /// A server on loopback. Dropping it stops the server.
 pub(super) struct Server {
     address: SocketAddr,
-    log: Arc<Mutex<Vec<Asked>>>,
+    log: Arc<Mutex<Vec<ReceivedRequest>>>,
     socket: Socket,
     running: Mutex<JoinSet<()>>,
 }
@@ -155,22 +155,22 @@ impl Server {
     }
 
     /// Returns the server's address as in a config.
-    pub(super) fn named(&self) -> ApiServer {
+    pub(super) fn api_server(&self) -> ApiServer {
         let (text, uri) = (self.uri().to_string(), self.uri());
         ApiServer { text, uri }
     }
 
     /// Returns all requests for a path.
-    pub(super) fn asked(&self, path: &str) -> Vec<Asked> {
+    pub(super) fn requests(&self, path: &str) -> Vec<ReceivedRequest> {
         let log = self.log.lock();
         let asked = log.iter().filter(|asked| asked.path == path);
         asked.cloned().collect()
     }
 }
 
-async fn serve(stream: TcpStream, script: Arc<Script>, log: Arc<Mutex<Vec<Asked>>>) {
+async fn serve(stream: TcpStream, script: Arc<Script>, log: Arc<Mutex<Vec<ReceivedRequest>>>) {
     let service = service_fn(|request| {
-        let answer = answer(&request, &script, &log);
+        let answer = respond(&request, &script, &log);
         async {
             match answer {
                 Some(answer) => Ok::<_, Infallible>(answer),
@@ -185,17 +185,17 @@ async fn serve(stream: TcpStream, script: Arc<Script>, log: Arc<Mutex<Vec<Asked>
     );
 }
 
-fn answer(
+fn respond(
     request: &Request<Incoming>,
     script: &Script,
-    log: &Mutex<Vec<Asked>>,
+    log: &Mutex<Vec<ReceivedRequest>>,
 ) -> Option<Response<BoxBody<Bytes, Infallible>>> {
     let query = request.uri().query().unwrap_or_default();
     let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
-    let asked = Asked {
+    let asked = ReceivedRequest {
         path: request.uri().path().to_owned(),
         query: pairs
-            .map(|(key, value)| (key.to_owned(), plain(value)))
+            .map(|(key, value)| (key.to_owned(), percent_decode(value)))
             .collect(),
         token: request
             .headers()
@@ -217,14 +217,14 @@ fn answer(
     };
     let mut later = None;
     let (code, body) = match script.reply(&asked, times) {
-        Reply::Whole(code, value) => (code, Full::from(value.to_string()).boxed()),
-        Reply::Later(seconds, value) => {
+        ScriptedResponse::Complete(code, value) => (code, Full::from(value.to_string()).boxed()),
+        ScriptedResponse::RetryLater(seconds, value) => {
             later = Some(seconds);
             (429, Full::from(value.to_string()).boxed())
         }
-        Reply::Silence => return None,
-        Reply::Closed(said) => (200, StreamBody::new(lines(said)).boxed()),
-        Reply::Held(said) => {
+        ScriptedResponse::Never => return None,
+        ScriptedResponse::Closed(said) => (200, StreamBody::new(lines(said)).boxed()),
+        ScriptedResponse::KeptOpen(said) => {
             let held = futures_util::StreamExt::chain(lines(said), futures_util::stream::pending());
             (200, StreamBody::new(held).boxed())
         }
@@ -237,7 +237,7 @@ fn answer(
 }
 
 /// Decodes the percent-encoding of a query value.
-fn plain(value: &str) -> String {
+fn percent_decode(value: &str) -> String {
     let mut parts = value.split('%');
     let mut plain = parts.next().unwrap_or_default().to_owned();
     for part in parts {
@@ -259,18 +259,18 @@ fn service(name: &str, address: &str, version: u64) -> Value {
 }
 
 /// Formats a watch event as a line.
-pub(super) fn line(what: &str, object: &Value) -> String {
+pub(super) fn watch_line(what: &str, object: &Value) -> String {
     format!(r#"{{"type":"{what}","object":{object}}}"#)
 }
 
 /// Formats a watch event about a Service as a line.
-pub(super) fn watched(what: &str, name: &str, address: &str, version: u64) -> String {
-    line(what, &service(name, address, version))
+pub(super) fn service_line(what: &str, name: &str, address: &str, version: u64) -> String {
+    watch_line(what, &service(name, address, version))
 }
 
 /// Returns the lines of a streamed list of one Service. `list` is the version of the list.
 pub(super) fn list_of_one(name: &str, address: &str, version: u64, list: u64) -> Vec<String> {
-    vec![watched("ADDED", name, address, version), end_of_list(list)]
+    vec![service_line("ADDED", name, address, version), end_of_list(list)]
 }
 
 /// Returns the bookmark at the end of a streamed list.
@@ -280,10 +280,10 @@ pub(super) fn end_of_list(version: u64) -> String {
         "annotations": {"k8s.io/initial-events-end": "true"},
     });
     let object = json!({"apiVersion": "v1", "kind": "Service", "metadata": metadata});
-    line("BOOKMARK", &object)
+    watch_line("BOOKMARK", &object)
 }
 
-fn refusal(code: u16, reason: &str, seconds: u32) -> Value {
+fn status_body(code: u16, reason: &str, seconds: u32) -> Value {
     json!({
         "apiVersion": "v1",
         "kind": "Status",
@@ -296,22 +296,22 @@ fn refusal(code: u16, reason: &str, seconds: u32) -> Value {
 }
 
 /// Returns the line of an error in a watch.
-pub(super) fn failed(code: u16, reason: &str) -> String {
-    line("ERROR", &refusal(code, reason, 0))
+pub(super) fn error_line(code: u16, reason: &str) -> String {
+    watch_line("ERROR", &status_body(code, reason, 0))
 }
 
 /// Returns an error response.
-pub(super) fn status(code: u16, reason: &str) -> Reply {
-    Reply::Whole(code, refusal(code, reason, 0))
+pub(super) fn error_status(code: u16, reason: &str) -> ScriptedResponse {
+    ScriptedResponse::Complete(code, status_body(code, reason, 0))
 }
 
 /// Returns a response 429 with these delays in header and body, in seconds.
-pub(super) fn too_many_twice(head: u32, body: u32) -> Reply {
-    Reply::Later(head, refusal(429, "too many requests", body))
+pub(super) fn too_many_requests(head: u32, body: u32) -> ScriptedResponse {
+    ScriptedResponse::RetryLater(head, status_body(429, "too many requests", body))
 }
 
 /// Returns a page of a list of Services.
-pub(super) fn listed(services: &[(&str, &str)], version: u64, next: Option<&str>) -> Reply {
+pub(super) fn list_page(services: &[(&str, &str)], version: u64, next: Option<&str>) -> ScriptedResponse {
     let items = services
         .iter()
         .map(|(name, address)| service(name, address, version));
@@ -321,7 +321,7 @@ pub(super) fn listed(services: &[(&str, &str)], version: u64, next: Option<&str>
         "metadata": {"resourceVersion": version.to_string(), "continue": next},
         "items": items.collect::<Vec<_>>(),
     });
-    Reply::Whole(200, list)
+    ScriptedResponse::Complete(200, list)
 }
 
 /// Returns a kubeconfig for a server, without credentials.

@@ -5,7 +5,7 @@ use tokio::{sync::mpsc, task::JoinSet, time::timeout};
 use super::*;
 
 /// The timeout for an update.
-const MOMENT: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 fn config_map(value: &str) -> Object {
     Object::ConfigMap(Arc::new(ConfigMap {
@@ -16,19 +16,19 @@ fn config_map(value: &str) -> Object {
 
 /// A store with two sources that have delivered their first complete lists, and the value in the only
 /// ConfigMap.
-struct Case {
+struct TwoSources {
     store: Store,
     first: Overlay,
     second: Overlay,
     value: Option<String>,
 }
 
-impl Case {
+impl TwoSources {
     fn new() -> Self {
         let mut store = Store::default();
         let (first, second) = (store.overlay(), store.overlay());
         for overlay in [&first, &second] {
-            overlay.edit(T1).set_phase(Phase::Whole);
+            overlay.edit(T1).set_phase(SyncPhase::Complete);
         }
         Self {
             store,
@@ -53,27 +53,27 @@ impl Case {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_told_before_every_source_has_told_its_first_list() {
+async fn no_update_comes_before_the_first_list_of_every_source() {
     let mut store = Store::default();
     let (first, second) = (store.overlay(), store.overlay());
     apply(&first, [service("a", 1)], T1);
-    first.edit(T1).set_phase(Phase::Whole);
+    first.edit(T1).set_phase(SyncPhase::Complete);
     apply(&second, [service("b", 1)], T1);
-    let early = timeout(MOMENT, store.update()).await;
+    let early = timeout(TIMEOUT, store.update()).await;
     early.expect_err("an update before the second list");
 
-    second.edit(T2).set_phase(Phase::Whole);
+    second.edit(T2).set_phase(SyncPhase::Complete);
 
-    let update = timeout(MOMENT, store.update())
+    let update = timeout(TIMEOUT, store.update())
         .await
         .expect("in time")
         .expect("an update");
-    assert!(update.synced && update.whole);
-    assert_eq!((update.services.len(), update.since), (2, T1));
+    assert!(update.synced && update.complete);
+    assert_eq!((update.services.len(), update.noticed_at), (2, T1));
 }
 
 #[tokio::test]
-async fn the_owner_is_woken_for_each_change_and_at_the_end_of_the_last_source() {
+async fn the_reader_is_woken_by_each_change_and_by_the_end_of_the_last_source() {
     let (mut store, overlay) = store();
     store.take_update();
     let (sender, mut told) = mpsc::unbounded_channel();
@@ -88,18 +88,18 @@ async fn the_owner_is_woken_for_each_change_and_at_the_end_of_the_last_source() 
     for name in ["a", "b"] {
         tokio::task::yield_now().await;
         apply(&overlay, [service(name, 1)], T1);
-        let services = timeout(MOMENT, told.recv()).await.expect("in time");
+        let services = timeout(TIMEOUT, told.recv()).await.expect("in time");
         assert_eq!(services, Some(1));
     }
 
     drop(overlay);
 
-    assert_eq!(timeout(MOMENT, told.recv()).await.expect("in time"), None);
+    assert_eq!(timeout(TIMEOUT, told.recv()).await.expect("in time"), None);
 }
 
 #[test]
-fn the_first_source_counts_and_what_it_hid_comes_back_when_it_says_nothing_any_more() {
-    let mut case = Case::new();
+fn the_first_source_has_precedence_until_it_removes_the_object() {
+    let mut case = TwoSources::new();
     apply(&case.second, [config_map("second")], T1);
     assert_eq!(case.value(), Some("second"));
     apply(&case.first, [config_map("first")], T1);
@@ -116,15 +116,15 @@ fn the_first_source_counts_and_what_it_hid_comes_back_when_it_says_nothing_any_m
 }
 
 #[test]
-fn what_one_source_may_be_missing_is_missing_from_the_whole() {
-    let mut case = Case::new();
-    for (phase, stale) in [(Phase::Partial, false), (Phase::Stale, true)] {
+fn an_update_is_incomplete_if_one_source_is() {
+    let mut case = TwoSources::new();
+    for (phase, stale) in [(SyncPhase::Partial, false), (SyncPhase::Stale, true)] {
         case.second.edit(T1).set_phase(phase);
         apply(&case.first, [config_map(&format!("{phase:?}"))], T1);
 
         let update = case.store.take_update().expect("an update");
 
-        assert_eq!((update.whole, update.stale), (false, stale), "{phase:?}");
+        assert_eq!((update.complete, update.stale), (false, stale), "{phase:?}");
     }
 }
 
@@ -169,11 +169,11 @@ fn expected([first, second]: &Model) -> BTreeMap<ObjectName, (Object, Vec<Object
 proptest! {
     /// Asserts that all updates together result in the objects of the sources.
     #[test]
-    fn updates_add_up_to_what_the_sources_say(steps in steps()) {
+    fn all_updates_together_result_in_the_objects_of_the_sources(steps in steps()) {
         let mut store = Store::default();
         let overlays = [store.overlay(), store.overlay()];
         for overlay in &overlays {
-            overlay.edit(T1).set_phase(Phase::Whole);
+            overlay.edit(T1).set_phase(SyncPhase::Complete);
         }
         let mut model = Model::default();
         let mut known = BTreeMap::new();
@@ -185,7 +185,7 @@ proptest! {
                 Step::NoService(a) => Err(service(&text(a), 0).id()),
                 Step::NoSlice(a) => Err(slice(&text(a), "").id()),
                 Step::Update => {
-                    tell(&mut store, &mut known);
+                    apply_update(&mut store, &mut known);
                     prop_assert_eq!(&known, &expected(&model));
                     continue;
                 }
@@ -205,7 +205,7 @@ proptest! {
     }
 }
 
-fn tell(store: &mut Store, known: &mut BTreeMap<ObjectName, (Object, Vec<Object>)>) {
+fn apply_update(store: &mut Store, known: &mut BTreeMap<ObjectName, (Object, Vec<Object>)>) {
     for (name, state) in store
         .take_update()
         .into_iter()

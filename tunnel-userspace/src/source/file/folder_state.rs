@@ -7,65 +7,65 @@ use std::{
 };
 
 use super::{
-    folder::{Job, Listing, Noticed, Reading},
-    merge::Merged,
-    parse::Cache,
+    folder::{ReadJob, Listing, ReadCause, ReadResult},
+    merge::MergedObjects,
+    parse::ParseCache,
 };
 use crate::{
     model::Kind,
     source::{
-        Problem, Report,
-        fingerprint::{Fingerprint, Place},
-        store::{Edit, Phase},
+        Problem, SourceReport,
+        fingerprint::{Fingerprint, FileId},
+        store::{OverlayEdit, SyncPhase},
     },
 };
 
 /// The state of the folder: the files and objects that were read.
 #[derive(Debug, Default)]
-pub(super) struct State {
-    merged: Merged,
-    files: BTreeMap<Arc<Path>, Seen>,
+pub(super) struct FolderState {
+    merged: MergedObjects,
+    files: BTreeMap<Arc<Path>, LastRead>,
     /// Files that may still be being written, and are polled.
-    unsettled: BTreeMap<Arc<Path>, Poll>,
+    unsettled: BTreeMap<Arc<Path>, PollState>,
     /// The problem of the folder itself. As long as there is one, missing files do not count as deleted.
-    pub(super) trouble: Option<Problem>,
+    pub(super) folder_problem: Option<Problem>,
 }
 
 /// The number of equal polls after which a file counts as complete.
-const QUIET: u32 = 2;
+const EQUAL_POLLS: u32 = 2;
 /// The same for a file with write events since it was closed. It is being written again, or only its
 /// times were set; events do not distinguish these.
-const QUIET_WRITER: u32 = 10;
+const EQUAL_POLLS_WITH_WRITER: u32 = 10;
 
 /// The fingerprint of a file at the last poll, and the number of successive polls with this value.
 #[derive(Clone, Copy, Debug, Default)]
-struct Poll {
+struct PollState {
     fingerprint: Option<Fingerprint>,
-    quiet: u32,
+    equal_polls: u32,
 }
 
 /// The last read of a file.
 #[derive(Debug, Default)]
-struct Seen {
+struct LastRead {
     /// The fingerprint; `None` if the file could not be reached.
     fingerprint: Option<Fingerprint>,
     is_link: bool,
-    cache: Arc<Cache>,
+    cache: Arc<ParseCache>,
 }
 
-impl State {
+impl FolderState {
     /// Compares a listing with the last reads, and returns the files to read, including missing ones.
     /// Files that are being written are skipped.
-    pub(super) fn compare(&self, listing: &Listing, writing: &BTreeSet<Arc<Path>>) -> Vec<Job> {
+    pub(super) fn changed_files(&self, listing: &Listing, writing: &BTreeSet<Arc<Path>>) -> Vec<ReadJob> {
         let known = self.files.keys().chain(self.unsettled.keys());
         let gone = known.filter(|path| !listing.contains_key(*path));
-        let gone = gone.map(|path| self.job(path, Noticed::Gone));
+        let gone = gone.map(|path| self.job(path, ReadCause::Removed));
         let is_stale = |(path, fingerprint): &(&Arc<Path>, &Option<Fingerprint>)| {
             let seen = self.files.get(*path);
             seen.is_none_or(|seen| seen.fingerprint != **fingerprint) && !writing.contains(*path)
         };
         let stale = listing.iter().filter(is_stale);
-        let stale = stale.map(|(path, _)| self.job(path, Noticed::Complete));
+        let stale = stale.map(|(path, _)| self.job(path, ReadCause::Complete));
         stale.chain(gone).collect()
     }
 
@@ -74,19 +74,19 @@ impl State {
         let new = listing
             .iter()
             .filter(|(path, _)| !self.files.contains_key(*path));
-        let new: BTreeMap<Place, (&Arc<Path>, Fingerprint)> = new
-            .filter_map(|(path, found)| Some(((*found)?.place, (path, (*found)?))))
+        let new: BTreeMap<FileId, (&Arc<Path>, Fingerprint)> = new
+            .filter_map(|(path, found)| Some(((*found)?.id, (path, (*found)?))))
             .collect();
         let gone = self
             .files
             .iter()
             .filter(|(path, _)| !listing.contains_key(*path));
-        let renamed = |(path, seen): (&Arc<Path>, &Seen)| {
+        let renamed = |(path, seen): (&Arc<Path>, &LastRead)| {
             let last = seen.fingerprint?;
-            let (to, found) = *new.get(&last.place)?;
+            let (to, found) = *new.get(&last.id)?;
             // The kernel may have reused the inode of a deleted file.
             found
-                .is_same_text(&last)
+                .has_same_content(&last)
                 .then(|| (Arc::clone(path), Arc::clone(to)))
         };
         gone.filter_map(renamed).collect()
@@ -94,7 +94,7 @@ impl State {
 
     /// Moves the objects of renamed files to their new paths, so that objects that are refused there keep
     /// their last version.
-    pub(super) fn rename(&mut self, renamed: &[(Arc<Path>, Arc<Path>)], edit: &mut Edit<'_>) {
+    pub(super) fn rename(&mut self, renamed: &[(Arc<Path>, Arc<Path>)], edit: &mut OverlayEdit<'_>) {
         for (from, to) in renamed {
             self.merged.rename(from, to, edit);
             self.unsettled.remove(from);
@@ -110,62 +110,62 @@ impl State {
     }
 
     /// Returns true if a file is being polled since it may still be being written.
-    pub(super) fn is_unsettled(&self) -> bool {
+    pub(super) fn has_unsettled(&self) -> bool {
         !self.unsettled.is_empty()
     }
 
     /// Creates the job to read a file.
-    pub(super) fn job(&self, path: &Arc<Path>, noticed: Noticed) -> Job {
+    pub(super) fn job(&self, path: &Arc<Path>, noticed: ReadCause) -> ReadJob {
         let cache = self.files.get(path).map(|seen| Arc::clone(&seen.cache));
-        Job {
+        ReadJob {
             path: Arc::clone(path),
             cache: cache.unwrap_or_default(),
-            noticed,
+            cause: noticed,
         }
     }
 
     /// Records the results of reading files. If a file is being written by now, its content may be
     /// incomplete, so the result is dropped and the file is polled.
-    pub(super) fn take_all(
+    pub(super) fn record_all(
         &mut self,
-        readings: Vec<(Arc<Path>, Reading)>,
+        readings: Vec<(Arc<Path>, ReadResult)>,
         writing: &BTreeSet<Arc<Path>>,
-        edit: &mut Edit<'_>,
+        edit: &mut OverlayEdit<'_>,
     ) {
         for (path, reading) in readings {
             if writing.contains(&path) {
-                self.unsettle(path);
+                self.mark_unsettled(path);
             } else {
-                self.take(path, reading, edit);
+                self.record(path, reading, edit);
             }
         }
     }
 
     /// Records the result of reading a file.
-    fn take(&mut self, path: Arc<Path>, reading: Reading, edit: &mut Edit<'_>) {
+    fn record(&mut self, path: Arc<Path>, reading: ReadResult, edit: &mut OverlayEdit<'_>) {
         self.unsettled.remove(&path);
         match reading {
-            Reading::Gone => {
+            ReadResult::Gone => {
                 self.files.remove(&path);
                 self.merged.remove(&path, edit);
             }
-            Reading::Unsettled => self.unsettle(path),
-            Reading::Unreadable {
+            ReadResult::Unsettled => self.mark_unsettled(path),
+            ReadResult::Unreadable {
                 fingerprint,
                 reason,
             } => {
-                self.merged.keep(&path, Problem::of_file(&path, reason));
+                self.merged.record_unreadable(&path, Problem::in_file(&path, reason));
                 let seen = self.files.entry(path).or_default();
                 seen.fingerprint = fingerprint;
             }
-            Reading::Parsed {
+            ReadResult::Parsed {
                 fingerprint,
                 is_link,
                 parsed,
                 cache,
             } => {
                 self.merged.replace(&path, parsed, edit);
-                let seen = Seen {
+                let seen = LastRead {
                     fingerprint: Some(fingerprint),
                     is_link,
                     cache: Arc::new(cache),
@@ -176,39 +176,39 @@ impl State {
     }
 
     /// Starts to poll a file until it has stopped changing.
-    pub(super) fn unsettle(&mut self, path: Arc<Path>) {
-        self.unsettled.insert(path, Poll::default());
+    pub(super) fn mark_unsettled(&mut self, path: Arc<Path>) {
+        self.unsettled.insert(path, PollState::default());
     }
 
     /// Returns the files that are links or can't be reached.
     pub(super) fn links(&self) -> BTreeSet<Arc<Path>> {
-        let is_link = |seen: &Seen| seen.is_link || seen.fingerprint.is_none();
+        let is_link = |seen: &LastRead| seen.is_link || seen.fingerprint.is_none();
         let links = self.files.iter().filter(|(_, seen)| is_link(seen));
         links.map(|(path, _)| Arc::clone(path)).collect()
     }
 
     /// Returns jobs for the links that lead to another file now, given their current fingerprints. The
     /// content counts as complete, since tools such as the kubelet swap links to publish files atomically.
-    pub(super) fn swapped(&self, found: &Listing) -> Vec<Job> {
-        let place = |found: Option<Fingerprint>| found.map(|fingerprint| fingerprint.place);
+    pub(super) fn swapped_links(&self, found: &Listing) -> Vec<ReadJob> {
+        let place = |found: Option<Fingerprint>| found.map(|fingerprint| fingerprint.id);
         let is_swapped = |(path, found): &(&Arc<Path>, &Option<Fingerprint>)| {
             let read = self.files.get(*path).and_then(|seen| seen.fingerprint);
             place(read) != place(**found)
         };
         let swapped = found.iter().filter(is_swapped);
-        let jobs = swapped.map(|(path, _)| self.job(path, Noticed::Complete));
+        let jobs = swapped.map(|(path, _)| self.job(path, ReadCause::Complete));
         jobs.collect()
     }
 
     /// Returns the files that must be polled, since they may change without an event.
-    pub(super) fn polled(&self) -> BTreeSet<Arc<Path>> {
+    pub(super) fn files_to_poll(&self) -> BTreeSet<Arc<Path>> {
         let unsettled = self.unsettled.keys().map(Arc::clone);
         self.links().into_iter().chain(unsettled).collect()
     }
 
     /// Records the fingerprints of polled files. Returns jobs for those that changed and then stayed the
     /// same for several polls.
-    pub(super) fn poll(&mut self, found: Listing, writing: &BTreeSet<Arc<Path>>) -> Vec<Job> {
+    pub(super) fn poll(&mut self, found: Listing, writing: &BTreeSet<Arc<Path>>) -> Vec<ReadJob> {
         let mut settled = Vec::new();
         for (path, fingerprint) in found {
             let seen = self.files.get(&path);
@@ -217,31 +217,31 @@ impl State {
                 continue;
             }
             let last = self.unsettled.get(&path).copied().unwrap_or_default();
-            let is_same = last.quiet > 0 && last.fingerprint == fingerprint;
-            let quiet = if is_same { last.quiet + 1 } else { 1 };
+            let is_same = last.equal_polls > 0 && last.fingerprint == fingerprint;
+            let quiet = if is_same { last.equal_polls + 1 } else { 1 };
             let is_writing = writing.contains(&path);
-            if quiet >= if is_writing { QUIET_WRITER } else { QUIET } {
-                settled.push(self.job(&path, Noticed::Gone));
+            if quiet >= if is_writing { EQUAL_POLLS_WITH_WRITER } else { EQUAL_POLLS } {
+                settled.push(self.job(&path, ReadCause::Removed));
             }
-            self.unsettled.insert(path, Poll { fingerprint, quiet });
+            self.unsettled.insert(path, PollState { fingerprint, equal_polls: quiet });
         }
         settled
     }
 
     /// Returns the phase: complete if no object is refused and no file is still to be read.
-    pub(super) fn phase(&self) -> Phase {
+    pub(super) fn phase(&self) -> SyncPhase {
         let mut problems = self.problems().into_iter();
         if self.unsettled.is_empty() && problems.all(|problem| problem.ignored) {
-            Phase::Whole
+            SyncPhase::Complete
         } else {
-            Phase::Partial
+            SyncPhase::Partial
         }
     }
 
     /// Returns all current problems.
     pub(super) fn problems(&self) -> Vec<Problem> {
         let mut problems: Vec<Problem> = self
-            .trouble
+            .folder_problem
             .iter()
             .cloned()
             .chain(self.merged.problems())
@@ -251,13 +251,13 @@ impl State {
     }
 
     /// Returns the report for status.
-    pub(super) fn report(&self, objects: BTreeMap<Kind, usize>) -> Report {
-        Report {
+    pub(super) fn report(&self, objects: BTreeMap<Kind, usize>) -> SourceReport {
+        SourceReport {
             objects,
             problems: self.problems(),
             unknown_kinds: self.merged.unknown().collect(),
             synced: true,
-            ..Report::default()
+            ..SourceReport::default()
         }
     }
 }
@@ -267,15 +267,15 @@ mod tests {
     use std::{fs, time::Duration};
 
     use super::*;
-    use crate::source::{Store, file::folder::Target, fingerprint::fingerprint};
+    use crate::source::{Store, file::folder::ManifestPath, fingerprint::fingerprint};
 
     /// Returns the number of polls until a file is read. The file changes before the polls in `changes`.
     fn polls_until_read(is_writing: bool, changes: &[usize]) -> usize {
         let dir = tempfile::tempdir().expect("a folder");
         let path: Arc<Path> = Arc::from(dir.path().join("a.yaml"));
         let writing: BTreeSet<_> = is_writing.then(|| Arc::clone(&path)).into_iter().collect();
-        let mut state = State::default();
-        state.unsettle(Arc::clone(&path));
+        let mut state = FolderState::default();
+        state.mark_unsettled(Arc::clone(&path));
         for poll in 1..100 {
             if poll == 1 || changes.contains(&poll) {
                 fs::write(&path, "x".repeat(poll)).expect("written");
@@ -289,28 +289,28 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_read_when_it_has_been_the_same_for_two_looks() {
+    fn a_file_is_read_after_two_equal_polls() {
         assert_eq!(polls_until_read(false, &[]), 2);
         assert_eq!(polls_until_read(false, &[2, 3]), 4);
     }
 
     #[test]
-    fn a_file_that_was_changed_after_it_was_closed_is_read_in_the_end() {
+    fn a_file_with_writes_after_its_close_is_read_after_ten_equal_polls() {
         assert_eq!(polls_until_read(true, &[]), 10);
         assert_eq!(polls_until_read(true, &[9]), 18);
     }
 
     #[test]
-    fn a_file_that_is_being_written_is_not_compared() {
+    fn a_file_that_is_being_written_is_not_read() {
         let dir = tempfile::tempdir().expect("a folder");
         let path: Arc<Path> = Arc::from(dir.path().join("a.yaml"));
         fs::write(&path, "").expect("written");
         let listing = Listing::from([(Arc::clone(&path), fingerprint(&path))]);
-        let state = State::default();
+        let state = FolderState::default();
 
         let writing = BTreeSet::from([Arc::clone(&path)]);
-        assert!(state.compare(&listing, &writing).is_empty());
-        let jobs = state.compare(&listing, &BTreeSet::new());
+        assert!(state.changed_files(&listing, &writing).is_empty());
+        let jobs = state.changed_files(&listing, &BTreeSet::new());
         assert_eq!(
             jobs.iter().map(|job| &job.path).collect::<Vec<_>>(),
             [&path]
@@ -318,18 +318,18 @@ mod tests {
     }
 
     #[test]
-    fn a_file_whose_rename_was_not_told_is_known_by_its_inode() {
+    fn a_rename_without_an_event_is_detected_by_the_inode() {
         let dir = tempfile::tempdir().expect("a folder");
-        let target = Target::new(dir.path(), 1000).expect("a folder");
+        let target = ManifestPath::new(dir.path(), 1000).expect("a folder");
         let [from, to]: [Arc<Path>; 2] =
             ["a.yaml", "z.yaml"].map(|name| Arc::from(dir.path().join(name)));
         fs::write(&from, "").expect("written");
         let overlay = Store::default().overlay();
-        let mut state = State::default();
-        let jobs = state.compare(&target.list().expect("listed"), &BTreeSet::new());
-        let readings = target.read_all(target.place().expect("a place"), jobs);
+        let mut state = FolderState::default();
+        let jobs = state.changed_files(&target.list().expect("listed"), &BTreeSet::new());
+        let readings = target.read_all(target.folder_id().expect("a place"), jobs);
         let mut edit = overlay.edit(Duration::ZERO);
-        state.take_all(readings.expect("read"), &BTreeSet::new(), &mut edit);
+        state.record_all(readings.expect("read"), &BTreeSet::new(), &mut edit);
 
         fs::rename(&from, &to).expect("renamed");
 

@@ -7,35 +7,35 @@ use tokio::time::{Duration, Instant, sleep, timeout_at};
 use tracing::{debug, warn};
 
 use super::{
-    Following, What,
-    failure::{Moment, Stop},
-    pace::Round,
+    KindWatcher, Change,
+    failure::{RequestPhase, StopReason},
+    server_state::ServerState,
 };
 
 /// The minimum duration of a watch without new events. A shorter one counts as a failure.
-const SOON: Duration = Duration::from_secs(1);
+const MIN_DURATION: Duration = Duration::from_secs(1);
 
 /// An open watch.
-pub(super) struct Watch {
+pub(super) struct OpenWatch {
     pub(super) events: BoxStream<'static, kube::Result<WatchEvent<Box<RawValue>>>>,
     since: Instant,
     /// The time when this side closes the watch, if the server hasn't.
-    until: Instant,
+    deadline: Instant,
     /// True if an event had a newer version than all earlier ones.
-    is_new: bool,
+    has_new_version: bool,
 }
 
-impl Watch {
+impl OpenWatch {
     /// Restarts the measured duration at the end of the list, whose objects do not count as new events.
-    pub(super) fn begun(&mut self) {
+    pub(super) fn restart(&mut self) {
         self.since = Instant::now();
-        self.is_new = false;
+        self.has_new_version = false;
     }
 }
 
-impl Following {
+impl KindWatcher {
     /// Opens a watch from a version. It begins with a list of all objects if `with_list` is true.
-    pub(super) async fn open(&self, with_list: bool, version: &str) -> kube::Result<Watch> {
+    pub(super) async fn open(&self, with_list: bool, version: &str) -> kube::Result<OpenWatch> {
         let seconds = u32::try_from(self.settings.watch_timeout.as_secs()).unwrap_or(u32::MAX);
         // The random part spreads the reconnects of all nodes.
         let seconds = (seconds - fastrand::u32(0..=seconds / 10)).max(1);
@@ -50,11 +50,11 @@ impl Following {
         let request = request.map_err(kube::Error::BuildRequest)?;
         let events = self.client.request_events(request).await?.boxed();
         let since = Instant::now();
-        Ok(Watch {
+        Ok(OpenWatch {
             events,
             since,
-            until: since + Duration::from_secs(seconds.into()) + self.limits.overtime,
-            is_new: false,
+            deadline: since + Duration::from_secs(seconds.into()) + self.limits.watch_overtime,
+            has_new_version: false,
         })
     }
 
@@ -62,66 +62,66 @@ impl Following {
     /// early.
     pub(super) async fn watch(
         &self,
-        open: Option<Watch>,
+        open: Option<OpenWatch>,
         version: &mut String,
-        round: &mut Round,
-    ) -> Result<(), Stop> {
+        round: &mut ServerState,
+    ) -> Result<(), StopReason> {
         let mut watch = match open {
             Some(watch) => watch,
             None => {
                 let opened = self.open(false, version).await;
-                opened.map_err(Stop::at(Moment::WatchStart))?
+                opened.map_err(StopReason::at(RequestPhase::WatchStart))?
             }
         };
-        let ended = self.hear(&mut watch, version, round).await;
-        if watch.is_new || watch.since.elapsed() >= SOON {
-            round.succeeded();
+        let ended = self.forward_events(&mut watch, version, round).await;
+        if watch.has_new_version || watch.since.elapsed() >= MIN_DURATION {
+            round.reset_backoff();
         } else if ended.is_ok() {
             if round.failures() == 1 {
                 warn!(kind = %self.selection.kind, "the API server or a proxy in front of it ends watches immediately");
             }
-            sleep(round.pause()).await;
+            sleep(round.next_backoff()).await;
         }
         ended
     }
 
     /// Sends events about changes until the watch ends.
-    async fn hear(
+    async fn forward_events(
         &self,
-        watch: &mut Watch,
+        watch: &mut OpenWatch,
         version: &mut String,
-        round: &mut Round,
-    ) -> Result<(), Stop> {
+        round: &mut ServerState,
+    ) -> Result<(), StopReason> {
         // Records a version. Returns true if it is newer than all earlier ones.
         let mut note = |new: String| {
-            let is_new = round.moved(&new);
+            let is_new = round.record_event(&new);
             if !new.is_empty() {
                 *version = new;
             }
             is_new
         };
         loop {
-            let Ok(next) = timeout_at(watch.until, watch.events.next()).await else {
+            let Ok(next) = timeout_at(watch.deadline, watch.events.next()).await else {
                 debug!(kind = %self.selection.kind, "the API server did not end a watch in time");
                 return Ok(());
             };
             let Some(event) = next else {
                 return Ok(());
             };
-            let (object, what): (_, fn(_) -> _) = match event.map_err(Stop::at(Moment::Watch))? {
-                WatchEvent::Added(object) | WatchEvent::Modified(object) => (object, What::Changed),
-                WatchEvent::Deleted(object) => (object, What::Gone),
+            let (object, what): (_, fn(_) -> _) = match event.map_err(StopReason::at(RequestPhase::Watch))? {
+                WatchEvent::Added(object) | WatchEvent::Modified(object) => (object, Change::Updated),
+                WatchEvent::Deleted(object) => (object, Change::Deleted),
                 WatchEvent::Bookmark(bookmark) => {
                     note(bookmark.metadata.resource_version);
                     continue;
                 }
                 WatchEvent::Error(status) => {
-                    return Err(Stop::at(Moment::Watch)(kube::Error::Api(status)));
+                    return Err(StopReason::at(RequestPhase::Watch)(kube::Error::Api(status)));
                 }
             };
-            let arrived = self.read(&object).map_err(Stop::at(Moment::Watch))?;
-            watch.is_new |= note(arrived.version.clone());
-            self.tell(what(arrived)).await?;
+            let arrived = self.parse(&object).map_err(StopReason::at(RequestPhase::Watch))?;
+            watch.has_new_version |= note(arrived.version.clone());
+            self.send(what(arrived)).await?;
         }
     }
 }

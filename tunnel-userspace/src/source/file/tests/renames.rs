@@ -2,13 +2,13 @@
 
 use std::fs;
 
-use super::watched::{self, BAD, service, with};
-use crate::source::tests::Followed;
+use super::fixture::{self, INVALID, service, service_and};
+use crate::source::tests::RunningSource;
 
 /// Renames files in several rounds, each until a later change is visible, and asserts that no Service
 /// disappears.
-async fn move_without_loss(rounds: u8, step: impl Fn(&Followed, u8)) {
-    let mut watched = watched::new().await;
+async fn rename_without_loss(rounds: u8, step: impl Fn(&RunningSource, u8)) {
+    let mut watched = fixture::with_one_service().await;
     watched.write("b.yaml", service("b", "10.0.0.2"));
     watched.until("a=10.0.0.1 b=10.0.0.2").await;
     for round in 1..=rounds {
@@ -23,16 +23,16 @@ async fn move_without_loss(rounds: u8, step: impl Fn(&Followed, u8)) {
 
 #[tokio::test]
 async fn a_file_that_is_renamed_back_and_forth_keeps_its_objects() {
-    let rename = |watched: &Followed, round: u8| match round % 2 {
+    let rename = |watched: &RunningSource, round: u8| match round % 2 {
         1 => watched.rename("a.yaml", "z.yaml"),
         _ => watched.rename("z.yaml", "a.yaml"),
     };
-    move_without_loss(120, rename).await;
+    rename_without_loss(120, rename).await;
 }
 
 #[tokio::test]
 async fn two_files_that_exchange_their_names_keep_their_objects() {
-    let exchange = |watched: &Followed, _: u8| {
+    let exchange = |watched: &RunningSource, _: u8| {
         nix::fcntl::renameat2(
             nix::fcntl::AT_FDCWD,
             &watched.path("a.yaml"),
@@ -42,13 +42,13 @@ async fn two_files_that_exchange_their_names_keep_their_objects() {
         )
         .expect("exchanged");
     };
-    move_without_loss(20, exchange).await;
+    rename_without_loss(20, exchange).await;
 }
 
 #[tokio::test]
-async fn a_file_that_is_renamed_takes_the_last_good_version_along() {
-    let mut watched = watched::of_two().await;
-    watched.write("a.yaml", with("10.0.0.2", BAD));
+async fn a_renamed_file_keeps_its_last_valid_version() {
+    let mut watched = fixture::with_two_services().await;
+    watched.write("a.yaml", service_and("10.0.0.2", INVALID));
     watched.until_problems(&["manifests/a.yaml:6: "]).await;
 
     watched.rename("a.yaml", "z.yaml");
@@ -60,9 +60,9 @@ async fn a_file_that_is_renamed_takes_the_last_good_version_along() {
 }
 
 #[tokio::test]
-async fn a_file_that_is_replaced_right_after_its_rename_keeps_the_last_good_version() {
-    let mut watched = watched::of_two().await;
-    watched.write(".new", with("10.0.0.3", BAD));
+async fn a_file_that_is_replaced_right_after_its_rename_keeps_the_last_valid_version() {
+    let mut watched = fixture::with_two_services().await;
+    watched.write(".new", service_and("10.0.0.3", INVALID));
 
     watched.rename("a.yaml", "z.yaml");
     watched.rename(".new", "z.yaml");
@@ -72,8 +72,8 @@ async fn a_file_that_is_replaced_right_after_its_rename_keeps_the_last_good_vers
 }
 
 #[tokio::test]
-async fn a_file_whose_name_a_refused_one_takes_keeps_the_last_good_version() {
-    let mut watched = watched::new().await;
+async fn a_file_that_is_replaced_by_an_invalid_one_keeps_the_last_valid_version() {
+    let mut watched = fixture::with_one_service().await;
     // The invalid file is read before it replaces the other one.
     watched.write("new.yaml", "not: [a manifest");
     watched.until_problems(&["manifests/new.yaml"]).await;
@@ -86,8 +86,8 @@ async fn a_file_whose_name_a_refused_one_takes_keeps_the_last_good_version() {
 }
 
 #[tokio::test]
-async fn a_file_that_is_moved_out_of_the_folder_takes_its_objects_with_it() {
-    let mut watched = watched::new().await;
+async fn the_objects_of_a_file_that_is_moved_out_of_the_folder_are_deleted() {
+    let mut watched = fixture::with_one_service().await;
 
     fs::rename(watched.path("a.yaml"), watched.dir.path().join("a.yaml")).expect("renamed");
 

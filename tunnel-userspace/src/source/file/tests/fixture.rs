@@ -6,8 +6,8 @@ use tempfile::TempDir;
 
 use crate::source::{
     Store,
-    file::{Settings, start},
-    tests::Followed,
+    file::{FileSettings, start},
+    tests::RunningSource,
 };
 
 pub(super) fn service(name: &str, address: &str) -> String {
@@ -17,7 +17,7 @@ pub(super) fn service(name: &str, address: &str) -> String {
     )
 }
 
-pub(super) const BAD: &str =
+pub(super) const INVALID: &str =
     "apiVersion: v1\nkind: Service\nmetadata: {name: bad}\nspec: {clusterIP: x}\n";
 
 /// Creates a temporary folder with an empty folder `manifests`.
@@ -28,32 +28,32 @@ pub(super) fn folder() -> TempDir {
 }
 
 /// Watches a folder with one file `a.yaml`, which contains the Service `a` at 10.0.0.1.
-pub(super) async fn new() -> Followed {
+pub(super) async fn with_one_service() -> RunningSource {
     let dir = folder();
     let path = dir.path().join("manifests/a.yaml");
     fs::write(path, service("a", "10.0.0.1")).expect("written");
-    let mut watched = on(dir, "manifests").await;
+    let mut watched = watch(dir, "manifests").await;
     watched.until("a=10.0.0.1").await;
     watched
 }
 
-pub(super) async fn on(dir: TempDir, path: &str) -> Followed {
+pub(super) async fn watch(dir: TempDir, path: &str) -> RunningSource {
     let mut store = Store::default();
-    let settings = Settings::new(dir.path().join(path));
+    let settings = FileSettings::new(dir.path().join(path));
     let source = start(settings, store.overlay()).await.expect("a source");
     let report = source.report();
-    Followed::new(dir, store, report, |stop| source.run(stop))
+    RunningSource::new(dir, store, report, |stop| source.run(stop))
 }
 
 /// Returns a file with the Service `a` and another document.
-pub(super) fn with(address: &str, other: &str) -> String {
+pub(super) fn service_and(address: &str, other: &str) -> String {
     format!("{}---\n{other}", service("a", address))
 }
 
 /// Watches a folder with one file `a.yaml`, which contains the Services `a` and `bad`.
-pub(super) async fn of_two() -> Followed {
-    let mut watched = new().await;
-    watched.write("a.yaml", with("10.0.0.2", &service("bad", "10.0.0.7")));
+pub(super) async fn with_two_services() -> RunningSource {
+    let mut watched = with_one_service().await;
+    watched.write("a.yaml", service_and("10.0.0.2", &service("bad", "10.0.0.7")));
     watched.until("a=10.0.0.2 bad=10.0.0.7").await;
     watched
 }

@@ -4,24 +4,24 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tracing::{info, warn};
 
-use crate::source::{Problem, Report, UnknownKind};
+use crate::source::{Problem, SourceReport, UnknownKind};
 
 /// The problems and unsupported kinds that were logged, so that each is logged once.
 #[derive(Debug, Default)]
-pub(super) struct Journal {
+pub(super) struct ProblemLog {
     problems: BTreeMap<Problem, Problem>,
     unknown: BTreeSet<UnknownKind>,
     rejected_total: u64,
     ignored_total: u64,
 }
 
-impl Journal {
+impl ProblemLog {
     /// Logs the new and the resolved problems of a report, and sets its totals.
-    pub(super) fn tell(&mut self, report: &mut Report) {
+    pub(super) fn log_changes(&mut self, report: &mut SourceReport) {
         let problems: BTreeMap<Problem, Problem> = report
             .problems
             .iter()
-            .map(|problem| (problem.without_place(), problem.clone()))
+            .map(|problem| (problem.without_position(), problem.clone()))
             .collect();
         let new = problems
             .iter()
@@ -44,11 +44,11 @@ impl Journal {
             *total += 1;
             warn!(origin, document, line, object, field, reason, "{what}");
         }
-        let over = self
+        let resolved = self
             .problems
             .iter()
             .filter(|(key, _)| !problems.contains_key(*key));
-        for (_, problem) in over {
+        for (_, problem) in resolved {
             let Problem {
                 origin,
                 object,

@@ -4,34 +4,34 @@ use std::time::Duration;
 
 use kube::core::Status;
 
-use super::{Anew, Lists};
+use super::{RelistReason, ListMode};
 use crate::model::Kind;
 
 /// The reason for which a list or watch ended.
 #[derive(Debug)]
-pub(super) enum Stop {
+pub(super) enum StopReason {
     /// A new list is needed.
-    Anew(Anew),
+    Relist(RelistReason),
     /// A request failed.
     Failed(Failure),
 }
 
-impl From<Anew> for Stop {
-    fn from(anew: Anew) -> Self {
-        Self::Anew(anew)
+impl From<RelistReason> for StopReason {
+    fn from(anew: RelistReason) -> Self {
+        Self::Relist(anew)
     }
 }
 
-impl Stop {
+impl StopReason {
     /// Returns a function that adds the moment of the failure to an error.
-    pub(super) const fn at(at: Moment) -> impl FnOnce(kube::Error) -> Self {
+    pub(super) const fn at(at: RequestPhase) -> impl FnOnce(kube::Error) -> Self {
         move |error| Self::Failed(Failure { error, at })
     }
 }
 
 /// The moment at which a request failed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Moment {
+pub(super) enum RequestPhase {
     /// At the start of a list, or at a page.
     ListStart,
     /// Within a streamed list.
@@ -46,37 +46,37 @@ pub(super) enum Moment {
 #[derive(Debug)]
 pub(super) struct Failure {
     pub(super) error: kube::Error,
-    pub(super) at: Moment,
+    pub(super) at: RequestPhase,
 }
 
 impl Failure {
     /// Returns `Ok` if the request should be retried, or else the reason for a new list.
-    pub(super) fn judge(&self, lists: Lists, kind: Kind) -> Result<(), Anew> {
+    pub(super) fn check_retry(&self, lists: ListMode, kind: Kind) -> Result<(), RelistReason> {
         let Some(status) = status(&self.error) else {
             return Ok(());
         };
-        let is_streamed = lists == Lists::Streamed;
-        let is_start = matches!(self.at, Moment::ListStart | Moment::WatchStart);
+        let is_streamed = lists == ListMode::Streamed;
+        let is_start = matches!(self.at, RequestPhase::ListStart | RequestPhase::WatchStart);
         match status.code {
             // Servers before Kubernetes 1.33 don't support ServiceCIDRs. For the other kinds, a 404 can only
             // be from a proxy in front of the API server, so the request is retried.
-            404 if is_start && kind == Kind::ServiceCidr => Err(Anew::Absent),
-            400 | 422 if is_start && is_streamed => Err(Anew::NotStreamed { is_refused: true }),
+            404 if is_start && kind == Kind::ServiceCidr => Err(RelistReason::Absent),
+            400 | 422 if is_start && is_streamed => Err(RelistReason::NotStreamed { is_refused: true }),
             // The version is newer than the server's, which lags or was restored from a backup.
-            504 if is_too_large(status) => Err(Anew::Lost),
+            504 if is_too_large(status) => Err(RelistReason::VersionLost),
             // An API server whose etcd can't report progress (3.4.24 and older) fails only within the list.
             // If the cause is another one, pages fail, too.
-            _ if self.at == Moment::List && is_streamed => {
-                Err(Anew::NotStreamed { is_refused: false })
+            _ if self.at == RequestPhase::List && is_streamed => {
+                Err(RelistReason::NotStreamed { is_refused: false })
             }
             // The version of the watch or of the next page is too old.
-            410 => Err(Anew::Lost),
+            410 => Err(RelistReason::VersionLost),
             _ => Ok(()),
         }
     }
 
     /// Returns the delay that the server requests before a retry.
-    pub(super) fn wanted_pause(&self) -> Duration {
+    pub(super) fn requested_delay(&self) -> Duration {
         /// The maximum delay, whatever the server requests.
         const LONGEST: Duration = Duration::from_secs(60);
         let details = status(&self.error).and_then(|status| status.details.as_ref());

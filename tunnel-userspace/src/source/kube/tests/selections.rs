@@ -3,13 +3,13 @@
 use super::*;
 
 #[test]
-fn more_is_read_where_it_matters_who_has_an_address_or_where_a_node_is() {
-    let scope = || Scope {
+fn owned_external_ips_node_pools_and_steering_select_more_objects() {
+    let scope = || KubeScope {
         node: "node-a".to_owned(),
-        ..Scope::default()
+        ..KubeScope::default()
     };
     let (owners, pools) = (true, true);
-    let steering = Some(Steering {
+    let steering = Some(SteeringScope {
         labels: BTreeSet::from(["edge".to_owned()]),
         config_map: ObjectName::new("kube-system", "ports"),
     });
@@ -17,30 +17,30 @@ fn more_is_read_where_it_matters_who_has_an_address_or_where_a_node_is() {
     let own = Some("metadata.name=node-a");
     // The expected label selector of Services, field selector of Nodes, and kept labels of other Nodes.
     for (what, scope, services, nodes, kept) in [
-        ("neither", scope(), served, own, vec![ZONE]),
+        ("neither", scope(), served, own, vec![ZONE_LABEL]),
         (
             "owners",
-            Scope { owners, ..scope() },
+            KubeScope { owned_external_ips: owners, ..scope() },
             None,
             None,
-            vec![ZONE],
+            vec![ZONE_LABEL],
         ),
         (
             "pools",
-            Scope { pools, ..scope() },
+            KubeScope { node_pools: pools, ..scope() },
             served,
             None,
-            vec![NODE_POOL, ZONE],
+            vec![NODE_POOL_LABEL, ZONE_LABEL],
         ),
         (
             "steering",
-            Scope {
+            KubeScope {
                 steering,
                 ..scope()
             },
             served,
             None,
-            vec!["edge", ZONE],
+            vec!["edge", ZONE_LABEL],
         ),
     ] {
         let selections = scope.selections();

@@ -11,7 +11,7 @@
 
 mod failure;
 mod list;
-mod pace;
+mod server_state;
 mod watch;
 
 use std::{convert::Infallible, sync::Arc};
@@ -30,7 +30,7 @@ use tracing::{debug, info};
 
 use self::{
     failure::{Failure, RequestPhase, StopReason},
-    pace::ServerState,
+    server_state::ServerState,
 };
 use super::{Limits, Selection, KubeSettings, client::CurrentServer};
 use crate::{clock::monotonic, error_chain::chain, k8s::ReceivedObject, model::Kind};

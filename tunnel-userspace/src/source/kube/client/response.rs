@@ -14,33 +14,33 @@ use tokio::time::timeout;
 use tower::BoxError;
 
 /// The body of a response.
-pub(super) type Answer = UnsyncBoxBody<Bytes, BoxError>;
+pub(super) type ResponseBody = UnsyncBoxBody<Bytes, BoxError>;
 
 /// The error of a response that began and then stopped.
 #[derive(Debug, thiserror::Error)]
 #[error("the API server sent no data for {0:?} in the middle of a response")]
-struct Silent(Duration);
+struct SilenceError(Duration);
 
 /// Converts the type of a body.
-pub(super) fn plain(body: Body) -> Answer {
+pub(super) fn without_limit(body: Body) -> ResponseBody {
     body.map_err(BoxError::from).boxed_unsync()
 }
 
 /// Adds a limit for silence to a body, since TCP keep-alive detects a dead connection but not a stuck
 /// server. At the limit, calls `gave_up` and returns an error.
-pub(super) fn impatient(
+pub(super) fn with_silence_limit(
     body: Body,
-    patience: Duration,
-    gave_up: impl FnOnce(&str) + Send + 'static,
-) -> Answer {
+    max_silence: Duration,
+    on_silence: impl FnOnce(&str) + Send + 'static,
+) -> ResponseBody {
     let frames = stream::try_unfold(
-        (body, Some(gave_up)),
+        (body, Some(on_silence)),
         move |(mut body, mut gave_up)| async move {
-            match timeout(patience, body.frame()).await {
+            match timeout(max_silence, body.frame()).await {
                 Ok(Some(frame)) => Ok(Some((frame?, (body, gave_up)))),
                 Ok(None) => Ok(None),
                 Err(_) => {
-                    let error = Silent(patience);
+                    let error = SilenceError(max_silence);
                     if let Some(gave_up) = gave_up.take() {
                         gave_up(&error.to_string());
                     }
@@ -55,7 +55,7 @@ pub(super) fn impatient(
 /// Copies `Retry-After` of a refusal from the header into the body, since callers see only the body. An
 /// overloaded API server sends it only in the header (apiserver
 /// `pkg/server/filters/priority-and-fairness.go`).
-pub(super) async fn with_pause(answer: Response<Answer>) -> Result<Response<Answer>, BoxError> {
+pub(super) async fn with_retry_after(answer: Response<ResponseBody>) -> Result<Response<ResponseBody>, BoxError> {
     let seconds = answer.headers().get(RETRY_AFTER);
     let seconds = seconds.and_then(|value| value.to_str().ok()?.parse::<u32>().ok());
     let Some(seconds) = seconds.filter(|_| answer.status() == StatusCode::TOO_MANY_REQUESTS) else {

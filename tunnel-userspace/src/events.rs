@@ -100,11 +100,11 @@ pub async fn run(
             let next = if is_due { Instant::now() + RETRY_DELAY } else { due };
             start = (!is_settled).then_some((event, next));
         }
-        if let Some(concerns) = views.take_changed_warnings(&node) {
-            queue.replace(concerns, Instant::now());
+        if let Some(warnings) = views.take_changed_warnings(&node) {
+            queue.replace(warnings, Instant::now());
         }
-        while let Some(concern) = queue.next_due(Instant::now()) {
-            let event = event::for_warning(&concern, &node, jiff::Timestamp::now());
+        while let Some(warning) = queue.next_due(Instant::now()) {
+            let event = event::for_warning(&warning, &node, jiff::Timestamp::now());
             let result = tokio::select! {
                 biased;
                 () = drain::begun(&mut draining) => return,
@@ -116,14 +116,14 @@ pub async fn run(
                         info!("the API server accepts Events again");
                     }
                     is_accepted = true;
-                    queue.sent(&concern, Instant::now());
+                    queue.sent(&warning, Instant::now());
                 }
                 Err(error) => {
                     if is_accepted {
                         warn!(error = chain(&error), "cannot send Events");
                     }
                     is_accepted = false;
-                    queue.failed(&concern, RETRY_DELAY, Instant::now());
+                    queue.failed(&warning, RETRY_DELAY, Instant::now());
                 }
             }
         }
@@ -134,8 +134,8 @@ impl EventInputs {
     /// Returns all warnings if any of them has changed.
     fn take_changed_warnings(&mut self, node: &str) -> Option<Vec<ObjectWarning>> {
         // An error means that the publishing task has ended; its warnings no longer change.
-        let mut concerned = self.warnings.iter();
-        let is_new = concerned.any(|view| view.has_changed().unwrap_or(false))
+        let mut receivers = self.warnings.iter();
+        let is_new = receivers.any(|view| view.has_changed().unwrap_or(false))
             || self.unbound_ports.has_changed().unwrap_or(false);
         if !is_new {
             return None;

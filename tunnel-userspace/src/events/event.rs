@@ -9,68 +9,68 @@ use k8s_openapi::{
 };
 use tunnel_common::reason::Reason;
 
-use crate::model::{Concern, Kind, ObjectId, ObjectName};
+use crate::model::{ObjectWarning, Kind, ObjectId, ObjectName};
 
 /// The reporting controller; kube-proxy sets its own name here, too.
-const TELLER: &str = "culvert";
+const REPORTING_CONTROLLER: &str = "culvert";
 
 /// The `action` of an Event about a warning.
 const ACTION: &str = "Program";
 
 /// The namespace of Events about cluster-scoped objects, as for the kubelet and kube-proxy.
-const CLUSTER_WIDE: &str = "default";
+const CLUSTER_SCOPED_NAMESPACE: &str = "default";
 
 /// The maximum lengths of a note and of the name of a reporting instance, in bytes (Kubernetes
 /// `pkg/apis/core/validation/events.go`).
-const LONGEST_NOTE: usize = 1024;
-const LONGEST_INSTANCE: usize = 128;
+const MAX_NOTE_BYTES: usize = 1024;
+const MAX_INSTANCE_BYTES: usize = 128;
 
 /// The maximum length of the object's name within the name of an Event, which is limited to 253
 /// characters.
-const LONGEST_STEM: usize = 200;
+const MAX_OBJECT_NAME: usize = 200;
 
 /// Builds the Event for a start of a node's daemon, with the same reason as kube-proxy. Its name contains
 /// the time, so each start has a separate Event.
-pub(super) fn of_start(node: &str, now: Timestamp) -> Event {
+pub(super) fn for_start(node: &str, now: Timestamp) -> Event {
     let about = ObjectId::new(Kind::Node, ObjectName::new("", node));
     Event {
         action: Some("Start".to_owned()),
         note: Some(format!("culvert {} starts", env!("CARGO_PKG_VERSION"))),
         reason: Some("Starting".to_owned()),
         type_: Some("Normal".to_owned()),
-        ..event(&about, None, now.as_nanosecond(), node, now)
+        ..event_about(&about, None, now.as_nanosecond(), node, now)
     }
 }
 
 /// Builds the Event for a warning. Its name is the same on every node.
-pub(super) fn of(concern: &Concern, node: &str, now: Timestamp) -> Event {
-    let uid = concern.uid.as_deref();
+pub(super) fn for_warning(warning: &ObjectWarning, node: &str, now: Timestamp) -> Event {
+    let uid = warning.uid.as_deref();
     let parts = [
         uid.unwrap_or_default(),
-        concern.reason.label(),
-        &concern.note,
+        warning.reason.label(),
+        &warning.note,
     ];
     Event {
         action: Some(ACTION.to_owned()),
-        note: Some(cut(&concern.note, LONGEST_NOTE).to_owned()),
-        reason: Some(camel(concern.reason)),
+        note: Some(truncate(&warning.note, MAX_NOTE_BYTES).to_owned()),
+        reason: Some(camel_case(warning.reason)),
         type_: Some("Warning".to_owned()),
-        ..event(&concern.about, uid, hash(&parts.join("\n")), node, now)
+        ..event_about(&warning.regarding, uid, hash(&parts.join("\n")), node, now)
     }
 }
 
 /// Builds an Event about an object, with the fields that all Events share. `number` distinguishes it
 /// from other Events about the same object.
-fn event(
+fn event_about(
     about: &ObjectId,
     uid: Option<&str>,
-    number: impl LowerHex,
+    suffix: impl LowerHex,
     node: &str,
     now: Timestamp,
 ) -> Event {
     let ObjectName { namespace, name } = &about.name;
     let namespace = Some(&**namespace).filter(|namespace| !namespace.is_empty());
-    let stem = cut(name, LONGEST_STEM).trim_end_matches(['-', '.']);
+    let stem = truncate(name, MAX_OBJECT_NAME).trim_end_matches(['-', '.']);
     // Events about Nodes have the name as uid, like those of the kubelet.
     let uid = if about.kind == Kind::Node {
         Some(&**name)
@@ -80,8 +80,8 @@ fn event(
     Event {
         event_time: Some(MicroTime(now)),
         metadata: ObjectMeta {
-            name: Some(format!("{stem}.{number:016x}")),
-            namespace: Some(namespace.unwrap_or(CLUSTER_WIDE).to_owned()),
+            name: Some(format!("{stem}.{suffix:016x}")),
+            namespace: Some(namespace.unwrap_or(CLUSTER_SCOPED_NAMESPACE).to_owned()),
             ..ObjectMeta::default()
         },
         regarding: Some(ObjectReference {
@@ -92,8 +92,8 @@ fn event(
             uid: uid.map(str::to_owned),
             ..ObjectReference::default()
         }),
-        reporting_controller: Some(TELLER.to_owned()),
-        reporting_instance: Some(cut(node, LONGEST_INSTANCE).to_owned()),
+        reporting_controller: Some(REPORTING_CONTROLLER.to_owned()),
+        reporting_instance: Some(truncate(node, MAX_INSTANCE_BYTES).to_owned()),
         ..Event::default()
     }
 }
@@ -106,7 +106,7 @@ fn hash(text: &str) -> u64 {
 }
 
 /// Converts the label of a reason to camel case: `frontend_conflict` becomes `FrontendConflict`.
-fn camel(reason: Reason) -> String {
+fn camel_case(reason: Reason) -> String {
     let words = reason.label().split('_');
     words
         .flat_map(|word| {
@@ -125,7 +125,7 @@ const fn api_version(kind: Kind) -> &'static str {
 }
 
 /// Returns the longest prefix of a text that has at most `most` bytes.
-fn cut(text: &str, most: usize) -> &str {
+fn truncate(text: &str, most: usize) -> &str {
     let end = text.floor_char_boundary(most);
     text.get(..end).unwrap_or_default()
 }
@@ -133,27 +133,27 @@ fn cut(text: &str, most: usize) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::events::tests::claimed;
+    use crate::events::tests::conflict_warning;
 
-    fn concern(note: &str) -> Concern {
-        Concern {
+    fn warning(note: &str) -> ObjectWarning {
+        ObjectWarning {
             note: note.to_owned(),
-            ..claimed("web")
+            ..conflict_warning("web")
         }
     }
 
     #[test]
-    fn an_event_names_its_object_in_the_namespace_where_others_of_it_are() {
-        let of_a_node = Concern {
+    fn an_event_is_in_the_namespace_of_its_object_or_in_the_default_one() {
+        let of_a_node = ObjectWarning {
             uid: Some("unknown to kubelets".into()),
-            ..Concern::of_node("edge-1", Reason::FrontendConflict, "full".to_owned())
+            ..ObjectWarning::for_node("edge-1", Reason::FrontendConflict, "full".to_owned())
         };
-        for (concern, kind, namespace, own, uid) in [
-            (concern("full"), "Service", "shop", Some("shop"), "1-2-3"),
+        for (warning, kind, namespace, own, uid) in [
+            (warning("full"), "Service", "shop", Some("shop"), "1-2-3"),
             // Like the kubelet's Events: in this namespace, with the name as uid.
             (of_a_node, "Node", "default", None, "edge-1"),
         ] {
-            let event = of(&concern, "edge-1", Timestamp::UNIX_EPOCH);
+            let event = for_warning(&warning, "edge-1", Timestamp::UNIX_EPOCH);
 
             let regarding = event.regarding.expect("an object");
             assert_eq!(event.metadata.namespace.as_deref(), Some(namespace));
@@ -166,9 +166,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_the_same_has_one_name_on_all_nodes_and_something_else_another() {
+    fn the_name_depends_on_the_warning_and_not_on_the_node() {
         let name = |note: &str, node: &str| {
-            let event = of(&concern(note), node, Timestamp::UNIX_EPOCH);
+            let event = for_warning(&warning(note), node, Timestamp::UNIX_EPOCH);
             event.metadata.name.expect("a name")
         };
 
@@ -179,30 +179,30 @@ mod tests {
     }
 
     #[test]
-    fn each_start_has_an_event_of_its_own_on_the_node() {
+    fn each_start_has_a_separate_event_about_the_node() {
         let at = |second| Timestamp::from_second(second).expect("a time");
-        let event = of_start("edge-1", at(1_800_000_000));
+        let event = for_start("edge-1", at(1_800_000_000));
 
         assert_eq!(event.reason.as_deref(), Some("Starting"));
         assert_eq!(event.type_.as_deref(), Some("Normal"));
         assert_eq!(event.metadata.namespace.as_deref(), Some("default"));
         let regarding = event.regarding.as_ref().expect("an object");
         assert_eq!(regarding.uid.as_deref(), Some("edge-1"));
-        let next = of_start("edge-1", at(1_800_000_001));
+        let next = for_start("edge-1", at(1_800_000_001));
         assert_ne!(event.metadata.name, next.metadata.name);
     }
 
     #[test]
-    fn a_note_and_a_name_are_cut_to_what_the_api_server_takes() {
-        let long = Concern {
-            about: ObjectId::new(
+    fn long_notes_and_names_are_truncated_to_the_limits_of_the_api_server() {
+        let long = ObjectWarning {
+            regarding: ObjectId::new(
                 Kind::Node,
                 ObjectName::new("", format!("{}.x", "a".repeat(199))),
             ),
-            ..concern(&"ä".repeat(600))
+            ..warning(&"ä".repeat(600))
         };
 
-        let event = of(&long, &"n".repeat(200), Timestamp::UNIX_EPOCH);
+        let event = for_warning(&long, &"n".repeat(200), Timestamp::UNIX_EPOCH);
 
         assert_eq!(event.note.expect("a note").len(), 1024);
         assert_eq!(event.reporting_instance.expect("a node").len(), 128);

@@ -11,29 +11,29 @@ use super::*;
 use crate::model::{Kind, ObjectId, ObjectName};
 
 /// Longer than the maximum delay of a new warning.
-const SETTLED: Duration = Duration::from_secs(12);
+const MAX_DELAY: Duration = Duration::from_secs(12);
 
 /// A fake API server that sends one response to all requests, and records the received Events.
 #[derive(Clone)]
-struct Server {
-    answer: watch::Sender<(u16, Value)>,
-    made: watch::Sender<Vec<Value>>,
+struct FakeServer {
+    response: watch::Sender<(u16, Value)>,
+    received: watch::Sender<Vec<Value>>,
 }
 
-impl Server {
+impl FakeServer {
     fn new() -> Self {
         Self {
-            answer: watch::Sender::new((201, json!({"metadata": {}}))),
-            made: watch::Sender::default(),
+            response: watch::Sender::new((201, json!({"metadata": {}}))),
+            received: watch::Sender::default(),
         }
     }
 
-    fn says(&self, code: u16, reason: &str, cause: &str) {
+    fn respond_with(&self, code: u16, reason: &str, cause: &str) {
         let status = json!({
             "kind": "Status", "status": "Failure", "code": code, "reason": reason, "message": "no",
             "details": {"causes": [{"reason": cause}]},
         });
-        self.answer.send_replace((code, status));
+        self.response.send_replace((code, status));
     }
 
     fn client(&self) -> Client {
@@ -45,8 +45,8 @@ impl Server {
                 let body = request.into_body().collect().await.expect("a body");
                 let event: Value = serde_json::from_slice(&body.to_bytes()).expect("an Event");
                 let made = json!([path, event["reason"], event["note"]]);
-                this.made.send_modify(|all| all.push(made));
-                let (code, said) = this.answer.borrow().clone();
+                this.received.send_modify(|all| all.push(made));
+                let (code, said) = this.response.borrow().clone();
                 let said = serde_json::to_vec(&said).expect("JSON");
                 let answer = Response::builder().status(code).body(Body::from(said));
                 Ok::<_, Infallible>(answer.expect("an answer"))
@@ -57,9 +57,9 @@ impl Server {
 }
 
 /// Returns a warning that the frontend of this Service belongs to another one.
-pub(super) fn claimed(name: &str) -> Concern {
-    Concern {
-        about: ObjectId::new(Kind::Service, ObjectName::new("shop", name)),
+pub(super) fn conflict_warning(name: &str) -> ObjectWarning {
+    ObjectWarning {
+        regarding: ObjectId::new(Kind::Service, ObjectName::new("shop", name)),
         uid: Some(Arc::from("1-2-3")),
         reason: Reason::FrontendConflict,
         note: "belongs to another".to_owned(),
@@ -69,14 +69,14 @@ pub(super) fn claimed(name: &str) -> Concern {
 type Ports = BTreeMap<String, String>;
 
 /// A running Event task with its inputs and its API server.
-struct Case {
-    server: Server,
-    concerns: watch::Sender<Arc<[Concern]>>,
+struct RunningTask {
+    server: FakeServer,
+    warnings: watch::Sender<Arc<[ObjectWarning]>>,
     listening: watch::Sender<Ports>,
     _drain: watch::Sender<bool>,
 }
 
-impl Case {
+impl RunningTask {
     fn new() -> Self {
         Self::with(Ports::new())
     }
@@ -84,17 +84,17 @@ impl Case {
     /// Starts the task with these ports that can't be bound.
     fn with(ports: Ports) -> Self {
         let (listening, ports) = watch::channel(ports);
-        let server = Server::new();
-        let (concerns, following) = watch::channel(Arc::default());
+        let server = FakeServer::new();
+        let (warnings, following) = watch::channel(Arc::default());
         let (drain, draining) = watch::channel(false);
-        let settings = Settings {
+        let settings = EventSettings {
             enabled: true,
             burst: 5,
             interval: Duration::from_secs(10),
         };
-        let views = Views {
-            concerns: vec![following],
-            listening: ports,
+        let views = EventInputs {
+            warnings: vec![following],
+            unbound_ports: ports,
         };
         let (name, client) = ("edge-1".to_owned(), server.client());
         let running = run(name, settings, client, views, draining);
@@ -105,27 +105,27 @@ impl Case {
         drop(tokio::spawn(running));
         Self {
             server,
-            concerns,
+            warnings,
             listening,
             _drain: drain,
         }
     }
 
     /// Publishes the warning that the frontend of this Service belongs to another one.
-    fn claimed(&self, name: &str) {
-        self.concerns.send_replace(Arc::new([claimed(name)]));
+    fn publish_conflict(&self, name: &str) {
+        self.warnings.send_replace(Arc::new([conflict_warning(name)]));
     }
 
     /// Returns the Events that are sent within this number of seconds, except that of the start.
-    async fn told(&self, seconds: u64) -> Vec<Value> {
-        let mut told = self.all_told(seconds).await;
+    async fn received_events(&self, seconds: u64) -> Vec<Value> {
+        let mut told = self.all_received_events(seconds).await;
         told.retain(|event| event[1] != "Starting");
         told
     }
 
-    async fn all_told(&self, seconds: u64) -> Vec<Value> {
+    async fn all_received_events(&self, seconds: u64) -> Vec<Value> {
         sleep(Duration::from_secs(seconds)).await;
-        self.server.made.send_replace(Vec::new())
+        self.server.received.send_replace(Vec::new())
     }
 }
 
@@ -136,13 +136,13 @@ const WEB: [&str; 3] = [
 ];
 
 #[tokio::test(start_paused = true)]
-async fn what_an_operator_must_act_on_is_told_once() {
-    let case = Case::new();
-    case.claimed("web");
+async fn each_warning_is_sent_once() {
+    let case = RunningTask::new();
+    case.publish_conflict("web");
     let taken = BTreeMap::from([("healthz".to_owned(), "address in use".to_owned())]);
     case.listening.send_replace(taken);
 
-    let told = case.told(SETTLED.as_secs()).await;
+    let told = case.received_events(MAX_DELAY.as_secs()).await;
 
     let of_port = json!([
         "/apis/events.k8s.io/v1/namespaces/default/events",
@@ -154,36 +154,36 @@ async fn what_an_operator_must_act_on_is_told_once() {
         told.contains(&json!(WEB)) && told.contains(&of_port),
         "{told:?}"
     );
-    assert!(case.told(600).await.is_empty());
+    assert!(case.received_events(600).await.is_empty());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_start_is_told_once_and_later_where_it_can_not_be() {
-    let case = Case::new();
-    case.server.says(503, "ServiceUnavailable", "");
-    let of_start = json!([
+async fn the_event_of_a_start_is_sent_once_and_retried_if_it_fails() {
+    let case = RunningTask::new();
+    case.server.respond_with(503, "ServiceUnavailable", "");
+    let start_event = json!([
         "/apis/events.k8s.io/v1/namespaces/default/events",
         "Starting",
         concat!("culvert ", env!("CARGO_PKG_VERSION"), " starts")
     ]);
-    assert_eq!(case.all_told(30).await, std::slice::from_ref(&of_start));
+    assert_eq!(case.all_received_events(30).await, std::slice::from_ref(&start_event));
 
-    case.server.says(409, "AlreadyExists", "");
+    case.server.respond_with(409, "AlreadyExists", "");
 
-    assert_eq!(case.all_told(60).await, [of_start]);
-    assert!(case.all_told(600).await.is_empty());
+    assert_eq!(case.all_received_events(60).await, [start_event]);
+    assert!(case.all_received_events(600).await.is_empty());
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_there_before_is_told_too() {
+async fn warnings_from_before_the_start_of_the_task_are_sent() {
     let taken = ("healthz".to_owned(), "in use".to_owned());
-    let case = Case::with([taken].into());
+    let case = RunningTask::with([taken].into());
 
-    assert_eq!(case.told(SETTLED.as_secs()).await.len(), 1);
+    assert_eq!(case.received_events(MAX_DELAY.as_secs()).await.len(), 1);
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_could_not_be_told_is_told_later_but_for_what_another_node_told() {
+async fn an_event_is_retried_unless_it_exists_or_can_never_be_created() {
     for (code, reason, cause, is_told) in [
         (409, "AlreadyExists", "", true),
         (422, "Invalid", "", true),
@@ -191,16 +191,16 @@ async fn what_could_not_be_told_is_told_later_but_for_what_another_node_told() {
         (403, "Forbidden", "", false),
         (503, "ServiceUnavailable", "", false),
     ] {
-        let case = Case::new();
-        case.server.says(code, reason, cause);
-        case.claimed("web");
-        assert_eq!(case.told(SETTLED.as_secs()).await, [json!(WEB)]);
-        assert!(case.told(30).await.is_empty(), "{reason}");
+        let case = RunningTask::new();
+        case.server.respond_with(code, reason, cause);
+        case.publish_conflict("web");
+        assert_eq!(case.received_events(MAX_DELAY.as_secs()).await, [json!(WEB)]);
+        assert!(case.received_events(30).await.is_empty(), "{reason}");
 
-        case.server.says(409, "AlreadyExists", "");
+        case.server.respond_with(409, "AlreadyExists", "");
 
         let later = if is_told { vec![] } else { vec![json!(WEB)] };
-        assert_eq!(case.told(60).await, later, "{reason} {cause}");
-        assert!(case.told(600).await.is_empty(), "{reason}");
+        assert_eq!(case.received_events(60).await, later, "{reason} {cause}");
+        assert!(case.received_events(600).await.is_empty(), "{reason}");
     }
 }

@@ -1,8 +1,8 @@
 //! The Kubernetes objects that Culvert uses, as plain types without the Kubernetes client libraries.
 
 mod algorithm;
-mod by_family;
-mod concern;
+mod family;
+mod object_warning;
 mod endpoint;
 mod namespace;
 mod node;
@@ -10,7 +10,7 @@ mod protocol;
 mod selector;
 mod service;
 mod steering;
-mod update;
+mod cluster_update;
 
 #[cfg(test)]
 pub(crate) mod fixture;
@@ -18,16 +18,16 @@ pub(crate) mod fixture;
 use std::{cmp::Ordering, fmt, sync::Arc};
 
 pub use algorithm::{Algorithm, Weights};
-pub use by_family::ByFamily;
-pub use concern::Concern;
+pub use family::{Family, PerFamily};
+pub use object_warning::ObjectWarning;
 pub use endpoint::{Endpoint, EndpointPort, EndpointSlice, Hints};
-pub use namespace::namespace;
-pub use node::{ConfigMap, NODE_POOL, Node, ServiceCidr, ZONE};
+pub use namespace::intern_namespace;
+pub use node::{ConfigMap, NODE_POOL_LABEL, Node, ServiceCidr, ZONE_LABEL};
 pub use selector::{Selector, SelectorError};
 use serde::{Deserialize, Serialize};
-pub use service::{ExternalIps, KeepTo, Service, ServicePort, TopologyKeys, TrafficPolicy};
-pub use steering::{Target, Targets};
-pub use update::{ServiceState, Update};
+pub use service::{ExternalIps, EndpointScope, Service, ServicePort, TopologyKeys, TrafficPolicy};
+pub use steering::{SteeringTarget, SteeringTargets};
+pub use cluster_update::{ServiceState, ClusterUpdate};
 
 /// Namespace and name of an object; the namespace of a cluster-wide object is empty.
 #[derive(Clone, Debug, Default, Deserialize, Eq, Hash, PartialEq, Serialize)]
@@ -75,35 +75,6 @@ impl fmt::Display for ObjectName {
             f.write_str(&self.name)
         } else {
             write!(f, "{}/{}", self.namespace, self.name)
-        }
-    }
-}
-
-/// An IP family.
-#[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
-pub enum Family {
-    /// IPv4.
-    V4,
-    /// IPv6.
-    V6,
-}
-
-impl Family {
-    /// Returns the label of the family, as in `addressType` of an EndpointSlice.
-    #[must_use]
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::V4 => "IPv4",
-            Self::V6 => "IPv6",
-        }
-    }
-
-    /// Returns the family of an address; a v4-mapped IPv6 address counts as IPv4.
-    #[must_use]
-    pub const fn of(address: std::net::IpAddr) -> Self {
-        match address.to_canonical() {
-            std::net::IpAddr::V4(_) => Self::V4,
-            std::net::IpAddr::V6(_) => Self::V6,
         }
     }
 }

@@ -66,7 +66,7 @@ pub struct HealthCheckServer {
     listener_tasks: BTreeMap<SocketAddr, AbortHandle>,
     tasks: JoinSet<()>,
     unbound_ports: UnboundPorts,
-    concerns: watch::Sender<Arc<[ObjectWarning]>>,
+    warnings: watch::Sender<Arc<[ObjectWarning]>>,
     draining: watch::Receiver<bool>,
 }
 
@@ -85,15 +85,15 @@ impl HealthCheckServer {
             listener_tasks: BTreeMap::new(),
             tasks: JoinSet::new(),
             unbound_ports: watch::Sender::default(),
-            concerns: watch::Sender::new(Arc::default()),
+            warnings: watch::Sender::new(Arc::default()),
             draining,
         }
     }
 
     /// Returns a receiver of the problems that need an operator.
     #[must_use]
-    pub fn concerns(&self) -> watch::Receiver<Arc<[ObjectWarning]>> {
-        self.concerns.subscribe()
+    pub fn warnings(&self) -> watch::Receiver<Arc<[ObjectWarning]>> {
+        self.warnings.subscribe()
     }
 
     /// Serves the health check node ports until the drain begins. Binding a port in use is retried until the
@@ -172,7 +172,7 @@ impl HealthCheckServer {
             ))
         });
         let unserved: BTreeMap<_, _> = unbound.chain(owned_by_others).collect();
-        let concerns = unserved.iter().map(|(service, note)| ObjectWarning {
+        let warnings = unserved.iter().map(|(service, note)| ObjectWarning {
             regarding: ObjectId {
                 kind: Kind::Service,
                 name: (*service).clone(),
@@ -185,7 +185,7 @@ impl HealthCheckServer {
             reason: Reason::HealthPortInUse,
             note: note.clone(),
         });
-        publish::publish_if_changed(&self.concerns, concerns.collect());
+        publish::publish_if_changed(&self.warnings, warnings.collect());
         self.views.health_checks.send_modify(|view| {
             let unserved = unserved.into_iter();
             let unserved: BTreeMap<_, _> = unserved

@@ -77,7 +77,7 @@ pub async fn node(config: Config, started: impl FnOnce()) -> Result<(), RoleErro
     let checks = kernel.reconcile_loop.health_checks();
     let health_checks = HealthCheckServer::new(checks, Arc::clone(&views), tasks.draining());
     let event_views = events::EventInputs {
-        warnings: vec![kernel.reconcile_loop.concerns(), health_checks.concerns()],
+        warnings: vec![kernel.reconcile_loop.warnings(), health_checks.warnings()],
         unbound_ports: waiting.subscribe(),
     };
     sources.start_events(&config, event_views, &mut tasks);

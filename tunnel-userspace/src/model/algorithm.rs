@@ -61,7 +61,7 @@ pub struct Weights {
 
 impl Weights {
     /// The largest weight.
-    pub const MOST: u32 = 100;
+    pub const MAX: u32 = 100;
 
     /// Returns the weight of an endpoint by the name of its Pod and its zone; 1 by default.
     #[must_use]

@@ -27,7 +27,7 @@ pub(crate) fn node(name: &str) -> Node {
 }
 
 /// Returns the entry of an update for a Node.
-pub(crate) fn told(node: Node) -> (ObjectName, Option<Arc<Node>>) {
+pub(crate) fn node_update(node: Node) -> (ObjectName, Option<Arc<Node>>) {
     (node.name.clone(), Some(Arc::new(node)))
 }
 

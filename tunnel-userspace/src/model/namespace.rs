@@ -6,14 +6,14 @@ use std::{
 };
 
 /// The interned namespaces, some of which may be unused.
-static KNOWN: Mutex<BTreeSet<Arc<str>>> = Mutex::new(BTreeSet::new());
+static INTERNED: Mutex<BTreeSet<Arc<str>>> = Mutex::new(BTreeSet::new());
 
 /// Returns the one shared string for a namespace, so that equal namespaces are equal pointers.
 ///
 /// Removes unused namespaces whenever their number is a power of two.
 #[must_use]
-pub fn namespace(name: &str) -> Arc<str> {
-    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+pub fn intern_namespace(name: &str) -> Arc<str> {
+    let mut known = INTERNED.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(shared) = known.get(name) {
         return Arc::clone(shared);
     }
@@ -30,18 +30,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_kept_once_and_as_long_as_it_is_in_use() {
-        let shop = namespace("shop-of-this-test");
-        assert!(Arc::ptr_eq(&shop, &namespace("shop-of-this-test")));
+    fn a_namespace_is_stored_once_while_it_is_in_use() {
+        let shop = intern_namespace("shop-of-this-test");
+        assert!(Arc::ptr_eq(&shop, &intern_namespace("shop-of-this-test")));
 
-        let gone = Arc::downgrade(&namespace("gone-of-this-test"));
+        let gone = Arc::downgrade(&intern_namespace("gone-of-this-test"));
         for number in 0..10_000 {
-            drop(namespace(&format!("passing-{number}")));
+            drop(intern_namespace(&format!("passing-{number}")));
         }
 
         assert_eq!(gone.strong_count(), 0);
-        assert!(Arc::ptr_eq(&shop, &namespace("shop-of-this-test")));
-        let known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+        assert!(Arc::ptr_eq(&shop, &intern_namespace("shop-of-this-test")));
+        let known = INTERNED.lock().unwrap_or_else(PoisonError::into_inner);
         assert!(known.len() < 5_000, "{}", known.len());
     }
 }

@@ -5,10 +5,10 @@ use serde::{Deserialize, Serialize};
 use super::ObjectName;
 
 /// The label with the zone of a Node.
-pub const ZONE: &str = "topology.kubernetes.io/zone";
+pub const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 
 /// The label of `OpenYurt` with the node pool of a Node.
-pub const NODE_POOL: &str = "apps.openyurt.io/nodepool";
+pub const NODE_POOL_LABEL: &str = "apps.openyurt.io/nodepool";
 
 /// A Node.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]

@@ -3,7 +3,7 @@
 use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
 use tunnel_common::addr::Protocol;
 
-const NAMED: [Protocol; 3] = [Protocol::TCP, Protocol::UDP, Protocol::SCTP];
+const PROTOCOLS: [Protocol; 3] = [Protocol::TCP, Protocol::UDP, Protocol::SCTP];
 
 #[expect(
     clippy::trivially_copy_pass_by_ref,
@@ -20,7 +20,7 @@ pub(super) fn deserialize<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Protocol, D::Error> {
     let name = String::deserialize(deserializer)?;
-    NAMED
+    PROTOCOLS
         .into_iter()
         .find(|protocol| protocol.to_string() == name)
         .ok_or_else(|| D::Error::custom(format!("{name:?} is not TCP, UDP or SCTP")))

@@ -57,7 +57,7 @@ impl FromStr for Selector {
         if text.trim().is_empty() {
             return Ok(Self::default());
         }
-        let requirements = split(text).into_iter().map(Requirement::read);
+        let requirements = split(text).into_iter().map(Requirement::parse);
         Ok(Self {
             requirements: requirements.collect::<Result<_, _>>()?,
         })
@@ -80,8 +80,8 @@ fn split(text: &str) -> Vec<&str> {
 }
 
 impl Requirement {
-    fn read(text: &str) -> Result<Self, SelectorError> {
-        let refused = || SelectorError {
+    fn parse(text: &str) -> Result<Self, SelectorError> {
+        let error = || SelectorError {
             requirement: text.trim().to_owned(),
         };
         let text = text.trim();
@@ -94,12 +94,12 @@ impl Requirement {
         } else if let Some((key, value)) = text.split_once("==").or_else(|| text.split_once('=')) {
             (key, one_of(value), false)
         } else if let Some(list) = text.strip_suffix(')') {
-            let (head, list) = list.split_once('(').ok_or_else(refused)?;
+            let (head, list) = list.split_once('(').ok_or_else(error)?;
             let head = head.trim().rsplit_once(char::is_whitespace);
-            match head.ok_or_else(refused)? {
+            match head.ok_or_else(error)? {
                 (key, "in") => (key, one_of(list), false),
                 (key, "notin") => (key, one_of(list), true),
-                _ => return Err(refused()),
+                _ => return Err(error()),
             }
         } else if let Some(key) = text.strip_prefix('!') {
             (key, None, true)
@@ -107,14 +107,14 @@ impl Requirement {
             (text, None, false)
         };
         let key = key.trim();
-        let is_sound = is_key(key) && values.iter().flatten().all(|value| is_value(value));
-        is_sound
+        let is_valid = is_key(key) && values.iter().flatten().all(|value| is_value(value));
+        is_valid
             .then(|| Self {
                 key: key.to_owned(),
                 values,
                 negated,
             })
-            .ok_or_else(refused)
+            .ok_or_else(error)
     }
 }
 
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_of_requirement_means_what_kubectl_means() {
+    fn each_kind_of_requirement_has_the_meaning_of_kubectl() {
         let edge = [("openyurt.io/is-edge-worker", "true"), ("site", "north")];
 
         assert!(matches("openyurt.io/is-edge-worker=true", &edge));
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_is_no_selector_is_refused_with_the_part_that_is_wrong() {
+    fn an_invalid_selector_is_refused_with_its_invalid_requirement() {
         for bad in "a=b,,c=d|a b|a in b|a within (b)|=b|a=b c|-a|a=b=c".split('|') {
             let error = bad.parse::<Selector>().expect_err(bad).to_string();
             assert!(error.contains("is not a label requirement"), "{bad}: {error}");

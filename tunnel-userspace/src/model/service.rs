@@ -56,11 +56,11 @@ pub struct Service {
     pub weights: Option<Arc<Weights>>,
     /// True if the annotation `culvert.dev/socket-translation` disables the translation at sockets, so
     /// that only packets are translated.
-    #[serde(default)]
-    pub not_for_sockets: bool,
+    #[serde(default, rename = "not_for_sockets")]
+    pub socket_translation_disabled: bool,
     /// The limit on endpoints in the annotation `openyurt.io/topologyKeys`.
-    #[serde(default)]
-    pub keep_to: Option<KeepTo>,
+    #[serde(default, rename = "keep_to")]
+    pub endpoint_scope: Option<EndpointScope>,
 }
 
 impl Service {
@@ -117,7 +117,7 @@ pub enum ExternalIps {
 
 /// The endpoints that clients on a node may use, according to `openyurt.io/topologyKeys`.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
-pub enum KeepTo {
+pub enum EndpointScope {
     /// Endpoints on the node.
     Node,
     /// Endpoints in the node's pool.

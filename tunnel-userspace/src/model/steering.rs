@@ -2,7 +2,7 @@ use std::{collections::BTreeMap, fmt, net::IpAddr, sync::Arc};
 
 /// The destination that a steering address stands for: an address and port of an edge node.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Target {
+pub struct SteeringTarget {
     /// The name of the Node.
     pub node: Arc<str>,
     /// The address that the client dialled.
@@ -13,7 +13,7 @@ pub struct Target {
     pub loopback: bool,
 }
 
-impl fmt::Display for Target {
+impl fmt::Display for SteeringTarget {
     /// Writes `edge-7 (10.1.2.3:10250)`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let address = std::net::SocketAddr::new(self.address, self.port);
@@ -22,4 +22,4 @@ impl fmt::Display for Target {
 }
 
 /// Targets by the index of their steering address.
-pub type Targets = BTreeMap<u32, Target>;
+pub type SteeringTargets = BTreeMap<u32, SteeringTarget>;

@@ -7,7 +7,7 @@ use super::{
     access::{AdoptError, MapReader, MapWriter},
     desired::{PlanChanges, DesiredPlans, PlanSettings, served},
     grace::{GracePeriod, Retired},
-    observe::{MetricsRecorder, PublishedServices, ReconcileStats, SyncMetrics, concerns, publish_services},
+    observe::{MetricsRecorder, PublishedServices, ReconcileStats, SyncMetrics, warnings, publish_services},
     sync::MapSync,
 };
 use crate::{
@@ -139,8 +139,8 @@ impl<M> Reconciler<M> {
     }
 
     /// Returns the problems that an operator must act on.
-    pub(super) fn concerns(&self, steering: &BTreeSet<SteeringProblem>) -> Vec<ObjectWarning> {
-        concerns(&self.desired, &self.sync, steering)
+    pub(super) fn warnings(&self, steering: &BTreeSet<SteeringProblem>) -> Vec<ObjectWarning> {
+        warnings(&self.desired, &self.sync, steering)
     }
 
     /// Fills in the statistics of a sync that has just ended.

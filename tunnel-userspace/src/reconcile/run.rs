@@ -50,7 +50,7 @@ pub struct ReconcileLoop<M, S, G> {
     audit_every: Duration,
     timers: Timers,
     stats: watch::Sender<ReconcileStats>,
-    concerns: watch::Sender<Arc<[ObjectWarning]>>,
+    warnings: watch::Sender<Arc<[ObjectWarning]>>,
     /// Incremented whenever backends were removed and no program can still choose one of them.
     backend_removals: watch::Sender<u64>,
     health: watch::Sender<Arc<HealthChecks>>,
@@ -88,7 +88,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
                 ..Timers::default()
             },
             stats: watch::Sender::default(),
-            concerns: watch::Sender::new(Arc::default()),
+            warnings: watch::Sender::new(Arc::default()),
             backend_removals: watch::Sender::default(),
             health: watch::Sender::default(),
         }
@@ -105,8 +105,8 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
     }
 
     /// Returns a receiver for the problems that an operator must act on.
-    pub fn concerns(&self) -> watch::Receiver<Arc<[ObjectWarning]>> {
-        self.concerns.subscribe()
+    pub fn warnings(&self) -> watch::Receiver<Arc<[ObjectWarning]>> {
+        self.warnings.subscribe()
     }
 
     /// Returns a receiver that changes whenever backends were removed and no program can still choose one
@@ -325,7 +325,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
         self.timers.steering_at = is_incomplete.then(|| Instant::now() + STEERING_RETRY);
         let view = self.steering.view();
         self.stats.send_modify(|stats| stats.steering = view);
-        self.publish_concerns();
+        self.publish_warnings();
     }
 
     fn sync(&mut self, changed_at: Option<Duration>) {
@@ -356,7 +356,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
             }
             stats.failing_since = failing.map(|now| stats.failing_since.unwrap_or(now));
         });
-        self.publish_concerns();
+        self.publish_warnings();
         if let Some(checks) = self.reconciler.health() {
             self.health.send_if_modified(|last| {
                 let is_new = !Arc::ptr_eq(last, checks);
@@ -366,9 +366,9 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
         }
     }
 
-    fn publish_concerns(&self) {
-        let concerns = self.reconciler.concerns(&self.steering.known_problems);
-        publish::publish_if_changed(&self.concerns, concerns.into());
+    fn publish_warnings(&self) {
+        let warnings = self.reconciler.warnings(&self.steering.known_problems);
+        publish::publish_if_changed(&self.warnings, warnings.into());
     }
 }
 

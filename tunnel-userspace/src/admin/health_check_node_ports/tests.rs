@@ -16,7 +16,7 @@ use crate::{
 struct Daemon {
     base: fixture::Daemon,
     checks: watch::Sender<Arc<HealthChecks>>,
-    concerns: watch::Receiver<Arc<[ObjectWarning]>>,
+    warnings: watch::Receiver<Arc<[ObjectWarning]>>,
 }
 
 impl Daemon {
@@ -24,12 +24,12 @@ impl Daemon {
         let mut base = fixture::Daemon::new();
         let (checks, follower) = watch::channel(Arc::default());
         let served = HealthCheckServer::new(follower, Arc::clone(&base.views), base.drain.subscribe());
-        let concerns = served.concerns();
+        let warnings = served.warnings();
         base.tasks.spawn(served.run());
         Self {
             base,
             checks,
-            concerns,
+            warnings,
         }
     }
 
@@ -193,18 +193,18 @@ async fn a_port_in_use_is_reported_bound_later_and_delays_no_other() {
             .until_unserved(&[("shop/lost", owned), ("shop/web", &busy)])
             .await;
         request_until(SocketAddr::new(ip, other), &["Weight: 2"]).await;
-        let concerns = daemon.concerns.borrow_and_update().to_vec();
-        assert_eq!(concerns.len(), 2);
-        for (concern, name) in concerns.iter().zip(["lost", "web"]) {
-            assert_eq!(&*concern.regarding.name.name, name);
-            assert_eq!(concern.reason, Reason::HealthPortInUse);
-            assert_eq!(concern.uid.as_deref(), Some("1-2-3"));
+        let warnings = daemon.warnings.borrow_and_update().to_vec();
+        assert_eq!(warnings.len(), 2);
+        for (warning, name) in warnings.iter().zip(["lost", "web"]) {
+            assert_eq!(&*warning.regarding.name.name, name);
+            assert_eq!(warning.reason, Reason::HealthPortInUse);
+            assert_eq!(warning.uid.as_deref(), Some("1-2-3"));
         }
 
         drop(taken);
         daemon.until_unserved(&[("shop/lost", owned)]).await;
         request_until(SocketAddr::new(ip, port), &["200 OK", "\"web\""]).await;
-        assert_eq!(daemon.concerns.borrow().len(), 1);
+        assert_eq!(daemon.warnings.borrow().len(), 1);
         assert_eq!(daemon.base.views.health_checks.borrow().ports_in_use_total, 2);
     }
 }

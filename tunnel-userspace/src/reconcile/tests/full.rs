@@ -52,8 +52,8 @@ fn what_finds_no_room_is_told_of_on_the_service_and_on_the_node() {
     let b = with(set("b", 2, &[2]), |service| service.uid = uid.clone());
     let mut reconciler = serving(ROOMY.with(MapSize::Frontends, 1), [set("a", 1, &[1]), b]);
 
-    let concerns = reconciler.concerns(&BTreeSet::new()).into_iter();
-    let told = concerns.map(|it| (it.regarding.to_string(), it.uid, it.reason));
+    let warnings = reconciler.warnings(&BTreeSet::new()).into_iter();
+    let told = warnings.map(|it| (it.regarding.to_string(), it.uid, it.reason));
 
     let wanted = [
         ("Node node-a".to_owned(), None, Reason::FrontendsFull),
@@ -61,7 +61,7 @@ fn what_finds_no_room_is_told_of_on_the_service_and_on_the_node() {
     ];
     assert_eq!(told.collect::<Vec<_>>(), wanted);
     apply(&mut reconciler, vec![("a", None)]);
-    assert!(reconciler.concerns(&BTreeSet::new()).is_empty());
+    assert!(reconciler.warnings(&BTreeSet::new()).is_empty());
 }
 
 #[test]

@@ -6,9 +6,9 @@ use super::{Kind, ObjectId, ObjectName};
 
 /// A problem that an operator must fix. It is sent to the API server as an Event of type Warning.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
-pub struct Concern {
+pub struct ObjectWarning {
     /// The object that the Event is about.
-    pub about: ObjectId,
+    pub regarding: ObjectId,
     /// The UID of the object, if known.
     pub uid: Option<Arc<str>>,
     /// The reason.
@@ -17,12 +17,12 @@ pub struct Concern {
     pub note: String,
 }
 
-impl Concern {
+impl ObjectWarning {
     /// Creates a warning about a Node.
     #[must_use]
-    pub fn of_node(name: &str, reason: Reason, note: String) -> Self {
+    pub fn for_node(name: &str, reason: Reason, note: String) -> Self {
         Self {
-            about: ObjectId::new(Kind::Node, ObjectName::new("", name)),
+            regarding: ObjectId::new(Kind::Node, ObjectName::new("", name)),
             uid: None,
             reason,
             note,

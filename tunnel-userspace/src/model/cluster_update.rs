@@ -5,7 +5,7 @@ use super::{ConfigMap, EndpointSlice, Node, ObjectName, Service};
 /// The objects that have changed in the sources since the last update. `None` stands for a deleted
 /// object.
 #[derive(Clone, Debug, Default)]
-pub struct Update {
+pub struct ClusterUpdate {
     /// Services that changed themselves or in their endpoints, each once, with all their slices.
     pub services: Vec<(ObjectName, Option<ServiceState>)>,
     /// Nodes that changed.
@@ -16,11 +16,11 @@ pub struct Update {
     pub synced: bool,
     /// True if the sources hold every object that they were sent. Otherwise an object was refused or a
     /// file can't be read, and map entries of an earlier process must be kept.
-    pub whole: bool,
+    pub complete: bool,
     /// True if a source has not responded since the start, so that its last known state is used.
     pub stale: bool,
     /// The monotonic time when the oldest change was noticed.
-    pub since: Duration,
+    pub noticed_at: Duration,
 }
 
 /// A Service with its EndpointSlices.

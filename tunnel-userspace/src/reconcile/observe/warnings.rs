@@ -15,7 +15,7 @@ const MAX_PROBLEMS: usize = 1000;
 
 /// Returns the problems with Services and steering. A full map or a failed write is also a problem with this
 /// node, reported once.
-pub(in crate::reconcile) fn concerns<M>(
+pub(in crate::reconcile) fn warnings<M>(
     desired: &DesiredPlans,
     sync: &MapSync<M>,
     steering: &BTreeSet<SteeringProblem>,

@@ -147,8 +147,7 @@ fn doc() -> Result<Outcome> {
     Ok(progress::run_visibly(&mut command)?.into())
 }
 
-/// Runs `cargo deny check` on both workspaces.
-/// Runs the tests that compare documents with the code, by the beginnings of their names.
+/// Runs the tests that compare documents with the code, which are selected by the prefixes of their names.
 fn pages() -> Result<Outcome> {
     let mut command = workspace::cargo("test");
     command
@@ -158,11 +157,12 @@ fn pages() -> Result<Outcome> {
     let output = command.output().context("cannot start cargo test")?;
     let text = String::from_utf8_lossy(&output.stdout);
     print!("{text}");
-    // With no matching test, cargo succeeds.
+    // Cargo also succeeds if no test has such a name.
     ensure!(!text.contains(" 0 passed"), "no test compares the documents");
     Ok(output.status.success().into())
 }
 
+/// Runs `cargo deny check` on both workspaces.
 fn deny(checks: &[&str]) -> Result<Outcome> {
     // The kernel programs have few dependencies, so some exceptions in deny.toml are unused there.
     let allowed = [

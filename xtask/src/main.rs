@@ -76,7 +76,7 @@ enum Command {
     Fuzz(fuzz::Options),
     /// Run a benchmark (root).
     Bench {
-        /// Instead draw the last run of each benchmark: `docs/bench-*.svg`.
+        /// Draw charts of the last run of each benchmark (`docs/bench-*.svg`) instead.
         #[arg(long)]
         plot: bool,
         #[arg(required_unless_present = "plot")]

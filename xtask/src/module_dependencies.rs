@@ -77,7 +77,7 @@ fn check_module(module: &[String], source: &str) -> Vec<String> {
     let name = module.join("::");
     let Some(rule) = rule_of(&name) else {
         return vec![format!(
-            "1: module `{top}` has no row in the table of xtask/src/layers/table.rs"
+            "1: module `{top}` has no row in xtask/src/module_dependencies/table.rs"
         )];
     };
     let own = format!("crate::{top}");
@@ -185,7 +185,7 @@ mod tests {
     fn a_module_without_a_row_is_named() {
         let found = complaints("helper.rs", "use std::fmt;");
 
-        let wanted = "1: module `helper` has no row in the table of xtask/src/layers/table.rs";
+        let wanted = "1: module `helper` has no row in xtask/src/module_dependencies/table.rs";
         assert_eq!(found, [wanted]);
     }
 

@@ -1,5 +1,5 @@
-//! Debian packages of the cluster: etcd, the container runtime, and tools for the images. They are
-//! unpacked, not installed, so that no service of them starts.
+//! Unpacks Debian packages for the cluster: etcd, the container runtime, and tools for the images. They are
+//! not installed, so that none of their services is started.
 
 use std::{
     fs, io,

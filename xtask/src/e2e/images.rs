@@ -1,4 +1,4 @@
-//! Builds the images of the nodes, which pull none.
+//! Builds all container images of the cluster, so that its nodes pull none.
 
 use std::{
     fs,
@@ -107,7 +107,7 @@ fn names(name: &str, replaced: &[&str], listed: &str) -> Vec<String> {
         let Some((stem, _tag)) = last.split_once(':') else {
             continue;
         };
-        // A spec expects that this image cannot be pulled.
+        // A spec of Kubernetes expects that images of this registry cannot be pulled.
         let must_be_missing = line.starts_with("invalid.");
         if replaced.contains(&stem) && !must_be_missing {
             names.push(line.to_owned());

@@ -79,7 +79,7 @@ const PASSWD: &str = "root:x:0:0:root:/root:/bin/sh\n\
                       user-defined-in-image:x:1000:1000::/:/bin/sh\n";
 const GROUP: &str = "root:x:0:\ngroup-defined-in-image:x:50000:user-defined-in-image\n";
 
-/// Copies a file into a root folder. For an image of one static program, this is all.
+/// Copies a file into a root folder. An image of one static program needs nothing else.
 pub(super) fn copy_to_root(root: &Path, file: &Path) -> Result<()> {
     let name = file
         .file_name()
@@ -126,7 +126,7 @@ pub(super) fn agnhost(root: &Path, program: &Path, debian: &Path) -> Result<()> 
         copy(&from, &root.join("bin").join(name))?;
         libraries.extend(libraries_of(&from, debian)?);
     }
-    // They are in the folder of the C library.
+    // The NSS libraries are in the folder of the C library.
     let nss_libraries: Vec<PathBuf> = libraries
         .iter()
         .filter(|path| path.ends_with("libc.so.6"))

@@ -86,7 +86,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Returns the text of the token `ahead` of the current one; empty at the end.
+    /// Returns the text of the token that is `ahead` tokens after the current one; empty at the end.
     fn text(&self, ahead: usize) -> &'a str {
         self.tokens
             .get(self.position + ahead)

@@ -99,7 +99,7 @@ impl DebianArchive {
         Ok(parse_simulation(&simulation))
     }
 
-    /// Returns a command of apt with the isolating options.
+    /// Returns an apt command that uses only the lists and options of this archive.
     fn apt(&self, program: &str) -> Command {
         let mut command = Command::new(program);
         command

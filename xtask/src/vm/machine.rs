@@ -222,7 +222,7 @@ struct KillOnDrop(Child);
 
 impl Drop for KillOnDrop {
     fn drop(&mut self) {
-        // Both calls fail if the process has ended.
+        // Errors are ignored: the process may have ended already.
         drop(self.0.kill());
         drop(self.0.wait());
     }

@@ -5,7 +5,7 @@ use tunnel_common::table::MapSize;
 use super::rows::{Row, Rows};
 use crate::{
     admin::{HealthChecksView, NodeStatus, used_entries},
-    sockets::{Pods, TerminatorView},
+    sockets::{PodTerminator, TerminatorView},
     source::{ServerStatus, SourceReport},
     tunnel::NodeView,
 };
@@ -96,10 +96,10 @@ fn terminated_sockets(rows: &mut Rows, sockets: &TerminatorView) {
     let terminated = format!("{protocols} {}", sockets.terminated);
     rows.add(Row::TerminatedSockets, terminated);
     match &sockets.pods {
-        Pods::Daemon => {}
-        Pods::Helper => rows.continue_with("in pods: by the helper"),
-        Pods::Off => rows.continue_with("not in pods: sockets.includePods is false"),
-        Pods::Unreached(why) => rows.continue_with(format!("not in pods: {why}")),
+        PodTerminator::Daemon => {}
+        PodTerminator::Helper => rows.continue_with("in pods: by the helper"),
+        PodTerminator::Off => rows.continue_with("not in pods: sockets.includePods is false"),
+        PodTerminator::Unreached(why) => rows.continue_with(format!("not in pods: {why}")),
     }
     if sockets.stale > 0 {
         rows.add(Row::StaleSockets, format!("{} in pods", sockets.stale));

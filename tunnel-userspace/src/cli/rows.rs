@@ -4,10 +4,10 @@ use std::{collections::BTreeMap, fmt};
 
 use tunnel_common::table::MapSize;
 
-/// Declares the rows, each with its label.
+/// Declares the enum of rows, with the label of each.
 macro_rules! rows {
     ($($name:ident = $label:literal,)+) => {
-        /// A row, by its label.
+        /// A row of the status.
         #[derive(Clone, Copy, Debug, Eq, PartialEq)]
         pub(super) enum Row {
             $($name,)+
@@ -65,7 +65,7 @@ rows! {
 }
 
 impl Row {
-    /// Returns the row of the used entries of a map size; none if the status doesn't show them.
+    /// Returns the row for the used entries of a map; `None` if the status does not show them.
     pub(super) const fn of_size(size: MapSize) -> Option<Self> {
         match size {
             MapSize::Frontends => Some(Self::Frontends),
@@ -140,7 +140,7 @@ mod documented {
 
     const PAGE: &str = include_str!("../../../docs/status.md");
 
-    /// Returns the names in the first cells of the tables that have a head.
+    /// Returns the names in the first column of the tables whose first header cell is `head`.
     fn documented(head: &str) -> BTreeSet<&'static str> {
         let head = format!("| {head} |");
         let mut is_in_table = false;

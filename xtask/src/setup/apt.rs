@@ -125,7 +125,7 @@ fn without_candidate<'a>(packages: &[&'a str], policy: &str) -> Vec<&'a str> {
 
 fn unknown_message(packages: &[&str]) -> String {
     format!(
-        "apt knows no package {}. On Debian 12 they come from the suites bookworm and \
+        "apt cannot find the packages {}. On Debian 12 they are in the suites bookworm and \
          bookworm-security (component main): enable both in /etc/apt/sources.list or \
          /etc/apt/sources.list.d, then type: apt-get update && cargo xtask setup",
         packages.join(", ")

@@ -136,7 +136,7 @@ impl VerifierCosts {
             let instructions = cell(|costs| costs.instructions);
             let stack = cell(|costs| costs.stack);
             let refusal = if has("setRetval") {
-                "gets its own error (`bpf_set_retval`)"
+                "gets the error that the program sets (`bpf_set_retval`)"
             } else {
                 "is redirected to an address that refuses it"
             };

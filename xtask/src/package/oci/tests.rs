@@ -50,7 +50,7 @@ fn create_folder(root: &Path, path: &str, mode: u32) {
 fn image() -> Image {
     Image {
         names: vec![
-            "place.test:5000/tool:1.0".to_owned(),
+            "registry.test:5000/tool:1.0".to_owned(),
             "tool:latest".to_owned(),
         ],
         entrypoint: vec!["/tool".to_owned()],
@@ -82,7 +82,7 @@ fn each_name_leads_to_the_config_and_the_layer() {
     let index = json_of(&files, "index.json");
     let entries = index["manifests"].as_array().expect("a list");
     let names = [
-        ("place.test:5000/tool:1.0", "1.0"),
+        ("registry.test:5000/tool:1.0", "1.0"),
         ("tool:latest", "latest"),
     ];
     for (entry, (name, tag)) in entries.iter().zip(names) {
@@ -183,8 +183,8 @@ fn a_file_that_cannot_be_packed_is_named_and_no_archive_is_left() {
 
 #[test]
 fn a_name_without_a_tag_is_refused() {
-    assert_eq!(tag("place.test:5000/tool:1.0").expect("a tag"), "1.0");
-    for name in ["tool", "place.test:5000/tool", "tool:", ":1.0", ""] {
+    assert_eq!(tag("registry.test:5000/tool:1.0").expect("a tag"), "1.0");
+    for name in ["tool", "registry.test:5000/tool", "tool:", ":1.0", ""] {
         tag(name).expect_err(name);
     }
 }

@@ -42,8 +42,8 @@ fn start(algorithm: &str) -> Result<Lease<Scene>> {
 pub(crate) fn until_released(node: &Node) -> Result<u64> {
     let (mut tracked, mut released) = (0, 0);
     wait::until(CHANGE_TIMEOUT, || {
-        released = node.reason("socket_released").unwrap_or(0);
-        tracked = node.reason("socket_tracked").unwrap_or(0);
+        released = node.reason_count("socket_released").unwrap_or(0);
+        tracked = node.reason_count("socket_tracked").unwrap_or(0);
         tracked > 0 && tracked == released
     })
     .with_context(|| format!("{tracked} sockets were tracked, {released} released"))?;

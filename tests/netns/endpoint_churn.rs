@@ -231,7 +231,7 @@ fn kill_under_load(family: Family) -> Result<()> {
 
     fixture.expect_no_misrouted_request()?;
     for reason in UNEXPECTED_REASONS {
-        let count = node.reason(reason)?;
+        let count = node.reason_count(reason)?;
         ensure!(count == 0, "{count} times {reason}");
     }
     fixture.apply(WEB, 0b111)?;

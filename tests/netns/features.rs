@@ -31,7 +31,7 @@ fn a_program_that_sets_an_error_loads_exactly_if_the_probe_finds_the_feature() -
         ..features
     };
     let node = Node::new()?;
-    let pins = Pins::hold(&node.bpffs())?;
+    let pins = Pins::lock(&node.bpffs())?;
 
     let loaded = load(&pins, setting);
 
@@ -50,7 +50,7 @@ fn a_program_that_sets_an_error_loads_exactly_if_the_probe_finds_the_feature() -
 fn a_tcx_link_can_be_created_exactly_if_the_probe_finds_the_feature() -> Result<()> {
     let features = bpf::probe()?;
     let node = Node::new()?;
-    let pins = Pins::hold(&node.bpffs())?;
+    let pins = Pins::lock(&node.bpffs())?;
 
     let by_link = Features {
         tcx: true,

@@ -84,7 +84,7 @@ fn probe_from_outside(node: &Node) -> ErrorKind {
 fn node_with_local_range() -> Result<(Node, Pins)> {
     let node = Node::new()?;
     node.host().ip("route add local 198.19.0.0/16 dev lo\n")?;
-    let pins = Pins::hold(&node.bpffs())?;
+    let pins = Pins::lock(&node.bpffs())?;
     Ok((node, pins))
 }
 
@@ -176,7 +176,7 @@ fn expect_detached(tcx: bool) -> Result<()> {
 #[test]
 fn the_record_of_a_filter_is_removed_after_its_device() -> Result<()> {
     let node = Node::new()?;
-    let pins = Pins::hold(&node.bpffs())?;
+    let pins = Pins::lock(&node.bpffs())?;
     let (mut guard, _counters) = load_with_tcx(&pins, false)?;
     let host = node.host();
     run(

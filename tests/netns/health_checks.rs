@@ -118,7 +118,7 @@ fn an_occupied_health_check_port_is_reported_and_served_once_it_is_free() -> Res
     let table = node.culvert(&["status"])?.stdout;
     let problem = "default/web: health check port 32100: Address";
     ensure!(table.contains(problem), "{table}");
-    ensure!(node.reason("health_port_in_use")? >= 2);
+    ensure!(node.reason_count("health_port_in_use")? >= 2);
 
     drop(taken);
     until_reported(&node, node.outside(), PORT, "web", 1)?;

@@ -240,7 +240,7 @@ fn flood(dialer: Dialer, program: &str) -> Result<()> {
         Ok(())
     };
 
-    let lost = || scene.node.reason("log_events_lost");
+    let lost = || scene.node.reason_count("log_events_lost");
     wait::until(CHANGE_TIMEOUT, || {
         flood().is_ok() && lost().is_ok_and(|lost| lost > 0)
     })?;

@@ -57,7 +57,7 @@ fn a_bad_document_is_named_while_the_rest_applies_and_the_last_good_version_stay
         ensure!(table.contains(word), "no {word} in {table}");
     }
     ensure!(problem.contains("80000"), "{problem}");
-    ensure_eq("refused", node.reason("object_rejected")?, 1)?;
+    ensure_eq("refused", node.reason_count("object_rejected")?, 1)?;
     ensure_eq("server", dial_all(node, OTHER)?, "backend")?;
     ensure_eq("server", dial_all(node, WEB)?, "backend")?;
     ensure!(node.is_ready());

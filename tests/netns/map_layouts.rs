@@ -96,7 +96,7 @@ fn a_new_layout_keeps_the_maps_of_sockets_and_restarts_the_counters() -> Result<
     let counters = info(&maps_folder(""), &REASON_COUNTS)?.max_entries();
     ensure_eq("counters", counters, Reason::CAPACITY)?;
     // Each counter of the imitated older layout was 1000 on each CPU.
-    ensure!(node.reason("translated")? < 1000);
+    ensure!(node.reason_count("translated")? < 1000);
     ensure_eq("open", open()?, opened?)?;
     flows.into_iter().try_for_each(Flows::finish)
 }

@@ -27,7 +27,7 @@ impl Programs {
         features: Features,
         frontends: u32,
     ) -> Result<(Self, KernelMaps)> {
-        let pins = Pins::hold(&node.bpffs())?;
+        let pins = Pins::lock(&node.bpffs())?;
         let sizes = MapSizes {
             frontends,
             slots: SLOTS,

@@ -242,7 +242,7 @@ impl Scene {
     /// Waits until exactly this many sockets were ended.
     pub(crate) fn until_ended(&self, count: usize) -> Result<()> {
         until_eq("ended", u64::try_from(count)?, || {
-            self.node.reason("socket_terminated")
+            self.node.reason_count("socket_terminated")
         })
     }
 

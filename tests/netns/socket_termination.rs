@@ -181,7 +181,7 @@ fn a_tcp_connection_is_ended_if_the_config_says_so() -> Result<()> {
     let streams = scene.map_clients(&Dialer::TCP, |place, dialer| Ok(dialer.connect(place, WEB, HTTP)?))?;
     let direct = scene
         .client
-        .connect(scene.backend("one")?.at4(crate::support::HTTP_TARGET))?;
+        .connect(scene.backend("one")?.addr_v4(crate::support::HTTP_TARGET))?;
     let stays = scene.connect_udp_clients(WEB, "one")?;
 
     scene.apply_web(&["two"])?;

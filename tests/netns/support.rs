@@ -395,7 +395,7 @@ pub(crate) fn count_during<T>(
     let read = || -> Result<Vec<u64>> {
         reasons
             .iter()
-            .map(|reason| instance.reason(reason))
+            .map(|reason| instance.reason_count(reason))
             .collect()
     };
     let before = read()?;

@@ -112,7 +112,7 @@ fn for_each_client(site: &TunnelTestbed, check: impl Fn(&ClientPlace<'_>) -> Res
 
 /// Returns the IPv4 and the IPv6 address of the edge node with this port.
 const fn edge_addresses(port: u16) -> [SocketAddr; 2] {
-    [TunnelTestbed::at4(port), TunnelTestbed::at6(port)]
+    [TunnelTestbed::addr_v4(port), TunnelTestbed::addr_v6(port)]
 }
 
 /// Connects a plain socket, and creates a client of the kubelet on it.

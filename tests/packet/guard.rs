@@ -33,7 +33,7 @@ fn prefix(text: &str, length: u8) -> Prefix {
 
 fn load(prefixes: &[Prefix]) -> Result<Loaded> {
     let node = Node::new()?;
-    let pins = Pins::hold(&node.bpffs())?;
+    let pins = Pins::lock(&node.bpffs())?;
     let sizes = MapSizes::uniform(16);
     let switches = ProgramSettings {
         own_mark: 0,

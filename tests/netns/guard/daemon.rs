@@ -115,7 +115,7 @@ fn an_unknown_uplink_name_adds_no_route_and_connects_are_refused_at_once() -> Re
     );
     ensure_eq("routes", local_routes(host, 176)?, "")?;
     ensure_eq("dialled", dial_edge(&node), ErrorKind::ConnectionRefused)?;
-    ensure!(node.reason("steering_no_route")? > 0, "steering_no_route isn't counted");
+    ensure!(node.reason_count("steering_no_route")? > 0, "steering_no_route isn't counted");
 
     // The guard stays on an uplink that is renamed.
     node.stop()?;

@@ -63,7 +63,7 @@ fn expect_prompt_error(site: &TunnelTestbed) -> Result<()> {
 fn a_killed_daemon_refuses_at_once_and_leaves_services_alone() -> Result<()> {
     let (site, _server) = start()?;
     let node = site.node();
-    let mut old = client(&site, node.host(), TunnelTestbed::at4(KUBELET_PORTS[0]))?;
+    let mut old = client(&site, node.host(), TunnelTestbed::addr_v4(KUBELET_PORTS[0]))?;
     old.upgrade()?;
 
     node.kill9()?;
@@ -94,7 +94,7 @@ fn after_an_orderly_stop_connects_are_refused_until_the_next_start() -> Result<(
 #[ignore = "independent of the kernel: timeouts of the tunnel's ends"]
 fn a_cut_link_ends_streams_and_clients_are_served_once_it_is_back() -> Result<()> {
     let (site, _server) = start()?;
-    let mut old = client(&site, site.node().host(), TunnelTestbed::at4(KUBELET_PORTS[0]))?;
+    let mut old = client(&site, site.node().host(), TunnelTestbed::addr_v4(KUBELET_PORTS[0]))?;
     old.upgrade()?;
 
     let start = Instant::now();
@@ -119,7 +119,7 @@ fn a_cut_link_ends_streams_and_clients_are_served_once_it_is_back() -> Result<()
 fn a_frozen_or_killed_agent_ends_streams_and_clients_are_served_once_it_is_back() -> Result<()>
 {
     let (site, _server) = start()?;
-    let mut old = client(&site, site.node().host(), TunnelTestbed::at4(KUBELET_PORTS[0]))?;
+    let mut old = client(&site, site.node().host(), TunnelTestbed::addr_v4(KUBELET_PORTS[0]))?;
     old.upgrade()?;
 
     site.edge().agent().signal(Signal::SIGSTOP)?;

@@ -148,8 +148,8 @@ fn invalid_nodes_and_port_lists_are_reported_and_the_valid_items_apply() -> Resu
     // The valid items of these objects take effect: their ports are steered, even without an agent.
     for to in [
         SocketAddr::new(other, KUBELET_PORTS[0]),
-        TunnelTestbed::at4(FURTHER_PORT),
-        TunnelTestbed::at4(9102),
+        TunnelTestbed::addr_v4(FURTHER_PORT),
+        TunnelTestbed::addr_v4(9102),
     ] {
         ensure!(is_steered(node.host(), to), "{to}");
     }

@@ -1,5 +1,5 @@
 //! Computes the plan of one Service: the content that the maps should have for it. Pure: no I/O, no clock, no
-//! randomness. `reconcile/desired` stores the plans of all Services, and updates those that a change affects.
+//! randomness. `reconcile/desired_plans` stores the plans of all Services, and updates those that a change affects.
 //!
 //! - `claims`: the owner of an address that several Services claim
 //! - `endpoints`: the endpoints that get traffic
@@ -13,17 +13,17 @@
 //! - `uses`: the use of each endpoint, and its cause
 //! - `steering`: the addresses and ports that are steered to the tunnel
 
+mod endpoint_selection;
+mod endpoint_status;
+mod external_ip_owners;
 mod frontend_owners;
-mod endpoints;
-mod external_ips;
-mod gaps;
-mod health;
+mod health_checks;
 mod local_node;
-mod pools;
+mod no_local_endpoints;
+mod node_pools;
 mod slots;
-mod sources;
+mod source_ranges;
 mod steering;
-mod uses;
 
 use std::{
     collections::BTreeSet,
@@ -33,19 +33,19 @@ use std::{
     sync::Arc,
 };
 
-pub use frontend_owners::{FrontendOwners, ClaimRank};
-pub use external_ips::ExternalIpOwners;
-pub use gaps::{NoLocalEndpoints, count_no_local_endpoints};
-pub use health::{HealthCheck, HealthChecks, HealthCheckListeners, plan_health_check};
+pub use endpoint_status::{EndpointReason, EndpointStatus, endpoint_statuses};
+pub use external_ip_owners::ExternalIpOwners;
+pub use frontend_owners::{ClaimRank, FrontendOwners};
+pub use health_checks::{HealthCheck, HealthCheckListeners, HealthChecks, plan_health_check};
 use litemap::LiteMap;
 pub use local_node::{LocalNode, NodePortAddresses};
-pub use pools::NodePools;
+pub use no_local_endpoints::{NoLocalEndpoints, count_no_local_endpoints};
+pub use node_pools::NodePools;
 pub use steering::{SteeringPlan, SteeringProblem, SteeringRules, plan_steering};
 use tunnel_common::{
     addr::{Address, Port, Protocol},
     service::{Algorithm, FrontendKey, SourceRange},
 };
-pub use uses::{EndpointStatus, EndpointReason, endpoint_statuses};
 
 use crate::model::{self, Family, ObjectName, ServicePort, ServiceState, TrafficPolicy};
 
@@ -125,7 +125,10 @@ impl PortPlan {
     /// Returns the clients that may use the restricted frontends; empty if no frontend is restricted.
     #[must_use]
     pub fn used_source_ranges(&self) -> &[SourceRange] {
-        let is_used = self.frontends.values().any(|front| self.is_restricted(front));
+        let is_used = self
+            .frontends
+            .values()
+            .any(|front| self.is_restricted(front));
         if is_used { &self.source_ranges } else { &[] }
     }
 
@@ -249,8 +252,14 @@ fn plan_port(state: &ServiceState, ip: IpAddr, port: &ServicePort, here: &NodeIn
     let service = &state.service;
     let weights = service.weights.as_deref();
     let port_key = (&*port.name, port.protocol);
-    let endpoints = endpoints::select_endpoints(&state.slices, Family::of(ip), port_key, weights, here);
-    let sources = sources::allowed_clients(service, Family::of(ip), here);
+    let endpoints = endpoint_selection::select_endpoints(
+        &state.slices,
+        Family::of(ip),
+        port_key,
+        weights,
+        here,
+    );
+    let sources = source_ranges::allowed_clients(service, Family::of(ip), here);
     let fronts = frontends_of_port(service, ip, port, (here, &sources));
     let has_endpoints = !endpoints.cluster.is_empty();
     let algorithm = service.algorithm.unwrap_or(here.default_algorithm);
@@ -308,7 +317,7 @@ fn frontends_of_port(
             }
         };
         let admits_host = if kind == FrontendKind::LoadBalancerIp && !sources.is_empty() {
-            sources::admits_host(sources, ip, here)
+            source_ranges::admits_host(sources, ip, here)
         } else {
             Some(true)
         };

@@ -18,37 +18,39 @@
 //! - `problems`: deviations from the plans
 //! - `steering`: the owner of the steering maps
 
-mod access;
-mod background;
-mod desired;
-mod grace;
+mod background_job;
+mod desired_plans;
+mod grace_period;
 mod listener_poll;
+mod map_access;
+mod map_sync;
 mod migrate;
-mod observe;
-mod problems;
+mod port_problems;
+mod published_state;
+mod reconcile_loop;
 mod reconciler;
-mod run;
 mod steering;
-mod sync;
 
 pub use tunnel_common::table::MapSizes;
 
 pub use self::{
-    access::{AdoptError, CounterReader, MapReader, MapWriter, ReadError, SteeringMaps, WriteError},
-    background::ThreadPanicked,
-    desired::PlanSettings,
-    grace::{GracePeriod, Retired},
+    background_job::ThreadPanicked,
+    desired_plans::PlanSettings,
+    grace_period::{GracePeriod, Retired},
     listener_poll::{FindListeners, ListenerPollError},
-    migrate::{MapTooSmall, ServiceMapsSnapshot, SteeringMapsSnapshot, write_unused_backends},
-    observe::{
-        PortCounterList, EndpointView, FrontendView, Histogram, PortCounters, PortView, PublishedServices, ServiceView,
-        ReconcileStats, SyncMetrics,
+    map_access::{
+        AdoptError, CounterReader, MapReader, MapWriter, ReadError, SteeringMaps, WriteError,
     },
-    problems::PortProblem,
+    map_sync::ProbeFrontend,
+    migrate::{MapTooSmall, ServiceMapsSnapshot, SteeringMapsSnapshot, write_unused_backends},
+    port_problems::PortProblem,
+    published_state::{
+        EndpointView, FrontendView, Histogram, PortCounterList, PortCounters, PortView,
+        PublishedServices, ReconcileStats, ServiceView, SyncMetrics,
+    },
+    reconcile_loop::{ReconcileLoop, Updates},
     reconciler::Reconciler,
-    run::{ReconcileLoop, Updates},
     steering::{QUARANTINE, SteeringReconciler, SteeringSettings, SteeringView},
-    sync::ProbeFrontend,
 };
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::{
 
 use tunnel_common::addr::Address;
 
-use super::{NodeInfo, sources};
+use super::{NodeInfo, source_ranges};
 use crate::model::{Family, Node, ZONE_LABEL};
 
 /// A configured selection of addresses for node ports (kube-proxy `pkg/proxy/util/nodeport_addresses.go`).
@@ -138,7 +138,9 @@ impl LocalNode {
             NodePortAddresses::All => true,
             NodePortAddresses::Primary => self.primary_ips.contains(&ip),
             NodePortAddresses::Localhost => ip.is_loopback(),
-            NodePortAddresses::Range(network, length) => sources::is_in_network(ip, network, length),
+            NodePortAddresses::Range(network, length) => {
+                source_ranges::is_in_network(ip, network, length)
+            }
         }
     }
 }

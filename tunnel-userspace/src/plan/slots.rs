@@ -80,7 +80,10 @@ fn maglev_table(weighted: &[(BackendTarget, u32)]) -> Vec<BackendTarget> {
     let size = size.unwrap_or(largest);
     let most = weighted.iter().map(|(_, weight)| *weight).max();
     let most = most.unwrap_or(1);
-    let mut permutations: Vec<_> = weighted.iter().map(|one| Permutation::of(one, size)).collect();
+    let mut permutations: Vec<_> = weighted
+        .iter()
+        .map(|one| Permutation::of(one, size))
+        .collect();
     let mut table: Vec<Option<BackendTarget>> = vec![None; size];
     let mut free = size;
     while free > 0 {
@@ -129,7 +132,10 @@ impl Permutation {
     }
 
     /// Returns the next free slot of the permutation; `None` if the table is full.
-    fn next_free<'a>(&mut self, table: &'a mut [Option<BackendTarget>]) -> Option<&'a mut Option<BackendTarget>> {
+    fn next_free<'a>(
+        &mut self,
+        table: &'a mut [Option<BackendTarget>],
+    ) -> Option<&'a mut Option<BackendTarget>> {
         let size = table.len();
         for _ in 0..size {
             let at = self.position;

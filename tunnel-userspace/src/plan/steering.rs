@@ -1,6 +1,6 @@
 //! Plans steering: the addresses and ports of edge nodes that are steered to the tunnel.
 
-mod ports;
+mod port_lists;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -83,7 +83,7 @@ pub fn plan_steering(
     if rules.is_own_edge(nodes) {
         return plan;
     }
-    let ports = ports::read_ports(config_map, &mut plan.problems);
+    let ports = port_lists::read_ports(config_map, &mut plan.problems);
     let owners = address_owners(nodes, rules);
     for node in nodes.values().filter(|node| rules.is_edge(node)) {
         plan.edge_nodes += 1;

@@ -1,5 +1,5 @@
-mod gaps;
-mod uses;
+mod endpoint_status;
+mod no_local_endpoints;
 
 use proptest::prelude::*;
 

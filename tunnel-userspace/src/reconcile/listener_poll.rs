@@ -6,11 +6,12 @@ use tokio::time::Instant;
 use tracing::warn;
 use tunnel_common::service::FrontendKey;
 
-use super::{background::BackgroundJob, reconciler::Reconciler};
+use super::{background_job::BackgroundJob, reconciler::Reconciler};
 
 /// A function that returns those of the given frontends on which a process of this node listens.
-pub type FindListeners =
-    Box<dyn FnMut(&BTreeSet<FrontendKey>) -> Result<BTreeSet<FrontendKey>, ListenerPollError> + Send>;
+pub type FindListeners = Box<
+    dyn FnMut(&BTreeSet<FrontendKey>) -> Result<BTreeSet<FrontendKey>, ListenerPollError> + Send,
+>;
 
 /// The sockets of this node can't be listed.
 #[derive(Debug, thiserror::Error)]

@@ -5,16 +5,16 @@
 use std::{collections::BTreeMap, hash::Hash, time::Duration};
 
 use tunnel_common::{
-    service::{Backend, Frontend, IndexRange, BackendState},
-    steering::{SteeringRecord, SteeringKey},
+    service::{Backend, BackendState, Frontend, IndexRange},
+    steering::{SteeringKey, SteeringRecord},
     table::{Headroom, MapSize, MapSizes},
 };
 use zerocopy::FromZeros as _;
 
 use super::{
-    access::{AdoptError, MapReader, MapWriter, ReadError, SteeringMaps, WriteError},
+    map_access::{AdoptError, MapReader, MapWriter, ReadError, SteeringMaps, WriteError},
+    map_sync::{Actual, RefCountedLists, read_maps, slots},
     steering::{QUARANTINE, nanos},
-    sync::{Actual, RefCountedLists, read_maps, slots},
 };
 
 /// A configured map size is too small for the present content.
@@ -81,7 +81,11 @@ impl ServiceMapsSnapshot {
         check_size(MapSize::Frontends, wanted, fronts.max(size_for_index(ids)))?;
         check_size(MapSize::Slots, wanted, self.0.sets.used)?;
         check_size(MapSize::SourceRanges, wanted, self.0.source_ranges.used)?;
-        check_size(MapSize::Backends, wanted, backends.max(size_for_index(indices)))
+        check_size(
+            MapSize::Backends,
+            wanted,
+            backends.max(size_for_index(indices)),
+        )
     }
 
     /// Writes the content into empty maps. Backend indices beyond the size of the old maps get the state
@@ -149,7 +153,10 @@ fn write_compacted<T: Eq + Hash>(
 /// Returns a set with its new base.
 fn with_new_base(bases: &BTreeMap<u32, u32>, set: IndexRange) -> IndexRange {
     let base = bases.get(&set.base).filter(|_| set.len > 0);
-    base.map_or_else(IndexRange::default, |base| IndexRange { base: *base, ..set })
+    base.map_or_else(IndexRange::default, |base| IndexRange {
+        base: *base,
+        ..set
+    })
 }
 
 /// Writes the state `unused` to every backend index from `first` on.
@@ -200,7 +207,8 @@ impl SteeringMapsSnapshot {
     pub fn read(maps: &impl SteeringMaps, had: MapSizes, now: Duration) -> Result<Self, ReadError> {
         let rested = |record: &SteeringRecord| {
             // A record with a removal in the future is still in quarantine.
-            record.removed_at > 0 && nanos(now).saturating_sub(record.removed_at) >= nanos(QUARANTINE)
+            record.removed_at > 0
+                && nanos(now).saturating_sub(record.removed_at) >= nanos(QUARANTINE)
         };
         let records = (0_u32..).zip(maps.records(had.steered_entries())?);
         let records: BTreeMap<_, _> = records

@@ -4,14 +4,16 @@ use jiff::Timestamp;
 use tunnel_common::{service::FrontendKey, table::MapSizes};
 
 use super::{
-    access::{AdoptError, MapReader, MapWriter},
-    desired::{PlanChanges, DesiredPlans, PlanSettings, served},
-    grace::{GracePeriod, Retired},
-    observe::{MetricsRecorder, PublishedServices, ReconcileStats, SyncMetrics, warnings, publish_services},
-    sync::MapSync,
+    desired_plans::{DesiredPlans, PlanChanges, PlanSettings, served},
+    grace_period::{GracePeriod, Retired},
+    map_access::{AdoptError, MapReader, MapWriter},
+    map_sync::MapSync,
+    published_state::{
+        MetricsRecorder, PublishedServices, ReconcileStats, SyncMetrics, publish_services, warnings,
+    },
 };
 use crate::{
-    model::{ObjectWarning, ObjectName, ClusterUpdate},
+    model::{ClusterUpdate, ObjectName, ObjectWarning},
     plan::{HealthChecks, SteeringProblem},
 };
 
@@ -97,7 +99,8 @@ impl<M> Reconciler<M> {
         for (name, state) in &update.services {
             self.sync.orphans.stop_keeping(name);
             let before = self.desired.states.get(name);
-            self.metrics.record_change(name, before, served(state.as_ref()));
+            self.metrics
+                .record_change(name, before, served(state.as_ref()));
         }
         let (synced, whole) = (update.synced, update.complete);
         let changed = self.desired.apply(update.nodes, update.services);

@@ -2,7 +2,7 @@
 //! its meaning as long as a connect to that address may be under way: a removed index is reused for another
 //! key only after [`QUARANTINE`]. The time of removal is stored in the maps, so this holds across restarts.
 
-mod homes;
+mod index_allocation;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,21 +15,21 @@ use tokio::sync::watch;
 use tunnel_common::{
     addr::{Address, Port},
     reason::Reason,
-    steering::{Prefix, SteeringRecord, SteeringKey},
+    steering::{Prefix, SteeringKey, SteeringRecord},
     table::MapSizes,
 };
 
-pub use self::homes::QUARANTINE;
-pub(super) use self::homes::nanos;
-use self::homes::{FreeIndices, steering_address};
+pub use self::index_allocation::QUARANTINE;
+pub(super) use self::index_allocation::nanos;
+use self::index_allocation::{FreeIndices, steering_address};
 use super::{
-    access::{AdoptError, SteeringMaps, WriteError},
-    sync::to_usize,
+    map_access::{AdoptError, SteeringMaps, WriteError},
+    map_sync::to_usize,
 };
 use crate::{
-    publish,
-    model::{ConfigMap, Node, ObjectName, SteeringTargets, ClusterUpdate},
+    model::{ClusterUpdate, ConfigMap, Node, ObjectName, SteeringTargets},
     plan::{self, SteeringPlan, SteeringProblem, SteeringRules},
+    publish,
 };
 
 /// The settings of steering.
@@ -306,7 +306,9 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
         let index = *self.keys.get(key)?;
         let record = self.records.get(&index)?;
         let to = steering_address(&self.settings.prefixes, key, index)?;
-        (record.steering_address == to && record.ingress_port == Port::from_host(self.settings.ingress_port)).then_some(index)
+        (record.steering_address == to
+            && record.ingress_port == Port::from_host(self.settings.ingress_port))
+        .then_some(index)
     }
 
     /// Writes the key that the probe dials: the programs store the network namespace of a connect to it,
@@ -343,7 +345,8 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
     /// Returns the records that no key refers to, except those that are marked as removed.
     fn unreferenced_records(&self) -> Vec<u32> {
         let referenced: BTreeSet<u32> = self.keys.values().copied().collect();
-        let is_stray = |record: &SteeringRecord, index| record.removed_at == 0 && !referenced.contains(index);
+        let is_stray =
+            |record: &SteeringRecord, index| record.removed_at == 0 && !referenced.contains(index);
         let strays = self
             .records
             .iter()

@@ -1,16 +1,16 @@
-mod adoption;
-mod bulk;
-mod cost;
-mod counted;
+mod change_cost;
+mod draining_backends;
 mod external_ips;
-mod full;
-mod histories;
+mod first_sync;
+mod full_maps;
+mod kills;
 mod listeners;
-mod memory;
+mod memory_maps;
 mod migrate;
-mod occupied;
-mod pools;
-mod sources;
+mod node_pools;
+mod port_counters;
+mod restarts;
+mod source_ranges;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,7 +20,7 @@ use std::{
     time::Duration,
 };
 
-use memory::{Conns, Memory};
+use memory_maps::{Conns, Memory};
 use tunnel_common::{
     addr::{Address, Port, Protocol},
     reason::Reason,
@@ -31,8 +31,8 @@ use tunnel_common::{
 use super::*;
 use crate::{
     model::{
-        Algorithm, Endpoint, ExternalIps, Family, Node, ObjectName, Service, ServiceState,
-        TopologyKeys, ClusterUpdate, fixture,
+        Algorithm, ClusterUpdate, Endpoint, ExternalIps, Family, Node, ObjectName, Service,
+        ServiceState, TopologyKeys, fixture,
     },
     plan::NodePortAddresses,
 };

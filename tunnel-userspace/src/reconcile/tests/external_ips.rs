@@ -71,7 +71,9 @@ fn an_external_ip_is_served_as_soon_as_a_node_has_it_and_no_longer_than_that() {
     };
     assert_eq!(problems(&reconciler, "web"), PAIR.map(left_out));
     let warnings = reconciler.warnings(&BTreeSet::new());
-    let told = warnings.iter().map(|it| (&*it.regarding.name.name, it.reason));
+    let told = warnings
+        .iter()
+        .map(|it| (&*it.regarding.name.name, it.reason));
     let wanted = PAIR.map(|_| ("web", Reason::ExternalIpNotOwned));
     assert_eq!(told.collect::<Vec<_>>(), wanted);
 

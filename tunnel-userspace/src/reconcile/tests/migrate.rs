@@ -7,8 +7,8 @@ use tunnel_common::service::BackendState;
 
 use super::{
     super::{MapTooSmall, ServiceMapsSnapshot, write_unused_backends},
-    Memory, ROOMY, MapSize, MapSizes, adopt, apply,
-    histories::{found, history, killed, take},
+    MapSize, MapSizes, Memory, ROOMY, adopt, apply,
+    kills::{found, history, killed, take},
     serving, set, settle, vip,
 };
 
@@ -114,7 +114,11 @@ fn each_size_that_is_too_small_is_named_with_what_is_needed() {
     // The smallest array that contains the highest index is that of size 55.
     assert!(ROOMY.with(MapSize::Backends, 54).backend_entries() < 125);
     assert!(ROOMY.with(MapSize::Backends, 55).backend_entries() >= 125);
-    for (size, needed) in [(MapSize::Frontends, 2), (MapSize::Slots, 5), (MapSize::Backends, 55)] {
+    for (size, needed) in [
+        (MapSize::Frontends, 2),
+        (MapSize::Slots, 5),
+        (MapSize::Backends, 55),
+    ] {
         let to = |number| migrate(&first.sync.tracked.maps, ROOMY.with(size, number));
         let misfit = MapTooSmall {
             size: size.key(),

@@ -3,7 +3,11 @@
 use super::{super::super::SteeringMapsSnapshot, *};
 
 /// Copies the content of the steering maps into maps of another size.
-fn migrate(steering: SteeringReconciler<Memory>, wanted: u32, now: Duration) -> Result<Memory, String> {
+fn migrate(
+    steering: SteeringReconciler<Memory>,
+    wanted: u32,
+    now: Duration,
+) -> Result<Memory, String> {
     let had = steering.sizes;
     let snapshot = SteeringMapsSnapshot::read(&steering.maps, had, now).expect("read");
     let wanted = sizes(wanted);

@@ -1,0 +1,128 @@
+//! The status of each endpoint on this node: active or not, and the reason, for operators.
+
+use std::collections::BTreeSet;
+
+use tunnel_common::addr::Protocol;
+
+use super::{BackendTarget, NodeInfo, PortPlan, endpoint_selection, has_policy};
+use crate::model::{Endpoint, Family, ServiceState, TrafficPolicy};
+
+/// The status of an endpoint on this node.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct EndpointStatus<'a> {
+    /// The address and port.
+    pub target: BackendTarget,
+    /// The endpoint in its slice.
+    pub endpoint: &'a Endpoint,
+    /// True if the endpoint gets new connections with policy Cluster.
+    pub cluster: bool,
+    /// True if the endpoint gets new connections with policy Local.
+    pub local: bool,
+    /// The weight.
+    pub weight: u32,
+    /// The reason for which the endpoint gets new connections, or none.
+    pub reason: EndpointReason,
+}
+
+/// The reason for which an endpoint gets new connections (active), or none (inactive).
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum EndpointReason {
+    /// Active: the endpoint is ready.
+    Ready,
+    /// Active: the endpoint is terminating, but still serves, and no endpoint is ready.
+    TerminatingFallback,
+    /// Inactive: the endpoint is not ready.
+    NotReady,
+    /// Inactive: the endpoint is terminating, and others are ready.
+    Terminating,
+    /// Inactive: topology hints select other endpoints for this node.
+    ExcludedByHints,
+    /// Inactive: topology keys restrict the Service to other endpoints.
+    ExcludedByTopologyKeys,
+    /// Inactive: the weight of the endpoint is 0, and others have a greater one.
+    ZeroWeight,
+    /// Inactive: the endpoint is on another node, and every policy is Local.
+    OnOtherNode,
+}
+
+impl EndpointReason {
+    /// Returns the text for operators.
+    #[must_use]
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::Ready => "active: ready",
+            Self::TerminatingFallback => "active: terminating, and no endpoint is ready",
+            Self::NotReady => "inactive: not ready",
+            Self::Terminating => "inactive: terminating, and others are ready",
+            Self::ExcludedByHints => {
+                "inactive: topology hints select other endpoints for this node"
+            }
+            Self::ExcludedByTopologyKeys => {
+                "inactive: openyurt.io/topologyKeys select other endpoints for this node"
+            }
+            Self::ZeroWeight => "inactive: its weight is 0",
+            Self::OnOtherNode => "inactive: on another node, and the traffic policy is Local",
+        }
+    }
+}
+
+/// Returns the status of all endpoints of a service port, which is given by its name and protocol, in the
+/// order of their addresses. `plan` must be that of `near`, the Service with only the endpoints that
+/// [`super::Pools`] permits.
+#[must_use]
+pub fn endpoint_statuses<'a>(
+    state: &'a ServiceState,
+    restricted: &'a ServiceState,
+    family: Family,
+    port: (&str, Protocol),
+    plan: &PortPlan,
+    here: &NodeInfo,
+) -> Vec<EndpointStatus<'a>> {
+    let weights = state.service.weights.as_deref();
+    let selected =
+        endpoint_selection::select_endpoints(&restricted.slices, family, port, weights, here);
+    let near = endpoint_selection::endpoints_of_port(&restricted.slices, family, port);
+    let found = endpoint_selection::endpoints_of_port(&state.slices, family, port);
+    let leads = |policy| has_policy(&plan.frontends, policy);
+    let (by_cluster, by_local) = (leads(TrafficPolicy::Cluster), leads(TrafficPolicy::Local));
+    let is_selected = |target: &BackendTarget| {
+        by_cluster && selected.cluster.contains(target)
+            || by_local && selected.local.contains(target)
+    };
+    let cluster: BTreeSet<&BackendTarget> = plan.cluster.iter().collect();
+    let local: BTreeSet<&BackendTarget> = plan.local.iter().collect();
+    found
+        .into_iter()
+        .map(|(target, endpoint)| {
+            let (cluster, local) = (cluster.contains(&target), local.contains(&target));
+            let weight = selected.weights.get(&target).copied().unwrap_or(1);
+            let near = near.get(&target).copied();
+            let why = match near {
+                Some(near) if (cluster || local) && near.ready => EndpointReason::Ready,
+                Some(_) if cluster || local => EndpointReason::TerminatingFallback,
+                Some(_) if is_selected(&target) => EndpointReason::ZeroWeight,
+                Some(near) => inactive_reason(near, by_cluster || here.hosts(near)),
+                None => EndpointReason::ExcludedByTopologyKeys,
+            };
+            EndpointStatus {
+                target,
+                endpoint: near.unwrap_or(endpoint),
+                cluster,
+                local,
+                weight,
+                reason: why,
+            }
+        })
+        .collect()
+}
+
+/// Returns the reason for which an endpoint is inactive. `is_led_to` is true if a policy of the service port
+/// permits endpoints on the endpoint's node.
+const fn inactive_reason(endpoint: &Endpoint, is_permitted: bool) -> EndpointReason {
+    match (endpoint.ready, endpoint.is_fallback()) {
+        (false, false) => EndpointReason::NotReady,
+        _ if !is_permitted => EndpointReason::OnOtherNode,
+        (true, _) => EndpointReason::ExcludedByHints,
+        (false, true) => EndpointReason::Terminating,
+    }
+}

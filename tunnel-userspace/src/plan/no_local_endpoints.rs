@@ -1,0 +1,35 @@
+//! Counts service ports without an endpoint on this node although a traffic policy is Local, for metrics.
+
+use super::{FrontendKind, PortPlan, ServicePlan};
+use crate::model::{PerFamily, TrafficPolicy};
+
+/// The number of service ports with a policy Local that have endpoints, but none on this node (kube-proxy's
+/// `sync_proxy_rules_no_local_endpoints_total`).
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct NoLocalEndpoints {
+    /// Service ports with `internalTrafficPolicy: Local`.
+    pub internal: usize,
+    /// Service ports with `externalTrafficPolicy: Local`.
+    pub external: usize,
+}
+
+/// Counts such ports of one Service, by family.
+#[must_use]
+pub fn count_no_local_endpoints(plan: &ServicePlan) -> PerFamily<NoLocalEndpoints> {
+    let mut gaps = PerFamily::<NoLocalEndpoints>::default();
+    for (name, port) in plan {
+        let gaps = gaps.get_mut(name.family);
+        gaps.internal += usize::from(has_no_local_endpoints(port, true));
+        gaps.external += usize::from(has_no_local_endpoints(port, false));
+    }
+    gaps
+}
+
+fn has_no_local_endpoints(port: &PortPlan, is_internal: bool) -> bool {
+    let mut fronts = port.frontends.values();
+    let is_local = fronts.any(|front| {
+        (front.kind == FrontendKind::ClusterIp) == is_internal
+            && front.packet_policy == TrafficPolicy::Local
+    });
+    is_local && port.has_endpoints && port.local.is_empty()
+}

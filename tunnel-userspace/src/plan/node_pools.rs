@@ -1,0 +1,130 @@
+//! Services that `openyurt.io/topologyKeys` restricts to endpoints of this node, or of its node pool
+//! (OpenYurt `pkg/yurthub/filter/servicetopology/filter.go`).
+
+use std::{
+    borrow::Cow,
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+};
+
+use crate::model::{
+    Endpoint, EndpointScope, EndpointSlice, NODE_POOL_LABEL, Node, ObjectName, Service,
+    ServiceState, TopologyKeys,
+};
+
+/// The pools of Nodes, and the Services that are restricted to the pool of this node. Empty if the config
+/// ignores topology keys.
+#[derive(Debug)]
+pub struct NodePools {
+    rule: TopologyKeys,
+    /// The name of this node.
+    own_name: Arc<str>,
+    /// The pool of each Node, except for Nodes without one.
+    pools: HashMap<Arc<str>, Arc<str>>,
+    /// The Services that are restricted to a pool.
+    pool_services: BTreeSet<ObjectName>,
+    /// True if a Node joined or left the pool of this node since the last [`Self::take_moved`].
+    has_changed: bool,
+}
+
+impl NodePools {
+    /// Starts without any Node.
+    #[must_use]
+    pub fn new(rule: TopologyKeys, node: Arc<str>) -> Self {
+        Self {
+            rule,
+            own_name: node,
+            pools: HashMap::new(),
+            pool_services: BTreeSet::new(),
+            has_changed: false,
+        }
+    }
+
+    /// Applies the new state of a Node. If the object of this node is deleted, its last pool stays.
+    pub fn set_node(&mut self, name: &ObjectName, node: Option<&Node>) {
+        let is_own = name.name == self.own_name;
+        if !self.is_enabled() || is_own && node.is_none() {
+            return;
+        }
+        let pool = node.and_then(|node| node.labels.get(NODE_POOL_LABEL));
+        let pool = pool.filter(|pool| !pool.is_empty());
+        let old = match pool {
+            Some(pool) => {
+                let pool = Arc::from(pool.as_str());
+                self.pools.insert(Arc::clone(&name.name), pool)
+            }
+            None => self.pools.remove(&name.name),
+        };
+        let new = self.pools.get(&name.name);
+        let is_near = |pool: Option<&Arc<str>>| pool.is_some() && pool == self.own_pool();
+        self.has_changed |=
+            old.as_ref() != new && (is_own || is_near(old.as_ref()) || is_near(new));
+    }
+
+    /// Applies the new state of a Service.
+    pub fn set_service(&mut self, name: &ObjectName, service: Option<&Service>) {
+        match service.and_then(|service| self.restriction(service)) {
+            Some(EndpointScope::Pool) => self.pool_services.insert(name.clone()),
+            Some(EndpointScope::Node) | None => self.pool_services.remove(name),
+        };
+    }
+
+    /// Returns the Services to plan again, since the Nodes of this node's pool changed since the last call.
+    pub fn take_changed_services(&mut self) -> BTreeSet<ObjectName> {
+        let moved = std::mem::take(&mut self.has_changed).then(|| self.pool_services.clone());
+        moved.unwrap_or_default()
+    }
+
+    /// Returns a Service with only the endpoints that its restriction permits. An endpoint without a node is
+    /// in no pool.
+    #[must_use]
+    pub fn restrict<'a>(&self, state: &'a ServiceState) -> Cow<'a, ServiceState> {
+        let Some(keep_to) = self.restriction(&state.service) else {
+            return Cow::Borrowed(state);
+        };
+        let own = self.own_pool().filter(|_| keep_to == EndpointScope::Pool);
+        // If this node has no pool, the restriction is to this node.
+        let is_near = |endpoint: &Endpoint| match (&endpoint.node, own) {
+            (Some(node), Some(own)) => self.pools.get(node) == Some(own),
+            (Some(node), None) => *node == self.own_name,
+            (None, _) => false,
+        };
+        let slices = state.slices.iter();
+        Cow::Owned(ServiceState {
+            service: Arc::clone(&state.service),
+            slices: slices
+                .map(|slice| retain_endpoints(slice, is_near))
+                .collect(),
+        })
+    }
+
+    /// Returns the restriction of a Service, unless the config ignores it.
+    fn restriction(&self, service: &Service) -> Option<EndpointScope> {
+        service.endpoint_scope.filter(|_| self.is_enabled())
+    }
+
+    /// Returns the pool of this node.
+    fn own_pool(&self) -> Option<&Arc<str>> {
+        self.pools.get(&self.own_name)
+    }
+
+    const fn is_enabled(&self) -> bool {
+        matches!(self.rule, TopologyKeys::Honor)
+    }
+}
+
+/// Returns a slice with only the wanted endpoints, which may be none.
+fn retain_endpoints(
+    slice: &Arc<EndpointSlice>,
+    wanted: impl Fn(&Endpoint) -> bool,
+) -> Arc<EndpointSlice> {
+    if slice.endpoints.iter().all(&wanted) {
+        return Arc::clone(slice);
+    }
+    let mut slice = EndpointSlice::clone(slice);
+    slice.endpoints.retain(wanted);
+    Arc::new(slice)
+}
+
+#[cfg(test)]
+mod tests;

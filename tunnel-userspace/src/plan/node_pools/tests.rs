@@ -1,0 +1,124 @@
+use super::*;
+use crate::model::{Family, fixture};
+
+fn named(name: &str) -> ObjectName {
+    ObjectName::new("shop", name)
+}
+
+fn node(name: &str, pool: Option<&str>) -> (ObjectName, Node) {
+    let label = |pool: &str| (NODE_POOL_LABEL.to_owned(), pool.to_owned());
+    let node = Node {
+        labels: pool.map(label).into_iter().collect(),
+        ..fixture::node(name)
+    };
+    (node.name.clone(), node)
+}
+
+/// Returns the pools for node `a` as this node, with these Nodes, each in a pool or none.
+fn pools(nodes: &[(&str, Option<&str>)]) -> NodePools {
+    let mut pools = NodePools::new(TopologyKeys::Honor, "a".into());
+    put(&mut pools, nodes);
+    pools.take_changed_services();
+    pools
+}
+
+fn put(pools: &mut NodePools, nodes: &[(&str, Option<&str>)]) {
+    for (name, pool) in nodes {
+        let (name, node) = node(name, *pool);
+        pools.set_node(&name, Some(&node));
+    }
+}
+
+fn service(keep_to: Option<EndpointScope>) -> Service {
+    Service {
+        endpoint_scope: keep_to,
+        ..Service::named(named("web"))
+    }
+}
+
+/// Returns a Service with a slice of each family, and with an endpoint on each node in each slice.
+fn state(keep_to: Option<EndpointScope>, nodes: &[Option<&str>]) -> ServiceState {
+    let slice = |(family, net): (Family, &str)| {
+        let endpoint = |(last, node): (usize, &Option<&str>)| Endpoint {
+            node: node.map(Arc::from),
+            ..fixture::endpoint(fixture::ip(&format!("{net}{last}")))
+        };
+        let endpoints = nodes.iter().enumerate().map(endpoint).collect();
+        let slice = fixture::slice(net, &named("web"), family, &[], endpoints);
+        Arc::new(slice)
+    };
+    let families = [(Family::V4, "10.1.0."), (Family::V6, "fd01::")];
+    ServiceState {
+        service: Arc::new(service(keep_to)),
+        slices: families.into_iter().map(slice).collect(),
+    }
+}
+
+#[test]
+fn an_empty_label_names_no_pool() {
+    assert!(pools(&[("a", Some(""))]).own_pool().is_none());
+}
+
+#[test]
+fn a_service_that_keeps_to_nothing_or_is_not_heard_is_left_as_it_is() {
+    let nodes = [Some("a"), Some("b"), None];
+    let mut ignoring = NodePools::new(TopologyKeys::Ignore, "a".into());
+    put(&mut ignoring, &[("a", Some("edge"))]);
+    ignoring.set_service(&named("web"), Some(&service(Some(EndpointScope::Pool))));
+    assert!(ignoring.pools.is_empty() && ignoring.pool_services.is_empty());
+    for (pools, keep_to) in [(pools(&[]), None), (ignoring, Some(EndpointScope::Node))] {
+        let state = state(keep_to, &nodes);
+        assert!(matches!(pools.restrict(&state), Cow::Borrowed(_)));
+    }
+    let whole = state(Some(EndpointScope::Node), &[Some("a")]);
+    let near = pools(&[]).restrict(&whole).into_owned();
+    assert!(Arc::ptr_eq(&near.slices[0], &whole.slices[0]));
+}
+
+#[test]
+fn only_moves_in_and_out_of_the_own_pool_are_told_and_only_to_services_that_keep_to_it() {
+    let nodes = [("a", Some("edge")), ("b", Some("hub")), ("c", None)];
+    let mut pools = pools(&nodes);
+    for (name, keep_to) in [
+        ("pool", Some(EndpointScope::Pool)),
+        ("node", Some(EndpointScope::Node)),
+        ("all", None),
+    ] {
+        pools.set_service(&named(name), Some(&service(keep_to)));
+    }
+    let mut moved = |nodes: &[(&str, Option<&str>)]| {
+        put(&mut pools, nodes);
+        !pools.take_changed_services().is_empty()
+    };
+    assert!(!moved(&nodes));
+    assert!(!moved(&[("b", Some("cloud")), ("c", Some("cloud"))]));
+    assert!(moved(&[("b", Some("edge"))]));
+    assert!(!moved(&[("b", Some("edge"))]));
+    assert!(moved(&[("b", None)]));
+    assert!(moved(&[("a", None)]));
+    assert!(!moved(&[("b", Some("edge"))]));
+
+    put(&mut pools, &[("a", Some("edge"))]);
+    assert_eq!(
+        pools.take_changed_services(),
+        BTreeSet::from([named("pool")])
+    );
+    pools.set_service(&named("pool"), None);
+    put(&mut pools, &[("b", None)]);
+    assert!(pools.take_changed_services().is_empty());
+}
+
+#[test]
+fn this_node_stays_in_its_pool_while_it_has_no_object() {
+    let mut pools = pools(&[("a", Some("edge")), ("b", Some("edge"))]);
+    for name in ["a", "b"] {
+        pools.set_node(&ObjectName::new("", name), None);
+    }
+    put(&mut pools, &[("c", Some("edge"))]);
+
+    let pool = |node: &str| pools.pools.get(node).map(|pool| &**pool);
+    assert_eq!(
+        ["a", "b", "c"].map(pool),
+        [Some("edge"), None, Some("edge")]
+    );
+}

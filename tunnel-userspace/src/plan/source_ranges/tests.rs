@@ -1,0 +1,88 @@
+use std::net::Ipv4Addr;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::model::{
+    ObjectName, Service,
+    fixture::{self, ip, ips},
+};
+
+fn service(ranges: &[&str], load_balancer_ips: &[&str]) -> Service {
+    let mut service = Service::named(ObjectName::new("shop", "web"));
+    service.source_ranges = ranges
+        .iter()
+        .map(|range| {
+            let (ip, length) = range.split_once('/').expect("a range");
+            (fixture::ip(ip), length.parse().expect("a length"))
+        })
+        .collect();
+    service.load_balancer_ips = ips(load_balancer_ips);
+    service
+}
+
+fn here(primary: &[&str], addresses: &[&str]) -> NodeInfo {
+    NodeInfo {
+        primary_ips: ips(primary).into_iter().collect(),
+        link_addresses: ips(addresses).into_iter().collect(),
+        ..NodeInfo::default()
+    }
+}
+
+fn sources(ranges: &[&str], family: Family) -> Vec<String> {
+    let here = here(&[], &[]);
+    let sources = allowed_clients(&service(ranges, &[]), family, &here);
+    let shown = sources.iter();
+    let shown = shown.map(|range| format!("{} {}", range.first, range.last));
+    shown.collect()
+}
+
+#[test]
+fn ranges_at_the_end_of_a_family_have_no_neighbour() {
+    let v4 = sources(&["255.255.255.255/32", "128.0.0.0/1"], Family::V4);
+    assert_eq!(v4, ["128.0.0.0 255.255.255.255"]);
+    let v6 = sources(&["ffff::/16", "8000::/1"], Family::V6);
+    assert_eq!(v6, ["8000:: ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"]);
+}
+
+#[test]
+fn the_host_comes_from_its_first_address_or_from_the_one_that_it_dials() {
+    let service = service(&["10.0.0.0/24"], &["192.0.2.7"]);
+    let vip = ip("192.0.2.7");
+    let admits =
+        |here: &NodeInfo| admits_host(&allowed_clients(&service, Family::V4, here), vip, here);
+
+    assert_eq!(admits(&here(&["10.0.0.1"], &["10.0.0.1"])), Some(true));
+    assert_eq!(admits(&here(&["10.0.1.1"], &["10.0.1.1"])), Some(false));
+    assert_eq!(admits(&here(&["10.0.0.1"], &["192.0.2.7"])), Some(true));
+    assert_eq!(admits(&here(&["10.0.1.1"], &["192.0.2.7"])), Some(false));
+    assert_eq!(admits(&here(&["fd00::1"], &["10.0.0.1"])), None);
+}
+
+fn range_of(ip: u32, length: u8) -> (IpAddr, u8) {
+    (Ipv4Addr::from_bits(ip).into(), length)
+}
+
+proptest! {
+    #[test]
+    fn an_address_is_in_the_sources_if_it_is_in_some_range(
+        // Few different networks, so that some overlap or are adjacent.
+        ranges in prop::collection::vec((0..64_u32, 26..=32_u8), 1..12),
+        probe in 0..64_u32,
+    ) {
+        let place = |number: u32| 0x0a00_0000 + number * 4;
+        let mut service = service(&[], &[]);
+        service.source_ranges = ranges.iter().map(|(at, length)| range_of(place(*at), *length)).collect();
+        let found = allowed_clients(&service, Family::V4, &here(&[], &[]));
+
+        prop_assert!(found.is_sorted_by(|one, next| to_bits(one.last) + 1 < to_bits(next.first)));
+        for address in place(probe)..place(probe) + 4 {
+            let is_in = ranges.iter().any(|(at, length)| {
+                let open = u32::MAX.checked_shr((*length).into()).unwrap_or(0);
+                place(*at) & !open == address & !open
+            });
+            let ip = IpAddr::V4(Ipv4Addr::from_bits(address));
+            prop_assert_eq!(found.iter().any(|range| contains(range, ip)), is_in, "{}", ip);
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! The status of endpoints, with its reason.
+
+use super::*;
+use crate::model::{Hints, TrafficPolicy, Weights};
+
+/// A function that makes an endpoint of another kind from a ready one.
+type Kind = fn(Endpoint) -> Endpoint;
+
+const READY: Kind = |endpoint| endpoint;
+const UNREADY: Kind = |endpoint| Endpoint {
+    ready: false,
+    serving: false,
+    ..endpoint
+};
+/// An endpoint that is terminating, but still serves.
+const GOING: Kind = |endpoint| Endpoint {
+    ready: false,
+    terminating: true,
+    ..endpoint
+};
+const HERE: Kind = |endpoint| Endpoint {
+    node: Some("node-a".into()),
+    ..endpoint
+};
+const FOR_THIS_NODE: Kind = |endpoint| hinted(endpoint, "node-a");
+const FOR_ANOTHER_NODE: Kind = |endpoint| hinted(endpoint, "node-b");
+const NAMED: Kind = |endpoint| Endpoint {
+    name: Some("web-0".into()),
+    ..endpoint
+};
+
+fn hinted(endpoint: Endpoint, node: &str) -> Endpoint {
+    let hints = Hints {
+        nodes: vec![node.into()],
+        zones: vec![],
+    };
+    Endpoint {
+        hints: Some(Arc::new(hints)),
+        ..endpoint
+    }
+}
+
+/// Returns a Service with weight 0 for the endpoint `web-0`, and this weight for all others.
+fn weighted(others: u32) -> Service {
+    let weights = Weights {
+        names: [("web-0".into(), 0)].into(),
+        others: Some(others),
+        ..Weights::default()
+    };
+    Service {
+        weights: Some(Arc::new(weights)),
+        ..service_named("web", &[])
+    }
+}
+
+/// Returns the reasons for endpoints of these kinds, in the order of their addresses.
+fn told(
+    family: Family,
+    service: &Service,
+    kinds: &[(Kind, EndpointReason)],
+) -> Vec<EndpointReason> {
+    let (cluster_ip, net) = match family {
+        Family::V4 => ("10.96.0.10", "10.1.0."),
+        Family::V6 => ("fd96::10", "fd01::"),
+    };
+    let web = Service {
+        cluster_ips: fixture::ips(&[cluster_ip]),
+        ..service.clone()
+    };
+    let made = (1..).zip(kinds);
+    let made = made.map(|(last, (make, _))| make(endpoint(&format!("{net}{last}"))));
+    let slice = slice("a", family, ("http", 8080), made.collect());
+    let web = state(web, vec![slice]);
+    let port = ("http", Protocol::TCP);
+    let uses = endpoint_statuses(&web, &web, family, port, &only_plan(&web), &here());
+    let is_local = service.internal_policy == TrafficPolicy::Local;
+    for it in &uses {
+        let is_used = matches!(
+            it.reason,
+            EndpointReason::Ready | EndpointReason::TerminatingFallback
+        );
+        let sets = [is_used && !is_local, is_used && is_local];
+        assert_eq!([it.cluster, it.local], sets, "{it:?}");
+    }
+    uses.iter().map(|it| it.reason).collect()
+}
+
+#[test]
+fn each_endpoint_is_told_with_the_reason() {
+    use EndpointReason::{
+        ExcludedByHints, NotReady, OnOtherNode, Ready, Terminating, TerminatingFallback, ZeroWeight,
+    };
+
+    let web = service_named("web", &[]);
+    let local = Service {
+        internal_policy: TrafficPolicy::Local,
+        ..web.clone()
+    };
+    let gone: Kind = |endpoint| UNREADY(GOING(endpoint));
+    let hinted_here: Kind = |endpoint| HERE(FOR_ANOTHER_NODE(endpoint));
+    let cases: [(_, _, &[(Kind, EndpointReason)]); 9] = [
+        (
+            "the reason is the condition of the endpoint",
+            &web,
+            &[
+                (READY, Ready),
+                (UNREADY, NotReady),
+                (GOING, Terminating),
+                (gone, NotReady),
+            ],
+        ),
+        (
+            "a terminating endpoint is active if no other is ready",
+            &web,
+            &[(UNREADY, NotReady), (GOING, TerminatingFallback)],
+        ),
+        (
+            "hints exclude an endpoint",
+            &web,
+            &[(FOR_THIS_NODE, Ready), (FOR_ANOTHER_NODE, ExcludedByHints)],
+        ),
+        (
+            "hints exclude an endpoint of this node",
+            &web,
+            &[(FOR_THIS_NODE, Ready), (hinted_here, ExcludedByHints)],
+        ),
+        (
+            "without a policy Local, the reason for an endpoint of this node is its condition",
+            &web,
+            &[
+                (READY, Ready),
+                (|it| HERE(GOING(it)), Terminating),
+                (|it| HERE(UNREADY(it)), NotReady),
+            ],
+        ),
+        (
+            "with policy Local, an endpoint on another node is inactive",
+            &local,
+            &[(HERE, Ready), (READY, OnOtherNode)],
+        ),
+        (
+            "with policy Local, serving endpoints on other nodes are inactive",
+            &local,
+            &[
+                (READY, OnOtherNode),
+                (GOING, OnOtherNode),
+                (UNREADY, NotReady),
+            ],
+        ),
+        (
+            "an endpoint with weight 0 is inactive",
+            &weighted(1),
+            &[(NAMED, ZeroWeight), (READY, Ready)],
+        ),
+        (
+            "weights are ignored if all are 0",
+            &weighted(0),
+            &[(NAMED, Ready), (READY, Ready)],
+        ),
+    ];
+    for (claim, service, kinds) in cases {
+        let wanted: Vec<EndpointReason> = kinds.iter().map(|(_, why)| *why).collect();
+        for family in [Family::V4, Family::V6] {
+            assert_eq!(told(family, service, kinds), wanted, "{claim}, {family:?}");
+        }
+    }
+}

@@ -1,0 +1,369 @@
+//! The plans of all Services: the desired content of the maps. A change of a Service, a Node or the
+//! addresses of this node updates the plans that depend on it; [`crate::plan`] computes each. Pure.
+
+mod local_listeners;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::Arc,
+};
+
+use foldhash::{HashMap, HashMapExt as _};
+use litemap::LiteMap;
+use tunnel_common::{reason::Reason, service::FrontendKey};
+
+pub(super) use self::local_listeners::LocalListeners;
+use super::port_problems::{PortProblem, PortProblems};
+use crate::{
+    model::{
+        Algorithm, ExternalIps, Family, Node, ObjectName, PerFamily, ServiceState, TopologyKeys,
+    },
+    parallel,
+    plan::{
+        self, ClaimRank, ExternalIpOwners, FrontendOwners, FrontendPlan, HealthCheck, HealthChecks,
+        LocalNode, NoLocalEndpoints, NodeInfo, NodePools, NodePortAddresses, PortName, PortPlan,
+        ServicePlan,
+    },
+};
+
+/// The number of changed Services from which several threads plan them.
+const PARALLEL_FROM: usize = 1024;
+
+/// The settings for planning.
+#[derive(Clone, Debug)]
+pub struct PlanSettings {
+    /// The name of this node's Node object.
+    pub node_name: String,
+    /// The algorithm for Services that select none.
+    pub algorithm: Algorithm,
+    /// The addresses of this node that serve node ports.
+    pub node_port_addresses: Vec<NodePortAddresses>,
+    /// The external IPs that are served: any, or only those with an owner.
+    pub external_ips: ExternalIps,
+    /// Honour or ignore `openyurt.io/topologyKeys`.
+    pub topology_keys: TopologyKeys,
+}
+
+/// All Services, and their plans.
+pub(super) struct DesiredPlans {
+    /// The served Services, to plan them again when a Node changes.
+    pub(super) states: HashMap<ObjectName, ServiceState>,
+    pub(super) plans: BTreeMap<ObjectName, ServicePlan>,
+    pub(super) frontend_owners: FrontendOwners,
+    pub(super) rules: PlanRules,
+    pub(super) listeners: LocalListeners,
+    local_node: LocalNode,
+    /// The health checks of Services. They are published as one value, since they are few: only load
+    /// balancers with policy Local have one.
+    pub(super) health: Arc<HealthChecks>,
+    /// True if a Node with the name of this node exists.
+    pub(super) node_known: bool,
+    /// True if load balancers may send traffic to this node.
+    pub(super) node_eligible: bool,
+    /// The number of service ports with a policy Local but no endpoint on this node, by family.
+    pub(super) no_local_endpoints: PerFamily<NoLocalEndpoints>,
+    /// The number of plans that were computed.
+    pub(super) plans_computed: u64,
+}
+
+/// The inputs of a plan other than the Service.
+pub(super) struct PlanRules {
+    external_ip_owners: ExternalIpOwners,
+    pub(super) node_pools: NodePools,
+    pub(super) node_info: Arc<NodeInfo>,
+}
+
+/// The effect of a change on the plans.
+#[derive(Debug, Default)]
+pub(super) struct PlanChanges {
+    /// The Services that must be written again.
+    pub(super) services: BTreeSet<ObjectName>,
+    /// True if every Service was planned again.
+    pub(super) is_all: bool,
+}
+
+/// The results of planning one Service; empty for a removed Service.
+#[derive(Default)]
+struct PlannedService {
+    plan: Option<ServicePlan>,
+    health_check: Option<HealthCheck>,
+    claims: Vec<(FrontendKey, ClaimRank, PortName)>,
+}
+
+impl PlanRules {
+    fn planned(&self, state: Option<&ServiceState>) -> PlannedService {
+        let Some(state) = state else {
+            return PlannedService::default();
+        };
+        let admitted = self.external_ip_owners.without_unowned_ips(state);
+        let near = self.node_pools.restrict(&admitted);
+        let plan = plan::plan_service(&near, &self.node_info);
+        PlannedService {
+            health_check: plan::plan_health_check(&near, &self.node_info),
+            claims: plan::frontend_claims(&near, &plan).collect(),
+            plan: Some(plan),
+        }
+    }
+}
+
+/// Returns the Service, if Culvert serves it. Other Services only matter as owners of addresses.
+pub(super) fn served(state: Option<&ServiceState>) -> Option<&ServiceState> {
+    state.filter(|state| state.service.is_served())
+}
+
+impl DesiredPlans {
+    /// Starts without any Service.
+    pub(super) fn new(settings: PlanSettings) -> Self {
+        let node: Arc<str> = settings.node_name.into();
+        let local_node = LocalNode::new(settings.node_port_addresses);
+        let health = HealthChecks {
+            addresses: local_node.health_addresses(),
+            ..HealthChecks::default()
+        };
+        Self {
+            states: HashMap::new(),
+            plans: BTreeMap::new(),
+            frontend_owners: FrontendOwners::default(),
+            rules: PlanRules {
+                external_ip_owners: ExternalIpOwners::new(settings.external_ips),
+                node_pools: NodePools::new(settings.topology_keys, Arc::clone(&node)),
+                node_info: Arc::new(NodeInfo {
+                    name: node,
+                    default_algorithm: settings.algorithm,
+                    ..NodeInfo::default()
+                }),
+            },
+            listeners: LocalListeners::default(),
+            local_node,
+            health: Arc::new(health),
+            node_known: false,
+            node_eligible: true,
+            no_local_endpoints: PerFamily::default(),
+            plans_computed: 0,
+        }
+    }
+
+    /// Plans the Services that changed, and those that depend on a changed Node or on the owner of an
+    /// address.
+    pub(super) fn apply(
+        &mut self,
+        nodes: Vec<(ObjectName, Option<Arc<Node>>)>,
+        services: Vec<(ObjectName, Option<ServiceState>)>,
+    ) -> PlanChanges {
+        let mut own_node_changed = false;
+        for (name, node) in nodes {
+            self.rules
+                .external_ip_owners
+                .set_node(&name, node.as_deref());
+            self.rules.node_pools.set_node(&name, node.as_deref());
+            if name.name == self.rules.node_info.name {
+                own_node_changed = true;
+                self.node_known = node.is_some();
+                self.node_eligible = node.as_ref().is_some_and(|node| node.eligible);
+                self.local_node.set_node(node.as_deref());
+            }
+        }
+        for (name, state) in &services {
+            let service = state.as_ref().map(|state| &*state.service);
+            self.rules.external_ip_owners.set_service(name, service);
+            self.rules.node_pools.set_service(name, service);
+        }
+        let mut affected = self.rules.external_ip_owners.take_changed_services();
+        affected.append(&mut self.rules.node_pools.take_changed_services());
+        // First, so that the changed Services are planned only once.
+        let mut changed = if own_node_changed {
+            self.replan_if_node_changed()
+        } else {
+            PlanChanges::default()
+        };
+        let planned = parallel::map(&services, PARALLEL_FROM, |_, (_, state)| {
+            self.rules.planned(served(state.as_ref()))
+        });
+        if self.states.is_empty() {
+            self.states.reserve(services.len());
+        }
+        self.frontend_owners.reserve(services.len());
+        let names = services.iter().map(|(name, _)| name.clone());
+        let mut names: BTreeSet<_> = names.collect();
+        let mut plans = Vec::new();
+        for ((name, state), planned) in services.into_iter().zip(planned) {
+            affected.remove(&name);
+            let plan = self.store(&name, planned, &mut changed);
+            plans.extend(plan.map(|plan| (name.clone(), plan)));
+            match state.filter(|state| state.service.is_served()) {
+                Some(state) => self.states.insert(name, state),
+                None => self.states.remove(&name),
+            };
+        }
+        // A map that is built from sorted plans needs no search for each of them.
+        let plans: BTreeMap<_, _> = plans.into_iter().collect();
+        if self.plans.is_empty() {
+            self.plans = plans;
+        } else {
+            self.plans.extend(plans);
+        }
+        changed.services.append(&mut names);
+        for name in affected {
+            if let Some(state) = self.states.get(&name).cloned() {
+                self.replan(&name, &state, &mut changed);
+            }
+        }
+        changed
+    }
+
+    /// Replaces the addresses of this node.
+    pub(super) fn set_addresses(&mut self, addresses: BTreeSet<IpAddr>) -> PlanChanges {
+        if self.listeners.set_addresses(&addresses) {
+            for (name, plan) in &self.plans {
+                self.listeners.update(name, Some(plan));
+            }
+        }
+        self.local_node.set_addresses(addresses);
+        self.replan_if_node_changed()
+    }
+
+    /// Replaces the set of frontends with a local listener. Frontends on addresses of other nodes are
+    /// ignored.
+    pub(super) fn set_listeners(&mut self, found: &BTreeSet<FrontendKey>) -> PlanChanges {
+        let moved = self.listeners.set_listeners(found);
+        let mut services = BTreeSet::new();
+        for (front, has_listener) in moved {
+            let owner = self.frontend_owners.owner(&front);
+            let service = owner.map(ToString::to_string).unwrap_or_default();
+            let event = if has_listener {
+                "local listener found: sockets are not translated"
+            } else {
+                "local listener gone: sockets are translated"
+            };
+            tracing::info!(frontend = %front, service, "{event}");
+            services.extend(owner.map(|owner| owner.service.clone()));
+        }
+        PlanChanges {
+            services,
+            is_all: false,
+        }
+    }
+
+    /// Returns the plan of a Service without the frontends that other Services own, and its problems.
+    pub(super) fn plan_to_write(&self, service: &ObjectName) -> (ServicePlan, PortProblems) {
+        let (mut wanted, mut problems) = (ServicePlan::new(), PortProblems::new());
+        for (name, plan) in self.plans.get(service).into_iter().flatten() {
+            // Inserted first, so that a more important problem with the port replaces it.
+            if let Some(problem) = self.unowned_ip_problem(name, plan) {
+                problems.insert(name.clone(), problem);
+            }
+            let mut fronts = LiteMap::with_capacity(plan.frontends.len());
+            for (key, front) in &plan.frontends {
+                let owner = self.frontend_owners.owner(key);
+                if owner == Some(name) {
+                    let has_listener = self.listeners.with_listener.contains(key);
+                    let front = FrontendPlan {
+                        has_listener,
+                        ..*front
+                    };
+                    fronts.insert(*key, front);
+                } else {
+                    let winner = owner.map(ToString::to_string).unwrap_or_default();
+                    let text = format!("{key} belongs to {winner}");
+                    let reason = Reason::FrontendConflict;
+                    problems.insert(name.clone(), PortProblem { reason, text });
+                }
+            }
+            let mut plan = Arc::clone(plan);
+            if fronts != plan.frontends {
+                Arc::make_mut(&mut plan).frontends = fronts;
+            }
+            wanted.insert(name.clone(), plan);
+        }
+        wanted.retain(|_, plan| !plan.frontends.is_empty());
+        (wanted, problems)
+    }
+
+    /// Plans all Services again if the plans' inputs from this node changed.
+    fn replan_if_node_changed(&mut self) -> PlanChanges {
+        let addresses = self.local_node.health_addresses();
+        if self.health.addresses != addresses {
+            Arc::make_mut(&mut self.health).addresses = addresses;
+        }
+        let mut changed = PlanChanges::default();
+        if let Some(here) = self.local_node.changed_info(&self.rules.node_info) {
+            self.rules.node_info = Arc::new(here);
+            changed.is_all = true;
+            let states = std::mem::take(&mut self.states);
+            for (name, state) in &states {
+                self.replan(name, state, &mut changed);
+            }
+            self.states = states;
+        }
+        changed
+    }
+
+    /// Plans a Service, and stores the plan.
+    fn replan(&mut self, name: &ObjectName, state: &ServiceState, changed: &mut PlanChanges) {
+        let planned = self.rules.planned(Some(state));
+        if let Some(plan) = self.store(name, planned, changed) {
+            self.plans.insert(name.clone(), plan);
+        }
+        changed.services.insert(name.clone());
+    }
+
+    /// Stores the results of planning a Service, except for the plan, which is returned for the caller to
+    /// store. Adds the Services that won or lost a frontend to `changed`.
+    fn store(
+        &mut self,
+        name: &ObjectName,
+        planned: PlannedService,
+        changed: &mut PlanChanges,
+    ) -> Option<ServicePlan> {
+        let plan = planned.plan;
+        if self.health.services.get(name) != planned.health_check.as_ref() {
+            let checks = &mut Arc::make_mut(&mut self.health).services;
+            match planned.health_check {
+                Some(check) => checks.insert(name.clone(), check),
+                None => checks.remove(name),
+            };
+        }
+        self.listeners.update(name, plan.as_ref());
+        let moved = self
+            .frontend_owners
+            .set_claims(name, planned.claims.into_iter());
+        changed.services.extend(moved);
+        let gaps = |plan: Option<&ServicePlan>| {
+            plan.map(plan::count_no_local_endpoints).unwrap_or_default()
+        };
+        let (old, new) = (gaps(self.plans.get(name)), gaps(plan.as_ref()));
+        for family in [Family::V4, Family::V6] {
+            let (gaps, old, new) = (
+                self.no_local_endpoints.get_mut(family),
+                old.get(family),
+                new.get(family),
+            );
+            gaps.internal = gaps.internal + new.internal - old.internal;
+            gaps.external = gaps.external + new.external - old.external;
+        }
+        self.plans_computed += 1;
+        if plan.is_none() {
+            self.plans.remove(name);
+        }
+        plan
+    }
+
+    /// Returns the problem with a port's external IPs that are not served because they have no owner.
+    fn unowned_ip_problem(&self, name: &PortName, plan: &PortPlan) -> Option<PortProblem> {
+        if !self.rules.external_ip_owners.is_enabled() {
+            return None;
+        }
+        let state = self.states.get(&name.service)?;
+        // The address may be served for another reason, for example as a cluster IP.
+        let has = |ip: &IpAddr| plan.frontends.keys().any(|key| key.address.to_ip() == *ip);
+        let left_out = self.rules.external_ip_owners.unowned_ips(&state.service);
+        let left_out = left_out.filter(|ip| Family::of(*ip) == name.family && !has(ip));
+        let left_out: Vec<_> = left_out.map(|ip| ip.to_string()).collect();
+        let reason = Reason::ExternalIpNotOwned;
+        (!left_out.is_empty()).then(|| PortProblem {
+            reason,
+            text: format!("{}: {}", reason.meaning(), left_out.join(", ")),
+        })
+    }
+}

@@ -1,0 +1,80 @@
+//! Cluster IPs that are also addresses of this node's links, and local listeners on them. A cache such as
+//! `NodeLocal` DNSCache replaces a Service on its node in this way: sockets are not translated there, so
+//! that they reach the listener.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use litemap::LiteMap;
+use tunnel_common::service::FrontendKey;
+
+use crate::{
+    model::ObjectName,
+    plan::{FrontendKind, FrontendPlan, ServicePlan},
+};
+
+/// The frontends on addresses of this node, and those with a local listener.
+#[derive(Debug, Default)]
+pub(in crate::reconcile) struct LocalListeners {
+    /// The addresses of this node's links.
+    addresses: BTreeSet<IpAddr>,
+    /// The frontends on these addresses, by Service.
+    local_frontends: BTreeMap<ObjectName, BTreeSet<FrontendKey>>,
+    /// True if these frontends changed since the last poll was started.
+    pub(in crate::reconcile) has_changed: bool,
+    /// The frontends that the last completed poll covered.
+    pub(in crate::reconcile) polled: BTreeSet<FrontendKey>,
+    /// The frontends with a listener.
+    pub(in crate::reconcile) with_listener: BTreeSet<FrontendKey>,
+}
+
+impl LocalListeners {
+    /// Applies the new plan of a Service. Only cluster IPs yield to a listener: node ports always use
+    /// addresses of this node, and kube-proxy serves the other kinds on any node.
+    pub(super) fn update(&mut self, name: &ObjectName, plan: Option<&ServicePlan>) {
+        let ports = plan.into_iter().flat_map(LiteMap::values);
+        let fronts = ports.flat_map(|port| &port.frontends);
+        let is_local = |(key, front): &(&FrontendKey, &FrontendPlan)| {
+            front.kind == FrontendKind::ClusterIp && self.addresses.contains(&key.address.to_ip())
+        };
+        let new: BTreeSet<_> = fronts.filter(is_local).map(|(key, _)| *key).collect();
+        let old = if new.is_empty() {
+            self.local_frontends.remove(name)
+        } else {
+            self.local_frontends.insert(name.clone(), new.clone())
+        };
+        self.has_changed |= old.unwrap_or_default() != new;
+    }
+
+    /// Replaces the addresses of the links; returns true if they changed.
+    pub(super) fn set_addresses(&mut self, addresses: &BTreeSet<IpAddr>) -> bool {
+        let old = std::mem::replace(&mut self.addresses, addresses.clone());
+        old != *addresses
+    }
+
+    /// Returns all frontends on addresses of this node.
+    pub(in crate::reconcile) fn frontends(&self) -> BTreeSet<FrontendKey> {
+        self.local_frontends.values().flatten().copied().collect()
+    }
+
+    /// Returns true if a Service has frontends that no poll has covered yet.
+    pub(in crate::reconcile) fn has_unpolled(&self, service: &ObjectName) -> bool {
+        let local = self.local_frontends.get(service);
+        local.is_some_and(|local| !local.is_subset(&self.polled))
+    }
+
+    /// Replaces the frontends with a listener; those on addresses of other nodes are ignored. Returns the
+    /// frontends that changed, each with true if it has a listener now.
+    pub(super) fn set_listeners(
+        &mut self,
+        found: &BTreeSet<FrontendKey>,
+    ) -> Vec<(FrontendKey, bool)> {
+        let found: BTreeSet<_> = found.intersection(&self.frontends()).copied().collect();
+        let moved = found.symmetric_difference(&self.with_listener);
+        let moved = moved.map(|front| (*front, found.contains(front))).collect();
+        self.with_listener = found;
+        moved
+    }
+}

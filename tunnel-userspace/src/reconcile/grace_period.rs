@@ -1,0 +1,78 @@
+//! Removed map entries that wait for an RCU grace period: until then, a program may still read them.
+
+use std::{io, sync::Arc};
+
+use tunnel_common::service::IndexRange;
+
+use super::background_job::BackgroundJob;
+
+/// Waits until no program that runs now can still run.
+pub trait GracePeriod: Send + Sync {
+    /// Waits for one grace period of the kernel's RCU.
+    ///
+    /// # Errors
+    ///
+    /// The kernel refused; nothing may be freed.
+    fn wait(&self) -> io::Result<()>;
+}
+
+/// A map entry that no other entry refers to any more.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum RetiredEntry {
+    Frontend(u32),
+    Slots(IndexRange),
+    SourceRanges(IndexRange),
+    Backend(u32),
+    /// The id of a service port.
+    PortId(u32),
+}
+
+/// Map entries that no other entry refers to any more.
+#[derive(Debug, Default, Eq, PartialEq)]
+pub struct Retired(pub(crate) Vec<RetiredEntry>);
+
+/// Batches of retired entries; each waits for a grace period in the background, one after the other.
+pub(super) struct RetiredQueue<G> {
+    pub(super) grace: Arc<G>,
+    running: BackgroundJob<io::Result<Retired>>,
+    /// The next batch: entries that were retired since the running batch was started.
+    next: Retired,
+}
+
+impl<G: GracePeriod + 'static> RetiredQueue<G> {
+    pub(super) fn new(grace: G) -> Self {
+        Self {
+            grace: Arc::new(grace),
+            running: BackgroundJob::idle(),
+            next: Retired::default(),
+        }
+    }
+
+    /// Adds retired entries to the next batch, and starts the batch unless one is running.
+    pub(super) fn add(&mut self, mut retired: Retired) {
+        self.next.0.append(&mut retired.0);
+        if !self.running.is_running() && self.has_next() {
+            let (batch, grace) = (std::mem::take(&mut self.next), Arc::clone(&self.grace));
+            self.running.start(move || grace.wait().map(|()| batch));
+        }
+    }
+
+    /// Returns true if a batch waits for its grace period.
+    pub(super) const fn is_running(&self) -> bool {
+        self.running.is_running()
+    }
+
+    /// Returns true if the next batch has entries.
+    pub(super) const fn has_next(&self) -> bool {
+        !self.next.0.is_empty()
+    }
+
+    /// Waits for the grace period of the running batch, and returns the batch, which may then be freed.
+    /// Returns `None` if the kernel refused to wait: its entries then stay allocated until the next start
+    /// of the daemon reads the maps.
+    pub(super) async fn wait_for_batch(&mut self) -> Option<Retired> {
+        let freed = self.running.wait().await?;
+        let log = |error: &_| tracing::error!(%error, "cannot wait for an RCU grace period, so removed map entries are not freed");
+        freed.inspect_err(log).ok()
+    }
+}

@@ -1,0 +1,414 @@
+//! Compares the plans with the content of the service maps, and writes the differences.
+
+mod actual;
+mod allocators;
+mod diff;
+mod draining_backends;
+mod orphans;
+mod probe_frontend;
+mod read_maps;
+mod ref_counted_lists;
+mod set_values;
+mod tracked_maps;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use litemap::LiteMap;
+use tunnel_common::{reason::Reason, table::MapSizes};
+
+pub use self::probe_frontend::ProbeFrontend;
+pub(super) use self::{
+    actual::Actual, allocators::to_usize, read_maps::read_maps, ref_counted_lists::RefCountedLists,
+    set_values::slots, tracked_maps::TrackedMaps,
+};
+use self::{
+    diff::{PortDiff, Shortage},
+    orphans::Orphans,
+    tracked_maps::ChangeError,
+};
+use super::{
+    desired_plans::DesiredPlans,
+    grace_period::{GracePeriod, Retired},
+    map_access::{AdoptError, MapReader, MapWriter, WriteError},
+    port_problems::{PortProblem, PortProblems, ProblemTracker},
+};
+use crate::{
+    model::ObjectName,
+    plan::{PortName, PortPlan},
+};
+
+/// The phase of syncing, which determines what the next sync writes.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum SyncPhase {
+    /// A source has not delivered its first complete list: nothing is written.
+    WaitingForSources,
+    /// The next sync is the first one. It writes all Services, in batches.
+    FirstSync,
+    /// A batch of the first sync was refused, so the content of the maps is unknown. Nothing is written
+    /// until the maps are read again.
+    ContentUnknown,
+    /// The maps were read again. The next sync writes all Services with one system call per entry, so that
+    /// a refused write affects no other entry.
+    FirstSyncUnbatched,
+    /// A sync writes the Services that changed.
+    Incremental,
+}
+
+/// Brings the service maps to the state that the plans require.
+pub(super) struct MapSync<M> {
+    pub(super) tracked: TrackedMaps<M>,
+    pub(super) orphans: Orphans,
+    phase: SyncPhase,
+    /// Services to be written by the next sync.
+    pub(super) dirty: BTreeSet<ObjectName>,
+    /// Services that wait until entries are freed after a grace period.
+    pub(super) waiting_for_entries: BTreeSet<ObjectName>,
+    /// True if entries were retired since the last time that Services without room were retried.
+    has_retired: bool,
+    pub(super) problems: ProblemTracker,
+    /// The number of differences that audits found, and of invalid entries at the start.
+    pub(super) drift: u64,
+}
+
+impl<M: MapReader + MapWriter> MapSync<M> {
+    /// Takes over the maps with their present content.
+    pub(super) fn adopt(
+        maps: M,
+        sizes: MapSizes,
+        grace: &impl GracePeriod,
+    ) -> Result<Self, AdoptError> {
+        let mut ports = TrackedMaps::new(maps, sizes);
+        let is_new = ports.maps.is_new();
+        let strays = if is_new { 0 } else { ports.adopt(grace)? };
+        Ok(Self {
+            tracked: ports,
+            orphans: Orphans::default(),
+            phase: SyncPhase::WaitingForSources,
+            dirty: BTreeSet::new(),
+            waiting_for_entries: BTreeSet::new(),
+            has_retired: false,
+            problems: ProblemTracker::default(),
+            drift: u64::try_from(strays).unwrap_or(u64::MAX),
+        })
+    }
+
+    /// Writes the dirty Services. Those that can't be written stay dirty. Returns the Services that it tried
+    /// to write.
+    pub(super) fn write_changes(&mut self, desired: &DesiredPlans) -> BTreeSet<ObjectName> {
+        if matches!(
+            self.phase,
+            SyncPhase::WaitingForSources | SyncPhase::ContentUnknown
+        ) {
+            return BTreeSet::new();
+        }
+        if self.phase != SyncPhase::Incremental {
+            self.assign_ids(desired);
+        }
+        let before = self.tracked.actual.usage();
+        let services = std::mem::take(&mut self.dirty);
+        if self.phase == SyncPhase::FirstSync {
+            self.tracked.maps.start_batch();
+            self.tracked.actual.reserve(services.len());
+        }
+        let mut leftovers = Vec::new();
+        for service in &services {
+            self.write_service(desired, service, &mut leftovers);
+        }
+        if let Err(error) = self.tracked.maps.flush_batch() {
+            self.enter_content_unknown(&error, desired);
+            return services;
+        }
+        self.phase = SyncPhase::Incremental;
+        // Deletions come last, so that an address that moves to another Service is served all the time.
+        for (name, diff) in leftovers {
+            if let Err(refused) = self.tracked.remove_unplanned(Some(&name), &diff) {
+                self.dirty.insert(name.service.clone());
+                let problems = PortProblems::from([(name.clone(), refused.problem())]);
+                self.replace_problems(&name.service, problems);
+            }
+        }
+        self.remove_orphans();
+        self.has_retired |= before.exceeds(&self.tracked.actual.usage());
+        services
+    }
+
+    /// Assigns the ids in the maps to service ports, after a start: a port gets the id that is in the record
+    /// of one of its frontends. Ids that no port gets are orphaned.
+    fn assign_ids(&mut self, desired: &DesiredPlans) {
+        let (actual, unclaimed) = (&mut self.tracked.actual, &mut self.orphans);
+        let mut taken: BTreeSet<u32> = BTreeSet::new();
+        for (name, plan) in desired.plans.values().flatten() {
+            let holder = actual.find_id(plan, |id| !taken.contains(id));
+            let is_owner = |key| desired.frontend_owners.owner(key) == Some(name);
+            if let Some(id) = holder
+                && plan.frontends.keys().any(is_owner)
+            {
+                taken.insert(id);
+                actual.set_id(name.clone(), id);
+            }
+        }
+        unclaimed.set_ids(actual.unassigned_ids());
+        self.dirty.extend(desired.plans.keys().cloned());
+        if unclaimed.may_remove {
+            return;
+        }
+        for (service, plans) in &desired.plans {
+            // A port without endpoints keeps its backends: the missing object may be its slice.
+            let lost = plans.iter().filter(|(name, plan)| {
+                let id = actual.id(name);
+                let port = id.and_then(|id| actual.ports.get(&id));
+                !plan.has_endpoints && port.is_some_and(|port| !port.backends.is_empty())
+            });
+            unclaimed.keep_backends(service, lost.map(|(name, _)| name.clone()).collect());
+        }
+        let (orphans, held) = unclaimed.counts();
+        tracing::warn!(
+            service_ports = orphans,
+            services = held,
+            "an object of the sources is missing or was refused, so entries of the earlier process are not \
+             removed"
+        );
+    }
+
+    fn write_service(
+        &mut self,
+        desired: &DesiredPlans,
+        service: &ObjectName,
+        leftovers: &mut Vec<(PortName, PortDiff)>,
+    ) {
+        let (wanted, mut problems) = desired.plan_to_write(service);
+        let known = self.tracked.actual.ids.get(service);
+        let known = known.into_iter().flat_map(LiteMap::keys);
+        let unwanted = known.filter(|name| !wanted.contains_key(*name));
+        let unwanted: Vec<PortName> = unwanted.cloned().collect();
+        let nothing = PortPlan::default();
+        let unwanted = unwanted.iter().map(|name| (name, &nothing));
+        let wanted = wanted.iter().map(|(name, plan)| (name, &**plan));
+        for (name, plan) in unwanted.chain(wanted) {
+            match self.write_port(name, plan, &mut problems) {
+                Ok(diff) => leftovers.extend(diff.map(|diff| (name.clone(), diff))),
+                Err(refused) => {
+                    self.dirty.insert(service.clone());
+                    problems.insert(name.clone(), refused.problem());
+                }
+            }
+        }
+        self.replace_problems(service, problems);
+    }
+
+    /// Writes the planned entries of a port, or as many as there is room for. Returns the difference; the
+    /// caller makes its deletions later.
+    fn write_port(
+        &mut self,
+        name: &PortName,
+        plan: &PortPlan,
+        problems: &mut PortProblems,
+    ) -> Result<Option<PortDiff>, ChangeError> {
+        if self.orphans.keeps_backends(name) {
+            return Ok(None);
+        }
+        let Some(id) = self.assigned_id(name, plan) else {
+            let problem = PortProblem::no_room(Reason::FrontendsFull, 0, 0);
+            problems.insert(name.clone(), problem);
+            return Ok(None);
+        };
+        let (ports, protocol) = (&mut self.tracked, name.protocol);
+        let mut result = ports.write_plan(id, protocol, plan);
+        if matches!(result, Err(ChangeError::NoRoom(_))) && ports.poll_draining() > 0 {
+            result = ports.write_plan(id, protocol, plan);
+        }
+        let Err(ChangeError::NoRoom(Shortage {
+            reason,
+            is_temporary: is_passing,
+        })) = result
+        else {
+            return result.map(Some);
+        };
+        if is_passing && (ports.has_waiting || !ports.retired.0.is_empty()) {
+            self.waiting_for_entries.insert(name.service.clone());
+            return Ok(None);
+        }
+        let actual = &ports.actual;
+        let problem = PortProblem::no_room(reason, plan.cluster.len(), actual.draining.len());
+        problems.insert(name.clone(), problem);
+        let reduced = if reason == Reason::SourceRangesFull {
+            plan.with_source_ranges(actual.source_ranges_of(id))
+        } else {
+            let Some(port) = actual.ports.get(&id) else {
+                ports.retire_id_if_unused(Some(name), id);
+                return Ok(None);
+            };
+            plan.reduced_to(
+                |key| port.frontends.contains_key(key),
+                |target| port.backends.contains_key(target),
+                reason == Reason::SlotsFull,
+            )
+        };
+        ports.write_plan(id, protocol, &reduced).map(Some)
+    }
+
+    /// Returns the id of a port. A port without one gets the orphaned id of one of its frontends, or a free
+    /// id; `None` if there is no free id.
+    fn assigned_id(&mut self, name: &PortName, plan: &PortPlan) -> Option<u32> {
+        let actual = &mut self.tracked.actual;
+        if let Some(id) = actual.id(name) {
+            return Some(id);
+        }
+        let claimed = actual.find_id(plan, |id| self.orphans.take_id(*id));
+        let id = claimed.or_else(|| actual.free_ids.allocate())?;
+        actual.set_id(name.clone(), id);
+        Some(id)
+    }
+
+    /// Writes the probe's frontend, calls `dial`, and removes the frontend. Returns `None` if the maps have
+    /// no room for it, or a Service owns the same frontend.
+    pub(super) fn dial_probe<R>(
+        &mut self,
+        canary: &ProbeFrontend,
+        dial: impl FnOnce() -> R,
+    ) -> Option<R> {
+        let actual = &mut self.tracked.actual;
+        let known = actual.frontends.get(&canary.frontend);
+        let id = match known.map(|front| front.record.service) {
+            // A process that was killed has left the probe's frontend.
+            Some(id) => self.orphans.take_id(id).then_some(id)?,
+            None => actual.free_ids.allocate()?,
+        };
+        let written = self
+            .tracked
+            .write_plan(id, canary.frontend.protocol, &canary.plan());
+        if let Err(refused) = &written {
+            let PortProblem { reason, text } = refused.problem();
+            tracing::warn!(
+                reason = reason.label(),
+                text,
+                "cannot write the frontend of the probe"
+            );
+        }
+        let dialled = written.ok().map(|_| dial());
+        if let Err(refused) = self.tracked.remove_all(id) {
+            self.orphans.add_refused(id, refused.problem());
+        }
+        dialled
+    }
+
+    fn replace_problems(&mut self, service: &ObjectName, problems: PortProblems) {
+        let was_tried = !self.waiting_for_entries.contains(service);
+        self.problems.replace(service, problems, was_tried);
+    }
+
+    fn remove_orphans(&mut self) {
+        for id in self.orphans.take_removable() {
+            if let Err(refused) = self.tracked.remove_all(id) {
+                let problem = refused.problem();
+                tracing::warn!(id, text = %problem.text, "cannot remove entries of an earlier process");
+                self.problems.count(problem.reason);
+                self.orphans.add_refused(id, problem);
+            }
+        }
+    }
+
+    fn enter_content_unknown(&mut self, error: &WriteError, desired: &DesiredPlans) {
+        let error = error as &dyn std::error::Error;
+        tracing::warn!(
+            error,
+            "a batch of the first sync was refused, reading the maps again"
+        );
+        self.problems.count(Reason::WriteFailed);
+        self.phase = SyncPhase::ContentUnknown;
+        // Nothing may be freed: some of these entries may still be in use.
+        self.tracked.retired = Retired::default();
+        self.dirty.extend(desired.plans.keys().cloned());
+    }
+
+    /// Reads the maps again, as at a start, after a batch of the first sync was refused.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::adopt`]; the call can be repeated.
+    pub(super) fn read_again(&mut self, grace: &impl GracePeriod) -> Result<(), AdoptError> {
+        self.tracked.adopt(grace)?;
+        self.orphans.clear();
+        self.waiting_for_entries.clear();
+        self.phase = SyncPhase::FirstSyncUnbatched;
+        Ok(())
+    }
+
+    /// Reads the maps again, and compares them with their tracked content. If they differ, their content
+    /// becomes the tracked one, and every Service is marked dirty. Returns the number of differences.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::adopt`]; the tracked content stays as it was.
+    pub(super) fn audit(
+        &mut self,
+        desired: &DesiredPlans,
+        grace: &impl GracePeriod,
+    ) -> Result<u64, AdoptError> {
+        if self.tracked.has_waiting || self.phase != SyncPhase::Incremental {
+            return Ok(0);
+        }
+        let differences = u64::try_from(self.tracked.audit(grace)?).unwrap_or(u64::MAX);
+        if differences > 0 {
+            self.orphans.set_ids(self.tracked.actual.unassigned_ids());
+            self.dirty.extend(desired.plans.keys().cloned());
+            self.dirty.extend(self.tracked.actual.ids.keys().cloned());
+            self.drift += differences;
+        }
+        Ok(differences)
+    }
+
+    /// Frees retired entries after their grace period, except for backend indices with open connections.
+    /// `more` is true if another batch of retired entries waits.
+    pub(super) fn free(&mut self, retired: &Retired, more: bool) {
+        self.tracked.free(retired, more);
+        self.dirty.append(&mut self.waiting_for_entries);
+        self.poll_draining();
+        if std::mem::take(&mut self.has_retired) {
+            self.dirty
+                .extend(self.problems.services_without_room().cloned());
+        }
+    }
+
+    /// Frees the indices of removed backends whose connections have all closed. If there are any, Services
+    /// without room become dirty.
+    pub(super) fn poll_draining(&mut self) {
+        if self.tracked.poll_draining() > 0 {
+            self.dirty
+                .extend(self.problems.services_without_room().cloned());
+        }
+    }
+}
+
+impl<M> MapSync<M> {
+    /// Applies the state of the sources: `synced` is true once each has delivered its first complete list,
+    /// `whole` if no object is missing.
+    pub(super) fn set_source_state(&mut self, synced: bool, whole: bool) {
+        if synced && self.phase == SyncPhase::WaitingForSources {
+            self.phase = SyncPhase::FirstSync;
+        }
+        self.dirty.extend(self.orphans.set_complete(whole));
+    }
+
+    /// Returns true if every source has delivered its first list.
+    pub(super) fn is_synced(&self) -> bool {
+        self.phase != SyncPhase::WaitingForSources
+    }
+
+    /// Returns true if the content of the maps is unknown. Nothing is written until
+    /// [`Self::begin_anew`] succeeds.
+    pub(super) fn is_content_unknown(&self) -> bool {
+        self.phase == SyncPhase::ContentUnknown
+    }
+
+    /// Returns true if a change waits to be written.
+    pub(super) fn is_dirty(&self) -> bool {
+        self.is_synced() && (!self.dirty.is_empty() || self.orphans.has_removable())
+    }
+
+    /// Returns all problems with service ports, and with entries of an earlier process.
+    pub(super) fn all_problems(&self) -> impl Iterator<Item = &PortProblem> {
+        let problems = self.problems.by_service.values().flat_map(BTreeMap::values);
+        problems.chain(self.orphans.problems())
+    }
+}

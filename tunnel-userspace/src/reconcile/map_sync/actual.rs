@@ -1,0 +1,288 @@
+//! The content of the service maps in the memory of this process: read once, then updated with every write.
+
+use std::collections::BTreeSet;
+
+use foldhash::{HashMap, HashMapExt as _};
+use litemap::LiteMap;
+use tunnel_common::{
+    service::{BackendState, Frontend, FrontendKey, Membership, SourceRange},
+    table::MapSizes,
+};
+
+use super::{
+    allocators::{IndexAllocator, to_usize},
+    draining_backends::DrainingBackends,
+    ref_counted_lists::RefCountedLists,
+};
+use crate::{
+    model::ObjectName,
+    plan::{BackendTarget, PortName, PortPlan},
+    reconcile::{
+        grace_period::{Retired, RetiredEntry},
+        map_access::CounterReader,
+    },
+};
+
+/// A frontend in the maps.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct ProgrammedFrontend {
+    /// The index of its record.
+    pub(crate) index: u32,
+    /// The record.
+    pub(crate) record: Frontend,
+}
+
+/// The entries in the maps that have the id of one service port.
+#[derive(Debug, Default)]
+pub(crate) struct ProgrammedPort {
+    /// The frontends whose records have the id.
+    pub(crate) frontends: LiteMap<FrontendKey, ()>,
+    /// The indices of the serving backends.
+    pub(crate) backends: LiteMap<BackendTarget, u32>,
+}
+
+/// The two words of a backend that change in place.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in crate::reconcile) struct BackendStatus {
+    pub(in crate::reconcile) state: BackendState,
+    pub(super) membership: Membership,
+}
+
+/// The content of the service maps.
+#[derive(Debug)]
+pub(crate) struct Actual {
+    pub(crate) sizes: MapSizes,
+    pub(crate) frontends: HashMap<FrontendKey, ProgrammedFrontend>,
+    /// The backend indices of each set.
+    pub(in crate::reconcile) sets: RefCountedLists<u32>,
+    /// The ranges of clients that may use restricted frontends.
+    pub(in crate::reconcile) source_ranges: RefCountedLists<SourceRange>,
+    pub(crate) ports: HashMap<u32, ProgrammedPort>,
+    /// The ids of service ports, by Service.
+    pub(crate) ids: HashMap<ObjectName, LiteMap<PortName, u32>>,
+    /// The last state and sets of each backend index; zeros for an index that was never used.
+    pub(super) backend_statuses: Vec<BackendStatus>,
+    pub(crate) used_backends: u32,
+    pub(crate) free_frontends: IndexAllocator,
+    pub(crate) free_backends: IndexAllocator,
+    /// The indices of removed backends that still have open connections.
+    pub(in crate::reconcile) draining: DrainingBackends,
+    pub(crate) free_ids: IndexAllocator,
+}
+
+impl Actual {
+    /// Returns the content of newly created maps.
+    pub(crate) fn empty(sizes: MapSizes) -> Self {
+        let none = BTreeSet::new();
+        Self {
+            sizes,
+            frontends: HashMap::new(),
+            sets: RefCountedLists::new(sizes.slot_entries()),
+            source_ranges: RefCountedLists::new_shared(sizes.source_range_entries()),
+            ports: HashMap::new(),
+            ids: HashMap::new(),
+            backend_statuses: vec![BackendStatus::default(); to_usize(sizes.backend_entries())],
+            used_backends: 0,
+            free_frontends: IndexAllocator::new(sizes.frontend_entries(), &none),
+            free_backends: IndexAllocator::new(sizes.backend_entries(), &none),
+            draining: DrainingBackends::default(),
+            free_ids: IndexAllocator::new(sizes.frontend_entries(), &none),
+        }
+    }
+
+    /// Returns the indices of the serving backends.
+    pub(super) fn serving_indices(&self) -> BTreeSet<u32> {
+        let ports = self.ports.values();
+        ports
+            .flat_map(|port| port.backends.values().copied())
+            .collect()
+    }
+
+    /// Returns the last state and sets of a backend index.
+    pub(in crate::reconcile) fn backend_status(&self, index: u32) -> BackendStatus {
+        let known = self.backend_statuses.get(to_usize(index));
+        known.copied().unwrap_or_default()
+    }
+
+    /// Updates the tracked state and sets of a backend index.
+    pub(super) fn update_backend_status(
+        &mut self,
+        index: u32,
+        change: impl FnOnce(&mut BackendStatus),
+    ) {
+        self.backend_statuses.get_mut(to_usize(index)).map(change);
+    }
+
+    /// Returns the id of a service port, if it has one.
+    pub(crate) fn id(&self, name: &PortName) -> Option<u32> {
+        self.ids.get(&name.service)?.get(name).copied()
+    }
+
+    /// Assigns an id to a service port.
+    pub(crate) fn set_id(&mut self, name: PortName, id: u32) {
+        let ids = self.ids.entry(name.service.clone());
+        ids.or_insert_with(|| LiteMap::with_capacity(1))
+            .insert(name, id);
+    }
+
+    /// Returns the first id that `is_wanted` accepts, of those in the records of a plan's frontends.
+    pub(super) fn find_id(
+        &self,
+        plan: &PortPlan,
+        is_wanted: impl FnMut(&u32) -> bool,
+    ) -> Option<u32> {
+        let known = plan
+            .frontends
+            .keys()
+            .filter_map(|key| self.frontends.get(key));
+        known.map(|front| front.record.service).find(is_wanted)
+    }
+
+    /// Returns the index of a service port's serving backend with an address and port.
+    pub(crate) fn backend(&self, id: u32, target: &BackendTarget) -> Option<u32> {
+        self.ports.get(&id)?.backends.get(target).copied()
+    }
+
+    /// Returns the records with the id of a service port.
+    pub(crate) fn records_of(&self, id: u32) -> impl Iterator<Item = &Frontend> {
+        let ports = self.ports.get(&id).into_iter();
+        let keys = ports.flat_map(|port| port.frontends.keys());
+        keys.filter_map(|key| Some(&self.frontends.get(key)?.record))
+    }
+
+    /// Returns the ranges of clients that may use the restricted frontends of a port; empty if no frontend
+    /// is restricted.
+    pub(crate) fn source_ranges_of(&self, id: u32) -> &[SourceRange] {
+        let mut lists = self
+            .records_of(id)
+            .map(|it| self.source_ranges.items(it.source_ranges));
+        lists.find(|list| !list.is_empty()).unwrap_or_default()
+    }
+
+    /// Increments the reference counts of a record's lists.
+    pub(crate) fn add_references(&mut self, record: &Frontend) {
+        self.sets.add_reference(record.cluster);
+        self.sets.add_reference(record.local);
+        self.source_ranges.add_reference(record.source_ranges);
+    }
+
+    /// Decrements the reference counts of a record's lists, and retires each list without a reference.
+    pub(crate) fn remove_references(&mut self, record: &Frontend, retired: &mut Retired) {
+        let sets = [record.cluster, record.local].into_iter();
+        let slots = sets.filter_map(|set| self.sets.remove_reference(set));
+        retired.0.extend(slots.map(RetiredEntry::Slots));
+        let sources = self.source_ranges.remove_reference(record.source_ranges);
+        retired.0.extend(sources.map(RetiredEntry::SourceRanges));
+    }
+
+    /// Finds the free backend indices, and the removed ones that still have open connections. A grace period
+    /// must have passed since the maps were read, so that all programs have counted their connections.
+    pub(crate) fn find_draining(&mut self, reader: &impl CounterReader) {
+        let used = self.serving_indices();
+        (self.draining, self.free_backends) =
+            DrainingBackends::find(reader, self.sizes.backend_entries(), used);
+    }
+
+    /// Removes a service port from the ids.
+    pub(crate) fn remove_name(&mut self, name: &PortName) {
+        if let Some(ids) = self.ids.get_mut(&name.service) {
+            ids.remove(name);
+            if ids.is_empty() {
+                self.ids.remove(&name.service);
+            }
+        }
+    }
+
+    /// Reserves memory for this number of Services, so that inserting them doesn't reallocate.
+    pub(crate) fn reserve(&mut self, services: usize) {
+        self.frontends.reserve(services);
+        self.sets.reserve(services);
+        self.ports.reserve(services);
+        self.ids.reserve(services);
+    }
+
+    /// Returns the ids that are assigned to no service port.
+    pub(crate) fn unassigned_ids(&self) -> BTreeSet<u32> {
+        let named = self.ids.values().flat_map(LiteMap::values).copied();
+        let mut nameless: BTreeSet<u32> = self.ports.keys().copied().collect();
+        for id in named {
+            nameless.remove(&id);
+        }
+        nameless
+    }
+
+    /// Returns the number of entries in use, by map.
+    pub(crate) fn usage(&self) -> Usage {
+        Usage {
+            frontends: self.frontends.len(),
+            slots: self.sets.used,
+            source_ranges: self.source_ranges.used,
+            backends: self.used_backends,
+        }
+    }
+
+    /// Returns the number of frontends and service port ids that differ from `other`.
+    pub(crate) fn differences(&self, other: &Self) -> usize {
+        let new = other.frontends.keys();
+        let new = new.filter(|key| !self.frontends.contains_key(key));
+        let fronts = self.frontends.keys().chain(new);
+        let fronts = fronts.filter(|key| {
+            let [known, new] = [self, other].map(|of| {
+                let front = of.frontends.get(*key)?;
+                Some((front, of.lists_of(&front.record)))
+            });
+            known != new
+        });
+        let ports = other.ports.keys();
+        let ports =
+            ports.filter(|id| self.backends_with_sets(**id) != other.backends_with_sets(**id));
+        fronts.count() + ports.count()
+    }
+
+    /// Returns the backend sets and client ranges of a record.
+    fn lists_of(&self, record: &Frontend) -> ([&[u32]; 2], &[SourceRange]) {
+        let sets = [record.cluster, record.local].map(|set| self.sets.items(set));
+        (sets, self.source_ranges.items(record.source_ranges))
+    }
+
+    /// Returns the serving backends of a port, and the set membership of each.
+    fn backends_with_sets(
+        &self,
+        id: u32,
+    ) -> Option<(&LiteMap<BackendTarget, u32>, Vec<Membership>)> {
+        let backends = &self.ports.get(&id)?.backends;
+        let sets = backends
+            .values()
+            .map(|index| self.backend_status(*index).membership);
+        Some((backends, sets.collect()))
+    }
+
+    /// Moves the names of the service ports from an earlier reading, for ids that still exist.
+    pub(crate) fn move_names_from(&mut self, earlier: &mut Self) {
+        for (service, mut ids) in std::mem::take(&mut earlier.ids) {
+            ids.retain(|_, id| self.ports.contains_key(id));
+            if !ids.is_empty() {
+                self.ids.insert(service, ids);
+            }
+        }
+    }
+}
+
+/// The number of entries in use, by map.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Usage {
+    pub(crate) frontends: usize,
+    pub(crate) slots: u32,
+    pub(crate) source_ranges: u32,
+    pub(crate) backends: u32,
+}
+
+impl Usage {
+    /// Returns true if any number is greater than in `other`.
+    pub(crate) const fn exceeds(&self, other: &Self) -> bool {
+        self.frontends > other.frontends
+            || self.slots > other.slots
+            || self.source_ranges > other.source_ranges
+            || self.backends > other.backends
+    }
+}

@@ -1,0 +1,275 @@
+//! The difference between the content of the maps and the plan of one service port. Pure.
+
+use std::collections::BTreeMap;
+
+use tunnel_common::{
+    reason::Reason,
+    select::MAX_SOURCE_RANGES,
+    service::{
+        Frontend, FrontendKey, IndexRange, InlineBackend, MAX_INLINE_BACKENDS, Membership,
+        SourceRange,
+    },
+};
+
+use super::{actual::Actual, allocators::to_usize, set_values::near};
+use crate::{
+    model::TrafficPolicy,
+    plan::{BackendTarget, FrontendPlan, PortPlan},
+};
+
+/// The maps have no room for a plan.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Shortage {
+    /// The reason: the map that is full.
+    pub(crate) reason: Reason,
+    /// True if there will be room once retired entries are freed; false if the configured size of the map
+    /// is too small.
+    pub(crate) is_temporary: bool,
+}
+
+/// The changes that bring the entries of one service port to its plan.
+#[derive(Debug, Eq, PartialEq)]
+pub(crate) struct PortDiff {
+    pub(crate) id: u32,
+    pub(crate) new_backends: Vec<(BackendTarget, Membership)>,
+    /// The indices of backends that change their sets.
+    pub(crate) set_changes: Vec<(u32, Membership)>,
+    /// The set in the maps that equals the plan's; `None` if new slots must be written.
+    pub(crate) cluster_set: Option<IndexRange>,
+    /// The same for policy Local.
+    pub(crate) local_set: Option<IndexRange>,
+    /// Frontends that are new, or whose record changes.
+    pub(crate) upserts: Vec<(FrontendKey, FrontendPlan)>,
+    pub(crate) deletes: Vec<FrontendKey>,
+    /// Ranges of clients that must be written.
+    pub(crate) new_source_ranges: Vec<SourceRange>,
+    /// Backends that are no longer planned.
+    pub(crate) removed_backends: Vec<(BackendTarget, u32)>,
+}
+
+impl PortDiff {
+    /// Compares the entries of a service port id with its plan.
+    pub(crate) fn between(actual: &Actual, id: u32, plan: &PortPlan) -> Self {
+        let cluster = existing_set(actual, id, &plan.cluster, |front| front.cluster);
+        let local = existing_set(actual, id, &plan.local, |front| front.local);
+        let is_right = |(key, front): &(&FrontendKey, &FrontendPlan)| {
+            let known = actual.frontends.get(*key).zip(cluster.zip(local));
+            known.is_some_and(|(known, sets)| {
+                known.record == frontend_record(actual, (**key, front), id, plan, sets)
+            })
+        };
+        let upserts = plan.frontends.iter().filter(|front| !is_right(front));
+        let upserts = upserts.map(|(key, front)| (*key, *front)).collect();
+        let wanted = memberships(plan);
+        let (mut new_backends, mut moves) = (Vec::new(), Vec::new());
+        for (target, sets) in &wanted {
+            match actual.backend(id, target) {
+                None => new_backends.push((**target, *sets)),
+                Some(index) if actual.backend_status(index).membership != *sets => {
+                    moves.push((index, *sets))
+                }
+                Some(_) => {}
+            }
+        }
+        let used_sources = plan.used_source_ranges();
+        let new_sources = match actual.source_ranges.find_shared(used_sources) {
+            Some(_) => Vec::new(),
+            None => used_sources.to_vec(),
+        };
+        let port = actual.ports.get(&id);
+        let deletes = port
+            .into_iter()
+            .flat_map(|port| port.frontends.keys())
+            .filter(|key| !plan.frontends.contains_key(key))
+            .copied()
+            .collect();
+        let gone = port
+            .into_iter()
+            .flat_map(|port| &port.backends)
+            .filter(|(target, _)| !wanted.contains_key(target))
+            .map(|(target, index)| (*target, *index))
+            .collect();
+        Self {
+            id,
+            new_backends,
+            set_changes: moves,
+            cluster_set: cluster,
+            local_set: local,
+            upserts,
+            deletes,
+            new_source_ranges: new_sources,
+            removed_backends: gone,
+        }
+    }
+
+    /// Checks that the maps have room for the changes: first by their configured sizes, then by their free
+    /// entries. The maps have more entries than configured, but only so that old and new ones can coexist
+    /// until the old ones are freed.
+    pub(crate) fn check_room(&self, actual: &Actual, plan: &PortPlan) -> Result<(), Shortage> {
+        let full = |reason, is_passing| {
+            Err(Shortage {
+                reason,
+                is_temporary: is_passing,
+            })
+        };
+        let sizes = actual.sizes;
+        let exceeds = |new: usize, used: u32, gone: usize, size: u32| {
+            new > 0 && to_usize(used) + new - gone > to_usize(size)
+        };
+        let is_new = |(key, _): &&(FrontendKey, FrontendPlan)| !actual.frontends.contains_key(key);
+        let new_keys = self.upserts.iter().filter(is_new).count();
+        if new_keys > 0 && actual.frontends.len() + new_keys > to_usize(sizes.frontends) {
+            return full(Reason::FrontendsFull, false);
+        }
+        let (new, gone) = (self.new_backends.len(), self.removed_backends.len());
+        if exceeds(new, actual.used_backends, gone, sizes.backends) {
+            return full(Reason::BackendsFull, false);
+        }
+        let new = self.new_slots(plan);
+        if exceeds(
+            new,
+            actual.sets.used,
+            self.retired_slots(actual),
+            sizes.slots,
+        ) {
+            return full(Reason::SlotsFull, false);
+        }
+        let of_records = actual
+            .records_of(self.id)
+            .map(|record| record.source_ranges);
+        let (new, gone) = (
+            self.new_source_ranges.len(),
+            actual.source_ranges.unused_without(of_records),
+        );
+        if new > to_usize(MAX_SOURCE_RANGES)
+            || exceeds(new, actual.source_ranges.used, gone, sizes.source_ranges)
+        {
+            return full(Reason::SourceRangesFull, false);
+        }
+        if self.upserts.len() > actual.free_frontends.free_count() {
+            return full(Reason::FrontendsFull, true);
+        }
+        if self.new_backends.len() > actual.free_backends.free_count() {
+            return full(Reason::BackendsFull, true);
+        }
+        Ok(())
+    }
+
+    /// Returns the number of slots that must be written.
+    fn new_slots(&self, plan: &PortPlan) -> usize {
+        let sets = [
+            (self.cluster_set, &plan.cluster),
+            (self.local_set, &plan.local),
+        ];
+        let new = sets.iter().filter(|(kept, _)| kept.is_none());
+        new.map(|(_, targets)| targets.len()).sum()
+    }
+
+    /// Returns the number of slots that are no longer in use after the changes.
+    fn retired_slots(&self, actual: &Actual) -> usize {
+        let (cluster, local) = (self.cluster_set.is_none(), self.local_set.is_none());
+        let of_records = actual.records_of(self.id).flat_map(|record| {
+            let cluster = cluster.then_some(record.cluster);
+            cluster.into_iter().chain(local.then_some(record.local))
+        });
+        actual.sets.unused_without(of_records)
+    }
+}
+
+/// Returns the backends of a plan, each with the sets that contain it.
+fn memberships(plan: &PortPlan) -> BTreeMap<&BackendTarget, Membership> {
+    let only_serving = plan.serving.iter().map(|target| (target, Membership::NONE));
+    let mut all: BTreeMap<_, _> = only_serving.collect();
+    let sets = [
+        (&plan.cluster, Membership::CLUSTER),
+        (&plan.local, Membership::LOCAL),
+    ];
+    for (targets, set) in sets {
+        for target in targets {
+            let known = all.entry(target).or_default();
+            *known = known.union(set);
+        }
+    }
+    all
+}
+
+/// A placeholder, different from any real set, for client ranges that are not written yet.
+const UNWRITTEN: IndexRange = IndexRange {
+    base: u32::MAX,
+    len: u32::MAX,
+};
+
+/// Returns the record of a frontend. Its backends and sets must have been written, or the record differs from
+/// the final one.
+pub(crate) fn frontend_record(
+    actual: &Actual,
+    (key, front): (FrontendKey, &FrontendPlan),
+    id: u32,
+    plan: &PortPlan,
+    (cluster, local): (IndexRange, IndexRange),
+) -> Frontend {
+    let [sockets, packets] =
+        [front.socket_policy, front.packet_policy].map(|policy| policy == TrafficPolicy::Local);
+    let of_sockets = if sockets { &plan.local } else { &plan.cluster };
+    let is_left_alone = plan.socket_translation_disabled || front.has_listener;
+    let is_restricted = plan.is_restricted(front);
+    let flag = |is_set: bool, flag: u8| if is_set { flag } else { 0 };
+    let admits_host = is_restricted.then_some(front.admits_host);
+    let flags = flag(sockets, Frontend::SOCKETS_LOCAL)
+        | flag(packets, Frontend::PACKETS_LOCAL)
+        | flag(plan.has_endpoints, Frontend::HAS_ENDPOINTS)
+        | flag(is_left_alone, Frontend::NOT_SOCKETS)
+        | flag(admits_host == Some(Some(true)), Frontend::ADMITS_HOST)
+        | flag(admits_host == Some(None), Frontend::HOST_UNKNOWN);
+    Frontend {
+        key,
+        service: id,
+        cluster,
+        algorithm: plan.algorithm,
+        flags,
+        reserved: 0,
+        inline_backends: all_near(actual, id, of_sockets),
+        local,
+        affinity_timeout: plan.affinity,
+        source_ranges: if is_restricted {
+            actual
+                .source_ranges
+                .find_shared(&plan.source_ranges)
+                .unwrap_or(UNWRITTEN)
+        } else {
+            IndexRange::default()
+        },
+    }
+}
+
+/// Returns the backends that the record itself contains: all of a small set, none of a larger one.
+fn all_near(
+    actual: &Actual,
+    id: u32,
+    targets: &[BackendTarget],
+) -> [InlineBackend; MAX_INLINE_BACKENDS] {
+    let targets = if targets.len() > MAX_INLINE_BACKENDS {
+        &[]
+    } else {
+        targets
+    };
+    let index = |target| actual.backend(id, target).unwrap_or_default();
+    let indices: Vec<_> = targets.iter().map(index).collect();
+    near(targets, &indices)
+}
+
+/// Returns the port's set in the maps with exactly these backends, if there is one.
+fn existing_set(
+    actual: &Actual,
+    id: u32,
+    targets: &[BackendTarget],
+    of: impl Fn(&Frontend) -> IndexRange,
+) -> Option<IndexRange> {
+    if targets.is_empty() {
+        return Some(IndexRange::default());
+    }
+    let indices = targets.iter().map(|target| actual.backend(id, target));
+    let indices = indices.collect::<Option<Vec<_>>>()?;
+    let mut known = actual.records_of(id).map(of);
+    known.find(|set| actual.sets.items(*set) == indices)
+}

@@ -1,0 +1,76 @@
+//! Removed backends that still have open connections. Their indices are not reused before the last
+//! connection has closed: its close would be counted for the new backend.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use super::allocators::IndexAllocator;
+use crate::reconcile::map_access::CounterReader;
+
+/// The maximum number of connection counters that one poll reads.
+const BATCH: usize = 4096;
+
+/// The indices of removed backends with open connections, in the order in which they are polled.
+#[derive(Debug, Default)]
+pub(in crate::reconcile) struct DrainingBackends(VecDeque<u32>);
+
+impl DrainingBackends {
+    /// Reads the connection counters of all unused indices. Returns the indices with open connections, and
+    /// the free ones.
+    pub(super) fn find(
+        reader: &impl CounterReader,
+        entries: u32,
+        used: BTreeSet<u32>,
+    ) -> (Self, IndexAllocator) {
+        let gone = (0..entries).filter(|index| !used.contains(index));
+        let occupied: VecDeque<u32> = gone
+            .filter(|index| has_open_connections(reader, *index))
+            .collect();
+        let taken = used.into_iter().chain(occupied.iter().copied());
+        let free = IndexAllocator::new(entries, &taken.collect());
+        (Self(occupied), free)
+    }
+
+    /// Returns the number of indices.
+    pub(in crate::reconcile) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Frees the index of a removed backend that no program can still choose, or adds it to the polled ones
+    /// if it has open connections.
+    pub(super) fn free_or_drain(
+        &mut self,
+        index: u32,
+        reader: &impl CounterReader,
+        free: &mut IndexAllocator,
+    ) {
+        if has_open_connections(reader, index) {
+            self.0.push_back(index);
+        } else {
+            free.free(index);
+        }
+    }
+
+    /// Polls the next indices, and frees those without open connections. Returns the number of freed ones.
+    pub(super) fn poll(&mut self, reader: &impl CounterReader, free: &mut IndexAllocator) -> usize {
+        let before = self.0.len();
+        for _ in 0..before.min(BATCH) {
+            if let Some(index) = self.0.pop_front() {
+                self.free_or_drain(index, reader, free);
+            }
+        }
+        before - self.0.len()
+    }
+}
+
+fn has_open_connections(reader: &impl CounterReader, index: u32) -> bool {
+    let open = reader.open_connections(index).inspect_err(|error| {
+        let error = error as &dyn std::error::Error;
+        tracing::warn!(
+            index,
+            error,
+            "cannot read the open connections of a removed backend, so its index is not freed"
+        );
+    });
+    // A count that can't be read may not be 0.
+    !matches!(open, Ok(0))
+}

@@ -1,0 +1,36 @@
+use litemap::LiteMap;
+use tunnel_common::service::FrontendKey;
+
+use crate::{
+    model::TrafficPolicy,
+    plan::{BackendTarget, FrontendKind, FrontendPlan, PortPlan},
+};
+
+/// A frontend of the daemon's own, which no Service has. The daemon connects to it to check that the programs
+/// translate connects.
+#[derive(Clone, Copy, Debug)]
+pub struct ProbeFrontend {
+    /// The address, port and protocol that the daemon dials.
+    pub frontend: FrontendKey,
+    /// Its only backend.
+    pub target: BackendTarget,
+}
+
+impl ProbeFrontend {
+    pub(super) fn plan(&self) -> PortPlan {
+        let front = FrontendPlan {
+            kind: FrontendKind::ClusterIp,
+            socket_policy: TrafficPolicy::Cluster,
+            packet_policy: TrafficPolicy::Cluster,
+            admits_host: None,
+            has_listener: false,
+        };
+        PortPlan {
+            frontends: LiteMap::from_iter([(self.frontend, front)]),
+            cluster: vec![self.target],
+            serving: vec![self.target],
+            has_endpoints: true,
+            ..PortPlan::default()
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! Reads the content of the service maps: at the start, for each audit, and after a refused batch.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tunnel_common::{
+    decide::Traffic,
+    select::MAX_SOURCE_RANGES,
+    service::{Backend, Frontend, FrontendKey, IndexRange, MAX_INLINE_BACKENDS},
+    table::MapSizes,
+};
+
+use super::{
+    actual::{Actual, BackendStatus, ProgrammedFrontend},
+    allocators::IndexAllocator,
+    set_values::{near, slots},
+};
+use crate::{
+    plan::BackendTarget,
+    reconcile::map_access::{MapReader, ReadError},
+};
+
+/// Invalid entries of the maps, left by a crash or another program.
+#[derive(Debug, Default)]
+pub(crate) struct InvalidEntries {
+    /// Keys without a valid record. They must be removed before anything is written, since their records
+    /// are treated as free.
+    pub(crate) frontend_keys: Vec<FrontendKey>,
+    /// The indices of backends that serve, but belong to no service port with a frontend.
+    pub(crate) backends: Vec<u32>,
+}
+
+/// The state of reading the maps.
+struct MapRead<'a, R> {
+    reader: &'a R,
+    /// The serving backends, by index.
+    backends: BTreeMap<u32, Backend>,
+    /// The valid entries that were read so far.
+    actual: Actual,
+}
+
+/// Reads the maps. Returns the valid entries, and the invalid ones. All backend indices are free until
+/// [`Actual::find_occupied`] is called.
+pub(in crate::reconcile) fn read_maps(
+    reader: &impl MapReader,
+    sizes: MapSizes,
+) -> Result<(Actual, InvalidEntries), ReadError> {
+    let all = reader.backends(sizes.backend_entries())?;
+    let standings = all.iter().map(|backend| BackendStatus {
+        state: backend.state,
+        membership: backend.sets,
+    });
+    let standings = standings.collect();
+    let serving = (0_u32..)
+        .zip(all)
+        .filter(|(_, backend)| backend.state.is_serving());
+    let mut reading = MapRead {
+        reader,
+        backends: serving.collect(),
+        actual: Actual {
+            backend_statuses: standings,
+            ..Actual::empty(sizes)
+        },
+    };
+    let mut stray = InvalidEntries::default();
+    for (key, index) in reader.frontend_keys()? {
+        if !reading.add_frontend(key, index)? {
+            stray.frontend_keys.push(key);
+        }
+    }
+    stray.backends = reading.add_backends();
+    let MapRead { mut actual, .. } = reading;
+    let used_fronts = actual.frontends.values().map(|front| front.index).collect();
+    let used_ids = actual.ports.keys().copied().collect();
+    let used_backends = actual.serving_indices().len();
+    actual.used_backends = u32::try_from(used_backends).unwrap_or(u32::MAX);
+    actual.free_frontends = IndexAllocator::new(sizes.frontend_entries(), &used_fronts);
+    actual.free_ids = IndexAllocator::new(sizes.frontend_entries(), &used_ids);
+    Ok((actual, stray))
+}
+
+impl<R: MapReader> MapRead<'_, R> {
+    /// Adds a frontend to the valid entries. Returns false if its record, sets or backends are invalid.
+    fn add_frontend(&mut self, key: FrontendKey, index: u32) -> Result<bool, ReadError> {
+        let entries = self.actual.sizes.frontend_entries();
+        if index >= entries {
+            return Ok(false);
+        }
+        let record = self.reader.frontend(index)?;
+        let is_sound = record.key == key
+            && record.service < entries
+            && self.read_set(&record, record.cluster)?
+            && self.read_set(&record, record.local)?
+            && self.read_source_ranges(record.source_ranges)?
+            && self.is_near(&record);
+        if is_sound {
+            let actual = &mut self.actual;
+            actual.add_references(&record);
+            actual
+                .frontends
+                .insert(key, ProgrammedFrontend { index, record });
+            let port = actual.ports.entry(record.service).or_default();
+            port.frontends.insert(key, ());
+        }
+        Ok(is_sound)
+    }
+
+    fn read_set(&mut self, record: &Frontend, set: IndexRange) -> Result<bool, ReadError> {
+        let (reader, serving) = (self.reader, &self.backends);
+        let is_own = |backend: &Backend| backend.service == record.service;
+        self.actual.sets.read_list(set, |places| {
+            let held = places.map(|place| reader.slot(place));
+            let held = held.collect::<Result<Vec<_>, _>>()?;
+            let backends: Vec<_> = held.iter().map(|slot| slot.backend).collect();
+            let mut indices = backends.iter();
+            let are_own = indices.all(|index| serving.get(index).is_some_and(is_own));
+            let is_sound = are_own && slots(&backends).eq(held);
+            Ok(is_sound.then_some(backends))
+        })
+    }
+
+    fn read_source_ranges(&mut self, set: IndexRange) -> Result<bool, ReadError> {
+        self.actual.source_ranges.read_list(set, |places| {
+            if set.len > MAX_SOURCE_RANGES {
+                return Ok(None);
+            }
+            let ranges = places.map(|place| self.reader.source_range(place));
+            let ranges = ranges.collect::<Result<Vec<_>, _>>()?;
+            let is_sound = ranges.iter().all(|range| range.first <= range.last)
+                && ranges.is_sorted_by(|one, next| one.last < next.first);
+            Ok(is_sound.then_some(ranges))
+        })
+    }
+
+    /// Returns true if the copies of backends in the record match its set.
+    fn is_near(&self, record: &Frontend) -> bool {
+        let indices = self.actual.sets.items(Traffic::Sockets.set(record));
+        let indices = if indices.len() > MAX_INLINE_BACKENDS {
+            &[]
+        } else {
+            indices
+        };
+        let known = |index| self.backends.get(index).map(target);
+        let targets: Option<Vec<_>> = indices.iter().map(known).collect();
+        targets.is_some_and(|targets| record.inline_backends == near(&targets, indices))
+    }
+
+    /// Adds the serving backends of service ports with a frontend to the valid entries. Returns the others.
+    fn add_backends(&mut self) -> Vec<u32> {
+        let sets = self.actual.sets.all();
+        let placed: BTreeSet<u32> = sets.flat_map(|(_, set)| set.iter().copied()).collect();
+        let mut stray = Vec::new();
+        // Of two backends with the same address and port, the one in a set is valid: the other one was
+        // removed, and only has open connections.
+        let (first, second): (Vec<_>, Vec<_>) = self
+            .backends
+            .iter()
+            .partition(|(index, _)| placed.contains(index));
+        for (index, backend) in first.into_iter().chain(second) {
+            let target = target(backend);
+            match self.actual.ports.get_mut(&backend.service) {
+                Some(port) if !port.backends.contains_key(&target) => {
+                    port.backends.insert(target, *index);
+                }
+                Some(_) | None => {
+                    stray.push(*index);
+                    let gone = backend.state.removed();
+                    self.actual
+                        .update_backend_status(*index, |known| known.state = gone);
+                }
+            }
+        }
+        stray
+    }
+}
+
+const fn target(backend: &Backend) -> BackendTarget {
+    BackendTarget {
+        address: backend.address,
+        port: backend.port,
+    }
+}

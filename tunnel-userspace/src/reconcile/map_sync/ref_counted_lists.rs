@@ -1,0 +1,178 @@
+//! Lists of consecutive array entries, with reference counts: backend sets in the array of slots, and client
+//! ranges in theirs. Frontend records refer to them.
+
+use std::{collections::BTreeMap, hash::Hash, ops::Range, sync::Arc};
+
+use foldhash::{HashMap, HashMapExt as _};
+use tunnel_common::service::IndexRange;
+
+use super::allocators::{RangeAllocator, to_usize};
+
+/// A list, and the number of records that refer to it.
+#[derive(Debug)]
+struct RefCountedList<T> {
+    records: u32,
+    items: Arc<[T]>,
+}
+
+/// The lists in an array map, by the index of their first entry.
+#[derive(Debug)]
+pub(in crate::reconcile) struct RefCountedLists<T> {
+    by_base: HashMap<u32, RefCountedList<T>>,
+    /// The position of each list, for sharing equal lists; `None` if lists are not shared.
+    shared: Option<HashMap<Arc<[T]>, IndexRange>>,
+    free: RangeAllocator,
+    entries: u32,
+    /// The number of entries in use.
+    pub(in crate::reconcile) used: u32,
+}
+
+impl<T: Eq + Hash> RefCountedLists<T> {
+    /// Starts with an array of free entries.
+    pub(super) fn new(entries: u32) -> Self {
+        Self {
+            by_base: HashMap::new(),
+            shared: None,
+            free: RangeAllocator::new(entries),
+            entries,
+            used: 0,
+        }
+    }
+
+    /// Starts with an array of free entries in which equal lists are stored once.
+    pub(super) fn new_shared(entries: u32) -> Self {
+        Self {
+            shared: Some(HashMap::new()),
+            ..Self::new(entries)
+        }
+    }
+
+    /// Reserves memory for this number of lists, so that inserting them doesn't reallocate.
+    pub(super) fn reserve(&mut self, lists: usize) {
+        self.by_base.reserve(lists);
+    }
+
+    /// Reads the list of a record from the map, unless it is known. Returns true if the list is valid.
+    pub(super) fn read_list<E>(
+        &mut self,
+        set: IndexRange,
+        read: impl FnOnce(Range<u32>) -> Result<Option<Vec<T>>, E>,
+    ) -> Result<bool, E> {
+        if set.len == 0 {
+            return Ok(true);
+        }
+        if let Some(known) = self.by_base.get(&set.base) {
+            return Ok(known.items.len() == to_usize(set.len));
+        }
+        let end = set.base.checked_add(set.len);
+        let Some(end) = end.filter(|end| *end <= self.entries) else {
+            return Ok(false);
+        };
+        let Some(items) = read(set.base..end)? else {
+            return Ok(false);
+        };
+        let is_free = self.free.allocate_at(set.base, set.len);
+        if is_free {
+            self.insert(set, items);
+        }
+        Ok(is_free)
+    }
+
+    /// Returns the position of a shared list, if it exists.
+    pub(super) fn find_shared(&self, items: &[T]) -> Option<IndexRange> {
+        if items.is_empty() {
+            return Some(IndexRange::default());
+        }
+        self.shared.as_ref()?.get(items).copied()
+    }
+
+    /// Returns the list at a position.
+    pub(in crate::reconcile) fn items(&self, set: IndexRange) -> &[T] {
+        self.list_at(set).map_or(&[], |used| &used.items)
+    }
+
+    /// Allocates room for a new list.
+    pub(in crate::reconcile) fn allocate(&mut self, len: usize) -> Option<IndexRange> {
+        let len = u32::try_from(len).ok()?;
+        let base = self.free.allocate(len)?;
+        Some(IndexRange { base, len })
+    }
+
+    /// Adds a list that was written into allocated room. No record refers to it yet.
+    pub(super) fn insert(&mut self, set: IndexRange, items: Vec<T>) {
+        if set.len == 0 {
+            return;
+        }
+        let items: Arc<[T]> = items.into();
+        self.used += set.len;
+        if let Some(shared) = &mut self.shared {
+            shared.insert(Arc::clone(&items), set);
+        }
+        self.by_base
+            .insert(set.base, RefCountedList { records: 0, items });
+    }
+
+    /// Increments the reference count of a list.
+    pub(super) fn add_reference(&mut self, set: IndexRange) {
+        if let Some(used) = self.by_base.get_mut(&set.base)
+            && set.len > 0
+        {
+            used.records += 1;
+        }
+    }
+
+    /// Decrements the reference count of a list. Removes the list at 0, and returns its position, which may
+    /// be freed once no program reads it.
+    pub(super) fn remove_reference(&mut self, set: IndexRange) -> Option<IndexRange> {
+        let used = self.by_base.get_mut(&set.base).filter(|_| set.len > 0)?;
+        used.records -= 1;
+        self.remove_unused(set)
+    }
+
+    /// Removes and frees a list, if no record refers to it.
+    pub(super) fn free_unused(&mut self, set: IndexRange) {
+        if let Some(unused) = self.remove_unused(set) {
+            self.free(unused);
+        }
+    }
+
+    fn remove_unused(&mut self, set: IndexRange) -> Option<IndexRange> {
+        self.list_at(set).filter(|used| used.records == 0)?;
+        let used = self.by_base.remove(&set.base)?;
+        self.used -= set.len;
+        if let Some(shared) = &mut self.shared {
+            shared.remove(&used.items);
+        }
+        Some(set)
+    }
+
+    /// Frees the room of a removed list that no program reads any more.
+    pub(super) fn free(&mut self, set: IndexRange) {
+        self.free.free(set.base, set.len);
+    }
+
+    /// Returns the number of entries that would become unused without the references `of_records`: those in
+    /// lists with no other reference.
+    pub(super) fn unused_without(&self, of_records: impl Iterator<Item = IndexRange>) -> usize {
+        let mut records = BTreeMap::<_, u32>::new();
+        for set in of_records {
+            *records.entry((set.base, set.len)).or_default() += 1;
+        }
+        let is_left = |((base, len), records): ((u32, u32), u32)| {
+            let used = self.list_at(IndexRange { base, len })?;
+            (used.records == records).then_some(used.items.len())
+        };
+        records.into_iter().filter_map(is_left).sum()
+    }
+
+    /// Returns each list with the index of its first entry, in the order of the array.
+    pub(in crate::reconcile) fn all(&self) -> impl Iterator<Item = (u32, &[T])> {
+        let all = self.by_base.iter();
+        let all: BTreeMap<_, _> = all.map(|(base, used)| (*base, &*used.items)).collect();
+        all.into_iter()
+    }
+
+    fn list_at(&self, set: IndexRange) -> Option<&RefCountedList<T>> {
+        self.by_base.get(&set.base).filter(|_| set.len > 0)
+    }
+}

@@ -1,0 +1,46 @@
+//! The map values of backend sets: slots, and the copies of backends in frontend records.
+
+use foldhash::{HashMap, HashMapExt as _};
+use tunnel_common::service::{InlineBackend, MAX_INLINE_BACKENDS, Slot};
+
+use crate::plan::BackendTarget;
+
+/// The number of slots up to which counting repeatedly is faster than a hash map.
+const FEW: usize = 16;
+
+/// Returns the slots of a set, by the backend index of each.
+pub(in crate::reconcile) fn slots(backends: &[u32]) -> impl Iterator<Item = Slot> {
+    let mut shares: HashMap<u32, u32> = HashMap::new();
+    let looked_up = if backends.len() > FEW { backends } else { &[] };
+    for backend in looked_up {
+        *shares.entry(*backend).or_default() += 1;
+    }
+    let counted = |backend: &u32| backends.iter().filter(|other| *other == backend).count();
+    let slot = move |backend: &u32| Slot {
+        backend: *backend,
+        share: match shares.get(backend) {
+            Some(share) => *share,
+            None => u32::try_from(counted(backend)).unwrap_or(u32::MAX),
+        },
+    };
+    backends.iter().map(slot)
+}
+
+/// Returns the copies of a small set's backends for a frontend record; `indices` has the backend index of
+/// each target.
+pub(super) fn near(
+    targets: &[BackendTarget],
+    indices: &[u32],
+) -> [InlineBackend; MAX_INLINE_BACKENDS] {
+    let mut held = [InlineBackend::NONE; MAX_INLINE_BACKENDS];
+    let backends = targets.iter().zip(slots(indices));
+    for (place, (target, slot)) in held.iter_mut().zip(backends) {
+        *place = InlineBackend {
+            address: target.address,
+            port: target.port,
+            share: u16::try_from(slot.share).unwrap_or(u16::MAX),
+            index: slot.backend,
+        };
+    }
+    held
+}

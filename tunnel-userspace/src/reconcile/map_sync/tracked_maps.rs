@@ -1,0 +1,422 @@
+//! The service maps together with their tracked content. The order of writes is safe at every step: first new
+//! entries that nothing refers to yet (backends, slots, records), then one hash update per frontend, then the
+//! removal of entries that nothing refers to any more. A crash between two writes leaves either the complete
+//! old entry of a frontend or the complete new one.
+
+use tunnel_common::{
+    addr::Protocol,
+    reason::Reason,
+    service::{Backend, Frontend, FrontendKey, IndexRange, Membership, ServiceCounts, SourceRange},
+    table::MapSizes,
+};
+
+use super::{
+    actual::{Actual, BackendStatus, ProgrammedFrontend},
+    diff::{PortDiff, Shortage, frontend_record},
+    read_maps::{self, InvalidEntries},
+    set_values::slots,
+};
+use crate::{
+    plan::{BackendTarget, PortName, PortPlan},
+    reconcile::{
+        grace_period::{GracePeriod, Retired, RetiredEntry},
+        map_access::{AdoptError, MapReader, MapWriter, ReadError, WriteError},
+        port_problems::PortProblem,
+    },
+};
+
+/// A change of the maps was not made.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ChangeError {
+    /// The maps have no room.
+    #[error("{}", .0.reason.meaning())]
+    NoRoom(Shortage),
+    /// The kernel refused a write.
+    #[error("{}", Reason::WriteFailed.meaning())]
+    Write(#[from] WriteError),
+}
+
+impl ChangeError {
+    /// Returns the problem with the service port that was to be changed.
+    pub(super) fn problem(&self) -> PortProblem {
+        let text = self.to_string();
+        match self {
+            Self::NoRoom(Shortage { reason, .. }) => PortProblem {
+                reason: *reason,
+                text,
+            },
+            Self::Write(error) => PortProblem {
+                reason: Reason::WriteFailed,
+                text: format!("{text}: {error}: {}", error.source),
+            },
+        }
+    }
+}
+
+/// Returns a shortage that ends once retired entries are freed.
+const fn temporarily_full(reason: Reason) -> ChangeError {
+    let is_passing = true;
+    ChangeError::NoRoom(Shortage {
+        reason,
+        is_temporary: is_passing,
+    })
+}
+
+/// The service maps, and their tracked content.
+pub(crate) struct TrackedMaps<M> {
+    pub(crate) maps: M,
+    pub(crate) actual: Actual,
+    /// Entries that were removed since the last [`Self::take_retired`].
+    pub(super) retired: Retired,
+    /// True if some retired entries are not freed yet, so that there will be more room.
+    pub(super) has_waiting: bool,
+}
+
+impl<M: MapReader + MapWriter> TrackedMaps<M> {
+    /// Starts with empty maps of these sizes.
+    pub(super) fn new(maps: M, sizes: MapSizes) -> Self {
+        Self {
+            maps,
+            actual: Actual::empty(sizes),
+            retired: Retired::default(),
+            has_waiting: false,
+        }
+    }
+
+    /// Reads the content of the maps, as at a start, and removes invalid entries. Returns the number of
+    /// invalid keys.
+    ///
+    /// # Errors
+    ///
+    /// A map can't be read or written; the tracked content stays, and the call can be repeated.
+    pub(super) fn adopt(&mut self, grace: &impl GracePeriod) -> Result<usize, AdoptError> {
+        let (actual, stray) = read_maps::read_maps(&self.maps, self.actual.sizes)?;
+        self.actual = self.complete_read(actual, &stray, grace)?;
+        self.reset_unused_counters()?;
+        self.retired = Retired::default();
+        Ok(stray.frontend_keys.len())
+    }
+
+    /// Reads the maps, and compares them with their tracked content. If they differ, their content becomes
+    /// the tracked one. Returns the number of differences.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::adopt`].
+    pub(super) fn audit(&mut self, grace: &impl GracePeriod) -> Result<usize, AdoptError> {
+        let (fresh, stray) = read_maps::read_maps(&self.maps, self.actual.sizes)?;
+        let strays = stray.frontend_keys.len() + stray.backends.len();
+        let differences = fresh.differences(&self.actual) + strays;
+        if differences > 0 {
+            let mut fresh = self.complete_read(fresh, &stray, grace)?;
+            fresh.move_names_from(&mut self.actual);
+            self.actual = fresh;
+        }
+        Ok(differences)
+    }
+
+    /// Frees retired entries after their grace period, except for backend indices with open connections.
+    /// `more` is true if another batch of retired entries waits.
+    pub(super) fn free(&mut self, retired: &Retired, more: bool) {
+        for entry in &retired.0 {
+            let actual = &mut self.actual;
+            match *entry {
+                RetiredEntry::Frontend(index) => actual.free_frontends.free(index),
+                RetiredEntry::Slots(set) => actual.sets.free(set),
+                RetiredEntry::SourceRanges(set) => actual.source_ranges.free(set),
+                RetiredEntry::Backend(index) => {
+                    let free = &mut actual.free_backends;
+                    actual.draining.free_or_drain(index, &self.maps, free);
+                }
+                RetiredEntry::PortId(id) => {
+                    actual.free_ids.free(id);
+                    self.reset_counters(id);
+                }
+            }
+        }
+        self.has_waiting = more;
+    }
+
+    /// Frees the indices of removed backends whose connections have all closed. Returns the number of freed
+    /// indices.
+    pub(super) fn poll_draining(&mut self) -> usize {
+        let actual = &mut self.actual;
+        actual.draining.poll(&self.maps, &mut actual.free_backends)
+    }
+
+    /// Returns the entries that were removed since the last call.
+    pub(in crate::reconcile) fn take_retired(&mut self) -> Retired {
+        let retired = std::mem::take(&mut self.retired);
+        self.has_waiting |= !retired.0.is_empty();
+        retired
+    }
+
+    /// Writes the new and changed entries of a service port's plan. Returns the difference; its deletions are
+    /// left to [`Self::finish`].
+    pub(super) fn write_plan(
+        &mut self,
+        id: u32,
+        protocol: Protocol,
+        plan: &PortPlan,
+    ) -> Result<PortDiff, ChangeError> {
+        let diff = PortDiff::between(&self.actual, id, plan);
+        diff.check_room(&self.actual, plan)
+            .map_err(ChangeError::NoRoom)?;
+        self.write_backends(id, protocol, &diff.new_backends)?;
+        let sources = self.write_source_ranges(&diff.new_source_ranges)?;
+        let mut sets = [IndexRange::default(); 2];
+        let written = self.write_frontends(plan, &diff, &mut sets);
+        // Frees new lists that no record refers to, since a write failed.
+        for set in sets {
+            self.actual.sets.free_unused(set);
+        }
+        self.actual.source_ranges.free_unused(sources);
+        written?;
+        // Last, so that no client loses its backend before the frontends have the new sets.
+        for (index, sets) in &diff.set_changes {
+            self.maps.write_backend_sets(*index, *sets)?;
+            self.actual
+                .update_backend_status(*index, |known| known.membership = *sets);
+        }
+        Ok(diff)
+    }
+
+    /// Removes the entries that are no longer planned, after [`Self::program`] has written the new ones.
+    pub(super) fn remove_unplanned(
+        &mut self,
+        name: Option<&PortName>,
+        diff: &PortDiff,
+    ) -> Result<(), ChangeError> {
+        let mut deletes = diff.deletes.iter();
+        deletes.try_for_each(|key| self.delete_frontend(diff.id, key))?;
+        let mut gone = diff.removed_backends.iter();
+        gone.try_for_each(|(target, index)| self.retire_backend(diff.id, target, *index))?;
+        self.retire_id_if_unused(name, diff.id);
+        Ok(())
+    }
+
+    /// Removes all entries of an id that is assigned to no service port.
+    pub(super) fn remove_all(&mut self, id: u32) -> Result<(), ChangeError> {
+        let diff = PortDiff::between(&self.actual, id, &PortPlan::default());
+        self.remove_unplanned(None, &diff)
+    }
+
+    /// Retires the id of a service port, if it has no entries.
+    pub(super) fn retire_id_if_unused(&mut self, name: Option<&PortName>, id: u32) {
+        let port = self.actual.ports.get(&id);
+        if port.is_none_or(|it| it.frontends.is_empty() && it.backends.is_empty()) {
+            self.actual.ports.remove(&id);
+            self.retired.0.push(RetiredEntry::PortId(id));
+            if let Some(name) = name {
+                self.actual.remove_name(name);
+            }
+        }
+    }
+
+    fn write_frontends(
+        &mut self,
+        plan: &PortPlan,
+        diff: &PortDiff,
+        [cluster, local]: &mut [IndexRange; 2],
+    ) -> Result<(), ChangeError> {
+        *cluster = self.write_set(diff.id, diff.cluster_set, &plan.cluster)?;
+        *local = self.write_set(diff.id, diff.local_set, &plan.local)?;
+        for (key, front) in &diff.upserts {
+            let sets = (*cluster, *local);
+            let record = frontend_record(&self.actual, (*key, front), diff.id, plan, sets);
+            self.write_frontend(record)?;
+        }
+        Ok(())
+    }
+
+    /// Allocates and writes backends, up to the first error.
+    fn write_backends(
+        &mut self,
+        id: u32,
+        protocol: Protocol,
+        wanted: &[(BackendTarget, Membership)],
+    ) -> Result<(), ChangeError> {
+        let mut backends = Vec::with_capacity(wanted.len());
+        for (target, sets) in wanted {
+            // The caller has checked that there is room for all of them.
+            let room = self.actual.free_backends.allocate();
+            let index = room.ok_or_else(|| temporarily_full(Reason::BackendsFull))?;
+            let backend = Backend {
+                address: target.address,
+                port: target.port,
+                protocol,
+                flags: 0,
+                service: id,
+                state: self.actual.backend_status(index).state.next_generation(),
+                sets: *sets,
+            };
+            backends.push((index, backend));
+        }
+        let (written, result) = self.maps.write_backends(&backends);
+        for (place, ((index, backend), (target, _))) in backends.iter().zip(wanted).enumerate() {
+            if place >= written {
+                self.actual.free_backends.free(*index);
+                continue;
+            }
+            let Backend { state, sets, .. } = *backend;
+            let written = BackendStatus {
+                state,
+                membership: sets,
+            };
+            self.actual
+                .update_backend_status(*index, |known| *known = written);
+            self.actual.used_backends += 1;
+            let port = self.actual.ports.entry(id).or_default();
+            port.backends.insert(*target, *index);
+        }
+        result.map_err(ChangeError::Write)
+    }
+
+    /// Writes the slots of a set, unless the equal set `kept` exists. No program reads them before a record
+    /// refers to them.
+    fn write_set(
+        &mut self,
+        id: u32,
+        kept: Option<IndexRange>,
+        targets: &[BackendTarget],
+    ) -> Result<IndexRange, ChangeError> {
+        if let Some(kept) = kept {
+            return Ok(kept);
+        }
+        let backends = targets.iter().map(|target| self.actual.backend(id, target));
+        let backends: Option<Vec<_>> = backends.collect();
+        let backends = backends.ok_or_else(|| temporarily_full(Reason::BackendsFull))?;
+        let room = self.actual.sets.allocate(backends.len());
+        let set = room.ok_or_else(|| temporarily_full(Reason::SlotsFull))?;
+        let slots: Vec<_> = slots(&backends).collect();
+        if let Err(error) = self.maps.write_slots(set.base, &slots) {
+            self.actual.sets.free(set);
+            return Err(error.into());
+        }
+        self.actual.sets.insert(set, backends);
+        Ok(set)
+    }
+
+    /// Writes ranges of clients. No program reads them before a record refers to them.
+    fn write_source_ranges(&mut self, ranges: &[SourceRange]) -> Result<IndexRange, ChangeError> {
+        let room = self.actual.source_ranges.allocate(ranges.len());
+        let set = room.ok_or_else(|| temporarily_full(Reason::SourceRangesFull))?;
+        for (place, range) in (set.base..).zip(ranges) {
+            if let Err(error) = self.maps.write_source_range(place, range) {
+                self.actual.source_ranges.free(set);
+                return Err(error.into());
+            }
+        }
+        self.actual.source_ranges.insert(set, ranges.to_vec());
+        Ok(set)
+    }
+
+    fn write_frontend(&mut self, record: Frontend) -> Result<(), ChangeError> {
+        let room = self.actual.free_frontends.allocate();
+        let index = room.ok_or_else(|| temporarily_full(Reason::FrontendsFull))?;
+        let key = record.key;
+        let written = self
+            .maps
+            .write_frontend(index, &record)
+            .and_then(|()| self.maps.write_frontend_key(&key, index));
+        if let Err(error) = written {
+            self.actual.free_frontends.free(index);
+            return Err(error.into());
+        }
+        self.actual.add_references(&record);
+        if let Some(old) = self
+            .actual
+            .frontends
+            .insert(key, ProgrammedFrontend { index, record })
+        {
+            self.retire_frontend(&old);
+        }
+        let port = self.actual.ports.entry(record.service).or_default();
+        port.frontends.insert(key, ());
+        Ok(())
+    }
+
+    fn delete_frontend(&mut self, id: u32, key: &FrontendKey) -> Result<(), ChangeError> {
+        let known = self.actual.frontends.get(key);
+        if known.is_none_or(|front| front.record.service != id) {
+            return Ok(());
+        }
+        self.maps.delete_frontend_key(key)?;
+        if let Some(old) = self.actual.frontends.remove(key) {
+            self.retire_frontend(&old);
+        }
+        Ok(())
+    }
+
+    fn retire_frontend(&mut self, old: &ProgrammedFrontend) {
+        if let Some(port) = self.actual.ports.get_mut(&old.record.service) {
+            port.frontends.remove(&old.record.key);
+        }
+        self.retired.0.push(RetiredEntry::Frontend(old.index));
+        self.actual
+            .remove_references(&old.record, &mut self.retired);
+    }
+
+    fn retire_backend(
+        &mut self,
+        id: u32,
+        target: &BackendTarget,
+        index: u32,
+    ) -> Result<(), ChangeError> {
+        if self.actual.backend(id, target) != Some(index) {
+            return Ok(());
+        }
+        self.maps.retire_backend(index)?;
+        let retire = |known: &mut BackendStatus| known.state = known.state.removed();
+        self.actual.update_backend_status(index, retire);
+        if let Some(port) = self.actual.ports.get_mut(&id) {
+            port.backends.remove(target);
+        }
+        self.actual.used_backends -= 1;
+        self.retired.0.push(RetiredEntry::Backend(index));
+        Ok(())
+    }
+
+    /// Resets the counters of a freed id.
+    fn reset_counters(&mut self, id: u32) {
+        if let Err(error) = self.maps.reset_service_counts(id) {
+            tracing::warn!(id, %error, "cannot reset the counters of a removed service port");
+        }
+    }
+
+    /// Resets the counters of unused ids, which an earlier process may not have reset.
+    fn reset_unused_counters(&mut self) -> Result<(), ReadError> {
+        let tallies = self
+            .maps
+            .all_service_counts(self.actual.sizes.frontend_entries())?;
+        let counted = (0_u32..).zip(tallies);
+        let counted = counted.filter(|(_, tally)| *tally != ServiceCounts::default());
+        let unused = counted.filter(|(id, _)| !self.actual.ports.contains_key(id));
+        let unused: Vec<u32> = unused.map(|(id, _)| id).collect();
+        for id in unused {
+            self.reset_counters(id);
+        }
+        Ok(())
+    }
+
+    /// Completes the content that was read from the maps: removes invalid entries, waits for a grace period,
+    /// and finds the free backend indices.
+    fn complete_read(
+        &mut self,
+        mut actual: Actual,
+        stray: &InvalidEntries,
+        grace: &impl GracePeriod,
+    ) -> Result<Actual, AdoptError> {
+        for key in &stray.frontend_keys {
+            tracing::warn!(frontend = %key, "removing a frontend with an invalid record");
+            self.maps.delete_frontend_key(key)?;
+        }
+        let mut backends = stray.backends.iter();
+        backends.try_for_each(|index| self.maps.retire_backend(*index))?;
+        // A program that started before the earlier process ended, or before the keys above were removed,
+        // may still read entries that are free now.
+        grace.wait().map_err(AdoptError::Grace)?;
+        actual.find_draining(&self.maps);
+        Ok(actual)
+    }
+}

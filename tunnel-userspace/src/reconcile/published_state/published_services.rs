@@ -1,0 +1,125 @@
+//! The published Services, which other threads read while the reconciler replaces some of them.
+
+use std::{
+    collections::BTreeMap,
+    iter,
+    ops::Bound,
+    sync::{Arc, PoisonError, RwLock, RwLockReadGuard},
+};
+
+use super::{
+    port_counters::{PortCounterList, PortCounters},
+    service_snapshot::ServiceSnapshot,
+    service_view::ServiceView,
+};
+use crate::{model::ObjectName, reconcile::map_access::CounterReader};
+
+/// The number of Services that a reader copies while it holds the lock, which blocks the reconciler.
+const PAGE: usize = 128;
+
+/// The published Services. Cloning returns a handle to the same Services. Each Service that a reader gets is
+/// consistent in itself, but a long read may return Services from different syncs.
+#[derive(Clone, Debug, Default)]
+pub struct PublishedServices(Arc<RwLock<Table>>);
+
+#[derive(Debug, Default)]
+struct Table {
+    services: BTreeMap<ObjectName, Arc<ServiceSnapshot>>,
+    /// The number of ports of all Services.
+    ports: usize,
+}
+
+impl PublishedServices {
+    /// Publishes Services, which must be sorted by name; `None` removes a Service.
+    pub(super) fn replace(
+        &self,
+        services: impl Iterator<Item = (ObjectName, Option<ServiceSnapshot>)>,
+    ) {
+        let services: Vec<_> = services
+            .map(|(name, shown)| (name, shown.map(Arc::new)))
+            .collect();
+        let mut replaced = Vec::with_capacity(services.len());
+        let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        if table.services.is_empty() {
+            let all = services.into_iter();
+            table.services = all.filter_map(|(name, it)| Some((name, it?))).collect();
+            table.ports = table.services.values().map(|shown| shown.ports.len()).sum();
+            return;
+        }
+        for (name, shown) in services {
+            table.ports += shown.as_ref().map_or(0, |shown| shown.ports.len());
+            let old = match shown {
+                Some(shown) => table.services.insert(name, shown),
+                None => table.services.remove(&name),
+            };
+            table.ports -= old.as_ref().map_or(0, |old| old.ports.len());
+            // Dropped after the lock is released, so that readers wait less.
+            replaced.extend(old);
+        }
+        drop(table);
+        drop(replaced);
+    }
+
+    /// Returns all Services, or those with a name: `name` or `namespace/name`.
+    pub fn services(
+        &self,
+        counts: &impl CounterReader,
+        name: Option<&str>,
+    ) -> impl Iterator<Item = ServiceView> {
+        let is_wanted = move |shown: &Arc<ServiceSnapshot>| {
+            name.is_none_or(|name| is_named(shown.name(), name))
+        };
+        let wanted = self.all().filter(is_wanted);
+        wanted.map(|shown| shown.view(counts))
+    }
+
+    /// Reads the counters of the first `most` service ports, sorted by name.
+    #[must_use]
+    pub fn port_counters(&self, counts: &impl CounterReader, most: usize) -> PortCounterList {
+        let left_out = self.read().ports.saturating_sub(most);
+        let mut ports = Vec::new();
+        // The loop doesn't visit the Services after the last port.
+        let mut services = self.all();
+        while ports.len() < most
+            && let Some(shown) = services.next()
+        {
+            let room = most - ports.len();
+            let some = shown.ports.iter().take(room);
+            ports.extend(some.map(|port| PortCounters::read(port, counts)));
+        }
+        PortCounterList {
+            ports,
+            omitted: left_out,
+        }
+    }
+
+    fn all(&self) -> impl Iterator<Item = Arc<ServiceSnapshot>> {
+        let (mut last, mut page) = (None, Vec::new().into_iter());
+        iter::from_fn(move || {
+            page.next().or_else(|| {
+                page = self.page(last.as_ref()).into_iter();
+                last = page.as_slice().last().map(|shown| shown.name().clone());
+                page.next()
+            })
+        })
+    }
+
+    /// Returns the first Services after `last`, at most [`PAGE`].
+    fn page(&self, last: Option<&ObjectName>) -> Vec<Arc<ServiceSnapshot>> {
+        let after = last.map_or(Bound::Unbounded, Bound::Excluded);
+        let table = self.read();
+        let services = table.services.range((after, Bound::Unbounded)).take(PAGE);
+        services.map(|(_, shown)| Arc::clone(shown)).collect()
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Table> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn is_named(service: &ObjectName, name: &str) -> bool {
+    match name.split_once('/') {
+        Some((namespace, name)) => *service.namespace == *namespace && *service.name == *name,
+        None => *service.name == *name,
+    }
+}

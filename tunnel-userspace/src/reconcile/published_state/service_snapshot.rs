@@ -1,0 +1,145 @@
+//! A Service with its plan and map entries, as it is published.
+
+use std::{borrow::Cow, collections::BTreeSet, sync::Arc};
+
+use tunnel_common::service::{FrontendKey, SourceRange};
+
+use super::published_services::PublishedServices;
+use crate::{
+    model::{ObjectName, ServiceState},
+    parallel,
+    plan::{BackendTarget, NodeInfo, PortName, PortPlan},
+    reconcile::{
+        desired_plans::DesiredPlans,
+        map_sync::{Actual, MapSync},
+        port_problems::{PortProblem, PortProblems},
+    },
+};
+
+/// The number of Services from which several threads prepare them.
+const PARALLEL_FROM: usize = 1024;
+
+/// Publishes some Services in their present state.
+pub(in crate::reconcile) fn publish_services<M>(
+    services: BTreeSet<ObjectName>,
+    desired: &DesiredPlans,
+    sync: &MapSync<M>,
+    published: &PublishedServices,
+) {
+    let services: Vec<_> = services.into_iter().collect();
+    let (actual, problems) = (&sync.tracked.actual, &sync.problems.by_service);
+    let shown = parallel::map(&services, PARALLEL_FROM, |_, name| {
+        ServiceSnapshot::of(name, desired, actual, problems.get(name))
+    });
+    published.replace(services.into_iter().zip(shown));
+}
+
+/// A Service with its plan and map entries, at the end of a sync.
+#[derive(Debug)]
+pub(super) struct ServiceSnapshot {
+    pub(super) state: ServiceState,
+    /// The Service without the endpoints that its topology keys exclude on this node; `None` if none are
+    /// excluded.
+    pub(super) restricted: Option<ServiceState>,
+    /// The inputs from this node that the plan depends on.
+    pub(super) node_info: Arc<NodeInfo>,
+    pub(super) ports: Box<[PortSnapshot]>,
+}
+
+/// A port of a Service in one family.
+#[derive(Debug)]
+pub(super) struct PortSnapshot {
+    pub(super) name: PortName,
+    pub(super) plan: Arc<PortPlan>,
+    pub(super) problem: Option<PortProblem>,
+    /// The id of the port, if it has entries in the maps.
+    pub(super) id: Option<u32>,
+    /// The frontends in the maps, each with true if it has a local listener.
+    pub(super) frontends: Box<[(FrontendKey, bool)]>,
+    /// The serving backends in the maps.
+    pub(super) backends: Box<[BackendSnapshot]>,
+    /// The ranges of clients in the maps that may use the port's restricted frontends.
+    pub(super) source_ranges: Box<[SourceRange]>,
+}
+
+/// A serving backend of a service port.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct BackendSnapshot {
+    pub(super) target: BackendTarget,
+    pub(super) index: u32,
+    /// True if it is in a set, so that it gets new connections.
+    pub(super) is_in_set: bool,
+}
+
+impl ServiceSnapshot {
+    /// Returns the present state of a Service; `None` if it has no plan.
+    pub(super) fn of(
+        name: &ObjectName,
+        desired: &DesiredPlans,
+        actual: &Actual,
+        problems: Option<&PortProblems>,
+    ) -> Option<Self> {
+        let (plan, state) = (desired.plans.get(name)?, desired.states.get(name)?);
+        let ports = plan.iter().map(|(name, plan)| {
+            let problem = problems.and_then(|problems| problems.get(name).cloned());
+            PortSnapshot::of(name, plan, problem, desired, actual)
+        });
+        Some(Self {
+            ports: ports.collect(),
+            restricted: match desired.rules.node_pools.restrict(state) {
+                Cow::Owned(near) => Some(near),
+                Cow::Borrowed(_) => None,
+            },
+            node_info: Arc::clone(&desired.rules.node_info),
+            state: state.clone(),
+        })
+    }
+
+    /// Returns the name of the Service.
+    pub(super) fn name(&self) -> &ObjectName {
+        &self.state.service.name
+    }
+}
+
+impl PortSnapshot {
+    fn of(
+        name: &PortName,
+        plan: &Arc<PortPlan>,
+        problem: Option<PortProblem>,
+        desired: &DesiredPlans,
+        actual: &Actual,
+    ) -> Self {
+        let used = actual
+            .id(name)
+            .and_then(|id| Some((id, actual.ports.get(&id)?)));
+        let (id, port) = used.unzip();
+        let placed = id
+            .map(|id| backends_in_sets(id, actual))
+            .unwrap_or_default();
+        let fronts = port.into_iter().flat_map(|port| port.frontends.keys());
+        let backends = port.into_iter().flat_map(|port| &port.backends);
+        let backend = |(target, index): (&BackendTarget, &u32)| BackendSnapshot {
+            target: *target,
+            index: *index,
+            is_in_set: placed.contains(index),
+        };
+        Self {
+            name: name.clone(),
+            plan: Arc::clone(plan),
+            problem,
+            id,
+            frontends: fronts
+                .map(|key| (*key, desired.listeners.with_listener.contains(key)))
+                .collect(),
+            backends: backends.map(backend).collect(),
+            source_ranges: id.map_or(&[][..], |id| actual.source_ranges_of(id)).into(),
+        }
+    }
+}
+
+/// Returns the indices of the backends in the sets of a port.
+fn backends_in_sets(id: u32, actual: &Actual) -> BTreeSet<u32> {
+    let sets = actual.records_of(id).flat_map(|it| [it.cluster, it.local]);
+    let backends = sets.flat_map(|set| actual.sets.items(set));
+    backends.copied().collect()
+}

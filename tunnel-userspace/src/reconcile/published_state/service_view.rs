@@ -1,0 +1,250 @@
+//! The JSON of a Service for `/services` and `culvert services`.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use serde::{Deserialize, Serialize};
+use tunnel_common::service::{FrontendKey, SourceRange};
+
+use super::{
+    port_counters::read_service_counts,
+    service_snapshot::{BackendSnapshot, PortSnapshot, ServiceSnapshot},
+};
+use crate::{
+    model::TrafficPolicy,
+    plan::{self, BackendTarget, FrontendKind, FrontendPlan},
+    reconcile::map_access::CounterReader,
+};
+
+/// The state of a Service on this node.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ServiceView {
+    /// The namespace.
+    pub namespace: String,
+    /// The name.
+    pub name: String,
+    /// The ports; a Service with two families has two for each port.
+    pub ports: Vec<PortView>,
+}
+
+/// The state of a Service's port in one family.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PortView {
+    /// The name of the port; empty for an unnamed one.
+    pub port: String,
+    /// `TCP` or `UDP`.
+    pub protocol: String,
+    /// `IPv4` or `IPv6`.
+    pub family: String,
+    /// The name of the algorithm.
+    pub algorithm: String,
+    /// The timeout of client-IP affinity in seconds; 0 if there is no affinity.
+    pub affinity_seconds: u32,
+    /// True if an annotation of the Service disables socket translation.
+    pub socket_translation_disabled: bool,
+    /// The clients that may use the addresses of the load balancer, as ranges `first-last` or single
+    /// addresses; empty if all clients may.
+    pub source_ranges: Vec<String>,
+    /// The number of connections and UDP flows that were sent to a backend.
+    #[serde(default)]
+    pub connections: u64,
+    /// The number of connections and datagrams that were refused.
+    #[serde(default)]
+    pub refused: u64,
+    /// The frontends in the maps.
+    pub frontends: Vec<FrontendView>,
+    /// The backends that get new connections.
+    pub backends: Vec<String>,
+    /// The backends that only serve their open connections.
+    pub draining: Vec<String>,
+    /// True if the policy Cluster permits an endpoint. If there is still no backend, no endpoint is local
+    /// and every policy is Local.
+    #[serde(default)]
+    pub has_endpoints: bool,
+    /// All endpoints of the slices, and their status.
+    pub endpoints: Vec<EndpointView>,
+    /// The label of the reason, if the port is not programmed as planned.
+    pub reason: Option<String>,
+    /// The description of the problem, if the port is not programmed as planned.
+    pub problem: Option<String>,
+}
+
+/// A frontend in the maps.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FrontendView {
+    /// The address, port and protocol.
+    pub frontend: String,
+    /// The type of the address: `ClusterIP`, `LoadBalancer`, `ExternalIP` or `NodePort`.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// The policy for sockets of this node, `Cluster` or `Local`.
+    pub sockets: String,
+    /// The policy for packets from outside this node, `Cluster` or `Local`.
+    pub packets: String,
+    /// True if a process of this node listens on the address itself, so that sockets are not translated.
+    #[serde(default)]
+    pub local_listener: bool,
+}
+
+/// An endpoint, and its status on this node.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EndpointView {
+    /// The address and port.
+    pub endpoint: String,
+    /// The name of its Pod, if known.
+    pub pod: Option<String>,
+    /// The name of its node, if known.
+    pub node: Option<String>,
+    /// The zone, if known.
+    pub zone: Option<String>,
+    /// `ready`, `terminating` (and serving), or `not ready`.
+    pub condition: String,
+    /// The sets that contain it: `cluster`, `local`.
+    pub sets: Vec<String>,
+    /// The relative weight.
+    pub weight: u32,
+    /// True if the endpoint is a backend in the maps, for new or open connections.
+    pub programmed: bool,
+    /// The number of open sockets that this service port has translated to the endpoint, if it is in the
+    /// maps. A UDP socket counts for its last backend.
+    #[serde(default)]
+    pub open_connections: Option<u64>,
+    /// `active` if the endpoint gets new connections, else `inactive`, and the reason.
+    pub status: String,
+}
+
+/// The condition of an endpoint that is ready for new connections.
+const READY: &str = "ready";
+
+impl ServiceSnapshot {
+    /// Returns the JSON of the Service, with the present counters.
+    pub(super) fn view(&self, counts: &impl CounterReader) -> ServiceView {
+        let name = self.name();
+        let ports = self.ports.iter();
+        ServiceView {
+            namespace: name.namespace.to_string(),
+            name: name.name.to_string(),
+            ports: ports.map(|port| self.port_view(port, counts)).collect(),
+        }
+    }
+
+    fn port_view(&self, port: &PortSnapshot, counts: &impl CounterReader) -> PortView {
+        let (name, plan) = (&port.name, &port.plan);
+        let problem = port.problem.as_ref();
+        let backends = port.backends.iter();
+        let (backends, leaving) = backends.partition::<Vec<_>, _>(|backend| backend.is_in_set);
+        let in_words = |backend: &BackendSnapshot| backend.target.to_string();
+        let endpoints = self.endpoint_views(port, counts);
+        // A ready endpoint that serves other nodes only is not draining.
+        let ready = endpoints.iter().filter(|it| it.condition == READY);
+        let ready: BTreeSet<&str> = ready.map(|it| it.endpoint.as_str()).collect();
+        let leaving = leaving.into_iter().map(in_words);
+        let draining = leaving.filter(|it| !ready.contains(it.as_str())).collect();
+        let fronts = port.frontends.iter();
+        let tally = read_service_counts(port, counts);
+        PortView {
+            port: name.port.to_string(),
+            protocol: name.protocol.to_string(),
+            family: name.family.label().to_owned(),
+            algorithm: plan.algorithm.label().to_owned(),
+            affinity_seconds: plan.affinity,
+            socket_translation_disabled: plan.socket_translation_disabled,
+            source_ranges: port.source_ranges.iter().map(source_view).collect(),
+            connections: tally.sent,
+            refused: tally.refused,
+            frontends: fronts
+                .map(|(key, has_listener)| {
+                    frontend_view(key, plan.frontends.get(key), *has_listener)
+                })
+                .collect(),
+            backends: backends.into_iter().map(in_words).collect(),
+            draining,
+            has_endpoints: plan.has_endpoints,
+            endpoints,
+            reason: problem.map(|problem| problem.reason.label().to_owned()),
+            problem: problem.map(|problem| problem.text.clone()),
+        }
+    }
+
+    fn endpoint_views(
+        &self,
+        port: &PortSnapshot,
+        counts: &impl CounterReader,
+    ) -> Vec<EndpointView> {
+        let PortSnapshot { name, plan, .. } = port;
+        let known = port.backends.iter();
+        let known: BTreeMap<BackendTarget, u32> = known.map(|it| (it.target, it.index)).collect();
+        let near = self.restricted.as_ref().unwrap_or(&self.state);
+        let of = (&*name.port, name.protocol);
+        let uses =
+            plan::endpoint_statuses(&self.state, near, name.family, of, plan, &self.node_info);
+        let text = |text: &Option<Arc<str>>| text.as_deref().map(str::to_owned);
+        uses.into_iter()
+            .map(|it| {
+                let sets = [(it.cluster, "cluster"), (it.local, "local")];
+                let sets = sets.into_iter().filter(|(is_in, _)| *is_in);
+                let endpoint = it.endpoint;
+                let index = known.get(&it.target);
+                let condition = if endpoint.ready {
+                    READY
+                } else if endpoint.is_fallback() {
+                    "terminating"
+                } else {
+                    "not ready"
+                };
+                EndpointView {
+                    endpoint: it.target.to_string(),
+                    pod: text(&endpoint.name),
+                    node: text(&endpoint.node),
+                    zone: text(&endpoint.zone),
+                    condition: condition.to_owned(),
+                    sets: sets.map(|(_, set)| set.to_owned()).collect(),
+                    weight: it.weight,
+                    programmed: index.is_some(),
+                    open_connections: index.and_then(|index| counts.open_connections(*index).ok()),
+                    status: it.reason.text().to_owned(),
+                }
+            })
+            .collect()
+    }
+}
+
+fn source_view(range: &SourceRange) -> String {
+    if range.first == range.last {
+        return range.first.to_string();
+    }
+    format!("{}-{}", range.first, range.last)
+}
+
+/// Returns the JSON of a frontend. One that is in the maps, but no longer planned, has the type `-`.
+fn frontend_view(
+    front: &FrontendKey,
+    plan: Option<&FrontendPlan>,
+    has_listener: bool,
+) -> FrontendView {
+    let kind = match plan.map(|plan| plan.kind) {
+        Some(FrontendKind::ClusterIp) => "ClusterIP",
+        Some(FrontendKind::LoadBalancerIp) => "LoadBalancer",
+        Some(FrontendKind::ExternalIp) => "ExternalIP",
+        Some(FrontendKind::NodePort) => "NodePort",
+        None => "-",
+    };
+    let policy = |of: fn(&FrontendPlan) -> TrafficPolicy| match plan.map(of) {
+        Some(TrafficPolicy::Cluster) => "Cluster".to_owned(),
+        Some(TrafficPolicy::Local) => "Local".to_owned(),
+        None => "-".to_owned(),
+    };
+    FrontendView {
+        frontend: front.to_string(),
+        kind: kind.to_owned(),
+        sockets: policy(|plan| plan.socket_policy),
+        packets: policy(|plan| plan.packet_policy),
+        local_listener: has_listener,
+    }
+}

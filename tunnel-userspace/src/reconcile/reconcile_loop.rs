@@ -1,0 +1,383 @@
+//! The task that reconciles: waits for changes, writes them into the maps, and publishes the result.
+
+use std::{collections::BTreeSet, future, net::IpAddr, sync::Arc, time::Duration};
+
+use jiff::Timestamp;
+use tokio::{
+    sync::watch,
+    time::{Instant, MissedTickBehavior, interval_at, sleep_until},
+};
+use tracing::{error, info, warn};
+
+use super::{
+    background_job::ThreadPanicked,
+    grace_period::{GracePeriod, Retired, RetiredEntry, RetiredQueue},
+    listener_poll::{FindListeners, ListenerPoll},
+    map_access::{MapReader, MapWriter, SteeringMaps},
+    map_sync::ProbeFrontend,
+    published_state::{PublishedServices, ReconcileStats},
+    reconciler::Reconciler,
+    steering::SteeringReconciler,
+};
+use crate::{
+    clock::{monotonic, since_boot},
+    drain,
+    model::{ClusterUpdate, ObjectWarning},
+    plan::HealthChecks,
+    publish,
+};
+
+/// The delay before the first retry of failed writes. It doubles with each retry.
+const FIRST_RETRY: Duration = Duration::from_millis(100);
+/// The longest delay before a retry of failed writes.
+const LAST_RETRY: Duration = Duration::from_secs(30);
+/// The delay before an incomplete sync of steering is retried.
+const STEERING_RETRY: Duration = Duration::from_secs(5);
+/// The interval for polling removed backends with open connections.
+const DRAINING_POLL: Duration = Duration::from_secs(5);
+
+/// The changes of all sources, collected until the loop takes them.
+pub trait Updates: Send {
+    /// Waits for changes, and takes all of them. Returns `None` once every source has ended. Cancel safe.
+    fn update(&mut self) -> impl Future<Output = Option<ClusterUpdate>> + Send;
+}
+
+/// The reconcile loop, with the channels on which it publishes its state.
+pub struct ReconcileLoop<M, S, G> {
+    reconciler: Reconciler<M>,
+    steering: SteeringReconciler<S>,
+    retired: RetiredQueue<G>,
+    listener_poll: ListenerPoll,
+    audit_every: Duration,
+    timers: Timers,
+    stats: watch::Sender<ReconcileStats>,
+    warnings: watch::Sender<Arc<[ObjectWarning]>>,
+    /// Incremented whenever backends were removed and no program can still choose one of them.
+    backend_removals: watch::Sender<u64>,
+    health: watch::Sender<Arc<HealthChecks>>,
+}
+
+/// The times of work that no event triggers.
+#[derive(Default)]
+struct Timers {
+    /// The delay before failed writes are retried.
+    retry_delay: Duration,
+    /// The time of the next retry of failed writes.
+    retry_at: Option<Instant>,
+    /// The time of the next sync of steering, if the last one was incomplete.
+    steering_at: Option<Instant>,
+    /// The time of the next poll of removed backends with open connections.
+    draining_at: Option<Instant>,
+}
+
+impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> ReconcileLoop<M, S, G> {
+    /// Returns a loop for a reconciler.
+    pub fn new(
+        reconciler: Reconciler<M>,
+        steering: SteeringReconciler<S>,
+        grace: G,
+        audit_every: Duration,
+    ) -> Self {
+        Self {
+            reconciler,
+            steering,
+            retired: RetiredQueue::new(grace),
+            listener_poll: ListenerPoll::new(None, Duration::MAX),
+            audit_every,
+            timers: Timers {
+                retry_delay: FIRST_RETRY,
+                ..Timers::default()
+            },
+            stats: watch::Sender::default(),
+            warnings: watch::Sender::new(Arc::default()),
+            backend_removals: watch::Sender::default(),
+            health: watch::Sender::default(),
+        }
+    }
+
+    /// Returns the owner of the steering maps.
+    pub const fn steering(&mut self) -> &mut SteeringReconciler<S> {
+        &mut self.steering
+    }
+
+    /// Returns a receiver for the statistics.
+    pub fn stats(&self) -> watch::Receiver<ReconcileStats> {
+        self.stats.subscribe()
+    }
+
+    /// Returns a receiver for the problems that an operator must act on.
+    pub fn warnings(&self) -> watch::Receiver<Arc<[ObjectWarning]>> {
+        self.warnings.subscribe()
+    }
+
+    /// Returns a receiver that changes whenever backends were removed and no program can still choose one
+    /// of them.
+    pub fn backend_removals(&self) -> watch::Receiver<u64> {
+        self.backend_removals.subscribe()
+    }
+
+    /// Returns a receiver for the health checks of Services; they are published after the first sync.
+    pub fn health_checks(&self) -> watch::Receiver<Arc<HealthChecks>> {
+        self.health.subscribe()
+    }
+
+    /// Returns the published Services.
+    pub const fn published(&self) -> &PublishedServices {
+        self.reconciler.published()
+    }
+
+    /// Writes the probe's frontend, dials it and removes it. Returns none if there is no room for it, or
+    /// its frontend is a Service's.
+    pub fn dial_probe<R>(&mut self, canary: &ProbeFrontend, dial: impl FnOnce() -> R) -> Option<R> {
+        let sync = &mut self.reconciler.sync;
+        let dialled = sync.dial_probe(canary, dial);
+        self.retired.add(sync.tracked.take_retired());
+        dialled
+    }
+
+    /// Returns true if the content of the maps is unknown, so that nothing may be written.
+    pub fn is_content_unknown(&self) -> bool {
+        self.reconciler.sync.is_content_unknown()
+    }
+
+    /// Replaces the addresses of this node. Writes nothing.
+    pub fn set_addresses(&mut self, addresses: &Arc<BTreeSet<IpAddr>>) {
+        self.reconciler.set_addresses(BTreeSet::clone(addresses));
+    }
+
+    /// Enables polling, at this interval, for local listeners on frontends with an address of this node.
+    /// Sockets are not translated there.
+    pub fn enable_listener_poll(&mut self, find: FindListeners, every: Duration) {
+        self.listener_poll = ListenerPoll::new(Some(find), every);
+        self.reconciler.waiting_for_poll.get_or_insert_default();
+    }
+
+    /// Applies and writes one update, before the loop runs.
+    ///
+    /// # Errors
+    ///
+    /// The thread of a poll for listeners panicked.
+    pub async fn apply(&mut self, update: ClusterUpdate) -> Result<(), ThreadPanicked> {
+        let since = self.update(update);
+        while self.listener_poll.start_if_due(&mut self.reconciler) {
+            let looked = self.listener_poll.wait().await.ok_or(ThreadPanicked)?;
+            self.listener_poll
+                .apply_result(looked, &mut self.reconciler);
+        }
+        self.write_and_schedule(true, Some(since));
+        Ok(())
+    }
+
+    /// Waits until all retired entries are freed, and writes the changes that waited for free entries. To
+    /// be called after [`Self::apply`], before the loop runs.
+    ///
+    /// # Errors
+    ///
+    /// The kernel refused to wait for a grace period. The entries stay allocated until the next start of
+    /// the daemon reads the maps.
+    pub async fn free_retired(&mut self) -> Result<(), ThreadPanicked> {
+        while self.retired.is_running() {
+            let freed = self.retired.wait_for_batch().await.ok_or(ThreadPanicked)?;
+            self.free_batch(&freed);
+            self.write_and_schedule(false, None);
+        }
+        Ok(())
+    }
+
+    fn update(&mut self, update: ClusterUpdate) -> Duration {
+        let since = update.noticed_at;
+        self.steering.update(&update);
+        self.reconciler.update(update);
+        since
+    }
+
+    /// Runs until the drain begins or every source has ended. The maps keep their content.
+    pub async fn run(
+        mut self,
+        mut updates: impl Updates,
+        mut addresses: watch::Receiver<Arc<BTreeSet<IpAddr>>>,
+        mut draining: watch::Receiver<bool>,
+    ) {
+        let mut audits = interval_at(Instant::now() + self.audit_every, self.audit_every);
+        audits.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            let poll_at = self.listener_poll.next_at;
+            let (mut is_due, mut changed_at) = (false, None);
+            tokio::select! {
+                biased;
+                () = drain::begun(&mut draining) => break,
+                freed = self.retired.wait_for_batch() => {
+                    let Some(freed) = freed else { return };
+                    self.free_batch(&freed);
+                }
+                update = updates.update() => {
+                    let Some(update) = update else { break };
+                    (is_due, changed_at) = (true, Some(self.update(update)));
+                }
+                Ok(()) = addresses.changed() => {
+                    self.set_addresses(&addresses.borrow_and_update());
+                    // This isn't an update of a source, so the published latency doesn't change.
+                    is_due = true;
+                }
+                looked = self.listener_poll.wait() => {
+                    let Some(looked) = looked else { return };
+                    self.listener_poll.apply_result(looked, &mut self.reconciler);
+                }
+                () = sleep_until_some(self.timers.retry_at) => {
+                    self.timers.retry_delay = (self.timers.retry_delay * 2).min(LAST_RETRY);
+                }
+                () = sleep_until_some(self.timers.steering_at) => {
+                    self.sync_steering();
+                    continue;
+                }
+                () = sleep_until_some(poll_at) => {}
+                // Not in the background, since waiting Services may then be written. One poll reads a
+                // bounded number of counters.
+                () = sleep_until_some(self.timers.draining_at) => self.reconciler.sync.poll_draining(),
+                _ = audits.tick() => is_due = self.audit(),
+            }
+            self.write_and_schedule(is_due, changed_at);
+        }
+        info!("the reconcile loop ends; the maps keep their content");
+    }
+
+    /// Starts a poll for listeners if one is due, writes the changes, and sets the times of the next retry
+    /// and poll. Syncs even without a change if `is_due`.
+    fn write_and_schedule(&mut self, is_due: bool, changed_at: Option<Duration>) {
+        self.listener_poll.start_if_due(&mut self.reconciler);
+        if is_due || self.reconciler.is_dirty() {
+            self.sync(changed_at);
+        } else {
+            self.retired.add(Retired::default());
+        }
+        let now = Instant::now();
+        let is_dirty = self.reconciler.is_dirty();
+        if !is_dirty {
+            self.timers.retry_delay = FIRST_RETRY;
+        }
+        self.timers.retry_at = is_dirty.then(|| now + self.timers.retry_delay);
+        let occupied = self.reconciler.sync.tracked.actual.draining.len();
+        let planned = self.timers.draining_at.filter(|at| *at > now);
+        self.timers.draining_at = (occupied > 0).then(|| planned.unwrap_or(now + DRAINING_POLL));
+        self.stats.send_if_modified(|stats| {
+            std::mem::replace(&mut stats.draining_backends, occupied) != occupied
+        });
+    }
+
+    /// Frees a batch of retired entries. Services that waited for free entries become dirty.
+    fn free_batch(&mut self, freed: &Retired) {
+        let is_backend = |entry: &RetiredEntry| matches!(entry, RetiredEntry::Backend(_));
+        if freed.0.iter().any(is_backend) {
+            self.publish_removal();
+        }
+        let has_more = self.retired.has_next();
+        self.reconciler.sync.free(freed, has_more);
+    }
+
+    fn publish_removal(&self) {
+        self.backend_removals.send_modify(|times| *times += 1);
+    }
+
+    /// Compares the maps with their tracked content. This must not run during a write, since a half-written
+    /// change would be a difference; the loop is blocked for as long as at the start of the daemon. Returns
+    /// true if there were differences, which must then be written.
+    fn audit(&mut self) -> bool {
+        match self.reconciler.audit(&*self.retired.grace) {
+            Ok(0) => {}
+            Ok(differences) => {
+                warn!(
+                    differences,
+                    "the maps were changed by another program, writing them again"
+                );
+                // Removed backends may be among the differences, and their grace period is over.
+                self.publish_removal();
+                return true;
+            }
+            Err(error) => error!(
+                error = &error as &dyn std::error::Error,
+                "cannot audit the maps"
+            ),
+        }
+        false
+    }
+
+    /// Writes the changes. If a write of the first sync was refused, reads the maps again and writes the
+    /// rest.
+    fn write_changes(&mut self) -> Retired {
+        let retired = self.reconciler.write_changes();
+        if !self.is_content_unknown() {
+            return retired;
+        }
+        if let Err(error) = self.reconciler.sync.read_again(&*self.retired.grace) {
+            let error = &error as &dyn std::error::Error;
+            error!(
+                error,
+                "cannot read the maps again after a refused write, so nothing is written until a retry succeeds"
+            );
+            return retired;
+        }
+        self.publish_removal();
+        self.reconciler.write_changes()
+    }
+
+    /// Syncs the steering maps. Steering has its own retries, so that Services never wait for it.
+    fn sync_steering(&mut self) {
+        self.steering.sync(since_boot());
+        let is_incomplete = self.steering.is_incomplete();
+        self.timers.steering_at = is_incomplete.then(|| Instant::now() + STEERING_RETRY);
+        let view = self.steering.view();
+        self.stats.send_modify(|stats| stats.steering = view);
+        self.publish_warnings();
+    }
+
+    fn sync(&mut self, changed_at: Option<Duration>) {
+        let start = monotonic();
+        let retired = self.write_changes();
+        self.retired.add(retired);
+        if self.steering.has_changed() {
+            self.sync_steering();
+        }
+        let end = monotonic();
+        let took = end - start;
+        self.stats.send_modify(|stats| {
+            self.reconciler.fill_stats(stats, took);
+            for (reason, count) in &self.steering.reason_counts {
+                *stats.counts.entry(reason.label().to_owned()).or_default() += count;
+            }
+            stats.syncs += 1;
+            stats.last_sync_seconds = took.as_secs_f64();
+            stats.total_sync_seconds += stats.last_sync_seconds;
+            if let Some(heard) = changed_at {
+                stats.programming_latency_seconds = (end - heard).as_secs_f64();
+            }
+            let now = Timestamp::now();
+            stats.last_sync_at = Some(now);
+            let failing = self.reconciler.is_dirty().then_some(now);
+            if failing.is_none() && stats.synced {
+                stats.last_complete_sync_at = Some(now);
+            }
+            stats.failing_since = failing.map(|now| stats.failing_since.unwrap_or(now));
+        });
+        self.publish_warnings();
+        if let Some(checks) = self.reconciler.health() {
+            self.health.send_if_modified(|last| {
+                let is_new = !Arc::ptr_eq(last, checks);
+                *last = Arc::clone(checks);
+                is_new
+            });
+        }
+    }
+
+    fn publish_warnings(&self) {
+        let warnings = self.reconciler.warnings(&self.steering.known_problems);
+        publish::publish_if_changed(&self.warnings, warnings.into());
+    }
+}
+
+/// Waits until a time, or for ever if there is none.
+async fn sleep_until_some(time: Option<Instant>) {
+    match time {
+        Some(time) => sleep_until(time).await,
+        None => future::pending().await,
+    }
+}

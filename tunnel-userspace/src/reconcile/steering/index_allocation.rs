@@ -1,0 +1,95 @@
+//! Allocates record indices to steering keys.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use tunnel_common::{
+    addr::Address,
+    steering::{Prefix, SteeringKey, SteeringRecord},
+};
+
+/// The time after its removal during which an index may be reused for its last key only.
+pub const QUARANTINE: Duration = Duration::from_secs(600);
+
+/// The indices that a sync may allocate.
+pub(super) struct FreeIndices<'a> {
+    prefixes: &'a [Prefix],
+    /// The free indices for any key, each after the time of its removal, which is 0 if it was never used.
+    pub(super) indices: BTreeSet<(u64, u32)>,
+    /// The removed indices, each with the time of its removal, by their last key.
+    removed_by_key: BTreeMap<SteeringKey, (u64, u32)>,
+    /// The start of the quarantine, in nanoseconds since the machine started: an index that was removed
+    /// later is for its last key only.
+    quarantine_start: u64,
+}
+
+impl<'a> FreeIndices<'a> {
+    /// Finds the indices below `end` that may be allocated: first those that were never used, then those
+    /// whose quarantine has ended, the longest removed first.
+    pub(super) fn new(
+        records: &BTreeMap<u32, SteeringRecord>,
+        end: u32,
+        prefixes: &'a [Prefix],
+        now: Duration,
+    ) -> Self {
+        let last = records.last_key_value().map(|(index, _)| *index);
+        let prefix_room = prefixes.iter().map(Prefix::capacity).max().unwrap_or(0);
+        let unused = last.map_or(0, |last| last + 1)..end.min(prefix_room);
+        // 0 if the machine started less than a quarantine ago, so that every removed index is in quarantine.
+        let before = nanos(now).saturating_sub(nanos(QUARANTINE));
+        let removed = records.iter().filter(|(_, record)| record.removed_at != 0);
+        let resting = removed.map(|(index, record)| (record.key, (record.removed_at, *index)));
+        let resting: BTreeMap<_, _> = resting.collect();
+        let removed = records
+            .iter()
+            .map(|(index, record)| (record.removed_at, *index));
+        let after_quarantine = removed.filter(|(removed, _)| (1..=before).contains(removed));
+        FreeIndices {
+            prefixes,
+            indices: unused
+                .map(|index| (0, index))
+                .chain(after_quarantine)
+                .collect(),
+            removed_by_key: resting,
+            quarantine_start: before,
+        }
+    }
+
+    /// Allocates an index for a key, the last one that it had if that is free. Returns the index and its
+    /// steering address.
+    pub(super) fn allocate(&mut self, key: &SteeringKey) -> Option<(u32, Address)> {
+        let own = self.removed_by_key.remove(key);
+        // An index that exceeds the prefix of one family may fit into that of the other.
+        let fits =
+            |place: (u64, u32)| Some((place, steering_address(self.prefixes, key, place.1)?));
+        let mut free = self.indices.iter().copied();
+        // After its quarantine, the index may have been allocated to another key.
+        let is_free =
+            |place: &(u64, u32)| place.0 > self.quarantine_start || self.indices.contains(place);
+        let own = own.filter(is_free).and_then(fits);
+        let (place, address) = own.or_else(|| free.find_map(fits))?;
+        self.indices.remove(&place);
+        Some((place.1, address))
+    }
+}
+
+/// Returns the steering address of an index, in the family of its key; `None` if the prefix of this family
+/// has no such index.
+pub(super) fn steering_address(
+    prefixes: &[Prefix],
+    key: &SteeringKey,
+    index: u32,
+) -> Option<Address> {
+    let is_v4 = key.address.is_v4();
+    let mut prefixes = prefixes.iter();
+    prefixes
+        .find(|prefix| prefix.is_v4() == is_v4)?
+        .address(index)
+}
+
+/// Converts a duration to nanoseconds, the unit in the maps.
+pub(in crate::reconcile) fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,109 @@
+//! Removed backends that still have open connections.
+
+use super::*;
+
+/// Removes endpoints 1 and 2 of a Service while they have these numbers of open connections. Returns their
+/// backend indices.
+fn gone(counts: [u64; 2]) -> (Reconciler<Memory>, [u32; 2]) {
+    let mut reconciler = serving(ROOMY, [set("web", 1, &[1, 2, 3])]);
+    let indices = [1, 2].map(|last| written(&reconciler, last).0);
+    for (index, count) in indices.into_iter().zip(counts) {
+        open(&reconciler.maps().conns, index, count);
+    }
+    apply(&mut reconciler, vec![set("web", 1, &[3])]);
+    (reconciler, indices)
+}
+
+#[test]
+fn an_index_is_used_again_only_once_the_last_connection_there_has_closed() {
+    let (mut reconciler, [first, second]) = gone([3, 0]);
+    assert_eq!(reconciler.sync.tracked.actual.draining.len(), 1);
+
+    // `Memory` panics at a write to an index with open connections.
+    apply(&mut reconciler, vec![set("web", 1, &[3, 4, 5])]);
+    let [fourth, fifth] = [4, 5].map(|last| written(&reconciler, last).0);
+    assert!(
+        fourth == second || fifth == second,
+        "the free index is not reused"
+    );
+    assert!(fourth != first && fifth != first);
+
+    open(&reconciler.maps().conns, first, 1);
+    reconciler.sync.poll_draining();
+    assert_eq!(reconciler.sync.tracked.actual.draining.len(), 1);
+    open(&reconciler.maps().conns, first, 0);
+    reconciler.sync.poll_draining();
+    assert_eq!(reconciler.sync.tracked.actual.draining.len(), 0);
+    apply(&mut reconciler, vec![set("web", 1, &[3, 4, 5, 6])]);
+    let (sixth, backend) = written(&reconciler, 6);
+    assert!(sixth == first && backend.state.is_serving());
+}
+
+#[test]
+fn a_restart_finds_which_indices_open_connections_keep() {
+    let (reconciler, [first, second]) = gone([1, 2]);
+
+    let mut second_life = adopt(reconciler.sync.tracked.maps);
+    assert_eq!(second_life.sync.tracked.actual.draining.len(), 2);
+    apply(&mut second_life, vec![set("web", 1, &[3, 4, 5])]);
+
+    for last in [4, 5] {
+        let (taken, backend) = written(&second_life, last);
+        assert!(backend.state.is_serving() && taken != first && taken != second);
+    }
+}
+
+#[test]
+fn a_program_that_runs_during_the_start_may_still_count() {
+    /// A program that counts one more connection before the grace period ends.
+    struct Counting(Conns, u32);
+
+    impl GracePeriod for Counting {
+        fn wait(&self) -> io::Result<()> {
+            open(&self.0, self.1, 1);
+            Ok(())
+        }
+    }
+
+    let (reconciler, [first, _]) = gone([0, 0]);
+    assert_eq!(reconciler.sync.tracked.actual.draining.len(), 0);
+    let grace = Counting(reconciler.maps().conns.clone(), first);
+    let second = Reconciler::adopt(reconciler.sync.tracked.maps, ROOMY, &grace, settings());
+
+    assert_eq!(
+        second.expect("adopted").sync.tracked.actual.draining.len(),
+        1
+    );
+}
+
+#[test]
+fn where_open_connections_leave_no_room_that_is_said_and_tried_again_when_they_close() {
+    let mut reconciler = adopt(Memory::new(ROOMY.with(MapSize::Backends, 8)));
+    // The array has 73 entries; open connections prevent the reuse of 72.
+    let mut kept = Vec::new();
+    for round in 0..9 {
+        let endpoints: Vec<u8> = (0..8).map(|number| 10 + 8 * round + number).collect();
+        apply(&mut reconciler, vec![set("web", 1, &endpoints)]);
+        for last in endpoints {
+            let (index, _) = written(&reconciler, last);
+            open(&reconciler.maps().conns, index, 1);
+            kept.push(index);
+        }
+        apply(&mut reconciler, vec![set("web", 1, &[])]);
+    }
+    assert_eq!(reconciler.sync.tracked.actual.draining.len(), 72);
+
+    apply(&mut reconciler, vec![set("db", 2, &[1, 2])]);
+    let problems = &reconciler.sync.problems.by_service[&ObjectName::new("default", "db")];
+    let told = problems.values().next().expect("no room");
+    assert_eq!(told.reason, Reason::BackendsFull);
+    let text = "keep the indices of 72 backends";
+    assert!(told.text.contains(text), "{told:?}");
+    assert_eq!(backends(&reconciler, 2), None);
+
+    open(&reconciler.maps().conns, kept[0], 0);
+    reconciler.sync.poll_draining();
+    settle(&mut reconciler);
+    assert_eq!(backends(&reconciler, 2), Some(vec![1, 2]));
+    assert_eq!(problem(&reconciler, "db"), None);
+}

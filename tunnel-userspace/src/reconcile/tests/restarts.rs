@@ -1,0 +1,102 @@
+//! Starts on maps that an earlier process programmed.
+
+use super::{
+    Arc, Change, ClusterUpdate, MapSize, Memory, ROOMY, Reason, Reconciler, adopt, apply, audit,
+    backends, problem, serving, set, settle, update, vip,
+};
+use crate::model::TrafficPolicy;
+
+/// Returns a reconciler after a restart; the first one served `web` and `dns`.
+fn second() -> Reconciler<Memory> {
+    let first = serving(ROOMY, [set("web", 1, &[1, 2]), set("dns", 2, &[3])]);
+    adopt(first.sync.tracked.maps)
+}
+
+/// Applies Services while an object of the sources is missing.
+fn apply_part(second: &mut Reconciler<Memory>, services: Vec<Change<'_>>) {
+    second.update(ClusterUpdate {
+        complete: false,
+        ..update(services)
+    });
+    settle(second);
+}
+
+#[test]
+fn what_was_programmed_stays_while_something_is_refused_though_maps_are_not_as_they_were_left() {
+    let mut second = second();
+    apply_part(&mut second, vec![set("web", 1, &[1, 2])]);
+    second.sync.tracked.maps.svc.remove(&vip(1));
+
+    assert!(audit(&mut second) > 0);
+    assert_eq!(backends(&second, 1), Some(vec![1, 2]));
+    assert_eq!(backends(&second, 2), Some(vec![3]));
+
+    apply(&mut second, Vec::new());
+    assert_eq!(backends(&second, 2), None);
+}
+
+#[test]
+fn a_service_whose_manifest_is_mended_takes_over_what_was_programmed() {
+    let mut second = second();
+    apply_part(&mut second, vec![set("web", 1, &[1, 2])]);
+    let before = second.maps().writes;
+
+    apply(&mut second, vec![set("dns", 2, &[3])]);
+
+    assert_eq!(second.maps().writes, before);
+    assert_eq!(backends(&second, 2), Some(vec![3]));
+}
+
+#[test]
+fn endpoints_stay_while_what_names_them_may_be_what_was_refused() {
+    let mut second = second();
+    apply_part(&mut second, vec![set("web", 1, &[]), set("dns", 2, &[3])]);
+    assert_eq!(backends(&second, 1), Some(vec![1, 2]));
+    // A Service that this process has served before changes at once.
+    apply_part(&mut second, vec![set("dns", 2, &[])]);
+    assert_eq!(backends(&second, 2), Some(Vec::new()));
+
+    apply(&mut second, Vec::new());
+
+    assert_eq!(backends(&second, 1), Some(Vec::new()));
+}
+
+#[test]
+fn full_maps_name_a_service_also_while_the_old_is_not_freed_yet() {
+    let services = [set("a", 1, &[1, 2]), set("b", 2, &[3, 4])];
+    let mut reconciler = serving(ROOMY.with(MapSize::Slots, 4), services);
+    reconciler.update(update(vec![set("a", 1, &[1, 5])]));
+    let held = reconciler.write_changes();
+    assert!(!held.0.is_empty());
+
+    reconciler.update(update(vec![set("c", 3, &[6])]));
+    reconciler.write_changes();
+    reconciler.update(update(vec![set("b", 2, &[4, 7, 8])]));
+    reconciler.write_changes();
+
+    assert_eq!(problem(&reconciler, "c"), Some(Reason::SlotsFull));
+    assert_eq!(problem(&reconciler, "b"), Some(Reason::SlotsFull));
+    assert_eq!(backends(&reconciler, 2), Some(vec![4]));
+}
+
+#[test]
+fn a_service_for_this_node_follows_its_endpoints_while_something_is_refused() {
+    let local = |vip: u8, endpoint: u8| {
+        let (name, state) = set("web", vip, &[endpoint]);
+        let mut state = state.expect("a Service");
+        Arc::make_mut(&mut state.service).internal_policy = TrafficPolicy::Local;
+        for slice in &mut state.slices {
+            for endpoint in &mut Arc::make_mut(slice).endpoints {
+                endpoint.node = Some("node-a".into());
+            }
+        }
+        (name, Some(state))
+    };
+    for vip in [1, 2] {
+        let first = serving(ROOMY, [local(vip, 1)]);
+        let mut second = adopt(first.sync.tracked.maps);
+        apply_part(&mut second, vec![local(vip, 2)]);
+
+        assert_eq!(backends(&second, vip), Some(vec![2]));
+    }
+}

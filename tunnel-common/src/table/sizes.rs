@@ -128,7 +128,9 @@ impl MapSizes {
     /// Returns a copy with the sizes of one group taken from `other`.
     #[must_use]
     pub fn with_group(self, group: MapGroup, other: Self) -> Self {
-        let in_group = MapSize::ALL.into_iter().filter(|size| size.group() == group);
+        let in_group = MapSize::ALL
+            .into_iter()
+            .filter(|size| size.group() == group);
         in_group.fold(self, |sizes, size| sizes.with(size, other.of(size)))
     }
 
@@ -256,9 +258,18 @@ mod tests {
 
     #[test]
     fn every_size_comes_back_from_its_entries() {
-        for headroom in [Headroom::None, Headroom::Update, Headroom::Probe, Headroom::Quarantine] {
+        for headroom in [
+            Headroom::None,
+            Headroom::Update,
+            Headroom::Probe,
+            Headroom::Quarantine,
+        ] {
             for size in (0..200).chain([4096, 65_536, 131_072]) {
-                assert_eq!(headroom.size_for(headroom.entries(size)), size, "{headroom:?}");
+                assert_eq!(
+                    headroom.size_for(headroom.entries(size)),
+                    size,
+                    "{headroom:?}"
+                );
             }
         }
     }

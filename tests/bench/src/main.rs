@@ -7,9 +7,10 @@
 
 mod api;
 mod connect;
+mod kube_proxy_rules;
+mod plot;
 mod program;
 mod report;
-mod rules;
 mod services;
 mod tunnel;
 
@@ -36,6 +37,8 @@ enum Bench {
     Api(api::Options),
     /// The cost of a stream through the tunnel, compared with plain TCP and bare TLS.
     Tunnel(tunnel::Options),
+    /// Charts of the last run of each benchmark.
+    Plot(plot::Options),
 }
 
 fn main() -> ExitCode {
@@ -49,11 +52,12 @@ fn main() -> ExitCode {
 }
 
 fn run(bench: &Bench) -> Result<()> {
-    interrupt::clean_up_first()?;
+    interrupt::remove_labs_on_signal()?;
     match bench {
         Bench::Connect(options) => connect::run(options),
         Bench::Program(options) => program::run(options),
         Bench::Api(options) => api::run(options),
         Bench::Tunnel(options) => tunnel::run(options),
+        Bench::Plot(options) => plot::run(options),
     }
 }

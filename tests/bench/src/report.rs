@@ -1,27 +1,30 @@
 //! The options of every benchmark, and its report.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{collections::BTreeMap, fs, path::PathBuf};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 use serde::Serialize;
-use tunnel_tests::{environment, instance::Settings};
+use tunnel_tests::{environment, instance::InstanceSettings};
 
 /// The options of every benchmark.
 #[derive(Args, Clone, Debug, Default)]
-pub(crate) struct Common {
+pub(crate) struct CommonOptions {
     /// The program to measure; by default the one next to this program.
     #[arg(long)]
     culvert: Option<PathBuf>,
     /// Print JSON instead of a table.
     #[arg(long)]
     pub(crate) json: bool,
+    /// Also write the JSON into this file; `cargo xtask bench plot` draws it.
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
     /// Fail if a target is missed.
     #[arg(long)]
     check: bool,
 }
 
-impl Common {
+impl CommonOptions {
     /// Returns the path of the program to measure.
     pub(crate) fn program(&self) -> Result<PathBuf> {
         let given = self.culvert.as_ref();
@@ -29,8 +32,8 @@ impl Common {
     }
 
     /// Returns the settings of an instance that runs the program.
-    pub(crate) fn settings(&self) -> Result<Settings> {
-        Ok(Settings::of(self.program()?))
+    pub(crate) fn settings(&self) -> Result<InstanceSettings> {
+        Ok(InstanceSettings::for_program(self.program()?))
     }
 
     /// Prints the measurements and the verdicts; with `check`, a missed target is an error.
@@ -40,9 +43,13 @@ impl Common {
         text: &str,
         verdicts: &[Verdict],
     ) -> Result<()> {
+        let outcome = Outcome { measured, verdicts };
+        let json = serde_json::to_string_pretty(&outcome)?;
+        if let Some(path) = &self.output {
+            fs::write(path, &json).with_context(|| format!("cannot write {}", path.display()))?;
+        }
         if self.json {
-            let outcome = Outcome { measured, verdicts };
-            println!("{}", serde_json::to_string_pretty(&outcome)?);
+            println!("{json}");
         } else {
             print!("{text}");
             for verdict in verdicts {
@@ -64,9 +71,9 @@ struct Outcome<'a, T> {
 /// A target, and its result.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Verdict {
-    /// The target in words.
+    /// The description of the target.
     pub(crate) target: String,
-    /// The measured value in words.
+    /// The measured value, formatted with its unit.
     pub(crate) measured: String,
     /// True if the value meets the target.
     pub(crate) met: bool,
@@ -99,16 +106,18 @@ pub(crate) fn median<T: Copy + Default + Ord>(values: impl IntoIterator<Item = T
     middle.copied().unwrap_or_default()
 }
 
-/// Measures each of `ways` once a round, in a shuffled order; results are in the order of the ways.
-pub(crate) fn rounds<W, T>(
+/// Measures each variant once a round, in a shuffled order; results are in the order of the variants.
+pub(crate) fn run_rounds<W, T>(
     count: u32,
-    ways: &[W],
+    variants: &[W],
     mut measure: impl FnMut(&W) -> Result<T>,
 ) -> Result<Vec<Vec<T>>> {
     let round = |_| {
-        let mut order: Vec<_> = ways.iter().enumerate().collect();
+        let mut order: Vec<_> = variants.iter().enumerate().collect();
         fastrand::shuffle(&mut order);
-        let measured = order.into_iter().map(|(at, way)| Ok((at, measure(way)?)));
+        let measured = order
+            .into_iter()
+            .map(|(at, variant)| Ok((at, measure(variant)?)));
         let measured: BTreeMap<_, _> = measured.collect::<Result<_>>()?;
         Ok(measured.into_values().collect())
     };
@@ -137,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missed_target_is_an_error_only_where_it_is_asked() {
+    fn a_missed_target_is_an_error_only_with_check() {
         let verdicts = [true, false].map(|met| Verdict::new("fast", "slow", met));
 
         judge(&verdicts, false).unwrap();

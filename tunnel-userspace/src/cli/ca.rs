@@ -5,10 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use jiff::Timestamp;
 
-use super::{QueryError, OutputFormat, table};
-use crate::identity::ca::{
-    self, CertificateKind, CertificateView, DEFAULT_CA_DAYS, DEFAULT_DAYS,
-};
+use super::{OutputFormat, QueryError, table};
+use crate::identity::ca::{self, CertificateKind, CertificateView, DEFAULT_CA_DAYS, DEFAULT_DAYS};
 
 /// The default folder of the CA.
 const DEFAULT_DIR: &str = "/etc/culvert/ca";

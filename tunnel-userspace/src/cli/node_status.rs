@@ -25,7 +25,10 @@ pub(super) fn render(status: &NodeStatus) -> String {
     let process = format!("{}, started {}", setup.pid, setup.started);
     rows.add(Row::Process, process);
     rows.add(Row::Cgroup, &setup.cgroup);
-    rows.add(Row::Pins, format!("{} (layout {})", setup.pins, setup.layout));
+    rows.add(
+        Row::Pins,
+        format!("{} (layout {})", setup.pins, setup.layout),
+    );
     rows.add(Row::RefusalMethod, &setup.refusal_method);
     rows.add(Row::ClientIdentity, &setup.client_identity);
     rows.add(Row::Services, programmed.services);
@@ -145,7 +148,9 @@ fn tunnel(rows: &mut Rows, status: &NodeStatus) {
         rows.add_each(Row::Error, &identity.problem);
         rows.add_each(Row::Warning, &identity.warnings);
     }
-    let errors = disconnected.take(MAX_PROBLEMS).filter_map(|node| node.last_error.as_ref());
+    let errors = disconnected
+        .take(MAX_PROBLEMS)
+        .filter_map(|node| node.last_error.as_ref());
     rows.add_each(Row::TunnelError, errors);
 }
 
@@ -157,7 +162,14 @@ fn problems(rows: &mut Rows, status: &NodeStatus, report: &SourceReport) {
     }
     for problem in report.problems.iter().take(MAX_PROBLEMS) {
         let is_ignored = problem.ignored;
-        rows.add(if is_ignored { Row::Ignored } else { Row::Rejected }, problem);
+        rows.add(
+            if is_ignored {
+                Row::Ignored
+            } else {
+                Row::Rejected
+            },
+            problem,
+        );
     }
     if let Some(more @ 1..) = report.problems.len().checked_sub(MAX_PROBLEMS) {
         rows.continue_with(format!("and {more} more"));

@@ -70,7 +70,10 @@ fn port_details(name: &str, port: &PortView) -> String {
         lines.push(detail(Row::SessionAffinity, timeout));
     }
     if port.socket_translation_disabled {
-        lines.push(detail(Row::Sockets, "not translated: disabled by annotation"));
+        lines.push(detail(
+            Row::Sockets,
+            "not translated: disabled by annotation",
+        ));
     }
     if !port.source_ranges.is_empty() {
         lines.push(detail(Row::SourceRanges, port.source_ranges.join(", ")));

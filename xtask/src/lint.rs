@@ -158,7 +158,10 @@ fn pages() -> Result<Outcome> {
     let text = String::from_utf8_lossy(&output.stdout);
     print!("{text}");
     // Cargo also succeeds if no test has such a name.
-    ensure!(!text.contains(" 0 passed"), "no test compares the documents");
+    ensure!(
+        !text.contains(" 0 passed"),
+        "no test compares the documents"
+    );
     Ok(output.status.success().into())
 }
 

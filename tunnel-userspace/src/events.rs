@@ -70,7 +70,7 @@ pub async fn run(
     node: String,
     settings: EventSettings,
     client: Client,
-    mut views: EventInputs,
+    mut inputs: EventInputs,
     mut draining: watch::Receiver<bool>,
 ) {
     let mut queue = EventQueue::new(settings.burst, settings.interval, Instant::now());
@@ -83,8 +83,8 @@ pub async fn run(
         Instant::now(),
     ));
     // Warnings that were published before this task started are new to it.
-    views.unbound_ports.mark_changed();
-    views
+    inputs.unbound_ports.mark_changed();
+    inputs
         .warnings
         .iter_mut()
         .for_each(watch::Receiver::mark_changed);
@@ -96,11 +96,15 @@ pub async fn run(
         }
         if let Some((event, due)) = start.take() {
             let is_due = due <= Instant::now();
-            let is_settled = is_due && create(&client, &event).await.is_ok();
-            let next = if is_due { Instant::now() + RETRY_DELAY } else { due };
-            start = (!is_settled).then_some((event, next));
+            let is_done = is_due && create(&client, &event).await.is_ok();
+            let next = if is_due {
+                Instant::now() + RETRY_DELAY
+            } else {
+                due
+            };
+            start = (!is_done).then_some((event, next));
         }
-        if let Some(warnings) = views.take_changed_warnings(&node) {
+        if let Some(warnings) = inputs.take_changed_warnings(&node) {
             queue.replace(warnings, Instant::now());
         }
         while let Some(warning) = queue.next_due(Instant::now()) {
@@ -108,7 +112,7 @@ pub async fn run(
             let result = tokio::select! {
                 biased;
                 () = drain::begun(&mut draining) => return,
-                told = create(&client, &event) => told,
+                result = create(&client, &event) => result,
             };
             match result {
                 Ok(()) => {
@@ -135,17 +139,17 @@ impl EventInputs {
     fn take_changed_warnings(&mut self, node: &str) -> Option<Vec<ObjectWarning>> {
         // An error means that the publishing task has ended; its warnings no longer change.
         let mut receivers = self.warnings.iter();
-        let is_new = receivers.any(|view| view.has_changed().unwrap_or(false))
+        let is_new = receivers.any(|receiver| receiver.has_changed().unwrap_or(false))
             || self.unbound_ports.has_changed().unwrap_or(false);
         if !is_new {
             return None;
         }
         let mut all = Vec::new();
-        for view in &mut self.warnings {
-            all.extend_from_slice(&view.borrow_and_update());
+        for receiver in &mut self.warnings {
+            all.extend_from_slice(&receiver.borrow_and_update());
         }
-        for (port, why) in &*self.unbound_ports.borrow_and_update() {
-            let note = format!("{port}: {why}");
+        for (port, error) in &*self.unbound_ports.borrow_and_update() {
+            let note = format!("{port}: {error}");
             all.push(ObjectWarning::for_node(node, Reason::PortInUse, note));
         }
         Some(all)

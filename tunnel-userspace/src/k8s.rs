@@ -2,17 +2,17 @@
 //! with the field; an object that Culvert does not serve is skipped.
 
 mod address;
-mod received;
 mod config_map;
 mod endpoint_slice;
 mod json;
 mod node;
+mod received;
 mod service;
 mod service_cidr;
 
-pub use received::{ReceivedObject, ApiObject, parse_received};
 pub use json::parse_json;
 use k8s_openapi::api::{core::v1, discovery::v1 as discovery, networking::v1 as networking};
+pub use received::{ApiObject, ReceivedObject, parse_received};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use tunnel_common::addr::Protocol;
@@ -132,17 +132,20 @@ impl FieldErrorKind {
 }
 
 impl FieldError {
-    fn new(field: impl Into<String>, reason: FieldErrorKind) -> Self {
+    fn new(field: impl Into<String>, kind: FieldErrorKind) -> Self {
         Self {
             field: field.into(),
-            kind: reason,
+            kind,
         }
     }
 }
 
 impl From<FieldError> for ParseError {
-    fn from(invalid: FieldError) -> Self {
-        Self { id: None, field_error: invalid }
+    fn from(error: FieldError) -> Self {
+        Self {
+            id: None,
+            field_error: error,
+        }
     }
 }
 
@@ -167,45 +170,51 @@ pub fn parse(mut value: Value) -> Result<Manifest, ParseError> {
     let version = optional_string(fields, "apiVersion", "apiVersion")?
         .unwrap_or_default()
         .to_owned();
-    let reader = KindParser::for_kind(&kind).filter(|_| !is_foreign_group(&version));
-    let Some(reader) = reader else {
+    let parser = KindParser::for_kind(&kind).filter(|_| !is_foreign_group(&version));
+    let Some(parser) = parser else {
         let unknown = format!("{version} {kind}");
         return Ok(Manifest::Unknown(unknown.trim_start().to_owned()));
     };
 
-    let id = parse_id(reader.kind, fields)?;
-    let refuse = |invalid| ParseError {
+    let id = parse_id(parser.kind, fields)?;
+    let error = |error| ParseError {
         id: Some(id.clone()),
-        field_error: invalid,
+        field_error: error,
     };
     if version.is_empty() {
-        return Err(refuse(FieldError::new("apiVersion", FieldErrorKind::Missing)));
+        return Err(error(FieldError::new(
+            "apiVersion",
+            FieldErrorKind::Missing,
+        )));
     }
-    if version != reader.api_version && Some(&*version) != reader.other_version {
-        let reason = FieldErrorKind::UnsupportedVersion {
-            kind: reader.kind,
+    if version != parser.api_version && Some(&*version) != parser.other_version {
+        let kind = FieldErrorKind::UnsupportedVersion {
+            kind: parser.kind,
             found: version,
-            expected: reader.api_version,
+            expected: parser.api_version,
         };
-        return Err(refuse(FieldError::new("apiVersion", reason)));
+        return Err(error(FieldError::new("apiVersion", kind)));
     }
-    fields.insert("apiVersion".to_owned(), Value::from(reader.api_version));
+    fields.insert("apiVersion".to_owned(), Value::from(parser.api_version));
     // The uid in a file was exported with the object, perhaps from another cluster.
     if let Some(Value::Object(metadata)) = fields.get_mut("metadata") {
         metadata.remove("uid");
     }
-    let read = (reader.parse_value)(id.name.clone(), value);
-    to_manifest(id, read)
+    let parsed = (parser.parse_value)(id.name.clone(), value);
+    to_manifest(id, parsed)
 }
 
 /// Converts the result of parsing an object to a manifest.
-fn to_manifest(id: ObjectId, read: Result<Option<ParsedObject>, FieldError>) -> Result<Manifest, ParseError> {
-    match read {
-        Ok(Some(taken)) => Ok(Manifest::Object(taken)),
+fn to_manifest(
+    id: ObjectId,
+    parsed: Result<Option<ParsedObject>, FieldError>,
+) -> Result<Manifest, ParseError> {
+    match parsed {
+        Ok(Some(parsed)) => Ok(Manifest::Object(parsed)),
         Ok(None) => Ok(Manifest::Skipped(id)),
-        Err(invalid) => Err(ParseError {
+        Err(error) => Err(ParseError {
             id: Some(id),
-            field_error: invalid,
+            field_error: error,
         }),
     }
 }
@@ -250,7 +259,7 @@ impl KindParser {
 
     /// Returns the parser of a kind.
     fn for_kind(kind: &str) -> Option<&'static Self> {
-        PARSERS.iter().find(|reader| reader.name == kind)
+        PARSERS.iter().find(|parser| parser.name == kind)
     }
 }
 
@@ -264,19 +273,19 @@ fn is_foreign_group(version: &str) -> bool {
 
 /// Collects the valid items; pushes the errors to `ignored`.
 fn collect_valid<T>(
-    read: impl IntoIterator<Item = Result<T, FieldError>>,
+    results: impl IntoIterator<Item = Result<T, FieldError>>,
     ignored: &mut Vec<FieldError>,
 ) -> Vec<T> {
-    let read = read.into_iter();
+    let results = results.into_iter();
     // `collect` would reuse the allocation of the results, which are larger than the items.
-    let mut good = Vec::with_capacity(read.size_hint().0);
-    for one in read {
-        match one {
-            Ok(one) => good.push(one),
-            Err(invalid) => ignored.push(invalid),
+    let mut valid = Vec::with_capacity(results.size_hint().0);
+    for result in results {
+        match result {
+            Ok(item) => valid.push(item),
+            Err(error) => ignored.push(error),
         }
     }
-    good
+    valid
 }
 
 /// Parses a list. Items of a typed list get the kind and version from the list, since the API server
@@ -287,7 +296,9 @@ fn parse_list(fields: &mut Map<String, Value>, kind: Option<&str>) -> Result<Man
         None | Some(Value::Null) => Vec::new(),
         Some(Value::Array(items)) => items,
         Some(other) => {
-            return Err(FieldError::new("items", FieldErrorKind::wrong_type("a list", &other)).into());
+            return Err(
+                FieldError::new("items", FieldErrorKind::wrong_type("a list", &other)).into(),
+            );
         }
     };
     if let (Some(kind), Some(version)) = (kind, version) {
@@ -299,14 +310,16 @@ fn parse_list(fields: &mut Map<String, Value>, kind: Option<&str>) -> Result<Man
     Ok(Manifest::List(items))
 }
 
-/// Reads namespace and name of an object.
+/// Parses the namespace and name of an object.
 fn parse_id(kind: Kind, fields: &Map<String, Value>) -> Result<ObjectId, FieldError> {
     let metadata = match fields.get("metadata") {
-        None | Some(Value::Null) => return Err(FieldError::new("metadata.name", FieldErrorKind::Missing)),
+        None | Some(Value::Null) => {
+            return Err(FieldError::new("metadata.name", FieldErrorKind::Missing));
+        }
         Some(Value::Object(metadata)) => metadata,
         Some(other) => {
-            let reason = FieldErrorKind::wrong_type("an object", other);
-            return Err(FieldError::new("metadata", reason));
+            let kind = FieldErrorKind::wrong_type("an object", other);
+            return Err(FieldError::new("metadata", kind));
         }
     };
     let name = required_string(metadata, "name", "metadata.name")?;
@@ -334,7 +347,10 @@ fn object_id(kind: Kind, name: &str, namespace: Option<&str>) -> Result<ObjectId
     };
     for (field, text) in [("metadata.name", name), ("metadata.namespace", namespace)] {
         if !is_name(text) {
-            return Err(FieldError::new(field, FieldErrorKind::InvalidName(text.to_owned())));
+            return Err(FieldError::new(
+                field,
+                FieldErrorKind::InvalidName(text.to_owned()),
+            ));
         }
     }
     Ok(ObjectId {
@@ -344,8 +360,13 @@ fn object_id(kind: Kind, name: &str, namespace: Option<&str>) -> Result<ObjectId
 }
 
 /// Returns a string field that must exist.
-fn required_string<'a>(fields: &'a Map<String, Value>, key: &str, path: &str) -> Result<&'a str, FieldError> {
-    optional_string(fields, key, path)?.ok_or_else(|| FieldError::new(path, FieldErrorKind::Missing))
+fn required_string<'a>(
+    fields: &'a Map<String, Value>,
+    key: &str,
+    path: &str,
+) -> Result<&'a str, FieldError> {
+    optional_string(fields, key, path)?
+        .ok_or_else(|| FieldError::new(path, FieldErrorKind::Missing))
 }
 
 /// Returns a string field; `None` if it is missing or empty.
@@ -357,7 +378,10 @@ fn optional_string<'a>(
     match fields.get(key) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) => Ok((!text.is_empty()).then_some(text)),
-        Some(other) => Err(FieldError::new(path, FieldErrorKind::wrong_type("a string", other))),
+        Some(other) => Err(FieldError::new(
+            path,
+            FieldErrorKind::wrong_type("a string", other),
+        )),
     }
 }
 
@@ -391,7 +415,10 @@ fn parse_port(number: i32, field: impl FnOnce() -> String) -> Result<u16, FieldE
 }
 
 /// Parses a protocol; TCP by default.
-fn parse_protocol(name: Option<&str>, field: impl FnOnce() -> String) -> Result<Protocol, FieldError> {
+fn parse_protocol(
+    name: Option<&str>,
+    field: impl FnOnce() -> String,
+) -> Result<Protocol, FieldError> {
     match name {
         None | Some("" | "TCP") => Ok(Protocol::TCP),
         Some("UDP") => Ok(Protocol::UDP),

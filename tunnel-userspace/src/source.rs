@@ -3,9 +3,9 @@
 
 pub mod file;
 mod fingerprint;
-mod problem_log;
 pub mod kube;
 mod problem;
+mod problem_log;
 mod store;
 
 use std::{collections::BTreeMap, sync::Arc};

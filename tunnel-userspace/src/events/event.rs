@@ -9,7 +9,7 @@ use k8s_openapi::{
 };
 use tunnel_common::reason::Reason;
 
-use crate::model::{ObjectWarning, Kind, ObjectId, ObjectName};
+use crate::model::{Kind, ObjectId, ObjectName, ObjectWarning};
 
 /// The reporting controller; kube-proxy sets its own name here, too.
 const REPORTING_CONTROLLER: &str = "culvert";
@@ -32,13 +32,13 @@ const MAX_OBJECT_NAME: usize = 200;
 /// Builds the Event for a start of a node's daemon, with the same reason as kube-proxy. Its name contains
 /// the time, so each start has a separate Event.
 pub(super) fn for_start(node: &str, now: Timestamp) -> Event {
-    let about = ObjectId::new(Kind::Node, ObjectName::new("", node));
+    let node_id = ObjectId::new(Kind::Node, ObjectName::new("", node));
     Event {
         action: Some("Start".to_owned()),
         note: Some(format!("culvert {} starts", env!("CARGO_PKG_VERSION"))),
         reason: Some("Starting".to_owned()),
         type_: Some("Normal".to_owned()),
-        ..event_about(&about, None, now.as_nanosecond(), node, now)
+        ..event_about(&node_id, None, now.as_nanosecond(), node, now)
     }
 }
 
@@ -59,20 +59,20 @@ pub(super) fn for_warning(warning: &ObjectWarning, node: &str, now: Timestamp) -
     }
 }
 
-/// Builds an Event about an object, with the fields that all Events share. `number` distinguishes it
-/// from other Events about the same object.
+/// Builds an Event about an object, with the fields that all Events share. The name ends
+/// with `suffix`, which distinguishes it from other Events about the same object.
 fn event_about(
-    about: &ObjectId,
+    object: &ObjectId,
     uid: Option<&str>,
     suffix: impl LowerHex,
     node: &str,
     now: Timestamp,
 ) -> Event {
-    let ObjectName { namespace, name } = &about.name;
+    let ObjectName { namespace, name } = &object.name;
     let namespace = Some(&**namespace).filter(|namespace| !namespace.is_empty());
     let stem = truncate(name, MAX_OBJECT_NAME).trim_end_matches(['-', '.']);
     // Events about Nodes have the name as uid, like those of the kubelet.
-    let uid = if about.kind == Kind::Node {
+    let uid = if object.kind == Kind::Node {
         Some(&**name)
     } else {
         uid
@@ -85,8 +85,8 @@ fn event_about(
             ..ObjectMeta::default()
         },
         regarding: Some(ObjectReference {
-            api_version: Some(api_version(about.kind).to_owned()),
-            kind: Some(about.kind.to_string()),
+            api_version: Some(api_version(object.kind).to_owned()),
+            kind: Some(object.kind.to_string()),
             name: Some(name.to_string()),
             namespace: namespace.map(str::to_owned),
             uid: uid.map(str::to_owned),

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use tokio::time::Instant;
 
-use crate::model::{ObjectWarning, Kind};
+use crate::model::{Kind, ObjectWarning};
 
 /// The minimum age of a warning when its Event is sent.
 const MIN_AGE: Duration = Duration::from_secs(2);
@@ -36,11 +36,11 @@ pub(super) struct EventQueue {
 
 impl EventQueue {
     /// Creates an empty queue that permits `burst` Events at once, and then one per interval.
-    pub(super) const fn new(burst: u32, every: Duration, now: Instant) -> Self {
+    pub(super) const fn new(burst: u32, interval: Duration, now: Instant) -> Self {
         Self {
             due: BTreeMap::new(),
             burst,
-            interval: every,
+            interval,
             tokens: burst,
             refill_start: now,
             paused_until: None,
@@ -49,7 +49,11 @@ impl EventQueue {
 
     /// Replaces the queued warnings. Those that were already queued keep their due time. Warnings about
     /// objects that the API server doesn't have are dropped.
-    pub(super) fn replace(&mut self, warnings: impl IntoIterator<Item = ObjectWarning>, now: Instant) {
+    pub(super) fn replace(
+        &mut self,
+        warnings: impl IntoIterator<Item = ObjectWarning>,
+        now: Instant,
+    ) {
         let mut last = std::mem::take(&mut self.due);
         let is_of_node = |warning: &ObjectWarning| warning.regarding.kind == Kind::Node;
         // Nodes come first, since a problem of a node may cause problems of very many Services.
@@ -115,7 +119,10 @@ mod tests {
     const INTERVAL: Duration = Duration::from_secs(30);
 
     /// Returns a queue with these warnings, and the time when all of them are due.
-    fn queue(burst: u32, warnings: impl IntoIterator<Item = ObjectWarning>) -> (EventQueue, Instant) {
+    fn queue(
+        burst: u32,
+        warnings: impl IntoIterator<Item = ObjectWarning>,
+    ) -> (EventQueue, Instant) {
         let start = Instant::now();
         let mut queue = EventQueue::new(burst, INTERVAL, start);
         queue.replace(warnings, start);
@@ -133,26 +140,26 @@ mod tests {
 
     #[tokio::test]
     async fn an_unresolved_warning_is_sent_again_before_its_event_expires() {
-        let (mut queue, settled) = queue(5, [warning("a")]);
+        let (mut queue, all_due) = queue(5, [warning("a")]);
         let second = Duration::from_secs(1);
-        assert!(send_due(&mut queue, settled - MIN_AGE - MAX_JITTER + second).is_empty());
-        assert_eq!(send_due(&mut queue, settled), ["a"]);
+        assert!(send_due(&mut queue, all_due - MIN_AGE - MAX_JITTER + second).is_empty());
+        assert_eq!(send_due(&mut queue, all_due), ["a"]);
 
-        queue.replace([warning("a"), warning("b")], settled);
+        queue.replace([warning("a"), warning("b")], all_due);
 
-        let later = settled + MIN_AGE + MAX_JITTER;
+        let later = all_due + MIN_AGE + MAX_JITTER;
         assert_eq!(send_due(&mut queue, later), ["b"]);
-        assert!(send_due(&mut queue, settled + RESEND_INTERVAL - second).is_empty());
-        assert_eq!(send_due(&mut queue, settled + RESEND_INTERVAL), ["a"]);
+        assert!(send_due(&mut queue, all_due + RESEND_INTERVAL - second).is_empty());
+        assert_eq!(send_due(&mut queue, all_due + RESEND_INTERVAL), ["a"]);
     }
 
     #[tokio::test]
     async fn a_warning_that_is_resolved_before_it_was_sent_is_dropped() {
-        let (mut queue, settled) = queue(5, [warning("a")]);
+        let (mut queue, all_due) = queue(5, [warning("a")]);
 
-        queue.replace([], settled);
+        queue.replace([], all_due);
 
-        assert!(send_due(&mut queue, settled + RESEND_INTERVAL).is_empty());
+        assert!(send_due(&mut queue, all_due + RESEND_INTERVAL).is_empty());
     }
 
     #[tokio::test]
@@ -206,8 +213,8 @@ mod tests {
             uid: None,
             ..warning("a")
         };
-        let (mut queue, settled) = queue(2, [of_a_file]);
+        let (mut queue, all_due) = queue(2, [of_a_file]);
 
-        assert!(send_due(&mut queue, settled + RESEND_INTERVAL).is_empty());
+        assert!(send_due(&mut queue, all_due + RESEND_INTERVAL).is_empty());
     }
 }

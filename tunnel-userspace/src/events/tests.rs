@@ -44,8 +44,8 @@ impl FakeServer {
                 let path = request.uri().path().to_owned();
                 let body = request.into_body().collect().await.expect("a body");
                 let event: Value = serde_json::from_slice(&body.to_bytes()).expect("an Event");
-                let made = json!([path, event["reason"], event["note"]]);
-                this.received.send_modify(|all| all.push(made));
+                let event = json!([path, event["reason"], event["note"]]);
+                this.received.send_modify(|all| all.push(event));
                 let (code, said) = this.response.borrow().clone();
                 let said = serde_json::to_vec(&said).expect("JSON");
                 let answer = Response::builder().status(code).body(Body::from(said));
@@ -72,7 +72,7 @@ type Ports = BTreeMap<String, String>;
 struct RunningTask {
     server: FakeServer,
     warnings: watch::Sender<Arc<[ObjectWarning]>>,
-    listening: watch::Sender<Ports>,
+    unbound_ports: watch::Sender<Ports>,
     _drain: watch::Sender<bool>,
 }
 
@@ -83,21 +83,21 @@ impl RunningTask {
 
     /// Starts the task with these ports that can't be bound.
     fn with(ports: Ports) -> Self {
-        let (listening, ports) = watch::channel(ports);
+        let (unbound_ports, ports) = watch::channel(ports);
         let server = FakeServer::new();
-        let (warnings, following) = watch::channel(Arc::default());
+        let (warnings, receiver) = watch::channel(Arc::default());
         let (drain, draining) = watch::channel(false);
         let settings = EventSettings {
             enabled: true,
             burst: 5,
             interval: Duration::from_secs(10),
         };
-        let views = EventInputs {
-            warnings: vec![following],
+        let inputs = EventInputs {
+            warnings: vec![receiver],
             unbound_ports: ports,
         };
         let (name, client) = ("edge-1".to_owned(), server.client());
-        let running = run(name, settings, client, views, draining);
+        let running = run(name, settings, client, inputs, draining);
         #[expect(
             clippy::disallowed_methods,
             reason = "it ends with the runtime of the test"
@@ -106,21 +106,22 @@ impl RunningTask {
         Self {
             server,
             warnings,
-            listening,
+            unbound_ports,
             _drain: drain,
         }
     }
 
     /// Publishes the warning that the frontend of this Service belongs to another one.
     fn publish_conflict(&self, name: &str) {
-        self.warnings.send_replace(Arc::new([conflict_warning(name)]));
+        self.warnings
+            .send_replace(Arc::new([conflict_warning(name)]));
     }
 
     /// Returns the Events that are sent within this number of seconds, except that of the start.
     async fn received_events(&self, seconds: u64) -> Vec<Value> {
-        let mut told = self.all_received_events(seconds).await;
-        told.retain(|event| event[1] != "Starting");
-        told
+        let mut events = self.all_received_events(seconds).await;
+        events.retain(|event| event[1] != "Starting");
+        events
     }
 
     async fn all_received_events(&self, seconds: u64) -> Vec<Value> {
@@ -137,49 +138,52 @@ const WEB: [&str; 3] = [
 
 #[tokio::test(start_paused = true)]
 async fn each_warning_is_sent_once() {
-    let case = RunningTask::new();
-    case.publish_conflict("web");
+    let task = RunningTask::new();
+    task.publish_conflict("web");
     let taken = BTreeMap::from([("healthz".to_owned(), "address in use".to_owned())]);
-    case.listening.send_replace(taken);
+    task.unbound_ports.send_replace(taken);
 
-    let told = case.received_events(MAX_DELAY.as_secs()).await;
+    let events = task.received_events(MAX_DELAY.as_secs()).await;
 
     let of_port = json!([
         "/apis/events.k8s.io/v1/namespaces/default/events",
         "PortInUse",
         "healthz: address in use"
     ]);
-    assert_eq!(told.len(), 2, "{told:?}");
+    assert_eq!(events.len(), 2, "{events:?}");
     assert!(
-        told.contains(&json!(WEB)) && told.contains(&of_port),
-        "{told:?}"
+        events.contains(&json!(WEB)) && events.contains(&of_port),
+        "{events:?}"
     );
-    assert!(case.received_events(600).await.is_empty());
+    assert!(task.received_events(600).await.is_empty());
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_event_of_a_start_is_sent_once_and_retried_if_it_fails() {
-    let case = RunningTask::new();
-    case.server.respond_with(503, "ServiceUnavailable", "");
+    let task = RunningTask::new();
+    task.server.respond_with(503, "ServiceUnavailable", "");
     let start_event = json!([
         "/apis/events.k8s.io/v1/namespaces/default/events",
         "Starting",
         concat!("culvert ", env!("CARGO_PKG_VERSION"), " starts")
     ]);
-    assert_eq!(case.all_received_events(30).await, std::slice::from_ref(&start_event));
+    assert_eq!(
+        task.all_received_events(30).await,
+        std::slice::from_ref(&start_event)
+    );
 
-    case.server.respond_with(409, "AlreadyExists", "");
+    task.server.respond_with(409, "AlreadyExists", "");
 
-    assert_eq!(case.all_received_events(60).await, [start_event]);
-    assert!(case.all_received_events(600).await.is_empty());
+    assert_eq!(task.all_received_events(60).await, [start_event]);
+    assert!(task.all_received_events(600).await.is_empty());
 }
 
 #[tokio::test(start_paused = true)]
 async fn warnings_from_before_the_start_of_the_task_are_sent() {
     let taken = ("healthz".to_owned(), "in use".to_owned());
-    let case = RunningTask::with([taken].into());
+    let task = RunningTask::with([taken].into());
 
-    assert_eq!(case.received_events(MAX_DELAY.as_secs()).await.len(), 1);
+    assert_eq!(task.received_events(MAX_DELAY.as_secs()).await.len(), 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -191,16 +195,19 @@ async fn an_event_is_retried_unless_it_exists_or_can_never_be_created() {
         (403, "Forbidden", "", false),
         (503, "ServiceUnavailable", "", false),
     ] {
-        let case = RunningTask::new();
-        case.server.respond_with(code, reason, cause);
-        case.publish_conflict("web");
-        assert_eq!(case.received_events(MAX_DELAY.as_secs()).await, [json!(WEB)]);
-        assert!(case.received_events(30).await.is_empty(), "{reason}");
+        let task = RunningTask::new();
+        task.server.respond_with(code, reason, cause);
+        task.publish_conflict("web");
+        assert_eq!(
+            task.received_events(MAX_DELAY.as_secs()).await,
+            [json!(WEB)]
+        );
+        assert!(task.received_events(30).await.is_empty(), "{reason}");
 
-        case.server.respond_with(409, "AlreadyExists", "");
+        task.server.respond_with(409, "AlreadyExists", "");
 
         let later = if is_told { vec![] } else { vec![json!(WEB)] };
-        assert_eq!(case.received_events(60).await, later, "{reason} {cause}");
-        assert!(case.received_events(600).await.is_empty(), "{reason}");
+        assert_eq!(task.received_events(60).await, later, "{reason} {cause}");
+        assert!(task.received_events(600).await.is_empty(), "{reason}");
     }
 }

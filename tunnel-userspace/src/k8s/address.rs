@@ -38,8 +38,9 @@ pub(super) fn parse_cidr(text: &str) -> Option<(IpAddr, u8)> {
 
 /// Parses a unicast address; the unspecified and the broadcast address are refused as well.
 pub(super) fn parse_unicast(text: &str, field: impl Fn() -> String) -> Result<IpAddr, FieldError> {
-    let address =
-        parse_ip(text).ok_or_else(|| FieldError::new(field(), FieldErrorKind::wrong_form("an IP address", text)))?;
+    let address = parse_ip(text).ok_or_else(|| {
+        FieldError::new(field(), FieldErrorKind::wrong_form("an IP address", text))
+    })?;
     let what = if address.is_unspecified() {
         "the unspecified address"
     } else if address.is_multicast() {

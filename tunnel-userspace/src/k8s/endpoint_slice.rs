@@ -2,7 +2,9 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use k8s_openapi::api::discovery::v1;
 
-use super::{ApiObject, FieldError, FieldErrorKind, address, collect_valid, parse_port, parse_protocol};
+use super::{
+    ApiObject, FieldError, FieldErrorKind, address, collect_valid, parse_port, parse_protocol,
+};
 use crate::model::{
     Endpoint, EndpointPort, EndpointSlice, Family, Hints, Kind, Object, ObjectName,
 };
@@ -25,7 +27,11 @@ impl ApiObject for v1::EndpointSlice {
     /// Converts an EndpointSlice; `None` if it has no Service or a headless one, or has host names instead
     /// of addresses. Like kube-proxy, it ignores invalid endpoints and ports
     /// (`pkg/proxy/endpointslicecache.go`, `addEndpoints`).
-    fn into_model(self, name: ObjectName, ignored: &mut Vec<FieldError>) -> Result<Option<Object>, FieldError> {
+    fn into_model(
+        self,
+        name: ObjectName,
+        ignored: &mut Vec<FieldError>,
+    ) -> Result<Option<Object>, FieldError> {
         let annotations = self.metadata.annotations.unwrap_or_default();
         // Only a metric uses the time, so an invalid one is ignored.
         let triggered = annotations
@@ -47,8 +53,8 @@ impl ApiObject for v1::EndpointSlice {
             "FQDN" => return Ok(None),
             "" => return Err(FieldError::new("addressType", FieldErrorKind::Missing)),
             other => {
-                let reason = FieldErrorKind::wrong_form("IPv4, IPv6 or FQDN", other);
-                return Err(FieldError::new("addressType", reason));
+                let kind = FieldErrorKind::wrong_form("IPv4, IPv6 or FQDN", other);
+                return Err(FieldError::new("addressType", kind));
             }
         };
         Ok(Some(Object::EndpointSlice(Arc::new(EndpointSlice {
@@ -76,8 +82,8 @@ fn ports(ports: &[v1::EndpointPort], ignored: &mut Vec<FieldError>) -> Vec<Endpo
         };
         let port = parse_port(number, || field("port"))?;
         if !names.insert(name.to_owned()) {
-            let reason = FieldErrorKind::Duplicate(name.to_owned());
-            return Err(FieldError::new(field("name"), reason));
+            let kind = FieldErrorKind::Duplicate(name.to_owned());
+            return Err(FieldError::new(field("name"), kind));
         }
         Ok(Some(EndpointPort {
             name: Arc::from(name),
@@ -85,8 +91,11 @@ fn ports(ports: &[v1::EndpointPort], ignored: &mut Vec<FieldError>) -> Vec<Endpo
             protocol,
         }))
     };
-    let read = ports.iter().enumerate().map(&mut parse_one);
-    collect_valid_items(read, ignored).into_iter().flatten().collect()
+    let results = ports.iter().enumerate().map(&mut parse_one);
+    collect_valid_items(results, ignored)
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 fn endpoints(
@@ -102,11 +111,11 @@ fn endpoints(
         let field = || format!("endpoints[{i}].addresses[0]");
         let address = address::parse_endpoint(text, field)?;
         if Family::of(address) != family {
-            let reason = FieldErrorKind::WrongFamily {
+            let kind = FieldErrorKind::WrongFamily {
                 address: text.to_owned(),
                 wanted: family.label(),
             };
-            return Err(FieldError::new(field(), reason));
+            return Err(FieldError::new(field(), kind));
         }
         let conditions = entry.conditions.unwrap_or_default();
         Ok(Endpoint {
@@ -125,11 +134,14 @@ fn endpoints(
 
 /// Collects the valid items, and pushes the first errors to `ignored`: a slice has up to a thousand
 /// items.
-fn collect_valid_items<T>(read: impl Iterator<Item = Result<T, FieldError>>, ignored: &mut Vec<FieldError>) -> Vec<T> {
-    let mut rest = Vec::new();
-    let usable = collect_valid(read, &mut rest);
-    ignored.extend(rest.into_iter().take(MAX_REPORTED));
-    usable
+fn collect_valid_items<T>(
+    results: impl Iterator<Item = Result<T, FieldError>>,
+    ignored: &mut Vec<FieldError>,
+) -> Vec<T> {
+    let mut errors = Vec::new();
+    let valid = collect_valid(results, &mut errors);
+    ignored.extend(errors.into_iter().take(MAX_REPORTED));
+    valid
 }
 
 /// Returns the text unless it is empty.
@@ -141,11 +153,11 @@ fn non_empty(text: Option<String>) -> Option<Arc<str>> {
 fn hints(hints: v1::EndpointHints) -> Option<Arc<Hints>> {
     let nodes = hints.for_nodes.unwrap_or_default().into_iter();
     let zones = hints.for_zones.unwrap_or_default().into_iter();
-    let read = Hints {
+    let hints = Hints {
         nodes: nodes.map(|node| Arc::from(node.name)).collect(),
         zones: zones.map(|zone| Arc::from(zone.name)).collect(),
     };
-    (read != Hints::default()).then(|| Arc::new(read))
+    (hints != Hints::default()).then(|| Arc::new(hints))
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::fmt;
 use serde::de::{Deserializer as _, IgnoredAny, MapAccess, Visitor};
 use serde_json::{Deserializer, Value};
 
-use super::{ApiObject, Manifest, KindParser, ParseError, to_manifest, object_id, parse};
+use super::{ApiObject, KindParser, Manifest, ParseError, object_id, parse, to_manifest};
 
 /// The `apiVersion` and kind in the text of a manifest.
 #[derive(Default)]
@@ -19,10 +19,10 @@ struct TypeMeta<'a> {
 impl<'a> TypeMeta<'a> {
     /// Reads the text until both fields are found, which are usually the first ones.
     fn read(text: &'a str) -> Self {
-        let mut head = Self::default();
+        let mut meta = Self::default();
         // The deserializer always fails, as the rest of the object is not read.
-        let (Ok(()) | Err(_)) = Deserializer::from_str(text).deserialize_map(&mut head);
-        head
+        let (Ok(()) | Err(_)) = Deserializer::from_str(text).deserialize_map(&mut meta);
+        meta
     }
 }
 
@@ -63,10 +63,10 @@ pub fn parse_json(text: &str) -> serde_json::Result<Result<Manifest, ParseError>
 /// Parses a complete manifest; `None` if a field is missing or has the wrong type.
 fn parse_complete(text: &str) -> Option<Result<Manifest, ParseError>> {
     let TypeMeta { api_version, kind } = TypeMeta::read(text);
-    let reader = KindParser::for_kind(kind?)?;
+    let parser = KindParser::for_kind(kind?)?;
     // The type's deserializer checks the version itself.
     api_version?;
-    (reader.parse_text)(text)
+    (parser.parse_text)(text)
 }
 
 /// Parses an object; `None` if a field has the wrong type, or the name is invalid.
@@ -79,8 +79,8 @@ pub(super) fn parse_as<T: ApiObject>(text: &str) -> Option<Result<Manifest, Pars
     let namespace = metadata.namespace.as_deref();
     let namespace = namespace.filter(|namespace| !namespace.is_empty());
     let id = object_id(T::MODEL_KIND, name, namespace).ok()?;
-    let read = object.into_parsed(id.name.clone());
-    Some(to_manifest(id, read))
+    let parsed = object.into_parsed(id.name.clone());
+    Some(to_manifest(id, parsed))
 }
 
 #[cfg(test)]

@@ -11,7 +11,11 @@ const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
 impl ApiObject for v1::Node {
     const MODEL_KIND: Kind = Kind::Node;
 
-    fn into_model(self, name: ObjectName, _: &mut Vec<FieldError>) -> Result<Option<Object>, FieldError> {
+    fn into_model(
+        self,
+        name: ObjectName,
+        _: &mut Vec<FieldError>,
+    ) -> Result<Option<Object>, FieldError> {
         let taints = self.spec.and_then(|spec| spec.taints).unwrap_or_default();
         let is_deleted = self.metadata.deletion_timestamp.is_some();
         let addresses = self.status.and_then(|status| status.addresses);

@@ -6,7 +6,7 @@ use k8s_openapi::{Metadata, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use serde::de::{DeserializeOwned, Error as _};
 use serde_json::Value;
 
-use super::{FieldError, ParsedObject, endpoint_slice, deserialize};
+use super::{FieldError, ParsedObject, deserialize, endpoint_slice};
 use crate::model::{self, Kind, Object, ObjectId, ObjectName};
 
 /// A Kubernetes type that Culvert can convert to an [`Object`].
@@ -20,7 +20,11 @@ pub trait ApiObject: DeserializeOwned + Metadata<Ty = ObjectMeta> {
     /// # Errors
     ///
     /// Returns the first invalid field.
-    fn into_model(self, name: ObjectName, ignored: &mut Vec<FieldError>) -> Result<Option<Object>, FieldError>;
+    fn into_model(
+        self,
+        name: ObjectName,
+        ignored: &mut Vec<FieldError>,
+    ) -> Result<Option<Object>, FieldError>;
 
     /// Converts the object, and returns the errors of ignored fields as well; `None` if Culvert does not
     /// serve the object.
@@ -66,7 +70,7 @@ pub fn parse_received<K: ApiObject>(json: &str) -> Result<ReceivedObject, serde_
     let uid = metadata.uid.as_deref().map(Arc::from);
     let labels = metadata.labels.as_ref();
     let service = labels.and_then(|labels| labels.get(endpoint_slice::SERVICE_NAME_LABEL));
-    let owner = service_of_slice::<K>(service.map(String::as_str));
+    let service = service_of_slice::<K>(service.map(String::as_str));
     let name = metadata.name.take().unwrap_or_default();
     let id = id::<K>(metadata.namespace.as_deref(), name);
     let name = id.name.clone();
@@ -74,7 +78,7 @@ pub fn parse_received<K: ApiObject>(json: &str) -> Result<ReceivedObject, serde_
         id,
         version,
         uid,
-        service: owner,
+        service,
         object: object.into_parsed(name),
     })
 }
@@ -100,7 +104,8 @@ fn parse_malformed<K: ApiObject>(value: Value) -> Result<ReceivedObject, serde_j
     let text = |field| metadata(field).and_then(Value::as_str);
     let name = text("name").ok_or_else(|| serde_json::Error::missing_field("metadata.name"))?;
     let id = id::<K>(text("namespace"), name.to_owned());
-    let service = metadata("labels").and_then(|labels| labels.get(endpoint_slice::SERVICE_NAME_LABEL));
+    let service =
+        metadata("labels").and_then(|labels| labels.get(endpoint_slice::SERVICE_NAME_LABEL));
     Ok(ReceivedObject {
         version: text("resourceVersion").unwrap_or_default().to_owned(),
         uid: text("uid").map(Arc::from),
@@ -120,17 +125,17 @@ mod tests {
         let json = r#""metadata": {"name": "a", "namespace": "shop", "resourceVersion": "7",
                      "managedFields": [{"manager": "m"}]}"#;
         let json = format!(r#"{{{json}, "spec": {spec}}}"#);
-        let arrived = parse_received::<v1::Service>(&json).expect("an object with a name");
-        assert_eq!(arrived.id.to_string(), "Service shop/a");
-        assert_eq!(arrived.version, "7");
-        arrived
+        let received = parse_received::<v1::Service>(&json).expect("an object with a name");
+        assert_eq!(received.id.to_string(), "Service shop/a");
+        assert_eq!(received.version, "7");
+        received
     }
 
     #[test]
     fn an_object_is_parsed_with_its_name_and_version() {
         let served = service(r#"{"clusterIP": "10.96.0.1", "ports": [{"port": 80}]}"#);
-        let taken = served.object.expect("good").expect("served");
-        assert!(matches!(taken.object, Object::Service(_)));
+        let parsed = served.object.expect("good").expect("served");
+        assert!(matches!(parsed.object, Object::Service(_)));
 
         let other = service(r#"{"type": "ExternalName", "externalName": "b.example"}"#);
         assert_eq!(other.object, Ok(None));
@@ -138,11 +143,14 @@ mod tests {
 
     #[test]
     fn an_object_with_a_field_of_the_wrong_type_is_refused_with_name_and_field() {
-        let arrived = service(r#"{"clusterIP": "10.96.0.1", "ports": [{"port": "http"}]}"#);
+        let received = service(r#"{"clusterIP": "10.96.0.1", "ports": [{"port": "http"}]}"#);
 
-        let invalid = arrived.object.expect_err("a port is a number");
-        assert_eq!(invalid.field, "spec.ports[0].port");
-        let reason = invalid.kind.to_string();
-        assert_eq!(reason, "invalid type: string \"http\", expected an integer");
+        let error = received.object.expect_err("a port is a number");
+        assert_eq!(error.field, "spec.ports[0].port");
+        let message = error.kind.to_string();
+        assert_eq!(
+            message,
+            "invalid type: string \"http\", expected an integer"
+        );
     }
 }

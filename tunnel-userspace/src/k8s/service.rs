@@ -16,7 +16,11 @@ impl ApiObject for v1::Service {
 
     /// Converts a Service. Of a Service without a cluster IP or of another proxy, only the addresses of
     /// the load balancer are kept; `None` if there are none.
-    fn into_model(self, name: ObjectName, ignored: &mut Vec<FieldError>) -> Result<Option<Object>, FieldError> {
+    fn into_model(
+        self,
+        name: ObjectName,
+        ignored: &mut Vec<FieldError>,
+    ) -> Result<Option<Object>, FieldError> {
         let Self {
             metadata,
             spec,
@@ -33,7 +37,8 @@ impl ApiObject for v1::Service {
         };
         let is_of_load_balancer = spec.type_.as_deref() == Some("LoadBalancer");
         let external = spec.external_traffic_policy.as_deref();
-        let external_policy = optional_fields::policy("spec.externalTrafficPolicy", external, ignored);
+        let external_policy =
+            optional_fields::policy("spec.externalTrafficPolicy", external, ignored);
         let internal = spec.internal_traffic_policy.as_deref();
         Ok(Some(Object::Service(Arc::new(Service {
             name,
@@ -48,7 +53,11 @@ impl ApiObject for v1::Service {
             unserved_ips: optional_fields::proxied_ips(status.as_ref()),
             source_ranges: optional_fields::source_ranges(&spec, ignored),
             ports: ports(spec.ports.as_deref().unwrap_or_default(), ignored)?,
-            internal_policy: optional_fields::policy("spec.internalTrafficPolicy", internal, ignored),
+            internal_policy: optional_fields::policy(
+                "spec.internalTrafficPolicy",
+                internal,
+                ignored,
+            ),
             external_policy,
             affinity: optional_fields::affinity(&spec, ignored),
             health_check_port: (is_of_load_balancer && external_policy == TrafficPolicy::Local)
@@ -56,7 +65,9 @@ impl ApiObject for v1::Service {
                 .flatten(),
             algorithm: annotations::algorithm(&metadata, ignored),
             weights: annotations::weights(&metadata, ignored),
-            socket_translation_disabled: annotations::is_socket_translation_disabled(&metadata, ignored),
+            socket_translation_disabled: annotations::is_socket_translation_disabled(
+                &metadata, ignored,
+            ),
             endpoint_scope: annotations::endpoint_scope(&metadata, ignored),
         }))))
     }
@@ -104,9 +115,9 @@ fn cluster_ips(spec: &v1::ServiceSpec) -> Result<Option<Vec<IpAddr>>, FieldError
         addresses.push(address);
     }
     match single.filter(|address| !addresses.contains(address)) {
-        Some(stray) => {
-            let reason = FieldErrorKind::NotAmongClusterIps(stray.to_string());
-            Err(FieldError::new("spec.clusterIP", reason))
+        Some(missing) => {
+            let kind = FieldErrorKind::NotAmongClusterIps(missing.to_string());
+            Err(FieldError::new("spec.clusterIP", kind))
         }
         None => Ok(Some(addresses)),
     }
@@ -121,7 +132,7 @@ fn ports(
     }
     let mut names = BTreeSet::new();
     let mut numbers = BTreeSet::new();
-    let mut read = Vec::with_capacity(ports.len());
+    let mut parsed = Vec::with_capacity(ports.len());
     for (i, entry) in ports.iter().enumerate() {
         let field = |name: &str| format!("spec.ports[{i}].{name}");
         let name = entry.name.as_deref().unwrap_or_default();
@@ -137,17 +148,21 @@ fn ports(
         let number = parse_port(entry.port, || field("port"))?;
         let protocol = parse_protocol(entry.protocol.as_deref(), || field("protocol"))?;
         if !numbers.insert((number, protocol)) {
-            let reason = FieldErrorKind::Duplicate(format!("{number}/{protocol}"));
-            return Err(FieldError::new(field("port"), reason));
+            let kind = FieldErrorKind::Duplicate(format!("{number}/{protocol}"));
+            return Err(FieldError::new(field("port"), kind));
         }
-        read.push(ServicePort {
+        parsed.push(ServicePort {
             name: Arc::from(name),
             port: number,
-            node_port: optional_fields::optional_port(entry.node_port, || field("nodePort"), ignored),
+            node_port: optional_fields::optional_port(
+                entry.node_port,
+                || field("nodePort"),
+                ignored,
+            ),
             protocol,
         });
     }
-    Ok(read)
+    Ok(parsed)
 }
 
 #[cfg(test)]

@@ -8,7 +8,11 @@ use crate::model::{Kind, Object, ObjectName, ServiceCidr};
 impl ApiObject for v1::ServiceCIDR {
     const MODEL_KIND: Kind = Kind::ServiceCidr;
 
-    fn into_model(self, name: ObjectName, _: &mut Vec<FieldError>) -> Result<Option<Object>, FieldError> {
+    fn into_model(
+        self,
+        name: ObjectName,
+        _: &mut Vec<FieldError>,
+    ) -> Result<Option<Object>, FieldError> {
         let ranges = self.spec.and_then(|spec| spec.cidrs).unwrap_or_default();
         let read = |(i, text): (usize, &String)| {
             let refused = || {

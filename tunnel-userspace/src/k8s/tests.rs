@@ -264,7 +264,10 @@ fn a_list_keeps_the_kinds_of_its_items() {
     assert_eq!(parse(list), Ok(Manifest::List(items)));
     let empty = parse(json!({"kind": "List"}));
     assert_eq!(empty, Ok(Manifest::List(Vec::new())));
-    assert_refused(json!({"kind": "List", "items": {}}), "items: is an object, but must be a list");
+    assert_refused(
+        json!({"kind": "List", "items": {}}),
+        "items: is an object, but must be a list",
+    );
 }
 
 /// Generates arbitrary values, some with keys that manifests use.

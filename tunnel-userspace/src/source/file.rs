@@ -2,9 +2,9 @@
 
 mod documents;
 mod folder;
+mod folder_state;
 mod merge;
 mod parse;
-mod folder_state;
 mod watch;
 
 use std::{
@@ -15,11 +15,11 @@ use std::{
     time::Duration,
 };
 
-use folder::{ReadJob, Listing, ReadCause, ManifestPath};
+use folder::{Listing, ManifestPath, ReadCause, ReadJob};
+use folder_state::FolderState;
 use parse::ParseCache;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use folder_state::FolderState;
 use tokio::{
     sync::watch as latest,
     task::spawn_blocking,
@@ -33,7 +33,7 @@ use super::{
     problem_log::ProblemLog,
     store::SyncPhase,
 };
-use crate::{clock::monotonic, drain, publish::publish_if_changed, model::ClusterUpdate};
+use crate::{clock::monotonic, drain, model::ClusterUpdate, publish::publish_if_changed};
 
 /// The settings of a source of files.
 #[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
@@ -128,7 +128,7 @@ pub(crate) fn cache_changes_nothing(first: &str, second: &str) -> bool {
 /// Reads the folder for the first time.
 fn first_read(target: &ManifestPath, overlay: &Overlay) -> io::Result<(FileId, FolderState)> {
     let at = monotonic();
-    let place = target.folder_id()?;
+    let folder_id = target.folder_id()?;
     let mut state = FolderState::default();
     let nothing = BTreeSet::new();
     for poll in 0..FIRST_READ_ATTEMPTS {
@@ -136,8 +136,8 @@ fn first_read(target: &ManifestPath, overlay: &Overlay) -> io::Result<(FileId, F
         if jobs.is_empty() {
             break;
         }
-        let readings = target.read_all(place, jobs).unwrap_or_default();
-        state.record_all(readings, &nothing, &mut overlay.edit(at));
+        let results = target.read_all(folder_id, jobs).unwrap_or_default();
+        state.record_all(results, &nothing, &mut overlay.edit(at));
         if state.has_unsettled() {
             wait_for_writer();
         } else if poll > 0 {
@@ -145,7 +145,7 @@ fn first_read(target: &ManifestPath, overlay: &Overlay) -> io::Result<(FileId, F
         }
     }
     overlay.edit(at).set_phase(state.phase());
-    Ok((place, state))
+    Ok((folder_id, state))
 }
 
 /// Waits for a writer to finish.
@@ -162,7 +162,10 @@ fn wait_for_writer() {
 /// # Errors
 ///
 /// The folder or file is missing, or can't be read or watched.
-pub async fn start(settings: FileSettings, overlay: Overlay) -> Result<FileSource, FileSourceError> {
+pub async fn start(
+    settings: FileSettings,
+    overlay: Overlay,
+) -> Result<FileSource, FileSourceError> {
     let read_error = settings.read_error();
     let read = move || {
         let target = ManifestPath::new(&settings.path, settings.max_file_bytes);
@@ -172,10 +175,10 @@ pub async fn start(settings: FileSettings, overlay: Overlay) -> Result<FileSourc
             path: target.folder.clone(),
             source,
         })?;
-        let (place, state) = first_read(&target, &overlay).map_err(settings.read_error())?;
+        let (folder_id, state) = first_read(&target, &overlay).map_err(settings.read_error())?;
         let mut source = FileSource {
             target,
-            folder_id: Some(place),
+            folder_id: Some(folder_id),
             watch,
             state,
             overlay,
@@ -238,32 +241,32 @@ impl FileSource {
 
     async fn apply(&mut self, changes: FolderChanges, at: Duration) {
         let FolderChanges {
-            settled: done,
-            touched: unsure,
+            settled,
+            touched,
             renamed,
-            other_entry_changed: is_near,
+            other_entry_changed,
             events_lost,
             ..
         } = changes;
         self.state.rename(&renamed, &mut self.overlay.edit(at));
         if events_lost || self.state.folder_problem.is_some() {
             self.scan(at).await;
-        } else if is_near {
+        } else if other_entry_changed {
             let found = fingerprints(self.state.links()).await;
             let jobs = self.state.swapped_links(&found);
             self.read(jobs, at).await;
         }
         let writing = self.watch.writing();
-        let touched = unsure
+        let touched = touched
             .iter()
-            .filter(|path| !done.contains_key(*path) && !writing.contains(*path));
+            .filter(|path| !settled.contains_key(*path) && !writing.contains(*path));
         let mut jobs: Vec<ReadJob> = touched
             .map(|path| self.state.job(path, ReadCause::Touched))
             .collect();
-        for (path, is_there) in done {
+        for (path, exists) in settled {
             if writing.contains(&path) {
                 self.state.mark_unsettled(path);
-            } else if is_there {
+            } else if exists {
                 jobs.push(self.state.job(&path, ReadCause::Complete));
             } else {
                 jobs.push(self.state.job(&path, ReadCause::Removed));
@@ -277,7 +280,7 @@ impl FileSource {
         let at = monotonic();
         let target = self.target.clone();
         match blocking(move || target.folder_id()).await.flatten() {
-            Ok(place) if self.folder_id != Some(place) => self.restart_watch(at).await,
+            Ok(folder_id) if self.folder_id != Some(folder_id) => self.restart_watch(at).await,
             Ok(_) if self.state.folder_problem.is_some() => self.scan(at).await,
             Ok(_) => self.poll_files(at).await,
             Err(error) => self.lose_folder(&error),
@@ -297,12 +300,12 @@ impl FileSource {
         let target = self.target.clone();
         let watched = blocking(move || {
             let watch = FolderWatch::new(&target).map_err(io::Error::other)?;
-            target.folder_id().map(|place| (watch, place))
+            target.folder_id().map(|folder_id| (watch, folder_id))
         });
         match watched.await.flatten() {
-            Ok((watch, place)) => {
+            Ok((watch, folder_id)) => {
                 self.watch = watch;
-                self.folder_id = Some(place);
+                self.folder_id = Some(folder_id);
                 self.set_folder_problem("was replaced by another folder");
                 self.scan(at).await;
             }
@@ -336,15 +339,15 @@ impl FileSource {
     }
 
     async fn read(&mut self, jobs: Vec<ReadJob>, at: Duration) {
-        let Some(place) = self.folder_id.filter(|_| !jobs.is_empty()) else {
+        let Some(folder_id) = self.folder_id.filter(|_| !jobs.is_empty()) else {
             return;
         };
         let target = self.target.clone();
-        match blocking(move || target.read_all(place, jobs)).await {
-            Ok(Some(readings)) => {
+        match blocking(move || target.read_all(folder_id, jobs)).await {
+            Ok(Some(results)) => {
                 let mut edit = self.overlay.edit(at);
                 self.state
-                    .record_all(readings, self.watch.writing(), &mut edit);
+                    .record_all(results, self.watch.writing(), &mut edit);
             }
             Ok(None) => self.lose_folder(&io::Error::from(io::ErrorKind::NotFound)),
             Err(error) => self.set_folder_problem(&format!("can't be read: {error}")),
@@ -356,8 +359,8 @@ impl FileSource {
         self.set_folder_problem(&format!("can't be reached: {error}"));
     }
 
-    fn set_folder_problem(&mut self, what: &str) {
-        let reason = format!("{what}; the objects that were read before stay in use");
+    fn set_folder_problem(&mut self, description: &str) {
+        let reason = format!("{description}; the objects that were read before stay in use");
         self.state.folder_problem = Some(Problem::in_file(&self.target.folder, reason));
     }
 

@@ -2,9 +2,9 @@
 //! with the selectors of kube-proxy 1.36 (`cmd/kube-proxy/app/server.go`, `ProxyServer.Run`).
 
 mod client;
-mod watcher;
 mod reflector;
 mod snapshot;
+mod watcher;
 
 use std::{collections::BTreeSet, io, path::PathBuf, sync::Arc, time::Duration};
 
@@ -27,18 +27,18 @@ use tracing::{info, warn};
 pub use self::client::{AccessError, ApiServer, InvalidApiServer};
 use self::{
     client::CurrentServer,
-    watcher::{KindWatcher, KindEvent},
     reflector::{NodeFilter, Reflector},
     snapshot::Snapshot,
+    watcher::{KindEvent, KindWatcher},
 };
-use super::{Overlay, SourceReport, ServerStatus, problem_log::ProblemLog, store::SyncPhase};
+use super::{Overlay, ServerStatus, SourceReport, problem_log::ProblemLog, store::SyncPhase};
 use crate::{
     clock::monotonic,
     drain, duration,
     events::EventSettings as Events,
-    k8s::{self, ReceivedObject, ApiObject},
+    k8s::{self, ApiObject, ReceivedObject},
+    model::{Kind, NODE_POOL_LABEL, ObjectName, ObjectWarning, ZONE_LABEL},
     publish,
-    model::{ObjectWarning, Kind, NODE_POOL_LABEL, ObjectName, ZONE_LABEL},
 };
 
 /// The label selector of Services that no other proxy serves.
@@ -182,22 +182,23 @@ impl Selection {
 impl KubeScope {
     /// Returns the selection of each kind.
     fn selections(&self) -> Vec<Selection> {
-        let is_own_enough = self.steering.is_none() && !self.owned_external_ips && !self.node_pools;
-        let own = is_own_enough.then(|| format!("metadata.name={}", self.node));
-        let proxied = (!self.owned_external_ips).then_some(NOT_OF_OTHER_PROXY);
+        let needs_own_node_only =
+            self.steering.is_none() && !self.owned_external_ips && !self.node_pools;
+        let own = needs_own_node_only.then(|| format!("metadata.name={}", self.node));
+        let labels = (!self.owned_external_ips).then_some(NOT_OF_OTHER_PROXY);
         let mut selections = vec![
-            Selection::new::<Service>(None, proxied, Some(NOT_HEADLESS)),
+            Selection::new::<Service>(None, labels, Some(NOT_HEADLESS)),
             Selection::new::<EndpointSlice>(None, Some(NOT_OF_HEADLESS), None),
             Selection::new::<Node>(None, None, own.as_deref()),
             Selection::new::<ServiceCIDR>(None, None, None),
         ];
         if let Some(SteeringScope { config_map, .. }) = &self.steering {
-            let (namespace, one) = (&config_map.namespace, &config_map.name);
-            let one = format!("metadata.name={one}");
+            let ObjectName { namespace, name } = config_map;
+            let field = format!("metadata.name={name}");
             selections.push(Selection::new::<ConfigMap>(
                 Some(namespace),
                 None,
-                Some(&one),
+                Some(&field),
             ));
         }
         selections
@@ -237,7 +238,10 @@ async fn start_with_limits(
 ) -> Result<KubeSource, AccessError> {
     let settings = Arc::new(settings);
     let (client, current) = client::connect(&settings, limits.max_silence).await?;
-    let kinds = scope.selections().into_iter().map(|one| one.kind);
+    let kinds = scope
+        .selections()
+        .into_iter()
+        .map(|selection| selection.kind);
     let mut source = KubeSource {
         client,
         current,
@@ -291,9 +295,9 @@ impl KubeSource {
     pub async fn run(mut self, mut draining: watch::Receiver<bool>) {
         let (sender, mut events) = mpsc::channel(EVENT_BUFFER);
         // The tasks are aborted when the set is dropped.
-        let mut following = JoinSet::new();
+        let mut watchers = JoinSet::new();
         for selection in self.scope.selections() {
-            let one = KindWatcher {
+            let watcher = KindWatcher {
                 client: self.client.clone(),
                 selection,
                 settings: Arc::clone(&self.settings),
@@ -301,7 +305,7 @@ impl KubeSource {
                 current: self.current.clone(),
                 events: sender.clone(),
             };
-            following.spawn(one.run());
+            watchers.spawn(watcher.run());
         }
         let snapshot_at = Instant::now() + self.settings.initial_sync_timeout;
         let mut save_at = Instant::now() + self.settings.snapshot_interval;
@@ -324,27 +328,27 @@ impl KubeSource {
                     self.use_snapshot().await;
                     self.publish();
                 }
-                Some(written) = saving.join_next() => self.record_save(written),
+                Some(result) = saving.join_next() => self.record_save(result),
                 () = sleep_until(save_at), if saving.is_empty() && self.needs_save() => {
                     save_at = Instant::now() + self.settings.snapshot_interval;
                     saving.spawn_blocking(self.save_snapshot());
                 }
             }
         }
-        if let Some(written) = saving.join_next().await {
-            self.record_save(written);
+        if let Some(result) = saving.join_next().await {
+            self.record_save(result);
         }
         if self.needs_save() {
-            let written = spawn_blocking(self.save_snapshot()).await;
-            self.record_save(written);
+            let result = spawn_blocking(self.save_snapshot()).await;
+            self.record_save(result);
         }
     }
 
     /// Applies events to the overlay, as one batch.
-    fn apply_events(&mut self, heard: impl Iterator<Item = KindEvent>) {
+    fn apply_events(&mut self, events: impl Iterator<Item = KindEvent>) {
         let now = Timestamp::now();
         let mut edit = self.overlay.edit(monotonic());
-        heard.for_each(|heard| self.reflector.apply(heard, now, &mut edit));
+        events.for_each(|event| self.reflector.apply(event, now, &mut edit));
     }
 
     /// Uses the last known state, which an earlier process has written.
@@ -380,16 +384,16 @@ impl KubeSource {
     fn save_snapshot(&mut self) -> impl FnOnce() -> io::Result<()> + Send + use<> {
         self.reflector.is_saved = true;
         let (path, node) = (self.scope.snapshot.clone(), self.scope.node.clone());
-        let known = Snapshot {
+        let snapshot = Snapshot {
             written: Timestamp::now(),
             objects: self.overlay.objects(),
         };
-        move || snapshot::write(&path, &node, &known)
+        move || snapshot::write(&path, &node, &snapshot)
     }
 
     /// Records the result of a write; a failed one is retried.
-    fn record_save(&mut self, written: Result<io::Result<()>, JoinError>) {
-        if let Err(error) = written.map_err(io::Error::other).flatten() {
+    fn record_save(&mut self, result: Result<io::Result<()>, JoinError>) {
+        if let Err(error) = result.map_err(io::Error::other).flatten() {
             self.reflector.is_saved = false;
             warn!(path = %self.scope.snapshot.display(), %error, "cannot write the last known state");
         }

@@ -10,7 +10,9 @@ use std::{
 
 use tokio::sync::Notify;
 
-use crate::model::{EndpointSlice, Kind, Object, ObjectId, ObjectName, ServiceState, ClusterUpdate};
+use crate::model::{
+    ClusterUpdate, EndpointSlice, Kind, Object, ObjectId, ObjectName, ServiceState,
+};
 
 /// The progress of a source towards a complete list, in ascending order. The phase of the store is the
 /// lowest phase of its sources.
@@ -127,26 +129,27 @@ impl Overlay {
 
     /// Returns the phase of the source.
     pub(super) fn phase(&self) -> SyncPhase {
-        self.read(|said| said.phase)
+        self.read(|overlay| overlay.phase)
     }
 
     /// Returns the number of objects by kind.
     pub(super) fn counts(&self) -> BTreeMap<Kind, usize> {
-        self.read(|said| {
-            let kinds = said.objects.iter();
+        self.read(|overlay| {
+            let kinds = overlay.objects.iter();
             kinds.map(|(kind, all)| (*kind, all.len())).collect()
         })
     }
 
     /// Returns an object.
     pub(super) fn get(&self, id: &ObjectId) -> Option<Object> {
-        self.read(|said| said.get(id).cloned())
+        self.read(|overlay| overlay.get(id).cloned())
     }
 
     /// Returns all objects.
     pub(super) fn objects(&self) -> Vec<Object> {
-        self.read(|said| {
-            said.objects
+        self.read(|overlay| {
+            overlay
+                .objects
                 .values()
                 .flat_map(BTreeMap::values)
                 .cloned()
@@ -176,8 +179,8 @@ impl OverlayEdit<'_> {
     /// Sets the phase of the source.
     pub(super) fn set_phase(&mut self, phase: SyncPhase) {
         let before = self.state.phase();
-        if let Some(said) = self.state.overlays.get_mut(self.index) {
-            said.phase = phase;
+        if let Some(overlay) = self.state.overlays.get_mut(self.index) {
+            overlay.phase = phase;
         }
         if self.state.phase() > before {
             self.state.record_change(self.noticed_at);
@@ -186,8 +189,10 @@ impl OverlayEdit<'_> {
 
     /// Returns the IDs of all objects of a kind.
     pub(super) fn ids(&self, kind: Kind) -> impl Iterator<Item = ObjectId> {
-        let said = self.state.overlays.get(self.index);
-        said.into_iter().flat_map(move |said| said.ids(kind))
+        let overlay = self.state.overlays.get(self.index);
+        overlay
+            .into_iter()
+            .flat_map(move |overlay| overlay.ids(kind))
     }
 }
 
@@ -236,20 +241,20 @@ impl OverlayState {
 impl State {
     /// Inserts, replaces or removes an object in an overlay. Returns true if the overlay changed.
     fn put(&mut self, index: usize, id: &ObjectId, object: Option<Object>, at: Duration) -> bool {
-        let Some((said, later)) = self
+        let Some((overlay, later)) = self
             .overlays
             .get_mut(index..)
             .and_then(<[_]>::split_first_mut)
         else {
             return false;
         };
-        let Some(before) = said.put(id, object.clone()) else {
+        let Some(before) = overlay.put(id, object.clone()) else {
             return false;
         };
-        let hidden = || later.iter().find_map(|said| said.get(id)).cloned();
+        let hidden = || later.iter().find_map(|overlay| overlay.get(id)).cloned();
         let (before, now) = (before.or_else(hidden), object.or_else(hidden));
         let mut earlier = self.overlays.iter().take(index);
-        if before != now && earlier.all(|said| said.get(id).is_none()) {
+        if before != now && earlier.all(|overlay| overlay.get(id).is_none()) {
             self.record_replacement(id, before, now, at);
         }
         true
@@ -266,9 +271,9 @@ impl State {
         match id.kind {
             Kind::Service | Kind::Node | Kind::ConfigMap => self.mark_dirty(id.clone(), at),
             Kind::EndpointSlice => {
-                for (object, is_now) in [(before, false), (now, true)] {
+                for (object, is_new) in [(before, false), (now, true)] {
                     if let Some(Object::EndpointSlice(slice)) = object {
-                        self.put_slice(slice, is_now, at);
+                        self.put_slice(slice, is_new, at);
                     }
                 }
             }
@@ -278,7 +283,7 @@ impl State {
     }
 
     /// Adds or removes a slice of a Service. Slices may arrive before their Service.
-    fn put_slice(&mut self, slice: Arc<EndpointSlice>, is_now: bool, at: Duration) {
+    fn put_slice(&mut self, slice: Arc<EndpointSlice>, is_new: bool, at: Duration) {
         let owner = ObjectId {
             kind: Kind::Service,
             name: slice.service.clone(),
@@ -287,8 +292,8 @@ impl State {
         // Most Services have one slice.
         let slices = slices.or_insert_with(|| Vec::with_capacity(1));
         match slices.binary_search_by(|known| known.name.cmp(&slice.name)) {
-            Ok(place) => drop(slices.remove(place)),
-            Err(place) if is_now => slices.insert(place, slice),
+            Ok(index) => drop(slices.remove(index)),
+            Err(index) if is_new => slices.insert(index, slice),
             Err(_) => {}
         }
         if slices.is_empty() {
@@ -313,11 +318,11 @@ impl State {
 
     /// Returns the object of the first overlay that has it.
     fn get(&self, id: &ObjectId) -> Option<&Object> {
-        self.overlays.iter().find_map(|said| said.get(id))
+        self.overlays.iter().find_map(|overlay| overlay.get(id))
     }
 
     fn phase(&self) -> SyncPhase {
-        let phases = self.overlays.iter().map(|said| said.phase);
+        let phases = self.overlays.iter().map(|overlay| overlay.phase);
         phases.min().unwrap_or_default()
     }
 
@@ -361,7 +366,11 @@ impl State {
     /// Returns the IDs of all objects of the kinds that updates contain.
     fn all_ids(&self) -> BTreeSet<ObjectId> {
         let kinds = [Kind::Service, Kind::Node, Kind::ConfigMap].into_iter();
-        let of_kind = |kind| self.overlays.iter().flat_map(move |said| said.ids(kind));
+        let of_kind = |kind| {
+            self.overlays
+                .iter()
+                .flat_map(move |overlay| overlay.ids(kind))
+        };
         kinds.flat_map(of_kind).collect()
     }
 }

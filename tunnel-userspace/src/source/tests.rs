@@ -71,7 +71,10 @@ impl RunningSource {
         let update = timeout(TIMEOUT, self.store.update()).await;
         let update = update.unwrap_or_else(|_| panic!("no update; known: {}", self.describe()));
         let update = update.expect("the source runs");
-        assert!(update.synced, "the first update comes after the first complete list");
+        assert!(
+            update.synced,
+            "the first update comes after the first complete list"
+        );
         for (name, state) in &update.services {
             let name = name.name.to_string();
             match state {
@@ -103,7 +106,10 @@ impl RunningSource {
         }
     }
 
-    pub(super) async fn until_report(&mut self, is_wanted: impl Fn(&SourceReport) -> bool + Send + Sync) {
+    pub(super) async fn until_report(
+        &mut self,
+        is_wanted: impl Fn(&SourceReport) -> bool + Send + Sync,
+    ) {
         let is_wanted = |report: &Arc<SourceReport>| is_wanted(report);
         let wait = timeout(TIMEOUT, self.report.wait_for(is_wanted));
         let is_published = wait.await.is_ok();

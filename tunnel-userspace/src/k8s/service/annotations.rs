@@ -18,7 +18,8 @@ const WILDCARD: &str = "*";
 const ALGORITHM_FORM: &str = "random, weighted, round-robin, source-hash, destination-hash, maglev, \
                           least-conn or an IPVS scheduler (rr, wrr, sh, dh, mh, lc, wlc, sed, nq)";
 /// The description of the topology keys in errors.
-const TOPOLOGY_KEY_FORM: &str = "kubernetes.io/hostname, openyurt.io/nodepool or kubernetes.io/zone";
+const TOPOLOGY_KEY_FORM: &str =
+    "kubernetes.io/hostname, openyurt.io/nodepool or kubernetes.io/zone";
 /// The annotation of `OpenYurt` with a topology key.
 const TOPOLOGY_KEYS_ANNOTATION: &str = "openyurt.io/topologyKeys";
 
@@ -27,14 +28,20 @@ pub(super) fn algorithm(metadata: &ObjectMeta, ignored: &mut Vec<FieldError>) ->
     let (field, text) = annotation(metadata, "algorithm")?;
     let algorithm = Algorithm::named(text);
     if algorithm.is_none() {
-        ignored.push(FieldError::new(field, FieldErrorKind::wrong_form(ALGORITHM_FORM, text)));
+        ignored.push(FieldError::new(
+            field,
+            FieldErrorKind::wrong_form(ALGORITHM_FORM, text),
+        ));
     }
     algorithm
 }
 
 /// Parses the annotation `culvert.dev/weights`, such as `web-0=3, zone:north=2, *=1`. Ignores invalid
 /// entries.
-pub(super) fn weights(metadata: &ObjectMeta, ignored: &mut Vec<FieldError>) -> Option<Arc<Weights>> {
+pub(super) fn weights(
+    metadata: &ObjectMeta,
+    ignored: &mut Vec<FieldError>,
+) -> Option<Arc<Weights>> {
     let (field, text) = annotation(metadata, "weights")?;
     let mut weights = Weights::default();
     for entry in text.split(',').map(str::trim) {
@@ -56,8 +63,10 @@ pub(super) fn weights(metadata: &ObjectMeta, ignored: &mut Vec<FieldError>) -> O
                 map.insert(Arc::from(name), weight);
             }
             Some(_) | None => {
-                let reason =
-                    FieldErrorKind::wrong_form("POD=WEIGHT, zone:ZONE=WEIGHT or *=WEIGHT, from 0 to 100", entry);
+                let reason = FieldErrorKind::wrong_form(
+                    "POD=WEIGHT, zone:ZONE=WEIGHT or *=WEIGHT, from 0 to 100",
+                    entry,
+                );
                 ignored.push(FieldError::new(&field, reason));
             }
         }
@@ -67,7 +76,10 @@ pub(super) fn weights(metadata: &ObjectMeta, ignored: &mut Vec<FieldError>) -> O
 
 /// Parses the annotation `culvert.dev/socket-translation`. Returns true if it disables the translation
 /// at sockets.
-pub(super) fn is_socket_translation_disabled(metadata: &ObjectMeta, ignored: &mut Vec<FieldError>) -> bool {
+pub(super) fn is_socket_translation_disabled(
+    metadata: &ObjectMeta,
+    ignored: &mut Vec<FieldError>,
+) -> bool {
     let Some((field, text)) = annotation(metadata, "socket-translation") else {
         return false;
     };
@@ -86,7 +98,10 @@ pub(super) fn is_socket_translation_disabled(metadata: &ObjectMeta, ignored: &mu
 
 /// Parses the annotation `openyurt.io/topologyKeys`: one key without blanks around it, or nothing
 /// (openyurt `pkg/yurthub/filter/servicetopology/filter.go`, `serviceTopologyHandler`).
-pub(super) fn endpoint_scope(metadata: &ObjectMeta, ignored: &mut Vec<FieldError>) -> Option<EndpointScope> {
+pub(super) fn endpoint_scope(
+    metadata: &ObjectMeta,
+    ignored: &mut Vec<FieldError>,
+) -> Option<EndpointScope> {
     let text = annotation_text(metadata, TOPOLOGY_KEYS_ANNOTATION)?;
     match text {
         "" => None,
@@ -94,7 +109,10 @@ pub(super) fn endpoint_scope(metadata: &ObjectMeta, ignored: &mut Vec<FieldError
         "openyurt.io/nodepool" | "kubernetes.io/zone" => Some(EndpointScope::Pool),
         other => {
             let reason = FieldErrorKind::wrong_form(TOPOLOGY_KEY_FORM, other);
-            ignored.push(FieldError::new(annotation_field(TOPOLOGY_KEYS_ANNOTATION), reason));
+            ignored.push(FieldError::new(
+                annotation_field(TOPOLOGY_KEYS_ANNOTATION),
+                reason,
+            ));
             None
         }
     }

@@ -22,7 +22,8 @@ const PROXY_MODE: &str = "Proxy";
 /// Parses `spec.externalIPs`.
 pub(super) fn external_ips(spec: &v1::ServiceSpec, ignored: &mut Vec<FieldError>) -> Vec<IpAddr> {
     let texts = spec.external_ips.iter().flatten().enumerate();
-    let read = texts.map(|(i, text)| address::parse_unicast(text, || format!("spec.externalIPs[{i}]")));
+    let read =
+        texts.map(|(i, text)| address::parse_unicast(text, || format!("spec.externalIPs[{i}]")));
     collect_valid(read, ignored)
 }
 
@@ -54,7 +55,8 @@ pub(super) fn load_balancer_ips(
 
 /// Parses the addresses of the load balancer with `ipMode` Proxy. Invalid ones are not reported.
 pub(super) fn proxied_ips(status: Option<&v1::ServiceStatus>) -> Vec<IpAddr> {
-    let proxied = ingresses(status).filter(|ingress| ingress.ip_mode.as_deref() == Some(PROXY_MODE));
+    let proxied =
+        ingresses(status).filter(|ingress| ingress.ip_mode.as_deref() == Some(PROXY_MODE));
     proxied.filter_map(ip).collect()
 }
 
@@ -89,7 +91,11 @@ pub(super) fn source_ranges(
 }
 
 /// Parses a traffic policy; `Cluster` by default.
-pub(super) fn policy(field: &str, text: Option<&str>, ignored: &mut Vec<FieldError>) -> TrafficPolicy {
+pub(super) fn policy(
+    field: &str,
+    text: Option<&str>,
+    ignored: &mut Vec<FieldError>,
+) -> TrafficPolicy {
     match text {
         None | Some("" | "Cluster") => TrafficPolicy::Cluster,
         Some("Local") => TrafficPolicy::Local,
@@ -121,13 +127,19 @@ pub(super) fn affinity(spec: &v1::ServiceSpec, ignored: &mut Vec<FieldError>) ->
     let is_allowed = |seconds: &u32| (1..=MAX_AFFINITY).contains(seconds);
     known.filter(is_allowed).unwrap_or_else(|| {
         let field = "spec.sessionAffinityConfig.clientIP.timeoutSeconds";
-        ignored.push(FieldError::new(field, FieldErrorKind::InvalidTimeout(seconds)));
+        ignored.push(FieldError::new(
+            field,
+            FieldErrorKind::InvalidTimeout(seconds),
+        ));
         DEFAULT_AFFINITY
     })
 }
 
 /// Parses `spec.healthCheckNodePort`.
-pub(super) fn health_check_port(spec: &v1::ServiceSpec, ignored: &mut Vec<FieldError>) -> Option<u16> {
+pub(super) fn health_check_port(
+    spec: &v1::ServiceSpec,
+    ignored: &mut Vec<FieldError>,
+) -> Option<u16> {
     let field = || "spec.healthCheckNodePort".to_owned();
     optional_port(spec.health_check_node_port, field, ignored)
 }

@@ -14,7 +14,7 @@ use std::{
 use super::parse::{self, ParseCache, ParsedItem};
 use crate::{
     parallel,
-    source::fingerprint::{Fingerprint, FileId, fingerprint},
+    source::fingerprint::{FileId, Fingerprint, fingerprint},
 };
 
 /// The path of the manifests: a folder, or one file in it.
@@ -101,9 +101,9 @@ impl ManifestPath {
         match &self.file_name {
             Some(only) => name == only,
             None => {
-                let ending = Path::new(name).extension().and_then(OsStr::to_str);
+                let extension = Path::new(name).extension().and_then(OsStr::to_str);
                 let is_hidden = name.as_encoded_bytes().starts_with(b".");
-                matches!(ending, Some("yaml" | "yml" | "json")) && !is_hidden
+                matches!(extension, Some("yaml" | "yml" | "json")) && !is_hidden
             }
         }
     }
@@ -146,22 +146,22 @@ impl ManifestPath {
     /// Reads files; `None` if the path leads to another folder now.
     pub(super) fn read_all(
         &self,
-        place: FileId,
+        folder_id: FileId,
         jobs: Vec<ReadJob>,
     ) -> Option<Vec<(Arc<Path>, ReadResult)>> {
-        if self.folder_id().ok() != Some(place) {
+        if self.folder_id().ok() != Some(folder_id) {
             return None;
         }
-        let readings = parallel::map(&jobs, MIN_PARALLEL, |_, job| self.read(job));
+        let results = parallel::map(&jobs, MIN_PARALLEL, |_, job| self.read(job));
         let paths = jobs.into_iter().map(|job| job.path);
-        Some(paths.zip(readings).collect())
+        Some(paths.zip(results).collect())
     }
 
     fn read(&self, job: &ReadJob) -> ReadResult {
         self.try_read(job).unwrap_or_else(|error| {
             // A dangling link counts as existing.
-            let is_there = fs::symlink_metadata(&job.path).is_ok();
-            if is_there || error.kind() != io::ErrorKind::NotFound {
+            let exists = fs::symlink_metadata(&job.path).is_ok();
+            if exists || error.kind() != io::ErrorKind::NotFound {
                 return ReadResult::Unreadable {
                     fingerprint: None,
                     reason: format!("can't be read: {error}"),
@@ -186,16 +186,16 @@ impl ManifestPath {
         if found.is_dir() {
             return Ok(ReadResult::Gone);
         }
-        let refused = |metadata: &Metadata, reason| ReadResult::Unreadable {
+        let unreadable = |metadata: &Metadata, reason| ReadResult::Unreadable {
             fingerprint: Some(Fingerprint::of(metadata)),
             reason: format!("can't be read: {reason}"),
         };
         if !found.is_file() {
-            return Ok(refused(&found, "it is not a regular file".to_owned()));
+            return Ok(unreadable(&found, "it is not a regular file".to_owned()));
         }
         if found.len() > self.max_file_bytes {
             let reason = format!("it is larger than {} bytes", self.max_file_bytes);
-            return Ok(refused(&found, reason));
+            return Ok(unreadable(&found, reason));
         }
         let file = OpenOptions::new()
             .read(true)
@@ -215,7 +215,7 @@ impl ManifestPath {
             return Ok(ReadResult::Unsettled);
         }
         let Ok(text) = std::str::from_utf8(&bytes) else {
-            return Ok(refused(&opened, "it is not UTF-8 text".to_owned()));
+            return Ok(unreadable(&opened, "it is not UTF-8 text".to_owned()));
         };
         let (parsed, cache) = if job.path.extension() == Some(OsStr::new("json")) {
             (parse::parse_json(text), ParseCache::default())

@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{
-    folder::{ReadJob, Listing, ReadCause, ReadResult},
+    folder::{Listing, ReadCause, ReadJob, ReadResult},
     merge::MergedObjects,
     parse::ParseCache,
 };
@@ -15,7 +15,7 @@ use crate::{
     model::Kind,
     source::{
         Problem, SourceReport,
-        fingerprint::{Fingerprint, FileId},
+        fingerprint::{FileId, Fingerprint},
         store::{OverlayEdit, SyncPhase},
     },
 };
@@ -56,17 +56,22 @@ struct LastRead {
 impl FolderState {
     /// Compares a listing with the last reads, and returns the files to read, including missing ones.
     /// Files that are being written are skipped.
-    pub(super) fn changed_files(&self, listing: &Listing, writing: &BTreeSet<Arc<Path>>) -> Vec<ReadJob> {
+    pub(super) fn changed_files(
+        &self,
+        listing: &Listing,
+        writing: &BTreeSet<Arc<Path>>,
+    ) -> Vec<ReadJob> {
         let known = self.files.keys().chain(self.unsettled.keys());
-        let gone = known.filter(|path| !listing.contains_key(*path));
-        let gone = gone.map(|path| self.job(path, ReadCause::Removed));
-        let is_stale = |(path, fingerprint): &(&Arc<Path>, &Option<Fingerprint>)| {
-            let seen = self.files.get(*path);
-            seen.is_none_or(|seen| seen.fingerprint != **fingerprint) && !writing.contains(*path)
+        let missing = known.filter(|path| !listing.contains_key(*path));
+        let missing = missing.map(|path| self.job(path, ReadCause::Removed));
+        let has_changed = |(path, fingerprint): &(&Arc<Path>, &Option<Fingerprint>)| {
+            let last_read = self.files.get(*path);
+            last_read.is_none_or(|last_read| last_read.fingerprint != **fingerprint)
+                && !writing.contains(*path)
         };
-        let stale = listing.iter().filter(is_stale);
-        let stale = stale.map(|(path, _)| self.job(path, ReadCause::Complete));
-        stale.chain(gone).collect()
+        let changed = listing.iter().filter(has_changed);
+        let changed = changed.map(|(path, _)| self.job(path, ReadCause::Complete));
+        changed.chain(missing).collect()
     }
 
     /// Returns the old and the new path of each renamed file, which it detects by the inode.
@@ -77,29 +82,33 @@ impl FolderState {
         let new: BTreeMap<FileId, (&Arc<Path>, Fingerprint)> = new
             .filter_map(|(path, found)| Some(((*found)?.id, (path, (*found)?))))
             .collect();
-        let gone = self
+        let missing = self
             .files
             .iter()
             .filter(|(path, _)| !listing.contains_key(*path));
-        let renamed = |(path, seen): (&Arc<Path>, &LastRead)| {
-            let last = seen.fingerprint?;
+        let renamed = |(path, last_read): (&Arc<Path>, &LastRead)| {
+            let last = last_read.fingerprint?;
             let (to, found) = *new.get(&last.id)?;
             // The kernel may have reused the inode of a deleted file.
             found
                 .has_same_content(&last)
                 .then(|| (Arc::clone(path), Arc::clone(to)))
         };
-        gone.filter_map(renamed).collect()
+        missing.filter_map(renamed).collect()
     }
 
     /// Moves the objects of renamed files to their new paths, so that objects that are refused there keep
     /// their last version.
-    pub(super) fn rename(&mut self, renamed: &[(Arc<Path>, Arc<Path>)], edit: &mut OverlayEdit<'_>) {
+    pub(super) fn rename(
+        &mut self,
+        renamed: &[(Arc<Path>, Arc<Path>)],
+        edit: &mut OverlayEdit<'_>,
+    ) {
         for (from, to) in renamed {
             self.merged.rename(from, to, edit);
             self.unsettled.remove(from);
-            if let Some(seen) = self.files.remove(from) {
-                self.files.insert(Arc::clone(to), seen);
+            if let Some(last_read) = self.files.remove(from) {
+                self.files.insert(Arc::clone(to), last_read);
             }
         }
     }
@@ -116,7 +125,10 @@ impl FolderState {
 
     /// Creates the job to read a file.
     pub(super) fn job(&self, path: &Arc<Path>, noticed: ReadCause) -> ReadJob {
-        let cache = self.files.get(path).map(|seen| Arc::clone(&seen.cache));
+        let cache = self
+            .files
+            .get(path)
+            .map(|last_read| Arc::clone(&last_read.cache));
         ReadJob {
             path: Arc::clone(path),
             cache: cache.unwrap_or_default(),
@@ -128,23 +140,23 @@ impl FolderState {
     /// incomplete, so the result is dropped and the file is polled.
     pub(super) fn record_all(
         &mut self,
-        readings: Vec<(Arc<Path>, ReadResult)>,
+        results: Vec<(Arc<Path>, ReadResult)>,
         writing: &BTreeSet<Arc<Path>>,
         edit: &mut OverlayEdit<'_>,
     ) {
-        for (path, reading) in readings {
+        for (path, result) in results {
             if writing.contains(&path) {
                 self.mark_unsettled(path);
             } else {
-                self.record(path, reading, edit);
+                self.record(path, result, edit);
             }
         }
     }
 
     /// Records the result of reading a file.
-    fn record(&mut self, path: Arc<Path>, reading: ReadResult, edit: &mut OverlayEdit<'_>) {
+    fn record(&mut self, path: Arc<Path>, result: ReadResult, edit: &mut OverlayEdit<'_>) {
         self.unsettled.remove(&path);
-        match reading {
+        match result {
             ReadResult::Gone => {
                 self.files.remove(&path);
                 self.merged.remove(&path, edit);
@@ -154,9 +166,10 @@ impl FolderState {
                 fingerprint,
                 reason,
             } => {
-                self.merged.record_unreadable(&path, Problem::in_file(&path, reason));
-                let seen = self.files.entry(path).or_default();
-                seen.fingerprint = fingerprint;
+                self.merged
+                    .record_unreadable(&path, Problem::in_file(&path, reason));
+                let last_read = self.files.entry(path).or_default();
+                last_read.fingerprint = fingerprint;
             }
             ReadResult::Parsed {
                 fingerprint,
@@ -165,12 +178,12 @@ impl FolderState {
                 cache,
             } => {
                 self.merged.replace(&path, parsed, edit);
-                let seen = LastRead {
+                let last_read = LastRead {
                     fingerprint: Some(fingerprint),
                     is_link,
                     cache: Arc::new(cache),
                 };
-                self.files.insert(path, seen);
+                self.files.insert(path, last_read);
             }
         }
     }
@@ -182,18 +195,24 @@ impl FolderState {
 
     /// Returns the files that are links or can't be reached.
     pub(super) fn links(&self) -> BTreeSet<Arc<Path>> {
-        let is_link = |seen: &LastRead| seen.is_link || seen.fingerprint.is_none();
-        let links = self.files.iter().filter(|(_, seen)| is_link(seen));
+        let is_link = |last_read: &LastRead| last_read.is_link || last_read.fingerprint.is_none();
+        let links = self
+            .files
+            .iter()
+            .filter(|(_, last_read)| is_link(last_read));
         links.map(|(path, _)| Arc::clone(path)).collect()
     }
 
     /// Returns jobs for the links that lead to another file now, given their current fingerprints. The
     /// content counts as complete, since tools such as the kubelet swap links to publish files atomically.
     pub(super) fn swapped_links(&self, found: &Listing) -> Vec<ReadJob> {
-        let place = |found: Option<Fingerprint>| found.map(|fingerprint| fingerprint.id);
+        let file_id = |found: Option<Fingerprint>| found.map(|fingerprint| fingerprint.id);
         let is_swapped = |(path, found): &(&Arc<Path>, &Option<Fingerprint>)| {
-            let read = self.files.get(*path).and_then(|seen| seen.fingerprint);
-            place(read) != place(**found)
+            let read = self
+                .files
+                .get(*path)
+                .and_then(|last_read| last_read.fingerprint);
+            file_id(read) != file_id(**found)
         };
         let swapped = found.iter().filter(is_swapped);
         let jobs = swapped.map(|(path, _)| self.job(path, ReadCause::Complete));
@@ -211,8 +230,8 @@ impl FolderState {
     pub(super) fn poll(&mut self, found: Listing, writing: &BTreeSet<Arc<Path>>) -> Vec<ReadJob> {
         let mut settled = Vec::new();
         for (path, fingerprint) in found {
-            let seen = self.files.get(&path);
-            if seen.is_some_and(|seen| seen.fingerprint == fingerprint) {
+            let last_read = self.files.get(&path);
+            if last_read.is_some_and(|last_read| last_read.fingerprint == fingerprint) {
                 self.unsettled.remove(&path);
                 continue;
             }
@@ -220,10 +239,22 @@ impl FolderState {
             let is_same = last.equal_polls > 0 && last.fingerprint == fingerprint;
             let quiet = if is_same { last.equal_polls + 1 } else { 1 };
             let is_writing = writing.contains(&path);
-            if quiet >= if is_writing { EQUAL_POLLS_WITH_WRITER } else { EQUAL_POLLS } {
+            if quiet
+                >= if is_writing {
+                    EQUAL_POLLS_WITH_WRITER
+                } else {
+                    EQUAL_POLLS
+                }
+            {
                 settled.push(self.job(&path, ReadCause::Removed));
             }
-            self.unsettled.insert(path, PollState { fingerprint, equal_polls: quiet });
+            self.unsettled.insert(
+                path,
+                PollState {
+                    fingerprint,
+                    equal_polls: quiet,
+                },
+            );
         }
         settled
     }
@@ -271,8 +302,8 @@ mod tests {
 
     /// Returns the number of polls until a file is read. The file changes before the polls in `changes`.
     fn polls_until_read(is_writing: bool, changes: &[usize]) -> usize {
-        let dir = tempfile::tempdir().expect("a folder");
-        let path: Arc<Path> = Arc::from(dir.path().join("a.yaml"));
+        let folder = tempfile::tempdir().expect("a folder");
+        let path: Arc<Path> = Arc::from(folder.path().join("a.yaml"));
         let writing: BTreeSet<_> = is_writing.then(|| Arc::clone(&path)).into_iter().collect();
         let mut state = FolderState::default();
         state.mark_unsettled(Arc::clone(&path));
@@ -302,8 +333,8 @@ mod tests {
 
     #[test]
     fn a_file_that_is_being_written_is_not_read() {
-        let dir = tempfile::tempdir().expect("a folder");
-        let path: Arc<Path> = Arc::from(dir.path().join("a.yaml"));
+        let folder = tempfile::tempdir().expect("a folder");
+        let path: Arc<Path> = Arc::from(folder.path().join("a.yaml"));
         fs::write(&path, "").expect("written");
         let listing = Listing::from([(Arc::clone(&path), fingerprint(&path))]);
         let state = FolderState::default();
@@ -319,17 +350,17 @@ mod tests {
 
     #[test]
     fn a_rename_without_an_event_is_detected_by_the_inode() {
-        let dir = tempfile::tempdir().expect("a folder");
-        let target = ManifestPath::new(dir.path(), 1000).expect("a folder");
+        let folder = tempfile::tempdir().expect("a folder");
+        let target = ManifestPath::new(folder.path(), 1000).expect("a folder");
         let [from, to]: [Arc<Path>; 2] =
-            ["a.yaml", "z.yaml"].map(|name| Arc::from(dir.path().join(name)));
+            ["a.yaml", "z.yaml"].map(|name| Arc::from(folder.path().join(name)));
         fs::write(&from, "").expect("written");
         let overlay = Store::default().overlay();
         let mut state = FolderState::default();
         let jobs = state.changed_files(&target.list().expect("listed"), &BTreeSet::new());
-        let readings = target.read_all(target.folder_id().expect("a place"), jobs);
+        let results = target.read_all(target.folder_id().expect("a folder"), jobs);
         let mut edit = overlay.edit(Duration::ZERO);
-        state.record_all(readings.expect("read"), &BTreeSet::new(), &mut edit);
+        state.record_all(results.expect("read"), &BTreeSet::new(), &mut edit);
 
         fs::rename(&from, &to).expect("renamed");
 

@@ -45,7 +45,12 @@ struct Definition {
 impl MergedObjects {
     /// Replaces the objects of a file. A refused object keeps its last version. If the name of a refused
     /// object is unknown, all objects without a new definition stay, as any of them may be the refused one.
-    pub(super) fn replace(&mut self, path: &Arc<Path>, parsed: Vec<ParsedItem>, edit: &mut OverlayEdit<'_>) {
+    pub(super) fn replace(
+        &mut self,
+        path: &Arc<Path>,
+        parsed: Vec<ParsedItem>,
+        edit: &mut OverlayEdit<'_>,
+    ) {
         let last = self.files.get(path).map(|file| &file.objects);
         let mut file = FileObjects::default();
         let mut all_named = true;
@@ -159,8 +164,8 @@ impl MergedObjects {
             // Most objects are defined by one file.
             let defining_files = defining_files.or_insert_with(|| Vec::with_capacity(1));
             match (defining_files.binary_search(path), definition) {
-                (Ok(place), None) => drop(defining_files.remove(place)),
-                (Err(place), Some(_)) => defining_files.insert(place, Arc::clone(path)),
+                (Ok(index), None) => drop(defining_files.remove(index)),
+                (Err(index), Some(_)) => defining_files.insert(index, Arc::clone(path)),
                 (Ok(_), Some(_)) | (Err(_), None) => {}
             }
             let first = match defining_files.first() {
@@ -191,7 +196,11 @@ impl MergedObjects {
 
     /// Returns a problem for each file that defines an object, except for the first file.
     fn conflicts(&self, id: &ObjectId) -> Vec<Problem> {
-        let defining_files = self.defining_files.get(id).map(Vec::as_slice).unwrap_or_default();
+        let defining_files = self
+            .defining_files
+            .get(id)
+            .map(Vec::as_slice)
+            .unwrap_or_default();
         let Some((winner, losers)) = defining_files.split_first() else {
             return Vec::new();
         };

@@ -67,8 +67,8 @@ pub(super) fn parse_yaml(text: &str, last: &ParseCache) -> (Vec<ParsedItem>, Par
     let documents = documents::split(text);
     let read = |_, document: &Document<'_>| {
         let key = (last.hasher.hash_one(document.text), document.text.len());
-        let known = last.documents.get(&key).map(Arc::clone);
-        let content = known.unwrap_or_else(|| Arc::new(parse_document(*document)));
+        let cached = last.documents.get(&key).map(Arc::clone);
+        let content = cached.unwrap_or_else(|| Arc::new(parse_document(*document)));
         (key, content)
     };
     let read = parallel::map(&documents, MIN_PARALLEL, read);
@@ -99,13 +99,21 @@ fn parse_document(document: Document<'_>) -> (usize, Vec<ItemContent>) {
         Err(error) => {
             let line = error.location().map_or(1, |location| location.line());
             let message = DefaultMessageFormatter.format_message(&error);
-            let reason = format!("is not valid YAML: {}", message.replace(char::is_control, " "));
+            let reason = format!(
+                "is not valid YAML: {}",
+                message.replace(char::is_control, " ")
+            );
             // The parser counts lines from 1; 0 means that the location is unknown.
             let line = usize::try_from(line).unwrap_or(1).saturating_sub(1);
             (line, vec![invalid_document(reason)])
         }
     };
-    let panicked = |_| (document.first_line(), vec![invalid_document(PARSER_PANICKED)]);
+    let panicked = |_| {
+        (
+            document.first_line(),
+            vec![invalid_document(PARSER_PANICKED)],
+        )
+    };
     catch_unwind(parse).unwrap_or_else(panicked)
 }
 
@@ -153,7 +161,9 @@ fn to_items(parsed: Result<Manifest, ParseError>) -> Vec<ItemContent> {
             let ignored = ignored
                 .into_iter()
                 .map(|invalid| field_error(Some(id.clone()), invalid, true));
-            iter::once(ItemContent::Object(object)).chain(ignored).collect()
+            iter::once(ItemContent::Object(object))
+                .chain(ignored)
+                .collect()
         }
         Ok(Manifest::Skipped(id)) => vec![ItemContent::Skipped(id)],
         Ok(Manifest::Unknown(kind)) => vec![ItemContent::Unknown(kind)],
@@ -165,7 +175,10 @@ fn to_items(parsed: Result<Manifest, ParseError>) -> Vec<ItemContent> {
             };
             items.into_iter().enumerate().flat_map(item).collect()
         }
-        Err(ParseError { id, field_error: invalid }) => vec![field_error(id, invalid, false)],
+        Err(ParseError {
+            id,
+            field_error: invalid,
+        }) => vec![field_error(id, invalid, false)],
     }
 }
 

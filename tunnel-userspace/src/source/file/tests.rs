@@ -1,6 +1,6 @@
-mod renames;
-mod fixture;
 mod completeness;
+mod fixture;
+mod renames;
 
 use std::{
     fs,
@@ -8,8 +8,8 @@ use std::{
     os::unix::fs::{OpenOptionsExt as _, symlink},
 };
 
-use tokio::time::timeout;
 use fixture::{INVALID, folder, service, service_and};
+use tokio::time::timeout;
 
 use super::*;
 use crate::{
@@ -19,13 +19,13 @@ use crate::{
 
 #[tokio::test]
 async fn the_first_update_of_an_empty_folder_is_complete() {
-    let mut watched = fixture::watch(folder(), "manifests").await;
+    let mut source = fixture::watch(folder(), "manifests").await;
 
-    let update = watched.take().await;
+    let update = source.take().await;
     assert!(update.synced && update.services.is_empty() && update.nodes.is_empty());
     assert!(update.complete, "nothing is missing from nothing");
-    assert!(watched.report.borrow().synced);
-    watched.stop().await;
+    assert!(source.report.borrow().synced);
+    source.stop().await;
 }
 
 #[tokio::test]
@@ -75,71 +75,71 @@ fn the_first_read_includes_a_file_that_is_replaced_continuously() {
 
 #[tokio::test]
 async fn written_replaced_and_deleted_files_cause_updates() {
-    let mut watched = fixture::with_one_service().await;
+    let mut source = fixture::with_one_service().await;
 
-    watched.write("b.yml", service("b", "10.0.0.2"));
-    watched.until("a=10.0.0.1 b=10.0.0.2").await;
-    watched.write("a.yaml", service("a", "10.0.0.3"));
-    watched.until_without_loss("a=10.0.0.3 b=10.0.0.2").await;
-    watched.replace("a.yaml", &service("a", "10.0.0.4"));
-    watched.until_without_loss("a=10.0.0.4 b=10.0.0.2").await;
-    fs::remove_file(watched.path("b.yml")).expect("removed");
-    watched.until("a=10.0.0.4").await;
-    watched.rename("a.yaml", "a.yaml.off");
-    watched.until("").await;
+    source.write("b.yml", service("b", "10.0.0.2"));
+    source.until("a=10.0.0.1 b=10.0.0.2").await;
+    source.write("a.yaml", service("a", "10.0.0.3"));
+    source.until_without_loss("a=10.0.0.3 b=10.0.0.2").await;
+    source.replace("a.yaml", &service("a", "10.0.0.4"));
+    source.until_without_loss("a=10.0.0.4 b=10.0.0.2").await;
+    fs::remove_file(source.path("b.yml")).expect("removed");
+    source.until("a=10.0.0.4").await;
+    source.rename("a.yaml", "a.yaml.off");
+    source.until("").await;
 }
 
 #[tokio::test]
 async fn an_update_has_the_time_when_the_change_was_noticed() {
-    let mut watched = fixture::with_one_service().await;
+    let mut source = fixture::with_one_service().await;
     let before = monotonic();
 
-    watched.replace("a.yaml", &service("a", "10.0.0.2"));
-    let update = watched.take().await;
+    source.replace("a.yaml", &service("a", "10.0.0.2"));
+    let update = source.take().await;
 
     assert!((before..=monotonic()).contains(&update.noticed_at));
 }
 
 #[tokio::test]
 async fn a_file_that_is_being_written_loses_nothing() {
-    let mut watched = fixture::with_one_service().await;
-    watched.write("b.yaml", service("b", "10.0.0.2"));
-    watched.until("a=10.0.0.1 b=10.0.0.2").await;
+    let mut source = fixture::with_one_service().await;
+    source.write("b.yaml", service("b", "10.0.0.2"));
+    source.until("a=10.0.0.1 b=10.0.0.2").await;
 
     // The file is truncated, and contains only a comment during the other changes.
-    let mut slow = fs::File::create(watched.path("a.yaml")).expect("truncated");
+    let mut slow = fs::File::create(source.path("a.yaml")).expect("truncated");
     slow.write_all(b"# to be continued\n").expect("written");
-    watched.write(".hidden", "");
-    fs::create_dir(watched.path("folder")).expect("a folder");
-    watched.write("b.yaml", service("b", "10.0.0.3"));
-    watched.until_without_loss("a=10.0.0.1 b=10.0.0.3").await;
-    // Nothing is lost after two more polls, by which time a file without a writer would be read.
-    fs::hard_link(watched.path("b.yaml"), watched.path("c")).expect("linked");
-    fs::remove_file(watched.path("b.yaml")).expect("removed");
-    fs::write(watched.path("c"), service("c", "10.0.0.4")).expect("written");
-    watched.rename("c", "c.yaml");
-    watched.until("a=10.0.0.1 c=10.0.0.4").await;
+    source.write(".hidden", "");
+    fs::create_dir(source.path("folder")).expect("a folder");
+    source.write("b.yaml", service("b", "10.0.0.3"));
+    source.until_without_loss("a=10.0.0.1 b=10.0.0.3").await;
+    // Nothing is lost after two more polls, although a file without a writer would be read then.
+    fs::hard_link(source.path("b.yaml"), source.path("c")).expect("linked");
+    fs::remove_file(source.path("b.yaml")).expect("removed");
+    fs::write(source.path("c"), service("c", "10.0.0.4")).expect("written");
+    source.rename("c", "c.yaml");
+    source.until("a=10.0.0.1 c=10.0.0.4").await;
 
     slow.write_all(service("a", "10.0.0.9").as_bytes())
         .expect("written");
     drop(slow);
-    watched.until_without_loss("a=10.0.0.9 c=10.0.0.4").await;
-    assert_eq!(watched.report.borrow().problems, []);
+    source.until_without_loss("a=10.0.0.9 c=10.0.0.4").await;
+    assert_eq!(source.report.borrow().problems, []);
 }
 
 #[tokio::test]
 async fn a_hard_link_to_a_complete_file_is_read() {
-    let mut watched = fixture::with_one_service().await;
-    fs::write(watched.dir.path().join("outside"), service("b", "10.0.0.2")).expect("written");
+    let mut source = fixture::with_one_service().await;
+    fs::write(source.dir.path().join("outside"), service("b", "10.0.0.2")).expect("written");
 
-    fs::hard_link(watched.dir.path().join("outside"), watched.path("b.yaml")).expect("linked");
-    watched.until("a=10.0.0.1 b=10.0.0.2").await;
+    fs::hard_link(source.dir.path().join("outside"), source.path("b.yaml")).expect("linked");
+    source.until("a=10.0.0.1 b=10.0.0.2").await;
 
     // The file is created without a name, so that it has never more than one link.
     let unnamed = fs::OpenOptions::new()
         .write(true)
         .custom_flags(libc::O_TMPFILE)
-        .open(watched.path(""));
+        .open(source.path(""));
     if let Ok(mut unnamed) = unnamed {
         unnamed
             .write_all(service("c", "10.0.0.3").as_bytes())
@@ -152,11 +152,11 @@ async fn a_hard_link_to_a_complete_file_is_read() {
             nix::fcntl::AT_FDCWD,
             path.as_str(),
             nix::fcntl::AT_FDCWD,
-            &watched.path("c.yaml"),
+            &source.path("c.yaml"),
             nix::fcntl::AtFlags::AT_SYMLINK_FOLLOW,
         )
         .expect("linked");
-        watched.until("a=10.0.0.1 b=10.0.0.2 c=10.0.0.3").await;
+        source.until("a=10.0.0.1 b=10.0.0.2 c=10.0.0.3").await;
         drop(unnamed);
     }
 }
@@ -176,106 +176,106 @@ async fn a_mounted_config_map_is_swapped_without_loss() {
     fill("..2024_1", "10.0.0.1");
     symlink("..data/a.yaml", mount.join("a.yaml")).expect("linked");
     symlink("..data/b.yaml", mount.join("b.yaml")).expect("linked");
-    let mut watched = fixture::watch(dir, "manifests").await;
-    watched.until("a=10.0.0.1 b=10.0.0.1").await;
+    let mut source = fixture::watch(dir, "manifests").await;
+    source.until("a=10.0.0.1 b=10.0.0.1").await;
 
     fill("..2024_2", "10.0.0.2");
     fs::remove_dir_all(mount.join("..2024_1")).expect("removed");
 
-    watched.until_without_loss("a=10.0.0.2 b=10.0.0.2").await;
+    source.until_without_loss("a=10.0.0.2 b=10.0.0.2").await;
 }
 
 #[tokio::test]
 async fn the_target_of_a_link_is_polled_since_it_causes_no_event() {
-    let mut watched = fixture::with_one_service().await;
-    let elsewhere = watched.dir.path().join("elsewhere");
+    let mut source = fixture::with_one_service().await;
+    let elsewhere = source.dir.path().join("elsewhere");
     fs::write(&elsewhere, service("b", "10.0.0.2")).expect("written");
-    symlink(&elsewhere, watched.path("b.yaml")).expect("linked");
-    watched.until("a=10.0.0.1 b=10.0.0.2").await;
+    symlink(&elsewhere, source.path("b.yaml")).expect("linked");
+    source.until("a=10.0.0.1 b=10.0.0.2").await;
 
     fs::write(&elsewhere, service("b", "10.0.0.3")).expect("written");
-    watched.until_without_loss("a=10.0.0.1 b=10.0.0.3").await;
-    fs::rename(&elsewhere, watched.dir.path().join("away")).expect("renamed");
-    watched
+    source.until_without_loss("a=10.0.0.1 b=10.0.0.3").await;
+    fs::rename(&elsewhere, source.dir.path().join("away")).expect("renamed");
+    source
         .until_problems(&["manifests/b.yaml: can't be read: No such file"])
         .await;
     fs::write(&elsewhere, service("b", "10.0.0.4")).expect("written");
-    watched.until_without_loss("a=10.0.0.1 b=10.0.0.4").await;
-    watched.until_problems(&[]).await;
+    source.until_without_loss("a=10.0.0.1 b=10.0.0.4").await;
+    source.until_problems(&[]).await;
 }
 
 #[tokio::test]
 async fn an_invalid_document_keeps_the_last_valid_version_and_is_reported() {
-    let mut watched = fixture::with_two_services().await;
+    let mut source = fixture::with_two_services().await;
 
-    watched.write("a.yaml", service_and("10.0.0.3", INVALID));
+    source.write("a.yaml", service_and("10.0.0.3", INVALID));
 
-    watched.until_without_loss("a=10.0.0.3 bad=10.0.0.7").await;
+    source.until_without_loss("a=10.0.0.3 bad=10.0.0.7").await;
     let problem = "manifests/a.yaml:6: document 2: Service default/bad: spec.clusterIP: \"x\" is \
                    not an IP address";
-    watched.until_problems(&[problem]).await;
-    let counts = watched.report.borrow().objects.clone();
+    source.until_problems(&[problem]).await;
+    let counts = source.report.borrow().objects.clone();
     assert_eq!(counts.get(&Kind::Service), Some(&2));
-    watched.write("a.yaml", "kind: [\n");
-    watched
+    source.write("a.yaml", "kind: [\n");
+    source
         .until_problems(&["manifests/a.yaml:1: document 1: is not valid YAML"])
         .await;
-    watched.write("a.yaml", service("a", "10.0.0.4"));
-    watched.until("a=10.0.0.4").await;
-    watched.until_problems(&[]).await;
+    source.write("a.yaml", service("a", "10.0.0.4"));
+    source.until("a=10.0.0.4").await;
+    source.until_problems(&[]).await;
 }
 
 #[tokio::test]
 async fn a_file_that_cannot_be_read_keeps_its_objects() {
-    let mut watched = fixture::with_one_service().await;
+    let mut source = fixture::with_one_service().await;
 
-    watched.write("a.yaml", [0xff, 0xfe]);
-    watched
+    source.write("a.yaml", [0xff, 0xfe]);
+    source
         .until_problems(&["manifests/a.yaml: can't be read: it is not UTF-8 text"])
         .await;
-    watched.replace("a.yaml", &service("a", "10.0.0.2"));
-    watched.until_without_loss("a=10.0.0.2").await;
+    source.replace("a.yaml", &service("a", "10.0.0.2"));
+    source.until_without_loss("a=10.0.0.2").await;
 
     // A sparse file larger than the limit.
     let large = fs::File::options()
         .write(true)
-        .open(watched.path("a.yaml"))
+        .open(source.path("a.yaml"))
         .expect("opened");
     large
         .set_len(FileSettings::default().max_file_bytes + 1)
         .expect("grown");
     drop(large);
-    watched
+    source
         .until_problems(&["can't be read: it is larger than 67108864 bytes"])
         .await;
-    nix::unistd::mkfifo(&watched.path("p.yaml"), nix::sys::stat::Mode::S_IRUSR).expect("a pipe");
-    watched.write("b.yaml", service("b", "10.0.0.3"));
-    watched.until_without_loss("a=10.0.0.2 b=10.0.0.3").await;
-    watched
+    nix::unistd::mkfifo(&source.path("p.yaml"), nix::sys::stat::Mode::S_IRUSR).expect("a pipe");
+    source.write("b.yaml", service("b", "10.0.0.3"));
+    source.until_without_loss("a=10.0.0.2 b=10.0.0.3").await;
+    source
         .until_problems(&["larger", "p.yaml: can't be read: it is not a regular file"])
         .await;
 }
 
 #[tokio::test]
 async fn a_folder_that_is_moved_away_keeps_its_objects_and_is_found_again() {
-    let mut watched = fixture::with_one_service().await;
-    let [folder, away] = ["manifests", "away"].map(|name| watched.dir.path().join(name));
+    let mut source = fixture::with_one_service().await;
+    let [folder, away] = ["manifests", "away"].map(|name| source.dir.path().join(name));
 
     fs::rename(&folder, &away).expect("renamed");
-    watched
+    source
         .until_problems(&["manifests: can't be reached: "])
         .await;
     fs::create_dir(&folder).expect("a folder");
-    watched
+    source
         .until_problems(&["manifests: was replaced by a folder without manifests; the objects"])
         .await;
     fs::write(away.join("a.yaml"), service("wrong", "10.0.0.9")).expect("written");
-    watched.write("b.yaml", service("a", "10.0.0.2"));
+    source.write("b.yaml", service("a", "10.0.0.2"));
 
-    watched.until_without_loss("a=10.0.0.2").await;
-    watched.until_problems(&[]).await;
-    watched.write("b.yaml", service("a", "10.0.0.3"));
-    watched.until_without_loss("a=10.0.0.3").await;
+    source.until_without_loss("a=10.0.0.2").await;
+    source.until_problems(&[]).await;
+    source.write("b.yaml", service("a", "10.0.0.3"));
+    source.until_without_loss("a=10.0.0.3").await;
 }
 
 #[tokio::test]
@@ -283,28 +283,28 @@ async fn a_single_file_is_watched_through_its_folder() {
     let dir = folder();
     let path = dir.path().join("manifests/one.conf");
     fs::write(path, service("a", "10.0.0.1")).expect("written");
-    let mut watched = fixture::watch(dir, "manifests/one.conf").await;
-    watched.until("a=10.0.0.1").await;
+    let mut source = fixture::watch(dir, "manifests/one.conf").await;
+    source.until("a=10.0.0.1").await;
 
-    watched.write("other.yaml", service("other", "10.0.0.9"));
-    watched.replace("one.conf", &service("a", "10.0.0.2"));
-    watched.until_without_loss("a=10.0.0.2").await;
-    fs::remove_file(watched.path("one.conf")).expect("removed");
-    watched.until("").await;
+    source.write("other.yaml", service("other", "10.0.0.9"));
+    source.replace("one.conf", &service("a", "10.0.0.2"));
+    source.until_without_loss("a=10.0.0.2").await;
+    fs::remove_file(source.path("one.conf")).expect("removed");
+    source.until("").await;
 }
 
 #[tokio::test]
 async fn json_and_lists_are_read_and_hidden_files_and_subfolders_are_not() {
-    let mut watched = fixture::with_one_service().await;
+    let mut source = fixture::with_one_service().await;
     let json = |name: &str, address: &str| {
         format!(
             r#"{{"kind":"Service","apiVersion":"v1","metadata":{{"name":"{name}"}},"spec":{{"clusterIP":"{address}","ports":[{{"port":80}}]}}}}"#
         )
     };
-    watched.write(".hidden.yaml", service("hidden", "10.0.0.9"));
-    fs::create_dir(watched.path("sub.yaml")).expect("a folder");
-    fs::write(watched.path("sub.yaml/x.yaml"), service("sub", "10.0.0.9")).expect("written");
-    watched.write(
+    source.write(".hidden.yaml", service("hidden", "10.0.0.9"));
+    fs::create_dir(source.path("sub.yaml")).expect("a folder");
+    fs::write(source.path("sub.yaml/x.yaml"), service("sub", "10.0.0.9")).expect("written");
+    source.write(
         "b.json",
         format!("{}\n{}", json("b", "10.0.0.2"), json("c", "10.0.0.3")),
     );
@@ -312,27 +312,27 @@ async fn json_and_lists_are_read_and_hidden_files_and_subfolders_are_not() {
         r#"{{"kind":"List","apiVersion":"v1","items":[{}]}}"#,
         json("d", "10.0.0.4")
     );
-    watched.write("c.yaml", list);
+    source.write("c.yaml", list);
 
-    watched
+    source
         .until("a=10.0.0.1 b=10.0.0.2 c=10.0.0.3 d=10.0.0.4")
         .await;
-    watched.until_problems(&[]).await;
+    source.until_problems(&[]).await;
 }
 
 #[tokio::test]
 async fn changes_are_collected_while_the_receiver_is_busy_and_none_is_lost() {
-    let mut watched = fixture::with_one_service().await;
+    let mut source = fixture::with_one_service().await;
 
     for i in 0..200 {
-        watched.write(&format!("s{i}.yaml"), service(&format!("s{i}"), "10.0.1.1"));
-        watched.replace("a.yaml", &service("a", &format!("10.0.2.{i}")));
+        source.write(&format!("s{i}.yaml"), service(&format!("s{i}"), "10.0.1.1"));
+        source.replace("a.yaml", &service("a", &format!("10.0.2.{i}")));
     }
     let has_read = |report: &SourceReport| report.objects.get(&Kind::Service) == Some(&201);
-    watched.until_report(has_read).await;
+    source.until_report(has_read).await;
     let mut updates = 0;
-    while watched.known.len() < 201 || !watched.describe().contains("a=10.0.2.199") {
-        watched.take().await;
+    while source.known.len() < 201 || !source.describe().contains("a=10.0.2.199") {
+        source.take().await;
         updates += 1;
     }
 
@@ -356,7 +356,8 @@ fn a_folder_is_read_once_without_a_watch() {
 
 /// Returns the first changes that the watch collects after a step.
 async fn changes(folder: &Path, step: impl FnOnce() -> io::Result<()>) -> FolderChanges {
-    let mut watch = FolderWatch::new(&ManifestPath::new(folder, 1).expect("a target")).expect("a watch");
+    let mut watch =
+        FolderWatch::new(&ManifestPath::new(folder, 1).expect("a target")).expect("a watch");
     step().expect("done");
     timeout(TIMEOUT, watch.changed()).await.expect("in time");
     watch.take()

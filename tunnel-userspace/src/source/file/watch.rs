@@ -13,7 +13,7 @@ use notify::{
 };
 use tokio::{sync::mpsc, time::timeout};
 
-use super::folder::{ReadJob, ManifestPath};
+use super::folder::{ManifestPath, ReadJob};
 use crate::clock::monotonic;
 
 /// The time to wait for the new name of a renamed file. The kernel reports both names together, unless
@@ -35,8 +35,7 @@ pub(super) struct FolderWatch {
     changes: FolderChanges,
     /// Files that are being written: they were changed and have not been closed since.
     writing: BTreeSet<Arc<Path>>,
-    /// Renamed files whose new name is not known yet: the old path and the time, by the cookie of the
-    /// rename.
+    /// Renamed files that await their new name: the old path and the time, by the cookie of the rename.
     renaming: BTreeMap<usize, (Arc<Path>, Duration)>,
 }
 
@@ -94,7 +93,12 @@ impl FolderWatch {
     pub(super) async fn changed(&mut self) {
         while self.changes.noticed_at.is_none() {
             let event = self.events.recv();
-            let event = match self.renaming.values().map(|(_, at)| *at + RENAME_WAIT).min() {
+            let event = match self
+                .renaming
+                .values()
+                .map(|(_, at)| *at + RENAME_WAIT)
+                .min()
+            {
                 None => event.await,
                 // The timeout is zero if the time has passed already.
                 Some(due) => match timeout(due.saturating_sub(monotonic()), event).await {
@@ -213,8 +217,8 @@ impl FolderWatch {
             changes.touched.insert(path);
         } else {
             self.writing.remove(&path);
-            let is_there = !matches!(kind, EventKind::Remove(_));
-            changes.settled.insert(path, is_there);
+            let exists = !matches!(kind, EventKind::Remove(_));
+            changes.settled.insert(path, exists);
         }
         true
     }

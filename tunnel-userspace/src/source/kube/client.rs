@@ -1,7 +1,7 @@
 //! The HTTP client of the API server. It fails over to the next of several servers if one fails.
 
-mod response;
 mod credentials;
+mod response;
 
 use std::{
     path::PathBuf,
@@ -28,7 +28,7 @@ use tokio::time::timeout;
 use tower::{BoxError, ServiceBuilder, service_fn};
 use tracing::{info, warn};
 
-use self::{response::ResponseBody, credentials::CredentialFiles};
+use self::{credentials::CredentialFiles, response::ResponseBody};
 use super::KubeSettings;
 
 /// The idle time before TCP keep-alive probes. With these three limits, a dead connection is detected
@@ -90,9 +90,7 @@ pub enum AccessError {
         source: Box<KubeconfigError>,
     },
     /// The process is not in a pod with a service account, and has no kubeconfig.
-    #[error(
-        "cannot use the pod's service account; outside a pod, set source.kube.kubeconfig"
-    )]
+    #[error("cannot use the pod's service account; outside a pod, set source.kube.kubeconfig")]
     InCluster(#[source] Box<InClusterError>),
     /// The certificates or the token can't be used.
     #[error("cannot create a client for API server {server}")]
@@ -120,7 +118,10 @@ pub(super) async fn connect(
     let failover = Failover {
         settings: Arc::clone(settings),
         silence,
-        credentials: Arc::new(tokio::sync::Mutex::new(CredentialClients { files, clients })),
+        credentials: Arc::new(tokio::sync::Mutex::new(CredentialClients {
+            files,
+            clients,
+        })),
         credentials_refused: Arc::default(),
         current: current.clone(),
     };
@@ -129,13 +130,16 @@ pub(super) async fn connect(
 }
 
 /// Creates a client for each server, and returns the addresses and the clients.
-fn create_clients(settings: &KubeSettings, config: &Config) -> Result<(Vec<Uri>, Vec<Client>), AccessError> {
-    let named = settings.api_servers.iter();
-    let mut servers: Vec<Uri> = named.map(|server| server.uri.clone()).collect();
+fn create_clients(
+    settings: &KubeSettings,
+    config: &Config,
+) -> Result<(Vec<Uri>, Vec<Client>), AccessError> {
+    let configured = settings.api_servers.iter();
+    let mut servers: Vec<Uri> = configured.map(|server| server.uri.clone()).collect();
     if servers.is_empty() {
         servers.push(config.cluster_url.clone());
     }
-    let one = |server: &Uri| {
+    let client = |server: &Uri| {
         let mut config = config.clone();
         config.cluster_url = server.clone();
         create_client(&config).map_err(|source| AccessError::Client {
@@ -143,7 +147,7 @@ fn create_clients(settings: &KubeSettings, config: &Config) -> Result<(Vec<Uri>,
             source: Box::new(source),
         })
     };
-    let clients = servers.iter().map(one).collect::<Result<_, _>>()?;
+    let clients = servers.iter().map(client).collect::<Result<_, _>>()?;
     Ok((servers, clients))
 }
 
@@ -184,10 +188,9 @@ impl CurrentServer {
 
     /// Returns the address of the server.
     pub(super) fn server(&self) -> String {
-        let asked = self.lock();
-        asked
-            .servers
-            .get(asked.index)
+        let list = self.lock();
+        list.servers
+            .get(list.index)
             .map(ToString::to_string)
             .unwrap_or_default()
     }
@@ -199,23 +202,23 @@ impl CurrentServer {
 
     /// Fails over from the server with this index to the next one, unless another request has already
     /// done so.
-    pub(super) fn fail_over(&self, index: usize, why: &str) {
-        let mut asked = self.lock();
-        let next = (index + 1) % asked.servers.len().max(1);
-        if next == index || asked.index != index {
+    pub(super) fn fail_over(&self, index: usize, error: &str) {
+        let mut list = self.lock();
+        let next = (index + 1) % list.servers.len().max(1);
+        if next == index || list.index != index {
             return;
         }
-        asked.index = next;
-        drop(asked);
-        warn!(error = why, "an API server failed");
+        list.index = next;
+        drop(list);
+        warn!(error, "an API server failed");
         info!(server = self.server(), "failing over to another API server");
     }
 
     /// Replaces the servers, and selects the first one if they differ.
     fn replace(&self, servers: Vec<Uri>) {
-        let mut asked = self.lock();
-        if asked.servers != servers {
-            *asked = ServerList { servers, index: 0 };
+        let mut list = self.lock();
+        if list.servers != servers {
+            *list = ServerList { servers, index: 0 };
         }
     }
 }
@@ -238,16 +241,16 @@ struct Failover {
 }
 
 impl Failover {
-    /// Returns the index of the server in use, and its client. Reads the credential files again first, if
+    /// Returns the index and the client of the server in use. Reads the credential files again first, if
     /// one has changed or a server has refused the credentials. Invalid files are not used.
     async fn client(&self) -> Option<(usize, Client)> {
-        let mut known = self.credentials.lock().await;
-        let have_changed = known.files.have_changed();
+        let mut credentials = self.credentials.lock().await;
+        let have_changed = credentials.files.have_changed();
         if self.credentials_refused.swap(false, Ordering::Relaxed) || have_changed {
-            let config = known.files.read(&self.settings).await;
+            let config = credentials.files.read(&self.settings).await;
             match config.and_then(|config| create_clients(&self.settings, &config)) {
                 Ok((servers, clients)) => {
-                    known.clients = clients;
+                    credentials.clients = clients;
                     self.current.replace(servers);
                     if have_changed {
                         info!("using the changed credentials for the API server");
@@ -264,7 +267,7 @@ impl Failover {
             }
         }
         let index = self.current.index();
-        Some((index, known.clients.get(index)?.clone()))
+        Some((index, credentials.clients.get(index)?.clone()))
     }
 
     async fn send(self, request: Request<Body>) -> Result<Response<ResponseBody>, BoxError> {
@@ -274,11 +277,12 @@ impl Failover {
             return Err("no API server is configured".into());
         };
         let current = self.current;
-        let answer = timeout(RESPONSE_TIMEOUT, client.send(request)).await;
-        let answer = answer.map_err(BoxError::from);
-        let answer = answer.and_then(|answer| answer.map_err(BoxError::from));
-        let answer = answer.inspect_err(|error| current.fail_over(index, &error.to_string()))?;
-        let status = answer.status();
+        let response = timeout(RESPONSE_TIMEOUT, client.send(request)).await;
+        let response = response.map_err(BoxError::from);
+        let response = response.and_then(|response| response.map_err(BoxError::from));
+        let response =
+            response.inspect_err(|error| current.fail_over(index, &error.to_string()))?;
+        let status = response.status();
         if is_server_fault(status) {
             current.fail_over(index, status.as_str());
         }
@@ -286,10 +290,12 @@ impl Failover {
             self.credentials_refused.store(true, Ordering::Relaxed);
         }
         if is_watch && status.is_success() {
-            return Ok(answer.map(response::without_limit));
+            return Ok(response.map(response::without_limit));
         }
-        let gave_up = move |why: &str| current.fail_over(index, why);
-        response::with_retry_after(answer.map(|body| response::with_silence_limit(body, self.silence, gave_up))).await
+        let on_silence = move |error: &str| current.fail_over(index, error);
+        let response =
+            response.map(|body| response::with_silence_limit(body, self.silence, on_silence));
+        response::with_retry_after(response).await
     }
 }
 

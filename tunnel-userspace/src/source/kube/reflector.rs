@@ -10,14 +10,14 @@ use jiff::Timestamp;
 use tunnel_common::reason::Reason;
 
 use super::{
-    watcher::{KindEvent, Change},
     snapshot::Snapshot,
+    watcher::{Change, KindEvent},
 };
 use crate::{
-    k8s::{ReceivedObject, FieldError, ParsedObject},
-    model::{ObjectWarning, Kind, Node, Object, ObjectId, ObjectName},
+    k8s::{FieldError, ParsedObject, ReceivedObject},
+    model::{Kind, Node, Object, ObjectId, ObjectName, ObjectWarning},
     source::{
-        Overlay, Problem, SourceReport, ServerStatus,
+        Overlay, Problem, ServerStatus, SourceReport,
         store::{OverlayEdit, SyncPhase},
     },
 };
@@ -34,7 +34,7 @@ const OPTIONAL_KINDS: [Kind; 1] = [Kind::ServiceCidr];
 /// Selects the parts of Nodes that are kept in memory.
 #[derive(Clone, Debug, Default)]
 pub(super) struct NodeFilter {
-    /// The name of the own node, whose Node is kept completely.
+    /// The name of this node. Its Node is kept completely.
     pub(super) own: String,
     /// The keys of the labels that are kept of other Nodes.
     pub(super) labels: BTreeSet<String>,
@@ -42,22 +42,24 @@ pub(super) struct NodeFilter {
 
 impl NodeFilter {
     /// Separates an object from its errors, and drops its unused parts.
-    fn filter(&self, arrived: ReceivedObject) -> FilteredObject {
+    fn filter(&self, object: ReceivedObject) -> FilteredObject {
         let ReceivedObject {
             id,
             version: _,
             uid,
-            service: owner,
+            service,
             object,
-        } = arrived;
+        } = object;
         let (object, is_refused, fields) = match object {
             Ok(None) => (Some(None), false, Vec::new()),
-            Ok(Some(ParsedObject { object, ignored })) => (Some(Some(self.trim(object))), false, ignored),
-            Err(invalid) => (None, true, vec![invalid]),
+            Ok(Some(ParsedObject { object, ignored })) => {
+                (Some(Some(self.trim(object))), false, ignored)
+            }
+            Err(error) => (None, true, vec![error]),
         };
         let errors = (!fields.is_empty()).then_some(ObjectErrors {
             uid,
-            service: owner,
+            service,
             is_refused,
             fields,
         });
@@ -119,8 +121,8 @@ struct ReceivedList {
 }
 
 impl ReceivedList {
-    fn insert(&mut self, read: FilteredObject) {
-        let FilteredObject { id, object, errors } = read;
+    fn insert(&mut self, object: FilteredObject) {
+        let FilteredObject { id, object, errors } = object;
         set_errors(&mut self.errors, &id, errors);
         if let Some(object) = object {
             self.objects.insert(id, object);
@@ -129,7 +131,11 @@ impl ReceivedList {
 }
 
 /// Replaces the errors of an object.
-fn set_errors(all: &mut BTreeMap<ObjectId, ObjectErrors>, id: &ObjectId, errors: Option<ObjectErrors>) {
+fn set_errors(
+    all: &mut BTreeMap<ObjectId, ObjectErrors>,
+    id: &ObjectId,
+    errors: Option<ObjectErrors>,
+) {
     match errors {
         Some(errors) => all.insert(id.clone(), errors),
         None => all.remove(id),
@@ -171,59 +177,59 @@ impl Reflector {
     }
 
     /// Applies an event.
-    pub(super) fn apply(&mut self, heard: KindEvent, now: Timestamp, edit: &mut OverlayEdit<'_>) {
-        let KindEvent { kind, at, change: what } = heard;
+    pub(super) fn apply(&mut self, event: KindEvent, now: Timestamp, edit: &mut OverlayEdit<'_>) {
+        let KindEvent { kind, at, change } = event;
         edit.noticed_at = at;
-        let said = self.kinds.entry(kind).or_default();
-        match what {
-            Change::RequestFailed(why) => {
-                let since = said.failure.take().map_or(now, |(_, since)| since);
-                said.failure = Some((why, since));
+        let state = self.kinds.entry(kind).or_default();
+        match change {
+            Change::RequestFailed(error) => {
+                let since = state.failure.take().map_or(now, |(_, since)| since);
+                state.failure = Some((error, since));
                 return;
             }
             Change::RequestSucceeded => {
-                said.failure = None;
+                state.failure = None;
                 return;
             }
             Change::ListStarted => {
-                said.partial_list = Some(ReceivedList::default());
+                state.partial_list = Some(ReceivedList::default());
                 return;
             }
-            Change::Listed(arrived) => {
-                let read = self.nodes.filter(*arrived);
-                said.partial_list.get_or_insert_default().insert(read);
+            Change::Listed(object) => {
+                let object = self.nodes.filter(*object);
+                state.partial_list.get_or_insert_default().insert(object);
                 return;
             }
             Change::ListCompleted => {
-                said.pending_list = Some(said.partial_list.take().unwrap_or_default());
+                state.pending_list = Some(state.partial_list.take().unwrap_or_default());
                 self.apply_pending_lists(edit);
             }
-            Change::Absent => {
-                (said.partial_list, said.pending_list) = (None, Some(ReceivedList::default()));
+            Change::Unsupported => {
+                (state.partial_list, state.pending_list) = (None, Some(ReceivedList::default()));
                 self.apply_pending_lists(edit);
             }
-            Change::Updated(arrived) => self.change(*arrived, edit),
-            Change::Deleted(mut arrived) => {
-                arrived.object = Ok(None);
-                self.change(*arrived, edit);
+            Change::Updated(object) => self.change(*object, edit),
+            Change::Deleted(mut object) => {
+                object.object = Ok(None);
+                self.change(*object, edit);
             }
         }
-        if let Some(said) = self.kinds.get_mut(&kind) {
-            said.failure = None;
+        if let Some(state) = self.kinds.get_mut(&kind) {
+            state.failure = None;
         }
         self.update_phase(edit);
     }
 
     /// Applies the change of one object.
-    fn change(&mut self, arrived: ReceivedObject, edit: &mut OverlayEdit<'_>) {
-        let read = self.nodes.filter(arrived);
-        let said = self.kinds.entry(read.id.kind).or_default();
-        if let Some(waiting) = &mut said.pending_list {
-            waiting.insert(read);
+    fn change(&mut self, object: ReceivedObject, edit: &mut OverlayEdit<'_>) {
+        let read = self.nodes.filter(object);
+        let state = self.kinds.entry(read.id.kind).or_default();
+        if let Some(pending) = &mut state.pending_list {
+            pending.insert(read);
             return;
         }
         let FilteredObject { id, object, errors } = read;
-        set_errors(&mut said.errors, &id, errors);
+        set_errors(&mut state.errors, &id, errors);
         if let Some(object) = object {
             self.put(&id, object, edit);
         }
@@ -233,34 +239,34 @@ impl Reflector {
     /// Service without its endpoints would refuse connects.
     fn apply_pending_lists(&mut self, edit: &mut OverlayEdit<'_>) {
         let is_ready = |kind: &Kind| {
-            let said = self.kinds.get(kind);
-            said.is_none_or(|said| said.synced || said.pending_list.is_some())
+            let state = self.kinds.get(kind);
+            state.is_none_or(|state| state.synced || state.pending_list.is_some())
         };
         let are_together = APPLIED_TOGETHER.iter().all(is_ready);
         let ready: Vec<Kind> = self
             .kinds
             .iter()
-            .filter(|(kind, said)| {
-                said.pending_list.is_some() && (are_together || !APPLIED_TOGETHER.contains(*kind))
+            .filter(|(kind, state)| {
+                state.pending_list.is_some() && (are_together || !APPLIED_TOGETHER.contains(*kind))
             })
             .map(|(kind, _)| *kind)
             .collect();
         for kind in ready {
-            let said = self.kinds.entry(kind).or_default();
-            said.synced = true;
-            if let Some(listing) = said.pending_list.take() {
-                self.replace(kind, listing, edit);
+            let state = self.kinds.entry(kind).or_default();
+            state.synced = true;
+            if let Some(list) = state.pending_list.take() {
+                self.replace(kind, list, edit);
             }
         }
     }
 
     /// Applies a complete list. Objects that are not in the list are deleted; invalid ones keep their last
     /// version.
-    fn replace(&mut self, kind: Kind, listing: ReceivedList, edit: &mut OverlayEdit<'_>) {
-        let ReceivedList { objects, errors } = listing;
-        let is_gone = |id: &ObjectId| !objects.contains_key(id) && !errors.contains_key(id);
-        let gone: Vec<ObjectId> = edit.ids(kind).filter(is_gone).collect();
-        for id in gone {
+    fn replace(&mut self, kind: Kind, list: ReceivedList, edit: &mut OverlayEdit<'_>) {
+        let ReceivedList { objects, errors } = list;
+        let is_deleted = |id: &ObjectId| !objects.contains_key(id) && !errors.contains_key(id);
+        let deleted: Vec<ObjectId> = edit.ids(kind).filter(is_deleted).collect();
+        for id in deleted {
             self.put(&id, None, edit);
         }
         for (id, object) in objects {
@@ -278,7 +284,7 @@ impl Reflector {
             return;
         }
         self.stale = None;
-        let mut errors = self.kinds.values().flat_map(|said| said.errors.values());
+        let mut errors = self.kinds.values().flat_map(|state| state.errors.values());
         edit.set_phase(if errors.all(|errors| !errors.is_refused) {
             SyncPhase::Complete
         } else {
@@ -292,7 +298,7 @@ impl Reflector {
             .kinds
             .iter()
             .filter(|(kind, _)| !OPTIONAL_KINDS.contains(*kind));
-        needed.all(|(_, said)| said.synced)
+        needed.all(|(_, state)| state.synced)
     }
 
     /// Uses the last known state until the server responds. Objects that are missing from it do not count
@@ -304,11 +310,11 @@ impl Reflector {
         );
         self.stale = Some(stale);
         for object in snapshot.into_iter().flat_map(|snapshot| snapshot.objects) {
-            let is_heard = self
+            let is_synced = self
                 .kinds
                 .get(&object.kind())
-                .is_none_or(|said| said.synced);
-            if !is_heard {
+                .is_none_or(|state| state.synced);
+            if !is_synced {
                 self.put(&object.id(), Some(object), edit);
             }
         }
@@ -317,32 +323,32 @@ impl Reflector {
 
     /// Returns all invalid fields with their objects.
     fn invalid_fields(&self) -> impl Iterator<Item = (&ObjectId, &ObjectErrors, &FieldError)> {
-        let objects = self.kinds.values().flat_map(|said| &said.errors);
+        let objects = self.kinds.values().flat_map(|state| &state.errors);
         objects.flat_map(|(id, errors)| errors.fields.iter().map(move |field| (id, errors, field)))
     }
 
     /// Returns a warning for each invalid field. A warning about a slice is attached to its Service, where
     /// operators look first.
     pub(super) fn warnings(&self, overlay: &Overlay) -> Vec<ObjectWarning> {
-        let warning = |(id, errors, invalid): (&ObjectId, &ObjectErrors, &FieldError)| {
+        let warning = |(id, errors, error): (&ObjectId, &ObjectErrors, &FieldError)| {
             let reason = if errors.is_refused {
                 Reason::ObjectRejected
             } else {
                 Reason::FieldIgnored
             };
-            let owner = errors.service.as_ref().and_then(|owner| {
-                let name = ObjectName::new(Arc::clone(&id.name.namespace), Arc::clone(owner));
+            let of_service = errors.service.as_ref().and_then(|service| {
+                let name = ObjectName::new(Arc::clone(&id.name.namespace), Arc::clone(service));
                 let kind = Kind::Service;
-                let about = ObjectId { kind, name };
-                let Object::Service(service) = overlay.get(&about)? else {
+                let regarding = ObjectId { kind, name };
+                let Object::Service(service) = overlay.get(&regarding)? else {
                     return None;
                 };
-                Some((about, service.uid.clone(), format!("{id}: {invalid}")))
+                Some((regarding, service.uid.clone(), format!("{id}: {error}")))
             });
-            let (about, uid, note) =
-                owner.unwrap_or_else(|| (id.clone(), errors.uid.clone(), invalid.to_string()));
+            let (regarding, uid, note) =
+                of_service.unwrap_or_else(|| (id.clone(), errors.uid.clone(), error.to_string()));
             ObjectWarning {
-                regarding: about,
+                regarding,
                 uid,
                 reason,
                 note,
@@ -353,25 +359,25 @@ impl Reflector {
 
     /// Returns the report for status.
     pub(super) fn report(&self, server: String, overlay: &Overlay) -> SourceReport {
-        let problems = self.invalid_fields().map(|(id, errors, invalid)| Problem {
+        let problems = self.invalid_fields().map(|(id, errors, error)| Problem {
             object: Some(id.to_string()),
-            field: (!invalid.field.is_empty()).then(|| invalid.field.clone()),
+            field: (!error.field.is_empty()).then(|| error.field.clone()),
             ignored: !errors.is_refused,
-            ..Problem::new(ORIGIN, invalid.kind.to_string())
+            ..Problem::new(ORIGIN, error.kind.to_string())
         });
-        let troubles = self.kinds.iter().filter_map(|(kind, said)| {
-            let (why, since) = said.failure.as_ref()?;
-            Some((*since, format!("{kind}: {why}")))
+        let failures = self.kinds.iter().filter_map(|(kind, state)| {
+            let (error, since) = state.failure.as_ref()?;
+            Some((*since, format!("{kind}: {error}")))
         });
-        let trouble = troubles.min();
+        let failure = failures.min();
         SourceReport {
             objects: overlay.counts(),
             problems: problems.collect(),
             synced: overlay.phase() > SyncPhase::Listing,
             server: Some(ServerStatus {
                 address: server,
-                error: trouble.as_ref().map(|(_, why)| why.clone()),
-                error_since: trouble.map(|(since, _)| since.to_string()),
+                error: failure.as_ref().map(|(_, error)| error.clone()),
+                error_since: failure.map(|(since, _)| since.to_string()),
                 stale: self.stale.clone(),
             }),
             ..SourceReport::default()

@@ -5,7 +5,10 @@ mod faults;
 mod selections;
 mod server;
 
-use server::{ReceivedRequest, ScriptedResponse, Script, Server, list_of_one, list_page, error_status, service_line};
+use server::{
+    ReceivedRequest, Script, ScriptedResponse, Server, error_status, list_of_one, list_page,
+    service_line,
+};
 
 use super::*;
 use crate::source::{
@@ -59,7 +62,8 @@ impl Setup {
 
     async fn start(self) -> RunningSource {
         let mut store = Store::default();
-        let source = start_with_limits(self.limits, self.settings, self.scope, store.overlay()).await;
+        let source =
+            start_with_limits(self.limits, self.settings, self.scope, store.overlay()).await;
         let source = source.expect("a source");
         let report = source.report();
         RunningSource::new(self.folder, store, report, |stop| source.run(stop))
@@ -82,18 +86,18 @@ async fn start_source_with_limits(limit: Duration, servers: &[&Server]) -> Runni
     setup.start().await
 }
 
-fn is_streamed(asked: &ReceivedRequest) -> bool {
-    asked.query.contains_key("sendInitialEvents")
+fn is_streamed(request: &ReceivedRequest) -> bool {
+    request.query.contains_key("sendInitialEvents")
 }
 
-fn is_watch(asked: &ReceivedRequest) -> bool {
-    asked.query.contains_key("watch")
+fn is_watch(request: &ReceivedRequest) -> bool {
+    request.query.contains_key("watch")
 }
 
 #[tokio::test]
 async fn a_streamed_list_is_followed_by_its_changes() {
-    let server = Server::start(Script::new(|asked| {
-        assert!(is_streamed(asked), "{asked:?}");
+    let server = Server::start(Script::new(|request| {
+        assert!(is_streamed(request), "{request:?}");
         ScriptedResponse::KeptOpen(vec![
             service_line("ADDED", "a", "10.0.0.1", 5),
             service_line("ADDED", "b", "10.0.0.2", 6),
@@ -102,16 +106,16 @@ async fn a_streamed_list_is_followed_by_its_changes() {
             service_line("DELETED", "b", "10.0.0.2", 9),
         ])
     }));
-    let mut followed = start_source(&[&server]).await;
+    let mut source = start_source(&[&server]).await;
 
-    let first = followed.take().await;
+    let first = source.take().await;
     assert!(first.synced && first.complete);
-    followed.until("a=10.0.0.3").await;
+    source.until("a=10.0.0.3").await;
 
-    let asked = server.requests("/api/v1/services");
-    assert_eq!(asked[0].query["fieldSelector"], "spec.clusterIP!=None");
+    let services = server.requests("/api/v1/services");
+    assert_eq!(services[0].query["fieldSelector"], "spec.clusterIP!=None");
     assert_eq!(
-        asked[0].query["labelSelector"],
+        services[0].query["labelSelector"],
         "!service.kubernetes.io/service-proxy-name"
     );
     let slices = server.requests("/apis/discovery.k8s.io/v1/endpointslices");
@@ -127,17 +131,22 @@ async fn a_streamed_list_is_followed_by_its_changes() {
 async fn lists_are_paged_if_the_server_can_not_stream_them() {
     let refusals: [fn() -> ScriptedResponse; 2] = [
         || error_status(422, "sendInitialEvents is forbidden for watch"),
-        || ScriptedResponse::Closed(vec![server::error_line(500, "a storage feature is disabled")]),
+        || {
+            ScriptedResponse::Closed(vec![server::error_line(
+                500,
+                "a storage feature is disabled",
+            )])
+        },
     ];
     for refusal in refusals {
-        let server = Server::start(Script::new(move |asked| {
-            if is_streamed(asked) {
+        let server = Server::start(Script::new(move |request| {
+            if is_streamed(request) {
                 return refusal();
             }
-            if is_watch(asked) {
+            if is_watch(request) {
                 return ScriptedResponse::KeptOpen(vec![service_line("ADDED", "d", "10.0.0.4", 9)]);
             }
-            match asked.query.get("continue").map(String::as_str) {
+            match request.query.get("continue").map(String::as_str) {
                 None => list_page(&[("a", "10.0.0.1"), ("b", "10.0.0.2")], 7, Some("next")),
                 Some(_) => list_page(&[("c", "10.0.0.3")], 7, None),
             }
@@ -150,11 +159,11 @@ async fn lists_are_paged_if_the_server_can_not_stream_them() {
 
 #[tokio::test]
 async fn a_watch_that_ends_continues_without_a_new_list() {
-    let server = Server::start(Script::new(|asked| {
-        if is_streamed(asked) {
+    let server = Server::start(Script::new(|request| {
+        if is_streamed(request) {
             return ScriptedResponse::Closed(list_of_one("a", "10.0.0.1", 5, 7));
         }
-        assert_eq!(asked.query["resourceVersion"], "7");
+        assert_eq!(request.query["resourceVersion"], "7");
         ScriptedResponse::KeptOpen(vec![service_line("ADDED", "b", "10.0.0.2", 8)])
     }));
 
@@ -164,15 +173,15 @@ async fn a_watch_that_ends_continues_without_a_new_list() {
 
 #[tokio::test]
 async fn a_version_that_is_too_old_leads_to_a_new_list() {
-    let server = Server::start(Script::counting(|asked, times| {
-        if is_streamed(asked) && times == 0 {
+    let server = Server::start(Script::counting(|request, times| {
+        if is_streamed(request) && times == 0 {
             return ScriptedResponse::Closed(vec![
                 service_line("ADDED", "a", "10.0.0.1", 5),
                 server::end_of_list(7),
                 server::error_line(410, "Expired"),
             ]);
         }
-        if is_streamed(asked) {
+        if is_streamed(request) {
             return ScriptedResponse::KeptOpen(list_of_one("b", "10.0.0.2", 50, 51));
         }
         list_page(&[], 51, None)
@@ -183,23 +192,23 @@ async fn a_version_that_is_too_old_leads_to_a_new_list() {
 
 #[tokio::test]
 async fn a_server_that_returns_with_older_data_is_listed_again() {
-    let server = Server::start(Script::counting(|asked, times| {
-        if is_streamed(asked) && times == 0 {
+    let server = Server::start(Script::counting(|request, times| {
+        if is_streamed(request) && times == 0 {
             return ScriptedResponse::Closed(list_of_one("a", "10.0.0.1", 500, 700));
         }
-        if is_streamed(asked) {
+        if is_streamed(request) {
             return ScriptedResponse::KeptOpen(list_of_one("old", "10.0.0.2", 5, 7));
         }
-        if is_watch(asked) {
+        if is_watch(request) {
             return error_status(500, "etcd is being restored");
         }
         list_page(&[("old", "10.0.0.2")], 7, None)
     }));
-    let mut followed = start_source_with_limits(SHORT_LIMIT, &[&server]).await;
-    followed.until("a=10.0.0.1").await;
+    let mut source = start_source_with_limits(SHORT_LIMIT, &[&server]).await;
+    source.until("a=10.0.0.1").await;
     let before = Instant::now();
 
-    followed.until("old=10.0.0.2").await;
+    source.until("old=10.0.0.2").await;
 
     // The older list is accepted after the limit, and not before.
     assert!(before.elapsed() >= SHORT_LIMIT);
@@ -207,19 +216,19 @@ async fn a_server_that_returns_with_older_data_is_listed_again() {
 
 #[tokio::test]
 async fn a_version_that_the_server_doesnt_have_yet_leads_to_a_new_list() {
-    let server = Server::start(Script::counting(|asked, times| {
-        if is_streamed(asked) && times == 0 {
+    let server = Server::start(Script::counting(|request, times| {
+        if is_streamed(request) && times == 0 {
             return ScriptedResponse::Closed(list_of_one("a", "10.0.0.1", 500, 700));
         }
-        if is_streamed(asked) {
+        if is_streamed(request) {
             return ScriptedResponse::KeptOpen(vec![server::end_of_list(7)]);
         }
         error_status(504, "Too large resource version: 700, current: 7")
     }));
-    let mut followed = start_source_with_limits(SHORT_LIMIT, &[&server]).await;
-    followed.until("a=10.0.0.1").await;
+    let mut source = start_source_with_limits(SHORT_LIMIT, &[&server]).await;
+    source.until("a=10.0.0.1").await;
 
-    followed.until("").await;
+    source.until("").await;
 }
 
 #[tokio::test]
@@ -228,31 +237,32 @@ async fn the_next_server_is_used_if_one_fails() {
     let good = Server::start(Script::new(|_| {
         ScriptedResponse::KeptOpen(list_of_one("a", "10.0.0.1", 5, 7))
     }));
-    let mut followed = start_source(&[&bad, &good]).await;
+    let mut source = start_source(&[&bad, &good]).await;
 
-    followed.until("a=10.0.0.1").await;
+    source.until("a=10.0.0.1").await;
 
-    let asked = followed.report.borrow().server.clone();
-    let asked = asked.expect("a server").address;
-    assert_eq!(asked, good.uri().to_string());
+    let server = source.report.borrow().server.clone();
+    let server = server.expect("a server").address;
+    assert_eq!(server, good.uri().to_string());
 }
 
 #[tokio::test]
 async fn an_object_with_a_field_of_the_wrong_type_does_not_affect_others() {
     let server = Server::start(Script::new(|_| {
-        let bad = service_line("ADDED", "bad", "10.0.0.9", 5).replace("\"port\":80", "\"port\":\"x\"");
+        let bad =
+            service_line("ADDED", "bad", "10.0.0.9", 5).replace("\"port\":80", "\"port\":\"x\"");
         ScriptedResponse::KeptOpen(vec![
             bad,
             service_line("ADDED", "a", "10.0.0.1", 6),
             server::end_of_list(7),
         ])
     }));
-    let mut followed = start_source(&[&server]).await;
+    let mut source = start_source(&[&server]).await;
 
-    let update = followed.until("a=10.0.0.1").await;
+    let update = source.until("a=10.0.0.1").await;
 
     assert!(!update.expect("an update").complete);
-    let problems = followed.report.borrow().problems.clone();
+    let problems = source.report.borrow().problems.clone();
     let [problem] = &*problems else {
         panic!("{problems:?}");
     };
@@ -262,15 +272,15 @@ async fn an_object_with_a_field_of_the_wrong_type_does_not_affect_others() {
 
 #[tokio::test]
 async fn a_kind_that_the_server_does_not_support_is_skipped() {
-    let server = Server::start(Script::all(|asked| {
-        if asked.path.ends_with("servicecidrs") {
+    let server = Server::start(Script::all(|request| {
+        if request.path.ends_with("servicecidrs") {
             return error_status(404, "the server could not find the requested resource");
         }
         ScriptedResponse::KeptOpen(vec![server::end_of_list(7)])
     }));
-    let mut followed = start_source(&[&server]).await;
+    let mut source = start_source(&[&server]).await;
 
-    assert!(followed.take().await.complete);
+    assert!(source.take().await.complete);
 }
 
 #[tokio::test]
@@ -282,32 +292,32 @@ async fn the_last_known_state_is_used_until_a_server_responds() {
             server::end_of_list(7),
         ])
     }));
-    let mut followed = start_source(&[&server]).await;
-    followed.until("a=10.0.0.1 b=10.0.0.2").await;
-    let folder = followed.stop().await;
+    let mut source = start_source(&[&server]).await;
+    source.until("a=10.0.0.1 b=10.0.0.2").await;
+    let folder = source.stop().await;
 
     // The server refuses connects until it is opened.
     let server = Server::reserved();
     let mut setup = Setup::within(folder, &[&server]);
     setup.settings.initial_sync_timeout = Duration::from_millis(50);
-    let mut followed = setup.start().await;
-    let update = followed.take().await;
-    assert_eq!(followed.describe(), "a=10.0.0.1 b=10.0.0.2");
+    let mut source = setup.start().await;
+    let update = source.take().await;
+    assert_eq!(source.describe(), "a=10.0.0.1 b=10.0.0.2");
     assert!(update.synced && !update.complete && update.stale);
-    let stale = |followed: &RunningSource| followed.report.borrow().server.clone()?.stale;
-    assert!(stale(&followed).is_some());
+    let stale = |source: &RunningSource| source.report.borrow().server.clone()?.stale;
+    assert!(stale(&source).is_some());
 
     server.open(Script::new(|_| {
         ScriptedResponse::KeptOpen(list_of_one("b", "10.0.0.2", 6, 9))
     }));
     loop {
-        let update = followed.take().await;
+        let update = source.take().await;
         assert_eq!(update.stale, !update.complete);
         if update.complete {
             break;
         }
     }
 
-    assert_eq!(followed.describe(), "b=10.0.0.2");
-    assert_eq!(stale(&followed), None);
+    assert_eq!(source.describe(), "b=10.0.0.2");
+    assert_eq!(stale(&source), None);
 }

@@ -7,7 +7,7 @@
 //! - `list`: reads all objects
 //! - `watch`: reads changes
 //! - `failure`: decides how to continue after an error
-//! - `pace`: the backoff between requests, and the last seen version
+//! - `server_state`: the backoff between requests, and the last seen version
 
 mod failure;
 mod list;
@@ -32,14 +32,14 @@ use self::{
     failure::{Failure, RequestPhase, StopReason},
     server_state::ServerState,
 };
-use super::{Limits, Selection, KubeSettings, client::CurrentServer};
+use super::{KubeSettings, Limits, Selection, client::CurrentServer};
 use crate::{clock::monotonic, error_chain::chain, k8s::ReceivedObject, model::Kind};
 
 /// The number of failed streamed lists after which all lists are paged.
 const MAX_STREAM_FAILURES: u32 = 2;
 
 /// The interval of requests for a kind that the server doesn't support.
-const ABSENT_RETRY: Duration = Duration::from_secs(300);
+const UNSUPPORTED_RETRY: Duration = Duration::from_secs(300);
 
 /// An event about the objects of one kind.
 #[derive(Debug)]
@@ -68,7 +68,7 @@ pub(super) enum Change {
     /// A request succeeded after failures.
     RequestSucceeded,
     /// The server doesn't support the kind.
-    Absent,
+    Unsupported,
 }
 
 /// Lists and watches the objects of one kind, and sends events about them.
@@ -103,72 +103,82 @@ enum RelistReason {
     /// The list is older than the last seen version.
     OlderList,
     /// The server doesn't support the kind.
-    Absent,
+    Unsupported,
 }
 
 impl KindWatcher {
     /// Lists and watches until the receiver of events is dropped.
     pub(super) async fn run(self) {
         let kind = self.selection.kind;
-        let mut round = ServerState::new(self.settings.max_backoff, self.limits.max_lag);
+        let mut server = ServerState::new(self.settings.max_backoff, self.limits.max_lag);
         let mut stream_failures = 0_u32;
-        let mut lists = ListMode::Streamed;
+        let mut list_mode = ListMode::Streamed;
         loop {
-            let Err(anew) = self.list_and_watch(lists, &mut round).await;
-            lists = ListMode::Streamed;
-            match anew {
+            let Err(reason) = self.list_and_watch(list_mode, &mut server).await;
+            list_mode = ListMode::Streamed;
+            match reason {
                 RelistReason::ReceiverDropped => return,
                 RelistReason::NotStreamed { is_refused } => {
                     stream_failures += if is_refused { MAX_STREAM_FAILURES } else { 1 };
-                    lists = ListMode::Paged;
+                    list_mode = ListMode::Paged;
                     info!(%kind, "the API server doesn't stream this list; reading it in pages");
                 }
                 RelistReason::VersionLost => info!(%kind, "listing all objects again"),
                 RelistReason::OlderList => {}
-                RelistReason::Absent => {
-                    if self.send(Change::Absent).await.is_err() {
+                RelistReason::Unsupported => {
+                    if self.send(Change::Unsupported).await.is_err() {
                         return;
                     }
-                    sleep(ABSENT_RETRY).await;
+                    sleep(UNSUPPORTED_RETRY).await;
                 }
             }
             if stream_failures >= MAX_STREAM_FAILURES {
-                lists = ListMode::Paged;
+                list_mode = ListMode::Paged;
             }
             // The backoff before each list prevents a busy loop of failures.
-            sleep(round.next_backoff()).await;
+            sleep(server.next_backoff()).await;
         }
     }
 
     /// Lists and watches until a new list is needed.
-    async fn list_and_watch(&self, lists: ListMode, round: &mut ServerState) -> Result<Infallible, RelistReason> {
-        let mut listed = loop {
-            match self.list(lists, round).await {
-                Ok(listed) => break listed,
-                Err(stop) => self.handle_stop(stop, lists, round).await?,
+    async fn list_and_watch(
+        &self,
+        list_mode: ListMode,
+        server: &mut ServerState,
+    ) -> Result<Infallible, RelistReason> {
+        let mut list = loop {
+            match self.list(list_mode, server).await {
+                Ok(list) => break list,
+                Err(stop) => self.handle_stop(stop, list_mode, server).await?,
             }
         };
         loop {
-            let open = listed.watch.take();
-            if let Err(stop) = self.watch(open, &mut listed.version, round).await {
-                self.handle_stop(stop, lists, round).await?;
+            let watch = list.watch.take();
+            if let Err(stop) = self.watch(watch, &mut list.version, server).await {
+                self.handle_stop(stop, list_mode, server).await?;
             }
         }
     }
 
     /// Sends an event about a failure, and waits until the server responds again.
-    async fn handle_stop(&self, stop: StopReason, lists: ListMode, round: &mut ServerState) -> Result<(), RelistReason> {
+    async fn handle_stop(
+        &self,
+        stop: StopReason,
+        list_mode: ListMode,
+        server: &mut ServerState,
+    ) -> Result<(), RelistReason> {
         let kind = self.selection.kind;
         let failure = match stop {
-            StopReason::Relist(anew) => return Err(anew),
+            StopReason::Relist(reason) => return Err(reason),
             StopReason::Failed(failure) => failure,
         };
         debug!(%kind, error = &failure.error as &dyn std::error::Error, "watch failed");
-        failure.check_retry(lists, kind)?;
-        self.send(Change::RequestFailed(chain(&failure.error))).await?;
-        self.wait_for_server(&failure, lists, round).await?;
+        failure.check_retry(list_mode, kind)?;
+        self.send(Change::RequestFailed(chain(&failure.error)))
+            .await?;
+        self.wait_for_server(&failure, list_mode, server).await?;
         // A streamed list that broke off once may do so every time, so pages are used instead.
-        if failure.at == RequestPhase::List && lists == ListMode::Streamed {
+        if failure.at == RequestPhase::List && list_mode == ListMode::Streamed {
             return Err(RelistReason::NotStreamed { is_refused: false });
         }
         Ok(())
@@ -180,20 +190,20 @@ impl KindWatcher {
     async fn wait_for_server(
         &self,
         failure: &Failure,
-        lists: ListMode,
-        round: &mut ServerState,
+        list_mode: ListMode,
+        server: &mut ServerState,
     ) -> Result<(), RelistReason> {
         let mut after = failure.requested_delay();
         let mut was_unreachable = false;
         loop {
-            sleep(round.next_backoff().max(after)).await;
+            sleep(server.next_backoff().max(after)).await;
             let one = self.selectors().limit(1);
-            let server = self.current.index();
-            let why = match timeout(self.limits.probe_timeout, self.page(&one)).await {
+            let server_index = self.current.index();
+            let error = match timeout(self.limits.probe_timeout, self.page(&one)).await {
                 Ok(Ok(list)) => {
                     self.send(Change::RequestSucceeded).await?;
                     let version = list.metadata.resource_version.unwrap_or_default();
-                    if was_unreachable || round.is_older(&version) {
+                    if was_unreachable || server.is_older(&version) {
                         return Err(RelistReason::VersionLost);
                     }
                     return Ok(());
@@ -202,17 +212,17 @@ impl KindWatcher {
                     let at = RequestPhase::ListStart;
                     let failure = Failure { error, at };
                     after = failure.requested_delay();
-                    failure.check_retry(lists, self.selection.kind)?;
+                    failure.check_retry(list_mode, self.selection.kind)?;
                     chain(&failure.error)
                 }
                 Err(_) => {
-                    let why = format!("no response within {:?}", self.limits.probe_timeout);
-                    self.current.fail_over(server, &why);
-                    why
+                    let error = format!("no response within {:?}", self.limits.probe_timeout);
+                    self.current.fail_over(server_index, &error);
+                    error
                 }
             };
             was_unreachable = true;
-            self.send(Change::RequestFailed(why)).await?;
+            self.send(Change::RequestFailed(error)).await?;
         }
     }
 
@@ -230,25 +240,29 @@ impl KindWatcher {
     }
 
     /// Requests a page of a list.
-    async fn page(&self, wanted: &ListParams) -> kube::Result<ObjectList<Box<RawValue>>> {
-        let request = self.request().list(wanted);
+    async fn page(&self, params: &ListParams) -> kube::Result<ObjectList<Box<RawValue>>> {
+        let request = self.request().list(params);
         let request = request.map_err(kube::Error::BuildRequest)?;
         self.client.request(request).await
     }
 
     /// Parses an object as soon as it is received, so that unused fields are not stored.
     fn parse(&self, object: &RawValue) -> kube::Result<Box<ReceivedObject>> {
-        let arrived = (self.selection.parse)(object.get());
-        arrived.map(Box::new).map_err(kube::Error::SerdeError)
+        let object = (self.selection.parse)(object.get());
+        object.map(Box::new).map_err(kube::Error::SerdeError)
     }
 
     /// Sends an event. Fails if the receiver was dropped.
-    async fn send(&self, what: Change) -> Result<(), RelistReason> {
-        let heard = KindEvent {
+    async fn send(&self, change: Change) -> Result<(), RelistReason> {
+        let event = KindEvent {
             kind: self.selection.kind,
             at: monotonic(),
-            change: what,
+            change,
         };
-        self.events.send(heard).await.ok().ok_or(RelistReason::ReceiverDropped)
+        self.events
+            .send(event)
+            .await
+            .ok()
+            .ok_or(RelistReason::ReceiverDropped)
     }
 }

@@ -81,7 +81,10 @@ fn an_update_has_each_changed_service_once_with_all_its_slices() {
     ];
     apply(&overlay, objects, T1);
 
-    assert_eq!(describe_update(&mut store), [r#"shop/a ["a-1", "a-2"]"#, "node n"]);
+    assert_eq!(
+        describe_update(&mut store),
+        [r#"shop/a ["a-1", "a-2"]"#, "node n"]
+    );
     assert!(store.take_update().is_none());
 }
 
@@ -159,7 +162,10 @@ fn an_update_is_as_old_as_its_oldest_change() {
         for (name, at) in ["a", "b"].into_iter().zip(times) {
             apply(&overlay, [service(name, 1)], at);
         }
-        assert_eq!(store.take_update().map(|update| update.noticed_at), Some(T1));
+        assert_eq!(
+            store.take_update().map(|update| update.noticed_at),
+            Some(T1)
+        );
     }
 }
 

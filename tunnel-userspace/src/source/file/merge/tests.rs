@@ -91,104 +91,107 @@ impl MergeFixture {
 
 #[test]
 fn an_invalid_object_keeps_its_last_valid_version_and_the_others_apply() {
-    let mut case = MergeFixture::new();
-    case.file("f", [node("a", "1"), node("b", "1"), node("c", "1")]);
+    let mut fixture = MergeFixture::new();
+    fixture.file("f", [node("a", "1"), node("b", "1"), node("c", "1")]);
 
-    case.file("f", [bad(Some("a")), node("b", "2")]);
+    fixture.file("f", [bad(Some("a")), node("b", "2")]);
 
-    assert_eq!(case.nodes(), ["a 1", "b 2"]);
-    assert_eq!(case.problems(), ["f:10: document 1: Node a: is bad"]);
-    case.file("f", [node("a", "3")]);
-    assert_eq!(case.nodes(), ["a 3"]);
-    assert_eq!(case.problems(), [] as [&str; 0]);
+    assert_eq!(fixture.nodes(), ["a 1", "b 2"]);
+    assert_eq!(fixture.problems(), ["f:10: document 1: Node a: is bad"]);
+    fixture.file("f", [node("a", "3")]);
+    assert_eq!(fixture.nodes(), ["a 3"]);
+    assert_eq!(fixture.problems(), [] as [&str; 0]);
 }
 
 #[test]
 fn the_last_valid_version_stays_after_several_invalid_ones() {
-    let mut case = MergeFixture::new();
-    case.file("f", [node("a", "1")]);
+    let mut fixture = MergeFixture::new();
+    fixture.file("f", [node("a", "1")]);
 
-    case.file("f", [bad(Some("a"))]);
-    case.file("f", [bad(None)]);
-    case.file("f", [bad(Some("a"))]);
+    fixture.file("f", [bad(Some("a"))]);
+    fixture.file("f", [bad(None)]);
+    fixture.file("f", [bad(Some("a"))]);
 
-    assert_eq!(case.nodes(), ["a 1"]);
-    case.file("f", []);
-    assert_eq!(case.nodes(), [] as [&str; 0]);
+    assert_eq!(fixture.nodes(), ["a 1"]);
+    fixture.file("f", []);
+    assert_eq!(fixture.nodes(), [] as [&str; 0]);
 }
 
 #[test]
 fn an_invalid_document_without_a_name_keeps_all_objects_that_are_not_defined_again() {
-    let mut case = MergeFixture::new();
-    case.file("f", [node("a", "1"), node("b", "1"), node("c", "1")]);
+    let mut fixture = MergeFixture::new();
+    fixture.file("f", [node("a", "1"), node("b", "1"), node("c", "1")]);
 
-    case.file("f", [node("b", "2"), bad(None), ItemContent::Skipped(id("c"))]);
+    fixture.file(
+        "f",
+        [node("b", "2"), bad(None), ItemContent::Skipped(id("c"))],
+    );
 
-    assert_eq!(case.nodes(), ["a 1", "b 2"]);
-    case.file("f", [node("b", "2")]);
-    assert_eq!(case.nodes(), ["b 2"]);
+    assert_eq!(fixture.nodes(), ["a 1", "b 2"]);
+    fixture.file("f", [node("b", "2")]);
+    assert_eq!(fixture.nodes(), ["b 2"]);
 }
 
 #[test]
 fn an_object_that_is_no_longer_served_is_removed() {
-    let mut case = MergeFixture::new();
-    case.file("f", [node("a", "1")]);
+    let mut fixture = MergeFixture::new();
+    fixture.file("f", [node("a", "1")]);
 
-    case.file("f", [ItemContent::Skipped(id("a"))]);
+    fixture.file("f", [ItemContent::Skipped(id("a"))]);
 
-    assert_eq!(case.nodes(), [] as [&str; 0]);
-    assert_eq!(case.problems(), [] as [&str; 0]);
+    assert_eq!(fixture.nodes(), [] as [&str; 0]);
+    assert_eq!(fixture.problems(), [] as [&str; 0]);
 }
 
 #[test]
 fn the_second_definition_within_a_file_is_refused_with_the_document_of_the_first() {
-    let mut case = MergeFixture::new();
+    let mut fixture = MergeFixture::new();
 
-    case.file("f", [node("a", "1"), node("b", "1"), node("a", "2")]);
+    fixture.file("f", [node("a", "1"), node("b", "1"), node("a", "2")]);
 
-    assert_eq!(case.nodes(), ["a 1", "b 1"]);
+    assert_eq!(fixture.nodes(), ["a 1", "b 1"]);
     let problem = "f:30: document 3: Node a: is already defined in document 1 of this file; remove \
                    one of them";
-    assert_eq!(case.problems(), [problem]);
+    assert_eq!(fixture.problems(), [problem]);
 }
 
 #[test]
 fn the_first_of_several_files_by_name_has_precedence() {
-    let mut case = MergeFixture::new();
-    case.file("b", [node("a", "b")]);
-    case.file("c", [node("a", "c")]);
-    case.file("a", [node("other", "a"), node("a", "a")]);
+    let mut fixture = MergeFixture::new();
+    fixture.file("b", [node("a", "b")]);
+    fixture.file("c", [node("a", "c")]);
+    fixture.file("a", [node("other", "a"), node("a", "a")]);
 
-    assert_eq!(case.nodes(), ["a a", "other a"]);
+    assert_eq!(fixture.nodes(), ["a a", "other a"]);
     assert_eq!(
-        case.problems(),
+        fixture.problems(),
         [
             "b:10: document 1: Node a: is already defined in a, which has precedence; remove one of them",
             "c:10: document 1: Node a: is already defined in a, which has precedence; remove one of them",
         ]
     );
-    case.file("a", [node("other", "a")]);
-    assert_eq!(case.nodes(), ["a b", "other a"]);
-    assert_eq!(case.problems().len(), 1);
-    case.remove("b");
-    assert_eq!(case.nodes(), ["a c", "other a"]);
-    assert_eq!(case.problems(), [] as [&str; 0]);
-    case.remove("c");
-    assert_eq!(case.nodes(), ["other a"]);
+    fixture.file("a", [node("other", "a")]);
+    assert_eq!(fixture.nodes(), ["a b", "other a"]);
+    assert_eq!(fixture.problems().len(), 1);
+    fixture.remove("b");
+    assert_eq!(fixture.nodes(), ["a c", "other a"]);
+    assert_eq!(fixture.problems(), [] as [&str; 0]);
+    fixture.remove("c");
+    assert_eq!(fixture.nodes(), ["other a"]);
 }
 
 #[test]
 fn unsupported_kinds_are_reported_once_per_file() {
-    let mut case = MergeFixture::new();
+    let mut fixture = MergeFixture::new();
     let pod = || ItemContent::Unknown("v1 Pod".to_owned());
 
-    case.file("f", [pod(), pod(), node("a", "1")]);
+    fixture.file("f", [pod(), pod(), node("a", "1")]);
 
-    let unknown: Vec<_> = case.merged.unknown().collect();
+    let unknown: Vec<_> = fixture.merged.unknown().collect();
     let named = UnknownKind {
         file: "f".to_owned(),
         kind: "v1 Pod".to_owned(),
     };
     assert_eq!(unknown, [named]);
-    assert_eq!(case.nodes(), ["a 1"]);
+    assert_eq!(fixture.nodes(), ["a 1"]);
 }

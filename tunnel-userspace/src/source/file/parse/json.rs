@@ -5,7 +5,10 @@ use std::panic::catch_unwind;
 use serde::Deserialize;
 use serde_json::{Deserializer, value::RawValue};
 
-use super::{PARSER_PANICKED, ItemContent, MIN_PARALLEL, ParsedItem, to_items, invalid_document, prefix_with_item};
+use super::{
+    ItemContent, MIN_PARALLEL, PARSER_PANICKED, ParsedItem, invalid_document, prefix_with_item,
+    to_items,
+};
 use crate::{k8s, parallel};
 
 /// A list as `kubectl get -o json` prints it, with its items as text.

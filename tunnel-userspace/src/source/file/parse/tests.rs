@@ -119,13 +119,18 @@ fn parallel_parsing_keeps_the_order_of_items() {
         items.join(",")
     );
 
-    let (from_yaml, from_json) = (describe(&parse(&yaml_file)), describe(&parse_json(&json_file)));
+    let (from_yaml, from_json) = (
+        describe(&parse(&yaml_file)),
+        describe(&parse_json(&json_file)),
+    );
 
     for i in 0..200 {
         let (document, line) = (i + 1, 4 * i + 2);
         assert_eq!(from_yaml[i], format!("{document}:{line} Node edge-{i}"));
         let wanted = match i {
-            150 => "1:1 refused items[150].metadata.name is a number, but must be a string".to_owned(),
+            150 => {
+                "1:1 refused items[150].metadata.name is a number, but must be a string".to_owned()
+            }
             _ => format!("1:1 Node edge-{i}"),
         };
         assert_eq!(from_json[i], wanted);

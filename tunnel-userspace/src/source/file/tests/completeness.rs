@@ -1,4 +1,4 @@
-//! Tests of the flag of updates that tells if all objects are present.
+//! Tests of `ClusterUpdate::complete`.
 
 use std::{fs, os::unix::fs::symlink, path::Path};
 
@@ -7,19 +7,19 @@ use crate::source::tests::RunningSource;
 
 /// Watches a folder with the Service `a` and another entry, and takes the first update. Returns true as
 /// well if the update is complete.
-async fn watch_with(make: impl FnOnce(&Path)) -> (RunningSource, bool) {
+async fn watch_with(create: impl FnOnce(&Path)) -> (RunningSource, bool) {
     let dir = folder();
     let manifests = dir.path().join("manifests");
     fs::write(manifests.join("a.yaml"), service("a", "10.0.0.1")).expect("written");
-    make(&manifests);
-    let mut watched = fixture::watch(dir, "manifests").await;
-    let is_whole = watched.take().await.complete;
-    assert_eq!(watched.describe(), "a=10.0.0.1");
-    (watched, is_whole)
+    create(&manifests);
+    let mut source = fixture::watch(dir, "manifests").await;
+    let is_complete = source.take().await.complete;
+    assert_eq!(source.describe(), "a=10.0.0.1");
+    (source, is_complete)
 }
 
-async fn until_complete(watched: &mut RunningSource) {
-    while !watched.take().await.complete {}
+async fn until_complete(source: &mut RunningSource) {
+    while !source.take().await.complete {}
 }
 
 #[tokio::test]
@@ -31,33 +31,33 @@ async fn an_ignored_field_leaves_the_update_complete() {
     assert!(odd.contains("fastest"), "{odd}");
 
     let write = |folder: &Path| fs::write(folder.join("a.yaml"), odd).expect("written");
-    let (_, is_whole) = watch_with(write).await;
+    let (_, is_complete) = watch_with(write).await;
 
-    assert!(is_whole);
+    assert!(is_complete);
 }
 
 #[tokio::test]
 async fn an_invalid_document_makes_updates_incomplete_until_it_is_fixed() {
     let write = |folder: &Path| fs::write(folder.join("b.yaml"), INVALID).expect("written");
-    let (mut watched, is_whole) = watch_with(write).await;
-    assert!(!is_whole);
+    let (mut source, is_complete) = watch_with(write).await;
+    assert!(!is_complete);
 
     // The file becomes valid, even without any object.
-    watched.write("b.yaml", "# nothing\n");
+    source.write("b.yaml", "# nothing\n");
 
-    until_complete(&mut watched).await;
-    assert_eq!(watched.describe(), "a=10.0.0.1");
+    until_complete(&mut source).await;
+    assert_eq!(source.describe(), "a=10.0.0.1");
 }
 
 #[tokio::test]
 async fn a_dangling_link_makes_updates_incomplete_until_its_target_exists() {
     let link = |folder: &Path| symlink("../elsewhere", folder.join("b.yaml")).expect("linked");
-    let (mut watched, is_whole) = watch_with(link).await;
-    assert!(!is_whole);
+    let (mut source, is_complete) = watch_with(link).await;
+    assert!(!is_complete);
 
-    let elsewhere = watched.dir.path().join("elsewhere");
+    let elsewhere = source.dir.path().join("elsewhere");
     fs::write(elsewhere, service("b", "10.0.0.2")).expect("written");
 
-    until_complete(&mut watched).await;
-    assert_eq!(watched.describe(), "a=10.0.0.1 b=10.0.0.2");
+    until_complete(&mut source).await;
+    assert_eq!(source.describe(), "a=10.0.0.1 b=10.0.0.2");
 }

@@ -32,9 +32,9 @@ pub(super) async fn with_one_service() -> RunningSource {
     let dir = folder();
     let path = dir.path().join("manifests/a.yaml");
     fs::write(path, service("a", "10.0.0.1")).expect("written");
-    let mut watched = watch(dir, "manifests").await;
-    watched.until("a=10.0.0.1").await;
-    watched
+    let mut source = watch(dir, "manifests").await;
+    source.until("a=10.0.0.1").await;
+    source
 }
 
 pub(super) async fn watch(dir: TempDir, path: &str) -> RunningSource {
@@ -52,8 +52,11 @@ pub(super) fn service_and(address: &str, other: &str) -> String {
 
 /// Watches a folder with one file `a.yaml`, which contains the Services `a` and `bad`.
 pub(super) async fn with_two_services() -> RunningSource {
-    let mut watched = with_one_service().await;
-    watched.write("a.yaml", service_and("10.0.0.2", &service("bad", "10.0.0.7")));
-    watched.until("a=10.0.0.2 bad=10.0.0.7").await;
-    watched
+    let mut source = with_one_service().await;
+    source.write(
+        "a.yaml",
+        service_and("10.0.0.2", &service("bad", "10.0.0.7")),
+    );
+    source.until("a=10.0.0.2 bad=10.0.0.7").await;
+    source
 }

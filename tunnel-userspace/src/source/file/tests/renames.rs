@@ -8,36 +8,36 @@ use crate::source::tests::RunningSource;
 /// Renames files in several rounds, each until a later change is visible, and asserts that no Service
 /// disappears.
 async fn rename_without_loss(rounds: u8, step: impl Fn(&RunningSource, u8)) {
-    let mut watched = fixture::with_one_service().await;
-    watched.write("b.yaml", service("b", "10.0.0.2"));
-    watched.until("a=10.0.0.1 b=10.0.0.2").await;
+    let mut source = fixture::with_one_service().await;
+    source.write("b.yaml", service("b", "10.0.0.2"));
+    source.until("a=10.0.0.1 b=10.0.0.2").await;
     for round in 1..=rounds {
-        step(&watched, round);
+        step(&source, round);
         let ip = format!("10.0.1.{round}");
-        watched.replace("c.yaml", &service("c", &ip));
+        source.replace("c.yaml", &service("c", &ip));
         let all = format!("a=10.0.0.1 b=10.0.0.2 c={ip}");
-        watched.until_without_loss(&all).await;
+        source.until_without_loss(&all).await;
     }
-    watched.until_problems(&[]).await;
+    source.until_problems(&[]).await;
 }
 
 #[tokio::test]
 async fn a_file_that_is_renamed_back_and_forth_keeps_its_objects() {
-    let rename = |watched: &RunningSource, round: u8| match round % 2 {
-        1 => watched.rename("a.yaml", "z.yaml"),
-        _ => watched.rename("z.yaml", "a.yaml"),
+    let rename = |source: &RunningSource, round: u8| match round % 2 {
+        1 => source.rename("a.yaml", "z.yaml"),
+        _ => source.rename("z.yaml", "a.yaml"),
     };
     rename_without_loss(120, rename).await;
 }
 
 #[tokio::test]
 async fn two_files_that_exchange_their_names_keep_their_objects() {
-    let exchange = |watched: &RunningSource, _: u8| {
+    let exchange = |source: &RunningSource, _: u8| {
         nix::fcntl::renameat2(
             nix::fcntl::AT_FDCWD,
-            &watched.path("a.yaml"),
+            &source.path("a.yaml"),
             nix::fcntl::AT_FDCWD,
-            &watched.path("b.yaml"),
+            &source.path("b.yaml"),
             nix::fcntl::RenameFlags::RENAME_EXCHANGE,
         )
         .expect("exchanged");
@@ -47,49 +47,49 @@ async fn two_files_that_exchange_their_names_keep_their_objects() {
 
 #[tokio::test]
 async fn a_renamed_file_keeps_its_last_valid_version() {
-    let mut watched = fixture::with_two_services().await;
-    watched.write("a.yaml", service_and("10.0.0.2", INVALID));
-    watched.until_problems(&["manifests/a.yaml:6: "]).await;
+    let mut source = fixture::with_two_services().await;
+    source.write("a.yaml", service_and("10.0.0.2", INVALID));
+    source.until_problems(&["manifests/a.yaml:6: "]).await;
 
-    watched.rename("a.yaml", "z.yaml");
-    watched.until_problems(&["manifests/z.yaml:6: "]).await;
-    watched.write("c.yaml", service("c", "10.0.0.3"));
+    source.rename("a.yaml", "z.yaml");
+    source.until_problems(&["manifests/z.yaml:6: "]).await;
+    source.write("c.yaml", service("c", "10.0.0.3"));
 
     let all = "a=10.0.0.2 bad=10.0.0.7 c=10.0.0.3";
-    watched.until_without_loss(all).await;
+    source.until_without_loss(all).await;
 }
 
 #[tokio::test]
 async fn a_file_that_is_replaced_right_after_its_rename_keeps_the_last_valid_version() {
-    let mut watched = fixture::with_two_services().await;
-    watched.write(".new", service_and("10.0.0.3", INVALID));
+    let mut source = fixture::with_two_services().await;
+    source.write(".new", service_and("10.0.0.3", INVALID));
 
-    watched.rename("a.yaml", "z.yaml");
-    watched.rename(".new", "z.yaml");
+    source.rename("a.yaml", "z.yaml");
+    source.rename(".new", "z.yaml");
 
-    watched.until_without_loss("a=10.0.0.3 bad=10.0.0.7").await;
-    watched.until_problems(&["manifests/z.yaml:6: "]).await;
+    source.until_without_loss("a=10.0.0.3 bad=10.0.0.7").await;
+    source.until_problems(&["manifests/z.yaml:6: "]).await;
 }
 
 #[tokio::test]
 async fn a_file_that_is_replaced_by_an_invalid_one_keeps_the_last_valid_version() {
-    let mut watched = fixture::with_one_service().await;
+    let mut source = fixture::with_one_service().await;
     // The invalid file is read before it replaces the other one.
-    watched.write("new.yaml", "not: [a manifest");
-    watched.until_problems(&["manifests/new.yaml"]).await;
+    source.write("new.yaml", "not: [a manifest");
+    source.until_problems(&["manifests/new.yaml"]).await;
 
-    watched.rename("new.yaml", "a.yaml");
+    source.rename("new.yaml", "a.yaml");
 
-    watched.until_problems(&["manifests/a.yaml"]).await;
-    watched.write("c.yaml", service("c", "10.0.0.3"));
-    watched.until_without_loss("a=10.0.0.1 c=10.0.0.3").await;
+    source.until_problems(&["manifests/a.yaml"]).await;
+    source.write("c.yaml", service("c", "10.0.0.3"));
+    source.until_without_loss("a=10.0.0.1 c=10.0.0.3").await;
 }
 
 #[tokio::test]
 async fn the_objects_of_a_file_that_is_moved_out_of_the_folder_are_deleted() {
-    let mut watched = fixture::with_one_service().await;
+    let mut source = fixture::with_one_service().await;
 
-    fs::rename(watched.path("a.yaml"), watched.dir.path().join("a.yaml")).expect("renamed");
+    fs::rename(source.path("a.yaml"), source.dir.path().join("a.yaml")).expect("renamed");
 
-    watched.until("").await;
+    source.until("").await;
 }

@@ -27,7 +27,7 @@ pub(super) fn without_limit(body: Body) -> ResponseBody {
 }
 
 /// Adds a limit for silence to a body, since TCP keep-alive detects a dead connection but not a stuck
-/// server. At the limit, calls `gave_up` and returns an error.
+/// server. At the limit, calls `on_silence` and returns an error.
 pub(super) fn with_silence_limit(
     body: Body,
     max_silence: Duration,
@@ -35,14 +35,14 @@ pub(super) fn with_silence_limit(
 ) -> ResponseBody {
     let frames = stream::try_unfold(
         (body, Some(on_silence)),
-        move |(mut body, mut gave_up)| async move {
+        move |(mut body, mut on_silence)| async move {
             match timeout(max_silence, body.frame()).await {
-                Ok(Some(frame)) => Ok(Some((frame?, (body, gave_up)))),
+                Ok(Some(frame)) => Ok(Some((frame?, (body, on_silence)))),
                 Ok(None) => Ok(None),
                 Err(_) => {
                     let error = SilenceError(max_silence);
-                    if let Some(gave_up) = gave_up.take() {
-                        gave_up(&error.to_string());
+                    if let Some(on_silence) = on_silence.take() {
+                        on_silence(&error.to_string());
                     }
                     Err(BoxError::from(error))
                 }
@@ -55,17 +55,20 @@ pub(super) fn with_silence_limit(
 /// Copies `Retry-After` of a refusal from the header into the body, since callers see only the body. An
 /// overloaded API server sends it only in the header (apiserver
 /// `pkg/server/filters/priority-and-fairness.go`).
-pub(super) async fn with_retry_after(answer: Response<ResponseBody>) -> Result<Response<ResponseBody>, BoxError> {
-    let seconds = answer.headers().get(RETRY_AFTER);
+pub(super) async fn with_retry_after(
+    response: Response<ResponseBody>,
+) -> Result<Response<ResponseBody>, BoxError> {
+    let seconds = response.headers().get(RETRY_AFTER);
     let seconds = seconds.and_then(|value| value.to_str().ok()?.parse::<u32>().ok());
-    let Some(seconds) = seconds.filter(|_| answer.status() == StatusCode::TOO_MANY_REQUESTS) else {
-        return Ok(answer);
+    let Some(seconds) = seconds.filter(|_| response.status() == StatusCode::TOO_MANY_REQUESTS)
+    else {
+        return Ok(response);
     };
-    let (head, body) = answer.into_parts();
+    let (parts, body) = response.into_parts();
     let body = body.collect().await?.to_bytes();
     let mut status = serde_json::from_slice(&body).unwrap_or_else(|_| {
         let text = String::from_utf8_lossy(&body);
-        Status::failure(text.trim(), "TooManyRequests").with_code(head.status.as_u16())
+        Status::failure(text.trim(), "TooManyRequests").with_code(parts.status.as_u16())
     });
     let details = status.details.get_or_insert_with(|| StatusDetails {
         name: String::new(),
@@ -78,5 +81,5 @@ pub(super) async fn with_retry_after(answer: Response<ResponseBody>) -> Result<R
     details.retry_after_seconds = details.retry_after_seconds.max(seconds);
     let body = Full::from(serde_json::to_vec(&status)?);
     let body = body.map_err(|never| match never {}).boxed_unsync();
-    Ok(Response::from_parts(head, body))
+    Ok(Response::from_parts(parts, body))
 }

@@ -78,10 +78,14 @@ impl ReflectorFixture {
         }
     }
 
-    fn apply(&mut self, kind: Kind, what: Change) {
+    fn apply(&mut self, kind: Kind, change: Change) {
         let mut edit = self.overlay.edit(AT);
-        let heard = KindEvent { kind, at: AT, change: what };
-        self.reflector.apply(heard, now(), &mut edit);
+        let event = KindEvent {
+            kind,
+            at: AT,
+            change,
+        };
+        self.reflector.apply(event, now(), &mut edit);
     }
 
     fn list(&mut self, kind: Kind, objects: impl IntoIterator<Item = Box<ReceivedObject>>) {
@@ -120,60 +124,60 @@ impl ReflectorFixture {
 
 #[test]
 fn a_complete_list_is_applied_and_deletes_missing_objects() {
-    let mut case = ReflectorFixture::new();
-    case.list(Kind::Service, [valid("a"), valid("b")]);
-    assert!(!case.reflector.is_synced());
-    case.list(Kind::Node, []);
-    assert!(case.reflector.is_synced());
-    assert_eq!(case.is_complete(), Some(true));
+    let mut fixture = ReflectorFixture::new();
+    fixture.list(Kind::Service, [valid("a"), valid("b")]);
+    assert!(!fixture.reflector.is_synced());
+    fixture.list(Kind::Node, []);
+    assert!(fixture.reflector.is_synced());
+    assert_eq!(fixture.is_complete(), Some(true));
 
-    case.apply(Kind::Service, Change::ListStarted);
-    case.apply(Kind::Service, Change::Listed(valid("c")));
-    assert_eq!(case.names(), ["a", "b"]);
-    case.apply(Kind::Service, Change::ListCompleted);
+    fixture.apply(Kind::Service, Change::ListStarted);
+    fixture.apply(Kind::Service, Change::Listed(valid("c")));
+    assert_eq!(fixture.names(), ["a", "b"]);
+    fixture.apply(Kind::Service, Change::ListCompleted);
 
-    assert_eq!(case.names(), ["c"]);
+    assert_eq!(fixture.names(), ["c"]);
 }
 
 #[test]
 fn an_object_with_an_ignored_field_is_used_and_reported() {
-    let mut case = ReflectorFixture::new();
-    let mut odd = valid("a");
-    if let Ok(Some(taken)) = &mut odd.object {
-        taken.ignored.push(missing("metadata.annotations[x]"));
+    let mut fixture = ReflectorFixture::new();
+    let mut object = valid("a");
+    if let Ok(Some(parsed)) = &mut object.object {
+        parsed.ignored.push(missing("metadata.annotations[x]"));
     }
-    case.list(Kind::Service, [odd]);
-    case.list(Kind::Node, []);
+    fixture.list(Kind::Service, [object]);
+    fixture.list(Kind::Node, []);
 
-    assert_eq!(case.names(), ["a"]);
-    assert_eq!(case.is_complete(), Some(true));
-    let problems = case.report().problems;
+    assert_eq!(fixture.names(), ["a"]);
+    assert_eq!(fixture.is_complete(), Some(true));
+    let problems = fixture.report().problems;
     assert!(problems.len() == 1 && problems[0].ignored, "{problems:?}");
-    let warnings = case.reflector.warnings(&case.overlay);
+    let warnings = fixture.reflector.warnings(&fixture.overlay);
     assert_eq!(warnings[0].reason, Reason::FieldIgnored);
     assert_eq!(warnings[0].uid.as_deref(), Some("1-2-3"));
 
-    case.apply(Kind::Service, Change::Updated(valid("a")));
-    assert!(case.reflector.warnings(&case.overlay).is_empty());
+    fixture.apply(Kind::Service, Change::Updated(valid("a")));
+    assert!(fixture.reflector.warnings(&fixture.overlay).is_empty());
 }
 
 #[test]
 fn an_error_in_a_slice_is_reported_on_its_service() {
     let kinds = [Kind::Service, Kind::EndpointSlice];
-    let mut case = ReflectorFixture::of(kinds, NodeFilter::default());
+    let mut fixture = ReflectorFixture::of(kinds, NodeFilter::default());
     let mut slice = invalid("web-1");
     slice.id.kind = Kind::EndpointSlice;
     slice.service = Some(Arc::from("web"));
-    case.list(Kind::EndpointSlice, [slice]);
-    case.list(Kind::Service, []);
+    fixture.list(Kind::EndpointSlice, [slice]);
+    fixture.list(Kind::Service, []);
     assert_eq!(
-        case.reflector.warnings(&case.overlay)[0].regarding,
+        fixture.reflector.warnings(&fixture.overlay)[0].regarding,
         id(Kind::EndpointSlice, "web-1")
     );
 
-    case.apply(Kind::Service, Change::Updated(valid("web")));
+    fixture.apply(Kind::Service, Change::Updated(valid("web")));
 
-    let warning = case.reflector.warnings(&case.overlay).remove(0);
+    let warning = fixture.reflector.warnings(&fixture.overlay).remove(0);
     assert_eq!(warning.regarding, id(Kind::Service, "web"));
     assert_eq!(warning.reason, Reason::ObjectRejected);
     assert_eq!(
@@ -185,123 +189,123 @@ fn an_error_in_a_slice_is_reported_on_its_service() {
 #[test]
 fn the_first_list_of_services_waits_for_that_of_slices() {
     let kinds = [Kind::Service, Kind::EndpointSlice, Kind::ServiceCidr];
-    let mut case = ReflectorFixture::of(kinds, NodeFilter::default());
-    case.list(Kind::Service, [valid("a"), valid("b")]);
-    case.apply(Kind::Service, Change::Updated(valid("c")));
-    case.apply(Kind::Service, Change::Deleted(valid("b")));
-    assert!(case.names().is_empty() && !case.reflector.is_synced());
+    let mut fixture = ReflectorFixture::of(kinds, NodeFilter::default());
+    fixture.list(Kind::Service, [valid("a"), valid("b")]);
+    fixture.apply(Kind::Service, Change::Updated(valid("c")));
+    fixture.apply(Kind::Service, Change::Deleted(valid("b")));
+    assert!(fixture.names().is_empty() && !fixture.reflector.is_synced());
 
-    case.list(Kind::EndpointSlice, []);
+    fixture.list(Kind::EndpointSlice, []);
 
-    assert_eq!(case.names(), ["a", "c"]);
+    assert_eq!(fixture.names(), ["a", "c"]);
     // The list of ServiceCIDRs is not waited for.
-    assert!(case.reflector.is_synced());
-    case.list(Kind::Service, [valid("a")]);
-    assert_eq!(case.names(), ["a"]);
+    assert!(fixture.reflector.is_synced());
+    fixture.list(Kind::Service, [valid("a")]);
+    assert_eq!(fixture.names(), ["a"]);
 }
 
 #[test]
 fn a_successful_request_clears_the_error_even_without_changes() {
-    let mut case = ReflectorFixture::new();
-    let trouble = |case: &ReflectorFixture| case.report().server?.error;
-    case.apply(Kind::Node, Change::RequestFailed("reset".to_owned()));
-    assert_eq!(trouble(&case).as_deref(), Some("Node: reset"));
+    let mut fixture = ReflectorFixture::new();
+    let error = |fixture: &ReflectorFixture| fixture.report().server?.error;
+    fixture.apply(Kind::Node, Change::RequestFailed("reset".to_owned()));
+    assert_eq!(error(&fixture).as_deref(), Some("Node: reset"));
 
-    case.apply(Kind::Node, Change::RequestSucceeded);
+    fixture.apply(Kind::Node, Change::RequestSucceeded);
 
-    assert_eq!(trouble(&case), None);
+    assert_eq!(error(&fixture), None);
 }
 
 #[test]
 fn an_interrupted_list_changes_nothing() {
-    let mut case = ReflectorFixture::new();
-    case.list(Kind::Service, [valid("a")]);
+    let mut fixture = ReflectorFixture::new();
+    fixture.list(Kind::Service, [valid("a")]);
 
-    case.apply(Kind::Service, Change::ListStarted);
-    case.apply(Kind::Service, Change::RequestFailed("reset".to_owned()));
-    case.list(Kind::Service, [valid("a"), valid("b")]);
+    fixture.apply(Kind::Service, Change::ListStarted);
+    fixture.apply(Kind::Service, Change::RequestFailed("reset".to_owned()));
+    fixture.list(Kind::Service, [valid("a"), valid("b")]);
 
-    assert_eq!(case.names(), ["a", "b"]);
+    assert_eq!(fixture.names(), ["a", "b"]);
 }
 
 #[test]
 fn a_refused_object_keeps_its_last_version_and_the_others_apply() {
-    let mut case = ReflectorFixture::new();
-    case.list(Kind::Node, []);
-    case.list(Kind::Service, [valid("a"), valid("b")]);
-    case.store.take_update();
+    let mut fixture = ReflectorFixture::new();
+    fixture.list(Kind::Node, []);
+    fixture.list(Kind::Service, [valid("a"), valid("b")]);
+    fixture.store.take_update();
 
-    case.list(Kind::Service, [invalid("a"), valid("c")]);
-    assert_eq!(case.names(), ["a", "c"]);
-    assert_eq!(case.is_complete(), Some(false));
-    let report = case.report();
+    fixture.list(Kind::Service, [invalid("a"), valid("c")]);
+    assert_eq!(fixture.names(), ["a", "c"]);
+    assert_eq!(fixture.is_complete(), Some(false));
+    let report = fixture.report();
     assert_eq!(
         report.problems[0].to_string(),
         "API server: Service shop/a: spec.ports: is required"
     );
 
     // The problem is resolved when the object changes or is deleted.
-    case.apply(Kind::Service, Change::Updated(valid("a")));
-    assert_eq!(case.is_complete(), Some(true));
-    case.apply(Kind::Service, Change::Updated(invalid("a")));
-    case.apply(Kind::Service, Change::Deleted(invalid("a")));
-    assert_eq!(case.names(), ["c"]);
-    assert!(case.report().problems.is_empty());
+    fixture.apply(Kind::Service, Change::Updated(valid("a")));
+    assert_eq!(fixture.is_complete(), Some(true));
+    fixture.apply(Kind::Service, Change::Updated(invalid("a")));
+    fixture.apply(Kind::Service, Change::Deleted(invalid("a")));
+    assert_eq!(fixture.names(), ["c"]);
+    assert!(fixture.report().problems.is_empty());
 }
 
 #[test]
 fn a_refused_object_that_is_missing_from_the_next_list_is_deleted() {
-    let mut case = ReflectorFixture::new();
-    case.list(Kind::Node, []);
-    case.list(Kind::Service, [valid("a")]);
-    case.apply(Kind::Service, Change::Updated(invalid("a")));
+    let mut fixture = ReflectorFixture::new();
+    fixture.list(Kind::Node, []);
+    fixture.list(Kind::Service, [valid("a")]);
+    fixture.apply(Kind::Service, Change::Updated(invalid("a")));
 
-    case.list(Kind::Service, []);
+    fixture.list(Kind::Service, []);
 
-    assert!(case.names().is_empty());
-    assert!(case.report().problems.is_empty());
+    assert!(fixture.names().is_empty());
+    assert!(fixture.report().problems.is_empty());
 }
 
 #[test]
 fn an_object_that_is_no_longer_served_is_removed() {
-    let mut case = ReflectorFixture::new();
-    case.list(Kind::Service, [valid("a")]);
+    let mut fixture = ReflectorFixture::new();
+    fixture.list(Kind::Service, [valid("a")]);
 
     let without = received(id(Kind::Service, "a"), Ok(None));
-    case.apply(Kind::Service, Change::Updated(without));
+    fixture.apply(Kind::Service, Change::Updated(without));
 
-    assert!(case.names().is_empty());
+    assert!(fixture.names().is_empty());
 }
 
 #[test]
 fn the_snapshot_is_used_until_the_server_responds_and_deletes_nothing() {
-    let mut case = ReflectorFixture::new();
-    case.use_snapshot(&["a", "b"]);
-    let update = case.store.take_update().expect("an update");
+    let mut fixture = ReflectorFixture::new();
+    fixture.use_snapshot(&["a", "b"]);
+    let update = fixture.store.take_update().expect("an update");
     assert!(update.synced && update.stale && !update.complete);
-    let stale = case.report().server.and_then(|server| server.stale);
+    let stale = fixture.report().server.and_then(|server| server.stale);
     assert_eq!(
         stale.as_deref(),
         Some("using the last known state of 2027-01-15T08:00:00Z")
     );
 
-    case.list(Kind::Service, [valid("b"), valid("c")]);
-    assert_eq!(case.names(), ["b", "c"]);
-    case.list(Kind::Node, []);
+    fixture.list(Kind::Service, [valid("b"), valid("c")]);
+    assert_eq!(fixture.names(), ["b", "c"]);
+    fixture.list(Kind::Node, []);
 
-    assert_eq!(case.is_complete(), Some(true));
-    let stale = case.report().server.and_then(|server| server.stale);
+    assert_eq!(fixture.is_complete(), Some(true));
+    let stale = fixture.report().server.and_then(|server| server.stale);
     assert_eq!(stale, None);
 }
 
 #[test]
 fn the_snapshot_does_not_replace_received_lists() {
-    let mut case = ReflectorFixture::new();
-    case.list(Kind::Service, [valid("b")]);
+    let mut fixture = ReflectorFixture::new();
+    fixture.list(Kind::Service, [valid("b")]);
 
-    case.use_snapshot(&["a"]);
+    fixture.use_snapshot(&["a"]);
 
-    assert_eq!(case.names(), ["b"]);
+    assert_eq!(fixture.names(), ["b"]);
 }
 
 #[test]
@@ -310,18 +314,18 @@ fn only_used_labels_of_other_nodes_are_kept() {
         own: "own".to_owned(),
         labels: BTreeSet::from(["edge".to_owned()]),
     };
-    let mut case = ReflectorFixture::of([Kind::Node], filter);
+    let mut fixture = ReflectorFixture::of([Kind::Node], filter);
     for name in ["own", "other"] {
         let labels = ["edge", "rack"].map(|label| (label.to_owned(), "x".to_owned()));
         let node = Object::Node(Arc::new(Node {
             labels: labels.into(),
             ..fixture::node(name)
         }));
-        let arrived = received(node.id(), Ok(Some(node)));
-        case.apply(Kind::Node, Change::Updated(arrived));
+        let received = received(node.id(), Ok(Some(node)));
+        fixture.apply(Kind::Node, Change::Updated(received));
     }
 
-    let objects = case.overlay.objects();
+    let objects = fixture.overlay.objects();
     let labels = objects.iter().map(|object| {
         let Object::Node(node) = object else {
             panic!("a Node is heard of");

@@ -16,18 +16,18 @@ fn replace(path: &Path, text: &str) {
 /// Starts a server that accepts these tokens, and sends a Service `a` with the address next to the token.
 /// Its watches end immediately, so that it gets repeated requests.
 fn server_accepting(tokens: &'static [(&'static str, &'static str)]) -> Server {
-    Server::start(Script::all(move |asked| {
+    Server::start(Script::all(move |request| {
         let known = tokens
             .iter()
-            .find(|(token, _)| asked.token.as_deref() == Some(*token));
+            .find(|(token, _)| request.token.as_deref() == Some(*token));
         let Some((_, address)) = known else {
             return error_status(401, "Unauthorized");
         };
-        let is_service = asked.path == "/api/v1/services";
-        if is_streamed(asked) {
+        let is_service = request.path == "/api/v1/services";
+        if is_streamed(request) {
             return ScriptedResponse::Closed(vec![server::end_of_list(1)]);
         }
-        if !is_watch(asked) {
+        if !is_watch(request) {
             return list_page(&[], 1, None);
         }
         // Each address has a different version.
@@ -61,22 +61,22 @@ async fn until_requested_again(server: &Server) {
 #[tokio::test]
 async fn a_renewed_token_is_used_whether_the_old_one_was_accepted_or_not() {
     let both: &'static [(&str, &str)] = &[("first", "10.0.0.1"), ("second", "10.0.0.2")];
-    for (tokens, is_believed) in [(both, true), (&both[1..], false)] {
+    for (tokens, is_accepted) in [(both, true), (&both[1..], false)] {
         let server = server_accepting(tokens);
         let secret = tempfile::tempdir().expect("a folder");
         let token = secret.path().join("token");
         replace(&token, "first");
         let folder = folder_of(&server, &json!({"tokenFile": token}));
-        let mut followed = Setup::within(folder, &[&server]).start().await;
-        if is_believed {
-            followed.until("a=10.0.0.1").await;
+        let mut source = Setup::within(folder, &[&server]).start().await;
+        if is_accepted {
+            source.until("a=10.0.0.1").await;
         } else {
-            followed.until_server_error("Unauthorized").await;
+            source.until_server_error("Unauthorized").await;
         }
 
         replace(&token, "second");
 
-        followed.until("a=10.0.0.2").await;
+        source.until("a=10.0.0.2").await;
     }
 }
 
@@ -84,49 +84,49 @@ async fn a_renewed_token_is_used_whether_the_old_one_was_accepted_or_not() {
 async fn a_credential_plugin_runs_again_when_its_token_is_refused() {
     let server = server_accepting(&[("second", "10.0.0.2")]);
     let secret = tempfile::tempdir().expect("a folder");
-    let said = secret.path().join("said");
-    let says = |token: &str| {
+    let credential_file = secret.path().join("said");
+    let write_credential = |token: &str| {
         let credential = json!({
             "apiVersion": "client.authentication.k8s.io/v1",
             "kind": "ExecCredential",
             "status": {"token": token},
         });
-        replace(&said, &credential.to_string());
+        replace(&credential_file, &credential.to_string());
     };
-    says("first");
+    write_credential("first");
     let plugin = json!({
         "apiVersion": "client.authentication.k8s.io/v1",
         "command": "cat",
-        "args": [said],
+        "args": [credential_file],
         "interactiveMode": "Never",
     });
     let folder = folder_of(&server, &json!({"exec": plugin}));
-    let mut followed = Setup::within(folder, &[&server]).start().await;
-    followed.until_server_error("Unauthorized").await;
+    let mut source = Setup::within(folder, &[&server]).start().await;
+    source.until_server_error("Unauthorized").await;
 
-    says("second");
+    write_credential("second");
 
-    followed.until("a=10.0.0.2").await;
+    source.until("a=10.0.0.2").await;
 }
 
 #[tokio::test]
 async fn a_changed_kubeconfig_is_used_unless_it_is_invalid() {
     let server = server_accepting(&[("first", "10.0.0.1"), ("second", "10.0.0.2")]);
     let folder = folder_of(&server, &json!({"token": "first"}));
-    let mut followed = Setup::within(folder, &[&server]).start().await;
-    let kubeconfig = followed.dir.path().join("kubeconfig");
-    followed.until("a=10.0.0.1").await;
+    let mut source = Setup::within(folder, &[&server]).start().await;
+    let kubeconfig = source.dir.path().join("kubeconfig");
+    source.until("a=10.0.0.1").await;
 
     replace(&kubeconfig, "not a kubeconfig");
     until_requested_again(&server).await;
     let missing = json!({"client-certificate": "/nowhere/cert", "client-key": "/nowhere/key"});
     replace(&kubeconfig, &kubeconfig_of(&server, &missing));
     until_requested_again(&server).await;
-    let asked = server.requests("/api/v1/services");
+    let requests = server.requests("/api/v1/services");
     assert!(
-        asked
+        requests
             .iter()
-            .all(|asked| asked.token.as_deref() == Some("first"))
+            .all(|request| request.token.as_deref() == Some("first"))
     );
 
     replace(
@@ -134,5 +134,5 @@ async fn a_changed_kubeconfig_is_used_unless_it_is_invalid() {
         &kubeconfig_of(&server, &json!({"token": "second"})),
     );
 
-    followed.until("a=10.0.0.2").await;
+    source.until("a=10.0.0.2").await;
 }

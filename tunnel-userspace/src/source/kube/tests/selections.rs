@@ -16,18 +16,24 @@ fn owned_external_ips_node_pools_and_steering_select_more_objects() {
     let served = Some("!service.kubernetes.io/service-proxy-name");
     let own = Some("metadata.name=node-a");
     // The expected label selector of Services, field selector of Nodes, and kept labels of other Nodes.
-    for (what, scope, services, nodes, kept) in [
+    for (name, scope, services, nodes, kept) in [
         ("neither", scope(), served, own, vec![ZONE_LABEL]),
         (
             "owners",
-            KubeScope { owned_external_ips: owners, ..scope() },
+            KubeScope {
+                owned_external_ips: owners,
+                ..scope()
+            },
             None,
             None,
             vec![ZONE_LABEL],
         ),
         (
             "pools",
-            KubeScope { node_pools: pools, ..scope() },
+            KubeScope {
+                node_pools: pools,
+                ..scope()
+            },
             served,
             None,
             vec![NODE_POOL_LABEL, ZONE_LABEL],
@@ -44,14 +50,14 @@ fn owned_external_ips_node_pools_and_steering_select_more_objects() {
         ),
     ] {
         let selections = scope.selections();
-        let of = |kind| selections.iter().find(|one| one.kind == kind).expect(what);
+        let of = |kind| selections.iter().find(|one| one.kind == kind).expect(name);
 
-        assert_eq!(of(Kind::Service).labels.as_deref(), services, "{what}");
+        assert_eq!(of(Kind::Service).labels.as_deref(), services, "{name}");
         assert_eq!(
             of(Kind::Service).fields.as_deref(),
             Some("spec.clusterIP!=None")
         );
-        assert_eq!(of(Kind::Node).fields.as_deref(), nodes, "{what}");
-        assert!(scope.node_filter().labels.iter().eq(&kept), "{what}");
+        assert_eq!(of(Kind::Node).fields.as_deref(), nodes, "{name}");
+        assert!(scope.node_filter().labels.iter().eq(&kept), "{name}");
     }
 }

@@ -64,42 +64,46 @@ pub(super) struct Script {
 
 impl Script {
     /// Creates a script for Services. A probe of the server returns the highest version.
-    pub(super) fn new(answer: impl Fn(&ReceivedRequest) -> ScriptedResponse + Send + Sync + 'static) -> Self {
-        Self::counting(move |asked, _| {
-            if asked.query.get("limit").is_some_and(|limit| limit == "1") {
+    pub(super) fn new(
+        respond: impl Fn(&ReceivedRequest) -> ScriptedResponse + Send + Sync + 'static,
+    ) -> Self {
+        Self::counting(move |request, _| {
+            if request.query.get("limit").is_some_and(|limit| limit == "1") {
                 return list_page(&[], u64::MAX, None);
             }
-            answer(asked)
+            respond(request)
         })
     }
 
     /// Creates a script for Services, which gets the number of earlier requests as well.
     pub(super) fn counting(
-        answer: impl Fn(&ReceivedRequest, usize) -> ScriptedResponse + Send + Sync + 'static,
+        respond: impl Fn(&ReceivedRequest, usize) -> ScriptedResponse + Send + Sync + 'static,
     ) -> Self {
         Self {
-            respond: Box::new(answer),
+            respond: Box::new(respond),
             is_of_services: true,
         }
     }
 
     /// Creates a script for all kinds.
-    pub(super) fn all(answer: impl Fn(&ReceivedRequest) -> ScriptedResponse + Send + Sync + 'static) -> Self {
+    pub(super) fn all(
+        respond: impl Fn(&ReceivedRequest) -> ScriptedResponse + Send + Sync + 'static,
+    ) -> Self {
         Self {
-            respond: Box::new(move |asked, _| answer(asked)),
+            respond: Box::new(move |request, _| respond(request)),
             is_of_services: false,
         }
     }
 
-    fn reply(&self, asked: &ReceivedRequest, times: usize) -> ScriptedResponse {
-        if self.is_of_services && asked.path != "/api/v1/services" {
-            return if asked.query.contains_key("watch") {
+    fn reply(&self, request: &ReceivedRequest, times: usize) -> ScriptedResponse {
+        if self.is_of_services && request.path != "/api/v1/services" {
+            return if request.query.contains_key("watch") {
                 ScriptedResponse::KeptOpen(vec![end_of_list(1)])
             } else {
                 list_page(&[], 1, None)
             };
         }
-        (self.respond)(asked, times)
+        (self.respond)(request, times)
     }
 }
 
@@ -163,17 +167,17 @@ impl Server {
     /// Returns all requests for a path.
     pub(super) fn requests(&self, path: &str) -> Vec<ReceivedRequest> {
         let log = self.log.lock();
-        let asked = log.iter().filter(|asked| asked.path == path);
-        asked.cloned().collect()
+        let requests = log.iter().filter(|request| request.path == path);
+        requests.cloned().collect()
     }
 }
 
 async fn serve(stream: TcpStream, script: Arc<Script>, log: Arc<Mutex<Vec<ReceivedRequest>>>) {
     let service = service_fn(|request| {
-        let answer = respond(&request, &script, &log);
+        let response = respond(&request, &script, &log);
         async {
-            match answer {
-                Some(answer) => Ok::<_, Infallible>(answer),
+            match response {
+                Some(response) => Ok::<_, Infallible>(response),
                 None => std::future::pending().await,
             }
         }
@@ -192,7 +196,7 @@ fn respond(
 ) -> Option<Response<BoxBody<Bytes, Infallible>>> {
     let query = request.uri().query().unwrap_or_default();
     let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
-    let asked = ReceivedRequest {
+    let request = ReceivedRequest {
         path: request.uri().path().to_owned(),
         query: pairs
             .map(|(key, value)| (key.to_owned(), percent_decode(value)))
@@ -204,33 +208,34 @@ fn respond(
     };
     let times = {
         let mut log = log.lock();
-        let times = log.iter().filter(|earlier| earlier.path == asked.path);
+        let times = log.iter().filter(|earlier| earlier.path == request.path);
         let times = times.count();
-        log.push(asked.clone());
+        log.push(request.clone());
         times
     };
-    let lines = |lines: Vec<String>| {
+    let frames = |lines: Vec<String>| {
         let frames = lines
             .into_iter()
             .map(|line| Ok(Frame::data(Bytes::from(line + "\n"))));
         futures_util::stream::iter(frames)
     };
-    let mut later = None;
-    let (code, body) = match script.reply(&asked, times) {
+    let mut retry_after = None;
+    let (code, body) = match script.reply(&request, times) {
         ScriptedResponse::Complete(code, value) => (code, Full::from(value.to_string()).boxed()),
         ScriptedResponse::RetryLater(seconds, value) => {
-            later = Some(seconds);
+            retry_after = Some(seconds);
             (429, Full::from(value.to_string()).boxed())
         }
         ScriptedResponse::Never => return None,
-        ScriptedResponse::Closed(said) => (200, StreamBody::new(lines(said)).boxed()),
-        ScriptedResponse::KeptOpen(said) => {
-            let held = futures_util::StreamExt::chain(lines(said), futures_util::stream::pending());
-            (200, StreamBody::new(held).boxed())
+        ScriptedResponse::Closed(lines) => (200, StreamBody::new(frames(lines)).boxed()),
+        ScriptedResponse::KeptOpen(lines) => {
+            let open =
+                futures_util::StreamExt::chain(frames(lines), futures_util::stream::pending());
+            (200, StreamBody::new(open).boxed())
         }
     };
     let mut response = Response::builder().status(code);
-    if let Some(seconds) = later {
+    if let Some(seconds) = retry_after {
         response = response.header(RETRY_AFTER, seconds);
     }
     Some(response.body(body).expect("an answer"))
@@ -259,18 +264,21 @@ fn service(name: &str, address: &str, version: u64) -> Value {
 }
 
 /// Formats a watch event as a line.
-pub(super) fn watch_line(what: &str, object: &Value) -> String {
-    format!(r#"{{"type":"{what}","object":{object}}}"#)
+pub(super) fn watch_line(event_type: &str, object: &Value) -> String {
+    format!(r#"{{"type":"{event_type}","object":{object}}}"#)
 }
 
 /// Formats a watch event about a Service as a line.
-pub(super) fn service_line(what: &str, name: &str, address: &str, version: u64) -> String {
-    watch_line(what, &service(name, address, version))
+pub(super) fn service_line(event_type: &str, name: &str, address: &str, version: u64) -> String {
+    watch_line(event_type, &service(name, address, version))
 }
 
 /// Returns the lines of a streamed list of one Service. `list` is the version of the list.
 pub(super) fn list_of_one(name: &str, address: &str, version: u64, list: u64) -> Vec<String> {
-    vec![service_line("ADDED", name, address, version), end_of_list(list)]
+    vec![
+        service_line("ADDED", name, address, version),
+        end_of_list(list),
+    ]
 }
 
 /// Returns the bookmark at the end of a streamed list.
@@ -311,7 +319,11 @@ pub(super) fn too_many_requests(head: u32, body: u32) -> ScriptedResponse {
 }
 
 /// Returns a page of a list of Services.
-pub(super) fn list_page(services: &[(&str, &str)], version: u64, next: Option<&str>) -> ScriptedResponse {
+pub(super) fn list_page(
+    services: &[(&str, &str)],
+    version: u64,
+    next: Option<&str>,
+) -> ScriptedResponse {
     let items = services
         .iter()
         .map(|(name, address)| service(name, address, version));

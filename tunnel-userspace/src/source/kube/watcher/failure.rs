@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kube::core::Status;
 
-use super::{RelistReason, ListMode};
+use super::{ListMode, RelistReason};
 use crate::model::Kind;
 
 /// The reason for which a list or watch ended.
@@ -17,8 +17,8 @@ pub(super) enum StopReason {
 }
 
 impl From<RelistReason> for StopReason {
-    fn from(anew: RelistReason) -> Self {
-        Self::Relist(anew)
+    fn from(reason: RelistReason) -> Self {
+        Self::Relist(reason)
     }
 }
 
@@ -51,17 +51,19 @@ pub(super) struct Failure {
 
 impl Failure {
     /// Returns `Ok` if the request should be retried, or else the reason for a new list.
-    pub(super) fn check_retry(&self, lists: ListMode, kind: Kind) -> Result<(), RelistReason> {
+    pub(super) fn check_retry(&self, list_mode: ListMode, kind: Kind) -> Result<(), RelistReason> {
         let Some(status) = status(&self.error) else {
             return Ok(());
         };
-        let is_streamed = lists == ListMode::Streamed;
+        let is_streamed = list_mode == ListMode::Streamed;
         let is_start = matches!(self.at, RequestPhase::ListStart | RequestPhase::WatchStart);
         match status.code {
             // Servers before Kubernetes 1.33 don't support ServiceCIDRs. For the other kinds, a 404 can only
             // be from a proxy in front of the API server, so the request is retried.
-            404 if is_start && kind == Kind::ServiceCidr => Err(RelistReason::Absent),
-            400 | 422 if is_start && is_streamed => Err(RelistReason::NotStreamed { is_refused: true }),
+            404 if is_start && kind == Kind::ServiceCidr => Err(RelistReason::Unsupported),
+            400 | 422 if is_start && is_streamed => {
+                Err(RelistReason::NotStreamed { is_refused: true })
+            }
             // The version is newer than the server's, which lags or was restored from a backup.
             504 if is_too_large(status) => Err(RelistReason::VersionLost),
             // An API server whose etcd can't report progress (3.4.24 and older) fails only within the list.
@@ -78,10 +80,10 @@ impl Failure {
     /// Returns the delay that the server requests before a retry.
     pub(super) fn requested_delay(&self) -> Duration {
         /// The maximum delay, whatever the server requests.
-        const LONGEST: Duration = Duration::from_secs(60);
+        const MAX_DELAY: Duration = Duration::from_secs(60);
         let details = status(&self.error).and_then(|status| status.details.as_ref());
         let seconds = details.map_or(0, |details| details.retry_after_seconds);
-        Duration::from_secs(seconds.into()).min(LONGEST)
+        Duration::from_secs(seconds.into()).min(MAX_DELAY)
     }
 }
 

@@ -6,7 +6,7 @@ use tokio::time::{Duration, timeout};
 use tracing::warn;
 
 use super::{
-    RelistReason, KindWatcher, ListMode, Change,
+    Change, KindWatcher, ListMode, RelistReason,
     failure::{RequestPhase, StopReason},
     server_state::ServerState,
     watch::OpenWatch,
@@ -30,35 +30,41 @@ impl KindWatcher {
     /// Lists all objects. Refuses a list that is older than the last seen version, until the server has
     /// returned older lists for some time. Lists are consistent reads, but a cache in front of the API
     /// server may lag, and the server may have been restored from a backup.
-    pub(super) async fn list(&self, lists: ListMode, round: &mut ServerState) -> Result<CompleteList, StopReason> {
-        let server = self.current.index();
-        let listed = match lists {
+    pub(super) async fn list(
+        &self,
+        list_mode: ListMode,
+        server: &mut ServerState,
+    ) -> Result<CompleteList, StopReason> {
+        let server_index = self.current.index();
+        let list = match list_mode {
             ListMode::Streamed => self.stream_list().await?,
             ListMode::Paged => self.page_list().await?,
         };
-        let version = &listed.version;
+        let version = &list.version;
         if version.is_empty() {
-            let why = "the API server returned a list without a resourceVersion".to_owned();
-            self.send(Change::RequestFailed(why)).await?;
+            let error = "the API server returned a list without a resourceVersion".to_owned();
+            self.send(Change::RequestFailed(error)).await?;
             return Err(RelistReason::VersionLost.into());
         }
-        if round.is_behind(version) {
-            let seen = round.last_version();
-            let why = format!("the list has version {version}, but version {seen} was seen before");
-            self.current.fail_over(server, &why);
-            self.send(Change::RequestFailed(why)).await?;
+        if server.is_behind(version) {
+            let seen = server.last_version();
+            let error =
+                format!("the list has version {version}, but version {seen} was seen before");
+            self.current.fail_over(server_index, &error);
+            self.send(Change::RequestFailed(error)).await?;
             return Err(RelistReason::OlderList.into());
         }
-        if let Some(seen) = round.record_list(version) {
+        if let Some(seen) = server.record_list(version) {
             warn!(kind = %self.selection.kind, version, seen, "the API server keeps returning an older list; assuming that it was restored from a backup");
         }
         self.send(Change::ListCompleted).await?;
-        Ok(listed)
+        Ok(list)
     }
 
     /// Reads a list from the first events of a watch.
     async fn stream_list(&self) -> Result<CompleteList, StopReason> {
-        const NOT_STREAMED: StopReason = StopReason::Relist(RelistReason::NotStreamed { is_refused: false });
+        const NOT_STREAMED: StopReason =
+            StopReason::Relist(RelistReason::NotStreamed { is_refused: false });
         // Without a version, the list is a consistent read.
         let opened = self.open(true, "").await;
         let mut watch = opened.map_err(StopReason::at(RequestPhase::ListStart))?;
@@ -71,8 +77,10 @@ impl KindWatcher {
             };
             match event.map_err(StopReason::at(RequestPhase::List))? {
                 WatchEvent::Added(object) | WatchEvent::Modified(object) => {
-                    let arrived = self.parse(&object).map_err(StopReason::at(RequestPhase::List))?;
-                    self.send(Change::Listed(arrived)).await?;
+                    let object = self
+                        .parse(&object)
+                        .map_err(StopReason::at(RequestPhase::List))?;
+                    self.send(Change::Listed(object)).await?;
                 }
                 WatchEvent::Bookmark(bookmark) => {
                     if bookmark.metadata.annotations.contains_key(END_OF_LIST) {
@@ -97,19 +105,21 @@ impl KindWatcher {
         let mut page = self.selectors().limit(self.settings.page_size);
         self.send(Change::ListStarted).await?;
         loop {
-            let listed = self.page(&page).await;
-            let listed = listed.map_err(StopReason::at(RequestPhase::ListStart))?;
-            for object in listed.items {
-                let arrived = self.parse(&object).map_err(StopReason::at(RequestPhase::ListStart))?;
-                self.send(Change::Listed(arrived)).await?;
+            let list = self.page(&page).await;
+            let list = list.map_err(StopReason::at(RequestPhase::ListStart))?;
+            for object in list.items {
+                let object = self
+                    .parse(&object)
+                    .map_err(StopReason::at(RequestPhase::ListStart))?;
+                self.send(Change::Listed(object)).await?;
             }
-            let next = listed.metadata.continue_.filter(|token| !token.is_empty());
+            let next = list.metadata.continue_.filter(|token| !token.is_empty());
             if let Some(next) = next {
                 page.continue_token = Some(next);
                 continue;
             }
             return Ok(CompleteList {
-                version: listed.metadata.resource_version.unwrap_or_default(),
+                version: list.metadata.resource_version.unwrap_or_default(),
                 watch: None,
             });
         }

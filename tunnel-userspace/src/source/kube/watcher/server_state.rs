@@ -94,40 +94,40 @@ impl ServerState {
 mod tests {
     use super::*;
 
-    fn round() -> ServerState {
+    fn server() -> ServerState {
         ServerState::new(Duration::from_secs(30), Duration::from_secs(60))
     }
 
     #[tokio::test(start_paused = true)]
     async fn older_lists_are_accepted_after_the_maximum_lag() {
-        let mut round = round();
-        assert_eq!(round.record_list("700"), None);
-        assert!(round.record_event("710"));
-        assert!(!round.record_event("705"));
+        let mut server = server();
+        assert_eq!(server.record_list("700"), None);
+        assert!(server.record_event("710"));
+        assert!(!server.record_event("705"));
 
-        assert!(round.is_behind("709"));
+        assert!(server.is_behind("709"));
         tokio::time::advance(Duration::from_secs(59)).await;
-        assert!(round.is_behind("600"));
+        assert!(server.is_behind("600"));
         // A newer list in between restarts the time.
-        assert!(!round.is_behind("710"));
-        assert_eq!(round.record_list("710"), None);
+        assert!(!server.is_behind("710"));
+        assert_eq!(server.record_list("710"), None);
         tokio::time::advance(Duration::from_secs(2)).await;
-        assert!(round.is_behind("600"));
+        assert!(server.is_behind("600"));
         tokio::time::advance(Duration::from_secs(60)).await;
 
-        assert!(!round.is_behind("600"));
-        assert_eq!(round.record_list("600"), Some(710));
-        assert!(!round.is_behind("601"));
+        assert!(!server.is_behind("600"));
+        assert_eq!(server.record_list("600"), Some(710));
+        assert!(!server.is_behind("601"));
     }
 
     #[test]
     fn versions_that_are_not_numbers_are_not_compared() {
-        let mut round = round();
-        assert_eq!(round.record_list("700"), None);
+        let mut server = server();
+        assert_eq!(server.record_list("700"), None);
 
-        assert!(!round.is_behind("a"));
-        assert_eq!(round.record_list("a"), None);
-        assert!(round.record_event("b"));
-        assert!(!round.is_behind("1"));
+        assert!(!server.is_behind("a"));
+        assert_eq!(server.record_list("a"), None);
+        assert!(server.record_event("b"));
+        assert!(!server.is_behind("1"));
     }
 }

@@ -7,7 +7,7 @@ use tokio::time::{Duration, Instant, sleep, timeout_at};
 use tracing::{debug, warn};
 
 use super::{
-    KindWatcher, Change,
+    Change, KindWatcher,
     failure::{RequestPhase, StopReason},
     server_state::ServerState,
 };
@@ -39,14 +39,14 @@ impl KindWatcher {
         let seconds = u32::try_from(self.settings.watch_timeout.as_secs()).unwrap_or(u32::MAX);
         // The random part spreads the reconnects of all nodes.
         let seconds = (seconds - fastrand::u32(0..=seconds / 10)).max(1);
-        let wanted = WatchParams {
+        let params = WatchParams {
             label_selector: self.selection.labels.clone(),
             field_selector: self.selection.fields.clone(),
             timeout: Some(seconds),
             bookmarks: true,
             send_initial_events: with_list,
         };
-        let request = self.request().watch(&wanted, version);
+        let request = self.request().watch(&params, version);
         let request = request.map_err(kube::Error::BuildRequest)?;
         let events = self.client.request_events(request).await?.boxed();
         let since = Instant::now();
@@ -64,7 +64,7 @@ impl KindWatcher {
         &self,
         open: Option<OpenWatch>,
         version: &mut String,
-        round: &mut ServerState,
+        server: &mut ServerState,
     ) -> Result<(), StopReason> {
         let mut watch = match open {
             Some(watch) => watch,
@@ -73,14 +73,14 @@ impl KindWatcher {
                 opened.map_err(StopReason::at(RequestPhase::WatchStart))?
             }
         };
-        let ended = self.forward_events(&mut watch, version, round).await;
+        let ended = self.forward_events(&mut watch, version, server).await;
         if watch.has_new_version || watch.since.elapsed() >= MIN_DURATION {
-            round.reset_backoff();
+            server.reset_backoff();
         } else if ended.is_ok() {
-            if round.failures() == 1 {
+            if server.failures() == 1 {
                 warn!(kind = %self.selection.kind, "the API server or a proxy in front of it ends watches immediately");
             }
-            sleep(round.next_backoff()).await;
+            sleep(server.next_backoff()).await;
         }
         ended
     }
@@ -90,11 +90,11 @@ impl KindWatcher {
         &self,
         watch: &mut OpenWatch,
         version: &mut String,
-        round: &mut ServerState,
+        server: &mut ServerState,
     ) -> Result<(), StopReason> {
         // Records a version. Returns true if it is newer than all earlier ones.
-        let mut note = |new: String| {
-            let is_new = round.record_event(&new);
+        let mut record_version = |new: String| {
+            let is_new = server.record_event(&new);
             if !new.is_empty() {
                 *version = new;
             }
@@ -108,20 +108,27 @@ impl KindWatcher {
             let Some(event) = next else {
                 return Ok(());
             };
-            let (object, what): (_, fn(_) -> _) = match event.map_err(StopReason::at(RequestPhase::Watch))? {
-                WatchEvent::Added(object) | WatchEvent::Modified(object) => (object, Change::Updated),
-                WatchEvent::Deleted(object) => (object, Change::Deleted),
-                WatchEvent::Bookmark(bookmark) => {
-                    note(bookmark.metadata.resource_version);
-                    continue;
-                }
-                WatchEvent::Error(status) => {
-                    return Err(StopReason::at(RequestPhase::Watch)(kube::Error::Api(status)));
-                }
-            };
-            let arrived = self.parse(&object).map_err(StopReason::at(RequestPhase::Watch))?;
-            watch.has_new_version |= note(arrived.version.clone());
-            self.send(what(arrived)).await?;
+            let (object, to_change): (_, fn(_) -> _) =
+                match event.map_err(StopReason::at(RequestPhase::Watch))? {
+                    WatchEvent::Added(object) | WatchEvent::Modified(object) => {
+                        (object, Change::Updated)
+                    }
+                    WatchEvent::Deleted(object) => (object, Change::Deleted),
+                    WatchEvent::Bookmark(bookmark) => {
+                        record_version(bookmark.metadata.resource_version);
+                        continue;
+                    }
+                    WatchEvent::Error(status) => {
+                        return Err(StopReason::at(RequestPhase::Watch)(kube::Error::Api(
+                            status,
+                        )));
+                    }
+                };
+            let object = self
+                .parse(&object)
+                .map_err(StopReason::at(RequestPhase::Watch))?;
+            watch.has_new_version |= record_version(object.version.clone());
+            self.send(to_change(object)).await?;
         }
     }
 }

@@ -50,8 +50,8 @@ impl IoPorts {
 }
 
 fn write_byte(port: u16, byte: u8) {
-    // SAFETY: `Port::open` raised the I/O privilege level. The devices at both ports take a byte, and access
-    // no memory of the machine.
+    // SAFETY: `IoPorts::open` raised the I/O privilege level. The devices at both ports take a byte, and
+    // access no memory of the machine.
     unsafe {
         asm!("out dx, al", in("dx") port, in("al") byte, options(nomem, nostack, preserves_flags));
     }

@@ -54,7 +54,10 @@ pub(crate) fn run(
 ) -> Result<bool> {
     let start = Instant::now();
     ports.event(&json!({ "event": "begin", "entry": entry.name }));
-    let (program, arguments) = entry.command.split_first().with_context(|| format!("entry {} of the plan has an empty command", entry.name))?;
+    let (program, arguments) = entry
+        .command
+        .split_first()
+        .with_context(|| format!("entry {} of the plan has an empty command", entry.name))?;
     let mut command = Command::new(program);
     command.args(arguments).envs(environment);
     if entry.interactive {
@@ -105,7 +108,7 @@ fn wait_and_report(mut child: Child, limit: Duration, ports: &IoPorts) -> Result
     Ok(code.filter(|_| !is_timed_out))
 }
 
-/// Sends each line of a program's output to the channel, on a thread of its own.
+/// Sends each line of a program's output to the channel, on a new thread.
 fn forward_lines(from: impl Read + Send + 'static, to: mpsc::Sender<String>) {
     thread::spawn(move || {
         let mut from = BufReader::new(from);

@@ -50,7 +50,9 @@ pub(crate) fn mount_all() -> Result<()> {
         match mounted {
             // The kernel mounts /dev itself.
             Ok(()) | Err(Errno::EBUSY) => {}
-            Err(error) => return Err(error).with_context(|| format!("cannot mount {kind} on {folder}")),
+            Err(error) => {
+                return Err(error).with_context(|| format!("cannot mount {kind} on {folder}"));
+            }
         }
     }
     fs::write(MODPROBE, "/init").with_context(|| format!("cannot write {MODPROBE}"))
@@ -101,7 +103,10 @@ fn load(path: &Path) -> Result<()> {
 pub(crate) fn record_missing_module() -> ExitCode {
     let name = env::args().next_back().unwrap_or_default();
     let record = || -> std::io::Result<()> {
-        let mut missing = OpenOptions::new().create(true).append(true).open(MISSING_MODULES)?;
+        let mut missing = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(MISSING_MODULES)?;
         writeln!(missing, "{name}")
     };
     // Either exit code makes the kernel continue without the module.

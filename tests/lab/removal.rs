@@ -34,7 +34,10 @@ fn start_up() -> Result<UpProcess> {
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()?;
-    let output = process.stdout.take().context("the process has no standard output")?;
+    let output = process
+        .stdout
+        .take()
+        .context("the process has no standard output")?;
     let mut executors = Vec::new();
     for line in BufReader::new(output).lines() {
         let line = line?;
@@ -62,20 +65,20 @@ fn wait_for_executors(up: &UpProcess) -> Result<()> {
 
 #[test]
 fn nothing_remains_of_a_dropped_node() -> Result<()> {
-    let topology = NodeNetwork::new()?;
-    let pod = topology.pod("pod")?;
+    let network = NodeNetwork::new()?;
+    let pod = network.pod("pod")?;
     let server = pod.serve_echo(7)?;
     let paths = [
-        topology.lab().cgroup().to_owned(),
-        topology.lab().folder().to_owned(),
+        network.lab().cgroup().to_owned(),
+        network.lab().folder().to_owned(),
     ];
     let pids = [
         pod.pid(),
-        topology.host().pid(),
+        network.host().pid(),
         u32::try_from(server.process().pid())?,
     ];
 
-    drop((server, pod, topology));
+    drop((server, pod, network));
 
     for path in paths {
         assert!(!path.exists(), "{}", path.display());
@@ -88,11 +91,11 @@ fn nothing_remains_of_a_dropped_node() -> Result<()> {
 
 #[test]
 fn a_dropped_node_is_removed_even_if_a_handle_of_a_pod_remains() -> Result<()> {
-    let topology = NodeNetwork::new()?;
-    let pod = topology.pod("pod")?;
-    let cgroup = topology.lab().cgroup().to_owned();
+    let network = NodeNetwork::new()?;
+    let pod = network.pod("pod")?;
+    let cgroup = network.lab().cgroup().to_owned();
 
-    drop(topology);
+    drop(network);
 
     assert!(!cgroup.exists());
     pod.connect("127.0.0.1:1").expect_err("the pod is gone");

@@ -11,8 +11,8 @@ use std::{
 use anyhow::Result;
 use nix::sys::signal::{SigSet, Signal};
 use tunnel_tests::{
+    node_network::{HOST_V4, HOST_V6, NodeNetwork, OUTSIDE_V4, OUTSIDE_V6},
     sandbox::{RESPONSE_TIMEOUT, Sandbox},
-    node_network::{HOST_V4, HOST_V6, OUTSIDE_V4, OUTSIDE_V6, NodeNetwork},
     wait,
 };
 
@@ -20,33 +20,33 @@ const TIME_LIMIT: Duration = Duration::from_secs(20);
 
 #[test]
 fn a_socket_created_by_an_executor_is_in_the_network_of_its_sandbox() -> Result<()> {
-    let topology = NodeNetwork::new()?;
-    let pod = topology.pod("pod")?;
+    let network = NodeNetwork::new()?;
+    let pod = network.pod("pod")?;
 
-    let listener = pod.listen(pod.at4(80))?;
-    let stream = topology.host().connect(pod.at4(80))?;
+    let listener = pod.listen(pod.addr_v4(80))?;
+    let stream = network.host().connect(pod.addr_v4(80))?;
     let (_, from) = listener.accept()?;
 
-    assert_eq!(stream.peer_addr()?, pod.at4(80));
+    assert_eq!(stream.peer_addr()?, pod.addr_v4(80));
     assert_eq!(from.ip(), HOST_V4);
     Ok(())
 }
 
 #[test]
 fn every_sandbox_reaches_every_other_over_both_families() -> Result<()> {
-    let topology = NodeNetwork::new()?;
-    let (one, two) = (topology.pod("one")?, topology.pod("two")?);
+    let network = NodeNetwork::new()?;
+    let (one, two) = (network.pod("one")?, network.pod("two")?);
     let server = two.serve_http(80)?;
 
-    for sandbox in [&**one, topology.host(), topology.outside()] {
-        sandbox.connect(two.at4(80))?;
-        sandbox.connect(two.at6(80))?;
+    for sandbox in [&**one, network.host(), network.outside()] {
+        sandbox.connect(two.addr_v4(80))?;
+        sandbox.connect(two.addr_v6(80))?;
     }
     let others: [(IpAddr, _); 4] = [
-        (HOST_V4.into(), topology.host()),
-        (HOST_V6.into(), topology.host()),
-        (OUTSIDE_V4.into(), topology.outside()),
-        (OUTSIDE_V6.into(), topology.outside()),
+        (HOST_V4.into(), network.host()),
+        (HOST_V6.into(), network.host()),
+        (OUTSIDE_V4.into(), network.outside()),
+        (OUTSIDE_V6.into(), network.outside()),
     ];
     for (address, sandbox) in others {
         let _listener = sandbox.listen((address, 81))?;
@@ -62,31 +62,31 @@ fn every_sandbox_reaches_every_other_over_both_families() -> Result<()> {
 
 #[test]
 fn sandboxes_have_separate_cgroups_even_if_they_share_a_network() -> Result<()> {
-    let topology = NodeNetwork::new()?;
-    let pod = topology.pod("pod")?;
-    let beside = topology.share_namespace(&pod, "elsewhere/pod", None)?;
+    let network = NodeNetwork::new()?;
+    let pod = network.pod("pod")?;
+    let neighbour = network.share_namespace(&pod, "elsewhere/pod", None)?;
 
     for (sandbox, group) in [
         (&**pod, "/instance/pods/pod"),
-        (topology.host(), "/instance/host"),
-        (topology.outside(), "/outside"),
-        (&beside, "/elsewhere/pod"),
+        (network.host(), "/instance/host"),
+        (network.outside(), "/outside"),
+        (&neighbour, "/elsewhere/pod"),
     ] {
         let groups = sandbox.run(&["cat", "/proc/self/cgroup"])?;
         let own = groups.lines().find(|line| line.starts_with("0::"));
         assert!(own.is_some_and(|it| it.ends_with(group)), "{groups}");
     }
     let _listener = pod.listen("127.0.0.1:80")?;
-    beside.connect("127.0.0.1:80")?;
+    neighbour.connect("127.0.0.1:80")?;
     Ok(())
 }
 
 #[test]
 fn a_service_address_fails_at_once_where_nothing_translates_it() -> Result<()> {
-    let topology = NodeNetwork::new()?;
-    let pod = topology.pod("pod")?;
+    let network = NodeNetwork::new()?;
+    let pod = network.pod("pod")?;
 
-    for sandbox in [&**pod, topology.host(), topology.outside()] {
+    for sandbox in [&**pod, network.host(), network.outside()] {
         expect_no_route(sandbox, "10.96.0.10:80");
         expect_no_route(sandbox, "[fd00:10:96::a]:80");
     }
@@ -102,13 +102,13 @@ pub(crate) fn expect_no_route(sandbox: &Sandbox, to: impl ToSocketAddrs + Copy +
 
 #[test]
 fn the_host_has_a_bpf_file_system_that_only_its_own_processes_see() -> Result<()> {
-    let topology = NodeNetwork::new()?;
-    let folder = topology.lab().folder().join("bpffs");
+    let network = NodeNetwork::new()?;
+    let folder = network.lab().folder().join("bpffs");
     let folder = folder.to_str().expect("UTF-8");
     let stat = ["stat", "--file-system", "--format=%T", folder];
 
-    let inside = topology.host().run(&stat)?;
-    let seen = topology.pod("pod")?.run(&stat)?;
+    let inside = network.host().run(&stat)?;
+    let seen = network.pod("pod")?.run(&stat)?;
     let mounts = fs::read_to_string("/proc/self/mounts")?;
 
     assert_eq!(inside.trim(), "bpf_fs");
@@ -119,7 +119,7 @@ fn the_host_has_a_bpf_file_system_that_only_its_own_processes_see() -> Result<()
 
 #[test]
 fn the_error_of_a_failed_command_contains_its_output() -> Result<()> {
-    let topology = NodeNetwork::new()?;
+    let network = NodeNetwork::new()?;
 
     for (command, words) in [
         (
@@ -128,7 +128,7 @@ fn the_error_of_a_failed_command_contains_its_output() -> Result<()> {
         ),
         (&["/does/not/exist"], &["/does/not/exist"]),
     ] {
-        let error = topology.host().run(command).expect_err("it fails");
+        let error = network.host().run(command).expect_err("it fails");
         let error = error.to_string();
         assert!(words.iter().all(|it| error.contains(*it)), "{error}");
     }
@@ -140,9 +140,9 @@ fn a_process_starts_with_no_signal_blocked() -> Result<()> {
     let mut blocked = SigSet::empty();
     blocked.add(Signal::SIGUSR1);
     blocked.thread_block()?;
-    let topology = NodeNetwork::new()?;
+    let network = NodeNetwork::new()?;
 
-    let status = topology.host().run(&["cat", "/proc/self/status"])?;
+    let status = network.host().run(&["cat", "/proc/self/status"])?;
 
     assert!(status.contains("SigBlk:\t0000000000000000\n"), "{status}");
     Ok(())
@@ -150,15 +150,15 @@ fn a_process_starts_with_no_signal_blocked() -> Result<()> {
 
 #[test]
 fn a_process_that_outlives_its_handle_is_killed() -> Result<()> {
-    let topology = NodeNetwork::new()?;
+    let network = NodeNetwork::new()?;
 
-    let sleeper = topology.host().command(&["sleep", "1000"]).start()?;
+    let sleeper = network.host().command(&["sleep", "1000"]).start()?;
     let path = format!("/proc/{}", sleeper.pid());
     assert!(fs::exists(&path)?);
     drop(sleeper);
 
     assert!(!fs::exists(&path)?);
-    let quick = topology.host().command(&["true"]).start()?;
+    let quick = network.host().command(&["true"]).start()?;
     assert!(quick.wait(RESPONSE_TIMEOUT)?.is_success());
     Ok(())
 }

@@ -10,26 +10,26 @@ use std::{
 use anyhow::Result;
 use tunnel_tests::{
     load::{Plan, Report, race, tcp, udp, udp::Mode},
-    sandbox::COMMAND_TIMEOUT,
-    pod::Pod,
-    server::{ServerKind, Listener},
     node_network::NodeNetwork,
+    pod::Pod,
+    sandbox::COMMAND_TIMEOUT,
+    server::{Listener, ServerKind},
 };
 
 const DURATION: Duration = Duration::from_millis(300);
 
 fn client_and_server() -> Result<(NodeNetwork, Arc<Pod>, Arc<Pod>)> {
-    let topology = NodeNetwork::new()?;
-    let (client, server) = (topology.pod("client")?, topology.pod("server")?);
-    Ok((topology, client, server))
+    let network = NodeNetwork::new()?;
+    let (client, server) = (network.pod("client")?, network.pod("server")?);
+    Ok((network, client, server))
 }
 
 #[test]
 fn a_load_reports_what_the_server_recorded() -> Result<()> {
     let (_topology, client, server) = client_and_server()?;
     let serving = server.serve(&[Listener::new(ServerKind::Http, 80).for_service("web")])?;
-    let mut plan = Plan::new(server.at4(80), 500, DURATION).for_service("web");
-    plan.to.push(server.at6(80));
+    let mut plan = Plan::new(server.addr_v4(80), 500, DURATION).for_service("web");
+    plan.to.push(server.addr_v6(80));
 
     let report = tcp::run(&plan, &|domain, kind| client.socket(domain, kind));
 
@@ -54,13 +54,13 @@ fn a_load_of_a_process_in_a_pod_reports_the_same() -> Result<()> {
 
     let output = client
         .lab_command(&["load", "tcp"])?
-        .option("--to", server.at6(80))
+        .option("--to", server.addr_v6(80))
         .option("--rate", 500)
         .option("--millis", 300)
         .cpu(0)
         .start()?
         .finish(COMMAND_TIMEOUT)?;
-    let report: Report = output.report()?;
+    let report: Report = output.parse_report()?;
 
     assert_eq!((report.answered, report.failed()), (150, 0));
     assert_eq!(serving.record()?.total().answered, 150);
@@ -70,7 +70,7 @@ fn a_load_of_a_process_in_a_pod_reports_the_same() -> Result<()> {
 #[test]
 fn failures_have_the_name_of_the_error_and_the_step() -> Result<()> {
     let (_topology, client, server) = client_and_server()?;
-    let plan = Plan::new(server.at4(81), 100, DURATION);
+    let plan = Plan::new(server.addr_v4(81), 100, DURATION);
     let sockets = |domain, kind| client.socket(domain, kind);
 
     let tcp = tcp::run(&plan, &sockets);
@@ -90,7 +90,7 @@ fn failures_have_the_name_of_the_error_and_the_step() -> Result<()> {
 fn a_connect_that_nobody_answers_times_out() -> Result<()> {
     let (_topology, client, server) = client_and_server()?;
     server.run(&["ip", "link", "set", "eth0", "down"])?;
-    let mut plan = Plan::new(server.at4(80), 1, Duration::from_secs(1));
+    let mut plan = Plan::new(server.addr_v4(80), 1, Duration::from_secs(1));
     plan.workers = 1;
 
     let report = tcp::run(&plan, &|domain, kind| client.socket(domain, kind));
@@ -112,7 +112,7 @@ fn datagrams_are_answered_with_name_and_payload() -> Result<()> {
     let serving = server.serve(&[Listener::new(ServerKind::Udp, 53).for_service("dns")])?;
     let sockets = |domain, kind| client.socket(domain, kind);
 
-    for (to, service) in [(server.at4(53), "dns"), (server.at6(53), "web")] {
+    for (to, service) in [(server.addr_v4(53), "dns"), (server.addr_v6(53), "web")] {
         for mode in [Mode::Connected, Mode::Unconnected] {
             let plan = Plan::new(to, 100, DURATION).for_service(service);
             let report = udp::run(&plan, mode, &sockets);
@@ -130,7 +130,7 @@ fn an_echo_server_sends_back_what_it_gets() -> Result<()> {
     let (_topology, client, server) = client_and_server()?;
     let _serving = server.serve_echo(7)?;
 
-    let mut stream = client.connect(server.at4(7))?;
+    let mut stream = client.connect(server.addr_v4(7))?;
     stream.write_all(b"ping")?;
     let mut answer = [0; 4];
     stream.read_exact(&mut answer)?;
@@ -141,15 +141,17 @@ fn an_echo_server_sends_back_what_it_gets() -> Result<()> {
 
 #[test]
 fn race_clients_send_the_intended_service_and_misrouted_datagrams_count_as_foreign() -> Result<()> {
-    let (topology, client, server) = client_and_server()?;
+    let (network, client, server) = client_and_server()?;
     // The server has the addresses of the Services itself, so that nothing needs to translate them.
     for last in [200, 201] {
         let via = server.v4();
         let route = format!("route add 10.1.0.{last}/32 via {via} dev pod2 onlink");
-        topology.host().ip(&route)?;
+        network.host().ip(&route)?;
         server.ip(&format!("addr add 10.1.0.{last}/32 dev eth0"))?;
     }
-    let services = Listener::new(ServerKind::Udp, 53).for_service("svc-0").for_service("svc-1");
+    let services = Listener::new(ServerKind::Udp, 53)
+        .for_service("svc-0")
+        .for_service("svc-1");
 
     for (options, stem, is_astray) in [
         (&["--reconnect"][..], "svc", false),
@@ -165,7 +167,7 @@ fn race_clients_send_the_intended_service_and_misrouted_datagrams_count_as_forei
             .option("--stem", stem)
             .start()?
             .finish(COMMAND_TIMEOUT)?;
-        let report: race::Report = output.report()?;
+        let report: race::Report = output.parse_report()?;
         let counts = serving.record()?.total();
 
         assert!(report.connects > 1000 && report.sent > 0, "{report:?}");

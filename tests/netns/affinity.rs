@@ -14,8 +14,8 @@ use tunnel_tests::{
 use crate::{
     scene::{Scene, WEB},
     support::{
-        CHANGE_TIMEOUT, DNS, DNS_TARGET, HOST, HTTP, HTTP_TARGET, Vip, Dialer, query, query_to, count_during, ensure_eq,
-        until_backends,
+        CHANGE_TIMEOUT, DNS, DNS_TARGET, Dialer, HOST, HTTP, HTTP_TARGET, Vip, count_during,
+        ensure_eq, query, query_to, until_backends,
     },
 };
 
@@ -37,13 +37,16 @@ const ALGORITHMS: [&str; 6] = [
     "least-conn",
 ];
 
-static SCENE: SharedFixture<Scene> = SharedFixture::new(|| Scene::started(&["one", "two", "three"]));
+static SCENE: SharedFixture<Scene> =
+    SharedFixture::new(|| Scene::started(&["one", "two", "three"]));
 
 /// Builds a Service without endpoints, with an affinity timeout of this many seconds.
 fn with_affinity(seconds: u32) -> Service {
-    without_affinity().spec("sessionAffinity: ClientIP").spec(&format!(
-        "sessionAffinityConfig: {{ clientIP: {{ timeoutSeconds: {seconds} }} }}"
-    ))
+    without_affinity()
+        .spec("sessionAffinity: ClientIP")
+        .spec(&format!(
+            "sessionAffinityConfig: {{ clientIP: {{ timeoutSeconds: {seconds} }} }}"
+        ))
 }
 
 /// Builds the same Service without affinity.
@@ -182,7 +185,10 @@ fn first_connects_at_the_same_time_get_one_backend() -> Result<()> {
             let dial = || dial_in_step(&scene.client, dialer, &steps);
             [scope.spawn(dial), scope.spawn(dial)].map(|dial| dial.join().ok())
         });
-        let (one, other) = (one.context("a thread panicked")??, other.context("a thread panicked")??);
+        let (one, other) = (
+            one.context("a thread panicked")??,
+            other.context("a thread panicked")??,
+        );
         ensure_eq("servers", one, other).with_context(|| format!("{dialer:?}"))?;
     }
     scene.give_back()
@@ -201,9 +207,13 @@ fn affinity_is_switched_on_and_off_while_clients_connect() -> Result<()> {
 
     until(true)?;
     for _ in 0..2 {
-        scene.node.apply(with_affinity(600).backends(scene.all_addresses()))?;
+        scene
+            .node
+            .apply(with_affinity(600).backends(scene.all_addresses()))?;
         until(false)?;
-        scene.node.apply(without_affinity().backends(scene.all_addresses()))?;
+        scene
+            .node
+            .apply(without_affinity().backends(scene.all_addresses()))?;
         until(true)?;
     }
     scene.give_back()
@@ -223,15 +233,22 @@ fn a_client_does_not_keep_a_terminating_backend() -> Result<()> {
         scene.node.apply(service)?;
 
         let has_left = || {
-            dialer.dial(&scene.client, WEB, HTTP)
+            dialer
+                .dial(&scene.client, WEB, HTTP)
                 .is_ok_and(|it| it != first)
         };
         wait::until(CHANGE_TIMEOUT, has_left).context("the client keeps a terminating backend")?;
         let second = dialer.dial(&scene.client, WEB, HTTP)?;
-        scene.node.apply(with_affinity(600).backends(scene.all_addresses()))?;
+        scene
+            .node
+            .apply(with_affinity(600).backends(scene.all_addresses()))?;
         clock::pause(Duration::from_secs(1));
         let seen = servers(&scene.client, dialer, TRIES)?;
-        ensure_eq("servers after the return of the backend", seen, [second].into())?;
+        ensure_eq(
+            "servers after the return of the backend",
+            seen,
+            [second].into(),
+        )?;
     }
     scene.give_back()
 }

@@ -11,13 +11,14 @@ use tunnel_tests::{
 
 use crate::{
     scene::{Scene, WEB},
-    support::{HTTP, HTTP_TARGET, Dialer, ensure_eq},
+    support::{Dialer, HTTP, HTTP_TARGET, ensure_eq},
 };
 
 const ALGORITHM: &str = "culvert.dev/algorithm";
 const WEIGHTS: &str = "culvert.dev/weights";
 
-static SCENE: SharedFixture<Scene> = SharedFixture::new(|| Scene::started(&["one", "two", "three", "four"]));
+static SCENE: SharedFixture<Scene> =
+    SharedFixture::new(|| Scene::started(&["one", "two", "three", "four"]));
 
 /// Takes the shared scene, and programs a Service with these annotations: one backend is in the zone
 /// `north`, three are in `south`.
@@ -31,7 +32,10 @@ fn program(scene: &Scene, annotations: &[(&str, &str)]) -> Result<()> {
     let annotated = |web: Service, (key, value): &(&str, &str)| web.annotated(key, value);
     let web = annotations.iter().fold(WEB.service("web"), annotated);
     let web = web.in_zone("north").backends(scene.addresses(&["one"])?);
-    scene.program(web.in_zone("south").backends(scene.addresses_without("one")))
+    scene.program(
+        web.in_zone("south")
+            .backends(scene.addresses_without("one")),
+    )
 }
 
 /// Makes this many connects; returns the number that each backend answered.
@@ -54,7 +58,9 @@ fn connects_are_distributed_by_weight() -> Result<()> {
         // count is within 5 standard deviations (12.2 and 9.1 for 600 connects) of its mean.
         let of_south = ["two", "three", "four"].map(|name| (name, 100, 46));
         for (name, mean, most) in [("one", 300, 62)].into_iter().chain(of_south) {
-            let count = *counts.get(name).with_context(|| format!("no connect reached the backend {name}"))?;
+            let count = *counts
+                .get(name)
+                .with_context(|| format!("no connect reached the backend {name}"))?;
             ensure!(u32::abs_diff(count, mean) <= most, "{dialer:?}: {counts:?}");
         }
     }

@@ -5,13 +5,13 @@ use std::{collections::BTreeSet, net::SocketAddr, thread, time::Duration};
 use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{
     clock::Instant,
-    load::{StopSignal, Plan, Report, tcp, udp},
+    load::{Plan, Report, StopSignal, tcp, udp},
     load_scale::LoadScale,
 };
 
 use crate::{
     scene::Scene,
-    support::{DNS, HTTP, Vip, Dialer, ensure_eq},
+    support::{DNS, Dialer, HTTP, Vip, ensure_eq},
 };
 
 /// The time limit of loads that are not stopped.
@@ -37,7 +37,8 @@ impl Scene {
         thread::scope(|scope| {
             let mut loads = Vec::new();
             let by_dialer = |dialer: Dialer| services.iter().map(move |service| (dialer, service));
-            for (dialer, (vip, servers)) in [Dialer::V4, Dialer::V6].into_iter().flat_map(by_dialer) {
+            for (dialer, (vip, servers)) in [Dialer::V4, Dialer::V6].into_iter().flat_map(by_dialer)
+            {
                 let http = plan(dialer.address(*vip, HTTP));
                 loads.push((servers, scope.spawn(move || tcp::run(&http, &sockets))));
                 for mode in [udp::Mode::Connected, udp::Mode::Unconnected] {

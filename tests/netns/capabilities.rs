@@ -9,8 +9,8 @@ use tunnel_tests::{
 };
 
 use crate::{
-    scene::{Scene, WEB, expect_answers, expect_all_ended},
-    support::{CHANGE_TIMEOUT, Dialer, local_routes, ensure_eq, until_eq},
+    scene::{Scene, WEB, expect_all_ended, expect_answers},
+    support::{CHANGE_TIMEOUT, Dialer, ensure_eq, local_routes, until_eq},
 };
 
 const MANIFEST: &str = include_str!("../../deploy/node/node.yaml");
@@ -43,7 +43,11 @@ fn setpriv(capabilities: &[&str]) -> Vec<String> {
 }
 
 /// Builds a `culvert` command that runs as root with only these capabilities.
-pub(crate) fn culvert_command(instance: &Instance, capabilities: &[&str], name: &str) -> Vec<String> {
+pub(crate) fn culvert_command(
+    instance: &Instance,
+    capabilities: &[&str],
+    name: &str,
+) -> Vec<String> {
     let paths = [instance.program(), &instance.config_path()];
     let [program, config] = paths.map(|path| path.display().to_string());
     let words = [program, name.to_owned(), "--config".to_owned(), config];
@@ -110,7 +114,10 @@ fn with_the_capabilities_of_the_manifest_only_sockets_of_the_host_are_ended_and_
     let expected = [serde_json::Value::from(of_pod.len()), reason.into()];
     until_eq("stale sockets, reason", expected, status_fields)?;
     let status = node.culvert(&["status"])?.stdout;
-    ensure!(status.contains(&format!("not in pods: {reason}")), "{status}");
+    ensure!(
+        status.contains(&format!("not in pods: {reason}")),
+        "{status}"
+    );
     wait::until(CHANGE_TIMEOUT, || node.logs().contains(reason))?;
     ensure_eq("times logged", node.logs().matches(reason).count(), 1)
 }
@@ -126,7 +133,9 @@ fn a_daemon_without_one_of_the_capabilities_names_it_and_attaches_nothing() -> R
 
         node.launch_with(&setpriv(&rest))?;
 
-        node.wait_ready().err().with_context(|| format!("the daemon is ready without {lacking}"))?;
+        node.wait_ready()
+            .err()
+            .with_context(|| format!("the daemon is ready without {lacking}"))?;
         let logs = node.logs();
         let named = format!("lacks CAP_{lacking},");
         ensure!(logs.contains(&named), "{lacking}: {logs}");

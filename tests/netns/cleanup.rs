@@ -6,14 +6,17 @@ use anyhow::{Result, ensure};
 use tunnel_tests::{
     instance::{Instance, InstanceSettings},
     node::Node,
-    sandbox::Sandbox,
     pod::Pod,
+    sandbox::Sandbox,
     wait,
 };
 
 use crate::{
     scene::{Scene, WEB},
-    support::{CHANGE_TIMEOUT, HTTP, Dialer, addresses, count_during, maps_folder, ensure_eq, serve, until_backends},
+    support::{
+        CHANGE_TIMEOUT, Dialer, HTTP, addresses, count_during, ensure_eq, maps_folder, serve,
+        until_backends,
+    },
 };
 
 /// Connects from the host and the client pod with every TCP dialer; yields true for a translated
@@ -145,16 +148,22 @@ fn two_instances_on_one_node_do_not_affect_each_other() -> Result<()> {
 
     for dialer in Dialer::TCP {
         let dial = |place: &Sandbox| dialer.dial(place, WEB, HTTP);
-        let (first, increases) = count_during(&other_instance.instance, &["translated"], || dial(&scene.client))?;
+        let (first, increases) = count_during(&other_instance.instance, &["translated"], || {
+            dial(&scene.client)
+        })?;
         ensure_eq("server", (&*first, increases), ("backend", vec![0]))?;
-        let (second, increases) = count_during(&scene.node, &["translated"], || dial(&other_instance.client))?;
+        let (second, increases) = count_during(&scene.node, &["translated"], || {
+            dial(&other_instance.client)
+        })?;
         ensure_eq("server", (&*second, increases), ("other", vec![0]))?;
     }
 
     other_instance.instance.stop()?;
     cleanup(&other_instance.instance)?;
     for dialer in Dialer::TCP {
-        wait::until(CHANGE_TIMEOUT, || dialer.dial(&other_instance.client, WEB, HTTP).is_err())?;
+        wait::until(CHANGE_TIMEOUT, || {
+            dialer.dial(&other_instance.client, WEB, HTTP).is_err()
+        })?;
         dialer.expect_served(&scene.client, WEB, HTTP, "backend")?;
     }
     ensure!(scene.node.is_ready());

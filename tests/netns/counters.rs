@@ -10,18 +10,20 @@ use nix::{
 use tunnel_tests::{
     admin,
     load::{self, Plan, udp::Mode},
+    load_scale::LoadScale,
     node::Node,
     pod::Pod,
-    load_scale::LoadScale,
     shared_fixture::{Lease, SharedFixture},
     wait,
 };
 
 use crate::{
+    background_load::expect_all_answered,
     race::map_writers::pin_to_cpu,
     scene::{OTHER, Scene, WEB},
-    support::{CHANGE_TIMEOUT, DNS, HTTP, Dialer, query_to, count_during, ports, ensure_eq, until_eq},
-    background_load::expect_all_answered,
+    support::{
+        CHANGE_TIMEOUT, DNS, Dialer, HTTP, count_during, ensure_eq, ports, query_to, until_eq,
+    },
 };
 
 /// The number of connects whose distribution is measured.
@@ -63,7 +65,10 @@ fn every_connect_and_first_datagram_is_counted_once() -> Result<()> {
         let before = until_released(node)?;
         let (reports, increases) = count_during(node, &reasons, || {
             let reports = [Dialer::V4, Dialer::V6].map(|dialer| {
-                let (http, dns) = (plan(dialer.address(WEB, HTTP)), plan(dialer.address(WEB, DNS)));
+                let (http, dns) = (
+                    plan(dialer.address(WEB, HTTP)),
+                    plan(dialer.address(WEB, DNS)),
+                );
                 [
                     load::tcp::run(&http, &sockets),
                     load::udp::run(&dns, Mode::Connected, &sockets),
@@ -76,7 +81,10 @@ fn every_connect_and_first_datagram_is_counted_once() -> Result<()> {
         })?;
 
         let attempts: u64 = reports.iter().map(|report| report.attempts).sum();
-        reports.iter().try_for_each(expect_all_answered).context(from)?;
+        reports
+            .iter()
+            .try_for_each(expect_all_answered)
+            .context(from)?;
         ensure_eq(from, increases, vec![attempts; 3])?;
         ensure_eq(from, until_released(node)?, before + attempts)?;
     }
@@ -129,7 +137,8 @@ fn each_service_port_has_its_own_counts() -> Result<()> {
         ensure_eq(family, web_metric(node, "refused_total", family)?, 0)?;
     }
     let refused = || -> Result<u64> {
-        let of = |port: &serde_json::Value| port["refused"].as_u64().context("a port without refused");
+        let of =
+            |port: &serde_json::Value| port["refused"].as_u64().context("a port without refused");
         of_other()?.iter().map(of).sum()
     };
     ensure_eq("refused", refused()?, 5 * 3)?;

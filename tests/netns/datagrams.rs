@@ -7,7 +7,7 @@ use tunnel_tests::{sandbox::RESPONSE_TIMEOUT, wait};
 
 use crate::{
     scene::{DIALLED, OTHER, Scene, TWIN, WEB},
-    support::{DNS, DNS_TARGET, Vip, Dialer, query, receive, ensure_eq, server},
+    support::{DNS, DNS_TARGET, Dialer, Vip, ensure_eq, query, receive, server},
 };
 
 /// Sends to [`WEB`] on a socket with another peer. The kernel drops answers that are not from the peer,
@@ -17,7 +17,9 @@ fn send_to_web(scene: &Scene, socket: &UdpSocket, dialer: Dialer) -> Result<()> 
     let asked = || server.record().map(|record| record.total().answered);
     let before = asked()?;
     socket.send_to(b"who?", dialer.address(WEB, DNS))?;
-    wait::until(RESPONSE_TIMEOUT, || asked().is_ok_and(|asked| asked == before + 1))
+    wait::until(RESPONSE_TIMEOUT, || {
+        asked().is_ok_and(|asked| asked == before + 1)
+    })
 }
 
 #[test]
@@ -47,7 +49,11 @@ fn a_socket_connected_to_a_cluster_ip_can_send_to_another() -> Result<()> {
         let socket = dialer.connect_udp(place, OTHER, DNS)?;
         send_to_web(&scene, &socket, dialer)?;
 
-        ensure_eq("peer", socket.peer_addr()?, dialer.reported_address(OTHER, DNS))?;
+        ensure_eq(
+            "peer",
+            socket.peer_addr()?,
+            dialer.reported_address(OTHER, DNS),
+        )?;
         socket.send(b"who?")?;
         let expected = ("other".to_owned(), dialer.reported_address(OTHER, DNS));
         ensure_eq("answer", receive(&socket)?, expected)

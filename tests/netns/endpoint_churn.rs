@@ -16,18 +16,20 @@ use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{
     clock::{self, Instant},
     load::Report,
-    manifest::{Protocol, Service},
-    sandbox::Sandbox,
-    pod::{Pod, Server},
     load_scale::LoadScale,
-    server::{ServerKind, Listener},
+    manifest::{Protocol, Service},
+    pod::{Pod, Server},
+    sandbox::Sandbox,
+    server::{Listener, ServerKind},
 };
 use tunnel_userspace::model::Family;
 
 use crate::{
-    race::fixture::{Change, RandomChanges, RaceFixture, UNEXPECTED_REASONS, READER_CPU, RunningLoad, SERVICES},
-    support::{DNS, DNS_TARGET, HTTP, HTTP_TARGET, each_family, until_backends},
     background_load::expect_all_answered,
+    race::fixture::{
+        Change, READER_CPU, RaceFixture, RandomChanges, RunningLoad, SERVICES, UNEXPECTED_REASONS,
+    },
+    support::{DNS, DNS_TARGET, HTTP, HTTP_TARGET, each_family, until_backends},
 };
 
 /// The number of kills of the daemon; at least two on slow machines.
@@ -69,7 +71,9 @@ impl ChurnFixture {
         let serve = |pod: &Pod| {
             pod.serve(&[
                 Listener::new(ServerKind::Http, HTTP_TARGET).for_service(WEB),
-                Listener::new(ServerKind::Udp, DNS_TARGET).for_service(WEB).for_service(TALK),
+                Listener::new(ServerKind::Udp, DNS_TARGET)
+                    .for_service(WEB)
+                    .for_service(TALK),
                 Listener::new(ServerKind::Echo, ECHO_TARGET),
             ])
         };

@@ -20,7 +20,7 @@ use tunnel_userspace::bpf::OBJECT;
 
 use crate::{
     scene::{Scene, WEB},
-    support::{CHANGE_TIMEOUT, http_get, maps_folder, ensure_eq},
+    support::{CHANGE_TIMEOUT, ensure_eq, http_get, maps_folder},
 };
 
 /// Asserts that connects to the Service are translated, on the host and in the client pod.
@@ -98,21 +98,58 @@ fn modified_pins_are_named_and_not_touched() -> Result<()> {
     let mut other = EbpfLoader::new()
         .map_max_entries("reason_counts", 64)
         .load(OBJECT)?;
-    let count = other.map_mut("reason_counts").context("the object has no map reason_counts")?;
+    let count = other
+        .map_mut("reason_counts")
+        .context("the object has no map reason_counts")?;
     count.pin(pins.with_file_name("reason_counts"))?;
 
     let foreign = &["was not created by Culvert"][..];
     // The case, the pin, its replacement, and the words that the error must contain.
     for (what, name, other, words) in [
         ("a foreign file", "stranger", "maps/services", foreign),
-        ("a map with an unknown name", "maps/stranger", "maps/services", foreign),
-        ("a link with an unknown name", "links/stranger", "maps/services", foreign),
-        ("a map with other key and value sizes", "maps/backends", "maps/frontends", foreign),
-        ("a link in place of a map", "maps/backends", "links/connect4", foreign),
-        ("another size", "maps/reason_counts", "../reason_counts", &["64 entries"]),
-        ("a missing map", "maps/services", "", &["missing", "cleanup"]),
+        (
+            "a map with an unknown name",
+            "maps/stranger",
+            "maps/services",
+            foreign,
+        ),
+        (
+            "a link with an unknown name",
+            "links/stranger",
+            "maps/services",
+            foreign,
+        ),
+        (
+            "a map with other key and value sizes",
+            "maps/backends",
+            "maps/frontends",
+            foreign,
+        ),
+        (
+            "a link in place of a map",
+            "maps/backends",
+            "links/connect4",
+            foreign,
+        ),
+        (
+            "another size",
+            "maps/reason_counts",
+            "../reason_counts",
+            &["64 entries"],
+        ),
+        (
+            "a missing map",
+            "maps/services",
+            "",
+            &["missing", "cleanup"],
+        ),
         ("swapped links", "links/connect4", "links/connect6", foreign),
-        ("a map in place of a link", "links/connect4", "maps/services", foreign),
+        (
+            "a map in place of a link",
+            "links/connect4",
+            "maps/services",
+            foreign,
+        ),
     ] {
         let [name, other] = [name, other].map(|path| path.replace("maps", &maps_folder("")));
         let pin = pins.join(&name);
@@ -154,7 +191,10 @@ fn a_missing_folder_of_manifests_leaves_services_programmed() -> Result<()> {
 
     fs::rename(&manifests, &aside)?;
     let folder = manifests.to_string_lossy();
-    expect_last_line(&failed_start(&scene)?, &["cannot read", &folder, "No such file"])?;
+    expect_last_line(
+        &failed_start(&scene)?,
+        &["cannot read", &folder, "No such file"],
+    )?;
     fs::rename(&aside, &manifests)?;
 
     scene.node.start()?;
@@ -197,7 +237,10 @@ fn a_wrong_config_is_reported_with_the_wrong_value() -> Result<()> {
 #[ignore = "independent of the kernel: a file lock"]
 fn a_second_daemon_and_a_cleanup_fail_and_name_the_running_process() -> Result<()> {
     let scene = Scene::web(&["backend"])?;
-    let process = format!("process {}", scene.node.daemon_pid().context("the daemon does not run")?);
+    let process = format!(
+        "process {}",
+        scene.node.daemon_pid().context("the daemon does not run")?
+    );
 
     for command in ["node", "cleanup"] {
         let stderr = failed_start_by(&scene, || scene.node.culvert(&[command]))?;
@@ -206,7 +249,10 @@ fn a_second_daemon_and_a_cleanup_fail_and_name_the_running_process() -> Result<(
     }
 
     let socket = scene.node.admin_socket();
-    ensure!(socket.exists(), "the second daemon removed the socket of the first");
+    ensure!(
+        socket.exists(),
+        "the second daemon removed the socket of the first"
+    );
     Ok(())
 }
 
@@ -240,7 +286,10 @@ fn a_daemon_outside_of_its_cgroup_reports_that_and_leaves_no_program() -> Result
     let links = root
         .join(folder.strip_prefix("/")?)
         .join("bpffs/culvert/links");
-    let left: Vec<PathBuf> = inodes_below(&links).unwrap_or_default().into_keys().collect();
+    let left: Vec<PathBuf> = inodes_below(&links)
+        .unwrap_or_default()
+        .into_keys()
+        .collect();
     ensure!(left.is_empty(), "{left:?}");
     expect_translated(&scene)
 }

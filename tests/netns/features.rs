@@ -36,9 +36,15 @@ fn a_program_that_sets_an_error_loads_exactly_if_the_probe_finds_the_feature() -
     let loaded = load(&pins, setting);
 
     match loaded {
-        Ok(_) => ensure!(features.set_retval, "the program loads, but the probe reports no set_retval"),
+        Ok(_) => ensure!(
+            features.set_retval,
+            "the program loads, but the probe reports no set_retval"
+        ),
         Err(error) => {
-            ensure!(!features.set_retval, "the probe reports set_retval, but: {error:#}");
+            ensure!(
+                !features.set_retval,
+                "the probe reports set_retval, but: {error:#}"
+            );
             let is_verdict = matches!(error.downcast_ref(), Some(LoadError::Program { .. }));
             ensure!(is_verdict, "{error:#}");
         }

@@ -10,7 +10,10 @@ use tunnel_tests::{
 
 use crate::{
     scene::Scene,
-    support::{CHANGE_TIMEOUT, HTTP, HTTP_TARGET, Vip, Dialer, http_server_name, ports, ensure_eq, until_backends, until_gone},
+    support::{
+        CHANGE_TIMEOUT, Dialer, HTTP, HTTP_TARGET, Vip, ensure_eq, http_server_name, ports,
+        until_backends, until_gone,
+    },
 };
 
 const FIRST: Vip = Vip::of(10);

@@ -18,7 +18,7 @@ use tunnel_userspace::{
     reconcile::MapSizes,
 };
 
-use crate::support::{run, ensure_eq};
+use crate::support::{ensure_eq, run};
 
 /// The index and name of the host's uplink.
 pub(crate) const UPLINK: (u32, &str) = (2, "uplink");
@@ -121,10 +121,17 @@ fn expect_outsiders_dropped(tcx: bool) -> Result<()> {
         on_host(&node, || Ok(guard.guard_uplinks(&uplinks(), false)?))?;
         drop(guard);
         let before = dropped(&counters)?;
-        ensure!(probe_from_outside(&node) == ErrorKind::TimedOut, "an outsider passes the guard, tcx {tcx}");
-        ensure!(dropped(&counters)? > before, "the dropped packet isn't counted, tcx {tcx}");
+        ensure!(
+            probe_from_outside(&node) == ErrorKind::TimedOut,
+            "an outsider passes the guard, tcx {tcx}"
+        );
+        ensure!(
+            dropped(&counters)? > before,
+            "the dropped packet isn't counted, tcx {tcx}"
+        );
     }
-    ensure_eq("filters", filters(&node)?, usize::from(!tcx)).with_context(|| format!("tcx {tcx}"))?;
+    ensure_eq("filters", filters(&node)?, usize::from(!tcx))
+        .with_context(|| format!("tcx {tcx}"))?;
 
     let foreign = on_host(&node, || Ok(pins.remove()?))?;
 
@@ -140,11 +147,17 @@ fn expect_outsiders_dropped(tcx: bool) -> Result<()> {
 fn a_filter_that_was_removed_is_attached_again() -> Result<()> {
     let (node, _pins, mut guard) = guarded_node(false)?;
     run(node.host(), "tc qdisc del dev uplink clsact")?;
-    ensure!(probe_from_outside(&node) == ErrorKind::ConnectionRefused, "packets are dropped without a filter");
+    ensure!(
+        probe_from_outside(&node) == ErrorKind::ConnectionRefused,
+        "packets are dropped without a filter"
+    );
 
     on_host(&node, || Ok(guard.guard_uplinks(&uplinks(), true)?))?;
 
-    ensure!(probe_from_outside(&node) == ErrorKind::TimedOut, "an outsider passes the re-attached guard");
+    ensure!(
+        probe_from_outside(&node) == ErrorKind::TimedOut,
+        "an outsider passes the re-attached guard"
+    );
     Ok(())
 }
 
@@ -168,7 +181,10 @@ fn expect_detached(tcx: bool) -> Result<()> {
         Ok(guard.remove_unused(&BTreeMap::new())?)
     })?;
 
-    ensure!(probe_from_outside(&node) == ErrorKind::ConnectionRefused, "tcx {tcx}");
+    ensure!(
+        probe_from_outside(&node) == ErrorKind::ConnectionRefused,
+        "tcx {tcx}"
+    );
     ensure!(guard.guarded_links().is_empty(), "tcx {tcx}");
     Ok(())
 }
@@ -185,11 +201,18 @@ fn the_record_of_a_filter_is_removed_after_its_device() -> Result<()> {
     )?;
     let second = BTreeMap::from([(77, "second".to_owned())]);
     on_host(&node, || Ok(guard.guard_uplinks(&second, false)?))?;
-    ensure!(guard.guarded_links().contains(&77), "the new link is not guarded");
+    ensure!(
+        guard.guarded_links().contains(&77),
+        "the new link is not guarded"
+    );
     run(host, "ip link del second")?;
 
     on_host(&node, || Ok(guard.remove_unused(&BTreeMap::new())?))?;
 
-    ensure!(guard.guarded_links().is_empty(), "{:?}", guard.guarded_links());
+    ensure!(
+        guard.guarded_links().is_empty(),
+        "{:?}",
+        guard.guarded_links()
+    );
     Ok(())
 }

@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{
-    instance::{NODE_NAME, InstanceSettings},
+    instance::{InstanceSettings, NODE_NAME},
     manifest::Service,
     node::Node,
     sandbox::Sandbox,
@@ -46,7 +46,9 @@ fn until_reported(node: &Node, place: &Sandbox, port: u16, name: &str, local: us
 
 fn until_closed(place: &Sandbox, port: u16) -> Result<()> {
     for ip in HOST.ips() {
-        wait::until(CHANGE_TIMEOUT, || place.connect(SocketAddr::new(ip, port)).is_err())?;
+        wait::until(CHANGE_TIMEOUT, || {
+            place.connect(SocketAddr::new(ip, port)).is_err()
+        })?;
     }
     Ok(())
 }
@@ -68,7 +70,11 @@ fn a_health_check_port_reports_the_ready_endpoints_of_its_node_while_its_service
     }
 
     let both = addresses(&[&*one, &*two]);
-    node.apply(service("web", WEB, PORT).on_node(NODE_NAME).backends(both.clone()))?;
+    node.apply(
+        service("web", WEB, PORT)
+            .on_node(NODE_NAME)
+            .backends(both.clone()),
+    )?;
     for place in places {
         until_reported(&node, place, PORT, "web", 2)?;
     }

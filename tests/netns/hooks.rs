@@ -11,7 +11,8 @@ use tunnel_tests::{
 use crate::{
     scene::{DIALLED, EMPTY, OTHER, Scene, WEB},
     support::{
-        DNS, DNS_TARGET, HTTP, HTTP_TARGET, Vip, Dialer, query, count_during, errno, http_server_name, receive, ensure_eq,
+        DNS, DNS_TARGET, Dialer, HTTP, HTTP_TARGET, Vip, count_during, ensure_eq, errno,
+        http_server_name, query, receive,
     },
 };
 
@@ -21,7 +22,8 @@ fn a_tcp_connect_to_a_cluster_ip_reaches_the_backend_and_shows_the_cluster_ip() 
 
     scene.for_each_client(&Dialer::TCP, |place, dialer| {
         let connect = || dialer.expect_served(place, WEB, HTTP, "backend");
-        let ((), increases) = count_during(&scene.node, &["translated", "socket_tracked"], connect)?;
+        let ((), increases) =
+            count_during(&scene.node, &["translated", "socket_tracked"], connect)?;
         ensure_eq("counts", increases, vec![1, 1])
     })?;
     scene.give_back()
@@ -38,7 +40,11 @@ fn a_tcp_socket_that_was_refused_can_connect_to_another_cluster_ip() -> Result<(
 
         connect_within(&socket, dialer.address(WEB, HTTP), RESPONSE_TIMEOUT)?;
         let stream = std::net::TcpStream::from(socket);
-        ensure_eq("peer", stream.peer_addr()?, dialer.reported_address(WEB, HTTP))?;
+        ensure_eq(
+            "peer",
+            stream.peer_addr()?,
+            dialer.reported_address(WEB, HTTP),
+        )?;
         ensure_eq("server", http_server_name(stream)?, "backend")
     })?;
     scene.give_back()
@@ -50,17 +56,22 @@ fn a_connected_udp_socket_reaches_the_backend_and_shows_the_cluster_ip() -> Resu
 
     scene.for_each_client(&Dialer::UDP, |place, dialer| {
         let socket = dialer.udp_socket(place)?;
-        let (answers, increases) = count_during(&scene.node, &["translated", "translated_sticky"], || {
-            socket.connect(dialer.address(WEB, DNS))?;
-            socket.send(b"who?")?;
-            let first = receive(&socket)?;
-            socket.send(b"who?")?;
-            Ok([first, receive(&socket)?])
-        })?;
+        let (answers, increases) =
+            count_during(&scene.node, &["translated", "translated_sticky"], || {
+                socket.connect(dialer.address(WEB, DNS))?;
+                socket.send(b"who?")?;
+                let first = receive(&socket)?;
+                socket.send(b"who?")?;
+                Ok([first, receive(&socket)?])
+            })?;
         // The sender of each answer is the cluster IP, like the peer address.
         let expected = ("backend".to_owned(), dialer.reported_address(WEB, DNS));
         ensure_eq("answers", answers, [expected.clone(), expected])?;
-        ensure_eq("peer", socket.peer_addr()?, dialer.reported_address(WEB, DNS))?;
+        ensure_eq(
+            "peer",
+            socket.peer_addr()?,
+            dialer.reported_address(WEB, DNS),
+        )?;
         // The kernel programs translate the connect, but no send on the connected socket.
         ensure_eq("counts", increases, vec![1, 0])
     })?;
@@ -83,7 +94,11 @@ fn a_udp_socket_that_connects_again_shows_the_address_that_it_dialled_last() -> 
         ];
         for (vip, port, name) in steps {
             socket.connect(dialer.address(vip, port))?;
-            ensure_eq("peer", socket.peer_addr()?, dialer.reported_address(vip, port))?;
+            ensure_eq(
+                "peer",
+                socket.peer_addr()?,
+                dialer.reported_address(vip, port),
+            )?;
             ensure_eq("server", query(&socket)?, name)?;
         }
         Ok(())
@@ -111,14 +126,19 @@ fn a_backend_that_is_itself_a_cluster_ip_is_not_translated_a_second_time() -> Re
     scene.for_each_client(&Dialer::UDP, |place, dialer| {
         dialer.connect_udp_to(place, chained, DNS_TARGET, "other")?;
         let socket = dialer.connect_udp_to(place, WEB, DNS, "backend")?;
-        ensure_eq("peer", socket.peer_addr()?, dialer.reported_address(WEB, DNS))
+        ensure_eq(
+            "peer",
+            socket.peer_addr()?,
+            dialer.reported_address(WEB, DNS),
+        )
     })?;
     scene.expect_served(WEB, "backend")?;
     scene.give_back()
 }
 
 #[test]
-fn a_connected_socket_is_not_translated_a_second_time_after_it_sent_to_another_service() -> Result<()> {
+fn a_connected_socket_is_not_translated_a_second_time_after_it_sent_to_another_service()
+-> Result<()> {
     let scene = DIALLED.lease()?;
     chain(&scene)?;
 

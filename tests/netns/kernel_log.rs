@@ -5,12 +5,17 @@ use std::{net::IpAddr, time::Duration};
 use anyhow::{Context as _, Result, ensure};
 use aya::{maps::MapInfo, programs::loaded_programs};
 use socket2::{Domain, Type};
-use tunnel_common::table::{REASON_COUNTS, GUARD, PROGRAMS};
-use tunnel_tests::{instance::InstanceSettings, node::Node, sandbox::connect_within, tunnel_testbed::TunnelTestbed, wait};
+use tunnel_common::table::{GUARD, PROGRAMS, REASON_COUNTS};
+use tunnel_tests::{
+    instance::InstanceSettings, node::Node, sandbox::connect_within, tunnel_testbed::TunnelTestbed,
+    wait,
+};
 
 use crate::{
     scene::{EMPTY, Scene, WEB, configure},
-    support::{CHANGE_TIMEOUT, DNS, HTTP, HTTP_TARGET, Vip, Dialer, maps_folder, ensure_eq, until_eq},
+    support::{
+        CHANGE_TIMEOUT, DNS, Dialer, HTTP, HTTP_TARGET, Vip, ensure_eq, maps_folder, until_eq,
+    },
 };
 
 /// An address without a Service.
@@ -61,16 +66,22 @@ impl Scene {
     /// Returns the names of loaded programs that have event logs and use this node's maps. The kernel
     /// unloads a program a moment after its last link is gone.
     fn logging_programs(&self) -> Result<Vec<String>> {
-        let count =
-            MapInfo::from_pin(self.node.bpffs().join(maps_folder("")).join(REASON_COUNTS.name))?.id();
+        let count = MapInfo::from_pin(
+            self.node
+                .bpffs()
+                .join(maps_folder(""))
+                .join(REASON_COUNTS.name),
+        )?
+        .id();
         let mut names = Vec::new();
         for program in loaded_programs().filter_map(Result::ok) {
             // Other tests load and unload programs concurrently.
             let Ok(Some(maps)) = program.map_ids() else {
                 continue;
             };
-            let is_ring =
-                |id: &u32| MapInfo::from_id(*id).is_ok_and(|map| map.name_as_str() == Some(LOG_MAP));
+            let is_ring = |id: &u32| {
+                MapInfo::from_id(*id).is_ok_and(|map| map.name_as_str() == Some(LOG_MAP))
+            };
             if maps.contains(&count) && maps.iter().any(is_ring) {
                 names.extend(program.name_as_str().map(str::to_owned));
             }
@@ -90,8 +101,8 @@ fn a_connect_is_logged_with_its_destination_and_backend_while_the_log_is_enabled
 
 #[test]
 #[ignore = "independent of the kernel: logged like IPv4 connects"]
-fn a_connect_over_ipv6_is_logged_with_its_destination_and_backend_while_the_log_is_enabled() -> Result<()>
-{
+fn a_connect_over_ipv6_is_logged_with_its_destination_and_backend_while_the_log_is_enabled()
+-> Result<()> {
     expect_connects_logged(Dialer::V6, "connect6")
 }
 
@@ -99,7 +110,11 @@ fn expect_connects_logged(dialer: Dialer, program: &str) -> Result<()> {
     let scene = prepared()?;
     scene.node.start()?;
     scene.connect()?;
-    ensure_eq("programs with a log by default", scene.logging_programs()?, [""; 0])?;
+    ensure_eq(
+        "programs with a log by default",
+        scene.logging_programs()?,
+        [""; 0],
+    )?;
     ensure_eq("status", scene.node.status()?["kernelLog"].is_null(), true)?;
 
     configure_log(&scene.node, Some((program, "debug")))?;
@@ -139,7 +154,11 @@ fn expect_connects_logged(dialer: Dialer, program: &str) -> Result<()> {
     let before = kernel_lines(&scene.node).len();
     scene.connect()?;
     scene.node.stop()?;
-    ensure_eq("log lines without a log", kernel_lines(&scene.node).len(), before)?;
+    ensure_eq(
+        "log lines without a log",
+        kernel_lines(&scene.node).len(),
+        before,
+    )?;
     let left_alone = kernel_lines(&scene.node)
         .iter()
         .any(|line| line.contains("ignored"));
@@ -159,12 +178,14 @@ fn every_program_can_log_its_decisions() -> Result<()> {
         let count = usize::from(program != GUARD.name);
         scene.until_logging(&logging[..count])?;
         for dialer in Dialer::TCP {
-            dialer.expect_served(&scene.client, WEB, HTTP, "backend")
+            dialer
+                .expect_served(&scene.client, WEB, HTTP, "backend")
                 .context(program)?;
         }
         for dialer in Dialer::UDP {
             let socket = dialer.udp_socket(&scene.client)?;
-            dialer.expect_answer(&socket, WEB, DNS, "backend")
+            dialer
+                .expect_answer(&socket, WEB, DNS, "backend")
                 .context(program)?;
         }
         for (asked, dialer) in [("connect4", Dialer::V4), ("connect6", Dialer::V6)] {

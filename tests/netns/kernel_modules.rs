@@ -15,7 +15,9 @@ use tunnel_tests::{
 use crate::{
     guard::daemon::{FOLLOW_TIMEOUT, guards, network_status, steering_node},
     scene::{Scene, WEB},
-    support::{HOST, HTTP, HTTP_TARGET, Dialer, count_during, http_server_name, run, ensure_eq, serve},
+    support::{
+        Dialer, HOST, HTTP, HTTP_TARGET, count_during, ensure_eq, http_server_name, run, serve,
+    },
     untranslated::SERVICE_REASONS,
 };
 
@@ -110,7 +112,8 @@ fn guard_a_dummy(address: &str, gateway: &str) -> Result<()> {
     let route = format!("ip route add default via {gateway} dev cloud metric 5");
     run(host, &route)?;
 
-    wait::until(FOLLOW_TIMEOUT, || has("cloud")).context("the dummy interface does not become an uplink")?;
+    wait::until(FOLLOW_TIMEOUT, || has("cloud"))
+        .context("the dummy interface does not become an uplink")?;
     ensure_eq("guards with the dummy", guards()?, 2)?;
     if !feature::is_supported(Feature::Tcx)? {
         let filters = run(host, "tc filter show dev cloud ingress")?;
@@ -118,9 +121,16 @@ fn guard_a_dummy(address: &str, gateway: &str) -> Result<()> {
     }
 
     run(host, "ip link del cloud")?;
-    wait::until(FOLLOW_TIMEOUT, || !has("cloud")).context("the removed dummy interface is still an uplink")?;
-    wait::until(FOLLOW_TIMEOUT, || guards().is_ok_and(|guards| guards == 1))
-        .with_context(|| format!("the guard of the removed interface is still pinned: {:?}", network_status(&node)))?;
+    wait::until(FOLLOW_TIMEOUT, || !has("cloud"))
+        .context("the removed dummy interface is still an uplink")?;
+    wait::until(FOLLOW_TIMEOUT, || guards().is_ok_and(|guards| guards == 1)).with_context(
+        || {
+            format!(
+                "the guard of the removed interface is still pinned: {:?}",
+                network_status(&node)
+            )
+        },
+    )?;
     ensure!(has("uplink"), "{}", network_status(&node)?);
     Ok(())
 }

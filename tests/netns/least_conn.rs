@@ -9,9 +9,9 @@ use tunnel_tests::{node::Node, sandbox::Sandbox, wait};
 
 use crate::{
     migration,
-    open_connections::{total_connections, open_connections, set_up},
+    open_connections::{open_connections, set_up, total_connections},
     scene::WEB,
-    support::{CHANGE_TIMEOUT, DNS, HTTP, Dialer, query, ensure_eq, until_backends, until_eq},
+    support::{CHANGE_TIMEOUT, DNS, Dialer, HTTP, ensure_eq, query, until_backends, until_eq},
 };
 
 const ALGORITHM: &str = "culvert.dev/algorithm";
@@ -100,8 +100,7 @@ fn draining_indices(node: &Node) -> Option<u64> {
 }
 
 #[test]
-fn an_index_with_open_connections_is_not_reused_even_by_the_next_daemon() -> Result<()>
-{
+fn an_index_with_open_connections_is_not_reused_even_by_the_next_daemon() -> Result<()> {
     let scene = set_up()?;
     let node = &scene.node;
     let until = |wanted: u64| {

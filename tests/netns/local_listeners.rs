@@ -12,7 +12,7 @@ use tunnel_userspace::model::Family;
 
 use crate::{
     scene::Scene,
-    support::{DNS, HTTP, Vip, Dialer, ports, receive, ensure_eq, until_eq},
+    support::{DNS, Dialer, HTTP, Vip, ensure_eq, ports, receive, until_eq},
 };
 
 /// The Service's addresses. They are not in the range of ClusterIPs, to which pods have no route.
@@ -35,7 +35,9 @@ fn until_listener(scene: &Scene, is_there: bool) -> Result<()> {
     until_eq("listeners", vec![is_there; 4], || {
         let ports = ports(&scene.node.services()?, NAME);
         let frontends = ports.iter().filter_map(|port| port["frontends"].as_array());
-        let has_listener = frontends.flatten().map(|frontend| frontend["localListener"].clone());
+        let has_listener = frontends
+            .flatten()
+            .map(|frontend| frontend["localListener"].clone());
         Ok(has_listener.collect::<Vec<_>>())
     })
 }
@@ -100,14 +102,22 @@ impl NodeLocalCache {
     /// Dials the Service from the host and the client pod, over TCP and UDP; expects all connections and
     /// datagrams to arrive at these listeners.
     fn expect_all_traffic(&self, scene: &Scene) -> Result<()> {
-        scene.for_each_client(&Dialer::TCP, |place, dialer| self.expect_connection(place, dialer))?;
-        scene.for_each_client(&Dialer::UDP, |place, dialer| self.expect_datagram(place, dialer))
+        scene.for_each_client(&Dialer::TCP, |place, dialer| {
+            self.expect_connection(place, dialer)
+        })?;
+        scene.for_each_client(&Dialer::UDP, |place, dialer| {
+            self.expect_datagram(place, dialer)
+        })
     }
 
     /// Connects to the Service; expects the connection to arrive at these listeners.
     fn expect_connection(&self, place: &Sandbox, dialer: Dialer) -> Result<()> {
         let stream = dialer.connect(place, CACHED, HTTP)?;
-        ensure_eq("peer", stream.peer_addr()?, dialer.reported_address(CACHED, HTTP))?;
+        ensure_eq(
+            "peer",
+            stream.peer_addr()?,
+            dialer.reported_address(CACHED, HTTP),
+        )?;
         let from = self.0.accept(dialer)?;
         let own = stream.local_addr()?;
         ensure_eq("port", from.port(), own.port())?;
@@ -127,8 +137,8 @@ impl NodeLocalCache {
 }
 
 #[test]
-fn sockets_reach_a_local_listener_at_a_service_address_and_backends_once_it_is_closed()
--> Result<()> {
+fn sockets_reach_a_local_listener_at_a_service_address_and_backends_once_it_is_closed() -> Result<()>
+{
     let scene = prepared()?;
     scene.node.start()?;
     expect_backend(&scene)?;
@@ -138,7 +148,10 @@ fn sockets_reach_a_local_listener_at_a_service_address_and_backends_once_it_is_c
     cache.expect_all_traffic(&scene)?;
     let status = scene.node.culvert(&["services", NAME])?.stdout;
     let words = status.matches("not translated: local listener");
-    ensure!(words.count() == 8, "expected the words for four states and four frontends:\n{status}");
+    ensure!(
+        words.count() == 8,
+        "expected the words for four states and four frontends:\n{status}"
+    );
 
     drop(cache);
     until_listener(&scene, false)?;

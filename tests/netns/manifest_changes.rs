@@ -14,7 +14,10 @@ use tunnel_tests::{
 
 use crate::{
     scene::{OTHER, Scene, WEB},
-    support::{CHANGE_TIMEOUT, HTTP, Vip, Dialer, errno, http_get, ensure_eq, until_backends, until_gone, until_eq},
+    support::{
+        CHANGE_TIMEOUT, Dialer, HTTP, Vip, ensure_eq, errno, http_get, until_backends, until_eq,
+        until_gone,
+    },
 };
 
 /// Returns the problems of sources that the daemon's status lists.
@@ -40,8 +43,14 @@ fn dial_all(node: &Node, vip: Vip) -> Result<String> {
 fn a_bad_document_is_named_while_the_rest_applies_and_the_last_good_version_stays() -> Result<()> {
     let scene = Scene::web(&["backend"])?;
     let node = &scene.node;
-    let good = WEB.service("web").backends(scene.all_addresses()).to_string();
-    let other = OTHER.service("other").backends(scene.all_addresses()).to_string();
+    let good = WEB
+        .service("web")
+        .backends(scene.all_addresses())
+        .to_string();
+    let other = OTHER
+        .service("other")
+        .backends(scene.all_addresses())
+        .to_string();
     // The Service now has an invalid port, and its file a second Service.
     let bad = good.replacen("port: 80,", "port: 80000,", 1);
     ensure!(bad != good);
@@ -123,7 +132,10 @@ fn expect_sync_metrics(metrics: &str) -> Result<()> {
             let name = format!("kubeproxy_{name}{{ip_family=\"{family}\"}}");
             let value = metric(metrics, &name).unwrap_or_default();
             let as_expected = (1..=most).contains(&value);
-            ensure!(as_expected, "{name} is {value}, expected 1 to {most}, in {metrics}");
+            ensure!(
+                as_expected,
+                "{name} is {value}, expected 1 to {most}, in {metrics}"
+            );
         }
     }
     Ok(())
@@ -154,7 +166,11 @@ fn health_and_metrics_are_served_on_their_ports() -> Result<()> {
     let config: serde_json::Value = serde_json::from_str(&config)?;
     let named = &config["culvert.dev"]["nodeName"];
     ensure_eq("config", (code, named), (200, &NODE_NAME.into()))?;
-    ensure_eq("metrics at healthz", get_from_host(healthz, "/metrics")?.0, 404)?;
+    ensure_eq(
+        "metrics at healthz",
+        get_from_host(healthz, "/metrics")?.0,
+        404,
+    )?;
     for at in [healthz, SocketAddr::from((Ipv6Addr::LOCALHOST, 10256))] {
         for path in ["/healthz", "/livez"] {
             let (code, health) = get_from_host(at, path)?;

@@ -9,15 +9,18 @@ use aya::maps::MapInfo;
 use tunnel_common::{
     LAYOUT_VERSION,
     reason::Reason,
-    table::{REASON_COUNTS, MAPS, Map},
+    table::{MAPS, Map, REASON_COUNTS},
 };
 use tunnel_tests::{admin::metric, wait};
 
 use crate::{
-    migration::{self, Flows, SERVICES, imitate_older_layout, expect_all_kept, count_choices, file_names, older_folder},
     cleanup::cleanup,
+    migration::{
+        self, Flows, SERVICES, count_choices, expect_all_kept, file_names, imitate_older_layout,
+        older_folder,
+    },
     scene::{OTHER, Scene, WEB},
-    support::{CHANGE_TIMEOUT, HTTP, Dialer, maps_folder, ensure_eq},
+    support::{CHANGE_TIMEOUT, Dialer, HTTP, ensure_eq, maps_folder},
 };
 
 impl Scene {
@@ -138,8 +141,7 @@ fn an_older_layout_stays_until_every_object_can_be_read() -> Result<()> {
 
 #[test]
 #[ignore = "independent of the kernel: the same steps as in `map_sizes`, with other names"]
-fn the_next_daemon_continues_after_a_kill_during_the_replacement_of_a_layout()
--> Result<()> {
+fn the_next_daemon_continues_after_a_kill_during_the_replacement_of_a_layout() -> Result<()> {
     let scene = migration::start()?;
     let node = &scene.node;
     let flows = Flows::open(&scene.client)?;
@@ -214,7 +216,11 @@ fn cleanup_removes_incomplete_new_maps_and_maps_of_this_layout_or_an_older_one()
             imitate_older_layout(node)?;
         }
         let is_met = scene.kill_when(|scene| scene.has_pin(&maps_folder("-next/services")))?;
-        ensure!(is_met && scene.has_pin(&former), "{former}: {}", node.logs());
+        ensure!(
+            is_met && scene.has_pin(&former),
+            "{former}: {}",
+            node.logs()
+        );
 
         cleanup(node)?;
 

@@ -14,9 +14,12 @@ use tunnel_tests::{
 };
 
 use crate::{
-    migration::{self, Flows, SERVICES, expect_all_kept, count_choices, file_names},
+    migration::{self, Flows, SERVICES, count_choices, expect_all_kept, file_names},
     scene::{OTHER, Scene},
-    support::{CHANGE_TIMEOUT, HTTP, HTTP_TARGET, Vip, Dialer, maps_folder, ensure_eq, until_backends, until_gone},
+    support::{
+        CHANGE_TIMEOUT, Dialer, HTTP, HTTP_TARGET, Vip, ensure_eq, maps_folder, until_backends,
+        until_gone,
+    },
 };
 
 /// MapSizes for frontends, slots and backends: the first ones; all larger; all smaller; frontends and
@@ -98,7 +101,11 @@ fn expect_sizes_refused(scene: &Scene, wanted: [u32; 3], words: &[&str]) -> Resu
     let is_logged = |line: &str| words.iter().all(|word| line.contains(word));
     ensure!(log.lines().any(is_logged), "no {words:?} in {log}");
     ensure_eq("sizes", sizes(node)?, before)?;
-    ensure_eq("maps", file_names(&node.bpffs().join(maps_folder("")))?, maps)?;
+    ensure_eq(
+        "maps",
+        file_names(&node.bpffs().join(maps_folder("")))?,
+        maps,
+    )?;
     scene.expect_tidy()
 }
 
@@ -146,8 +153,7 @@ fn sizes_that_are_too_small_for_the_entries_are_refused_and_logged() -> Result<(
 }
 
 #[test]
-fn the_next_daemon_continues_after_a_kill_during_a_change_of_sizes()
--> Result<()> {
+fn the_next_daemon_continues_after_a_kill_during_a_change_of_sizes() -> Result<()> {
     let scene = migration::start()?;
     let node = &scene.node;
     let flows = Flows::open(&scene.client)?;
@@ -157,7 +163,9 @@ fn the_next_daemon_continues_after_a_kill_during_a_change_of_sizes()
         |scene| scene.has_pin(&maps_folder("-next/services")),
         |scene| scene.has_pin(&maps_folder("-next/host")),
         |scene| scene.has_pin(&maps_folder("-old")),
-        |scene| scene.has_pin(&maps_folder("-old")) && !scene.has_pin(&maps_folder("-old/services")),
+        |scene| {
+            scene.has_pin(&maps_folder("-old")) && !scene.has_pin(&maps_folder("-old/services"))
+        },
         |_| false,
     ];
 
@@ -189,10 +197,18 @@ fn steering_maps_have_room_only_if_steering_is_enabled() -> Result<()> {
 
     let alone = Node::with_settings(settings.clone())?;
     alone.start()?;
-    ensure_eq("steering entries without steering", steering_entries(&alone)?, [1, 1])?;
+    ensure_eq(
+        "steering entries without steering",
+        steering_entries(&alone)?,
+        [1, 1],
+    )?;
 
     let site = TunnelTestbed::prepare(settings)?;
     site.node().start()?;
     let room = steering_entries(site.node())?;
-    ensure_eq("steering entries with steering", room, [wanted + 1, 2 * wanted + 1])
+    ensure_eq(
+        "steering entries with steering",
+        room,
+        [wanted + 1, 2 * wanted + 1],
+    )
 }

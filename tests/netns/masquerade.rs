@@ -6,16 +6,16 @@ use std::{net::IpAddr, sync::Arc};
 use anyhow::{Context as _, Result};
 use tunnel_tests::{
     instance,
-    sandbox::Sandbox,
     pod::Pod,
+    sandbox::Sandbox,
     shared_fixture::{Fixture as _, SharedFixture},
 };
 
 use crate::{
     local_listeners::TestListeners,
-    service_addresses::{self, BALANCER, EXTERNAL, NODE_DNS, NODE_HTTP},
     scene::{Scene, WEB},
-    support::{DNS, DNS_TARGET, HOST, HTTP, HTTP_TARGET, Vip, Dialer, addresses, ensure_eq},
+    service_addresses::{self, BALANCER, EXTERNAL, NODE_DNS, NODE_HTTP},
+    support::{DNS, DNS_TARGET, Dialer, HOST, HTTP, HTTP_TARGET, Vip, addresses, ensure_eq},
 };
 
 /// The addresses of the Service, with their HTTP and DNS ports.
@@ -50,7 +50,9 @@ fn expect_client_address(backend: &Pod, place: &Sandbox, client: [IpAddr; 2]) ->
                 let own = place.connect(dialer.address(vip, http))?.local_addr()?;
                 let seen = listening.accept(dialer)?;
                 ensure_eq("TCP", (own, seen.ip()), (seen, client))?;
-                dialer.udp_socket(place)?.send_to(b"who am I?", dialer.address(vip, dns))?;
+                dialer
+                    .udp_socket(place)?
+                    .send_to(b"who am I?", dialer.address(vip, dns))?;
                 let (_, seen) = listening.udp(dialer).recv_from(&mut [0; 16])?;
                 ensure_eq("UDP", seen.ip(), client)
             };
@@ -61,8 +63,7 @@ fn expect_client_address(backend: &Pod, place: &Sandbox, client: [IpAddr; 2]) ->
 }
 
 #[test]
-fn a_backend_sees_clients_by_their_own_addresses_at_every_address_of_the_service() -> Result<()>
-{
+fn a_backend_sees_clients_by_their_own_addresses_at_every_address_of_the_service() -> Result<()> {
     let scene = SCENE.lease()?;
     for policy in ["Cluster", "Local"] {
         let backend = program(&scene, policy)?;

@@ -13,11 +13,14 @@ use aya::{
     util::nr_cpus,
 };
 use tunnel_common::{LAYOUT_VERSION, table::REASON_COUNTS};
-use tunnel_tests::{node::Node, pod::Pod, load_scale::LoadScale, wait};
+use tunnel_tests::{load_scale::LoadScale, node::Node, pod::Pod, wait};
 
 use crate::{
     scene::{OTHER, Scene, WEB},
-    support::{CHANGE_TIMEOUT, DNS, HTTP, Vip, Dialer, query, query_to, count_during, http_server_name, maps_folder, ensure_eq},
+    support::{
+        CHANGE_TIMEOUT, DNS, Dialer, HTTP, Vip, count_during, ensure_eq, http_server_name,
+        maps_folder, query, query_to,
+    },
 };
 
 /// The Services of [`start`], with their backends.
@@ -144,7 +147,10 @@ pub(crate) struct Flows {
 impl Flows {
     pub(crate) fn open(client: &Pod) -> Result<Vec<Self>> {
         let dialers = [Dialer::V4, Dialer::V6, Dialer::Mapped];
-        dialers.into_iter().map(|dialer| Self::of(client, dialer)).collect()
+        dialers
+            .into_iter()
+            .map(|dialer| Self::of(client, dialer))
+            .collect()
     }
 
     fn of(client: &Pod, dialer: Dialer) -> Result<Self> {
@@ -176,8 +182,16 @@ impl Flows {
     /// Asserts that connected sockets keep their backends and the dialled address as peer.
     pub(crate) fn expect_connected_kept(&self) -> Result<()> {
         let dialer = self.dialer;
-        ensure_eq("peer", self.stream.peer_addr()?, dialer.reported_address(WEB, HTTP))?;
-        ensure_eq("peer", self.connected.peer_addr()?, dialer.reported_address(WEB, DNS))?;
+        ensure_eq(
+            "peer",
+            self.stream.peer_addr()?,
+            dialer.reported_address(WEB, HTTP),
+        )?;
+        ensure_eq(
+            "peer",
+            self.connected.peer_addr()?,
+            dialer.reported_address(WEB, DNS),
+        )?;
         ensure_eq("server", query(&self.connected)?, self.connected_to.clone())
     }
 
@@ -207,6 +221,9 @@ pub(crate) fn count_choices(scene: &Scene, flows: &[Flows]) -> Result<Vec<u64>> 
 
 /// Asserts that every flow keeps its backend.
 pub(crate) fn expect_all_kept(flows: &[Flows]) -> Result<()> {
-    let check = |flow: &Flows| flow.expect_kept().with_context(|| format!("{:?}", flow.dialer));
+    let check = |flow: &Flows| {
+        flow.expect_kept()
+            .with_context(|| format!("{:?}", flow.dialer))
+    };
     flows.iter().try_for_each(check)
 }

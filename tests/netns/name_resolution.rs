@@ -186,7 +186,10 @@ fn an_agent_resolves_gateway_names_with_two_files_of_its_container() -> Result<(
     });
     if all.is_err() {
         agent.signal(nix::sys::signal::Signal::SIGKILL)?;
-        bail!("gateways reached: {reached:?}; the agent: {:?}", agent.finish(RESPONSE_TIMEOUT)?);
+        bail!(
+            "gateways reached: {reached:?}; the agent: {:?}",
+            agent.finish(RESPONSE_TIMEOUT)?
+        );
     }
     Ok(())
 }

@@ -12,10 +12,10 @@ use anyhow::{Context as _, Result, ensure};
 use socket2::{Domain, Protocol as Transport, Type};
 use tunnel_tests::{
     feature::{self, Feature},
+    load_scale::LoadScale,
     manifest::Protocol,
     node::Node,
-    sandbox::{RESPONSE_TIMEOUT, Sandbox, Process, connect_within},
-    load_scale::LoadScale,
+    sandbox::{Process, RESPONSE_TIMEOUT, Sandbox, connect_within},
     shared_fixture::SharedFixture,
     test_name, wait,
 };
@@ -24,8 +24,8 @@ use crate::{
     counters::until_released,
     scene::{OTHER, Scene, WEB},
     support::{
-        CHANGE_TIMEOUT, DNS, DNS_TARGET, HTTP, HTTP_TARGET, Vip, Dialer, query, query_to, count_during, http_server_name, ports,
-        run, ensure_eq, until_eq,
+        CHANGE_TIMEOUT, DNS, DNS_TARGET, Dialer, HTTP, HTTP_TARGET, Vip, count_during, ensure_eq,
+        http_server_name, ports, query, query_to, run, until_eq,
     },
 };
 
@@ -37,7 +37,9 @@ static SCENE: SharedFixture<Scene> = SharedFixture::new(|| set_up()?.record_mani
 /// Starts a node with the Service `web`, which has three backends, and `other`, which has one.
 pub(crate) fn set_up() -> Result<Scene> {
     let scene = Scene::new(&["one", "two", "three", "other"])?;
-    let web = WEB.service("web").backends(scene.addresses_without("other"));
+    let web = WEB
+        .service("web")
+        .backends(scene.addresses_without("other"));
     let other = OTHER.service("other").port(Protocol::TCP, CLOSED, 9);
     scene.start([web, other.backends(scene.addresses(&["other"])?)])?;
     Ok(scene)
@@ -65,7 +67,10 @@ pub(crate) fn open_connections(node: &Node, name: &str) -> Result<BTreeMap<Socke
     let mut open = BTreeMap::new();
     for port in ports(&node.services()?, name) {
         for endpoint in port["endpoints"].as_array().into_iter().flatten() {
-            let at: SocketAddr = endpoint["endpoint"].as_str().context("an endpoint without an address")?.parse()?;
+            let at: SocketAddr = endpoint["endpoint"]
+                .as_str()
+                .context("an endpoint without an address")?
+                .parse()?;
             if let Some(count) = endpoint["openConnections"].as_u64() {
                 *open.entry(at).or_default() += count;
             }
@@ -263,8 +268,7 @@ fn hold_open(place: &Sandbox, each: u32, before: u32, log: Option<File>) -> Resu
 const KINDS: u32 = 9;
 
 #[test]
-fn sockets_of_killed_processes_are_no_longer_counted_even_without_a_daemon()
--> Result<()> {
+fn sockets_of_killed_processes_are_no_longer_counted_even_without_a_daemon() -> Result<()> {
     let scene = SCENE.lease()?;
     let node = &scene.node;
     let each = LoadScale::from_environment().count(120);
@@ -302,7 +306,10 @@ fn sockets_by_peer(place: &Sandbox) -> Result<BTreeMap<SocketAddr, u64>> {
         let text = place.run(&["cat", &format!("/proc/net/{table}")])?;
         for line in text.lines().skip(1) {
             let mut words = line.split_whitespace().skip(2);
-            let (peer, state) = words.next().zip(words.next()).with_context(|| format!("no peer and state in {line:?}"))?;
+            let (peer, state) = words
+                .next()
+                .zip(words.next())
+                .with_context(|| format!("no peer and state in {line:?}"))?;
             let peer = peer_of(peer).with_context(|| format!("no address in {line}"))?;
             // Skips the states LISTEN and TIME_WAIT.
             if !["0A", "06"].contains(&state) {
@@ -344,7 +351,8 @@ fn after_a_hundred_thousand_sockets_the_counts_equal_those_of_the_sockets_that_t
     }
     // The process logs a line once it has opened all sockets that stay open.
     let is_done = |log| fs::read_to_string(log).is_ok_and(|text| text.contains("sockets"));
-    wait::until(6 * CHANGE_TIMEOUT, || logs.iter().all(is_done)).context("the processes are still opening sockets")?;
+    wait::until(6 * CHANGE_TIMEOUT, || logs.iter().all(is_done))
+        .context("the processes are still opening sockets")?;
 
     let mut all = BTreeMap::new();
     for place in places {
@@ -384,7 +392,13 @@ fn multipath_tcp_is_translated_and_its_inner_sockets_are_not_counted() -> Result
         for (domain, dialer) in [(Domain::IPV4, Dialer::V4), (Domain::IPV6, Dialer::V6)] {
             let socket = place.socket_with_protocol(domain, Type::STREAM, Transport::MPTCP)?;
             socket.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
-            let connect = || Ok(connect_within(&socket, dialer.address(WEB, HTTP), RESPONSE_TIMEOUT)?);
+            let connect = || {
+                Ok(connect_within(
+                    &socket,
+                    dialer.address(WEB, HTTP),
+                    RESPONSE_TIMEOUT,
+                )?)
+            };
             let ((), increases) = count_during(&scene.node, &reasons, connect)?;
             ensure_eq(from, increases, vec![1, 0, 0])?;
             until_counts(&scene, 0, 0)?;

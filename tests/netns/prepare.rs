@@ -25,7 +25,9 @@ fn a_file_system_for_pins_is_mounted_once_and_a_daemon_starts_on_it() -> Result<
     let config = fs::read_to_string(node.config_path())?;
     let config = config.replace(&old.display().to_string(), &new.display().to_string());
     fs::write(node.config_path(), config)?;
-    node.start().err().context("the daemon started without a BPF file system")?;
+    node.start()
+        .err()
+        .context("the daemon started without a BPF file system")?;
     drop(node.kill9());
 
     let first = node.culvert(&["prepare"])?;

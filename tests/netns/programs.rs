@@ -5,9 +5,9 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use tunnel_tests::{instance::NODE_NAME, node::Node};
 use tunnel_userspace::{
-    bpf::{Counters, DataPath, Features, KernelMaps, Pins, RcuGrace, ProgramSettings},
+    bpf::{Counters, DataPath, Features, KernelMaps, Pins, ProgramSettings, RcuGrace},
     model::{Algorithm, ExternalIps, TopologyKeys},
-    reconcile::{Reconciler, PlanSettings, MapSizes},
+    reconcile::{MapSizes, PlanSettings, Reconciler},
 };
 
 use crate::race::fixture::{BACKENDS, SLOTS};
@@ -73,6 +73,8 @@ impl Programs {
     pub(crate) fn reason(&self, word: &str) -> Result<u64> {
         let counts = self.counters.read()?;
         let found = counts.iter().find(|(reason, _)| reason.label() == word);
-        Ok(found.with_context(|| format!("no reason has the label {word}"))?.1)
+        Ok(found
+            .with_context(|| format!("no reason has the label {word}"))?
+            .1)
     }
 }

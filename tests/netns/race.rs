@@ -19,11 +19,13 @@ use tunnel_tests::{load::race::Report, load_scale::LoadScale, wait};
 use tunnel_userspace::{bpf, model::Family};
 
 use self::{
-    fixture::{FRONTS, RaceFixture, UNEXPECTED_REASONS, UDP_SERVICES, READER_CPU, SERVICES, WRITER_CPU},
+    fixture::{
+        FRONTS, READER_CPU, RaceFixture, SERVICES, UDP_SERVICES, UNEXPECTED_REASONS, WRITER_CPU,
+    },
     interrupts::interrupt_cpu,
-    map_writers::{GracelessWriter, DaemonWriter, RecordSwapper, pin_to_cpu},
+    map_writers::{DaemonWriter, GracelessWriter, RecordSwapper, pin_to_cpu},
 };
-use crate::{programs::Programs, support::each_family, background_load::expect_all_answered};
+use crate::{background_load::expect_all_answered, programs::Programs, support::each_family};
 
 /// The duration of the race with the daemon's writer: twenty times the time in which the writer without
 /// a grace period causes misrouted connects.
@@ -74,14 +76,21 @@ fn race_with_churn(family: Family) -> Result<()> {
     let writer = DaemonWriter::new(&programs, maps, family)?;
     programs.attach(&fixture.node)?;
 
-    let ended = run_race(|stop| writer.run(1, stop), || run_readers(&fixture, scale, duration));
+    let ended = run_race(
+        |stop| writer.run(1, stop),
+        || run_readers(&fixture, scale, duration),
+    );
 
     let counts = fixture.counts()?;
-    let unexpected = UNEXPECTED_REASONS.map(|reason| programs.reason(reason).map(|count| (reason, count)));
+    let unexpected =
+        UNEXPECTED_REASONS.map(|reason| programs.reason(reason).map(|count| (reason, count)));
     let unexpected = unexpected.into_iter().collect::<Result<Vec<_>>>()?;
     let ((), (changes, stats)) = ended.with_context(|| format!("{unexpected:?}, {counts:?}"))?;
     ensure!(counts.answered > 0 && counts.foreign == 0, "{counts:?}");
-    ensure!(unexpected.iter().all(|(_, count)| *count == 0), "{unexpected:?}");
+    ensure!(
+        unexpected.iter().all(|(_, count)| *count == 0),
+        "{unexpected:?}"
+    );
     ensure!(stats.problems.is_empty(), "{stats:?}");
     expect_rate(changes, scale.count(CHANGES), duration).context("changes")
 }
@@ -125,7 +134,10 @@ fn run_readers(fixture: &RaceFixture, scale: LoadScale, duration: Duration) -> R
         expect_all_answered(&load.finish()?)?;
     }
     ensure!(read.failures.is_empty() && read.astray == 0, "{read:?}");
-    ensure!(read.refused * DATAGRAMS_PER_REFUSAL <= read.sent, "{read:?}");
+    ensure!(
+        read.refused * DATAGRAMS_PER_REFUSAL <= read.sent,
+        "{read:?}"
+    );
     expect_rate(read.connects, scale.count(CONNECTS), duration).context("connects")
 }
 
@@ -133,7 +145,10 @@ fn run_readers(fixture: &RaceFixture, scale: LoadScale, duration: Duration) -> R
 /// scaled.
 fn expect_rate(count: u64, rate: u32, duration: Duration) -> Result<()> {
     let wanted = u128::from(rate) * duration.as_millis() / 1000;
-    ensure!(u128::from(count) >= wanted, "{count}, expected at least {wanted}");
+    ensure!(
+        u128::from(count) >= wanted,
+        "{count}, expected at least {wanted}"
+    );
     Ok(())
 }
 
@@ -179,14 +194,18 @@ fn race_without_grace(family: Family) -> Result<()> {
         || {
             let _readers = [READER_CPU, WRITER_CPU].map(|cpu| fixture.reader(cpu, longest));
             wait::until(FAULT_TIMEOUT, || {
-                fixture.counts().is_ok_and(|counts| counts.foreign >= MIN_MISROUTED)
+                fixture
+                    .counts()
+                    .is_ok_and(|counts| counts.foreign >= MIN_MISROUTED)
             })
         },
     )?;
     ensure!(changes > 0, "the writer changed nothing");
 
     // The maps' final content misroutes no connect, so the writes did.
-    let read = fixture.reader(READER_CPU, scale.duration(CHECK_TIME))?.finish()?;
+    let read = fixture
+        .reader(READER_CPU, scale.duration(CHECK_TIME))?
+        .finish()?;
     ensure!(read.connects > 0 && read.astray == 0, "{read:?}");
     ensure!(read.failures.is_empty(), "{read:?}");
     Ok(())

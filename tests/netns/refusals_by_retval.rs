@@ -9,16 +9,16 @@ use socket2::Socket;
 use tunnel_tests::{
     clock::Instant,
     feature::{self, Feature},
+    load_scale::LoadScale,
     node::Node,
     sandbox::{RESPONSE_TIMEOUT, connect_within},
-    load_scale::LoadScale,
     shared_fixture::Lease,
     test_name,
 };
 
 use crate::{
     scene::{DIALLED, EMPTY, Scene},
-    support::{DNS, HTTP, Dialer, expect_refusal, ensure_eq},
+    support::{DNS, Dialer, HTTP, ensure_eq, expect_refusal},
 };
 
 /// The time limit of a refusal: less than the second after which the kernel retransmits a SYN, so the
@@ -58,7 +58,8 @@ fn a_tcp_connect_is_refused_at_once() -> Result<()> {
                 let socket = dialer.tcp_socket(place)?;
                 socket.bind_device(bound)?;
                 socket.set_nonblocking(!blocks)?;
-                let connect = || connect_within(&socket, dialer.address(EMPTY, HTTP), RESPONSE_TIMEOUT);
+                let connect =
+                    || connect_within(&socket, dialer.address(EMPTY, HTTP), RESPONSE_TIMEOUT);
                 expect_refused_at_once(&scene.node, connect)
                     .with_context(|| format!("{dialer:?}, {kind}, by {device}"))?;
             }
@@ -83,7 +84,8 @@ fn a_udp_connect_and_a_datagram_are_refused_at_once() -> Result<()> {
                 socket.bind_device(bound)?;
                 let socket = UdpSocket::from(socket);
                 expect_refused_at_once(&scene.node, || socket.connect(to)).with_context(what)?;
-                expect_refused_at_once(&scene.node, || socket.send_to(b"who?", to)).with_context(what)?;
+                expect_refused_at_once(&scene.node, || socket.send_to(b"who?", to))
+                    .with_context(what)?;
             }
         }
     }

@@ -20,7 +20,7 @@ use tunnel_userspace::{
 use crate::{
     programs::Programs,
     scene::{EMPTY, Scene, WEB},
-    support::{DNS, HTTP, Dialer, query, errno, ensure_eq},
+    support::{DNS, Dialer, HTTP, ensure_eq, errno, query},
 };
 
 /// A node whose data path the test has loaded, without a daemon.
@@ -105,8 +105,14 @@ fn without_set_retval_a_connected_udp_socket_gets_the_refusal_and_a_datagram_is_
         socket.send(b"who?")?;
         let heard = errno(socket.recv(&mut [0; 16]));
         ensure_eq("heard", heard, Errno::ECONNREFUSED)?;
-        ensure_eq("peer", socket.peer_addr()?, dialer.reported_address(EMPTY, DNS))?;
-        let sent = dialer.udp_socket(place)?.send_to(b"who?", dialer.address(EMPTY, DNS));
+        ensure_eq(
+            "peer",
+            socket.peer_addr()?,
+            dialer.reported_address(EMPTY, DNS),
+        )?;
+        let sent = dialer
+            .udp_socket(place)?
+            .send_to(b"who?", dialer.address(EMPTY, DNS));
         ensure_eq("sent", errno(sent), Errno::EPERM)
     })?;
     scene.give_back()
@@ -120,8 +126,16 @@ fn without_set_retval_a_socket_bound_to_a_device_is_refused_too() -> Result<()> 
         for dialer in Dialer::TCP {
             let socket = dialer.tcp_socket(place)?;
             socket.bind_device(Some(device.as_bytes()))?;
-            let refused = errno(connect_within(&socket, dialer.address(EMPTY, HTTP), RESPONSE_TIMEOUT));
-            ensure_eq(&format!("{dialer:?} by {device}"), refused, Errno::ENETUNREACH)?;
+            let refused = errno(connect_within(
+                &socket,
+                dialer.address(EMPTY, HTTP),
+                RESPONSE_TIMEOUT,
+            ));
+            ensure_eq(
+                &format!("{dialer:?} by {device}"),
+                refused,
+                Errno::ENETUNREACH,
+            )?;
         }
         for dialer in Dialer::UDP {
             let socket = Socket::from(dialer.udp_socket(place)?);

@@ -8,7 +8,7 @@ use tunnel_tests::node::Node;
 use crate::{
     migration::{self, Flows, expect_all_kept},
     scene::{Scene, WEB},
-    support::{HTTP, Vip, Dialer, maps_folder, ensure_eq, until_backends},
+    support::{Dialer, HTTP, Vip, ensure_eq, maps_folder, until_backends},
 };
 
 /// The addresses of a deleted Service, and of a new one.
@@ -78,8 +78,10 @@ fn open_sockets_outlive_the_daemon_and_keep_showing_the_cluster_ip() -> Result<(
 fn changes_from_while_no_daemon_ran_are_applied_at_the_start() -> Result<()> {
     let scene = Scene::web(&["one", "two"])?;
     let node = &scene.node;
-    let are_served =
-        |vips: &[Vip], server| vips.iter().try_for_each(|vip| scene.expect_served(*vip, server));
+    let are_served = |vips: &[Vip], server| {
+        vips.iter()
+            .try_for_each(|vip| scene.expect_served(*vip, server))
+    };
     let are_nobodys = |vips: [Vip; 2]| {
         for vip in vips {
             for dialer in Dialer::TCP {

@@ -13,14 +13,15 @@ use tunnel_tests::{
     instance::{Instance, InstanceSettings},
     manifest::{Manifest, Service},
     node::Node,
-    sandbox::Sandbox,
     pod::{Pod, Server},
+    sandbox::Sandbox,
     shared_fixture::{Fixture, SharedFixture},
     wait,
 };
 
 use crate::support::{
-    CHANGE_TIMEOUT, DNS, HTTP, Vip, Dialer, addresses, query, clients, expect_ended, ports, ensure_eq, serve, until_eq,
+    CHANGE_TIMEOUT, DNS, Dialer, HTTP, Vip, addresses, clients, ensure_eq, expect_ended, ports,
+    query, serve, until_eq,
 };
 
 pub(crate) const WEB: Vip = Vip::of(10);
@@ -75,7 +76,10 @@ impl Scene {
     }
 
     /// Creates a node like [`Scene::new`], with settings modified by `change`.
-    pub(crate) fn with(backends: &[&str], change: impl FnOnce(&mut InstanceSettings)) -> Result<Self> {
+    pub(crate) fn with(
+        backends: &[&str],
+        change: impl FnOnce(&mut InstanceSettings),
+    ) -> Result<Self> {
         let mut settings = InstanceSettings::from_environment()?;
         change(&mut settings);
         let node = Node::with_settings(settings)?;
@@ -235,8 +239,14 @@ impl Scene {
 
     /// Creates connected UDP sockets on the host and in the client pod with every dialer; expects answers
     /// from this server.
-    pub(crate) fn connect_udp_clients(&self, vip: Vip, server: &str) -> Result<Vec<(Client<'_>, UdpSocket)>> {
-        self.map_clients(&Dialer::UDP, |place, dialer| dialer.connect_udp_to(place, vip, DNS, server))
+    pub(crate) fn connect_udp_clients(
+        &self,
+        vip: Vip,
+        server: &str,
+    ) -> Result<Vec<(Client<'_>, UdpSocket)>> {
+        self.map_clients(&Dialer::UDP, |place, dialer| {
+            dialer.connect_udp_to(place, vip, DNS, server)
+        })
     }
 
     /// Waits until exactly this many sockets were ended.
@@ -273,8 +283,9 @@ impl fmt::Display for Client<'_> {
 
 /// Waits until each of these sockets is ended.
 pub(crate) fn expect_all_ended(sockets: &[(Client<'_>, UdpSocket)]) -> Result<()> {
-    let check =
-        |(client, socket): &(Client<'_>, _)| expect_ended(socket).with_context(|| client.to_string());
+    let check = |(client, socket): &(Client<'_>, _)| {
+        expect_ended(socket).with_context(|| client.to_string())
+    };
     sockets.iter().try_for_each(check)
 }
 

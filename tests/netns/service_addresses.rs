@@ -9,17 +9,18 @@ use socket2::SockRef;
 use tunnel_tests::{
     instance,
     manifest::{Protocol, Service},
+    node_network,
     sandbox::{RESPONSE_TIMEOUT, Sandbox, connect_within},
     shared_fixture::SharedFixture,
-    node_network, wait,
+    wait,
 };
 
 use crate::{
     local_listeners::TestListeners,
     scene::{Scene, WEB},
     support::{
-        CHANGE_TIMEOUT, DNS, DNS_TARGET, HOST, HTTP, HTTP_TARGET, Vip, Dialer, errno, expect_refusal, unreachable_errors,
-        ensure_eq, until_backends,
+        CHANGE_TIMEOUT, DNS, DNS_TARGET, Dialer, HOST, HTTP, HTTP_TARGET, Vip, ensure_eq, errno,
+        expect_refusal, unreachable_errors, until_backends,
     },
 };
 
@@ -109,7 +110,11 @@ fn loopback_node_ports_do_not_translate_sockets_that_are_bound_to_loopback() -> 
             let to = dialer.address(LOOPBACK, NODE_HTTP);
             Ok(connect_within(&socket, to, RESPONSE_TIMEOUT))
         };
-        ensure_eq("error without a listener", errno(connect()?), Errno::ECONNREFUSED)?;
+        ensure_eq(
+            "error without a listener",
+            errno(connect()?),
+            Errno::ECONNREFUSED,
+        )?;
         let own = host.listen(dialer.address(LOOPBACK, NODE_HTTP))?;
         connect()?.with_context(|| format!("{dialer:?} to its own listener"))?;
         drop(own);
@@ -134,7 +139,11 @@ fn node_ports_follow_the_addresses_of_the_node() -> Result<()> {
     let host = scene.node.host();
     for dialer in [Dialer::V4, Dialer::V6] {
         let primary = errno(dialer.connect(host, HOST, NODE_HTTP));
-        ensure_eq("error at an address outside of the ranges", primary, Errno::ECONNREFUSED)?;
+        ensure_eq(
+            "error at an address outside of the ranges",
+            primary,
+            Errno::ECONNREFUSED,
+        )?;
     }
 
     // Connects to addresses of these ranges fail at once, except to those that the node has.
@@ -169,7 +178,8 @@ fn node_ports_belong_to_their_service_despite_listeners_on_the_host() -> Result<
 
 #[test]
 #[ignore = "independent of the kernel: map entries"]
-fn external_and_load_balancer_ips_belong_to_their_service_despite_listeners_on_the_node() -> Result<()> {
+fn external_and_load_balancer_ips_belong_to_their_service_despite_listeners_on_the_node()
+-> Result<()> {
     let scene = Scene::new(&["backend"])?;
     let host = scene.node.host();
     let mut listening = Vec::new();
@@ -181,7 +191,8 @@ fn external_and_load_balancer_ips_belong_to_their_service_despite_listeners_on_t
 
     for (name, place) in scene.places() {
         for vip in [BALANCER, EXTERNAL] {
-            expect_all_answer(place, vip, [HTTP, DNS]).with_context(|| format!("{vip:?} from {name}"))?;
+            expect_all_answer(place, vip, [HTTP, DNS])
+                .with_context(|| format!("{vip:?} from {name}"))?;
         }
     }
     Ok(())
@@ -216,8 +227,7 @@ fn policy_local_without_an_endpoint_of_this_node_is_unreachable() -> Result<()> 
 
 #[test]
 #[ignore = "independent of the kernel: the daemon chooses the endpoints"]
-fn a_service_restricted_to_its_node_leads_to_endpoints_of_this_node_or_refuses() -> Result<()>
-{
+fn a_service_restricted_to_its_node_leads_to_endpoints_of_this_node_or_refuses() -> Result<()> {
     let scene = configured("topologyKeys: honor")?;
     let web = |node| {
         service()

@@ -5,14 +5,14 @@ use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::Signal;
 use tunnel_tests::{
     clock::Instant,
-    sandbox::{RESPONSE_TIMEOUT, Process},
     load_scale::LoadScale,
+    sandbox::{Process, RESPONSE_TIMEOUT},
 };
 
 use crate::{
     capabilities::{culvert_command, granted, start},
-    scene::{Scene, WEB, expect_answers, expect_all_ended},
-    support::{RECOVERY_LIMIT, Dialer, ensure_eq, until_eq},
+    scene::{Scene, WEB, expect_all_ended, expect_answers},
+    support::{Dialer, RECOVERY_LIMIT, ensure_eq, until_eq},
 };
 
 const COMPONENT: &str = include_str!("../../deploy/sockets/kustomization.yaml");
@@ -67,7 +67,8 @@ fn sockets_in_pods_are_ended_by_the_helper_at_once() -> Result<()> {
 
 #[test]
 #[ignore = "independent of the kernel: messages between two processes of Culvert"]
-fn the_helper_serves_the_next_daemon_and_ends_sockets_of_backends_removed_in_between() -> Result<()> {
+fn the_helper_serves_the_next_daemon_and_ends_sockets_of_backends_removed_in_between() -> Result<()>
+{
     let scene = start_with_granted()?;
     let _helper = scene.start_ready_helper()?;
     let sockets = scene.connect_udp_clients(WEB, "one")?;

@@ -7,11 +7,11 @@ use nix::errno::Errno;
 use tunnel_tests::{clock::Instant, load_scale::LoadScale, wait};
 
 use crate::{
+    scene::{Client, OTHER, Scene, WEB, configure, expect_all_ended, expect_answers},
     service_addresses::{self, BALANCER, EXTERNAL},
-    scene::{Client, OTHER, Scene, WEB, expect_answers, expect_all_ended, configure},
     support::{
-        CHANGE_TIMEOUT, DNS, DNS_TARGET, HOST, HTTP, RECOVERY_LIMIT, Vip, Dialer, query, errno, http_server_name, expect_ended,
-        receive, ensure_eq, until_backends,
+        CHANGE_TIMEOUT, DNS, DNS_TARGET, Dialer, HOST, HTTP, RECOVERY_LIMIT, Vip, ensure_eq, errno,
+        expect_ended, http_server_name, query, receive, until_backends,
     },
 };
 
@@ -106,21 +106,30 @@ fn no_datagram_reaches_the_last_backend_after_its_removal_or_that_of_the_service
 fn no_datagram_reaches_the_removed_last_backend_by_other_addresses_of_the_service() -> Result<()> {
     let scene = Scene::new(&["one"])?;
     scene.start([service_addresses::service_at_all_addresses().backends(scene.all_addresses())])?;
-    let destinations = [(EXTERNAL, DNS), (BALANCER, DNS), (HOST, service_addresses::NODE_DNS)];
+    let destinations = [
+        (EXTERNAL, DNS),
+        (BALANCER, DNS),
+        (HOST, service_addresses::NODE_DNS),
+    ];
     let mut sockets = Vec::new();
     for (vip, port) in destinations {
-        sockets.extend(scene.map_clients(&Dialer::UDP, |place, dialer| dialer.connect_udp_to(place, vip, port, "one"))?);
+        sockets.extend(scene.map_clients(&Dialer::UDP, |place, dialer| {
+            dialer.connect_udp_to(place, vip, port, "one")
+        })?);
     }
     let answers = scene.answers_of_one()?;
 
-    scene.node.apply(service_addresses::service_at_all_addresses())?;
+    scene
+        .node
+        .apply(service_addresses::service_at_all_addresses())?;
 
     expect_all_disconnected(&sockets)?;
     ensure_eq("datagrams", scene.answers_of_one()?, answers)
 }
 
 #[test]
-fn an_unconnected_socket_changes_its_backend_and_still_receives_from_the_removed_one() -> Result<()> {
+fn an_unconnected_socket_changes_its_backend_and_still_receives_from_the_removed_one() -> Result<()>
+{
     let scene = ending("[udp]")?;
     let late = scene.node.pod("late")?;
     let listener = late.udp(("::", DNS_TARGET))?;
@@ -141,10 +150,13 @@ fn an_unconnected_socket_changes_its_backend_and_still_receives_from_the_removed
         let (_, from) = listener.recv_from(&mut [0; 64])?;
         waiting.push((client, socket, from));
     }
-    let more = scene.map_clients(&Dialer::UDP, |place, dialer| Ok(dialer.connect_udp(place, WEB, DNS)?))?;
+    let more = scene.map_clients(&Dialer::UDP, |place, dialer| {
+        Ok(dialer.connect_udp(place, WEB, DNS)?)
+    })?;
 
     scene.apply_web(&["two"])?;
-    more.iter().try_for_each(|(_, socket)| expect_ended(socket))?;
+    more.iter()
+        .try_for_each(|(_, socket)| expect_ended(socket))?;
 
     for (client, socket, from) in &waiting {
         let check = || {
@@ -161,14 +173,20 @@ fn an_unconnected_socket_changes_its_backend_and_still_receives_from_the_removed
 #[test]
 fn a_tcp_connection_continues_with_a_removed_backend() -> Result<()> {
     let scene = ending("[udp]")?;
-    let streams = scene.map_clients(&Dialer::TCP, |place, dialer| Ok(dialer.connect(place, WEB, HTTP)?))?;
+    let streams = scene.map_clients(&Dialer::TCP, |place, dialer| {
+        Ok(dialer.connect(place, WEB, HTTP)?)
+    })?;
     let witnesses = scene.connect_udp_clients(WEB, "one")?;
 
     scene.apply_web(&["two"])?;
     scene.until_ended(witnesses.len())?;
 
     for (client, stream) in streams {
-        ensure_eq("peer", stream.peer_addr()?, client.dialer.reported_address(WEB, HTTP))?;
+        ensure_eq(
+            "peer",
+            stream.peer_addr()?,
+            client.dialer.reported_address(WEB, HTTP),
+        )?;
         let name = http_server_name(stream).with_context(|| client.to_string())?;
         ensure_eq("server", name, "one")?;
     }
@@ -178,7 +196,9 @@ fn a_tcp_connection_continues_with_a_removed_backend() -> Result<()> {
 #[test]
 fn a_tcp_connection_is_ended_if_the_config_says_so() -> Result<()> {
     let scene = ending("[tcp]")?;
-    let streams = scene.map_clients(&Dialer::TCP, |place, dialer| Ok(dialer.connect(place, WEB, HTTP)?))?;
+    let streams = scene.map_clients(&Dialer::TCP, |place, dialer| {
+        Ok(dialer.connect(place, WEB, HTTP)?)
+    })?;
     let direct = scene
         .client
         .connect(scene.backend("one")?.addr_v4(crate::support::HTTP_TARGET))?;
@@ -228,8 +248,7 @@ fn a_socket_that_was_not_translated_to_the_backend_is_not_ended() -> Result<()> 
 }
 
 #[test]
-fn a_socket_that_sent_to_another_service_is_ended_with_its_own_backend() -> Result<()>
-{
+fn a_socket_that_sent_to_another_service_is_ended_with_its_own_backend() -> Result<()> {
     let scene = ending("[udp]")?;
     scene.apply_service(OTHER, "other", &["two"])?;
     until_backends(&scene.node, "other", 1)?;

@@ -15,10 +15,11 @@ use tunnel_tests::{
 };
 
 use crate::{
-    service_addresses::{BALANCER, EXTERNAL, LOOPBACK},
     scene::{Scene, WEB},
+    service_addresses::{BALANCER, EXTERNAL, LOOPBACK},
     support::{
-        CHANGE_TIMEOUT, DNS, HOST, HTTP, Vip, Dialer, query, query_to, count_during, errno, expect_refusal, unreachable_errors, ensure_eq,
+        CHANGE_TIMEOUT, DNS, Dialer, HOST, HTTP, Vip, count_during, ensure_eq, errno,
+        expect_refusal, query, query_to, unreachable_errors,
     },
 };
 
@@ -47,13 +48,14 @@ fn open_to(scene: &Scene, addresses: &[IpAddr]) -> Service {
 /// Asserts that TCP and UDP sockets of a place get answers from this VIP, with every dialer.
 fn expect_admitted(place: &Sandbox, vip: Vip) -> Result<()> {
     for dialer in Dialer::TCP {
-        dialer.dial(place, vip, HTTP)
+        dialer
+            .dial(place, vip, HTTP)
             .with_context(|| format!("TCP, {dialer:?}"))?;
     }
     for dialer in Dialer::UDP {
         let socket = dialer.udp_socket(place)?;
-        let (_, from) =
-            query_to(&socket, dialer.address(vip, DNS)).with_context(|| format!("UDP, {dialer:?}"))?;
+        let (_, from) = query_to(&socket, dialer.address(vip, DNS))
+            .with_context(|| format!("UDP, {dialer:?}"))?;
         ensure_eq("sender", from, dialer.reported_address(vip, DNS))?;
         let socket = dialer.connect_udp(place, vip, DNS)?;
         query(&socket).with_context(|| format!("connected UDP, {dialer:?}"))?;
@@ -134,7 +136,8 @@ fn the_source_of_a_bound_socket_is_its_bound_address() -> Result<()> {
         let connect = || Ok(socket.connect(&dialer.address(BALANCER, HTTP).into()));
         let (connected, increases) = count_during(node, &[REFUSED, "translated"], connect)?;
         let failed = errno(connected);
-        ensure_eq("counted", increases, vec![0, 1]).with_context(|| format!("from {own}: {failed}"))?;
+        ensure_eq("counted", increases, vec![0, 1])
+            .with_context(|| format!("from {own}: {failed}"))?;
     }
     scene.give_back()
 }

@@ -17,10 +17,10 @@ use tunnel_tests::{
     feature::{self, Feature},
     instance::Instance,
     manifest::{Protocol, Service},
-    sandbox::{RESPONSE_TIMEOUT, Sandbox, connect_within},
-    pod::{Pod, Server},
-    server::{ServerKind, Listener},
     node_network::{HOST_V4, HOST_V6},
+    pod::{Pod, Server},
+    sandbox::{RESPONSE_TIMEOUT, Sandbox, connect_within},
+    server::{Listener, ServerKind},
     wait,
 };
 use tunnel_userspace::model::Family;
@@ -193,10 +193,20 @@ impl Dialer {
     }
 
     /// Connects over TCP; expects the dialled address as peer and an answer from this server.
-    pub(crate) fn expect_served(self, place: &Sandbox, vip: Vip, port: u16, server: &str) -> Result<()> {
+    pub(crate) fn expect_served(
+        self,
+        place: &Sandbox,
+        vip: Vip,
+        port: u16,
+        server: &str,
+    ) -> Result<()> {
         let check = || {
             let stream = self.connect(place, vip, port)?;
-            ensure_eq("peer", stream.peer_addr()?, self.reported_address(vip, port))?;
+            ensure_eq(
+                "peer",
+                stream.peer_addr()?,
+                self.reported_address(vip, port),
+            )?;
             ensure_eq("server", http_server_name(stream)?, server)
         };
         check().with_context(|| format!("{self:?} to port {port} of {vip:?}"))
@@ -259,8 +269,13 @@ fn request(mut stream: TcpStream, path: &str) -> Result<(u16, String)> {
     stream.write_all(request.as_bytes())?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
-    let (head, body) = answer.split_once("\r\n\r\n").context("the HTTP response has no blank line after its header")?;
-    let code = head.split(' ').nth(1).context("the HTTP response has no status code")?;
+    let (head, body) = answer
+        .split_once("\r\n\r\n")
+        .context("the HTTP response has no blank line after its header")?;
+    let code = head
+        .split(' ')
+        .nth(1)
+        .context("the HTTP response has no status code")?;
     Ok((code.parse()?, body.to_owned()))
 }
 
@@ -274,7 +289,9 @@ pub(crate) fn receive(socket: &UdpSocket) -> Result<(String, SocketAddr)> {
 /// Parses the server's name in a datagram.
 pub(crate) fn server(answer: &[u8]) -> Result<String> {
     let text = str::from_utf8(answer)?;
-    let (name, _) = text.split_once(' ').with_context(|| format!("no server name in the datagram {text:?}"))?;
+    let (name, _) = text
+        .split_once(' ')
+        .with_context(|| format!("no server name in the datagram {text:?}"))?;
     Ok(name.to_owned())
 }
 
@@ -347,7 +364,8 @@ pub(crate) fn expect_ended(socket: &UdpSocket) -> Result<()> {
     let error = errno(socket.recv(&mut [0; 64]));
     ensure_eq("error", error, Errno::ECONNABORTED)?;
     // `udp_abort` wakes the receiver a moment before it disconnects the socket.
-    wait::until(CHANGE_TIMEOUT, || socket.peer_addr().is_err()).context("the ended socket still has a peer")
+    wait::until(CHANGE_TIMEOUT, || socket.peer_addr().is_err())
+        .context("the ended socket still has a peer")
 }
 
 /// Waits until every port of a programmed Service has this many backends.

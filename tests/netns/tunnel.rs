@@ -15,8 +15,8 @@ use tunnel_tests::{
 
 use crate::support::{HOST, Vip, errno, is_unreachable};
 
-mod object_changes;
 mod faults;
+mod object_changes;
 mod outsiders;
 mod replaced_maps;
 mod steering;
@@ -98,7 +98,10 @@ impl SocketKind {
 }
 
 /// Runs a function for the host and for a pod.
-fn for_each_client(site: &TunnelTestbed, check: impl Fn(&ClientPlace<'_>) -> Result<()>) -> Result<()> {
+fn for_each_client(
+    site: &TunnelTestbed,
+    check: impl Fn(&ClientPlace<'_>) -> Result<()>,
+) -> Result<()> {
     let pod = site.pod()?;
     let host = site.node().host();
     for (name, place, own, is_pod) in [

@@ -14,12 +14,13 @@ use tunnel_tests::{
 use crate::{
     scene::{Scene, WEB},
     support::{
-        DNS, HTTP, HTTP_TARGET, Dialer, query, query_to, count_during, errno, http_server_name, run, ensure_eq, until_backends,
-        until_each_has,
+        DNS, Dialer, HTTP, HTTP_TARGET, count_during, ensure_eq, errno, http_server_name, query,
+        query_to, run, until_backends, until_each_has,
     },
 };
 
-static SCENE: SharedFixture<Scene> = SharedFixture::new(|| Scene::web(&["one", "two", "three"])?.record_manifests());
+static SCENE: SharedFixture<Scene> =
+    SharedFixture::new(|| Scene::web(&["one", "two", "three"])?.record_manifests());
 
 /// Sends this many datagrams, and expects the same server to answer all; returns its name.
 fn steady(socket: &UdpSocket, dialer: Dialer, count: u32) -> Result<String> {
@@ -39,32 +40,42 @@ fn datagrams_of_a_socket_stay_with_their_backend_until_it_is_removed() -> Result
 
     for dialer in Dialer::UDP {
         let socket = dialer.udp_socket(&scene.client)?;
-        let (first, increases) = count_during(&scene.node, &["translated", "translated_sticky"], || {
-            steady(&socket, dialer, 100)
-        })?;
+        let (first, increases) =
+            count_during(&scene.node, &["translated", "translated_sticky"], || {
+                steady(&socket, dialer, 100)
+            })?;
         ensure_eq("counted", increases, vec![1, 99])?;
 
         let leaving = scene.addresses(&[&first])?.into_iter();
         let terminating = leaving.fold(without(&first), Service::terminating);
         scene.node.apply(terminating)?;
         until_backends(&scene.node, "web", 2)?;
-        ensure_eq("server while the backend terminates", steady(&socket, dialer, 10)?, first.clone())?;
+        ensure_eq(
+            "server while the backend terminates",
+            steady(&socket, dialer, 10)?,
+            first.clone(),
+        )?;
         for _ in 0..20 {
-            let (fresh, _) = query_to(&dialer.udp_socket(&scene.client)?, dialer.address(WEB, DNS))?;
-            ensure!(
-                fresh != first,
-                "a new socket got the terminating backend"
-            );
+            let (fresh, _) =
+                query_to(&dialer.udp_socket(&scene.client)?, dialer.address(WEB, DNS))?;
+            ensure!(fresh != first, "a new socket got the terminating backend");
         }
 
         scene.node.apply(without(&first))?;
         until_each_has(&scene.node, "web", "draining", 0)?;
         let second = steady(&socket, dialer, 10)?;
-        ensure!(second != first, "the socket still uses the removed backend {first}");
+        ensure!(
+            second != first,
+            "the socket still uses the removed backend {first}"
+        );
 
         scene.node.apply(without(""))?;
         until_backends(&scene.node, "web", 3)?;
-        ensure_eq("server after the return of the backend", steady(&socket, dialer, 10)?, second)?;
+        ensure_eq(
+            "server after the return of the backend",
+            steady(&socket, dialer, 10)?,
+            second,
+        )?;
     }
     scene.give_back()
 }
@@ -128,7 +139,11 @@ fn without_memory_for_socket_storage_tcp_is_counted_and_udp_is_refused() -> Resu
             Ok(dialer.connect(&scene.client, WEB, HTTP)?)
         })?;
         ensure_eq("counted", increases, vec![0, 0, 1])?;
-        ensure_eq("peer", stream.peer_addr()?, dialer.reported_address(WEB, HTTP))?;
+        ensure_eq(
+            "peer",
+            stream.peer_addr()?,
+            dialer.reported_address(WEB, HTTP),
+        )?;
     }
     scene.give_back()
 }

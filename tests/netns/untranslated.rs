@@ -6,7 +6,8 @@ use tunnel_tests::sandbox::Sandbox;
 use crate::{
     scene::{DIALLED, WEB},
     support::{
-        DNS, DNS_TARGET, HTTP, HTTP_TARGET, Vip, Dialer, query, count_during, errno, is_unreachable, ensure_eq,
+        DNS, DNS_TARGET, Dialer, HTTP, HTTP_TARGET, Vip, count_during, ensure_eq, errno,
+        is_unreachable, query,
     },
 };
 
@@ -35,7 +36,11 @@ fn expect_direct(place: &Sandbox, pod: Vip) -> Result<()> {
         let socket = dialer.udp_socket(place)?;
         dialer.expect_answer(&socket, pod, DNS_TARGET, "backend")?;
         socket.connect(dialer.address(pod, DNS_TARGET))?;
-        ensure_eq("peer", socket.peer_addr()?, dialer.reported_address(pod, DNS_TARGET))?;
+        ensure_eq(
+            "peer",
+            socket.peer_addr()?,
+            dialer.reported_address(pod, DNS_TARGET),
+        )?;
         ensure_eq("server", query(&socket)?, "backend")?;
     }
     Ok(())
@@ -45,11 +50,21 @@ fn expect_direct(place: &Sandbox, pod: Vip) -> Result<()> {
 fn expect_unreachable(place: &Sandbox, vip: Vip, [tcp, udp]: [u16; 2]) -> Result<()> {
     for dialer in Dialer::TCP {
         let failed = errno(dialer.connect(place, vip, tcp));
-        ensure!(is_unreachable(failed), "{dialer:?} to TCP port {tcp}: {failed}");
+        ensure!(
+            is_unreachable(failed),
+            "{dialer:?} to TCP port {tcp}: {failed}"
+        );
     }
     for dialer in Dialer::UDP {
-        let failed = errno(dialer.udp_socket(place)?.send_to(b"who?", dialer.address(vip, udp)));
-        ensure!(is_unreachable(failed), "{dialer:?} to UDP port {udp}: {failed}");
+        let failed = errno(
+            dialer
+                .udp_socket(place)?
+                .send_to(b"who?", dialer.address(vip, udp)),
+        );
+        ensure!(
+            is_unreachable(failed),
+            "{dialer:?} to UDP port {udp}: {failed}"
+        );
     }
     Ok(())
 }
@@ -101,7 +116,10 @@ fn a_client_outside_of_the_cgroup_is_not_translated() -> Result<()> {
     let before: Result<u64> = answered();
 
     let ((), increases) = count_during(&scene.node, &SERVICE_REASONS, || {
-        for (from, place) in [("outside", node.outside()), ("outside of the cgroup", &outside_cgroup)] {
+        for (from, place) in [
+            ("outside", node.outside()),
+            ("outside of the cgroup", &outside_cgroup),
+        ] {
             expect_unreachable(place, WEB, [HTTP, DNS]).context(from)?;
         }
         Ok(())

@@ -172,9 +172,15 @@ fn ip_options_do_not_hide_the_destination() -> Result<()> {
     let options = [1; 40];
 
     let frame = frame::v4_to(Ipv4Addr::new(198, 19, 0, 1), &options);
-    ensure!(loaded.guard.run(&frame)? == DROP, "a packet to the prefix passes");
+    ensure!(
+        loaded.guard.run(&frame)? == DROP,
+        "a packet to the prefix passes"
+    );
     let frame = frame::v4_to(Ipv4Addr::new(192, 0, 2, 1), &options);
-    ensure!(loaded.guard.run(&frame)? == PASS, "a packet to another address is dropped");
+    ensure!(
+        loaded.guard.run(&frame)? == PASS,
+        "a packet to another address is dropped"
+    );
     Ok(())
 }
 

@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 
-use crate::http::Head;
+use crate::http::ResponseHead;
 
 /// The timeout of a response, enough for a list of 100,000 Services.
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -32,7 +32,7 @@ pub fn get(socket: &Path, path: &str) -> Result<Response> {
         "GET {path} HTTP/1.1\r\nHost: culvert\r\nConnection: close\r\n\r\n"
     )?;
     let mut stream = BufReader::new(stream);
-    let head = Head::read(&mut stream)?;
+    let head = ResponseHead::read(&mut stream)?;
     Ok(Response {
         status: head.status,
         body: head.body(&mut stream)?,

@@ -12,7 +12,7 @@ use nix::sys::signal::Signal;
 use crate::{
     executor::wire::Exit,
     log,
-    sandbox::{Sandbox, Process},
+    sandbox::{Process, Sandbox},
 };
 
 /// The time limit for a daemon to stop.

@@ -20,11 +20,11 @@ use anyhow::Result;
 use crate::{
     daemon::Daemon,
     manifest::NodeObject,
-    pki::{Authority, PemFiles},
-    sandbox::Sandbox,
-    pod::{ServerOptions, Server, path_to_string},
-    server::{ServerKind, Listener},
     node_network::{HOST_V4, NodeNetwork},
+    pki::{Authority, PemFiles},
+    pod::{Server, ServerOptions, path_to_string},
+    sandbox::Sandbox,
+    server::{Listener, ServerKind},
 };
 
 /// The name of the edge node.
@@ -64,15 +64,15 @@ pub struct EdgeNode {
 
 impl EdgeNode {
     /// Creates an edge node, and connects it to the network of a cloud node.
-    pub fn new(topology: &NodeNetwork, culvert: PathBuf) -> Result<Self> {
-        let sandbox = topology.create_unconnected(EDGE_NAME)?;
-        connect_link(topology, &sandbox)?;
-        let folder = topology.lab().folder().join(EDGE_NAME);
+    pub fn new(network: &NodeNetwork, culvert: PathBuf) -> Result<Self> {
+        let sandbox = network.create_unconnected(EDGE_NAME)?;
+        connect_link(network, &sandbox)?;
+        let folder = network.lab().folder().join(EDGE_NAME);
         fs::create_dir_all(&folder)?;
         Ok(Self {
             agent: Daemon::new(folder.join("culvert.log")),
             sandbox,
-            outside: topology.outside().clone(),
+            outside: network.outside().clone(),
             folder,
             culvert,
         })
@@ -96,7 +96,7 @@ impl EdgeNode {
         self.folder.join("identity")
     }
 
-    /// Returns the paths of the kubelet's certificate files. [`Edge::serve_kubelet`] creates them.
+    /// Returns the paths of the kubelet's certificate files. [`EdgeNode::serve_kubelet`] creates them.
     #[must_use]
     pub fn kubelet_files(&self) -> PemFiles {
         PemFiles::in_folder(&self.folder, "kubelet")
@@ -124,7 +124,7 @@ impl EdgeNode {
     }
 
     /// Starts `culvert agent`, which may dial these ports of the edge node. It reads its certificate from
-    /// [`Edge::identity`].
+    /// [`EdgeNode::identity_folder`].
     pub fn start_agent(&self, ports: [u16; 2]) -> Result<()> {
         let (config, state) = (self.folder.join("culvert.yaml"), self.folder.join("state"));
         fs::create_dir_all(&state)?;
@@ -161,10 +161,11 @@ impl EdgeNode {
         self.change_drop_rules("del")
     }
 
-    fn change_drop_rules(&self, act: &str) -> Result<()> {
+    fn change_drop_rules(&self, action: &str) -> Result<()> {
         for (family, [_, edge]) in ["-4", "-6"].iter().zip(LINK_ADDRESSES) {
             for packets in ["iif edge", &format!("to {edge}")] {
-                let command = format!("ip {family} rule {act} pref {CUT_PRIORITY} {packets} blackhole");
+                let command =
+                    format!("ip {family} rule {action} pref {CUT_PRIORITY} {packets} blackhole");
                 self.outside.run(&command.split(' ').collect::<Vec<_>>())?;
             }
         }
@@ -184,13 +185,13 @@ pub(crate) fn identity_and_session_config(identity: &Path) -> String {
     )
 }
 
-fn connect_link(topology: &NodeNetwork, edge: &Sandbox) -> Result<()> {
-    let outside = topology.outside();
+fn connect_link(network: &NodeNetwork, edge: &Sandbox) -> Result<()> {
+    let outside = network.outside();
     for forwarding in ["net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"] {
         outside.sysctl(forwarding, "1")?;
     }
     let [edges4, edges6] = EDGE_RANGES;
-    topology.host().ip(&format!(
+    network.host().ip(&format!(
         "route add unreachable {edges4}\nroute add unreachable {edges6}\n"
     ))?;
     let [[near4, far4], [near6, far6]] = LINK_ADDRESSES;

@@ -130,7 +130,11 @@ impl Executor {
         if let Some(errno) = errno {
             return Err(io::Error::from_raw_os_error(errno));
         }
-        let unexpected = || io::Error::other(format!("unexpected response to the request for a socket: {response:?}"));
+        let unexpected = || {
+            io::Error::other(format!(
+                "unexpected response to the request for a socket: {response:?}"
+            ))
+        };
         socket.map(Socket::from).ok_or_else(unexpected)
     }
 
@@ -178,7 +182,8 @@ impl Executor {
         files: &[BorrowedFd<'_>],
     ) -> Result<(Result<T, Failure>, Option<OwnedFd>)> {
         let channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner);
-        wire::send(channel.as_fd(), request, files).context("cannot send a request to an executor")?;
+        wire::send(channel.as_fd(), request, files)
+            .context("cannot send a request to an executor")?;
         let (response, mut files) = wire::receive(channel.as_fd())
             .context("an executor doesn't respond")?
             .context("an executor has ended")?;

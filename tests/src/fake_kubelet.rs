@@ -8,7 +8,7 @@
 //! | `POST /sum` | the number of bytes in the body, and their digest |
 //! | `POST /echo` | the body |
 //! | `POST /until-end` | as `/sum`, for all bytes until the client's half-close; then the server closes |
-//! | `GET /upgrade` | 101 and [`FIRST`] in one segment; then bytes are echoed until the client's half-close |
+//! | `GET /upgrade` | 101 and [`FIRST_BYTES`] in one segment; then an echo until the client's half-close |
 //! | `GET /reset` | a TCP reset |
 //! | `GET /stall` | none; the server reads nothing more |
 
@@ -27,7 +27,7 @@ pub mod client;
 pub mod server;
 
 /// The bytes that the server sends right after the head of an upgrade response, in the same segment.
-pub const FIRST: &[u8] = b"first bytes of the upgraded stream";
+pub const FIRST_BYTES: &[u8] = b"first bytes of the upgraded stream";
 
 /// The length of the repeated pattern; a prime, so that swapped blocks change the digest.
 const PATTERN: usize = 65_521;
@@ -137,7 +137,7 @@ pub(crate) fn count(bytes: usize) -> u64 {
 
 /// The server's record of one connection.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
-pub struct Exchange {
+pub struct ConnectionRecord {
     pub peer: SocketAddr,
     /// The events, in order.
     pub steps: Vec<String>,

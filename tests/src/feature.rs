@@ -58,7 +58,8 @@ pub fn is_supported(feature: Feature) -> Result<bool> {
     if let Some(known) = known.get(&feature) {
         return Ok(*known);
     }
-    let is_present = probe(feature).with_context(|| format!("cannot probe the kernel feature {feature}"))?;
+    let is_present =
+        probe(feature).with_context(|| format!("cannot probe the kernel feature {feature}"))?;
     known.insert(feature, is_present);
     Ok(is_present)
 }
@@ -127,7 +128,10 @@ pub fn lacks(test: &str, needed: &[Feature]) -> Result<bool> {
     Ok(false)
 }
 
-#[expect(clippy::print_stdout, reason = "the output of a test run shows skipped tests")]
+#[expect(
+    clippy::print_stdout,
+    reason = "the output of a test run shows skipped tests"
+)]
 fn record_skip(test: &str, feature: Feature) -> Result<()> {
     println!("{test} is skipped: this kernel has no {feature}");
     let Some(path) = environment::skips() else {

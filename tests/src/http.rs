@@ -13,14 +13,14 @@ const MAX_LINE: u64 = 64 << 10;
 
 /// The head of a response.
 #[derive(Clone, Copy, Debug)]
-pub struct Head {
+pub struct ResponseHead {
     pub status: u16,
     /// The value of `Content-Length`.
     pub length: Option<u64>,
     is_chunked: bool,
 }
 
-impl Head {
+impl ResponseHead {
     /// Reads a head, including the blank line after it.
     pub fn read(from: &mut impl BufRead) -> Result<Self> {
         let first = line(from)?;
@@ -49,7 +49,8 @@ impl Head {
         let mut body = Vec::new();
         if self.is_chunked {
             loop {
-                let size = u64::from_str_radix(&line(from)?, 16).context("the size of a chunk is not a hexadecimal number")?;
+                let size = u64::from_str_radix(&line(from)?, 16)
+                    .context("the size of a chunk is not a hexadecimal number")?;
                 body.extend(read_exactly(from, size).context("the stream ends within a chunk")?);
                 line(from)?;
                 if size == 0 {
@@ -75,7 +76,8 @@ fn line(from: &mut impl BufRead) -> Result<String> {
     let mut line = String::new();
     from.take(MAX_LINE).read_line(&mut line)?;
     if !line.ends_with('\n') {
-        return Err(io::Error::from(io::ErrorKind::UnexpectedEof)).context("the stream ends within a line");
+        return Err(io::Error::from(io::ErrorKind::UnexpectedEof))
+            .context("the stream ends within a line");
     }
     Ok(line.trim_end().to_owned())
 }
@@ -133,7 +135,7 @@ mod tests {
         ] {
             let response = format!("HTTP/1.1 201 Created\r\n{head}\r\n\r\n{body}");
             let mut response = response.as_bytes();
-            let answered = Head::read(&mut response).unwrap();
+            let answered = ResponseHead::read(&mut response).unwrap();
 
             assert_eq!(answered.status, 201);
             assert_eq!(answered.body(&mut response).unwrap(), read, "{head}");

@@ -18,9 +18,9 @@ use crate::{
     daemon::Daemon,
     edge_node::identity_and_session_config,
     manifest::{Manifest, NodeObject},
-    sandbox::{COMMAND_TIMEOUT, Output, Sandbox},
-    pod::path_to_string,
     node_network::{self, HOST_V4, HOST_V6},
+    pod::path_to_string,
+    sandbox::{COMMAND_TIMEOUT, Output, Sandbox},
     wait,
 };
 
@@ -41,7 +41,12 @@ pub struct Instance {
 
 impl Instance {
     /// Prepares an instance: creates its folders, its config, and a manifest of its Node.
-    pub fn new(host: Sandbox, folder: PathBuf, cgroup: &Path, settings: InstanceSettings) -> Result<Self> {
+    pub fn new(
+        host: Sandbox,
+        folder: PathBuf,
+        cgroup: &Path,
+        settings: InstanceSettings,
+    ) -> Result<Self> {
         let instance = Self {
             daemon: Daemon::new(folder.join("culvert.log")),
             host,
@@ -153,8 +158,12 @@ impl Instance {
         change(&mut settings);
         let sizes = settings.maps_yaml();
         let config = fs::read_to_string(self.config_path())?;
-        let (before, rest) = config.split_once("  maps: {").context("the config has no `maps`")?;
-        let (_, after) = rest.split_once('\n').context("the config ends within `maps`")?;
+        let (before, rest) = config
+            .split_once("  maps: {")
+            .context("the config has no `maps`")?;
+        let (_, after) = rest
+            .split_once('\n')
+            .context("the config ends within `maps`")?;
         fs::write(self.config_path(), format!("{before}  {sizes}\n{after}"))
             .context("cannot write the config")
     }
@@ -266,7 +275,8 @@ impl Instance {
 
     fn json(&self, path: &str) -> Result<serde_json::Value> {
         let answer = admin::get(&self.admin_socket(), path)?;
-        serde_json::from_str(&answer.body).with_context(|| format!("the response to {path} is not JSON"))
+        serde_json::from_str(&answer.body)
+            .with_context(|| format!("the response to {path} is not JSON"))
     }
 
     /// Returns the daemon's `/metrics`.
@@ -275,7 +285,7 @@ impl Instance {
     }
 
     /// Returns the counter of a reason, given its label; 0 if the metrics don't have it.
-    pub fn reason(&self, word: &str) -> Result<u64> {
+    pub fn reason_count(&self, word: &str) -> Result<u64> {
         let name = format!("culvert_reason_total{{reason=\"{word}\"}}");
         Ok(admin::metric(&self.metrics()?, &name).unwrap_or(0))
     }
@@ -289,7 +299,10 @@ impl Instance {
     }
 
     fn command_line(&self, arguments: &[&str]) -> Result<Vec<String>> {
-        let [program, config] = [path_to_string(self.program())?, path_to_string(&self.config_path())?];
+        let [program, config] = [
+            path_to_string(self.program())?,
+            path_to_string(&self.config_path())?,
+        ];
         let arguments = arguments.iter().map(|&word| word.to_owned());
         let words = iter::once(program).chain(arguments);
         Ok(words.chain(["--config".to_owned(), config]).collect())

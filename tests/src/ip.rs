@@ -177,12 +177,15 @@ where
     socket.send(&bytes)?;
     let mut response = vec![0; MAX_RESPONSE];
     let length = (&*socket).read(&mut response)?;
-    let response = NetlinkMessage::<T>::deserialize(&response[..length]).map_err(io::Error::other)?;
+    let response =
+        NetlinkMessage::<T>::deserialize(&response[..length]).map_err(io::Error::other)?;
     if let NetlinkPayload::InnerMessage(inner) = response.payload {
         return Ok(Some(inner));
     }
     let NetlinkPayload::Error(error) = response.payload else {
-        return Err(io::Error::other(format!("unexpected netlink response: {response:?}")));
+        return Err(io::Error::other(format!(
+            "unexpected netlink response: {response:?}"
+        )));
     };
     error.code.map_or(Ok(None), |_| Err(error.to_io()))
 }
@@ -270,6 +273,9 @@ fn prefix(text: &str) -> Result<(IpAddr, u8)> {
     } else {
         length.parse()?
     };
-    ensure!(length <= max_length, "the prefix length of {text} is greater than {max_length}");
+    ensure!(
+        length <= max_length,
+        "the prefix length of {text} is greater than {max_length}"
+    );
     Ok((address, length))
 }

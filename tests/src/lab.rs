@@ -24,7 +24,7 @@ use crate::{cgroup, environment, interrupt, log, wait};
 
 const PREFIX: &str = "culvert-lab-";
 
-/// The file in a laboratory's folder that lists the folders that it uses outside of it.
+/// The file that lists the folders that a laboratory uses outside of its own.
 const EXTERNAL_FOLDERS: &str = "elsewhere";
 
 /// The time limit for a process to end after its files are closed.
@@ -130,12 +130,13 @@ fn start_sweeper() -> Result<()> {
     Ok(())
 }
 
-/// Waits for the end of standard input and of the owner, which has its other end; then sweeps.
+/// Waits until the owner has closed the other end of standard input and has ended, then sweeps.
 pub fn sweep_after(owner: Pid) -> Result<()> {
     io::stdin()
         .read_to_end(&mut Vec::new())
         .context("cannot read standard input")?;
-    wait::until(TIME_LIMIT, || !is_alive(owner)).with_context(|| format!("process {owner} closed its files, but doesn't end"))?;
+    wait::until(TIME_LIMIT, || !is_alive(owner))
+        .with_context(|| format!("process {owner} closed its files, but doesn't end"))?;
     sweep()
 }
 
@@ -199,13 +200,13 @@ fn remove_folder(folder: &Path) -> Result<()> {
     fs::remove_dir_all(folder).with_context(|| format!("cannot remove {}", folder.display()))
 }
 
-/// Returns the folders outside of a laboratory that it uses, and that it or another laboratory created.
+/// Returns the external folders of a laboratory: those that it uses, and that it or another one created.
 fn external_folders(folder: &Path) -> Vec<PathBuf> {
     let list = fs::read_to_string(folder.join(EXTERNAL_FOLDERS)).unwrap_or_default();
     list.lines().map(PathBuf::from).collect()
 }
 
-/// Returns the outside folders of all laboratories except one.
+/// Returns the external folders of all laboratories except one.
 fn external_folders_of_others(folder: &Path) -> Vec<PathBuf> {
     let all = folder
         .parent()

@@ -17,11 +17,11 @@ use nix::{errno::Errno, libc};
 use socket2::{Domain, Socket, Type};
 
 use self::report::ReportBuilder;
-pub use self::report::{Latency, Report, Occurrences, percentile};
+pub use self::report::{Latency, Occurrences, Report, percentile};
 use crate::{
     clock::{self, Instant},
-    sandbox,
     load_scale::LoadScale,
+    sandbox,
 };
 
 pub mod connect;
@@ -34,7 +34,7 @@ pub mod udp;
 
 /// The timeout of a connect or a response.
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// The maximum of this timeout in a slow virtual machine, which may stall while its host is busy.
+/// The maximum timeout in a slow virtual machine, which may stall while its host is busy.
 const MAX_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// The default maximum number of concurrent attempts.
@@ -49,10 +49,10 @@ pub fn timeout() -> Duration {
 }
 
 /// A function that creates the sockets of a load, in a sandbox or in this process.
-pub type Sockets<'a> = &'a (dyn Fn(Domain, Type) -> io::Result<Socket> + Sync);
+pub type CreateSocket<'a> = &'a (dyn Fn(Domain, Type) -> io::Result<Socket> + Sync);
 
 /// Creates a socket in this process, for loads that run within a sandbox.
-pub fn own_sockets(domain: Domain, kind: Type) -> io::Result<Socket> {
+pub fn create_local_socket(domain: Domain, kind: Type) -> io::Result<Socket> {
     Socket::new(domain, kind, None)
 }
 
@@ -93,7 +93,7 @@ pub struct Plan {
     #[arg(long)]
     pub rate: u32,
     /// The maximum duration in milliseconds.
-    #[arg(long = "millis", value_parser = millis)]
+    #[arg(long = "millis", value_parser = parse_millis)]
     pub duration: Duration,
     /// The maximum number of concurrent attempts.
     #[arg(long, default_value_t = WORKERS)]
@@ -160,8 +160,7 @@ impl Failure {
         move |error| Self { step, error }
     }
 
-    /// Returns true if the error is one of sockets that the product terminated since their backend was
-    /// removed.
+    /// Returns true if the product has terminated the socket, since its backend was removed.
     pub(crate) fn is_of_terminated_socket(&self) -> bool {
         matches!(
             self.error.raw_os_error(),
@@ -175,7 +174,7 @@ impl Failure {
 }
 
 /// Creates a socket for a target, with a read timeout.
-fn create_socket(to: SocketAddr, kind: Type, sockets: Sockets<'_>) -> Result<Socket, Failure> {
+fn create_socket(to: SocketAddr, kind: Type, sockets: CreateSocket<'_>) -> Result<Socket, Failure> {
     let socket = sockets(Domain::for_address(to), kind).map_err(Failure::at("socket"))?;
     let result = socket.set_read_timeout(Some(timeout()));
     result.map_err(Failure::at("socket"))?;
@@ -183,7 +182,7 @@ fn create_socket(to: SocketAddr, kind: Type, sockets: Sockets<'_>) -> Result<Soc
 }
 
 /// Opens a TCP connection; returns its socket and the duration of the connect.
-fn connect_tcp(to: SocketAddr, sockets: Sockets<'_>) -> Result<(Socket, Duration), Failure> {
+fn connect_tcp(to: SocketAddr, sockets: CreateSocket<'_>) -> Result<(Socket, Duration), Failure> {
     let socket = create_socket(to, Type::STREAM, sockets)?;
     let start = Instant::now();
     sandbox::connect_within(&socket, to, timeout()).map_err(Failure::at("connect"))?;
@@ -205,7 +204,7 @@ pub fn nanoseconds(time: Duration) -> u64 {
 }
 
 /// Parses a duration in milliseconds from a command line.
-fn millis(text: &str) -> Result<Duration, ParseIntError> {
+fn parse_millis(text: &str) -> Result<Duration, ParseIntError> {
     text.parse().map(Duration::from_millis)
 }
 

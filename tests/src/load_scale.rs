@@ -1,4 +1,4 @@
-//! The factor by which loads are smaller, and time limits longer, on slow machines.
+//! Scales loads down, and time limits up, on slow machines.
 
 use std::time::Duration;
 

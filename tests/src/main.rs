@@ -98,8 +98,8 @@ fn run(command: Command) -> Result<()> {
             settings,
             record,
         } => match role {
-            TunnelRole::Cloud => tunnel_process::roles::cloud(&settings, &record),
-            TunnelRole::Agent => tunnel_process::roles::agent(&settings, &record),
+            TunnelRole::Cloud => tunnel_process::roles::run_cloud(&settings, &record),
+            TunnelRole::Agent => tunnel_process::roles::run_agent(&settings, &record),
         },
         Command::Throughput { command } => commands::throughput::run(command),
         Command::Load { load } => commands::load::run(load),
@@ -110,11 +110,11 @@ fn run(command: Command) -> Result<()> {
 
 fn up(pods: u8) -> Result<()> {
     interrupt::remove_labs_on_signal()?;
-    let topology = NodeNetwork::new()?;
+    let network = NodeNetwork::new()?;
     for number in 1..=pods {
-        topology.pod(&format!("pod-{number}"))?;
+        network.pod(&format!("pod-{number}"))?;
     }
-    println!("{}", topology.enter_commands());
+    println!("{}", network.enter_commands());
     interrupt::wait_for_enter()
 }
 

@@ -6,9 +6,9 @@ use anyhow::Result;
 
 use crate::{
     instance::{Instance, InstanceSettings},
-    sandbox::Sandbox,
-    pod::Pod,
     node_network::NodeNetwork,
+    pod::Pod,
+    sandbox::Sandbox,
 };
 
 /// A node with a host, pods and a client outside, on which `culvert node` can be started. Everything is

@@ -18,7 +18,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 
-use crate::{executor::SandboxSpec, cgroup, lab::Lab, sandbox::Sandbox, pod::Pod};
+use crate::{cgroup, executor::SandboxSpec, lab::Lab, pod::Pod, sandbox::Sandbox};
 
 /// The host's IPv4 address on its uplink.
 pub const HOST_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
@@ -73,7 +73,8 @@ impl NodeNetwork {
         let bpffs = Some(lab.folder().join("bpffs"));
         let outside = Sandbox::with_new_network(lab.cgroup().join("outside"), None, &SYSCTLS);
         let host_sysctls = [&SYSCTLS[..], &HOST_SYSCTLS].concat();
-        let host = Sandbox::with_new_network(lab.cgroup().join("instance/host"), bpffs, &host_sysctls);
+        let host =
+            Sandbox::with_new_network(lab.cgroup().join("instance/host"), bpffs, &host_sysctls);
         let network = Self {
             pods: Mutex::default(),
             outside: outside.context("cannot create the sandbox outside")?,
@@ -124,7 +125,12 @@ impl NodeNetwork {
     }
 
     /// Creates a sandbox in the network namespace of another one, but in a separate cgroup.
-    pub fn share_namespace(&self, other: &Sandbox, cgroup: &str, bpffs: Option<PathBuf>) -> Result<Sandbox> {
+    pub fn share_namespace(
+        &self,
+        other: &Sandbox,
+        cgroup: &str,
+        bpffs: Option<PathBuf>,
+    ) -> Result<Sandbox> {
         let cgroup = self.lab.cgroup().join(cgroup);
         cgroup::create(&cgroup)?;
         Sandbox::new(&SandboxSpec {

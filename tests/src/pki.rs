@@ -98,7 +98,12 @@ impl Authority {
     }
 
     /// Issues a client certificate with a common name and an organisation.
-    pub fn client(&self, name: &str, organization: &str, validity: Validity) -> Result<CertifiedKey> {
+    pub fn client(
+        &self,
+        name: &str,
+        organization: &str,
+        validity: Validity,
+    ) -> Result<CertifiedKey> {
         let subject = [(OrganizationName, organization), (CommonName, name)];
         self.issue(&subject, (&[], &[]), ClientAuth, validity)
     }

@@ -12,11 +12,11 @@ use anyhow::{Context as _, Result};
 use tunnel_userspace::model::Family;
 
 use crate::{
-    log,
+    log, node_network,
     pki::PemFiles,
-    sandbox::{Sandbox, Process},
-    server::{self, ServerKind, Listener, Record},
-    node_network, wait,
+    sandbox::{Process, Sandbox},
+    server::{self, Listener, Record, ServerKind},
+    wait,
 };
 
 /// The time limit for a server to listen.
@@ -71,12 +71,12 @@ impl Pod {
     }
 
     #[must_use]
-    pub const fn at4(&self, port: u16) -> SocketAddr {
+    pub const fn addr_v4(&self, port: u16) -> SocketAddr {
         SocketAddr::new(self.v4, port)
     }
 
     #[must_use]
-    pub const fn at6(&self, port: u16) -> SocketAddr {
+    pub const fn addr_v6(&self, port: u16) -> SocketAddr {
         SocketAddr::new(self.v6, port)
     }
 
@@ -128,7 +128,7 @@ pub struct Server {
 /// The options of a server process.
 pub(crate) struct ServerOptions<'a> {
     pub(crate) name: &'a str,
-    /// The path with which the paths of its files begin.
+    /// The beginning of the paths of its files.
     pub(crate) stem: &'a Path,
     pub(crate) listeners: &'a [Listener],
     pub(crate) cpu: Option<u32>,
@@ -174,8 +174,6 @@ impl Server {
 
 /// Converts a path to a command-line argument.
 pub fn path_to_string(path: &Path) -> Result<String> {
-    let text = path
-        .to_str()
-        .context("a path is not UTF-8")?;
+    let text = path.to_str().context("a path is not UTF-8")?;
     Ok(text.to_owned())
 }

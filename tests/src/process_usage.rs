@@ -17,14 +17,18 @@ pub fn peak_memory(pid: i32) -> Result<u64> {
 
 fn memory(pid: i32, field: &str) -> Result<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let kilobytes: u64 = status_field(&text, field)?.trim_end_matches(" kB").parse()?;
+    let kilobytes: u64 = status_field(&text, field)?
+        .trim_end_matches(" kB")
+        .parse()?;
     Ok(kilobytes * 1024)
 }
 
 /// Returns the value of a field in a `status` file.
 fn status_field<'a>(status: &'a str, field: &str) -> Result<&'a str> {
     let value = status.lines().find_map(|line| line.strip_prefix(field));
-    Ok(value.with_context(|| format!("/proc/<pid>/status has no {field}"))?.trim())
+    Ok(value
+        .with_context(|| format!("/proc/<pid>/status has no {field}"))?
+        .trim())
 }
 
 /// Returns the number of voluntary context switches of a process's threads. Threads that have ended are not
@@ -49,13 +53,18 @@ fn thread_files(pid: i32, file: &str) -> Result<Vec<String>> {
     Ok(texts)
 }
 
-/// Returns the CPU time of a process's threads in a resolution of nanoseconds, system and user time (kernel
+/// Returns the system and user time of a process's threads, to the nanosecond (kernel
 /// `Documentation/scheduler/sched-stats.rst`). Threads that have ended are not included.
 pub fn thread_cpu_time(pid: i32) -> Result<Duration> {
     let mut nanoseconds = 0;
     for text in thread_files(pid, "schedstat")? {
-        let first = text.split(' ').next().context("a schedstat file is empty")?;
-        nanoseconds += first.parse::<u64>().context("a schedstat file doesn't begin with a number")?;
+        let first = text
+            .split(' ')
+            .next()
+            .context("a schedstat file is empty")?;
+        nanoseconds += first
+            .parse::<u64>()
+            .context("a schedstat file doesn't begin with a number")?;
     }
     Ok(Duration::from_nanos(nanoseconds))
 }
@@ -65,10 +74,12 @@ pub fn open_files(pid: i32) -> Result<usize> {
     Ok(fs::read_dir(format!("/proc/{pid}/fd"))?.count())
 }
 
-/// Returns the CPU time of a process in a resolution of clock ticks, system and user time.
+/// Returns the system and user time of a process, rounded to clock ticks.
 pub fn process_cpu_time(pid: i32) -> Result<Duration> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    let (_, rest) = text.rsplit_once(") ").context("/proc/<pid>/stat has no name in parentheses")?;
+    let (_, rest) = text
+        .rsplit_once(") ")
+        .context("/proc/<pid>/stat has no name in parentheses")?;
     // utime and stime are fields 14 and 15; the first field after the name is field 3.
     let ticks = rest
         .split(' ')

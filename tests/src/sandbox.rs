@@ -17,8 +17,9 @@ use serde::de::DeserializeOwned;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::{
+    cgroup, environment,
     executor::{Executor, SandboxSpec, wire::Exit},
-    cgroup, environment, ip, wait,
+    ip, wait,
 };
 
 /// The timeout of a connect or a response.
@@ -73,11 +74,16 @@ impl Sandbox {
     }
 
     /// Creates a socket of a given protocol in the sandbox.
-    pub fn socket_with_protocol(&self, domain: Domain, kind: Type, protocol: Protocol) -> io::Result<Socket> {
+    pub fn socket_with_protocol(
+        &self,
+        domain: Domain,
+        kind: Type,
+        protocol: Protocol,
+    ) -> io::Result<Socket> {
         self.executor.socket(domain, kind, Some(protocol))
     }
 
-    /// Opens a TCP connection from the sandbox. Its reads and writes time out after [`ANSWER`].
+    /// Opens a TCP connection from the sandbox. Its reads and writes time out after [`RESPONSE_TIMEOUT`].
     pub fn connect(&self, to: impl ToSocketAddrs) -> io::Result<TcpStream> {
         let to = resolve_one(to)?;
         let socket = self.socket(Domain::for_address(to), Type::STREAM)?;
@@ -96,7 +102,7 @@ impl Sandbox {
         Ok(socket.into())
     }
 
-    /// Binds a UDP socket in the sandbox. Its reads time out after [`ANSWER`].
+    /// Binds a UDP socket in the sandbox. Its reads time out after [`RESPONSE_TIMEOUT`].
     pub fn udp(&self, at: impl ToSocketAddrs) -> io::Result<UdpSocket> {
         let at = resolve_one(at)?;
         let socket = self.socket(Domain::for_address(at), Type::DGRAM)?;
@@ -247,7 +253,7 @@ pub struct Output {
 
 impl Output {
     /// Parses the JSON report that the process printed.
-    pub fn report<T: DeserializeOwned>(&self) -> Result<T> {
+    pub fn parse_report<T: DeserializeOwned>(&self) -> Result<T> {
         serde_json::from_str(&self.stdout).with_context(|| self.stderr.clone())
     }
 }

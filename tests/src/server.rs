@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use socket2::{Domain, Socket, Type};
 use tokio::{net::TcpStream, task::JoinSet};
 
-use crate::{fake_kubelet::Exchange, load_scale::LoadScale};
+use crate::{fake_kubelet::ConnectionRecord, load_scale::LoadScale};
 
 pub mod process;
 
@@ -171,7 +171,7 @@ pub struct Record {
     pub name: String,
     pub ports: BTreeMap<String, Counts>,
     /// The records of connections to ports of kind `kubelet`, in the order of their arrival.
-    pub exchanges: Vec<Exchange>,
+    pub exchanges: Vec<ConnectionRecord>,
 }
 
 impl Record {
@@ -190,9 +190,11 @@ impl Record {
 
 /// Reads the record of a process from its Unix socket. The process sends it over each new connection.
 pub(crate) fn read_record<T: DeserializeOwned>(socket: &Path) -> Result<T> {
-    let stream = UnixStream::connect(socket).with_context(|| format!("cannot connect to {}", socket.display()))?;
+    let stream = UnixStream::connect(socket)
+        .with_context(|| format!("cannot connect to {}", socket.display()))?;
     stream.set_read_timeout(Some(LoadScale::from_environment().timeout(TIMEOUT)))?;
-    serde_json::from_reader(BufReader::new(stream)).with_context(|| format!("cannot read a record from {}", socket.display()))
+    serde_json::from_reader(BufReader::new(stream))
+        .with_context(|| format!("cannot read a record from {}", socket.display()))
 }
 
 /// The state of a port.

@@ -24,7 +24,7 @@ use tunnel_userspace::{
     tunnel::{SessionLimits, agent, gateway},
 };
 
-use crate::{executor::child, environment, log, pki, server::read_record, wait};
+use crate::{environment, executor::child, log, pki, server::read_record, wait};
 
 pub mod roles;
 
@@ -84,7 +84,7 @@ pub struct CloudState {
     pub counts: BTreeMap<String, u64>,
     /// The nodes and their sessions, as in the product's `/nodes`.
     pub nodes: Value,
-    /// The product's view of the identity.
+    /// The state of the certificate, as the product reports it.
     pub identity: Value,
 }
 
@@ -122,7 +122,7 @@ impl CloudState {
 pub struct AgentState {
     /// The state of the agent, as in the product's `/status`.
     pub view: Value,
-    /// The product's view of the identity.
+    /// The state of the certificate, as the product reports it.
     pub identity: Value,
 }
 
@@ -146,7 +146,7 @@ impl TunnelProcess {
         let output = log::append(&log)?;
         let lab = environment::culvert_lab()?;
         let mut command = Command::new(lab);
-        child::set_up(&mut command, None)?;
+        child::add_pre_exec_steps(&mut command, None)?;
         let process = command
             .args(["tunnel", role, "--settings"])
             .arg(&settings_file)

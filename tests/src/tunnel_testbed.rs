@@ -14,12 +14,12 @@ use rustls::ClientConfig;
 
 use crate::{
     edge_node::{EDGE_NAME, EDGE_V4, EDGE_V6, EdgeNode},
-    instance::InstanceSettings,
     fake_kubelet::client::Client,
+    instance::InstanceSettings,
     node::Node,
     pki,
-    sandbox::{RESPONSE_TIMEOUT, COMMAND_TIMEOUT, Sandbox},
     pod::{Pod, Server, path_to_string},
+    sandbox::{COMMAND_TIMEOUT, RESPONSE_TIMEOUT, Sandbox},
     shared_fixture::Fixture,
     wait,
 };
@@ -108,7 +108,7 @@ impl TunnelTestbed {
 
     /// Sends a request to the kubelet from a sandbox, over a new connection.
     pub fn request_healthz(&self, sandbox: &Sandbox) -> Result<()> {
-        let to = Self::at4(KUBELET_PORTS[0]);
+        let to = Self::addr_v4(KUBELET_PORTS[0]);
         self.client(sandbox.connect(to)?, to)?.healthz().map(drop)
     }
 
@@ -121,12 +121,12 @@ impl TunnelTestbed {
     }
 
     #[must_use]
-    pub const fn at4(port: u16) -> SocketAddr {
+    pub const fn addr_v4(port: u16) -> SocketAddr {
         SocketAddr::new(IpAddr::V4(EDGE_V4), port)
     }
 
     #[must_use]
-    pub const fn at6(port: u16) -> SocketAddr {
+    pub const fn addr_v6(port: u16) -> SocketAddr {
         SocketAddr::new(IpAddr::V6(EDGE_V6), port)
     }
 
@@ -193,6 +193,10 @@ fn run_ca(sandbox: &Sandbox, culvert: &Path, arguments: &[&str], folder: &Path) 
     argv.extend(arguments.iter().map(|word| (*word).to_owned()));
     argv.extend(["--dir".to_owned(), path_to_string(folder)?]);
     let output = sandbox.command(&argv).start()?.finish(COMMAND_TIMEOUT)?;
-    ensure!(output.exit.is_success(), "`{}` failed: {output:?}", argv.join(" "));
+    ensure!(
+        output.exit.is_success(),
+        "`{}` failed: {output:?}",
+        argv.join(" ")
+    );
     Ok(())
 }

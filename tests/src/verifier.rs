@@ -24,7 +24,7 @@ use tokio::time::Instant;
 use tunnel_common::{
     addr::Address,
     steering::Prefix,
-    table::{self, PROGRAMS, AttachPoint},
+    table::{self, AttachPoint, PROGRAMS},
 };
 use tunnel_userspace::bpf::{Features, Globals, LOGGING_OBJECT, OBJECT, ProgramSettings};
 
@@ -86,7 +86,7 @@ pub fn measure(features: Features) -> Result<Vec<ProgramStats>> {
             let object = relocate(object.clone(), &patches, &maps)?;
             for program in PROGRAMS {
                 let name = variant.name(is_logged);
-                measured.push(verify(&object, program, name, btf.as_fd())?);
+                measured.push(load_and_measure(&object, program, name, btf.as_fd())?);
             }
         }
     }
@@ -185,7 +185,9 @@ fn open_btf_of(loaded: &mut Ebpf) -> Result<OwnedFd> {
     };
     program.load()?;
     let number = program.info()?.btf_id();
-    Ok(call::open_btf(number.context("the loaded program has no BTF")?)?)
+    Ok(call::open_btf(
+        number.context("the loaded program has no BTF")?,
+    )?)
 }
 
 /// Returns the data of a map, if it has one of the types that the object uses.
@@ -203,7 +205,7 @@ fn data_of(map: &Map) -> Option<&MapData> {
     }
 }
 
-fn verify(
+fn load_and_measure(
     object: &Object,
     program: &'static table::Program,
     variant: String,
@@ -234,7 +236,9 @@ fn verify(
         );
     }
     let figures = VerifierStats::parse(&log);
-    let figures = figures.with_context(|| format!("the verifier's log of program {name} has no statistics:\n{log}"))?;
+    let figures = figures.with_context(|| {
+        format!("the verifier's log of program {name} has no statistics:\n{log}")
+    })?;
     Ok(ProgramStats {
         program: name,
         variant,

@@ -1,5 +1,5 @@
 //! Waits for conditions, so that no test needs to sleep. Time limits are given for fast machines, and
-//! extended on slow ones by [`Scale`].
+//! extended on slow ones by [`LoadScale`].
 
 use std::{fmt::Debug, time::Duration};
 

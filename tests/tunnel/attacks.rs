@@ -1,5 +1,8 @@
 //! Hostile and broken peers of the gateway, next to a working agent.
-#![expect(clippy::print_stdout, reason = "prints the times, which it also limits")]
+#![expect(
+    clippy::print_stdout,
+    reason = "prints the times, which it also limits"
+)]
 
 use std::{
     io::{Read as _, Write as _},
@@ -7,10 +10,11 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use tunnel_tests::{clock::Instant, pki::Validity, load_scale::LoadScale, process_usage, wait};
+use tunnel_tests::{clock::Instant, load_scale::LoadScale, pki::Validity, process_usage, wait};
 
 use crate::support::{
-    ANSWER, RECONNECT_LIMIT, HANDSHAKE_TIMEOUT, HANDSHAKES, dial, echo, start_echo_tunnel, expect_fast_echoes,
+    ANSWER, HANDSHAKE_TIMEOUT, HANDSHAKES, RECONNECT_LIMIT, dial, echo, expect_fast_echoes,
+    start_echo_tunnel,
 };
 
 /// The number of handshakes that are started but never finished.

@@ -12,7 +12,8 @@ use tunnel_tests::{clock::Instant, load_scale::LoadScale, process_usage, wait};
 
 use crate::{
     support::{
-        RECONNECT_LIMIT, TunnelSettings, Tunnel, dial, echo, start_echo_tunnel, expect_fast_echoes, expect_refused, expect_reset, fill_buffers,
+        RECONNECT_LIMIT, Tunnel, TunnelSettings, dial, echo, expect_fast_echoes, expect_refused,
+        expect_reset, fill_buffers, start_echo_tunnel,
     },
     targets::{Behaviour, Server, address_without_listener},
 };
@@ -59,7 +60,10 @@ fn after_a_kill_of_the_gateway_its_agent_reconnects() -> Result<()> {
 
 #[test]
 fn a_frozen_agent_delays_no_other_agent_and_its_clients_get_a_reset() -> Result<()> {
-    let (server, other) = (Server::start(Behaviour::Echo)?, Server::start(Behaviour::Echo)?);
+    let (server, other) = (
+        Server::start(Behaviour::Echo)?,
+        Server::start(Behaviour::Echo)?,
+    );
     let nodes = vec![("a", vec![server.at()]), ("b", vec![other.at()])];
     let mut settings = TunnelSettings::nodes(nodes);
     // The echoes to the other agent take less time, even on a busy machine.
@@ -83,7 +87,10 @@ fn a_frozen_agent_delays_no_other_agent_and_its_clients_get_a_reset() -> Result<
         "the frozen agent was disconnected before the echoes were done"
     );
     expect_reset(&mut old)?;
-    println!("the client got a reset {} ms after the freeze", start.elapsed().as_millis());
+    println!(
+        "the client got a reset {} ms after the freeze",
+        start.elapsed().as_millis()
+    );
     tunnel.until_counted("agent_connection_lost", 1)?;
     tunnel.until_disconnected("a")?;
     let mut refused = tunnel.connect(server.at())?;
@@ -92,7 +99,10 @@ fn a_frozen_agent_delays_no_other_agent_and_its_clients_get_a_reset() -> Result<
 
     tunnel.agent("a")?.signal(Signal::SIGCONT)?;
     let took = until_served(&tunnel, server.at())?;
-    println!("served again {} ms after the agent resumed", took.as_millis());
+    println!(
+        "served again {} ms after the agent resumed",
+        took.as_millis()
+    );
     Ok(())
 }
 
@@ -140,11 +150,17 @@ fn five_thousand_failed_dials_leave_memory_and_files_as_they_were() -> Result<()
     let (server, nobody) = (Server::start(Behaviour::Echo)?, address_without_listener()?);
     let mut tunnel = TunnelSettings::of(&[server.at(), nobody]).start()?;
     let pids = [tunnel.cloud()?.pid(), tunnel.agent("a")?.pid()];
-    let [first, second] = DIALS.map(|count| LoadScale::from_environment().count(count).max(8) / 8 * 8);
+    let [first, second] =
+        DIALS.map(|count| LoadScale::from_environment().count(count).max(8) / 8 * 8);
 
     make_failing_dials(&tunnel, nobody, first)?;
     tunnel.until_counted("dial_refused", first.into())?;
-    let usage_of = |pid| -> Result<_> { Ok((process_usage::resident_memory(pid)?, process_usage::open_files(pid)?)) };
+    let usage_of = |pid| -> Result<_> {
+        Ok((
+            process_usage::resident_memory(pid)?,
+            process_usage::open_files(pid)?,
+        ))
+    };
     let before = [usage_of(pids[0])?, usage_of(pids[1])?];
     make_failing_dials(&tunnel, nobody, second)?;
     tunnel.until_counted("dial_refused", (first + second).into())?;
@@ -157,7 +173,10 @@ fn five_thousand_failed_dials_leave_memory_and_files_as_they_were() -> Result<()
             before.0 / 1024,
             after.0 / 1024
         );
-        ensure!(growth < MAX_GROWTH, "the memory of {what} grew by {growth} bytes");
+        ensure!(
+            growth < MAX_GROWTH,
+            "the memory of {what} grew by {growth} bytes"
+        );
         ensure!(
             after.1 <= before.1 + 2,
             "{what}: {} open files before, {} after",

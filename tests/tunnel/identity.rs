@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{pki::Validity, wait};
 
 use crate::{
-    support::{ANSWER, TunnelSettings, Tunnel, echo, start_echo_tunnel, expect_refused},
+    support::{ANSWER, Tunnel, TunnelSettings, echo, expect_refused, start_echo_tunnel},
     targets::{Behaviour, Server},
 };
 
@@ -27,7 +27,10 @@ fn a_session_belongs_to_the_node_in_its_certificate() -> Result<()> {
 
 #[test]
 fn a_client_of_one_node_never_reaches_the_agent_of_another() -> Result<()> {
-    let (one, two) = (Server::start(Behaviour::Echo)?, Server::start(Behaviour::Echo)?);
+    let (one, two) = (
+        Server::start(Behaviour::Echo)?,
+        Server::start(Behaviour::Echo)?,
+    );
     let mut settings = TunnelSettings::nodes(vec![("a", vec![one.at()]), ("b", vec![two.at()])]);
     settings.allow = Some(vec![one.at(), two.at()]);
     let mut tunnel = settings.start()?;

@@ -7,7 +7,7 @@ use tunnel_tests::wait;
 use tunnel_userspace::tunnel::SessionLimits;
 
 use crate::{
-    support::{ANSWER, TunnelSettings, Tunnel, dial, echo, expect_refused},
+    support::{ANSWER, Tunnel, TunnelSettings, dial, echo, expect_refused},
     targets::{Behaviour, Blackhole, Server, address_without_listener},
 };
 
@@ -19,13 +19,21 @@ fn expect_reset_and_reason(tunnel: &Tunnel, to: SocketAddr, reason: &str) -> Res
 
     tunnel.until_counted(reason, before + 1)?;
     let logged = || tunnel.logs().lines().any(|line| line.contains(reason));
-    wait::until(ANSWER, logged).with_context(|| format!("no log line has {reason}:\n{}", tunnel.logs()))
+    wait::until(ANSWER, logged)
+        .with_context(|| format!("no log line has {reason}:\n{}", tunnel.logs()))
 }
 
 #[test]
 fn each_refusal_has_one_reason() -> Result<()> {
-    let (server, nobody, hole) = (Server::start(Behaviour::Echo)?, address_without_listener()?, Blackhole::new()?);
-    let [denied, elsewhere] = [Server::start(Behaviour::Echo)?, Server::start(Behaviour::Echo)?];
+    let (server, nobody, hole) = (
+        Server::start(Behaviour::Echo)?,
+        address_without_listener()?,
+        Blackhole::new()?,
+    );
+    let [denied, elsewhere] = [
+        Server::start(Behaviour::Echo)?,
+        Server::start(Behaviour::Echo)?,
+    ];
     let mut settings = TunnelSettings::nodes(vec![
         ("a", vec![server.at(), nobody, hole.at(), denied.at()]),
         ("b", vec![elsewhere.at()]),
@@ -54,7 +62,10 @@ fn each_refusal_has_one_reason() -> Result<()> {
     let unsteered = SocketAddr::from((Ipv4Addr::LOCALHOST, tunnel.ingress()));
     for (to, reason) in [
         (tunnel.steering_address_of(hole.at())?, "dial_timed_out"),
-        (tunnel.steering_address_of(elsewhere.at())?, "agent_not_connected"),
+        (
+            tunnel.steering_address_of(elsewhere.at())?,
+            "agent_not_connected",
+        ),
         (tunnel.steering_address(999)?, "target_unknown"),
         (unsteered, "arrived_unsteered"),
     ] {
@@ -76,7 +87,11 @@ fn expect_four_streams_per_session(settings: TunnelSettings, server: &Server) ->
         held.push(stream);
     }
 
-    expect_reset_and_reason(&tunnel, tunnel.steering_address_of(server.at())?, "stream_limit")?;
+    expect_reset_and_reason(
+        &tunnel,
+        tunnel.steering_address_of(server.at())?,
+        "stream_limit",
+    )?;
 
     for stream in &mut held {
         echo(stream, b"still there")?;
@@ -100,7 +115,8 @@ fn streams_beyond_the_limit_of_an_end_are_refused_and_the_others_continue() -> R
         let server = Server::start(Behaviour::Echo)?;
         let mut settings = TunnelSettings::of(&[server.at()]);
         limits(&mut settings).max_streams = 4;
-        expect_four_streams_per_session(settings, &server).with_context(|| format!("limits of the {end}"))?;
+        expect_four_streams_per_session(settings, &server)
+            .with_context(|| format!("limits of the {end}"))?;
     }
     Ok(())
 }

@@ -9,7 +9,10 @@ use anyhow::{Context as _, Result, ensure};
 use socket2::SockRef;
 
 use crate::{
-    support::{Tunnel, echo, start_echo_tunnel, expect_fast_echoes, expect_reset, fill_buffers, until_unchanged},
+    support::{
+        Tunnel, echo, expect_fast_echoes, expect_reset, fill_buffers, start_echo_tunnel,
+        until_unchanged,
+    },
     targets::{Behaviour, Blackhole, SMALL_BUFFER, Server},
 };
 
@@ -46,7 +49,9 @@ fn two_hundred_stalled_readers_do_not_delay_another_stream() -> Result<()> {
     // Readers that resume get more bytes than all buffers can have held.
     let mut rest = vec![0; 2 << 20];
     for mut reader in readers {
-        reader.read_exact(&mut rest).context("a reader that resumes")?;
+        reader
+            .read_exact(&mut rest)
+            .context("a reader that resumes")?;
     }
     Ok(())
 }

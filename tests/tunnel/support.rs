@@ -1,5 +1,8 @@
 //! The fixture of these tests: a tunnel over loopback, and helpers for its clients.
-#![expect(clippy::print_stdout, reason = "prints the delays, which it also limits")]
+#![expect(
+    clippy::print_stdout,
+    reason = "prints the delays, which it also limits"
+)]
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -14,11 +17,11 @@ use tempfile::TempDir;
 use tunnel_common::{addr::Address, steering::Prefix};
 use tunnel_tests::{
     clock::Instant,
-    tunnel_process::{AgentSettings, CloudState, CloudSettings, TunnelProcess, Target},
     load,
-    pki::{Authority, PemFiles, CertifiedKey, Validity},
-    sandbox,
     load_scale::LoadScale,
+    pki::{Authority, CertifiedKey, PemFiles, Validity},
+    sandbox,
+    tunnel_process::{AgentSettings, CloudSettings, CloudState, Target, TunnelProcess},
     wait,
 };
 use tunnel_userspace::tunnel::{SessionLimits, agent, gateway};
@@ -123,7 +126,8 @@ impl TunnelSettings {
         let record = cloud.cloud_state()?;
         // If a test restarts the cloud end, it uses the same ports again.
         cloud_settings.gateway.listen = record.gateway;
-        cloud_settings.ingress = SocketAddr::new(cloud_settings.ingress.ip(), record.ingress.port());
+        cloud_settings.ingress =
+            SocketAddr::new(cloud_settings.ingress.ip(), record.ingress.port());
         Ok(Tunnel {
             agents: Vec::new(),
             cloud: Some(cloud),
@@ -227,12 +231,17 @@ impl Tunnel {
 
     pub(crate) fn kill_agent(&mut self, node: &str) -> Result<()> {
         let at = self.agents.iter().position(|(name, _)| name == node);
-        let (_, agent) = self.agents.remove(at.with_context(|| format!("no agent of {node} runs"))?);
+        let (_, agent) = self
+            .agents
+            .remove(at.with_context(|| format!("no agent of {node} runs"))?);
         agent.stop(Signal::SIGKILL).map(drop)
     }
 
     pub(crate) fn kill_cloud(&mut self) -> Result<()> {
-        let cloud = self.cloud.take().context("the cloud end was killed already")?;
+        let cloud = self
+            .cloud
+            .take()
+            .context("the cloud end was killed already")?;
         cloud.stop(Signal::SIGKILL).map(drop)
     }
 
@@ -265,7 +274,11 @@ impl Tunnel {
     /// Waits until the agent of a node has counted a reason at least once.
     pub(crate) fn until_agent_counted(&mut self, node: &str, reason: &str) -> Result<()> {
         let agent = self.agent(node)?;
-        let counts = || agent.agent_state().map(|record| record.view["counts"].clone());
+        let counts = || {
+            agent
+                .agent_state()
+                .map(|record| record.view["counts"].clone())
+        };
         let counted = || counts().is_ok_and(|counts| counts[reason].as_u64() > Some(0));
         wait::until(ANSWER, counted).with_context(|| format!("{reason}: {:?}", counts()))
     }
@@ -285,8 +298,11 @@ impl Tunnel {
     /// Returns the steering address with this index, with the port of the ingress.
     pub(crate) fn steering_address(&self, index: u32) -> Result<SocketAddr> {
         let (address, length) = PREFIX;
-        let prefix = Prefix::new(Address::from_ip(address), length).context("PREFIX is not a steering prefix")?;
-        let address = prefix.address(index).context("the prefix has no such index")?;
+        let prefix = Prefix::new(Address::from_ip(address), length)
+            .context("PREFIX is not a steering prefix")?;
+        let address = prefix
+            .address(index)
+            .context("the prefix has no such index")?;
         Ok(SocketAddr::new(
             address.to_ip(),
             self.cloud_settings.ingress.port(),
@@ -362,7 +378,9 @@ pub(crate) fn expect_fast_echoes(what: &str, stream: &mut TcpStream) -> Result<(
     let [p50, p99, longest] = [50, 99, 100].map(|part| load::percentile(&times, part));
     let words = format!("{what}: p50 {p50} µs, p99 {p99} µs, longest {longest} µs of {ECHOES}");
     println!("{words}");
-    let most = LoadScale::from_environment().timeout(ECHO_LIMIT).as_micros();
+    let most = LoadScale::from_environment()
+        .timeout(ECHO_LIMIT)
+        .as_micros();
     // A single delay slows down only one echo, which p99 does not show, so the maximum is limited, too.
     let (p99, longest) = (u128::from(p99), u128::from(longest));
     ensure!(p99 <= most && longest <= 10 * most, "{words}");
@@ -400,6 +418,9 @@ pub(crate) fn expect_reset(stream: &mut TcpStream) -> Result<()> {
     let mut rest = Vec::new();
     match stream.read_to_end(&mut rest) {
         Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(()),
-        other => anyhow::bail!("expected a reset, but got {other:?} after {} bytes", rest.len()),
+        other => anyhow::bail!(
+            "expected a reset, but got {other:?} after {} bytes",
+            rest.len()
+        ),
     }
 }

@@ -160,7 +160,9 @@ impl Blackhole {
             Ok(socket)
         };
         let held = (0..4).map(|_| fill()).collect::<io::Result<Vec<_>>>()?;
-        let at = address.as_socket().context("the listener has no IP address")?;
+        let at = address
+            .as_socket()
+            .context("the listener has no IP address")?;
         Ok(Self {
             at,
             _held: (listener, held),

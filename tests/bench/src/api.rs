@@ -26,12 +26,13 @@ use tunnel_tests::{
     address::nth_address,
     clock::{self, Instant},
     load::{nanoseconds, percentile},
-    sandbox::{Sandbox, Process, connect_within},
+    process_usage,
+    sandbox::{Process, Sandbox, connect_within},
     table::{format_table, microseconds},
-    process_usage, wait,
+    wait,
 };
 
-use crate::report::{CommonOptions, Verdict, median, ratio, rounds, thousandths};
+use crate::report::{CommonOptions, Verdict, median, ratio, run_rounds, thousandths};
 
 /// The first ClusterIP of the Services, and the port of each.
 const FIRST_CLUSTER_IP: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 96, 16, 0));
@@ -114,7 +115,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         name: proxies[at].name,
         ..Measurements::default()
     });
-    rounds(options.rounds.max(1), &[0, 1], |at| {
+    run_rounds(options.rounds.max(1), &[0, 1], |at| {
         let (proxy, of) = (&proxies[*at], &mut measured[*at]);
         let sandbox = &proxy.host.sandbox;
         let log = cluster.shared.logs.create(proxy.name)?;
@@ -209,7 +210,8 @@ fn kube_proxy(cluster: &MinimalCluster, options: &Options) -> Result<Proxy> {
 /// Creates a host that answers connections to any endpoint.
 fn host(cluster: &MinimalCluster, number: usize) -> Result<Host> {
     let host = cluster.host(number)?;
-    host.sandbox.ip(&format!("route add local {ENDPOINT_RANGE} dev lo"))?;
+    host.sandbox
+        .ip(&format!("route add local {ENDPOINT_RANGE} dev lo"))?;
     let listener = host.sandbox.listen((Ipv4Addr::UNSPECIFIED, TARGET_PORT))?;
     // The thread ends with the process.
     thread::spawn(move || {
@@ -238,7 +240,12 @@ fn create_objects(cluster: &MinimalCluster, proxies: &[Proxy], services: u32) ->
             let endpoint = |index| nth_address(ENDPOINTS, number * ENDPOINTS_PER_SERVICE + index);
             let endpoints: Vec<IpAddr> = (0..ENDPOINTS_PER_SERVICE).map(endpoint).collect();
             let name = format!("svc-{number}");
-            create_service(&mut api, &name, nth_address(FIRST_CLUSTER_IP, number), &endpoints)?;
+            create_service(
+                &mut api,
+                &name,
+                nth_address(FIRST_CLUSTER_IP, number),
+                &endpoints,
+            )?;
         }
         Ok(())
     };
@@ -257,7 +264,12 @@ fn wait_for_all(sandbox: &Sandbox, services: u32) -> Result<()> {
 }
 
 /// Changes the probe's endpoint repeatedly, then measures the memory.
-fn measure(cluster: &MinimalCluster, proxy: &Proxy, process: &Process, of: &mut Measurements) -> Result<()> {
+fn measure(
+    cluster: &MinimalCluster,
+    proxy: &Proxy,
+    process: &Process,
+    of: &mut Measurements,
+) -> Result<()> {
     let mut api = cluster.api()?;
     let mut times = Vec::new();
     for number in 1..=usize::try_from(proxy.changes.max(2))? {
@@ -266,7 +278,9 @@ fn measure(cluster: &MinimalCluster, proxy: &Proxy, process: &Process, of: &mut 
         let path = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/probe-1";
         api.patch(path, &patch.to_string())?;
         let answered = Instant::now();
-        wait_for_address(&proxy.host.sandbox, PROBE, |seen| seen == IpAddr::from(endpoint_address))?;
+        wait_for_address(&proxy.host.sandbox, PROBE, |seen| {
+            seen == IpAddr::from(endpoint_address)
+        })?;
         times.push(nanoseconds(answered.elapsed()));
         clock::pause(PAUSE);
     }
@@ -286,9 +300,15 @@ fn send_local_address(mut stream: TcpStream) -> io::Result<()> {
 }
 
 /// Connects repeatedly until `is_wanted` accepts the address that responds.
-fn wait_for_address(sandbox: &Sandbox, to: SocketAddr, is_wanted: impl Fn(IpAddr) -> bool) -> Result<()> {
-    wait::until_briefly(WAIT_LIMIT, || connected_address(sandbox, to).is_ok_and(&is_wanted))
-        .with_context(|| format!("connects to {to} don't reach the expected endpoint"))
+fn wait_for_address(
+    sandbox: &Sandbox,
+    to: SocketAddr,
+    is_wanted: impl Fn(IpAddr) -> bool,
+) -> Result<()> {
+    wait::until_briefly(WAIT_LIMIT, || {
+        connected_address(sandbox, to).is_ok_and(&is_wanted)
+    })
+    .with_context(|| format!("connects to {to} don't reach the expected endpoint"))
 }
 
 fn connected_address(sandbox: &Sandbox, to: SocketAddr) -> Result<IpAddr> {
@@ -297,7 +317,9 @@ fn connected_address(sandbox: &Sandbox, to: SocketAddr) -> Result<IpAddr> {
     socket.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
     let mut line = String::new();
     BufReader::new(TcpStream::from(socket)).read_line(&mut line)?;
-    line.trim().parse().context("the response is not an IP address")
+    line.trim()
+        .parse()
+        .context("the response is not an IP address")
 }
 
 fn endpoint(address: IpAddr) -> serde_json::Value {
@@ -305,7 +327,12 @@ fn endpoint(address: IpAddr) -> serde_json::Value {
 }
 
 /// Creates a Service and its slice.
-fn create_service(api: &mut ApiClient, name: &str, address: IpAddr, endpoints: &[IpAddr]) -> Result<()> {
+fn create_service(
+    api: &mut ApiClient,
+    name: &str,
+    address: IpAddr,
+    endpoints: &[IpAddr],
+) -> Result<()> {
     let service = json!({
         "apiVersion": "v1",
         "kind": "Service",

@@ -18,17 +18,17 @@ use tunnel_tests::{
     instance::{Instance, InstanceSettings},
     load::connect::Report,
     manifest::Protocol,
-    sandbox::{COMMAND_TIMEOUT, Sandbox},
-    pod::{self, Server},
-    server::{ServerKind, Listener},
-    table::{format_table, microseconds},
     node_network::NodeNetwork,
+    pod::{self, Server},
     process_usage,
+    sandbox::{COMMAND_TIMEOUT, Sandbox},
+    server::{Listener, ServerKind},
+    table::{format_table, microseconds},
 };
 
 use self::kube_proxy::Rules;
 use crate::{
-    report::{Common, Verdict, median, ratio, rounds, thousandths},
+    report::{CommonOptions, Verdict, median, ratio, run_rounds, thousandths},
     services::{FIRST_CLUSTER_IP, service_files},
 };
 
@@ -60,7 +60,7 @@ const FIRST_ADMIN_PORT: u16 = 10_300;
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
     #[command(flatten)]
-    common: Common,
+    common: CommonOptions,
     /// The number of measurements of each variant.
     #[arg(long, default_value_t = 31)]
     rounds: u32,
@@ -117,14 +117,14 @@ struct Measurements {
 /// Runs the benchmark and prints the results. A failed connect is an error; with `check`, so is a missed
 /// target.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let topology = NodeNetwork::new()?;
-    let prefix = real_time(topology.host());
-    let server = start_server(&topology, &prefix)?;
-    let endpoints = kube_proxy::endpoints(&topology, &*topology.pod("backend")?)?;
-    let mut variants = vec![direct(&topology, "direct")?, direct(&topology, CONTROL)?];
+    let network = NodeNetwork::new()?;
+    let prefix = real_time(network.host());
+    let server = start_server(&network, &prefix)?;
+    let endpoints = kube_proxy::endpoints(&network, &*network.pod("backend")?)?;
+    let mut variants = vec![direct(&network, "direct")?, direct(&network, CONTROL)?];
     for (index, count) in options.services.iter().enumerate() {
         let start = Instant::now();
-        let variant = through_culvert(&topology, options, (index, *count), &endpoints)
+        let variant = through_culvert(&network, options, (index, *count), &endpoints)
             .with_context(|| format!("with {count} Services"))?;
         let (name, took) = (&variant.name, start.elapsed().as_millis());
         if !options.common.json {
@@ -133,7 +133,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         variants.push(variant);
     }
     variants.extend(cold_variant(&variants, &options.services));
-    let through_rules = |kind, count: &u32| kube_proxy::through_rules(&topology, kind, *count, &endpoints);
+    let through_rules =
+        |kind, count: &u32| kube_proxy::through_rules(&network, kind, *count, &endpoints);
     for count in &options.nft {
         variants.push(through_rules(Rules::Nft, count)?);
     }
@@ -141,7 +142,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         variants.push(through_rules(Rules::Iptables, count)?);
     }
 
-    let rounds = rounds(options.rounds.max(1), &variants, |variant| {
+    let rounds = run_rounds(options.rounds.max(1), &variants, |variant| {
         measure(variant, options.slot_millis, &prefix, &server)
             .with_context(|| variant.name.clone())
     })?;
@@ -169,9 +170,12 @@ fn real_time(sandbox: &Sandbox) -> Vec<String> {
     }
 }
 
-fn start_server(topology: &NodeNetwork, prefix: &[String]) -> Result<Server> {
-    let backend = topology.pod("backend")?;
-    let server = backend.serve_on(&[Listener::new(ServerKind::Sink, TARGET_PORT)], Some(CPUS[1]))?;
+fn start_server(network: &NodeNetwork, prefix: &[String]) -> Result<Server> {
+    let backend = network.pod("backend")?;
+    let server = backend.serve_on(
+        &[Listener::new(ServerKind::Sink, TARGET_PORT)],
+        Some(CPUS[1]),
+    )?;
     if !prefix.is_empty() {
         let pid = server.process().pid().to_string();
         backend.run(&["chrt", "--all-tasks", "--fifo", "--pid", "50", &pid])?;
@@ -179,14 +183,14 @@ fn start_server(topology: &NodeNetwork, prefix: &[String]) -> Result<Server> {
     Ok(server)
 }
 
-fn direct(topology: &NodeNetwork, name: &str) -> Result<Variant> {
-    let client = topology.pod("client")?;
-    let backend = topology.pod("backend")?;
-    let client = topology.share_namespace(&client, &format!("outside/{name}"), None)?;
+fn direct(network: &NodeNetwork, name: &str) -> Result<Variant> {
+    let client = network.pod("client")?;
+    let backend = network.pod("backend")?;
+    let client = network.share_namespace(&client, &format!("outside/{name}"), None)?;
     Ok(Variant {
         name: name.to_owned(),
         client,
-        first: backend.at4(TARGET_PORT),
+        first: backend.addr_v4(TARGET_PORT),
         count: 1,
         apart: 1,
         instance: None,
@@ -194,16 +198,17 @@ fn direct(topology: &NodeNetwork, name: &str) -> Result<Variant> {
 }
 
 fn through_culvert(
-    topology: &NodeNetwork,
+    network: &NodeNetwork,
     options: &Options,
     (index, count): (usize, u32),
     endpoints: &[SocketAddr],
 ) -> Result<Variant> {
     let group = format!("services-{count}");
-    let folder = topology.lab().folder().join(&group);
+    let folder = network.lab().folder().join(&group);
     let bpffs = Some(folder.join("bpffs"));
-    let host = topology.share_namespace(topology.host(), &format!("{group}/host"), bpffs)?;
-    let client = topology.share_namespace(&*topology.pod("client")?, &format!("{group}/client"), None)?;
+    let host = network.share_namespace(network.host(), &format!("{group}/host"), bpffs)?;
+    let client =
+        network.share_namespace(&*network.pod("client")?, &format!("{group}/client"), None)?;
 
     let port = FIRST_ADMIN_PORT + 2 * u16::try_from(index)?;
     let capacity = count.saturating_add(count / 4).max(1024);
@@ -218,7 +223,7 @@ fn through_culvert(
         healthz: ([127, 0, 0, 1], port + 1).into(),
         ..options.common.settings()?
     };
-    let cgroup = topology.lab().cgroup().join(&group);
+    let cgroup = network.lab().cgroup().join(&group);
     let instance = Instance::new(host, folder, &cgroup, settings)?;
     let backends = |_| endpoints.iter().map(SocketAddr::ip);
     for file in service_files(count, Protocol::TCP, [PORT, TARGET_PORT], backends) {
@@ -238,7 +243,10 @@ fn through_culvert(
 /// Creates a variant that connects to every Service of the largest instance in turn, so that the map entries
 /// for the next connect are not in a CPU cache. No target applies to it.
 fn cold_variant(variants: &[Variant], services: &[u32]) -> Option<Variant> {
-    let largest = services.iter().max().filter(|count| **count > USED_SERVICES)?;
+    let largest = services
+        .iter()
+        .max()
+        .filter(|count| **count > USED_SERVICES)?;
     let index = services.iter().position(|count| count == largest)?;
     let variant = variants.get(DIRECT_VARIANTS + index)?;
     Some(Variant {
@@ -274,7 +282,7 @@ fn measure(variant: &Variant, millis: u64, prefix: &[String], server: &Server) -
         .start()?
         .finish(COMMAND_TIMEOUT)?;
     Ok(Sample {
-        report: output.report()?,
+        report: output.parse_report()?,
         sleeps: process_usage::voluntary_switches(server)? - before,
     })
 }
@@ -317,12 +325,23 @@ fn verdicts(lines: &[Medians]) -> Vec<Verdict> {
         let target = format!("{}: rate at least 0.950 of direct", line.variant);
         verdicts.push(Verdict::new(target, thousandths(rate), rate >= 950));
         let target = format!("{}: p50 at most 3.0 µs above direct", line.variant);
-        verdicts.push(Verdict::new(target, difference(p50_difference), p50_difference <= 3000));
+        verdicts.push(Verdict::new(
+            target,
+            difference(p50_difference),
+            p50_difference <= 3000,
+        ));
     }
     if let [few, .., largest] = through_culvert.as_slice() {
         let p50_difference = largest.p50_over_direct_ns - few.p50_over_direct_ns;
-        let target = format!("{}: p50 at most 1.0 µs above {}", largest.variant, few.variant);
-        verdicts.push(Verdict::new(target, difference(p50_difference), p50_difference <= 1000));
+        let target = format!(
+            "{}: p50 at most 1.0 µs above {}",
+            largest.variant, few.variant
+        );
+        verdicts.push(Verdict::new(
+            target,
+            difference(p50_difference),
+            p50_difference <= 1000,
+        ));
     }
     verdicts
 }

@@ -17,7 +17,7 @@ use self::{
     probe::Change,
     small_case::SmallCase,
 };
-use crate::report::{Common, Verdict, median, ratio, thousandths};
+use crate::report::{CommonOptions, Verdict, median, ratio, thousandths};
 
 mod busy_daemon;
 mod large_case;
@@ -41,7 +41,7 @@ const CPU_TIME_TARGET: Duration = Duration::from_millis(5);
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
     #[command(flatten)]
-    common: Common,
+    common: CommonOptions,
     /// The number of Services in the small case.
     #[arg(long, default_value_t = 1000)]
     services: u32,
@@ -139,7 +139,8 @@ fn summarise(
     lines: Vec<Medians>,
 ) -> (Measurements, Vec<Verdict>) {
     let all = format!("{} services", options.services);
-    let change = |of: fn(&Change) -> Duration| small_case.changes.iter().map(of).collect::<Vec<_>>();
+    let change =
+        |of: fn(&Change) -> Duration| small_case.changes.iter().map(of).collect::<Vec<_>>();
     let (mut times, mut verdicts) = (Vec::new(), Vec::new());
     let mut judge = |what: &str, measured: &[Duration], target| {
         let measured = TimeStats::of(what.to_owned(), measured);
@@ -154,7 +155,11 @@ fn summarise(
     let (delay, cpu_time) = (change(|it| it.delay), change(|it| it.cpu_time));
     let one = "one endpoint, from the rename of its slice";
     judge(one, &delay, CHANGE_TARGET);
-    judge("one endpoint, how long the daemon runs for it", &cpu_time, CPU_TIME_TARGET);
+    judge(
+        "one endpoint, how long the daemon runs for it",
+        &cpu_time,
+        CPU_TIME_TARGET,
+    );
     verdicts.extend(busy_daemon::verdicts(&busy_daemon));
     times.extend(busy_daemon);
     let resident_bytes = median(small_case.resident.iter().copied());
@@ -186,8 +191,16 @@ fn large_case_verdicts(medians: &Medians) -> Vec<Verdict> {
     vec![
         under(&format!("{all}, start"), medians.whole_ns, total),
         under(&write, medians.write_ns, WRITE_TARGET),
-        under(&format!("{all}, work for a change"), medians.work_ns, CPU_TIME_TARGET),
-        at_most(&format!("{all}, most memory"), medians.peak_bytes, PEAK_MEMORY_TARGET),
+        under(
+            &format!("{all}, work for a change"),
+            medians.work_ns,
+            CPU_TIME_TARGET,
+        ),
+        at_most(
+            &format!("{all}, most memory"),
+            medians.peak_bytes,
+            PEAK_MEMORY_TARGET,
+        ),
     ]
 }
 
@@ -252,7 +265,8 @@ fn text(measured: &Measurements, options: &Options) -> String {
         megabytes(measured.resident_bytes),
         megabytes(measured.maps_bytes)
     );
-    let many = (!measured.lines.is_empty()).then(|| large_case_text(&measured.lines, options.starts));
+    let many =
+        (!measured.lines.is_empty()).then(|| large_case_text(&measured.lines, options.starts));
     times.chain([memory]).chain(many).collect()
 }
 
@@ -264,11 +278,15 @@ fn large_case_text(lines: &[Medians], starts: u32) -> String {
             ("services", |medians| medians.services.to_string()),
             ("whole", |medians| milliseconds(medians.whole_ns)),
             ("to JSON", |medians| thousandths(medians.whole_to_first)),
-            ("to maps", |medians| unless_zero(medians.write_ns, milliseconds)),
+            ("to maps", |medians| {
+                unless_zero(medians.write_ns, milliseconds)
+            }),
             ("change", |medians| milliseconds(medians.change_ns)),
             ("to JSON", |medians| thousandths(medians.change_to_first)),
             ("work", |medians| unless_zero(medians.work_ns, milliseconds)),
-            ("memory", |medians| unless_zero(medians.peak_bytes, megabytes)),
+            ("memory", |medians| {
+                unless_zero(medians.peak_bytes, megabytes)
+            }),
             ("", |_| String::new()),
         ],
     );

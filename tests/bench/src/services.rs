@@ -1,4 +1,4 @@
-//! The Services of the benchmarks.
+//! Generates the manifests of a benchmark's Services.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -21,9 +21,12 @@ pub(crate) fn service_files<I: IntoIterator<Item = IpAddr>>(
     backends: impl Fn(u32) -> I,
 ) -> Vec<Manifest> {
     let service = |number: u32| {
-        Service::new(&format!("svc-{number}"), [nth_address(FIRST_CLUSTER_IP, number)])
-            .port(protocol, port, target)
-            .backends(backends(number))
+        Service::new(
+            &format!("svc-{number}"),
+            [nth_address(FIRST_CLUSTER_IP, number)],
+        )
+        .port(protocol, port, target)
+        .backends(backends(number))
     };
     let file = |first: u32| {
         let numbers = (first..count).take(SERVICES_PER_FILE);

@@ -11,15 +11,15 @@ use anyhow::{Context as _, Result};
 use clap::Args;
 use serde::{Serialize, de::DeserializeOwned};
 use tunnel_tests::{
-    throughput::{FloodReport, client::WARM_UP, divide},
     load::{Latency, nanoseconds},
+    process_usage,
     sandbox::COMMAND_TIMEOUT,
     table::{format_table, microseconds},
-    process_usage,
+    throughput::{FloodReport, client::WARM_UP, divide},
 };
 
 use self::fixture::{Fixture, NetworkPath};
-use crate::report::{Common, Verdict, median, ratio, rounds, thousandths};
+use crate::report::{CommonOptions, Verdict, median, ratio, run_rounds, thousandths};
 
 mod fixture;
 
@@ -41,7 +41,7 @@ const ECHO_TARGET: Duration = Duration::from_millis(2);
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
     #[command(flatten)]
-    common: Common,
+    common: CommonOptions,
     /// The number of measurements of each variant.
     #[arg(long, default_value_t = 5)]
     rounds: u32,
@@ -107,7 +107,7 @@ struct Measurements {
 pub(crate) fn run(options: &Options) -> Result<()> {
     let fixture = Fixture::new(options)?;
     let slot = Duration::from_millis(options.slot_millis);
-    let rounds = rounds(options.rounds.max(1), &Variant::ALL, |variant| {
+    let rounds = run_rounds(options.rounds.max(1), &Variant::ALL, |variant| {
         measure(&fixture, *variant, slot).with_context(|| variant.name())
     })?;
     let measured = Measurements {
@@ -127,11 +127,15 @@ fn measure(fixture: &Fixture, variant: Variant, slot: Duration) -> Result<Sample
         *megabytes = flood.megabytes();
         if *streams == 1 {
             let processes = nanoseconds(cpu_time(&path)?.saturating_sub(before));
-            // The CPU time of these processes includes the warm-up, so a share of it is taken. A client
-            // reports its CPU time of the measurement alone.
+            // The CPU time of these processes includes the warm-up, so only the measurement's share of it
+            // is used. A client reports its CPU time of the measurement alone.
             let total = slot + WARM_UP;
             let share = u128::from(processes) * slot.as_nanos() / total.as_nanos().max(1);
-            let own = if path.adds_client_cpu_time { flood.cpu_ns } else { 0 };
+            let own = if path.adds_client_cpu_time {
+                flood.cpu_ns
+            } else {
+                0
+            };
             let cpu = share + u128::from(own);
             sample.cpu = divide(cpu * 1_000_000, flood.bytes);
         }
@@ -147,7 +151,10 @@ fn measure(fixture: &Fixture, variant: Variant, slot: Duration) -> Result<Sample
 }
 
 fn cpu_time(path: &NetworkPath) -> Result<Duration> {
-    path.measured_processes.iter().map(|pid| process_usage::process_cpu_time(*pid)).sum()
+    path.measured_processes
+        .iter()
+        .map(|pid| process_usage::process_cpu_time(*pid))
+        .sum()
 }
 
 fn run_client<T: DeserializeOwned>(
@@ -159,7 +166,7 @@ fn run_client<T: DeserializeOwned>(
 ) -> Result<T> {
     let client = fixture.client(path, mode, connections)?;
     let client = client.option("--millis", slot.as_millis()).start()?;
-    client.finish(COMMAND_TIMEOUT + slot)?.report()
+    client.finish(COMMAND_TIMEOUT + slot)?.parse_report()
 }
 
 fn medians(at: usize, rounds: &[Vec<Sample>]) -> Medians {
@@ -178,7 +185,7 @@ fn medians(at: usize, rounds: &[Vec<Sample>]) -> Medians {
 }
 
 fn verdicts(rounds: &[Vec<Sample>]) -> Vec<Verdict> {
-    // Ratios are computed within a round, since a disturbance affects both values of it.
+    // Ratios are computed within a round, since a disturbance affects all values of a round.
     let [_, tls, ours] = [0, 1, 2];
     let to_tls = |pick: &dyn Fn(&Sample, &Sample) -> (u64, u64)| {
         median(rounds.iter().map(|samples| {
@@ -196,7 +203,11 @@ fn verdicts(rounds: &[Vec<Sample>]) -> Vec<Verdict> {
     let target = "CPU of both ends for a byte at most 1.500 of bare TLS";
     verdicts.push(Verdict::new(target, thousandths(cpu), cpu <= MAX_CPU_TIME));
     for (at, stalled) in STALLED.iter().enumerate() {
-        let delay = median(rounds.iter().map(|samples| samples[ours].stalled_p99_ns[at]));
+        let delay = median(
+            rounds
+                .iter()
+                .map(|samples| samples[ours].stalled_p99_ns[at]),
+        );
         let target = format!("a live echo beside {stalled} stalled readers: p99 at most 2 ms");
         let met = delay <= nanoseconds(ECHO_TARGET);
         verdicts.push(Verdict::new(target, microseconds(delay), met));

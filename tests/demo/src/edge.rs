@@ -1,8 +1,5 @@
 //! The second part of the demo: a kubelet on an edge node that only dials out, and its clients in the cloud.
-#![expect(
-    clippy::print_stdout,
-    reason = "the demo prints to a terminal"
-)]
+#![expect(clippy::print_stdout, reason = "the demo prints to a terminal")]
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -10,11 +7,11 @@ use anyhow::Result;
 use tunnel_tests::{
     clock::{self, Instant},
     edge_node::{EDGE_NAME, EDGE_V4, EDGE_V6},
+    fake_kubelet::ConnectionRecord,
     instance::InstanceSettings,
-    fake_kubelet::Exchange,
     load::{self, Report, kubelet::Dialog},
-    sandbox::{COMMAND_TIMEOUT, Sandbox, Process},
     pod::path_to_string,
+    sandbox::{COMMAND_TIMEOUT, Process, Sandbox},
     tunnel_testbed::{KUBELET_PORTS, TunnelTestbed},
 };
 
@@ -56,9 +53,11 @@ impl EdgeDemo {
 
     pub(super) fn run(&mut self) -> Result<()> {
         let start = Instant::now();
-        let to = TunnelTestbed::at4(KUBELET_PORTS[0]);
+        let to = TunnelTestbed::addr_v4(KUBELET_PORTS[0]);
         match self.testbed.node().host().connect(to) {
-            Ok(_) => self.faults.add(format!("connect to {to} succeeds without a tunnel")),
+            Ok(_) => self
+                .faults
+                .add(format!("connect to {to} succeeds without a tunnel")),
             Err(error) => println!("  host → {to}: {}", load::error_name(&error)),
         }
         self.start_tunnel()?;
@@ -85,7 +84,7 @@ impl EdgeDemo {
         Ok(())
     }
 
-    fn exchanges(&self) -> Result<Vec<Exchange>> {
+    fn exchanges(&self) -> Result<Vec<ConnectionRecord>> {
         Ok(self.testbed.kubelet().record()?.exchanges)
     }
 
@@ -94,14 +93,23 @@ impl EdgeDemo {
         let pod = self.testbed.pod()?;
         let host = self.testbed.node().host().clone();
         Ok([
-            ("host", host, TunnelTestbed::at4(KUBELET_PORTS[0])),
-            ("pod", Sandbox::clone(&pod), TunnelTestbed::at6(KUBELET_PORTS[0])),
+            ("host", host, TunnelTestbed::addr_v4(KUBELET_PORTS[0])),
+            (
+                "pod",
+                Sandbox::clone(&pod),
+                TunnelTestbed::addr_v6(KUBELET_PORTS[0]),
+            ),
         ])
     }
 
-    fn start_dialog(&self, sandbox: &Sandbox, to: SocketAddr, asks: &[&str]) -> Result<Process> {
+    fn start_dialog(
+        &self,
+        sandbox: &Sandbox,
+        to: SocketAddr,
+        requests: &[&str],
+    ) -> Result<Process> {
         let ca = path_to_string(&self.testbed.edge().kubelet_files().ca)?;
-        let command = sandbox.lab_command(&[&["load", "dialog"], asks].concat())?;
+        let command = sandbox.lab_command(&[&["load", "dialog"], requests].concat())?;
         command.option("--to", to).option("--ca", ca).start()
     }
 
@@ -110,7 +118,7 @@ impl EdgeDemo {
         let exchange = ["healthz", &bytes, &sum, "echo=hello", "close"];
         let upgrade = "upgrade exchange=one pause=300 exchange=two close";
         let upgrade: Vec<_> = upgrade.split(' ').collect();
-        for (what, asks) in [
+        for (what, requests) in [
             ("HTTP requests", &exchange[..]),
             ("an upgrade that stays open", &upgrade[..]),
             ("a half-close", &[&*half][..]),
@@ -118,8 +126,10 @@ impl EdgeDemo {
             heading(&format!("TLS to the kubelet behind the edge: {what}"));
             for (name, sandbox, to) in self.clients()? {
                 let before = self.exchanges()?.len();
-                let output = self.start_dialog(&sandbox, to, asks)?.finish(COMMAND_TIMEOUT)?;
-                let dialog: Dialog = output.report()?;
+                let output = self
+                    .start_dialog(&sandbox, to, requests)?
+                    .finish(COMMAND_TIMEOUT)?;
+                let dialog: Dialog = output.parse_report()?;
                 let seen = self.exchanges()?.split_off(before);
                 self.compare(name, &dialog, &seen);
             }
@@ -128,7 +138,7 @@ impl EdgeDemo {
     }
 
     /// Prints the records that client and kubelet have of a connection, and compares them.
-    fn compare(&mut self, name: &str, dialog: &Dialog, seen: &[Exchange]) {
+    fn compare(&mut self, name: &str, dialog: &Dialog, seen: &[ConnectionRecord]) {
         let (dialled, peer) = (&dialog.dialled, &dialog.peer);
         let (subject, steps) = (&dialog.subject, &dialog.steps);
         println!("  {name}: connect({dialled}), getpeername() = {peer}, certificate of {subject}");
@@ -161,13 +171,13 @@ impl EdgeDemo {
     fn cut_link_under_load(&mut self) -> Result<()> {
         heading("The agent is cut off for ten seconds, and comes back");
         let duration = BEFORE + CUT_TIME + AFTER;
-        let healthy = |seen: &[Exchange]| {
+        let healthy = |seen: &[ConnectionRecord]| {
             let steps = seen.iter().flat_map(|it| &it.steps);
             steps.filter(|it| *it == "GET /healthz").count()
         };
         let before = healthy(&self.exchanges()?);
         let reasons = ["agent_connection_lost", "agent_not_connected"];
-        let counts = || reasons.map(|it| self.testbed.node().reason(it).unwrap_or(0));
+        let counts = || reasons.map(|it| self.testbed.node().reason_count(it).unwrap_or(0));
         let counted = counts();
         let [(_, host, to), _] = self.clients()?;
         let open = self.start_dialog(&host, to, &["upgrade", "pause=1500", "exchange=hello"])?;
@@ -183,7 +193,7 @@ impl EdgeDemo {
         let mended = load::since_epoch_ms();
         self.testbed.edge().restore_link()?;
         let output = open.finish(COMMAND_TIMEOUT)?;
-        let dialog: Dialog = output.report()?;
+        let dialog: Dialog = output.parse_report()?;
         let reports = finish_all(loads, duration)?;
 
         let counted_by_reason: Vec<_> = reasons.iter().zip(counted.iter().zip(counts())).collect();
@@ -232,9 +242,11 @@ impl EdgeDemo {
         let last_failure = report.failures.values().map(|it| it.last_ms).max();
         let last_answer = report.servers.values().map(|it| it.last_ms).max();
         let is_back = last_failure.is_some() && last_answer > last_failure;
-        let fault = || format!(
-            "{name}: the last failure is at {last_failure:?} ms, the last answer at {last_answer:?} ms"
-        );
+        let fault = || {
+            format!(
+                "{name}: the last failure is at {last_failure:?} ms, the last answer at {last_answer:?} ms"
+            )
+        };
         self.faults.expect(is_back, fault);
         let other = report.other_peer;
         let fault = || format!("{name}: {other} sockets show another peer");

@@ -12,7 +12,7 @@ use tunnel_tests::{
     manifest::{Protocol, Service},
     node::Node,
     pod::{Pod, Server},
-    server::{ServerKind, Listener},
+    server::{Listener, ServerKind},
 };
 
 const fn v4(last: u8, port: u16) -> SocketAddr {

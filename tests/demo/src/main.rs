@@ -21,7 +21,7 @@ use tunnel_tests::{
     instance::InstanceSettings,
     interrupt,
     load::Report,
-    sandbox::{Sandbox, Process},
+    sandbox::{Process, Sandbox},
 };
 
 /// The time that a load may take beyond its duration.
@@ -57,7 +57,7 @@ fn run(cli: &Cli) -> Result<()> {
     interrupt::remove_labs_on_signal()?;
     let given = cli.culvert.as_ref();
     let program = given.map_or_else(environment::culvert, |path| Ok(path.canonicalize()?))?;
-    let settings = InstanceSettings::of(program);
+    let settings = InstanceSettings::for_program(program);
     let mut services_demo = services::ServicesDemo::prepare(settings.clone())?;
     let outcome = services_demo.run();
     let mut edge_demo = edge::EdgeDemo::prepare(settings)?;
@@ -124,7 +124,7 @@ fn start_load(
 
 fn finish(load: Process, duration: Duration) -> Result<Report> {
     let output = load.finish(duration + SLACK)?;
-    output.report().context("a load failed")
+    output.parse_report().context("a load failed")
 }
 
 fn finish_all(loads: Vec<(String, Process)>, duration: Duration) -> Result<Vec<(String, Report)>> {

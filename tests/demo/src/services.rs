@@ -1,8 +1,5 @@
 //! The first part of the demo: the daemon on a node, and Services under load.
-#![expect(
-    clippy::print_stdout,
-    reason = "the demo prints to a terminal"
-)]
+#![expect(clippy::print_stdout, reason = "the demo prints to a terminal")]
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -16,8 +13,9 @@ use tunnel_tests::{
 };
 
 use crate::{
-    Faults, finish, finish_all, heading,
+    Faults, finish, finish_all,
     fixture::{Fixture, VIP_DNS, VIP_DNS6, VIP_EMPTY, VIP_WEB, VIP_WEB6},
+    heading,
     server_counts::ServerCounts,
     start_load,
     table::{distribution, format_reports},
@@ -195,7 +193,10 @@ impl ServicesDemo {
             }
             None => self.faults.add("backend-1 didn't come back".to_owned()),
         }
-        self.check(&counts, vec![("http, kill -9 and start".to_owned(), report)])
+        self.check(
+            &counts,
+            vec![("http, kill -9 and start".to_owned(), report)],
+        )
     }
 
     fn refuse(&mut self) -> Result<()> {
@@ -209,9 +210,10 @@ impl ServicesDemo {
                 let start = Instant::now();
                 let outcome = connect_within(&socket, VIP_EMPTY, load::timeout());
                 times.push(load::nanoseconds(start.elapsed()));
-                outcomes.insert(
-                    outcome.map_or_else(|error| load::error_name(&error), |()| "connected".to_owned()),
-                );
+                outcomes.insert(outcome.map_or_else(
+                    |error| load::error_name(&error),
+                    |()| "connected".to_owned(),
+                ));
             }
             times.sort_unstable();
             let outcomes: Vec<_> = outcomes.into_iter().collect();
@@ -230,7 +232,9 @@ impl ServicesDemo {
     fn outside(&mut self) -> Result<()> {
         heading("The client outside is in another cgroup: nothing is translated for it");
         match self.fixture.node.outside().connect(VIP_WEB) {
-            Ok(_) => self.faults.add(format!("the client outside is connected to {VIP_WEB}")),
+            Ok(_) => self
+                .faults
+                .add(format!("the client outside is connected to {VIP_WEB}")),
             Err(error) => println!("  outside → {VIP_WEB}: {}", load::error_name(&error)),
         }
         Ok(())

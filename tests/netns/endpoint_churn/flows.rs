@@ -71,9 +71,12 @@ pub(super) fn start<'scope>(
     }
     // From here on nothing can fail, so the caller can stop every thread.
     let streams = streams.map(|(name, stream)| (name, scope.spawn(|| stream_bytes(stream, stop))));
-    let sockets = sockets
-        .into_iter()
-        .map(|(name, socket, to)| (name, scope.spawn(move || exchange_datagrams(&socket, to, stop))));
+    let sockets = sockets.into_iter().map(|(name, socket, to)| {
+        (
+            name,
+            scope.spawn(move || exchange_datagrams(&socket, to, stop)),
+        )
+    });
     Ok(Flows(streams.into_iter().chain(sockets).collect()))
 }
 
@@ -118,7 +121,11 @@ fn stream_bytes(mut stream: TcpStream, stop: &AtomicBool) -> Result<u32> {
 }
 
 /// Sends requests until `stop` is set, and expects the same server to answer all. Returns their count.
-fn exchange_datagrams(socket: &UdpSocket, to: Option<SocketAddr>, stop: &AtomicBool) -> Result<u32> {
+fn exchange_datagrams(
+    socket: &UdpSocket,
+    to: Option<SocketAddr>,
+    stop: &AtomicBool,
+) -> Result<u32> {
     let mut number = 0_u32;
     let mut servers = BTreeSet::new();
     while !stop.load(Ordering::Relaxed) {

@@ -11,7 +11,7 @@ use tunnel_tests::{
 };
 
 use super::probe_from_outside;
-use crate::support::{local_routes, run, ensure_eq};
+use crate::support::{ensure_eq, local_routes, run};
 
 /// The time limit for the daemon to follow a change of the network.
 pub(crate) const FOLLOW_TIMEOUT: Duration = Duration::from_secs(5);
@@ -86,14 +86,19 @@ fn an_uplink_that_loses_its_default_route_stays_guarded() -> Result<()> {
     }
     // Once the daemon reports a later change, it has processed the loss of the routes, too.
     add_veth(&node, "late")?;
-    let has_late = || network_status(&node).is_ok_and(|view| view["uplinks"].to_string().contains("late"));
+    let has_late =
+        || network_status(&node).is_ok_and(|view| view["uplinks"].to_string().contains("late"));
     wait::until(FOLLOW_TIMEOUT, has_late)?;
 
     let view = network_status(&node)?;
     ensure!(view["uplinks"].to_string().contains("\"uplink\""), "{view}");
     let route = "route add 198.19.0.0/16 via 192.0.2.1\n";
     node.outside().ip(route)?;
-    ensure_eq("from outside", probe_from_outside(&node), ErrorKind::TimedOut)?;
+    ensure_eq(
+        "from outside",
+        probe_from_outside(&node),
+        ErrorKind::TimedOut,
+    )?;
     Ok(())
 }
 
@@ -115,7 +120,10 @@ fn an_unknown_uplink_name_adds_no_route_and_connects_are_refused_at_once() -> Re
     );
     ensure_eq("routes", local_routes(host, 176)?, "")?;
     ensure_eq("dialled", dial_edge(&node), ErrorKind::ConnectionRefused)?;
-    ensure!(node.reason_count("steering_no_route")? > 0, "steering_no_route isn't counted");
+    ensure!(
+        node.reason_count("steering_no_route")? > 0,
+        "steering_no_route isn't counted"
+    );
 
     // The guard stays on an uplink that is renamed.
     node.stop()?;
@@ -125,17 +133,25 @@ fn an_unknown_uplink_name_adds_no_route_and_connects_are_refused_at_once() -> Re
     for change in ["uplink down", "uplink name renamed", "renamed up"] {
         run(host, &format!("ip link set {change}"))?;
     }
-    let has_problem =
-        || network_status(&node).is_ok_and(|view| view["problem"].to_string().contains("names uplink"));
+    let has_problem = || {
+        network_status(&node).is_ok_and(|view| view["problem"].to_string().contains("names uplink"))
+    };
     wait::until(FOLLOW_TIMEOUT, has_problem)?;
-    ensure_eq("from outside", probe_from_outside(&node), ErrorKind::TimedOut)?;
+    ensure_eq(
+        "from outside",
+        probe_from_outside(&node),
+        ErrorKind::TimedOut,
+    )?;
     Ok(())
 }
 
 #[test]
 #[ignore = "independent of the kernel: the daemon compares numbers"]
 fn a_daemon_restarts_with_full_steering_maps() -> Result<()> {
-    let usual = format!("steering: {}", InstanceSettings::from_environment()?.maps.steering);
+    let usual = format!(
+        "steering: {}",
+        InstanceSettings::from_environment()?.maps.steering
+    );
     let node = steering_node(|config| config.replace(&usual, "steering: 2"))?;
     node.start()?;
     let steered = || -> Result<String> { Ok(node.status()?["programmed"]["steering"].to_string()) };

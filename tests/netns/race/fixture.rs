@@ -19,9 +19,9 @@ use tunnel_tests::{
     load::{Report, race},
     manifest::{Protocol, Service},
     node::Node,
-    sandbox::Process,
     pod::{Pod, Server},
-    server::{Counts, ServerKind, Listener},
+    sandbox::Process,
+    server::{Counts, Listener, ServerKind},
 };
 use tunnel_userspace::model::Family;
 
@@ -234,7 +234,12 @@ impl RaceFixture {
             .collect();
         client.ip(&routes)?;
         let server = backends.serve(&[
-            Listener::range(ServerKind::Udp, DNS_TARGETS, UDP_SERVICES.into(), NAME_PREFIX),
+            Listener::range(
+                ServerKind::Udp,
+                DNS_TARGETS,
+                UDP_SERVICES.into(),
+                NAME_PREFIX,
+            ),
             Listener::range(ServerKind::Http, HTTP_TARGETS, SERVICES.into(), NAME_PREFIX),
             // UDP servers on the HTTP ports record misrouted datagrams.
             Listener::range(ServerKind::Udp, HTTP_TARGETS, SERVICES.into(), NAME_PREFIX),
@@ -275,12 +280,26 @@ impl RaceFixture {
         let (count, millis) = (UDP_SERVICES.to_string(), duration.as_millis().to_string());
         let each = CONNECTS_PER_DATAGRAM.to_string();
         let mut words = vec!["race-read", "--first", &first, "--count", &count];
-        words.extend(["--stem", NAME_PREFIX, "--millis", &millis, "--send-each", &each]);
+        words.extend([
+            "--stem",
+            NAME_PREFIX,
+            "--millis",
+            &millis,
+            "--send-each",
+            &each,
+        ]);
         words.extend(more);
         let lab = environment::culvert_lab()?;
-        let lab = lab.to_str().context("the path of culvert-lab is not UTF-8")?;
+        let lab = lab
+            .to_str()
+            .context("the path of culvert-lab is not UTF-8")?;
         // On the writer's CPU, the writer has precedence.
-        let nice = ["nice", "-n", if cpu == WRITER_CPU { "15" } else { "0" }, lab];
+        let nice = [
+            "nice",
+            "-n",
+            if cpu == WRITER_CPU { "15" } else { "0" },
+            lab,
+        ];
         let words: Vec<_> = nice.into_iter().chain(words).collect();
         let process = self.client.command(&words).cpu(cpu).start()?;
         Ok(RunningLoad::new(process, duration))

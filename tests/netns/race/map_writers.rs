@@ -20,18 +20,24 @@ use tokio::{
 };
 use tunnel_common::{
     addr::{Address, Port, Protocol},
-    service::{Algorithm, Backend, Frontend, FrontendKey, Membership, MAX_INLINE_BACKENDS, InlineBackend, IndexRange, Slot, BackendState},
+    service::{
+        Algorithm, Backend, BackendState, Frontend, FrontendKey, IndexRange, InlineBackend,
+        MAX_INLINE_BACKENDS, Membership, Slot,
+    },
 };
 use tunnel_userspace::{
     bpf::{KernelMaps, KernelSteering, RcuGrace},
     model::{
-        self, Endpoint, EndpointPort, EndpointSlice, Family, ObjectName, ServicePort, ServiceState,
-        ClusterUpdate,
+        self, ClusterUpdate, Endpoint, EndpointPort, EndpointSlice, Family, ObjectName,
+        ServicePort, ServiceState,
     },
-    reconcile::{ReconcileLoop, MapWriter as _, ReconcileStats, SteeringReconciler, SteeringSettings, Updates},
+    reconcile::{
+        MapWriter as _, ReconcileLoop, ReconcileStats, SteeringReconciler, SteeringSettings,
+        Updates,
+    },
 };
 
-use super::fixture::{self, Change, RandomChanges, ENDPOINTS, UDP_SERVICES, SERVICES};
+use super::fixture::{self, Change, ENDPOINTS, RandomChanges, SERVICES, UDP_SERVICES};
 use crate::{programs::Programs, support::DNS};
 
 /// The interval of audits: longer than any test.
@@ -181,7 +187,7 @@ pub(crate) struct GracelessWriter {
 impl GracelessWriter {
     /// Programs every UDP Service with all of its endpoints.
     pub(crate) fn new(maps: KernelMaps, family: Family) -> Result<Self> {
-    let mut writer = Self {
+        let mut writer = Self {
             maps,
             family,
             blocks: (0..u32::from(UDP_SERVICES)).collect(),
@@ -244,7 +250,11 @@ impl GracelessWriter {
             algorithm: Algorithm::RANDOM,
             flags: 0,
             reserved: 0,
-            inline_backends: if len > 3 { [InlineBackend::NONE; MAX_INLINE_BACKENDS] } else { near },
+            inline_backends: if len > 3 {
+                [InlineBackend::NONE; MAX_INLINE_BACKENDS]
+            } else {
+                near
+            },
             local: IndexRange::default(),
             affinity_timeout: 0,
             source_ranges: IndexRange::default(),
@@ -288,7 +298,10 @@ impl RecordSwapper {
     pub(crate) fn new(maps: KernelMaps, family: Family) -> Result<Self> {
         let mut writer = GracelessWriter::new(maps, family)?;
         for service in 0..UDP_SERVICES {
-            writer.write(Change::all_endpoints(service), u32::from(service) + u32::from(UDP_SERVICES))?;
+            writer.write(
+                Change::all_endpoints(service),
+                u32::from(service) + u32::from(UDP_SERVICES),
+            )?;
         }
         Ok(Self { writer })
     }
@@ -298,7 +311,11 @@ impl RecordSwapper {
         let GracelessWriter { maps, family, .. } = &mut self.writer;
         let mut rounds = 0;
         while !stop.load(Ordering::Relaxed) {
-            let first = if rounds % 2 == 0 { 0 } else { u32::from(UDP_SERVICES) };
+            let first = if rounds % 2 == 0 {
+                0
+            } else {
+                u32::from(UDP_SERVICES)
+            };
             for service in 0..UDP_SERVICES {
                 let block = first + u32::from(service);
                 maps.write_frontend_key(&key(*family, service, DNS), block)?;

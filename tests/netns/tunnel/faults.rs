@@ -1,20 +1,23 @@
 //! Faults of the daemon, the agent and the link to the edge, and the recovery. Services are not affected.
-#![expect(clippy::print_stdout, reason = "prints the times, which it also limits")]
+#![expect(
+    clippy::print_stdout,
+    reason = "prints the times, which it also limits"
+)]
 
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::Signal;
 use tunnel_tests::{
     clock::Instant,
-    sandbox::COMMAND_TIMEOUT,
     pod::Server,
+    sandbox::COMMAND_TIMEOUT,
     tunnel_testbed::{KUBELET_PORTS, TunnelTestbed},
     wait,
 };
 
-use super::{edge_addresses, client, for_each_client, expect_refused, expect_served};
+use super::{client, edge_addresses, expect_refused, expect_served, for_each_client};
 use crate::{
     scene::WEB,
-    support::{HTTP, Dialer, addresses, serve, until_backends},
+    support::{Dialer, HTTP, addresses, serve, until_backends},
 };
 
 /// Starts a site whose cloud node also has a Service.
@@ -69,7 +72,8 @@ fn a_killed_daemon_refuses_at_once_and_leaves_services_alone() -> Result<()> {
     node.kill9()?;
 
     expect_all_refused(&site)?;
-    old.exchange(b"anybody?").expect_err("the kill ends the stream");
+    old.exchange(b"anybody?")
+        .expect_err("the kill ends the stream");
 
     let start = Instant::now();
     node.start()?;
@@ -94,12 +98,17 @@ fn after_an_orderly_stop_connects_are_refused_until_the_next_start() -> Result<(
 #[ignore = "independent of the kernel: timeouts of the tunnel's ends"]
 fn a_cut_link_ends_streams_and_clients_are_served_once_it_is_back() -> Result<()> {
     let (site, _server) = start()?;
-    let mut old = client(&site, site.node().host(), TunnelTestbed::addr_v4(KUBELET_PORTS[0]))?;
+    let mut old = client(
+        &site,
+        site.node().host(),
+        TunnelTestbed::addr_v4(KUBELET_PORTS[0]),
+    )?;
     old.upgrade()?;
 
     let start = Instant::now();
     site.edge().cut_link()?;
-    old.exchange(b"anybody?").expect_err("the stream ends after the cut");
+    old.exchange(b"anybody?")
+        .expect_err("the stream ends after the cut");
     println!("the stream ended {:?} after the cut", start.elapsed());
     expect_prompt_error(&site)?;
     expect_service(&site)?;
@@ -116,21 +125,26 @@ fn a_cut_link_ends_streams_and_clients_are_served_once_it_is_back() -> Result<()
 
 #[test]
 #[ignore = "independent of the kernel: timeouts of the tunnel's ends"]
-fn a_frozen_or_killed_agent_ends_streams_and_clients_are_served_once_it_is_back() -> Result<()>
-{
+fn a_frozen_or_killed_agent_ends_streams_and_clients_are_served_once_it_is_back() -> Result<()> {
     let (site, _server) = start()?;
-    let mut old = client(&site, site.node().host(), TunnelTestbed::addr_v4(KUBELET_PORTS[0]))?;
+    let mut old = client(
+        &site,
+        site.node().host(),
+        TunnelTestbed::addr_v4(KUBELET_PORTS[0]),
+    )?;
     old.upgrade()?;
 
     site.edge().agent().signal(Signal::SIGSTOP)?;
     // The kernel stops the agent's threads one after another, so the first exchange may still succeed.
-    wait::until(COMMAND_TIMEOUT, || old.exchange(b"anybody?").is_err()).context("the stream of the frozen agent has not ended")?;
+    wait::until(COMMAND_TIMEOUT, || old.exchange(b"anybody?").is_err())
+        .context("the stream of the frozen agent has not ended")?;
     expect_prompt_error(&site)?;
     site.edge().agent().signal(Signal::SIGCONT)?;
     site.wait_for_kubelet()?;
 
     site.edge().agent().stop(Signal::SIGKILL)?;
-    wait::until(COMMAND_TIMEOUT, || expect_prompt_error(&site).is_ok()).context("the kubelet is still served after the kill of the agent")?;
+    wait::until(COMMAND_TIMEOUT, || expect_prompt_error(&site).is_ok())
+        .context("the kubelet is still served after the kill of the agent")?;
     expect_service(&site)?;
     site.edge().start_agent(KUBELET_PORTS)?;
     site.wait_for_kubelet()

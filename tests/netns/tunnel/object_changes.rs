@@ -1,5 +1,8 @@
 //! Changes of Nodes and ConfigMaps while the daemon runs.
-#![expect(clippy::print_stdout, reason = "prints the times, which it also limits")]
+#![expect(
+    clippy::print_stdout,
+    reason = "prints the times, which it also limits"
+)]
 
 use std::{
     io::ErrorKind,
@@ -12,14 +15,14 @@ use tunnel_tests::{
     clock::Instant,
     edge_node::{EDGE_NAME, EDGE_V4, EDGE_V6, EdgeNode},
     instance::{Instance, InstanceSettings},
+    load_scale::LoadScale,
     manifest::{Manifest, NodeObject},
     sandbox::Sandbox,
-    load_scale::LoadScale,
     tunnel_testbed::{FURTHER_PORT, KUBELET_PORTS, TunnelTestbed},
     wait,
 };
 
-use super::{edge_addresses, client, expect_unsteered};
+use super::{client, edge_addresses, expect_unsteered};
 use crate::support::CHANGE_TIMEOUT;
 
 /// The time limit for a change to take effect.
@@ -74,7 +77,12 @@ fn connects_to_a_former_edge_node_are_not_steered_and_open_connections_continue(
     }
 
     let back = || [v4, v6].iter().all(|to| is_steered(host, *to));
-    apply_and_time(&site, EdgeNode::node(), "the edge label is added again", back)?;
+    apply_and_time(
+        &site,
+        EdgeNode::node(),
+        "the edge label is added again",
+        back,
+    )?;
     for client in &mut live {
         client.exchange(b"still there")?;
     }
@@ -103,11 +111,13 @@ fn ports_of_the_config_map_are_followed() -> Result<()> {
 
     let none = || [v4, v6].iter().all(|to| !is_steered(host, *to));
     apply_and_time(&site, list("9101"), "a port is removed", none)?;
-    live.healthz().context("the connection that was open before the change")?;
+    live.healthz()
+        .context("the connection that was open before the change")?;
 
     apply_and_time(&site, list("9100"), "the port is added again", all)?;
     site.node().delete(&list("").file)?;
-    wait::until(CHANGE_TIMEOUT, none).context("the port is still steered after the deletion of the ConfigMap")?;
+    wait::until(CHANGE_TIMEOUT, none)
+        .context("the port is still steered after the deletion of the ConfigMap")?;
     site.wait_for_kubelet()
 }
 
@@ -138,13 +148,18 @@ fn invalid_nodes_and_port_lists_are_reported_and_the_valid_items_apply() -> Resu
         "yurt-tunnel-server-cfg",
         "nope",
     ];
-    wait::until(CHANGE_TIMEOUT, || named(&words))
-        .with_context(|| format!("the status lacks some of these problems: {:#}", node.status().unwrap_or_default()))?;
+    wait::until(CHANGE_TIMEOUT, || named(&words)).with_context(|| {
+        format!(
+            "the status lacks some of these problems: {:#}",
+            node.status().unwrap_or_default()
+        )
+    })?;
     let shown = node.culvert(&["status"])?.stdout;
     for word in ["edge-9", "edge-0", "nope"] {
         ensure!(shown.contains(word), "no {word} in\n{shown}");
     }
-    site.request_healthz(node.host()).context("the Node that had the address first is not served")?;
+    site.request_healthz(node.host())
+        .context("the Node that had the address first is not served")?;
     // The valid items of these objects take effect: their ports are steered, even without an agent.
     for to in [
         SocketAddr::new(other, KUBELET_PORTS[0]),
@@ -159,8 +174,14 @@ fn invalid_nodes_and_port_lists_are_reported_and_the_valid_items_apply() -> Resu
     }
     // Checks only for these words: after a client has dialled a node, the status keeps the node's name.
     let problems = ["which takes precedence", "has no InternalIP", "nope"];
-    wait::until(CHANGE_TIMEOUT, || !problems.iter().any(|it| named(&[*it])))
-        .with_context(|| format!("the status still has a solved problem: {:#}", node.status().unwrap_or_default()))?;
+    wait::until(CHANGE_TIMEOUT, || !problems.iter().any(|it| named(&[*it]))).with_context(
+        || {
+            format!(
+                "the status still has a solved problem: {:#}",
+                node.status().unwrap_or_default()
+            )
+        },
+    )?;
     expect_unsteered(node.host(), SocketAddr::new(other, KUBELET_PORTS[0]))?;
     site.request_healthz(node.host())
 }

@@ -17,7 +17,7 @@ use tunnel_tests::{
 use super::{edge_addresses, expect_unsteered};
 use crate::{
     cleanup::cleanup,
-    support::{CHANGE_TIMEOUT, HOST, count_during, local_routes, run, ensure_eq},
+    support::{CHANGE_TIMEOUT, HOST, count_during, ensure_eq, local_routes, run},
 };
 
 /// The port of the ingress.
@@ -47,7 +47,11 @@ fn outsiders_do_not_reach_the_ingress() -> Result<()> {
     let before = site.kubelet().record()?.exchanges.len();
 
     for to in (1..=4).flat_map(steering_addresses) {
-        let dial = || Ok(connect(outside, to, DROP_TIMEOUT).map(drop).map_err(|it| it.kind()));
+        let dial = || {
+            Ok(connect(outside, to, DROP_TIMEOUT)
+                .map(drop)
+                .map_err(|it| it.kind()))
+        };
         let (result, increases) = count_during(node, &["guard_dropped"], dial)?;
         ensure!(result == Err(ErrorKind::TimedOut), "{to}: {result:?}");
         ensure!(increases[0] > 0, "{to}: the dropped packet isn't counted");
@@ -60,7 +64,11 @@ fn outsiders_do_not_reach_the_ingress() -> Result<()> {
             Err(other) => bail!("{to}: {other}"),
             Ok(mut stream) => {
                 let result = stream.read(&mut [0]).map_err(|it| it.kind());
-                ensure_eq("result of the connect", result, Err(ErrorKind::ConnectionReset))?;
+                ensure_eq(
+                    "result of the connect",
+                    result,
+                    Err(ErrorKind::ConnectionReset),
+                )?;
             }
         }
     }
@@ -82,7 +90,9 @@ fn the_guard_and_the_routes_outlive_a_killed_daemon_until_cleanup() -> Result<()
     node.kill9()?;
     let listener = host.listen(("0.0.0.0", INGRESS))?;
     let [to, _] = steering_addresses(1);
-    let result = connect(outside, to, DROP_TIMEOUT).map(drop).map_err(|it| it.kind());
+    let result = connect(outside, to, DROP_TIMEOUT)
+        .map(drop)
+        .map_err(|it| it.kind());
     ensure_eq("result of the connect", result, Err(ErrorKind::TimedOut))?;
     drop(listener);
 
@@ -91,12 +101,16 @@ fn the_guard_and_the_routes_outlive_a_killed_daemon_until_cleanup() -> Result<()
     ensure_eq("routes", local_routes(host, 176)?, "")?;
     ensure!(!node.bpffs().exists());
     let [v4, v6] = edge_addresses(KUBELET_PORTS[0]);
-    wait::until(CHANGE_TIMEOUT, || expect_unsteered(host, v4).is_ok()).context("connects are still steered")?;
+    wait::until(CHANGE_TIMEOUT, || expect_unsteered(host, v4).is_ok())
+        .context("connects are still steered")?;
     expect_unsteered(&*site.pod()?, v6)?;
     // The kernel detaches the guard a moment after its pin is removed; then outsiders reach the prefix.
     host.ip("route add local 198.19.0.0/16 dev lo\n")?;
     let listener = host.listen(("0.0.0.0", INGRESS))?;
-    wait::until(CHANGE_TIMEOUT, || connect(outside, to, DROP_TIMEOUT).is_ok()).context("packets from outside are still dropped")?;
+    wait::until(CHANGE_TIMEOUT, || {
+        connect(outside, to, DROP_TIMEOUT).is_ok()
+    })
+    .context("packets from outside are still dropped")?;
 
     run(host, "ip route del local 198.19.0.0/16 dev lo")?;
     drop(listener);

@@ -14,8 +14,8 @@ use tunnel_tests::{
     tunnel_testbed::{FURTHER_PORT, KUBELET_PORTS, TunnelTestbed},
 };
 
-use super::{SocketKind, edge_addresses, client, for_each_client, expect_unsteered};
-use crate::support::{count_during, errno, is_unreachable, ensure_eq};
+use super::{SocketKind, client, edge_addresses, expect_unsteered, for_each_client};
+use crate::support::{count_during, ensure_eq, errno, is_unreachable};
 
 /// The default mark of Culvert's own sockets.
 const MARK: u32 = 0x1_0000;
@@ -148,7 +148,10 @@ fn own_sockets_other_ports_and_host_sockets_bound_to_a_device_are_not_steered() 
                 ensure!(is_unreachable(error), "of a device: {to}: {error:?}");
             }
         }
-        for to in edge_addresses(FURTHER_PORT).into_iter().chain(edge_addresses(22)) {
+        for to in edge_addresses(FURTHER_PORT)
+            .into_iter()
+            .chain(edge_addresses(22))
+        {
             expect_unsteered(from.place, to)?;
         }
         Ok(())

@@ -5,7 +5,7 @@ use std::{net::SocketAddr, path::PathBuf};
 
 use anyhow::Result;
 use clap::Subcommand;
-use tunnel_tests::load::{self, Plan, connect, hold, own_sockets, udp::Mode};
+use tunnel_tests::load::{self, Plan, connect, create_local_socket, hold, udp::Mode};
 
 #[derive(Subcommand)]
 pub(crate) enum LoadCommand {
@@ -47,19 +47,24 @@ pub(crate) enum LoadCommand {
 
 pub(crate) fn run(load: LoadCommand) -> Result<()> {
     match load {
-        LoadCommand::Tcp(plan) => crate::print(&load::tcp::run(&plan, &own_sockets)),
+        LoadCommand::Tcp(plan) => crate::print(&load::tcp::run(&plan, &create_local_socket)),
         LoadCommand::Udp { plan, unconnected } => {
             let mode = if unconnected {
                 Mode::Unconnected
             } else {
                 Mode::Connected
             };
-            crate::print(&load::udp::run(&plan, mode, &own_sockets))
+            crate::print(&load::udp::run(&plan, mode, &create_local_socket))
         }
-        LoadCommand::Kubelet { plan, ca } => crate::print(&load::kubelet::run(&plan, &ca, &own_sockets)?),
-        LoadCommand::Dialog { to, ca, asks } => {
-            crate::print(&load::kubelet::dialog(to, &ca, &asks, &own_sockets)?)
+        LoadCommand::Kubelet { plan, ca } => {
+            crate::print(&load::kubelet::run(&plan, &ca, &create_local_socket)?)
         }
+        LoadCommand::Dialog { to, ca, asks } => crate::print(&load::kubelet::dialog(
+            to,
+            &ca,
+            &asks,
+            &create_local_socket,
+        )?),
         LoadCommand::Connect(plan) => crate::print(&connect::run(&plan)),
         LoadCommand::Hold(plan) => {
             let sockets = hold::open_sockets(&plan)?;

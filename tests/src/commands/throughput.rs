@@ -9,8 +9,8 @@ use std::{
 use anyhow::Result;
 use clap::{Args, Subcommand};
 use tunnel_tests::{
-    throughput,
     pki::{self, PemFiles},
+    throughput,
 };
 
 #[derive(Subcommand)]
@@ -91,7 +91,10 @@ pub(crate) fn run(command: ThroughputCommand) -> Result<()> {
             client.connections,
             client.duration(),
         )?),
-        ThroughputCommand::Echo(client) => crate::print(&throughput::client::echo(&client.target()?, client.duration())?),
+        ThroughputCommand::Echo(client) => crate::print(&throughput::client::echo(
+            &client.target()?,
+            client.duration(),
+        )?),
         ThroughputCommand::Stall { client, ready } => {
             let on_open = || Ok(std::fs::write(&ready, "")?);
             throughput::client::stall(&client.target()?, client.connections, on_open)

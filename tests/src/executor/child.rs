@@ -1,6 +1,9 @@
 //! Steps between fork and exec of a child process: the kernel kills it when its parent ends, and it may be
 //! pinned to a CPU.
-#![expect(unsafe_code, reason = "a closure between fork and exec needs an unsafe call")]
+#![expect(
+    unsafe_code,
+    reason = "a closure between fork and exec needs an unsafe call"
+)]
 
 use std::{os::unix::process::CommandExt as _, process::Command};
 
@@ -16,7 +19,7 @@ use nix::{
 };
 
 /// Adds these steps to a command.
-pub(crate) fn set_up(command: &mut Command, cpu: Option<u32>) -> Result<()> {
+pub(crate) fn add_pre_exec_steps(command: &mut Command, cpu: Option<u32>) -> Result<()> {
     let cpus = cpu.map(single_cpu).transpose()?;
     let parent = Pid::this();
     let start = move || {

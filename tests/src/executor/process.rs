@@ -138,7 +138,7 @@ fn spawn(argv: &[String], cpu: Option<u32>, files: Vec<OwnedFd>) -> Result<Child
         .context("the request must have two files, for standard output and error output")?;
     let (program, arguments) = argv.split_first().context("the command line is empty")?;
     let mut command = Command::new(program);
-    child::set_up(&mut command, cpu)?;
+    child::add_pre_exec_steps(&mut command, cpu)?;
     command
         .args(arguments)
         .stdin(Stdio::null())

@@ -117,10 +117,7 @@ pub(crate) fn receive<T: DeserializeOwned>(
     Ok(Some((serde_json::from_slice(&text[..length])?, files)))
 }
 
-#[expect(
-    unsafe_code,
-    reason = "a received file descriptor has no owner yet"
-)]
+#[expect(unsafe_code, reason = "a received file descriptor has no owner yet")]
 fn received_files(message: ControlMessageOwned) -> Vec<OwnedFd> {
     let ControlMessageOwned::ScmRights(files) = message else {
         return Vec::new();

@@ -11,8 +11,8 @@ use anyhow::{Context as _, Result, bail, ensure};
 use rustls::{ClientConfig, ClientConnection, StreamOwned, pki_types::ServerName};
 use x509_parser::parse_x509_certificate;
 
-use super::{FIRST, Sum, SumBuilder, send};
-use crate::http::Head;
+use super::{FIRST_BYTES, Sum, SumBuilder, send};
+use crate::http::ResponseHead;
 
 type Tls = StreamOwned<ClientConnection, TcpStream>;
 
@@ -25,12 +25,18 @@ pub struct Client {
 
 impl Client {
     /// Performs the TLS handshake. The server's certificate must be valid for `address`.
-    pub fn handshake(mut socket: TcpStream, address: IpAddr, tls: Arc<ClientConfig>) -> Result<Self> {
+    pub fn handshake(
+        mut socket: TcpStream,
+        address: IpAddr,
+        tls: Arc<ClientConfig>,
+    ) -> Result<Self> {
         socket.set_nodelay(true)?;
         let name = ServerName::IpAddress(address.to_canonical().into());
         let mut connection = ClientConnection::new(tls, name)?;
         while connection.is_handshaking() {
-            connection.complete_io(&mut socket).context("TLS handshake")?;
+            connection
+                .complete_io(&mut socket)
+                .context("TLS handshake")?;
         }
         let chain = connection.peer_certificates().unwrap_or_default();
         let leaf = chain.first().context("the server sent no certificate")?;
@@ -77,8 +83,8 @@ impl Client {
     }
 
     /// Reads the head of a response, which must have this status.
-    fn read_head(&mut self, status: u16) -> Result<Head> {
-        let head = Head::read(&mut self.stream)?;
+    fn read_head(&mut self, status: u16) -> Result<ResponseHead> {
+        let head = ResponseHead::read(&mut self.stream)?;
         ensure!(head.status == status, "expected status {status}: {head:?}");
         Ok(head)
     }
@@ -101,7 +107,11 @@ impl Client {
             let part = self.stream.fill_buf()?;
             let limit = usize::try_from(length - builder.bytes()).unwrap_or(usize::MAX);
             let part = &part[..part.len().min(limit)];
-            ensure!(!part.is_empty(), "the body ends after {} bytes", builder.bytes());
+            ensure!(
+                !part.is_empty(),
+                "the body ends after {} bytes",
+                builder.bytes()
+            );
             builder.add(part);
             let used = part.len();
             self.stream.consume(used);
@@ -132,9 +142,9 @@ impl Client {
         let head = "GET /upgrade HTTP/1.1\r\nconnection: Upgrade\r\nupgrade: lab";
         self.send_request(head, "")?;
         self.read_head(101)?;
-        let mut first = vec![0; FIRST.len()];
+        let mut first = vec![0; FIRST_BYTES.len()];
         self.stream.read_exact(&mut first)?;
-        ensure!(first == FIRST, "unexpected first bytes: {first:?}");
+        ensure!(first == FIRST_BYTES, "unexpected first bytes: {first:?}");
         Ok(String::from_utf8(first)?)
     }
 
@@ -195,7 +205,10 @@ impl Client {
 
 fn check_sum(sent: &Sum, counted: &str) -> Result<Sum> {
     let counted: Sum = counted.parse()?;
-    ensure!(counted == *sent, "sent {sent}, but the server received {counted}");
+    ensure!(
+        counted == *sent,
+        "sent {sent}, but the server received {counted}"
+    );
     Ok(counted)
 }
 
@@ -218,7 +231,9 @@ mod tests {
     /// Waits until the server has recorded the end of the first connection; returns its events.
     fn steps_to_the_end(kubelet: &FakeKubelet) -> Result<Vec<String>> {
         let steps = || kubelet.exchanges().remove(0).steps;
-        wait::until(RESPONSE_TIMEOUT, || steps().last().is_some_and(|it| it == "closed"))?;
+        wait::until(RESPONSE_TIMEOUT, || {
+            steps().last().is_some_and(|it| it == "closed")
+        })?;
         Ok(steps())
     }
 

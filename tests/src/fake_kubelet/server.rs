@@ -17,7 +17,7 @@ use tokio::{
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
-use super::{Exchange, FIRST, SumBuilder, pattern};
+use super::{ConnectionRecord, FIRST_BYTES, SumBuilder, pattern};
 use crate::{
     http::{header, next_head},
     pki::{self, Authority, PemFiles},
@@ -29,21 +29,21 @@ const CHUNK: usize = 64 * 1024;
 
 /// The records of a server's connections, in the order of their arrival.
 #[derive(Clone, Debug, Default)]
-pub struct ConnectionLog(Arc<Mutex<Vec<Exchange>>>);
+pub struct ConnectionLog(Arc<Mutex<Vec<ConnectionRecord>>>);
 
 impl ConnectionLog {
     #[must_use]
-    pub fn exchanges(&self) -> Vec<Exchange> {
+    pub fn exchanges(&self) -> Vec<ConnectionRecord> {
         self.with(|exchanges| exchanges.clone())
     }
 
-    fn with<T>(&self, act: impl FnOnce(&mut Vec<Exchange>) -> T) -> T {
+    fn with<T>(&self, act: impl FnOnce(&mut Vec<ConnectionRecord>) -> T) -> T {
         act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn open(&self, peer: SocketAddr) -> ConnectionEntry {
         let index = self.with(|exchanges| {
-            exchanges.push(Exchange {
+            exchanges.push(ConnectionRecord {
                 peer,
                 steps: Vec::new(),
                 over: false,
@@ -72,8 +72,7 @@ impl ConnectionEntry {
 
 impl Drop for ConnectionEntry {
     fn drop(&mut self) {
-        self.log
-            .with(|exchanges| exchanges[self.index].over = true);
+        self.log.with(|exchanges| exchanges[self.index].over = true);
     }
 }
 
@@ -152,7 +151,8 @@ impl Connection {
         let pattern = pattern();
         let mut remaining = length;
         while remaining > 0 {
-            let part = usize::try_from(remaining).map_or(pattern.len(), |remaining| remaining.min(pattern.len()));
+            let part = usize::try_from(remaining)
+                .map_or(pattern.len(), |remaining| remaining.min(pattern.len()));
             self.stream.write_all(&pattern[..part]).await?;
             remaining -= super::count(part);
         }
@@ -171,7 +171,10 @@ impl Connection {
                 self.stream.read_buf(&mut self.buffer).await?;
             }
             let remaining = usize::try_from(limit - builder.bytes()).unwrap_or(usize::MAX);
-            let part: Vec<u8> = self.buffer.drain(..remaining.min(self.buffer.len())).collect();
+            let part: Vec<u8> = self
+                .buffer
+                .drain(..remaining.min(self.buffer.len()))
+                .collect();
             if part.is_empty() && length.is_none() {
                 break;
             }
@@ -198,7 +201,7 @@ impl Connection {
     async fn upgrade(&mut self) -> io::Result<()> {
         let head =
             b"HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: lab\r\n\r\n";
-        self.stream.write_all(&[head, FIRST].concat()).await?;
+        self.stream.write_all(&[head, FIRST_BYTES].concat()).await?;
         self.entry.record("upgraded");
         let echoed = self.read(None, true).await?.bytes();
         self.entry.record(format!("echoed {echoed}"));
@@ -207,7 +210,8 @@ impl Connection {
 
     async fn until_end(&mut self) -> io::Result<()> {
         let sum = self.read(None, false).await?.finish();
-        self.entry.record(format!("the client ended its half: {sum}"));
+        self.entry
+            .record(format!("the client ended its half: {sum}"));
         self.answer("200 OK", sum.to_string().as_bytes()).await?;
         self.stream.shutdown().await
     }
@@ -272,7 +276,7 @@ impl FakeKubelet {
     }
 
     #[must_use]
-    pub fn exchanges(&self) -> Vec<Exchange> {
+    pub fn exchanges(&self) -> Vec<ConnectionRecord> {
         self.log.exchanges()
     }
 }

@@ -24,7 +24,7 @@ pub struct InstanceSettings {
 impl InstanceSettings {
     /// Returns the product's defaults for a program.
     #[must_use]
-    pub fn of(culvert: PathBuf) -> Self {
+    pub fn for_program(culvert: PathBuf) -> Self {
         Self {
             culvert,
             maps: MapSizes::default(),
@@ -38,11 +38,11 @@ impl InstanceSettings {
     /// Returns the product's defaults for the program under test, with smaller maps on slow machines.
     pub fn from_environment() -> Result<Self> {
         let scale = LoadScale::from_environment();
-        let whole = Self::of(environment::culvert()?);
-        let maps = MapSize::ALL.into_iter().fold(whole.maps, |maps, size| {
+        let defaults = Self::for_program(environment::culvert()?);
+        let maps = MapSize::ALL.into_iter().fold(defaults.maps, |maps, size| {
             maps.with(size, scale.count(maps.of(size)))
         });
-        Ok(Self { maps, ..whole })
+        Ok(Self { maps, ..defaults })
     }
 
     /// Returns `bpf.maps` as a line of YAML.

@@ -6,15 +6,15 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 use socket2::{Domain, Socket, Type};
 
-use super::{Latency, error_name, millis, nanoseconds, timeout};
+use super::{Latency, error_name, nanoseconds, parse_millis, timeout};
 use crate::{address::nth_address, clock::Instant};
 
 /// The duration of connects before the measurement.
 const WARM_UP: Duration = Duration::from_millis(50);
 
 /// The pause after each connect, which isn't measured. In this time the server goes to sleep, so that each
-/// connect has to wake it. Without a pause, a faster client would find the server awake more often, and rates
-/// would differ by several times the difference of the connects.
+/// connect has to wake it. Without a pause, a faster client would find the server awake more often, which
+/// would change the rate more than the cost of the connects does.
 const PAUSE: Duration = Duration::from_micros(20);
 
 /// The result of the connects.
@@ -42,7 +42,7 @@ pub struct Plan {
     #[arg(long, default_value_t = 1)]
     pub apart: u32,
     /// The duration of the measurement in milliseconds.
-    #[arg(long = "millis", value_parser = millis)]
+    #[arg(long = "millis", value_parser = parse_millis)]
     pub duration: Duration,
 }
 
@@ -63,8 +63,9 @@ impl Plan {
             .find(|it| gcd(*it, count) == 1)
             .unwrap_or(1);
         let next = move |number: &u32| Some((number + stride) % count);
-        std::iter::successors(Some(0), next)
-            .map(move |number| SocketAddr::new(nth_address(first.ip(), number * apart), first.port()))
+        std::iter::successors(Some(0), next).map(move |number| {
+            SocketAddr::new(nth_address(first.ip(), number * apart), first.port())
+        })
     }
 }
 
@@ -80,7 +81,8 @@ const fn gcd(one: u32, other: u32) -> u32 {
 #[must_use]
 pub fn run(plan: &Plan) -> Report {
     let (mut made, mut failures) = (0, BTreeMap::new());
-    let mut record_failure = |error: &io::Error| *failures.entry(error_name(error)).or_default() += 1;
+    let mut record_failure =
+        |error: &io::Error| *failures.entry(error_name(error)).or_default() += 1;
 
     let mut targets = plan.targets();
     let mut connect_for = |duration: Duration| {

@@ -10,7 +10,7 @@ use std::{
 use clap::Args;
 use socket2::{Domain, Socket, Type};
 
-use super::{own_sockets, timeout, udp::Mode};
+use super::{create_local_socket, timeout, udp::Mode};
 use crate::sandbox;
 
 /// The sockets to open.
@@ -45,10 +45,10 @@ pub fn open_sockets(plan: &Plan) -> io::Result<Vec<Socket>> {
     let kinds: Vec<_> = tcp.chain(udp).collect();
     let each = usize::try_from(plan.each).map_err(io::Error::other)?;
     let before = usize::try_from(plan.before).map_err(io::Error::other)?;
-    let held = each * kinds.len();
+    let open_count = each * kinds.len();
     let mut open = VecDeque::new();
-    for (kind, to) in kinds.into_iter().cycle().take(before + held) {
-        if open.len() == held {
+    for (kind, to) in kinds.into_iter().cycle().take(before + open_count) {
+        if open.len() == open_count {
             open.pop_front();
         }
         open.push_back(open_socket(kind, to, before > 0)?);
@@ -62,7 +62,7 @@ fn open_socket(kind: Kind, to: SocketAddr, resets: bool) -> io::Result<Socket> {
     let domain = Domain::for_address(to);
     match kind {
         Kind::Tcp => {
-            let socket = own_sockets(domain, Type::STREAM)?;
+            let socket = create_local_socket(domain, Type::STREAM)?;
             if resets {
                 socket.set_linger(Some(Duration::ZERO))?;
             }
@@ -70,7 +70,7 @@ fn open_socket(kind: Kind, to: SocketAddr, resets: bool) -> io::Result<Socket> {
             Ok(socket)
         }
         Kind::Udp(mode) => {
-            let socket = UdpSocket::from(own_sockets(domain, Type::DGRAM)?);
+            let socket = UdpSocket::from(create_local_socket(domain, Type::DGRAM)?);
             match mode {
                 Mode::Connected => socket.connect(to)?,
                 Mode::Unconnected => socket.send_to(b"held", to).map(drop)?,

@@ -15,7 +15,8 @@ use serde::{Deserialize, Serialize};
 use socket2::{Domain, Type};
 
 use super::{
-    Success, Failure, Plan, Report, Sockets, connect_tcp, milliseconds, timeout, since_epoch_ms,
+    CreateSocket, Failure, Plan, Report, Success, connect_tcp, milliseconds, since_epoch_ms,
+    timeout,
 };
 use crate::{
     clock::{self, Instant},
@@ -24,7 +25,7 @@ use crate::{
 };
 
 /// Runs a load of `GET /healthz`. The report names servers by the subject of their certificate.
-pub fn run(plan: &Plan, ca: &Path, sockets: Sockets<'_>) -> Result<Report> {
+pub fn run(plan: &Plan, ca: &Path, sockets: CreateSocket<'_>) -> Result<Report> {
     let tls = pki::client_config(ca)?;
     Ok(super::run(plan, &|to| attempt(to, &tls, sockets)))
 }
@@ -32,7 +33,7 @@ pub fn run(plan: &Plan, ca: &Path, sockets: Sockets<'_>) -> Result<Report> {
 fn attempt(
     to: SocketAddr,
     tls: &Arc<ClientConfig>,
-    sockets: Sockets<'_>,
+    sockets: CreateSocket<'_>,
 ) -> Result<Success, Failure> {
     let (socket, connect) = connect_tcp(to, sockets)?;
     let mut client = Client::handshake(socket.into(), to.ip(), Arc::clone(tls))
@@ -89,7 +90,12 @@ pub struct Dialog {
 ///
 /// The requests are `healthz`, `bytes=N`, `sum=N`, `echo=TEXT`, `upgrade`, `exchange=TEXT`,
 /// `pause=MILLIS`, `until-end=N`, `close` and `reset`.
-pub fn dialog(to: SocketAddr, ca: &Path, asks: &[String], sockets: Sockets<'_>) -> Result<Dialog> {
+pub fn dialog(
+    to: SocketAddr,
+    ca: &Path,
+    asks: &[String],
+    sockets: CreateSocket<'_>,
+) -> Result<Dialog> {
     let tls = pki::client_config(ca)?;
     let began_ms = since_epoch_ms();
     let socket = sockets(Domain::for_address(to), Type::STREAM)?;

@@ -14,7 +14,7 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 use socket2::{Domain, Socket, Type};
 
-use super::{error_name, millis};
+use super::{error_name, parse_millis};
 use crate::{address::nth_address, clock::Instant};
 
 /// The number of connects between two readings of the clock.
@@ -33,7 +33,7 @@ pub struct Plan {
     #[arg(long)]
     pub stem: String,
     /// The duration in milliseconds.
-    #[arg(long = "millis", value_parser = millis)]
+    #[arg(long = "millis", value_parser = parse_millis)]
     pub duration: Duration,
     /// Connect the same socket repeatedly, instead of a new one each time.
     #[arg(long)]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Success, Failure, nanoseconds};
+use super::{Failure, Success, nanoseconds};
 
 /// The number of occurrences of an event, and the times of the first and the last since the start of the
 /// load.
@@ -81,7 +81,10 @@ pub struct Report {
 impl Report {
     #[must_use]
     pub fn failed(&self) -> u64 {
-        self.failures.values().map(|occurrences| occurrences.count).sum()
+        self.failures
+            .values()
+            .map(|occurrences| occurrences.count)
+            .sum()
     }
 }
 
@@ -104,7 +107,11 @@ impl ReportBuilder {
                 self.report.other_peer += u64::from(!is_peer_dialled);
                 add_occurrences(&mut self.report.servers, server, Occurrences::at(ms));
             }
-            Err(failed) => add_occurrences(&mut self.report.failures, failed.label(), Occurrences::at(ms)),
+            Err(failed) => add_occurrences(
+                &mut self.report.failures,
+                failed.label(),
+                Occurrences::at(ms),
+            ),
         }
     }
 
@@ -126,14 +133,23 @@ impl ReportBuilder {
         Report {
             began_ms,
             took_ms,
-            answered: self.report.servers.values().map(|occurrences| occurrences.count).sum(),
+            answered: self
+                .report
+                .servers
+                .values()
+                .map(|occurrences| occurrences.count)
+                .sum(),
             connect: Latency::of(self.times),
             ..self.report
         }
     }
 }
 
-fn add_occurrences(counts: &mut BTreeMap<String, Occurrences>, key: String, occurrences: Occurrences) {
+fn add_occurrences(
+    counts: &mut BTreeMap<String, Occurrences>,
+    key: String,
+    occurrences: Occurrences,
+) {
     counts
         .entry(key)
         .and_modify(|it| it.merge(occurrences))

@@ -7,17 +7,17 @@ use std::{
 
 use socket2::Socket;
 
-use super::{Success, Failure, Plan, Report, Sockets, connect_tcp};
+use super::{CreateSocket, Failure, Plan, Report, Success, connect_tcp};
 
 /// Runs the load with sockets that `sockets` creates.
 #[must_use]
-pub fn run(plan: &Plan, sockets: Sockets<'_>) -> Report {
+pub fn run(plan: &Plan, sockets: CreateSocket<'_>) -> Report {
     run_with_path(plan, "/", sockets)
 }
 
 /// Runs the load with requests for a path; the body of each response must be the server's name.
 #[must_use]
-pub fn run_with_path(plan: &Plan, path: &str, sockets: Sockets<'_>) -> Report {
+pub fn run_with_path(plan: &Plan, path: &str, sockets: CreateSocket<'_>) -> Report {
     let request = request(path, plan.service.as_deref());
     super::run(plan, &|to| attempt(to, &request, sockets))
 }
@@ -29,7 +29,7 @@ fn request(path: &str, service: Option<&str>) -> String {
     format!("GET {path} HTTP/1.1\r\nHost: lab\r\n{service}Connection: close\r\n\r\n")
 }
 
-fn attempt(to: SocketAddr, request: &str, sockets: Sockets<'_>) -> Result<Success, Failure> {
+fn attempt(to: SocketAddr, request: &str, sockets: CreateSocket<'_>) -> Result<Success, Failure> {
     let (socket, connect) = connect_tcp(to, sockets)?;
     let peer = socket.peer_addr().map_err(Failure::at("getpeername"))?;
     let server = exchange(socket, request).map_err(Failure::at("answer"))?;

@@ -7,7 +7,7 @@ use std::{
 
 use socket2::Type;
 
-use super::{Success, Failure, Plan, Report, Sockets};
+use super::{CreateSocket, Failure, Plan, Report, Success};
 use crate::clock::Instant;
 
 /// Chooses between connected and unconnected sockets.
@@ -21,7 +21,7 @@ pub enum Mode {
 
 /// Runs the load with sockets that `sockets` creates.
 #[must_use]
-pub fn run(plan: &Plan, mode: Mode, sockets: Sockets<'_>) -> Report {
+pub fn run(plan: &Plan, mode: Mode, sockets: CreateSocket<'_>) -> Report {
     let request = format!("{} is here?", plan.service.as_deref().unwrap_or("who"));
     let try_once = |to| attempt(to, mode, request.as_bytes(), sockets);
     // Like a resolver, the client tries again, once, if its socket was terminated before the response.
@@ -35,7 +35,7 @@ fn attempt(
     to: SocketAddr,
     mode: Mode,
     request: &[u8],
-    sockets: Sockets<'_>,
+    sockets: CreateSocket<'_>,
 ) -> Result<Success, Failure> {
     let socket = UdpSocket::from(super::create_socket(to, Type::DGRAM, sockets)?);
     let mut response = [0; 2048];

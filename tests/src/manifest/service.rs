@@ -195,7 +195,8 @@ impl Service {
              \x20 ipFamilies: [{families}]\n\
              \x20 ipFamilyPolicy: {policy}\n\
              \x20 ports:\n",
-            annotations = comma_separated(annotations.map(|(key, value)| format!("{key}: \"{value}\""))),
+            annotations =
+                comma_separated(annotations.map(|(key, value)| format!("{key}: \"{value}\""))),
             first = comma_separated(cluster_ips.iter().take(1)),
             all = quoted(cluster_ips),
             families = comma_separated(cluster_ips.iter().map(|address| family(*address))),
@@ -211,7 +212,7 @@ impl Service {
                 node_port.unwrap_or_default()
             ));
         }
-        // The spec is still open, so its lines come before those of other sections.
+        // The text ends within the spec, so lines of the spec come before those of other sections.
         let (spec, rest): (Vec<_>, Vec<_>) =
             self.lines.iter().partition(|line| line.starts_with(' '));
         spec.into_iter()

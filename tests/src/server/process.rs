@@ -1,4 +1,4 @@
-//! The process of a server with several listeners.
+//! The server process, which serves several listeners.
 
 use std::{
     collections::BTreeMap,
@@ -19,10 +19,10 @@ use tokio::{
     task::JoinSet,
 };
 
-use super::{ANY, ServerKind, Listener, Port, Record};
+use super::{ANY, Listener, Port, Record, ServerKind};
 use crate::{
-    http::{header, next_head},
     fake_kubelet::server::{self as kubelet, ConnectionLog},
+    http::{header, next_head},
     pki::PemFiles,
 };
 
@@ -139,7 +139,10 @@ impl Server {
                 });
             }
             ServerKind::Kubelet => {
-                let tls = self.tls.clone().context("a listener of kind kubelet needs --cert and --key")?;
+                let tls = self
+                    .tls
+                    .clone()
+                    .context("a listener of kind kubelet needs --cert and --key")?;
                 let (listener, journal) = (super::listen(number)?, self.journal.clone());
                 self.tasks.spawn(kubelet::accept(listener, tls, journal));
             }

@@ -103,7 +103,11 @@ pub fn flood(target: &Target, connections: u32, duration: Duration) -> Result<Fl
             });
         }
         time::sleep(WARM_UP).await;
-        let (before, cpu, start) = (received.load(Ordering::Relaxed), own_cpu_time()?, Instant::now());
+        let (before, cpu, start) = (
+            received.load(Ordering::Relaxed),
+            own_cpu_time()?,
+            Instant::now(),
+        );
         time::sleep(duration).await;
         let flood = FloodReport {
             bytes: received.load(Ordering::Relaxed) - before,
@@ -141,7 +145,11 @@ pub fn echo(target: &Target, duration: Duration) -> Result<Latency> {
 
 /// Opens connections in mode [`STALL`] without reading from them; calls `on_open` once all are open, and
 /// never returns after that.
-pub fn stall(target: &Target, connections: u32, on_open: impl FnOnce() -> Result<()>) -> Result<()> {
+pub fn stall(
+    target: &Target,
+    connections: u32,
+    on_open: impl FnOnce() -> Result<()>,
+) -> Result<()> {
     run(async {
         let mut streams = Vec::new();
         for _ in 0..connections {

@@ -53,7 +53,10 @@ fn prepare(stream: &TcpStream) -> io::Result<Socket> {
     Ok(Socket::from(stream.as_fd().try_clone_to_owned()?))
 }
 
-async fn serve_stream(mut stream: impl AsyncRead + AsyncWrite + Unpin, socket: &Socket) -> io::Result<()> {
+async fn serve_stream(
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    socket: &Socket,
+) -> io::Result<()> {
     let mode = stream.read_u8().await?;
     if mode == STALL {
         socket.set_send_buffer_size(SMALL_BUFFER)?;

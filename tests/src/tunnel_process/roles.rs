@@ -1,4 +1,4 @@
-//! The code that these processes run: `cloud` or `agent`.
+//! The two roles of a tunnel process: a gateway with an ingress, or an agent.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,7 +17,7 @@ use tokio::{
 };
 use tunnel_common::{addr::Address, steering::Prefix};
 use tunnel_userspace::{
-    identity::{Role, CertificateStore},
+    identity::{CertificateStore, Role},
     model, telemetry,
     tunnel::{
         CommonSettings, SessionLimits, Sessions,
@@ -27,12 +27,14 @@ use tunnel_userspace::{
     },
 };
 
-use super::{AgentState, AgentSettings, CloudState, CloudSettings, Target};
+use super::{AgentSettings, AgentState, CloudSettings, CloudState, Target};
 
-/// The log filter of these processes.
+/// The log filter of a tunnel process.
 const LOG_FILTER: &str = "debug,h2=warn,rustls=warn";
 
-fn read_settings_and_start<T: DeserializeOwned>(settings: &Path) -> Result<(T, tokio::runtime::Runtime)> {
+fn read_settings_and_start<T: DeserializeOwned>(
+    settings: &Path,
+) -> Result<(T, tokio::runtime::Runtime)> {
     let settings = serde_json::from_slice(&fs::read(settings)?)?;
     telemetry::start(LOG_FILTER, false)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -48,7 +50,7 @@ const fn common_settings(limits: SessionLimits) -> CommonSettings {
 }
 
 /// Runs a gateway with an ingress until SIGTERM.
-pub fn cloud(settings: &Path, record: &Path) -> Result<()> {
+pub fn run_cloud(settings: &Path, record: &Path) -> Result<()> {
     let (settings, runtime) = read_settings_and_start::<CloudSettings>(settings)?;
     runtime.block_on(Box::pin(serve_cloud(settings, record)))
 }
@@ -63,8 +65,8 @@ async fn serve_cloud(settings: CloudSettings, record: &Path) -> Result<()> {
         Arc::clone(&sessions),
     )?;
     let (address, length) = settings.prefix;
-    let prefix =
-        Prefix::new(Address::from_ip(address), length).context("the steering prefix is not a valid range")?;
+    let prefix = Prefix::new(Address::from_ip(address), length)
+        .context("the steering prefix is not a valid range")?;
     let (_targets, targets) = watch::channel(Arc::new(to_model(&settings.targets)));
     // The index of `lo`.
     let (_inside, inside) = watch::channel(Arc::new(BTreeSet::from([1])));
@@ -115,14 +117,18 @@ fn to_model(targets: &[Target]) -> model::SteeringTargets {
 }
 
 /// Runs an agent until SIGTERM.
-pub fn agent(settings: &Path, record: &Path) -> Result<()> {
+pub fn run_agent(settings: &Path, record: &Path) -> Result<()> {
     let (settings, runtime) = read_settings_and_start::<AgentSettings>(settings)?;
     runtime.block_on(Box::pin(serve_agent(settings, record)))
 }
 
 async fn serve_agent(settings: AgentSettings, record: &Path) -> Result<()> {
     let (store, identity) = CertificateStore::open(settings.certificate, Role::Agent);
-    let agent = Agent::new(settings.agent, common_settings(settings.session), identity.clone())?;
+    let agent = Agent::new(
+        settings.agent,
+        common_settings(settings.session),
+        identity.clone(),
+    )?;
     let state = agent.state();
     let current_state = || {
         Ok(AgentState {

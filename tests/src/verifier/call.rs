@@ -53,22 +53,22 @@ struct Attr {
     rest: [u32; 9],
 }
 
-/// Loads a program with a verifier log; returns the result, and the first `room` bytes of the log.
+/// Loads a program with a verifier log; returns the result, and the first `log_size` bytes of the log.
 pub(super) fn load(
     program: &Program<'_>,
     level: u32,
-    room: u32,
+    log_size: u32,
 ) -> io::Result<(io::Result<OwnedFd>, String)> {
     let size = |length: usize| u32::try_from(length).map_err(io::Error::other);
     let address = |start: *const u8| u64::try_from(start.expose_provenance()).unwrap_or(0);
-    let mut log = vec![0_u8; usize::try_from(room).map_err(io::Error::other)?];
+    let mut log = vec![0_u8; usize::try_from(log_size).map_err(io::Error::other)?];
     let attr = Attr {
         kind: program.kind,
         count: size(program.instructions.len())?,
         instructions: address(program.instructions.as_ptr().cast()),
         license: address(c"GPL".as_ptr().cast()),
         log_level: level,
-        log_size: room,
+        log_size,
         log: address(log.as_mut_ptr()),
         hook: program.hook,
         btf: program.btf.as_raw_fd(),

@@ -20,12 +20,15 @@ fn statistics_are_parsed_from_the_log_of_a_successful_load() {
 
 #[test]
 fn the_maximum_stack_depth_of_new_kernels_is_preferred() {
-    let told = LOG.replace(
+    let log = LOG.replace(
         "stack depth 152+16+8\n",
         "stack depth max 176\nsubprog 0 (<unknown>) main insns_self 21 insns_total 21 stack 152\n",
     );
 
-    assert_eq!(VerifierStats::parse(&told).map(|figures| figures.stack), Some(176));
+    assert_eq!(
+        VerifierStats::parse(&log).map(|figures| figures.stack),
+        Some(176)
+    );
 }
 
 #[test]
@@ -53,9 +56,13 @@ fn only_variants_that_the_kernel_can_load_are_measured() {
             kernel_sockets: None,
         });
         let names: Vec<_> = variants.iter().map(|it| it.name(false)).collect();
-        let told = variants.iter().map(|it| it.switches.prefixes.len());
-        let told: Vec<_> = names.iter().map(String::as_str).zip(told).collect();
-        assert_eq!(told, expected);
+        let prefix_counts = variants.iter().map(|it| it.switches.prefixes.len());
+        let prefix_counts: Vec<_> = names
+            .iter()
+            .map(String::as_str)
+            .zip(prefix_counts)
+            .collect();
+        assert_eq!(prefix_counts, expected);
     }
 }
 

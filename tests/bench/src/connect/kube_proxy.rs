@@ -6,9 +6,9 @@ use std::net::SocketAddr;
 use anyhow::{Context as _, Result};
 use socket2::{Domain, Type};
 use tunnel_tests::{
-    sandbox::{RESPONSE_TIMEOUT, connect_within},
-    pod::Pod,
     node_network::NodeNetwork,
+    pod::Pod,
+    sandbox::{RESPONSE_TIMEOUT, connect_within},
 };
 
 use super::{PORT, TARGET_PORT, USED_SERVICES, Variant};
@@ -27,13 +27,13 @@ pub(super) enum Rules {
 /// Creates a client pod with rules for this many Services. It connects to evenly spaced Services, so with
 /// iptables their rules are in the middle of the chain on average.
 pub(super) fn through_rules(
-    topology: &NodeNetwork,
+    network: &NodeNetwork,
     kind: Rules,
     services: u32,
     endpoints: &[SocketAddr],
 ) -> Result<Variant> {
     let name = format!("{kind:?}-{services}").to_lowercase();
-    let pod = topology.pod(&name)?;
+    let pod = network.pod(&name)?;
     // Without a route, a connect would fail before its packet reaches nat OUTPUT.
     pod.ip("route add 10.97.0.0/16 via 169.254.1.1 dev eth0\n")?;
     let service_set = ServiceSet {
@@ -48,14 +48,14 @@ pub(super) fn through_rules(
             (program, loader, iptables::full_sync(&service_set))
         }
     };
-    loader.load(topology.lab().folder(), &name, &text)?;
+    loader.load(network.lab().folder(), &name, &text)?;
     let first = SocketAddr::new(FIRST_CLUSTER_IP, PORT);
     let socket = pod.socket(Domain::for_address(first), Type::STREAM)?;
     connect_within(&socket, first, RESPONSE_TIMEOUT)
         .with_context(|| format!("{name}: a connect through the rules reaches no endpoint"))?;
     Ok(Variant {
         name: format!("{services}, {program}"),
-        client: topology.share_namespace(&pod, &format!("outside/{name}"), None)?,
+        client: network.share_namespace(&pod, &format!("outside/{name}"), None)?,
         first,
         count: services.min(USED_SERVICES),
         apart: (services / USED_SERVICES).max(1),
@@ -64,9 +64,9 @@ pub(super) fn through_rules(
 }
 
 /// Adds addresses to the backend; returns the endpoints that all Services share.
-pub(super) fn endpoints(topology: &NodeNetwork, backend: &Pod) -> Result<Vec<SocketAddr>> {
-    let (host, own) = (topology.host(), backend.v4());
-    let mut endpoints = vec![backend.at4(TARGET_PORT)];
+pub(super) fn endpoints(network: &NodeNetwork, backend: &Pod) -> Result<Vec<SocketAddr>> {
+    let (host, own) = (network.host(), backend.v4());
+    let mut endpoints = vec![backend.addr_v4(TARGET_PORT)];
     for last in MORE_ADDRESSES {
         host.ip(&format!("route add 10.1.0.{last}/32 via {own}\n"))?;
         backend.ip(&format!("addr add 10.1.0.{last}/32 dev eth0\n"))?;

@@ -58,7 +58,11 @@ pub(crate) fn full_sync(service_set: &ServiceSet) -> String {
 }
 
 fn append_service(chains: &mut String, rules: &mut String, service_set: &ServiceSet, number: u32) {
-    let (address, port, pods) = (ServiceSet::address(number), service_set.port, ServiceSet::pods());
+    let (address, port, pods) = (
+        ServiceSet::address(number),
+        service_set.port,
+        ServiceSet::pods(),
+    );
     let service = format!("KUBE-SVC-{number:016}");
     let comment = format!("-m comment --comment \"default/svc-{number}:http");
     let to = format!("-m tcp -p tcp -d {address} --dport {port}");

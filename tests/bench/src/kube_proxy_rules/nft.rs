@@ -45,10 +45,16 @@ pub(crate) fn partial_sync(
     );
     append_service(&mut text, number, endpoints);
     for to in removed {
-        text.push_str(&format!("flush chain {TABLE} {}\n", endpoint_chain(number, *to)));
+        text.push_str(&format!(
+            "flush chain {TABLE} {}\n",
+            endpoint_chain(number, *to)
+        ));
     }
     for to in stale {
-        text.push_str(&format!("delete chain {TABLE} {}\n", endpoint_chain(number, *to)));
+        text.push_str(&format!(
+            "delete chain {TABLE} {}\n",
+            endpoint_chain(number, *to)
+        ));
     }
     text
 }
@@ -67,8 +73,9 @@ fn append_service(text: &mut String, number: u32, endpoints: &[SocketAddr]) {
              add rule {TABLE} {chain} meta l4proto tcp dnat to {to}\n"
         ));
     }
-    let goto =
-        |(index, to): (usize, &SocketAddr)| format!("{index} : goto {}", endpoint_chain(number, *to));
+    let goto = |(index, to): (usize, &SocketAddr)| {
+        format!("{index} : goto {}", endpoint_chain(number, *to))
+    };
     let choices: Vec<_> = endpoints.iter().enumerate().map(goto).collect();
     text.push_str(&format!(
         "add rule {TABLE} {chain} ip daddr {address} ip saddr != {pods} jump mark-for-masquerade\n\

@@ -8,13 +8,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use tunnel_tests::{
-    address::nth_address,
-    admin,
-    load::StopSignal,
-    manifest::Protocol,
-    node::Node,
-};
+use tunnel_tests::{address::nth_address, admin, load::StopSignal, manifest::Protocol, node::Node};
 
 use super::{
     CHANGE_TARGET, Options, TimeStats, Verdict,
@@ -54,7 +48,8 @@ pub(super) fn measure(options: &Options) -> Result<[TimeStats; 4]> {
     let queried = while_queried(&node, queried)?;
     let alone = changes("alone")?;
     // A process may listen on this address now, so the daemon scans for listeners.
-    node.host().ip(&format!("addr add {}/32 dev lo", last_service()))?;
+    node.host()
+        .ip(&format!("addr add {}/32 dev lo", last_service()))?;
     probe::measure_changes(&node, UNMEASURED_CHANGES)?;
     let scanning = changes("while listeners are looked for")?;
     Ok([other, queried, alone, scanning])
@@ -91,7 +86,10 @@ fn while_queried<T>(node: &Node, act: impl FnOnce() -> Result<T>) -> Result<T> {
             Ok(())
         });
         let result = stop.stop_after(act);
-        queries.join().ok().context("the thread that sends queries panicked")??;
+        queries
+            .join()
+            .ok()
+            .context("the thread that sends queries panicked")??;
         result
     })
 }

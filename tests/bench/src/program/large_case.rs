@@ -23,8 +23,8 @@ use super::{
     probe::{self, Change, PORT},
 };
 use crate::{
-    report::rounds,
     kube_proxy_rules::{ServiceSet, nft},
+    report::run_rounds,
     services::{FIRST_CLUSTER_IP, service_files},
 };
 
@@ -68,7 +68,7 @@ pub(super) struct Sample {
 
 /// Measures each variant once a round, in a shuffled order; samples are in the order of the variants.
 pub(super) fn measure(options: &Options, variants: &[Variant]) -> Result<Vec<Vec<Sample>>> {
-    rounds(options.starts, variants, |variant| match *variant {
+    run_rounds(options.starts, variants, |variant| match *variant {
         Variant::Json => measure_files(options, json_files(options.many)?),
         Variant::Yaml => measure_files(options, yaml_files(options.many)),
         Variant::Rules(services) => {
@@ -99,7 +99,10 @@ fn measure_files(options: &Options, files: Vec<Manifest>) -> Result<Sample> {
     let step = usize::try_from((options.many / PROBED_SERVICES).max(1))?;
     let last = options.many.saturating_sub(1);
     let probed = (0..options.many).step_by(step).chain([last]);
-    let total = probe::start_daemon(&node, probed.map(|number| nth_address(FIRST_CLUSTER_IP, number)))?;
+    let total = probe::start_daemon(
+        &node,
+        probed.map(|number| nth_address(FIRST_CLUSTER_IP, number)),
+    )?;
     let seconds = node.status()?["startup"]["write"].as_f64();
     let daemon = node.daemon_pid().context("the daemon doesn't run")?;
     let sample = Sample {
@@ -114,8 +117,8 @@ fn measure_files(options: &Options, files: Vec<Manifest>) -> Result<Sample> {
 
 /// Measures the loading of rules into a separate network namespace, and changes of them.
 fn measure_rules(options: &Options, services: u32) -> Result<Sample> {
-    let topology = NodeNetwork::new()?;
-    let sandbox = topology.create_unconnected("rules")?;
+    let network = NodeNetwork::new()?;
+    let sandbox = network.create_unconnected("rules")?;
     let loader = nft::loader(&sandbox);
     let endpoint = |number| SocketAddr::new(nth_address(ENDPOINTS, number), PORT);
     let service_set = ServiceSet {
@@ -123,17 +126,21 @@ fn measure_rules(options: &Options, services: u32) -> Result<Sample> {
         port: PORT,
         endpoints: (0..ENDPOINTS_PER_SERVICE).map(endpoint).collect(),
     };
-    let folder = topology.lab().folder();
+    let folder = network.lab().folder();
     let mut sample = Sample {
-        total: loader.load(folder, "whole.nft", &nft::full_sync(&service_set))?,
+        total: loader.load(folder, "full-sync.nft", &nft::full_sync(&service_set))?,
         ..Sample::default()
     };
     let number = services / 2;
     let (mut endpoints, mut stale) = (service_set.endpoints, Vec::new());
     for change in 0..(options.changes / RULE_CHANGE_DIVISOR).max(1) {
-        let removed = std::mem::replace(&mut endpoints[0], endpoint(ENDPOINTS_PER_SERVICE + change));
+        let removed =
+            std::mem::replace(&mut endpoints[0], endpoint(ENDPOINTS_PER_SERVICE + change));
         let text = nft::partial_sync(number, &endpoints, &[removed], &stale);
-        let (delay, cpu_time) = (loader.load(folder, "change.nft", &text)?, Duration::ZERO);
+        let (delay, cpu_time) = (
+            loader.load(folder, "partial-sync.nft", &text)?,
+            Duration::ZERO,
+        );
         sample.changes.push(Change { delay, cpu_time });
         stale = vec![removed];
     }
@@ -141,7 +148,8 @@ fn measure_rules(options: &Options, services: u32) -> Result<Sample> {
 }
 
 fn endpoints(number: u32) -> impl Iterator<Item = IpAddr> {
-    (0..ENDPOINTS_PER_SERVICE).map(move |index| nth_address(ENDPOINTS, number * ENDPOINTS_PER_SERVICE + index))
+    (0..ENDPOINTS_PER_SERVICE)
+        .map(move |index| nth_address(ENDPOINTS, number * ENDPOINTS_PER_SERVICE + index))
 }
 
 fn yaml_files(count: u32) -> Vec<Manifest> {

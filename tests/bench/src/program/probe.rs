@@ -1,6 +1,6 @@
 //! The probe: a Service whose only endpoint changes, and a client that observes the translation by
-//! `connect` and
-//! `getsockname`, not by the daemon's status. No datagram is sent, so the endpoints need not exist.
+//! `connect` and `getsockname`, not by the daemon's status. No datagram is sent, so the endpoints need not
+//! exist.
 
 use std::{
     io::ErrorKind,
@@ -15,8 +15,9 @@ use tunnel_tests::{
     instance::InstanceSettings,
     manifest::{Manifest, Protocol, Service},
     node::Node,
+    process_usage,
     sandbox::Sandbox,
-    process_usage, wait,
+    wait,
 };
 
 /// The port of all Services.
@@ -70,7 +71,10 @@ pub(super) fn create_node(settings: InstanceSettings) -> Result<Node> {
         ));
     }
     client.ip(&batch)?;
-    node.apply(("probe-service.yaml", probe_service(0).service_yaml().as_str()))?;
+    node.apply((
+        "probe-service.yaml",
+        probe_service(0).service_yaml().as_str(),
+    ))?;
     node.apply(probe_slice(0))?;
     Ok(node)
 }
@@ -99,7 +103,10 @@ pub(super) fn start_daemon(node: &Node, vips: impl Iterator<Item = IpAddr>) -> R
 }
 
 /// Connects a UDP socket to each of the addresses in turn, and repeats each until it is translated.
-pub(super) fn wait_until_translated(client: &Sandbox, vips: impl Iterator<Item = IpAddr>) -> Result<()> {
+pub(super) fn wait_until_translated(
+    client: &Sandbox,
+    vips: impl Iterator<Item = IpAddr>,
+) -> Result<()> {
     let socket = UdpSocket::from(client.socket(Domain::IPV4, Type::DGRAM)?);
     let start = Instant::now();
     for vip in vips {

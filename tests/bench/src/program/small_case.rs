@@ -26,7 +26,7 @@ use super::{
     probe::{self, Change, PORT},
 };
 use crate::{
-    report::Common,
+    report::CommonOptions,
     services::{FIRST_CLUSTER_IP, service_files},
 };
 
@@ -40,7 +40,7 @@ const ENDPOINTS: [IpAddr; 3] = [
 /// The time after which a daemon counts as idle.
 const IDLE_AFTER: Duration = Duration::from_secs(2);
 
-/// The measurements.
+/// The measurements of the small case.
 #[derive(Debug, Default)]
 pub(super) struct SmallCase {
     /// Times from the rename of the files, with the daemon running.
@@ -60,7 +60,9 @@ pub(super) fn measure(options: &Options) -> Result<SmallCase> {
     for round in 0..options.rounds.max(1) {
         let node = probe::create_node(settings(&options.common, options.services)?)?;
         node.start()?;
-        measured.from_rename.push(measure_rename(&node, options.services)?);
+        measured
+            .from_rename
+            .push(measure_rename(&node, options.services)?);
         if round == 0 {
             measured.changes = probe::measure_changes(&node, options.changes)?;
         }
@@ -69,14 +71,16 @@ pub(super) fn measure(options: &Options) -> Result<SmallCase> {
         measured.from_start.push(from_start);
         clock::pause(IDLE_AFTER);
         let daemon = node.daemon_pid().context("the daemon doesn't run")?;
-        measured.resident.push(process_usage::resident_memory(daemon)?);
+        measured
+            .resident
+            .push(process_usage::resident_memory(daemon)?);
         measured.maps.push(map_memory(daemon, &node.bpffs())?);
     }
     Ok(measured)
 }
 
 /// Returns the product's default settings, with larger maps only if the Services need them.
-pub(super) fn settings(common: &Common, services: u32) -> Result<InstanceSettings> {
+pub(super) fn settings(common: &CommonOptions, services: u32) -> Result<InstanceSettings> {
     let wanted = services.saturating_mul(2);
     let mut settings = common.settings()?;
     let maps = &mut settings.maps;
@@ -149,6 +153,9 @@ mod tests {
         let text = "pos:\t0\nflags:\t02000002\nmap_type:\t1\nmax_entries:\t8\nmemlock:\t8192\nmap_id:\t77\n";
 
         assert_eq!(parse_map_info(text), Some((77, 8192)));
-        assert_eq!(parse_map_info("pos:\t0\nprog_id:\t3\nmemlock:\t4096\n"), None);
+        assert_eq!(
+            parse_map_info("pos:\t0\nprog_id:\t3\nmemlock:\t4096\n"),
+            None
+        );
     }
 }

@@ -12,8 +12,8 @@ use tunnel_tests::{
     clock,
     edge_node::{EDGE_V4, LINK_V4},
     manifest::Manifest,
-    sandbox::{COMMAND_TIMEOUT, Command, Process},
     pod::path_to_string,
+    sandbox::{COMMAND_TIMEOUT, Command, Process},
     tunnel_testbed::{KUBELET_PORTS, TunnelTestbed},
     wait,
 };
@@ -31,7 +31,7 @@ const CONGESTION: &str = "reno";
 /// The time in which streams that nobody reads fill all buffers.
 const FILL_TIME: Duration = Duration::from_millis(500);
 
-/// One path to the server.
+/// A network path to the server.
 pub(super) struct NetworkPath {
     to: SocketAddr,
     is_tls: bool,
@@ -61,11 +61,21 @@ impl Fixture {
         testbed.edge().start_agent([KUBELET_PORTS[0], plain])?;
         testbed.wait_for_kubelet()?;
         let tunnel_processes = vec![
-            testbed.node().daemon_pid().context("the daemon doesn't run")?,
-            testbed.edge().agent().pid().context("the agent doesn't run")?,
+            testbed
+                .node()
+                .daemon_pid()
+                .context("the daemon doesn't run")?,
+            testbed
+                .edge()
+                .agent()
+                .pid()
+                .context("the agent doesn't run")?,
         ];
         let files = testbed.edge().kubelet_files();
-        let server = testbed.edge().sandbox().lab_command(&["throughput", "serve"])?;
+        let server = testbed
+            .edge()
+            .sandbox()
+            .lab_command(&["throughput", "serve"])?;
         let server = server
             .option("--plain", plain)
             .option("--secure", secure)
@@ -95,8 +105,17 @@ impl Fixture {
     }
 
     /// Builds the command of a client on the host of the cloud node.
-    pub(super) fn client(&self, path: &NetworkPath, mode: &str, connections: u32) -> Result<Command<'_>> {
-        let command = self.testbed.node().host().lab_command(&["throughput", mode])?;
+    pub(super) fn client(
+        &self,
+        path: &NetworkPath,
+        mode: &str,
+        connections: u32,
+    ) -> Result<Command<'_>> {
+        let command = self
+            .testbed
+            .node()
+            .host()
+            .lab_command(&["throughput", mode])?;
         let command = command
             .option("--to", path.to)
             .option("--connections", connections);
@@ -107,7 +126,7 @@ impl Fixture {
         Ok(command.option("--ca", ca).option("--address", EDGE_V4))
     }
 
-    /// Starts a process with connections that it doesn't read from; they end when it is dropped.
+    /// Starts a client that opens connections and doesn't read from them, until it is dropped.
     pub(super) fn stall(&self, path: &NetworkPath, count: u32) -> Result<Process> {
         let stalled = start_until_ready(&self.testbed, self.client(path, "stall", count)?)?;
         clock::pause(FILL_TIME);
@@ -119,7 +138,8 @@ impl Fixture {
 fn start_until_ready(testbed: &TunnelTestbed, command: Command<'_>) -> Result<Process> {
     let file = testbed.node().network().lab().folder().join("flow.ready");
     let process = command.option("--ready", path_to_string(&file)?).start()?;
-    wait::until(COMMAND_TIMEOUT, || file.exists()).context("the process did not create its ready file")?;
+    wait::until(COMMAND_TIMEOUT, || file.exists())
+        .context("the process did not create its ready file")?;
     fs::remove_file(&file)?;
     Ok(process)
 }

@@ -58,8 +58,8 @@ fn without_affinity() -> Service {
 }
 
 /// Makes this many connects; returns the names of the servers that answer.
-fn servers(place: &Sandbox, dialer: Dialer, times: usize) -> Result<BTreeSet<String>> {
-    (0..times).map(|_| dialer.dial(place, WEB, HTTP)).collect()
+fn servers(sandbox: &Sandbox, dialer: Dialer, times: usize) -> Result<BTreeSet<String>> {
+    (0..times).map(|_| dialer.dial(sandbox, WEB, HTTP)).collect()
 }
 
 #[test]
@@ -67,12 +67,12 @@ fn a_client_keeps_its_backend_at_every_address_of_the_service() -> Result<()> {
     let scene = SCENE.lease()?;
     scene.program(with_affinity(600).backends(scene.all_addresses()))?;
 
-    scene.for_each_client(&Dialer::TCP, |place, dialer| {
-        let first = dialer.dial(place, WEB, HTTP)?;
+    scene.for_each_client(&Dialer::TCP, |sandbox, dialer| {
+        let first = dialer.dial(sandbox, WEB, HTTP)?;
         let again = || {
             for _ in 0..TRIES {
-                dialer.expect_served(place, WEB, HTTP, &first)?;
-                dialer.expect_served(place, HOST, NODE_HTTP, &first)?;
+                dialer.expect_served(sandbox, WEB, HTTP, &first)?;
+                dialer.expect_served(sandbox, HOST, NODE_HTTP, &first)?;
             }
             Ok(())
         };
@@ -87,11 +87,11 @@ fn a_client_keeps_its_backend_over_udp_sockets() -> Result<()> {
     let scene = SCENE.lease()?;
     scene.program(with_affinity(600).backends(scene.all_addresses()))?;
 
-    scene.for_each_client(&Dialer::UDP, |place, dialer| {
-        let (first, _) = query_to(&dialer.udp_socket(place)?, dialer.address(WEB, DNS))?;
+    scene.for_each_client(&Dialer::UDP, |sandbox, dialer| {
+        let (first, _) = query_to(&dialer.udp_socket(sandbox)?, dialer.address(WEB, DNS))?;
         for _ in 0..TRIES {
-            dialer.expect_answer(&dialer.udp_socket(place)?, WEB, DNS, &first)?;
-            dialer.connect_udp_to(place, WEB, DNS, &first)?;
+            dialer.expect_answer(&dialer.udp_socket(sandbox)?, WEB, DNS, &first)?;
+            dialer.connect_udp_to(sandbox, WEB, DNS, &first)?;
         }
         Ok(())
     })?;
@@ -149,9 +149,9 @@ fn connects_of_clients_with_affinity_take_no_round_robin_turn() -> Result<()> {
 
 /// Connects to each Service at the same time as another thread; returns the names of the servers that
 /// answer.
-fn dial_in_step(place: &Sandbox, dialer: Dialer, steps: &Barrier) -> Result<Vec<String>> {
+fn dial_in_step(sandbox: &Sandbox, dialer: Dialer, steps: &Barrier) -> Result<Vec<String>> {
     let sockets: Vec<_> = (1..=SERVICES)
-        .map(|number| Ok((number, dialer.udp_socket(place)?)))
+        .map(|number| Ok((number, dialer.udp_socket(sandbox)?)))
         .collect::<Result<_>>()?;
     for (number, socket) in &sockets {
         let to = dialer.address(Vip::of(*number), DNS);

@@ -39,10 +39,10 @@ fn program(scene: &Scene, annotations: &[(&str, &str)]) -> Result<()> {
 }
 
 /// Makes this many connects; returns the number that each backend answered.
-fn counts(place: &Sandbox, dialer: Dialer, times: u32) -> Result<BTreeMap<String, u32>> {
+fn counts(sandbox: &Sandbox, dialer: Dialer, times: u32) -> Result<BTreeMap<String, u32>> {
     let mut counts = BTreeMap::new();
     for _ in 0..times {
-        *counts.entry(dialer.dial(place, WEB, HTTP)?).or_default() += 1;
+        *counts.entry(dialer.dial(sandbox, WEB, HTTP)?).or_default() += 1;
     }
     Ok(counts)
 }

@@ -80,12 +80,12 @@ fn a_service_is_served_by_a_daemon_with_the_capabilities_of_the_manifest() -> Re
 #[test]
 fn a_kubelet_behind_the_edge_is_reached_by_a_daemon_with_the_capabilities_of_the_manifest()
 -> Result<()> {
-    let site = TunnelTestbed::prepare(InstanceSettings::from_environment()?)?;
+    let testbed = TunnelTestbed::prepare(InstanceSettings::from_environment()?)?;
 
-    start(site.node())?;
-    site.edge().start_agent(KUBELET_PORTS)?;
+    start(testbed.node())?;
+    testbed.edge().start_agent(KUBELET_PORTS)?;
 
-    site.wait_for_kubelet()
+    testbed.wait_for_kubelet()
 }
 
 #[test]
@@ -147,8 +147,8 @@ fn a_daemon_without_one_of_the_capabilities_names_it_and_attaches_nothing() -> R
 #[test]
 fn a_cleanup_with_the_capabilities_of_its_manifest_removes_programs_maps_and_routes() -> Result<()>
 {
-    let site = TunnelTestbed::new()?;
-    let node = site.node();
+    let testbed = TunnelTestbed::new()?;
+    let node = testbed.node();
     node.stop()?;
 
     node.host()

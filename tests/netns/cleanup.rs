@@ -22,9 +22,9 @@ use crate::{
 /// Connects from the host and the client pod with every TCP dialer; yields true for a translated
 /// connect.
 fn connects(scene: &Scene) -> impl Iterator<Item = bool> {
-    let each = scene.places().into_iter();
-    let each = each.flat_map(|(_, place)| Dialer::TCP.map(|dialer| (place, dialer)));
-    each.map(|(place, dialer)| dialer.connect(place, WEB, HTTP).is_ok())
+    let each = scene.sandboxes().into_iter();
+    let each = each.flat_map(|(_, sandbox)| Dialer::TCP.map(|dialer| (sandbox, dialer)));
+    each.map(|(sandbox, dialer)| dialer.connect(sandbox, WEB, HTTP).is_ok())
 }
 
 fn is_translated(scene: &Scene) -> bool {
@@ -147,7 +147,7 @@ fn two_instances_on_one_node_do_not_affect_each_other() -> Result<()> {
     until_backends(&other_instance.instance, "web", 1)?;
 
     for dialer in Dialer::TCP {
-        let dial = |place: &Sandbox| dialer.dial(place, WEB, HTTP);
+        let dial = |sandbox: &Sandbox| dialer.dial(sandbox, WEB, HTTP);
         let (first, increases) = count_during(&other_instance.instance, &["translated"], || {
             dial(&scene.client)
         })?;

@@ -59,8 +59,8 @@ fn every_connect_and_first_datagram_is_counted_once() -> Result<()> {
     let rate = LoadScale::from_environment().count(500);
     let reasons = ["translated", "socket_tracked", "socket_released"];
 
-    for (from, place) in scene.places() {
-        let sockets = |domain, kind| place.socket(domain, kind);
+    for (from, sandbox) in scene.sandboxes() {
+        let sockets = |domain, kind| sandbox.socket(domain, kind);
         let plan = |to| Plan::new(to, rate, Duration::from_millis(300));
         let before = until_released(node)?;
         let (reports, increases) = count_during(node, &reasons, || {
@@ -116,16 +116,16 @@ fn each_service_port_has_its_own_counts() -> Result<()> {
     node.apply(OTHER.service("other"))?;
     let of_other = || -> Result<_> { Ok(ports(&node.services()?, "other")) };
     until_eq("ports", 4, || Ok(of_other()?.len()))?;
-    for (times, place) in [(2_u64, node.host()), (3, &**client)] {
+    for (times, sandbox) in [(2_u64, node.host()), (3, &**client)] {
         for _ in 0..times {
             for dialer in [Dialer::V4, Dialer::V6, Dialer::Mapped] {
-                dialer.dial(place, WEB, HTTP)?;
-                let socket = dialer.udp_socket(place)?;
+                dialer.dial(sandbox, WEB, HTTP)?;
+                let socket = dialer.udp_socket(sandbox)?;
                 // Only the first datagram counts as a connection; the others use the stored backend.
                 for _ in 0..3 {
                     query_to(&socket, dialer.address(WEB, DNS))?;
                 }
-                ensure!(dialer.connect(place, OTHER, HTTP).is_err());
+                ensure!(dialer.connect(sandbox, OTHER, HTTP).is_err());
             }
         }
     }

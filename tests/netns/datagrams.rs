@@ -28,8 +28,8 @@ fn a_connected_socket_can_send_to_a_cluster_ip() -> Result<()> {
     let elsewhere = Vip::of_pod(scene.backend("other")?);
     let backend = Vip::of_pod(scene.backend("backend")?);
 
-    scene.for_each_client(&Dialer::UDP, |place, dialer| {
-        let socket = dialer.connect_udp(place, elsewhere, DNS_TARGET)?;
+    scene.for_each_client(&Dialer::UDP, |sandbox, dialer| {
+        let socket = dialer.connect_udp(sandbox, elsewhere, DNS_TARGET)?;
         send_to_web(&scene, &socket, dialer)?;
         ensure_eq("server", query(&socket)?, "other")?;
         let expected = dialer.reported_address(elsewhere, DNS_TARGET);
@@ -45,8 +45,8 @@ fn a_connected_socket_can_send_to_a_cluster_ip() -> Result<()> {
 fn a_socket_connected_to_a_cluster_ip_can_send_to_another() -> Result<()> {
     let scene = DIALLED.lease()?;
 
-    scene.for_each_client(&Dialer::UDP, |place, dialer| {
-        let socket = dialer.connect_udp(place, OTHER, DNS)?;
+    scene.for_each_client(&Dialer::UDP, |sandbox, dialer| {
+        let socket = dialer.connect_udp(sandbox, OTHER, DNS)?;
         send_to_web(&scene, &socket, dialer)?;
 
         ensure_eq(
@@ -65,8 +65,8 @@ fn a_socket_connected_to_a_cluster_ip_can_send_to_another() -> Result<()> {
 fn peeking_at_a_datagram_shows_the_cluster_ip_like_receiving_it() -> Result<()> {
     let scene = DIALLED.lease()?;
 
-    scene.for_each_client(&Dialer::UDP, |place, dialer| {
-        let socket = dialer.udp_socket(place)?;
+    scene.for_each_client(&Dialer::UDP, |sandbox, dialer| {
+        let socket = dialer.udp_socket(sandbox)?;
         socket.send_to(b"who?", dialer.address(WEB, DNS))?;
         let mut answer = [0; 64];
         for _ in 0..2 {
@@ -84,8 +84,8 @@ fn peeking_at_a_datagram_shows_the_cluster_ip_like_receiving_it() -> Result<()> 
 fn a_datagram_is_received_without_requesting_its_sender() -> Result<()> {
     let scene = DIALLED.lease()?;
 
-    scene.for_each_client(&Dialer::UDP, |place, dialer| {
-        let socket = dialer.udp_socket(place)?;
+    scene.for_each_client(&Dialer::UDP, |sandbox, dialer| {
+        let socket = dialer.udp_socket(sandbox)?;
         socket.send_to(b"who?", dialer.address(WEB, DNS))?;
         let mut answer = [0; 64];
         let length = socket.recv(&mut answer)?;
@@ -102,8 +102,8 @@ fn each_answer_comes_from_the_cluster_ip_to_which_the_socket_sent() -> Result<()
     let scene = DIALLED.lease()?;
     let direct = Vip::of_pod(scene.backend("backend")?);
 
-    scene.for_each_client(&Dialer::UDP, |place, dialer| {
-        let socket = dialer.udp_socket(place)?;
+    scene.for_each_client(&Dialer::UDP, |sandbox, dialer| {
+        let socket = dialer.udp_socket(sandbox)?;
         // Two of the Services have the same backend.
         for _ in 0..3 {
             for (vip, name) in [(WEB, "backend"), (TWIN, "backend"), (OTHER, "other")] {
@@ -119,7 +119,7 @@ fn each_answer_comes_from_the_cluster_ip_to_which_the_socket_sent() -> Result<()
             ensure_eq("sender", sender, dialer.reported_address(vip, DNS))?;
         }
         // A backend that the socket dialled directly is reported with its own address.
-        let socket = dialer.udp_socket(place)?;
+        let socket = dialer.udp_socket(sandbox)?;
         dialer.expect_answer(&socket, direct, DNS_TARGET, "backend")
     })?;
     scene.give_back()

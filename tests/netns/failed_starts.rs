@@ -52,11 +52,11 @@ fn failed_start_with(scene: &Scene, from: &str, to: &str) -> Result<String> {
     failed_start_by(scene, || run_node(scene.node.host(), &path))
 }
 
-/// Runs a daemon with another config file in a place, until it exits.
-fn run_node(place: &Sandbox, config: &Path) -> Result<Output> {
+/// Runs a daemon with another config file in a sandbox, until it exits.
+fn run_node(sandbox: &Sandbox, config: &Path) -> Result<Output> {
     let (program, config) = (environment::culvert()?, config.to_string_lossy());
     let words = [&*program.to_string_lossy(), "node", "--config", &config];
-    place.command(&words).start()?.finish(COMMAND_TIMEOUT)
+    sandbox.command(&words).start()?.finish(COMMAND_TIMEOUT)
 }
 
 fn expect_exit_1(output: &Output) -> Result<()> {

@@ -55,8 +55,8 @@ impl LimitedNode {
     }
 
     fn expect_served(&self, vip: Vip) -> Result<()> {
-        for place in [self.scene.node.host(), &self.scene.client] {
-            http_server_name(self.dialer.connect(place, vip, HTTP)?)?;
+        for sandbox in [self.scene.node.host(), &self.scene.client] {
+            http_server_name(self.dialer.connect(sandbox, vip, HTTP)?)?;
         }
         Ok(())
     }

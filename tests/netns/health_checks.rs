@@ -28,11 +28,11 @@ fn service(name: &str, vip: Vip, port: u16) -> Service {
 }
 
 /// Waits until the health check port reports this many local endpoints of a Service, over both families.
-fn until_reported(node: &Node, place: &Sandbox, port: u16, name: &str, local: usize) -> Result<()> {
+fn until_reported(node: &Node, sandbox: &Sandbox, port: u16, name: &str, local: usize) -> Result<()> {
     for ip in HOST.ips() {
         let code = if local > 0 { 200 } else { 503 };
         let response = || {
-            let (code, body) = http_get(place, SocketAddr::new(ip, port), "/")?;
+            let (code, body) = http_get(sandbox, SocketAddr::new(ip, port), "/")?;
             let body: serde_json::Value = serde_json::from_str(&body)?;
             let response = ["localEndpoints", "serviceProxyHealthy"].map(|key| body[key].clone());
             Ok((code, body["service"]["name"].clone(), response))
@@ -44,10 +44,10 @@ fn until_reported(node: &Node, place: &Sandbox, port: u16, name: &str, local: us
     Ok(())
 }
 
-fn until_closed(place: &Sandbox, port: u16) -> Result<()> {
+fn until_closed(sandbox: &Sandbox, port: u16) -> Result<()> {
     for ip in HOST.ips() {
         wait::until(CHANGE_TIMEOUT, || {
-            place.connect(SocketAddr::new(ip, port)).is_err()
+            sandbox.connect(SocketAddr::new(ip, port)).is_err()
         })?;
     }
     Ok(())
@@ -59,14 +59,14 @@ fn a_health_check_port_reports_the_ready_endpoints_of_its_node_while_its_service
 -> Result<()> {
     let node = Node::new()?;
     let (one, two) = (node.pod("one")?, node.pod("two")?);
-    let places = [node.host(), node.outside()];
+    let sandboxes = [node.host(), node.outside()];
     let elsewhere = service("web", WEB, PORT)
         .on_node("node-b")
         .backends(addresses(&[&*one]));
     node.apply(elsewhere)?;
     node.start()?;
-    for place in places {
-        until_reported(&node, place, PORT, "web", 0)?;
+    for sandbox in sandboxes {
+        until_reported(&node, sandbox, PORT, "web", 0)?;
     }
 
     let both = addresses(&[&*one, &*two]);
@@ -75,8 +75,8 @@ fn a_health_check_port_reports_the_ready_endpoints_of_its_node_while_its_service
             .on_node(NODE_NAME)
             .backends(both.clone()),
     )?;
-    for place in places {
-        until_reported(&node, place, PORT, "web", 2)?;
+    for sandbox in sandboxes {
+        until_reported(&node, sandbox, PORT, "web", 2)?;
     }
     // Terminating endpoints may still get traffic if no other endpoint is left, but load balancers must
     // not send more.

@@ -20,8 +20,8 @@ use crate::{
 fn a_tcp_connect_to_a_cluster_ip_reaches_the_backend_and_shows_the_cluster_ip() -> Result<()> {
     let scene = DIALLED.lease()?;
 
-    scene.for_each_client(&Dialer::TCP, |place, dialer| {
-        let connect = || dialer.expect_served(place, WEB, HTTP, "backend");
+    scene.for_each_client(&Dialer::TCP, |sandbox, dialer| {
+        let connect = || dialer.expect_served(sandbox, WEB, HTTP, "backend");
         let ((), increases) =
             count_during(&scene.node, &["translated", "socket_tracked"], connect)?;
         ensure_eq("counts", increases, vec![1, 1])
@@ -33,8 +33,8 @@ fn a_tcp_connect_to_a_cluster_ip_reaches_the_backend_and_shows_the_cluster_ip() 
 fn a_tcp_socket_that_was_refused_can_connect_to_another_cluster_ip() -> Result<()> {
     let scene = DIALLED.lease()?;
 
-    scene.for_each_client(&Dialer::TCP, |place, dialer| {
-        let socket = dialer.tcp_socket(place)?;
+    scene.for_each_client(&Dialer::TCP, |sandbox, dialer| {
+        let socket = dialer.tcp_socket(sandbox)?;
         let refused = connect_within(&socket, dialer.address(EMPTY, HTTP), RESPONSE_TIMEOUT);
         ensure_eq("error", errno(refused), Errno::ECONNREFUSED)?;
 
@@ -54,8 +54,8 @@ fn a_tcp_socket_that_was_refused_can_connect_to_another_cluster_ip() -> Result<(
 fn a_connected_udp_socket_reaches_the_backend_and_shows_the_cluster_ip() -> Result<()> {
     let scene = DIALLED.lease()?;
 
-    scene.for_each_client(&Dialer::UDP, |place, dialer| {
-        let socket = dialer.udp_socket(place)?;
+    scene.for_each_client(&Dialer::UDP, |sandbox, dialer| {
+        let socket = dialer.udp_socket(sandbox)?;
         let (answers, increases) =
             count_during(&scene.node, &["translated", "translated_sticky"], || {
                 socket.connect(dialer.address(WEB, DNS))?;
@@ -83,8 +83,8 @@ fn a_udp_socket_that_connects_again_shows_the_address_that_it_dialled_last() -> 
     let scene = DIALLED.lease()?;
     let backend = Vip::of_pod(scene.backend("backend")?);
 
-    scene.for_each_client(&Dialer::UDP, |place, dialer| {
-        let socket = dialer.udp_socket(place)?;
+    scene.for_each_client(&Dialer::UDP, |sandbox, dialer| {
+        let socket = dialer.udp_socket(sandbox)?;
         let steps = [
             (WEB, DNS, "backend"),
             (OTHER, DNS, "other"),
@@ -123,9 +123,9 @@ fn a_backend_that_is_itself_a_cluster_ip_is_not_translated_a_second_time() -> Re
     let scene = DIALLED.lease()?;
     let chained = chain(&scene)?;
 
-    scene.for_each_client(&Dialer::UDP, |place, dialer| {
-        dialer.connect_udp_to(place, chained, DNS_TARGET, "other")?;
-        let socket = dialer.connect_udp_to(place, WEB, DNS, "backend")?;
+    scene.for_each_client(&Dialer::UDP, |sandbox, dialer| {
+        dialer.connect_udp_to(sandbox, chained, DNS_TARGET, "other")?;
+        let socket = dialer.connect_udp_to(sandbox, WEB, DNS, "backend")?;
         ensure_eq(
             "peer",
             socket.peer_addr()?,
@@ -142,8 +142,8 @@ fn a_connected_socket_is_not_translated_a_second_time_after_it_sent_to_another_s
     let scene = DIALLED.lease()?;
     chain(&scene)?;
 
-    scene.for_each_client(&Dialer::UDP, |place, dialer| {
-        let socket = dialer.connect_udp(place, WEB, DNS)?;
+    scene.for_each_client(&Dialer::UDP, |sandbox, dialer| {
+        let socket = dialer.connect_udp(sandbox, WEB, DNS)?;
         socket.send_to(b"who?", dialer.address(OTHER, DNS))?;
         ensure_eq("server", query(&socket)?, "backend")
     })?;

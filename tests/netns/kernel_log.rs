@@ -220,8 +220,8 @@ fn every_program_can_log_its_decisions() -> Result<()> {
 
 #[test]
 fn the_guard_logs_dropped_packets() -> Result<()> {
-    let site = TunnelTestbed::prepare(InstanceSettings::from_environment()?)?;
-    let node = site.node();
+    let testbed = TunnelTestbed::prepare(InstanceSettings::from_environment()?)?;
+    let node = testbed.node();
     configure_log(node, Some(("guard", "debug")))?;
     node.start()?;
 

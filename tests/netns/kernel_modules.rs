@@ -31,9 +31,9 @@ fn start_web_with_sctp() -> Result<Scene> {
     Ok(scene)
 }
 
-fn sctp(place: &Sandbox, to: SocketAddr) -> Result<Socket> {
+fn sctp(sandbox: &Sandbox, to: SocketAddr) -> Result<Socket> {
     let domain = Domain::for_address(to);
-    let socket = place.socket_with_protocol(domain, Type::STREAM, Transport::SCTP)?;
+    let socket = sandbox.socket_with_protocol(domain, Type::STREAM, Transport::SCTP)?;
     socket.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
     Ok(socket)
 }
@@ -62,10 +62,10 @@ fn an_sctp_connect_goes_to_the_cluster_ip_itself_and_tcp_is_served() -> Result<(
         let listener = sctp(outside, vip)?;
         listener.bind(&vip.into())?;
         listener.listen(8)?;
-        for (from, place) in scene.places() {
+        for (from, sandbox) in scene.sandboxes() {
             let what = format!("{vip} from the {from}");
             let (socket, increases) = count_during(&scene.node, &SERVICE_REASONS, || {
-                let socket = sctp(place, vip)?;
+                let socket = sctp(sandbox, vip)?;
                 connect_within(&socket, vip, RESPONSE_TIMEOUT).context(what.clone())?;
                 Ok(socket)
             })?;

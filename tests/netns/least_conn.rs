@@ -18,8 +18,8 @@ const ALGORITHM: &str = "culvert.dev/algorithm";
 const WEIGHTS: &str = "culvert.dev/weights";
 
 /// Creates a UDP socket that is connected to the Service `web`; returns it with the name of the server.
-fn connected(place: &Sandbox, dialer: Dialer) -> Result<(UdpSocket, String)> {
-    let socket = dialer.connect_udp(place, WEB, DNS)?;
+fn connected(sandbox: &Sandbox, dialer: Dialer) -> Result<(UdpSocket, String)> {
+    let socket = dialer.connect_udp(sandbox, WEB, DNS)?;
     let server = query(&socket)?;
     Ok((socket, server))
 }

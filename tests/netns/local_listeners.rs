@@ -46,25 +46,25 @@ fn until_listener(scene: &Scene, is_there: bool) -> Result<()> {
 /// backend.
 fn expect_backend(scene: &Scene) -> Result<()> {
     scene.expect_served(CACHED, "backend")?;
-    scene.for_each_client(&Dialer::UDP, |place, dialer| {
-        dialer.expect_answer(&dialer.udp_socket(place)?, CACHED, DNS, "backend")
+    scene.for_each_client(&Dialer::UDP, |sandbox, dialer| {
+        dialer.expect_answer(&dialer.udp_socket(sandbox)?, CACHED, DNS, "backend")
     })
 }
 
-/// The TCP and UDP sockets with which a test listens in a place, on one address of each family.
+/// The TCP and UDP sockets with which a test listens in a sandbox, on one address of each family.
 pub(crate) struct TestListeners {
     tcp: [TcpListener; 2],
     udp: [UdpSocket; 2],
 }
 
 impl TestListeners {
-    pub(crate) fn at(place: &Sandbox, ips: [IpAddr; 2], [http, dns]: [u16; 2]) -> Result<Self> {
+    pub(crate) fn at(sandbox: &Sandbox, ips: [IpAddr; 2], [http, dns]: [u16; 2]) -> Result<Self> {
         let tcp = ips.map(|ip| {
-            let listener = place.listen((ip, http))?;
+            let listener = sandbox.listen((ip, http))?;
             SockRef::from(&listener).set_read_timeout(Some(RESPONSE_TIMEOUT))?;
             io::Result::Ok(listener)
         });
-        let udp = ips.map(|ip| place.udp((ip, dns)));
+        let udp = ips.map(|ip| sandbox.udp((ip, dns)));
         let ([tcp4, tcp6], [udp4, udp6]) = (tcp, udp);
         Ok(Self {
             tcp: [tcp4?, tcp6?],
@@ -102,17 +102,17 @@ impl NodeLocalCache {
     /// Dials the Service from the host and the client pod, over TCP and UDP; expects all connections and
     /// datagrams to arrive at these listeners.
     fn expect_all_traffic(&self, scene: &Scene) -> Result<()> {
-        scene.for_each_client(&Dialer::TCP, |place, dialer| {
-            self.expect_connection(place, dialer)
+        scene.for_each_client(&Dialer::TCP, |sandbox, dialer| {
+            self.expect_connection(sandbox, dialer)
         })?;
-        scene.for_each_client(&Dialer::UDP, |place, dialer| {
-            self.expect_datagram(place, dialer)
+        scene.for_each_client(&Dialer::UDP, |sandbox, dialer| {
+            self.expect_datagram(sandbox, dialer)
         })
     }
 
     /// Connects to the Service; expects the connection to arrive at these listeners.
-    fn expect_connection(&self, place: &Sandbox, dialer: Dialer) -> Result<()> {
-        let stream = dialer.connect(place, CACHED, HTTP)?;
+    fn expect_connection(&self, sandbox: &Sandbox, dialer: Dialer) -> Result<()> {
+        let stream = dialer.connect(sandbox, CACHED, HTTP)?;
         ensure_eq(
             "peer",
             stream.peer_addr()?,
@@ -125,8 +125,8 @@ impl NodeLocalCache {
     }
 
     /// Sends a datagram to the Service; expects it to arrive at these listeners, and their answer to return.
-    fn expect_datagram(&self, place: &Sandbox, dialer: Dialer) -> Result<()> {
-        let socket = dialer.udp_socket(place)?;
+    fn expect_datagram(&self, sandbox: &Sandbox, dialer: Dialer) -> Result<()> {
+        let socket = dialer.udp_socket(sandbox)?;
         socket.send_to(b"who?", dialer.address(CACHED, DNS))?;
         let udp = self.0.udp(dialer);
         let (_, from) = udp.recv_from(&mut [0; 16]).context("receive")?;

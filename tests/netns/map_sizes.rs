@@ -203,9 +203,9 @@ fn steering_maps_have_room_only_if_steering_is_enabled() -> Result<()> {
         [1, 1],
     )?;
 
-    let site = TunnelTestbed::prepare(settings)?;
-    site.node().start()?;
-    let room = steering_entries(site.node())?;
+    let testbed = TunnelTestbed::prepare(settings)?;
+    testbed.node().start()?;
+    let room = steering_entries(testbed.node())?;
     ensure_eq(
         "steering entries with steering",
         room,

@@ -40,18 +40,18 @@ fn program(scene: &Scene, policy: &str) -> Result<Arc<Pod>> {
 }
 
 /// Asserts that the backend sees these client addresses, for each address of the Service, protocol and
-/// family that the place dials.
-fn expect_client_address(backend: &Pod, place: &Sandbox, client: [IpAddr; 2]) -> Result<()> {
+/// family that the sandbox dials.
+fn expect_client_address(backend: &Pod, sandbox: &Sandbox, client: [IpAddr; 2]) -> Result<()> {
     let ips = [backend.v4(), backend.v6()];
     let listening = TestListeners::at(backend, ips, [HTTP_TARGET, DNS_TARGET])?;
     for (what, vip, [http, dns]) in ADDRESSES {
         for (dialer, client) in [Dialer::V4, Dialer::V6].into_iter().zip(client) {
             let check = || {
-                let own = place.connect(dialer.address(vip, http))?.local_addr()?;
+                let own = sandbox.connect(dialer.address(vip, http))?.local_addr()?;
                 let seen = listening.accept(dialer)?;
                 ensure_eq("TCP", (own, seen.ip()), (seen, client))?;
                 dialer
-                    .udp_socket(place)?
+                    .udp_socket(sandbox)?
                     .send_to(b"who am I?", dialer.address(vip, dns))?;
                 let (_, seen) = listening.udp(dialer).recv_from(&mut [0; 16])?;
                 ensure_eq("UDP", seen.ip(), client)
@@ -67,12 +67,12 @@ fn a_backend_sees_clients_by_their_own_addresses_at_every_address_of_the_service
     let scene = SCENE.lease()?;
     for policy in ["Cluster", "Local"] {
         let backend = program(&scene, policy)?;
-        for (who, place, own) in [
+        for (who, sandbox, own) in [
             ("a pod", &**scene.client, Vip::of_pod(&scene.client)),
             ("the host", scene.node.host(), HOST),
             ("the backend itself", &**backend, Vip::of_pod(&backend)),
         ] {
-            let seen = expect_client_address(&backend, place, own.ips());
+            let seen = expect_client_address(&backend, sandbox, own.ips());
             seen.with_context(|| format!("{who}, policy {policy}"))?;
         }
         scene.restore()?;

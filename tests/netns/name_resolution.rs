@@ -69,9 +69,9 @@ fn answer(question: &[u8], is_tcp: bool) -> Option<Vec<u8>> {
 }
 
 impl NameServer {
-    fn new(place: &Sandbox) -> Result<Self> {
-        let udp = place.udp("127.0.0.1:53")?;
-        let tcp = place.listen("127.0.0.1:53")?;
+    fn new(sandbox: &Sandbox) -> Result<Self> {
+        let udp = sandbox.udp("127.0.0.1:53")?;
+        let tcp = sandbox.listen("127.0.0.1:53")?;
         udp.set_nonblocking(true)?;
         tcp.set_nonblocking(true)?;
         Ok(Self { udp, tcp })
@@ -120,9 +120,9 @@ fn copy_program(root: &Path) -> Result<()> {
     let listing = String::from_utf8_lossy(&listing.stdout).into_owned();
     let words = listing.split_whitespace();
     for library in words.filter(|word| word.starts_with('/') && !word.ends_with(':')) {
-        let place = root.join(library.trim_start_matches('/'));
-        fs::create_dir_all(place.parent().context("no folder")?)?;
-        fs::copy(library, place)?;
+        let sandbox = root.join(library.trim_start_matches('/'));
+        fs::create_dir_all(sandbox.parent().context("no folder")?)?;
+        fs::copy(library, sandbox)?;
     }
     Ok(())
 }

@@ -81,8 +81,8 @@ pub(crate) fn open_connections(node: &Node, name: &str) -> Result<BTreeMap<Socke
 
 /// Creates a UDP socket and sends to `web` on it; returns the socket and the name of the server that
 /// answered.
-fn query_web(place: &Sandbox, dialer: Dialer, is_connected: bool) -> Result<(UdpSocket, String)> {
-    let socket = dialer.udp_socket(place)?;
+fn query_web(sandbox: &Sandbox, dialer: Dialer, is_connected: bool) -> Result<(UdpSocket, String)> {
+    let socket = dialer.udp_socket(sandbox)?;
     let name = if is_connected {
         socket.connect(dialer.address(WEB, DNS))?;
         query(&socket)?
@@ -98,9 +98,9 @@ fn a_socket_counts_at_its_backend_from_the_connect_or_first_datagram_to_the_clos
     const EACH: u64 = 12;
     let scene = SCENE.lease()?;
 
-    scene.for_each_client(&Dialer::UDP, |place, dialer| {
+    scene.for_each_client(&Dialer::UDP, |sandbox, dialer| {
         for is_connected in [true, false] {
-            let asked = (0..EACH).map(|_| query_web(place, dialer, is_connected));
+            let asked = (0..EACH).map(|_| query_web(sandbox, dialer, is_connected));
             let asked = asked.collect::<Result<Vec<_>>>()?;
             let mut expected = BTreeMap::new();
             for (_, name) in &asked {
@@ -116,8 +116,8 @@ fn a_socket_counts_at_its_backend_from_the_connect_or_first_datagram_to_the_clos
         }
         Ok(())
     })?;
-    scene.for_each_client(&Dialer::TCP, |place, dialer| {
-        let connect = |_| dialer.connect(place, WEB, HTTP);
+    scene.for_each_client(&Dialer::TCP, |sandbox, dialer| {
+        let connect = |_| dialer.connect(sandbox, WEB, HTTP);
         let mut held = (0..EACH).map(connect).collect::<Result<Vec<_>, _>>()?;
         until_counts(&scene, EACH, 0)?;
         http_server_name(held.pop().context("no stream is open")?)?;
@@ -250,8 +250,8 @@ fn a_socket_without_memory_for_its_storage_is_not_counted() -> Result<()> {
 
 /// Starts a process that opens and closes `before` sockets, then opens `each` sockets of every kind to
 /// `web` and keeps them open.
-fn hold_open(place: &Sandbox, each: u32, before: u32, log: Option<File>) -> Result<Process> {
-    let mut command = place.lab_command(&["load", "hold"])?;
+fn hold_open(sandbox: &Sandbox, each: u32, before: u32, log: Option<File>) -> Result<Process> {
+    let mut command = sandbox.lab_command(&["load", "hold"])?;
     command = command.option("--each", each).option("--before", before);
     for dialer in [Dialer::V4, Dialer::V6, Dialer::Mapped] {
         command = command.option("--tcp", dialer.address(WEB, HTTP));
@@ -298,12 +298,12 @@ fn sockets_of_killed_processes_are_no_longer_counted_even_without_a_daemon() -> 
     scene.give_back()
 }
 
-/// Counts the sockets in a place's `/proc/net` tables by peer. The peer of an unconnected socket is the
+/// Counts the sockets in a sandbox's `/proc/net` tables by peer. The peer of an unconnected socket is the
 /// unspecified address with port 0.
-fn sockets_by_peer(place: &Sandbox) -> Result<BTreeMap<SocketAddr, u64>> {
+fn sockets_by_peer(sandbox: &Sandbox) -> Result<BTreeMap<SocketAddr, u64>> {
     let mut listed = BTreeMap::new();
     for table in ["tcp", "tcp6", "udp", "udp6"] {
-        let text = place.run(&["cat", &format!("/proc/net/{table}")])?;
+        let text = sandbox.run(&["cat", &format!("/proc/net/{table}")])?;
         for line in text.lines().skip(1) {
             let mut words = line.split_whitespace().skip(2);
             let (peer, state) = words
@@ -341,13 +341,13 @@ fn after_a_hundred_thousand_sockets_the_counts_equal_those_of_the_sockets_that_t
     const SOCKETS: u32 = 100_000;
     let scene = SCENE.lease()?;
     let before = LoadScale::from_environment().count(SOCKETS / 2);
-    let places = [&**scene.client, scene.node.host()];
+    let sandboxes = [&**scene.client, scene.node.host()];
 
     let folder = scene.node.network().lab().folder();
     let logs = ["pod.log", "host.log"].map(|name| folder.join(name));
     let mut holders = Vec::new();
-    for (place, log) in places.into_iter().zip(&logs) {
-        holders.push(hold_open(place, 20, before, Some(File::create(log)?))?);
+    for (sandbox, log) in sandboxes.into_iter().zip(&logs) {
+        holders.push(hold_open(sandbox, 20, before, Some(File::create(log)?))?);
     }
     // The process logs a line once it has opened all sockets that stay open.
     let is_done = |log| fs::read_to_string(log).is_ok_and(|text| text.contains("sockets"));
@@ -355,8 +355,8 @@ fn after_a_hundred_thousand_sockets_the_counts_equal_those_of_the_sockets_that_t
         .context("the processes are still opening sockets")?;
 
     let mut all = BTreeMap::new();
-    for place in places {
-        for (peer, count) in sockets_by_peer(place)? {
+    for sandbox in sandboxes {
+        for (peer, count) in sockets_by_peer(sandbox)? {
             *all.entry(peer).or_default() += count;
         }
     }
@@ -388,9 +388,9 @@ fn multipath_tcp_is_translated_and_its_inner_sockets_are_not_counted() -> Result
     let scene = SCENE.lease()?;
     let reasons = ["translated_kernel", "translated", "socket_tracked"];
 
-    for (from, place) in scene.places() {
+    for (from, sandbox) in scene.sandboxes() {
         for (domain, dialer) in [(Domain::IPV4, Dialer::V4), (Domain::IPV6, Dialer::V6)] {
-            let socket = place.socket_with_protocol(domain, Type::STREAM, Transport::MPTCP)?;
+            let socket = sandbox.socket_with_protocol(domain, Type::STREAM, Transport::MPTCP)?;
             socket.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
             let connect = || {
                 Ok(connect_within(

@@ -48,14 +48,14 @@ fn a_tcp_connect_is_refused_at_once() -> Result<()> {
     }
     let scene = take_scene()?;
 
-    for (device, place) in scene.devices() {
+    for (device, sandbox) in scene.devices() {
         for dialer in Dialer::TCP {
             for (kind, bound, blocks) in [
                 ("plain", None, true),
                 ("bound", Some(device.as_bytes()), true),
                 ("without blocking", None, false),
             ] {
-                let socket = dialer.tcp_socket(place)?;
+                let socket = dialer.tcp_socket(sandbox)?;
                 socket.bind_device(bound)?;
                 socket.set_nonblocking(!blocks)?;
                 let connect =
@@ -75,12 +75,12 @@ fn a_udp_connect_and_a_datagram_are_refused_at_once() -> Result<()> {
     }
     let scene = take_scene()?;
 
-    for (device, place) in scene.devices() {
+    for (device, sandbox) in scene.devices() {
         for dialer in Dialer::UDP {
             let to = dialer.address(EMPTY, DNS);
             for (kind, bound) in [("plain", None), ("bound", Some(device.as_bytes()))] {
                 let what = || format!("{dialer:?}, {kind}, by {device}");
-                let socket = Socket::from(dialer.udp_socket(place)?);
+                let socket = Socket::from(dialer.udp_socket(sandbox)?);
                 socket.bind_device(bound)?;
                 let socket = UdpSocket::from(socket);
                 expect_refused_at_once(&scene.node, || socket.connect(to)).with_context(what)?;

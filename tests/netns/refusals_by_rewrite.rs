@@ -68,8 +68,8 @@ static REWRITING: SharedFixture<Loaded> = SharedFixture::new(Loaded::new);
 fn programs_that_refuse_by_a_rewrite_translate() -> Result<()> {
     let scene = REWRITING.lease()?;
     scene.expect_served(WEB, "backend")?;
-    scene.for_each_client(&Dialer::UDP, |place, dialer| {
-        let socket = dialer.udp_socket(place)?;
+    scene.for_each_client(&Dialer::UDP, |sandbox, dialer| {
+        let socket = dialer.udp_socket(sandbox)?;
         dialer.expect_answer(&socket, WEB, DNS, "backend")?;
         socket.connect(dialer.address(WEB, DNS))?;
         ensure_eq("server", query(&socket)?, "backend")
@@ -81,11 +81,11 @@ fn programs_that_refuse_by_a_rewrite_translate() -> Result<()> {
 fn without_set_retval_a_tcp_connect_is_refused_by_loopback() -> Result<()> {
     let scene = REWRITING.lease()?;
 
-    scene.for_each_client(&Dialer::TCP, |place, dialer| {
-        let refused = dialer.connect(place, EMPTY, HTTP);
+    scene.for_each_client(&Dialer::TCP, |sandbox, dialer| {
+        let refused = dialer.connect(sandbox, EMPTY, HTTP);
         ensure_eq("error", errno(refused), Errno::ECONNREFUSED)?;
 
-        let socket = dialer.tcp_socket(place)?;
+        let socket = dialer.tcp_socket(sandbox)?;
         socket.set_nonblocking(true)?;
         let begun = socket.connect(&dialer.address(EMPTY, HTTP).into());
         ensure_eq("error", errno(begun), Errno::EINPROGRESS)?;
@@ -100,8 +100,8 @@ fn without_set_retval_a_connected_udp_socket_gets_the_refusal_and_a_datagram_is_
 -> Result<()> {
     let scene = REWRITING.lease()?;
 
-    scene.for_each_client(&Dialer::UDP, |place, dialer| {
-        let socket = dialer.connect_udp(place, EMPTY, DNS)?;
+    scene.for_each_client(&Dialer::UDP, |sandbox, dialer| {
+        let socket = dialer.connect_udp(sandbox, EMPTY, DNS)?;
         socket.send(b"who?")?;
         let heard = errno(socket.recv(&mut [0; 16]));
         ensure_eq("heard", heard, Errno::ECONNREFUSED)?;
@@ -111,7 +111,7 @@ fn without_set_retval_a_connected_udp_socket_gets_the_refusal_and_a_datagram_is_
             dialer.reported_address(EMPTY, DNS),
         )?;
         let sent = dialer
-            .udp_socket(place)?
+            .udp_socket(sandbox)?
             .send_to(b"who?", dialer.address(EMPTY, DNS));
         ensure_eq("sent", errno(sent), Errno::EPERM)
     })?;
@@ -122,9 +122,9 @@ fn without_set_retval_a_connected_udp_socket_gets_the_refusal_and_a_datagram_is_
 fn without_set_retval_a_socket_bound_to_a_device_is_refused_too() -> Result<()> {
     let scene = REWRITING.lease()?;
 
-    for (device, place) in scene.devices() {
+    for (device, sandbox) in scene.devices() {
         for dialer in Dialer::TCP {
-            let socket = dialer.tcp_socket(place)?;
+            let socket = dialer.tcp_socket(sandbox)?;
             socket.bind_device(Some(device.as_bytes()))?;
             let refused = errno(connect_within(
                 &socket,
@@ -138,7 +138,7 @@ fn without_set_retval_a_socket_bound_to_a_device_is_refused_too() -> Result<()> 
             )?;
         }
         for dialer in Dialer::UDP {
-            let socket = Socket::from(dialer.udp_socket(place)?);
+            let socket = Socket::from(dialer.udp_socket(sandbox)?);
             socket.bind_device(Some(device.as_bytes()))?;
             let (socket, to) = (UdpSocket::from(socket), dialer.address(EMPTY, DNS));
             let refused = [socket.connect(to), socket.send_to(b"who?", to).map(drop)];

@@ -189,7 +189,7 @@ impl Scene {
     }
 
     /// Returns the host and the client pod, with names for error messages.
-    pub(crate) fn places(&self) -> [(&'static str, &Sandbox); 2] {
+    pub(crate) fn sandboxes(&self) -> [(&'static str, &Sandbox); 2] {
         clients(self.node.host(), &self.client)
     }
 
@@ -210,8 +210,8 @@ impl Scene {
     /// Connects over TCP from the host and the client pod with every dialer; expects the dialled address
     /// as peer and an answer from this server.
     pub(crate) fn expect_served(&self, vip: Vip, server: &str) -> Result<()> {
-        self.for_each_client(&Dialer::TCP, |place, dialer| {
-            dialer.expect_served(place, vip, HTTP, server)
+        self.for_each_client(&Dialer::TCP, |sandbox, dialer| {
+            dialer.expect_served(sandbox, vip, HTTP, server)
         })
     }
 
@@ -223,14 +223,14 @@ impl Scene {
         open: impl Fn(&Sandbox, Dialer) -> Result<T>,
     ) -> Result<Vec<(Client<'_>, T)>> {
         let mut all = Vec::new();
-        for (from, place) in self.places() {
+        for (from, sandbox) in self.sandboxes() {
             for dialer in dialers {
                 let client = Client {
                     from,
-                    place,
+                    sandbox,
                     dialer: *dialer,
                 };
-                let opened = open(place, *dialer).with_context(|| client.to_string())?;
+                let opened = open(sandbox, *dialer).with_context(|| client.to_string())?;
                 all.push((client, opened));
             }
         }
@@ -244,8 +244,8 @@ impl Scene {
         vip: Vip,
         server: &str,
     ) -> Result<Vec<(Client<'_>, UdpSocket)>> {
-        self.map_clients(&Dialer::UDP, |place, dialer| {
-            dialer.connect_udp_to(place, vip, DNS, server)
+        self.map_clients(&Dialer::UDP, |sandbox, dialer| {
+            dialer.connect_udp_to(sandbox, vip, DNS, server)
         })
     }
 
@@ -271,7 +271,7 @@ impl Scene {
 #[derive(Clone, Copy)]
 pub(crate) struct Client<'a> {
     from: &'static str,
-    pub(crate) place: &'a Sandbox,
+    pub(crate) sandbox: &'a Sandbox,
     pub(crate) dialer: Dialer,
 }
 

@@ -69,12 +69,12 @@ pub(crate) fn service_at_all_addresses() -> Service {
 }
 
 /// Asserts that the backend answers every TCP and UDP dialer, with the dialled address as peer or sender.
-fn expect_all_answer(place: &Sandbox, vip: Vip, [http_port, dns_port]: [u16; 2]) -> Result<()> {
+fn expect_all_answer(sandbox: &Sandbox, vip: Vip, [http_port, dns_port]: [u16; 2]) -> Result<()> {
     for dialer in Dialer::TCP {
-        dialer.expect_served(place, vip, http_port, "backend")?;
+        dialer.expect_served(sandbox, vip, http_port, "backend")?;
     }
     for dialer in Dialer::UDP {
-        dialer.expect_answer(&dialer.udp_socket(place)?, vip, dns_port, "backend")?;
+        dialer.expect_answer(&dialer.udp_socket(sandbox)?, vip, dns_port, "backend")?;
     }
     Ok(())
 }
@@ -150,9 +150,9 @@ fn node_ports_follow_the_addresses_of_the_node() -> Result<()> {
     host.ip("route add unreachable 198.51.100.0/24\nroute add unreachable 2001:db8:51::/64\n")?;
     NEW.add_to(host, "uplink")?;
 
-    for (name, place) in scene.places() {
+    for (name, sandbox) in scene.sandboxes() {
         wait::until(CHANGE_TIMEOUT, || {
-            expect_all_answer(place, NEW, [NODE_HTTP, NODE_DNS]).is_ok()
+            expect_all_answer(sandbox, NEW, [NODE_HTTP, NODE_DNS]).is_ok()
         })
         .with_context(|| format!("from {name}"))?;
     }
@@ -170,8 +170,8 @@ fn node_ports_belong_to_their_service_despite_listeners_on_the_host() -> Result<
     let _udp = host.udp(("::", NODE_DNS))?;
     scene.program(service().backends(scene.all_addresses()))?;
 
-    for (name, place) in scene.places() {
-        expect_all_answer(place, HOST, [NODE_HTTP, NODE_DNS]).with_context(|| name.to_owned())?;
+    for (name, sandbox) in scene.sandboxes() {
+        expect_all_answer(sandbox, HOST, [NODE_HTTP, NODE_DNS]).with_context(|| name.to_owned())?;
     }
     scene.give_back()
 }
@@ -189,9 +189,9 @@ fn external_and_load_balancer_ips_belong_to_their_service_despite_listeners_on_t
     }
     scene.start([service_at_all_addresses().backends(scene.all_addresses())])?;
 
-    for (name, place) in scene.places() {
+    for (name, sandbox) in scene.sandboxes() {
         for vip in [BALANCER, EXTERNAL] {
-            expect_all_answer(place, vip, [HTTP, DNS])
+            expect_all_answer(sandbox, vip, [HTTP, DNS])
                 .with_context(|| format!("{vip:?} from {name}"))?;
         }
     }
@@ -208,9 +208,9 @@ fn policy_local_without_an_endpoint_of_this_node_is_unreachable() -> Result<()> 
         .backends(OUTSIDE.ips());
     scene.program(away)?;
 
-    scene.for_each_client(&Dialer::TCP, |place, dialer| {
+    scene.for_each_client(&Dialer::TCP, |sandbox, dialer| {
         expect_refusal(&scene.node, "no_local_backend", error, || {
-            dialer.connect(place, WEB, HTTP)
+            dialer.connect(sandbox, WEB, HTTP)
         })
     })?;
     // Without any endpoint, the connect is refused like that to any other Service.
@@ -237,15 +237,15 @@ fn a_service_restricted_to_its_node_leads_to_endpoints_of_this_node_or_refuses()
     };
     scene.start([web("other")])?;
 
-    scene.for_each_client(&[Dialer::V4, Dialer::V6], |place, dialer| {
-        let refused = errno(dialer.connect(place, WEB, HTTP));
+    scene.for_each_client(&[Dialer::V4, Dialer::V6], |sandbox, dialer| {
+        let refused = errno(dialer.connect(sandbox, WEB, HTTP));
         ensure_eq("error", refused, Errno::ECONNREFUSED)
     })?;
 
     scene.node.apply(web(instance::NODE_NAME))?;
     until_backends(&scene.node, "web", 1)?;
-    for (name, place) in scene.places() {
-        expect_all_answer(place, WEB, [HTTP, DNS]).with_context(|| format!("from {name}"))?;
+    for (name, sandbox) in scene.sandboxes() {
+        expect_all_answer(sandbox, WEB, [HTTP, DNS]).with_context(|| format!("from {name}"))?;
     }
     Ok(())
 }

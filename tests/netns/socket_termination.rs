@@ -113,8 +113,8 @@ fn no_datagram_reaches_the_removed_last_backend_by_other_addresses_of_the_servic
     ];
     let mut sockets = Vec::new();
     for (vip, port) in destinations {
-        sockets.extend(scene.map_clients(&Dialer::UDP, |place, dialer| {
-            dialer.connect_udp_to(place, vip, port, "one")
+        sockets.extend(scene.map_clients(&Dialer::UDP, |sandbox, dialer| {
+            dialer.connect_udp_to(sandbox, vip, port, "one")
         })?);
     }
     let answers = scene.answers_of_one()?;
@@ -133,8 +133,8 @@ fn an_unconnected_socket_changes_its_backend_and_still_receives_from_the_removed
     let scene = ending("[udp]")?;
     let late = scene.node.pod("late")?;
     let listener = late.udp(("::", DNS_TARGET))?;
-    let sockets = scene.map_clients(&Dialer::UDP, |place, dialer| {
-        let socket = dialer.udp_socket(place)?;
+    let sockets = scene.map_clients(&Dialer::UDP, |sandbox, dialer| {
+        let socket = dialer.udp_socket(sandbox)?;
         dialer.expect_answer(&socket, WEB, DNS, "one")?;
         Ok(socket)
     })?;
@@ -150,8 +150,8 @@ fn an_unconnected_socket_changes_its_backend_and_still_receives_from_the_removed
         let (_, from) = listener.recv_from(&mut [0; 64])?;
         waiting.push((client, socket, from));
     }
-    let more = scene.map_clients(&Dialer::UDP, |place, dialer| {
-        Ok(dialer.connect_udp(place, WEB, DNS)?)
+    let more = scene.map_clients(&Dialer::UDP, |sandbox, dialer| {
+        Ok(dialer.connect_udp(sandbox, WEB, DNS)?)
     })?;
 
     scene.apply_web(&["two"])?;
@@ -173,8 +173,8 @@ fn an_unconnected_socket_changes_its_backend_and_still_receives_from_the_removed
 #[test]
 fn a_tcp_connection_continues_with_a_removed_backend() -> Result<()> {
     let scene = ending("[udp]")?;
-    let streams = scene.map_clients(&Dialer::TCP, |place, dialer| {
-        Ok(dialer.connect(place, WEB, HTTP)?)
+    let streams = scene.map_clients(&Dialer::TCP, |sandbox, dialer| {
+        Ok(dialer.connect(sandbox, WEB, HTTP)?)
     })?;
     let witnesses = scene.connect_udp_clients(WEB, "one")?;
 
@@ -196,8 +196,8 @@ fn a_tcp_connection_continues_with_a_removed_backend() -> Result<()> {
 #[test]
 fn a_tcp_connection_is_ended_if_the_config_says_so() -> Result<()> {
     let scene = ending("[tcp]")?;
-    let streams = scene.map_clients(&Dialer::TCP, |place, dialer| {
-        Ok(dialer.connect(place, WEB, HTTP)?)
+    let streams = scene.map_clients(&Dialer::TCP, |sandbox, dialer| {
+        Ok(dialer.connect(sandbox, WEB, HTTP)?)
     })?;
     let direct = scene
         .client
@@ -224,14 +224,14 @@ fn a_socket_that_was_not_translated_to_the_backend_is_not_ended() -> Result<()> 
     for (client, ()) in scene.map_clients(&Dialer::UDP, |_, _| Ok(()))? {
         let dialer = client.dialer;
         // A socket that never used the Service.
-        let plain = dialer.connect_udp(client.place, one, DNS_TARGET)?;
+        let plain = dialer.connect_udp(client.sandbox, one, DNS_TARGET)?;
         direct.push((client, plain, "one"));
         // A socket that used the Service, then connected to the backend directly.
-        let former = dialer.connect_udp(client.place, WEB, DNS)?;
+        let former = dialer.connect_udp(client.sandbox, WEB, DNS)?;
         former.connect(dialer.address(one, DNS_TARGET))?;
         direct.push((client, former, "one"));
         // A socket that sends to the Service, but has another address as peer.
-        let besides = dialer.connect_udp(client.place, two, DNS_TARGET)?;
+        let besides = dialer.connect_udp(client.sandbox, two, DNS_TARGET)?;
         besides.send_to(b"who?", dialer.address(WEB, DNS))?;
         direct.push((client, besides, "two"));
     }
@@ -269,8 +269,8 @@ fn sockets_that_a_killed_daemon_did_not_end_are_ended_by_the_next_one() -> Resul
     let lost = scene.connect_udp_clients(WEB, "one")?;
     scene.apply_web(&["two"])?;
     until_backends(&scene.node, "web", 1)?;
-    let serving = scene.map_clients(&Dialer::UDP, |place, dialer| {
-        let socket = dialer.udp_socket(place)?;
+    let serving = scene.map_clients(&Dialer::UDP, |sandbox, dialer| {
+        let socket = dialer.udp_socket(sandbox)?;
         wait::until(CHANGE_TIMEOUT, || {
             let again = socket.connect(dialer.address(WEB, DNS)).is_ok();
             again && query(&socket).is_ok_and(|name| name == "two")

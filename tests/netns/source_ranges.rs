@@ -45,33 +45,33 @@ fn open_to(scene: &Scene, addresses: &[IpAddr]) -> Service {
         .backends(scene.all_addresses())
 }
 
-/// Asserts that TCP and UDP sockets of a place get answers from this VIP, with every dialer.
-fn expect_admitted(place: &Sandbox, vip: Vip) -> Result<()> {
+/// Asserts that TCP and UDP sockets of a sandbox get answers from this VIP, with every dialer.
+fn expect_admitted(sandbox: &Sandbox, vip: Vip) -> Result<()> {
     for dialer in Dialer::TCP {
         dialer
-            .dial(place, vip, HTTP)
+            .dial(sandbox, vip, HTTP)
             .with_context(|| format!("TCP, {dialer:?}"))?;
     }
     for dialer in Dialer::UDP {
-        let socket = dialer.udp_socket(place)?;
+        let socket = dialer.udp_socket(sandbox)?;
         let (_, from) = query_to(&socket, dialer.address(vip, DNS))
             .with_context(|| format!("UDP, {dialer:?}"))?;
         ensure_eq("sender", from, dialer.reported_address(vip, DNS))?;
-        let socket = dialer.connect_udp(place, vip, DNS)?;
+        let socket = dialer.connect_udp(sandbox, vip, DNS)?;
         query(&socket).with_context(|| format!("connected UDP, {dialer:?}"))?;
     }
     Ok(())
 }
 
 /// Asserts that each connect and datagram to this VIP is refused as unreachable, and counted.
-fn expect_denied(node: &Node, place: &Sandbox, vip: Vip) -> Result<()> {
+fn expect_denied(node: &Node, sandbox: &Sandbox, vip: Vip) -> Result<()> {
     let (tcp, udp) = unreachable_errors()?;
     for dialer in Dialer::TCP {
-        expect_refusal(node, REFUSED, tcp, || dialer.connect(place, vip, HTTP))
+        expect_refusal(node, REFUSED, tcp, || dialer.connect(sandbox, vip, HTTP))
             .with_context(|| format!("TCP, {dialer:?}"))?;
     }
     for dialer in Dialer::UDP {
-        let (socket, to) = (dialer.udp_socket(place)?, dialer.address(vip, DNS));
+        let (socket, to) = (dialer.udp_socket(sandbox)?, dialer.address(vip, DNS));
         expect_refusal(node, REFUSED, udp, || socket.connect(to))
             .and_then(|()| expect_refusal(node, REFUSED, udp, || socket.send_to(b"who?", to)))
             .with_context(|| format!("UDP, {dialer:?}"))?;
@@ -91,9 +91,9 @@ fn only_pods_in_the_ranges_reach_the_address_of_a_load_balancer() -> Result<()> 
     expect_admitted(inside, BALANCER)?;
     expect_denied(node, node.host(), BALANCER).context("from the host")?;
     // The other addresses are open to all clients.
-    for place in [&***inside, &***outside, node.host()] {
-        expect_admitted(place, WEB)?;
-        expect_admitted(place, EXTERNAL)?;
+    for sandbox in [&***inside, &***outside, node.host()] {
+        expect_admitted(sandbox, WEB)?;
+        expect_admitted(sandbox, EXTERNAL)?;
     }
     Ok(())
 }
@@ -150,8 +150,8 @@ fn source_ranges_are_added_changed_and_removed_while_the_daemon_runs() -> Result
     scene.program(open_to(&scene, &[]))?;
     expect_admitted(inside, BALANCER)?;
 
-    let is = |place: &Sandbox, admitted: bool| {
-        let connect = |dialer: Dialer| dialer.connect(place, BALANCER, HTTP);
+    let is = |sandbox: &Sandbox, admitted: bool| {
+        let connect = |dialer: Dialer| dialer.connect(sandbox, BALANCER, HTTP);
         [Dialer::V4, Dialer::V6]
             .into_iter()
             .all(|dialer| connect(dialer).is_ok() == admitted)
@@ -185,16 +185,16 @@ fn a_client_is_identified_by_its_address() -> Result<()> {
     let hashed = open_to(&scene, &[]).annotated("culvert.dev/algorithm", "source-hash");
     scene.program(hashed)?;
     // Adding an address does not change the address that identifies a client.
-    for (place, device, v4, v6) in [
+    for (sandbox, device, v4, v6) in [
         (node.host(), "uplink", "192.0.2.77", "2001:db8:77::77"),
         (&**scene.client, "eth0", "10.1.77.77", "fd00:10:1:77::77"),
     ] {
-        place.ip(&format!(
+        sandbox.ip(&format!(
             "addr add {v4}/32 dev {device}\naddr add {v6}/128 dev {device} nodad\n"
         ))?;
     }
 
-    for (who, place) in scene.places() {
+    for (who, sandbox) in scene.sandboxes() {
         for dialer in Dialer::TCP {
             let own = match (who, dialer) {
                 ("host", Dialer::V6) => HOST.v6.into(),
@@ -209,7 +209,7 @@ fn a_client_is_identified_by_its_address() -> Result<()> {
             targets.retain(|ip| ip.is_ipv4() == own.is_ipv4());
             targets.sort_unstable();
             let expected = place_in_set.and_then(|at| targets.get(usize::try_from(at).ok()?));
-            let name = dialer.dial(place, BALANCER, HTTP)?;
+            let name = dialer.dial(sandbox, BALANCER, HTTP)?;
             let pod = scene.backend(&name)?;
             let seen = pod.address(dialer.family());
             ensure_eq("backend", Some(&seen), expected)

@@ -74,18 +74,18 @@ impl Vip {
         format!("{{ip: \"{}\"}}, {{ip: \"{}\"}}", self.v4, self.v6)
     }
 
-    /// Adds both addresses to a network interface of a place.
-    pub(crate) fn add_to(self, place: &Sandbox, link: &str) -> Result<()> {
+    /// Adds both addresses to a network interface of a sandbox.
+    pub(crate) fn add_to(self, sandbox: &Sandbox, link: &str) -> Result<()> {
         let Self { v4, v6 } = self;
-        place.ip(&format!(
+        sandbox.ip(&format!(
             "addr add {v4}/32 dev {link}\naddr add {v6}/128 dev {link} nodad\n"
         ))
     }
 
-    /// Deletes both addresses from a network interface of a place.
-    pub(crate) fn delete_from(self, place: &Sandbox, link: &str) -> Result<()> {
+    /// Deletes both addresses from a network interface of a sandbox.
+    pub(crate) fn delete_from(self, sandbox: &Sandbox, link: &str) -> Result<()> {
         let Self { v4, v6 } = self;
-        place.ip(&format!(
+        sandbox.ip(&format!(
             "addr del {v4}/32 dev {link}\naddr del {v6}/128 dev {link}\n"
         ))
     }
@@ -174,34 +174,34 @@ impl Dialer {
         }
     }
 
-    pub(crate) fn tcp_socket(self, place: &Sandbox) -> io::Result<Socket> {
-        let socket = place.socket(self.domain(), Type::STREAM)?;
+    pub(crate) fn tcp_socket(self, sandbox: &Sandbox) -> io::Result<Socket> {
+        let socket = sandbox.socket(self.domain(), Type::STREAM)?;
         socket.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
         Ok(socket)
     }
 
     /// Connects over TCP.
-    pub(crate) fn connect(self, place: &Sandbox, vip: Vip, port: u16) -> io::Result<TcpStream> {
-        let socket = self.tcp_socket(place)?;
+    pub(crate) fn connect(self, sandbox: &Sandbox, vip: Vip, port: u16) -> io::Result<TcpStream> {
+        let socket = self.tcp_socket(sandbox)?;
         connect_within(&socket, self.address(vip, port), RESPONSE_TIMEOUT)?;
         Ok(socket.into())
     }
 
     /// Connects over TCP; returns the name of the server that answers.
-    pub(crate) fn dial(self, place: &Sandbox, vip: Vip, port: u16) -> Result<String> {
-        http_server_name(self.connect(place, vip, port)?)
+    pub(crate) fn dial(self, sandbox: &Sandbox, vip: Vip, port: u16) -> Result<String> {
+        http_server_name(self.connect(sandbox, vip, port)?)
     }
 
     /// Connects over TCP; expects the dialled address as peer and an answer from this server.
     pub(crate) fn expect_served(
         self,
-        place: &Sandbox,
+        sandbox: &Sandbox,
         vip: Vip,
         port: u16,
         server: &str,
     ) -> Result<()> {
         let check = || {
-            let stream = self.connect(place, vip, port)?;
+            let stream = self.connect(sandbox, vip, port)?;
             ensure_eq(
                 "peer",
                 stream.peer_addr()?,
@@ -227,8 +227,8 @@ impl Dialer {
     }
 
     /// Creates a connected UDP socket.
-    pub(crate) fn connect_udp(self, place: &Sandbox, vip: Vip, port: u16) -> io::Result<UdpSocket> {
-        let socket = self.udp_socket(place)?;
+    pub(crate) fn connect_udp(self, sandbox: &Sandbox, vip: Vip, port: u16) -> io::Result<UdpSocket> {
+        let socket = self.udp_socket(sandbox)?;
         socket.connect(self.address(vip, port))?;
         Ok(socket)
     }
@@ -236,19 +236,19 @@ impl Dialer {
     /// Creates a connected UDP socket, and expects an answer from this server on it.
     pub(crate) fn connect_udp_to(
         self,
-        place: &Sandbox,
+        sandbox: &Sandbox,
         vip: Vip,
         port: u16,
         server: &str,
     ) -> Result<UdpSocket> {
-        let socket = self.connect_udp(place, vip, port)?;
+        let socket = self.connect_udp(sandbox, vip, port)?;
         ensure_eq("server", query(&socket)?, server)?;
         Ok(socket)
     }
 
     /// Creates a UDP socket that is neither bound nor connected.
-    pub(crate) fn udp_socket(self, place: &Sandbox) -> io::Result<UdpSocket> {
-        let socket = place.socket(self.domain(), Type::DGRAM)?;
+    pub(crate) fn udp_socket(self, sandbox: &Sandbox) -> io::Result<UdpSocket> {
+        let socket = sandbox.socket(self.domain(), Type::DGRAM)?;
         socket.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
         Ok(socket.into())
     }
@@ -260,8 +260,8 @@ pub(crate) fn http_server_name(stream: TcpStream) -> Result<String> {
 }
 
 /// Sends an HTTP request; returns the status code and the body.
-pub(crate) fn http_get(place: &Sandbox, at: SocketAddr, path: &str) -> Result<(u16, String)> {
-    request(place.connect(at)?, path)
+pub(crate) fn http_get(sandbox: &Sandbox, at: SocketAddr, path: &str) -> Result<(u16, String)> {
+    request(sandbox.connect(at)?, path)
 }
 
 fn request(mut stream: TcpStream, path: &str) -> Result<(u16, String)> {
@@ -340,15 +340,15 @@ pub(crate) fn each_family(check: impl Fn(Family) -> Result<()>) -> Result<()> {
 }
 
 /// Runs a command that must succeed. Its words are separated by spaces, without quoting.
-pub(crate) fn run(place: &Sandbox, command: &str) -> Result<String> {
-    place.run(&command.split(' ').collect::<Vec<_>>())
+pub(crate) fn run(sandbox: &Sandbox, command: &str) -> Result<String> {
+    sandbox.run(&command.split(' ').collect::<Vec<_>>())
 }
 
-/// Lists the routes of both families in the table `local` of a place that have this protocol number.
-pub(crate) fn local_routes(place: &Sandbox, protocol: u8) -> Result<String> {
+/// Lists the routes of both families in the table `local` of a sandbox that have this protocol number.
+pub(crate) fn local_routes(sandbox: &Sandbox, protocol: u8) -> Result<String> {
     let of = |family: &str| {
         let command = format!("ip {family} route show table local proto {protocol}");
-        run(place, &command)
+        run(sandbox, &command)
     };
     Ok(of("-4")? + &of("-6")?)
 }

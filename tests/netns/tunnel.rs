@@ -26,7 +26,7 @@ const AT_ONCE: Duration = Duration::from_millis(100);
 
 /// The host or a pod of the cloud node, with its addresses.
 struct ClientPlace<'a> {
-    place: &'a Sandbox,
+    sandbox: &'a Sandbox,
     own: Vip,
     is_pod: bool,
 }
@@ -63,7 +63,7 @@ impl SocketKind {
 
     fn connect(self, from: &ClientPlace<'_>, to: SocketAddr) -> io::Result<Socket> {
         let to = self.dialled(to);
-        let socket = from.place.socket(Domain::for_address(to), Type::STREAM)?;
+        let socket = from.sandbox.socket(Domain::for_address(to), Type::STREAM)?;
         match self {
             Self::Plain | Self::Mapped => {}
             Self::Bound => {
@@ -99,16 +99,16 @@ impl SocketKind {
 
 /// Runs a function for the host and for a pod.
 fn for_each_client(
-    site: &TunnelTestbed,
+    testbed: &TunnelTestbed,
     check: impl Fn(&ClientPlace<'_>) -> Result<()>,
 ) -> Result<()> {
-    let pod = site.pod()?;
-    let host = site.node().host();
-    for (name, place, own, is_pod) in [
+    let pod = testbed.pod()?;
+    let host = testbed.node().host();
+    for (name, sandbox, own, is_pod) in [
         ("host", host, HOST, false),
         ("pod", &**pod, Vip::of_pod(&pod), true),
     ] {
-        check(&ClientPlace { place, own, is_pod }).context(name)?;
+        check(&ClientPlace { sandbox, own, is_pod }).context(name)?;
     }
     Ok(())
 }
@@ -119,33 +119,33 @@ const fn edge_addresses(port: u16) -> [SocketAddr; 2] {
 }
 
 /// Connects a plain socket, and creates a client of the kubelet on it.
-fn client(site: &TunnelTestbed, place: &Sandbox, to: SocketAddr) -> Result<Client> {
-    site.client(place.connect(to)?, to)
+fn client(testbed: &TunnelTestbed, sandbox: &Sandbox, to: SocketAddr) -> Result<Client> {
+    testbed.client(sandbox.connect(to)?, to)
 }
 
 /// Waits until the kubelet is reachable; then makes a request from the host and from a pod, over each
 /// family.
-fn expect_served(site: &TunnelTestbed) -> Result<()> {
-    site.wait_for_kubelet()?;
-    for_each_client(site, |from| {
+fn expect_served(testbed: &TunnelTestbed) -> Result<()> {
+    testbed.wait_for_kubelet()?;
+    for_each_client(testbed, |from| {
         for to in edge_addresses(KUBELET_PORTS[0]) {
-            client(site, from.place, to)?.healthz()?;
+            client(testbed, from.sandbox, to)?.healthz()?;
         }
         Ok(())
     })
 }
 
 /// Asserts that a plain connect is not steered.
-fn expect_unsteered(place: &Sandbox, to: SocketAddr) -> Result<()> {
-    let error = errno(place.connect(to));
+fn expect_unsteered(sandbox: &Sandbox, to: SocketAddr) -> Result<()> {
+    let error = errno(sandbox.connect(to));
     ensure!(is_unreachable(error), "{to}: {error:?}");
     Ok(())
 }
 
 /// Asserts that a plain connect is refused at once.
-fn expect_refused(place: &Sandbox, to: SocketAddr) -> Result<()> {
+fn expect_refused(sandbox: &Sandbox, to: SocketAddr) -> Result<()> {
     let start = Instant::now();
-    let error = errno(place.connect(to));
+    let error = errno(sandbox.connect(to));
     ensure!(error == Errno::ECONNREFUSED, "{to}: {error:?}");
     let after = start.elapsed();
     ensure!(after < AT_ONCE, "{to}: refused after {after:?}");

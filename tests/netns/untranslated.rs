@@ -28,12 +28,12 @@ pub(crate) const SERVICE_REASONS: [&str; 10] = [
 ];
 
 /// Dials a pod by its own address with every dialer.
-fn expect_direct(place: &Sandbox, pod: Vip) -> Result<()> {
+fn expect_direct(sandbox: &Sandbox, pod: Vip) -> Result<()> {
     for dialer in Dialer::TCP {
-        dialer.expect_served(place, pod, HTTP_TARGET, "backend")?;
+        dialer.expect_served(sandbox, pod, HTTP_TARGET, "backend")?;
     }
     for dialer in Dialer::UDP {
-        let socket = dialer.udp_socket(place)?;
+        let socket = dialer.udp_socket(sandbox)?;
         dialer.expect_answer(&socket, pod, DNS_TARGET, "backend")?;
         socket.connect(dialer.address(pod, DNS_TARGET))?;
         ensure_eq(
@@ -47,9 +47,9 @@ fn expect_direct(place: &Sandbox, pod: Vip) -> Result<()> {
 }
 
 /// Asserts that connects to this TCP port and datagrams to this UDP port fail for lack of a route.
-fn expect_unreachable(place: &Sandbox, vip: Vip, [tcp, udp]: [u16; 2]) -> Result<()> {
+fn expect_unreachable(sandbox: &Sandbox, vip: Vip, [tcp, udp]: [u16; 2]) -> Result<()> {
     for dialer in Dialer::TCP {
-        let failed = errno(dialer.connect(place, vip, tcp));
+        let failed = errno(dialer.connect(sandbox, vip, tcp));
         ensure!(
             is_unreachable(failed),
             "{dialer:?} to TCP port {tcp}: {failed}"
@@ -58,7 +58,7 @@ fn expect_unreachable(place: &Sandbox, vip: Vip, [tcp, udp]: [u16; 2]) -> Result
     for dialer in Dialer::UDP {
         let failed = errno(
             dialer
-                .udp_socket(place)?
+                .udp_socket(sandbox)?
                 .send_to(b"who?", dialer.address(vip, udp)),
         );
         ensure!(
@@ -88,14 +88,14 @@ fn an_address_port_or_protocol_that_no_service_has_is_not_translated() -> Result
     let scene = DIALLED.lease()?;
 
     let ((), increases) = count_during(&scene.node, &SERVICE_REASONS, || {
-        for (from, place) in scene.places() {
+        for (from, sandbox) in scene.sandboxes() {
             // The Service has DNS only over UDP, and HTTP only over TCP.
             for (vip, ports) in [
                 (UNUSED, [HTTP, DNS]),
                 (WEB, [HTTP + 1, DNS + 1]),
                 (WEB, [DNS, HTTP]),
             ] {
-                expect_unreachable(place, vip, ports).context(from)?;
+                expect_unreachable(sandbox, vip, ports).context(from)?;
             }
         }
         Ok(())
@@ -116,11 +116,11 @@ fn a_client_outside_of_the_cgroup_is_not_translated() -> Result<()> {
     let before: Result<u64> = answered();
 
     let ((), increases) = count_during(&scene.node, &SERVICE_REASONS, || {
-        for (from, place) in [
+        for (from, sandbox) in [
             ("outside", node.outside()),
             ("outside of the cgroup", &outside_cgroup),
         ] {
-            expect_unreachable(place, WEB, [HTTP, DNS]).context(from)?;
+            expect_unreachable(sandbox, WEB, [HTTP, DNS]).context(from)?;
         }
         Ok(())
     })?;

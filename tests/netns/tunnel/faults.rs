@@ -22,38 +22,38 @@ use crate::{
 
 /// Starts a site whose cloud node also has a Service.
 fn start() -> Result<(TunnelTestbed, Server)> {
-    let site = TunnelTestbed::new()?;
-    let backend = site.node().pod("backend")?;
+    let testbed = TunnelTestbed::new()?;
+    let backend = testbed.node().pod("backend")?;
     let server = serve(&backend)?;
-    site.node()
+    testbed.node()
         .apply(WEB.service("web").backends(addresses(&[&*backend])))?;
-    until_backends(site.node(), "web", 1)?;
-    Ok((site, server))
+    until_backends(testbed.node(), "web", 1)?;
+    Ok((testbed, server))
 }
 
 /// Asserts that the Service is served on the host and in a pod.
-fn expect_service(site: &TunnelTestbed) -> Result<()> {
-    for_each_client(site, |from| {
-        let is_served = |dialer: Dialer| dialer.expect_served(from.place, WEB, HTTP, "backend");
+fn expect_service(testbed: &TunnelTestbed) -> Result<()> {
+    for_each_client(testbed, |from| {
+        let is_served = |dialer: Dialer| dialer.expect_served(from.sandbox, WEB, HTTP, "backend");
         Dialer::TCP.into_iter().try_for_each(is_served)
     })
 }
 
 /// Asserts that connects to every kubelet port are refused at once, while the Service is served.
-fn expect_all_refused(site: &TunnelTestbed) -> Result<()> {
-    for_each_client(site, |from| {
+fn expect_all_refused(testbed: &TunnelTestbed) -> Result<()> {
+    for_each_client(testbed, |from| {
         let mut ports = KUBELET_PORTS.into_iter().flat_map(edge_addresses);
-        ports.try_for_each(|to| expect_refused(from.place, to))
+        ports.try_for_each(|to| expect_refused(from.sandbox, to))
     })?;
-    expect_service(site)
+    expect_service(testbed)
 }
 
 /// Asserts that a new client of the kubelet gets an error within [`COMMAND`], instead of a timeout.
-fn expect_prompt_error(site: &TunnelTestbed) -> Result<()> {
-    for_each_client(site, |from| {
+fn expect_prompt_error(testbed: &TunnelTestbed) -> Result<()> {
+    for_each_client(testbed, |from| {
         for to in edge_addresses(KUBELET_PORTS[0]) {
             let start = Instant::now();
-            let result = client(site, from.place, to).and_then(|mut it| it.healthz());
+            let result = client(testbed, from.sandbox, to).and_then(|mut it| it.healthz());
             ensure!(result.is_err(), "{to} is served");
             let after = start.elapsed();
             ensure!(after < COMMAND_TIMEOUT, "{to}: failed only after {after:?}");
@@ -64,58 +64,58 @@ fn expect_prompt_error(site: &TunnelTestbed) -> Result<()> {
 
 #[test]
 fn a_killed_daemon_refuses_at_once_and_leaves_services_alone() -> Result<()> {
-    let (site, _server) = start()?;
-    let node = site.node();
-    let mut old = client(&site, node.host(), TunnelTestbed::addr_v4(KUBELET_PORTS[0]))?;
+    let (testbed, _server) = start()?;
+    let node = testbed.node();
+    let mut old = client(&testbed, node.host(), TunnelTestbed::addr_v4(KUBELET_PORTS[0]))?;
     old.upgrade()?;
 
     node.kill9()?;
 
-    expect_all_refused(&site)?;
+    expect_all_refused(&testbed)?;
     old.exchange(b"anybody?")
         .expect_err("the kill ends the stream");
 
     let start = Instant::now();
     node.start()?;
-    expect_served(&site)?;
+    expect_served(&testbed)?;
     println!("served again {:?} after the start", start.elapsed());
-    expect_service(&site)
+    expect_service(&testbed)
 }
 
 #[test]
 fn after_an_orderly_stop_connects_are_refused_until_the_next_start() -> Result<()> {
-    let (site, _server) = start()?;
-    let node = site.node();
+    let (testbed, _server) = start()?;
+    let node = testbed.node();
 
     node.stop()?;
-    expect_all_refused(&site)?;
+    expect_all_refused(&testbed)?;
 
     node.start()?;
-    site.wait_for_kubelet()
+    testbed.wait_for_kubelet()
 }
 
 #[test]
 #[ignore = "independent of the kernel: timeouts of the tunnel's ends"]
 fn a_cut_link_ends_streams_and_clients_are_served_once_it_is_back() -> Result<()> {
-    let (site, _server) = start()?;
+    let (testbed, _server) = start()?;
     let mut old = client(
-        &site,
-        site.node().host(),
+        &testbed,
+        testbed.node().host(),
         TunnelTestbed::addr_v4(KUBELET_PORTS[0]),
     )?;
     old.upgrade()?;
 
     let start = Instant::now();
-    site.edge().cut_link()?;
+    testbed.edge().cut_link()?;
     old.exchange(b"anybody?")
         .expect_err("the stream ends after the cut");
     println!("the stream ended {:?} after the cut", start.elapsed());
-    expect_prompt_error(&site)?;
-    expect_service(&site)?;
+    expect_prompt_error(&testbed)?;
+    expect_service(&testbed)?;
 
-    site.edge().restore_link()?;
+    testbed.edge().restore_link()?;
     let start = Instant::now();
-    expect_served(&site)?;
+    expect_served(&testbed)?;
     println!(
         "served again {:?} after the link came back",
         start.elapsed()
@@ -126,26 +126,26 @@ fn a_cut_link_ends_streams_and_clients_are_served_once_it_is_back() -> Result<()
 #[test]
 #[ignore = "independent of the kernel: timeouts of the tunnel's ends"]
 fn a_frozen_or_killed_agent_ends_streams_and_clients_are_served_once_it_is_back() -> Result<()> {
-    let (site, _server) = start()?;
+    let (testbed, _server) = start()?;
     let mut old = client(
-        &site,
-        site.node().host(),
+        &testbed,
+        testbed.node().host(),
         TunnelTestbed::addr_v4(KUBELET_PORTS[0]),
     )?;
     old.upgrade()?;
 
-    site.edge().agent().signal(Signal::SIGSTOP)?;
+    testbed.edge().agent().signal(Signal::SIGSTOP)?;
     // The kernel stops the agent's threads one after another, so the first exchange may still succeed.
     wait::until(COMMAND_TIMEOUT, || old.exchange(b"anybody?").is_err())
         .context("the stream of the frozen agent has not ended")?;
-    expect_prompt_error(&site)?;
-    site.edge().agent().signal(Signal::SIGCONT)?;
-    site.wait_for_kubelet()?;
+    expect_prompt_error(&testbed)?;
+    testbed.edge().agent().signal(Signal::SIGCONT)?;
+    testbed.wait_for_kubelet()?;
 
-    site.edge().agent().stop(Signal::SIGKILL)?;
-    wait::until(COMMAND_TIMEOUT, || expect_prompt_error(&site).is_ok())
+    testbed.edge().agent().stop(Signal::SIGKILL)?;
+    wait::until(COMMAND_TIMEOUT, || expect_prompt_error(&testbed).is_ok())
         .context("the kubelet is still served after the kill of the agent")?;
-    expect_service(&site)?;
-    site.edge().start_agent(KUBELET_PORTS)?;
-    site.wait_for_kubelet()
+    expect_service(&testbed)?;
+    testbed.edge().start_agent(KUBELET_PORTS)?;
+    testbed.wait_for_kubelet()
 }

@@ -30,13 +30,13 @@ const EFFECT_LIMIT: Duration = Duration::from_millis(200);
 
 /// Applies a manifest, and asserts that a condition holds within [`EFFECT_LIMIT`]; prints the time.
 fn apply_and_time(
-    site: &TunnelTestbed,
+    testbed: &TunnelTestbed,
     manifest: impl Into<Manifest>,
     what: &str,
     holds: impl FnMut() -> bool,
 ) -> Result<()> {
     let start = Instant::now();
-    site.node().apply(manifest)?;
+    testbed.node().apply(manifest)?;
     wait::until(CHANGE_TIMEOUT, holds).with_context(|| what.to_owned())?;
     let took = start.elapsed();
     println!("{what}: took effect after {} ms", took.as_millis());
@@ -47,25 +47,25 @@ fn apply_and_time(
 
 /// True if a connect is steered: it would fail otherwise, since there is no route. Without a connected
 /// agent, the ingress resets the connection, possibly before the connect returns.
-fn is_steered(place: &Sandbox, to: SocketAddr) -> bool {
-    place
+fn is_steered(sandbox: &Sandbox, to: SocketAddr) -> bool {
+    sandbox
         .connect(to)
         .map_or_else(|error| error.kind() == ErrorKind::ConnectionReset, |_| true)
 }
 
 #[test]
 fn connects_to_a_former_edge_node_are_not_steered_and_open_connections_continue() -> Result<()> {
-    let site = TunnelTestbed::new()?;
-    let (host, pod) = (site.node().host(), site.pod()?);
+    let testbed = TunnelTestbed::new()?;
+    let (host, pod) = (testbed.node().host(), testbed.pod()?);
     let [v4, v6] = edge_addresses(KUBELET_PORTS[0]);
-    let mut live = [client(&site, host, v4)?, client(&site, &pod, v6)?];
+    let mut live = [client(&testbed, host, v4)?, client(&testbed, &pod, v6)?];
     for client in &mut live {
         client.upgrade()?;
     }
 
     let gone = || ![v4, v6].iter().any(|to| is_steered(host, *to));
     let unlabelled = NodeObject::new(EDGE_NAME, [EDGE_V4.into(), EDGE_V6.into()]);
-    apply_and_time(&site, unlabelled, "the edge label is removed", gone)?;
+    apply_and_time(&testbed, unlabelled, "the edge label is removed", gone)?;
 
     for to in [v4, v6] {
         expect_unsteered(host, to)?;
@@ -78,7 +78,7 @@ fn connects_to_a_former_edge_node_are_not_steered_and_open_connections_continue(
 
     let back = || [v4, v6].iter().all(|to| is_steered(host, *to));
     apply_and_time(
-        &site,
+        &testbed,
         EdgeNode::node(),
         "the edge label is added again",
         back,
@@ -86,46 +86,46 @@ fn connects_to_a_former_edge_node_are_not_steered_and_open_connections_continue(
     for client in &mut live {
         client.exchange(b"still there")?;
     }
-    site.wait_for_kubelet()
+    testbed.wait_for_kubelet()
 }
 
 #[test]
 #[ignore = "independent of the kernel: documents become map entries"]
 fn ports_of_the_config_map_are_followed() -> Result<()> {
-    let site = TunnelTestbed::prepare(InstanceSettings::from_environment()?)?;
-    site.node().start()?;
-    site.edge().start_agent([KUBELET_PORTS[0], FURTHER_PORT])?;
-    site.wait_for_kubelet()?;
-    let host = site.node().host();
+    let testbed = TunnelTestbed::prepare(InstanceSettings::from_environment()?)?;
+    testbed.node().start()?;
+    testbed.edge().start_agent([KUBELET_PORTS[0], FURTHER_PORT])?;
+    testbed.wait_for_kubelet()?;
+    let host = testbed.node().host();
     let [v4, v6] = edge_addresses(FURTHER_PORT);
     expect_unsteered(host, v4)?;
 
     let list = |ports: &str| Manifest::further_ports("https-proxy-ports", ports);
     let all = || [v4, v6].iter().all(|to| is_steered(host, *to));
-    apply_and_time(&site, list("9101, 9100"), "a port is added", all)?;
+    apply_and_time(&testbed, list("9101, 9100"), "a port is added", all)?;
     for to in [v4, v6] {
-        client(&site, host, to)?.healthz()?;
-        client(&site, &*site.pod()?, to)?.healthz()?;
+        client(&testbed, host, to)?.healthz()?;
+        client(&testbed, &*testbed.pod()?, to)?.healthz()?;
     }
-    let mut live = client(&site, host, v4)?;
+    let mut live = client(&testbed, host, v4)?;
 
     let none = || [v4, v6].iter().all(|to| !is_steered(host, *to));
-    apply_and_time(&site, list("9101"), "a port is removed", none)?;
+    apply_and_time(&testbed, list("9101"), "a port is removed", none)?;
     live.healthz()
         .context("the connection that was open before the change")?;
 
-    apply_and_time(&site, list("9100"), "the port is added again", all)?;
-    site.node().delete(&list("").file)?;
+    apply_and_time(&testbed, list("9100"), "the port is added again", all)?;
+    testbed.node().delete(&list("").file)?;
     wait::until(CHANGE_TIMEOUT, none)
         .context("the port is still steered after the deletion of the ConfigMap")?;
-    site.wait_for_kubelet()
+    testbed.wait_for_kubelet()
 }
 
 #[test]
 #[ignore = "independent of the kernel: documents and error messages"]
 fn invalid_nodes_and_port_lists_are_reported_and_the_valid_items_apply() -> Result<()> {
-    let site = TunnelTestbed::new()?;
-    let node = site.node();
+    let testbed = TunnelTestbed::new()?;
+    let node = testbed.node();
     let other: IpAddr = "10.20.0.8".parse()?;
     let twin = NodeObject::new("edge-9", [EDGE_V4.into(), other]).edge();
     let bare = NodeObject::new("edge-0", []).edge();
@@ -158,7 +158,7 @@ fn invalid_nodes_and_port_lists_are_reported_and_the_valid_items_apply() -> Resu
     for word in ["edge-9", "edge-0", "nope"] {
         ensure!(shown.contains(word), "no {word} in\n{shown}");
     }
-    site.request_healthz(node.host())
+    testbed.request_healthz(node.host())
         .context("the Node that had the address first is not served")?;
     // The valid items of these objects take effect: their ports are steered, even without an agent.
     for to in [
@@ -183,21 +183,21 @@ fn invalid_nodes_and_port_lists_are_reported_and_the_valid_items_apply() -> Resu
         },
     )?;
     expect_unsteered(node.host(), SocketAddr::new(other, KUBELET_PORTS[0]))?;
-    site.request_healthz(node.host())
+    testbed.request_healthz(node.host())
 }
 
 #[test]
 #[ignore = "independent of the kernel: documents become map entries"]
 fn a_node_that_is_an_edge_node_itself_steers_nothing() -> Result<()> {
-    let site = TunnelTestbed::new()?;
+    let testbed = TunnelTestbed::new()?;
 
-    site.node().apply(Instance::node().edge())?;
+    testbed.node().apply(Instance::node().edge())?;
     let [v4, v6] = edge_addresses(KUBELET_PORTS[0]);
     for to in [v4, v6] {
-        wait::until(CHANGE_TIMEOUT, || !is_steered(site.node().host(), to))?;
-        expect_unsteered(site.node().host(), to)?;
+        wait::until(CHANGE_TIMEOUT, || !is_steered(testbed.node().host(), to))?;
+        expect_unsteered(testbed.node().host(), to)?;
     }
 
-    site.node().apply(Instance::node())?;
-    site.wait_for_kubelet()
+    testbed.node().apply(Instance::node())?;
+    testbed.wait_for_kubelet()
 }

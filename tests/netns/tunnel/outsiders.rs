@@ -33,8 +33,8 @@ fn steering_addresses(number: u8) -> [SocketAddr; 2] {
     [(v4, INGRESS).into(), (v6, INGRESS).into()]
 }
 
-fn connect(place: &Sandbox, to: SocketAddr, within: Duration) -> io::Result<std::net::TcpStream> {
-    let socket = place.socket(Domain::for_address(to), Type::STREAM)?;
+fn connect(sandbox: &Sandbox, to: SocketAddr, within: Duration) -> io::Result<std::net::TcpStream> {
+    let socket = sandbox.socket(Domain::for_address(to), Type::STREAM)?;
     connect_within(&socket, to, within)?;
     socket.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
     Ok(socket.into())
@@ -42,9 +42,9 @@ fn connect(place: &Sandbox, to: SocketAddr, within: Duration) -> io::Result<std:
 
 #[test]
 fn outsiders_do_not_reach_the_ingress() -> Result<()> {
-    let site = TunnelTestbed::new()?;
-    let (node, outside) = (site.node(), site.node().outside());
-    let before = site.kubelet().record()?.exchanges.len();
+    let testbed = TunnelTestbed::new()?;
+    let (node, outside) = (testbed.node(), testbed.node().outside());
+    let before = testbed.kubelet().record()?.exchanges.len();
 
     for to in (1..=4).flat_map(steering_addresses) {
         let dial = || {
@@ -75,15 +75,15 @@ fn outsiders_do_not_reach_the_ingress() -> Result<()> {
     for to in edge_addresses(KUBELET_PORTS[0]) {
         expect_unsteered(outside, to)?;
     }
-    let after = site.kubelet().record()?.exchanges.len();
+    let after = testbed.kubelet().record()?.exchanges.len();
     ensure_eq("connections", after, before)?;
-    site.request_healthz(node.host())
+    testbed.request_healthz(node.host())
 }
 
 #[test]
 fn the_guard_and_the_routes_outlive_a_killed_daemon_until_cleanup() -> Result<()> {
-    let site = TunnelTestbed::new()?;
-    let node = site.node();
+    let testbed = TunnelTestbed::new()?;
+    let node = testbed.node();
     let (host, outside) = (node.host(), node.outside());
     ensure_eq("routes", local_routes(host, 176)?.lines().count(), 2)?;
     // The guard also drops packets from outside if another process listens on the port.
@@ -103,7 +103,7 @@ fn the_guard_and_the_routes_outlive_a_killed_daemon_until_cleanup() -> Result<()
     let [v4, v6] = edge_addresses(KUBELET_PORTS[0]);
     wait::until(CHANGE_TIMEOUT, || expect_unsteered(host, v4).is_ok())
         .context("connects are still steered")?;
-    expect_unsteered(&*site.pod()?, v6)?;
+    expect_unsteered(&*testbed.pod()?, v6)?;
     // The kernel detaches the guard a moment after its pin is removed; then outsiders reach the prefix.
     host.ip("route add local 198.19.0.0/16 dev lo\n")?;
     let listener = host.listen(("0.0.0.0", INGRESS))?;
@@ -115,5 +115,5 @@ fn the_guard_and_the_routes_outlive_a_killed_daemon_until_cleanup() -> Result<()
     run(host, "ip route del local 198.19.0.0/16 dev lo")?;
     drop(listener);
     node.start()?;
-    site.wait_for_kubelet()
+    testbed.wait_for_kubelet()
 }

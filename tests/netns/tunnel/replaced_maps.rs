@@ -11,14 +11,14 @@ use crate::{
 
 #[test]
 fn kubelets_are_reached_after_a_change_of_the_steering_map_size() -> Result<()> {
-    let site = TunnelTestbed::new()?;
-    let node = site.node();
+    let testbed = TunnelTestbed::new()?;
+    let node = testbed.node();
 
     for size in [64, 4, 64] {
         node.kill9()?;
         node.resize(|settings| settings.maps.steering = size)?;
         node.start()?;
-        expect_served(&site)?;
+        expect_served(&testbed)?;
         ensure!(!node.bpffs().join(maps_folder("-old")).exists());
     }
 
@@ -29,20 +29,20 @@ fn kubelets_are_reached_after_a_change_of_the_steering_map_size() -> Result<()> 
     let log = node.logs();
     let warning = "bpf.maps.steering of 1 is too small";
     ensure!(log.contains(warning) && log.contains("needs 4"), "{log}");
-    expect_served(&site)
+    expect_served(&testbed)
 }
 
 #[test]
 fn kubelets_are_reached_after_an_older_layout() -> Result<()> {
-    let site = TunnelTestbed::new()?;
-    let node = site.node();
+    let testbed = TunnelTestbed::new()?;
+    let node = testbed.node();
 
     for size in [16_384, 64] {
         node.kill9()?;
         imitate_older_layout(node)?;
         node.resize(|settings| settings.maps.steering = size)?;
         node.start()?;
-        expect_served(&site)?;
+        expect_served(&testbed)?;
         ensure!(!node.bpffs().join(older_folder("")).exists());
     }
     Ok(())

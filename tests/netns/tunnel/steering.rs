@@ -24,9 +24,9 @@ static SITE: SharedFixture<TunnelTestbed> = SharedFixture::new(TunnelTestbed::ne
 
 #[test]
 fn every_socket_reaches_the_kubelet_and_shows_the_dialled_address() -> Result<()> {
-    let site = SITE.lease()?;
+    let testbed = SITE.lease()?;
 
-    for_each_client(&site, |from| {
+    for_each_client(&testbed, |from| {
         for kind in SocketKind::ALL {
             // A host socket that is bound to the uplink can't reach the ingress, which is on loopback.
             if kind == SocketKind::Device && !from.is_pod {
@@ -39,10 +39,10 @@ fn every_socket_reaches_the_kubelet_and_shows_the_dialled_address() -> Result<()
                 let what = || format!("{kind:?} → {to}");
                 let connect = || {
                     let stream = kind.connect(from, to)?;
-                    site.client(TcpStream::from(stream), to)
+                    testbed.client(TcpStream::from(stream), to)
                 };
                 let (mut client, steered) =
-                    count_during(site.node(), &["steered"], connect).with_context(what)?;
+                    count_during(testbed.node(), &["steered"], connect).with_context(what)?;
                 client.healthz().with_context(what)?;
                 ensure_eq(&what(), client.peer()?, kind.dialled(to))?;
                 ensure_eq(&what(), steered, vec![1])?;
@@ -53,66 +53,66 @@ fn every_socket_reaches_the_kubelet_and_shows_the_dialled_address() -> Result<()
         }
         Ok(())
     })?;
-    site.give_back()
+    testbed.give_back()
 }
 
 #[test]
 fn downloads_uploads_upgrades_and_resets_work_as_on_a_flat_network() -> Result<()> {
-    let site = SITE.lease()?;
+    let testbed = SITE.lease()?;
 
-    for_each_client(&site, |from| {
+    for_each_client(&testbed, |from| {
         for to in edge_addresses(KUBELET_PORTS[0]) {
-            let mut one = client(&site, from.place, to)?;
+            let mut one = client(&testbed, from.sandbox, to)?;
             one.bytes(1 << 20)?;
             one.sum(1 << 20)?;
             one.until_end(100_000)?;
 
-            let mut two = client(&site, from.place, to)?;
+            let mut two = client(&testbed, from.sandbox, to)?;
             two.upgrade()?;
             for _ in 0..20 {
                 two.exchange(b"a frame")?;
             }
             two.close()?;
-            client(&site, from.place, to)?.reset()?;
+            client(&testbed, from.sandbox, to)?.reset()?;
         }
         Ok(())
     })?;
 
-    let exchanges = site.kubelet().record()?.exchanges;
+    let exchanges = testbed.kubelet().record()?.exchanges;
     let steps = exchanges.iter().flat_map(|it| &it.steps);
     ensure_eq("upgrades", steps.filter(|it| *it == "upgraded").count(), 4)?;
-    site.give_back()
+    testbed.give_back()
 }
 
 #[test]
 fn many_connects_at_once_reach_the_kubelet() -> Result<()> {
     const EACH: usize = 25;
-    let site = SITE.lease()?;
-    let pod = site.pod()?;
-    let (here, dialling) = (&*site, &**pod);
+    let testbed = SITE.lease()?;
+    let pod = testbed.pod()?;
+    let (here, dialling) = (&*testbed, &**pod);
     thread::scope(|scope| {
         let mut threads = Vec::new();
-        for place in [here.node().host(), dialling] {
+        for sandbox in [here.node().host(), dialling] {
             for to in edge_addresses(KUBELET_PORTS[0]) {
                 threads.push(scope.spawn(move || {
-                    (0..EACH).try_for_each(|_| client(here, place, to)?.echo("hello"))
+                    (0..EACH).try_for_each(|_| client(here, sandbox, to)?.echo("hello"))
                 }));
             }
         }
         let mut threads = threads.into_iter();
         threads.try_for_each(|thread| thread.join().expect("no panic"))
     })?;
-    site.give_back()
+    testbed.give_back()
 }
 
 #[test]
 fn datagrams_to_an_edge_node_are_not_steered() -> Result<()> {
-    let site = SITE.lease()?;
+    let testbed = SITE.lease()?;
 
-    for_each_client(&site, |from| {
+    for_each_client(&testbed, |from| {
         for to in edge_addresses(KUBELET_PORTS[0]) {
             let send = || {
-                let socket = from.place.socket(Domain::for_address(to), Type::DGRAM)?;
+                let socket = from.sandbox.socket(Domain::for_address(to), Type::DGRAM)?;
                 let socket = UdpSocket::from(socket);
                 let connected = socket.connect(to);
                 if connected.is_ok() {
@@ -122,7 +122,7 @@ fn datagrams_to_an_edge_node_are_not_steered() -> Result<()> {
                 }
                 Ok(connected)
             };
-            let (connected, increases) = count_during(site.node(), &["steered"], send)?;
+            let (connected, increases) = count_during(testbed.node(), &["steered"], send)?;
             // The connect fails only on the host, which has no route; a pod's route leads to the host.
             let error = connected.err().map(|it| it.kind());
             ensure!(from.is_pod == error.is_none(), "{to}: {error:?}");
@@ -130,16 +130,16 @@ fn datagrams_to_an_edge_node_are_not_steered() -> Result<()> {
         }
         Ok(())
     })?;
-    site.give_back()
+    testbed.give_back()
 }
 
 #[test]
 fn own_sockets_other_ports_and_host_sockets_bound_to_a_device_are_not_steered() -> Result<()> {
-    let site = SITE.lease()?;
+    let testbed = SITE.lease()?;
 
-    for_each_client(&site, |from| {
+    for_each_client(&testbed, |from| {
         for to in edge_addresses(KUBELET_PORTS[0]) {
-            let socket = from.place.socket(Domain::for_address(to), Type::STREAM)?;
+            let socket = from.sandbox.socket(Domain::for_address(to), Type::STREAM)?;
             socket.set_mark(MARK)?;
             let error = errno(connect_within(&socket, to, RESPONSE_TIMEOUT));
             ensure!(is_unreachable(error), "with our mark: {to}: {error:?}");
@@ -152,9 +152,9 @@ fn own_sockets_other_ports_and_host_sockets_bound_to_a_device_are_not_steered() 
             .into_iter()
             .chain(edge_addresses(22))
         {
-            expect_unsteered(from.place, to)?;
+            expect_unsteered(from.sandbox, to)?;
         }
         Ok(())
     })?;
-    site.give_back()
+    testbed.give_back()
 }

@@ -32,7 +32,7 @@ use tunnel_userspace::{
 mod random_clusters;
 #[cfg(test)]
 mod deploy_manifests;
-#[path = "../../tunnel-userspace/src/reconcile/tests/memory.rs"]
+#[path = "../../tunnel-userspace/src/reconcile/tests/memory_maps.rs"]
 mod memory;
 #[cfg(test)]
 mod reference_model;

@@ -106,50 +106,20 @@ fn modified_pins_are_named_and_not_touched() -> Result<()> {
     let foreign = &["was not created by Culvert"][..];
     // The case, the pin, its replacement, and the words that the error must contain.
     for (what, name, other, words) in [
-        ("a foreign file", "stranger", "maps/services", foreign),
+        ("foreign file", "stranger", "maps/services", foreign),
+        ("unknown map", "maps/stranger", "maps/services", foreign),
+        ("unknown link", "links/stranger", "maps/services", foreign),
+        ("wrong shape", "maps/backends", "maps/frontends", foreign),
+        ("link as map", "maps/backends", "links/connect4", foreign),
         (
-            "a map with an unknown name",
-            "maps/stranger",
-            "maps/services",
-            foreign,
-        ),
-        (
-            "a link with an unknown name",
-            "links/stranger",
-            "maps/services",
-            foreign,
-        ),
-        (
-            "a map with other key and value sizes",
-            "maps/backends",
-            "maps/frontends",
-            foreign,
-        ),
-        (
-            "a link in place of a map",
-            "maps/backends",
-            "links/connect4",
-            foreign,
-        ),
-        (
-            "another size",
+            "wrong size",
             "maps/reason_counts",
             "../reason_counts",
             &["64 entries"],
         ),
-        (
-            "a missing map",
-            "maps/services",
-            "",
-            &["missing", "cleanup"],
-        ),
+        ("missing map", "maps/services", "", &["missing", "cleanup"]),
         ("swapped links", "links/connect4", "links/connect6", foreign),
-        (
-            "a map in place of a link",
-            "links/connect4",
-            "maps/services",
-            foreign,
-        ),
+        ("map as link", "links/connect4", "maps/services", foreign),
     ] {
         let [name, other] = [name, other].map(|path| path.replace("maps", &maps_folder("")));
         let pin = pins.join(&name);

@@ -103,7 +103,7 @@ fn modified_pins_are_named_and_not_touched() -> Result<()> {
         .context("the object has no map reason_counts")?;
     count.pin(pins.with_file_name("reason_counts"))?;
 
-    let foreign = &["was not created by Culvert"][..];
+    let foreign = &["does not belong to Culvert"][..];
     // The case, the pin, its replacement, and the words that the error must contain.
     for (what, name, other, words) in [
         ("foreign file", "stranger", "maps/services", foreign),

@@ -123,7 +123,8 @@ impl Affinity {
         self.state == state
             && state.is_serving()
             && has.includes(wanted)
-            && now.saturating_sub(self.last_used) < u64::from(seconds).wrapping_mul(NANOS_PER_SECOND)
+            && now.saturating_sub(self.last_used)
+                < u64::from(seconds).wrapping_mul(NANOS_PER_SECOND)
     }
 }
 

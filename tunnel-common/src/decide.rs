@@ -75,7 +75,7 @@ pub struct Choice {
     pub reason: Reason,
 }
 
-/// The cause for which no backend was chosen.
+/// The cause of a failed choice.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum NoChoice {
     /// The client is outside the source ranges of the frontend.
@@ -130,7 +130,7 @@ pub fn choose_backend<T: Maps + ?Sized>(
     traffic: Traffic,
 ) -> Result<Choice, NoChoice> {
     let frontend = record.frontend;
-    // Taken from the key: in the IPv4 hooks, the compiler then knows the family.
+    // Read from the key, since in the IPv4 hooks the compiler knows the family of the key.
     let is_v4 = key.address.is_v4();
     let client = if depends_on_client(frontend) {
         context.client(is_v4)
@@ -212,7 +212,9 @@ fn choose<T: Maps + ?Sized>(
     };
     let offset = offset.ok_or(NoChoice::InvalidRecord)?;
     if traffic.has_inline_backends(frontend) {
-        let backend = maps.inline_backend(frontend, offset).ok_or(NoChoice::InvalidRecord)?;
+        let backend = maps
+            .inline_backend(frontend, offset)
+            .ok_or(NoChoice::InvalidRecord)?;
         return Ok(Choice {
             index: backend.index,
             address: backend.address,

@@ -1,6 +1,6 @@
 //! The contract between Culvert's kernel programs and its daemon.
 //!
-//! - [`addr`]: addresses, ports and protocols, with the byte order in the type
+//! - [`addr`]: addresses, ports and protocols; each type fixes its byte order
 //! - [`service`]: keys and values of the service maps
 //! - [`affinity`]: keys and values of session affinity
 //! - [`decide`]: chooses the backend for a frontend, over any implementation of the maps

@@ -2,7 +2,7 @@
 
 use crate::{
     service::{Frontend, FrontendKey},
-    steering::{SteeringRecord, SteeringKey},
+    steering::{SteeringKey, SteeringRecord},
 };
 
 /// The maximum number of attempts to look up a key.

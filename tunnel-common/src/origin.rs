@@ -7,7 +7,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::{
     addr::{Address, Port, Protocol},
-    service::{FrontendKey, BackendState},
+    service::{BackendState, FrontendKey},
 };
 
 /// The version of [`Origin`]. Open sockets keep their values across upgrades, so a change may only use
@@ -97,7 +97,7 @@ impl Origin {
         self.flags & Self::OVERFLOWED != 0
     }
 
-    /// Returns the index of the backend at which the socket is counted; none if it is not counted.
+    /// Returns the index of the backend that counts the socket as an open connection, if one does.
     #[inline(always)]
     #[must_use]
     pub const fn counted_index(&self) -> Option<u32> {

@@ -6,7 +6,7 @@
 macro_rules! reasons {
     (
         kernel {
-            $($(#[$of_kernel:meta])* $counted:ident = $index:literal, $word:literal, $sentence:literal;)+
+            $($(#[$kernel_doc:meta])* $counted:ident = $index:literal, $word:literal, $sentence:literal;)+
         }
         daemon {
             $($(#[$doc:meta])* $name:ident = $number:literal, $label:literal, $meaning:literal;)+
@@ -16,7 +16,7 @@ macro_rules! reasons {
         #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
         #[repr(u32)]
         pub enum Reason {
-            $($(#[$of_kernel])* $counted = $index,)+
+            $($(#[$kernel_doc])* $counted = $index,)+
             $($(#[$doc])* $name = Self::DAEMON + $number,)+
         }
 
@@ -26,7 +26,7 @@ macro_rules! reasons {
                 [$(Self::$counted,)+ $(Self::$name),+];
 
             /// The reasons that the kernel programs count.
-            pub const OF_KERNEL: [Self; [$($index),+].len()] = [$(Self::$counted),+];
+            pub const COUNTED_BY_KERNEL: [Self; [$($index),+].len()] = [$(Self::$counted),+];
 
             /// Returns the label in metrics, logs and tables.
             #[must_use]
@@ -169,7 +169,7 @@ impl Reason {
     /// free number below it, so that the layout of the map stays the same.
     pub const CAPACITY: u32 = 96;
 
-    /// The offset from the number of a daemon reason to its value.
+    /// The value of a daemon reason is its number plus this offset.
     const DAEMON: u32 = 256;
 
     /// Returns the index of the counter in the map `reason_counts`, if the kernel programs count the reason.
@@ -182,8 +182,8 @@ impl Reason {
 
     /// Returns the reason that is counted at an index of the map `reason_counts`.
     #[must_use]
-    pub fn of_index(index: u32) -> Option<Self> {
-        Self::OF_KERNEL
+    pub fn from_index(index: u32) -> Option<Self> {
+        Self::COUNTED_BY_KERNEL
             .into_iter()
             .find(|reason| reason.index() == index)
     }
@@ -197,7 +197,7 @@ impl Reason {
 
     /// Returns the daemon reason with this number.
     #[must_use]
-    pub fn of_number(number: u32) -> Option<Self> {
+    pub fn from_number(number: u32) -> Option<Self> {
         Self::ALL
             .into_iter()
             .find(|reason| reason.number() == Some(number))
@@ -205,7 +205,7 @@ impl Reason {
 
     /// Returns true if the kernel programs count the reason, false if the daemon does.
     #[must_use]
-    pub const fn is_of_kernel(self) -> bool {
+    pub const fn is_counted_by_kernel(self) -> bool {
         self.number().is_none()
     }
 }
@@ -219,18 +219,18 @@ mod tests {
     #[test]
     fn reasons_are_ordered_by_their_numbers_and_the_map_has_room_for_many_more() {
         assert!(Reason::ALL.is_sorted_by(|one, next| one < next));
-        for (index, reason) in (0..).zip(Reason::OF_KERNEL) {
+        for (index, reason) in (0..).zip(Reason::COUNTED_BY_KERNEL) {
             assert_eq!(reason.index(), index);
-            assert_eq!(Reason::of_index(index), Some(reason));
-            assert!(reason.is_of_kernel() && index + 32 < Reason::CAPACITY);
+            assert_eq!(Reason::from_index(index), Some(reason));
+            assert!(reason.is_counted_by_kernel() && index + 32 < Reason::CAPACITY);
         }
         for reason in Reason::ALL
             .into_iter()
-            .filter(|reason| !reason.is_of_kernel())
+            .filter(|reason| !reason.is_counted_by_kernel())
         {
             assert!(reason.index() >= Reason::CAPACITY);
-            assert_eq!(Reason::of_index(reason.index()), None);
-            assert_eq!(reason.number().and_then(Reason::of_number), Some(reason));
+            assert_eq!(Reason::from_index(reason.index()), None);
+            assert_eq!(reason.number().and_then(Reason::from_number), Some(reason));
         }
     }
 

@@ -6,11 +6,11 @@ use core::cmp::Ordering;
 use crate::{
     addr::Address,
     origin::{Origin, UDP_IDLE_NS},
-    service::{Backend, IndexRange, SourceRange, BackendState},
+    service::{Backend, BackendState, IndexRange, SourceRange},
 };
 
-/// The maximum number of steps of the binary search in the source ranges of a frontend, of which there are
-/// fewer than 2^MAX_STEPS.
+/// The maximum number of steps of the binary search in source ranges. A frontend has fewer than
+/// 2^MAX_STEPS ranges.
 const MAX_STEPS: u32 = 16;
 
 /// The maximum number of source ranges of a frontend.
@@ -145,7 +145,7 @@ pub fn is_removed(origin: &Origin, state: BackendState) -> bool {
 }
 
 /// Returns true if a UDP flow keeps its backend: the frontend belongs to the same service port, the backend
-/// serves in the same generation, and the flow was not idle for too long. kube-proxy has the same effect by
+/// serves in the same generation, and the flow was not idle for too long. kube-proxy achieves the same by
 /// conntrack and its cleanup (`conntrack/cleanup.go`).
 ///
 /// `now` may be earlier than the last use, if another thread used the flow meanwhile. The flow then counts
@@ -183,7 +183,8 @@ mod tests {
 
     #[test]
     fn a_counter_cycles_through_the_set_and_an_empty_set_has_no_offset() {
-        let offsets = |len| [0, 1, 2, 3, 4, 5].map(|number| offset_in(IndexRange { base: 10, len }, number));
+        let offsets =
+            |len| [0, 1, 2, 3, 4, 5].map(|number| offset_in(IndexRange { base: 10, len }, number));
 
         assert_eq!(offsets(3), [0, 1, 2, 0, 1, 2].map(Some));
         assert_eq!(offsets(0), [None; 6]);
@@ -250,7 +251,13 @@ mod tests {
             ("the backend serves", 3, serving, 6, true),
             ("the backend is removed", 3, serving.removed(), 6, false),
             ("its index is reused", 3, next, 6, false),
-            ("the frontend belongs to another service", 4, serving, 6, false),
+            (
+                "the frontend belongs to another service",
+                4,
+                serving,
+                6,
+                false,
+            ),
             ("a flow pauses", 3, serving, 4 + UDP_IDLE_NS, true),
             ("a flow is idle", 3, serving, 5 + UDP_IDLE_NS, false),
             ("another thread used it meanwhile", 3, serving, 4, true),
@@ -266,7 +273,10 @@ mod tests {
         assert!(is_less_loaded((2, 1), (5, 3)), "5/3 is less than 2");
         assert!(!is_less_loaded((2, 1), (6, 3)));
         assert!(!is_less_loaded((5, 3), (2, 1)));
-        assert!(is_less_loaded((1, 1), (u64::MAX, 1)), "a negative count is zero");
+        assert!(
+            is_less_loaded((1, 1), (u64::MAX, 1)),
+            "a negative count is zero"
+        );
         assert!(!is_less_loaded((0, 1), (u64::MAX, 1)));
     }
 
@@ -275,7 +285,8 @@ mod tests {
         let set = IndexRange { base: 0, len: 4 };
         let mut counts = [[0_u32; 4]; 4];
         for (number, other) in (0..4).flat_map(|one| (0..3).map(move |other| (one, other))) {
-            let (first, second) = two_offsets_in(set, number, other).expect("the set has four slots");
+            let (first, second) =
+                two_offsets_in(set, number, other).expect("the set has four slots");
             counts[first as usize][second as usize] += 1;
         }
 

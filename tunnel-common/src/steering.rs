@@ -7,7 +7,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::addr::{Address, Port};
 
-/// Key of the hash `steer`: the TCP address and port that a client dials.
+/// Key of the hash `steer`: the address and TCP port that a client dials.
 #[derive(
     Clone,
     Copy,
@@ -147,8 +147,7 @@ impl Prefix {
     /// Returns true if an address is in the prefix.
     #[must_use]
     pub fn contains(&self, address: &Address) -> bool {
-        bits_of(address) & bits_of(&self.mask()) == self.network
-            && address.is_v4() == self.is_v4
+        bits_of(address) & bits_of(&self.mask()) == self.network && address.is_v4() == self.is_v4
     }
 
     /// Returns the number of addresses with an index: all except the first (the network address) and the
@@ -168,9 +167,7 @@ impl Prefix {
     /// Returns the index of an address; none if the address has no index in this prefix.
     #[must_use]
     pub fn index(&self, address: &Address) -> Option<u32> {
-        let index = bits_of(address)
-            .checked_sub(self.network)?
-            .checked_sub(1)?;
+        let index = bits_of(address).checked_sub(self.network)?.checked_sub(1)?;
         u32::try_from(index)
             .ok()
             .filter(|index| *index < self.capacity())

@@ -6,13 +6,13 @@ mod sizes;
 
 use core::mem::size_of;
 
-pub use self::sizes::{MapGroup, Headroom, MapSize, MapSizes};
+pub use self::sizes::{Headroom, MapGroup, MapSize, MapSizes};
 use crate::{
     affinity::{Affinity, AffinityKey},
     origin::{Origin, Overflow, OverflowKey},
     reason::Reason,
-    service::{Backend, Frontend, FrontendKey, Slot, SourceRange, ServiceCounts},
-    steering::{SteeringRecord, SteeringKey},
+    service::{Backend, Frontend, FrontendKey, ServiceCounts, Slot, SourceRange},
+    steering::{SteeringKey, SteeringRecord},
 };
 
 /// The number of entries of a map.
@@ -107,7 +107,10 @@ impl Map {
     }
 
     const fn replaced_if(self, remade: ReplaceIf) -> Self {
-        Self { replace_if: remade, ..self }
+        Self {
+            replace_if: remade,
+            ..self
+        }
     }
 
     const fn lasting(self) -> Self {

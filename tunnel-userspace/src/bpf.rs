@@ -1,63 +1,65 @@
 //! All code that uses aya or the kernel's BPF.
 //!
 //! - `probe`: detects features of this kernel
-//! - `pins`: checks and locks the folder of pins; `pin`: checks and removes one pin
-//! - `folders`: names the folders of maps, and plans their renames and removals (pure)
+//! - `pin_folder`: checks and locks the folder of pins; `pin`: checks and removes one pin
+//! - `map_folders`: names the folders of maps, and plans their renames and removals (pure)
 //! - `migration`: replaces maps of other sizes or of an older layout
-//! - `shapes`: type, sizes and flags of maps, from the table or from the kernel
-//! - `load`: loads the programs on the pinned maps
+//! - `map_spec`: type, sizes and flags of maps, from the table or from the kernel
+//! - `data_path`: loads the programs on the pinned maps
 //! - `programs`: the loaded programs, shared by the modules that attach them
 //! - `attach`: attaches programs to the cgroup by pinned links
 //! - `kernel_log`: replaces one program by its logging variant, and reads the events
-//! - `pending`: batched writes to maps
+//! - `batched_writes`: batched writes to maps
 //! - `guard`: attaches the guard to uplinks
-//! - `conns`: the counts of open connections
+//! - `open_connections`: the counts of open connections
 //! - `maps`: the service maps, the steering maps, and the counters
 //! - `socket_storage`: reads the stored translations of sockets
 //! - `mounts`: mounts the file systems that a node needs
-//! - `iterator`: a BPF iterator over all values of a socket storage
+//! - `socket_iterator`: a BPF iterator over all values of a socket storage
 //! - `btf`: parses the kernel's BTF (pure)
-//! - `kernel`: finds the offsets of kernel structure fields that the programs read
+//! - `kernel_offsets`: finds the offsets of kernel structure fields that the programs read
 //! - `path`: file systems, and errors with a path
 //! - `cgroup`: finds the cgroup v2 hierarchy
 //! - `sys`: calls of bpf(2) that aya lacks, and the wait for an RCU grace period
 
 mod attach;
+mod batched_writes;
 mod btf;
 mod cgroup;
-mod conns;
-mod folders;
+mod data_path;
 mod guard;
-mod iterator;
-mod kernel;
 mod kernel_log;
-mod load;
+mod kernel_offsets;
+mod map_folders;
+mod map_spec;
 mod maps;
 mod migration;
 mod mounts;
+mod open_connections;
 mod path;
-mod pending;
 mod pin;
-mod pins;
+mod pin_folder;
 mod probe;
 mod programs;
-mod shapes;
+mod socket_iterator;
 mod socket_storage;
 mod sys;
 
-pub(crate) use self::kernel::places_in;
+pub(crate) use self::kernel_offsets::search_btf;
 pub use self::{
     attach::{AttachError, Attached},
     cgroup::{CgroupError, check as check_cgroup, find_root},
+    data_path::{DataPath, Globals, LoadError, OBJECT, ProgramSettings},
     guard::{Guard, GuardError},
-    kernel::{KernelSocketBit, Places},
-    kernel_log::{KernelLog, KernelLogError, Level, Logging, OBJECT as LOGGING_OBJECT},
-    load::{DataPath, Globals, LoadError, OBJECT, Switches},
+    kernel_log::{
+        KernelLog, KernelLogError, KernelLogLevel, LoggingProgram, OBJECT as LOGGING_OBJECT,
+    },
+    kernel_offsets::{KernelOffsets, KernelSocketBit},
     maps::{Counters, KernelMaps, KernelSteering},
     mounts::{MountError, mount_bpffs, mount_cgroups},
     path::PathError,
-    pins::{PinError, Pins},
+    pin_folder::{PinError, PinFolder},
     probe::{Features, ProbeError, probe},
-    socket_storage::{SocketMemory, SocketMemoryError},
+    socket_storage::{SocketStorage, SocketStorageError},
     sys::RcuGrace,
 };

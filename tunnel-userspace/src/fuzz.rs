@@ -2,7 +2,8 @@
 //! input.
 
 use crate::{
-    bpf::places_in, config::Config, net::messages_in, source::file::reads_alike, tunnel::parse_messages,
+    bpf::search_btf, config::Config, net::messages_in, source::file::cache_changes_nothing,
+    tunnel::parse_messages,
 };
 
 /// Parses two versions of a manifest file, separated by a zero byte. Returns false if parsing the second
@@ -11,7 +12,7 @@ use crate::{
 pub fn manifests(bytes: &[u8]) -> bool {
     let text = String::from_utf8_lossy(bytes);
     let (first, second) = text.split_once('\0').unwrap_or(("", &text));
-    reads_alike(first, second)
+    cache_changes_nothing(first, second)
 }
 
 /// Parses a config file of kube-proxy. Returns false if an error lacks the field or the reason.
@@ -32,7 +33,7 @@ pub fn sock_diag(bytes: &[u8]) -> bool {
 
 /// Finds the field offsets that the kernel programs need in BTF type information.
 pub fn btf(bytes: &[u8]) {
-    places_in(bytes);
+    search_btf(bytes);
 }
 
 /// Parses the HTTP/2 headers of tunnel streams: the hello of gateway and agent, a CONNECT request, and the

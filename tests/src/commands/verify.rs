@@ -13,7 +13,7 @@ pub(crate) fn run() -> Result<()> {
         "features": {
             "setRetval": probed.set_retval,
             "tcx": probed.tcx,
-            "kernelSockets": probed.kernel_sockets.is_some(),
+            "kernelSockets": probed.kernel_socket_bit.is_some(),
         },
         "verifier": verifier::measure(probed)?,
     }))

@@ -52,8 +52,8 @@ fn only_variants_that_the_kernel_can_load_are_measured() {
         let variants = variants(Features {
             set_retval,
             tcx: false,
-            addresses: None,
-            kernel_sockets: None,
+            kernel_offsets: None,
+            kernel_socket_bit: None,
         });
         let names: Vec<_> = variants.iter().map(|it| it.name(false)).collect();
         let prefix_counts = variants.iter().map(|it| it.switches.prefixes.len());

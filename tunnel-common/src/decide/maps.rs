@@ -278,7 +278,10 @@ mod tests {
         let some = [(0, false), (u32::MAX, true), (7, true), (7, false)];
         let some = some.map(|(index, is_stored)| Some(AffinityChoice { index, is_stored }));
         for choice in some.into_iter().chain([None]) {
-            assert_eq!(AffinityChoice::from_word(AffinityChoice::to_word(choice)), choice);
+            assert_eq!(
+                AffinityChoice::from_word(AffinityChoice::to_word(choice)),
+                choice
+            );
         }
     }
 }

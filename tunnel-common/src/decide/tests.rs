@@ -218,7 +218,10 @@ fn chosen_index_for(memory: &TestMaps, client: &Client) -> Result<u32, NoChoice>
 }
 
 fn has_frontend(memory: &TestMaps, client: &Client, key: &FrontendKey, traffic: Traffic) -> bool {
-    matches!(find_frontend(memory, client, key, traffic), Lookup::Found(_))
+    matches!(
+        find_frontend(memory, client, key, traffic),
+        Lookup::Found(_)
+    )
 }
 
 #[test]
@@ -313,18 +316,33 @@ fn only_clients_in_the_source_ranges_may_use_a_frontend_that_has_some() {
 
     assert_eq!(chosen_index_for(&memory, &POD), Ok(0));
     let other = client(Some([10, 2, 0, 1]), false, false);
-    assert_eq!(chosen_index_for(&memory, &other), Err(NoChoice::ClientDenied));
+    assert_eq!(
+        chosen_index_for(&memory, &other),
+        Err(NoChoice::ClientDenied)
+    );
     let unknown = client(None, false, false);
-    assert_eq!(chosen_index_for(&memory, &unknown), Err(NoChoice::ClientUnknown));
+    assert_eq!(
+        chosen_index_for(&memory, &unknown),
+        Err(NoChoice::ClientUnknown)
+    );
 
     // The planner decides for sockets of the host, unless they are bound or the host's address is unknown.
-    assert_eq!(chosen_index_for(&memory, &HOST), Err(NoChoice::ClientDenied));
+    assert_eq!(
+        chosen_index_for(&memory, &HOST),
+        Err(NoChoice::ClientDenied)
+    );
     memory.frontend.flags |= Frontend::ADMITS_HOST;
     assert_eq!(chosen_index_for(&memory, &HOST), Ok(0));
     let bound = client(Some([10, 2, 0, 1]), true, true);
-    assert_eq!(chosen_index_for(&memory, &bound), Err(NoChoice::ClientDenied));
+    assert_eq!(
+        chosen_index_for(&memory, &bound),
+        Err(NoChoice::ClientDenied)
+    );
     memory.frontend.flags |= Frontend::HOST_UNKNOWN;
-    assert_eq!(chosen_index_for(&memory, &HOST), Err(NoChoice::ClientUnknown));
+    assert_eq!(
+        chosen_index_for(&memory, &HOST),
+        Err(NoChoice::ClientUnknown)
+    );
 }
 
 #[test]
@@ -332,7 +350,9 @@ fn each_algorithm_chooses_as_defined() {
     for len in [3, 5] {
         let mut memory = memory(len);
         memory.frontend.algorithm = Algorithm::ROUND_ROBIN;
-        let turns: Vec<_> = (0..=u32::from(len)).map(|_| chosen_index(&memory)).collect();
+        let turns: Vec<_> = (0..=u32::from(len))
+            .map(|_| chosen_index(&memory))
+            .collect();
         let wanted = (0..=u32::from(len)).map(|turn| Ok(turn % u32::from(len)));
         assert_eq!(turns, wanted.collect::<Vec<_>>());
 
@@ -418,14 +438,18 @@ fn a_flow_keeps_a_backend_that_serves_its_service_port() {
         protocol: Protocol::UDP,
         ..Origin::new(&key(), backend.address, backend.port)
     };
-    let is_kept =
-        |memory: &TestMaps, flow: &Origin, now| flow_backend(memory, &memory.frontend, flow, now).is_some();
+    let is_kept = |memory: &TestMaps, flow: &Origin, now| {
+        flow_backend(memory, &memory.frontend, flow, now).is_some()
+    };
 
     assert!(is_kept(&memory, &flow, 1));
     assert!(!is_kept(&memory, &flow, UDP_IDLE_NS));
     assert!(!is_kept(&memory, &Origin { index: 9, ..flow }, 1));
     memory.backends[1].service = 4;
-    assert!(!is_kept(&memory, &flow, 1), "the index belongs to another service port");
+    assert!(
+        !is_kept(&memory, &flow, 1),
+        "the index belongs to another service port"
+    );
     memory.backends[1].service = 3;
     memory.backends[1].state = flow.state.removed();
     assert!(!is_kept(&memory, &flow, 1));

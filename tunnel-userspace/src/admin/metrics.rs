@@ -20,14 +20,14 @@ use tunnel_common::{reason::Reason, table::MapSize};
 use self::encoder::{MetricsEncoder, number};
 use super::{
     AgentStatus, HealthResponses, NodeViews, StartTimes,
-    readiness::{self, Readiness},
     http_server::{respond, text},
+    readiness::{self, Readiness},
     used_entries,
 };
 use crate::{
     identity::CertificateState,
     reconcile::ReconcileStats,
-    source::{SourceReport, ServerStatus},
+    source::{ServerStatus, SourceReport},
     tunnel::{ConnectionState, NodeView},
 };
 
@@ -73,7 +73,9 @@ impl<F> fmt::Debug for CollectorFn<F> {
     }
 }
 
-impl<F: Fn(&mut MetricsEncoder<'_>) -> fmt::Result + Send + Sync + 'static> Collector for CollectorFn<F> {
+impl<F: Fn(&mut MetricsEncoder<'_>) -> fmt::Result + Send + Sync + 'static> Collector
+    for CollectorFn<F>
+{
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         (self.0)(&mut MetricsEncoder(encoder))
     }
@@ -199,7 +201,10 @@ fn encode_reasons(
     ] {
         *daemon_counts.entry(reason).or_default() += total;
     }
-    for reason in Reason::ALL.into_iter().filter(|it| !it.is_counted_by_kernel()) {
+    for reason in Reason::ALL
+        .into_iter()
+        .filter(|it| !it.is_counted_by_kernel())
+    {
         let of_maps = stats.counts.get(reason.label()).copied().unwrap_or(0);
         let others = daemon_counts.get(&reason).copied().unwrap_or(0);
         counts.push((reason, of_maps + others));
@@ -210,7 +215,11 @@ fn encode_reasons(
     out.counters("culvert_reason", help, labelled)
 }
 
-fn encode_maps(out: &mut MetricsEncoder<'_>, views: &NodeViews, stats: &ReconcileStats) -> fmt::Result {
+fn encode_maps(
+    out: &mut MetricsEncoder<'_>,
+    views: &NodeViews,
+    stats: &ReconcileStats,
+) -> fmt::Result {
     let maps = used_entries(stats).map(|(size, used)| (size.label(), size, used));
     let used = maps.clone();
     let used = used.map(|(map, _, used)| ([("map", map)], number(used)));
@@ -226,7 +235,11 @@ fn encode_maps(out: &mut MetricsEncoder<'_>, views: &NodeViews, stats: &Reconcil
     out.gauges("culvert_unprogrammed_service_ports", help, refused)
 }
 
-fn encode_sockets(out: &mut MetricsEncoder<'_>, views: &NodeViews, stats: &ReconcileStats) -> fmt::Result {
+fn encode_sockets(
+    out: &mut MetricsEncoder<'_>,
+    views: &NodeViews,
+    stats: &ReconcileStats,
+) -> fmt::Result {
     let help = "Open sockets that were sent to a backend";
     let open = number((views.open_connections)());
     out.gauge("culvert_open_connections", help, open)?;
@@ -243,7 +256,11 @@ fn encode_sockets(out: &mut MetricsEncoder<'_>, views: &NodeViews, stats: &Recon
     out.gauge("culvert_stale_sockets", help, number(sockets.stale))
 }
 
-fn encode_steering(out: &mut MetricsEncoder<'_>, views: &NodeViews, stats: &ReconcileStats) -> fmt::Result {
+fn encode_steering(
+    out: &mut MetricsEncoder<'_>,
+    views: &NodeViews,
+    stats: &ReconcileStats,
+) -> fmt::Result {
     let steering = &stats.steering;
     let help = "Edge nodes";
     out.gauge("culvert_edge_nodes", help, number(steering.edge_nodes))?;

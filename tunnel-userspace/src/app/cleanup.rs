@@ -6,7 +6,7 @@ use super::{
     RoleError, failed, other_error,
     state_dir::{StateDir, marker_path},
 };
-use crate::{bpf::Pins, config::Config, net};
+use crate::{bpf::PinFolder, config::Config, net};
 
 /// Removes the programs, maps, routes and files of a node with this config. Returns a line of text for each
 /// item that was removed or left alone.
@@ -17,7 +17,7 @@ use crate::{bpf::Pins, config::Config, net};
 pub fn cleanup(config: &Config) -> Result<Vec<String>, RoleError> {
     let mut lines = Vec::new();
     let (pins, folder) = (&config.bpf.bpffs, &config.state_dir);
-    let pins_lock = pins.exists().then(|| Pins::hold(pins));
+    let pins_lock = pins.exists().then(|| PinFolder::lock(pins));
     let pins_lock = pins_lock.transpose().map_err(other_error)?;
     let state = folder.is_dir().then(|| StateDir::lock(folder));
     let _state = state.transpose().map_err(other_error)?;
@@ -33,14 +33,17 @@ pub fn cleanup(config: &Config) -> Result<Vec<String>, RoleError> {
             let pins = pins.display();
             lines.push(format!("removed the programs and maps of {pins}"));
         }
-        let left_alone = |path: PathBuf| format!("left alone, not created by Culvert: {}", path.display());
+        let left_alone =
+            |path: PathBuf| format!("left alone, not created by Culvert: {}", path.display());
         lines.extend(foreign.into_iter().map(left_alone));
     }
     let marker = marker_path(folder);
     // The state folder is removed last, and only if a daemon created it.
     let own_folder = marker.exists().then(|| folder.clone());
     let sockets = [config.admin_socket(), config.helper_socket()];
-    let files = sockets.into_iter().chain([config.objects_snapshot(), marker]);
+    let files = sockets
+        .into_iter()
+        .chain([config.objects_snapshot(), marker]);
     for path in files.chain(own_folder) {
         let removed = if path == *folder {
             fs::remove_dir(&path)
@@ -70,5 +73,7 @@ fn remove_routes(config: &Config) -> Result<usize, RoleError> {
         .build()
         .map_err(failed("cannot start the async runtime"))?;
     let record = net::record_path(&config.state_dir);
-    runtime.block_on(net::remove_routes(&record)).map_err(other_error)
+    runtime
+        .block_on(net::remove_routes(&record))
+        .map_err(other_error)
 }

@@ -10,7 +10,9 @@ use tokio::{sync::watch, task::spawn_blocking};
 use tracing::{info, warn};
 
 use self::kernel_setup::KernelSetup;
-use super::{RoleError, failed, sources::Sources, shutdown_signals::ShutdownSignals, node_tunnel::NodeTunnel};
+use super::{
+    RoleError, failed, node_tunnel::NodeTunnel, shutdown_signals::ShutdownSignals, sources::Sources,
+};
 use crate::{
     admin::{self, HealthCheckServer, NodeListener, NodeViews},
     bpf::Guard,
@@ -95,24 +97,41 @@ pub async fn node(config: Config, started: impl FnOnce()) -> Result<(), RoleErro
     if let Some(first) = first {
         let services = first.services.len();
         if first.stale {
-            info!(services, "starting with the last snapshot, since the API server does not respond");
+            info!(
+                services,
+                "starting with the last snapshot, since the API server does not respond"
+            );
         } else {
-            info!(services, "every source has delivered its first complete list");
+            info!(
+                services,
+                "every source has delivered its first complete list"
+            );
         }
         kernel.write_and_attach(&config, first).await?;
         // The other fields are not moved out: they keep the pins and the state folder locked until this
         // function returns.
         let KernelSetup {
-            data_path, reconcile_loop, ..
+            data_path,
+            reconcile_loop,
+            ..
         } = kernel;
         let guard = data_path.guard().map_err(failed("cannot use the maps"))?;
         drop(data_path);
-        if let Some((network, inside)) = start_steering(&config, guard, links, network_view).await? {
+        if let Some((network, inside)) = start_steering(&config, guard, links, network_view).await?
+        {
             tunnel.start_ingress(&config, targets, inside, &waiting, &mut tasks);
             tasks.start("net", network.run(tasks.draining()));
         }
-        socket_termination::start(&config, sockets, reconcile_loop.backend_removals(), &mut tasks);
-        tasks.start("reconcile", reconcile_loop.run(store, addresses, tasks.draining()));
+        socket_termination::start(
+            &config,
+            sockets,
+            reconcile_loop.backend_removals(),
+            &mut tasks,
+        );
+        tasks.start(
+            "reconcile",
+            reconcile_loop.run(store, addresses, tasks.draining()),
+        );
         start_step.send_replace(None);
         started();
         tokio::select! {
@@ -142,9 +161,7 @@ async fn watch_network(
 ) -> Result<(Addresses, watch::Receiver<NetworkState>), RoleError> {
     let follower = NetworkFollower::open(config.tunnel.steering.is_some())
         .await
-        .map_err(failed(
-            "cannot list the links and addresses of this node",
-        ))?;
+        .map_err(failed("cannot list the links and addresses of this node"))?;
     let followed = (follower.addresses(), follower.network());
     tasks.start("links", follower.run(tasks.draining()));
     Ok(followed)
@@ -165,7 +182,10 @@ async fn start_steering(
     let Some(steering) = &config.tunnel.steering else {
         if let Err(error) = NetworkSetup::clear(guard, &record).await {
             let error = &error as &dyn std::error::Error;
-            warn!(error, "cannot remove the guards and routes of an earlier process");
+            warn!(
+                error,
+                "cannot remove the guards and routes of an earlier process"
+            );
         }
         return Ok(None);
     };
@@ -175,8 +195,8 @@ async fn start_steering(
         protocol: steering.route_protocol,
         record,
     };
-    let mut network =
-        NetworkSetup::open(settings, guard, links, view).map_err(failed("cannot change the network"))?;
+    let mut network = NetworkSetup::open(settings, guard, links, view)
+        .map_err(failed("cannot change the network"))?;
     network.check(false).await;
     let inside = network.inside_links();
     Ok(Some((network, inside)))

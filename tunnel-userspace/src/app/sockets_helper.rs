@@ -4,7 +4,7 @@ use tokio::sync::watch;
 use tracing::info;
 
 use super::{RoleError, failed, shutdown_signals::ShutdownSignals};
-use crate::{bpf::SocketMemory, config::Config, sockets};
+use crate::{bpf::SocketStorage, config::Config, sockets};
 
 /// Runs until SIGTERM, SIGINT or SIGHUP. The daemon may start later, or restart meanwhile.
 ///
@@ -19,7 +19,7 @@ pub async fn sockets_helper(config: Config) -> Result<(), RoleError> {
     let (_drain, draining) = watch::channel(false);
     let bpffs = config.bpf.bpffs.clone();
     let socket = config.helper_socket();
-    let help = sockets::run_helper(&socket, move || SocketMemory::open(&bpffs), draining);
+    let help = sockets::run_helper(&socket, move || SocketStorage::open(&bpffs), draining);
     tokio::select! {
         () = stop.wait() => {}
         () = help => {}

@@ -16,23 +16,25 @@ use tunnel_common::table::{AttachPoint, Program};
 use super::{
     path::{self, PathError},
     programs::Programs,
-    sys::{self, Target},
+    sys::{self, LinkTarget},
 };
 
 /// Parses the name of a pinned link: returns its program, and for a link of an uplink the index of the
 /// device; none if no program has links of this name.
-pub(super) fn of_pin(name: &str) -> Option<(&'static Program, Option<u32>)> {
-    let at_cgroup = Program::named(name).filter(|program| program.attach_point == AttachPoint::Cgroup);
-    if let Some(program) = at_cgroup {
+pub(super) fn parse_pin_name(name: &str) -> Option<(&'static Program, Option<u32>)> {
+    let cgroup_program =
+        Program::named(name).filter(|program| program.attach_point == AttachPoint::Cgroup);
+    if let Some(program) = cgroup_program {
         return Some((program, None));
     }
     let (name, device) = name.rsplit_once('-')?;
-    let program = Program::named(name).filter(|program| program.attach_point == AttachPoint::Uplinks)?;
+    let program =
+        Program::named(name).filter(|program| program.attach_point == AttachPoint::Uplinks)?;
     Some((program, Some(device.parse().ok()?)))
 }
 
 /// Returns the pin name of a program's link to a device.
-pub(super) fn pin_at(program: &Program, device: u32) -> String {
+pub(super) fn pin_name(program: &Program, device: u32) -> String {
     format!("{}-{device}", program.name)
 }
 
@@ -95,7 +97,7 @@ impl Attached {
     pub fn pin(self) -> io::Result<()> {
         self.links
             .iter()
-            .try_for_each(|(pin, link)| pin_in_place(link.as_fd(), pin))
+            .try_for_each(|(pin, link)| replace_pin(link.as_fd(), pin))
     }
 }
 
@@ -108,7 +110,7 @@ pub(super) fn attach(
     let folder = File::open(cgroup).map_err(path::failed("open cgroup", cgroup))?;
     let metadata = folder.metadata();
     let number = metadata.map_err(path::failed("open cgroup", cgroup))?.ino();
-    let target = Target::Cgroup(folder.as_fd(), number);
+    let target = LinkTarget::Cgroup(folder.as_fd(), number);
     let mut attached = Attached::default();
     for row in Program::at_attach_point(AttachPoint::Cgroup) {
         let failed = |(step, source)| AttachError::Step {
@@ -119,9 +121,9 @@ pub(super) fn attach(
         };
         let program = programs.fd(row).map_err(|error| failed(("load", error)))?;
         let pin = links.join(row.name);
-        match put(&program, row, target, &pin).map_err(failed)? {
-            Put::Replaced => attached.replaced += 1,
-            Put::Made(link) => attached.links.push((pin, link)),
+        match attach_program(&program, row, target, &pin).map_err(failed)? {
+            AttachResult::Replaced => attached.replaced += 1,
+            AttachResult::Created(link) => attached.links.push((pin, link)),
         }
     }
     Ok(attached)
@@ -131,32 +133,33 @@ pub(super) fn attach(
 const ATTACH: &str = "attach";
 
 /// The result of attaching one program.
-pub(super) enum Put {
+pub(super) enum AttachResult {
     /// The program of an existing link was replaced.
     Replaced,
     /// A new link was created. Dropping it before it is pinned detaches the program.
-    Made(OwnedFd),
+    Created(OwnedFd),
 }
 
 /// Replaces the program of a pinned link, or creates a link. Returns an error with the step that failed.
-pub(super) fn put(
+pub(super) fn attach_program(
     program: &ProgramFd,
     row: &Program,
-    target: Target<'_>,
+    target: LinkTarget<'_>,
     pin: &Path,
-) -> Result<Put, (&'static str, io::Error)> {
+) -> Result<AttachResult, (&'static str, io::Error)> {
     let failed = |step| move |error| (step, error);
-    let there = open_link(pin, target.link(row.hook)).map_err(failed("open the link of"))?;
-    if let Some(link) = there {
+    let existing =
+        open_link(pin, target.link_info(row.hook)).map_err(failed("open the link of"))?;
+    if let Some(link) = existing {
         sys::update_link(link.as_fd(), program).map_err(failed("replace"))?;
-        return Ok(Put::Replaced);
+        return Ok(AttachResult::Replaced);
     }
-    let made = sys::create_link(program.as_fd(), target, row.hook);
-    made.map(Put::Made).map_err(failed(ATTACH))
+    let created = sys::create_link(program.as_fd(), target, row.hook);
+    created.map(AttachResult::Created).map_err(failed(ATTACH))
 }
 
 /// Pins a link, or the program of a filter. Replaces an older pin at the path.
-pub(super) fn pin_in_place(link: BorrowedFd<'_>, pin: &Path) -> io::Result<()> {
+pub(super) fn replace_pin(link: BorrowedFd<'_>, pin: &Path) -> io::Result<()> {
     match sys::pin(link, pin) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             fs::remove_file(pin)?;
@@ -167,13 +170,13 @@ pub(super) fn pin_in_place(link: BorrowedFd<'_>, pin: &Path) -> io::Result<()> {
 }
 
 /// Opens a pinned link; none if there is no pin, or if the link is detached or leads to another target.
-fn open_link(pin: &Path, wanted: sys::Link) -> io::Result<Option<OwnedFd>> {
+fn open_link(pin: &Path, wanted: sys::LinkInfo) -> io::Result<Option<OwnedFd>> {
     let link = match sys::open_pin(pin) {
         Ok(link) => link,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error),
     };
-    Ok((sys::link(link.as_fd())? == Some(wanted)).then_some(link))
+    Ok((sys::link_info(link.as_fd())? == Some(wanted)).then_some(link))
 }
 
 #[cfg(test)]
@@ -184,11 +187,14 @@ mod tests {
 
     #[test]
     fn the_name_of_a_pin_has_its_program_and_device() {
-        assert_eq!(of_pin("sock_release"), Some((&SOCK_RELEASE, None)));
-        assert_eq!(of_pin(&pin_at(&GUARD, 7)), Some((&GUARD, Some(7))));
+        assert_eq!(parse_pin_name("sock_release"), Some((&SOCK_RELEASE, None)));
+        assert_eq!(
+            parse_pin_name(&pin_name(&GUARD, 7)),
+            Some((&GUARD, Some(7)))
+        );
         let others = "guard sock_release-7 guard- guard-x connect5 guard-7-7";
         for name in others.split(' ') {
-            assert_eq!(of_pin(name), None, "{name}");
+            assert_eq!(parse_pin_name(name), None, "{name}");
         }
     }
 }

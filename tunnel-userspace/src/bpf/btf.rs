@@ -4,20 +4,20 @@
 use zerocopy::FromBytes as _;
 
 /// The file with the kernel's BTF.
-pub(super) const TYPES: &str = "/sys/kernel/btf/vmlinux";
+pub(super) const VMLINUX_BTF: &str = "/sys/kernel/btf/vmlinux";
 
 /// The kinds of types that can be searched.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[repr(u32)]
-pub(super) enum Kind {
+pub(super) enum TypeKind {
     Struct = STRUCT,
     Function = FUNC,
 }
 
 const MAGIC: u16 = 0xeb9f;
 /// The sizes in bytes of a type, without the data that depends on its kind, and of a member.
-const TYPE: usize = 12;
-const MEMBER: usize = 12;
+const TYPE_SIZE: usize = 12;
+const MEMBER_SIZE: usize = 12;
 
 const STRUCT: u32 = 4;
 const UNION: u32 = 5;
@@ -27,17 +27,17 @@ const CONST: u32 = 10;
 const FUNC: u32 = 12;
 
 /// The maximum depth of anonymous members that are searched.
-const DEPTH: u32 = 8;
+const MAX_DEPTH: u32 = 8;
 /// The maximum number of members that a search reads. No structure has nearly as many; the limit is for
 /// invalid BTF, in which structures contain each other.
-const LOOKS: u32 = 100_000;
+const MAX_MEMBERS: u32 = 100_000;
 
 /// The parsed BTF.
 pub(super) struct Btf<'a> {
     types: &'a [u8],
     strings: &'a [u8],
     /// The offset of each type in `types`. The first type has the id 1.
-    places: Vec<usize>,
+    offsets: Vec<usize>,
 }
 
 /// An encoded type.
@@ -45,9 +45,9 @@ struct Type<'a> {
     name: u32,
     kind: u32,
     /// True if members have the width of bit fields.
-    flag: bool,
+    has_bit_fields: bool,
     /// The id of the type that this one refers to.
-    of: u32,
+    referenced: u32,
     rest: &'a [u8],
     count: usize,
 }
@@ -63,89 +63,91 @@ pub(super) struct Member {
     /// The number of bits of a bit field; 0 for other members.
     pub(super) width: u32,
     /// The id of the member's type.
-    kind: u32,
+    type_id: u32,
 }
 
 impl<'a> Btf<'a> {
     /// Parses BTF; returns none if it is invalid.
     pub(super) fn parse(bytes: &'a [u8]) -> Option<Self> {
         let (header, _) = <[u32; 6]>::read_from_prefix(bytes).ok()?;
-        let [first, head, types, types_length, strings, strings_length] = header;
-        let [a, b, _, _] = first.to_ne_bytes();
+        let [magic, header_length, types, types_length, strings, strings_length] = header;
+        let [a, b, _, _] = magic.to_ne_bytes();
         if u16::from_ne_bytes([a, b]) != MAGIC {
             return None;
         }
-        let part = |offset: u32, length: u32| {
-            let start = usize::try_from(head.checked_add(offset)?).ok()?;
+        let section = |offset: u32, length: u32| {
+            let start = usize::try_from(header_length.checked_add(offset)?).ok()?;
             bytes.get(start..)?.get(..usize::try_from(length).ok()?)
         };
-        let types = part(types, types_length)?;
-        let strings = part(strings, strings_length)?;
+        let types = section(types, types_length)?;
+        let strings = section(strings, strings_length)?;
         let mut btf = Self {
             types,
             strings,
-            places: Vec::new(),
+            offsets: Vec::new(),
         };
-        let mut place = 0;
-        while place < types.len() {
-            let length = length(types.get(place..)?)?;
-            btf.places.push(place);
-            place = place.checked_add(length)?;
+        let mut offset = 0;
+        while offset < types.len() {
+            let length = encoded_size(types.get(offset..)?)?;
+            btf.offsets.push(offset);
+            offset = offset.checked_add(length)?;
         }
         Some(btf)
     }
 
     /// Returns the id of the first type with this kind and name.
-    pub(super) fn find(&self, kind: Kind, name: &str) -> Option<u32> {
-        (1..).zip(&self.places).find_map(|(id, place)| {
-            let found = read(self.types.get(*place..)?)?;
+    pub(super) fn find(&self, kind: TypeKind, name: &str) -> Option<u32> {
+        (1..).zip(&self.offsets).find_map(|(id, offset)| {
+            let found = read_type(self.types.get(*offset..)?)?;
             (found.kind == kind as u32 && self.is_named(found.name, name)).then_some(id)
         })
     }
 
     /// Returns a member of a structure, or of its anonymous members.
     pub(super) fn member(&self, id: u32, name: &str) -> Option<Member> {
-        let mut looks = LOOKS;
-        self.member_within(id, name, DEPTH, &mut looks)
+        let mut budget = MAX_MEMBERS;
+        self.member_within(id, name, MAX_DEPTH, &mut budget)
     }
 
     /// Returns a member of a structure that is itself the member `outer`.
     pub(super) fn member_of(&self, outer: Member, name: &str) -> Option<Member> {
-        let inner = self.member(outer.kind, name)?;
+        let inner = self.member(outer.type_id, name)?;
         Some(Member {
             offset: outer.offset.checked_add(inner.offset)?,
             ..inner
         })
     }
 
-    fn member_within(&self, id: u32, name: &str, depth: u32, looks: &mut u32) -> Option<Member> {
+    fn member_within(&self, id: u32, name: &str, depth: u32, budget: &mut u32) -> Option<Member> {
         let depth = depth.checked_sub(1)?;
         let outer = self.type_of(id)?;
         match outer.kind {
-            TYPEDEF | VOLATILE | CONST => return self.member_within(outer.of, name, depth, looks),
+            TYPEDEF | VOLATILE | CONST => {
+                return self.member_within(outer.referenced, name, depth, budget);
+            }
             STRUCT | UNION => {}
             _ => return None,
         }
-        let members = outer.rest.chunks_exact(MEMBER).take(outer.count);
+        let members = outer.rest.chunks_exact(MEMBER_SIZE).take(outer.count);
         for member in members {
-            *looks = looks.checked_sub(1)?;
-            let [own, kind, place] = <[u32; 3]>::read_from_bytes(member).ok()?;
-            let (bits, width) = if outer.flag {
-                (place & 0xff_ffff, place >> 24)
+            *budget = budget.checked_sub(1)?;
+            let [member_name, type_id, position] = <[u32; 3]>::read_from_bytes(member).ok()?;
+            let (bits, width) = if outer.has_bit_fields {
+                (position & 0xff_ffff, position >> 24)
             } else {
-                (place, 0)
+                (position, 0)
             };
             let offset = bits / 8;
-            if self.is_named(own, name) {
+            if self.is_named(member_name, name) {
                 return Some(Member {
                     offset,
                     bit: bits % 8,
                     width,
-                    kind,
+                    type_id,
                 });
             }
-            if self.is_named(own, "")
-                && let Some(inner) = self.member_within(kind, name, depth, looks)
+            if self.is_named(member_name, "")
+                && let Some(inner) = self.member_within(type_id, name, depth, budget)
             {
                 let offset = offset.checked_add(inner.offset)?;
                 return Some(Member { offset, ..inner });
@@ -156,25 +158,25 @@ impl<'a> Btf<'a> {
 
     fn type_of(&self, id: u32) -> Option<Type<'a>> {
         let index = usize::try_from(id.checked_sub(1)?).ok()?;
-        read(self.types.get(*self.places.get(index)?..)?)
+        read_type(self.types.get(*self.offsets.get(index)?..)?)
     }
 
-    fn is_named(&self, at: u32, name: &str) -> bool {
-        let rest = usize::try_from(at)
+    fn is_named(&self, offset: u32, name: &str) -> bool {
+        let rest = usize::try_from(offset)
             .ok()
-            .and_then(|at| self.strings.get(at..));
+            .and_then(|offset| self.strings.get(offset..));
         rest.and_then(|rest| rest.strip_prefix(name.as_bytes()))
             .is_some_and(|rest| rest.first() == Some(&0))
     }
 }
 
-fn read(bytes: &[u8]) -> Option<Type<'_>> {
-    let ([name, info, of], rest) = <[u32; 3]>::read_from_prefix(bytes).ok()?;
+fn read_type(bytes: &[u8]) -> Option<Type<'_>> {
+    let ([name, info, referenced], rest) = <[u32; 3]>::read_from_prefix(bytes).ok()?;
     Some(Type {
         name,
         kind: info >> 24 & 0x1f,
-        flag: info >> 31 != 0,
-        of,
+        has_bit_fields: info >> 31 != 0,
+        referenced,
         rest,
         count: usize::try_from(info & 0xffff).ok()?,
     })
@@ -182,8 +184,8 @@ fn read(bytes: &[u8]) -> Option<Type<'_>> {
 
 /// Returns the size of an encoded type in bytes (`btf_type_ops` of kernel/bpf/btf.c); none for an
 /// unknown kind.
-fn length(bytes: &[u8]) -> Option<usize> {
-    let found = read(bytes)?;
+fn encoded_size(bytes: &[u8]) -> Option<usize> {
+    let found = read_type(bytes)?;
     let each = |size: usize| found.count.checked_mul(size);
     let added = match found.kind {
         // Pointers, forward declarations, qualifiers, functions, floats, type tags.
@@ -192,14 +194,14 @@ fn length(bytes: &[u8]) -> Option<usize> {
         1 | 14 | 17 => 4,
         // Arrays.
         3 => 12,
-        STRUCT | UNION => each(MEMBER)?,
+        STRUCT | UNION => each(MEMBER_SIZE)?,
         // Enumerations, parameters.
         6 | 13 => each(8)?,
         // Data sections, 64-bit enumerations.
         15 | 19 => each(12)?,
         _ => return None,
     };
-    TYPE.checked_add(added)
+    TYPE_SIZE.checked_add(added)
 }
 
 #[cfg(test)]

@@ -19,10 +19,10 @@ use nix::net::if_::if_indextoname;
 use tunnel_common::{steering::SteeringRecord, table::GUARD};
 
 use super::{
-    attach::{self, Put},
+    attach::{self, AttachResult},
     probe::Features,
-    programs::{Programs, to_io},
-    sys::{self, Handle, Target},
+    programs::{Programs, to_io_error},
+    sys::{self, LinkTarget, MapHandle},
 };
 use crate::net::UplinkGuard;
 
@@ -32,7 +32,7 @@ const PRIORITY: u16 = 1;
 const HANDLE: TcHandle = TcHandle::new(0, 0xc01e);
 
 /// The entry of the map `host` with the address families whose steering prefix has a route.
-const FAMILIES: u32 = 1;
+const ROUTED_FAMILIES: u32 = 1;
 
 /// The error of attaching or detaching the guard, or of enabling the ingress.
 #[derive(Debug, thiserror::Error)]
@@ -53,16 +53,16 @@ pub struct Guard {
     links: PathBuf,
     features: Features,
     /// The devices to which this process has attached the guard.
-    placed: BTreeSet<u32>,
-    host: Handle<u32, u64>,
+    attached: BTreeSet<u32>,
+    host: MapHandle<u32, u64>,
     /// The address families that were last written to `host`.
-    admitted: Option<u64>,
+    routed_families: Option<u64>,
 }
 
 impl Guard {
     pub(super) const fn new(
         programs: Programs,
-        host: Handle<u32, u64>,
+        host: MapHandle<u32, u64>,
         links: PathBuf,
         features: Features,
     ) -> Self {
@@ -70,9 +70,9 @@ impl Guard {
             programs,
             links,
             features,
-            placed: BTreeSet::new(),
+            attached: BTreeSet::new(),
             host,
-            admitted: None,
+            routed_families: None,
         }
     }
 
@@ -87,37 +87,37 @@ impl Guard {
             ..TestRunOptions::default()
         };
         self.programs.with_classifier(&GUARD, |program| {
-            let result = program.test_run(options).map_err(to_io)?;
+            let result = program.test_run(options).map_err(to_io_error)?;
             Ok(result.return_value.cast_signed())
         })
     }
 
-    fn put(&self, device: u32, name: &str) -> Result<(), GuardError> {
-        let pin = self.links.join(attach::pin_at(&GUARD, device));
-        let put = if self.features.tcx {
-            self.put_link(device, &pin)
+    fn attach_to(&self, device: u32, name: &str) -> Result<(), GuardError> {
+        let pin = self.links.join(attach::pin_name(&GUARD, device));
+        let attached = if self.features.tcx {
+            self.attach_link(device, &pin)
         } else {
-            self.put_filter(name, &pin)
+            self.attach_filter(name, &pin)
         };
-        put.map_err(failed(format!("attach the guard to uplink {name}")))
+        attached.map_err(failed(format!("attach the guard to uplink {name}")))
     }
 
-    fn put_link(&self, device: u32, pin: &Path) -> io::Result<()> {
+    fn attach_link(&self, device: u32, pin: &Path) -> io::Result<()> {
         let program = self.programs.fd(&GUARD)?;
-        let put = attach::put(&program, &GUARD, Target::Device(device), pin);
-        match put.map_err(|(_, error)| error)? {
-            Put::Replaced => Ok(()),
-            Put::Made(link) => attach::pin_in_place(link.as_fd(), pin),
+        let attached = attach::attach_program(&program, &GUARD, LinkTarget::Device(device), pin);
+        match attached.map_err(|(_, error)| error)? {
+            AttachResult::Replaced => Ok(()),
+            AttachResult::Created(link) => attach::replace_pin(link.as_fd(), pin),
         }
     }
 
-    fn put_filter(&self, name: &str, pin: &Path) -> io::Result<()> {
+    fn attach_filter(&self, name: &str, pin: &Path) -> io::Result<()> {
         match qdisc_add_clsact(name) {
             Ok(()) => {}
             Err(TcError::NetlinkError(error)) if error.raw_os_error() == Some(libc::EEXIST) => {}
             Err(error) => return Err(io::Error::other(error)),
         }
-        let there = place_of(name)?;
+        let existing = filter_link(name)?;
         let options = TcAttachOptions::Netlink(NlOptions {
             priority: PRIORITY,
             handle: HANDLE,
@@ -125,39 +125,43 @@ impl Guard {
         });
         let filter = |program: &mut SchedClassifier| {
             // Fails if there is no filter to replace.
-            let id = program.attach_to_link(there).or_else(|_nothing_there| {
+            let id = program.attach_to_link(existing).or_else(|_no_filter| {
                 program.attach_with_options(name, TcAttachType::Ingress, options)
             });
-            let id = id.map_err(to_io)?;
+            let id = id.map_err(to_io_error)?;
             // The filter must outlive this process, and dropping the link would remove it.
-            let _stays = ManuallyDrop::new(program.take_link(id).map_err(to_io)?);
+            let _kept = ManuallyDrop::new(program.take_link(id).map_err(to_io_error)?);
             Ok(())
         };
         self.programs.with_classifier(&GUARD, filter)?;
         // Pinned after the filter is attached. If one of the two is missing, both are created again.
-        attach::pin_in_place(self.programs.fd(&GUARD)?.as_fd(), pin)
+        attach::replace_pin(self.programs.fd(&GUARD)?.as_fd(), pin)
     }
 }
 
 impl UplinkGuard for Guard {
     type Error = GuardError;
 
-    fn guard_uplinks(&mut self, uplinks: &BTreeMap<u32, String>, reattach: bool) -> Result<(), GuardError> {
-        self.placed.retain(|device| uplinks.contains_key(device));
+    fn guard_uplinks(
+        &mut self,
+        uplinks: &BTreeMap<u32, String>,
+        reattach: bool,
+    ) -> Result<(), GuardError> {
+        self.attached.retain(|device| uplinks.contains_key(device));
         let mut first = Ok(());
         for (device, name) in uplinks {
-            if !reattach && self.placed.contains(device) {
+            if !reattach && self.attached.contains(device) {
                 continue;
             }
             // Continues after a failure, so that all other devices are guarded.
-            match self.put(*device, name) {
+            match self.attach_to(*device, name) {
                 Ok(()) => {
-                    if self.placed.insert(*device) {
+                    if self.attached.insert(*device) {
                         tracing::info!(uplink = %name, "guard attached: it drops packets from this uplink to steering prefixes");
                     }
                 }
                 Err(error) => {
-                    self.placed.remove(device);
+                    self.attached.remove(device);
                     first = first.and(Err(error));
                 }
             }
@@ -166,44 +170,48 @@ impl UplinkGuard for Guard {
     }
 
     fn guarded_links(&self) -> BTreeSet<u32> {
-        let pinned = pinned(&self.links).into_iter();
+        let pinned = pinned_guards(&self.links).into_iter();
         pinned.map(|(device, _)| device).collect()
     }
 
     fn set_steering(&mut self, [v4, v6]: [bool; 2]) -> Result<(), GuardError> {
         let [v4, v6] = [v4, v6].map(u64::from);
         let families = (v4 * SteeringRecord::ROUTED_V4) | (v6 * SteeringRecord::ROUTED_V6);
-        if self.admitted == Some(families) {
+        if self.routed_families == Some(families) {
             return Ok(());
         }
-        let put = self.host.put(&FAMILIES, &families);
-        let put = put.map_err(io::Error::other);
-        put.map_err(failed("write the routed address families to the map host".to_owned()))?;
-        self.admitted = Some(families);
+        let written = self.host.write(&ROUTED_FAMILIES, &families);
+        let written = written.map_err(io::Error::other);
+        written.map_err(failed(
+            "write the routed address families to the map host".to_owned(),
+        ))?;
+        self.routed_families = Some(families);
         Ok(())
     }
 
     fn remove_unused(&mut self, uplinks: &BTreeMap<u32, String>) -> Result<(), GuardError> {
-        for (device, pin) in pinned(&self.links) {
+        for (device, pin) in pinned_guards(&self.links) {
             if uplinks.contains_key(&device) {
                 continue;
             }
             let removed = remove_filter(&pin, device).and_then(|()| fs::remove_file(&pin));
-            removed.map_err(failed(format!("detach the guard from the device with index {device}")))?;
+            removed.map_err(failed(format!(
+                "detach the guard from the device with index {device}"
+            )))?;
         }
         Ok(())
     }
 }
 
 /// Returns the device and the pin of each guard.
-fn pinned(links: &Path) -> Vec<(u32, PathBuf)> {
+fn pinned_guards(links: &Path) -> Vec<(u32, PathBuf)> {
     let Ok(entries) = fs::read_dir(links) else {
         return Vec::new();
     };
     entries
         .flatten()
         .filter_map(|entry| {
-            let (program, device) = attach::of_pin(entry.file_name().to_str()?)?;
+            let (program, device) = attach::parse_pin_name(entry.file_name().to_str()?)?;
             Some((device?, entry.path())).filter(|_| *program == GUARD)
         })
         .collect()
@@ -213,9 +221,14 @@ fn pinned(links: &Path) -> Vec<(u32, PathBuf)> {
 /// pinned program of a filter.
 pub(super) fn is_guard(pin: &Path, device: u32) -> io::Result<bool> {
     let object = sys::open_pin(pin)?;
-    if let Some(found) = sys::link(object.as_fd())? {
-        let wanted = Target::Device(device).link(GUARD.hook);
-        return Ok(found == wanted || found == sys::Link { at: 0, ..wanted });
+    if let Some(found) = sys::link_info(object.as_fd())? {
+        let wanted = LinkTarget::Device(device).link_info(GUARD.hook);
+        return Ok(found == wanted
+            || found
+                == sys::LinkInfo {
+                    target_id: 0,
+                    ..wanted
+                });
     }
     sys::is_classifier(object.as_fd(), GUARD.name)
 }
@@ -231,14 +244,14 @@ pub(super) fn remove_filter(pin: &Path, device: u32) -> io::Result<()> {
     if name.is_empty() {
         return Ok(());
     }
-    let there = place_of(&name.to_string_lossy())?;
+    let existing = filter_link(&name.to_string_lossy())?;
     // The filter may be removed already.
-    if let Err(error) = aya::programs::links::Link::detach(there) {
+    if let Err(error) = aya::programs::links::Link::detach(existing) {
         tracing::debug!(%error, device, "no filter to detach");
     }
     Ok(())
 }
 
-fn place_of(name: &str) -> io::Result<SchedClassifierLink> {
+fn filter_link(name: &str) -> io::Result<SchedClassifierLink> {
     SchedClassifierLink::attached(name, TcAttachType::Ingress, PRIORITY, HANDLE, None)
 }

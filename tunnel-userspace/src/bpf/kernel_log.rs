@@ -27,7 +27,7 @@ use tunnel_common::{
 };
 
 use super::{
-    load::{self, DataPath},
+    data_path::{self, DataPath},
     programs::{self, Programs},
     sys,
 };
@@ -37,11 +37,11 @@ pub static OBJECT: &[u8] =
     aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/culvert-log.bpf.o"));
 
 /// The interval at which the ring buffer is polled.
-const PAUSE: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The maximum number of events that are logged per interval. Further events wait in the ring buffer, and
 /// are lost and counted if it is full.
-const BATCH: u32 = 100;
+const MAX_PER_INTERVAL: u32 = 100;
 
 /// A kernel program whose events are logged.
 #[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
@@ -51,14 +51,14 @@ pub struct KernelLog {
     pub program: String,
     /// The most detailed level that is logged.
     #[serde(default)]
-    pub level: Level,
+    pub level: KernelLogLevel,
 }
 
 /// The level of detail; the programs compare with its numbers.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 #[repr(u8)]
-pub enum Level {
+pub enum KernelLogLevel {
     /// Failures.
     Error = 1,
     /// Possible failures.
@@ -72,7 +72,7 @@ pub enum Level {
     Trace,
 }
 
-impl fmt::Display for Level {
+impl fmt::Display for KernelLogLevel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.serialize(f)
     }
@@ -90,7 +90,7 @@ pub struct KernelLogError {
 
 /// A program that logs its events. Dropping it restores the plain program, except for the guard, which keeps
 /// logging until the next start.
-pub struct Logging {
+pub struct LoggingProgram {
     program: String,
     /// The link, and the plain program.
     plain: Option<(OwnedFd, ProgramFd)>,
@@ -106,7 +106,7 @@ impl DataPath {
     /// # Errors
     ///
     /// There is no such program, it is not attached, or the kernel rejects the variant.
-    pub fn log(&mut self, wanted: &KernelLog) -> Result<Logging, KernelLogError> {
+    pub fn enable_logging(&mut self, wanted: &KernelLog) -> Result<LoggingProgram, KernelLogError> {
         let KernelLog { program, level } = wanted;
         let failed = |step| {
             let program = program.clone();
@@ -120,29 +120,29 @@ impl DataPath {
             .ok_or_else(|| failed("load")("the object has no such program".into()))?;
         let mut variant = self.load_variant(row, *level).map_err(failed("load"))?;
         let (stop, stopped) = mpsc::channel();
-        let sink = Arc::new(Sink {
+        let writer = Arc::new(LogWriter {
             program: program.clone(),
-            pace: Mutex::new(Pace::new(stopped)),
+            rate_limit: Mutex::new(RateLimit::new(stopped)),
         });
-        let logger = EbpfLogger::init_with_logger(&mut variant, Arc::clone(&sink))
+        let logger = EbpfLogger::init_with_logger(&mut variant, Arc::clone(&writer))
             .map_err(|error| failed("open the ring buffer of")(error.into()))?;
         // If the program can't be attached, `stop` is dropped, which ends the reader.
         let reader = thread::Builder::new()
             .name("kernel log".to_owned())
-            .spawn(move || read(logger, &sink))
+            .spawn(move || read_events(logger, &writer))
             .map_err(|error| failed("read the events of")(error.into()))?;
-        let variant = Programs::of(variant);
+        let variant = Programs::new(variant);
         let plain = match row.attach_point {
             AttachPoint::Uplinks => {
-                self.at_uplinks = variant;
+                self.uplink_programs = variant;
                 None
             }
             AttachPoint::Cgroup => {
-                let placed = self.place(row, &variant);
-                Some(placed.map_err(|error| failed("attach")(error.into()))?)
+                let replaced = self.replace_program(row, &variant);
+                Some(replaced.map_err(|error| failed("attach")(error.into()))?)
             }
         };
-        Ok(Logging {
+        Ok(LoggingProgram {
             program: program.clone(),
             plain,
             stop: Some(stop),
@@ -153,10 +153,10 @@ impl DataPath {
     fn load_variant(
         &self,
         row: &Program,
-        level: Level,
+        level: KernelLogLevel,
     ) -> Result<Ebpf, Box<dyn Error + Send + Sync>> {
         let level = level as u8;
-        let mut loader = load::loader(&self.maps, &self.globals);
+        let mut loader = data_path::loader(&self.maps, &self.globals);
         loader.override_global(aya_log::LEVEL, &level, true);
         let mut variant = loader.load(OBJECT)?;
         programs::load(&mut variant, row)?;
@@ -164,7 +164,11 @@ impl DataPath {
     }
 
     /// Replaces the program of a pinned link; returns the link and the previous program.
-    fn place(&self, row: &Program, variant: &Programs) -> io::Result<(OwnedFd, ProgramFd)> {
+    fn replace_program(
+        &self,
+        row: &Program,
+        variant: &Programs,
+    ) -> io::Result<(OwnedFd, ProgramFd)> {
         let plain = self.programs.fd(row)?;
         let link = sys::open_pin(&self.links.join(row.name))?;
         sys::update_link(link.as_fd(), &variant.fd(row)?)?;
@@ -172,7 +176,7 @@ impl DataPath {
     }
 }
 
-impl Drop for Logging {
+impl Drop for LoggingProgram {
     fn drop(&mut self) {
         if let Some((link, plain)) = self.plain.take()
             && let Err(error) = sys::update_link(link.as_fd(), &plain)
@@ -195,8 +199,8 @@ impl Drop for Logging {
 
 /// Reads the ring buffer until the channel closes. Runs in a separate thread, since under a flood of events
 /// the ring buffer is never empty.
-fn read(mut logger: EbpfLogger<Arc<Sink>>, sink: &Sink) {
-    while sink.pace().pause() {
+fn read_events(mut logger: EbpfLogger<Arc<LogWriter>>, writer: &LogWriter) {
+    while writer.rate_limit().wait_for_interval() {
         logger.flush();
     }
     // Reads the events from before the end.
@@ -204,28 +208,30 @@ fn read(mut logger: EbpfLogger<Arc<Sink>>, sink: &Sink) {
 }
 
 /// Writes events to the log of this process, at a limited rate.
-struct Sink {
+struct LogWriter {
     program: String,
-    pace: Mutex<Pace>,
+    rate_limit: Mutex<RateLimit>,
 }
 
-impl Sink {
-    fn pace(&self) -> MutexGuard<'_, Pace> {
-        self.pace.lock().unwrap_or_else(PoisonError::into_inner)
+impl LogWriter {
+    fn rate_limit(&self) -> MutexGuard<'_, RateLimit> {
+        self.rate_limit
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Log for Sink {
+impl Log for LogWriter {
     fn enabled(&self, _: &Metadata<'_>) -> bool {
         true
     }
 
     fn log(&self, record: &Record<'_>) {
         let program = &*self.program;
-        if !self.pace().admits(program) {
+        if !self.rate_limit().admit(program) {
             return;
         }
-        let text = readable(&record.args().to_string());
+        let text = with_names(&record.args().to_string());
         match record.level() {
             log::Level::Error => tracing::error!(target: "kernel", program, "{text}"),
             log::Level::Warn => tracing::warn!(target: "kernel", program, "{text}"),
@@ -239,36 +245,37 @@ impl Log for Sink {
 }
 
 /// The rate limit of events.
-struct Pace {
+struct RateLimit {
     stopped: Receiver<Infallible>,
-    left: u32,
+    remaining: u32,
     is_ending: bool,
     was_exceeded: bool,
 }
 
-impl Pace {
+impl RateLimit {
     const fn new(stopped: Receiver<Infallible>) -> Self {
         Self {
             stopped,
-            left: BATCH,
+            remaining: MAX_PER_INTERVAL,
             is_ending: false,
             was_exceeded: false,
         }
     }
 
     /// Waits for the next interval; returns false if the reader is to end.
-    fn pause(&mut self) -> bool {
+    fn wait_for_interval(&mut self) -> bool {
         if !self.is_ending {
-            self.is_ending = self.stopped.recv_timeout(PAUSE) != Err(RecvTimeoutError::Timeout);
-            self.left = BATCH;
+            self.is_ending =
+                self.stopped.recv_timeout(POLL_INTERVAL) != Err(RecvTimeoutError::Timeout);
+            self.remaining = MAX_PER_INTERVAL;
         }
         !self.is_ending
     }
 
     /// Returns true if an event may be logged. If the limit is used up, waits for the next interval first,
     /// unless the reader is to end.
-    fn admits(&mut self, program: &str) -> bool {
-        if self.left == 0 {
+    fn admit(&mut self, program: &str) -> bool {
+        if self.remaining == 0 {
             if !mem::replace(&mut self.was_exceeded, true) {
                 tracing::warn!(
                     target: "kernel",
@@ -277,27 +284,27 @@ impl Pace {
                      (reason log_events_lost)"
                 );
             }
-            self.pause();
+            self.wait_for_interval();
         }
-        let left = self.left.checked_sub(1);
-        self.left = left.unwrap_or(0);
-        left.is_some()
+        let remaining = self.remaining.checked_sub(1);
+        self.remaining = remaining.unwrap_or(0);
+        remaining.is_some()
     }
 }
 
 /// Returns an event with names instead of numbers, and with IPv4 addresses in their usual form.
-fn readable(text: &str) -> String {
-    let words: Vec<_> = text.split(' ').map(word).collect();
+fn with_names(text: &str) -> String {
+    let words: Vec<_> = text.split(' ').map(field_with_name).collect();
     words.join(" ")
 }
 
-fn word(text: &str) -> String {
+fn field_with_name(text: &str) -> String {
     let Some((name, value)) = text.split_once('=') else {
         return text.to_owned();
     };
-    let known = match name {
+    let readable = match name {
         "reason" => {
-            let reason = value.parse().ok().and_then(Reason::of_index);
+            let reason = value.parse().ok().and_then(Reason::from_index);
             reason.map(|reason| reason.label().to_owned())
         }
         "protocol" => {
@@ -310,7 +317,7 @@ fn word(text: &str) -> String {
             address.map(|address: IpAddr| address.to_canonical().to_string())
         }
     };
-    known.map_or_else(|| text.to_owned(), |value| format!("{name}={value}"))
+    readable.map_or_else(|| text.to_owned(), |value| format!("{name}={value}"))
 }
 
 #[cfg(test)]
@@ -323,33 +330,40 @@ mod tests {
                    backend=fd00::5 backend_port=8080 reason=0";
 
         assert_eq!(
-            readable(raw),
+            with_names(raw),
             "translated: destination=10.96.0.10 port=80 protocol=TCP \
              backend=fd00::5 backend_port=8080 reason=translated"
         );
         // A number without a name stays a number.
-        assert_eq!(readable("reason=63 protocol=132"), "reason=63 protocol=132");
+        assert_eq!(
+            with_names("reason=63 protocol=132"),
+            "reason=63 protocol=132"
+        );
     }
 
     #[test]
     fn a_flood_waits_for_the_next_interval_but_not_at_the_end() {
         let (stop, stopped) = mpsc::channel();
-        let mut pace = Pace::new(stopped);
+        let mut rate_limit = RateLimit::new(stopped);
 
         // The last event waits for the second interval.
-        let logged = (0..=BATCH).filter(|_| pace.admits("connect4")).count();
-        assert_eq!(u32::try_from(logged), Ok(BATCH + 1));
-        assert!(pace.was_exceeded);
+        let logged = (0..=MAX_PER_INTERVAL)
+            .filter(|_| rate_limit.admit("connect4"))
+            .count();
+        assert_eq!(u32::try_from(logged), Ok(MAX_PER_INTERVAL + 1));
+        assert!(rate_limit.was_exceeded);
 
         drop(stop);
-        let logged = (0..3 * BATCH).filter(|_| pace.admits("connect4")).count();
-        assert_eq!(u32::try_from(logged), Ok(2 * BATCH - 1));
+        let logged = (0..3 * MAX_PER_INTERVAL)
+            .filter(|_| rate_limit.admit("connect4"))
+            .count();
+        assert_eq!(u32::try_from(logged), Ok(2 * MAX_PER_INTERVAL - 1));
     }
 
     #[test]
     fn levels_have_the_numbers_that_the_programs_compare() {
-        assert_eq!(Level::Error as u8, u8::from(aya_log::Level::Error));
-        assert_eq!(Level::Debug as u8, u8::from(aya_log::Level::Debug));
-        assert_eq!(Level::Trace as u8, u8::from(aya_log::Level::Trace));
+        assert_eq!(KernelLogLevel::Error as u8, u8::from(aya_log::Level::Error));
+        assert_eq!(KernelLogLevel::Debug as u8, u8::from(aya_log::Level::Debug));
+        assert_eq!(KernelLogLevel::Trace as u8, u8::from(aya_log::Level::Trace));
     }
 }

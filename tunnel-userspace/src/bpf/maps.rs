@@ -5,33 +5,33 @@ use std::{io, path::Path, sync::Arc};
 use aya::maps::{Map, MapData, MapError, PerCpuArray};
 use tunnel_common::{
     reason::Reason,
-    service::{Backend, Frontend, FrontendKey, Membership, Slot, SourceRange, ServiceCounts},
-    steering::{SteeringRecord, SteeringKey},
+    service::{Backend, Frontend, FrontendKey, Membership, ServiceCounts, Slot, SourceRange},
+    steering::{SteeringKey, SteeringRecord},
     table,
 };
 
-use super::{open_connections::OpenConnections, batched_writes::Pending, sys::MapHandle};
+use super::{batched_writes::BatchedWrites, open_connections::OpenConnections, sys::MapHandle};
 use crate::reconcile::{CounterReader, MapReader, MapWriter, ReadError, SteeringMaps, WriteError};
 
 /// The service maps in the kernel.
 pub struct KernelMaps {
-    pub(super) services: Services,
-    source: MapHandle<u32, SourceRange>,
-    conns: Arc<OpenConnections>,
-    tally: MapHandle<u32, ServiceCounts>,
+    pub(super) service_maps: ServiceMaps,
+    source_ranges: MapHandle<u32, SourceRange>,
+    open_connections: Arc<OpenConnections>,
+    service_counts: MapHandle<u32, ServiceCounts>,
     /// The pending writes while writes are batched; none if they are written at once.
-    pub(super) pending: Option<Pending>,
+    pub(super) batched_writes: Option<BatchedWrites>,
     /// True if this process created the maps, and none existed before.
     is_new: bool,
 }
 
 /// The maps whose writes may be batched.
 #[derive(Clone, Debug)]
-pub(super) struct Services {
-    pub(super) svc: MapHandle<FrontendKey, u32>,
-    pub(super) front: MapHandle<u32, Frontend>,
-    pub(super) slot: MapHandle<u32, Slot>,
-    pub(super) be: MapHandle<u32, Backend>,
+pub(super) struct ServiceMaps {
+    pub(super) services: MapHandle<FrontendKey, u32>,
+    pub(super) frontends: MapHandle<u32, Frontend>,
+    pub(super) slots: MapHandle<u32, Slot>,
+    pub(super) backends: MapHandle<u32, Backend>,
 }
 
 impl KernelMaps {
@@ -44,110 +44,113 @@ impl KernelMaps {
     /// given.
     pub(super) fn open_with(
         folder: &Path,
-        conns: Arc<OpenConnections>,
+        open_connections: Arc<OpenConnections>,
         is_new: bool,
     ) -> Result<Self, ReadError> {
         Ok(Self {
-            services: Services {
-                svc: MapHandle::open(folder, &table::SERVICES)?,
-                front: MapHandle::open(folder, &table::FRONTENDS)?,
-                slot: MapHandle::open(folder, &table::SLOTS)?,
-                be: MapHandle::open(folder, &table::BACKENDS)?,
+            service_maps: ServiceMaps {
+                services: MapHandle::open(folder, &table::SERVICES)?,
+                frontends: MapHandle::open(folder, &table::FRONTENDS)?,
+                slots: MapHandle::open(folder, &table::SLOTS)?,
+                backends: MapHandle::open(folder, &table::BACKENDS)?,
             },
-            source: MapHandle::open(folder, &table::SOURCE_RANGES)?,
-            conns,
-            tally: MapHandle::open(folder, &table::SERVICE_COUNTS)?,
-            pending: None,
+            source_ranges: MapHandle::open(folder, &table::SOURCE_RANGES)?,
+            open_connections,
+            service_counts: MapHandle::open(folder, &table::SERVICE_COUNTS)?,
+            batched_writes: None,
             is_new,
         })
     }
 
     /// Reads a backend, changes it, and writes it back.
-    fn change_backend(
+    fn update_backend(
         &mut self,
         index: u32,
         change: impl FnOnce(&mut Backend),
     ) -> Result<(), WriteError> {
-        if !self.write_held() {
+        if !self.finish_batches() {
             return Ok(());
         }
-        let read = self.services.be.get(&index);
+        let read = self.service_maps.backends.get(&index);
         let mut backend = read.map_err(|ReadError { map, source }| WriteError { map, source })?;
         change(&mut backend);
-        self.services.be.write(&index, &backend)
+        self.service_maps.backends.write(&index, &backend)
     }
 }
 
 impl MapWriter for KernelMaps {
     fn write_frontend_key(&mut self, key: &FrontendKey, index: u32) -> Result<(), WriteError> {
-        let Some(pending) = &mut self.pending else {
-            return self.services.svc.write(key, &index);
+        let Some(writes) = &mut self.batched_writes else {
+            return self.service_maps.services.write(key, &index);
         };
-        pending.batch.keys.push((*key, index));
-        if pending.batch.is_full() {
-            self.hand_over();
+        writes.batch.keys.push((*key, index));
+        if writes.batch.is_full() {
+            self.submit_batch();
         }
         Ok(())
     }
 
     fn delete_frontend_key(&mut self, key: &FrontendKey) -> Result<(), WriteError> {
-        if !self.write_held() {
+        if !self.finish_batches() {
             return Ok(());
         }
-        self.services.svc.remove(key)
+        self.service_maps.services.remove(key)
     }
 
-    fn write_frontend(&mut self, index: u32, front: &Frontend) -> Result<(), WriteError> {
-        if let Some(pending) = &mut self.pending {
-            pending.batch.fronts.push((index, *front));
+    fn write_frontend(&mut self, index: u32, frontend: &Frontend) -> Result<(), WriteError> {
+        if let Some(writes) = &mut self.batched_writes {
+            writes.batch.frontends.push((index, *frontend));
             return Ok(());
         }
-        self.services.front.write(&index, front)
+        self.service_maps.frontends.write(&index, frontend)
     }
 
-    fn write_source_range(&mut self, index: u32, source: &SourceRange) -> Result<(), WriteError> {
-        self.source.write(&index, source)
+    fn write_source_range(&mut self, index: u32, range: &SourceRange) -> Result<(), WriteError> {
+        self.source_ranges.write(&index, range)
     }
 
     fn write_slots(&mut self, first: u32, slots: &[Slot]) -> Result<(), WriteError> {
         let slots = (first..).zip(slots.iter().copied());
-        if let Some(pending) = &mut self.pending {
-            pending.batch.slots.extend(slots);
+        if let Some(writes) = &mut self.batched_writes {
+            writes.batch.slots.extend(slots);
             return Ok(());
         }
-        let (_, written) = self.services.slot.write_batch(&slots.collect::<Vec<_>>());
+        let (_, written) = self
+            .service_maps
+            .slots
+            .write_batch(&slots.collect::<Vec<_>>());
         written
     }
 
     fn write_backends(&mut self, backends: &[(u32, Backend)]) -> (usize, Result<(), WriteError>) {
-        if let Some(pending) = &mut self.pending {
-            pending.batch.backends.extend(backends);
+        if let Some(writes) = &mut self.batched_writes {
+            writes.batch.backends.extend(backends);
             return (backends.len(), Ok(()));
         }
-        self.services.be.write_batch(backends)
+        self.service_maps.backends.write_batch(backends)
     }
 
     fn write_backend_sets(&mut self, index: u32, sets: Membership) -> Result<(), WriteError> {
-        self.change_backend(index, |backend| backend.sets = sets)
+        self.update_backend(index, |backend| backend.sets = sets)
     }
 
     fn retire_backend(&mut self, index: u32) -> Result<(), WriteError> {
-        self.change_backend(index, |backend| backend.state = backend.state.removed())
+        self.update_backend(index, |backend| backend.state = backend.state.removed())
     }
 
     fn reset_service_counts(&mut self, service: u32) -> Result<(), WriteError> {
-        self.tally.write(&service, &ServiceCounts::default())
+        self.service_counts.write(&service, &ServiceCounts::default())
     }
 
     fn start_batch(&mut self) {
-        self.pending.get_or_insert_default();
+        self.batched_writes.get_or_insert_default();
     }
 
     fn flush_batch(&mut self) -> Result<(), WriteError> {
-        self.write_held();
-        let pending = self.pending.take();
+        self.finish_batches();
+        let pending = self.batched_writes.take();
         pending
-            .and_then(|pending| pending.refused)
+            .and_then(|pending| pending.error)
             .map_or(Ok(()), Err)
     }
 }
@@ -158,47 +161,47 @@ impl MapReader for KernelMaps {
     }
 
     fn frontend_keys(&self) -> Result<Vec<(FrontendKey, u32)>, ReadError> {
-        self.services.svc.read_all()
+        self.service_maps.services.read_all()
     }
 
     fn frontend(&self, index: u32) -> Result<Frontend, ReadError> {
-        self.services.front.get(&index)
+        self.service_maps.frontends.get(&index)
     }
 
     fn slot(&self, index: u32) -> Result<Slot, ReadError> {
-        self.services.slot.get(&index)
+        self.service_maps.slots.get(&index)
     }
 
     fn source_range(&self, index: u32) -> Result<SourceRange, ReadError> {
-        self.source.get(&index)
+        self.source_ranges.get(&index)
     }
 
     fn backends(&self, entries: u32) -> Result<Vec<Backend>, ReadError> {
-        self.services.be.read_first(entries)
+        self.service_maps.backends.read_first(entries)
     }
 
     fn all_service_counts(&self, entries: u32) -> Result<Vec<ServiceCounts>, ReadError> {
-        self.tally.read_first(entries)
+        self.service_counts.read_first(entries)
     }
 }
 
 impl CounterReader for KernelMaps {
     fn open_connections(&self, index: u32) -> Result<u64, ReadError> {
-        self.conns.count_of(index)
+        self.open_connections.count_of(index)
     }
 
     fn service_counts(&self, service: u32) -> Result<ServiceCounts, ReadError> {
-        self.tally.get(&service)
+        self.service_counts.get(&service)
     }
 }
 
 impl CounterReader for Counters {
     fn open_connections(&self, index: u32) -> Result<u64, ReadError> {
-        self.conns.count_of(index)
+        self.open_connections.count_of(index)
     }
 
     fn service_counts(&self, service: u32) -> Result<ServiceCounts, ReadError> {
-        self.tally.get(&service)
+        self.service_counts.get(&service)
     }
 }
 
@@ -253,27 +256,27 @@ impl SteeringMaps for KernelSteering {
 /// The kernel's counters by reason, service port and backend, for readers that run concurrently with the
 /// owner of the maps.
 pub struct Counters {
-    count: PerCpuArray<MapData, u64>,
-    conns: Arc<OpenConnections>,
-    tally: MapHandle<u32, ServiceCounts>,
+    reason_counts: PerCpuArray<MapData, u64>,
+    open_connections: Arc<OpenConnections>,
+    service_counts: MapHandle<u32, ServiceCounts>,
 }
 
 impl Counters {
     /// Opens the maps that are pinned in a folder.
-    pub(super) fn open(folder: &Path, conns: Arc<OpenConnections>) -> Result<Self, ReadError> {
+    pub(super) fn open(folder: &Path, open_connections: Arc<OpenConnections>) -> Result<Self, ReadError> {
         let count = MapData::from_pin(folder.join(table::REASON_COUNTS.name));
         let count = count.and_then(|data| PerCpuArray::try_from(Map::PerCpuArray(data)));
         Ok(Self {
-            count: count.map_err(unread)?,
-            conns,
-            tally: MapHandle::open(folder, &table::SERVICE_COUNTS)?,
+            reason_counts: count.map_err(read_error)?,
+            open_connections,
+            service_counts: MapHandle::open(folder, &table::SERVICE_COUNTS)?,
         })
     }
 
     /// Returns the total number of open connections.
     #[must_use]
     pub fn connections(&self) -> u64 {
-        self.conns.total()
+        self.open_connections.total()
     }
 
     /// Returns the count of each reason of the kernel programs since the map was created, summed over all
@@ -286,7 +289,10 @@ impl Counters {
         let reasons = Reason::COUNTED_BY_KERNEL.into_iter();
         reasons
             .map(|reason| {
-                let values = self.count.get(&reason.index(), 0).map_err(unread)?;
+                let values = self
+                    .reason_counts
+                    .get(&reason.index(), 0)
+                    .map_err(read_error)?;
                 Ok((reason, values.iter().sum()))
             })
             .collect()
@@ -294,7 +300,7 @@ impl Counters {
 }
 
 /// Returns the error of reading the counts of reasons.
-fn unread(error: MapError) -> ReadError {
+fn read_error(error: MapError) -> ReadError {
     ReadError {
         map: table::REASON_COUNTS.name,
         source: io::Error::other(error),

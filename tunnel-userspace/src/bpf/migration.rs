@@ -11,24 +11,26 @@ use std::{
 use tracing::{info, warn};
 use tunnel_common::{
     service::BackendState,
-    table::{self, MAPS, Map, MapGroup, ReplaceIf, Headroom},
+    table::{self, Headroom, MAPS, Map, MapGroup, ReplaceIf},
 };
 
 use super::{
     data_path::LoadError,
     maps::{KernelMaps, KernelSteering},
     path::failed,
-    pins::{Found, PinError, Pins},
+    pin_folder::{ExistingMaps, PinError, PinFolder},
     sys,
 };
-use crate::reconcile::{MapTooSmall, ServiceMapsSnapshot, MapSizes, SteeringMapsSnapshot, write_unused_backends};
+use crate::reconcile::{
+    MapSizes, MapTooSmall, ServiceMapsSnapshot, SteeringMapsSnapshot, write_unused_backends,
+};
 
 /// The maps that a start of the daemon uses.
-pub(super) enum Start {
+pub(super) enum StartMaps {
     /// New maps, since there are none.
     New(MapSizes),
     /// The existing maps.
-    Here(MapSizes),
+    Existing(MapSizes),
     /// New maps, created next to the existing ones.
     Migrate(Box<Migration>),
 }
@@ -36,90 +38,105 @@ pub(super) enum Start {
 /// A plan for new maps next to the existing ones.
 pub(super) struct Migration {
     /// The folder of the old maps.
-    from: PathBuf,
+    old_folder: PathBuf,
     /// The sizes of the old maps, if they have this layout. If new maps can't be created, the start
     /// continues with the old ones.
-    pub(super) had: Option<MapSizes>,
+    pub(super) old_sizes: Option<MapSizes>,
     /// The sizes of the new maps.
     pub(super) sizes: MapSizes,
     /// The groups of maps that are replaced. Maps of other groups stay.
-    remade: Vec<MapGroup>,
+    replaced_groups: Vec<MapGroup>,
     services: Option<ServiceMapsSnapshot>,
     steering: Option<SteeringMapsSnapshot>,
 }
 
 /// Decides which maps to use. Completes an unfinished change of an earlier process first.
-pub(super) fn choose(pins: &Pins, wanted: MapSizes, now: Duration) -> Result<Start, LoadError> {
+pub(super) fn plan(pins: &PinFolder, wanted: MapSizes, now: Duration) -> Result<StartMaps, LoadError> {
     match pins.check()? {
-        Found::Nothing => Ok(Start::New(wanted)),
-        Found::Ours(had) if had == wanted => Ok(Start::Here(had)),
+        ExistingMaps::None => Ok(StartMaps::New(wanted)),
+        ExistingMaps::Current(current) if current == wanted => Ok(StartMaps::Existing(current)),
         // Programs may still use maps that an earlier start replaced. Another change now would leave three
         // maps of open connections, but only two can be added up.
-        Found::Ours(had) if !pins.replaced(&pins.maps(), table::CONNS.name)?.is_empty() => {
+        ExistingMaps::Current(current)
+            if !pins.replaced(&pins.maps(), table::CONNS.name)?.is_empty() =>
+        {
             warn!("completing an earlier change of the maps; the sizes change at the next start");
-            Ok(Start::Here(had))
+            Ok(StartMaps::Existing(current))
         }
-        Found::Ours(had) => resize(pins.maps(), had, wanted, now),
-        Found::Older(from) => convert(from, wanted, now),
+        ExistingMaps::Current(current) => plan_resize(pins.maps(), current, wanted, now),
+        ExistingMaps::Older(folder) => plan_conversion(folder, wanted, now),
     }
 }
 
 /// Plans new maps of other sizes, if the content of the existing maps fits.
-fn resize(from: PathBuf, had: MapSizes, wanted: MapSizes, now: Duration) -> Result<Start, LoadError> {
+fn plan_resize(
+    old_folder: PathBuf,
+    old_sizes: MapSizes,
+    wanted: MapSizes,
+    now: Duration,
+) -> Result<StartMaps, LoadError> {
     let mut sizes = wanted;
-    let read = || Ok(ServiceMapsSnapshot::read(&KernelMaps::open(&from)?, had)?);
-    let part = (MapGroup::Services, had);
-    let services = carry(part, &mut sizes, read, ServiceMapsSnapshot::fits)?;
-    let steering = carry_steering(&from, had, &mut sizes, now)?;
-    if sizes == had {
-        return Ok(Start::Here(had));
+    let read = || Ok(ServiceMapsSnapshot::read(&KernelMaps::open(&old_folder)?, old_sizes)?);
+    let group = (MapGroup::Services, old_sizes);
+    let services = read_if_resized(group, &mut sizes, read, ServiceMapsSnapshot::fits)?;
+    let steering = read_steering_if_resized(&old_folder, old_sizes, &mut sizes, now)?;
+    if sizes == old_sizes {
+        return Ok(StartMaps::Existing(old_sizes));
     }
-    info!(?had, ?sizes, "replacing the maps, since their sizes change");
-    let parts = MapGroup::ALL.into_iter();
-    Ok(Start::Migrate(Box::new(Migration {
-        from,
-        had: Some(had),
+    info!(?old_sizes, ?sizes, "replacing the maps, since their sizes change");
+    let groups = MapGroup::ALL.into_iter();
+    Ok(StartMaps::Migrate(Box::new(Migration {
+        old_folder,
+        old_sizes: Some(old_sizes),
         sizes,
-        remade: parts.filter(|part| is_other(*part, had, sizes)).collect(),
+        replaced_groups: groups
+            .filter(|group| sizes_differ(*group, old_sizes, sizes))
+            .collect(),
         services,
         steering,
     })))
 }
 
 /// Plans new maps to replace those of an older layout.
-fn convert(from: PathBuf, wanted: MapSizes, now: Duration) -> Result<Start, LoadError> {
+fn plan_conversion(
+    old_folder: PathBuf,
+    wanted: MapSizes,
+    now: Duration,
+) -> Result<StartMaps, LoadError> {
     let mut sizes = wanted;
-    let mut remade = MapGroup::ALL.to_vec();
+    let mut replaced_groups = MapGroup::ALL.to_vec();
     let mut steering = None;
     if let (Some(entries), Some(_)) = (
-        entries(&from, &table::STEER)?,
-        entries(&from, &table::STEERED)?,
+        pinned_entries(&old_folder, &table::STEER)?,
+        pinned_entries(&old_folder, &table::STEERED)?,
     ) {
-        let had = MapSizes {
+        let old_sizes = MapSizes {
             steering: Headroom::Probe.size_for(entries),
             ..wanted
         };
-        steering = carry_steering(&from, had, &mut sizes, now)?;
-        remade.retain(|part| *part != MapGroup::Steering || is_other(*part, had, sizes));
+        steering = read_steering_if_resized(&old_folder, old_sizes, &mut sizes, now)?;
+        let is_replaced =
+            |group| group != MapGroup::Steering || sizes_differ(group, old_sizes, sizes);
+        replaced_groups.retain(|group| is_replaced(*group));
     }
-    info!(from = %from.display(), ?sizes, "replacing the maps, since they have an older layout");
-    Ok(Start::Migrate(Box::new(Migration {
-        from,
-        had: None,
+    info!(from = %old_folder.display(), ?sizes, "replacing the maps, since they have an older layout");
+    Ok(StartMaps::Migrate(Box::new(Migration {
+        old_folder,
+        old_sizes: None,
         sizes,
-        remade,
+        replaced_groups,
         services: None,
         steering,
     })))
 }
 
 /// Returns true if the sizes of a group differ.
-fn is_other(part: MapGroup, one: MapSizes, other: MapSizes) -> bool {
-    one.with_group(part, other) != one
+fn sizes_differ(group: MapGroup, one: MapSizes, other: MapSizes) -> bool {
+    one.with_group(group, other) != one
 }
 
 /// Returns the number of entries of a pinned map; none if the pin does not exist.
-fn entries(folder: &Path, map: &Map) -> Result<Option<u32>, PinError> {
+fn pinned_entries(folder: &Path, map: &Map) -> Result<Option<u32>, PinError> {
     let pin = folder.join(map.name);
     if !pin.exists() {
         return Ok(None);
@@ -129,54 +146,60 @@ fn entries(folder: &Path, map: &Map) -> Result<Option<u32>, PinError> {
     Ok(Some(entries))
 }
 
-fn carry_steering(
-    from: &Path,
-    had: MapSizes,
+/// Reads the content of the steering maps, if their size changes and the content fits.
+fn read_steering_if_resized(
+    old_folder: &Path,
+    old_sizes: MapSizes,
     sizes: &mut MapSizes,
     now: Duration,
 ) -> Result<Option<SteeringMapsSnapshot>, LoadError> {
     let read = || {
         Ok(SteeringMapsSnapshot::read(
-            &KernelSteering::open(from)?,
-            had,
+            &KernelSteering::open(old_folder)?,
+            old_sizes,
             now,
         )?)
     };
-    carry((MapGroup::Steering, had), sizes, read, SteeringMapsSnapshot::fits)
+    read_if_resized(
+        (MapGroup::Steering, old_sizes),
+        sizes,
+        read,
+        SteeringMapsSnapshot::fits,
+    )
 }
 
 /// Reads the content of a group of maps, if a size of the group changes. If the content doesn't fit into the
 /// new sizes, sets `sizes` back to the old ones for this group, and returns none.
-fn carry<C>(
-    (part, had): (MapGroup, MapSizes),
+fn read_if_resized<C>(
+    (group, old_sizes): (MapGroup, MapSizes),
     sizes: &mut MapSizes,
     read: impl FnOnce() -> Result<C, LoadError>,
     fits: impl FnOnce(&C, MapSizes) -> Result<(), MapTooSmall>,
 ) -> Result<Option<C>, LoadError> {
-    if !is_other(part, had, *sizes) {
+    if !sizes_differ(group, old_sizes, *sizes) {
         return Ok(None);
     }
-    let carried = read()?;
-    if let Err(error) = fits(&carried, *sizes) {
+    let content = read()?;
+    if let Err(error) = fits(&content, *sizes) {
         if error.is_configured() {
             warn!(%error, "the new sizes are too small; the maps keep their sizes");
         } else {
             info!(
-                ?had,
+                ?old_sizes,
                 "the steering maps keep their size until removed indices leave quarantine"
             );
         }
-        *sizes = sizes.with_group(part, had);
+        *sizes = sizes.with_group(group, old_sizes);
         return Ok(None);
     }
-    Ok(Some(carried))
+    Ok(Some(content))
 }
 
-impl Start {
+impl StartMaps {
     /// Returns the plan for new maps next to the existing ones, if there is one.
     pub(super) fn migration(&self) -> Option<&Migration> {
         match self {
-            Self::New(_) | Self::Here(_) => None,
+            Self::New(_) | Self::Existing(_) => None,
             Self::Migrate(migration) => Some(migration),
         }
     }
@@ -185,24 +208,24 @@ impl Start {
 impl Migration {
     /// Returns true if the new maps stay empty until the sources have delivered all objects.
     pub(super) const fn is_empty(&self) -> bool {
-        self.had.is_none()
+        self.old_sizes.is_none()
     }
 
     /// Pins the maps that stay in use in the new folder, too.
-    pub(super) fn take_along(&self, to: &Path) -> Result<(), PinError> {
+    pub(super) fn pin_kept_maps(&self, to: &Path) -> Result<(), PinError> {
         for map in MAPS {
             let is_outdated = self.is_empty() && !map.is_lasting;
             let is_new = is_outdated
                 || match map.replace_if {
-                    ReplaceIf::SizesChange(part) => self.remade.contains(&part),
+                    ReplaceIf::SizesChange(group) => self.replaced_groups.contains(&group),
                     // A map that is larger than needed stays, since it counts open connections.
                     ReplaceIf::TooSmall => {
                         let wanted = map.entries(self.sizes, 1);
-                        entries(&self.from, map)?.is_none_or(|had| had < wanted)
+                        pinned_entries(&self.old_folder, map)?.is_none_or(|current| current < wanted)
                     }
                     ReplaceIf::Never => false,
                 };
-            let (old, new) = (self.from.join(map.name), to.join(map.name));
+            let (old, new) = (self.old_folder.join(map.name), to.join(map.name));
             if !is_new && old.exists() {
                 fs::hard_link(&old, &new).map_err(failed("create another pin of", &old))?;
             }
@@ -214,7 +237,7 @@ impl Migration {
     pub(super) fn fill(&self, to: &Path, now: Duration) -> Result<(), LoadError> {
         let unused = BackendState::initial_at(u64::try_from(now.as_millis()).unwrap_or(u64::MAX));
         if let Some(services) = &self.services {
-            let (old, mut new) = (KernelMaps::open(&self.from)?, KernelMaps::open(to)?);
+            let (old, mut new) = (KernelMaps::open(&self.old_folder)?, KernelMaps::open(to)?);
             services.write(&old, &mut new, self.sizes, unused)?;
         } else if self.is_empty() {
             write_unused_backends(&mut KernelMaps::open(to)?, 0, self.sizes, unused)?;

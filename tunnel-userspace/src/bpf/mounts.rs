@@ -13,20 +13,20 @@ use nix::{
 
 use super::{
     cgroup::{self, CgroupError},
-    path::{PathError, existing, failed, file_system},
+    path::{PathError, failed, file_system_type, nearest_existing},
 };
 
 /// The usual mount point of cgroups.
-const CGROUPS: &str = "/sys/fs/cgroup";
+const CGROUP_ROOT: &str = "/sys/fs/cgroup";
 /// The mount point of cgroup v2 if the usual one is taken by v1 hierarchies.
-const BESIDE: &str = "/sys/fs/cgroup/unified";
+const CGROUP_UNIFIED: &str = "/sys/fs/cgroup/unified";
 
 /// The error of mounting a file system.
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
     /// The mount point can't be read or created.
     #[error(transparent)]
-    Place(#[from] PathError),
+    Path(#[from] PathError),
     /// The kernel refused the mount.
     #[error("cannot mount {kind} on {path} (this needs CAP_SYS_ADMIN)")]
     Mount {
@@ -50,7 +50,7 @@ pub enum MountError {
 ///
 /// The kernel refuses the mount.
 pub fn mount_bpffs(pins: &Path) -> Result<Option<PathBuf>, MountError> {
-    if file_system(existing(pins))? == BPF_FS_MAGIC {
+    if file_system_type(nearest_existing(pins))? == BPF_FS_MAGIC {
         return Ok(None);
     }
     let point = pins.parent().unwrap_or(pins);
@@ -66,8 +66,8 @@ pub fn mount_cgroups() -> Result<Option<PathBuf>, MountError> {
     match cgroup::find_root() {
         Ok(_) => Ok(None),
         Err(CgroupError::None) => {
-            let is_free = file_system(Path::new(CGROUPS))? == SYSFS_MAGIC;
-            let point = Path::new(if is_free { CGROUPS } else { BESIDE });
+            let is_free = file_system_type(Path::new(CGROUP_ROOT))? == SYSFS_MAGIC;
+            let point = Path::new(if is_free { CGROUP_ROOT } else { CGROUP_UNIFIED });
             mount_on(point, "cgroup2", MsFlags::MS_RELATIME, None).map(Some)
         }
         Err(error) => Err(error.into()),

@@ -24,13 +24,13 @@ pub(super) fn failed(step: &'static str, path: &Path) -> impl FnOnce(io::Error) 
 }
 
 /// Returns the path, or its nearest ancestor that exists.
-pub(super) fn existing(path: &Path) -> &Path {
+pub(super) fn nearest_existing(path: &Path) -> &Path {
     let mut folders = path.ancestors();
     folders.find(|path| path.exists()).unwrap_or(path)
 }
 
 /// Returns the type of the file system that a path is on.
-pub(super) fn file_system(path: &Path) -> Result<FsType, PathError> {
+pub(super) fn file_system_type(path: &Path) -> Result<FsType, PathError> {
     let found = statfs(path).map_err(|error| failed("inspect", path)(error.into()))?;
     Ok(found.filesystem_type())
 }

@@ -8,10 +8,12 @@ use std::{
 
 use tunnel_common::{
     LAYOUT_VERSION,
-    table::{Entries, Map, AttachPoint},
+    table::{AttachPoint, Entries, Map},
 };
 
-use super::{attach, folders::Folder, guard, path::failed, pins::PinError, shapes::Shape, sys};
+use super::{
+    attach, guard, map_folders::Folder, map_spec::MapSpec, path::failed, pin_folder::PinError, sys,
+};
 
 /// An entry of a folder of pins: a pin, or something foreign.
 pub(super) struct Pin {
@@ -41,7 +43,7 @@ impl Pin {
 
     /// Checks that the pin is a link that Culvert created.
     pub(super) fn check_link(&self) -> Result<(), PinError> {
-        let known = attach::of_pin(&self.name);
+        let known = attach::parse_pin_name(&self.name);
         let (program, device) =
             known.ok_or_else(|| self.foreign("Culvert has no program of that name"))?;
         if let Some(device) = device {
@@ -52,12 +54,15 @@ impl Pin {
             };
         }
         let link = sys::open_pin(&self.path).map_err(failed("open", &self.path))?;
-        let found = sys::link(link.as_fd()).map_err(failed("inspect", &self.path))?;
+        let found = sys::link_info(link.as_fd()).map_err(failed("inspect", &self.path))?;
         match found {
-            Some(link) if (link.place, link.hook) == (AttachPoint::Cgroup, program.hook) => Ok(()),
-            Some(_) | None => {
-                Err(self.foreign(format!("it is not a link to the hook {} of a cgroup", self.name)))
+            Some(link) if (link.attach_point, link.hook) == (AttachPoint::Cgroup, program.hook) => {
+                Ok(())
             }
+            Some(_) | None => Err(self.foreign(format!(
+                "it is not a link to the hook {} of a cgroup",
+                self.name
+            ))),
         }
     }
 
@@ -71,11 +76,11 @@ impl Pin {
         }
         // Fails for a folder, and for a file that is not a BPF object.
         let map = sys::open_pin(&self.path).map_err(failed("open", &self.path))?;
-        let shape = sys::shape(map.as_fd());
+        let shape = sys::map_spec(map.as_fd());
         let (found, entries) = shape.map_err(|_not_a_map| self.foreign("it is not a map"))?;
         match wanted {
-            Some(map) if Shape::of(map) != found => {
-                Err(self.foreign(format!("it is {found}, not {}", Shape::of(map))))
+            Some(map) if MapSpec::from_table(map) != found => {
+                Err(self.foreign(format!("it is {found}, not {}", MapSpec::from_table(map))))
             }
             // The config doesn't change the size of this map, so a wrong size means another map.
             Some(map)
@@ -93,7 +98,7 @@ impl Pin {
     /// Detaches the program of a link or filter, and removes the pin.
     pub(super) fn remove(&self) -> Result<(), PinError> {
         let path = &self.path;
-        if let Some((_, Some(device))) = attach::of_pin(&self.name) {
+        if let Some((_, Some(device))) = attach::parse_pin_name(&self.name) {
             guard::remove_filter(path, device).map_err(failed("detach the filter of", path))?;
         }
         let pin = sys::open_pin(path).map_err(failed("open", path))?;
@@ -104,10 +109,10 @@ impl Pin {
         Ok(fs::remove_file(path).map_err(failed("remove", path))?)
     }
 
-    fn foreign(&self, what: impl Into<String>) -> PinError {
+    fn foreign(&self, difference: impl Into<String>) -> PinError {
         PinError::Foreign {
             path: self.path.clone(),
-            what: what.into(),
+            difference: difference.into(),
         }
     }
 }

@@ -7,8 +7,9 @@ use tunnel_common::table::CONNECT4;
 
 use super::{
     btf::Btf,
-    kernel::{self, KernelSocketBit, Places},
-    load, sys,
+    data_path,
+    kernel_offsets::{self, KernelOffsets, KernelSocketBit},
+    sys,
 };
 use crate::capabilities::{self, BPF, NET_ADMIN, PERFMON};
 
@@ -23,10 +24,10 @@ pub struct Features {
     /// The offsets that programs use to find the addresses of a network namespace. None if the kernel has no
     /// BTF, or doesn't let programs read its memory; then only sockets that are bound to an address have a
     /// known client address.
-    pub addresses: Option<Places>,
+    pub kernel_offsets: Option<KernelOffsets>,
     /// The bit that marks kernel sockets. None if it is unknown; then their connections count as open
     /// forever.
-    pub kernel_sockets: Option<KernelSocketBit>,
+    pub kernel_socket_bit: Option<KernelSocketBit>,
 }
 
 /// The error of probing a feature.
@@ -34,7 +35,7 @@ pub struct Features {
 pub enum ProbeError {
     /// The process lacks capabilities that loading programs needs.
     #[error("this process lacks {}, which the kernel requires to load programs", .missing.join(" and "))]
-    Rights {
+    Capabilities {
         /// The missing capabilities.
         missing: Vec<&'static str>,
     },
@@ -69,10 +70,10 @@ pub fn probe() -> Result<Features, ProbeError> {
     // If the capabilities are unknown, the kernel's error shows the cause later.
     let missing = capabilities::missing(&[BPF, NET_ADMIN, PERFMON]).unwrap_or_default();
     if !missing.is_empty() {
-        return Err(ProbeError::Rights { missing });
+        return Err(ProbeError::Capabilities { missing });
     }
-    let is_raised = load::raise_memory_limit();
-    match ask() {
+    let is_raised = data_path::raise_memory_limit();
+    match probe_features() {
         Err(ProbeError::Feature { feature: _, source })
             if !is_raised && source.kind() == io::ErrorKind::PermissionDenied =>
         {
@@ -82,23 +83,28 @@ pub fn probe() -> Result<Features, ProbeError> {
     }
 }
 
-fn ask() -> Result<Features, ProbeError> {
-    let told = |feature, answer: io::Result<bool>| {
+fn probe_features() -> Result<Features, ProbeError> {
+    let checked = |feature, answer: io::Result<bool>| {
         answer.map_err(|source| ProbeError::Feature { feature, source })
     };
-    let loads = |feature, program: &[u64]| told(feature, sys::loads(program, CONNECT4.hook));
-    if !loads("socket hooks", &ALLOW)? {
+    let can_load =
+        |feature, program: &[u64]| checked(feature, sys::can_load(program, CONNECT4.hook));
+    if !can_load("socket hooks", &ALLOW)? {
         let refused = Err(io::Error::other("the kernel rejects even an empty program"));
-        told("socket hooks", refused)?;
+        checked("socket hooks", refused)?;
     }
-    let reads = loads("bpf_probe_read_kernel in socket hooks", &CALL_PROBE_READ)?;
-    let description = if reads { kernel::description() } else { None };
-    let types = description.as_deref().and_then(Btf::parse);
+    let can_read_kernel = can_load("bpf_probe_read_kernel in socket hooks", &CALL_PROBE_READ)?;
+    let btf = if can_read_kernel {
+        kernel_offsets::read_btf()
+    } else {
+        None
+    };
+    let types = btf.as_deref().and_then(Btf::parse);
     Ok(Features {
-        set_retval: loads("bpf_set_retval in socket hooks", &CALL_SET_RETVAL)?,
-        tcx: told("links at tc", sys::knows_tcx(&ALLOW))?,
-        addresses: types.as_ref().and_then(Places::find),
-        kernel_sockets: types.as_ref().and_then(KernelSocketBit::find),
+        set_retval: can_load("bpf_set_retval in socket hooks", &CALL_SET_RETVAL)?,
+        tcx: checked("links at tc", sys::supports_tcx(&ALLOW))?,
+        kernel_offsets: types.as_ref().and_then(KernelOffsets::find),
+        kernel_socket_bit: types.as_ref().and_then(KernelSocketBit::find),
     })
 }
 

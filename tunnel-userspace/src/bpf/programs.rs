@@ -11,22 +11,22 @@ use aya::{
 };
 use tunnel_common::table::{self, ProgramType};
 
-use super::load::LoadError;
+use super::data_path::LoadError;
 
 /// The programs of an object.
 #[derive(Clone)]
 pub(super) struct Programs(Arc<Mutex<Ebpf>>);
 
 impl Programs {
-    pub(super) fn of(ebpf: Ebpf) -> Self {
+    pub(super) fn new(ebpf: Ebpf) -> Self {
         Self(Arc::new(Mutex::new(ebpf)))
     }
 
     /// Returns a file descriptor of a program.
     pub(super) fn fd(&self, row: &table::Program) -> io::Result<ProgramFd> {
         let ebpf = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let program = ebpf.program(row.name).ok_or_else(|| missing(row))?;
-        program.fd().map_err(to_io)?.try_clone()
+        let program = ebpf.program(row.name).ok_or_else(|| missing_program(row))?;
+        program.fd().map_err(to_io_error)?.try_clone()
     }
 
     /// Runs a closure on a program at tc.
@@ -38,12 +38,12 @@ impl Programs {
         let mut ebpf = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match ebpf.program_mut(row.name) {
             Some(Program::SchedClassifier(program)) => work(program),
-            _ => Err(missing(row)),
+            _ => Err(missing_program(row)),
         }
     }
 }
 
-fn missing(row: &table::Program) -> io::Error {
+fn missing_program(row: &table::Program) -> io::Error {
     io::Error::other(format!(
         "the compiled object has no program {} of the expected type",
         row.name
@@ -51,7 +51,7 @@ fn missing(row: &table::Program) -> io::Error {
 }
 
 /// Converts to an I/O error; keeps the kernel's error of a failed system call.
-pub(super) fn to_io(error: ProgramError) -> io::Error {
+pub(super) fn to_io_error(error: ProgramError) -> io::Error {
     if let ProgramError::SyscallError(error) = error {
         error.io_error
     } else {

@@ -11,20 +11,20 @@ use tunnel_common::{
 };
 
 use super::{
-    map_folders::{Folder, FolderRole},
-    socket_iterator::SocketIterator,
     data_path,
+    map_folders::{Folder, FolderRole},
     maps::KernelMaps,
+    socket_iterator::SocketIterator,
     sys::{self, MapHandle},
 };
 use crate::{
     reconcile::{MapReader as _, ReadError},
-    sockets::{TranslationMaps, TranslatedSocket},
+    sockets::{TranslatedSocket, TranslationMaps},
 };
 
 /// The error of reading the translations of sockets.
 #[derive(Debug, thiserror::Error)]
-pub enum SocketMemoryError {
+pub enum SocketStorageError {
     /// A map can't be opened.
     #[error(transparent)]
     Map(#[from] ReadError),
@@ -36,25 +36,25 @@ pub enum SocketMemoryError {
     Iterator(#[source] io::Error),
 }
 
-fn cause(error: ReadError) -> io::Error {
+fn into_io_error(error: ReadError) -> io::Error {
     error.source
 }
 
 /// The maps with the translations of sockets.
-pub struct SocketMemory {
+pub struct SocketStorage {
     iterator: SocketIterator,
     overflow: MapHandle<OverflowKey, Overflow>,
     maps: KernelMaps,
 }
 
-impl SocketMemory {
+impl SocketStorage {
     /// Opens the maps that are in use, by their pins.
     ///
     /// # Errors
     ///
     /// The maps do not exist, this process may not open them, or the kernel has no BPF iterators over socket
     /// storage.
-    pub fn open(bpffs: &Path) -> Result<Self, SocketMemoryError> {
+    pub fn open(bpffs: &Path) -> Result<Self, SocketStorageError> {
         data_path::raise_memory_limit();
         let folder = Folder::new(LAYOUT_VERSION, FolderRole::Current);
         let folder = bpffs.join(folder.to_string());
@@ -62,45 +62,53 @@ impl SocketMemory {
         Ok(Self {
             overflow: MapHandle::open(&folder, &table::OVERFLOW)?,
             maps: KernelMaps::open(&folder)?,
-            iterator: SocketIterator::attach(origin.as_fd()).map_err(SocketMemoryError::Iterator)?,
+            iterator: SocketIterator::attach(origin.as_fd())
+                .map_err(SocketStorageError::Iterator)?,
         })
     }
 }
 
-impl TranslationMaps for SocketMemory {
+impl TranslationMaps for SocketStorage {
     fn sockets(&self, visit: &mut dyn FnMut(TranslatedSocket) -> io::Result<()>) -> io::Result<()> {
         self.iterator.for_each(visit)
     }
 
     fn backend(&self, index: u32) -> io::Result<Option<Backend>> {
-        let backends = &self.maps.services.be;
+        let backends = &self.maps.service_maps.backends;
         if index >= backends.entries() {
             return Ok(None);
         }
-        backends.get(&index).map(Some).map_err(cause)
+        backends.get(&index).map(Some).map_err(into_io_error)
     }
 
     fn backends(&self) -> io::Result<Vec<Backend>> {
         self.maps
-            .backends(self.maps.services.be.entries())
-            .map_err(cause)
+            .backends(self.maps.service_maps.backends.entries())
+            .map_err(into_io_error)
     }
 
     fn owner(&self, front: &FrontendKey) -> io::Result<Option<u32>> {
-        let index_of = |front: &FrontendKey| self.maps.services.svc.find(front).map_err(cause);
-        let record_at = |index| self.maps.frontend(index).map(Some).map_err(cause);
+        let index_of = |front: &FrontendKey| {
+            self.maps
+                .service_maps
+                .services
+                .find(front)
+                .map_err(into_io_error)
+        };
+        let record_at = |index| self.maps.frontend(index).map(Some).map_err(into_io_error);
         match look_up(front, index_of, record_at)? {
             Lookup::Found((_, record)) => Ok(Some(record.service)),
             Lookup::None => Ok(None),
             Lookup::Unstable => {
-                let text = format!("the record of frontend {front} kept changing while it was read");
+                let text =
+                    format!("the record of frontend {front} kept changing while it was read");
                 Err(io::Error::other(text))
             }
         }
     }
 
     fn older_translation(&self, key: &OverflowKey) -> io::Result<Option<Origin>> {
-        let found = self.overflow.find(key).map_err(cause)?;
+        let found = self.overflow.find(key).map_err(into_io_error)?;
         // The kernel may reuse the element for another key while it is read.
         let found = found.filter(|overflow| overflow.key == *key);
         Ok(found.map(|overflow| overflow.origin))

@@ -3,8 +3,8 @@
 #![expect(unsafe_code, reason = "bpf(2) has no safe wrapper")]
 
 mod grace;
-mod handle;
-mod words;
+mod map_handle;
+mod mapped_counters;
 
 use std::{
     ffi::CString,
@@ -18,12 +18,12 @@ use std::{
 };
 
 use aya::programs::ProgramFd;
-use tunnel_common::table::{GUARD, Map, AttachPoint, ProgramType};
+use tunnel_common::table::{AttachPoint, GUARD, Map, ProgramType};
 use zerocopy::IntoBytes as _;
 
 pub use self::grace::RcuGrace;
-pub(super) use self::{handle::Handle, words::Words};
-use super::shapes::Shape;
+pub(super) use self::{map_handle::MapHandle, mapped_counters::MappedCounters};
+use super::map_spec::MapSpec;
 use crate::reconcile::ReadError;
 
 const BPF_MAP_UPDATE_ELEM: i64 = 2;
@@ -51,15 +51,15 @@ impl Attr {
         Self([0; 128])
     }
 
-    fn put<const N: usize>(mut self, offset: usize, bytes: [u8; N]) -> Self {
-        if let Some(place) = self.0.get_mut(offset..offset + N) {
-            place.copy_from_slice(&bytes);
+    fn with_bytes<const N: usize>(mut self, offset: usize, bytes: [u8; N]) -> Self {
+        if let Some(target) = self.0.get_mut(offset..offset + N) {
+            target.copy_from_slice(&bytes);
         }
         self
     }
 
     fn u32(self, offset: usize, value: u32) -> Self {
-        self.put(offset, value.to_ne_bytes())
+        self.with_bytes(offset, value.to_ne_bytes())
     }
 
     fn read_u32(&self, offset: usize) -> u32 {
@@ -68,11 +68,11 @@ impl Attr {
     }
 
     fn fd(self, offset: usize, fd: BorrowedFd<'_>) -> Self {
-        self.put(offset, fd.as_raw_fd().to_ne_bytes())
+        self.with_bytes(offset, fd.as_raw_fd().to_ne_bytes())
     }
 
     fn pointer<T: ?Sized>(self, offset: usize, target: *const T) -> Self {
-        self.put(
+        self.with_bytes(
             offset,
             target.cast::<u8>().expose_provenance().to_ne_bytes(),
         )
@@ -131,34 +131,38 @@ pub(super) fn pin(fd: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
 
 /// The target of a link.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Target<'a> {
+pub(super) enum LinkTarget<'a> {
     /// A cgroup: its folder and its id, which is the inode number.
     Cgroup(BorrowedFd<'a>, u64),
     /// The ingress side of a network device, by index.
     Device(u32),
 }
 
-impl Target<'_> {
+impl LinkTarget<'_> {
     /// Returns the properties of a link from a program to this target and hook.
-    pub(super) fn link(self, hook: u32) -> Link {
-        let (place, at) = match self {
+    pub(super) fn link_info(self, hook: u32) -> LinkInfo {
+        let (attach_point, target_id) = match self {
             Self::Cgroup(_, number) => (AttachPoint::Cgroup, number),
             Self::Device(device) => (AttachPoint::Uplinks, device.into()),
         };
-        Link { place, at, hook }
+        LinkInfo {
+            attach_point,
+            target_id,
+            hook,
+        }
     }
 }
 
 /// Attaches a program by a link. On a device, the program runs before all others.
 pub(super) fn create_link(
     program: BorrowedFd<'_>,
-    target: Target<'_>,
+    target: LinkTarget<'_>,
     hook: u32,
 ) -> io::Result<OwnedFd> {
     let attr = Attr::new().fd(0, program).u32(8, hook);
     let attr = match target {
-        Target::Cgroup(folder, _) => attr.fd(4, folder),
-        Target::Device(device) => attr.u32(4, device).u32(12, BPF_F_BEFORE),
+        LinkTarget::Cgroup(folder, _) => attr.fd(4, folder),
+        LinkTarget::Device(device) => attr.u32(4, device).u32(12, BPF_F_BEFORE),
     };
     // SAFETY: no pointers; the command returns a descriptor.
     unsafe { attr.call_for_fd(BPF_LINK_CREATE) }
@@ -166,9 +170,9 @@ pub(super) fn create_link(
 
 /// Returns true if programs at tc can be attached by links. To attach one to a device that does not exist
 /// fails with ENODEV on a kernel with tcx, and with EINVAL on others.
-pub(super) fn knows_tcx(instructions: &[u64]) -> io::Result<bool> {
-    let program = load(instructions, ProgramType::Classifier.number(), 0, 0)?;
-    let nowhere = Target::Device(i32::MAX.unsigned_abs());
+pub(super) fn supports_tcx(instructions: &[u64]) -> io::Result<bool> {
+    let program = load_program(instructions, ProgramType::Classifier.number(), 0, 0)?;
+    let nowhere = LinkTarget::Device(i32::MAX.unsigned_abs());
     match create_link(program.as_fd(), nowhere, GUARD.hook) {
         Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(true),
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(false),
@@ -196,11 +200,11 @@ pub(super) fn detach_link(link: BorrowedFd<'_>) -> io::Result<()> {
 
 /// The properties of a link.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) struct Link {
+pub(super) struct LinkInfo {
     /// The attach point.
-    pub(super) place: AttachPoint,
+    pub(super) attach_point: AttachPoint,
     /// The id of the cgroup, which is its inode number, or the index of the device; 0 if that was removed.
-    pub(super) at: u64,
+    pub(super) target_id: u64,
     /// The hook.
     pub(super) hook: u32,
 }
@@ -209,20 +213,20 @@ pub(super) struct Link {
 ///
 /// `struct bpf_link_info` has: type, id, program id, then the id of the cgroup or the index of the device,
 /// then the hook.
-pub(super) fn link(object: BorrowedFd<'_>) -> io::Result<Option<Link>> {
-    if !is_a("link", object)? {
+pub(super) fn link_info(object: BorrowedFd<'_>) -> io::Result<Option<LinkInfo>> {
+    if !is_bpf_object("link", object)? {
         return Ok(None);
     }
     let [kind, _, _, _, first, second, third, ..] = object_info(object)?;
     Ok(match kind {
-        BPF_LINK_TYPE_CGROUP => Some(Link {
-            place: AttachPoint::Cgroup,
-            at: u64::from(second) << 32 | u64::from(first),
+        BPF_LINK_TYPE_CGROUP => Some(LinkInfo {
+            attach_point: AttachPoint::Cgroup,
+            target_id: u64::from(second) << 32 | u64::from(first),
             hook: third,
         }),
-        BPF_LINK_TYPE_TCX => Some(Link {
-            place: AttachPoint::Uplinks,
-            at: first.into(),
+        BPF_LINK_TYPE_TCX => Some(LinkInfo {
+            attach_point: AttachPoint::Uplinks,
+            target_id: first.into(),
             hook: second,
         }),
         _ => None,
@@ -233,18 +237,18 @@ pub(super) fn link(object: BorrowedFd<'_>) -> io::Result<Option<Link>> {
 ///
 /// `struct bpf_prog_info` has the type at offset 0 and the name at 64.
 pub(super) fn is_classifier(object: BorrowedFd<'_>, name: &str) -> io::Result<bool> {
-    if !is_a("prog", object)? {
+    if !is_bpf_object("prog", object)? {
         return Ok(false);
     }
     let [kind, .., a, b, c, d] = object_info(object)?;
-    let held = [a, b, c, d];
-    let held = held.as_bytes().split(|byte| *byte == 0).next();
-    Ok(kind == ProgramType::Classifier.number() && held == Some(name.as_bytes()))
+    let found = [a, b, c, d];
+    let found = found.as_bytes().split(|byte| *byte == 0).next();
+    Ok(kind == ProgramType::Classifier.number() && found == Some(name.as_bytes()))
 }
 
 /// Returns true if a file descriptor refers to a BPF object of that kind, by the name of the anonymous inode.
 /// The name differs between kernels: `bpf_link` or `bpf-link`, in brackets or not.
-fn is_a(kind: &str, object: BorrowedFd<'_>) -> io::Result<bool> {
+fn is_bpf_object(kind: &str, object: BorrowedFd<'_>) -> io::Result<bool> {
     let file = std::fs::read_link(format!("/proc/self/fd/{}", object.as_raw_fd()))?;
     let name = file.to_string_lossy().replace(['[', ']'], "");
     Ok(name.replace('_', "-") == format!("anon-inode:bpf-{kind}"))
@@ -255,8 +259,11 @@ fn is_a(kind: &str, object: BorrowedFd<'_>) -> io::Result<bool> {
 pub(super) fn open_map<K, V>(folder: &Path, row: &Map) -> Result<(OwnedFd, u32), ReadError> {
     let open = || {
         let map = open_pin(&folder.join(row.name))?;
-        let (found, entries) = shape(map.as_fd())?;
-        let (wanted, sizes) = (Shape::of(row), [row.key, row.value].map(usize::try_from));
+        let (found, entries) = map_spec(map.as_fd())?;
+        let (wanted, sizes) = (
+            MapSpec::from_table(row),
+            [row.key, row.value].map(usize::try_from),
+        );
         if found != wanted || sizes != [Ok(size_of::<K>()), Ok(size_of::<V>())] {
             return Err(io::Error::other(format!("it is {found}, not {wanted}")));
         }
@@ -271,15 +278,15 @@ pub(super) fn open_map<K, V>(folder: &Path, row: &Map) -> Result<(OwnedFd, u32),
 /// Reads the type, sizes and flags of a map, and its number of entries.
 ///
 /// `struct bpf_map_info` has: type, id, key size, value size, entries, flags.
-pub(super) fn shape(map: BorrowedFd<'_>) -> io::Result<(Shape, u32)> {
+pub(super) fn map_spec(map: BorrowedFd<'_>) -> io::Result<(MapSpec, u32)> {
     let [kind, _, key, value, entries, flags, ..] = object_info(map)?;
-    let shape = Shape {
+    let spec = MapSpec {
         kind,
         key,
         value,
         flags,
     };
-    Ok((shape, entries))
+    Ok((spec, entries))
 }
 
 /// Reads the first 20 words of the kernel's information about a map, program or link.
@@ -296,8 +303,8 @@ fn object_info(object: BorrowedFd<'_>) -> io::Result<[u32; 20]> {
 
 /// Returns true if a program with these instructions can be loaded for a socket-address hook. The verifier
 /// returns EINVAL for an unknown helper, and EACCES for an invalid call of a known one.
-pub(super) fn loads(instructions: &[u64], hook: u32) -> io::Result<bool> {
-    match load(instructions, ProgramType::SocketAddress.number(), hook, 0) {
+pub(super) fn can_load(instructions: &[u64], hook: u32) -> io::Result<bool> {
+    match load_program(instructions, ProgramType::SocketAddress.number(), hook, 0) {
         Ok(_program) => Ok(true),
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(false),
         Err(error) => Err(error),
@@ -306,7 +313,7 @@ pub(super) fn loads(instructions: &[u64], hook: u32) -> io::Result<bool> {
 
 /// Loads a program for a hook. `target` is the BTF id of the kernel function to which the program will be
 /// attached, or 0.
-fn load(instructions: &[u64], kind: u32, hook: u32, target: u32) -> io::Result<OwnedFd> {
+fn load_program(instructions: &[u64], kind: u32, hook: u32, target: u32) -> io::Result<OwnedFd> {
     let license = c"GPL";
     let attr = Attr::new()
         .u32(0, kind)
@@ -329,7 +336,7 @@ pub(super) fn attach_iterator(
     target: u32,
     map: BorrowedFd<'_>,
 ) -> io::Result<OwnedFd> {
-    let program = load(instructions, BPF_PROG_TYPE_TRACING, BPF_TRACE_ITER, target)?;
+    let program = load_program(instructions, BPF_PROG_TYPE_TRACING, BPF_TRACE_ITER, target)?;
     // `union bpf_iter_link_info`.
     let info = map.as_raw_fd();
     let attr = Attr::new()

@@ -20,7 +20,7 @@ use std::{
     time::Duration,
 };
 
-use memory_maps::{Conns, Memory};
+use memory_maps::{OpenConnections, Memory};
 use tunnel_common::{
     addr::{Address, Port, Protocol},
     reason::Reason,
@@ -73,7 +73,7 @@ fn settings() -> PlanSettings {
 fn adopt_with(maps: Memory, settings: PlanSettings) -> Reconciler<Memory> {
     let sizes = maps.sizes;
     let mut reconciler = Reconciler::adopt(maps, sizes, &NoGrace, settings).expect("adopted");
-    reconciler.sync.tracked.maps.grace();
+    reconciler.sync.tracked.maps.end_grace_period();
     reconciler
 }
 
@@ -171,7 +171,7 @@ fn with<'a>((name, state): Change<'a>, change: impl FnOnce(&mut Service)) -> Cha
 fn settle(reconciler: &mut Reconciler<Memory>) {
     for _ in 0..8 {
         let retired = reconciler.write_changes();
-        reconciler.sync.tracked.maps.grace();
+        reconciler.sync.tracked.maps.end_grace_period();
         reconciler.sync.free(&retired, false);
         if !reconciler.is_dirty() {
             break;
@@ -192,7 +192,7 @@ fn apply(reconciler: &mut Reconciler<Memory>, services: Vec<Change<'_>>) {
 }
 
 /// Applies Nodes. Writes nothing.
-fn tell_nodes(reconciler: &mut Reconciler<Memory>, nodes: Vec<(ObjectName, Option<Arc<Node>>)>) {
+fn apply_nodes(reconciler: &mut Reconciler<Memory>, nodes: Vec<(ObjectName, Option<Arc<Node>>)>) {
     reconciler.update(ClusterUpdate {
         nodes,
         ..update(Vec::new())
@@ -202,7 +202,7 @@ fn tell_nodes(reconciler: &mut Reconciler<Memory>, nodes: Vec<(ObjectName, Optio
 /// Audits the maps, and writes the differences. Returns the number of differences.
 fn audit(reconciler: &mut Reconciler<Memory>) -> u64 {
     let differences = reconciler.audit(&NoGrace).expect("read");
-    reconciler.sync.tracked.maps.grace();
+    reconciler.sync.tracked.maps.end_grace_period();
     settle(reconciler);
     differences
 }
@@ -213,14 +213,14 @@ fn backends(reconciler: &Reconciler<Memory>, last: u8) -> Option<Vec<u8>> {
         IpAddr::V4(ip) => ip.octets()[3],
         IpAddr::V6(ip) => ip.octets()[15],
     };
-    let found = reconciler.maps().read(&vip(last))?;
+    let found = reconciler.maps().backends_of(&vip(last))?;
     Some(found.into_iter().map(octet).collect())
 }
 
 /// Returns the map entry of an endpoint of VIP 1, and its index; the one with the highest index.
-fn written(reconciler: &Reconciler<Memory>, last: u8) -> (u32, Backend) {
+fn backend_entry(reconciler: &Reconciler<Memory>, last: u8) -> (u32, Backend) {
     let ip = Address::from_ip(pod_ip(1, last));
-    let mut all = reconciler.maps().be.iter();
+    let mut all = reconciler.maps().backends.iter();
     let found = all.rfind(|(_, backend)| backend.address == ip);
     let (index, backend) = found.expect("was written");
     (*index, *backend)
@@ -233,7 +233,7 @@ fn services(reconciler: &Reconciler<Memory>, name: Option<&str>) -> Vec<ServiceV
 }
 
 /// Sets the number of open connections of a backend.
-fn open(conns: &Conns, index: u32, count: u64) {
+fn set_open_connections(conns: &OpenConnections, index: u32, count: u64) {
     conns.0.lock().unwrap().insert(index, count);
 }
 
@@ -281,12 +281,12 @@ fn a_restart_finds_everything_in_its_place_and_writes_nothing() {
 #[test]
 fn a_backend_keeps_its_index_while_it_serves() {
     let mut reconciler = serving(ROOMY, [set("web", 1, &[1, 2])]);
-    let before = written(&reconciler, 1);
+    let before = backend_entry(&reconciler, 1);
 
     apply(&mut reconciler, vec![set("web", 1, &[1, 3])]);
 
-    assert_eq!(written(&reconciler, 1), before);
-    assert!(!written(&reconciler, 2).1.state.is_serving());
+    assert_eq!(backend_entry(&reconciler, 1), before);
+    assert!(!backend_entry(&reconciler, 2).1.state.is_serving());
 }
 
 #[test]
@@ -294,7 +294,7 @@ fn an_address_moves_from_one_service_to_another_without_a_gap() {
     let reconciler = serving(ROOMY, [set("old", 1, &[1])]);
     for limit in reconciler.maps().writes.. {
         let mut killed = reconciler.sync.tracked.maps.clone();
-        killed.limit = limit;
+        killed.max_writes = limit;
         let mut copy = adopt(killed);
         copy.update(update(vec![("old", None), set("new", 1, &[2])]));
         copy.write_changes();
@@ -321,12 +321,12 @@ fn of_two_services_with_one_address_the_loser_is_named_and_comes_when_the_winner
 #[test]
 fn a_write_that_fails_is_tried_again() {
     let mut reconciler = serving(ROOMY, []);
-    reconciler.sync.tracked.maps.limit = 2;
+    reconciler.sync.tracked.maps.max_writes = 2;
     apply(&mut reconciler, vec![set("web", 1, &[1, 2])]);
     assert_eq!(problem(&reconciler, "web"), Some(Reason::WriteFailed));
     assert!(reconciler.is_dirty());
 
-    reconciler.sync.tracked.maps.limit = usize::MAX;
+    reconciler.sync.tracked.maps.max_writes = usize::MAX;
     settle(&mut reconciler);
 
     assert_eq!(backends(&reconciler, 1), Some(vec![1, 2]));
@@ -336,9 +336,9 @@ fn a_write_that_fails_is_tried_again() {
 #[test]
 fn what_a_foreign_hand_changed_is_found_and_written_anew() {
     let mut reconciler = serving(ROOMY, [set("web", 1, &[1]), set("dns", 2, &[2])]);
-    reconciler.sync.tracked.maps.svc.remove(&vip(1));
-    let dns = reconciler.maps().svc[&vip(2)];
-    reconciler.sync.tracked.maps.svc.insert(vip(9), dns);
+    reconciler.sync.tracked.maps.frontend_keys.remove(&vip(1));
+    let dns = reconciler.maps().frontend_keys[&vip(2)];
+    reconciler.sync.tracked.maps.frontend_keys.insert(vip(9), dns);
 
     assert!(audit(&mut reconciler) >= 2);
     assert_eq!(backends(&reconciler, 1), Some(vec![1]));
@@ -366,7 +366,7 @@ fn a_change_that_waits_for_the_old_to_be_freed_comes_when_it_is() {
     assert_ne!(backends(&reconciler, 1), Some(vec![11]));
     assert_eq!(problem(&reconciler, "web"), None);
 
-    reconciler.sync.tracked.maps.grace();
+    reconciler.sync.tracked.maps.end_grace_period();
     reconciler.sync.free(&held, false);
     settle(&mut reconciler);
 
@@ -377,12 +377,12 @@ fn a_change_that_waits_for_the_old_to_be_freed_comes_when_it_is() {
 fn a_front_that_leads_to_the_record_of_another_is_removed_at_the_start() {
     let first = serving(ROOMY, [set("web", 1, &[1])]);
     let mut maps = first.sync.tracked.maps;
-    let web = maps.svc[&vip(1)];
-    maps.svc.insert(vip(9), web);
+    let web = maps.frontend_keys[&vip(1)];
+    maps.frontend_keys.insert(vip(9), web);
 
     let second = adopt(maps);
 
-    assert_eq!(second.maps().svc.get(&vip(9)), None);
+    assert_eq!(second.maps().frontend_keys.get(&vip(9)), None);
     assert_eq!(backends(&second, 1), Some(vec![1]));
     assert_eq!(second.sync.drift, 1);
 }

@@ -51,7 +51,7 @@ pub(super) fn code_of(reason: Reason) -> h2::Reason {
 pub(super) fn reason_of_code(code: h2::Reason, from: StreamSide) -> Reason {
     let number = u32::from(code);
     if number & CODE_MASK == CODE_BASE {
-        return match Reason::of_number(number & !CODE_MASK) {
+        return match Reason::from_number(number & !CODE_MASK) {
             Some(reason) if may_end_a_stream(reason) => reason,
             Some(_) | None => Reason::ProtocolError,
         };
@@ -162,8 +162,16 @@ mod tests {
         for (code, from, reason) in [
             (Code::CANCEL, StreamSide::Client, Reason::ClientReset),
             (Code::CANCEL, StreamSide::Target, Reason::TargetReset),
-            (Code::REFUSED_STREAM, StreamSide::Target, Reason::StreamLimit),
-            (Code::ENHANCE_YOUR_CALM, StreamSide::Target, Reason::ProtocolError),
+            (
+                Code::REFUSED_STREAM,
+                StreamSide::Target,
+                Reason::StreamLimit,
+            ),
+            (
+                Code::ENHANCE_YOUR_CALM,
+                StreamSide::Target,
+                Reason::ProtocolError,
+            ),
             (of_no_stream, StreamSide::Target, Reason::ProtocolError),
         ] {
             assert_eq!(reason_of_code(code, from), reason, "{code:?}");
@@ -174,7 +182,10 @@ mod tests {
     fn the_reason_of_a_refusal_is_from_its_header_or_else_its_status() {
         for reason in stream_reasons() {
             let response = refusal_response(reason);
-            assert_eq!(reason_of_refusal(response.status(), response.headers()), reason);
+            assert_eq!(
+                reason_of_refusal(response.status(), response.headers()),
+                reason
+            );
         }
         let mut unknown = HeaderMap::new();
         unknown.insert(REASON_HEADER, HeaderValue::from_static("of_tomorrow"));

@@ -6,24 +6,26 @@ use tokio::sync::watch;
 use tracing::{error, info, warn};
 use tunnel_common::{LAYOUT_VERSION, table::MapGroup};
 
-use super::{steering_rules, start_timer::StartTimer};
+use super::{start_timer::StartTimer, steering_rules};
 use crate::{
     admin::{Getter, NodeSetup, NodeViews, TunnelView},
     app::{
-        RoleError,
-        translation_probe::{self, ProbeError},
-        failed,
+        RoleError, failed,
         state_dir::StateDir,
+        translation_probe::{self, ProbeError},
     },
     bpf::{
-        self, Counters, DataPath, Features, KernelLog, KernelMaps, KernelSteering, LoggingProgram, Pins,
-        RcuGrace, ProgramSettings,
+        self, Counters, DataPath, Features, KernelLog, KernelMaps, KernelSteering, LoggingProgram,
+        PinFolder, ProgramSettings, RcuGrace,
     },
     clock::since_boot,
     config::{self, Config},
     model::ClusterUpdate,
     net::Listeners,
-    reconcile::{self, ListenerPollError, ReconcileLoop, Reconciler, PlanSettings, SteeringReconciler, SteeringSettings},
+    reconcile::{
+        self, ListenerPollError, PlanSettings, ReconcileLoop, Reconciler, SteeringReconciler,
+        SteeringSettings,
+    },
     source::{SourceReport, Store},
 };
 
@@ -41,7 +43,7 @@ pub(super) struct KernelSetup {
     /// The kernel program whose events are logged, if any.
     kernel_log: watch::Sender<Option<KernelLog>>,
     /// The pin folder, locked so that no second daemon uses it.
-    pins: Pins,
+    pins: PinFolder,
     _state: StateDir,
 }
 
@@ -55,7 +57,7 @@ impl KernelSetup {
             None => bpf::find_root().map_err(failed("cannot find the cgroup"))?,
         };
         bpf::check_cgroup(&cgroup).map_err(failed("cannot use bpf.cgroup"))?;
-        let pins = Pins::hold(&config.bpf.bpffs).map_err(failed("cannot use bpf.bpffs"))?;
+        let pins = PinFolder::lock(&config.bpf.bpffs).map_err(failed("cannot use bpf.bpffs"))?;
         let state = StateDir::lock(&config.state_dir).map_err(failed("cannot use stateDir"))?;
         let features = bpf::probe().map_err(failed("cannot probe the kernel"))?;
         info!(?features, "probed the kernel");
@@ -65,7 +67,9 @@ impl KernelSetup {
             // The steering maps take a fifth of the memory of all maps.
             map_sizes = map_sizes.without(MapGroup::Steering);
         }
-        let prefixes = steering.map(config::SteeringConfig::ranges).unwrap_or_default();
+        let prefixes = steering
+            .map(config::SteeringConfig::ranges)
+            .unwrap_or_default();
         let switches = ProgramSettings {
             own_mark: config.tunnel.socket_mark,
             prefixes: prefixes.clone(),
@@ -76,7 +80,8 @@ impl KernelSetup {
         let (maps, counters) = data_path
             .open_maps()
             .map_err(failed("cannot use the maps"))?;
-        let grace = RcuGrace::new().map_err(failed("cannot create the map for RCU grace periods"))?;
+        let grace =
+            RcuGrace::new().map_err(failed("cannot create the map for RCU grace periods"))?;
         let settings = PlanSettings {
             node_name: config.node_name.clone(),
             algorithm: config.service.algorithm,
@@ -102,7 +107,10 @@ impl KernelSetup {
             grace,
             config.service.full_sync_interval,
         );
-        reconcile_loop.enable_listener_poll(local_listener_finder(), config.service.local_listener_poll_interval);
+        reconcile_loop.enable_listener_poll(
+            local_listener_finder(),
+            config.service.local_listener_poll_interval,
+        );
         start_timer.finish_step(|times| &mut times.load);
         Ok(Self {
             cgroup,
@@ -126,9 +134,11 @@ impl KernelSetup {
         starting: watch::Receiver<Option<String>>,
     ) -> NodeViews {
         let sizes = self.data_path.sizes();
-        let maps = sizes.by_key().map(|(field, entries)| (field.to_owned(), entries));
+        let maps = sizes
+            .by_key()
+            .map(|(field, entries)| (field.to_owned(), entries));
         let choose = |has, yes: &str, no: &str| String::from(if has { yes } else { no });
-        let shows_addresses = self.features.addresses.is_some();
+        let shows_addresses = self.features.kernel_offsets.is_some();
         let setup = NodeSetup {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
@@ -141,8 +151,12 @@ impl KernelSetup {
             client_identity: choose(shows_addresses, "address", "network namespace"),
             maps: maps.collect(),
         };
-        let [service_counters, port_counters, reason_counters, socket_counters] =
-            [(); 4].map(|()| Arc::clone(&self.counters));
+        let [
+            service_counters,
+            port_counters,
+            reason_counters,
+            socket_counters,
+        ] = [(); 4].map(|()| Arc::clone(&self.counters));
         let services = self.reconcile_loop.published().clone();
         let (ports, limit) = (services.clone(), config.admin.service_metrics_limit);
         let read_counters = move || {
@@ -198,8 +212,14 @@ impl KernelSetup {
                     .to_owned(),
             ));
             let step = "cannot write the new maps next to those of an older layout";
-            self.reconcile_loop.apply(update).await.map_err(failed(step))?;
-            self.reconcile_loop.free_retired().await.map_err(failed(step))?;
+            self.reconcile_loop
+                .apply(update)
+                .await
+                .map_err(failed(step))?;
+            self.reconcile_loop
+                .free_retired()
+                .await
+                .map_err(failed(step))?;
         }
     }
 
@@ -226,7 +246,9 @@ impl KernelSetup {
         info!(new = attached.new_links(), replaced = attached.replaced, cgroup = %self.cgroup.display(), "programs attached");
         let probed = self
             .reconcile_loop
-            .dial_probe(&translation_probe::frontend(), || translation_probe::connect_service(&self.cgroup));
+            .dial_probe(&translation_probe::frontend(), || {
+                translation_probe::connect_service(&self.cgroup)
+            });
         let probe_result = probed.unwrap_or_else(|| {
             warn!("probe skipped: the maps are full, or a Service has the frontend of the probe");
             Ok(())
@@ -240,7 +262,8 @@ impl KernelSetup {
             warn!(error, "cannot determine the host's network namespace");
         }
         // On return, the drop of `attached` detaches the programs that are not pinned yet.
-        probe_result.map_err(|error: ProbeError| failed("the probe of the programs failed")(error))?;
+        probe_result
+            .map_err(|error: ProbeError| failed("the probe of the programs failed")(error))?;
         attached.pin().map_err(failed("cannot pin the programs"))?;
         self.remove_replaced_maps();
         self.start_timer.finish_step(|times| &mut times.attach);
@@ -256,7 +279,7 @@ impl KernelSetup {
             warn!(%error, "cannot copy the counts of the replaced maps");
             return;
         }
-        if let Err(error) = self.pins.sweep() {
+        if let Err(error) = self.pins.remove_unused() {
             let error = &error as &dyn std::error::Error;
             warn!(error, "cannot remove the replaced maps");
         }
@@ -274,7 +297,10 @@ impl KernelSetup {
             }
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
-                warn!(error, "cannot log the events of the kernel program; log.kernel has no effect");
+                warn!(
+                    error,
+                    "cannot log the events of the kernel program; log.kernel has no effect"
+                );
             }
         }
     }

@@ -4,7 +4,7 @@ use tokio::sync::watch;
 use tracing::warn;
 
 use crate::{
-    bpf::SocketMemory,
+    bpf::SocketStorage,
     config::Config,
     error_chain::chain,
     sockets::{Terminator, TerminatorView},
@@ -24,7 +24,7 @@ pub(super) fn start(
         return;
     }
     view.send_modify(|view| view.protocols.clone_from(&settings.terminate));
-    match SocketMemory::open(&config.bpf.bpffs) {
+    match SocketStorage::open(&config.bpf.bpffs) {
         Ok(memory) => {
             let terminator = Terminator::new(settings, config.helper_socket(), memory, view);
             tasks.start("sockets", terminator.run(removals, tasks.draining()));

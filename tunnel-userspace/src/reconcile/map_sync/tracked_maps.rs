@@ -90,11 +90,11 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
     ///
     /// A map can't be read or written; the tracked content stays, and the call can be repeated.
     pub(super) fn adopt(&mut self, grace: &impl GracePeriod) -> Result<usize, AdoptError> {
-        let (actual, stray) = read_maps::read_maps(&self.maps, self.actual.sizes)?;
-        self.actual = self.complete_read(actual, &stray, grace)?;
+        let (actual, invalid) = read_maps::read_maps(&self.maps, self.actual.sizes)?;
+        self.actual = self.complete_read(actual, &invalid, grace)?;
         self.reset_unused_counters()?;
         self.retired = Retired::default();
-        Ok(stray.frontend_keys.len())
+        Ok(invalid.frontend_keys.len())
     }
 
     /// Reads the maps, and compares them with their tracked content. If they differ, their content becomes
@@ -104,11 +104,11 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
     ///
     /// As [`Self::adopt`].
     pub(super) fn audit(&mut self, grace: &impl GracePeriod) -> Result<usize, AdoptError> {
-        let (fresh, stray) = read_maps::read_maps(&self.maps, self.actual.sizes)?;
-        let strays = stray.frontend_keys.len() + stray.backends.len();
-        let differences = fresh.differences(&self.actual) + strays;
+        let (fresh, invalid) = read_maps::read_maps(&self.maps, self.actual.sizes)?;
+        let invalid_entries = invalid.frontend_keys.len() + invalid.backends.len();
+        let differences = fresh.differences(&self.actual) + invalid_entries;
         if differences > 0 {
-            let mut fresh = self.complete_read(fresh, &stray, grace)?;
+            let mut fresh = self.complete_read(fresh, &invalid, grace)?;
             fresh.move_names_from(&mut self.actual);
             self.actual = fresh;
         }
@@ -221,9 +221,9 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
     ) -> Result<(), ChangeError> {
         *cluster = self.write_set(diff.id, diff.cluster_set, &plan.cluster)?;
         *local = self.write_set(diff.id, diff.local_set, &plan.local)?;
-        for (key, front) in &diff.upserts {
+        for (key, frontend) in &diff.upserts {
             let sets = (*cluster, *local);
-            let record = frontend_record(&self.actual, (*key, front), diff.id, plan, sets);
+            let record = frontend_record(&self.actual, (*key, frontend), diff.id, plan, sets);
             self.write_frontend(record)?;
         }
         Ok(())
@@ -253,8 +253,8 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
             backends.push((index, backend));
         }
         let (written, result) = self.maps.write_backends(&backends);
-        for (place, ((index, backend), (target, _))) in backends.iter().zip(wanted).enumerate() {
-            if place >= written {
+        for (position, ((index, backend), (target, _))) in backends.iter().zip(wanted).enumerate() {
+            if position >= written {
                 self.actual.free_backends.free(*index);
                 continue;
             }
@@ -277,11 +277,11 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
     fn write_set(
         &mut self,
         id: u32,
-        kept: Option<IndexRange>,
+        existing: Option<IndexRange>,
         targets: &[BackendTarget],
     ) -> Result<IndexRange, ChangeError> {
-        if let Some(kept) = kept {
-            return Ok(kept);
+        if let Some(existing) = existing {
+            return Ok(existing);
         }
         let backends = targets.iter().map(|target| self.actual.backend(id, target));
         let backends: Option<Vec<_>> = backends.collect();
@@ -301,8 +301,8 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
     fn write_source_ranges(&mut self, ranges: &[SourceRange]) -> Result<IndexRange, ChangeError> {
         let room = self.actual.source_ranges.allocate(ranges.len());
         let set = room.ok_or_else(|| temporarily_full(Reason::SourceRangesFull))?;
-        for (place, range) in (set.base..).zip(ranges) {
-            if let Err(error) = self.maps.write_source_range(place, range) {
+        for (index, range) in (set.base..).zip(ranges) {
+            if let Err(error) = self.maps.write_source_range(index, range) {
                 self.actual.source_ranges.free(set);
                 return Err(error.into());
             }
@@ -338,7 +338,7 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
 
     fn delete_frontend(&mut self, id: u32, key: &FrontendKey) -> Result<(), ChangeError> {
         let known = self.actual.frontends.get(key);
-        if known.is_none_or(|front| front.record.service != id) {
+        if known.is_none_or(|frontend| frontend.record.service != id) {
             return Ok(());
         }
         self.maps.delete_frontend_key(key)?;
@@ -386,12 +386,12 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
 
     /// Resets the counters of unused ids, which an earlier process may not have reset.
     fn reset_unused_counters(&mut self) -> Result<(), ReadError> {
-        let tallies = self
+        let counts = self
             .maps
             .all_service_counts(self.actual.sizes.frontend_entries())?;
-        let counted = (0_u32..).zip(tallies);
-        let counted = counted.filter(|(_, tally)| *tally != ServiceCounts::default());
-        let unused = counted.filter(|(id, _)| !self.actual.ports.contains_key(id));
+        let non_zero = (0_u32..).zip(counts);
+        let non_zero = non_zero.filter(|(_, counts_of_id)| *counts_of_id != ServiceCounts::default());
+        let unused = non_zero.filter(|(id, _)| !self.actual.ports.contains_key(id));
         let unused: Vec<u32> = unused.map(|(id, _)| id).collect();
         for id in unused {
             self.reset_counters(id);
@@ -404,14 +404,14 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
     fn complete_read(
         &mut self,
         mut actual: Actual,
-        stray: &InvalidEntries,
+        invalid: &InvalidEntries,
         grace: &impl GracePeriod,
     ) -> Result<Actual, AdoptError> {
-        for key in &stray.frontend_keys {
+        for key in &invalid.frontend_keys {
             tracing::warn!(frontend = %key, "removing a frontend with an invalid record");
             self.maps.delete_frontend_key(key)?;
         }
-        let mut backends = stray.backends.iter();
+        let mut backends = invalid.backends.iter();
         backends.try_for_each(|index| self.maps.retire_backend(*index))?;
         // A program that started before the earlier process ended, or before the keys above were removed,
         // may still read entries that are free now.

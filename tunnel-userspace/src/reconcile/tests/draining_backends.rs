@@ -4,11 +4,11 @@ use super::*;
 
 /// Removes endpoints 1 and 2 of a Service while they have these numbers of open connections. Returns their
 /// backend indices.
-fn gone(counts: [u64; 2]) -> (Reconciler<Memory>, [u32; 2]) {
+fn remove_two_backends(counts: [u64; 2]) -> (Reconciler<Memory>, [u32; 2]) {
     let mut reconciler = serving(ROOMY, [set("web", 1, &[1, 2, 3])]);
-    let indices = [1, 2].map(|last| written(&reconciler, last).0);
+    let indices = [1, 2].map(|last| backend_entry(&reconciler, last).0);
     for (index, count) in indices.into_iter().zip(counts) {
-        open(&reconciler.maps().conns, index, count);
+        set_open_connections(&reconciler.maps().open_connections, index, count);
     }
     apply(&mut reconciler, vec![set("web", 1, &[3])]);
     (reconciler, indices)
@@ -16,39 +16,39 @@ fn gone(counts: [u64; 2]) -> (Reconciler<Memory>, [u32; 2]) {
 
 #[test]
 fn an_index_is_used_again_only_once_the_last_connection_there_has_closed() {
-    let (mut reconciler, [first, second]) = gone([3, 0]);
+    let (mut reconciler, [first, second]) = remove_two_backends([3, 0]);
     assert_eq!(reconciler.sync.tracked.actual.draining.len(), 1);
 
     // `Memory` panics at a write to an index with open connections.
     apply(&mut reconciler, vec![set("web", 1, &[3, 4, 5])]);
-    let [fourth, fifth] = [4, 5].map(|last| written(&reconciler, last).0);
+    let [fourth, fifth] = [4, 5].map(|last| backend_entry(&reconciler, last).0);
     assert!(
         fourth == second || fifth == second,
         "the free index is not reused"
     );
     assert!(fourth != first && fifth != first);
 
-    open(&reconciler.maps().conns, first, 1);
+    set_open_connections(&reconciler.maps().open_connections, first, 1);
     reconciler.sync.poll_draining();
     assert_eq!(reconciler.sync.tracked.actual.draining.len(), 1);
-    open(&reconciler.maps().conns, first, 0);
+    set_open_connections(&reconciler.maps().open_connections, first, 0);
     reconciler.sync.poll_draining();
     assert_eq!(reconciler.sync.tracked.actual.draining.len(), 0);
     apply(&mut reconciler, vec![set("web", 1, &[3, 4, 5, 6])]);
-    let (sixth, backend) = written(&reconciler, 6);
+    let (sixth, backend) = backend_entry(&reconciler, 6);
     assert!(sixth == first && backend.state.is_serving());
 }
 
 #[test]
 fn a_restart_finds_which_indices_open_connections_keep() {
-    let (reconciler, [first, second]) = gone([1, 2]);
+    let (reconciler, [first, second]) = remove_two_backends([1, 2]);
 
     let mut second_life = adopt(reconciler.sync.tracked.maps);
     assert_eq!(second_life.sync.tracked.actual.draining.len(), 2);
     apply(&mut second_life, vec![set("web", 1, &[3, 4, 5])]);
 
     for last in [4, 5] {
-        let (taken, backend) = written(&second_life, last);
+        let (taken, backend) = backend_entry(&second_life, last);
         assert!(backend.state.is_serving() && taken != first && taken != second);
     }
 }
@@ -56,18 +56,18 @@ fn a_restart_finds_which_indices_open_connections_keep() {
 #[test]
 fn a_program_that_runs_during_the_start_may_still_count() {
     /// A program that counts one more connection before the grace period ends.
-    struct Counting(Conns, u32);
+    struct Counting(OpenConnections, u32);
 
     impl GracePeriod for Counting {
         fn wait(&self) -> io::Result<()> {
-            open(&self.0, self.1, 1);
+            set_open_connections(&self.0, self.1, 1);
             Ok(())
         }
     }
 
-    let (reconciler, [first, _]) = gone([0, 0]);
+    let (reconciler, [first, _]) = remove_two_backends([0, 0]);
     assert_eq!(reconciler.sync.tracked.actual.draining.len(), 0);
-    let grace = Counting(reconciler.maps().conns.clone(), first);
+    let grace = Counting(reconciler.maps().open_connections.clone(), first);
     let second = Reconciler::adopt(reconciler.sync.tracked.maps, ROOMY, &grace, settings());
 
     assert_eq!(
@@ -85,8 +85,8 @@ fn where_open_connections_leave_no_room_that_is_said_and_tried_again_when_they_c
         let endpoints: Vec<u8> = (0..8).map(|number| 10 + 8 * round + number).collect();
         apply(&mut reconciler, vec![set("web", 1, &endpoints)]);
         for last in endpoints {
-            let (index, _) = written(&reconciler, last);
-            open(&reconciler.maps().conns, index, 1);
+            let (index, _) = backend_entry(&reconciler, last);
+            set_open_connections(&reconciler.maps().open_connections, index, 1);
             kept.push(index);
         }
         apply(&mut reconciler, vec![set("web", 1, &[])]);
@@ -101,7 +101,7 @@ fn where_open_connections_leave_no_room_that_is_said_and_tried_again_when_they_c
     assert!(told.text.contains(text), "{told:?}");
     assert_eq!(backends(&reconciler, 2), None);
 
-    open(&reconciler.maps().conns, kept[0], 0);
+    set_open_connections(&reconciler.maps().open_connections, kept[0], 0);
     reconciler.sync.poll_draining();
     settle(&mut reconciler);
     assert_eq!(backends(&reconciler, 2), Some(vec![1, 2]));

@@ -20,19 +20,19 @@ use super::{CounterReader, MapReader, MapSizes, MapWriter, ReadError, WriteError
 
 /// A write that is part of a batch.
 #[derive(Clone, Debug)]
-pub(crate) enum Held {
+pub(crate) enum BatchedWrite {
     Backend(u32, Backend),
     Slot(u32, Slot),
-    Front(u32, Box<Frontend>),
+    Frontend(u32, Box<Frontend>),
     Key(FrontendKey, u32),
 }
 
-impl Held {
+impl BatchedWrite {
     const fn order(&self) -> u8 {
         match self {
             Self::Backend(..) => 0,
             Self::Slot(..) => 1,
-            Self::Front(..) => 2,
+            Self::Frontend(..) => 2,
             Self::Key(..) => 3,
         }
     }
@@ -42,30 +42,30 @@ impl Held {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Memory {
     pub(crate) sizes: MapSizes,
-    pub(crate) svc: BTreeMap<FrontendKey, u32>,
-    pub(crate) front: BTreeMap<u32, Frontend>,
-    pub(crate) slot: BTreeMap<u32, Slot>,
-    pub(crate) source: BTreeMap<u32, SourceRange>,
-    pub(crate) be: BTreeMap<u32, Backend>,
-    pub(crate) conns: Conns,
-    pub(crate) tallies: BTreeMap<u32, ServiceCounts>,
-    held: Option<Vec<Held>>,
-    refused: Option<&'static str>,
+    pub(crate) frontend_keys: BTreeMap<FrontendKey, u32>,
+    pub(crate) frontends: BTreeMap<u32, Frontend>,
+    pub(crate) slots: BTreeMap<u32, Slot>,
+    pub(crate) source_ranges: BTreeMap<u32, SourceRange>,
+    pub(crate) backends: BTreeMap<u32, Backend>,
+    pub(crate) open_connections: OpenConnections,
+    pub(crate) service_counts: BTreeMap<u32, ServiceCounts>,
+    batch: Option<Vec<BatchedWrite>>,
+    refused_map: Option<&'static str>,
     pub(crate) writes: usize,
     /// The number of writes that succeed; all later ones fail, as if the process had been killed.
-    pub(crate) limit: usize,
+    pub(crate) max_writes: usize,
     /// True to check all reachable entries after every write; false for very large maps, to check them
     /// after each grace period only.
-    pub(crate) is_watched: bool,
-    seen: Seen,
+    pub(crate) checks_every_write: bool,
+    reachable: Reachable,
 }
 
 /// The number of open connections by backend index. Clones share the numbers, as programs and the daemon do.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Conns(pub(crate) Arc<Mutex<BTreeMap<u32, u64>>>);
+pub(crate) struct OpenConnections(pub(crate) Arc<Mutex<BTreeMap<u32, u64>>>);
 
-impl Conns {
-    pub(crate) fn of(&self, index: u32) -> u64 {
+impl OpenConnections {
+    pub(crate) fn get(&self, index: u32) -> u64 {
         let counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         counts.get(&index).copied().unwrap_or(0)
     }
@@ -73,8 +73,8 @@ impl Conns {
 
 /// The indices of entries that a program may have reached.
 #[derive(Clone, Debug, Default)]
-struct Seen {
-    fronts: BTreeSet<u32>,
+struct Reachable {
+    frontends: BTreeSet<u32>,
     slots: BTreeSet<u32>,
     sources: BTreeSet<u32>,
     backends: BTreeSet<u32>,
@@ -84,38 +84,38 @@ impl Memory {
     pub(crate) fn new(sizes: MapSizes) -> Self {
         Self {
             sizes,
-            limit: usize::MAX,
-            is_watched: true,
+            max_writes: usize::MAX,
+            checks_every_write: true,
             ..Self::default()
         }
     }
 
     /// Ends a grace period: no program reads an unreachable entry any more.
-    pub(crate) fn grace(&mut self) {
-        self.seen = Seen::default();
-        self.look();
+    pub(crate) fn end_grace_period(&mut self) {
+        self.reachable = Reachable::default();
+        self.check_reachable();
     }
 
     /// Returns the backends that a program finds for a key.
-    pub(crate) fn read(&self, key: &FrontendKey) -> Option<Vec<Backend>> {
-        let front = self.front.get(self.svc.get(key)?)?;
-        assert_eq!(front.key, *key, "the record is that of another frontend");
-        let set = Traffic::Sockets.set(front);
+    pub(crate) fn backends_of(&self, key: &FrontendKey) -> Option<Vec<Backend>> {
+        let frontend = self.frontends.get(self.frontend_keys.get(key)?)?;
+        assert_eq!(frontend.key, *key, "the record is that of another frontend");
+        let set = Traffic::Sockets.set(frontend);
         let places = set.base..set.base + set.len;
-        let backends = places.map(|place| self.be[&self.slot[&place].backend]);
+        let backends = places.map(|place| self.backends[&self.slots[&place].backend]);
         let backends: Vec<_> = backends.collect();
         if (1..=MAX_INLINE_BACKENDS).contains(&backends.len()) {
-            for (near, backend) in front.inline_backends.iter().zip(&backends) {
+            for (near, backend) in frontend.inline_backends.iter().zip(&backends) {
                 assert_eq!((near.address, near.port), (backend.address, backend.port));
                 assert_eq!(
-                    self.be[&near.index], *backend,
+                    self.backends[&near.index], *backend,
                     "the record has another backend"
                 );
             }
         }
         for backend in &backends {
             assert_eq!(
-                backend.service, front.service,
+                backend.service, frontend.service,
                 "a backend of another service port"
             );
             assert!(backend.state.is_serving(), "a removed backend");
@@ -124,58 +124,58 @@ impl Memory {
     }
 
     /// Returns the serving backends with a set membership that differs from the sets that contain them.
-    pub(crate) fn misplaced(&self) -> Vec<u32> {
+    pub(crate) fn wrong_memberships(&self) -> Vec<u32> {
         let is_in = |backend: u32, of: fn(&Frontend) -> IndexRange| {
-            let service = self.be[&backend].service;
-            let own = self.svc.values().map(|index| &self.front[index]);
-            own.filter(|front| front.service == service).any(|front| {
-                let IndexRange { base, len } = of(front);
-                (base..base + len).any(|place| self.slot[&place].backend == backend)
+            let service = self.backends[&backend].service;
+            let own = self.frontend_keys.values().map(|index| &self.frontends[index]);
+            own.filter(|frontend| frontend.service == service).any(|frontend| {
+                let IndexRange { base, len } = of(frontend);
+                (base..base + len).any(|place| self.slots[&place].backend == backend)
             })
         };
         let sets = |backend| {
-            let cluster = is_in(backend, |front| front.cluster);
-            let local = is_in(backend, |front| front.local);
+            let cluster = is_in(backend, |frontend| frontend.cluster);
+            let local = is_in(backend, |frontend| frontend.local);
             let sets = [(cluster, Membership::CLUSTER), (local, Membership::LOCAL)];
             let sets = sets.into_iter().filter(|(is_in, _)| *is_in);
             sets.fold(Membership::NONE, |sets, (_, set)| sets.union(set))
         };
-        let serving = self.be.iter().filter(|(_, it)| it.state.is_serving());
+        let serving = self.backends.iter().filter(|(_, it)| it.state.is_serving());
         let misplaced = serving.filter(|(index, it)| it.sets != sets(**index));
         misplaced.map(|(index, _)| *index).collect()
     }
 
-    fn watch(&mut self) {
-        if self.is_watched {
-            self.look();
+    fn check_after_write(&mut self) {
+        if self.checks_every_write {
+            self.check_reachable();
         }
     }
 
     /// Reads everything as programs do, and remembers the entries that it reads.
-    fn look(&mut self) {
-        for (key, index) in &self.svc {
-            assert!(self.read(key).is_some(), "{key} has no record");
-            self.seen.fronts.insert(*index);
-            for IndexRange { base, len } in [self.front[index].cluster, self.front[index].local] {
+    fn check_reachable(&mut self) {
+        for (key, index) in &self.frontend_keys {
+            assert!(self.backends_of(key).is_some(), "{key} has no record");
+            self.reachable.frontends.insert(*index);
+            for IndexRange { base, len } in [self.frontends[index].cluster, self.frontends[index].local] {
                 for place in base..base + len {
-                    self.seen.slots.insert(place);
-                    self.seen.backends.insert(self.slot[&place].backend);
+                    self.reachable.slots.insert(place);
+                    self.reachable.backends.insert(self.slots[&place].backend);
                 }
             }
-            let IndexRange { base, len } = self.front[index].source_ranges;
+            let IndexRange { base, len } = self.frontends[index].source_ranges;
             for place in base..base + len {
                 assert!(
-                    self.source.contains_key(&place),
+                    self.source_ranges.contains_key(&place),
                     "source range {place} was never written"
                 );
-                self.seen.sources.insert(place);
+                self.reachable.sources.insert(place);
             }
         }
     }
 
-    fn write(&mut self, map: &'static str, is_free: bool) -> Result<(), WriteError> {
+    fn count_write(&mut self, map: &'static str, is_free: bool) -> Result<(), WriteError> {
         assert!(is_free, "a program may be reading the entry of {map}");
-        if self.writes >= self.limit {
+        if self.writes >= self.max_writes {
             return Err(refused(map, "killed"));
         }
         self.writes += 1;
@@ -184,46 +184,46 @@ impl Memory {
 
     /// Writes the batch until a write is refused; entries are written before those that refer to them.
     /// Returns false if nothing else may be written.
-    fn write_held(&mut self) -> bool {
-        let Some(mut held) = self.held.take() else {
+    fn write_batch(&mut self) -> bool {
+        let Some(mut held) = self.batch.take() else {
             return true;
         };
-        held.sort_by_key(Held::order);
+        held.sort_by_key(BatchedWrite::order);
         for write in held {
-            if self.refused.is_none() {
-                let written = self.make(write);
-                self.refused = written.err().map(|error| error.map);
+            if self.refused_map.is_none() {
+                let written = self.write_or_batch(write);
+                self.refused_map = written.err().map(|error| error.map);
             }
         }
-        self.held = Some(Vec::new());
-        self.refused.is_none()
+        self.batch = Some(Vec::new());
+        self.refused_map.is_none()
     }
 
     /// Makes a write, or adds it to the batch if batching is on.
-    fn make(&mut self, write: Held) -> Result<(), WriteError> {
-        if let Some(held) = &mut self.held {
+    fn write_or_batch(&mut self, write: BatchedWrite) -> Result<(), WriteError> {
+        if let Some(held) = &mut self.batch {
             held.push(write);
             return Ok(());
         }
         match write {
-            Held::Backend(index, backend) => self.write_backend(index, &backend)?,
-            Held::Slot(index, slot) => {
+            BatchedWrite::Backend(index, backend) => self.write_backend(index, &backend)?,
+            BatchedWrite::Slot(index, slot) => {
                 assert!(index < self.sizes.slot_entries());
-                self.write("slots", !self.seen.slots.contains(&index))?;
-                self.slot.insert(index, slot);
+                self.count_write("slots", !self.reachable.slots.contains(&index))?;
+                self.slots.insert(index, slot);
             }
-            Held::Front(index, front) => {
+            BatchedWrite::Frontend(index, frontend) => {
                 assert!(index < self.sizes.frontend_entries());
-                self.write("frontends", !self.seen.fronts.contains(&index))?;
-                self.front.insert(index, *front);
+                self.count_write("frontends", !self.reachable.frontends.contains(&index))?;
+                self.frontends.insert(index, *frontend);
             }
-            Held::Key(key, index) => {
-                self.write("services", true)?;
-                if !self.svc.contains_key(&key) && self.svc.len() >= self.sizes.frontends as usize {
+            BatchedWrite::Key(key, index) => {
+                self.count_write("services", true)?;
+                if !self.frontend_keys.contains_key(&key) && self.frontend_keys.len() >= self.sizes.frontends as usize {
                     return Err(refused("services", "full"));
                 }
-                self.svc.insert(key, index);
-                self.watch();
+                self.frontend_keys.insert(key, index);
+                self.check_after_write();
             }
         }
         Ok(())
@@ -231,65 +231,65 @@ impl Memory {
 
     fn write_backend(&mut self, index: u32, backend: &Backend) -> Result<(), WriteError> {
         assert!(index < self.sizes.backend_entries());
-        let old = self.be.get(&index).map(|old| old.state);
+        let old = self.backends.get(&index).map(|old| old.state);
         let old = old.unwrap_or_default();
         assert!(
             !old.is_serving(),
             "backend {index} is overwritten while it serves"
         );
-        let open = self.conns.of(index);
+        let open = self.open_connections.get(index);
         assert_eq!(
             open, 0,
             "backend {index} is overwritten while it has open connections"
         );
         assert_ne!(old, backend.state);
-        self.write("backends", !self.seen.backends.contains(&index))?;
-        self.be.insert(index, *backend);
+        self.count_write("backends", !self.reachable.backends.contains(&index))?;
+        self.backends.insert(index, *backend);
         Ok(())
     }
 
-    fn change_backend(
+    fn update_backend(
         &mut self,
         index: u32,
         change: impl FnOnce(&mut Backend),
     ) -> Result<(), WriteError> {
-        if !self.write_held() {
+        if !self.write_batch() {
             return Ok(());
         }
-        self.write("backends", true)?;
-        let changed = self.be.get_mut(&index).map(change);
+        self.count_write("backends", true)?;
+        let changed = self.backends.get_mut(&index).map(change);
         assert!(changed.is_some(), "backend {index} was never written");
-        self.watch();
+        self.check_after_write();
         Ok(())
     }
 }
 
 impl MapWriter for Memory {
     fn write_frontend_key(&mut self, key: &FrontendKey, index: u32) -> Result<(), WriteError> {
-        self.make(Held::Key(*key, index))
+        self.write_or_batch(BatchedWrite::Key(*key, index))
     }
 
     fn delete_frontend_key(&mut self, key: &FrontendKey) -> Result<(), WriteError> {
-        if !self.write_held() {
+        if !self.write_batch() {
             return Ok(());
         }
-        self.write("services", true)?;
-        self.svc.remove(key);
+        self.count_write("services", true)?;
+        self.frontend_keys.remove(key);
         Ok(())
     }
 
-    fn write_frontend(&mut self, index: u32, front: &Frontend) -> Result<(), WriteError> {
-        self.make(Held::Front(index, Box::new(*front)))
+    fn write_frontend(&mut self, index: u32, frontend: &Frontend) -> Result<(), WriteError> {
+        self.write_or_batch(BatchedWrite::Frontend(index, Box::new(*frontend)))
     }
 
     fn write_slots(&mut self, first: u32, slots: &[Slot]) -> Result<(), WriteError> {
         let mut slots = (first..).zip(slots);
-        slots.try_for_each(|(index, slot)| self.make(Held::Slot(index, *slot)))
+        slots.try_for_each(|(index, slot)| self.write_or_batch(BatchedWrite::Slot(index, *slot)))
     }
 
     fn write_backends(&mut self, backends: &[(u32, Backend)]) -> (usize, Result<(), WriteError>) {
         for (written, (index, backend)) in backends.iter().enumerate() {
-            if let Err(error) = self.make(Held::Backend(*index, *backend)) {
+            if let Err(error) = self.write_or_batch(BatchedWrite::Backend(*index, *backend)) {
                 return (written, Err(error));
             }
         }
@@ -298,13 +298,13 @@ impl MapWriter for Memory {
 
     fn write_source_range(&mut self, index: u32, source: &SourceRange) -> Result<(), WriteError> {
         assert!(index < self.sizes.source_range_entries());
-        self.write("source_ranges", !self.seen.sources.contains(&index))?;
-        self.source.insert(index, *source);
+        self.count_write("source_ranges", !self.reachable.sources.contains(&index))?;
+        self.source_ranges.insert(index, *source);
         Ok(())
     }
 
     fn write_backend_sets(&mut self, index: u32, sets: Membership) -> Result<(), WriteError> {
-        self.change_backend(index, |backend| {
+        self.update_backend(index, |backend| {
             assert!(
                 backend.state.is_serving(),
                 "a removed backend gets other sets"
@@ -314,60 +314,60 @@ impl MapWriter for Memory {
     }
 
     fn retire_backend(&mut self, index: u32) -> Result<(), WriteError> {
-        self.change_backend(index, |backend| backend.state = backend.state.removed())
+        self.update_backend(index, |backend| backend.state = backend.state.removed())
     }
 
     fn start_batch(&mut self) {
-        self.held.get_or_insert_default();
+        self.batch.get_or_insert_default();
     }
 
     fn flush_batch(&mut self) -> Result<(), WriteError> {
-        self.write_held();
-        self.held = None;
-        let map = self.refused.take();
+        self.write_batch();
+        self.batch = None;
+        let map = self.refused_map.take();
         map.map_or(Ok(()), |map| Err(refused(map, "killed")))
     }
 
     fn reset_service_counts(&mut self, service: u32) -> Result<(), WriteError> {
-        self.write("service_counts", true)?;
-        self.tallies.remove(&service);
+        self.count_write("service_counts", true)?;
+        self.service_counts.remove(&service);
         Ok(())
     }
 }
 
 impl CounterReader for Memory {
     fn open_connections(&self, index: u32) -> Result<u64, ReadError> {
-        Ok(self.conns.of(index))
+        Ok(self.open_connections.get(index))
     }
 
     fn service_counts(&self, service: u32) -> Result<ServiceCounts, ReadError> {
-        Ok(self.tallies.get(&service).copied().unwrap_or_default())
+        Ok(self.service_counts.get(&service).copied().unwrap_or_default())
     }
 }
 
 impl MapReader for Memory {
     fn is_new(&self) -> bool {
-        self.writes == 0 && self.be.is_empty() && self.svc.is_empty()
+        self.writes == 0 && self.backends.is_empty() && self.frontend_keys.is_empty()
     }
 
     fn frontend_keys(&self) -> Result<Vec<(FrontendKey, u32)>, ReadError> {
-        Ok(self.svc.iter().map(|(key, index)| (*key, *index)).collect())
+        Ok(self.frontend_keys.iter().map(|(key, index)| (*key, *index)).collect())
     }
 
     fn frontend(&self, index: u32) -> Result<Frontend, ReadError> {
-        Ok(entry(&self.front, index))
+        Ok(entry(&self.frontends, index))
     }
 
     fn slot(&self, index: u32) -> Result<Slot, ReadError> {
-        Ok(entry(&self.slot, index))
+        Ok(entry(&self.slots, index))
     }
 
     fn source_range(&self, index: u32) -> Result<SourceRange, ReadError> {
-        Ok(entry(&self.source, index))
+        Ok(entry(&self.source_ranges, index))
     }
 
     fn backends(&self, entries: u32) -> Result<Vec<Backend>, ReadError> {
-        let backend = |index| entry(&self.be, index);
+        let backend = |index| entry(&self.backends, index);
         Ok((0..entries).map(backend).collect())
     }
 

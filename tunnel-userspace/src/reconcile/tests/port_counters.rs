@@ -6,12 +6,12 @@ use super::*;
 
 /// Returns the id of the service port at a VIP.
 fn id(reconciler: &Reconciler<Memory>, last: u8) -> u32 {
-    let front = &reconciler.sync.tracked.actual.frontends[&vip(last)];
-    front.record.service
+    let frontend = &reconciler.sync.tracked.actual.frontends[&vip(last)];
+    frontend.record.service
 }
 
 /// Writes these Services; 7 connections were sent to backends of VIP 1, and 3 were refused.
-fn counting<const N: usize>(services: [Change<'_>; N]) -> Reconciler<Memory> {
+fn with_counts<const N: usize>(services: [Change<'_>; N]) -> Reconciler<Memory> {
     let mut reconciler = serving(ROOMY, services);
     let tallied = ServiceCounts {
         sent: 7,
@@ -23,12 +23,12 @@ fn counting<const N: usize>(services: [Change<'_>; N]) -> Reconciler<Memory> {
         .sync
         .tracked
         .maps
-        .tallies
+        .service_counts
         .insert(service, tallied);
     reconciler
 }
 
-fn counted(reconciler: &Reconciler<Memory>, most: usize) -> PortCounterList {
+fn port_counters(reconciler: &Reconciler<Memory>, most: usize) -> PortCounterList {
     reconciler
         .published()
         .port_counters(reconciler.maps(), most)
@@ -36,33 +36,33 @@ fn counted(reconciler: &Reconciler<Memory>, most: usize) -> PortCounterList {
 
 /// Returns the published counters of each Service: its name, and the number of sent, refused and open
 /// connections.
-fn shown(reconciler: &Reconciler<Memory>) -> Vec<(String, [u64; 3])> {
+fn counters_by_service(reconciler: &Reconciler<Memory>) -> Vec<(String, [u64; 3])> {
     let shown = |port: PortCounters| {
         let name = port.name.service.name.to_string();
         (name, [port.sent, port.refused, port.open])
     };
-    let ports = counted(reconciler, usize::MAX).ports.into_iter();
+    let ports = port_counters(reconciler, usize::MAX).ports.into_iter();
     ports.map(shown).collect()
 }
 
 #[test]
 fn a_service_port_has_what_was_counted_of_it_and_of_its_backends() {
     let services = || [set("a", 1, &[1, 2]), set("b", 2, &[1])];
-    let reconciler = counting(services());
-    for index in reconciler.maps().be.keys() {
-        open(&reconciler.maps().conns, *index, 5);
+    let reconciler = with_counts(services());
+    for index in reconciler.maps().backends.keys() {
+        set_open_connections(&reconciler.maps().open_connections, *index, 5);
     }
 
     let wanted = [("a".to_owned(), [7, 3, 10]), ("b".to_owned(), [0, 0, 5])];
-    assert_eq!(shown(&reconciler), wanted);
+    assert_eq!(counters_by_service(&reconciler), wanted);
     let mut next = adopt(reconciler.sync.tracked.maps);
     apply(&mut next, services().into());
-    assert_eq!(shown(&next), wanted);
+    assert_eq!(counters_by_service(&next), wanted);
 }
 
 #[test]
 fn a_service_that_takes_the_place_of_another_begins_with_nothing() {
-    let mut reconciler = counting([set("old", 1, &[1])]);
+    let mut reconciler = with_counts([set("old", 1, &[1])]);
     let old = id(&reconciler, 1);
 
     apply(&mut reconciler, vec![("old", None)]);
@@ -70,7 +70,7 @@ fn a_service_that_takes_the_place_of_another_begins_with_nothing() {
     for _ in 0..ROOMY.frontend_entries() {
         apply(&mut reconciler, vec![set("new", 2, &[1])]);
         if id(&reconciler, 2) == old {
-            assert_eq!(shown(&reconciler), [("new".to_owned(), [0, 0, 0])]);
+            assert_eq!(counters_by_service(&reconciler), [("new".to_owned(), [0, 0, 0])]);
             return;
         }
         apply(&mut reconciler, vec![("new", None)]);
@@ -80,15 +80,15 @@ fn a_service_that_takes_the_place_of_another_begins_with_nothing() {
 
 #[test]
 fn what_a_process_did_not_come_to_reset_is_reset_by_the_next() {
-    let mut reconciler = counting([set("old", 1, &[1])]);
+    let mut reconciler = with_counts([set("old", 1, &[1])]);
     reconciler.update(update(vec![("old", None)]));
     // The process is killed before it frees the retired entries.
     drop(reconciler.write_changes());
-    assert_eq!(reconciler.maps().tallies.len(), 1);
+    assert_eq!(reconciler.maps().service_counts.len(), 1);
 
     let next = adopt(reconciler.sync.tracked.maps);
 
-    assert_eq!(next.maps().tallies.len(), 0);
+    assert_eq!(next.maps().service_counts.len(), 0);
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn no_more_service_ports_are_counted_than_asked_for() {
         (3, vec!["a", "b", "c"], 0),
         (9, vec!["a", "b", "c"], 0),
     ] {
-        let counted = counted(&reconciler, most);
+        let counted = port_counters(&reconciler, most);
         let found = counted.ports.iter().map(|port| &*port.name.service.name);
         assert_eq!(found.collect::<Vec<_>>(), names);
         assert_eq!(counted.omitted, left_out);

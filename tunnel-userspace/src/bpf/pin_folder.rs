@@ -19,8 +19,8 @@ use tunnel_common::{
 };
 
 use super::{
-    folders::{self, Folder, Stage, Step},
-    path::{PathError, existing, failed, file_system},
+    map_folders::{self, Folder, FolderChange, FolderRole},
+    path::{PathError, failed, file_system_type, nearest_existing},
     pin::Pin,
 };
 
@@ -36,8 +36,8 @@ pub enum PinError {
         mount: PathBuf,
     },
     /// Another process has locked the folder.
-    #[error("another culvert{} uses {path}; stop it first, or set bpf.bpffs to another folder", holder(.pid.as_ref()))]
-    Held {
+    #[error("another culvert{} uses {path}; stop it first, or set bpf.bpffs to another folder", process_hint(.pid.as_ref()))]
+    Locked {
         /// The folder.
         path: PathBuf,
         /// The process that holds the lock, if known.
@@ -54,16 +54,16 @@ pub enum PinError {
         /// Its layout.
         found: u32,
     },
-    /// The folder has an object that Culvert did not create.
+    /// The folder has an object that does not belong to Culvert.
     #[error(
-        "{path} was not created by Culvert: {what}; nothing was changed. Move it to another place, or set \
-         bpf.bpffs to another folder"
+        "{path} does not belong to Culvert: {difference}; nothing was changed. Move it to another place, or \
+         set bpf.bpffs to another folder"
     )]
     Foreign {
         /// The pin or folder.
         path: PathBuf,
         /// The difference from an object of Culvert.
-        what: String,
+        difference: String,
     },
     /// Programs run on maps that are no longer pinned.
     #[error(
@@ -79,40 +79,40 @@ pub enum PinError {
     Path(#[from] PathError),
 }
 
-fn holder(pid: Option<&u32>) -> String {
+fn process_hint(pid: Option<&u32>) -> String {
     pid.map(|pid| format!(" (process {pid})"))
         .unwrap_or_default()
 }
 
 /// The maps that exist.
-pub(super) enum Found {
+pub(super) enum ExistingMaps {
     /// There are no maps, or no complete set of them.
-    Nothing,
+    None,
     /// Maps of this layout, with their sizes.
-    Ours(MapSizes),
+    Current(MapSizes),
     /// Maps of an older layout, in this folder.
     Older(PathBuf),
 }
 
 /// The folder of the maps of this layout.
-const OURS: Folder = Folder::new(LAYOUT_VERSION, Stage::Current);
+const CURRENT_FOLDER: Folder = Folder::new(LAYOUT_VERSION, FolderRole::Current);
 
 /// The folder of pins. It is locked until this value is dropped.
 #[derive(Debug)]
-pub struct Pins {
+pub struct PinFolder {
     root: PathBuf,
     _lock: Flock<File>,
 }
 
-impl Pins {
+impl PinFolder {
     /// Creates the folder if it is missing, and locks it.
     ///
     /// # Errors
     ///
     /// The folder is not on a BPF file system, can't be created, or is locked by another process.
-    pub fn hold(root: &Path) -> Result<Self, PinError> {
-        let parent = existing(root);
-        let kind = file_system(parent)?;
+    pub fn lock(root: &Path) -> Result<Self, PinError> {
+        let parent = nearest_existing(root);
+        let kind = file_system_type(parent)?;
         if kind != BPF_FS_MAGIC {
             let usual = Path::new("/sys/fs/bpf");
             let mount = if root.starts_with(usual) {
@@ -130,9 +130,9 @@ impl Pins {
                 root: root.to_owned(),
                 _lock: lock,
             }),
-            Err((folder, nix::errno::Errno::EWOULDBLOCK)) => Err(PinError::Held {
+            Err((folder, nix::errno::Errno::EWOULDBLOCK)) => Err(PinError::Locked {
                 path: root.to_owned(),
-                pid: find_holder(&folder),
+                pid: find_lock_owner(&folder),
             }),
             Err((_, error)) => Err(failed("lock", root)(error.into()).into()),
         }
@@ -147,12 +147,12 @@ impl Pins {
     /// Returns the folder of maps of this layout.
     #[must_use]
     pub fn maps(&self) -> PathBuf {
-        self.path(OURS)
+        self.path(CURRENT_FOLDER)
     }
 
     /// Returns the folder for maps of this layout that are being filled.
-    pub(super) fn next(&self) -> PathBuf {
-        self.path(Folder::new(LAYOUT_VERSION, Stage::Next))
+    pub(super) fn next_maps(&self) -> PathBuf {
+        self.path(Folder::new(LAYOUT_VERSION, FolderRole::Next))
     }
 
     /// Returns the folder of links.
@@ -165,26 +165,26 @@ impl Pins {
         self.root.join(folder.to_string())
     }
 
-    /// Checks that Culvert created everything in the folder, and nothing has a newer layout. Then completes
-    /// an unfinished change of an earlier process. Returns the existing maps.
+    /// Checks that everything in the folder belongs to Culvert, and nothing has a newer layout. Then
+    /// completes an unfinished change of an earlier process. Returns the existing maps.
     ///
     /// # Errors
     ///
     /// An object is foreign, of a newer layout, or missing; nothing is changed in these cases. Or an
     /// operation on a file or folder failed.
-    pub(super) fn check(&self) -> Result<Found, PinError> {
+    pub(super) fn check(&self) -> Result<ExistingMaps, PinError> {
         let folders = self.folders()?;
         let links = Pin::all(&self.links())?;
         links.iter().try_for_each(Pin::check_link)?;
-        let whole = folders::whole(&folders, LAYOUT_VERSION);
+        let complete = map_folders::complete_set(&folders, LAYOUT_VERSION);
         let mut found = BTreeMap::new();
         let mut older = None;
         for folder in &folders {
             let maps = self.check_maps(*folder)?;
-            if Some(*folder) == whole {
+            if Some(*folder) == complete {
                 found = maps;
-            } else if whole.is_none() && folder.layout < LAYOUT_VERSION {
-                older = folders::whole(&folders, folder.layout).or(older);
+            } else if complete.is_none() && folder.layout < LAYOUT_VERSION {
+                older = map_folders::complete_set(&folders, folder.layout).or(older);
             }
         }
         let missing = MAPS.iter().find(|map| !found.contains_key(map.name));
@@ -198,11 +198,11 @@ impl Pins {
         }
         let layouts: BTreeSet<u32> = folders.iter().map(|folder| folder.layout).collect();
         for layout in layouts {
-            self.run(folders::recovery(&folders, layout))?;
+            self.apply(map_folders::plan_recovery(&folders, layout))?;
         }
         if let Some(older) = older {
-            let folder = Folder::new(older.layout, Stage::Current);
-            return Ok(Found::Older(self.path(folder)));
+            let folder = Folder::new(older.layout, FolderRole::Current);
+            return Ok(ExistingMaps::Older(self.path(folder)));
         }
         if missing.is_some() {
             // The process that created these maps was killed before any program used them.
@@ -210,10 +210,10 @@ impl Pins {
                 let path = self.maps().join(name);
                 fs::remove_file(&path).map_err(failed("remove", &path))?;
             }
-            return Ok(Found::Nothing);
+            return Ok(ExistingMaps::None);
         }
         let sizes = MapSizes::of_maps(|map| found.get(map.name).copied());
-        Ok(sizes.map_or(Found::Nothing, Found::Ours))
+        Ok(sizes.map_or(ExistingMaps::None, ExistingMaps::Current))
     }
 
     /// Returns the folders of maps of any layout, and the paths of all other entries except the folder of
@@ -221,7 +221,7 @@ impl Pins {
     fn entries(&self) -> Result<(BTreeSet<Folder>, Vec<PathBuf>), PinError> {
         let (mut folders, mut foreign) = (BTreeSet::new(), Vec::new());
         for Pin { name, path } in Pin::all(&self.root)? {
-            if let Some(folder) = Folder::of_name(&name) {
+            if let Some(folder) = Folder::parse_name(&name) {
                 folders.insert(folder);
             } else if path != self.links() {
                 foreign.push(path);
@@ -234,8 +234,8 @@ impl Pins {
     fn folders(&self) -> Result<BTreeSet<Folder>, PinError> {
         let (folders, foreign) = self.entries()?;
         if let Some(path) = foreign.into_iter().next() {
-            let what = "Culvert has no folder of that name".to_owned();
-            return Err(PinError::Foreign { path, what });
+            let difference = "Culvert has no folder of that name".to_owned();
+            return Err(PinError::Foreign { path, difference });
         }
         match folders.last() {
             Some(newest) if newest.layout > LAYOUT_VERSION => Err(PinError::Layout {
@@ -258,7 +258,7 @@ impl Pins {
 
     /// Returns all folders with a pin of this name that refers to another map than the pin in `folder`.
     pub(super) fn replaced(&self, folder: &Path, map: &str) -> Result<Vec<PathBuf>, PinError> {
-        let number = |folder: &Path| {
+        let inode = |folder: &Path| {
             let pin = folder.join(map);
             match fs::metadata(&pin) {
                 Ok(found) => Ok(Some(found.ino())),
@@ -266,11 +266,11 @@ impl Pins {
                 Err(error) => Err(failed("inspect", &pin)(error)),
             }
         };
-        let own = number(folder)?;
+        let own = inode(folder)?;
         let mut replaced = Vec::new();
         for other in self.folders()? {
             let other = self.path(other);
-            let found = number(&other)?;
+            let found = inode(&other)?;
             if found.is_some() && found != own {
                 replaced.push(other);
             }
@@ -279,7 +279,7 @@ impl Pins {
     }
 
     /// Creates the folders for maps and links.
-    pub(super) fn make_folders(&self, maps: &Path) -> Result<(), PinError> {
+    pub(super) fn create_folders(&self, maps: &Path) -> Result<(), PinError> {
         for folder in [maps, &self.links()] {
             fs::create_dir_all(folder).map_err(failed("create", folder))?;
         }
@@ -289,12 +289,15 @@ impl Pins {
     /// Replaces the existing maps by the filled ones. The existing ones are renamed, since programs still
     /// use them.
     pub(super) fn promote(&self) -> Result<(), PinError> {
-        self.run(folders::promotion(&self.folders()?, LAYOUT_VERSION))
+        self.apply(map_folders::plan_promotion(
+            &self.folders()?,
+            LAYOUT_VERSION,
+        ))
     }
 
     /// Removes the maps that were being filled.
     pub(super) fn discard_next(&self) -> Result<(), PinError> {
-        self.run(folders::recovery(&self.folders()?, LAYOUT_VERSION))
+        self.apply(map_folders::plan_recovery(&self.folders()?, LAYOUT_VERSION))
     }
 
     /// Removes the maps that no program uses any more. Must be called after all programs are attached.
@@ -302,18 +305,18 @@ impl Pins {
     /// # Errors
     ///
     /// A file or folder can't be removed.
-    pub fn sweep(&self) -> Result<(), PinError> {
-        self.run(folders::leftovers(&self.folders()?, LAYOUT_VERSION))
+    pub fn remove_unused(&self) -> Result<(), PinError> {
+        self.apply(map_folders::plan_cleanup(&self.folders()?, LAYOUT_VERSION))
     }
 
-    fn run(&self, steps: Vec<Step>) -> Result<(), PinError> {
-        for step in steps {
-            match step {
-                Step::Remove(folder) => {
+    fn apply(&self, changes: Vec<FolderChange>) -> Result<(), PinError> {
+        for change in changes {
+            match change {
+                FolderChange::Remove(folder) => {
                     let is_map = |pin: &Pin| pin.check_map(folder);
                     remove_known(&self.path(folder), is_map, &mut Vec::new())?;
                 }
-                Step::Rename(from, to) => {
+                FolderChange::Rename(from, to) => {
                     let (from, to) = (self.path(from), self.path(to));
                     fs::rename(&from, to).map_err(failed("rename", &from))?;
                 }
@@ -373,7 +376,7 @@ fn remove_known<T>(
 
 /// Returns the id of the process that holds the lock, from `/proc/locks`:
 /// `1: FLOCK ADVISORY WRITE <pid> <major>:<minor>:<inode> 0 EOF`.
-fn find_holder(folder: &File) -> Option<u32> {
+fn find_lock_owner(folder: &File) -> Option<u32> {
     let inode = format!(":{}", folder.metadata().ok()?.ino());
     let locks = fs::read_to_string("/proc/locks").ok()?;
     locks.lines().find_map(|line| {

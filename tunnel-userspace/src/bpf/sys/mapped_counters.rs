@@ -11,14 +11,14 @@ use crate::reconcile::ReadError;
 
 /// The counters of a BPF array. The memory mapping keeps the BPF map alive.
 #[derive(Debug)]
-pub(in crate::bpf) struct Words(NonNull<[AtomicU64]>);
+pub(in crate::bpf) struct MappedCounters(NonNull<[AtomicU64]>);
 
 // SAFETY: the memory is mapped until the value is dropped, and is only accessed by atomic operations.
-unsafe impl Send for Words {}
+unsafe impl Send for MappedCounters {}
 // SAFETY: as above.
-unsafe impl Sync for Words {}
+unsafe impl Sync for MappedCounters {}
 
-impl Words {
+impl MappedCounters {
     /// Maps the array `conns`, pinned in a folder, into memory.
     pub(in crate::bpf) fn open(folder: &Path) -> Result<Self, ReadError> {
         let (map, entries) = open_map::<u32, u64>(folder, &CONNS)?;
@@ -46,7 +46,7 @@ impl Words {
     }
 }
 
-impl Drop for Words {
+impl Drop for MappedCounters {
     fn drop(&mut self) {
         let length = size_of_val(self.get());
         // SAFETY: this value owns the complete mapping, and no reference into the mapping is left.

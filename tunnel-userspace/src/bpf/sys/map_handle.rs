@@ -28,14 +28,14 @@ impl<T: Copy + FromBytes + Immutable + IntoBytes> Plain for T {}
 
 /// An open map. Its type, flags, and the sizes of keys and values are checked at the opening.
 #[derive(Debug)]
-pub(in crate::bpf) struct Handle<K, V> {
+pub(in crate::bpf) struct MapHandle<K, V> {
     row: &'static Map,
     fd: Arc<OwnedFd>,
     entries: u32,
     types: PhantomData<fn() -> (K, V)>,
 }
 
-impl<K, V> Clone for Handle<K, V> {
+impl<K, V> Clone for MapHandle<K, V> {
     fn clone(&self) -> Self {
         Self {
             fd: Arc::clone(&self.fd),
@@ -44,7 +44,7 @@ impl<K, V> Clone for Handle<K, V> {
     }
 }
 
-impl<K: Plain, V: Plain> Handle<K, V> {
+impl<K: Plain, V: Plain> MapHandle<K, V> {
     /// Opens the map that is pinned in a folder.
     pub(in crate::bpf) fn open(folder: &Path, row: &'static Map) -> Result<Self, ReadError> {
         let (fd, entries) = open_map::<K, V>(folder, row)?;
@@ -64,20 +64,20 @@ impl<K: Plain, V: Plain> Handle<K, V> {
     /// Reads the value of a key; none if the key does not exist.
     pub(in crate::bpf) fn find(&self, key: &K) -> Result<Option<V>, ReadError> {
         let mut value = V::new_zeroed();
-        let mut attr = self.of_key(key).pointer(16, &raw mut value);
+        let mut attr = self.key_attr(key).pointer(16, &raw mut value);
         // SAFETY: key and value have the sizes of the map, and outlive the call.
-        let answer = unsafe { attr.call(BPF_MAP_LOOKUP_ELEM) };
-        Ok(self.is_there(answer)?.then_some(value))
+        let result = unsafe { attr.call(BPF_MAP_LOOKUP_ELEM) };
+        Ok(self.is_found(result)?.then_some(value))
     }
 
     /// Reads the value of a key that must exist.
     pub(in crate::bpf) fn get(&self, key: &K) -> Result<V, ReadError> {
         let found = self.find(key)?;
-        found.ok_or_else(|| self.unread(io::ErrorKind::NotFound.into()))
+        found.ok_or_else(|| self.read_error(io::ErrorKind::NotFound.into()))
     }
 
     /// Reads all entries of a hash.
-    pub(in crate::bpf) fn all(&self) -> Result<Vec<(K, V)>, ReadError> {
+    pub(in crate::bpf) fn read_all(&self) -> Result<Vec<(K, V)>, ReadError> {
         let mut found = Vec::new();
         let mut last = None;
         // Ends after the last key.
@@ -95,14 +95,14 @@ impl<K: Plain, V: Plain> Handle<K, V> {
             .pointer(8, last.map_or(ptr::null(), ptr::from_ref))
             .pointer(16, &raw mut next);
         // SAFETY: both keys have the key size of the map, and outlive the call; the first may be null.
-        let answer = unsafe { attr.call(BPF_MAP_GET_NEXT_KEY) };
-        Ok(self.is_there(answer)?.then_some(next))
+        let result = unsafe { attr.call(BPF_MAP_GET_NEXT_KEY) };
+        Ok(self.is_found(result)?.then_some(next))
     }
 
     /// Reads the first values of an array, up to `count`, with one system call.
-    pub(in crate::bpf) fn first(&self, count: u32) -> Result<Vec<V>, ReadError> {
+    pub(in crate::bpf) fn read_first(&self, count: u32) -> Result<Vec<V>, ReadError> {
         let length =
-            usize::try_from(count).map_err(|error| self.unread(io::Error::other(error)))?;
+            usize::try_from(count).map_err(|error| self.read_error(io::Error::other(error)))?;
         let (mut keys, mut values) = (vec![K::new_zeroed(); length], vec![V::new_zeroed(); length]);
         let mut next = K::new_zeroed();
         let mut attr = Attr::new()
@@ -112,25 +112,31 @@ impl<K: Plain, V: Plain> Handle<K, V> {
             .u32(32, count)
             .fd(36, self.fd.as_fd());
         // SAFETY: both buffers have room for `count` keys and values, of the sizes of the map.
-        let answer = unsafe { attr.call(BPF_MAP_LOOKUP_BATCH) };
+        let result = unsafe { attr.call(BPF_MAP_LOOKUP_BATCH) };
         // Reaching the end of the array is not an error.
-        self.is_there(answer).map(|_| values)
+        self.is_found(result).map(|_| values)
     }
 
     /// Writes the value of a key.
-    pub(in crate::bpf) fn put(&self, key: &K, value: &V) -> Result<(), WriteError> {
-        let mut attr = self.of_key(key).pointer(16, ptr::from_ref(value));
+    pub(in crate::bpf) fn write(&self, key: &K, value: &V) -> Result<(), WriteError> {
+        let mut attr = self.key_attr(key).pointer(16, ptr::from_ref(value));
         // SAFETY: key and value have the sizes of the map, and outlive the call.
-        let put = unsafe { attr.call(BPF_MAP_UPDATE_ELEM) };
-        put.map(drop).map_err(|error| self.unwritten(error))
+        let written = unsafe { attr.call(BPF_MAP_UPDATE_ELEM) };
+        written.map(drop).map_err(|error| self.write_error(error))
     }
 
     /// Writes entries in order, with one system call. Returns the number of written entries, and an error if
     /// that is not all of them.
-    pub(in crate::bpf) fn put_many(&self, entries: &[(K, V)]) -> (usize, Result<(), WriteError>) {
+    pub(in crate::bpf) fn write_batch(
+        &self,
+        entries: &[(K, V)],
+    ) -> (usize, Result<(), WriteError>) {
         let (keys, values): (Vec<K>, Vec<V>) = entries.iter().copied().unzip();
         let Ok(count) = u32::try_from(entries.len()) else {
-            return (0, Err(self.unwritten(io::Error::other("too many entries for one call"))));
+            return (
+                0,
+                Err(self.write_error(io::Error::other("too many entries for one call"))),
+            );
         };
         if count == 0 {
             return (0, Ok(()));
@@ -148,7 +154,7 @@ impl<K: Plain, V: Plain> Handle<K, V> {
             Err(error) => {
                 let written = usize::try_from(attr.read_u32(32)).ok();
                 let written = written.filter(|written| *written < entries.len());
-                (written.unwrap_or(0), Err(self.unwritten(error)))
+                (written.unwrap_or(0), Err(self.write_error(error)))
             }
         }
     }
@@ -156,32 +162,32 @@ impl<K: Plain, V: Plain> Handle<K, V> {
     /// Removes a key, if it exists.
     pub(in crate::bpf) fn remove(&self, key: &K) -> Result<(), WriteError> {
         // SAFETY: the key has the key size of the map, and outlives the call.
-        match unsafe { self.of_key(key).call(BPF_MAP_DELETE_ELEM) } {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(self.unwritten(error)),
+        match unsafe { self.key_attr(key).call(BPF_MAP_DELETE_ELEM) } {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(self.write_error(error)),
             Ok(_) | Err(_) => Ok(()),
         }
     }
 
     /// Returns true if a read found its key; converts errors.
-    fn is_there(&self, answer: io::Result<i64>) -> Result<bool, ReadError> {
-        match answer {
+    fn is_found(&self, result: io::Result<i64>) -> Result<bool, ReadError> {
+        match result {
             Ok(_) => Ok(true),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-            Err(error) => Err(self.unread(error)),
+            Err(error) => Err(self.read_error(error)),
         }
     }
 
-    fn of_key(&self, key: &K) -> Attr {
+    fn key_attr(&self, key: &K) -> Attr {
         let attr = Attr::new().fd(0, self.fd.as_fd());
         attr.pointer(8, ptr::from_ref(key))
     }
 
-    const fn unread(&self, source: io::Error) -> ReadError {
+    const fn read_error(&self, source: io::Error) -> ReadError {
         let map = self.row.name;
         ReadError { map, source }
     }
 
-    const fn unwritten(&self, source: io::Error) -> WriteError {
+    const fn write_error(&self, source: io::Error) -> WriteError {
         let map = self.row.name;
         WriteError { map, source }
     }

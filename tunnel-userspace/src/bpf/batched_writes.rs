@@ -9,27 +9,27 @@ use std::{
 };
 
 use tunnel_common::{
-    service::{Backend, Front, FrontKey, Slot},
+    service::{Backend, Frontend, FrontendKey, Slot},
     table,
 };
 
-use super::maps::{KernelMaps, Services};
+use super::maps::{KernelMaps, ServiceMaps};
 use crate::reconcile::WriteError;
 
 /// The number of writes at which a batch is submitted. A batch may be larger, since it has all writes of a
 /// service port.
-const MOST: usize = 16_384;
+const BATCH_SIZE: usize = 16_384;
 
 /// The maximum number of batches that wait for the thread.
-const AHEAD: usize = 1;
+const QUEUED_BATCHES: usize = 1;
 
 /// The pending writes: the batch that is being filled, and the thread that writes earlier batches.
 #[derive(Debug, Default)]
-pub(super) struct Pending {
+pub(super) struct BatchedWrites {
     pub(super) batch: Batch,
-    writer: Option<Writer>,
+    writer: Option<BatchWriter>,
     /// The first error of a write.
-    pub(super) refused: Option<WriteError>,
+    pub(super) error: Option<WriteError>,
 }
 
 /// A batch of writes. They are made in the order of the fields, so that an entry is written before the
@@ -38,46 +38,46 @@ pub(super) struct Pending {
 pub(super) struct Batch {
     pub(super) backends: Vec<(u32, Backend)>,
     pub(super) slots: Vec<(u32, Slot)>,
-    pub(super) fronts: Vec<(u32, Front)>,
-    pub(super) keys: Vec<(FrontKey, u32)>,
+    pub(super) frontends: Vec<(u32, Frontend)>,
+    pub(super) keys: Vec<(FrontendKey, u32)>,
 }
 
 impl Batch {
     /// Returns true if the batch is large enough to be submitted.
     pub(super) const fn is_full(&self) -> bool {
-        self.len() >= MOST
+        self.len() >= BATCH_SIZE
     }
 
     const fn len(&self) -> usize {
-        self.backends.len() + self.slots.len() + self.fronts.len() + self.keys.len()
+        self.backends.len() + self.slots.len() + self.frontends.len() + self.keys.len()
     }
 
-    fn write(&self, maps: &Services) -> Result<(), WriteError> {
-        maps.be.put_many(&self.backends).1?;
-        maps.slot.put_many(&self.slots).1?;
-        maps.front.put_many(&self.fronts).1?;
-        maps.svc.put_many(&self.keys).1
+    fn write(&self, maps: &ServiceMaps) -> Result<(), WriteError> {
+        maps.backends.write_batch(&self.backends).1?;
+        maps.slots.write_batch(&self.slots).1?;
+        maps.frontends.write_batch(&self.frontends).1?;
+        maps.services.write_batch(&self.keys).1
     }
 }
 
 /// The thread that writes batches, until a write fails.
 #[derive(Debug)]
-struct Writer {
+struct BatchWriter {
     batches: SyncSender<Batch>,
     thread: JoinHandle<Result<(), WriteError>>,
 }
 
-impl Writer {
-    fn begin(maps: Services) -> io::Result<Self> {
-        let (batches, coming) = sync_channel::<Batch>(AHEAD);
+impl BatchWriter {
+    fn spawn(maps: ServiceMaps) -> io::Result<Self> {
+        let (batches, queue) = sync_channel::<Batch>(QUEUED_BATCHES);
         let builder = Builder::new().name("first writes".to_owned());
         let thread =
-            builder.spawn(move || coming.iter().try_for_each(|batch| batch.write(&maps)))?;
+            builder.spawn(move || queue.iter().try_for_each(|batch| batch.write(&maps)))?;
         Ok(Self { batches, thread })
     }
 
     /// Waits until all batches are written; returns the first error.
-    fn end(self) -> Result<(), WriteError> {
+    fn join(self) -> Result<(), WriteError> {
         drop(self.batches);
         let ended = self.thread.join();
         ended.unwrap_or_else(|panic| resume_unwind(panic))
@@ -86,26 +86,26 @@ impl Writer {
 
 impl KernelMaps {
     /// Submits the pending batch to the thread.
-    pub(super) fn hand_over(&mut self) {
-        let Some(pending) = &mut self.pending else {
+    pub(super) fn submit_batch(&mut self) {
+        let Some(writes) = &mut self.batched_writes else {
             return;
         };
-        let batch = std::mem::take(&mut pending.batch);
+        let batch = std::mem::take(&mut writes.batch);
         // After an error nothing more is written; reading the maps again shows which entries are missing.
-        if pending.refused.is_some() || batch.len() == 0 {
+        if writes.error.is_some() || batch.len() == 0 {
             return;
         }
-        if pending.writer.is_none() {
-            match Writer::begin(self.services.clone()) {
-                Ok(writer) => pending.writer = Some(writer),
+        if writes.writer.is_none() {
+            match BatchWriter::spawn(self.service_maps.clone()) {
+                Ok(writer) => writes.writer = Some(writer),
                 Err(source) => {
                     let map = table::BACKENDS.name;
-                    pending.refused = Some(WriteError { map, source });
+                    writes.error = Some(WriteError { map, source });
                 }
             }
         }
-        if let Some(writer) = &pending.writer {
-            // If the thread has ended, `end` returns its error.
+        if let Some(writer) = &writes.writer {
+            // If the thread has ended, `join` returns its error.
             drop(writer.batches.send(batch));
         }
     }
@@ -114,16 +114,16 @@ impl KernelMaps {
     /// may follow; [`MapWriter::flush`] returns the error.
     ///
     /// [`MapWriter::flush`]: crate::reconcile::MapWriter::flush
-    pub(super) fn write_held(&mut self) -> bool {
-        self.hand_over();
-        let Some(pending) = &mut self.pending else {
+    pub(super) fn finish_batches(&mut self) -> bool {
+        self.submit_batch();
+        let Some(writes) = &mut self.batched_writes else {
             return true;
         };
-        if let Some(writer) = pending.writer.take()
-            && let Err(error) = writer.end()
+        if let Some(writer) = writes.writer.take()
+            && let Err(error) = writer.join()
         {
-            pending.refused.get_or_insert(error);
+            writes.error.get_or_insert(error);
         }
-        pending.refused.is_none()
+        writes.error.is_none()
     }
 }

@@ -7,7 +7,7 @@ use tunnel_common::table::Map;
 /// The type, key size, value size and flags of a map. Excludes the number of entries, which the config
 /// decides.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) struct Shape {
+pub(super) struct MapSpec {
     /// The type, `BPF_MAP_TYPE_…`.
     pub(super) kind: u32,
     /// The size of a key in bytes.
@@ -18,9 +18,9 @@ pub(super) struct Shape {
     pub(super) flags: u32,
 }
 
-impl Shape {
+impl MapSpec {
     /// Returns the type, sizes and flags of a map in the table.
-    pub(super) const fn of(map: &Map) -> Self {
+    pub(super) const fn from_table(map: &Map) -> Self {
         Self {
             kind: map.kind.number(),
             key: map.key,
@@ -30,7 +30,7 @@ impl Shape {
     }
 }
 
-impl fmt::Display for Shape {
+impl fmt::Display for MapSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -47,28 +47,32 @@ mod tests {
     use aya_obj::{Object, ProgramSection};
     use tunnel_common::{
         LAYOUT_VERSION,
-        table::{Entries, MapType, MAPS, PROGRAMS, ProgramType},
+        table::{Entries, MAPS, MapType, PROGRAMS, ProgramType},
     };
 
     use super::*;
-    use crate::bpf::{kernel_log, load};
+    use crate::bpf::{data_path, kernel_log};
 
     const DOCUMENT: &str = include_str!("../../../docs/maps.md");
 
     fn objects() -> [Object; 2] {
-        [load::OBJECT, kernel_log::OBJECT].map(|bytes| Object::parse(bytes).expect("an object"))
+        [data_path::OBJECT, kernel_log::OBJECT]
+            .map(|bytes| Object::parse(bytes).expect("an object"))
     }
 
     #[test]
     fn the_objects_declare_the_maps_of_the_table_and_no_others() {
-        let wanted: BTreeMap<_, _> = MAPS.iter().map(|map| (map.name, Shape::of(map))).collect();
+        let wanted: BTreeMap<_, _> = MAPS
+            .iter()
+            .map(|map| (map.name, MapSpec::from_table(map)))
+            .collect();
         for object in objects() {
             let maps = object.maps.iter();
             let found: BTreeMap<_, _> = maps
                 // Excludes constants, and the ring buffer of the event log.
                 .filter(|(name, _)| !name.starts_with('.') && *name != "AYA_LOGS")
                 .map(|(name, map)| {
-                    let shape = Shape {
+                    let shape = MapSpec {
                         kind: map.map_type(),
                         key: map.key_size(),
                         value: map.value_size(),

@@ -3,27 +3,27 @@
 use std::fs;
 
 use tunnel_common::kernel_offsets::{
-    DEVICE_FLAGS, DEVICE_LIST, DEVICE_V4, DEVICE_V6, NET_DEVICES, OFFSET_COUNT, SOCK_NET, V4_ADDRESS,
-    V4_FIRST, V4_NEXT, V4_SCOPE, V6_ADDRESS, V6_ADDRESSES, V6_LIST,
+    DEVICE_FLAGS, DEVICE_LIST, DEVICE_V4, DEVICE_V6, NET_DEVICES, OFFSET_COUNT, SOCK_NET,
+    V4_ADDRESS, V4_FIRST, V4_NEXT, V4_SCOPE, V6_ADDRESS, V6_ADDRESSES, V6_LIST,
 };
 
-use super::btf::{Btf, Kind, TYPES};
+use super::btf::{Btf, TypeKind, VMLINUX_BTF};
 
 /// Reads the kernel's BTF, if it has any.
-pub(super) fn description() -> Option<Vec<u8>> {
-    let description = fs::read(TYPES).inspect_err(|error| {
-        tracing::debug!(%error, path = TYPES, "cannot read the kernel's BTF");
+pub(super) fn read_btf() -> Option<Vec<u8>> {
+    let btf = fs::read(VMLINUX_BTF).inspect_err(|error| {
+        tracing::debug!(%error, path = VMLINUX_BTF, "cannot read the kernel's BTF");
     });
-    description.ok()
+    btf.ok()
 }
 
 /// Offsets of fields from the start of their structure, in bytes, indexed by the constants of
 /// `tunnel_common::kernel_offsets`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Places([u32; OFFSET_COUNT]);
+pub struct KernelOffsets([u32; OFFSET_COUNT]);
 
 /// The structure and member of each offset.
-const NAMES: [(usize, &str, &str); OFFSET_COUNT] = [
+const FIELDS: [(usize, &str, &str); OFFSET_COUNT] = [
     // `sock_common` is the first member of `struct sock`, so its offsets are valid there.
     (SOCK_NET, "sock_common", "skc_net"),
     (NET_DEVICES, "net", "dev_base_head"),
@@ -40,24 +40,24 @@ const NAMES: [(usize, &str, &str); OFFSET_COUNT] = [
     (V6_ADDRESS, "inet6_ifaddr", "addr"),
 ];
 
-impl Places {
+impl KernelOffsets {
     /// Finds the offsets in BTF; none if one of them is missing.
     pub(super) fn find(btf: &Btf<'_>) -> Option<Self> {
-        let mut places = [0; OFFSET_COUNT];
-        for (place, structure, member) in NAMES {
-            let id = btf.find(Kind::Struct, structure)?;
-            *places.get_mut(place)? = btf.member(id, member)?.offset;
+        let mut offsets = [0; OFFSET_COUNT];
+        for (index, structure, member) in FIELDS {
+            let id = btf.find(TypeKind::Struct, structure)?;
+            *offsets.get_mut(index)? = btf.member(id, member)?.offset;
         }
         // To the programs, zero at this index means that all offsets are unknown.
-        places
+        offsets
             .get(SOCK_NET)
-            .is_some_and(|place| *place > 0)
-            .then_some(Self(places))
+            .is_some_and(|offset| *offset > 0)
+            .then_some(Self(offsets))
     }
 
     /// Returns the offsets as the constant of the programs; zeros if they are unknown.
-    pub(super) fn words(places: Option<Self>) -> [u32; OFFSET_COUNT] {
-        places.map_or([0; OFFSET_COUNT], |Self(places)| places)
+    pub(super) fn to_constants(offsets: Option<Self>) -> [u32; OFFSET_COUNT] {
+        offsets.map_or([0; OFFSET_COUNT], |Self(offsets)| offsets)
     }
 }
 
@@ -74,7 +74,7 @@ pub struct KernelSocketBit {
 impl KernelSocketBit {
     /// Finds the bit in BTF.
     pub(super) fn find(btf: &Btf<'_>) -> Option<Self> {
-        let member = btf.member(btf.find(Kind::Struct, "sock")?, "sk_kern_sock")?;
+        let member = btf.member(btf.find(TypeKind::Struct, "sock")?, "sk_kern_sock")?;
         let bit = if cfg!(target_endian = "little") {
             1_u8.checked_shl(member.bit)
         } else {
@@ -88,9 +88,9 @@ impl KernelSocketBit {
 }
 
 /// Searches BTF for all offsets. Called by a fuzzer.
-pub(crate) fn places_in(description: &[u8]) {
-    if let Some(types) = Btf::parse(description) {
-        let _found = (Places::find(&types), KernelSocketBit::find(&types));
+pub(crate) fn search_btf(btf: &[u8]) {
+    if let Some(types) = Btf::parse(btf) {
+        let _found = (KernelOffsets::find(&types), KernelSocketBit::find(&types));
     }
 }
 
@@ -98,39 +98,43 @@ pub(crate) fn places_in(description: &[u8]) {
 mod tests {
     use super::*;
 
-    fn in_description<T>(description: &[u8], find: fn(&Btf<'_>) -> Option<T>) -> Option<T> {
-        find(&Btf::parse(description)?)
+    fn find_in<T>(btf: &[u8], find: fn(&Btf<'_>) -> Option<T>) -> Option<T> {
+        find(&Btf::parse(btf)?)
     }
 
     #[test]
     fn every_offset_has_a_structure_and_member() {
         for index in 0..OFFSET_COUNT {
-            assert!(NAMES.iter().any(|(named, _, _)| *named == index), "{index}");
+            assert!(
+                FIELDS.iter().any(|(named, _, _)| *named == index),
+                "{index}"
+            );
         }
     }
 
     #[test]
     fn the_btf_of_this_kernel_has_all_offsets() {
-        let description = description().expect("a kernel with BTF");
-        let Places(places) = in_description(&description, Places::find).expect("all offsets");
+        let btf = read_btf().expect("a kernel with BTF");
+        let KernelOffsets(offsets) =
+            find_in(&btf, KernelOffsets::find).expect("all offsets");
 
         // On no kernel is one of these the first member of its structure.
         let devices = [NET_DEVICES, DEVICE_LIST, DEVICE_V4, DEVICE_V6];
         for index in devices.into_iter().chain([SOCK_NET, V4_SCOPE]) {
-            assert!(places[index] > 0, "{index}");
+            assert!(offsets[index] > 0, "{index}");
         }
-        assert_eq!(in_description(&[], Places::find), None);
+        assert_eq!(find_in(&[], KernelOffsets::find), None);
     }
 
     #[test]
     fn the_btf_of_this_kernel_has_the_bit_of_kernel_sockets() {
-        let description = description().expect("a kernel with BTF");
+        let btf = read_btf().expect("a kernel with BTF");
         let found =
-            in_description(&description, KernelSocketBit::find).expect("a kernel with sockets");
+            find_in(&btf, KernelSocketBit::find).expect("a kernel with sockets");
 
         assert_eq!(found.bit.count_ones(), 1);
         assert!(found.byte > 0 && found.byte < 4096, "{found:?}");
-        let cut = in_description(&description[..4096], KernelSocketBit::find);
+        let cut = find_in(&btf[..4096], KernelSocketBit::find);
         assert_eq!(cut, None);
     }
 }

@@ -13,59 +13,59 @@ use std::{
 
 use tunnel_common::table;
 
-use super::sys::Words;
+use super::sys::MappedCounters;
 use crate::reconcile::ReadError;
 
 /// The counts of open connections.
 #[derive(Debug)]
-pub(super) struct Conns {
-    now: Words,
+pub(super) struct OpenConnections {
+    current: MappedCounters,
     /// The replaced maps, which programs may still use.
-    before: Vec<Words>,
+    replaced: Vec<MappedCounters>,
 }
 
-impl Conns {
+impl OpenConnections {
     /// Opens the map in a folder, and the maps in the folders of replaced maps.
     pub(super) fn open(folder: &Path, replaced: &[PathBuf]) -> Result<Self, ReadError> {
-        let before = replaced.iter().map(|folder| Words::open(folder));
+        let replaced = replaced.iter().map(|folder| MappedCounters::open(folder));
         Ok(Self {
-            now: Words::open(folder)?,
-            before: before.collect::<Result<_, _>>()?,
+            current: MappedCounters::open(folder)?,
+            replaced: replaced.collect::<Result<_, _>>()?,
         })
     }
 
     /// Returns the number of open connections of a backend.
-    pub(super) fn of(&self, index: u32) -> Result<u64, ReadError> {
+    pub(super) fn count_of(&self, index: u32) -> Result<u64, ReadError> {
         let absent = || ReadError {
             map: table::CONNS.name,
             source: io::Error::other(format!("the map has no entry {index}")),
         };
-        let place = usize::try_from(index).map_err(|_too_large| absent())?;
+        let position = usize::try_from(index).map_err(|_too_large| absent())?;
         // Replaced maps are read first: the close of a socket that they count may be counted in the new
         // map, but never the other way round.
-        let before = self.before.iter();
-        let before = before.filter_map(|words| words.get().get(place));
-        let before = total(before.map(read));
-        let now = self.now.get().get(place).ok_or_else(absent)?;
-        Ok(before.wrapping_add(read(now)))
+        let replaced = self.replaced.iter();
+        let replaced = replaced.filter_map(|counters| counters.get().get(position));
+        let replaced = wrapping_sum(replaced.map(read));
+        let current = self.current.get().get(position).ok_or_else(absent)?;
+        Ok(replaced.wrapping_add(read(current)))
     }
 
     /// Returns the total number of open connections.
-    pub(super) fn sum(&self) -> u64 {
-        let before = self.before.iter().flat_map(Words::get);
-        total(before.chain(self.now.get()).map(read))
+    pub(super) fn total(&self) -> u64 {
+        let replaced = self.replaced.iter().flat_map(MappedCounters::get);
+        wrapping_sum(replaced.chain(self.current.get()).map(read))
     }
 
     /// Returns true if there is no replaced map.
-    pub(super) const fn is_settled(&self) -> bool {
-        self.before.is_empty()
+    pub(super) const fn is_merged(&self) -> bool {
+        self.replaced.is_empty()
     }
 
     /// Adds the counts of the replaced maps to the new one. Must be called after the programs of the
     /// replaced maps are detached, and a grace period has passed.
-    pub(super) fn settle(&self) {
-        for words in &self.before {
-            for (old, new) in words.get().iter().zip(self.now.get()) {
+    pub(super) fn merge_replaced(&self) {
+        for counters in &self.replaced {
+            for (old, new) in counters.get().iter().zip(self.current.get()) {
                 let count = read(old);
                 if count != 0 {
                     // If the process is killed between the two lines, the count is too high, and the index
@@ -79,10 +79,10 @@ impl Conns {
 }
 
 /// Adds counts modulo 2^64. A single count may be negative, if a map counted more closes than connects.
-fn total(counts: impl Iterator<Item = u64>) -> u64 {
+fn wrapping_sum(counts: impl Iterator<Item = u64>) -> u64 {
     counts.fold(0, u64::wrapping_add)
 }
 
-fn read(word: &AtomicU64) -> u64 {
-    word.load(Ordering::SeqCst)
+fn read(counter: &AtomicU64) -> u64 {
+    counter.load(Ordering::SeqCst)
 }

@@ -12,25 +12,25 @@ use tunnel_common::origin::Origin;
 use zerocopy::FromBytes as _;
 
 use super::{
-    btf::{Btf, Kind, TYPES},
+    btf::{Btf, TypeKind, VMLINUX_BTF},
     sys,
 };
-use crate::sockets::Remembered;
+use crate::sockets::TranslatedSocket;
 
 /// The kernel function to which an iterator over a socket storage is attached.
 const TARGET: &str = "bpf_iter_bpf_sk_storage_map";
-/// The size of the record that the program writes for each socket: a [`Remembered`], which ends with an
+/// The size of the record that the program writes for each socket: a [`TranslatedSocket`], which ends with an
 /// [`Origin`].
-const RECORD: usize = size_of::<Remembered>();
+const RECORD_SIZE: usize = size_of::<TranslatedSocket>();
 /// The maximum number of bytes of one read.
-const BATCH: usize = 400 * RECORD;
+const BATCH_SIZE: usize = 400 * RECORD_SIZE;
 
 const _: () = {
-    assert!(RECORD == 80 && size_of::<Origin>() == 64);
-    assert!(offset_of!(Remembered, cookie) == 0);
-    assert!(offset_of!(Remembered, namespace) == 8);
-    assert!(offset_of!(Remembered, state) == 12);
-    assert!(offset_of!(Remembered, origin) == 16);
+    assert!(RECORD_SIZE == 80 && size_of::<Origin>() == 64);
+    assert!(offset_of!(TranslatedSocket, cookie) == 0);
+    assert!(offset_of!(TranslatedSocket, namespace) == 8);
+    assert!(offset_of!(TranslatedSocket, state) == 12);
+    assert!(offset_of!(TranslatedSocket, origin) == 16);
 };
 
 /// An iterator that is attached to a socket storage.
@@ -41,39 +41,40 @@ pub(super) struct SocketIterator {
 
 impl SocketIterator {
     /// Loads the program, and attaches it to a storage.
-    pub(super) fn over(storage: BorrowedFd<'_>) -> io::Result<Self> {
-        let places = Places::find(&fs::read(TYPES)?).ok_or_else(|| {
-            let text =
-                format!("{TYPES} has no BTF for sockets, or for iterators over socket storage");
+    pub(super) fn attach(storage: BorrowedFd<'_>) -> io::Result<Self> {
+        let offsets = IteratorOffsets::find(&fs::read(VMLINUX_BTF)?).ok_or_else(|| {
+            let text = format!(
+                "{VMLINUX_BTF} has no BTF for sockets, or for iterators over socket storage"
+            );
             io::Error::new(io::ErrorKind::Unsupported, text)
         })?;
-        let link = sys::attach_iterator(&program(&places), places.target, storage)?;
+        let link = sys::attach_iterator(&build_program(&offsets), offsets.target_id, storage)?;
         Ok(Self { link })
     }
 
-    /// Calls `show` for every socket that has a value.
+    /// Calls `visit` for every socket that has a value.
     pub(super) fn for_each(
         &self,
-        show: &mut dyn FnMut(Remembered) -> io::Result<()>,
+        visit: &mut dyn FnMut(TranslatedSocket) -> io::Result<()>,
     ) -> io::Result<()> {
         let mut records = File::from(sys::open_iterator(self.link.as_fd())?);
-        let mut batch = Vec::with_capacity(BATCH);
+        let mut batch = Vec::with_capacity(BATCH_SIZE);
         // Ends after the last socket.
         loop {
             // A read may end within a record. Every batch except the last is full.
-            let room = u64::try_from(BATCH - batch.len()).unwrap_or(0);
+            let room = u64::try_from(BATCH_SIZE - batch.len()).unwrap_or(0);
             match records.by_ref().take(room).read_to_end(&mut batch) {
                 Ok(_) => {}
                 // After a million sockets without a record, the kernel returns EAGAIN to let other tasks run.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
                 Err(error) => return Err(error),
             }
-            for record in batch.chunks_exact(RECORD) {
-                if let Ok(record) = Remembered::read_from_bytes(record) {
-                    show(record)?;
+            for record in batch.chunks_exact(RECORD_SIZE) {
+                if let Ok(record) = TranslatedSocket::read_from_bytes(record) {
+                    visit(record)?;
                 }
             }
-            if batch.len() < BATCH {
+            if batch.len() < BATCH_SIZE {
                 return Ok(());
             }
             batch.clear();
@@ -83,30 +84,30 @@ impl SocketIterator {
 
 /// The offsets in kernel structures that the program needs, in bytes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-struct Places {
+struct IteratorOffsets {
     /// The BTF id of the function to which the program is attached.
-    target: u32,
+    target_id: u32,
     /// Offsets in `struct sock`.
     cookie: i16,
     state: i16,
     net: i16,
     /// Offset in `struct net`.
-    number: i16,
+    namespace_number: i16,
 }
 
-impl Places {
-    fn find(description: &[u8]) -> Option<Self> {
-        let btf = Btf::parse(description)?;
+impl IteratorOffsets {
+    fn find(btf: &[u8]) -> Option<Self> {
+        let btf = Btf::parse(btf)?;
         // `sock_common` is the first member of `struct sock`, so its offsets are valid there.
-        let common = btf.find(Kind::Struct, "sock_common")?;
+        let common = btf.find(TypeKind::Struct, "sock_common")?;
         let of_sock = |name: &str| i16::try_from(btf.member(common, name)?.offset).ok();
-        let ns = btf.member(btf.find(Kind::Struct, "net")?, "ns")?;
+        let ns = btf.member(btf.find(TypeKind::Struct, "net")?, "ns")?;
         Some(Self {
-            target: btf.find(Kind::Function, TARGET)?,
+            target_id: btf.find(TypeKind::Function, TARGET)?,
             cookie: of_sock("skc_cookie")?,
             state: of_sock("skc_state")?,
             net: of_sock("skc_net")?,
-            number: i16::try_from(btf.member_of(ns, "inum")?.offset).ok()?,
+            namespace_number: i16::try_from(btf.member_of(ns, "inum")?.offset).ok()?,
         })
     }
 }
@@ -135,10 +136,10 @@ fn instruction(code: u64, to: u8, from: u8, offset: i16, value: i32) -> u64 {
     code | registers << 8 | offset << 16 | u64::from(value.cast_unsigned()) << 32
 }
 
-/// Returns the program that writes a [`Remembered`] for each socket. Its context,
+/// Returns the program that writes a [`TranslatedSocket`] for each socket. Its context,
 /// `struct bpf_iter__bpf_sk_storage_map`, has four pointers: metadata (the first member is the `seq_file` to
 /// write to), map, socket and value. Socket and value are null at the end of the iteration.
-fn program(places: &Places) -> Vec<u64> {
+fn build_program(offsets: &IteratorOffsets) -> Vec<u64> {
     let mut program = vec![
         instruction(MOVE_CONST, 0, 0, 0, 0),
         instruction(MOVE, 6, 1, 0, 0),
@@ -148,12 +149,12 @@ fn program(places: &Places) -> Vec<u64> {
         instruction(LOAD_64, 8, 6, 24, 0),
         instruction(JUMP_UNLESS_ZERO, 8, 0, 1, 0),
         instruction(EXIT, 0, 0, 0, 0),
-        instruction(LOAD_64, 1, 7, places.cookie, 0),
+        instruction(LOAD_64, 1, 7, offsets.cookie, 0),
         instruction(STORE_64, STACK, 1, -80, 0),
-        instruction(LOAD_64, 1, 7, places.net, 0),
-        instruction(LOAD_32, 1, 1, places.number, 0),
+        instruction(LOAD_64, 1, 7, offsets.net, 0),
+        instruction(LOAD_32, 1, 1, offsets.namespace_number, 0),
         instruction(STORE_32, STACK, 1, -72, 0),
-        instruction(LOAD_8, 1, 7, places.state, 0),
+        instruction(LOAD_8, 1, 7, offsets.state, 0),
         instruction(STORE_32, STACK, 1, -68, 0),
     ];
     for word in (0..64).step_by(8) {

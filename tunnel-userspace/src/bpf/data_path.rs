@@ -1,0 +1,344 @@
+//! Loads the object with the kernel programs on the pinned maps.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use aya::{Ebpf, EbpfError, EbpfLoader, programs::ProgramError, util::nr_cpus};
+use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
+use tunnel_common::{
+    steering::Prefix,
+    table::{self, MAPS, PROGRAMS},
+};
+
+use super::{
+    attach::{self, AttachError, Attached},
+    guard::Guard,
+    kernel_offsets::KernelOffsets,
+    maps::{Counters, KernelMaps, KernelSteering},
+    migration::{self, StartMaps},
+    open_connections::OpenConnections,
+    pin_folder::{PinError, PinFolder},
+    probe::Features,
+    programs::{self, Programs},
+    sys::MapHandle,
+};
+use crate::reconcile::{AdoptError, GracePeriod, MapSizes, ReadError, WriteError};
+
+/// The object with the kernel programs, as compiled by the build script.
+pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/culvert.bpf.o"));
+
+/// The error of loading the data path.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The folder of pins can't be used.
+    #[error(transparent)]
+    Pins(#[from] PinError),
+    /// The existing maps can't be read.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// The new maps can't be written.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+    /// The content of the existing maps can't be migrated.
+    #[error(transparent)]
+    Migrate(#[from] AdoptError),
+    /// The CPUs can't be counted.
+    #[error("cannot count the CPUs")]
+    Cpus(#[source] io::Error),
+    /// The maps of the object can't be opened or created.
+    #[error(
+        "cannot create the maps (before Linux 5.11, `Operation not permitted` may mean that the limit \
+         of locked memory, ulimit -l, is too low; raising it needs CAP_SYS_RESOURCE)"
+    )]
+    Object(#[source] EbpfError),
+    /// A program is not in the object, or has another type.
+    #[error("the compiled object has no program {program} of the expected type")]
+    NoProgram {
+        /// The name of the program.
+        program: &'static str,
+    },
+    /// The verifier rejected a program.
+    #[error("the kernel rejects program {program}")]
+    Program {
+        /// The name of the program.
+        program: &'static str,
+        /// The kernel's error.
+        #[source]
+        source: ProgramError,
+    },
+}
+
+/// Raises the limit of locked memory; returns true if that succeeds. Before Linux 5.11, maps and programs
+/// count against this limit, even for root; later kernels ignore it for them.
+pub(super) fn raise_memory_limit() -> bool {
+    let raised = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
+    if let Err(error) = raised {
+        tracing::debug!(%error, "cannot raise the limit of locked memory");
+    }
+    raised.is_ok()
+}
+
+/// The settings of the programs that come from the config.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct ProgramSettings {
+    /// The mark of the daemon's own sockets, which are not translated; 0 if no socket is marked.
+    pub own_mark: u32,
+    /// The steering prefixes, at most one per address family. If there are none, nothing is steered.
+    pub prefixes: Vec<Prefix>,
+}
+
+impl ProgramSettings {
+    /// Returns the network and mask of a family's steering prefix; without a prefix, values that match no
+    /// address.
+    fn network_and_mask(&self, is_v4: bool) -> ([u32; 4], [u32; 4]) {
+        let prefix = self.prefixes.iter().find(|prefix| prefix.is_v4() == is_v4);
+        prefix.map_or(([u32::MAX; 4], [0; 4]), |prefix| {
+            (prefix.network().words(), prefix.mask().words())
+        })
+    }
+}
+
+/// The constants of the programs (globals of the object): the name and bytes of each.
+#[derive(Clone, Debug)]
+pub struct Globals([(&'static str, Vec<u8>); 8]);
+
+impl Globals {
+    /// Returns the constants for the features of this kernel and the settings.
+    #[must_use]
+    pub fn new(features: Features, settings: &ProgramSettings) -> Self {
+        let bytes = |words: &[u32]| words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        let (network4, mask4) = settings.network_and_mask(true);
+        let guard4 = [network4, mask4].map(|[_, _, _, word]| word);
+        let (network6, mask6) = settings.network_and_mask(false);
+        let kernel_socket_bit = features.kernel_socket_bit;
+        let (byte, bit) = kernel_socket_bit.map_or((0, 0), |it| (it.byte, it.bit));
+        Self([
+            ("KERN_SOCK_BYTE", bytes(&[byte])),
+            ("KERN_SOCK_BIT", vec![bit]),
+            ("RETVAL_SETTABLE", vec![u8::from(features.set_retval)]),
+            (
+                "KERNEL_OFFSETS",
+                bytes(&KernelOffsets::to_constants(features.kernel_offsets)),
+            ),
+            ("OWN_MARK", bytes(&[settings.own_mark])),
+            ("STEERING", vec![u8::from(!settings.prefixes.is_empty())]),
+            ("GUARD_V4", bytes(&guard4)),
+            ("GUARD_V6", bytes(&[network6, mask6].concat())),
+        ])
+    }
+
+    /// Sets the constants of the object that a loader is about to load.
+    pub fn apply_to<'a>(&'a self, loader: &mut EbpfLoader<'a>) {
+        for (name, bytes) in self.by_name() {
+            loader.override_global(name, bytes, true);
+        }
+    }
+
+    /// Returns the name and bytes of each constant.
+    pub fn by_name(&self) -> impl Iterator<Item = (&'static str, &[u8])> {
+        self.0.iter().map(|(name, bytes)| (*name, &**bytes))
+    }
+}
+
+/// Programs that are loaded on the pinned maps, and ready to be attached.
+pub struct DataPath {
+    pub(super) programs: Programs,
+    /// The programs for uplinks: the plain ones, or their logging variant.
+    pub(super) uplink_programs: Programs,
+    pub(super) maps: PathBuf,
+    pub(super) links: PathBuf,
+    pub(super) globals: Globals,
+    open_connections: Arc<OpenConnections>,
+    sizes: MapSizes,
+    features: Features,
+    /// True if this process created the maps, and none existed before.
+    is_new: bool,
+    new_maps: Option<NewMaps>,
+}
+
+/// New maps that are not promoted yet. They are empty if the old maps have an older layout.
+#[derive(Clone, Copy, Debug)]
+struct NewMaps {
+    is_empty: bool,
+}
+
+impl DataPath {
+    /// Checks the pins, opens or creates the maps, and loads the programs. Attaches nothing.
+    ///
+    /// If the existing maps have other sizes or an older layout, creates new maps next to them;
+    /// [`Self::promote`] must then be called before [`Self::attach`]. Keeps the old sizes if the new ones
+    /// can't be applied. `now` is the time since the machine started.
+    ///
+    /// # Errors
+    ///
+    /// A pin does not belong to Culvert, or the kernel rejects the maps or programs.
+    pub fn load(
+        pins: &PinFolder,
+        wanted: MapSizes,
+        features: Features,
+        settings: &ProgramSettings,
+        now: Duration,
+    ) -> Result<Self, LoadError> {
+        let start = migration::plan(pins, wanted, now)?;
+        let globals = Globals::new(features, settings);
+        let loaded = Self::load_on(&start, pins, features, globals.clone(), now);
+        match (loaded, start.migration().and_then(|it| it.old_sizes)) {
+            (Err(error), Some(old_sizes)) => {
+                let error = &error as &dyn std::error::Error;
+                tracing::error!(
+                    error,
+                    "cannot create maps of the new sizes; the maps keep their sizes"
+                );
+                pins.discard_next()?;
+                Self::load_on(&StartMaps::Existing(old_sizes), pins, features, globals, now)
+            }
+            (loaded, _) => loaded,
+        }
+    }
+
+    fn load_on(
+        start: &StartMaps,
+        pins: &PinFolder,
+        features: Features,
+        globals: Globals,
+        now: Duration,
+    ) -> Result<Self, LoadError> {
+        let (folder, sizes) = match start {
+            StartMaps::New(sizes) | StartMaps::Existing(sizes) => (pins.maps(), *sizes),
+            StartMaps::Migrate(migration) => (pins.next_maps(), migration.sizes),
+        };
+        pins.create_folders(&folder)?;
+        let migration = start.migration();
+        if let Some(migration) = migration {
+            migration.pin_kept_maps(&folder)?;
+        }
+        let programs = Programs::new(load_object(&folder, sizes, &globals)?);
+        if let Some(migration) = migration {
+            migration.fill(&folder, now)?;
+        }
+        let open_connections = OpenConnections::open(&folder, &pins.replaced(&folder, table::CONNS.name)?)?;
+        Ok(Self {
+            uplink_programs: programs.clone(),
+            programs,
+            open_connections: Arc::new(open_connections),
+            maps: folder,
+            links: pins.links(),
+            globals,
+            sizes,
+            features,
+            is_new: matches!(start, StartMaps::New(_)),
+            new_maps: migration.map(|migration| NewMaps { is_empty: migration.is_empty() }),
+        })
+    }
+
+    /// Returns true if the maps are empty, while attached programs still use older ones. The programs may
+    /// then be replaced only after the sources have delivered all objects.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        matches!(self.new_maps, Some(NewMaps { is_empty: true }))
+    }
+
+    /// Replaces the existing maps by the new ones, if new ones were created. The next start of the daemon
+    /// then finds the new ones.
+    ///
+    /// # Errors
+    ///
+    /// A folder can't be renamed or removed.
+    pub fn promote(&mut self, pins: &PinFolder) -> Result<(), PinError> {
+        if self.new_maps.is_some() {
+            pins.promote()?;
+            self.maps = pins.maps();
+            self.new_maps = None;
+        }
+        Ok(())
+    }
+
+    /// Waits until no replaced program runs any more, and then adds the counts of replaced maps to the new
+    /// ones. Must be called after [`Self::attach`], and before the replaced maps are removed.
+    ///
+    /// # Errors
+    ///
+    /// The wait for a grace period fails.
+    pub fn merge_replaced_counts(&self, grace: &impl GracePeriod) -> io::Result<()> {
+        if !self.open_connections.is_merged() {
+            grace.wait()?;
+            self.open_connections.merge_replaced();
+        }
+        Ok(())
+    }
+
+    /// Returns the guard of the uplinks.
+    ///
+    /// # Errors
+    ///
+    /// The map `host` can't be opened.
+    pub fn guard(&self) -> Result<Guard, ReadError> {
+        let host = MapHandle::open(&self.maps, &table::HOST)?;
+        let (programs, links) = (self.uplink_programs.clone(), self.links.clone());
+        Ok(Guard::new(programs, host, links, self.features))
+    }
+
+    /// Opens the steering maps.
+    ///
+    /// # Errors
+    ///
+    /// A map can't be opened.
+    pub fn open_steering(&self) -> Result<KernelSteering, ReadError> {
+        KernelSteering::open(&self.maps)
+    }
+
+    /// Returns the sizes of the maps. They differ from the wanted sizes if those could not be applied.
+    #[must_use]
+    pub const fn sizes(&self) -> MapSizes {
+        self.sizes
+    }
+
+    /// Opens the service maps and the counters.
+    ///
+    /// # Errors
+    ///
+    /// A map can't be opened.
+    pub fn open_maps(&self) -> Result<(KernelMaps, Counters), ReadError> {
+        let open_connections = || Arc::clone(&self.open_connections);
+        let maps = KernelMaps::open_with(&self.maps, open_connections(), self.is_new)?;
+        Ok((maps, Counters::open(&self.maps, open_connections())?))
+    }
+
+    /// Attaches the programs to a cgroup, or replaces the attached ones.
+    ///
+    /// # Errors
+    ///
+    /// The cgroup does not exist, or the kernel rejects a link.
+    pub fn attach(&self, cgroup: &Path) -> Result<Attached, AttachError> {
+        attach::attach(&self.programs, &self.links, cgroup)
+    }
+}
+
+/// Returns a loader that loads programs on the maps that are pinned in a folder.
+pub(super) fn loader<'a>(folder: &Path, globals: &'a Globals) -> EbpfLoader<'a> {
+    let mut loader = EbpfLoader::new();
+    globals.apply_to(&mut loader);
+    for map in MAPS {
+        loader.map_pin_path(map.name, folder.join(map.name));
+    }
+    loader
+}
+
+/// Opens or creates the maps in a folder, and loads every program on them.
+fn load_object(folder: &Path, sizes: MapSizes, globals: &Globals) -> Result<Ebpf, LoadError> {
+    let mut loader = loader(folder, globals);
+    let cpus = nr_cpus().map_err(|(_, source)| LoadError::Cpus(source))?;
+    let cpus = u32::try_from(cpus).map_err(|error| LoadError::Cpus(io::Error::other(error)))?;
+    for map in MAPS {
+        loader.map_max_entries(map.name, map.entries(sizes, cpus));
+    }
+    let mut ebpf = loader.load(OBJECT).map_err(LoadError::Object)?;
+    PROGRAMS
+        .iter()
+        .try_for_each(|program| programs::load(&mut ebpf, program))?;
+    Ok(ebpf)
+}

@@ -50,7 +50,7 @@ fn the_edge_dials_the_cloud_and_the_cloud_cannot_dial_the_edge() -> Result<()> {
 
 #[test]
 fn the_kubelet_on_the_edge_proves_the_addresses_of_its_node() -> Result<()> {
-    let (_topology, edge) = edge_node()?;
+    let (_network, edge) = edge_node()?;
     let server = edge.serve_kubelet(&[PORT])?;
     let tls = pki::client_config(&edge.kubelet_files().ca)?;
 

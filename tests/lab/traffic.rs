@@ -26,7 +26,7 @@ fn client_and_server() -> Result<(NodeNetwork, Arc<Pod>, Arc<Pod>)> {
 
 #[test]
 fn a_load_reports_what_the_server_recorded() -> Result<()> {
-    let (_topology, client, server) = client_and_server()?;
+    let (_network, client, server) = client_and_server()?;
     let serving = server.serve(&[Listener::new(ServerKind::Http, 80).for_service("web")])?;
     let mut plan = Plan::new(server.addr_v4(80), 500, DURATION).for_service("web");
     plan.to.push(server.addr_v6(80));
@@ -48,8 +48,8 @@ fn a_load_reports_what_the_server_recorded() -> Result<()> {
 }
 
 #[test]
-fn a_load_of_a_process_in_a_pod_reports_the_same() -> Result<()> {
-    let (_topology, client, server) = client_and_server()?;
+fn a_load_process_in_a_pod_reports_the_same() -> Result<()> {
+    let (_network, client, server) = client_and_server()?;
     let serving = server.serve_http(80)?;
 
     let output = client
@@ -69,7 +69,7 @@ fn a_load_of_a_process_in_a_pod_reports_the_same() -> Result<()> {
 
 #[test]
 fn failures_have_the_name_of_the_error_and_the_step() -> Result<()> {
-    let (_topology, client, server) = client_and_server()?;
+    let (_network, client, server) = client_and_server()?;
     let plan = Plan::new(server.addr_v4(81), 100, DURATION);
     let sockets = |domain, kind| client.socket(domain, kind);
 
@@ -88,7 +88,7 @@ fn failures_have_the_name_of_the_error_and_the_step() -> Result<()> {
 
 #[test]
 fn a_connect_that_nobody_answers_times_out() -> Result<()> {
-    let (_topology, client, server) = client_and_server()?;
+    let (_network, client, server) = client_and_server()?;
     server.run(&["ip", "link", "set", "eth0", "down"])?;
     let mut plan = Plan::new(server.addr_v4(80), 1, Duration::from_secs(1));
     plan.workers = 1;
@@ -108,7 +108,7 @@ fn a_connect_that_nobody_answers_times_out() -> Result<()> {
 
 #[test]
 fn datagrams_are_answered_with_name_and_payload() -> Result<()> {
-    let (_topology, client, server) = client_and_server()?;
+    let (_network, client, server) = client_and_server()?;
     let serving = server.serve(&[Listener::new(ServerKind::Udp, 53).for_service("dns")])?;
     let sockets = |domain, kind| client.socket(domain, kind);
 
@@ -127,7 +127,7 @@ fn datagrams_are_answered_with_name_and_payload() -> Result<()> {
 
 #[test]
 fn an_echo_server_sends_back_what_it_gets() -> Result<()> {
-    let (_topology, client, server) = client_and_server()?;
+    let (_network, client, server) = client_and_server()?;
     let _serving = server.serve_echo(7)?;
 
     let mut stream = client.connect(server.addr_v4(7))?;

@@ -142,8 +142,8 @@ impl EdgeNode {
         );
         fs::write(&config, content)?;
         let [culvert, config] = [path_to_string(&self.culvert)?, path_to_string(&config)?];
-        let words = [culvert, "agent".to_owned(), "--config".to_owned(), config];
-        self.agent.start(&self.sandbox, &words)
+        let argv = [culvert, "agent".to_owned(), "--config".to_owned(), config];
+        self.agent.start(&self.sandbox, &argv)
     }
 
     #[must_use]

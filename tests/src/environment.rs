@@ -20,12 +20,12 @@ pub fn culvert_lab() -> Result<PathBuf> {
 }
 
 /// Returns the value of `CULVERT_SCALE`, the factor for counts and rates of loads.
-pub(crate) fn scale() -> Option<String> {
+pub(crate) fn load_factor() -> Option<String> {
     env::var_os("CULVERT_SCALE")?.into_string().ok()
 }
 
 /// Returns the value of `CULVERT_LASTING`, the factor for durations of loads.
-pub(crate) fn lasting() -> Option<String> {
+pub(crate) fn duration_factor() -> Option<String> {
     env::var_os("CULVERT_LASTING")?.into_string().ok()
 }
 

@@ -285,8 +285,8 @@ impl Instance {
     }
 
     /// Returns the counter of a reason, given its label; 0 if the metrics don't have it.
-    pub fn reason_count(&self, word: &str) -> Result<u64> {
-        let name = format!("culvert_reason_total{{reason=\"{word}\"}}");
+    pub fn reason_count(&self, label: &str) -> Result<u64> {
+        let name = format!("culvert_reason_total{{reason=\"{label}\"}}");
         Ok(admin::metric(&self.metrics()?, &name).unwrap_or(0))
     }
 
@@ -303,7 +303,7 @@ impl Instance {
             path_to_string(self.program())?,
             path_to_string(&self.config_path())?,
         ];
-        let arguments = arguments.iter().map(|&word| word.to_owned());
+        let arguments = arguments.iter().map(|&argument| argument.to_owned());
         let words = iter::once(program).chain(arguments);
         Ok(words.chain(["--config".to_owned(), config]).collect())
     }

@@ -229,7 +229,7 @@ mod tests {
     use crate::wait;
 
     #[test]
-    fn an_ended_process_that_nobody_waited_for_is_not_alive() {
+    fn a_zombie_is_not_alive() {
         let mut process = Command::new("true").spawn().unwrap();
         let pid = Pid::from_raw(i32::try_from(process.id()).unwrap());
 

@@ -106,12 +106,12 @@ pub struct Plan {
 impl Plan {
     /// Creates a load on one target.
     #[must_use]
-    pub fn new(to: SocketAddr, rate: u32, lasting: Duration) -> Self {
+    pub fn new(to: SocketAddr, rate: u32, duration: Duration) -> Self {
         Self {
             to: vec![to],
             service: None,
             rate,
-            duration: lasting,
+            duration,
             workers: WORKERS,
             stop: StopSignal::default(),
         }

@@ -24,11 +24,11 @@ impl LoadScale {
     /// Reads the factors from the environment; [`Self::FULL`] if they are missing or invalid.
     #[must_use]
     pub fn from_environment() -> Self {
-        let scale = environment::scale().and_then(|text| Self::parse(&text));
+        let scale = environment::load_factor().and_then(|text| Self::parse(&text));
         let scale = scale.unwrap_or(Self::FULL);
-        let lasting = environment::lasting().and_then(|text| Self::parse(&text));
+        let duration = environment::duration_factor().and_then(|text| Self::parse(&text));
         Self {
-            duration_thousandths: lasting.unwrap_or(scale).count_thousandths,
+            duration_thousandths: duration.unwrap_or(scale).count_thousandths,
             ..scale
         }
     }

@@ -147,9 +147,9 @@ impl NodeNetwork {
 
     fn connect_outside(&self) -> Result<()> {
         let outside = self.outside.pid();
-        let nowhere = base_commands();
+        let base = base_commands();
         self.host.ip(&format!(
-            "{nowhere}\
+            "{base}\
                  link add uplink type veth peer name eth0 netns {outside}\n\
                  link set uplink up\n\
                  addr add {HOST_V4}/24 dev uplink\n\
@@ -158,7 +158,7 @@ impl NodeNetwork {
                  route add default via {OUTSIDE_V6}\n"
         ))?;
         self.outside.ip(&format!(
-            "{nowhere}\
+            "{base}\
                  link set eth0 up\n\
                  addr add {OUTSIDE_V4}/24 dev eth0\n\
                  addr add {OUTSIDE_V6}/64 dev eth0 nodad\n\
@@ -173,7 +173,7 @@ impl NodeNetwork {
         let pod = Pod::new(name, sandbox, number, self.lab.folder().to_owned());
         let (v4, v6, pid) = (pod.v4(), pod.v6(), pod.pid());
         let [gateway4, gateway6] = POD_GATEWAY;
-        let nowhere = base_commands();
+        let base = base_commands();
         self.host.ip(&format!(
             "link add pod{number} type veth peer name eth0 netns {pid}\n\
                  link set pod{number} up\n\
@@ -183,7 +183,7 @@ impl NodeNetwork {
                  route add {v6}/128 dev pod{number} src {HOST_V6}\n"
         ))?;
         pod.ip(&format!(
-            "{nowhere}\
+            "{base}\
                  link set eth0 up\n\
                  addr add {v4}/32 dev eth0\n\
                  addr add {v6}/128 dev eth0 nodad\n\

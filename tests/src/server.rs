@@ -42,7 +42,7 @@ pub enum ServerKind {
 impl ServerKind {
     const ALL: [Self; 5] = [Self::Http, Self::Echo, Self::Udp, Self::Sink, Self::Kubelet];
 
-    const fn word(self) -> &'static str {
+    const fn label(self) -> &'static str {
         match self {
             Self::Http => "http",
             Self::Echo => "echo",
@@ -114,7 +114,7 @@ impl Listener {
 
 impl Display for Listener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.kind.word(), self.first)?;
+        write!(f, "{}:{}", self.kind.label(), self.first)?;
         if self.last != self.first {
             write!(f, "-{}", self.last)?;
         }
@@ -134,7 +134,7 @@ impl FromStr for Listener {
             .context("expected KIND:PORT[=SERVICE,…]")?;
         let kind = ServerKind::ALL
             .into_iter()
-            .find(|it| it.word() == kind)
+            .find(|it| it.label() == kind)
             .with_context(|| format!("unknown kind of listener `{kind}`"))?;
         let (ports, services) = rest.split_once('=').unwrap_or((rest, ""));
         let (first, last) = ports.split_once('-').unwrap_or((ports, ports));

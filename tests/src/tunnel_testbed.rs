@@ -190,7 +190,7 @@ fn read_folder(folder: &Path) -> Result<Vec<(OsString, Permissions, Vec<u8>)>> {
 /// Runs a subcommand of `culvert ca` for the CA in a folder.
 fn run_ca(sandbox: &Sandbox, culvert: &Path, arguments: &[&str], folder: &Path) -> Result<()> {
     let mut argv = vec![path_to_string(culvert)?, "ca".to_owned()];
-    argv.extend(arguments.iter().map(|word| (*word).to_owned()));
+    argv.extend(arguments.iter().map(|argument| (*argument).to_owned()));
     argv.extend(["--dir".to_owned(), path_to_string(folder)?]);
     let output = sandbox.command(&argv).start()?.finish(COMMAND_TIMEOUT)?;
     ensure!(

@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waiting_ends_with_the_condition() {
+    fn waiting_ends_when_the_condition_holds() {
         let mut checks = 0;
 
         let found = until_some(Duration::from_secs(5), || {
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_in_vain_ends_with_an_error() {
+    fn a_condition_that_never_holds_ends_with_an_error() {
         let error = until(Duration::from_millis(3), || false).unwrap_err();
 
         assert_eq!(error.to_string(), "still waiting after 3 ms");

@@ -234,7 +234,7 @@ fn create_objects(cluster: &MinimalCluster, proxies: &[Proxy], services: u32) ->
         api.patch(&path, &status.to_string())?;
     }
     create_service(&mut api, "probe", PROBE.ip(), &[PROBE_ENDPOINTS[0].into()])?;
-    let maker = |first: u32| -> Result<()> {
+    let create = |first: u32| -> Result<()> {
         let mut api = cluster.api()?;
         for number in (first..services).step_by(usize::try_from(API_CONNECTIONS)?) {
             let endpoint = |index| nth_address(ENDPOINTS, number * ENDPOINTS_PER_SERVICE + index);
@@ -249,7 +249,7 @@ fn create_objects(cluster: &MinimalCluster, proxies: &[Proxy], services: u32) ->
         }
         Ok(())
     };
-    tunnel_cluster::run_concurrently(0..API_CONNECTIONS, maker).map(drop)
+    tunnel_cluster::run_concurrently(0..API_CONNECTIONS, create).map(drop)
 }
 
 /// Waits until a sample of the Services and the probe Service respond.

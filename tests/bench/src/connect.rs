@@ -118,7 +118,7 @@ struct Measurements {
 /// target.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let network = NodeNetwork::new()?;
-    let prefix = real_time(network.host());
+    let prefix = real_time_prefix(network.host());
     let server = start_server(&network, &prefix)?;
     let endpoints = kube_proxy::endpoints(&network, &*network.pod("backend")?)?;
     let mut variants = vec![direct(&network, "direct")?, direct(&network, CONTROL)?];
@@ -162,10 +162,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 }
 
 /// Returns a command prefix that gives a process real-time priority; empty if the system doesn't permit it.
-fn real_time(sandbox: &Sandbox) -> Vec<String> {
-    let words = ["chrt", "--fifo", "50"];
-    match sandbox.run(&[&words[..], &["true"]].concat()) {
-        Ok(_) => words.map(str::to_owned).to_vec(),
+fn real_time_prefix(sandbox: &Sandbox) -> Vec<String> {
+    let command_line = ["chrt", "--fifo", "50"];
+    match sandbox.run(&[&command_line[..], &["true"]].concat()) {
+        Ok(_) => command_line.map(str::to_owned).to_vec(),
         Err(_) => Vec::new(),
     }
 }
@@ -270,10 +270,10 @@ fn measure(variant: &Variant, millis: u64, prefix: &[String], server: &Server) -
     let server = server.process().pid();
     let before = process_usage::voluntary_switches(server)?;
     let program = pod::path_to_string(&environment::culvert_lab()?)?;
-    let words = [prefix, &[program], &["load", "connect"].map(str::to_owned)].concat();
+    let command_line = [prefix, &[program], &["load", "connect"].map(str::to_owned)].concat();
     let output = variant
         .client
-        .command(&words)
+        .command(&command_line)
         .option("--to", variant.first)
         .option("--count", variant.count)
         .option("--apart", variant.apart)
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn variants_are_compared_with_direct_of_their_own_round() {
+    fn variants_are_compared_with_direct_connects_of_the_same_round() {
         // The second round was disturbed: both variants have half the rate.
         let rounds = [
             vec![sample(10_000, 20_000), sample(9_900, 21_000)],
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn targets_that_are_missed_are_named() {
+    fn missed_targets_are_found() {
         let rounds = [vec![
             sample(10_000, 20_000),
             sample(9_990, 20_000),

@@ -27,7 +27,7 @@ struct Chart {
     title: &'static str,
     /// The JSON pointer to the array of rows.
     rows: &'static str,
-    /// The fields whose values, joined, name a row.
+    /// The fields whose values, joined by commas, are the label of a row.
     label: &'static [&'static str],
     /// The field with the value.
     value: &'static str,
@@ -151,7 +151,7 @@ fn write(path: &Path, svg: &str) -> Result<()> {
     Ok(())
 }
 
-/// The words in the labels of what Culvert is compared with; their bars are grey.
+/// Substrings of the labels of rows with which Culvert is compared. Their bars are grey.
 const COMPARISONS: [&str; 6] = ["bare", "direct", "iptables", "kube-proxy", "nft", "plain"];
 
 /// The width of a chart, of its labels, and of its longest bar, in pixels.
@@ -162,7 +162,7 @@ const LONGEST: f64 = 450.0;
 const TITLE: f64 = 34.0;
 const BAR: f64 = 24.0;
 
-/// Draws charts below each other.
+/// Draws several charts, one below another.
 fn draw(charts: &[Chart], run: &Value) -> Result<String> {
     let (mut body, mut top) = (String::new(), 0.0);
     for chart in charts {
@@ -177,7 +177,7 @@ fn draw(charts: &[Chart], run: &Value) -> Result<String> {
         )?;
         top += TITLE;
         for (label, value) in &bars {
-            // A value below zero is noise around a difference of nothing.
+            // A measured difference can be below zero; its bar then has the minimum length.
             let length = (value.max(0.0) / longest.max(f64::MIN_POSITIVE) * LONGEST).max(1.0);
             let is_comparison = COMPARISONS.iter().any(|word| label.contains(word));
             let color = if is_comparison { "#9aa4b2" } else { "#3b7dd8" };
@@ -219,7 +219,7 @@ impl Chart {
     }
 }
 
-/// Formats a value with three digits, more for large numbers.
+/// Formats a value with at least three digits.
 fn figure(value: f64) -> String {
     match value.abs() {
         100.0.. => format!("{value:.0}"),

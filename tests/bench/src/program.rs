@@ -86,7 +86,7 @@ impl TimeStats {
     }
 
     fn verdict(&self, target: Duration) -> Verdict {
-        under(&self.what, self.median_ns, target)
+        time_verdict(&self.what, self.median_ns, target)
     }
 }
 
@@ -165,9 +165,9 @@ fn summarise(
     let resident_bytes = median(small_case.resident.iter().copied());
     let maps_bytes = median(small_case.maps.iter().copied());
     let resident = format!("{all}, resident at rest");
-    verdicts.push(at_most(&resident, resident_bytes, IDLE_MEMORY_TARGET));
+    verdicts.push(memory_verdict(&resident, resident_bytes, IDLE_MEMORY_TARGET));
     let maps = format!("{all}, memory of the maps");
-    verdicts.push(at_most(&maps, maps_bytes, MAP_MEMORY_TARGET));
+    verdicts.push(memory_verdict(&maps, maps_bytes, MAP_MEMORY_TARGET));
     verdicts.extend(lines.iter().flat_map(large_case_verdicts));
     let measured = Measurements {
         times,
@@ -189,14 +189,14 @@ fn large_case_verdicts(medians: &Medians) -> Vec<Verdict> {
     let all = format!("{services} services × {ENDPOINTS_PER_SERVICE} endpoints, {variant}");
     let write = format!("{all}, from objects to maps");
     vec![
-        under(&format!("{all}, start"), medians.whole_ns, total),
-        under(&write, medians.write_ns, WRITE_TARGET),
-        under(
+        time_verdict(&format!("{all}, start"), medians.whole_ns, total),
+        time_verdict(&write, medians.write_ns, WRITE_TARGET),
+        time_verdict(
             &format!("{all}, work for a change"),
             medians.work_ns,
             CPU_TIME_TARGET,
         ),
-        at_most(
+        memory_verdict(
             &format!("{all}, most memory"),
             medians.peak_bytes,
             PEAK_MEMORY_TARGET,
@@ -235,7 +235,7 @@ fn medians(many: u32, variant: Variant, at: usize, rounds: &[Vec<Sample>]) -> Me
     }
 }
 
-fn under(what: &str, median_ns: u64, target: Duration) -> Verdict {
+fn time_verdict(what: &str, median_ns: u64, target: Duration) -> Verdict {
     Verdict::new(
         format!("{what}: median under {} ms", target.as_millis()),
         milliseconds(median_ns),
@@ -243,7 +243,7 @@ fn under(what: &str, median_ns: u64, target: Duration) -> Verdict {
     )
 }
 
-fn at_most(what: &str, bytes: u64, target: u64) -> Verdict {
+fn memory_verdict(what: &str, bytes: u64, target: u64) -> Verdict {
     let what = format!("{what}: at most {} MB", target / 1_000_000);
     Verdict::new(what, megabytes(bytes), bytes <= target)
 }
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_are_compared_with_json_of_their_own_round_and_judged_by_nothing() {
+    fn rules_are_compared_with_json_of_the_same_round_and_have_no_targets() {
         // The second round was disturbed: the times of both variants are more than doubled.
         let rounds = [
             vec![sample(900, 1), sample(1800, 50)],

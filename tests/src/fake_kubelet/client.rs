@@ -229,7 +229,7 @@ mod tests {
     }
 
     /// Waits until the server has recorded the end of the first connection; returns its events.
-    fn steps_to_the_end(kubelet: &FakeKubelet) -> Result<Vec<String>> {
+    fn steps_until_closed(kubelet: &FakeKubelet) -> Result<Vec<String>> {
         let steps = || kubelet.exchanges().remove(0).steps;
         wait::until(RESPONSE_TIMEOUT, || {
             steps().last().is_some_and(|it| it == "closed")
@@ -261,7 +261,7 @@ mod tests {
             &format!("the client ended its half: {half}"),
             "closed",
         ];
-        assert_eq!(steps_to_the_end(&kubelet)?, expected);
+        assert_eq!(steps_until_closed(&kubelet)?, expected);
         Ok(())
     }
 
@@ -277,7 +277,7 @@ mod tests {
         }
         client.close()?;
 
-        let steps = steps_to_the_end(&kubelet)?;
+        let steps = steps_until_closed(&kubelet)?;
         assert_eq!(steps, ["GET /upgrade", "upgraded", "echoed 12", "closed"]);
         Ok(())
     }

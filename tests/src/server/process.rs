@@ -68,7 +68,7 @@ pub fn run_server(options: ProcessOptions) -> Result<()> {
     let mut server = Server {
         name: Arc::from(name),
         tls: files.as_ref().map(PemFiles::server_config).transpose()?,
-        journal: ConnectionLog::default(),
+        connection_log: ConnectionLog::default(),
         tasks: JoinSet::new(),
     };
     runtime.block_on(async {
@@ -76,7 +76,7 @@ pub fn run_server(options: ProcessOptions) -> Result<()> {
         for listener in listeners {
             for (number, services) in listener.ports() {
                 let (kind, port) = (listener.kind, Port::of(services));
-                ports.insert(format!("{}:{number}", kind.word()), Arc::clone(&port));
+                ports.insert(format!("{}:{number}", kind.label()), Arc::clone(&port));
                 server
                     .listen(kind, number, port)
                     .with_context(|| format!("cannot listen on port {number}"))?;
@@ -93,7 +93,7 @@ pub fn run_server(options: ProcessOptions) -> Result<()> {
             let record = Record {
                 name: server.name.to_string(),
                 ports,
-                exchanges: server.journal.exchanges(),
+                exchanges: server.connection_log.exchanges(),
             };
             // The client may have disconnected.
             drop(stream.write_all(&serde_json::to_vec(&record)?).await);
@@ -104,7 +104,7 @@ pub fn run_server(options: ProcessOptions) -> Result<()> {
 struct Server {
     name: Arc<str>,
     tls: Option<Arc<ServerConfig>>,
-    journal: ConnectionLog,
+    connection_log: ConnectionLog,
     tasks: JoinSet<io::Result<()>>,
 }
 
@@ -143,8 +143,8 @@ impl Server {
                     .tls
                     .clone()
                     .context("a listener of kind kubelet needs --cert and --key")?;
-                let (listener, journal) = (super::listen(number)?, self.journal.clone());
-                self.tasks.spawn(kubelet::accept(listener, tls, journal));
+                let (listener, connection_log) = (super::listen(number)?, self.connection_log.clone());
+                self.tasks.spawn(kubelet::accept(listener, tls, connection_log));
             }
         }
         Ok(())

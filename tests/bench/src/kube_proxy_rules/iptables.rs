@@ -18,8 +18,8 @@ pub(crate) fn loader(sandbox: &Sandbox) -> Result<(&'static str, Loader)> {
     for (kind, restore) in VARIANTS {
         let list = [kind, "--table", "nat", "--list-rules"];
         if sandbox.run(&list).is_ok() {
-            let words = [restore, "--wait", "5", "--noflush", "--counters"];
-            return Ok((kind, Loader::new(sandbox, &words)));
+            let command_line = [restore, "--wait", "5", "--noflush", "--counters"];
+            return Ok((kind, Loader::new(sandbox, &command_line)));
         }
     }
     bail!(
@@ -74,17 +74,17 @@ fn append_service(chains: &mut String, rules: &mut String, service_set: &Service
     for (index, to) in service_set.endpoints.iter().enumerate() {
         let own = to.ip();
         let endpoint = format!("KUBE-SEP-{number:012}{index:04}");
-        let left = service_set.endpoints.len().saturating_sub(index);
-        let chance = match left {
+        let remaining = service_set.endpoints.len().saturating_sub(index);
+        let probability = match remaining {
             0 | 1 => String::new(),
-            left => format!(
+            remaining => format!(
                 "-m statistic --mode random --probability 0.{:010} ",
-                10_000_000_000_usize / left
+                10_000_000_000_usize / remaining
             ),
         };
         chains.push_str(&format!(":{endpoint} - [0:0]\n"));
         rules.push_str(&format!(
-            "-A {service} {comment} -> {to}\" {chance}-j {endpoint}\n\
+            "-A {service} {comment} -> {to}\" {probability}-j {endpoint}\n\
              -A {endpoint} {comment}\" -s {own} -j KUBE-MARK-MASQ\n\
              -A {endpoint} {comment}\" -m tcp -p tcp -j DNAT --to-destination {to}\n"
         ));
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn endpoints_are_chosen_with_like_chance() {
+    fn endpoints_are_chosen_with_equal_probability() {
         let service_set = ServiceSet {
             services: 2,
             port: 80,
@@ -110,9 +110,9 @@ mod tests {
         assert_eq!(text.matches("--to-destination").count(), 6);
         let rules = text.lines();
         let services = rules.filter(|line| line.starts_with("-A KUBE-SERVICES"));
-        let ends = services.filter_map(|line| line.rsplit(' ').next());
+        let targets = services.filter_map(|line| line.rsplit(' ').next());
         // Node ports come last, like in kube-proxy.
         let order = "KUBE-SVC-0000000000000000 KUBE-SVC-0000000000000001 KUBE-NODEPORTS";
-        assert_eq!(ends.collect::<Vec<_>>().join(" "), order);
+        assert_eq!(targets.collect::<Vec<_>>().join(" "), order);
     }
 }

@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_change_that_takes_a_quarter_longer_beside_readers_misses_the_target() {
+    fn a_p99_a_quarter_above_the_baseline_misses_the_target() {
         let times = [20, 25, 8, 9].map(Duration::from_millis);
         let times = times.map(|time| TimeStats::of(String::new(), &[time; 3]));
 

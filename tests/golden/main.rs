@@ -71,7 +71,7 @@ fn programmed(
     update: ClusterUpdate,
 ) -> Result<Reconciler<Memory>> {
     let mut maps = Memory::new(SIZES);
-    maps.grace();
+    maps.end_grace_period();
     let mut reconciler = Reconciler::adopt(maps, SIZES, &NoGrace, settings)?;
     reconciler.set_addresses(addresses.iter().copied().collect());
     reconciler.update(update);
@@ -135,7 +135,7 @@ fn program(objects: &Path) -> Result<Vec<String>> {
             .collect();
         lines.push(format!("health {} {name}{counts}", check.port));
     }
-    let misplaced = reconciler.maps().misplaced();
+    let misplaced = reconciler.maps().wrong_memberships();
     ensure!(
         misplaced.is_empty(),
         "backends {misplaced:?} are not in the backend sets that their entries name"
@@ -148,13 +148,13 @@ fn program(objects: &Path) -> Result<Vec<String>> {
 fn entries(maps: &Memory, owner_names: &BTreeMap<String, String>) -> Vec<String> {
     let mut lines = Vec::new();
     let mut names = BTreeMap::new();
-    for (key, index) in &maps.svc {
-        let frontend = maps.front[index];
+    for (key, index) in &maps.frontend_keys {
+        let frontend = maps.frontends[index];
         let owner = owner_names.get(&key.to_string()).cloned().unwrap_or_default();
         names.insert(frontend.service, owner.clone());
         let set = |set: IndexRange| {
             let slots = set.base..set.base + set.len;
-            let backends = slots.map(|slot| format_backend(&maps.be[&maps.slot[&slot].backend]));
+            let backends = slots.map(|slot| format_backend(&maps.backends[&maps.slots[&slot].backend]));
             backends.collect::<Vec<_>>().join(" ")
         };
         lines.push(format!(
@@ -166,7 +166,7 @@ fn entries(maps: &Memory, owner_names: &BTreeMap<String, String>) -> Vec<String>
             sources(maps, &frontend)
         ));
     }
-    for backend in maps.be.values() {
+    for backend in maps.backends.values() {
         let owner = names.get(&backend.service).cloned().unwrap_or_default();
         let state = if backend.state.is_serving() {
             "serving"
@@ -206,7 +206,7 @@ fn policies(frontend: &Frontend) -> String {
 fn sources(maps: &Memory, frontend: &Frontend) -> String {
     let slots = frontend.source_ranges.base..frontend.source_ranges.base + frontend.source_ranges.len;
     let ranges = slots.map(|slot| {
-        let range = maps.source[&slot];
+        let range = maps.source_ranges[&slot];
         format!("{}-{}", range.first, range.last)
     });
     let mut ranges: Vec<_> = ranges.collect();

@@ -65,7 +65,7 @@ pub(crate) fn compare(mut cluster: Cluster, here: &LocalNode) -> Result<(usize, 
         health_checks(&checks) == reference::health_check_node_ports(&cluster, here),
         "health checks: {checks:?}"
     );
-    let in_maps: BTreeSet<&FrontendKey> = maps.svc.keys().collect();
+    let in_maps: BTreeSet<&FrontendKey> = maps.frontend_keys.keys().collect();
     let format = |key: &FrontendKey| key.to_string();
     let missing = wanted.keys().filter(|key| !in_maps.contains(key));
     let missing: Vec<_> = missing.map(format).collect();
@@ -77,7 +77,7 @@ pub(crate) fn compare(mut cluster: Cluster, here: &LocalNode) -> Result<(usize, 
     );
     let mut verdicts = 0;
     for (key, frontend) in &wanted {
-        let record = maps.svc.get(key).and_then(|index| maps.front.get(index));
+        let record = maps.frontend_keys.get(key).and_then(|index| maps.frontends.get(index));
         let affinity = record.map(|record| record.affinity_timeout);
         ensure!(
             affinity == Some(frontend.affinity),
@@ -230,23 +230,23 @@ struct MapsInMemory<'a> {
 
 impl Maps for MapsInMemory<'_> {
     fn frontend_index(&self, key: &FrontendKey) -> Option<u32> {
-        self.maps.svc.get(key).copied()
+        self.maps.frontend_keys.get(key).copied()
     }
 
     fn frontend(&self, index: u32) -> Option<&service::Frontend> {
-        self.maps.front.get(&index)
+        self.maps.frontends.get(&index)
     }
 
     fn slot(&self, index: u32) -> Option<&service::Slot> {
-        self.maps.slot.get(&index)
+        self.maps.slots.get(&index)
     }
 
     fn source_range(&self, index: u32) -> Option<&service::SourceRange> {
-        self.maps.source.get(&index)
+        self.maps.source_ranges.get(&index)
     }
 
     fn backend(&self, index: u32) -> Option<&service::Backend> {
-        self.maps.be.get(&index)
+        self.maps.backends.get(&index)
     }
 
     fn affinity(&self, _: &AffinityKey) -> Option<&Affinity> {

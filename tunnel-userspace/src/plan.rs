@@ -1,16 +1,17 @@
 //! Computes the plan of one Service: the content that the maps should have for it. Pure: no I/O, no clock, no
-//! randomness. `reconcile/desired_plans` stores the plans of all Services, and updates those that a change affects.
+//! randomness. `reconcile/desired_plans` has the plans of all Services, and updates those that a change
+//! affects.
 //!
-//! - `claims`: the owner of an address that several Services claim
-//! - `endpoints`: the endpoints that get traffic
-//! - `external_ips`: the owners of addresses, and so the external IPs that are served
-//! - `gaps`: traffic policies without an endpoint on this node
-//! - `health`: the answers to load balancers' health checks
-//! - `local_node`: the zone and addresses of this node
-//! - `pools`: Services restricted to endpoints of this node or its node pool
-//! - `slots`: the number and order of a backend's slots in a set
-//! - `sources`: the clients that may use the addresses of a load balancer
-//! - `uses`: the use of each endpoint, and its cause
+//! - `endpoint_selection`: the endpoints of a service port that get traffic
+//! - `endpoint_status`: the status of each endpoint, and its reason, for operators
+//! - `external_ip_owners`: the Nodes and load balancers that own external IPs
+//! - `frontend_owners`: the owner of a frontend that several Services have
+//! - `health_checks`: the health checks of load balancers
+//! - `local_node`: the zone and the addresses of this node
+//! - `no_local_endpoints`: counts ports with a policy Local but no local endpoint
+//! - `node_pools`: Services restricted to endpoints of this node or its node pool
+//! - `slots`: the slots of each backend in a set
+//! - `source_ranges`: the clients that may use the addresses of a load balancer
 //! - `steering`: the addresses and ports that are steered to the tunnel
 
 mod endpoint_selection;
@@ -118,8 +119,8 @@ pub struct PortPlan {
 impl PortPlan {
     /// Returns true if only the clients in `sources` may use a frontend.
     #[must_use]
-    pub fn is_restricted(&self, front: &FrontendPlan) -> bool {
-        front.kind == FrontendKind::LoadBalancerIp && !self.source_ranges.is_empty()
+    pub fn is_restricted(&self, frontend: &FrontendPlan) -> bool {
+        frontend.kind == FrontendKind::LoadBalancerIp && !self.source_ranges.is_empty()
     }
 
     /// Returns the clients that may use the restricted frontends; empty if no frontend is restricted.
@@ -128,7 +129,7 @@ impl PortPlan {
         let is_used = self
             .frontends
             .values()
-            .any(|front| self.is_restricted(front));
+            .any(|frontend| self.is_restricted(frontend));
         if is_used { &self.source_ranges } else { &[] }
     }
 
@@ -138,7 +139,7 @@ impl PortPlan {
     pub fn with_source_ranges(&self, programmed: &[SourceRange]) -> Self {
         let mut plan = self.clone();
         if programmed.is_empty() {
-            plan.frontends.retain(|_, front| !self.is_restricted(front));
+            plan.frontends.retain(|_, frontend| !self.is_restricted(frontend));
         } else {
             plan.source_ranges = programmed.to_vec();
         }
@@ -224,7 +225,7 @@ pub type ServicePlan = LiteMap<PortName, Arc<PortPlan>>;
 /// Plans a Service: each of its ports in each family of its cluster IPs. As in kube-proxy
 /// (`pkg/proxy/serviceport.go`, `newBaseServiceInfo`), an address of any other family is not served.
 #[must_use]
-pub fn plan_service(state: &ServiceState, here: &NodeInfo) -> ServicePlan {
+pub fn plan_service(state: &ServiceState, node_info: &NodeInfo) -> ServicePlan {
     let service = &state.service;
     let families = service.cluster_ips.len();
     let mut plans = ServicePlan::with_capacity(families * service.ports.len());
@@ -237,7 +238,7 @@ pub fn plan_service(state: &ServiceState, here: &NodeInfo) -> ServicePlan {
                 protocol: port.protocol,
                 family: Family::of(*ip),
             };
-            plans.insert(name, Arc::new(self::plan_port(state, *ip, port, here)));
+            plans.insert(name, Arc::new(plan_port(state, *ip, port, node_info)));
         }
     }
     plans
@@ -248,7 +249,7 @@ fn is_supported(protocol: Protocol) -> bool {
     protocol == Protocol::TCP || protocol == Protocol::UDP
 }
 
-fn plan_port(state: &ServiceState, ip: IpAddr, port: &ServicePort, here: &NodeInfo) -> PortPlan {
+fn plan_port(state: &ServiceState, ip: IpAddr, port: &ServicePort, node_info: &NodeInfo) -> PortPlan {
     let service = &state.service;
     let weights = service.weights.as_deref();
     let port_key = (&*port.name, port.protocol);
@@ -257,14 +258,14 @@ fn plan_port(state: &ServiceState, ip: IpAddr, port: &ServicePort, here: &NodeIn
         Family::of(ip),
         port_key,
         weights,
-        here,
+        node_info,
     );
-    let sources = source_ranges::allowed_clients(service, Family::of(ip), here);
-    let fronts = frontends_of_port(service, ip, port, (here, &sources));
+    let sources = source_ranges::allowed_clients(service, Family::of(ip), node_info);
+    let frontends = frontends_of_port(service, ip, port, (node_info, &sources));
     let has_endpoints = !endpoints.cluster.is_empty();
-    let algorithm = service.algorithm.unwrap_or(here.default_algorithm);
+    let algorithm = service.algorithm.unwrap_or(node_info.default_algorithm);
     let used = |policy, targets: &BTreeSet<BackendTarget>| {
-        if !has_policy(&fronts, policy) {
+        if !has_policy(&frontends, policy) {
             return Vec::new();
         }
         slots::distribute_slots(algorithm, targets, &endpoints.weights)
@@ -272,7 +273,7 @@ fn plan_port(state: &ServiceState, ip: IpAddr, port: &ServicePort, here: &NodeIn
     PortPlan {
         cluster: used(TrafficPolicy::Cluster, &endpoints.cluster),
         local: used(TrafficPolicy::Local, &endpoints.local),
-        frontends: fronts,
+        frontends,
         has_endpoints,
         serving: endpoints.serving.into_iter().collect(),
         algorithm: match algorithm {
@@ -290,10 +291,10 @@ fn plan_port(state: &ServiceState, ip: IpAddr, port: &ServicePort, here: &NodeIn
 }
 
 /// Returns true if a frontend has the policy, for sockets or packets.
-fn has_policy(fronts: &LiteMap<FrontendKey, FrontendPlan>, policy: TrafficPolicy) -> bool {
-    let mut policies = fronts
+fn has_policy(frontends: &LiteMap<FrontendKey, FrontendPlan>, policy: TrafficPolicy) -> bool {
+    let mut policies = frontends
         .values()
-        .flat_map(|front| [front.socket_policy, front.packet_policy]);
+        .flat_map(|frontend| [frontend.socket_policy, frontend.packet_policy]);
     policies.any(|used| used == policy)
 }
 
@@ -303,12 +304,12 @@ fn frontends_of_port(
     service: &model::Service,
     ip: IpAddr,
     port: &ServicePort,
-    (here, sources): (&NodeInfo, &[SourceRange]),
+    (node_info, sources): (&NodeInfo, &[SourceRange]),
 ) -> LiteMap<FrontendKey, FrontendPlan> {
     let key = |ip: IpAddr, number| {
         FrontendKey::new(Address::from_ip(ip), Port::from_host(number), port.protocol)
     };
-    let front = |kind, ip| {
+    let frontend = |kind, ip| {
         let (sockets, packets) = match kind {
             FrontendKind::ClusterIp => (service.internal_policy, service.internal_policy),
             // As in kube-proxy, traffic from this node is not external.
@@ -317,7 +318,7 @@ fn frontends_of_port(
             }
         };
         let admits_host = if kind == FrontendKind::LoadBalancerIp && !sources.is_empty() {
-            source_ranges::admits_host(sources, ip, here)
+            source_ranges::admits_host(sources, ip, node_info)
         } else {
             Some(true)
         };
@@ -331,7 +332,7 @@ fn frontends_of_port(
     };
     let node_ports = port.node_port.into_iter();
     let node_ports = node_ports.flat_map(|number| {
-        let ips = here.node_port_addresses.iter();
+        let ips = node_info.node_port_addresses.iter();
         ips.map(move |ip| (*ip, number, FrontendKind::NodePort))
     });
     let all = [
@@ -343,13 +344,13 @@ fn frontends_of_port(
         .into_iter()
         .flat_map(|(kind, ips)| ips.iter().map(move |ip| (*ip, port.port, kind)))
         .chain(node_ports);
-    let mut fronts = LiteMap::with_capacity(1);
+    let mut frontends = LiteMap::with_capacity(1);
     for (other, number, kind) in all.filter(|(other, ..)| Family::of(*other) == Family::of(ip)) {
-        fronts
+        frontends
             .entry(key(other, number))
-            .or_insert_with(|| front(kind, other));
+            .or_insert_with(|| frontend(kind, other));
     }
-    fronts
+    frontends
 }
 
 /// Returns the frontends in a Service's plan. If several Services have a frontend, the one with the smallest
@@ -362,7 +363,7 @@ pub fn frontend_claims(
     plan.iter().flat_map(move |(name, port)| {
         port.frontends
             .iter()
-            .map(move |(key, front)| (*key, ClaimRank::new(front.kind, created), name.clone()))
+            .map(move |(key, frontend)| (*key, ClaimRank::new(frontend.kind, created), name.clone()))
     })
 }
 

@@ -1,22 +1,22 @@
-//! The owner of the maps: writes the maps until their content is as planned.
+//! Owns the BPF maps, and writes them until their content is as planned.
 //!
-//! Three parts, which `reconciler` joins and `run` drives:
+//! `reconcile_loop` waits for changes and passes them to `reconciler`, which has three parts:
 //!
-//! - `desired`: the plans of all Services, kept up to date; `plan` computes each (pure)
-//! - `sync`: the content of the maps, and the writes that bring it to the plans, in an order that is
-//!   safe at every step
-//! - `observe`: the published state of both: Services, counts, metrics, problems. Readers use it while
-//!   the owner writes
+//! - `desired_plans`: the plans of all Services. A change updates those that depend on it
+//! - `map_sync`: compares the plans with the content of the maps, and writes the differences in an order
+//!   that is safe at every step
+//! - `published_state`: the state that other tasks read while maps are written: Services, counters, metrics,
+//!   problems
 //!
-//! Modules that these use:
+//! These modules are used by the others:
 //!
-//! - `access`: the traits for reading and writing maps
-//! - `background`: work for which the loop must not wait
-//! - `grace`: entries that wait for an RCU grace period before they are freed
-//! - `listener_poll`: polls for listeners of this node on addresses of Services
-//! - `migrate`: the content of maps, written into maps of other sizes
-//! - `problems`: deviations from the plans
-//! - `steering`: the owner of the steering maps
+//! - `background_job`: a job in a thread of its own, so that the loop need not wait for it
+//! - `grace_period`: removed entries that wait for an RCU grace period before they are freed
+//! - `listener_poll`: polls for local listeners on addresses of Services
+//! - `map_access`: the traits for reading and writing maps
+//! - `migrate`: copies the content of maps into maps of other sizes
+//! - `port_problems`: problems with service ports that can't be written as planned
+//! - `steering`: plans steering, and writes the steering maps
 
 mod background_job;
 mod desired_plans;

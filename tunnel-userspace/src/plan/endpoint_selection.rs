@@ -30,7 +30,7 @@ pub(super) fn select_endpoints(
     family: Family,
     port: (&str, Protocol),
     weights: Option<&Weights>,
-    here: &NodeInfo,
+    node_info: &NodeInfo,
 ) -> SelectedEndpoints {
     let found = endpoints_of_port(slices, family, port);
     let weigh = |weights: &Weights| {
@@ -45,11 +45,11 @@ pub(super) fn select_endpoints(
         let wanted = found.iter().filter(|(_, endpoint)| wanted(endpoint));
         wanted.map(|(target, _)| *target).collect()
     };
-    let is_local = |endpoint: &Endpoint| here.hosts(endpoint);
-    let hint_filter = choose_hint_filter(found.values().filter(|endpoint| endpoint.ready), here);
+    let is_local = |endpoint: &Endpoint| node_info.hosts(endpoint);
+    let hint_filter = choose_hint_filter(found.values().filter(|endpoint| endpoint.ready), node_info);
     let is_selected = |endpoint: &Endpoint| {
         let hints = endpoint.hints.as_deref();
-        hint_filter.is_none_or(|is_near| hints.is_some_and(|hints| is_near(here, hints)))
+        hint_filter.is_none_or(|matches| hints.is_some_and(|hints| matches(node_info, hints)))
     };
     let cluster = select(&|endpoint| endpoint.ready && is_selected(endpoint));
     let local = select(&|endpoint| endpoint.ready && is_local(endpoint));
@@ -76,12 +76,12 @@ pub(super) fn endpoints_of_port<'a>(
     let mut found: BTreeMap<BackendTarget, &Endpoint> = BTreeMap::new();
     for slice in slices.iter().filter(|slice| slice.family == family) {
         let slice_ports = slice.ports.iter();
-        let own = slice_ports.filter(|own| *own.name == *name && own.protocol == protocol);
-        for number in own.map(|own| Port::from_host(own.port)) {
+        let matching = slice_ports.filter(|port| *port.name == *name && port.protocol == protocol);
+        for port_number in matching.map(|port| Port::from_host(port.port)) {
             for endpoint in &slice.endpoints {
                 let target = BackendTarget {
                     address: Address::from_ip(endpoint.address),
-                    port: number,
+                    port: port_number,
                 };
                 let known = found.entry(target).or_insert(endpoint);
                 if order(endpoint) > order(known) {
@@ -107,12 +107,12 @@ type HintFilter = fn(&NodeInfo, &Hints) -> bool;
 /// apply if every ready endpoint has some, and at least one of these endpoints is selected for this node.
 fn choose_hint_filter<'a>(
     ready: impl Iterator<Item = &'a &'a Endpoint>,
-    here: &NodeInfo,
+    node_info: &NodeInfo,
 ) -> Option<HintFilter> {
     let hints: Vec<Option<&Hints>> = ready.map(|endpoint| endpoint.hints.as_deref()).collect();
-    let applies = |has: fn(&Hints) -> bool, is_near: HintFilter| {
+    let applies = |has: fn(&Hints) -> bool, matches: HintFilter| {
         hints.iter().all(|hints| hints.is_some_and(has))
-            && hints.iter().flatten().any(|hints| is_near(here, hints))
+            && hints.iter().flatten().any(|hints| matches(node_info, hints))
     };
     if applies(
         |hints| !hints.nodes.is_empty(),

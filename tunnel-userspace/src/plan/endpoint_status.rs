@@ -76,12 +76,12 @@ pub fn endpoint_statuses<'a>(
     family: Family,
     port: (&str, Protocol),
     plan: &PortPlan,
-    here: &NodeInfo,
+    node_info: &NodeInfo,
 ) -> Vec<EndpointStatus<'a>> {
     let weights = state.service.weights.as_deref();
     let selected =
-        endpoint_selection::select_endpoints(&restricted.slices, family, port, weights, here);
-    let near = endpoint_selection::endpoints_of_port(&restricted.slices, family, port);
+        endpoint_selection::select_endpoints(&restricted.slices, family, port, weights, node_info);
+    let permitted = endpoint_selection::endpoints_of_port(&restricted.slices, family, port);
     let found = endpoint_selection::endpoints_of_port(&state.slices, family, port);
     let leads = |policy| has_policy(&plan.frontends, policy);
     let (by_cluster, by_local) = (leads(TrafficPolicy::Cluster), leads(TrafficPolicy::Local));
@@ -96,21 +96,21 @@ pub fn endpoint_statuses<'a>(
         .map(|(target, endpoint)| {
             let (cluster, local) = (cluster.contains(&target), local.contains(&target));
             let weight = selected.weights.get(&target).copied().unwrap_or(1);
-            let near = near.get(&target).copied();
-            let why = match near {
-                Some(near) if (cluster || local) && near.ready => EndpointReason::Ready,
+            let permitted = permitted.get(&target).copied();
+            let reason = match permitted {
+                Some(permitted) if (cluster || local) && permitted.ready => EndpointReason::Ready,
                 Some(_) if cluster || local => EndpointReason::TerminatingFallback,
                 Some(_) if is_selected(&target) => EndpointReason::ZeroWeight,
-                Some(near) => inactive_reason(near, by_cluster || here.hosts(near)),
+                Some(permitted) => inactive_reason(permitted, by_cluster || node_info.hosts(permitted)),
                 None => EndpointReason::ExcludedByTopologyKeys,
             };
             EndpointStatus {
                 target,
-                endpoint: near.unwrap_or(endpoint),
+                endpoint: permitted.unwrap_or(endpoint),
                 cluster,
                 local,
                 weight,
-                reason: why,
+                reason,
             }
         })
         .collect()

@@ -98,9 +98,9 @@ impl ExternalIpOwners {
     /// Returns the Services with an external IP that became served, or is no longer served, since the last
     /// call.
     pub fn take_changed_services(&mut self) -> BTreeSet<ObjectName> {
-        let moved = std::mem::take(&mut self.changed).into_iter();
-        let wanting = moved.filter_map(|address| self.external_ips.by_address.get(&address));
-        wanting.flatten().map(|id| id.name.clone()).collect()
+        let changed = std::mem::take(&mut self.changed).into_iter();
+        let affected = changed.filter_map(|address| self.external_ips.by_address.get(&address));
+        affected.flatten().map(|id| id.name.clone()).collect()
     }
 
     /// Returns the external IPs of a Service that are not served, since they have no owner.

@@ -67,8 +67,8 @@ impl FrontendOwners {
         for (key, rank, name) in new.keys().filter(|claim| !old.contains_key(*claim)) {
             let claim = ((*rank, name.clone()), ());
             let claims = match self.claims.entry(*key) {
-                Entry::Vacant(place) => {
-                    place.insert(LiteMap::from_iter([claim]));
+                Entry::Vacant(vacant) => {
+                    vacant.insert(LiteMap::from_iter([claim]));
                     continue;
                 }
                 Entry::Occupied(claims) => claims.into_mut(),

@@ -30,14 +30,14 @@ pub struct HealthCheck {
 /// `pkg/proxy/endpointschangetracker.go`, `getLocalReadyEndpointIPs`). A terminating endpoint isn't counted,
 /// although it may get traffic, so that load balancers stop using this node in time.
 #[must_use]
-pub fn plan_health_check(state: &ServiceState, here: &NodeInfo) -> Option<HealthCheck> {
+pub fn plan_health_check(state: &ServiceState, node_info: &NodeInfo) -> Option<HealthCheck> {
     let service = &state.service;
     let port = service.health_check_port?;
     let families = service.cluster_ips.iter().map(|ip| Family::of(*ip));
     Some(HealthCheck {
         port,
         ready_endpoints: families
-            .map(|family| (family, local_ready_addresses(state, family, here).len()))
+            .map(|family| (family, local_ready_addresses(state, family, node_info).len()))
             .collect(),
         uid: service.uid.clone(),
         created: service.created,
@@ -48,7 +48,7 @@ pub fn plan_health_check(state: &ServiceState, here: &NodeInfo) -> Option<Health
 fn local_ready_addresses(
     state: &ServiceState,
     family: Family,
-    here: &NodeInfo,
+    node_info: &NodeInfo,
 ) -> BTreeSet<IpAddr> {
     let of_family = state.slices.iter().filter(|slice| slice.family == family);
     let ports: BTreeSet<_> = of_family
@@ -59,7 +59,7 @@ fn local_ready_addresses(
     ports
         .into_iter()
         .flat_map(found)
-        .filter(|(_, endpoint)| endpoint.ready && here.hosts(endpoint))
+        .filter(|(_, endpoint)| endpoint.ready && node_info.hosts(endpoint))
         .map(|(target, _)| target.address.to_ip())
         .collect()
 }

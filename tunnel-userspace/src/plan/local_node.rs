@@ -66,17 +66,17 @@ impl LocalNode {
         self.link_addresses = addresses;
     }
 
-    /// Returns the new inputs of plans, if they differ from `here`.
+    /// Returns the new inputs of plans, if they differ from `node_info`.
     #[must_use]
-    pub fn changed_info(&self, here: &NodeInfo) -> Option<NodeInfo> {
+    pub fn changed_info(&self, node_info: &NodeInfo) -> Option<NodeInfo> {
         let now = NodeInfo {
             zone: self.zone.clone(),
             node_port_addresses: self.node_port_addresses().collect(),
             primary_ips: self.primary_ips.clone(),
             link_addresses: self.reachable_addresses(),
-            ..here.clone()
+            ..node_info.clone()
         };
-        (now != *here).then_some(now)
+        (now != *node_info).then_some(now)
     }
 
     /// Returns the addresses of the links, except for loopback and link-local ones. Link-local addresses
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn health_check_ports_are_those_of_node_ports_or_of_all_addresses_at_once() {
+    fn health_checks_listen_on_node_port_addresses_or_the_unspecified_address() {
         use NodePortAddresses::{All, Localhost, Primary, Range};
 
         let chosen = |wanted: &[NodePortAddresses]| {

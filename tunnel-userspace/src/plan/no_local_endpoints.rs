@@ -16,20 +16,20 @@ pub struct NoLocalEndpoints {
 /// Counts such ports of one Service, by family.
 #[must_use]
 pub fn count_no_local_endpoints(plan: &ServicePlan) -> PerFamily<NoLocalEndpoints> {
-    let mut gaps = PerFamily::<NoLocalEndpoints>::default();
+    let mut counts = PerFamily::<NoLocalEndpoints>::default();
     for (name, port) in plan {
-        let gaps = gaps.get_mut(name.family);
-        gaps.internal += usize::from(has_no_local_endpoints(port, true));
-        gaps.external += usize::from(has_no_local_endpoints(port, false));
+        let counts = counts.get_mut(name.family);
+        counts.internal += usize::from(has_no_local_endpoints(port, true));
+        counts.external += usize::from(has_no_local_endpoints(port, false));
     }
-    gaps
+    counts
 }
 
 fn has_no_local_endpoints(port: &PortPlan, is_internal: bool) -> bool {
-    let mut fronts = port.frontends.values();
-    let is_local = fronts.any(|front| {
-        (front.kind == FrontendKind::ClusterIp) == is_internal
-            && front.packet_policy == TrafficPolicy::Local
+    let mut frontends = port.frontends.values();
+    let is_local = frontends.any(|frontend| {
+        (frontend.kind == FrontendKind::ClusterIp) == is_internal
+            && frontend.packet_policy == TrafficPolicy::Local
     });
     is_local && port.has_endpoints && port.local.is_empty()
 }

@@ -56,9 +56,9 @@ impl NodePools {
             None => self.pools.remove(&name.name),
         };
         let new = self.pools.get(&name.name);
-        let is_near = |pool: Option<&Arc<str>>| pool.is_some() && pool == self.own_pool();
+        let is_own_pool = |pool: Option<&Arc<str>>| pool.is_some() && pool == self.own_pool();
         self.has_changed |=
-            old.as_ref() != new && (is_own || is_near(old.as_ref()) || is_near(new));
+            old.as_ref() != new && (is_own || is_own_pool(old.as_ref()) || is_own_pool(new));
     }
 
     /// Applies the new state of a Service.
@@ -71,8 +71,8 @@ impl NodePools {
 
     /// Returns the Services to plan again, since the Nodes of this node's pool changed since the last call.
     pub fn take_changed_services(&mut self) -> BTreeSet<ObjectName> {
-        let moved = std::mem::take(&mut self.has_changed).then(|| self.pool_services.clone());
-        moved.unwrap_or_default()
+        let changed = std::mem::take(&mut self.has_changed).then(|| self.pool_services.clone());
+        changed.unwrap_or_default()
     }
 
     /// Returns a Service with only the endpoints that its restriction permits. An endpoint without a node is
@@ -82,10 +82,10 @@ impl NodePools {
         let Some(keep_to) = self.restriction(&state.service) else {
             return Cow::Borrowed(state);
         };
-        let own = self.own_pool().filter(|_| keep_to == EndpointScope::Pool);
+        let own_pool = self.own_pool().filter(|_| keep_to == EndpointScope::Pool);
         // If this node has no pool, the restriction is to this node.
-        let is_near = |endpoint: &Endpoint| match (&endpoint.node, own) {
-            (Some(node), Some(own)) => self.pools.get(node) == Some(own),
+        let is_permitted = |endpoint: &Endpoint| match (&endpoint.node, own_pool) {
+            (Some(node), Some(own_pool)) => self.pools.get(node) == Some(own_pool),
             (Some(node), None) => *node == self.own_name,
             (None, _) => false,
         };
@@ -93,7 +93,7 @@ impl NodePools {
         Cow::Owned(ServiceState {
             service: Arc::clone(&state.service),
             slices: slices
-                .map(|slice| retain_endpoints(slice, is_near))
+                .map(|slice| retain_endpoints(slice, is_permitted))
                 .collect(),
         })
     }

@@ -16,7 +16,7 @@ use crate::model::{self, Family};
 pub(super) fn allowed_clients(
     service: &model::Service,
     family: Family,
-    here: &NodeInfo,
+    node_info: &NodeInfo,
 ) -> Vec<SourceRange> {
     let is_of = |ip: &IpAddr| Family::of(*ip) == family;
     let named = service.source_ranges.iter().filter(|(ip, _)| is_of(ip));
@@ -30,21 +30,21 @@ pub(super) fn allowed_clients(
     {
         return Vec::new();
     }
-    let primary = here.primary_ips.iter().copied().find(is_of);
+    let primary = node_info.primary_ips.iter().copied().find(is_of);
     if primary.is_some_and(|node| ranges.iter().any(|range| contains(range, node))) {
-        let own = service.load_balancer_ips.iter().filter(|ip| is_of(ip));
-        ranges.extend(own.map(|ip| network_range(*ip, u8::MAX)));
+        let vips = service.load_balancer_ips.iter().filter(|ip| is_of(ip));
+        ranges.extend(vips.map(|ip| network_range(*ip, u8::MAX)));
     }
     merge(ranges)
 }
 
 /// Returns true if sockets of the host may use the address `vip`, which is restricted to these clients.
 /// Returns `None` if their source address is unknown, since the Node has no address in this family.
-pub(super) fn admits_host(sources: &[SourceRange], vip: IpAddr, here: &NodeInfo) -> Option<bool> {
+pub(super) fn admits_host(sources: &[SourceRange], vip: IpAddr, node_info: &NodeInfo) -> Option<bool> {
     // A node that has the address itself also uses it as the source.
-    let own = here.link_addresses.contains(&vip).then_some(vip);
+    let local_vip = node_info.link_addresses.contains(&vip).then_some(vip);
     let is_of = |ip: &IpAddr| Family::of(*ip) == Family::of(vip);
-    let source = own.or_else(|| here.primary_ips.iter().copied().find(is_of))?;
+    let source = local_vip.or_else(|| node_info.primary_ips.iter().copied().find(is_of))?;
     Some(sources.iter().any(|range| contains(range, source)))
 }
 

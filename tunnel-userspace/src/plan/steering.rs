@@ -43,8 +43,8 @@ impl SteeringRules {
     /// Returns true if this node is an edge node.
     #[must_use]
     pub fn is_own_edge(&self, nodes: &BTreeMap<ObjectName, Arc<Node>>) -> bool {
-        let own = nodes.get(&ObjectName::new("", &*self.own_node));
-        own.is_some_and(|node| self.is_edge(node))
+        let own_node = nodes.get(&ObjectName::new("", &*self.own_node));
+        own_node.is_some_and(|node| self.is_edge(node))
     }
 }
 
@@ -143,7 +143,7 @@ fn steerable_addresses(
     if node.internal_ips.is_empty() {
         refuse("has no InternalIP, so connects to this node are not steered".to_owned());
     }
-    let mut own = Vec::new();
+    let mut steerable = Vec::new();
     for address in node.internal_ips.iter().map(IpAddr::to_canonical) {
         let [has_v4, has_v6] = rules.families;
         let has_family = if address.is_ipv4() { has_v4 } else { has_v6 };
@@ -161,16 +161,16 @@ fn steerable_addresses(
                     "{address} is also an address of {kind} {owner}, which takes precedence"
                 ));
             }
-            _ if own.iter().filter(is_sibling).count() >= MAX_ADDRESSES => {
+            _ if steerable.iter().filter(is_sibling).count() >= MAX_ADDRESSES => {
                 refuse(format!(
                     "{address} is not steered: at most {MAX_ADDRESSES} addresses per family are"
                 ));
             }
-            _ if has_family => own.push(address),
+            _ if has_family => steerable.push(address),
             _ => {}
         }
     }
-    own
+    steerable
 }
 
 fn is_host_address(address: IpAddr) -> bool {

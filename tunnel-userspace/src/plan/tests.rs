@@ -16,7 +16,7 @@ fn target(text: &str, port: u16) -> BackendTarget {
     }
 }
 
-fn front(text: &str, port: u16) -> FrontendKey {
+fn frontend(text: &str, port: u16) -> FrontendKey {
     let target = target(text, port);
     FrontendKey::new(target.address, target.port, Protocol::TCP)
 }
@@ -29,7 +29,7 @@ fn service_named(name: &str, ips: &[&str]) -> Service {
     }
 }
 
-fn here() -> NodeInfo {
+fn node_info() -> NodeInfo {
     NodeInfo {
         name: "node-a".into(),
         ..NodeInfo::default()
@@ -53,13 +53,13 @@ fn state(service: Service, slices: Vec<EndpointSlice>) -> ServiceState {
 }
 
 fn only_plan(state: &ServiceState) -> PortPlan {
-    let plans = plan_service(state, &here());
+    let plans = plan_service(state, &node_info());
     assert_eq!(plans.len(), 1);
     PortPlan::clone(plans.values().next().expect("a plan"))
 }
 
 #[test]
-fn the_algorithm_of_the_node_is_for_services_that_name_none() {
+fn the_default_algorithm_applies_to_services_that_select_none() {
     let algorithm = |own| {
         let web = Service {
             algorithm: own,
@@ -67,7 +67,7 @@ fn the_algorithm_of_the_node_is_for_services_that_name_none() {
         };
         let default = NodeInfo {
             default_algorithm: model::Algorithm::RoundRobin,
-            ..here()
+            ..node_info()
         };
         let plans = plan_service(&state(web, Vec::new()), &default);
         let plan = plans.values().next().expect("a plan");
@@ -85,20 +85,20 @@ fn claim(claims: &mut FrontendOwners, name: &str, created: Option<i64>, ip: &str
         ..service_named(name, &[ip])
     };
     let state = state(service, Vec::new());
-    let plan = super::plan_service(&state, &here());
-    claims.set_claims(&state.service.name, super::frontend_claims(&state, &plan));
+    let plan = plan_service(&state, &node_info());
+    claims.set_claims(&state.service.name, frontend_claims(&state, &plan));
 }
 
 proptest! {
     #[test]
-    fn whoever_comes_in_whatever_order_the_owner_is_the_same(
+    fn the_owner_of_a_frontend_does_not_depend_on_the_order_of_updates(
         order in Just(vec![("a", None), ("b", Some(5)), ("c", Some(9)), ("d", Some(5))]).prop_shuffle(),
     ) {
         let mut claims = FrontendOwners::default();
         for (name, created) in order {
             claim(&mut claims, name, created, "10.96.0.1");
         }
-        let owner = claims.owner(&front("10.96.0.1", 80));
+        let owner = claims.owner(&frontend("10.96.0.1", 80));
         prop_assert_eq!(owner.map(|name| &*name.service.name), Some("b"));
     }
 }

@@ -97,11 +97,11 @@ impl PlanRules {
             return PlannedService::default();
         };
         let admitted = self.external_ip_owners.without_unowned_ips(state);
-        let near = self.node_pools.restrict(&admitted);
-        let plan = plan::plan_service(&near, &self.node_info);
+        let restricted = self.node_pools.restrict(&admitted);
+        let plan = plan::plan_service(&restricted, &self.node_info);
         PlannedService {
-            health_check: plan::plan_health_check(&near, &self.node_info),
-            claims: plan::frontend_claims(&near, &plan).collect(),
+            health_check: plan::plan_health_check(&restricted, &self.node_info),
+            claims: plan::frontend_claims(&restricted, &plan).collect(),
             plan: Some(plan),
         }
     }
@@ -226,17 +226,17 @@ impl DesiredPlans {
     /// Replaces the set of frontends with a local listener. Frontends on addresses of other nodes are
     /// ignored.
     pub(super) fn set_listeners(&mut self, found: &BTreeSet<FrontendKey>) -> PlanChanges {
-        let moved = self.listeners.set_listeners(found);
+        let changed = self.listeners.set_listeners(found);
         let mut services = BTreeSet::new();
-        for (front, has_listener) in moved {
-            let owner = self.frontend_owners.owner(&front);
+        for (frontend, has_listener) in changed {
+            let owner = self.frontend_owners.owner(&frontend);
             let service = owner.map(ToString::to_string).unwrap_or_default();
             let event = if has_listener {
                 "local listener found: sockets are not translated"
             } else {
                 "local listener gone: sockets are translated"
             };
-            tracing::info!(frontend = %front, service, "{event}");
+            tracing::info!(%frontend, service, "{event}");
             services.extend(owner.map(|owner| owner.service.clone()));
         }
         PlanChanges {
@@ -253,16 +253,16 @@ impl DesiredPlans {
             if let Some(problem) = self.unowned_ip_problem(name, plan) {
                 problems.insert(name.clone(), problem);
             }
-            let mut fronts = LiteMap::with_capacity(plan.frontends.len());
-            for (key, front) in &plan.frontends {
+            let mut frontends = LiteMap::with_capacity(plan.frontends.len());
+            for (key, frontend) in &plan.frontends {
                 let owner = self.frontend_owners.owner(key);
                 if owner == Some(name) {
                     let has_listener = self.listeners.with_listener.contains(key);
-                    let front = FrontendPlan {
+                    let frontend = FrontendPlan {
                         has_listener,
-                        ..*front
+                        ..*frontend
                     };
-                    fronts.insert(*key, front);
+                    frontends.insert(*key, frontend);
                 } else {
                     let winner = owner.map(ToString::to_string).unwrap_or_default();
                     let text = format!("{key} belongs to {winner}");
@@ -271,8 +271,8 @@ impl DesiredPlans {
                 }
             }
             let mut plan = Arc::clone(plan);
-            if fronts != plan.frontends {
-                Arc::make_mut(&mut plan).frontends = fronts;
+            if frontends != plan.frontends {
+                Arc::make_mut(&mut plan).frontends = frontends;
             }
             wanted.insert(name.clone(), plan);
         }
@@ -287,8 +287,8 @@ impl DesiredPlans {
             Arc::make_mut(&mut self.health).addresses = addresses;
         }
         let mut changed = PlanChanges::default();
-        if let Some(here) = self.local_node.changed_info(&self.rules.node_info) {
-            self.rules.node_info = Arc::new(here);
+        if let Some(node_info) = self.local_node.changed_info(&self.rules.node_info) {
+            self.rules.node_info = Arc::new(node_info);
             changed.is_all = true;
             let states = std::mem::take(&mut self.states);
             for (name, state) in &states {
@@ -325,22 +325,22 @@ impl DesiredPlans {
             };
         }
         self.listeners.update(name, plan.as_ref());
-        let moved = self
+        let affected = self
             .frontend_owners
             .set_claims(name, planned.claims.into_iter());
-        changed.services.extend(moved);
-        let gaps = |plan: Option<&ServicePlan>| {
+        changed.services.extend(affected);
+        let count = |plan: Option<&ServicePlan>| {
             plan.map(plan::count_no_local_endpoints).unwrap_or_default()
         };
-        let (old, new) = (gaps(self.plans.get(name)), gaps(plan.as_ref()));
+        let (old, new) = (count(self.plans.get(name)), count(plan.as_ref()));
         for family in [Family::V4, Family::V6] {
-            let (gaps, old, new) = (
+            let (total, old, new) = (
                 self.no_local_endpoints.get_mut(family),
                 old.get(family),
                 new.get(family),
             );
-            gaps.internal = gaps.internal + new.internal - old.internal;
-            gaps.external = gaps.external + new.external - old.external;
+            total.internal = total.internal + new.internal - old.internal;
+            total.external = total.external + new.external - old.external;
         }
         self.plans_computed += 1;
         if plan.is_none() {
@@ -357,13 +357,13 @@ impl DesiredPlans {
         let state = self.states.get(&name.service)?;
         // The address may be served for another reason, for example as a cluster IP.
         let has = |ip: &IpAddr| plan.frontends.keys().any(|key| key.address.to_ip() == *ip);
-        let left_out = self.rules.external_ip_owners.unowned_ips(&state.service);
-        let left_out = left_out.filter(|ip| Family::of(*ip) == name.family && !has(ip));
-        let left_out: Vec<_> = left_out.map(|ip| ip.to_string()).collect();
+        let unowned = self.rules.external_ip_owners.unowned_ips(&state.service);
+        let unowned = unowned.filter(|ip| Family::of(*ip) == name.family && !has(ip));
+        let unowned: Vec<_> = unowned.map(|ip| ip.to_string()).collect();
         let reason = Reason::ExternalIpNotOwned;
-        (!left_out.is_empty()).then(|| PortProblem {
+        (!unowned.is_empty()).then(|| PortProblem {
             reason,
-            text: format!("{}: {}", reason.meaning(), left_out.join(", ")),
+            text: format!("{}: {}", reason.meaning(), unowned.join(", ")),
         })
     }
 }

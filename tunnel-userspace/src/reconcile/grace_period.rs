@@ -33,7 +33,7 @@ pub struct Retired(pub(crate) Vec<RetiredEntry>);
 
 /// Batches of retired entries; each waits for a grace period in the background, one after the other.
 pub(super) struct RetiredQueue<G> {
-    pub(super) grace: Arc<G>,
+    pub(super) grace_period: Arc<G>,
     running: BackgroundJob<io::Result<Retired>>,
     /// The next batch: entries that were retired since the running batch was started.
     next: Retired,
@@ -42,7 +42,7 @@ pub(super) struct RetiredQueue<G> {
 impl<G: GracePeriod + 'static> RetiredQueue<G> {
     pub(super) fn new(grace: G) -> Self {
         Self {
-            grace: Arc::new(grace),
+            grace_period: Arc::new(grace),
             running: BackgroundJob::idle(),
             next: Retired::default(),
         }
@@ -52,7 +52,7 @@ impl<G: GracePeriod + 'static> RetiredQueue<G> {
     pub(super) fn add(&mut self, mut retired: Retired) {
         self.next.0.append(&mut retired.0);
         if !self.running.is_running() && self.has_next() {
-            let (batch, grace) = (std::mem::take(&mut self.next), Arc::clone(&self.grace));
+            let (batch, grace) = (std::mem::take(&mut self.next), Arc::clone(&self.grace_period));
             self.running.start(move || grace.wait().map(|()| batch));
         }
     }

@@ -84,9 +84,9 @@ impl ListenerPoll {
     }
 
     /// Applies the result of a poll.
-    pub(super) fn apply_result<M>(&mut self, looked: PollResult, reconciler: &mut Reconciler<M>) {
-        let (find, local, found) = looked;
-        self.find_listeners = Some(find);
+    pub(super) fn apply_result<M>(&mut self, result: PollResult, reconciler: &mut Reconciler<M>) {
+        let (find_listeners, local, found) = result;
+        self.find_listeners = Some(find_listeners);
         self.next_at = Some(Instant::now() + self.interval);
         let listeners = &mut reconciler.desired.listeners;
         listeners.polled = local;

@@ -55,7 +55,7 @@ pub trait MapWriter: Send {
     /// Removes a frontend key, if it exists.
     fn delete_frontend_key(&mut self, key: &FrontendKey) -> Result<(), WriteError>;
     /// Writes a frontend record that no key refers to yet.
-    fn write_frontend(&mut self, index: u32, front: &Frontend) -> Result<(), WriteError>;
+    fn write_frontend(&mut self, index: u32, frontend: &Frontend) -> Result<(), WriteError>;
     /// Writes a range of client addresses that no record refers to yet.
     fn write_source_range(&mut self, index: u32, source: &SourceRange) -> Result<(), WriteError>;
     /// Writes slots that no record refers to yet, at consecutive indices from `first`. On an error, some of

@@ -77,18 +77,18 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         sizes: MapSizes,
         grace: &impl GracePeriod,
     ) -> Result<Self, AdoptError> {
-        let mut ports = TrackedMaps::new(maps, sizes);
-        let is_new = ports.maps.is_new();
-        let strays = if is_new { 0 } else { ports.adopt(grace)? };
+        let mut tracked = TrackedMaps::new(maps, sizes);
+        let is_new = tracked.maps.is_new();
+        let invalid_keys = if is_new { 0 } else { tracked.adopt(grace)? };
         Ok(Self {
-            tracked: ports,
+            tracked,
             orphans: Orphans::default(),
             phase: SyncPhase::WaitingForSources,
             dirty: BTreeSet::new(),
             waiting_for_entries: BTreeSet::new(),
             has_retired: false,
             problems: ProblemTracker::default(),
-            drift: u64::try_from(strays).unwrap_or(u64::MAX),
+            drift: u64::try_from(invalid_keys).unwrap_or(u64::MAX),
         })
     }
 
@@ -135,36 +135,36 @@ impl<M: MapReader + MapWriter> MapSync<M> {
     /// Assigns the ids in the maps to service ports, after a start: a port gets the id that is in the record
     /// of one of its frontends. Ids that no port gets are orphaned.
     fn assign_ids(&mut self, desired: &DesiredPlans) {
-        let (actual, unclaimed) = (&mut self.tracked.actual, &mut self.orphans);
+        let (actual, orphans) = (&mut self.tracked.actual, &mut self.orphans);
         let mut taken: BTreeSet<u32> = BTreeSet::new();
         for (name, plan) in desired.plans.values().flatten() {
-            let holder = actual.find_id(plan, |id| !taken.contains(id));
+            let known_id = actual.find_id(plan, |id| !taken.contains(id));
             let is_owner = |key| desired.frontend_owners.owner(key) == Some(name);
-            if let Some(id) = holder
+            if let Some(id) = known_id
                 && plan.frontends.keys().any(is_owner)
             {
                 taken.insert(id);
                 actual.set_id(name.clone(), id);
             }
         }
-        unclaimed.set_ids(actual.unassigned_ids());
+        orphans.set_ids(actual.unassigned_ids());
         self.dirty.extend(desired.plans.keys().cloned());
-        if unclaimed.may_remove {
+        if orphans.may_remove {
             return;
         }
         for (service, plans) in &desired.plans {
             // A port without endpoints keeps its backends: the missing object may be its slice.
-            let lost = plans.iter().filter(|(name, plan)| {
+            let without_endpoints = plans.iter().filter(|(name, plan)| {
                 let id = actual.id(name);
                 let port = id.and_then(|id| actual.ports.get(&id));
                 !plan.has_endpoints && port.is_some_and(|port| !port.backends.is_empty())
             });
-            unclaimed.keep_backends(service, lost.map(|(name, _)| name.clone()).collect());
+            orphans.keep_backends(service, without_endpoints.map(|(name, _)| name.clone()).collect());
         }
-        let (orphans, held) = unclaimed.counts();
+        let (orphaned_ports, keeping) = orphans.counts();
         tracing::warn!(
-            service_ports = orphans,
-            services = held,
+            service_ports = orphaned_ports,
+            services = keeping,
             "an object of the sources is missing or was refused, so entries of the earlier process are not \
              removed"
         );
@@ -212,10 +212,10 @@ impl<M: MapReader + MapWriter> MapSync<M> {
             problems.insert(name.clone(), problem);
             return Ok(None);
         };
-        let (ports, protocol) = (&mut self.tracked, name.protocol);
-        let mut result = ports.write_plan(id, protocol, plan);
-        if matches!(result, Err(ChangeError::NoRoom(_))) && ports.poll_draining() > 0 {
-            result = ports.write_plan(id, protocol, plan);
+        let (tracked, protocol) = (&mut self.tracked, name.protocol);
+        let mut result = tracked.write_plan(id, protocol, plan);
+        if matches!(result, Err(ChangeError::NoRoom(_))) && tracked.poll_draining() > 0 {
+            result = tracked.write_plan(id, protocol, plan);
         }
         let Err(ChangeError::NoRoom(Shortage {
             reason,
@@ -224,18 +224,18 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         else {
             return result.map(Some);
         };
-        if is_passing && (ports.has_waiting || !ports.retired.0.is_empty()) {
+        if is_passing && (tracked.has_waiting || !tracked.retired.0.is_empty()) {
             self.waiting_for_entries.insert(name.service.clone());
             return Ok(None);
         }
-        let actual = &ports.actual;
+        let actual = &tracked.actual;
         let problem = PortProblem::no_room(reason, plan.cluster.len(), actual.draining.len());
         problems.insert(name.clone(), problem);
         let reduced = if reason == Reason::SourceRangesFull {
             plan.with_source_ranges(actual.source_ranges_of(id))
         } else {
             let Some(port) = actual.ports.get(&id) else {
-                ports.retire_id_if_unused(Some(name), id);
+                tracked.retire_id_if_unused(Some(name), id);
                 return Ok(None);
             };
             plan.reduced_to(
@@ -244,7 +244,7 @@ impl<M: MapReader + MapWriter> MapSync<M> {
                 reason == Reason::SlotsFull,
             )
         };
-        ports.write_plan(id, protocol, &reduced).map(Some)
+        tracked.write_plan(id, protocol, &reduced).map(Some)
     }
 
     /// Returns the id of a port. A port without one gets the orphaned id of one of its frontends, or a free
@@ -254,8 +254,8 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         if let Some(id) = actual.id(name) {
             return Some(id);
         }
-        let claimed = actual.find_id(plan, |id| self.orphans.take_id(*id));
-        let id = claimed.or_else(|| actual.free_ids.allocate())?;
+        let orphaned_id = actual.find_id(plan, |id| self.orphans.take_id(*id));
+        let id = orphaned_id.or_else(|| actual.free_ids.allocate())?;
         actual.set_id(name.clone(), id);
         Some(id)
     }
@@ -264,11 +264,11 @@ impl<M: MapReader + MapWriter> MapSync<M> {
     /// no room for it, or a Service owns the same frontend.
     pub(super) fn dial_probe<R>(
         &mut self,
-        canary: &ProbeFrontend,
+        probe: &ProbeFrontend,
         dial: impl FnOnce() -> R,
     ) -> Option<R> {
         let actual = &mut self.tracked.actual;
-        let known = actual.frontends.get(&canary.frontend);
+        let known = actual.frontends.get(&probe.frontend);
         let id = match known.map(|front| front.record.service) {
             // A process that was killed has left the probe's frontend.
             Some(id) => self.orphans.take_id(id).then_some(id)?,
@@ -276,7 +276,7 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         };
         let written = self
             .tracked
-            .write_plan(id, canary.frontend.protocol, &canary.plan());
+            .write_plan(id, probe.frontend.protocol, &probe.plan());
         if let Err(refused) = &written {
             let PortProblem { reason, text } = refused.problem();
             tracing::warn!(
@@ -285,11 +285,11 @@ impl<M: MapReader + MapWriter> MapSync<M> {
                 "cannot write the frontend of the probe"
             );
         }
-        let dialled = written.ok().map(|_| dial());
+        let result = written.ok().map(|_| dial());
         if let Err(refused) = self.tracked.remove_all(id) {
             self.orphans.add_refused(id, refused.problem());
         }
-        dialled
+        result
     }
 
     fn replace_problems(&mut self, service: &ObjectName, problems: PortProblems) {
@@ -383,11 +383,11 @@ impl<M: MapReader + MapWriter> MapSync<M> {
 impl<M> MapSync<M> {
     /// Applies the state of the sources: `synced` is true once each has delivered its first complete list,
     /// `whole` if no object is missing.
-    pub(super) fn set_source_state(&mut self, synced: bool, whole: bool) {
+    pub(super) fn set_source_state(&mut self, synced: bool, complete: bool) {
         if synced && self.phase == SyncPhase::WaitingForSources {
             self.phase = SyncPhase::FirstSync;
         }
-        self.dirty.extend(self.orphans.set_complete(whole));
+        self.dirty.extend(self.orphans.set_complete(complete));
     }
 
     /// Returns true if every source has delivered its first list.

@@ -76,9 +76,9 @@ impl ServiceMapsSnapshot {
         let ids = self.0.ports.keys().max();
         let indices = self.0.ports.values();
         let indices = indices.flat_map(|port| port.backends.values()).max();
-        let fronts = u32::try_from(self.0.frontends.len()).unwrap_or(u32::MAX);
+        let frontends = u32::try_from(self.0.frontends.len()).unwrap_or(u32::MAX);
         let backends = self.0.used_backends;
-        check_size(MapSize::Frontends, wanted, fronts.max(size_for_index(ids)))?;
+        check_size(MapSize::Frontends, wanted, frontends.max(size_for_index(ids)))?;
         check_size(MapSize::Slots, wanted, self.0.sets.used)?;
         check_size(MapSize::SourceRanges, wanted, self.0.source_ranges.used)?;
         check_size(
@@ -117,15 +117,15 @@ impl ServiceMapsSnapshot {
         })?;
         let sources = write_compacted(&self.0.source_ranges, |base, ranges| {
             let mut ranges = (base..).zip(ranges);
-            ranges.try_for_each(|(place, range)| to.write_source_range(place, range))
+            ranges.try_for_each(|(index, range)| to.write_source_range(index, range))
         })?;
-        let fronts: BTreeMap<_, _> = self.0.frontends.iter().collect();
-        for (index, (key, front)) in (0..).zip(fronts) {
+        let frontends: BTreeMap<_, _> = self.0.frontends.iter().collect();
+        for (index, (key, frontend)) in (0..).zip(frontends) {
             let record = Frontend {
-                cluster: with_new_base(&sets, front.record.cluster),
-                local: with_new_base(&sets, front.record.local),
-                source_ranges: with_new_base(&sources, front.record.source_ranges),
-                ..front.record
+                cluster: with_new_base(&sets, frontend.record.cluster),
+                local: with_new_base(&sets, frontend.record.local),
+                source_ranges: with_new_base(&sources, frontend.record.source_ranges),
+                ..frontend.record
             };
             to.write_frontend(index, &record)?;
             to.write_frontend_key(key, index)?;
@@ -142,9 +142,9 @@ fn write_compacted<T: Eq + Hash>(
     let mut next = 0_usize;
     let mut bases = BTreeMap::new();
     for (base, items) in lists.all() {
-        let place = u32::try_from(next).unwrap_or(u32::MAX);
-        write(place, items)?;
-        bases.insert(base, place);
+        let new_base = u32::try_from(next).unwrap_or(u32::MAX);
+        write(new_base, items)?;
+        bases.insert(base, new_base);
         next += items.len();
     }
     Ok(bases)
@@ -205,19 +205,19 @@ impl SteeringMapsSnapshot {
     ///
     /// A map can't be read.
     pub fn read(maps: &impl SteeringMaps, had: MapSizes, now: Duration) -> Result<Self, ReadError> {
-        let rested = |record: &SteeringRecord| {
+        let is_quarantine_over = |record: &SteeringRecord| {
             // A record with a removal in the future is still in quarantine.
             record.removed_at > 0
                 && nanos(now).saturating_sub(record.removed_at) >= nanos(QUARANTINE)
         };
         let records = (0_u32..).zip(maps.records(had.steered_entries())?);
         let records: BTreeMap<_, _> = records
-            .filter(|(_, record)| record.kind == SteeringRecord::NODE && !rested(record))
+            .filter(|(_, record)| record.kind == SteeringRecord::NODE && !is_quarantine_over(record))
             .collect();
-        let is_sound = |(key, index): &(SteeringKey, u32)| {
+        let is_valid = |(key, index): &(SteeringKey, u32)| {
             records.get(index).is_some_and(|record| record.key == *key)
         };
-        let keys = maps.keys()?.into_iter().filter(is_sound).collect();
+        let keys = maps.keys()?.into_iter().filter(is_valid).collect();
         Ok(Self { keys, records })
     }
 

@@ -95,7 +95,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
         }
     }
 
-    /// Returns the owner of the steering maps.
+    /// Returns the reconciler of the steering maps.
     pub const fn steering(&mut self) -> &mut SteeringReconciler<S> {
         &mut self.steering
     }
@@ -126,13 +126,13 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
         self.reconciler.published()
     }
 
-    /// Writes the probe's frontend, dials it and removes it. Returns none if there is no room for it, or
-    /// its frontend is a Service's.
-    pub fn dial_probe<R>(&mut self, canary: &ProbeFrontend, dial: impl FnOnce() -> R) -> Option<R> {
+    /// Writes the probe's frontend, calls `dial`, and removes the frontend. Returns `None` if the maps have
+    /// no room for it, or a Service owns the same frontend.
+    pub fn dial_probe<R>(&mut self, probe: &ProbeFrontend, dial: impl FnOnce() -> R) -> Option<R> {
         let sync = &mut self.reconciler.sync;
-        let dialled = sync.dial_probe(canary, dial);
+        let result = sync.dial_probe(probe, dial);
         self.retired.add(sync.tracked.take_retired());
-        dialled
+        result
     }
 
     /// Returns true if the content of the maps is unknown, so that nothing may be written.
@@ -147,8 +147,8 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
 
     /// Enables polling, at this interval, for local listeners on frontends with an address of this node.
     /// Sockets are not translated there.
-    pub fn enable_listener_poll(&mut self, find: FindListeners, every: Duration) {
-        self.listener_poll = ListenerPoll::new(Some(find), every);
+    pub fn enable_listener_poll(&mut self, find: FindListeners, interval: Duration) {
+        self.listener_poll = ListenerPoll::new(Some(find), interval);
         self.reconciler.waiting_for_poll.get_or_insert_default();
     }
 
@@ -158,13 +158,13 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
     ///
     /// The thread of a poll for listeners panicked.
     pub async fn apply(&mut self, update: ClusterUpdate) -> Result<(), ThreadPanicked> {
-        let since = self.update(update);
+        let noticed_at = self.update(update);
         while self.listener_poll.start_if_due(&mut self.reconciler) {
-            let looked = self.listener_poll.wait().await.ok_or(ThreadPanicked)?;
+            let result = self.listener_poll.wait().await.ok_or(ThreadPanicked)?;
             self.listener_poll
-                .apply_result(looked, &mut self.reconciler);
+                .apply_result(result, &mut self.reconciler);
         }
-        self.write_and_schedule(true, Some(since));
+        self.write_and_schedule(true, Some(noticed_at));
         Ok(())
     }
 
@@ -219,9 +219,9 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
                     // This isn't an update of a source, so the published latency doesn't change.
                     is_due = true;
                 }
-                looked = self.listener_poll.wait() => {
-                    let Some(looked) = looked else { return };
-                    self.listener_poll.apply_result(looked, &mut self.reconciler);
+                result = self.listener_poll.wait() => {
+                    let Some(result) = result else { return };
+                    self.listener_poll.apply_result(result, &mut self.reconciler);
                 }
                 () = sleep_until_some(self.timers.retry_at) => {
                     self.timers.retry_delay = (self.timers.retry_delay * 2).min(LAST_RETRY);
@@ -256,11 +256,11 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
             self.timers.retry_delay = FIRST_RETRY;
         }
         self.timers.retry_at = is_dirty.then(|| now + self.timers.retry_delay);
-        let occupied = self.reconciler.sync.tracked.actual.draining.len();
+        let draining = self.reconciler.sync.tracked.actual.draining.len();
         let planned = self.timers.draining_at.filter(|at| *at > now);
-        self.timers.draining_at = (occupied > 0).then(|| planned.unwrap_or(now + DRAINING_POLL));
+        self.timers.draining_at = (draining > 0).then(|| planned.unwrap_or(now + DRAINING_POLL));
         self.stats.send_if_modified(|stats| {
-            std::mem::replace(&mut stats.draining_backends, occupied) != occupied
+            std::mem::replace(&mut stats.draining_backends, draining) != draining
         });
     }
 
@@ -282,12 +282,12 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
     /// change would be a difference; the loop is blocked for as long as at the start of the daemon. Returns
     /// true if there were differences, which must then be written.
     fn audit(&mut self) -> bool {
-        match self.reconciler.audit(&*self.retired.grace) {
+        match self.reconciler.audit(&*self.retired.grace_period) {
             Ok(0) => {}
             Ok(differences) => {
                 warn!(
                     differences,
-                    "the maps were changed by another program, writing them again"
+                    "the maps differ from their last written content, repairing them"
                 );
                 // Removed backends may be among the differences, and their grace period is over.
                 self.publish_removal();
@@ -308,7 +308,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
         if !self.is_content_unknown() {
             return retired;
         }
-        if let Err(error) = self.reconciler.sync.read_again(&*self.retired.grace) {
+        if let Err(error) = self.reconciler.sync.read_again(&*self.retired.grace_period) {
             let error = &error as &dyn std::error::Error;
             error!(
                 error,

@@ -345,13 +345,13 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
     /// Returns the records that no key refers to, except those that are marked as removed.
     fn unreferenced_records(&self) -> Vec<u32> {
         let referenced: BTreeSet<u32> = self.keys.values().copied().collect();
-        let is_stray =
+        let is_unreferenced =
             |record: &SteeringRecord, index| record.removed_at == 0 && !referenced.contains(index);
-        let strays = self
+        let unreferenced = self
             .records
             .iter()
-            .filter(|(index, it)| is_stray(it, index));
-        strays.map(|(index, _)| *index).collect()
+            .filter(|(index, it)| is_unreferenced(it, index));
+        unreferenced.map(|(index, _)| *index).collect()
     }
 
     /// Marks a record as removed, by setting its time of removal; everything else stays.

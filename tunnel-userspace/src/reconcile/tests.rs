@@ -244,7 +244,7 @@ fn problem(reconciler: &Reconciler<Memory>, name: &str) -> Option<Reason> {
 }
 
 #[test]
-fn nothing_is_written_or_deleted_before_every_source_has_told_its_list() {
+fn nothing_is_written_before_every_source_has_delivered_its_first_list() {
     let first = serving(ROOMY, [set("web", 1, &[1])]);
     let mut second = adopt(first.sync.tracked.maps);
     let before = second.maps().writes;
@@ -260,7 +260,7 @@ fn nothing_is_written_or_deleted_before_every_source_has_told_its_list() {
 }
 
 #[test]
-fn a_restart_finds_everything_in_its_place_and_writes_nothing() {
+fn a_restart_with_unchanged_services_writes_nothing() {
     let all = || {
         [
             set("web", 1, &[1, 2, 3]),
@@ -290,7 +290,7 @@ fn a_backend_keeps_its_index_while_it_serves() {
 }
 
 #[test]
-fn an_address_moves_from_one_service_to_another_without_a_gap() {
+fn an_address_that_moves_to_another_service_is_always_served() {
     let reconciler = serving(ROOMY, [set("old", 1, &[1])]);
     for limit in reconciler.maps().writes.. {
         let mut killed = reconciler.sync.tracked.maps.clone();
@@ -307,7 +307,7 @@ fn an_address_moves_from_one_service_to_another_without_a_gap() {
 }
 
 #[test]
-fn of_two_services_with_one_address_the_loser_is_named_and_comes_when_the_winner_goes() {
+fn an_address_of_two_services_is_a_problem_until_its_owner_is_deleted() {
     let mut reconciler = serving(ROOMY, [set("a", 1, &[1]), set("b", 1, &[2])]);
     assert_eq!(backends(&reconciler, 1), Some(vec![1]));
     assert_eq!(problem(&reconciler, "b"), Some(Reason::FrontendConflict));
@@ -334,7 +334,7 @@ fn a_write_that_fails_is_tried_again() {
 }
 
 #[test]
-fn what_a_foreign_hand_changed_is_found_and_written_anew() {
+fn an_audit_repairs_changes_by_other_programs() {
     let mut reconciler = serving(ROOMY, [set("web", 1, &[1]), set("dns", 2, &[2])]);
     reconciler.sync.tracked.maps.frontend_keys.remove(&vip(1));
     let dns = reconciler.maps().frontend_keys[&vip(2)];
@@ -348,7 +348,7 @@ fn what_a_foreign_hand_changed_is_found_and_written_anew() {
 }
 
 #[test]
-fn a_change_that_waits_for_the_old_to_be_freed_comes_when_it_is() {
+fn a_change_waits_for_free_entries_and_is_then_written() {
     let mut reconciler = adopt(Memory::new(MapSizes {
         frontends: 1,
         slots: 2,
@@ -374,7 +374,7 @@ fn a_change_that_waits_for_the_old_to_be_freed_comes_when_it_is() {
 }
 
 #[test]
-fn a_front_that_leads_to_the_record_of_another_is_removed_at_the_start() {
+fn a_key_with_the_record_of_another_frontend_is_removed_at_the_start() {
     let first = serving(ROOMY, [set("web", 1, &[1])]);
     let mut maps = first.sync.tracked.maps;
     let web = maps.frontend_keys[&vip(1)];
@@ -388,7 +388,7 @@ fn a_front_that_leads_to_the_record_of_another_is_removed_at_the_start() {
 }
 
 #[test]
-fn what_is_told_of_the_sources_is_what_is_programmed_of_them() {
+fn the_status_is_stale_until_a_fresh_update_is_applied() {
     let mut reconciler = adopt(Memory::new(ROOMY));
     let is_stale = |reconciler: &mut Reconciler<Memory>| {
         let mut stats = ReconcileStats::default();

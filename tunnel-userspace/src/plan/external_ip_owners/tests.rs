@@ -28,13 +28,13 @@ fn node(internal: &[&str], other: &[&str]) -> Node {
     }
 }
 
-fn moved(owners: &mut ExternalIpOwners) -> Vec<String> {
+fn changed(owners: &mut ExternalIpOwners) -> Vec<String> {
     let moved = owners.take_changed_services().into_iter();
     moved.map(|name| name.name.to_string()).collect()
 }
 
 #[test]
-fn an_external_ip_is_served_while_a_load_balancer_or_a_node_has_it() {
+fn an_external_ip_is_served_while_a_load_balancer_or_a_node_owns_it() {
     for (address, other) in PAIRS {
         let wanting = service(&[address], &[], &[]);
         let of_service = |owners: &mut ExternalIpOwners, service: &Service| {
@@ -49,25 +49,25 @@ fn an_external_ip_is_served_while_a_load_balancer_or_a_node_has_it() {
         assert!(!served(&owners));
 
         of_service(&mut owners, &service(&[], &[address], &[]));
-        assert!(served(&owners) && moved(&mut owners) == ["web"]);
+        assert!(served(&owners) && changed(&mut owners) == ["web"]);
         of_service(&mut owners, &service(&[], &[other], &[]));
-        assert!(!served(&owners) && moved(&mut owners) == ["web"]);
+        assert!(!served(&owners) && changed(&mut owners) == ["web"]);
         of_service(&mut owners, &service(&[], &[], &[address]));
-        assert!(served(&owners) && moved(&mut owners) == ["web"]);
+        assert!(served(&owners) && changed(&mut owners) == ["web"]);
         owners.set_service(&name("owner"), None);
-        assert!(!served(&owners) && moved(&mut owners) == ["web"]);
+        assert!(!served(&owners) && changed(&mut owners) == ["web"]);
 
         of_node(&mut owners, &node(&[address], &[]));
-        assert!(served(&owners) && moved(&mut owners) == ["web"]);
+        assert!(served(&owners) && changed(&mut owners) == ["web"]);
         of_node(&mut owners, &node(&[other], &[address]));
-        assert!(served(&owners) && moved(&mut owners).is_empty());
+        assert!(served(&owners) && changed(&mut owners).is_empty());
         owners.set_node(&ObjectName::new("", "node-a"), None);
-        assert!(!served(&owners) && moved(&mut owners) == ["web"]);
+        assert!(!served(&owners) && changed(&mut owners) == ["web"]);
     }
 }
 
 #[test]
-fn an_address_of_two_owners_stays_owned_until_both_have_left_it() {
+fn an_address_of_two_owners_is_owned_until_both_give_it_up() {
     for (address, _) in PAIRS {
         let wanting = service(&[address], &[], &[]);
         let owner = service(&[], &[address], &[address]);
@@ -76,21 +76,21 @@ fn an_address_of_two_owners_stays_owned_until_both_have_left_it() {
         owners.set_service(&name("one"), Some(&owner));
         owners.set_service(&name("two"), Some(&owner));
         owners.set_service(&name("two"), Some(&owner));
-        assert_eq!(moved(&mut owners), ["web"]);
+        assert_eq!(changed(&mut owners), ["web"]);
 
         owners.set_service(&name("one"), None);
-        assert!(moved(&mut owners).is_empty());
+        assert!(changed(&mut owners).is_empty());
         assert_eq!(owners.unowned_ips(&wanting).count(), 0);
 
         owners.set_service(&name("two"), None);
-        assert_eq!(moved(&mut owners), ["web"]);
+        assert_eq!(changed(&mut owners), ["web"]);
         assert_eq!(owners.unowned_ips(&wanting).count(), 1);
         assert!(owners.owned.by_address.is_empty() && owners.owned.by_object.is_empty());
     }
 }
 
 #[test]
-fn only_services_that_want_an_address_hear_of_it() {
+fn only_services_with_an_affected_external_ip_are_returned() {
     for (address, other) in PAIRS {
         let mut owners = ExternalIpOwners::new(ExternalIps::Owned);
         owners.set_service(&name("one"), Some(&service(&[address], &[], &[])));
@@ -99,15 +99,15 @@ fn only_services_that_want_an_address_hear_of_it() {
         let owner = service(&[], &[address], &[]);
 
         owners.set_service(&name("owner"), Some(&owner));
-        assert_eq!(moved(&mut owners), ["one", "two"]);
+        assert_eq!(changed(&mut owners), ["one", "two"]);
 
         owners.set_service(&name("two"), Some(&service(&[other], &[], &[])));
         owners.set_service(&name("owner"), None);
-        assert_eq!(moved(&mut owners), ["one"]);
+        assert_eq!(changed(&mut owners), ["one"]);
 
         owners.set_service(&name("owner"), Some(&owner));
         owners.set_service(&name("owner"), None);
-        assert!(moved(&mut owners).is_empty(), "the address changed back");
+        assert!(changed(&mut owners).is_empty(), "the address changed back");
 
         for gone in ["one", "two", "three"] {
             owners.set_service(&name(gone), None);

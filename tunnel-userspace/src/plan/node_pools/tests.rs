@@ -17,12 +17,12 @@ fn node(name: &str, pool: Option<&str>) -> (ObjectName, Node) {
 /// Returns the pools for node `a` as this node, with these Nodes, each in a pool or none.
 fn pools(nodes: &[(&str, Option<&str>)]) -> NodePools {
     let mut pools = NodePools::new(TopologyKeys::Honor, "a".into());
-    put(&mut pools, nodes);
+    set_nodes(&mut pools, nodes);
     pools.take_changed_services();
     pools
 }
 
-fn put(pools: &mut NodePools, nodes: &[(&str, Option<&str>)]) {
+fn set_nodes(pools: &mut NodePools, nodes: &[(&str, Option<&str>)]) {
     for (name, pool) in nodes {
         let (name, node) = node(name, *pool);
         pools.set_node(&name, Some(&node));
@@ -55,15 +55,15 @@ fn state(keep_to: Option<EndpointScope>, nodes: &[Option<&str>]) -> ServiceState
 }
 
 #[test]
-fn an_empty_label_names_no_pool() {
+fn an_empty_label_is_no_pool() {
     assert!(pools(&[("a", Some(""))]).own_pool().is_none());
 }
 
 #[test]
-fn a_service_that_keeps_to_nothing_or_is_not_heard_is_left_as_it_is() {
+fn a_service_without_an_honoured_restriction_keeps_all_endpoints() {
     let nodes = [Some("a"), Some("b"), None];
     let mut ignoring = NodePools::new(TopologyKeys::Ignore, "a".into());
-    put(&mut ignoring, &[("a", Some("edge"))]);
+    set_nodes(&mut ignoring, &[("a", Some("edge"))]);
     ignoring.set_service(&named("web"), Some(&service(Some(EndpointScope::Pool))));
     assert!(ignoring.pools.is_empty() && ignoring.pool_services.is_empty());
     for (pools, keep_to) in [(pools(&[]), None), (ignoring, Some(EndpointScope::Node))] {
@@ -76,7 +76,7 @@ fn a_service_that_keeps_to_nothing_or_is_not_heard_is_left_as_it_is() {
 }
 
 #[test]
-fn only_moves_in_and_out_of_the_own_pool_are_told_and_only_to_services_that_keep_to_it() {
+fn only_changes_of_the_own_pool_affect_services_restricted_to_it() {
     let nodes = [("a", Some("edge")), ("b", Some("hub")), ("c", None)];
     let mut pools = pools(&nodes);
     for (name, keep_to) in [
@@ -87,7 +87,7 @@ fn only_moves_in_and_out_of_the_own_pool_are_told_and_only_to_services_that_keep
         pools.set_service(&named(name), Some(&service(keep_to)));
     }
     let mut moved = |nodes: &[(&str, Option<&str>)]| {
-        put(&mut pools, nodes);
+        set_nodes(&mut pools, nodes);
         !pools.take_changed_services().is_empty()
     };
     assert!(!moved(&nodes));
@@ -98,23 +98,23 @@ fn only_moves_in_and_out_of_the_own_pool_are_told_and_only_to_services_that_keep
     assert!(moved(&[("a", None)]));
     assert!(!moved(&[("b", Some("edge"))]));
 
-    put(&mut pools, &[("a", Some("edge"))]);
+    set_nodes(&mut pools, &[("a", Some("edge"))]);
     assert_eq!(
         pools.take_changed_services(),
         BTreeSet::from([named("pool")])
     );
     pools.set_service(&named("pool"), None);
-    put(&mut pools, &[("b", None)]);
+    set_nodes(&mut pools, &[("b", None)]);
     assert!(pools.take_changed_services().is_empty());
 }
 
 #[test]
-fn this_node_stays_in_its_pool_while_it_has_no_object() {
+fn this_node_keeps_its_pool_while_its_object_is_deleted() {
     let mut pools = pools(&[("a", Some("edge")), ("b", Some("edge"))]);
     for name in ["a", "b"] {
         pools.set_node(&ObjectName::new("", name), None);
     }
-    put(&mut pools, &[("c", Some("edge"))]);
+    set_nodes(&mut pools, &[("c", Some("edge"))]);
 
     let pool = |node: &str| pools.pools.get(node).map(|pool| &**pool);
     assert_eq!(

@@ -13,7 +13,7 @@ fn target(number: u8) -> BackendTarget {
 }
 
 /// Returns the slots of a set of backends with these weights: the number of the backend in each.
-fn places(algorithm: Algorithm, weights: &[u32]) -> Vec<usize> {
+fn slots(algorithm: Algorithm, weights: &[u32]) -> Vec<usize> {
     let targets: Vec<_> = (0_u8..).map(target).take(weights.len()).collect();
     let weights = targets
         .iter()
@@ -31,58 +31,58 @@ fn counts(places: &[usize], backends: usize) -> Vec<usize> {
 }
 
 #[test]
-fn backends_without_weights_stand_in_their_order_once_each() {
-    assert_eq!(places(Algorithm::Random, &[1, 1, 1]), [0, 1, 2]);
-    assert_eq!(places(Algorithm::RoundRobin, &[40, 40]), [0, 1]);
-    assert!(places(Algorithm::Random, &[]).is_empty());
-    assert!(places(Algorithm::Maglev, &[]).is_empty());
+fn backends_without_weights_get_one_slot_each_in_order() {
+    assert_eq!(slots(Algorithm::Random, &[1, 1, 1]), [0, 1, 2]);
+    assert_eq!(slots(Algorithm::RoundRobin, &[40, 40]), [0, 1]);
+    assert!(slots(Algorithm::Random, &[]).is_empty());
+    assert!(slots(Algorithm::Maglev, &[]).is_empty());
 }
 
 #[test]
-fn a_backend_that_weighs_more_has_more_turns_that_dont_come_in_heaps() {
-    assert_eq!(places(Algorithm::Random, &[3, 1]), [0, 0, 1, 0]);
-    assert_eq!(places(Algorithm::Random, &[30, 10]), [0, 0, 1, 0]);
+fn a_backend_with_more_weight_gets_more_slots_spread_evenly() {
+    assert_eq!(slots(Algorithm::Random, &[3, 1]), [0, 0, 1, 0]);
+    assert_eq!(slots(Algorithm::Random, &[30, 10]), [0, 0, 1, 0]);
     assert_eq!(
-        places(Algorithm::RoundRobin, &[4, 2, 1]),
+        slots(Algorithm::RoundRobin, &[4, 2, 1]),
         [0, 1, 0, 2, 0, 1, 0]
     );
 }
 
 #[test]
-fn a_backend_that_weighs_nothing_gets_nothing_unless_all_do() {
+fn a_backend_with_weight_0_gets_no_slot_unless_all_have_weight_0() {
     for algorithm in [Algorithm::Random, Algorithm::Maglev] {
-        let some = places(algorithm, &[0, 5, 0, 5]);
+        let some = slots(algorithm, &[0, 5, 0, 5]);
         assert!(some.iter().all(|backend| [1, 3].contains(backend)));
         assert_eq!(
-            counts(&places(algorithm, &[0, 0]), 2).iter().min(),
-            counts(&places(algorithm, &[1, 1]), 2).iter().min()
+            counts(&slots(algorithm, &[0, 0]), 2).iter().min(),
+            counts(&slots(algorithm, &[1, 1]), 2).iter().min()
         );
     }
-    assert_eq!(places(Algorithm::Random, &[0, 0]), [0, 1]);
+    assert_eq!(slots(Algorithm::Random, &[0, 0]), [0, 1]);
 }
 
 #[test]
-fn a_table_has_a_hundred_slots_for_a_backend_and_a_single_backend_needs_none() {
-    assert_eq!(places(Algorithm::Maglev, &[1]), [0]);
-    assert_eq!(places(Algorithm::Maglev, &[1, 1]).len(), 251);
-    assert_eq!(places(Algorithm::Maglev, &[1; 3]).len(), 509);
-    assert_eq!(places(Algorithm::Maglev, &[1; 200]).len(), 16_381);
+fn a_maglev_table_has_100_slots_per_backend_but_one_for_a_single_backend() {
+    assert_eq!(slots(Algorithm::Maglev, &[1]), [0]);
+    assert_eq!(slots(Algorithm::Maglev, &[1, 1]).len(), 251);
+    assert_eq!(slots(Algorithm::Maglev, &[1; 3]).len(), 509);
+    assert_eq!(slots(Algorithm::Maglev, &[1; 200]).len(), 16_381);
 }
 
 #[test]
-fn a_table_is_shared_by_weight() {
-    let counts = counts(&places(Algorithm::Maglev, &[3, 1]), 2);
+fn a_maglev_table_follows_the_weights() {
+    let counts = counts(&slots(Algorithm::Maglev, &[3, 1]), 2);
 
     assert_eq!(counts.iter().sum::<usize>(), 251);
     assert!((186..=190).contains(&counts[0]), "{counts:?}");
 }
 
 #[test]
-fn few_slots_of_a_table_change_their_backend_when_one_goes() {
-    let before = places(Algorithm::Maglev, &[1; 10]);
+fn removing_a_backend_changes_few_other_slots_of_a_maglev_table() {
+    let before = slots(Algorithm::Maglev, &[1; 10]);
     let mut weights = [1; 10];
     weights[4] = 0;
-    let after = places(Algorithm::Maglev, &weights);
+    let after = slots(Algorithm::Maglev, &weights);
     let stayed = before.iter().zip(&after).filter(|(old, _)| **old != 4);
     let (stayed, moved): (Vec<_>, Vec<_>) = stayed.partition(|(old, new)| old == new);
 
@@ -95,8 +95,8 @@ fn few_slots_of_a_table_change_their_backend_when_one_goes() {
 
 proptest! {
     #[test]
-    fn every_backend_has_the_share_of_its_weight(weights in prop::collection::vec(1..=100_u32, 1..40)) {
-        let places = places(Algorithm::Random, &weights);
+    fn slots_are_proportional_to_weights(weights in prop::collection::vec(1..=100_u32, 1..40)) {
+        let places = slots(Algorithm::Random, &weights);
         let total: u32 = weights.iter().sum();
         let slots = u32::try_from(places.len()).expect("a number of slots");
         for (backend, (count, weight)) in counts(&places, weights.len()).into_iter().zip(&weights).enumerate() {
@@ -106,8 +106,8 @@ proptest! {
     }
 
     #[test]
-    fn a_table_is_full_and_shared_evenly(backends in 2..60_usize) {
-        let places = places(Algorithm::Maglev, &vec![1; backends]);
+    fn a_maglev_table_is_full_and_balanced(backends in 2..60_usize) {
+        let places = slots(Algorithm::Maglev, &vec![1; backends]);
         let counts = counts(&places, backends);
         let (most, least) = (counts.iter().max().expect("some"), counts.iter().min().expect("some"));
         prop_assert!(TABLE_SIZES.contains(&places.len()));

@@ -21,7 +21,7 @@ fn service(ranges: &[&str], load_balancer_ips: &[&str]) -> Service {
     service
 }
 
-fn here(primary: &[&str], addresses: &[&str]) -> NodeInfo {
+fn node_info(primary: &[&str], addresses: &[&str]) -> NodeInfo {
     NodeInfo {
         primary_ips: ips(primary).into_iter().collect(),
         link_addresses: ips(addresses).into_iter().collect(),
@@ -30,15 +30,15 @@ fn here(primary: &[&str], addresses: &[&str]) -> NodeInfo {
 }
 
 fn sources(ranges: &[&str], family: Family) -> Vec<String> {
-    let here = here(&[], &[]);
-    let sources = allowed_clients(&service(ranges, &[]), family, &here);
+    let node_info = node_info(&[], &[]);
+    let sources = allowed_clients(&service(ranges, &[]), family, &node_info);
     let shown = sources.iter();
     let shown = shown.map(|range| format!("{} {}", range.first, range.last));
     shown.collect()
 }
 
 #[test]
-fn ranges_at_the_end_of_a_family_have_no_neighbour() {
+fn source_ranges_may_end_at_the_last_address_of_a_family() {
     let v4 = sources(&["255.255.255.255/32", "128.0.0.0/1"], Family::V4);
     assert_eq!(v4, ["128.0.0.0 255.255.255.255"]);
     let v6 = sources(&["ffff::/16", "8000::/1"], Family::V6);
@@ -46,17 +46,17 @@ fn ranges_at_the_end_of_a_family_have_no_neighbour() {
 }
 
 #[test]
-fn the_host_comes_from_its_first_address_or_from_the_one_that_it_dials() {
+fn the_host_connects_from_its_primary_address_or_from_a_local_vip() {
     let service = service(&["10.0.0.0/24"], &["192.0.2.7"]);
     let vip = ip("192.0.2.7");
     let admits =
-        |here: &NodeInfo| admits_host(&allowed_clients(&service, Family::V4, here), vip, here);
+        |node_info: &NodeInfo| admits_host(&allowed_clients(&service, Family::V4, node_info), vip, node_info);
 
-    assert_eq!(admits(&here(&["10.0.0.1"], &["10.0.0.1"])), Some(true));
-    assert_eq!(admits(&here(&["10.0.1.1"], &["10.0.1.1"])), Some(false));
-    assert_eq!(admits(&here(&["10.0.0.1"], &["192.0.2.7"])), Some(true));
-    assert_eq!(admits(&here(&["10.0.1.1"], &["192.0.2.7"])), Some(false));
-    assert_eq!(admits(&here(&["fd00::1"], &["10.0.0.1"])), None);
+    assert_eq!(admits(&node_info(&["10.0.0.1"], &["10.0.0.1"])), Some(true));
+    assert_eq!(admits(&node_info(&["10.0.1.1"], &["10.0.1.1"])), Some(false));
+    assert_eq!(admits(&node_info(&["10.0.0.1"], &["192.0.2.7"])), Some(true));
+    assert_eq!(admits(&node_info(&["10.0.1.1"], &["192.0.2.7"])), Some(false));
+    assert_eq!(admits(&node_info(&["fd00::1"], &["10.0.0.1"])), None);
 }
 
 fn range_of(ip: u32, length: u8) -> (IpAddr, u8) {
@@ -65,7 +65,7 @@ fn range_of(ip: u32, length: u8) -> (IpAddr, u8) {
 
 proptest! {
     #[test]
-    fn an_address_is_in_the_sources_if_it_is_in_some_range(
+    fn merged_ranges_contain_the_same_addresses(
         // Few different networks, so that some overlap or are adjacent.
         ranges in prop::collection::vec((0..64_u32, 26..=32_u8), 1..12),
         probe in 0..64_u32,
@@ -73,7 +73,7 @@ proptest! {
         let place = |number: u32| 0x0a00_0000 + number * 4;
         let mut service = service(&[], &[]);
         service.source_ranges = ranges.iter().map(|(at, length)| range_of(place(*at), *length)).collect();
-        let found = allowed_clients(&service, Family::V4, &here(&[], &[]));
+        let found = allowed_clients(&service, Family::V4, &node_info(&[], &[]));
 
         prop_assert!(found.is_sorted_by(|one, next| to_bits(one.last) + 1 < to_bits(next.first)));
         for address in place(probe)..place(probe) + 4 {

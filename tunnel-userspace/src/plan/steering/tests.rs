@@ -63,7 +63,7 @@ fn problems(plan: &SteeringPlan) -> Vec<String> {
 }
 
 #[test]
-fn edge_nodes_are_steered_at_the_internal_addresses_that_are_theirs() {
+fn internal_addresses_of_edge_nodes_are_steered_if_they_own_them() {
     let cases = [
         (
             "all addresses of an edge node are steered, and none of a cloud node",
@@ -118,7 +118,7 @@ fn edge_nodes_are_steered_at_the_internal_addresses_that_are_theirs() {
 }
 
 #[test]
-fn where_the_own_node_is_an_edge_node_nothing_is_steered() {
+fn nothing_is_steered_on_an_edge_node() {
     let nodes = [
         node("cloud-1", true, &["10.0.0.1"]),
         node("edge-7", true, &["10.1.2.3"]),
@@ -128,7 +128,7 @@ fn where_the_own_node_is_an_edge_node_nothing_is_steered() {
 }
 
 #[test]
-fn without_a_prefix_of_its_family_an_address_is_not_steered() {
+fn an_address_is_not_steered_without_a_prefix_of_its_family() {
     let node = node("edge-7", true, &["10.1.2.3", "fd00::3"]);
     let nodes = BTreeMap::from([(node.name.clone(), node)]);
     let rules = SteeringRules {
@@ -140,7 +140,7 @@ fn without_a_prefix_of_its_family_an_address_is_not_steered() {
 }
 
 #[test]
-fn a_node_without_an_address_of_its_own_is_named_and_the_rest_goes_on() {
+fn a_node_without_a_valid_address_is_a_problem_and_others_are_steered() {
     let of_no_host = "127.0.0.1 fe80::1 169.254.1.1 0.0.0.0 224.0.0.1";
     let nodes = [
         node("edge-1", true, &[]),
@@ -157,7 +157,7 @@ fn a_node_without_an_address_of_its_own_is_named_and_the_rest_goes_on() {
 }
 
 #[test]
-fn every_list_of_the_config_map_adds_ports_and_one_sends_them_to_loopback() {
+fn every_list_of_the_config_map_adds_ports_and_one_uses_loopback() {
     let config_map = config_map(&[
         ("dnat-ports-pair", "9051=10264, 9052 = 10264"),
         ("http-proxy-ports", "9445, 9100"),
@@ -184,7 +184,7 @@ fn every_list_of_the_config_map_adds_ports_and_one_sends_them_to_loopback() {
 }
 
 #[test]
-fn a_bad_entry_is_named_with_its_list_and_the_others_stand() {
+fn an_invalid_entry_is_a_problem_and_others_are_steered() {
     let pairs = "9051=10263,9052,a=10264,9053=10264=1,9054=10264";
     let config_map = config_map(&[
         ("dnat-ports-pair", pairs),

@@ -13,12 +13,12 @@ const UNREADY: Kind = |endpoint| Endpoint {
     ..endpoint
 };
 /// An endpoint that is terminating, but still serves.
-const GOING: Kind = |endpoint| Endpoint {
+const TERMINATING: Kind = |endpoint| Endpoint {
     ready: false,
     terminating: true,
     ..endpoint
 };
-const HERE: Kind = |endpoint| Endpoint {
+const LOCAL: Kind = |endpoint| Endpoint {
     node: Some("node-a".into()),
     ..endpoint
 };
@@ -54,7 +54,7 @@ fn weighted(others: u32) -> Service {
 }
 
 /// Returns the reasons for endpoints of these kinds, in the order of their addresses.
-fn told(
+fn reasons(
     family: Family,
     service: &Service,
     kinds: &[(Kind, EndpointReason)],
@@ -72,7 +72,7 @@ fn told(
     let slice = slice("a", family, ("http", 8080), made.collect());
     let web = state(web, vec![slice]);
     let port = ("http", Protocol::TCP);
-    let uses = endpoint_statuses(&web, &web, family, port, &only_plan(&web), &here());
+    let uses = endpoint_statuses(&web, &web, family, port, &only_plan(&web), &node_info());
     let is_local = service.internal_policy == TrafficPolicy::Local;
     for it in &uses {
         let is_used = matches!(
@@ -86,7 +86,7 @@ fn told(
 }
 
 #[test]
-fn each_endpoint_is_told_with_the_reason() {
+fn each_endpoint_has_a_status_with_its_reason() {
     use EndpointReason::{
         ExcludedByHints, NotReady, OnOtherNode, Ready, Terminating, TerminatingFallback, ZeroWeight,
     };
@@ -96,8 +96,8 @@ fn each_endpoint_is_told_with_the_reason() {
         internal_policy: TrafficPolicy::Local,
         ..web.clone()
     };
-    let gone: Kind = |endpoint| UNREADY(GOING(endpoint));
-    let hinted_here: Kind = |endpoint| HERE(FOR_ANOTHER_NODE(endpoint));
+    let gone: Kind = |endpoint| UNREADY(TERMINATING(endpoint));
+    let hinted_here: Kind = |endpoint| LOCAL(FOR_ANOTHER_NODE(endpoint));
     let cases: [(_, _, &[(Kind, EndpointReason)]); 9] = [
         (
             "the reason is the condition of the endpoint",
@@ -105,14 +105,14 @@ fn each_endpoint_is_told_with_the_reason() {
             &[
                 (READY, Ready),
                 (UNREADY, NotReady),
-                (GOING, Terminating),
+                (TERMINATING, Terminating),
                 (gone, NotReady),
             ],
         ),
         (
             "a terminating endpoint is active if no other is ready",
             &web,
-            &[(UNREADY, NotReady), (GOING, TerminatingFallback)],
+            &[(UNREADY, NotReady), (TERMINATING, TerminatingFallback)],
         ),
         (
             "hints exclude an endpoint",
@@ -129,21 +129,21 @@ fn each_endpoint_is_told_with_the_reason() {
             &web,
             &[
                 (READY, Ready),
-                (|it| HERE(GOING(it)), Terminating),
-                (|it| HERE(UNREADY(it)), NotReady),
+                (|it| LOCAL(TERMINATING(it)), Terminating),
+                (|it| LOCAL(UNREADY(it)), NotReady),
             ],
         ),
         (
             "with policy Local, an endpoint on another node is inactive",
             &local,
-            &[(HERE, Ready), (READY, OnOtherNode)],
+            &[(LOCAL, Ready), (READY, OnOtherNode)],
         ),
         (
             "with policy Local, serving endpoints on other nodes are inactive",
             &local,
             &[
                 (READY, OnOtherNode),
-                (GOING, OnOtherNode),
+                (TERMINATING, OnOtherNode),
                 (UNREADY, NotReady),
             ],
         ),
@@ -161,7 +161,7 @@ fn each_endpoint_is_told_with_the_reason() {
     for (claim, service, kinds) in cases {
         let wanted: Vec<EndpointReason> = kinds.iter().map(|(_, why)| *why).collect();
         for family in [Family::V4, Family::V6] {
-            assert_eq!(told(family, service, kinds), wanted, "{claim}, {family:?}");
+            assert_eq!(reasons(family, service, kinds), wanted, "{claim}, {family:?}");
         }
     }
 }

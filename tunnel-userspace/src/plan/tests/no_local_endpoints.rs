@@ -3,7 +3,7 @@ use crate::model::TrafficPolicy;
 
 /// Returns the counts, by internal and external policy, for a Service with a cluster IP and an external IP,
 /// and with endpoints on these nodes.
-fn found(family: Family, policies: [TrafficPolicy; 2], nodes: &[&str]) -> [usize; 2] {
+fn counts(family: Family, policies: [TrafficPolicy; 2], nodes: &[&str]) -> [usize; 2] {
     let (cluster_ip, external_ip, net) = match family {
         Family::V4 => ("10.96.0.1", "192.0.2.1", "10.1.0."),
         Family::V6 => ("fd96::1", "2001:db8::1", "fd01::"),
@@ -21,7 +21,7 @@ fn found(family: Family, policies: [TrafficPolicy; 2], nodes: &[&str]) -> [usize
     };
     let endpoints = (1..).zip(nodes).map(at).collect();
     let web = state(web, vec![slice("a", family, ("http", 8080), endpoints)]);
-    let mut gaps = count_no_local_endpoints(&plan_service(&web, &here()));
+    let mut gaps = count_no_local_endpoints(&plan_service(&web, &node_info()));
     let NoLocalEndpoints { internal, external } = std::mem::take(gaps.get_mut(family));
     assert_eq!(
         [gaps.v4, gaps.v6],
@@ -32,7 +32,7 @@ fn found(family: Family, policies: [TrafficPolicy; 2], nodes: &[&str]) -> [usize
 }
 
 #[test]
-fn a_port_of_policy_local_with_endpoints_elsewhere_only_is_a_gap() {
+fn a_port_with_policy_local_and_only_remote_endpoints_is_counted() {
     use TrafficPolicy::{Cluster, Local};
 
     let elsewhere: &[&str] = &["node-b"];
@@ -46,7 +46,7 @@ fn a_port_of_policy_local_with_endpoints_elsewhere_only_is_a_gap() {
             // A service port without any endpoint is not counted.
             ([Local, Local], &[], [0, 0]),
         ] {
-            let found = found(family, policies, nodes);
+            let found = counts(family, policies, nodes);
             assert_eq!(found, wanted, "{policies:?} {nodes:?}");
         }
     }

@@ -35,11 +35,11 @@ impl LocalListeners {
     /// addresses of this node, and kube-proxy serves the other kinds on any node.
     pub(super) fn update(&mut self, name: &ObjectName, plan: Option<&ServicePlan>) {
         let ports = plan.into_iter().flat_map(LiteMap::values);
-        let fronts = ports.flat_map(|port| &port.frontends);
-        let is_local = |(key, front): &(&FrontendKey, &FrontendPlan)| {
-            front.kind == FrontendKind::ClusterIp && self.addresses.contains(&key.address.to_ip())
+        let frontends = ports.flat_map(|port| &port.frontends);
+        let is_local = |(key, frontend): &(&FrontendKey, &FrontendPlan)| {
+            frontend.kind == FrontendKind::ClusterIp && self.addresses.contains(&key.address.to_ip())
         };
-        let new: BTreeSet<_> = fronts.filter(is_local).map(|(key, _)| *key).collect();
+        let new: BTreeSet<_> = frontends.filter(is_local).map(|(key, _)| *key).collect();
         let old = if new.is_empty() {
             self.local_frontends.remove(name)
         } else {
@@ -72,9 +72,9 @@ impl LocalListeners {
         found: &BTreeSet<FrontendKey>,
     ) -> Vec<(FrontendKey, bool)> {
         let found: BTreeSet<_> = found.intersection(&self.frontends()).copied().collect();
-        let moved = found.symmetric_difference(&self.with_listener);
-        let moved = moved.map(|front| (*front, found.contains(front))).collect();
+        let changed = found.symmetric_difference(&self.with_listener);
+        let changed = changed.map(|frontend| (*frontend, found.contains(frontend))).collect();
         self.with_listener = found;
-        moved
+        changed
     }
 }

@@ -135,7 +135,7 @@ impl Actual {
             .frontends
             .keys()
             .filter_map(|key| self.frontends.get(key));
-        known.map(|front| front.record.service).find(is_wanted)
+        known.map(|frontend| frontend.record.service).find(is_wanted)
     }
 
     /// Returns the index of a service port's serving backend with an address and port.
@@ -225,18 +225,18 @@ impl Actual {
     pub(crate) fn differences(&self, other: &Self) -> usize {
         let new = other.frontends.keys();
         let new = new.filter(|key| !self.frontends.contains_key(key));
-        let fronts = self.frontends.keys().chain(new);
-        let fronts = fronts.filter(|key| {
+        let frontends = self.frontends.keys().chain(new);
+        let frontends = frontends.filter(|key| {
             let [known, new] = [self, other].map(|of| {
-                let front = of.frontends.get(*key)?;
-                Some((front, of.lists_of(&front.record)))
+                let frontend = of.frontends.get(*key)?;
+                Some((frontend, of.lists_of(&frontend.record)))
             });
             known != new
         });
         let ports = other.ports.keys();
         let ports =
             ports.filter(|id| self.backends_with_sets(**id) != other.backends_with_sets(**id));
-        fronts.count() + ports.count()
+        frontends.count() + ports.count()
     }
 
     /// Returns the backend sets and client ranges of a record.

@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_index_is_given_out_once_until_it_is_given_back() {
+    fn an_index_is_not_allocated_again_until_it_is_freed() {
         let mut indices = IndexAllocator::new(3, &BTreeSet::from([1]));
 
         let mut taken = [indices.allocate(), indices.allocate()];
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_in_use_is_not_taken_at_its_place() {
+    fn a_range_that_is_partly_in_use_is_not_allocated() {
         let mut ranges = RangeAllocator::new(8);
 
         assert!(ranges.allocate_at(2, 3));
@@ -162,7 +162,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn ranges_in_use_never_overlap_and_nothing_is_lost(
+        fn allocated_ranges_never_overlap_and_no_entry_is_lost(
             steps in proptest::collection::vec((any::<bool>(), 1..20_u32, any::<prop::sample::Index>()), 1..200),
         ) {
             const LIMIT: u32 = 100;

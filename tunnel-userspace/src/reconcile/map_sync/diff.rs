@@ -11,7 +11,7 @@ use tunnel_common::{
     },
 };
 
-use super::{actual::Actual, allocators::to_usize, set_values::near};
+use super::{actual::Actual, allocators::to_usize, set_values::inline_backends};
 use crate::{
     model::TrafficPolicy,
     plan::{BackendTarget, FrontendPlan, PortPlan},
@@ -50,16 +50,16 @@ pub(crate) struct PortDiff {
 impl PortDiff {
     /// Compares the entries of a service port id with its plan.
     pub(crate) fn between(actual: &Actual, id: u32, plan: &PortPlan) -> Self {
-        let cluster = existing_set(actual, id, &plan.cluster, |front| front.cluster);
-        let local = existing_set(actual, id, &plan.local, |front| front.local);
-        let is_right = |(key, front): &(&FrontendKey, &FrontendPlan)| {
+        let cluster = existing_set(actual, id, &plan.cluster, |frontend| frontend.cluster);
+        let local = existing_set(actual, id, &plan.local, |frontend| frontend.local);
+        let is_right = |(key, frontend): &(&FrontendKey, &FrontendPlan)| {
             let known = actual.frontends.get(*key).zip(cluster.zip(local));
             known.is_some_and(|(known, sets)| {
-                known.record == frontend_record(actual, (**key, front), id, plan, sets)
+                known.record == frontend_record(actual, (**key, frontend), id, plan, sets)
             })
         };
-        let upserts = plan.frontends.iter().filter(|front| !is_right(front));
-        let upserts = upserts.map(|(key, front)| (*key, *front)).collect();
+        let upserts = plan.frontends.iter().filter(|frontend| !is_right(frontend));
+        let upserts = upserts.map(|(key, frontend)| (*key, *frontend)).collect();
         let wanted = memberships(plan);
         let (mut new_backends, mut moves) = (Vec::new(), Vec::new());
         for (target, sets) in &wanted {
@@ -161,7 +161,7 @@ impl PortDiff {
             (self.cluster_set, &plan.cluster),
             (self.local_set, &plan.local),
         ];
-        let new = sets.iter().filter(|(kept, _)| kept.is_none());
+        let new = sets.iter().filter(|(existing, _)| existing.is_none());
         new.map(|(_, targets)| targets.len()).sum()
     }
 
@@ -203,18 +203,18 @@ const UNWRITTEN: IndexRange = IndexRange {
 /// the final one.
 pub(crate) fn frontend_record(
     actual: &Actual,
-    (key, front): (FrontendKey, &FrontendPlan),
+    (key, frontend): (FrontendKey, &FrontendPlan),
     id: u32,
     plan: &PortPlan,
     (cluster, local): (IndexRange, IndexRange),
 ) -> Frontend {
     let [sockets, packets] =
-        [front.socket_policy, front.packet_policy].map(|policy| policy == TrafficPolicy::Local);
+        [frontend.socket_policy, frontend.packet_policy].map(|policy| policy == TrafficPolicy::Local);
     let of_sockets = if sockets { &plan.local } else { &plan.cluster };
-    let is_left_alone = plan.socket_translation_disabled || front.has_listener;
-    let is_restricted = plan.is_restricted(front);
+    let is_left_alone = plan.socket_translation_disabled || frontend.has_listener;
+    let is_restricted = plan.is_restricted(frontend);
     let flag = |is_set: bool, flag: u8| if is_set { flag } else { 0 };
-    let admits_host = is_restricted.then_some(front.admits_host);
+    let admits_host = is_restricted.then_some(frontend.admits_host);
     let flags = flag(sockets, Frontend::SOCKETS_LOCAL)
         | flag(packets, Frontend::PACKETS_LOCAL)
         | flag(plan.has_endpoints, Frontend::HAS_ENDPOINTS)
@@ -228,7 +228,7 @@ pub(crate) fn frontend_record(
         algorithm: plan.algorithm,
         flags,
         reserved: 0,
-        inline_backends: all_near(actual, id, of_sockets),
+        inline_backends: record_backends(actual, id, of_sockets),
         local,
         affinity_timeout: plan.affinity,
         source_ranges: if is_restricted {
@@ -243,7 +243,7 @@ pub(crate) fn frontend_record(
 }
 
 /// Returns the backends that the record itself contains: all of a small set, none of a larger one.
-fn all_near(
+fn record_backends(
     actual: &Actual,
     id: u32,
     targets: &[BackendTarget],
@@ -255,7 +255,7 @@ fn all_near(
     };
     let index = |target| actual.backend(id, target).unwrap_or_default();
     let indices: Vec<_> = targets.iter().map(index).collect();
-    near(targets, &indices)
+    inline_backends(targets, &indices)
 }
 
 /// Returns the port's set in the maps with exactly these backends, if there is one.

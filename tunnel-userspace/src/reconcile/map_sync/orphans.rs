@@ -19,9 +19,9 @@ pub(in crate::reconcile) struct Orphans {
 impl Orphans {
     /// Sets whether an object of the sources is missing. Returns the Services that no longer keep the
     /// backends of an earlier process.
-    pub(super) fn set_complete(&mut self, whole: bool) -> impl Iterator<Item = ObjectName> + use<> {
-        self.may_remove = whole;
-        let freed = whole.then(|| std::mem::take(&mut self.keeping));
+    pub(super) fn set_complete(&mut self, complete: bool) -> impl Iterator<Item = ObjectName> + use<> {
+        self.may_remove = complete;
+        let freed = complete.then(|| std::mem::take(&mut self.keeping));
         freed.into_iter().flat_map(BTreeMap::into_keys)
     }
 

@@ -18,7 +18,7 @@ pub struct ProbeFrontend {
 
 impl ProbeFrontend {
     pub(super) fn plan(&self) -> PortPlan {
-        let front = FrontendPlan {
+        let frontend = FrontendPlan {
             kind: FrontendKind::ClusterIp,
             socket_policy: TrafficPolicy::Cluster,
             packet_policy: TrafficPolicy::Cluster,
@@ -26,7 +26,7 @@ impl ProbeFrontend {
             has_listener: false,
         };
         PortPlan {
-            frontends: LiteMap::from_iter([(self.frontend, front)]),
+            frontends: LiteMap::from_iter([(self.frontend, frontend)]),
             cluster: vec![self.target],
             serving: vec![self.target],
             has_endpoints: true,

@@ -12,7 +12,7 @@ use tunnel_common::{
 use super::{
     actual::{Actual, BackendStatus, ProgrammedFrontend},
     allocators::IndexAllocator,
-    set_values::{near, slots},
+    set_values::{inline_backends, slots},
 };
 use crate::{
     plan::BackendTarget,
@@ -61,21 +61,21 @@ pub(in crate::reconcile) fn read_maps(
             ..Actual::empty(sizes)
         },
     };
-    let mut stray = InvalidEntries::default();
+    let mut invalid = InvalidEntries::default();
     for (key, index) in reader.frontend_keys()? {
         if !reading.add_frontend(key, index)? {
-            stray.frontend_keys.push(key);
+            invalid.frontend_keys.push(key);
         }
     }
-    stray.backends = reading.add_backends();
+    invalid.backends = reading.add_backends();
     let MapRead { mut actual, .. } = reading;
-    let used_fronts = actual.frontends.values().map(|front| front.index).collect();
+    let used_fronts = actual.frontends.values().map(|frontend| frontend.index).collect();
     let used_ids = actual.ports.keys().copied().collect();
     let used_backends = actual.serving_indices().len();
     actual.used_backends = u32::try_from(used_backends).unwrap_or(u32::MAX);
     actual.free_frontends = IndexAllocator::new(sizes.frontend_entries(), &used_fronts);
     actual.free_ids = IndexAllocator::new(sizes.frontend_entries(), &used_ids);
-    Ok((actual, stray))
+    Ok((actual, invalid))
 }
 
 impl<R: MapReader> MapRead<'_, R> {
@@ -86,13 +86,13 @@ impl<R: MapReader> MapRead<'_, R> {
             return Ok(false);
         }
         let record = self.reader.frontend(index)?;
-        let is_sound = record.key == key
+        let is_valid = record.key == key
             && record.service < entries
             && self.read_set(&record, record.cluster)?
             && self.read_set(&record, record.local)?
             && self.read_source_ranges(record.source_ranges)?
-            && self.is_near(&record);
-        if is_sound {
+            && self.inline_backends_match(&record);
+        if is_valid {
             let actual = &mut self.actual;
             actual.add_references(&record);
             actual
@@ -101,38 +101,38 @@ impl<R: MapReader> MapRead<'_, R> {
             let port = actual.ports.entry(record.service).or_default();
             port.frontends.insert(key, ());
         }
-        Ok(is_sound)
+        Ok(is_valid)
     }
 
     fn read_set(&mut self, record: &Frontend, set: IndexRange) -> Result<bool, ReadError> {
         let (reader, serving) = (self.reader, &self.backends);
         let is_own = |backend: &Backend| backend.service == record.service;
-        self.actual.sets.read_list(set, |places| {
-            let held = places.map(|place| reader.slot(place));
-            let held = held.collect::<Result<Vec<_>, _>>()?;
-            let backends: Vec<_> = held.iter().map(|slot| slot.backend).collect();
+        self.actual.sets.read_list(set, |positions| {
+            let read_slots = positions.map(|index| reader.slot(index));
+            let read_slots = read_slots.collect::<Result<Vec<_>, _>>()?;
+            let backends: Vec<_> = read_slots.iter().map(|slot| slot.backend).collect();
             let mut indices = backends.iter();
             let are_own = indices.all(|index| serving.get(index).is_some_and(is_own));
-            let is_sound = are_own && slots(&backends).eq(held);
-            Ok(is_sound.then_some(backends))
+            let is_valid = are_own && slots(&backends).eq(read_slots);
+            Ok(is_valid.then_some(backends))
         })
     }
 
     fn read_source_ranges(&mut self, set: IndexRange) -> Result<bool, ReadError> {
-        self.actual.source_ranges.read_list(set, |places| {
+        self.actual.source_ranges.read_list(set, |positions| {
             if set.len > MAX_SOURCE_RANGES {
                 return Ok(None);
             }
-            let ranges = places.map(|place| self.reader.source_range(place));
+            let ranges = positions.map(|index| self.reader.source_range(index));
             let ranges = ranges.collect::<Result<Vec<_>, _>>()?;
-            let is_sound = ranges.iter().all(|range| range.first <= range.last)
+            let is_valid = ranges.iter().all(|range| range.first <= range.last)
                 && ranges.is_sorted_by(|one, next| one.last < next.first);
-            Ok(is_sound.then_some(ranges))
+            Ok(is_valid.then_some(ranges))
         })
     }
 
     /// Returns true if the copies of backends in the record match its set.
-    fn is_near(&self, record: &Frontend) -> bool {
+    fn inline_backends_match(&self, record: &Frontend) -> bool {
         let indices = self.actual.sets.items(Traffic::Sockets.set(record));
         let indices = if indices.len() > MAX_INLINE_BACKENDS {
             &[]
@@ -141,14 +141,14 @@ impl<R: MapReader> MapRead<'_, R> {
         };
         let known = |index| self.backends.get(index).map(target);
         let targets: Option<Vec<_>> = indices.iter().map(known).collect();
-        targets.is_some_and(|targets| record.inline_backends == near(&targets, indices))
+        targets.is_some_and(|targets| record.inline_backends == inline_backends(&targets, indices))
     }
 
     /// Adds the serving backends of service ports with a frontend to the valid entries. Returns the others.
     fn add_backends(&mut self) -> Vec<u32> {
         let sets = self.actual.sets.all();
         let placed: BTreeSet<u32> = sets.flat_map(|(_, set)| set.iter().copied()).collect();
-        let mut stray = Vec::new();
+        let mut invalid = Vec::new();
         // Of two backends with the same address and port, the one in a set is valid: the other one was
         // removed, and only has open connections.
         let (first, second): (Vec<_>, Vec<_>) = self
@@ -162,14 +162,14 @@ impl<R: MapReader> MapRead<'_, R> {
                     port.backends.insert(target, *index);
                 }
                 Some(_) | None => {
-                    stray.push(*index);
+                    invalid.push(*index);
                     let gone = backend.state.removed();
                     self.actual
                         .update_backend_status(*index, |known| known.state = gone);
                 }
             }
         }
-        stray
+        invalid
     }
 }
 

@@ -15,12 +15,12 @@ pub(in crate::reconcile) fn slots(backends: &[u32]) -> impl Iterator<Item = Slot
     for backend in looked_up {
         *shares.entry(*backend).or_default() += 1;
     }
-    let counted = |backend: &u32| backends.iter().filter(|other| *other == backend).count();
+    let count = |backend: &u32| backends.iter().filter(|other| *other == backend).count();
     let slot = move |backend: &u32| Slot {
         backend: *backend,
         share: match shares.get(backend) {
             Some(share) => *share,
-            None => u32::try_from(counted(backend)).unwrap_or(u32::MAX),
+            None => u32::try_from(count(backend)).unwrap_or(u32::MAX),
         },
     };
     backends.iter().map(slot)
@@ -28,19 +28,19 @@ pub(in crate::reconcile) fn slots(backends: &[u32]) -> impl Iterator<Item = Slot
 
 /// Returns the copies of a small set's backends for a frontend record; `indices` has the backend index of
 /// each target.
-pub(super) fn near(
+pub(super) fn inline_backends(
     targets: &[BackendTarget],
     indices: &[u32],
 ) -> [InlineBackend; MAX_INLINE_BACKENDS] {
-    let mut held = [InlineBackend::NONE; MAX_INLINE_BACKENDS];
+    let mut inline = [InlineBackend::NONE; MAX_INLINE_BACKENDS];
     let backends = targets.iter().zip(slots(indices));
-    for (place, (target, slot)) in held.iter_mut().zip(backends) {
-        *place = InlineBackend {
+    for (entry, (target, slot)) in inline.iter_mut().zip(backends) {
+        *entry = InlineBackend {
             address: target.address,
             port: target.port,
             share: u16::try_from(slot.share).unwrap_or(u16::MAX),
             index: slot.backend,
         };
     }
-    held
+    inline
 }

@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_is_counted_in_the_first_bucket_with_a_bound_that_is_not_below_it() {
+    fn a_value_is_counted_in_the_first_bucket_whose_bound_is_not_smaller() {
         let mut histogram = Histogram::new([1.0, 2.0]);
         for value in [0.0, 1.0, 1.5, 2.0, 2.5, 1e9] {
             histogram.observe(value);

@@ -116,7 +116,7 @@ impl PortSnapshot {
         let placed = id
             .map(|id| backends_in_sets(id, actual))
             .unwrap_or_default();
-        let fronts = port.into_iter().flat_map(|port| port.frontends.keys());
+        let frontends = port.into_iter().flat_map(|port| port.frontends.keys());
         let backends = port.into_iter().flat_map(|port| &port.backends);
         let backend = |(target, index): (&BackendTarget, &u32)| BackendSnapshot {
             target: *target,
@@ -128,7 +128,7 @@ impl PortSnapshot {
             plan: Arc::clone(plan),
             problem,
             id,
-            frontends: fronts
+            frontends: frontends
                 .map(|key| (*key, desired.listeners.with_listener.contains(key)))
                 .collect(),
             backends: backends.map(backend).collect(),

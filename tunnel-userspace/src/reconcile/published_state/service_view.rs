@@ -146,7 +146,7 @@ impl ServiceSnapshot {
         let ready: BTreeSet<&str> = ready.map(|it| it.endpoint.as_str()).collect();
         let leaving = leaving.into_iter().map(in_words);
         let draining = leaving.filter(|it| !ready.contains(it.as_str())).collect();
-        let fronts = port.frontends.iter();
+        let frontends = port.frontends.iter();
         let tally = read_service_counts(port, counts);
         PortView {
             port: name.port.to_string(),
@@ -158,7 +158,7 @@ impl ServiceSnapshot {
             source_ranges: port.source_ranges.iter().map(source_view).collect(),
             connections: tally.sent,
             refused: tally.refused,
-            frontends: fronts
+            frontends: frontends
                 .map(|(key, has_listener)| {
                     frontend_view(key, plan.frontends.get(key), *has_listener)
                 })
@@ -224,7 +224,7 @@ fn source_view(range: &SourceRange) -> String {
 
 /// Returns the JSON of a frontend. One that is in the maps, but no longer planned, has the type `-`.
 fn frontend_view(
-    front: &FrontendKey,
+    frontend: &FrontendKey,
     plan: Option<&FrontendPlan>,
     has_listener: bool,
 ) -> FrontendView {
@@ -241,7 +241,7 @@ fn frontend_view(
         None => "-".to_owned(),
     };
     FrontendView {
-        frontend: front.to_string(),
+        frontend: frontend.to_string(),
         kind: kind.to_owned(),
         sockets: policy(|plan| plan.socket_policy),
         packets: policy(|plan| plan.packet_policy),

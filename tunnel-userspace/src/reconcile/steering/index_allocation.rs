@@ -60,18 +60,18 @@ impl<'a> FreeIndices<'a> {
     /// Allocates an index for a key, the last one that it had if that is free. Returns the index and its
     /// steering address.
     pub(super) fn allocate(&mut self, key: &SteeringKey) -> Option<(u32, Address)> {
-        let own = self.removed_by_key.remove(key);
+        let last_index = self.removed_by_key.remove(key);
         // An index that exceeds the prefix of one family may fit into that of the other.
         let fits =
-            |place: (u64, u32)| Some((place, steering_address(self.prefixes, key, place.1)?));
+            |candidate: (u64, u32)| Some((candidate, steering_address(self.prefixes, key, candidate.1)?));
         let mut free = self.indices.iter().copied();
         // After its quarantine, the index may have been allocated to another key.
         let is_free =
-            |place: &(u64, u32)| place.0 > self.quarantine_start || self.indices.contains(place);
-        let own = own.filter(is_free).and_then(fits);
-        let (place, address) = own.or_else(|| free.find_map(fits))?;
-        self.indices.remove(&place);
-        Some((place.1, address))
+            |candidate: &(u64, u32)| candidate.0 > self.quarantine_start || self.indices.contains(candidate);
+        let last_index = last_index.filter(is_free).and_then(fits);
+        let (candidate, address) = last_index.or_else(|| free.find_map(fits))?;
+        self.indices.remove(&candidate);
+        Some((candidate.1, address))
     }
 }
 

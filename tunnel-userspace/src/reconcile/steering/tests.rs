@@ -8,7 +8,7 @@ use super::*;
 use crate::model::fixture;
 
 /// A Node in an update: its name, and its new state.
-type Told = (ObjectName, Option<Arc<Node>>);
+type NodeChange = (ObjectName, Option<Arc<Node>>);
 
 const NOW: Duration = Duration::from_secs(10_000);
 
@@ -42,7 +42,7 @@ fn adopt(maps: Memory, capacity: u32, now: Duration) -> SteeringReconciler<Memor
     SteeringReconciler::adopt(maps, sizes, settings(), now).expect("taken over")
 }
 
-fn node(name: &str, addresses: &[&str]) -> Told {
+fn node(name: &str, addresses: &[&str]) -> NodeChange {
     fixture::node_update(Node {
         labels: BTreeMap::from([("edge".to_owned(), String::new())]),
         internal_ips: fixture::ips(addresses),
@@ -57,36 +57,36 @@ fn address_of(name: &str) -> String {
 }
 
 /// Returns edge nodes by their letters.
-fn nodes<const N: usize>(names: [&str; N]) -> Vec<Told> {
+fn nodes<const N: usize>(names: [&str; N]) -> Vec<NodeChange> {
     names.map(|name| node(name, &[&address_of(name)])).into()
 }
 
 /// Returns the removal of one node and the addition of another.
-fn exchanged(old: &str, new: &str) -> Vec<Told> {
+fn replace_node(old: &str, new: &str) -> Vec<NodeChange> {
     let mut both = nodes([new]);
-    both.insert(0, gone(old));
+    both.insert(0, removed(old));
     both
 }
 
 /// Returns the two targets of a node by its letter, at the steering addresses `first` and `first` + 1.
-fn led(first: u8, name: &str) -> [String; 2] {
+fn targets_of(first: u8, name: &str) -> [String; 2] {
     let address = address_of(name);
     let ports = [(first, 10_250), (first + 1, 10_255)];
     ports.map(|(last, port)| format!("198.19.0.{last} {name} ({address}:{port})"))
 }
 
 /// Returns maps in which these nodes are steered.
-fn steered<const N: usize>(capacity: u32, names: [&str; N]) -> SteeringReconciler<Memory> {
+fn steering_with<const N: usize>(capacity: u32, names: [&str; N]) -> SteeringReconciler<Memory> {
     let mut steering = adopt(Memory::default(), capacity, NOW);
     apply(&mut steering, nodes(names), NOW);
     steering
 }
 
-fn gone(name: &str) -> Told {
+fn removed(name: &str) -> NodeChange {
     (ObjectName::new("", name), None)
 }
 
-fn update(nodes: Vec<Told>) -> ClusterUpdate {
+fn update(nodes: Vec<NodeChange>) -> ClusterUpdate {
     ClusterUpdate {
         nodes,
         synced: true,
@@ -95,13 +95,13 @@ fn update(nodes: Vec<Told>) -> ClusterUpdate {
     }
 }
 
-fn apply(steering: &mut SteeringReconciler<Memory>, nodes: Vec<Told>, now: Duration) {
+fn apply(steering: &mut SteeringReconciler<Memory>, nodes: Vec<NodeChange>, now: Duration) {
     steering.update(&update(nodes));
     steering.sync(now);
 }
 
 /// Applies nodes while an object of the sources is missing.
-fn apply_part(steering: &mut SteeringReconciler<Memory>, nodes: Vec<Told>) {
+fn apply_incomplete(steering: &mut SteeringReconciler<Memory>, nodes: Vec<NodeChange>) {
     steering.update(&ClusterUpdate {
         complete: false,
         ..update(nodes)
@@ -110,7 +110,7 @@ fn apply_part(steering: &mut SteeringReconciler<Memory>, nodes: Vec<Told>) {
 }
 
 /// Returns each steering address in the maps, with the target that is published to the ingress.
-fn shown(steering: &SteeringReconciler<Memory>) -> Vec<String> {
+fn published_targets(steering: &SteeringReconciler<Memory>) -> Vec<String> {
     let targets = steering.targets.borrow();
     let word = |(key, index): (&SteeringKey, &u32)| {
         let record = steering.maps.records[index];
@@ -123,15 +123,15 @@ fn shown(steering: &SteeringReconciler<Memory>) -> Vec<String> {
 }
 
 #[test]
-fn each_address_and_port_gets_an_address_of_its_family_and_the_ingress_is_told() {
+fn each_address_and_port_gets_a_published_steering_address_of_its_family() {
     let mut steering = adopt(Memory::default(), 16, NOW);
-    steering.maps.told = Some(steering.targets());
+    steering.maps.published = Some(steering.targets());
 
     let edge = node("edge-7", &["10.1.2.3", "fd00::3"]);
     apply(&mut steering, vec![edge], NOW);
 
     assert_eq!(
-        shown(&steering),
+        published_targets(&steering),
         [
             "198.19.0.1 edge-7 (10.1.2.3:10250)",
             "198.19.0.2 edge-7 (10.1.2.3:10255)",
@@ -142,7 +142,7 @@ fn each_address_and_port_gets_an_address_of_its_family_and_the_ingress_is_told()
 }
 
 #[test]
-fn nothing_is_written_before_the_sources_have_told_all() {
+fn nothing_is_steered_before_every_source_has_delivered_its_first_list() {
     let mut steering = adopt(Memory::default(), 16, NOW);
 
     steering.update(&ClusterUpdate {
@@ -151,54 +151,54 @@ fn nothing_is_written_before_the_sources_have_told_all() {
     });
     steering.sync(NOW);
 
-    assert_eq!(shown(&steering), Vec::<String>::new());
+    assert_eq!(published_targets(&steering), Vec::<String>::new());
 }
 
 #[test]
-fn a_node_that_is_no_longer_an_edge_node_is_let_go_at_once_and_its_indices_rest() {
-    let mut steering = steered(16, ["a"]);
+fn a_removed_node_is_not_steered_and_its_indices_are_quarantined() {
+    let mut steering = steering_with(16, ["a"]);
 
-    apply(&mut steering, exchanged("a", "b"), NOW);
+    apply(&mut steering, replace_node("a", "b"), NOW);
 
-    assert_eq!(shown(&steering), led(3, "b"));
+    assert_eq!(published_targets(&steering), targets_of(3, "b"));
     assert!(!steering.targets.borrow().contains_key(&0));
     assert_ne!(steering.maps.records[&0].removed_at, 0);
 }
 
 #[test]
-fn an_index_is_used_again_only_after_its_rest_also_across_restarts() {
+fn an_index_is_reused_only_after_its_quarantine_also_after_a_restart() {
     // The maps have room for two keys, and for two indices in quarantine.
-    let mut steering = steered(2, ["a"]);
-    apply(&mut steering, exchanged("a", "b"), NOW);
-    apply(&mut steering, vec![gone("b")], NOW + Duration::from_secs(1));
+    let mut steering = steering_with(2, ["a"]);
+    apply(&mut steering, replace_node("a", "b"), NOW);
+    apply(&mut steering, vec![removed("b")], NOW + Duration::from_secs(1));
     let almost = NOW + QUARANTINE - Duration::from_secs(1);
     let mut steering = adopt(steering.maps, 2, almost);
 
     apply(&mut steering, nodes(["c"]), almost);
 
-    assert_eq!(shown(&steering), Vec::<String>::new());
+    assert_eq!(published_targets(&steering), Vec::<String>::new());
     // Unallocated keys are retried.
     assert!(steering.is_incomplete());
     assert_eq!(steering.reason_counts[&Reason::SteeringFull], 1);
 
     steering.sync(NOW + QUARANTINE);
 
-    assert_eq!(shown(&steering), led(1, "c"));
+    assert_eq!(published_targets(&steering), targets_of(1, "c"));
     assert!(!steering.is_incomplete());
 }
 
 #[test]
-fn what_comes_back_gets_its_own_index_although_it_rests() {
+fn a_returning_node_gets_its_last_indices_during_their_quarantine() {
     let mut steering = adopt(Memory::default(), 2, NOW);
     for _ in 0..10 {
         apply(&mut steering, nodes(["a"]), NOW);
-        assert_eq!(shown(&steering), led(1, "a"));
-        apply(&mut steering, vec![gone("a")], NOW);
+        assert_eq!(published_targets(&steering), targets_of(1, "a"));
+        apply(&mut steering, vec![removed("a")], NOW);
     }
 }
 
 #[test]
-fn a_small_prefix_gives_its_addresses_out_again_and_again() {
+fn the_addresses_of_a_small_prefix_are_reused() {
     let mut steering = adopt(Memory::default(), 16, NOW);
     // The prefix has six addresses, far fewer than the maps have indices.
     steering.settings.prefixes = vec![prefix("198.19.0.0", 29)];
@@ -207,44 +207,44 @@ fn a_small_prefix_gives_its_addresses_out_again_and_again() {
         let now = NOW + QUARANTINE * u32::from(number);
         let name = format!("node-{number}");
         let address = format!("10.0.0.{number}");
-        let both = vec![gone(&last), node(&name, &[&address])];
+        let both = vec![removed(&last), node(&name, &[&address])];
         apply(&mut steering, both, now);
 
-        assert_eq!(shown(&steering).len(), 2, "{number}: {:?}", steering.view());
+        assert_eq!(published_targets(&steering).len(), 2, "{number}: {:?}", steering.view());
         last = name;
     }
 }
 
 #[test]
-fn what_comes_back_after_its_rest_leaves_its_index_to_whom_it_was_given() {
+fn a_returning_node_gets_new_indices_if_its_last_ones_are_reused() {
     let mut steering = adopt(Memory::default(), 16, NOW);
     steering.settings.prefixes = vec![prefix("198.19.0.0", 29)];
     apply(&mut steering, nodes(["a", "b", "c"]), NOW);
-    apply(&mut steering, ["a", "b", "c"].map(gone).into(), NOW);
+    apply(&mut steering, ["a", "b", "c"].map(removed).into(), NOW);
 
     let both = vec![node("a", &["10.0.0.1"]), node("z", &["10.0.0.0"])];
     apply(&mut steering, both, NOW + QUARANTINE);
 
     let led: BTreeSet<u32> = steering.maps.keys.values().copied().collect();
-    assert_eq!((led.len(), shown(&steering).len()), (4, 4));
+    assert_eq!((led.len(), published_targets(&steering).len()), (4, 4));
 }
 
 #[test]
-fn a_node_that_is_known_to_be_none_of_the_edge_is_let_go_while_others_can_not_be_read() {
-    let steering = steered(16, ["a", "b"]);
+fn a_node_that_became_a_cloud_node_is_not_steered_although_objects_are_missing() {
+    let steering = steering_with(16, ["a", "b"]);
     let mut steering = adopt(steering.maps, 16, NOW);
     let (name, a) = node("a", &["10.0.0.1"]);
     let mut a = Node::clone(&a.expect("a Node"));
     a.labels.clear();
 
-    apply_part(&mut steering, vec![(name, Some(Arc::new(a)))]);
+    apply_incomplete(&mut steering, vec![(name, Some(Arc::new(a)))]);
 
     let left = steering.maps.keys.keys().map(|key| key.address.to_ip());
     assert!(left.eq(fixture::ips(&["10.0.0.2", "10.0.0.2"])));
 }
 
 #[test]
-fn of_indices_that_have_rested_the_longest_unused_is_given_out_first() {
+fn unused_indices_are_allocated_first_then_the_longest_removed() {
     let mut steering = adopt(Memory::default(), 2, NOW);
     let later = NOW + Duration::from_secs(1);
     apply(&mut steering, nodes(["b"]), NOW);
@@ -260,21 +260,21 @@ fn of_indices_that_have_rested_the_longest_unused_is_given_out_first() {
 }
 
 #[test]
-fn full_maps_keep_what_is_there_and_name_what_found_no_room() {
-    let mut steering = steered(2, ["b"]);
+fn full_steering_maps_keep_their_entries_and_report_the_others() {
+    let mut steering = steering_with(2, ["b"]);
 
     apply(&mut steering, nodes(["a"]), NOW);
 
-    assert_eq!(shown(&steering), led(1, "b"));
+    assert_eq!(published_targets(&steering), targets_of(1, "b"));
     let why = "not steered: bpf.maps.steering or a steering prefix is used up";
     let problem = format!("a (10.0.0.1:10250) and 1 more: {why}");
     assert_eq!(steering.view().problems, [problem]);
 }
 
 #[test]
-fn the_probe_finds_room_in_full_maps_and_leaves_nothing() {
-    let mut steering = steered(2, ["b"]);
-    let before = (steering.maps.keys.clone(), shown(&steering));
+fn the_probe_fits_into_full_maps_and_is_removed() {
+    let mut steering = steering_with(2, ["b"]);
+    let before = (steering.maps.keys.clone(), published_targets(&steering));
     let address = Address::from_ip(fixture::ip("192.0.0.8"));
     let key = SteeringKey::new(address, Port::from_host(9));
 
@@ -285,34 +285,34 @@ fn the_probe_finds_room_in_full_maps_and_leaves_nothing() {
     assert!(!killed.maps.keys.contains_key(&key));
     steering.remove_probe_key(&key).expect("removed");
 
-    assert_eq!((steering.maps.keys.clone(), shown(&steering)), before);
+    assert_eq!((steering.maps.keys.clone(), published_targets(&steering)), before);
 }
 
 #[test]
 fn a_restart_keeps_every_index_and_writes_nothing() {
-    let steering = steered(16, ["a", "b"]);
-    let before = shown(&steering);
+    let steering = steering_with(16, ["a", "b"]);
+    let before = published_targets(&steering);
     let maps = Memory {
-        writes: Some(0),
+        writes_left: Some(0),
         ..steering.maps
     };
     let mut again = adopt(maps, 16, NOW);
 
     apply(&mut again, nodes(["a", "b"]), NOW);
 
-    assert_eq!(shown(&again), before);
+    assert_eq!(published_targets(&again), before);
     assert!(!again.is_incomplete());
 }
 
 #[test]
-fn what_an_earlier_process_steered_stays_until_the_sources_hold_everything() {
-    let steering = steered(16, ["a", "b"]);
+fn keys_of_an_earlier_process_stay_while_objects_are_missing() {
+    let steering = steering_with(16, ["a", "b"]);
     let mut again = adopt(steering.maps, 16, NOW);
 
-    apply_part(&mut again, nodes(["b"]));
+    apply_incomplete(&mut again, nodes(["b"]));
     assert_eq!(again.maps.keys.len(), 4);
     // A key that this process planned is removed at once.
-    apply_part(&mut again, vec![gone("b")]);
+    apply_incomplete(&mut again, vec![removed("b")]);
     assert_eq!(again.maps.keys.len(), 2);
     apply(&mut again, Vec::new(), NOW);
 
@@ -320,26 +320,26 @@ fn what_an_earlier_process_steered_stays_until_the_sources_hold_everything() {
 }
 
 #[test]
-fn another_prefix_moves_every_key_to_a_new_index() {
-    let steering = steered(16, ["a"]);
+fn a_changed_prefix_gives_every_key_a_new_index() {
+    let steering = steering_with(16, ["a"]);
     let mut again = adopt(steering.maps, 16, NOW);
     again.settings.prefixes = vec![prefix("198.18.0.0", 16)];
 
     apply(&mut again, nodes(["a"]), NOW);
 
     assert_eq!(
-        shown(&again),
+        published_targets(&again),
         [
             "198.18.0.3 a (10.0.0.1:10250)",
             "198.18.0.4 a (10.0.0.1:10255)"
         ]
     );
-    assert_eq!(again.maps.torn, 0);
+    assert_eq!(again.maps.unsafe_writes, 0);
 }
 
 #[test]
-fn the_ports_of_the_config_map_are_followed_and_go_with_it() {
-    let mut steering = steered(16, ["a"]);
+fn ports_of_the_config_map_are_steered_until_it_is_deleted() {
+    let mut steering = steering_with(16, ["a"]);
     let name = ObjectName::new("kube-system", "ports");
     let config_map = ConfigMap {
         name: name.clone(),
@@ -358,21 +358,21 @@ fn the_ports_of_the_config_map_are_followed_and_go_with_it() {
 
 #[test]
 fn a_kill_between_any_two_writes_leaves_every_key_with_its_own_record() {
-    let first = steered(8, ["a", "b"]);
-    let change = || [exchanged("a", "c"), nodes(["b"])].concat();
+    let first = steering_with(8, ["a", "b"]);
+    let change = || [replace_node("a", "c"), nodes(["b"])].concat();
     for writes in 0..16 {
         let maps = Memory {
-            writes: Some(writes),
+            writes_left: Some(writes),
             ..first.maps.clone()
         };
         let mut killed = adopt(maps, 8, NOW);
         apply(&mut killed, change(), NOW);
-        assert_eq!(killed.maps.torn, 0, "after {writes} writes");
+        assert_eq!(killed.maps.unsafe_writes, 0, "after {writes} writes");
         let records = &killed.maps.records;
         let is_own = |(key, index): (&SteeringKey, &u32)| records[index].key == *key;
         assert!(killed.maps.keys.iter().all(is_own), "after {writes} writes");
         let maps = Memory {
-            writes: None,
+            writes_left: None,
             ..killed.maps
         };
         let mut again = adopt(maps, 8, NOW);
@@ -388,25 +388,25 @@ fn a_kill_between_any_two_writes_leaves_every_key_with_its_own_record() {
         }
         let target = |word: &str| word.split_once(' ').map(|(_, target)| target.to_owned());
         let targets = |words: &[String]| words.iter().map(|word| target(word)).collect::<Vec<_>>();
-        let wanted = targets(&["b", "c"].map(|name| led(1, name)).concat());
-        assert_eq!(targets(&shown(&again)), wanted, "after {writes} writes");
+        let wanted = targets(&["b", "c"].map(|name| targets_of(1, name)).concat());
+        assert_eq!(targets(&published_targets(&again)), wanted, "after {writes} writes");
     }
 }
 
 #[test]
 fn a_write_that_fails_is_tried_again() {
     let maps = Memory {
-        writes: Some(1),
+        writes_left: Some(1),
         ..Memory::default()
     };
     let mut steering = adopt(maps, 8, NOW);
     apply(&mut steering, nodes(["a"]), NOW);
     assert!(steering.is_incomplete());
 
-    steering.maps.writes = None;
+    steering.maps.writes_left = None;
     steering.sync(NOW);
 
-    assert_eq!(shown(&steering).len(), 2);
+    assert_eq!(published_targets(&steering).len(), 2);
     assert!(!steering.is_incomplete());
     assert_eq!(steering.reason_counts[&Reason::WriteFailed], 1);
 }

@@ -24,7 +24,7 @@ fn address(family: Family, number: u32) -> IpAddr {
 }
 
 /// Returns a Service with both families, and with one endpoint in each.
-fn of_both(number: u32, endpoints: [u32; 2]) -> ServiceState {
+fn dual_stack(number: u32, endpoints: [u32; 2]) -> ServiceState {
     let both = [Family::V4, Family::V6];
     let service = Service {
         cluster_ips: both.map(|family| address(family, number)).to_vec(),
@@ -43,8 +43,8 @@ fn of_both(number: u32, endpoints: [u32; 2]) -> ServiceState {
     }
 }
 
-fn told(services: impl Iterator<Item = (u32, [u32; 2])>) -> ClusterUpdate {
-    let state = |(number, endpoints)| (name(number), Some(of_both(number, endpoints)));
+fn update_of(services: impl Iterator<Item = (u32, [u32; 2])>) -> ClusterUpdate {
+    let state = |(number, endpoints)| (name(number), Some(dual_stack(number, endpoints)));
     ClusterUpdate {
         services: services.map(state).collect(),
         ..update(Vec::new())
@@ -52,21 +52,21 @@ fn told(services: impl Iterator<Item = (u32, [u32; 2])>) -> ClusterUpdate {
 }
 
 #[test]
-fn one_slice_that_changes_among_very_many_services_plans_and_writes_its_own_alone() {
+fn a_changed_slice_among_many_services_plans_and_writes_only_its_service() {
     let mut maps = Memory::new(SIZES);
-    maps.is_watched = false;
+    maps.checks_every_write = false;
     let mut reconciler = adopt(maps);
-    reconciler.update(told((0..SERVICES).map(|number| (number, [number, number]))));
+    reconciler.update(update_of((0..SERVICES).map(|number| (number, [number, number]))));
     settle(&mut reconciler);
     assert_eq!(reconciler.desired.plans_computed, u64::from(SERVICES));
-    assert_eq!(reconciler.maps().svc.len(), 2 * 30_000);
+    assert_eq!(reconciler.maps().frontend_keys.len(), 2 * 30_000);
 
     for (family, change) in [
         (Family::V4, (17_000, [SERVICES, 17_000])),
         (Family::V6, (23_000, [23_000, SERVICES])),
     ] {
         let (planned, written) = (reconciler.desired.plans_computed, reconciler.maps().writes);
-        reconciler.update(told(std::iter::once(change)));
+        reconciler.update(update_of(std::iter::once(change)));
         reconciler.write_changes();
 
         assert_eq!(reconciler.desired.plans_computed, planned + 1, "{family:?}");
@@ -74,7 +74,7 @@ fn one_slice_that_changes_among_very_many_services_plans_and_writes_its_own_alon
         let writes = reconciler.maps().writes - written;
         assert!((1..=8).contains(&writes), "{family:?}: {writes} writes");
         let key = http_at(address(family, change.0));
-        let backends = reconciler.maps().read(&key).expect("a front");
+        let backends = reconciler.maps().backends_of(&key).expect("a frontend");
         let found = backends.iter().map(|backend| backend.address.to_ip());
         assert!(found.eq([address(family, 0x10_0000 + SERVICES)]));
     }

@@ -15,7 +15,7 @@ fn remove_two_backends(counts: [u64; 2]) -> (Reconciler<Memory>, [u32; 2]) {
 }
 
 #[test]
-fn an_index_is_used_again_only_once_the_last_connection_there_has_closed() {
+fn an_index_is_reused_only_after_its_last_connection_has_closed() {
     let (mut reconciler, [first, second]) = remove_two_backends([3, 0]);
     assert_eq!(reconciler.sync.tracked.actual.draining.len(), 1);
 
@@ -40,7 +40,7 @@ fn an_index_is_used_again_only_once_the_last_connection_there_has_closed() {
 }
 
 #[test]
-fn a_restart_finds_which_indices_open_connections_keep() {
+fn a_restart_finds_indices_with_open_connections() {
     let (reconciler, [first, second]) = remove_two_backends([1, 2]);
 
     let mut second_life = adopt(reconciler.sync.tracked.maps);
@@ -54,7 +54,7 @@ fn a_restart_finds_which_indices_open_connections_keep() {
 }
 
 #[test]
-fn a_program_that_runs_during_the_start_may_still_count() {
+fn connections_that_a_running_program_counts_during_the_start_are_seen() {
     /// A program that counts one more connection before the grace period ends.
     struct Counting(OpenConnections, u32);
 
@@ -77,7 +77,7 @@ fn a_program_that_runs_during_the_start_may_still_count() {
 }
 
 #[test]
-fn where_open_connections_leave_no_room_that_is_said_and_tried_again_when_they_close() {
+fn a_service_without_free_indices_is_retried_when_connections_close() {
     let mut reconciler = adopt(Memory::new(ROOMY.with(MapSize::Backends, 8)));
     // The array has 73 entries; open connections prevent the reuse of 72.
     let mut kept = Vec::new();

@@ -13,7 +13,7 @@ fn adopt_owned() -> Reconciler<Memory> {
 }
 
 /// Returns a Service with both families, and with external IPs.
-fn wanting(name: &'static str, last: u8, external: Vec<IpAddr>) -> Change<'static> {
+fn with_external_ips(name: &'static str, last: u8, external: Vec<IpAddr>) -> Change<'static> {
     with(set(name, last, &[last]), |service| {
         service.cluster_ips.push(other_ip(last));
         service.external_ips = external;
@@ -21,7 +21,7 @@ fn wanting(name: &'static str, last: u8, external: Vec<IpAddr>) -> Change<'stati
 }
 
 /// Returns a Service that Culvert doesn't serve, with these addresses of its load balancer.
-fn unserved(ips: Vec<IpAddr>) -> Change<'static> {
+fn unserved_load_balancer(ips: Vec<IpAddr>) -> Change<'static> {
     let service = Service {
         unserved_ips: ips,
         ..Service::named(ObjectName::new("default", "balancer"))
@@ -42,8 +42,8 @@ fn node(name: &str, other_ips: Vec<IpAddr>) -> (ObjectName, Option<Arc<Node>>) {
 
 /// Returns the external IPs that are translated.
 fn served(reconciler: &Reconciler<Memory>) -> Vec<&'static str> {
-    let fronts = &reconciler.maps().svc;
-    let is_served = |text: &&str| fronts.contains_key(&http_at(fixture::ip(text)));
+    let frontends = &reconciler.maps().frontend_keys;
+    let is_served = |text: &&str| frontends.contains_key(&http_at(fixture::ip(text)));
     PAIR.into_iter().filter(is_served).collect()
 }
 
@@ -57,10 +57,10 @@ fn problems(reconciler: &Reconciler<Memory>, name: &str) -> Vec<String> {
 }
 
 #[test]
-fn an_external_ip_is_served_as_soon_as_a_node_has_it_and_no_longer_than_that() {
+fn an_external_ip_is_served_exactly_while_a_node_has_it() {
     let mut reconciler = adopt_owned();
     let ips = || fixture::ips(&PAIR);
-    let services = vec![wanting("web", 1, ips()), wanting("other", 2, Vec::new())];
+    let services = vec![with_external_ips("web", 1, ips()), with_external_ips("other", 2, Vec::new())];
     apply(&mut reconciler, services);
     assert!(served(&reconciler).is_empty());
     let left_out = |ip| {
@@ -78,24 +78,24 @@ fn an_external_ip_is_served_as_soon_as_a_node_has_it_and_no_longer_than_that() {
     assert_eq!(told.collect::<Vec<_>>(), wanted);
 
     // Another node gets the addresses.
-    tell_nodes(&mut reconciler, vec![node("node-b", ips())]);
+    apply_nodes(&mut reconciler, vec![node("node-b", ips())]);
     let web = ObjectName::new("default", "web");
     assert_eq!(reconciler.sync.dirty, BTreeSet::from([web]));
     settle(&mut reconciler);
     assert_eq!(served(&reconciler), PAIR);
     assert!(problems(&reconciler, "web").is_empty());
 
-    tell_nodes(&mut reconciler, vec![node("node-b", Vec::new())]);
+    apply_nodes(&mut reconciler, vec![node("node-b", Vec::new())]);
     settle(&mut reconciler);
     assert!(served(&reconciler).is_empty());
     assert_eq!(problems(&reconciler, "web"), PAIR.map(left_out));
 }
 
 #[test]
-fn the_load_balancer_of_a_service_that_is_not_served_owns_its_addresses_and_nothing_else() {
+fn an_unserved_load_balancer_owns_its_addresses_but_is_not_published() {
     let mut reconciler = adopt_owned();
-    let web = || wanting("web", 1, fixture::ips(&PAIR));
-    let balancer = || unserved(fixture::ips(&PAIR));
+    let web = || with_external_ips("web", 1, fixture::ips(&PAIR));
+    let balancer = || unserved_load_balancer(fixture::ips(&PAIR));
     // The order of the owner and the other Service in the update doesn't matter.
     for both in [vec![balancer(), web()], vec![web(), balancer()]] {
         apply(&mut reconciler, both);
@@ -104,6 +104,6 @@ fn the_load_balancer_of_a_service_that_is_not_served_owns_its_addresses_and_noth
         assert_eq!(shown.len(), 1, "{shown:?}");
 
         apply(&mut reconciler, vec![("balancer", None), ("web", None)]);
-        assert!(served(&reconciler).is_empty() && reconciler.maps().svc.is_empty());
+        assert!(served(&reconciler).is_empty() && reconciler.maps().frontend_keys.is_empty());
     }
 }

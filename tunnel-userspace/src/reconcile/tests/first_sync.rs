@@ -16,13 +16,13 @@ fn all() -> Vec<Change<'static>> {
 }
 
 /// Returns true if every Service has exactly its endpoints as backends.
-fn is_whole(reconciler: &Reconciler<Memory>) -> bool {
+fn is_complete(reconciler: &Reconciler<Memory>) -> bool {
     let mut all = SERVICES.iter();
     all.all(|(_, vip, endpoints)| backends(reconciler, *vip).as_deref() == Some(*endpoints))
 }
 
 #[test]
-fn many_services_are_written_as_a_few_are() {
+fn a_batch_writes_the_same_entries_as_single_writes() {
     let mut at_once = adopt(Memory::new(ROOMY));
     apply(&mut at_once, all());
     let mut each = serving(ROOMY, []);
@@ -30,74 +30,74 @@ fn many_services_are_written_as_a_few_are() {
         apply(&mut each, vec![service]);
     }
 
-    assert!(is_whole(&at_once));
-    assert_eq!(at_once.maps().svc.len(), each.maps().svc.len());
+    assert!(is_complete(&at_once));
+    assert_eq!(at_once.maps().frontend_keys.len(), each.maps().frontend_keys.len());
     assert_eq!(at_once.maps().writes, each.maps().writes);
 }
 
 /// Lets writes succeed again, reads the maps again, and writes the rest.
-fn begin_anew(reconciler: &mut Reconciler<Memory>) {
-    reconciler.sync.tracked.maps.limit = usize::MAX;
+fn read_again(reconciler: &mut Reconciler<Memory>) {
+    reconciler.sync.tracked.maps.max_writes = usize::MAX;
     reconciler.sync.read_again(&NoGrace).expect("read");
-    reconciler.sync.tracked.maps.grace();
+    reconciler.sync.tracked.maps.end_grace_period();
     settle(reconciler);
 }
 
 /// Returns maps of an earlier process, in which Services have other addresses and backends.
-fn earlier() -> Memory {
+fn earlier_maps() -> Memory {
     let (a, b) = (set("a", 2, &[1]), set("b", 1, &[7, 8]));
     let first = serving(ROOMY, [a, b, set("old", 9, &[5, 6])]);
     first.sync.tracked.maps
 }
 
 #[test]
-fn a_write_that_is_refused_among_many_is_found_and_made_again() {
+fn a_refused_batch_is_repaired() {
     for kind in ["new maps", "maps of an earlier process"] {
         let maps = || match kind {
             "new maps" => Memory::new(ROOMY),
-            _ => earlier(),
+            _ => earlier_maps(),
         };
-        let mut whole = adopt(maps());
-        let before = whole.maps().writes;
-        apply(&mut whole, all());
+        let mut complete = adopt(maps());
+        let before = complete.maps().writes;
+        apply(&mut complete, all());
 
-        let mut doubts = 0;
-        for limit in before..whole.maps().writes {
-            let place = format!("{kind}, after {limit} writes");
+        let mut refused_batches = 0;
+        for limit in before..complete.maps().writes {
+            let case = format!("{kind}, after {limit} writes");
             let mut reconciler = adopt(maps());
-            reconciler.sync.tracked.maps.limit = limit;
+            reconciler.sync.tracked.maps.max_writes = limit;
             apply(&mut reconciler, all());
             let is_in_doubt = reconciler.sync.is_content_unknown();
             // With maps of an earlier process, the refused write may be a deletion, which is in no batch.
             let is_left_dirty = is_in_doubt && reconciler.is_dirty();
-            assert!(is_left_dirty || kind != "new maps", "{place}");
+            assert!(is_left_dirty || kind != "new maps", "{case}");
             let writes = reconciler.maps().writes;
-            reconciler.sync.tracked.maps.limit = usize::MAX;
+            reconciler.sync.tracked.maps.max_writes = usize::MAX;
             settle(&mut reconciler);
             if is_in_doubt {
-                doubts += 1;
+                refused_batches += 1;
                 let made = reconciler.maps().writes;
                 assert_eq!(
                     made, writes,
-                    "{place}: nothing may be written before the maps are read"
+                    "{case}: nothing may be written before the maps are read"
                 );
-                begin_anew(&mut reconciler);
+                read_again(&mut reconciler);
             }
 
             assert!(!reconciler.sync.is_content_unknown() && !reconciler.is_dirty());
-            assert!(is_whole(&reconciler), "{place}");
-            assert_eq!(backends(&reconciler, 9), None, "{place}");
+            assert!(is_complete(&reconciler), "{case}");
+            assert_eq!(backends(&reconciler, 9), None, "{case}");
             // The tracked content is right, so an audit finds no difference.
-            assert_eq!(audit(&mut reconciler), 0, "{place}");
+            assert_eq!(audit(&mut reconciler), 0, "{case}");
         }
-        assert!(doubts > 0, "{kind}");
+        assert!(refused_batches > 0, "{kind}");
     }
 }
 
 #[test]
-fn what_an_earlier_process_left_stays_through_it_while_the_sources_are_not_whole() {
-    let mut reconciler = adopt(earlier());
-    reconciler.sync.tracked.maps.limit = reconciler.maps().writes + 3;
+fn entries_of_an_earlier_process_survive_a_refused_batch_while_objects_are_missing() {
+    let mut reconciler = adopt(earlier_maps());
+    reconciler.sync.tracked.maps.max_writes = reconciler.maps().writes + 3;
     reconciler.update(ClusterUpdate {
         complete: false,
         ..update(all())
@@ -105,10 +105,10 @@ fn what_an_earlier_process_left_stays_through_it_while_the_sources_are_not_whole
     settle(&mut reconciler);
     assert!(reconciler.sync.is_content_unknown());
 
-    begin_anew(&mut reconciler);
+    read_again(&mut reconciler);
 
     assert_eq!(backends(&reconciler, 9), Some(vec![5, 6]));
     apply(&mut reconciler, Vec::new());
     assert_eq!(backends(&reconciler, 9), None);
-    assert!(is_whole(&reconciler));
+    assert!(is_complete(&reconciler));
 }

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_service_that_wants_more_fronts_than_there_is_room_for_still_follows_its_endpoints() {
+fn a_service_with_too_many_frontends_still_updates_its_backends() {
     let services = [set("a", 1, &[1, 2]), set("b", 2, &[3])];
     let mut reconciler = serving(ROOMY.with(MapSize::Frontends, 2), services);
 
@@ -15,12 +15,12 @@ fn a_service_that_wants_more_fronts_than_there_is_room_for_still_follows_its_end
     assert_eq!(problem(&reconciler, "a"), Some(Reason::FrontendsFull));
     assert_eq!(backends(&reconciler, 1), Some(vec![2]));
     assert!(!reconciler.is_dirty());
-    let serving = reconciler.maps().be.values();
+    let serving = reconciler.maps().backends.values();
     assert_eq!(serving.filter(|it| it.state.is_serving()).count(), 2);
 }
 
 #[test]
-fn a_service_that_finds_no_room_is_named_and_comes_when_there_is_room() {
+fn a_service_without_room_is_a_problem_until_there_is_room() {
     let full = ROOMY.with(MapSize::Frontends, 2).with(MapSize::Slots, 4);
     for (sizes, reason) in [
         (ROOMY.with(MapSize::Frontends, 2), Reason::FrontendsFull),
@@ -47,7 +47,7 @@ fn a_service_that_finds_no_room_is_named_and_comes_when_there_is_room() {
 }
 
 #[test]
-fn what_finds_no_room_is_told_of_on_the_service_and_on_the_node() {
+fn full_maps_cause_a_warning_on_the_service_and_on_the_node() {
     let uid: Option<Arc<str>> = Some(Arc::from("1-2-3"));
     let b = with(set("b", 2, &[2]), |service| service.uid = uid.clone());
     let mut reconciler = serving(ROOMY.with(MapSize::Frontends, 1), [set("a", 1, &[1]), b]);
@@ -65,7 +65,7 @@ fn what_finds_no_room_is_told_of_on_the_service_and_on_the_node() {
 }
 
 #[test]
-fn a_service_that_outgrows_the_maps_loses_what_left_and_keeps_the_rest() {
+fn a_service_that_outgrows_the_maps_keeps_its_remaining_backends() {
     let sizes = ROOMY.with(MapSize::Backends, 3);
     let mut reconciler = serving(sizes, [set("web", 1, &[1, 2, 3])]);
 

@@ -20,7 +20,7 @@ pub(super) fn history() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec((0..NAMES.len(), 1..4_u8, endpoints), 1..24)
 }
 
-pub(super) fn take(reconciler: &mut Reconciler<Memory>, (name, vip, endpoints): &Step) {
+pub(super) fn apply_step(reconciler: &mut Reconciler<Memory>, (name, vip, endpoints): &Step) {
     let name = NAMES[*name];
     let state = endpoints
         .as_ref()
@@ -29,7 +29,7 @@ pub(super) fn take(reconciler: &mut Reconciler<Memory>, (name, vip, endpoints): 
 }
 
 /// Returns the backends that each VIP must have at the end. The first Service by name owns a VIP.
-fn wanted(history: &[Step]) -> BTreeMap<u8, Vec<u8>> {
+fn expected_backends(history: &[Step]) -> BTreeMap<u8, Vec<u8>> {
     let last = history.iter().map(|(name, vip, it)| (name, (vip, it)));
     let last: BTreeMap<_, _> = last.collect();
     let wanted = last.into_values().rev().filter_map(|(vip, endpoints)| {
@@ -39,7 +39,7 @@ fn wanted(history: &[Step]) -> BTreeMap<u8, Vec<u8>> {
     wanted.collect()
 }
 
-pub(super) fn found(reconciler: &Reconciler<Memory>) -> BTreeMap<u8, Vec<u8>> {
+pub(super) fn backends_by_vip(reconciler: &Reconciler<Memory>) -> BTreeMap<u8, Vec<u8>> {
     (1..4)
         .filter_map(|vip| Some((vip, backends(reconciler, vip)?)))
         .collect()
@@ -47,23 +47,23 @@ pub(super) fn found(reconciler: &Reconciler<Memory>) -> BTreeMap<u8, Vec<u8>> {
 
 /// Applies a history in a process that is killed after `cut` writes, then again in a new one. `Memory` checks
 /// after each write that no frontend has a backend of another.
-pub(super) fn killed<T>(
+pub(super) fn restart_after_kill<T>(
     history: &[T],
     cut: usize,
     take: impl Fn(&mut Reconciler<Memory>, &T),
 ) -> Reconciler<Memory> {
     let mut first = adopt(Memory::new(ROOMY));
-    first.sync.tracked.maps.limit = cut;
+    first.sync.tracked.maps.max_writes = cut;
     for step in history {
         take(&mut first, step);
         let retired = first.write_changes();
         if first.maps().writes < cut {
-            first.sync.tracked.maps.grace();
+            first.sync.tracked.maps.end_grace_period();
             first.sync.free(&retired, false);
         }
     }
     let mut maps = first.sync.tracked.maps;
-    maps.limit = usize::MAX;
+    maps.max_writes = usize::MAX;
     let mut second = adopt(maps);
     for step in history {
         take(&mut second, step);
@@ -76,36 +76,36 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn the_maps_hold_what_is_wanted_after_any_history_with_any_delay_of_freeing(
+    fn the_maps_are_as_planned_after_any_history_and_any_delay_of_freeing(
         history in history(),
         frees in proptest::collection::vec(any::<bool>(), 24),
     ) {
         let mut reconciler = adopt(Memory::new(ROOMY));
         let mut held = Retired::default();
         for (step, frees) in history.iter().zip(frees) {
-            take(&mut reconciler, step);
+            apply_step(&mut reconciler, step);
             held.0.extend(reconciler.write_changes().0);
             if frees {
-                reconciler.sync.tracked.maps.grace();
+                reconciler.sync.tracked.maps.end_grace_period();
                 reconciler.sync.free(&std::mem::take(&mut held), false);
             }
         }
-        reconciler.sync.tracked.maps.grace();
+        reconciler.sync.tracked.maps.end_grace_period();
         reconciler.sync.free(&held, false);
         settle(&mut reconciler);
-        prop_assert_eq!(found(&reconciler), wanted(&history));
-        prop_assert_eq!(reconciler.maps().misplaced(), Vec::<u32>::new());
+        prop_assert_eq!(backends_by_vip(&reconciler), expected_backends(&history));
+        prop_assert_eq!(reconciler.maps().wrong_memberships(), Vec::<u32>::new());
         prop_assert_eq!(reconciler.audit(&NoGrace).expect("read"), 0);
     }
 
     #[test]
-    fn a_kill_between_any_two_writes_harms_nobody_and_the_next_start_mends_it(
+    fn a_kill_between_any_two_writes_is_repaired_by_the_next_start(
         history in history(),
         cut in 0..200_usize,
     ) {
-        let second = killed(&history, cut, take);
-        prop_assert_eq!(found(&second), wanted(&history));
-        prop_assert_eq!(second.maps().misplaced(), Vec::<u32>::new());
+        let second = restart_after_kill(&history, cut, apply_step);
+        prop_assert_eq!(backends_by_vip(&second), expected_backends(&history));
+        prop_assert_eq!(second.maps().wrong_memberships(), Vec::<u32>::new());
         let usage = second.sync.tracked.actual.usage();
         let backends: usize = second.desired.plans.values().flat_map(LiteMap::values)
             .filter(|plan| plan.frontends.keys().any(|key| second.desired.frontend_owners.owner(key)
@@ -116,7 +116,7 @@ proptest! {
 }
 
 #[test]
-fn a_kill_at_each_write_of_a_long_history_is_mended() {
+fn a_kill_at_any_write_of_a_long_history_is_repaired() {
     let set = |endpoints: &[u8]| Some(endpoints.iter().copied().collect::<BTreeSet<u8>>());
     let history: Vec<Step> = vec![
         (3, 1, set(&[1, 2])),
@@ -131,7 +131,7 @@ fn a_kill_at_each_write_of_a_long_history_is_mended() {
         (0, 2, set(&[1])),
     ];
     for cut in 0..120 {
-        let second = killed(&history, cut, take);
-        assert_eq!(found(&second), wanted(&history), "after {cut} writes");
+        let second = restart_after_kill(&history, cut, apply_step);
+        assert_eq!(backends_by_vip(&second), expected_backends(&history), "after {cut} writes");
     }
 }

@@ -15,27 +15,27 @@ const EVERY: Duration = Duration::from_secs(1);
 
 /// A fake kernel: its listeners, and the polls that it got.
 #[derive(Default)]
-struct Kernel {
+struct FakeKernel {
     listeners: BTreeSet<FrontendKey>,
     fails: Option<bool>,
-    asked: Vec<BTreeSet<FrontendKey>>,
+    polls: Vec<BTreeSet<FrontendKey>>,
 }
 
 /// A reconciler with polls of a fake kernel.
-struct Scene {
+struct Fixture {
     reconciler: Reconciler<Memory>,
-    kernel: Arc<Mutex<Kernel>>,
-    looks: ListenerPoll,
+    kernel: Arc<Mutex<FakeKernel>>,
+    listener_poll: ListenerPoll,
 }
 
-impl Scene {
+impl Fixture {
     /// Starts on a node that has the addresses of these frontends, with some Services.
-    fn new<const N: usize>(fronts: [FrontendKey; N], services: Vec<Change<'_>>) -> Self {
-        let kernel = Arc::<Mutex<Kernel>>::default();
+    fn new<const N: usize>(frontends: [FrontendKey; N], services: Vec<Change<'_>>) -> Self {
+        let kernel = Arc::<Mutex<FakeKernel>>::default();
         let asked = Arc::clone(&kernel);
         let find = move |wanted: &BTreeSet<FrontendKey>| {
             let mut kernel = asked.lock().unwrap();
-            kernel.asked.push(wanted.clone());
+            kernel.polls.push(wanted.clone());
             match kernel.fails {
                 None => Ok(kernel.listeners.clone()),
                 Some(is_retryable) => Err(ListenerPollError {
@@ -45,41 +45,41 @@ impl Scene {
             }
         };
         let mut reconciler = adopt(Memory::new(ROOMY));
-        reconciler.set_addresses(fronts.iter().map(ip).collect());
+        reconciler.set_addresses(frontends.iter().map(ip).collect());
         reconciler.update(update(services));
         Self {
             reconciler,
             kernel,
-            looks: ListenerPoll::new(Some(Box::new(find)), EVERY),
+            listener_poll: ListenerPoll::new(Some(Box::new(find)), EVERY),
         }
     }
 
     /// Polls if a poll is due. Writes nothing.
     async fn poll(&mut self) {
-        if self.looks.start_if_due(&mut self.reconciler) {
-            let looked = self.looks.wait().await.expect("a poll");
-            self.looks.apply_result(looked, &mut self.reconciler);
+        if self.listener_poll.start_if_due(&mut self.reconciler) {
+            let looked = self.listener_poll.wait().await.expect("a poll");
+            self.listener_poll.apply_result(looked, &mut self.reconciler);
         }
     }
 
     /// Polls if a poll is due, and writes the changes.
-    async fn look(&mut self) {
+    async fn poll_and_write(&mut self) {
         self.poll().await;
         settle(&mut self.reconciler);
     }
 
     /// Waits for the interval, polls, and writes the changes.
-    async fn look_later(&mut self) {
+    async fn poll_after_interval(&mut self) {
         advance(EVERY).await;
-        self.look().await;
+        self.poll_and_write().await;
     }
 
-    fn kernel(&self) -> MutexGuard<'_, Kernel> {
+    fn kernel(&self) -> MutexGuard<'_, FakeKernel> {
         self.kernel.lock().unwrap()
     }
 
-    fn asked(&self) -> Vec<BTreeSet<FrontendKey>> {
-        std::mem::take(&mut self.kernel().asked)
+    fn take_polls(&self) -> Vec<BTreeSet<FrontendKey>> {
+        std::mem::take(&mut self.kernel().polls)
     }
 }
 
@@ -88,12 +88,12 @@ fn ip(key: &FrontendKey) -> IpAddr {
 }
 
 /// Returns the frontend of a VIP in its other family.
-fn other(last: u8) -> FrontendKey {
+fn other_vip(last: u8) -> FrontendKey {
     http_at(other_ip(last))
 }
 
 /// Returns a Service with both families and a node port.
-fn both(name: &'static str, last: u8) -> Change<'static> {
+fn dual_stack(name: &'static str, last: u8) -> Change<'static> {
     with(set(name, last, &[1]), |service| {
         service.cluster_ips.push(other_ip(last));
         service.ports[0].node_port = Some(30_000 + u16::from(last));
@@ -101,45 +101,45 @@ fn both(name: &'static str, last: u8) -> Change<'static> {
 }
 
 /// Returns the frontends for which sockets are not translated.
-fn left_alone(reconciler: &Reconciler<Memory>) -> BTreeSet<FrontendKey> {
+fn untranslated(reconciler: &Reconciler<Memory>) -> BTreeSet<FrontendKey> {
     let maps = &reconciler.sync.tracked.maps;
-    let is_left = |index: &u32| maps.front[index].flags & Frontend::NOT_SOCKETS != 0;
-    let left = maps.svc.iter().filter(|(_, index)| is_left(index));
+    let is_left = |index: &u32| maps.frontends[index].flags & Frontend::NOT_SOCKETS != 0;
+    let left = maps.frontend_keys.iter().filter(|(_, index)| is_left(index));
     left.map(|(key, _)| *key).collect()
 }
 
 #[test]
-fn a_front_is_left_alone_while_this_node_listens_there_and_no_other_front_is() {
-    let mut reconciler = serving(ROOMY, [both("web", 1), both("dns", 2)]);
-    reconciler.set_addresses([ip(&vip(1)), ip(&other(1))].into());
+fn only_frontends_with_a_local_listener_are_not_translated() {
+    let mut reconciler = serving(ROOMY, [dual_stack("web", 1), dual_stack("dns", 2)]);
+    reconciler.set_addresses([ip(&vip(1)), ip(&other_vip(1))].into());
     settle(&mut reconciler);
     let node_port = FrontendKey {
         port: Port::from_host(30_001),
         ..vip(1)
     };
-    assert!(reconciler.maps().svc.contains_key(&node_port));
+    assert!(reconciler.maps().frontend_keys.contains_key(&node_port));
 
     // `vip(2)` is on another node, and node ports don't yield to listeners.
-    reconciler.set_listeners([vip(1), other(1), vip(2), node_port].into());
+    reconciler.set_listeners([vip(1), other_vip(1), vip(2), node_port].into());
     let web = ObjectName::new("default", "web");
     assert_eq!(reconciler.sync.dirty, BTreeSet::from([web]));
     settle(&mut reconciler);
-    assert_eq!(left_alone(&reconciler), [vip(1), other(1)].into());
+    assert_eq!(untranslated(&reconciler), [vip(1), other_vip(1)].into());
     let shown = services(&reconciler, Some("web"));
-    let fronts = shown[0].ports.iter().flat_map(|port| &port.frontends);
-    let told = fronts.filter(|front| front.local_listener);
-    let told: BTreeSet<_> = told.map(|front| front.frontend.clone()).collect();
-    assert_eq!(told, [vip(1), other(1)].map(|key| key.to_string()).into());
+    let frontends = shown[0].ports.iter().flat_map(|port| &port.frontends);
+    let told = frontends.filter(|frontend| frontend.local_listener);
+    let told: BTreeSet<_> = told.map(|frontend| frontend.frontend.clone()).collect();
+    assert_eq!(told, [vip(1), other_vip(1)].map(|key| key.to_string()).into());
 
-    reconciler.set_listeners([other(1)].into());
+    reconciler.set_listeners([other_vip(1)].into());
     settle(&mut reconciler);
-    assert_eq!(left_alone(&reconciler), [other(1)].into());
+    assert_eq!(untranslated(&reconciler), [other_vip(1)].into());
     assert_eq!(backends(&reconciler, 1), Some(vec![1]));
 }
 
 #[test]
-fn only_cluster_ips_give_way_to_a_listener() {
-    let web = with(both("web", 1), |service| {
+fn only_cluster_ips_yield_to_a_local_listener() {
+    let web = with(dual_stack("web", 1), |service| {
         service.external_ips = vec![ip(&vip(7))];
         service.load_balancer_ips = vec![ip(&vip(8))];
     });
@@ -152,103 +152,103 @@ fn only_cluster_ips_give_way_to_a_listener() {
     assert!(
         [7, 8]
             .iter()
-            .all(|last| reconciler.maps().svc.contains_key(&vip(*last)))
+            .all(|last| reconciler.maps().frontend_keys.contains_key(&vip(*last)))
     );
-    assert_eq!(left_alone(&reconciler), [vip(1)].into());
+    assert_eq!(untranslated(&reconciler), [vip(1)].into());
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_looks_while_this_node_has_no_address_of_a_service() {
-    let mut scene = Scene::new([vip(9)], vec![both("web", 1)]);
+async fn there_is_no_poll_while_this_node_has_no_address_of_a_service() {
+    let mut scene = Fixture::new([vip(9)], vec![dual_stack("web", 1)]);
 
-    scene.look().await;
-    scene.look_later().await;
-    assert!(scene.asked().is_empty() && scene.looks.next_at.is_none());
+    scene.poll_and_write().await;
+    scene.poll_after_interval().await;
+    assert!(scene.take_polls().is_empty() && scene.listener_poll.next_at.is_none());
 
     // A Service gets the address, and is deleted again.
-    apply(&mut scene.reconciler, vec![both("cache", 9)]);
-    scene.look().await;
-    assert_eq!(scene.asked(), [[vip(9)].into()]);
-    assert!(scene.looks.next_at.is_some());
+    apply(&mut scene.reconciler, vec![dual_stack("cache", 9)]);
+    scene.poll_and_write().await;
+    assert_eq!(scene.take_polls(), [[vip(9)].into()]);
+    assert!(scene.listener_poll.next_at.is_some());
     apply(&mut scene.reconciler, vec![("cache", None)]);
-    scene.look().await;
-    assert!(scene.asked().is_empty() && scene.looks.next_at.is_none());
+    scene.poll_and_write().await;
+    assert!(scene.take_polls().is_empty() && scene.listener_poll.next_at.is_none());
 }
 
 #[tokio::test(start_paused = true)]
-async fn it_is_looked_at_once_when_something_is_new_and_then_every_so_often() {
-    let mut scene = Scene::new([vip(1)], vec![both("web", 1)]);
+async fn a_poll_follows_each_change_at_once_and_then_each_interval() {
+    let mut scene = Fixture::new([vip(1)], vec![dual_stack("web", 1)]);
     scene.kernel().listeners = [vip(1)].into();
 
     // The first poll precedes the first write.
-    scene.look().await;
-    assert_eq!(left_alone(&scene.reconciler), [vip(1)].into());
-    scene.look().await;
-    assert_eq!(scene.asked().len(), 1);
+    scene.poll_and_write().await;
+    assert_eq!(untranslated(&scene.reconciler), [vip(1)].into());
+    scene.poll_and_write().await;
+    assert_eq!(scene.take_polls().len(), 1);
 
     scene.kernel().listeners.clear();
-    scene.look_later().await;
-    assert!(left_alone(&scene.reconciler).is_empty());
-    assert_eq!(scene.asked().len(), 1);
+    scene.poll_after_interval().await;
+    assert!(untranslated(&scene.reconciler).is_empty());
+    assert_eq!(scene.take_polls().len(), 1);
 
     // The address is removed from the link between a poll that finds a listener and the write.
     scene.kernel().listeners = [vip(1)].into();
     advance(EVERY).await;
     scene.poll().await;
-    assert_eq!(scene.asked().len(), 1);
+    assert_eq!(scene.take_polls().len(), 1);
     scene.reconciler.set_addresses(BTreeSet::new());
-    scene.look().await;
-    assert!(left_alone(&scene.reconciler).is_empty() && scene.looks.next_at.is_none());
+    scene.poll_and_write().await;
+    assert!(untranslated(&scene.reconciler).is_empty() && scene.listener_poll.next_at.is_none());
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_known_stays_while_the_kernel_does_not_answer() {
-    let mut scene = Scene::new([vip(1), vip(2)], vec![both("web", 1)]);
+async fn known_listeners_stay_while_polls_fail() {
+    let mut scene = Fixture::new([vip(1), vip(2)], vec![dual_stack("web", 1)]);
     scene.kernel().listeners = [vip(1)].into();
-    scene.look().await;
+    scene.poll_and_write().await;
 
     scene.kernel().fails = Some(true);
-    scene.look_later().await;
-    assert_eq!(left_alone(&scene.reconciler), [vip(1)].into());
-    assert!(scene.looks.next_at.is_some(), "no retry is due");
+    scene.poll_after_interval().await;
+    assert_eq!(untranslated(&scene.reconciler), [vip(1)].into());
+    assert!(scene.listener_poll.next_at.is_some(), "no retry is due");
 
     scene.kernel().fails = Some(false);
-    scene.look_later().await;
-    assert!(scene.looks.next_at.is_none(), "a useless retry is due");
-    apply(&mut scene.reconciler, vec![both("dns", 2)]);
+    scene.poll_after_interval().await;
+    assert!(scene.listener_poll.next_at.is_none(), "a useless retry is due");
+    apply(&mut scene.reconciler, vec![dual_stack("dns", 2)]);
     scene.kernel().fails = None;
-    scene.look().await;
-    assert!(scene.looks.next_at.is_some());
+    scene.poll_and_write().await;
+    assert!(scene.listener_poll.next_at.is_some());
 }
 
 #[tokio::test]
-async fn a_service_waits_for_the_look_at_its_fronts_and_no_other_waits() {
+async fn only_services_with_unpolled_frontends_wait_for_a_poll() {
     let mut reconciler = adopt(Memory::new(ROOMY));
-    let (go, told) = std::sync::mpsc::channel();
+    let (go, signal) = std::sync::mpsc::channel();
     let find = move |_: &BTreeSet<FrontendKey>| {
-        told.recv().expect("a signal to continue");
+        signal.recv().expect("a signal to continue");
         Ok([vip(1)].into())
     };
-    let mut looks = ListenerPoll::new(Some(Box::new(find)), EVERY);
+    let mut listener_poll = ListenerPoll::new(Some(Box::new(find)), EVERY);
     reconciler.waiting_for_poll.get_or_insert_default();
     apply(&mut reconciler, vec![]);
     reconciler.set_addresses([ip(&vip(1))].into());
 
-    reconciler.update(update(vec![both("web", 1), both("dns", 2)]));
-    looks.start_if_due(&mut reconciler);
+    reconciler.update(update(vec![dual_stack("web", 1), dual_stack("dns", 2)]));
+    listener_poll.start_if_due(&mut reconciler);
     settle(&mut reconciler);
     assert_eq!(backends(&reconciler, 1), None);
     assert_eq!(backends(&reconciler, 2), Some(vec![1]));
     assert!(!reconciler.is_dirty(), "the waiting Service is retried");
 
     go.send(()).expect("a running poll");
-    let looked = looks.wait().await.expect("a poll");
-    looks.apply_result(looked, &mut reconciler);
+    let looked = listener_poll.wait().await.expect("a poll");
+    listener_poll.apply_result(looked, &mut reconciler);
     settle(&mut reconciler);
     assert_eq!(backends(&reconciler, 1), Some(vec![1]));
-    assert_eq!(left_alone(&reconciler), [vip(1)].into());
+    assert_eq!(untranslated(&reconciler), [vip(1)].into());
     // This poll covers no new frontend, so no Service waits for it.
-    looks.start_if_due(&mut reconciler);
+    listener_poll.start_if_due(&mut reconciler);
     apply(&mut reconciler, vec![set("web", 1, &[2])]);
     assert_eq!(backends(&reconciler, 1), Some(vec![2]));
 }

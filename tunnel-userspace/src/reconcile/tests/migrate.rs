@@ -8,7 +8,7 @@ use tunnel_common::service::BackendState;
 use super::{
     super::{MapTooSmall, ServiceMapsSnapshot, write_unused_backends},
     MapSize, MapSizes, Memory, ROOMY, adopt, apply,
-    kills::{found, history, killed, take},
+    kills::{backends_by_vip, history, restart_after_kill, apply_step},
     serving, set, settle, vip,
 };
 
@@ -29,7 +29,7 @@ pub(super) fn migrate(from: &Memory, sizes: MapSizes) -> Result<Memory, MapTooSm
 }
 
 /// Returns the smallest sizes into which the content of maps fits.
-fn smallest(from: &Memory) -> MapSizes {
+fn smallest_sizes(from: &Memory) -> MapSizes {
     let mut sizes = MapSizes::uniform(0);
     while let Err(MapTooSmall { size, needed, .. }) = migrate(from, sizes) {
         let mut all = MapSize::ALL.into_iter();
@@ -41,8 +41,8 @@ fn smallest(from: &Memory) -> MapSizes {
 
 /// Returns the numbers that sockets may have stored: the index, service port id and state of each serving
 /// backend.
-fn remembered(maps: &Memory) -> BTreeMap<u32, (u32, BackendState)> {
-    let serving = maps.be.iter().filter(|(_, it)| it.state.is_serving());
+fn stored_in_sockets(maps: &Memory) -> BTreeMap<u32, (u32, BackendState)> {
+    let serving = maps.backends.iter().filter(|(_, it)| it.state.is_serving());
     let known = serving.map(|(index, it)| (*index, (it.service, it.state)));
     known.collect()
 }
@@ -51,59 +51,59 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn what_maps_hold_is_the_same_in_larger_ones_and_in_the_smallest(
+    fn a_migration_to_any_sufficient_size_keeps_the_content(
         history in history(),
         cut in 0..400_usize,
         more in 0..100_u32,
     ) {
-        let first = killed(&history, cut, take);
-        let small = smallest(&first.sync.tracked.maps);
+        let first = restart_after_kill(&history, cut, apply_step);
+        let small = smallest_sizes(&first.sync.tracked.maps);
         let grown = |sizes: MapSizes, size| sizes.with(size, sizes.of(size) + more);
         let sizes = MapSize::ALL.into_iter().fold(small, grown);
         let migrated = migrate(&first.sync.tracked.maps, sizes).expect("it fits");
-        prop_assert_eq!(remembered(&migrated), remembered(&first.sync.tracked.maps));
+        prop_assert_eq!(stored_in_sockets(&migrated), stored_in_sockets(&first.sync.tracked.maps));
 
         let mut second = adopt(migrated);
-        prop_assert_eq!(found(&second), found(&first));
+        prop_assert_eq!(backends_by_vip(&second), backends_by_vip(&first));
         prop_assert_eq!(second.sync.drift, 0);
         let before = second.maps().writes;
-        history.iter().for_each(|step| take(&mut second, step));
+        history.iter().for_each(|step| apply_step(&mut second, step));
         settle(&mut second);
-        prop_assert_eq!(found(&second), found(&first));
+        prop_assert_eq!(backends_by_vip(&second), backends_by_vip(&first));
         prop_assert_eq!(second.maps().writes, before);
     }
 }
 
 #[test]
-fn an_index_that_was_in_use_goes_on_from_its_last_use_and_a_new_one_from_nobodys() {
+fn a_migration_keeps_the_state_of_used_indices_and_initialises_new_ones() {
     let mut first = serving(ROOMY, [set("a", 1, &[1, 2]), set("b", 2, &[3])]);
     apply(&mut first, vec![set("a", 1, &[])]);
     let old = first.maps().sizes.backend_entries();
-    let gone = first.maps().be[&0].state;
+    let gone = first.maps().backends[&0].state;
     assert!(!gone.is_serving());
 
     let sizes = ROOMY.with(MapSize::Backends, 512);
     let migrated = migrate(&first.sync.tracked.maps, sizes).expect("it fits");
 
-    assert_eq!(migrated.be[&0].state, gone);
-    assert_eq!(migrated.be[&old].state, unused());
-    assert_eq!(migrated.be[&(sizes.backend_entries() - 1)].state, unused());
-    assert!(!migrated.be.contains_key(&(old - 1)));
+    assert_eq!(migrated.backends[&0].state, gone);
+    assert_eq!(migrated.backends[&old].state, unused());
+    assert_eq!(migrated.backends[&(sizes.backend_entries() - 1)].state, unused());
+    assert!(!migrated.backends.contains_key(&(old - 1)));
 }
 
 #[test]
-fn maps_that_begin_with_nothing_use_no_index_as_an_older_layout_may_have() {
+fn new_maps_start_with_states_that_no_older_layout_has_used() {
     let mut maps = Memory::new(ROOMY);
     write_unused_backends(&mut maps, 0, ROOMY, unused()).expect("written");
     let mut reconciler = adopt(maps);
 
     apply(&mut reconciler, vec![set("a", 1, &[1])]);
 
-    assert_eq!(reconciler.maps().be[&0].state, unused().next_generation());
+    assert_eq!(reconciler.maps().backends[&0].state, unused().next_generation());
 }
 
 #[test]
-fn each_size_that_is_too_small_is_named_with_what_is_needed() {
+fn a_too_small_size_is_reported_with_the_needed_one() {
     // The remaining backends have higher indices than their number requires.
     let crowd: Vec<u8> = (1..=120).collect();
     let mut first = serving(ROOMY, [set("crowd", 1, &crowd)]);
@@ -131,17 +131,17 @@ fn each_size_that_is_too_small_is_named_with_what_is_needed() {
 }
 
 #[test]
-fn what_makes_no_sense_is_left_behind() {
+fn a_migration_leaves_out_invalid_entries() {
     let first = serving(ROOMY, [set("a", 1, &[1]), set("b", 2, &[2])]);
     let mut maps = first.sync.tracked.maps;
     // The record of `b` gets another key.
-    let index = maps.svc[&vip(2)];
-    maps.front.get_mut(&index).expect("a record").key = vip(9);
+    let index = maps.frontend_keys[&vip(2)];
+    maps.frontends.get_mut(&index).expect("a record").key = vip(9);
     maps.writes = 0;
 
     let migrated = migrate(&maps, ROOMY).expect("it fits");
 
-    assert!(migrated.svc.contains_key(&vip(1)));
-    assert!(!migrated.svc.contains_key(&vip(2)));
-    assert_eq!(remembered(&migrated).len(), 1);
+    assert!(migrated.frontend_keys.contains_key(&vip(1)));
+    assert!(!migrated.frontend_keys.contains_key(&vip(2)));
+    assert_eq!(stored_in_sockets(&migrated).len(), 1);
 }

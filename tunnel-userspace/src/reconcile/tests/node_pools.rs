@@ -13,7 +13,7 @@ fn adopt_honouring() -> Reconciler<Memory> {
 
 /// Returns a Service with an endpoint on each of the nodes `node-a`, `node-b` and `node-c`, whose
 /// addresses end with 1, 2 and 3.
-fn keeping(vip: u8, keep_to: EndpointScope) -> Change<'static> {
+fn restricted_service(vip: u8, keep_to: EndpointScope) -> Change<'static> {
     let mut state = state("web", vip, &BTreeSet::from([1, 2, 3]));
     Arc::make_mut(&mut state.service).endpoint_scope = Some(keep_to);
     let slice = Arc::make_mut(&mut state.slices[0]);
@@ -37,32 +37,32 @@ fn a_service_follows_the_nodes_that_join_and_leave_its_pool() {
     let nodes = vec![node("node-a", "edge"), node("node-b", "edge")];
     reconciler.update(ClusterUpdate {
         nodes,
-        ..update(vec![keeping(1, EndpointScope::Pool), set("other", 2, &[4])])
+        ..update(vec![restricted_service(1, EndpointScope::Pool), set("other", 2, &[4])])
     });
     settle(&mut reconciler);
     assert_eq!(backends(&reconciler, 1), Some(vec![1, 2]));
 
-    tell_nodes(&mut reconciler, vec![node("node-c", "edge")]);
+    apply_nodes(&mut reconciler, vec![node("node-c", "edge")]);
     let web = ObjectName::new("default", "web");
     assert_eq!(reconciler.sync.dirty, BTreeSet::from([web]));
     settle(&mut reconciler);
     assert_eq!(backends(&reconciler, 1), Some(vec![1, 2, 3]));
 
     // This node moves to another pool.
-    tell_nodes(&mut reconciler, vec![node("node-a", "cloud")]);
+    apply_nodes(&mut reconciler, vec![node("node-a", "cloud")]);
     settle(&mut reconciler);
     assert_eq!(backends(&reconciler, 1), Some(vec![1]));
 
     let gone = (ObjectName::new("", "node-b"), None);
-    tell_nodes(&mut reconciler, vec![gone, node("node-a", "edge")]);
+    apply_nodes(&mut reconciler, vec![gone, node("node-a", "edge")]);
     settle(&mut reconciler);
     assert_eq!(backends(&reconciler, 1), Some(vec![1, 3]));
 }
 
 #[test]
-fn endpoints_that_are_kept_away_are_shown_with_the_reason() {
+fn endpoints_excluded_by_topology_keys_have_this_reason() {
     let mut reconciler = adopt_honouring();
-    apply(&mut reconciler, vec![keeping(1, EndpointScope::Node)]);
+    apply(&mut reconciler, vec![restricted_service(1, EndpointScope::Node)]);
 
     let shown = services(&reconciler, Some("web")).remove(0).ports.remove(0);
     let whys: Vec<&str> = shown.endpoints.iter().map(|it| &*it.status).collect();

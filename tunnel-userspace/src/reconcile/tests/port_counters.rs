@@ -46,7 +46,7 @@ fn counters_by_service(reconciler: &Reconciler<Memory>) -> Vec<(String, [u64; 3]
 }
 
 #[test]
-fn a_service_port_has_what_was_counted_of_it_and_of_its_backends() {
+fn a_service_port_has_its_counters_and_those_of_its_backends() {
     let services = || [set("a", 1, &[1, 2]), set("b", 2, &[1])];
     let reconciler = with_counts(services());
     for index in reconciler.maps().backends.keys() {
@@ -61,7 +61,7 @@ fn a_service_port_has_what_was_counted_of_it_and_of_its_backends() {
 }
 
 #[test]
-fn a_service_that_takes_the_place_of_another_begins_with_nothing() {
+fn a_service_with_a_reused_id_starts_with_counters_of_0() {
     let mut reconciler = with_counts([set("old", 1, &[1])]);
     let old = id(&reconciler, 1);
 
@@ -79,7 +79,7 @@ fn a_service_that_takes_the_place_of_another_begins_with_nothing() {
 }
 
 #[test]
-fn what_a_process_did_not_come_to_reset_is_reset_by_the_next() {
+fn counters_that_a_killed_process_left_are_reset_by_the_next() {
     let mut reconciler = with_counts([set("old", 1, &[1])]);
     reconciler.update(update(vec![("old", None)]));
     // The process is killed before it frees the retired entries.
@@ -92,7 +92,7 @@ fn what_a_process_did_not_come_to_reset_is_reset_by_the_next() {
 }
 
 #[test]
-fn no_more_service_ports_are_counted_than_asked_for() {
+fn the_number_of_listed_service_ports_is_limited() {
     let services = [("a", 1), ("b", 2), ("c", 3)];
     let reconciler = serving(ROOMY, services.map(|(name, vip)| set(name, vip, &[1])));
 

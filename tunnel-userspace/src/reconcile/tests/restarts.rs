@@ -7,13 +7,13 @@ use super::{
 use crate::model::TrafficPolicy;
 
 /// Returns a reconciler after a restart; the first one served `web` and `dns`.
-fn second() -> Reconciler<Memory> {
+fn restarted() -> Reconciler<Memory> {
     let first = serving(ROOMY, [set("web", 1, &[1, 2]), set("dns", 2, &[3])]);
     adopt(first.sync.tracked.maps)
 }
 
 /// Applies Services while an object of the sources is missing.
-fn apply_part(second: &mut Reconciler<Memory>, services: Vec<Change<'_>>) {
+fn apply_incomplete(second: &mut Reconciler<Memory>, services: Vec<Change<'_>>) {
     second.update(ClusterUpdate {
         complete: false,
         ..update(services)
@@ -22,10 +22,10 @@ fn apply_part(second: &mut Reconciler<Memory>, services: Vec<Change<'_>>) {
 }
 
 #[test]
-fn what_was_programmed_stays_while_something_is_refused_though_maps_are_not_as_they_were_left() {
-    let mut second = second();
-    apply_part(&mut second, vec![set("web", 1, &[1, 2])]);
-    second.sync.tracked.maps.svc.remove(&vip(1));
+fn entries_stay_while_objects_are_missing_even_if_an_audit_finds_differences() {
+    let mut second = restarted();
+    apply_incomplete(&mut second, vec![set("web", 1, &[1, 2])]);
+    second.sync.tracked.maps.frontend_keys.remove(&vip(1));
 
     assert!(audit(&mut second) > 0);
     assert_eq!(backends(&second, 1), Some(vec![1, 2]));
@@ -36,9 +36,9 @@ fn what_was_programmed_stays_while_something_is_refused_though_maps_are_not_as_t
 }
 
 #[test]
-fn a_service_whose_manifest_is_mended_takes_over_what_was_programmed() {
-    let mut second = second();
-    apply_part(&mut second, vec![set("web", 1, &[1, 2])]);
+fn a_service_with_a_repaired_manifest_adopts_its_entries() {
+    let mut second = restarted();
+    apply_incomplete(&mut second, vec![set("web", 1, &[1, 2])]);
     let before = second.maps().writes;
 
     apply(&mut second, vec![set("dns", 2, &[3])]);
@@ -48,12 +48,12 @@ fn a_service_whose_manifest_is_mended_takes_over_what_was_programmed() {
 }
 
 #[test]
-fn endpoints_stay_while_what_names_them_may_be_what_was_refused() {
-    let mut second = second();
-    apply_part(&mut second, vec![set("web", 1, &[]), set("dns", 2, &[3])]);
+fn backends_stay_while_their_slice_may_be_missing() {
+    let mut second = restarted();
+    apply_incomplete(&mut second, vec![set("web", 1, &[]), set("dns", 2, &[3])]);
     assert_eq!(backends(&second, 1), Some(vec![1, 2]));
     // A Service that this process has served before changes at once.
-    apply_part(&mut second, vec![set("dns", 2, &[])]);
+    apply_incomplete(&mut second, vec![set("dns", 2, &[])]);
     assert_eq!(backends(&second, 2), Some(Vec::new()));
 
     apply(&mut second, Vec::new());
@@ -62,7 +62,7 @@ fn endpoints_stay_while_what_names_them_may_be_what_was_refused() {
 }
 
 #[test]
-fn full_maps_name_a_service_also_while_the_old_is_not_freed_yet() {
+fn a_service_without_room_is_a_problem_even_before_old_entries_are_freed() {
     let services = [set("a", 1, &[1, 2]), set("b", 2, &[3, 4])];
     let mut reconciler = serving(ROOMY.with(MapSize::Slots, 4), services);
     reconciler.update(update(vec![set("a", 1, &[1, 5])]));
@@ -80,7 +80,7 @@ fn full_maps_name_a_service_also_while_the_old_is_not_freed_yet() {
 }
 
 #[test]
-fn a_service_for_this_node_follows_its_endpoints_while_something_is_refused() {
+fn a_service_with_policy_local_changes_while_objects_are_missing() {
     let local = |vip: u8, endpoint: u8| {
         let (name, state) = set("web", vip, &[endpoint]);
         let mut state = state.expect("a Service");
@@ -95,7 +95,7 @@ fn a_service_for_this_node_follows_its_endpoints_while_something_is_refused() {
     for vip in [1, 2] {
         let first = serving(ROOMY, [local(vip, 1)]);
         let mut second = adopt(first.sync.tracked.maps);
-        apply_part(&mut second, vec![local(vip, 2)]);
+        apply_incomplete(&mut second, vec![local(vip, 2)]);
 
         assert_eq!(backends(&second, vip), Some(vec![2]));
     }

@@ -7,14 +7,14 @@ use tunnel_common::service::SourceRange;
 
 use super::{
     super::Reconciler, BTreeSet, Change, ClusterUpdate, Family, Ipv4Addr, Ipv6Addr, MapSize,
-    Memory, NoGrace, Node, ROOMY, Reason, adopt, apply, family, fixture, http_at, kills::killed,
-    migrate::migrate, problem, serving, tell_nodes, update, vip, with,
+    Memory, NoGrace, Node, ROOMY, Reason, adopt, apply, family, fixture, http_at, kills::restart_after_kill,
+    migrate::migrate, problem, serving, apply_nodes, update, vip, with,
 };
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
 
 /// Returns the load balancer address of the Service at a VIP.
-fn balancer(last: u8) -> IpAddr {
+fn load_balancer_ip(last: u8) -> IpAddr {
     match family(last) {
         Family::V4 => Ipv4Addr::new(203, 0, 113, last).into(),
         Family::V6 => Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, last.into()).into(),
@@ -34,7 +34,7 @@ fn network(of: Family, client: u8) -> (IpAddr, u8) {
 
 /// Returns the VIP of a Service by its number, so that all Services of a test have the same family, and can
 /// share lists.
-fn at(of: Family, number: u8) -> u8 {
+fn vip_in(of: Family, number: u8) -> u8 {
     2 * number + u8::from(of == Family::V6)
 }
 
@@ -43,23 +43,23 @@ fn at(of: Family, number: u8) -> u8 {
 fn set(name: &'static str, last: u8, clients: &[u8]) -> Change<'static> {
     let ranges = clients.iter().map(|it| network(family(last), *it));
     with(super::set(name, last, &[1]), |service| {
-        service.load_balancer_ips = vec![balancer(last)];
+        service.load_balancer_ips = vec![load_balancer_ip(last)];
         service.source_ranges = ranges.collect();
     })
 }
 
 /// Returns the clients that may use the load balancer address of a VIP; `None` if the maps have no such
 /// frontend.
-fn admitted(reconciler: &Reconciler<Memory>, last: u8) -> Option<Vec<u8>> {
+fn allowed_clients(reconciler: &Reconciler<Memory>, last: u8) -> Option<Vec<u8>> {
     let maps = reconciler.maps();
-    let front = maps.front[maps.svc.get(&http_at(balancer(last)))?];
-    let places = front.source_ranges.base..front.source_ranges.base + front.source_ranges.len;
+    let frontend = maps.frontends[maps.frontend_keys.get(&http_at(load_balancer_ip(last)))?];
+    let places = frontend.source_ranges.base..frontend.source_ranges.base + frontend.source_ranges.len;
     let client = |ip: IpAddr| match ip {
         IpAddr::V4(ip) => ip.octets()[2],
         IpAddr::V6(ip) => ip.octets()[7],
     };
     let networks = |range: &SourceRange| client(range.first.to_ip())..=client(range.last.to_ip());
-    let ranges = places.map(|place| &maps.source[&place]);
+    let ranges = places.map(|place| &maps.source_ranges[&place]);
     Some(ranges.flat_map(networks).collect())
 }
 
@@ -72,8 +72,8 @@ fn history() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 1..24)
 }
 
-fn told(of: Family, (name, clients): &Step) -> ClusterUpdate {
-    let vip = at(of, u8::try_from(*name).expect("few") + 1);
+fn update_of(of: Family, (name, clients): &Step) -> ClusterUpdate {
+    let vip = vip_in(of, u8::try_from(*name).expect("few") + 1);
     let name = NAMES[*name];
     let change = clients.as_ref().map_or((name, None), |clients| {
         let clients: Vec<u8> = clients.iter().copied().collect();
@@ -82,7 +82,7 @@ fn told(of: Family, (name, clients): &Step) -> ClusterUpdate {
     update(vec![change])
 }
 
-fn wanted(history: &[Step]) -> BTreeMap<u8, Option<Vec<u8>>> {
+fn expected_clients(history: &[Step]) -> BTreeMap<u8, Option<Vec<u8>>> {
     let mut last = BTreeMap::from([(1, None), (2, None), (3, None)]);
     for (name, clients) in history {
         let clients = clients.as_ref().map(|all| all.iter().copied().collect());
@@ -91,14 +91,14 @@ fn wanted(history: &[Step]) -> BTreeMap<u8, Option<Vec<u8>>> {
     last
 }
 
-fn found(of: Family, reconciler: &Reconciler<Memory>) -> BTreeMap<u8, Option<Vec<u8>>> {
-    let admitted = |number| (number, admitted(reconciler, at(of, number)));
+fn clients_by_service(of: Family, reconciler: &Reconciler<Memory>) -> BTreeMap<u8, Option<Vec<u8>>> {
+    let admitted = |number| (number, allowed_clients(reconciler, vip_in(of, number)));
     (1..4).map(admitted).collect()
 }
 
 /// Returns the number of entries that the wanted lists need, if equal lists are stored once.
-fn entries(history: &[Step]) -> usize {
-    let lists: BTreeSet<_> = wanted(history).into_values().flatten().collect();
+fn needed_entries(history: &[Step]) -> usize {
+    let lists: BTreeSet<_> = expected_clients(history).into_values().flatten().collect();
     let ranges = |list: &Vec<u8>| {
         let begins = |(place, client): (usize, &u8)| place == 0 || list[place - 1] + 1 != *client;
         list.iter().enumerate().filter(|it| begins(*it)).count()
@@ -106,12 +106,12 @@ fn entries(history: &[Step]) -> usize {
     lists.iter().map(ranges).sum()
 }
 
-fn used(reconciler: &Reconciler<Memory>) -> usize {
+fn used_entries(reconciler: &Reconciler<Memory>) -> usize {
     usize::try_from(reconciler.sync.tracked.actual.usage().source_ranges).expect("few")
 }
 
 /// Deletes all Services. Returns the length of the longest list that then fits.
-fn free(mut reconciler: Reconciler<Memory>) -> u32 {
+fn longest_free_list(mut reconciler: Reconciler<Memory>) -> u32 {
     apply(&mut reconciler, NAMES.map(|name| (name, None)).into());
     let entries = reconciler.maps().sizes.source_range_entries();
     let sources = &mut reconciler.sync.tracked.actual.source_ranges;
@@ -123,17 +123,17 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn who_may_use_it_is_right_after_any_history_and_any_kill(
+    fn the_allowed_clients_are_right_after_any_history_and_any_kill(
         history in history(),
         cut in 0..200_usize,
         grown in 0..64_u32,
         is_v6: bool,
     ) {
         let of = if is_v6 { Family::V6 } else { Family::V4 };
-        let tell = |reconciler: &mut Reconciler<Memory>, step: &Step| reconciler.update(told(of, step));
-        let mut second = killed(&history, cut, tell);
-        prop_assert_eq!(found(of, &second), wanted(&history));
-        prop_assert_eq!(used(&second), entries(&history));
+        let tell = |reconciler: &mut Reconciler<Memory>, step: &Step| reconciler.update(update_of(of, step));
+        let mut second = restart_after_kill(&history, cut, tell);
+        prop_assert_eq!(clients_by_service(of, &second), expected_clients(&history));
+        prop_assert_eq!(used_entries(&second), needed_entries(&history));
         prop_assert_eq!(second.audit(&NoGrace).expect("read"), 0);
 
         // A migration keeps the content.
@@ -141,63 +141,63 @@ proptest! {
         let sizes = ROOMY.with(MapSize::SourceRanges, used_sources + grown);
         let third = adopt(migrate(&second.sync.tracked.maps, sizes).expect("it fits"));
         prop_assert_eq!(third.sync.drift, 0);
-        prop_assert_eq!(found(of, &third), wanted(&history));
-        prop_assert_eq!(used(&third), entries(&history));
-        prop_assert_eq!(free(second), ROOMY.source_range_entries());
+        prop_assert_eq!(clients_by_service(of, &third), expected_clients(&history));
+        prop_assert_eq!(used_entries(&third), needed_entries(&history));
+        prop_assert_eq!(longest_free_list(second), ROOMY.source_range_entries());
     }
 }
 
 #[test]
-fn an_address_that_was_for_all_is_for_some_and_for_all_again() {
+fn an_address_can_become_restricted_and_unrestricted_again() {
     let mut reconciler = adopt(Memory::new(ROOMY));
     // The addresses of this node are in no range, so that nothing else in a record changes.
     let node = Node {
         internal_ips: fixture::ips(&["192.0.2.1", "2001:db8:1::1"]),
         ..fixture::node("node-a")
     };
-    tell_nodes(&mut reconciler, vec![fixture::node_update(node)]);
+    apply_nodes(&mut reconciler, vec![fixture::node_update(node)]);
     for of in [&[][..], &[1, 3], &[3], &[]] {
         apply(&mut reconciler, vec![set("a", 1, of), set("b", 2, of)]);
         for vip in [1, 2] {
-            assert_eq!(admitted(&reconciler, vip).as_deref(), Some(of));
+            assert_eq!(allowed_clients(&reconciler, vip).as_deref(), Some(of));
         }
     }
 }
 
 #[test]
-fn ranges_that_find_no_room_are_named_and_what_is_programmed_stays() {
+fn ranges_without_room_are_a_problem_and_the_old_ones_stay() {
     for of in [Family::V4, Family::V6] {
-        let [a, b, c] = [1, 2, 3].map(|number| at(of, number));
+        let [a, b, c] = [1, 2, 3].map(|number| vip_in(of, number));
         let services = [set("a", a, &[1, 3]), set("b", b, &[5])];
         let mut reconciler = serving(ROOMY.with(MapSize::SourceRanges, 3), services);
         apply(&mut reconciler, vec![set("c", c, &[1, 5])]);
         assert_eq!(problem(&reconciler, "c"), Some(Reason::SourceRangesFull));
         // The restricted address is not served, but the cluster IP is.
-        assert_eq!(admitted(&reconciler, c), None, "{of:?}");
-        assert!(reconciler.maps().read(&vip(c)).is_some(), "{of:?}");
+        assert_eq!(allowed_clients(&reconciler, c), None, "{of:?}");
+        assert!(reconciler.maps().backends_of(&vip(c)).is_some(), "{of:?}");
 
         // A list that exists already needs no entries.
         apply(&mut reconciler, vec![set("c", c, &[5])]);
         assert_eq!(problem(&reconciler, "c"), None);
-        assert_eq!(admitted(&reconciler, c), Some(vec![5]));
+        assert_eq!(allowed_clients(&reconciler, c), Some(vec![5]));
 
         // If there is no room for a new list, the old one stays in use.
         apply(&mut reconciler, vec![set("b", b, &[1, 3, 5])]);
         assert_eq!(problem(&reconciler, "b"), Some(Reason::SourceRangesFull));
-        assert_eq!(admitted(&reconciler, b), Some(vec![5]));
+        assert_eq!(allowed_clients(&reconciler, b), Some(vec![5]));
 
         apply(&mut reconciler, vec![("a", None), ("c", None)]);
         assert_eq!(problem(&reconciler, "b"), None);
-        assert_eq!(admitted(&reconciler, b), Some(vec![1, 3, 5]));
+        assert_eq!(allowed_clients(&reconciler, b), Some(vec![1, 3, 5]));
 
         // A list can be replaced even if the map is full.
         apply(&mut reconciler, vec![set("b", b, &[2, 4, 6])]);
-        assert_eq!(admitted(&reconciler, b), Some(vec![2, 4, 6]));
+        assert_eq!(allowed_clients(&reconciler, b), Some(vec![2, 4, 6]));
     }
 }
 
 #[test]
-fn services_may_have_more_ranges_together_than_one_front_may_have() {
+fn several_services_may_have_more_ranges_than_one_frontend_may() {
     // The ranges are not adjacent, so that they are not merged.
     let many = |name, vip: u8, first: u32| {
         let places = (0..40_000).map(|number| Ipv4Addr::from_bits(first + 2 * number));
@@ -207,12 +207,12 @@ fn services_may_have_more_ranges_together_than_one_front_may_have() {
         })
     };
     let mut maps = Memory::new(ROOMY.with(MapSize::SourceRanges, 80_000));
-    maps.is_watched = false;
+    maps.checks_every_write = false;
     let mut reconciler = adopt(maps);
 
     let services = vec![many("a", 2, 0x0a00_0000), many("b", 4, 0x0b00_0000)];
     apply(&mut reconciler, services);
 
     assert_eq!(problem(&reconciler, "b"), None);
-    assert_eq!(used(&reconciler), 80_000);
+    assert_eq!(used_entries(&reconciler), 80_000);
 }

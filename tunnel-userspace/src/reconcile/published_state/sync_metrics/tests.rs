@@ -81,7 +81,7 @@ fn changes_are_counted_by_object_and_family_and_wait_until_they_are_written() {
 }
 
 #[test]
-fn programming_is_measured_from_the_change_of_a_pod_to_its_write_here() {
+fn programming_latency_is_measured_from_the_change_of_a_pod_to_its_write() {
     for family in [Family::V4, Family::V6] {
         let mut measures = MetricsRecorder::default();
         let at = |millis| state(80, &[slice("a", family, Some(millis))]);
@@ -109,7 +109,7 @@ fn programming_is_measured_from_the_change_of_a_pod_to_its_write_here() {
 }
 
 #[test]
-fn the_first_pass_and_those_after_everything_changed_are_full() {
+fn the_first_sync_and_those_after_a_full_replan_are_full() {
     let mut measures = MetricsRecorder::default();
     let counts =
         |stats: &SyncMetrics| [&stats.all, &stats.full, &stats.partial].map(Histogram::count);

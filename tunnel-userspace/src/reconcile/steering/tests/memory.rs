@@ -15,16 +15,16 @@ pub(super) struct Memory {
     pub(super) records: BTreeMap<u32, SteeringRecord>,
     pub(super) capacity: usize,
     /// The number of writes that still succeed; `None` for all.
-    pub(super) writes: Option<u32>,
+    pub(super) writes_left: Option<u32>,
     /// The number of writes that changed more than the removal time of a record in use.
-    pub(super) torn: u32,
+    pub(super) unsafe_writes: u32,
     /// The published targets. If set, writing a key whose target is not published panics.
-    pub(super) told: Option<watch::Receiver<Arc<SteeringTargets>>>,
+    pub(super) published: Option<watch::Receiver<Arc<SteeringTargets>>>,
 }
 
 impl Memory {
-    fn spend(&mut self) -> Result<(), WriteError> {
-        match &mut self.writes {
+    fn count_write(&mut self) -> Result<(), WriteError> {
+        match &mut self.writes_left {
             Some(0) => Err(WriteError {
                 map: table::STEER.name,
                 source: io::Error::other("refused"),
@@ -55,12 +55,12 @@ impl SteeringMaps for Memory {
     }
 
     fn reset_host_namespace(&mut self) -> Result<(), WriteError> {
-        self.spend()
+        self.count_write()
     }
 
     fn write_key(&mut self, key: &SteeringKey, index: u32) -> Result<(), WriteError> {
-        self.spend()?;
-        if let Some(told) = &self.told {
+        self.count_write()?;
+        if let Some(told) = &self.published {
             let is_known = told.borrow().contains_key(&index);
             assert!(is_known, "the target of index {index} is not published yet");
         }
@@ -70,21 +70,21 @@ impl SteeringMaps for Memory {
     }
 
     fn delete_key(&mut self, key: &SteeringKey) -> Result<(), WriteError> {
-        self.spend()?;
+        self.count_write()?;
         self.keys.remove(key);
         Ok(())
     }
 
     fn write_record(&mut self, index: u32, record: &SteeringRecord) -> Result<(), WriteError> {
-        self.spend()?;
+        self.count_write()?;
         let old = self.records.insert(index, *record);
-        let is_led_to = self.keys.values().any(|led| *led == index);
+        let is_in_use = self.keys.values().any(|led| *led == index);
         let removed = |old| SteeringRecord {
             removed_at: record.removed_at,
             ..old
         };
-        if is_led_to && old.is_some_and(|old| removed(old) != *record) {
-            self.torn += 1;
+        if is_in_use && old.is_some_and(|old| removed(old) != *record) {
+            self.unsafe_writes += 1;
         }
         Ok(())
     }

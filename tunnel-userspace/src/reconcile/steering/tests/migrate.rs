@@ -21,41 +21,41 @@ fn migrate(
 }
 
 /// Returns steering for a node with the indices 2 and 3; another node had indices 0 and 1, and was removed.
-fn second_stays() -> SteeringReconciler<Memory> {
-    let mut steering = steered(16, ["a", "b"]);
-    apply(&mut steering, vec![gone("a")], NOW);
+fn with_second_node() -> SteeringReconciler<Memory> {
+    let mut steering = steering_with(16, ["a", "b"]);
+    apply(&mut steering, vec![removed("a")], NOW);
     steering
 }
 
 #[test]
-fn each_steering_address_stands_for_the_same_in_maps_of_another_size() {
+fn a_migration_keeps_the_meaning_of_each_steering_address() {
     for size in [2, 64] {
-        let steering = second_stays();
-        let before = shown(&steering);
+        let steering = with_second_node();
+        let before = published_targets(&steering);
         let maps = migrate(steering, size, NOW).expect("it fits");
 
         let mut after = adopt(maps, size, NOW);
         apply(&mut after, nodes(["b"]), NOW);
 
-        assert_eq!(shown(&after), before);
+        assert_eq!(published_targets(&after), before);
     }
 }
 
 #[test]
-fn an_index_that_rests_goes_on_resting_and_one_that_rested_does_not() {
-    let maps = migrate(second_stays(), 64, NOW).expect("it fits");
+fn a_migration_keeps_indices_in_quarantine_and_frees_the_others() {
+    let maps = migrate(with_second_node(), 64, NOW).expect("it fits");
     assert!(maps.records.keys().eq(&[0, 1, 2, 3]));
     let mut after = adopt(maps, 64, NOW);
     apply(&mut after, nodes(["b", "c"]), NOW);
     assert!(after.keys.values().all(|index| *index >= 2));
 
-    let maps = migrate(second_stays(), 64, NOW + QUARANTINE).expect("it fits");
+    let maps = migrate(with_second_node(), 64, NOW + QUARANTINE).expect("it fits");
     assert!(maps.records.keys().eq(&[2, 3]));
 }
 
 #[test]
-fn a_size_without_room_for_what_is_steered_or_rests_is_refused() {
-    let steering = second_stays();
+fn a_size_too_small_for_indices_in_use_or_quarantine_is_refused() {
+    let steering = with_second_node();
     let snapshot = SteeringMapsSnapshot::read(&steering.maps, steering.sizes, NOW).expect("read");
     let misfit = |size| snapshot.fits(sizes(size)).expect_err("too small");
     let text = misfit(1).to_string();
@@ -63,8 +63,8 @@ fn a_size_without_room_for_what_is_steered_or_rests_is_refused() {
     // If nothing is steered, the config does not set the size.
     assert!(misfit(1).is_configured() && !misfit(MapSizes::DISABLED).is_configured());
 
-    let mut steering = steered(16, ["a"]);
-    apply(&mut steering, exchanged("a", "b"), NOW);
-    apply(&mut steering, vec![gone("b")], NOW);
+    let mut steering = steering_with(16, ["a"]);
+    apply(&mut steering, replace_node("a", "b"), NOW);
+    apply(&mut steering, vec![removed("b")], NOW);
     assert!(migrate(steering, 1, NOW).is_err());
 }

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 use k8s_openapi::api::core::v1::{LoadBalancerIngress, Service, ServicePort};
 
 use super::{
-    Cluster, NodePortEntry, ExternalIps, LocalNode, AddressKind,
+    AddressKind, Cluster, ExternalIps, LocalNode, NodePortEntry,
     address::{Cidr, Family, parse},
     node, objects,
 };
@@ -43,7 +43,11 @@ pub(super) fn destinations(
     add(AddressKind::ExternalIp, external, port.port);
     // Contract 2, "NodePort": a node port that is not 0 is served for every type of Service.
     let node_ports = node_port_ips(cluster, here, family);
-    add(AddressKind::NodePort, node_ports, port.node_port.unwrap_or(0));
+    add(
+        AddressKind::NodePort,
+        node_ports,
+        port.node_port.unwrap_or(0),
+    );
     found
 }
 
@@ -137,7 +141,12 @@ fn node_port_ranges(cluster: &Cluster, here: &LocalNode, family: Family) -> Vec<
     ranges
 }
 
-fn range_of(entry: NodePortEntry, cluster: &Cluster, here: &LocalNode, family: Family) -> Option<Cidr> {
+fn range_of(
+    entry: NodePortEntry,
+    cluster: &Cluster,
+    here: &LocalNode,
+    family: Family,
+) -> Option<Cidr> {
     match entry {
         NodePortEntry::Cidr(range) => Some(range).filter(|range| range.family() == family),
         NodePortEntry::Primary => node::primary(cluster, here, family).map(Cidr::single),

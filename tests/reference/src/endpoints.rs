@@ -8,7 +8,7 @@ use std::{
 use k8s_openapi::api::discovery::v1::{self, EndpointPort, EndpointSlice};
 
 use super::{
-    Cluster, LocalNode, Owner, EndpointSet,
+    Cluster, EndpointSet, LocalNode, Owner,
     address::{Family, parse},
     objects, pools,
 };
@@ -59,7 +59,12 @@ fn number_for(port: &EndpointPort, owner: &Owner) -> Option<u16> {
 }
 
 /// Adds the endpoints of a slice, with this port number.
-fn add(found: &mut Endpoints, here: &LocalNode, slice: &EndpointSlice, (family, port): (Family, u16)) {
+fn add(
+    found: &mut Endpoints,
+    here: &LocalNode,
+    slice: &EndpointSlice,
+    (family, port): (Family, u16),
+) {
     for entry in slice.endpoints.iter().flatten() {
         // Contract 1, `endpoints[].addresses`: only the first address counts.
         let Some(address) = entry.addresses.first().and_then(|text| parse(text)) else {
@@ -101,7 +106,11 @@ const fn is_fallback(endpoint: &Endpoint) -> bool {
 }
 
 /// Returns the ready endpoints that hints select, or all fallback endpoints if none is ready (contract 4.2).
-pub(super) fn cluster_set(endpoints: &Endpoints, here: &LocalNode, zone: Option<&str>) -> EndpointSet {
+pub(super) fn cluster_set(
+    endpoints: &Endpoints,
+    here: &LocalNode,
+    zone: Option<&str>,
+) -> EndpointSet {
     let ready = filter(endpoints, |endpoint| endpoint.ready);
     if ready.is_empty() {
         return addresses(&filter(endpoints, is_fallback));

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::Service;
 
-use super::{Cluster, LocalNode, AddressKind, Policy, address::Family, endpoints, objects};
+use super::{AddressKind, Cluster, LocalNode, Policy, address::Family, endpoints, objects};
 
 /// The response of a Service's health check node port.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -57,7 +57,12 @@ fn health_check_node_port(service: &Service) -> Option<u16> {
 /// Counts the distinct addresses of local ready endpoints over all ports of the slices, including ports
 /// that the Service lacks (contract 7, "N"; kube-proxy `pkg/proxy/endpointschangetracker.go`,
 /// getLocalReadyEndpointIPs).
-fn count_local_ready(cluster: &Cluster, here: &LocalNode, service: &Service, family: Family) -> usize {
+fn count_local_ready(
+    cluster: &Cluster,
+    here: &LocalNode,
+    service: &Service,
+    family: Family,
+) -> usize {
     let namespace = objects::namespace(&service.metadata);
     let name = objects::name(&service.metadata);
     let mut addresses = BTreeSet::new();

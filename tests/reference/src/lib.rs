@@ -177,7 +177,12 @@ type Precedence = (AddressKind, bool, Option<Timestamp>, Owner);
 fn precedence(service: &Service, frontend: &Frontend) -> Precedence {
     let created = service.metadata.creation_timestamp.as_ref();
     let created = created.map(|time| time.0);
-    (frontend.kind, created.is_none(), created, frontend.owner.clone())
+    (
+        frontend.kind,
+        created.is_none(),
+        created,
+        frontend.owner.clone(),
+    )
 }
 
 /// Returns all frontends of a node. Of several claims to one key, the one with precedence wins.

@@ -11,7 +11,7 @@ use k8s_openapi::{
 };
 
 use super::{
-    Cluster, AddressKind, Owner, Policy, Protocol,
+    AddressKind, Cluster, Owner, Policy, Protocol,
     address::{Family, parse},
 };
 

@@ -12,7 +12,11 @@ const TOPOLOGY_KEYS: &str = "openyurt.io/topologyKeys";
 const NODE_POOL: &str = "apps.openyurt.io/nodepool";
 
 /// Returns a copy of a slice that has only the endpoints that pass the filter.
-pub(super) fn filter_endpoints(cluster: &Cluster, here: &LocalNode, slice: &EndpointSlice) -> EndpointSlice {
+pub(super) fn filter_endpoints(
+    cluster: &Cluster,
+    here: &LocalNode,
+    slice: &EndpointSlice,
+) -> EndpointSlice {
     let mut slice = slice.clone();
     let Some(nodes) = permitted_nodes(cluster, here, &slice) else {
         return slice;
@@ -30,7 +34,11 @@ pub(super) fn filter_endpoints(cluster: &Cluster, here: &LocalNode, slice: &Endp
 
 /// Returns the names of the nodes whose endpoints pass; `None` if all endpoints pass
 /// (`serviceTopologyHandler`).
-fn permitted_nodes(cluster: &Cluster, here: &LocalNode, slice: &EndpointSlice) -> Option<Vec<String>> {
+fn permitted_nodes(
+    cluster: &Cluster,
+    here: &LocalNode,
+    slice: &EndpointSlice,
+) -> Option<Vec<String>> {
     if here.topology_keys == TopologyKeys::Ignore {
         return None;
     }

@@ -19,7 +19,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 use fastrand::Rng;
 use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 
-use super::{Cluster, Frontend, LocalNode, ConnectionSource, address::Family};
+use super::{Cluster, ConnectionSource, Frontend, LocalNode, address::Family};
 
 /// Addresses of load balancers: few, so that Services share them. The node itself may have some of them.
 const LOAD_BALANCER_IPS: [&str; 4] = [

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::{Frontend, LocalNode, AddressKind, Policy, EndpointSet, address::Family};
+use super::{AddressKind, EndpointSet, Frontend, LocalNode, Policy, address::Family};
 
 /// The origin of a connection.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -59,7 +59,9 @@ pub fn verdict(frontend: &Frontend, source: &ConnectionSource, here: &LocalNode)
 fn is_foreign_loopback(frontend: &Frontend, source: &ConnectionSource) -> bool {
     match source {
         ConnectionSource::NodeSocket => false,
-        ConnectionSource::PodSocket(_) | ConnectionSource::Outside(_) => frontend.address.is_loopback(),
+        ConnectionSource::PodSocket(_) | ConnectionSource::Outside(_) => {
+            frontend.address.is_loopback()
+        }
     }
 }
 
@@ -98,7 +100,9 @@ fn is_permitted(frontend: &Frontend, source: &ConnectionSource, here: &LocalNode
 /// True if the source address is a load balancer address of the Service, and the ranges permit the node
 /// (contract 6a, "node").
 fn is_permitted_vip(frontend: &Frontend, address: IpAddr) -> bool {
-    let admits_node = frontend.node_ip.is_some_and(|node| in_ranges(frontend, node));
+    let admits_node = frontend
+        .node_ip
+        .is_some_and(|node| in_ranges(frontend, node));
     admits_node && frontend.load_balancer_ips.contains(&address)
 }
 
@@ -118,5 +122,7 @@ fn node_source(frontend: &Frontend, here: &LocalNode) -> Option<IpAddr> {
         return frontend.node_ip;
     }
     let mut own = here.addresses.iter().copied();
-    own.find(|address| Family::of(*address) == Family::of(frontend.address) && !address.is_loopback())
+    own.find(|address| {
+        Family::of(*address) == Family::of(frontend.address) && !address.is_loopback()
+    })
 }

@@ -9,7 +9,7 @@ use k8s_openapi::{
 
 use super::{Generator, ZONES, add_label};
 use crate::{
-    NodePortEntry, ExternalIps, LocalNode, TopologyKeys,
+    ExternalIps, LocalNode, NodePortEntry, TopologyKeys,
     address::{Cidr, parse},
 };
 
@@ -134,6 +134,7 @@ fn entry(generator: &mut Generator<'_>) -> NodePortEntry {
         0 => NodePortEntry::All,
         1 | 2 => NodePortEntry::Primary,
         3 => NodePortEntry::Localhost,
-        _ => Cidr::parse(generator.pick(NODE_PORT_RANGES)).map_or(NodePortEntry::Primary, NodePortEntry::Cidr),
+        _ => Cidr::parse(generator.pick(NODE_PORT_RANGES))
+            .map_or(NodePortEntry::Primary, NodePortEntry::Cidr),
     }
 }

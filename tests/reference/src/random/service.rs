@@ -184,7 +184,9 @@ fn port_name(generator: &mut Generator<'_>, wanted: usize, number: usize) -> Opt
     if wanted > 1 {
         return Some(format!("p{number}"));
     }
-    generator.pick([None, Some(""), Some("p0")]).map(str::to_owned)
+    generator
+        .pick([None, Some(""), Some("p0")])
+        .map(str::to_owned)
 }
 
 impl Generator<'_> {

@@ -39,13 +39,20 @@ pub(super) fn generate(generator: &mut Generator<'_>, service: &Service) -> Vec<
         slices.push(slice(generator, service, shared, number));
     }
     if generator.one_in(2) {
-        let overlapping = slices.first().and_then(|from| overlapping_slice(generator, from));
+        let overlapping = slices
+            .first()
+            .and_then(|from| overlapping_slice(generator, from));
         slices.extend(overlapping);
     }
     slices
 }
 
-fn slice(generator: &mut Generator<'_>, service: &Service, shared: SharedProperties, number: usize) -> EndpointSlice {
+fn slice(
+    generator: &mut Generator<'_>,
+    service: &Service,
+    shared: SharedProperties,
+    number: usize,
+) -> EndpointSlice {
     let address_type = address_type(generator, service);
     let count = generator.rng.usize(0..=4);
     let endpoints = (0..count).map(|_| endpoint(generator, address_type, shared));
@@ -145,7 +152,11 @@ fn ports(generator: &mut Generator<'_>, service: &Service) -> Vec<EndpointPort> 
     ports
 }
 
-fn endpoint(generator: &mut Generator<'_>, address_type: &str, shared: SharedProperties) -> Endpoint {
+fn endpoint(
+    generator: &mut Generator<'_>,
+    address_type: &str,
+    shared: SharedProperties,
+) -> Endpoint {
     generator.endpoints += 1;
     let number = generator.endpoints;
     let mut addresses = vec![match address_type {
@@ -186,12 +197,19 @@ fn host_address(generator: &mut Generator<'_>, address_type: &str) -> Option<Str
 }
 
 /// Generates any combination of conditions, most often those of real pods.
-fn conditions(generator: &mut Generator<'_>, shared: SharedProperties) -> Option<EndpointConditions> {
+fn conditions(
+    generator: &mut Generator<'_>,
+    shared: SharedProperties,
+) -> Option<EndpointConditions> {
     let any = [None, Some(true), Some(false)];
     let (mut ready, serving, terminating) = match generator.rng.u8(0..8) {
         0..3 => (Some(true), Some(true), Some(false)),
         3 => (Some(false), Some(true), Some(true)),
-        _ => (generator.pick(any), generator.pick(any), generator.pick(any)),
+        _ => (
+            generator.pick(any),
+            generator.pick(any),
+            generator.pick(any),
+        ),
     };
     if shared.none_ready {
         ready = Some(false);

@@ -7,8 +7,8 @@ use fastrand::Rng;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::{
-    Cluster, Frontend, LocalNode, AddressKind, Policy, ConnectionSource, TopologyKeys, Verdict, frontends,
-    health_check_node_ports, random, verdict,
+    AddressKind, Cluster, ConnectionSource, Frontend, LocalNode, Policy, TopologyKeys, Verdict,
+    frontends, health_check_node_ports, random, verdict,
 };
 
 const SEEDS: u64 = 400;
@@ -125,7 +125,10 @@ fn every_corner_case_is_in_some_cluster() {
     }
     let mut missing = expected_corners();
     missing.retain(|expected| seen.get(expected).is_none_or(|count| *count < 3));
-    assert!(missing.is_empty(), "corner cases that occur less than 3 times: {missing:#?} in {seen:#?}");
+    assert!(
+        missing.is_empty(),
+        "corner cases that occur less than 3 times: {missing:#?} in {seen:#?}"
+    );
 }
 
 fn verdict_of(frontend: &Frontend, source: &ConnectionSource, here: &LocalNode) -> String {
@@ -257,7 +260,9 @@ fn expected_corners() -> Vec<String> {
     }
     for source in ["node", "pod", "outside"] {
         for result in ["dropped", "refused", "the cluster set"] {
-            expected.push(format!("LoadBalancerIp, Cluster, ranges, {source}: {result}"));
+            expected.push(format!(
+                "LoadBalancerIp, Cluster, ranges, {source}: {result}"
+            ));
         }
     }
     let any = [None, Some(true), Some(false)];

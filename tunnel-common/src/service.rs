@@ -286,8 +286,8 @@ impl BackendState {
     /// the new map never repeats a state of the older one.
     #[must_use]
     pub fn initial_at(milliseconds: u64) -> Self {
-        let uses = u32::try_from(milliseconds & 0x7fff_ffff).unwrap_or(0);
-        Self(uses.max(1) << 1)
+        let generation = u32::try_from(milliseconds & 0x7fff_ffff).unwrap_or(0);
+        Self(generation.max(1) << 1)
     }
 }
 
@@ -375,10 +375,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_state_never_recurs_in_later_generations(word: u32, uses in 1..64_usize) {
+        fn a_state_never_recurs_in_later_generations(word: u32, generations in 1..64_usize) {
             let first = BackendState(word).next_generation();
             let mut state = first;
-            for _ in 0..uses {
+            for _ in 0..generations {
                 prop_assert!(state.is_serving());
                 prop_assert!(!state.removed().is_serving());
                 prop_assert_ne!(state.removed(), first);
@@ -389,20 +389,20 @@ mod tests {
 
         #[test]
         fn a_new_map_repeats_no_state_of_an_older_one(
-            made in 0..u64::from(u32::MAX),
+            created_at in 0..u64::from(u32::MAX),
             later in 1..1_000_000_u64,
-            uses in 0..64_u64,
+            generations in 0..64_u64,
         ) {
-            let mut old = BackendState::initial_at(made);
-            let mut new = BackendState::initial_at(made + later.max(2 * uses + 2));
+            let mut old = BackendState::initial_at(created_at);
+            let mut new = BackendState::initial_at(created_at + later.max(2 * generations + 2));
             prop_assert!(!new.is_serving());
             prop_assert_ne!(new, BackendState::default());
             let mut seen = Vec::new();
-            for _ in 0..uses {
+            for _ in 0..generations {
                 old = old.next_generation();
                 seen.push(old);
             }
-            for _ in 0..uses {
+            for _ in 0..generations {
                 new = new.next_generation();
                 prop_assert!(!seen.contains(&new));
             }

@@ -55,7 +55,8 @@ static STEERING: Global<u8> = Global::new(0);
 /// kernel's BTF, as is [`KERN_SOCK_BIT`].
 #[unsafe(no_mangle)]
 static KERN_SOCK_BYTE: Global<u32> = Global::new(0);
-/// The mask of `sk_kern_sock` in that byte; 0 means that it is unknown, and the verifier removes the check.
+/// The mask of the bit `sk_kern_sock` in the byte at [`KERN_SOCK_BYTE`]; 0 means that the bit is unknown, and
+/// the verifier removes the check.
 #[unsafe(no_mangle)]
 static KERN_SOCK_BIT: Global<u8> = Global::new(0);
 

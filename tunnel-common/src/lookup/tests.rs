@@ -15,26 +15,26 @@ fn key(port: u16) -> FrontendKey {
 /// of `indices`, in the end always the last one. Record 1 has the key, record 0 has another one, and there
 /// are no others.
 fn found(indices: &[Option<u32>]) -> (Lookup<(u32, Frontend)>, usize) {
-    let looks = Cell::new(0);
+    let reads = Cell::new(0);
     let Ok::<_, Infallible>(found) = look_up(
         &key(80),
         |_| {
-            let look = indices.get(looks.replace(looks.get() + 1));
-            Ok(*look.or_else(|| indices.last()).expect("an index"))
+            let index = indices.get(reads.replace(reads.get() + 1));
+            Ok(*index.or_else(|| indices.last()).expect("an index"))
         },
         |index| {
             let records = [record(key(81)), record(key(80))];
             Ok(records.into_iter().nth(index as usize))
         },
     );
-    (found, looks.get())
+    (found, reads.get())
 }
 
 #[test]
 fn a_key_is_looked_up_up_to_four_times_or_until_two_reads_miss_it() {
     let ours = Lookup::Found((1, record(key(80))));
     let stale = |times| [vec![Some(0); times], vec![Some(1)]].concat();
-    for (claim, indices, wanted, looks) in [
+    for (claim, indices, wanted, reads) in [
         ("a record with the key", stale(0), ours, 1),
         ("a stale index", stale(1), ours, 2),
         ("two stale ones", stale(2), ours, 3),
@@ -46,13 +46,13 @@ fn a_key_is_looked_up_up_to_four_times_or_until_two_reads_miss_it() {
         ("an index at last", vec![None, Some(1)], ours, 2),
         ("no index again", vec![Some(0), None], Lookup::None, 3),
     ] {
-        assert_eq!(found(&indices), (wanted, looks), "{claim}");
+        assert_eq!(found(&indices), (wanted, reads), "{claim}");
     }
 }
 
 #[test]
 fn an_error_of_a_map_ends_the_lookup() {
-    let none = look_up(&key(80), |_| Err("away"), |_| Ok(None::<Frontend>));
+    let none = look_up(&key(80), |_| Err("unreadable"), |_| Ok(None::<Frontend>));
 
-    assert_eq!(none, Err("away"));
+    assert_eq!(none, Err("unreadable"));
 }

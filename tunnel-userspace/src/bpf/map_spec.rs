@@ -111,12 +111,12 @@ mod tests {
         assert!(DOCUMENT.contains(&format!("Layout {LAYOUT_VERSION}.")));
         let rows = DOCUMENT.lines().filter(|line| line.starts_with("| `"));
         let rows = rows.map(|row| Vec::from_iter(row.split('|').map(str::trim)));
-        let (told, conversions): (Vec<_>, Vec<_>) = rows.partition(|row| row.len() > 5);
-        let names: Vec<_> = told.iter().map(|row| row[1].trim_matches('`')).collect();
+        let (map_rows, conversions): (Vec<_>, Vec<_>) = rows.partition(|row| row.len() > 5);
+        let names: Vec<_> = map_rows.iter().map(|row| row[1].trim_matches('`')).collect();
         let known: BTreeSet<_> = MAPS.iter().map(|map| map.name).collect();
         assert_eq!(names.iter().copied().collect::<BTreeSet<_>>(), known);
         assert_eq!(names.len(), MAPS.len(), "{names:?}");
-        for row in told {
+        for row in map_rows {
             let map = Map::named(row[1].trim_matches('`')).expect("a map");
             let kind = match map.kind {
                 MapType::Hash => "hash",

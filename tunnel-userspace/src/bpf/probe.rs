@@ -84,14 +84,14 @@ pub fn probe() -> Result<Features, ProbeError> {
 }
 
 fn probe_features() -> Result<Features, ProbeError> {
-    let checked = |feature, answer: io::Result<bool>| {
-        answer.map_err(|source| ProbeError::Feature { feature, source })
+    let checked = |feature, result: io::Result<bool>| {
+        result.map_err(|source| ProbeError::Feature { feature, source })
     };
     let can_load =
         |feature, program: &[u64]| checked(feature, sys::can_load(program, CONNECT4.hook));
     if !can_load("socket hooks", &ALLOW)? {
-        let refused = Err(io::Error::other("the kernel rejects even an empty program"));
-        checked("socket hooks", refused)?;
+        let rejected = Err(io::Error::other("the kernel rejects even an empty program"));
+        checked("socket hooks", rejected)?;
     }
     let can_read_kernel = can_load("bpf_probe_read_kernel in socket hooks", &CALL_PROBE_READ)?;
     let btf = if can_read_kernel {

@@ -87,21 +87,21 @@ impl TranslationMaps for SocketStorage {
             .map_err(into_io_error)
     }
 
-    fn owner(&self, front: &FrontendKey) -> io::Result<Option<u32>> {
-        let index_of = |front: &FrontendKey| {
+    fn owner(&self, frontend: &FrontendKey) -> io::Result<Option<u32>> {
+        let index_of = |frontend: &FrontendKey| {
             self.maps
                 .service_maps
                 .services
-                .find(front)
+                .find(frontend)
                 .map_err(into_io_error)
         };
         let record_at = |index| self.maps.frontend(index).map(Some).map_err(into_io_error);
-        match look_up(front, index_of, record_at)? {
+        match look_up(frontend, index_of, record_at)? {
             Lookup::Found((_, record)) => Ok(Some(record.service)),
             Lookup::None => Ok(None),
             Lookup::Unstable => {
                 let text =
-                    format!("the record of frontend {front} kept changing while it was read");
+                    format!("the record of frontend {frontend} kept changing while it was read");
                 Err(io::Error::other(text))
             }
         }

@@ -82,7 +82,7 @@ impl Attr {
     ///
     /// # Safety
     ///
-    /// Every pointer in the attribute must be valid for the way in which the command uses it.
+    /// Every pointer in the attribute must be valid for the command.
     unsafe fn call(&mut self, command: i64) -> io::Result<i64> {
         let attr = ptr::from_mut(self);
         // SAFETY: the attribute is borrowed exclusively, and has at least the size that the command reads

@@ -25,7 +25,7 @@ mod steering;
 const AT_ONCE: Duration = Duration::from_millis(100);
 
 /// The host or a pod of the cloud node, with its addresses.
-struct ClientPlace<'a> {
+struct ClientSandbox<'a> {
     sandbox: &'a Sandbox,
     own: Vip,
     is_pod: bool,
@@ -61,7 +61,7 @@ impl SocketKind {
         }
     }
 
-    fn connect(self, from: &ClientPlace<'_>, to: SocketAddr) -> io::Result<Socket> {
+    fn connect(self, from: &ClientSandbox<'_>, to: SocketAddr) -> io::Result<Socket> {
         let to = self.dialled(to);
         let socket = from.sandbox.socket(Domain::for_address(to), Type::STREAM)?;
         match self {
@@ -100,7 +100,7 @@ impl SocketKind {
 /// Runs a function for the host and for a pod.
 fn for_each_client(
     testbed: &TunnelTestbed,
-    check: impl Fn(&ClientPlace<'_>) -> Result<()>,
+    check: impl Fn(&ClientSandbox<'_>) -> Result<()>,
 ) -> Result<()> {
     let pod = testbed.pod()?;
     let host = testbed.node().host();
@@ -108,7 +108,7 @@ fn for_each_client(
         ("host", host, HOST, false),
         ("pod", &**pod, Vip::of_pod(&pod), true),
     ] {
-        check(&ClientPlace { sandbox, own, is_pod }).context(name)?;
+        check(&ClientSandbox { sandbox, own, is_pod }).context(name)?;
     }
     Ok(())
 }

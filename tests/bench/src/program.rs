@@ -165,7 +165,11 @@ fn summarise(
     let resident_bytes = median(small_case.resident.iter().copied());
     let maps_bytes = median(small_case.maps.iter().copied());
     let resident = format!("{all}, resident at rest");
-    verdicts.push(memory_verdict(&resident, resident_bytes, IDLE_MEMORY_TARGET));
+    verdicts.push(memory_verdict(
+        &resident,
+        resident_bytes,
+        IDLE_MEMORY_TARGET,
+    ));
     let maps = format!("{all}, memory of the maps");
     verdicts.push(memory_verdict(&maps, maps_bytes, MAP_MEMORY_TARGET));
     verdicts.extend(lines.iter().flat_map(large_case_verdicts));

@@ -143,8 +143,10 @@ impl Server {
                     .tls
                     .clone()
                     .context("a listener of kind kubelet needs --cert and --key")?;
-                let (listener, connection_log) = (super::listen(number)?, self.connection_log.clone());
-                self.tasks.spawn(kubelet::accept(listener, tls, connection_log));
+                let (listener, connection_log) =
+                    (super::listen(number)?, self.connection_log.clone());
+                self.tasks
+                    .spawn(kubelet::accept(listener, tls, connection_log));
             }
         }
         Ok(())

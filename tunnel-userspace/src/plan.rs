@@ -310,7 +310,7 @@ fn frontends_of_port(
         FrontendKey::new(Address::from_ip(ip), Port::from_host(number), port.protocol)
     };
     let frontend = |kind, ip| {
-        let (sockets, packets) = match kind {
+        let (socket_policy, packet_policy) = match kind {
             FrontendKind::ClusterIp => (service.internal_policy, service.internal_policy),
             // As in kube-proxy, traffic from this node is not external.
             FrontendKind::LoadBalancerIp | FrontendKind::ExternalIp | FrontendKind::NodePort => {
@@ -324,8 +324,8 @@ fn frontends_of_port(
         };
         FrontendPlan {
             kind,
-            socket_policy: sockets,
-            packet_policy: packets,
+            socket_policy,
+            packet_policy,
             admits_host,
             has_listener: false,
         }

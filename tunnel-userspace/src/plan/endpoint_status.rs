@@ -68,7 +68,7 @@ impl EndpointReason {
 
 /// Returns the status of all endpoints of a service port, which is given by its name and protocol, in the
 /// order of their addresses. `plan` must be that of `near`, the Service with only the endpoints that
-/// [`super::Pools`] permits.
+/// [`super::NodePools`] permits.
 #[must_use]
 pub fn endpoint_statuses<'a>(
     state: &'a ServiceState,

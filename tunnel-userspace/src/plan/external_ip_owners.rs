@@ -19,7 +19,8 @@ pub struct ExternalIpOwners {
     owned: AddressIndex,
     /// The external IPs of Services.
     external_ips: AddressIndex,
-    /// Addresses that got their first owner, or lost their last one, since the last [`Self::take_moved`].
+    /// Addresses that got their first owner, or lost their last one, since the last
+    /// [`Self::take_changed_services`].
     changed: BTreeSet<IpAddr>,
 }
 

@@ -39,9 +39,9 @@ pub struct LocalNode {
 impl LocalNode {
     /// Starts without a Node object and links.
     #[must_use]
-    pub fn new(wanted: Vec<NodePortAddresses>) -> Self {
+    pub fn new(node_port_config: Vec<NodePortAddresses>) -> Self {
         Self {
-            node_port_config: wanted,
+            node_port_config,
             ..Self::default()
         }
     }

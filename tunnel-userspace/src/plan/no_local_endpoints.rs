@@ -13,7 +13,7 @@ pub struct NoLocalEndpoints {
     pub external: usize,
 }
 
-/// Counts such ports of one Service, by family.
+/// Counts the service ports of a Service that have endpoints, but none for a policy Local, by family.
 #[must_use]
 pub fn count_no_local_endpoints(plan: &ServicePlan) -> PerFamily<NoLocalEndpoints> {
     let mut counts = PerFamily::<NoLocalEndpoints>::default();

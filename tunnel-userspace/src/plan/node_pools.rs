@@ -23,17 +23,18 @@ pub struct NodePools {
     pools: HashMap<Arc<str>, Arc<str>>,
     /// The Services that are restricted to a pool.
     pool_services: BTreeSet<ObjectName>,
-    /// True if a Node joined or left the pool of this node since the last [`Self::take_moved`].
+    /// True if a Node joined or left the pool of this node since the last
+    /// [`Self::take_changed_services`].
     has_changed: bool,
 }
 
 impl NodePools {
     /// Starts without any Node.
     #[must_use]
-    pub fn new(rule: TopologyKeys, node: Arc<str>) -> Self {
+    pub fn new(rule: TopologyKeys, own_name: Arc<str>) -> Self {
         Self {
             rule,
-            own_name: node,
+            own_name,
             pools: HashMap::new(),
             pool_services: BTreeSet::new(),
             has_changed: false,

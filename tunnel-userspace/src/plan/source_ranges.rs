@@ -12,7 +12,7 @@ use crate::model::{self, Family};
 
 /// Returns the clients in a family that may use the addresses of the load balancer, as ascending and disjoint
 /// ranges; empty if all clients may. If this node may, the addresses of the load balancer are added: a node
-/// that has such an address itself uses it as the source of its connects to it.
+/// that has one of these addresses uses it as the source of its connects to it.
 pub(super) fn allowed_clients(
     service: &model::Service,
     family: Family,

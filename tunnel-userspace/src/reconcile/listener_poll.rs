@@ -44,11 +44,11 @@ pub(super) struct ListenerPoll {
 }
 
 impl ListenerPoll {
-    pub(super) const fn new(find: Option<FindListeners>, every: Duration) -> Self {
+    pub(super) const fn new(find_listeners: Option<FindListeners>, interval: Duration) -> Self {
         Self {
-            find_listeners: find,
+            find_listeners,
             running: BackgroundJob::idle(),
-            interval: every,
+            interval,
             next_at: None,
             is_failing: false,
         }

@@ -47,8 +47,8 @@ enum SyncPhase {
     /// A batch of the first sync was refused, so the content of the maps is unknown. Nothing is written
     /// until the maps are read again.
     ContentUnknown,
-    /// The maps were read again. The next sync writes all Services with one system call per entry, so that
-    /// a refused write affects no other entry.
+    /// The maps were read again. The next sync writes all Services without batches, so that a refused write
+    /// affects no other Service.
     FirstSyncUnbatched,
     /// A sync writes the Services that changed.
     Incremental,
@@ -110,9 +110,9 @@ impl<M: MapReader + MapWriter> MapSync<M> {
             self.tracked.maps.start_batch();
             self.tracked.actual.reserve(services.len());
         }
-        let mut leftovers = Vec::new();
+        let mut deletions = Vec::new();
         for service in &services {
-            self.write_service(desired, service, &mut leftovers);
+            self.write_service(desired, service, &mut deletions);
         }
         if let Err(error) = self.tracked.maps.flush_batch() {
             self.enter_content_unknown(&error, desired);
@@ -120,10 +120,10 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         }
         self.phase = SyncPhase::Incremental;
         // Deletions come last, so that an address that moves to another Service is served all the time.
-        for (name, diff) in leftovers {
-            if let Err(refused) = self.tracked.remove_unplanned(Some(&name), &diff) {
+        for (name, diff) in deletions {
+            if let Err(error) = self.tracked.remove_unplanned(Some(&name), &diff) {
                 self.dirty.insert(name.service.clone());
-                let problems = PortProblems::from([(name.clone(), refused.problem())]);
+                let problems = PortProblems::from([(name.clone(), error.problem())]);
                 self.replace_problems(&name.service, problems);
             }
         }
@@ -174,7 +174,7 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         &mut self,
         desired: &DesiredPlans,
         service: &ObjectName,
-        leftovers: &mut Vec<(PortName, PortDiff)>,
+        deletions: &mut Vec<(PortName, PortDiff)>,
     ) {
         let (wanted, mut problems) = desired.plan_to_write(service);
         let known = self.tracked.actual.ids.get(service);
@@ -186,10 +186,10 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         let wanted = wanted.iter().map(|(name, plan)| (name, &**plan));
         for (name, plan) in unwanted.chain(wanted) {
             match self.write_port(name, plan, &mut problems) {
-                Ok(diff) => leftovers.extend(diff.map(|diff| (name.clone(), diff))),
-                Err(refused) => {
+                Ok(diff) => deletions.extend(diff.map(|diff| (name.clone(), diff))),
+                Err(error) => {
                     self.dirty.insert(service.clone());
-                    problems.insert(name.clone(), refused.problem());
+                    problems.insert(name.clone(), error.problem());
                 }
             }
         }
@@ -219,12 +219,12 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         }
         let Err(ChangeError::NoRoom(Shortage {
             reason,
-            is_temporary: is_passing,
+            is_temporary,
         })) = result
         else {
             return result.map(Some);
         };
-        if is_passing && (tracked.has_waiting || !tracked.retired.0.is_empty()) {
+        if is_temporary && (tracked.has_waiting || !tracked.retired.0.is_empty()) {
             self.waiting_for_entries.insert(name.service.clone());
             return Ok(None);
         }
@@ -269,7 +269,7 @@ impl<M: MapReader + MapWriter> MapSync<M> {
     ) -> Option<R> {
         let actual = &mut self.tracked.actual;
         let known = actual.frontends.get(&probe.frontend);
-        let id = match known.map(|front| front.record.service) {
+        let id = match known.map(|frontend| frontend.record.service) {
             // A process that was killed has left the probe's frontend.
             Some(id) => self.orphans.take_id(id).then_some(id)?,
             None => actual.free_ids.allocate()?,
@@ -277,8 +277,8 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         let written = self
             .tracked
             .write_plan(id, probe.frontend.protocol, &probe.plan());
-        if let Err(refused) = &written {
-            let PortProblem { reason, text } = refused.problem();
+        if let Err(error) = &written {
+            let PortProblem { reason, text } = error.problem();
             tracing::warn!(
                 reason = reason.label(),
                 text,
@@ -286,21 +286,21 @@ impl<M: MapReader + MapWriter> MapSync<M> {
             );
         }
         let result = written.ok().map(|_| dial());
-        if let Err(refused) = self.tracked.remove_all(id) {
-            self.orphans.add_refused(id, refused.problem());
+        if let Err(error) = self.tracked.remove_all(id) {
+            self.orphans.add_refused(id, error.problem());
         }
         result
     }
 
     fn replace_problems(&mut self, service: &ObjectName, problems: PortProblems) {
-        let was_tried = !self.waiting_for_entries.contains(service);
-        self.problems.replace(service, problems, was_tried);
+        let all_ports_tried = !self.waiting_for_entries.contains(service);
+        self.problems.replace(service, problems, all_ports_tried);
     }
 
     fn remove_orphans(&mut self) {
         for id in self.orphans.take_removable() {
-            if let Err(refused) = self.tracked.remove_all(id) {
-                let problem = refused.problem();
+            if let Err(error) = self.tracked.remove_all(id) {
+                let problem = error.problem();
                 tracing::warn!(id, text = %problem.text, "cannot remove entries of an earlier process");
                 self.problems.count(problem.reason);
                 self.orphans.add_refused(id, problem);
@@ -396,7 +396,7 @@ impl<M> MapSync<M> {
     }
 
     /// Returns true if the content of the maps is unknown. Nothing is written until
-    /// [`Self::begin_anew`] succeeds.
+    /// [`Self::read_again`] succeeds.
     pub(super) fn is_content_unknown(&self) -> bool {
         self.phase == SyncPhase::ContentUnknown
     }

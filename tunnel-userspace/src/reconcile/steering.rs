@@ -336,7 +336,7 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
     ///
     /// # Errors
     ///
-    /// As [`Self::put_canary`], or the maps can't be read.
+    /// As [`Self::write_probe_key`], or the maps can't be read.
     pub fn remove_probe_key(&mut self, key: &SteeringKey) -> Result<u64, AdoptError> {
         self.maps.delete_key(key)?;
         Ok(self.maps.host_namespace()?)

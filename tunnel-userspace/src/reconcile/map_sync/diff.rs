@@ -61,20 +61,20 @@ impl PortDiff {
         let upserts = plan.frontends.iter().filter(|frontend| !is_right(frontend));
         let upserts = upserts.map(|(key, frontend)| (*key, *frontend)).collect();
         let wanted = memberships(plan);
-        let (mut new_backends, mut moves) = (Vec::new(), Vec::new());
+        let (mut new_backends, mut set_changes) = (Vec::new(), Vec::new());
         for (target, sets) in &wanted {
             match actual.backend(id, target) {
                 None => new_backends.push((**target, *sets)),
                 Some(index) if actual.backend_status(index).membership != *sets => {
-                    moves.push((index, *sets))
+                    set_changes.push((index, *sets))
                 }
                 Some(_) => {}
             }
         }
-        let used_sources = plan.used_source_ranges();
-        let new_sources = match actual.source_ranges.find_shared(used_sources) {
+        let used_ranges = plan.used_source_ranges();
+        let new_source_ranges = match actual.source_ranges.find_shared(used_ranges) {
             Some(_) => Vec::new(),
-            None => used_sources.to_vec(),
+            None => used_ranges.to_vec(),
         };
         let port = actual.ports.get(&id);
         let deletes = port
@@ -83,7 +83,7 @@ impl PortDiff {
             .filter(|key| !plan.frontends.contains_key(key))
             .copied()
             .collect();
-        let gone = port
+        let removed_backends = port
             .into_iter()
             .flat_map(|port| &port.backends)
             .filter(|(target, _)| !wanted.contains_key(target))
@@ -92,13 +92,13 @@ impl PortDiff {
         Self {
             id,
             new_backends,
-            set_changes: moves,
+            set_changes,
             cluster_set: cluster,
             local_set: local,
             upserts,
             deletes,
-            new_source_ranges: new_sources,
-            removed_backends: gone,
+            new_source_ranges,
+            removed_backends,
         }
     }
 
@@ -106,10 +106,10 @@ impl PortDiff {
     /// entries. The maps have more entries than configured, but only so that old and new ones can coexist
     /// until the old ones are freed.
     pub(crate) fn check_room(&self, actual: &Actual, plan: &PortPlan) -> Result<(), Shortage> {
-        let full = |reason, is_passing| {
+        let full = |reason, is_temporary| {
             Err(Shortage {
                 reason,
-                is_temporary: is_passing,
+                is_temporary,
             })
         };
         let sizes = actual.sizes;

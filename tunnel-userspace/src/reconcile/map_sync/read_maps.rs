@@ -39,36 +39,36 @@ struct MapRead<'a, R> {
 }
 
 /// Reads the maps. Returns the valid entries, and the invalid ones. All backend indices are free until
-/// [`Actual::find_occupied`] is called.
+/// [`Actual::find_draining`] is called.
 pub(in crate::reconcile) fn read_maps(
     reader: &impl MapReader,
     sizes: MapSizes,
 ) -> Result<(Actual, InvalidEntries), ReadError> {
     let all = reader.backends(sizes.backend_entries())?;
-    let standings = all.iter().map(|backend| BackendStatus {
+    let backend_statuses = all.iter().map(|backend| BackendStatus {
         state: backend.state,
         membership: backend.sets,
     });
-    let standings = standings.collect();
+    let backend_statuses = backend_statuses.collect();
     let serving = (0_u32..)
         .zip(all)
         .filter(|(_, backend)| backend.state.is_serving());
-    let mut reading = MapRead {
+    let mut read = MapRead {
         reader,
         backends: serving.collect(),
         actual: Actual {
-            backend_statuses: standings,
+            backend_statuses,
             ..Actual::empty(sizes)
         },
     };
     let mut invalid = InvalidEntries::default();
     for (key, index) in reader.frontend_keys()? {
-        if !reading.add_frontend(key, index)? {
+        if !read.add_frontend(key, index)? {
             invalid.frontend_keys.push(key);
         }
     }
-    invalid.backends = reading.add_backends();
-    let MapRead { mut actual, .. } = reading;
+    invalid.backends = read.add_backends();
+    let MapRead { mut actual, .. } = read;
     let used_fronts = actual.frontends.values().map(|frontend| frontend.index).collect();
     let used_ids = actual.ports.keys().copied().collect();
     let used_backends = actual.serving_indices().len();

@@ -55,10 +55,10 @@ impl ChangeError {
 
 /// Returns a shortage that ends once retired entries are freed.
 const fn temporarily_full(reason: Reason) -> ChangeError {
-    let is_passing = true;
+    let is_temporary = true;
     ChangeError::NoRoom(Shortage {
         reason,
-        is_temporary: is_passing,
+        is_temporary,
     })
 }
 
@@ -152,7 +152,7 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
     }
 
     /// Writes the new and changed entries of a service port's plan. Returns the difference; its deletions are
-    /// left to [`Self::finish`].
+    /// left to [`Self::remove_unplanned`].
     pub(super) fn write_plan(
         &mut self,
         id: u32,
@@ -181,7 +181,7 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
         Ok(diff)
     }
 
-    /// Removes the entries that are no longer planned, after [`Self::program`] has written the new ones.
+    /// Removes the entries that are no longer planned, after [`Self::write_plan`] has written the new ones.
     pub(super) fn remove_unplanned(
         &mut self,
         name: Option<&PortName>,

@@ -76,7 +76,7 @@ impl PublishedServices {
     /// Reads the counters of the first `most` service ports, sorted by name.
     #[must_use]
     pub fn port_counters(&self, counts: &impl CounterReader, most: usize) -> PortCounterList {
-        let left_out = self.read().ports.saturating_sub(most);
+        let omitted = self.read().ports.saturating_sub(most);
         let mut ports = Vec::new();
         // The loop doesn't visit the Services after the last port.
         let mut services = self.all();
@@ -89,7 +89,7 @@ impl PublishedServices {
         }
         PortCounterList {
             ports,
-            omitted: left_out,
+            omitted,
         }
     }
 

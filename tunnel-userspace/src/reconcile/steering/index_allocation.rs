@@ -38,22 +38,22 @@ impl<'a> FreeIndices<'a> {
         let prefix_room = prefixes.iter().map(Prefix::capacity).max().unwrap_or(0);
         let unused = last.map_or(0, |last| last + 1)..end.min(prefix_room);
         // 0 if the machine started less than a quarantine ago, so that every removed index is in quarantine.
-        let before = nanos(now).saturating_sub(nanos(QUARANTINE));
+        let quarantine_start = nanos(now).saturating_sub(nanos(QUARANTINE));
         let removed = records.iter().filter(|(_, record)| record.removed_at != 0);
-        let resting = removed.map(|(index, record)| (record.key, (record.removed_at, *index)));
-        let resting: BTreeMap<_, _> = resting.collect();
+        let removed_by_key = removed.map(|(index, record)| (record.key, (record.removed_at, *index)));
+        let removed_by_key: BTreeMap<_, _> = removed_by_key.collect();
         let removed = records
             .iter()
             .map(|(index, record)| (record.removed_at, *index));
-        let after_quarantine = removed.filter(|(removed, _)| (1..=before).contains(removed));
+        let after_quarantine = removed.filter(|(removed, _)| (1..=quarantine_start).contains(removed));
         FreeIndices {
             prefixes,
             indices: unused
                 .map(|index| (0, index))
                 .chain(after_quarantine)
                 .collect(),
-            removed_by_key: resting,
-            quarantine_start: before,
+            removed_by_key,
+            quarantine_start,
         }
     }
 

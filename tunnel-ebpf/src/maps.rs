@@ -185,8 +185,13 @@ impl decide::Maps for KernelMaps {
         client: ClientScalars,
     ) -> Option<AffinityChoice> {
         let ClientScalars { kind, upper, lower } = client;
-        let word = backend_by_affinity(record.index, traffic, kind, upper, lower);
-        AffinityChoice::from_word(word)
+        AffinityChoice::from_word(backend_by_affinity(
+            record.index,
+            traffic,
+            kind,
+            upper,
+            lower,
+        ))
     }
 
     #[inline(always)]
@@ -227,8 +232,9 @@ extern "C" fn backend_by_affinity(
 ) -> u64 {
     let client = ClientScalars { kind, upper, lower };
     let frontend = FRONTENDS.get(frontend);
-    let choose = |frontend| decide::choose_by_affinity(&KernelMaps, frontend, traffic, client);
-    AffinityChoice::to_word(frontend.and_then(choose))
+    AffinityChoice::to_word(frontend.and_then(|frontend| {
+        decide::choose_by_affinity(&KernelMaps, frontend, traffic, client)
+    }))
 }
 
 /// Calls [`select::is_in_ranges`] on the map of source ranges; returns 1 for true.
@@ -236,8 +242,10 @@ extern "C" fn backend_by_affinity(
 #[unsafe(no_mangle)]
 extern "C" fn is_in_source_ranges(base: u32, len: u32, upper: u64, lower: u64) -> u32 {
     let address = Address::from_halves([upper, lower]);
-    let ranges = IndexRange { base, len };
-    select::is_in_ranges(ranges, &address, |index| SOURCE_RANGES.get(index)).into()
+    select::is_in_ranges(IndexRange { base, len }, &address, |index| {
+        SOURCE_RANGES.get(index)
+    })
+    .into()
 }
 
 /// Increments the count of open connections of a backend.

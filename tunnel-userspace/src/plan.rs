@@ -108,7 +108,7 @@ pub struct PortPlan {
     /// The algorithm that chooses a slot.
     pub algorithm: Algorithm,
     /// The timeout of client-IP affinity in seconds; 0 for no affinity.
-    pub affinity: u32,
+    pub affinity_timeout: u32,
     /// True if sockets are not translated; the frontends are for packets only.
     pub socket_translation_disabled: bool,
     /// The clients that may use the addresses of the load balancer, as ascending and disjoint ranges. If
@@ -139,7 +139,8 @@ impl PortPlan {
     pub fn with_source_ranges(&self, programmed: &[SourceRange]) -> Self {
         let mut plan = self.clone();
         if programmed.is_empty() {
-            plan.frontends.retain(|_, frontend| !self.is_restricted(frontend));
+            plan.frontends
+                .retain(|_, frontend| !self.is_restricted(frontend));
         } else {
             plan.source_ranges = programmed.to_vec();
         }
@@ -249,7 +250,12 @@ fn is_supported(protocol: Protocol) -> bool {
     protocol == Protocol::TCP || protocol == Protocol::UDP
 }
 
-fn plan_port(state: &ServiceState, ip: IpAddr, port: &ServicePort, node_info: &NodeInfo) -> PortPlan {
+fn plan_port(
+    state: &ServiceState,
+    ip: IpAddr,
+    port: &ServicePort,
+    node_info: &NodeInfo,
+) -> PortPlan {
     let service = &state.service;
     let weights = service.weights.as_deref();
     let port_key = (&*port.name, port.protocol);
@@ -284,7 +290,7 @@ fn plan_port(state: &ServiceState, ip: IpAddr, port: &ServicePort, node_info: &N
             model::Algorithm::Maglev => Algorithm::MAGLEV,
             model::Algorithm::LeastConn => Algorithm::LEAST_CONN,
         },
-        affinity: service.affinity,
+        affinity_timeout: service.affinity,
         socket_translation_disabled: service.socket_translation_disabled,
         source_ranges: sources,
     }
@@ -361,9 +367,9 @@ pub fn frontend_claims(
 ) -> impl Iterator<Item = (FrontendKey, ClaimRank, PortName)> {
     let created = state.service.created;
     plan.iter().flat_map(move |(name, port)| {
-        port.frontends
-            .iter()
-            .map(move |(key, frontend)| (*key, ClaimRank::new(frontend.kind, created), name.clone()))
+        port.frontends.iter().map(move |(key, frontend)| {
+            (*key, ClaimRank::new(frontend.kind, created), name.clone())
+        })
     })
 }
 

@@ -152,7 +152,7 @@ fn encode_node(out: &mut MetricsEncoder<'_>, views: &NodeViews) -> fmt::Result {
     let help = "Differences found between the maps and the desired state";
     out.counters("culvert_map_drift", help, drift)?;
     let help = "Plans computed for Services";
-    out.total("culvert_planned_services", help, stats.sync.planned)?;
+    out.total("culvert_planned_services", help, stats.sync.plans_computed)?;
     let help = "Time from the last change to its last write";
     let delay = stats.programming_latency_seconds;
     out.gauge("culvert_programming_latency_seconds", help, delay)?;

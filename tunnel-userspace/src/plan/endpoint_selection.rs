@@ -46,7 +46,8 @@ pub(super) fn select_endpoints(
         wanted.map(|(target, _)| *target).collect()
     };
     let is_local = |endpoint: &Endpoint| node_info.hosts(endpoint);
-    let hint_filter = choose_hint_filter(found.values().filter(|endpoint| endpoint.ready), node_info);
+    let hint_filter =
+        choose_hint_filter(found.values().filter(|endpoint| endpoint.ready), node_info);
     let is_selected = |endpoint: &Endpoint| {
         let hints = endpoint.hints.as_deref();
         hint_filter.is_none_or(|matches| hints.is_some_and(|hints| matches(node_info, hints)))
@@ -112,7 +113,10 @@ fn choose_hint_filter<'a>(
     let hints: Vec<Option<&Hints>> = ready.map(|endpoint| endpoint.hints.as_deref()).collect();
     let applies = |has: fn(&Hints) -> bool, matches: HintFilter| {
         hints.iter().all(|hints| hints.is_some_and(has))
-            && hints.iter().flatten().any(|hints| matches(node_info, hints))
+            && hints
+                .iter()
+                .flatten()
+                .any(|hints| matches(node_info, hints))
     };
     if applies(
         |hints| !hints.nodes.is_empty(),

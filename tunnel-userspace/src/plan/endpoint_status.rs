@@ -101,7 +101,9 @@ pub fn endpoint_statuses<'a>(
                 Some(permitted) if (cluster || local) && permitted.ready => EndpointReason::Ready,
                 Some(_) if cluster || local => EndpointReason::TerminatingFallback,
                 Some(_) if is_selected(&target) => EndpointReason::ZeroWeight,
-                Some(permitted) => inactive_reason(permitted, by_cluster || node_info.hosts(permitted)),
+                Some(permitted) => {
+                    inactive_reason(permitted, by_cluster || node_info.hosts(permitted))
+                }
                 None => EndpointReason::ExcludedByTopologyKeys,
             };
             EndpointStatus {

@@ -37,7 +37,12 @@ pub fn plan_health_check(state: &ServiceState, node_info: &NodeInfo) -> Option<H
     Some(HealthCheck {
         port,
         ready_endpoints: families
-            .map(|family| (family, local_ready_addresses(state, family, node_info).len()))
+            .map(|family| {
+                (
+                    family,
+                    local_ready_addresses(state, family, node_info).len(),
+                )
+            })
             .collect(),
         uid: service.uid.clone(),
         created: service.created,

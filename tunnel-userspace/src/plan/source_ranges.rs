@@ -1,6 +1,6 @@
 //! The clients that may use the addresses of a Service's load balancer, from `loadBalancerSourceRanges`.
-//! As in kube-proxy (`pkg/proxy/nftables/proxier.go`, chain `firewall-…`), other addresses of the Service are
-//! not restricted. A family without ranges, or with a range of all addresses (`IsZeroCIDR` in
+//! As in kube-proxy (`pkg/proxy/nftables/proxier.go`, chain `firewall-…`), other addresses of the Service
+//! are not restricted. A family without ranges, or with a range of all addresses (`IsZeroCIDR` in
 //! `pkg/proxy/serviceport.go`), isn't restricted either.
 
 use std::net::{IpAddr, Ipv6Addr};
@@ -40,7 +40,11 @@ pub(super) fn allowed_clients(
 
 /// Returns true if sockets of the host may use the address `vip`, which is restricted to these clients.
 /// Returns `None` if their source address is unknown, since the Node has no address in this family.
-pub(super) fn admits_host(sources: &[SourceRange], vip: IpAddr, node_info: &NodeInfo) -> Option<bool> {
+pub(super) fn admits_host(
+    sources: &[SourceRange],
+    vip: IpAddr,
+    node_info: &NodeInfo,
+) -> Option<bool> {
     // A node that has the address itself also uses it as the source.
     let local_vip = node_info.link_addresses.contains(&vip).then_some(vip);
     let is_of = |ip: &IpAddr| Family::of(*ip) == Family::of(vip);

@@ -80,7 +80,7 @@ pub(super) struct PlanChanges {
     /// The Services that must be written again.
     pub(super) services: BTreeSet<ObjectName>,
     /// True if every Service was planned again.
-    pub(super) is_all: bool,
+    pub(super) all_replanned: bool,
 }
 
 /// The results of planning one Service; empty for a removed Service.
@@ -92,7 +92,7 @@ struct PlannedService {
 }
 
 impl PlanRules {
-    fn planned(&self, state: Option<&ServiceState>) -> PlannedService {
+    fn plan(&self, state: Option<&ServiceState>) -> PlannedService {
         let Some(state) = state else {
             return PlannedService::default();
         };
@@ -178,7 +178,7 @@ impl DesiredPlans {
             PlanChanges::default()
         };
         let planned = parallel::map(&services, PARALLEL_FROM, |_, (_, state)| {
-            self.rules.planned(served(state.as_ref()))
+            self.rules.plan(served(state.as_ref()))
         });
         if self.states.is_empty() {
             self.states.reserve(services.len());
@@ -241,7 +241,7 @@ impl DesiredPlans {
         }
         PlanChanges {
             services,
-            is_all: false,
+            all_replanned: false,
         }
     }
 
@@ -289,7 +289,7 @@ impl DesiredPlans {
         let mut changed = PlanChanges::default();
         if let Some(node_info) = self.local_node.changed_info(&self.rules.node_info) {
             self.rules.node_info = Arc::new(node_info);
-            changed.is_all = true;
+            changed.all_replanned = true;
             let states = std::mem::take(&mut self.states);
             for (name, state) in &states {
                 self.replan(name, state, &mut changed);
@@ -301,7 +301,7 @@ impl DesiredPlans {
 
     /// Plans a Service, and stores the plan.
     fn replan(&mut self, name: &ObjectName, state: &ServiceState, changed: &mut PlanChanges) {
-        let planned = self.rules.planned(Some(state));
+        let planned = self.rules.plan(Some(state));
         if let Some(plan) = self.store(name, planned, changed) {
             self.plans.insert(name.clone(), plan);
         }

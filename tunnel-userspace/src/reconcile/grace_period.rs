@@ -52,7 +52,10 @@ impl<G: GracePeriod + 'static> RetiredQueue<G> {
     pub(super) fn add(&mut self, mut retired: Retired) {
         self.next.0.append(&mut retired.0);
         if !self.running.is_running() && self.has_next() {
-            let (batch, grace) = (std::mem::take(&mut self.next), Arc::clone(&self.grace_period));
+            let (batch, grace) = (
+                std::mem::take(&mut self.next),
+                Arc::clone(&self.grace_period),
+            );
             self.running.start(move || grace.wait().map(|()| batch));
         }
     }

@@ -159,7 +159,10 @@ impl<M: MapReader + MapWriter> MapSync<M> {
                 let port = id.and_then(|id| actual.ports.get(&id));
                 !plan.has_endpoints && port.is_some_and(|port| !port.backends.is_empty())
             });
-            orphans.keep_backends(service, without_endpoints.map(|(name, _)| name.clone()).collect());
+            orphans.keep_backends(
+                service,
+                without_endpoints.map(|(name, _)| name.clone()).collect(),
+            );
         }
         let (orphaned_ports, keeping) = orphans.counts();
         tracing::warn!(

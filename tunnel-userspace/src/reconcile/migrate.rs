@@ -78,7 +78,11 @@ impl ServiceMapsSnapshot {
         let indices = indices.flat_map(|port| port.backends.values()).max();
         let frontends = u32::try_from(self.0.frontends.len()).unwrap_or(u32::MAX);
         let backends = self.0.used_backends;
-        check_size(MapSize::Frontends, wanted, frontends.max(size_for_index(ids)))?;
+        check_size(
+            MapSize::Frontends,
+            wanted,
+            frontends.max(size_for_index(ids)),
+        )?;
         check_size(MapSize::Slots, wanted, self.0.sets.used)?;
         check_size(MapSize::SourceRanges, wanted, self.0.source_ranges.used)?;
         check_size(
@@ -212,7 +216,9 @@ impl SteeringMapsSnapshot {
         };
         let records = (0_u32..).zip(maps.records(had.steered_entries())?);
         let records: BTreeMap<_, _> = records
-            .filter(|(_, record)| record.kind == SteeringRecord::NODE && !is_quarantine_over(record))
+            .filter(|(_, record)| {
+                record.kind == SteeringRecord::NODE && !is_quarantine_over(record)
+            })
             .collect();
         let is_valid = |(key, index): &(SteeringKey, u32)| {
             records.get(index).is_some_and(|record| record.key == *key)

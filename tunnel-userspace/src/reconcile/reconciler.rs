@@ -21,7 +21,7 @@ use crate::{
 pub struct Reconciler<M> {
     pub(super) desired: DesiredPlans,
     pub(super) sync: MapSync<M>,
-    pub(super) metrics: MetricsRecorder,
+    pub(super) recorder: MetricsRecorder,
     /// The published Services.
     published: PublishedServices,
     /// True if a source has not answered since the start.
@@ -46,7 +46,7 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
         Ok(Self {
             sync: MapSync::adopt(maps, sizes, grace)?,
             desired: DesiredPlans::new(settings),
-            metrics: MetricsRecorder::default(),
+            recorder: MetricsRecorder::default(),
             published: PublishedServices::default(),
             stale: false,
             waiting_for_poll: None,
@@ -56,10 +56,10 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
     /// Writes the Services that changed. Those that can't be written stay dirty. Returns the entries that
     /// are no longer in use, to be freed after a grace period.
     pub fn write_changes(&mut self) -> Retired {
-        if let Some(held_back) = &mut self.waiting_for_poll {
+        if let Some(waiting) = &mut self.waiting_for_poll {
             let listeners = &self.desired.listeners;
             let is_waiting = |service: &ObjectName| listeners.has_unpolled(service);
-            held_back.extend(self.sync.dirty.extract_if(.., is_waiting));
+            waiting.extend(self.sync.dirty.extract_if(.., is_waiting));
         }
         let services = self.sync.write_changes(&self.desired);
         publish_services(services, &self.desired, &self.sync, &self.published);
@@ -74,7 +74,7 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
     /// As [`Self::adopt`]; the tracked content stays as it was.
     pub fn audit(&mut self, grace: &impl GracePeriod) -> Result<u64, AdoptError> {
         let differences = self.sync.audit(&self.desired, grace)?;
-        self.metrics.is_full |= differences > 0;
+        self.recorder.is_full |= differences > 0;
         Ok(differences)
     }
 }
@@ -95,16 +95,16 @@ impl<M> Reconciler<M> {
     /// Plans the changes of an update. Writes nothing.
     pub fn update(&mut self, update: ClusterUpdate) {
         self.stale = update.stale;
-        self.metrics.metrics.last_queued_at = Some(Timestamp::now());
+        self.recorder.metrics.last_queued_at = Some(Timestamp::now());
         for (name, state) in &update.services {
             self.sync.orphans.stop_keeping(name);
             let before = self.desired.states.get(name);
-            self.metrics
+            self.recorder
                 .record_change(name, before, served(state.as_ref()));
         }
-        let (synced, whole) = (update.synced, update.complete);
+        let (synced, complete) = (update.synced, update.complete);
         let changed = self.desired.apply(update.nodes, update.services);
-        self.sync.set_source_state(synced, whole);
+        self.sync.set_source_state(synced, complete);
         self.mark_dirty(changed);
     }
 
@@ -119,13 +119,13 @@ impl<M> Reconciler<M> {
     pub fn set_listeners(&mut self, found: BTreeSet<FrontendKey>) {
         let changed = self.desired.set_listeners(&found);
         self.mark_dirty(changed);
-        if let Some(held_back) = &mut self.waiting_for_poll {
-            self.sync.dirty.append(held_back);
+        if let Some(waiting) = &mut self.waiting_for_poll {
+            self.sync.dirty.append(waiting);
         }
     }
 
     fn mark_dirty(&mut self, mut changed: PlanChanges) {
-        self.metrics.is_full |= changed.is_all;
+        self.recorder.is_full |= changed.all_replanned;
         self.sync.dirty.append(&mut changed.services);
     }
 
@@ -151,13 +151,15 @@ impl<M> Reconciler<M> {
         stats.stale = self.stale;
         stats.fill_from(&self.desired, &self.sync);
         if self.sync.is_synced() {
-            let (dirty, starved) = (&self.sync.dirty, &self.sync.waiting_for_entries);
-            let is_pending = |name: &ObjectName| dirty.contains(name) || starved.contains(name);
-            self.metrics.record_sync(took, Timestamp::now(), is_pending);
+            let (dirty, waiting_for_entries) = (&self.sync.dirty, &self.sync.waiting_for_entries);
+            let is_pending =
+                |name: &ObjectName| dirty.contains(name) || waiting_for_entries.contains(name);
+            self.recorder
+                .record_sync(took, Timestamp::now(), is_pending);
             stats.sync = SyncMetrics {
                 no_local_endpoints: self.desired.no_local_endpoints,
-                planned: self.desired.plans_computed,
-                ..self.metrics.metrics.clone()
+                plans_computed: self.desired.plans_computed,
+                ..self.recorder.metrics.clone()
             };
         }
     }

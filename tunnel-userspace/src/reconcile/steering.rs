@@ -91,7 +91,7 @@ pub struct SteeringReconciler<M> {
 }
 
 impl<M: SteeringMaps> SteeringReconciler<M> {
-    /// Adopts the content of the maps. `now` is the time since the machine started.
+    /// Takes over the maps with their present content. `now` is the time since the machine started.
     ///
     /// # Errors
     ///

@@ -20,7 +20,7 @@ use std::{
     time::Duration,
 };
 
-use memory_maps::{OpenConnections, Memory};
+use memory_maps::{Memory, OpenConnections};
 use tunnel_common::{
     addr::{Address, Port, Protocol},
     reason::Reason,
@@ -338,7 +338,12 @@ fn an_audit_repairs_changes_by_other_programs() {
     let mut reconciler = serving(ROOMY, [set("web", 1, &[1]), set("dns", 2, &[2])]);
     reconciler.sync.tracked.maps.frontend_keys.remove(&vip(1));
     let dns = reconciler.maps().frontend_keys[&vip(2)];
-    reconciler.sync.tracked.maps.frontend_keys.insert(vip(9), dns);
+    reconciler
+        .sync
+        .tracked
+        .maps
+        .frontend_keys
+        .insert(vip(9), dns);
 
     assert!(audit(&mut reconciler) >= 2);
     assert_eq!(backends(&reconciler, 1), Some(vec![1]));

@@ -32,9 +32,9 @@ fn node_info(primary: &[&str], addresses: &[&str]) -> NodeInfo {
 fn sources(ranges: &[&str], family: Family) -> Vec<String> {
     let node_info = node_info(&[], &[]);
     let sources = allowed_clients(&service(ranges, &[]), family, &node_info);
-    let shown = sources.iter();
-    let shown = shown.map(|range| format!("{} {}", range.first, range.last));
-    shown.collect()
+    let texts = sources.iter();
+    let texts = texts.map(|range| format!("{} {}", range.first, range.last));
+    texts.collect()
 }
 
 #[test]
@@ -49,13 +49,27 @@ fn source_ranges_may_end_at_the_last_address_of_a_family() {
 fn the_host_connects_from_its_primary_address_or_from_a_local_vip() {
     let service = service(&["10.0.0.0/24"], &["192.0.2.7"]);
     let vip = ip("192.0.2.7");
-    let admits =
-        |node_info: &NodeInfo| admits_host(&allowed_clients(&service, Family::V4, node_info), vip, node_info);
+    let admits = |node_info: &NodeInfo| {
+        admits_host(
+            &allowed_clients(&service, Family::V4, node_info),
+            vip,
+            node_info,
+        )
+    };
 
     assert_eq!(admits(&node_info(&["10.0.0.1"], &["10.0.0.1"])), Some(true));
-    assert_eq!(admits(&node_info(&["10.0.1.1"], &["10.0.1.1"])), Some(false));
-    assert_eq!(admits(&node_info(&["10.0.0.1"], &["192.0.2.7"])), Some(true));
-    assert_eq!(admits(&node_info(&["10.0.1.1"], &["192.0.2.7"])), Some(false));
+    assert_eq!(
+        admits(&node_info(&["10.0.1.1"], &["10.0.1.1"])),
+        Some(false)
+    );
+    assert_eq!(
+        admits(&node_info(&["10.0.0.1"], &["192.0.2.7"])),
+        Some(true)
+    );
+    assert_eq!(
+        admits(&node_info(&["10.0.1.1"], &["192.0.2.7"])),
+        Some(false)
+    );
     assert_eq!(admits(&node_info(&["fd00::1"], &["10.0.0.1"])), None);
 }
 

@@ -40,13 +40,13 @@ fn plan(nodes: &[Arc<Node>], config_map: Option<&ConfigMap>) -> SteeringPlan {
 }
 
 fn targets(plan: &SteeringPlan) -> Vec<String> {
-    let in_words = |target: &SteeringTarget| {
+    let describe = |target: &SteeringTarget| {
         let loopback = if target.loopback { " loopback" } else { "" };
         format!("{target}{loopback}")
     };
-    let mut words: Vec<_> = plan.targets.values().map(in_words).collect();
-    words.sort();
-    words
+    let mut texts: Vec<_> = plan.targets.values().map(describe).collect();
+    texts.sort();
+    texts
 }
 
 /// Returns the targets of a kubelet at an address of a node.
@@ -55,11 +55,11 @@ fn kubelet(node: &str, address: &str) -> [String; 2] {
 }
 
 fn problems(plan: &SteeringPlan) -> Vec<String> {
-    let in_words = |problem: &SteeringProblem| {
+    let describe = |problem: &SteeringProblem| {
         let SteeringProblem { object, text, .. } = problem;
         format!("{}: {object} {text}", problem.reason.label())
     };
-    plan.problems.iter().map(in_words).collect()
+    plan.problems.iter().map(describe).collect()
 }
 
 #[test]
@@ -199,7 +199,7 @@ fn an_invalid_entry_is_a_problem_and_others_are_steered() {
     assert_eq!(ports, BTreeSet::from([9054, 9100, 9443, 10250, 10255]));
     let object = "ConfigMap kube-system/yurt-tunnel-server-cfg: data";
     let text = problems(&plan).join("\n");
-    for words in [
+    for problem in [
         "[dnat-ports-pair] `9051=10263` does not end with 10264",
         "[dnat-ports-pair] `9052` is not a pair of ports, for example 9100=10264",
         "[dnat-ports-pair] `a` is not a port",
@@ -211,8 +211,8 @@ fn an_invalid_entry_is_a_problem_and_others_are_steered() {
         "[http-proxy-ports] 9443 is in https-proxy-ports, too",
         "[localhost-proxy-ports] `-1` is not a port",
     ] {
-        let words = format!("ports_rejected: {object}{words}");
-        assert!(text.contains(&words), "{words}:\n{text}");
+        let problem = format!("ports_rejected: {object}{problem}");
+        assert!(text.contains(&problem), "{problem}:\n{text}");
     }
     assert_eq!(plan.problems.len(), 10);
 }

@@ -67,14 +67,14 @@ fn reasons(
         cluster_ips: fixture::ips(&[cluster_ip]),
         ..service.clone()
     };
-    let made = (1..).zip(kinds);
-    let made = made.map(|(last, (make, _))| make(endpoint(&format!("{net}{last}"))));
-    let slice = slice("a", family, ("http", 8080), made.collect());
+    let endpoints = (1..).zip(kinds);
+    let endpoints = endpoints.map(|(last, (kind, _))| kind(endpoint(&format!("{net}{last}"))));
+    let slice = slice("a", family, ("http", 8080), endpoints.collect());
     let web = state(web, vec![slice]);
     let port = ("http", Protocol::TCP);
-    let uses = endpoint_statuses(&web, &web, family, port, &only_plan(&web), &node_info());
+    let statuses = endpoint_statuses(&web, &web, family, port, &only_plan(&web), &node_info());
     let is_local = service.internal_policy == TrafficPolicy::Local;
-    for it in &uses {
+    for it in &statuses {
         let is_used = matches!(
             it.reason,
             EndpointReason::Ready | EndpointReason::TerminatingFallback
@@ -82,7 +82,7 @@ fn reasons(
         let sets = [is_used && !is_local, is_used && is_local];
         assert_eq!([it.cluster, it.local], sets, "{it:?}");
     }
-    uses.iter().map(|it| it.reason).collect()
+    statuses.iter().map(|it| it.reason).collect()
 }
 
 #[test]
@@ -159,9 +159,13 @@ fn each_endpoint_has_a_status_with_its_reason() {
         ),
     ];
     for (claim, service, kinds) in cases {
-        let wanted: Vec<EndpointReason> = kinds.iter().map(|(_, why)| *why).collect();
+        let wanted: Vec<EndpointReason> = kinds.iter().map(|(_, reason)| *reason).collect();
         for family in [Family::V4, Family::V6] {
-            assert_eq!(reasons(family, service, kinds), wanted, "{claim}, {family:?}");
+            assert_eq!(
+                reasons(family, service, kinds),
+                wanted,
+                "{claim}, {family:?}"
+            );
         }
     }
 }

@@ -37,7 +37,8 @@ impl LocalListeners {
         let ports = plan.into_iter().flat_map(LiteMap::values);
         let frontends = ports.flat_map(|port| &port.frontends);
         let is_local = |(key, frontend): &(&FrontendKey, &FrontendPlan)| {
-            frontend.kind == FrontendKind::ClusterIp && self.addresses.contains(&key.address.to_ip())
+            frontend.kind == FrontendKind::ClusterIp
+                && self.addresses.contains(&key.address.to_ip())
         };
         let new: BTreeSet<_> = frontends.filter(is_local).map(|(key, _)| *key).collect();
         let old = if new.is_empty() {
@@ -73,7 +74,9 @@ impl LocalListeners {
     ) -> Vec<(FrontendKey, bool)> {
         let found: BTreeSet<_> = found.intersection(&self.frontends()).copied().collect();
         let changed = found.symmetric_difference(&self.with_listener);
-        let changed = changed.map(|frontend| (*frontend, found.contains(frontend))).collect();
+        let changed = changed
+            .map(|frontend| (*frontend, found.contains(frontend)))
+            .collect();
         self.with_listener = found;
         changed
     }

@@ -135,7 +135,9 @@ impl Actual {
             .frontends
             .keys()
             .filter_map(|key| self.frontends.get(key));
-        known.map(|frontend| frontend.record.service).find(is_wanted)
+        known
+            .map(|frontend| frontend.record.service)
+            .find(is_wanted)
     }
 
     /// Returns the index of a service port's serving backend with an address and port.
@@ -171,8 +173,8 @@ impl Actual {
         let sets = [record.cluster, record.local].into_iter();
         let slots = sets.filter_map(|set| self.sets.remove_reference(set));
         retired.0.extend(slots.map(RetiredEntry::Slots));
-        let sources = self.source_ranges.remove_reference(record.source_ranges);
-        retired.0.extend(sources.map(RetiredEntry::SourceRanges));
+        let ranges = self.source_ranges.remove_reference(record.source_ranges);
+        retired.0.extend(ranges.map(RetiredEntry::SourceRanges));
     }
 
     /// Finds the free backend indices, and the removed ones that still have open connections. A grace period
@@ -204,11 +206,11 @@ impl Actual {
     /// Returns the ids that are assigned to no service port.
     pub(crate) fn unassigned_ids(&self) -> BTreeSet<u32> {
         let named = self.ids.values().flat_map(LiteMap::values).copied();
-        let mut nameless: BTreeSet<u32> = self.ports.keys().copied().collect();
+        let mut unassigned: BTreeSet<u32> = self.ports.keys().copied().collect();
         for id in named {
-            nameless.remove(&id);
+            unassigned.remove(&id);
         }
-        nameless
+        unassigned
     }
 
     /// Returns the number of entries in use, by map.

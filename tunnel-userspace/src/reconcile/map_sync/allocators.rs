@@ -14,14 +14,14 @@ impl IndexAllocator {
     /// Starts with all indices free except those in `used`.
     pub(crate) fn new(limit: u32, used: &BTreeSet<u32>) -> Self {
         // The indices above the highest one in use are free, and so are the gaps below it.
-        let unused = used.last().map_or(0, |last| last + 1).min(limit);
-        let returned = (0..unused)
+        let first_unused = used.last().map_or(0, |last| last + 1).min(limit);
+        let freed = (0..first_unused)
             .rev()
             .filter(|index| !used.contains(index))
             .collect();
         Self {
-            freed: returned,
-            first_unused: unused,
+            freed,
+            first_unused,
             limit,
         }
     }

@@ -34,9 +34,9 @@ pub(crate) struct PortDiff {
     pub(crate) new_backends: Vec<(BackendTarget, Membership)>,
     /// The indices of backends that change their sets.
     pub(crate) set_changes: Vec<(u32, Membership)>,
-    /// The set in the maps that equals the plan's; `None` if new slots must be written.
+    /// The set for policy Cluster, if the maps have it; `None` if its slots must be written.
     pub(crate) cluster_set: Option<IndexRange>,
-    /// The same for policy Local.
+    /// The set for policy Local, if the maps have it; `None` if its slots must be written.
     pub(crate) local_set: Option<IndexRange>,
     /// Frontends that are new, or whose record changes.
     pub(crate) upserts: Vec<(FrontendKey, FrontendPlan)>,
@@ -113,16 +113,16 @@ impl PortDiff {
             })
         };
         let sizes = actual.sizes;
-        let exceeds = |new: usize, used: u32, gone: usize, size: u32| {
-            new > 0 && to_usize(used) + new - gone > to_usize(size)
+        let exceeds = |new: usize, used: u32, removed: usize, size: u32| {
+            new > 0 && to_usize(used) + new - removed > to_usize(size)
         };
         let is_new = |(key, _): &&(FrontendKey, FrontendPlan)| !actual.frontends.contains_key(key);
         let new_keys = self.upserts.iter().filter(is_new).count();
         if new_keys > 0 && actual.frontends.len() + new_keys > to_usize(sizes.frontends) {
             return full(Reason::FrontendsFull, false);
         }
-        let (new, gone) = (self.new_backends.len(), self.removed_backends.len());
-        if exceeds(new, actual.used_backends, gone, sizes.backends) {
+        let (new, removed) = (self.new_backends.len(), self.removed_backends.len());
+        if exceeds(new, actual.used_backends, removed, sizes.backends) {
             return full(Reason::BackendsFull, false);
         }
         let new = self.new_slots(plan);
@@ -137,12 +137,12 @@ impl PortDiff {
         let of_records = actual
             .records_of(self.id)
             .map(|record| record.source_ranges);
-        let (new, gone) = (
+        let (new, removed) = (
             self.new_source_ranges.len(),
             actual.source_ranges.unused_without(of_records),
         );
         if new > to_usize(MAX_SOURCE_RANGES)
-            || exceeds(new, actual.source_ranges.used, gone, sizes.source_ranges)
+            || exceeds(new, actual.source_ranges.used, removed, sizes.source_ranges)
         {
             return full(Reason::SourceRangesFull, false);
         }
@@ -208,17 +208,17 @@ pub(crate) fn frontend_record(
     plan: &PortPlan,
     (cluster, local): (IndexRange, IndexRange),
 ) -> Frontend {
-    let [sockets, packets] =
-        [frontend.socket_policy, frontend.packet_policy].map(|policy| policy == TrafficPolicy::Local);
+    let [sockets, packets] = [frontend.socket_policy, frontend.packet_policy]
+        .map(|policy| policy == TrafficPolicy::Local);
     let of_sockets = if sockets { &plan.local } else { &plan.cluster };
-    let is_left_alone = plan.socket_translation_disabled || frontend.has_listener;
+    let skips_sockets = plan.socket_translation_disabled || frontend.has_listener;
     let is_restricted = plan.is_restricted(frontend);
     let flag = |is_set: bool, flag: u8| if is_set { flag } else { 0 };
     let admits_host = is_restricted.then_some(frontend.admits_host);
     let flags = flag(sockets, Frontend::SOCKETS_LOCAL)
         | flag(packets, Frontend::PACKETS_LOCAL)
         | flag(plan.has_endpoints, Frontend::HAS_ENDPOINTS)
-        | flag(is_left_alone, Frontend::NOT_SOCKETS)
+        | flag(skips_sockets, Frontend::NOT_SOCKETS)
         | flag(admits_host == Some(Some(true)), Frontend::ADMITS_HOST)
         | flag(admits_host == Some(None), Frontend::HOST_UNKNOWN);
     Frontend {
@@ -230,7 +230,7 @@ pub(crate) fn frontend_record(
         reserved: 0,
         inline_backends: record_backends(actual, id, of_sockets),
         local,
-        affinity_timeout: plan.affinity,
+        affinity_timeout: plan.affinity_timeout,
         source_ranges: if is_restricted {
             actual
                 .source_ranges

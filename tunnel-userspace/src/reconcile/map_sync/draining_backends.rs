@@ -21,13 +21,13 @@ impl DrainingBackends {
         entries: u32,
         used: BTreeSet<u32>,
     ) -> (Self, IndexAllocator) {
-        let gone = (0..entries).filter(|index| !used.contains(index));
-        let occupied: VecDeque<u32> = gone
+        let unused = (0..entries).filter(|index| !used.contains(index));
+        let draining: VecDeque<u32> = unused
             .filter(|index| has_open_connections(reader, *index))
             .collect();
-        let taken = used.into_iter().chain(occupied.iter().copied());
+        let taken = used.into_iter().chain(draining.iter().copied());
         let free = IndexAllocator::new(entries, &taken.collect());
-        (Self(occupied), free)
+        (Self(draining), free)
     }
 
     /// Returns the number of indices.

@@ -19,7 +19,10 @@ pub(in crate::reconcile) struct Orphans {
 impl Orphans {
     /// Sets whether an object of the sources is missing. Returns the Services that no longer keep the
     /// backends of an earlier process.
-    pub(super) fn set_complete(&mut self, complete: bool) -> impl Iterator<Item = ObjectName> + use<> {
+    pub(super) fn set_complete(
+        &mut self,
+        complete: bool,
+    ) -> impl Iterator<Item = ObjectName> + use<> {
         self.may_remove = complete;
         let freed = complete.then(|| std::mem::take(&mut self.keeping));
         freed.into_iter().flat_map(BTreeMap::into_keys)

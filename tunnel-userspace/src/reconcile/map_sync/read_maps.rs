@@ -69,11 +69,15 @@ pub(in crate::reconcile) fn read_maps(
     }
     invalid.backends = read.add_backends();
     let MapRead { mut actual, .. } = read;
-    let used_fronts = actual.frontends.values().map(|frontend| frontend.index).collect();
+    let used_frontends = actual
+        .frontends
+        .values()
+        .map(|frontend| frontend.index)
+        .collect();
     let used_ids = actual.ports.keys().copied().collect();
     let used_backends = actual.serving_indices().len();
     actual.used_backends = u32::try_from(used_backends).unwrap_or(u32::MAX);
-    actual.free_frontends = IndexAllocator::new(sizes.frontend_entries(), &used_fronts);
+    actual.free_frontends = IndexAllocator::new(sizes.frontend_entries(), &used_frontends);
     actual.free_ids = IndexAllocator::new(sizes.frontend_entries(), &used_ids);
     Ok((actual, invalid))
 }
@@ -147,14 +151,14 @@ impl<R: MapReader> MapRead<'_, R> {
     /// Adds the serving backends of service ports with a frontend to the valid entries. Returns the others.
     fn add_backends(&mut self) -> Vec<u32> {
         let sets = self.actual.sets.all();
-        let placed: BTreeSet<u32> = sets.flat_map(|(_, set)| set.iter().copied()).collect();
+        let in_sets: BTreeSet<u32> = sets.flat_map(|(_, set)| set.iter().copied()).collect();
         let mut invalid = Vec::new();
         // Of two backends with the same address and port, the one in a set is valid: the other one was
         // removed, and only has open connections.
         let (first, second): (Vec<_>, Vec<_>) = self
             .backends
             .iter()
-            .partition(|(index, _)| placed.contains(index));
+            .partition(|(index, _)| in_sets.contains(index));
         for (index, backend) in first.into_iter().chain(second) {
             let target = target(backend);
             match self.actual.ports.get_mut(&backend.service) {
@@ -163,9 +167,9 @@ impl<R: MapReader> MapRead<'_, R> {
                 }
                 Some(_) | None => {
                     invalid.push(*index);
-                    let gone = backend.state.removed();
+                    let removed = backend.state.removed();
                     self.actual
-                        .update_backend_status(*index, |known| known.state = gone);
+                        .update_backend_status(*index, |known| known.state = removed);
                 }
             }
         }

@@ -55,25 +55,25 @@ impl<T: Eq + Hash> RefCountedLists<T> {
     /// Reads the list of a record from the map, unless it is known. Returns true if the list is valid.
     pub(super) fn read_list<E>(
         &mut self,
-        set: IndexRange,
+        range: IndexRange,
         read: impl FnOnce(Range<u32>) -> Result<Option<Vec<T>>, E>,
     ) -> Result<bool, E> {
-        if set.len == 0 {
+        if range.len == 0 {
             return Ok(true);
         }
-        if let Some(known) = self.by_base.get(&set.base) {
-            return Ok(known.items.len() == to_usize(set.len));
+        if let Some(known) = self.by_base.get(&range.base) {
+            return Ok(known.items.len() == to_usize(range.len));
         }
-        let end = set.base.checked_add(set.len);
+        let end = range.base.checked_add(range.len);
         let Some(end) = end.filter(|end| *end <= self.entries) else {
             return Ok(false);
         };
-        let Some(items) = read(set.base..end)? else {
+        let Some(items) = read(range.base..end)? else {
             return Ok(false);
         };
-        let is_free = self.free.allocate_at(set.base, set.len);
+        let is_free = self.free.allocate_at(range.base, range.len);
         if is_free {
-            self.insert(set, items);
+            self.insert(range, items);
         }
         Ok(is_free)
     }
@@ -87,8 +87,8 @@ impl<T: Eq + Hash> RefCountedLists<T> {
     }
 
     /// Returns the list at a position.
-    pub(in crate::reconcile) fn items(&self, set: IndexRange) -> &[T] {
-        self.list_at(set).map_or(&[], |used| &used.items)
+    pub(in crate::reconcile) fn items(&self, range: IndexRange) -> &[T] {
+        self.list_at(range).map_or(&[], |list| &list.items)
     }
 
     /// Allocates room for a new list.
@@ -99,80 +99,83 @@ impl<T: Eq + Hash> RefCountedLists<T> {
     }
 
     /// Adds a list that was written into allocated room. No record refers to it yet.
-    pub(super) fn insert(&mut self, set: IndexRange, items: Vec<T>) {
-        if set.len == 0 {
+    pub(super) fn insert(&mut self, range: IndexRange, items: Vec<T>) {
+        if range.len == 0 {
             return;
         }
         let items: Arc<[T]> = items.into();
-        self.used += set.len;
+        self.used += range.len;
         if let Some(shared) = &mut self.shared {
-            shared.insert(Arc::clone(&items), set);
+            shared.insert(Arc::clone(&items), range);
         }
         self.by_base
-            .insert(set.base, RefCountedList { records: 0, items });
+            .insert(range.base, RefCountedList { records: 0, items });
     }
 
     /// Increments the reference count of a list.
-    pub(super) fn add_reference(&mut self, set: IndexRange) {
-        if let Some(used) = self.by_base.get_mut(&set.base)
-            && set.len > 0
+    pub(super) fn add_reference(&mut self, range: IndexRange) {
+        if let Some(list) = self.by_base.get_mut(&range.base)
+            && range.len > 0
         {
-            used.records += 1;
+            list.records += 1;
         }
     }
 
     /// Decrements the reference count of a list. Removes the list at 0, and returns its position, which may
     /// be freed once no program reads it.
-    pub(super) fn remove_reference(&mut self, set: IndexRange) -> Option<IndexRange> {
-        let used = self.by_base.get_mut(&set.base).filter(|_| set.len > 0)?;
-        used.records -= 1;
-        self.remove_unused(set)
+    pub(super) fn remove_reference(&mut self, range: IndexRange) -> Option<IndexRange> {
+        let list = self
+            .by_base
+            .get_mut(&range.base)
+            .filter(|_| range.len > 0)?;
+        list.records -= 1;
+        self.remove_unused(range)
     }
 
     /// Removes and frees a list, if no record refers to it.
-    pub(super) fn free_unused(&mut self, set: IndexRange) {
-        if let Some(unused) = self.remove_unused(set) {
+    pub(super) fn free_unused(&mut self, range: IndexRange) {
+        if let Some(unused) = self.remove_unused(range) {
             self.free(unused);
         }
     }
 
-    fn remove_unused(&mut self, set: IndexRange) -> Option<IndexRange> {
-        self.list_at(set).filter(|used| used.records == 0)?;
-        let used = self.by_base.remove(&set.base)?;
-        self.used -= set.len;
+    fn remove_unused(&mut self, range: IndexRange) -> Option<IndexRange> {
+        self.list_at(range).filter(|list| list.records == 0)?;
+        let list = self.by_base.remove(&range.base)?;
+        self.used -= range.len;
         if let Some(shared) = &mut self.shared {
-            shared.remove(&used.items);
+            shared.remove(&list.items);
         }
-        Some(set)
+        Some(range)
     }
 
     /// Frees the room of a removed list that no program reads any more.
-    pub(super) fn free(&mut self, set: IndexRange) {
-        self.free.free(set.base, set.len);
+    pub(super) fn free(&mut self, range: IndexRange) {
+        self.free.free(range.base, range.len);
     }
 
     /// Returns the number of entries that would become unused without the references `of_records`: those in
     /// lists with no other reference.
     pub(super) fn unused_without(&self, of_records: impl Iterator<Item = IndexRange>) -> usize {
         let mut records = BTreeMap::<_, u32>::new();
-        for set in of_records {
-            *records.entry((set.base, set.len)).or_default() += 1;
+        for range in of_records {
+            *records.entry((range.base, range.len)).or_default() += 1;
         }
-        let is_left = |((base, len), records): ((u32, u32), u32)| {
-            let used = self.list_at(IndexRange { base, len })?;
-            (used.records == records).then_some(used.items.len())
+        let is_unused = |((base, len), records): ((u32, u32), u32)| {
+            let list = self.list_at(IndexRange { base, len })?;
+            (list.records == records).then_some(list.items.len())
         };
-        records.into_iter().filter_map(is_left).sum()
+        records.into_iter().filter_map(is_unused).sum()
     }
 
     /// Returns each list with the index of its first entry, in the order of the array.
     pub(in crate::reconcile) fn all(&self) -> impl Iterator<Item = (u32, &[T])> {
         let all = self.by_base.iter();
-        let all: BTreeMap<_, _> = all.map(|(base, used)| (*base, &*used.items)).collect();
+        let all: BTreeMap<_, _> = all.map(|(base, list)| (*base, &*list.items)).collect();
         all.into_iter()
     }
 
-    fn list_at(&self, set: IndexRange) -> Option<&RefCountedList<T>> {
-        self.by_base.get(&set.base).filter(|_| set.len > 0)
+    fn list_at(&self, range: IndexRange) -> Option<&RefCountedList<T>> {
+        self.by_base.get(&range.base).filter(|_| range.len > 0)
     }
 }

@@ -272,8 +272,8 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
         result.map_err(ChangeError::Write)
     }
 
-    /// Writes the slots of a set, unless the equal set `kept` exists. No program reads them before a record
-    /// refers to them.
+    /// Writes the slots of a set, unless the equal set `existing` is given. No program reads them before a
+    /// record refers to them.
     fn write_set(
         &mut self,
         id: u32,
@@ -390,7 +390,8 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
             .maps
             .all_service_counts(self.actual.sizes.frontend_entries())?;
         let non_zero = (0_u32..).zip(counts);
-        let non_zero = non_zero.filter(|(_, counts_of_id)| *counts_of_id != ServiceCounts::default());
+        let non_zero =
+            non_zero.filter(|(_, counts_of_id)| *counts_of_id != ServiceCounts::default());
         let unused = non_zero.filter(|(id, _)| !self.actual.ports.contains_key(id));
         let unused: Vec<u32> = unused.map(|(id, _)| id).collect();
         for id in unused {

@@ -29,14 +29,14 @@ pub struct PortCounters {
 
 impl PortCounters {
     /// Reads the counters of a port. A counter that can't be read is 0.
-    pub(super) fn read(port: &PortSnapshot, counts: &impl CounterReader) -> Self {
-        let tally = read_service_counts(port, counts);
+    pub(super) fn read(port: &PortSnapshot, reader: &impl CounterReader) -> Self {
+        let counts = read_service_counts(port, reader);
         let backends = port.backends.iter();
-        let open = backends.filter_map(|backend| counts.open_connections(backend.index).ok());
+        let open = backends.filter_map(|backend| reader.open_connections(backend.index).ok());
         Self {
             name: port.name.clone(),
-            sent: tally.sent,
-            refused: tally.refused,
+            sent: counts.sent,
+            refused: counts.refused,
             open: open.map(select::non_negative).sum(),
         }
     }
@@ -46,8 +46,8 @@ impl PortCounters {
 /// the maps.
 pub(super) fn read_service_counts(
     port: &PortSnapshot,
-    counts: &impl CounterReader,
+    reader: &impl CounterReader,
 ) -> ServiceCounts {
-    let tally = port.id.and_then(|id| counts.service_counts(id).ok());
-    tally.unwrap_or_default()
+    let counts = port.id.and_then(|id| reader.service_counts(id).ok());
+    counts.unwrap_or_default()
 }

@@ -36,20 +36,24 @@ impl PublishedServices {
         services: impl Iterator<Item = (ObjectName, Option<ServiceSnapshot>)>,
     ) {
         let services: Vec<_> = services
-            .map(|(name, shown)| (name, shown.map(Arc::new)))
+            .map(|(name, snapshot)| (name, snapshot.map(Arc::new)))
             .collect();
         let mut replaced = Vec::with_capacity(services.len());
         let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
         if table.services.is_empty() {
             let all = services.into_iter();
             table.services = all.filter_map(|(name, it)| Some((name, it?))).collect();
-            table.ports = table.services.values().map(|shown| shown.ports.len()).sum();
+            table.ports = table
+                .services
+                .values()
+                .map(|snapshot| snapshot.ports.len())
+                .sum();
             return;
         }
-        for (name, shown) in services {
-            table.ports += shown.as_ref().map_or(0, |shown| shown.ports.len());
-            let old = match shown {
-                Some(shown) => table.services.insert(name, shown),
+        for (name, snapshot) in services {
+            table.ports += snapshot.as_ref().map_or(0, |snapshot| snapshot.ports.len());
+            let old = match snapshot {
+                Some(snapshot) => table.services.insert(name, snapshot),
                 None => table.services.remove(&name),
             };
             table.ports -= old.as_ref().map_or(0, |old| old.ports.len());
@@ -63,34 +67,31 @@ impl PublishedServices {
     /// Returns all Services, or those with a name: `name` or `namespace/name`.
     pub fn services(
         &self,
-        counts: &impl CounterReader,
+        reader: &impl CounterReader,
         name: Option<&str>,
     ) -> impl Iterator<Item = ServiceView> {
-        let is_wanted = move |shown: &Arc<ServiceSnapshot>| {
-            name.is_none_or(|name| is_named(shown.name(), name))
+        let is_wanted = move |snapshot: &Arc<ServiceSnapshot>| {
+            name.is_none_or(|name| is_named(snapshot.name(), name))
         };
         let wanted = self.all().filter(is_wanted);
-        wanted.map(|shown| shown.view(counts))
+        wanted.map(|snapshot| snapshot.view(reader))
     }
 
     /// Reads the counters of the first `most` service ports, sorted by name.
     #[must_use]
-    pub fn port_counters(&self, counts: &impl CounterReader, most: usize) -> PortCounterList {
+    pub fn port_counters(&self, reader: &impl CounterReader, most: usize) -> PortCounterList {
         let omitted = self.read().ports.saturating_sub(most);
         let mut ports = Vec::new();
         // The loop doesn't visit the Services after the last port.
         let mut services = self.all();
         while ports.len() < most
-            && let Some(shown) = services.next()
+            && let Some(snapshot) = services.next()
         {
             let room = most - ports.len();
-            let some = shown.ports.iter().take(room);
-            ports.extend(some.map(|port| PortCounters::read(port, counts)));
+            let some = snapshot.ports.iter().take(room);
+            ports.extend(some.map(|port| PortCounters::read(port, reader)));
         }
-        PortCounterList {
-            ports,
-            omitted,
-        }
+        PortCounterList { ports, omitted }
     }
 
     fn all(&self) -> impl Iterator<Item = Arc<ServiceSnapshot>> {
@@ -98,7 +99,10 @@ impl PublishedServices {
         iter::from_fn(move || {
             page.next().or_else(|| {
                 page = self.page(last.as_ref()).into_iter();
-                last = page.as_slice().last().map(|shown| shown.name().clone());
+                last = page
+                    .as_slice()
+                    .last()
+                    .map(|snapshot| snapshot.name().clone());
                 page.next()
             })
         })
@@ -109,7 +113,7 @@ impl PublishedServices {
         let after = last.map_or(Bound::Unbounded, Bound::Excluded);
         let table = self.read();
         let services = table.services.range((after, Bound::Unbounded)).take(PAGE);
-        services.map(|(_, shown)| Arc::clone(shown)).collect()
+        services.map(|(_, snapshot)| Arc::clone(snapshot)).collect()
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Table> {

@@ -28,10 +28,10 @@ pub(in crate::reconcile) fn publish_services<M>(
 ) {
     let services: Vec<_> = services.into_iter().collect();
     let (actual, problems) = (&sync.tracked.actual, &sync.problems.by_service);
-    let shown = parallel::map(&services, PARALLEL_FROM, |_, name| {
+    let snapshots = parallel::map(&services, PARALLEL_FROM, |_, name| {
         ServiceSnapshot::of(name, desired, actual, problems.get(name))
     });
-    published.replace(services.into_iter().zip(shown));
+    published.replace(services.into_iter().zip(snapshots));
 }
 
 /// A Service with its plan and map entries, at the end of a sync.
@@ -109,11 +109,11 @@ impl PortSnapshot {
         desired: &DesiredPlans,
         actual: &Actual,
     ) -> Self {
-        let used = actual
+        let programmed = actual
             .id(name)
             .and_then(|id| Some((id, actual.ports.get(&id)?)));
-        let (id, port) = used.unzip();
-        let placed = id
+        let (id, port) = programmed.unzip();
+        let in_sets = id
             .map(|id| backends_in_sets(id, actual))
             .unwrap_or_default();
         let frontends = port.into_iter().flat_map(|port| port.frontends.keys());
@@ -121,7 +121,7 @@ impl PortSnapshot {
         let backend = |(target, index): (&BackendTarget, &u32)| BackendSnapshot {
             target: *target,
             index: *index,
-            is_in_set: placed.contains(index),
+            is_in_set: in_sets.contains(index),
         };
         Self {
             name: name.clone(),

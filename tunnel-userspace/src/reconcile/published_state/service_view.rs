@@ -124,46 +124,46 @@ const READY: &str = "ready";
 
 impl ServiceSnapshot {
     /// Returns the JSON of the Service, with the present counters.
-    pub(super) fn view(&self, counts: &impl CounterReader) -> ServiceView {
+    pub(super) fn view(&self, reader: &impl CounterReader) -> ServiceView {
         let name = self.name();
         let ports = self.ports.iter();
         ServiceView {
             namespace: name.namespace.to_string(),
             name: name.name.to_string(),
-            ports: ports.map(|port| self.port_view(port, counts)).collect(),
+            ports: ports.map(|port| self.port_view(port, reader)).collect(),
         }
     }
 
-    fn port_view(&self, port: &PortSnapshot, counts: &impl CounterReader) -> PortView {
+    fn port_view(&self, port: &PortSnapshot, reader: &impl CounterReader) -> PortView {
         let (name, plan) = (&port.name, &port.plan);
         let problem = port.problem.as_ref();
         let backends = port.backends.iter();
-        let (backends, leaving) = backends.partition::<Vec<_>, _>(|backend| backend.is_in_set);
-        let in_words = |backend: &BackendSnapshot| backend.target.to_string();
-        let endpoints = self.endpoint_views(port, counts);
+        let (backends, removed) = backends.partition::<Vec<_>, _>(|backend| backend.is_in_set);
+        let to_text = |backend: &BackendSnapshot| backend.target.to_string();
+        let endpoints = self.endpoint_views(port, reader);
         // A ready endpoint that serves other nodes only is not draining.
         let ready = endpoints.iter().filter(|it| it.condition == READY);
         let ready: BTreeSet<&str> = ready.map(|it| it.endpoint.as_str()).collect();
-        let leaving = leaving.into_iter().map(in_words);
-        let draining = leaving.filter(|it| !ready.contains(it.as_str())).collect();
+        let removed = removed.into_iter().map(to_text);
+        let draining = removed.filter(|it| !ready.contains(it.as_str())).collect();
         let frontends = port.frontends.iter();
-        let tally = read_service_counts(port, counts);
+        let counts = read_service_counts(port, reader);
         PortView {
             port: name.port.to_string(),
             protocol: name.protocol.to_string(),
             family: name.family.label().to_owned(),
             algorithm: plan.algorithm.label().to_owned(),
-            affinity_seconds: plan.affinity,
+            affinity_seconds: plan.affinity_timeout,
             socket_translation_disabled: plan.socket_translation_disabled,
             source_ranges: port.source_ranges.iter().map(source_view).collect(),
-            connections: tally.sent,
-            refused: tally.refused,
+            connections: counts.sent,
+            refused: counts.refused,
             frontends: frontends
                 .map(|(key, has_listener)| {
                     frontend_view(key, plan.frontends.get(key), *has_listener)
                 })
                 .collect(),
-            backends: backends.into_iter().map(in_words).collect(),
+            backends: backends.into_iter().map(to_text).collect(),
             draining,
             has_endpoints: plan.has_endpoints,
             endpoints,
@@ -175,17 +175,24 @@ impl ServiceSnapshot {
     fn endpoint_views(
         &self,
         port: &PortSnapshot,
-        counts: &impl CounterReader,
+        reader: &impl CounterReader,
     ) -> Vec<EndpointView> {
         let PortSnapshot { name, plan, .. } = port;
         let known = port.backends.iter();
         let known: BTreeMap<BackendTarget, u32> = known.map(|it| (it.target, it.index)).collect();
-        let near = self.restricted.as_ref().unwrap_or(&self.state);
+        let restricted = self.restricted.as_ref().unwrap_or(&self.state);
         let of = (&*name.port, name.protocol);
-        let uses =
-            plan::endpoint_statuses(&self.state, near, name.family, of, plan, &self.node_info);
+        let statuses = plan::endpoint_statuses(
+            &self.state,
+            restricted,
+            name.family,
+            of,
+            plan,
+            &self.node_info,
+        );
         let text = |text: &Option<Arc<str>>| text.as_deref().map(str::to_owned);
-        uses.into_iter()
+        statuses
+            .into_iter()
             .map(|it| {
                 let sets = [(it.cluster, "cluster"), (it.local, "local")];
                 let sets = sets.into_iter().filter(|(is_in, _)| *is_in);
@@ -207,7 +214,7 @@ impl ServiceSnapshot {
                     sets: sets.map(|(_, set)| set.to_owned()).collect(),
                     weight: it.weight,
                     programmed: index.is_some(),
-                    open_connections: index.and_then(|index| counts.open_connections(*index).ok()),
+                    open_connections: index.and_then(|index| reader.open_connections(*index).ok()),
                     status: it.reason.text().to_owned(),
                 }
             })

@@ -35,7 +35,7 @@ pub struct SyncMetrics {
     pub pending_endpoints: PerFamily<usize>,
     /// The number of plans that were computed. A change of a Service or its slices requires one plan, a
     /// change of this node one for every Service.
-    pub planned: u64,
+    pub plans_computed: u64,
     /// The time of the last change.
     pub last_queued_at: Option<Timestamp>,
     /// The number of service ports with a policy Local but no endpoint on this node.
@@ -62,7 +62,7 @@ impl Default for SyncMetrics {
             endpoint_changes: PerFamily::default(),
             pending_services: 0,
             pending_endpoints: PerFamily::default(),
-            planned: 0,
+            plans_computed: 0,
             last_queued_at: None,
             no_local_endpoints: PerFamily::default(),
         }
@@ -144,7 +144,7 @@ impl MetricsRecorder {
         self.endpoints.get_mut(family).add(name);
     }
 
-    /// Records a sync that has just ended. Services for which `is_open` returns true are not written yet;
+    /// Records a sync that has just ended. Services for which `is_pending` returns true are not written yet;
     /// their changes are recorded by a later sync.
     pub(in crate::reconcile) fn record_sync(
         &mut self,
@@ -152,26 +152,26 @@ impl MetricsRecorder {
         now: Timestamp,
         is_pending: impl Fn(&ObjectName) -> bool,
     ) {
-        let stats = &mut self.metrics;
+        let metrics = &mut self.metrics;
         let kind = if std::mem::take(&mut self.is_full) || self.first_sync_at.is_none() {
-            &mut stats.full
+            &mut metrics.full
         } else {
-            &mut stats.partial
+            &mut metrics.partial
         };
         kind.observe(took.as_secs_f64());
-        stats.all.observe(took.as_secs_f64());
+        metrics.all.observe(took.as_secs_f64());
         self.first_sync_at.get_or_insert(now);
-        let written = |name: &ObjectName, _: &mut _| !is_pending(name);
-        for (_, waited) in self.change_times.extract_if(.., written) {
-            for (family, at) in waited {
+        let is_written = |name: &ObjectName, _: &mut _| !is_pending(name);
+        for (_, times) in self.change_times.extract_if(.., is_written) {
+            for (family, at) in times {
                 let delay = now.duration_since(at).as_secs_f64().max(0.0);
-                stats.programming_latency.get_mut(family).observe(delay);
+                metrics.programming_latency.get_mut(family).observe(delay);
             }
         }
-        stats.pending_services = self.services.retain(&is_pending);
+        metrics.pending_services = self.services.retain(&is_pending);
         for family in [Family::V4, Family::V6] {
             let endpoints = self.endpoints.get_mut(family);
-            *stats.pending_endpoints.get_mut(family) = endpoints.retain(&is_pending);
+            *metrics.pending_endpoints.get_mut(family) = endpoints.retain(&is_pending);
         }
     }
 }

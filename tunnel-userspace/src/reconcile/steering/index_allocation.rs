@@ -40,12 +40,14 @@ impl<'a> FreeIndices<'a> {
         // 0 if the machine started less than a quarantine ago, so that every removed index is in quarantine.
         let quarantine_start = nanos(now).saturating_sub(nanos(QUARANTINE));
         let removed = records.iter().filter(|(_, record)| record.removed_at != 0);
-        let removed_by_key = removed.map(|(index, record)| (record.key, (record.removed_at, *index)));
+        let removed_by_key =
+            removed.map(|(index, record)| (record.key, (record.removed_at, *index)));
         let removed_by_key: BTreeMap<_, _> = removed_by_key.collect();
         let removed = records
             .iter()
             .map(|(index, record)| (record.removed_at, *index));
-        let after_quarantine = removed.filter(|(removed, _)| (1..=quarantine_start).contains(removed));
+        let after_quarantine =
+            removed.filter(|(removed, _)| (1..=quarantine_start).contains(removed));
         FreeIndices {
             prefixes,
             indices: unused
@@ -62,12 +64,17 @@ impl<'a> FreeIndices<'a> {
     pub(super) fn allocate(&mut self, key: &SteeringKey) -> Option<(u32, Address)> {
         let last_index = self.removed_by_key.remove(key);
         // An index that exceeds the prefix of one family may fit into that of the other.
-        let fits =
-            |candidate: (u64, u32)| Some((candidate, steering_address(self.prefixes, key, candidate.1)?));
+        let fits = |candidate: (u64, u32)| {
+            Some((
+                candidate,
+                steering_address(self.prefixes, key, candidate.1)?,
+            ))
+        };
         let mut free = self.indices.iter().copied();
         // After its quarantine, the index may have been allocated to another key.
-        let is_free =
-            |candidate: &(u64, u32)| candidate.0 > self.quarantine_start || self.indices.contains(candidate);
+        let is_free = |candidate: &(u64, u32)| {
+            candidate.0 > self.quarantine_start || self.indices.contains(candidate)
+        };
         let last_index = last_index.filter(is_free).and_then(fits);
         let (candidate, address) = last_index.or_else(|| free.find_map(fits))?;
         self.indices.remove(&candidate);

@@ -170,7 +170,11 @@ fn an_index_is_reused_only_after_its_quarantine_also_after_a_restart() {
     // The maps have room for two keys, and for two indices in quarantine.
     let mut steering = steering_with(2, ["a"]);
     apply(&mut steering, replace_node("a", "b"), NOW);
-    apply(&mut steering, vec![removed("b")], NOW + Duration::from_secs(1));
+    apply(
+        &mut steering,
+        vec![removed("b")],
+        NOW + Duration::from_secs(1),
+    );
     let almost = NOW + QUARANTINE - Duration::from_secs(1);
     let mut steering = adopt(steering.maps, 2, almost);
 
@@ -210,7 +214,12 @@ fn the_addresses_of_a_small_prefix_are_reused() {
         let both = vec![removed(&last), node(&name, &[&address])];
         apply(&mut steering, both, now);
 
-        assert_eq!(published_targets(&steering).len(), 2, "{number}: {:?}", steering.view());
+        assert_eq!(
+            published_targets(&steering).len(),
+            2,
+            "{number}: {:?}",
+            steering.view()
+        );
         last = name;
     }
 }
@@ -225,8 +234,8 @@ fn a_returning_node_gets_new_indices_if_its_last_ones_are_reused() {
     let both = vec![node("a", &["10.0.0.1"]), node("z", &["10.0.0.0"])];
     apply(&mut steering, both, NOW + QUARANTINE);
 
-    let led: BTreeSet<u32> = steering.maps.keys.values().copied().collect();
-    assert_eq!((led.len(), published_targets(&steering).len()), (4, 4));
+    let indices: BTreeSet<u32> = steering.maps.keys.values().copied().collect();
+    assert_eq!((indices.len(), published_targets(&steering).len()), (4, 4));
 }
 
 #[test]
@@ -285,7 +294,10 @@ fn the_probe_fits_into_full_maps_and_is_removed() {
     assert!(!killed.maps.keys.contains_key(&key));
     steering.remove_probe_key(&key).expect("removed");
 
-    assert_eq!((steering.maps.keys.clone(), published_targets(&steering)), before);
+    assert_eq!(
+        (steering.maps.keys.clone(), published_targets(&steering)),
+        before
+    );
 }
 
 #[test]
@@ -346,9 +358,9 @@ fn ports_of_the_config_map_are_steered_until_it_is_deleted() {
         data: BTreeMap::from([("http-proxy-ports".to_owned(), "9100".to_owned())]),
     };
 
-    for (told, steered) in [(Some(Arc::new(config_map)), 3), (None, 2)] {
+    for (config_map, steered) in [(Some(Arc::new(config_map)), 3), (None, 2)] {
         steering.update(&ClusterUpdate {
-            config_maps: vec![(name.clone(), told)],
+            config_maps: vec![(name.clone(), config_map)],
             ..update(Vec::new())
         });
         steering.sync(NOW);
@@ -379,17 +391,21 @@ fn a_kill_between_any_two_writes_leaves_every_key_with_its_own_record() {
         apply(&mut again, change(), NOW);
 
         for (index, record) in &again.maps.records {
-            let is_led_to = again.maps.keys.values().any(|led| led == index);
+            let is_in_use = again.maps.keys.values().any(|used| used == index);
             assert_eq!(
                 record.removed_at == 0,
-                is_led_to,
+                is_in_use,
                 "after {writes} writes: {index}"
             );
         }
         let target = |word: &str| word.split_once(' ').map(|(_, target)| target.to_owned());
         let targets = |words: &[String]| words.iter().map(|word| target(word)).collect::<Vec<_>>();
         let wanted = targets(&["b", "c"].map(|name| targets_of(1, name)).concat());
-        assert_eq!(targets(&published_targets(&again)), wanted, "after {writes} writes");
+        assert_eq!(
+            targets(&published_targets(&again)),
+            wanted,
+            "after {writes} writes"
+        );
     }
 }
 

@@ -56,7 +56,9 @@ fn a_changed_slice_among_many_services_plans_and_writes_only_its_service() {
     let mut maps = Memory::new(SIZES);
     maps.checks_every_write = false;
     let mut reconciler = adopt(maps);
-    reconciler.update(update_of((0..SERVICES).map(|number| (number, [number, number]))));
+    reconciler.update(update_of(
+        (0..SERVICES).map(|number| (number, [number, number])),
+    ));
     settle(&mut reconciler);
     assert_eq!(reconciler.desired.plans_computed, u64::from(SERVICES));
     assert_eq!(reconciler.maps().frontend_keys.len(), 2 * 30_000);

@@ -95,10 +95,10 @@ fn a_service_without_free_indices_is_retried_when_connections_close() {
 
     apply(&mut reconciler, vec![set("db", 2, &[1, 2])]);
     let problems = &reconciler.sync.problems.by_service[&ObjectName::new("default", "db")];
-    let told = problems.values().next().expect("no room");
-    assert_eq!(told.reason, Reason::BackendsFull);
+    let problem_of_db = problems.values().next().expect("no room");
+    assert_eq!(problem_of_db.reason, Reason::BackendsFull);
     let text = "keep the indices of 72 backends";
-    assert!(told.text.contains(text), "{told:?}");
+    assert!(problem_of_db.text.contains(text), "{problem_of_db:?}");
     assert_eq!(backends(&reconciler, 2), None);
 
     set_open_connections(&reconciler.maps().open_connections, kept[0], 0);

@@ -60,7 +60,10 @@ fn problems(reconciler: &Reconciler<Memory>, name: &str) -> Vec<String> {
 fn an_external_ip_is_served_exactly_while_a_node_has_it() {
     let mut reconciler = adopt_owned();
     let ips = || fixture::ips(&PAIR);
-    let services = vec![with_external_ips("web", 1, ips()), with_external_ips("other", 2, Vec::new())];
+    let services = vec![
+        with_external_ips("web", 1, ips()),
+        with_external_ips("other", 2, Vec::new()),
+    ];
     apply(&mut reconciler, services);
     assert!(served(&reconciler).is_empty());
     let left_out = |ip| {
@@ -71,11 +74,11 @@ fn an_external_ip_is_served_exactly_while_a_node_has_it() {
     };
     assert_eq!(problems(&reconciler, "web"), PAIR.map(left_out));
     let warnings = reconciler.warnings(&BTreeSet::new());
-    let told = warnings
+    let reasons = warnings
         .iter()
         .map(|it| (&*it.regarding.name.name, it.reason));
     let wanted = PAIR.map(|_| ("web", Reason::ExternalIpNotOwned));
-    assert_eq!(told.collect::<Vec<_>>(), wanted);
+    assert_eq!(reasons.collect::<Vec<_>>(), wanted);
 
     // Another node gets the addresses.
     apply_nodes(&mut reconciler, vec![node("node-b", ips())]);
@@ -100,8 +103,8 @@ fn an_unserved_load_balancer_owns_its_addresses_but_is_not_published() {
     for both in [vec![balancer(), web()], vec![web(), balancer()]] {
         apply(&mut reconciler, both);
         assert_eq!(served(&reconciler), PAIR);
-        let shown = services(&reconciler, None);
-        assert_eq!(shown.len(), 1, "{shown:?}");
+        let published = services(&reconciler, None);
+        assert_eq!(published.len(), 1, "{published:?}");
 
         apply(&mut reconciler, vec![("balancer", None), ("web", None)]);
         assert!(served(&reconciler).is_empty() && reconciler.maps().frontend_keys.is_empty());

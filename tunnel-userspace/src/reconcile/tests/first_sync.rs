@@ -31,7 +31,10 @@ fn a_batch_writes_the_same_entries_as_single_writes() {
     }
 
     assert!(is_complete(&at_once));
-    assert_eq!(at_once.maps().frontend_keys.len(), each.maps().frontend_keys.len());
+    assert_eq!(
+        at_once.maps().frontend_keys.len(),
+        each.maps().frontend_keys.len()
+    );
     assert_eq!(at_once.maps().writes, each.maps().writes);
 }
 

@@ -53,13 +53,13 @@ fn full_maps_cause_a_warning_on_the_service_and_on_the_node() {
     let mut reconciler = serving(ROOMY.with(MapSize::Frontends, 1), [set("a", 1, &[1]), b]);
 
     let warnings = reconciler.warnings(&BTreeSet::new()).into_iter();
-    let told = warnings.map(|it| (it.regarding.to_string(), it.uid, it.reason));
+    let found = warnings.map(|it| (it.regarding.to_string(), it.uid, it.reason));
 
     let wanted = [
         ("Node node-a".to_owned(), None, Reason::FrontendsFull),
         ("Service default/b".to_owned(), uid, Reason::FrontendsFull),
     ];
-    assert_eq!(told.collect::<Vec<_>>(), wanted);
+    assert_eq!(found.collect::<Vec<_>>(), wanted);
     apply(&mut reconciler, vec![("a", None)]);
     assert!(reconciler.warnings(&BTreeSet::new()).is_empty());
 }

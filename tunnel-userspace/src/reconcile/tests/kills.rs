@@ -132,6 +132,10 @@ fn a_kill_at_any_write_of_a_long_history_is_repaired() {
     ];
     for cut in 0..120 {
         let second = restart_after_kill(&history, cut, apply_step);
-        assert_eq!(backends_by_vip(&second), expected_backends(&history), "after {cut} writes");
+        assert_eq!(
+            backends_by_vip(&second),
+            expected_backends(&history),
+            "after {cut} writes"
+        );
     }
 }

@@ -58,7 +58,8 @@ impl Fixture {
     async fn poll(&mut self) {
         if self.listener_poll.start_if_due(&mut self.reconciler) {
             let looked = self.listener_poll.wait().await.expect("a poll");
-            self.listener_poll.apply_result(looked, &mut self.reconciler);
+            self.listener_poll
+                .apply_result(looked, &mut self.reconciler);
         }
     }
 
@@ -104,7 +105,10 @@ fn dual_stack(name: &'static str, last: u8) -> Change<'static> {
 fn untranslated(reconciler: &Reconciler<Memory>) -> BTreeSet<FrontendKey> {
     let maps = &reconciler.sync.tracked.maps;
     let is_left = |index: &u32| maps.frontends[index].flags & Frontend::NOT_SOCKETS != 0;
-    let left = maps.frontend_keys.iter().filter(|(_, index)| is_left(index));
+    let left = maps
+        .frontend_keys
+        .iter()
+        .filter(|(_, index)| is_left(index));
     left.map(|(key, _)| *key).collect()
 }
 
@@ -125,11 +129,16 @@ fn only_frontends_with_a_local_listener_are_not_translated() {
     assert_eq!(reconciler.sync.dirty, BTreeSet::from([web]));
     settle(&mut reconciler);
     assert_eq!(untranslated(&reconciler), [vip(1), other_vip(1)].into());
-    let shown = services(&reconciler, Some("web"));
-    let frontends = shown[0].ports.iter().flat_map(|port| &port.frontends);
-    let told = frontends.filter(|frontend| frontend.local_listener);
-    let told: BTreeSet<_> = told.map(|frontend| frontend.frontend.clone()).collect();
-    assert_eq!(told, [vip(1), other_vip(1)].map(|key| key.to_string()).into());
+    let published = services(&reconciler, Some("web"));
+    let frontends = published[0].ports.iter().flat_map(|port| &port.frontends);
+    let with_listener = frontends.filter(|frontend| frontend.local_listener);
+    let with_listener: BTreeSet<_> = with_listener
+        .map(|frontend| frontend.frontend.clone())
+        .collect();
+    assert_eq!(
+        with_listener,
+        [vip(1), other_vip(1)].map(|key| key.to_string()).into()
+    );
 
     reconciler.set_listeners([other_vip(1)].into());
     settle(&mut reconciler);
@@ -214,7 +223,10 @@ async fn known_listeners_stay_while_polls_fail() {
 
     scene.kernel().fails = Some(false);
     scene.poll_after_interval().await;
-    assert!(scene.listener_poll.next_at.is_none(), "a useless retry is due");
+    assert!(
+        scene.listener_poll.next_at.is_none(),
+        "a useless retry is due"
+    );
     apply(&mut scene.reconciler, vec![dual_stack("dns", 2)]);
     scene.kernel().fails = None;
     scene.poll_and_write().await;

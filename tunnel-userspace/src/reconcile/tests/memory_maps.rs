@@ -127,11 +127,15 @@ impl Memory {
     pub(crate) fn wrong_memberships(&self) -> Vec<u32> {
         let is_in = |backend: u32, of: fn(&Frontend) -> IndexRange| {
             let service = self.backends[&backend].service;
-            let own = self.frontend_keys.values().map(|index| &self.frontends[index]);
-            own.filter(|frontend| frontend.service == service).any(|frontend| {
-                let IndexRange { base, len } = of(frontend);
-                (base..base + len).any(|place| self.slots[&place].backend == backend)
-            })
+            let own = self
+                .frontend_keys
+                .values()
+                .map(|index| &self.frontends[index]);
+            own.filter(|frontend| frontend.service == service)
+                .any(|frontend| {
+                    let IndexRange { base, len } = of(frontend);
+                    (base..base + len).any(|place| self.slots[&place].backend == backend)
+                })
         };
         let sets = |backend| {
             let cluster = is_in(backend, |frontend| frontend.cluster);
@@ -156,7 +160,9 @@ impl Memory {
         for (key, index) in &self.frontend_keys {
             assert!(self.backends_of(key).is_some(), "{key} has no record");
             self.reachable.frontends.insert(*index);
-            for IndexRange { base, len } in [self.frontends[index].cluster, self.frontends[index].local] {
+            for IndexRange { base, len } in
+                [self.frontends[index].cluster, self.frontends[index].local]
+            {
                 for place in base..base + len {
                     self.reachable.slots.insert(place);
                     self.reachable.backends.insert(self.slots[&place].backend);
@@ -219,7 +225,9 @@ impl Memory {
             }
             BatchedWrite::Key(key, index) => {
                 self.count_write("services", true)?;
-                if !self.frontend_keys.contains_key(&key) && self.frontend_keys.len() >= self.sizes.frontends as usize {
+                if !self.frontend_keys.contains_key(&key)
+                    && self.frontend_keys.len() >= self.sizes.frontends as usize
+                {
                     return Err(refused("services", "full"));
                 }
                 self.frontend_keys.insert(key, index);
@@ -341,7 +349,11 @@ impl CounterReader for Memory {
     }
 
     fn service_counts(&self, service: u32) -> Result<ServiceCounts, ReadError> {
-        Ok(self.service_counts.get(&service).copied().unwrap_or_default())
+        Ok(self
+            .service_counts
+            .get(&service)
+            .copied()
+            .unwrap_or_default())
     }
 }
 
@@ -351,7 +363,11 @@ impl MapReader for Memory {
     }
 
     fn frontend_keys(&self) -> Result<Vec<(FrontendKey, u32)>, ReadError> {
-        Ok(self.frontend_keys.iter().map(|(key, index)| (*key, *index)).collect())
+        Ok(self
+            .frontend_keys
+            .iter()
+            .map(|(key, index)| (*key, *index))
+            .collect())
     }
 
     fn frontend(&self, index: u32) -> Result<Frontend, ReadError> {

@@ -8,7 +8,7 @@ use tunnel_common::service::BackendState;
 use super::{
     super::{MapTooSmall, ServiceMapsSnapshot, write_unused_backends},
     MapSize, MapSizes, Memory, ROOMY, adopt, apply,
-    kills::{backends_by_vip, history, restart_after_kill, apply_step},
+    kills::{apply_step, backends_by_vip, history, restart_after_kill},
     serving, set, settle, vip,
 };
 
@@ -87,7 +87,10 @@ fn a_migration_keeps_the_state_of_used_indices_and_initialises_new_ones() {
 
     assert_eq!(migrated.backends[&0].state, gone);
     assert_eq!(migrated.backends[&old].state, unused());
-    assert_eq!(migrated.backends[&(sizes.backend_entries() - 1)].state, unused());
+    assert_eq!(
+        migrated.backends[&(sizes.backend_entries() - 1)].state,
+        unused()
+    );
     assert!(!migrated.backends.contains_key(&(old - 1)));
 }
 
@@ -99,7 +102,10 @@ fn new_maps_start_with_states_that_no_older_layout_has_used() {
 
     apply(&mut reconciler, vec![set("a", 1, &[1])]);
 
-    assert_eq!(reconciler.maps().backends[&0].state, unused().next_generation());
+    assert_eq!(
+        reconciler.maps().backends[&0].state,
+        unused().next_generation()
+    );
 }
 
 #[test]

@@ -37,7 +37,10 @@ fn a_service_follows_the_nodes_that_join_and_leave_its_pool() {
     let nodes = vec![node("node-a", "edge"), node("node-b", "edge")];
     reconciler.update(ClusterUpdate {
         nodes,
-        ..update(vec![restricted_service(1, EndpointScope::Pool), set("other", 2, &[4])])
+        ..update(vec![
+            restricted_service(1, EndpointScope::Pool),
+            set("other", 2, &[4]),
+        ])
     });
     settle(&mut reconciler);
     assert_eq!(backends(&reconciler, 1), Some(vec![1, 2]));
@@ -62,10 +65,13 @@ fn a_service_follows_the_nodes_that_join_and_leave_its_pool() {
 #[test]
 fn endpoints_excluded_by_topology_keys_have_this_reason() {
     let mut reconciler = adopt_honouring();
-    apply(&mut reconciler, vec![restricted_service(1, EndpointScope::Node)]);
+    apply(
+        &mut reconciler,
+        vec![restricted_service(1, EndpointScope::Node)],
+    );
 
-    let shown = services(&reconciler, Some("web")).remove(0).ports.remove(0);
-    let whys: Vec<&str> = shown.endpoints.iter().map(|it| &*it.status).collect();
-    let away = "inactive: openyurt.io/topologyKeys select other endpoints for this node";
-    assert_eq!(whys, ["active: ready", away, away]);
+    let port = services(&reconciler, Some("web")).remove(0).ports.remove(0);
+    let statuses: Vec<&str> = port.endpoints.iter().map(|it| &*it.status).collect();
+    let excluded = "inactive: openyurt.io/topologyKeys select other endpoints for this node";
+    assert_eq!(statuses, ["active: ready", excluded, excluded]);
 }

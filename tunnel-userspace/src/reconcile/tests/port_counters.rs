@@ -37,12 +37,12 @@ fn port_counters(reconciler: &Reconciler<Memory>, most: usize) -> PortCounterLis
 /// Returns the published counters of each Service: its name, and the number of sent, refused and open
 /// connections.
 fn counters_by_service(reconciler: &Reconciler<Memory>) -> Vec<(String, [u64; 3])> {
-    let shown = |port: PortCounters| {
+    let counters = |port: PortCounters| {
         let name = port.name.service.name.to_string();
         (name, [port.sent, port.refused, port.open])
     };
     let ports = port_counters(reconciler, usize::MAX).ports.into_iter();
-    ports.map(shown).collect()
+    ports.map(counters).collect()
 }
 
 #[test]
@@ -70,7 +70,10 @@ fn a_service_with_a_reused_id_starts_with_counters_of_0() {
     for _ in 0..ROOMY.frontend_entries() {
         apply(&mut reconciler, vec![set("new", 2, &[1])]);
         if id(&reconciler, 2) == old {
-            assert_eq!(counters_by_service(&reconciler), [("new".to_owned(), [0, 0, 0])]);
+            assert_eq!(
+                counters_by_service(&reconciler),
+                [("new".to_owned(), [0, 0, 0])]
+            );
             return;
         }
         apply(&mut reconciler, vec![("new", None)]);

@@ -7,8 +7,8 @@ use tunnel_common::service::SourceRange;
 
 use super::{
     super::Reconciler, BTreeSet, Change, ClusterUpdate, Family, Ipv4Addr, Ipv6Addr, MapSize,
-    Memory, NoGrace, Node, ROOMY, Reason, adopt, apply, family, fixture, http_at, kills::restart_after_kill,
-    migrate::migrate, problem, serving, apply_nodes, update, vip, with,
+    Memory, NoGrace, Node, ROOMY, Reason, adopt, apply, apply_nodes, family, fixture, http_at,
+    kills::restart_after_kill, migrate::migrate, problem, serving, update, vip, with,
 };
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
@@ -53,7 +53,8 @@ fn set(name: &'static str, last: u8, clients: &[u8]) -> Change<'static> {
 fn allowed_clients(reconciler: &Reconciler<Memory>, last: u8) -> Option<Vec<u8>> {
     let maps = reconciler.maps();
     let frontend = maps.frontends[maps.frontend_keys.get(&http_at(load_balancer_ip(last)))?];
-    let places = frontend.source_ranges.base..frontend.source_ranges.base + frontend.source_ranges.len;
+    let places =
+        frontend.source_ranges.base..frontend.source_ranges.base + frontend.source_ranges.len;
     let client = |ip: IpAddr| match ip {
         IpAddr::V4(ip) => ip.octets()[2],
         IpAddr::V6(ip) => ip.octets()[7],
@@ -91,7 +92,10 @@ fn expected_clients(history: &[Step]) -> BTreeMap<u8, Option<Vec<u8>>> {
     last
 }
 
-fn clients_by_service(of: Family, reconciler: &Reconciler<Memory>) -> BTreeMap<u8, Option<Vec<u8>>> {
+fn clients_by_service(
+    of: Family,
+    reconciler: &Reconciler<Memory>,
+) -> BTreeMap<u8, Option<Vec<u8>>> {
     let admitted = |number| (number, allowed_clients(reconciler, vip_in(of, number)));
     (1..4).map(admitted).collect()
 }
@@ -130,8 +134,8 @@ proptest! {
         is_v6: bool,
     ) {
         let of = if is_v6 { Family::V6 } else { Family::V4 };
-        let tell = |reconciler: &mut Reconciler<Memory>, step: &Step| reconciler.update(update_of(of, step));
-        let mut second = restart_after_kill(&history, cut, tell);
+        let apply = |reconciler: &mut Reconciler<Memory>, step: &Step| reconciler.update(update_of(of, step));
+        let mut second = restart_after_kill(&history, cut, apply);
         prop_assert_eq!(clients_by_service(of, &second), expected_clients(&history));
         prop_assert_eq!(used_entries(&second), needed_entries(&history));
         prop_assert_eq!(second.audit(&NoGrace).expect("read"), 0);

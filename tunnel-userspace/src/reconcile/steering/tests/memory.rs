@@ -60,8 +60,8 @@ impl SteeringMaps for Memory {
 
     fn write_key(&mut self, key: &SteeringKey, index: u32) -> Result<(), WriteError> {
         self.count_write()?;
-        if let Some(told) = &self.published {
-            let is_known = told.borrow().contains_key(&index);
+        if let Some(published) = &self.published {
+            let is_known = published.borrow().contains_key(&index);
             assert!(is_known, "the target of index {index} is not published yet");
         }
         self.keys.insert(*key, index);
@@ -78,7 +78,7 @@ impl SteeringMaps for Memory {
     fn write_record(&mut self, index: u32, record: &SteeringRecord) -> Result<(), WriteError> {
         self.count_write()?;
         let old = self.records.insert(index, *record);
-        let is_in_use = self.keys.values().any(|led| *led == index);
+        let is_in_use = self.keys.values().any(|used| *used == index);
         let removed = |old| SteeringRecord {
             removed_at: record.removed_at,
             ..old

@@ -18,12 +18,12 @@ pub(super) type PortProblems = BTreeMap<PortName, PortProblem>;
 
 impl PortProblem {
     /// Returns the problem with a port that doesn't fit into the maps. `wanted` is the number of backends
-    /// in its plan, `kept` the number of removed backends whose indices open connections still use.
-    pub(super) fn no_room(reason: Reason, wanted: usize, kept: usize) -> Self {
+    /// in its plan, `draining` the number of removed backends whose indices open connections still use.
+    pub(super) fn no_room(reason: Reason, wanted: usize, draining: usize) -> Self {
         let mut text = format!("{} ({wanted} backends wanted", reason.meaning());
-        if reason == Reason::BackendsFull && kept > 0 {
+        if reason == Reason::BackendsFull && draining > 0 {
             text.push_str(&format!(
-                "; open connections keep the indices of {kept} backends that are gone"
+                "; open connections still use the indices of {draining} removed backends"
             ));
         }
         text.push(')');

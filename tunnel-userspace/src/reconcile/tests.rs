@@ -360,19 +360,19 @@ fn a_change_waits_for_free_entries_and_is_then_written() {
         backends: 2,
         ..ROOMY
     }));
-    let mut held = Retired::default();
+    let mut retired = Retired::default();
     // There are more changes than spare entries, and nothing is freed.
     for round in 0..200_u8 {
         reconciler.update(update(vec![set("web", 1, &[1 + round % 9])]));
-        held.0.extend(reconciler.write_changes().0);
+        retired.0.extend(reconciler.write_changes().0);
     }
     reconciler.update(update(vec![set("web", 1, &[11])]));
-    held.0.extend(reconciler.write_changes().0);
+    retired.0.extend(reconciler.write_changes().0);
     assert_ne!(backends(&reconciler, 1), Some(vec![11]));
     assert_eq!(problem(&reconciler, "web"), None);
 
     reconciler.sync.tracked.maps.end_grace_period();
-    reconciler.sync.free(&held, false);
+    reconciler.sync.free(&retired, false);
     settle(&mut reconciler);
 
     assert_eq!(backends(&reconciler, 1), Some(vec![11]));

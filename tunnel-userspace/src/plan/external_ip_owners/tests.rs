@@ -29,8 +29,8 @@ fn node(internal: &[&str], other: &[&str]) -> Node {
 }
 
 fn changed(owners: &mut ExternalIpOwners) -> Vec<String> {
-    let moved = owners.take_changed_services().into_iter();
-    moved.map(|name| name.name.to_string()).collect()
+    let services = owners.take_changed_services().into_iter();
+    services.map(|name| name.name.to_string()).collect()
 }
 
 #[test]
@@ -109,8 +109,8 @@ fn only_services_with_an_affected_external_ip_are_returned() {
         owners.set_service(&name("owner"), None);
         assert!(changed(&mut owners).is_empty(), "the address changed back");
 
-        for gone in ["one", "two", "three"] {
-            owners.set_service(&name(gone), None);
+        for deleted in ["one", "two", "three"] {
+            owners.set_service(&name(deleted), None);
         }
         assert!(
             owners.external_ips.by_object.is_empty() && owners.external_ips.by_address.is_empty()

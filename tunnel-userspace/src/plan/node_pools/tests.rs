@@ -70,9 +70,9 @@ fn a_service_without_an_honoured_restriction_keeps_all_endpoints() {
         let state = state(keep_to, &nodes);
         assert!(matches!(pools.restrict(&state), Cow::Borrowed(_)));
     }
-    let whole = state(Some(EndpointScope::Node), &[Some("a")]);
-    let near = pools(&[]).restrict(&whole).into_owned();
-    assert!(Arc::ptr_eq(&near.slices[0], &whole.slices[0]));
+    let all_permitted = state(Some(EndpointScope::Node), &[Some("a")]);
+    let restricted = pools(&[]).restrict(&all_permitted).into_owned();
+    assert!(Arc::ptr_eq(&restricted.slices[0], &all_permitted.slices[0]));
 }
 
 #[test]
@@ -86,17 +86,17 @@ fn only_changes_of_the_own_pool_affect_services_restricted_to_it() {
     ] {
         pools.set_service(&named(name), Some(&service(keep_to)));
     }
-    let mut moved = |nodes: &[(&str, Option<&str>)]| {
+    let mut affects_services = |nodes: &[(&str, Option<&str>)]| {
         set_nodes(&mut pools, nodes);
         !pools.take_changed_services().is_empty()
     };
-    assert!(!moved(&nodes));
-    assert!(!moved(&[("b", Some("cloud")), ("c", Some("cloud"))]));
-    assert!(moved(&[("b", Some("edge"))]));
-    assert!(!moved(&[("b", Some("edge"))]));
-    assert!(moved(&[("b", None)]));
-    assert!(moved(&[("a", None)]));
-    assert!(!moved(&[("b", Some("edge"))]));
+    assert!(!affects_services(&nodes));
+    assert!(!affects_services(&[("b", Some("cloud")), ("c", Some("cloud"))]));
+    assert!(affects_services(&[("b", Some("edge"))]));
+    assert!(!affects_services(&[("b", Some("edge"))]));
+    assert!(affects_services(&[("b", None)]));
+    assert!(affects_services(&[("a", None)]));
+    assert!(!affects_services(&[("b", Some("edge"))]));
 
     set_nodes(&mut pools, &[("a", Some("edge"))]);
     assert_eq!(

@@ -25,8 +25,8 @@ fn slots(algorithm: Algorithm, weights: &[u32]) -> Vec<usize> {
     slots.iter().filter_map(number).collect()
 }
 
-fn counts(places: &[usize], backends: usize) -> Vec<usize> {
-    let count = |backend| places.iter().filter(|place| **place == backend).count();
+fn counts(slots: &[usize], backends: usize) -> Vec<usize> {
+    let count = |backend| slots.iter().filter(|slot| **slot == backend).count();
     (0..backends).map(count).collect()
 }
 
@@ -83,23 +83,23 @@ fn removing_a_backend_changes_few_other_slots_of_a_maglev_table() {
     let mut weights = [1; 10];
     weights[4] = 0;
     let after = slots(Algorithm::Maglev, &weights);
-    let stayed = before.iter().zip(&after).filter(|(old, _)| **old != 4);
-    let (stayed, moved): (Vec<_>, Vec<_>) = stayed.partition(|(old, new)| old == new);
+    let kept = before.iter().zip(&after).filter(|(old, _)| **old != 4);
+    let (kept, changed): (Vec<_>, Vec<_>) = kept.partition(|(old, new)| old == new);
 
     assert_eq!(before.len(), after.len());
     // Section 5.3 of the paper: a few per cent of the other slots change. With a hash modulo the number of
     // backends, 90 % would.
-    let share = 100 * moved.len() / (moved.len() + stayed.len());
-    assert!(share < 15, "{share} % moved");
+    let share = 100 * changed.len() / (changed.len() + kept.len());
+    assert!(share < 15, "{share} % changed");
 }
 
 proptest! {
     #[test]
     fn slots_are_proportional_to_weights(weights in prop::collection::vec(1..=100_u32, 1..40)) {
-        let places = slots(Algorithm::Random, &weights);
+        let found = slots(Algorithm::Random, &weights);
         let total: u32 = weights.iter().sum();
-        let slots = u32::try_from(places.len()).expect("a number of slots");
-        for (backend, (count, weight)) in counts(&places, weights.len()).into_iter().zip(&weights).enumerate() {
+        let slots = u32::try_from(found.len()).expect("a number of slots");
+        for (backend, (count, weight)) in counts(&found, weights.len()).into_iter().zip(&weights).enumerate() {
             let count = u32::try_from(count).expect("a number of slots");
             prop_assert_eq!(count * total, weight * slots, "backend {}", backend);
         }
@@ -107,10 +107,10 @@ proptest! {
 
     #[test]
     fn a_maglev_table_is_full_and_balanced(backends in 2..60_usize) {
-        let places = slots(Algorithm::Maglev, &vec![1; backends]);
-        let counts = counts(&places, backends);
+        let found = slots(Algorithm::Maglev, &vec![1; backends]);
+        let counts = counts(&found, backends);
         let (most, least) = (counts.iter().max().expect("some"), counts.iter().min().expect("some"));
-        prop_assert!(TABLE_SIZES.contains(&places.len()));
+        prop_assert!(TABLE_SIZES.contains(&found.len()));
         prop_assert!(most - least <= 1, "{counts:?}");
     }
 }

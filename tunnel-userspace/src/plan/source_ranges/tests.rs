@@ -84,16 +84,16 @@ proptest! {
         ranges in prop::collection::vec((0..64_u32, 26..=32_u8), 1..12),
         probe in 0..64_u32,
     ) {
-        let place = |number: u32| 0x0a00_0000 + number * 4;
+        let address_of = |number: u32| 0x0a00_0000 + number * 4;
         let mut service = service(&[], &[]);
-        service.source_ranges = ranges.iter().map(|(at, length)| range_of(place(*at), *length)).collect();
+        service.source_ranges = ranges.iter().map(|(at, length)| range_of(address_of(*at), *length)).collect();
         let found = allowed_clients(&service, Family::V4, &node_info(&[], &[]));
 
         prop_assert!(found.is_sorted_by(|one, next| to_bits(one.last) + 1 < to_bits(next.first)));
-        for address in place(probe)..place(probe) + 4 {
+        for address in address_of(probe)..address_of(probe) + 4 {
             let is_in = ranges.iter().any(|(at, length)| {
                 let open = u32::MAX.checked_shr((*length).into()).unwrap_or(0);
-                place(*at) & !open == address & !open
+                address_of(*at) & !open == address & !open
             });
             let ip = IpAddr::V4(Ipv4Addr::from_bits(address));
             prop_assert_eq!(found.iter().any(|range| contains(range, ip)), is_in, "{}", ip);

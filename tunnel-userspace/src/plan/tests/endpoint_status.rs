@@ -96,7 +96,7 @@ fn each_endpoint_has_a_status_with_its_reason() {
         internal_policy: TrafficPolicy::Local,
         ..web.clone()
     };
-    let gone: Kind = |endpoint| UNREADY(TERMINATING(endpoint));
+    let not_serving: Kind = |endpoint| UNREADY(TERMINATING(endpoint));
     let hinted_here: Kind = |endpoint| LOCAL(FOR_ANOTHER_NODE(endpoint));
     let cases: [(_, _, &[(Kind, EndpointReason)]); 9] = [
         (
@@ -106,7 +106,7 @@ fn each_endpoint_has_a_status_with_its_reason() {
                 (READY, Ready),
                 (UNREADY, NotReady),
                 (TERMINATING, Terminating),
-                (gone, NotReady),
+                (not_serving, NotReady),
             ],
         ),
         (

@@ -189,8 +189,8 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
     ) -> Result<(), ChangeError> {
         let mut deletes = diff.deletes.iter();
         deletes.try_for_each(|key| self.delete_frontend(diff.id, key))?;
-        let mut gone = diff.removed_backends.iter();
-        gone.try_for_each(|(target, index)| self.retire_backend(diff.id, target, *index))?;
+        let mut removed = diff.removed_backends.iter();
+        removed.try_for_each(|(target, index)| self.retire_backend(diff.id, target, *index))?;
         self.retire_id_if_unused(name, diff.id);
         Ok(())
     }

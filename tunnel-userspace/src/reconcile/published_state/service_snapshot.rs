@@ -87,7 +87,7 @@ impl ServiceSnapshot {
         Some(Self {
             ports: ports.collect(),
             restricted: match desired.rules.node_pools.restrict(state) {
-                Cow::Owned(near) => Some(near),
+                Cow::Owned(restricted) => Some(restricted),
                 Cow::Borrowed(_) => None,
             },
             node_info: Arc::clone(&desired.rules.node_info),

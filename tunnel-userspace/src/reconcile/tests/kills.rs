@@ -81,17 +81,17 @@ proptest! {
         frees in proptest::collection::vec(any::<bool>(), 24),
     ) {
         let mut reconciler = adopt(Memory::new(ROOMY));
-        let mut held = Retired::default();
+        let mut retired = Retired::default();
         for (step, frees) in history.iter().zip(frees) {
             apply_step(&mut reconciler, step);
-            held.0.extend(reconciler.write_changes().0);
+            retired.0.extend(reconciler.write_changes().0);
             if frees {
                 reconciler.sync.tracked.maps.end_grace_period();
-                reconciler.sync.free(&std::mem::take(&mut held), false);
+                reconciler.sync.free(&std::mem::take(&mut retired), false);
             }
         }
         reconciler.sync.tracked.maps.end_grace_period();
-        reconciler.sync.free(&held, false);
+        reconciler.sync.free(&retired, false);
         settle(&mut reconciler);
         prop_assert_eq!(backends_by_vip(&reconciler), expected_backends(&history));
         prop_assert_eq!(reconciler.maps().wrong_memberships(), Vec::<u32>::new());

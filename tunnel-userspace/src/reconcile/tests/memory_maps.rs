@@ -101,14 +101,14 @@ impl Memory {
         let frontend = self.frontends.get(self.frontend_keys.get(key)?)?;
         assert_eq!(frontend.key, *key, "the record is that of another frontend");
         let set = Traffic::Sockets.set(frontend);
-        let places = set.base..set.base + set.len;
-        let backends = places.map(|place| self.backends[&self.slots[&place].backend]);
+        let positions = set.base..set.base + set.len;
+        let backends = positions.map(|position| self.backends[&self.slots[&position].backend]);
         let backends: Vec<_> = backends.collect();
         if (1..=MAX_INLINE_BACKENDS).contains(&backends.len()) {
-            for (near, backend) in frontend.inline_backends.iter().zip(&backends) {
-                assert_eq!((near.address, near.port), (backend.address, backend.port));
+            for (inline, backend) in frontend.inline_backends.iter().zip(&backends) {
+                assert_eq!((inline.address, inline.port), (backend.address, backend.port));
                 assert_eq!(
-                    self.backends[&near.index], *backend,
+                    self.backends[&inline.index], *backend,
                     "the record has another backend"
                 );
             }
@@ -134,7 +134,7 @@ impl Memory {
             own.filter(|frontend| frontend.service == service)
                 .any(|frontend| {
                     let IndexRange { base, len } = of(frontend);
-                    (base..base + len).any(|place| self.slots[&place].backend == backend)
+                    (base..base + len).any(|position| self.slots[&position].backend == backend)
                 })
         };
         let sets = |backend| {
@@ -163,18 +163,18 @@ impl Memory {
             for IndexRange { base, len } in
                 [self.frontends[index].cluster, self.frontends[index].local]
             {
-                for place in base..base + len {
-                    self.reachable.slots.insert(place);
-                    self.reachable.backends.insert(self.slots[&place].backend);
+                for position in base..base + len {
+                    self.reachable.slots.insert(position);
+                    self.reachable.backends.insert(self.slots[&position].backend);
                 }
             }
             let IndexRange { base, len } = self.frontends[index].source_ranges;
-            for place in base..base + len {
+            for position in base..base + len {
                 assert!(
-                    self.source_ranges.contains_key(&place),
-                    "source range {place} was never written"
+                    self.source_ranges.contains_key(&position),
+                    "source range {position} was never written"
                 );
-                self.reachable.sources.insert(place);
+                self.reachable.sources.insert(position);
             }
         }
     }
@@ -191,11 +191,11 @@ impl Memory {
     /// Writes the batch until a write is refused; entries are written before those that refer to them.
     /// Returns false if nothing else may be written.
     fn write_batch(&mut self) -> bool {
-        let Some(mut held) = self.batch.take() else {
+        let Some(mut batch) = self.batch.take() else {
             return true;
         };
-        held.sort_by_key(BatchedWrite::order);
-        for write in held {
+        batch.sort_by_key(BatchedWrite::order);
+        for write in batch {
             if self.refused_map.is_none() {
                 let written = self.write_or_batch(write);
                 self.refused_map = written.err().map(|error| error.map);
@@ -207,8 +207,8 @@ impl Memory {
 
     /// Makes a write, or adds it to the batch if batching is on.
     fn write_or_batch(&mut self, write: BatchedWrite) -> Result<(), WriteError> {
-        if let Some(held) = &mut self.batch {
-            held.push(write);
+        if let Some(batch) = &mut self.batch {
+            batch.push(write);
             return Ok(());
         }
         match write {

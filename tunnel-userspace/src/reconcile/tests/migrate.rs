@@ -79,13 +79,13 @@ fn a_migration_keeps_the_state_of_used_indices_and_initialises_new_ones() {
     let mut first = serving(ROOMY, [set("a", 1, &[1, 2]), set("b", 2, &[3])]);
     apply(&mut first, vec![set("a", 1, &[])]);
     let old = first.maps().sizes.backend_entries();
-    let gone = first.maps().backends[&0].state;
-    assert!(!gone.is_serving());
+    let removed = first.maps().backends[&0].state;
+    assert!(!removed.is_serving());
 
     let sizes = ROOMY.with(MapSize::Backends, 512);
     let migrated = migrate(&first.sync.tracked.maps, sizes).expect("it fits");
 
-    assert_eq!(migrated.backends[&0].state, gone);
+    assert_eq!(migrated.backends[&0].state, removed);
     assert_eq!(migrated.backends[&old].state, unused());
     assert_eq!(
         migrated.backends[&(sizes.backend_entries() - 1)].state,

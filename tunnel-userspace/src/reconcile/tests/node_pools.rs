@@ -56,8 +56,8 @@ fn a_service_follows_the_nodes_that_join_and_leave_its_pool() {
     settle(&mut reconciler);
     assert_eq!(backends(&reconciler, 1), Some(vec![1]));
 
-    let gone = (ObjectName::new("", "node-b"), None);
-    apply_nodes(&mut reconciler, vec![gone, node("node-a", "edge")]);
+    let removed = (ObjectName::new("", "node-b"), None);
+    apply_nodes(&mut reconciler, vec![removed, node("node-a", "edge")]);
     settle(&mut reconciler);
     assert_eq!(backends(&reconciler, 1), Some(vec![1, 3]));
 }

@@ -66,8 +66,8 @@ fn a_service_without_room_is_a_problem_even_before_old_entries_are_freed() {
     let services = [set("a", 1, &[1, 2]), set("b", 2, &[3, 4])];
     let mut reconciler = serving(ROOMY.with(MapSize::Slots, 4), services);
     reconciler.update(update(vec![set("a", 1, &[1, 5])]));
-    let held = reconciler.write_changes();
-    assert!(!held.0.is_empty());
+    let retired = reconciler.write_changes();
+    assert!(!retired.0.is_empty());
 
     reconciler.update(update(vec![set("c", 3, &[6])]));
     reconciler.write_changes();

@@ -53,14 +53,14 @@ fn set(name: &'static str, last: u8, clients: &[u8]) -> Change<'static> {
 fn allowed_clients(reconciler: &Reconciler<Memory>, last: u8) -> Option<Vec<u8>> {
     let maps = reconciler.maps();
     let frontend = maps.frontends[maps.frontend_keys.get(&http_at(load_balancer_ip(last)))?];
-    let places =
+    let positions =
         frontend.source_ranges.base..frontend.source_ranges.base + frontend.source_ranges.len;
     let client = |ip: IpAddr| match ip {
         IpAddr::V4(ip) => ip.octets()[2],
         IpAddr::V6(ip) => ip.octets()[7],
     };
     let networks = |range: &SourceRange| client(range.first.to_ip())..=client(range.last.to_ip());
-    let ranges = places.map(|place| &maps.source_ranges[&place]);
+    let ranges = positions.map(|position| &maps.source_ranges[&position]);
     Some(ranges.flat_map(networks).collect())
 }
 
@@ -104,8 +104,8 @@ fn clients_by_service(
 fn needed_entries(history: &[Step]) -> usize {
     let lists: BTreeSet<_> = expected_clients(history).into_values().flatten().collect();
     let ranges = |list: &Vec<u8>| {
-        let begins = |(place, client): (usize, &u8)| place == 0 || list[place - 1] + 1 != *client;
-        list.iter().enumerate().filter(|it| begins(*it)).count()
+        let starts_range = |(position, client): (usize, &u8)| position == 0 || list[position - 1] + 1 != *client;
+        list.iter().enumerate().filter(|it| starts_range(*it)).count()
     };
     lists.iter().map(ranges).sum()
 }
@@ -204,8 +204,8 @@ fn ranges_without_room_are_a_problem_and_the_old_ones_stay() {
 fn several_services_may_have_more_ranges_than_one_frontend_may() {
     // The ranges are not adjacent, so that they are not merged.
     let many = |name, vip: u8, first: u32| {
-        let places = (0..40_000).map(|number| Ipv4Addr::from_bits(first + 2 * number));
-        let ranges = places.map(|ip| (ip.into(), 32)).collect();
+        let addresses = (0..40_000).map(|number| Ipv4Addr::from_bits(first + 2 * number));
+        let ranges = addresses.map(|ip| (ip.into(), 32)).collect();
         with(set(name, vip, &[]), |service| {
             service.source_ranges = ranges
         })

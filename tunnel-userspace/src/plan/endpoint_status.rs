@@ -67,7 +67,7 @@ impl EndpointReason {
 }
 
 /// Returns the status of all endpoints of a service port, which is given by its name and protocol, in the
-/// order of their addresses. `plan` must be that of `near`, the Service with only the endpoints that
+/// order of their addresses. `plan` must be that of `restricted`, the Service with only the endpoints that
 /// [`super::NodePools`] permits.
 #[must_use]
 pub fn endpoint_statuses<'a>(
@@ -118,7 +118,7 @@ pub fn endpoint_statuses<'a>(
         .collect()
 }
 
-/// Returns the reason for which an endpoint is inactive. `is_led_to` is true if a policy of the service port
+/// Returns the reason for which an endpoint is inactive. `is_permitted` is true if a policy of the service port
 /// permits endpoints on the endpoint's node.
 const fn inactive_reason(endpoint: &Endpoint, is_permitted: bool) -> EndpointReason {
     match (endpoint.ready, endpoint.is_fallback()) {

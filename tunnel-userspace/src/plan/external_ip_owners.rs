@@ -61,7 +61,7 @@ impl AddressIndex {
 }
 
 impl ExternalIpOwners {
-    /// Starts without any Node or Service.
+    /// Creates an instance without any Node or Service.
     #[must_use]
     pub fn new(rule: ExternalIps) -> Self {
         Self {

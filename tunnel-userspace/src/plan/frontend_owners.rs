@@ -28,7 +28,8 @@ impl ClaimRank {
     }
 }
 
-/// The service ports that have each frontend, sorted by rank, and the frontends of each Service.
+/// The owners of frontends. The service ports that have the same frontend are sorted by rank, and the first
+/// one owns the frontend.
 #[derive(Debug, Default)]
 pub struct FrontendOwners {
     claims: HashMap<FrontendKey, LiteMap<(ClaimRank, PortName), ()>>,

@@ -37,7 +37,7 @@ pub struct LocalNode {
 }
 
 impl LocalNode {
-    /// Starts without a Node object and links.
+    /// Creates an instance without a Node object and without links.
     #[must_use]
     pub fn new(node_port_config: Vec<NodePortAddresses>) -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! Counts service ports without an endpoint on this node although a traffic policy is Local, for metrics.
+//! Counts service ports that have a policy Local, but no endpoint on this node. For metrics.
 
 use super::{FrontendKind, PortPlan, ServicePlan};
 use crate::model::{PerFamily, TrafficPolicy};

@@ -29,7 +29,7 @@ pub struct NodePools {
 }
 
 impl NodePools {
-    /// Starts without any Node.
+    /// Creates an instance without any Node.
     #[must_use]
     pub fn new(rule: TopologyKeys, own_name: Arc<str>) -> Self {
         Self {

@@ -51,7 +51,7 @@ impl SteeringRules {
 /// An object, or a part of one, that is not steered, and the reason.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub struct SteeringProblem {
-    /// The reason, by which problems are counted.
+    /// The reason; problems are counted by reason.
     pub reason: Reason,
     /// The name of the Node, if the problem is with a Node.
     pub node: Option<ObjectName>,
@@ -61,7 +61,7 @@ pub struct SteeringProblem {
     pub text: String,
 }
 
-/// The desired steering.
+/// The addresses and ports to steer, and the problems.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct SteeringPlan {
     /// The target of each steered address and port.

@@ -113,7 +113,7 @@ pub(super) fn served(state: Option<&ServiceState>) -> Option<&ServiceState> {
 }
 
 impl DesiredPlans {
-    /// Starts without any Service.
+    /// Creates an instance without any Service.
     pub(super) fn new(settings: PlanSettings) -> Self {
         let node: Arc<str> = settings.node_name.into();
         let local_node = LocalNode::new(settings.node_port_addresses);
@@ -171,7 +171,7 @@ impl DesiredPlans {
         }
         let mut affected = self.rules.external_ip_owners.take_changed_services();
         affected.append(&mut self.rules.node_pools.take_changed_services());
-        // First, so that the changed Services are planned only once.
+        // This comes first, so that the changed Services are planned only once.
         let mut changed = if own_node_changed {
             self.replan_if_node_changed()
         } else {

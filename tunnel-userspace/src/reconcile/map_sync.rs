@@ -385,7 +385,7 @@ impl<M: MapReader + MapWriter> MapSync<M> {
 
 impl<M> MapSync<M> {
     /// Applies the state of the sources: `synced` is true once each has delivered its first complete list,
-    /// `whole` if no object is missing.
+    /// `complete` if no object is missing.
     pub(super) fn set_source_state(&mut self, synced: bool, complete: bool) {
         if synced && self.phase == SyncPhase::WaitingForSources {
             self.phase = SyncPhase::FirstSync;

@@ -7,7 +7,7 @@ use crate::{model::ObjectName, plan::PortName};
 /// The problem with a service port that is not programmed as planned.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct PortProblem {
-    /// The reason, by which problems are counted.
+    /// The reason; problems are counted by reason.
     pub reason: Reason,
     /// The description for operators.
     pub text: String,

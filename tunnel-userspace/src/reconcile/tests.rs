@@ -48,7 +48,7 @@ impl GracePeriod for NoGrace {
 /// A changed Service: its name, and its new state, or `None` if it is deleted.
 type Change<'a> = (&'a str, Option<ServiceState>);
 
-/// MapSizes with room for everything that most tests write.
+/// Sizes with room for everything that most tests write.
 const ROOMY: MapSizes = MapSizes {
     frontends: 64,
     slots: 256,

@@ -11,7 +11,7 @@ pub(crate) struct IndexAllocator {
 }
 
 impl IndexAllocator {
-    /// Starts with all indices free except those in `used`.
+    /// Creates an allocator; all indices are free except those in `used`.
     pub(crate) fn new(limit: u32, used: &BTreeSet<u32>) -> Self {
         // The indices above the highest one in use are free, and so are the gaps below it.
         let first_unused = used.last().map_or(0, |last| last + 1).min(limit);
@@ -56,7 +56,7 @@ pub(crate) struct RangeAllocator {
 }
 
 impl RangeAllocator {
-    /// Starts with everything below the limit free.
+    /// Creates an allocator; all entries below the limit are free.
     pub(crate) fn new(limit: u32) -> Self {
         let mut ranges = Self::default();
         ranges.insert(0, limit);
@@ -74,7 +74,7 @@ impl RangeAllocator {
         Some(base)
     }
 
-    /// Allocates this very range. Returns false if some of it is in use.
+    /// Allocates exactly this range. Returns false if a part of it is in use.
     pub(crate) fn allocate_at(&mut self, base: u32, length: u32) -> bool {
         if length == 0 {
             return true;

@@ -17,8 +17,8 @@ pub(in crate::reconcile) struct Orphans {
 }
 
 impl Orphans {
-    /// Sets whether an object of the sources is missing. Returns the Services that no longer keep the
-    /// backends of an earlier process.
+    /// Records that the sources are complete, or that an object is missing. Returns the Services that no
+    /// longer keep the backends of an earlier process.
     pub(super) fn set_complete(
         &mut self,
         complete: bool,

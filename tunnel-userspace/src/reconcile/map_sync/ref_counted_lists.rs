@@ -28,7 +28,7 @@ pub(in crate::reconcile) struct RefCountedLists<T> {
 }
 
 impl<T: Eq + Hash> RefCountedLists<T> {
-    /// Starts with an array of free entries.
+    /// Creates an array of free entries.
     pub(super) fn new(entries: u32) -> Self {
         Self {
             by_base: HashMap::new(),
@@ -39,7 +39,7 @@ impl<T: Eq + Hash> RefCountedLists<T> {
         }
     }
 
-    /// Starts with an array of free entries in which equal lists are stored once.
+    /// Creates an array of free entries in which equal lists are stored only once.
     pub(super) fn new_shared(entries: u32) -> Self {
         Self {
             shared: Some(HashMap::new()),

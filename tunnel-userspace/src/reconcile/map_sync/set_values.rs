@@ -8,7 +8,7 @@ use crate::plan::BackendTarget;
 /// The number of slots up to which counting repeatedly is faster than a hash map.
 const FEW: usize = 16;
 
-/// Returns the slots of a set, by the backend index of each.
+/// Returns the slots of a set; `backends` has the backend index of each slot.
 pub(in crate::reconcile) fn slots(backends: &[u32]) -> impl Iterator<Item = Slot> {
     let mut shares: HashMap<u32, u32> = HashMap::new();
     let looked_up = if backends.len() > FEW { backends } else { &[] };

@@ -73,7 +73,7 @@ pub(crate) struct TrackedMaps<M> {
 }
 
 impl<M: MapReader + MapWriter> TrackedMaps<M> {
-    /// Starts with empty maps of these sizes.
+    /// Tracks maps of these sizes, which are empty or not read yet.
     pub(super) fn new(maps: M, sizes: MapSizes) -> Self {
         Self {
             maps,

@@ -58,7 +58,7 @@ pub(in crate::reconcile) fn warnings<M>(
     of_node.chain(of_services).chain(of_steering).collect()
 }
 
-/// Returns the problem with this node for a reason.
+/// Returns a warning about a node, with the description of the reason.
 fn node_problem(node: &str, reason: Reason) -> ObjectWarning {
     ObjectWarning::for_node(node, reason, reason.meaning().to_owned())
 }

@@ -4,7 +4,7 @@ use super::*;
 
 const SERVICES: u32 = 30_000;
 
-/// MapSizes with room for all of them, and for some changes.
+/// Sizes with room for all of them, and for some changes.
 const SIZES: MapSizes = MapSizes {
     frontends: 4 * SERVICES,
     slots: 4 * SERVICES,

@@ -29,7 +29,7 @@ struct Fixture {
 }
 
 impl Fixture {
-    /// Starts on a node that has the addresses of these frontends, with some Services.
+    /// Creates a reconciler with these Services, on a node that has the addresses of these frontends.
     fn new<const N: usize>(frontends: [FrontendKey; N], services: Vec<Change<'_>>) -> Self {
         let kernel = Arc::<Mutex<FakeKernel>>::default();
         let asked = Arc::clone(&kernel);

@@ -1,4 +1,4 @@
-//! Starts on maps that an earlier process programmed.
+//! Restarts of the daemon, with the maps of an earlier process.
 
 use super::{
     Arc, Change, ClusterUpdate, MapSize, Memory, ROOMY, Reason, Reconciler, adopt, apply, audit,

@@ -36,7 +36,7 @@ pub use tunnel_common::table::MapSizes;
 pub use self::{
     background_job::ThreadPanicked,
     desired_plans::PlanSettings,
-    grace_period::{GracePeriod, Retired},
+    grace_period::{GracePeriod, RetiredEntries},
     listener_poll::{FindListeners, ListenerPollError},
     map_access::{
         AdoptError, CounterReader, MapReader, MapWriter, ReadError, SteeringMaps, WriteError,

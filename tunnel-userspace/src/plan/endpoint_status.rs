@@ -118,8 +118,8 @@ pub fn endpoint_statuses<'a>(
         .collect()
 }
 
-/// Returns the reason for which an endpoint is inactive. `is_permitted` is true if a policy of the service port
-/// permits endpoints on the endpoint's node.
+/// Returns the reason for which an endpoint is inactive. `is_permitted` is true if a policy of the service
+/// port permits endpoints on the endpoint's node.
 const fn inactive_reason(endpoint: &Endpoint, is_permitted: bool) -> EndpointReason {
     match (endpoint.ready, endpoint.is_fallback()) {
         (false, false) => EndpointReason::NotReady,

@@ -29,14 +29,14 @@ pub(crate) enum RetiredEntry {
 
 /// Map entries that no other entry refers to any more.
 #[derive(Debug, Default, Eq, PartialEq)]
-pub struct Retired(pub(crate) Vec<RetiredEntry>);
+pub struct RetiredEntries(pub(crate) Vec<RetiredEntry>);
 
 /// Batches of retired entries; each waits for a grace period in the background, one after the other.
 pub(super) struct RetiredQueue<G> {
     pub(super) grace_period: Arc<G>,
-    running: BackgroundJob<io::Result<Retired>>,
+    running: BackgroundJob<io::Result<RetiredEntries>>,
     /// The next batch: entries that were retired since the running batch was started.
-    next: Retired,
+    next: RetiredEntries,
 }
 
 impl<G: GracePeriod + 'static> RetiredQueue<G> {
@@ -44,12 +44,12 @@ impl<G: GracePeriod + 'static> RetiredQueue<G> {
         Self {
             grace_period: Arc::new(grace),
             running: BackgroundJob::idle(),
-            next: Retired::default(),
+            next: RetiredEntries::default(),
         }
     }
 
     /// Adds retired entries to the next batch, and starts the batch unless one is running.
-    pub(super) fn add(&mut self, mut retired: Retired) {
+    pub(super) fn add(&mut self, mut retired: RetiredEntries) {
         self.next.0.append(&mut retired.0);
         if !self.running.is_running() && self.has_next() {
             let (batch, grace) = (
@@ -73,7 +73,7 @@ impl<G: GracePeriod + 'static> RetiredQueue<G> {
     /// Waits for the grace period of the running batch, and returns the batch, which may then be freed.
     /// Returns `None` if the kernel refused to wait: its entries then stay allocated until the next start
     /// of the daemon reads the maps.
-    pub(super) async fn wait_for_batch(&mut self) -> Option<Retired> {
+    pub(super) async fn wait_for_batch(&mut self) -> Option<RetiredEntries> {
         let freed = self.running.wait().await?;
         let log = |error: &_| tracing::error!(%error, "cannot wait for an RCU grace period, so removed map entries are not freed");
         freed.inspect_err(log).ok()

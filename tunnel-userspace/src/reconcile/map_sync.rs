@@ -18,7 +18,7 @@ use tunnel_common::{reason::Reason, table::MapSizes};
 
 pub use self::probe_frontend::ProbeFrontend;
 pub(super) use self::{
-    actual::Actual, allocators::to_usize, read_maps::read_maps, ref_counted_lists::RefCountedLists,
+    actual::ActualContent, allocators::to_usize, read_maps::read_maps, ref_counted_lists::RefCountedLists,
     set_values::slots, tracked_maps::TrackedMaps,
 };
 use self::{
@@ -28,7 +28,7 @@ use self::{
 };
 use super::{
     desired_plans::DesiredPlans,
-    grace_period::{GracePeriod, Retired},
+    grace_period::{GracePeriod, RetiredEntries},
     map_access::{AdoptError, MapReader, MapWriter, WriteError},
     port_problems::{PortProblem, PortProblems, ProblemTracker},
 };
@@ -320,7 +320,7 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         self.problems.count(Reason::WriteFailed);
         self.phase = SyncPhase::ContentUnknown;
         // Nothing may be freed: some of these entries may still be in use.
-        self.tracked.retired = Retired::default();
+        self.tracked.retired = RetiredEntries::default();
         self.dirty.extend(desired.plans.keys().cloned());
     }
 
@@ -363,7 +363,7 @@ impl<M: MapReader + MapWriter> MapSync<M> {
 
     /// Frees retired entries after their grace period, except for backend indices with open connections.
     /// `more` is true if another batch of retired entries waits.
-    pub(super) fn free(&mut self, retired: &Retired, more: bool) {
+    pub(super) fn free(&mut self, retired: &RetiredEntries, more: bool) {
         self.tracked.free(retired, more);
         self.dirty.append(&mut self.waiting_for_entries);
         self.poll_draining();

@@ -13,7 +13,7 @@ use zerocopy::FromZeros as _;
 
 use super::{
     map_access::{AdoptError, MapReader, MapWriter, ReadError, SteeringMaps, WriteError},
-    map_sync::{Actual, RefCountedLists, read_maps, slots},
+    map_sync::{ActualContent, RefCountedLists, read_maps, slots},
     steering::{QUARANTINE, nanos},
 };
 
@@ -54,7 +54,7 @@ fn check_size(size: MapSize, wanted: MapSizes, needed: u32) -> Result<(), MapToo
 
 /// A copy of the content of the service maps.
 #[derive(Debug)]
-pub struct ServiceMapsSnapshot(Actual);
+pub struct ServiceMapsSnapshot(ActualContent);
 
 impl ServiceMapsSnapshot {
     /// Reads maps of these sizes, except for invalid entries.

@@ -11,7 +11,7 @@ use tracing::{error, info, warn};
 
 use super::{
     background_job::ThreadPanicked,
-    grace_period::{GracePeriod, Retired, RetiredEntry, RetiredQueue},
+    grace_period::{GracePeriod, RetiredEntries, RetiredEntry, RetiredQueue},
     listener_poll::{FindListeners, ListenerPoll},
     map_access::{MapReader, MapWriter, SteeringMaps},
     map_sync::ProbeFrontend,
@@ -248,7 +248,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
         if is_due || self.reconciler.is_dirty() {
             self.sync(changed_at);
         } else {
-            self.retired.add(Retired::default());
+            self.retired.add(RetiredEntries::default());
         }
         let now = Instant::now();
         let is_dirty = self.reconciler.is_dirty();
@@ -265,7 +265,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
     }
 
     /// Frees a batch of retired entries. Services that waited for free entries become dirty.
-    fn free_batch(&mut self, freed: &Retired) {
+    fn free_batch(&mut self, freed: &RetiredEntries) {
         let is_backend = |entry: &RetiredEntry| matches!(entry, RetiredEntry::Backend(_));
         if freed.0.iter().any(is_backend) {
             self.publish_removal();
@@ -303,7 +303,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
 
     /// Writes the changes. If a write of the first sync was refused, reads the maps again and writes the
     /// rest.
-    fn write_changes(&mut self) -> Retired {
+    fn write_changes(&mut self) -> RetiredEntries {
         let retired = self.reconciler.write_changes();
         if !self.is_content_unknown() {
             return retired;

@@ -5,7 +5,7 @@ use tunnel_common::{service::FrontendKey, table::MapSizes};
 
 use super::{
     desired_plans::{DesiredPlans, PlanChanges, PlanSettings, served},
-    grace_period::{GracePeriod, Retired},
+    grace_period::{GracePeriod, RetiredEntries},
     map_access::{AdoptError, MapReader, MapWriter},
     map_sync::MapSync,
     published_state::{
@@ -55,7 +55,7 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
 
     /// Writes the Services that changed. Those that can't be written stay dirty. Returns the entries that
     /// are no longer in use, to be freed after a grace period.
-    pub fn write_changes(&mut self) -> Retired {
+    pub fn write_changes(&mut self) -> RetiredEntries {
         if let Some(waiting) = &mut self.waiting_for_poll {
             let listeners = &self.desired.listeners;
             let is_waiting = |service: &ObjectName| listeners.has_unpolled(service);

@@ -360,7 +360,7 @@ fn a_change_waits_for_free_entries_and_is_then_written() {
         backends: 2,
         ..ROOMY
     }));
-    let mut retired = Retired::default();
+    let mut retired = RetiredEntries::default();
     // There are more changes than spare entries, and nothing is freed.
     for round in 0..200_u8 {
         reconciler.update(update(vec![set("web", 1, &[1 + round % 9])]));

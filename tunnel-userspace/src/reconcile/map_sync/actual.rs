@@ -18,7 +18,7 @@ use crate::{
     model::ObjectName,
     plan::{BackendTarget, PortName, PortPlan},
     reconcile::{
-        grace_period::{Retired, RetiredEntry},
+        grace_period::{RetiredEntries, RetiredEntry},
         map_access::CounterReader,
     },
 };
@@ -50,7 +50,7 @@ pub(in crate::reconcile) struct BackendStatus {
 
 /// The content of the service maps.
 #[derive(Debug)]
-pub(crate) struct Actual {
+pub(crate) struct ActualContent {
     pub(crate) sizes: MapSizes,
     pub(crate) frontends: HashMap<FrontendKey, ProgrammedFrontend>,
     /// The backend indices of each set.
@@ -70,7 +70,7 @@ pub(crate) struct Actual {
     pub(crate) free_ids: IndexAllocator,
 }
 
-impl Actual {
+impl ActualContent {
     /// Returns the content of newly created maps.
     pub(crate) fn empty(sizes: MapSizes) -> Self {
         let none = BTreeSet::new();
@@ -169,7 +169,7 @@ impl Actual {
     }
 
     /// Decrements the reference counts of a record's lists, and retires each list without a reference.
-    pub(crate) fn remove_references(&mut self, record: &Frontend, retired: &mut Retired) {
+    pub(crate) fn remove_references(&mut self, record: &Frontend, retired: &mut RetiredEntries) {
         let sets = [record.cluster, record.local].into_iter();
         let slots = sets.filter_map(|set| self.sets.remove_reference(set));
         retired.0.extend(slots.map(RetiredEntry::Slots));
@@ -214,8 +214,8 @@ impl Actual {
     }
 
     /// Returns the number of entries in use, by map.
-    pub(crate) fn usage(&self) -> Usage {
-        Usage {
+    pub(crate) fn usage(&self) -> MapUsage {
+        MapUsage {
             frontends: self.frontends.len(),
             slots: self.sets.used,
             source_ranges: self.source_ranges.used,
@@ -272,14 +272,14 @@ impl Actual {
 
 /// The number of entries in use, by map.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Usage {
+pub(crate) struct MapUsage {
     pub(crate) frontends: usize,
     pub(crate) slots: u32,
     pub(crate) source_ranges: u32,
     pub(crate) backends: u32,
 }
 
-impl Usage {
+impl MapUsage {
     /// Returns true if any number is greater than in `other`.
     pub(crate) const fn exceeds(&self, other: &Self) -> bool {
         self.frontends > other.frontends

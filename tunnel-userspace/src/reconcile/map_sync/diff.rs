@@ -11,7 +11,7 @@ use tunnel_common::{
     },
 };
 
-use super::{actual::Actual, allocators::to_usize, set_values::inline_backends};
+use super::{actual::ActualContent, allocators::to_usize, set_values::inline_backends};
 use crate::{
     model::TrafficPolicy,
     plan::{BackendTarget, FrontendPlan, PortPlan},
@@ -49,7 +49,7 @@ pub(crate) struct PortDiff {
 
 impl PortDiff {
     /// Compares the entries of a service port id with its plan.
-    pub(crate) fn between(actual: &Actual, id: u32, plan: &PortPlan) -> Self {
+    pub(crate) fn between(actual: &ActualContent, id: u32, plan: &PortPlan) -> Self {
         let cluster = existing_set(actual, id, &plan.cluster, |frontend| frontend.cluster);
         let local = existing_set(actual, id, &plan.local, |frontend| frontend.local);
         let is_right = |(key, frontend): &(&FrontendKey, &FrontendPlan)| {
@@ -105,7 +105,7 @@ impl PortDiff {
     /// Checks that the maps have room for the changes: first by their configured sizes, then by their free
     /// entries. The maps have more entries than configured, but only so that old and new ones can coexist
     /// until the old ones are freed.
-    pub(crate) fn check_room(&self, actual: &Actual, plan: &PortPlan) -> Result<(), Shortage> {
+    pub(crate) fn check_room(&self, actual: &ActualContent, plan: &PortPlan) -> Result<(), Shortage> {
         let full = |reason, is_temporary| {
             Err(Shortage {
                 reason,
@@ -166,7 +166,7 @@ impl PortDiff {
     }
 
     /// Returns the number of slots that are no longer in use after the changes.
-    fn retired_slots(&self, actual: &Actual) -> usize {
+    fn retired_slots(&self, actual: &ActualContent) -> usize {
         let (cluster, local) = (self.cluster_set.is_none(), self.local_set.is_none());
         let of_records = actual.records_of(self.id).flat_map(|record| {
             let cluster = cluster.then_some(record.cluster);
@@ -202,7 +202,7 @@ const UNWRITTEN: IndexRange = IndexRange {
 /// Returns the record of a frontend. Its backends and sets must have been written, or the record differs from
 /// the final one.
 pub(crate) fn frontend_record(
-    actual: &Actual,
+    actual: &ActualContent,
     (key, frontend): (FrontendKey, &FrontendPlan),
     id: u32,
     plan: &PortPlan,
@@ -244,7 +244,7 @@ pub(crate) fn frontend_record(
 
 /// Returns the backends that the record itself contains: all of a small set, none of a larger one.
 fn record_backends(
-    actual: &Actual,
+    actual: &ActualContent,
     id: u32,
     targets: &[BackendTarget],
 ) -> [InlineBackend; MAX_INLINE_BACKENDS] {
@@ -260,7 +260,7 @@ fn record_backends(
 
 /// Returns the port's set in the maps with exactly these backends, if there is one.
 fn existing_set(
-    actual: &Actual,
+    actual: &ActualContent,
     id: u32,
     targets: &[BackendTarget],
     of: impl Fn(&Frontend) -> IndexRange,

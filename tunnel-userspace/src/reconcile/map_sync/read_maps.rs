@@ -10,7 +10,7 @@ use tunnel_common::{
 };
 
 use super::{
-    actual::{Actual, BackendStatus, ProgrammedFrontend},
+    actual::{ActualContent, BackendStatus, ProgrammedFrontend},
     allocators::IndexAllocator,
     set_values::{inline_backends, slots},
 };
@@ -35,15 +35,15 @@ struct MapRead<'a, R> {
     /// The serving backends, by index.
     backends: BTreeMap<u32, Backend>,
     /// The valid entries that were read so far.
-    actual: Actual,
+    actual: ActualContent,
 }
 
 /// Reads the maps. Returns the valid entries, and the invalid ones. All backend indices are free until
-/// [`Actual::find_draining`] is called.
+/// [`ActualContent::find_draining`] is called.
 pub(in crate::reconcile) fn read_maps(
     reader: &impl MapReader,
     sizes: MapSizes,
-) -> Result<(Actual, InvalidEntries), ReadError> {
+) -> Result<(ActualContent, InvalidEntries), ReadError> {
     let all = reader.backends(sizes.backend_entries())?;
     let backend_statuses = all.iter().map(|backend| BackendStatus {
         state: backend.state,
@@ -56,9 +56,9 @@ pub(in crate::reconcile) fn read_maps(
     let mut read = MapRead {
         reader,
         backends: serving.collect(),
-        actual: Actual {
+        actual: ActualContent {
             backend_statuses,
-            ..Actual::empty(sizes)
+            ..ActualContent::empty(sizes)
         },
     };
     let mut invalid = InvalidEntries::default();

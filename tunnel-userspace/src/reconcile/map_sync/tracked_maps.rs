@@ -11,7 +11,7 @@ use tunnel_common::{
 };
 
 use super::{
-    actual::{Actual, BackendStatus, ProgrammedFrontend},
+    actual::{ActualContent, BackendStatus, ProgrammedFrontend},
     diff::{PortDiff, Shortage, frontend_record},
     read_maps::{self, InvalidEntries},
     set_values::slots,
@@ -19,7 +19,7 @@ use super::{
 use crate::{
     plan::{BackendTarget, PortName, PortPlan},
     reconcile::{
-        grace_period::{GracePeriod, Retired, RetiredEntry},
+        grace_period::{GracePeriod, RetiredEntries, RetiredEntry},
         map_access::{AdoptError, MapReader, MapWriter, ReadError, WriteError},
         port_problems::PortProblem,
     },
@@ -65,9 +65,9 @@ const fn temporarily_full(reason: Reason) -> ChangeError {
 /// The service maps, and their tracked content.
 pub(crate) struct TrackedMaps<M> {
     pub(crate) maps: M,
-    pub(crate) actual: Actual,
+    pub(crate) actual: ActualContent,
     /// Entries that were removed since the last [`Self::take_retired`].
-    pub(super) retired: Retired,
+    pub(super) retired: RetiredEntries,
     /// True if some retired entries are not freed yet, so that there will be more room.
     pub(super) has_waiting: bool,
 }
@@ -77,8 +77,8 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
     pub(super) fn new(maps: M, sizes: MapSizes) -> Self {
         Self {
             maps,
-            actual: Actual::empty(sizes),
-            retired: Retired::default(),
+            actual: ActualContent::empty(sizes),
+            retired: RetiredEntries::default(),
             has_waiting: false,
         }
     }
@@ -93,7 +93,7 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
         let (actual, invalid) = read_maps::read_maps(&self.maps, self.actual.sizes)?;
         self.actual = self.complete_read(actual, &invalid, grace)?;
         self.reset_unused_counters()?;
-        self.retired = Retired::default();
+        self.retired = RetiredEntries::default();
         Ok(invalid.frontend_keys.len())
     }
 
@@ -117,7 +117,7 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
 
     /// Frees retired entries after their grace period, except for backend indices with open connections.
     /// `more` is true if another batch of retired entries waits.
-    pub(super) fn free(&mut self, retired: &Retired, more: bool) {
+    pub(super) fn free(&mut self, retired: &RetiredEntries, more: bool) {
         for entry in &retired.0 {
             let actual = &mut self.actual;
             match *entry {
@@ -145,7 +145,7 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
     }
 
     /// Returns the entries that were removed since the last call.
-    pub(in crate::reconcile) fn take_retired(&mut self) -> Retired {
+    pub(in crate::reconcile) fn take_retired(&mut self) -> RetiredEntries {
         let retired = std::mem::take(&mut self.retired);
         self.has_waiting |= !retired.0.is_empty();
         retired
@@ -404,10 +404,10 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
     /// and finds the free backend indices.
     fn complete_read(
         &mut self,
-        mut actual: Actual,
+        mut actual: ActualContent,
         invalid: &InvalidEntries,
         grace: &impl GracePeriod,
-    ) -> Result<Actual, AdoptError> {
+    ) -> Result<ActualContent, AdoptError> {
         for key in &invalid.frontend_keys {
             tracing::warn!(frontend = %key, "removing a frontend with an invalid record");
             self.maps.delete_frontend_key(key)?;

@@ -11,7 +11,7 @@ use crate::{
     plan::{BackendTarget, NodeInfo, PortName, PortPlan},
     reconcile::{
         desired_plans::DesiredPlans,
-        map_sync::{Actual, MapSync},
+        map_sync::{ActualContent, MapSync},
         port_problems::{PortProblem, PortProblems},
     },
 };
@@ -76,7 +76,7 @@ impl ServiceSnapshot {
     pub(super) fn of(
         name: &ObjectName,
         desired: &DesiredPlans,
-        actual: &Actual,
+        actual: &ActualContent,
         problems: Option<&PortProblems>,
     ) -> Option<Self> {
         let (plan, state) = (desired.plans.get(name)?, desired.states.get(name)?);
@@ -107,7 +107,7 @@ impl PortSnapshot {
         plan: &Arc<PortPlan>,
         problem: Option<PortProblem>,
         desired: &DesiredPlans,
-        actual: &Actual,
+        actual: &ActualContent,
     ) -> Self {
         let programmed = actual
             .id(name)
@@ -138,7 +138,7 @@ impl PortSnapshot {
 }
 
 /// Returns the indices of the backends in the sets of a port.
-fn backends_in_sets(id: u32, actual: &Actual) -> BTreeSet<u32> {
+fn backends_in_sets(id: u32, actual: &ActualContent) -> BTreeSet<u32> {
     let sets = actual.records_of(id).flat_map(|it| [it.cluster, it.local]);
     let backends = sets.flat_map(|set| actual.sets.items(set));
     backends.copied().collect()

@@ -6,7 +6,7 @@ use litemap::LiteMap;
 use proptest::prelude::*;
 
 use super::{
-    Memory, NoGrace, ROOMY, Reconciler, Retired, adopt, backends, is_ready, settle, state, update,
+    Memory, NoGrace, ROOMY, Reconciler, RetiredEntries, adopt, backends, is_ready, settle, state, update,
 };
 
 /// One change: the number of a Service, its VIP, and its endpoints, or `None` to delete the Service.
@@ -81,7 +81,7 @@ proptest! {
         frees in proptest::collection::vec(any::<bool>(), 24),
     ) {
         let mut reconciler = adopt(Memory::new(ROOMY));
-        let mut retired = Retired::default();
+        let mut retired = RetiredEntries::default();
         for (step, frees) in history.iter().zip(frees) {
             apply_step(&mut reconciler, step);
             retired.0.extend(reconciler.write_changes().0);

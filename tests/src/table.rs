@@ -27,10 +27,11 @@ pub fn format_table<T>(rows: &[T], columns: &[Column<T>]) -> String {
     lines.collect()
 }
 
-/// Formats nanoseconds as microseconds with one decimal.
+/// Formats nanoseconds as microseconds, rounded to one decimal.
 #[must_use]
 pub fn microseconds(nanoseconds: u64) -> String {
-    format!("{}.{} µs", nanoseconds / 1000, nanoseconds % 1000 / 100)
+    let tenths = (nanoseconds + 50) / 100;
+    format!("{}.{} µs", tenths / 10, tenths % 10)
 }
 
 #[cfg(test)]
@@ -38,9 +39,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_are_as_wide_as_their_widest_cell_and_microseconds_have_one_decimal() {
+    fn columns_are_as_wide_as_their_widest_cell_and_microseconds_are_rounded_to_one_decimal() {
         let text = format_table(
-            &[("long", 12_345)],
+            &[("long", 12_250)],
             &[
                 ("a", |row| row.0.to_owned()),
                 ("1", |row| microseconds(row.1)),

@@ -318,7 +318,7 @@ fn p50_ns(report: &Report) -> i64 {
 fn verdicts(lines: &[Medians]) -> Vec<Verdict> {
     let through_culvert: Vec<&Medians> = lines.iter().filter(|line| line.has_targets).collect();
     let woken = lines.iter().map(|line| line.woken).min().unwrap_or(0);
-    let target = "the server slept before at least 0.950 of each line's connects";
+    let target = "the server sleeps before at least 0.950 of the connects of each variant";
     let mut verdicts = vec![Verdict::new(target, thousandths(woken), woken >= 950)];
     for line in &through_culvert {
         let (rate, p50_difference) = (line.rate_to_direct, line.p50_over_direct_ns);

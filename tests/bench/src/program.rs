@@ -156,7 +156,7 @@ fn summarise(
     let one = "one endpoint, from the rename of its slice";
     judge(one, &delay, CHANGE_TARGET);
     judge(
-        "one endpoint, how long the daemon runs for it",
+        "one endpoint, CPU time of the daemon",
         &cpu_time,
         CPU_TIME_TARGET,
     );
@@ -196,12 +196,12 @@ fn large_case_verdicts(medians: &Medians) -> Vec<Verdict> {
         time_verdict(&format!("{all}, start"), medians.whole_ns, total),
         time_verdict(&write, medians.write_ns, WRITE_TARGET),
         time_verdict(
-            &format!("{all}, work for a change"),
+            &format!("{all}, CPU time of a change"),
             medians.work_ns,
             CPU_TIME_TARGET,
         ),
         memory_verdict(
-            &format!("{all}, most memory"),
+            &format!("{all}, peak memory"),
             medians.peak_bytes,
             PEAK_MEMORY_TARGET,
         ),
@@ -280,23 +280,25 @@ fn large_case_text(lines: &[Medians], starts: u32) -> String {
         &[
             ("", |medians| medians.variant.to_owned()),
             ("services", |medians| medians.services.to_string()),
-            ("whole", |medians| milliseconds(medians.whole_ns)),
+            ("in effect", |medians| milliseconds(medians.whole_ns)),
             ("to JSON", |medians| thousandths(medians.whole_to_first)),
             ("to maps", |medians| {
                 unless_zero(medians.write_ns, milliseconds)
             }),
             ("change", |medians| milliseconds(medians.change_ns)),
             ("to JSON", |medians| thousandths(medians.change_to_first)),
-            ("work", |medians| unless_zero(medians.work_ns, milliseconds)),
-            ("memory", |medians| {
+            ("CPU time", |medians| {
+                unless_zero(medians.work_ns, milliseconds)
+            }),
+            ("peak memory", |medians| {
                 unless_zero(medians.peak_bytes, megabytes)
             }),
             ("", |_| String::new()),
         ],
     );
     format!(
-        "medians of {starts} rounds, {ENDPOINTS_PER_SERVICE} endpoints for each service; the daemon from its start until connects \
-         show everything, nft from its start to its end\n{table}"
+        "medians of {starts} rounds, {ENDPOINTS_PER_SERVICE} endpoints for each service; in effect: the daemon from its start until connects \
+         show every Service, nft from its start to its end\n{table}"
     )
 }
 

@@ -196,11 +196,11 @@ fn verdicts(rounds: &[Vec<Sample>]) -> Vec<Verdict> {
     let mut verdicts = Vec::new();
     for (at, streams) in STREAMS.iter().enumerate() {
         let rate = to_tls(&|ours, tls| (ours.megabytes[at], tls.megabytes[0]));
-        let target = format!("{streams} streams: MB/s at least 0.600 of one of bare TLS");
+        let target = format!("{streams} streams: MB/s at least 0.600 of one stream of bare TLS");
         verdicts.push(Verdict::new(target, thousandths(rate), rate >= MIN_RATE));
     }
     let cpu = to_tls(&|ours, tls| (ours.cpu, tls.cpu));
-    let target = "CPU of both ends for a byte at most 1.500 of bare TLS";
+    let target = "CPU time of both ends per byte at most 1.500 of bare TLS";
     verdicts.push(Verdict::new(target, thousandths(cpu), cpu <= MAX_CPU_TIME));
     for (at, stalled) in STALLED.iter().enumerate() {
         let delay = median(
@@ -208,7 +208,7 @@ fn verdicts(rounds: &[Vec<Sample>]) -> Vec<Verdict> {
                 .iter()
                 .map(|samples| samples[ours].stalled_p99_ns[at]),
         );
-        let target = format!("a live echo beside {stalled} stalled readers: p99 at most 2 ms");
+        let target = format!("an echo alongside {stalled} stalled streams: p99 at most 2 ms");
         let met = delay <= nanoseconds(ECHO_TARGET);
         verdicts.push(Verdict::new(target, microseconds(delay), met));
     }
@@ -225,7 +225,7 @@ fn text(Measurements { rounds, lines }: &Measurements) -> String {
             ("CPU s/GB", |it| thousandths(it.cpu_ms_per_gigabyte)),
             ("echo p50", |it| microseconds(it.echo_p50_ns)),
             ("p99", |it| microseconds(it.echo_p99_ns)),
-            ("p99 beside 1 stalled", |it| {
+            ("p99, 1 stalled", |it| {
                 microseconds(it.beside_1_stalled_p99_ns)
             }),
             ("200 stalled", |it| {

@@ -43,15 +43,15 @@ pub(super) fn measure(options: &Options) -> Result<[TimeStats; 4]> {
         let what = format!("one endpoint of {SERVICES} services, {what}");
         Ok(TimeStats::of(what, &delay))
     };
-    let other = while_queried(&other, || changes("while another daemon is asked"))?;
-    let queried = || changes("while all services and the metrics are asked for");
+    let other = while_queried(&other, || changes("while another daemon is queried"))?;
+    let queried = || changes("while the daemon is queried for Services and metrics");
     let queried = while_queried(&node, queried)?;
     let alone = changes("alone")?;
     // A process may listen on this address now, so the daemon scans for listeners.
     node.host()
         .ip(&format!("addr add {}/32 dev lo", last_service()))?;
     probe::measure_changes(&node, UNMEASURED_CHANGES)?;
-    let scanning = changes("while listeners are looked for")?;
+    let scanning = changes("while the daemon polls for local listeners")?;
     Ok([other, queried, alone, scanning])
 }
 
@@ -100,7 +100,7 @@ pub(super) fn verdicts([other, queried, alone, scanning]: &[TimeStats; 4]) -> [V
     let compared = |times: &TimeStats, base: &TimeStats, name| {
         let ratio = ratio(times.p99_ns, base.p99_ns);
         let most = thousandths(MAX_RATIO);
-        let target = format!("{}: p99 at most {most} of that {name}", times.what);
+        let target = format!("{}: p99 at most {most} of the p99 {name}", times.what);
         Verdict::new(target, thousandths(ratio), ratio <= MAX_RATIO)
     };
     [

@@ -49,10 +49,7 @@ pub(crate) fn check_atomics() -> Result<bool> {
             "{} has no section with code",
             object.display()
         );
-        for refused in sections
-            .iter()
-            .flat_map(atomic_instructions::find_refused)
-        {
+        for refused in sections.iter().flat_map(atomic_instructions::find_refused) {
             println!(
                 "{name}: {} in {}: instruction {} is an atomic that Linux 5.10 refuses: {}",
                 refused.function, refused.section, refused.instruction, refused.operation

@@ -150,7 +150,7 @@ mod tests {
             k8s/service.rs: use k8s_openapi::api; use crate::model::Service;
             lib.rs: pub mod plan; pub use crate::plan::Desired;
             model/node.rs: use tunnel_common::addr::Protocol; use super::ObjectName;
-            plan/front.rs: use std::{net::IpAddr, time::Duration}; use super::id::Ids;
+            plan/frontend.rs: use std::{net::IpAddr, time::Duration}; use super::id::Ids;
             reconcile.rs: use crate::plan::Desired; use tokio::sync::watch;
             source/kube.rs: use kube::Client; use super::store::Store;";
         for row in rows.trim().lines() {
@@ -163,14 +163,14 @@ mod tests {
     fn each_path_that_the_table_refuses_is_named_with_its_module() {
         let rows = "
             admin.rs: use crate::bpf::Maps; => crate::bpf::Maps
-            admin.rs: use crate::reconcile::{MapWriter, Stats}; => crate::reconcile::MapWriter
+            admin.rs: use crate::reconcile::{MapWriter, ReconcileStats}; => crate::reconcile::MapWriter
             admin.rs: use aya::Ebpf; => aya::Ebpf
             bpf.rs: use crate::plan::Desired; => crate::plan::Desired
             cli.rs: fn f() { crate::app::run() } => crate::app::run
             k8s/node.rs: use kube::Api; => kube::Api
-            model/service.rs: use tunnel_common::service::Front; => tunnel_common::service::Front
+            model/service.rs: use tunnel_common::service::Frontend; => tunnel_common::service::Frontend
             plan.rs: fn f() { std::time::SystemTime::now(); } => std::time::SystemTime::now
-            plan/front.rs: use super::super::reconcile::Actual; => crate::reconcile::Actual
+            plan/frontend.rs: use super::super::reconcile::Actual; => crate::reconcile::Actual
             source/file.rs: use kube::Client; => kube::Client";
         for row in rows.trim().lines() {
             let (file, rest) = row.trim().split_once(": ").expect("a row");

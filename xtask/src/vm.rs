@@ -129,7 +129,12 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         results.insert(0, run_natively(&programs, &plan));
     }
     if let Some(machines) = machines {
-        machines.run(&kernels, &single_cpu_plans, CONCURRENT_MACHINES, &mut results);
+        machines.run(
+            &kernels,
+            &single_cpu_plans,
+            CONCURRENT_MACHINES,
+            &mut results,
+        );
         machines.run(&kernels, race_plan.as_slice(), 1, &mut results);
     }
     check_results(&mut results, options)?;
@@ -275,9 +280,7 @@ impl Machines {
                         of_kernel.notes.extend(first_attempt);
                         of_kernel.add(plan, result);
                     }
-                    Err(error) => of_kernel
-                        .problems
-                        .push(format!("{}: {error:#}", plan.name)),
+                    Err(error) => of_kernel.problems.push(format!("{}: {error:#}", plan.name)),
                 }
             }
         };
@@ -300,7 +303,10 @@ impl Machines {
             });
         }
         let first_attempt = format!("{}: {}; it ran a second time", plan.name, result.cause());
-        println!("{}: {first_attempt}. Output of the first run:", kernel.series);
+        println!(
+            "{}: {first_attempt}. Output of the first run:",
+            kernel.series
+        );
         for line in &result.report.lines {
             println!("    {line}");
         }
@@ -314,20 +320,14 @@ impl Machines {
 }
 
 /// Opens a shell in a machine with the only kernel that is named.
-fn shell(
-    programs: &MachinePrograms,
-    all_series: &[&'static Series],
-    offline: bool,
-) -> Result<()> {
+fn shell(programs: &MachinePrograms, all_series: &[&'static Series], offline: bool) -> Result<()> {
     let [series] = all_series else {
         bail!("--shell needs exactly one kernel: name it with --kernel");
     };
     let kernel = kernel_download::find_or_download(series, offline)?;
     let machines = Machines::prepare(programs, &kernel, offline)?;
     println!("a shell on Linux {}; leave it with `exit`", kernel.release);
-    machines
-        .machine(&kernel, &Plan::shell())?
-        .run_on_terminal()
+    machines.machine(&kernel, &Plan::shell())?.run_on_terminal()
 }
 
 /// Runs a plan on this machine's own kernel.

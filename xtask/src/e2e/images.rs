@@ -9,11 +9,7 @@ use std::{
 use anyhow::{Context as _, Result};
 
 use super::rootfs;
-use crate::{
-    package::oci::Image,
-    progress,
-    vm::cache,
-};
+use crate::{package::oci::Image, progress, vm::cache};
 
 /// The images to build. Each also gets the names of the images that it replaces in the specs of Kubernetes,
 /// which are listed by the last part of their names.

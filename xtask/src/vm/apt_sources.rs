@@ -41,7 +41,8 @@ struct Entry {
 impl Mirrors {
     /// Reads the sources of this machine.
     pub(super) fn read() -> Result<Self> {
-        let release = fs::read_to_string("/etc/os-release").context("cannot read /etc/os-release")?;
+        let release =
+            fs::read_to_string("/etc/os-release").context("cannot read /etc/os-release")?;
         let codename = codename(&release)
             .context("/etc/os-release has no VERSION_CODENAME: this machine must run Debian")?;
         let mut entries = Vec::new();

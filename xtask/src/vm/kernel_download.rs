@@ -86,8 +86,7 @@ fn choose(series: &Series, offline: bool) -> Result<(KernelVersion, bool)> {
         }
         "is no longer in its suite"
     };
-    let fallback =
-        newest(series, offline).with_context(|| download_failure(series, &version))?;
+    let fallback = newest(series, offline).with_context(|| download_failure(series, &version))?;
     println!(
         "kernel {}: the pinned {} {} {reason}; using {} instead",
         series.name, version.release, version.package, fallback.package

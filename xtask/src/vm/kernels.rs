@@ -118,14 +118,12 @@ impl Series {
     /// Returns the kernel that the metapackage depends on, from the output of `apt-cache show`.
     pub(super) fn newest(&self, shown: &str) -> Result<KernelVersion> {
         let package = debian_control::field(shown, "Version");
-        let package = package
-            .with_context(|| format!("the package {} has no version", self.metapackage))?;
+        let package =
+            package.with_context(|| format!("the package {} has no version", self.metapackage))?;
         let release = debian_control::dependencies(shown)
             .into_iter()
             .find_map(|package| package.strip_prefix("linux-image-").map(str::to_owned))
-            .with_context(|| {
-                format!("the package {} depends on no kernel", self.metapackage)
-            })?;
+            .with_context(|| format!("the package {} depends on no kernel", self.metapackage))?;
         ensure!(
             release.starts_with(self.release_prefix),
             "the package {} depends on the kernel {release}, which is not of the series {}",

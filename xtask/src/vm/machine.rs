@@ -50,7 +50,7 @@ pub(crate) struct Machine<'a> {
     pub(crate) folder: PathBuf,
 }
 
-/// How a machine ended.
+/// Cause of the end of a machine.
 #[derive(Debug)]
 pub(crate) enum Termination {
     /// QEMU exited with this status.

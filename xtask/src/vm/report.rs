@@ -101,9 +101,7 @@ impl Report {
         let output = self.lines.get(start + 1..).unwrap_or_default();
         let is_end = |line: &String| line.starts_with("---- ") || line.as_str() == "failures:";
         let end = output.iter().position(is_end).unwrap_or(output.len());
-        output
-            .get(..end.min(MAX_OUTPUT_LINES))
-            .unwrap_or_default()
+        output.get(..end.min(MAX_OUTPUT_LINES)).unwrap_or_default()
     }
 
     fn event(&mut self, event: &Value) {
@@ -229,10 +227,7 @@ mod tests {
         assert_eq!(report.seconds, [("hooks::one".to_owned(), 1.25)]);
         assert_eq!(report.output_of("hooks::two"), ["Error: refused"]);
         assert!(report.output_of("hooks::one").is_empty());
-        assert_eq!(
-            report.failed_programs,
-            ["\"netns\" exited with code 101"]
-        );
+        assert_eq!(report.failed_programs, ["\"netns\" exited with code 101"]);
         assert_eq!(report.skips[0].feature, "sctp");
         assert_eq!(report.refused_modules, ["x.ko: ENOENT"]);
         assert_eq!(report.missing_modules, ["tls"]);

@@ -84,14 +84,9 @@ impl TestSelection {
             race,
             verify: filter.is_empty(),
         };
-        let is_empty = selection.packet.is_empty()
-            && selection.netns.is_empty()
-            && selection.race.is_empty();
-        ensure!(
-            !is_empty,
-            "no test has {} in its name",
-            filter.join(" or ")
-        );
+        let is_empty =
+            selection.packet.is_empty() && selection.netns.is_empty() && selection.race.is_empty();
+        ensure!(!is_empty, "no test has {} in its name", filter.join(" or "));
         Ok(selection)
     }
 

@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, ensure};
 use socket2::{Domain, Type};
 use tunnel_cluster::{Cluster, kubectl::Kubectl};
 use tunnel_tests::{
-    load::{StopSignal, Plan, Report, tcp},
+    load::{Plan, Report, StopSignal, tcp},
     sandbox::{Sandbox, connect_within},
     wait,
 };
@@ -149,9 +149,7 @@ impl Client {
 
     /// Connects by TCP with a time limit.
     pub(crate) fn connect(&self, to: SocketAddr, within: Duration) -> io::Result<()> {
-        let socket = self
-            .sandbox
-            .socket(Domain::for_address(to), Type::STREAM)?;
+        let socket = self.sandbox.socket(Domain::for_address(to), Type::STREAM)?;
         connect_within(&socket, to, within)
     }
 

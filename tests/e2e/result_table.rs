@@ -62,7 +62,12 @@ mod tests {
         let mut table = ResultTable::default();
         for verdict in [Verdict::Passed, Verdict::Failed, Verdict::Passed] {
             let took = Duration::from_millis(1250);
-            table.add(SpecResult::new("a Service answers", verdict, took, String::new()));
+            table.add(SpecResult::new(
+                "a Service answers",
+                verdict,
+                took,
+                String::new(),
+            ));
         }
 
         let text = table.to_string();

@@ -19,7 +19,7 @@ use tunnel_tests::clock::Instant;
 
 use crate::fixture::Fixture;
 
-/// What a spec requires of the cluster.
+/// Requirement of a spec on the cluster.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Requirement {
     /// Any service proxy.

@@ -285,7 +285,10 @@ mod tests {
 
     #[test]
     fn each_known_failure_is_listed_once() {
-        let mut names: Vec<_> = KNOWN_FAILURES.iter().flat_map(|(_, names)| *names).collect();
+        let mut names: Vec<_> = KNOWN_FAILURES
+            .iter()
+            .flat_map(|(_, names)| *names)
+            .collect();
         let all = names.len();
         names.sort_unstable();
         names.dedup();

@@ -158,7 +158,10 @@ fn pods() -> Result<Vec<PodSpec>> {
 fn expect_culvert_command(container: &Container) -> Result<()> {
     let Container { name, image, .. } = container;
     ensure!(image.as_deref() == Some(IMAGE), "{name}: {image:?}");
-    ensure!(container.command.is_none(), "{name}: must use the image's command");
+    ensure!(
+        container.command.is_none(),
+        "{name}: must use the image's command"
+    );
     let args = container.args.iter().flatten().map(String::as_str);
     Cli::try_parse_from(std::iter::once("culvert").chain(args))?;
     Ok(())
@@ -298,7 +301,10 @@ fn the_socket_helper_has_a_valid_command_and_the_mounts_that_it_shares_with_the_
     ensure!(added("sockets", "/spec/template/spec/hostPID")? == true);
     let helper: Container = serde_json::from_value(value)?;
     expect_culvert_command(&helper)?;
-    let rights = helper.security_context.as_ref().context("the helper has no securityContext")?;
+    let rights = helper
+        .security_context
+        .as_ref()
+        .context("the helper has no securityContext")?;
     ensure!(rights.privileged != Some(true));
     ensure!(rights.read_only_root_filesystem == Some(true));
 

@@ -23,17 +23,18 @@ use tunnel_userspace::{
     model::{Algorithm, ClusterUpdate},
     plan::NodePortAddresses,
     reconcile::{
-        CounterReader, GracePeriod, MapReader, MapWriter, ReadError, Reconciler, PlanSettings, MapSizes, WriteError,
+        CounterReader, GracePeriod, MapReader, MapSizes, MapWriter, PlanSettings, ReadError,
+        Reconciler, WriteError,
     },
     source::file,
 };
 
 #[cfg(test)]
-mod random_clusters;
-#[cfg(test)]
 mod deploy_manifests;
 #[path = "../../tunnel-userspace/src/reconcile/tests/memory_maps.rs"]
 mod memory;
+#[cfg(test)]
+mod random_clusters;
 #[cfg(test)]
 mod reference_model;
 
@@ -88,7 +89,10 @@ fn program(objects: &Path) -> Result<Vec<String>> {
         let node_ports = config.node_ports();
         (config, node_ports)
     } else {
-        (config::ServiceConfig::default(), vec![NodePortAddresses::All])
+        (
+            config::ServiceConfig::default(),
+            vec![NodePortAddresses::All],
+        )
     };
     let settings = PlanSettings {
         node_name: "node-a".to_owned(),
@@ -150,11 +154,15 @@ fn entries(maps: &Memory, owner_names: &BTreeMap<String, String>) -> Vec<String>
     let mut names = BTreeMap::new();
     for (key, index) in &maps.frontend_keys {
         let frontend = maps.frontends[index];
-        let owner = owner_names.get(&key.to_string()).cloned().unwrap_or_default();
+        let owner = owner_names
+            .get(&key.to_string())
+            .cloned()
+            .unwrap_or_default();
         names.insert(frontend.service, owner.clone());
         let set = |set: IndexRange| {
             let slots = set.base..set.base + set.len;
-            let backends = slots.map(|slot| format_backend(&maps.backends[&maps.slots[&slot].backend]));
+            let backends =
+                slots.map(|slot| format_backend(&maps.backends[&maps.slots[&slot].backend]));
             backends.collect::<Vec<_>>().join(" ")
         };
         lines.push(format!(
@@ -173,7 +181,10 @@ fn entries(maps: &Memory, owner_names: &BTreeMap<String, String>) -> Vec<String>
         } else {
             "gone"
         };
-        lines.push(format!("backends {} {owner} {state}", format_backend(backend)));
+        lines.push(format!(
+            "backends {} {owner} {state}",
+            format_backend(backend)
+        ));
     }
     lines
 }
@@ -189,7 +200,8 @@ fn policies(frontend: &Frontend) -> String {
         if frontend.flags & flag == 0 {
             continue;
         }
-        let is_lost = traffic.set(frontend).len == 0 && frontend.flags & Frontend::HAS_ENDPOINTS != 0;
+        let is_lost =
+            traffic.set(frontend).len == 0 && frontend.flags & Frontend::HAS_ENDPOINTS != 0;
         let end = if is_lost { " (lead nowhere)" } else { "" };
         words.push_str(&format!(" {kind}=local{end}"));
     }
@@ -204,7 +216,8 @@ fn policies(frontend: &Frontend) -> String {
 
 /// Formats the source ranges of a frontend; empty if it has none.
 fn sources(maps: &Memory, frontend: &Frontend) -> String {
-    let slots = frontend.source_ranges.base..frontend.source_ranges.base + frontend.source_ranges.len;
+    let slots =
+        frontend.source_ranges.base..frontend.source_ranges.base + frontend.source_ranges.len;
     let ranges = slots.map(|slot| {
         let range = maps.source_ranges[&slot];
         format!("{}-{}", range.first, range.last)
@@ -290,7 +303,9 @@ mod tests {
             text.contains(&format!("fn {name}(")) || root.join("golden/cases").join(name).is_dir()
         };
 
-        let named: Vec<_> = tested.split('`').filter(is_test).collect();
+        // The names are the parts between backticks.
+        let named = tested.split('`').skip(1).step_by(2);
+        let named: Vec<_> = named.filter(is_test).collect();
 
         assert!(named.len() > 50);
         let missing: Vec<_> = named.iter().filter(|name| !is_there(name)).collect();

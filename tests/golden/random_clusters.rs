@@ -19,12 +19,15 @@ use tunnel_common::{
     service::{self, FrontendKey},
 };
 use tunnel_reference as reference;
-use tunnel_reference::{Cluster, Frontend, HealthCheck, LocalNode, Protocol, ConnectionSource, Verdict};
+use tunnel_reference::{
+    Cluster, ConnectionSource, Frontend, HealthCheck, LocalNode, Protocol, Verdict,
+};
 use tunnel_tests::environment;
 use tunnel_userspace::{
     k8s::{self, ApiObject, ParsedObject},
     model::{
-        Algorithm, ExternalIps, Family, Object, ObjectName, ServiceState, TopologyKeys, ClusterUpdate,
+        Algorithm, ClusterUpdate, ExternalIps, Family, Object, ObjectName, ServiceState,
+        TopologyKeys,
     },
     plan::{HealthChecks, NodePortAddresses},
     reconcile::PlanSettings,
@@ -58,7 +61,9 @@ pub(crate) fn compare(mut cluster: Cluster, here: &LocalNode) -> Result<(usize, 
     let wanted = reference::frontends(&cluster, here);
     let wanted: BTreeMap<FrontendKey, &Frontend> = wanted
         .iter()
-        .filter_map(|((ip, port, protocol), frontend)| Some((key(*ip, *port, *protocol)?, frontend)))
+        .filter_map(|((ip, port, protocol), frontend)| {
+            Some((key(*ip, *port, *protocol)?, frontend))
+        })
         .collect();
     let (maps, checks) = program(&cluster, here)?;
     ensure!(
@@ -77,7 +82,10 @@ pub(crate) fn compare(mut cluster: Cluster, here: &LocalNode) -> Result<(usize, 
     );
     let mut verdicts = 0;
     for (key, frontend) in &wanted {
-        let record = maps.frontend_keys.get(key).and_then(|index| maps.frontends.get(index));
+        let record = maps
+            .frontend_keys
+            .get(key)
+            .and_then(|index| maps.frontends.get(index));
         let affinity = record.map(|record| record.affinity_timeout);
         ensure!(
             affinity == Some(frontend.affinity),
@@ -309,11 +317,18 @@ impl ClientContext for ClientOfConnection<'_> {
 }
 
 /// Decides on a new connection as the programs do, once for each slot of the backend set.
-fn verdict(maps: &Memory, key: &FrontendKey, source: &ConnectionSource, here: &LocalNode) -> Verdict {
+fn verdict(
+    maps: &Memory,
+    key: &FrontendKey,
+    source: &ConnectionSource,
+    here: &LocalNode,
+) -> Verdict {
     let is_own = |ip: &IpAddr| here.addresses.contains(ip);
     let traffic = match source {
         ConnectionSource::Outside(ip) if !is_own(ip) => Traffic::Packets,
-        ConnectionSource::NodeSocket | ConnectionSource::PodSocket(_) | ConnectionSource::Outside(_) => Traffic::Sockets,
+        ConnectionSource::NodeSocket
+        | ConnectionSource::PodSocket(_)
+        | ConnectionSource::Outside(_) => Traffic::Sockets,
     };
     let slot = Cell::new(0);
     let maps_in_memory = MapsInMemory { maps, slot };
@@ -333,7 +348,9 @@ fn verdict(maps: &Memory, key: &FrontendKey, source: &ConnectionSource, here: &L
                     choice.port.to_host(),
                 ));
             }
-            Err(NoChoice::InvalidRecord) => panic!("the record of {key} has an invalid slot or backend"),
+            Err(NoChoice::InvalidRecord) => {
+                panic!("the record of {key} has an invalid slot or backend")
+            }
             Err(none) if none.is_drop() => return Verdict::Dropped,
             Err(_) => return Verdict::Refused,
         }

@@ -5,7 +5,9 @@ use std::{fs, path::Path};
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;
-use tunnel_reference::{Cluster, NodePortEntry, ExternalIps, LocalNode, TopologyKeys, address::Cidr};
+use tunnel_reference::{
+    Cluster, ExternalIps, LocalNode, NodePortEntry, TopologyKeys, address::Cidr,
+};
 
 use crate::{ADDRESSES, random_clusters};
 
@@ -90,7 +92,9 @@ fn here(config: &Path) -> Result<LocalNode> {
 }
 
 fn entry(entry: &Value) -> Result<NodePortEntry> {
-    let word = entry.as_str().with_context(|| format!("the entry {entry} of nodePortAddresses is not a string"))?;
+    let word = entry
+        .as_str()
+        .with_context(|| format!("the entry {entry} of nodePortAddresses is not a string"))?;
     Ok(match word {
         "primary" => NodePortEntry::Primary,
         "localhost" => NodePortEntry::Localhost,

@@ -35,7 +35,7 @@ fn a_file_system_for_pins_is_mounted_once_and_a_daemon_starts_on_it() -> Result<
 
     let mounted = format!("mounted a BPF file system on {}\n", point.display());
     ensure!(first.stdout.starts_with(&mounted), "{first:?}");
-    let is_there = format!("{} is on a BPF file system\n", new.display());
+    let is_there = format!("{} is already on a BPF file system\n", new.display());
     ensure!(second.stdout.starts_with(&is_there), "{second:?}");
     let mode = node
         .host()

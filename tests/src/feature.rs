@@ -166,7 +166,7 @@ mod tests {
     fn a_test_is_named_as_libtest_names_it() {
         assert_eq!(
             crate::test_name!(),
-            "feature::tests::a_test_is_named_as_its_harness_names_it"
+            "feature::tests::a_test_is_named_as_libtest_names_it"
         );
         let inside = || crate::test_name!();
         assert_eq!(inside(), crate::test_name!());

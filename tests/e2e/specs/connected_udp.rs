@@ -9,8 +9,8 @@ use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::wait;
 
 use crate::{
+    fixture::{Client, Fixture, SYNC_TIMEOUT},
     manifests,
-    fixture::{Client, SYNC_TIMEOUT, Fixture},
 };
 
 const NAME: &str = "leaving";

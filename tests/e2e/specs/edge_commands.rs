@@ -10,8 +10,8 @@ use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::wait;
 
 use crate::{
-    manifests::NAMESPACE,
     fixture::{Fixture, client_pod},
+    manifests::NAMESPACE,
 };
 
 /// Time limit for an agent to reconnect, and for output to arrive.

@@ -7,8 +7,8 @@ use tunnel_tests::wait;
 
 use super::audit_log;
 use crate::{
+    fixture::{Fixture, SYNC_TIMEOUT},
     manifests::NAMESPACE,
-    fixture::{SYNC_TIMEOUT, Fixture},
 };
 
 /// The Service of the fixture.

@@ -27,10 +27,7 @@ pub(super) fn are_all_used(fixture: &Fixture<'_>) -> Result<()> {
     // A request may be refused and later succeed, since an API server refuses everything until it has read
     // the roles.
     let denied: Vec<_> = refused.difference(&used).collect();
-    ensure!(
-        denied.is_empty(),
-        "requests without permission: {denied:?}"
-    );
+    ensure!(denied.is_empty(), "requests without permission: {denied:?}");
     let unused: Vec<_> = granted.difference(&used).collect();
     ensure!(
         unused.is_empty(),

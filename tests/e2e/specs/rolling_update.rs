@@ -6,8 +6,8 @@ use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::wait;
 
 use crate::{
-    manifests::{self, NAMESPACE},
     fixture::Fixture,
+    manifests::{self, NAMESPACE},
 };
 
 /// Connections per second from each client to each address.

@@ -7,8 +7,8 @@ use tunnel_cluster::{DNS, run_concurrently};
 use tunnel_tests::wait;
 
 use crate::{
+    fixture::{BACKENDS, Client, Fixture, SYNC_TIMEOUT},
     manifests::{self, NAMESPACE},
-    fixture::{BACKENDS, Client, SYNC_TIMEOUT, Fixture},
 };
 
 /// Number of requests; enough to reach each of four random backends.

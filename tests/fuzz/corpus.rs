@@ -29,11 +29,7 @@ fn check_seeds(target: &str, parse: impl Fn(&[u8]) -> bool) -> Result<()> {
         );
         count += 1;
     }
-    ensure!(
-        count > 1,
-        "{} has {count} seeds, too few",
-        folder.display()
-    );
+    ensure!(count > 1, "{} has {count} seeds, too few", folder.display());
     Ok(())
 }
 

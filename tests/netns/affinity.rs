@@ -59,7 +59,9 @@ fn without_affinity() -> Service {
 
 /// Makes this many connects; returns the names of the servers that answer.
 fn servers(sandbox: &Sandbox, dialer: Dialer, times: usize) -> Result<BTreeSet<String>> {
-    (0..times).map(|_| dialer.dial(sandbox, WEB, HTTP)).collect()
+    (0..times)
+        .map(|_| dialer.dial(sandbox, WEB, HTTP))
+        .collect()
 }
 
 #[test]

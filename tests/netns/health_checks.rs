@@ -28,7 +28,13 @@ fn service(name: &str, vip: Vip, port: u16) -> Service {
 }
 
 /// Waits until the health check port reports this many local endpoints of a Service, over both families.
-fn until_reported(node: &Node, sandbox: &Sandbox, port: u16, name: &str, local: usize) -> Result<()> {
+fn until_reported(
+    node: &Node,
+    sandbox: &Sandbox,
+    port: u16,
+    name: &str,
+    local: usize,
+) -> Result<()> {
     for ip in HOST.ips() {
         let code = if local > 0 { 200 } else { 503 };
         let response = || {

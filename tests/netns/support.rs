@@ -227,7 +227,12 @@ impl Dialer {
     }
 
     /// Creates a connected UDP socket.
-    pub(crate) fn connect_udp(self, sandbox: &Sandbox, vip: Vip, port: u16) -> io::Result<UdpSocket> {
+    pub(crate) fn connect_udp(
+        self,
+        sandbox: &Sandbox,
+        vip: Vip,
+        port: u16,
+    ) -> io::Result<UdpSocket> {
         let socket = self.udp_socket(sandbox)?;
         socket.connect(self.address(vip, port))?;
         Ok(socket)

@@ -108,7 +108,12 @@ fn for_each_client(
         ("host", host, HOST, false),
         ("pod", &**pod, Vip::of_pod(&pod), true),
     ] {
-        check(&ClientSandbox { sandbox, own, is_pod }).context(name)?;
+        check(&ClientSandbox {
+            sandbox,
+            own,
+            is_pod,
+        })
+        .context(name)?;
     }
     Ok(())
 }

@@ -26,7 +26,7 @@ const SMALL_BUFFER: usize = 64 * 1024;
 /// The size of a read or write.
 const CHUNK: usize = 64 * 1024;
 
-/// The result of a client in mode [`FLOOD`], over all its connections.
+/// The result of a client in mode `FLOOD`, over all its connections.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub struct FloodReport {
     /// The number of bytes that were received during the measurement.

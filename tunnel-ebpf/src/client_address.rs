@@ -43,7 +43,9 @@ impl<S: Sock> ClientContext for HookSocket<'_, S> {
 
     #[inline(always)]
     fn is_bound_to_loopback(&self, is_v4: bool) -> bool {
-        self.0.source_address(is_v4).is_some_and(Address::is_loopback)
+        self.0
+            .source_address(is_v4)
+            .is_some_and(Address::is_loopback)
     }
 
     #[inline(always)]
@@ -143,7 +145,9 @@ extern "C" fn device_v4(device: usize) -> usize {
 extern "C" fn device_v6(device: usize) -> usize {
     // If an address is removed during the walk, its link leads nowhere and the walk fails. A second walk
     // no longer meets that address.
-    find_device_v6(device).or_else(|| find_device_v6(device)).unwrap_or(0)
+    find_device_v6(device)
+        .or_else(|| find_device_v6(device))
+        .unwrap_or(0)
 }
 
 #[inline(always)]

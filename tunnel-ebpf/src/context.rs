@@ -153,13 +153,20 @@ pub(crate) trait Sock {
     /// Returns the protocol of the socket, if it is translated.
     #[inline(always)]
     fn protocol(&self) -> Option<Protocol> {
-        Protocol::of_socket(read_context(self.context(), offset_of!(bpf_sock_addr, protocol)))
+        Protocol::of_socket(read_context(
+            self.context(),
+            offset_of!(bpf_sock_addr, protocol),
+        ))
     }
 
     /// Returns the frontend key of the address, port and protocol, if the protocol is translated.
     #[inline(always)]
     fn frontend_key(&self) -> Option<FrontendKey> {
-        Some(FrontendKey::new(self.address(), self.port(), self.protocol()?))
+        Some(FrontendKey::new(
+            self.address(),
+            self.port(),
+            self.protocol()?,
+        ))
     }
 
     /// Returns true if the socket is bound to a network device.

@@ -232,9 +232,11 @@ extern "C" fn backend_by_affinity(
 ) -> u64 {
     let client = ClientScalars { kind, upper, lower };
     let frontend = FRONTENDS.get(frontend);
-    AffinityChoice::to_word(frontend.and_then(|frontend| {
-        decide::choose_by_affinity(&KernelMaps, frontend, traffic, client)
-    }))
+    AffinityChoice::to_word(
+        frontend.and_then(|frontend| {
+            decide::choose_by_affinity(&KernelMaps, frontend, traffic, client)
+        }),
+    )
 }
 
 /// Calls [`select::is_in_ranges`] on the map of source ranges; returns 1 for true.

@@ -22,7 +22,9 @@ use crate::{
 /// Handles `connect(2)` of TCP and UDP sockets.
 #[inline(always)]
 pub(crate) fn connect<S: Sock>(sock: &S) -> i32 {
-    let Some(key) = sock.frontend_key() else { return ALLOW };
+    let Some(key) = sock.frontend_key() else {
+        return ALLOW;
+    };
     let refusal = match find_frontend(sock, &key) {
         Lookup::Found(_) if sock.is_daemon_socket() => return ALLOW,
         Lookup::Found(record) => match translate(sock, Translations::of(sock), &key, record) {
@@ -52,7 +54,9 @@ pub(crate) fn connect<S: Sock>(sock: &S) -> i32 {
 /// v4-mapped UDP sockets.
 #[inline(always)]
 pub(crate) fn send<S: Sock>(sock: &S) -> i32 {
-    let Some(key) = sock.frontend_key() else { return ALLOW };
+    let Some(key) = sock.frontend_key() else {
+        return ALLOW;
+    };
     let record = match find_frontend(sock, &key) {
         Lookup::Found(record) => Some(record),
         Lookup::Unstable => None,
@@ -148,7 +152,13 @@ fn choose<S: Sock>(
     record: FrontendRecord<'_>,
 ) -> Result<(Origin, Reason), Refusal> {
     let service = record.frontend.service;
-    match decide::choose_backend(&KernelMaps, &HookSocket(sock), key, record, Traffic::Sockets) {
+    match decide::choose_backend(
+        &KernelMaps,
+        &HookSocket(sock),
+        key,
+        record,
+        Traffic::Sockets,
+    ) {
         Ok(choice) => {
             maps::count_sent(service);
             let mut origin = Origin::new(key, choice.address, choice.port);

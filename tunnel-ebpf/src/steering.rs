@@ -9,7 +9,7 @@ use tunnel_common::{
     origin::Origin,
     reason::Reason,
     service::FrontendKey,
-    steering::{SteeringRecord, SteeringKey},
+    steering::{SteeringKey, SteeringRecord},
 };
 
 use crate::{
@@ -36,8 +36,7 @@ pub(crate) enum SteeringResult {
 /// UDP.
 #[inline(always)]
 pub(crate) fn redirect<S: Sock>(sock: &S, key: &FrontendKey) -> SteeringResult {
-    if key.protocol != Protocol::TCP
-        || !context::is_steering_enabled() && !sock.is_daemon_socket()
+    if key.protocol != Protocol::TCP || !context::is_steering_enabled() && !sock.is_daemon_socket()
     {
         return SteeringResult::NotSteered;
     }

@@ -42,7 +42,7 @@ use crate::{
     identity::CertificateState,
     listen::UnboundPorts,
     net::NetworkView,
-    reconcile::{PortCounterList, ServiceView, ReconcileStats},
+    reconcile::{PortCounterList, ReconcileStats, ServiceView},
     sockets::TerminatorView,
     source::SourceReport,
     tunnel::NodeView,

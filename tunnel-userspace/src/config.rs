@@ -244,7 +244,10 @@ impl Config {
     fn check(&self) -> Result<(), FieldError> {
         let invalid = |field: &str, reason: &str| Err((field.to_owned(), reason.to_owned()));
         if !self.node_name.is_empty() && !is_node_name(&self.node_name) {
-            return invalid("nodeName", &format!("`{}` {INVALID_NODE_NAME}", self.node_name));
+            return invalid(
+                "nodeName",
+                &format!("`{}` {INVALID_NODE_NAME}", self.node_name),
+            );
         }
         for (field, folder) in [
             ("stateDir", &self.state_dir),
@@ -287,8 +290,13 @@ impl Config {
         let mut seen: Vec<(&str, SocketAddr)> = Vec::new();
         for (field, listener) in listeners {
             let Some(address) = listener else { continue };
-            if let Some((earlier, other)) = seen.iter().find(|(_, it)| is_port_conflict(address, *it)) {
-                let reason = format!("port {} is already used by {earlier} ({other})", address.port());
+            if let Some((earlier, other)) =
+                seen.iter().find(|(_, it)| is_port_conflict(address, *it))
+            {
+                let reason = format!(
+                    "port {} is already used by {earlier} ({other})",
+                    address.port()
+                );
                 return Err((field.to_owned(), reason));
             }
             seen.push((field, address));

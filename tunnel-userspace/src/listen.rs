@@ -71,7 +71,10 @@ pub(crate) async fn bind_and_serve<T, F: Future<Output = ()>>(
                 let reason = error.to_string();
                 let is_new = names.get(&name) != Some(&reason);
                 if is_new {
-                    warn!(name, reason, "cannot bind the listener; retrying every second");
+                    warn!(
+                        name,
+                        reason, "cannot bind the listener; retrying every second"
+                    );
                     names.insert(name.clone(), reason);
                 }
                 is_new

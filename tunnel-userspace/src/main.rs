@@ -52,7 +52,11 @@ fn node(args: &NodeArgs) -> Result<()> {
     let (config, warnings) = args.config()?;
     run_role(&args.run, config, |config| {
         for Warning { field, why } in &warnings {
-            tracing::warn!(field, why, "a field of kube-proxy's config has no effect here");
+            tracing::warn!(
+                field,
+                why,
+                "a field of kube-proxy's config has no effect here"
+            );
         }
         app::node(config, allocator::give_back)
     })
@@ -91,5 +95,8 @@ where
     reason = "prints the error that ends the process"
 )]
 fn report(error: &anyhow::Error, as_json: bool) {
-    eprintln!("{}", telemetry::fatal_error_line(&format!("{error:#}"), as_json));
+    eprintln!(
+        "{}",
+        telemetry::fatal_error_line(&format!("{error:#}"), as_json)
+    );
 }

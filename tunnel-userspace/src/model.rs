@@ -1,16 +1,16 @@
 //! The Kubernetes objects that Culvert uses, as plain types without the Kubernetes client libraries.
 
 mod algorithm;
-mod family;
-mod object_warning;
+mod cluster_update;
 mod endpoint;
+mod family;
 mod namespace;
 mod node;
+mod object_warning;
 mod protocol;
 mod selector;
 mod service;
 mod steering;
-mod cluster_update;
 
 #[cfg(test)]
 pub(crate) mod fixture;
@@ -18,16 +18,16 @@ pub(crate) mod fixture;
 use std::{cmp::Ordering, fmt, sync::Arc};
 
 pub use algorithm::{Algorithm, Weights};
-pub use family::{Family, PerFamily};
-pub use object_warning::ObjectWarning;
+pub use cluster_update::{ClusterUpdate, ServiceState};
 pub use endpoint::{Endpoint, EndpointPort, EndpointSlice, Hints};
+pub use family::{Family, PerFamily};
 pub use namespace::intern_namespace;
 pub use node::{ConfigMap, NODE_POOL_LABEL, Node, ServiceCidr, ZONE_LABEL};
+pub use object_warning::ObjectWarning;
 pub use selector::{Selector, SelectorError};
 use serde::{Deserialize, Serialize};
-pub use service::{ExternalIps, EndpointScope, Service, ServicePort, TopologyKeys, TrafficPolicy};
+pub use service::{EndpointScope, ExternalIps, Service, ServicePort, TopologyKeys, TrafficPolicy};
 pub use steering::{SteeringTarget, SteeringTargets};
-pub use cluster_update::{ServiceState, ClusterUpdate};
 
 /// Namespace and name of an object; the namespace of a cluster-wide object is empty.
 #[derive(Clone, Debug, Default, Deserialize, Eq, Hash, PartialEq, Serialize)]

@@ -63,7 +63,11 @@ pub trait UplinkGuard: Send {
     /// # Errors
     ///
     /// The guard can't be attached to a link.
-    fn guard_uplinks(&mut self, uplinks: &BTreeMap<u32, String>, reattach: bool) -> Result<(), Self::Error>;
+    fn guard_uplinks(
+        &mut self,
+        uplinks: &BTreeMap<u32, String>,
+        reattach: bool,
+    ) -> Result<(), Self::Error>;
 
     /// Returns the indices of the links with a guard, including links that no longer exist.
     fn guarded_links(&self) -> BTreeSet<u32>;
@@ -193,7 +197,8 @@ impl<K: UplinkGuard> NetworkSetup<K> {
             &self.settings.uplinks,
             &self.known_uplinks,
         );
-        self.known_uplinks.extend(classified.uplinks.keys().copied());
+        self.known_uplinks
+            .extend(classified.uplinks.keys().copied());
         self.known_uplinks
             .retain(|index| snapshot.links.iter().any(|link| link.index == *index));
         // The ingress accepts connects from these links only, also if guarding fails.
@@ -212,7 +217,8 @@ impl<K: UplinkGuard> NetworkSetup<K> {
         }
         view.uplinks = classified.uplinks.values().cloned().collect();
         let may_route = problems.is_empty();
-        let routed = steering_routes::maintain(&self.settings, &self.kernel, &snapshot, may_route).await;
+        let routed =
+            steering_routes::maintain(&self.settings, &self.kernel, &snapshot, may_route).await;
         view.routes = routed.routes;
         problems.extend(routed.problems);
         if let Err(error) = self.guard.set_steering(routed.families) {

@@ -68,7 +68,8 @@ where
 fn parse(filter: &str) -> Result<EnvFilter, String> {
     let is_level = |text: &str| !text.is_empty() && text.parse::<LevelFilter>().is_ok();
     let mut directives = filter.split(',').map(str::trim);
-    let invalid = directives.find(|directive| !directive.contains(['=', '[', ']', '}']) && !is_level(directive));
+    let invalid = directives
+        .find(|directive| !directive.contains(['=', '[', ']', '}']) && !is_level(directive));
     match invalid {
         Some(directive) => Err(format!("`{directive}` is not a level")),
         None => EnvFilter::try_new(filter).map_err(|error| error.to_string()),

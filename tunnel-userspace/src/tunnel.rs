@@ -104,7 +104,9 @@ pub(crate) fn parse_messages(bytes: &[u8]) {
     let request = value.iter().fold(request, |request, value| {
         request.header(allow_list::TARGET_HEADER, value)
     });
-    let _target = request.body(()).map(|request| allow_list::RequestedTarget::parse(&request));
+    let _target = request
+        .body(())
+        .map(|request| allow_list::RequestedTarget::parse(&request));
     if let (Ok(status), Some(label)) = (http::StatusCode::from_bytes(first), value) {
         let name = http::HeaderName::from_static(error_code::REASON_HEADER);
         error_code::reason_of_refusal(status, &[(name, label)].into_iter().collect());

@@ -11,7 +11,7 @@ use rustls::{
     ClientConfig, ClientConnection, RootCertStore, StreamOwned,
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _},
 };
-use tunnel_tests::{http::Head, pki::provider, sandbox::Sandbox};
+use tunnel_tests::{http::ResponseHead, pki::provider, sandbox::Sandbox};
 
 use super::pki::Pki;
 
@@ -64,7 +64,7 @@ impl ApiClient {
         let stream = self.stream.get_mut();
         stream.write_all(request.as_bytes())?;
         stream.flush()?;
-        let head = Head::read(&mut self.stream)?;
+        let head = ResponseHead::read(&mut self.stream)?;
         let (status, body) = (head.status, head.body(&mut self.stream)?);
         ensure!(
             (200..300).contains(&status),

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use nix::sys::signal::Signal;
 use tunnel_tests::{
     daemon::Daemon,
-    sandbox::{Sandbox, Process},
+    sandbox::{Process, Sandbox},
     wait,
 };
 
@@ -109,7 +109,9 @@ fn daemon(shared: &SharedParts, name: &str, command: &[String]) -> Result<Proces
 
 /// Returns the command of a Kubernetes program.
 fn command(shared: &SharedParts, program: &str, arguments: Vec<String>) -> Vec<String> {
-    let mut command = shared.components.command(&[&shared.components.program(program)]);
+    let mut command = shared
+        .components
+        .command(&[&shared.components.program(program)]);
     command.extend(arguments);
     command
 }

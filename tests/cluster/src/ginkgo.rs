@@ -94,7 +94,11 @@ pub fn run(cluster: &Cluster, selection: &SpecSelection) -> Result<Vec<SpecResul
         format!("--num-nodes={}", cluster.nodes.len()),
         "--disable-log-dump=true".to_owned(),
     ]);
-    let host = &cluster.nodes.first().context("the cluster has no node")?.host;
+    let host = &cluster
+        .nodes
+        .first()
+        .context("the cluster has no node")?
+        .host;
     let exit = host
         .command(&command)
         .log(logs.create("ginkgo")?)

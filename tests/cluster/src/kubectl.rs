@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 use tunnel_tests::{
-    sandbox::{Output, Sandbox, Process},
+    sandbox::{Output, Process, Sandbox},
     wait,
 };
 

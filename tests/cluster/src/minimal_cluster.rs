@@ -9,8 +9,8 @@ use tunnel_tests::sandbox::Sandbox;
 use super::{
     SharedParts,
     api_client::ApiClient,
-    control_plane::ControlPlane,
     components::Components,
+    control_plane::ControlPlane,
     logs::Logs,
     network::{self, NODES, Size},
 };

@@ -9,17 +9,17 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use tunnel_tests::{
-    admin,
+    admin, cgroup,
     executor::SandboxSpec,
-    cgroup,
     lab::Lab,
-    sandbox::{Sandbox, Process},
+    sandbox::{Process, Sandbox},
     wait,
 };
 
 use super::{
-    DNS, SharedParts, control_groups,
+    DNS, SharedParts,
     components::Components,
+    control_groups,
     kubectl::Kubectl,
     network::{self, EDGE, NODES},
 };

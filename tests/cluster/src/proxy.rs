@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use super::{SharedParts, node::Node, culvert_deployment::CulvertDeployment};
+use super::{SharedParts, culvert_deployment::CulvertDeployment, node::Node};
 
 /// The service proxy of a cluster.
 #[derive(Clone, Debug, Eq, PartialEq)]

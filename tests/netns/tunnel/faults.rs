@@ -25,7 +25,8 @@ fn start() -> Result<(TunnelTestbed, Server)> {
     let testbed = TunnelTestbed::new()?;
     let backend = testbed.node().pod("backend")?;
     let server = serve(&backend)?;
-    testbed.node()
+    testbed
+        .node()
         .apply(WEB.service("web").backends(addresses(&[&*backend])))?;
     until_backends(testbed.node(), "web", 1)?;
     Ok((testbed, server))
@@ -66,7 +67,11 @@ fn expect_prompt_error(testbed: &TunnelTestbed) -> Result<()> {
 fn a_killed_daemon_refuses_at_once_and_leaves_services_alone() -> Result<()> {
     let (testbed, _server) = start()?;
     let node = testbed.node();
-    let mut old = client(&testbed, node.host(), TunnelTestbed::addr_v4(KUBELET_PORTS[0]))?;
+    let mut old = client(
+        &testbed,
+        node.host(),
+        TunnelTestbed::addr_v4(KUBELET_PORTS[0]),
+    )?;
     old.upgrade()?;
 
     node.kill9()?;

@@ -94,7 +94,9 @@ fn connects_to_a_former_edge_node_are_not_steered_and_open_connections_continue(
 fn ports_of_the_config_map_are_followed() -> Result<()> {
     let testbed = TunnelTestbed::prepare(InstanceSettings::from_environment()?)?;
     testbed.node().start()?;
-    testbed.edge().start_agent([KUBELET_PORTS[0], FURTHER_PORT])?;
+    testbed
+        .edge()
+        .start_agent([KUBELET_PORTS[0], FURTHER_PORT])?;
     testbed.wait_for_kubelet()?;
     let host = testbed.node().host();
     let [v4, v6] = edge_addresses(FURTHER_PORT);
@@ -158,7 +160,8 @@ fn invalid_nodes_and_port_lists_are_reported_and_the_valid_items_apply() -> Resu
     for word in ["edge-9", "edge-0", "nope"] {
         ensure!(shown.contains(word), "no {word} in\n{shown}");
     }
-    testbed.request_healthz(node.host())
+    testbed
+        .request_healthz(node.host())
         .context("the Node that had the address first is not served")?;
     // The valid items of these objects take effect: their ports are steered, even without an agent.
     for to in [

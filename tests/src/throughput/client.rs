@@ -143,7 +143,7 @@ pub fn echo(target: &Target, duration: Duration) -> Result<Latency> {
     })
 }
 
-/// Opens connections in mode [`STALL`] without reading from them; calls `on_open` once all are open, and
+/// Opens connections in mode `STALL` without reading from them; calls `on_open` once all are open, and
 /// never returns after that.
 pub fn stall(
     target: &Target,

@@ -8,12 +8,12 @@ use hyper::{Response, StatusCode};
 use serde::{Deserialize, Serialize};
 
 use super::{
+    http_server::{Routes, json, text},
     metrics,
     readiness::Readiness,
-    http_server::{Routes, json, text},
 };
 use crate::{
-    identity::{CertificateState, CertificateReceiver},
+    identity::{CertificateReceiver, CertificateState},
     listen::UnboundPorts,
     tunnel::{AgentState, AgentView, ConnectionState},
 };

@@ -113,7 +113,10 @@ pub(super) async fn send(request: &str, address: SocketAddr) -> Option<String> {
     let text = format!("{request} HTTP/1.1\r\nHost: lab\r\nConnection: close\r\n\r\n");
     stream.write_all(text.as_bytes()).await.expect("sent");
     let mut response = String::new();
-    stream.read_to_string(&mut response).await.expect("a response");
+    stream
+        .read_to_string(&mut response)
+        .await
+        .expect("a response");
     Some(response)
 }
 

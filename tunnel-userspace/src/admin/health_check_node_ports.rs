@@ -26,10 +26,11 @@ use super::{
     http_server::{self, Routes, respond, text},
 };
 use crate::{
-    drain, publish,
+    drain,
     listen::UnboundPorts,
-    model::{ObjectWarning, Family, Kind, ObjectId, ObjectName},
-    plan::{HealthChecks, HealthCheckListeners},
+    model::{Family, Kind, ObjectId, ObjectName, ObjectWarning},
+    plan::{HealthCheckListeners, HealthChecks},
+    publish,
 };
 
 /// The name of the listeners in logs.
@@ -148,8 +149,10 @@ impl HealthCheckServer {
                 views: Arc::clone(&self.views),
             };
             let (unbound_ports, draining) = (self.unbound_ports.clone(), self.draining.clone());
-            let serving = http_server::serve_tcp(LISTENER_NAME, address, routes, unbound_ports, draining);
-            self.listener_tasks.insert(address, self.tasks.spawn(serving));
+            let serving =
+                http_server::serve_tcp(LISTENER_NAME, address, routes, unbound_ports, draining);
+            self.listener_tasks
+                .insert(address, self.tasks.spawn(serving));
         }
     }
 
@@ -225,10 +228,14 @@ impl Routes for HealthCheckRoutes {
     async fn respond(&self, _path: &str, _query: &str) -> Option<Response<Full<Bytes>>> {
         let current = Arc::clone(&self.current.borrow());
         let family = Family::of(self.address.ip());
-        let served = current.listeners.owners.get(&self.address).and_then(|owner| {
-            let check = current.checks.services.get(owner)?;
-            Some((owner, *check.ready_endpoints.get(&family)?))
-        });
+        let served = current
+            .listeners
+            .owners
+            .get(&self.address)
+            .and_then(|owner| {
+                let check = current.checks.services.get(owner)?;
+                Some((owner, *check.ready_endpoints.get(&family)?))
+            });
         let Some((service, local)) = served else {
             let body = "no Service has this port any more\n".to_owned();
             return Some(text(StatusCode::SERVICE_UNAVAILABLE, body));

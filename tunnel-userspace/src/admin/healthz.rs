@@ -49,7 +49,12 @@ pub(super) fn response(views: &NodeViews, with_eligibility: bool) -> Health {
     evaluate(&stats, is_running, with_eligibility, Timestamp::now())
 }
 
-fn evaluate(stats: &ReconcileStats, is_running: bool, with_eligibility: bool, now: Timestamp) -> Health {
+fn evaluate(
+    stats: &ReconcileStats,
+    is_running: bool,
+    with_eligibility: bool,
+    now: Timestamp,
+) -> Health {
     let is_stuck = stats
         .failing_since
         .is_some_and(|since| now.duration_since(since) > MAX_FAILURE_TIME);

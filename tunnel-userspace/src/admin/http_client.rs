@@ -62,7 +62,10 @@ pub async fn request(socket: &Path, path: &str) -> Result<Bytes, RequestError> {
     match code {
         StatusCode::OK => Ok(body),
         StatusCode::SERVICE_UNAVAILABLE => Err(RequestError::Refused(at, text())),
-        _ => Err(RequestError::NoValidResponse(at, format!("{code}: {}", text()))),
+        _ => Err(RequestError::NoValidResponse(
+            at,
+            format!("{code}: {}", text()),
+        )),
     }
 }
 
@@ -104,7 +107,10 @@ mod tests {
                 stream.read_buf(&mut request).await.expect("a request");
             }
             match response {
-                Some(response) => stream.write_all(response.as_bytes()).await.expect("written"),
+                Some(response) => stream
+                    .write_all(response.as_bytes())
+                    .await
+                    .expect("written"),
                 None => std::future::pending::<()>().await,
             }
             drop(stream);
@@ -118,12 +124,13 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_request_without_a_response_times_out() {
-        let error = timeout(RESPONSE_TIMEOUT + Duration::from_secs(1), request_error(None)).await;
+        let error = timeout(
+            RESPONSE_TIMEOUT + Duration::from_secs(1),
+            request_error(None),
+        )
+        .await;
         let error = error.expect("timed out");
-        assert!(
-            error.ends_with(": none within 10 s"),
-            "{error}"
-        );
+        assert!(error.ends_with(": none within 10 s"), "{error}");
     }
 
     #[tokio::test]
@@ -131,6 +138,9 @@ mod tests {
         let response =
             "HTTP/1.1 503 Service Unavailable\r\nContent-Length: 15\r\n\r\nnot ready: why\n";
         let error = request_error(Some(response)).await;
-        assert!(error.ends_with("refused the request: not ready: why"), "{error}");
+        assert!(
+            error.ends_with("refused the request: not ready: why"),
+            "{error}"
+        );
     }
 }

@@ -78,7 +78,14 @@ pub async fn serve_tcp<S: Routes>(
         info!(endpoint = name, %address, "listening");
         serve(routes, || listener.accept(), draining).await;
     };
-    listen::bind_and_serve(format!("{name} {address}"), bind, unbound_ports, draining, run).await;
+    listen::bind_and_serve(
+        format!("{name} {address}"),
+        bind,
+        unbound_ports,
+        draining,
+        run,
+    )
+    .await;
 }
 
 fn bind(address: SocketAddr, one_family: bool) -> io::Result<TcpListener> {
@@ -189,7 +196,10 @@ where
     }
 }
 
-async fn route_request<S: Routes>(routes: &S, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+async fn route_request<S: Routes>(
+    routes: &S,
+    request: &Request<Incoming>,
+) -> Response<Full<Bytes>> {
     let is_get_or_head = [Method::GET, Method::HEAD].contains(request.method());
     if !is_get_or_head && !S::ACCEPTS_ANY_METHOD {
         let body = "only GET and HEAD are supported\n".to_owned();

@@ -8,9 +8,10 @@ use hyper::{Response, StatusCode};
 use tokio::task::spawn_blocking;
 
 use super::{
-    NodeViews, metrics, healthz,
-    readiness::Readiness,
+    NodeViews, healthz,
     http_server::{Routes, json, json_array, text},
+    metrics,
+    readiness::Readiness,
     status::NodeStatus,
 };
 

@@ -78,7 +78,10 @@ impl Readiness {
 
     /// Returns a readiness with these reasons, and one more for each port that could not be bound yet. It is
     /// ready if there are none.
-    pub(super) fn from_reasons(mut reasons: Vec<String>, listening: &BTreeMap<String, String>) -> Self {
+    pub(super) fn from_reasons(
+        mut reasons: Vec<String>,
+        listening: &BTreeMap<String, String>,
+    ) -> Self {
         let ports = listening.iter();
         reasons.extend(ports.map(|(port, why)| format!("cannot listen on {port}: {why}")));
         Self {

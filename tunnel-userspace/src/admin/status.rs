@@ -10,8 +10,8 @@ use super::{
     readiness::{self, Readiness},
 };
 use crate::{
-    bpf::KernelLog, identity::CertificateState, net::NetworkView, reconcile::ReconcileStats, sockets::TerminatorView,
-    tunnel::NodeView,
+    bpf::KernelLog, identity::CertificateState, net::NetworkView, reconcile::ReconcileStats,
+    sockets::TerminatorView, tunnel::NodeView,
 };
 
 /// Values that stay constant while the daemon runs.

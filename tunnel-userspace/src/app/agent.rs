@@ -5,11 +5,11 @@ use std::{collections::BTreeMap, error::Error, fs, future::Future};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use super::{RoleError, failed, shutdown_signals::ShutdownSignals, node_tunnel::common_settings};
+use super::{RoleError, failed, node_tunnel::common_settings, shutdown_signals::ShutdownSignals};
 use crate::{
     admin::{self, AgentSetup, AgentViews},
     config::Config,
-    identity::{Role, CertificateStore},
+    identity::{CertificateStore, Role},
     tasks::Tasks,
     tunnel::agent::Agent,
 };
@@ -35,7 +35,11 @@ async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(), Rol
     };
     let (store, identity) = CertificateStore::open(certificate.files.clone(), Role::Agent);
     // The config has no upper bound for the drain.
-    let drain_limit = config.tunnel.session.drain_timeout.saturating_add(STOP_TIMEOUT);
+    let drain_limit = config
+        .tunnel
+        .session
+        .drain_timeout
+        .saturating_add(STOP_TIMEOUT);
     let agent = Agent::new(section.clone(), common_settings(&config), identity.clone());
     let agent = agent.map_err(failed("cannot use tunnel.agent"))?;
     let views = AgentViews {

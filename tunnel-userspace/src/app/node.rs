@@ -18,7 +18,7 @@ use crate::{
     bpf::Guard,
     config::Config,
     events,
-    model::ObjectName,
+    model::{ClusterUpdate, ObjectName},
     net::{self, NetworkFollower, NetworkSetup, NetworkState},
     plan::SteeringRules,
     tasks::Tasks,
@@ -95,18 +95,7 @@ pub async fn node(config: Config, started: impl FnOnce()) -> Result<(), RoleErro
         name = tasks.ended() => return Err(RoleError::TaskEnded { name }),
     };
     if let Some(first) = first {
-        let services = first.services.len();
-        if first.stale {
-            info!(
-                services,
-                "starting with the last snapshot, since the API server does not respond"
-            );
-        } else {
-            info!(
-                services,
-                "every source has delivered its first complete list"
-            );
-        }
+        log_first_update(&first);
         kernel.write_and_attach(&config, first).await?;
         // The other fields are not moved out: they keep the pins and the state folder locked until this
         // function returns.
@@ -145,6 +134,16 @@ pub async fn node(config: Config, started: impl FnOnce()) -> Result<(), RoleErro
     let limit = STOP_TIMEOUT.saturating_add(tunnel.drain_timeout(&config));
     tasks.finish(limit).await;
     Ok(())
+}
+
+fn log_first_update(first: &ClusterUpdate) {
+    let services = first.services.len();
+    let message = if first.stale {
+        "starting with the last snapshot, since the API server does not respond"
+    } else {
+        "every source has delivered its first complete list"
+    };
+    info!(services, "{message}");
 }
 
 /// Loads programs and maps in a blocking thread: it reads many map entries and must not delay other tasks.

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use crate::{
     admin::{Getter, TunnelView},
     config::Config,
-    identity::{CertificateReceiver, Role, CertificateStore},
+    identity::{CertificateReceiver, CertificateStore, Role},
     listen::{self, UnboundPorts},
     model::SteeringTargets,
     tasks::Tasks,
@@ -48,7 +48,10 @@ impl NodeTunnel {
     }
 
     /// Returns a function that returns the current state of the tunnel, including the steered nodes.
-    pub(super) fn view(&self, steered: watch::Receiver<Arc<SteeringTargets>>) -> Getter<TunnelView> {
+    pub(super) fn view(
+        &self,
+        steered: watch::Receiver<Arc<SteeringTargets>>,
+    ) -> Getter<TunnelView> {
         let (sessions, identity) = (Arc::clone(&self.sessions), self.identity.clone());
         Box::new(move || TunnelView {
             nodes: sessions.nodes_with(&steered.borrow()),
@@ -64,7 +67,12 @@ impl NodeTunnel {
     }
 
     /// Starts the gateway, if the config has one. Agents can connect before the data path is ready.
-    pub(super) fn start_gateway(&self, config: &Config, unbound_ports: &UnboundPorts, tasks: &mut Tasks) {
+    pub(super) fn start_gateway(
+        &self,
+        config: &Config,
+        unbound_ports: &UnboundPorts,
+        tasks: &mut Tasks,
+    ) {
         let (Some(settings), Some(identity)) = (&config.tunnel.gateway, &self.identity) else {
             return;
         };
@@ -76,7 +84,8 @@ impl NodeTunnel {
             Gateway::bind(settings.clone(), common.clone(), identity, sessions)
         };
         let draining = tasks.draining();
-        let serving = listen::bind_and_serve(name, bind, unbound_ports.clone(), draining, Gateway::run);
+        let serving =
+            listen::bind_and_serve(name, bind, unbound_ports.clone(), draining, Gateway::run);
         tasks.start("gateway", serving);
     }
 
@@ -109,7 +118,8 @@ impl NodeTunnel {
             )
         };
         let (name, draining) = (format!("ingress {listen}"), tasks.draining());
-        let serving = listen::bind_and_serve(name, bind, unbound_ports.clone(), draining, Ingress::run);
+        let serving =
+            listen::bind_and_serve(name, bind, unbound_ports.clone(), draining, Ingress::run);
         tasks.start("ingress", serving);
     }
 }

@@ -7,7 +7,7 @@ use crate::{
     admin::Getter,
     config::Config,
     events,
-    model::{ExternalIps, TopologyKeys, ClusterUpdate},
+    model::{ClusterUpdate, ExternalIps, TopologyKeys},
     reconcile::Updates,
     source::{
         SourceReport, Store, file,
@@ -142,7 +142,11 @@ mod tests {
             let text = format!("{{ source: {{ kube: {{}} }}, service: {service} }}");
             let config = Config::parse(&text).expect("good");
             let scope = scope(&config).expect("a scope");
-            assert_eq!([scope.owned_external_ips, scope.node_pools], wanted, "{text}");
+            assert_eq!(
+                [scope.owned_external_ips, scope.node_pools],
+                wanted,
+                "{text}"
+            );
         }
     }
 }

@@ -67,7 +67,9 @@ pub(super) fn connect_service(cgroup: &Path) -> Result<(), ProbeError> {
     // The source address is loopback only if the connect was translated. Otherwise it is another address, or
     // there is no route.
     if !own.ip().is_loopback() {
-        connected.or_else(ignore_no_route).map_err(ProbeError::Connect)?;
+        connected
+            .or_else(ignore_no_route)
+            .map_err(ProbeError::Connect)?;
         return Err(ProbeError::OutsideCgroup {
             cgroup: cgroup.to_owned(),
             own: own_cgroup(),

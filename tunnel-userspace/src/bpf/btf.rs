@@ -70,7 +70,14 @@ impl<'a> Btf<'a> {
     /// Parses BTF; returns none if it is invalid.
     pub(super) fn parse(bytes: &'a [u8]) -> Option<Self> {
         let (header, _) = <[u32; 6]>::read_from_prefix(bytes).ok()?;
-        let [magic, header_length, types, types_length, strings, strings_length] = header;
+        let [
+            magic,
+            header_length,
+            types,
+            types_length,
+            strings,
+            strings_length,
+        ] = header;
         let [a, b, _, _] = magic.to_ne_bytes();
         if u16::from_ne_bytes([a, b]) != MAGIC {
             return None;

@@ -194,7 +194,13 @@ impl DataPath {
                     "cannot create maps of the new sizes; the maps keep their sizes"
                 );
                 pins.discard_next()?;
-                Self::load_on(&StartMaps::Existing(old_sizes), pins, features, globals, now)
+                Self::load_on(
+                    &StartMaps::Existing(old_sizes),
+                    pins,
+                    features,
+                    globals,
+                    now,
+                )
             }
             (loaded, _) => loaded,
         }
@@ -220,7 +226,8 @@ impl DataPath {
         if let Some(migration) = migration {
             migration.fill(&folder, now)?;
         }
-        let open_connections = OpenConnections::open(&folder, &pins.replaced(&folder, table::CONNS.name)?)?;
+        let open_connections =
+            OpenConnections::open(&folder, &pins.replaced(&folder, table::CONNS.name)?)?;
         Ok(Self {
             uplink_programs: programs.clone(),
             programs,
@@ -231,7 +238,9 @@ impl DataPath {
             sizes,
             features,
             is_new: matches!(start, StartMaps::New(_)),
-            new_maps: migration.map(|migration| NewMaps { is_empty: migration.is_empty() }),
+            new_maps: migration.map(|migration| NewMaps {
+                is_empty: migration.is_empty(),
+            }),
         })
     }
 

@@ -115,8 +115,7 @@ mod tests {
     #[test]
     fn the_btf_of_this_kernel_has_all_offsets() {
         let btf = read_btf().expect("a kernel with BTF");
-        let KernelOffsets(offsets) =
-            find_in(&btf, KernelOffsets::find).expect("all offsets");
+        let KernelOffsets(offsets) = find_in(&btf, KernelOffsets::find).expect("all offsets");
 
         // On no kernel is one of these the first member of its structure.
         let devices = [NET_DEVICES, DEVICE_LIST, DEVICE_V4, DEVICE_V6];
@@ -129,8 +128,7 @@ mod tests {
     #[test]
     fn the_btf_of_this_kernel_has_the_bit_of_kernel_sockets() {
         let btf = read_btf().expect("a kernel with BTF");
-        let found =
-            find_in(&btf, KernelSocketBit::find).expect("a kernel with sockets");
+        let found = find_in(&btf, KernelSocketBit::find).expect("a kernel with sockets");
 
         assert_eq!(found.bit.count_ones(), 1);
         assert!(found.byte > 0 && found.byte < 4096, "{found:?}");

@@ -183,7 +183,10 @@ mod tests {
                 self.step()?;
                 match step {
                     FolderChange::Remove(folder) => {
-                        self.folders.get_mut(&folder).expect("the folder exists").is_complete = false;
+                        self.folders
+                            .get_mut(&folder)
+                            .expect("the folder exists")
+                            .is_complete = false;
                         self.step()?;
                         self.folders.remove(&folder);
                     }

@@ -112,7 +112,10 @@ mod tests {
         let rows = DOCUMENT.lines().filter(|line| line.starts_with("| `"));
         let rows = rows.map(|row| Vec::from_iter(row.split('|').map(str::trim)));
         let (map_rows, conversions): (Vec<_>, Vec<_>) = rows.partition(|row| row.len() > 5);
-        let names: Vec<_> = map_rows.iter().map(|row| row[1].trim_matches('`')).collect();
+        let names: Vec<_> = map_rows
+            .iter()
+            .map(|row| row[1].trim_matches('`'))
+            .collect();
         let known: BTreeSet<_> = MAPS.iter().map(|map| map.name).collect();
         assert_eq!(names.iter().copied().collect::<BTreeSet<_>>(), known);
         assert_eq!(names.len(), MAPS.len(), "{names:?}");

@@ -139,7 +139,8 @@ impl MapWriter for KernelMaps {
     }
 
     fn reset_service_counts(&mut self, service: u32) -> Result<(), WriteError> {
-        self.service_counts.write(&service, &ServiceCounts::default())
+        self.service_counts
+            .write(&service, &ServiceCounts::default())
     }
 
     fn start_batch(&mut self) {
@@ -263,7 +264,10 @@ pub struct Counters {
 
 impl Counters {
     /// Opens the maps that are pinned in a folder.
-    pub(super) fn open(folder: &Path, open_connections: Arc<OpenConnections>) -> Result<Self, ReadError> {
+    pub(super) fn open(
+        folder: &Path,
+        open_connections: Arc<OpenConnections>,
+    ) -> Result<Self, ReadError> {
         let count = MapData::from_pin(folder.join(table::REASON_COUNTS.name));
         let count = count.and_then(|data| PerCpuArray::try_from(Map::PerCpuArray(data)));
         Ok(Self {

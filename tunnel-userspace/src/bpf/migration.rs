@@ -51,7 +51,11 @@ pub(super) struct Migration {
 }
 
 /// Decides which maps to use. Completes an unfinished change of an earlier process first.
-pub(super) fn plan(pins: &PinFolder, wanted: MapSizes, now: Duration) -> Result<StartMaps, LoadError> {
+pub(super) fn plan(
+    pins: &PinFolder,
+    wanted: MapSizes,
+    now: Duration,
+) -> Result<StartMaps, LoadError> {
     match pins.check()? {
         ExistingMaps::None => Ok(StartMaps::New(wanted)),
         ExistingMaps::Current(current) if current == wanted => Ok(StartMaps::Existing(current)),
@@ -76,14 +80,23 @@ fn plan_resize(
     now: Duration,
 ) -> Result<StartMaps, LoadError> {
     let mut sizes = wanted;
-    let read = || Ok(ServiceMapsSnapshot::read(&KernelMaps::open(&old_folder)?, old_sizes)?);
+    let read = || {
+        Ok(ServiceMapsSnapshot::read(
+            &KernelMaps::open(&old_folder)?,
+            old_sizes,
+        )?)
+    };
     let group = (MapGroup::Services, old_sizes);
     let services = read_if_resized(group, &mut sizes, read, ServiceMapsSnapshot::fits)?;
     let steering = read_steering_if_resized(&old_folder, old_sizes, &mut sizes, now)?;
     if sizes == old_sizes {
         return Ok(StartMaps::Existing(old_sizes));
     }
-    info!(?old_sizes, ?sizes, "replacing the maps, since their sizes change");
+    info!(
+        ?old_sizes,
+        ?sizes,
+        "replacing the maps, since their sizes change"
+    );
     let groups = MapGroup::ALL.into_iter();
     Ok(StartMaps::Migrate(Box::new(Migration {
         old_folder,
@@ -221,7 +234,8 @@ impl Migration {
                     // A map that is larger than needed stays, since it counts open connections.
                     ReplaceIf::TooSmall => {
                         let wanted = map.entries(self.sizes, 1);
-                        pinned_entries(&self.old_folder, map)?.is_none_or(|current| current < wanted)
+                        pinned_entries(&self.old_folder, map)?
+                            .is_none_or(|current| current < wanted)
                     }
                     ReplaceIf::Never => false,
                 };

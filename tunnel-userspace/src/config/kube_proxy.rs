@@ -10,8 +10,8 @@ use std::{fmt, mem, path::Path};
 use serde_json::{Value, json};
 
 use self::{
+    converted_fields::{FileType, KubeProxyFile, Mode},
     field_table::{paths, reason_unused},
-    converted_fields::{KubeProxyFile, FileType, Mode},
     value_formats::{parse_address, parse_ip},
 };
 use super::{Config, FieldError};
@@ -96,7 +96,10 @@ pub(super) fn convert(value: &Value, folder: &Path) -> Result<Conversion, FieldE
     ] {
         if found != wanted {
             let found = if found.is_empty() { "absent" } else { &found };
-            return Err((field.to_owned(), format!("must be {wanted}, but is {found}")));
+            return Err((
+                field.to_owned(),
+                format!("must be {wanted}, but is {found}"),
+            ));
         }
     }
     let file: KubeProxyFile = converted_fields::deserialize(value)?;
@@ -238,14 +241,18 @@ fn convert_scheduler(file: &KubeProxyFile, conversion: &mut Conversion) {
     match Algorithm::named(name) {
         Some(algorithm) => conversion.set("service.algorithm", json!(algorithm)),
         None => {
-            let why = format!("`{name}` has no equivalent; the algorithm stays at its default, random");
+            let why =
+                format!("`{name}` has no equivalent; the algorithm stays at its default, random");
             conversion.warn(FIELD, why);
         }
     }
 }
 
 /// Converts the fields for the packet path: the detection of local traffic, and masquerading.
-fn convert_packet_path(file: &KubeProxyFile, conversion: &mut Conversion) -> Result<(), FieldError> {
+fn convert_packet_path(
+    file: &KubeProxyFile,
+    conversion: &mut Conversion,
+) -> Result<(), FieldError> {
     match file.detect_local_mode.as_str() {
         "" => {}
         detect @ ("ClusterCIDR" | "NodeCIDR" | "BridgeInterface" | "InterfaceNamePrefix") => {

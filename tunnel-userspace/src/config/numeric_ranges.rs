@@ -11,8 +11,9 @@ const MAX_ENTRIES: u32 = 1 << 24;
 /// Returns an error if a number or duration is out of range.
 pub(super) fn check(config: &Config) -> Result<(), FieldError> {
     const SECOND: DisplayDuration = DisplayDuration(Duration::from_secs(1));
-    let seconds =
-        |least, most| DisplayDuration(Duration::from_secs(least))..=DisplayDuration(Duration::from_secs(most));
+    let seconds = |least, most| {
+        DisplayDuration(Duration::from_secs(least))..=DisplayDuration(Duration::from_secs(most))
+    };
 
     for (size, entries) in config.bpf.maps.by_key() {
         within(&format!("bpf.maps.{size}"), entries, 1..=MAX_ENTRIES)?;
@@ -24,7 +25,11 @@ pub(super) fn check(config: &Config) -> Result<(), FieldError> {
         SECOND,
     )?;
     let poll_interval = DisplayDuration(service.local_listener_poll_interval);
-    within("service.localListenerPollInterval", poll_interval, seconds(1, 60))?;
+    within(
+        "service.localListenerPollInterval",
+        poll_interval,
+        seconds(1, 60),
+    )?;
     if let Some(kube) = &config.source.kube {
         for (name, value, bounds) in [
             ("connectTimeout", kube.connect_timeout, seconds(1, 60)),
@@ -42,7 +47,11 @@ pub(super) fn check(config: &Config) -> Result<(), FieldError> {
             ),
             ("events.interval", kube.events.interval, seconds(1, 3600)),
         ] {
-            within(&format!("source.kube.{name}"), DisplayDuration(value), bounds)?;
+            within(
+                &format!("source.kube.{name}"),
+                DisplayDuration(value),
+                bounds,
+            )?;
         }
         within("source.kube.events.burst", kube.events.burst, 1..=1000)?;
         within("source.kube.pageSize", kube.page_size, 10..=10_000)?;

@@ -3,7 +3,10 @@
 
 use serde_json::{Map, Value};
 
-use super::{Config, IdentityConfig, LogConfig, FieldError, SourceConfig, SteeringConfig, TOP_LEVEL, TunnelConfig};
+use super::{
+    Config, FieldError, IdentityConfig, LogConfig, SourceConfig, SteeringConfig, TOP_LEVEL,
+    TunnelConfig,
+};
 use crate::bpf::{KernelLog, KernelLogLevel};
 
 /// Returns an error if a section is a list or scalar. Replaces an empty section by an empty mapping, so that
@@ -42,11 +45,7 @@ fn check_section(found: &mut Value, known: &Value, path: &str) -> Result<(), Fie
     let Some(sections) = known.as_object() else {
         return Ok(());
     };
-    let field = if path.is_empty() {
-        TOP_LEVEL
-    } else {
-        path
-    };
+    let field = if path.is_empty() { TOP_LEVEL } else { path };
     let kind = match found {
         Value::Object(fields) => {
             return fields.iter_mut().try_for_each(|(name, value)| {

@@ -85,7 +85,10 @@ impl ServiceConfig {
         if entries.is_empty() {
             return vec![NodePortAddresses::All];
         }
-        entries.iter().filter_map(|text| parse_node_port_addresses(text)).collect()
+        entries
+            .iter()
+            .filter_map(|text| parse_node_port_addresses(text))
+            .collect()
     }
 
     pub(super) fn check(&self) -> Result<(), FieldError> {
@@ -106,7 +109,9 @@ fn parse_node_port_addresses(text: &str) -> Option<NodePortAddresses> {
         "all" => Some(NodePortAddresses::All),
         "primary" => Some(NodePortAddresses::Primary),
         "localhost" => Some(NodePortAddresses::Localhost),
-        range => parse_cidr(range).map(|(network, length)| NodePortAddresses::Range(network, length)),
+        range => {
+            parse_cidr(range).map(|(network, length)| NodePortAddresses::Range(network, length))
+        }
     }
 }
 

@@ -31,7 +31,8 @@ impl SourceConfig {
     pub(super) fn check(&self) -> Result<(), FieldError> {
         let is_nameless = |file: file::FileSettings| file.path.as_os_str().is_empty();
         if self.file().is_some_and(is_nameless) {
-            let reason = "must be the path of a manifest file or a folder of manifest files, but is empty";
+            let reason =
+                "must be the path of a manifest file or a folder of manifest files, but is empty";
             return Err(("source.file.path".to_owned(), reason.to_owned()));
         }
         Ok(())

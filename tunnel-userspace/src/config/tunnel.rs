@@ -85,12 +85,20 @@ impl TunnelConfig {
         if let Some(agent) = &self.agent {
             let (gateways, allow) = (&agent.gateways, &agent.allowed_targets);
             if gateways.is_empty() {
-                return tunnel_error("agent.gateways", "must list at least one gateway as HOST:PORT");
+                return tunnel_error(
+                    "agent.gateways",
+                    "must list at least one gateway as HOST:PORT",
+                );
             }
             let reason = "is not HOST:PORT";
             check_each("tunnel.agent.gateways", gateways, is_host_and_port, reason)?;
             let reason = "is not self:PORT, localhost:PORT or ADDRESS:PORT";
-            check_each("tunnel.agent.allowedTargets", allow, is_allowed_target, reason)?;
+            check_each(
+                "tunnel.agent.allowedTargets",
+                allow,
+                is_allowed_target,
+                reason,
+            )?;
         }
         let bytes = self
             .session
@@ -152,8 +160,12 @@ impl SteeringConfig {
         for (index, text) in self.prefixes.iter().enumerate() {
             let quoted = |why: &str| format!("`{text}` {why}");
             let reason = match text.parse::<Prefix>().ok() {
-                None => quoted("is not a CIDR such as 198.19.0.0/16, or has bits set after the prefix"),
-                Some(prefix) if prefix.capacity() == 0 => quoted("is too small: it has no usable address"),
+                None => {
+                    quoted("is not a CIDR such as 198.19.0.0/16, or has bits set after the prefix")
+                }
+                Some(prefix) if prefix.capacity() == 0 => {
+                    quoted("is too small: it has no usable address")
+                }
                 Some(prefix) if !is_usable(&prefix) => quoted(
                     "is too large (use /8 or longer for IPv4, /16 or longer for IPv6), or has loopback, \
                      multicast, link-local or reserved addresses",

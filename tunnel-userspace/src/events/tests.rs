@@ -188,7 +188,7 @@ async fn warnings_from_before_the_start_of_the_task_are_sent() {
 
 #[tokio::test(start_paused = true)]
 async fn an_event_is_retried_unless_it_exists_or_can_never_be_created() {
-    for (code, reason, cause, is_told) in [
+    for (code, reason, cause, is_final) in [
         (409, "AlreadyExists", "", true),
         (422, "Invalid", "", true),
         (403, "Forbidden", "NamespaceTerminating", true),
@@ -206,7 +206,7 @@ async fn an_event_is_retried_unless_it_exists_or_can_never_be_created() {
 
         task.server.respond_with(409, "AlreadyExists", "");
 
-        let later = if is_told { vec![] } else { vec![json!(WEB)] };
+        let later = if is_final { vec![] } else { vec![json!(WEB)] };
         assert_eq!(task.received_events(60).await, later, "{reason} {cause}");
         assert!(task.received_events(600).await.is_empty(), "{reason}");
     }

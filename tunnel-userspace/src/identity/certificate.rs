@@ -85,7 +85,9 @@ impl ParsedCertificate {
         let is_named = self.dns_names.iter().any(|name| name == GATEWAY_NAME);
         let (is_fit, usage) = match role {
             Role::Gateway if !is_named => {
-                return Err(format!("it has no subject alternative name {GATEWAY_NAME} (DNS)"));
+                return Err(format!(
+                    "it has no subject alternative name {GATEWAY_NAME} (DNS)"
+                ));
             }
             Role::Gateway => (
                 self.server_auth && !self.client_auth,

@@ -26,7 +26,10 @@ pub enum FileProblem {
     #[error("is a folder, pipe or device; a regular file is expected")]
     NotAFile,
     /// The file exceeds the size limit.
-    #[error("is larger than {} bytes, the limit for key and certificate files", pem_files::MAX_SIZE)]
+    #[error(
+        "is larger than {} bytes, the limit for key and certificate files",
+        pem_files::MAX_SIZE
+    )]
     TooLarge,
     /// The file has no content.
     #[error("is empty; a PEM file is expected")]

@@ -83,7 +83,8 @@ pub(super) fn parse_certificates(
     for (kind, der) in sections(bytes).map_err(|problem| file_error(path, problem))? {
         if kind == SectionKind::Certificate {
             let der = CertificateDer::from(der);
-            let parsed = ParsedCertificate::read(&der).map_err(|how| file_error(path, FileProblem::Damaged(how)))?;
+            let parsed = ParsedCertificate::read(&der)
+                .map_err(|how| file_error(path, FileProblem::Damaged(how)))?;
             found.push((der, parsed));
         }
     }
@@ -94,7 +95,10 @@ pub(super) fn parse_certificates(
 }
 
 /// Parses the private key of a file, which must have exactly one.
-pub(super) fn parse_private_key(path: &Path, bytes: &[u8]) -> Result<PrivateKeyDer<'static>, FileError> {
+pub(super) fn parse_private_key(
+    path: &Path,
+    bytes: &[u8],
+) -> Result<PrivateKeyDer<'static>, FileError> {
     let sections = sections(bytes).map_err(|problem| file_error(path, problem))?;
     let mut keys = sections
         .into_iter()

@@ -12,7 +12,7 @@ use tokio::{
 };
 use tracing::{error, info, warn};
 
-use super::{FileError, IdentityFiles, Identity, Role, pem_files::FileContents};
+use super::{FileError, Identity, IdentityFiles, Role, pem_files::FileContents};
 use crate::drain;
 
 /// The interval at which the files are checked.
@@ -143,8 +143,8 @@ impl CertificateStore {
         let used = self.identity.borrow().clone();
         let is_due = used.is_none_or(|used| used.reverify_at <= now);
         if !is_same || !self.is_last_check_in_use || is_due {
-            let verified = found
-                .and_then(|contents| Identity::verify(&self.files, &contents, self.role, now));
+            let verified =
+                found.and_then(|contents| Identity::verify(&self.files, &contents, self.role, now));
             self.is_last_check_in_use = verified.is_ok();
             match verified {
                 Ok(identity) => self.publish(identity),
@@ -203,7 +203,9 @@ impl CertificateStore {
             let warning_period = MAX_WARNING_PERIOD.min(from.duration_until(until) / 5);
             if now <= until && now.duration_until(until) < warning_period {
                 let cert = self.files.cert.display();
-                warnings.push(format!("{cert}: expires on {until}; issue a new certificate"));
+                warnings.push(format!(
+                    "{cert}: expires on {until}; issue a new certificate"
+                ));
             }
         }
         self.state.send_if_modified(|state| {

@@ -1,7 +1,7 @@
 //! The fixtures of the identity tests: a CA in a folder, and the certificates that it issues.
 
-mod handshake;
 mod file_checks;
+mod handshake;
 
 use std::{
     fs,
@@ -21,7 +21,7 @@ use rustls::{
 };
 use tempfile::TempDir;
 
-use super::{ALPN, FileError, IdentityFiles, Identity, Role, ca, pem_files::FileContents};
+use super::{ALPN, FileError, Identity, IdentityFiles, Role, ca, pem_files::FileContents};
 
 pub(crate) struct TestCa {
     pub(super) dir: TempDir,
@@ -58,7 +58,11 @@ impl TestCa {
     }
 
     /// Issues a certificate with any subject and any extended key usages.
-    pub(crate) fn forged(&self, subject: [&str; 2], usages: &[ExtendedKeyUsagePurpose]) -> IdentityFiles {
+    pub(crate) fn forged(
+        &self,
+        subject: [&str; 2],
+        usages: &[ExtendedKeyUsagePurpose],
+    ) -> IdentityFiles {
         let of_ca = ["ca.pem", "ca-key.pem"].map(|name| fs::read_to_string(self.path(name)));
         let [cert, key] = of_ca.map(|pem| pem.expect("a CA"));
         let issuer = KeyPair::from_pem(&key).and_then(|key| Issuer::from_ca_cert_pem(&cert, key));
@@ -77,7 +81,9 @@ impl TestCa {
     /// Returns a TLS client config that trusts this CA, with these files or without a certificate.
     pub(crate) fn client(&self, files: Option<&IdentityFiles>) -> ClientConfig {
         let mut roots = RootCertStore::empty();
-        roots.add(first_certificate(&self.path("ca.pem"))).expect("a CA");
+        roots
+            .add(first_certificate(&self.path("ca.pem")))
+            .expect("a CA");
         let builder = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
             .with_protocol_versions(&[&TLS13])
             .expect("settings")
@@ -117,7 +123,11 @@ pub(super) fn both_cas(one: &TestCa, other: &TestCa) -> String {
         .concat()
 }
 
-pub(super) fn verified(files: &IdentityFiles, role: Role, now: Timestamp) -> Result<Identity, FileError> {
+pub(super) fn verified(
+    files: &IdentityFiles,
+    role: Role,
+    now: Timestamp,
+) -> Result<Identity, FileError> {
     let contents = FileContents::read(files)?;
     Identity::verify(files, &contents, role, now)
 }

@@ -20,7 +20,7 @@ use rustls::{
 };
 
 use super::{
-    ALPN, FileError, FileProblem, IdentityFiles, GATEWAY_NAME, Role,
+    ALPN, FileError, FileProblem, GATEWAY_NAME, IdentityFiles, Role,
     certificate::ParsedCertificate,
     pem_files::{self, FileContents, file_error},
 };
@@ -88,10 +88,13 @@ impl Identity {
         verifiers
             .verify(&certified.cert, role, now)
             .map_err(|error| file_error(&files.cert, chain_problem(&error, &parsed, &files.ca)))?;
-        let failed = |error: Error| file_error(&files.cert, FileProblem::RefusedByTls(error.to_string()));
+        let failed =
+            |error: Error| file_error(&files.cert, FileProblem::RefusedByTls(error.to_string()));
         let resolver = Arc::new(SingleCertAndKey::from(certified));
         Ok(Self {
-            server: Arc::new(server_config(&provider, &verifiers, Arc::clone(&resolver)).map_err(failed)?),
+            server: Arc::new(
+                server_config(&provider, &verifiers, Arc::clone(&resolver)).map_err(failed)?,
+            ),
             client: Arc::new(client_config(&provider, &verifiers, resolver).map_err(failed)?),
             name,
             from: parsed.not_before,
@@ -124,9 +127,9 @@ fn trusted_cas(
         }
         match check_validity(&parsed, now) {
             Ok(until) => {
-                roots
-                    .add(der)
-                    .map_err(|error| file_error(&files.ca, FileProblem::Damaged(error.to_string())))?;
+                roots.add(der).map_err(|error| {
+                    file_error(&files.ca, FileProblem::Damaged(error.to_string()))
+                })?;
                 expires = expires.min(parsed.not_after);
                 reverify_at = reverify_at.min(until);
             }
@@ -171,11 +174,18 @@ fn check_certificate(
 ) -> Result<(String, Timestamp), FileError> {
     let failed = |problem| file_error(&files.cert, problem);
     let until = check_validity(parsed, now).map_err(failed)?;
-    let found = parsed.role().map_err(|error| failed(FileProblem::WrongPurpose(error)))?;
+    let found = parsed
+        .role()
+        .map_err(|error| failed(FileProblem::WrongPurpose(error)))?;
     if found != role {
-        return Err(failed(FileProblem::WrongRole { found, wanted: role }));
+        return Err(failed(FileProblem::WrongRole {
+            found,
+            wanted: role,
+        }));
     }
-    let name = parsed.checked_name(role).map_err(|error| failed(FileProblem::WrongPurpose(error)))?;
+    let name = parsed
+        .checked_name(role)
+        .map_err(|error| failed(FileProblem::WrongPurpose(error)))?;
     Ok((name.to_owned(), until))
 }
 
@@ -230,7 +240,8 @@ impl Verifiers {
         let now = UnixTime::since_unix_epoch(Duration::from_secs(seconds));
         match role {
             Role::Agent => {
-                self.client_verifier.verify_client_cert(leaf, between, now)?;
+                self.client_verifier
+                    .verify_client_cert(leaf, between, now)?;
             }
             Role::Gateway => {
                 let name = Identity::gateway_name();

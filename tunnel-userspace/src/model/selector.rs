@@ -172,7 +172,10 @@ mod tests {
     fn an_invalid_selector_is_refused_with_its_invalid_requirement() {
         for bad in "a=b,,c=d|a b|a in b|a within (b)|=b|a=b c|-a|a=b=c".split('|') {
             let error = bad.parse::<Selector>().expect_err(bad).to_string();
-            assert!(error.contains("is not a label requirement"), "{bad}: {error}");
+            assert!(
+                error.contains("is not a label requirement"),
+                "{bad}: {error}"
+            );
         }
     }
 }

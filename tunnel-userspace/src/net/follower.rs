@@ -93,7 +93,8 @@ impl NetworkFollower {
         match self.netlink.snapshot().await {
             Ok(snapshot) => {
                 let count = snapshot.own_addresses.len();
-                if publish::publish_if_changed(&self.addresses, Arc::clone(&snapshot.own_addresses)) {
+                if publish::publish_if_changed(&self.addresses, Arc::clone(&snapshot.own_addresses))
+                {
                     info!(addresses = count, "the addresses of this node changed");
                 }
                 // Published even if equal to the last one: another program may have removed a route

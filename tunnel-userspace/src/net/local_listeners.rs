@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use tunnel_common::{addr::Protocol, service::FrontendKey};
 
-use super::sock_diag::{SockDiag, DiagError, SocketFilter};
+use super::sock_diag::{DiagError, SockDiag, SocketFilter};
 
 /// The protocols whose sockets can be listed.
 const PROTOCOLS: [Protocol; 2] = [Protocol::TCP, Protocol::UDP];
@@ -22,7 +22,10 @@ impl Listeners {
     /// # Errors
     ///
     /// The kernel can't list its sockets.
-    pub fn find(&mut self, wanted: &BTreeSet<FrontendKey>) -> Result<BTreeSet<FrontendKey>, DiagError> {
+    pub fn find(
+        &mut self,
+        wanted: &BTreeSet<FrontendKey>,
+    ) -> Result<BTreeSet<FrontendKey>, DiagError> {
         // On an error the socket is dropped, since the rest of the answer is still to be read from it.
         let mut diag = match self.diag.take() {
             Some(diag) => diag,

@@ -14,7 +14,7 @@ use rtnetlink::{
 use tokio::task::JoinSet;
 use tracing::warn;
 
-use super::{steering_route::Route, snapshot::Snapshot};
+use super::{snapshot::Snapshot, steering_route::Route};
 
 /// The error of querying or changing the network.
 #[derive(Debug, thiserror::Error)]
@@ -151,7 +151,13 @@ impl RouteSocket {
         for family in families.filter(|_| with_routes) {
             let mut request = RouteMessage::default();
             request.header.address_family = family;
-            let found = self.handle.route().get(request).execute().try_collect().await;
+            let found = self
+                .handle
+                .route()
+                .get(request)
+                .execute()
+                .try_collect()
+                .await;
             let found: Vec<RouteMessage> = found.map_err(failed("list the routes"))?;
             routes.extend(found);
         }

@@ -95,7 +95,10 @@ impl Snapshot {
     /// another program's route to the prefix or a part of it, in any table.
     pub(super) fn conflict(&self, route: &Route) -> Option<String> {
         let prefix = route.prefix;
-        let mut own = self.source_addresses.iter().map(|(_, ip)| Address::from_ip(*ip));
+        let mut own = self
+            .source_addresses
+            .iter()
+            .map(|(_, ip)| Address::from_ip(*ip));
         if let Some(address) = own.find(|address| prefix.contains(address)) {
             return Some(format!("{address} is an address of this node"));
         }

@@ -20,7 +20,7 @@ use nix::{
 use tunnel_common::addr::Protocol;
 
 use self::message::{ADDRESS_FAMILIES, Reply};
-pub use self::message::{SocketFilter, ListedSocket, is_connected};
+pub use self::message::{ListedSocket, SocketFilter, is_connected};
 
 /// Returns the number of netlink messages in a buffer. For the fuzz target.
 pub(crate) fn messages_in(part: &[u8]) -> usize {
@@ -55,8 +55,8 @@ pub enum DiagError {
     Denied {
         /// The operation that failed.
         step: &'static str,
-        },
-        /// An operation failed.
+    },
+    /// An operation failed.
     #[error("cannot {step}")]
     Step {
         /// The operation that failed.

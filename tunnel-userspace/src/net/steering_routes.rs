@@ -247,7 +247,9 @@ mod tests {
         assert_eq!(RouteRecord::read(&path).expect("read"), None);
 
         let here = NamespaceId::here().expect("a namespace");
-        RouteRecord::of(&settings, here).write(&path).expect("written");
+        RouteRecord::of(&settings, here)
+            .write(&path)
+            .expect("written");
 
         let read = RouteRecord::read(&path).expect("read").expect("there");
         assert_eq!(read.protocol, 176);
@@ -272,7 +274,8 @@ mod tests {
         let dir = tempfile::tempdir().expect("a folder");
         let path = record_path(dir.path());
         let here = NamespaceId::here().expect("a namespace");
-        let write = |namespace: NamespaceId| RouteRecord::of(&settings(&path), namespace).write(&path);
+        let write =
+            |namespace: NamespaceId| RouteRecord::of(&settings(&path), namespace).write(&path);
 
         let at = |boot: &str| NamespaceId {
             inode: 7,

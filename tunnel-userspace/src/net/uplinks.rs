@@ -74,7 +74,9 @@ pub(super) fn classify(
 fn is_inside(link: &Link, links: &[Link], gateways: &BTreeSet<u32>) -> bool {
     match link.kind {
         LinkKind::Loopback => true,
-        LinkKind::Pair => !gateways.contains(&link.index) && !has_outside_bridge(link, links, gateways),
+        LinkKind::Pair => {
+            !gateways.contains(&link.index) && !has_outside_bridge(link, links, gateways)
+        }
         LinkKind::Bridge => is_inner_bridge(link, links, gateways),
         LinkKind::Other => false,
     }

@@ -18,8 +18,8 @@ use tunnel_common::{reason::Reason, table::MapSizes};
 
 pub use self::probe_frontend::ProbeFrontend;
 pub(super) use self::{
-    actual::ActualContent, allocators::to_usize, read_maps::read_maps, ref_counted_lists::RefCountedLists,
-    set_values::slots, tracked_maps::TrackedMaps,
+    actual::ActualContent, allocators::to_usize, read_maps::read_maps,
+    ref_counted_lists::RefCountedLists, set_values::slots, tracked_maps::TrackedMaps,
 };
 use self::{
     diff::{PortDiff, Shortage},

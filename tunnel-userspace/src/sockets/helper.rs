@@ -22,9 +22,9 @@ use tracing::{debug, info, warn};
 use tunnel_common::addr::Protocol;
 
 use super::{
-    TranslationMaps, PodTerminator, TerminatorView,
+    PodTerminator, TerminatorView, TranslationMaps,
     retry::{self, Retry},
-    scan::{self, ScanScope, ScanReport},
+    scan::{self, ScanReport, ScanScope},
 };
 use crate::{drain, listen};
 
@@ -69,7 +69,11 @@ pub(super) struct HelperServer {
 }
 
 /// Serves one helper at a time, until the drain begins.
-pub(super) async fn serve(path: PathBuf, mut server: HelperServer, mut draining: watch::Receiver<bool>) {
+pub(super) async fn serve(
+    path: PathBuf,
+    mut server: HelperServer,
+    mut draining: watch::Receiver<bool>,
+) {
     let listener = match listen::unix(&path) {
         Ok(listener) => listener,
         Err(error) => {

@@ -14,12 +14,12 @@ use tracing::debug;
 use tunnel_common::{addr::Protocol, origin::Origin, reason::Reason};
 
 use super::{
-    TranslationMaps, TranslatedSocket, namespaces,
+    TranslatedSocket, TranslationMaps, namespaces,
     stale::{StaleSearch, SuspectFilter},
 };
 use crate::{
     error_chain::chain,
-    net::{SockDiag, DiagError, SocketFilter, ListedSocket},
+    net::{DiagError, ListedSocket, SockDiag, SocketFilter},
 };
 
 const PROC: &str = "/proc";
@@ -107,7 +107,10 @@ pub(super) async fn run<M: TranslationMaps + 'static>(
     })
 }
 
-fn scan(scope: ScanScope, search: &StaleSearch<'_, impl TranslationMaps>) -> Result<ScanReport, DiagError> {
+fn scan(
+    scope: ScanScope,
+    search: &StaleSearch<'_, impl TranslationMaps>,
+) -> Result<ScanReport, DiagError> {
     let mut scan = ScanReport::default();
     let mut suspects = search.suspects().map_err(cannot(READ_TRANSLATIONS))?;
     let own = namespaces::own().map_err(cannot(FIND_NAMESPACES))?;
@@ -128,9 +131,9 @@ fn scan(scope: ScanScope, search: &StaleSearch<'_, impl TranslationMaps>) -> Res
         }
         match others_thread.map(thread::ScopedJoinHandle::join) {
             Ok(Ok(others)) => scan.merge(others),
-            Ok(Err(_panic)) => {
-                scan.record_error(&cannot("scan pods")(io::Error::other("the thread panicked")))
-            }
+            Ok(Err(_panic)) => scan.record_error(&cannot("scan pods")(io::Error::other(
+                "the thread panicked",
+            ))),
             Err(error) => scan.record_error(&cannot("start a thread")(error)),
         }
     });
@@ -196,7 +199,12 @@ impl ScanReport {
     }
 
     /// Ends those suspects in the namespace of the calling thread that are stale.
-    fn end_all<M: TranslationMaps>(&mut self, search: &StaleSearch<'_, M>, namespace: u32, suspects: &Suspects) {
+    fn end_all<M: TranslationMaps>(
+        &mut self,
+        search: &StaleSearch<'_, M>,
+        namespace: u32,
+        suspects: &Suspects,
+    ) {
         let mut diag = match SockDiag::open() {
             Ok(diag) => diag,
             Err(error) => return self.record_error(&error),
@@ -262,7 +270,9 @@ fn end(
     socket: &ListedSocket,
     origin: &Origin,
 ) -> Result<bool, DiagError> {
-    let is_stale = search.is_stale(socket, origin).map_err(cannot(READ_TRANSLATIONS))?;
+    let is_stale = search
+        .is_stale(socket, origin)
+        .map_err(cannot(READ_TRANSLATIONS))?;
     let protocol = origin.protocol;
     if !is_stale || !diag.end(protocol, socket)? {
         return Ok(false);

@@ -10,7 +10,7 @@ use tunnel_common::{
     addr::{Address, Port, Protocol},
     origin::{Direction, Origin, OverflowKey},
     select,
-    service::{Backend, FrontendKey, BackendState},
+    service::{Backend, BackendState, FrontendKey},
 };
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
@@ -134,7 +134,8 @@ impl<'a, M: TranslationMaps> StaleSearch<'a, M> {
     fn backend_is_gone(&self, backend: Option<&Backend>, origin: &Origin) -> io::Result<bool> {
         // A connect that was refused by a redirect (before Linux 6.1) or steered to the tunnel has no
         // backend.
-        let was_refused = origin.protocol == Protocol::UDP && origin.state == BackendState::default();
+        let was_refused =
+            origin.protocol == Protocol::UDP && origin.state == BackendState::default();
         if was_refused || origin.index == Origin::NO_BACKEND {
             return Ok(false);
         }
@@ -171,7 +172,11 @@ impl<'a, M: TranslationMaps> StaleSearch<'a, M> {
 }
 
 /// Returns the translation that leads to the peer of a connected socket.
-fn translation(socket: &ListedSocket, newest: &Origin, maps: &impl TranslationMaps) -> io::Result<Option<Origin>> {
+fn translation(
+    socket: &ListedSocket,
+    newest: &Origin,
+    maps: &impl TranslationMaps,
+) -> io::Result<Option<Origin>> {
     let (address, port) = socket.peer();
     if newest.leads_to(&address, port) {
         return Ok(Some(*newest));

@@ -12,7 +12,7 @@ use tracing::{info, warn};
 use tunnel_common::addr::Protocol;
 
 use super::{
-    TranslationMaps, PodTerminator, TerminatorView,
+    PodTerminator, TerminatorView, TranslationMaps,
     helper::{self, HelperServer},
     namespaces,
     retry::{self, Retry},
@@ -44,7 +44,9 @@ impl Default for TerminatorSettings {
 }
 
 /// A protocol whose sockets can be ended.
-#[derive(Clone, Copy, Debug, Deserialize, Eq, JsonSchema, Ord, PartialEq, PartialOrd, Serialize)]
+#[derive(
+    Clone, Copy, Debug, Deserialize, Eq, JsonSchema, Ord, PartialEq, PartialOrd, Serialize,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum Transport {
     /// UDP: a client that waits for an answer gets an error at once, and can use another backend.
@@ -84,7 +86,12 @@ pub struct Terminator<M> {
 impl<M: TranslationMaps + 'static> Terminator<M> {
     /// Returns a terminator that publishes its state to `view`. `helper` is the path of the Unix socket for
     /// the helper, which ends sockets in pods if the daemon can't.
-    pub fn new(settings: &TerminatorSettings, helper: PathBuf, maps: M, view: watch::Sender<TerminatorView>) -> Self {
+    pub fn new(
+        settings: &TerminatorSettings,
+        helper: PathBuf,
+        maps: M,
+        view: watch::Sender<TerminatorView>,
+    ) -> Self {
         Self {
             maps: Arc::new(maps),
             protocols: settings.terminate.iter().map(|it| it.protocol()).collect(),

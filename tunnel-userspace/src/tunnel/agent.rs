@@ -14,12 +14,12 @@ use tracing::{info, warn};
 
 pub use super::allow_list::is_allowed_target;
 use super::{
-    InvalidAllowedTarget, AgentState, CommonSettings, ConnectionState,
+    AgentState, CommonSettings, ConnectionState, InvalidAllowedTarget,
+    agent_session::{self, AgentContext, SessionEvent},
+    allow_list::AllowList,
     backoff::Backoff,
     dial,
-    agent_session::{self, SessionEvent, AgentContext},
-    allow_list::AllowList,
-    session_threads::{ThreadHandle, SessionThreads},
+    session_threads::{SessionThreads, ThreadHandle},
 };
 use crate::{drain, duration, error_chain::chain, identity};
 
@@ -162,8 +162,12 @@ impl ConnectionTask {
                     let traffic = Arc::clone(&established.traffic);
                     self.shared.state.set_traffic(self.slot, traffic);
                     let (event_sender, mut events) = mpsc::unbounded_channel();
-                    let session =
-                        agent_session::run(Arc::clone(&self.shared), established, event_sender, draining.clone());
+                    let session = agent_session::run(
+                        Arc::clone(&self.shared),
+                        established,
+                        event_sender,
+                        draining.clone(),
+                    );
                     sessions.spawn(session);
                     let event = tokio::select! {
                         event = events.recv() => event,
@@ -176,7 +180,8 @@ impl ConnectionTask {
                             info!(gateway = self.gateway, "the gateway drains");
                             // Without these limits, a faulty gateway that always drains would get more and
                             // more sessions.
-                            reconnect_now = uptime >= MIN_LIFETIME && sessions.len() < MAX_SESSIONS_PER_SLOT;
+                            reconnect_now =
+                                uptime >= MIN_LIFETIME && sessions.len() < MAX_SESSIONS_PER_SLOT;
                         }
                         Some(SessionEvent::Ended(error)) => self.report_failure(error),
                         None => self.report_failure("the task of the session panicked".to_owned()),

@@ -70,12 +70,22 @@ pub(super) struct EstablishedSession {
 }
 
 /// Begins a session: completes the HTTP/2 handshake, and answers the gateway's hello.
-pub(super) async fn establish(shared: &AgentContext, tls: TlsConnection) -> Result<EstablishedSession, String> {
+pub(super) async fn establish(
+    shared: &AgentContext,
+    tls: TlsConnection,
+) -> Result<EstablishedSession, String> {
     let begun = timeout(HELLO_TIMEOUT, Box::pin(exchange_hello(shared, tls))).await;
-    begun.unwrap_or_else(|_elapsed| Err(format!("the gateway sent no hello within {HELLO_TIMEOUT:?}")))
+    begun.unwrap_or_else(|_elapsed| {
+        Err(format!(
+            "the gateway sent no hello within {HELLO_TIMEOUT:?}"
+        ))
+    })
 }
 
-async fn exchange_hello(shared: &AgentContext, tls: TlsConnection) -> Result<EstablishedSession, String> {
+async fn exchange_hello(
+    shared: &AgentContext,
+    tls: TlsConnection,
+) -> Result<EstablishedSession, String> {
     let meter = tls.get_ref().0.meter();
     let builder = http2::server_builder(&shared.common.limits);
     let handshake = builder.handshake(tls).await;
@@ -228,7 +238,9 @@ impl AgentContext {
         };
         let stop = drain::begun(&mut stopped);
         let reason = match dialled {
-            Ok(mut tcp) => Box::pin(accept_stream(&mut tcp, request, respond, &traffic, stop)).await,
+            Ok(mut tcp) => {
+                Box::pin(accept_stream(&mut tcp, request, respond, &traffic, stop)).await
+            }
             Err(reason) => {
                 refuse(respond, reason);
                 reason

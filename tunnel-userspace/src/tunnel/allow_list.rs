@@ -61,7 +61,9 @@ impl AllowList {
     pub(super) fn parse(entries: &[String]) -> Result<Self, InvalidAllowedTarget> {
         entries
             .iter()
-            .map(|text| parse_allowed_target(text).ok_or_else(|| InvalidAllowedTarget(text.clone())))
+            .map(|text| {
+                parse_allowed_target(text).ok_or_else(|| InvalidAllowedTarget(text.clone()))
+            })
             .collect::<Result<_, _>>()
             .map(Self)
     }
@@ -180,8 +182,9 @@ mod tests {
     fn an_entry_allows_its_own_port_of_its_own_host_and_nothing_else() {
         let allowed = list(&["self:10250", "localhost:10266", "192.168.0.9:443"]);
         let own: [IpAddr; 2] = ["10.1.2.3", "fd00::3"].map(|it| it.parse().expect("an address"));
-        let resolve =
-            |address, loopback| allowed.resolve(&requested(address, loopback), |it| own.contains(&it));
+        let resolve = |address, loopback| {
+            allowed.resolve(&requested(address, loopback), |it| own.contains(&it))
+        };
 
         for (address, loopback, dialled) in [
             ("10.1.2.3:10250", false, "10.1.2.3:10250"),
@@ -237,7 +240,10 @@ mod tests {
             if let Some(value) = header {
                 request = request.header(TARGET_HEADER, value);
             }
-            request.body(()).ok().map(|request| RequestedTarget::parse(&request))
+            request
+                .body(())
+                .ok()
+                .map(|request| RequestedTarget::parse(&request))
         };
         let v4 = Some(Ok(requested("10.1.2.3:10250", false)));
         assert_eq!(of("10.1.2.3:10250", None), v4);

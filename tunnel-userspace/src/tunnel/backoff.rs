@@ -41,7 +41,9 @@ mod tests {
     fn delays_double_up_to_half_a_minute() {
         let mut backoff = Backoff::default();
 
-        let delays: Vec<_> = (0..9).map(|_| backoff.next_delay(1.0).as_millis()).collect();
+        let delays: Vec<_> = (0..9)
+            .map(|_| backoff.next_delay(1.0).as_millis())
+            .collect();
 
         assert_eq!(
             delays,

@@ -15,8 +15,8 @@ use tunnel_common::reason::Reason;
 use self::{to_socket::ToSocket, to_stream::ToStream};
 use super::{
     error_code::{StreamSide, code_of, reason_of_code, reason_of_error},
-    traffic::Traffic,
     socket::disable_reset_on_close,
+    traffic::Traffic,
 };
 
 /// The error of a copy that stopped before both directions ended.

@@ -16,8 +16,8 @@ use tokio_rustls::{TlsConnector, TlsStream};
 use tunnel_common::reason::Reason;
 
 use super::{
-    socket::{SessionSocket, set_session_options},
     http2::{self, TlsConnection},
+    socket::{SessionSocket, set_session_options},
 };
 use crate::identity::{self, Identity};
 
@@ -60,7 +60,10 @@ async fn connect(address: SocketAddr, mark: Option<u32>) -> io::Result<TcpStream
 }
 
 /// Awaits an operation with a time limit.
-async fn with_timeout<T>(limit: Duration, step: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+async fn with_timeout<T>(
+    limit: Duration,
+    step: impl Future<Output = io::Result<T>>,
+) -> io::Result<T> {
     timeout(limit, step).await?
 }
 
@@ -84,7 +87,11 @@ pub(super) async fn gateway(
     Err(last)
 }
 
-async fn connect_tls(address: SocketAddr, mark: Option<u32>, own: &Identity) -> Result<TlsConnection, DialError> {
+async fn connect_tls(
+    address: SocketAddr,
+    mark: Option<u32>,
+    own: &Identity,
+) -> Result<TlsConnection, DialError> {
     let connected = async {
         let tcp = connect(address, mark).await?;
         set_session_options(&tcp)?;

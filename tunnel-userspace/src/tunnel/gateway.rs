@@ -146,7 +146,12 @@ impl Gateway {
         let mut tasks = JoinSet::new();
         let admit = |tasks: &mut JoinSet<()>, (tcp, peer)| {
             let thread = threads.least_loaded();
-            start_handshake(&shared, tasks, AcceptedConnection { tcp, peer, thread }, draining.clone());
+            start_handshake(
+                &shared,
+                tasks,
+                AcceptedConnection { tcp, peer, thread },
+                draining.clone(),
+            );
         };
         listen::accept_all(
             || listener.accept(),
@@ -192,7 +197,10 @@ fn start_handshake(
     let spawn = || tasks.spawn_on(task, &runtime);
     if let Some(evicted) = shared.handshakes.begin(id, source, spawn) {
         let limit = "tunnel.gateway.maxPendingHandshakes";
-        report_limit(evicted, &format!("its oldest handshake was aborted: the limit {limit} is reached"));
+        report_limit(
+            evicted,
+            &format!("its oldest handshake was aborted: the limit {limit} is reached"),
+        );
     }
 }
 
@@ -205,7 +213,12 @@ fn source_address(peer: SocketAddr) -> IpAddr {
     }
 }
 
-async fn handle_connection(shared: Arc<Shared>, id: u64, accepted: AcceptedConnection, mut draining: watch::Receiver<bool>) {
+async fn handle_connection(
+    shared: Arc<Shared>,
+    id: u64,
+    accepted: AcceptedConnection,
+    mut draining: watch::Receiver<bool>,
+) {
     let peer = accepted.peer;
     let limit = shared.settings.handshake_timeout;
     let result = tokio::select! {
@@ -217,13 +230,17 @@ async fn handle_connection(shared: Arc<Shared>, id: u64, accepted: AcceptedConne
     };
     let has_room = shared.handshakes.end(id);
     let HandshakeError(reason, error) = match result {
-        Ok(Ok(established)) if has_room => return Box::pin(run_session(&shared, established, draining)).await,
+        Ok(Ok(established)) if has_room => {
+            return Box::pin(run_session(&shared, established, draining)).await;
+        }
         Ok(Ok(_)) => return,
         Ok(Err(failed)) => failed,
         Err(elapsed) => HandshakeError(Reason::HandshakeTimedOut, io::Error::from(elapsed).into()),
     };
     let source = source_address(peer).to_string().into();
-    shared.sessions.report_problem(&source, reason, &chain(&*error));
+    shared
+        .sessions
+        .report_problem(&source, reason, &chain(&*error));
 }
 
 /// The error of a failed handshake, and the reason to count.
@@ -245,7 +262,11 @@ struct EstablishedSession {
     meter: Arc<Meter>,
 }
 
-async fn handshake(shared: &Shared, id: u64, accepted: AcceptedConnection) -> Result<EstablishedSession, HandshakeError> {
+async fn handshake(
+    shared: &Shared,
+    id: u64,
+    accepted: AcceptedConnection,
+) -> Result<EstablishedSession, HandshakeError> {
     let AcceptedConnection { tcp, peer, thread } = accepted;
     let mut tcp = move_to_current_runtime(tcp)?;
     set_session_options(&tcp)?;
@@ -259,9 +280,10 @@ async fn handshake(shared: &Shared, id: u64, accepted: AcceptedConnection) -> Re
     let acceptor = TlsAcceptor::from(Arc::clone(&own.server));
     let tls = acceptor.accept(socket).await?;
     let leaf = tls.get_ref().1.peer_certificates().and_then(<[_]>::first);
-    let leaf = leaf.ok_or_else(|| HandshakeError(Reason::IdentityRejected, "no certificate".into()))?;
-    let agent =
-        identity::identify_agent(leaf).map_err(|error| HandshakeError(Reason::IdentityRejected, error.into()))?;
+    let leaf =
+        leaf.ok_or_else(|| HandshakeError(Reason::IdentityRejected, "no certificate".into()))?;
+    let agent = identity::identify_agent(leaf)
+        .map_err(|error| HandshakeError(Reason::IdentityRejected, error.into()))?;
     let mut tls = TlsStream::Server(tls);
     http2::finish_handshake(&mut tls)?;
 
@@ -303,7 +325,11 @@ async fn handshake(shared: &Shared, id: u64, accepted: AcceptedConnection) -> Re
 }
 
 /// Runs an established session until it ends or is drained.
-async fn run_session(shared: &Shared, established: EstablishedSession, mut draining: watch::Receiver<bool>) {
+async fn run_session(
+    shared: &Shared,
+    established: EstablishedSession,
+    mut draining: watch::Receiver<bool>,
+) {
     let EstablishedSession {
         session,
         stop,
@@ -313,7 +339,10 @@ async fn run_session(shared: &Shared, established: EstablishedSession, mut drain
     } = established;
     let (sessions, limits) = (&shared.sessions, &shared.common.limits);
     let (node, traffic) = (Arc::clone(&session.node), Arc::clone(&session.traffic));
-    let (peer, release) = (session.initial_view.peer, session.initial_view.release.clone());
+    let (peer, release) = (
+        session.initial_view.peer,
+        session.initial_view.release.clone(),
+    );
     let (id, name) = (session.id, session.initial_view.name.clone());
     // This handle keeps the thread of the connection running until the last bytes of the streams are sent.
     let _thread = session.thread.clone();
@@ -334,7 +363,9 @@ async fn run_session(shared: &Shared, established: EstablishedSession, mut drain
     };
     if let Some(ended) = ended {
         let error = ended.err();
-        let text = error.as_deref().unwrap_or("the agent closed the connection");
+        let text = error
+            .as_deref()
+            .unwrap_or("the agent closed the connection");
         info!(%node, %peer, error = text, "agent disconnected");
         sessions.remove(&node, id, error);
         return;
@@ -355,7 +386,10 @@ async fn run_session(shared: &Shared, established: EstablishedSession, mut drain
         }
         warn!(%node, streams = traffic.streams(), "the drain timed out; open streams are reset");
         stop.send_replace(true);
-        if timeout(RESET_TIMEOUT, wait_until_no_streams(&traffic)).await.is_err() {
+        if timeout(RESET_TIMEOUT, wait_until_no_streams(&traffic))
+            .await
+            .is_err()
+        {
             debug!(%node, "some streams were not reset in time");
         }
         sleep(POLL_INTERVAL).await;

@@ -24,12 +24,12 @@ use tracing::debug;
 use tunnel_common::reason::Reason;
 
 use super::{
+    allow_list::{LOOPBACK, TARGET_HEADER},
     copy::TunnelStream,
     error_code::{StreamSide, code_of, reason_of_error, reason_of_refusal},
-    traffic::{StreamSlot, Traffic},
-    sessions::SessionView,
-    allow_list::{LOOPBACK, TARGET_HEADER},
     session_threads::ThreadHandle,
+    sessions::SessionView,
+    traffic::{StreamSlot, Traffic},
 };
 use crate::model::SteeringTarget;
 

@@ -200,7 +200,11 @@ mod tests {
     #[test]
     fn the_newest_version_that_both_support_is_used() {
         assert_eq!(choose_version(NEWEST).ok(), Some(NEWEST));
-        assert_eq!(choose_version(NEWEST + 1).ok(), Some(NEWEST), "the next release");
+        assert_eq!(
+            choose_version(NEWEST + 1).ok(),
+            Some(NEWEST),
+            "the next release"
+        );
         assert_eq!(choose_version(u32::MAX).ok(), Some(NEWEST));
         let refused = choose_version(0).expect_err("too old").to_string();
         assert_eq!(

@@ -79,6 +79,8 @@ pub(super) fn finish_handshake(connection: &mut TlsConnection) -> io::Result<()>
     if connection.get_ref().1.alpn_protocol() == Some(ALPN) {
         Ok(())
     } else {
-        Err(io::Error::other("the peer did not negotiate the ALPN protocol culvert/1"))
+        Err(io::Error::other(
+            "the peer did not negotiate the ALPN protocol culvert/1",
+        ))
     }
 }

@@ -18,9 +18,9 @@ use tunnel_common::{addr::Address, reason::Reason, steering::Prefix};
 use super::{
     ACCEPT_PAUSE, CommonSettings, Sessions, copy,
     gateway::listener,
-    incoming_interface,
     gateway_session::StreamPermit,
-    socket::{set_stream_options, move_to_current_runtime},
+    incoming_interface,
+    socket::{move_to_current_runtime, set_stream_options},
 };
 use crate::{
     drain, listen,
@@ -120,11 +120,18 @@ impl Ingress {
         let mut clients = JoinSet::new();
         let admit = |clients: &mut JoinSet<()>, (tcp, peer)| {
             if clients.len() < MAX_CLIENTS {
-                clients.spawn(handle_connection(Arc::clone(&shared), tcp, peer, stopped.clone()));
+                clients.spawn(handle_connection(
+                    Arc::clone(&shared),
+                    tcp,
+                    peer,
+                    stopped.clone(),
+                ));
             } else {
                 reset(&tcp);
                 let subject = "ingress".into();
-                shared.sessions.report_problem(&subject, Reason::StreamLimit, &peer);
+                shared
+                    .sessions
+                    .report_problem(&subject, Reason::StreamLimit, &peer);
             }
         };
         listen::accept_all(

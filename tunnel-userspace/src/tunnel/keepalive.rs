@@ -37,7 +37,12 @@ pub(super) async fn wait_for_silence(
     }
 }
 
-async fn is_answered(ping: &mut PingPong, meter: &Meter, traffic: &Traffic, limit: Duration) -> bool {
+async fn is_answered(
+    ping: &mut PingPong,
+    meter: &Meter,
+    traffic: &Traffic,
+    limit: Duration,
+) -> bool {
     let (mut received, mut at) = (meter.received(), Instant::now());
     loop {
         let pong = poll_fn(|cx| ping.poll_pong(cx));

@@ -121,6 +121,9 @@ mod tests {
         drop(handle);
 
         let is_dropped = tokio::time::timeout(Duration::from_secs(5), is_dropped);
-        is_dropped.await.expect("its tasks are dropped").unwrap_err();
+        is_dropped
+            .await
+            .expect("its tasks are dropped")
+            .unwrap_err();
     }
 }

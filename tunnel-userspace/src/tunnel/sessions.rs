@@ -19,9 +19,9 @@ use tunnel_common::reason::Reason;
 
 use super::{
     TrafficView,
-    reason_counts::ReasonCounts,
+    gateway_session::{Session, StreamPermit},
     log_limit::LogLimit,
-    gateway_session::{StreamPermit, Session},
+    reason_counts::ReasonCounts,
 };
 use crate::model::{SteeringTarget, SteeringTargets};
 
@@ -210,7 +210,12 @@ impl Sessions {
 
     /// ReasonCounts and logs a problem that is not about one target. `subject` is the peer's address, node or
     /// listener.
-    pub(super) fn report_problem(&self, subject: &Arc<str>, reason: Reason, error: &dyn fmt::Display) {
+    pub(super) fn report_problem(
+        &self,
+        subject: &Arc<str>,
+        reason: Reason,
+        error: &dyn fmt::Display,
+    ) {
         self.count(reason);
         let (label, meaning) = (reason.label(), reason.meaning());
         if let Some(suppressed) = self.other_log_limit.may_log(subject, reason) {
@@ -296,7 +301,8 @@ mod tests {
 
         let nodes = sessions.nodes_with(&steered);
 
-        let summary = |node: &NodeView| (node.node.clone(), node.last_seen, node.last_error.clone());
+        let summary =
+            |node: &NodeView| (node.node.clone(), node.last_seen, node.last_error.clone());
         let error = "edge-7 (10.1.2.3:10250): agent not connected, never seen";
         assert_eq!(
             nodes.iter().map(summary).collect::<Vec<_>>(),

@@ -229,7 +229,11 @@ mod tests {
     }
 
     /// Writes until the socket is full.
-    fn write_until_blocked(here: &mut SessionSocket, bytes: &[u8], cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+    fn write_until_blocked(
+        here: &mut SessionSocket,
+        bytes: &[u8],
+        cx: &mut Context<'_>,
+    ) -> Poll<io::Result<()>> {
         while Pin::new(&mut *here).poll_write(cx, bytes)?.is_ready() {}
         Poll::Pending
     }

@@ -23,7 +23,8 @@ impl Daemon {
     fn start() -> Self {
         let mut base = fixture::Daemon::new();
         let (checks, follower) = watch::channel(Arc::default());
-        let served = HealthCheckServer::new(follower, Arc::clone(&base.views), base.drain.subscribe());
+        let served =
+            HealthCheckServer::new(follower, Arc::clone(&base.views), base.drain.subscribe());
         let warnings = served.warnings();
         base.tasks.spawn(served.run());
         Self {
@@ -69,12 +70,18 @@ impl Daemon {
             let reported = reported.map(|(service, why)| (service.as_str(), why.as_str()));
             let wanted = refused.iter();
             view.unserved.len() == refused.len()
-                && reported.zip(wanted).all(|((service, why), (wanted, part))| {
-                    service == *wanted && why.contains(part)
-                })
+                && reported
+                    .zip(wanted)
+                    .all(|((service, why), (wanted, part))| {
+                        service == *wanted && why.contains(part)
+                    })
         };
         let reported = timeout(TIMEOUT, view.wait_for(is_reported)).await;
-        assert!(reported.is_ok(), "{:?}", self.base.views.health_checks.borrow());
+        assert!(
+            reported.is_ok(),
+            "{:?}",
+            self.base.views.health_checks.borrow()
+        );
     }
 }
 
@@ -144,7 +151,10 @@ async fn listeners_on_all_addresses_and_on_single_ones_replace_each_other() {
         for (ip, weight) in [(LOOPBACKS[0], "Weight: 1"), (LOOPBACKS[1], "Weight: 2")] {
             request_until(SocketAddr::new(ip, port), &[weight]).await;
         }
-        assert_eq!(daemon.base.views.health_checks.borrow().ports_in_use_total, 0);
+        assert_eq!(
+            daemon.base.views.health_checks.borrow().ports_in_use_total,
+            0
+        );
     }
 }
 
@@ -205,7 +215,10 @@ async fn a_port_in_use_is_reported_bound_later_and_delays_no_other() {
         daemon.until_unserved(&[("shop/lost", owned)]).await;
         request_until(SocketAddr::new(ip, port), &["200 OK", "\"web\""]).await;
         assert_eq!(daemon.warnings.borrow().len(), 1);
-        assert_eq!(daemon.base.views.health_checks.borrow().ports_in_use_total, 2);
+        assert_eq!(
+            daemon.base.views.health_checks.borrow().ports_in_use_total,
+            2
+        );
     }
 }
 
@@ -213,8 +226,16 @@ async fn a_port_in_use_is_reported_bound_later_and_delays_no_other() {
 async fn idle_clients_do_not_block_others() {
     let request = "GET / HTTP/1.1\r\nHost: lab\r\n\r\n";
     for (what, sent, count) in [
-        ("without a request", "", 4 * HealthCheckRoutes::MAX_CONNECTIONS),
-        ("after a request", request, HealthCheckRoutes::MAX_CONNECTIONS),
+        (
+            "without a request",
+            "",
+            4 * HealthCheckRoutes::MAX_CONNECTIONS,
+        ),
+        (
+            "after a request",
+            request,
+            HealthCheckRoutes::MAX_CONNECTIONS,
+        ),
     ] {
         let (_daemon, at) = Daemon::of_web([1, 1]).await;
         let mut staying = Vec::new();

@@ -20,7 +20,11 @@ fn by_family<T>(value: impl Fn(Family) -> T) -> [([(&'static str, &'static str);
         .map(|(label, family)| ([(FAMILY, label)], value(family)))
 }
 
-pub(super) fn encode(out: &mut MetricsEncoder<'_>, stats: &ReconcileStats, responses: &HealthResponses) -> fmt::Result {
+pub(super) fn encode(
+    out: &mut MetricsEncoder<'_>,
+    stats: &ReconcileStats,
+    responses: &HealthResponses,
+) -> fmt::Result {
     encode_syncs(out, stats)?;
     encode_changes(out, stats)?;
     encode_no_local_endpoints(out, stats)?;

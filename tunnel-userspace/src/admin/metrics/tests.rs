@@ -70,7 +70,10 @@ fn an_unreachable_api_server_and_stale_objects_are_reported() {
         ..ServerStatus::default()
     };
     let names = ["culvert_api_server_up", "culvert_source_stale"];
-    for (server, values) in [(ServerStatus::default(), ["1.0", "0.0"]), (away, ["0.0", "1.0"])] {
+    for (server, values) in [
+        (ServerStatus::default(), ["1.0", "0.0"]),
+        (away, ["0.0", "1.0"]),
+    ] {
         let page = render(views(ReconcileStats::default(), server)).expect("rendered");
 
         let wanted = [0, 1].map(|i| format!("{} {}", names[i], values[i]));

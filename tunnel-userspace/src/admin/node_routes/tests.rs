@@ -40,7 +40,8 @@ impl Served {
     /// Sends a request to an address, and returns the head and the body of the response.
     async fn get(&self, ip: IpAddr, path: &str) -> (String, String) {
         let (request, address) = (format!("GET {path}"), SocketAddr::new(ip, self.port));
-        let response = fixture::request_until(&request, address, |response| response.is_some()).await;
+        let response =
+            fixture::request_until(&request, address, |response| response.is_some()).await;
         let response = response.expect("a response");
         let (head, body) = response.split_once("\r\n\r\n").expect("a head");
         (head.to_owned(), body.to_owned())
@@ -166,7 +167,10 @@ async fn readyz_status_and_metrics_report_the_same_readiness() {
 
 #[tokio::test(start_paused = true)]
 async fn requests_before_the_first_list_get_a_response_at_once() {
-    let node = node(views(Some("waiting for the sources"), ReconcileStats::default()));
+    let node = node(views(
+        Some("waiting for the sources"),
+        ReconcileStats::default(),
+    ));
     let began = tokio::time::Instant::now();
 
     let services = get(&node, "/services").await;

@@ -6,7 +6,7 @@ use super::*;
 use crate::{
     admin::fixture::{self, ready_stats},
     reconcile::ReconcileStats,
-    source::{SourceReport, ServerStatus},
+    source::{ServerStatus, SourceReport},
 };
 
 /// Returns the statistics of a daemon that serves the last snapshot of the API server.
@@ -25,7 +25,11 @@ fn server(error: Option<&str>, stale: Option<&str>) -> ServerStatus {
     }
 }
 
-fn reasons(starting: Option<&str>, stats: &ReconcileStats, server: Option<&ServerStatus>) -> Vec<String> {
+fn reasons(
+    starting: Option<&str>,
+    stats: &ReconcileStats,
+    server: Option<&ServerStatus>,
+) -> Vec<String> {
     let report = SourceReport {
         server: server.cloned(),
         ..SourceReport::default()
@@ -85,7 +89,10 @@ fn an_error_of_the_api_server_is_a_reason_until_its_objects_are_in_the_maps() {
         ]
     );
     // The objects of the API server are in the maps already.
-    assert_eq!(reasons(None, &ready_stats(), Some(&refusing)), [] as [String; 0]);
+    assert_eq!(
+        reasons(None, &ready_stats(), Some(&refusing)),
+        [] as [String; 0]
+    );
 }
 
 #[test]
@@ -160,8 +167,9 @@ fn a_missing_node_object_is_reported_once_the_sources_have_synced() {
         objects: BTreeMap::from([(crate::model::Kind::Node, nodes)]),
         ..SourceReport::default()
     };
-    let is_reported =
-        |stats: &ReconcileStats, report: &SourceReport| missing_node(&views(stats.clone(), report.clone())).is_some();
+    let is_reported = |stats: &ReconcileStats, report: &SourceReport| {
+        missing_node(&views(stats.clone(), report.clone())).is_some()
+    };
 
     assert!(is_reported(&unknown, &api));
     assert!(is_reported(&unknown, &files(1)));

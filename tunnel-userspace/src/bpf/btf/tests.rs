@@ -24,14 +24,30 @@ const FLAG: u32 = 1 << 7;
 fn valid_btf() -> Vec<u8> {
     let types = [
         encode_type(0, 1, 0, 4, &[32]),
-        encode_type(name_offset("inner"), STRUCT, 1, 4, &[name_offset("plain"), 1, 32]),
+        encode_type(
+            name_offset("inner"),
+            STRUCT,
+            1,
+            4,
+            &[name_offset("plain"), 1, 32],
+        ),
         encode_type(0, UNION, 1, 8, &[name_offset("hidden"), 1, 64]),
         encode_type(
             name_offset("outer"),
             STRUCT,
             3,
             24,
-            &[name_offset("alias"), 6, 64, 0, 3, 128, name_offset("plain"), 1, 0],
+            &[
+                name_offset("alias"),
+                6,
+                64,
+                0,
+                3,
+                128,
+                name_offset("plain"),
+                1,
+                0,
+            ],
         ),
         encode_type(name_offset("walk"), FUNC, 0, 1, &[]),
         encode_type(name_offset("alias"), TYPEDEF, 0, 2, &[]),

@@ -79,7 +79,11 @@ const UNUSED: &[UnusedField] = &[
     ("winkernel.enableDSR", &[], WINDOWS),
     ("winkernel.rootHnsEndpointName", &[], WINDOWS),
     ("winkernel.forwardHealthCheckVip", &[], WINDOWS),
-    ("detectLocalMode", &["ClusterCIDR"], CONVERTED_FOR_PACKET_PATH),
+    (
+        "detectLocalMode",
+        &["ClusterCIDR"],
+        CONVERTED_FOR_PACKET_PATH,
+    ),
     ("detectLocal.bridgeInterface", &[], FOR_PACKET_PATH),
     ("detectLocal.interfaceNamePrefix", &[], FOR_PACKET_PATH),
     ("clusterCIDR", &[], CONVERTED_FOR_PACKET_PATH),

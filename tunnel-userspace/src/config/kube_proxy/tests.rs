@@ -9,7 +9,8 @@ use crate::{
 /// The config file of kube-proxy that kubeadm writes for a dual-stack cluster.
 const KUBEADM: &str = include_str!("kubeadm.yaml");
 
-const FILE_TYPE: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
+const FILE_TYPE: &str =
+    "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
 
 /// Returns the text of a kube-proxy file with these comma-separated fields.
 fn with(fields: &str) -> String {
@@ -190,7 +191,10 @@ fn each_field_without_effect_gets_one_warning_unless_it_has_its_default() {
 fn a_scheduler_without_an_equivalent_leaves_the_default() {
     let fields = "mode: ipvs, ipvs: { scheduler: lblc }";
 
-    assert_eq!(converted_config(fields).service.algorithm, Algorithm::Random);
+    assert_eq!(
+        converted_config(fields).service.algorithm,
+        Algorithm::Random
+    );
     let warning = conversion(fields).warnings.pop().expect("one").to_string();
     assert!(warning.contains("`lblc` has no equivalent"), "{warning}");
 }

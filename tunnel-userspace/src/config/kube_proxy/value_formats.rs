@@ -41,7 +41,9 @@ fn is_zero(value: &Value) -> bool {
         Value::Null => true,
         Value::Bool(value) => !value,
         Value::Number(number) => number.as_f64() == Some(0.0),
-        Value::String(text) => text.is_empty() || parse_go_duration(text).is_some_and(|it| it.is_zero()),
+        Value::String(text) => {
+            text.is_empty() || parse_go_duration(text).is_some_and(|it| it.is_zero())
+        }
         Value::Array(list) => list.is_empty(),
         Value::Object(map) => map.is_empty(),
     }
@@ -69,7 +71,11 @@ mod tests {
             ("1d", None),
             ("99999999999999999999h", None),
         ] {
-            assert_eq!(parse_go_duration(text).map(|it| it.as_millis()), millis, "{text}");
+            assert_eq!(
+                parse_go_duration(text).map(|it| it.as_millis()),
+                millis,
+                "{text}"
+            );
         }
     }
 

@@ -45,7 +45,10 @@ pub(super) struct Pair {
 impl Authority {
     /// Creates a CA with a new key.
     pub(super) fn new(days: u32, now: Timestamp) -> Result<Self, CaError> {
-        let (from, until) = (truncate_to_seconds(now - SKEW), truncate_to_seconds(now + days_duration(days)));
+        let (from, until) = (
+            truncate_to_seconds(now - SKEW),
+            truncate_to_seconds(now + days_duration(days)),
+        );
         let key = new_key()?;
         let mut params = params(from, until)?;
         // A random part in the name distinguishes the certificates of two CAs.
@@ -123,7 +126,9 @@ impl Authority {
         let mut params = params(from, wanted.min(self.until))?;
         let usage = match role {
             Role::Gateway => {
-                let dns = GATEWAY_NAME.try_into().map_err(create_error("a certificate"))?;
+                let dns = GATEWAY_NAME
+                    .try_into()
+                    .map_err(create_error("a certificate"))?;
                 params.subject_alt_names = vec![rcgen::SanType::DnsName(dns)];
                 params.distinguished_name = name(GATEWAYS, common_name);
                 ExtendedKeyUsagePurpose::ServerAuth

@@ -94,7 +94,12 @@ pub fn certificate_files(dir: &Path) -> Result<Vec<PathBuf>, CaError> {
     Ok(files.filter(|path| path.exists()).collect())
 }
 
-fn view(path: &Path, der: &CertificateDer<'_>, parsed: ParsedCertificate, now: Timestamp) -> CertificateView {
+fn view(
+    path: &Path,
+    der: &CertificateDer<'_>,
+    parsed: ParsedCertificate,
+    now: Timestamp,
+) -> CertificateView {
     let role = parsed.role().ok();
     let name = role
         .and_then(|role| parsed.checked_name(role).ok())

@@ -52,7 +52,8 @@ fn init_creates_a_ca_in_a_new_folder() {
 fn init_never_overwrites_a_ca_nor_a_part_of_one() {
     let test_ca = TestCa::at(fixed_time());
     let before = fs::read(test_ca.path("ca.pem")).expect("read");
-    let refused = init(test_ca.dir.path(), DEFAULT_CA_DAYS, fixed_time()).expect_err("there is one");
+    let refused =
+        init(test_ca.dir.path(), DEFAULT_CA_DAYS, fixed_time()).expect_err("there is one");
     assert_has(&refused.to_string(), "a CA is never overwritten");
     assert_eq!(fs::read(test_ca.path("ca.pem")).expect("read"), before);
 
@@ -95,7 +96,14 @@ fn concurrent_inits_create_one_ca() {
 fn issue_writes_three_files_that_only_their_owner_can_use() {
     let test_ca = TestCa::at(fixed_time());
 
-    let issued = issue_agent(test_ca.dir.path(), "edge-1", None, DEFAULT_DAYS, fixed_time()).expect("issued");
+    let issued = issue_agent(
+        test_ca.dir.path(),
+        "edge-1",
+        None,
+        DEFAULT_DAYS,
+        fixed_time(),
+    )
+    .expect("issued");
 
     let folder = test_ca.path("agents/edge-1");
     assert_eq!(
@@ -103,7 +111,10 @@ fn issue_writes_three_files_that_only_their_owner_can_use() {
         ["ca.pem", "cert.pem", "key.pem"].map(str::to_owned).into()
     );
     assert_eq!((mode(&folder), mode(&issued.files.key)), (0o700, 0o600));
-    assert_eq!(first_certificate(&issued.files.ca), first_certificate(&test_ca.path("ca.pem")));
+    assert_eq!(
+        first_certificate(&issued.files.ca),
+        first_certificate(&test_ca.path("ca.pem"))
+    );
     assert_eq!(
         (issued.expires, issued.is_shortened),
         (fixed_time() + days(365), false)
@@ -164,7 +175,8 @@ fn the_certificate_of_another_owner_is_not_replaced() {
     assert_has(&other.to_string(), "is the certificate of node edge-1");
     assert_has(&gateway.to_string(), "not replaced by that of a gateway");
     fs::write(out.join("cert.pem"), "damaged").expect("written");
-    issue_agent(dir, "edge-2", to, DEFAULT_DAYS, fixed_time()).expect("a damaged certificate has no owner");
+    issue_agent(dir, "edge-2", to, DEFAULT_DAYS, fixed_time())
+        .expect("a damaged certificate has no owner");
 }
 
 #[test]
@@ -184,8 +196,10 @@ fn no_certificate_outlives_the_ca_and_an_expired_ca_issues_none() {
     init(dir.path(), 10, fixed_time()).expect("a CA");
 
     let issued = issue_gateway(dir.path(), None, DEFAULT_DAYS, fixed_time()).expect("issued");
-    let late = issue_gateway(dir.path(), None, DEFAULT_DAYS, fixed_time() + days(11)).expect_err("expired");
-    let early = issue_gateway(dir.path(), None, DEFAULT_DAYS, fixed_time() - days(1)).expect_err("too early");
+    let late = issue_gateway(dir.path(), None, DEFAULT_DAYS, fixed_time() + days(11))
+        .expect_err("expired");
+    let early = issue_gateway(dir.path(), None, DEFAULT_DAYS, fixed_time() - days(1))
+        .expect_err("too early");
 
     assert_eq!(
         (issued.expires, issued.is_shortened),
@@ -218,7 +232,8 @@ fn a_folder_without_ca_and_a_key_of_another_ca_are_errors() {
 
     let (test_ca, other) = (TestCa::at(fixed_time()), TestCa::at(fixed_time()));
     copy(&other.path("ca-key.pem"), &test_ca.path("ca-key.pem"));
-    let refused = issue_gateway(test_ca.dir.path(), None, DEFAULT_DAYS, fixed_time()).expect_err("another's");
+    let refused =
+        issue_gateway(test_ca.dir.path(), None, DEFAULT_DAYS, fixed_time()).expect_err("another's");
     assert!(matches!(refused, CaError::OtherKey { .. }), "{refused}");
 }
 

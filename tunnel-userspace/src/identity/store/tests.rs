@@ -99,7 +99,10 @@ fn a_pair_that_is_replaced_comes_into_use_and_nothing_else_changes() {
 
     let second = fixture.receiver.current().expect("in use");
     assert_eq!(second.expires, fixed_time() + days(30));
-    assert_eq!(fixture.receiver.state().expires, Some(fixed_time() + days(30)));
+    assert_eq!(
+        fixture.receiver.state().expires,
+        Some(fixed_time() + days(30))
+    );
     // Sessions that began with the first certificate keep it.
     assert_eq!(first.expires, fixed_time() + days(365));
 }
@@ -117,7 +120,10 @@ fn an_invalid_pair_leaves_the_old_one_in_use_and_is_reported_by_the_second_check
     fixture.assert_problem("cert.pem: contains no certificate");
     let still = fixture.receiver.current().expect("in use");
     assert!(Arc::ptr_eq(&first, &still));
-    assert_eq!(fixture.receiver.state().expires, Some(fixed_time() + days(365)));
+    assert_eq!(
+        fixture.receiver.state().expires,
+        Some(fixed_time() + days(365))
+    );
 
     fs::write(&files.cert, "").expect("written");
     fixture.check(fixed_time());
@@ -139,12 +145,18 @@ fn a_key_and_certificate_that_are_replaced_one_after_the_other_are_no_problem() 
     copy(&next.key, &files.key);
     fixture.check(fixed_time());
     assert_eq!(fixture.problem(), None, "the certificate may be on its way");
-    assert_eq!(fixture.receiver.state().expires, Some(fixed_time() + days(365)));
+    assert_eq!(
+        fixture.receiver.state().expires,
+        Some(fixed_time() + days(365))
+    );
     copy(&next.cert, &files.cert);
     fixture.check(fixed_time());
 
     assert_eq!(fixture.problem(), None);
-    assert_eq!(fixture.receiver.state().expires, Some(fixed_time() + days(30)));
+    assert_eq!(
+        fixture.receiver.state().expires,
+        Some(fixed_time() + days(30))
+    );
 }
 
 #[test]
@@ -182,11 +194,17 @@ fn files_that_are_not_valid_yet_are_used_once_they_are() {
 
 #[test]
 fn an_expired_ca_of_two_is_no_longer_trusted() {
-    let (old, new) = (TestCa::at(fixed_time() - days(3640)), TestCa::at(fixed_time()));
+    let (old, new) = (
+        TestCa::at(fixed_time() - days(3640)),
+        TestCa::at(fixed_time()),
+    );
     let files = new.agent("edge-1");
     fs::write(&files.ca, both_cas(&old, &new)).expect("written");
     let mut fixture = StoreFixture::open(&files, Role::Agent, fixed_time());
-    assert_eq!(fixture.receiver.state().ca_expires, Some(fixed_time() + days(10)));
+    assert_eq!(
+        fixture.receiver.state().ca_expires,
+        Some(fixed_time() + days(10))
+    );
 
     fixture.check(fixed_time() + days(11));
 
@@ -223,7 +241,10 @@ fn the_state_is_the_same_after_a_round_trip_through_json() {
 
     let text = serde_json::to_string(&state).expect("written");
 
-    assert_eq!(serde_json::from_str::<CertificateState>(&text).expect("read"), state);
+    assert_eq!(
+        serde_json::from_str::<CertificateState>(&text).expect("read"),
+        state
+    );
     assert_has(&text, r#""expires":"2027-03-01T12:00:00Z""#);
 }
 

@@ -14,7 +14,9 @@ use super::{
     TestCa, assert_has, both_cas, copy, days, error_text, first_certificate, fixed_time, name,
     verified,
 };
-use crate::identity::{AGENTS, IdentityFiles, Role, certificate::ParsedCertificate, identify_agent};
+use crate::identity::{
+    AGENTS, IdentityFiles, Role, certificate::ParsedCertificate, identify_agent,
+};
 
 /// The error for a file that was truncated or joined within a line.
 const NO_LINE: &str =
@@ -88,7 +90,10 @@ fn an_expired_ca_is_refused_unless_another_of_its_file_is_valid() {
     let agent = new.agent("edge-1");
 
     copy(&old.path("ca.pem"), &agent.ca);
-    assert_refused(&agent, "ca.pem: expired on 2026-02-28T12:00:00Z; replace it by a valid one");
+    assert_refused(
+        &agent,
+        "ca.pem: expired on 2026-02-28T12:00:00Z; replace it by a valid one",
+    );
 
     fs::write(&agent.ca, both_cas(&old, &new)).expect("written");
     let good = verified(&agent, Role::Agent, fixed_time()).expect("one of them is valid");
@@ -122,7 +127,10 @@ fn a_key_of_another_certificate_is_refused() {
     let (one, two) = (test_ca.agent("edge-1"), test_ca.agent("edge-2"));
     copy(&two.key, &one.key);
 
-    assert_refused(&one, "key.pem: is not the private key of the certificate in cert.pem");
+    assert_refused(
+        &one,
+        "key.pem: is not the private key of the certificate in cert.pem",
+    );
 }
 
 #[test]
@@ -177,7 +185,10 @@ fn damaged_files_have_an_error_about_the_damage() {
         (&torn, "is damaged: a certificate in it is malformed: "),
         (&no_base64, "is damaged: base64 decode error: "),
         (&glued, NO_LINE),
-        (&more, "is damaged: there is text after the last -----END line"),
+        (
+            &more,
+            "is damaged: there is text after the last -----END line",
+        ),
     ] {
         fs::write(&agent.cert, content).expect("written");
 
@@ -273,11 +284,13 @@ fn a_certificate_for_more_or_less_than_its_role_is_refused() {
 fn a_peer_is_refused_if_its_certificate_names_no_node() {
     let test_ca = TestCa::at(fixed_time());
 
-    let peer = identify_agent(&first_certificate(&test_ca.agent("edge-1.site").cert)).expect("an agent");
+    let peer =
+        identify_agent(&first_certificate(&test_ca.agent("edge-1.site").cert)).expect("an agent");
     assert_eq!(&*peer.node, "edge-1.site");
     assert_eq!(peer.expires, fixed_time() + days(365));
 
-    let refused = identify_agent(&first_certificate(&test_ca.gateway().cert)).expect_err("a gateway");
+    let refused =
+        identify_agent(&first_certificate(&test_ca.gateway().cert)).expect_err("a gateway");
     assert_eq!(
         refused.to_string(),
         "the peer's certificate is not that of an agent: it is a gateway's"

@@ -8,12 +8,15 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
 use tokio_rustls::{TlsAcceptor, TlsConnector, client::TlsStream as Client, server::TlsStream};
 
 use super::{TestCa, days, identity};
-use crate::identity::{ALPN, IdentityFiles, Identity, Role, identify_agent};
+use crate::identity::{ALPN, Identity, IdentityFiles, Role, identify_agent};
 
 /// The server's and the client's connection, after a handshake and one byte in each direction.
 type Connected = (TlsStream<DuplexStream>, Client<DuplexStream>);
 
-async fn connect(server: &Arc<ServerConfig>, client: &Arc<ClientConfig>) -> Result<Connected, String> {
+async fn connect(
+    server: &Arc<ServerConfig>,
+    client: &Arc<ClientConfig>,
+) -> Result<Connected, String> {
     let (near, far) = duplex(1 << 16);
     let accepting = Box::pin(async {
         let mut stream = TlsAcceptor::from(Arc::clone(server)).accept(far).await?;

@@ -102,7 +102,11 @@ pub(super) fn list(family: u8, protocol: Protocol, filter: SocketFilter, sequenc
     } else {
         SocketId::new_v6()
     };
-    let request = request(protocol, filter.states(protocol), &ListedSocket { family, id });
+    let request = request(
+        protocol,
+        filter.states(protocol),
+        &ListedSocket { family, id },
+    );
     message(NLM_F_REQUEST | NLM_F_DUMP, sequence, request)
 }
 

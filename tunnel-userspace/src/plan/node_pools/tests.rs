@@ -91,7 +91,10 @@ fn only_changes_of_the_own_pool_affect_services_restricted_to_it() {
         !pools.take_changed_services().is_empty()
     };
     assert!(!affects_services(&nodes));
-    assert!(!affects_services(&[("b", Some("cloud")), ("c", Some("cloud"))]));
+    assert!(!affects_services(&[
+        ("b", Some("cloud")),
+        ("c", Some("cloud"))
+    ]));
     assert!(affects_services(&[("b", Some("edge"))]));
     assert!(!affects_services(&[("b", Some("edge"))]));
     assert!(affects_services(&[("b", None)]));

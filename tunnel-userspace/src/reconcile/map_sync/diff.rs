@@ -105,7 +105,11 @@ impl PortDiff {
     /// Checks that the maps have room for the changes: first by their configured sizes, then by their free
     /// entries. The maps have more entries than configured, but only so that old and new ones can coexist
     /// until the old ones are freed.
-    pub(crate) fn check_room(&self, actual: &ActualContent, plan: &PortPlan) -> Result<(), Shortage> {
+    pub(crate) fn check_room(
+        &self,
+        actual: &ActualContent,
+        plan: &PortPlan,
+    ) -> Result<(), Shortage> {
         let full = |reason, is_temporary| {
             Err(Shortage {
                 reason,

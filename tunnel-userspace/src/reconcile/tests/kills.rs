@@ -6,7 +6,8 @@ use litemap::LiteMap;
 use proptest::prelude::*;
 
 use super::{
-    Memory, NoGrace, ROOMY, Reconciler, RetiredEntries, adopt, backends, is_ready, settle, state, update,
+    Memory, NoGrace, ROOMY, Reconciler, RetiredEntries, adopt, backends, is_ready, settle, state,
+    update,
 };
 
 /// One change: the number of a Service, its VIP, and its endpoints, or `None` to delete the Service.

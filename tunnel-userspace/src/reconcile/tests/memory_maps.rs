@@ -106,7 +106,10 @@ impl Memory {
         let backends: Vec<_> = backends.collect();
         if (1..=MAX_INLINE_BACKENDS).contains(&backends.len()) {
             for (inline, backend) in frontend.inline_backends.iter().zip(&backends) {
-                assert_eq!((inline.address, inline.port), (backend.address, backend.port));
+                assert_eq!(
+                    (inline.address, inline.port),
+                    (backend.address, backend.port)
+                );
                 assert_eq!(
                     self.backends[&inline.index], *backend,
                     "the record has another backend"
@@ -165,7 +168,9 @@ impl Memory {
             {
                 for position in base..base + len {
                     self.reachable.slots.insert(position);
-                    self.reachable.backends.insert(self.slots[&position].backend);
+                    self.reachable
+                        .backends
+                        .insert(self.slots[&position].backend);
                 }
             }
             let IndexRange { base, len } = self.frontends[index].source_ranges;

@@ -104,8 +104,12 @@ fn clients_by_service(
 fn needed_entries(history: &[Step]) -> usize {
     let lists: BTreeSet<_> = expected_clients(history).into_values().flatten().collect();
     let ranges = |list: &Vec<u8>| {
-        let starts_range = |(position, client): (usize, &u8)| position == 0 || list[position - 1] + 1 != *client;
-        list.iter().enumerate().filter(|it| starts_range(*it)).count()
+        let starts_range =
+            |(position, client): (usize, &u8)| position == 0 || list[position - 1] + 1 != *client;
+        list.iter()
+            .enumerate()
+            .filter(|it| starts_range(*it))
+            .count()
     };
     lists.iter().map(ranges).sum()
 }

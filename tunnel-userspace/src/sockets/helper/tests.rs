@@ -140,7 +140,8 @@ async fn a_failed_scan_is_published_and_repeated() {
         for problem in [Some("not now"), None] {
             assert_eq!(order(&mut stream).await.expect("an order").number, 1);
             report(&mut stream, 1, 0, problem).await;
-            let is_published = |view: &TerminatorView| view.helper_problem.as_deref() == problem && view.scans > 0;
+            let is_published =
+                |view: &TerminatorView| view.helper_problem.as_deref() == problem && view.scans > 0;
             fixture.until(is_published).await;
         }
     };

@@ -86,7 +86,9 @@ impl Case {
     fn is_stale(&self) -> bool {
         let search = StaleSearch::new(&[UDP, TCP], self);
         let mut filter = SuspectFilter::new(&search);
-        let is_suspect = filter.may_be_stale(&self.socket(ESTABLISHED)).expect("readable");
+        let is_suspect = filter
+            .may_be_stale(&self.socket(ESTABLISHED))
+            .expect("readable");
         let socket = ListedSocket::of(self.to, PORT, COOKIE);
         let is_stale = search.is_stale(&socket, &self.origin).expect("readable");
         // The first filter may select too many sockets, but never too few.
@@ -132,7 +134,11 @@ fn stale_by_family(protocol: Protocol, change: impl Fn(&mut Case)) -> [bool; 2] 
 }
 
 fn assert_stale(what: &str, protocol: Protocol, change: impl Fn(&mut Case)) {
-    assert_eq!(stale_by_family(protocol, change), [true; 2], "{protocol:?} {what}");
+    assert_eq!(
+        stale_by_family(protocol, change),
+        [true; 2],
+        "{protocol:?} {what}"
+    );
 }
 
 fn assert_not_stale(what: &str, protocol: Protocol, change: impl Fn(&mut Case)) {
@@ -181,10 +187,14 @@ fn with_a_reused_index_the_current_backends_of_the_cluster_ip_decide() {
             case.put(1, 3);
         };
         assert_not_stale("the map is a new one", protocol, renumber);
-        assert_stale("its address was removed at another index", protocol, |case| {
-            renumber(case);
-            case.backend_at(1).state = first().removed();
-        });
+        assert_stale(
+            "its address was removed at another index",
+            protocol,
+            |case| {
+                renumber(case);
+                case.backend_at(1).state = first().removed();
+            },
+        );
         for owner in [Some(4), None] {
             assert_stale("the cluster IP is another's", protocol, |case| {
                 renumber(case);

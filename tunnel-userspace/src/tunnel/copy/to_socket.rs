@@ -172,7 +172,10 @@ mod tests {
     fn queued_bytes_stay_in_order_when_merged_and_written_in_parts() {
         let mut queue = WriteQueue::default();
         let mut expected = Vec::new();
-        for (number, length) in [3, 1, MERGE_BELOW, 2, 2, MERGE_BELOW + 7, 1].into_iter().enumerate() {
+        for (number, length) in [3, 1, MERGE_BELOW, 2, 2, MERGE_BELOW + 7, 1]
+            .into_iter()
+            .enumerate()
+        {
             let chunk = vec![u8::try_from(number).expect("few"); length];
             expected.extend_from_slice(&chunk);
             queue.push(chunk.into());

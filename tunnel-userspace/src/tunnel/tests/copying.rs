@@ -21,7 +21,11 @@ async fn bytes_and_half_closes_reach_the_other_side() {
 
     client.write_all(b"last").await.expect("written");
     client.shutdown().await.expect("ended");
-    assert_eq!(read_to_end(&mut target).await, b"last", "an end, not a reset");
+    assert_eq!(
+        read_to_end(&mut target).await,
+        b"last",
+        "an end, not a reset"
+    );
     target.write_all(b"and mine").await.expect("half open");
     drop(target);
     assert_eq!(read_to_end(&mut client).await, b"and mine");

@@ -21,7 +21,8 @@ use crate::{
     identity::{self, Role, tests::TestCa},
     model::{SteeringTarget, SteeringTargets},
     tunnel::{
-        AgentState, CommonSettings, ConnectionState, ConnectionView, SessionLimits, NodeView, SessionView, Sessions,
+        AgentState, CommonSettings, ConnectionState, ConnectionView, NodeView, SessionLimits,
+        SessionView, Sessions,
         agent::{self, Agent},
         gateway::{self, Gateway},
         ingress::{self, Ingress},
@@ -233,7 +234,10 @@ pub(super) struct Edge {
     pub(super) tasks: RunningTasks,
 }
 
-pub(super) fn agent_settings(gateways: &[SocketAddr], allow: &[SocketAddr]) -> agent::AgentSettings {
+pub(super) fn agent_settings(
+    gateways: &[SocketAddr],
+    allow: &[SocketAddr],
+) -> agent::AgentSettings {
     agent::AgentSettings {
         gateways: gateways.iter().map(ToString::to_string).collect(),
         allowed_targets: allow.iter().map(ToString::to_string).collect(),
@@ -244,11 +248,18 @@ pub(super) fn agent_settings(gateways: &[SocketAddr], allow: &[SocketAddr]) -> a
 }
 
 impl Edge {
-    pub(super) fn new(settings: agent::AgentSettings, identity: identity::CertificateReceiver) -> Self {
+    pub(super) fn new(
+        settings: agent::AgentSettings,
+        identity: identity::CertificateReceiver,
+    ) -> Self {
         Self::with(settings, &limits(), identity)
     }
 
-    fn with(settings: agent::AgentSettings, limits: &SessionLimits, identity: identity::CertificateReceiver) -> Self {
+    fn with(
+        settings: agent::AgentSettings,
+        limits: &SessionLimits,
+        identity: identity::CertificateReceiver,
+    ) -> Self {
         let agent = Agent::new(settings, common(limits), identity).expect("an agent");
         let state = agent.state();
         let mut tasks = RunningTasks::default();

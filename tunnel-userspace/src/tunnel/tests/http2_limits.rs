@@ -24,9 +24,9 @@ use super::harness::{TIMEOUT, limits, tcp_pair};
 use crate::tunnel::{
     copy::{self, TunnelStream},
     error_code::StreamSide,
-    traffic::Traffic,
-    socket::set_stream_options,
     http2,
+    socket::set_stream_options,
+    traffic::Traffic,
 };
 
 /// The HTTP/2 client and server of a session, without TLS.
@@ -41,7 +41,10 @@ type Accepted = Option<Result<(Request<RecvStream>, SendResponse<Bytes>), h2::Er
 impl Session {
     async fn new() -> Self {
         let (here, there) = tokio::io::duplex(16 << 20);
-        let (of_client, of_server) = (http2::client_builder(&limits()), http2::server_builder(&limits()));
+        let (of_client, of_server) = (
+            http2::client_builder(&limits()),
+            http2::server_builder(&limits()),
+        );
         let (client, server) = tokio::join!(of_client.handshake(here), of_server.handshake(there));
         let ((sender, client), server) = (client.expect("a client"), server.expect("a server"));
         let mut session = Self {
@@ -247,5 +250,8 @@ async fn stalled_streams_do_not_block_the_window_of_another() {
         freed += length;
     }
     session.exchange();
-    assert!(send.capacity() > 0, "the stream continues although 249 others stall");
+    assert!(
+        send.capacity() > 0,
+        "the stream continues although 249 others stall"
+    );
 }

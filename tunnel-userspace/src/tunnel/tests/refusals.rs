@@ -13,7 +13,8 @@ use tokio_rustls::TlsConnector;
 use tunnel_common::reason::Reason;
 
 use super::harness::{
-    Cloud, Edge, NODE, Pki, TIMEOUT, TunnelFixture, agent_settings, limits, read, wait_until, read_until_reset,
+    Cloud, Edge, NODE, Pki, TIMEOUT, TunnelFixture, agent_settings, limits, read, read_until_reset,
+    wait_until,
 };
 use crate::identity::Identity;
 
@@ -73,7 +74,10 @@ async fn a_connection_that_was_not_steered_is_reset() {
     tokio::pin!(pair);
     let early = timeout(Duration::from_millis(100), &mut pair).await;
     assert!(early.is_err(), "not known yet");
-    tunnel.cloud.inside.send_replace(Arc::new([loopback].into()));
+    tunnel
+        .cloud
+        .inside
+        .send_replace(Arc::new([loopback].into()));
     pair.await;
 }
 
@@ -120,7 +124,11 @@ async fn a_gateway_accepts_only_agents_that_offer_the_protocol() {
     cloud.counted(HandshakeFailed, 1).await;
 
     for (what, client, reason) in [
-        ("without a certificate", without_certificate, HandshakeFailed),
+        (
+            "without a certificate",
+            without_certificate,
+            HandshakeFailed,
+        ),
         ("of another CA", of_other_ca, HandshakeFailed),
         ("of no agent", of_no_agent, IdentityRejected),
         ("of no node", of_no_node, IdentityRejected),

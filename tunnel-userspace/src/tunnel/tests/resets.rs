@@ -9,7 +9,7 @@ use tokio::{
 };
 use tunnel_common::reason::Reason;
 
-use super::harness::{NODE, TunnelFixture, read, reset, read_to_end, wait_until, read_until_reset};
+use super::harness::{NODE, TunnelFixture, read, read_to_end, read_until_reset, reset, wait_until};
 
 /// Writes until all buffers up to the peer are full.
 async fn fill_buffers(stream: &mut TcpStream) {
@@ -56,7 +56,9 @@ async fn a_reset_is_noticed_after_the_client_ended_its_direction() {
     tunnel.cloud.counted(Reason::ClientReset, 1).await;
     tunnel.edge.counted(Reason::ClientReset, 1).await;
     let writes_fail = async { while target.write_all(b"more").await.is_ok() {} };
-    timeout(Duration::from_secs(10), writes_fail).await.expect("reset");
+    timeout(Duration::from_secs(10), writes_fail)
+        .await
+        .expect("reset");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

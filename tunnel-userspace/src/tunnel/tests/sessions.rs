@@ -12,8 +12,8 @@ use tokio::{
 use tunnel_common::reason::Reason;
 
 use super::harness::{
-    Cloud, Edge, NODE, Pki, TIMEOUT, TunnelFixture, agent_settings, tcp_pair, gateway_settings, limits, read,
-    read_to_end, wait_until, read_until_reset,
+    Cloud, Edge, NODE, Pki, TIMEOUT, TunnelFixture, agent_settings, gateway_settings, limits, read,
+    read_to_end, read_until_reset, tcp_pair, wait_until,
 };
 use crate::{
     model::SteeringTarget,
@@ -163,7 +163,9 @@ async fn an_agent_that_drains_lets_streams_end_and_then_stops() {
     read_to_end(&mut target).await;
     drop(target);
 
-    timeout(TIMEOUT, tunnel.edge.tasks.drained()).await.expect("gone");
+    timeout(TIMEOUT, tunnel.edge.tasks.drained())
+        .await
+        .expect("gone");
     tunnel.cloud.counted(Reason::StreamCompleted, 1).await;
 }
 

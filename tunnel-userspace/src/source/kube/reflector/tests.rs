@@ -328,7 +328,7 @@ fn only_used_labels_of_other_nodes_are_kept() {
     let objects = fixture.overlay.objects();
     let labels = objects.iter().map(|object| {
         let Object::Node(node) = object else {
-            panic!("a Node is heard of");
+            panic!("a Node is known");
         };
         let keys: Vec<&str> = node.labels.keys().map(String::as_str).collect();
         format!("{} {}", node.name, keys.join(" "))

@@ -76,25 +76,28 @@ async fn no_update_comes_before_the_first_list_of_every_source() {
 async fn the_reader_is_woken_by_each_change_and_by_the_end_of_the_last_source() {
     let (mut store, overlay) = store();
     store.take_update();
-    let (sender, mut told) = mpsc::unbounded_channel();
+    let (sender, mut updates) = mpsc::unbounded_channel();
     let mut owner = JoinSet::new();
     owner.spawn(async move {
         while let Some(update) = store.update().await {
             sender
                 .send(update.services.len())
-                .expect("somebody listens");
+                .expect("the receiver is open");
         }
     });
     for name in ["a", "b"] {
         tokio::task::yield_now().await;
         apply(&overlay, [service(name, 1)], T1);
-        let services = timeout(TIMEOUT, told.recv()).await.expect("in time");
+        let services = timeout(TIMEOUT, updates.recv()).await.expect("in time");
         assert_eq!(services, Some(1));
     }
 
     drop(overlay);
 
-    assert_eq!(timeout(TIMEOUT, told.recv()).await.expect("in time"), None);
+    assert_eq!(
+        timeout(TIMEOUT, updates.recv()).await.expect("in time"),
+        None
+    );
 }
 
 #[test]

@@ -7,9 +7,9 @@ mod log;
 mod numeric_ranges;
 pub mod schema;
 mod section_mappings;
+mod serde_message;
 mod service;
 mod source;
-mod suggestion;
 mod tunnel;
 
 use std::{
@@ -197,7 +197,7 @@ impl Config {
             if field == "." {
                 TOP_LEVEL.clone_into(&mut field);
             }
-            (field, suggestion::suggest(error.into_inner().to_string()))
+            (field, serde_message::reword(&error.into_inner().to_string()))
         })?;
         config.check()?;
         Ok(config)

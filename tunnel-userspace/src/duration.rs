@@ -2,15 +2,31 @@
 
 use std::{fmt, time::Duration};
 
-use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
+use serde::{
+    Deserializer, Serializer,
+    de::{Error, Visitor},
+};
 
 pub(crate) fn deserialize<'de, D: Deserializer<'de>>(source: D) -> Result<Duration, D::Error> {
-    let text = String::deserialize(source)?;
-    parse(&text).ok_or_else(|| {
-        D::Error::custom(format!(
-            "`{text}` is not a duration; write a number and a unit (ms, s, m or h), as in 30s"
-        ))
-    })
+    source.deserialize_str(DurationVisitor)
+}
+
+struct DurationVisitor;
+
+impl Visitor<'_> for DurationVisitor {
+    type Value = Duration;
+
+    fn expecting(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        to.write_str("a duration with a unit, such as 30s")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Duration, E> {
+        parse(text).ok_or_else(|| {
+            E::custom(format!(
+                "`{text}` is not a duration; write a number and a unit (ms, s, m or h), as in 30s"
+            ))
+        })
+    }
 }
 
 pub(crate) fn serialize<S: Serializer>(value: &Duration, target: S) -> Result<S::Ok, S::Error> {

@@ -8,7 +8,7 @@ use tunnel_userspace::{
     app::{self, RoleError},
     cli::{self, CaCommand, CaIssue, Cli, Command, LogFormat, NodeArgs, RunArgs},
     config::{Config, Warning},
-    telemetry,
+    error_chain, telemetry,
 };
 
 mod allocator;
@@ -97,6 +97,6 @@ where
 fn report(error: &anyhow::Error, as_json: bool) {
     eprintln!(
         "{}",
-        telemetry::fatal_error_line(&format!("{error:#}"), as_json)
+        telemetry::fatal_error_line(&error_chain::chain(error.as_ref()), as_json)
     );
 }

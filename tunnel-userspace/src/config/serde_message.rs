@@ -1,4 +1,4 @@
-//! Suggests a known field in the error about an unknown field.
+//! Words the errors of serde for a config file, and suggests a known field instead of an unknown one.
 
 /// The minimum similarity (Jaro-Winkler, 0 to 1) of the unknown field and a suggested one.
 const MIN_SIMILARITY: f64 = 0.8;
@@ -6,13 +6,30 @@ const MIN_SIMILARITY: f64 = 0.8;
 /// The minimum length of an unknown field that is taken as an abbreviation of a longer one.
 const MIN_ABBREVIATION: usize = 4;
 
-/// Appends `did you mean …?` to serde's error about an unknown field, such as ``unknown field `nodename`,
-/// expected one of `nodeName`, …``. Returns other errors, and those without a similar field, unchanged.
-pub(super) fn suggest(reason: String) -> String {
-    match nearest_field(&reason) {
-        Some(field) => format!("{reason}; did you mean `{field}`?"),
-        None => reason,
+/// Rust terms in messages of serde and of the standard library, and their replacements.
+const RUST_TERMS: [(&str, &str); 6] = [
+    (
+        "invalid socket address syntax",
+        "must be an IP address and a port, such as 127.0.0.1:10249 or [::1]:10249",
+    ),
+    ("expected u8", "expected a number from 0 to 255"),
+    ("expected u16", "expected a number from 0 to 65535"),
+    ("expected u32", "expected a number"),
+    ("expected u64", "expected a number"),
+    ("expected usize", "expected a number"),
+];
+
+/// Replaces Rust terms, and appends `did you mean …?` to an error about an unknown field, such as
+/// ``unknown field `nodename`, expected one of `nodeName`, …``.
+pub(super) fn reword(message: &str) -> String {
+    let mut reworded = message.to_owned();
+    for (term, replacement) in RUST_TERMS {
+        reworded = reworded.replace(term, replacement);
     }
+    if let Some(field) = nearest_field(message) {
+        reworded.push_str(&format!("; did you mean `{field}`?"));
+    }
+    reworded
 }
 
 /// Returns the known field in the error that is most similar to the unknown one.

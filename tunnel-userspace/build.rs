@@ -17,7 +17,7 @@ const SOURCES: [&str; 5] = [
 ];
 
 fn main() -> io::Result<ExitCode> {
-    let workspace = folder("CARGO_MANIFEST_DIR")?.join("..").canonicalize()?;
+    let workspace = directory("CARGO_MANIFEST_DIR")?.join("..").canonicalize()?;
     for source in SOURCES {
         let source = workspace.join(source);
         println!("cargo::rerun-if-changed={}", source.display());
@@ -38,7 +38,7 @@ fn main() -> io::Result<ExitCode> {
     let arch = env::var_os("CARGO_CFG_TARGET_ARCH").unwrap_or_default();
     match compile::compile(&toolchain, &workspace, &arch.to_string_lossy()) {
         Ok(objects) => {
-            let out = folder("OUT_DIR")?;
+            let out = directory("OUT_DIR")?;
             fs::copy(objects.plain, out.join("culvert.bpf.o"))?;
             fs::copy(objects.logging, out.join("culvert-log.bpf.o"))?;
             Ok(ExitCode::SUCCESS)
@@ -51,7 +51,7 @@ fn main() -> io::Result<ExitCode> {
     }
 }
 
-fn folder(variable: &str) -> io::Result<PathBuf> {
+fn directory(variable: &str) -> io::Result<PathBuf> {
     env::var_os(variable)
         .map(PathBuf::from)
         .ok_or_else(|| io::Error::other(format!("Cargo did not set {variable}")))

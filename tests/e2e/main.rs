@@ -33,13 +33,13 @@ const TAIL_LINES: usize = 12;
     version
 )]
 struct Cli {
-    /// Folder of programs and images, which `cargo xtask e2e` prepares.
+    /// Directory of programs and images, which `cargo xtask e2e` prepares.
     #[arg(long)]
     kit: PathBuf,
     /// Service proxy to test.
     #[arg(long, value_enum)]
     proxy: ProxyName,
-    /// Folder of the manifests that deploy Culvert.
+    /// Directory of the manifests that deploy Culvert.
     #[arg(long, required_if_eq("proxy", "culvert"))]
     manifests: Option<PathBuf>,
     /// Archive of Culvert's image.

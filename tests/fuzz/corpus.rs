@@ -12,11 +12,11 @@ use tunnel_userspace::fuzz;
 /// Passes each seed of a target to its parser, complete and without its last byte. Fails if the parser
 /// returns false, or if there is only one seed.
 fn check_seeds(target: &str, parse: impl Fn(&[u8]) -> bool) -> Result<()> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("corpus")
         .join(target);
     let seeds =
-        fs::read_dir(&folder).with_context(|| format!("cannot list {}", folder.display()))?;
+        fs::read_dir(&directory).with_context(|| format!("cannot list {}", directory.display()))?;
     let mut count = 0;
     for seed in seeds {
         let path = seed?.path();
@@ -29,7 +29,11 @@ fn check_seeds(target: &str, parse: impl Fn(&[u8]) -> bool) -> Result<()> {
         );
         count += 1;
     }
-    ensure!(count > 1, "{} has {count} seeds, too few", folder.display());
+    ensure!(
+        count > 1,
+        "{} has {count} seeds, too few",
+        directory.display()
+    );
     Ok(())
 }
 

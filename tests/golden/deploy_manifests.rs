@@ -19,10 +19,10 @@ use tunnel_userspace::{cli::Cli, config::Config, tunnel::agent};
 /// The name of the image, as set by `cargo xtask package`.
 const IMAGE: &str = concat!("culvert.invalid/culvert:", env!("CARGO_PKG_VERSION"));
 
-/// Returns the files with this extension in a folder and its subfolders.
-pub(crate) fn files(folder: &Path, ending: &str) -> Result<Vec<PathBuf>> {
+/// Returns the files with this extension in a directory and its subdirectories.
+pub(crate) fn files(directory: &Path, ending: &str) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
-    for entry in fs::read_dir(folder)? {
+    for entry in fs::read_dir(directory)? {
         let path = entry?.path();
         if path.is_dir() {
             found.extend(files(&path, ending)?);
@@ -35,16 +35,16 @@ pub(crate) fn files(folder: &Path, ending: &str) -> Result<Vec<PathBuf>> {
 
 /// Returns the YAML files of `deploy` whose names `is_chosen` accepts, with their text.
 fn yaml_files(is_chosen: impl Fn(&str) -> bool) -> Result<Vec<(PathBuf, String)>> {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy");
+    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy");
     let mut chosen = Vec::new();
-    for path in files(Path::new(folder), "yaml")? {
+    for path in files(Path::new(directory), "yaml")? {
         let name = path.file_name().and_then(|name| name.to_str());
         if name.is_some_and(&is_chosen) {
             let text = fs::read_to_string(&path)?;
             chosen.push((path, text));
         }
     }
-    ensure!(!chosen.is_empty(), "no such YAML files in {folder}");
+    ensure!(!chosen.is_empty(), "no such YAML files in {directory}");
     Ok(chosen)
 }
 

@@ -1,4 +1,4 @@
-//! Golden tests, without a kernel: each case is a folder with Kubernetes objects and the expected map
+//! Golden tests, without a kernel: each case is a directory with Kubernetes objects and the expected map
 //! entries.
 //!
 //! The objects are read and programmed as on a node, into maps in memory. The result is a sorted list of
@@ -265,7 +265,7 @@ mod tests {
         }
     }
 
-    /// Generates a test for each case, and a test that every folder of `golden/cases` is listed.
+    /// Generates a test for each case, and a test that every directory of `golden/cases` is listed.
     macro_rules! cases {
         ($($name:ident),+ $(,)?) => {
             $(#[test]
@@ -274,14 +274,14 @@ mod tests {
             })+
 
             #[test]
-            fn every_folder_of_cases_has_a_test() {
+            fn every_directory_of_cases_has_a_test() {
                 let cases = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/cases");
-                let mut folders: Vec<_> = fs::read_dir(cases)
-                    .expect("a folder of cases")
+                let mut directories: Vec<_> = fs::read_dir(cases)
+                    .expect("a directory of cases")
                     .map(|entry| entry.expect("an entry").file_name().into_string().expect("UTF-8"))
                     .collect();
-                folders.sort();
-                assert_eq!(folders, [$(stringify!($name)),+]);
+                directories.sort();
+                assert_eq!(directories, [$(stringify!($name)),+]);
             }
         };
     }
@@ -295,7 +295,9 @@ mod tests {
             .expect("a section");
         let text: String = ["netns", "../tunnel-userspace/src", "../tunnel-common/src"]
             .into_iter()
-            .flat_map(|folder| deploy_manifests::files(&root.join(folder), "rs").expect("a folder"))
+            .flat_map(|directory| {
+                deploy_manifests::files(&root.join(directory), "rs").expect("a directory")
+            })
             .map(|path| fs::read_to_string(path).expect("text"))
             .collect();
         let is_test = |name: &&str| name.matches('_').count() > 2;

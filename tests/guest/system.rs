@@ -38,11 +38,11 @@ const FILE_SYSTEMS: [(&str, &str); 9] = [
 ];
 
 pub(crate) fn mount_all() -> Result<()> {
-    for (kind, folder) in FILE_SYSTEMS {
-        fs::create_dir_all(folder).with_context(|| format!("cannot make {folder}"))?;
+    for (kind, directory) in FILE_SYSTEMS {
+        fs::create_dir_all(directory).with_context(|| format!("cannot make {directory}"))?;
         let mounted = mount(
             Some(kind),
-            folder,
+            directory,
             Some(kind),
             MsFlags::empty(),
             None::<&str>,
@@ -51,7 +51,7 @@ pub(crate) fn mount_all() -> Result<()> {
             // The kernel mounts /dev itself.
             Ok(()) | Err(Errno::EBUSY) => {}
             Err(error) => {
-                return Err(error).with_context(|| format!("cannot mount {kind} on {folder}"));
+                return Err(error).with_context(|| format!("cannot mount {kind} on {directory}"));
             }
         }
     }

@@ -25,7 +25,7 @@ struct UpProcess {
     /// The process IDs of its sandboxes' executors.
     executors: Vec<i32>,
     cgroup: PathBuf,
-    folder: PathBuf,
+    directory: PathBuf,
 }
 
 fn start_up() -> Result<UpProcess> {
@@ -52,7 +52,7 @@ fn start_up() -> Result<UpProcess> {
         process,
         executors,
         cgroup,
-        folder: std::env::temp_dir().join(name),
+        directory: std::env::temp_dir().join(name),
     })
 }
 
@@ -70,7 +70,7 @@ fn nothing_remains_of_a_dropped_node() -> Result<()> {
     let server = pod.serve_echo(7)?;
     let paths = [
         network.lab().cgroup().to_owned(),
-        network.lab().folder().to_owned(),
+        network.lab().directory().to_owned(),
     ];
     let pids = [
         pod.pid(),
@@ -111,7 +111,7 @@ fn the_remains_of_a_killed_process_are_swept() -> Result<()> {
     up.process.wait()?;
 
     wait_for_executors(&up)?;
-    wait::until(TIME_LIMIT, || !up.cgroup.exists() && !up.folder.exists())
+    wait::until(TIME_LIMIT, || !up.cgroup.exists() && !up.directory.exists())
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn sigterm_removes_everything() -> Result<()> {
     assert_eq!(status.signal(), Some(nix::libc::SIGTERM));
     wait_for_executors(&up)?;
     assert!(!up.cgroup.exists());
-    assert!(!up.folder.exists());
+    assert!(!up.directory.exists());
     Ok(())
 }
 

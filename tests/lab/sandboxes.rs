@@ -103,9 +103,9 @@ pub(crate) fn expect_no_route(sandbox: &Sandbox, to: impl ToSocketAddrs + Copy +
 #[test]
 fn the_host_has_a_bpf_file_system_that_only_its_own_processes_see() -> Result<()> {
     let network = NodeNetwork::new()?;
-    let folder = network.lab().folder().join("bpffs");
-    let folder = folder.to_str().expect("UTF-8");
-    let stat = ["stat", "--file-system", "--format=%T", folder];
+    let directory = network.lab().directory().join("bpffs");
+    let directory = directory.to_str().expect("UTF-8");
+    let stat = ["stat", "--file-system", "--format=%T", directory];
 
     let inside = network.host().run(&stat)?;
     let seen = network.pod("pod")?.run(&stat)?;
@@ -113,7 +113,7 @@ fn the_host_has_a_bpf_file_system_that_only_its_own_processes_see() -> Result<()
 
     assert_eq!(inside.trim(), "bpf_fs");
     assert_ne!(seen.trim(), "bpf_fs");
-    assert!(!mounts.contains(folder));
+    assert!(!mounts.contains(directory));
     Ok(())
 }
 

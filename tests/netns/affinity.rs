@@ -12,7 +12,7 @@ use tunnel_tests::{
 };
 
 use crate::{
-    scene::{Scene, WEB},
+    fixture::{Scene, WEB},
     support::{
         CHANGE_TIMEOUT, DNS, DNS_TARGET, Dialer, HOST, HTTP, HTTP_TARGET, Vip, count_during,
         ensure_eq, query, query_to, until_backends,

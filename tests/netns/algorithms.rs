@@ -10,7 +10,7 @@ use tunnel_tests::{
 };
 
 use crate::{
-    scene::{Scene, WEB},
+    fixture::{Scene, WEB},
     support::{Dialer, HTTP, HTTP_TARGET, ensure_eq},
 };
 

@@ -10,7 +10,7 @@ use tunnel_tests::{
 };
 
 use crate::{
-    scene::Scene,
+    fixture::Scene,
     support::{DNS, Dialer, HTTP, Vip, ensure_eq},
 };
 

@@ -9,7 +9,7 @@ use tunnel_tests::{
 };
 
 use crate::{
-    scene::{Scene, WEB, expect_all_ended, expect_answers},
+    fixture::{Scene, WEB, expect_all_ended, expect_answers},
     support::{CHANGE_TIMEOUT, Dialer, ensure_eq, local_routes, until_eq},
 };
 

@@ -12,9 +12,9 @@ use tunnel_tests::{
 };
 
 use crate::{
-    scene::{Scene, WEB},
+    fixture::{Scene, WEB},
     support::{
-        CHANGE_TIMEOUT, Dialer, HTTP, addresses, count_during, ensure_eq, maps_folder, serve,
+        CHANGE_TIMEOUT, Dialer, HTTP, addresses, count_during, ensure_eq, maps_directory, serve,
         until_backends,
     },
 };
@@ -54,15 +54,15 @@ fn cleanup_removes_everything_that_a_node_created_and_nothing_else() -> Result<(
     scene.node.stop()?;
     ensure!(is_translated(&scene), "the data path is gone after a stop");
     let stranger = pins.join("stranger");
-    fs::hard_link(pins.join(maps_folder("/services")), &stranger)?;
+    fs::hard_link(pins.join(maps_directory("/services")), &stranger)?;
 
     let output = cleanup(&scene.node)?;
 
     ensure!(output.contains("stranger"), "{output}");
     until_untranslated(&scene)?;
-    ensure!(!pins.join(maps_folder("")).exists() && !pins.join("links").exists());
+    ensure!(!pins.join(maps_directory("")).exists() && !pins.join("links").exists());
     ensure!(stranger.exists());
-    // The state folder existed before the daemon started, so the cleanup leaves it.
+    // The state directory existed before the daemon started, so the cleanup leaves it.
     ensure!(scene.node.state().is_dir() && !scene.node.admin_socket().exists());
     ensure!(scene.node.config_path().exists() && scene.node.manifests().join("web.yaml").exists());
 
@@ -77,7 +77,7 @@ fn cleanup_removes_everything_that_a_node_created_and_nothing_else() -> Result<(
     Ok(())
 }
 
-/// Starts a node whose state folder the daemon creates.
+/// Starts a node whose state directory the daemon creates.
 fn start_without_state() -> Result<Scene> {
     let scene = Scene::prepare_web(&["backend"], &["backend"])?;
     fs::remove_dir(scene.node.state())?;
@@ -100,7 +100,7 @@ fn cleanup_after_a_kill_removes_the_socket_and_the_state_that_the_daemon_created
 
 #[test]
 #[ignore = "independent of the kernel: files are removed"]
-fn cleanup_leaves_foreign_files_in_the_state_folder() -> Result<()> {
+fn cleanup_leaves_foreign_files_in_the_state_directory() -> Result<()> {
     let scene = start_without_state()?;
     scene.node.stop()?;
     let note = scene.node.state().join("note");
@@ -112,7 +112,7 @@ fn cleanup_leaves_foreign_files_in_the_state_folder() -> Result<()> {
     Ok(())
 }
 
-/// A second instance of Culvert on the same node, with its own cgroup, folders and client.
+/// A second instance of Culvert on the same node, with its own cgroup, directories and client.
 struct SecondInstance {
     instance: Instance,
     client: Sandbox,
@@ -121,15 +121,15 @@ struct SecondInstance {
 impl SecondInstance {
     fn new(node: &Node, pod: &Pod) -> Result<Self> {
         let topology = node.network();
-        let folder: PathBuf = topology.lab().folder().join("beside");
-        let pins = folder.join("bpffs");
+        let directory: PathBuf = topology.lab().directory().join("beside");
+        let pins = directory.join("bpffs");
         let host = topology.share_namespace(node.host(), "beside/host", Some(pins))?;
         let client = topology.share_namespace(pod, "beside/client", None)?;
         let mut settings = InstanceSettings::from_environment()?;
         settings.admin = SocketAddr::from(([127, 0, 0, 1], 20249));
         settings.healthz = SocketAddr::from(([127, 0, 0, 1], 20256));
         let cgroup = topology.lab().cgroup().join("beside");
-        let instance = Instance::new(host, folder, &cgroup, settings)?;
+        let instance = Instance::new(host, directory, &cgroup, settings)?;
         Ok(Self { instance, client })
     }
 }

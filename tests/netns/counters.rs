@@ -19,8 +19,8 @@ use tunnel_tests::{
 
 use crate::{
     background_load::expect_all_answered,
+    fixture::{OTHER, Scene, WEB},
     race::map_writers::pin_to_cpu,
-    scene::{OTHER, Scene, WEB},
     support::{
         CHANGE_TIMEOUT, DNS, Dialer, HTTP, count_during, ensure_eq, ports, query_to, until_eq,
     },

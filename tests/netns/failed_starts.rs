@@ -19,8 +19,8 @@ use tunnel_tests::{
 use tunnel_userspace::bpf::OBJECT;
 
 use crate::{
-    scene::{Scene, WEB},
-    support::{CHANGE_TIMEOUT, ensure_eq, http_get, maps_folder},
+    fixture::{Scene, WEB},
+    support::{CHANGE_TIMEOUT, ensure_eq, http_get, maps_directory},
 };
 
 /// Asserts that connects to the Service are translated, on the host and in the client pod.
@@ -72,10 +72,10 @@ fn expect_last_line(stderr: &str, words: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Lists all files below a folder, with their inode numbers.
-fn inodes_below(folder: &Path) -> io::Result<BTreeMap<PathBuf, u64>> {
+/// Lists all files below a directory, with their inode numbers.
+fn inodes_below(directory: &Path) -> io::Result<BTreeMap<PathBuf, u64>> {
     let mut found = BTreeMap::new();
-    for entry in fs::read_dir(folder)? {
+    for entry in fs::read_dir(directory)? {
         let path = entry?.path();
         let metadata = fs::metadata(&path)?;
         if metadata.is_dir() {
@@ -90,7 +90,7 @@ fn inodes_below(folder: &Path) -> io::Result<BTreeMap<PathBuf, u64>> {
 fn modified_pins_are_named_and_not_touched() -> Result<()> {
     let scene = Scene::web(&["backend"])?;
     let pins = scene.node.bpffs();
-    // A path in the same BPF file system, but not in Culvert's folder.
+    // A path in the same BPF file system, but not in Culvert's directory.
     let aside = pins.with_file_name("aside");
     scene.node.kill9()?;
 
@@ -121,7 +121,7 @@ fn modified_pins_are_named_and_not_touched() -> Result<()> {
         ("swapped links", "links/connect4", "links/connect6", foreign),
         ("map as link", "links/connect4", "maps/services", foreign),
     ] {
-        let [name, other] = [name, other].map(|path| path.replace("maps", &maps_folder("")));
+        let [name, other] = [name, other].map(|path| path.replace("maps", &maps_directory("")));
         let pin = pins.join(&name);
         let is_ours = pin.exists();
         if is_ours {
@@ -140,11 +140,14 @@ fn modified_pins_are_named_and_not_touched() -> Result<()> {
     }
 
     let newer = LAYOUT_VERSION + 1;
-    let folder = format!("v{newer}");
+    let directory = format!("v{newer}");
     let layouts = [newer, LAYOUT_VERSION].map(|version| format!("layout {version}"));
-    fs::create_dir(pins.join(&folder))?;
-    expect_last_line(&failed_start(&scene)?, &[&folder, &layouts[0], &layouts[1]])?;
-    fs::remove_dir(pins.join(&folder))?;
+    fs::create_dir(pins.join(&directory))?;
+    expect_last_line(
+        &failed_start(&scene)?,
+        &[&directory, &layouts[0], &layouts[1]],
+    )?;
+    fs::remove_dir(pins.join(&directory))?;
 
     scene.node.start()?;
     ensure!(scene.node.logs().contains("new=0 replaced=9"));
@@ -153,17 +156,17 @@ fn modified_pins_are_named_and_not_touched() -> Result<()> {
 
 #[test]
 #[ignore = "independent of the kernel: files and error messages"]
-fn a_missing_folder_of_manifests_leaves_services_programmed() -> Result<()> {
+fn a_missing_directory_of_manifests_leaves_services_programmed() -> Result<()> {
     let scene = Scene::web(&["backend"])?;
     scene.node.kill9()?;
     let manifests = scene.node.manifests();
     let aside = manifests.with_file_name("aside");
 
     fs::rename(&manifests, &aside)?;
-    let folder = manifests.to_string_lossy();
+    let directory = manifests.to_string_lossy();
     expect_last_line(
         &failed_start(&scene)?,
-        &["cannot read", &folder, "No such file"],
+        &["cannot read", &directory, "No such file"],
     )?;
     fs::rename(&aside, &manifests)?;
 
@@ -229,17 +232,17 @@ fn a_second_daemon_and_a_cleanup_fail_and_name_the_running_process() -> Result<(
 #[test]
 fn a_daemon_outside_of_its_cgroup_reports_that_and_leaves_no_program() -> Result<()> {
     let scene = Scene::web(&["backend"])?;
-    let folder = scene.node.network().lab().folder().join("elsewhere");
+    let directory = scene.node.network().lab().directory().join("elsewhere");
     let outside = scene.node.network().share_namespace(
         scene.node.host(),
         "outside/daemon",
-        Some(folder.join("bpffs")),
+        Some(directory.join("bpffs")),
     )?;
 
     let before = inodes_below(&scene.node.bpffs())?;
     let config = fs::read_to_string(scene.node.config_path())?;
-    let path = folder.join("culvert.yaml");
-    let lab = scene.node.network().lab().folder().display().to_string();
+    let path = directory.join("culvert.yaml");
+    let lab = scene.node.network().lab().directory().display().to_string();
     let config = config
         .replace(&format!("{lab}/bpffs"), &format!("{lab}/elsewhere/bpffs"))
         .replace(&format!("{lab}/state"), &format!("{lab}/elsewhere/state"));
@@ -254,7 +257,7 @@ fn a_daemon_outside_of_its_cgroup_reports_that_and_leaves_no_program() -> Result
     ensure_eq("pins", inodes_below(&scene.node.bpffs())?, before)?;
     let root = PathBuf::from(format!("/proc/{}/root", outside.pid()));
     let links = root
-        .join(folder.strip_prefix("/")?)
+        .join(directory.strip_prefix("/")?)
         .join("bpffs/culvert/links");
     let left: Vec<PathBuf> = inodes_below(&links)
         .unwrap_or_default()

@@ -10,7 +10,7 @@ use tunnel_tests::{
     verifier::{self, ProgramStats},
 };
 use tunnel_userspace::{
-    bpf::{self, Features, LoadError, PinFolder},
+    bpf::{self, Features, LoadError, PinDirectory},
     net::UplinkGuard as _,
 };
 
@@ -31,7 +31,7 @@ fn a_program_that_sets_an_error_loads_exactly_if_the_probe_finds_the_feature() -
         ..features
     };
     let node = Node::new()?;
-    let pins = PinFolder::lock(&node.bpffs())?;
+    let pins = PinDirectory::lock(&node.bpffs())?;
 
     let loaded = load(&pins, setting);
 
@@ -56,7 +56,7 @@ fn a_program_that_sets_an_error_loads_exactly_if_the_probe_finds_the_feature() -
 fn a_tcx_link_can_be_created_exactly_if_the_probe_finds_the_feature() -> Result<()> {
     let features = bpf::probe()?;
     let node = Node::new()?;
-    let pins = PinFolder::lock(&node.bpffs())?;
+    let pins = PinDirectory::lock(&node.bpffs())?;
 
     let by_link = Features {
         tcx: true,

@@ -9,7 +9,7 @@ use tunnel_tests::{
 };
 
 use crate::{
-    scene::Scene,
+    fixture::Scene,
     support::{
         CHANGE_TIMEOUT, Dialer, HTTP, HTTP_TARGET, Vip, ensure_eq, http_server_name, ports,
         until_backends, until_gone,

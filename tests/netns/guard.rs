@@ -13,7 +13,7 @@ use tunnel_tests::{
     test_name,
 };
 use tunnel_userspace::{
-    bpf::{self, Counters, DataPath, Features, Guard, PinFolder, ProgramSettings},
+    bpf::{self, Counters, DataPath, Features, Guard, PinDirectory, ProgramSettings},
     net::UplinkGuard as _,
     reconcile::MapSizes,
 };
@@ -26,13 +26,13 @@ pub(crate) const UPLINK: (u32, &str) = (2, "uplink");
 const SIZES: MapSizes = MapSizes::uniform(16);
 
 /// Loads the guard of 198.19.0.0/16, to be attached by a tcx link or as a tc filter.
-fn load_with_tcx(pins: &PinFolder, tcx: bool) -> Result<(Guard, Counters)> {
+fn load_with_tcx(pins: &PinDirectory, tcx: bool) -> Result<(Guard, Counters)> {
     let features = bpf::probe()?;
     load(pins, Features { tcx, ..features })
 }
 
 /// Loads the guard of 198.19.0.0/16 for these kernel features.
-pub(crate) fn load(pins: &PinFolder, features: Features) -> Result<(Guard, Counters)> {
+pub(crate) fn load(pins: &PinDirectory, features: Features) -> Result<(Guard, Counters)> {
     let network = Address::from_ip("198.19.0.0".parse()?);
     let switches = ProgramSettings {
         own_mark: 0,
@@ -81,15 +81,15 @@ fn probe_from_outside(node: &Node) -> ErrorKind {
 }
 
 /// Creates a node with a local route for 198.19.0.0/16; returns it with its pins.
-fn node_with_local_range() -> Result<(Node, PinFolder)> {
+fn node_with_local_range() -> Result<(Node, PinDirectory)> {
     let node = Node::new()?;
     node.host().ip("route add local 198.19.0.0/16 dev lo\n")?;
-    let pins = PinFolder::lock(&node.bpffs())?;
+    let pins = PinDirectory::lock(&node.bpffs())?;
     Ok((node, pins))
 }
 
 /// Creates the same node, and attaches the guard to its uplink.
-fn guarded_node(tcx: bool) -> Result<(Node, PinFolder, Guard)> {
+fn guarded_node(tcx: bool) -> Result<(Node, PinDirectory, Guard)> {
     let (node, pins) = node_with_local_range()?;
     let (mut guard, _counters) = load_with_tcx(&pins, tcx)?;
     on_host(&node, || Ok(guard.guard_uplinks(&uplinks(), false)?))?;
@@ -192,7 +192,7 @@ fn expect_detached(tcx: bool) -> Result<()> {
 #[test]
 fn the_record_of_a_filter_is_removed_after_its_device() -> Result<()> {
     let node = Node::new()?;
-    let pins = PinFolder::lock(&node.bpffs())?;
+    let pins = PinDirectory::lock(&node.bpffs())?;
     let (mut guard, _counters) = load_with_tcx(&pins, false)?;
     let host = node.host();
     run(

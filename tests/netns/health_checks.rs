@@ -13,7 +13,7 @@ use tunnel_tests::{
 };
 
 use crate::{
-    scene::{OTHER, TWIN, WEB},
+    fixture::{OTHER, TWIN, WEB},
     support::{CHANGE_TIMEOUT, HOST, Vip, addresses, http_get, until_eq},
 };
 

@@ -9,7 +9,7 @@ use tunnel_tests::{
 };
 
 use crate::{
-    scene::{DIALLED, EMPTY, OTHER, Scene, WEB},
+    fixture::{DIALLED, EMPTY, OTHER, Scene, WEB},
     support::{
         DNS, DNS_TARGET, Dialer, HTTP, HTTP_TARGET, Vip, count_during, ensure_eq, errno,
         http_server_name, query, receive,

@@ -12,9 +12,9 @@ use tunnel_tests::{
 };
 
 use crate::{
-    scene::{EMPTY, Scene, WEB, configure},
+    fixture::{EMPTY, Scene, WEB, configure},
     support::{
-        CHANGE_TIMEOUT, DNS, Dialer, HTTP, HTTP_TARGET, Vip, ensure_eq, maps_folder, until_eq,
+        CHANGE_TIMEOUT, DNS, Dialer, HTTP, HTTP_TARGET, Vip, ensure_eq, maps_directory, until_eq,
     },
 };
 
@@ -69,7 +69,7 @@ impl Scene {
         let count = MapInfo::from_pin(
             self.node
                 .bpffs()
-                .join(maps_folder(""))
+                .join(maps_directory(""))
                 .join(REASON_COUNTS.name),
         )?
         .id();

@@ -13,8 +13,8 @@ use tunnel_tests::{
 };
 
 use crate::{
+    fixture::{Scene, WEB},
     guard::daemon::{FOLLOW_TIMEOUT, guards, network_status, steering_node},
-    scene::{Scene, WEB},
     support::{
         Dialer, HOST, HTTP, HTTP_TARGET, count_during, ensure_eq, http_server_name, run, serve,
     },

@@ -8,9 +8,9 @@ use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{node::Node, sandbox::Sandbox, wait};
 
 use crate::{
+    fixture::WEB,
     migration,
     open_connections::{open_connections, set_up, total_connections},
-    scene::WEB,
     support::{CHANGE_TIMEOUT, DNS, Dialer, HTTP, ensure_eq, query, until_backends, until_eq},
 };
 

@@ -11,7 +11,7 @@ use tunnel_tests::sandbox::{RESPONSE_TIMEOUT, Sandbox};
 use tunnel_userspace::model::Family;
 
 use crate::{
-    scene::Scene,
+    fixture::Scene,
     support::{DNS, Dialer, HTTP, Vip, ensure_eq, ports, receive, until_eq},
 };
 

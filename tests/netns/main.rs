@@ -4,9 +4,9 @@
 #![cfg(test)]
 
 mod background_load;
+mod fixture;
 mod migration;
 mod programs;
-mod scene;
 mod support;
 
 mod affinity;
@@ -14,7 +14,6 @@ mod algorithms;
 mod capabilities;
 mod cleanup;
 mod counters;
-mod datagrams;
 mod endpoint_churn;
 mod failed_starts;
 mod features;
@@ -43,4 +42,5 @@ mod socket_termination;
 mod source_ranges;
 mod tunnel;
 mod udp_flows;
+mod unconnected_udp;
 mod untranslated;

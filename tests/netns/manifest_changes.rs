@@ -13,7 +13,7 @@ use tunnel_tests::{
 };
 
 use crate::{
-    scene::{OTHER, Scene, WEB},
+    fixture::{OTHER, Scene, WEB},
     support::{
         CHANGE_TIMEOUT, Dialer, HTTP, Vip, ensure_eq, errno, http_get, until_backends, until_eq,
         until_gone,

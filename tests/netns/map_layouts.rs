@@ -15,16 +15,16 @@ use tunnel_tests::{admin::metric, wait};
 
 use crate::{
     cleanup::cleanup,
+    fixture::{OTHER, Scene, WEB},
     migration::{
         self, Flows, SERVICES, count_choices, expect_all_kept, file_names, imitate_older_layout,
-        older_folder,
+        older_directory,
     },
-    scene::{OTHER, Scene, WEB},
-    support::{CHANGE_TIMEOUT, Dialer, HTTP, ensure_eq, maps_folder},
+    support::{CHANGE_TIMEOUT, Dialer, HTTP, ensure_eq, maps_directory},
 };
 
 impl Scene {
-    /// Renames a file or folder of pins.
+    /// Renames a file or directory of pins.
     fn rename(&self, from: &str, to: &str) -> Result<()> {
         let pins = self.node.bpffs();
         fs::rename(pins.join(from), pins.join(to)).with_context(|| format!("{from} to {to}"))
@@ -84,19 +84,21 @@ fn a_new_layout_keeps_the_maps_of_sockets_and_restarts_the_counters() -> Result<
     node.kill9()?;
     imitate_older_layout(node)?;
     let info =
-        |folder: &str, map: &Map| MapInfo::from_pin(node.bpffs().join(folder).join(map.name));
-    let ids = |folder: &str| -> Result<Vec<u32>> {
-        MAPS.iter().map(|map| Ok(info(folder, map)?.id())).collect()
+        |directory: &str, map: &Map| MapInfo::from_pin(node.bpffs().join(directory).join(map.name));
+    let ids = |directory: &str| -> Result<Vec<u32>> {
+        MAPS.iter()
+            .map(|map| Ok(info(directory, map)?.id()))
+            .collect()
     };
-    let before = ids(&older_folder(""))?;
+    let before = ids(&older_directory(""))?;
 
     node.start()?;
 
-    let after = ids(&maps_folder(""))?;
+    let after = ids(&maps_directory(""))?;
     for (map, (before, after)) in MAPS.iter().zip(before.iter().zip(&after)) {
         ensure_eq(map.name, before == after, map.is_lasting)?;
     }
-    let counters = info(&maps_folder(""), &REASON_COUNTS)?.max_entries();
+    let counters = info(&maps_directory(""), &REASON_COUNTS)?.max_entries();
     ensure_eq("counters", counters, Reason::CAPACITY)?;
     // Each counter of the imitated older layout was 1000 on each CPU.
     ensure!(node.reason_count("translated")? < 1000);
@@ -123,7 +125,7 @@ fn an_older_layout_stays_until_every_object_can_be_read() -> Result<()> {
     wait::until(CHANGE_TIMEOUT, || waits() == Some(true))
         .with_context(|| format!("{:?}", node.status()))?;
 
-    ensure!(scene.has_pin(&older_folder("/services")) && !scene.has_pin(&maps_folder("")));
+    ensure!(scene.has_pin(&older_directory("/services")) && !scene.has_pin(&maps_directory("")));
     expect_all_kept(&flows)?;
     for (vip, servers) in [(WEB, ["one", "two"]), (OTHER, ["other"; 2])] {
         for dialer in Dialer::TCP {
@@ -148,16 +150,16 @@ fn the_next_daemon_continues_after_a_kill_during_the_replacement_of_a_layout() -
     node.kill9()?;
     imitate_older_layout(&scene.node)?;
     let moments: [fn(&Scene) -> bool; 5] = [
-        |scene| scene.has_pin(&maps_folder("-next")),
-        |scene| scene.has_pin(&maps_folder("-next/services")),
-        |scene| scene.has_pin(&maps_folder("-next/host")),
-        |scene| scene.has_pin(&maps_folder("")),
-        |scene| scene.has_pin(&maps_folder("")) && !scene.has_pin(&older_folder("/services")),
+        |scene| scene.has_pin(&maps_directory("-next")),
+        |scene| scene.has_pin(&maps_directory("-next/services")),
+        |scene| scene.has_pin(&maps_directory("-next/host")),
+        |scene| scene.has_pin(&maps_directory("")),
+        |scene| scene.has_pin(&maps_directory("")) && !scene.has_pin(&older_directory("/services")),
     ];
 
     let check = || {
         expect_working(&flows)?;
-        if scene.has_pin(&maps_folder("")) {
+        if scene.has_pin(&maps_directory("")) {
             // The older layout is replaced already, so complete the start and imitate an older layout again.
             node.start()?;
             scene.expect_tidy()?;
@@ -176,7 +178,7 @@ fn the_next_daemon_continues_after_a_kill_during_the_replacement_of_a_layout() -
 }
 
 #[test]
-#[ignore = "independent of the kernel: names of folders"]
+#[ignore = "independent of the kernel: names of directories"]
 fn a_newer_layout_is_named_and_not_touched() -> Result<()> {
     let scene = migration::start()?;
     let node = &scene.node;
@@ -187,7 +189,7 @@ fn a_newer_layout_is_named_and_not_touched() -> Result<()> {
     let [newer_layout, layout] = [newer, LAYOUT_VERSION].map(|it| format!("layout {it}"));
     for name in ["", "-next", "-old"].map(|stage| format!("v{newer}{stage}")) {
         let name = name.as_str();
-        scene.rename(&maps_folder(""), name)?;
+        scene.rename(&maps_directory(""), name)?;
         let before = file_names(&node.bpffs().join(name))?;
         let output = node.culvert(&["node"])?;
         ensure_eq("exit", output.exit.code, Some(1))?;
@@ -197,7 +199,7 @@ fn a_newer_layout_is_named_and_not_touched() -> Result<()> {
         }
         ensure_eq("pins", file_names(&node.bpffs().join(name))?, before)?;
         expect_all_kept(&flows)?;
-        scene.rename(name, &maps_folder(""))?;
+        scene.rename(name, &maps_directory(""))?;
     }
 
     node.start()?;
@@ -207,15 +209,15 @@ fn a_newer_layout_is_named_and_not_touched() -> Result<()> {
 #[test]
 #[ignore = "independent of the kernel: files are removed"]
 fn cleanup_removes_incomplete_new_maps_and_maps_of_this_layout_or_an_older_one() -> Result<()> {
-    for former in [maps_folder(""), older_folder("")] {
+    for former in [maps_directory(""), older_directory("")] {
         let scene = migration::start()?;
         let node = &scene.node;
         scene.resize([4096, 8192, 4096])?;
         node.kill9()?;
-        if former == older_folder("") {
+        if former == older_directory("") {
             imitate_older_layout(node)?;
         }
-        let is_met = scene.kill_when(|scene| scene.has_pin(&maps_folder("-next/services")))?;
+        let is_met = scene.kill_when(|scene| scene.has_pin(&maps_directory("-next/services")))?;
         ensure!(
             is_met && scene.has_pin(&former),
             "{former}: {}",

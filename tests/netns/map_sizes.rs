@@ -14,10 +14,10 @@ use tunnel_tests::{
 };
 
 use crate::{
+    fixture::{OTHER, Scene},
     migration::{self, Flows, SERVICES, count_choices, expect_all_kept, file_names},
-    scene::{OTHER, Scene},
     support::{
-        CHANGE_TIMEOUT, Dialer, HTTP, HTTP_TARGET, Vip, ensure_eq, maps_folder, until_backends,
+        CHANGE_TIMEOUT, Dialer, HTTP, HTTP_TARGET, Vip, ensure_eq, maps_directory, until_backends,
         until_gone,
     },
 };
@@ -93,7 +93,7 @@ fn crowd(vip: Vip, count: u8) -> Service {
 fn expect_sizes_refused(scene: &Scene, wanted: [u32; 3], words: &[&str]) -> Result<()> {
     let node = &scene.node;
     let before = sizes(node)?;
-    let maps = file_names(&node.bpffs().join(maps_folder("")))?;
+    let maps = file_names(&node.bpffs().join(maps_directory("")))?;
     let logged = node.logs().len();
     scene.resize(wanted)?;
     node.restart()?;
@@ -103,7 +103,7 @@ fn expect_sizes_refused(scene: &Scene, wanted: [u32; 3], words: &[&str]) -> Resu
     ensure_eq("sizes", sizes(node)?, before)?;
     ensure_eq(
         "maps",
-        file_names(&node.bpffs().join(maps_folder("")))?,
+        file_names(&node.bpffs().join(maps_directory("")))?,
         maps,
     )?;
     scene.expect_tidy()
@@ -159,12 +159,13 @@ fn the_next_daemon_continues_after_a_kill_during_a_change_of_sizes() -> Result<(
     let flows = Flows::open(&scene.client)?;
     node.kill9()?;
     let moments: [fn(&Scene) -> bool; 6] = [
-        |scene| scene.has_pin(&maps_folder("-next")),
-        |scene| scene.has_pin(&maps_folder("-next/services")),
-        |scene| scene.has_pin(&maps_folder("-next/host")),
-        |scene| scene.has_pin(&maps_folder("-old")),
+        |scene| scene.has_pin(&maps_directory("-next")),
+        |scene| scene.has_pin(&maps_directory("-next/services")),
+        |scene| scene.has_pin(&maps_directory("-next/host")),
+        |scene| scene.has_pin(&maps_directory("-old")),
         |scene| {
-            scene.has_pin(&maps_folder("-old")) && !scene.has_pin(&maps_folder("-old/services"))
+            scene.has_pin(&maps_directory("-old"))
+                && !scene.has_pin(&maps_directory("-old/services"))
         },
         |_| false,
     ];
@@ -184,7 +185,7 @@ fn the_next_daemon_continues_after_a_kill_during_a_change_of_sizes() -> Result<(
 
 /// Returns the maximum numbers of entries of the two steering maps.
 fn steering_entries(node: &Node) -> Result<[u32; 2]> {
-    let pins = node.bpffs().join(maps_folder(""));
+    let pins = node.bpffs().join(maps_directory(""));
     let entries = |map: Map| MapInfo::from_pin(pins.join(map.name)).map(|info| info.max_entries());
     Ok([entries(STEER)?, entries(STEERED)?])
 }

@@ -12,8 +12,8 @@ use tunnel_tests::{
 };
 
 use crate::{
+    fixture::{Scene, WEB},
     local_listeners::TestListeners,
-    scene::{Scene, WEB},
     service_addresses::{self, BALANCER, EXTERNAL, NODE_DNS, NODE_HTTP},
     support::{DNS, DNS_TARGET, Dialer, HOST, HTTP, HTTP_TARGET, Vip, addresses, ensure_eq},
 };

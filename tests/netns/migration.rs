@@ -1,4 +1,4 @@
-//! Helpers of tests that replace maps: open flows that must keep their backends, and the folders of pins.
+//! Helpers of tests that replace maps: open flows that must keep their backends, and the directories of pins.
 
 use std::{
     cell::RefCell,
@@ -16,10 +16,10 @@ use tunnel_common::{LAYOUT_VERSION, table::REASON_COUNTS};
 use tunnel_tests::{load_scale::LoadScale, node::Node, pod::Pod, wait};
 
 use crate::{
-    scene::{OTHER, Scene, WEB},
+    fixture::{OTHER, Scene, WEB},
     support::{
         CHANGE_TIMEOUT, DNS, Dialer, HTTP, Vip, count_during, ensure_eq, http_server_name,
-        maps_folder, query, query_to,
+        maps_directory, query, query_to,
     },
 };
 
@@ -48,17 +48,17 @@ impl Scene {
         })
     }
 
-    /// True if a pin or folder of that name exists.
+    /// True if a pin or directory of that name exists.
     pub(crate) fn has_pin(&self, pin: &str) -> bool {
         self.node.bpffs().join(pin).exists()
     }
 
-    /// Asserts that the folder of pins has only the links and the maps of this layout.
+    /// Asserts that the directory of pins has only the links and the maps of this layout.
     pub(crate) fn expect_tidy(&self) -> Result<()> {
         ensure_eq(
-            "folders",
+            "directories",
             file_names(&self.node.bpffs())?,
-            ["links", &maps_folder("")],
+            ["links", &maps_directory("")],
         )
     }
 
@@ -98,18 +98,18 @@ impl Scene {
     }
 }
 
-/// Returns the name of the previous layout's folder, followed by `rest`.
-pub(crate) fn older_folder(rest: &str) -> String {
+/// Returns the name of the previous layout's directory, followed by `rest`.
+pub(crate) fn older_directory(rest: &str) -> String {
     format!("v{}{rest}", LAYOUT_VERSION - 1)
 }
 
 /// The size of the counter map in the previous layout.
 const OLDER_COUNTERS: u32 = 64;
 
-/// Makes a node's maps look like those of a daemon with the previous layout: in that layout's folder,
+/// Makes a node's maps look like those of a daemon with the previous layout: in that layout's directory,
 /// and with counters for fewer reasons.
 pub(crate) fn imitate_older_layout(node: &Node) -> Result<()> {
-    let (own, older) = (maps_folder(""), older_folder(""));
+    let (own, older) = (maps_directory(""), older_directory(""));
     fs::rename(node.bpffs().join(&own), node.bpffs().join(&older))
         .with_context(|| format!("{own} to {older}"))?;
     let count = node.bpffs().join(&older).join(REASON_COUNTS.name);
@@ -123,10 +123,10 @@ pub(crate) fn imitate_older_layout(node: &Node) -> Result<()> {
     Ok(())
 }
 
-/// Returns the names in a folder, sorted.
-pub(crate) fn file_names(folder: &Path) -> Result<Vec<String>> {
+/// Returns the names in a directory, sorted.
+pub(crate) fn file_names(directory: &Path) -> Result<Vec<String>> {
     let mut names = Vec::new();
-    for entry in fs::read_dir(folder)? {
+    for entry in fs::read_dir(directory)? {
         names.push(entry?.file_name().to_string_lossy().into_owned());
     }
     names.sort();

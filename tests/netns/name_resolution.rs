@@ -109,7 +109,7 @@ fn serve_one(mut stream: &TcpStream) -> Result<bool> {
     Ok(true)
 }
 
-/// Copies the program and its libraries into a root folder.
+/// Copies the program and its libraries into a root directory.
 fn copy_program(root: &Path) -> Result<()> {
     let program = environment::culvert()?;
     fs::copy(&program, root.join("culvert"))?;
@@ -121,7 +121,7 @@ fn copy_program(root: &Path) -> Result<()> {
     let words = listing.split_whitespace();
     for library in words.filter(|word| word.starts_with('/') && !word.ends_with(':')) {
         let sandbox = root.join(library.trim_start_matches('/'));
-        fs::create_dir_all(sandbox.parent().context("no folder")?)?;
+        fs::create_dir_all(sandbox.parent().context("no directory")?)?;
         fs::copy(library, sandbox)?;
     }
     Ok(())
@@ -155,7 +155,7 @@ fn write_agent_config(node: &Node, root: &Path) -> Result<()> {
 #[ignore = "independent of the kernel: a resolver in the C library"]
 fn an_agent_resolves_gateway_names_with_two_files_of_its_container() -> Result<()> {
     let node = Node::new()?;
-    let root = node.network().lab().folder().join("root");
+    let root = node.network().lab().directory().join("root");
     fs::create_dir_all(root.join("etc"))?;
     fs::write(root.join("etc/hosts"), "127.0.0.1 static.test\n")?;
     let resolver = "nameserver 127.0.0.1\nsearch none.test cluster.test\noptions ndots:5\n";

@@ -22,7 +22,7 @@ use tunnel_tests::{
 
 use crate::{
     counters::until_released,
-    scene::{OTHER, Scene, WEB},
+    fixture::{OTHER, Scene, WEB},
     support::{
         CHANGE_TIMEOUT, DNS, DNS_TARGET, Dialer, HTTP, HTTP_TARGET, Vip, count_during, ensure_eq,
         http_server_name, ports, query, query_to, run, until_eq,
@@ -343,8 +343,8 @@ fn after_a_hundred_thousand_sockets_the_counts_equal_those_of_the_sockets_that_t
     let before = LoadScale::from_environment().count(SOCKETS / 2);
     let sandboxes = [&**scene.client, scene.node.host()];
 
-    let folder = scene.node.network().lab().folder();
-    let logs = ["pod.log", "host.log"].map(|name| folder.join(name));
+    let directory = scene.node.network().lab().directory();
+    let logs = ["pod.log", "host.log"].map(|name| directory.join(name));
     let mut holders = Vec::new();
     for (sandbox, log) in sandboxes.into_iter().zip(&logs) {
         holders.push(hold_open(sandbox, 20, before, Some(File::create(log)?))?);

@@ -79,9 +79,9 @@ fn prepare(config: &Path, capabilities: &str) -> Result<Output> {
 #[test]
 #[ignore = "independent of the kernel: mounts that every kernel supports"]
 fn the_cgroup_hierarchy_is_mounted_if_it_is_missing() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let config = folder.path().join("culvert.yaml");
-    let pins = folder.path().join("bpf/culvert");
+    let directory = tempfile::tempdir()?;
+    let config = directory.path().join("culvert.yaml");
+    let pins = directory.path().join("bpf/culvert");
     fs::write(&config, format!("bpf: {{ bpffs: {} }}\n", pins.display()))?;
 
     let (refused, done, seen) = without_cgroups(|| {
@@ -94,7 +94,7 @@ fn the_cgroup_hierarchy_is_mounted_if_it_is_missing() -> Result<()> {
     let output = String::from_utf8_lossy(&refused.stderr);
     let named = format!(
         "bpf on {} (this needs CAP_SYS_ADMIN)",
-        folder.path().join("bpf").display()
+        directory.path().join("bpf").display()
     );
     ensure!(output.contains(&named), "{refused:?}");
     let seen = seen.context("nothing is mounted")?;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use tunnel_tests::{instance::NODE_NAME, node::Node};
 use tunnel_userspace::{
-    bpf::{Counters, DataPath, Features, KernelMaps, PinFolder, ProgramSettings, RcuGrace},
+    bpf::{Counters, DataPath, Features, KernelMaps, PinDirectory, ProgramSettings, RcuGrace},
     model::{Algorithm, ExternalIps, TopologyKeys},
     reconcile::{MapSizes, PlanSettings, Reconciler},
 };
@@ -16,7 +16,7 @@ use crate::race::fixture::{BACKENDS, SLOTS};
 pub(crate) struct Programs {
     counters: Counters,
     pub(crate) data_path: DataPath,
-    _pins: PinFolder,
+    _pins: PinDirectory,
 }
 
 impl Programs {
@@ -27,7 +27,7 @@ impl Programs {
         features: Features,
         frontends: u32,
     ) -> Result<(Self, KernelMaps)> {
-        let pins = PinFolder::lock(&node.bpffs())?;
+        let pins = PinDirectory::lock(&node.bpffs())?;
         let sizes = MapSizes {
             frontends,
             slots: SLOTS,

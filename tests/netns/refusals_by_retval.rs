@@ -17,7 +17,7 @@ use tunnel_tests::{
 };
 
 use crate::{
-    scene::{DIALLED, EMPTY, Scene},
+    fixture::{DIALLED, EMPTY, Scene},
     support::{DNS, Dialer, HTTP, ensure_eq, expect_refusal},
 };
 

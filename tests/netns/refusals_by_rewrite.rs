@@ -18,8 +18,8 @@ use tunnel_userspace::{
 };
 
 use crate::{
+    fixture::{EMPTY, Scene, WEB},
     programs::Programs,
-    scene::{EMPTY, Scene, WEB},
     support::{DNS, Dialer, HTTP, ensure_eq, errno, query},
 };
 

@@ -6,9 +6,9 @@ use anyhow::{Result, ensure};
 use tunnel_tests::node::Node;
 
 use crate::{
+    fixture::{Scene, WEB},
     migration::{self, Flows, expect_all_kept},
-    scene::{Scene, WEB},
-    support::{Dialer, HTTP, Vip, ensure_eq, maps_folder, until_backends},
+    support::{Dialer, HTTP, Vip, ensure_eq, maps_directory, until_backends},
 };
 
 /// The addresses of a deleted Service, and of a new one.
@@ -37,8 +37,8 @@ fn no_connect_fails_while_the_daemon_is_killed_stopped_and_started() -> Result<(
 /// changes.
 fn pins(node: &Node) -> Result<BTreeMap<PathBuf, u64>> {
     let mut pins = BTreeMap::new();
-    for folder in ["links", &*maps_folder("")] {
-        for entry in fs::read_dir(node.bpffs().join(folder))? {
+    for directory in ["links", &*maps_directory("")] {
+        for entry in fs::read_dir(node.bpffs().join(directory))? {
             let entry = entry?;
             pins.insert(entry.path(), entry.metadata()?.ino());
         }

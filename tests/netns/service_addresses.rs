@@ -16,8 +16,8 @@ use tunnel_tests::{
 };
 
 use crate::{
+    fixture::{Scene, WEB},
     local_listeners::TestListeners,
-    scene::{Scene, WEB},
     support::{
         CHANGE_TIMEOUT, DNS, DNS_TARGET, Dialer, HOST, HTTP, HTTP_TARGET, Vip, ensure_eq, errno,
         expect_refusal, unreachable_errors, until_backends,

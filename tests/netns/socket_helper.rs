@@ -11,7 +11,7 @@ use tunnel_tests::{
 
 use crate::{
     capabilities::{culvert_command, granted, start},
-    scene::{Scene, WEB, expect_all_ended, expect_answers},
+    fixture::{Scene, WEB, expect_all_ended, expect_answers},
     support::{Dialer, RECOVERY_LIMIT, ensure_eq, until_eq},
 };
 

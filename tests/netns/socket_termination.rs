@@ -7,7 +7,7 @@ use nix::errno::Errno;
 use tunnel_tests::{clock::Instant, load_scale::LoadScale, wait};
 
 use crate::{
-    scene::{Client, OTHER, Scene, WEB, configure, expect_all_ended, expect_answers},
+    fixture::{Client, OTHER, Scene, WEB, configure, expect_all_ended, expect_answers},
     service_addresses::{self, BALANCER, EXTERNAL},
     support::{
         CHANGE_TIMEOUT, DNS, DNS_TARGET, Dialer, HOST, HTTP, RECOVERY_LIMIT, Vip, ensure_eq, errno,

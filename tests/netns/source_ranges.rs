@@ -15,7 +15,7 @@ use tunnel_tests::{
 };
 
 use crate::{
-    scene::{Scene, WEB},
+    fixture::{Scene, WEB},
     service_addresses::{BALANCER, EXTERNAL, LOOPBACK},
     support::{
         CHANGE_TIMEOUT, DNS, Dialer, HOST, HTTP, Vip, count_during, ensure_eq, errno,

@@ -436,8 +436,8 @@ pub(crate) fn clients<'a>(host: &'a Sandbox, pod: &'a Pod) -> [(&'static str, &'
     [("host", host), ("pod", pod)]
 }
 
-/// Returns the name of the folder with the pinned maps, followed by `rest`.
-pub(crate) fn maps_folder(rest: &str) -> String {
+/// Returns the name of the directory with the pinned maps, followed by `rest`.
+pub(crate) fn maps_directory(rest: &str) -> String {
     format!("v{LAYOUT_VERSION}{rest}")
 }
 

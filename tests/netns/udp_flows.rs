@@ -12,7 +12,7 @@ use tunnel_tests::{
 };
 
 use crate::{
-    scene::{Scene, WEB},
+    fixture::{Scene, WEB},
     support::{
         DNS, Dialer, HTTP, HTTP_TARGET, count_during, ensure_eq, errno, http_server_name, query,
         query_to, run, until_backends, until_each_has,

@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::sandbox::Sandbox;
 
 use crate::{
-    scene::{DIALLED, WEB},
+    fixture::{DIALLED, WEB},
     support::{
         DNS, DNS_TARGET, Dialer, HTTP, HTTP_TARGET, Vip, count_during, ensure_eq, errno,
         is_unreachable, query,

@@ -9,7 +9,7 @@ use anyhow::{Result, ensure};
 use tunnel_common::{addr::Address, reason::Reason, steering::Prefix};
 use tunnel_tests::node::Node;
 use tunnel_userspace::{
-    bpf::{self, Counters, DataPath, Guard, PinFolder, ProgramSettings},
+    bpf::{self, Counters, DataPath, Guard, PinDirectory, ProgramSettings},
     reconcile::MapSizes,
 };
 
@@ -22,7 +22,7 @@ const DROP: i32 = 2;
 struct Loaded {
     guard: Guard,
     counters: Counters,
-    _pins: PinFolder,
+    _pins: PinDirectory,
     _node: Node,
 }
 
@@ -33,7 +33,7 @@ fn prefix(text: &str, length: u8) -> Prefix {
 
 fn load(prefixes: &[Prefix]) -> Result<Loaded> {
     let node = Node::new()?;
-    let pins = PinFolder::lock(&node.bpffs())?;
+    let pins = PinDirectory::lock(&node.bpffs())?;
     let sizes = MapSizes::uniform(16);
     let switches = ProgramSettings {
         own_mark: 0,

@@ -106,7 +106,7 @@ pub fn processes_below(path: &Path) -> io::Result<Vec<Pid>> {
     for entry in fs::read_dir(path)? {
         let entry = entry?;
         if entry.file_type()?.is_dir() {
-            // The group may have been removed since the folder was read.
+            // The group may have been removed since the directory was read.
             found.extend(processes_below(&entry.path()).unwrap_or_default());
         }
     }
@@ -125,8 +125,8 @@ fn processes(path: &Path) -> io::Result<Vec<Pid>> {
         .collect())
 }
 
-/// Returns the folders directly below `root` with a name that `keep` accepts.
-pub(crate) fn subfolders(root: &Path, keep: impl Fn(&str) -> bool) -> Vec<PathBuf> {
+/// Returns the directories directly below `root` with a name that `keep` accepts.
+pub(crate) fn subdirectories(root: &Path, keep: impl Fn(&str) -> bool) -> Vec<PathBuf> {
     let entries = fs::read_dir(root).into_iter().flatten().flatten();
     entries
         .filter(|entry| std::str::from_utf8(entry.file_name().as_bytes()).is_ok_and(&keep))

@@ -58,7 +58,7 @@ pub struct EdgeNode {
     agent: Daemon,
     sandbox: Sandbox,
     outside: Sandbox,
-    folder: PathBuf,
+    directory: PathBuf,
     culvert: PathBuf,
 }
 
@@ -67,13 +67,13 @@ impl EdgeNode {
     pub fn new(network: &NodeNetwork, culvert: PathBuf) -> Result<Self> {
         let sandbox = network.create_unconnected(EDGE_NAME)?;
         connect_link(network, &sandbox)?;
-        let folder = network.lab().folder().join(EDGE_NAME);
-        fs::create_dir_all(&folder)?;
+        let directory = network.lab().directory().join(EDGE_NAME);
+        fs::create_dir_all(&directory)?;
         Ok(Self {
-            agent: Daemon::new(folder.join("culvert.log")),
+            agent: Daemon::new(directory.join("culvert.log")),
             sandbox,
             outside: network.outside().clone(),
-            folder,
+            directory,
             culvert,
         })
     }
@@ -90,16 +90,16 @@ impl EdgeNode {
         NodeObject::new(EDGE_NAME, [EDGE_V4.into(), EDGE_V6.into()]).edge()
     }
 
-    /// Returns the folder of the agent's certificate, as `culvert ca issue` writes it.
+    /// Returns the directory of the agent's certificate, as `culvert ca issue` writes it.
     #[must_use]
-    pub fn identity_folder(&self) -> PathBuf {
-        self.folder.join("identity")
+    pub fn identity_directory(&self) -> PathBuf {
+        self.directory.join("identity")
     }
 
     /// Returns the paths of the kubelet's certificate files. [`EdgeNode::serve_kubelet`] creates them.
     #[must_use]
     pub fn kubelet_files(&self) -> PemFiles {
-        PemFiles::in_folder(&self.folder, "kubelet")
+        PemFiles::in_directory(&self.directory, "kubelet")
     }
 
     /// Starts a kubelet-like server on the edge node. Its certificate is valid for the addresses in the
@@ -115,7 +115,7 @@ impl EdgeNode {
         let listener = |port: &u16| Listener::new(ServerKind::Kubelet, *port);
         let options = ServerOptions {
             name: EDGE_NAME,
-            stem: &self.folder.join("kubelet"),
+            stem: &self.directory.join("kubelet"),
             listeners: &ports.iter().map(listener).collect::<Vec<_>>(),
             cpu: None,
             certificate: Some(&files),
@@ -124,9 +124,12 @@ impl EdgeNode {
     }
 
     /// Starts `culvert agent`, which may dial these ports of the edge node. It reads its certificate from
-    /// [`EdgeNode::identity_folder`].
+    /// [`EdgeNode::identity_directory`].
     pub fn start_agent(&self, ports: [u16; 2]) -> Result<()> {
-        let (config, state) = (self.folder.join("culvert.yaml"), self.folder.join("state"));
+        let (config, state) = (
+            self.directory.join("culvert.yaml"),
+            self.directory.join("state"),
+        );
         fs::create_dir_all(&state)?;
         let content = format!(
             "nodeName: {EDGE_NAME}\n\
@@ -138,7 +141,7 @@ impl EdgeNode {
              {end}",
             state = state.display(),
             allow = ports.map(|port| format!("self:{port}")),
-            end = identity_and_session_config(&self.identity_folder()),
+            end = identity_and_session_config(&self.identity_directory()),
         );
         fs::write(&config, content)?;
         let [culvert, config] = [path_to_string(&self.culvert)?, path_to_string(&config)?];

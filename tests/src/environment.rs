@@ -59,11 +59,11 @@ fn find(variable: &str, name: &str) -> Result<PathBuf> {
         return Ok(path);
     }
     let own = env::current_exe().context("cannot find the path of this program")?;
-    // Cargo puts test programs into `deps`, one folder below the other programs.
+    // Cargo puts test programs into `deps`, one directory below the other programs.
     own.ancestors()
         .skip(1)
         .take(2)
-        .map(|folder| folder.join(name))
+        .map(|directory| directory.join(name))
         .find(|path| path.is_file())
         .with_context(|| format!("no program {name} in or above {}", parent(&own).display()))
 }

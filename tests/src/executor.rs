@@ -46,7 +46,7 @@ pub struct SandboxSpec {
     /// The path of an existing cgroup.
     #[arg(long)]
     pub cgroup: PathBuf,
-    /// A folder to mount a BPF file system on, in a new mount namespace.
+    /// A directory to mount a BPF file system on, in a new mount namespace.
     #[arg(long)]
     pub bpffs: Option<PathBuf>,
 }
@@ -79,8 +79,8 @@ impl Executor {
         if let Some(pid) = spec.network_of {
             command.arg("--network-of").arg(pid.to_string());
         }
-        if let Some(folder) = &spec.bpffs {
-            command.arg("--bpffs").arg(folder);
+        if let Some(directory) = &spec.bpffs {
+            command.arg("--bpffs").arg(directory);
         }
         // A separate process group: an interrupt at the terminal reaches only the process that cleans up.
         let process = command

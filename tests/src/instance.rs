@@ -1,5 +1,5 @@
-//! An instance of the product: `culvert node` with a separate cgroup, BPF file system, folder of
-//! manifests and state folder.
+//! An instance of the product: `culvert node` with a separate cgroup, BPF file system, directory of
+//! manifests and state directory.
 
 mod settings;
 
@@ -35,22 +35,22 @@ pub const NODE_NAME: &str = "node-a";
 pub struct Instance {
     daemon: Daemon,
     host: Sandbox,
-    folder: PathBuf,
+    directory: PathBuf,
     settings: InstanceSettings,
 }
 
 impl Instance {
-    /// Prepares an instance: creates its folders, its config, and a manifest of its Node.
+    /// Prepares an instance: creates its directories, its config, and a manifest of its Node.
     pub fn new(
         host: Sandbox,
-        folder: PathBuf,
+        directory: PathBuf,
         cgroup: &Path,
         settings: InstanceSettings,
     ) -> Result<Self> {
         let instance = Self {
-            daemon: Daemon::new(folder.join("culvert.log")),
+            daemon: Daemon::new(directory.join("culvert.log")),
             host,
-            folder,
+            directory,
             settings,
         };
         fs::create_dir_all(instance.manifests())?;
@@ -73,21 +73,21 @@ impl Instance {
         &self.host
     }
 
-    /// Returns the folder of manifests that the daemon watches.
+    /// Returns the directory of manifests that the daemon watches.
     #[must_use]
     pub fn manifests(&self) -> PathBuf {
-        self.folder.join("manifests")
+        self.directory.join("manifests")
     }
 
     #[must_use]
     pub fn config_path(&self) -> PathBuf {
-        self.folder.join("culvert.yaml")
+        self.directory.join("culvert.yaml")
     }
 
-    /// Returns the daemon's state folder.
+    /// Returns the daemon's state directory.
     #[must_use]
     pub fn state(&self) -> PathBuf {
-        self.folder.join("state")
+        self.directory.join("state")
     }
 
     /// Returns the daemon's Unix socket.
@@ -96,20 +96,20 @@ impl Instance {
         self.state().join("admin.sock")
     }
 
-    /// Returns the folder of the setting `bpf.bpffs`, as the daemon sees it.
+    /// Returns the directory of the setting `bpf.bpffs`, as the daemon sees it.
     #[must_use]
     pub fn bpffs_inside(&self) -> PathBuf {
-        self.folder.join("bpffs/culvert")
+        self.directory.join("bpffs/culvert")
     }
 
-    /// Returns the same folder as seen from outside the host's mount namespace, for opening pins.
+    /// Returns the same directory as seen from outside the host's mount namespace, for opening pins.
     #[must_use]
     pub fn bpffs(&self) -> PathBuf {
         let root = PathBuf::from(format!("/proc/{}/root", self.host.pid()));
         root.join(
             self.bpffs_inside()
                 .strip_prefix("/")
-                .unwrap_or(&self.folder),
+                .unwrap_or(&self.directory),
         )
     }
 
@@ -169,14 +169,14 @@ impl Instance {
     }
 
     fn tunnel_config(&self) -> String {
-        let end = identity_and_session_config(&self.identity_folder());
+        let end = identity_and_session_config(&self.identity_directory());
         format!("tunnel:\n  steering: {{}}\n  gateway: {{}}\n{end}")
     }
 
-    /// Returns the folder of the gateway's certificate, as `culvert ca issue` writes it.
+    /// Returns the directory of the gateway's certificate, as `culvert ca issue` writes it.
     #[must_use]
-    pub fn identity_folder(&self) -> PathBuf {
-        self.folder.join("identity")
+    pub fn identity_directory(&self) -> PathBuf {
+        self.directory.join("identity")
     }
 
     #[must_use]
@@ -184,16 +184,16 @@ impl Instance {
         &self.settings.culvert
     }
 
-    /// Puts a manifest into the folder as editors do: writes a draft elsewhere, then renames it.
+    /// Puts a manifest into the directory as editors do: writes a draft elsewhere, then renames it.
     pub fn apply(&self, manifest: impl Into<Manifest>) -> Result<()> {
         let Manifest { file, text } = manifest.into();
-        let draft = self.folder.join(format!("{file}.draft"));
+        let draft = self.directory.join(format!("{file}.draft"));
         fs::write(&draft, text).with_context(|| format!("cannot write {}", draft.display()))?;
         fs::rename(&draft, self.manifests().join(&file))
-            .with_context(|| format!("cannot move {file} into the folder of manifests"))
+            .with_context(|| format!("cannot move {file} into the directory of manifests"))
     }
 
-    /// Removes a manifest from the folder.
+    /// Removes a manifest from the directory.
     pub fn delete(&self, file: &str) -> Result<()> {
         fs::remove_file(self.manifests().join(file))
             .with_context(|| format!("cannot remove the manifest {file}"))

@@ -1,4 +1,4 @@
-//! The folder and the cgroup of a laboratory. Their names contain the process ID of the owner. After the
+//! The directory and the cgroup of a laboratory. Their names contain the process ID of the owner. After the
 //! owner's end, a sweeper process removes them; each new laboratory also removes those of dead owners.
 
 use std::{
@@ -24,16 +24,16 @@ use crate::{cgroup, environment, interrupt, log, wait};
 
 const PREFIX: &str = "culvert-lab-";
 
-/// The file that lists the folders that a laboratory uses outside of its own.
-const EXTERNAL_FOLDERS: &str = "elsewhere";
+/// The file that lists the directories that a laboratory uses outside of its own.
+const EXTERNAL_DIRECTORIES: &str = "elsewhere";
 
 /// The time limit for a process to end after its files are closed.
 const TIME_LIMIT: Duration = Duration::from_secs(10);
 
-/// A folder for files and a cgroup for processes; both are removed on drop.
+/// A directory for files and a cgroup for processes; both are removed on drop.
 #[derive(Debug)]
 pub struct Lab {
-    folder: PathBuf,
+    directory: PathBuf,
     cgroup: PathBuf,
 }
 
@@ -48,35 +48,35 @@ impl Lab {
         let cgroup = cgroup::mount_point()?.join(&name);
         cgroup::create(&cgroup)?;
         let lab = Self {
-            folder: env::temp_dir().join(&name),
+            directory: env::temp_dir().join(&name),
             cgroup,
         };
-        fs::create_dir_all(&lab.folder)
-            .with_context(|| format!("cannot make {}", lab.folder.display()))?;
+        fs::create_dir_all(&lab.directory)
+            .with_context(|| format!("cannot make {}", lab.directory.display()))?;
         Ok(lab)
     }
 
     #[must_use]
-    pub fn folder(&self) -> &Path {
-        &self.folder
+    pub fn directory(&self) -> &Path {
+        &self.directory
     }
 
-    /// Creates a folder outside of the laboratory's own, as a mount point, unless it exists. It is
+    /// Creates a directory outside of the laboratory's own, as a mount point, unless it exists. It is
     /// removed with the last laboratory that uses it, since its removal would detach the mounts of
     /// others.
-    pub fn create_external_folder(&self, path: &Path) -> Result<()> {
-        let others = external_folders_of_others(&self.folder);
+    pub fn create_external_directory(&self, path: &Path) -> Result<()> {
+        let others = external_directories_of_others(&self.directory);
         let ancestors: Vec<_> = path.ancestors().collect();
-        let mut list = log::append(&self.folder.join(EXTERNAL_FOLDERS))?;
-        for folder in ancestors.into_iter().rev() {
-            let is_missing = !folder.exists();
-            if is_missing || others.iter().any(|other| other == folder) {
-                // Listed before it is created, so that a sweeper finds the folder if this process is killed.
-                writeln!(list, "{}", folder.display())?;
+        let mut list = log::append(&self.directory.join(EXTERNAL_DIRECTORIES))?;
+        for directory in ancestors.into_iter().rev() {
+            let is_missing = !directory.exists();
+            if is_missing || others.iter().any(|other| other == directory) {
+                // Listed before it is created, so that a sweeper finds the directory if this process is killed.
+                writeln!(list, "{}", directory.display())?;
             }
             if is_missing {
-                fs::create_dir_all(folder)
-                    .with_context(|| format!("cannot make {}", folder.display()))?;
+                fs::create_dir_all(directory)
+                    .with_context(|| format!("cannot make {}", directory.display()))?;
             }
         }
         Ok(())
@@ -85,7 +85,7 @@ impl Lab {
     /// Returns the name of the laboratory, and of its cgroup in each hierarchy.
     #[must_use]
     pub fn name(&self) -> &str {
-        let name = self.folder.file_name().and_then(|name| name.to_str());
+        let name = self.directory.file_name().and_then(|name| name.to_str());
         name.unwrap_or(PREFIX)
     }
 
@@ -158,18 +158,18 @@ pub fn is_alive(pid: Pid) -> bool {
 
 fn remove_labs_of(is_removable: impl Fn(Pid) -> bool) -> Result<()> {
     let is_chosen = |name: &str| owner(name).is_some_and(&is_removable);
-    // Concurrent removals of the same folders would disturb each other.
-    let folder = fs::File::open(env::temp_dir())?;
-    let _lock = Flock::lock(folder, FlockArg::LockExclusive)
+    // Concurrent removals of the same directories would disturb each other.
+    let directory = fs::File::open(env::temp_dir())?;
+    let _lock = Flock::lock(directory, FlockArg::LockExclusive)
         .map_err(|(_, error)| error)
-        .context("cannot lock the folder of laboratories")?;
+        .context("cannot lock the directory of laboratories")?;
     for hierarchy in hierarchies()? {
-        for cgroup in cgroup::subfolders(&hierarchy, is_chosen) {
+        for cgroup in cgroup::subdirectories(&hierarchy, is_chosen) {
             cgroup::remove(&cgroup)?;
         }
     }
-    for folder in cgroup::subfolders(&env::temp_dir(), is_chosen) {
-        remove_folder(&folder)?;
+    for directory in cgroup::subdirectories(&env::temp_dir(), is_chosen) {
+        remove_directory(&directory)?;
     }
     Ok(())
 }
@@ -186,33 +186,35 @@ fn remove(lab: &Lab) -> Result<()> {
     for hierarchy in hierarchies()? {
         cgroup::remove(&hierarchy.join(lab.name()))?;
     }
-    remove_folder(&lab.folder)
+    remove_directory(&lab.directory)
 }
 
-fn remove_folder(folder: &Path) -> Result<()> {
-    let others = external_folders_of_others(folder);
-    for path in external_folders(folder).iter().rev() {
+fn remove_directory(directory: &Path) -> Result<()> {
+    let others = external_directories_of_others(directory);
+    for path in external_directories(directory).iter().rev() {
         if !others.contains(path) {
-            // Fails if the folder contains files of others, or is already removed; both are fine.
+            // Fails if the directory contains files of others, or is already removed; both are fine.
             drop(fs::remove_dir(path));
         }
     }
-    fs::remove_dir_all(folder).with_context(|| format!("cannot remove {}", folder.display()))
+    fs::remove_dir_all(directory).with_context(|| format!("cannot remove {}", directory.display()))
 }
 
-/// Returns the external folders of a laboratory: those that it uses, and that it or another one created.
-fn external_folders(folder: &Path) -> Vec<PathBuf> {
-    let list = fs::read_to_string(folder.join(EXTERNAL_FOLDERS)).unwrap_or_default();
+/// Returns the external directories of a laboratory: those that it uses, and that it or another one created.
+fn external_directories(directory: &Path) -> Vec<PathBuf> {
+    let list = fs::read_to_string(directory.join(EXTERNAL_DIRECTORIES)).unwrap_or_default();
     list.lines().map(PathBuf::from).collect()
 }
 
-/// Returns the external folders of all laboratories except one.
-fn external_folders_of_others(folder: &Path) -> Vec<PathBuf> {
-    let all = folder
+/// Returns the external directories of all laboratories except one.
+fn external_directories_of_others(directory: &Path) -> Vec<PathBuf> {
+    let all = directory
         .parent()
-        .map(|parent| cgroup::subfolders(parent, |name| owner(name).is_some()));
-    let others = all.into_iter().flatten().filter(|other| other != folder);
-    others.flat_map(|other| external_folders(&other)).collect()
+        .map(|parent| cgroup::subdirectories(parent, |name| owner(name).is_some()));
+    let others = all.into_iter().flatten().filter(|other| other != directory);
+    others
+        .flat_map(|other| external_directories(&other))
+        .collect()
 }
 
 /// Parses the owner's process ID from the name of a laboratory.
@@ -241,13 +243,13 @@ mod tests {
     }
 
     #[test]
-    fn external_folders_are_removed_with_their_last_user_unless_they_existed_before() {
+    fn external_directories_are_removed_with_their_last_user_unless_they_existed_before() {
         let scratch = tempfile::tempdir().unwrap();
         let lab = |name: &str| {
-            let folder = scratch.path().join(name);
-            fs::create_dir(&folder).unwrap();
+            let directory = scratch.path().join(name);
+            fs::create_dir(&directory).unwrap();
             mem::ManuallyDrop::new(Lab {
-                folder,
+                directory,
                 cgroup: PathBuf::new(),
             })
         };
@@ -256,12 +258,12 @@ mod tests {
         fs::create_dir(&there).unwrap();
         let made = there.join("a/b");
 
-        one.create_external_folder(&there).unwrap();
-        one.create_external_folder(&made).unwrap();
-        other.create_external_folder(&made).unwrap();
-        remove_folder(&one.folder).unwrap();
+        one.create_external_directory(&there).unwrap();
+        one.create_external_directory(&made).unwrap();
+        other.create_external_directory(&made).unwrap();
+        remove_directory(&one.directory).unwrap();
         assert!(made.is_dir());
-        remove_folder(&other.folder).unwrap();
+        remove_directory(&other.directory).unwrap();
 
         assert!(there.is_dir());
         assert!(!there.join("a").exists());

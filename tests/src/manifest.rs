@@ -9,7 +9,7 @@ pub use self::{node::NodeObject, service::Service};
 mod node;
 mod service;
 
-/// A file for the folder of manifests: its name and content.
+/// A file for the directory of manifests: its name and content.
 #[derive(Clone, Debug)]
 pub struct Manifest {
     pub file: String,

@@ -28,9 +28,9 @@ impl Node {
     /// Creates a node with these settings; the daemon isn't started yet.
     pub fn with_settings(settings: InstanceSettings) -> Result<Self> {
         let network = NodeNetwork::new()?;
-        let folder = network.lab().folder().to_owned();
+        let directory = network.lab().directory().to_owned();
         let cgroup = network.instance_cgroup();
-        let instance = Instance::new(network.host().clone(), folder, &cgroup, settings)?;
+        let instance = Instance::new(network.host().clone(), directory, &cgroup, settings)?;
         Ok(Self { instance, network })
     }
 

@@ -70,7 +70,7 @@ impl NodeNetwork {
     /// Creates a host and a client outside.
     pub fn new() -> Result<Self> {
         let lab = Lab::new()?;
-        let bpffs = Some(lab.folder().join("bpffs"));
+        let bpffs = Some(lab.directory().join("bpffs"));
         let outside = Sandbox::with_new_network(lab.cgroup().join("outside"), None, &SYSCTLS);
         let host_sysctls = [&SYSCTLS[..], &HOST_SYSCTLS].concat();
         let host =
@@ -97,7 +97,7 @@ impl NodeNetwork {
         &self.outside
     }
 
-    /// Returns the folder and cgroup that contain everything of this node.
+    /// Returns the directory and cgroup that contain everything of this node.
     #[must_use]
     pub const fn lab(&self) -> &Lab {
         &self.lab
@@ -170,7 +170,7 @@ impl NodeNetwork {
     fn create_pod(&self, name: &str, number: u8) -> Result<Pod> {
         let cgroup = self.instance_cgroup().join("pods").join(name);
         let sandbox = Sandbox::with_new_network(cgroup, None, &SYSCTLS)?;
-        let pod = Pod::new(name, sandbox, number, self.lab.folder().to_owned());
+        let pod = Pod::new(name, sandbox, number, self.lab.directory().to_owned());
         let (v4, v6, pid) = (pod.v4(), pod.v6(), pod.pid());
         let [gateway4, gateway6] = POD_GATEWAY;
         let base = base_commands();

@@ -162,10 +162,10 @@ pub struct PemFiles {
 }
 
 impl PemFiles {
-    /// Returns the paths of files in a folder that begin with `stem`.
+    /// Returns the paths of files in a directory that begin with `stem`.
     #[must_use]
-    pub fn in_folder(folder: &Path, stem: &str) -> Self {
-        let file = |kind: &str| folder.join(format!("{stem}.{kind}"));
+    pub fn in_directory(directory: &Path, stem: &str) -> Self {
+        let file = |kind: &str| directory.join(format!("{stem}.{kind}"));
         Self {
             ca: file("ca.pem"),
             cert: file("pem"),
@@ -173,13 +173,13 @@ impl PemFiles {
         }
     }
 
-    /// Returns the paths of the files that `culvert ca` writes into a folder.
+    /// Returns the paths of the files that `culvert ca` writes into a directory.
     #[must_use]
-    pub fn issued(folder: &Path) -> Self {
+    pub fn issued(directory: &Path) -> Self {
         Self {
-            ca: folder.join("ca.pem"),
-            cert: folder.join("cert.pem"),
-            key: folder.join("key.pem"),
+            ca: directory.join("ca.pem"),
+            cert: directory.join("cert.pem"),
+            key: directory.join("key.pem"),
         }
     }
 

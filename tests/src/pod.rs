@@ -29,19 +29,19 @@ pub struct Pod {
     sandbox: Sandbox,
     v4: IpAddr,
     v6: IpAddr,
-    folder: PathBuf,
+    directory: PathBuf,
     servers: AtomicU32,
 }
 
 impl Pod {
-    pub(crate) fn new(name: &str, sandbox: Sandbox, number: u8, folder: PathBuf) -> Self {
+    pub(crate) fn new(name: &str, sandbox: Sandbox, number: u8, directory: PathBuf) -> Self {
         let [v4, v6] = node_network::pod_addresses(number);
         Self {
             name: name.to_owned(),
             sandbox,
             v4,
             v6,
-            folder,
+            directory,
             servers: AtomicU32::new(0),
         }
     }
@@ -98,7 +98,7 @@ impl Pod {
     /// Starts a server process with several listeners, pinned to one CPU.
     pub fn serve_on(&self, listeners: &[Listener], cpu: Option<u32>) -> Result<Server> {
         let number = self.servers.fetch_add(1, Ordering::Relaxed);
-        let stem = self.folder.join(format!("{}-{number}", self.name));
+        let stem = self.directory.join(format!("{}-{number}", self.name));
         let options = ServerOptions {
             name: &self.name,
             stem: &stem,

@@ -45,7 +45,7 @@ pub fn voluntary_switches(pid: i32) -> Result<u64> {
 fn thread_files(pid: i32, file: &str) -> Result<Vec<String>> {
     let mut texts = Vec::new();
     for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
-        // The thread may have ended since the folder was read.
+        // The thread may have ended since the directory was read.
         if let Ok(text) = fs::read_to_string(thread?.path().join(file)) {
             texts.push(text);
         }

@@ -50,9 +50,9 @@ impl TunnelTestbed {
         };
         let node = Node::with_settings(settings)?;
         let edge = EdgeNode::new(node.network(), node.program().to_owned())?;
-        let folder = node.network().lab().folder().join("ca");
-        let ca = |arguments: &[&str]| run_ca(node.host(), node.program(), arguments, &folder);
-        issue_certificates([&node.identity_folder(), &edge.identity_folder()], ca)?;
+        let directory = node.network().lab().directory().join("ca");
+        let ca = |arguments: &[&str]| run_ca(node.host(), node.program(), arguments, &directory);
+        issue_certificates([&node.identity_directory(), &edge.identity_directory()], ca)?;
         node.apply(EdgeNode::node())?;
         let [secure, plain] = KUBELET_PORTS;
         let kubelet = edge.serve_kubelet(&[secure, plain, FURTHER_PORT])?;
@@ -148,28 +148,31 @@ impl TunnelTestbed {
 
 impl Fixture for TunnelTestbed {}
 
-/// The certificate folders of a gateway and of an agent: names, modes and contents of their files.
+/// The certificate directories of a gateway and of an agent: names, modes and contents of their files.
 type Identities = [Vec<(OsString, Permissions, Vec<u8>)>; 2];
 
 /// The certificates that `culvert ca` issued to the first pair of nodes in this process; later ones reuse
 /// them.
 static IDENTITIES: Mutex<Option<Identities>> = Mutex::new(None);
 
-/// Fills the certificate folders of a gateway and of an agent.
-fn issue_certificates(folders: [&Path; 2], ca: impl Fn(&[&str]) -> Result<()>) -> Result<()> {
+/// Fills the certificate directories of a gateway and of an agent.
+fn issue_certificates(directories: [&Path; 2], ca: impl Fn(&[&str]) -> Result<()>) -> Result<()> {
     let mut identities = IDENTITIES.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(identities) = &*identities else {
-        let [gateway, agent] = folders.map(path_to_string);
+        let [gateway, agent] = directories.map(path_to_string);
         ca(&["init"])?;
         ca(&["issue", "gateway", "--out", &gateway?])?;
         ca(&["issue", "agent", "--node", EDGE_NAME, "--out", &agent?])?;
-        *identities = Some([read_folder(folders[0])?, read_folder(folders[1])?]);
+        *identities = Some([
+            read_directory(directories[0])?,
+            read_directory(directories[1])?,
+        ]);
         return Ok(());
     };
-    for (folder, files) in folders.iter().zip(identities) {
-        fs::create_dir_all(folder)?;
+    for (directory, files) in directories.iter().zip(identities) {
+        fs::create_dir_all(directory)?;
         for (name, permissions, content) in files {
-            let path = folder.join(name);
+            let path = directory.join(name);
             fs::write(&path, content)?;
             fs::set_permissions(&path, permissions.clone())?;
         }
@@ -177,9 +180,9 @@ fn issue_certificates(folders: [&Path; 2], ca: impl Fn(&[&str]) -> Result<()>) -
     Ok(())
 }
 
-fn read_folder(folder: &Path) -> Result<Vec<(OsString, Permissions, Vec<u8>)>> {
+fn read_directory(directory: &Path) -> Result<Vec<(OsString, Permissions, Vec<u8>)>> {
     let mut files = Vec::new();
-    for entry in fs::read_dir(folder)? {
+    for entry in fs::read_dir(directory)? {
         let entry = entry?;
         let permissions = entry.metadata()?.permissions();
         files.push((entry.file_name(), permissions, fs::read(entry.path())?));
@@ -187,11 +190,11 @@ fn read_folder(folder: &Path) -> Result<Vec<(OsString, Permissions, Vec<u8>)>> {
     Ok(files)
 }
 
-/// Runs a subcommand of `culvert ca` for the CA in a folder.
-fn run_ca(sandbox: &Sandbox, culvert: &Path, arguments: &[&str], folder: &Path) -> Result<()> {
+/// Runs a subcommand of `culvert ca` for the CA in a directory.
+fn run_ca(sandbox: &Sandbox, culvert: &Path, arguments: &[&str], directory: &Path) -> Result<()> {
     let mut argv = vec![path_to_string(culvert)?, "ca".to_owned()];
     argv.extend(arguments.iter().map(|argument| (*argument).to_owned()));
-    argv.extend(["--dir".to_owned(), path_to_string(folder)?]);
+    argv.extend(["--dir".to_owned(), path_to_string(directory)?]);
     let output = sandbox.command(&argv).start()?.finish(COMMAND_TIMEOUT)?;
     ensure!(
         output.exit.is_success(),

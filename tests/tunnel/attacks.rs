@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{clock::Instant, load_scale::LoadScale, pki::Validity, process_usage, wait};
 
-use crate::support::{
+use crate::fixture::{
     ANSWER, HANDSHAKE_TIMEOUT, HANDSHAKES, RECONNECT_LIMIT, dial, echo, expect_fast_echoes,
     start_echo_tunnel,
 };

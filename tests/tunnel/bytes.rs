@@ -14,7 +14,7 @@ use tunnel_tests::{
 };
 
 use crate::{
-    support::{ANSWER, TunnelSettings, dial, echo},
+    fixture::{ANSWER, TunnelSettings, dial, echo},
     targets::{Behaviour, Server},
 };
 

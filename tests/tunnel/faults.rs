@@ -11,7 +11,7 @@ use nix::sys::signal::Signal;
 use tunnel_tests::{clock::Instant, load_scale::LoadScale, process_usage, wait};
 
 use crate::{
-    support::{
+    fixture::{
         RECONNECT_LIMIT, Tunnel, TunnelSettings, dial, echo, expect_fast_echoes, expect_refused,
         expect_reset, fill_buffers, start_echo_tunnel,
     },

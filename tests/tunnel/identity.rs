@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{pki::Validity, wait};
 
 use crate::{
-    support::{ANSWER, Tunnel, TunnelSettings, echo, expect_refused, start_echo_tunnel},
+    fixture::{ANSWER, Tunnel, TunnelSettings, echo, expect_refused, start_echo_tunnel},
     targets::{Behaviour, Server},
 };
 

@@ -2,7 +2,7 @@
 //! agents, and the targets are threads of the test. They need no privileges.
 
 #[cfg(test)]
-mod support;
+mod fixture;
 #[cfg(test)]
 mod targets;
 

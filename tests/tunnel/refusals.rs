@@ -7,7 +7,7 @@ use tunnel_tests::wait;
 use tunnel_userspace::tunnel::SessionLimits;
 
 use crate::{
-    support::{ANSWER, Tunnel, TunnelSettings, dial, echo, expect_refused},
+    fixture::{ANSWER, Tunnel, TunnelSettings, dial, echo, expect_refused},
     targets::{Behaviour, Blackhole, Server, address_without_listener},
 };
 

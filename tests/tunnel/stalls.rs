@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, ensure};
 use socket2::SockRef;
 
 use crate::{
-    support::{
+    fixture::{
         Tunnel, echo, expect_fast_echoes, expect_reset, fill_buffers, start_echo_tunnel,
         until_unchanged,
     },

@@ -15,7 +15,7 @@ use anyhow::{Context as _, Result};
 use socket2::{Domain, SockRef, Socket, Type};
 use tunnel_tests::wait;
 
-use crate::support::ANSWER;
+use crate::fixture::ANSWER;
 
 /// The accept backlog.
 const BACKLOG: i32 = 1024;

@@ -73,17 +73,17 @@ pub(crate) struct Objects {
 /// Compiles the objects for kernels of the architecture `arch`, and returns their paths. `workspace` is the
 /// canonical path of the workspace; the objects contain paths relative to it.
 pub(crate) fn compile(toolchain: &Toolchain, workspace: &Path, arch: &str) -> io::Result<Objects> {
-    let target = target_folder()?;
+    let target = target_directory()?;
     let status = cargo(toolchain, workspace, &target, arch, "build")?.status()?;
     if !status.success() {
         return Err(io::Error::other("the kernel programs do not compile"));
     }
-    let folder = target.join(TARGET).join("release");
-    let [plain, logging] = BINARIES.map(|name| folder.join(name));
+    let directory = target.join(TARGET).join("release");
+    let [plain, logging] = BINARIES.map(|name| directory.join(name));
     Ok(Objects { plain, logging })
 }
 
-/// Returns a `cargo` command for the kernel programs, with their compiler, flags and target folder. It
+/// Returns a `cargo` command for the kernel programs, with their compiler, flags and target directory. It
 /// inherits no variable of an outer build.
 pub(crate) fn cargo(
     toolchain: &Toolchain,
@@ -139,15 +139,15 @@ fn write_rustc_wrapper(target: &Path) -> io::Result<PathBuf> {
     Ok(path)
 }
 
-/// Returns the target folder of the kernel programs: `bpf` in the target folder of the outer build, so that
+/// Returns the target directory of the kernel programs: `bpf` in the target directory of the outer build, so that
 /// all profiles share the objects.
-pub(crate) fn target_folder() -> io::Result<PathBuf> {
+pub(crate) fn target_directory() -> io::Result<PathBuf> {
     let out = env::var_os("OUT_DIR").map(PathBuf::from);
     let inside = out.map_or_else(env::current_exe, Ok)?.canonicalize()?;
-    // Files that Cargo writes at the top of a target folder. It writes the tag only into a folder that it
+    // Files that Cargo writes at the top of a target directory. It writes the tag only into a directory that it
     // has created.
     let marks = ["CACHEDIR.TAG", ".rustc_info.json"];
-    let is_top = |folder: &&Path| marks.iter().any(|mark| folder.join(mark).is_file());
+    let is_top = |directory: &&Path| marks.iter().any(|mark| directory.join(mark).is_file());
     let top = inside.ancestors().skip(1).find(is_top);
     let top = top.or_else(|| inside.parent()).unwrap_or(&inside);
     Ok(top.join("bpf"))
@@ -170,21 +170,29 @@ fn flags(toolchain: &Toolchain, workspace: &Path, target: &Path, arch: &str) -> 
         "-Clink-arg=--btf".into(),
         joined("-Clinker=", &toolchain.linker.path, ""),
     ];
-    // The last prefix that matches wins; the target folder is often in the workspace.
+    // The last prefix that matches wins; the target directory is often in the workspace.
     let mut prefixes = vec![
         (workspace.to_owned(), "culvert"),
         (target.to_owned(), "target"),
     ];
-    prefixes.extend(registries().into_iter().map(|folder| (folder, "crates")));
+    prefixes.extend(
+        registries()
+            .into_iter()
+            .map(|directory| (directory, "crates")),
+    );
     let std_sources = toolchain.compiler.sysroot.join("lib/rustlib/src/rust");
     prefixes.push((std_sources, "rust"));
-    for (folder, name) in prefixes {
-        flags.push(joined("--remap-path-prefix=", &folder, &format!("={name}")));
+    for (directory, name) in prefixes {
+        flags.push(joined(
+            "--remap-path-prefix=",
+            &directory,
+            &format!("={name}"),
+        ));
     }
     flags.join(&OsString::from("\x1f"))
 }
 
-/// Returns the folders where Cargo unpacks crates, one per registry.
+/// Returns the directories where Cargo unpacks crates, one per registry.
 pub(crate) fn registries() -> Vec<PathBuf> {
     entries(home("CARGO_HOME", ".cargo"), "registry/src")
 }

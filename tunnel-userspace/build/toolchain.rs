@@ -63,7 +63,7 @@ pub(crate) struct ToolchainNotFound {
     pub(crate) linkers: Vec<Linker>,
 }
 
-/// Finds a toolchain on this machine. `tools` is the folder into which `cargo xtask setup` installs.
+/// Finds a toolchain on this machine. `tools` is the directory into which `cargo xtask setup` installs.
 pub(crate) fn find(tools: &Path) -> Result<Toolchain, ToolchainNotFound> {
     let compilers = compilers();
     let linkers = linkers(tools);
@@ -96,7 +96,7 @@ fn compilers() -> Vec<Compiler> {
         .collect()
 }
 
-/// Returns the folders of rustup's toolchains: stable first, nightlies last, newer before older.
+/// Returns the directories of rustup's toolchains: stable first, nightlies last, newer before older.
 fn rustup_toolchains() -> Vec<PathBuf> {
     let mut found = entries(home("RUSTUP_HOME", ".rustup"), "toolchains");
     found.sort_by_key(|path| {
@@ -151,8 +151,8 @@ fn linkers(tools: &Path) -> Vec<Linker> {
     let installed = [Some(tools.to_owned()), home("CARGO_HOME", ".cargo")];
     let installed = installed.into_iter().flatten().map(|home| home.join("bin"));
     let mut found: Vec<Linker> = Vec::new();
-    for folder in installed.chain(env::split_paths(&path)) {
-        let path = folder.join("bpf-linker");
+    for directory in installed.chain(env::split_paths(&path)) {
+        let path = directory.join("bpf-linker");
         if path.is_file() && found.iter().all(|linker| linker.path != path) {
             found.extend(describe_linker(path));
         }
@@ -200,15 +200,15 @@ fn output_of(program: &Path, arguments: &[&str]) -> Option<String> {
         .then(|| String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Returns the folder that an environment variable names, else `folder` in the user's home.
-pub(crate) fn home(variable: &str, folder: &str) -> Option<PathBuf> {
+/// Returns the directory that an environment variable names, else `directory` in the user's home.
+pub(crate) fn home(variable: &str, directory: &str) -> Option<PathBuf> {
     let named = env::var_os(variable).map(PathBuf::from);
-    named.or_else(|| Some(env::home_dir()?.join(folder)))
+    named.or_else(|| Some(env::home_dir()?.join(directory)))
 }
 
-/// Returns the paths in a folder, sorted; none if the folder does not exist.
-pub(crate) fn entries(home: Option<PathBuf>, folder: &str) -> Vec<PathBuf> {
-    let read = home.and_then(|home| fs::read_dir(home.join(folder)).ok());
+/// Returns the paths in a directory, sorted; none if the directory does not exist.
+pub(crate) fn entries(home: Option<PathBuf>, directory: &str) -> Vec<PathBuf> {
+    let read = home.and_then(|home| fs::read_dir(home.join(directory)).ok());
     let entries = read.into_iter().flatten().filter_map(Result::ok);
     let mut paths: Vec<_> = entries.map(|entry| entry.path()).collect();
     paths.sort();

@@ -1,8 +1,8 @@
 //! All code that uses aya or the kernel's BPF.
 //!
 //! - `probe`: detects features of this kernel
-//! - `pin_folder`: checks and locks the folder of pins; `pin`: checks and removes one pin
-//! - `map_folders`: names the folders of maps, and plans their renames and removals (pure)
+//! - `pin_directory`: checks and locks the directory of pins; `pin`: checks and removes one pin
+//! - `map_directories`: names the directories of maps, and plans their renames and removals (pure)
 //! - `migration`: replaces maps of other sizes or of an older layout
 //! - `map_spec`: type, sizes and flags of maps, from the table or from the kernel
 //! - `data_path`: loads the programs on the pinned maps
@@ -30,7 +30,7 @@ mod data_path;
 mod guard;
 mod kernel_log;
 mod kernel_offsets;
-mod map_folders;
+mod map_directories;
 mod map_spec;
 mod maps;
 mod migration;
@@ -38,7 +38,7 @@ mod mounts;
 mod open_connections;
 mod path;
 mod pin;
-mod pin_folder;
+mod pin_directory;
 mod probe;
 mod programs;
 mod socket_iterator;
@@ -58,7 +58,7 @@ pub use self::{
     maps::{Counters, KernelMaps, KernelSteering},
     mounts::{MountError, mount_bpffs, mount_cgroups},
     path::PathError,
-    pin_folder::{PinError, PinFolder},
+    pin_directory::{PinDirectory, PinError},
     probe::{Features, ProbeError, probe},
     socket_storage::{SocketStorage, SocketStorageError},
     sys::RcuGrace,

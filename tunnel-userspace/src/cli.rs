@@ -380,8 +380,8 @@ mod tests {
 
     #[test]
     fn fields_of_the_config_override_those_of_kube_proxy() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = |name: &str| folder.path().join(name).display().to_string();
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = |name: &str| directory.path().join(name).display().to_string();
         let kube_proxy_config = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\n\
                       kind: KubeProxyConfiguration\n\
                       hostnameOverride: theirs\n\

@@ -54,7 +54,7 @@ pub struct Config {
     pub bpf: BpfConfig,
     /// The termination of sockets of removed backends.
     pub sockets: sockets::TerminatorSettings,
-    /// The folder of the daemon's sockets and state.
+    /// The directory of the daemon's sockets and state.
     pub state_dir: PathBuf,
     /// The admin port: metrics and status.
     pub admin: AdminConfig,
@@ -110,7 +110,7 @@ pub enum ConfigError {
 }
 
 impl Config {
-    /// Reads a config file. Relative paths in it are relative to the folder of the file.
+    /// Reads a config file. Relative paths in it are relative to the directory of the file.
     ///
     /// # Errors
     ///
@@ -160,13 +160,13 @@ impl Config {
     /// Converts the YAML of a config file, and makes the paths in it absolute.
     fn from_file_values(path: &Path, values: Value) -> Result<Self, ConfigError> {
         let mut config = Self::from_value(values).map_err(|refusal| field_error(path, refusal))?;
-        config.resolve(&folder(path)?);
+        config.resolve(&directory(path)?);
         Ok(config)
     }
 
     /// Converts the YAML of a kube-proxy file.
     fn read_kube_proxy(path: &Path, values: &Value) -> Result<kube_proxy::Conversion, ConfigError> {
-        let conversion = kube_proxy::convert(values, &folder(path)?);
+        let conversion = kube_proxy::convert(values, &directory(path)?);
         conversion.map_err(|refusal| field_error(path, refusal))
     }
 
@@ -197,7 +197,10 @@ impl Config {
             if field == "." {
                 TOP_LEVEL.clone_into(&mut field);
             }
-            (field, serde_message::reword(&error.into_inner().to_string()))
+            (
+                field,
+                serde_message::reword(&error.into_inner().to_string()),
+            )
         })?;
         config.check()?;
         Ok(config)
@@ -249,12 +252,12 @@ impl Config {
                 &format!("`{}` {INVALID_NODE_NAME}", self.node_name),
             );
         }
-        for (field, folder) in [
+        for (field, directory) in [
             ("stateDir", &self.state_dir),
             ("bpf.bpffs", &self.bpf.bpffs),
         ] {
-            if folder.as_os_str().is_empty() {
-                return invalid(field, "must be the path of a folder, but is empty");
+            if directory.as_os_str().is_empty() {
+                return invalid(field, "must be the path of a directory, but is empty");
             }
         }
         if self.mode == Mode::Userspace {
@@ -304,13 +307,13 @@ impl Config {
         Ok(())
     }
 
-    /// Makes all paths absolute, relative to `folder`, and sets the name of the node if it is empty.
-    fn resolve(&mut self, folder: &Path) {
+    /// Makes all paths absolute, relative to `directory`, and sets the name of the node if it is empty.
+    fn resolve(&mut self, directory: &Path) {
         let own = [&mut self.bpf.bpffs, &mut self.state_dir];
         let own = own.into_iter().chain(&mut self.bpf.cgroup.0);
         let parts = self.source.paths().chain(self.tunnel.paths());
         for path in own.chain(parts) {
-            *path = folder.join(&path);
+            *path = directory.join(&path);
         }
         if self.node_name.is_empty() {
             self.node_name = node_name_from_env();
@@ -375,11 +378,11 @@ fn field_error(path: &Path, (field, reason): FieldError) -> ConfigError {
     }
 }
 
-/// Returns the absolute path of the folder that contains a file.
-fn folder(path: &Path) -> Result<PathBuf, ConfigError> {
+/// Returns the absolute path of the directory that contains a file.
+fn directory(path: &Path) -> Result<PathBuf, ConfigError> {
     let absolute = std::path::absolute(path).map_err(|source| read_error(path, source))?;
-    let folder = absolute.parent().unwrap_or_else(|| Path::new("/"));
-    Ok(folder.to_owned())
+    let directory = absolute.parent().unwrap_or_else(|| Path::new("/"));
+    Ok(directory.to_owned())
 }
 
 /// Returns the environment variable `NODE_NAME`, which the pod's manifest sets; empty if it is not set.

@@ -41,7 +41,7 @@ pub(crate) fn tcp(
 ///
 /// # Errors
 ///
-/// The folder does not exist, or the socket can't be created.
+/// The directory does not exist, or the socket can't be created.
 pub(crate) fn unix(path: &Path) -> io::Result<UnixListener> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),

@@ -3,7 +3,7 @@
 //!
 //! - `follower`: follows the links, addresses and routes of this node
 //! - `uplinks`: finds the links that lead outside (pure)
-//! - `steering_routes`: maintains the routes that make the prefixes local, and the file that records them
+//! - `route_sync`: maintains the routes that make the prefixes local, and the file that records them
 //! - `steering_route`: one of these routes
 //! - `snapshot`: links, addresses and routes at one time (pure)
 //! - `netlink`: rtnetlink queries, and changes of routes
@@ -13,10 +13,10 @@
 mod follower;
 mod local_listeners;
 mod netlink;
+mod route_sync;
 mod snapshot;
 mod sock_diag;
 mod steering_route;
-mod steering_routes;
 mod uplinks;
 
 use std::{
@@ -40,8 +40,8 @@ pub use self::{
     follower::{NetworkFollower, NetworkState},
     local_listeners::Listeners,
     netlink::NetError,
+    route_sync::{record_path, remove as remove_routes},
     sock_diag::{DiagError, ListedSocket, SockDiag, SocketFilter, is_connected},
-    steering_routes::{record_path, remove as remove_routes},
 };
 use crate::{drain, error_chain::chain, publish};
 
@@ -217,8 +217,7 @@ impl<K: UplinkGuard> NetworkSetup<K> {
         }
         view.uplinks = classified.uplinks.values().cloned().collect();
         let may_route = problems.is_empty();
-        let routed =
-            steering_routes::maintain(&self.settings, &self.kernel, &snapshot, may_route).await;
+        let routed = route_sync::maintain(&self.settings, &self.kernel, &snapshot, may_route).await;
         view.routes = routed.routes;
         problems.extend(routed.problems);
         if let Err(error) = self.guard.set_steering(routed.families) {

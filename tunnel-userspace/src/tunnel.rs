@@ -3,6 +3,7 @@
 //!
 //! The wire protocol is described in `docs/tunnel-protocol.md`.
 
+mod adaptive_read_size;
 pub mod agent;
 mod agent_session;
 mod agent_state;
@@ -20,7 +21,6 @@ mod incoming_interface;
 pub mod ingress;
 mod keepalive;
 mod log_limit;
-mod read_size;
 mod reason_counts;
 mod session_threads;
 mod sessions;

@@ -5,15 +5,14 @@ use std::{fs, os::unix::process::CommandExt as _, path::Path, process::Command};
 use anyhow::{Context as _, Result, ensure};
 
 use crate::{
-    e2e, host,
-    programs::{self, CULVERT, LAB, Program},
-    setup, workspace,
+    e2e, host, setup, workspace,
+    workspace_binaries::{self, CULVERT, LAB, Program},
 };
 
 /// The program of the benchmarks.
 const BENCH: Program = ("tunnel-bench", "culvert-bench");
 
-/// Path in the workspace of the folder with the last run of each benchmark.
+/// Path in the workspace of the directory with the last run of each benchmark.
 const RUNS: &str = "target/bench";
 
 /// Runs the demo, built with the dev profile.
@@ -49,7 +48,7 @@ pub(crate) fn bench(name: &str, args: &[String]) -> Result<()> {
 
 /// Draws charts of the last run of each benchmark.
 pub(crate) fn plot() -> Result<()> {
-    let [program] = programs::build(workspace::cargo("build"), [BENCH])?;
+    let [program] = workspace_binaries::build(workspace::cargo("build"), [BENCH])?;
     let mut command = Command::new(program);
     command.args(["plot", "--runs", RUNS, "--to", "docs"]);
     let status = command.current_dir(workspace::root()).status()?;
@@ -80,7 +79,7 @@ fn ensure_ready(subcommand: &str, rules: bool) -> Result<()> {
 /// Builds a program and replaces this process with it, so that it receives the signals and returns the exit
 /// code.
 fn run(build: Command, program: Program, own_args: &[&str], args: &[String]) -> Result<()> {
-    let [culvert, lab, program] = programs::build(build, [CULVERT, LAB, program])?;
+    let [culvert, lab, program] = workspace_binaries::build(build, [CULVERT, LAB, program])?;
     let error = Command::new(&program)
         .env("CULVERT_LAB_BIN", lab)
         .args(own_args)

@@ -18,12 +18,11 @@ use anyhow::{Context as _, Result, ensure};
 use clap::{Args, ValueEnum};
 
 use crate::{
-    host, package,
-    programs::{self, LAB},
-    setup,
+    host, package, setup,
     static_build::Profile,
-    vm::cache,
+    vm::download_cache,
     workspace,
+    workspace_binaries::{self, LAB},
 };
 
 /// Options of `cargo xtask e2e`.
@@ -77,7 +76,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     })?;
     let components = prepare_components()?;
     let programs = [("tunnel-e2e", "culvert-e2e"), LAB];
-    let [runner, lab] = programs::build(Profile::Vm.cargo("build")?, programs)?;
+    let [runner, lab] = workspace_binaries::build(Profile::Vm.cargo("build")?, programs)?;
     let mut command = Command::new(&runner);
     command
         .env("CULVERT_LAB_BIN", &lab)
@@ -108,14 +107,14 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 }
 
 /// Builds or downloads the missing components of a cluster: programs, Debian packages and images. Returns
-/// their folder.
+/// their directory.
 pub(crate) fn prepare_components() -> Result<PathBuf> {
-    let folder = workspace::root().join("target/cluster");
-    let _lock = cache::lock("cluster")?;
-    go::build(&go::Go::find()?, &folder)?;
-    debian::unpack_packages(&folder)?;
-    images::build(&folder)?;
-    Ok(folder)
+    let directory = workspace::root().join("target/cluster");
+    let _lock = download_cache::lock("cluster")?;
+    go::build(&go::Go::find()?, &directory)?;
+    debian::unpack_packages(&directory)?;
+    images::build(&directory)?;
+    Ok(directory)
 }
 
 /// Returns true if an artefact was built from exactly these inputs, which its stamp file records.
@@ -125,7 +124,7 @@ fn is_built_from(stamp: &Path, inputs: &str) -> bool {
 
 /// Records the inputs that an artefact was built from.
 fn write_stamp(stamp: &Path, inputs: &str) -> Result<()> {
-    cache::write_file(stamp, |file| {
+    download_cache::write_file(stamp, |file| {
         Ok(std::io::Write::write_all(file, inputs.as_bytes())?)
     })
 }

@@ -62,7 +62,7 @@ pub(crate) fn check_atomics() -> Result<bool> {
 
 /// Runs clippy on the kernel programs, with the driver of their compiler.
 pub(crate) fn clippy(toolchain: &Toolchain) -> Result<bool> {
-    let target = compile::target_folder()?;
+    let target = compile::target_directory()?;
     let root = workspace::root();
     let mut command = compile::cargo(toolchain, root, &target, env::consts::ARCH, "check")?;
     command

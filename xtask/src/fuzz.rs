@@ -127,34 +127,37 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Returns the folder of programs, inputs and logs.
-fn folder() -> PathBuf {
+/// Returns the directory of programs, inputs and logs.
+fn directory() -> PathBuf {
     workspace::root().join("target/fuzz")
 }
 
-/// Builds all fuzz targets, and returns their folder.
+/// Builds all fuzz targets, and returns their directory.
 fn build() -> Result<PathBuf> {
     let mut command = workspace::cargo("build");
     command
         .args(["--package", "tunnel-fuzz", "--bins", "--features", "engine"])
         .args(["--profile", "fuzz", "--target", TARGET, "--target-dir"])
-        .arg(folder())
+        .arg(directory())
         .env("RUSTFLAGS", COVERAGE_FLAGS)
         .env_remove("CARGO_ENCODED_RUSTFLAGS");
     ensure!(progress::run_visibly(&mut command)?, "cargo build failed");
-    Ok(folder().join(TARGET).join("fuzz"))
+    Ok(directory().join(TARGET).join("fuzz"))
 }
 
 /// Fuzzes a parser, beginning with the inputs of earlier runs and the seeds. Writes the target's output to a
 /// log file.
 fn fuzz(parser: Parser, programs: &Path, seconds: u32) -> Result<()> {
     let name = parser.name();
-    let (found, crashes) = (folder().join("found").join(name), folder().join("crashes"));
-    for folder in [&found, &crashes] {
-        fs::create_dir_all(folder)
-            .with_context(|| format!("cannot create {}", folder.display()))?;
+    let (found, crashes) = (
+        directory().join("found").join(name),
+        directory().join("crashes"),
+    );
+    for directory in [&found, &crashes] {
+        fs::create_dir_all(directory)
+            .with_context(|| format!("cannot create {}", directory.display()))?;
     }
-    let log_path = folder().join(format!("{name}.log"));
+    let log_path = directory().join(format!("{name}.log"));
     let mut log = File::create(&log_path)?;
     let mut child = Command::new(programs.join(name))
         .arg(format!("-max_total_time={seconds}"))

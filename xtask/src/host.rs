@@ -12,12 +12,12 @@ pub(crate) fn is_ci() -> bool {
     env::var_os("CI").is_some_and(|value| !value.is_empty() && value != "false" && value != "0")
 }
 
-/// Returns the path of a program in `PATH` or in a folder of system programs.
+/// Returns the path of a program in `PATH` or in a directory of system programs.
 pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
-    // Users other than root often lack these folders in `PATH`.
-    let folders = env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);
-    folders
-        .map(|folder| folder.join(name))
+    // Users other than root often lack these directories in `PATH`.
+    let directories = env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);
+    directories
+        .map(|directory| directory.join(name))
         .find(|path| path.is_file())
 }

@@ -18,7 +18,6 @@ mod host;
 mod lint;
 mod module_dependencies;
 mod package;
-mod programs;
 mod progress;
 mod setup;
 mod static_build;
@@ -28,6 +27,7 @@ mod toolchain;
 mod vm;
 mod words;
 mod workspace;
+mod workspace_binaries;
 
 use std::{path::PathBuf, process::ExitCode};
 

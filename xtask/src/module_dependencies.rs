@@ -1,8 +1,8 @@
 //! Checks the dependencies between modules. Rust has no check for modules of one crate, so this reads the
 //! paths in each file and compares them with [`table`].
 
+mod allowed_dependencies;
 mod paths;
-mod table;
 mod tokens;
 
 use std::{fs, path::Path};
@@ -10,8 +10,8 @@ use std::{fs, path::Path};
 use anyhow::{Context as _, Result};
 
 use self::{
+    allowed_dependencies::{CrateRule, KERNEL_CRATES, Rule, USERSPACE},
     paths::{FoundPath, find_paths},
-    table::{CrateRule, KERNEL_CRATES, Rule, USERSPACE},
 };
 use crate::workspace;
 
@@ -29,10 +29,10 @@ pub(crate) fn check(root: &Path) -> Result<bool> {
         }
     }
     for rule in KERNEL_CRATES {
-        let folder = Path::new(rule.folder).join("src");
-        for (file, source) in read_sources(&root.join(&folder))? {
+        let directory = Path::new(rule.directory).join("src");
+        for (file, source) in read_sources(&root.join(&directory))? {
             for complaint in check_kernel_crate(rule, &source) {
-                complaints.push(format!("{}:{complaint}", folder.join(&file).display()));
+                complaints.push(format!("{}:{complaint}", directory.join(&file).display()));
             }
         }
     }
@@ -42,11 +42,11 @@ pub(crate) fn check(root: &Path) -> Result<bool> {
     Ok(complaints.is_empty())
 }
 
-/// Returns the paths in a folder and the text of its source files, except test files.
-fn read_sources(folder: &Path) -> Result<Vec<(std::path::PathBuf, String)>> {
+/// Returns the paths in a directory and the text of its source files, except test files.
+fn read_sources(directory: &Path) -> Result<Vec<(std::path::PathBuf, String)>> {
     let mut found = Vec::new();
-    for path in workspace::list_files(folder, "rs")? {
-        let file = path.strip_prefix(folder)?.to_owned();
+    for path in workspace::list_files(directory, "rs")? {
+        let file = path.strip_prefix(directory)?.to_owned();
         if file.components().any(|part| part.as_os_str() == "tests")
             || file.file_stem().is_some_and(|stem| stem == "tests")
         {
@@ -77,7 +77,7 @@ fn check_module(module: &[String], source: &str) -> Vec<String> {
     let name = module.join("::");
     let Some(rule) = rule_of(&name) else {
         return vec![format!(
-            "1: module `{top}` has no row in xtask/src/module_dependencies/table.rs"
+            "1: module `{top}` has no row in xtask/src/module_dependencies/allowed_dependencies.rs"
         )];
     };
     let own = format!("crate::{top}");
@@ -98,7 +98,7 @@ fn check_kernel_crate(rule: &CrateRule, source: &str) -> Vec<String> {
         .into_iter()
         .filter(|found| found.is_use && !is_allowed(&found.path))
         .map(|FoundPath { path, line, .. }| {
-            format!("{line}: `{}` may not use `{path}`", rule.folder)
+            format!("{line}: `{}` may not use `{path}`", rule.directory)
         })
         .collect()
 }
@@ -185,7 +185,7 @@ mod tests {
     fn a_module_without_a_row_is_named() {
         let found = complaints("helper.rs", "use std::fmt;");
 
-        let wanted = "1: module `helper` has no row in xtask/src/module_dependencies/table.rs";
+        let wanted = "1: module `helper` has no row in xtask/src/module_dependencies/allowed_dependencies.rs";
         assert_eq!(found, [wanted]);
     }
 

@@ -13,10 +13,10 @@ use anyhow::{Context as _, Result, ensure};
 
 use self::oci::Image;
 use crate::{
-    programs::{self, CULVERT, LAB},
     setup,
     static_build::Profile,
     workspace,
+    workspace_binaries::{self, CULVERT, LAB},
 };
 
 /// Default name of the image. Its domain cannot be registered (RFC 2606), so that a node that lacks the
@@ -26,10 +26,10 @@ pub(crate) const NAME: &str = concat!("culvert.invalid/culvert:", env!("CARGO_PK
 /// Builds the image and prints its digest.
 pub(crate) fn run(profile: Profile, name: String, output: Option<PathBuf>) -> Result<()> {
     setup::ensure(setup::Scope::default())?;
-    let folder = workspace::root().join("target/package");
-    let output = output.unwrap_or_else(|| folder.join("culvert.tar"));
-    fs::create_dir_all(&folder)?;
-    let root = tempfile::tempdir_in(&folder)?;
+    let directory = workspace::root().join("target/package");
+    let output = output.unwrap_or_else(|| directory.join("culvert.tar"));
+    fs::create_dir_all(&directory)?;
+    let root = tempfile::tempdir_in(&directory)?;
     let program = build_culvert(profile)?;
     ensure_reproducible(&program, workspace::root())?;
     copy_program(&program, root.path())?;
@@ -50,10 +50,10 @@ fn build_culvert(profile: Profile) -> Result<PathBuf> {
     let build = profile.cargo("build")?;
     if matches!(profile, Profile::Vm) {
         // The same command as in tests, so that Cargo selects the same features and compiles nothing again.
-        let [culvert, _] = programs::build(build, [CULVERT, LAB])?;
+        let [culvert, _] = workspace_binaries::build(build, [CULVERT, LAB])?;
         return Ok(culvert);
     }
-    let [culvert] = programs::build(build, [CULVERT])?;
+    let [culvert] = workspace_binaries::build(build, [CULVERT])?;
     Ok(culvert)
 }
 
@@ -66,7 +66,7 @@ fn ensure_reproducible(program: &Path, checkout: &Path) -> Result<()> {
     let (program, checkout) = (program.display(), checkout.display());
     ensure!(
         !contains_path,
-        "the program {program} contains the path {checkout} of the folder that it was built in"
+        "the program {program} contains the path {checkout} of the directory that it was built in"
     );
     Ok(())
 }
@@ -87,11 +87,11 @@ mod tests {
 
     #[test]
     fn a_program_that_contains_the_path_of_its_checkout_is_refused() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let program = folder.path().join("program");
+        let directory = tempfile::tempdir().expect("a directory");
+        let program = directory.path().join("program");
         fs::write(&program, b"\x7fELF culvert/src/main.rs /build/tree/src").expect("a file");
 
-        ensure_reproducible(&program, Path::new("/build/other")).expect("another folder");
+        ensure_reproducible(&program, Path::new("/build/other")).expect("another directory");
         let error = ensure_reproducible(&program, Path::new("/build/tree")).expect_err("its path");
 
         assert!(error.to_string().contains("/build/tree"), "{error}");

@@ -34,7 +34,7 @@ impl Profile {
         match self {
             Self::Release => {
                 command.args(["--profile", "release"]);
-                // The linker derives parts of symbol names from the path of the build folder.
+                // The linker derives parts of symbol names from the path of the build directory.
                 command.env("CARGO_PROFILE_RELEASE_STRIP", "symbols");
             }
             Self::Vm => {
@@ -43,15 +43,15 @@ impl Profile {
                 flags.push("-Crelocation-model=static".into());
             }
         }
-        // The last prefix that matches wins; the target folder is often in the workspace.
+        // The last prefix that matches wins; the target directory is often in the workspace.
         let mut prefixes = vec![
             (workspace::root().to_owned(), "culvert"),
             (target, "target"),
             (sysroot()?.join("lib/rustlib/src/rust"), "rust"),
         ];
         prefixes.extend(compile::registries().into_iter().map(|it| (it, "crates")));
-        for (folder, name) in prefixes {
-            let flag = compile::joined("--remap-path-prefix=", &folder, &format!("={name}"));
+        for (directory, name) in prefixes {
+            let flag = compile::joined("--remap-path-prefix=", &directory, &format!("={name}"));
             flags.push(flag);
         }
         command.env(

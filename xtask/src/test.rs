@@ -7,12 +7,12 @@ use clap::ValueEnum;
 
 use crate::{
     host,
-    programs::{self, CULVERT, LAB},
     progress::{self, Outcome, Row},
     setup,
     static_build::Profile,
-    vm::{machine_programs::MachinePrograms, test_plan::INCLUDE_IGNORED},
+    vm::{guest_binaries::MachinePrograms, test_plan::INCLUDE_IGNORED},
     workspace,
+    workspace_binaries::{self, CULVERT, LAB},
 };
 
 /// Options of Cargo for the targets that CI builds together with those of the virtual machines.
@@ -155,7 +155,7 @@ fn run_tier(tier: Tier, args: &[String]) -> Result<Outcome> {
     command.args(packages.iter().flat_map(|name| ["--package", *name]));
     command.args(targets);
     if matches!(tier, Tier::Tunnel | Tier::Packet | Tier::Netns) {
-        let [culvert, lab] = programs::build(cargo("build")?, [CULVERT, LAB])?;
+        let [culvert, lab] = workspace_binaries::build(cargo("build")?, [CULVERT, LAB])?;
         command
             .env("CULVERT_BIN", culvert)
             .env("CULVERT_LAB_BIN", lab);

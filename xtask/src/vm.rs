@@ -2,18 +2,18 @@
 
 mod accel;
 mod apt_sources;
-pub(crate) mod cache;
 mod cpio;
 pub(crate) mod debian_archive;
 mod debian_control;
+pub(crate) mod download_cache;
 mod expected_skips;
 mod generated_table;
+pub(crate) mod guest_binaries;
 mod initramfs;
 mod kernel_download;
 mod kernel_results;
 mod kernels;
 mod machine;
-pub(crate) mod machine_programs;
 mod modules;
 mod native;
 mod qemu;
@@ -33,11 +33,11 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use self::{
     accel::Accel,
+    guest_binaries::MachinePrograms,
     kernel_download::Kernel,
     kernel_results::KernelResult,
     kernels::Series,
     machine::{Machine, MachineResult},
-    machine_programs::MachinePrograms,
     qemu::Qemu,
     result_cache::Key,
     test_plan::{Plan, TestSelection},
@@ -95,7 +95,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let programs = MachinePrograms::build()?;
     println!("built in {:.0} s", clock.elapsed().as_secs_f32());
     // Another process would write the same files.
-    let _lock = cache::lock("machines")?;
+    let _lock = download_cache::lock("machines")?;
     if options.shell {
         return shell(&programs, &all_series, options.offline);
     }
@@ -219,7 +219,7 @@ impl Machines {
     fn prepare(programs: &MachinePrograms, kernel: &Kernel, offline: bool) -> Result<Self> {
         let qemu = qemu::find_or_download(offline)?;
         println!("{}", qemu.version());
-        let overlay = cache::path("machines").join("overlay.cpio");
+        let overlay = download_cache::path("machines").join("overlay.cpio");
         programs.overlay()?.write(&overlay)?;
         let mut machines = Self {
             qemu,
@@ -232,10 +232,14 @@ impl Machines {
 
     /// Returns the machine that runs a plan on a kernel, and writes its initramfs.
     fn machine<'a>(&'a self, kernel: &'a Kernel, plan: &Plan) -> Result<Machine<'a>> {
-        let folder = cache::path("machines").join(format!("{}-{}", kernel.series, plan.name));
-        std::fs::create_dir_all(&folder)
-            .with_context(|| format!("cannot create {}", folder.display()))?;
-        let (plan_part, initramfs) = (folder.join("plan.cpio"), folder.join("initramfs.cpio"));
+        let directory =
+            download_cache::path("machines").join(format!("{}-{}", kernel.series, plan.name));
+        std::fs::create_dir_all(&directory)
+            .with_context(|| format!("cannot create {}", directory.display()))?;
+        let (plan_part, initramfs) = (
+            directory.join("plan.cpio"),
+            directory.join("initramfs.cpio"),
+        );
         let mut overlay = initramfs::Overlay::default();
         overlay.add_bytes(plan.json().to_string(), "/etc/plan.json", 0o644);
         overlay.write(&plan_part)?;
@@ -247,7 +251,7 @@ impl Machines {
             cpus: plan.cpus,
             accel: self.accel,
             limit: machine::MAX_RUN_TIME,
-            folder,
+            directory,
         })
     }
 

@@ -18,7 +18,7 @@ pub(crate) fn root() -> &'static Path {
     &ROOT
 }
 
-/// Returns the folder into which `setup` installs tools.
+/// Returns the directory into which `setup` installs tools.
 pub(crate) fn tools() -> PathBuf {
     root().join("target/tools")
 }
@@ -30,12 +30,12 @@ pub(crate) fn cargo(subcommand: &str) -> Command {
     command
 }
 
-/// Returns all files below a folder that have this extension, sorted by path. Skips `target` folders and
+/// Returns all files below a directory that have this extension, sorted by path. Skips `target` directories and
 /// hidden files.
-pub(crate) fn list_files(folder: &Path, extension: &str) -> Result<Vec<PathBuf>> {
-    let entries = fs::read_dir(folder)
+pub(crate) fn list_files(directory: &Path, extension: &str) -> Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(directory)
         .and_then(Iterator::collect::<Result<Vec<_>, _>>)
-        .with_context(|| format!("cannot list {}", folder.display()))?;
+        .with_context(|| format!("cannot list {}", directory.display()))?;
     let mut found = Vec::new();
     for entry in entries {
         let path = entry.path();
@@ -58,8 +58,8 @@ mod tests {
 
     #[test]
     fn the_sources_of_this_crate_are_listed() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-        let found = list_files(&folder, "rs").expect("readable");
+        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+        let found = list_files(&directory, "rs").expect("readable");
 
         assert!(found.iter().any(|path| path.ends_with("src/workspace.rs")));
         assert!(found.iter().any(|path| path.ends_with("src/setup/apt.rs")));

@@ -71,7 +71,7 @@ const CHANGE_P99_TARGET: Duration = Duration::from_millis(50);
 pub(crate) struct Options {
     #[command(flatten)]
     common: CommonOptions,
-    /// The folder of programs that `cargo xtask e2e` prepares.
+    /// The directory of programs that `cargo xtask e2e` prepares.
     #[arg(long)]
     kit: PathBuf,
     /// The number of Services, of five endpoints each.
@@ -170,15 +170,15 @@ struct Proxy {
 }
 
 fn culvert(cluster: &MinimalCluster, options: &Options) -> Result<Proxy> {
-    let (host, folder) = (host(cluster, 0)?, cluster.shared.lab.folder());
-    let path = folder.join("culvert.yaml");
+    let (host, directory) = (host(cluster, 0)?, cluster.shared.lab.directory());
+    let path = directory.join("culvert.yaml");
     let config = format!(
         "nodeName: {}\nsource: {{ kube: {{ kubeconfig: {} }} }}\n\
          bpf: {{ cgroup: {} }}\nstateDir: {}\n",
         host.name,
         cluster.kubeconfig(),
         host.cgroup.display(),
-        folder.join("state").display(),
+        directory.join("state").display(),
     );
     fs::write(&path, config)?;
     let program = options.common.program()?.display().to_string();
@@ -195,7 +195,7 @@ fn culvert(cluster: &MinimalCluster, options: &Options) -> Result<Proxy> {
 
 fn kube_proxy(cluster: &MinimalCluster, options: &Options) -> Result<Proxy> {
     let (host, components) = (host(cluster, 1)?, &cluster.shared.components);
-    let path = cluster.shared.lab.folder().join("kube-proxy.yaml");
+    let path = cluster.shared.lab.directory().join("kube-proxy.yaml");
     fs::write(&path, proxy::config(host.name, &cluster.kubeconfig()))?;
     let config = format!("--config={}", path.display());
     Ok(Proxy {

@@ -204,8 +204,8 @@ fn through_culvert(
     endpoints: &[SocketAddr],
 ) -> Result<Variant> {
     let group = format!("services-{count}");
-    let folder = network.lab().folder().join(&group);
-    let bpffs = Some(folder.join("bpffs"));
+    let directory = network.lab().directory().join(&group);
+    let bpffs = Some(directory.join("bpffs"));
     let host = network.share_namespace(network.host(), &format!("{group}/host"), bpffs)?;
     let client =
         network.share_namespace(&*network.pod("client")?, &format!("{group}/client"), None)?;
@@ -224,7 +224,7 @@ fn through_culvert(
         ..options.common.settings()?
     };
     let cgroup = network.lab().cgroup().join(&group);
-    let instance = Instance::new(host, folder, &cgroup, settings)?;
+    let instance = Instance::new(host, directory, &cgroup, settings)?;
     let backends = |_| endpoints.iter().map(SocketAddr::ip);
     for file in service_files(count, Protocol::TCP, [PORT, TARGET_PORT], backends) {
         instance.apply(file)?;

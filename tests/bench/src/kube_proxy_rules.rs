@@ -63,8 +63,8 @@ impl Loader {
     }
 
     /// Writes rules to a file and loads it; returns how long the program ran.
-    pub(crate) fn load(&self, folder: &Path, name: &str, rules: &str) -> Result<Duration> {
-        let (file, program) = (folder.join(name), self.command_line.join(" "));
+    pub(crate) fn load(&self, directory: &Path, name: &str, rules: &str) -> Result<Duration> {
+        let (file, program) = (directory.join(name), self.command_line.join(" "));
         fs::write(&file, rules).with_context(|| format!("cannot write {}", file.display()))?;
         let mut command = Command::new("nsenter");
         command.args(["--target", &self.pid.to_string(), "--net"]);

@@ -14,11 +14,11 @@ use serde_json::Value;
 /// The options of the charts.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
-    /// The folder with the last run of each benchmark, `<bench>.json`.
-    #[arg(long, value_name = "FOLDER")]
+    /// The directory with the last run of each benchmark, `<bench>.json`.
+    #[arg(long, value_name = "DIRECTORY")]
     runs: PathBuf,
-    /// The folder for the charts, `bench-<bench>.svg`.
-    #[arg(long, value_name = "FOLDER")]
+    /// The directory for the charts, `bench-<bench>.svg`.
+    #[arg(long, value_name = "DIRECTORY")]
     to: PathBuf,
 }
 

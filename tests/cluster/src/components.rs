@@ -4,42 +4,42 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
 
-/// Folders of programs in the tree of Debian packages.
-const PROGRAM_FOLDERS: [&str; 4] = ["usr/sbin", "usr/bin", "sbin", "bin"];
-/// Folders of libraries in the tree of Debian packages.
-const LIBRARY_FOLDERS: [&str; 2] = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"];
+/// Directories of programs in the tree of Debian packages.
+const PROGRAM_DIRECTORIES: [&str; 4] = ["usr/sbin", "usr/bin", "sbin", "bin"];
+/// Directories of libraries in the tree of Debian packages.
+const LIBRARY_DIRECTORIES: [&str; 2] = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"];
 
-/// A folder with programs, an unpacked tree of Debian packages, and archives of images.
+/// A directory with programs, an unpacked tree of Debian packages, and archives of images.
 #[derive(Clone, Debug)]
 pub struct Components {
-    folder: PathBuf,
+    directory: PathBuf,
     /// Value of `PATH` for programs of the cluster.
     search_path: String,
 }
 
 impl Components {
-    /// Opens the folder.
-    pub fn open(folder: &Path) -> Result<Self> {
-        let folder = folder
+    /// Opens the directory.
+    pub fn open(directory: &Path) -> Result<Self> {
+        let directory = directory
             .canonicalize()
-            .with_context(|| format!("cannot open {}", folder.display()))?;
+            .with_context(|| format!("cannot open {}", directory.display()))?;
         for name in ["bin", "debian", "images"] {
-            let path = folder.join(name);
+            let path = directory.join(name);
             ensure!(
                 path.is_dir(),
                 "{} is missing; run `cargo xtask e2e`",
                 path.display()
             );
         }
-        let unpacked = PROGRAM_FOLDERS.map(|name| folder.join("debian").join(name));
+        let unpacked = PROGRAM_DIRECTORIES.map(|name| directory.join("debian").join(name));
         let installed = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"].map(PathBuf::from);
         let search_path = std::env::join_paths(unpacked.into_iter().chain(installed))?;
         let search_path = search_path
             .into_string()
             .ok()
-            .with_context(|| format!("the path {} is not UTF-8", folder.display()))?;
+            .with_context(|| format!("the path {} is not UTF-8", directory.display()))?;
         Ok(Self {
-            folder,
+            directory,
             search_path,
         })
     }
@@ -50,7 +50,7 @@ impl Components {
         self.path("bin").join(name).display().to_string()
     }
 
-    /// Returns the folder of CNI plugins.
+    /// Returns the directory of CNI plugins.
     #[must_use]
     pub fn network_plugins(&self) -> PathBuf {
         self.path("debian/usr/lib/cni")
@@ -69,7 +69,7 @@ impl Components {
         Ok(images)
     }
 
-    /// Returns the folder of logs.
+    /// Returns the directory of logs.
     #[must_use]
     pub fn logs(&self) -> PathBuf {
         self.path("logs")
@@ -79,7 +79,7 @@ impl Components {
     #[must_use]
     pub fn command(&self, argv: &[&str]) -> Vec<String> {
         let debian = self.path("debian");
-        let libraries = LIBRARY_FOLDERS.map(|name| debian.join(name).display().to_string());
+        let libraries = LIBRARY_DIRECTORIES.map(|name| debian.join(name).display().to_string());
         let [first, _] = &libraries;
         let mut command = vec![
             "env".to_owned(),
@@ -92,6 +92,6 @@ impl Components {
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.folder.join(name)
+        self.directory.join(name)
     }
 }

@@ -58,11 +58,11 @@ impl ControlPlane {
     pub(super) fn start_api(shared: &SharedParts) -> Result<Self> {
         let host = shared.network.cloud();
         let config = shared.pki.file("admin.kubeconfig");
-        let folder = shared.lab.folder().join("kubectl");
-        let data = shared.lab.folder().join("etcd").display().to_string();
+        let directory = shared.lab.directory().join("kubectl");
+        let data = shared.lab.directory().join("etcd").display().to_string();
         let etcd = shared.components.command(&["etcd", "--data-dir", &data]);
         let control_plane = Self {
-            kubectl: Kubectl::new(host, &shared.components, config, folder)?,
+            kubectl: Kubectl::new(host, &shared.components, config, directory)?,
             api_server: Daemon::new(shared.logs.path("kube-apiserver.log")),
             host: host.clone(),
             command: command(shared, "kube-apiserver", api_server_arguments(shared)?),
@@ -118,7 +118,7 @@ fn command(shared: &SharedParts, program: &str, arguments: Vec<String>) -> Vec<S
 
 fn api_server_arguments(shared: &SharedParts) -> Result<Vec<String>> {
     let pki = |name: &str| shared.pki.file(name);
-    let policy = shared.lab.folder().join("audit.yaml");
+    let policy = shared.lab.directory().join("audit.yaml");
     fs::write(&policy, AUDIT_POLICY)?;
     let audit_log = shared.logs.path("audit.jsonl");
     let [address, _] = network::addresses(0);
@@ -149,7 +149,7 @@ fn api_server_arguments(shared: &SharedParts) -> Result<Vec<String>> {
 
 fn controller_manager_arguments(shared: &SharedParts) -> Vec<String> {
     let pki = |name: &str| shared.pki.file(name);
-    let volume_plugins = shared.lab.folder().join("volume-plugins");
+    let volume_plugins = shared.lab.directory().join("volume-plugins");
     let mut arguments = client_arguments(shared, "controllers");
     arguments.extend([
         format!("--service-account-private-key-file={}", pki("accounts.key")),

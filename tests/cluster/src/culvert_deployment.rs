@@ -34,7 +34,7 @@ const GATEWAY_LABEL: &str = "node-restriction.kubernetes.io/culvert-gateway=true
 /// The files to deploy.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct CulvertDeployment {
-    /// Folder of the manifests.
+    /// Directory of the manifests.
     pub manifests: PathBuf,
     /// Archive of the image that the manifests name.
     pub image: PathBuf,
@@ -114,10 +114,10 @@ fn create_certificates(kubectl: &Kubectl, nodes: &[Node]) -> Result<()> {
     kubectl.apply(&secret)?;
     for node in nodes.iter().filter(|node| node.is_edge()) {
         let agent = authority.agent(node.name, Validity::Current)?;
-        let folder = node.own_folder("/etc/culvert").join("identity");
-        fs::create_dir_all(&folder)?;
+        let directory = node.own_directory("/etc/culvert").join("identity");
+        fs::create_dir_all(&directory)?;
         for (name, text) in files(&authority, &agent) {
-            fs::write(folder.join(name), text)?;
+            fs::write(directory.join(name), text)?;
         }
     }
     Ok(())
@@ -139,7 +139,7 @@ fn edit_file(path: &Path, edit: impl FnOnce(String) -> Result<String>) -> Result
     read_and_write().with_context(|| format!("cannot edit {}", path.display()))
 }
 
-/// Copies a folder with its content.
+/// Copies a directory with its content.
 fn copy(from: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to).with_context(|| format!("cannot create {}", to.display()))?;
     for entry in fs::read_dir(from).with_context(|| format!("cannot read {}", from.display()))? {

@@ -80,7 +80,7 @@ pub fn run(cluster: &Cluster, selection: &SpecSelection) -> Result<Vec<SpecResul
     command.extend([
         format!("--procs={}", selection.concurrent),
         format!("--timeout={}s", selection.limit.as_secs()),
-        format!("--output-dir={}", logs.folder().display()),
+        format!("--output-dir={}", logs.directory().display()),
         "--junit-report=ginkgo.xml".to_owned(),
     ]);
     command.extend(selection.focus.iter().map(|it| format!("--focus={it}")));

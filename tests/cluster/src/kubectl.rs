@@ -30,8 +30,8 @@ pub struct Kubectl {
     program: String,
     /// Path of the administrator's kubeconfig.
     pub config: String,
-    /// Folder of applied files and of the cache.
-    folder: PathBuf,
+    /// Directory of applied files and of the cache.
+    directory: PathBuf,
     /// Number of the next applied file.
     next_file: Arc<AtomicU32>,
 }
@@ -41,14 +41,14 @@ impl Kubectl {
         host: &Sandbox,
         components: &Components,
         config: String,
-        folder: PathBuf,
+        directory: PathBuf,
     ) -> Result<Self> {
-        fs::create_dir_all(&folder)?;
+        fs::create_dir_all(&directory)?;
         Ok(Self {
             host: host.clone(),
             program: components.program("kubectl"),
             config,
-            folder,
+            directory,
             next_file: Arc::default(),
         })
     }
@@ -84,7 +84,7 @@ impl Kubectl {
         let mut command = vec![
             self.program.clone(),
             format!("--kubeconfig={}", self.config),
-            format!("--cache-dir={}", self.folder.join("cache").display()),
+            format!("--cache-dir={}", self.directory.join("cache").display()),
         ];
         command.extend(arguments.iter().map(|&argument| argument.to_owned()));
         command
@@ -93,7 +93,7 @@ impl Kubectl {
     /// Applies objects in YAML.
     pub fn apply(&self, objects: &str) -> Result<()> {
         let number = self.next_file.fetch_add(1, Ordering::Relaxed);
-        let path = self.folder.join(format!("{number}.yaml"));
+        let path = self.directory.join(format!("{number}.yaml"));
         fs::write(&path, objects)?;
         let path = path.display().to_string();
         self.run(&["apply", "-f", &path])

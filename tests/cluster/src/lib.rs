@@ -60,9 +60,9 @@ pub struct SharedParts {
     pki: Pki,
     /// Programs and images.
     pub components: Components,
-    /// Folder of all logs.
+    /// Directory of all logs.
     pub logs: Logs,
-    /// The laboratory, with the folder and the control group of the cluster.
+    /// The laboratory, with the directory and the control group of the cluster.
     pub lab: Lab,
 }
 
@@ -71,7 +71,7 @@ impl SharedParts {
         let lab = Lab::new()?;
         Ok(Self {
             network: Network::new(&lab, &components, size)?,
-            pki: Pki::create(&lab.folder().join("pki"))?,
+            pki: Pki::create(&lab.directory().join("pki"))?,
             components,
             logs,
             lab,
@@ -124,7 +124,7 @@ impl Cluster {
                 .with_context(|| format!("the node {name} did not become ready"))?;
         }
         if let Proxy::Culvert(deployment) = &self.proxy {
-            let scratch = self.shared.lab.folder();
+            let scratch = self.shared.lab.directory();
             culvert_deployment::deploy(deployment, &self.kubectl, &self.nodes, scratch)
                 .context("Culvert did not become ready")?;
         }
@@ -166,7 +166,7 @@ impl Cluster {
             text.push_str(&format!("  {:<8} {}\n", node.name, node.shell_command()));
         }
         let kubectl = self.kubectl.shell_command();
-        let logs = self.shared.logs.folder().display();
+        let logs = self.shared.logs.directory().display();
         text + &format!("  kubectl  {kubectl}\n  logs     {logs}\n")
     }
 }

@@ -1,4 +1,4 @@
-//! The logs of a cluster, in a folder that is kept after the cluster is removed.
+//! The logs of a cluster, in a directory that is kept after the cluster is removed.
 
 use std::{
     fs::{self, File},
@@ -11,36 +11,37 @@ use anyhow::{Context as _, Result};
 /// Number of bytes at the end of a log that are read.
 const TAIL_BYTES: u64 = 16 << 10;
 
-/// The folder of logs.
+/// The directory of logs.
 #[derive(Clone, Debug)]
 pub struct Logs {
-    folder: PathBuf,
+    directory: PathBuf,
 }
 
 impl Logs {
-    /// Creates the folder, and removes the logs of an earlier cluster.
-    pub fn new(folder: PathBuf) -> Result<Self> {
-        match fs::remove_dir_all(&folder) {
+    /// Creates the directory, and removes the logs of an earlier cluster.
+    pub fn new(directory: PathBuf) -> Result<Self> {
+        match fs::remove_dir_all(&directory) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(error).with_context(|| format!("cannot remove {}", folder.display()));
+                return Err(error)
+                    .with_context(|| format!("cannot remove {}", directory.display()));
             }
             Ok(()) | Err(_) => {}
         }
-        fs::create_dir_all(&folder)
-            .with_context(|| format!("cannot create {}", folder.display()))?;
-        Ok(Self { folder })
+        fs::create_dir_all(&directory)
+            .with_context(|| format!("cannot create {}", directory.display()))?;
+        Ok(Self { directory })
     }
 
-    /// Returns the path of the folder.
+    /// Returns the path of the directory.
     #[must_use]
-    pub fn folder(&self) -> &Path {
-        &self.folder
+    pub fn directory(&self) -> &Path {
+        &self.directory
     }
 
-    /// Returns the path of a file in the folder.
+    /// Returns the path of a file in the directory.
     #[must_use]
     pub fn path(&self, name: &str) -> PathBuf {
-        self.folder.join(name)
+        self.directory.join(name)
     }
 
     /// Creates the log file of a program.
@@ -52,7 +53,7 @@ impl Logs {
     /// Returns the last lines of each log, below its path.
     pub fn tails(&self, lines: usize) -> Result<String> {
         let mut paths = Vec::new();
-        find_logs(&self.folder, &mut paths)?;
+        find_logs(&self.directory, &mut paths)?;
         paths.sort();
         let mut text = String::new();
         for path in paths {
@@ -71,9 +72,9 @@ fn is_printed(path: &Path) -> bool {
     text.ends_with(".log") && (!text.contains("/pods-") || text.contains("/kube-system_culvert"))
 }
 
-/// Finds the logs in a folder and below that are printed after a failure.
-fn find_logs(folder: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
-    for entry in fs::read_dir(folder)? {
+/// Finds the logs in a directory and below that are printed after a failure.
+fn find_logs(directory: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
+    for entry in fs::read_dir(directory)? {
         let path = entry?.path();
         if path.is_dir() {
             find_logs(&path, found)?;
@@ -113,9 +114,9 @@ mod tests {
         let mut file = logs.create("etcd").unwrap();
         file.write_all(b"one\ntwo\n\0three\n").unwrap();
         for pod in ["kube-system_culvert-node-x", "default_web"] {
-            let folder = logs.path("pods-a").join(pod);
-            fs::create_dir_all(&folder).unwrap();
-            fs::write(folder.join("0.log"), pod).unwrap();
+            let directory = logs.path("pods-a").join(pod);
+            fs::create_dir_all(&directory).unwrap();
+            fs::write(directory.join("0.log"), pod).unwrap();
         }
 
         let text = logs.tails(2).unwrap();

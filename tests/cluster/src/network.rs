@@ -65,7 +65,7 @@ pub struct Network {
     /// The router, through which all packets between nodes pass.
     pub(super) router: Sandbox,
     components: Components,
-    folder: PathBuf,
+    directory: PathBuf,
 }
 
 /// Returns the IPv4 and IPv6 address of a node.
@@ -110,7 +110,7 @@ impl Network {
             hosts,
             router,
             components: components.clone(),
-            folder: lab.folder().to_owned(),
+            directory: lab.directory().to_owned(),
         })
     }
 
@@ -121,7 +121,7 @@ impl Network {
 
     /// Restricts the edge node to outgoing connections, or removes the restriction.
     pub fn set_outbound_only(&self, enabled: bool) -> Result<()> {
-        let path = self.folder.join("edge.nft");
+        let path = self.directory.join("edge.nft");
         fs::write(&path, OUTBOUND_ONLY)?;
         let path = path.display().to_string();
         let command: &[&str] = if enabled {

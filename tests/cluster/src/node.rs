@@ -29,8 +29,8 @@ const RUNTIME_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time limit for the import of an image.
 const IMPORT_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Folders of daemons and of Culvert's pods. Each node mounts its own folders over them.
-const NODE_FOLDERS: [&str; 7] = [
+/// Directories of daemons and of Culvert's pods. Each node mounts its own directories over them.
+const NODE_DIRECTORIES: [&str; 7] = [
     "/etc/culvert",
     "/run/containerd",
     "/var/lib/cni",
@@ -48,11 +48,11 @@ const SHARED_CGROUP: &str = "own";
 /// host have this host name.
 const RUN_WITH_HOST_NAME: &str = "echo \"$0\" > /proc/sys/kernel/hostname; exec \"$@\"";
 
-/// Creates [`NODE_FOLDERS`] as mount points if the machine lacks them.
+/// Creates [`NODE_DIRECTORIES`] as mount points if the machine lacks them.
 pub(super) fn prepare(lab: &Lab) -> Result<()> {
-    NODE_FOLDERS
+    NODE_DIRECTORIES
         .into_iter()
-        .try_for_each(|folder| lab.create_external_folder(Path::new(folder)))
+        .try_for_each(|directory| lab.create_external_directory(Path::new(directory)))
 }
 
 /// A node, whose processes are killed on drop.
@@ -66,8 +66,8 @@ pub struct Node {
     number: usize,
     /// Network namespace and control group of its daemons.
     pub host: Sandbox,
-    /// Folder of its files.
-    folder: PathBuf,
+    /// Directory of its files.
+    directory: PathBuf,
     /// Path of its control group, relative to each hierarchy.
     relative_cgroup: String,
     /// Control group (version 2) of all its processes, daemons and pods.
@@ -82,21 +82,21 @@ impl Node {
     /// Starts the container runtime, and imports all images.
     pub(super) fn start(shared: &SharedParts, number: usize, host: &Sandbox) -> Result<Self> {
         let (name, group) = NODES[number];
-        let folder = shared.lab.folder().join(group);
-        fs::create_dir_all(&folder)?;
+        let directory = shared.lab.directory().join(group);
+        fs::create_dir_all(&directory)?;
         let mut node = Self {
             name,
             group,
             number,
             host: host.clone(),
-            folder,
+            directory,
             relative_cgroup: control_groups::create(&shared.lab, group)?,
             cgroup: shared.lab.cgroup().join(group),
             shared_cgroup_path: shared.lab.cgroup().join(SHARED_CGROUP),
             components: shared.components.clone(),
             daemons: Vec::new(),
         };
-        node.mount_own_folders()?;
+        node.mount_own_directories()?;
         node.write("containerd.toml", &node.runtime_config(shared))?;
         node.write("cni/10-pods.conflist", &node.cni_config())?;
         let config = node.path("containerd.toml");
@@ -110,15 +110,15 @@ impl Node {
         Ok(node)
     }
 
-    /// Mounts the node's own folders and control group over those of the machine.
-    fn mount_own_folders(&self) -> Result<()> {
+    /// Mounts the node's own directories and control group over those of the machine.
+    fn mount_own_directories(&self) -> Result<()> {
         // Volumes of pods may require mount propagation from the host.
         self.host.run(&["mount", "--make-rshared", "/"])?;
-        for folder in NODE_FOLDERS {
-            let own = self.own_folder(folder);
+        for directory in NODE_DIRECTORIES {
+            let own = self.own_directory(directory);
             fs::create_dir_all(&own)?;
             let own = own.display().to_string();
-            self.host.run(&["mount", "--bind", &own, folder])?;
+            self.host.run(&["mount", "--bind", &own, directory])?;
         }
         cgroup::create(&self.shared_cgroup_path)?;
         let own = self.cgroup.display().to_string();
@@ -128,10 +128,10 @@ impl Node {
             .map(drop)
     }
 
-    /// Returns the folder of this node that is mounted over a folder of the machine.
-    pub(super) fn own_folder(&self, folder: &str) -> PathBuf {
-        let name = folder.trim_start_matches('/').replace('/', "-");
-        self.folder.join("own").join(name)
+    /// Returns the directory of this node that is mounted over a directory of the machine.
+    pub(super) fn own_directory(&self, directory: &str) -> PathBuf {
+        let name = directory.trim_start_matches('/').replace('/', "-");
+        self.directory.join("own").join(name)
     }
 
     /// Imports the archive of an image into the container runtime.
@@ -209,15 +209,15 @@ impl Node {
         root.join(path.strip_prefix("/").unwrap_or(path))
     }
 
-    /// Returns the state folder of Culvert on this node.
+    /// Returns the state directory of Culvert on this node.
     #[must_use]
-    pub fn state_folder(&self) -> PathBuf {
-        self.own_folder("/var/lib/culvert")
+    pub fn state_directory(&self) -> PathBuf {
+        self.own_directory("/var/lib/culvert")
     }
 
     /// Requests a path from Culvert's admin socket on this node.
     pub fn get_from_daemon(&self, path: &str) -> Result<admin::Response> {
-        admin::get(&self.state_folder().join("admin.sock"), path)
+        admin::get(&self.state_directory().join("admin.sock"), path)
     }
 
     /// Kills the processes of a program on this node that have this first argument.
@@ -245,7 +245,7 @@ impl Node {
     pub fn pod_sandbox(&self, kubectl: &Kubectl, namespace: &str, name: &str) -> Result<Sandbox> {
         let path = "jsonpath={.metadata.uid}";
         let uid = kubectl.run(&["-n", namespace, "get", "pod", name, "-o", path])?;
-        let group = find_folder(&self.cgroup.join("kubepods"), &format!("pod{uid}"))
+        let group = find_directory(&self.cgroup.join("kubepods"), &format!("pod{uid}"))
             .with_context(|| format!("the pod {name} has no control group on {}", self.name))?;
         let (cgroup, pid) = find_process(&group)?
             .with_context(|| format!("the pod {name} has no process on {}", self.name))?;
@@ -266,16 +266,16 @@ impl Node {
         )
     }
 
-    /// Returns the path of a file in the node's folder.
+    /// Returns the path of a file in the node's directory.
     pub(super) fn path(&self, name: &str) -> String {
-        self.folder.join(name).display().to_string()
+        self.directory.join(name).display().to_string()
     }
 
-    /// Writes a file in the node's folder.
+    /// Writes a file in the node's directory.
     pub(super) fn write(&self, name: &str, text: &str) -> Result<()> {
-        let path = self.folder.join(name);
-        if let Some(folder) = path.parent() {
-            fs::create_dir_all(folder)?;
+        let path = self.directory.join(name);
+        if let Some(directory) = path.parent() {
+            fs::create_dir_all(directory)?;
         }
         fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
     }
@@ -380,17 +380,17 @@ impl Node {
     }
 }
 
-/// Finds the folder with this name in another folder or below.
-fn find_folder(folder: &Path, name: &str) -> Option<PathBuf> {
-    let entries = fs::read_dir(folder).ok()?.flatten();
-    let mut folders = entries
+/// Finds the directory with this name in another directory or below.
+fn find_directory(directory: &Path, name: &str) -> Option<PathBuf> {
+    let entries = fs::read_dir(directory).ok()?.flatten();
+    let mut directories = entries
         .map(|entry| entry.path())
         .filter(|path| path.is_dir());
-    folders.find_map(|path| {
+    directories.find_map(|path| {
         if path.file_name().is_some_and(|file| file == name) {
             return Some(path);
         }
-        find_folder(&path, name)
+        find_directory(&path, name)
     })
 }
 

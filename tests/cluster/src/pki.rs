@@ -31,19 +31,19 @@ const API_SERVER_NAMES: [&str; 5] = [
 /// Addresses in the certificate of the API server, in addition to those of its node.
 const API_SERVER_ADDRESSES: [&str; 3] = ["127.0.0.1", "10.96.0.1", "fd00:10:96::1"];
 
-/// A folder of certificates, keys and kubeconfigs.
+/// A directory of certificates, keys and kubeconfigs.
 #[derive(Debug)]
 pub(super) struct Pki {
-    folder: PathBuf,
+    directory: PathBuf,
 }
 
 impl Pki {
     /// Creates the files of a cluster.
-    pub(super) fn create(folder: &Path) -> Result<Self> {
-        fs::create_dir_all(folder)
-            .with_context(|| format!("cannot create {}", folder.display()))?;
+    pub(super) fn create(directory: &Path) -> Result<Self> {
+        fs::create_dir_all(directory)
+            .with_context(|| format!("cannot create {}", directory.display()))?;
         let pki = Self {
-            folder: folder.to_owned(),
+            directory: directory.to_owned(),
         };
         let authority = Authority::new("cluster")?;
         pki.write("ca.crt", &authority.pem())?;
@@ -70,13 +70,13 @@ impl Pki {
         Ok(pki)
     }
 
-    /// Returns the path of a file in the folder.
+    /// Returns the path of a file in the directory.
     pub(super) fn file(&self, name: &str) -> String {
-        self.folder.join(name).display().to_string()
+        self.directory.join(name).display().to_string()
     }
 
     fn write(&self, name: &str, text: &str) -> Result<()> {
-        let path = self.folder.join(name);
+        let path = self.directory.join(name);
         fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
     }
 

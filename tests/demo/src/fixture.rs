@@ -92,7 +92,7 @@ impl Fixture {
         chosen.fold(service, with)
     }
 
-    /// Lists the manifests in the folder.
+    /// Lists the manifests in the directory.
     pub(crate) fn manifests(&self) -> Result<String> {
         let mut names = Vec::new();
         for entry in fs::read_dir(self.node.manifests())? {

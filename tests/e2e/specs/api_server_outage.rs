@@ -99,5 +99,5 @@ fn is_ok(node: &Node, path: &str) -> bool {
 
 /// Returns true if a daemon has saved the objects of the API server.
 fn has_saved_objects(node: &Node) -> bool {
-    node.state_folder().join("objects").exists()
+    node.state_directory().join("objects").exists()
 }

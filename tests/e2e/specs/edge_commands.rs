@@ -36,7 +36,7 @@ pub(super) fn exec(fixture: &Fixture<'_>) -> Result<()> {
 pub(super) fn logs(fixture: &Fixture<'_>) -> Result<()> {
     on_edge(fixture, |node| {
         let pod = client_pod(node);
-        let path = fixture.cluster.shared.lab.folder().join("followed");
+        let path = fixture.cluster.shared.lab.directory().join("followed");
         let arguments = ["-n", NAMESPACE, "logs", "--follow", &pod];
         let output = File::create(&path)?;
         let logs = fixture.kubectl().start_with_output(&arguments, output)?;

@@ -16,7 +16,7 @@ use tunnel_tests::{
 
 use super::{client, edge_addresses, expect_refused, expect_served, for_each_client};
 use crate::{
-    scene::WEB,
+    fixture::WEB,
     support::{Dialer, HTTP, addresses, serve, until_backends},
 };
 

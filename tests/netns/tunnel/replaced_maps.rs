@@ -5,8 +5,8 @@ use tunnel_tests::tunnel_testbed::TunnelTestbed;
 
 use super::expect_served;
 use crate::{
-    migration::{imitate_older_layout, older_folder},
-    support::maps_folder,
+    migration::{imitate_older_layout, older_directory},
+    support::maps_directory,
 };
 
 #[test]
@@ -19,7 +19,7 @@ fn kubelets_are_reached_after_a_change_of_the_steering_map_size() -> Result<()> 
         node.resize(|settings| settings.maps.steering = size)?;
         node.start()?;
         expect_served(&testbed)?;
-        ensure!(!node.bpffs().join(maps_folder("-old")).exists());
+        ensure!(!node.bpffs().join(maps_directory("-old")).exists());
     }
 
     // Four entries are needed, for two ports at one address of each family.
@@ -43,7 +43,7 @@ fn kubelets_are_reached_after_an_older_layout() -> Result<()> {
         node.resize(|settings| settings.maps.steering = size)?;
         node.start()?;
         expect_served(&testbed)?;
-        ensure!(!node.bpffs().join(older_folder("")).exists());
+        ensure!(!node.bpffs().join(older_directory("")).exists());
     }
     Ok(())
 }

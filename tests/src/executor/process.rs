@@ -70,14 +70,15 @@ fn enter(spec: &SandboxSpec) -> Result<()> {
 }
 
 /// Mounts a BPF file system in a new mount namespace, so that only this sandbox's processes see it.
-fn mount_bpffs(folder: &Path) -> Result<()> {
+fn mount_bpffs(directory: &Path) -> Result<()> {
     unshare(CloneFlags::CLONE_NEWNS).context("cannot create a mount namespace")?;
     let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
     mount::<str, str, str, str>(None, "/", None, private, None)
         .context("cannot make mounts private")?;
-    fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
-    mount::<str, Path, str, str>(Some("bpf"), folder, Some("bpf"), MsFlags::empty(), None)
-        .with_context(|| format!("cannot mount a BPF file system on {}", folder.display()))
+    fs::create_dir_all(directory)
+        .with_context(|| format!("cannot create {}", directory.display()))?;
+    mount::<str, Path, str, str>(Some("bpf"), directory, Some("bpf"), MsFlags::empty(), None)
+        .with_context(|| format!("cannot mount a BPF file system on {}", directory.display()))
 }
 
 type Response = (Value, Option<OwnedFd>);

@@ -250,9 +250,9 @@ impl FakeKubelet {
     /// Starts a server on a port of 127.0.0.1, with a certificate for a name and an address. Also returns
     /// a client config that trusts its CA.
     pub fn start(name: &str, address: IpAddr) -> Result<(Self, Arc<ClientConfig>)> {
-        let folder = tempfile::tempdir()?;
+        let directory = tempfile::tempdir()?;
         let authority = Authority::new("kubelets")?;
-        let files = PemFiles::in_folder(folder.path(), "kubelet");
+        let files = PemFiles::in_directory(directory.path(), "kubelet");
         files.write(&authority.pem(), &authority.server(name, &[address])?)?;
 
         let listener = TcpListener::bind("127.0.0.1:0")?;

@@ -97,8 +97,8 @@ mod tests {
 
     /// Sends a request to a daemon that responds with these bytes, or never. Returns the error.
     async fn request_error(response: Option<&str>) -> String {
-        let folder = tempfile::tempdir().expect("a folder");
-        let socket = folder.path().join("socket");
+        let directory = tempfile::tempdir().expect("a directory");
+        let socket = directory.path().join("socket");
         let listener = UnixListener::bind(&socket).expect("bound");
         let daemon = async {
             let (mut stream, _) = listener.accept().await.expect("a client");

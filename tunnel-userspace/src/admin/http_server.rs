@@ -123,11 +123,11 @@ pub struct SocketError {
 }
 
 /// Binds the admin socket with mode 0600. A socket of an earlier process is replaced: that process has
-/// exited, since this one has locked the pin folder. The returned future serves HTTP until the drain begins.
+/// exited, since this one has locked the pin directory. The returned future serves HTTP until the drain begins.
 ///
 /// # Errors
 ///
-/// The folder or the socket can't be created.
+/// The directory or the socket can't be created.
 pub fn serve_unix<S: Routes>(
     path: &Path,
     routes: S,

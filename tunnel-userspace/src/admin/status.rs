@@ -28,7 +28,7 @@ pub struct NodeSetup {
     pub started: String,
     /// The cgroup whose sockets are translated.
     pub cgroup: String,
-    /// The folder of pinned maps and programs.
+    /// The directory of pinned maps and programs.
     pub pins: String,
     /// The layout version of the maps.
     pub layout: u32,

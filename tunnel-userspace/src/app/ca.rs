@@ -14,11 +14,11 @@ const CONFIG: &str = "tunnel:
       cert: identity/cert.pem
       key: identity/key.pem";
 
-/// Creates a CA in a folder. Returns a text that lists the files and the next steps.
+/// Creates a CA in a directory. Returns a text that lists the files and the next steps.
 ///
 /// # Errors
 ///
-/// The folder already has a CA, or a file can't be written.
+/// The directory already has a CA, or a file can't be written.
 pub fn ca_init(dir: &Path, days: u32) -> Result<String, CaError> {
     let created = ca::init(dir, days, Timestamp::now())?;
     let (dir, cert, key) = (dir.display(), created.cert.display(), created.key.display());
@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     fn the_printed_config_section_is_valid_and_names_the_written_files() {
-        let dir = tempfile::tempdir().expect("a folder");
+        let dir = tempfile::tempdir().expect("a directory");
         ca_init(dir.path(), 10).expect("created");
 
         let text = ca_issue_agent(dir.path(), "edge-1", None, 10).expect("issued");

@@ -6,7 +6,7 @@ use super::{
     RoleError, failed, other_error,
     state_dir::{StateDir, marker_path},
 };
-use crate::{bpf::PinFolder, config::Config, net};
+use crate::{bpf::PinDirectory, config::Config, net};
 
 /// Removes the programs, maps, routes and files of a node with this config. Returns a line of text for each
 /// item that was removed or left alone.
@@ -16,10 +16,10 @@ use crate::{bpf::PinFolder, config::Config, net};
 /// A daemon still runs with this config, or an item can't be removed.
 pub fn cleanup(config: &Config) -> Result<Vec<String>, RoleError> {
     let mut lines = Vec::new();
-    let (pins, folder) = (&config.bpf.bpffs, &config.state_dir);
-    let pins_lock = pins.exists().then(|| PinFolder::lock(pins));
+    let (pins, directory) = (&config.bpf.bpffs, &config.state_dir);
+    let pins_lock = pins.exists().then(|| PinDirectory::lock(pins));
     let pins_lock = pins_lock.transpose().map_err(other_error)?;
-    let state = folder.is_dir().then(|| StateDir::lock(folder));
+    let state = directory.is_dir().then(|| StateDir::lock(directory));
     let _state = state.transpose().map_err(other_error)?;
     // Routes are removed before the guards, so that outsiders can never reach a steering prefix.
     let routes = remove_routes(config)?;
@@ -37,15 +37,15 @@ pub fn cleanup(config: &Config) -> Result<Vec<String>, RoleError> {
             |path: PathBuf| format!("left alone, not created by Culvert: {}", path.display());
         lines.extend(foreign.into_iter().map(left_alone));
     }
-    let marker = marker_path(folder);
-    // The state folder is removed last, and only if a daemon created it.
-    let own_folder = marker.exists().then(|| folder.clone());
+    let marker = marker_path(directory);
+    // The state directory is removed last, and only if a daemon created it.
+    let own_directory = marker.exists().then(|| directory.clone());
     let sockets = [config.admin_socket(), config.helper_socket()];
     let files = sockets
         .into_iter()
         .chain([config.objects_snapshot(), marker]);
-    for path in files.chain(own_folder) {
-        let removed = if path == *folder {
+    for path in files.chain(own_directory) {
+        let removed = if path == *directory {
             fs::remove_dir(&path)
         } else {
             fs::remove_file(&path)

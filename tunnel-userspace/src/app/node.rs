@@ -97,7 +97,7 @@ pub async fn node(config: Config, started: impl FnOnce()) -> Result<(), RoleErro
     if let Some(first) = first {
         log_first_update(&first);
         kernel.write_and_attach(&config, first).await?;
-        // The other fields are not moved out: they keep the pins and the state folder locked until this
+        // The other fields are not moved out: they keep the pins and the state directory locked until this
         // function returns.
         let KernelSetup {
             data_path,

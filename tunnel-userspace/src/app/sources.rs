@@ -115,9 +115,9 @@ mod tests {
 
     #[tokio::test]
     async fn only_configured_sources_are_started() {
-        let folder = tempfile::tempdir().expect("a folder");
-        std::fs::write(folder.path().join("kubeconfig"), KUBECONFIG).expect("written");
-        let path = folder.path().display();
+        let directory = tempfile::tempdir().expect("a directory");
+        std::fs::write(directory.path().join("kubeconfig"), KUBECONFIG).expect("written");
+        let path = directory.path().display();
         let file = format!("file: {{ path: {path} }}");
         let kube = format!("kube: {{ kubeconfig: {path}/kubeconfig }}");
         for (text, wanted) in [

@@ -1,4 +1,4 @@
-//! The state folder of the daemon (`stateDir`), and the lock that keeps a second daemon from using it.
+//! The state directory of the daemon (`stateDir`), and the lock that keeps a second daemon from using it.
 
 use std::{
     fs::{self, File},
@@ -8,19 +8,19 @@ use std::{
 
 use nix::fcntl::{Flock, FlockArg};
 
-/// The state folder can't be created or locked.
+/// The state directory can't be created or locked.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StateDirError {
-    /// Another daemon has locked the folder.
+    /// Another daemon has locked the directory.
     #[error("another culvert process uses stateDir {path}; stop it, or configure another stateDir")]
     Locked {
-        /// The folder.
+        /// The directory.
         path: PathBuf,
     },
     /// The file system returned an error.
     #[error("cannot use stateDir {path}")]
     Io {
-        /// The folder.
+        /// The directory.
         path: PathBuf,
         /// The error of the system call.
         #[source]
@@ -28,25 +28,25 @@ pub(super) enum StateDirError {
     },
 }
 
-/// A lock on the state folder, released on drop.
+/// A lock on the state directory, released on drop.
 #[derive(Debug)]
 pub(super) struct StateDir {
     _lock: Flock<File>,
 }
 
 impl StateDir {
-    /// Locks the folder, and creates it if it does not exist.
-    pub(super) fn lock(folder: &Path) -> Result<Self, StateDirError> {
-        let path = folder.to_owned();
+    /// Locks the directory, and creates it if it does not exist.
+    pub(super) fn lock(directory: &Path) -> Result<Self, StateDirError> {
+        let path = directory.to_owned();
         let failed = |source| StateDirError::Io {
-            path: folder.to_owned(),
+            path: directory.to_owned(),
             source,
         };
-        if !folder.is_dir() {
-            fs::create_dir_all(folder).map_err(failed)?;
-            fs::write(marker_path(folder), "").map_err(failed)?;
+        if !directory.is_dir() {
+            fs::create_dir_all(directory).map_err(failed)?;
+            fs::write(marker_path(directory), "").map_err(failed)?;
         }
-        let opened = File::open(folder).map_err(failed)?;
+        let opened = File::open(directory).map_err(failed)?;
         match Flock::lock(opened, FlockArg::LockExclusiveNonblock) {
             Ok(lock) => Ok(Self { _lock: lock }),
             Err((_, nix::errno::Errno::EWOULDBLOCK)) => Err(StateDirError::Locked { path }),
@@ -55,10 +55,10 @@ impl StateDir {
     }
 }
 
-/// Returns the path of the marker file, which exists if a daemon created the folder: `cleanup` may then
-/// remove the folder.
-pub(super) fn marker_path(folder: &Path) -> PathBuf {
-    folder.join("made-by-culvert")
+/// Returns the path of the marker file, which exists if a daemon created the directory: `cleanup` may then
+/// remove the directory.
+pub(super) fn marker_path(directory: &Path) -> PathBuf {
+    directory.join("made-by-culvert")
 }
 
 #[cfg(test)]
@@ -66,16 +66,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_state_folder_is_locked_by_one_daemon() {
-        let dir = tempfile::tempdir().expect("a folder");
-        let folder = dir.path().join("state");
+    fn a_state_directory_is_locked_by_one_daemon() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let directory = dir.path().join("state");
 
-        let first = StateDir::lock(&folder).expect("unlocked");
-        let second = StateDir::lock(&folder).expect_err("locked");
+        let first = StateDir::lock(&directory).expect("unlocked");
+        let second = StateDir::lock(&directory).expect_err("locked");
         drop(first);
 
         assert!(matches!(second, StateDirError::Locked { .. }), "{second}");
-        StateDir::lock(&folder).expect("unlocked again");
-        assert!(marker_path(&folder).exists());
+        StateDir::lock(&directory).expect("unlocked again");
+        assert!(marker_path(&directory).exists());
     }
 }

@@ -51,7 +51,7 @@ pub enum AttachError {
         step: &'static str,
         /// The name of the program.
         program: &'static str,
-        /// The folder of the cgroup.
+        /// The directory of the cgroup.
         path: PathBuf,
         /// The kernel's error.
         #[source]
@@ -107,10 +107,10 @@ pub(super) fn attach(
     links: &Path,
     cgroup: &Path,
 ) -> Result<Attached, AttachError> {
-    let folder = File::open(cgroup).map_err(path::failed("open cgroup", cgroup))?;
-    let metadata = folder.metadata();
+    let directory = File::open(cgroup).map_err(path::failed("open cgroup", cgroup))?;
+    let metadata = directory.metadata();
     let number = metadata.map_err(path::failed("open cgroup", cgroup))?.ino();
-    let target = LinkTarget::Cgroup(folder.as_fd(), number);
+    let target = LinkTarget::Cgroup(directory.as_fd(), number);
     let mut attached = Attached::default();
     for row in Program::at_attach_point(AttachPoint::Cgroup) {
         let failed = |(step, source)| AttachError::Step {

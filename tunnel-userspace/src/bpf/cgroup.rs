@@ -1,4 +1,4 @@
-//! Finds the cgroup v2 hierarchy, and checks that a folder is in it.
+//! Finds the cgroup v2 hierarchy, and checks that a directory is in it.
 
 use std::{
     fs,
@@ -12,13 +12,13 @@ use super::path::{PathError, failed};
 /// The error of finding or checking a cgroup.
 #[derive(Debug, thiserror::Error)]
 pub enum CgroupError {
-    /// The folder, or the table of mounts, can't be read.
+    /// The directory, or the table of mounts, can't be read.
     #[error(transparent)]
     Path(#[from] PathError),
-    /// The folder is not a cgroup.
-    #[error("{path} is not a folder of a cgroup v2 hierarchy")]
+    /// The directory is not a cgroup.
+    #[error("{path} is not a directory of a cgroup v2 hierarchy")]
     Foreign {
-        /// The folder.
+        /// The directory.
         path: PathBuf,
     },
     /// No cgroup v2 hierarchy is mounted.
@@ -29,7 +29,7 @@ pub enum CgroupError {
     None,
 }
 
-/// Checks that a path is a folder of a cgroup v2 hierarchy.
+/// Checks that a path is a directory of a cgroup v2 hierarchy.
 ///
 /// # Errors
 ///

@@ -21,7 +21,7 @@ use super::{
     maps::{Counters, KernelMaps, KernelSteering},
     migration::{self, StartMaps},
     open_connections::OpenConnections,
-    pin_folder::{PinError, PinFolder},
+    pin_directory::{PinDirectory, PinError},
     probe::Features,
     programs::{self, Programs},
     sys::MapHandle,
@@ -34,7 +34,7 @@ pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), 
 /// The error of loading the data path.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// The folder of pins can't be used.
+    /// The directory of pins can't be used.
     #[error(transparent)]
     Pins(#[from] PinError),
     /// The existing maps can't be read.
@@ -177,7 +177,7 @@ impl DataPath {
     ///
     /// A pin does not belong to Culvert, or the kernel rejects the maps or programs.
     pub fn load(
-        pins: &PinFolder,
+        pins: &PinDirectory,
         wanted: MapSizes,
         features: Features,
         settings: &ProgramSettings,
@@ -208,31 +208,31 @@ impl DataPath {
 
     fn load_on(
         start: &StartMaps,
-        pins: &PinFolder,
+        pins: &PinDirectory,
         features: Features,
         globals: Globals,
         now: Duration,
     ) -> Result<Self, LoadError> {
-        let (folder, sizes) = match start {
+        let (directory, sizes) = match start {
             StartMaps::New(sizes) | StartMaps::Existing(sizes) => (pins.maps(), *sizes),
             StartMaps::Migrate(migration) => (pins.next_maps(), migration.sizes),
         };
-        pins.create_folders(&folder)?;
+        pins.create_directories(&directory)?;
         let migration = start.migration();
         if let Some(migration) = migration {
-            migration.pin_kept_maps(&folder)?;
+            migration.pin_kept_maps(&directory)?;
         }
-        let programs = Programs::new(load_object(&folder, sizes, &globals)?);
+        let programs = Programs::new(load_object(&directory, sizes, &globals)?);
         if let Some(migration) = migration {
-            migration.fill(&folder, now)?;
+            migration.fill(&directory, now)?;
         }
         let open_connections =
-            OpenConnections::open(&folder, &pins.replaced(&folder, table::CONNS.name)?)?;
+            OpenConnections::open(&directory, &pins.replaced(&directory, table::CONNS.name)?)?;
         Ok(Self {
             uplink_programs: programs.clone(),
             programs,
             open_connections: Arc::new(open_connections),
-            maps: folder,
+            maps: directory,
             links: pins.links(),
             globals,
             sizes,
@@ -256,8 +256,8 @@ impl DataPath {
     ///
     /// # Errors
     ///
-    /// A folder can't be renamed or removed.
-    pub fn promote(&mut self, pins: &PinFolder) -> Result<(), PinError> {
+    /// A directory can't be renamed or removed.
+    pub fn promote(&mut self, pins: &PinDirectory) -> Result<(), PinError> {
         if self.new_maps.is_some() {
             pins.promote()?;
             self.maps = pins.maps();
@@ -327,19 +327,19 @@ impl DataPath {
     }
 }
 
-/// Returns a loader that loads programs on the maps that are pinned in a folder.
-pub(super) fn loader<'a>(folder: &Path, globals: &'a Globals) -> EbpfLoader<'a> {
+/// Returns a loader that loads programs on the maps that are pinned in a directory.
+pub(super) fn loader<'a>(directory: &Path, globals: &'a Globals) -> EbpfLoader<'a> {
     let mut loader = EbpfLoader::new();
     globals.apply_to(&mut loader);
     for map in MAPS {
-        loader.map_pin_path(map.name, folder.join(map.name));
+        loader.map_pin_path(map.name, directory.join(map.name));
     }
     loader
 }
 
-/// Opens or creates the maps in a folder, and loads every program on them.
-fn load_object(folder: &Path, sizes: MapSizes, globals: &Globals) -> Result<Ebpf, LoadError> {
-    let mut loader = loader(folder, globals);
+/// Opens or creates the maps in a directory, and loads every program on them.
+fn load_object(directory: &Path, sizes: MapSizes, globals: &Globals) -> Result<Ebpf, LoadError> {
+    let mut loader = loader(directory, globals);
     let cpus = nr_cpus().map_err(|(_, source)| LoadError::Cpus(source))?;
     let cpus = u32::try_from(cpus).map_err(|error| LoadError::Cpus(io::Error::other(error)))?;
     for map in MAPS {

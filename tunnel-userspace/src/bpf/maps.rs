@@ -35,28 +35,32 @@ pub(super) struct ServiceMaps {
 }
 
 impl KernelMaps {
-    /// Opens the maps that are pinned in a folder.
-    pub(super) fn open(folder: &Path) -> Result<Self, ReadError> {
-        Self::open_with(folder, Arc::new(OpenConnections::open(folder, &[])?), false)
+    /// Opens the maps that are pinned in a directory.
+    pub(super) fn open(directory: &Path) -> Result<Self, ReadError> {
+        Self::open_with(
+            directory,
+            Arc::new(OpenConnections::open(directory, &[])?),
+            false,
+        )
     }
 
-    /// Opens the maps that are pinned in a folder, except for the counts of open connections, which are
+    /// Opens the maps that are pinned in a directory, except for the counts of open connections, which are
     /// given.
     pub(super) fn open_with(
-        folder: &Path,
+        directory: &Path,
         open_connections: Arc<OpenConnections>,
         is_new: bool,
     ) -> Result<Self, ReadError> {
         Ok(Self {
             service_maps: ServiceMaps {
-                services: MapHandle::open(folder, &table::SERVICES)?,
-                frontends: MapHandle::open(folder, &table::FRONTENDS)?,
-                slots: MapHandle::open(folder, &table::SLOTS)?,
-                backends: MapHandle::open(folder, &table::BACKENDS)?,
+                services: MapHandle::open(directory, &table::SERVICES)?,
+                frontends: MapHandle::open(directory, &table::FRONTENDS)?,
+                slots: MapHandle::open(directory, &table::SLOTS)?,
+                backends: MapHandle::open(directory, &table::BACKENDS)?,
             },
-            source_ranges: MapHandle::open(folder, &table::SOURCE_RANGES)?,
+            source_ranges: MapHandle::open(directory, &table::SOURCE_RANGES)?,
             open_connections,
-            service_counts: MapHandle::open(folder, &table::SERVICE_COUNTS)?,
+            service_counts: MapHandle::open(directory, &table::SERVICE_COUNTS)?,
             batched_writes: None,
             is_new,
         })
@@ -214,12 +218,12 @@ pub struct KernelSteering {
 }
 
 impl KernelSteering {
-    /// Opens the maps that are pinned in a folder.
-    pub(super) fn open(folder: &Path) -> Result<Self, ReadError> {
+    /// Opens the maps that are pinned in a directory.
+    pub(super) fn open(directory: &Path) -> Result<Self, ReadError> {
         Ok(Self {
-            steer: MapHandle::open(folder, &table::STEER)?,
-            steered: MapHandle::open(folder, &table::STEERED)?,
-            host: MapHandle::open(folder, &table::HOST)?,
+            steer: MapHandle::open(directory, &table::STEER)?,
+            steered: MapHandle::open(directory, &table::STEERED)?,
+            host: MapHandle::open(directory, &table::HOST)?,
         })
     }
 }
@@ -263,17 +267,17 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Opens the maps that are pinned in a folder.
+    /// Opens the maps that are pinned in a directory.
     pub(super) fn open(
-        folder: &Path,
+        directory: &Path,
         open_connections: Arc<OpenConnections>,
     ) -> Result<Self, ReadError> {
-        let count = MapData::from_pin(folder.join(table::REASON_COUNTS.name));
+        let count = MapData::from_pin(directory.join(table::REASON_COUNTS.name));
         let count = count.and_then(|data| PerCpuArray::try_from(Map::PerCpuArray(data)));
         Ok(Self {
             reason_counts: count.map_err(read_error)?,
             open_connections,
-            service_counts: MapHandle::open(folder, &table::SERVICE_COUNTS)?,
+            service_counts: MapHandle::open(directory, &table::SERVICE_COUNTS)?,
         })
     }
 

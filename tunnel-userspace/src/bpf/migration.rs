@@ -18,7 +18,7 @@ use super::{
     data_path::LoadError,
     maps::{KernelMaps, KernelSteering},
     path::failed,
-    pin_folder::{ExistingMaps, PinError, PinFolder},
+    pin_directory::{ExistingMaps, PinDirectory, PinError},
     sys,
 };
 use crate::reconcile::{
@@ -37,8 +37,8 @@ pub(super) enum StartMaps {
 
 /// A plan for new maps next to the existing ones.
 pub(super) struct Migration {
-    /// The folder of the old maps.
-    old_folder: PathBuf,
+    /// The directory of the old maps.
+    old_directory: PathBuf,
     /// The sizes of the old maps, if they have this layout. If new maps can't be created, the start
     /// continues with the old ones.
     pub(super) old_sizes: Option<MapSizes>,
@@ -52,7 +52,7 @@ pub(super) struct Migration {
 
 /// Decides which maps to use. Completes an unfinished change of an earlier process first.
 pub(super) fn plan(
-    pins: &PinFolder,
+    pins: &PinDirectory,
     wanted: MapSizes,
     now: Duration,
 ) -> Result<StartMaps, LoadError> {
@@ -68,13 +68,13 @@ pub(super) fn plan(
             Ok(StartMaps::Existing(current))
         }
         ExistingMaps::Current(current) => plan_resize(pins.maps(), current, wanted, now),
-        ExistingMaps::Older(folder) => plan_conversion(folder, wanted, now),
+        ExistingMaps::Older(directory) => plan_conversion(directory, wanted, now),
     }
 }
 
 /// Plans new maps of other sizes, if the content of the existing maps fits.
 fn plan_resize(
-    old_folder: PathBuf,
+    old_directory: PathBuf,
     old_sizes: MapSizes,
     wanted: MapSizes,
     now: Duration,
@@ -82,13 +82,13 @@ fn plan_resize(
     let mut sizes = wanted;
     let read = || {
         Ok(ServiceMapsSnapshot::read(
-            &KernelMaps::open(&old_folder)?,
+            &KernelMaps::open(&old_directory)?,
             old_sizes,
         )?)
     };
     let group = (MapGroup::Services, old_sizes);
     let services = read_if_resized(group, &mut sizes, read, ServiceMapsSnapshot::fits)?;
-    let steering = read_steering_if_resized(&old_folder, old_sizes, &mut sizes, now)?;
+    let steering = read_steering_if_resized(&old_directory, old_sizes, &mut sizes, now)?;
     if sizes == old_sizes {
         return Ok(StartMaps::Existing(old_sizes));
     }
@@ -99,7 +99,7 @@ fn plan_resize(
     );
     let groups = MapGroup::ALL.into_iter();
     Ok(StartMaps::Migrate(Box::new(Migration {
-        old_folder,
+        old_directory,
         old_sizes: Some(old_sizes),
         sizes,
         replaced_groups: groups
@@ -112,7 +112,7 @@ fn plan_resize(
 
 /// Plans new maps to replace those of an older layout.
 fn plan_conversion(
-    old_folder: PathBuf,
+    old_directory: PathBuf,
     wanted: MapSizes,
     now: Duration,
 ) -> Result<StartMaps, LoadError> {
@@ -120,21 +120,21 @@ fn plan_conversion(
     let mut replaced_groups = MapGroup::ALL.to_vec();
     let mut steering = None;
     if let (Some(entries), Some(_)) = (
-        pinned_entries(&old_folder, &table::STEER)?,
-        pinned_entries(&old_folder, &table::STEERED)?,
+        pinned_entries(&old_directory, &table::STEER)?,
+        pinned_entries(&old_directory, &table::STEERED)?,
     ) {
         let old_sizes = MapSizes {
             steering: Headroom::Probe.size_for(entries),
             ..wanted
         };
-        steering = read_steering_if_resized(&old_folder, old_sizes, &mut sizes, now)?;
+        steering = read_steering_if_resized(&old_directory, old_sizes, &mut sizes, now)?;
         let is_replaced =
             |group| group != MapGroup::Steering || sizes_differ(group, old_sizes, sizes);
         replaced_groups.retain(|group| is_replaced(*group));
     }
-    info!(from = %old_folder.display(), ?sizes, "replacing the maps, since they have an older layout");
+    info!(from = %old_directory.display(), ?sizes, "replacing the maps, since they have an older layout");
     Ok(StartMaps::Migrate(Box::new(Migration {
-        old_folder,
+        old_directory,
         old_sizes: None,
         sizes,
         replaced_groups,
@@ -149,8 +149,8 @@ fn sizes_differ(group: MapGroup, one: MapSizes, other: MapSizes) -> bool {
 }
 
 /// Returns the number of entries of a pinned map; none if the pin does not exist.
-fn pinned_entries(folder: &Path, map: &Map) -> Result<Option<u32>, PinError> {
-    let pin = folder.join(map.name);
+fn pinned_entries(directory: &Path, map: &Map) -> Result<Option<u32>, PinError> {
+    let pin = directory.join(map.name);
     if !pin.exists() {
         return Ok(None);
     }
@@ -161,14 +161,14 @@ fn pinned_entries(folder: &Path, map: &Map) -> Result<Option<u32>, PinError> {
 
 /// Reads the content of the steering maps, if their size changes and the content fits.
 fn read_steering_if_resized(
-    old_folder: &Path,
+    old_directory: &Path,
     old_sizes: MapSizes,
     sizes: &mut MapSizes,
     now: Duration,
 ) -> Result<Option<SteeringMapsSnapshot>, LoadError> {
     let read = || {
         Ok(SteeringMapsSnapshot::read(
-            &KernelSteering::open(old_folder)?,
+            &KernelSteering::open(old_directory)?,
             old_sizes,
             now,
         )?)
@@ -224,7 +224,7 @@ impl Migration {
         self.old_sizes.is_none()
     }
 
-    /// Pins the maps that stay in use in the new folder, too.
+    /// Pins the maps that stay in use in the new directory, too.
     pub(super) fn pin_kept_maps(&self, to: &Path) -> Result<(), PinError> {
         for map in MAPS {
             let is_outdated = self.is_empty() && !map.is_lasting;
@@ -234,12 +234,12 @@ impl Migration {
                     // A map that is larger than needed stays, since it counts open connections.
                     ReplaceIf::TooSmall => {
                         let wanted = map.entries(self.sizes, 1);
-                        pinned_entries(&self.old_folder, map)?
+                        pinned_entries(&self.old_directory, map)?
                             .is_none_or(|current| current < wanted)
                     }
                     ReplaceIf::Never => false,
                 };
-            let (old, new) = (self.old_folder.join(map.name), to.join(map.name));
+            let (old, new) = (self.old_directory.join(map.name), to.join(map.name));
             if !is_new && old.exists() {
                 fs::hard_link(&old, &new).map_err(failed("create another pin of", &old))?;
             }
@@ -251,7 +251,10 @@ impl Migration {
     pub(super) fn fill(&self, to: &Path, now: Duration) -> Result<(), LoadError> {
         let unused = BackendState::initial_at(u64::try_from(now.as_millis()).unwrap_or(u64::MAX));
         if let Some(services) = &self.services {
-            let (old, mut new) = (KernelMaps::open(&self.old_folder)?, KernelMaps::open(to)?);
+            let (old, mut new) = (
+                KernelMaps::open(&self.old_directory)?,
+                KernelMaps::open(to)?,
+            );
             services.write(&old, &mut new, self.sizes, unused)?;
         } else if self.is_empty() {
             write_unused_backends(&mut KernelMaps::open(to)?, 0, self.sizes, unused)?;

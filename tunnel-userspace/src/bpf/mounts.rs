@@ -43,7 +43,7 @@ pub enum MountError {
     Cgroup(#[from] CgroupError),
 }
 
-/// Mounts a BPF file system for the folder of pins, unless the folder is on one. Returns the mount point of a
+/// Mounts a BPF file system for the directory of pins, unless the directory is on one. Returns the mount point of a
 /// new mount.
 ///
 /// # Errors

@@ -25,11 +25,13 @@ pub(super) struct OpenConnections {
 }
 
 impl OpenConnections {
-    /// Opens the map in a folder, and the maps in the folders of replaced maps.
-    pub(super) fn open(folder: &Path, replaced: &[PathBuf]) -> Result<Self, ReadError> {
-        let replaced = replaced.iter().map(|folder| MappedCounters::open(folder));
+    /// Opens the map in a directory, and the maps in the directories of replaced maps.
+    pub(super) fn open(directory: &Path, replaced: &[PathBuf]) -> Result<Self, ReadError> {
+        let replaced = replaced
+            .iter()
+            .map(|directory| MappedCounters::open(directory));
         Ok(Self {
-            current: MappedCounters::open(folder)?,
+            current: MappedCounters::open(directory)?,
             replaced: replaced.collect::<Result<_, _>>()?,
         })
     }

@@ -25,8 +25,8 @@ pub(super) fn failed(step: &'static str, path: &Path) -> impl FnOnce(io::Error) 
 
 /// Returns the path, or its nearest ancestor that exists.
 pub(super) fn nearest_existing(path: &Path) -> &Path {
-    let mut folders = path.ancestors();
-    folders.find(|path| path.exists()).unwrap_or(path)
+    let mut directories = path.ancestors();
+    directories.find(|path| path.exists()).unwrap_or(path)
 }
 
 /// Returns the type of the file system that a path is on.

@@ -12,25 +12,26 @@ use tunnel_common::{
 };
 
 use super::{
-    attach, guard, map_folders::Folder, map_spec::MapSpec, path::failed, pin_folder::PinError, sys,
+    attach, guard, map_directories::Directory, map_spec::MapSpec, path::failed,
+    pin_directory::PinError, sys,
 };
 
-/// An entry of a folder of pins: a pin, or something foreign.
+/// An entry of a directory of pins: a pin, or something foreign.
 pub(super) struct Pin {
     pub(super) name: String,
     pub(super) path: PathBuf,
 }
 
 impl Pin {
-    /// Returns the entries of a folder, sorted by name. A missing folder has none.
-    pub(super) fn all(folder: &Path) -> Result<Vec<Self>, PinError> {
-        let read = match fs::read_dir(folder) {
+    /// Returns the entries of a directory, sorted by name. A missing directory has none.
+    pub(super) fn all(directory: &Path) -> Result<Vec<Self>, PinError> {
+        let read = match fs::read_dir(directory) {
             Ok(read) => read,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(error) => return Err(failed("read", folder)(error).into()),
+            Err(error) => return Err(failed("read", directory)(error).into()),
         };
         let pins = read.map(|entry| {
-            let entry = entry.map_err(failed("read", folder))?;
+            let entry = entry.map_err(failed("read", directory))?;
             Ok(Self {
                 name: entry.file_name().to_string_lossy().into_owned(),
                 path: entry.path(),
@@ -68,13 +69,13 @@ impl Pin {
 
     /// Checks that the pin is a map with the type, sizes and flags of its name; returns its number of
     /// entries. In an older layout, only maps that every layout shares can be checked.
-    pub(super) fn check_map(&self, folder: Folder) -> Result<u32, PinError> {
-        let is_older = folder.layout < LAYOUT_VERSION;
+    pub(super) fn check_map(&self, directory: Directory) -> Result<u32, PinError> {
+        let is_older = directory.layout < LAYOUT_VERSION;
         let wanted = Map::named(&self.name).filter(|map| map.is_lasting || !is_older);
         if wanted.is_none() && !is_older {
             return Err(self.foreign("Culvert has no map of that name"));
         }
-        // Fails for a folder, and for a file that is not a BPF object.
+        // Fails for a directory, and for a file that is not a BPF object.
         let map = sys::open_pin(&self.path).map_err(failed("open", &self.path))?;
         let shape = sys::map_spec(map.as_fd());
         let (found, entries) = shape.map_err(|_not_a_map| self.foreign("it is not a map"))?;

@@ -12,7 +12,7 @@ use tunnel_common::{
 
 use super::{
     data_path,
-    map_folders::{Folder, FolderRole},
+    map_directories::{Directory, DirectoryRole},
     maps::KernelMaps,
     socket_iterator::SocketIterator,
     sys::{self, MapHandle},
@@ -56,12 +56,12 @@ impl SocketStorage {
     /// storage.
     pub fn open(bpffs: &Path) -> Result<Self, SocketStorageError> {
         data_path::raise_memory_limit();
-        let folder = Folder::new(LAYOUT_VERSION, FolderRole::Current);
-        let folder = bpffs.join(folder.to_string());
-        let (origin, _) = sys::open_map::<u32, Origin>(&folder, &table::ORIGIN)?;
+        let directory = Directory::new(LAYOUT_VERSION, DirectoryRole::Current);
+        let directory = bpffs.join(directory.to_string());
+        let (origin, _) = sys::open_map::<u32, Origin>(&directory, &table::ORIGIN)?;
         Ok(Self {
-            overflow: MapHandle::open(&folder, &table::OVERFLOW)?,
-            maps: KernelMaps::open(&folder)?,
+            overflow: MapHandle::open(&directory, &table::OVERFLOW)?,
+            maps: KernelMaps::open(&directory)?,
             iterator: SocketIterator::attach(origin.as_fd())
                 .map_err(SocketStorageError::Iterator)?,
         })

@@ -132,7 +132,7 @@ pub(super) fn pin(fd: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
 /// The target of a link.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum LinkTarget<'a> {
-    /// A cgroup: its folder and its id, which is the inode number.
+    /// A cgroup: its directory and its id, which is the inode number.
     Cgroup(BorrowedFd<'a>, u64),
     /// The ingress side of a network device, by index.
     Device(u32),
@@ -161,7 +161,7 @@ pub(super) fn create_link(
 ) -> io::Result<OwnedFd> {
     let attr = Attr::new().fd(0, program).u32(8, hook);
     let attr = match target {
-        LinkTarget::Cgroup(folder, _) => attr.fd(4, folder),
+        LinkTarget::Cgroup(directory, _) => attr.fd(4, directory),
         LinkTarget::Device(device) => attr.u32(4, device).u32(12, BPF_F_BEFORE),
     };
     // SAFETY: no pointers; the command returns a descriptor.
@@ -254,11 +254,11 @@ fn is_bpf_object(kind: &str, object: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(name.replace('_', "-") == format!("anon-inode:bpf-{kind}"))
 }
 
-/// Opens the pinned map of a row in a folder; also returns its number of entries. Fails if type, sizes or
+/// Opens the pinned map of a row in a directory; also returns its number of entries. Fails if type, sizes or
 /// flags differ from the row, or if the sizes differ from those of `K` and `V`.
-pub(super) fn open_map<K, V>(folder: &Path, row: &Map) -> Result<(OwnedFd, u32), ReadError> {
+pub(super) fn open_map<K, V>(directory: &Path, row: &Map) -> Result<(OwnedFd, u32), ReadError> {
     let open = || {
-        let map = open_pin(&folder.join(row.name))?;
+        let map = open_pin(&directory.join(row.name))?;
         let (found, entries) = map_spec(map.as_fd())?;
         let (wanted, sizes) = (
             MapSpec::from_table(row),

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use super::{OutputFormat, QueryError, table};
 use crate::identity::ca::{self, CertificateKind, CertificateView, DEFAULT_CA_DAYS, DEFAULT_DAYS};
 
-/// The default folder of the CA.
+/// The default directory of the CA.
 const DEFAULT_DIR: &str = "/etc/culvert/ca";
 
 /// The subcommands of `culvert ca`.
@@ -29,7 +29,7 @@ pub enum CaCommand {
 /// The arguments of `culvert ca init`.
 #[derive(Debug, Args)]
 pub struct CaInit {
-    /// The folder of the CA.
+    /// The directory of the CA.
     #[arg(long, value_name = "DIR", default_value = DEFAULT_DIR)]
     pub dir: PathBuf,
     /// The number of days that the CA is valid.
@@ -40,9 +40,9 @@ pub struct CaInit {
 /// The subcommands of `culvert ca issue`.
 #[derive(Debug, Subcommand)]
 pub enum CaIssue {
-    /// Issue a certificate for gateways, by default into the folder `gateway` of the CA.
+    /// Issue a certificate for gateways, by default into the directory `gateway` of the CA.
     Gateway(IssueArgs),
-    /// Issue a certificate for the agent of a node, by default into the folder `agents/NODE` of the CA.
+    /// Issue a certificate for the agent of a node, by default into the directory `agents/NODE` of the CA.
     Agent {
         /// The name of the agent's Node.
         #[arg(long, value_name = "NODE")]
@@ -56,10 +56,10 @@ pub enum CaIssue {
 /// The options of `culvert ca issue`.
 #[derive(Debug, Args)]
 pub struct IssueArgs {
-    /// The folder of the CA.
+    /// The directory of the CA.
     #[arg(long, value_name = "DIR", default_value = DEFAULT_DIR)]
     pub dir: PathBuf,
-    /// The folder to write ca.pem, cert.pem and key.pem to.
+    /// The directory to write ca.pem, cert.pem and key.pem to.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
     /// The number of days that the certificate is valid. It never outlives the CA.
@@ -73,7 +73,7 @@ pub struct CaShow {
     /// The certificate files to show.
     #[arg(value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// Without FILE, show the certificate of the CA in this folder, and those that the CA issued there.
+    /// Without FILE, show the certificate of the CA in this directory, and those that the CA issued there.
     #[arg(long, value_name = "DIR", default_value = DEFAULT_DIR, conflicts_with = "files")]
     dir: PathBuf,
     /// The output format.

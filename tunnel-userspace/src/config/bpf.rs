@@ -12,7 +12,7 @@ use tunnel_common::table::MapSizes;
 pub struct BpfConfig {
     /// The cgroup whose sockets are translated; the daemon must run inside it.
     pub cgroup: Cgroup,
-    /// The folder of pinned maps and programs, on a BPF file system.
+    /// The directory of pinned maps and programs, on a BPF file system.
     pub bpffs: PathBuf,
     /// The capacities of the maps, in entries.
     pub maps: MapSizes,
@@ -28,7 +28,7 @@ impl Default for BpfConfig {
     }
 }
 
-/// The folder of a cgroup. `None`, written as `auto`, stands for the root of the cgroup v2 hierarchy.
+/// The directory of a cgroup. `None`, written as `auto`, stands for the root of the cgroup v2 hierarchy.
 #[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(from = "String", into = "String")]
 pub struct Cgroup(pub Option<PathBuf>);

@@ -87,8 +87,8 @@ fn kube_proxy_field(ours: String) -> String {
     }
 }
 
-/// Converts a kube-proxy file. Relative paths in it are relative to `folder`.
-pub(super) fn convert(value: &Value, folder: &Path) -> Result<Conversion, FieldError> {
+/// Converts a kube-proxy file. Relative paths in it are relative to `directory`.
+pub(super) fn convert(value: &Value, directory: &Path) -> Result<Conversion, FieldError> {
     let head: FileType = converted_fields::deserialize(value)?;
     for (field, found, wanted) in [
         ("apiVersion", head.api_version, API_VERSION),
@@ -110,7 +110,7 @@ pub(super) fn convert(value: &Value, folder: &Path) -> Result<Conversion, FieldE
     if file.mode == Mode::Kernelspace {
         conversion.warn("mode", "it is for Windows only");
     }
-    convert_client(&file, folder, &mut conversion);
+    convert_client(&file, directory, &mut conversion);
     convert_addresses(&file, &mut conversion)?;
     convert_node_ports(&file, &mut conversion);
     convert_scheduler(&file, &mut conversion);
@@ -161,12 +161,12 @@ fn collect_fields<'a>(value: &'a Value, path: &str, found: &mut Vec<(String, &'a
 }
 
 /// Converts the node name and the kubeconfig, and enables the API server as a source.
-fn convert_client(file: &KubeProxyFile, folder: &Path, conversion: &mut Conversion) {
+fn convert_client(file: &KubeProxyFile, directory: &Path, conversion: &mut Conversion) {
     let kubeconfig = &file.client_connection.kubeconfig;
     let kube = if kubeconfig.is_empty() {
         json!({})
     } else {
-        json!({ "kubeconfig": folder.join(kubeconfig) })
+        json!({ "kubeconfig": directory.join(kubeconfig) })
     };
     conversion.set("source.kube", kube);
     let name = file.hostname_override.trim().to_lowercase();

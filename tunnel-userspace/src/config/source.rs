@@ -10,7 +10,7 @@ use crate::source::{file, kube};
 #[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SourceConfig {
-    /// A folder or file of manifests; enabled by default if no source is configured.
+    /// A directory or file of manifests; enabled by default if no source is configured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub file: Option<file::FileSettings>,
     /// The API server of the cluster.
@@ -31,8 +31,7 @@ impl SourceConfig {
     pub(super) fn check(&self) -> Result<(), FieldError> {
         let is_nameless = |file: file::FileSettings| file.path.as_os_str().is_empty();
         if self.file().is_some_and(is_nameless) {
-            let reason =
-                "must be the path of a manifest file or a folder of manifest files, but is empty";
+            let reason = "must be the path of a manifest file or a directory of manifest files, but is empty";
             return Err(("source.file.path".to_owned(), reason.to_owned()));
         }
         Ok(())

@@ -163,8 +163,8 @@ fn absent_and_empty_node_port_addresses_differ() {
 
 #[test]
 fn relative_paths_are_relative_to_the_file() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let file = folder.path().join("culvert.yaml");
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("culvert.yaml");
     let text = "source: { file: { path: ./manifests } }\n\
                 stateDir: state\n\
                 bpf: { cgroup: /sys/fs/cgroup/x, bpffs: ../pins }\n";
@@ -174,13 +174,13 @@ fn relative_paths_are_relative_to_the_file() {
 
     assert_eq!(
         config.source.file().expect("a source").path,
-        folder.path().join("./manifests")
+        directory.path().join("./manifests")
     );
     assert_eq!(
         config.admin_socket(),
-        folder.path().join("state/admin.sock")
+        directory.path().join("state/admin.sock")
     );
-    assert_eq!(config.bpf.bpffs, folder.path().join("../pins"));
+    assert_eq!(config.bpf.bpffs, directory.path().join("../pins"));
     assert_eq!(config.bpf.cgroup.0, Some("/sys/fs/cgroup/x".into()));
 }
 

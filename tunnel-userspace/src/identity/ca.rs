@@ -2,7 +2,7 @@
 
 mod authority;
 mod certificate_view;
-mod key_folder;
+mod key_directory;
 
 use std::{
     io,
@@ -16,7 +16,7 @@ pub use self::certificate_view::{
 };
 use self::{
     authority::Authority,
-    key_folder::{lock, replace_files},
+    key_directory::{lock, replace_files},
 };
 use super::{
     FileError, Identity, IdentityFiles, NameError, Role, check_node_name, pem_files::FileContents,
@@ -37,7 +37,7 @@ pub enum CaError {
     /// There is a CA already.
     #[error(
         "{} exists already: a CA is never overwritten, since the certificates that it issued would \
-        no longer be trusted; choose another folder with --dir, or move this one away",
+        no longer be trusted; choose another directory with --dir, or move this one away",
         path.display()
     )]
     Exists {
@@ -50,7 +50,7 @@ pub enum CaError {
         dir.display(), dir.display()
     )]
     NoCa {
-        /// The folder.
+        /// The directory.
         dir: PathBuf,
     },
     /// The node name is not valid.
@@ -89,10 +89,10 @@ pub enum CaError {
         /// The time when the validity ends.
         until: Timestamp,
     },
-    /// The output folder has a certificate of another role or node.
+    /// The output directory has a certificate of another role or node.
     #[error(
         "{} is the certificate of {found}, and is not replaced by that of {wanted}; choose another \
-        folder with --out", path.display()
+        directory with --out", path.display()
     )]
     OtherOwner {
         /// The file.
@@ -115,7 +115,7 @@ pub enum CaError {
     Io {
         /// The failed operation.
         step: &'static str,
-        /// The file or folder.
+        /// The file or directory.
         path: PathBuf,
         /// The error of the system.
         #[source]
@@ -145,14 +145,14 @@ pub struct IssuedCertificate {
     pub is_shortened: bool,
 }
 
-/// Creates a CA in a folder that has none.
+/// Creates a CA in a directory that has none.
 ///
 /// # Errors
 ///
-/// The folder has a CA, or the CA can't be created.
+/// The directory has a CA, or the CA can't be created.
 pub fn init(dir: &Path, days: u32, now: Timestamp) -> Result<CreatedCa, CaError> {
     check_days(days)?;
-    key_folder::create(dir)?;
+    key_directory::create(dir)?;
     let _lock = lock(dir)?;
     let (cert, key) = (dir.join(CA_CERT_FILE), dir.join(CA_KEY_FILE));
     for path in [&key, &cert] {
@@ -169,7 +169,7 @@ pub fn init(dir: &Path, days: u32, now: Timestamp) -> Result<CreatedCa, CaError>
     Ok(CreatedCa { cert, key, expires })
 }
 
-/// Issues the certificate of a gateway, by default into `gateway` in the CA's folder.
+/// Issues the certificate of a gateway, by default into `gateway` in the CA's directory.
 ///
 /// # Errors
 ///
@@ -184,7 +184,7 @@ pub fn issue_gateway(
     issue(dir, &out, Role::Gateway, GATEWAY_COMMON_NAME, (days, now))
 }
 
-/// Issues the certificate of a node's agent, by default into `agents/NODE` in the CA's folder.
+/// Issues the certificate of a node's agent, by default into `agents/NODE` in the CA's directory.
 ///
 /// # Errors
 ///
@@ -201,7 +201,7 @@ pub fn issue_agent(
     issue(dir, &out, Role::Agent, node, (days, now))
 }
 
-/// The file name of the CA's certificate, in the CA's folder and next to issued certificates.
+/// The file name of the CA's certificate, in the CA's directory and next to issued certificates.
 const CA_CERT_FILE: &str = "ca.pem";
 const CA_KEY_FILE: &str = "ca-key.pem";
 const CERT_FILE: &str = "cert.pem";
@@ -245,7 +245,7 @@ fn issue(
     // Checks the files as the daemon will, before any is written.
     let identity = Identity::verify(&files, &contents, role, now)?;
     check_owner(&files.cert, role, name)?;
-    key_folder::create(out)?;
+    key_directory::create(out)?;
     replace_files(&[
         (files.ca.clone(), contents.ca, CERT_MODE),
         (files.key.clone(), contents.key, KEY_MODE),

@@ -32,12 +32,10 @@ pub(super) struct ParsedCertificate {
 impl ParsedCertificate {
     /// Parses a certificate; the error describes the damage.
     pub(super) fn read(der: &CertificateDer<'_>) -> Result<Self, String> {
-        let (rest, parsed) = X509Certificate::from_der(der)
-            .map_err(|error| match error {
-                x509_parser::nom::Err::Incomplete(_) => {
-                    "a certificate in it is malformed: it ends too early".to_owned()
-                }
-                error => format!("a certificate in it is malformed: {error}"),
+        let (rest, parsed) =
+            X509Certificate::from_der(der).map_err(|error| match error.is_incomplete() {
+                true => "a certificate in it is malformed: it ends too early".to_owned(),
+                false => format!("a certificate in it is malformed: {error}"),
             })?;
         if !rest.is_empty() {
             return Err("a section has bytes after its certificate".to_owned());

@@ -22,8 +22,8 @@ pub enum FileProblem {
     /// The file can't be read.
     #[error("cannot be read: {0}")]
     Unreadable(io::Error),
-    /// The path is a folder, a pipe or a device.
-    #[error("is a folder, pipe or device; a regular file is expected")]
+    /// The path is a directory, a pipe or a device.
+    #[error("is a directory, pipe or device; a regular file is expected")]
     NotAFile,
     /// The file exceeds the size limit.
     #[error(

@@ -1,4 +1,4 @@
-//! The fixtures of the identity tests: a CA in a folder, and the certificates that it issues.
+//! The fixtures of the identity tests: a CA in a directory, and the certificates that it issues.
 
 mod file_checks;
 mod handshake;
@@ -31,7 +31,7 @@ pub(crate) struct TestCa {
 impl TestCa {
     /// Creates a CA at a given time.
     pub(super) fn at(now: Timestamp) -> Self {
-        let dir = tempfile::tempdir().expect("a folder");
+        let dir = tempfile::tempdir().expect("a directory");
         ca::init(dir.path(), ca::DEFAULT_CA_DAYS, now).expect("a CA");
         Self { dir, now }
     }
@@ -136,13 +136,13 @@ pub(super) fn identity(files: &IdentityFiles, role: Role, now: Timestamp) -> Arc
     Arc::new(verified(files, role, now).expect("a good set"))
 }
 
-/// Returns the error for invalid files, without the name of their folder.
+/// Returns the error for invalid files, without the name of their directory.
 pub(super) fn error_text(files: &IdentityFiles, role: Role, now: Timestamp) -> String {
     let refused = verified(files, role, now).expect_err("a bad set");
-    let folder = files.cert.parent().expect("a folder");
+    let directory = files.cert.parent().expect("a directory");
     refused
         .to_string()
-        .replace(&format!("{}/", folder.display()), "")
+        .replace(&format!("{}/", directory.display()), "")
 }
 
 pub(super) const fn days(days: i64) -> SignedDuration {

@@ -83,34 +83,34 @@ mod tests {
 
     use super::*;
 
-    /// Returns a folder like `/proc`, with processes and the names of their network namespaces.
+    /// Returns a directory like `/proc`, with processes and the names of their network namespaces.
     fn proc(processes: &[(&str, &str)]) -> io::Result<tempfile::TempDir> {
-        let folder = tempfile::tempdir()?;
+        let directory = tempfile::tempdir()?;
         for (process, namespace) in processes {
-            let ns = folder.path().join(process).join("ns");
+            let ns = directory.path().join(process).join("ns");
             fs::create_dir_all(&ns)?;
-            let target = folder.path().join(namespace);
+            let target = directory.path().join(namespace);
             fs::write(&target, "")?;
             symlink(target, ns.join("net"))?;
         }
-        Ok(folder)
+        Ok(directory)
     }
 
     #[test]
     fn each_wanted_namespace_is_found_once() -> io::Result<()> {
-        let folder = proc(&[
+        let directory = proc(&[
             ("1", "host"),
             ("20", "pod"),
             ("21", "pod"),
             ("30", "other"),
             ("irq", "no-process"),
         ])?;
-        fs::create_dir_all(folder.path().join("99"))?;
+        fs::create_dir_all(directory.path().join("99"))?;
         let number_of =
-            |name: &str| -> io::Result<u32> { number(&fs::metadata(folder.path().join(name))?) };
+            |name: &str| -> io::Result<u32> { number(&fs::metadata(directory.path().join(name))?) };
         let wanted = BTreeSet::from([number_of("pod")?, number_of("no-process")?]);
 
-        let found = find(folder.path(), &wanted)?;
+        let found = find(directory.path(), &wanted)?;
 
         let found: Vec<u32> = found.iter().map(|(number, _)| *number).collect();
         assert_eq!(found, [number_of("pod")?]);

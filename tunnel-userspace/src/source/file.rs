@@ -1,11 +1,11 @@
-//! Reads and watches a folder of Kubernetes manifests, or one file.
+//! Reads and watches a directory of Kubernetes manifests, or one file.
 
+mod directory;
+mod directory_state;
+mod directory_watch;
 mod documents;
-mod folder;
-mod folder_state;
 mod merge;
 mod parse;
-mod watch;
 
 use std::{
     collections::BTreeSet,
@@ -15,8 +15,9 @@ use std::{
     time::Duration,
 };
 
-use folder::{Listing, ManifestPath, ReadCause, ReadJob};
-use folder_state::FolderState;
+use directory::{Listing, ManifestPath, ReadCause, ReadJob};
+use directory_state::DirectoryState;
+use directory_watch::{DirectoryChanges, DirectoryWatch};
 use parse::ParseCache;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -25,7 +26,6 @@ use tokio::{
     task::spawn_blocking,
     time::{Instant, MissedTickBehavior, interval_at},
 };
-use watch::{FolderChanges, FolderWatch};
 
 use super::{
     Overlay, Problem, SourceReport, Store,
@@ -39,7 +39,7 @@ use crate::{clock::monotonic, drain, model::ClusterUpdate, publish::publish_if_c
 #[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct FileSettings {
-    /// The folder or file.
+    /// The directory or file.
     pub path: PathBuf,
     /// The maximum size of a file, in bytes; larger files are refused.
     pub max_file_bytes: u64,
@@ -55,7 +55,7 @@ impl Default for FileSettings {
 }
 
 impl FileSettings {
-    /// Creates the settings for a folder or file, with the other values at their defaults.
+    /// Creates the settings for a directory or file, with the other values at their defaults.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
             path: path.into(),
@@ -81,19 +81,19 @@ const FIRST_READ_WAIT: Duration = Duration::from_millis(20);
 /// The error of starting a source of files.
 #[derive(Debug, thiserror::Error)]
 pub enum FileSourceError {
-    /// The folder or file is missing or can't be read.
+    /// The directory or file is missing or can't be read.
     #[error("cannot read manifests in {path}")]
     Read {
-        /// The folder or file.
+        /// The directory or file.
         path: PathBuf,
         /// The cause.
         #[source]
         source: io::Error,
     },
-    /// The folder can't be watched.
+    /// The directory can't be watched.
     #[error("cannot watch manifests in {path}")]
     Watch {
-        /// The folder.
+        /// The directory.
         path: PathBuf,
         /// The cause.
         #[source]
@@ -101,11 +101,11 @@ pub enum FileSourceError {
     },
 }
 
-/// Reads a folder or file once. Returns errors in the content as [`Problem`]s.
+/// Reads a directory or file once. Returns errors in the content as [`Problem`]s.
 ///
 /// # Errors
 ///
-/// The folder or file is missing or can't be read.
+/// The directory or file is missing or can't be read.
 pub fn read(path: &Path) -> Result<(ClusterUpdate, Vec<Problem>), FileSourceError> {
     let mut store = Store::default();
     let settings = FileSettings::new(path);
@@ -125,18 +125,18 @@ pub(crate) fn cache_changes_nothing(first: &str, second: &str) -> bool {
     cached == parse::parse_yaml(second, &ParseCache::default()).0
 }
 
-/// Reads the folder for the first time.
-fn first_read(target: &ManifestPath, overlay: &Overlay) -> io::Result<(FileId, FolderState)> {
+/// Reads the directory for the first time.
+fn first_read(target: &ManifestPath, overlay: &Overlay) -> io::Result<(FileId, DirectoryState)> {
     let at = monotonic();
-    let folder_id = target.folder_id()?;
-    let mut state = FolderState::default();
+    let directory_id = target.directory_id()?;
+    let mut state = DirectoryState::default();
     let nothing = BTreeSet::new();
     for poll in 0..FIRST_READ_ATTEMPTS {
         let jobs = state.changed_files(&target.list()?, &nothing);
         if jobs.is_empty() {
             break;
         }
-        let results = target.read_all(folder_id, jobs).unwrap_or_default();
+        let results = target.read_all(directory_id, jobs).unwrap_or_default();
         state.record_all(results, &nothing, &mut overlay.edit(at));
         if state.has_unsettled() {
             wait_for_writer();
@@ -145,7 +145,7 @@ fn first_read(target: &ManifestPath, overlay: &Overlay) -> io::Result<(FileId, F
         }
     }
     overlay.edit(at).set_phase(state.phase());
-    Ok((folder_id, state))
+    Ok((directory_id, state))
 }
 
 /// Waits for a writer to finish.
@@ -157,11 +157,11 @@ fn wait_for_writer() {
     std::thread::sleep(FIRST_READ_WAIT);
 }
 
-/// Starts to watch a folder or file, and reads it. [`FileSource::run`] then applies changes.
+/// Starts to watch a directory or file, and reads it. [`FileSource::run`] then applies changes.
 ///
 /// # Errors
 ///
-/// The folder or file is missing, or can't be read or watched.
+/// The directory or file is missing, or can't be read or watched.
 pub async fn start(
     settings: FileSettings,
     overlay: Overlay,
@@ -171,14 +171,14 @@ pub async fn start(
         let target = ManifestPath::new(&settings.path, settings.max_file_bytes);
         let target = target.map_err(settings.read_error())?;
         // The watch starts before the read, so that no change in between is missed.
-        let watch = FolderWatch::new(&target).map_err(|source| FileSourceError::Watch {
-            path: target.folder.clone(),
+        let watch = DirectoryWatch::new(&target).map_err(|source| FileSourceError::Watch {
+            path: target.directory.clone(),
             source,
         })?;
-        let (folder_id, state) = first_read(&target, &overlay).map_err(settings.read_error())?;
+        let (directory_id, state) = first_read(&target, &overlay).map_err(settings.read_error())?;
         let mut source = FileSource {
             target,
-            folder_id: Some(folder_id),
+            directory_id: Some(directory_id),
             watch,
             state,
             overlay,
@@ -195,10 +195,10 @@ pub async fn start(
 #[derive(Debug)]
 pub struct FileSource {
     target: ManifestPath,
-    /// The identity of the watched folder; `None` while it is missing.
-    folder_id: Option<FileId>,
-    watch: FolderWatch,
-    state: FolderState,
+    /// The identity of the watched directory; `None` while it is missing.
+    directory_id: Option<FileId>,
+    watch: DirectoryWatch,
+    state: DirectoryState,
     overlay: Overlay,
     report: latest::Sender<Arc<SourceReport>>,
     problem_log: ProblemLog,
@@ -231,16 +231,16 @@ impl FileSource {
         let Some(at) = changes.noticed_at else {
             return;
         };
-        if changes.folder_lost {
+        if changes.directory_lost {
             self.restart_watch(at).await;
-        } else if self.folder_id.is_some() {
+        } else if self.directory_id.is_some() {
             self.apply(changes, at).await;
         }
         self.publish_report();
     }
 
-    async fn apply(&mut self, changes: FolderChanges, at: Duration) {
-        let FolderChanges {
+    async fn apply(&mut self, changes: DirectoryChanges, at: Duration) {
+        let DirectoryChanges {
             settled,
             touched,
             renamed,
@@ -249,7 +249,7 @@ impl FileSource {
             ..
         } = changes;
         self.state.rename(&renamed, &mut self.overlay.edit(at));
-        if events_lost || self.state.folder_problem.is_some() {
+        if events_lost || self.state.directory_problem.is_some() {
             self.scan(at).await;
         } else if other_entry_changed {
             let found = fingerprints(self.state.links()).await;
@@ -279,11 +279,13 @@ impl FileSource {
     async fn poll(&mut self) {
         let at = monotonic();
         let target = self.target.clone();
-        match blocking(move || target.folder_id()).await.flatten() {
-            Ok(folder_id) if self.folder_id != Some(folder_id) => self.restart_watch(at).await,
-            Ok(_) if self.state.folder_problem.is_some() => self.scan(at).await,
+        match blocking(move || target.directory_id()).await.flatten() {
+            Ok(directory_id) if self.directory_id != Some(directory_id) => {
+                self.restart_watch(at).await
+            }
+            Ok(_) if self.state.directory_problem.is_some() => self.scan(at).await,
             Ok(_) => self.poll_files(at).await,
-            Err(error) => self.lose_folder(&error),
+            Err(error) => self.lose_directory(&error),
         }
         self.publish_report();
     }
@@ -295,43 +297,45 @@ impl FileSource {
         self.read(jobs, at).await;
     }
 
-    /// Watches the folder that is now at the path, and scans it.
+    /// Watches the directory that is now at the path, and scans it.
     async fn restart_watch(&mut self, at: Duration) {
         let target = self.target.clone();
         let watched = blocking(move || {
-            let watch = FolderWatch::new(&target).map_err(io::Error::other)?;
-            target.folder_id().map(|folder_id| (watch, folder_id))
+            let watch = DirectoryWatch::new(&target).map_err(io::Error::other)?;
+            target
+                .directory_id()
+                .map(|directory_id| (watch, directory_id))
         });
         match watched.await.flatten() {
-            Ok((watch, folder_id)) => {
+            Ok((watch, directory_id)) => {
                 self.watch = watch;
-                self.folder_id = Some(folder_id);
-                self.set_folder_problem("was replaced by another folder");
+                self.directory_id = Some(directory_id);
+                self.set_directory_problem("was replaced by another directory");
                 self.scan(at).await;
             }
-            Err(error) => self.lose_folder(&error),
+            Err(error) => self.lose_directory(&error),
         }
     }
 
-    /// Lists the folder, and reads the files that have changed since their last read.
+    /// Lists the directory, and reads the files that have changed since their last read.
     async fn scan(&mut self, at: Duration) {
         let target = self.target.clone();
         let listing = match blocking(move || target.list()).await.flatten() {
             Ok(listing) => listing,
-            Err(error) => return self.set_folder_problem(&format!("can't be read: {error}")),
+            Err(error) => return self.set_directory_problem(&format!("can't be read: {error}")),
         };
         let writing = self.watch.writing();
-        if self.state.folder_problem.is_some() {
+        if self.state.directory_problem.is_some() {
             // A file that is being written may contain the missing objects.
             if listing.keys().any(|path| writing.contains(path)) {
                 return;
             }
-            // If the new folder is empty, it probably isn't filled or mounted yet.
+            // If the new directory is empty, it probably isn't filled or mounted yet.
             if listing.is_empty() && !self.state.is_empty() {
-                return self.set_folder_problem("was replaced by a folder without manifests");
+                return self.set_directory_problem("was replaced by a directory without manifests");
             }
         }
-        self.state.folder_problem = None;
+        self.state.directory_problem = None;
         let renamed = self.state.renamed(&listing);
         self.state.rename(&renamed, &mut self.overlay.edit(at));
         let jobs = self.state.changed_files(&listing, writing);
@@ -339,29 +343,29 @@ impl FileSource {
     }
 
     async fn read(&mut self, jobs: Vec<ReadJob>, at: Duration) {
-        let Some(folder_id) = self.folder_id.filter(|_| !jobs.is_empty()) else {
+        let Some(directory_id) = self.directory_id.filter(|_| !jobs.is_empty()) else {
             return;
         };
         let target = self.target.clone();
-        match blocking(move || target.read_all(folder_id, jobs)).await {
+        match blocking(move || target.read_all(directory_id, jobs)).await {
             Ok(Some(results)) => {
                 let mut edit = self.overlay.edit(at);
                 self.state
                     .record_all(results, self.watch.writing(), &mut edit);
             }
-            Ok(None) => self.lose_folder(&io::Error::from(io::ErrorKind::NotFound)),
-            Err(error) => self.set_folder_problem(&format!("can't be read: {error}")),
+            Ok(None) => self.lose_directory(&io::Error::from(io::ErrorKind::NotFound)),
+            Err(error) => self.set_directory_problem(&format!("can't be read: {error}")),
         }
     }
 
-    fn lose_folder(&mut self, error: &io::Error) {
-        self.folder_id = None;
-        self.set_folder_problem(&format!("can't be reached: {error}"));
+    fn lose_directory(&mut self, error: &io::Error) {
+        self.directory_id = None;
+        self.set_directory_problem(&format!("can't be reached: {error}"));
     }
 
-    fn set_folder_problem(&mut self, description: &str) {
+    fn set_directory_problem(&mut self, description: &str) {
         let reason = format!("{description}; the objects that were read before stay in use");
-        self.state.folder_problem = Some(Problem::in_file(&self.target.folder, reason));
+        self.state.directory_problem = Some(Problem::in_file(&self.target.directory, reason));
     }
 
     /// Publishes the report, and logs its changes.

@@ -1,4 +1,4 @@
-//! Detects by metadata that a file or folder was changed or replaced.
+//! Detects by metadata that a file or directory was changed or replaced.
 
 use std::{
     fs::{self, Metadata},
@@ -17,7 +17,7 @@ pub(super) struct Fingerprint {
     ctime: (i64, i64),
 }
 
-/// The device and inode number of a file or folder. They change if another file takes its path.
+/// The device and inode number of a file or directory. They change if another file takes its path.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(super) struct FileId {
     device: u64,

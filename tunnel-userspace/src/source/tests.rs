@@ -117,14 +117,14 @@ impl RunningSource {
     }
 
     /// Waits until the report has as many problems as `expected`, each of which contains the expected
-    /// text. The path of the folder is removed first.
+    /// text. The path of the directory is removed first.
     pub(super) async fn until_problems(&mut self, expected: &[&str]) {
-        let folder = format!("{}/", self.dir.path().display());
+        let directory = format!("{}/", self.dir.path().display());
         let is_expected = |report: &SourceReport| {
             let words = report.problems.iter().map(ToString::to_string);
             let mut pairs = words.zip(expected);
             report.problems.len() == expected.len()
-                && pairs.all(|(word, part)| word.replace(&folder, "").contains(part))
+                && pairs.all(|(word, part)| word.replace(&directory, "").contains(part))
         };
         self.until_report(is_expected).await;
     }
@@ -139,7 +139,7 @@ impl RunningSource {
         self.until_report(has_words).await;
     }
 
-    /// Stops the source, and returns its folder.
+    /// Stops the source, and returns its directory.
     pub(super) async fn stop(self) -> TempDir {
         self.draining.send(true).expect("someone listens");
         let ended = timeout(TIMEOUT, self.running.join_all());

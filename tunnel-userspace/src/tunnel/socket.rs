@@ -19,7 +19,7 @@ use tokio::{
     net::TcpStream,
 };
 
-use super::read_size::ReadSize;
+use super::adaptive_read_size::ReadSize;
 
 /// The time that sent bytes may stay unacknowledged before the kernel closes the connection.
 const USER_TIMEOUT: Duration = Duration::from_secs(20);

@@ -10,8 +10,8 @@ use std::{
 use anyhow::{Context as _, Result};
 
 use crate::vm::{
-    cache,
     debian_archive::{self, DebianArchive},
+    download_cache,
 };
 
 /// Packages to unpack, even if they are installed on this machine.
@@ -31,10 +31,10 @@ const PACKAGES: [&str; 13] = [
     "wget",
 ];
 
-/// Folders of programs in the unpacked tree.
-const PROGRAM_FOLDERS: [&str; 4] = ["usr/bin", "usr/sbin", "bin", "sbin"];
-/// Folders of libraries in the unpacked tree.
-const LIBRARY_FOLDERS: [&str; 2] = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"];
+/// Directories of programs in the unpacked tree.
+const PROGRAM_DIRECTORIES: [&str; 4] = ["usr/bin", "usr/sbin", "bin", "sbin"];
+/// Directories of libraries in the unpacked tree.
+const LIBRARY_DIRECTORIES: [&str; 2] = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"];
 
 /// Symbolic links, as path and target, that the installation scripts of the packages would create.
 const LINKS: [(&str, &str); 7] = [
@@ -50,10 +50,10 @@ const LINKS: [(&str, &str); 7] = [
 /// Downloads and unpacks the packages, and those of their dependencies that the machine lacks. Does nothing
 /// if this was done for the same list of packages.
 pub(super) fn unpack_packages(components: &Path) -> Result<()> {
-    let folder = &components.join("debian");
+    let directory = &components.join("debian");
     let stamp = components.join("stamps/debian");
     let inputs = PACKAGES.join("\n");
-    if super::is_built_from(&stamp, &inputs) && folder.is_dir() {
+    if super::is_built_from(&stamp, &inputs) && directory.is_dir() {
         return Ok(());
     }
     let archive = DebianArchive::of_machine()?;
@@ -62,7 +62,7 @@ pub(super) fn unpack_packages(components: &Path) -> Result<()> {
     packages.extend(PACKAGES.map(str::to_owned));
     packages.sort();
     packages.dedup();
-    cache::create_folder(folder, |partial| {
+    download_cache::create_directory(directory, |partial| {
         let debs = partial.join("debs");
         fs::create_dir_all(&debs)?;
         archive.download(&packages, &debs)?;
@@ -88,13 +88,13 @@ fn create_link(link: &Path, target: &str) -> Result<()> {
 
 /// Returns the path of a program in the unpacked tree.
 pub(super) fn find_program(tree: &Path, name: &str) -> Option<PathBuf> {
-    let candidates = PROGRAM_FOLDERS.map(|folder| tree.join(folder).join(name));
+    let candidates = PROGRAM_DIRECTORIES.map(|directory| tree.join(directory).join(name));
     candidates.into_iter().find(|path| path.is_file())
 }
 
-/// Returns the folders of libraries in the unpacked tree, as a value of `LD_LIBRARY_PATH`.
+/// Returns the directories of libraries in the unpacked tree, as a value of `LD_LIBRARY_PATH`.
 pub(super) fn library_path(tree: &Path) -> String {
-    LIBRARY_FOLDERS
-        .map(|folder| tree.join(folder).display().to_string())
+    LIBRARY_DIRECTORIES
+        .map(|directory| tree.join(directory).display().to_string())
         .join(":")
 }

@@ -18,7 +18,7 @@ const KUBERNETES: &str = "k8s.io/kubernetes";
 
 /// Programs that one `go` command builds.
 struct Batch {
-    /// Folder of the Go module in `tests/cluster`.
+    /// Directory of the Go module in `tests/cluster`.
     module: &'static str,
     /// True if the only program is a test binary.
     is_test: bool,
@@ -102,18 +102,18 @@ impl Go {
         Ok(Self { program, version })
     }
 
-    /// Returns a `go` command that runs in the folder of a module.
+    /// Returns a `go` command that runs in the directory of a module.
     fn command(&self, module: &str) -> Command {
         let mut command = Command::new(&self.program);
         let path = env::var_os("PATH").unwrap_or_default();
-        let go_folder = self.program.parent().map(Path::to_owned);
-        let folders = env::split_paths(&path).chain(go_folder);
+        let go_directory = self.program.parent().map(Path::to_owned);
+        let directories = env::split_paths(&path).chain(go_directory);
         command
-            .current_dir(module_folder(module))
+            .current_dir(module_directory(module))
             .env("CGO_ENABLED", "0")
             .env("GOFLAGS", "")
             .env("GOTOOLCHAIN", "local");
-        if let Ok(path) = env::join_paths(folders) {
+        if let Ok(path) = env::join_paths(directories) {
             command.env("PATH", path);
         }
         command
@@ -154,8 +154,8 @@ pub(super) fn agnhost_certificate() -> Result<[PathBuf; 2]> {
     let mut command = go.command("k8s");
     command.args(["list", "-m", "-f", "{{.Dir}}", KUBERNETES]);
     let sources = PathBuf::from(progress::output(&mut command)?.trim());
-    let folder = sources.join("test/images/agnhost/porter");
-    Ok(["localhost.crt", "localhost.key"].map(|name| folder.join(name)))
+    let directory = sources.join("test/images/agnhost/porter");
+    Ok(["localhost.crt", "localhost.key"].map(|name| directory.join(name)))
 }
 
 impl Batch {
@@ -168,14 +168,14 @@ impl Batch {
             self.packages.join(" ")
         );
         for name in ["go.mod", "go.sum"] {
-            text.push_str(&read(&module_folder(self.module).join(name))?);
+            text.push_str(&read(&module_directory(self.module).join(name))?);
         }
         Ok(text)
     }
 
     fn command(&self, go: &Go, programs: &Path) -> Result<Command> {
         let mut command = go.command(self.module);
-        // `go build` gets a folder and names the programs after their packages.
+        // `go build` gets a directory and names the programs after their packages.
         let output = if self.is_test {
             command.args(["test", "-c"]);
             programs.join(self.programs.concat())
@@ -199,7 +199,7 @@ impl Batch {
         if self.module != "k8s" {
             return Ok(flags);
         }
-        let path = module_folder(self.module).join("go.mod");
+        let path = module_directory(self.module).join("go.mod");
         let go_mod = read(&path)?;
         let version = required_version(&go_mod, KUBERNETES)
             .with_context(|| format!("{} does not require {KUBERNETES}", path.display()))?;
@@ -224,7 +224,7 @@ fn required_version<'a>(go_mod: &'a str, module: &str) -> Option<&'a str> {
     })
 }
 
-fn module_folder(module: &str) -> PathBuf {
+fn module_directory(module: &str) -> PathBuf {
     workspace::root().join("tests/cluster").join(module)
 }
 
@@ -254,7 +254,7 @@ mod tests {
     #[test]
     fn every_package_is_pinned_in_its_go_mod() {
         for batch in &BATCHES {
-            let text = read(&module_folder(batch.module).join("go.mod")).expect("a go.mod");
+            let text = read(&module_directory(batch.module).join("go.mod")).expect("a go.mod");
             for package in batch.packages.iter().filter(|_| !batch.is_test) {
                 // Test images of Kubernetes are pinned together with it.
                 let is_tool = text.contains(package) || package.contains("/test/images/");

@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context as _, Result};
 
 use super::rootfs;
-use crate::{package::oci::Image, progress, vm::cache};
+use crate::{package::oci::Image, progress, vm::download_cache};
 
 /// The images to build. Each also gets the names of the images that it replaces in the specs of Kubernetes,
 /// which are listed by the last part of their names.
@@ -45,7 +45,7 @@ pub(super) fn build(components: &Path) -> Result<()> {
     let listed = progress::output(Command::new(programs.join("e2e.test")).arg("--list-images"))?;
     for (name, replaced) in IMAGES {
         let root = components.join("rootfs").join(name);
-        cache::create_folder(&root, |root| fill_root(root, name, components))?;
+        download_cache::create_directory(&root, |root| fill_root(root, name, components))?;
         let (entrypoint, command) = if name == "agnhost" {
             ("/agnhost".to_owned(), vec!["pause".to_owned()])
         } else {

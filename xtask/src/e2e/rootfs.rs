@@ -1,4 +1,4 @@
-//! Fills the root folders of images.
+//! Fills the root directories of images.
 
 use std::{
     collections::BTreeSet,
@@ -72,14 +72,14 @@ const TOOLS: [&str; 54] = [
 ];
 /// Libraries that the C library opens for name lookups; `ldd` does not list them.
 const NSS_LIBRARIES: [&str; 2] = ["libnss_files.so.2", "libnss_dns.so.2"];
-/// Folder of all libraries in the image.
+/// Directory of all libraries in the image.
 const LIBRARIES: &str = "lib/x86_64-linux-gnu";
 
 const PASSWD: &str = "root:x:0:0:root:/root:/bin/sh\n\
                       user-defined-in-image:x:1000:1000::/:/bin/sh\n";
 const GROUP: &str = "root:x:0:\ngroup-defined-in-image:x:50000:user-defined-in-image\n";
 
-/// Copies a file into a root folder. An image of one static program needs nothing else.
+/// Copies a file into a root directory. An image of one static program needs nothing else.
 pub(super) fn copy_to_root(root: &Path, file: &Path) -> Result<()> {
     let name = file
         .file_name()
@@ -87,7 +87,7 @@ pub(super) fn copy_to_root(root: &Path, file: &Path) -> Result<()> {
     copy(file, &root.join(name))
 }
 
-/// Fills the root folder of the image with `pause`, which keeps the namespaces of a pod alive.
+/// Fills the root directory of the image with `pause`, which keeps the namespaces of a pod alive.
 pub(super) fn pause(root: &Path) -> Result<()> {
     let path = root.join("pause");
     fs::write(&path, pause::program())
@@ -95,14 +95,14 @@ pub(super) fn pause(root: &Path) -> Result<()> {
         .with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Fills the root folder of the image that most specs run: `agnhost`, and tools of Debian with their
+/// Fills the root directory of the image that most specs run: `agnhost`, and tools of Debian with their
 /// libraries.
 pub(super) fn agnhost(root: &Path, program: &Path, debian: &Path) -> Result<()> {
-    for folder in [
+    for directory in [
         "bin", "dev", "etc", "lib64", "proc", "root", "run", "sys", "tmp", "uploads", "usr/bin",
         "var", LIBRARIES,
     ] {
-        fs::create_dir_all(root.join(folder))?;
+        fs::create_dir_all(root.join(directory))?;
     }
     for writable in ["tmp", "uploads"] {
         fs::set_permissions(root.join(writable), fs::Permissions::from_mode(0o1777))?;
@@ -126,7 +126,7 @@ pub(super) fn agnhost(root: &Path, program: &Path, debian: &Path) -> Result<()> 
         copy(&from, &root.join("bin").join(name))?;
         libraries.extend(libraries_of(&from, debian)?);
     }
-    // The NSS libraries are in the folder of the C library.
+    // The NSS libraries are in the directory of the C library.
     let nss_libraries: Vec<PathBuf> = libraries
         .iter()
         .filter(|path| path.ends_with("libc.so.6"))

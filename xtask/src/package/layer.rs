@@ -1,4 +1,4 @@
-//! Packs the layer of an image: a reproducible, uncompressed tar of a root folder. It keeps modes and
+//! Packs the layer of an image: a reproducible, uncompressed tar of a root directory. It keeps modes and
 //! symbolic links. Owners and times are 0, and a hard link becomes a file.
 
 use std::{
@@ -44,7 +44,7 @@ pub(super) struct Layer {
 }
 
 impl Layer {
-    /// Packs everything in the folder `root`, sorted by name, into a temporary file in `scratch`.
+    /// Packs everything in the directory `root`, sorted by name, into a temporary file in `scratch`.
     pub(super) fn pack(root: &Path, scratch: &Path) -> Result<Self> {
         let file = tempfile::tempfile_in(scratch)
             .with_context(|| format!("cannot create a file in {}", scratch.display()))?;
@@ -54,7 +54,7 @@ impl Layer {
             length: 0,
         };
         let mut tar = Builder::new(out);
-        add_folder(&mut tar, root, Path::new(""))?;
+        add_directory(&mut tar, root, Path::new(""))?;
         let out = tar.into_inner()?;
         let mut file = out.out.into_inner()?;
         file.rewind()?;
@@ -87,12 +87,12 @@ pub(super) fn header(mode: u32, size: u64) -> Header {
     header
 }
 
-fn add_folder<W: Write>(tar: &mut Builder<W>, root: &Path, folder: &Path) -> Result<()> {
-    let from = root.join(folder);
+fn add_directory<W: Write>(tar: &mut Builder<W>, root: &Path, directory: &Path) -> Result<()> {
+    let from = root.join(directory);
     let read = || format!("cannot read {}", from.display());
     let entries = fs::read_dir(&from).with_context(read)?;
     let mut names = entries
-        .map(|entry| Ok(folder.join(entry?.file_name())))
+        .map(|entry| Ok(directory.join(entry?.file_name())))
         .collect::<io::Result<Vec<PathBuf>>>()
         .with_context(read)?;
     names.sort();
@@ -111,7 +111,7 @@ fn add<W: Write>(tar: &mut Builder<W>, root: &Path, name: &Path) -> Result<()> {
     if kind.is_dir() {
         header.set_entry_type(EntryType::Directory);
         tar.append_data(&mut header, name, io::empty())?;
-        add_folder(tar, root, name)
+        add_directory(tar, root, name)
     } else if kind.is_symlink() {
         header.set_entry_type(EntryType::Symlink);
         Ok(tar.append_link(&mut header, name, fs::read_link(&from)?)?)
@@ -122,6 +122,6 @@ fn add<W: Write>(tar: &mut Builder<W>, root: &Path, name: &Path) -> Result<()> {
         let content = File::open(&from)?.take(metadata.len());
         Ok(tar.append_data(&mut header, name, content)?)
     } else {
-        bail!("it is not a file, folder or symbolic link")
+        bail!("it is not a file, directory or symbolic link")
     }
 }

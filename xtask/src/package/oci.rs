@@ -42,16 +42,16 @@ pub(crate) struct WrittenImage {
 }
 
 impl Image {
-    /// Writes the archive of an image for linux/amd64 with the files in the folder `root`. `output` appears
+    /// Writes the archive of an image for linux/amd64 with the files in the directory `root`. `output` appears
     /// only when it is complete.
     pub(crate) fn write(&self, root: &Path, output: &Path) -> Result<WrittenImage> {
         let tags: Vec<&str> = self.names.iter().map(|it| tag(it)).collect::<Result<_>>()?;
         ensure!(!tags.is_empty(), "an image needs a name");
-        let folder = match output.parent() {
-            Some(folder) if folder != Path::new("") => folder,
+        let directory = match output.parent() {
+            Some(directory) if directory != Path::new("") => directory,
             _ => Path::new("."),
         };
-        let layer = Layer::pack(root, folder)?;
+        let layer = Layer::pack(root, directory)?;
         let config = self.config(&layer).to_string();
         let manifest = manifest(&config, &layer).to_string();
         let index = self.index(&manifest, &tags).to_string();
@@ -140,10 +140,10 @@ fn partial_path(output: &Path) -> PathBuf {
 
 fn write_archive(output: &Path, layer: Layer, texts: [&str; 2], index: &str) -> Result<()> {
     let mut tar = Builder::new(io::BufWriter::new(File::create(output)?));
-    for folder in ["blobs", "blobs/sha256"] {
+    for directory in ["blobs", "blobs/sha256"] {
         let mut header = header(0o755, 0);
         header.set_entry_type(EntryType::Directory);
-        tar.append_data(&mut header, folder, io::empty())?;
+        tar.append_data(&mut header, directory, io::empty())?;
     }
     for text in texts {
         let digest = layer::digest(text.as_bytes());

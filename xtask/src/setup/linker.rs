@@ -12,7 +12,7 @@ const RELEASE: &str = "0.13.0";
 /// The LLVM versions that this release can be built against.
 const LLVMS: std::ops::RangeInclusive<u32> = 21..=23;
 
-/// Returns the folder where Debian installs an LLVM.
+/// Returns the directory where Debian installs an LLVM.
 pub(super) fn prefix(llvm: u32) -> String {
     format!("/usr/lib/llvm-{llvm}")
 }
@@ -44,7 +44,7 @@ pub(super) fn is_installed(inventory: &Inventory, llvm: u32) -> bool {
     }
 }
 
-/// Compiles the linker and installs it in the default folder of `cargo install`, or in the tools folder of
+/// Compiles the linker and installs it in the default directory of `cargo install`, or in the tools directory of
 /// this workspace if it would replace a linker of another LLVM.
 pub(super) fn install(inventory: &Inventory, llvm: u32) -> Result<()> {
     ensure!(
@@ -69,7 +69,7 @@ pub(super) fn install(inventory: &Inventory, llvm: u32) -> Result<()> {
         ])
         .args(["--features", &format!("llvm-{llvm}")])
         .env("LLVM_PREFIX", prefix(llvm))
-        // A temporary target folder: builds of the workspace do not wait for its lock.
+        // A temporary target directory: builds of the workspace do not wait for its lock.
         .env_remove("CARGO_TARGET_DIR");
     if has_other {
         command.arg("--force").arg("--root").arg(workspace::tools());

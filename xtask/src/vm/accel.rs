@@ -5,7 +5,7 @@ use std::{fs, io, path::Path, time::Duration};
 
 use anyhow::Result;
 
-use super::{Machines, cache, kernel_download::Kernel, native, test_plan::Plan};
+use super::{Machines, download_cache, kernel_download::Kernel, native, test_plan::Plan};
 
 /// Time within which a kernel must boot with KVM. A slower KVM is not used.
 const BOOT_LIMIT: Duration = Duration::from_secs(20);
@@ -46,14 +46,14 @@ pub(super) fn detect(machines: &Machines, kernel: &Kernel) -> Result<Accel> {
         println!("machines have emulated CPUs: cannot open {DEVICE}: {error}");
         return Ok(Accel::Emulated);
     }
-    let path = cache::path("kvm");
+    let path = download_cache::path("kvm");
     let host = format!("{} {}", native::release(), machines.qemu.version());
     let accel = if let Some(cached) = read_cached(&path, &host) {
         cached
     } else {
         let accel = probe(machines, kernel)?;
         let text = format!("{host}\n{}\n", accel.name());
-        cache::write_file(&path, |file| {
+        download_cache::write_file(&path, |file| {
             Ok(io::Write::write_all(file, text.as_bytes())?)
         })?;
         accel
@@ -96,8 +96,8 @@ mod tests {
 
     #[test]
     fn a_cached_result_applies_only_to_its_host_and_version_of_qemu() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("kvm");
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("kvm");
         assert_eq!(read_cached(&path, "6.1 QEMU 7"), None);
 
         fs::write(&path, "6.1 QEMU 7\nvirtual CPUs (KVM)\n").expect("written");

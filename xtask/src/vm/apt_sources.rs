@@ -7,8 +7,8 @@ use std::{
 
 use anyhow::{Context as _, Result};
 
-/// Folder of apt's configuration.
-const FOLDER: &str = "/etc/apt";
+/// Directory of apt's configuration.
+const DIRECTORY: &str = "/etc/apt";
 /// Keyring with the keys of all Debian suites.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
@@ -46,7 +46,7 @@ impl Mirrors {
         let codename = codename(&release)
             .context("/etc/os-release has no VERSION_CODENAME: this machine must run Debian")?;
         let mut entries = Vec::new();
-        for path in source_files(Path::new(FOLDER))? {
+        for path in source_files(Path::new(DIRECTORY))? {
             let text = fs::read_to_string(&path)
                 .with_context(|| format!("cannot read {}", path.display()))?;
             if path.extension().is_some_and(|kind| kind == "sources") {
@@ -73,7 +73,7 @@ impl Mirrors {
             .context("the sources of apt have no mirror of Debian")?;
         let suite = format!("{codename}-security");
         let security = best_match(entries, &suite, "/debian-security").or_else(|| {
-            // Without an entry for security updates: mirrors have both archives in adjacent folders.
+            // Without an entry for security updates: mirrors have both archives in adjacent directories.
             let uri = main.uri.strip_suffix("/debian")?;
             Some(Mirror {
                 uri: format!("{uri}/debian-security"),
@@ -133,8 +133,8 @@ fn codename(release: &str) -> Option<&str> {
 }
 
 /// Returns the sources files of apt, in the order in which it reads them.
-fn source_files(folder: &Path) -> Result<Vec<PathBuf>> {
-    let parts = folder.join("sources.list.d");
+fn source_files(directory: &Path) -> Result<Vec<PathBuf>> {
+    let parts = directory.join("sources.list.d");
     let mut files = match fs::read_dir(&parts) {
         Ok(entries) => entries
             .map(|entry| Ok(entry?.path()))
@@ -149,7 +149,7 @@ fn source_files(folder: &Path) -> Result<Vec<PathBuf>> {
         kind == "list" || kind == "sources"
     });
     files.sort();
-    let list = folder.join("sources.list");
+    let list = directory.join("sources.list");
     if list.is_file() {
         files.insert(0, list);
     }

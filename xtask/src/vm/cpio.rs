@@ -7,7 +7,7 @@ use std::{
     io::{self, Write},
 };
 
-const FOLDER: u32 = 0o040_000;
+const DIRECTORY: u32 = 0o040_000;
 const FILE: u32 = 0o100_000;
 const LINK: u32 = 0o120_000;
 const DEVICE: u32 = 0o020_000;
@@ -15,13 +15,13 @@ const DEVICE: u32 = 0o020_000;
 /// An archive is padded to a multiple of this length, so that another can follow it.
 const BLOCK: u64 = 512;
 
-/// An archive that is being written. Parent folders are added automatically.
+/// An archive that is being written. Parent directories are added automatically.
 #[derive(Debug)]
 pub(super) struct Cpio<W> {
     out: W,
     written: u64,
     entries: u32,
-    folders: BTreeSet<String>,
+    directories: BTreeSet<String>,
 }
 
 /// The fields of an entry's header that are not 0, without its name.
@@ -39,14 +39,14 @@ impl<W: Write> Cpio<W> {
             out,
             written: 0,
             entries: 0,
-            folders: BTreeSet::new(),
+            directories: BTreeSet::new(),
         }
     }
 
-    pub(super) fn folder(&mut self, path: &str) -> io::Result<()> {
+    pub(super) fn directory(&mut self, path: &str) -> io::Result<()> {
         let path = relative(path)?;
-        self.parent_folders(path)?;
-        self.folder_entry(path)
+        self.parent_directories(path)?;
+        self.directory_entry(path)
     }
 
     pub(super) fn file(&mut self, path: &str, mode: u32, data: &[u8]) -> io::Result<()> {
@@ -60,7 +60,7 @@ impl<W: Write> Cpio<W> {
     /// Adds a character device.
     pub(super) fn device(&mut self, path: &str, mode: u32, number: (u32, u32)) -> io::Result<()> {
         let path = relative(path)?;
-        self.parent_folders(path)?;
+        self.parent_directories(path)?;
         let header = Header {
             mode: DEVICE | mode,
             links: 1,
@@ -85,7 +85,7 @@ impl<W: Write> Cpio<W> {
 
     fn content_entry(&mut self, path: &str, mode: u32, data: &[u8]) -> io::Result<()> {
         let path = relative(path)?;
-        self.parent_folders(path)?;
+        self.parent_directories(path)?;
         let header = Header {
             mode,
             links: 1,
@@ -95,20 +95,20 @@ impl<W: Write> Cpio<W> {
         self.entry(path, &header, data)
     }
 
-    fn parent_folders(&mut self, path: &str) -> io::Result<()> {
+    fn parent_directories(&mut self, path: &str) -> io::Result<()> {
         for (end, _) in path.match_indices('/') {
-            self.folder_entry(&path[..end])?;
+            self.directory_entry(&path[..end])?;
         }
         Ok(())
     }
 
-    /// Writes a folder unless it was written before.
-    fn folder_entry(&mut self, path: &str) -> io::Result<()> {
-        if !self.folders.insert(path.to_owned()) {
+    /// Writes a directory unless it was written before.
+    fn directory_entry(&mut self, path: &str) -> io::Result<()> {
+        if !self.directories.insert(path.to_owned()) {
             return Ok(());
         }
         let header = Header {
-            mode: FOLDER | 0o755,
+            mode: DIRECTORY | 0o755,
             links: 2,
             ..Header::default()
         };
@@ -196,7 +196,7 @@ mod tests {
     #[test]
     fn an_archive_has_the_bytes_that_the_format_requires() {
         let mut cpio = Cpio::new(Vec::new());
-        cpio.folder("/dev").expect("a folder");
+        cpio.directory("/dev").expect("a directory");
         cpio.device("/dev/console", 0o600, (5, 1)).expect("a node");
         cpio.file("/init", 0o755, b"hello").expect("a file");
         cpio.link("/sh", "init").expect("a link");
@@ -211,11 +211,11 @@ mod tests {
     }
 
     #[test]
-    fn each_folder_is_written_once_and_before_its_content() {
+    fn each_directory_is_written_once_and_before_its_content() {
         let mut cpio = Cpio::new(Vec::new());
         cpio.file("/a/b/c", 0o644, b"").expect("a file");
         cpio.file("/a/b/d", 0o644, b"").expect("a file");
-        cpio.folder("/a/b").expect("a folder");
+        cpio.directory("/a/b").expect("a directory");
         let bytes = cpio.finish().expect("an end");
 
         let text = String::from_utf8(bytes).expect("text");

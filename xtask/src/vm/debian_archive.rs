@@ -9,14 +9,14 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 
-use super::{apt_sources::Mirrors, cache};
+use super::{apt_sources::Mirrors, download_cache};
 use crate::progress;
 
 /// Suites of Debian's archive, with their own package lists.
 #[derive(Debug)]
 pub(crate) struct DebianArchive {
-    /// Folder of the package lists.
-    folder: PathBuf,
+    /// Directory of the package lists.
+    directory: PathBuf,
     /// Names of the suites, for messages.
     pub(crate) suites: String,
     /// True if apt considers the packages that are installed on the machine.
@@ -40,18 +40,18 @@ impl DebianArchive {
 
     fn open(mirrors: &Mirrors, suites: &[String], is_for_machine: bool) -> Result<Self> {
         let suite_names = suites.join("+");
-        let folder = cache::path("apt").join(&suite_names);
+        let directory = download_cache::path("apt").join(&suite_names);
         for part in ["lists/partial", "cache/archives/partial"] {
-            let part = folder.join(part);
+            let part = directory.join(part);
             fs::create_dir_all(&part)
                 .with_context(|| format!("cannot create {}", part.display()))?;
         }
         let lines = suites.iter().map(|suite| mirrors.of(suite).line(suite));
-        let path = folder.join("sources.list");
+        let path = directory.join("sources.list");
         fs::write(&path, lines.collect::<String>())
             .with_context(|| format!("cannot write {}", path.display()))?;
         Ok(Self {
-            folder,
+            directory,
             suites: suite_names,
             is_for_machine,
         })
@@ -81,7 +81,7 @@ impl DebianArchive {
         progress::succeeds(command.arg("show").args(packages))
     }
 
-    /// Downloads packages into a folder. apt checks their hashes against the signed lists.
+    /// Downloads packages into a directory. apt checks their hashes against the signed lists.
     pub(crate) fn download(&self, packages: &[String], into: &Path) -> Result<()> {
         let label = format!("download {} from {}", packages.join(" "), self.suites);
         let mut command = self.apt("apt-get");
@@ -105,7 +105,7 @@ impl DebianArchive {
         command
             .env("LC_ALL", "C")
             .env("DEBIAN_FRONTEND", "noninteractive");
-        let path = |name: &str| self.folder.join(name).display().to_string();
+        let path = |name: &str| self.directory.join(name).display().to_string();
         let mut options = vec![
             format!("Dir::Etc::SourceList={}", path("sources.list")),
             "Dir::Etc::SourceParts=/dev/null".to_owned(),
@@ -113,7 +113,7 @@ impl DebianArchive {
             "Dir::Etc::PreferencesParts=/dev/null".to_owned(),
             format!("Dir::State::Lists={}", path("lists")),
             format!("Dir::Cache={}", path("cache")),
-            // By default, apt switches to a user who may not write into the folders.
+            // By default, apt switches to a user who may not write into the directories.
             "APT::Sandbox::User=root".to_owned(),
             // These override weaker settings of the machine.
             "APT::Get::AllowUnauthenticated=false".to_owned(),
@@ -140,7 +140,7 @@ impl DebianArchive {
     }
 }
 
-/// Unpacks package files into a folder.
+/// Unpacks package files into a directory.
 pub(crate) fn unpack(debs: &[PathBuf], into: &Path) -> Result<()> {
     for deb in debs {
         let mut command = Command::new("dpkg-deb");
@@ -156,10 +156,10 @@ pub(crate) fn unpack(debs: &[PathBuf], into: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns the paths of the package files in a folder, sorted.
-pub(crate) fn list_debs(folder: &Path) -> Result<Vec<PathBuf>> {
+/// Returns the paths of the package files in a directory, sorted.
+pub(crate) fn list_debs(directory: &Path) -> Result<Vec<PathBuf>> {
     let mut debs = Vec::new();
-    for entry in fs::read_dir(folder)? {
+    for entry in fs::read_dir(directory)? {
         let path = entry?.path();
         if path.extension().is_some_and(|kind| kind == "deb") {
             debs.push(path);

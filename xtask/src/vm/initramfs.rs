@@ -11,8 +11,8 @@ use std::{
 use anyhow::{Context as _, Result};
 
 use super::{
-    cache,
     cpio::Cpio,
+    download_cache,
     modules::{self, Modules},
 };
 
@@ -22,8 +22,8 @@ const FORMAT: u32 = 1;
 /// Path in a guest of the list of modules to load, one path per line.
 const MODULES: &str = "/etc/modules.list";
 
-/// Folders that every guest has.
-const FOLDERS: [&str; 9] = [
+/// Directories that every guest has.
+const DIRECTORIES: [&str; 9] = [
     "/proc",
     "/sys",
     "/dev",
@@ -74,7 +74,7 @@ impl Overlay {
 
     /// Writes the overlay as a part of an initramfs.
     pub(crate) fn write(&self, path: &Path) -> Result<()> {
-        cache::write_file(path, |file| {
+        download_cache::write_file(path, |file| {
             let mut cpio = Cpio::new(BufWriter::new(file));
             for entry in &self.entries {
                 entry
@@ -109,7 +109,7 @@ impl Entry {
 
 /// Concatenates parts to an initramfs. A file of a later part replaces that of an earlier one.
 pub(crate) fn concatenate(parts: &[&Path], path: &Path) -> Result<()> {
-    cache::write_file(path, |file| {
+    download_cache::write_file(path, |file| {
         for part in parts {
             let mut copy = || io::copy(&mut File::open(part)?, file);
             copy().with_context(|| format!("cannot copy {}", part.display()))?;
@@ -122,19 +122,19 @@ pub(crate) fn concatenate(parts: &[&Path], path: &Path) -> Result<()> {
 pub(super) fn base(kernel: &str, modules: &Path) -> Result<(PathBuf, Vec<String>)> {
     // The name of the kernel has the version of its modules.
     let mut hasher = DefaultHasher::new();
-    (FORMAT, FOLDERS, modules::WANTED).hash(&mut hasher);
-    let path = cache::path("base").join(format!("{kernel}-{:016x}.cpio", hasher.finish()));
+    (FORMAT, DIRECTORIES, modules::WANTED).hash(&mut hasher);
+    let path = download_cache::path("base").join(format!("{kernel}-{:016x}.cpio", hasher.finish()));
     let modules = Modules::read(modules)?;
     if !path.is_file() {
-        cache::write_file(&path, |file| write_base(file, &modules))?;
+        download_cache::write_file(&path, |file| write_base(file, &modules))?;
     }
     Ok((path, modules.absent(modules::WANTED)))
 }
 
 fn write_base(file: &mut File, modules: &Modules) -> Result<()> {
     let mut cpio = Cpio::new(BufWriter::new(file));
-    for folder in FOLDERS {
-        cpio.folder(folder)?;
+    for directory in DIRECTORIES {
+        cpio.directory(directory)?;
     }
     // The kernel opens it for the first process, before anything is mounted.
     cpio.device("/dev/console", 0o600, (5, 1))?;
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn an_initramfs_is_the_concatenation_of_complete_archives() {
-        let scratch = tempfile::tempdir().expect("a folder");
+        let scratch = tempfile::tempdir().expect("a directory");
         let [first, second, host, all] = ["new/first", "new/second", "new/host", "new/all"]
             .map(|name| scratch.path().join(name));
         let mut overlay = Overlay::default();

@@ -9,9 +9,8 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 
 use super::{
-    cache,
     debian_archive::{self, DebianArchive},
-    initramfs,
+    download_cache, initramfs,
     kernels::{KernelVersion, Series},
 };
 
@@ -54,10 +53,10 @@ impl Kernel {
 /// Returns the kernel of a series, from the cache or downloaded.
 pub(crate) fn find_or_download(series: &'static Series, offline: bool) -> Result<Kernel> {
     // Series of one suite share its package lists.
-    let _lock = cache::lock(series.suite)?;
+    let _lock = download_cache::lock(series.suite)?;
     let (version, is_pinned) = choose(series, offline)?;
     if !is_pinned {
-        println!("kernel {}: {}", series.name, series.folder(&version));
+        println!("kernel {}: {}", series.name, series.directory(&version));
     }
     prepare(series, version, is_pinned).with_context(|| format!("kernel {}", series.name))
 }
@@ -69,7 +68,7 @@ fn choose(series: &Series, offline: bool) -> Result<(KernelVersion, bool)> {
         return Ok((newest(series, offline)?, false));
     };
     let version = pinned.version();
-    if folder(series, &version).is_dir() {
+    if directory(series, &version).is_dir() {
         return Ok((version, true));
     }
     let reason = if offline {
@@ -97,7 +96,7 @@ fn choose(series: &Series, offline: bool) -> Result<(KernelVersion, bool)> {
 /// Downloads the newest kernel of a series, and returns its version. The archive is searched once a day.
 fn newest(series: &Series, offline: bool) -> Result<KernelVersion> {
     let recorded = read_newest(series);
-    match recorded.filter(|newest| folder(series, &newest.version).is_dir()) {
+    match recorded.filter(|newest| directory(series, &newest.version).is_dir()) {
         Some(newest) if offline || is_fresh(newest.age) => return Ok(newest.version),
         None if offline => bail!(
             "no kernel of the series {} is in the cache ({} of {}); download it once without \
@@ -119,7 +118,7 @@ fn newest(series: &Series, offline: bool) -> Result<KernelVersion> {
     archive.update().with_context(failure)?;
     let shown = archive.show(&[series.metapackage.to_owned()]);
     let version = series.newest(&shown.with_context(failure)?)?;
-    if !folder(series, &version).is_dir() {
+    if !directory(series, &version).is_dir() {
         download(series, &archive, &version, None)?;
     }
     record_newest(series, &version)?;
@@ -147,7 +146,7 @@ fn download(
         }
         Ok(())
     };
-    cache::create_folder(&folder(series, version), fill)
+    download_cache::create_directory(&directory(series, version), fill)
         .with_context(|| download_failure(series, version))
 }
 
@@ -158,19 +157,19 @@ fn download_failure(series: &Series, version: &KernelVersion) -> String {
 
 /// Finds the boot image of an unpacked kernel, and writes the base of its initramfs.
 fn prepare(series: &'static Series, version: KernelVersion, is_pinned: bool) -> Result<Kernel> {
-    let folder = folder(series, &version);
+    let directory = directory(series, &version);
     let release = &version.release;
-    let modules = find_folder(&folder, &["lib/modules", "usr/lib/modules"], release)
-        .with_context(|| format!("{} has no modules of {release}", folder.display()))?;
+    let modules = find_directory(&directory, &["lib/modules", "usr/lib/modules"], release)
+        .with_context(|| format!("{} has no modules of {release}", directory.display()))?;
     let boot = |name: &str| {
-        let old = folder.join(format!("boot/{name}-{release}"));
+        let old = directory.join(format!("boot/{name}-{release}"));
         [old, modules.join(name)]
             .into_iter()
             .find(|path| path.is_file())
     };
     let image =
-        boot("vmlinuz").with_context(|| format!("{} has no boot image", folder.display()))?;
-    let (base, absent_modules) = initramfs::base(&series.folder(&version), &modules)?;
+        boot("vmlinuz").with_context(|| format!("{} has no boot image", directory.display()))?;
+    let (base, absent_modules) = initramfs::base(&series.directory(&version), &modules)?;
     Ok(Kernel {
         series: series.name,
         release: version.release,
@@ -182,15 +181,17 @@ fn prepare(series: &'static Series, version: KernelVersion, is_pinned: bool) -> 
     })
 }
 
-/// Returns the first folder `parent/name` that exists.
-fn find_folder(folder: &Path, parents: &[&str], name: &str) -> Option<PathBuf> {
-    let mut paths = parents.iter().map(|parent| folder.join(parent).join(name));
+/// Returns the first directory `parent/name` that exists.
+fn find_directory(directory: &Path, parents: &[&str], name: &str) -> Option<PathBuf> {
+    let mut paths = parents
+        .iter()
+        .map(|parent| directory.join(parent).join(name));
     paths.find(|path| path.is_dir())
 }
 
-/// Returns the folder into which a kernel is unpacked.
-fn folder(series: &Series, version: &KernelVersion) -> PathBuf {
-    cache::path("kernels").join(series.folder(version))
+/// Returns the directory into which a kernel is unpacked.
+fn directory(series: &Series, version: &KernelVersion) -> PathBuf {
+    download_cache::path("kernels").join(series.directory(version))
 }
 
 /// The recorded newest kernel of a series.
@@ -212,7 +213,7 @@ fn read_newest(series: &Series) -> Option<Newest> {
 
 fn record_newest(series: &Series, version: &KernelVersion) -> Result<()> {
     let text = format!("{} {}\n", version.release, version.package);
-    cache::write_file(&record_path(series), |file| {
+    download_cache::write_file(&record_path(series), |file| {
         Ok(std::io::Write::write_all(file, text.as_bytes())?)
     })
 }
@@ -225,7 +226,7 @@ fn record_path(series: &Series) -> PathBuf {
         || series.name.to_owned(),
         |pinned| format!("{}-for-{}", series.name, pinned.package),
     );
-    cache::path("newest").join(name)
+    download_cache::path("newest").join(name)
 }
 
 fn parse_record(text: &str) -> Option<KernelVersion> {

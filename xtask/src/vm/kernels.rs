@@ -106,8 +106,8 @@ impl Series {
         self.package_prefixes.iter().map(name).collect()
     }
 
-    /// Returns the name of the folder of an unpacked kernel: the file name of its first package.
-    pub(super) fn folder(&self, version: &KernelVersion) -> String {
+    /// Returns the name of the directory of an unpacked kernel: the file name of its first package.
+    pub(super) fn directory(&self, version: &KernelVersion) -> String {
         let KernelVersion { release, package } = version;
         let prefix = self.package_prefixes.first().unwrap_or(&"");
         // apt escapes the colon of an epoch in file names.
@@ -215,8 +215,8 @@ mod tests {
         let package = |part| format!("linux-{part}-7.3.4+deb13-cloud-amd64=7.3.4-1~bpo13+1");
         let packages = ["binary", "modules", "base"].map(package);
         assert_eq!(newest.packages(&version), packages);
-        let folder = "linux-binary-7.3.4+deb13-cloud-amd64_7.3.4-1~bpo13+1_amd64";
-        assert_eq!(newest.folder(&version), folder);
+        let directory = "linux-binary-7.3.4+deb13-cloud-amd64_7.3.4-1~bpo13+1_amd64";
+        assert_eq!(newest.directory(&version), directory);
     }
 
     #[test]

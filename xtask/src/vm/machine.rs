@@ -46,8 +46,8 @@ pub(crate) struct Machine<'a> {
     pub(crate) accel: Accel,
     /// Maximum run time.
     pub(crate) limit: Duration,
-    /// Folder of its log files, which must exist.
-    pub(crate) folder: PathBuf,
+    /// Directory of its log files, which must exist.
+    pub(crate) directory: PathBuf,
 }
 
 /// Cause of the end of a machine.
@@ -113,20 +113,20 @@ impl Machine<'_> {
     /// Runs the machine until it ends or is killed.
     pub(crate) fn run(&self) -> Result<MachineResult> {
         let (console, report) = (
-            self.folder.join("console.log"),
-            self.folder.join("report.log"),
+            self.directory.join("console.log"),
+            self.directory.join("report.log"),
         );
         File::create(&report)?;
         File::create(&console)?;
         let clock = Clock::start();
         let mut command = self.command(&report);
         command.args(["-serial", &format!("file:{}", console.display())]);
-        let log = File::create(self.folder.join("qemu.log"))?;
+        let log = File::create(self.directory.join("qemu.log"))?;
         command.stdin(std::process::Stdio::null());
         command.stdout(log.try_clone()?).stderr(log);
         let child = command.spawn().context("cannot start QEMU")?;
         let mut termination = supervise(child, &report, self.limit)?;
-        let qemu_output = fs::read(self.folder.join("qemu.log"))?;
+        let qemu_output = fs::read(self.directory.join("qemu.log"))?;
         if let Some(message) = signal_message(&String::from_utf8_lossy(&qemu_output)) {
             termination = Termination::Signalled(message);
         }
@@ -136,7 +136,7 @@ impl Machine<'_> {
             termination,
             report: Report::parse(&String::from_utf8_lossy(&report_text)),
             took: clock.elapsed(),
-            console: tail(&console) + &tail(&self.folder.join("qemu.log")),
+            console: tail(&console) + &tail(&self.directory.join("qemu.log")),
             faults: kernel_faults(&String::from_utf8_lossy(&console_text)),
         })
     }
@@ -144,7 +144,7 @@ impl Machine<'_> {
     /// Renames the report and console of a failed attempt, so that the next one does not overwrite them.
     pub(crate) fn rename_logs(&self) -> Result<()> {
         for name in ["report", "console"] {
-            let path = |ending: &str| self.folder.join(format!("{name}{ending}"));
+            let path = |ending: &str| self.directory.join(format!("{name}{ending}"));
             fs::rename(path(".log"), path(".1.log"))?;
         }
         Ok(())
@@ -152,7 +152,7 @@ impl Machine<'_> {
 
     /// Runs the machine with its console on this terminal.
     pub(crate) fn run_on_terminal(&self) -> Result<()> {
-        let mut command = self.command(&self.folder.join("report.log"));
+        let mut command = self.command(&self.directory.join("report.log"));
         command.args(["-serial", "mon:stdio"]);
         command.status().context("cannot start QEMU")?;
         Ok(())

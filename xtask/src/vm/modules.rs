@@ -127,18 +127,18 @@ struct Dependencies {
 }
 
 impl Modules {
-    /// Lists the modules in the folder `lib/modules/<release>`.
-    pub(super) fn read(folder: &Path) -> Result<Self> {
-        let path = folder.join("modules.builtin");
+    /// Lists the modules in the directory `lib/modules/<release>`.
+    pub(super) fn read(directory: &Path) -> Result<Self> {
+        let path = directory.join("modules.builtin");
         let builtin =
             fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
         let mut files = BTreeMap::new();
-        list_modules(folder, &mut files)
-            .with_context(|| format!("cannot list {}", folder.display()))?;
+        list_modules(directory, &mut files)
+            .with_context(|| format!("cannot list {}", directory.display()))?;
         ensure!(
             !files.is_empty(),
-            "the folder {} has no modules",
-            folder.display()
+            "the directory {} has no modules",
+            directory.display()
         );
         Ok(Self {
             files,
@@ -305,9 +305,9 @@ fn decompress(path: &Path) -> Result<Vec<u8>> {
     Ok(output.stdout)
 }
 
-/// Adds the modules in a folder and below.
-fn list_modules(folder: &Path, files: &mut BTreeMap<String, PathBuf>) -> Result<()> {
-    for entry in fs::read_dir(folder)? {
+/// Adds the modules in a directory and below.
+fn list_modules(directory: &Path, files: &mut BTreeMap<String, PathBuf>) -> Result<()> {
+    for entry in fs::read_dir(directory)? {
         let entry = entry?;
         let path = entry.path();
         if entry.file_type()?.is_dir() {

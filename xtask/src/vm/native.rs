@@ -9,8 +9,9 @@ use anyhow::{Context as _, Result};
 use serde_json::json;
 
 use super::{
-    cache, machine,
-    machine_programs::MachinePrograms,
+    download_cache,
+    guest_binaries::MachinePrograms,
+    machine,
     report::{self, Report},
     test_plan::{self, Plan},
 };
@@ -27,16 +28,17 @@ pub(super) fn release() -> String {
 
 /// Runs the programs of a plan.
 pub(super) fn run(programs: &MachinePrograms, plan: &Plan) -> Result<Report> {
-    let folder = cache::path("machines").join("native");
-    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
-    let skips = folder.join("skips");
+    let directory = download_cache::path("machines").join("native");
+    fs::create_dir_all(&directory)
+        .with_context(|| format!("cannot create {}", directory.display()))?;
+    let skips = directory.join("skips");
     fs::write(&skips, "")?;
     let mut text = String::new();
     let mut failed_programs = Vec::new();
     for (name, mut command) in plan.native_commands(programs)? {
         text.push_str(&format!("{}\n", json!({ "event": "begin", "entry": name })));
         command.env("CULVERT_SKIPS", &skips);
-        let log = folder.join("output.log");
+        let log = directory.join("output.log");
         let file = File::create(&log)?;
         command.stdout(file.try_clone()?).stderr(file);
         let child = command.spawn();

@@ -12,9 +12,8 @@ use std::{
 use anyhow::{Context as _, Result, bail, ensure};
 
 use super::{
-    cache,
     debian_archive::{self, DebianArchive},
-    debian_control,
+    debian_control, download_cache,
 };
 use crate::{host, progress};
 
@@ -22,14 +21,14 @@ const PROGRAM: &str = "qemu-system-x86_64";
 const PACKAGE: &str = "qemu-system-x86";
 /// Packages to unpack first; packages of missing libraries follow.
 const PACKAGES: [&str; 4] = [PACKAGE, "qemu-system-common", "qemu-system-data", "seabios"];
-/// Folders of firmware in the unpacked tree.
-const FIRMWARE_FOLDERS: [&str; 2] = ["usr/share/qemu", "usr/share/seabios"];
+/// Directories of firmware in the unpacked tree.
+const FIRMWARE_DIRECTORIES: [&str; 2] = ["usr/share/qemu", "usr/share/seabios"];
 
 /// An installed or unpacked QEMU.
 #[derive(Debug)]
 pub(crate) struct Qemu {
     program: PathBuf,
-    /// Folder into which it was unpacked; `None` if it is installed.
+    /// Directory into which it was unpacked; `None` if it is installed.
     unpacked: Option<PathBuf>,
     /// Version, as QEMU prints it.
     version: String,
@@ -40,10 +39,10 @@ pub(crate) fn find_or_download(offline: bool) -> Result<Qemu> {
     if let Some(program) = host::find_program(PROGRAM) {
         return Qemu::new(program, None);
     }
-    let _lock = cache::lock("qemu")?;
-    let folder = cache::path("qemu");
-    if folder.is_dir() {
-        match Qemu::unpacked(&folder) {
+    let _lock = download_cache::lock("qemu")?;
+    let directory = download_cache::path("qemu");
+    if directory.is_dir() {
+        match Qemu::unpacked(&directory) {
             Ok(qemu) => return Ok(qemu),
             Err(error) if offline => {
                 let hint = "QEMU in the cache does not run; download it again without --offline";
@@ -58,19 +57,19 @@ pub(crate) fn find_or_download(offline: bool) -> Result<Qemu> {
         "{PROGRAM} is neither in PATH nor in the cache; download it once without --offline, or \
          install the package {PACKAGE}"
     );
-    download(&folder)
+    download(&directory)
         .with_context(|| format!("cannot download {PACKAGE} from this machine's suite"))?;
-    Qemu::unpacked(&folder)
+    Qemu::unpacked(&directory)
 }
 
 impl Qemu {
     /// Returns a command of QEMU with the paths of its libraries and firmware.
     pub(crate) fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
-        if let Some(folder) = &self.unpacked {
-            command.env("LD_LIBRARY_PATH", library_path(folder));
-            for firmware in FIRMWARE_FOLDERS {
-                command.arg("-L").arg(folder.join(firmware));
+        if let Some(directory) = &self.unpacked {
+            command.env("LD_LIBRARY_PATH", library_path(directory));
+            for firmware in FIRMWARE_DIRECTORIES {
+                command.arg("-L").arg(directory.join(firmware));
             }
         }
         command
@@ -81,8 +80,8 @@ impl Qemu {
         &self.version
     }
 
-    fn unpacked(folder: &Path) -> Result<Self> {
-        Self::new(unpacked_program(folder), Some(folder.to_owned()))
+    fn unpacked(directory: &Path) -> Result<Self> {
+        Self::new(unpacked_program(directory), Some(directory.to_owned()))
     }
 
     /// Runs QEMU to read its version.
@@ -103,11 +102,11 @@ impl Qemu {
 }
 
 /// Downloads and unpacks QEMU, then the libraries that it lacks, then the libraries that those lack.
-fn download(folder: &Path) -> Result<()> {
+fn download(directory: &Path) -> Result<()> {
     let archive = DebianArchive::of_machine()?;
     archive.update()?;
     let not_installed = archive.simulate_install(&[PACKAGE])?;
-    cache::create_folder(folder, |partial| {
+    download_cache::create_directory(directory, |partial| {
         let mut unpacked = Vec::new();
         let mut next: Vec<String> = PACKAGES.map(str::to_owned).into();
         loop {
@@ -146,21 +145,21 @@ fn next_libraries(
     next.into_iter().cloned().collect()
 }
 
-/// Downloads packages and unpacks them into a folder.
-fn unpack(archive: &DebianArchive, packages: &[String], folder: &Path) -> Result<()> {
-    let debs = folder.join("debs");
+/// Downloads packages and unpacks them into a directory.
+fn unpack(archive: &DebianArchive, packages: &[String], directory: &Path) -> Result<()> {
+    let debs = directory.join("debs");
     fs::create_dir_all(&debs)?;
     archive.download(packages, &debs)?;
-    debian_archive::unpack(&debian_archive::list_debs(&debs)?, folder)?;
+    debian_archive::unpack(&debian_archive::list_debs(&debs)?, directory)?;
     fs::remove_dir_all(&debs)?;
     Ok(())
 }
 
-fn missing_libraries(folder: &Path) -> Result<Vec<String>> {
+fn missing_libraries(directory: &Path) -> Result<Vec<String>> {
     let mut command = Command::new("ldd");
     command
-        .arg(unpacked_program(folder))
-        .env("LD_LIBRARY_PATH", library_path(folder));
+        .arg(unpacked_program(directory))
+        .env("LD_LIBRARY_PATH", library_path(directory));
     Ok(parse_missing(&progress::output(&mut command)?))
 }
 
@@ -173,15 +172,15 @@ fn parse_missing(output: &str) -> Vec<String> {
     names.into_iter().map(str::to_owned).collect()
 }
 
-fn unpacked_program(folder: &Path) -> PathBuf {
-    folder.join("usr/bin").join(PROGRAM)
+fn unpacked_program(directory: &Path) -> PathBuf {
+    directory.join("usr/bin").join(PROGRAM)
 }
 
-/// Returns the folders of libraries in the unpacked tree, as a value of `LD_LIBRARY_PATH`.
-fn library_path(folder: &Path) -> String {
-    let folders = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"];
-    folders
-        .map(|name| folder.join(name).display().to_string())
+/// Returns the directories of libraries in the unpacked tree, as a value of `LD_LIBRARY_PATH`.
+fn library_path(directory: &Path) -> String {
+    let directories = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"];
+    directories
+        .map(|name| directory.join(name).display().to_string())
         .join(":")
 }
 

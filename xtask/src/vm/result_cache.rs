@@ -11,7 +11,8 @@ use anyhow::{Context as _, Result};
 use sha2::{Digest as _, Sha256};
 
 use super::{
-    Machines, Options, cache, debian_archive, kernel_download::Kernel, native, test_plan::Plan,
+    Machines, Options, debian_archive, download_cache, kernel_download::Kernel, native,
+    test_plan::Plan,
 };
 use crate::{progress, workspace};
 
@@ -69,17 +70,17 @@ impl Key {
     /// Stores the tables of a successful run.
     pub(super) fn store_tables(&self, tables: &str) -> Result<()> {
         let text = format!("run on {}\n{tables}", time_and_commit()?);
-        cache::write_file(&self.path(), |file| {
+        download_cache::write_file(&self.path(), |file| {
             Ok(std::io::Write::write_all(file, text.as_bytes())?)
         })
     }
 
     fn path(&self) -> PathBuf {
-        cache::path("results").join(&self.0)
+        download_cache::path("results").join(&self.0)
     }
 }
 
-/// Appends the path and content of a file, or of all files in a folder, sorted by path.
+/// Appends the path and content of a file, or of all files in a directory, sorted by path.
 fn add_files(inputs: &mut String, path: &Path) -> Result<()> {
     if path.is_dir() {
         let entries = fs::read_dir(path)?.map(|entry| Ok(entry?.path()));
@@ -127,18 +128,18 @@ mod tests {
     }
 
     #[test]
-    fn every_file_in_a_folder_is_an_input() {
-        let folder = tempfile::tempdir().expect("a folder");
+    fn every_file_in_a_directory_is_an_input() {
+        let directory = tempfile::tempdir().expect("a directory");
         let inputs = || {
             let mut inputs = String::new();
-            add_files(&mut inputs, folder.path()).expect("read");
+            add_files(&mut inputs, directory.path()).expect("read");
             inputs
         };
-        fs::write(folder.path().join("b"), "1").expect("written");
-        fs::create_dir(folder.path().join("a")).expect("created");
+        fs::write(directory.path().join("b"), "1").expect("written");
+        fs::create_dir(directory.path().join("a")).expect("created");
         let before = inputs();
 
-        fs::write(folder.path().join("a/c"), "2").expect("written");
+        fs::write(directory.path().join("a/c"), "2").expect("written");
 
         assert!(before.ends_with("b 1\n"));
         assert_eq!(inputs().lines().count(), 2);

@@ -5,7 +5,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 
-use super::machine_programs::MachinePrograms;
+use super::guest_binaries::MachinePrograms;
 
 /// Factor for the size of loads in tests, since machines are slow.
 const SCALE: &str = "0.05";

@@ -48,7 +48,7 @@ pub(super) fn through_rules(
             (program, loader, iptables::full_sync(&service_set))
         }
     };
-    loader.load(network.lab().folder(), &name, &text)?;
+    loader.load(network.lab().directory(), &name, &text)?;
     let first = SocketAddr::new(FIRST_CLUSTER_IP, PORT);
     let socket = pod.socket(Domain::for_address(first), Type::STREAM)?;
     connect_within(&socket, first, RESPONSE_TIMEOUT)

@@ -126,9 +126,9 @@ fn measure_rules(options: &Options, services: u32) -> Result<Sample> {
         port: PORT,
         endpoints: (0..ENDPOINTS_PER_SERVICE).map(endpoint).collect(),
     };
-    let folder = network.lab().folder();
+    let directory = network.lab().directory();
     let mut sample = Sample {
-        total: loader.load(folder, "full-sync.nft", &nft::full_sync(&service_set))?,
+        total: loader.load(directory, "full-sync.nft", &nft::full_sync(&service_set))?,
         ..Sample::default()
     };
     let number = services / 2;
@@ -138,7 +138,7 @@ fn measure_rules(options: &Options, services: u32) -> Result<Sample> {
             std::mem::replace(&mut endpoints[0], endpoint(ENDPOINTS_PER_SERVICE + change));
         let text = nft::partial_sync(number, &endpoints, &[removed], &stale);
         let (delay, cpu_time) = (
-            loader.load(folder, "partial-sync.nft", &text)?,
+            loader.load(directory, "partial-sync.nft", &text)?,
             Duration::ZERO,
         );
         sample.changes.push(Change { delay, cpu_time });

@@ -58,7 +58,7 @@ pub(super) struct Change {
     pub(super) cpu_time: Duration,
 }
 
-/// Creates a node with only the probe Service in its folder of manifests; the daemon isn't started yet.
+/// Creates a node with only the probe Service in its directory of manifests; the daemon isn't started yet.
 pub(super) fn create_node(settings: InstanceSettings) -> Result<Node> {
     let node = Node::with_settings(settings)?;
     let client = node.pod("client")?;

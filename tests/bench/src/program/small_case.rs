@@ -111,17 +111,17 @@ fn vips(services: u32) -> impl Iterator<Item = IpAddr> {
 fn map_memory(daemon: i32, pins: &Path) -> Result<u64> {
     let mut bytes_by_id: BTreeMap<u32, u64> = BTreeMap::new();
     for entry in fs::read_dir(format!("/proc/{daemon}/fdinfo"))? {
-        // The file may have been closed since the folder was read.
+        // The file may have been closed since the directory was read.
         if let Ok(text) = fs::read_to_string(entry?.path()) {
             bytes_by_id.extend(parse_map_info(&text));
         }
     }
-    for folder in fs::read_dir(pins)? {
-        let folder = folder?.path();
-        if !folder.is_dir() || folder.ends_with("links") {
+    for directory in fs::read_dir(pins)? {
+        let directory = directory?.path();
+        if !directory.is_dir() || directory.ends_with("links") {
             continue;
         }
-        for pin in fs::read_dir(folder)? {
+        for pin in fs::read_dir(directory)? {
             let info = MapInfo::from_pin(pin?.path())?;
             let opened = info.fd()?;
             let number = opened.as_fd().as_raw_fd();

@@ -136,7 +136,12 @@ impl Fixture {
 
 /// Starts a command, and waits until its ready file exists.
 fn start_until_ready(testbed: &TunnelTestbed, command: Command<'_>) -> Result<Process> {
-    let file = testbed.node().network().lab().folder().join("flow.ready");
+    let file = testbed
+        .node()
+        .network()
+        .lab()
+        .directory()
+        .join("flow.ready");
     let process = command.option("--ready", path_to_string(&file)?).start()?;
     wait::until(COMMAND_TIMEOUT, || file.exists())
         .context("the process did not create its ready file")?;

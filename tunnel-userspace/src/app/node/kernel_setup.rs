@@ -16,7 +16,7 @@ use crate::{
     },
     bpf::{
         self, Counters, DataPath, Features, KernelLog, KernelMaps, KernelSteering, LoggingProgram,
-        PinFolder, ProgramSettings, RcuGrace,
+        PinDirectory, ProgramSettings, RcuGrace,
     },
     clock::since_boot,
     config::{self, Config},
@@ -42,8 +42,8 @@ pub(super) struct KernelSetup {
     logging_program: Option<LoggingProgram>,
     /// The kernel program whose events are logged, if any.
     kernel_log: watch::Sender<Option<KernelLog>>,
-    /// The pin folder, locked so that no second daemon uses it.
-    pins: PinFolder,
+    /// The pin directory, locked so that no second daemon uses it.
+    pins: PinDirectory,
     _state: StateDir,
 }
 
@@ -57,7 +57,7 @@ impl KernelSetup {
             None => bpf::find_root().map_err(failed("cannot find the cgroup"))?,
         };
         bpf::check_cgroup(&cgroup).map_err(failed("cannot use bpf.cgroup"))?;
-        let pins = PinFolder::lock(&config.bpf.bpffs).map_err(failed("cannot use bpf.bpffs"))?;
+        let pins = PinDirectory::lock(&config.bpf.bpffs).map_err(failed("cannot use bpf.bpffs"))?;
         let state = StateDir::lock(&config.state_dir).map_err(failed("cannot use stateDir"))?;
         let features = bpf::probe().map_err(failed("cannot probe the kernel"))?;
         info!(?features, "probed the kernel");

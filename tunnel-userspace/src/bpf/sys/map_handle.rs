@@ -45,9 +45,9 @@ impl<K, V> Clone for MapHandle<K, V> {
 }
 
 impl<K: Plain, V: Plain> MapHandle<K, V> {
-    /// Opens the map that is pinned in a folder.
-    pub(in crate::bpf) fn open(folder: &Path, row: &'static Map) -> Result<Self, ReadError> {
-        let (fd, entries) = open_map::<K, V>(folder, row)?;
+    /// Opens the map that is pinned in a directory.
+    pub(in crate::bpf) fn open(directory: &Path, row: &'static Map) -> Result<Self, ReadError> {
+        let (fd, entries) = open_map::<K, V>(directory, row)?;
         Ok(Self {
             row,
             fd: Arc::new(fd),

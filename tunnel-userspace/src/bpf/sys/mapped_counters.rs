@@ -19,9 +19,9 @@ unsafe impl Send for MappedCounters {}
 unsafe impl Sync for MappedCounters {}
 
 impl MappedCounters {
-    /// Maps the array `conns`, pinned in a folder, into memory.
-    pub(in crate::bpf) fn open(folder: &Path) -> Result<Self, ReadError> {
-        let (map, entries) = open_map::<u32, u64>(folder, &CONNS)?;
+    /// Maps the array `conns`, pinned in a directory, into memory.
+    pub(in crate::bpf) fn open(directory: &Path) -> Result<Self, ReadError> {
+        let (map, entries) = open_map::<u32, u64>(directory, &CONNS)?;
         let mapped = || -> io::Result<Self> {
             let count = usize::try_from(entries).map_err(io::Error::other)?;
             // If the length saturates, mmap fails.

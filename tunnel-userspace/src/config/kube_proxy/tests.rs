@@ -238,16 +238,16 @@ fn another_kind_or_version_and_invalid_values_are_refused_with_their_field() {
     }
 }
 
-/// Creates a temporary folder with these files, and returns their paths.
-fn folder(files: &[(&str, &str)]) -> (tempfile::TempDir, Vec<PathBuf>) {
-    let folder = tempfile::tempdir().expect("a folder");
+/// Creates a temporary directory with these files, and returns their paths.
+fn directory(files: &[(&str, &str)]) -> (tempfile::TempDir, Vec<PathBuf>) {
+    let directory = tempfile::tempdir().expect("a directory");
     let write = |(name, text): &(&str, &str)| {
-        let path = folder.path().join(name);
+        let path = directory.path().join(name);
         fs::write(&path, text).expect("written");
         path
     };
     let paths = files.iter().map(write).collect();
-    (folder, paths)
+    (directory, paths)
 }
 
 #[test]
@@ -257,7 +257,7 @@ fn fields_of_our_own_file_override_those_of_kube_proxy() {
         "{FILE_TYPE}hostnameOverride: theirs\nmode: ipvs\nclusterCIDR: 10.0.0.0/8\n\
          healthzBindAddress: 127.0.0.1\n"
     );
-    let (_folder, paths) = folder(&[("own.yaml", own), ("theirs.yaml", &theirs)]);
+    let (_directory, paths) = directory(&[("own.yaml", own), ("theirs.yaml", &theirs)]);
 
     let (config, warnings) =
         Config::read_with_kube_proxy(&paths[0], Path::new("/nowhere"), &paths[1]).expect("good");
@@ -273,8 +273,9 @@ fn fields_of_our_own_file_override_those_of_kube_proxy() {
 
 #[test]
 fn our_own_file_may_be_absent_at_its_default_path_only() {
-    let (folder, paths) = folder(&[("theirs.yaml", &format!("{FILE_TYPE}hostnameOverride: a"))]);
-    let absent = folder.path().join("absent.yaml");
+    let (directory, paths) =
+        directory(&[("theirs.yaml", &format!("{FILE_TYPE}hostnameOverride: a"))]);
+    let absent = directory.path().join("absent.yaml");
 
     let (config, _) = Config::read_with_kube_proxy(&absent, &absent, &paths[0]).expect("good");
     assert_eq!(config.node_name, "a");
@@ -285,7 +286,7 @@ fn our_own_file_may_be_absent_at_its_default_path_only() {
 
 #[test]
 fn errors_name_the_invalid_file_and_its_field() {
-    let (_folder, paths) = folder(&[
+    let (_directory, paths) = directory(&[
         ("own.yaml", "bpf: { bpfs: x }"),
         ("theirs.yaml", FILE_TYPE),
         ("wrong.yaml", "apiVersion: kubeproxy.config.k8s.io/v1\n"),
@@ -304,7 +305,7 @@ fn errors_name_the_invalid_file_and_its_field() {
 #[test]
 fn check_file_distinguishes_our_own_file_from_that_of_kube_proxy() {
     let older = "apiVersion: kubeproxy.config.k8s.io/v1alpha0\n";
-    let (_folder, paths) = folder(&[
+    let (_directory, paths) = directory(&[
         ("kubeadm.yaml", KUBEADM),
         ("own.yaml", "nodeName: a"),
         ("older.yaml", older),

@@ -69,7 +69,7 @@ impl Authority {
         })
     }
 
-    /// Reads the CA from a folder.
+    /// Reads the CA from a directory.
     pub(super) fn read(dir: &Path, now: Timestamp) -> Result<Self, CaError> {
         let (cert_path, key_path) = (dir.join(CA_CERT_FILE), dir.join(CA_KEY_FILE));
         let (cert_bytes, _) = pem_files::read(&cert_path)?;

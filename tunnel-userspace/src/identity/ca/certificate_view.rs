@@ -67,11 +67,11 @@ pub fn read_certificates(path: &Path, now: Timestamp) -> Result<Vec<CertificateV
     Ok(certificates.into_iter().map(view).collect())
 }
 
-/// Returns the paths of the certificate files in a CA's folder: that of the CA, and those that it issued.
+/// Returns the paths of the certificate files in a CA's directory: that of the CA, and those that it issued.
 ///
 /// # Errors
 ///
-/// There is no CA, or the folder can't be read.
+/// There is no CA, or the directory can't be read.
 pub fn certificate_files(dir: &Path) -> Result<Vec<PathBuf>, CaError> {
     let own = dir.join(CA_CERT_FILE);
     if !own.exists() {
@@ -80,10 +80,10 @@ pub fn certificate_files(dir: &Path) -> Result<Vec<PathBuf>, CaError> {
         });
     }
     let mut agents = Vec::new();
-    let folder = dir.join("agents");
-    if folder.is_dir() {
-        let failed = |source| super::key_folder::io_error("read", &folder, source);
-        for entry in fs::read_dir(&folder).map_err(failed)? {
+    let directory = dir.join("agents");
+    if directory.is_dir() {
+        let failed = |source| super::key_directory::io_error("read", &directory, source);
+        for entry in fs::read_dir(&directory).map_err(failed)? {
             agents.push(entry.map_err(failed)?.path().join(CERT_FILE));
         }
         agents.sort();

@@ -21,23 +21,23 @@ fn mode(path: &Path) -> u32 {
 
 fn names(dir: &Path) -> BTreeSet<String> {
     let name = |entry: io::Result<fs::DirEntry>| entry.expect("an entry").file_name();
-    let entries = fs::read_dir(dir).expect("a folder").map(name);
+    let entries = fs::read_dir(dir).expect("a directory").map(name);
     entries.map(|it| it.into_string().expect("UTF-8")).collect()
 }
 
 #[test]
-fn init_creates_a_ca_in_a_new_folder() {
-    let dir = tempfile::tempdir().expect("a folder");
-    let folder = dir.path().join("new").join("ca");
+fn init_creates_a_ca_in_a_new_directory() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let directory = dir.path().join("new").join("ca");
 
-    let created = init(&folder, DEFAULT_CA_DAYS, fixed_time()).expect("a CA");
+    let created = init(&directory, DEFAULT_CA_DAYS, fixed_time()).expect("a CA");
 
     assert_eq!(
-        names(&folder),
+        names(&directory),
         ["ca-key.pem", "ca.pem"].map(str::to_owned).into()
     );
     assert_eq!(
-        (mode(&folder), mode(&created.key), mode(&created.cert)),
+        (mode(&directory), mode(&created.key), mode(&created.cert)),
         (0o700, 0o600, 0o644)
     );
     assert_ne!(
@@ -58,7 +58,7 @@ fn init_never_overwrites_a_ca_nor_a_part_of_one() {
     assert_eq!(fs::read(test_ca.path("ca.pem")).expect("read"), before);
 
     for part in ["ca.pem", "ca-key.pem"] {
-        let dir = tempfile::tempdir().expect("a folder");
+        let dir = tempfile::tempdir().expect("a directory");
         symlink("/nowhere", dir.path().join(part)).expect("linked");
         let refused = init(dir.path(), DEFAULT_CA_DAYS, fixed_time());
         assert!(
@@ -72,7 +72,7 @@ fn init_never_overwrites_a_ca_nor_a_part_of_one() {
 #[test]
 fn concurrent_inits_create_one_ca() {
     for _ in 0..10 {
-        let dir = tempfile::tempdir().expect("a folder");
+        let dir = tempfile::tempdir().expect("a directory");
         let created = AtomicUsize::new(0);
         let start = Barrier::new(8);
         let one = || {
@@ -105,12 +105,12 @@ fn issue_writes_three_files_that_only_their_owner_can_use() {
     )
     .expect("issued");
 
-    let folder = test_ca.path("agents/edge-1");
+    let directory = test_ca.path("agents/edge-1");
     assert_eq!(
-        names(&folder),
+        names(&directory),
         ["ca.pem", "cert.pem", "key.pem"].map(str::to_owned).into()
     );
-    assert_eq!((mode(&folder), mode(&issued.files.key)), (0o700, 0o600));
+    assert_eq!((mode(&directory), mode(&issued.files.key)), (0o700, 0o600));
     assert_eq!(
         first_certificate(&issued.files.ca),
         first_certificate(&test_ca.path("ca.pem"))
@@ -124,13 +124,13 @@ fn issue_writes_three_files_that_only_their_owner_can_use() {
 #[test]
 fn a_key_file_is_private_from_its_creation() {
     // The file is created with its final mode; the umask can only remove bits.
-    let dir = tempfile::tempdir().expect("a folder");
+    let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("key.pem");
     fs::write(&path, "old").expect("written");
     fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).expect("changed");
     symlink("/nowhere", dir.path().join(".key.pem.new")).expect("linked");
 
-    let temp = key_folder::TempFile::write(&path, b"new", KEY_MODE).expect("written");
+    let temp = key_directory::TempFile::write(&path, b"new", KEY_MODE).expect("written");
     assert_eq!(mode(&dir.path().join(".key.pem.new")), 0o600);
     assert_eq!(
         fs::read(&path).expect("read"),
@@ -148,7 +148,7 @@ fn a_key_file_is_private_from_its_creation() {
 
 #[test]
 fn a_failed_write_changes_no_file() {
-    let dir = tempfile::tempdir().expect("a folder");
+    let dir = tempfile::tempdir().expect("a directory");
     let (one, two) = (dir.path().join("one"), dir.path().join("missing/two"));
     fs::write(&one, "old").expect("written");
 
@@ -192,7 +192,7 @@ fn names_that_no_node_can_have_are_refused_before_anything_is_written() {
 
 #[test]
 fn no_certificate_outlives_the_ca_and_an_expired_ca_issues_none() {
-    let dir = tempfile::tempdir().expect("a folder");
+    let dir = tempfile::tempdir().expect("a directory");
     init(dir.path(), 10, fixed_time()).expect("a CA");
 
     let issued = issue_gateway(dir.path(), None, DEFAULT_DAYS, fixed_time()).expect("issued");
@@ -212,7 +212,7 @@ fn no_certificate_outlives_the_ca_and_an_expired_ca_issues_none() {
 
 #[test]
 fn days_have_bounds() {
-    let dir = tempfile::tempdir().expect("a folder");
+    let dir = tempfile::tempdir().expect("a directory");
     for days in [0, MAX_DAYS + 1, u32::MAX] {
         let refused = init(dir.path(), days, fixed_time());
         assert!(matches!(refused, Err(CaError::Days { .. })), "{refused:?}");
@@ -225,8 +225,8 @@ fn days_have_bounds() {
 }
 
 #[test]
-fn a_folder_without_ca_and_a_key_of_another_ca_are_errors() {
-    let empty = tempfile::tempdir().expect("a folder");
+fn a_directory_without_ca_and_a_key_of_another_ca_are_errors() {
+    let empty = tempfile::tempdir().expect("a directory");
     let refused = issue_gateway(empty.path(), None, DEFAULT_DAYS, fixed_time()).expect_err("no CA");
     assert_has(&refused.to_string(), "culvert ca init --dir");
 

@@ -32,7 +32,7 @@ impl TranslationMaps for EmptyMaps {
 }
 
 struct HelperFixture {
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
     scan_number: watch::Sender<u64>,
     view: watch::Receiver<TerminatorView>,
     drain: watch::Sender<bool>,
@@ -50,7 +50,7 @@ impl HelperFixture {
             pods_without_helper: PodTerminator::Unreached("no rights".to_owned()),
         };
         Self {
-            folder: tempfile::tempdir().expect("a folder"),
+            directory: tempfile::tempdir().expect("a directory"),
             scan_number,
             view,
             drain: watch::Sender::new(false),
@@ -59,7 +59,7 @@ impl HelperFixture {
     }
 
     fn socket(&self) -> PathBuf {
-        self.folder.path().join("sockets.sock")
+        self.directory.path().join("sockets.sock")
     }
 
     fn serve(&mut self) -> impl Future<Output = ()> + use<> {
@@ -176,10 +176,11 @@ async fn a_helper_waits_for_a_daemon_and_reconnects_to_the_next_one() {
     let actions = async {
         fixture.run(has_scanned).await;
         let mut next = HelperFixture::new();
-        fs::remove_dir(fixture.folder.path()).expect("the socket is removed");
-        std::os::unix::fs::symlink(next.folder.path(), fixture.folder.path()).expect("a link");
+        fs::remove_dir(fixture.directory.path()).expect("the socket is removed");
+        std::os::unix::fs::symlink(next.directory.path(), fixture.directory.path())
+            .expect("a link");
         next.run(has_scanned).await;
-        fs::remove_file(fixture.folder.path()).expect("removed");
+        fs::remove_file(fixture.directory.path()).expect("removed");
         stop.send_replace(true);
     };
     tokio::join!(run_helper(&socket, open, stopped), actions);

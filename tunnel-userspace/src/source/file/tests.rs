@@ -8,7 +8,7 @@ use std::{
     os::unix::fs::{OpenOptionsExt as _, symlink},
 };
 
-use fixture::{INVALID, folder, service, service_and};
+use fixture::{INVALID, directory, service, service_and};
 use tokio::time::timeout;
 
 use super::*;
@@ -18,8 +18,8 @@ use crate::{
 };
 
 #[tokio::test]
-async fn the_first_update_of_an_empty_folder_is_complete() {
-    let mut source = fixture::watch(folder(), "manifests").await;
+async fn the_first_update_of_an_empty_directory_is_complete() {
+    let mut source = fixture::watch(directory(), "manifests").await;
 
     let update = source.take().await;
     assert!(update.synced && update.services.is_empty() && update.nodes.is_empty());
@@ -29,12 +29,12 @@ async fn the_first_update_of_an_empty_folder_is_complete() {
 }
 
 #[tokio::test]
-async fn a_missing_folder_is_an_error_with_its_path() {
+async fn a_missing_directory_is_an_error_with_its_path() {
     let overlay = Store::default().overlay();
 
     let error = start(FileSettings::new("/nowhere/manifests"), overlay)
         .await
-        .expect_err("no folder");
+        .expect_err("no directory");
 
     assert_eq!(
         error.to_string(),
@@ -47,7 +47,7 @@ async fn a_missing_folder_is_an_error_with_its_path() {
 
 #[test]
 fn the_first_read_includes_a_file_that_is_replaced_continuously() {
-    let dir = folder();
+    let dir = directory();
     let manifests = dir.path().join("manifests");
     let replace = |ip: u8| {
         let draft = dir.path().join("draft");
@@ -110,7 +110,7 @@ async fn a_file_that_is_being_written_loses_nothing() {
     let mut slow = fs::File::create(source.path("a.yaml")).expect("truncated");
     slow.write_all(b"# to be continued\n").expect("written");
     source.write(".hidden", "");
-    fs::create_dir(source.path("folder")).expect("a folder");
+    fs::create_dir(source.path("directory")).expect("a directory");
     source.write("b.yaml", service("b", "10.0.0.3"));
     source.until_without_loss("a=10.0.0.1 b=10.0.0.3").await;
     // Nothing is lost after two more polls, although a file without a writer would be read then.
@@ -163,11 +163,11 @@ async fn a_hard_link_to_a_complete_file_is_read() {
 
 #[tokio::test]
 async fn a_mounted_config_map_is_swapped_without_loss() {
-    let dir = tempfile::tempdir().expect("a folder");
+    let dir = tempfile::tempdir().expect("a directory");
     let mount = dir.path().join("manifests");
     let fill = |version: &str, address: &str| {
         let data = mount.join(version);
-        fs::create_dir_all(&data).expect("a folder");
+        fs::create_dir_all(&data).expect("a directory");
         fs::write(data.join("a.yaml"), service("a", address)).expect("written");
         fs::write(data.join("b.yaml"), service("b", address)).expect("written");
         symlink(version, mount.join("..data_tmp")).expect("linked");
@@ -257,17 +257,17 @@ async fn a_file_that_cannot_be_read_keeps_its_objects() {
 }
 
 #[tokio::test]
-async fn a_folder_that_is_moved_away_keeps_its_objects_and_is_found_again() {
+async fn a_directory_that_is_moved_away_keeps_its_objects_and_is_found_again() {
     let mut source = fixture::with_one_service().await;
-    let [folder, away] = ["manifests", "away"].map(|name| source.dir.path().join(name));
+    let [directory, away] = ["manifests", "away"].map(|name| source.dir.path().join(name));
 
-    fs::rename(&folder, &away).expect("renamed");
+    fs::rename(&directory, &away).expect("renamed");
     source
         .until_problems(&["manifests: can't be reached: "])
         .await;
-    fs::create_dir(&folder).expect("a folder");
+    fs::create_dir(&directory).expect("a directory");
     source
-        .until_problems(&["manifests: was replaced by a folder without manifests; the objects"])
+        .until_problems(&["manifests: was replaced by a directory without manifests; the objects"])
         .await;
     fs::write(away.join("a.yaml"), service("wrong", "10.0.0.9")).expect("written");
     source.write("b.yaml", service("a", "10.0.0.2"));
@@ -279,8 +279,8 @@ async fn a_folder_that_is_moved_away_keeps_its_objects_and_is_found_again() {
 }
 
 #[tokio::test]
-async fn a_single_file_is_watched_through_its_folder() {
-    let dir = folder();
+async fn a_single_file_is_watched_through_its_directory() {
+    let dir = directory();
     let path = dir.path().join("manifests/one.conf");
     fs::write(path, service("a", "10.0.0.1")).expect("written");
     let mut source = fixture::watch(dir, "manifests/one.conf").await;
@@ -294,7 +294,7 @@ async fn a_single_file_is_watched_through_its_folder() {
 }
 
 #[tokio::test]
-async fn json_and_lists_are_read_and_hidden_files_and_subfolders_are_not() {
+async fn json_and_lists_are_read_and_hidden_files_and_subdirectories_are_not() {
     let mut source = fixture::with_one_service().await;
     let json = |name: &str, address: &str| {
         format!(
@@ -302,7 +302,7 @@ async fn json_and_lists_are_read_and_hidden_files_and_subfolders_are_not() {
         )
     };
     source.write(".hidden.yaml", service("hidden", "10.0.0.9"));
-    fs::create_dir(source.path("sub.yaml")).expect("a folder");
+    fs::create_dir(source.path("sub.yaml")).expect("a directory");
     fs::write(source.path("sub.yaml/x.yaml"), service("sub", "10.0.0.9")).expect("written");
     source.write(
         "b.json",
@@ -340,8 +340,8 @@ async fn changes_are_collected_while_the_receiver_is_busy_and_none_is_lost() {
 }
 
 #[test]
-fn a_folder_is_read_once_without_a_watch() {
-    let dir = tempfile::tempdir().expect("a folder");
+fn a_directory_is_read_once_without_a_watch() {
+    let dir = tempfile::tempdir().expect("a directory");
     fs::write(dir.path().join("a.yaml"), service("a", "10.0.0.1")).expect("written");
     fs::write(dir.path().join("b.yaml"), INVALID).expect("written");
 
@@ -355,23 +355,24 @@ fn a_folder_is_read_once_without_a_watch() {
 }
 
 /// Returns the first changes that the watch collects after a step.
-async fn changes(folder: &Path, step: impl FnOnce() -> io::Result<()>) -> FolderChanges {
+async fn changes(directory: &Path, step: impl FnOnce() -> io::Result<()>) -> DirectoryChanges {
     let mut watch =
-        FolderWatch::new(&ManifestPath::new(folder, 1).expect("a target")).expect("a watch");
+        DirectoryWatch::new(&ManifestPath::new(directory, 1).expect("a target")).expect("a watch");
     step().expect("done");
     timeout(TIMEOUT, watch.changed()).await.expect("in time");
     watch.take()
 }
 
 #[tokio::test]
-async fn a_swapped_link_and_a_removed_folder_are_noticed_at_once() {
-    let dir = folder();
-    let [draft, data, folder] = ["..tmp", "..data", "manifests"].map(|name| dir.path().join(name));
+async fn a_swapped_link_and_a_removed_directory_are_noticed_at_once() {
+    let dir = directory();
+    let [draft, data, directory] =
+        ["..tmp", "..data", "manifests"].map(|name| dir.path().join(name));
     symlink("..2024_1", &draft).expect("linked");
 
     let swapped = changes(dir.path(), || fs::rename(draft, data)).await;
-    let removed = changes(&folder, || fs::remove_dir(&folder)).await;
+    let removed = changes(&directory, || fs::remove_dir(&directory)).await;
 
     assert!(swapped.other_entry_changed);
-    assert!(removed.folder_lost);
+    assert!(removed.directory_lost);
 }

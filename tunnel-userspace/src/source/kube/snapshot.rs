@@ -77,7 +77,7 @@ pub(super) fn write(path: &Path, node: &str, snapshot: &Snapshot) -> io::Result<
     file.into_inner()?.sync_all()?;
     fs::rename(&draft, path)?;
     path.parent()
-        .map_or(Ok(()), |folder| File::open(folder)?.sync_all())
+        .map_or(Ok(()), |directory| File::open(directory)?.sync_all())
 }
 
 /// Reads the last known state; `None` if there is no file.
@@ -155,8 +155,8 @@ mod tests {
 
     #[test]
     fn a_written_state_can_be_read() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("objects");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("objects");
 
         assert!(read(&path, "node-a").unwrap().is_none());
         write(&path, "node-a", &snapshot()).unwrap();
@@ -166,8 +166,8 @@ mod tests {
 
     #[test]
     fn an_incomplete_state_or_one_of_another_node_is_refused() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("objects");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("objects");
         write(&path, "node-a", &snapshot()).unwrap();
         let whole = fs::read_to_string(&path).unwrap();
         let (rest, _) = whole.trim_end().rsplit_once('\n').unwrap();

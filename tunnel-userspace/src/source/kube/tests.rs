@@ -24,17 +24,17 @@ struct Setup {
     limits: Limits,
     settings: KubeSettings,
     scope: KubeScope,
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 impl Setup {
     fn of(servers: &[&Server]) -> Self {
-        Self::within(tempfile::tempdir().expect("a folder"), servers)
+        Self::within(tempfile::tempdir().expect("a directory"), servers)
     }
 
-    /// Creates the settings for a folder. Writes a kubeconfig unless the folder has one.
-    fn within(folder: tempfile::TempDir, servers: &[&Server]) -> Self {
-        let kubeconfig = folder.path().join("kubeconfig");
+    /// Creates the settings for a directory. Writes a kubeconfig unless the directory has one.
+    fn within(directory: tempfile::TempDir, servers: &[&Server]) -> Self {
+        let kubeconfig = directory.path().join("kubeconfig");
         if !kubeconfig.exists() {
             std::fs::write(&kubeconfig, server::kubeconfig(servers[0])).expect("written");
         }
@@ -53,10 +53,10 @@ impl Setup {
             },
             scope: KubeScope {
                 node: "node-a".to_owned(),
-                snapshot: folder.path().join("objects"),
+                snapshot: directory.path().join("objects"),
                 ..KubeScope::default()
             },
-            folder,
+            directory,
         }
     }
 
@@ -66,7 +66,7 @@ impl Setup {
             start_with_limits(self.limits, self.settings, self.scope, store.overlay()).await;
         let source = source.expect("a source");
         let report = source.report();
-        RunningSource::new(self.folder, store, report, |stop| source.run(stop))
+        RunningSource::new(self.directory, store, report, |stop| source.run(stop))
     }
 }
 
@@ -294,11 +294,11 @@ async fn the_last_known_state_is_used_until_a_server_responds() {
     }));
     let mut source = start_source(&[&server]).await;
     source.until("a=10.0.0.1 b=10.0.0.2").await;
-    let folder = source.stop().await;
+    let directory = source.stop().await;
 
     // The server refuses connects until it is opened.
     let server = Server::reserved();
-    let mut setup = Setup::within(folder, &[&server]);
+    let mut setup = Setup::within(directory, &[&server]);
     setup.settings.initial_sync_timeout = Duration::from_millis(50);
     let mut source = setup.start().await;
     let update = source.take().await;

@@ -12,7 +12,7 @@
 mod failure;
 mod list;
 mod server_state;
-mod watch;
+mod watch_stream;
 
 use std::{convert::Infallible, sync::Arc};
 

@@ -11,7 +11,7 @@ use tokio::{io::AsyncReadExt as _, net::tcp::ReadHalf};
 use tunnel_common::reason::Reason;
 
 use super::{CopyError, StreamSide, Traffic, code_of, reason_of_code};
-use crate::tunnel::read_size::ReadSize;
+use crate::tunnel::adaptive_read_size::ReadSize;
 
 pub(super) struct ToStream {
     send: SendStream<Bytes>,

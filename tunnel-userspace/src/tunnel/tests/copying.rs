@@ -7,7 +7,7 @@ use tokio::{
 };
 use tunnel_common::reason::Reason;
 
-use super::harness::{TIMEOUT, TunnelFixture, limits, pattern, read, read_to_end};
+use super::fixture::{TIMEOUT, TunnelFixture, limits, pattern, read, read_to_end};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bytes_and_half_closes_reach_the_other_side() {

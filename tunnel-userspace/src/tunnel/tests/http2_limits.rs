@@ -20,7 +20,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::harness::{TIMEOUT, limits, tcp_pair};
+use super::fixture::{TIMEOUT, limits, tcp_pair};
 use crate::tunnel::{
     copy::{self, TunnelStream},
     error_code::StreamSide,

@@ -12,7 +12,7 @@ use tokio::{
 use tokio_rustls::TlsConnector;
 use tunnel_common::reason::Reason;
 
-use super::harness::{
+use super::fixture::{
     Cloud, Edge, NODE, Pki, TIMEOUT, TunnelFixture, agent_settings, limits, read, read_until_reset,
     wait_until,
 };

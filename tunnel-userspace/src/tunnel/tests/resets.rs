@@ -9,7 +9,7 @@ use tokio::{
 };
 use tunnel_common::reason::Reason;
 
-use super::harness::{NODE, TunnelFixture, read, read_to_end, read_until_reset, reset, wait_until};
+use super::fixture::{NODE, TunnelFixture, read, read_to_end, read_until_reset, reset, wait_until};
 
 /// Writes until all buffers up to the peer are full.
 async fn fill_buffers(stream: &mut TcpStream) {

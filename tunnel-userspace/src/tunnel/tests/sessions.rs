@@ -11,7 +11,7 @@ use tokio::{
 };
 use tunnel_common::reason::Reason;
 
-use super::harness::{
+use super::fixture::{
     Cloud, Edge, NODE, Pki, TIMEOUT, TunnelFixture, agent_settings, gateway_settings, limits, read,
     read_to_end, read_until_reset, tcp_pair, wait_until,
 };

@@ -37,13 +37,13 @@ fn blob_of<'a>(files: &'a BTreeMap<String, Vec<u8>>, descriptor: &Value) -> (&'a
 
 fn write_file(root: &Path, path: &str, mode: u32, text: &str) {
     let path = root.join(path);
-    fs::create_dir_all(path.parent().expect("a folder")).expect("its folder");
+    fs::create_dir_all(path.parent().expect("a directory")).expect("its directory");
     fs::write(&path, text).expect("a file");
     fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("its mode");
 }
 
-fn create_folder(root: &Path, path: &str, mode: u32) {
-    fs::create_dir_all(root.join(path)).expect("a folder");
+fn create_directory(root: &Path, path: &str, mode: u32) {
+    fs::create_dir_all(root.join(path)).expect("a directory");
     fs::set_permissions(root.join(path), fs::Permissions::from_mode(mode)).expect("its mode");
 }
 
@@ -59,9 +59,9 @@ fn image() -> Image {
     }
 }
 
-/// Writes the image of a root folder, and returns the archive.
+/// Writes the image of a root directory, and returns the archive.
 fn write_image(image: &Image, root: &Path) -> (Vec<u8>, WrittenImage) {
-    let output = tempfile::tempdir().expect("a folder");
+    let output = tempfile::tempdir().expect("a directory");
     let path = output.path().join("image.tar");
     let written = image.write(root, &path).expect("an image");
     let files: Vec<_> = fs::read_dir(output.path()).expect("it").collect();
@@ -71,7 +71,7 @@ fn write_image(image: &Image, root: &Path) -> (Vec<u8>, WrittenImage) {
 
 #[test]
 fn each_name_leads_to_the_config_and_the_layer() {
-    let root = tempfile::tempdir().expect("a folder");
+    let root = tempfile::tempdir().expect("a directory");
     write_file(root.path(), "tool", 0o755, "binary");
 
     let (archive, written) = write_image(&image(), root.path());
@@ -108,10 +108,10 @@ fn each_name_leads_to_the_config_and_the_layer() {
 
 #[test]
 fn the_layer_keeps_modes_and_links_but_not_owners_and_times() {
-    let root = tempfile::tempdir().expect("a folder");
+    let root = tempfile::tempdir().expect("a directory");
     let long = format!("usr/{}file", "long/".repeat(40));
     write_file(root.path(), "bin/su", 0o4755, "set-user-ID");
-    create_folder(root.path(), "tmp", 0o1777);
+    create_directory(root.path(), "tmp", 0o1777);
     write_file(root.path(), &long, 0o600, "a long path");
     symlink("su", root.path().join("bin/login")).expect("a link");
     symlink("/no/such", root.path().join("dangling")).expect("a link");
@@ -148,7 +148,7 @@ fn equal_files_of_other_ages_and_order_give_an_equal_archive() {
     let names: Vec<String> = (0..40).map(|number| format!("file-{number}")).collect();
     let backwards = names.iter().rev().cloned().collect();
     let images = [names, backwards].map(|names: Vec<String>| {
-        let root = tempfile::tempdir().expect("a folder");
+        let root = tempfile::tempdir().expect("a directory");
         for (age, name) in (0..).zip(&names) {
             write_file(root.path(), name, 0o644, name);
             let file = File::open(root.path().join(name)).expect("the file");
@@ -169,10 +169,10 @@ fn equal_files_of_other_ages_and_order_give_an_equal_archive() {
 
 #[test]
 fn a_file_that_cannot_be_packed_is_named_and_no_archive_is_left() {
-    let root = tempfile::tempdir().expect("a folder");
+    let root = tempfile::tempdir().expect("a directory");
     let socket = root.path().join("socket");
     let _listener = std::os::unix::net::UnixListener::bind(&socket).expect("a socket");
-    let output = tempfile::tempdir().expect("a folder");
+    let output = tempfile::tempdir().expect("a directory");
     let path = output.path().join("image.tar");
 
     let error = image().write(root.path(), &path).expect_err("a socket");

@@ -2,13 +2,13 @@
 
 use std::{fs, os::unix::fs::symlink, path::Path};
 
-use super::fixture::{self, INVALID, folder, service};
+use super::fixture::{self, INVALID, directory, service};
 use crate::source::tests::RunningSource;
 
-/// Watches a folder with the Service `a` and another entry, and takes the first update. Returns true as
+/// Watches a directory with the Service `a` and another entry, and takes the first update. Returns true as
 /// well if the update is complete.
 async fn watch_with(create: impl FnOnce(&Path)) -> (RunningSource, bool) {
-    let dir = folder();
+    let dir = directory();
     let manifests = dir.path().join("manifests");
     fs::write(manifests.join("a.yaml"), service("a", "10.0.0.1")).expect("written");
     create(&manifests);
@@ -30,7 +30,7 @@ async fn an_ignored_field_leaves_the_update_complete() {
     );
     assert!(odd.contains("fastest"), "{odd}");
 
-    let write = |folder: &Path| fs::write(folder.join("a.yaml"), odd).expect("written");
+    let write = |directory: &Path| fs::write(directory.join("a.yaml"), odd).expect("written");
     let (_, is_complete) = watch_with(write).await;
 
     assert!(is_complete);
@@ -38,7 +38,7 @@ async fn an_ignored_field_leaves_the_update_complete() {
 
 #[tokio::test]
 async fn an_invalid_document_makes_updates_incomplete_until_it_is_fixed() {
-    let write = |folder: &Path| fs::write(folder.join("b.yaml"), INVALID).expect("written");
+    let write = |directory: &Path| fs::write(directory.join("b.yaml"), INVALID).expect("written");
     let (mut source, is_complete) = watch_with(write).await;
     assert!(!is_complete);
 
@@ -51,7 +51,8 @@ async fn an_invalid_document_makes_updates_incomplete_until_it_is_fixed() {
 
 #[tokio::test]
 async fn a_dangling_link_makes_updates_incomplete_until_its_target_exists() {
-    let link = |folder: &Path| symlink("../elsewhere", folder.join("b.yaml")).expect("linked");
+    let link =
+        |directory: &Path| symlink("../elsewhere", directory.join("b.yaml")).expect("linked");
     let (mut source, is_complete) = watch_with(link).await;
     assert!(!is_complete);
 

@@ -1,4 +1,4 @@
-//! Builders of watched folders for the tests.
+//! Builders of watched directories for the tests.
 
 use std::fs;
 
@@ -20,16 +20,16 @@ pub(super) fn service(name: &str, address: &str) -> String {
 pub(super) const INVALID: &str =
     "apiVersion: v1\nkind: Service\nmetadata: {name: bad}\nspec: {clusterIP: x}\n";
 
-/// Creates a temporary folder with an empty folder `manifests`.
-pub(super) fn folder() -> TempDir {
-    let dir = tempfile::tempdir().expect("a folder");
-    fs::create_dir(dir.path().join("manifests")).expect("a folder");
+/// Creates a temporary directory with an empty directory `manifests`.
+pub(super) fn directory() -> TempDir {
+    let dir = tempfile::tempdir().expect("a directory");
+    fs::create_dir(dir.path().join("manifests")).expect("a directory");
     dir
 }
 
-/// Watches a folder with one file `a.yaml`, which contains the Service `a` at 10.0.0.1.
+/// Watches a directory with one file `a.yaml`, which contains the Service `a` at 10.0.0.1.
 pub(super) async fn with_one_service() -> RunningSource {
-    let dir = folder();
+    let dir = directory();
     let path = dir.path().join("manifests/a.yaml");
     fs::write(path, service("a", "10.0.0.1")).expect("written");
     let mut source = watch(dir, "manifests").await;
@@ -50,7 +50,7 @@ pub(super) fn service_and(address: &str, other: &str) -> String {
     format!("{}---\n{other}", service("a", address))
 }
 
-/// Watches a folder with one file `a.yaml`, which contains the Services `a` and `bad`.
+/// Watches a directory with one file `a.yaml`, which contains the Services `a` and `bad`.
 pub(super) async fn with_two_services() -> RunningSource {
     let mut source = with_one_service().await;
     source.write(

@@ -86,7 +86,7 @@ async fn a_file_that_is_replaced_by_an_invalid_one_keeps_the_last_valid_version(
 }
 
 #[tokio::test]
-async fn the_objects_of_a_file_that_is_moved_out_of_the_folder_are_deleted() {
+async fn the_objects_of_a_file_that_is_moved_out_of_the_directory_are_deleted() {
     let mut source = fixture::with_one_service().await;
 
     fs::rename(source.path("a.yaml"), source.dir.path().join("a.yaml")).expect("renamed");

@@ -83,8 +83,8 @@ mod tests {
 
     #[test]
     fn the_replacement_of_any_file_of_a_kubeconfig_is_detected() {
-        let folder = tempfile::tempdir().unwrap();
-        let paths = ["ca", "cert", "key", "token"].map(|name| folder.path().join(name));
+        let directory = tempfile::tempdir().unwrap();
+        let paths = ["ca", "cert", "key", "token"].map(|name| directory.path().join(name));
         let [ca, cert, key, token] = paths.each_ref().map(|path| path.display());
         let text = format!(
             "clusters: [{{name: a, cluster: {{server: 'https://a', certificate-authority: {ca}}}}}]\n\
@@ -102,7 +102,7 @@ mod tests {
             let mut files = CredentialFiles::default();
             referenced_files(&kubeconfig).for_each(|path| files.record(path));
             assert!(!files.have_changed());
-            let draft = folder.path().join("draft");
+            let draft = directory.path().join("draft");
             fs::write(&draft, "new").unwrap();
             fs::rename(&draft, path).unwrap();
             assert!(files.have_changed(), "{}", path.display());

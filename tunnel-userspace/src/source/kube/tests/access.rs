@@ -40,14 +40,14 @@ fn server_accepting(tokens: &'static [(&'static str, &'static str)]) -> Server {
     }))
 }
 
-/// Creates a folder with a kubeconfig for this user.
-fn folder_of(server: &Server, user: &Value) -> tempfile::TempDir {
-    let folder = tempfile::tempdir().expect("a folder");
+/// Creates a directory with a kubeconfig for this user.
+fn directory_of(server: &Server, user: &Value) -> tempfile::TempDir {
+    let directory = tempfile::tempdir().expect("a directory");
     replace(
-        &folder.path().join("kubeconfig"),
+        &directory.path().join("kubeconfig"),
         &kubeconfig_of(server, user),
     );
-    folder
+    directory
 }
 
 /// Waits until the server has received three more requests for Services.
@@ -63,11 +63,11 @@ async fn a_renewed_token_is_used_whether_the_old_one_was_accepted_or_not() {
     let both: &'static [(&str, &str)] = &[("first", "10.0.0.1"), ("second", "10.0.0.2")];
     for (tokens, is_accepted) in [(both, true), (&both[1..], false)] {
         let server = server_accepting(tokens);
-        let secret = tempfile::tempdir().expect("a folder");
+        let secret = tempfile::tempdir().expect("a directory");
         let token = secret.path().join("token");
         replace(&token, "first");
-        let folder = folder_of(&server, &json!({"tokenFile": token}));
-        let mut source = Setup::within(folder, &[&server]).start().await;
+        let directory = directory_of(&server, &json!({"tokenFile": token}));
+        let mut source = Setup::within(directory, &[&server]).start().await;
         if is_accepted {
             source.until("a=10.0.0.1").await;
         } else {
@@ -83,7 +83,7 @@ async fn a_renewed_token_is_used_whether_the_old_one_was_accepted_or_not() {
 #[tokio::test]
 async fn a_credential_plugin_runs_again_when_its_token_is_refused() {
     let server = server_accepting(&[("second", "10.0.0.2")]);
-    let secret = tempfile::tempdir().expect("a folder");
+    let secret = tempfile::tempdir().expect("a directory");
     let credential_file = secret.path().join("said");
     let write_credential = |token: &str| {
         let credential = json!({
@@ -100,8 +100,8 @@ async fn a_credential_plugin_runs_again_when_its_token_is_refused() {
         "args": [credential_file],
         "interactiveMode": "Never",
     });
-    let folder = folder_of(&server, &json!({"exec": plugin}));
-    let mut source = Setup::within(folder, &[&server]).start().await;
+    let directory = directory_of(&server, &json!({"exec": plugin}));
+    let mut source = Setup::within(directory, &[&server]).start().await;
     source.until_server_error("Unauthorized").await;
 
     write_credential("second");
@@ -112,8 +112,8 @@ async fn a_credential_plugin_runs_again_when_its_token_is_refused() {
 #[tokio::test]
 async fn a_changed_kubeconfig_is_used_unless_it_is_invalid() {
     let server = server_accepting(&[("first", "10.0.0.1"), ("second", "10.0.0.2")]);
-    let folder = folder_of(&server, &json!({"token": "first"}));
-    let mut source = Setup::within(folder, &[&server]).start().await;
+    let directory = directory_of(&server, &json!({"token": "first"}));
+    let mut source = Setup::within(directory, &[&server]).start().await;
     let kubeconfig = source.dir.path().join("kubeconfig");
     source.until("a=10.0.0.1").await;
 

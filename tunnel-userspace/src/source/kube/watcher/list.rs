@@ -9,7 +9,7 @@ use super::{
     Change, KindWatcher, ListMode, RelistReason,
     failure::{RequestPhase, StopReason},
     server_state::ServerState,
-    watch::OpenWatch,
+    watch_stream::OpenWatch,
 };
 /// The maximum time without an event in a streamed list. A server that can't stream lists never sends the
 /// end of the list.

@@ -1,4 +1,4 @@
-//! The folder of pins: `v<layout>/<map>` and `links/<program>`. All entries are checked before anything is
+//! The directory of pins: `v<layout>/<map>` and `links/<program>`. All entries are checked before anything is
 //! changed.
 
 use std::{
@@ -19,48 +19,48 @@ use tunnel_common::{
 };
 
 use super::{
-    map_folders::{self, Folder, FolderChange, FolderRole},
+    map_directories::{self, Directory, DirectoryChange, DirectoryRole},
     path::{PathError, failed, file_system_type, nearest_existing},
     pin::Pin,
 };
 
-/// The error of using the folder of pins.
+/// The error of using the directory of pins.
 #[derive(Debug, thiserror::Error)]
 pub enum PinError {
-    /// The folder is not on a BPF file system.
+    /// The directory is not on a BPF file system.
     #[error("{path} is not on a BPF file system; mount one there first: mount -t bpf bpf {mount}")]
     NotBpf {
-        /// The folder.
+        /// The directory.
         path: PathBuf,
         /// The mount point to use.
         mount: PathBuf,
     },
-    /// Another process has locked the folder.
-    #[error("another culvert{} uses {path}; stop it first, or set bpf.bpffs to another folder", process_hint(.pid.as_ref()))]
+    /// Another process has locked the directory.
+    #[error("another culvert{} uses {path}; stop it first, or set bpf.bpffs to another directory", process_hint(.pid.as_ref()))]
     Locked {
-        /// The folder.
+        /// The directory.
         path: PathBuf,
         /// The process that holds the lock, if known.
         pid: Option<u32>,
     },
-    /// The folder has maps of a newer layout.
+    /// The directory has maps of a newer layout.
     #[error(
         "{path} has maps of layout {found}, but this culvert has layout {LAYOUT_VERSION}; \
          run the newer culvert that created them, or first remove them by its `culvert cleanup`"
     )]
     Layout {
-        /// The folder of the maps.
+        /// The directory of the maps.
         path: PathBuf,
         /// Its layout.
         found: u32,
     },
-    /// The folder has an object that does not belong to Culvert.
+    /// The directory has an object that does not belong to Culvert.
     #[error(
         "{path} does not belong to Culvert: {difference}; nothing was changed. Move it to another place, or \
-         set bpf.bpffs to another folder"
+         set bpf.bpffs to another directory"
     )]
     Foreign {
-        /// The pin or folder.
+        /// The pin or directory.
         path: PathBuf,
         /// The difference from an object of Culvert.
         difference: String,
@@ -74,7 +74,7 @@ pub enum PinError {
         /// The pin that is missing.
         path: PathBuf,
     },
-    /// An operation on a file or folder failed.
+    /// An operation on a file or directory failed.
     #[error(transparent)]
     Path(#[from] PathError),
 }
@@ -90,26 +90,26 @@ pub(super) enum ExistingMaps {
     None,
     /// Maps of this layout, with their sizes.
     Current(MapSizes),
-    /// Maps of an older layout, in this folder.
+    /// Maps of an older layout, in this directory.
     Older(PathBuf),
 }
 
-/// The folder of the maps of this layout.
-const CURRENT_FOLDER: Folder = Folder::new(LAYOUT_VERSION, FolderRole::Current);
+/// The directory of the maps of this layout.
+const CURRENT_DIRECTORY: Directory = Directory::new(LAYOUT_VERSION, DirectoryRole::Current);
 
-/// The folder of pins. It is locked until this value is dropped.
+/// The directory of pins. It is locked until this value is dropped.
 #[derive(Debug)]
-pub struct PinFolder {
+pub struct PinDirectory {
     root: PathBuf,
     _lock: Flock<File>,
 }
 
-impl PinFolder {
-    /// Creates the folder if it is missing, and locks it.
+impl PinDirectory {
+    /// Creates the directory if it is missing, and locks it.
     ///
     /// # Errors
     ///
-    /// The folder is not on a BPF file system, can't be created, or is locked by another process.
+    /// The directory is not on a BPF file system, can't be created, or is locked by another process.
     pub fn lock(root: &Path) -> Result<Self, PinError> {
         let parent = nearest_existing(root);
         let kind = file_system_type(parent)?;
@@ -124,67 +124,67 @@ impl PinFolder {
             return Err(PinError::NotBpf { path, mount });
         }
         fs::create_dir_all(root).map_err(failed("create", root))?;
-        let folder = File::open(root).map_err(failed("open", root))?;
-        match Flock::lock(folder, FlockArg::LockExclusiveNonblock) {
+        let directory = File::open(root).map_err(failed("open", root))?;
+        match Flock::lock(directory, FlockArg::LockExclusiveNonblock) {
             Ok(lock) => Ok(Self {
                 root: root.to_owned(),
                 _lock: lock,
             }),
-            Err((folder, nix::errno::Errno::EWOULDBLOCK)) => Err(PinError::Locked {
+            Err((directory, nix::errno::Errno::EWOULDBLOCK)) => Err(PinError::Locked {
                 path: root.to_owned(),
-                pid: find_lock_owner(&folder),
+                pid: find_lock_owner(&directory),
             }),
             Err((_, error)) => Err(failed("lock", root)(error.into()).into()),
         }
     }
 
-    /// Returns the folder itself.
+    /// Returns the directory itself.
     #[must_use]
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Returns the folder of maps of this layout.
+    /// Returns the directory of maps of this layout.
     #[must_use]
     pub fn maps(&self) -> PathBuf {
-        self.path(CURRENT_FOLDER)
+        self.path(CURRENT_DIRECTORY)
     }
 
-    /// Returns the folder for maps of this layout that are being filled.
+    /// Returns the directory for maps of this layout that are being filled.
     pub(super) fn next_maps(&self) -> PathBuf {
-        self.path(Folder::new(LAYOUT_VERSION, FolderRole::Next))
+        self.path(Directory::new(LAYOUT_VERSION, DirectoryRole::Next))
     }
 
-    /// Returns the folder of links.
+    /// Returns the directory of links.
     #[must_use]
     pub fn links(&self) -> PathBuf {
         self.root.join("links")
     }
 
-    fn path(&self, folder: Folder) -> PathBuf {
-        self.root.join(folder.to_string())
+    fn path(&self, directory: Directory) -> PathBuf {
+        self.root.join(directory.to_string())
     }
 
-    /// Checks that everything in the folder belongs to Culvert, and nothing has a newer layout. Then
+    /// Checks that everything in the directory belongs to Culvert, and nothing has a newer layout. Then
     /// completes an unfinished change of an earlier process. Returns the existing maps.
     ///
     /// # Errors
     ///
     /// An object is foreign, of a newer layout, or missing; nothing is changed in these cases. Or an
-    /// operation on a file or folder failed.
+    /// operation on a file or directory failed.
     pub(super) fn check(&self) -> Result<ExistingMaps, PinError> {
-        let folders = self.folders()?;
+        let directories = self.directories()?;
         let links = Pin::all(&self.links())?;
         links.iter().try_for_each(Pin::check_link)?;
-        let complete = map_folders::complete_set(&folders, LAYOUT_VERSION);
+        let complete = map_directories::complete_set(&directories, LAYOUT_VERSION);
         let mut found = BTreeMap::new();
         let mut older = None;
-        for folder in &folders {
-            let maps = self.check_maps(*folder)?;
-            if Some(*folder) == complete {
+        for directory in &directories {
+            let maps = self.check_maps(*directory)?;
+            if Some(*directory) == complete {
                 found = maps;
-            } else if complete.is_none() && folder.layout < LAYOUT_VERSION {
-                older = map_folders::complete_set(&folders, folder.layout).or(older);
+            } else if complete.is_none() && directory.layout < LAYOUT_VERSION {
+                older = map_directories::complete_set(&directories, directory.layout).or(older);
             }
         }
         let missing = MAPS.iter().find(|map| !found.contains_key(map.name));
@@ -196,13 +196,16 @@ impl PinFolder {
                 path: self.maps().join(map.name),
             });
         }
-        let layouts: BTreeSet<u32> = folders.iter().map(|folder| folder.layout).collect();
+        let layouts: BTreeSet<u32> = directories
+            .iter()
+            .map(|directory| directory.layout)
+            .collect();
         for layout in layouts {
-            self.apply(map_folders::plan_recovery(&folders, layout))?;
+            self.apply(map_directories::plan_recovery(&directories, layout))?;
         }
         if let Some(older) = older {
-            let folder = Folder::new(older.layout, FolderRole::Current);
-            return Ok(ExistingMaps::Older(self.path(folder)));
+            let directory = Directory::new(older.layout, DirectoryRole::Current);
+            return Ok(ExistingMaps::Older(self.path(directory)));
         }
         if missing.is_some() {
             // The process that created these maps was killed before any program used them.
@@ -216,59 +219,59 @@ impl PinFolder {
         Ok(sizes.map_or(ExistingMaps::None, ExistingMaps::Current))
     }
 
-    /// Returns the folders of maps of any layout, and the paths of all other entries except the folder of
+    /// Returns the directories of maps of any layout, and the paths of all other entries except the directory of
     /// links.
-    fn entries(&self) -> Result<(BTreeSet<Folder>, Vec<PathBuf>), PinError> {
-        let (mut folders, mut foreign) = (BTreeSet::new(), Vec::new());
+    fn entries(&self) -> Result<(BTreeSet<Directory>, Vec<PathBuf>), PinError> {
+        let (mut directories, mut foreign) = (BTreeSet::new(), Vec::new());
         for Pin { name, path } in Pin::all(&self.root)? {
-            if let Some(folder) = Folder::parse_name(&name) {
-                folders.insert(folder);
+            if let Some(directory) = Directory::parse_name(&name) {
+                directories.insert(directory);
             } else if path != self.links() {
                 foreign.push(path);
             }
         }
-        Ok((folders, foreign))
+        Ok((directories, foreign))
     }
 
-    /// Returns the folders of maps. Any other entry except the folder of links is an error.
-    fn folders(&self) -> Result<BTreeSet<Folder>, PinError> {
-        let (folders, foreign) = self.entries()?;
+    /// Returns the directories of maps. Any other entry except the directory of links is an error.
+    fn directories(&self) -> Result<BTreeSet<Directory>, PinError> {
+        let (directories, foreign) = self.entries()?;
         if let Some(path) = foreign.into_iter().next() {
-            let difference = "Culvert has no folder of that name".to_owned();
+            let difference = "Culvert has no directory of that name".to_owned();
             return Err(PinError::Foreign { path, difference });
         }
-        match folders.last() {
+        match directories.last() {
             Some(newest) if newest.layout > LAYOUT_VERSION => Err(PinError::Layout {
                 path: self.path(*newest),
                 found: newest.layout,
             }),
-            Some(_) | None => Ok(folders),
+            Some(_) | None => Ok(directories),
         }
     }
 
-    /// Checks the maps in a folder; returns the number of entries of each.
-    fn check_maps(&self, folder: Folder) -> Result<BTreeMap<String, u32>, PinError> {
-        let maps = Pin::all(&self.path(folder))?.into_iter();
+    /// Checks the maps in a directory; returns the number of entries of each.
+    fn check_maps(&self, directory: Directory) -> Result<BTreeMap<String, u32>, PinError> {
+        let maps = Pin::all(&self.path(directory))?.into_iter();
         maps.map(|pin| {
-            let entries = pin.check_map(folder)?;
+            let entries = pin.check_map(directory)?;
             Ok((pin.name, entries))
         })
         .collect()
     }
 
-    /// Returns all folders with a pin of this name that refers to another map than the pin in `folder`.
-    pub(super) fn replaced(&self, folder: &Path, map: &str) -> Result<Vec<PathBuf>, PinError> {
-        let inode = |folder: &Path| {
-            let pin = folder.join(map);
+    /// Returns all directories with a pin of this name that refers to another map than the pin in `directory`.
+    pub(super) fn replaced(&self, directory: &Path, map: &str) -> Result<Vec<PathBuf>, PinError> {
+        let inode = |directory: &Path| {
+            let pin = directory.join(map);
             match fs::metadata(&pin) {
                 Ok(found) => Ok(Some(found.ino())),
                 Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
                 Err(error) => Err(failed("inspect", &pin)(error)),
             }
         };
-        let own = inode(folder)?;
+        let own = inode(directory)?;
         let mut replaced = Vec::new();
-        for other in self.folders()? {
+        for other in self.directories()? {
             let other = self.path(other);
             let found = inode(&other)?;
             if found.is_some() && found != own {
@@ -278,10 +281,10 @@ impl PinFolder {
         Ok(replaced)
     }
 
-    /// Creates the folders for maps and links.
-    pub(super) fn create_folders(&self, maps: &Path) -> Result<(), PinError> {
-        for folder in [maps, &self.links()] {
-            fs::create_dir_all(folder).map_err(failed("create", folder))?;
+    /// Creates the directories for maps and links.
+    pub(super) fn create_directories(&self, maps: &Path) -> Result<(), PinError> {
+        for directory in [maps, &self.links()] {
+            fs::create_dir_all(directory).map_err(failed("create", directory))?;
         }
         Ok(())
     }
@@ -289,34 +292,40 @@ impl PinFolder {
     /// Replaces the existing maps by the filled ones. The existing ones are renamed, since programs still
     /// use them.
     pub(super) fn promote(&self) -> Result<(), PinError> {
-        self.apply(map_folders::plan_promotion(
-            &self.folders()?,
+        self.apply(map_directories::plan_promotion(
+            &self.directories()?,
             LAYOUT_VERSION,
         ))
     }
 
     /// Removes the maps that were being filled.
     pub(super) fn discard_next(&self) -> Result<(), PinError> {
-        self.apply(map_folders::plan_recovery(&self.folders()?, LAYOUT_VERSION))
+        self.apply(map_directories::plan_recovery(
+            &self.directories()?,
+            LAYOUT_VERSION,
+        ))
     }
 
     /// Removes the maps that no program uses any more. Must be called after all programs are attached.
     ///
     /// # Errors
     ///
-    /// A file or folder can't be removed.
+    /// A file or directory can't be removed.
     pub fn remove_unused(&self) -> Result<(), PinError> {
-        self.apply(map_folders::plan_cleanup(&self.folders()?, LAYOUT_VERSION))
+        self.apply(map_directories::plan_cleanup(
+            &self.directories()?,
+            LAYOUT_VERSION,
+        ))
     }
 
-    fn apply(&self, changes: Vec<FolderChange>) -> Result<(), PinError> {
+    fn apply(&self, changes: Vec<DirectoryChange>) -> Result<(), PinError> {
         for change in changes {
             match change {
-                FolderChange::Remove(folder) => {
-                    let is_map = |pin: &Pin| pin.check_map(folder);
-                    remove_known(&self.path(folder), is_map, &mut Vec::new())?;
+                DirectoryChange::Remove(directory) => {
+                    let is_map = |pin: &Pin| pin.check_map(directory);
+                    remove_known(&self.path(directory), is_map, &mut Vec::new())?;
                 }
-                FolderChange::Rename(from, to) => {
+                DirectoryChange::Rename(from, to) => {
                     let (from, to) = (self.path(from), self.path(to));
                     fs::rename(&from, to).map_err(failed("rename", &from))?;
                 }
@@ -325,27 +334,27 @@ impl PinFolder {
         Ok(())
     }
 
-    /// Detaches the programs, and removes the links, maps and folders that Culvert created. Returns the paths
+    /// Detaches the programs, and removes the links, maps and directories that Culvert created. Returns the paths
     /// of everything else, which stays. Links also stay while maps of a newer layout exist, since their
     /// programs belong to a newer version.
     ///
     /// # Errors
     ///
-    /// A program can't be detached, or a file or folder can't be removed.
+    /// A program can't be detached, or a file or directory can't be removed.
     pub fn remove(self) -> Result<Vec<PathBuf>, PinError> {
         let (known, mut foreign) = self.entries()?;
-        let is_known = |folder: &Folder| folder.layout <= LAYOUT_VERSION;
+        let is_known = |directory: &Directory| directory.layout <= LAYOUT_VERSION;
         let (known, newer): (Vec<_>, Vec<_>) = known.into_iter().partition(is_known);
-        foreign.extend(newer.iter().map(|folder| self.path(*folder)));
+        foreign.extend(newer.iter().map(|directory| self.path(*directory)));
         // Programs are removed first, since they use the maps.
         if newer.is_empty() {
             remove_known(&self.links(), Pin::check_link, &mut foreign)?;
         } else {
             foreign.push(self.links());
         }
-        for folder in known {
-            let is_map = |pin: &Pin| pin.check_map(folder);
-            remove_known(&self.path(folder), is_map, &mut foreign)?;
+        for directory in known {
+            let is_map = |pin: &Pin| pin.check_map(directory);
+            remove_known(&self.path(directory), is_map, &mut foreign)?;
         }
         if foreign.is_empty() {
             fs::remove_dir(&self.root).map_err(failed("remove", &self.root))?;
@@ -354,30 +363,30 @@ impl PinFolder {
     }
 }
 
-/// Removes the pins of a folder that pass a check, and the folder if it is then empty.
+/// Removes the pins of a directory that pass a check, and the directory if it is then empty.
 fn remove_known<T>(
-    folder: &Path,
+    directory: &Path,
     check: impl Fn(&Pin) -> Result<T, PinError>,
     foreign: &mut Vec<PathBuf>,
 ) -> Result<(), PinError> {
     let before = foreign.len();
-    for pin in Pin::all(folder)? {
+    for pin in Pin::all(directory)? {
         if check(&pin).is_ok() {
             pin.remove()?;
         } else {
             foreign.push(pin.path);
         }
     }
-    if foreign.len() == before && folder.exists() {
-        fs::remove_dir(folder).map_err(failed("remove", folder))?;
+    if foreign.len() == before && directory.exists() {
+        fs::remove_dir(directory).map_err(failed("remove", directory))?;
     }
     Ok(())
 }
 
 /// Returns the id of the process that holds the lock, from `/proc/locks`:
 /// `1: FLOCK ADVISORY WRITE <pid> <major>:<minor>:<inode> 0 EOF`.
-fn find_lock_owner(folder: &File) -> Option<u32> {
-    let inode = format!(":{}", folder.metadata().ok()?.ino());
+fn find_lock_owner(directory: &File) -> Option<u32> {
+    let inode = format!(":{}", directory.metadata().ok()?.ino());
     let locks = fs::read_to_string("/proc/locks").ok()?;
     locks.lines().find_map(|line| {
         let mut words = line.split_whitespace().skip(4);

@@ -1,4 +1,4 @@
-//! The names of the folders of maps, and the steps that replace one set of maps by another. Pure.
+//! The names of the directories of maps, and the steps that replace one set of maps by another. Pure.
 //!
 //! The maps in `v<layout>` are in use, or will be once the programs are attached. Those in `v<layout>-next`
 //! are being filled. Those in `v<layout>-old` were replaced, and are read until every program is replaced.
@@ -14,9 +14,9 @@
 
 use std::{collections::BTreeSet, fmt};
 
-/// The role of a folder of maps.
+/// The role of a directory of maps.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
-pub(super) enum FolderRole {
+pub(super) enum DirectoryRole {
     /// The maps are in use.
     Current,
     /// The maps are being filled.
@@ -25,105 +25,109 @@ pub(super) enum FolderRole {
     Old,
 }
 
-/// A folder of maps.
+/// A directory of maps.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
-pub(super) struct Folder {
+pub(super) struct Directory {
     pub(super) layout: u32,
-    pub(super) role: FolderRole,
+    pub(super) role: DirectoryRole,
 }
 
-impl Folder {
-    pub(super) const fn new(layout: u32, role: FolderRole) -> Self {
+impl Directory {
+    pub(super) const fn new(layout: u32, role: DirectoryRole) -> Self {
         Self { layout, role }
     }
 
-    /// Parses the name of a folder of maps; returns none for any other name.
+    /// Parses the name of a directory of maps; returns none for any other name.
     pub(super) fn parse_name(name: &str) -> Option<Self> {
         let rest = name.strip_prefix('v')?;
         let (layout, role) = match rest.split_once('-') {
-            None => (rest, FolderRole::Current),
-            Some((layout, "next")) => (layout, FolderRole::Next),
-            Some((layout, "old")) => (layout, FolderRole::Old),
+            None => (rest, DirectoryRole::Current),
+            Some((layout, "next")) => (layout, DirectoryRole::Next),
+            Some((layout, "old")) => (layout, DirectoryRole::Old),
             Some(_) => return None,
         };
-        let folder = Self::new(layout.parse().ok()?, role);
+        let directory = Self::new(layout.parse().ok()?, role);
         // Rejects names that parse but are written differently, such as with a leading zero.
-        (folder.to_string() == name).then_some(folder)
+        (directory.to_string() == name).then_some(directory)
     }
 }
 
 // The BPF file system doesn't allow dots in names, hence the dash.
-impl fmt::Display for Folder {
+impl fmt::Display for Directory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let suffix = match self.role {
-            FolderRole::Current => "",
-            FolderRole::Next => "-next",
-            FolderRole::Old => "-old",
+            DirectoryRole::Current => "",
+            DirectoryRole::Next => "-next",
+            DirectoryRole::Old => "-old",
         };
         write!(f, "v{}{suffix}", self.layout)
     }
 }
 
-/// One step of a change of the folders.
+/// One step of a change of the directories.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum FolderChange {
-    /// Remove all files of a folder, then the folder.
-    Remove(Folder),
-    /// Rename the first folder to the second.
-    Rename(Folder, Folder),
+pub(super) enum DirectoryChange {
+    /// Remove all files of a directory, then the directory.
+    Remove(Directory),
+    /// Rename the first directory to the second.
+    Rename(Directory, Directory),
 }
 
-type Folders = BTreeSet<Folder>;
+type Directories = BTreeSet<Directory>;
 
-/// Returns the folder with the complete set of maps of a layout, if there is one.
-pub(super) fn complete_set(found: &Folders, layout: u32) -> Option<Folder> {
-    let exists = |role| found.contains(&Folder::new(layout, role));
-    let role = if exists(FolderRole::Current) {
-        FolderRole::Current
-    } else if !exists(FolderRole::Old) {
-        // The maps in the folder `next` may be incomplete.
+/// Returns the directory with the complete set of maps of a layout, if there is one.
+pub(super) fn complete_set(found: &Directories, layout: u32) -> Option<Directory> {
+    let exists = |role| found.contains(&Directory::new(layout, role));
+    let role = if exists(DirectoryRole::Current) {
+        DirectoryRole::Current
+    } else if !exists(DirectoryRole::Old) {
+        // The maps in the directory `next` may be incomplete.
         return None;
-    } else if exists(FolderRole::Next) {
+    } else if exists(DirectoryRole::Next) {
         // The old maps are renamed only after the new ones are filled.
-        FolderRole::Next
+        DirectoryRole::Next
     } else {
-        FolderRole::Old
+        DirectoryRole::Old
     };
-    Some(Folder::new(layout, role))
+    Some(Directory::new(layout, role))
 }
 
 /// Returns the steps that complete or undo the unfinished change of an earlier process.
-pub(super) fn plan_recovery(found: &Folders, layout: u32) -> Vec<FolderChange> {
+pub(super) fn plan_recovery(found: &Directories, layout: u32) -> Vec<DirectoryChange> {
     let [current, next] =
-        [FolderRole::Current, FolderRole::Next].map(|role| Folder::new(layout, role));
+        [DirectoryRole::Current, DirectoryRole::Next].map(|role| Directory::new(layout, role));
     let complete = complete_set(found, layout);
     let is_unfinished = complete != Some(next) && found.contains(&next);
-    let discarded = is_unfinished.then_some(FolderChange::Remove(next));
-    let restored = complete.filter(|folder| *folder != current);
-    let restored = restored.map(|folder| FolderChange::Rename(folder, current));
+    let discarded = is_unfinished.then_some(DirectoryChange::Remove(next));
+    let restored = complete.filter(|directory| *directory != current);
+    let restored = restored.map(|directory| DirectoryChange::Rename(directory, current));
     discarded.into_iter().chain(restored).collect()
 }
 
 /// Returns the steps that replace the current maps by the filled ones.
-pub(super) fn plan_promotion(found: &Folders, layout: u32) -> Vec<FolderChange> {
-    let [current, next, old] = [FolderRole::Current, FolderRole::Next, FolderRole::Old]
-        .map(|role| Folder::new(layout, role));
+pub(super) fn plan_promotion(found: &Directories, layout: u32) -> Vec<DirectoryChange> {
+    let [current, next, old] = [
+        DirectoryRole::Current,
+        DirectoryRole::Next,
+        DirectoryRole::Old,
+    ]
+    .map(|role| Directory::new(layout, role));
     let mut steps = Vec::new();
     if found.contains(&current) {
         if found.contains(&old) {
-            steps.push(FolderChange::Remove(old));
+            steps.push(DirectoryChange::Remove(old));
         }
-        steps.push(FolderChange::Rename(current, old));
+        steps.push(DirectoryChange::Rename(current, old));
     }
-    steps.push(FolderChange::Rename(next, current));
+    steps.push(DirectoryChange::Rename(next, current));
     steps
 }
 
 /// Returns the steps that remove all maps except the current ones of this layout, which the programs use.
-pub(super) fn plan_cleanup(found: &Folders, layout: u32) -> Vec<FolderChange> {
-    let current = Folder::new(layout, FolderRole::Current);
-    let others = found.iter().filter(|folder| **folder != current);
-    others.copied().map(FolderChange::Remove).collect()
+pub(super) fn plan_cleanup(found: &Directories, layout: u32) -> Vec<DirectoryChange> {
+    let current = Directory::new(layout, DirectoryRole::Current);
+    let others = found.iter().filter(|directory| **directory != current);
+    others.copied().map(DirectoryChange::Remove).collect()
 }
 
 #[cfg(test)]
@@ -133,10 +137,10 @@ mod tests {
     use super::*;
 
     const LAYOUT: u32 = 1;
-    const CURRENT: Folder = Folder::new(LAYOUT, FolderRole::Current);
-    const NEXT: Folder = Folder::new(LAYOUT, FolderRole::Next);
-    const OLD: Folder = Folder::new(LAYOUT, FolderRole::Old);
-    const OLDER: Folder = Folder::new(0, FolderRole::Current);
+    const CURRENT: Directory = Directory::new(LAYOUT, DirectoryRole::Current);
+    const NEXT: Directory = Directory::new(LAYOUT, DirectoryRole::Next);
+    const OLD: Directory = Directory::new(LAYOUT, DirectoryRole::Old);
+    const OLDER: Directory = Directory::new(0, DirectoryRole::Current);
 
     /// A set of maps, numbered in the order of creation.
     #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -152,10 +156,10 @@ mod tests {
         }
     }
 
-    /// The folders, as seen by a process that is killed before one of its steps.
+    /// The directories, as seen by a process that is killed before one of its steps.
     #[derive(Clone, Debug, Default)]
     struct Simulation {
-        folders: BTreeMap<Folder, Maps>,
+        directories: BTreeMap<Directory, Maps>,
         /// The maps that the programs use.
         used: Option<Maps>,
         steps_done: usize,
@@ -166,8 +170,8 @@ mod tests {
     struct Killed;
 
     impl Simulation {
-        fn found(&self) -> Folders {
-            self.folders.keys().copied().collect()
+        fn found(&self) -> Directories {
+            self.directories.keys().copied().collect()
         }
 
         fn step(&mut self) -> Result<(), Killed> {
@@ -178,21 +182,28 @@ mod tests {
             Ok(())
         }
 
-        fn run(&mut self, steps: Vec<FolderChange>) -> Result<(), Killed> {
+        fn run(&mut self, steps: Vec<DirectoryChange>) -> Result<(), Killed> {
             for step in steps {
                 self.step()?;
                 match step {
-                    FolderChange::Remove(folder) => {
-                        self.folders
-                            .get_mut(&folder)
-                            .expect("the folder exists")
+                    DirectoryChange::Remove(directory) => {
+                        self.directories
+                            .get_mut(&directory)
+                            .expect("the directory exists")
                             .is_complete = false;
                         self.step()?;
-                        self.folders.remove(&folder);
+                        self.directories.remove(&directory);
                     }
-                    FolderChange::Rename(from, to) => {
-                        let maps = self.folders.remove(&from).expect("the folder exists");
-                        assert_eq!(self.folders.insert(to, maps), None, "{to} exists already");
+                    DirectoryChange::Rename(from, to) => {
+                        let maps = self
+                            .directories
+                            .remove(&from)
+                            .expect("the directory exists");
+                        assert_eq!(
+                            self.directories.insert(to, maps),
+                            None,
+                            "{to} exists already"
+                        );
                     }
                 }
             }
@@ -214,10 +225,10 @@ mod tests {
                 is_complete: false,
             };
             self.step()?;
-            assert_eq!(self.folders.insert(NEXT, maps), None);
+            assert_eq!(self.directories.insert(NEXT, maps), None);
             self.step()?;
             maps.is_complete = true;
-            self.folders.insert(NEXT, maps);
+            self.directories.insert(NEXT, maps);
             self.run(plan_promotion(&self.found(), LAYOUT))?;
             self.step()?;
             self.used = Some(maps);
@@ -228,7 +239,7 @@ mod tests {
         fn expect_consistent(&self) {
             let found =
                 complete_set(&self.found(), LAYOUT).or_else(|| complete_set(&self.found(), 0));
-            let maps = found.and_then(|folder| self.folders.get(&folder));
+            let maps = found.and_then(|directory| self.directories.get(&directory));
             let maps = maps.unwrap_or_else(|| panic!("no complete set of maps: {self:?}"));
             assert!(maps.is_complete, "{self:?}");
             let is_new = self.used.is_none_or(|used| used.number <= maps.number);
@@ -237,8 +248,8 @@ mod tests {
     }
 
     fn simulations() -> [Simulation; 2] {
-        [CURRENT, OLDER].map(|folder| Simulation {
-            folders: BTreeMap::from([(folder, complete_maps(0))]),
+        [CURRENT, OLDER].map(|directory| Simulation {
+            directories: BTreeMap::from([(directory, complete_maps(0))]),
             used: Some(complete_maps(0)),
             steps_done: 0,
             kill_at: usize::MAX,
@@ -259,7 +270,7 @@ mod tests {
                 simulation.start(3).expect("this start is not killed");
 
                 let maps = complete_maps(3);
-                assert_eq!(simulation.folders, BTreeMap::from([(CURRENT, maps)]));
+                assert_eq!(simulation.directories, BTreeMap::from([(CURRENT, maps)]));
                 assert_eq!(simulation.used, Some(maps));
             }
         }
@@ -267,20 +278,23 @@ mod tests {
 
     #[test]
     fn recovery_keeps_complete_maps_and_cleanup_removes_all_others() {
-        let found = Folders::from([CURRENT, OLD, OLDER]);
+        let found = Directories::from([CURRENT, OLD, OLDER]);
 
         assert_eq!(plan_recovery(&found, LAYOUT), []);
-        let removed = [OLDER, OLD].map(FolderChange::Remove);
+        let removed = [OLDER, OLD].map(DirectoryChange::Remove);
         assert_eq!(plan_cleanup(&found, LAYOUT), removed);
     }
 
     #[test]
-    fn only_exact_names_are_folders_of_maps() {
-        for folder in [CURRENT, NEXT, OLD, OLDER] {
-            assert_eq!(Folder::parse_name(&folder.to_string()), Some(folder));
+    fn only_exact_names_are_directories_of_maps() {
+        for directory in [CURRENT, NEXT, OLD, OLDER] {
+            assert_eq!(
+                Directory::parse_name(&directory.to_string()),
+                Some(directory)
+            );
         }
         for name in ["v01", "v+1", "v", "v1-", "v1-older", "1", "links", "V1"] {
-            assert_eq!(Folder::parse_name(name), None, "{name}");
+            assert_eq!(Directory::parse_name(name), None, "{name}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Lists the folder of manifests and reads its files. All functions block, so they run on tokio's threads
+//! Lists the directory of manifests and reads its files. All functions block, so they run on tokio's threads
 //! for blocking calls.
 
 use std::{
@@ -17,20 +17,20 @@ use crate::{
     source::fingerprint::{FileId, Fingerprint, fingerprint},
 };
 
-/// The path of the manifests: a folder, or one file in it.
+/// The path of the manifests: a directory, or one file in it.
 #[derive(Clone, Debug)]
 pub(super) struct ManifestPath {
-    pub(super) folder: PathBuf,
+    pub(super) directory: PathBuf,
     /// The file, if the source is a single one.
     file_name: Option<OsString>,
     /// The maximum size of a file, in bytes.
     max_file_bytes: u64,
 }
 
-/// The manifest files of a folder with their fingerprints; `None` for a file that can't be reached.
+/// The manifest files of a directory with their fingerprints; `None` for a file that can't be reached.
 pub(super) type Listing = BTreeMap<Arc<Path>, Option<Fingerprint>>;
 
-/// The maximum number of times that a folder is listed, if it changes during each.
+/// The maximum number of times that a directory is listed, if it changes during each.
 const MAX_LISTINGS: u32 = 8;
 
 /// The minimum number of files to read in parallel.
@@ -79,18 +79,18 @@ pub(super) enum ReadResult {
 }
 
 impl ManifestPath {
-    /// Creates the path from that of an existing folder or file.
+    /// Creates the path from that of an existing directory or file.
     pub(super) fn new(path: &Path, limit: u64) -> io::Result<Self> {
-        let is_folder = fs::metadata(path)?.is_dir();
-        let only = path.file_name().filter(|_| !is_folder);
-        let folder = path.parent().filter(|_| only.is_some()).unwrap_or(path);
-        let folder = if folder.as_os_str().is_empty() {
+        let is_directory = fs::metadata(path)?.is_dir();
+        let only = path.file_name().filter(|_| !is_directory);
+        let directory = path.parent().filter(|_| only.is_some()).unwrap_or(path);
+        let directory = if directory.as_os_str().is_empty() {
             Path::new(".")
         } else {
-            folder
+            directory
         };
         Ok(Self {
-            folder: folder.to_owned(),
+            directory: directory.to_owned(),
             file_name: only.map(OsStr::to_owned),
             max_file_bytes: limit,
         })
@@ -108,19 +108,19 @@ impl ManifestPath {
         }
     }
 
-    /// Returns the identity of the folder that is now at the path.
-    pub(super) fn folder_id(&self) -> io::Result<FileId> {
-        fs::metadata(&self.folder).map(|metadata| FileId::of(&metadata))
+    /// Returns the identity of the directory that is now at the path.
+    pub(super) fn directory_id(&self) -> io::Result<FileId> {
+        fs::metadata(&self.directory).map(|metadata| FileId::of(&metadata))
     }
 
-    /// Lists the manifests. A large folder takes several system calls, and a file that is renamed in
-    /// between may be missed; so the folder is listed until it does not change meanwhile.
+    /// Lists the manifests. A large directory takes several system calls, and a file that is renamed in
+    /// between may be missed; so the directory is listed until it does not change meanwhile.
     pub(super) fn list(&self) -> io::Result<Listing> {
         let mut files = Listing::new();
         for _ in 0..MAX_LISTINGS {
-            let before = fingerprint(&self.folder);
+            let before = fingerprint(&self.directory);
             files = self.list_once()?;
-            if fingerprint(&self.folder) == before {
+            if fingerprint(&self.directory) == before {
                 break;
             }
         }
@@ -129,12 +129,12 @@ impl ManifestPath {
 
     fn list_once(&self) -> io::Result<Listing> {
         let mut files = Listing::new();
-        for entry in fs::read_dir(&self.folder)? {
+        for entry in fs::read_dir(&self.directory)? {
             let name = entry?.file_name();
             if !self.is_manifest(&name) {
                 continue;
             }
-            let path = self.folder.join(name);
+            let path = self.directory.join(name);
             let fingerprint = fingerprint(&path);
             if fingerprint.is_some() || fs::symlink_metadata(&path).is_ok() {
                 files.insert(Arc::from(path), fingerprint);
@@ -143,13 +143,13 @@ impl ManifestPath {
         Ok(files)
     }
 
-    /// Reads files; `None` if the path leads to another folder now.
+    /// Reads files; `None` if the path leads to another directory now.
     pub(super) fn read_all(
         &self,
-        folder_id: FileId,
+        directory_id: FileId,
         jobs: Vec<ReadJob>,
     ) -> Option<Vec<(Arc<Path>, ReadResult)>> {
-        if self.folder_id().ok() != Some(folder_id) {
+        if self.directory_id().ok() != Some(directory_id) {
             return None;
         }
         let results = parallel::map(&jobs, MIN_PARALLEL, |_, job| self.read(job));

@@ -241,7 +241,7 @@ mod tests {
 
     #[test]
     fn a_written_record_is_read_again_and_a_missing_file_is_no_record() {
-        let dir = tempfile::tempdir().expect("a folder");
+        let dir = tempfile::tempdir().expect("a directory");
         let path = record_path(dir.path());
         let settings = settings(&path);
         assert_eq!(RouteRecord::read(&path).expect("read"), None);
@@ -271,7 +271,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_record_of_routes_in_another_network_namespace_stays() {
-        let dir = tempfile::tempdir().expect("a folder");
+        let dir = tempfile::tempdir().expect("a directory");
         let path = record_path(dir.path());
         let here = NamespaceId::here().expect("a namespace");
         let write =

@@ -12,8 +12,8 @@ use anyhow::{Context as _, Result, ensure};
 use super::initramfs::Overlay;
 use crate::{
     host,
-    programs::{self, CULVERT, LAB},
     static_build::Profile,
+    workspace_binaries::{self, CULVERT, LAB},
 };
 
 /// Programs of this machine that tests start.
@@ -40,7 +40,7 @@ impl MachinePrograms {
     /// Builds the programs together with other targets, which are given as options of Cargo.
     pub(crate) fn build_with(others: &[&str]) -> Result<Self> {
         let build = Profile::Vm.cargo("build")?;
-        let [culvert, lab] = programs::build(build, [CULVERT, LAB])?;
+        let [culvert, lab] = workspace_binaries::build(build, [CULVERT, LAB])?;
         // A separate build: together with tests, Cargo would compile the daemon with the features of its
         // tests, and most crates twice.
         let mut command = Profile::Vm.cargo("build")?;
@@ -48,7 +48,7 @@ impl MachinePrograms {
             .args(["--package", "tunnel-tests", "--bin", "culvert-guest"])
             .args(["--test", "netns", "--test", "packet"])
             .args(others);
-        let mut built = programs::run_build(&mut command)?;
+        let mut built = workspace_binaries::run_build(&mut command)?;
         built.insert("culvert".to_owned(), culvert);
         built.insert("culvert-lab".to_owned(), lab);
         built.retain(|name, _| BUILT_PROGRAMS.contains(&name.as_str()));

@@ -1,4 +1,4 @@
-//! Folders of private keys: creating and locking them, and replacing files in them atomically.
+//! Directories of private keys: creating and locking them, and replacing files in them atomically.
 
 use std::{
     ffi::OsString,
@@ -12,7 +12,7 @@ use nix::fcntl::{Flock, FlockArg};
 
 use super::CaError;
 
-/// Creates a folder with mode 0700, unless it exists.
+/// Creates a directory with mode 0700, unless it exists.
 pub(super) fn create(path: &Path) -> Result<(), CaError> {
     let failed = |source| io_error("create", path, source);
     if let Some(parent) = path.parent() {
@@ -24,7 +24,7 @@ pub(super) fn create(path: &Path) -> Result<(), CaError> {
     }
 }
 
-/// Locks a folder against other `culvert ca` processes; waits while another process has the lock.
+/// Locks a directory against other `culvert ca` processes; waits while another process has the lock.
 pub(super) fn lock(path: &Path) -> Result<Flock<File>, CaError> {
     let failed = |source| io_error("lock", path, source);
     let opened = File::open(path).map_err(failed)?;
@@ -32,7 +32,7 @@ pub(super) fn lock(path: &Path) -> Result<Flock<File>, CaError> {
 }
 
 /// Replaces files, given by path, content and mode. First writes all contents to temporary files in the
-/// same folders, then renames these in the given order.
+/// same directories, then renames these in the given order.
 pub(super) fn replace_files(files: &[(PathBuf, Vec<u8>, u32)]) -> Result<(), CaError> {
     let temp_files = files
         .iter()
@@ -74,10 +74,10 @@ impl TempFile {
     }
 
     pub(super) fn rename(self) -> Result<(), CaError> {
-        let folder = self.path.parent().filter(|it| !it.as_os_str().is_empty());
+        let directory = self.path.parent().filter(|it| !it.as_os_str().is_empty());
         fs::rename(&self.temp, &self.path)
-            .and_then(|()| File::open(folder.unwrap_or_else(|| Path::new("."))))
-            .and_then(|folder| folder.sync_all())
+            .and_then(|()| File::open(directory.unwrap_or_else(|| Path::new("."))))
+            .and_then(|directory| directory.sync_all())
             .map_err(|source| io_error("write", &self.path, source))
     }
 }

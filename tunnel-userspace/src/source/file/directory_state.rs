@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{
-    folder::{Listing, ReadCause, ReadJob, ReadResult},
+    directory::{Listing, ReadCause, ReadJob, ReadResult},
     merge::MergedObjects,
     parse::ParseCache,
 };
@@ -20,15 +20,15 @@ use crate::{
     },
 };
 
-/// The state of the folder: the files and objects that were read.
+/// The state of the directory: the files and objects that were read.
 #[derive(Debug, Default)]
-pub(super) struct FolderState {
+pub(super) struct DirectoryState {
     merged: MergedObjects,
     files: BTreeMap<Arc<Path>, LastRead>,
     /// Files that may still be being written, and are polled.
     unsettled: BTreeMap<Arc<Path>, PollState>,
-    /// The problem of the folder itself. As long as there is one, missing files do not count as deleted.
-    pub(super) folder_problem: Option<Problem>,
+    /// The problem of the directory itself. As long as there is one, missing files do not count as deleted.
+    pub(super) directory_problem: Option<Problem>,
 }
 
 /// The number of equal polls after which a file counts as complete.
@@ -53,7 +53,7 @@ struct LastRead {
     cache: Arc<ParseCache>,
 }
 
-impl FolderState {
+impl DirectoryState {
     /// Compares a listing with the last reads, and returns the files to read, including missing ones.
     /// Files that are being written are skipped.
     pub(super) fn changed_files(
@@ -272,7 +272,7 @@ impl FolderState {
     /// Returns all current problems.
     pub(super) fn problems(&self) -> Vec<Problem> {
         let mut problems: Vec<Problem> = self
-            .folder_problem
+            .directory_problem
             .iter()
             .cloned()
             .chain(self.merged.problems())
@@ -298,14 +298,14 @@ mod tests {
     use std::{fs, time::Duration};
 
     use super::*;
-    use crate::source::{Store, file::folder::ManifestPath, fingerprint::fingerprint};
+    use crate::source::{Store, file::directory::ManifestPath, fingerprint::fingerprint};
 
     /// Returns the number of polls until a file is read. The file changes before the polls in `changes`.
     fn polls_until_read(is_writing: bool, changes: &[usize]) -> usize {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path: Arc<Path> = Arc::from(folder.path().join("a.yaml"));
+        let directory = tempfile::tempdir().expect("a directory");
+        let path: Arc<Path> = Arc::from(directory.path().join("a.yaml"));
         let writing: BTreeSet<_> = is_writing.then(|| Arc::clone(&path)).into_iter().collect();
-        let mut state = FolderState::default();
+        let mut state = DirectoryState::default();
         state.mark_unsettled(Arc::clone(&path));
         for poll in 1..100 {
             if poll == 1 || changes.contains(&poll) {
@@ -333,11 +333,11 @@ mod tests {
 
     #[test]
     fn a_file_that_is_being_written_is_not_read() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path: Arc<Path> = Arc::from(folder.path().join("a.yaml"));
+        let directory = tempfile::tempdir().expect("a directory");
+        let path: Arc<Path> = Arc::from(directory.path().join("a.yaml"));
         fs::write(&path, "").expect("written");
         let listing = Listing::from([(Arc::clone(&path), fingerprint(&path))]);
-        let state = FolderState::default();
+        let state = DirectoryState::default();
 
         let writing = BTreeSet::from([Arc::clone(&path)]);
         assert!(state.changed_files(&listing, &writing).is_empty());
@@ -350,15 +350,15 @@ mod tests {
 
     #[test]
     fn a_rename_without_an_event_is_detected_by_the_inode() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let target = ManifestPath::new(folder.path(), 1000).expect("a folder");
+        let directory = tempfile::tempdir().expect("a directory");
+        let target = ManifestPath::new(directory.path(), 1000).expect("a directory");
         let [from, to]: [Arc<Path>; 2] =
-            ["a.yaml", "z.yaml"].map(|name| Arc::from(folder.path().join(name)));
+            ["a.yaml", "z.yaml"].map(|name| Arc::from(directory.path().join(name)));
         fs::write(&from, "").expect("written");
         let overlay = Store::default().overlay();
-        let mut state = FolderState::default();
+        let mut state = DirectoryState::default();
         let jobs = state.changed_files(&target.list().expect("listed"), &BTreeSet::new());
-        let results = target.read_all(target.folder_id().expect("a folder"), jobs);
+        let results = target.read_all(target.directory_id().expect("a directory"), jobs);
         let mut edit = overlay.edit(Duration::ZERO);
         state.record_all(results.expect("read"), &BTreeSet::new(), &mut edit);
 

@@ -1,4 +1,4 @@
-//! The cache of downloaded and built files of virtual machines, in the folder `target/vm`.
+//! The cache of downloaded and built files of virtual machines, in the directory `target/vm`.
 //!
 //! Files are written to a temporary path and renamed when complete, so that an existing path is usable.
 
@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result};
 
 use crate::workspace;
 
-/// Returns a path in the folder of the cache.
+/// Returns a path in the directory of the cache.
 pub(crate) fn path(name: &str) -> PathBuf {
     workspace::root().join("target/vm").join(name)
 }
@@ -37,13 +37,13 @@ pub(crate) fn lock(name: &str) -> Result<Lock> {
     Ok(Lock { _file: file })
 }
 
-/// Fills a temporary folder, and replaces the folder at `path` with it.
-pub(crate) fn create_folder(path: &Path, fill: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+/// Fills a temporary directory, and replaces the directory at `path` with it.
+pub(crate) fn create_directory(path: &Path, fill: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     let partial = partial_path(path);
-    remove_folder(&partial)?;
+    remove_directory(&partial)?;
     fs::create_dir_all(&partial).with_context(|| format!("cannot create {}", partial.display()))?;
     fill(&partial)?;
-    remove_folder(path)?;
+    remove_directory(path)?;
     rename(&partial, path)
 }
 
@@ -57,8 +57,8 @@ pub(crate) fn write_file(path: &Path, write: impl FnOnce(&mut File) -> Result<()
     rename(&partial, path)
 }
 
-/// Removes a folder if it exists.
-fn remove_folder(path: &Path) -> Result<()> {
+/// Removes a directory if it exists.
+fn remove_directory(path: &Path) -> Result<()> {
     match fs::remove_dir_all(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             Err(error).with_context(|| format!("cannot remove {}", path.display()))
@@ -92,11 +92,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_appears_only_when_filled_and_the_next_try_starts_empty() {
-        let scratch = tempfile::tempdir().expect("a folder");
+    fn a_directory_appears_only_when_filled_and_the_next_try_starts_empty() {
+        let scratch = tempfile::tempdir().expect("a directory");
         let path = scratch.path().join("kernel");
 
-        let failed = create_folder(&path, |partial| {
+        let failed = create_directory(&path, |partial| {
             fs::write(partial.join("half"), "")?;
             bail!("interrupted")
         });
@@ -104,14 +104,14 @@ mod tests {
         assert!(!path.exists());
 
         let fill = |partial: &Path| Ok(fs::write(partial.join("complete"), "")?);
-        create_folder(&path, fill).expect("filled");
+        create_directory(&path, fill).expect("filled");
         assert!(path.join("complete").exists());
         assert!(!path.join("half").exists());
     }
 
     #[test]
     fn a_failed_write_leaves_the_old_file() {
-        let scratch = tempfile::tempdir().expect("a folder");
+        let scratch = tempfile::tempdir().expect("a directory");
         let path = scratch.path().join("base");
         write_file(&path, |out| Ok(out.write_all(b"old")?)).expect("written");
 

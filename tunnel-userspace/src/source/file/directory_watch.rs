@@ -1,4 +1,4 @@
-//! Watches the folder with inotify, and collects its changes until the source takes them.
+//! Watches the directory with inotify, and collects its changes until the source takes them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,52 +13,52 @@ use notify::{
 };
 use tokio::{sync::mpsc, time::timeout};
 
-use super::folder::{ManifestPath, ReadJob};
+use super::directory::{ManifestPath, ReadJob};
 use crate::clock::monotonic;
 
 /// The time to wait for the new name of a renamed file. The kernel reports both names together, unless
-/// the file was moved out of the folder.
+/// the file was moved out of the directory.
 const RENAME_WAIT: Duration = Duration::from_millis(20);
 
 /// The size of the event buffer. Further events stay in the kernel's queue, whose overflow is reported.
 const EVENT_BUFFER: usize = 1024;
 
-/// An inotify watch of the folder; dropping it ends the watch.
+/// An inotify watch of the directory; dropping it ends the watch.
 #[derive(Debug)]
-pub(super) struct FolderWatch {
+pub(super) struct DirectoryWatch {
     _watcher: RecommendedWatcher,
     /// Each event with the time when it was received.
     events: mpsc::Receiver<(Duration, notify::Result<Event>)>,
     target: ManifestPath,
-    /// The path of the folder as events name it.
+    /// The path of the directory as events name it.
     watched: PathBuf,
-    changes: FolderChanges,
+    changes: DirectoryChanges,
     /// Files that are being written: they were changed and have not been closed since.
     writing: BTreeSet<Arc<Path>>,
     /// Renamed files that await their new name: the old path and the time, by the cookie of the rename.
     renaming: BTreeMap<usize, (Arc<Path>, Duration)>,
 }
 
-/// The changes of the folder.
+/// The changes of the directory.
 #[derive(Debug, Default)]
-pub(super) struct FolderChanges {
+pub(super) struct DirectoryChanges {
     /// Files that were closed after writing, renamed or removed; true if the file existed afterwards.
     pub(super) settled: BTreeMap<Arc<Path>, bool>,
     /// Files that were created or touched, and may still be being written.
     pub(super) touched: BTreeSet<Arc<Path>>,
     /// The old and the new path of each renamed file, in order of time.
     pub(super) renamed: Vec<(Arc<Path>, Arc<Path>)>,
-    /// True if another entry of the folder changed. Links to manifests may lead through it.
+    /// True if another entry of the directory changed. Links to manifests may lead through it.
     pub(super) other_entry_changed: bool,
     /// True if events were lost.
     pub(super) events_lost: bool,
-    /// True if the folder itself was removed or renamed.
-    pub(super) folder_lost: bool,
+    /// True if the directory itself was removed or renamed.
+    pub(super) directory_lost: bool,
     /// The monotonic time of the first change.
     pub(super) noticed_at: Option<Duration>,
 }
 
-impl FolderChanges {
+impl DirectoryChanges {
     /// Records that a file was removed or renamed at this time.
     fn record_removal(&mut self, path: Arc<Path>, at: Duration) {
         self.settled.insert(path, false);
@@ -66,8 +66,8 @@ impl FolderChanges {
     }
 }
 
-impl FolderWatch {
-    /// Starts to watch the folder, without its subfolders.
+impl DirectoryWatch {
+    /// Starts to watch the directory, without its subdirectories.
     pub(super) fn new(target: &ManifestPath) -> notify::Result<Self> {
         let (sender, events) = mpsc::channel(EVENT_BUFFER);
         let handler = move |event: notify::Result<Event>| {
@@ -77,13 +77,13 @@ impl FolderWatch {
             }
         };
         let mut watcher = RecommendedWatcher::new(handler, Config::default())?;
-        watcher.watch(&target.folder, RecursiveMode::NonRecursive)?;
+        watcher.watch(&target.directory, RecursiveMode::NonRecursive)?;
         Ok(Self {
             _watcher: watcher,
             events,
             target: target.clone(),
-            watched: std::path::absolute(&target.folder)?,
-            changes: FolderChanges::default(),
+            watched: std::path::absolute(&target.directory)?,
+            changes: DirectoryChanges::default(),
             writing: BTreeSet::new(),
             renaming: BTreeMap::new(),
         })
@@ -114,7 +114,7 @@ impl FolderWatch {
     }
 
     /// Takes the changes since the last call.
-    pub(super) fn take(&mut self) -> FolderChanges {
+    pub(super) fn take(&mut self) -> DirectoryChanges {
         self.record_pending();
         let now = monotonic();
         let is_overdue = |_: &usize, (_, at): &mut (_, Duration)| now >= *at + RENAME_WAIT;
@@ -174,11 +174,11 @@ impl FolderWatch {
     fn record_path(&mut self, at: Duration, event: &Event, path: &Path) -> bool {
         let (kind, changes) = (event.kind, &mut self.changes);
         if path == self.watched {
-            changes.folder_lost |= matches!(
+            changes.directory_lost |= matches!(
                 kind,
                 EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(_))
             );
-            return changes.folder_lost;
+            return changes.directory_lost;
         }
         let Some(name) = path.file_name() else {
             return false;
@@ -195,7 +195,7 @@ impl FolderWatch {
             changes.other_entry_changed |= !is_write;
             return !is_write;
         }
-        let path: Arc<Path> = Arc::from(self.target.folder.join(name));
+        let path: Arc<Path> = Arc::from(self.target.directory.join(name));
         if is_write {
             self.writing.insert(path);
             return false;

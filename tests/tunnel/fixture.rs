@@ -98,9 +98,9 @@ impl TunnelSettings {
 
     /// Starts only the gateway and ingress.
     pub(crate) fn without_agents(self) -> Result<Tunnel> {
-        let folder = tempfile::tempdir()?;
+        let directory = tempfile::tempdir()?;
         let authority = Authority::new("tunnel")?;
-        let files = PemFiles::in_folder(folder.path(), "gateway");
+        let files = PemFiles::in_directory(directory.path(), "gateway");
         files.write(&authority.pem(), &authority.gateway(Validity::Current)?)?;
         let all = self.nodes.iter();
         let all = all.flat_map(|(node, targets)| targets.iter().map(|at| (*node, *at)));
@@ -122,7 +122,8 @@ impl TunnelSettings {
             certificate: (&files).into(),
             session: self.gateway_limits.clone(),
         };
-        let cloud = TunnelProcess::start("cloud", &folder.path().join("cloud"), &cloud_settings)?;
+        let cloud =
+            TunnelProcess::start("cloud", &directory.path().join("cloud"), &cloud_settings)?;
         let record = cloud.cloud_state()?;
         // If a test restarts the cloud end, it uses the same ports again.
         cloud_settings.gateway.listen = record.gateway;
@@ -134,7 +135,7 @@ impl TunnelSettings {
             cloud_settings,
             authority,
             settings: self,
-            folder,
+            directory,
         })
     }
 }
@@ -146,7 +147,7 @@ pub(crate) struct Tunnel {
     cloud_settings: CloudSettings,
     authority: Authority,
     settings: TunnelSettings,
-    folder: TempDir,
+    directory: TempDir,
 }
 
 impl Tunnel {
@@ -160,7 +161,7 @@ impl Tunnel {
 
     /// Returns the paths of the certificate files of the gateway, or of a node's agent.
     pub(crate) fn files(&self, stem: &str) -> PemFiles {
-        PemFiles::in_folder(self.folder.path(), stem)
+        PemFiles::in_directory(self.directory.path(), stem)
     }
 
     /// Starts the agent of a node, and waits until it is connected.
@@ -189,7 +190,7 @@ impl Tunnel {
             certificate: (&files).into(),
             session: self.settings.agent_limits.clone(),
         };
-        let agent = TunnelProcess::start("agent", &self.folder.path().join(stem), &settings)?;
+        let agent = TunnelProcess::start("agent", &self.directory.path().join(stem), &settings)?;
         self.agents.push((node.to_owned(), agent));
         Ok(())
     }
@@ -247,7 +248,7 @@ impl Tunnel {
 
     /// Restarts the cloud end with the same ports.
     pub(crate) fn start_cloud(&mut self) -> Result<()> {
-        let stem = self.folder.path().join("cloud");
+        let stem = self.directory.path().join("cloud");
         self.cloud = Some(TunnelProcess::start("cloud", &stem, &self.cloud_settings)?);
         Ok(())
     }

@@ -256,7 +256,7 @@ impl Scene {
         })
     }
 
-    /// Reads the manifests in the folder, by file name.
+    /// Reads the manifests in the directory, by file name.
     fn read_manifests(&self) -> Result<BTreeMap<String, String>> {
         let read = |entry: std::io::Result<fs::DirEntry>| {
             let path = entry?.path();

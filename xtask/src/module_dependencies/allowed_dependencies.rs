@@ -56,6 +56,7 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::cli",
             "crate::config",
             "crate::allocator",
+            "crate::error_chain",
             "crate::telemetry",
         ],
     ),
@@ -285,18 +286,18 @@ pub(super) const USERSPACE: &[Rule] = &[
 /// The only crates that `use` declarations of a crate may name.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CrateRule {
-    pub(super) folder: &'static str,
+    pub(super) directory: &'static str,
     pub(super) may: &'static [&'static str],
 }
 
 /// Rules for the crates that are compiled for the kernel.
 pub(super) const KERNEL_CRATES: &[CrateRule] = &[
     CrateRule {
-        folder: "tunnel-common",
+        directory: "tunnel-common",
         may: &["core", "zerocopy", "serde"],
     },
     CrateRule {
-        folder: "tunnel-ebpf",
+        directory: "tunnel-ebpf",
         may: &["core", "tunnel_common", "aya_ebpf", "aya_log_ebpf"],
     },
 ];

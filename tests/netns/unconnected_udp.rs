@@ -6,7 +6,7 @@ use anyhow::Result;
 use tunnel_tests::{sandbox::RESPONSE_TIMEOUT, wait};
 
 use crate::{
-    scene::{DIALLED, OTHER, Scene, TWIN, WEB},
+    fixture::{DIALLED, OTHER, Scene, TWIN, WEB},
     support::{DNS, DNS_TARGET, Dialer, Vip, ensure_eq, query, receive, server},
 };
 

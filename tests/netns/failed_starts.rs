@@ -280,7 +280,7 @@ fn a_socket_that_a_killed_daemon_left_is_replaced() -> Result<()> {
         let socket = scene.node.admin_socket();
         expect_last_line(
             &output.stderr,
-            &["no culvert node is running", &socket.to_string_lossy()],
+            &["no Culvert daemon is running", &socket.to_string_lossy()],
         )?;
     }
 
@@ -291,7 +291,7 @@ fn a_socket_that_a_killed_daemon_left_is_replaced() -> Result<()> {
     ensure!(!scene.node.admin_socket().exists());
     expect_last_line(
         &scene.node.culvert(&["status"])?.stderr,
-        &["no culvert node is running"],
+        &["no Culvert daemon is running"],
     )
 }
 

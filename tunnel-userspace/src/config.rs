@@ -261,7 +261,7 @@ impl Config {
             }
         }
         if self.mode == Mode::Userspace {
-            return invalid("mode", "`userspace` is not built yet; use `ebpf`");
+            return invalid("mode", "`userspace` is not implemented yet; use `ebpf`");
         }
         numeric_ranges::check(self)?;
         self.source.check()?;
@@ -353,8 +353,11 @@ fn parse_yaml(text: &str) -> Result<Value, FieldError> {
     }
     // With comments enabled, the parser fails on more than 96 consecutive comment lines.
     let options = serde_saphyr::options! { emit_comments: false };
-    let value: Value = serde_saphyr::from_str_with_options(text, options)
-        .map_err(|error| ("invalid YAML".to_owned(), error.to_string()))?;
+    let value: Value = serde_saphyr::from_str_with_options(text, options).map_err(|error| {
+        let message = error.to_string();
+        let message = message.strip_prefix("error: ").unwrap_or(&message);
+        ("invalid YAML".to_owned(), message.to_owned())
+    })?;
     Ok(if value.is_null() { json!({}) } else { value })
 }
 

@@ -22,7 +22,7 @@ const MAX_RESPONSE_BYTES: usize = 1 << 30;
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
     /// No daemon listens on the socket.
-    #[error("no culvert node is running with this config: nothing listens on {0}")]
+    #[error("no Culvert daemon is running with this config: nothing listens on {0}")]
     NoDaemon(PathBuf, #[source] io::Error),
     /// The connect failed, for example because of missing permissions.
     #[error("cannot connect to the daemon at {0}")]

@@ -72,10 +72,10 @@ impl Sources {
     /// Starts the tasks that watch the sources, and returns the store.
     pub(super) fn run(self, tasks: &mut Tasks) -> Store {
         if let Some(file) = self.file {
-            tasks.start("source of files", file.run(tasks.draining()));
+            tasks.start("file source", file.run(tasks.draining()));
         }
         if let Some(kube) = self.kube {
-            tasks.start("source of the API server", kube.run(tasks.draining()));
+            tasks.start("API server source", kube.run(tasks.draining()));
         }
         self.store
     }

@@ -108,7 +108,7 @@ pub(super) fn convert(value: &Value, directory: &Path) -> Result<Conversion, Fie
         warnings: unused_field_warnings(value),
     };
     if file.mode == Mode::Kernelspace {
-        conversion.warn("mode", "it is for Windows only");
+        conversion.warn("mode", "Windows only");
     }
     convert_client(&file, directory, &mut conversion);
     convert_addresses(&file, &mut conversion)?;

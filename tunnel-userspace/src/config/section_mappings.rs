@@ -4,8 +4,8 @@
 use serde_json::{Map, Value};
 
 use super::{
-    Config, FieldError, IdentityConfig, LogConfig, SourceConfig, SteeringConfig, TOP_LEVEL,
-    TunnelConfig,
+    Config, FieldError, IdentityConfig, LogConfig, ServiceConfig, SourceConfig, SteeringConfig,
+    TOP_LEVEL, TunnelConfig,
 };
 use crate::bpf::{KernelLog, KernelLogLevel};
 
@@ -35,6 +35,10 @@ pub(super) fn with_all_sections() -> Value {
             identity: Some(IdentityConfig::default()),
             ..TunnelConfig::default()
         },
+        service: ServiceConfig {
+            node_port_addresses: Some(Vec::new()),
+            ..ServiceConfig::default()
+        },
         ..Config::default()
     };
     config.effective()[super::CONFIGZ_KEY].take()
@@ -63,7 +67,7 @@ fn check_section(found: &mut Value, known: &Value, path: &str) -> Result<(), Fie
     };
     let fields: Vec<_> = sections.keys().map(String::as_str).collect();
     let reason = format!(
-        "must be a mapping of fields, but is {kind}; its fields are {}",
+        "must be a mapping, but is {kind}; valid fields are {}",
         fields.join(", ")
     );
     Err((field.to_owned(), reason))

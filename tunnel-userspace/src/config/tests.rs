@@ -254,7 +254,7 @@ fn a_section_that_is_a_list_or_a_single_value_is_refused() {
         log: [] => log: LIST
         tunnel: { gateway: [] } => tunnel.gateway: LIST
         bpf: auto => bpf: VALUE";
-    let reason = |kind: &str| format!("must be a mapping of fields, but is {kind}; its fields are");
+    let reason = |kind: &str| format!("must be a mapping, but is {kind}; valid fields are");
     let table = table.replace("LIST", &reason("a list"));
     assert_refused(rows(&table.replace("VALUE", &reason("a single value"))));
     assert!(refusal("bpf: []").1.ends_with("bpffs, cgroup, maps"));

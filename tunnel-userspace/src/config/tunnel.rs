@@ -59,14 +59,11 @@ impl Default for TunnelConfig {
 impl TunnelConfig {
     pub(super) fn check(&self) -> Result<(), FieldError> {
         if self.socket_mark == 0 {
-            return tunnel_error(
-                "socketMark",
-                "must not be 0, which is the mark of all unmarked sockets",
-            );
+            return tunnel_error("socketMark", "must not be 0, because 0 means no mark");
         }
         let needs_identity = self.gateway.is_some() || self.agent.is_some();
         if needs_identity && self.identity.is_none() {
-            let reason = "is missing: tunnel.gateway and tunnel.agent need a certificate";
+            let reason = "is required if tunnel.gateway or tunnel.agent is set";
             return tunnel_error("identity", reason);
         }
         if self.gateway.is_some() && self.agent.is_some() {
@@ -78,7 +75,7 @@ impl TunnelConfig {
             steering.check()?;
             if self.gateway.is_none() {
                 let reason = "is missing: tunnel.steering needs a gateway in the same process (an ingress \
-                              without one is not built yet)";
+                              without one is not implemented yet)";
                 return tunnel_error("gateway", reason);
             }
         }
@@ -160,9 +157,9 @@ impl SteeringConfig {
         for (index, text) in self.prefixes.iter().enumerate() {
             let quoted = |why: &str| format!("`{text}` {why}");
             let reason = match text.parse::<Prefix>().ok() {
-                None => {
-                    quoted("is not a CIDR such as 198.19.0.0/16, or has bits set after the prefix")
-                }
+                None => quoted(
+                    "is not a CIDR such as 198.19.0.0/16, whose address has no bits set after the prefix",
+                ),
                 Some(prefix) if prefix.capacity() == 0 => {
                     quoted("is too small: it has no usable address")
                 }
@@ -193,7 +190,7 @@ impl SteeringConfig {
         if self.on_ingress_down == OnIngressDown::Pass {
             return tunnel_error(
                 "steering.onIngressDown",
-                "`pass` is not built yet; use `refuse`",
+                "`pass` is not implemented yet; use `refuse`",
             );
         }
         match self.config_map.split_once('/') {

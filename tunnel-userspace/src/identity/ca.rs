@@ -36,8 +36,8 @@ pub const MAX_DAYS: u32 = 36_500;
 pub enum CaError {
     /// There is a CA already.
     #[error(
-        "{} exists already: a CA is never overwritten, since the certificates that it issued would \
-        no longer be trusted; choose another directory with --dir, or move this one away",
+        "{} already exists. An existing CA is never overwritten, because the certificates it issued would \
+        no longer be trusted. Choose another directory with --dir, or move this one elsewhere",
         path.display()
     )]
     Exists {

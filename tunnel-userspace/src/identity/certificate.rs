@@ -34,7 +34,7 @@ impl ParsedCertificate {
     pub(super) fn read(der: &CertificateDer<'_>) -> Result<Self, String> {
         let (rest, parsed) =
             X509Certificate::from_der(der).map_err(|error| match error.is_incomplete() {
-                true => "a certificate in it is malformed: it ends too early".to_owned(),
+                true => "a certificate in it is truncated".to_owned(),
                 false => format!("a certificate in it is malformed: {error}"),
             })?;
         if !rest.is_empty() {

@@ -70,14 +70,14 @@ pub enum FileProblem {
         ca: PathBuf,
     },
     /// The private key belongs to another certificate.
-    #[error("is not the private key of the certificate in {}", cert.display())]
+    #[error("does not match the certificate in {}", cert.display())]
     KeyMismatch {
         /// The path of the certificate.
         cert: PathBuf,
     },
     /// The certificate is for the other role.
     #[error(
-        "is the certificate of {}; the certificate of {} is expected",
+        "is the certificate of {}; expected the certificate of {}",
         with_article(*found), with_article(*wanted)
     )]
     WrongRole {

@@ -168,8 +168,7 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         tracing::warn!(
             service_ports = orphaned_ports,
             services = keeping,
-            "an object of the sources is missing or was refused, so entries of the earlier process are not \
-             removed"
+            "a source object is missing or was rejected; keeping the map entries of the previous process"
         );
     }
 

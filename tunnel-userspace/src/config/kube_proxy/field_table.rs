@@ -10,22 +10,22 @@ use super::value_formats::is_default;
 type UnusedField = (&'static str, &'static [&'static str], &'static str);
 
 const CONVERTED_FOR_PACKET_PATH: &str =
-    "converted, but only the packet path will use it, which is not built yet";
-const FOR_PACKET_PATH: &str = "only the packet path will use it, which is not built yet";
+    "converted, but only the packet path will use it, which is not implemented yet";
+const FOR_PACKET_PATH: &str = "only the packet path will use it, which is not implemented yet";
 const AT_ONCE: &str =
     "changes are written at once, and the maps are checked every service.fullSyncInterval";
 const NO_RESYNC: &str = "known objects are not processed again periodically";
 const NO_PACKET_MARK: &str = "no packet is marked";
 const NO_NAT: &str = "translation at the socket keeps the source address";
 const NO_IPVS: &str = "IPVS is not used";
-const NO_CONNTRACK: &str = "the settings of the kernel's connection tracking are not changed";
+const NO_CONNTRACK: &str = "Culvert does not change the kernel's conntrack settings";
 const JSON: &str = "requests ask for JSON";
 const NO_RATE_LIMIT: &str = "there is one list and one watch for each kind, without a rate limit";
 const LOGGING: &str = "--log and --log-format configure the log";
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 const BIND_RETRIED: &str = "binding a port in use is retried until the port is free";
 const SET_ELSEWHERE: &str = "the service manager or the kubelet sets it";
-const WINDOWS: &str = "it is for Windows only";
+const WINDOWS: &str = "Windows only";
 
 /// The fields that are converted.
 const CONVERTED: &[&str] = &[

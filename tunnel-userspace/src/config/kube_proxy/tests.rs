@@ -48,7 +48,9 @@ fn the_file_of_kubeadm_is_converted_with_one_warning() {
     let warnings: Vec<_> = meaning.warnings.iter().map(ToString::to_string).collect();
     assert_eq!(
         warnings,
-        ["clusterCIDR: converted, but only the packet path will use it, which is not built yet"]
+        [
+            "clusterCIDR: converted, but only the packet path will use it, which is not implemented yet"
+        ]
     );
     let plain = Config::parse(
         "source: { kube: { kubeconfig: /var/lib/kube-proxy/kubeconfig.conf } }\n\

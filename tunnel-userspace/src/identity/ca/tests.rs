@@ -54,7 +54,7 @@ fn init_never_overwrites_a_ca_nor_a_part_of_one() {
     let before = fs::read(test_ca.path("ca.pem")).expect("read");
     let refused =
         init(test_ca.dir.path(), DEFAULT_CA_DAYS, fixed_time()).expect_err("there is one");
-    assert_has(&refused.to_string(), "a CA is never overwritten");
+    assert_has(&refused.to_string(), "CA is never overwritten");
     assert_eq!(fs::read(test_ca.path("ca.pem")).expect("read"), before);
 
     for part in ["ca.pem", "ca-key.pem"] {

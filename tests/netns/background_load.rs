@@ -1,4 +1,4 @@
-//! Background loads on Services while a test does something on the node, and checks of their reports.
+//! Background loads on Services while a test acts on the node, and checks of the loads' reports.
 
 use std::{collections::BTreeSet, net::SocketAddr, thread, time::Duration};
 
@@ -14,16 +14,16 @@ use crate::{
     support::{DNS, Dialer, HTTP, Vip, ensure_eq},
 };
 
-/// The time limit of loads that are not stopped.
+/// The time limit for loads that are not stopped.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// The minimum duration of a load: enough for a low rate to reach each of two backends.
+/// The minimum duration of a load: long enough to reach both of two backends even at a low rate.
 const MIN_DURATION: Duration = Duration::from_millis(2500);
 
 impl Scene {
-    /// Runs `action` at least this many times while the client pod puts a load on these Services, over
-    /// every protocol and family. Every attempt must be answered by a server of its Service, and each of
-    /// these servers must answer one.
+    /// Runs `action` at least this many times while the client pod puts load on these Services over every
+    /// protocol and family. Every attempt must be answered by one of the Service's servers, and each of these
+    /// servers must answer at least one attempt.
     pub(crate) fn under_load(
         &self,
         services: &[(Vip, &[&str])],
@@ -70,7 +70,7 @@ fn repeat(times: usize, action: impl Fn(usize) -> Result<()>) -> Result<()> {
     Ok(())
 }
 
-/// Asserts that every attempt of a load was answered, with the dialled address as peer.
+/// Asserts that every attempt in a load was answered, and saw the dialled address as its peer.
 pub(crate) fn expect_all_answered(report: &Report) -> Result<()> {
     ensure!(report.failed() == 0, "{report:?}");
     ensure!(report.attempts > 0, "the load made no attempt");

@@ -1,4 +1,4 @@
-//! The daemon needs each capability that `deploy/node` grants, and no other privilege of root.
+//! The daemon needs every capability that `deploy/node` grants, and no other root privileges.
 
 use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{
@@ -16,7 +16,7 @@ use crate::{
 const MANIFEST: &str = include_str!("../../deploy/node/node.yaml");
 const CLEANUP: &str = include_str!("../../deploy/cleanup/pod.yaml");
 
-/// The capability that the daemon also needs before Linux 5.11, as in `deploy/linux-5.10`.
+/// A capability that the daemon also needs before Linux 5.11, and that `deploy/linux-5.10` grants.
 const OLD_KERNEL_CAPABILITY: &str = "SYS_RESOURCE";
 
 /// Returns the capabilities that a manifest grants to its only unprivileged container.
@@ -54,7 +54,7 @@ pub(crate) fn culvert_command(
     [setpriv(capabilities), words.into()].concat()
 }
 
-/// Starts the daemon with the capabilities of the manifest, and before Linux 5.11 also with
+/// Starts the daemon with the capabilities that the manifest grants, and before Linux 5.11 also with
 /// [`OLD_KERNEL_CAPABILITY`].
 pub(crate) fn start(instance: &Instance) -> Result<()> {
     let granted = granted(MANIFEST)?;
@@ -103,7 +103,7 @@ fn with_the_capabilities_of_the_manifest_only_sockets_of_the_host_are_ended_and_
     expect_all_ended(of_host)?;
     expect_answers(of_pod, "one")?;
     let reason = "this process lacks CAP_SYS_ADMIN and CAP_SYS_PTRACE";
-    // The status shows a scan's result only after the scan.
+    // The status shows the result of a scan only once the scan is complete.
     let status_fields = || {
         let sockets = node.status()?["sockets"].take();
         Ok([

@@ -19,8 +19,8 @@ use crate::{
     },
 };
 
-/// Connects from the host and the client pod with every TCP dialer; yields true for a translated
-/// connect.
+/// Connects from the host and the client pod with every TCP dialer; yields true for each connection that was
+/// translated.
 fn connects(scene: &Scene) -> impl Iterator<Item = bool> {
     let each = scene.sandboxes().into_iter();
     let each = each.flat_map(|(_, sandbox)| Dialer::TCP.map(|dialer| (sandbox, dialer)));
@@ -31,8 +31,7 @@ fn is_translated(scene: &Scene) -> bool {
     connects(scene).all(|is_translated| is_translated)
 }
 
-/// Waits until no connect is translated. The kernel detaches a link a moment after its last pin is
-/// removed.
+/// Waits until no connection is translated. The kernel detaches a link shortly after its last pin is removed.
 fn until_untranslated(scene: &Scene) -> Result<()> {
     wait::until(CHANGE_TIMEOUT, || {
         connects(scene).all(|is_translated| !is_translated)
@@ -62,7 +61,7 @@ fn cleanup_removes_everything_that_a_node_created_and_nothing_else() -> Result<(
     until_untranslated(&scene)?;
     ensure!(!pins.join(maps_directory("")).exists() && !pins.join("links").exists());
     ensure!(stranger.exists());
-    // The state directory existed before the daemon started, so the cleanup leaves it.
+    // The state directory existed before the daemon started, so cleanup leaves it in place.
     ensure!(scene.node.state().is_dir() && !scene.node.admin_socket().exists());
     ensure!(scene.node.config_path().exists() && scene.node.manifests().join("web.yaml").exists());
 
@@ -77,7 +76,7 @@ fn cleanup_removes_everything_that_a_node_created_and_nothing_else() -> Result<(
     Ok(())
 }
 
-/// Starts a node whose state directory the daemon creates.
+/// Starts a node whose daemon must create its own state directory.
 fn start_without_state() -> Result<Scene> {
     let scene = Scene::prepare_web(&["backend"], &["backend"])?;
     fs::remove_dir(scene.node.state())?;
@@ -140,7 +139,7 @@ fn two_instances_on_one_node_do_not_affect_each_other() -> Result<()> {
     let other = scene.node.pod("other")?;
     let _server = serve(&other)?;
     let other_instance = SecondInstance::new(&scene.node, &scene.client)?;
-    // Both instances have a Service with the same address, with different backends.
+    // Both instances have a Service at the same address, but with different backends.
     let web = WEB.service("web").backends(addresses(&[&*other]));
     other_instance.instance.apply(web)?;
     other_instance.instance.start()?;

@@ -1,4 +1,4 @@
-//! Endpoint changes from files while the daemon is killed and restarted, under a load of connections.
+//! Endpoints change in manifest files under a load of connections, while the daemon is killed and restarted.
 
 mod flows;
 
@@ -32,29 +32,29 @@ use crate::{
     support::{DNS, DNS_TARGET, HTTP, HTTP_TARGET, each_family, until_backends},
 };
 
-/// The number of kills of the daemon; at least two on slow machines.
+/// The number of times that the daemon is killed; fewer on slow machines, but at least two.
 const KILLS: u32 = 5;
 
-/// The duration of the load around one kill: longer than a restart, even on slow machines.
+/// The duration of the load around each kill: longer than a restart takes, even on slow machines.
 const ROUND: Duration = Duration::from_millis(2500);
 
-/// The number of attempts per second over TCP, and over UDP.
+/// The number of attempts per second over TCP, and the number over UDP.
 const RATE: u32 = 500;
 
-/// Endpoint changes per second: the attempted rate, which slow files or CPUs may reduce, and the
-/// required minimum.
+/// Endpoint changes per second: the target rate, which slow files or CPUs may reduce, and the minimum that
+/// must be reached.
 const CHANGES: u32 = 1000;
 const MIN_CHANGES: u32 = 200;
 
 const ECHO: u16 = 7;
 const ECHO_TARGET: u16 = 7007;
 
-/// The Service under load; any of its pods may leave and return.
+/// The Service under load; any of its pods may stop being an endpoint and become one again.
 const WEB: &str = "web";
-/// The Service of the long-lived flows; its first pod always stays an endpoint.
+/// The Service that the long-lived flows use; its first pod always remains an endpoint.
 const TALK: &str = "talk";
 
-/// A lock, so that only one test puts load on the CPUs.
+/// Locked by a test while it runs, so that only one test at a time puts load on the CPUs.
 static CPUS: Mutex<()> = Mutex::new(());
 
 struct ChurnFixture {
@@ -93,7 +93,7 @@ impl ChurnFixture {
         Ok(fixture)
     }
 
-    /// Returns the ClusterIP of one of the Services.
+    /// Returns the ClusterIP of the Service [`WEB`] or [`TALK`].
     fn vip(&self, name: &str) -> IpAddr {
         let number = if name == WEB { 1 } else { 2 };
         match self.race.family {
@@ -102,7 +102,7 @@ impl ChurnFixture {
         }
     }
 
-    /// Applies one of the Services with these pods (a bit mask) as endpoints.
+    /// Applies the named Service with the pods in this bit mask as its endpoints.
     fn apply(&self, name: &str, pods: u32) -> Result<()> {
         let numbered = (0..3).zip(&self.pods);
         let chosen = numbered.filter(|(number, _)| pods & (1 << number) != 0);
@@ -116,7 +116,7 @@ impl ChurnFixture {
         )
     }
 
-    /// Changes endpoints in files until `stop` is set. Returns the number of changes.
+    /// Changes endpoints in manifest files until `stop` is set; returns how many changes it made.
     fn churn(&self, rate: u32, stop: &AtomicBool) -> Result<u32> {
         let mut random = RandomChanges::new(1);
         let start = Instant::now();
@@ -139,7 +139,7 @@ impl ChurnFixture {
         Ok(made)
     }
 
-    /// Asserts that no request for a Service reached the backend of another one.
+    /// Asserts that no request for one Service reached a backend of another.
     fn expect_no_misrouted_request(&self) -> Result<()> {
         let mut counts = vec![self.race.counts()?];
         for server in &self.servers {
@@ -150,7 +150,7 @@ impl ChurnFixture {
         Ok(())
     }
 
-    /// Runs the loads once, and kills and restarts the daemon meanwhile.
+    /// Runs the loads once, and kills and restarts the daemon while they run.
     fn run_round(&self, scale: LoadScale, random: &mut RandomChanges) -> Result<()> {
         let (client, host) = (&*self.race.client, self.race.node.host());
         let web = self.vip(WEB);

@@ -23,13 +23,13 @@ use crate::{
     support::{CHANGE_TIMEOUT, ensure_eq, http_get, maps_directory},
 };
 
-/// Asserts that connects to the Service are translated, on the host and in the client pod.
+/// Asserts that connections to the Service are translated, both on the host and in the client pod.
 fn expect_translated(scene: &Scene) -> Result<()> {
     scene.expect_served(WEB, "backend")
 }
 
-/// Runs a daemon; asserts that it fails to start, changes no pin and leaves the data path working.
-/// Returns its error output.
+/// Runs a daemon; asserts that it fails to start, changes no pins and leaves the data path working. Returns
+/// what it wrote to stderr.
 fn failed_start(scene: &Scene) -> Result<String> {
     failed_start_by(scene, || scene.node.culvert(&["node"]))
 }
@@ -43,7 +43,7 @@ fn failed_start_by(scene: &Scene, start: impl FnOnce() -> Result<Output>) -> Res
     Ok(output.stderr)
 }
 
-/// Runs a daemon like [`failed_start`], with `from` replaced by `to` in the config.
+/// Runs [`failed_start`] with a copy of the config in which `from` is replaced by `to`.
 fn failed_start_with(scene: &Scene, from: &str, to: &str) -> Result<String> {
     let config = fs::read_to_string(scene.node.config_path())?;
     ensure!(config.contains(from), "no {from} in {config}");
@@ -52,7 +52,7 @@ fn failed_start_with(scene: &Scene, from: &str, to: &str) -> Result<String> {
     failed_start_by(scene, || run_node(scene.node.host(), &path))
 }
 
-/// Runs a daemon with another config file in a sandbox, until it exits.
+/// Runs a daemon in a sandbox with another config file, and waits until it exits.
 fn run_node(sandbox: &Sandbox, config: &Path) -> Result<Output> {
     let (program, config) = (environment::culvert()?, config.to_string_lossy());
     let words = [&*program.to_string_lossy(), "node", "--config", &config];
@@ -90,11 +90,11 @@ fn inodes_below(directory: &Path) -> io::Result<BTreeMap<PathBuf, u64>> {
 fn modified_pins_are_named_and_not_touched() -> Result<()> {
     let scene = Scene::web(&["backend"])?;
     let pins = scene.node.bpffs();
-    // A path in the same BPF file system, but not in Culvert's directory.
+    // A path on the same BPF file system, but outside Culvert's directory.
     let aside = pins.with_file_name("aside");
     scene.node.kill9()?;
 
-    // A map of the right type, but with another size. No config key sets the size of this map.
+    // A map of the right type but the wrong size. No config key sets this map's size.
     let mut other = EbpfLoader::new()
         .map_max_entries("reason_counts", 64)
         .load(OBJECT)?;
@@ -104,7 +104,7 @@ fn modified_pins_are_named_and_not_touched() -> Result<()> {
     count.pin(pins.with_file_name("reason_counts"))?;
 
     let foreign = &["does not belong to Culvert"][..];
-    // The case, the pin, its replacement, and the words that the error must contain.
+    // The case, the pin, the pin's replacement, and the words that the error must contain.
     for (what, name, other, words) in [
         ("foreign file", "stranger", "maps/services", foreign),
         ("unknown map", "maps/stranger", "maps/services", foreign),

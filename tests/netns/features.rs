@@ -1,5 +1,5 @@
-//! The feature probes are correct: programs that need a feature load and attach exactly if the probe
-//! reports the feature.
+//! The feature probes are correct: programs that need a feature load and attach if, and only if, the probe
+//! reports that feature.
 
 use std::collections::BTreeSet;
 
@@ -19,7 +19,7 @@ use crate::{
     support::ensure_eq,
 };
 
-/// The verifier's limits: processed instructions, and bytes of stack.
+/// The verifier's limits: on processed instructions, and on bytes of stack.
 const INSTRUCTIONS: u64 = 1_000_000;
 const STACK: u64 = 512;
 
@@ -95,7 +95,8 @@ fn every_program_is_verified_in_each_variant_that_this_kernel_supports() -> Resu
         let is_within = (1..INSTRUCTIONS).contains(&it.instructions) && it.stack <= STACK;
         ensure!(is_within, "{it:?}");
     }
-    // Constants are in read-only memory, so the verifier skips branches that they make unreachable.
+    // The programs' constants are in read-only memory, so the verifier skips branches that they make
+    // unreachable.
     for program in ["connect4", "connect6"] {
         let [without, with] = ["rewrite", "rewrite-steering"].map(|variant| of(program, variant));
         let [without, with] = [without?.instructions, with?.instructions];

@@ -1,4 +1,4 @@
-//! The fixture of most tests: a node with a client pod and server pods.
+//! The fixture that most tests use: a node with a client pod and server pods.
 
 use std::{
     collections::BTreeMap,
@@ -25,7 +25,7 @@ use crate::support::{
 };
 
 pub(crate) const WEB: Vip = Vip::of(10);
-/// The VIP of a Service with another backend.
+/// The VIP of a Service whose backend is not that of [`WEB`].
 pub(crate) const OTHER: Vip = Vip::of(11);
 /// The VIP of a Service without a backend.
 pub(crate) const EMPTY: Vip = Vip::of(12);
@@ -51,7 +51,7 @@ pub(crate) struct Scene {
     pub(crate) node: Node,
     pub(crate) client: Arc<Pod>,
     backends: Vec<Backend>,
-    /// The manifests before a test, by file name; the test must restore them.
+    /// The manifests from before a test, by file name; the test must restore them.
     manifests: BTreeMap<String, String>,
 }
 
@@ -70,12 +70,12 @@ impl Deref for Backend {
 }
 
 impl Scene {
-    /// Creates a node with backends of these names, without starting the daemon.
+    /// Creates a node with backends of these names, but does not start the daemon.
     pub(crate) fn new(backends: &[&str]) -> Result<Self> {
         Self::with(backends, |_| {})
     }
 
-    /// Creates a node like [`Scene::new`], with settings modified by `change`.
+    /// Creates a node as [`Scene::new`] does, after `change` has modified the settings.
     pub(crate) fn with(
         backends: &[&str],
         change: impl FnOnce(&mut InstanceSettings),
@@ -98,34 +98,34 @@ impl Scene {
         })
     }
 
-    /// Creates a node with the Service `web` at [`WEB`] and all of these backends, and starts the
-    /// daemon.
+    /// Creates a node where the Service `web` has the address [`WEB`] and all of these backends, and starts
+    /// the daemon.
     pub(crate) fn web(backends: &[&str]) -> Result<Self> {
         let scene = Self::prepare_web(backends, backends)?;
         scene.node.start()?;
         Ok(scene)
     }
 
-    /// Creates a node with the Service `web` at [`WEB`] and some of these backends, without starting the
-    /// daemon.
+    /// Creates a node where the Service `web` has the address [`WEB`] and only `some` of the backends, but
+    /// does not start the daemon.
     pub(crate) fn prepare_web(backends: &[&str], some: &[&str]) -> Result<Self> {
         let scene = Self::new(backends)?;
         scene.apply_web(some)?;
         Ok(scene)
     }
 
-    /// Applies the Service `web` with the backends of these names.
+    /// Applies the Service `web` with the named backends.
     pub(crate) fn apply_web(&self, backends: &[&str]) -> Result<()> {
         self.apply_service(WEB, "web", backends)
     }
 
-    /// Applies a Service with the backends of these names.
+    /// Applies a Service with the named backends.
     pub(crate) fn apply_service(&self, vip: Vip, name: &str, backends: &[&str]) -> Result<()> {
         let backends = self.addresses(backends)?;
         self.node.apply(vip.service(name).backends(backends))
     }
 
-    /// Creates a node without a Service and starts the daemon; tests apply their own Services.
+    /// Creates a node without any Service and starts the daemon; tests apply their own Services.
     pub(crate) fn started(backends: &[&str]) -> Result<Self> {
         let scene = Self::new(backends)?;
         scene.node.start()?;
@@ -164,20 +164,20 @@ impl Scene {
         .with_context(|| format!("{name} isn't programmed: {:?}", self.node.services()))
     }
 
-    /// Returns the backend of that name.
+    /// Returns the backend with that name.
     pub(crate) fn backend(&self, name: &str) -> Result<&Backend> {
         let backend = self.backends.iter().find(|it| it.name() == name);
         backend.with_context(|| format!("no backend {name}"))
     }
 
-    /// Returns the addresses of the backends of these names.
+    /// Returns the addresses of the named backends.
     pub(crate) fn addresses(&self, names: &[&str]) -> Result<Vec<IpAddr>> {
         let pods = names.iter().map(|name| self.backend(name));
         let pods: Vec<_> = pods.collect::<Result<_>>()?;
         Ok(addresses(&pods.iter().map(|it| &***it).collect::<Vec<_>>()))
     }
 
-    /// Returns the addresses of all backends but the one of that name.
+    /// Returns the addresses of all backends except the one with that name.
     pub(crate) fn addresses_without(&self, name: &str) -> Vec<IpAddr> {
         let others = self.backends.iter().filter(|it| it.name() != name);
         addresses(&others.map(|it| &**it).collect::<Vec<_>>())
@@ -188,17 +188,17 @@ impl Scene {
         self.addresses_without("")
     }
 
-    /// Returns the host and the client pod, with names for error messages.
+    /// Returns the host and the client pod, each with a name for error messages.
     pub(crate) fn sandboxes(&self) -> [(&'static str, &Sandbox); 2] {
         clients(self.node.host(), &self.client)
     }
 
-    /// Returns the host and the client pod, with the names of their network interfaces.
+    /// Returns the host and the client pod, each with the name of its network interface.
     pub(crate) fn devices(&self) -> [(&'static str, &Sandbox); 2] {
         [("uplink", self.node.host()), ("eth0", &self.client)]
     }
 
-    /// Runs `check` on the host and in the client pod, once with each of these dialers.
+    /// Runs `check` on the host and in the client pod, once per dialer.
     pub(crate) fn for_each_client(
         &self,
         dialers: &[Dialer],
@@ -207,16 +207,15 @@ impl Scene {
         self.map_clients(dialers, check).map(drop)
     }
 
-    /// Connects over TCP from the host and the client pod with every dialer; expects the dialled address
-    /// as peer and an answer from this server.
+    /// Connects over TCP from the host and the client pod with every dialer; expects the dialled address as
+    /// the peer and an answer from this server.
     pub(crate) fn expect_served(&self, vip: Vip, server: &str) -> Result<()> {
         self.for_each_client(&Dialer::TCP, |sandbox, dialer| {
             dialer.expect_served(sandbox, vip, HTTP, server)
         })
     }
 
-    /// Runs `open` on the host and in the client pod, once with each of these dialers, and collects the
-    /// results.
+    /// Runs `open` on the host and in the client pod, once per dialer, and collects the results.
     pub(crate) fn map_clients<T>(
         &self,
         dialers: &[Dialer],
@@ -237,7 +236,7 @@ impl Scene {
         Ok(all)
     }
 
-    /// Creates connected UDP sockets on the host and in the client pod with every dialer; expects answers
+    /// Creates connected UDP sockets on the host and in the client pod with every dialer; expects replies
     /// from this server.
     pub(crate) fn connect_udp_clients(
         &self,
@@ -249,14 +248,14 @@ impl Scene {
         })
     }
 
-    /// Waits until exactly this many sockets were ended.
+    /// Waits until exactly this many sockets have been terminated.
     pub(crate) fn until_ended(&self, count: usize) -> Result<()> {
         until_eq("ended", u64::try_from(count)?, || {
             self.node.reason_count("socket_terminated")
         })
     }
 
-    /// Reads the manifests in the directory, by file name.
+    /// Reads all files in the manifest directory; returns their contents by file name.
     fn read_manifests(&self) -> Result<BTreeMap<String, String>> {
         let read = |entry: std::io::Result<fs::DirEntry>| {
             let path = entry?.path();
@@ -281,7 +280,7 @@ impl fmt::Display for Client<'_> {
     }
 }
 
-/// Waits until each of these sockets is ended.
+/// Waits until every one of these sockets has been terminated.
 pub(crate) fn expect_all_ended(sockets: &[(Client<'_>, UdpSocket)]) -> Result<()> {
     let check = |(client, socket): &(Client<'_>, _)| {
         expect_ended(socket).with_context(|| client.to_string())
@@ -289,7 +288,7 @@ pub(crate) fn expect_all_ended(sockets: &[(Client<'_>, UdpSocket)]) -> Result<()
     sockets.iter().try_for_each(check)
 }
 
-/// Sends a datagram on each of these connected sockets; expects answers from this server.
+/// Sends a datagram on each of these connected sockets; expects replies from this server.
 pub(crate) fn expect_answers(sockets: &[(Client<'_>, UdpSocket)], server: &str) -> Result<()> {
     for (client, socket) in sockets {
         let answer = query(socket).and_then(|name| ensure_eq("server", name, server));
@@ -299,7 +298,7 @@ pub(crate) fn expect_answers(sockets: &[(Client<'_>, UdpSocket)], server: &str) 
 }
 
 impl Fixture for Scene {
-    /// Withdraws the manifests of a test; those from before the test must be unchanged.
+    /// Withdraws the manifests that the test added; those from before the test must be unchanged.
     fn restore(&self) -> Result<()> {
         for (file, text) in self.read_manifests()? {
             match self.manifests.get(&file) {
@@ -319,7 +318,7 @@ impl Fixture for Scene {
     }
 }
 
-/// Replaces the last section of the config, for the next start.
+/// Replaces the last section of the config, which the daemon reads at its next start.
 pub(crate) fn configure(instance: &Instance, section: &str, value: &str) -> Result<()> {
     let config = fs::read_to_string(instance.config_path())?;
     let rest = config.split(&format!("{section}:")).next();

@@ -1,4 +1,5 @@
-//! Full maps: a Service that finds no free entry is refused and reported, and the others keep working.
+//! Full maps: a Service for which no map entry is free is refused and reported, while the others keep
+//! working.
 
 use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{
@@ -38,7 +39,7 @@ struct LimitedNode {
 }
 
 impl LimitedNode {
-    /// Starts a node with map sizes set by `limit`, and two Services with two backends each.
+    /// Starts a node with two Services that have two backends each; `limit` sets the map sizes.
     fn with(dialer: Dialer, limit: impl FnOnce(&mut InstanceSettings)) -> Result<Self> {
         let scene = Scene::with(&["one", "two"], limit)?;
         scene.node.start()?;
@@ -62,8 +63,8 @@ impl LimitedNode {
     }
 }
 
-/// Applies a third Service that finds no free entry. Expects every status, metric and log to show the
-/// refusal, and the Service to be programmed once entries are free.
+/// Applies a third Service, for which no map entry is free. Expects the status, the metrics and the log to
+/// show the refusal, and the Service to be programmed once entries are free.
 fn expect_third_refused(limited: &LimitedNode, reason: &str) -> Result<()> {
     let node = &limited.scene.node;
 
@@ -109,7 +110,7 @@ fn expect_third_refused(limited: &LimitedNode, reason: &str) -> Result<()> {
     Ok(())
 }
 
-/// Runs [`expect_third_refused`] in each family, with map sizes set by `limit`.
+/// Runs [`expect_third_refused`] for each family, with map sizes set by `limit`.
 fn expect_third_refused_with(limit: impl Fn(&mut InstanceSettings), reason: &str) -> Result<()> {
     [Dialer::V4, Dialer::V6].into_iter().try_for_each(|dialer| {
         let limited = LimitedNode::with(dialer, &limit)?;

@@ -1,4 +1,4 @@
-//! The guard on real uplinks, attached by a tcx link (if the kernel has tcx) or as a tc filter.
+//! The guard on real uplinks, attached with a tcx link (if the kernel supports tcx) or as a tc filter.
 
 pub(crate) mod daemon;
 
@@ -25,13 +25,13 @@ pub(crate) const UPLINK: (u32, &str) = (2, "uplink");
 
 const SIZES: MapSizes = MapSizes::uniform(16);
 
-/// Loads the guard of 198.19.0.0/16, to be attached by a tcx link or as a tc filter.
+/// Loads the guard for 198.19.0.0/16, to be attached with a tcx link or as a tc filter.
 fn load_with_tcx(pins: &PinDirectory, tcx: bool) -> Result<(Guard, Counters)> {
     let features = bpf::probe()?;
     load(pins, Features { tcx, ..features })
 }
 
-/// Loads the guard of 198.19.0.0/16 for these kernel features.
+/// Loads the guard for 198.19.0.0/16 on a kernel with these features.
 pub(crate) fn load(pins: &PinDirectory, features: Features) -> Result<(Guard, Counters)> {
     let network = Address::from_ip("198.19.0.0".parse()?);
     let switches = ProgramSettings {
@@ -43,7 +43,7 @@ pub(crate) fn load(pins: &PinDirectory, features: Features) -> Result<(Guard, Co
     Ok((data_path.guard()?, counters))
 }
 
-/// Runs a function in the host's network namespace, on its own thread.
+/// Runs `work` in the host's network namespace, on a separate thread.
 pub(crate) fn on_host<T: Send>(node: &Node, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     let namespace = File::open(format!("/proc/{}/ns/net", node.host().pid()))?;
     std::thread::scope(|scope| {
@@ -61,7 +61,7 @@ pub(crate) fn uplinks() -> BTreeMap<u32, String> {
     BTreeMap::from([(UPLINK.0, UPLINK.1.to_owned())])
 }
 
-/// Returns the number of the guard's filters on the uplink.
+/// Returns how many guard filters the uplink has.
 pub(crate) fn filters(node: &Node) -> Result<usize> {
     let filters = run(node.host(), "tc filter show dev uplink ingress")?;
     Ok(filters.matches("guard direct-action").count())
@@ -73,14 +73,14 @@ fn dropped(counters: &Counters) -> Result<u64> {
     Ok(guarded.map_or(0, |(_, count)| *count))
 }
 
-/// Connects from outside to an address in the guarded range, which is local on the host; returns the
+/// Connects from outside to an address in the guarded range, which is local to the host; returns the kind of
 /// error.
 fn probe_from_outside(node: &Node) -> ErrorKind {
     let connected = node.outside().connect("198.19.0.1:10270");
     connected.map_or_else(|error| error.kind(), |_| ErrorKind::Other)
 }
 
-/// Creates a node with a local route for 198.19.0.0/16; returns it with its pins.
+/// Creates a node with a local route for 198.19.0.0/16; returns the node and its pins.
 fn node_with_local_range() -> Result<(Node, PinDirectory)> {
     let node = Node::new()?;
     node.host().ip("route add local 198.19.0.0/16 dev lo\n")?;
@@ -88,7 +88,7 @@ fn node_with_local_range() -> Result<(Node, PinDirectory)> {
     Ok((node, pins))
 }
 
-/// Creates the same node, and attaches the guard to its uplink.
+/// Creates a node with a local route for 198.19.0.0/16, and attaches the guard to its uplink.
 fn guarded_node(tcx: bool) -> Result<(Node, PinDirectory, Guard)> {
     let (node, pins) = node_with_local_range()?;
     let (mut guard, _counters) = load_with_tcx(&pins, tcx)?;
@@ -115,7 +115,7 @@ fn expect_outsiders_dropped(tcx: bool) -> Result<()> {
         probe_from_outside(&node) == ErrorKind::ConnectionRefused,
         "an outsider should reach the host while there is no guard"
     );
-    // In the second round, the new guard replaces the first.
+    // In the second round, the new guard replaces the first one.
     for _ in 0..2 {
         let (mut guard, counters) = load_with_tcx(&pins, tcx)?;
         on_host(&node, || Ok(guard.guard_uplinks(&uplinks(), false)?))?;

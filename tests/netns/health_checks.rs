@@ -1,4 +1,4 @@
-//! Health check ports of Services: HTTP requests like those of load balancers, from the node and from
+//! Services' health check ports: HTTP requests like those that load balancers send, from the node and from
 //! outside.
 
 use std::net::{Ipv4Addr, SocketAddr};
@@ -19,7 +19,7 @@ use crate::{
 
 const PORT: u16 = 32_100;
 
-/// Builds a Service of type LoadBalancer with policy Local and a health check port.
+/// Builds a Service of type LoadBalancer with `externalTrafficPolicy: Local` and a health check port.
 fn service(name: &str, vip: Vip, port: u16) -> Service {
     vip.service(name)
         .of_type("LoadBalancer")
@@ -27,7 +27,7 @@ fn service(name: &str, vip: Vip, port: u16) -> Service {
         .spec(&format!("healthCheckNodePort: {port}"))
 }
 
-/// Waits until the health check port reports this many local endpoints of a Service, over both families.
+/// Waits until the health check port reports this many local endpoints for a Service, over both families.
 fn until_reported(
     node: &Node,
     sandbox: &Sandbox,
@@ -84,8 +84,8 @@ fn a_health_check_port_reports_the_ready_endpoints_of_its_node_while_its_service
     for sandbox in sandboxes {
         until_reported(&node, sandbox, PORT, "web", 2)?;
     }
-    // Terminating endpoints may still get traffic if no other endpoint is left, but load balancers must
-    // not send more.
+    // Terminating endpoints may still get traffic if no other endpoint is left, but load balancers must not
+    // send any more.
     let going = service("web", WEB, PORT).on_node(NODE_NAME);
     node.apply(both.into_iter().fold(going, Service::terminating))?;
     until_reported(&node, node.outside(), PORT, "web", 0)?;

@@ -1,4 +1,4 @@
-//! The event log of a kernel program, which is written only while the config enables it.
+//! A kernel program's event log, which is written only while the config enables it.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -18,27 +18,27 @@ use crate::{
     },
 };
 
-/// An address without a Service.
+/// An address that belongs to no Service.
 const UNUSED: Vip = Vip::of(99);
 
-/// The ring buffer for log events; only a program with event logs has it.
+/// The name of the ring buffer for log events, which only programs that log have.
 const LOG_MAP: &str = "AYA_LOGS";
 
-/// Enables the log of this program at this level, or disables the log, from the next start on.
+/// Enables the log for this program at this level, or disables it for `None`, from the next start on.
 fn configure_log(node: &Node, program: Option<(&str, &str)>) -> Result<()> {
     let log = program
         .map(|(program, level)| format!("{{ kernel: {{ program: {program}, level: {level} }} }}"));
     configure(node, "log", log.as_deref().unwrap_or("{}"))
 }
 
-/// Returns the lines of the daemon's log that come from kernel programs.
+/// Returns the lines in the daemon's log that come from kernel programs.
 fn kernel_lines(node: &Node) -> Vec<String> {
     let logs = node.logs();
     let lines = logs.lines().filter(|line| line.contains(" kernel: "));
     lines.map(str::to_owned).collect()
 }
 
-/// Waits for a line of a kernel program with all of these words, and returns it.
+/// Waits until a kernel program logs a line with all of these words, and returns the line.
 fn until_logged(node: &Node, words: &[&str]) -> Result<String> {
     let line = |lines: Vec<String>| {
         let mut lines = lines.into_iter();
@@ -48,7 +48,7 @@ fn until_logged(node: &Node, words: &[&str]) -> Result<String> {
         .with_context(|| format!("no line with {words:?} in {:#?}", kernel_lines(node)))
 }
 
-/// Creates a node with a Service and a Service without a backend, without starting the daemon.
+/// Creates a node with two Services, one of which has no backend, but does not start the daemon.
 fn prepared() -> Result<Scene> {
     let scene = Scene::prepare_web(&["backend"], &["backend"])?;
     scene.node.apply(EMPTY.service("empty"))?;
@@ -63,8 +63,8 @@ impl Scene {
         Ok(())
     }
 
-    /// Returns the names of loaded programs that have event logs and use this node's maps. The kernel
-    /// unloads a program a moment after its last link is gone.
+    /// Returns the names of the loaded programs that log events and use this node's maps. The kernel unloads
+    /// a program shortly after its last link is gone.
     fn logging_programs(&self) -> Result<Vec<String>> {
         let count = MapInfo::from_pin(
             self.node
@@ -136,12 +136,12 @@ fn expect_connects_logged(dialer: Dialer, program: &str) -> Result<()> {
     ensure!(dialer.connect(&scene.client, EMPTY, HTTP).is_err());
     let empty = format!("destination={} ", dialer.address(EMPTY, HTTP).ip());
     until_logged(&scene.node, &["refused", &empty, "reason=no_backend"])?;
-    // Connects that are not for a Service are logged only at level trace.
+    // Connections that are not to a Service are logged only at level trace.
     ensure!(dialer.connect(&scene.client, UNUSED, HTTP).is_err());
     let status = scene.node.culvert(&["status"])?.stdout;
     ensure!(status.contains(&format!("{program}, debug")), "{status}");
 
-    // Stopping the daemon ends the log; a daemon whose config has no log does not resume it.
+    // Stopping the daemon ends the log; a daemon whose config enables no log does not resume it.
     scene.node.stop()?;
     scene.until_logging(&[])?;
     scene.connect()?;
@@ -173,7 +173,7 @@ fn every_program_can_log_its_decisions() -> Result<()> {
     for program in PROGRAMS.iter().map(|program| program.name) {
         configure_log(&scene.node, Some((program, "trace")))?;
         scene.node.start().context(program)?;
-        // The guard is loaded, but not attached to an uplink, since this node does not steer.
+        // The guard is loaded but not attached to any uplink, since this node does not steer.
         let logging = [program];
         let count = usize::from(program != GUARD.name);
         scene.until_logging(&logging[..count])?;
@@ -269,7 +269,7 @@ fn flood(dialer: Dialer, program: &str) -> Result<()> {
     ensure!(scene.node.is_ready());
     scene.connect()?;
 
-    // After a kill, the daemon's programs still write events, but nothing reads them.
+    // After the kill, the daemon's programs still write events, but nothing reads them.
     scene.node.kill9()?;
     flood()?;
     scene.connect()?;
@@ -303,7 +303,7 @@ fn no_connect_fails_while_the_log_is_switched_on_and_off() -> Result<()> {
         }
         let before = kernel_lines(&scene.node).len();
         scene.node.start()?;
-        // While the log is enabled, the connects of the load cause new lines.
+        // While the log is enabled, the load's connections cause new lines.
         log.map_or(Ok(()), |_| {
             wait::until(CHANGE_TIMEOUT, || kernel_lines(&scene.node).len() > before)
         })

@@ -1,4 +1,4 @@
-//! Tests of the kernel programs with real sockets, and of the daemon's life cycle. They need root, a
+//! Tests of the kernel programs with real sockets, and of the daemon's life cycle. They require root, a
 //! cgroup v2 hierarchy and a kernel with BPF.
 
 #![cfg(test)]

@@ -20,7 +20,7 @@ use crate::{
     },
 };
 
-/// Returns the problems of sources that the daemon's status lists.
+/// Returns the source problems that the daemon's status lists.
 fn problems(node: &Node) -> Vec<String> {
     let status = node.status().unwrap_or_default();
     let problems = status["source"]["problems"].as_array().cloned();
@@ -28,7 +28,7 @@ fn problems(node: &Node) -> Vec<String> {
     problems.unwrap_or_default().into_iter().map(text).collect()
 }
 
-/// Connects with every TCP dialer; returns the name of the server, which must answer all.
+/// Connects with every TCP dialer; returns the name of the server, which must be the same for all of them.
 fn dial_all(node: &Node, vip: Vip) -> Result<String> {
     let client = node.pod("client")?;
     let name = Dialer::V4.dial(&client, vip, HTTP)?;
@@ -51,7 +51,7 @@ fn a_bad_document_is_named_while_the_rest_applies_and_the_last_good_version_stay
         .service("other")
         .backends(scene.all_addresses())
         .to_string();
-    // The Service now has an invalid port, and its file a second Service.
+    // The Service now has an invalid port, and its file contains a second Service.
     let bad = good.replacen("port: 80,", "port: 80000,", 1);
     ensure!(bad != good);
 
@@ -71,7 +71,7 @@ fn a_bad_document_is_named_while_the_rest_applies_and_the_last_good_version_stay
     ensure_eq("server", dial_all(node, WEB)?, "backend")?;
     ensure!(node.is_ready());
 
-    // A file that can't be parsed is a separate problem, and has no effect on Services either.
+    // A file that can't be parsed is listed as a separate problem, and does not affect Services either.
     node.apply(("broken.yaml", "kind: [Service\n"))?;
     wait::until(CHANGE_TIMEOUT, || {
         problems(node).iter().any(|it| it.contains("broken.yaml"))
@@ -117,10 +117,10 @@ fn a_service_is_created_changed_and_deleted_with_its_manifest() -> Result<()> {
     ensure_eq("server", dial_all(node, WEB)?, "backend")
 }
 
-/// Asserts that kube-proxy's metrics of syncs exist for both families.
+/// Asserts that kube-proxy's sync metrics exist for both families.
 fn expect_sync_metrics(metrics: &str) -> Result<()> {
     for family in ["IPv4", "IPv6"] {
-        // Only the test's Service counts, not the Service with which the daemon probes its data path.
+        // Only the test's Service is counted, not the Service with which the daemon probes its data path.
         for (name, most) in [
             ("sync_proxy_rules_duration_seconds_count", u64::MAX),
             ("sync_full_proxy_rules_duration_seconds_count", u64::MAX),
@@ -155,7 +155,7 @@ fn health_and_metrics_are_served_on_their_ports() -> Result<()> {
     ensure_eq("code", code, 200)?;
     ensure_eq("ready", metric(&metrics, "culvert_ready"), Some(1))?;
     let translated = "culvert_reason_total{reason=\"translated\"}";
-    // The connects to the Service, and one connect by the daemon's probe.
+    // The connections to the Service, and one made by the daemon's probe.
     let connects = u64::try_from(Dialer::TCP.len())? + 1;
     ensure_eq("translated", metric(&metrics, translated), Some(connects))?;
     expect_sync_metrics(&metrics)?;

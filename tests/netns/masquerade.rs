@@ -1,5 +1,5 @@
-//! A backend sees the client's own address, for every address of the Service. kube-proxy masquerades
-//! packets; Culvert translates at the socket, before there is a packet.
+//! A backend sees the client's own address, whichever of the Service's addresses the client dials. kube-proxy
+//! masquerades packets; Culvert translates at the socket, before there is a packet.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -39,8 +39,8 @@ fn program(scene: &Scene, policy: &str) -> Result<Arc<Pod>> {
     Ok(backend)
 }
 
-/// Asserts that the backend sees these client addresses, for each address of the Service, protocol and
-/// family that the sandbox dials.
+/// Asserts that the backend sees these client addresses when the sandbox dials each of the Service's
+/// addresses over each protocol and family.
 fn expect_client_address(backend: &Pod, sandbox: &Sandbox, client: [IpAddr; 2]) -> Result<()> {
     let ips = [backend.v4(), backend.v6()];
     let listening = TestListeners::at(backend, ips, [HTTP_TARGET, DNS_TARGET])?;

@@ -1,4 +1,5 @@
-//! Helpers of tests that replace maps: open flows that must keep their backends, and the directories of pins.
+//! Helpers for tests that replace maps: open flows that must keep their backends, and the directories that
+//! contain the pins.
 
 use std::{
     cell::RefCell,
@@ -23,14 +24,14 @@ use crate::{
     },
 };
 
-/// The Services of [`start`], with their backends.
+/// The Services on the node that [`start`] creates, with their backends.
 pub(crate) const SERVICES: [(Vip, &[&str]); 2] = [(WEB, &["one", "two"]), (OTHER, &["other"])];
 
-/// Starts a node with two Services, one with two backends and one with a single one.
+/// Starts a node with two Services: one with two backends and one with a single backend.
 pub(crate) fn start() -> Result<Scene> {
     let scene = Scene::new(&["one", "two", "other"])?;
     scene.resize([64, 64, 64])?;
-    // This Service gets the first entries of the maps; tests delete it before the maps are replaced.
+    // This Service gets the first entries in the maps; tests delete it before the maps are replaced.
     scene.apply_service(Vip::of(9), "first", &["other"])?;
     scene.apply_web(&["one", "two"])?;
     scene.apply_service(OTHER, "other", &["other"])?;
@@ -39,7 +40,7 @@ pub(crate) fn start() -> Result<Scene> {
 }
 
 impl Scene {
-    /// Sets the map sizes for frontends, slots and backends; they apply from the next start on.
+    /// Sets the map sizes for frontends, slots and backends, which apply from the next start on.
     pub(crate) fn resize(&self, [frontends, slots, backends]: [u32; 3]) -> Result<()> {
         self.node.resize(|settings| {
             settings.maps.frontends = frontends;
@@ -48,12 +49,12 @@ impl Scene {
         })
     }
 
-    /// True if a pin or directory of that name exists.
+    /// Returns true if a pin or directory with that name exists.
     pub(crate) fn has_pin(&self, pin: &str) -> bool {
         self.node.bpffs().join(pin).exists()
     }
 
-    /// Asserts that the directory of pins has only the links and the maps of this layout.
+    /// Asserts that the pin directory contains nothing but the links and the maps of the current layout.
     pub(crate) fn expect_tidy(&self) -> Result<()> {
         ensure_eq(
             "directories",
@@ -62,8 +63,8 @@ impl Scene {
         )
     }
 
-    /// Starts the daemon and kills it as soon as a condition holds, or else once it is ready. Returns true
-    /// if the condition held.
+    /// Starts the daemon and kills it as soon as a condition holds, or else once it is live. Returns true if
+    /// the condition held.
     pub(crate) fn kill_when(&self, is_so: impl Fn(&Self) -> bool) -> Result<bool> {
         self.node.launch()?;
         let mut seen = false;
@@ -75,8 +76,8 @@ impl Scene {
         Ok(seen)
     }
 
-    /// Starts the daemon repeatedly under load. Kills each start at one of these moments, in turn, and runs
-    /// `check` after each kill. Each of the first three moments must occur at least once.
+    /// Starts the daemon repeatedly under load, kills it at each of these moments in turn, and runs `check`
+    /// after each kill. Each of the first three moments must be seen at least once.
     pub(crate) fn kill_at_each(
         &self,
         moments: &[fn(&Self) -> bool],
@@ -103,11 +104,11 @@ pub(crate) fn older_directory(rest: &str) -> String {
     format!("v{}{rest}", LAYOUT_VERSION - 1)
 }
 
-/// The size of the counter map in the previous layout.
+/// The number of entries in the previous layout's counter map.
 const OLDER_COUNTERS: u32 = 64;
 
-/// Makes a node's maps look like those of a daemon with the previous layout: in that layout's directory,
-/// and with counters for fewer reasons.
+/// Makes a node's maps look like those of a daemon with the previous layout: they are in that layout's
+/// directory, and have counters for fewer reasons.
 pub(crate) fn imitate_older_layout(node: &Node) -> Result<()> {
     let (own, older) = (maps_directory(""), older_directory(""));
     fs::rename(node.bpffs().join(&own), node.bpffs().join(&older))
@@ -123,7 +124,7 @@ pub(crate) fn imitate_older_layout(node: &Node) -> Result<()> {
     Ok(())
 }
 
-/// Returns the names in a directory, sorted.
+/// Returns the sorted names of the files in a directory.
 pub(crate) fn file_names(directory: &Path) -> Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in fs::read_dir(directory)? {
@@ -133,13 +134,13 @@ pub(crate) fn file_names(directory: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Open flows of one dialer.
+/// The flows that one dialer keeps open.
 pub(crate) struct Flows {
     dialer: Dialer,
     stream: TcpStream,
     connected: UdpSocket,
     connected_to: String,
-    /// A socket that sends to two Services in turn.
+    /// A socket that sends to both Services in turn.
     unconnected: UdpSocket,
     sent_to: String,
 }
@@ -179,7 +180,7 @@ impl Flows {
         Ok(())
     }
 
-    /// Asserts that connected sockets keep their backends and the dialled address as peer.
+    /// Asserts that the connected sockets keep their backends, and keep the dialled address as their peer.
     pub(crate) fn expect_connected_kept(&self) -> Result<()> {
         let dialer = self.dialer;
         ensure_eq(
@@ -195,7 +196,7 @@ impl Flows {
         ensure_eq("server", query(&self.connected)?, self.connected_to.clone())
     }
 
-    /// Sends a datagram on the unconnected socket; returns the name of the server, which must answer from
+    /// Sends a datagram on the unconnected socket; returns the name of the server. Its reply must come from
     /// the dialled address.
     pub(crate) fn query(&self, vip: Vip) -> Result<String> {
         let (server, sender) = query_to(&self.unconnected, self.dialer.address(vip, DNS))?;
@@ -203,7 +204,7 @@ impl Flows {
         Ok(server)
     }
 
-    /// Makes a request on the TCP connection, and closes it.
+    /// Makes an HTTP request on the TCP connection, and closes it.
     pub(crate) fn finish(self) -> Result<()> {
         let server = http_server_name(self.stream)?;
         ensure!(["one", "two"].contains(&&*server), "{server}");
@@ -211,8 +212,8 @@ impl Flows {
     }
 }
 
-/// Sends a datagram on each unconnected socket; returns how many datagrams got a newly chosen backend,
-/// and how many got the backend that is stored with the socket.
+/// Sends a datagram on each unconnected socket; returns how many datagrams went to a newly chosen backend,
+/// and how many to the backend that is stored with the socket.
 pub(crate) fn count_choices(scene: &Scene, flows: &[Flows]) -> Result<Vec<u64>> {
     let send_all = || flows.iter().try_for_each(|flow| flow.query(WEB).map(drop));
     let reasons = ["translated", "translated_sticky"];

@@ -1,8 +1,8 @@
-//! The resolution of gateway names by an agent in an image that has only the program. The resolver is
-//! part of the statically linked C library, and reads the two files that a container runtime adds.
+//! An agent resolves gateway names in an image that contains only the program. The resolver is part of the
+//! statically linked C library, and reads the two files that a container runtime adds.
 //!
-//! CI runs the static program of the image. For a dynamically linked program, the test copies its
-//! libraries, too.
+//! CI runs the image's static program. If the program is dynamically linked, the test copies its libraries,
+//! too.
 
 use std::{
     fs,
@@ -24,10 +24,10 @@ use tunnel_tests::{
 
 use crate::support::{CHANGE_TIMEOUT, run};
 
-/// The time after which the name server closes a connection without a request.
+/// The time after which the name server closes a connection on which no request arrives.
 const IDLE: Duration = Duration::from_millis(200);
 
-/// A name server that knows two names; it answers for one of them only over TCP.
+/// A name server that knows two names, one of which it resolves only over TCP.
 struct NameServer {
     udp: UdpSocket,
     tcp: TcpListener,
@@ -41,7 +41,8 @@ fn labels(name: &str) -> Vec<u8> {
     labels
 }
 
-/// Builds the response to a query (RFC 1035 section 4): 127.0.0.1 for the known names, else NXDOMAIN.
+/// Builds the response to a query (RFC 1035 section 4): 127.0.0.1 for the known names, NXDOMAIN for all
+/// others.
 fn answer(question: &[u8], is_tcp: bool) -> Option<Vec<u8>> {
     let (header, asked) = question.split_at_checked(12)?;
     let end = asked.iter().position(|byte| *byte == 0)? + 1;
@@ -52,9 +53,9 @@ fn answer(question: &[u8], is_tcp: bool) -> Option<Vec<u8>> {
     let flags: [u8; 2] = match (is_plain, is_long) {
         (true, _) => [0x81, 0x80],
         (_, true) if is_tcp => [0x81, 0x80],
-        // The flag TC (truncated), so the client retries over TCP.
+        // Set the TC (truncated) flag, so that the client retries over TCP.
         (_, true) => [0x83, 0x80],
-        // RCODE 3, NXDOMAIN.
+        // Set RCODE 3 (NXDOMAIN).
         (false, false) => [0x81, 0x83],
     };
     let is_answered = is_address && (is_plain || is_tcp && is_long);
@@ -93,7 +94,7 @@ impl NameServer {
     }
 }
 
-/// Answers one query over TCP; returns false if there is none.
+/// Answers one query over TCP; returns false if none arrives.
 fn serve_one(mut stream: &TcpStream) -> Result<bool> {
     let mut length = [0; 2];
     match stream.read_exact(&mut length).map_err(|it| it.kind()) {
@@ -113,7 +114,7 @@ fn serve_one(mut stream: &TcpStream) -> Result<bool> {
 fn copy_program(root: &Path) -> Result<()> {
     let program = environment::culvert()?;
     fs::copy(&program, root.join("culvert"))?;
-    // `ldd` fails for a static program. Virtual machines have no `ldd`, and run static programs.
+    // `ldd` fails for a static program. Virtual machines have no `ldd`, but they run only static programs.
     let Ok(listing) = Command::new("ldd").arg(&program).output() else {
         return Ok(());
     };
@@ -127,7 +128,7 @@ fn copy_program(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Issues an agent's certificate, and writes the agent's config.
+/// Issues a certificate for an agent, and writes the agent's config.
 fn write_agent_config(node: &Node, root: &Path) -> Result<()> {
     let program = environment::culvert()?.display().to_string();
     let path = root.display();

@@ -1,5 +1,5 @@
-//! The kernel programs' counts of open connections at each backend are exact, for every kind of socket
-//! and even if a socket's owner is killed.
+//! The kernel programs count the open connections at each backend exactly, for every kind of socket and even
+//! if the process that owns a socket is killed.
 
 use std::{
     collections::BTreeMap,
@@ -29,7 +29,7 @@ use crate::{
     },
 };
 
-/// A port of the Service `other` whose target port has no listener.
+/// A port of the Service `other` on whose target port nothing listens.
 const CLOSED: u16 = 81;
 
 static SCENE: SharedFixture<Scene> = SharedFixture::new(|| set_up()?.record_manifests());
@@ -45,8 +45,8 @@ pub(crate) fn set_up() -> Result<Scene> {
     Ok(scene)
 }
 
-/// Waits until exactly these numbers of connections are counted at `web` and `other`, and none at other
-/// backends.
+/// Waits until exactly this many connections are counted at `web` and at `other`, and none at any other
+/// backend.
 fn until_counts(scene: &Scene, web: u64, other: u64) -> Result<()> {
     let sum = |name| -> Result<u64> { Ok(open_connections(&scene.node, name)?.values().sum()) };
     until_eq("at web, other, and all", (web, other, web + other), || {
@@ -54,7 +54,7 @@ fn until_counts(scene: &Scene, web: u64, other: u64) -> Result<()> {
     })
 }
 
-/// Returns the number of open connections at all backends.
+/// Returns how many connections are open, at all backends together.
 pub(crate) fn total_connections(node: &Node) -> Result<u64> {
     let status = node.status()?;
     status["openConnections"]
@@ -62,7 +62,7 @@ pub(crate) fn total_connections(node: &Node) -> Result<u64> {
         .context("the status has no field openConnections")
 }
 
-/// Returns the number of open connections at each endpoint of a Service.
+/// Returns how many connections are open at each of a Service's endpoints.
 pub(crate) fn open_connections(node: &Node, name: &str) -> Result<BTreeMap<SocketAddr, u64>> {
     let mut open = BTreeMap::new();
     for port in ports(&node.services()?, name) {

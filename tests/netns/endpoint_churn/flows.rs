@@ -1,4 +1,4 @@
-//! Long-lived TCP and UDP flows that exchange bytes all the time.
+//! Long-lived TCP and UDP flows that exchange data continuously.
 
 use std::{
     collections::BTreeSet,
@@ -19,17 +19,17 @@ use tunnel_tests::{
 use super::ECHO;
 use crate::support::{DNS, server};
 
-/// The pause of a flow between an answer and its next request.
+/// The time that a flow waits between a reply and its next request.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// The name and the thread of a running flow. The thread returns the number of answers.
+/// The name and the thread of a running flow. The thread returns how many replies the flow received.
 type Flow<'scope> = (&'static str, ScopedJoinHandle<'scope, Result<u32>>);
 
 /// The running flows.
 pub(super) struct Flows<'scope>(Vec<Flow<'scope>>);
 
 impl Flows<'_> {
-    /// Waits for the end of each flow; returns its name and its number of answers.
+    /// Waits until every flow has ended; returns each flow's name and how many replies it received.
     pub(super) fn finish(self) -> Result<Vec<(&'static str, u32)>> {
         let end = |(name, flow): Flow<'_>| {
             let answers = flow.join().ok().context("a flow panicked")?;
@@ -41,8 +41,8 @@ impl Flows<'_> {
     }
 }
 
-/// Starts a TCP connection to a backend of `web`, which may lose its endpoint, and a TCP connection and
-/// UDP flows of every kind to the backend of `talk`, which stays an endpoint.
+/// Starts a TCP connection to a backend of `web`, which may stop being an endpoint. Also starts a TCP
+/// connection and UDP flows of every kind to the backend of `talk` that always remains an endpoint.
 pub(super) fn start<'scope>(
     scope: &'scope Scope<'scope, '_>,
     from: &Sandbox,
@@ -69,7 +69,7 @@ pub(super) fn start<'scope>(
         sockets.push((connected, udp(from, dns, true)?, None));
         sockets.push((unconnected, udp(from, dns, false)?, Some(dns)));
     }
-    // From here on nothing can fail, so the caller can stop every thread.
+    // Nothing can fail from here on, so the caller can stop every thread.
     let streams = streams.map(|(name, stream)| (name, scope.spawn(|| stream_bytes(stream, stop))));
     let sockets = sockets.into_iter().map(|(name, socket, to)| {
         (
@@ -80,7 +80,7 @@ pub(super) fn start<'scope>(
     Ok(Flows(streams.into_iter().chain(sockets).collect()))
 }
 
-/// Creates a UDP socket for an address, connected or not.
+/// Creates a UDP socket for sending to this address, and connects it if `is_connected` is true.
 fn udp(from: &Sandbox, to: SocketAddr, is_connected: bool) -> Result<UdpSocket> {
     let socket = from.socket(Domain::for_address(to), Type::DGRAM)?;
     socket.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
@@ -91,7 +91,7 @@ fn udp(from: &Sandbox, to: SocketAddr, is_connected: bool) -> Result<UdpSocket> 
     Ok(socket)
 }
 
-/// Returns an address, and an IPv4 address also in its v4-mapped form.
+/// Returns the address and, if it is IPv4, also its v4-mapped form.
 fn forms(address: IpAddr) -> impl Iterator<Item = IpAddr> {
     let mapped = match address {
         IpAddr::V4(address) => Some(address.to_ipv6_mapped().into()),
@@ -100,7 +100,7 @@ fn forms(address: IpAddr) -> impl Iterator<Item = IpAddr> {
     [address].into_iter().chain(mapped)
 }
 
-/// Sends numbers until `stop` is set, and expects each of them back. Returns their count.
+/// Sends consecutive numbers until `stop` is set, and expects each one back. Returns how many it sent.
 fn stream_bytes(mut stream: TcpStream, stop: &AtomicBool) -> Result<u32> {
     stream.set_nodelay(true)?;
     let mut number = 0_u32;
@@ -120,7 +120,8 @@ fn stream_bytes(mut stream: TcpStream, stop: &AtomicBool) -> Result<u32> {
     Ok(number)
 }
 
-/// Sends requests until `stop` is set, and expects the same server to answer all. Returns their count.
+/// Sends requests until `stop` is set, and expects the same server to answer all of them. Returns how many it
+/// sent.
 fn exchange_datagrams(
     socket: &UdpSocket,
     to: Option<SocketAddr>,

@@ -1,4 +1,4 @@
-//! The guards and routes that the daemon maintains, while uplinks appear, disappear and are renamed.
+//! The guards and routes that the daemon maintains while uplinks appear, disappear and are renamed.
 
 use std::{ffi::OsString, fs, io::ErrorKind, time::Duration};
 
@@ -13,13 +13,14 @@ use tunnel_tests::{
 use super::probe_from_outside;
 use crate::support::{ensure_eq, local_routes, run};
 
-/// The time limit for the daemon to follow a change of the network.
+/// The time limit for the daemon to react to a change in the network.
 pub(crate) const FOLLOW_TIMEOUT: Duration = Duration::from_secs(5);
 
 const TUNNEL: &str =
     "tunnel:\n  steering: {}\n  gateway: {}\n  identity: { files: { ca: a, cert: b, key: c } }\n";
 
-/// Creates a node whose config enables steering, modified by `change`, without starting the daemon.
+/// Creates a node whose config enables steering and is then modified by `change`, but does not start the
+/// daemon.
 pub(crate) fn steering_node(change: impl Fn(&str) -> String) -> Result<Node> {
     let node = Node::new()?;
     configure(&node, change)?;
@@ -34,7 +35,7 @@ fn configure(node: &Node, change: impl Fn(&str) -> String) -> Result<()> {
     Ok(())
 }
 
-/// Returns the number of pinned guard links.
+/// Returns how many guard links are pinned.
 pub(crate) fn guards(node: &Node) -> Result<usize> {
     let links = fs::read_dir(node.bpffs().join("links"))?;
     let names = links.flatten().map(|link| link.file_name());
@@ -46,13 +47,13 @@ pub(crate) fn network_status(node: &Node) -> Result<serde_json::Value> {
     Ok(node.status()?["network"].take())
 }
 
-/// Adds a veth pair to the host: one end with this name, the other named `other`.
+/// Adds a veth pair to the host: one end with this name, and the other end named `other`.
 fn add_veth(node: &Node, name: &str) -> Result<()> {
     let command = format!("ip link add {name} type veth peer name other");
     run(node.host(), &command).map(drop)
 }
 
-/// Connects from the host to the kubelet of the edge node; returns the error.
+/// Connects from the host to the edge node's kubelet; returns the kind of error.
 fn dial_edge(node: &Node) -> ErrorKind {
     let connected = node.host().connect((EDGE_V4, 10_250));
     connected.map_or_else(|error| error.kind(), |_| ErrorKind::Other)
@@ -84,7 +85,7 @@ fn an_uplink_that_loses_its_default_route_stays_guarded() -> Result<()> {
     for family in ["-4", "-6"] {
         run(node.host(), &format!("ip {family} route del default"))?;
     }
-    // Once the daemon reports a later change, it has processed the loss of the routes, too.
+    // Once the daemon reports a later change, it has also processed the loss of the routes.
     add_veth(&node, "late")?;
     let has_late =
         || network_status(&node).is_ok_and(|view| view["uplinks"].to_string().contains("late"));
@@ -125,7 +126,7 @@ fn an_unknown_uplink_name_adds_no_route_and_connects_are_refused_at_once() -> Re
         "steering_no_route isn't counted"
     );
 
-    // The guard stays on an uplink that is renamed.
+    // The guard stays attached to an uplink that is renamed.
     node.stop()?;
     configure(&node, |config| config.replace("[nowhere]", "[uplink]"))?;
     node.start()?;

@@ -8,13 +8,13 @@ use core::{
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// An IPv4 or IPv6 address: four words in network byte order, as in `bpf_sock_addr::user_ip6`. An IPv4
-/// address is stored in its v4-mapped form (`::ffff:a.b.c.d`, RFC 4291 section 2.5.5.2), so IPv4 sockets
-/// and v4-mapped sockets find the same map entry.
+/// address is stored in its v4-mapped form (`::ffff:a.b.c.d`, RFC 4291 section 2.5.5.2), so that IPv4 sockets
+/// and v4-mapped IPv6 sockets find the same map entry.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout)]
 #[repr(transparent)]
 pub struct Address([u32; 4]);
 
-/// The third word of a v4-mapped address.
+/// The third word of a v4-mapped address, in network byte order.
 const MAPPED: u32 = 0xffff_u32.to_be();
 
 impl Address {
@@ -27,10 +27,10 @@ impl Address {
     /// `::1`.
     pub const LOOPBACK_V6: Self = Self::from_ip(IpAddr::V6(Ipv6Addr::LOCALHOST));
 
-    /// `255.255.255.255`. A TCP connect to it fails at once, even from a socket that is bound to a device.
+    /// `255.255.255.255`. A TCP connect() to it fails at once, even on a socket bound to a device.
     pub const BROADCAST_V4: Self = Self::from_ip(IpAddr::V4(Ipv4Addr::BROADCAST));
 
-    /// `ff02::1`. A TCP connect to it fails at once, even from a socket that is bound to a device.
+    /// `ff02::1`. A TCP connect() to it fails at once, even on a socket bound to a device.
     pub const MULTICAST_V6: Self =
         Self::from_ip(IpAddr::V6(Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1)));
 
@@ -62,7 +62,7 @@ impl Address {
         zerocopy::transmute!(self.0)
     }
 
-    /// Returns the last word in network byte order: the complete address if it is IPv4.
+    /// Returns the last word in network byte order, which is the entire address if it is IPv4.
     #[inline(always)]
     #[must_use]
     pub const fn v4_word(self) -> u32 {
@@ -70,7 +70,8 @@ impl Address {
         word
     }
 
-    /// Returns the upper and lower 64 bits in host byte order. These pairs sort like the addresses.
+    /// Returns the upper and lower 64 bits in host byte order. These pairs sort in the same order as the
+    /// addresses.
     #[inline(always)]
     #[must_use]
     pub const fn halves(self) -> [u64; 2] {
@@ -94,7 +95,7 @@ impl Address {
         (a | b) == 0 && c == MAPPED
     }
 
-    /// Returns true if this is a loopback address: in `127.0.0.0/8`, or `::1`.
+    /// Returns true if this is a loopback address: `::1`, or any address in `127.0.0.0/8`.
     #[inline(always)]
     #[must_use]
     pub const fn is_loopback(self) -> bool {
@@ -114,7 +115,8 @@ impl Address {
         u32::from_be(a) >> 22 == 0xfe80 >> 6
     }
 
-    /// Converts an address of either family. A v4-mapped IPv6 address equals its IPv4 address.
+    /// Converts from the standard library's type. A v4-mapped IPv6 address gives the same result as its IPv4
+    /// address.
     #[must_use]
     pub const fn from_ip(ip: IpAddr) -> Self {
         let bits = match ip {
@@ -147,7 +149,7 @@ impl Address {
         ])
     }
 
-    /// Converts to the type of the standard library. A v4-mapped address becomes an IPv4 address.
+    /// Converts to the standard library's type. A v4-mapped address becomes an IPv4 address.
     #[must_use]
     pub const fn to_ip(self) -> IpAddr {
         let [a, b, c, d] = self.0;
@@ -177,8 +179,8 @@ impl core::hash::Hash for Address {
 }
 
 impl Ord for Address {
-    /// Compares the two halves, not sixteen bytes: kernel programs compare addresses too, and every
-    /// comparison adds a branch that the verifier explores.
+    /// Compares two halves instead of sixteen bytes: kernel programs also compare addresses, and every
+    /// comparison adds a branch for the verifier to explore.
     #[inline(always)]
     fn cmp(&self, other: &Self) -> core::cmp::Ordering {
         let ([a, b], [c, d]) = (self.halves(), other.halves());
@@ -204,14 +206,14 @@ impl fmt::Display for Address {
 pub struct Port(u16);
 
 impl Port {
-    /// Converts a port number from host byte order.
+    /// Creates a port from a number in host byte order.
     #[inline(always)]
     #[must_use]
     pub const fn from_host(port: u16) -> Self {
         Self(port.to_be())
     }
 
-    /// Wraps a port that is already in network byte order.
+    /// Creates a port from a number that is already in network byte order.
     #[inline(always)]
     #[must_use]
     pub const fn from_network(port: u16) -> Self {
@@ -251,7 +253,7 @@ impl fmt::Display for Port {
     }
 }
 
-/// An IP protocol number (IANA "Assigned Internet Protocol Numbers").
+/// An IP protocol number, from IANA's registry "Assigned Internet Protocol Numbers".
 #[derive(
     Clone,
     Copy,
@@ -269,19 +271,20 @@ impl fmt::Display for Port {
 #[repr(transparent)]
 pub struct Protocol(u8);
 
-/// `IPPROTO_MPTCP`, which a multipath TCP socket reports instead of TCP.
+/// `IPPROTO_MPTCP`, the protocol that a multipath TCP socket reports instead of TCP.
 const MPTCP: u32 = 262;
 
 impl Protocol {
-    /// TCP, 6.
+    /// TCP (protocol number 6).
     pub const TCP: Self = Self(6);
-    /// UDP, 17.
+    /// UDP (protocol number 17).
     pub const UDP: Self = Self(17);
-    /// SCTP, 132. Services may have SCTP ports, but the kernel has no connect hook to translate them.
+    /// SCTP (protocol number 132). Services may have SCTP ports, but the kernel has no connect hook that
+    /// could translate them.
     pub const SCTP: Self = Self(132);
 
-    /// Returns the protocol of a socket if the socket hooks translate it: TCP (including multipath TCP)
-    /// or UDP. Returns none for any other, for example ICMP.
+    /// Returns the protocol of a socket with this number, if the socket hooks translate it: TCP (including
+    /// multipath TCP) or UDP. Returns `None` for any other protocol, such as ICMP.
     #[inline(always)]
     #[must_use]
     pub const fn of_socket(number: u32) -> Option<Self> {

@@ -1,4 +1,4 @@
-//! Session affinity (`sessionAffinity: ClientIP`): the entries of the map `affinity`.
+//! Session affinity (`sessionAffinity: ClientIP`): the keys and values of the map `affinity`.
 
 use core::mem::{offset_of, size_of};
 
@@ -11,15 +11,15 @@ use crate::{
 
 const NANOS_PER_SECOND: u64 = 1_000_000_000;
 
-/// The client of a Service: an IP address, or a network namespace.
+/// A client of a Service: an IP address, or a network namespace.
 ///
-/// At its connect a socket has no address yet, unless it was bound to one. The client is then the address
-/// of the socket's network namespace, or the namespace itself if that address can't be read. So all
-/// sockets of a pod are one client, and so are all sockets of the host.
+/// A socket that was not bound to an address has none yet when it connects. Its client is then the address of
+/// the socket's network namespace, or the namespace itself if that address can't be read. All sockets in a
+/// pod are therefore one client, and so are all sockets on the host.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct Client {
-    /// The address of the client. For a network namespace, the last two words are its cookie.
+    /// The client's address. For a network namespace, the last two words hold its cookie.
     address: Address,
     /// [`Client::ADDRESS`], or 1 for a network namespace.
     kind: u32,
@@ -30,7 +30,7 @@ impl Client {
     pub const ADDRESS: u32 = 0;
     const NAMESPACE: u32 = 1;
 
-    /// Returns the client that is identified by an address.
+    /// Returns the client identified by an address.
     #[inline(always)]
     #[must_use]
     pub const fn of_address(address: Address) -> Self {
@@ -40,7 +40,7 @@ impl Client {
         }
     }
 
-    /// Returns the client that is identified by the cookie of its network namespace.
+    /// Returns the client identified by the cookie of its network namespace.
     #[inline(always)]
     #[must_use]
     #[expect(
@@ -55,14 +55,14 @@ impl Client {
         }
     }
 
-    /// Returns the client as scalars: its kind, and the halves of its address.
+    /// Returns the client as scalars: its kind, and the two halves of its address.
     #[inline(always)]
     #[must_use]
     pub const fn parts(&self) -> (u32, [u64; 2]) {
         (self.kind, self.address.halves())
     }
 
-    /// Creates a client from its [`Client::parts`].
+    /// Creates a client from the result of [`Client::parts`].
     #[inline(always)]
     #[must_use]
     pub const fn from_parts(kind: u32, halves: [u64; 2]) -> Self {
@@ -72,7 +72,7 @@ impl Client {
         }
     }
 
-    /// Returns the client as words, to be hashed.
+    /// Returns the client as words, for hashing.
     #[inline(always)]
     #[must_use]
     pub const fn words(&self) -> &[u32; 5] {
@@ -80,8 +80,8 @@ impl Client {
     }
 }
 
-/// Key of the map `affinity`: a client and a service port. All frontends of the service port share the
-/// entry, as in kube-proxy (`pkg/proxy/nftables/proxier.go`).
+/// Key of the map `affinity`: a client and a service port. All frontends of a service port share the entry,
+/// as in kube-proxy (`pkg/proxy/nftables/proxier.go`).
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct AffinityKey {
@@ -91,26 +91,27 @@ pub struct AffinityKey {
     pub service: u32,
 }
 
-/// Value of the map `affinity`: the client's backend, and the key of the entry. The kernel may reuse a
-/// hash element for another key while a program reads it, so readers compare the key.
+/// Value of the map `affinity`: the client's backend, and a copy of the entry's key. The kernel may reuse a
+/// hash element for another key while a program is reading it, so readers compare the key.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct Affinity {
-    /// The time of the client's last connect, in nanoseconds of the monotonic clock.
+    /// The time at which the client last connected, in nanoseconds of the monotonic clock.
     pub last_used: u64,
-    /// The index of the backend.
+    /// The index of the client's backend.
     pub index: u32,
-    /// The state of the backend when it was chosen. It differs in every generation of the index.
+    /// The backend's state when it was chosen. The state is different in each generation of the index.
     pub state: BackendState,
-    /// The key of this entry.
+    /// A copy of the entry's key.
     pub key: AffinityKey,
 }
 
 impl Affinity {
-    /// Returns true if the client keeps its backend: its last connect is less than `seconds` ago, and
-    /// the backend still serves in the same generation and is in the wanted set.
+    /// Returns true if the client keeps its backend: the client last connected less than `seconds` ago, and
+    /// the backend is still serving in the same generation and belongs to the wanted set.
     ///
-    /// A concurrent connect of the client may store a time later than `now`. Its entry is valid.
+    /// A concurrent connect() from the same client may have stored a time later than `now`. Such an entry is
+    /// valid too.
     #[inline(always)]
     #[must_use]
     pub fn is_valid(

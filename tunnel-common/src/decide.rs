@@ -1,13 +1,14 @@
-//! Chooses the backend for a frontend, over any [`Maps`]: those in the kernel, or a copy in memory.
+//! Chooses the backend for a frontend, using any implementation of [`Maps`]: the maps in the kernel, or a
+//! copy in memory.
 //!
-//! 1. [`find_frontend`] looks up the record of an address and port. It skips frontends that are not for
+//! 1. [`find_frontend`] looks up the record for an address and port. It skips frontends that don't serve
 //!    sockets, and loopback frontends outside the host's network namespace.
-//! 2. [`choose_backend`] checks the client against the source ranges, takes the set for the kind of
-//!    [`Traffic`], and chooses from it by affinity or algorithm.
+//! 2. [`choose_backend`] checks the client against the source ranges, takes the backend set for the kind of
+//!    [`Traffic`], and chooses from the set by session affinity or by the algorithm.
 //! 3. [`flow_backend`] returns the backend of an existing UDP flow, if the flow may keep it.
 //!
-//! All functions are inlined. A program that is too large for the verifier overrides
-//! [`Maps::choose_offset`], [`Maps::choose_by_affinity`] and [`Maps::is_in_source_ranges`] to call them as
+//! All functions are inlined. If that makes a program too large for the verifier, the program overrides
+//! [`Maps::choose_offset`], [`Maps::choose_by_affinity`] and [`Maps::is_in_source_ranges`] so that they call
 //! separate functions.
 
 mod algorithms;
@@ -29,7 +30,7 @@ use crate::{
     service::{Algorithm, Backend, BackendState, Frontend, FrontendKey},
 };
 
-/// Looks up the frontend of a key, if it serves this kind of traffic.
+/// Looks up the frontend with this key. A frontend that doesn't serve this kind of traffic is not found.
 #[inline(always)]
 pub fn find_frontend<'a, T: Maps + ?Sized>(
     maps: &'a T,
@@ -47,8 +48,8 @@ pub fn find_frontend<'a, T: Maps + ?Sized>(
             if traffic == Traffic::Sockets && frontend.flags & Frontend::NOT_SOCKETS != 0 {
                 return Lookup::None;
             }
-            // Each network namespace has its own loopback, and only the host's has frontends. A socket
-            // that is bound to loopback has no route to a backend.
+            // Each network namespace has its own loopback interface, and only the host's has frontends. A
+            // socket bound to a loopback address has no route to a backend.
             let is_v4 = key.address.is_v4();
             if key.address.is_loopback()
                 && (context.is_bound_to_loopback(is_v4) || !context.is_known_host())
@@ -62,36 +63,37 @@ pub fn find_frontend<'a, T: Maps + ?Sized>(
     }
 }
 
-/// The chosen backend.
+/// The backend chosen for a connection or UDP flow.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Choice {
-    /// The index of the backend.
+    /// The index of the backend in the array `backends`.
     pub index: u32,
     /// The address of the backend.
     pub address: Address,
     /// The port of the backend.
     pub port: Port,
-    /// [`Reason::Translated`], or [`Reason::TranslatedAffinity`] if the client kept its backend.
+    /// [`Reason::Translated`], or [`Reason::TranslatedAffinity`] if session affinity kept the client's
+    /// backend.
     pub reason: Reason,
 }
 
-/// The cause of a failed choice.
+/// The cause if no backend was chosen.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum NoChoice {
-    /// The client is outside the source ranges of the frontend.
+    /// The client is outside the frontend's source ranges.
     ClientDenied,
-    /// The frontend has source ranges, and the address of the client is unknown.
+    /// The frontend has source ranges, but the client's address is unknown.
     ClientUnknown,
     /// The Service has no backends.
     NoBackend,
-    /// The Service has backends, but none in the set for this traffic.
+    /// The Service has backends, but the set for this traffic is empty.
     NoLocalBackend,
-    /// The index of the record, slot or backend is out of range.
+    /// The index of a record, slot or backend is out of range.
     InvalidRecord,
 }
 
 impl NoChoice {
-    /// Returns the reason to count.
+    /// Returns the reason under which the failure is counted.
     #[inline(always)]
     #[must_use]
     pub const fn reason(self) -> Reason {
@@ -104,8 +106,8 @@ impl NoChoice {
         }
     }
 
-    /// Returns true if kube-proxy drops the packets in this case. The caller then sees an unreachable
-    /// destination, otherwise a refused connection.
+    /// Returns true if kube-proxy would drop the packets in this case. The application then sees an
+    /// unreachable destination instead of a refused connection.
     #[inline(always)]
     #[must_use]
     pub const fn is_drop(self) -> bool {
@@ -116,11 +118,12 @@ impl NoChoice {
     }
 }
 
-/// Chooses a backend for a new connection or flow to a frontend.
+/// Chooses a backend for a new connection or UDP flow to a frontend.
 ///
 /// # Errors
 ///
-/// The client may not use the frontend, or the frontend has no backend for this traffic.
+/// Returns an error if the client may not use the frontend, or if the frontend has no backend for this
+/// traffic.
 #[inline(always)]
 pub fn choose_backend<T: Maps + ?Sized>(
     maps: &T,
@@ -130,7 +133,7 @@ pub fn choose_backend<T: Maps + ?Sized>(
     traffic: Traffic,
 ) -> Result<Choice, NoChoice> {
     let frontend = record.frontend;
-    // Read from the key, since in the IPv4 hooks the compiler knows the family of the key.
+    // Taken from the key, because in the IPv4 hooks the compiler knows the key's address family.
     let is_v4 = key.address.is_v4();
     let client = if depends_on_client(frontend) {
         context.client(is_v4)
@@ -143,7 +146,7 @@ pub fn choose_backend<T: Maps + ?Sized>(
     choose(maps, record, traffic, client)
 }
 
-/// Returns true if the choice depends on the client.
+/// Returns true if the choice of a backend depends on the client.
 #[inline(always)]
 fn depends_on_client(frontend: &Frontend) -> bool {
     frontend.affinity_timeout != 0
@@ -151,8 +154,8 @@ fn depends_on_client(frontend: &Frontend) -> bool {
         || frontend.algorithm.is_by_client()
 }
 
-/// Checks the client against the source ranges of the frontend. Other clients can't reach the frontend:
-/// kube-proxy drops their packets (`pkg/proxy/nftables/proxier.go`, `firewall-ips`).
+/// Checks that the client is in the frontend's source ranges. Other clients can't reach the frontend:
+/// kube-proxy drops their packets too (`pkg/proxy/nftables/proxier.go`, `firewall-ips`).
 #[inline(always)]
 fn check_client<T: Maps + ?Sized>(
     maps: &T,
@@ -164,7 +167,7 @@ fn check_client<T: Maps + ?Sized>(
     let is_decided = frontend.flags & Frontend::HOST_UNKNOWN == 0;
     let is_bound = context.has_source_address(is_v4);
     let is_permitted = if !is_bound && is_decided && context.is_known_host() {
-        // The planner has already checked the addresses of the host.
+        // The planner has already checked the host's addresses.
         frontend.flags & Frontend::ADMITS_HOST != 0
     } else if client.kind == Client::ADDRESS {
         maps.is_in_source_ranges(frontend.source_ranges, [client.upper, client.lower])
@@ -204,7 +207,7 @@ fn choose<T: Maps + ?Sized>(
         };
         return choice_at(maps, index, reason);
     }
-    // The common case avoids the cost of a function call.
+    // The common case avoids a function call.
     let offset = if set.len == 1 || frontend.algorithm == Algorithm::RANDOM {
         select::offset_in(set, maps.random())
     } else {
@@ -238,7 +241,7 @@ fn choice_at<T: Maps + ?Sized>(maps: &T, index: u32, reason: Reason) -> Result<C
     })
 }
 
-/// Returns the state of a backend, or the state of an unused index if the backend does not exist.
+/// Returns a backend's state, or the state of an unused index if there is no such backend.
 #[inline(always)]
 pub fn state<T: Maps + ?Sized>(maps: &T, index: u32) -> BackendState {
     match maps.backend(index) {
@@ -247,8 +250,8 @@ pub fn state<T: Maps + ?Sized>(maps: &T, index: u32) -> BackendState {
     }
 }
 
-/// Returns the backend of a UDP flow, if the flow may keep it: the backend belongs to the service port
-/// of the frontend, and [`select::is_sticky`] returns true.
+/// Returns a UDP flow's backend if the flow may keep it: the backend belongs to the frontend's service port,
+/// and [`select::is_sticky`] returns true.
 #[inline(always)]
 pub fn flow_backend<'a, T: Maps + ?Sized>(
     maps: &'a T,

@@ -1,4 +1,4 @@
-//! Looks up a record through a hash of indices, and retries while the record belongs to another key.
+//! Looks up a record through a hash of indices, and retries while the record found belongs to another key.
 
 use crate::{
     service::{Frontend, FrontendKey},
@@ -47,31 +47,31 @@ impl<R: Echo> Echo for &R {
 /// The result of a lookup.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Lookup<R> {
-    /// The record of the key.
+    /// The record for the key.
     Found(R),
-    /// The key has no record.
+    /// There is no record for the key.
     None,
-    /// Every attempt found the record of another key, since the hash kept changing.
+    /// Every attempt found another key's record, because the hash kept changing.
     Unstable,
 }
 
-/// Looks up the record of a key, and retries if the record belongs to another key: the kernel reuses a
-/// replaced hash element at once, so a reader may get the index of another key.
+/// Looks up the record for a key, and retries if the record found belongs to another key. The kernel reuses a
+/// replaced hash element at once, so a reader may get another key's index.
 ///
 /// A key counts as absent only if two lookups in a row find nothing. To replace an element, the kernel
-/// inserts the new one at the head of the chain and then removes the old one; a concurrent reader may see
+/// inserts the new one at the head of the chain and then removes the old one, so a concurrent reader may see
 /// neither.
 ///
 /// # Errors
 ///
-/// `index_of` or `record_at` failed.
+/// Returns an error if `index_of` or `record_at` does.
 #[inline(always)]
 pub fn look_up<R: Echo, E>(
     key: &R::Key,
     index_of: impl Fn(&R::Key) -> Result<Option<u32>, E>,
     record_at: impl Fn(u32) -> Result<Option<R>, E>,
 ) -> Result<Lookup<(u32, R)>, E> {
-    // Bounded by MAX_ATTEMPTS for the verifier.
+    // MAX_ATTEMPTS bounds the loop, as the verifier requires.
     for _ in 0..MAX_ATTEMPTS {
         let index = match index_of(key)? {
             Some(index) => index,

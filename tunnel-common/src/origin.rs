@@ -1,5 +1,5 @@
-//! The translations that are stored for a socket: the last one in the socket storage `origin`, and the
-//! older ones of an unconnected socket in `overflow`.
+//! The translations stored for a socket: the last one in the socket storage `origin`, and the older ones of
+//! an unconnected socket in `overflow`.
 
 use core::mem::{offset_of, size_of};
 
@@ -10,19 +10,19 @@ use crate::{
     service::{BackendState, FrontendKey},
 };
 
-/// The version of [`Origin`]. Open sockets keep their values across upgrades, so a change may only use
-/// reserved fields, and increments the version.
+/// The version of [`Origin`]. Open sockets keep their values across upgrades, so a change may use only
+/// reserved fields, and must increment the version.
 pub const ORIGIN_VERSION: u8 = 1;
 
-/// The idle time after which a UDP flow chooses a backend again, in nanoseconds. Equal to the conntrack
-/// timeout of flows through kube-proxy (`net.netfilter.nf_conntrack_udp_timeout_stream`).
+/// The idle time after which a UDP flow chooses a backend again, in nanoseconds. The same as the conntrack
+/// timeout for flows through kube-proxy (`net.netfilter.nf_conntrack_udp_timeout_stream`).
 pub const UDP_IDLE_NS: u64 = 120_000_000_000;
 
-/// A translation of a socket: the VIP that was dialled, and the backend that was chosen.
+/// A socket's translation: the VIP that was dialled, and the backend that was chosen.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct Origin {
-    /// The time when the flow last sent or received, in nanoseconds of the monotonic clock.
+    /// The time at which the flow last sent or received, in nanoseconds of the monotonic clock.
     pub last_used: u64,
     /// The address that was dialled.
     pub vip: Address,
@@ -30,9 +30,9 @@ pub struct Origin {
     pub backend: Address,
     /// The index of the backend in the array `backends`.
     pub index: u32,
-    /// The state of the backend when it was chosen.
+    /// The backend's state when it was chosen.
     pub state: BackendState,
-    /// The service port that owned the frontend.
+    /// The service port that owned the frontend when it was dialled.
     pub service: u32,
     /// The port that was dialled.
     pub vip_port: Port,
@@ -42,7 +42,7 @@ pub struct Origin {
     pub protocol: Protocol,
     /// [`ORIGIN_VERSION`].
     pub version: u8,
-    /// Bits of [`Origin::OVERFLOWED`] and [`Origin::COUNTED`].
+    /// A combination of [`Origin::OVERFLOWED`] and [`Origin::COUNTED`].
     pub flags: u16,
     /// Zero.
     pub reserved: u32,
@@ -51,15 +51,15 @@ pub struct Origin {
 impl Origin {
     /// Flag: older translations of this socket are in `overflow`.
     pub const OVERFLOWED: u16 = 1;
-    /// Flag: the socket is counted in the map `conns`, at [`Origin::index`]. Not set in values that are
-    /// older than that map, nor for kernel sockets, since their close runs no hook.
+    /// Flag: the socket is counted in the map `conns`, at [`Origin::index`]. Not set in values that are older
+    /// than that map, nor for kernel sockets, because no hook runs when they are closed.
     pub const COUNTED: u16 = 2;
 
-    /// The index and the service port of a translation that leads to the tunnel's ingress, or to an
-    /// address that refuses connects, instead of a backend.
+    /// The index and service port in a translation that leads not to a backend, but to the tunnel's ingress
+    /// or to an address that refuses connections.
     pub const NO_BACKEND: u32 = u32::MAX;
 
-    /// Creates a translation of a key to an address and port, without a backend index and not counted.
+    /// Creates a translation from a key to an address and port, with no backend index and not counted.
     #[inline(always)]
     #[must_use]
     pub fn new(key: &FrontendKey, backend: Address, backend_port: Port) -> Self {
@@ -97,7 +97,8 @@ impl Origin {
         self.flags & Self::OVERFLOWED != 0
     }
 
-    /// Returns the index of the backend that counts the socket as an open connection, if one does.
+    /// Returns the index of the backend for which the socket is counted as an open connection, if it is
+    /// counted.
     #[inline(always)]
     #[must_use]
     pub const fn counted_index(&self) -> Option<u32> {
@@ -115,7 +116,7 @@ impl Origin {
         self.vip_port == key.port && self.protocol == key.protocol && self.vip == key.address
     }
 
-    /// Returns true if this address and port are those of the backend.
+    /// Returns true if this address and port are the backend's.
     #[inline(always)]
     #[must_use]
     pub fn leads_to(&self, address: &Address, port: Port) -> bool {
@@ -123,13 +124,13 @@ impl Origin {
     }
 }
 
-/// Key of the LRU hash `overflow`: a socket, and either the VIP or the backend of a translation.
+/// Key of the LRU hash `overflow`: a socket, and either the VIP or the backend of one of its translations.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct OverflowKey {
-    /// The cookie of the socket.
+    /// The socket's cookie.
     pub cookie: u64,
-    /// The VIP, or the backend.
+    /// The address of the VIP or backend.
     pub address: Address,
     /// The port of the VIP or backend.
     pub port: Port,
@@ -140,10 +141,10 @@ pub struct OverflowKey {
 }
 
 impl OverflowKey {
-    /// Returns the key for a socket's cookie and a VIP or backend.
+    /// Creates a key from a socket's cookie and a VIP or backend.
     ///
-    /// The reserved fields are not an array of bytes: programs would fill that in a loop, and the verifier
-    /// would follow every iteration.
+    /// The reserved fields are not an array of bytes, because programs would fill an array in a loop, and the
+    /// verifier would follow every iteration.
     #[inline(always)]
     #[must_use]
     pub const fn new(cookie: u64, address: Address, port: Port, direction: Direction) -> Self {
@@ -158,7 +159,7 @@ impl OverflowKey {
     }
 }
 
-/// The direction of an entry of `overflow`.
+/// The direction of an entry in `overflow`.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(transparent)]
 pub struct Direction(u8);
@@ -170,12 +171,12 @@ impl Direction {
     pub const REVERSE: Self = Self(1);
 }
 
-/// Value of `overflow`: the translation, and the key of the entry. The kernel may reuse a hash element for
-/// another key while a program reads it, so readers compare the key.
+/// Value of `overflow`: the translation, and a copy of the entry's key. The kernel may reuse a hash element
+/// for another key while a program is reading it, so readers compare the key.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct Overflow {
-    /// The key of this entry.
+    /// A copy of the entry's key.
     pub key: OverflowKey,
     /// The translation.
     pub origin: Origin,

@@ -1,8 +1,8 @@
-//! Reasons: why a connect, datagram, stream or object ended as it did. One list for the counters of the
-//! kernel programs, metrics, logs, and resets of streams.
+//! The reasons for the outcome of a connection, datagram, stream or object. The kernel programs' counters,
+//! metrics, logs and stream resets all use this list.
 
-/// Declares the reasons with number, label and description. Reasons that the kernel programs count and
-/// reasons that the daemon counts are numbered separately.
+/// Declares the reasons, each with its number, label and description. The reasons that the kernel programs
+/// count and those that the daemon counts are numbered separately.
 macro_rules! reasons {
     (
         kernel {
@@ -28,7 +28,7 @@ macro_rules! reasons {
             /// The reasons that the kernel programs count.
             pub const COUNTED_BY_KERNEL: [Self; [$($index),+].len()] = [$(Self::$counted),+];
 
-            /// Returns the label in metrics, logs and tables.
+            /// Returns the label used in metrics, logs and tables.
             #[must_use]
             pub const fn label(self) -> &'static str {
                 match self {
@@ -51,53 +51,54 @@ macro_rules! reasons {
 
 reasons! {
     kernel {
-        /// A connect or datagram was sent to a backend that was selected for it.
+        /// A connection or datagram was sent to a backend that was selected for it.
         Translated = 0, "translated", "sent to a backend that was selected for it";
-        /// A connect or datagram was sent to the backend that its flow already had.
+        /// A UDP connect() or datagram was sent to the backend that its flow already had.
         TranslatedSticky = 1, "translated_sticky", "sent to the backend that its UDP flow already had";
         /// Refused: the Service has no usable backend.
         NoBackend = 2, "no_backend", "refused: the Service has no usable backend";
-        /// Refused: the record of the frontend changed during every attempt to read it.
+        /// Refused: the frontend's record changed during every attempt to read it.
         RecordUnstable = 3, "record_unstable", "refused: the record of the frontend kept changing while it was read";
         /// Refused: a record points to a slot or backend that does not exist.
         RecordInvalid = 4, "record_invalid", "refused: a record points to a slot or backend that does not exist";
-        /// UDP refused: the socket's storage can't be allocated (`net.core.optmem_max`).
+        /// UDP refused: the socket's storage can't be allocated, because of the limit `net.core.optmem_max`.
         SocketStorageFull = 5, "socket_storage_full", "UDP refused: no socket storage left (net.core.optmem_max)";
-        /// A TCP connect was translated without socket storage, so getpeername shows the backend.
+        /// A TCP connection was translated without socket storage, so getpeername() shows the backend.
         TranslatedUntracked = 6, "translated_untracked", "TCP translated without socket storage; peer names show the backend";
         /// A socket got its first translation.
         SocketTracked = 7, "socket_tracked", "a socket got its first translation";
         /// A socket with a translation was closed.
         SocketReleased = 8, "socket_released", "a socket with a translation was closed";
-        /// A socket's older translation moved to the map `overflow`.
+        /// A socket's older translation was moved to the map `overflow`.
         Overflowed = 9, "overflowed", "an older translation of a socket moved to the overflow map";
-        /// A connect to an edge node was sent to the tunnel's ingress.
+        /// A connection to an edge node was sent to the tunnel's ingress.
         Steered = 10, "steered", "sent to the tunnel's ingress";
-        /// A connect was steered without socket storage, so getpeername shows the steering address.
+        /// A connection was steered without socket storage, so getpeername() shows the steering address.
         SteeredUntracked = 11, "steered_untracked", "sent to the tunnel's ingress without socket storage; peer names show the steering prefix";
-        /// Refused: no route to the steering prefix (yet).
+        /// Refused: the steering prefix has no route (yet).
         SteeringNoRoute = 12, "steering_no_route", "refused: no route to the steering prefix of this IP family";
-        /// Dropped: a packet from an uplink to a steering prefix.
+        /// A packet from an uplink to a steering prefix was dropped.
         GuardDropped = 13, "guard_dropped", "dropped: a packet from an uplink to a steering prefix";
-        /// An event of a kernel program was not logged: the ring buffer was full.
+        /// An event from a kernel program was not logged, because the ring buffer was full.
         LogEventsLost = 14, "log_events_lost", "an event of the program in log.kernel was not logged: the ring buffer was full";
-        /// Refused: the traffic policy is Local, and the Service has no usable backend on this node.
+        /// Refused: the traffic policy is `Local`, and the Service has no usable backend on this node.
         NoLocalBackend = 15, "no_local_backend", "refused: the traffic policy is Local, and there is no usable backend on this node";
-        /// A connect or datagram was sent to the stored backend of its client (session affinity).
+        /// A connection or datagram was sent to the backend stored for its client (session affinity).
         TranslatedAffinity = 16, "translated_affinity", "sent to the backend of its client (sessionAffinity)";
         /// Refused: the client is in none of the load balancer's source ranges.
         SourceRangeDenied = 17, "source_range_denied", "refused: the client is in none of the Service's loadBalancerSourceRanges";
-        /// Refused: the address has source ranges, and the client's address is unknown.
+        /// Refused: the address has source ranges, but the client's address is unknown.
         ClientAddressUnknown = 18, "client_address_unknown", "refused: the address has loadBalancerSourceRanges, and this kernel does not show the address of the client";
-        /// A TCP connect of a kernel socket was translated. It is not tracked, since its close runs no hook.
+        /// A kernel socket's TCP connection was translated. It is not tracked, because no hook runs when it
+        /// is closed.
         TranslatedKernel = 19, "translated_kernel", "TCP of a kernel socket (NFS, MPTCP) translated; not tracked, and peer names show the backend";
     }
     daemon {
-        /// Not programmed: no room for another frontend.
+        /// Not programmed: there is no room for another frontend.
         FrontendsFull = 14, "frontends_full", "not programmed: bpf.maps.frontends is used up";
-        /// Not programmed: no room for the slots of a backend set.
+        /// Not programmed: there is no room for a backend set's slots.
         SlotsFull = 15, "slots_full", "not programmed: bpf.maps.slots is used up";
-        /// Not programmed: no room for another backend.
+        /// Not programmed: there is no room for another backend.
         BackendsFull = 16, "backends_full", "not programmed: bpf.maps.backends is used up";
         /// Not programmed: another Service has the same address, port and protocol.
         FrontendConflict = 17, "frontend_conflict", "not programmed: another Service has this address, port and protocol";
@@ -105,37 +106,38 @@ reasons! {
         WriteFailed = 18, "write_failed", "not programmed: a write to a map failed; it is retried";
         /// Not read: a manifest or object is invalid.
         ObjectRejected = 19, "object_rejected", "not read: a manifest, or an object in it, is invalid";
-        /// Not steered: no room for another address and port of an edge node.
+        /// Not steered: there is no room for another steering record.
         SteeringFull = 20, "steering_full", "not steered: bpf.maps.steering or a steering prefix is used up";
-        /// Not steered: an edge node without an address, or with the address of another node.
+        /// Not steered: an edge node has no address, or has another node's address.
         NodeRejected = 21, "node_rejected", "not steered: an edge node has no address, or the address of another node";
-        /// Not steered: an invalid entry of a port list, or one that another list overrides.
+        /// Not steered: an entry in a port list is invalid, or overridden by another list.
         PortsRejected = 22, "ports_rejected", "not steered: an entry of a port list is invalid, or another list overrides it";
-        /// A stream that both ends closed.
+        /// Both ends closed the stream.
         StreamCompleted = 23, "stream_completed", "closed by both ends";
-        /// A stream that the client reset.
+        /// The client reset the stream.
         ClientReset = 24, "client_reset", "reset by the client";
-        /// A stream that the target reset.
+        /// The target reset the stream.
         TargetReset = 25, "target_reset", "reset by the target";
-        /// Refused: the connection reached the ingress by an uplink, or without being steered.
+        /// Refused: the connection reached the ingress from an uplink, or without being steered.
         ArrivedUnsteered = 26, "arrived_unsteered", "refused: the connection reached the ingress by an uplink, or without being steered";
-        /// Refused: the steering address belongs to no node and port any more.
+        /// Refused: the steering address no longer belongs to any node and port.
         TargetUnknown = 27, "target_unknown", "refused: the steering address belongs to no node and port any more";
-        /// Refused: no agent of the node is connected.
+        /// Refused: the node's agent is not connected.
         AgentNotConnected = 28, "agent_not_connected", "refused: agent not connected";
-        /// A stream whose session ended.
+        /// The session that carried the stream was lost.
         AgentConnectionLost = 29, "agent_connection_lost", "the connection to the agent was lost";
-        /// Refused: every session of the node has the maximum number of streams.
+        /// Refused: every session of the node has the maximum number of streams, or the ingress has the
+        /// maximum number of clients.
         StreamLimit = 30, "stream_limit", "refused: every session of the node has tunnel.session.maxStreams streams, or the ingress has its maximum number of clients";
         /// Refused by the agent: the target is not on its allow-list.
         TargetDenied = 31, "target_denied", "refused by the agent: not on its allow-list";
-        /// The target refused the agent's connect.
+        /// The target refused the agent's connection.
         DialRefused = 32, "dial_refused", "the target refused the agent's connect";
-        /// The agent has no route to the target.
+        /// The target did not accept the agent's connection in time.
         DialUnreachable = 33, "dial_unreachable", "the agent has no route to the target";
         /// The target did not answer the agent's connect in time.
         DialTimedOut = 34, "dial_timed_out", "the target did not answer the agent's connect in time";
-        /// Refused by the agent: the maximum number of connects is in progress.
+        /// Refused by the agent: the maximum number of connection attempts is in progress.
         DialLimit = 35, "dial_limit", "refused by the agent: tunnel.agent.maxPendingDials connects are in progress";
         /// Refused: this end is shutting down.
         Draining = 36, "draining", "refused: this end is shutting down";
@@ -145,34 +147,35 @@ reasons! {
         HandshakeFailed = 38, "handshake_failed", "a TLS or tunnel handshake failed";
         /// A TLS or tunnel handshake timed out.
         HandshakeTimedOut = 39, "handshake_timed_out", "a TLS or tunnel handshake timed out";
-        /// Refused: the limit of handshakes in progress, or of sessions, is reached.
+        /// Refused: the limit on handshakes in progress, or on sessions, has been reached.
         HandshakeLimit = 40, "handshake_limit", "refused: the limit of handshakes (tunnel.gateway.maxPendingHandshakes), of sessions (maxSessions), or of sessions of this node is reached";
         /// Refused: the certificate is not an agent's, or names no node.
         IdentityRejected = 41, "identity_rejected", "refused: the certificate is not an agent's, or names no node";
-        /// Ignored: an invalid field; the object is used without it.
+        /// Ignored: a field is invalid; the object is used without it.
         FieldIgnored = 43, "field_ignored", "ignored: an invalid field of an object; the object is used without it";
-        /// A port of the daemon is in use by another process; it is retried.
+        /// Another process is using a port that the daemon needs; the daemon retries.
         PortInUse = 44, "port_in_use", "a port of the daemon is in use by another process; it is retried";
-        /// A connected socket was terminated, since its backend was removed from its Service.
+        /// A connected socket was terminated, because its backend was removed from the Service.
         SocketTerminated = 46, "socket_terminated", "a connected socket was terminated: its backend was removed from the Service";
-        /// Not served: the health check port of a Service is in use by another process or Service.
+        /// Not served: another process or Service is using a Service's health check port.
         HealthPortInUse = 47, "health_port_in_use", "not served: another process or Service has this health check port; it is retried";
-        /// Not programmed: an external IP that no Node and no load balancer of a Service has.
+        /// Not programmed: the external IP belongs to no Node and to no Service's load balancer.
         ExternalIpNotOwned = 49, "external_ip_not_owned", "not programmed: no Node and no load balancer of a Service has this external IP (service.externalIPs)";
-        /// Not programmed: no room for the source ranges of a load balancer.
+        /// Not programmed: there is no room for a load balancer's source ranges.
         SourceRangesFull = 52, "source_ranges_full", "not programmed: bpf.maps.sourceRanges is used up";
     }
 }
 
 impl Reason {
-    /// The number of entries of the map `reason_counts`. A new reason of the kernel programs takes the next
-    /// free number below it, so that the layout of the map stays the same.
+    /// The number of entries in the map `reason_counts`. A new kernel program reason takes the next free
+    /// number below this, so that the map's layout stays the same.
     pub const CAPACITY: u32 = 96;
 
-    /// The value of a daemon reason is its number plus this offset.
+    /// The offset that is added to a daemon reason's number to give its value in this enum.
     const DAEMON: u32 = 256;
 
-    /// Returns the index of the counter in the map `reason_counts`, if the kernel programs count the reason.
+    /// Returns the index of the reason's counter in the map `reason_counts`, if the kernel programs count the
+    /// reason.
     #[inline(always)]
     #[must_use]
     #[expect(clippy::as_conversions, reason = "a field-less enum with repr(u32)")]
@@ -180,7 +183,7 @@ impl Reason {
         self as u32
     }
 
-    /// Returns the reason that is counted at an index of the map `reason_counts`.
+    /// Returns the reason counted at an index in the map `reason_counts`.
     #[must_use]
     pub fn from_index(index: u32) -> Option<Self> {
         Self::COUNTED_BY_KERNEL
@@ -188,8 +191,8 @@ impl Reason {
             .find(|reason| reason.index() == index)
     }
 
-    /// Returns the number of a daemon reason, as sent in the reset of a stream; none for a reason of the
-    /// kernel programs.
+    /// Returns a daemon reason's number, as sent in stream resets, or `None` if the kernel programs count the
+    /// reason.
     #[must_use]
     pub const fn number(self) -> Option<u32> {
         self.index().checked_sub(Self::DAEMON)
@@ -203,7 +206,7 @@ impl Reason {
             .find(|reason| reason.number() == Some(number))
     }
 
-    /// Returns true if the kernel programs count the reason, false if the daemon does.
+    /// Returns true if the kernel programs count this reason, or false if the daemon does.
     #[must_use]
     pub const fn is_counted_by_kernel(self) -> bool {
         self.number().is_none()

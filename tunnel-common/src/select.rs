@@ -1,5 +1,5 @@
-//! Pure functions of the data path: select a slot, hash a client, search source ranges, check the stored
-//! choice of a socket.
+//! Pure functions of the data path: they select a slot, hash a client, search source ranges, and check a
+//! socket's stored choice.
 
 use core::cmp::Ordering;
 
@@ -9,16 +9,16 @@ use crate::{
     service::{Backend, BackendState, IndexRange, SourceRange},
 };
 
-/// The maximum number of steps of the binary search in source ranges. A frontend has fewer than
+/// The maximum number of steps in the binary search of a frontend's source ranges. A frontend has fewer than
 /// 2^MAX_STEPS ranges.
 const MAX_STEPS: u32 = 16;
 
-/// The maximum number of source ranges of a frontend.
+/// The maximum number of source ranges that a frontend may have.
 pub const MAX_SOURCE_RANGES: u32 = (1 << MAX_STEPS) - 1;
 
-/// Maps a number to an offset in a set; none if the set is empty.
+/// Maps a number to an offset in a set. Returns `None` if the set is empty.
 ///
-/// A uniform random number gives a uniform offset, to within `len / 2^32`; a counter gives round-robin.
+/// A uniform random number gives a uniform offset, to within `len / 2^32`. A counter gives round-robin.
 #[inline(always)]
 #[must_use]
 pub const fn offset_in(set: IndexRange, number: u32) -> Option<u32> {
@@ -28,8 +28,8 @@ pub const fn offset_in(set: IndexRange, number: u32) -> Option<u32> {
     }
 }
 
-/// Maps two numbers to two different offsets in a set; none if the set has fewer than two slots. With
-/// uniform random numbers each pair is equally likely, to within `len / 2^32`.
+/// Maps two numbers to two different offsets in a set. Returns `None` if the set has fewer than two slots. If
+/// the numbers are uniformly random, each pair is equally likely, to within `len / 2^32`.
 #[inline(always)]
 #[must_use]
 pub const fn two_offsets_in(set: IndexRange, number: u32, other: u32) -> Option<(u32, u32)> {
@@ -38,7 +38,7 @@ pub const fn two_offsets_in(set: IndexRange, number: u32, other: u32) -> Option<
     }
     let first = number % set.len;
     let second = other % set.len.wrapping_sub(1);
-    // Skips `first`: the offsets from there on move up by one.
+    // Skips `first`, by moving the offsets from there on up by one.
     let second = if second < first {
         second
     } else {
@@ -48,13 +48,13 @@ pub const fn two_offsets_in(set: IndexRange, number: u32, other: u32) -> Option<
 }
 
 /// Returns true if the second backend has fewer open connections than the first, in proportion to their
-/// shares of the set. Each backend is given by its open connections, modulo 2^64, and its share.
+/// shares of the set. Each backend is given as its number of open connections, modulo 2^64, and its share.
 ///
-/// A negative count is taken as zero, see [`non_negative`].
+/// A negative number is treated as zero; see [`non_negative`].
 #[inline(always)]
 #[must_use]
 pub const fn is_less_loaded((open, share): (u64, u32), (other, its_share): (u64, u32)) -> bool {
-    // Compares open / share of both, multiplied by both shares to avoid a division.
+    // Compares open / share for the two backends, multiplied by both shares to avoid a division.
     non_negative(other).wrapping_mul(widen(share))
         < non_negative(open).wrapping_mul(widen(its_share))
 }
@@ -65,16 +65,16 @@ const fn widen(share: u32) -> u64 {
     share as u64
 }
 
-/// Returns a count of open connections, or 0 if the count is negative modulo 2^64. A map has a negative
-/// count if it counted the close of a socket, but an earlier map counted the connect.
+/// Returns a number of open connections, or 0 if the number is negative modulo 2^64. It becomes negative if
+/// an earlier map counted a socket's connect() and this map counted its close().
 #[inline(always)]
 #[must_use]
 pub const fn non_negative(open: u64) -> u64 {
     if open > u64::MAX / 2 { 0 } else { open }
 }
 
-/// Returns a hash of the words, which is the same on every machine: one round of SplitMix64's output
-/// function per word.
+/// Returns a hash of the words that is the same on every machine. Each word goes through one round of
+/// SplitMix64's output function.
 #[inline(always)]
 #[must_use]
 #[expect(clippy::as_conversions, reason = "the upper half of the hash")]
@@ -90,8 +90,8 @@ pub fn hash<const N: usize>(words: &[u32; N]) -> u32 {
     (state >> 32) as u32
 }
 
-/// Returns true if an address is in one of the source ranges, which are ascending and disjoint. `source`
-/// returns the range at an index.
+/// Returns true if an address is in one of the source ranges, which are disjoint and in ascending order.
+/// `source` returns the range at an index.
 #[inline(always)]
 #[must_use]
 pub fn is_in_ranges<'a>(
@@ -100,7 +100,7 @@ pub fn is_in_ranges<'a>(
     source: impl Fn(u32) -> Option<&'a SourceRange>,
 ) -> bool {
     let (mut low, mut high) = (set.base, set.base.wrapping_add(set.len));
-    // Bounded by MAX_STEPS for the verifier.
+    // MAX_STEPS bounds the loop, as the verifier requires.
     for _ in 0..MAX_STEPS {
         if low >= high {
             return false;
@@ -120,17 +120,17 @@ pub fn is_in_ranges<'a>(
     false
 }
 
-/// Returns true if the backend of a UDP socket still serves. `state` is the current state at the index of
-/// the backend; it equals the stored state only in the same generation of the index.
+/// Returns true if a UDP socket's backend is still serving. `state` is the current state at the backend's
+/// index, which equals the stored state only in the same generation of the index.
 #[inline(always)]
 #[must_use]
 pub fn serves_flow(origin: &Origin, state: BackendState) -> bool {
     origin.state == state && state.is_serving()
 }
 
-/// Returns true if the backend of a TCP socket still serves. `backend` is the current record at its index.
-/// TCP sockets store no generation of the index, so a later backend with the same address, port and service
-/// port counts as the same.
+/// Returns true if a TCP socket's backend is still serving. `backend` is the current record at the backend's
+/// index. A TCP socket doesn't store the generation of the index, so a later backend with the same address,
+/// port and service port counts as the same backend.
 #[must_use]
 pub fn serves_connection(origin: &Origin, backend: &Backend) -> bool {
     backend.state.is_serving()
@@ -138,18 +138,18 @@ pub fn serves_connection(origin: &Origin, backend: &Backend) -> bool {
         && origin.leads_to(&backend.address, backend.port)
 }
 
-/// Returns true if the backend of a UDP socket was removed and its index is not reused yet.
+/// Returns true if a UDP socket's backend was removed and its index has not been reused yet.
 #[must_use]
 pub fn is_removed(origin: &Origin, state: BackendState) -> bool {
     state == origin.state.removed()
 }
 
 /// Returns true if a UDP flow keeps its backend: the frontend belongs to the same service port, the backend
-/// serves in the same generation, and the flow was not idle for too long. kube-proxy achieves the same by
-/// conntrack and its cleanup (`conntrack/cleanup.go`).
+/// is still serving in the same generation, and the flow was not idle for too long. kube-proxy achieves the
+/// same by cleaning up conntrack entries (`conntrack/cleanup.go`).
 ///
-/// `now` may be earlier than the last use, if another thread used the flow meanwhile. The flow then counts
-/// as not idle.
+/// `now` may be earlier than the last use if another thread used the flow in the meantime. The flow then
+/// counts as not idle.
 #[inline(always)]
 #[must_use]
 pub fn is_sticky(origin: &Origin, service: u32, state: BackendState, now: u64) -> bool {
@@ -199,7 +199,7 @@ mod tests {
             counts[chosen as usize] += 1;
         }
 
-        // A fair draw of 8,000 is within 5 standard deviations (30 each) of 1,000.
+        // With 8,000 fair draws, each count is within 5 standard deviations (of 30) of 1,000.
         assert!(
             counts.iter().all(|count| (850..1_150).contains(count)),
             "{counts:?}"

@@ -1,8 +1,8 @@
 //! Keys and values of the service maps.
 //!
 //! The hash `services` maps a [`FrontendKey`] to the index of a [`Frontend`] in the array `frontends`. A
-//! [`Frontend`] has two backend sets, which are ranges of the array `slots`. A [`Slot`] has the index of a
-//! [`Backend`] in the array `backends`. All of them are written once, and reused only after a grace
+//! [`Frontend`] has two backend sets, each of which is a range of the array `slots`. A [`Slot`] holds the
+//! index of a [`Backend`] in the array `backends`. Entries are written once, and reused only after a grace
 //! period. Only [`Backend::state`] and [`Backend::sets`] change in place.
 
 use core::{
@@ -14,7 +14,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::addr::{Address, Port, Protocol};
 
-/// Key of the map `services`: the address, port and protocol of a frontend.
+/// Key of the map `services`: a frontend's address, port and protocol.
 #[derive(
     Clone,
     Copy,
@@ -42,7 +42,7 @@ pub struct FrontendKey {
 }
 
 impl FrontendKey {
-    /// Returns the key of an address, port and protocol.
+    /// Creates a key from an address, port and protocol.
     #[inline(always)]
     #[must_use]
     pub const fn new(address: Address, port: Port, protocol: Protocol) -> Self {
@@ -54,7 +54,7 @@ impl FrontendKey {
         }
     }
 
-    /// Returns the key as words, to be hashed.
+    /// Returns the key as words, for hashing.
     #[inline(always)]
     #[must_use]
     pub const fn words(&self) -> &[u32; 5] {
@@ -72,7 +72,7 @@ impl fmt::Display for FrontendKey {
     }
 }
 
-/// A range of entries of an array: the slots of a backend set, or the source ranges of a frontend.
+/// A range of entries in an array: the slots in a backend set, or a frontend's source ranges.
 #[derive(
     Clone, Copy, Debug, Default, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq,
 )]
@@ -84,7 +84,7 @@ pub struct IndexRange {
     pub len: u32,
 }
 
-/// The algorithm that chooses a slot from a set.
+/// The algorithm that chooses a slot from a backend set.
 #[derive(
     Clone, Copy, Debug, Default, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq,
 )]
@@ -94,26 +94,26 @@ pub struct Algorithm(u8);
 impl Algorithm {
     /// A uniform random choice for each connection.
     pub const RANDOM: Self = Self(0);
-    /// Round-robin, with a counter per service port.
+    /// Round-robin, with one counter per service port.
     pub const ROUND_ROBIN: Self = Self(1);
     /// A hash of the client.
     pub const SOURCE_HASH: Self = Self(2);
     /// A hash of the dialled address, port and protocol.
     pub const DESTINATION_HASH: Self = Self(3);
-    /// A hash of the client, over slots that form a Maglev table.
+    /// A hash of the client; the slots form a Maglev table.
     pub const MAGLEV: Self = Self(4);
-    /// The better of two random slots: the backend with fewer open connections in proportion to its share
-    /// of the set.
+    /// The better of two random slots: the one whose backend has fewer open connections in proportion to its
+    /// share of the set.
     pub const LEAST_CONN: Self = Self(5);
 
-    /// Returns true if the choice depends on the client only.
+    /// Returns true if the choice depends only on the client.
     #[inline(always)]
     #[must_use]
     pub const fn is_by_client(self) -> bool {
         self.0 == Self::SOURCE_HASH.0 || self.0 == Self::MAGLEV.0
     }
 
-    /// Returns the name in annotations, tables and logs.
+    /// Returns the name used in annotations, tables and logs.
     #[must_use]
     pub const fn label(self) -> &'static str {
         match self {
@@ -128,11 +128,11 @@ impl Algorithm {
     }
 }
 
-/// The maximum number of backends in the record itself. A choice from such a small set needs no reads of
-/// `slots` and `backends`, which are cache misses if there are many Services.
+/// The maximum number of backends in a frontend's record. A choice from such a small set reads neither
+/// `slots` nor `backends`, which would cause cache misses if there are many Services.
 pub const MAX_INLINE_BACKENDS: usize = 3;
 
-/// A backend in a frontend record: a copy of its entry in `backends`.
+/// A backend inside a frontend's record: a copy of its entry in `backends`.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct InlineBackend {
@@ -140,7 +140,7 @@ pub struct InlineBackend {
     pub address: Address,
     /// The port of the backend.
     pub port: Port,
-    /// The number of slots of the backend, as in [`Slot::share`].
+    /// The backend's number of slots, as in [`Slot::share`].
     pub share: u16,
     /// The index of the backend in the array `backends`.
     pub index: u32,
@@ -156,59 +156,60 @@ impl InlineBackend {
     };
 }
 
-/// Value of the array `frontends`: the record of a frontend. Written once.
+/// Value of the array `frontends`: a frontend's record. Written once.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct Frontend {
-    /// The key for which the record was written. A reader with another key has a stale index, and repeats
-    /// the lookup.
+    /// The key for which the record was written. A reader that looked up another key has a stale index, and
+    /// repeats the lookup.
     pub key: FrontendKey,
     /// The service port that owns the frontend and its backends; also the index of its [`ServiceCounts`].
     pub service: u32,
-    /// The backends for the traffic policy Cluster.
+    /// The backends for the traffic policy `Cluster`.
     pub cluster: IndexRange,
     /// The algorithm that chooses a slot.
     pub algorithm: Algorithm,
-    /// Bits of [`Frontend::SOCKETS_LOCAL`], [`Frontend::PACKETS_LOCAL`], [`Frontend::HAS_ENDPOINTS`],
-    /// [`Frontend::NOT_SOCKETS`], [`Frontend::ADMITS_HOST`] and [`Frontend::HOST_UNKNOWN`].
+    /// A combination of [`Frontend::SOCKETS_LOCAL`], [`Frontend::PACKETS_LOCAL`],
+    /// [`Frontend::HAS_ENDPOINTS`], [`Frontend::NOT_SOCKETS`], [`Frontend::ADMITS_HOST`] and
+    /// [`Frontend::HOST_UNKNOWN`].
     pub flags: u8,
     /// Zero.
     pub reserved: u16,
-    /// The backends of the set for sockets, if there are at most [`MAX_INLINE_BACKENDS`].
+    /// The backends in the set for sockets, if there are at most [`MAX_INLINE_BACKENDS`].
     pub inline_backends: [InlineBackend; MAX_INLINE_BACKENDS],
-    /// The backends on this node, for the traffic policy Local.
+    /// The backends on this node, for the traffic policy `Local`.
     pub local: IndexRange,
-    /// The timeout of session affinity in seconds; 0 for a Service without affinity.
+    /// The session affinity timeout in seconds, or 0 for a Service without session affinity.
     pub affinity_timeout: u32,
-    /// The permitted clients, as ascending ranges in the array `source_ranges`. If empty, all clients are
-    /// permitted.
+    /// The permitted clients, as ranges in the array `source_ranges`, in ascending order. If there are no
+    /// ranges, all clients are permitted.
     pub source_ranges: IndexRange,
 }
 
 impl Frontend {
-    /// Flag: sockets of this node choose from `local` instead of `cluster`.
+    /// Flag: sockets on this node choose from `local` instead of `cluster`.
     pub const SOCKETS_LOCAL: u8 = 1;
-    /// Flag: packets from outside the node choose from `local` instead of `cluster`.
+    /// Flag: packets from outside this node choose from `local` instead of `cluster`.
     pub const PACKETS_LOCAL: u8 = 2;
-    /// Flag: the Service has endpoints. With an empty set, the destination is then unreachable; without
-    /// this flag, connects are refused.
+    /// Flag: the Service has endpoints. If the backend set is empty, the destination is unreachable with this
+    /// flag; without it, connections are refused.
     pub const HAS_ENDPOINTS: u8 = 4;
     /// Flag: the frontend is for packets only; sockets are not translated.
     pub const NOT_SOCKETS: u8 = 8;
-    /// Flag: sockets of the host may use the frontend. Read only if the frontend has source ranges.
+    /// Flag: the host's sockets may use the frontend. Read only if the frontend has source ranges.
     pub const ADMITS_HOST: u8 = 16;
-    /// Flag: the planner doesn't know the source address of the host's sockets, so programs check them like
-    /// sockets of pods. Read only if the frontend has source ranges.
+    /// Flag: the planner doesn't know the source address of the host's sockets, so the programs check them
+    /// like sockets in pods. Read only if the frontend has source ranges.
     pub const HOST_UNKNOWN: u8 = 32;
 }
 
-/// Value of the array `slots`: one slot of a backend set. Written once.
+/// Value of the array `slots`: one slot in a backend set. Written once.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct Slot {
     /// The index of the backend in the array `backends`.
     pub backend: u32,
-    /// The number of slots of the set that lead to this backend: its relative weight.
+    /// The number of slots in the set that lead to this backend, which is its relative weight.
     pub share: u32,
 }
 
@@ -229,29 +230,29 @@ pub struct Slot {
 )]
 #[repr(C)]
 pub struct SourceRange {
-    /// The first address.
+    /// The first address in the range.
     pub first: Address,
-    /// The last address.
+    /// The last address in the range.
     pub last: Address,
 }
 
-/// Value of the array `service_counts`: the counters of a service port.
+/// Value of the array `service_counts`: a service port's counters.
 #[derive(
     Clone, Copy, Debug, Default, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq,
 )]
 #[repr(C)]
 pub struct ServiceCounts {
-    /// The number of connections and UDP flows that were sent to a backend.
+    /// The number of connections and UDP flows sent to a backend.
     pub sent: u64,
-    /// The number of connections and datagrams that were refused.
+    /// The number of connections and datagrams refused.
     pub refused: u64,
     /// The round-robin counter.
     pub round_robin: u64,
 }
 
-/// The state of a backend and the generation of its index, in one word: bit 0 is set while the backend
-/// serves, the other bits count generations. No value recurs, so a socket compares one word to check that
-/// its backend is the same one and still serves.
+/// A backend's state and the generation of its index, in one word. Bit 0 is set while the backend is serving,
+/// and the other bits count generations. No value recurs, so a socket compares a single word to check that
+/// its backend is the same one and is still serving.
 #[derive(
     Clone, Copy, Debug, Default, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq,
 )]
@@ -261,29 +262,29 @@ pub struct BackendState(u32);
 impl BackendState {
     const SERVING: u32 = 1;
 
-    /// Returns true if the backend serves, false if it was removed or the index was never used.
+    /// Returns true if the backend is serving, or false if it was removed or the index was never used.
     #[inline(always)]
     #[must_use]
     pub const fn is_serving(self) -> bool {
         self.0 & Self::SERVING != 0
     }
 
-    /// Returns the state of a serving backend in the next generation of the index.
+    /// Returns the state of a serving backend in the index's next generation.
     #[must_use]
     pub const fn next_generation(self) -> Self {
         Self((self.0 | Self::SERVING).wrapping_add(2))
     }
 
-    /// Returns this generation of the index, marked as removed.
+    /// Returns the same generation of the index, marked as removed.
     #[must_use]
     pub const fn removed(self) -> Self {
         Self(self.0 & !Self::SERVING)
     }
 
-    /// Returns the initial state of an index in a new map, if an older map may have used the same index.
+    /// Returns the initial state for an index in a new map, if an older map may have used the same index.
     /// `milliseconds` is the time since the machine started. The state advances by one generation per
-    /// millisecond, faster than an index can be reused, since each generation ends with a grace period. So
-    /// the new map never repeats a state of the older one.
+    /// millisecond, which is faster than an index can be reused, because each generation ends with a grace
+    /// period. The new map therefore never repeats a state from the older one.
     #[must_use]
     pub fn initial_at(milliseconds: u64) -> Self {
         let generation = u32::try_from(milliseconds & 0x7fff_ffff).unwrap_or(0);
@@ -295,24 +296,24 @@ impl BackendState {
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct Backend {
-    /// The address that connections are sent to.
+    /// The address to which connections are sent.
     pub address: Address,
-    /// The port that connections are sent to.
+    /// The port to which connections are sent.
     pub port: Port,
     /// The transport protocol.
     pub protocol: Protocol,
-    /// Zero; reserved for flags of later layouts.
+    /// Zero; reserved for flags in later layouts.
     pub flags: u8,
-    /// The service port that this index belongs to.
+    /// The service port to which this index belongs.
     pub service: u32,
-    /// The state and generation. Changes while the index is in use.
+    /// The state, and the generation of the index. Changes while the index is in use.
     pub state: BackendState,
-    /// The backend sets that contain the backend, checked for clients with session affinity. Changes while
-    /// the index is in use.
+    /// The backend sets to which this backend belongs, checked for clients with session affinity. Changes
+    /// while the index is in use.
     pub sets: Membership,
 }
 
-/// The backend sets of a service port that contain a backend.
+/// The backend sets of a service port to which a backend belongs.
 #[derive(
     Clone, Copy, Debug, Default, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq,
 )]
@@ -322,25 +323,25 @@ pub struct Membership(u32);
 impl Membership {
     /// In no set: the backend gets no new connections.
     pub const NONE: Self = Self(0);
-    /// In the set for the traffic policy Cluster.
+    /// In the set for the traffic policy `Cluster`.
     pub const CLUSTER: Self = Self(1);
-    /// In the set for the traffic policy Local.
+    /// In the set for the traffic policy `Local`.
     pub const LOCAL: Self = Self(2);
 
-    /// Returns the union of both.
+    /// Returns the sets that are in either of the two.
     #[must_use]
     pub const fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// Returns true if both are equal; usable in const functions.
+    /// Returns true if the two are equal. Unlike `==`, this can be used in const functions.
     #[inline(always)]
     #[must_use]
     pub const fn equals(self, other: Self) -> bool {
         self.0 == other.0
     }
 
-    /// Returns true if `other` is not empty and all of its sets are in `self`.
+    /// Returns true if `other` is not empty and all of its sets are also in `self`.
     #[inline(always)]
     #[must_use]
     pub const fn includes(self, other: Self) -> bool {

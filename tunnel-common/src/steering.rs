@@ -1,5 +1,5 @@
-//! Keys and values of the steering maps, and steering prefixes. A connect to a port of an edge node is
-//! sent to the tunnel's ingress, at a steering address that stands for the node and port.
+//! Keys and values of the steering maps, and steering prefixes. A connection to a port on an edge node is
+//! sent to the tunnel's ingress, at a steering address that stands for that node and port.
 
 use core::mem::{offset_of, size_of};
 
@@ -24,16 +24,16 @@ use crate::addr::{Address, Port};
 )]
 #[repr(C)]
 pub struct SteeringKey {
-    /// The address of the edge node.
+    /// The edge node's address.
     pub address: Address,
-    /// The port of the edge node.
+    /// The port on the edge node.
     pub port: Port,
     /// Zero.
     pub reserved: u16,
 }
 
 impl SteeringKey {
-    /// Returns the key of an address and port.
+    /// Creates a key from an address and port.
     #[inline(always)]
     #[must_use]
     pub const fn new(address: Address, port: Port) -> Self {
@@ -45,19 +45,20 @@ impl SteeringKey {
     }
 }
 
-/// Value of the array `steered`: an address and port of an edge node. Written before its index is added to
-/// `steer`. After the index is removed from there, the record keeps its key until its quarantine ends.
+/// Value of the array `steered`: an edge node's address and port. The record is written before its index is
+/// added to `steer`. After the index is removed from `steer`, the record keeps its key until its quarantine
+/// ends.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct SteeringRecord {
-    /// The time of the removal from `steer`, in nanoseconds since the machine started; 0 if the index is in
-    /// `steer`, or was never used.
+    /// The time at which the index was removed from `steer`, in nanoseconds since the machine started, or 0
+    /// if the index is in `steer` or was never used.
     pub removed_at: u64,
     /// The key for which the record was written.
     pub key: SteeringKey,
-    /// The steering address, to which connects are sent.
+    /// The steering address to which connections are sent.
     pub steering_address: Address,
-    /// The port of the ingress, to which connects are sent.
+    /// The ingress port to which connections are sent.
     pub ingress_port: Port,
     /// [`SteeringRecord::UNUSED`], [`SteeringRecord::NODE`] or [`SteeringRecord::PROBE`].
     pub kind: u16,
@@ -66,14 +67,14 @@ pub struct SteeringRecord {
 impl SteeringRecord {
     /// Kind: the index was never used.
     pub const UNUSED: u16 = 0;
-    /// Kind: an address and port of an edge node.
+    /// Kind: an edge node's address and port.
     pub const NODE: u16 = 1;
-    /// Bit of the second entry of `host`: the IPv4 steering prefix has a route.
+    /// Bit in the second entry of `host`: the IPv4 steering prefix has a route.
     pub const ROUTED_V4: u64 = 1;
-    /// Bit of the second entry of `host`: the IPv6 steering prefix has a route.
+    /// Bit in the second entry of `host`: the IPv6 steering prefix has a route.
     pub const ROUTED_V6: u64 = 2;
     /// Kind: the daemon's probe. When the daemon connects to it, the program stores the cookie of the
-    /// daemon's network namespace as that of the host.
+    /// daemon's network namespace as the host's.
     pub const PROBE: u16 = 2;
 }
 
@@ -86,18 +87,18 @@ const _: () = {
     assert!(offset_of!(SteeringRecord, ingress_port) == 44);
 };
 
-/// An IP prefix with consecutive indices for its addresses.
+/// An IP prefix whose addresses have consecutive indices.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Prefix {
     network: u128,
-    /// The prefix length in the IPv6 form of the address, which has 128 bits.
+    /// The prefix length for the address in its IPv6 form, which has 128 bits.
     bits: u32,
     is_v4: bool,
 }
 
 impl Prefix {
-    /// Creates a prefix from its network address and its length in bits of the address family. Returns none
-    /// if the length is too great for the family, or the address has bits set beyond the prefix.
+    /// Creates a prefix from its network address and its length, which is at most 32 for IPv4. Returns `None`
+    /// if the length is too great for the address family, or if the address has bits set beyond the prefix.
     #[must_use]
     pub fn new(address: Address, length: u8) -> Option<Self> {
         let is_v4 = address.is_v4();
@@ -121,13 +122,13 @@ impl Prefix {
         self.is_v4
     }
 
-    /// Returns the network address, which is the first of the prefix.
+    /// Returns the network address, which is the first address in the prefix.
     #[must_use]
     pub fn network(&self) -> Address {
         address_of(self.network)
     }
 
-    /// Returns the prefix length in bits of the address family.
+    /// Returns the prefix length, which is at most 32 for IPv4.
     #[must_use]
     pub fn length(&self) -> u8 {
         let length = if self.is_v4 {
@@ -138,33 +139,33 @@ impl Prefix {
         u8::try_from(length).unwrap_or(u8::MAX)
     }
 
-    /// Returns the network mask in the IPv6 form.
+    /// Returns the network mask in its IPv6 form.
     #[must_use]
     pub fn mask(&self) -> Address {
         address_of(!u128::MAX.checked_shr(self.bits).unwrap_or(0))
     }
 
-    /// Returns true if an address is in the prefix.
+    /// Returns true if an address is in this prefix.
     #[must_use]
     pub fn contains(&self, address: &Address) -> bool {
         bits_of(address) & bits_of(&self.mask()) == self.network && address.is_v4() == self.is_v4
     }
 
-    /// Returns the number of addresses with an index: all except the first (the network address) and the
-    /// last (in IPv4 the broadcast address). A prefix of one address has none.
+    /// Returns how many addresses have an index: all except the first (the network address) and the last (the
+    /// broadcast address in IPv4). In a prefix with only one address, none has an index.
     #[must_use]
     pub fn capacity(&self) -> u32 {
         let host = u128::MAX.checked_shr(self.bits).unwrap_or(0);
         u32::try_from(host.saturating_sub(1)).unwrap_or(u32::MAX)
     }
 
-    /// Returns the address of an index; none if the index is out of range.
+    /// Returns the address with this index, or `None` if the index is out of range.
     #[must_use]
     pub fn address(&self, index: u32) -> Option<Address> {
         (index < self.capacity()).then(|| address_of(self.network + u128::from(index) + 1))
     }
 
-    /// Returns the index of an address; none if the address has no index in this prefix.
+    /// Returns the index of an address, or `None` if the address has no index in this prefix.
     #[must_use]
     pub fn index(&self, address: &Address) -> Option<u32> {
         let index = bits_of(address).checked_sub(self.network)?.checked_sub(1)?;
@@ -177,7 +178,7 @@ impl Prefix {
 impl core::str::FromStr for Prefix {
     type Err = InvalidPrefix;
 
-    /// Parses the format of [`core::fmt::Display`]: `198.19.0.0/16`.
+    /// Parses the format written by [`core::fmt::Display`], such as `198.19.0.0/16`.
     fn from_str(text: &str) -> Result<Self, InvalidPrefix> {
         let (address, length) = text.split_once('/').ok_or(InvalidPrefix)?;
         let address: core::net::IpAddr = address.parse().or(Err(InvalidPrefix))?;
@@ -186,7 +187,7 @@ impl core::str::FromStr for Prefix {
     }
 }
 
-/// The error of parsing a text that is not a prefix.
+/// The error for text that is not a valid prefix.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct InvalidPrefix;
 

@@ -1,6 +1,6 @@
-//! The table of all maps and programs, one row each. Loading, pinning, migration and the checks of pins use
-//! these rows. A new map needs a row here, the type of its values, a declaration in the object, and code
-//! that uses it.
+//! The table of all maps and programs, with one row for each. The code that loads, pins, migrates and checks
+//! maps and programs uses these rows. A new map needs a row here, a type for its values, a declaration in the
+//! BPF object, and code that uses it.
 
 mod sizes;
 
@@ -15,29 +15,29 @@ use crate::{
     steering::{SteeringKey, SteeringRecord},
 };
 
-/// The number of entries of a map.
+/// A map's number of entries.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Entries {
-    /// A number that follows from a size in the config.
+    /// A number derived from a size in the config.
     BySize(MapSize, Headroom),
-    /// A number per CPU.
+    /// A fixed number per CPU.
     PerCpu(u32),
-    /// A fixed number; 0 if the kernel keeps one entry per socket.
+    /// A fixed number, or 0 if the kernel keeps one entry per socket.
     Fixed(u32),
 }
 
-/// The condition under which a start replaces an existing map of the same layout by a new one.
+/// The condition under which a starting daemon replaces an existing map of the same layout with a new one.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum ReplaceIf {
-    /// A size of its group changes.
+    /// A size in the map's group has changed.
     SizesChange(MapGroup),
-    /// A larger map is needed. The values of the old map are then added to the new one.
+    /// A larger map is needed. The old map's values are then added to the new one.
     TooSmall,
     /// Never.
     Never,
 }
 
-/// The type of a map, with the kernel's number (`enum bpf_map_type`).
+/// A map type, with its number in the kernel (`enum bpf_map_type`).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[repr(u32)]
 pub enum MapType {
@@ -49,7 +49,7 @@ pub enum MapType {
     PerCpuArray = 6,
     /// A hash that evicts the least recently used entry.
     LruHash = 9,
-    /// A value per socket, in the socket's storage.
+    /// One value per socket, in the socket's storage.
     SocketStorage = 24,
 }
 
@@ -62,10 +62,10 @@ impl MapType {
     }
 }
 
-/// A map: a row of the table.
+/// A map: one row of the table.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Map {
-    /// The name in the object, in the pin path, and in documents.
+    /// The name used in the BPF object, in the pin path, and in documents.
     pub name: &'static str,
     /// The type of the map.
     pub kind: MapType,
@@ -73,15 +73,15 @@ pub struct Map {
     pub key: u32,
     /// The size of a value in bytes.
     pub value: u32,
-    /// The flags, `BPF_F_…`.
+    /// The flags (`BPF_F_…`).
     pub flags: u32,
     /// The number of entries.
     pub entries: Entries,
-    /// The condition for replacing the map.
+    /// The condition under which the map is replaced.
     pub replace_if: ReplaceIf,
-    /// True if a start adopts the map from an older layout, since its values have the same meaning in every
-    /// layout. A layout that changes more than reserved fields of the map must set this to false. That is
-    /// not allowed for `origin` and `conns`, since they have values of open sockets.
+    /// True if a starting daemon adopts the map from an older layout, because its values have the same
+    /// meaning in every layout. A layout that changes anything but reserved fields in the map must set this
+    /// to false. That is not allowed for `origin` and `conns`, because they hold values for open sockets.
     pub is_lasting: bool,
 }
 
@@ -120,7 +120,7 @@ impl Map {
         }
     }
 
-    /// Returns the number of entries for these sizes and this number of CPUs.
+    /// Returns the number of entries, given the sizes and the number of CPUs.
     #[must_use]
     pub const fn entries(&self, sizes: MapSizes, cpus: u32) -> u32 {
         match self.entries {
@@ -130,7 +130,7 @@ impl Map {
         }
     }
 
-    /// Returns the map of that name.
+    /// Returns the map with this name.
     #[must_use]
     pub fn named(name: &str) -> Option<&'static Self> {
         MAPS.iter().find(|map| map.name == name)
@@ -146,18 +146,18 @@ const fn size_of_u32<T>() -> u32 {
     size_of::<T>() as u32
 }
 
-/// Declares the maps: each is a constant, and all of them are in `MAPS`.
+/// Declares the maps, each as a constant and all of them in `MAPS`.
 macro_rules! maps {
     ($($(#[$doc:meta])* $constant:ident = $map:expr;)+) => {
         $($(#[$doc])* pub const $constant: Map = $map;)+
 
-        /// All maps, in the order of creation. The sizes of existing maps are derived from the first map
-        /// of each size.
+        /// All maps, in the order in which they are created. The sizes of existing maps are derived from the
+        /// first map that uses each size.
         pub const MAPS: &[Map] = &[$($constant),+];
     };
 }
 
-/// `BPF_F_NO_PREALLOC`: entries are allocated when they are needed, as socket storage requires.
+/// `BPF_F_NO_PREALLOC`: entries are allocated on demand, as socket storage requires.
 const NO_PREALLOC: u32 = 1;
 /// `BPF_F_NO_COMMON_LRU`: each CPU has its own LRU list.
 const NO_COMMON_LRU: u32 = 2;
@@ -165,17 +165,17 @@ const NO_COMMON_LRU: u32 = 2;
 pub const MMAPABLE: u32 = 1 << 10;
 
 maps! {
-    /// The index of a frontend's record, by frontend key.
+    /// The index of the record for each frontend key.
     SERVICES = Map::new::<FrontendKey, u32>("services", MapType::Hash, Entries::BySize(MapSize::Frontends, Headroom::None));
-    /// The records of frontends.
+    /// The frontends' records.
     FRONTENDS = Map::new::<u32, Frontend>("frontends", MapType::Array, Entries::BySize(MapSize::Frontends, Headroom::Update));
-    /// The slots of backend sets.
+    /// The slots in the backend sets.
     SLOTS = Map::new::<u32, Slot>("slots", MapType::Array, Entries::BySize(MapSize::Slots, Headroom::Update));
-    /// The source ranges of frontends.
+    /// The frontends' source ranges.
     SOURCE_RANGES = Map::new::<u32, SourceRange>("source_ranges", MapType::Array, Entries::BySize(MapSize::SourceRanges, Headroom::Update));
     /// The backends.
     BACKENDS = Map::new::<u32, Backend>("backends", MapType::Array, Entries::BySize(MapSize::Backends, Headroom::Update));
-    /// The number of open connections of each backend.
+    /// The number of open connections to each backend.
     CONNS = Map::new::<u32, u64>("conns", MapType::Array, Entries::BySize(MapSize::Backends, Headroom::Update))
         .with_flags(MMAPABLE)
         .replaced_if(ReplaceIf::TooSmall)
@@ -188,37 +188,37 @@ maps! {
     OVERFLOW = Map::new::<OverflowKey, Overflow>("overflow", MapType::LruHash, Entries::PerCpu(1024))
         .with_flags(NO_COMMON_LRU)
         .lasting();
-    /// The counters by reason.
+    /// The counter for each reason.
     REASON_COUNTS = Map::new::<u32, u64>("reason_counts", MapType::PerCpuArray, Entries::Fixed(Reason::CAPACITY));
-    /// The counters by service port.
+    /// The counters for each service port.
     SERVICE_COUNTS = Map::new::<u32, ServiceCounts>("service_counts", MapType::Array, Entries::BySize(MapSize::Frontends, Headroom::Update));
-    /// The backends of clients with session affinity.
+    /// The backend of each client with session affinity.
     AFFINITY = Map::new::<AffinityKey, Affinity>(
         "affinity",
         MapType::LruHash,
         Entries::BySize(MapSize::Affinity, Headroom::None),
     );
-    /// The index of a steering record, by address and port of an edge node.
+    /// The index of the steering record for each steered address and port of an edge node.
     STEER = Map::new::<SteeringKey, u32>("steer", MapType::Hash, Entries::BySize(MapSize::Steering, Headroom::Probe))
         .lasting();
-    /// The steering records: an address and port of an edge node each.
+    /// The steering records, each for one address and port of an edge node.
     STEERED = Map::new::<u32, SteeringRecord>("steered", MapType::Array, Entries::BySize(MapSize::Steering, Headroom::Quarantine))
         .lasting();
-    /// The cookie of the host's network namespace, and the address families with a route to the ingress.
+    /// The cookie of the host's network namespace, and the address families that have a route to the ingress.
     HOST = Map::new::<u32, u64>("host", MapType::Array, Entries::Fixed(2)).lasting();
 }
 
 const _: () = assert!(ORIGIN.is_lasting && CONNS.is_lasting);
 
-/// The type of a program, with the kernel's number (`enum bpf_prog_type`).
+/// A program type, with its number in the kernel (`enum bpf_prog_type`).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[repr(u32)]
 pub enum ProgramType {
-    /// A program at tc.
+    /// A tc program.
     Classifier = 3,
-    /// A program at the creation or release of a socket.
+    /// A program that runs when a socket is created or released.
     Socket = 9,
-    /// A program at system calls that have a socket address.
+    /// A program that runs for system calls with a socket address.
     SocketAddress = 18,
 }
 
@@ -231,27 +231,27 @@ impl ProgramType {
     }
 }
 
-/// The attach point of a program.
+/// The point at which a program is attached.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum AttachPoint {
-    /// The cgroup (`bpf.cgroup`), by one link that is pinned under the program's name.
+    /// The cgroup (`bpf.cgroup`), through a single link that is pinned under the program's name.
     Cgroup,
-    /// Each uplink (`service.uplinks`) of a node that steers, by a link that is pinned under the
-    /// program's name and the index of the device. Kernels without such links use a filter.
+    /// Each uplink (`service.uplinks`) on a node that steers, through a link that is pinned under the
+    /// program's name and the device's index. Kernels without such links use a filter.
     Uplinks,
 }
 
-/// A program: a row of the table.
+/// A program: one row of the table.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Program {
-    /// The name in the object, of its links, and in documents. Programs on the cgroup are named after their
-    /// hook.
+    /// The name used in the BPF object, for the program's links, and in documents. Programs attached to the
+    /// cgroup are named after their hook.
     pub name: &'static str,
     /// The type of the program.
     pub kind: ProgramType,
-    /// The hook, with the kernel's number (`enum bpf_attach_type`).
+    /// The hook, by its number in the kernel (`enum bpf_attach_type`).
     pub hook: u32,
-    /// The attach point.
+    /// The point at which the program is attached.
     pub attach_point: AttachPoint,
 }
 
@@ -265,13 +265,13 @@ impl Program {
         }
     }
 
-    /// Returns the program of that name.
+    /// Returns the program with this name.
     #[must_use]
     pub fn named(name: &str) -> Option<&'static Self> {
         PROGRAMS.iter().find(|program| program.name == name)
     }
 
-    /// Returns the programs of an attach point, in the order of attachment.
+    /// Returns the programs for an attach point, in the order in which they are attached.
     pub fn at_attach_point(attach_point: AttachPoint) -> impl Iterator<Item = &'static Self> {
         PROGRAMS
             .iter()
@@ -279,13 +279,13 @@ impl Program {
     }
 }
 
-/// The program at the release of a socket.
+/// The program that runs when a socket is released.
 pub const SOCK_RELEASE: Program = Program::at_cgroup("sock_release", ProgramType::Socket, 34);
 
-/// The program at connects of IPv4 sockets. Every supported kernel has its hook.
+/// The program that runs when an IPv4 socket connects. Every supported kernel has its hook.
 pub const CONNECT4: Program = Program::at_cgroup("connect4", ProgramType::SocketAddress, 10);
 
-/// The program that drops packets from outside to steering prefixes.
+/// The program that drops packets from outside the node to steering prefixes.
 pub const GUARD: Program = Program {
     name: "guard",
     kind: ProgramType::Classifier,
@@ -294,7 +294,8 @@ pub const GUARD: Program = Program {
     attach_point: AttachPoint::Uplinks,
 };
 
-/// All programs, in the order of attachment: those that restore a VIP precede those that replace it.
+/// All programs, in the order in which they are attached: those that restore a VIP come before those that
+/// replace it.
 pub const PROGRAMS: &[Program] = &[
     SOCK_RELEASE,
     Program::at_cgroup("getpeername4", ProgramType::SocketAddress, 29),
@@ -314,7 +315,7 @@ mod tests {
 
     #[test]
     fn every_name_fits_into_the_kernels_limit() {
-        // BPF_OBJ_NAME_LEN is 16, with the final zero.
+        // BPF_OBJ_NAME_LEN is 16, including the terminating zero byte.
         assert!(MAPS.iter().all(|map| map.name.len() <= 15));
         assert!(PROGRAMS.iter().all(|program| program.name.len() <= 15));
     }

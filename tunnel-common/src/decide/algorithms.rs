@@ -1,4 +1,4 @@
-//! The load-balancing algorithms, and the choice by session affinity.
+//! The load-balancing algorithms and session affinity.
 
 use super::{AffinityChoice, ClientScalars, Maps, Traffic, state};
 use crate::{
@@ -7,7 +7,7 @@ use crate::{
     service::{Algorithm, BackendState, Frontend},
 };
 
-/// Chooses an offset in the backend set, by the algorithm of the frontend.
+/// Chooses an offset in the backend set, using the frontend's algorithm.
 #[inline(always)]
 pub fn choose_offset<T: Maps + ?Sized>(
     maps: &T,
@@ -33,7 +33,7 @@ pub fn choose_offset<T: Maps + ?Sized>(
 }
 
 /// Draws two random offsets in the set, and returns the one whose backend has fewer open connections in
-/// proportion to its share of the set; the first if both are equal.
+/// proportion to its share of the set. Returns the first if the two are equal.
 #[inline(always)]
 fn less_loaded<T: Maps + ?Sized>(maps: &T, frontend: &Frontend, traffic: Traffic) -> Option<u32> {
     let set = traffic.set(frontend);
@@ -47,7 +47,8 @@ fn less_loaded<T: Maps + ?Sized>(maps: &T, frontend: &Frontend, traffic: Traffic
     })
 }
 
-/// Returns the number of open connections and the share of the backend at an offset in the set.
+/// Returns how many connections the backend at an offset in the set has open, and the backend's share of the
+/// set.
 #[inline(always)]
 fn load_at<T: Maps + ?Sized>(
     maps: &T,
@@ -65,8 +66,8 @@ fn load_at<T: Maps + ?Sized>(
     Some((maps.open_connections(index), share))
 }
 
-/// Returns the backend of a client with session affinity: the stored one, or a new choice, which it
-/// stores.
+/// Returns the backend for a client with session affinity, which is either the stored one or a newly chosen
+/// one, and stores it with the current time.
 #[inline(always)]
 pub fn choose_by_affinity<T: Maps + ?Sized>(
     maps: &T,
@@ -95,7 +96,7 @@ pub fn choose_by_affinity<T: Maps + ?Sized>(
         }
     };
     entry.state = state(maps, entry.index);
-    // A concurrent connect of the client may have stored its choice first.
+    // A concurrent connect() from the same client may have stored its choice first.
     if !maps.insert_affinity(&entry, stored.is_none())
         && let Some(stored) = maps.affinity(&entry.key)
         && may_keep(maps, frontend, traffic, stored, entry.last_used)
@@ -109,8 +110,8 @@ pub fn choose_by_affinity<T: Maps + ?Sized>(
     })
 }
 
-/// Returns true if a client may keep its stored backend. The kernel may reuse the hash element for another
-/// client while it is read; the client then gets another backend of the same set at worst.
+/// Returns true if a client may keep its stored backend. While the entry is being read, the kernel may reuse
+/// its hash element for another client. At worst, the client then gets a different backend from the same set.
 #[inline(always)]
 fn may_keep<T: Maps + ?Sized>(
     maps: &T,

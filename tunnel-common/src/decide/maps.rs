@@ -1,4 +1,4 @@
-//! The interfaces over which a backend is chosen: the maps, and the socket or packet.
+//! The traits that provide the inputs for the choice of a backend: the maps, and the socket or packet.
 
 use crate::{
     addr::Address,
@@ -10,18 +10,18 @@ use crate::{
     },
 };
 
-/// The kind of traffic. It decides which backend set of a frontend is used.
+/// The kind of traffic, which determines the backend set that a frontend uses.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[repr(u32)]
 pub enum Traffic {
-    /// Connects and datagrams of sockets on this node.
+    /// Connections and datagrams from sockets on this node.
     Sockets = 0,
     /// Packets from outside this node.
     Packets = 1,
 }
 
 impl Traffic {
-    /// Returns the backend set of a frontend for this traffic.
+    /// Returns the frontend's backend set for this traffic.
     #[inline(always)]
     #[must_use]
     pub const fn set(self, frontend: &Frontend) -> IndexRange {
@@ -32,7 +32,7 @@ impl Traffic {
         }
     }
 
-    /// Returns the same set as a value of [`Backend::sets`].
+    /// Returns the same set in the form used by [`Backend::sets`].
     #[inline(always)]
     #[must_use]
     pub const fn membership(self, frontend: &Frontend) -> Membership {
@@ -52,11 +52,11 @@ impl Traffic {
         frontend.flags & flag != 0
     }
 
-    /// Returns true if the record itself contains the backends of the set.
+    /// Returns true if the frontend's record itself contains the backends in the set.
     #[inline(always)]
     #[must_use]
     pub const fn has_inline_backends(self, frontend: &Frontend) -> bool {
-        // `inline_backends` has the set for sockets, so packets may use it only if their set is the same.
+        // `inline_backends` is the set for sockets, so packets may use it only if they use the same set.
         let inline = Self::Sockets.membership(frontend);
         self.membership(frontend).equals(inline) && is_few(self.set(frontend).len)
     }
@@ -68,19 +68,19 @@ const fn is_few(len: u32) -> bool {
     len as usize <= MAX_INLINE_BACKENDS
 }
 
-/// A [`Client`] as scalars, which fit into registers when they are passed to a function.
+/// A [`Client`] as scalars, which can be passed to a function in registers.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct ClientScalars {
-    /// The kind of the client, as in [`Client::parts`].
+    /// The client's kind, as in [`Client::parts`].
     pub kind: u32,
-    /// The upper half of the address.
+    /// The upper half of the client's address.
     pub upper: u64,
-    /// The lower half of the address.
+    /// The lower half of the client's address.
     pub lower: u64,
 }
 
 impl ClientScalars {
-    /// The value for choices that don't depend on the client.
+    /// The value used when the choice doesn't depend on the client.
     pub const NONE: Self = Self {
         kind: 0,
         upper: 0,
@@ -102,7 +102,7 @@ impl ClientScalars {
         Client::from_parts(self.kind, [self.upper, self.lower])
     }
 
-    /// Returns the address of the client; none if only its network namespace is known.
+    /// Returns the client's address, or `None` if only its network namespace is known.
     #[inline(always)]
     #[must_use]
     pub fn address(self) -> Option<Address> {
@@ -112,11 +112,11 @@ impl ClientScalars {
 
 /// The socket or packet for which a backend is chosen.
 pub trait ClientContext {
-    /// Returns the client, with its address of the given family. Called only if the choice depends on the
-    /// client.
+    /// Returns the client, which is identified by an address of the given family if there is one. Called only
+    /// if the choice depends on the client.
     fn client(&self, is_v4: bool) -> ClientScalars;
 
-    /// Returns true if the source address of the given family is already set.
+    /// Returns true if a source address of the given family is already set.
     fn has_source_address(&self, is_v4: bool) -> bool;
 
     /// Returns true if the source address is a loopback address, which has no route to a backend.
@@ -126,10 +126,10 @@ pub trait ClientContext {
     fn is_known_host(&self) -> bool;
 }
 
-/// The inputs of a choice: the maps, the clock, and random numbers.
+/// The inputs for the choice of a backend: the maps, the clock, and random numbers.
 pub trait Maps {
-    /// Returns the index of a frontend's record, from the map `services`. During a concurrent write it may
-    /// be the index of another frontend.
+    /// Returns the index of a frontend's record, from the map `services`. During a concurrent write, it may
+    /// be another frontend's index.
     fn frontend_index(&self, key: &FrontendKey) -> Option<u32>;
 
     /// Returns the frontend record at an index.
@@ -144,44 +144,45 @@ pub trait Maps {
     /// Returns the backend at an index.
     fn backend(&self, index: u32) -> Option<&Backend>;
 
-    /// Returns the affinity entry of a key, if the entry contains the same key.
+    /// Returns the affinity entry for a key, if the entry contains that key.
     fn affinity(&self, key: &AffinityKey) -> Option<&Affinity>;
 
-    /// Stores an affinity entry; with `is_new`, only if its key has none. Returns true if it was stored.
+    /// Stores an affinity entry. If `is_new` is true, stores it only if there is no entry for its key yet.
+    /// Returns true if the entry was stored.
     fn insert_affinity(&self, entry: &Affinity, is_new: bool) -> bool;
 
-    /// Returns the number of open connections of a backend, modulo 2^64.
+    /// Returns how many connections a backend has open, modulo 2^64.
     fn open_connections(&self, backend: u32) -> u64;
 
-    /// Increments the round-robin counter of a service port, and returns its previous value.
+    /// Increments a service port's round-robin counter, and returns its previous value.
     fn next_round_robin(&self, service: u32) -> Option<u32>;
 
-    /// Returns a uniform random number.
+    /// Returns a uniformly distributed random number.
     fn random(&self) -> u32;
 
-    /// Returns the time of the monotonic clock in nanoseconds.
+    /// Returns the time in nanoseconds, from the monotonic clock.
     fn now(&self) -> u64;
 
-    /// Returns the state of a backend, which the daemon may change concurrently.
+    /// Returns a backend's state, which the daemon may change concurrently.
     #[inline(always)]
     fn state(&self, backend: &Backend) -> BackendState {
         backend.state
     }
 
-    /// Returns the sets that contain a backend, which the daemon may change concurrently.
+    /// Returns the sets that a backend belongs to. The daemon may change them concurrently.
     #[inline(always)]
     fn sets(&self, backend: &Backend) -> Membership {
         backend.sets
     }
 
-    /// Returns one of the backends in the record itself.
+    /// Returns the inline backend at an offset in the frontend's record.
     #[inline(always)]
     #[expect(clippy::as_conversions, reason = "`From` is not for every usize")]
     fn inline_backend<'a>(&self, frontend: &'a Frontend, offset: u32) -> Option<&'a InlineBackend> {
         frontend.inline_backends.get(offset as usize)
     }
 
-    /// Calls [`decide::choose_offset`]. Overridden where the verifier needs a separate function.
+    /// Calls [`decide::choose_offset`]. Overridden if the verifier requires a separate function.
     #[inline(always)]
     fn choose_offset(
         &self,
@@ -192,7 +193,7 @@ pub trait Maps {
         decide::choose_offset(self, record.frontend, traffic, client)
     }
 
-    /// Calls [`decide::choose_by_affinity`]. Overridden where the verifier needs a separate function.
+    /// Calls [`decide::choose_by_affinity`]. Overridden if the verifier requires a separate function.
     #[inline(always)]
     fn choose_by_affinity(
         &self,
@@ -203,7 +204,7 @@ pub trait Maps {
         decide::choose_by_affinity(self, record.frontend, traffic, client)
     }
 
-    /// Returns true if an address, given as halves, is in one of the source ranges.
+    /// Returns true if an address, given as two halves, is in one of the source ranges.
     #[inline(always)]
     fn is_in_source_ranges(&self, ranges: IndexRange, halves: [u64; 2]) -> bool {
         let address = Address::from_halves(halves);
@@ -211,7 +212,7 @@ pub trait Maps {
     }
 }
 
-/// A frontend record, and its index in the array `frontends`.
+/// A frontend's record and its index in the array `frontends`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct FrontendRecord<'a> {
     /// The index of the record.
@@ -220,22 +221,22 @@ pub struct FrontendRecord<'a> {
     pub frontend: &'a Frontend,
 }
 
-/// The backend of a client with affinity.
+/// The backend chosen for a client with session affinity.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct AffinityChoice {
     /// The index of the backend.
     pub index: u32,
-    /// True if the client had this backend before.
+    /// True if the client already had this backend.
     pub is_stored: bool,
 }
 
 impl AffinityChoice {
-    /// Bit of the packed word: the client had this backend before.
+    /// The bit in the packed word that is set if the client already had this backend.
     const STORED: u64 = 1 << 32;
-    /// The packed word for no backend.
+    /// The packed word that stands for no backend.
     const NONE: u64 = u64::MAX;
 
-    /// Packs the backend into one word, which a function can return in a register.
+    /// Packs the choice into one word, which a function can return in a register.
     #[inline(always)]
     #[must_use]
     pub fn to_word(choice: Option<Self>) -> u64 {
@@ -252,7 +253,7 @@ impl AffinityChoice {
         }
     }
 
-    /// Unpacks a word of [`AffinityChoice::to_word`].
+    /// Unpacks a word returned by [`AffinityChoice::to_word`].
     #[inline(always)]
     #[must_use]
     pub fn from_word(word: u64) -> Option<Self> {

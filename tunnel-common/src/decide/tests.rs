@@ -14,7 +14,7 @@ const SECOND: u64 = 1_000_000_000;
 /// Maps with one frontend, at index 5.
 struct TestMaps {
     frontend: Frontend,
-    /// The index to which every key leads.
+    /// The index that is returned for every key.
     index: Option<u32>,
     slots: Vec<Slot>,
     sources: Vec<SourceRange>,
@@ -24,7 +24,7 @@ struct TestMaps {
     turn: Cell<u32>,
     now: Cell<u64>,
     affinity: RefCell<BTreeMap<u32, &'static Affinity>>,
-    /// An entry that a concurrent connect stores first.
+    /// An entry that a concurrent connect() stores first.
     concurrent: Option<&'static Affinity>,
 }
 
@@ -82,7 +82,7 @@ impl Maps for TestMaps {
     }
 }
 
-/// A client. Its address may be unknown; it may be bound to an address, and on the host.
+/// A client, whose address may be unknown. It may be bound to an address, and may be on the host.
 struct Client {
     address: Option<[u8; 4]>,
     is_bound: bool,
@@ -134,7 +134,7 @@ fn key_of(ip: [u8; 4]) -> FrontendKey {
     )
 }
 
-/// Returns a record without backends.
+/// Returns a frontend's record without backends.
 pub(crate) const fn record(key: FrontendKey) -> Frontend {
     const NOTHING: IndexRange = IndexRange { base: 0, len: 0 };
     Frontend {
@@ -151,7 +151,7 @@ pub(crate) const fn record(key: FrontendKey) -> Frontend {
     }
 }
 
-/// Returns maps with one frontend: this many backends in `cluster`, and the last of them in `local`.
+/// Returns maps with one frontend. All of its backends are in `cluster`, and the last one is also in `local`.
 fn memory(backends: u8) -> TestMaps {
     let serving = BackendState::default().next_generation();
     let len = u32::from(backends);
@@ -197,7 +197,7 @@ fn memory(backends: u8) -> TestMaps {
     }
 }
 
-/// Returns the index of the backend chosen for a client, and the reason.
+/// Chooses a backend for a client; returns the backend's index and the reason.
 fn chosen(memory: &TestMaps, client: &Client, traffic: Traffic) -> Result<(u32, Reason), NoChoice> {
     let record = FrontendRecord {
         index: 5,
@@ -272,7 +272,7 @@ fn each_kind_of_traffic_has_its_set() {
     memory.frontend.flags |= Frontend::PACKETS_LOCAL;
 
     assert_eq!(chosen_index(&memory), Ok(0));
-    // Not the first backend in the record: those are the set for sockets.
+    // Packets don't get the first inline backend, because the inline backends are the set for sockets.
     assert_eq!(
         chosen(&memory, &POD, Traffic::Packets),
         Ok((2, Reason::Translated))
@@ -326,7 +326,7 @@ fn only_clients_in_the_source_ranges_may_use_a_frontend_that_has_some() {
         Err(NoChoice::ClientUnknown)
     );
 
-    // The planner decides for sockets of the host, unless they are bound or the host's address is unknown.
+    // The planner decides for the host's sockets, unless they are bound or the host's address is unknown.
     assert_eq!(
         chosen_index_for(&memory, &HOST),
         Err(NoChoice::ClientDenied)

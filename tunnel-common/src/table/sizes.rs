@@ -1,11 +1,11 @@
-//! The sizes of maps: the numbers in the config, and the number of entries of each map.
+//! Map sizes: the numbers in the config, and the resulting number of entries in each map.
 
 use super::{BACKENDS, Entries, FRONTENDS, MAPS, Map, SLOTS, SOURCE_RANGES, STEER, STEERED};
 
-/// Declares the sizes: field, key in `bpf.maps`, variant, group, and default.
+/// Declares the sizes, each with its field, key in `bpf.maps`, variant, group, and default.
 macro_rules! sizes {
     ($($(#[$doc:meta])* $field:ident, $key:literal: $name:ident of $group:ident = $default:literal;)+) => {
-        /// The capacity of the maps (`bpf.maps` of the config). The arrays are larger, since old and new
+        /// The capacity of the maps (`bpf.maps` in the config). The arrays are larger, because old and new
         /// entries coexist during a change.
         #[derive(Clone, Copy, Debug, Eq, PartialEq)]
         #[cfg_attr(
@@ -24,22 +24,22 @@ macro_rules! sizes {
         }
 
         impl MapSize {
-            /// Every size, in the order of the config.
+            /// All sizes, in the order in which they are in the config.
             pub const ALL: [Self; [$($default),+].len()] = [$(Self::$name),+];
 
-            /// Returns the key of the size in `bpf.maps`.
+            /// Returns the size's key in `bpf.maps`.
             #[must_use]
             pub const fn key(self) -> &'static str {
                 match self { $(Self::$name => $key,)+ }
             }
 
-            /// Returns the label in metrics and tables: the key in snake case.
+            /// Returns the label used in metrics and tables, which is the key in snake case.
             #[must_use]
             pub const fn label(self) -> &'static str {
                 match self { $(Self::$name => stringify!($field),)+ }
             }
 
-            /// Returns the group of maps that are replaced if the size changes.
+            /// Returns the group of maps that is replaced if the size changes.
             #[must_use]
             pub const fn group(self) -> MapGroup {
                 match self { $(Self::$name => MapGroup::$group,)+ }
@@ -53,7 +53,7 @@ macro_rules! sizes {
                 match size { $(MapSize::$name => self.$field,)+ }
             }
 
-            /// Returns a copy with another value for one of the sizes.
+            /// Returns a copy with a different value for one of the sizes.
             #[must_use]
             pub const fn with(mut self, size: MapSize, number: u32) -> Self {
                 match size { $(MapSize::$name => self.$field = number,)+ }
@@ -70,29 +70,29 @@ macro_rules! sizes {
 }
 
 sizes! {
-    /// Frontends: addresses with port and protocol that are translated.
+    /// Frontends: each translated combination of address, port and protocol counts once.
     frontends, "frontends": Frontends of Services = 32_768;
-    /// Slots of sets: each endpoint of each Service port counts once.
+    /// Slots in backend sets: each endpoint of each Service port counts once.
     slots, "slots": Slots of Services = 131_072;
     /// Backends: each endpoint of each Service port counts once.
     backends, "backends": Backends of Services = 65_536;
-    /// Ranges of clients that may use the address of a load balancer: each range of a Service port
-    /// counts once, adjoining ranges as one.
+    /// Ranges of client addresses that may use a load balancer's address: each range of a Service port counts
+    /// once, and adjacent ranges count as one.
     source_ranges, "sourceRanges": SourceRanges of Services = 4096;
-    /// Addresses and ports of edge nodes that are steered.
+    /// Edge node addresses and ports that are steered.
     steering, "steering": Steering of Steering = 16_384;
-    /// Clients that keep their backend: each client of each Service port counts once.
+    /// Clients with session affinity: each client of each Service port counts once.
     affinity, "affinity": Affinity of Affinity = 16_384;
 }
 
-/// A group of maps that refer to each other by index, and are replaced together.
+/// A group of maps that refer to each other by index and are therefore replaced together.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum MapGroup {
-    /// The maps of Services.
+    /// The service maps.
     Services,
-    /// The steering maps. They have the minimum size unless the config has `tunnel.steering`.
+    /// The steering maps. They have the minimum size unless the config contains `tunnel.steering`.
     Steering,
-    /// The map of clients that keep their backend.
+    /// The session affinity map, which holds the backend that each client keeps.
     Affinity,
 }
 
@@ -102,10 +102,10 @@ impl MapGroup {
 }
 
 impl MapSizes {
-    /// The size of maps that are not enabled. The config can't set it.
+    /// The size of maps that are not enabled. It can't be set in the config.
     pub const DISABLED: u32 = 0;
 
-    /// Returns sizes that all have this value.
+    /// Returns sizes that all have the same value.
     #[must_use]
     pub const fn uniform(number: u32) -> Self {
         Self {
@@ -118,14 +118,14 @@ impl MapSizes {
         }
     }
 
-    /// Returns the key in the config and the value of each size.
+    /// Returns each size's key in the config, with its value.
     pub fn by_key(self) -> impl Iterator<Item = (&'static str, u32)> {
         MapSize::ALL
             .into_iter()
             .map(move |size| (size.key(), self.of(size)))
     }
 
-    /// Returns a copy with the sizes of one group taken from `other`.
+    /// Returns a copy with one group's sizes taken from `other`.
     #[must_use]
     pub fn with_group(self, group: MapGroup, other: Self) -> Self {
         let in_group = MapSize::ALL
@@ -134,14 +134,14 @@ impl MapSizes {
         in_group.fold(self, |sizes, size| sizes.with(size, other.of(size)))
     }
 
-    /// Returns a copy with the minimum size for a group that is not enabled.
+    /// Returns a copy with the minimum sizes for a group that is not enabled.
     #[must_use]
     pub fn without(self, group: MapGroup) -> Self {
         self.with_group(group, Self::uniform(Self::DISABLED))
     }
 
-    /// Derives the sizes of existing maps from their numbers of entries, which `entries` returns; none if a
-    /// map is missing.
+    /// Derives the sizes of existing maps from the number of entries in each, which `entries` returns.
+    /// Returns `None` if a map is missing.
     pub fn of_maps(entries: impl Fn(&Map) -> Option<u32>) -> Option<Self> {
         MapSize::ALL
             .into_iter()
@@ -155,60 +155,60 @@ impl MapSizes {
             })
     }
 
-    /// Returns the number of entries of the array `frontends`.
+    /// Returns how many entries the array `frontends` has.
     #[must_use]
     pub const fn frontend_entries(self) -> u32 {
         FRONTENDS.entries(self, 1)
     }
 
-    /// Returns the number of entries of the array `steered`.
+    /// Returns how many entries the array `steered` has.
     #[must_use]
     pub const fn steered_entries(self) -> u32 {
         STEERED.entries(self, 1)
     }
 
-    /// Returns the number of entries of the hash `steer`.
+    /// Returns how many entries the hash `steer` has.
     #[must_use]
     pub const fn steer_entries(self) -> u32 {
         STEER.entries(self, 1)
     }
 
-    /// Returns the number of entries of the array `slots`.
+    /// Returns how many entries the array `slots` has.
     #[must_use]
     pub const fn slot_entries(self) -> u32 {
         SLOTS.entries(self, 1)
     }
 
-    /// Returns the number of entries of the array `source_ranges`.
+    /// Returns how many entries the array `source_ranges` has.
     #[must_use]
     pub const fn source_range_entries(self) -> u32 {
         SOURCE_RANGES.entries(self, 1)
     }
 
-    /// Returns the number of entries of the array `backends`.
+    /// Returns how many entries the array `backends` has.
     #[must_use]
     pub const fn backend_entries(self) -> u32 {
         BACKENDS.entries(self, 1)
     }
 }
 
-/// The entries that a map has in addition to its size.
+/// The entries that a map has in addition to its configured size.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Headroom {
-    /// No more entries than the size.
+    /// None.
     None,
-    /// An eighth and 64 more than the size, since old and new entries coexist during a change.
+    /// An eighth of the size plus 64, because old and new entries coexist during a change.
     Update,
-    /// One more than the size, for the daemon's probe.
+    /// One entry, for the daemon's probe.
     Probe,
-    /// Twice the size, since removed indices wait in quarantine before they are reused, and one more for
-    /// the probe.
+    /// As many entries as the size, because removed indices wait in quarantine before they are reused, and
+    /// one more for the probe.
     Quarantine,
 }
 
 impl Headroom {
-    /// Returns the number of entries of a map for a size. The size must be small enough for the config, or
-    /// that of an existing map; others may overflow.
+    /// Returns how many entries a map of this size has. The size must be one that the config permits or that
+    /// an existing map has; with any other size, the calculation may overflow.
     #[must_use]
     pub const fn entries(self, size: u32) -> u32 {
         match self {
@@ -219,8 +219,8 @@ impl Headroom {
         }
     }
 
-    /// Returns the size for which a map with this number of entries was created; 0 if it has fewer entries
-    /// than any of our maps.
+    /// Returns the size for which a map with this many entries was created, or 0 if it has fewer entries than
+    /// any of our maps.
     #[must_use]
     pub const fn size_for(self, entries: u32) -> u32 {
         match self {

@@ -1,14 +1,14 @@
 //! The HTTP endpoints for status, metrics and health. This module only reads what other modules publish.
 //!
-//! - `node_routes`: the paths of `culvert node`, by port
-//! - `agent_routes`: the paths of `culvert agent`
+//! - `node_routes`: the HTTP paths that each listener of `culvert node` serves
+//! - `agent_routes`: the HTTP paths that `culvert agent` serves
 //! - `status`: `/status`
 //! - `metrics`: `/metrics`
-//! - `readiness`: `/readyz`; status, metrics and the log use the same function
+//! - `readiness`: `/readyz`, and the readiness check that the status, the metrics and the log share
 //! - `healthz`: `/healthz` and `/livez`, compatible with kube-proxy
-//! - `health_check_node_ports`: the health check node ports of Services
+//! - `health_check_node_ports`: the Services' health check node ports
 //! - `http_server`: the HTTP server on TCP ports and on the admin socket
-//! - `http_client`: the HTTP client of the command line
+//! - `http_client`: the HTTP client that the command line uses
 //! - `fixture`: helpers for tests
 
 mod agent_routes;
@@ -48,60 +48,60 @@ use crate::{
     tunnel::NodeView,
 };
 
-/// A function that returns a current value.
+/// A function that returns the current value each time it is called.
 pub type Getter<T> = Box<dyn Fn() -> T + Send + Sync>;
 
-/// A function that calls a callback for each Service, or for each Service with the given name.
+/// A function that passes each Service, or only those with the given name, to a callback.
 pub type ForEachService = dyn Fn(Option<&str>, &mut dyn FnMut(ServiceView)) + Send + Sync;
 
-/// The number of health responses, by path and status code.
+/// The number of health responses sent so far, by path and status code.
 pub type HealthResponses = BTreeMap<(&'static str, u16), u64>;
 
 /// The state of a node's gateway and ingress; empty if the tunnel is off.
 #[derive(Clone, Debug, Default)]
 pub struct TunnelView {
-    /// Nodes that have or had a session, to which a stream was requested, or that have steered ports.
+    /// The nodes that have or had a session, have steered ports, or were the target of a stream request.
     pub nodes: Vec<NodeView>,
-    /// The number of streams that ended for each reason.
+    /// The number of streams that have ended, by reason.
     pub counts: BTreeMap<Reason, u64>,
-    /// The state of the gateway's certificate.
+    /// The state of the gateway's certificate; `None` if this node runs no gateway.
     pub identity: Option<CertificateState>,
 }
 
-/// The state of `culvert node`, as its modules publish it.
+/// The state of `culvert node`, as published by its modules.
 pub struct NodeViews {
-    /// Values that stay constant while the daemon runs.
+    /// Values that never change while the daemon runs.
     pub setup: NodeSetup,
     /// The effective config, in the format of `/configz`.
     pub config: serde_json::Value,
-    /// The current step of the start or stop, for example `waiting for the sources`; `None` in between.
+    /// The current step of the startup or shutdown, such as `waiting for the sources`; `None` in between.
     pub starting: watch::Receiver<Option<String>>,
-    /// The durations of the steps of the start.
+    /// The time that each startup step took.
     pub start_times: watch::Receiver<StartTimes>,
-    /// The statistics of the reconciler.
+    /// The reconciler's statistics.
     pub stats: watch::Receiver<ReconcileStats>,
     /// The kernel program whose events are logged, if any.
     pub kernel_log: watch::Receiver<Option<KernelLog>>,
-    /// The guarded uplinks and routes of steering; empty if steering is off.
+    /// The guarded uplinks and the steering routes; empty if steering is off.
     pub network: watch::Receiver<NetworkView>,
-    /// The state of the task that ends sockets.
+    /// The state of the task that terminates the sockets of removed backends.
     pub sockets: watch::Receiver<TerminatorView>,
-    /// Calls a callback with the programmed state of each Service, or of each Service with the given name.
+    /// Passes the programmed state of each Service, or only of those with the given name, to a callback.
     pub for_each_service: Box<ForEachService>,
-    /// The counts of the Service ports that have metrics of their own.
+    /// The counters of the Service ports that have their own metrics.
     pub port_counts: Getter<PortCounterList>,
     /// The state of the gateway and the ingress.
     pub tunnel: Getter<TunnelView>,
-    /// The objects that the sources have read, and the invalid ones.
+    /// The number of objects that the sources have read, and the problems found in them.
     pub source_report: Getter<SourceReport>,
-    /// The counters of the kernel programs; empty if they can't be read.
+    /// The kernel programs' counters; empty if they can't be read.
     pub kernel_counters: Getter<Vec<(Reason, u64)>>,
-    /// The number of open sockets that are connected to a backend, as counted by the kernel programs.
+    /// The number of open sockets connected to a backend, as counted by the kernel programs.
     pub open_connections: Getter<u64>,
-    /// Ports that could not be bound yet, with the error.
+    /// The ports that could not be bound yet, each with the error.
     pub unbound_ports: UnboundPorts,
-    /// The state of the health check node ports of Services.
+    /// The state of the Services' health check node ports.
     pub health_checks: watch::Sender<HealthChecksView>,
-    /// The number of health responses, by path and status code.
+    /// The number of health responses sent so far, by path and status code.
     pub health_responses: watch::Sender<HealthResponses>,
 }

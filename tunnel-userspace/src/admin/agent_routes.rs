@@ -1,4 +1,4 @@
-//! The HTTP paths of `culvert agent`, and its status.
+//! The HTTP paths that `culvert agent` serves, and its status.
 
 use std::sync::Arc;
 
@@ -18,46 +18,46 @@ use crate::{
     tunnel::{AgentState, AgentView, ConnectionState},
 };
 
-/// The state of `culvert agent`, as its modules publish it.
+/// The state of `culvert agent`, as published by its modules.
 #[derive(Clone)]
 pub struct AgentViews {
-    /// Values that stay constant while the agent runs.
+    /// Values that never change while the agent runs.
     pub setup: AgentSetup,
-    /// The state of the connections to gateways.
+    /// The state of the connections to the gateways.
     pub state: Arc<AgentState>,
-    /// The certificate of the agent.
+    /// The agent's certificate.
     pub identity: CertificateReceiver,
-    /// Ports that could not be bound yet, with the error.
+    /// The ports that could not be bound yet, each with the error.
     pub unbound_ports: UnboundPorts,
 }
 
-/// Values that stay constant while an agent runs.
+/// Values that never change while an agent runs.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AgentSetup {
-    /// The version of the agent.
+    /// The agent's version.
     pub version: String,
     /// The process ID.
     pub pid: u32,
-    /// The start time, RFC 3339.
+    /// The start time, in RFC 3339 format.
     pub started: String,
-    /// The permitted targets.
+    /// The targets that the agent may dial.
     pub allowed_targets: Vec<String>,
 }
 
-/// The response of `/status` of an agent.
+/// An agent's response to `/status`.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AgentStatus {
     /// True if a gateway is connected and the admin port is bound.
     pub ready: bool,
-    /// The reasons why the agent is not ready.
+    /// The reasons why the agent is not ready; `None` if it is ready.
     #[serde(default)]
     pub not_ready: Option<String>,
-    /// Values that stay constant while the agent runs.
+    /// Values that never change while the agent runs.
     #[serde(flatten)]
     pub setup: AgentSetup,
-    /// The connections to gateways.
+    /// The connections to the gateways.
     pub tunnel: AgentView,
     /// The state of the agent's certificate.
     pub identity: CertificateState,

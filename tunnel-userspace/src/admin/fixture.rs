@@ -1,4 +1,4 @@
-//! Helpers for tests of the HTTP endpoints.
+//! Helpers for testing the HTTP endpoints.
 
 use std::{
     collections::BTreeMap,
@@ -21,7 +21,7 @@ use crate::{
     source::SourceReport,
 };
 
-/// A timeout, longer than the interval between two attempts to bind a port in use.
+/// A timeout that is longer than the interval between two attempts to bind a port that is in use.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A ready daemon that only serves HTTP endpoints.
@@ -44,7 +44,7 @@ impl Daemon {
     }
 }
 
-/// Returns the views of a ready daemon without any object.
+/// Returns the views of a ready daemon that has no objects.
 pub(super) fn views(stats: watch::Receiver<ReconcileStats>) -> NodeViews {
     let maps = [
         ("frontends", 10),
@@ -120,7 +120,8 @@ pub(super) async fn send(request: &str, address: SocketAddr) -> Option<String> {
     Some(response)
 }
 
-/// Repeats a request until the response matches. The response is `None` while nothing listens on the address.
+/// Repeats a request until `is_wanted` accepts the response, which is `None` while nothing listens on the
+/// address.
 pub(super) async fn request_until(
     request: &str,
     address: SocketAddr,

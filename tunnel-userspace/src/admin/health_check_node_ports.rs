@@ -1,5 +1,5 @@
-//! Serves the health check node ports of Services, by which load balancers find the nodes that have endpoints
-//! of a Service (kube-proxy `pkg/proxy/healthcheck/service_health.go`).
+//! Serves the Services' health check node ports, which load balancers probe to find the nodes that have
+//! endpoints of a Service (kube-proxy: `pkg/proxy/healthcheck/service_health.go`).
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -33,21 +33,22 @@ use crate::{
     publish,
 };
 
-/// The name of the listeners in logs.
+/// The name of these listeners in logs.
 const LISTENER_NAME: &str = "health check";
 
-/// The response header with the number of local endpoints. Load balancers may use it as the node's weight.
+/// The response header that contains the number of local endpoints. Load balancers may use it as the node's
+/// weight.
 const WEIGHT_HEADER: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-weight");
 
-/// The state of the health check node ports, for status and metrics.
+/// The state of the health check node ports, for `/status` and `/metrics`.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HealthChecksView {
-    /// The number of Services with a health check node port.
+    /// The number of Services that have a health check node port.
     pub services: usize,
-    /// Services whose port is not served on every address, with the reason.
+    /// The Services whose port is not served on every address, each with the reason.
     pub unserved: BTreeMap<String, String>,
-    /// The number of times that a port was in use by another process or Service.
+    /// The number of times that a port turned out to be in use by another process or Service.
     pub ports_in_use_total: u64,
 }
 
@@ -58,12 +59,12 @@ struct CurrentChecks {
     listeners: HealthCheckListeners,
 }
 
-/// The server of the health check node ports.
+/// The server for health check node ports.
 pub struct HealthCheckServer {
     checks: watch::Receiver<Arc<HealthChecks>>,
     views: Arc<NodeViews>,
     current: watch::Sender<Arc<CurrentChecks>>,
-    /// The tasks of the listeners, including those whose port could not be bound yet.
+    /// The task of each listener, even if its port could not be bound yet.
     listener_tasks: BTreeMap<SocketAddr, AbortHandle>,
     tasks: JoinSet<()>,
     unbound_ports: UnboundPorts,
@@ -91,14 +92,14 @@ impl HealthCheckServer {
         }
     }
 
-    /// Returns a receiver of the problems that need an operator.
+    /// Returns a receiver for the problems that an operator has to fix.
     #[must_use]
     pub fn warnings(&self) -> watch::Receiver<Arc<[ObjectWarning]>> {
         self.warnings.subscribe()
     }
 
-    /// Serves the health check node ports until the drain begins. Binding a port in use is retried until the
-    /// port is free, and delays no other port.
+    /// Serves the health check node ports until the drain begins. If a port is in use, retries until it is
+    /// free, without delaying the other ports.
     pub async fn run(mut self) {
         let mut unbound_ports = self.unbound_ports.subscribe();
         self.checks.mark_changed();
@@ -116,7 +117,7 @@ impl HealthCheckServer {
         self.tasks.shutdown().await;
     }
 
-    /// Opens and closes listeners according to the current Services.
+    /// Opens and closes listeners to match the current Services.
     async fn sync_listeners(&mut self) {
         let checks = Arc::clone(&self.checks.borrow_and_update());
         let listeners = checks.listeners();
@@ -129,7 +130,7 @@ impl HealthCheckServer {
             task.abort();
             info!(%address, "health check port closed");
         }
-        // An unspecified address can only be bound after the listeners on single addresses are closed.
+        // The unspecified address can only be bound once the listeners on specific addresses are closed.
         while closing.values().any(|task| !task.is_finished()) {
             if self.tasks.join_next().await.is_none() {
                 break;
@@ -156,7 +157,7 @@ impl HealthCheckServer {
         }
     }
 
-    /// Publishes the Services whose port is not served on every address, with the reason.
+    /// Publishes the Services whose port is not served on every address, each with the reason.
     fn publish(&self, unbound_ports: &BTreeMap<String, String>) {
         let current = Arc::clone(&self.current.borrow());
         let HealthCheckListeners { owners, losers } = &current.listeners;
@@ -206,7 +207,7 @@ impl HealthCheckServer {
     }
 }
 
-/// Returns the name of a listener, as built by [`http_server::serve_tcp`].
+/// Returns a listener's name, built in the same way as in [`http_server::serve_tcp`].
 fn listener_name(address: &SocketAddr) -> String {
     format!("{LISTENER_NAME} {address}")
 }
@@ -220,7 +221,7 @@ struct HealthCheckRoutes {
 
 impl Routes for HealthCheckRoutes {
     const MAX_CONNECTIONS: usize = 16;
-    // Many load balancers send requests, but each of them rarely.
+    // Many load balancers send requests, but each of them does so only rarely.
     const KEEPS_ALIVE: bool = false;
     const ONE_FAMILY: bool = true;
     const ACCEPTS_ANY_METHOD: bool = true;
@@ -245,7 +246,7 @@ impl Routes for HealthCheckRoutes {
     }
 }
 
-/// Builds the response to a load balancer. It equals kube-proxy's byte for byte.
+/// Builds the response to a load balancer. It is byte-for-byte identical to kube-proxy's.
 fn health_response(service: &ObjectName, local: usize, is_healthy: bool) -> Response<Full<Bytes>> {
     let body = format!(
         "{{\n\t\"service\": {{\n\t\t\"namespace\": \"{}\",\n\t\t\"name\": \"{}\"\n\t}},\n\

@@ -8,14 +8,15 @@ use serde::Serialize;
 use super::NodeViews;
 use crate::reconcile::ReconcileStats;
 
-/// The time for which writes may fail before the daemon is unhealthy: twice kube-proxy's sync period.
+/// The time that writes may keep failing before the daemon counts as unhealthy: twice kube-proxy's sync
+/// period.
 const MAX_FAILURE_TIME: SignedDuration = SignedDuration::from_secs(60);
 
-/// `lastUpdated` before the first write: Go's zero time.
+/// The value of `lastUpdated` before the first write: Go's zero time.
 const NEVER: &str = "0001-01-01T00:00:00Z";
 
-/// The response of `/healthz` or `/livez`. Only `/healthz` has `nodeEligible`. `healthy` concerns the daemon,
-/// not the node.
+/// The response to `/healthz` or `/livez`. Only `/healthz` includes `nodeEligible`. `healthy` describes the
+/// daemon, not the node.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Health {
@@ -27,13 +28,13 @@ pub(super) struct Health {
     /// True if the HTTP status is 200.
     #[serde(skip)]
     pub(super) is_positive: bool,
-    /// The state by address family; empty until the first write. The state of both families is equal, since
-    /// a sync writes both.
+    /// The status of each address family; empty until the first write. Both families have the same status,
+    /// since every sync writes both.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     status: BTreeMap<&'static str, FamilyStatus>,
 }
 
-/// The entry of an address family in `status`.
+/// The entry for one address family in `status`.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct FamilyStatus {
@@ -41,8 +42,8 @@ struct FamilyStatus {
     healthy: bool,
 }
 
-/// Returns the response of `/healthz` or, if `with_eligibility` is false, of `/livez`. Only `/healthz`
-/// considers if load balancers may send traffic to this node.
+/// Returns the response to `/healthz` or, if `with_eligibility` is false, to `/livez`. Only `/healthz` takes
+/// into account whether load balancers may send traffic to this node.
 pub(super) fn response(views: &NodeViews, with_eligibility: bool) -> Health {
     let is_running = views.starting.borrow().is_none();
     let stats = views.stats.borrow().clone();
@@ -66,7 +67,8 @@ fn evaluate(
         healthy: is_working,
     });
     let by_family = |status: FamilyStatus| ["IPv4", "IPv6"].map(|family| (family, status.clone()));
-    // A positive response has the current time, so that it never looks outdated to clients that check it.
+    // A positive response contains the current time, so that clients that check the time never take it for
+    // outdated.
     let is_positive = is_working && is_eligible;
     let last_updated = if is_positive { Some(now) } else { last };
     Health {
@@ -130,7 +132,7 @@ mod tests {
             last_complete_sync_at: Some(Timestamp::from_second(1_799_999_000).expect("a time")),
             ..ready_stats()
         };
-        // A node that is being removed does not make the daemon unhealthy.
+        // The daemon stays healthy while its node is being removed.
         let leaving = ReconcileStats {
             node_eligible: false,
             ..written.clone()

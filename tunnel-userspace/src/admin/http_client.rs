@@ -1,4 +1,4 @@
-//! The HTTP client with which the command line queries the admin socket.
+//! The HTTP client that the command line uses to query the admin socket.
 
 use std::{
     error::Error,
@@ -15,19 +15,19 @@ use tokio::{net::UnixStream, time::timeout};
 
 /// The timeout for a response.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
-/// The maximum size of a response, in bytes. The Services of the largest clusters fit.
+/// The maximum size of a response, in bytes. This is enough for all Services of the largest clusters.
 const MAX_RESPONSE_BYTES: usize = 1 << 30;
 
-/// A request to the daemon failed.
+/// The error from a failed request to the daemon.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
     /// No daemon listens on the socket.
     #[error("no Culvert daemon is running with this config: nothing listens on {0}")]
     NoDaemon(PathBuf, #[source] io::Error),
-    /// The connect failed, for example because of missing permissions.
+    /// Connecting to the socket failed, for example because of missing permissions.
     #[error("cannot connect to the daemon at {0}")]
     Connect(PathBuf, #[source] io::Error),
-    /// The daemon responded with status 503 and this reason.
+    /// The daemon responded with status 503 and gave this reason.
     #[error("the daemon at {0} refused the request: {1}")]
     Refused(PathBuf, String),
     /// The daemon sent no valid response in time.
@@ -35,11 +35,11 @@ pub enum RequestError {
     NoValidResponse(PathBuf, String),
 }
 
-/// Requests a path from the daemon, and returns the body of the response.
+/// Requests a path from the daemon and returns the response body.
 ///
 /// # Errors
 ///
-/// No daemon runs, or it sends no valid response.
+/// No daemon is running, or it sends no valid response.
 pub async fn request(socket: &Path, path: &str) -> Result<Bytes, RequestError> {
     let at = socket.to_owned();
     let stream = UnixStream::connect(socket).await.map_err(|error| {
@@ -95,7 +95,8 @@ mod tests {
 
     use super::*;
 
-    /// Sends a request to a daemon that responds with these bytes, or never. Returns the error.
+    /// Sends a request to a daemon that sends `response`, or never responds if it is `None`. Returns the
+    /// request's error.
     async fn request_error(response: Option<&str>) -> String {
         let directory = tempfile::tempdir().expect("a directory");
         let socket = directory.path().join("socket");

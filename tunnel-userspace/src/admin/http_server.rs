@@ -32,28 +32,29 @@ use tracing::{debug, info};
 
 use crate::listen::{self, UnboundPorts};
 
-/// The maximum number of connections that wait to be accepted.
+/// The maximum number of connections waiting to be accepted.
 const BACKLOG: i32 = 128;
 /// The pause after a failed accept.
 const ACCEPT_RETRY: Duration = Duration::from_secs(1);
-/// The timeout for reading the head of a request.
+/// The timeout for reading a request's head.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 /// The maximum lifetime of a connection.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Maps the paths of a listener to responses.
+/// Maps a listener's paths to responses.
 pub trait Routes: Send + Sync + 'static {
-    /// The maximum number of concurrent connections per listener. A further connection replaces the oldest.
+    /// The maximum number of concurrent connections per listener. Once it is reached, each new connection
+    /// replaces the oldest one.
     const MAX_CONNECTIONS: usize = 64;
 
     /// True if a client may send several requests over one connection.
     const KEEPS_ALIVE: bool = true;
 
-    /// True if `0.0.0.0` listens on IPv4 only and `[::]` on IPv6 only. Otherwise each listens on both
-    /// families, as with kube-proxy.
+    /// True if `0.0.0.0` listens on IPv4 only and `[::]` on IPv6 only. Otherwise, each listens on both
+    /// families, as in kube-proxy.
     const ONE_FAMILY: bool = false;
 
-    /// True if any method is accepted; otherwise only GET and HEAD.
+    /// True if any method is accepted; otherwise, only GET and HEAD are.
     const ACCEPTS_ANY_METHOD: bool = false;
 
     /// Returns the response for a path and a query string (without the question mark), or `None` for an
@@ -65,7 +66,7 @@ pub trait Routes: Send + Sync + 'static {
     ) -> impl Future<Output = Option<Response<Full<Bytes>>>> + Send;
 }
 
-/// Serves HTTP on a TCP port until the drain begins. Binding a port in use is retried until the port is free.
+/// Serves HTTP on a TCP port until the drain begins. If the port is in use, retries until it is free.
 pub async fn serve_tcp<S: Routes>(
     name: &'static str,
     address: SocketAddr,
@@ -92,7 +93,7 @@ fn bind(address: SocketAddr, one_family: bool) -> io::Result<TcpListener> {
     if !one_family && address.ip().is_unspecified() {
         let both = SocketAddr::from((Ipv6Addr::UNSPECIFIED, address.port()));
         match bind_one(both, false) {
-            // Without IPv6, 0.0.0.0 is bound below.
+            // Without IPv6, fall through and bind 0.0.0.0.
             Err(error) if has_no_ipv6(&error) && address.is_ipv4() => {}
             bound => return bound,
         }
@@ -113,7 +114,7 @@ fn bind_one(address: SocketAddr, only_v6: bool) -> io::Result<TcpListener> {
     })
 }
 
-/// The admin socket can't be created.
+/// The error returned if the admin socket can't be created.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen on {path}")]
 pub struct SocketError {
@@ -122,8 +123,9 @@ pub struct SocketError {
     source: io::Error,
 }
 
-/// Binds the admin socket with mode 0600. A socket of an earlier process is replaced: that process has
-/// exited, since this one has locked the pin directory. The returned future serves HTTP until the drain begins.
+/// Binds the admin socket with mode 0600. Replaces a socket left by an earlier process: that process must
+/// have exited, since this one has locked the pin directory. The returned future serves HTTP until the drain
+/// begins.
 ///
 /// # Errors
 ///
@@ -157,11 +159,11 @@ async fn serve<S: Routes, T, P, F>(
     F: Future<Output = io::Result<(T, P)>>,
 {
     let routes = Arc::new(routes);
-    // The tasks of the connections, the oldest first.
+    // The tasks that serve the connections, oldest first.
     let mut order: VecDeque<AbortHandle> = VecDeque::new();
     let admit = |connections: &mut JoinSet<()>, (stream, _)| {
         order.retain(|connection| !connection.is_finished());
-        // Idle clients must not block others. The oldest connection is closed, since it had the most time to
+        // Idle clients must not block others. Close the oldest connection, since it has had the most time to
         // send a request.
         if order.len() >= S::MAX_CONNECTIONS
             && let Some(oldest) = order.pop_front()
@@ -173,7 +175,7 @@ async fn serve<S: Routes, T, P, F>(
     listen::accept_all(accept, ACCEPT_RETRY, &mut JoinSet::new(), draining, admit).await;
 }
 
-/// Serves the requests of one connection.
+/// Serves the requests on one connection.
 async fn serve_connection<S: Routes, T>(routes: Arc<S>, stream: T)
 where
     T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
@@ -215,8 +217,8 @@ pub(super) fn json(code: StatusCode, value: &impl Serialize) -> Response<Full<By
     json_response(code, serde_json::to_vec(value))
 }
 
-/// Responds with a JSON array. `visit` calls the given function with each value, which is serialised and
-/// dropped before the next: all values at once would take many times the memory of their JSON.
+/// Responds with a JSON array. `visit` passes the values one by one to the given function, which serialises
+/// and drops each before the next: all values at once would take many times the memory of their JSON.
 pub(super) fn json_array<T: Serialize>(
     code: StatusCode,
     visit: impl FnOnce(&mut dyn FnMut(T)),

@@ -1,4 +1,4 @@
-//! `/metrics`, in the OpenMetrics text format: metrics of kube-proxy, and Culvert's own.
+//! `/metrics` in the OpenMetrics text format: kube-proxy's metrics and Culvert's own.
 
 mod encoder;
 mod kube_proxy;
@@ -42,17 +42,17 @@ pub(super) fn response(rendered: Result<String, fmt::Error>) -> Response<Full<By
     }
 }
 
-/// Renders all metrics of a node as text.
+/// Renders all of a node's metrics as text.
 pub(super) fn render(views: Arc<NodeViews>) -> Result<String, fmt::Error> {
     render_with(move |out| encode_node(out, &views))
 }
 
-/// Renders all metrics of an agent as text.
+/// Renders all of an agent's metrics as text.
 pub(super) fn render_agent(status: AgentStatus) -> Result<String, fmt::Error> {
     render_with(move |out| encode_agent(out, &status))
 }
 
-/// Renders the metrics that a function writes as text.
+/// Renders, as text, the metrics that `write` encodes.
 fn render_with<F>(write: F) -> Result<String, fmt::Error>
 where
     F: Fn(&mut MetricsEncoder<'_>) -> fmt::Result + Send + Sync + 'static,
@@ -64,7 +64,7 @@ where
     Ok(text)
 }
 
-/// A collector that calls a function to write the metrics.
+/// A collector that calls a function to encode the metrics.
 struct CollectorFn<F>(F);
 
 impl<F> fmt::Debug for CollectorFn<F> {
@@ -100,7 +100,7 @@ fn encode_agent(out: &mut MetricsEncoder<'_>, status: &AgentStatus) -> fmt::Resu
     encode_certificate(out, &status.identity)
 }
 
-/// Writes the metrics of the API server, if it is a source.
+/// Encodes the metrics about the API server, if it is a source.
 fn encode_api_server(out: &mut MetricsEncoder<'_>, server: Option<&ServerStatus>) -> fmt::Result {
     let Some(server) = server else {
         return Ok(());
@@ -111,7 +111,7 @@ fn encode_api_server(out: &mut MetricsEncoder<'_>, server: Option<&ServerStatus>
     out.gauge("culvert_source_stale", help, server.stale.is_some())
 }
 
-/// Writes the expiration times of the certificates.
+/// Encodes the certificate's metrics: the expiration times, and whether its files are invalid.
 fn encode_certificate(out: &mut MetricsEncoder<'_>, state: &CertificateState) -> fmt::Result {
     let seconds = |at: Timestamp| at.as_duration().as_secs_f64();
     let files = [("cert", state.expires), ("ca", state.ca_expires)];

@@ -1,4 +1,4 @@
-//! The HTTP paths of `culvert node`: which port or socket serves which path.
+//! The HTTP paths that `culvert node` serves, and the ports or sockets that serve each of them.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use super::{
     status::NodeStatus,
 };
 
-/// A listener of a node. Each listener serves different paths.
+/// One of a node's listeners. Each of them serves different paths.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum NodeListener {
     /// The admin socket for the command line. It serves all paths.
@@ -27,7 +27,7 @@ pub enum NodeListener {
 }
 
 impl NodeListener {
-    /// Returns the name of the listener, for logs and its task.
+    /// Returns the listener's name, which is used for its task and in logs.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -38,22 +38,22 @@ impl NodeListener {
     }
 }
 
-/// The response of `/proxyMode`. kube-proxy's is `iptables`, `ipvs` or `nftables`.
+/// The response to `/proxyMode`. kube-proxy responds with `iptables`, `ipvs` or `nftables`.
 const PROXY_MODE: &str = "ebpf";
 
-/// The HTTP routes of one listener of a node.
+/// The HTTP routes of one of a node's listeners.
 #[expect(missing_debug_implementations, reason = "the views contain functions")]
 pub struct NodeRoutes {
     /// The listener.
     pub listener: NodeListener,
-    /// The published views.
+    /// The published state of the node.
     pub views: Arc<NodeViews>,
 }
 
 impl Routes for NodeRoutes {
     async fn respond(&self, path: &str, query: &str) -> Option<Response<Full<Bytes>>> {
         Some(match (self.listener, path) {
-            // On kube-proxy's metrics port, `/healthz` is always `ok`, too.
+            // kube-proxy's metrics port, too, always responds to `/healthz` with `ok`.
             (NodeListener::Admin, "/healthz") => text(StatusCode::OK, "ok".to_owned()),
             (NodeListener::Admin, "/livez" | "/readyz") => return None,
             (_, "/healthz") => self.respond_health("/healthz", true),
@@ -75,7 +75,7 @@ impl Routes for NodeRoutes {
 }
 
 impl NodeRoutes {
-    /// Responds with all Services, or those with the name in the query.
+    /// Responds with all Services or, if the query contains a name, with those of that name.
     async fn services(&self, query: &str) -> Response<Full<Bytes>> {
         let is_starting = self.views.starting.borrow().is_some();
         if is_starting {
@@ -99,7 +99,8 @@ impl NodeRoutes {
             .await
     }
 
-    /// Builds a response in a blocking thread, because one about very many Services would delay other tasks.
+    /// Builds a response on a blocking thread, because a response about very many Services would delay other
+    /// tasks.
     async fn respond_blocking(
         &self,
         build: impl FnOnce(Arc<NodeViews>) -> Response<Full<Bytes>> + Send + 'static,

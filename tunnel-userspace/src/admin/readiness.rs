@@ -1,5 +1,5 @@
-//! Decides if the node is ready, for `/readyz`, the headline and exit code of `culvert status`, the metric
-//! `culvert_ready` and the log.
+//! Decides whether the node is ready. The result appears in `/readyz`, the metric `culvert_ready`, the log,
+//! and the headline and exit code of `culvert status`.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -11,10 +11,10 @@ use tunnel_common::reason::Reason;
 use super::NodeViews;
 use crate::drain;
 
-/// The minimum interval between two log lines about readiness. A step of the start is logged at once.
+/// The minimum interval between two log lines about readiness. Startup steps are logged without this delay.
 const LOG_INTERVAL: Duration = Duration::from_secs(2);
 
-/// The response of `/readyz`.
+/// The response to `/readyz`.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Readiness {
@@ -25,7 +25,7 @@ pub(super) struct Readiness {
 }
 
 impl Readiness {
-    /// Returns the current readiness.
+    /// Returns the node's current readiness.
     pub(super) fn of(views: &NodeViews) -> Self {
         let starting = views.starting.borrow().clone();
         let stats = views.stats.borrow().clone();
@@ -42,7 +42,7 @@ impl Readiness {
                 "writes to the maps fail since {since} ({ports} service ports not written)"
             ));
         }
-        // The API server may have responded already, but its objects are not in the maps yet.
+        // The API server may already have responded, but its objects are not in the maps yet.
         if stats.stale {
             let stale = server.as_ref().and_then(|server| server.stale.as_deref());
             reasons.push(stale.map_or_else(
@@ -50,13 +50,13 @@ impl Readiness {
                 |stale| format!("no response from the API server since the start: {stale}"),
             ));
         }
-        // Once the objects of the API server are in the maps, the node stays ready when the server fails.
+        // Once the API server's objects are in the maps, the node stays ready even if the server fails.
         let error = server.and_then(|server| server.error);
         if let Some(why) = error.filter(|_| is_starting || stats.stale) {
             reasons.push(format!("requests to the API server fail: {why}"));
         }
-        // A full map makes the node unready. A frontend that another Service owns does not, although it is
-        // not programmed either.
+        // A full map makes the node unready. A frontend that is not programmed because another Service owns
+        // it does not.
         let full = [
             Reason::FrontendsFull,
             Reason::SlotsFull,
@@ -76,8 +76,8 @@ impl Readiness {
         Self::from_reasons(reasons, &views.unbound_ports.borrow())
     }
 
-    /// Returns a readiness with these reasons, and one more for each port that could not be bound yet. It is
-    /// ready if there are none.
+    /// Builds a readiness from these reasons, plus one for each port that could not be bound yet. It is ready
+    /// if there are no reasons.
     pub(super) fn from_reasons(
         mut reasons: Vec<String>,
         listening: &BTreeMap<String, String>,
@@ -90,14 +90,14 @@ impl Readiness {
         }
     }
 
-    /// Returns the reasons in one line, or `None` if the node is ready.
+    /// Returns the reasons on one line, or `None` if the node is ready.
     pub(super) fn summary(&self) -> Option<String> {
         (!self.ready).then(|| self.reasons.join("; "))
     }
 }
 
-/// Returns a message if no Node object has the name of this node. Returns `None` as long as the sources have
-/// not synced, and if no Node is expected: the API server is not a source, and no Node is known.
+/// Returns a message if no Node object has this node's name. Returns `None` until the sources have synced,
+/// and if no Node is expected because the API server is not a source and the manifests contain no Nodes.
 pub(super) fn missing_node(views: &NodeViews) -> Option<String> {
     let stats = views.stats.borrow().clone();
     let report = (views.source_report)();
@@ -113,7 +113,7 @@ pub(super) fn missing_node(views: &NodeViews) -> Option<String> {
     })
 }
 
-/// Logs each change of readiness until the drain begins.
+/// Logs each change in readiness until the drain begins.
 pub async fn log_readiness(views: Arc<NodeViews>, mut draining: watch::Receiver<bool>) {
     let mut starting = views.starting.clone();
     let mut stats = views.stats.clone();
@@ -144,7 +144,7 @@ pub async fn log_readiness(views: Arc<NodeViews>, mut draining: watch::Receiver<
             Ok(()) = stats.changed() => {}
             Ok(()) = listening.changed() => {}
         }
-        // Each sync may change a count in the reasons, so the rate of log lines is limited.
+        // Any sync may change a count in the reasons, so the log lines are rate-limited.
         tokio::select! {
             () = drain::begun(&mut draining) => return,
             Ok(()) = starting.changed() => {}

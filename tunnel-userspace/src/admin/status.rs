@@ -1,4 +1,4 @@
-//! The response of `/status` of a node.
+//! A node's response to `/status`.
 
 use std::collections::BTreeMap;
 
@@ -14,34 +14,34 @@ use crate::{
     sockets::TerminatorView, tunnel::NodeView,
 };
 
-/// Values that stay constant while the daemon runs.
+/// Values that never change while the daemon runs.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeSetup {
-    /// The version of the daemon.
+    /// The daemon's version.
     pub version: String,
     /// The process ID.
     pub pid: u32,
-    /// The name of the node.
+    /// The node's name.
     pub node: String,
-    /// The start time, RFC 3339.
+    /// The start time, in RFC 3339 format.
     pub started: String,
     /// The cgroup whose sockets are translated.
     pub cgroup: String,
-    /// The directory of pinned maps and programs.
+    /// The directory in which the maps and programs are pinned.
     pub pins: String,
     /// The layout version of the maps.
     pub layout: u32,
-    /// The method to set the error of a refused connect: `bpf_set_retval`, or `rewrite` on older kernels.
+    /// The way in which a refused connect() gets its error: `bpf_set_retval`, or `rewrite` on older kernels.
     pub refusal_method: String,
-    /// The identity of a client for session affinity and source ranges: its `address`, or its `network
-    /// namespace` if the kernel programs can't read the address.
+    /// The property that identifies a client for session affinity and source ranges: its `address`, or its
+    /// `network namespace` if the kernel programs can't read the address.
     pub client_identity: String,
-    /// The capacities of the maps in entries, by config key.
+    /// The capacity of each map in entries, by config key.
     pub maps: BTreeMap<String, u32>,
 }
 
-/// Returns the number of entries in use of each map that the reconciler tracks.
+/// Returns how many entries are in use in each map that the reconciler tracks.
 pub fn used_entries(stats: &ReconcileStats) -> impl Iterator<Item = (MapSize, usize)> + Clone {
     let count = |entries: u32| usize::try_from(entries).unwrap_or(usize::MAX);
     MapSize::ALL.into_iter().filter_map(move |size| {
@@ -50,74 +50,75 @@ pub fn used_entries(stats: &ReconcileStats) -> impl Iterator<Item = (MapSize, us
             MapSize::Slots => count(stats.slots),
             MapSize::Backends => count(stats.backends),
             MapSize::SourceRanges => count(stats.source_ranges),
-            // Steering has its own section of the status. Only the kernel programs write the affinity map.
+            // The steering maps have their own section in the status, and only the kernel programs write the
+            // affinity map.
             MapSize::Steering | MapSize::Affinity => return None,
         };
         Some((size, used))
     })
 }
 
-/// The durations of the steps of the start, in seconds; `None` for a step that is not finished.
+/// The duration of each startup step in seconds; `None` for a step that has not finished.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct StartTimes {
-    /// The time to load programs and maps, and to read the content of the maps.
+    /// The time taken to load the programs and maps, and to read the maps' content.
     pub load: Option<f64>,
     /// The time from the end of `load` until every source had delivered its first complete list.
     pub sync: Option<f64>,
-    /// The time from the end of `sync` until the maps had these objects.
+    /// The time from the end of `sync` until those objects were written to the maps.
     pub write: Option<f64>,
     /// The time from the end of `write` until the programs were attached and the probe had succeeded.
     pub attach: Option<f64>,
 }
 
-/// The response of `/status` of a node.
+/// A node's response to `/status`.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeStatus {
-    /// True if all Services are programmed.
+    /// True if the node is ready, as in `/readyz`.
     pub ready: bool,
-    /// The reasons why the node is not ready.
+    /// The reasons why the node is not ready; `None` if it is ready.
     pub not_ready: Option<String>,
-    /// A message if no Node object has the name of this node.
+    /// A message if no Node object has this node's name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_missing: Option<String>,
-    /// Values that stay constant while the daemon runs.
+    /// Values that never change while the daemon runs.
     #[serde(flatten)]
     pub setup: NodeSetup,
-    /// The durations of the steps of the start.
+    /// The time that each startup step took.
     #[serde(default)]
     pub startup: StartTimes,
     /// The kernel program whose events are logged, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernel_log: Option<KernelLog>,
-    /// The statistics of the reconciler.
+    /// The reconciler's statistics.
     pub programmed: ReconcileStats,
-    /// The guarded uplinks and routes of steering; empty if steering is off.
+    /// The guarded uplinks and the steering routes; empty if steering is off.
     pub network: NetworkView,
-    /// The state of the task that ends sockets of removed backends.
+    /// The state of the task that terminates the sockets of removed backends.
     #[serde(default)]
     pub sockets: TerminatorView,
     /// The edge nodes that the gateway knows.
     pub nodes: Vec<NodeView>,
-    /// The state of the gateway's certificate.
+    /// The state of the gateway's certificate; `None` if this node runs no gateway.
     pub identity: Option<CertificateState>,
-    /// The objects that the sources have read, and the invalid ones.
+    /// The number of objects that the sources have read, and the problems found in them.
     pub source: serde_json::Value,
-    /// The counters of the kernel programs, by reason, since the maps were created.
+    /// The kernel programs' counters by reason, counted since the maps were created.
     pub reasons: BTreeMap<String, u64>,
-    /// The number of open sockets that are connected to a backend, as counted by the kernel programs.
+    /// The number of open sockets connected to a backend, as counted by the kernel programs.
     #[serde(default)]
     pub open_connections: u64,
-    /// Ports that could not be bound yet, with the error.
+    /// The ports that could not be bound yet, each with the error.
     pub not_listening: BTreeMap<String, String>,
-    /// The state of the health check node ports of Services.
+    /// The state of the Services' health check node ports.
     #[serde(default)]
     pub health_checks: HealthChecksView,
 }
 
 impl NodeStatus {
-    /// Returns the current status.
+    /// Returns the node's current status.
     pub(super) fn of(views: &NodeViews) -> Self {
         let readiness = Readiness::of(views);
         let counts = (views.kernel_counters)().into_iter();

@@ -34,7 +34,8 @@ impl Daemon {
         }
     }
 
-    /// Starts a daemon with a Service `web`, and waits until its port is served on both loopback addresses.
+    /// Starts a daemon with a Service `web`, which has `local` ready endpoints per address family, and waits
+    /// until its port is served on both loopback addresses.
     async fn of_web(local: [usize; 2]) -> (Self, [SocketAddr; 2]) {
         let daemon = Self::start();
         let port = free_port().await;
@@ -62,7 +63,8 @@ impl Daemon {
         }));
     }
 
-    /// Waits until the daemon reports these Services as not served, with reasons that contain these texts.
+    /// Waits until the daemon reports exactly these Services as unserved, each with a reason that contains
+    /// the given text.
     async fn until_unserved(&self, refused: &[(&str, &str)]) {
         let mut view = self.base.views.health_checks.subscribe();
         let is_reported = |view: &HealthChecksView| {
@@ -85,7 +87,7 @@ impl Daemon {
     }
 }
 
-/// Repeats a request until the response contains these texts.
+/// Repeats a request until the response contains all of `parts`.
 async fn request_until(address: SocketAddr, parts: &[&str]) {
     let has_all = |response: &str| parts.iter().all(|part| response.contains(part));
     fixture::request_until("GET /", address, |response| response.is_some_and(has_all)).await;
@@ -147,7 +149,7 @@ async fn listeners_on_all_addresses_and_on_single_ones_replace_each_other() {
     let port = free_port().await;
     for addresses in [WILDCARDS, LOOPBACKS, WILDCARDS] {
         daemon.set(&addresses, &[("web", port, [1, 2])]);
-        // The listeners on other addresses are closed first, so no bind fails.
+        // The listeners on the previous addresses are closed first, so no bind fails.
         for (ip, weight) in [(LOOPBACKS[0], "Weight: 1"), (LOOPBACKS[1], "Weight: 2")] {
             request_until(SocketAddr::new(ip, port), &[weight]).await;
         }
@@ -171,7 +173,7 @@ async fn an_unhealthy_daemon_fails_every_health_check() {
         let parts = ["503 Service", "Weight: 1", "\"serviceProxyHealthy\": false"];
         request_until(at, &parts).await;
     }
-    // A node that is not eligible for load balancers still passes the health checks of its Services.
+    // The health checks of a node's Services pass even if load balancers should not send traffic to the node.
     stats.send_modify(|stats| {
         stats.synced = true;
         stats.node_eligible = false;

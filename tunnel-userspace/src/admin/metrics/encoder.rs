@@ -9,7 +9,6 @@ use prometheus_client::{
 
 use crate::reconcile::Histogram;
 
-/// An encoder for metrics.
 pub(super) struct MetricsEncoder<'a>(pub(super) DescriptorEncoder<'a>);
 
 impl MetricsEncoder<'_> {
@@ -78,7 +77,7 @@ impl MetricsEncoder<'_> {
     }
 }
 
-/// Converts a count to the value of a metric.
+/// Converts a count to a metric's value.
 #[expect(
     clippy::as_conversions,
     clippy::cast_precision_loss,

@@ -1,5 +1,5 @@
-//! Metrics with kube-proxy's names and meaning (`pkg/proxy/metrics/metrics.go`). A sync writes both address
-//! families, so metrics of syncs are equal for both.
+//! Metrics with kube-proxy's names and meanings (`pkg/proxy/metrics/metrics.go`). Every sync writes both
+//! address families, so the sync metrics are the same for both.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{model::Family, reconcile::ReconcileStats};
 
-/// The name of the label for the address family.
+/// The name of the label that holds the address family.
 const FAMILY: &str = "ip_family";
 
 /// Returns a labelled value for each address family.

@@ -1,4 +1,4 @@
-//! Metrics by Service port, from the counts of the kernel programs.
+//! Metrics for each Service port, from the kernel programs' counters.
 
 use std::fmt;
 

@@ -32,7 +32,7 @@ fn views(stats: ReconcileStats, server: ServerStatus) -> Arc<NodeViews> {
     })
 }
 
-/// Returns the counts of one Service port.
+/// Returns the counters of one Service port.
 fn counted() -> PortCounterList {
     let name = PortName {
         service: ObjectName::new("shop", "web"),

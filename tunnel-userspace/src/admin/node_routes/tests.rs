@@ -15,13 +15,13 @@ use crate::{
     reconcile::ReconcileStats,
 };
 
-/// A daemon that serves the paths of one listener on a TCP port.
+/// A daemon that serves one listener's paths on a TCP port.
 struct Served {
     port: u16,
     daemon: Daemon,
 }
 
-/// Serves the paths of a listener on a free port of an address.
+/// Serves a listener's paths on a free port of the given address.
 async fn served(listener: NodeListener, ip: IpAddr) -> Served {
     let port = free_port().await;
     let mut daemon = Daemon::new();
@@ -37,7 +37,7 @@ async fn served(listener: NodeListener, ip: IpAddr) -> Served {
 }
 
 impl Served {
-    /// Sends a request to an address, and returns the head and the body of the response.
+    /// Sends a GET request to the given address, and returns the head and body of the response.
     async fn get(&self, ip: IpAddr, path: &str) -> (String, String) {
         let (request, address) = (format!("GET {path}"), SocketAddr::new(ip, self.port));
         let response =
@@ -114,7 +114,7 @@ async fn the_unspecified_address_of_either_family_listens_on_both() {
     }
 }
 
-/// Returns the views of a daemon; `starting` is the step of its start, if any.
+/// Returns a daemon's views; `starting` is its current startup step, if any.
 fn views(starting: Option<&str>, stats: ReconcileStats) -> NodeViews {
     NodeViews {
         starting: watch::channel(starting.map(str::to_owned)).1,

@@ -9,7 +9,7 @@ use crate::{
     source::{ServerStatus, SourceReport},
 };
 
-/// Returns the statistics of a daemon that serves the last snapshot of the API server.
+/// Returns the statistics of a daemon that still uses the last snapshot of the API server's objects.
 fn stale() -> ReconcileStats {
     ReconcileStats {
         stale: true,
@@ -88,7 +88,7 @@ fn an_error_of_the_api_server_is_a_reason_until_its_objects_are_in_the_maps() {
             refused
         ]
     );
-    // The objects of the API server are in the maps already.
+    // The API server's objects are already in the maps.
     assert_eq!(
         reasons(None, &ready_stats(), Some(&refusing)),
         [] as [String; 0]
@@ -173,7 +173,7 @@ fn a_missing_node_object_is_reported_once_the_sources_have_synced() {
 
     assert!(is_reported(&unknown, &api));
     assert!(is_reported(&unknown, &files(1)));
-    // Files need not contain Nodes.
+    // Manifest files need not contain Nodes.
     assert!(!is_reported(&unknown, &files(0)));
     assert!(!is_reported(&ready_stats(), &api));
     let stale = ReconcileStats {

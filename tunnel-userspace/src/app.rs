@@ -1,5 +1,5 @@
-//! The roles of the binary (`culvert node`, `culvert agent` and others): each file starts the tasks of one
-//! role and connects them.
+//! The roles of the binary (`culvert node`, `culvert agent` and others). Each file starts one role's tasks
+//! and connects them.
 
 mod agent;
 mod ca;
@@ -24,19 +24,19 @@ pub use self::{
     sockets_helper::sockets_helper,
 };
 
-/// The error that ends a role.
+/// The error with which a role exits.
 #[derive(Debug, thiserror::Error)]
 pub enum RoleError {
-    /// A step failed.
+    /// A step of the role failed.
     #[error("{step}")]
     Start {
-        /// The failed step, as in `cannot load the maps`.
+        /// The step that failed, such as `cannot load the maps`.
         step: Cow<'static, str>,
         /// The cause.
         #[source]
         source: Box<dyn Error + Send + Sync>,
     },
-    /// A module failed with an error that names the step itself.
+    /// A module returned an error that already names the failed step.
     #[error(transparent)]
     Other(Box<dyn Error + Send + Sync>),
     /// A task ended before the drain.
@@ -47,7 +47,7 @@ pub enum RoleError {
     },
 }
 
-/// Returns a function for `map_err` that adds the failed step to an error.
+/// Returns a function for `map_err` that adds the name of the failed step to an error.
 fn failed<E>(step: impl Into<Cow<'static, str>>) -> impl FnOnce(E) -> RoleError
 where
     E: Into<Box<dyn Error + Send + Sync>>,
@@ -58,7 +58,7 @@ where
     }
 }
 
-/// Wraps an error that names the failed step itself.
+/// Wraps an error that already names the failed step.
 fn other_error(error: impl Into<Box<dyn Error + Send + Sync>>) -> RoleError {
     RoleError::Other(error.into())
 }

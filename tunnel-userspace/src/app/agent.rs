@@ -17,24 +17,25 @@ use crate::{
 /// The time limit for the agent's tasks to stop after its streams have drained.
 const STOP_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(5);
 
-/// Runs until SIGTERM, SIGINT or SIGHUP; then lets open streams finish within `tunnel.session.drainTimeout`.
+/// Runs the agent until SIGTERM, SIGINT or SIGHUP; then gives open streams up to
+/// `tunnel.session.drainTimeout` to finish.
 ///
 /// # Errors
 ///
-/// The config lacks a section, or a task ended.
+/// The config lacks a required section, a startup step failed, or a task ended unexpectedly.
 pub async fn agent(config: Config) -> Result<(), RoleError> {
     let mut stop = ShutdownSignals::new().map_err(failed("cannot wait for signals"))?;
     serve(config, async move { stop.wait().await }).await
 }
 
-/// Runs until `stop` completes.
+/// Runs the agent until `stop` completes.
 async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(), RoleError> {
     let (Some(section), Some(certificate)) = (&config.tunnel.agent, &config.tunnel.identity) else {
         let why = "the config must have the sections tunnel.agent and tunnel.identity";
         return Err(failed("cannot start the agent")(why));
     };
     let (store, identity) = CertificateStore::open(certificate.files.clone(), Role::Agent);
-    // The config has no upper bound for the drain.
+    // The configured drain timeout has no upper bound, so the sum may overflow.
     let drain_limit = config
         .tunnel
         .session
@@ -54,7 +55,7 @@ async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(), Rol
         unbound_ports: watch::Sender::new(BTreeMap::new()),
     };
     let mut tasks = Tasks::default();
-    // Without root the default stateDir can't be created. The admin port works all the same.
+    // Without root privileges, the default stateDir can't be created, but the admin port still works.
     match socket(&config, &views, tasks.draining()) {
         Ok(socket) => tasks.start("socket", socket),
         Err(error) => warn!(
@@ -72,7 +73,7 @@ async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(), Rol
     );
     tasks.start("admin", admin);
     tasks.start("identity", store.run(tasks.draining()));
-    // The agent drains first, while the admin endpoints still respond.
+    // The agent has its own set of tasks, so that it can drain while the admin endpoints still respond.
     let mut agent_tasks = Tasks::default();
     agent_tasks.start("agent", agent.run(agent_tasks.draining()));
     info!(gateways = ?section.gateways, allow = ?section.allowed_targets, "agent started");
@@ -87,7 +88,7 @@ async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(), Rol
     Ok(())
 }
 
-/// Binds the admin socket for the command line. The returned future serves it.
+/// Binds the admin socket, which the command line queries. The returned future serves it.
 fn socket(
     config: &Config,
     views: &AgentViews,

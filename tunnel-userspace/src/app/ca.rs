@@ -1,4 +1,4 @@
-//! `culvert ca`: creates a CA and issues certificates. The returned texts include the next steps.
+//! `culvert ca`: creates a CA and issues certificates. The returned messages include the next steps.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ const CONFIG: &str = "tunnel:
       cert: identity/cert.pem
       key: identity/key.pem";
 
-/// Creates a CA in a directory. Returns a text that lists the files and the next steps.
+/// Creates a CA in a directory. Returns a message that lists the files and the next steps.
 ///
 /// # Errors
 ///
@@ -33,7 +33,7 @@ pub fn ca_init(dir: &Path, days: u32) -> Result<String, CaError> {
     ))
 }
 
-/// Issues a certificate for gateways. Returns a text that lists the files and the next steps.
+/// Issues a certificate for gateways. Returns a message that lists the files and the next steps.
 ///
 /// # Errors
 ///
@@ -43,7 +43,7 @@ pub fn ca_issue_gateway(dir: &Path, out: Option<&Path>, days: u32) -> Result<Str
     Ok(describe(&issued, "gateways", "each gateway"))
 }
 
-/// Issues a certificate for the agent of a node. Returns a text that lists the files and the next steps.
+/// Issues a certificate for a node's agent. Returns a message that lists the files and the next steps.
 ///
 /// # Errors
 ///

@@ -8,12 +8,12 @@ use super::{
 };
 use crate::{bpf::PinDirectory, config::Config, net};
 
-/// Removes the programs, maps, routes and files of a node with this config. Returns a line of text for each
-/// item that was removed or left alone.
+/// Removes the programs, maps, routes and files that `culvert node` created with this config. Returns a line
+/// of text for each item that was removed or left alone.
 ///
 /// # Errors
 ///
-/// A daemon still runs with this config, or an item can't be removed.
+/// A daemon is still running with this config, or an item can't be removed.
 pub fn cleanup(config: &Config) -> Result<Vec<String>, RoleError> {
     let mut lines = Vec::new();
     let (pins, directory) = (&config.bpf.bpffs, &config.state_dir);
@@ -66,7 +66,7 @@ pub fn cleanup(config: &Config) -> Result<Vec<String>, RoleError> {
     Ok(lines)
 }
 
-/// Removes the routes of the steering prefixes, and returns their number.
+/// Removes the routes for the steering prefixes, and returns how many there were.
 fn remove_routes(config: &Config) -> Result<usize, RoleError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

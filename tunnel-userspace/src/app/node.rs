@@ -1,4 +1,4 @@
-//! `culvert node`: starts the service proxy of a node, and the tunnel's gateway and ingress.
+//! `culvert node`: starts a node's service proxy, and the tunnel's gateway and ingress.
 
 mod kernel_setup;
 mod socket_termination;
@@ -24,10 +24,10 @@ use crate::{
     tasks::Tasks,
 };
 
-/// The time limit for tasks to stop, besides the drain of streams.
+/// The time limit for tasks to stop, in addition to the time for draining streams.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Converts the steering config into rules for the planner; `None` if steering is off.
+/// Converts the steering config into rules for the planner; returns `None` if steering is off.
 pub(super) fn steering_rules(config: &Config) -> Result<Option<SteeringRules>, RoleError> {
     let Some(steering) = &config.tunnel.steering else {
         return Ok(None);
@@ -49,12 +49,12 @@ pub(super) fn steering_rules(config: &Config) -> Result<Option<SteeringRules>, R
     }))
 }
 
-/// Runs until SIGTERM, SIGINT or SIGHUP, and calls `started` once Services are translated. The kernel
-/// programs and maps stay in place when the daemon stops.
+/// Runs the daemon until SIGTERM, SIGINT or SIGHUP, and calls `started` once Services are translated. The
+/// kernel programs and maps stay in place when the daemon stops.
 ///
 /// # Errors
 ///
-/// A step of the start failed, or a task ended. Programs and maps of an earlier daemon stay in place.
+/// A startup step failed, or a task ended unexpectedly. An earlier daemon's programs and maps stay in place.
 pub async fn node(config: Config, started: impl FnOnce()) -> Result<(), RoleError> {
     let (mut kernel, sources) = tokio::try_join!(load_data_path(&config), Sources::start(&config))?;
     let mut tasks = Tasks::default();
@@ -97,8 +97,8 @@ pub async fn node(config: Config, started: impl FnOnce()) -> Result<(), RoleErro
     if let Some(first) = first {
         log_first_update(&first);
         kernel.write_and_attach(&config, first).await?;
-        // The other fields are not moved out: they keep the pins and the state directory locked until this
-        // function returns.
+        // The other fields stay in `kernel`, so that the pins and the state directory remain locked until
+        // this function returns.
         let KernelSetup {
             data_path,
             reconcile_loop,
@@ -146,7 +146,7 @@ fn log_first_update(first: &ClusterUpdate) {
     info!(services, "{message}");
 }
 
-/// Loads programs and maps in a blocking thread: it reads many map entries and must not delay other tasks.
+/// Loads the programs and maps on a blocking thread, since reading many map entries would delay other tasks.
 async fn load_data_path(config: &Config) -> Result<KernelSetup, RoleError> {
     let config = config.clone();
     let loaded = spawn_blocking(move || KernelSetup::load(&config)).await;
@@ -166,11 +166,11 @@ async fn watch_network(
     Ok(followed)
 }
 
-/// The current addresses of this node.
+/// This node's current addresses.
 type Addresses = watch::Receiver<Arc<BTreeSet<IpAddr>>>;
 
-/// Guards the uplinks and adds the routes of the steering prefixes. If steering is off, removes the guards
-/// and routes of an earlier process.
+/// Guards the uplinks and adds the routes for the steering prefixes. If steering is off, removes the guards
+/// and routes left by an earlier process.
 async fn start_steering(
     config: &Config,
     guard: Guard,
@@ -201,7 +201,7 @@ async fn start_steering(
     Ok(Some((network, inside)))
 }
 
-/// The task that maintains guards and routes, and the links from which the ingress accepts connects.
+/// The task that maintains the guards and routes, and the links from which the ingress accepts connections.
 type SteeringNetwork = (NetworkSetup<Guard>, watch::Receiver<Arc<BTreeSet<u32>>>);
 
 /// Starts the HTTP servers on the admin socket, the admin port and the health port.

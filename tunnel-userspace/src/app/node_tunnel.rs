@@ -1,5 +1,5 @@
 //! Starts the tunnel on a node: the gateway that agents connect to, and the ingress that accepts steered
-//! connects.
+//! connections.
 
 use std::{
     collections::BTreeSet,
@@ -24,15 +24,15 @@ use crate::{
     },
 };
 
-/// The state that the gateway and the ingress of a node share.
+/// The state that a node's gateway and ingress share.
 pub(super) struct NodeTunnel {
     identity: Option<CertificateReceiver>,
     sessions: Arc<Sessions>,
 }
 
 impl NodeTunnel {
-    /// Reads the certificate, and starts a task that reads it again when its files change. With an invalid
-    /// certificate the node starts all the same: the gateway waits for a valid one.
+    /// Reads the certificate, and starts a task that rereads it when its files change. If the certificate is
+    /// invalid, the node still starts, and the gateway waits for a valid one.
     pub(super) fn open(config: &Config, tasks: &mut Tasks) -> Self {
         let certificate = config.tunnel.identity.as_ref();
         let certificate = certificate.filter(|_| config.tunnel.gateway.is_some());
@@ -47,7 +47,7 @@ impl NodeTunnel {
         }
     }
 
-    /// Returns a function that returns the current state of the tunnel, including the steered nodes.
+    /// Returns a getter for the tunnel's current state, which includes the steered nodes.
     pub(super) fn view(
         &self,
         steered: watch::Receiver<Arc<SteeringTargets>>,
@@ -60,7 +60,7 @@ impl NodeTunnel {
         })
     }
 
-    /// Returns the time that open streams get to finish during the drain.
+    /// Returns how long open streams may take to finish during the drain.
     pub(super) fn drain_timeout(&self, config: &Config) -> Duration {
         let identity = self.identity.as_ref();
         identity.map_or(Duration::ZERO, |_| config.tunnel.session.drain_timeout)
@@ -89,8 +89,8 @@ impl NodeTunnel {
         tasks.start("gateway", serving);
     }
 
-    /// Starts the ingress, which accepts steered connects. `targets` maps the index in a steering address to
-    /// a node and port; `inside` has the links from which the ingress accepts connects.
+    /// Starts the ingress, which accepts steered connections. `targets` maps the index in a steering address
+    /// to a node and port; `inside` contains the links from which the ingress accepts connections.
     pub(super) fn start_ingress(
         &self,
         config: &Config,
@@ -124,7 +124,8 @@ impl NodeTunnel {
     }
 }
 
-/// Returns the listen address for a port: `[::]`, which covers both families, or `0.0.0.0` without IPv6.
+/// Returns the address to listen on for a port: `[::]`, which covers both families, or `0.0.0.0` if the host
+/// has no IPv6.
 fn listen_address(port: u16) -> SocketAddr {
     let has_v6 = std::net::TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0)).is_ok();
     if has_v6 {
@@ -134,7 +135,7 @@ fn listen_address(port: u16) -> SocketAddr {
     }
 }
 
-/// Returns the settings that ingress, gateway and agent share.
+/// Returns the settings that the ingress, the gateway and the agent share.
 pub(super) fn common_settings(config: &Config) -> CommonSettings {
     CommonSettings {
         limits: config.tunnel.session.clone(),

@@ -1,11 +1,11 @@
-//! The signals for a graceful shutdown: SIGTERM, SIGINT and SIGHUP. SIGHUP does not reload the config: a
-//! closing terminal sends it, too.
+//! The signals that start a graceful shutdown: SIGTERM, SIGINT and SIGHUP. SIGHUP does not reload the config,
+//! because a terminal also sends it when it closes.
 
 use std::io;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Receives the signals for a graceful shutdown.
+/// Receives the signals that start a graceful shutdown.
 pub(super) struct ShutdownSignals {
     term: Signal,
     int: Signal,
@@ -22,7 +22,7 @@ impl ShutdownSignals {
         })
     }
 
-    /// Waits for the first of the signals.
+    /// Waits for any of the signals.
     pub(super) async fn wait(&mut self) {
         tokio::select! {
             _ = self.term.recv() => {}
@@ -41,7 +41,7 @@ mod tests {
 
     use super::*;
 
-    /// Without a handler, the signal would kill the test process.
+    /// Without a handler, the first signal would kill the test process.
     #[tokio::test]
     async fn sigterm_sigint_and_sighup_each_start_a_graceful_shutdown() {
         for sent in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {

@@ -1,4 +1,4 @@
-//! `culvert sockets`: the helper process that ends sockets in pods for the daemon.
+//! `culvert sockets`: the helper process that terminates sockets in pods for the daemon.
 
 use tokio::sync::watch;
 use tracing::info;
@@ -6,7 +6,7 @@ use tracing::info;
 use super::{RoleError, failed, shutdown_signals::ShutdownSignals};
 use crate::{bpf::SocketStorage, config::Config, sockets};
 
-/// Runs until SIGTERM, SIGINT or SIGHUP. The daemon may start later, or restart meanwhile.
+/// Runs the helper until SIGTERM, SIGINT or SIGHUP. The daemon may start later, or restart in the meantime.
 ///
 /// # Errors
 ///

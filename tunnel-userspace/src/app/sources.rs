@@ -25,8 +25,8 @@ pub(super) struct Sources {
 }
 
 impl Sources {
-    /// Reads the manifest files and connects to the API server. If both sources have an object, that of the
-    /// file is used.
+    /// Reads the manifest files and connects to the API server. If both have the same object, the one from
+    /// the file takes precedence.
     pub(super) async fn start(config: &Config) -> Result<Self, RoleError> {
         let (mut store, mut file, mut kube) = (Store::default(), None, None);
         if let Some(wanted) = config.source.file() {
@@ -40,7 +40,7 @@ impl Sources {
         Ok(Self { store, file, kube })
     }
 
-    /// Returns a function that merges the current reports of the sources.
+    /// Returns a getter that merges the sources' current reports.
     pub(super) fn report(&self) -> Getter<SourceReport> {
         let file = self.file.as_ref().map(FileSource::report);
         let kube = self.kube.as_ref().map(KubeSource::report);
@@ -87,7 +87,7 @@ impl Updates for Store {
     }
 }
 
-/// Returns the objects of the API server that a node with this config has to watch.
+/// Determines which of the API server's objects a node with this config has to watch.
 fn scope(config: &Config) -> Result<kube::KubeScope, RoleError> {
     let steering = steering_rules(config)?.map(|rules| kube::SteeringScope {
         labels: rules.edge_selector.keys().map(str::to_owned).collect(),

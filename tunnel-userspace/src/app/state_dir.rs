@@ -1,4 +1,4 @@
-//! The state directory of the daemon (`stateDir`), and the lock that keeps a second daemon from using it.
+//! The daemon's state directory (`stateDir`), and the lock that keeps a second daemon from using it.
 
 use std::{
     fs::{self, File},
@@ -8,7 +8,7 @@ use std::{
 
 use nix::fcntl::{Flock, FlockArg};
 
-/// The state directory can't be created or locked.
+/// The error returned if the state directory can't be created or locked.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StateDirError {
     /// Another daemon has locked the directory.
@@ -22,7 +22,7 @@ pub(super) enum StateDirError {
     Io {
         /// The directory.
         path: PathBuf,
-        /// The error of the system call.
+        /// The error from the system call.
         #[source]
         source: io::Error,
     },
@@ -35,7 +35,7 @@ pub(super) struct StateDir {
 }
 
 impl StateDir {
-    /// Locks the directory, and creates it if it does not exist.
+    /// Locks the directory, after creating it if it does not exist.
     pub(super) fn lock(directory: &Path) -> Result<Self, StateDirError> {
         let path = directory.to_owned();
         let failed = |source| StateDirError::Io {
@@ -55,8 +55,8 @@ impl StateDir {
     }
 }
 
-/// Returns the path of the marker file, which exists if a daemon created the directory: `cleanup` may then
-/// remove the directory.
+/// Returns the path of the marker file. It exists if a daemon created the directory, which means that
+/// `cleanup` may remove the directory.
 pub(super) fn marker_path(directory: &Path) -> PathBuf {
     directory.join("made-by-culvert")
 }

@@ -1,4 +1,4 @@
-//! Test connects at startup: the daemon dials a frontend of its own to verify that the attached programs
+//! Test connections at startup: the daemon dials a frontend of its own, to verify that the attached programs
 //! translate its connects through the maps.
 
 use std::{
@@ -16,29 +16,29 @@ use tunnel_common::{
 
 use crate::{plan::BackendTarget, reconcile::ProbeFrontend};
 
-/// The IPv4 dummy address (RFC 7600 section 4.8), which no host has.
+/// The IPv4 dummy address (RFC 7600 section 4.8), which is never assigned to a host.
 const VIP: Ipv4Addr = Ipv4Addr::new(192, 0, 0, 8);
 /// The discard port. Connecting a UDP socket sends no packet.
 const PORT: u16 = 9;
 
-/// The test connect to the daemon's own frontend failed.
+/// The error returned if the test connection to the daemon's own frontend fails.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ProbeError {
-    /// The connect failed.
+    /// A system call of the test connection failed.
     #[error("cannot connect to 192.0.0.8:9, the frontend of the probe")]
     Connect(#[source] io::Error),
-    /// The programs did not run for the connect.
+    /// The programs did not run on the connect.
     #[error(
         "the programs on cgroup {cgroup} did not translate a connect of this process: \
          it must run inside that cgroup, but it runs in {own}"
     )]
     OutsideCgroup {
-        /// The cgroup of the programs.
+        /// The cgroup that the programs are attached to.
         cgroup: PathBuf,
-        /// The cgroup of this process, as in `/proc/self/cgroup`.
+        /// This process's cgroup, as listed in `/proc/self/cgroup`.
         own: String,
     },
-    /// The connect was translated, but `getpeername` does not return the dialled address.
+    /// The connect was translated, but getpeername() does not return the dialled address.
     #[error("the peer of the probe's socket must be 192.0.0.8:9, but getpeername returns {peer}")]
     NotRestored {
         /// The peer address that the kernel returned.
@@ -46,7 +46,7 @@ pub(super) enum ProbeError {
     },
 }
 
-/// Returns the frontend of the probe: the dummy address, translated to loopback.
+/// Returns the probe's frontend: the dummy address, which is translated to loopback.
 pub(super) fn frontend() -> ProbeFrontend {
     let (vip, port) = (Address::from_ip(IpAddr::V4(VIP)), Port::from_host(PORT));
     ProbeFrontend {
@@ -58,14 +58,14 @@ pub(super) fn frontend() -> ProbeFrontend {
     }
 }
 
-/// Connects to the frontend of the probe, and checks that the programs translated the connect.
+/// Connects to the probe's frontend, and checks that the programs translated the connect.
 pub(super) fn connect_service(cgroup: &Path) -> Result<(), ProbeError> {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).map_err(ProbeError::Connect)?;
     let vip = SocketAddr::from((VIP, PORT));
     let connected = socket.connect(vip);
     let own = socket.local_addr().map_err(ProbeError::Connect)?;
-    // The source address is loopback only if the connect was translated. Otherwise it is another address, or
-    // there is no route.
+    // The source address is a loopback address only if the connect was translated. Otherwise, it is another
+    // address, or there is no route.
     if !own.ip().is_loopback() {
         connected
             .or_else(ignore_no_route)
@@ -83,13 +83,14 @@ pub(super) fn connect_service(cgroup: &Path) -> Result<(), ProbeError> {
     }
 }
 
-/// Returns the destination of the connect by which the programs learn the host's network namespace.
+/// Returns the address and port that the daemon dials so that the programs learn the host's network
+/// namespace.
 pub(super) fn steering_key() -> SteeringKey {
     SteeringKey::new(Address::from_ip(IpAddr::V4(VIP)), Port::from_host(PORT))
 }
 
-/// Connects to [`steering_key`] with the mark of Culvert's own sockets. The programs refuse the connect, so
-/// no packet is sent.
+/// Connects to [`steering_key`] from a socket with the mark of Culvert's own sockets. The programs refuse the
+/// connect, so no packet is sent.
 pub(super) fn connect_steering(mark: u32) {
     let connected = Socket::new(Domain::IPV4, Type::STREAM, None).and_then(|socket| {
         socket.set_mark(mark)?;
@@ -99,14 +100,14 @@ pub(super) fn connect_steering(mark: u32) {
     tracing::debug!(?connected, "steering probe sent");
 }
 
-/// Returns the v2 cgroup of this process, as in `/proc/self/cgroup`.
+/// Returns this process's v2 cgroup, as listed in `/proc/self/cgroup`.
 fn own_cgroup() -> String {
     let cgroups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let own = cgroups.lines().find_map(|line| line.strip_prefix("0::"));
     own.unwrap_or("none").to_owned()
 }
 
-/// Ignores an error that only means that there is no route.
+/// Ignores an error if it only means that there is no route.
 fn ignore_no_route(error: io::Error) -> io::Result<()> {
     let is_no_route = matches!(
         error.kind(),

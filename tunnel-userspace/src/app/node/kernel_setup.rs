@@ -1,4 +1,4 @@
-//! Startup of the data path: loads programs and maps, writes the first sync, and attaches the programs.
+//! Starts the data path: loads the programs and maps, writes the first sync, and attaches the programs.
 
 use std::{collections::BTreeMap, io, path::PathBuf, sync::Arc};
 
@@ -36,20 +36,20 @@ pub(super) struct KernelSetup {
     pub(super) data_path: DataPath,
     counters: Arc<Counters>,
     pub(super) reconcile_loop: ReconcileLoop<KernelMaps, KernelSteering, RcuGrace>,
-    /// Measures the steps of the start.
+    /// Measures how long each startup step takes.
     start_timer: StartTimer,
-    /// The kernel program that logs events; the drop replaces it by the normal one.
+    /// The kernel program that logs events. Dropping it puts the normal program back in its place.
     logging_program: Option<LoggingProgram>,
     /// The kernel program whose events are logged, if any.
     kernel_log: watch::Sender<Option<KernelLog>>,
-    /// The pin directory, locked so that no second daemon uses it.
+    /// The pin directory, locked so that no second daemon can use it.
     pins: PinDirectory,
     _state: StateDir,
 }
 
 impl KernelSetup {
-    /// Checks the kernel, opens or creates the maps, and reads their content. Writes no entry and attaches no
-    /// program.
+    /// Checks the kernel, opens or creates the maps, and reads their content. Writes no entries and attaches
+    /// no programs.
     pub(super) fn load(config: &Config) -> Result<Self, RoleError> {
         let mut start_timer = StartTimer::start();
         let cgroup = match &config.bpf.cgroup.0 {
@@ -64,7 +64,7 @@ impl KernelSetup {
         let steering = config.tunnel.steering.as_ref();
         let mut map_sizes = config.bpf.maps;
         if steering.is_none() {
-            // The steering maps take a fifth of the memory of all maps.
+            // The steering maps would take up a fifth of the memory of all maps.
             map_sizes = map_sizes.without(MapGroup::Steering);
         }
         let prefixes = steering
@@ -126,7 +126,7 @@ impl KernelSetup {
         })
     }
 
-    /// Returns the views for the HTTP endpoints; those of other modules are empty.
+    /// Returns the views for the HTTP endpoints. Those that other modules publish are empty.
     pub(super) fn views(
         &self,
         config: &Config,
@@ -188,9 +188,10 @@ impl KernelSetup {
         }
     }
 
-    /// Waits for the first update after which the programs can be attached; `None` if the sources ended.
-    /// Normally that is the first update of all. When the maps replace those of an older layout, it must be
-    /// complete: earlier updates are only written, and the attached programs keep using the old maps.
+    /// Waits for the first update after which the programs can be attached; returns `None` if the sources
+    /// end. Normally, that is the very first update. If the maps replace those of an older layout, the update
+    /// must be complete: until then, updates are only written to the new maps, and the attached programs keep
+    /// using the old maps.
     pub(super) async fn first_update(
         &mut self,
         store: &mut Store,
@@ -223,7 +224,7 @@ impl KernelSetup {
         }
     }
 
-    /// Writes the first update into the maps, attaches the programs, and verifies them with a test connect.
+    /// Writes the first update to the maps, attaches the programs, and verifies them with a test connection.
     pub(super) async fn write_and_attach(
         &mut self,
         config: &Config,
@@ -256,12 +257,12 @@ impl KernelSetup {
         if probe_result.is_ok()
             && let Err(error) = self.record_host_namespace(config.tunnel.socket_mark)
         {
-            // Everything else works: only sockets bound to a device are not steered, and node ports are not
-            // served on loopback.
+            // Everything else works, except that sockets bound to a device are not steered, and node ports
+            // are not served on loopback.
             let error = &error as &dyn std::error::Error;
             warn!(error, "cannot determine the host's network namespace");
         }
-        // On return, the drop of `attached` detaches the programs that are not pinned yet.
+        // If the probe failed, dropping `attached` detaches the programs that are not pinned yet.
         probe_result
             .map_err(|error: ProbeError| failed("the probe of the programs failed")(error))?;
         attached.pin().map_err(failed("cannot pin the programs"))?;
@@ -271,8 +272,8 @@ impl KernelSetup {
         Ok(())
     }
 
-    /// Adds the counts of the replaced maps to the new maps, and removes the replaced maps. On failure they
-    /// stay, and the next start retries.
+    /// Adds the counts in the replaced maps to those in the new maps, and removes the replaced maps. If that
+    /// fails, they stay, and the next start retries.
     fn remove_replaced_maps(&self) {
         let copied = RcuGrace::new().and_then(|grace| self.data_path.merge_replaced_counts(&grace));
         if let Err(error) = copied {
@@ -285,7 +286,8 @@ impl KernelSetup {
         }
     }
 
-    /// Starts logging the events of the kernel program in `log.kernel`, if set. A failure is only logged.
+    /// Starts logging the events of the kernel program that `log.kernel` names, if any. A failure is only
+    /// logged.
     fn start_event_log(&mut self, wanted: Option<&KernelLog>) {
         let Some(wanted) = wanted else { return };
         let KernelLog { program, level } = wanted;
@@ -305,7 +307,7 @@ impl KernelSetup {
         }
     }
 
-    /// Connects once, so that the programs record the network namespace of this process as the host's.
+    /// Calls connect() once, so that the programs record this process's network namespace as the host's.
     fn record_host_namespace(&mut self, mark: u32) -> Result<(), RoleError> {
         let steering = self.reconcile_loop.steering();
         let key = translation_probe::steering_key();
@@ -325,7 +327,7 @@ impl KernelSetup {
     }
 }
 
-/// Returns a function that finds the frontends on whose address a local process listens.
+/// Returns a function that finds those of the given frontends on whose address a local process listens.
 fn local_listener_finder() -> reconcile::FindListeners {
     let mut listeners = Listeners::default();
     Box::new(move |fronts| {

@@ -1,4 +1,4 @@
-//! Starts the task that ends sockets of removed backends.
+//! Starts the task that terminates the sockets of removed backends.
 
 use tokio::sync::watch;
 use tracing::warn;
@@ -11,7 +11,7 @@ use crate::{
     tasks::Tasks,
 };
 
-/// Starts the task if `sockets.terminate` is not empty. Services work without the task, so a failure is only
+/// Starts the task if `sockets.terminate` is not empty. Services work without it, so a failure is only
 /// reported.
 pub(super) fn start(
     config: &Config,

@@ -1,4 +1,4 @@
-//! Measures the steps of the start.
+//! Measures how long each startup step takes.
 
 use std::time::Duration;
 
@@ -6,16 +6,16 @@ use tokio::sync::watch;
 
 use crate::{admin::StartTimes, clock::monotonic};
 
-/// Measures the durations of consecutive steps.
+/// Measures how long each of several consecutive steps takes.
 #[derive(Debug)]
 pub(super) struct StartTimer {
-    /// The time when the last step ended.
+    /// The time at which the current step started.
     step_started_at: Duration,
     times: watch::Sender<StartTimes>,
 }
 
 impl StartTimer {
-    /// Starts the timer of the first step.
+    /// Starts timing the first step.
     pub(super) fn start() -> Self {
         Self {
             step_started_at: monotonic(),
@@ -23,12 +23,12 @@ impl StartTimer {
         }
     }
 
-    /// Returns a receiver of the durations measured so far.
+    /// Returns a receiver for the durations measured so far.
     pub(super) fn times(&self) -> watch::Receiver<StartTimes> {
         self.times.subscribe()
     }
 
-    /// Stores the duration of a step, and starts the timer of the next one.
+    /// Records how long a step took, and starts timing the next one.
     pub(super) fn finish_step(&mut self, step: impl FnOnce(&mut StartTimes) -> &mut Option<f64>) {
         let now = monotonic();
         let took = (now - self.step_started_at).as_secs_f64();

@@ -1,4 +1,4 @@
-//! The command line: its arguments, and the subcommands that only show something. `app` has the others.
+//! The command line: its arguments, and the subcommands that only show something. The others are in `app`.
 
 mod agent_status;
 mod ca;
@@ -41,14 +41,14 @@ pub struct Cli {
 /// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Run the service proxy of this node in the foreground, with the tunnel's ingress and gateway if they
-    /// are configured. SIGTERM, SIGINT or SIGHUP stops it; Services stay translated.
+    /// Run this node's service proxy in the foreground, with the tunnel's ingress and gateway if they are
+    /// configured. SIGTERM, SIGINT or SIGHUP stops it; Services continue to be translated.
     Node(NodeArgs),
-    /// Run the agent of an edge node in the foreground. It connects to the gateways and forwards streams to
-    /// the allowed targets. SIGTERM, SIGINT or SIGHUP stops it after open streams have drained.
+    /// Run an edge node's agent in the foreground. It connects to the gateways and forwards streams to the
+    /// allowed targets. SIGTERM, SIGINT or SIGHUP stops it after open streams have drained.
     Agent(RunArgs),
-    /// Run the helper that ends sockets in pods when their backend is removed, in the foreground. Needed only
-    /// where the service proxy lacks the privileges to enter pods.
+    /// Run the helper in the foreground: it terminates sockets in pods when their backend is removed. It is
+    /// needed only where the service proxy lacks the privileges to enter pods.
     Sockets(RunArgs),
     /// Mount the file systems that culvert node needs: a BPF file system and the cgroup v2 hierarchy.
     /// Existing mounts are left alone.
@@ -61,13 +61,13 @@ pub enum Command {
         #[command(subcommand)]
         command: CaCommand,
     },
-    /// A query of the daemon or a config.
+    /// A query about the daemon or a config file.
     #[command(flatten)]
     Query(QueryCommand),
 }
 
 impl Command {
-    /// Returns true if the command logs JSON, and must print its final error as JSON, too.
+    /// Returns true if the command logs JSON, and must therefore also print its final error as JSON.
     #[must_use]
     pub fn logs_json(&self) -> bool {
         let args = match self {
@@ -79,18 +79,18 @@ impl Command {
     }
 }
 
-/// The subcommands that show the state of a daemon, or a config, and change nothing.
+/// The subcommands that only show something: the daemon's state, or a config file.
 #[derive(Debug, Subcommand)]
 pub enum QueryCommand {
-    /// Show the status of the running daemon, or of the agent if no daemon runs. Fails if it is not ready.
+    /// Show the status of the daemon or, if no daemon is running, of the agent. Fails if it is not ready.
     Status(QueryArgs),
-    /// Show all Services and their programmed state, or all details of a single Service.
+    /// Show all Services and their programmed state, or the full details of a single Service.
     Services(ServiceArgs),
-    /// Show all endpoints of Services: the backend sets they are in, or why they get no new connections.
+    /// Show the endpoints of all Services: the backend sets they are in, or why they get no new connections.
     Backends(ServiceArgs),
-    /// Show all edge nodes that the gateway of this node knows, and their sessions.
+    /// Show the edge nodes that this node's gateway knows, and their sessions.
     Nodes(QueryArgs),
-    /// Check a config, or print the defaults or the JSON Schema.
+    /// Check a config file, or print the defaults or the JSON Schema.
     Config {
         /// The subcommand.
         #[command(subcommand)]
@@ -101,18 +101,18 @@ pub enum QueryCommand {
 /// The subcommands of `culvert config`.
 #[derive(Debug, Subcommand)]
 pub enum ConfigCommand {
-    /// Check a config file, Culvert's or kube-proxy's, and report the first error.
+    /// Check a config file of Culvert or kube-proxy, and report the first error.
     Check {
         /// The file to check.
         file: PathBuf,
     },
-    /// Print a config file with every field, its default and its meaning.
+    /// Print a config file that contains every field, with its default and its meaning.
     Default,
     /// Print the JSON Schema of the config file, for editors and validators.
     Schema,
 }
 
-/// The option `--config`.
+/// The `--config` option.
 #[derive(Debug, Args)]
 pub struct ConfigArgs {
     /// The path of the config file.
@@ -123,17 +123,17 @@ pub struct ConfigArgs {
 /// The arguments of `culvert node`.
 #[derive(Debug, Args)]
 pub struct NodeArgs {
-    /// The arguments of every role.
+    /// The arguments that every role takes.
     #[command(flatten)]
     pub run: RunArgs,
-    /// The path of kube-proxy's config file (kubeproxy.config.k8s.io/v1alpha1). Its fields are converted, but
-    /// those of --config override them. Fields without effect are logged.
+    /// The path of kube-proxy's config file (kubeproxy.config.k8s.io/v1alpha1). Its fields are converted;
+    /// those in the --config file override them. Fields that have no effect are logged.
     #[arg(long, value_name = "FILE")]
     pub kube_proxy_config: Option<PathBuf>,
 }
 
 impl NodeArgs {
-    /// Reads the config. Also returns the fields of kube-proxy's file that have no effect.
+    /// Reads the config. Also returns the fields in kube-proxy's file that have no effect.
     ///
     /// # Errors
     ///
@@ -147,7 +147,7 @@ impl NodeArgs {
     }
 }
 
-/// The arguments of every role.
+/// The arguments that every role takes.
 #[derive(Debug, Args)]
 pub struct RunArgs {
     /// The config file.
@@ -171,7 +171,7 @@ pub enum LogFormat {
     Json,
 }
 
-/// The arguments of every query.
+/// The arguments that every query takes.
 #[derive(Debug, Args)]
 pub struct QueryArgs {
     #[command(flatten)]
@@ -184,14 +184,14 @@ pub struct QueryArgs {
 /// The arguments of a query about Services.
 #[derive(Debug, Args)]
 pub struct ServiceArgs {
-    /// The Service to show, as NAME or NAMESPACE/NAME. If absent, all Services.
+    /// The Service to show, as NAME or NAMESPACE/NAME. If absent, all Services are shown.
     #[arg(value_parser = service_name)]
     name: Option<String>,
     #[command(flatten)]
     query: QueryArgs,
 }
 
-/// Returns an error if an argument can't be the name of a Service.
+/// Returns an error if an argument can't be a Service name.
 fn service_name(text: &str) -> Result<String, String> {
     let is_known = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-./".contains(c);
     if text.is_empty() || !text.chars().all(is_known) {
@@ -212,7 +212,7 @@ enum OutputFormat {
     Yaml,
 }
 
-/// A query failed.
+/// The error from a failed query.
 #[derive(Debug, thiserror::Error)]
 pub enum QueryError {
     /// The config file is invalid.
@@ -224,7 +224,7 @@ pub enum QueryError {
     /// The daemon's response does not match this command's types.
     #[error("cannot parse the response of the daemon; is it another version of culvert?")]
     InvalidResponse(#[source] serde_json::Error),
-    /// The daemon is not ready; the printed status has the reasons.
+    /// The daemon or agent is not ready; the printed status gives the reasons.
     #[error("not ready")]
     NotReady,
     /// No Service has that name.
@@ -246,7 +246,7 @@ impl QueryCommand {
     ///
     /// # Errors
     ///
-    /// The query failed, or `culvert status` found that the daemon is not ready.
+    /// The query failed, or `culvert status` found that the daemon or agent is not ready.
     pub fn run(self) -> Result<(), QueryError> {
         match self {
             Self::Status(args) => status(&args),
@@ -279,7 +279,7 @@ impl QueryCommand {
 }
 
 impl QueryArgs {
-    /// Requests a path from the daemon, and returns the body of the response.
+    /// Requests a path from the daemon and returns the response body.
     fn request(&self, path: &str) -> Result<Bytes, QueryError> {
         fetch(&Config::read(&self.config.config)?.admin_socket(), path)
     }
@@ -300,14 +300,14 @@ impl ServiceArgs {
     }
 }
 
-/// The field that the status of a node and that of an agent have in common.
+/// The field that a node's status and an agent's status have in common.
 #[derive(Deserialize)]
 struct StatusHead {
     ready: bool,
 }
 
-/// Shows the status of `culvert node`. If it does not run, and the config has an agent, shows the status of
-/// `culvert agent`.
+/// Shows the status of `culvert node` or, if that is not running and the config has an agent section, the
+/// status of `culvert agent`.
 fn status(args: &QueryArgs) -> Result<(), QueryError> {
     let config = Config::read(&args.config.config)?;
     let (body, is_agent) = match fetch(&config.admin_socket(), "/status") {
@@ -355,7 +355,7 @@ fn print_response(
     Ok(print(text.trim_end())?)
 }
 
-/// Prints a text to stdout. A closed pipe, as in `culvert services | head`, is not an error.
+/// Prints text to stdout. A closed pipe, as in `culvert services | head`, is not an error.
 ///
 /// # Errors
 ///

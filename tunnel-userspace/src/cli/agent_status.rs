@@ -1,4 +1,4 @@
-//! `culvert status` of an agent, as a table.
+//! Renders the output of `culvert status` for an agent.
 
 use super::{
     rows::{Row, Rows},

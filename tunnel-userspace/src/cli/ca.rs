@@ -1,4 +1,4 @@
-//! The arguments of `culvert ca`, and `culvert ca show`.
+//! The arguments of `culvert ca`, and the implementation of `culvert ca show`.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use super::{OutputFormat, QueryError, table};
 use crate::identity::ca::{self, CertificateKind, CertificateView, DEFAULT_CA_DAYS, DEFAULT_DAYS};
 
-/// The default directory of the CA.
+/// The default for the CA's directory.
 const DEFAULT_DIR: &str = "/etc/culvert/ca";
 
 /// The subcommands of `culvert ca`.
@@ -22,17 +22,17 @@ pub enum CaCommand {
         #[command(subcommand)]
         whom: CaIssue,
     },
-    /// Show the content of certificates.
+    /// Show the contents of certificates.
     Show(CaShow),
 }
 
 /// The arguments of `culvert ca init`.
 #[derive(Debug, Args)]
 pub struct CaInit {
-    /// The directory of the CA.
+    /// The CA's directory.
     #[arg(long, value_name = "DIR", default_value = DEFAULT_DIR)]
     pub dir: PathBuf,
-    /// The number of days that the CA is valid.
+    /// The number of days for which the CA is valid.
     #[arg(long, value_name = "N", default_value_t = DEFAULT_CA_DAYS)]
     pub days: u32,
 }
@@ -40,14 +40,15 @@ pub struct CaInit {
 /// The subcommands of `culvert ca issue`.
 #[derive(Debug, Subcommand)]
 pub enum CaIssue {
-    /// Issue a certificate for gateways, by default into the directory `gateway` of the CA.
+    /// Issue a certificate for gateways, by default into the `gateway` subdirectory of the CA's directory.
     Gateway(IssueArgs),
-    /// Issue a certificate for the agent of a node, by default into the directory `agents/NODE` of the CA.
+    /// Issue a certificate for a node's agent, by default into the `agents/NODE` subdirectory of the CA's
+    /// directory.
     Agent {
-        /// The name of the agent's Node.
+        /// The name of the agent's Node object.
         #[arg(long, value_name = "NODE")]
         node: String,
-        /// The options of the certificate.
+        /// The options for the certificate.
         #[command(flatten)]
         args: IssueArgs,
     },
@@ -56,13 +57,13 @@ pub enum CaIssue {
 /// The options of `culvert ca issue`.
 #[derive(Debug, Args)]
 pub struct IssueArgs {
-    /// The directory of the CA.
+    /// The CA's directory.
     #[arg(long, value_name = "DIR", default_value = DEFAULT_DIR)]
     pub dir: PathBuf,
     /// The directory to write ca.pem, cert.pem and key.pem to.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
-    /// The number of days that the certificate is valid. It never outlives the CA.
+    /// The number of days for which the certificate is valid. It never outlives the CA.
     #[arg(long, value_name = "N", default_value_t = DEFAULT_DAYS)]
     pub days: u32,
 }
@@ -73,7 +74,7 @@ pub struct CaShow {
     /// The certificate files to show.
     #[arg(value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// Without FILE, show the certificate of the CA in this directory, and those that the CA issued there.
+    /// Without FILE, show the CA's own certificate in this directory, and those that the CA has issued there.
     #[arg(long, value_name = "DIR", default_value = DEFAULT_DIR, conflicts_with = "files")]
     dir: PathBuf,
     /// The output format.
@@ -82,7 +83,7 @@ pub struct CaShow {
 }
 
 impl CaShow {
-    /// Prints the content of the certificates.
+    /// Prints the contents of the certificates.
     ///
     /// # Errors
     ///

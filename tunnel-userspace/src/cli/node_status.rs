@@ -1,4 +1,4 @@
-//! `culvert status` of a node, as a table.
+//! Renders the output of `culvert status` for a node.
 
 use tunnel_common::table::MapSize;
 
@@ -10,7 +10,7 @@ use crate::{
     tunnel::NodeView,
 };
 
-/// The maximum number of problems of one kind to show.
+/// The maximum number of problems to show for each kind of problem.
 const MAX_PROBLEMS: usize = 20;
 
 pub(super) fn render(status: &NodeStatus) -> String {
@@ -58,7 +58,7 @@ pub(super) fn render(status: &NodeStatus) -> String {
     rows.to_string()
 }
 
-/// Formats the used entries of a map and its capacity.
+/// Formats how many of a map's entries are in use, with its capacity.
 fn usage(status: &NodeStatus, size: MapSize, used: usize) -> String {
     let capacity = status.setup.maps.get(size.key()).copied().unwrap_or(0);
     let draining = status.programmed.draining_backends;
@@ -79,7 +79,7 @@ fn last_write(status: &NodeStatus) -> String {
     }
 }
 
-/// Adds the address of the API server, and whether it responds.
+/// Adds the rows about the API server: its address, and whether it responds.
 fn api_server(rows: &mut Rows, server: &ServerStatus) {
     rows.add(Row::ApiServer, &server.address);
     if let (Some(why), Some(since)) = (&server.error, &server.error_since) {
@@ -88,7 +88,7 @@ fn api_server(rows: &mut Rows, server: &ServerStatus) {
     rows.add_each(Row::Stale, &server.stale);
 }
 
-/// Adds the rows about sockets of removed backends.
+/// Adds the rows about the sockets of removed backends.
 fn terminated_sockets(rows: &mut Rows, sockets: &TerminatorView) {
     if sockets.protocols.is_empty() {
         rows.add(Row::TerminatedSockets, "off (sockets.terminate)");
@@ -112,7 +112,7 @@ fn terminated_sockets(rows: &mut Rows, sockets: &TerminatorView) {
     }
 }
 
-/// Adds the rows about health check node ports, if a Service has one.
+/// Adds the rows about health check node ports, if any Service has one.
 fn health_checks(rows: &mut Rows, checks: &HealthChecksView) {
     let services = checks.services;
     if services > 0 {
@@ -154,7 +154,7 @@ fn tunnel(rows: &mut Rows, status: &NodeStatus) {
     rows.add_each(Row::TunnelError, errors);
 }
 
-/// Adds the problems of Service ports and of the objects that were read.
+/// Adds the rows about problems with Service ports and with the objects that were read.
 fn problems(rows: &mut Rows, status: &NodeStatus, report: &SourceReport) {
     for (reason, count) in &status.programmed.problems {
         let problem = format!("{count} service ports: {reason} (culvert services)");

@@ -1,4 +1,4 @@
-//! `culvert nodes`: the edge nodes and their sessions, as a table.
+//! Renders the output of `culvert nodes`: the edge nodes and their sessions, as a table.
 
 use jiff::Timestamp;
 
@@ -61,7 +61,7 @@ fn session_row(session: &SessionView, now: Timestamp) -> Vec<String> {
 
 const DAY: i64 = 86_400;
 
-/// Formats the time since a timestamp, in one unit.
+/// Formats the time since a timestamp in a single unit.
 fn age(since: Timestamp, now: Timestamp) -> String {
     let seconds = now.duration_since(since).as_secs().max(0);
     match seconds {

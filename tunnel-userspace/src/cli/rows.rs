@@ -4,17 +4,17 @@ use std::{collections::BTreeMap, fmt};
 
 use tunnel_common::table::MapSize;
 
-/// Declares the enum of rows, with the label of each.
+/// Declares the enum `Row`, with a label for each row.
 macro_rules! rows {
     ($($name:ident = $label:literal,)+) => {
-        /// A row of the status.
+        /// A row in the output of `culvert status` or `culvert services NAME`.
         #[derive(Clone, Copy, Debug, Eq, PartialEq)]
         pub(super) enum Row {
             $($name,)+
         }
 
         impl Row {
-            /// Every row.
+            /// All rows.
             #[cfg(test)]
             pub(super) const ALL: &[Self] = &[$(Self::$name,)+];
 
@@ -65,7 +65,7 @@ rows! {
 }
 
 impl Row {
-    /// Returns the row for the used entries of a map; `None` if the status does not show them.
+    /// Returns the row that shows a map's used entries, or `None` if the status does not show them.
     pub(super) const fn of_size(size: MapSize) -> Option<Self> {
         match size {
             MapSize::Frontends => Some(Self::Frontends),
@@ -77,7 +77,7 @@ impl Row {
     }
 }
 
-/// A headline with rows of a label and a value below it.
+/// A headline, followed by rows that each have a label and a value.
 pub(super) struct Rows(String);
 
 impl Rows {
@@ -89,7 +89,7 @@ impl Rows {
         self.add_line(row.label(), value);
     }
 
-    /// Adds a further line to the last row.
+    /// Adds another line to the last row.
     pub(super) fn continue_with(&mut self, value: impl fmt::Display) {
         self.add_line("", value);
     }
@@ -105,7 +105,7 @@ impl Rows {
         }
     }
 
-    /// Adds one row with all counts that are not zero, if any.
+    /// Adds one row with all counts that are not zero, if there are any.
     pub(super) fn add_counts(&mut self, row: Row, counts: &BTreeMap<String, u64>) {
         let counted = counts.iter().filter(|(_, count)| **count > 0);
         let counted: Vec<_> = counted
@@ -129,7 +129,7 @@ impl fmt::Display for Rows {
 
 #[cfg(test)]
 mod documented {
-    //! The rows and columns of the command line in `docs/status.md`.
+    //! Checks that `docs/status.md` lists exactly the rows and columns that the command line prints.
 
     use std::collections::BTreeSet;
 
@@ -140,7 +140,7 @@ mod documented {
 
     const PAGE: &str = include_str!("../../../docs/status.md");
 
-    /// Returns the names in the first column of the tables whose first header cell is `head`.
+    /// Returns the names in the first column of every table whose first header cell is `head`.
     fn documented(head: &str) -> BTreeSet<&'static str> {
         let head = format!("| {head} |");
         let mut is_in_table = false;

@@ -1,4 +1,4 @@
-//! `culvert services` and `culvert backends`, as tables.
+//! Renders the output of `culvert services` and `culvert backends` as tables.
 
 use std::fmt;
 
@@ -8,13 +8,14 @@ use super::{
 };
 use crate::reconcile::{EndpointView, FrontendView, PortView, ServiceView};
 
-/// The maximum number of frontends, and of backends, in a cell.
+/// The maximum number of frontends or backends listed in one cell.
 const MAX_NAMES: usize = 3;
 
-/// Marks a frontend that is not translated at sockets, because a local process listens on its address.
+/// The text that marks a frontend that is not translated at sockets, because a local process listens on its
+/// address.
 const LOCAL_LISTENER: &str = "not translated: local listener";
 
-/// The status of a Service without ports.
+/// The status shown for a Service that has no ports.
 const NO_PORT: &str = "no port is programmed";
 
 /// Renders one row for each port of each Service.
@@ -47,7 +48,7 @@ fn port_row(port: &PortView) -> Vec<String> {
     ]
 }
 
-/// Renders all details of each Service.
+/// Renders the full details of each Service.
 pub(super) fn render_details(services: &[ServiceView]) -> String {
     let mut blocks = Vec::new();
     for service in services {
@@ -150,7 +151,7 @@ pub(super) fn render_backends(services: &[ServiceView]) -> String {
     table::render(&head, &rows)
 }
 
-/// The columns of `culvert backends` before those of the endpoint.
+/// The columns of `culvert backends` that come before the endpoint columns.
 pub(super) const BACKEND_COLUMNS: [&str; 2] = ["SERVICE", "PORT"];
 
 fn full_name(service: &ServiceView) -> String {
@@ -163,7 +164,7 @@ fn port_name(port: &PortView) -> String {
     parts.join(" ")
 }
 
-/// Joins the first few names, and adds the number of the others.
+/// Joins the first few names, and appends how many more there are.
 fn abbreviate(names: &[&str]) -> String {
     match names.split_at_checked(MAX_NAMES) {
         None | Some((_, [])) => or_dash((!names.is_empty()).then(|| names.join(" "))),

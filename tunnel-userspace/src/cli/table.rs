@@ -1,13 +1,13 @@
-//! Plain-text tables.
+//! Renders plain-text tables.
 
 use std::iter;
 
-/// Returns a value, or a dash if it is `None`.
+/// Formats a value, or returns a dash if it is `None`.
 pub(super) fn or_dash(value: Option<impl ToString>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| value.to_string())
 }
 
-/// Inserts a first column that has the name in the first row, and is empty in the others.
+/// Inserts a first column that contains the name in the first row, and is empty in the others.
 pub(super) fn with_name_column(
     name: String,
     rows: impl IntoIterator<Item = Vec<String>>,

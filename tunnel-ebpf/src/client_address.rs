@@ -1,4 +1,4 @@
-//! Finds the client address of a socket: the address that it is bound to, or will get.
+//! Finds a socket's client address: the address that the socket is bound to, or the one that it will get.
 #![expect(unsafe_code, reason = "global functions need `no_mangle`")]
 
 use tunnel_common::{
@@ -17,17 +17,17 @@ use crate::{
     steering,
 };
 
-/// The maximum number of devices of a network namespace that are scanned. A pod's device may come after up
-/// to nine fallback devices of IP tunnels.
+/// The maximum number of devices to scan in a network namespace. A pod's device may come after up to nine
+/// fallback devices for IP tunnels.
 const DEVICES: u32 = 16;
 
-/// The maximum number of addresses per device that are scanned.
+/// The maximum number of addresses to scan on each device.
 const ADDRESSES: u32 = 8;
 
-/// The offset of `prev` in `struct list_head`, in bytes.
+/// The byte offset of `prev` in `struct list_head`.
 const PREVIOUS: usize = size_of::<usize>();
 
-/// The socket of a hook, for which a backend is chosen.
+/// The socket that a hook runs for, and for which a backend is chosen.
 pub(crate) struct HookSocket<'a, S>(pub(crate) &'a S);
 
 impl<S: Sock> ClientContext for HookSocket<'_, S> {
@@ -54,8 +54,8 @@ impl<S: Sock> ClientContext for HookSocket<'_, S> {
     }
 }
 
-/// Returns the client of a socket: the socket's own address of the given family, else the first address of
-/// that family in its network namespace, else the namespace itself.
+/// Returns a socket's client: the socket's own address of the given family, or else the first address of that
+/// family in its network namespace, or else the namespace itself.
 #[inline(always)]
 fn client_of<S: Sock>(sock: &S, is_v4: bool) -> ClientScalars {
     let address = sock
@@ -69,7 +69,7 @@ fn client_of<S: Sock>(sock: &S, is_v4: bool) -> ClientScalars {
 
 #[inline(always)]
 fn namespace_address<S: Sock>(sock: &S, is_v4: bool) -> Option<Address> {
-    // The loader sets either all offsets or none.
+    // The loader sets all of the offsets or none of them.
     if kernel_offset::<SOCK_NET>() == 0 {
         return None;
     }
@@ -88,31 +88,32 @@ fn namespace_address<S: Sock>(sock: &S, is_v4: bool) -> Option<Address> {
     }
 }
 
-/// Returns a pointer to the first IPv4 address in a socket's network namespace whose scope is wider than
-/// its link; 0 if there is none.
+/// Returns a pointer to the first IPv4 address in a socket's network namespace that is valid beyond its link,
+/// or 0 if there is none.
 ///
-/// A global function, since the verifier checks those only once. After an inlined one, the verifier would
-/// check the rest of the program again for each of its exits.
+/// This is a global function because the verifier checks a global function only once. If the function were
+/// inlined, the verifier would check the rest of the program again for each of its exits.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn first_v4(socket: usize) -> usize {
     find_address(socket, |device| device_v4(device)).unwrap_or(0)
 }
 
-/// Returns a pointer to the first IPv6 address, as [`first_v4`] does for IPv4.
+/// Returns a pointer to the first IPv6 address that is not link-local, as [`first_v4`] does for IPv4.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn first_v6(socket: usize) -> usize {
     find_address(socket, |device| device_v6(device)).unwrap_or(0)
 }
 
-/// Returns the first result of `find` that is not 0, over the devices that are up and not loopback.
+/// Calls `find` for each device that is up and not a loopback device, and returns the first result that is
+/// not 0.
 #[inline(always)]
 fn find_address(socket: usize, find: impl Fn(usize) -> usize) -> Option<usize> {
     let net: usize = read_kernel(socket + kernel_offset::<SOCK_NET>())?;
     let devices = net + kernel_offset::<NET_DEVICES>();
     let mut next: usize = read_kernel(devices)?;
-    // Bounded by DEVICES for the verifier.
+    // DEVICES bounds the loop, as the verifier requires.
     for _ in 0..DEVICES {
         if next == devices {
             return None;
@@ -130,21 +131,21 @@ fn find_address(socket: usize, find: impl Fn(usize) -> usize) -> Option<usize> {
     None
 }
 
-/// Returns a pointer to the first IPv4 address of a device whose scope is wider than its link; 0 if there is
-/// none. A global function, for the same reason as [`first_v4`].
+/// Returns a pointer to a device's first IPv4 address that is valid beyond its link, or 0 if there is none. A
+/// global function, for the same reason as [`first_v4`].
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn device_v4(device: usize) -> usize {
     find_device_v4(device).unwrap_or(0)
 }
 
-/// Returns a pointer to the oldest IPv6 address of a device that is not link-local; 0 if there is none. A
+/// Returns a pointer to a device's oldest IPv6 address that is not link-local, or 0 if there is none. A
 /// global function, for the same reason as [`first_v4`].
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn device_v6(device: usize) -> usize {
-    // If an address is removed during the walk, its link leads nowhere and the walk fails. A second walk
-    // no longer meets that address.
+    // If an address is removed during the walk, its link leads nowhere, and the walk fails. A second walk no
+    // longer encounters that address.
     find_device_v6(device)
         .or_else(|| find_device_v6(device))
         .unwrap_or(0)
@@ -157,7 +158,7 @@ fn find_device_v4(device: usize) -> Option<usize> {
         return None;
     }
     let mut next: usize = read_kernel(state + kernel_offset::<V4_FIRST>())?;
-    // Bounded by ADDRESSES for the verifier.
+    // ADDRESSES bounds the loop, as the verifier requires.
     for _ in 0..ADDRESSES {
         if next == 0 {
             return None;
@@ -170,9 +171,9 @@ fn find_device_v4(device: usize) -> Option<usize> {
     None
 }
 
-/// Returns a pointer to the oldest address of a device that is not link-local. The list begins with the
-/// newest address of the widest scope (`ipv6_link_dev_addr` in the kernel's `net/ipv6/addrconf.c`), so it
-/// is read backwards.
+/// Returns a pointer to a device's oldest IPv6 address that is not link-local. The list begins with the
+/// newest address of the widest scope (`ipv6_link_dev_addr` in the kernel's `net/ipv6/addrconf.c`), so it is
+/// read backwards.
 #[inline(always)]
 fn find_device_v6(device: usize) -> Option<usize> {
     let state: usize = read_kernel(device + kernel_offset::<DEVICE_V6>())?;
@@ -181,7 +182,7 @@ fn find_device_v6(device: usize) -> Option<usize> {
     }
     let list = state + kernel_offset::<V6_ADDRESSES>();
     let mut previous: usize = read_kernel(list + PREVIOUS)?;
-    // Bounded by ADDRESSES for the verifier.
+    // ADDRESSES bounds the loop, as the verifier requires.
     for _ in 0..ADDRESSES {
         if previous == list {
             return None;

@@ -1,7 +1,7 @@
-//! Safe access to the contexts of socket hooks, to the constants that the loader sets, and to BPF helpers.
+//! Safe access to the contexts of socket hooks, to constants set by the loader, and to BPF helpers.
 //!
-//! Every field of a context is read and written with one volatile access of 32 bits. LLVM would merge
-//! neighbouring accesses into one of 64 bits, which the verifier rejects.
+//! Every field of a context is read and written with one volatile 32-bit access. Otherwise, LLVM would merge
+//! neighbouring accesses into a 64-bit access, which the verifier rejects.
 #![expect(unsafe_code, reason = "the context is a raw pointer from the kernel")]
 
 use core::{
@@ -26,46 +26,46 @@ use tunnel_common::{
     service::FrontendKey,
 };
 
-/// The verdict of a hook that lets the system call continue.
+/// The return value with which a hook lets the system call continue.
 pub(crate) const ALLOW: i32 = 1;
 
-/// The verdict of a hook that makes the system call fail, with EPERM unless another error was set.
+/// The return value with which a hook makes the system call fail, with EPERM unless another error was set.
 pub(crate) const DENY: i32 = 0;
 
-/// The licence of the programs. The kernel offers most helpers to GPL-compatible programs only.
+/// The programs' licence. The kernel offers most helpers only to GPL-compatible programs.
 #[unsafe(link_section = "license")]
 #[unsafe(no_mangle)]
 static LICENSE: [u8; 4] = *b"GPL\0";
 
-/// 1 if socket hooks may call `bpf_set_retval` (Linux 6.1 and later). Set by the loader; with 0 the
+/// 1 if socket hooks may call `bpf_set_retval` (Linux 6.1 and later). Set by the loader. If it is 0, the
 /// verifier removes the call.
 #[unsafe(no_mangle)]
 static RETVAL_SETTABLE: Global<u8> = Global::new(0);
 
-/// The mark of the daemon's own sockets, which are not translated. Set by the loader; 0 means that no
-/// socket is marked, and the verifier removes the check.
+/// The mark on the daemon's own sockets, which are not translated. Set by the loader. If it is 0, no socket
+/// is marked, and the verifier removes the check.
 #[unsafe(no_mangle)]
 static OWN_MARK: Global<u32> = Global::new(0);
 
-/// 1 if connects to edge nodes are steered. Set by the loader.
+/// 1 if connections to edge nodes are steered. Set by the loader.
 #[unsafe(no_mangle)]
 static STEERING: Global<u8> = Global::new(0);
 
-/// The offset of the byte in `struct sock` that contains the bit `sk_kern_sock`. Set by the loader from the
-/// kernel's BTF, as is [`KERN_SOCK_BIT`].
+/// The offset in `struct sock` of the byte that contains the bit `sk_kern_sock`. The loader sets this and
+/// [`KERN_SOCK_BIT`] from the kernel's BTF.
 #[unsafe(no_mangle)]
 static KERN_SOCK_BYTE: Global<u32> = Global::new(0);
-/// The mask of the bit `sk_kern_sock` in the byte at [`KERN_SOCK_BYTE`]; 0 means that the bit is unknown, and
+/// The mask for the bit `sk_kern_sock` in the byte at [`KERN_SOCK_BYTE`]. If it is 0, the bit is unknown, and
 /// the verifier removes the check.
 #[unsafe(no_mangle)]
 static KERN_SOCK_BIT: Global<u8> = Global::new(0);
 
-/// The IPv4 steering prefix that the guard protects: network and mask, in network byte order. Set by the
-/// loader. The default matches no address, since its network has bits outside its mask.
+/// The IPv4 steering prefix that the guard protects: its network address and mask, in network byte order. Set
+/// by the loader. The default matches no address, because the network address has bits outside the mask.
 #[unsafe(no_mangle)]
 pub(crate) static GUARD_V4: [Global<u32>; 2] = [Global::new(u32::MAX), Global::new(0)];
-/// The IPv6 steering prefix that the guard protects: network and mask, four words each, in network byte
-/// order. Set by the loader, with the same default as [`GUARD_V4`].
+/// The IPv6 steering prefix that the guard protects: its network address and mask, four words each, in
+/// network byte order. Set by the loader. The default matches no address, as in [`GUARD_V4`].
 #[unsafe(no_mangle)]
 pub(crate) static GUARD_V6: [Global<u32>; 8] = {
     const NONE: Global<u32> = Global::new(u32::MAX);
@@ -73,16 +73,15 @@ pub(crate) static GUARD_V6: [Global<u32>; 8] = {
     [NONE, NONE, NONE, NONE, ALL, ALL, ALL, ALL]
 };
 
-/// The offsets of fields in kernel structures, indexed by the constants of
-/// `tunnel_common::kernel_offsets`. Set by the loader; 0 means that they are unknown, and the verifier
-/// removes the reads.
+/// The offsets of fields in kernel structures, indexed by the constants in `tunnel_common::kernel_offsets`.
+/// Set by the loader. If they are 0, the offsets are unknown, and the verifier removes the reads.
 #[unsafe(no_mangle)]
 static KERNEL_OFFSETS: [Global<u32>; OFFSET_COUNT] = {
     const UNKNOWN: Global<u32> = Global::new(0);
     [UNKNOWN; OFFSET_COUNT]
 };
 
-/// Returns the offset of a field of a kernel structure. If the offsets are unknown, all of them are 0.
+/// Returns the offset of a field in a kernel structure. If the offsets are unknown, they are all 0.
 #[inline(always)]
 pub(crate) fn kernel_offset<const FIELD: usize>() -> usize {
     const { assert!(FIELD < OFFSET_COUNT, "no such field") };
@@ -97,14 +96,14 @@ impl Plain for u32 {}
 impl Plain for usize {}
 impl Plain for [u32; 4] {}
 
-/// Reads kernel memory, which may change concurrently; none if the address is not mapped.
+/// Reads kernel memory, which may change concurrently. Returns `None` if the address is not mapped.
 #[inline(always)]
 pub(crate) fn read_kernel<T: Plain>(address: usize) -> Option<T> {
     probe_read(ptr::without_provenance(address))
 }
 
-/// Returns the kernel address of the hook's socket as a number. The verifier forbids arithmetic on a
-/// pointer to a socket, but not to copy its bytes.
+/// Returns the kernel address of the hook's socket as a number. The verifier forbids arithmetic on a pointer
+/// to a socket, but not copying the pointer's bytes.
 #[inline(always)]
 pub(crate) fn address_of_socket(ctx: &SockAddrContext) -> Option<usize> {
     let socket = socket(ctx);
@@ -118,17 +117,17 @@ fn probe_read<T: Plain>(from: *const c_void) -> Option<T> {
     let size = size_of::<T>() as u32;
     // SAFETY: the helper writes `size` bytes to the value, or fails if the address is not mapped.
     let failed = unsafe { bpf_probe_read_kernel(value.as_mut_ptr().cast(), size, from) };
-    // SAFETY: the helper wrote all of the value, and every bit pattern is valid.
+    // SAFETY: the helper wrote the entire value, and every bit pattern is valid.
     (failed == 0).then(|| unsafe { value.assume_init() })
 }
 
-/// Returns true if connects to edge nodes are steered.
+/// Returns true if connections to edge nodes are steered.
 #[inline(always)]
 pub(crate) fn is_steering_enabled() -> bool {
     STEERING.load() != 0
 }
 
-/// The context of a socket hook: the socket, and the address that it dials, sends to or received from.
+/// The context of a socket hook: the socket, and the address that it connects to, sends to or receives from.
 pub(crate) trait Sock {
     /// Returns the raw context.
     fn context(&self) -> &SockAddrContext;
@@ -150,7 +149,7 @@ pub(crate) trait Sock {
         Port::from_network(word as u16)
     }
 
-    /// Returns the protocol of the socket, if it is translated.
+    /// Returns the socket's protocol, if the socket hooks translate it.
     #[inline(always)]
     fn protocol(&self) -> Option<Protocol> {
         Protocol::of_socket(read_context(
@@ -159,7 +158,8 @@ pub(crate) trait Sock {
         ))
     }
 
-    /// Returns the frontend key of the address, port and protocol, if the protocol is translated.
+    /// Returns the frontend key for the address, port and protocol, if the socket hooks translate the
+    /// protocol.
     #[inline(always)]
     fn frontend_key(&self) -> Option<FrontendKey> {
         Some(FrontendKey::new(
@@ -175,8 +175,8 @@ pub(crate) trait Sock {
         read_sock(self.context(), offset_of!(bpf_sock, bound_dev_if)) != 0
     }
 
-    /// Returns the source address of the socket, if it has one of the given family: by a bind, or by an
-    /// earlier connect.
+    /// Returns the socket's source address, if bind() or an earlier connect() gave it one of the given
+    /// family.
     #[inline(always)]
     fn source_address(&self, is_v4: bool) -> Option<Address> {
         let ctx = self.context();
@@ -202,8 +202,8 @@ pub(crate) trait Sock {
         mark != 0 && read_sock(self.context(), offset_of!(bpf_sock, mark)) == mark
     }
 
-    /// Returns true for a kernel socket (NFS, the inner sockets of MPTCP). The close of such a socket runs
-    /// no hook.
+    /// Returns true if this is a kernel socket, such as an NFS socket or an inner socket of MPTCP. No hook
+    /// runs when such a socket is closed.
     #[inline(always)]
     fn is_kernel_socket(&self) -> bool {
         let bit = KERN_SOCK_BIT.load();
@@ -218,48 +218,48 @@ pub(crate) trait Sock {
     /// Returns the cookie of the socket's network namespace.
     #[inline(always)]
     fn namespace(&self) -> u64 {
-        // SAFETY: the helper takes the context of this program type.
+        // SAFETY: the helper takes a context of this program type.
         unsafe { bpf_get_netns_cookie(self.context().as_ptr()) }
     }
 
-    /// Returns the cookie of the socket: a number that the kernel gives to no other socket, ever.
+    /// Returns the socket's cookie, a number that the kernel never gives to any other socket.
     #[inline(always)]
     fn cookie(&self) -> u64 {
-        // SAFETY: the helper takes the context of this program type.
+        // SAFETY: the helper takes a context of this program type.
         unsafe { bpf_get_socket_cookie(self.context().as_ptr()) }
     }
 }
 
-/// Returns the socket of a hook.
+/// Returns the socket that a hook runs for.
 #[inline(always)]
 pub(crate) fn socket(ctx: &SockAddrContext) -> *mut bpf_sock {
     // SAFETY: the kernel passes a context that is valid while the program runs.
     let context = unsafe { &*ctx.sock_addr };
-    // SAFETY: this is the field of the union that the kernel sets.
+    // SAFETY: this is the union field that the kernel sets.
     unsafe { context.__bindgen_anon_1.sk }
 }
 
-/// Reads a word of the socket.
+/// Reads a word from the socket.
 #[inline(always)]
 fn read_sock(ctx: &SockAddrContext, offset: usize) -> u32 {
     let word = socket(ctx)
         .cast_const()
         .cast::<u32>()
         .wrapping_byte_add(offset);
-    // SAFETY: `sk` of `bpf_sock_addr` is never null, and the verifier checks the offset.
+    // SAFETY: `sk` in `bpf_sock_addr` is never null, and the verifier checks the offset.
     unsafe { word.read_volatile() }
 }
 
-/// Reads a word of the context.
+/// Reads a word from the context.
 #[inline(always)]
 fn read_context(ctx: &SockAddrContext, offset: usize) -> u32 {
     let start = ctx.sock_addr.cast_const().cast::<u32>();
-    // SAFETY: the kernel passes a context that is valid while the program runs, and the verifier checks
-    // the offset.
+    // SAFETY: the kernel passes a context that is valid while the program runs, and the verifier checks the
+    // offset.
     unsafe { start.wrapping_byte_add(offset).read_volatile() }
 }
 
-/// Writes a word of the context.
+/// Writes a word to the context.
 #[inline(always)]
 fn write_context(ctx: &SockAddrContext, offset: usize, word: u32) {
     let start = ctx.sock_addr.cast::<u32>();
@@ -313,7 +313,7 @@ impl<'a> Sock6<'a> {
     }
 }
 
-/// The offsets of the words of an IPv6 address in the context.
+/// The offsets in the context of the words that make up an IPv6 address.
 const IP6: [usize; 4] = {
     let first = offset_of!(bpf_sock_addr, user_ip6);
     [first, first + 4, first + 8, first + 12]
@@ -357,32 +357,32 @@ pub(crate) fn set_error(number: i32) -> bool {
     if RETVAL_SETTABLE.load() == 0 {
         return false;
     }
-    // SAFETY: the helper takes any error number, and the loader has checked that the kernel has it.
+    // SAFETY: the helper takes any error number, and the loader has checked that this kernel has the helper.
     unsafe { bpf_set_retval(-number) };
     true
 }
 
-/// Returns the time of the monotonic clock in nanoseconds.
+/// Returns the time in nanoseconds, from the monotonic clock.
 #[inline(always)]
 pub(crate) fn now() -> u64 {
-    // SAFETY: the helper has no precondition.
+    // SAFETY: the helper has no preconditions.
     unsafe { bpf_ktime_get_ns() }
 }
 
 /// Returns a random number.
 #[inline(always)]
 pub(crate) fn random() -> u32 {
-    // SAFETY: the helper has no precondition.
+    // SAFETY: the helper has no preconditions.
     unsafe { bpf_get_prandom_u32() }
 }
 
-/// Returns the number unchanged, and forces the compiler to keep it in a register. If the compiler loaded
-/// it twice from the stack, to compare it and to use it, the verifiers of Linux 5.10 and 6.1 would lose its
-/// bounds.
+/// Returns the number unchanged, and forces the compiler to keep it in a register. If the compiler loaded the
+/// number from the stack twice, once to compare it and once to use it, the verifiers in Linux 5.10 and 6.1
+/// would lose track of its bounds.
 #[inline(always)]
 pub(crate) fn in_register(number: u32) -> usize {
     let mut number = number as usize;
-    // SAFETY: the assembly has no instruction.
+    // SAFETY: the assembly contains no instructions.
     unsafe { asm!("/* {0} */", inout(reg) number, options(nomem, nostack, preserves_flags)) };
     number
 }

@@ -1,7 +1,7 @@
-//! Logs what a program does with a socket or packet, as events for the daemon.
+//! Logs each program's actions on sockets and packets, as events for the daemon.
 //!
-//! An event is a text with fields of the form `name=value`. Reasons and protocols are numbers, since
-//! strings of unknown length take the verifier too long.
+//! An event is a line of text with fields of the form `name=value`. Reasons and protocols are logged as
+//! numbers, because the verifier takes too long for strings of unknown length.
 
 use aya_ebpf::bindings::BPF_RB_AVAIL_DATA;
 use aya_log_ebpf::{
@@ -12,12 +12,12 @@ use tunnel_common::{addr::Address, origin::Origin, reason::Reason, service::Fron
 
 use crate::maps;
 
-/// The number of bytes in the ring buffer above which new events are dropped. The ring has 128 KiB; the rest
-/// is for events that other CPUs write between the check and the write.
+/// The number of bytes in the ring buffer above which new events are dropped. The ring buffer has 128 KiB.
+/// The remaining 8 KiB are for events that other CPUs write between this check and the write.
 const FULL_ABOVE: u64 = (128 - 8) << 10;
 
-/// Sends an event to the daemon. If the level is disabled, the verifier removes the code. If the ring buffer
-/// is full, the event is lost and counted.
+/// Sends an event to the daemon. If the log level is disabled, the verifier removes this code. If the ring
+/// buffer is full, the event is lost and counted.
 macro_rules! event {
     ($level:ident, $($text:tt)+) => {
         if level_enabled(Level::$level) && has_room() {
@@ -35,7 +35,7 @@ fn has_room() -> bool {
     false
 }
 
-/// Logs a connect or datagram that is sent to a backend or to the ingress.
+/// Logs that a connection or datagram is sent to a backend or to the ingress.
 #[inline(always)]
 pub(crate) fn translated(origin: &Origin, reason: Reason) {
     event!(
@@ -50,7 +50,7 @@ pub(crate) fn translated(origin: &Origin, reason: Reason) {
     );
 }
 
-/// Logs a connect or datagram that is refused.
+/// Logs that a connection or datagram is refused.
 #[inline(always)]
 pub(crate) fn refused(key: &FrontendKey, reason: Reason) {
     event!(
@@ -63,7 +63,7 @@ pub(crate) fn refused(key: &FrontendKey, reason: Reason) {
     );
 }
 
-/// Logs a connect or datagram to an address that has no frontend.
+/// Logs that a connection or datagram is not translated, because its destination is not a frontend.
 #[inline(always)]
 pub(crate) fn not_translated(key: &FrontendKey) {
     event!(
@@ -75,7 +75,7 @@ pub(crate) fn not_translated(key: &FrontendKey) {
     );
 }
 
-/// Logs a datagram to the backend that the socket already has.
+/// Logs that a datagram goes to the backend that its socket already has.
 #[inline(always)]
 pub(crate) fn backend_kept(key: &FrontendKey) {
     event!(
@@ -87,7 +87,7 @@ pub(crate) fn backend_kept(key: &FrontendKey) {
     );
 }
 
-/// Logs that a backend's address was replaced by the VIP.
+/// Logs that the VIP replaced a backend's address.
 #[inline(always)]
 pub(crate) fn vip_restored(origin: &Origin) {
     event!(
@@ -100,7 +100,7 @@ pub(crate) fn vip_restored(origin: &Origin) {
     );
 }
 
-/// Logs the close of a socket that has a translation.
+/// Logs that a socket with a translation was closed.
 #[inline(always)]
 pub(crate) fn socket_closed(origin: &Origin) {
     event!(
@@ -115,7 +115,7 @@ pub(crate) fn socket_closed(origin: &Origin) {
     );
 }
 
-/// Logs a packet that the guard dropped.
+/// Logs that the guard dropped a packet.
 #[inline(always)]
 pub(crate) fn dropped(to: Address) {
     event!(

@@ -1,4 +1,4 @@
-//! The event log of the default build: its functions do nothing.
+//! The event log in the default build, where its functions do nothing.
 
 use tunnel_common::{addr::Address, origin::Origin, reason::Reason, service::FrontendKey};
 

@@ -1,5 +1,5 @@
-//! The guard: drops packets from uplinks to steering prefixes. These are local addresses of the node, so
-//! such packets would otherwise reach the ingress.
+//! The guard, which drops packets from uplinks to steering prefixes. The addresses in these prefixes are
+//! local to the node, so such packets would otherwise reach the ingress.
 
 use aya_ebpf::programs::TcContext;
 use tunnel_common::{addr::Address, reason::Reason};
@@ -9,9 +9,9 @@ use crate::{
     event_log, maps, packet,
 };
 
-/// The verdict that passes the packet to the next program (`TC_ACT_UNSPEC`, equal to `TCX_NEXT`).
+/// The return value that passes the packet on to the next program (`TC_ACT_UNSPEC`, the same as `TCX_NEXT`).
 const NEXT: i32 = -1;
-/// The verdict that drops the packet (`TC_ACT_SHOT`, equal to `TCX_DROP`).
+/// The return value that drops the packet (`TC_ACT_SHOT`, the same as `TCX_DROP`).
 const DROP: i32 = 2;
 
 const ETH_P_IP: u16 = 0x0800;
@@ -19,21 +19,22 @@ const ETH_P_IPV6: u16 = 0x86dd;
 const ETH_P_8021Q: u16 = 0x8100;
 const ETH_P_8021AD: u16 = 0x88a8;
 
-/// The size of a VLAN tag in bytes, with the protocol after it (IEEE 802.1Q section 9).
+/// The size in bytes of a VLAN tag and the protocol number after it (IEEE 802.1Q section 9).
 const TAG_SIZE: u32 = 4;
-/// The maximum number of VLAN tags that are skipped.
+/// The maximum number of VLAN tags to skip.
 const MAX_TAGS: u32 = 8;
 
 /// The offset of the destination address in the IP header (RFC 791 section 3.1, RFC 8200 section 3).
 const DESTINATION_V4: u32 = 16;
 const DESTINATION_V6: u32 = 24;
 
-/// Drops a packet to a steering prefix; passes any other packet to the next program.
+/// Drops a packet addressed to a steering prefix, and passes any other packet on to the next program.
 #[inline(always)]
 pub(crate) fn filter(ctx: &TcContext) -> i32 {
     let (mut protocol, mut header) = (packet::protocol(ctx), 0);
-    // The kernel accepts any number of tags of VLAN 0, but removes only the first before this hook
-    // (`check_vlan_id` in `__netif_receive_skb_core`, net/core/dev.c). Bounded for the verifier.
+    // The kernel accepts any number of tags with VLAN ID 0, but removes only the first one before this hook
+    // runs (`check_vlan_id` in `__netif_receive_skb_core`, net/core/dev.c). MAX_TAGS bounds the loop, as the
+    // verifier requires.
     for _ in 0..MAX_TAGS {
         if !is_tag(protocol) {
             break;

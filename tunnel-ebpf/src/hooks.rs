@@ -1,4 +1,4 @@
-//! The entry point of each program, one per hook.
+//! The programs' entry points, one for each hook.
 
 use aya_ebpf::{
     macros::{cgroup_sock, cgroup_sock_addr, classifier},

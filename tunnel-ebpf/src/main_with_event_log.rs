@@ -1,4 +1,4 @@
-//! Culvert's kernel programs, as in `main.rs`, but with event logs.
+//! Culvert's kernel programs, the same as in `main.rs` but with event logs.
 #![no_std]
 #![no_main]
 #![feature(asm_experimental_arch)]

@@ -1,4 +1,4 @@
-//! The maps, and every access to them. No other module accesses a map.
+//! The maps, and all access to them. No other module accesses a map.
 #![expect(unsafe_code, reason = "BPF map access")]
 
 use core::{arch::asm, ptr};
@@ -26,7 +26,7 @@ use tunnel_common::{
 
 use crate::context;
 
-// A size of 1 is a placeholder: the loader sets the number from the config and the number of CPUs.
+// A size of 1 is a placeholder. The loader sets the actual size from the config and the number of CPUs.
 #[btf_map(name = "services")]
 static SERVICES: HashMap<FrontendKey, u32, 1> = HashMap::new();
 #[btf_map(name = "frontends")]
@@ -62,17 +62,18 @@ const MMAPABLE: usize = aya_ebpf::bindings::BPF_F_MMAPABLE as usize;
 const NOEXIST: u64 = aya_ebpf::bindings::BPF_NOEXIST as u64;
 const REASONS: usize = Reason::CAPACITY as usize;
 
-/// The maps in the kernel, as the input of [`decide`].
+/// The maps in the kernel, as the input for [`decide`].
 ///
-/// The larger steps of a choice are global functions, since the verifier checks those only once. After an
-/// inlined step, the verifier would check the rest of the program again for each exit of the step.
+/// The larger steps of a choice are global functions, because the verifier checks a global function only
+/// once. If a step were inlined, the verifier would check the rest of the program again for each of the
+/// step's exits.
 pub(crate) struct KernelMaps;
 
 impl decide::Maps for KernelMaps {
     #[inline(always)]
     fn frontend_index(&self, key: &FrontendKey) -> Option<u32> {
         // SAFETY: the program runs in an RCU read section, so the element stays mapped. The kernel may
-        // reuse the element for another key meanwhile; `lookup::look_up` compares the key in the record.
+        // meanwhile reuse the element for another key; `lookup::look_up` compares the key in the record.
         unsafe { SERVICES.get(key) }.copied()
     }
 
@@ -96,11 +97,11 @@ impl decide::Maps for KernelMaps {
         BACKENDS.get(index)
     }
 
-    /// Reads an entry. The kernel may reuse the hash element for another key at any moment.
+    /// Reads an entry. The kernel may reuse the entry's hash element for another key at any time.
     #[inline(always)]
     fn affinity(&self, key: &AffinityKey) -> Option<&Affinity> {
-        // SAFETY: the element stays mapped while the program runs. Every bit pattern is valid, and
-        // `decide` checks the backend before it uses it.
+        // SAFETY: the element stays mapped while the program runs. Every bit pattern is valid, and `decide`
+        // checks the backend before using it.
         unsafe { AFFINITY.get(key) }.filter(|entry| entry.key == *key)
     }
 
@@ -122,15 +123,15 @@ impl decide::Maps for KernelMaps {
             .map_or(0, |count| unsafe { count.read_volatile() })
     }
 
-    /// Reads the counter, then increments it. A program on another CPU may get the same number
-    /// concurrently, and then uses the same slot.
+    /// Reads the counter, then increments it. A program on another CPU may concurrently read the same number,
+    /// and then chooses the same slot.
     #[inline(always)]
     fn next_round_robin(&self, service: u32) -> Option<u32> {
         let counters = SERVICE_COUNTS.get_ptr_mut(service)?;
         // SAFETY: the entry stays mapped.
         let counter = unsafe { &raw mut (*counters).round_robin };
         #[expect(clippy::cast_possible_truncation, reason = "modulo 2^32")]
-        // SAFETY: as above. It is one aligned word, which other CPUs may change.
+        // SAFETY: as above. The counter is one aligned word, which other CPUs may change.
         let number = unsafe { counter.read_volatile() } as u32;
         add(Some(counter), 1);
         Some(number)
@@ -148,7 +149,8 @@ impl decide::Maps for KernelMaps {
 
     #[inline(always)]
     fn state(&self, backend: &Backend) -> BackendState {
-        // SAFETY: the reference is valid. The daemon may change the word, hence one volatile read.
+        // SAFETY: the reference is valid. The read is volatile, because the daemon may change the word
+        // concurrently.
         unsafe { (&raw const backend.state).read_volatile() }
     }
 
@@ -200,7 +202,7 @@ impl decide::Maps for KernelMaps {
     }
 }
 
-/// The result of [`offset_by_algorithm`] for no offset.
+/// The value that [`offset_by_algorithm`] returns if there is no offset.
 const NO_OFFSET: u64 = u64::MAX;
 
 /// Calls [`decide::choose_offset`] for the frontend record at an index.
@@ -220,7 +222,8 @@ extern "C" fn offset_by_algorithm(
     decide::choose_offset(&KernelMaps, frontend, traffic, client).map_or(NO_OFFSET, u64::from)
 }
 
-/// Calls [`decide::choose_by_affinity`] for the frontend record at an index; packs the result into a word.
+/// Calls [`decide::choose_by_affinity`] for the frontend record at an index, and packs the result into one
+/// word.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn backend_by_affinity(
@@ -239,7 +242,7 @@ extern "C" fn backend_by_affinity(
     )
 }
 
-/// Calls [`select::is_in_ranges`] on the map of source ranges; returns 1 for true.
+/// Calls [`select::is_in_ranges`] on the map of source ranges. Returns 1 for true.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn is_in_source_ranges(base: u32, len: u32, upper: u64, lower: u64) -> u32 {
@@ -250,33 +253,33 @@ extern "C" fn is_in_source_ranges(base: u32, len: u32, upper: u64, lower: u64) -
     .into()
 }
 
-/// Increments the count of open connections of a backend.
+/// Increments a backend's count of open connections.
 #[inline(always)]
 pub(crate) fn count_opened(index: u32) {
     add(CONNS.get_ptr_mut(index), 1);
 }
 
-/// Decrements the count of open connections of a backend.
+/// Decrements a backend's count of open connections.
 #[inline(always)]
 pub(crate) fn count_closed(index: u32) {
     // Adds -1 modulo 2^64.
     add(CONNS.get_ptr_mut(index), u64::MAX);
 }
 
-/// Counts a connection or flow of a service port that was sent to a backend.
+/// Counts a connection or UDP flow that was sent to a backend, for its service port.
 #[inline(always)]
 pub(crate) fn count_sent(service: u32) {
     count_for_service(service, 0);
 }
 
-/// Counts a connection or datagram of a service port that was refused.
+/// Counts a connection or datagram that was refused, for its service port.
 #[inline(always)]
 pub(crate) fn count_refused(service: u32) {
     count_for_service(service, 1);
 }
 
-/// Increments a counter of a service port; returns 0 if the service port has no counters. A global function,
-/// so that the stack frame of its caller stays small.
+/// Increments one of a service port's counters. Returns 0 if the service port has no counters. This is a
+/// global function to keep its callers' stack frames small.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn count_for_service(service: u32, is_refused: u32) -> u32 {
@@ -294,17 +297,17 @@ extern "C" fn count_for_service(service: u32, is_refused: u32) -> u32 {
     1
 }
 
-/// Returns the last translation of a socket.
+/// Returns a socket's last translation.
 #[inline(always)]
 pub(crate) fn origin(ctx: &SockAddrContext) -> Option<&'static Origin> {
-    // SAFETY: the helper takes the socket of the context.
+    // SAFETY: the helper takes the socket in the context.
     let value = unsafe { ORIGIN.get_ptr_mut(ctx) };
-    // SAFETY: the value is null, or stays mapped until the program ends. Only `touch` and
-    // `mark_overflowed` change it, each one word.
+    // SAFETY: the value is null, or it stays mapped until the program ends. Only `touch` and
+    // `mark_overflowed` change it, by one word each.
     unsafe { value.cast_const().as_ref() }
 }
 
-/// Stores the time of the flow's last use.
+/// Stores the time at which the flow was last used.
 #[inline(always)]
 pub(crate) fn touch(origin: &'static Origin, now: u64) {
     let last_used = (&raw const origin.last_used).cast_mut();
@@ -312,31 +315,31 @@ pub(crate) fn touch(origin: &'static Origin, now: u64) {
     unsafe { last_used.write_volatile(now) };
 }
 
-/// Marks that a socket has older translations in `overflow`.
+/// Marks a socket as having older translations in `overflow`.
 #[inline(always)]
 pub(crate) fn mark_overflowed(origin: &'static Origin) {
     let flags = (&raw const origin.flags).cast_mut();
-    // SAFETY: the value is in socket storage, which programs may write. It is one aligned word, and only
-    // the holder of the socket's lock changes it.
+    // SAFETY: the value is in socket storage, which programs may write. It is one aligned word, and is
+    // changed only while the socket's lock is held.
     unsafe { flags.write_volatile(origin.flags | Origin::OVERFLOWED) };
 }
 
-/// Stores the last translation of a socket if there is none. Returns the translation that is then stored,
-/// which may be that of a concurrent thread; none if there is no memory.
+/// Stores a socket's last translation if there is none yet. Returns the translation that is stored
+/// afterwards, which may come from a concurrent thread, or `None` if there is no memory.
 #[inline(always)]
 pub(crate) fn insert_origin(ctx: &SockAddrContext, origin: &mut Origin) -> Option<&'static Origin> {
-    // SAFETY: the helper takes the socket of the context. Readers see the value only after it is
-    // completely written.
+    // SAFETY: the helper takes the socket in the context. Readers see the value only after it has been
+    // written completely.
     let value = unsafe { ORIGIN.get_or_insert_ptr_mut(ctx, Some(origin)) };
     // SAFETY: as for `origin`.
     unsafe { value.cast_const().as_ref() }
 }
 
-/// Removes the last translation of a socket; returns true if there was one. Programs that are reading the
-/// value still see it unchanged.
+/// Removes a socket's last translation. Returns true if there was one. Programs that are reading the value
+/// still see it unchanged.
 #[inline(always)]
 pub(crate) fn remove_origin(ctx: &SockAddrContext) -> bool {
-    // SAFETY: the helper takes the socket of the context, and fails only if there is no value.
+    // SAFETY: the helper takes the socket in the context, and fails only if there is no value.
     unsafe { ORIGIN.delete(context::socket(ctx)) }.is_ok()
 }
 
@@ -357,11 +360,11 @@ pub(crate) fn origin_of_closed(ctx: &SockContext) -> Option<&'static Origin> {
     unsafe { value.cast_const().cast::<Origin>().as_ref() }
 }
 
-/// Returns an older translation of a socket, if the entry has the same key.
+/// Returns an older translation of a socket, if the entry found contains the given key.
 #[inline(always)]
 pub(crate) fn overflow(key: &OverflowKey) -> Option<Origin> {
     // SAFETY: the element stays mapped while the program runs. The kernel may reuse it for another key, so
-    // the element is copied and the key of the copy is compared.
+    // the element is copied first, and then the key in the copy is compared.
     let entry = unsafe { OVERFLOW.get(key) }.copied()?;
     if entry.key == *key {
         Some(entry.origin)
@@ -370,10 +373,10 @@ pub(crate) fn overflow(key: &OverflowKey) -> Option<Origin> {
     }
 }
 
-/// Stores an older translation of a socket. The map evicts the least recently used entry.
+/// Stores an older translation of a socket. A full map evicts the least recently used entry.
 #[inline(always)]
 pub(crate) fn insert_overflow(entry: &Overflow) {
-    // An insert into an LRU hash fails only if every entry is in use at this moment. The flow then chooses
+    // An insertion into an LRU hash fails only if every entry is in use at that moment. The flow then chooses
     // a backend again.
     #[expect(
         clippy::needless_borrows_for_generic_args,
@@ -388,27 +391,27 @@ pub(crate) fn remove_overflow(key: &OverflowKey) {
     let _absent: Result<(), i32> = OVERFLOW.remove(key);
 }
 
-/// Returns the index of the steering record of an address and port of an edge node.
+/// Returns the index of the steering record for an edge node's address and port.
 #[inline(always)]
 pub(crate) fn steering_index(key: &SteeringKey) -> Option<u32> {
     // SAFETY: as for `frontend_index`.
     unsafe { STEER.get(key) }.copied()
 }
 
-/// Returns the steering record at an index. While programs can reach a record, only its time of removal
-/// changes.
+/// Returns the steering record at an index. While programs can reach a record, only its `removed_at` changes.
 #[inline(always)]
 pub(crate) fn steering_record(index: u32) -> Option<&'static SteeringRecord> {
     STEERED.get(index)
 }
 
-/// Returns the cookie of the host's network namespace; 0 until it is known.
+/// Returns the cookie of the host's network namespace, or 0 if it is not known yet.
 #[inline(always)]
 pub(crate) fn host_namespace() -> u64 {
     HOST.get(0).copied().unwrap_or(0)
 }
 
-/// Returns the families whose steering prefix is routed to this node: bits of `SteeringRecord::ROUTED_*`.
+/// Returns the address families whose steering prefix is routed to this node, as a combination of
+/// `SteeringRecord::ROUTED_*`.
 #[inline(always)]
 pub(crate) fn routed_families() -> u64 {
     HOST.get(1).copied().unwrap_or(0)
@@ -418,25 +421,26 @@ pub(crate) fn routed_families() -> u64 {
 #[inline(always)]
 pub(crate) fn store_host_namespace(cookie: u64) {
     if let Some(host) = HOST.get_ptr_mut(0) {
-        // SAFETY: the entry stays mapped. It is one aligned word, and only the probe's connect writes it.
+        // SAFETY: the entry stays mapped. It is one aligned word, which is written only when the daemon
+        // connects to its probe.
         unsafe { host.write_volatile(cookie) };
     }
 }
 
-/// Increments the counter of a reason on this CPU.
+/// Increments a reason's counter on this CPU.
 #[inline(always)]
 pub(crate) fn count_reason(reason: Reason) {
     add(REASON_COUNTS.get_ptr_mut(reason.index()), 1);
 }
 
-/// Adds a number to a counter, if the counter exists.
+/// Adds a number to a counter, if there is one.
 #[inline(always)]
 fn add(counter: Option<*mut u64>, number: u64) {
     if let Some(counter) = counter {
-        // SAFETY: the counter is an aligned word of 64 bits in a map. The addition is atomic, since
-        // another program may preempt this one, or run on another CPU. It is written in assembly, since
-        // `core` has no atomic addition for this target, and an atomic addition that returns the old
-        // value needs Linux 5.12.
+        // SAFETY: the counter is an aligned 64-bit word in a map. The addition is atomic, because another
+        // program may preempt this one or run on another CPU. It is written in assembly, because `core` has
+        // no atomic addition for this target, and an atomic addition that returns the old value needs Linux
+        // 5.12.
         unsafe {
             asm!("lock *(u64 *)({0} + 0) += {1}", in(reg) counter, in(reg) number, options(nostack));
         }

@@ -1,5 +1,5 @@
-//! Stores and restores the translations of a socket: the last one is in the socket storage `origin`, older
-//! ones of an unconnected socket are in `overflow`.
+//! Stores a socket's translations, and restores the VIP from them. The last translation is in the socket
+//! storage `origin`; an unconnected socket's older ones are in `overflow`.
 
 use aya_ebpf::programs::SockContext;
 use tunnel_common::{
@@ -11,7 +11,7 @@ use tunnel_common::{
 
 use crate::{context::Sock, event_log, maps};
 
-/// The translations of a socket. The last one is read once, at creation.
+/// A socket's translations. The last one is read only once, when this value is created.
 pub(crate) struct Translations<'a, S> {
     sock: &'a S,
     last: Option<&'static Origin>,
@@ -22,21 +22,21 @@ pub(crate) struct Translations<'a, S> {
 pub(crate) enum StoreResult {
     /// The translation is stored.
     Stored,
-    /// The translation is not stored, since the socket is a TCP socket of the kernel.
+    /// The translation is not stored, because the socket is a kernel TCP socket.
     KernelSocket,
-    /// The translation is not stored, since there is no memory for socket storage.
+    /// The translation is not stored, because there is no memory for socket storage.
     NoMemory,
 }
 
 impl<'a, S: Sock> Translations<'a, S> {
-    /// Reads the last translation of a socket.
+    /// Reads a socket's last translation.
     #[inline(always)]
     pub(crate) fn of(sock: &'a S) -> Self {
         let last = maps::origin(sock.context());
         Self { sock, last }
     }
 
-    /// Returns true if a backend of the socket has this address and port.
+    /// Returns true if one of the socket's backends has this address and port.
     #[inline(always)]
     pub(crate) fn leads_to(&self, key: &FrontendKey) -> bool {
         let Some(last) = self.last else { return false };
@@ -47,8 +47,8 @@ impl<'a, S: Sock> Translations<'a, S> {
                     .is_some()
     }
 
-    /// Replaces the backend's address by the VIP. Returns the last translation if the VIP was taken from
-    /// there, and not from an older one.
+    /// Replaces the backend's address with the VIP. Returns the last translation if the VIP came from it, but
+    /// not if it came from an older one.
     #[inline(always)]
     pub(crate) fn restore(&self) -> Option<&'static Origin> {
         let last = self.last?;
@@ -68,8 +68,8 @@ impl<'a, S: Sock> Translations<'a, S> {
         None
     }
 
-    /// Returns the last or an older translation of a VIP. If the socket has no last one, another thread may
-    /// be replacing it at this moment, so the older ones are read too.
+    /// Returns the translation of a VIP, which is either the last one or an older one. If the socket has no
+    /// last translation, another thread may be replacing it at this moment, so the older ones are read too.
     #[inline(always)]
     pub(crate) fn translation_of(&self, key: &FrontendKey) -> Option<Origin> {
         match self.last {
@@ -93,15 +93,16 @@ impl<'a, S: Sock> Translations<'a, S> {
         ))
     }
 
-    /// Stores a translation of the socket. For a UDP socket, the last one moves to `overflow`.
+    /// Stores a translation of the socket. If it is a UDP socket, its previous translation moves to
+    /// `overflow`.
     ///
-    /// The value is replaced, not changed in place, so readers see either the old translation or the new
-    /// one, never a mixture.
+    /// The value is replaced, not changed in place, so that readers see either the old translation or the new
+    /// one, but never a mixture.
     ///
-    /// The kernel holds the socket's lock while a connect or send hook runs (`BPF_CGROUP_RUN_SA_PROG_LOCK`
-    /// of include/linux/bpf-cgroup.h; connects of TCP already have it), and runs the release hook after the
-    /// last of them. So only one program at a time changes the counts of open connections for a socket: it
-    /// increments the count of the new backend, and decrements that of the old one.
+    /// The kernel holds the socket's lock while a connect or send hook runs (`BPF_CGROUP_RUN_SA_PROG_LOCK` in
+    /// include/linux/bpf-cgroup.h; a TCP connect() already holds it), and runs the release hook after the
+    /// last of these hooks. Only one program at a time can therefore change the counts of open connections on
+    /// behalf of a socket: it increments the new backend's count and decrements the old backend's.
     #[inline(always)]
     pub(crate) fn store(self, origin: &mut Origin) -> StoreResult {
         let Self { sock, last } = self;
@@ -121,7 +122,8 @@ impl<'a, S: Sock> Translations<'a, S> {
             if origin.protocol == Protocol::TCP {
                 return StoreResult::KernelSocket;
             }
-            // Replies need the translation, but it is not counted, since no hook runs at the close.
+            // Replies need the translation, but it is not counted, because no hook runs when the socket is
+            // closed.
             origin.flags &= !Origin::COUNTED;
         }
         let Some(stored) = maps::insert_origin(sock.context(), origin) else {
@@ -131,7 +133,7 @@ impl<'a, S: Sock> Translations<'a, S> {
             return StoreResult::NoMemory;
         };
         if !stored.is_same(origin) {
-            // Another thread stored its translation first. That one stays, this one moves to `overflow`.
+            // Another thread stored its translation first. That one stays, and this one moves to `overflow`.
             store_overflow(sock.cookie(), origin);
             maps::mark_overflowed(stored);
             return StoreResult::Stored;
@@ -145,8 +147,8 @@ impl<'a, S: Sock> Translations<'a, S> {
         StoreResult::Stored
     }
 
-    /// Removes the translation to an address that the socket now dials directly, so that getpeername shows
-    /// this address and not the VIP.
+    /// Removes the translation to an address that the socket now dials directly, so that getpeername() shows
+    /// this address instead of the VIP.
     #[inline(always)]
     pub(crate) fn remove(self, key: &FrontendKey) {
         let Self { sock, last } = self;
@@ -165,7 +167,7 @@ impl<'a, S: Sock> Translations<'a, S> {
     }
 }
 
-/// Handles the close of a socket: if it has a translation, counts the close.
+/// Handles the closing of a socket, which is counted if the socket has a translation.
 #[inline(always)]
 pub(crate) fn release(ctx: &SockContext) {
     if let Some(origin) = maps::origin_of_closed(ctx) {
@@ -177,10 +179,10 @@ pub(crate) fn release(ctx: &SockContext) {
     }
 }
 
-/// Removes the last translation, and decrements the count of open connections of its backend.
+/// Removes the last translation, and decrements its backend's count of open connections.
 #[inline(always)]
 fn remove_last<S: Sock>(sock: &S, last: &Origin) {
-    // Read before the removal, since the kernel may reuse the value afterwards.
+    // Read before the removal, because the kernel may reuse the value afterwards.
     let counted_index = last.counted_index();
     if maps::remove_origin(sock.context())
         && let Some(index) = counted_index
@@ -189,12 +191,12 @@ fn remove_last<S: Sock>(sock: &S, last: &Origin) {
     }
 }
 
-/// Stores a translation in `overflow` twice, with its VIP as key and with its backend as key. Not inlined:
-/// the stack frames of the callers have no room for an entry.
+/// Stores a translation in `overflow` twice: under its VIP, and under its backend. Not inlined, because the
+/// callers' stack frames have no room for an entry.
 #[inline(never)]
 fn store_overflow(cookie: u64, origin: &Origin) {
-    // The same entry is written twice, since the stack is small. Addresses are copied by halves: LLVM
-    // compiles a plain copy to a call of a loop, and the verifier follows every iteration.
+    // The two writes use one entry, because the stack is small. Addresses are copied in halves, because LLVM
+    // compiles a plain copy to a call to a loop, of which the verifier follows every iteration.
     let by_halves = |address: Address| Address::from_halves(address.halves());
     let vip = by_halves(origin.vip);
     let mut entry = Overflow {

@@ -16,7 +16,7 @@ pub(crate) fn protocol(ctx: &TcContext) -> u16 {
     u16::from_be(ctx.skb.protocol() as u16)
 }
 
-/// Returns the last two bytes of a packet word, in host byte order.
+/// Returns the last two bytes of a word from a packet, in host byte order.
 #[inline(always)]
 pub(crate) const fn low_half(word: u32) -> u16 {
     #[expect(
@@ -27,13 +27,14 @@ pub(crate) const fn low_half(word: u32) -> u16 {
     half
 }
 
-/// Reads words at an offset in the network header, in network byte order; none if the packet is too short.
+/// Reads words at an offset from the network header, in network byte order. Returns `None` if the packet is
+/// too short.
 #[inline(always)]
 pub(crate) fn load_words<const WORDS: usize>(ctx: &TcContext, offset: u32) -> Option<[u32; WORDS]> {
     let mut words = [0_u32; WORDS];
     #[expect(clippy::cast_possible_truncation, reason = "a few words")]
     let length = size_of::<[u32; WORDS]>() as u32;
-    // SAFETY: the helper checks the bounds of the packet, and writes exactly `length` bytes or none.
+    // SAFETY: the helper checks the packet's bounds, and writes either exactly `length` bytes or none.
     let failed = unsafe {
         bpf_skb_load_bytes_relative(
             ctx.as_ptr(),

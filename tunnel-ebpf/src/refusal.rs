@@ -1,4 +1,4 @@
-//! Refuses connects and datagrams: counts the reason, and makes the system call fail.
+//! Refuses connections and datagrams: counts the reason, and makes the system call fail.
 
 use tunnel_common::{
     addr::{Address, Port, Protocol},
@@ -24,7 +24,7 @@ pub(crate) enum SystemCall {
     Send,
 }
 
-/// A refusal: the reason that is counted, and the `errno` that the caller sees.
+/// A refusal: the reason to count, and the `errno` for the caller.
 pub(crate) struct Refusal {
     pub(crate) reason: Reason,
     pub(crate) error: i32,
@@ -36,12 +36,12 @@ pub(crate) const UNSTABLE: Refusal = Refusal {
     error: ECONNREFUSED,
 };
 
-/// Makes the system call fail, if possible with the given error.
+/// Makes the system call fail, with the given error if possible.
 ///
-/// Kernels before Linux 6.1 can't set the error. There a connect is redirected to an address that refuses
-/// at once: port 0 of loopback for TCP, port 1 of loopback for UDP. A TCP connect is redirected to an
-/// address without a route if the error is EHOSTUNREACH, or if the socket is bound to a device and so can't
-/// reach loopback. All other calls fail with EPERM.
+/// On kernels before Linux 6.1, programs can't set the error. There, connect() is redirected to an address
+/// that refuses at once: for TCP, port 0 on loopback; for UDP, port 1 on loopback. A TCP connect() is instead
+/// redirected to an address that has no route if the error is EHOSTUNREACH, or if the socket is bound to a
+/// device and so can't reach loopback. All other calls fail with EPERM.
 #[inline(always)]
 pub(crate) fn refuse<S: Sock>(
     sock: &S,
@@ -77,7 +77,7 @@ pub(crate) fn refuse<S: Sock>(
     if use_unroutable {
         return DENY;
     }
-    // Unlike port 0, port 1 also refuses v4-mapped sockets, and keeps the result of getpeername.
+    // Unlike port 0, port 1 also refuses v4-mapped sockets, and getpeername() still returns the VIP.
     let refusing_port = Port::from_host(1);
     let mut origin = Origin::new(key, loopback, refusing_port);
     origin.last_used = context::now();

@@ -1,4 +1,5 @@
-//! The socket hooks: they translate the VIP of connects and datagrams to a backend, and restore it later.
+//! The socket hooks: they redirect connections and datagrams from a VIP to a backend, and later restore the
+//! VIP.
 
 use tunnel_common::{
     addr::Protocol,
@@ -19,7 +20,7 @@ use crate::{
     steering::{self, SteeringResult},
 };
 
-/// Handles `connect(2)` of TCP and UDP sockets.
+/// Handles `connect(2)` on TCP and UDP sockets.
 #[inline(always)]
 pub(crate) fn connect<S: Sock>(sock: &S) -> i32 {
     let Some(key) = sock.frontend_key() else {
@@ -50,7 +51,7 @@ pub(crate) fn connect<S: Sock>(sock: &S) -> i32 {
     refuse(sock, &key, SystemCall::Connect, &refusal)
 }
 
-/// Handles `sendto(2)` and `sendmsg(2)` of UDP sockets with an address, and every `send(2)` of connected
+/// Handles `sendto(2)` and `sendmsg(2)` with an address on UDP sockets, and every `send(2)` on connected
 /// v4-mapped UDP sockets.
 #[inline(always)]
 pub(crate) fn send<S: Sock>(sock: &S) -> i32 {
@@ -65,8 +66,8 @@ pub(crate) fn send<S: Sock>(sock: &S) -> i32 {
             return ALLOW;
         }
     };
-    // For a connected v4-mapped socket, each send runs this hook with the address of the backend. If that
-    // address is a frontend too, it must not be translated again.
+    // For a connected v4-mapped socket, each send runs this hook with the backend's address. If that address
+    // is also a frontend, it must not be translated again.
     let translations = Translations::of(sock);
     if translations.leads_to(&key) {
         event_log::backend_kept(&key);
@@ -83,13 +84,13 @@ pub(crate) fn send<S: Sock>(sock: &S) -> i32 {
     refuse(sock, &key, SystemCall::Send, &refusal)
 }
 
-/// Looks up the frontend of a key, if it serves sockets.
+/// Looks up the frontend with this key, if it serves sockets.
 #[inline(always)]
 fn find_frontend<S: Sock>(sock: &S, key: &FrontendKey) -> Lookup<FrontendRecord<'static>> {
     decide::find_frontend(&KernelMaps, &HookSocket(sock), key, Traffic::Sockets)
 }
 
-/// Handles `recvfrom(2)` and `recvmsg(2)` of UDP sockets: replaces the sender's address by the VIP.
+/// Handles `recvfrom(2)` and `recvmsg(2)` on UDP sockets: replaces the sender's address with the VIP.
 #[inline(always)]
 pub(crate) fn receive<S: Sock>(sock: &S) {
     if let Some(origin) = Translations::of(sock).restore() {
@@ -97,13 +98,13 @@ pub(crate) fn receive<S: Sock>(sock: &S) {
     }
 }
 
-/// Handles `getpeername(2)`: replaces the peer's address by the VIP.
+/// Handles `getpeername(2)`: replaces the peer's address with the VIP.
 #[inline(always)]
 pub(crate) fn getpeername<S: Sock>(sock: &S) {
     Translations::of(sock).restore();
 }
 
-/// Redirects a connect or datagram to a backend.
+/// Redirects a connection or datagram to a backend.
 #[inline(always)]
 fn translate<S: Sock>(
     sock: &S,
@@ -111,7 +112,7 @@ fn translate<S: Sock>(
     key: &FrontendKey,
     record: FrontendRecord<'_>,
 ) -> Result<(), Refusal> {
-    // Only UDP flows have a timeout, and reading the clock costs time.
+    // Only UDP flows have a timeout, and reading the clock takes time.
     let is_udp = key.protocol == Protocol::UDP;
     let now = if is_udp { context::now() } else { 0 };
     let kept = if is_udp {
@@ -144,7 +145,7 @@ fn translate<S: Sock>(
     Ok(())
 }
 
-/// Chooses a backend of a frontend, and counts the choice or refusal for its service port.
+/// Chooses one of the frontend's backends, and counts the choice or refusal for the service port.
 #[inline(always)]
 fn choose<S: Sock>(
     sock: &S,
@@ -163,7 +164,7 @@ fn choose<S: Sock>(
             maps::count_sent(service);
             let mut origin = Origin::new(key, choice.address, choice.port);
             (origin.index, origin.service) = (choice.index, service);
-            // The backend of a TCP socket is never checked again, so its state is not stored.
+            // A TCP socket's backend is never checked again, so its state is not stored.
             if key.protocol == Protocol::UDP {
                 origin.state = decide::state(&KernelMaps, choice.index);
             }
@@ -176,7 +177,8 @@ fn choose<S: Sock>(
     }
 }
 
-/// Returns the refusal if no backend was chosen: EHOSTUNREACH where kube-proxy would drop packets.
+/// Returns the refusal for when no backend was chosen: EHOSTUNREACH if kube-proxy would drop the packets,
+/// otherwise ECONNREFUSED.
 #[inline(always)]
 const fn refusal_of(none: NoChoice) -> Refusal {
     let error = if none.is_drop() {
@@ -190,7 +192,7 @@ const fn refusal_of(none: NoChoice) -> Refusal {
     }
 }
 
-/// Returns the stored translation of a UDP flow, if the flow may keep its backend.
+/// Returns a UDP flow's stored translation, if the flow may keep its backend.
 #[inline(always)]
 fn kept_translation<S: Sock>(
     translations: &Translations<'_, S>,
@@ -200,8 +202,8 @@ fn kept_translation<S: Sock>(
 ) -> Option<Origin> {
     let mut kept = translations.translation_of(key)?;
     let backend = decide::flow_backend(&KernelMaps, frontend, &kept, now)?;
-    // The kernel may have reused the hash element during the copy, which then mixes two translations. The
-    // key and the backend's entry are consistent, so the addresses are taken from those.
+    // If the kernel reused the hash element during the copy, the copy mixes two translations. The key and the
+    // backend's entry are consistent, so the addresses are taken from them.
     kept.vip = key.address;
     kept.vip_port = key.port;
     kept.backend = backend.address;

@@ -1,5 +1,5 @@
-//! Redirects connects to ports of edge nodes: to the steering address of the port, on which the tunnel's
-//! ingress listens.
+//! Redirects each connection to a port on an edge node: to the steering address for that port, where the
+//! tunnel's ingress listens.
 
 use core::convert::Infallible;
 
@@ -20,20 +20,20 @@ use crate::{
 
 /// The result of [`redirect`].
 pub(crate) enum SteeringResult {
-    /// The connect is redirected to the ingress.
+    /// The connection is redirected to the ingress.
     Redirected,
-    /// The connect is the daemon's probe, which must not leave the node.
+    /// The connection is the daemon's probe, which must not leave the node.
     Probe,
     /// The destination is not steered.
     NotSteered,
-    /// The steering prefix has no route, so the connect must be refused.
+    /// The steering prefix has no route, so the connection must be refused.
     NoRoute,
-    /// Every lookup found the record of another key, since the hash kept changing.
+    /// Every lookup found another key's record, because the hash kept changing.
     Unstable,
 }
 
-/// Redirects a connect to a port of an edge node to the ingress. TCP only: kubelets serve nothing over
-/// UDP.
+/// Redirects a connection to a port on an edge node to the ingress. Only TCP connections are redirected,
+/// because kubelets serve nothing over UDP.
 #[inline(always)]
 pub(crate) fn redirect<S: Sock>(sock: &S, key: &FrontendKey) -> SteeringResult {
     if key.protocol != Protocol::TCP || !context::is_steering_enabled() && !sock.is_daemon_socket()
@@ -46,7 +46,7 @@ pub(crate) fn redirect<S: Sock>(sock: &S, key: &FrontendKey) -> SteeringResult {
         Lookup::Unstable => return SteeringResult::Unstable,
     };
     if record.kind == SteeringRecord::PROBE {
-        // Only sockets of the daemon have the mark, so no other process can set the host's cookie.
+        // Only the daemon's sockets have the mark, so no other process can set the host's cookie.
         if sock.is_daemon_socket() {
             maps::store_host_namespace(sock.namespace());
         }
@@ -75,7 +75,7 @@ pub(crate) fn redirect<S: Sock>(sock: &S, key: &FrontendKey) -> SteeringResult {
     SteeringResult::Redirected
 }
 
-/// Looks up the steering record of an address and port.
+/// Looks up the steering record for an address and port.
 #[inline(always)]
 fn find(key: &SteeringKey) -> Lookup<(u32, &'static SteeringRecord)> {
     let Ok::<_, Infallible>(found) = look_up(
@@ -93,9 +93,9 @@ pub(crate) fn is_known_host<S: Sock>(sock: &S) -> bool {
     host != 0 && host == sock.namespace()
 }
 
-/// Returns true if a socket may be in the host's network namespace: until the host's cookie is known, any
-/// socket may. On the host, a socket that is bound to a device can't reach the ingress, since the route
-/// leads over loopback.
+/// Returns true if a socket may be in the host's network namespace. Until the host's cookie is known, that is
+/// any socket. On the host, a socket bound to a device can't reach the ingress, because the route goes
+/// through the loopback device.
 #[inline(always)]
 fn may_be_on_host<S: Sock>(sock: &S) -> bool {
     let host = maps::host_namespace();

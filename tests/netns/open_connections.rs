@@ -79,8 +79,8 @@ pub(crate) fn open_connections(node: &Node, name: &str) -> Result<BTreeMap<Socke
     Ok(open)
 }
 
-/// Creates a UDP socket and sends to `web` on it; returns the socket and the name of the server that
-/// answered.
+/// Creates a UDP socket and sends a query to `web` on it; returns the socket and the name of the server that
+/// replied.
 fn query_web(sandbox: &Sandbox, dialer: Dialer, is_connected: bool) -> Result<(UdpSocket, String)> {
     let socket = dialer.udp_socket(sandbox)?;
     let name = if is_connected {
@@ -140,11 +140,11 @@ fn a_second_connect_moves_the_count() -> Result<()> {
             until_counts(&scene, 1, 0)?;
             socket.connect(dialer.address(OTHER, DNS))?;
             until_counts(&scene, 0, 1)?;
-            // A repeated connect to the same VIP does not count twice.
+            // Connecting to the same VIP again does not count twice.
             socket.connect(dialer.address(OTHER, DNS))?;
             until_counts(&scene, 0, 1)?;
         }
-        // A direct connect to the pod, which belongs to no Service.
+        // A direct connection to the pod belongs to no Service.
         socket.connect(dialer.address(Vip::of_pod(&other), DNS_TARGET))?;
         until_counts(&scene, 0, 0)?;
         drop(socket);
@@ -191,7 +191,7 @@ fn threads_that_send_on_one_socket_at_once_count_it_once() -> Result<()> {
 
     for dialer in Dialer::UDP {
         let socket = dialer.udp_socket(&scene.client)?;
-        // Two threads send to two Services each, while a third connects the socket.
+        // Two threads each send to both Services on one socket, while a third thread connects it.
         let [web, other] = [WEB, OTHER].map(|vip| dialer.address(vip, DNS));
         thread::scope(|scope| {
             let send = |order: [SocketAddr; 2]| {
@@ -232,7 +232,7 @@ fn a_socket_without_memory_for_its_storage_is_not_counted() -> Result<()> {
         let socket = dialer.connect_udp(&scene.client, WEB, DNS)?;
         until_counts(&scene, 1, 0)?;
         scene.client.sysctl(room, "1")?;
-        // The old socket storage is deleted, and the new one can't be allocated.
+        // The old socket storage is deleted, and no new storage can be allocated.
         let moved = socket.connect(dialer.address(OTHER, DNS));
         ensure!(moved.is_err(), "the kernel had memory for socket storage");
         until_counts(&scene, 0, 0)?;
@@ -263,8 +263,8 @@ fn hold_open(sandbox: &Sandbox, each: u32, before: u32, log: Option<File>) -> Re
     command.start()
 }
 
-/// The number of kinds of sockets that [`hold_open`] opens: for each of three dialers one of TCP and two of
-/// UDP (connected and not).
+/// The number of kinds of sockets that [`hold_open`] opens: for each of the three dialers, one TCP socket and
+/// two UDP sockets (connected and unconnected).
 const KINDS: u32 = 9;
 
 #[test]
@@ -298,7 +298,7 @@ fn sockets_of_killed_processes_are_no_longer_counted_even_without_a_daemon() -> 
     scene.give_back()
 }
 
-/// Counts the sockets in a sandbox's `/proc/net` tables by peer. The peer of an unconnected socket is the
+/// Counts the sockets in a sandbox's `/proc/net` tables by peer. An unconnected socket's peer is the
 /// unspecified address with port 0.
 fn sockets_by_peer(sandbox: &Sandbox) -> Result<BTreeMap<SocketAddr, u64>> {
     let mut listed = BTreeMap::new();
@@ -311,7 +311,7 @@ fn sockets_by_peer(sandbox: &Sandbox) -> Result<BTreeMap<SocketAddr, u64>> {
                 .zip(words.next())
                 .with_context(|| format!("no peer and state in {line:?}"))?;
             let peer = peer_of(peer).with_context(|| format!("no address in {line}"))?;
-            // Skips the states LISTEN and TIME_WAIT.
+            // Skip the states LISTEN and TIME_WAIT.
             if !["0A", "06"].contains(&state) {
                 *listed.entry(peer).or_default() += 1;
             }
@@ -320,7 +320,7 @@ fn sockets_by_peer(sandbox: &Sandbox) -> Result<BTreeMap<SocketAddr, u64>> {
     Ok(listed)
 }
 
-/// Parses an address of `/proc/net`: 32-bit words in memory order, as hexadecimal digits.
+/// Parses an address in the format of `/proc/net`: 32-bit words in memory order, as hexadecimal digits.
 fn peer_of(text: &str) -> Option<SocketAddr> {
     let (address, port) = text.split_once(':')?;
     let word = |at: usize| u32::from_str_radix(address.get(at..at + 8)?, 16).ok();
@@ -349,7 +349,7 @@ fn after_a_hundred_thousand_sockets_the_counts_equal_those_of_the_sockets_that_t
     for (sandbox, log) in sandboxes.into_iter().zip(&logs) {
         holders.push(hold_open(sandbox, 20, before, Some(File::create(log)?))?);
     }
-    // The process logs a line once it has opened all sockets that stay open.
+    // The process logs a line once it has opened all the sockets that it keeps open.
     let is_done = |log| fs::read_to_string(log).is_ok_and(|text| text.contains("sockets"));
     wait::until(6 * CHANGE_TIMEOUT, || logs.iter().all(is_done))
         .context("the processes are still opening sockets")?;

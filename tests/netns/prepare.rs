@@ -1,4 +1,4 @@
-//! `culvert prepare`, the command of a node's init container.
+//! `culvert prepare`, the command that a node's init container runs.
 
 use std::{
     fs,
@@ -44,7 +44,7 @@ fn a_file_system_for_pins_is_mounted_once_and_a_daemon_starts_on_it() -> Result<
     node.start()
 }
 
-/// Runs a function in a private mount namespace where no cgroup v2 hierarchy is mounted.
+/// Runs `body` in a private mount namespace in which no cgroup v2 hierarchy is mounted.
 fn without_cgroups<T: Send>(body: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     let alone = || {
         unshare(CloneFlags::CLONE_NEWNS)?;

@@ -1,5 +1,5 @@
-//! The race between connects, which read the service maps on one CPU, and a writer that changes the maps
-//! on the other: no connect may reach another Service's backend.
+//! The race between connections, which read the service maps on one CPU, and a writer that changes the maps
+//! on the other: no connection may reach another Service's backend.
 
 pub(crate) mod fixture;
 mod interrupts;
@@ -27,39 +27,38 @@ use self::{
 };
 use crate::{background_load::expect_all_answered, programs::Programs, support::each_family};
 
-/// The duration of the race with the daemon's writer: twenty times the time in which the writer without
-/// a grace period causes misrouted connects.
+/// The duration of the race with the daemon's writer: twenty times as long as the writer without a grace
+/// period takes to misroute connections.
 const RACE_TIME: Duration = Duration::from_secs(10);
 
-/// The time limit for the writer without a grace period to cause misrouted connects.
+/// The time limit for the writer without a grace period to misroute connections.
 const FAULT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The number of misrouted connects that prove the writer's fault.
+/// The number of misrouted connections that prove that the writer is faulty.
 const MIN_MISROUTED: u64 = 3;
 
-/// The duration of the check by a reader after the writer without a grace period has stopped.
+/// The time for which a reader checks the maps after the writer without a grace period has stopped.
 const CHECK_TIME: Duration = Duration::from_millis(300);
 
-/// The duration of the race with replaced frontend entries, in each family.
+/// The duration of the race with replaced frontend entries, for each family.
 const SWAP_TIME: Duration = Duration::from_secs(3);
 
 /// The minimum number of endpoint changes per second.
 const CHANGES: u32 = 1000;
 
-/// The minimum number of connects per second; without emulation, there are three times as many.
+/// The minimum number of connections per second; without emulation, there are three times as many.
 const CONNECTS: u32 = 20_000;
 
-/// One in this many datagrams may be refused, although a server has the port: the kernel's lookup of a
-/// UDP socket fails if it is just visiting a socket that a concurrent connect moves to another hash chain
-/// ([`udp_lib_rehash`](https://github.com/torvalds/linux/blob/v6.12/net/ipv4/udp.c)). Without any
-/// program attached, this happens once in 800,000 datagrams at full speed, and more often with a small
-/// hash table.
+/// One in this many datagrams may be refused even though a server has the port: the kernel's UDP socket
+/// lookup fails if a concurrent connect() moves the socket that it is visiting to another hash chain
+/// ([`udp_lib_rehash`](https://github.com/torvalds/linux/blob/v6.12/net/ipv4/udp.c)). Without any program
+/// attached, this happens once in 800,000 datagrams at full speed, and more often with a small hash table.
 const DATAGRAMS_PER_REFUSAL: u64 = 1000;
 
-/// HTTP requests per second to each Service of HTTP servers.
+/// The number of HTTP requests per second to each Service with HTTP servers.
 const REQUESTS: u32 = 250;
 
-/// A lock, so that only one race runs at a time: each needs both CPUs.
+/// Locked by a race while it runs, so that only one runs at a time: each needs both CPUs.
 static CPUS: Mutex<()> = Mutex::new(());
 
 #[test]
@@ -95,7 +94,7 @@ fn race_with_churn(family: Family) -> Result<()> {
     expect_rate(changes, scale.count(CHANGES), duration).context("changes")
 }
 
-/// Runs a writer on its CPU while `read` runs, and interrupts the readers' CPU meanwhile. Returns both
+/// Runs `write` on the writer's CPU while `read` runs, and keeps interrupting the readers' CPU. Returns both
 /// results.
 fn run_race<R, W: Send>(
     write: impl FnOnce(&AtomicBool) -> Result<W> + Send,
@@ -116,7 +115,7 @@ fn run_race<R, W: Send>(
     })
 }
 
-/// Runs readers of every kind; no connect may fail or be misrouted.
+/// Runs readers of every kind; none of their connections may fail or be misrouted.
 fn run_readers(fixture: &RaceFixture, scale: LoadScale, duration: Duration) -> Result<()> {
     let readers = [
         fixture.reader(READER_CPU, duration)?,
@@ -202,7 +201,7 @@ fn race_without_grace(family: Family) -> Result<()> {
     )?;
     ensure!(changes > 0, "the writer changed nothing");
 
-    // The maps' final content misroutes no connect, so the writes did.
+    // The maps' final contents misroute no connection, so the writes did.
     let read = fixture
         .reader(READER_CPU, scale.duration(CHECK_TIME))?
         .finish()?;

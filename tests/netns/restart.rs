@@ -1,4 +1,4 @@
-//! The data path keeps working after the daemon was killed or stopped, and the next daemon adopts it.
+//! The data path keeps working after the daemon has been killed or stopped, and the next daemon adopts it.
 
 use std::{collections::BTreeMap, fs, os::unix::fs::MetadataExt as _, path::PathBuf};
 
@@ -11,7 +11,7 @@ use crate::{
     support::{Dialer, HTTP, Vip, ensure_eq, maps_directory, until_backends},
 };
 
-/// The addresses of a deleted Service, and of a new one.
+/// The addresses of a Service that is deleted, and of one that is created.
 const EARLY: Vip = Vip::of(11);
 const LATE: Vip = Vip::of(12);
 /// The old and the new addresses of a Service that changes its ClusterIPs.
@@ -33,8 +33,7 @@ fn no_connect_fails_while_the_daemon_is_killed_stopped_and_started() -> Result<(
     })
 }
 
-/// Returns the inode number of each pin. If an object is replaced under the same name, its number
-/// changes.
+/// Returns the inode number of each pin, which changes if the object is replaced under the same name.
 fn pins(node: &Node) -> Result<BTreeMap<PathBuf, u64>> {
     let mut pins = BTreeMap::new();
     for directory in ["links", &*maps_directory("")] {

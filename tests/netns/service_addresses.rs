@@ -1,5 +1,5 @@
-//! Node ports, load balancer addresses and external IPs of a Service, and policies that restrict traffic
-//! to endpoints of this node.
+//! A Service's node ports, load balancer addresses and external IPs, and the policies that restrict traffic
+//! to endpoints on this node.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -45,14 +45,14 @@ pub(crate) const NODE_DNS: u16 = 30_053;
 
 static SCENE: SharedFixture<Scene> = SharedFixture::new(|| Scene::started(&["backend"]));
 
-/// Creates a node with a backend and a `nodePortAddresses` setting, without starting the daemon.
+/// Creates a node with a backend and this `nodePortAddresses` setting, but does not start the daemon.
 fn configured(setting: &str) -> Result<Scene> {
     Scene::with(&["backend"], |settings| {
         setting.clone_into(&mut settings.node_ports);
     })
 }
 
-/// Builds a Service with node ports, without endpoints.
+/// Builds a Service with node ports but no endpoints.
 pub(crate) fn service() -> Service {
     Service::new("web", WEB.ips())
         .port(Protocol::TCP, HTTP, HTTP_TARGET)
@@ -61,14 +61,14 @@ pub(crate) fn service() -> Service {
         .node_port(NODE_DNS)
 }
 
-/// Builds a Service like [`service`], with an external IP and a load balancer address of each family.
+/// Builds the same Service as [`service`], with an external IP and a load balancer address in each family.
 pub(crate) fn service_at_all_addresses() -> Service {
     service()
         .spec(&format!("externalIPs: [{}]", EXTERNAL.yaml_list()))
         .load_balancer(&BALANCER.yaml_ingress())
 }
 
-/// Asserts that the backend answers every TCP and UDP dialer, with the dialled address as peer or sender.
+/// Asserts that the backend answers every TCP and UDP dialer, with the dialled address as the peer or sender.
 fn expect_all_answer(sandbox: &Sandbox, vip: Vip, [http_port, dns_port]: [u16; 2]) -> Result<()> {
     for dialer in Dialer::TCP {
         dialer.expect_served(sandbox, vip, http_port, "backend")?;
@@ -146,7 +146,7 @@ fn node_ports_follow_the_addresses_of_the_node() -> Result<()> {
         )?;
     }
 
-    // Connects to addresses of these ranges fail at once, except to those that the node has.
+    // Connections to addresses in these ranges fail at once, except to those that the node has.
     host.ip("route add unreachable 198.51.100.0/24\nroute add unreachable 2001:db8:51::/64\n")?;
     NEW.add_to(host, "uplink")?;
 
@@ -213,7 +213,7 @@ fn policy_local_without_an_endpoint_of_this_node_is_unreachable() -> Result<()> 
             dialer.connect(sandbox, WEB, HTTP)
         })
     })?;
-    // Without any endpoint, the connect is refused like that to any other Service.
+    // Without any endpoint, the connection is refused, as it is for any other Service.
     scene
         .node
         .apply(service().spec("internalTrafficPolicy: Local"))?;

@@ -1,4 +1,4 @@
-//! The helper `culvert sockets`, which ends sockets in pods for a daemon that lacks the privileges to
+//! The helper `culvert sockets`, which terminates sockets in pods for a daemon that lacks the privileges to
 //! enter their network namespaces.
 
 use anyhow::{Context as _, Result, ensure};
@@ -17,7 +17,7 @@ use crate::{
 
 const COMPONENT: &str = include_str!("../../deploy/sockets/kustomization.yaml");
 
-/// Starts a node with the Service `web`; the daemon has only the capabilities of its manifest.
+/// Starts a node with the Service `web`; the daemon has only the capabilities that its manifest grants.
 fn start_with_granted() -> Result<Scene> {
     let scene = Scene::prepare_web(&["one", "two"], &["one"])?;
     start(&scene.node)?;
@@ -25,7 +25,7 @@ fn start_with_granted() -> Result<Scene> {
 }
 
 impl Scene {
-    /// Starts the helper with the capabilities of its manifest, and waits until the daemon uses it.
+    /// Starts the helper with the capabilities that its manifest grants, and waits until the daemon uses it.
     fn start_ready_helper(&self) -> Result<Process> {
         let helper = self.start_helper(&granted(COMPONENT)?)?;
         self.until_pods(&"helper".into())?;

@@ -1,4 +1,4 @@
-//! When a backend is removed, the daemon ends the sockets that are connected to it, and only these.
+//! When a backend is removed, the daemon terminates the sockets that are connected to it, and no others.
 
 use std::{net::UdpSocket, thread, time::Duration};
 
@@ -15,7 +15,8 @@ use crate::{
     },
 };
 
-/// Starts a node that ends sockets of these protocols, with the Service `web` and its backend `one`.
+/// Starts a node whose daemon terminates sockets of these protocols, with the Service `web` and its backend
+/// `one`.
 fn ending(protocols: &str) -> Result<Scene> {
     let scene = Scene::prepare_web(&["one", "two"], &["one"])?;
     configure(
@@ -33,7 +34,7 @@ impl Scene {
     }
 }
 
-/// Waits until each of these sockets is ended, and expects a later send to fail.
+/// Waits until every one of these sockets has been terminated, and expects a later send to fail.
 fn expect_all_disconnected(sockets: &[(Client<'_>, UdpSocket)]) -> Result<()> {
     expect_all_ended(sockets)?;
     for (client, socket) in sockets {
@@ -226,11 +227,11 @@ fn a_socket_that_was_not_translated_to_the_backend_is_not_ended() -> Result<()> 
         // A socket that never used the Service.
         let plain = dialer.connect_udp(client.sandbox, one, DNS_TARGET)?;
         direct.push((client, plain, "one"));
-        // A socket that used the Service, then connected to the backend directly.
+        // A socket that used the Service, then connected directly to the backend.
         let former = dialer.connect_udp(client.sandbox, WEB, DNS)?;
         former.connect(dialer.address(one, DNS_TARGET))?;
         direct.push((client, former, "one"));
-        // A socket that sends to the Service, but has another address as peer.
+        // A socket that sends to the Service, but has a different address as its peer.
         let besides = dialer.connect_udp(client.sandbox, two, DNS_TARGET)?;
         besides.send_to(b"who?", dialer.address(WEB, DNS))?;
         direct.push((client, besides, "two"));
@@ -264,7 +265,7 @@ fn a_socket_that_sent_to_another_service_is_ended_with_its_own_backend() -> Resu
 
 #[test]
 fn sockets_that_a_killed_daemon_did_not_end_are_ended_by_the_next_one() -> Result<()> {
-    // The first daemon removes the backend but ends no sockets, like a daemon that is killed in between.
+    // The first daemon removes the backend but terminates no sockets, as if it had been killed in between.
     let scene = ending("[]")?;
     let lost = scene.connect_udp_clients(WEB, "one")?;
     scene.apply_web(&["two"])?;
@@ -286,7 +287,7 @@ fn sockets_that_a_killed_daemon_did_not_end_are_ended_by_the_next_one() -> Resul
     expect_all_ended(&lost)?;
     scene.until_ended(lost.len())?;
     expect_answers(&serving, "two")?;
-    // The same for a backend that is removed while no daemon runs.
+    // The same happens when a backend is removed while no daemon runs.
     scene.node.kill9()?;
     scene.apply_web(&["one"])?;
     scene.node.start()?;

@@ -1,5 +1,4 @@
-//! Helpers of all tests: addresses of Services in both families, client sockets of every family, and
-//! assertions.
+//! Helpers for all tests: Service addresses in both families, client sockets of every family, and assertions.
 
 use std::{
     collections::BTreeSet,
@@ -25,10 +24,10 @@ use tunnel_tests::{
 };
 use tunnel_userspace::model::Family;
 
-/// The time limit for a change to be programmed.
+/// The time limit for the daemon to program a change.
 pub(crate) const CHANGE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The ports of every Service in these tests, and of its backends.
+/// The ports of every Service in these tests, and the target ports on its backends.
 pub(crate) const HTTP: u16 = 80;
 pub(crate) const HTTP_TARGET: u16 = 8080;
 pub(crate) const DNS: u16 = 53;
@@ -42,7 +41,7 @@ pub(crate) struct Vip {
 }
 
 impl Vip {
-    /// Returns the ClusterIPs with this number in the last octet and the last group.
+    /// Returns the ClusterIPs that have this number in the last octet (IPv4) or the last group (IPv6).
     pub(crate) const fn of(number: u8) -> Self {
         Self {
             v4: Ipv4Addr::new(10, 96, 0, number),
@@ -74,7 +73,7 @@ impl Vip {
         format!("{{ip: \"{}\"}}, {{ip: \"{}\"}}", self.v4, self.v6)
     }
 
-    /// Adds both addresses to a network interface of a sandbox.
+    /// Adds both addresses to a network interface in a sandbox.
     pub(crate) fn add_to(self, sandbox: &Sandbox, link: &str) -> Result<()> {
         let Self { v4, v6 } = self;
         sandbox.ip(&format!(
@@ -82,7 +81,7 @@ impl Vip {
         ))
     }
 
-    /// Deletes both addresses from a network interface of a sandbox.
+    /// Deletes both addresses from a network interface in a sandbox.
     pub(crate) fn delete_from(self, sandbox: &Sandbox, link: &str) -> Result<()> {
         let Self { v4, v6 } = self;
         sandbox.ip(&format!(
@@ -90,7 +89,7 @@ impl Vip {
         ))
     }
 
-    /// Builds a Service with these ClusterIPs: HTTP over TCP, and DNS over UDP.
+    /// Builds a Service with these ClusterIPs, for HTTP over TCP and DNS over UDP.
     pub(crate) fn service(self, name: &str) -> Service {
         Service::new(name, self.ips())
             .port(Protocol::TCP, HTTP, HTTP_TARGET)
@@ -98,13 +97,13 @@ impl Vip {
     }
 }
 
-/// The addresses of the host.
+/// The host's addresses.
 pub(crate) const HOST: Vip = Vip {
     v4: HOST_V4,
     v6: HOST_V6,
 };
 
-/// Serves the target ports of [`Vip::service`].
+/// Starts servers in a pod, on the target ports of [`Vip::service`].
 pub(crate) fn serve(pod: &Pod) -> Result<Server> {
     pod.serve(&[
         Listener::new(ServerKind::Http, HTTP_TARGET),
@@ -112,14 +111,14 @@ pub(crate) fn serve(pod: &Pod) -> Result<Server> {
     ])
 }
 
-/// Returns the addresses of pods, as backends of a Service.
+/// Returns the pods' addresses, for use as a Service's backends.
 pub(crate) fn addresses(pods: &[&Pod]) -> Vec<IpAddr> {
     let both = |pod: &Pod| [pod.v4(), pod.v6()];
     pods.iter().flat_map(|pod| both(pod)).collect()
 }
 
-/// The time limit for a client to get another backend: the goal is 100 ms, the rest is for slow or busy
-/// machines.
+/// The time limit for a client to be given another backend: the goal is 100 ms, the rest allows for slow or
+/// busy machines.
 pub(crate) const RECOVERY_LIMIT: Duration = Duration::from_secs(1);
 
 /// The family of a client's socket and of the address that it dials.
@@ -136,9 +135,9 @@ pub(crate) enum Dialer {
 }
 
 impl Dialer {
-    /// The dialers of TCP clients.
+    /// The dialers that TCP clients use.
     pub(crate) const TCP: [Self; 3] = [Self::V4, Self::V6, Self::Mapped];
-    /// The dialers of UDP clients.
+    /// The dialers that UDP clients use.
     pub(crate) const UDP: [Self; 4] = [Self::V4, Self::V6, Self::Mapped, Self::V4OnV6];
 
     const fn domain(self) -> Domain {
@@ -148,7 +147,7 @@ impl Dialer {
         }
     }
 
-    /// Returns the family of the packets.
+    /// Returns the family of the packets that this dialer sends.
     pub(crate) const fn family(self) -> Family {
         match self {
             Self::V4 | Self::Mapped | Self::V4OnV6 => Family::V4,
@@ -165,7 +164,7 @@ impl Dialer {
         }
     }
 
-    /// Returns the address that the kernel reports as peer or sender after this dialer used a VIP.
+    /// Returns the address that the kernel reports as the peer or sender after this dialer has used a VIP.
     pub(crate) fn reported_address(self, vip: Vip, port: u16) -> SocketAddr {
         match self {
             Self::V4 => (vip.v4, port).into(),
@@ -192,7 +191,7 @@ impl Dialer {
         http_server_name(self.connect(sandbox, vip, port)?)
     }
 
-    /// Connects over TCP; expects the dialled address as peer and an answer from this server.
+    /// Connects over TCP; expects the dialled address as the peer and an answer from this server.
     pub(crate) fn expect_served(
         self,
         sandbox: &Sandbox,
@@ -212,7 +211,7 @@ impl Dialer {
         check().with_context(|| format!("{self:?} to port {port} of {vip:?}"))
     }
 
-    /// Sends a datagram; expects an answer from this server, with the dialled address as sender.
+    /// Sends a datagram; expects a reply from this server, with the dialled address as the sender.
     pub(crate) fn expect_answer(
         self,
         socket: &UdpSocket,
@@ -238,7 +237,7 @@ impl Dialer {
         Ok(socket)
     }
 
-    /// Creates a connected UDP socket, and expects an answer from this server on it.
+    /// Creates a connected UDP socket, and expects a reply from this server on it.
     pub(crate) fn connect_udp_to(
         self,
         sandbox: &Sandbox,
@@ -259,7 +258,7 @@ impl Dialer {
     }
 }
 
-/// Requests `/` over HTTP; returns the name of the server.
+/// Requests `/` over HTTP; returns the name of the server that answers.
 pub(crate) fn http_server_name(stream: TcpStream) -> Result<String> {
     request(stream, "/").map(|(_, name)| name)
 }
@@ -284,14 +283,14 @@ fn request(mut stream: TcpStream, path: &str) -> Result<(u16, String)> {
     Ok((code.parse()?, body.to_owned()))
 }
 
-/// Receives a datagram; returns the server's name in it, and the sender.
+/// Receives a datagram; returns the server name in it, and the sender's address.
 pub(crate) fn receive(socket: &UdpSocket) -> Result<(String, SocketAddr)> {
     let mut answer = [0; 256];
     let (length, from) = socket.recv_from(&mut answer)?;
     Ok((server(&answer[..length])?, from))
 }
 
-/// Parses the server's name in a datagram.
+/// Parses the server name in a datagram.
 pub(crate) fn server(answer: &[u8]) -> Result<String> {
     let text = str::from_utf8(answer)?;
     let (name, _) = text
@@ -300,19 +299,19 @@ pub(crate) fn server(answer: &[u8]) -> Result<String> {
     Ok(name.to_owned())
 }
 
-/// Sends a datagram on a connected socket; returns the name of the server that answers.
+/// Sends a datagram on a connected socket; returns the name of the server that replies.
 pub(crate) fn query(socket: &UdpSocket) -> Result<String> {
     socket.send(b"who?")?;
     receive(socket).map(|(name, _)| name)
 }
 
-/// Sends a datagram; returns the name of the server that answers, and the sender.
+/// Sends a datagram; returns the name of the server that replies, and the sender's address.
 pub(crate) fn query_to(socket: &UdpSocket, to: SocketAddr) -> Result<(String, SocketAddr)> {
     socket.send_to(b"who?", to)?;
     receive(socket)
 }
 
-/// Returns the errors of a TCP connect and of a UDP connect or send that a program refuses as
+/// Returns the errors with which a TCP connect, and a UDP connect or send, fail if a program refuses them as
 /// unreachable. Without `bpf_set_retval`, the kernel chooses the errors.
 pub(crate) fn unreachable_errors() -> Result<(Errno, Errno)> {
     Ok(if feature::is_supported(Feature::SetRetval)? {
@@ -322,12 +321,12 @@ pub(crate) fn unreachable_errors() -> Result<(Errno, Errno)> {
     })
 }
 
-/// True if a connect failed because there is no route, so no program has redirected it.
+/// Returns true if a connection failed because there is no route, which means that no program redirected it.
 pub(crate) fn is_unreachable(error: Errno) -> bool {
     matches!(error, Errno::EHOSTUNREACH | Errno::ENETUNREACH)
 }
 
-/// Asserts that an attempt fails with this error, and that the reason's count grows by one.
+/// Asserts that an attempt fails with this error, and that the reason's count increases by one.
 pub(crate) fn expect_refusal<T>(
     instance: &Instance,
     reason: &str,
@@ -349,7 +348,7 @@ pub(crate) fn run(sandbox: &Sandbox, command: &str) -> Result<String> {
     sandbox.run(&command.split(' ').collect::<Vec<_>>())
 }
 
-/// Lists the routes of both families in the table `local` of a sandbox that have this protocol number.
+/// Lists the routes with this protocol number in a sandbox's table `local`, for both families.
 pub(crate) fn local_routes(sandbox: &Sandbox, protocol: u8) -> Result<String> {
     let of = |family: &str| {
         let command = format!("ip {family} route show table local proto {protocol}");
@@ -358,17 +357,17 @@ pub(crate) fn local_routes(sandbox: &Sandbox, protocol: u8) -> Result<String> {
     Ok(of("-4")? + &of("-6")?)
 }
 
-/// Returns the error of a call that must fail.
+/// Returns the error from a call that must fail.
 pub(crate) fn errno<T>(result: io::Result<T>) -> Errno {
     let error = result.err().and_then(|error| error.raw_os_error());
     Errno::from_raw(error.unwrap_or_default())
 }
 
-/// Expects the pending receive to fail because the daemon ended the socket.
+/// Expects the pending receive to fail because the daemon has terminated the socket.
 pub(crate) fn expect_ended(socket: &UdpSocket) -> Result<()> {
     let error = errno(socket.recv(&mut [0; 64]));
     ensure_eq("error", error, Errno::ECONNABORTED)?;
-    // `udp_abort` wakes the receiver a moment before it disconnects the socket.
+    // `udp_abort` wakes the receiver shortly before it disconnects the socket.
     wait::until(CHANGE_TIMEOUT, || socket.peer_addr().is_err())
         .context("the ended socket still has a peer")
 }
@@ -378,7 +377,7 @@ pub(crate) fn until_backends(instance: &Instance, name: &str, count: usize) -> R
     until_each_has(instance, name, "backends", count)
 }
 
-/// Waits until the status of every port of a Service lists this many items of a kind.
+/// Waits until the status lists this many items of a kind for every port of a Service.
 pub(crate) fn until_each_has(
     instance: &Instance,
     name: &str,
@@ -393,12 +392,12 @@ pub(crate) fn until_each_has(
     })
 }
 
-/// Waits until a Service is gone from the daemon's status.
+/// Waits until a Service has disappeared from the daemon's status.
 pub(crate) fn until_gone(instance: &Instance, name: &str) -> Result<()> {
     until_eq(name, 0, || Ok(ports(&instance.services()?, name).len()))
 }
 
-/// Returns the ports of a Service from the daemon's status.
+/// Returns a Service's ports from the daemon's status.
 pub(crate) fn ports(services: &serde_json::Value, name: &str) -> Vec<serde_json::Value> {
     let services = services.as_array().into_iter().flatten();
     services
@@ -409,7 +408,7 @@ pub(crate) fn ports(services: &serde_json::Value, name: &str) -> Vec<serde_json:
         .collect()
 }
 
-/// Runs `body`; returns its result and the increase of each reason's counter.
+/// Runs `body`; returns its result and how much each reason's counter increased.
 pub(crate) fn count_during<T>(
     instance: &Instance,
     reasons: &[&str],
@@ -431,12 +430,12 @@ pub(crate) fn count_during<T>(
     Ok((done, increases.collect()))
 }
 
-/// Returns the host and a pod, with names for error messages.
+/// Returns the host and a pod, each with a name for error messages.
 pub(crate) fn clients<'a>(host: &'a Sandbox, pod: &'a Pod) -> [(&'static str, &'a Sandbox); 2] {
     [("host", host), ("pod", pod)]
 }
 
-/// Returns the name of the directory with the pinned maps, followed by `rest`.
+/// Returns the name of the directory in which the maps are pinned, followed by `rest`.
 pub(crate) fn maps_directory(rest: &str) -> String {
     format!("v{LAYOUT_VERSION}{rest}")
 }
@@ -451,7 +450,7 @@ pub(crate) fn ensure_eq<A: PartialEq<B> + Debug, B: Debug>(
     Ok(())
 }
 
-/// Waits until a value equals the expected one; an error shows the last value.
+/// Waits until a value equals the expected one; the error shows the last value that was read.
 pub(crate) fn until_eq<A: PartialEq<B> + Debug, B: Debug>(
     what: &str,
     expected: B,

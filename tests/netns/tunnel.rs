@@ -1,4 +1,4 @@
-//! Connects from the cloud to a kubelet on an edge node, through steering and the tunnel.
+//! Connections from the cloud to a kubelet on an edge node, through steering and the tunnel.
 
 use std::{io, net::SocketAddr, time::Duration};
 
@@ -21,26 +21,26 @@ mod outsiders;
 mod replaced_maps;
 mod steering;
 
-/// The time limit of a refusal.
+/// The time limit for a refusal.
 const AT_ONCE: Duration = Duration::from_millis(100);
 
-/// The host or a pod of the cloud node, with its addresses.
+/// The cloud node's host or one of its pods, with its addresses.
 struct ClientSandbox<'a> {
     sandbox: &'a Sandbox,
     own: Vip,
     is_pod: bool,
 }
 
-/// The kind of a socket that is connected to the kubelet.
+/// A kind of socket that is connected to the kubelet.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum SocketKind {
     Plain,
-    /// Bound to an address of the host or pod.
+    /// Bound to an address of the host or pod that connects.
     Bound,
     NonBlocking,
     /// IPv6, with a v4-mapped destination.
     Mapped,
-    /// Bound to the network interface of the host or pod.
+    /// Bound to the network interface of the host or pod that connects.
     Device,
 }
 
@@ -82,7 +82,8 @@ impl SocketKind {
                     }
                     Ok(()) | Err(_) => {}
                 }
-                // `take_error` is also `None` before the connect completes; then the socket has no peer yet.
+                // `take_error` also returns `None` before the connection is established; the socket has no
+                // peer yet then.
                 let end = || match socket.take_error() {
                     Ok(None) => socket.peer_addr().ok().map(|_| Ok(())),
                     Ok(Some(error)) | Err(error) => Some(Err(error)),
@@ -97,7 +98,7 @@ impl SocketKind {
     }
 }
 
-/// Runs a function for the host and for a pod.
+/// Runs `check` for the host and for a pod.
 fn for_each_client(
     testbed: &TunnelTestbed,
     check: impl Fn(&ClientSandbox<'_>) -> Result<()>,
@@ -118,18 +119,17 @@ fn for_each_client(
     Ok(())
 }
 
-/// Returns the IPv4 and the IPv6 address of the edge node with this port.
+/// Returns the edge node's IPv4 and IPv6 addresses with this port.
 const fn edge_addresses(port: u16) -> [SocketAddr; 2] {
     [TunnelTestbed::addr_v4(port), TunnelTestbed::addr_v6(port)]
 }
 
-/// Connects a plain socket, and creates a client of the kubelet on it.
+/// Connects a plain socket to the kubelet, and creates a client on it.
 fn client(testbed: &TunnelTestbed, sandbox: &Sandbox, to: SocketAddr) -> Result<Client> {
     testbed.client(sandbox.connect(to)?, to)
 }
 
-/// Waits until the kubelet is reachable; then makes a request from the host and from a pod, over each
-/// family.
+/// Waits until the kubelet is reachable, then makes a request from the host and from a pod over each family.
 fn expect_served(testbed: &TunnelTestbed) -> Result<()> {
     testbed.wait_for_kubelet()?;
     for_each_client(testbed, |from| {
@@ -140,14 +140,14 @@ fn expect_served(testbed: &TunnelTestbed) -> Result<()> {
     })
 }
 
-/// Asserts that a plain connect is not steered.
+/// Asserts that a plain connection is not steered.
 fn expect_unsteered(sandbox: &Sandbox, to: SocketAddr) -> Result<()> {
     let error = errno(sandbox.connect(to));
     ensure!(is_unreachable(error), "{to}: {error:?}");
     Ok(())
 }
 
-/// Asserts that a plain connect is refused at once.
+/// Asserts that a plain connection is refused at once.
 fn expect_refused(sandbox: &Sandbox, to: SocketAddr) -> Result<()> {
     let start = Instant::now();
     let error = errno(sandbox.connect(to));

@@ -1,8 +1,8 @@
-//! The fixture of the races: Services with separate backends, readers that detect a misrouted connect at
-//! once, and servers that record it.
+//! The fixture for the race tests: Services with separate backends, readers that detect a misrouted
+//! connection at once, and servers that record it.
 //!
-//! All backends are addresses of one pod. The route to the backends of each Service sets a different
-//! source address, so a reader finds out a backend's Service without sending a datagram.
+//! All backends are addresses of one pod. The route to each Service's backends sets a different source
+//! address, so a reader can identify a backend's Service without sending a datagram.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
@@ -27,7 +27,7 @@ use tunnel_userspace::model::Family;
 
 use crate::support::{DNS, HTTP};
 
-/// The reasons that the kernel programs never count if the maps are written correctly.
+/// The reasons that the kernel programs never count as long as the maps are written correctly.
 pub(crate) const UNEXPECTED_REASONS: [&str; 4] = [
     "record_unstable",
     "record_invalid",
@@ -40,23 +40,23 @@ pub(crate) const READER_CPU: u32 = 0;
 /// The CPU to which the writer is pinned.
 pub(crate) const WRITER_CPU: u32 = 1;
 
-/// The number of UDP Services, to which the readers connect: few, so that the freed entries of one are
-/// soon reused for another.
+/// The number of UDP Services, to which the readers connect. There are so few that the freed entries of one
+/// are soon reused for another.
 pub(crate) const UDP_SERVICES: u8 = 4;
-/// The number of all Services. Those that are not over UDP serve HTTP requests.
+/// The total number of Services. Those that do not use UDP serve HTTP requests.
 pub(crate) const SERVICES: u8 = 6;
-/// The maximum number of endpoints of a Service.
+/// The maximum number of endpoints per Service.
 pub(crate) const ENDPOINTS: u8 = 4;
 
-/// The first port of the backends' UDP sockets; each Service has its own port.
+/// The first port of the backends' UDP servers; each Service has its own port.
 const DNS_TARGETS: u16 = 2000;
 /// The first port of the backends' HTTP servers.
 const HTTP_TARGETS: u16 = 3000;
 
-/// The prefix of the names of the Services.
+/// The prefix of the Services' names.
 const NAME_PREFIX: &str = "svc";
 
-/// A reader sends one datagram per this many connects, so that the servers keep up.
+/// A reader sends one datagram per this many connections, so that the servers can keep up.
 const CONNECTS_PER_DATAGRAM: u64 = 64;
 
 /// Map sizes with enough room for replaced entries, which are freed only after a grace period.
@@ -64,10 +64,10 @@ pub(crate) const FRONTS: u32 = 512;
 pub(crate) const SLOTS: u32 = 2048;
 pub(crate) const BACKENDS: u32 = 2048;
 
-/// The extra time that a reader or load may take to end.
+/// The extra time that a reader or load may take to exit.
 const SLACK: Duration = Duration::from_secs(20);
 
-/// Returns the ClusterIP of a Service.
+/// Returns a Service's ClusterIP.
 pub(crate) fn vip(family: Family, service: u8) -> IpAddr {
     match family {
         Family::V4 => Ipv4Addr::new(10, 96, 1, service).into(),
@@ -80,8 +80,8 @@ pub(crate) fn name(service: u8) -> String {
     format!("{NAME_PREFIX}-{service}")
 }
 
-/// Returns the protocol of a Service, its port, and the port of its backends. Each Service has a single
-/// port, so that its freed entries are reused for another Service, not for another port of its own.
+/// Returns a Service's protocol, its port, and the port of its backends. Each Service has a single port, so
+/// that its freed entries are reused for another Service rather than for another port of its own.
 pub(crate) fn port(service: u8) -> (Protocol, u16, u16) {
     if service < UDP_SERVICES {
         (Protocol::UDP, DNS, DNS_TARGETS + u16::from(service))
@@ -90,7 +90,7 @@ pub(crate) fn port(service: u8) -> (Protocol, u16, u16) {
     }
 }
 
-/// Returns the address of an endpoint of a Service.
+/// Returns the address of one of a Service's endpoints.
 pub(crate) fn backend(family: Family, service: u8, number: u8) -> IpAddr {
     match family {
         Family::V4 => Ipv4Addr::new(10, 3, service, number + 1).into(),
@@ -101,7 +101,7 @@ pub(crate) fn backend(family: Family, service: u8, number: u8) -> IpAddr {
     }
 }
 
-/// Returns the source address of the routes to the endpoints of a Service.
+/// Returns the source address that is set on the routes to a Service's endpoints.
 fn source(family: Family, service: u8) -> IpAddr {
     match family {
         Family::V4 => Ipv4Addr::new(10, 4, 0, service).into(),
@@ -109,7 +109,7 @@ fn source(family: Family, service: u8) -> IpAddr {
     }
 }
 
-/// A change of a Service's endpoints: the Service, and the bit mask of its new endpoints, at least one.
+/// A change to a Service's endpoints: the Service, and a bit mask of its new endpoints (at least one).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Change {
     pub(crate) service: u8,
@@ -117,7 +117,7 @@ pub(crate) struct Change {
 }
 
 impl Change {
-    /// Returns the change to all endpoints of a Service.
+    /// Returns the change that gives a Service all of its endpoints.
     pub(crate) const fn all_endpoints(service: u8) -> Self {
         Self {
             service,
@@ -136,7 +136,7 @@ impl Change {
             .map(move |number| backend(family, self.service, number))
     }
 
-    /// Builds the manifest of the Service with the new endpoints.
+    /// Builds the manifest of the Service with its new endpoints.
     pub(crate) fn manifest(self, family: Family) -> Service {
         let (protocol, port, target) = port(self.service);
         Service::new(&name(self.service), [vip(family, self.service)])
@@ -145,8 +145,7 @@ impl Change {
     }
 }
 
-/// An endless sequence of random endpoint changes, by the generator xorshift; it depends only on the
-/// seed.
+/// An endless sequence of random endpoint changes from an xorshift generator; it depends only on the seed.
 #[derive(Clone, Debug)]
 pub(crate) struct RandomChanges(u32);
 
@@ -183,7 +182,7 @@ impl Iterator for RandomChanges {
     }
 }
 
-/// A node with the readers' pod and the backends' servers; all addresses are of one family.
+/// A node with the readers' pod and the backends' servers; all addresses are in one family.
 pub(crate) struct RaceFixture {
     pub(crate) family: Family,
     pub(crate) node: Node,
@@ -201,7 +200,7 @@ impl RaceFixture {
             ..settings.maps
         };
         let node = Node::with_settings(settings)?;
-        // These are the node's first pods, so their interfaces on the host are pod1 and pod2.
+        // These are the node's first pods, so their interfaces on the host are named pod1 and pod2.
         let (client, backends) = (node.pod("readers")?, node.pod("backends")?);
         let (all_backends, sources, gateway) = match family {
             Family::V4 => ("10.3.0.0/16", "10.4.0.0/24", "169.254.1.1"),
@@ -261,7 +260,7 @@ impl RaceFixture {
         )
     }
 
-    /// Starts a reader that is pinned to a CPU and repeatedly connects one socket to the UDP Services.
+    /// Starts a reader that is pinned to a CPU and repeatedly reconnects one socket to the UDP Services.
     pub(crate) fn reconnecting_reader(
         &self,
         cpu: u32,
@@ -293,7 +292,7 @@ impl RaceFixture {
         let lab = lab
             .to_str()
             .context("the path of culvert-lab is not UTF-8")?;
-        // On the writer's CPU, the writer has precedence.
+        // On the writer's CPU, the writer takes precedence.
         let nice = [
             "nice",
             "-n",
@@ -305,7 +304,7 @@ impl RaceFixture {
         Ok(RunningLoad::new(process, duration))
     }
 
-    /// Starts a load of HTTP requests to one Service.
+    /// Starts an HTTP request load on one Service.
     pub(crate) fn requests(
         &self,
         service: u8,
@@ -322,7 +321,7 @@ impl RaceFixture {
         Ok(RunningLoad::new(command.start()?, duration))
     }
 
-    /// Returns the counts of the backends' servers.
+    /// Returns the totals that the backends' servers have recorded.
     pub(crate) fn counts(&self) -> Result<Counts> {
         Ok(self.server.record()?.total())
     }
@@ -344,7 +343,7 @@ impl<T: DeserializeOwned> RunningLoad<T> {
         }
     }
 
-    /// Waits for the end of the process; returns its report.
+    /// Waits until the process has exited; returns its report.
     pub(crate) fn finish(self) -> Result<T> {
         let output = self.process.finish(self.duration + SLACK)?;
         ensure!(

@@ -1,5 +1,5 @@
-//! Timer interrupts that delay the readers. A lookup of a frontend takes a hundred nanoseconds, so a wrong
-//! order of writes has an effect only on a reader that is interrupted during its lookup.
+//! Timer interrupts that delay the readers. A frontend lookup takes a hundred nanoseconds, so a wrong order
+//! of writes affects only a reader that is interrupted during its lookup.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -19,14 +19,14 @@ use tunnel_tests::clock;
 
 use super::map_writers::pin_to_cpu;
 
-/// The number of timers that expire at the same time. The kernel handles them in one interrupt of some
-/// microseconds, in which a writer can make a few map writes.
+/// The number of timers that expire at the same time. The kernel handles them in one interrupt that takes
+/// several microseconds, during which a writer can make a few map writes.
 const TIMERS: usize = 32;
 
-/// The time from setting the timers to their expiry, which must be longer than setting all of them takes.
+/// The time from setting the timers until they expire, which must be longer than it takes to set all of them.
 const LEAD: Duration = Duration::from_micros(60);
 
-/// Interrupts a CPU repeatedly until `stop` is set. Returns the number of interrupts.
+/// Interrupts a CPU repeatedly until `stop` is set; returns how many times it did so.
 pub(crate) fn interrupt_cpu(cpu: u32, stop: &AtomicBool) -> Result<u64> {
     pin_to_cpu(cpu)?;
     set_timerslack(1)?;

@@ -1,5 +1,5 @@
 //! Writers of the service maps: the daemon's own, one that skips the grace period, and one that replaces
-//! frontends' entries by equal ones.
+//! frontends' entries with equal ones.
 
 use std::{
     sync::{
@@ -40,10 +40,10 @@ use tunnel_userspace::{
 use super::fixture::{self, Change, ENDPOINTS, RandomChanges, SERVICES, UDP_SERVICES};
 use crate::{programs::Programs, support::DNS};
 
-/// The interval of audits: longer than any test.
+/// The interval between audits: longer than any test.
 const AUDIT: Duration = Duration::from_secs(3600);
 
-/// The number of changes in one update of a source.
+/// The number of endpoint changes in one update from a source.
 const CHANGES_PER_UPDATE: usize = 4;
 
 /// The daemon's own writer: the reconcile loop of `culvert node`.
@@ -53,7 +53,7 @@ pub(crate) struct DaemonWriter {
     runtime: Runtime,
 }
 
-/// The receiver of a source's updates.
+/// Receives a source's updates.
 struct UpdateReceiver(mpsc::Receiver<ClusterUpdate>);
 
 impl Updates for UpdateReceiver {
@@ -63,7 +63,7 @@ impl Updates for UpdateReceiver {
 }
 
 impl DaemonWriter {
-    /// Programs every Service with all of its endpoints.
+    /// Creates a writer that has programmed every Service with all of its endpoints.
     pub(crate) fn new(programs: &Programs, maps: KernelMaps, family: Family) -> Result<Self> {
         let grace = RcuGrace::new()?;
         let reconciler = programs.reconciler(maps, &grace)?;
@@ -87,7 +87,7 @@ impl DaemonWriter {
         })
     }
 
-    /// Changes endpoints until `stop` is set. Returns the number of changes, and the loop's statistics.
+    /// Changes endpoints until `stop` is set; returns how many changes it made, and the loop's statistics.
     pub(crate) fn run(self, seed: u32, stop: &AtomicBool) -> Result<(u64, ReconcileStats)> {
         let Self {
             owner,
@@ -118,7 +118,7 @@ impl DaemonWriter {
     }
 }
 
-/// Builds the update that a source sends when endpoints of these Services have changed.
+/// Builds the update that a source sends when the endpoints of these Services have changed.
 fn update(family: Family, changes: impl IntoIterator<Item = Change>) -> ClusterUpdate {
     let state = |change: Change| {
         let name = ObjectName::new("default", fixture::name(change.service));
@@ -174,18 +174,20 @@ fn state(family: Family, change: Change, name: ObjectName) -> ServiceState {
 }
 
 /// A writer that skips the grace period. Like the daemon, it writes new entries next to the old ones and
-/// switches by one hash update. But it reuses the old entries at once for the next Service, while programs
-/// may still read them. After each hash update, every ClusterIP leads to its own backends.
+/// switches to them with a single hash map update. But it immediately reuses the old entries for the next
+/// Service, while programs may still be reading them. After each hash map update, every ClusterIP leads to
+/// its own backends.
 pub(crate) struct GracelessWriter {
     maps: KernelMaps,
     family: Family,
-    /// The index of each Service's block of entries: a record, and the slots of one backend set.
+    /// The index of each Service's block of entries, which consists of a record and the slots of one backend
+    /// set.
     blocks: Vec<u32>,
     spare: u32,
 }
 
 impl GracelessWriter {
-    /// Programs every UDP Service with all of its endpoints.
+    /// Creates a writer that has programmed every UDP Service with all of its endpoints.
     pub(crate) fn new(maps: KernelMaps, family: Family) -> Result<Self> {
         let mut writer = Self {
             maps,
@@ -200,7 +202,7 @@ impl GracelessWriter {
         Ok(writer)
     }
 
-    /// Changes endpoints until `stop` is set. Returns the number of changes.
+    /// Changes endpoints until `stop` is set; returns how many changes it made.
     pub(crate) fn run(mut self, seed: u32, stop: &AtomicBool) -> Result<u64> {
         let mut changes = 0;
         let is_read = |change: &Change| change.service < UDP_SERVICES;
@@ -283,18 +285,18 @@ impl GracelessWriter {
     }
 }
 
-/// A writer that repeatedly replaces the record index of every UDP frontend by the index of an equal
-/// record. It fills the rest of the hash with other frontends and replaces their entries too, so that
+/// A writer that repeatedly replaces the record index of every UDP frontend with the index of an equal
+/// record. It fills the rest of the hash map with other frontends and replaces their entries too, so that
 /// nearly every hash chain has several entries.
 pub(crate) struct RecordSwapper {
     writer: GracelessWriter,
 }
 
 impl RecordSwapper {
-    /// The number of frontends in the hash.
+    /// The number of frontends in the hash map.
     pub(crate) const FRONTS: u32 = 64;
 
-    /// Programs every UDP Service; [`Self::run`] fills the rest of the hash.
+    /// Creates a writer that has programmed every UDP Service; [`Self::run`] fills the rest of the hash map.
     pub(crate) fn new(maps: KernelMaps, family: Family) -> Result<Self> {
         let mut writer = GracelessWriter::new(maps, family)?;
         for service in 0..UDP_SERVICES {
@@ -306,7 +308,7 @@ impl RecordSwapper {
         Ok(Self { writer })
     }
 
-    /// Replaces all entries until `stop` is set. Returns the number of rounds.
+    /// Replaces all entries until `stop` is set; returns how many times it did so.
     pub(crate) fn run(mut self, stop: &AtomicBool) -> Result<u64> {
         let GracelessWriter { maps, family, .. } = &mut self.writer;
         let mut rounds = 0;

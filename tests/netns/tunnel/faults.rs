@@ -1,4 +1,5 @@
-//! Faults of the daemon, the agent and the link to the edge, and the recovery. Services are not affected.
+//! Faults in the daemon, the agent and the link to the edge, and recovery from them. Services are not
+//! affected.
 #![expect(
     clippy::print_stdout,
     reason = "prints the times, which it also limits"
@@ -20,7 +21,7 @@ use crate::{
     support::{Dialer, HTTP, addresses, serve, until_backends},
 };
 
-/// Starts a site whose cloud node also has a Service.
+/// Starts a test bed whose cloud node also has a Service; returns it with the Service's server.
 fn start() -> Result<(TunnelTestbed, Server)> {
     let testbed = TunnelTestbed::new()?;
     let backend = testbed.node().pod("backend")?;
@@ -40,7 +41,7 @@ fn expect_service(testbed: &TunnelTestbed) -> Result<()> {
     })
 }
 
-/// Asserts that connects to every kubelet port are refused at once, while the Service is served.
+/// Asserts that connections to every kubelet port are refused at once, while the Service is still served.
 fn expect_all_refused(testbed: &TunnelTestbed) -> Result<()> {
     for_each_client(testbed, |from| {
         let mut ports = KUBELET_PORTS.into_iter().flat_map(edge_addresses);
@@ -49,7 +50,7 @@ fn expect_all_refused(testbed: &TunnelTestbed) -> Result<()> {
     expect_service(testbed)
 }
 
-/// Asserts that a new client of the kubelet gets an error within [`COMMAND`], instead of a timeout.
+/// Asserts that a new kubelet client gets an error within [`COMMAND_TIMEOUT`], rather than timing out.
 fn expect_prompt_error(testbed: &TunnelTestbed) -> Result<()> {
     for_each_client(testbed, |from| {
         for to in edge_addresses(KUBELET_PORTS[0]) {
@@ -140,7 +141,7 @@ fn a_frozen_or_killed_agent_ends_streams_and_clients_are_served_once_it_is_back(
     old.upgrade()?;
 
     testbed.edge().agent().signal(Signal::SIGSTOP)?;
-    // The kernel stops the agent's threads one after another, so the first exchange may still succeed.
+    // The kernel stops the agent's threads one by one, so the first exchange may still succeed.
     wait::until(COMMAND_TIMEOUT, || old.exchange(b"anybody?").is_err())
         .context("the stream of the frozen agent has not ended")?;
     expect_prompt_error(&testbed)?;

@@ -1,4 +1,4 @@
-//! Changes of Nodes and ConfigMaps while the daemon runs.
+//! Changes to Nodes and ConfigMaps while the daemon runs.
 #![expect(
     clippy::print_stdout,
     reason = "prints the times, which it also limits"
@@ -28,7 +28,8 @@ use crate::support::CHANGE_TIMEOUT;
 /// The time limit for a change to take effect.
 const EFFECT_LIMIT: Duration = Duration::from_millis(200);
 
-/// Applies a manifest, and asserts that a condition holds within [`EFFECT_LIMIT`]; prints the time.
+/// Applies a manifest, and asserts that a condition holds within [`EFFECT_LIMIT`]; prints the time that it
+/// took.
 fn apply_and_time(
     testbed: &TunnelTestbed,
     manifest: impl Into<Manifest>,
@@ -45,8 +46,8 @@ fn apply_and_time(
     Ok(())
 }
 
-/// True if a connect is steered: it would fail otherwise, since there is no route. Without a connected
-/// agent, the ingress resets the connection, possibly before the connect returns.
+/// Returns true if a connection is steered: it would fail otherwise, since there is no route. If no agent is
+/// connected, the ingress resets the connection, possibly before connect() returns.
 fn is_steered(sandbox: &Sandbox, to: SocketAddr) -> bool {
     sandbox
         .connect(to)
@@ -163,7 +164,7 @@ fn invalid_nodes_and_port_lists_are_reported_and_the_valid_items_apply() -> Resu
     testbed
         .request_healthz(node.host())
         .context("the Node that had the address first is not served")?;
-    // The valid items of these objects take effect: their ports are steered, even without an agent.
+    // The valid items in these objects take effect: their ports are steered, even without an agent.
     for to in [
         SocketAddr::new(other, KUBELET_PORTS[0]),
         TunnelTestbed::addr_v4(FURTHER_PORT),
@@ -175,7 +176,7 @@ fn invalid_nodes_and_port_lists_are_reported_and_the_valid_items_apply() -> Resu
     for file in [twin.file(), bare.file(), list.file] {
         node.delete(&file)?;
     }
-    // Checks only for these words: after a client has dialled a node, the status keeps the node's name.
+    // Check only for these words: once a client has dialled a node, the status keeps that node's name.
     let problems = ["which takes precedence", "has no InternalIP", "nope"];
     wait::until(CHANGE_TIMEOUT, || !problems.iter().any(|it| named(&[*it]))).with_context(
         || {

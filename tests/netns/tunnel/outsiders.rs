@@ -1,4 +1,4 @@
-//! Outsiders can't reach the ingress, even without a daemon; a cleanup removes the guard and the routes.
+//! Outsiders can't reach the ingress, even while no daemon runs; cleanup removes the guard and the routes.
 
 use std::{
     io::{self, ErrorKind, Read as _},
@@ -20,13 +20,13 @@ use crate::{
     support::{CHANGE_TIMEOUT, HOST, count_during, ensure_eq, local_routes, run},
 };
 
-/// The port of the ingress.
+/// The ingress's port.
 const INGRESS: u16 = 10_270;
 
-/// The timeout of a connect from outside, whose packets should be dropped.
+/// The timeout for a connection from outside, whose packets should be dropped.
 const DROP_TIMEOUT: Duration = Duration::from_millis(300);
 
-/// Returns the IPv4 and the IPv6 steering address with this index, with the port of the ingress.
+/// Returns the IPv4 and IPv6 steering addresses with this index, each with the ingress's port.
 fn steering_addresses(number: u8) -> [SocketAddr; 2] {
     let v4 = Ipv4Addr::new(198, 19, 0, number);
     let v6 = Ipv6Addr::new(0xfd00, 0xc01e, 0, 0, 0, 0, 0, number.into());
@@ -59,7 +59,7 @@ fn outsiders_do_not_reach_the_ingress() -> Result<()> {
     for address in HOST.ips() {
         let to = SocketAddr::new(address, INGRESS);
         match connect(outside, to, RESPONSE_TIMEOUT).map_err(|it| it.kind()) {
-            // The ingress may reset the connection before the connect returns.
+            // The ingress may reset the connection before connect() returns.
             Err(ErrorKind::ConnectionRefused | ErrorKind::ConnectionReset) => {}
             Err(other) => bail!("{to}: {other}"),
             Ok(mut stream) => {
@@ -86,7 +86,7 @@ fn the_guard_and_the_routes_outlive_a_killed_daemon_until_cleanup() -> Result<()
     let node = testbed.node();
     let (host, outside) = (node.host(), node.outside());
     ensure_eq("routes", local_routes(host, 176)?.lines().count(), 2)?;
-    // The guard also drops packets from outside if another process listens on the port.
+    // The guard drops packets from outside even if another process listens on the port.
     node.kill9()?;
     let listener = host.listen(("0.0.0.0", INGRESS))?;
     let [to, _] = steering_addresses(1);
@@ -104,7 +104,7 @@ fn the_guard_and_the_routes_outlive_a_killed_daemon_until_cleanup() -> Result<()
     wait::until(CHANGE_TIMEOUT, || expect_unsteered(host, v4).is_ok())
         .context("connects are still steered")?;
     expect_unsteered(&*testbed.pod()?, v6)?;
-    // The kernel detaches the guard a moment after its pin is removed; then outsiders reach the prefix.
+    // The kernel detaches the guard shortly after its pin is removed; outsiders can then reach the prefix.
     host.ip("route add local 198.19.0.0/16 dev lo\n")?;
     let listener = host.listen(("0.0.0.0", INGRESS))?;
     wait::until(CHANGE_TIMEOUT, || {

@@ -1,4 +1,5 @@
-//! Kubelets stay reachable when the daemon replaces the steering maps: other sizes, an older layout.
+//! Kubelets stay reachable while the daemon replaces the steering maps because of new sizes or an older
+//! layout.
 
 use anyhow::{Result, ensure};
 use tunnel_tests::tunnel_testbed::TunnelTestbed;

@@ -1,5 +1,5 @@
-//! Reads objects from their sources: files and the API server. Each source writes its objects into its
-//! overlay of the store, from which the control loop takes the changes.
+//! Reads objects from their sources: files and the API server. Each source writes its objects to its own
+//! overlay in the store, and the control loop takes the changes from the store.
 
 pub mod file;
 mod fingerprint;
@@ -16,24 +16,24 @@ pub use store::{Overlay, Store};
 
 use crate::model::Kind;
 
-/// The state of a source, for status.
+/// The state of a source, as shown in the daemon's status.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SourceReport {
-    /// The number of objects in use, by kind.
+    /// The objects in use, counted by kind.
     pub objects: BTreeMap<Kind, usize>,
-    /// The current problems: refused objects, ignored fields and unreadable files.
+    /// The current problems: rejected objects, ignored fields and unreadable files.
     pub problems: Vec<Problem>,
-    /// The number of refused objects since the start.
+    /// The number of objects rejected since the start.
     pub rejected_total: u64,
-    /// The number of ignored fields of objects in use, since the start.
+    /// The number of fields ignored in otherwise valid objects since the start.
     #[serde(default)]
     pub ignored_total: u64,
-    /// Kinds that were found in files but are not supported.
+    /// Unsupported kinds that were found in files.
     pub unknown_kinds: Vec<UnknownKind>,
-    /// True if the first complete list has been read.
+    /// True once the first complete list has been read.
     pub synced: bool,
-    /// The state of the API server, if the source is one.
+    /// The state of the API server, if that is the source.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub server: Option<ServerStatus>,
 }
@@ -42,11 +42,11 @@ pub struct SourceReport {
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ServerStatus {
-    /// The address of the server in use.
+    /// The address of the API server in use.
     pub address: String,
-    /// The error, while requests fail.
+    /// The current error; `None` unless requests are failing.
     pub error: Option<String>,
-    /// The time of the first failure, in RFC 3339.
+    /// The time of the first failed request, in RFC 3339 format.
     pub error_since: Option<String>,
     /// A description of the data in use, if the server has not responded since the start.
     pub stale: Option<String>,

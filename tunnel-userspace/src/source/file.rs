@@ -1,4 +1,4 @@
-//! Reads and watches a directory of Kubernetes manifests, or one file.
+//! Reads and watches a directory of Kubernetes manifests, or a single manifest file.
 
 mod directory;
 mod directory_state;
@@ -35,11 +35,11 @@ use super::{
 };
 use crate::{clock::monotonic, drain, model::ClusterUpdate, publish::publish_if_changed};
 
-/// The settings of a source of files.
+/// The settings for the `file` source.
 #[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct FileSettings {
-    /// The directory or file.
+    /// The directory of manifests, or a single manifest file.
     pub path: PathBuf,
     /// The maximum size of a file, in bytes; larger files are refused.
     pub max_file_bytes: u64,
@@ -55,7 +55,7 @@ impl Default for FileSettings {
 }
 
 impl FileSettings {
-    /// Creates the settings for a directory or file, with the other values at their defaults.
+    /// Creates settings for a directory or file, with defaults for everything else.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
             path: path.into(),
@@ -69,16 +69,16 @@ impl FileSettings {
     }
 }
 
-/// The interval of polls for changes that cause no event.
+/// The interval between polls for changes that inotify does not report.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The maximum number of times that the first read waits for a file that is being written. An object that
-/// is missing from the first complete list counts as deleted.
+/// The maximum number of attempts at the first read while a file is being written. The first read waits for
+/// writers because an object that is missing from the first complete list counts as deleted.
 const FIRST_READ_ATTEMPTS: u32 = 100;
-/// The wait between two attempts of the first read.
+/// The delay between two attempts at the first read.
 const FIRST_READ_WAIT: Duration = Duration::from_millis(20);
 
-/// The error of starting a source of files.
+/// An error that prevents the `file` source from starting.
 #[derive(Debug, thiserror::Error)]
 pub enum FileSourceError {
     /// The directory or file is missing or can't be read.
@@ -101,7 +101,7 @@ pub enum FileSourceError {
     },
 }
 
-/// Reads a directory or file once. Returns errors in the content as [`Problem`]s.
+/// Reads a directory or file once. Errors in the content are returned as [`Problem`]s.
 ///
 /// # Errors
 ///
@@ -116,8 +116,8 @@ pub fn read(path: &Path) -> Result<(ClusterUpdate, Vec<Problem>), FileSourceErro
     Ok((store.take_update().unwrap_or_default(), problems))
 }
 
-/// Parses two versions of a file. Returns true if the cache of the first does not change the result of
-/// the second.
+/// Parses two versions of a file. Returns true if parsing the second version with the cache from the first
+/// gives the same result as parsing it without a cache.
 pub(crate) fn cache_changes_nothing(first: &str, second: &str) -> bool {
     let (_, cache) = parse::parse_yaml(first, &ParseCache::default());
     let cached = parse::parse_yaml(second, &cache).0;
@@ -148,7 +148,7 @@ fn first_read(target: &ManifestPath, overlay: &Overlay) -> io::Result<(FileId, D
     Ok((directory_id, state))
 }
 
-/// Waits for a writer to finish.
+/// Waits for a writer to finish writing a file.
 #[expect(
     clippy::disallowed_methods,
     reason = "only a blocking thread waits, before any object is used"
@@ -157,7 +157,7 @@ fn wait_for_writer() {
     std::thread::sleep(FIRST_READ_WAIT);
 }
 
-/// Starts to watch a directory or file, and reads it. [`FileSource::run`] then applies changes.
+/// Starts watching a directory or file, and reads it. Call [`FileSource::run`] to apply changes from then on.
 ///
 /// # Errors
 ///
@@ -170,7 +170,7 @@ pub async fn start(
     let read = move || {
         let target = ManifestPath::new(&settings.path, settings.max_file_bytes);
         let target = target.map_err(settings.read_error())?;
-        // The watch starts before the read, so that no change in between is missed.
+        // Watching starts before reading, so that no change in between is missed.
         let watch = DirectoryWatch::new(&target).map_err(|source| FileSourceError::Watch {
             path: target.directory.clone(),
             source,
@@ -191,11 +191,11 @@ pub async fn start(
     blocking(read).await.map_err(read_error).flatten()
 }
 
-/// A source of files that has read them once.
+/// A `file` source that has completed its first read.
 #[derive(Debug)]
 pub struct FileSource {
     target: ManifestPath,
-    /// The identity of the watched directory; `None` while it is missing.
+    /// The identity of the watched directory; `None` while the directory can't be reached.
     directory_id: Option<FileId>,
     watch: DirectoryWatch,
     state: DirectoryState,
@@ -205,13 +205,13 @@ pub struct FileSource {
 }
 
 impl FileSource {
-    /// Returns a receiver of the report.
+    /// Returns a receiver for the source's report.
     #[must_use]
     pub fn report(&self) -> latest::Receiver<Arc<SourceReport>> {
         self.report.subscribe()
     }
 
-    /// Watches the files and writes changes to the overlay, until the drain begins.
+    /// Watches the files and writes changes to the overlay until draining begins.
     pub async fn run(mut self, mut draining: latest::Receiver<bool>) {
         let mut poll = interval_at(Instant::now() + POLL_INTERVAL, POLL_INTERVAL);
         poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -225,7 +225,7 @@ impl FileSource {
         }
     }
 
-    /// Handles the events since the last call.
+    /// Handles the events that have arrived since the last call.
     async fn handle_events(&mut self) {
         let changes = self.watch.take();
         let Some(at) = changes.noticed_at else {
@@ -275,7 +275,7 @@ impl FileSource {
         self.read(jobs, at).await;
     }
 
-    /// Polls for changes that cause no event.
+    /// Polls for changes that inotify does not report.
     async fn poll(&mut self) {
         let at = monotonic();
         let target = self.target.clone();
@@ -297,7 +297,7 @@ impl FileSource {
         self.read(jobs, at).await;
     }
 
-    /// Watches the directory that is now at the path, and scans it.
+    /// Starts watching whatever directory is now at the path, and scans it.
     async fn restart_watch(&mut self, at: Duration) {
         let target = self.target.clone();
         let watched = blocking(move || {
@@ -317,7 +317,7 @@ impl FileSource {
         }
     }
 
-    /// Lists the directory, and reads the files that have changed since their last read.
+    /// Lists the directory, and reads the files that have changed since they were last read.
     async fn scan(&mut self, at: Duration) {
         let target = self.target.clone();
         let listing = match blocking(move || target.list()).await.flatten() {
@@ -326,11 +326,11 @@ impl FileSource {
         };
         let writing = self.watch.writing();
         if self.state.directory_problem.is_some() {
-            // A file that is being written may contain the missing objects.
+            // A file that is still being written may contain the missing objects.
             if listing.keys().any(|path| writing.contains(path)) {
                 return;
             }
-            // If the new directory is empty, it probably isn't filled or mounted yet.
+            // If the new directory is empty, it has probably not been filled or mounted yet.
             if listing.is_empty() && !self.state.is_empty() {
                 return self.set_directory_problem("was replaced by a directory without manifests");
             }
@@ -368,7 +368,7 @@ impl FileSource {
         self.state.directory_problem = Some(Problem::in_file(&self.target.directory, reason));
     }
 
-    /// Publishes the report, and logs its changes.
+    /// Publishes the report, and logs what changed in it.
     fn publish_report(&mut self) {
         let phase = if self.watch.is_idle() {
             self.state.phase()
@@ -395,7 +395,7 @@ async fn fingerprints(paths: BTreeSet<Arc<Path>>) -> Listing {
         .unwrap_or_default()
 }
 
-/// Runs a function on a thread for blocking calls.
+/// Runs `work` on tokio's pool of threads for blocking calls.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
     spawn_blocking(work).await.map_err(io::Error::other)
 }

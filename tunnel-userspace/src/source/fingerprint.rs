@@ -1,4 +1,4 @@
-//! Detects by metadata that a file or directory was changed or replaced.
+//! Uses metadata to detect that a file or directory has been changed or replaced.
 
 use std::{
     fs::{self, Metadata},
@@ -6,18 +6,18 @@ use std::{
     path::Path,
 };
 
-/// Metadata of a file that change whenever it is written or replaced.
+/// The parts of a file's metadata that change whenever the file is written or replaced.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Fingerprint {
     pub(super) id: FileId,
     size: u64,
-    /// The mtime: seconds and nanoseconds.
+    /// The modification time, in seconds and nanoseconds.
     mtime: (i64, i64),
-    /// The ctime: seconds and nanoseconds.
+    /// The time of the last inode change, in seconds and nanoseconds.
     ctime: (i64, i64),
 }
 
-/// The device and inode number of a file or directory. They change if another file takes its path.
+/// The device and inode numbers of a file or directory. They change when another file takes its path.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(super) struct FileId {
     device: u64,
@@ -43,14 +43,14 @@ impl Fingerprint {
         }
     }
 
-    /// Returns true if both fingerprints are of the same file, and it was not written in between. The ctime
-    /// is ignored, since a rename changes it.
+    /// Returns true if both fingerprints are of the same file and it was not written in between. The ctime is
+    /// ignored, since renaming a file changes it.
     pub(super) fn has_same_content(&self, other: &Self) -> bool {
         (self.id, self.size, self.mtime) == (other.id, other.size, other.mtime)
     }
 }
 
-/// Returns the fingerprint of a file, following symbolic links; `None` if it can't be read.
+/// Returns the fingerprint of a file, following symbolic links, or `None` if the file can't be reached.
 pub(super) fn fingerprint(path: &Path) -> Option<Fingerprint> {
     fs::metadata(path)
         .ok()

@@ -1,5 +1,5 @@
-//! Lists and watches Services, EndpointSlices, Nodes, ServiceCIDRs and one ConfigMap on the API server,
-//! with the selectors of kube-proxy 1.36 (`cmd/kube-proxy/app/server.go`, `ProxyServer.Run`).
+//! Lists and watches Services, EndpointSlices, Nodes, ServiceCIDRs and one ConfigMap on the API server, using
+//! the same selectors as kube-proxy 1.36 (`cmd/kube-proxy/app/server.go`, `ProxyServer.Run`).
 
 mod client;
 mod reflector;
@@ -41,28 +41,29 @@ use crate::{
     publish,
 };
 
-/// The label selector of Services that no other proxy serves.
+/// The label selector for Services that are not assigned to another proxy.
 const NOT_OF_OTHER_PROXY: &str = "!service.kubernetes.io/service-proxy-name";
-/// The field selector of Services that are not headless.
+/// The field selector for Services that are not headless.
 const NOT_HEADLESS: &str = "spec.clusterIP!=None";
-/// The label selector of slices that do not belong to a headless Service.
+/// The label selector for EndpointSlices that do not belong to headless Services.
 const NOT_OF_HEADLESS: &str = "!service.kubernetes.io/headless";
 
-/// The size of the channel for events.
+/// The capacity of the channel for events from the watchers.
 const EVENT_BUFFER: usize = 1024;
 
-/// Time limits for servers that misbehave. Constant, except in tests.
+/// Time limits for misbehaving servers. They are constant, except in tests.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
-    /// The maximum time without data within a response that is not a watch.
+    /// The maximum time for which a response other than a watch may send no data.
     max_silence: Duration,
-    /// The time for which lists older than the last seen version are refused. A lagging server catches up
-    /// within seconds. A server that was restored from a backup doesn't, and is accepted after this time.
+    /// The time for which lists older than the last version seen are rejected. A lagging server catches up
+    /// within seconds, but a server that was restored from a backup does not, so its lists are accepted after
+    /// this time.
     max_lag: Duration,
-    /// The timeout of a request that probes if the server responds again.
+    /// The timeout for a request that probes whether the server responds again.
     probe_timeout: Duration,
-    /// The time that a watch may stay open beyond its requested duration. After that, the server or a
-    /// proxy in front of it has lost the watch.
+    /// The extra time for which a watch may stay open beyond its requested duration. After that, the server
+    /// or a proxy in front of it has lost the watch.
     watch_overtime: Duration,
 }
 
@@ -73,21 +74,22 @@ const LIMITS: Limits = Limits {
     watch_overtime: Duration::from_secs(30),
 };
 
-/// The settings of the API server as a source.
+/// The settings for the `kube` source, which reads from the API server.
 #[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct KubeSettings {
-    /// The kubeconfig; without one, the pod's service account is used.
+    /// The path of the kubeconfig. Without one, the pod's service account is used.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kubeconfig: Option<PathBuf>,
-    /// The addresses of the servers, instead of that in the kubeconfig or in the pod's environment. The
-    /// latter is a Service, which this node can't reach before it has received the Services.
+    /// The addresses of the API servers, which override the address in the kubeconfig or in the pod's
+    /// environment. The address in the environment is that of a Service, which this node can't reach until it
+    /// has received the Services.
     pub api_servers: Vec<ApiServer>,
-    /// The timeout of a TCP connect.
+    /// The timeout for establishing a TCP connection.
     #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub connect_timeout: Duration,
-    /// The duration of a watch, at most 290 s.
+    /// The duration of each watch, at most 290 s.
     #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub watch_timeout: Duration,
@@ -95,17 +97,17 @@ pub struct KubeSettings {
     #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub max_backoff: Duration,
-    /// The number of objects per page, if the server can't stream lists.
+    /// The number of objects per page when the server can't stream lists.
     pub page_size: u32,
-    /// The time to wait for the server after the start, before the last known state is used.
+    /// The time to wait for the server after startup before falling back to the last known state.
     #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub initial_sync_timeout: Duration,
-    /// The minimum interval between two writes of the last known state.
+    /// The minimum interval between two writes of the last known state to disk.
     #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub snapshot_interval: Duration,
-    /// The settings of Kubernetes Events about problems.
+    /// The settings for Kubernetes Events that report problems.
     pub events: Events,
 }
 
@@ -130,27 +132,28 @@ impl Default for KubeSettings {
 pub struct KubeScope {
     /// The name of this node.
     pub node: String,
-    /// The objects for steering; `None` if steering is off.
+    /// The objects needed for steering; `None` if steering is off.
     pub steering: Option<SteeringScope>,
-    /// True if external IPs are served only for their owners (`service.externalIPs: owned`). All Nodes are
-    /// then read, and the Services of other proxies, for the addresses of their load balancers.
+    /// True if external IPs are served only if the cluster owns them (`service.externalIPs: owned`). In that
+    /// case, all Nodes are read, and so are the Services of other proxies, for their load balancers'
+    /// addresses.
     pub owned_external_ips: bool,
-    /// True if node pools are used (`service.topologyKeys: honor`). All Nodes are then read.
+    /// True if node pools are in use (`service.topologyKeys: honor`). In that case, all Nodes are read.
     pub node_pools: bool,
-    /// The path of the last known state.
+    /// The path of the file that holds the last known state.
     pub snapshot: PathBuf,
 }
 
 /// The objects that steering needs.
 #[derive(Clone, Debug)]
 pub struct SteeringScope {
-    /// The keys of the labels that mark edge nodes.
+    /// The keys of the labels by which edge nodes are selected.
     pub labels: BTreeSet<String>,
-    /// The ConfigMap with additional ports to steer.
+    /// The name of the ConfigMap that lists additional ports to steer.
     pub config_map: ObjectName,
 }
 
-/// The objects of one kind that are listed and watched.
+/// A selection of objects of one kind to list and watch.
 #[derive(Clone, Debug)]
 struct Selection {
     kind: Kind,
@@ -158,12 +161,12 @@ struct Selection {
     path: String,
     labels: Option<String>,
     fields: Option<String>,
-    /// The function that parses an object.
+    /// The function that parses an object of this kind.
     parse: fn(&str) -> serde_json::Result<ReceivedObject>,
 }
 
 impl Selection {
-    /// Selects by labels and fields, in one namespace or in all.
+    /// Selects objects by labels and fields, in one namespace or in all namespaces.
     fn new<K: ApiObject + Resource<DynamicType = ()>>(
         namespace: Option<&str>,
         labels: Option<&str>,
@@ -180,7 +183,7 @@ impl Selection {
 }
 
 impl KubeScope {
-    /// Returns the selection of each kind.
+    /// Returns the selections, one for each kind.
     fn selections(&self) -> Vec<Selection> {
         let needs_own_node_only =
             self.steering.is_none() && !self.owned_external_ips && !self.node_pools;
@@ -216,8 +219,8 @@ impl KubeScope {
     }
 }
 
-/// Creates the source, even if the API server can't be reached. [`KubeSource::run`] then lists and
-/// watches objects.
+/// Creates the source, even if the API server can't be reached. Call [`KubeSource::run`] to list and watch
+/// objects.
 ///
 /// # Errors
 ///
@@ -258,7 +261,7 @@ async fn start_with_limits(
     Ok(source)
 }
 
-/// The API server as a source.
+/// The source that reads objects from the API server.
 pub struct KubeSource {
     client: Client,
     current: CurrentServer,
@@ -273,28 +276,28 @@ pub struct KubeSource {
 }
 
 impl KubeSource {
-    /// Returns a receiver of the report.
+    /// Returns a receiver for the source's report.
     #[must_use]
     pub fn report(&self) -> watch::Receiver<Arc<SourceReport>> {
         self.report.subscribe()
     }
 
-    /// Returns a receiver of the current warnings.
+    /// Returns a receiver for the current warnings.
     #[must_use]
     pub fn warnings(&self) -> watch::Receiver<Arc<[ObjectWarning]>> {
         self.warnings.subscribe()
     }
 
-    /// Returns a client of the API server.
+    /// Returns a client for the API server.
     #[must_use]
     pub fn client(&self) -> Client {
         self.client.clone()
     }
 
-    /// Lists and watches objects, and writes changes to the overlay, until the drain begins.
+    /// Lists and watches objects, and writes the changes to the overlay, until draining begins.
     pub async fn run(mut self, mut draining: watch::Receiver<bool>) {
         let (sender, mut events) = mpsc::channel(EVENT_BUFFER);
-        // The tasks are aborted when the set is dropped.
+        // Dropping the set aborts the watchers.
         let mut watchers = JoinSet::new();
         for selection in self.scope.selections() {
             let watcher = KindWatcher {
@@ -310,7 +313,7 @@ impl KubeSource {
         let snapshot_at = Instant::now() + self.settings.initial_sync_timeout;
         let mut save_at = Instant::now() + self.settings.snapshot_interval;
         let mut batch = Vec::with_capacity(EVENT_BUFFER);
-        // Writes run on a thread of their own, since a disk may be slow.
+        // Writes run on a separate thread, since the disk may be slow.
         let mut saving = JoinSet::new();
         loop {
             let is_listing = self.overlay.phase() == SyncPhase::Listing;
@@ -344,14 +347,14 @@ impl KubeSource {
         }
     }
 
-    /// Applies events to the overlay, as one batch.
+    /// Applies events to the overlay in a single batch.
     fn apply_events(&mut self, events: impl Iterator<Item = KindEvent>) {
         let now = Timestamp::now();
         let mut edit = self.overlay.edit(monotonic());
         events.for_each(|event| self.reflector.apply(event, now, &mut edit));
     }
 
-    /// Uses the last known state, which an earlier process has written.
+    /// Loads the last known state, as written by an earlier process.
     async fn use_snapshot(&mut self) {
         let (path, node) = (self.scope.snapshot.clone(), self.scope.node.clone());
         let read = spawn_blocking(move || snapshot::read(&path, &node)).await;
@@ -375,12 +378,12 @@ impl KubeSource {
         self.reflector.use_snapshot(snapshot, &mut edit);
     }
 
-    /// Returns true if the state has changed since the last write, and is complete.
+    /// Returns true if the state is complete and has changed since it was last written.
     fn needs_save(&self) -> bool {
         !self.reflector.is_saved && self.reflector.is_synced()
     }
 
-    /// Returns a function that writes the current state to the disk.
+    /// Returns a function that writes the current state to disk.
     fn save_snapshot(&mut self) -> impl FnOnce() -> io::Result<()> + Send + use<> {
         self.reflector.is_saved = true;
         let (path, node) = (self.scope.snapshot.clone(), self.scope.node.clone());
@@ -391,7 +394,7 @@ impl KubeSource {
         move || snapshot::write(&path, &node, &snapshot)
     }
 
-    /// Records the result of a write; a failed one is retried.
+    /// Records the result of a write. A failed write is retried.
     fn record_save(&mut self, result: Result<io::Result<()>, JoinError>) {
         if let Err(error) = result.map_err(io::Error::other).flatten() {
             self.reflector.is_saved = false;
@@ -399,7 +402,7 @@ impl KubeSource {
         }
     }
 
-    /// Publishes the report, and logs its changes.
+    /// Publishes the report and the warnings, and logs what changed in the report.
     fn publish(&mut self) {
         let mut report = self.reflector.report(self.current.server(), &self.overlay);
         self.problem_log.log_changes(&mut report);
@@ -413,7 +416,7 @@ impl KubeSource {
     }
 }
 
-/// Logs when requests to the server start to fail and when they succeed again.
+/// Logs when requests to the server start failing and when they succeed again.
 fn log_server_changes(before: Option<&ServerStatus>, now: Option<&ServerStatus>) {
     let (Some(before), Some(now)) = (before, now) else {
         return;

@@ -2,38 +2,38 @@ use std::{fmt, path::Path};
 
 use serde::{Deserialize, Serialize};
 
-/// An error in an object, field or file of a source.
+/// A problem with an object, a field or a file from a source.
 #[derive(Clone, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Problem {
     /// The path of the file, or `API server`.
     pub origin: String,
-    /// The number of the document in the file, from 1.
+    /// The document's number within the file, counted from 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub document: Option<usize>,
-    /// The line of a syntax error, otherwise the first line of the document.
+    /// The line of the syntax error if there is one; otherwise the first line of the document.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub line: Option<usize>,
-    /// The object, if its kind and name could be read.
+    /// The kind and name of the object, if they could be read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub object: Option<String>,
-    /// The path of the field.
+    /// The path of the field, if the problem is with a single field.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub field: Option<String>,
-    /// The error.
+    /// A description of the problem.
     pub reason: String,
-    /// True if only the field is ignored, and the object is used without it.
+    /// True if only the field is ignored and the object is used without it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ignored: bool,
 }
 
 impl Problem {
-    /// Creates a problem of a complete file.
+    /// Creates a problem with a whole file.
     pub(super) fn in_file(file: &Path, reason: impl Into<String>) -> Self {
         Self::new(file.display(), reason)
     }
 
-    /// Creates a problem without document, object and field.
+    /// Creates a problem that names no document, object or field.
     pub(super) fn new(origin: impl fmt::Display, reason: impl Into<String>) -> Self {
         Self {
             origin: origin.to_string(),
@@ -46,8 +46,8 @@ impl Problem {
         }
     }
 
-    /// Returns the problem without its position if the object is known: a problem stays the same when its
-    /// object moves within the file.
+    /// Returns the problem without its position in the file if the object is known, so that moving the object
+    /// within the file does not turn it into a new problem.
     pub(super) fn without_position(&self) -> Self {
         let (document, line) = match self.object {
             Some(_) => (None, None),
@@ -77,12 +77,12 @@ impl fmt::Display for Problem {
     }
 }
 
-/// A kind in a file that Culvert doesn't support.
+/// An unsupported kind in a file.
 #[derive(Clone, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct UnknownKind {
-    /// The file.
+    /// The path of the file.
     pub file: String,
-    /// `apiVersion` and `kind`.
+    /// The `apiVersion` and `kind`, separated by a space.
     pub kind: String,
 }

@@ -1,4 +1,4 @@
-//! Logs the problems of a source when they appear and when they are resolved.
+//! Logs a source's problems when they appear and when they are resolved.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,7 +6,7 @@ use tracing::{info, warn};
 
 use crate::source::{Problem, SourceReport, UnknownKind};
 
-/// The problems and unsupported kinds that were logged, so that each is logged once.
+/// The problems and unsupported kinds that have been logged, so that each one is logged only once.
 #[derive(Debug, Default)]
 pub(super) struct ProblemLog {
     problems: BTreeMap<Problem, Problem>,
@@ -16,7 +16,8 @@ pub(super) struct ProblemLog {
 }
 
 impl ProblemLog {
-    /// Logs the new and the resolved problems of a report, and sets its totals.
+    /// Logs the problems that are new in a report and those that have been resolved, and fills in the
+    /// report's totals.
     pub(super) fn log_changes(&mut self, report: &mut SourceReport) {
         let problems: BTreeMap<Problem, Problem> = report
             .problems

@@ -1,6 +1,6 @@
-//! Stores the objects of all sources. Each source writes its own overlay; if several overlays have an
-//! object, that of the first overlay is used. Changes wake the control loop, which takes all of them in
-//! one update.
+//! Stores the objects from all sources. Each source writes to its own overlay. If several overlays contain
+//! the same object, the one in the first overlay is used. Changes wake the control loop, which takes all of
+//! them in a single update.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,41 +14,41 @@ use crate::model::{
     ClusterUpdate, EndpointSlice, Kind, Object, ObjectId, ObjectName, ServiceState,
 };
 
-/// The progress of a source towards a complete list, in ascending order. The phase of the store is the
-/// lowest phase of its sources.
+/// A source's progress towards a complete list, in ascending order. The phase of the store is the lowest
+/// phase among its sources.
 #[derive(Clone, Copy, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
 pub(super) enum SyncPhase {
-    /// The first complete list has not been received.
+    /// The source has not received its first complete list yet.
     #[default]
     Listing,
-    /// The source has not responded since the start, and its objects are those of an earlier process.
+    /// The source has not responded since the start, and its objects were saved by an earlier process.
     Stale,
-    /// A complete list was received, but some of its objects or files can't be used.
+    /// A complete list has been received, but some of its objects or files can't be used.
     Partial,
-    /// A complete list was received, and all of its objects are in use.
+    /// A complete list has been received, and all of its objects are in use.
     Complete,
 }
 
-/// The objects of all sources, as the control loop reads them.
+/// The objects from all sources, as read by the control loop.
 #[derive(Debug, Default)]
 pub struct Store {
     shared: Arc<Shared>,
 }
 
-/// The objects of one source, as the source writes them.
+/// The objects from one source, as written by that source.
 #[derive(Debug)]
 pub struct Overlay {
     shared: Arc<Shared>,
     index: usize,
 }
 
-/// A batch of changes to an overlay. It holds the lock of the store, so all changes become visible at
-/// once when it is dropped.
+/// A batch of changes to an overlay. It holds the store's lock until it is dropped, so all of its changes
+/// become visible at once.
 pub(super) struct OverlayEdit<'a> {
     state: MutexGuard<'a, State>,
     changed: &'a Notify,
     index: usize,
-    /// The monotonic time when the next changes were noticed.
+    /// The monotonic time at which the changes that follow were noticed.
     pub(super) noticed_at: Duration,
 }
 
@@ -62,18 +62,18 @@ struct Shared {
 struct State {
     /// The overlays, in order of precedence.
     overlays: Vec<OverlayState>,
-    /// The number of running sources.
+    /// The number of sources that are running.
     running: usize,
-    /// The slices in use, by Service, each list sorted by name.
+    /// The EndpointSlices in use, by Service. Each list is sorted by name.
     slices: BTreeMap<ObjectName, Vec<Arc<EndpointSlice>>>,
-    /// The objects that changed since the last update; `None` before the first update, which contains all
+    /// The objects that have changed since the last update; `None` until the first update, which contains all
     /// objects.
     dirty: Option<BTreeSet<ObjectId>>,
-    /// The time when the oldest change since the last update was noticed; `None` without changes.
+    /// When the oldest change since the last update was noticed; `None` if nothing has changed.
     oldest_change: Option<Duration>,
 }
 
-/// The objects of one source.
+/// The objects from one source.
 #[derive(Debug, Default)]
 struct OverlayState {
     objects: BTreeMap<Kind, BTreeMap<ObjectName, Object>>,
@@ -81,7 +81,7 @@ struct OverlayState {
 }
 
 impl Store {
-    /// Adds the overlay of a source. Overlays that were added earlier have precedence.
+    /// Adds an overlay for a source. Overlays take precedence over those added after them.
     pub fn overlay(&mut self) -> Overlay {
         let mut state = self.shared.lock();
         let index = state.overlays.len();
@@ -93,10 +93,10 @@ impl Store {
         }
     }
 
-    /// Waits for changes and takes all of them; `None` if no source is running any more.
+    /// Waits for changes and takes all of them. Returns `None` if no source is running any more.
     ///
-    /// The first update is returned once every source has delivered its first complete list. It contains
-    /// all objects, so an object that is missing from it was deleted.
+    /// The first update is returned once every source has delivered its first complete list. It contains all
+    /// objects, so any object that is missing from it has been deleted.
     pub async fn update(&mut self) -> Option<ClusterUpdate> {
         loop {
             {
@@ -110,14 +110,14 @@ impl Store {
         }
     }
 
-    /// Takes the changes since the last update; `None` if there are none.
+    /// Takes the changes made since the last update. Returns `None` if there are none.
     pub fn take_update(&mut self) -> Option<ClusterUpdate> {
         self.shared.lock().take_update()
     }
 }
 
 impl Overlay {
-    /// Begins a batch of changes that were noticed at this time.
+    /// Begins a batch of changes that were noticed at the given time.
     pub(super) fn edit(&self, at: Duration) -> OverlayEdit<'_> {
         OverlayEdit {
             state: self.shared.lock(),
@@ -132,7 +132,7 @@ impl Overlay {
         self.read(|overlay| overlay.phase)
     }
 
-    /// Returns the number of objects by kind.
+    /// Returns how many objects of each kind the overlay contains.
     pub(super) fn counts(&self) -> BTreeMap<Kind, usize> {
         self.read(|overlay| {
             let kinds = overlay.objects.iter();
@@ -140,7 +140,7 @@ impl Overlay {
         })
     }
 
-    /// Returns an object.
+    /// Returns the object with this ID.
     pub(super) fn get(&self, id: &ObjectId) -> Option<Object> {
         self.read(|overlay| overlay.get(id).cloned())
     }
@@ -171,7 +171,8 @@ impl Drop for Overlay {
 }
 
 impl OverlayEdit<'_> {
-    /// Inserts, updates or removes an object. Returns false if the overlay already has an equal object.
+    /// Inserts, replaces or removes an object. Returns false if nothing changed because the overlay already
+    /// had an equal object.
     pub(super) fn put(&mut self, id: &ObjectId, object: Option<Object>) -> bool {
         self.state.put(self.index, id, object, self.noticed_at)
     }
@@ -187,7 +188,7 @@ impl OverlayEdit<'_> {
         }
     }
 
-    /// Returns the IDs of all objects of a kind.
+    /// Returns the IDs of all objects of one kind.
     pub(super) fn ids(&self, kind: Kind) -> impl Iterator<Item = ObjectId> {
         let overlay = self.state.overlays.get(self.index);
         overlay
@@ -215,7 +216,7 @@ impl OverlayState {
         self.objects.get(&id.kind)?.get(&id.name)
     }
 
-    /// Returns the IDs of all objects of a kind, sorted by name.
+    /// Returns the IDs of all objects of one kind, sorted by name.
     fn ids(&self, kind: Kind) -> impl Iterator<Item = ObjectId> {
         let names = self.objects.get(&kind).into_iter().flat_map(BTreeMap::keys);
         names.map(move |name| ObjectId {
@@ -224,8 +225,8 @@ impl OverlayState {
         })
     }
 
-    /// Inserts, replaces or removes an object, and returns the previous one. Returns `None` if the object
-    /// is unchanged.
+    /// Inserts, replaces or removes an object, and returns the previous one. The outer `Option` is `None` if
+    /// nothing changed.
     fn put(&mut self, id: &ObjectId, object: Option<Object>) -> Option<Option<Object>> {
         let objects = self.objects.entry(id.kind).or_default();
         if objects.get(&id.name) == object.as_ref() {
@@ -239,7 +240,7 @@ impl OverlayState {
 }
 
 impl State {
-    /// Inserts, replaces or removes an object in an overlay. Returns true if the overlay changed.
+    /// Inserts, replaces or removes an object in an overlay. Returns true if this changed the overlay.
     fn put(&mut self, index: usize, id: &ObjectId, object: Option<Object>, at: Duration) -> bool {
         let Some((overlay, later)) = self
             .overlays
@@ -260,7 +261,7 @@ impl State {
         true
     }
 
-    /// Records that an object in use was inserted, replaced or removed.
+    /// Records that an object was inserted, replaced or removed among the objects in use.
     fn record_replacement(
         &mut self,
         id: &ObjectId,
@@ -277,19 +278,19 @@ impl State {
                     }
                 }
             }
-            // The maps do not depend on ServiceCIDRs.
+            // No BPF map depends on ServiceCIDRs.
             Kind::ServiceCidr => {}
         }
     }
 
-    /// Adds or removes a slice of a Service. Slices may arrive before their Service.
+    /// Adds or removes one of a Service's EndpointSlices. EndpointSlices may arrive before their Service.
     fn put_slice(&mut self, slice: Arc<EndpointSlice>, is_new: bool, at: Duration) {
         let owner = ObjectId {
             kind: Kind::Service,
             name: slice.service.clone(),
         };
         let slices = self.slices.entry(owner.name.clone());
-        // Most Services have one slice.
+        // Most Services have only one EndpointSlice.
         let slices = slices.or_insert_with(|| Vec::with_capacity(1));
         match slices.binary_search_by(|known| known.name.cmp(&slice.name)) {
             Ok(index) => drop(slices.remove(index)),
@@ -316,7 +317,7 @@ impl State {
         self.oldest_change = Some(self.oldest_change.map_or(at, |since| since.min(at)));
     }
 
-    /// Returns the object of the first overlay that has it.
+    /// Returns the object from the first overlay that contains it.
     fn get(&self, id: &ObjectId) -> Option<&Object> {
         self.overlays.iter().find_map(|overlay| overlay.get(id))
     }
@@ -363,7 +364,7 @@ impl State {
         Some(update)
     }
 
-    /// Returns the IDs of all objects of the kinds that updates contain.
+    /// Returns the IDs of all objects whose kinds are included in updates.
     fn all_ids(&self) -> BTreeSet<ObjectId> {
         let kinds = [Kind::Service, Kind::Node, Kind::ConfigMap].into_iter();
         let of_kind = |kind| {

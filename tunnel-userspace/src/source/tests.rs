@@ -1,4 +1,4 @@
-//! A running source for the tests of files and of the API server.
+//! A running source, for testing both the `file` and the `kube` source.
 
 use std::{collections::BTreeMap, fs, path::PathBuf, sync::Arc, time::Duration};
 
@@ -10,19 +10,19 @@ use crate::model::ClusterUpdate;
 
 pub(super) const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A running source, and the Services in its updates.
+/// A running source, and the Services from its updates so far.
 pub(super) struct RunningSource {
     pub(super) dir: TempDir,
     store: Store,
     pub(super) report: watch::Receiver<Arc<SourceReport>>,
-    /// Known Services with their cluster IPs.
+    /// The known Services and their cluster IPs.
     pub(super) known: BTreeMap<String, String>,
     draining: watch::Sender<bool>,
     running: JoinSet<()>,
 }
 
 impl RunningSource {
-    /// Runs a source until it is stopped.
+    /// Starts a source, which then runs until `stop` is called.
     pub(super) fn new<R: Future<Output = ()> + Send + 'static>(
         dir: TempDir,
         store: Store,
@@ -51,7 +51,7 @@ impl RunningSource {
         fs::write(self.path(name), text).expect("written");
     }
 
-    /// Replaces a manifest by a rename, as editors do.
+    /// Replaces a manifest by renaming another file over it, as editors do.
     pub(super) fn replace(&self, name: &str, text: &str) {
         self.write(".new", text);
         self.rename(".new", name);
@@ -61,7 +61,7 @@ impl RunningSource {
         fs::rename(self.path(from), self.path(to)).expect("renamed");
     }
 
-    /// Formats the known Services as `name=address`, separated by blanks.
+    /// Formats the known Services as `name=address`, separated by spaces.
     pub(super) fn describe(&self) -> String {
         let words: Vec<String> = self.known.iter().map(|(a, b)| format!("{a}={b}")).collect();
         words.join(" ")
@@ -88,7 +88,7 @@ impl RunningSource {
         update
     }
 
-    /// Takes updates until exactly these Services are known. Returns the last update, if any.
+    /// Takes updates until exactly these Services are known. Returns the last update that it took, if any.
     pub(super) async fn until(&mut self, words: &str) -> Option<ClusterUpdate> {
         let mut last = None;
         while self.describe() != words {
@@ -97,7 +97,8 @@ impl RunningSource {
         last
     }
 
-    /// Takes updates until exactly these Services are known; asserts that their number never falls.
+    /// Takes updates until exactly these Services are known, and asserts that the number of known Services
+    /// never falls.
     pub(super) async fn until_without_loss(&mut self, words: &str) {
         let count = self.known.len();
         while self.describe() != words {
@@ -116,8 +117,8 @@ impl RunningSource {
         assert!(is_published, "{:#?}", self.report.borrow());
     }
 
-    /// Waits until the report has as many problems as `expected`, each of which contains the expected
-    /// text. The path of the directory is removed first.
+    /// Waits until the report has exactly one problem for each expected text, in order, and each problem
+    /// contains its text. The path of the temporary directory is removed from the problems first.
     pub(super) async fn until_problems(&mut self, expected: &[&str]) {
         let directory = format!("{}/", self.dir.path().display());
         let is_expected = |report: &SourceReport| {
@@ -129,7 +130,7 @@ impl RunningSource {
         self.until_report(is_expected).await;
     }
 
-    /// Waits until the error of the API server contains this text.
+    /// Waits until the reported API server error contains this text.
     pub(super) async fn until_server_error(&mut self, words: &str) {
         let has_words = |report: &SourceReport| {
             let server = report.server.as_ref();
@@ -139,7 +140,7 @@ impl RunningSource {
         self.until_report(has_words).await;
     }
 
-    /// Stops the source, and returns its directory.
+    /// Stops the source and returns its directory.
     pub(super) async fn stop(self) -> TempDir {
         self.draining.send(true).expect("someone listens");
         let ended = timeout(TIMEOUT, self.running.join_all());

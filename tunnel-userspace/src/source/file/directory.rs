@@ -1,5 +1,5 @@
-//! Lists the directory of manifests and reads its files. All functions block, so they run on tokio's threads
-//! for blocking calls.
+//! Lists the manifest directory and reads the files in it. All functions block, so they must run on tokio's
+//! threads for blocking calls.
 
 use std::{
     collections::BTreeMap,
@@ -17,30 +17,30 @@ use crate::{
     source::fingerprint::{FileId, Fingerprint, fingerprint},
 };
 
-/// The path of the manifests: a directory, or one file in it.
+/// The path to the manifests: a directory, or a single file in a directory.
 #[derive(Clone, Debug)]
 pub(super) struct ManifestPath {
     pub(super) directory: PathBuf,
-    /// The file, if the source is a single one.
+    /// The name of the file, if the source is a single file.
     file_name: Option<OsString>,
     /// The maximum size of a file, in bytes.
     max_file_bytes: u64,
 }
 
-/// The manifest files of a directory with their fingerprints; `None` for a file that can't be reached.
+/// The manifest files in a directory and their fingerprints; `None` for a file that can't be reached.
 pub(super) type Listing = BTreeMap<Arc<Path>, Option<Fingerprint>>;
 
-/// The maximum number of times that a directory is listed, if it changes during each.
+/// The maximum number of times to list a directory that keeps changing while it is being listed.
 const MAX_LISTINGS: u32 = 8;
 
-/// The minimum number of files to read in parallel.
+/// The minimum number of files for which to read in parallel.
 const MIN_PARALLEL: usize = 2;
 
 /// A file that must be read.
 #[derive(Debug)]
 pub(super) struct ReadJob {
     pub(super) path: Arc<Path>,
-    /// The parsed documents of the file's last version.
+    /// The parsed documents from the previous version of the file.
     pub(super) cache: Arc<ParseCache>,
     pub(super) cause: ReadCause,
 }
@@ -48,11 +48,12 @@ pub(super) struct ReadJob {
 /// The reason for reading a file.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum ReadCause {
-    /// The file is complete. If it doesn't exist any more, the event of its removal or rename will follow.
+    /// The file is complete. If it no longer exists, an event for its removal or renaming will follow.
     Complete,
-    /// The file was created or touched, and may still be being written.
+    /// The file was created or touched, and may not be complete yet.
     Touched,
-    /// The file was missing, or was polled until it stopped changing. If it doesn't exist, it was removed.
+    /// The file was missing or removed, or was polled until it stopped changing. If it does not exist, it
+    /// counts as deleted.
     Removed,
 }
 
@@ -61,17 +62,18 @@ pub(super) enum ReadCause {
 pub(super) enum ReadResult {
     /// The file does not exist.
     Gone,
-    /// The file may be being written, and must be polled.
+    /// The file may still be being written, so it must be polled.
     Unsettled,
-    /// The file exists but can't be read. Without a fingerprint, the read is retried.
+    /// The file exists but can't be read. If there is no fingerprint, reading is retried.
     Unreadable {
         fingerprint: Option<Fingerprint>,
         reason: String,
     },
-    /// The parsed content.
+    /// The file was read and parsed.
     Parsed {
         fingerprint: Fingerprint,
-        /// True if the file is a link, or has several links: it may change without an event.
+        /// True if the file is a symbolic link or has several hard links, so that it may change without an
+        /// event.
         is_link: bool,
         parsed: Vec<ParsedItem>,
         cache: ParseCache,
@@ -79,7 +81,7 @@ pub(super) enum ReadResult {
 }
 
 impl ManifestPath {
-    /// Creates the path from that of an existing directory or file.
+    /// Creates a manifest path from the path to an existing directory or file.
     pub(super) fn new(path: &Path, limit: u64) -> io::Result<Self> {
         let is_directory = fs::metadata(path)?.is_dir();
         let only = path.file_name().filter(|_| !is_directory);
@@ -113,8 +115,8 @@ impl ManifestPath {
         fs::metadata(&self.directory).map(|metadata| FileId::of(&metadata))
     }
 
-    /// Lists the manifests. A large directory takes several system calls, and a file that is renamed in
-    /// between may be missed; so the directory is listed until it does not change meanwhile.
+    /// Lists the manifests. Listing a large directory takes several system calls, and a file that is renamed
+    /// between them may be missed, so the listing is repeated until the directory does not change meanwhile.
     pub(super) fn list(&self) -> io::Result<Listing> {
         let mut files = Listing::new();
         for _ in 0..MAX_LISTINGS {
@@ -143,7 +145,7 @@ impl ManifestPath {
         Ok(files)
     }
 
-    /// Reads files; `None` if the path leads to another directory now.
+    /// Reads the files; returns `None` if a different directory is now at the path.
     pub(super) fn read_all(
         &self,
         directory_id: FileId,
@@ -159,7 +161,7 @@ impl ManifestPath {
 
     fn read(&self, job: &ReadJob) -> ReadResult {
         self.try_read(job).unwrap_or_else(|error| {
-            // A dangling link counts as existing.
+            // A dangling symbolic link counts as an existing file.
             let exists = fs::symlink_metadata(&job.path).is_ok();
             if exists || error.kind() != io::ErrorKind::NotFound {
                 return ReadResult::Unreadable {
@@ -177,11 +179,12 @@ impl ManifestPath {
     fn try_read(&self, job: &ReadJob) -> io::Result<ReadResult> {
         let link = fs::symlink_metadata(&job.path)?;
         let is_link = link.is_symlink() || link.nlink() > 1;
-        // A new file is read once its writer closes it. A new hard link to an existing file is complete.
+        // A new file is not read until its writer closes it, but a new hard link to an existing file is
+        // complete.
         if job.cause == ReadCause::Touched && link.is_file() && !is_link {
             return Ok(ReadResult::Unsettled);
         }
-        // These checks come before the open, so that a refused file is never opened.
+        // These checks come before the file is opened, so that a file that fails them is never opened.
         let found = fs::metadata(&job.path)?;
         if found.is_dir() {
             return Ok(ReadResult::Gone);
@@ -199,12 +202,12 @@ impl ManifestPath {
         }
         let file = OpenOptions::new()
             .read(true)
-            // Prevents a hang if a pipe has replaced the file since the check.
+            // Keeps open() from blocking if a pipe has replaced the file since the check.
             .custom_flags(libc::O_NONBLOCK)
             .open(&job.path)?;
         let opened = file.metadata()?;
         if !opened.is_file() || opened.len() > self.max_file_bytes {
-            // Another file has replaced this one since the check.
+            // The file has been replaced by another one since the check.
             return Ok(ReadResult::Unsettled);
         }
         let mut bytes = Vec::with_capacity(usize::try_from(opened.len()).unwrap_or_default());

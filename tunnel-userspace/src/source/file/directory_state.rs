@@ -1,4 +1,4 @@
-//! Tracks the files that were read, and decides which must be read again. No I/O.
+//! Keeps track of the files that have been read, and decides which ones to read again. Does no I/O.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,42 +20,42 @@ use crate::{
     },
 };
 
-/// The state of the directory: the files and objects that were read.
+/// The state of the directory: the files that have been read, and their objects.
 #[derive(Debug, Default)]
 pub(super) struct DirectoryState {
     merged: MergedObjects,
     files: BTreeMap<Arc<Path>, LastRead>,
-    /// Files that may still be being written, and are polled.
+    /// Files that may still be being written. They are polled.
     unsettled: BTreeMap<Arc<Path>, PollState>,
-    /// The problem of the directory itself. As long as there is one, missing files do not count as deleted.
+    /// A problem with the directory itself. As long as there is one, missing files do not count as deleted.
     pub(super) directory_problem: Option<Problem>,
 }
 
-/// The number of equal polls after which a file counts as complete.
+/// The number of consecutive polls that must find a file unchanged before it counts as complete.
 const EQUAL_POLLS: u32 = 2;
-/// The same for a file with write events since it was closed. It is being written again, or only its
-/// times were set; events do not distinguish these.
+/// Like `EQUAL_POLLS`, but for a file that had write events after it was closed. Either it is being written
+/// again, or only its timestamps were set; the events are the same in both cases.
 const EQUAL_POLLS_WITH_WRITER: u32 = 10;
 
-/// The fingerprint of a file at the last poll, and the number of successive polls with this value.
+/// The file's fingerprint at the last poll, and how many polls in a row have found this fingerprint.
 #[derive(Clone, Copy, Debug, Default)]
 struct PollState {
     fingerprint: Option<Fingerprint>,
     equal_polls: u32,
 }
 
-/// The last read of a file.
+/// The result of the last time a file was read.
 #[derive(Debug, Default)]
 struct LastRead {
-    /// The fingerprint; `None` if the file could not be reached.
+    /// The fingerprint; `None` if the file can't be reached or must be read again.
     fingerprint: Option<Fingerprint>,
     is_link: bool,
     cache: Arc<ParseCache>,
 }
 
 impl DirectoryState {
-    /// Compares a listing with the last reads, and returns the files to read, including missing ones.
-    /// Files that are being written are skipped.
+    /// Compares a listing with the files as last read, and returns jobs for the files to read, including
+    /// those that are now missing. Skips files that are being written.
     pub(super) fn changed_files(
         &self,
         listing: &Listing,
@@ -74,7 +74,7 @@ impl DirectoryState {
         changed.chain(missing).collect()
     }
 
-    /// Returns the old and the new path of each renamed file, which it detects by the inode.
+    /// Returns the old and new paths of each renamed file. A renamed file is recognised by its inode.
     pub(super) fn renamed(&self, listing: &Listing) -> Vec<(Arc<Path>, Arc<Path>)> {
         let new = listing
             .iter()
@@ -89,7 +89,7 @@ impl DirectoryState {
         let renamed = |(path, last_read): (&Arc<Path>, &LastRead)| {
             let last = last_read.fingerprint?;
             let (to, found) = *new.get(&last.id)?;
-            // The kernel may have reused the inode of a deleted file.
+            // The kernel may have given the inode of a deleted file to a new one.
             found
                 .has_same_content(&last)
                 .then(|| (Arc::clone(path), Arc::clone(to)))
@@ -97,8 +97,8 @@ impl DirectoryState {
         missing.filter_map(renamed).collect()
     }
 
-    /// Moves the objects of renamed files to their new paths, so that objects that are refused there keep
-    /// their last version.
+    /// Moves the objects of renamed files to their new paths, so that an object that turns out to be invalid
+    /// at the new path keeps its last valid version.
     pub(super) fn rename(
         &mut self,
         renamed: &[(Arc<Path>, Arc<Path>)],
@@ -113,17 +113,17 @@ impl DirectoryState {
         }
     }
 
-    /// Returns true if no file is known.
+    /// Returns true if no files are known.
     pub(super) fn is_empty(&self) -> bool {
         self.files.is_empty()
     }
 
-    /// Returns true if a file is being polled since it may still be being written.
+    /// Returns true if any file is being polled because it may still be being written.
     pub(super) fn has_unsettled(&self) -> bool {
         !self.unsettled.is_empty()
     }
 
-    /// Creates the job to read a file.
+    /// Creates a job to read a file.
     pub(super) fn job(&self, path: &Arc<Path>, noticed: ReadCause) -> ReadJob {
         let cache = self
             .files
@@ -136,8 +136,8 @@ impl DirectoryState {
         }
     }
 
-    /// Records the results of reading files. If a file is being written by now, its content may be
-    /// incomplete, so the result is dropped and the file is polled.
+    /// Records the results of reading files. If a file is now being written, what was read may be incomplete,
+    /// so the result is discarded and the file is polled.
     pub(super) fn record_all(
         &mut self,
         results: Vec<(Arc<Path>, ReadResult)>,
@@ -188,7 +188,7 @@ impl DirectoryState {
         }
     }
 
-    /// Starts to poll a file until it has stopped changing.
+    /// Starts polling a file until it stops changing.
     pub(super) fn mark_unsettled(&mut self, path: Arc<Path>) {
         self.unsettled.insert(path, PollState::default());
     }
@@ -203,8 +203,9 @@ impl DirectoryState {
         links.map(|(path, _)| Arc::clone(path)).collect()
     }
 
-    /// Returns jobs for the links that lead to another file now, given their current fingerprints. The
-    /// content counts as complete, since tools such as the kubelet swap links to publish files atomically.
+    /// Takes the current fingerprints of links, and returns jobs for the links that now lead to a different
+    /// file. The new file is assumed to be complete, since tools such as the kubelet swap links to publish
+    /// files atomically.
     pub(super) fn swapped_links(&self, found: &Listing) -> Vec<ReadJob> {
         let file_id = |found: Option<Fingerprint>| found.map(|fingerprint| fingerprint.id);
         let is_swapped = |(path, found): &(&Arc<Path>, &Option<Fingerprint>)| {
@@ -219,14 +220,14 @@ impl DirectoryState {
         jobs.collect()
     }
 
-    /// Returns the files that must be polled, since they may change without an event.
+    /// Returns the files that must be polled because they may change without an event.
     pub(super) fn files_to_poll(&self) -> BTreeSet<Arc<Path>> {
         let unsettled = self.unsettled.keys().map(Arc::clone);
         self.links().into_iter().chain(unsettled).collect()
     }
 
-    /// Records the fingerprints of polled files. Returns jobs for those that changed and then stayed the
-    /// same for several polls.
+    /// Records the fingerprints of polled files. Returns jobs for the files that have changed and have since
+    /// stayed the same for several polls.
     pub(super) fn poll(&mut self, found: Listing, writing: &BTreeSet<Arc<Path>>) -> Vec<ReadJob> {
         let mut settled = Vec::new();
         for (path, fingerprint) in found {
@@ -259,7 +260,7 @@ impl DirectoryState {
         settled
     }
 
-    /// Returns the phase: complete if no object is refused and no file is still to be read.
+    /// Returns the phase, which is `Complete` if no object was rejected and no file remains to be read.
     pub(super) fn phase(&self) -> SyncPhase {
         let mut problems = self.problems().into_iter();
         if self.unsettled.is_empty() && problems.all(|problem| problem.ignored) {
@@ -281,7 +282,7 @@ impl DirectoryState {
         problems
     }
 
-    /// Returns the report for status.
+    /// Returns the report for the daemon's status.
     pub(super) fn report(&self, objects: BTreeMap<Kind, usize>) -> SourceReport {
         SourceReport {
             objects,
@@ -300,7 +301,8 @@ mod tests {
     use super::*;
     use crate::source::{Store, file::directory::ManifestPath, fingerprint::fingerprint};
 
-    /// Returns the number of polls until a file is read. The file changes before the polls in `changes`.
+    /// Returns how many polls it takes until the file is read. The file is changed before each of the polls
+    /// listed in `changes`.
     fn polls_until_read(is_writing: bool, changes: &[usize]) -> usize {
         let directory = tempfile::tempdir().expect("a directory");
         let path: Arc<Path> = Arc::from(directory.path().join("a.yaml"));

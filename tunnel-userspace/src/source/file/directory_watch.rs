@@ -1,4 +1,4 @@
-//! Watches the directory with inotify, and collects its changes until the source takes them.
+//! Watches the directory with inotify, and collects the changes until the source takes them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,37 +20,40 @@ use crate::clock::monotonic;
 /// the file was moved out of the directory.
 const RENAME_WAIT: Duration = Duration::from_millis(20);
 
-/// The size of the event buffer. Further events stay in the kernel's queue, whose overflow is reported.
+/// The capacity of the event channel. When it is full, events stay in the kernel's queue, and an overflow of
+/// that queue is reported.
 const EVENT_BUFFER: usize = 1024;
 
-/// An inotify watch of the directory; dropping it ends the watch.
+/// An inotify watch on the directory, which ends when this is dropped.
 #[derive(Debug)]
 pub(super) struct DirectoryWatch {
     _watcher: RecommendedWatcher,
-    /// Each event with the time when it was received.
+    /// The events, each with the time when it was received.
     events: mpsc::Receiver<(Duration, notify::Result<Event>)>,
     target: ManifestPath,
-    /// The path of the directory as events name it.
+    /// The directory's path, as it appears in events.
     watched: PathBuf,
     changes: DirectoryChanges,
-    /// Files that are being written: they were changed and have not been closed since.
+    /// Files that are being written: they have been changed, but not closed since.
     writing: BTreeSet<Arc<Path>>,
-    /// Renamed files that await their new name: the old path and the time, by the cookie of the rename.
+    /// Renamed files whose new names are not known yet: the old path and the time of the event, by rename
+    /// cookie.
     renaming: BTreeMap<usize, (Arc<Path>, Duration)>,
 }
 
-/// The changes of the directory.
+/// The changes in the directory.
 #[derive(Debug, Default)]
 pub(super) struct DirectoryChanges {
-    /// Files that were closed after writing, renamed or removed; true if the file existed afterwards.
+    /// Files that were closed after writing, or were renamed or removed. The value is true if the file
+    /// existed afterwards.
     pub(super) settled: BTreeMap<Arc<Path>, bool>,
     /// Files that were created or touched, and may still be being written.
     pub(super) touched: BTreeSet<Arc<Path>>,
-    /// The old and the new path of each renamed file, in order of time.
+    /// The old and new paths of each renamed file, in chronological order.
     pub(super) renamed: Vec<(Arc<Path>, Arc<Path>)>,
-    /// True if another entry of the directory changed. Links to manifests may lead through it.
+    /// True if an entry that is not a manifest changed. Links to manifests may go through it.
     pub(super) other_entry_changed: bool,
-    /// True if events were lost.
+    /// True if any events were lost.
     pub(super) events_lost: bool,
     /// True if the directory itself was removed or renamed.
     pub(super) directory_lost: bool,
@@ -59,7 +62,7 @@ pub(super) struct DirectoryChanges {
 }
 
 impl DirectoryChanges {
-    /// Records that a file was removed or renamed at this time.
+    /// Records that a file was removed or renamed at the given time.
     fn record_removal(&mut self, path: Arc<Path>, at: Duration) {
         self.settled.insert(path, false);
         self.noticed_at = Some(self.noticed_at.map_or(at, |since| since.min(at)));
@@ -67,12 +70,12 @@ impl DirectoryChanges {
 }
 
 impl DirectoryWatch {
-    /// Starts to watch the directory, without its subdirectories.
+    /// Starts watching the directory, but not its subdirectories.
     pub(super) fn new(target: &ManifestPath) -> notify::Result<Self> {
         let (sender, events) = mpsc::channel(EVENT_BUFFER);
         let handler = move |event: notify::Result<Event>| {
             if event.as_ref().map_or(true, is_wanted) {
-                // Fails after the watch was dropped.
+                // Sending fails only after the watch has been dropped.
                 drop(sender.blocking_send((monotonic(), event)));
             }
         };
@@ -89,7 +92,7 @@ impl DirectoryWatch {
         })
     }
 
-    /// Waits for a change, or until the time to wait for a new name has passed.
+    /// Waits for a change, or until the wait for the new name of a renamed file has timed out.
     pub(super) async fn changed(&mut self) {
         while self.changes.noticed_at.is_none() {
             let event = self.events.recv();
@@ -100,7 +103,7 @@ impl DirectoryWatch {
                 .min()
             {
                 None => event.await,
-                // The timeout is zero if the time has passed already.
+                // If the wait is already over, the timeout is zero.
                 Some(due) => match timeout(due.saturating_sub(monotonic()), event).await {
                     Ok(event) => event,
                     Err(_) => return,
@@ -113,7 +116,7 @@ impl DirectoryWatch {
         }
     }
 
-    /// Takes the changes since the last call.
+    /// Takes the changes that have been collected since the last call.
     pub(super) fn take(&mut self) -> DirectoryChanges {
         self.record_pending();
         let now = monotonic();
@@ -124,7 +127,7 @@ impl DirectoryWatch {
         std::mem::take(&mut self.changes)
     }
 
-    /// Returns true if no file is being written, and no renamed file awaits its new name.
+    /// Returns true if no file is being written and no renamed file is waiting for its new name.
     pub(super) fn is_idle(&mut self) -> bool {
         self.record_pending();
         self.writing.is_empty() && self.renaming.is_empty()
@@ -136,7 +139,7 @@ impl DirectoryWatch {
         &self.writing
     }
 
-    /// Marks files as closed that are about to be read.
+    /// Marks files as closed because they are about to be read.
     pub(super) fn mark_closed(&mut self, jobs: &[ReadJob]) {
         for job in jobs {
             self.writing.remove(&job.path);
@@ -170,7 +173,7 @@ impl DirectoryWatch {
         }
     }
 
-    /// Records an event for a path. Returns true if files must be read.
+    /// Records an event for one path. Returns true if files must be read because of it.
     fn record_path(&mut self, at: Duration, event: &Event, path: &Path) -> bool {
         let (kind, changes) = (event.kind, &mut self.changes);
         if path == self.watched {
@@ -183,7 +186,7 @@ impl DirectoryWatch {
         let Some(name) = path.file_name() else {
             return false;
         };
-        // The old path of the file, if this event has the new one.
+        // The file's old path, if this event reports its new one.
         let old = event
             .tracker()
             .and_then(|cookie| self.renaming.remove(&cookie));
@@ -224,8 +227,8 @@ impl DirectoryWatch {
     }
 }
 
-/// Returns true if an event is needed. Opens and reads aren't, nor the event with both names of a rename,
-/// since each name has its own event as well.
+/// Returns true if an event is needed. Events for opening and reading files are not needed, nor is the event
+/// with both names of a renamed file, since there is also an event for each name.
 fn is_wanted(event: &Event) -> bool {
     let is_closed = event.kind == EventKind::Access(AccessKind::Close(AccessMode::Write));
     (is_closed || !event.kind.is_access()) && !is_rename(event, RenameMode::Both)

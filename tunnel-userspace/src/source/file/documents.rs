@@ -1,18 +1,18 @@
-//! Splits a YAML file into its documents, so that a syntax error affects only one of them.
+//! Splits a YAML file into its documents, so that a syntax error in one does not affect the others.
 
-/// A document of a YAML file.
+/// A document in a YAML file.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Document<'a> {
-    /// The number of the document in the file, from 1. Documents without content are not counted.
+    /// The document's number within the file, counted from 1. Documents without content are not counted.
     pub(super) number: usize,
-    /// The line of the file at which the text begins, from 1.
+    /// The line of the file on which the text begins, counted from 1.
     pub(super) line: usize,
     /// The text after the preceding document marker.
     pub(super) text: &'a str,
 }
 
-/// Splits a file at its document markers: lines that begin with `---` or `...`. YAML forbids these lines
-/// in scalars, so the text need not be parsed (YAML 1.2.2, section 9.1.2).
+/// Splits a file at its document markers, the lines that begin with `---` or `...`. YAML does not allow such
+/// lines within scalars, so there is no need to parse the text (YAML 1.2.2, section 9.1.2).
 pub(super) fn split(text: &str) -> Vec<Document<'_>> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut documents: Vec<Document<'_>> = Vec::new();
@@ -43,7 +43,7 @@ fn is_marker(line: &str) -> bool {
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with([' ', '\t', '\r', '\n']))
 }
 
-/// Returns true if a document has more than blank lines, comments and directives.
+/// Returns true if a document contains anything besides blank lines, comments and directives.
 fn has_content(text: &str) -> bool {
     text.lines().any(is_content)
 }
@@ -54,7 +54,7 @@ fn is_content(line: &str) -> bool {
 }
 
 impl Document<'_> {
-    /// Returns the line of the document at which the content begins, from 0.
+    /// Returns the line of the document on which its content begins, counted from 0.
     pub(super) fn first_line(&self) -> usize {
         self.text.lines().position(is_content).unwrap_or_default()
     }

@@ -1,5 +1,5 @@
-//! Merges the objects of all files. An invalid document keeps the last valid version of its objects, and
-//! of several files that define an object, the first by name has precedence.
+//! Merges the objects from all files. If a document is invalid, the last valid versions of its objects stay
+//! in use. If several files define the same object, the first file by name takes precedence.
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
@@ -15,17 +15,17 @@ use crate::{
     source::{Problem, UnknownKind, store::OverlayEdit},
 };
 
-/// The objects of all files.
+/// The objects from all files.
 #[derive(Debug, Default)]
 pub(super) struct MergedObjects {
     files: BTreeMap<Arc<Path>, FileObjects>,
-    /// The files that define each object, sorted by name; the first one has precedence.
+    /// The files that define each object, sorted by name; the first one takes precedence.
     defining_files: HashMap<ObjectId, Vec<Arc<Path>>>,
-    /// Objects that several files define.
+    /// The objects that are defined in several files.
     conflicting: BTreeSet<ObjectId>,
 }
 
-/// The objects of one file.
+/// The objects in one file.
 #[derive(Clone, Debug, Default)]
 struct FileObjects {
     objects: BTreeMap<ObjectId, Definition>,
@@ -33,18 +33,19 @@ struct FileObjects {
     unknown: BTreeSet<String>,
 }
 
-/// The definition of one object in a file.
+/// The definition of an object in a file.
 #[derive(Clone, Debug)]
 struct Definition {
-    /// The object, or `None` if Culvert does not serve it.
+    /// The object; `None` if Culvert does not serve it.
     object: Option<Object>,
     document: usize,
     line: usize,
 }
 
 impl MergedObjects {
-    /// Replaces the objects of a file. A refused object keeps its last version. If the name of a refused
-    /// object is unknown, all objects without a new definition stay, as any of them may be the refused one.
+    /// Replaces the objects of a file. A rejected object keeps its last valid version. If a rejected document
+    /// does not name its object, every object that the file no longer defines is kept, because it may be the
+    /// rejected one.
     pub(super) fn replace(
         &mut self,
         path: &Arc<Path>,
@@ -54,7 +55,7 @@ impl MergedObjects {
         let last = self.files.get(path).map(|file| &file.objects);
         let mut file = FileObjects::default();
         let mut all_named = true;
-        // The first document that defines each object.
+        // The number of the first document that defines each object.
         let mut first_documents: BTreeMap<ObjectId, usize> = BTreeMap::new();
         for ParsedItem {
             document,
@@ -131,8 +132,8 @@ impl MergedObjects {
         file.problems = vec![problem];
     }
 
-    /// Moves the objects of a file to another path. Objects of a file that had this path before also stay
-    /// until the path is read again, since the new content may be refused.
+    /// Moves the objects of a file to another path. If another file had that path, its objects are kept too
+    /// until the path is read again, since the new content may be invalid.
     pub(super) fn rename(&mut self, from: &Arc<Path>, to: &Arc<Path>, edit: &mut OverlayEdit<'_>) {
         if let Some(mut file) = self.files.get(from).cloned() {
             let last = self.files.get(to).map(|file| file.objects.clone());
@@ -144,13 +145,13 @@ impl MergedObjects {
         }
     }
 
-    /// Removes a file with its objects.
+    /// Removes a file and its objects.
     pub(super) fn remove(&mut self, path: &Arc<Path>, edit: &mut OverlayEdit<'_>) {
         self.put(path, FileObjects::default(), edit);
         self.files.remove(path);
     }
 
-    /// Replaces the objects of a file, and updates the overlay with the definitions that have precedence.
+    /// Replaces the objects of a file, and updates the overlay with the definitions that take precedence.
     fn put(&mut self, path: &Arc<Path>, file: FileObjects, edit: &mut OverlayEdit<'_>) {
         let last = self.files.remove(path).unwrap_or_default().objects;
         let removed = last.keys().filter(|id| !file.objects.contains_key(*id));
@@ -161,7 +162,7 @@ impl MergedObjects {
             .map(|(id, definition)| (id, Some(definition)));
         for (id, definition) in gone.chain(defined) {
             let defining_files = self.defining_files.entry(id.clone());
-            // Most objects are defined by one file.
+            // Most objects are defined in only one file.
             let defining_files = defining_files.or_insert_with(|| Vec::with_capacity(1));
             match (defining_files.binary_search(path), definition) {
                 (Ok(index), None) => drop(defining_files.remove(index)),
@@ -185,7 +186,7 @@ impl MergedObjects {
         self.files.insert(Arc::clone(path), file);
     }
 
-    /// Returns the problems of all files.
+    /// Returns the problems in all files.
     pub(super) fn problems(&self) -> impl Iterator<Item = Problem> {
         let own = self
             .files
@@ -194,7 +195,7 @@ impl MergedObjects {
         own.chain(self.conflicting.iter().flat_map(|id| self.conflicts(id)))
     }
 
-    /// Returns a problem for each file that defines an object, except for the first file.
+    /// Returns a problem for each file that defines an object, except the first one.
     fn conflicts(&self, id: &ObjectId) -> Vec<Problem> {
         let defining_files = self
             .defining_files
@@ -222,7 +223,7 @@ impl MergedObjects {
             .collect()
     }
 
-    /// Returns the kinds that are not supported, by file.
+    /// Returns the unsupported kinds found in each file.
     pub(super) fn unknown(&self) -> impl Iterator<Item = UnknownKind> {
         self.files.iter().flat_map(|(path, file)| {
             let name = || path.display().to_string();

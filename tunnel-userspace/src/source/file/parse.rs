@@ -1,4 +1,4 @@
-//! Parses the documents of a file into objects and errors. No I/O.
+//! Parses the documents in a file into objects and errors. Does no I/O.
 
 mod json;
 
@@ -21,18 +21,19 @@ use crate::{
     parallel,
 };
 
-/// A parsed item of a file with its position.
+/// An item parsed from a file, and its position.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct ParsedItem {
-    /// The number of the document, from 1.
+    /// The document's number within the file, counted from 1.
     pub(super) document: usize,
-    /// The line of a syntax error, otherwise the line at which the content of the document begins.
+    /// The line of the syntax error if there is one; otherwise the line on which the document's content
+    /// begins.
     pub(super) line: usize,
-    /// The object or error.
+    /// The parsed object, or the error.
     pub(super) content: ItemContent,
 }
 
-/// The result of parsing a document, or an item of a list.
+/// The result of parsing a document or one item of a list.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum ItemContent {
     /// An object that Culvert uses.
@@ -51,18 +52,18 @@ pub(super) enum ItemContent {
     },
 }
 
-/// The parsed documents of a file, so that unchanged ones need not be parsed again. The key is a seeded
-/// hash of the text, and its length.
+/// The parsed documents of a file, kept so that unchanged documents need not be parsed again. The key
+/// consists of a seeded hash of the document's text and the length of the text.
 #[derive(Debug, Default)]
 pub(super) struct ParseCache {
     hasher: RandomState,
     documents: HashMap<(u64, usize), DocumentItems>,
 }
 
-/// The line within a document, from 0, and the items of the document: usually one.
+/// A line within the document, counted from 0, and the document's items, of which there is usually one.
 type DocumentItems = Arc<(usize, Vec<ItemContent>)>;
 
-/// Parses a YAML file. Reuses the unchanged documents of its last version.
+/// Parses a YAML file, reusing the results for documents that have not changed since the last version.
 pub(super) fn parse_yaml(text: &str, last: &ParseCache) -> (Vec<ParsedItem>, ParseCache) {
     let documents = documents::split(text);
     let read = |_, document: &Document<'_>| {
@@ -88,10 +89,10 @@ pub(super) fn parse_yaml(text: &str, last: &ParseCache) -> (Vec<ParsedItem>, Par
     (parsed, cache)
 }
 
-/// The minimum number of documents or items to parse in parallel.
+/// The minimum number of documents or items for which to parse in parallel.
 const MIN_PARALLEL: usize = 64;
 
-/// Parses a YAML document. Lines are counted from 0 within the document.
+/// Parses a YAML document. The returned line is counted from 0 within the document.
 fn parse_document(document: Document<'_>) -> (usize, Vec<ItemContent>) {
     let parse = || match serde_saphyr::from_str_with_options(document.text, options()) {
         Ok(Value::Null) => (document.first_line(), Vec::new()),
@@ -103,7 +104,7 @@ fn parse_document(document: Document<'_>) -> (usize, Vec<ItemContent>) {
                 "is not valid YAML: {}",
                 message.replace(char::is_control, " ")
             );
-            // The parser counts lines from 1; 0 means that the location is unknown.
+            // The parser counts lines from 1, and returns 0 if the location is unknown.
             let line = usize::try_from(line).unwrap_or(1).saturating_sub(1);
             (line, vec![invalid_document(reason)])
         }
@@ -117,8 +118,8 @@ fn parse_document(document: Document<'_>) -> (usize, Vec<ItemContent>) {
     catch_unwind(parse).unwrap_or_else(panicked)
 }
 
-/// Returns the options of the YAML parser. The text is limited by the size of the file, so only the
-/// expansion of aliases needs limits here.
+/// Returns the options for the YAML parser. The file size already limits the text, so only the expansion of
+/// aliases needs limits here.
 fn options() -> serde_saphyr::Options {
     serde_saphyr::options! {
         budget: serde_saphyr::budget! {
@@ -136,7 +137,7 @@ fn options() -> serde_saphyr::Options {
     }
 }
 
-/// The error of a document on which the parser panics. Other documents are not affected.
+/// The error for a document that makes the parser panic. Other documents are not affected.
 const PARSER_PANICKED: &str = "can't be parsed: the parser panicked";
 
 fn invalid_document(reason: impl Into<String>) -> ItemContent {
@@ -148,12 +149,12 @@ fn invalid_document(reason: impl Into<String>) -> ItemContent {
     }
 }
 
-/// Parses a manifest from its value.
+/// Parses a manifest from a YAML or JSON value.
 fn parse_value(value: Value) -> Vec<ItemContent> {
     to_items(k8s::parse(value))
 }
 
-/// Converts a parsed manifest to items: an object with its ignored fields, or each item of a list.
+/// Converts a parsed manifest to items: the object and its ignored fields, or the items of a list.
 fn to_items(parsed: Result<Manifest, ParseError>) -> Vec<ItemContent> {
     match parsed {
         Ok(Manifest::Object(ParsedObject { object, ignored })) => {
@@ -191,7 +192,7 @@ fn field_error(id: Option<ObjectId>, invalid: FieldError, ignored: bool) -> Item
     }
 }
 
-/// Prefixes the field of an error with the index of the item in its list.
+/// Prefixes the field in an error with the index of the list item that contains it.
 fn prefix_with_item(item: usize, mut content: ItemContent) -> ItemContent {
     if let ItemContent::Invalid { field, .. } = &mut content {
         let rest = field.take().map(|field| format!(".{field}"));

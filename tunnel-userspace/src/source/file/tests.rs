@@ -106,14 +106,15 @@ async fn a_file_that_is_being_written_loses_nothing() {
     source.write("b.yaml", service("b", "10.0.0.2"));
     source.until("a=10.0.0.1 b=10.0.0.2").await;
 
-    // The file is truncated, and contains only a comment during the other changes.
+    // The file is truncated, and contains only a comment while the other files change.
     let mut slow = fs::File::create(source.path("a.yaml")).expect("truncated");
     slow.write_all(b"# to be continued\n").expect("written");
     source.write(".hidden", "");
     fs::create_dir(source.path("directory")).expect("a directory");
     source.write("b.yaml", service("b", "10.0.0.3"));
     source.until_without_loss("a=10.0.0.1 b=10.0.0.3").await;
-    // Nothing is lost after two more polls, although a file without a writer would be read then.
+    // Nothing is lost in the next two polls either, although a file that nobody has open for writing would be
+    // read by then.
     fs::hard_link(source.path("b.yaml"), source.path("c")).expect("linked");
     fs::remove_file(source.path("b.yaml")).expect("removed");
     fs::write(source.path("c"), service("c", "10.0.0.4")).expect("written");
@@ -135,7 +136,7 @@ async fn a_hard_link_to_a_complete_file_is_read() {
     fs::hard_link(source.dir.path().join("outside"), source.path("b.yaml")).expect("linked");
     source.until("a=10.0.0.1 b=10.0.0.2").await;
 
-    // The file is created without a name, so that it has never more than one link.
+    // The file is created without a name, so that it never has more than one link.
     let unnamed = fs::OpenOptions::new()
         .write(true)
         .custom_flags(libc::O_TMPFILE)
@@ -236,7 +237,7 @@ async fn a_file_that_cannot_be_read_keeps_its_objects() {
     source.replace("a.yaml", &service("a", "10.0.0.2"));
     source.until_without_loss("a=10.0.0.2").await;
 
-    // A sparse file larger than the limit.
+    // Make the file larger than the limit. It is sparse, so it takes up no space.
     let large = fs::File::options()
         .write(true)
         .open(source.path("a.yaml"))
@@ -354,7 +355,7 @@ fn a_directory_is_read_once_without_a_watch() {
     read(&dir.path().join("c.yaml")).expect_err("there is no such file");
 }
 
-/// Returns the first changes that the watch collects after a step.
+/// Watches a directory, runs `step`, and returns the first changes that the watch collects.
 async fn changes(directory: &Path, step: impl FnOnce() -> io::Result<()>) -> DirectoryChanges {
     let mut watch =
         DirectoryWatch::new(&ManifestPath::new(directory, 1).expect("a target")).expect("a watch");

@@ -1,4 +1,4 @@
-//! The HTTP client of the API server. It fails over to the next of several servers if one fails.
+//! The HTTP client for the API servers. If one server fails, it fails over to the next.
 
 mod credentials;
 mod response;
@@ -31,24 +31,24 @@ use tracing::{info, warn};
 use self::{credentials::CredentialFiles, response::ResponseBody};
 use super::KubeSettings;
 
-/// The idle time before TCP keep-alive probes. With these three limits, a dead connection is detected
-/// within half a minute, and not only at the end of a watch.
+/// The idle time before TCP keep-alive probes are sent. Together, this and the next two limits ensure that a
+/// dead connection is detected within half a minute, and not only when the watch ends.
 const KEEPALIVE: Duration = Duration::from_secs(10);
-/// The interval of TCP keep-alive probes.
+/// The interval between TCP keep-alive probes.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
-/// The time limit for unacknowledged data (`TCP_USER_TIMEOUT`).
+/// The maximum time for which sent data may stay unacknowledged (`TCP_USER_TIMEOUT`).
 const USER_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The address of an API server: `https://HOST:PORT`.
+/// The address of an API server, in the form `https://HOST:PORT`.
 #[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct ApiServer {
-    /// The address as spelt in the config.
+    /// The address, spelt as in the config.
     pub(super) text: String,
     pub(super) uri: Uri,
 }
 
-/// The error of a text that is not an address of an API server.
+/// The error for a text that is not the address of an API server.
 #[derive(Debug, thiserror::Error)]
 #[error("`{0}` is not an API server address of the form https://HOST:PORT")]
 pub struct InvalidApiServer(String);
@@ -74,28 +74,29 @@ impl From<ApiServer> for String {
     }
 }
 
-/// The timeout until a response begins. The server may need a minute for a list of a large cluster.
+/// The maximum time to wait for a response to begin. The server may need a minute to list the objects of a
+/// large cluster.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The error of credentials for the API server that can't be used.
+/// An error in the kubeconfig or in the credentials for the API server.
 #[derive(Debug, thiserror::Error)]
 pub enum AccessError {
     /// The kubeconfig can't be used.
     #[error("cannot use kubeconfig {path}")]
     Kubeconfig {
-        /// The file.
+        /// The path of the kubeconfig.
         path: PathBuf,
         /// The cause.
         #[source]
         source: Box<KubeconfigError>,
     },
-    /// The process is not in a pod with a service account, and has no kubeconfig.
+    /// There is no kubeconfig, and the process does not run in a pod with a service account.
     #[error("cannot use the pod's service account; outside a pod, set source.kube.kubeconfig")]
     InCluster(#[source] Box<InClusterError>),
     /// The certificates or the token can't be used.
     #[error("cannot create a client for API server {server}")]
     Client {
-        /// The server.
+        /// The address of the server.
         server: Uri,
         /// The cause.
         #[source]
@@ -103,8 +104,8 @@ pub enum AccessError {
     },
 }
 
-/// Creates a client that fails over between the servers, and returns it with the server in use.
-/// `silence` is the maximum time without data within a response that is not a watch.
+/// Creates a client that fails over between the servers, and returns it together with a handle to the server
+/// in use. `silence` is how long a response other than a watch may go without sending any data.
 pub(super) async fn connect(
     settings: &Arc<KubeSettings>,
     silence: Duration,
@@ -129,7 +130,7 @@ pub(super) async fn connect(
     Ok((Client::new(service, config.default_namespace), current))
 }
 
-/// Creates a client for each server, and returns the addresses and the clients.
+/// Creates a client for each server, and returns the servers' addresses and the clients.
 fn create_clients(
     settings: &KubeSettings,
     config: &Config,
@@ -169,7 +170,7 @@ fn create_client(config: &Config) -> Result<Client, kube::Error> {
     Ok(Client::new(service, config.default_namespace.clone()))
 }
 
-/// The server in use, shared by all clones.
+/// The server that is currently in use. Clones share the state.
 #[derive(Clone, Debug)]
 pub(super) struct CurrentServer {
     servers: Arc<Mutex<ServerList>>,
@@ -186,7 +187,7 @@ impl CurrentServer {
         self.servers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the address of the server.
+    /// Returns the address of the server in use.
     pub(super) fn server(&self) -> String {
         let list = self.lock();
         list.servers
@@ -195,7 +196,7 @@ impl CurrentServer {
             .unwrap_or_default()
     }
 
-    /// Returns the index of the server.
+    /// Returns the index of the server in use.
     pub(super) fn index(&self) -> usize {
         self.lock().index
     }
@@ -214,7 +215,7 @@ impl CurrentServer {
         info!(server = self.server(), "failing over to another API server");
     }
 
-    /// Replaces the servers, and selects the first one if they differ.
+    /// Replaces the list of servers. If it has changed, the first server is used from now on.
     fn replace(&self, servers: Vec<Uri>) {
         let mut list = self.lock();
         if list.servers != servers {
@@ -223,26 +224,27 @@ impl CurrentServer {
     }
 }
 
-/// The credential files, and the clients that use their last valid content.
+/// The credential files, and clients that use the last valid credentials read from them.
 struct CredentialClients {
     files: CredentialFiles,
     clients: Vec<Client>,
 }
 
-/// A client that sends each request to the server in use.
+/// A client that sends each request to whichever server is in use.
 #[derive(Clone)]
 struct Failover {
     settings: Arc<KubeSettings>,
     silence: Duration,
     credentials: Arc<tokio::sync::Mutex<CredentialClients>>,
-    /// True if a server has refused the credentials (status 401) since they were last read.
+    /// True if a server has rejected the credentials (status 401) since they were last read.
     credentials_refused: Arc<AtomicBool>,
     current: CurrentServer,
 }
 
 impl Failover {
-    /// Returns the index and the client of the server in use. Reads the credential files again first, if
-    /// one has changed or a server has refused the credentials. Invalid files are not used.
+    /// Returns the index of the server in use, and its client. If a credential file has changed or a server
+    /// has rejected the credentials, the files are read again first. If they are invalid, the previous
+    /// credentials stay in use.
     async fn client(&self) -> Option<(usize, Client)> {
         let mut credentials = self.credentials.lock().await;
         let have_changed = credentials.files.have_changed();
@@ -299,7 +301,7 @@ impl Failover {
     }
 }
 
-/// Returns true for a status that another server may not return.
+/// Returns true if another server might not return this status.
 const fn is_server_fault(status: StatusCode) -> bool {
     matches!(status.as_u16(), 500 | 502 | 503 | 504)
 }

@@ -1,5 +1,5 @@
-//! Applies events of lists and watches to the overlay, and tracks invalid objects. A list is applied once
-//! it is complete. No I/O.
+//! Applies list and watch events to the overlay, and keeps track of invalid objects. A list is applied only
+//! once it is complete. Does no I/O.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,26 +22,27 @@ use crate::{
     },
 };
 
-/// The origin of problems in objects of the API server.
+/// The origin of problems with objects from the API server.
 const ORIGIN: &str = "API server";
 
-/// Kinds whose first lists are applied at the same time.
+/// The kinds whose first lists are applied at the same time.
 const APPLIED_TOGETHER: [Kind; 2] = [Kind::Service, Kind::EndpointSlice];
 
-/// Kinds whose lists are not waited for, since the maps do not depend on them.
+/// The kinds whose lists need not be received before the source is synced, because no BPF map depends on
+/// them.
 const OPTIONAL_KINDS: [Kind; 1] = [Kind::ServiceCidr];
 
-/// Selects the parts of Nodes that are kept in memory.
+/// Decides which parts of Nodes are kept in memory.
 #[derive(Clone, Debug, Default)]
 pub(super) struct NodeFilter {
-    /// The name of this node. Its Node is kept completely.
+    /// The name of this node, whose Node is kept in full.
     pub(super) own: String,
-    /// The keys of the labels that are kept of other Nodes.
+    /// The keys of the labels that are kept on other Nodes.
     pub(super) labels: BTreeSet<String>,
 }
 
 impl NodeFilter {
-    /// Separates an object from its errors, and drops its unused parts.
+    /// Separates an object from its errors, and drops the parts that are not used.
     fn filter(&self, object: ReceivedObject) -> FilteredObject {
         let ReceivedObject {
             id,
@@ -66,7 +67,7 @@ impl NodeFilter {
         FilteredObject { id, object, errors }
     }
 
-    /// Drops the unused labels of other Nodes, of which there may be thousands.
+    /// Drops unused labels from other Nodes, of which there may be thousands.
     fn trim(&self, object: Object) -> Object {
         let Object::Node(node) = &object else {
             return object;
@@ -92,9 +93,9 @@ impl NodeFilter {
 pub(super) struct Reflector {
     kinds: BTreeMap<Kind, KindState>,
     nodes: NodeFilter,
-    /// A description of the data in use, until the API server has responded for the first time.
+    /// A description of the data in use, if the API server has not responded since the start.
     stale: Option<String>,
-    /// True if the file of the last known state is up to date, or is being written.
+    /// True if the file with the last known state is up to date or is currently being written.
     pub(super) is_saved: bool,
 }
 
@@ -103,13 +104,13 @@ pub(super) struct Reflector {
 struct KindState {
     /// The list that is being received.
     partial_list: Option<ReceivedList>,
-    /// A complete list that is applied together with that of another kind.
+    /// A complete list that is waiting to be applied together with the list of another kind.
     pending_list: Option<ReceivedList>,
-    /// True if a complete list was applied.
+    /// True once a complete list has been applied.
     synced: bool,
     /// The errors of each invalid object.
     errors: BTreeMap<ObjectId, ObjectErrors>,
-    /// The error while requests fail, and the time of the first failure.
+    /// The current error and the time of the first failure, while requests are failing.
     failure: Option<(String, Timestamp)>,
 }
 
@@ -130,7 +131,7 @@ impl ReceivedList {
     }
 }
 
-/// Replaces the errors of an object.
+/// Replaces the errors recorded for an object.
 fn set_errors(
     all: &mut BTreeMap<ObjectId, ObjectErrors>,
     id: &ObjectId,
@@ -142,28 +143,28 @@ fn set_errors(
     };
 }
 
-/// The errors of an invalid object.
+/// The errors in an invalid object.
 #[derive(Debug)]
 struct ObjectErrors {
     uid: Option<Arc<str>>,
-    /// The name of the Service, if the object is an EndpointSlice.
+    /// The name of the Service that the object belongs to, if it is an EndpointSlice.
     service: Option<Arc<str>>,
-    /// True if the object was refused; otherwise only the invalid fields are ignored.
+    /// True if the object was rejected; false if only its invalid fields are ignored.
     is_refused: bool,
     fields: Vec<FieldError>,
 }
 
-/// An object separated from its errors.
+/// An object that has been separated from its errors.
 struct FilteredObject {
     id: ObjectId,
-    /// `None` if the object was refused, so that its last valid version stays; `Some(None)` if Culvert
+    /// `None` if the object was rejected and its last valid version stays in use; `Some(None)` if Culvert
     /// does not serve the object.
     object: Option<Option<Object>>,
     errors: Option<ObjectErrors>,
 }
 
 impl Reflector {
-    /// Creates the state of these kinds, without objects.
+    /// Creates a reflector for these kinds, which has received no objects yet.
     pub(super) fn new(kinds: impl IntoIterator<Item = Kind>, nodes: NodeFilter) -> Self {
         Self {
             kinds: kinds
@@ -220,7 +221,7 @@ impl Reflector {
         self.update_phase(edit);
     }
 
-    /// Applies the change of one object.
+    /// Applies a change to one object.
     fn change(&mut self, object: ReceivedObject, edit: &mut OverlayEdit<'_>) {
         let read = self.nodes.filter(object);
         let state = self.kinds.entry(read.id.kind).or_default();
@@ -235,8 +236,8 @@ impl Reflector {
         }
     }
 
-    /// Applies the complete lists. The first lists of Services and slices are applied together, since a
-    /// Service without its endpoints would refuse connects.
+    /// Applies the lists that are complete. The first lists of Services and EndpointSlices are applied
+    /// together, since connections to a Service without endpoints would be refused.
     fn apply_pending_lists(&mut self, edit: &mut OverlayEdit<'_>) {
         let is_ready = |kind: &Kind| {
             let state = self.kinds.get(kind);
@@ -260,8 +261,8 @@ impl Reflector {
         }
     }
 
-    /// Applies a complete list. Objects that are not in the list are deleted; invalid ones keep their last
-    /// version.
+    /// Applies a complete list. Objects that are missing from the list are deleted, and invalid objects keep
+    /// their last valid version.
     fn replace(&mut self, kind: Kind, list: ReceivedList, edit: &mut OverlayEdit<'_>) {
         let ReceivedList { objects, errors } = list;
         let is_deleted = |id: &ObjectId| !objects.contains_key(id) && !errors.contains_key(id);
@@ -292,7 +293,7 @@ impl Reflector {
         });
     }
 
-    /// Returns true if a complete list was applied for every kind on which the maps depend.
+    /// Returns true once a complete list has been applied for every kind that a BPF map depends on.
     pub(super) fn is_synced(&self) -> bool {
         let mut needed = self
             .kinds
@@ -321,14 +322,14 @@ impl Reflector {
         edit.set_phase(SyncPhase::Stale);
     }
 
-    /// Returns all invalid fields with their objects.
+    /// Returns all invalid fields, each with its object and the object's errors.
     fn invalid_fields(&self) -> impl Iterator<Item = (&ObjectId, &ObjectErrors, &FieldError)> {
         let objects = self.kinds.values().flat_map(|state| &state.errors);
         objects.flat_map(|(id, errors)| errors.fields.iter().map(move |field| (id, errors, field)))
     }
 
-    /// Returns a warning for each invalid field. A warning about a slice is attached to its Service, where
-    /// operators look first.
+    /// Returns a warning for each invalid field. Warnings about an EndpointSlice are attached to its Service,
+    /// which is where operators look first.
     pub(super) fn warnings(&self, overlay: &Overlay) -> Vec<ObjectWarning> {
         let warning = |(id, errors, error): (&ObjectId, &ObjectErrors, &FieldError)| {
             let reason = if errors.is_refused {
@@ -357,7 +358,7 @@ impl Reflector {
         self.invalid_fields().map(warning).collect()
     }
 
-    /// Returns the report for status.
+    /// Returns the report for the daemon's status.
     pub(super) fn report(&self, server: String, overlay: &Overlay) -> SourceReport {
         let problems = self.invalid_fields().map(|(id, errors, error)| Problem {
             object: Some(id.to_string()),

@@ -1,4 +1,4 @@
-//! Writes the last known state to disk, and reads it at a start without the API server.
+//! Writes the last known state to disk, and reads it back if the API server can't be reached at startup.
 
 use std::{
     fs::{self, File},
@@ -11,21 +11,21 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::Object;
 
-/// The version of the file format. It changes when older files can no longer be read; a new field with a
-/// default does not change it.
+/// The version of the file format. It is incremented when older files can no longer be read. Adding a field
+/// that has a default does not require a new version.
 const VERSION: u32 = 1;
 
-/// The maximum size of the file, in bytes: a hundred times the size for 10,000 Services.
+/// The maximum size of the file, in bytes. This is a hundred times the size needed for 10,000 Services.
 const MAX_BYTES: u64 = 2 << 30;
 
-/// The last known objects, and the time when they were written.
+/// The last known objects, and the time at which they were written.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Snapshot {
     pub(super) written: Timestamp,
     pub(super) objects: Vec<Object>,
 }
 
-/// The first line of the file. Each other line is an object.
+/// The first line of the file. Each of the other lines holds one object.
 #[derive(Debug, Deserialize, Serialize)]
 struct Header {
     version: u32,
@@ -34,7 +34,7 @@ struct Header {
     objects: usize,
 }
 
-/// The error of reading the last known state.
+/// An error when reading the last known state.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SnapshotError {
     #[error("cannot read the file")]
@@ -57,7 +57,7 @@ pub(super) enum SnapshotError {
     Incomplete { found: usize, expected: usize },
 }
 
-/// Writes the state into a new file, and atomically renames it to `path`.
+/// Writes the state to a new file and atomically renames it to `path`.
 pub(super) fn write(path: &Path, node: &str, snapshot: &Snapshot) -> io::Result<()> {
     let draft = path.with_extension("new");
     let mut file = BufWriter::new(File::create(&draft)?);
@@ -73,14 +73,14 @@ pub(super) fn write(path: &Path, node: &str, snapshot: &Snapshot) -> io::Result<
         serde_json::to_writer(&mut file, object)?;
         file.write_all(b"\n")?;
     }
-    // An edge node may lose power at any moment, so the file is synced before the rename.
+    // An edge node may lose power at any moment, so the file is synced to disk before it is renamed.
     file.into_inner()?.sync_all()?;
     fs::rename(&draft, path)?;
     path.parent()
         .map_or(Ok(()), |directory| File::open(directory)?.sync_all())
 }
 
-/// Reads the last known state; `None` if there is no file.
+/// Reads the last known state. Returns `None` if the file does not exist.
 pub(super) fn read(path: &Path, node: &str) -> Result<Option<Snapshot>, SnapshotError> {
     let file = match File::open(path) {
         Ok(file) => file,

@@ -1,4 +1,4 @@
-//! Tests with a scripted API server on loopback.
+//! Tests against a scripted API server on loopback.
 
 mod access;
 mod faults;
@@ -16,10 +16,10 @@ use crate::source::{
     tests::{RunningSource, TIMEOUT},
 };
 
-/// The limits for misbehaving servers, in tests that reach them.
+/// The time limit for misbehaving servers in tests that reach this limit.
 const SHORT_LIMIT: Duration = Duration::from_millis(500);
 
-/// The settings of a source with servers on loopback, and with short limits.
+/// The settings and limits of a source whose servers are on loopback.
 struct Setup {
     limits: Limits,
     settings: KubeSettings,
@@ -32,7 +32,7 @@ impl Setup {
         Self::within(tempfile::tempdir().expect("a directory"), servers)
     }
 
-    /// Creates the settings for a directory. Writes a kubeconfig unless the directory has one.
+    /// Creates settings for this directory. Writes a kubeconfig to it unless it already has one.
     fn within(directory: tempfile::TempDir, servers: &[&Server]) -> Self {
         let kubeconfig = directory.path().join("kubeconfig");
         if !kubeconfig.exists() {
@@ -74,7 +74,7 @@ async fn start_source(servers: &[&Server]) -> RunningSource {
     Setup::of(servers).start().await
 }
 
-/// Starts a source with this value for all limits for misbehaving servers.
+/// Starts a source that uses the same limit for every kind of misbehaving server.
 async fn start_source_with_limits(limit: Duration, servers: &[&Server]) -> RunningSource {
     let mut setup = Setup::of(servers);
     setup.limits = Limits {
@@ -210,7 +210,7 @@ async fn a_server_that_returns_with_older_data_is_listed_again() {
 
     source.until("old=10.0.0.2").await;
 
-    // The older list is accepted after the limit, and not before.
+    // The older list is accepted once the limit has passed, and not before.
     assert!(before.elapsed() >= SHORT_LIMIT);
 }
 
@@ -296,7 +296,7 @@ async fn the_last_known_state_is_used_until_a_server_responds() {
     source.until("a=10.0.0.1 b=10.0.0.2").await;
     let directory = source.stop().await;
 
-    // The server refuses connects until it is opened.
+    // The server refuses connections until it is opened.
     let server = Server::reserved();
     let mut setup = Setup::within(directory, &[&server]);
     setup.settings.initial_sync_timeout = Duration::from_millis(50);

@@ -1,13 +1,14 @@
-//! Lists and watches the objects of one kind, and lists them again if the server can't continue a watch.
+//! Lists and watches the objects of one kind, and lists them again if the server can't resume a watch.
 //!
-//! The watcher of kube-runtime 5.0 is not used for three reasons: it hides the version of a list, which
-//! is needed to detect older data; it streams lists from version 0, which a lagging cache may serve, and
-//! can't page instead; and it reopens a watch that ends immediately without a backoff.
+//! There are three reasons not to use the watcher from kube-runtime 5.0. It hides the version of a list,
+//! which is needed to detect older data. It streams lists starting from version 0, which a lagging cache may
+//! serve, and can't fall back to paging. Finally, when a watch ends immediately, it reopens the watch without
+//! a backoff.
 //!
 //! - `list`: reads all objects
-//! - `watch`: reads changes
+//! - `watch_stream`: reads changes
 //! - `failure`: decides how to continue after an error
-//! - `server_state`: the backoff between requests, and the last seen version
+//! - `server_state`: keeps track of the backoff between requests and the last version seen
 
 mod failure;
 mod list;
@@ -35,39 +36,39 @@ use self::{
 use super::{KubeSettings, Limits, Selection, client::CurrentServer};
 use crate::{clock::monotonic, error_chain::chain, k8s::ReceivedObject, model::Kind};
 
-/// The number of failed streamed lists after which all lists are paged.
+/// The number of failed streamed lists after which all further lists are read in pages.
 const MAX_STREAM_FAILURES: u32 = 2;
 
-/// The interval of requests for a kind that the server doesn't support.
+/// The interval between requests for a kind that the server doesn't support.
 const UNSUPPORTED_RETRY: Duration = Duration::from_secs(300);
 
 /// An event about the objects of one kind.
 #[derive(Debug)]
 pub(super) struct KindEvent {
     pub(super) kind: Kind,
-    /// The monotonic time of the event.
+    /// The monotonic time at which the event was received.
     pub(super) at: Duration,
     pub(super) change: Change,
 }
 
-/// The content of an event.
+/// The content of a [`KindEvent`].
 #[derive(Debug)]
 pub(super) enum Change {
     /// A new list begins.
     ListStarted,
-    /// An object of the list.
+    /// An object in the new list.
     Listed(Box<ReceivedObject>),
-    /// The list is complete. Objects that are not in it were deleted.
+    /// The list is complete. Objects that are missing from it have been deleted.
     ListCompleted,
     /// An object was created or updated.
     Updated(Box<ReceivedObject>),
     /// An object was deleted.
     Deleted(Box<ReceivedObject>),
-    /// A request failed or its response was invalid. It will be retried.
+    /// A request failed, or the response to it was invalid. It will be retried.
     RequestFailed(String),
-    /// A request succeeded after failures.
+    /// A request succeeded after earlier ones had failed.
     RequestSucceeded,
-    /// The server doesn't support the kind.
+    /// The server doesn't support this kind.
     Unsupported,
 }
 
@@ -81,33 +82,32 @@ pub(super) struct KindWatcher {
     pub(super) events: mpsc::Sender<KindEvent>,
 }
 
-/// The way to request a list.
+/// The way in which a list is requested.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum ListMode {
-    /// As the first events of the watch (`sendInitialEvents`).
+    /// As the first events of a watch (`sendInitialEvents`).
     Streamed,
-    /// In pages, before the watch.
+    /// In pages, before the watch is opened.
     Paged,
 }
 
-/// The reason for listing all objects again.
+/// The reason why all objects must be listed again.
 #[derive(Debug)]
 enum RelistReason {
-    /// The receiver of events was dropped: no list is needed any more.
+    /// The receiver of the events was dropped, so no further list is needed.
     ReceiverDropped,
-    /// The server did not stream this list, or refuses to stream any list.
+    /// The server did not stream this list, or it refuses to stream lists at all.
     NotStreamed { is_refused: bool },
-    /// The server can't continue from the last seen version, or its data may have been restored from a
-    /// backup.
+    /// The server can't resume from the last version seen, or its data may have been restored from a backup.
     VersionLost,
-    /// The list is older than the last seen version.
+    /// The list is older than the last version seen.
     OlderList,
-    /// The server doesn't support the kind.
+    /// The server doesn't support this kind.
     Unsupported,
 }
 
 impl KindWatcher {
-    /// Lists and watches until the receiver of events is dropped.
+    /// Lists and watches until the receiver of the events is dropped.
     pub(super) async fn run(self) {
         let kind = self.selection.kind;
         let mut server = ServerState::new(self.settings.max_backoff, self.limits.max_lag);
@@ -135,7 +135,7 @@ impl KindWatcher {
             if stream_failures >= MAX_STREAM_FAILURES {
                 list_mode = ListMode::Paged;
             }
-            // The backoff before each list prevents a busy loop of failures.
+            // The backoff before each list prevents a busy loop if lists keep failing.
             sleep(server.next_backoff()).await;
         }
     }
@@ -160,7 +160,7 @@ impl KindWatcher {
         }
     }
 
-    /// Sends an event about a failure, and waits until the server responds again.
+    /// Reports a failure in an event, and waits until the server responds again.
     async fn handle_stop(
         &self,
         stop: StopReason,
@@ -177,16 +177,16 @@ impl KindWatcher {
         self.send(Change::RequestFailed(chain(&failure.error)))
             .await?;
         self.wait_for_server(&failure, list_mode, server).await?;
-        // A streamed list that broke off once may do so every time, so pages are used instead.
+        // A streamed list that broke off once may break off every time, so paging is used instead.
         if failure.at == RequestPhase::List && list_mode == ListMode::Streamed {
             return Err(RelistReason::NotStreamed { is_refused: false });
         }
         Ok(())
     }
 
-    /// Waits until the server responds. The watch then continues, or an error requests a new list: a server
-    /// that was unreachable may have been restored from a backup, and would send no events until its
-    /// version exceeds that of the watch.
+    /// Waits until the server responds again. Returns `Ok` if the watch can continue, or an error if a new
+    /// list is needed: a server that was unreachable may have been restored from a backup, in which case it
+    /// would send no events until its version exceeds that of the watch.
     async fn wait_for_server(
         &self,
         failure: &Failure,
@@ -226,7 +226,7 @@ impl KindWatcher {
         }
     }
 
-    /// Returns the selectors as parameters of a request.
+    /// Returns the selectors as request parameters.
     fn selectors(&self) -> ListParams {
         ListParams {
             label_selector: self.selection.labels.clone(),
@@ -239,20 +239,20 @@ impl KindWatcher {
         Request::new(&*self.selection.path)
     }
 
-    /// Requests a page of a list.
+    /// Requests one page of a list.
     async fn page(&self, params: &ListParams) -> kube::Result<ObjectList<Box<RawValue>>> {
         let request = self.request().list(params);
         let request = request.map_err(kube::Error::BuildRequest)?;
         self.client.request(request).await
     }
 
-    /// Parses an object as soon as it is received, so that unused fields are not stored.
+    /// Parses an object as soon as it is received, so that its unused fields are not kept in memory.
     fn parse(&self, object: &RawValue) -> kube::Result<Box<ReceivedObject>> {
         let object = (self.selection.parse)(object.get());
         object.map(Box::new).map_err(kube::Error::SerdeError)
     }
 
-    /// Sends an event. Fails if the receiver was dropped.
+    /// Sends an event. Fails if the receiver has been dropped.
     async fn send(&self, change: Change) -> Result<(), RelistReason> {
         let event = KindEvent {
             kind: self.selection.kind,

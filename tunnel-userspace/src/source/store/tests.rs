@@ -29,7 +29,7 @@ fn node(text: &str) -> Object {
     Object::Node(Arc::new(fixture::node(text)))
 }
 
-/// Returns a store with one source, which has delivered its first complete list.
+/// Returns a store and the overlay of its only source, which has delivered its first complete list.
 fn store() -> (Store, Overlay) {
     let mut store = Store::default();
     let overlay = store.overlay();
@@ -44,7 +44,7 @@ fn apply(overlay: &Overlay, objects: impl IntoIterator<Item = Object>, at: Durat
     }
 }
 
-/// Takes an update, and describes each object in it.
+/// Takes an update and describes each object in it.
 fn describe_update(store: &mut Store) -> Vec<String> {
     let Some(update) = store.take_update() else {
         return Vec::new();
@@ -187,7 +187,7 @@ fn each_higher_phase_causes_one_update_even_without_objects() {
     assert_eq!(update_after(SyncPhase::Partial), Some((false, false)));
     assert_eq!(update_after(SyncPhase::Complete), Some((false, true)));
     assert_eq!(update_after(SyncPhase::Complete), None);
-    // A lower phase causes no update; the next change publishes it.
+    // A drop to a lower phase does not cause an update by itself; the next change includes it.
     assert_eq!(update_after(SyncPhase::Partial), None);
     assert_eq!(update_after(SyncPhase::Complete), Some((false, true)));
 }

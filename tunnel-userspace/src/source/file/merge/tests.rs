@@ -22,7 +22,7 @@ fn id(name: &str) -> ObjectId {
     }
 }
 
-/// Returns a Node with a label that distinguishes its versions.
+/// Returns a Node with a label that holds its version.
 fn node(name: &str, version: &str) -> ItemContent {
     ItemContent::Object(Object::Node(Arc::new(Node {
         labels: BTreeMap::from([("version".to_owned(), version.to_owned())]),
@@ -68,7 +68,7 @@ impl MergeFixture {
             .remove(&Arc::from(Path::new(path)), &mut self.overlay.edit(AT));
     }
 
-    /// Returns the Nodes in use, each with its version.
+    /// Returns the names and versions of the Nodes in use.
     fn nodes(&mut self) -> Vec<String> {
         let update = self.store.take_update();
         for (name, node) in update.into_iter().flat_map(|update| update.nodes) {

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{k8s, parallel};
 
-/// A list as `kubectl get -o json` prints it, with its items as text.
+/// A list as printed by `kubectl get -o json`, with its items left as text.
 #[derive(Deserialize)]
 struct List<'a> {
     kind: &'a str,
@@ -19,7 +19,7 @@ struct List<'a> {
     items: Vec<&'a RawValue>,
 }
 
-/// Parses a JSON file: a sequence of values. Values after a syntax error are not found.
+/// Parses a JSON file, which is a sequence of values. Parsing stops at the first syntax error.
 pub(in crate::source::file) fn parse_json(text: &str) -> Vec<ParsedItem> {
     let at_position = |document, line, content: Vec<ItemContent>| {
         content.into_iter().map(move |content| ParsedItem {
@@ -34,7 +34,7 @@ pub(in crate::source::file) fn parse_json(text: &str) -> Vec<ParsedItem> {
         line: 1,
     };
     if let Some(items) = list_items(text) {
-        // Most files are one list. Without this shortcut, they would be parsed three times instead of
+        // Most files are a single list. Without this shortcut, they would be parsed three times rather than
         // twice.
         return at_position(1, lines.line_of_next(0), parse_items(&items)).collect();
     }
@@ -55,7 +55,7 @@ pub(in crate::source::file) fn parse_json(text: &str) -> Vec<ParsedItem> {
     parsed
 }
 
-/// Parses a value of the file: a list or one manifest.
+/// Parses one value in the file: a list or a single manifest.
 fn parse_value(text: &str) -> Vec<ItemContent> {
     match list_items(text) {
         Some(items) => parse_items(&items),
@@ -63,7 +63,7 @@ fn parse_value(text: &str) -> Vec<ItemContent> {
     }
 }
 
-/// Returns the items of a list; `None` if the text is not a list.
+/// Returns the items of a list, or `None` if the text is not a list.
 fn list_items(text: &str) -> Option<Vec<&RawValue>> {
     let list = serde_json::from_str::<List<'_>>(text).ok()?;
     (list.kind == "List").then_some(list.items)
@@ -83,17 +83,17 @@ fn parse_items(items: &[&RawValue]) -> Vec<ItemContent> {
         .collect()
 }
 
-/// Parses a manifest from its text.
+/// Parses a manifest from JSON text.
 fn parse_manifest(text: &str) -> Vec<ItemContent> {
     let parse = || match k8s::parse_json(text) {
         Ok(parsed) => to_items(parsed),
-        // The text is well-formed, so a number is too large or the nesting is too deep.
+        // The text is well-formed JSON, so either a number is too large or the nesting is too deep.
         Err(error) => vec![invalid_document(format!("is not valid JSON: {error}"))],
     };
     catch_unwind(parse).unwrap_or_else(|_| vec![invalid_document(PARSER_PANICKED)])
 }
 
-/// Counts the lines of a text up to ascending offsets.
+/// Counts the lines in a text up to ascending offsets.
 struct LineCounter<'a> {
     text: &'a str,
     offset: usize,
@@ -101,7 +101,8 @@ struct LineCounter<'a> {
 }
 
 impl LineCounter<'_> {
-    /// Returns the line, from 1, of the first non-blank character at or after an offset.
+    /// Returns the number, counted from 1, of the line with the first non-blank character at or after an
+    /// offset.
     fn line_of_next(&mut self, offset: usize) -> usize {
         let rest = self.text.get(offset..).unwrap_or_default();
         let end = offset + (rest.len() - rest.trim_start().len());

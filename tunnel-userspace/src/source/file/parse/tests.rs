@@ -17,7 +17,7 @@ fn parse(text: &str) -> Vec<ParsedItem> {
     parse_yaml(text, &ParseCache::default()).0
 }
 
-/// Describes each item: its document and line, and its object or error.
+/// Describes each item by its document number, its line, and its object or error.
 fn describe(parsed: &[ParsedItem]) -> Vec<String> {
     let word = |one: &ParsedItem| {
         let content = match &one.content {
@@ -42,7 +42,7 @@ fn describe(parsed: &[ParsedItem]) -> Vec<String> {
     parsed.iter().map(word).collect()
 }
 
-/// Asserts the number of items, and the beginning of each item's description.
+/// Asserts how many items there are, and how the description of each one begins.
 fn expect_descriptions(parsed: &[ParsedItem], expected: &[&str]) {
     let found = describe(parsed);
     let mut pairs = found.iter().zip(expected);
@@ -165,7 +165,7 @@ fn too_deep_nesting_and_too_large_expansions_are_refused() {
     let deep = format!("{}{}", "[".repeat(50_000), "]".repeat(50_000));
     assert!(describe(&parse(&format!("a: {deep}\n")))[0].contains("refused is not valid YAML"));
     assert!(describe(&parse_json(&deep))[0].contains("refused is not valid JSON"));
-    // A billion laughs attack: nested aliases.
+    // A "billion laughs" attack with nested aliases.
     let mut file = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
     for i in 1..9 {
         let last = format!("*a{}", i - 1);

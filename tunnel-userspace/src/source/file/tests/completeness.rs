@@ -1,12 +1,12 @@
-//! Tests of `ClusterUpdate::complete`.
+//! Tests for `ClusterUpdate::complete`.
 
 use std::{fs, os::unix::fs::symlink, path::Path};
 
 use super::fixture::{self, INVALID, directory, service};
 use crate::source::tests::RunningSource;
 
-/// Watches a directory with the Service `a` and another entry, and takes the first update. Returns true as
-/// well if the update is complete.
+/// Watches a directory that contains the Service `a` and whatever `create` adds. Takes the first update, and
+/// returns true alongside the source if that update is complete.
 async fn watch_with(create: impl FnOnce(&Path)) -> (RunningSource, bool) {
     let dir = directory();
     let manifests = dir.path().join("manifests");
@@ -42,7 +42,7 @@ async fn an_invalid_document_makes_updates_incomplete_until_it_is_fixed() {
     let (mut source, is_complete) = watch_with(write).await;
     assert!(!is_complete);
 
-    // The file becomes valid, even without any object.
+    // The file becomes valid, although it contains no objects.
     source.write("b.yaml", "# nothing\n");
 
     until_complete(&mut source).await;

@@ -1,4 +1,4 @@
-//! Builders of watched directories for the tests.
+//! Builds watched directories for tests.
 
 use std::fs;
 
@@ -20,14 +20,15 @@ pub(super) fn service(name: &str, address: &str) -> String {
 pub(super) const INVALID: &str =
     "apiVersion: v1\nkind: Service\nmetadata: {name: bad}\nspec: {clusterIP: x}\n";
 
-/// Creates a temporary directory with an empty directory `manifests`.
+/// Creates a temporary directory that contains an empty directory named `manifests`.
 pub(super) fn directory() -> TempDir {
     let dir = tempfile::tempdir().expect("a directory");
     fs::create_dir(dir.path().join("manifests")).expect("a directory");
     dir
 }
 
-/// Watches a directory with one file `a.yaml`, which contains the Service `a` at 10.0.0.1.
+/// Watches a directory with a single file `a.yaml`, which contains the Service `a` with the cluster IP
+/// 10.0.0.1.
 pub(super) async fn with_one_service() -> RunningSource {
     let dir = directory();
     let path = dir.path().join("manifests/a.yaml");
@@ -45,12 +46,12 @@ pub(super) async fn watch(dir: TempDir, path: &str) -> RunningSource {
     RunningSource::new(dir, store, report, |stop| source.run(stop))
 }
 
-/// Returns a file with the Service `a` and another document.
+/// Returns the content of a file with the Service `a` and one more document.
 pub(super) fn service_and(address: &str, other: &str) -> String {
     format!("{}---\n{other}", service("a", address))
 }
 
-/// Watches a directory with one file `a.yaml`, which contains the Services `a` and `bad`.
+/// Watches a directory with a single file `a.yaml`, which contains the Services `a` and `bad`.
 pub(super) async fn with_two_services() -> RunningSource {
     let mut source = with_one_service().await;
     source.write(

@@ -1,12 +1,12 @@
-//! Tests of renamed files.
+//! Tests for renaming files.
 
 use std::fs;
 
 use super::fixture::{self, INVALID, service, service_and};
 use crate::source::tests::RunningSource;
 
-/// Renames files in several rounds, each until a later change is visible, and asserts that no Service
-/// disappears.
+/// Renames files in several rounds, waiting after each round until a later change is visible, and asserts
+/// that no Service disappears.
 async fn rename_without_loss(rounds: u8, step: impl Fn(&RunningSource, u8)) {
     let mut source = fixture::with_one_service().await;
     source.write("b.yaml", service("b", "10.0.0.2"));
@@ -74,7 +74,7 @@ async fn a_file_that_is_replaced_right_after_its_rename_keeps_the_last_valid_ver
 #[tokio::test]
 async fn a_file_that_is_replaced_by_an_invalid_one_keeps_the_last_valid_version() {
     let mut source = fixture::with_one_service().await;
-    // The invalid file is read before it replaces the other one.
+    // The invalid file has already been read by the time it replaces the other one.
     source.write("new.yaml", "not: [a manifest");
     source.until_problems(&["manifests/new.yaml"]).await;
 

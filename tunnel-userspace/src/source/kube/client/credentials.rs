@@ -1,5 +1,5 @@
-//! Reads the kubeconfig and the credentials for the API server, and detects when their files change, as
-//! they do when the kubelet renews its certificate.
+//! Reads the kubeconfig and the credentials for the API server, and detects when these files change, as
+//! happens when the kubelet renews its certificate.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -8,33 +8,33 @@ use kube::config::{Config, KubeConfigOptions, Kubeconfig};
 use super::{AccessError, KubeSettings};
 use crate::source::fingerprint::{Fingerprint, fingerprint};
 
-/// The files of a pod's service account, the same that kube-client reads
+/// The files that hold a pod's service account credentials; kube-client reads the same ones
 /// (`config/incluster_config.rs`).
 const POD_FILES: [&str; 2] = [
     "/var/run/secrets/kubernetes.io/serviceaccount/token",
     "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt",
 ];
 
-/// The fingerprint of each file before its last read; `None` if it could not be read.
+/// Each file's fingerprint from just before it was last read; `None` if the file could not be reached.
 #[derive(Clone, Debug, Default)]
 pub(super) struct CredentialFiles(BTreeMap<PathBuf, Option<Fingerprint>>);
 
 impl CredentialFiles {
-    /// Records the fingerprint of a file.
+    /// Records the current fingerprint of a file.
     fn record(&mut self, path: impl Into<PathBuf>) {
         let path = path.into();
         let fingerprint = fingerprint(&path);
         self.0.insert(path, fingerprint);
     }
 
-    /// Returns true if one of the files has changed since the last read.
+    /// Returns true if any of the files has changed since it was last read.
     pub(super) fn have_changed(&self) -> bool {
         let mut files = self.0.iter();
         files.any(|(path, seen)| fingerprint(path) != *seen)
     }
 
-    /// Reads the files. Takes each fingerprint before the read, so that a change during the read is
-    /// detected later.
+    /// Reads the files. Each fingerprint is taken before its file is read, so that a change during the read
+    /// is noticed later.
     pub(super) async fn read(&mut self, settings: &KubeSettings) -> Result<Config, AccessError> {
         self.0.clear();
         let mut config = match &settings.kubeconfig {
@@ -93,7 +93,7 @@ mod tests {
              \x20 user: {{client-certificate: {cert}, client-key: {key}, tokenFile: {token}}}\n"
         );
         let kubeconfig = Kubeconfig::from_yaml(&text).unwrap();
-        // The key does not exist yet, as when the certificate is written first.
+        // The key does not exist yet, as happens when the certificate is written first.
         for path in [&paths[0], &paths[1], &paths[3]] {
             fs::write(path, "old").unwrap();
         }

@@ -1,4 +1,5 @@
-//! Adapts responses of the API server: a limit for silence, and the delay of a refusal.
+//! Adapts responses from the API server: limits how long they may be silent, and makes `Retry-After` visible
+//! to callers.
 
 use std::time::Duration;
 
@@ -13,21 +14,21 @@ use kube::{
 use tokio::time::timeout;
 use tower::BoxError;
 
-/// The body of a response.
+/// The body of a response from the API server.
 pub(super) type ResponseBody = UnsyncBoxBody<Bytes, BoxError>;
 
-/// The error of a response that began and then stopped.
+/// The error for a response that stops in the middle.
 #[derive(Debug, thiserror::Error)]
 #[error("the API server sent no data for {0:?} in the middle of a response")]
 struct SilenceError(Duration);
 
-/// Converts the type of a body.
+/// Converts a body without limiting its silence.
 pub(super) fn without_limit(body: Body) -> ResponseBody {
     body.map_err(BoxError::from).boxed_unsync()
 }
 
-/// Adds a limit for silence to a body, since TCP keep-alive detects a dead connection but not a stuck
-/// server. At the limit, calls `on_silence` and returns an error.
+/// Limits how long a body may be silent, since TCP keep-alive detects dead connections but not a stuck
+/// server. When the limit is reached, `on_silence` is called and the body fails.
 pub(super) fn with_silence_limit(
     body: Body,
     max_silence: Duration,
@@ -52,8 +53,8 @@ pub(super) fn with_silence_limit(
     StreamBody::new(frames).boxed_unsync()
 }
 
-/// Copies `Retry-After` of a refusal from the header into the body, since callers see only the body. An
-/// overloaded API server sends it only in the header (apiserver
+/// Copies the delay in the `Retry-After` header of a 429 response into the body, since callers see only the
+/// body. An overloaded API server sends the delay only in the header (apiserver
 /// `pkg/server/filters/priority-and-fairness.go`).
 pub(super) async fn with_retry_after(
     response: Response<ResponseBody>,

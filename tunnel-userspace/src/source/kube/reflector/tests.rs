@@ -56,7 +56,7 @@ fn invalid(name: &str) -> Box<ReceivedObject> {
     received(id(Kind::Service, name), Err(missing("spec.ports")))
 }
 
-/// A reflector of some kinds, with its overlay.
+/// A reflector for some kinds, and the store and overlay that it writes to.
 struct ReflectorFixture {
     reflector: Reflector,
     store: Store,
@@ -96,7 +96,7 @@ impl ReflectorFixture {
         self.apply(kind, Change::ListCompleted);
     }
 
-    /// Applies a snapshot with these Services.
+    /// Makes the reflector use a snapshot that contains these Services.
     fn use_snapshot(&mut self, names: &[&str]) {
         let snapshot = Snapshot {
             written: now(),
@@ -198,7 +198,7 @@ fn the_first_list_of_services_waits_for_that_of_slices() {
     fixture.list(Kind::EndpointSlice, []);
 
     assert_eq!(fixture.names(), ["a", "c"]);
-    // The list of ServiceCIDRs is not waited for.
+    // The reflector does not wait for the list of ServiceCIDRs.
     assert!(fixture.reflector.is_synced());
     fixture.list(Kind::Service, [valid("a")]);
     assert_eq!(fixture.names(), ["a"]);
@@ -244,7 +244,7 @@ fn a_refused_object_keeps_its_last_version_and_the_others_apply() {
         "API server: Service shop/a: spec.ports: is required"
     );
 
-    // The problem is resolved when the object changes or is deleted.
+    // The problem is resolved once the object is changed or deleted.
     fixture.apply(Kind::Service, Change::Updated(valid("a")));
     assert_eq!(fixture.is_complete(), Some(true));
     fixture.apply(Kind::Service, Change::Updated(invalid("a")));

@@ -1,4 +1,4 @@
-//! Tests of credentials that change.
+//! Tests with credentials that change.
 
 use std::{fs, path::Path};
 
@@ -13,8 +13,8 @@ fn replace(path: &Path, text: &str) {
     fs::rename(&draft, path).expect("renamed");
 }
 
-/// Starts a server that accepts these tokens, and sends a Service `a` with the address next to the token.
-/// Its watches end immediately, so that it gets repeated requests.
+/// Starts a server that accepts these tokens. A client that uses a token is sent the Service `a` with the
+/// address that is paired with that token. The server ends watches immediately, so that requests keep coming.
 fn server_accepting(tokens: &'static [(&'static str, &'static str)]) -> Server {
     Server::start(Script::all(move |request| {
         let known = tokens
@@ -30,7 +30,7 @@ fn server_accepting(tokens: &'static [(&'static str, &'static str)]) -> Server {
         if !is_watch(request) {
             return list_page(&[], 1, None);
         }
-        // Each address has a different version.
+        // Each address leads to a different version.
         let version = 10 + address.bytes().last().map_or(0, u64::from);
         ScriptedResponse::Closed(if is_service {
             vec![service_line("MODIFIED", "a", address, version)]

@@ -1,12 +1,12 @@
-//! Tests of servers that fail, lag or stop responding.
+//! Tests with servers that fail, lag or stop responding.
 
 use super::{
     server::{ReceivedRequest, end_of_list, error_line, list_page, too_many_requests},
     *,
 };
 
-/// Returns a list of one Service, streamed or as a page, as requested. `following_lines` come after
-/// a streamed list.
+/// Returns a list with one Service, streamed or as a page, depending on the request. A streamed list is
+/// followed by `following_lines`.
 fn list_response(
     request: &ReceivedRequest,
     name: &str,
@@ -60,7 +60,7 @@ async fn a_lagging_server_does_not_restore_deleted_objects() {
         let lists = services
             .iter()
             .filter(|request| is_streamed(request) || !is_watch(request));
-        // A request with a version could be served from a cache.
+        // A request that specifies a version could be answered from a cache.
         for request in lists {
             let version = request.query.get("resourceVersion");
             assert!(version.is_none_or(String::is_empty), "{request:?}");
@@ -102,7 +102,7 @@ async fn a_server_that_ends_each_watch_at_once_is_retried_with_a_backoff() {
         if is_streamed(request) {
             return ScriptedResponse::Closed(vec![end_of_list(7)]);
         }
-        // Each event has the same version, so none counts as new.
+        // All events have the same version, so none of them counts as new.
         ScriptedResponse::Closed(vec![service_line("MODIFIED", "a", "10.0.0.1", 6)])
     }));
     let mut source = start_source(&[&server]).await;
@@ -110,7 +110,7 @@ async fn a_server_that_ends_each_watch_at_once_is_retried_with_a_backoff() {
 
     tokio::time::sleep(Duration::from_secs(2)).await;
 
-    // The first backoff is at least 125 ms, each further one at least 150 ms.
+    // The first backoff takes at least 125 ms, and each subsequent one at least 150 ms.
     let count = server.requests("/api/v1/services").len();
     assert!((3..=16).contains(&count), "{count}");
 }
@@ -133,7 +133,7 @@ async fn repeated_new_lists_have_a_growing_backoff() {
 
     tokio::time::sleep(Duration::from_secs(3)).await;
 
-    // The backoffs are at least 125 ms, 250 ms, 500 ms and 1 s.
+    // The backoffs take at least 125 ms, 250 ms, 500 ms and 1 s.
     let count = server.requests("/api/v1/services").len();
     assert!((2..=7).contains(&count), "{count}");
 }
@@ -181,7 +181,7 @@ async fn a_page_that_stops_in_the_middle_is_requested_again() {
     source.until_server_error("sent no data for 500ms").await;
     source.until("a=10.0.0.1").await;
 
-    // A watch has no such limit.
+    // Watches are not subject to this limit.
     tokio::time::sleep(SHORT_LIMIT * 3).await;
     let watches = server.requests("/api/v1/services");
     let watches = watches

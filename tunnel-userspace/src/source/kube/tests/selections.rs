@@ -1,4 +1,4 @@
-//! Tests of the selected objects, by configuration.
+//! Tests which objects are selected, depending on the configuration.
 
 use super::*;
 
@@ -15,7 +15,8 @@ fn owned_external_ips_node_pools_and_steering_select_more_objects() {
     });
     let served = Some("!service.kubernetes.io/service-proxy-name");
     let own = Some("metadata.name=node-a");
-    // The expected label selector of Services, field selector of Nodes, and kept labels of other Nodes.
+    // Each case has the expected label selector for Services, the expected field selector for Nodes, and the
+    // labels that should be kept on other Nodes.
     for (name, scope, services, nodes, kept) in [
         ("neither", scope(), served, own, vec![ZONE_LABEL]),
         (

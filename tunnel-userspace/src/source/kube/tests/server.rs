@@ -34,20 +34,20 @@ use crate::source::kube::ApiServer;
 pub(super) struct ReceivedRequest {
     pub(super) path: String,
     pub(super) query: BTreeMap<String, String>,
-    /// The bearer token in the header `Authorization`.
+    /// The bearer token in the `Authorization` header.
     pub(super) token: Option<String>,
 }
 
-/// A response.
+/// A scripted response.
 #[derive(Debug)]
 pub(super) enum ScriptedResponse {
     /// A status code and a JSON body.
     Complete(u16, Value),
-    /// Status 429 with `Retry-After` in seconds, and a JSON body.
+    /// Status 429 with this number of seconds in the `Retry-After` header, and a JSON body.
     RetryLater(u32, Value),
-    /// Lines, after which the response stays open.
+    /// Several lines, after which the response stays open.
     KeptOpen(Vec<String>),
-    /// Lines, after which the response ends.
+    /// Several lines, after which the response ends.
     Closed(Vec<String>),
     /// No response at all.
     Never,
@@ -55,15 +55,15 @@ pub(super) enum ScriptedResponse {
 
 type ResponseFn = dyn Fn(&ReceivedRequest, usize) -> ScriptedResponse + Send + Sync;
 
-/// The script of a server: returns its response to each request.
+/// A server's script, which returns the response to each request.
 pub(super) struct Script {
     respond: Box<ResponseFn>,
-    /// True if the script is only for Services. The lists of other kinds are empty then.
+    /// True if the script handles only Services. Lists of other kinds are then empty.
     is_of_services: bool,
 }
 
 impl Script {
-    /// Creates a script for Services. A probe of the server returns the highest version.
+    /// Creates a script for Services. Probes are answered with the highest possible version.
     pub(super) fn new(
         respond: impl Fn(&ReceivedRequest) -> ScriptedResponse + Send + Sync + 'static,
     ) -> Self {
@@ -75,7 +75,7 @@ impl Script {
         })
     }
 
-    /// Creates a script for Services, which gets the number of earlier requests as well.
+    /// Creates a script for Services that is also passed the number of earlier requests.
     pub(super) fn counting(
         respond: impl Fn(&ReceivedRequest, usize) -> ScriptedResponse + Send + Sync + 'static,
     ) -> Self {
@@ -107,7 +107,7 @@ impl Script {
     }
 }
 
-/// A server on loopback. Dropping it stops the server.
+/// A server on loopback, which stops when it is dropped.
 pub(super) struct Server {
     address: SocketAddr,
     log: Arc<Mutex<Vec<ReceivedRequest>>>,
@@ -116,7 +116,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Reserves a port for a server that refuses connects until `open`.
+    /// Reserves a port for a server that refuses connections until `open` is called.
     pub(super) fn reserved() -> Self {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
         let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
@@ -158,13 +158,13 @@ impl Server {
             .expect("an address")
     }
 
-    /// Returns the server's address as in a config.
+    /// Returns the server's address in the form used by the config.
     pub(super) fn api_server(&self) -> ApiServer {
         let (text, uri) = (self.uri().to_string(), self.uri());
         ApiServer { text, uri }
     }
 
-    /// Returns all requests for a path.
+    /// Returns all requests received for a path.
     pub(super) fn requests(&self, path: &str) -> Vec<ReceivedRequest> {
         let log = self.log.lock();
         let requests = log.iter().filter(|request| request.path == path);
@@ -241,7 +241,7 @@ fn respond(
     Some(response.body(body).expect("an answer"))
 }
 
-/// Decodes the percent-encoding of a query value.
+/// Decodes a percent-encoded query value.
 fn percent_decode(value: &str) -> String {
     let mut parts = value.split('%');
     let mut plain = parts.next().unwrap_or_default().to_owned();
@@ -263,17 +263,17 @@ fn service(name: &str, address: &str, version: u64) -> Value {
     })
 }
 
-/// Formats a watch event as a line.
+/// Formats a watch event as a line of JSON.
 pub(super) fn watch_line(event_type: &str, object: &Value) -> String {
     format!(r#"{{"type":"{event_type}","object":{object}}}"#)
 }
 
-/// Formats a watch event about a Service as a line.
+/// Formats a watch event for a Service as a line of JSON.
 pub(super) fn service_line(event_type: &str, name: &str, address: &str, version: u64) -> String {
     watch_line(event_type, &service(name, address, version))
 }
 
-/// Returns the lines of a streamed list of one Service. `list` is the version of the list.
+/// Returns the lines of a streamed list with one Service. `list` is the version of the list.
 pub(super) fn list_of_one(name: &str, address: &str, version: u64, list: u64) -> Vec<String> {
     vec![
         service_line("ADDED", name, address, version),
@@ -281,7 +281,7 @@ pub(super) fn list_of_one(name: &str, address: &str, version: u64, list: u64) ->
     ]
 }
 
-/// Returns the bookmark at the end of a streamed list.
+/// Returns the bookmark that ends a streamed list.
 pub(super) fn end_of_list(version: u64) -> String {
     let metadata = json!({
         "resourceVersion": version.to_string(),
@@ -303,7 +303,7 @@ fn status_body(code: u16, reason: &str, seconds: u32) -> Value {
     })
 }
 
-/// Returns the line of an error in a watch.
+/// Returns the line for an error within a watch.
 pub(super) fn error_line(code: u16, reason: &str) -> String {
     watch_line("ERROR", &status_body(code, reason, 0))
 }
@@ -313,12 +313,12 @@ pub(super) fn error_status(code: u16, reason: &str) -> ScriptedResponse {
     ScriptedResponse::Complete(code, status_body(code, reason, 0))
 }
 
-/// Returns a response 429 with these delays in header and body, in seconds.
+/// Returns a 429 response with these delays, in seconds, in the header and the body.
 pub(super) fn too_many_requests(head: u32, body: u32) -> ScriptedResponse {
     ScriptedResponse::RetryLater(head, status_body(429, "too many requests", body))
 }
 
-/// Returns a page of a list of Services.
+/// Returns one page of a list of Services.
 pub(super) fn list_page(
     services: &[(&str, &str)],
     version: u64,
@@ -336,12 +336,12 @@ pub(super) fn list_page(
     ScriptedResponse::Complete(200, list)
 }
 
-/// Returns a kubeconfig for a server, without credentials.
+/// Returns a kubeconfig for a server, without any credentials.
 pub(super) fn kubeconfig(server: &Server) -> String {
     kubeconfig_of(server, &json!({}))
 }
 
-/// Returns a kubeconfig for a server, with these credentials of the user.
+/// Returns a kubeconfig for a server, with this user's credentials.
 pub(super) fn kubeconfig_of(server: &Server, user: &Value) -> String {
     let cluster = json!({"name": "test", "cluster": {"server": server.uri().to_string()}});
     let context = json!({"name": "test", "context": {"cluster": "test", "user": "test"}});

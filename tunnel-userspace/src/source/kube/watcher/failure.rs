@@ -7,7 +7,7 @@ use kube::core::Status;
 use super::{ListMode, RelistReason};
 use crate::model::Kind;
 
-/// The reason for which a list or watch ended.
+/// The reason why a list or watch ended.
 #[derive(Debug)]
 pub(super) enum StopReason {
     /// A new list is needed.
@@ -23,22 +23,22 @@ impl From<RelistReason> for StopReason {
 }
 
 impl StopReason {
-    /// Returns a function that adds the moment of the failure to an error.
+    /// Returns a function that wraps an error together with the phase in which it occurred.
     pub(super) const fn at(at: RequestPhase) -> impl FnOnce(kube::Error) -> Self {
         move |error| Self::Failed(Failure { error, at })
     }
 }
 
-/// The moment at which a request failed.
+/// The phase in which a request failed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum RequestPhase {
-    /// At the start of a list, or at a page.
+    /// At the start of a list, or while reading a page.
     ListStart,
-    /// Within a streamed list.
+    /// In the middle of a streamed list.
     List,
     /// At the start of a watch.
     WatchStart,
-    /// Within a watch.
+    /// In the middle of a watch.
     Watch,
 }
 
@@ -50,7 +50,7 @@ pub(super) struct Failure {
 }
 
 impl Failure {
-    /// Returns `Ok` if the request should be retried, or else the reason for a new list.
+    /// Returns `Ok` if the request should be retried, or the reason for a new list if one is needed.
     pub(super) fn check_retry(&self, list_mode: ListMode, kind: Kind) -> Result<(), RelistReason> {
         let Some(status) = status(&self.error) else {
             return Ok(());
@@ -58,16 +58,17 @@ impl Failure {
         let is_streamed = list_mode == ListMode::Streamed;
         let is_start = matches!(self.at, RequestPhase::ListStart | RequestPhase::WatchStart);
         match status.code {
-            // Servers before Kubernetes 1.33 don't support ServiceCIDRs. For the other kinds, a 404 can only
-            // be from a proxy in front of the API server, so the request is retried.
+            // Servers older than Kubernetes 1.33 don't support ServiceCIDRs. For any other kind, a 404 can
+            // only come from a proxy in front of the API server, so the request is retried.
             404 if is_start && kind == Kind::ServiceCidr => Err(RelistReason::Unsupported),
             400 | 422 if is_start && is_streamed => {
                 Err(RelistReason::NotStreamed { is_refused: true })
             }
-            // The version is newer than the server's, which lags or was restored from a backup.
+            // The requested version is newer than the server's, so the server lags or was restored from a
+            // backup.
             504 if is_too_large(status) => Err(RelistReason::VersionLost),
-            // An API server whose etcd can't report progress (3.4.24 and older) fails only within the list.
-            // If the cause is another one, pages fail, too.
+            // An API server whose etcd can't report progress (3.4.24 and older) fails only in the middle of
+            // the list. If there is another cause, paging will fail, too.
             _ if self.at == RequestPhase::List && is_streamed => {
                 Err(RelistReason::NotStreamed { is_refused: false })
             }
@@ -77,9 +78,9 @@ impl Failure {
         }
     }
 
-    /// Returns the delay that the server requests before a retry.
+    /// Returns the delay before the next attempt, as requested by the server.
     pub(super) fn requested_delay(&self) -> Duration {
-        /// The maximum delay, whatever the server requests.
+        /// The maximum delay, regardless of the server's request.
         const MAX_DELAY: Duration = Duration::from_secs(60);
         let details = status(&self.error).and_then(|status| status.details.as_ref());
         let seconds = details.map_or(0, |details| details.retry_after_seconds);
@@ -87,7 +88,7 @@ impl Failure {
     }
 }
 
-/// Returns true if the requested version is newer than the server's (apimachinery
+/// Returns true if the version in the request was newer than the server's (apimachinery
 /// `pkg/api/errors/errors.go`, `NewTooLargeResourceVersionError`).
 fn is_too_large(status: &Status) -> bool {
     let causes = status.details.iter().flat_map(|details| &details.causes);

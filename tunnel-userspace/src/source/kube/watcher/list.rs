@@ -1,4 +1,4 @@
-//! Lists all objects of a kind.
+//! Lists all objects of one kind.
 
 use futures_util::StreamExt as _;
 use kube::core::WatchEvent;
@@ -11,25 +11,25 @@ use super::{
     server_state::ServerState,
     watch_stream::OpenWatch,
 };
-/// The maximum time without an event in a streamed list. A server that can't stream lists never sends the
-/// end of the list.
+/// The maximum time between two events in a streamed list. A server that can't stream lists never sends the
+/// event that ends the list.
 const MAX_SILENCE: Duration = Duration::from_secs(10);
 
-/// The annotation of the bookmark at the end of a streamed list.
+/// The annotation on the bookmark that ends a streamed list.
 const END_OF_LIST: &str = "k8s.io/initial-events-end";
 
 /// A complete list.
 pub(super) struct CompleteList {
-    /// The version from which to watch.
+    /// The version from which to start watching.
     pub(super) version: String,
-    /// The watch that streamed the list, which continues; `None` after pages.
+    /// The watch that streamed the list and stays open; `None` if the list was read in pages.
     pub(super) watch: Option<OpenWatch>,
 }
 
 impl KindWatcher {
-    /// Lists all objects. Refuses a list that is older than the last seen version, until the server has
-    /// returned older lists for some time. Lists are consistent reads, but a cache in front of the API
-    /// server may lag, and the server may have been restored from a backup.
+    /// Lists all objects. A list that is older than the last version seen is rejected, unless the server has
+    /// been returning older lists for some time. Lists are consistent reads, but a cache in front of the API
+    /// server may lag, or the server may have been restored from a backup.
     pub(super) async fn list(
         &self,
         list_mode: ListMode,
@@ -61,17 +61,17 @@ impl KindWatcher {
         Ok(list)
     }
 
-    /// Reads a list from the first events of a watch.
+    /// Reads a list from the initial events of a watch.
     async fn stream_list(&self) -> Result<CompleteList, StopReason> {
         const NOT_STREAMED: StopReason =
             StopReason::Relist(RelistReason::NotStreamed { is_refused: false });
-        // Without a version, the list is a consistent read.
+        // A list requested without a version is a consistent read.
         let opened = self.open(true, "").await;
         let mut watch = opened.map_err(StopReason::at(RequestPhase::ListStart))?;
         self.send(Change::ListStarted).await?;
         loop {
             let next = timeout(MAX_SILENCE, watch.events.next()).await;
-            // The watch was silent for too long, or ended before the end of the list.
+            // The watch was silent for too long, or it ended before the list did.
             let Ok(Some(event)) = next else {
                 return Err(NOT_STREAMED);
             };
@@ -91,7 +91,7 @@ impl KindWatcher {
                         });
                     }
                 }
-                // Not expected before the end of the list.
+                // Servers should not send this before the end of the list.
                 WatchEvent::Deleted(_) => {}
                 WatchEvent::Error(status) => {
                     return Err(StopReason::at(RequestPhase::List)(kube::Error::Api(status)));

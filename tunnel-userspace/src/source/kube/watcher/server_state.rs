@@ -1,21 +1,21 @@
-//! The backoff between requests, and the last seen version of the server's data.
+//! Keeps track of the backoff between requests and of the last version seen in the server's data.
 
 use tokio::time::{Duration, Instant};
 
-/// The first backoff after a failure; it doubles with each further one.
+/// The backoff after the first failure. It doubles with each further failure.
 const FIRST_BACKOFF: Duration = Duration::from_millis(250);
 
-/// The number of failures and the last seen version, over all lists and watches of one kind.
+/// The failure count and the last version seen, across all lists and watches of one kind.
 #[derive(Debug)]
 pub(super) struct ServerState {
     max_backoff: Duration,
-    /// The time for which older lists are refused.
+    /// The time for which older lists are rejected.
     max_lag: Duration,
     failures: u32,
-    /// The last seen version; `None` if it is not a number. Since Kubernetes 1.35, versions are numbers
-    /// that may be compared.
+    /// The last version seen; `None` if it was not a number. Since Kubernetes 1.35, versions are guaranteed
+    /// to be comparable numbers.
     last_version: Option<u64>,
-    /// The time of the first of the successive lists that were older than `seen`.
+    /// The time of the first list in the current series of lists older than `last_version`.
     older_since: Option<Instant>,
 }
 
@@ -30,7 +30,7 @@ impl ServerState {
         }
     }
 
-    /// Returns true if a version is older than the last seen one.
+    /// Returns true if a version is older than the last version seen.
     pub(super) fn is_older(&self, version: &str) -> bool {
         let version = version.parse::<u64>().ok();
         version
@@ -38,9 +38,9 @@ impl ServerState {
             .is_some_and(|(version, seen)| version < seen)
     }
 
-    /// Returns true if a list of this version must be refused, since deleted objects may be in it. A server
-    /// that lags catches up. One that doesn't was restored from a backup, so its lists are accepted after
-    /// some time.
+    /// Returns true if a list with this version must be rejected because it may contain objects that have
+    /// since been deleted. A lagging server will catch up. One that doesn't was restored from a backup, so
+    /// its lists are accepted after some time.
     pub(super) fn is_behind(&mut self, version: &str) -> bool {
         if !self.is_older(version) {
             return false;
@@ -49,7 +49,7 @@ impl ServerState {
         since.elapsed() < self.max_lag
     }
 
-    /// Records the version of an accepted list. Returns the last seen version if that is newer.
+    /// Records the version of an accepted list. Returns the last version seen if that was newer.
     pub(super) fn record_list(&mut self, version: &str) -> Option<u64> {
         let ahead = self.last_version.filter(|_| self.is_older(version));
         self.last_version = version.parse().ok();
@@ -57,7 +57,7 @@ impl ServerState {
         ahead
     }
 
-    /// Records the version of a watch event. Returns true if it is newer than all earlier ones.
+    /// Records the version of a watch event. Returns true if it is newer than all versions seen before.
     pub(super) fn record_event(&mut self, version: &str) -> bool {
         let version = version.parse().ok();
         let is_ahead = version.is_none() || version > self.last_version;
@@ -65,7 +65,7 @@ impl ServerState {
         is_ahead
     }
 
-    /// Returns the last seen version, or 0.
+    /// Returns the last version seen, or 0 if there is none.
     pub(super) fn last_version(&self) -> u64 {
         self.last_version.unwrap_or(0)
     }
@@ -75,13 +75,13 @@ impl ServerState {
         self.failures = 0;
     }
 
-    /// Returns the number of backoffs since the last success.
+    /// Returns how many backoffs there have been since the last success.
     pub(super) const fn failures(&self) -> u32 {
         self.failures
     }
 
-    /// Returns the next backoff: twice the previous one, half of it random, so that not all nodes retry at
-    /// once.
+    /// Returns the next backoff, which is twice the previous one. Half of it is random, so that nodes do not
+    /// all retry at the same time.
     pub(super) fn next_backoff(&mut self) -> Duration {
         let full = FIRST_BACKOFF * (1 << self.failures.min(16));
         let full = full.min(self.max_backoff);
@@ -108,7 +108,7 @@ mod tests {
         assert!(server.is_behind("709"));
         tokio::time::advance(Duration::from_secs(59)).await;
         assert!(server.is_behind("600"));
-        // A newer list in between restarts the time.
+        // A newer list in between restarts the clock.
         assert!(!server.is_behind("710"));
         assert_eq!(server.record_list("710"), None);
         tokio::time::advance(Duration::from_secs(2)).await;

@@ -1,4 +1,4 @@
-//! Watches the changes of a kind.
+//! Watches the objects of one kind for changes.
 
 use futures_util::{StreamExt as _, stream::BoxStream};
 use kube::{api::WatchParams, core::WatchEvent};
@@ -12,21 +12,22 @@ use super::{
     server_state::ServerState,
 };
 
-/// The minimum duration of a watch without new events. A shorter one counts as a failure.
+/// The minimum duration of a watch that sends no new events. A shorter one counts as a failure.
 const MIN_DURATION: Duration = Duration::from_secs(1);
 
 /// An open watch.
 pub(super) struct OpenWatch {
     pub(super) events: BoxStream<'static, kube::Result<WatchEvent<Box<RawValue>>>>,
     since: Instant,
-    /// The time when this side closes the watch, if the server hasn't.
+    /// The time at which the watch is closed from this side if the server has not ended it.
     deadline: Instant,
-    /// True if an event had a newer version than all earlier ones.
+    /// True if any event had a newer version than all versions seen before.
     has_new_version: bool,
 }
 
 impl OpenWatch {
-    /// Restarts the measured duration at the end of the list, whose objects do not count as new events.
+    /// Starts measuring the watch again at the end of the initial list, whose objects do not count as new
+    /// events.
     pub(super) fn restart(&mut self) {
         self.since = Instant::now();
         self.has_new_version = false;
@@ -34,10 +35,10 @@ impl OpenWatch {
 }
 
 impl KindWatcher {
-    /// Opens a watch from a version. It begins with a list of all objects if `with_list` is true.
+    /// Opens a watch from a version. If `with_list` is true, the watch begins with a list of all objects.
     pub(super) async fn open(&self, with_list: bool, version: &str) -> kube::Result<OpenWatch> {
         let seconds = u32::try_from(self.settings.watch_timeout.as_secs()).unwrap_or(u32::MAX);
-        // The random part spreads the reconnects of all nodes.
+        // The random part keeps nodes from all reopening their watches at the same time.
         let seconds = (seconds - fastrand::u32(0..=seconds / 10)).max(1);
         let params = WatchParams {
             label_selector: self.selection.labels.clone(),
@@ -58,8 +59,7 @@ impl KindWatcher {
         })
     }
 
-    /// Sends events about changes until the watch ends. Waits for the backoff after a watch that ended too
-    /// early.
+    /// Sends events for changes until the watch ends. If the watch ended too early, waits for the backoff.
     pub(super) async fn watch(
         &self,
         open: Option<OpenWatch>,
@@ -85,14 +85,14 @@ impl KindWatcher {
         ended
     }
 
-    /// Sends events about changes until the watch ends.
+    /// Sends events for changes until the watch ends.
     async fn forward_events(
         &self,
         watch: &mut OpenWatch,
         version: &mut String,
         server: &mut ServerState,
     ) -> Result<(), StopReason> {
-        // Records a version. Returns true if it is newer than all earlier ones.
+        // Records a version. Returns true if it is newer than all versions seen before.
         let mut record_version = |new: String| {
             let is_new = server.record_event(&new);
             if !new.is_empty() {

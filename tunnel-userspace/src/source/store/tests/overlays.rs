@@ -1,10 +1,10 @@
-//! Tests of several sources with the same objects.
+//! Tests with several sources that contain the same objects.
 
 use tokio::{sync::mpsc, task::JoinSet, time::timeout};
 
 use super::*;
 
-/// The timeout for an update.
+/// The maximum time to wait for an update.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
 fn config_map(value: &str) -> Object {
@@ -14,7 +14,7 @@ fn config_map(value: &str) -> Object {
     }))
 }
 
-/// A store with two sources that have delivered their first complete lists, and the value in the only
+/// A store with two sources that have each delivered a first complete list, and the current value in its only
 /// ConfigMap.
 struct TwoSources {
     store: Store,
@@ -38,7 +38,7 @@ impl TwoSources {
         }
     }
 
-    /// Takes an update if there is one, and returns the current value.
+    /// Takes the next update, if there is one, and returns the current value.
     fn value(&mut self) -> Option<&str> {
         for (_, object) in self
             .store
@@ -108,7 +108,7 @@ fn the_first_source_has_precedence_until_it_removes_the_object() {
     apply(&case.first, [config_map("first")], T1);
     assert_eq!(case.value(), Some("first"));
 
-    // Changes of the second source stay hidden, but are kept.
+    // Changes from the second source are stored, but stay hidden.
     apply(&case.second, [config_map("third")], T1);
     assert!(case.store.take_update().is_none());
     case.first.edit(T1).put(&config_map("").id(), None);
@@ -131,7 +131,7 @@ fn an_update_is_incomplete_if_one_source_is() {
     }
 }
 
-/// A random step of a source.
+/// A random step: either a source changes an object, or an update is taken.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Service(u8, u8),
@@ -152,10 +152,10 @@ fn steps() -> impl Strategy<Value = Vec<(usize, Step)>> {
     proptest::collection::vec((0_usize..2, step), 0..80)
 }
 
-/// The reference model: the objects of both sources.
+/// The reference model: the objects from both sources.
 type Model = [BTreeMap<ObjectId, Object>; 2];
 
-/// Returns each Service in use with its slices in use.
+/// Returns each Service in use, together with its EndpointSlices in use.
 fn expected([first, second]: &Model) -> BTreeMap<ObjectName, (Object, Vec<Object>)> {
     let mut merged = second.clone();
     merged.extend(first.clone());
@@ -170,7 +170,7 @@ fn expected([first, second]: &Model) -> BTreeMap<ObjectName, (Object, Vec<Object
 }
 
 proptest! {
-    /// Asserts that all updates together result in the objects of the sources.
+    /// Asserts that the updates, taken together, give the same objects as merging the sources.
     #[test]
     fn all_updates_together_result_in_the_objects_of_the_sources(steps in steps()) {
         let mut store = Store::default();

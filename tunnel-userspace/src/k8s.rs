@@ -1,5 +1,5 @@
-//! Parses Kubernetes objects into the types of the module `model`. An invalid object results in an error
-//! with the field; an object that Culvert does not serve is skipped.
+//! Parses Kubernetes objects into the types in the `model` module. For an invalid object, the error names the
+//! field. An object that Culvert does not serve is skipped.
 
 mod address;
 mod config_map;
@@ -19,7 +19,7 @@ use tunnel_common::addr::Protocol;
 
 use crate::model::{self, Kind, Object, ObjectId, ObjectName};
 
-/// The domain in the names of Culvert's annotations and labels.
+/// The domain that prefixes the names of Culvert's annotations and labels.
 pub const ANNOTATION_DOMAIN: &str = "culvert.dev";
 
 /// The result of parsing a manifest.
@@ -27,46 +27,46 @@ pub const ANNOTATION_DOMAIN: &str = "culvert.dev";
 pub enum Manifest {
     /// An object that Culvert uses.
     Object(ParsedObject),
-    /// An object that Culvert does not serve: a headless Service, a Service of another proxy, or an
-    /// EndpointSlice without a Service.
+    /// An object that Culvert does not serve: a headless Service, a Service that is assigned to another
+    /// proxy, or an EndpointSlice without a Service.
     Skipped(ObjectId),
     /// A list of manifests, each with its own kind and `apiVersion`.
     List(Vec<Value>),
-    /// The `apiVersion` and kind of an object that Culvert doesn't read.
+    /// The `apiVersion` and kind of an object of a kind that Culvert does not read.
     Unknown(String),
 }
 
-/// A valid object, without its invalid optional fields.
+/// A valid object, without those of its optional fields that were invalid.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParsedObject {
     /// The object.
     pub object: Object,
-    /// The errors of the fields that were ignored.
+    /// The errors in the fields that were ignored.
     pub ignored: Vec<FieldError>,
 }
 
-/// The error of a manifest that can't be used.
+/// The error for a manifest that can't be used.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("{}{field_error}", .id.as_ref().map(|id| format!("{id}: ")).unwrap_or_default())]
 pub struct ParseError {
-    /// The object, if its kind and name could be read.
+    /// The kind and name of the object, if they could be read.
     pub id: Option<ObjectId>,
-    /// The field and its error.
+    /// The field, and the error in it.
     #[source]
     pub field_error: FieldError,
 }
 
-/// The error of a field.
+/// An error in a field.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("{}: {kind}", if .field.is_empty() { "manifest" } else { .field })]
 pub struct FieldError {
-    /// The path of the field, such as `spec.ports[0].port`; empty for the object itself.
+    /// The path of the field, such as `spec.ports[0].port`; empty if the error concerns the whole object.
     pub field: String,
-    /// The error.
+    /// The kind of error.
     pub kind: FieldErrorKind,
 }
 
-/// The cause of a field's error.
+/// The kind of error in a field.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages describe the variants")]
 pub enum FieldErrorKind {
@@ -111,7 +111,7 @@ pub enum FieldErrorKind {
 }
 
 impl FieldErrorKind {
-    /// Creates the error of a value that has the wrong JSON type.
+    /// Creates the error for a value of the wrong JSON type.
     const fn wrong_type(wanted: &'static str, found: &Value) -> Self {
         let found = match found {
             Value::Null => "null",
@@ -124,7 +124,7 @@ impl FieldErrorKind {
         Self::WrongType { found, wanted }
     }
 
-    /// Creates the error of a text that does not have the wanted form.
+    /// Creates the error for a text that does not have the required form.
     fn wrong_form(wanted: &'static str, found: &str) -> Self {
         let found = found.to_owned();
         Self::WrongForm { found, wanted }
@@ -149,11 +149,12 @@ impl From<FieldError> for ParseError {
     }
 }
 
-/// Parses a manifest.
+/// Parses a manifest from a JSON value.
 ///
 /// # Errors
 ///
-/// Returns the first invalid field, and the object if its kind and name could be read.
+/// Returns the error in the first invalid field, together with the object's ID if its kind and name could be
+/// read.
 pub fn parse(mut value: Value) -> Result<Manifest, ParseError> {
     let Value::Object(fields) = &mut value else {
         let kind = FieldErrorKind::wrong_type("an object", &value);
@@ -196,7 +197,7 @@ pub fn parse(mut value: Value) -> Result<Manifest, ParseError> {
         return Err(error(FieldError::new("apiVersion", kind)));
     }
     fields.insert("apiVersion".to_owned(), Value::from(parser.api_version));
-    // The uid in a file was exported with the object, perhaps from another cluster.
+    // The UID in a file was exported along with the object, perhaps from a different cluster.
     if let Some(Value::Object(metadata)) = fields.get_mut("metadata") {
         metadata.remove("uid");
     }
@@ -204,7 +205,7 @@ pub fn parse(mut value: Value) -> Result<Manifest, ParseError> {
     to_manifest(id, parsed)
 }
 
-/// Converts the result of parsing an object to a manifest.
+/// Converts the result of parsing an object into a manifest or an error with the object's ID.
 fn to_manifest(
     id: ObjectId,
     parsed: Result<Option<ParsedObject>, FieldError>,
@@ -219,18 +220,18 @@ fn to_manifest(
     }
 }
 
-/// The parser of one kind.
+/// The parser for one kind.
 struct KindParser {
     kind: Kind,
-    /// The kind as manifests spell it.
+    /// The kind, as spelt in manifests.
     name: &'static str,
     /// The `apiVersion` of the Kubernetes type.
     api_version: &'static str,
-    /// Another accepted `apiVersion` with the same fields.
+    /// Another `apiVersion` that is accepted because it has the same fields.
     other_version: Option<&'static str>,
-    /// Parses a value; `None` if Culvert does not serve the object.
+    /// Parses a value. Returns `None` if Culvert does not serve the object.
     parse_value: fn(ObjectName, Value) -> Result<Option<ParsedObject>, FieldError>,
-    /// Parses JSON text; `None` if the manifest is incomplete.
+    /// Parses JSON text. Returns `None` if the text must be parsed as a value instead.
     parse_text: fn(&str) -> Option<Result<Manifest, ParseError>>,
 }
 
@@ -257,27 +258,27 @@ impl KindParser {
         }
     }
 
-    /// Returns the parser of a kind.
+    /// Returns the parser for a kind, or `None` if Culvert does not read that kind.
     fn for_kind(kind: &str) -> Option<&'static Self> {
         PARSERS.iter().find(|parser| parser.name == kind)
     }
 }
 
-/// Returns true if the API group is not one of Kubernetes. Kinds there may have the same name, as
-/// Knative's Service does.
+/// Returns true if an `apiVersion` belongs to an API group that is not part of Kubernetes. Such a group may
+/// have kinds with the same names, such as Knative's Service.
 fn is_foreign_group(version: &str) -> bool {
     version
         .split_once('/')
         .is_some_and(|(group, _)| group.contains('.') && !group.ends_with(".k8s.io"))
 }
 
-/// Collects the valid items; pushes the errors to `ignored`.
+/// Collects the valid items, and appends the errors to `ignored`.
 fn collect_valid<T>(
     results: impl IntoIterator<Item = Result<T, FieldError>>,
     ignored: &mut Vec<FieldError>,
 ) -> Vec<T> {
     let results = results.into_iter();
-    // `collect` would reuse the allocation of the results, which are larger than the items.
+    // `collect` would reuse the allocation of `results`, whose elements are larger than the valid items.
     let mut valid = Vec::with_capacity(results.size_hint().0);
     for result in results {
         match result {
@@ -288,8 +289,8 @@ fn collect_valid<T>(
     valid
 }
 
-/// Parses a list. Items of a typed list get the kind and version from the list, since the API server
-/// omits them in items.
+/// Parses a list. The items of a typed list inherit the list's kind and version, since the API server omits
+/// both from items.
 fn parse_list(fields: &mut Map<String, Value>, kind: Option<&str>) -> Result<Manifest, ParseError> {
     let version = fields.get("apiVersion").cloned();
     let mut items = match fields.remove("items") {
@@ -310,7 +311,7 @@ fn parse_list(fields: &mut Map<String, Value>, kind: Option<&str>) -> Result<Man
     Ok(Manifest::List(items))
 }
 
-/// Parses the namespace and name of an object.
+/// Parses an object's namespace and name, and returns its ID.
 fn parse_id(kind: Kind, fields: &Map<String, Value>) -> Result<ObjectId, FieldError> {
     let metadata = match fields.get("metadata") {
         None | Some(Value::Null) => {
@@ -332,8 +333,8 @@ fn parse_id(kind: Kind, fields: &Map<String, Value>) -> Result<ObjectId, FieldEr
     object_id(kind, name, namespace)
 }
 
-/// Validates the name and namespace of an object, and returns its ID. The namespace of a cluster-scoped
-/// kind is ignored.
+/// Validates an object's name and namespace, and returns its ID. For cluster-scoped kinds, the namespace is
+/// ignored.
 fn object_id(kind: Kind, name: &str, namespace: Option<&str>) -> Result<ObjectId, FieldError> {
     let is_name = |name: &str| {
         name.len() <= 253
@@ -359,7 +360,7 @@ fn object_id(kind: Kind, name: &str, namespace: Option<&str>) -> Result<ObjectId
     })
 }
 
-/// Returns a string field that must exist.
+/// Returns the value of a required string field.
 fn required_string<'a>(
     fields: &'a Map<String, Value>,
     key: &str,
@@ -369,7 +370,7 @@ fn required_string<'a>(
         .ok_or_else(|| FieldError::new(path, FieldErrorKind::Missing))
 }
 
-/// Returns a string field; `None` if it is missing or empty.
+/// Returns the value of an optional string field, or `None` if it is missing or empty.
 fn optional_string<'a>(
     fields: &'a Map<String, Value>,
     key: &str,
@@ -395,7 +396,7 @@ fn deserialize<T: DeserializeOwned>(value: Value) -> Result<T, FieldError> {
     })
 }
 
-/// Replaces the Rust terms in a message of serde by those of JSON.
+/// Replaces Rust terms in an error message from serde with the corresponding JSON terms.
 fn json_terms(message: &str) -> String {
     message
         .replace("invalid type: map", "invalid type: object")
@@ -414,7 +415,7 @@ fn parse_port(number: i32, field: impl FnOnce() -> String) -> Result<u16, FieldE
         .ok_or_else(|| FieldError::new(field(), FieldErrorKind::InvalidPort(number)))
 }
 
-/// Parses a protocol; TCP by default.
+/// Parses a protocol, which defaults to TCP.
 fn parse_protocol(
     name: Option<&str>,
     field: impl FnOnce() -> String,

@@ -1,4 +1,5 @@
-//! The Kubernetes objects that Culvert uses, as plain types without the Kubernetes client libraries.
+//! The Kubernetes objects that Culvert uses, as plain types that do not depend on the Kubernetes client
+//! libraries.
 
 mod algorithm;
 mod cluster_update;
@@ -29,17 +30,17 @@ use serde::{Deserialize, Serialize};
 pub use service::{EndpointScope, ExternalIps, Service, ServicePort, TopologyKeys, TrafficPolicy};
 pub use steering::{SteeringTarget, SteeringTargets};
 
-/// Namespace and name of an object; the namespace of a cluster-wide object is empty.
+/// The namespace and name of an object. The namespace is empty if the object is cluster-scoped.
 #[derive(Clone, Debug, Default, Deserialize, Eq, Hash, PartialEq, Serialize)]
 pub struct ObjectName {
-    /// The namespace, or empty.
+    /// The namespace; empty for cluster-scoped objects.
     pub namespace: Arc<str>,
     /// The name.
     pub name: Arc<str>,
 }
 
 impl ObjectName {
-    /// Returns the name of an object in a namespace.
+    /// Creates an object name from a namespace and a name.
     pub fn new(namespace: impl Into<Arc<str>>, name: impl Into<Arc<str>>) -> Self {
         Self {
             namespace: namespace.into(),
@@ -49,8 +50,8 @@ impl ObjectName {
 }
 
 impl Ord for ObjectName {
-    /// Compares by namespace, then by name. Two pointers to the same string are equal without a comparison
-    /// of the text; most compared names share their namespace, and many their name.
+    /// Compares by namespace, then by name. Two pointers to the same string are equal, so the text need not
+    /// be compared. Most of the names that are compared have the same namespace, and many have the same name.
     fn cmp(&self, other: &Self) -> Ordering {
         let order = |one: &Arc<str>, other: &Arc<str>| {
             if Arc::ptr_eq(one, other) {
@@ -79,13 +80,13 @@ impl fmt::Display for ObjectName {
     }
 }
 
-/// A Kubernetes object of a kind that Culvert reads. Clones share the object.
+/// A Kubernetes object of a kind that Culvert reads. Clones share the same object.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub enum Object {
-    /// A Service. Those without cluster IPs and those of other proxies are kept only for the addresses of
-    /// their load balancers.
+    /// A Service. Services without cluster IPs and those assigned to other proxies are kept only for the
+    /// addresses of their load balancers.
     Service(Arc<Service>),
-    /// An EndpointSlice with IP addresses.
+    /// An EndpointSlice that contains IP addresses.
     EndpointSlice(Arc<EndpointSlice>),
     /// A Node.
     Node(Arc<Node>),
@@ -95,7 +96,7 @@ pub enum Object {
     ServiceCidr(Arc<ServiceCidr>),
 }
 
-/// Kind and name of an object, which identify it in the cluster.
+/// The kind and name that identify an object in the cluster.
 #[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct ObjectId {
     /// The kind.
@@ -105,7 +106,7 @@ pub struct ObjectId {
 }
 
 impl ObjectId {
-    /// Returns the identifier of an object of that kind and name.
+    /// Creates an identifier from a kind and a name.
     #[must_use]
     pub const fn new(kind: Kind, name: ObjectName) -> Self {
         Self { kind, name }
@@ -121,15 +122,15 @@ impl fmt::Display for ObjectId {
 /// A kind of Kubernetes object that Culvert reads.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
 pub enum Kind {
-    /// `v1` Service.
+    /// The `v1` Service kind.
     Service,
-    /// `discovery.k8s.io/v1` EndpointSlice.
+    /// The `discovery.k8s.io/v1` EndpointSlice kind.
     EndpointSlice,
-    /// `v1` Node.
+    /// The `v1` Node kind.
     Node,
-    /// `v1` ConfigMap.
+    /// The `v1` ConfigMap kind.
     ConfigMap,
-    /// `networking.k8s.io/v1` ServiceCIDR.
+    /// The `networking.k8s.io/v1` ServiceCIDR kind.
     #[serde(rename = "ServiceCIDR")]
     ServiceCidr,
 }

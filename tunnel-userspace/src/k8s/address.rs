@@ -1,14 +1,14 @@
-//! Parses IP addresses as Kubernetes does (`ParseIPSloppy` in `k8s.io/utils/net`): numbers may have
-//! leading zeros and are decimal, and a v4-mapped IPv6 address is IPv4.
+//! Parses IP addresses in the same way as Kubernetes (`ParseIPSloppy` in `k8s.io/utils/net`): numbers may
+//! have leading zeros but are always decimal, and an IPv4-mapped IPv6 address is treated as IPv4.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::{FieldError, FieldErrorKind};
 
-/// The description of a CIDR in errors.
+/// The description of the expected CIDR format in error messages.
 pub(super) const CIDR_FORM: &str = "an address with a prefix length, such as 10.0.0.0/8";
 
-/// Parses an address. A v4-mapped IPv6 address becomes an IPv4 address.
+/// Parses an IP address. An IPv4-mapped IPv6 address becomes an IPv4 address.
 pub(super) fn parse_ip(text: &str) -> Option<IpAddr> {
     if text.contains(':') {
         parse_v6(text).map(|v6| IpAddr::V6(v6).to_canonical())
@@ -17,7 +17,7 @@ pub(super) fn parse_ip(text: &str) -> Option<IpAddr> {
     }
 }
 
-/// Parses an address with a prefix length. The bits after the prefix become zero.
+/// Parses a CIDR. The bits after the prefix are set to zero.
 pub(super) fn parse_cidr(text: &str) -> Option<(IpAddr, u8)> {
     let (address, length) = text.split_once('/')?;
     let length = parse_decimal(length)?;
@@ -36,7 +36,7 @@ pub(super) fn parse_cidr(text: &str) -> Option<(IpAddr, u8)> {
     Some((network, u8::try_from(length).ok()?))
 }
 
-/// Parses a unicast address; the unspecified and the broadcast address are refused as well.
+/// Parses a unicast address. The unspecified address and the broadcast address are rejected, too.
 pub(super) fn parse_unicast(text: &str, field: impl Fn() -> String) -> Result<IpAddr, FieldError> {
     let address = parse_ip(text).ok_or_else(|| {
         FieldError::new(field(), FieldErrorKind::wrong_form("an IP address", text))
@@ -53,8 +53,8 @@ pub(super) fn parse_unicast(text: &str, field: impl Fn() -> String) -> Result<Ip
     Err(forbidden_address(text, what, field()))
 }
 
-/// Parses the address of an endpoint, which must mean the same on every node, so that loopback and
-/// link-local addresses are refused (Kubernetes `pkg/apis/core/validation`, `ValidateEndpointIP`).
+/// Parses an endpoint's address. It must have the same meaning on every node, so loopback and link-local
+/// addresses are rejected (Kubernetes `pkg/apis/core/validation`, `ValidateEndpointIP`).
 pub(super) fn parse_endpoint(text: &str, field: impl Fn() -> String) -> Result<IpAddr, FieldError> {
     let address = parse_unicast(text, &field)?;
     let is_link_local = match address {
@@ -85,7 +85,8 @@ fn parse_v4(text: &str) -> Option<Ipv4Addr> {
     parts.next().is_none().then_some(address)
 }
 
-/// Parses an IPv6 address. Leading zeros are removed first, since the standard library refuses them.
+/// Parses an IPv6 address. Excess leading zeros are removed first, since the standard library does not accept
+/// them.
 fn parse_v6(text: &str) -> Option<Ipv6Addr> {
     let (groups, tail) = text.rsplit_once(':')?;
     let mut plain: Vec<String> = groups.split(':').map(without_zeros).collect();

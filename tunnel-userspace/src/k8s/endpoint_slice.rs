@@ -9,23 +9,23 @@ use crate::model::{
     Endpoint, EndpointPort, EndpointSlice, Family, Hints, Kind, Object, ObjectName,
 };
 
-/// The label with the Service of a slice.
+/// The label that names the Service to which a slice belongs.
 pub(super) const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
-/// The label of slices of headless Services, with any value.
+/// The label, with any value, that marks slices of headless Services.
 const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";
 
-/// The annotation with the time of the change that led to this version of a slice
+/// The annotation that holds the time of the change that led to this version of a slice
 /// (`EndpointsLastChangeTriggerTime` in `k8s.io/api/core/v1`).
 const TRIGGER_TIME_ANNOTATION: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 
-/// The maximum number of invalid endpoints, and of invalid ports, that are reported per slice.
+/// The maximum number of invalid endpoints to report per slice, and likewise of invalid ports.
 const MAX_REPORTED: usize = 8;
 
 impl ApiObject for v1::EndpointSlice {
     const MODEL_KIND: Kind = Kind::EndpointSlice;
 
-    /// Converts an EndpointSlice; `None` if it has no Service or a headless one, or has host names instead
-    /// of addresses. Like kube-proxy, it ignores invalid endpoints and ports
+    /// Converts an EndpointSlice. Returns `None` if it belongs to no Service or to a headless one, or if it
+    /// has host names instead of addresses. Invalid endpoints and ports are ignored, as in kube-proxy
     /// (`pkg/proxy/endpointslicecache.go`, `addEndpoints`).
     fn into_model(
         self,
@@ -33,7 +33,7 @@ impl ApiObject for v1::EndpointSlice {
         ignored: &mut Vec<FieldError>,
     ) -> Result<Option<Object>, FieldError> {
         let annotations = self.metadata.annotations.unwrap_or_default();
-        // Only a metric uses the time, so an invalid one is ignored.
+        // The time is only used in a metric, so an invalid time is ignored.
         let triggered = annotations
             .get(TRIGGER_TIME_ANNOTATION)
             .and_then(|text| text.parse().ok());
@@ -68,8 +68,8 @@ impl ApiObject for v1::EndpointSlice {
     }
 }
 
-/// Parses the ports. A port without a number is skipped, since no port of a Service uses it. A missing
-/// name is the empty name, as in the API server (`SetDefaults_EndpointPort` in Kubernetes
+/// Parses the ports. A port without a number is skipped, since no Service port can use it. A missing name is
+/// treated as an empty name, as in the API server (`SetDefaults_EndpointPort` in Kubernetes
 /// `pkg/apis/discovery/v1`).
 fn ports(ports: &[v1::EndpointPort], ignored: &mut Vec<FieldError>) -> Vec<EndpointPort> {
     let mut names = BTreeSet::new();
@@ -132,8 +132,8 @@ fn endpoints(
     collect_valid_items(endpoints.into_iter().enumerate().map(parse_one), ignored)
 }
 
-/// Collects the valid items, and pushes the first errors to `ignored`: a slice has up to a thousand
-/// items.
+/// Collects the valid items, and appends only the first few errors to `ignored`, since a slice may have up to
+/// a thousand items.
 fn collect_valid_items<T>(
     results: impl Iterator<Item = Result<T, FieldError>>,
     ignored: &mut Vec<FieldError>,
@@ -144,12 +144,12 @@ fn collect_valid_items<T>(
     valid
 }
 
-/// Returns the text unless it is empty.
+/// Returns the text, or `None` if it is empty.
 fn non_empty(text: Option<String>) -> Option<Arc<str>> {
     text.filter(|text| !text.is_empty()).map(Arc::from)
 }
 
-/// Converts the hints; `None` if there are none.
+/// Converts the hints. Returns `None` if there are none.
 fn hints(hints: v1::EndpointHints) -> Option<Arc<Hints>> {
     let nodes = hints.for_nodes.unwrap_or_default().into_iter();
     let zones = hints.for_zones.unwrap_or_default().into_iter();

@@ -1,4 +1,4 @@
-//! Parses objects that the API server sent in a list or watch.
+//! Parses objects that the API server sends in lists and watches.
 
 use std::sync::Arc;
 
@@ -14,24 +14,24 @@ pub trait ApiObject: DeserializeOwned + Metadata<Ty = ObjectMeta> {
     /// The kind of the converted object.
     const MODEL_KIND: Kind;
 
-    /// Converts the object; `None` if Culvert does not serve it. Pushes the errors of ignored fields to
-    /// `ignored`.
+    /// Converts the object. Returns `None` if Culvert does not serve it. The errors in ignored fields are
+    /// appended to `ignored`.
     ///
     /// # Errors
     ///
-    /// Returns the first invalid field.
+    /// Returns the error in the first invalid field.
     fn into_model(
         self,
         name: ObjectName,
         ignored: &mut Vec<FieldError>,
     ) -> Result<Option<Object>, FieldError>;
 
-    /// Converts the object, and returns the errors of ignored fields as well; `None` if Culvert does not
-    /// serve the object.
+    /// Converts the object, and returns it together with the errors in ignored fields. Returns `None` if
+    /// Culvert does not serve the object.
     ///
     /// # Errors
     ///
-    /// Returns the first invalid field.
+    /// Returns the error in the first invalid field.
     fn into_parsed(self, name: ObjectName) -> Result<Option<ParsedObject>, FieldError> {
         let mut ignored = Vec::new();
         let object = self.into_model(name, &mut ignored)?;
@@ -39,32 +39,32 @@ pub trait ApiObject: DeserializeOwned + Metadata<Ty = ObjectMeta> {
     }
 }
 
-/// An object that the API server sent.
+/// An object received from the API server.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ReceivedObject {
     /// The ID of the object.
     pub id: ObjectId,
-    /// The `resourceVersion`.
+    /// The object's `resourceVersion`.
     pub version: String,
-    /// The uid, which distinguishes the object from earlier ones with the same name.
+    /// The object's UID, which distinguishes it from earlier objects with the same name.
     pub uid: Option<Arc<str>>,
-    /// The Service of an EndpointSlice, from its label.
+    /// The name of the Service that an EndpointSlice belongs to, from its label; `None` for other kinds.
     pub service: Option<Arc<str>>,
-    /// The converted object; `None` if Culvert does not serve it.
+    /// The converted object, `None` if Culvert does not serve it, or the error in the first invalid field.
     pub object: Result<Option<ParsedObject>, FieldError>,
 }
 
-/// Parses an object that the API server sent.
+/// Parses an object received from the API server.
 ///
 /// # Errors
 ///
-/// The text is not JSON, or has no `metadata.name`.
+/// The text is not valid JSON, or it has no `metadata.name`.
 pub fn parse_received<K: ApiObject>(json: &str) -> Result<ReceivedObject, serde_json::Error> {
     let Ok(mut object) = serde_json::from_str::<K>(json) else {
         return parse_malformed::<K>(serde_json::from_str(json)?);
     };
     let metadata = object.metadata_mut();
-    // Many objects consist mostly of managed fields, which Culvert doesn't use.
+    // Managed fields make up most of many objects, and Culvert does not use them.
     metadata.managed_fields = None;
     let version = metadata.resource_version.take().unwrap_or_default();
     let uid = metadata.uid.as_deref().map(Arc::from);
@@ -90,15 +90,15 @@ fn id<K: ApiObject>(namespace: Option<&str>, name: String) -> ObjectId {
     }
 }
 
-/// Returns the Service in the label of an EndpointSlice; `None` for other kinds.
+/// Returns the Service named in an EndpointSlice's label, or `None` for objects of other kinds.
 fn service_of_slice<K: ApiObject>(service: Option<&str>) -> Option<Arc<str>> {
     let service = service.filter(|_| K::MODEL_KIND == Kind::EndpointSlice);
     service.map(Arc::from)
 }
 
-/// Parses an object with a field of the wrong type, and returns its ID with the error. The error comes
-/// from the parsed value and not from the text, whose offsets would differ in every version of the
-/// object.
+/// Parses an object in which a field has the wrong type, and returns its ID together with the error. The
+/// error comes from parsing a value, since an error from parsing the text would contain offsets that differ
+/// in each version of the object.
 fn parse_malformed<K: ApiObject>(value: Value) -> Result<ReceivedObject, serde_json::Error> {
     let metadata = |field: &str| value.get("metadata")?.get(field);
     let text = |field| metadata(field).and_then(Value::as_str);

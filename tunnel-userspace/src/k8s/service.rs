@@ -8,14 +8,14 @@ use k8s_openapi::api::core::v1;
 use super::{ApiObject, FieldError, FieldErrorKind, address, parse_port, parse_protocol};
 use crate::model::{Family, Kind, Object, ObjectName, Service, ServicePort, TrafficPolicy};
 
-/// The label that assigns a Service to another proxy, with any value.
+/// The label, with any value, that assigns a Service to another proxy.
 const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
 
 impl ApiObject for v1::Service {
     const MODEL_KIND: Kind = Kind::Service;
 
-    /// Converts a Service. Of a Service without a cluster IP or of another proxy, only the addresses of
-    /// the load balancer are kept; `None` if there are none.
+    /// Converts a Service. If it has no cluster IP or is assigned to another proxy, only the addresses of its
+    /// load balancer are kept. Returns `None` if there are no such addresses.
     fn into_model(
         self,
         name: ObjectName,
@@ -73,7 +73,7 @@ impl ApiObject for v1::Service {
     }
 }
 
-/// Converts a Service that is not served: keeps only the addresses of its load balancer.
+/// Converts a Service that is not served. Keeps only the addresses of its load balancer.
 fn unserved(name: ObjectName, status: Option<&v1::ServiceStatus>) -> Option<Object> {
     let unserved_ips = optional_fields::ingress_ips(status);
     (!unserved_ips.is_empty()).then(|| {
@@ -84,7 +84,7 @@ fn unserved(name: ObjectName, status: Option<&v1::ServiceStatus>) -> Option<Obje
     })
 }
 
-/// Parses the cluster IPs; `None` if the Service is headless.
+/// Parses the cluster IPs. Returns `None` if the Service has none.
 fn cluster_ips(spec: &v1::ServiceSpec) -> Result<Option<Vec<IpAddr>>, FieldError> {
     let is_set = |text: &&str| !text.is_empty();
     let single = spec.cluster_ip.as_deref().filter(is_set);

@@ -28,7 +28,7 @@ pub(super) fn http() -> Value {
     json!({"clusterIP": "10.96.0.10", "ports": [{"port": 80}]})
 }
 
-/// Returns the manifest with another value at a JSON pointer.
+/// Returns the manifest with the value at a JSON pointer replaced.
 pub(super) fn with(mut manifest: Value, pointer: &str, value: Value) -> Value {
     let (parent, field) = pointer.rsplit_once('/').expect("a pointer");
     let parent = manifest.pointer_mut(parent).and_then(Value::as_object_mut);
@@ -68,7 +68,7 @@ pub(super) fn assert_skipped(manifest: Value) {
     assert!(matches!(parsed, Manifest::Skipped(_)), "{parsed:?}");
 }
 
-/// Returns the errors of the ignored fields of a manifest.
+/// Returns the errors in a manifest's ignored fields.
 #[track_caller]
 pub(super) fn ignored(manifest: Value) -> Vec<String> {
     let parsed = parse(manifest).expect("a good manifest");
@@ -78,15 +78,15 @@ pub(super) fn ignored(manifest: Value) -> Vec<String> {
     ignored.iter().map(ToString::to_string).collect()
 }
 
-/// Asserts that a manifest is refused with this error, which includes the field.
+/// Asserts that a manifest is rejected with this error, which includes the field.
 #[track_caller]
 pub(super) fn assert_refused(manifest: Value, wrong: &str) {
     let refused = parse(manifest).expect_err("refused");
     assert_eq!(refused.field_error.to_string(), wrong);
 }
 
-/// Asserts for each row `JSON => error` that the manifest that `make` builds from the JSON is refused
-/// with the error.
+/// Checks rows of the form `JSON => error`. Asserts that the manifest that `make` builds from the JSON is
+/// rejected with the error.
 #[track_caller]
 pub(super) fn assert_all_refused(make: impl Fn(Value) -> Value, rows: &[&str]) {
     for row in rows {
@@ -270,7 +270,7 @@ fn a_list_keeps_the_kinds_of_its_items() {
     );
 }
 
-/// Generates arbitrary values, some with keys that manifests use.
+/// Generates arbitrary values, some of which contain keys that occur in manifests.
 fn any_value() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),

@@ -6,29 +6,30 @@ use serde::{
     de::{IntoDeserializer, value::Error},
 };
 
-/// The algorithm that chooses a backend. The names of the equivalent IPVS schedulers are accepted as
-/// well (`ip_vs_*.c` in Linux `net/netfilter/ipvs`). IPVS has a weighted variant of some, such as `wrr`
-/// of `rr`; here, every algorithm uses the weights.
+/// The algorithm for choosing a backend. The names of equivalent IPVS schedulers are accepted, too
+/// (`ip_vs_*.c` in Linux `net/netfilter/ipvs`). In IPVS, some schedulers have a separate weighted variant,
+/// such as `wrr` for `rr`; in Culvert, every algorithm uses the weights.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, Hash, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Algorithm {
-    /// A random choice for each connection, uniform or by weight, as in kube-proxy.
+    /// A random backend for each connection, chosen uniformly or by weight, as in kube-proxy.
     #[default]
     #[serde(alias = "weighted", alias = "Random")]
     Random,
     /// Round-robin, with a counter per service port.
     #[serde(alias = "rr", alias = "wrr", alias = "RoundRobin")]
     RoundRobin,
-    /// A hash of the client's address: a client keeps its backend until the backends change.
+    /// A hash of the client's address. A client keeps its backend until the set of backends changes.
     #[serde(alias = "sh")]
     SourceHash,
     /// A hash of the destination address and port.
     #[serde(alias = "dh")]
     DestinationHash,
-    /// A consistent hash of the client's address: when the backends change, few clients change theirs.
+    /// A consistent hash of the client's address. When the set of backends changes, few clients change their
+    /// backend.
     #[serde(alias = "mh")]
     Maglev,
-    /// The one of two random backends that has fewer open connections relative to its weight.
+    /// Of two random backends, the one with fewer open connections relative to its weight.
     #[serde(
         alias = "lc",
         alias = "wlc",
@@ -47,23 +48,22 @@ impl Algorithm {
     }
 }
 
-/// The relative weights of a Service's endpoints. The weight for a Pod takes precedence over the weight
-/// for its zone.
+/// The relative weights of a Service's endpoints. A weight for a Pod takes precedence over one for its zone.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Weights {
-    /// Weights by Pod name.
+    /// The weights of individual Pods, by name.
     pub names: BTreeMap<Arc<str>, u32>,
-    /// Weights by zone.
+    /// The weights of zones, by name.
     pub zones: BTreeMap<Arc<str>, u32>,
-    /// The weight of all other endpoints.
+    /// The weight of all other endpoints, if it is set.
     pub others: Option<u32>,
 }
 
 impl Weights {
-    /// The largest weight.
+    /// The maximum weight.
     pub const MAX: u32 = 100;
 
-    /// Returns the weight of an endpoint by the name of its Pod and its zone; 1 by default.
+    /// Returns the weight of an endpoint, given its Pod's name and its zone. The default is 1.
     #[must_use]
     pub fn of(&self, name: Option<&str>, zone: Option<&str>) -> u32 {
         let named = name.and_then(|name| self.names.get(name));

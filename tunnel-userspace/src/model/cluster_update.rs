@@ -6,28 +6,29 @@ use super::{ConfigMap, EndpointSlice, Node, ObjectName, Service};
 /// object.
 #[derive(Clone, Debug, Default)]
 pub struct ClusterUpdate {
-    /// Services that changed themselves or in their endpoints, each once, with all their slices.
+    /// The Services that have changed, or whose endpoints have changed. Each appears once, with all its
+    /// EndpointSlices.
     pub services: Vec<(ObjectName, Option<ServiceState>)>,
-    /// Nodes that changed.
+    /// The Nodes that have changed.
     pub nodes: Vec<(ObjectName, Option<Arc<Node>>)>,
-    /// ConfigMaps that changed.
+    /// The ConfigMaps that have changed.
     pub config_maps: Vec<(ObjectName, Option<Arc<ConfigMap>>)>,
-    /// True if every source has delivered its first complete list. Maps are not written before that.
+    /// True if every source has delivered its first complete list. No BPF maps are written before that.
     pub synced: bool,
-    /// True if the sources hold every object that they were sent. Otherwise an object was refused or a
-    /// file can't be read, and map entries of an earlier process must be kept.
+    /// True if all objects and files in the sources could be used. Otherwise, an object was rejected or a
+    /// file could not be read, so map entries left by an earlier process must be kept.
     pub complete: bool,
-    /// True if a source has not responded since the start, so that its last known state is used.
+    /// True if a source has not responded since the start, and its last known state is used instead.
     pub stale: bool,
     /// The monotonic time when the oldest change was noticed.
     pub noticed_at: Duration,
 }
 
-/// A Service with its EndpointSlices.
+/// A Service and its EndpointSlices.
 #[derive(Clone, Debug)]
 pub struct ServiceState {
     /// The Service.
     pub service: Arc<Service>,
-    /// The slices, sorted by name.
+    /// The Service's EndpointSlices, sorted by name.
     pub slices: Vec<Arc<EndpointSlice>>,
 }

@@ -6,46 +6,46 @@ use tunnel_common::addr::Protocol;
 
 use super::{Family, ObjectName};
 
-/// An EndpointSlice: endpoints of one Service and one IP family, not necessarily all of them.
+/// An EndpointSlice, which holds some or all of a Service's endpoints of one IP family.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct EndpointSlice {
-    /// Namespace and name.
+    /// The namespace and name.
     pub name: ObjectName,
-    /// The Service of the slice (label `kubernetes.io/service-name`), in the same namespace.
+    /// The Service that the slice belongs to, in the same namespace (label `kubernetes.io/service-name`).
     pub service: ObjectName,
     /// The IP family of all addresses.
     pub family: Family,
-    /// The ports of each endpoint.
+    /// The ports that every endpoint in the slice has.
     pub ports: Vec<EndpointPort>,
     /// The endpoints.
     pub endpoints: Vec<Endpoint>,
-    /// The time when a Pod or Service changed, so that this version was written; `None` if unknown. Used
-    /// to measure the delay until the maps are updated.
+    /// The time of the change to a Pod or Service that led to this version of the slice, if known. It is used
+    /// to measure the delay until the BPF maps are updated.
     #[serde(default)]
     pub triggered: Option<Timestamp>,
 }
 
-/// A port of an EndpointSlice.
+/// A port in an EndpointSlice.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct EndpointPort {
-    /// The name of the Service's port; empty for the unnamed one.
+    /// The name of the corresponding Service port; empty if that port is unnamed.
     pub name: Arc<str>,
-    /// The port on which the endpoints listen, in host byte order; never 0.
+    /// The port that the endpoints listen on, in host byte order; never 0.
     pub port: u16,
     /// The transport protocol.
     #[serde(with = "super::protocol")]
     pub protocol: Protocol,
 }
 
-/// An endpoint. Missing conditions have the defaults of kube-proxy: ready and serving, not terminating
+/// An endpoint. Missing conditions default to ready, serving and not terminating, as in kube-proxy
 /// (`pkg/proxy/endpointschangetracker.go`).
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Endpoint {
-    /// The first of the endpoint's addresses.
+    /// The endpoint's first address.
     pub address: IpAddr,
     /// True if the endpoint accepts new connections.
     pub ready: bool,
-    /// True if the endpoint responds, ready or not.
+    /// True if the endpoint responds to requests, even if it is not ready.
     pub serving: bool,
     /// True if the Pod is being stopped.
     pub terminating: bool,
@@ -57,25 +57,25 @@ pub struct Endpoint {
     /// The zone, if known.
     #[serde(default)]
     pub zone: Option<Arc<str>>,
-    /// The clients that should use the endpoint; `None` if the object has no hints.
+    /// The topology hints; `None` if the endpoint has none.
     #[serde(default)]
     pub hints: Option<Arc<Hints>>,
 }
 
 impl Endpoint {
-    /// Returns true if the endpoint is terminating but still serving. It gets new connections only while
-    /// no endpoint is ready.
+    /// Returns true if the endpoint is terminating but still serving. Such an endpoint gets new connections
+    /// only while no endpoint is ready.
     #[must_use]
     pub const fn is_fallback(&self) -> bool {
         self.serving && self.terminating
     }
 }
 
-/// Topology hints: the clients that should use an endpoint.
+/// Topology hints, which state which clients should use an endpoint.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Hints {
-    /// Nodes of the clients.
+    /// The nodes whose clients should use the endpoint.
     pub nodes: Vec<Arc<str>>,
-    /// Zones of the clients.
+    /// The zones whose clients should use the endpoint.
     pub zones: Vec<Arc<str>>,
 }

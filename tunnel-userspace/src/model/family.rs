@@ -10,7 +10,7 @@ pub enum Family {
 }
 
 impl Family {
-    /// Returns the label of the family, as in `addressType` of an EndpointSlice.
+    /// Returns the name of the family, as used in the `addressType` of an EndpointSlice.
     #[must_use]
     pub const fn label(self) -> &'static str {
         match self {
@@ -19,7 +19,7 @@ impl Family {
         }
     }
 
-    /// Returns the family of an address; a v4-mapped IPv6 address counts as IPv4.
+    /// Returns the family of an address. An IPv4-mapped IPv6 address counts as IPv4.
     #[must_use]
     pub const fn of(address: std::net::IpAddr) -> Self {
         match address.to_canonical() {
@@ -29,7 +29,7 @@ impl Family {
     }
 }
 
-/// One value for IPv4 and one for IPv6.
+/// A pair of values, one for IPv4 and one for IPv6.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct PerFamily<T> {
     /// The value for IPv4.

@@ -1,4 +1,4 @@
-//! Builders of objects for tests.
+//! Builds objects for tests.
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
@@ -14,7 +14,7 @@ pub(crate) fn ips(texts: &[&str]) -> Vec<IpAddr> {
     texts.iter().map(|text| ip(text)).collect()
 }
 
-/// Returns a Node with all fields but the name at their defaults.
+/// Returns a Node with this name and defaults for all other fields.
 pub(crate) fn node(name: &str) -> Node {
     Node {
         name: ObjectName::new("", name),
@@ -26,12 +26,12 @@ pub(crate) fn node(name: &str) -> Node {
     }
 }
 
-/// Returns the entry of an update for a Node.
+/// Returns the entry in an update that inserts or replaces a Node.
 pub(crate) fn node_update(node: Node) -> (ObjectName, Option<Arc<Node>>) {
     (node.name.clone(), Some(Arc::new(node)))
 }
 
-/// Returns the port `http`, for TCP.
+/// Returns a Service port named `http` with the protocol TCP.
 pub(crate) fn http(port: u16) -> ServicePort {
     ServicePort {
         name: "http".into(),
@@ -41,7 +41,7 @@ pub(crate) fn http(port: u16) -> ServicePort {
     }
 }
 
-/// Returns a ready endpoint.
+/// Returns a ready endpoint with this address.
 pub(crate) const fn endpoint(address: IpAddr) -> Endpoint {
     Endpoint {
         address,
@@ -55,7 +55,7 @@ pub(crate) const fn endpoint(address: IpAddr) -> Endpoint {
     }
 }
 
-/// Returns a slice of a Service with these TCP ports.
+/// Returns an EndpointSlice for a Service, with these TCP ports.
 pub(crate) fn slice(
     name: &str,
     service: &ObjectName,

@@ -1,16 +1,16 @@
-//! Interns namespaces, which very many objects share.
+//! Interns namespaces, since each one is shared by many objects.
 
 use std::{
     collections::BTreeSet,
     sync::{Arc, Mutex, PoisonError},
 };
 
-/// The interned namespaces, some of which may be unused.
+/// The interned namespaces. Some of them may no longer be in use.
 static INTERNED: Mutex<BTreeSet<Arc<str>>> = Mutex::new(BTreeSet::new());
 
-/// Returns the one shared string for a namespace, so that equal namespaces are equal pointers.
+/// Returns the shared string for a namespace, so that equal namespaces are always equal pointers.
 ///
-/// Removes unused namespaces whenever their number is a power of two.
+/// Whenever the number of interned namespaces reaches a power of two, unused ones are removed.
 #[must_use]
 pub fn intern_namespace(name: &str) -> Arc<str> {
     let mut known = INTERNED.lock().unwrap_or_else(PoisonError::into_inner);

@@ -4,16 +4,16 @@ use tunnel_common::reason::Reason;
 
 use super::{Kind, ObjectId, ObjectName};
 
-/// A problem that an operator must fix. It is sent to the API server as an Event of type Warning.
+/// A problem that an operator must fix. It is reported to the API server as an Event of type `Warning`.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub struct ObjectWarning {
     /// The object that the Event is about.
     pub regarding: ObjectId,
     /// The UID of the object, if known.
     pub uid: Option<Arc<str>>,
-    /// The reason.
+    /// The reason for the warning.
     pub reason: Reason,
-    /// The description, for operators.
+    /// A description of the problem for operators.
     pub note: String,
 }
 

@@ -1,4 +1,4 @@
-//! Serialises a transport protocol by its name.
+//! Serialises a transport protocol as its name.
 
 use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
 use tunnel_common::addr::Protocol;

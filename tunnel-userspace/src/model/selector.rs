@@ -1,12 +1,12 @@
-//! Label selectors in kubectl's syntax: `a=b,c!=d,e in (x,y),f notin (z),g,!h`
-//! (apimachinery `pkg/labels/selector.go`).
+//! Label selectors in the syntax used by kubectl: `a=b,c!=d,e in (x,y),f notin (z),g,!h` (apimachinery
+//! `pkg/labels/selector.go`).
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     str::FromStr,
 };
 
-/// A label selector. An empty one matches every object.
+/// A label selector. An empty selector matches every object.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Selector {
     requirements: Vec<Requirement>,
@@ -17,7 +17,7 @@ struct Requirement {
     key: String,
     /// The accepted values; `None` if every value is accepted.
     values: Option<BTreeSet<String>>,
-    /// True if the requirement is negated. A missing label then matches.
+    /// True if the requirement is negated. A negated requirement also matches if the label is missing.
     negated: bool,
 }
 
@@ -64,13 +64,13 @@ impl FromStr for Selector {
     }
 }
 
-/// Splits a selector at its commas, except for those in parentheses.
+/// Splits a selector at the commas that are not inside parentheses.
 fn split(text: &str) -> Vec<&str> {
     let mut depth = 0_u32;
     text.split(|letter: char| {
         match letter {
             '(' => depth += 1,
-            // The parser of the requirement rejects an unmatched parenthesis.
+            // The requirement's parser rejects an unmatched parenthesis.
             ')' => depth = depth.saturating_sub(1),
             _ => {}
         }
@@ -118,8 +118,8 @@ impl Requirement {
     }
 }
 
-/// Returns true for a label key: an optional DNS prefix with a slash, and a name of at most 63
-/// characters.
+/// Returns true if the text is a valid label key: a name of at most 63 characters, optionally preceded by a
+/// DNS prefix and a slash.
 fn is_key(key: &str) -> bool {
     let (prefix, name) = key.rsplit_once('/').unwrap_or(("x", key));
     let is_prefix = (1..=253).contains(&prefix.len())
@@ -129,8 +129,8 @@ fn is_key(key: &str) -> bool {
     is_prefix && !name.is_empty() && is_value(name)
 }
 
-/// Returns true for a label value: at most 63 letters, digits, `-`, `_` and `.`, where the first and the
-/// last are a letter or digit.
+/// Returns true if the text is a valid label value: at most 63 letters, digits, `-`, `_` and `.`, beginning
+/// and ending with a letter or digit.
 fn is_value(value: &str) -> bool {
     let is_end = |letter: Option<char>| letter.is_none_or(|letter| letter.is_ascii_alphanumeric());
     value.len() <= 63

@@ -6,32 +6,32 @@ use tunnel_common::addr::Protocol;
 
 use super::{Algorithm, ObjectName, Weights};
 
-/// A Service. It is served if it has cluster IPs; otherwise it is stored only for the addresses of its
-/// load balancer.
+/// A Service. If it has no cluster IPs, it is not served, and is stored only for the addresses of its load
+/// balancer.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub struct Service {
-    /// Namespace and name.
+    /// The namespace and name.
     pub name: ObjectName,
-    /// The UID, for Events about the Service; `None` if unknown, as in files.
+    /// The UID, which Events about the Service refer to; `None` if unknown, as for Services from files.
     #[serde(default)]
     pub uid: Option<Arc<str>>,
-    /// The creation time, in seconds since the epoch. Of two Services that claim an address, the older
-    /// one gets it; a Service without a creation time is the youngest.
+    /// The creation time, in seconds since the epoch. If two Services claim the same address, the older one
+    /// gets it. A Service without a creation time counts as the youngest.
     pub created: Option<i64>,
-    /// The cluster IPs, at most one of each family.
+    /// The cluster IPs, at most one per IP family.
     pub cluster_ips: Vec<IpAddr>,
-    /// `spec.externalIPs`.
+    /// The addresses in `spec.externalIPs`.
     #[serde(default)]
     pub external_ips: Vec<IpAddr>,
-    /// Addresses of the load balancer that nodes serve (`ipMode` VIP).
+    /// The load balancer addresses that nodes serve (those whose `ipMode` is `VIP`).
     #[serde(default)]
     pub load_balancer_ips: Vec<IpAddr>,
-    /// Addresses of the load balancer that nodes do not serve: those of `ipMode` Proxy, and all addresses
-    /// if the Service isn't served.
+    /// The load balancer addresses that nodes do not serve: those whose `ipMode` is `Proxy`, or all of them
+    /// if the Service is not served.
     #[serde(default)]
     pub unserved_ips: Vec<IpAddr>,
-    /// Address ranges of permitted clients, as network address and prefix length. A family without a
-    /// range permits all clients.
+    /// The address ranges of permitted clients, each as a network address and a prefix length. If there is no
+    /// range for an IP family, all clients of that family are permitted.
     #[serde(default)]
     pub source_ranges: Vec<(IpAddr, u8)>,
     /// The ports.
@@ -39,32 +39,32 @@ pub struct Service {
     /// The traffic policy for cluster IPs.
     #[serde(default)]
     pub internal_policy: TrafficPolicy,
-    /// The traffic policy for all other addresses; it applies to clients outside the cluster.
+    /// The traffic policy for all other addresses. It applies to clients outside the cluster.
     #[serde(default)]
     pub external_policy: TrafficPolicy,
-    /// The duration of client IP affinity in seconds; 0 without affinity.
+    /// The timeout for client IP affinity, in seconds; 0 if there is no affinity.
     #[serde(default)]
     pub affinity: u32,
-    /// `spec.healthCheckNodePort`, if the Service uses it.
+    /// The port in `spec.healthCheckNodePort`, if the Service uses it.
     #[serde(default)]
     pub health_check_port: Option<u16>,
-    /// The algorithm in the annotation `culvert.dev/algorithm`.
+    /// The algorithm set by the `culvert.dev/algorithm` annotation.
     #[serde(default)]
     pub algorithm: Option<Algorithm>,
-    /// The weights in the annotation `culvert.dev/weights`; `None` if all endpoints are equal.
+    /// The weights set by the `culvert.dev/weights` annotation; `None` if all endpoints have the same weight.
     #[serde(default)]
     pub weights: Option<Arc<Weights>>,
-    /// True if the annotation `culvert.dev/socket-translation` disables the translation at sockets, so
-    /// that only packets are translated.
+    /// True if the `culvert.dev/socket-translation` annotation disables translation at the socket, so that
+    /// only packets are translated.
     #[serde(default, rename = "not_for_sockets")]
     pub socket_translation_disabled: bool,
-    /// The limit on endpoints in the annotation `openyurt.io/topologyKeys`.
+    /// The restriction on endpoints set by the `openyurt.io/topologyKeys` annotation.
     #[serde(default, rename = "keep_to")]
     pub endpoint_scope: Option<EndpointScope>,
 }
 
 impl Service {
-    /// Creates a Service with all fields but the name at their defaults.
+    /// Creates a Service with this name and defaults for all other fields.
     #[must_use]
     pub fn named(name: ObjectName) -> Self {
         Self {
@@ -73,15 +73,15 @@ impl Service {
         }
     }
 
-    /// Returns true if the Service has cluster IPs, and is not only stored for the addresses of its load
-    /// balancer.
+    /// Returns true if the Service is served because it has cluster IPs. Otherwise, it is stored only for the
+    /// addresses of its load balancer.
     #[must_use]
     pub const fn is_served(&self) -> bool {
         !self.cluster_ips.is_empty()
     }
 
-    /// Returns all addresses of the load balancer (`status.loadBalancer.ingress[].ip`), served by nodes
-    /// or not.
+    /// Returns all load balancer addresses (`status.loadBalancer.ingress[].ip`), whether or not nodes serve
+    /// them.
     pub fn ingress_ips(&self) -> impl Iterator<Item = IpAddr> {
         let served = self.load_balancer_ips.iter();
         served.chain(&self.unserved_ips).copied()
@@ -91,11 +91,11 @@ impl Service {
 /// A port of a Service.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct ServicePort {
-    /// The name; may be empty if the Service has one port.
+    /// The port's name; may be empty if it is the Service's only port.
     pub name: Arc<str>,
-    /// The port on the cluster IP, in host byte order; never 0.
+    /// The port on the Service's addresses, in host byte order; never 0.
     pub port: u16,
-    /// The node port in host byte order, if any.
+    /// The node port, in host byte order, if there is one.
     #[serde(default)]
     pub node_port: Option<u16>,
     /// The transport protocol.
@@ -103,44 +103,45 @@ pub struct ServicePort {
     pub protocol: Protocol,
 }
 
-/// The addresses in `spec.externalIPs` that are served. Whoever may create a Service can put any address
-/// there, and so redirect traffic of this node (CVE-2020-8554).
+/// The choice of which addresses in `spec.externalIPs` are served. Anyone who may create a Service can put
+/// any address there, and so redirect this node's traffic (CVE-2020-8554).
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ExternalIps {
-    /// All addresses, as in kube-proxy.
+    /// Serves all addresses, as in kube-proxy.
     #[default]
     Any,
-    /// Addresses that the cluster owns: those of a Service's load balancer or of a Node.
+    /// Serves only addresses that the cluster owns, which are the addresses of Nodes and of Services' load
+    /// balancers.
     Owned,
 }
 
-/// The endpoints that clients on a node may use, according to `openyurt.io/topologyKeys`.
+/// The endpoints that clients on a node may use, as set by `openyurt.io/topologyKeys`.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub enum EndpointScope {
-    /// Endpoints on the node.
+    /// Only endpoints on the same node.
     Node,
-    /// Endpoints in the node's pool.
+    /// Only endpoints in the node's pool.
     Pool,
 }
 
-/// The treatment of the annotation `openyurt.io/topologyKeys`.
+/// The way in which the `openyurt.io/topologyKeys` annotation is treated.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TopologyKeys {
-    /// Ignored, as in kube-proxy.
+    /// The annotation is ignored, as in kube-proxy.
     #[default]
     Ignore,
-    /// Honoured, as in `OpenYurt`, whose yurthub hides the other endpoints from kube-proxy.
+    /// The annotation is honoured, as in OpenYurt, where yurthub hides all other endpoints from kube-proxy.
     Honor,
 }
 
-/// The traffic policy of a Service: the endpoints that may be used.
+/// A Service's traffic policy, which decides which endpoints may be used.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, Hash, PartialEq, Serialize)]
 pub enum TrafficPolicy {
     /// All endpoints.
     #[default]
     Cluster,
-    /// Endpoints on the node that the traffic reaches.
+    /// Only endpoints on the node that the traffic reaches.
     Local,
 }

@@ -1,6 +1,6 @@
 use std::{collections::BTreeMap, fmt, net::IpAddr, sync::Arc};
 
-/// The destination that a steering address stands for: an address and port of an edge node.
+/// The destination that a steering address represents: an edge node's address and port.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct SteeringTarget {
     /// The name of the Node.
@@ -9,17 +9,17 @@ pub struct SteeringTarget {
     pub address: IpAddr,
     /// The port that the client dialled, in host byte order.
     pub port: u16,
-    /// True if the agent must dial loopback instead of the address (`localhost-proxy-ports`).
+    /// True if the agent must dial loopback instead of `address` (`localhost-proxy-ports`).
     pub loopback: bool,
 }
 
 impl fmt::Display for SteeringTarget {
-    /// Writes `edge-7 (10.1.2.3:10250)`.
+    /// Formats the target in the form `edge-7 (10.1.2.3:10250)`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let address = std::net::SocketAddr::new(self.address, self.port);
         write!(f, "{} ({address})", self.node)
     }
 }
 
-/// Targets by the index of their steering address.
+/// The steering targets, by the index of their steering addresses.
 pub type SteeringTargets = BTreeMap<u32, SteeringTarget>;

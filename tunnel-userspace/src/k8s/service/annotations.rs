@@ -1,5 +1,5 @@
-//! Parses the annotations of a Service: algorithm, weights, translation at sockets, topology keys.
-//! Invalid ones are ignored, since the Service works without them.
+//! Parses the annotations on a Service that set the algorithm, the weights, socket translation and topology
+//! keys. Invalid values are ignored, since the Service works without them.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -10,20 +10,20 @@ use crate::{
     model::{Algorithm, EndpointScope, Weights},
 };
 
-/// The prefix of a zone in the weights.
+/// The prefix that marks a zone in the weights annotation.
 const ZONE_PREFIX: &str = "zone:";
-/// The key in the weights for all other endpoints.
+/// The key in the weights annotation that stands for all other endpoints.
 const WILDCARD: &str = "*";
-/// The description of the algorithms in errors.
+/// The list of valid algorithms in error messages.
 const ALGORITHM_FORM: &str = "random, weighted, round-robin, source-hash, destination-hash, maglev, \
                           least-conn or an IPVS scheduler (rr, wrr, sh, dh, mh, lc, wlc, sed, nq)";
-/// The description of the topology keys in errors.
+/// The list of valid topology keys in error messages.
 const TOPOLOGY_KEY_FORM: &str =
     "kubernetes.io/hostname, openyurt.io/nodepool or kubernetes.io/zone";
-/// The annotation of `OpenYurt` with a topology key.
+/// OpenYurt's annotation that holds a topology key.
 const TOPOLOGY_KEYS_ANNOTATION: &str = "openyurt.io/topologyKeys";
 
-/// Parses the annotation `culvert.dev/algorithm`.
+/// Parses the `culvert.dev/algorithm` annotation.
 pub(super) fn algorithm(metadata: &ObjectMeta, ignored: &mut Vec<FieldError>) -> Option<Algorithm> {
     let (field, text) = annotation(metadata, "algorithm")?;
     let algorithm = Algorithm::named(text);
@@ -36,8 +36,8 @@ pub(super) fn algorithm(metadata: &ObjectMeta, ignored: &mut Vec<FieldError>) ->
     algorithm
 }
 
-/// Parses the annotation `culvert.dev/weights`, such as `web-0=3, zone:north=2, *=1`. Ignores invalid
-/// entries.
+/// Parses the `culvert.dev/weights` annotation, such as `web-0=3, zone:north=2, *=1`. Invalid entries are
+/// ignored.
 pub(super) fn weights(
     metadata: &ObjectMeta,
     ignored: &mut Vec<FieldError>,
@@ -74,8 +74,8 @@ pub(super) fn weights(
     (weights != Weights::default()).then(|| Arc::new(weights))
 }
 
-/// Parses the annotation `culvert.dev/socket-translation`. Returns true if it disables the translation
-/// at sockets.
+/// Parses the `culvert.dev/socket-translation` annotation. Returns true if it disables translation at the
+/// socket.
 pub(super) fn is_socket_translation_disabled(
     metadata: &ObjectMeta,
     ignored: &mut Vec<FieldError>,
@@ -96,8 +96,8 @@ pub(super) fn is_socket_translation_disabled(
     }
 }
 
-/// Parses the annotation `openyurt.io/topologyKeys`: one key without blanks around it, or nothing
-/// (openyurt `pkg/yurthub/filter/servicetopology/filter.go`, `serviceTopologyHandler`).
+/// Parses the `openyurt.io/topologyKeys` annotation, which holds a single key without surrounding spaces, or
+/// is empty (openyurt `pkg/yurthub/filter/servicetopology/filter.go`, `serviceTopologyHandler`).
 pub(super) fn endpoint_scope(
     metadata: &ObjectMeta,
     ignored: &mut Vec<FieldError>,
@@ -118,7 +118,7 @@ pub(super) fn endpoint_scope(
     }
 }
 
-/// Returns the field path and the trimmed text of one of Culvert's annotations.
+/// Returns the field path and the trimmed value of one of Culvert's annotations.
 fn annotation<'a>(metadata: &'a ObjectMeta, name: &str) -> Option<(String, &'a str)> {
     let annotation = format!("{ANNOTATION_DOMAIN}/{name}");
     let text = annotation_text(metadata, &annotation)?.trim();

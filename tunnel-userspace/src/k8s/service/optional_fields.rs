@@ -1,5 +1,5 @@
-//! Parses the optional fields of a Service: further addresses, source ranges, policies, affinity, health
-//! check. Invalid values are ignored, since the Service works without them.
+//! Parses the optional fields of a Service: additional addresses, source ranges, traffic policies, session
+//! affinity and the health check port. Invalid values are ignored, since the Service works without them.
 
 use std::net::IpAddr;
 
@@ -10,13 +10,13 @@ use crate::{
     model::TrafficPolicy,
 };
 
-/// The default duration of client IP affinity, in seconds (`DefaultClientIPServiceAffinitySeconds` in
+/// The default timeout for client IP affinity, in seconds (`DefaultClientIPServiceAffinitySeconds` in
 /// Kubernetes `pkg/apis/core/v1`).
 const DEFAULT_AFFINITY: u32 = 10_800;
-/// The maximum duration of client IP affinity, in seconds.
+/// The maximum timeout for client IP affinity, in seconds.
 const MAX_AFFINITY: u32 = 86_400;
 
-/// The `ipMode` of addresses that nodes must not serve themselves.
+/// The `ipMode` for addresses that nodes must not serve themselves.
 const PROXY_MODE: &str = "Proxy";
 
 /// Parses `spec.externalIPs`.
@@ -27,8 +27,9 @@ pub(super) fn external_ips(spec: &v1::ServiceSpec, ignored: &mut Vec<FieldError>
     collect_valid(read, ignored)
 }
 
-/// Parses the addresses of the load balancer that nodes serve themselves: all but those of `ipMode`
-/// Proxy, whose traffic must go through the load balancer (KEP-1860). Host names are skipped.
+/// Parses the load balancer addresses that nodes serve themselves. These are all addresses except those whose
+/// `ipMode` is `Proxy`, since traffic to those must go through the load balancer (KEP-1860). Host names are
+/// skipped.
 pub(super) fn load_balancer_ips(
     status: Option<&v1::ServiceStatus>,
     ignored: &mut Vec<FieldError>,
@@ -53,14 +54,14 @@ pub(super) fn load_balancer_ips(
     collect_valid(addresses, ignored)
 }
 
-/// Parses the addresses of the load balancer with `ipMode` Proxy. Invalid ones are not reported.
+/// Parses the load balancer addresses whose `ipMode` is `Proxy`. Invalid addresses are not reported.
 pub(super) fn proxied_ips(status: Option<&v1::ServiceStatus>) -> Vec<IpAddr> {
     let proxied =
         ingresses(status).filter(|ingress| ingress.ip_mode.as_deref() == Some(PROXY_MODE));
     proxied.filter_map(ip).collect()
 }
 
-/// Parses all addresses of the load balancer, with any `ipMode`. Invalid ones are not reported.
+/// Parses all load balancer addresses, regardless of their `ipMode`. Invalid addresses are not reported.
 pub(super) fn ingress_ips(status: Option<&v1::ServiceStatus>) -> Vec<IpAddr> {
     ingresses(status).filter_map(ip).collect()
 }
@@ -75,7 +76,7 @@ fn ingresses(status: Option<&v1::ServiceStatus>) -> impl Iterator<Item = &v1::Lo
     ingresses.flatten()
 }
 
-/// Parses `spec.loadBalancerSourceRanges`. Blanks around a range are trimmed.
+/// Parses `spec.loadBalancerSourceRanges`. Spaces around each range are trimmed.
 pub(super) fn source_ranges(
     spec: &v1::ServiceSpec,
     ignored: &mut Vec<FieldError>,
@@ -90,7 +91,7 @@ pub(super) fn source_ranges(
     collect_valid(read, ignored)
 }
 
-/// Parses a traffic policy; `Cluster` by default.
+/// Parses a traffic policy, which defaults to `Cluster`.
 pub(super) fn policy(
     field: &str,
     text: Option<&str>,
@@ -107,7 +108,7 @@ pub(super) fn policy(
     }
 }
 
-/// Parses the duration of client IP affinity, in seconds; 0 without affinity.
+/// Parses the timeout for client IP affinity, in seconds. Returns 0 if there is no affinity.
 pub(super) fn affinity(spec: &v1::ServiceSpec, ignored: &mut Vec<FieldError>) -> u32 {
     match spec.session_affinity.as_deref() {
         None | Some("" | "None") => return 0,
@@ -144,7 +145,7 @@ pub(super) fn health_check_port(
     optional_port(spec.health_check_node_port, field, ignored)
 }
 
-/// Parses an optional port; 0 means none.
+/// Parses an optional port. The number 0 means that there is no port.
 pub(super) fn optional_port(
     number: Option<i32>,
     field: impl FnOnce() -> String,

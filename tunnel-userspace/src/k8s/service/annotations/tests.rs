@@ -2,7 +2,7 @@ use super::*;
 
 type Reader<T> = fn(&ObjectMeta, &mut Vec<FieldError>) -> T;
 
-/// Parses an annotation of a Service, and asserts that exactly these errors are reported.
+/// Parses a Service annotation, and asserts that exactly these errors are reported.
 #[track_caller]
 fn read<T>(reader: Reader<T>, name: &str, text: &str, wrong: &[&str]) -> T {
     let metadata = ObjectMeta {

@@ -15,8 +15,7 @@ fn parse_with_errors(wrong: &[&str], manifest: Value) -> Arc<Service> {
     a_service(manifest)
 }
 
-/// Parses a Service with these additional fields in its `spec`, and asserts that exactly these errors are
-/// reported.
+/// Parses a Service with additional fields in its `spec`, and asserts that exactly these errors are reported.
 #[track_caller]
 fn parse_spec(fields: Value, wrong: &[&str]) -> Arc<Service> {
     let Value::Object(mut fields) = fields else {

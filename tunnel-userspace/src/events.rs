@@ -1,11 +1,11 @@
-//! Sends Kubernetes Events about problems that an operator must fix to the API server, and one Event for
-//! each start of the daemon.
+//! Sends Kubernetes Events to the API server: one for each problem that an operator must fix, and one each
+//! time the daemon starts.
 //!
-//! Every node sends its Events, but the cluster keeps one per problem: the name of an Event contains a
-//! hash of its content, so the API server refuses a second one as already existing.
+//! Every node sends its own Events, but the cluster keeps only one per problem. The name of an Event contains
+//! a hash of its content, so the API server rejects duplicates because they already exist.
 //!
 //! - `event`: builds Events
-//! - `queue`: the Events to send, and when (no I/O)
+//! - `queue`: decides which Events to send, and when (no I/O)
 
 mod event;
 mod queue;
@@ -26,21 +26,21 @@ use tunnel_common::reason::Reason;
 use self::queue::EventQueue;
 use crate::{drain, duration, error_chain::chain, model::ObjectWarning};
 
-/// The interval of checks for new warnings and due Events.
+/// The interval between checks for new warnings and due Events.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The delay until the next attempt, after the API server did not accept an Event.
+/// The delay before the next attempt after the API server has failed to accept an Event.
 const RETRY_DELAY: Duration = Duration::from_secs(60);
 
-/// The switch for Events, and their rate limit.
+/// The settings that enable Events and limit their rate.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct EventSettings {
-    /// True if Events are sent.
+    /// Enables Events.
     pub enabled: bool,
-    /// The number of Events that a node may send at once, from 1 to 1000.
+    /// The number of Events that a node may send in one burst, from 1 to 1000.
     pub burst: u32,
-    /// The interval between further Events after a burst.
+    /// The interval between Events after a burst.
     #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub interval: Duration,
@@ -56,16 +56,16 @@ impl Default for EventSettings {
     }
 }
 
-/// The published state from which Events are made.
+/// The published state that Events are created from.
 #[derive(Debug)]
 pub struct EventInputs {
-    /// The warnings of each part of the daemon.
+    /// The receivers for the warnings from each part of the daemon.
     pub warnings: Vec<watch::Receiver<Arc<[ObjectWarning]>>>,
-    /// The listeners that could not be bound, by name, with the error.
+    /// The errors from listeners that could not be bound, by the name of the listener.
     pub unbound_ports: watch::Receiver<BTreeMap<String, String>>,
 }
 
-/// Sends the Events of a node to the API server until the drain begins.
+/// Sends a node's Events to the API server until draining begins.
 pub async fn run(
     node: String,
     settings: EventSettings,
@@ -77,12 +77,13 @@ pub async fn run(
     let mut checks = interval(CHECK_INTERVAL);
     checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut is_accepted = true;
-    // The Event of the start bypasses the queue: it happens only once, and can be sent immediately.
+    // The Event for the daemon's start bypasses the queue, since it is created only once and can be sent
+    // immediately.
     let mut start = Some((
         event::for_start(&node, jiff::Timestamp::now()),
         Instant::now(),
     ));
-    // Warnings that were published before this task started are new to it.
+    // Warnings that were published before this task started must count as new, too.
     inputs.unbound_ports.mark_changed();
     inputs
         .warnings
@@ -135,9 +136,9 @@ pub async fn run(
 }
 
 impl EventInputs {
-    /// Returns all warnings if any of them has changed.
+    /// Returns all warnings if any of them has changed since the last call; otherwise `None`.
     fn take_changed_warnings(&mut self, node: &str) -> Option<Vec<ObjectWarning>> {
-        // An error means that the publishing task has ended; its warnings no longer change.
+        // An error means that the task that publishes these warnings has ended, so they no longer change.
         let mut receivers = self.warnings.iter();
         let is_new = receivers.any(|receiver| receiver.has_changed().unwrap_or(false))
             || self.unbound_ports.has_changed().unwrap_or(false);
@@ -156,8 +157,8 @@ impl EventInputs {
     }
 }
 
-/// Creates an Event on the API server. Returns `Ok` also if it already exists or can never be created, so
-/// that it is not sent again.
+/// Creates an Event on the API server. Also returns `Ok` if the Event already exists or can never be created,
+/// so that it is not sent again.
 async fn create(client: &Client, event: &Event) -> Result<(), kube::Error> {
     let namespace = event.metadata.namespace.clone().unwrap_or_default();
     let api = Api::<Event>::namespaced(client.clone(), &namespace);
@@ -174,12 +175,12 @@ async fn create(client: &Client, event: &Event) -> Result<(), kube::Error> {
     Err(error)
 }
 
-/// Returns true if the API server would refuse every further attempt, too.
+/// Returns true if the API server would also reject any further attempt.
 fn is_final(status: &Status) -> bool {
     let mut causes = status.details.iter().flat_map(|details| &details.causes);
     status.is_already_exists()
         || matches!(status.code, 400 | 404 | 413 | 422)
-        // The namespace is being deleted together with its Services.
+        // The namespace is being deleted, along with its Services.
         || causes.any(|cause| cause.reason == "NamespaceTerminating")
 }
 

@@ -11,26 +11,25 @@ use tunnel_common::reason::Reason;
 
 use crate::model::{Kind, ObjectId, ObjectName, ObjectWarning};
 
-/// The reporting controller; kube-proxy sets its own name here, too.
+/// The name of the reporting controller. Likewise, kube-proxy puts its own name here.
 const REPORTING_CONTROLLER: &str = "culvert";
 
-/// The `action` of an Event about a warning.
+/// The `action` in Events for warnings.
 const ACTION: &str = "Program";
 
-/// The namespace of Events about cluster-scoped objects, as for the kubelet and kube-proxy.
+/// The namespace for Events about cluster-scoped objects. The kubelet and kube-proxy use the same one.
 const CLUSTER_SCOPED_NAMESPACE: &str = "default";
 
-/// The maximum lengths of a note and of the name of a reporting instance, in bytes (Kubernetes
+/// The maximum lengths of a note and of a reporting instance's name, in bytes (Kubernetes
 /// `pkg/apis/core/validation/events.go`).
 const MAX_NOTE_BYTES: usize = 1024;
 const MAX_INSTANCE_BYTES: usize = 128;
 
-/// The maximum length of the object's name within the name of an Event, which is limited to 253
-/// characters.
+/// The maximum length of the object's name within an Event's name, which may not exceed 253 characters.
 const MAX_OBJECT_NAME: usize = 200;
 
-/// Builds the Event for a start of a node's daemon, with the same reason as kube-proxy. Its name contains
-/// the time, so each start has a separate Event.
+/// Builds the Event that reports a start of the daemon on a node. It has the same reason as in kube-proxy.
+/// Its name contains the time, so each start has its own Event.
 pub(super) fn for_start(node: &str, now: Timestamp) -> Event {
     let node_id = ObjectId::new(Kind::Node, ObjectName::new("", node));
     Event {
@@ -42,7 +41,7 @@ pub(super) fn for_start(node: &str, now: Timestamp) -> Event {
     }
 }
 
-/// Builds the Event for a warning. Its name is the same on every node.
+/// Builds the Event for a warning. The Event has the same name on every node.
 pub(super) fn for_warning(warning: &ObjectWarning, node: &str, now: Timestamp) -> Event {
     let uid = warning.uid.as_deref();
     let parts = [
@@ -59,7 +58,7 @@ pub(super) fn for_warning(warning: &ObjectWarning, node: &str, now: Timestamp) -
     }
 }
 
-/// Builds an Event about an object, with the fields that all Events share. The name ends
+/// Builds an Event about an object, with the fields that all Events have in common. The Event's name ends
 /// with `suffix`, which distinguishes it from other Events about the same object.
 fn event_about(
     object: &ObjectId,
@@ -71,7 +70,7 @@ fn event_about(
     let ObjectName { namespace, name } = &object.name;
     let namespace = Some(&**namespace).filter(|namespace| !namespace.is_empty());
     let stem = truncate(name, MAX_OBJECT_NAME).trim_end_matches(['-', '.']);
-    // Events about Nodes have the name as uid, like those of the kubelet.
+    // Events about Nodes use the Node's name as the UID, like the kubelet's.
     let uid = if object.kind == Kind::Node {
         Some(&**name)
     } else {
@@ -98,14 +97,14 @@ fn event_about(
     }
 }
 
-/// Computes the 64-bit FNV-1a hash, which never changes, unlike the hashes of the standard library.
+/// Computes the 64-bit FNV-1a hash. Unlike the standard library's hashes, it never changes between releases.
 fn hash(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     })
 }
 
-/// Converts the label of a reason to camel case: `frontend_conflict` becomes `FrontendConflict`.
+/// Converts a reason's label to camel case, for example `frontend_conflict` to `FrontendConflict`.
 fn camel_case(reason: Reason) -> String {
     let words = reason.label().split('_');
     words
@@ -124,7 +123,7 @@ const fn api_version(kind: Kind) -> &'static str {
     }
 }
 
-/// Returns the longest prefix of a text that has at most `most` bytes.
+/// Returns the longest prefix of a text that is at most `most` bytes long.
 fn truncate(text: &str, most: usize) -> &str {
     let end = text.floor_char_boundary(most);
     text.get(..end).unwrap_or_default()
@@ -150,7 +149,8 @@ mod tests {
         };
         for (warning, kind, namespace, own, uid) in [
             (warning("full"), "Service", "shop", Some("shop"), "1-2-3"),
-            // Like the kubelet's Events: in this namespace, with the name as uid.
+            // Like the kubelet's Events, this one is in the `default` namespace and has the Node's name as
+            // its UID.
             (of_a_node, "Node", "default", None, "edge-1"),
         ] {
             let event = for_warning(&warning, "edge-1", Timestamp::UNIX_EPOCH);
@@ -174,7 +174,7 @@ mod tests {
 
         assert_eq!(name("one", "edge-1"), name("one", "edge-2"));
         assert_ne!(name("one", "edge-1"), name("other", "edge-1"));
-        // The name must be the same in all releases: during an upgrade, nodes run different ones.
+        // The name must be the same in all releases, because nodes run different releases during an upgrade.
         assert_eq!(name("one", "edge-1"), "web.f092c021bc4b1e4c");
     }
 

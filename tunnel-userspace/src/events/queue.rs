@@ -1,4 +1,4 @@
-//! Decides which Event is sent next, and when.
+//! Decides which Event to send next, and when.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -6,36 +6,36 @@ use tokio::time::Instant;
 
 use crate::model::{Kind, ObjectWarning};
 
-/// The minimum age of a warning when its Event is sent.
+/// The minimum time to wait before sending the Event for a new warning.
 const MIN_AGE: Duration = Duration::from_secs(2);
 
-/// The maximum random delay beyond that age, so that not all nodes send the same Event at once.
+/// The maximum random delay in addition to `MIN_AGE`, so that nodes do not all send the same Event at once.
 const MAX_JITTER: Duration = Duration::from_secs(8);
 
-/// The interval at which an unresolved warning is sent again, as Events expire after an hour
+/// The interval at which an unresolved warning is sent again, because Events expire after an hour
 /// (kube-apiserver `--event-ttl`).
 const RESEND_INTERVAL: Duration = Duration::from_secs(20 * 60);
 
 /// The maximum number of queued warnings.
 const MAX_QUEUED: usize = 1000;
 
-/// The warnings to send as Events, at a limited rate.
+/// The warnings to send as Events, subject to a rate limit.
 #[derive(Debug)]
 pub(super) struct EventQueue {
-    /// The time when each warning is due.
+    /// The time at which the Event for each warning is due.
     due: BTreeMap<ObjectWarning, Instant>,
     burst: u32,
     interval: Duration,
     /// The number of Events that may be sent now.
     tokens: u32,
-    /// The start of the interval after which the next token is added.
+    /// The start of the interval at whose end the next token is added.
     refill_start: Instant,
-    /// The end of the delay after a failure; no Event is sent before.
+    /// The end of the pause after a failure. No Events are sent before then.
     paused_until: Option<Instant>,
 }
 
 impl EventQueue {
-    /// Creates an empty queue that permits `burst` Events at once, and then one per interval.
+    /// Creates an empty queue that allows a burst of `burst` Events, and then one Event per interval.
     pub(super) const fn new(burst: u32, interval: Duration, now: Instant) -> Self {
         Self {
             due: BTreeMap::new(),
@@ -47,8 +47,8 @@ impl EventQueue {
         }
     }
 
-    /// Replaces the queued warnings. Those that were already queued keep their due time. Warnings about
-    /// objects that the API server doesn't have are dropped.
+    /// Replaces the queued warnings. Warnings that were already queued keep their due times. Warnings about
+    /// objects that the API server does not have are dropped.
     pub(super) fn replace(
         &mut self,
         warnings: impl IntoIterator<Item = ObjectWarning>,
@@ -56,7 +56,8 @@ impl EventQueue {
     ) {
         let mut last = std::mem::take(&mut self.due);
         let is_of_node = |warning: &ObjectWarning| warning.regarding.kind == Kind::Node;
-        // Nodes come first, since a problem of a node may cause problems of very many Services.
+        // Warnings about Nodes come first, since a single problem with a node may cause problems with very
+        // many Services.
         let (of_nodes, others): (Vec<_>, Vec<_>) = warnings.into_iter().partition(is_of_node);
         let others = others.into_iter().filter(|warning| warning.uid.is_some());
         for warning in of_nodes.into_iter().chain(others).take(MAX_QUEUED) {
@@ -68,7 +69,7 @@ impl EventQueue {
         }
     }
 
-    /// Returns the warning to send next, if one is due and the rate limit permits it.
+    /// Returns the next warning to send, if one is due and the rate limit allows it.
     pub(super) fn next_due(&mut self, now: Instant) -> Option<ObjectWarning> {
         if self.paused_until.is_some_and(|until| now < until) {
             return None;
@@ -81,8 +82,8 @@ impl EventQueue {
             self.refill_start = now;
         }
         let due = self.due.iter().filter(|(_, due)| **due <= now);
-        // The longest overdue warning comes first, so that none starves; at a tie, a Node comes before a
-        // Service.
+        // The warning that is most overdue comes first, so that none starves. If several are equally overdue,
+        // Nodes come before other objects.
         let is_service = |warning: &ObjectWarning| warning.regarding.kind != Kind::Node;
         let (warning, _) = due
             .filter(|_| self.tokens > 0)
@@ -90,7 +91,7 @@ impl EventQueue {
         Some(warning.clone())
     }
 
-    /// Records that an Event was sent.
+    /// Records that the Event for a warning was sent.
     pub(super) fn sent(&mut self, warning: &ObjectWarning, now: Instant) {
         self.tokens -= 1;
         if let Some(due) = self.due.get_mut(warning) {
@@ -98,8 +99,8 @@ impl EventQueue {
         }
     }
 
-    /// Records that an Event could not be sent. Nothing is sent during the pause. After it, other Events
-    /// come first, since the failure may concern only this one's namespace.
+    /// Records that the Event for a warning could not be sent. Nothing is sent during the pause. After the
+    /// pause, other Events come first, since the failure may be specific to this one's namespace.
     pub(super) fn failed(&mut self, warning: &ObjectWarning, pause: Duration, now: Instant) {
         self.paused_until = Some(now + pause);
         if let Some(due) = self.due.get_mut(warning) {
@@ -118,7 +119,7 @@ mod tests {
 
     const INTERVAL: Duration = Duration::from_secs(30);
 
-    /// Returns a queue with these warnings, and the time when all of them are due.
+    /// Returns a queue that contains these warnings, and a time by which all of them are due.
     fn queue(
         burst: u32,
         warnings: impl IntoIterator<Item = ObjectWarning>,

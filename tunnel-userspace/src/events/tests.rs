@@ -10,10 +10,10 @@ use tower::service_fn;
 use super::*;
 use crate::model::{Kind, ObjectId, ObjectName};
 
-/// Longer than the maximum delay of a new warning.
+/// A time longer than the maximum delay before a new warning is sent.
 const MAX_DELAY: Duration = Duration::from_secs(12);
 
-/// A fake API server that sends one response to all requests, and records the received Events.
+/// A fake API server that sends the same response to all requests, and records the Events it receives.
 #[derive(Clone)]
 struct FakeServer {
     response: watch::Sender<(u16, Value)>,
@@ -56,7 +56,7 @@ impl FakeServer {
     }
 }
 
-/// Returns a warning that the frontend of this Service belongs to another one.
+/// Returns a warning that this Service's frontend already belongs to another Service.
 pub(super) fn conflict_warning(name: &str) -> ObjectWarning {
     ObjectWarning {
         regarding: ObjectId::new(Kind::Service, ObjectName::new("shop", name)),
@@ -68,7 +68,7 @@ pub(super) fn conflict_warning(name: &str) -> ObjectWarning {
 
 type Ports = BTreeMap<String, String>;
 
-/// A running Event task with its inputs and its API server.
+/// A running Event task, with its inputs and a fake API server.
 struct RunningTask {
     server: FakeServer,
     warnings: watch::Sender<Arc<[ObjectWarning]>>,
@@ -81,7 +81,7 @@ impl RunningTask {
         Self::with(Ports::new())
     }
 
-    /// Starts the task with these ports that can't be bound.
+    /// Starts the task, with these ports published as ports that can't be bound.
     fn with(ports: Ports) -> Self {
         let (unbound_ports, ports) = watch::channel(ports);
         let server = FakeServer::new();
@@ -111,13 +111,14 @@ impl RunningTask {
         }
     }
 
-    /// Publishes the warning that the frontend of this Service belongs to another one.
+    /// Publishes a warning that this Service's frontend already belongs to another Service.
     fn publish_conflict(&self, name: &str) {
         self.warnings
             .send_replace(Arc::new([conflict_warning(name)]));
     }
 
-    /// Returns the Events that are sent within this number of seconds, except that of the start.
+    /// Returns the Events that are received within this many seconds, except for the Event that reports the
+    /// start.
     async fn received_events(&self, seconds: u64) -> Vec<Value> {
         let mut events = self.all_received_events(seconds).await;
         events.retain(|event| event[1] != "Starting");

@@ -41,7 +41,7 @@ use crate::{clock::monotonic, drain, model::ClusterUpdate, publish::publish_if_c
 pub struct FileSettings {
     /// The directory of manifests, or a single manifest file.
     pub path: PathBuf,
-    /// The maximum size of a file, in bytes; larger files are refused.
+    /// The maximum size of a file, in bytes. Larger files are not read.
     pub max_file_bytes: u64,
 }
 
@@ -72,10 +72,11 @@ impl FileSettings {
 /// The interval between polls for changes that inotify does not report.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The maximum number of attempts at the first read while a file is being written. The first read waits for
-/// writers because an object that is missing from the first complete list counts as deleted.
+/// The maximum number of attempts to read all files for the first time while some are being written. The
+/// source waits for the writers because an object that is missing from the first complete list counts as
+/// deleted.
 const FIRST_READ_ATTEMPTS: u32 = 100;
-/// The delay between two attempts at the first read.
+/// The delay between two of these attempts.
 const FIRST_READ_WAIT: Duration = Duration::from_millis(20);
 
 /// An error that prevents the `file` source from starting.
@@ -84,7 +85,7 @@ pub enum FileSourceError {
     /// The directory or file is missing or can't be read.
     #[error("cannot read manifests in {path}")]
     Read {
-        /// The directory or file.
+        /// The path of the directory or file.
         path: PathBuf,
         /// The cause.
         #[source]
@@ -93,7 +94,7 @@ pub enum FileSourceError {
     /// The directory can't be watched.
     #[error("cannot watch manifests in {path}")]
     Watch {
-        /// The directory.
+        /// The path of the directory.
         path: PathBuf,
         /// The cause.
         #[source]
@@ -105,7 +106,7 @@ pub enum FileSourceError {
 ///
 /// # Errors
 ///
-/// The directory or file is missing or can't be read.
+/// Returns an error if the directory or file is missing or can't be read.
 pub fn read(path: &Path) -> Result<(ClusterUpdate, Vec<Problem>), FileSourceError> {
     let mut store = Store::default();
     let settings = FileSettings::new(path);
@@ -161,7 +162,7 @@ fn wait_for_writer() {
 ///
 /// # Errors
 ///
-/// The directory or file is missing, or can't be read or watched.
+/// Returns an error if the directory or file is missing, or if it can't be read or watched.
 pub async fn start(
     settings: FileSettings,
     overlay: Overlay,
@@ -191,7 +192,7 @@ pub async fn start(
     blocking(read).await.map_err(read_error).flatten()
 }
 
-/// A `file` source that has completed its first read.
+/// A `file` source that has read all of its files once.
 #[derive(Debug)]
 pub struct FileSource {
     target: ManifestPath,

@@ -54,7 +54,7 @@ const EVENT_BUFFER: usize = 1024;
 /// Time limits for misbehaving servers. They are constant, except in tests.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
-    /// The maximum time for which a response other than a watch may send no data.
+    /// The longest that a response other than a watch may go without sending any data.
     max_silence: Duration,
     /// The time for which lists older than the last version seen are rejected. A lagging server catches up
     /// within seconds, but a server that was restored from a backup does not, so its lists are accepted after
@@ -62,8 +62,8 @@ struct Limits {
     max_lag: Duration,
     /// The timeout for a request that probes whether the server responds again.
     probe_timeout: Duration,
-    /// The extra time for which a watch may stay open beyond its requested duration. After that, the server
-    /// or a proxy in front of it has lost the watch.
+    /// The longest that a watch may stay open beyond its requested duration. After that, the server or a
+    /// proxy in front of it must have lost the watch.
     watch_overtime: Duration,
 }
 
@@ -224,7 +224,7 @@ impl KubeScope {
 ///
 /// # Errors
 ///
-/// The kubeconfig or the pod's service account can't be used.
+/// Returns an error if the kubeconfig or the pod's service account can't be used.
 pub async fn start(
     settings: KubeSettings,
     scope: KubeScope,

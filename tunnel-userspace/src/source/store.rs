@@ -69,7 +69,7 @@ struct State {
     /// The objects that have changed since the last update; `None` until the first update, which contains all
     /// objects.
     dirty: Option<BTreeSet<ObjectId>>,
-    /// When the oldest change since the last update was noticed; `None` if nothing has changed.
+    /// The time at which the oldest change since the last update was noticed; `None` if nothing has changed.
     oldest_change: Option<Duration>,
 }
 
@@ -261,7 +261,7 @@ impl State {
         true
     }
 
-    /// Records that an object was inserted, replaced or removed among the objects in use.
+    /// Records a change to the objects in use: an object was inserted, replaced or removed.
     fn record_replacement(
         &mut self,
         id: &ObjectId,

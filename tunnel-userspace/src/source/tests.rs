@@ -1,4 +1,4 @@
-//! A running source, for testing both the `file` and the `kube` source.
+//! Runs a source, for tests of both the `file` and the `kube` source.
 
 use std::{collections::BTreeMap, fs, path::PathBuf, sync::Arc, time::Duration};
 
@@ -117,8 +117,8 @@ impl RunningSource {
         assert!(is_published, "{:#?}", self.report.borrow());
     }
 
-    /// Waits until the report has exactly one problem for each expected text, in order, and each problem
-    /// contains its text. The path of the temporary directory is removed from the problems first.
+    /// Waits until the report has exactly one problem for each expected string, in order, and each problem
+    /// contains its string. The path of the temporary directory is first removed from the problems.
     pub(super) async fn until_problems(&mut self, expected: &[&str]) {
         let directory = format!("{}/", self.dir.path().display());
         let is_expected = |report: &SourceReport| {

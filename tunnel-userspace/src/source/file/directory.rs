@@ -33,7 +33,7 @@ pub(super) type Listing = BTreeMap<Arc<Path>, Option<Fingerprint>>;
 /// The maximum number of times to list a directory that keeps changing while it is being listed.
 const MAX_LISTINGS: u32 = 8;
 
-/// The minimum number of files for which to read in parallel.
+/// If there are at least this many files, they are read in parallel.
 const MIN_PARALLEL: usize = 2;
 
 /// A file that must be read.
@@ -48,7 +48,7 @@ pub(super) struct ReadJob {
 /// The reason for reading a file.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum ReadCause {
-    /// The file is complete. If it no longer exists, an event for its removal or renaming will follow.
+    /// The file is complete. If it no longer exists, an event for its removal or rename will follow.
     Complete,
     /// The file was created or touched, and may not be complete yet.
     Touched,
@@ -62,9 +62,9 @@ pub(super) enum ReadCause {
 pub(super) enum ReadResult {
     /// The file does not exist.
     Gone,
-    /// The file may still be being written, so it must be polled.
+    /// The file may be incomplete because it is still being written, so it must be polled.
     Unsettled,
-    /// The file exists but can't be read. If there is no fingerprint, reading is retried.
+    /// The file exists but can't be read. Without a fingerprint, the read is retried.
     Unreadable {
         fingerprint: Option<Fingerprint>,
         reason: String,
@@ -116,7 +116,8 @@ impl ManifestPath {
     }
 
     /// Lists the manifests. Listing a large directory takes several system calls, and a file that is renamed
-    /// between them may be missed, so the listing is repeated until the directory does not change meanwhile.
+    /// between them may be missed, so the directory is listed again until it no longer changes during the
+    /// listing.
     pub(super) fn list(&self) -> io::Result<Listing> {
         let mut files = Listing::new();
         for _ in 0..MAX_LISTINGS {
@@ -145,7 +146,7 @@ impl ManifestPath {
         Ok(files)
     }
 
-    /// Reads the files; returns `None` if a different directory is now at the path.
+    /// Reads the files. Returns `None` if a different directory is now at the path.
     pub(super) fn read_all(
         &self,
         directory_id: FileId,
@@ -184,7 +185,7 @@ impl ManifestPath {
         if job.cause == ReadCause::Touched && link.is_file() && !is_link {
             return Ok(ReadResult::Unsettled);
         }
-        // These checks come before the file is opened, so that a file that fails them is never opened.
+        // These checks come before the file is opened, so that an unsuitable file is never opened.
         let found = fs::metadata(&job.path)?;
         if found.is_dir() {
             return Ok(ReadResult::Gone);

@@ -25,7 +25,7 @@ use crate::{
 pub(super) struct DirectoryState {
     merged: MergedObjects,
     files: BTreeMap<Arc<Path>, LastRead>,
-    /// Files that may still be being written. They are polled.
+    /// Files that are being polled because they may still be incomplete.
     unsettled: BTreeMap<Arc<Path>, PollState>,
     /// A problem with the directory itself. As long as there is one, missing files do not count as deleted.
     pub(super) directory_problem: Option<Problem>,
@@ -44,7 +44,7 @@ struct PollState {
     equal_polls: u32,
 }
 
-/// The result of the last time a file was read.
+/// The outcome of the last read of a file.
 #[derive(Debug, Default)]
 struct LastRead {
     /// The fingerprint; `None` if the file can't be reached or must be read again.
@@ -118,7 +118,7 @@ impl DirectoryState {
         self.files.is_empty()
     }
 
-    /// Returns true if any file is being polled because it may still be being written.
+    /// Returns true if any file is being polled because it may still be incomplete.
     pub(super) fn has_unsettled(&self) -> bool {
         !self.unsettled.is_empty()
     }

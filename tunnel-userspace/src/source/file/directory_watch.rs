@@ -24,7 +24,7 @@ const RENAME_WAIT: Duration = Duration::from_millis(20);
 /// that queue is reported.
 const EVENT_BUFFER: usize = 1024;
 
-/// An inotify watch on the directory, which ends when this is dropped.
+/// An inotify watch on the directory. Dropping this ends the watch.
 #[derive(Debug)]
 pub(super) struct DirectoryWatch {
     _watcher: RecommendedWatcher,
@@ -44,14 +44,15 @@ pub(super) struct DirectoryWatch {
 /// The changes in the directory.
 #[derive(Debug, Default)]
 pub(super) struct DirectoryChanges {
-    /// Files that were closed after writing, or were renamed or removed. The value is true if the file
-    /// existed afterwards.
+    /// The files that a writer closed, or that were renamed or removed. The value is true if the file existed
+    /// afterwards.
     pub(super) settled: BTreeMap<Arc<Path>, bool>,
-    /// Files that were created or touched, and may still be being written.
+    /// The files that were created or touched, and may still be incomplete.
     pub(super) touched: BTreeSet<Arc<Path>>,
     /// The old and new paths of each renamed file, in chronological order.
     pub(super) renamed: Vec<(Arc<Path>, Arc<Path>)>,
-    /// True if an entry that is not a manifest changed. Links to manifests may go through it.
+    /// True if a directory entry other than a manifest changed. Symbolic links to manifests may lead through
+    /// it.
     pub(super) other_entry_changed: bool,
     /// True if any events were lost.
     pub(super) events_lost: bool,

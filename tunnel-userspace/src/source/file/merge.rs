@@ -132,7 +132,7 @@ impl MergedObjects {
         file.problems = vec![problem];
     }
 
-    /// Moves the objects of a file to another path. If another file had that path, its objects are kept too
+    /// Moves the objects of a file to another path. If another file had that path, its objects are also kept
     /// until the path is read again, since the new content may be invalid.
     pub(super) fn rename(&mut self, from: &Arc<Path>, to: &Arc<Path>, edit: &mut OverlayEdit<'_>) {
         if let Some(mut file) = self.files.get(from).cloned() {
@@ -195,7 +195,7 @@ impl MergedObjects {
         own.chain(self.conflicting.iter().flat_map(|id| self.conflicts(id)))
     }
 
-    /// Returns a problem for each file that defines an object, except the first one.
+    /// Returns a problem for each file that defines an object, other than the first such file.
     fn conflicts(&self, id: &ObjectId) -> Vec<Problem> {
         let defining_files = self
             .defining_files

@@ -237,7 +237,7 @@ async fn a_file_that_cannot_be_read_keeps_its_objects() {
     source.replace("a.yaml", &service("a", "10.0.0.2"));
     source.until_without_loss("a=10.0.0.2").await;
 
-    // Make the file larger than the limit. It is sparse, so it takes up no space.
+    // The file is sparse, and larger than the limit.
     let large = fs::File::options()
         .write(true)
         .open(source.path("a.yaml"))

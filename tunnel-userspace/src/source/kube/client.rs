@@ -36,7 +36,7 @@ use super::KubeSettings;
 const KEEPALIVE: Duration = Duration::from_secs(10);
 /// The interval between TCP keep-alive probes.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
-/// The maximum time for which sent data may stay unacknowledged (`TCP_USER_TIMEOUT`).
+/// The longest that sent data may remain unacknowledged (`TCP_USER_TIMEOUT`).
 const USER_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The address of an API server, in the form `https://HOST:PORT`.
@@ -48,7 +48,7 @@ pub struct ApiServer {
     pub(super) uri: Uri,
 }
 
-/// The error for a text that is not the address of an API server.
+/// The error for text that is not a valid API server address.
 #[derive(Debug, thiserror::Error)]
 #[error("`{0}` is not an API server address of the form https://HOST:PORT")]
 pub struct InvalidApiServer(String);

@@ -25,10 +25,10 @@ use crate::{
 /// The origin of problems with objects from the API server.
 const ORIGIN: &str = "API server";
 
-/// The kinds whose first lists are applied at the same time.
+/// The kinds whose first complete lists are applied together.
 const APPLIED_TOGETHER: [Kind; 2] = [Kind::Service, Kind::EndpointSlice];
 
-/// The kinds whose lists need not be received before the source is synced, because no BPF map depends on
+/// The kinds whose lists are not required for the source to count as synced, because no BPF map depends on
 /// them.
 const OPTIONAL_KINDS: [Kind; 1] = [Kind::ServiceCidr];
 
@@ -88,7 +88,7 @@ impl NodeFilter {
     }
 }
 
-/// The state of all kinds.
+/// The state of the lists and watches for all kinds.
 #[derive(Debug)]
 pub(super) struct Reflector {
     kinds: BTreeMap<Kind, KindState>,
@@ -99,7 +99,7 @@ pub(super) struct Reflector {
     pub(super) is_saved: bool,
 }
 
-/// The state of one kind.
+/// The state of the list and watch for one kind.
 #[derive(Debug, Default)]
 struct KindState {
     /// The list that is being received.
@@ -108,7 +108,7 @@ struct KindState {
     pending_list: Option<ReceivedList>,
     /// True once a complete list has been applied.
     synced: bool,
-    /// The errors of each invalid object.
+    /// The errors in each invalid object.
     errors: BTreeMap<ObjectId, ObjectErrors>,
     /// The current error and the time of the first failure, while requests are failing.
     failure: Option<(String, Timestamp)>,

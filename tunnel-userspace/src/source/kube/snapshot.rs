@@ -34,7 +34,7 @@ struct Header {
     objects: usize,
 }
 
-/// An error when reading the last known state.
+/// An error that occurred while reading the last known state.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SnapshotError {
     #[error("cannot read the file")]

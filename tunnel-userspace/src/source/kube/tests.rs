@@ -16,7 +16,7 @@ use crate::source::{
     tests::{RunningSource, TIMEOUT},
 };
 
-/// The time limit for misbehaving servers in tests that reach this limit.
+/// The time limit for misbehaving servers in tests where this limit is reached.
 const SHORT_LIMIT: Duration = Duration::from_millis(500);
 
 /// The settings and limits of a source whose servers are on loopback.
@@ -74,7 +74,7 @@ async fn start_source(servers: &[&Server]) -> RunningSource {
     Setup::of(servers).start().await
 }
 
-/// Starts a source that uses the same limit for every kind of misbehaving server.
+/// Starts a source that uses this value as the time limit for every kind of misbehaving server.
 async fn start_source_with_limits(limit: Duration, servers: &[&Server]) -> RunningSource {
     let mut setup = Setup::of(servers);
     setup.limits = Limits {

@@ -93,7 +93,7 @@ fn parse_manifest(text: &str) -> Vec<ItemContent> {
     catch_unwind(parse).unwrap_or_else(|_| vec![invalid_document(PARSER_PANICKED)])
 }
 
-/// Counts the lines in a text up to ascending offsets.
+/// Counts the lines in a text, for a series of ascending offsets.
 struct LineCounter<'a> {
     text: &'a str,
     offset: usize,

@@ -6,7 +6,7 @@ use super::fixture::{self, INVALID, directory, service};
 use crate::source::tests::RunningSource;
 
 /// Watches a directory that contains the Service `a` and whatever `create` adds. Takes the first update, and
-/// returns true alongside the source if that update is complete.
+/// returns the source, with true if that update is complete.
 async fn watch_with(create: impl FnOnce(&Path)) -> (RunningSource, bool) {
     let dir = directory();
     let manifests = dir.path().join("manifests");

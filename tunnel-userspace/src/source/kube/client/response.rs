@@ -1,5 +1,5 @@
-//! Adapts responses from the API server: limits how long they may be silent, and makes `Retry-After` visible
-//! to callers.
+//! Adapts responses from the API server: it limits how long they may be silent, and passes on the requested
+//! delay before a retry.
 
 use std::time::Duration;
 

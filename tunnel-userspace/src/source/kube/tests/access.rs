@@ -30,7 +30,7 @@ fn server_accepting(tokens: &'static [(&'static str, &'static str)]) -> Server {
         if !is_watch(request) {
             return list_page(&[], 1, None);
         }
-        // Each address leads to a different version.
+        // Each address gets a different version.
         let version = 10 + address.bytes().last().map_or(0, u64::from);
         ScriptedResponse::Closed(if is_service {
             vec![service_line("MODIFIED", "a", address, version)]

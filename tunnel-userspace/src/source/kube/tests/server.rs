@@ -41,13 +41,13 @@ pub(super) struct ReceivedRequest {
 /// A scripted response.
 #[derive(Debug)]
 pub(super) enum ScriptedResponse {
-    /// A status code and a JSON body.
+    /// A response with this status code and JSON body.
     Complete(u16, Value),
-    /// Status 429 with this number of seconds in the `Retry-After` header, and a JSON body.
+    /// A 429 response with this number of seconds in the `Retry-After` header, and this JSON body.
     RetryLater(u32, Value),
-    /// Several lines, after which the response stays open.
+    /// A response that sends these lines and then stays open.
     KeptOpen(Vec<String>),
-    /// Several lines, after which the response ends.
+    /// A response that sends these lines and then ends.
     Closed(Vec<String>),
     /// No response at all.
     Never,

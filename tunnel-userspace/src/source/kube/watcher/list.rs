@@ -91,7 +91,7 @@ impl KindWatcher {
                         });
                     }
                 }
-                // Servers should not send this before the end of the list.
+                // Servers are not expected to send this before the end of the list.
                 WatchEvent::Deleted(_) => {}
                 WatchEvent::Error(status) => {
                     return Err(StopReason::at(RequestPhase::List)(kube::Error::Api(status)));

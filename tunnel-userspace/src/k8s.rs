@@ -62,11 +62,11 @@ pub struct ParseError {
 pub struct FieldError {
     /// The path of the field, such as `spec.ports[0].port`; empty if the error concerns the whole object.
     pub field: String,
-    /// The kind of error.
+    /// The kind of error, with its details.
     pub kind: FieldErrorKind,
 }
 
-/// The kind of error in a field.
+/// The kind of error in a field, with its details.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages describe the variants")]
 pub enum FieldErrorKind {
@@ -124,7 +124,7 @@ impl FieldErrorKind {
         Self::WrongType { found, wanted }
     }
 
-    /// Creates the error for a text that does not have the required form.
+    /// Creates the error for text that is not in the required form.
     fn wrong_form(wanted: &'static str, found: &str) -> Self {
         let found = found.to_owned();
         Self::WrongForm { found, wanted }

@@ -11,7 +11,7 @@ use tunnel_common::reason::Reason;
 
 use crate::model::{Kind, ObjectId, ObjectName, ObjectWarning};
 
-/// The name of the reporting controller. Likewise, kube-proxy puts its own name here.
+/// The name of the reporting controller. In kube-proxy's Events, it is the name of kube-proxy.
 const REPORTING_CONTROLLER: &str = "culvert";
 
 /// The `action` in Events for warnings.
@@ -123,7 +123,7 @@ const fn api_version(kind: Kind) -> &'static str {
     }
 }
 
-/// Returns the longest prefix of a text that is at most `most` bytes long.
+/// Returns the longest prefix of `text` that is at most `most` bytes long.
 fn truncate(text: &str, most: usize) -> &str {
     let end = text.floor_char_boundary(most);
     text.get(..end).unwrap_or_default()

@@ -81,7 +81,7 @@ impl RunningTask {
         Self::with(Ports::new())
     }
 
-    /// Starts the task, with these ports published as ports that can't be bound.
+    /// Starts the task, with these ports reported as ports that can't be bound.
     fn with(ports: Ports) -> Self {
         let (unbound_ports, ports) = watch::channel(ports);
         let server = FakeServer::new();

@@ -9,7 +9,7 @@ use crate::model::{
     Endpoint, EndpointPort, EndpointSlice, Family, Hints, Kind, Object, ObjectName,
 };
 
-/// The label that names the Service to which a slice belongs.
+/// The label that names the Service that a slice belongs to.
 pub(super) const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 /// The label, with any value, that marks slices of headless Services.
 const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";

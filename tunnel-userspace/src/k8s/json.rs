@@ -54,7 +54,7 @@ impl<'a> Visitor<'a> for &mut TypeMeta<'a> {
 ///
 /// # Errors
 ///
-/// The text is not valid JSON. For the errors in the inner result, see [`parse`].
+/// Returns an error if the text is not valid JSON. For the errors in the inner result, see [`parse`].
 pub fn parse_json(text: &str) -> serde_json::Result<Result<Manifest, ParseError>> {
     match parse_complete(text) {
         Some(manifest) => Ok(manifest),

@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1;
 use super::{ApiObject, FieldError, address};
 use crate::model::{Kind, Node, Object, ObjectName};
 
-/// The taint on a node that is about to be removed, and to which load balancers should send no new traffic.
+/// The taint on a node that is about to be removed. Load balancers should send no new traffic to such a node.
 const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
 
 impl ApiObject for v1::Node {

@@ -58,13 +58,13 @@ pub struct ReceivedObject {
 ///
 /// # Errors
 ///
-/// The text is not valid JSON, or it has no `metadata.name`.
+/// Returns an error if the text is not valid JSON, or if it has no `metadata.name`.
 pub fn parse_received<K: ApiObject>(json: &str) -> Result<ReceivedObject, serde_json::Error> {
     let Ok(mut object) = serde_json::from_str::<K>(json) else {
         return parse_malformed::<K>(serde_json::from_str(json)?);
     };
     let metadata = object.metadata_mut();
-    // Managed fields make up most of many objects, and Culvert does not use them.
+    // In many objects, managed fields make up most of the size, and Culvert does not use them.
     metadata.managed_fields = None;
     let version = metadata.resource_version.take().unwrap_or_default();
     let uid = metadata.uid.as_deref().map(Arc::from);

@@ -57,7 +57,7 @@ pub struct Endpoint {
     /// The zone, if known.
     #[serde(default)]
     pub zone: Option<Arc<str>>,
-    /// The topology hints; `None` if the endpoint has none.
+    /// The endpoint's topology hints; `None` if it has none.
     #[serde(default)]
     pub hints: Option<Arc<Hints>>,
 }
@@ -71,7 +71,7 @@ impl Endpoint {
     }
 }
 
-/// Topology hints, which state which clients should use an endpoint.
+/// Topology hints: the clients that an endpoint is intended for.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Hints {
     /// The nodes whose clients should use the endpoint.

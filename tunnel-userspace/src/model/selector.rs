@@ -21,7 +21,7 @@ struct Requirement {
     negated: bool,
 }
 
-/// The error for a text that is not a label selector.
+/// The error for text that is not a valid label selector.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error(
     "`{requirement}` is not a label requirement; valid forms are a=b, a!=b, a in (b,c), a notin (b), a and !a"

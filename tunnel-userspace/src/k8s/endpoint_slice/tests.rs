@@ -87,8 +87,9 @@ fn slices_without_a_served_service_are_skipped() {
     }
 }
 
-/// Checks rows of the form `JSON => error`: `make` builds a manifest whose list has the JSON as its second
-/// entry. Asserts that this entry is ignored with the error, and that the first entry is used.
+/// Checks rows of the form `JSON => error`. For each row, `make` builds a manifest in which the JSON is the
+/// second entry of a list. Asserts that this entry is ignored with the error, and that the first entry is
+/// used.
 #[track_caller]
 fn assert_ignored(make: impl Fn(Value) -> Value, rows: &[&str]) {
     for row in rows {

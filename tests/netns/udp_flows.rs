@@ -1,4 +1,4 @@
-//! The backend that is stored with a UDP socket, and sockets without memory to store one.
+//! The backend that is stored with each UDP socket, and sockets for which there is no memory to store one.
 
 use std::{collections::BTreeSet, net::UdpSocket};
 
@@ -22,7 +22,7 @@ use crate::{
 static SCENE: SharedFixture<Scene> =
     SharedFixture::new(|| Scene::web(&["one", "two", "three"])?.record_manifests());
 
-/// Sends this many datagrams, and expects the same server to answer all; returns its name.
+/// Sends this many datagrams, and expects the same server to answer all of them; returns the server's name.
 fn steady(socket: &UdpSocket, dialer: Dialer, count: u32) -> Result<String> {
     let (first, _) = query_to(socket, dialer.address(WEB, DNS))?;
     for number in 1..count {
@@ -85,7 +85,7 @@ fn new_sockets_are_spread_over_all_backends() -> Result<()> {
     let scene = SCENE.lease()?;
     for dialer in [Dialer::V4, Dialer::V6, Dialer::Mapped] {
         let [mut tcp, mut connected, mut unconnected] = [const { BTreeSet::new() }; 3];
-        // The probability that one of three backends is never chosen in 60 attempts is 10^-10.
+        // The probability that one of the three backends is never chosen in 60 attempts is 10^-10.
         for _ in 0..60 {
             tcp.insert(dialer.dial(&scene.client, WEB, HTTP)?);
             let socket = dialer.udp_socket(&scene.client)?;

@@ -1,4 +1,4 @@
-//! UDP sockets that pass the destination with each datagram (`sendto`).
+//! UDP sockets that pass a destination with each datagram (`sendto`).
 
 use std::net::UdpSocket;
 
@@ -10,7 +10,7 @@ use crate::{
     support::{DNS, DNS_TARGET, Dialer, Vip, ensure_eq, query, receive, server},
 };
 
-/// Sends to [`WEB`] on a socket with another peer. The kernel drops answers that are not from the peer,
+/// Sends to [`WEB`] on a socket that has another peer. The kernel drops replies that are not from the peer,
 /// so this waits until the backend has counted the datagram.
 fn send_to_web(scene: &Scene, socket: &UdpSocket, dialer: Dialer) -> Result<()> {
     let server = &scene.backend("backend")?.server;
@@ -91,7 +91,7 @@ fn a_datagram_is_received_without_requesting_its_sender() -> Result<()> {
         let length = socket.recv(&mut answer)?;
         ensure_eq("server", server(&answer[..length])?, "backend")?;
 
-        // A receive that does not request the sender must not delete the stored cluster IP.
+        // A receive call that does not ask for the sender must not delete the stored cluster IP.
         dialer.expect_answer(&socket, WEB, DNS, "backend")
     })?;
     scene.give_back()
@@ -110,7 +110,7 @@ fn each_answer_comes_from_the_cluster_ip_to_which_the_socket_sent() -> Result<()
                 dialer.expect_answer(&socket, vip, DNS, name)?;
             }
         }
-        // Both requests are sent before either answer is received.
+        // Both requests are sent before either reply is received.
         socket.send_to(b"who?", dialer.address(WEB, DNS))?;
         socket.send_to(b"who?", dialer.address(OTHER, DNS))?;
         for _ in 0..2 {
@@ -118,7 +118,7 @@ fn each_answer_comes_from_the_cluster_ip_to_which_the_socket_sent() -> Result<()
             let vip = if server == "backend" { WEB } else { OTHER };
             ensure_eq("sender", sender, dialer.reported_address(vip, DNS))?;
         }
-        // A backend that the socket dialled directly is reported with its own address.
+        // A backend that the socket dialled directly is reported by its own address.
         let socket = dialer.udp_socket(sandbox)?;
         dialer.expect_answer(&socket, direct, DNS_TARGET, "backend")
     })?;

@@ -1,4 +1,4 @@
-//! Traffic that is not for a Service, or not from this node's cgroup, is not translated.
+//! Traffic that is not for a Service, or that comes from outside this node's cgroup, is not translated.
 
 use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::sandbox::Sandbox;
@@ -13,7 +13,7 @@ use crate::{
 
 const UNUSED: Vip = Vip::of(99);
 
-/// All reasons that the kernel programs count for Services.
+/// All the reasons that the kernel programs count for Service traffic.
 pub(crate) const SERVICE_REASONS: [&str; 10] = [
     "translated",
     "translated_sticky",
@@ -27,7 +27,7 @@ pub(crate) const SERVICE_REASONS: [&str; 10] = [
     "overflowed",
 ];
 
-/// Dials a pod by its own address with every dialer.
+/// Dials a pod at its own address with every dialer.
 fn expect_direct(sandbox: &Sandbox, pod: Vip) -> Result<()> {
     for dialer in Dialer::TCP {
         dialer.expect_served(sandbox, pod, HTTP_TARGET, "backend")?;
@@ -46,7 +46,7 @@ fn expect_direct(sandbox: &Sandbox, pod: Vip) -> Result<()> {
     Ok(())
 }
 
-/// Asserts that connects to this TCP port and datagrams to this UDP port fail for lack of a route.
+/// Asserts that connections to this TCP port and datagrams to this UDP port fail because there is no route.
 fn expect_unreachable(sandbox: &Sandbox, vip: Vip, [tcp, udp]: [u16; 2]) -> Result<()> {
     for dialer in Dialer::TCP {
         let failed = errno(dialer.connect(sandbox, vip, tcp));
@@ -89,7 +89,7 @@ fn an_address_port_or_protocol_that_no_service_has_is_not_translated() -> Result
 
     let ((), increases) = count_during(&scene.node, &SERVICE_REASONS, || {
         for (from, sandbox) in scene.sandboxes() {
-            // The Service has DNS only over UDP, and HTTP only over TCP.
+            // The Service offers DNS only over UDP, and HTTP only over TCP.
             for (vip, ports) in [
                 (UNUSED, [HTTP, DNS]),
                 (WEB, [HTTP + 1, DNS + 1]),

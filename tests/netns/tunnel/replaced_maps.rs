@@ -23,7 +23,7 @@ fn kubelets_are_reached_after_a_change_of_the_steering_map_size() -> Result<()> 
         ensure!(!node.bpffs().join(maps_directory("-old")).exists());
     }
 
-    // Four entries are needed, for two ports at one address of each family.
+    // Four entries are needed: for two ports, at one address in each family.
     node.kill9()?;
     node.resize(|settings| settings.maps.steering = 1)?;
     node.start()?;

@@ -1,15 +1,15 @@
-//! Finds atomic instructions that Linux 5.10 refuses. Its verifier accepts only a plain add, and also checks
-//! dead code.
+//! Finds atomic instructions that Linux 5.10 rejects. Its verifier accepts only a plain add, and checks dead
+//! code too.
 
 use crate::bpf_object::CodeSection;
 
-/// Size of an instruction in bytes. A 64-bit constant takes two instructions.
+/// Size of an instruction in bytes. Loading a 64-bit constant takes two instructions.
 const INSTRUCTION: usize = 8;
-/// `BPF_CLASS` mask of an opcode.
+/// Mask for the `BPF_CLASS` bits of an opcode.
 const CLASS: u8 = 0x07;
 /// `BPF_STX`.
 const STORE: u8 = 0x03;
-/// `BPF_MODE` mask of an opcode.
+/// Mask for the `BPF_MODE` bits of an opcode.
 const MODE: u8 = 0xe0;
 /// `BPF_ATOMIC`.
 const ATOMIC: u8 = 0xc0;
@@ -17,7 +17,7 @@ const ATOMIC: u8 = 0xc0;
 const LOAD_CONSTANT: u8 = 0x18;
 /// `BPF_ADD`, without `BPF_FETCH`.
 const ADD: i32 = 0x00;
-/// `BPF_STX | BPF_ATOMIC` of 32 and 64 bits, the sizes that have a plain add.
+/// `BPF_STX | BPF_ATOMIC` for 32 and 64 bits, the sizes that have a plain add.
 const ATOMIC_32_AND_64: [u8; 2] = [0xc3, 0xdb];
 
 /// An atomic instruction other than a plain add.
@@ -25,12 +25,12 @@ const ATOMIC_32_AND_64: [u8; 2] = [0xc3, 0xdb];
 pub(crate) struct RefusedInstruction {
     pub(crate) section: String,
     pub(crate) function: String,
-    /// Index of the instruction in its section, as `llvm-objdump` prints it.
+    /// Index of the instruction within its section, as `llvm-objdump` prints it.
     pub(crate) instruction: usize,
     pub(crate) operation: &'static str,
 }
 
-/// Returns all refused instructions of a section.
+/// Returns all instructions in a section that Linux 5.10 rejects.
 pub(crate) fn find_refused(section: &CodeSection) -> Vec<RefusedInstruction> {
     let mut found = Vec::new();
     let (instructions, _) = section.bytes.as_chunks::<INSTRUCTION>();

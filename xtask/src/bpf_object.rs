@@ -5,12 +5,12 @@ use std::path::Path;
 use anyhow::{Context as _, Result};
 use object::{Object as _, ObjectSection as _, ObjectSymbol as _, SectionFlags, SymbolKind, elf};
 
-/// An executable section of an object.
+/// An executable section in an object file.
 #[derive(Debug, Eq, PartialEq)]
 pub(crate) struct CodeSection {
     pub(crate) name: String,
     pub(crate) bytes: Vec<u8>,
-    /// Functions, sorted by offset.
+    /// The functions in the section, sorted by offset.
     pub(crate) functions: Vec<Function>,
 }
 
@@ -18,17 +18,18 @@ pub(crate) struct CodeSection {
 #[derive(Debug, Eq, PartialEq)]
 pub(crate) struct Function {
     pub(crate) name: String,
-    /// Offset in the section, in bytes.
+    /// Offset within the section, in bytes.
     pub(crate) offset: u64,
     /// Size in bytes.
     pub(crate) size: u64,
 }
 
 impl CodeSection {
-    /// Name of the section with the functions that programs call; all other sections contain programs.
+    /// Name of the section that contains the functions that programs call; all other sections contain
+    /// programs.
     pub(crate) const SUBPROGRAMS: &str = ".text";
 
-    /// Returns the name of the function that contains an offset in bytes.
+    /// Returns the name of the function that contains this byte offset.
     pub(crate) fn function_at(&self, offset: u64) -> &str {
         let function = self
             .functions
@@ -39,7 +40,7 @@ impl CodeSection {
     }
 }
 
-/// Reads the executable sections of an object.
+/// Reads the executable sections of an object file.
 pub(crate) fn read_code(path: &Path) -> Result<Vec<CodeSection>> {
     let data = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     let file = object::File::parse(&*data)

@@ -9,10 +9,10 @@ use crate::{
     workspace_binaries::{self, CULVERT, LAB, Program},
 };
 
-/// The program of the benchmarks.
+/// The benchmark program.
 const BENCH: Program = ("tunnel-bench", "culvert-bench");
 
-/// Path in the workspace of the directory with the last run of each benchmark.
+/// Path, relative to the workspace, of the directory that holds each benchmark's last run.
 const RUNS: &str = "target/bench";
 
 /// Runs the demo, built with the dev profile.
@@ -46,7 +46,7 @@ pub(crate) fn bench(name: &str, args: &[String]) -> Result<()> {
     run(build, BENCH, &own_args, args)
 }
 
-/// Draws charts of the last run of each benchmark.
+/// Draws charts from the last run of each benchmark.
 pub(crate) fn plot() -> Result<()> {
     let [program] = workspace_binaries::build(workspace::cargo("build"), [BENCH])?;
     let mut command = Command::new(program);
@@ -61,8 +61,8 @@ fn utf8(path: &Path) -> Result<&str> {
         .with_context(|| format!("the path {} is not UTF-8", path.display()))
 }
 
-/// Fails without root, and installs missing packages; with `rules` also `nft` and `iptables-restore`, which
-/// load rules like those of kube-proxy.
+/// Fails unless it runs as root, and installs missing packages. If `rules` is true, these include `nft` and
+/// `iptables-restore`, which load rules like kube-proxy's.
 fn ensure_ready(subcommand: &str, rules: bool) -> Result<()> {
     ensure!(
         host::is_root(),
@@ -76,8 +76,8 @@ fn ensure_ready(subcommand: &str, rules: bool) -> Result<()> {
     })
 }
 
-/// Builds a program and replaces this process with it, so that it receives the signals and returns the exit
-/// code.
+/// Builds a program and replaces this process with it, so that the program itself receives signals and sets
+/// the exit code.
 fn run(build: Command, program: Program, own_args: &[&str], args: &[String]) -> Result<()> {
     let [culvert, lab, program] = workspace_binaries::build(build, [CULVERT, LAB, program])?;
     let error = Command::new(&program)

@@ -1,5 +1,5 @@
-//! Prepares the components of a Kubernetes cluster on this machine, and starts the end-to-end tests
-//! (`tests/e2e`) on it.
+//! Prepares the components of a Kubernetes cluster on this machine, and runs the end-to-end tests
+//! (`tests/e2e`) against it.
 
 mod debian;
 mod go;
@@ -28,14 +28,14 @@ use crate::{
 /// Options of `cargo xtask e2e`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
-    /// Run Culvert's own specs and only a few of Kubernetes.
+    /// Run Culvert's own specs and only a few of Kubernetes'.
     #[arg(long, conflicts_with = "focus")]
     fast: bool,
-    /// Run the Service specs of Kubernetes beyond conformance, on three nodes in three zones; with --focus
-    /// only the matching ones.
+    /// Run Kubernetes' Service specs beyond conformance, on three nodes in three zones; with --focus, only
+    /// the matching ones.
     #[arg(long, conflicts_with = "fast")]
     wider: bool,
-    /// Run only specs whose names match this regular expression, of Culvert and of Kubernetes.
+    /// Run only the specs, both Culvert's and Kubernetes', whose names match this regular expression.
     #[arg(long, value_name = "RE")]
     focus: Option<String>,
     /// Keep the cluster for inspection until Enter is pressed.
@@ -48,9 +48,9 @@ pub(crate) struct Options {
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
 enum Proxy {
-    /// Culvert: its image and its manifests.
+    /// Culvert, deployed with its image and manifests.
     Culvert,
-    /// kube-proxy, in its nftables mode.
+    /// kube-proxy in its nftables mode.
     KubeProxy,
 }
 
@@ -63,7 +63,7 @@ impl Proxy {
     }
 }
 
-/// Prepares the cluster's components, and replaces this process with the test program.
+/// Prepares the cluster's components, then replaces this process with the test program.
 pub(crate) fn run(options: &Options) -> Result<()> {
     ensure!(
         host::is_root(),
@@ -106,8 +106,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Err(error).with_context(|| format!("cannot start {}", runner.display()))
 }
 
-/// Builds or downloads the missing components of a cluster: programs, Debian packages and images. Returns
-/// their directory.
+/// Builds or downloads the components that a cluster still lacks: programs, Debian packages and images.
+/// Returns the directory that contains them.
 pub(crate) fn prepare_components() -> Result<PathBuf> {
     let directory = workspace::root().join("target/cluster");
     let _lock = download_cache::lock("cluster")?;

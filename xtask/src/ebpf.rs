@@ -38,7 +38,7 @@ fn show_object(object: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns false if an object has an atomic instruction that the oldest supported kernel refuses.
+/// Returns false if an object contains an atomic instruction that the oldest supported kernel rejects.
 pub(crate) fn check_atomics() -> Result<bool> {
     let mut is_good = true;
     for object in compile_objects(&setup::toolchain()?)? {
@@ -60,7 +60,7 @@ pub(crate) fn check_atomics() -> Result<bool> {
     Ok(is_good)
 }
 
-/// Runs clippy on the kernel programs, with the driver of their compiler.
+/// Runs clippy on the kernel programs, with the driver that belongs to their compiler.
 pub(crate) fn clippy(toolchain: &Toolchain) -> Result<bool> {
     let target = compile::target_directory()?;
     let root = workspace::root();

@@ -6,10 +6,10 @@ use anyhow::Result;
 
 use crate::workspace;
 
-/// Maximum number of lines of a file, including its `mod tests`.
+/// Maximum number of lines in a file, including its `mod tests`.
 const LIMIT: usize = 500;
 
-/// Prints each source file that is too long; returns false if there is one.
+/// Prints each source file that is too long; returns false if there are any.
 pub(crate) fn check(root: &Path) -> Result<bool> {
     let mut is_good = true;
     for path in workspace::list_files(root, "rs")? {

@@ -1,5 +1,5 @@
-//! Builds the fuzz targets (`tests/fuzz`) with coverage counters, by the stable compiler, and runs them with
-//! libFuzzer.
+//! Builds the fuzz targets (`tests/fuzz`) with coverage counters, using the stable compiler, and runs them
+//! with libFuzzer.
 
 use std::{
     fs::{self, File},
@@ -26,13 +26,13 @@ const COVERAGE_FLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-cove
                               -Cllvm-args=-sanitizer-coverage-pc-table \
                               -Cllvm-args=-sanitizer-coverage-trace-compares --cfg=fuzzing";
 
-/// Seconds after which an input is reported as a hang.
+/// Number of seconds after which an input is reported as a hang.
 const HANG_SECONDS: u32 = 10;
 
-/// Interval of progress reports.
+/// Interval between progress reports.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Text of libFuzzer before the path of an input that made a parser panic or hang.
+/// Text that libFuzzer prints before the path of an input that made a parser panic or hang.
 const CRASH_PREFIX: &str = "Test unit written to ";
 
 /// Options of `cargo xtask fuzz`.
@@ -41,16 +41,16 @@ pub(crate) struct Options {
     /// Fuzz only this parser.
     #[arg(value_enum)]
     parser: Option<Parser>,
-    /// Duration for each parser, in seconds.
+    /// Time to fuzz each parser for, in seconds.
     #[arg(long, default_value_t = 60)]
     seconds: u32,
-    /// Run the parser on this input, once.
+    /// Run the parser once, on this input.
     #[arg(long, value_name = "FILE", requires = "parser")]
     input: Option<PathBuf>,
 }
 
 impl Options {
-    /// All parsers, with the default duration.
+    /// All parsers, each for the default time.
     pub(crate) const ALL: Self = Self {
         parser: None,
         seconds: 60,
@@ -62,13 +62,13 @@ impl Options {
 enum Parser {
     /// Kubernetes manifests.
     Manifests,
-    /// The configuration of kube-proxy.
+    /// kube-proxy's configuration.
     #[value(name = "kube_proxy")]
     KubeProxy,
-    /// Replies of the kernel about sockets.
+    /// The kernel's replies about sockets.
     #[value(name = "sock_diag")]
     SockDiag,
-    /// BTF, the type information of the kernel.
+    /// BTF, the kernel's type information.
     Btf,
     /// HTTP/2 headers of tunnel streams.
     Heads,
@@ -127,12 +127,12 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Returns the directory of programs, inputs and logs.
+/// Returns the directory for programs, inputs and logs.
 fn directory() -> PathBuf {
     workspace::root().join("target/fuzz")
 }
 
-/// Builds all fuzz targets, and returns their directory.
+/// Builds all fuzz targets; returns the directory that contains them.
 fn build() -> Result<PathBuf> {
     let mut command = workspace::cargo("build");
     command
@@ -145,7 +145,7 @@ fn build() -> Result<PathBuf> {
     Ok(directory().join(TARGET).join("fuzz"))
 }
 
-/// Fuzzes a parser, beginning with the inputs of earlier runs and the seeds. Writes the target's output to a
+/// Fuzzes a parser, starting with the seeds and the inputs from earlier runs. Writes the target's output to a
 /// log file.
 fn fuzz(parser: Parser, programs: &Path, seconds: u32) -> Result<()> {
     let name = parser.name();

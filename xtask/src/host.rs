@@ -1,4 +1,4 @@
-//! Queries about the machine and the environment of this process.
+//! Queries about the machine and this process's environment.
 
 use std::{env, fs, os::unix::fs::MetadataExt as _, path::PathBuf};
 
@@ -7,15 +7,15 @@ pub(crate) fn is_root() -> bool {
     fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0)
 }
 
-/// Returns true if the variable `CI` marks an automated run.
+/// Returns true if the variable `CI` indicates an automated run.
 pub(crate) fn is_ci() -> bool {
     env::var_os("CI").is_some_and(|value| !value.is_empty() && value != "false" && value != "0")
 }
 
-/// Returns the path of a program in `PATH` or in a directory of system programs.
+/// Returns the path of a program in `PATH` or in a directory for system programs.
 pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
-    // Users other than root often lack these directories in `PATH`.
+    // Users other than root often don't have these directories in their `PATH`.
     let directories = env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);
     directories
         .map(|directory| directory.join(name))

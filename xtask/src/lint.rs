@@ -15,7 +15,7 @@ use crate::{
     setup, words, workspace,
 };
 
-/// Cargo manifests of the two workspaces: user space, and the kernel programs.
+/// The Cargo manifests of the two workspaces: user space and the kernel programs.
 const MANIFESTS: [&str; 2] = ["Cargo.toml", "tunnel-ebpf/Cargo.toml"];
 
 /// The checks, in the order in which they run.
@@ -25,22 +25,22 @@ pub(crate) enum Check {
     Format,
     /// User space passes clippy.
     Clippy,
-    /// The kernel programs pass the clippy of their compiler.
+    /// The kernel programs pass the clippy that belongs to their compiler.
     ClippyBpf,
-    /// The BPF objects contain no atomic instruction that Linux 5.10 refuses.
+    /// The BPF objects contain no atomic instructions that Linux 5.10 rejects.
     Atomics,
     /// `cargo doc` builds without a warning.
     Doc,
-    /// Each module uses only modules and crates that it may use.
+    /// Each module uses only the modules and crates that it is allowed to use.
     Layers,
     /// No source file is too long.
     Length,
-    /// Comments, names, messages and documents contain no banned word, and no sentence begins with a word
+    /// Comments, names, messages and documents contain no banned words, and no sentence begins with a word
     /// like What or How.
     Words,
-    /// Documents list every config field, status row, column, metric and reason of the code, and no other.
+    /// Documents list every config field, status row, column, metric and reason in the code, and no others.
     Pages,
-    /// All dependencies, with their licences and sources, are permitted.
+    /// All dependencies, their licences and their sources are permitted.
     Deny,
     /// No dependency has a known vulnerability.
     Advisories,
@@ -50,7 +50,7 @@ pub(crate) enum Check {
     Taplo,
 }
 
-/// Runs these checks, or all if the list is empty. Continues after a failed one.
+/// Runs these checks, or all checks if the list is empty. Continues after a check fails.
 pub(crate) fn run(checks: &[Check], fix: bool) -> Result<()> {
     setup::ensure(setup::Scope {
         lint: true,
@@ -87,8 +87,8 @@ impl Check {
     }
 }
 
-/// Checks or fixes the format of both workspaces. Prefers a nightly rustfmt, since a stable one ignores some
-/// options of rustfmt.toml.
+/// Checks or fixes the formatting of both workspaces. Prefers a nightly rustfmt, since a stable one ignores
+/// some options in rustfmt.toml.
 fn format(fix: bool) -> Result<Outcome> {
     require_component("fmt", "rustfmt", "rustfmt-web")?;
     let nightly = nightly_rustfmt();
@@ -147,7 +147,7 @@ fn doc() -> Result<Outcome> {
     Ok(progress::run_visibly(&mut command)?.into())
 }
 
-/// Runs the tests that compare documents with the code, which are selected by the prefixes of their names.
+/// Runs the tests that compare documents with the code; a prefix of their names selects them.
 fn pages() -> Result<Outcome> {
     let mut command = workspace::cargo("test");
     command
@@ -157,7 +157,7 @@ fn pages() -> Result<Outcome> {
     let output = command.output().context("cannot start cargo test")?;
     let text = String::from_utf8_lossy(&output.stdout);
     print!("{text}");
-    // Cargo also succeeds if no test has such a name.
+    // Cargo succeeds even if no test has such a name.
     ensure!(
         !text.contains(" 0 passed"),
         "no test compares the documents"
@@ -187,7 +187,7 @@ fn deny(checks: &[&str]) -> Result<Outcome> {
     Ok(is_good.into())
 }
 
-/// Checks dependencies for known vulnerabilities, or leaves this out if the database cannot be downloaded.
+/// Checks dependencies for known vulnerabilities; skips this if the database cannot be downloaded.
 fn advisories() -> Result<Outcome> {
     let mut fetch = Command::new("timeout");
     fetch

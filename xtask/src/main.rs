@@ -44,25 +44,25 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Find or install the tools for building and testing; as root it installs Debian packages.
+    /// Find or install the tools for building and testing; as root, this installs Debian packages.
     Setup {
-        /// Only report; fail if something is missing.
+        /// Only report what is missing; fail if anything is.
         #[arg(long)]
         check: bool,
-        /// Include the tools of `cargo xtask lint`.
+        /// Include the tools that `cargo xtask lint` uses.
         #[arg(long)]
         lint: bool,
     },
     /// Compile the kernel programs and list the programs in each object.
     Ebpf,
-    /// Run all test tiers, or the named one.
+    /// Run all test tiers, or only the named one.
     Test {
         tier: Option<test::Tier>,
-        /// Arguments for the test programs: a filter, `--nocapture`, ...
+        /// Arguments for the test programs, such as a filter or `--nocapture`.
         #[arg(last = true)]
         args: Vec<String>,
     },
-    /// Run the demo of Culvert in network namespaces of this machine (root).
+    /// Run the demo of Culvert in network namespaces on this machine (needs root).
     Demo {
         /// Keep the namespaces for inspection.
         #[arg(long)]
@@ -70,13 +70,13 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
-    /// Run the tests that depend on the kernel on the pinned kernels, in virtual machines (root).
+    /// Run the kernel-dependent tests on the pinned kernels, in virtual machines (needs root).
     Vm(vm::Options),
     /// Fuzz the parsers: search for inputs that make one panic or hang.
     Fuzz(fuzz::Options),
-    /// Run a benchmark (root).
+    /// Run a benchmark (needs root).
     Bench {
-        /// Draw charts of the last run of each benchmark (`docs/bench-*.svg`) instead.
+        /// Draw charts of each benchmark's last run (`docs/bench-*.svg`) instead.
         #[arg(long)]
         plot: bool,
         #[arg(required_unless_present = "plot")]
@@ -84,21 +84,21 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
-    /// Run real Kubernetes on this machine, in network namespaces, and test it (root).
+    /// Run real Kubernetes on this machine, in network namespaces, and test it (needs root).
     E2e(e2e::Options),
-    /// Build the container image for linux/amd64, as an archive that `ctr images import` loads.
+    /// Build the container image for linux/amd64, as an archive that `ctr images import` can load.
     Package {
         /// Build profile; `vm` builds faster and is meant for tests.
         #[arg(long, value_enum, default_value = "release")]
         profile: static_build::Profile,
-        /// Name of the image, with a tag.
+        /// Name of the image, including a tag.
         #[arg(long, default_value = package::NAME)]
         name: String,
-        /// Path of the archive.
+        /// Path at which to write the archive.
         #[arg(long, value_name = "FILE")]
         output: Option<PathBuf>,
     },
-    /// Check formatting, lints, documentation, licences, spelling, module dependencies and the objects.
+    /// Check formatting, lints, documentation, licences, spelling, module dependencies and the BPF objects.
     Lint {
         /// Run only these checks.
         checks: Vec<lint::Check>,
@@ -110,12 +110,12 @@ enum Command {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Bench {
-    /// The cost of a connect through a VIP.
+    /// The cost of a connect() through a VIP.
     Connect,
-    /// The time until a change is in the kernel.
+    /// The time until a change has reached the kernel.
     Program,
-    /// The time until a change in the API server is in the kernel, compared with kube-proxy (needs Go, as
-    /// e2e does).
+    /// The time until a change in the API server has reached the kernel, compared with kube-proxy (needs Go,
+    /// as e2e does).
     Api,
     /// The cost of a stream through the tunnel, compared with plain TCP and plain TLS.
     Tunnel,
@@ -125,7 +125,7 @@ fn main() -> ExitCode {
     match run(Arguments::parse().command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Not returned from `main`, which would print a backtrace if RUST_BACKTRACE is set.
+            // The error is not returned from `main`, which would print a backtrace if RUST_BACKTRACE is set.
             eprintln!("error: {error:#}");
             ExitCode::FAILURE
         }

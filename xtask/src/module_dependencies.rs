@@ -1,5 +1,5 @@
-//! Checks the dependencies between modules. Rust has no check for modules of one crate, so this reads the
-//! paths in each file and compares them with [`table`].
+//! Checks the dependencies between modules. Rust has no such check for the modules of one crate, so this
+//! reads the paths in each file and compares them with the table in [`allowed_dependencies`].
 
 mod allowed_dependencies;
 mod paths;
@@ -15,7 +15,7 @@ use self::{
 };
 use crate::workspace;
 
-/// Prints each path that the table does not permit; returns false if there is one.
+/// Prints each path that the table does not permit; returns false if there are any.
 pub(crate) fn check(root: &Path) -> Result<bool> {
     let mut complaints = Vec::new();
     let userspace = root.join("tunnel-userspace/src");
@@ -42,7 +42,7 @@ pub(crate) fn check(root: &Path) -> Result<bool> {
     Ok(complaints.is_empty())
 }
 
-/// Returns the paths in a directory and the text of its source files, except test files.
+/// Returns the path and the text of each source file in a directory, except for test files.
 fn read_sources(directory: &Path) -> Result<Vec<(std::path::PathBuf, String)>> {
     let mut found = Vec::new();
     for path in workspace::list_files(directory, "rs")? {
@@ -68,10 +68,10 @@ fn module_of(file: &Path) -> Vec<String> {
     parts.filter(|part| part != "lib").collect()
 }
 
-/// Returns the violations in a file of `tunnel-userspace`, each beginning with its line number.
+/// Returns the violations in a file of `tunnel-userspace`, each preceded by its line number.
 fn check_module(module: &[String], source: &str) -> Vec<String> {
     let Some(top) = module.first() else {
-        // The root only declares modules.
+        // The crate root only declares modules.
         return Vec::new();
     };
     let name = module.join("::");
@@ -90,7 +90,7 @@ fn check_module(module: &[String], source: &str) -> Vec<String> {
         .collect()
 }
 
-/// Returns the violations in a file of a crate of the kernel programs.
+/// Returns the violations in a source file of a crate that is compiled for the kernel.
 fn check_kernel_crate(rule: &CrateRule, source: &str) -> Vec<String> {
     let is_allowed =
         |path: &str| covers("crate", path) || rule.may.iter().any(|prefix| covers(prefix, path));
@@ -103,7 +103,7 @@ fn check_kernel_crate(rule: &CrateRule, source: &str) -> Vec<String> {
         .collect()
 }
 
-/// Returns the rule of a module, or of the nearest parent that has one.
+/// Returns the rule for a module, or for the nearest parent that has one.
 fn rule_of(module: &str) -> Option<&'static Rule> {
     USERSPACE
         .iter()
@@ -111,8 +111,8 @@ fn rule_of(module: &str) -> Option<&'static Rule> {
         .max_by_key(|rule| rule.module.len())
 }
 
-/// Returns true if a rule permits a path. The longest matching prefix decides. Without a match, other crates
-/// are permitted and modules of this crate are not.
+/// Returns true if a rule permits a path. The longest matching prefix decides. If none matches, other crates
+/// are permitted, but not other modules of this crate.
 fn is_allowed(rule: &Rule, path: &str) -> bool {
     let longest_match = |prefixes: &[&str]| {
         prefixes
@@ -128,7 +128,7 @@ fn is_allowed(rule: &Rule, path: &str) -> bool {
     }
 }
 
-/// Returns true if a path equals the prefix or is below it.
+/// Returns true if a path equals the prefix or lies below it.
 fn covers(prefix: &str, path: &str) -> bool {
     path.strip_prefix(prefix)
         .is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))

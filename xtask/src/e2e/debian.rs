@@ -1,5 +1,5 @@
-//! Unpacks Debian packages for the cluster: etcd, the container runtime, and tools for the images. They are
-//! not installed, so that none of their services is started.
+//! Unpacks Debian packages for the cluster: etcd, the container runtime, and tools for the images. The
+//! packages are not installed, so that none of their services are started.
 
 use std::{
     fs, io,
@@ -14,7 +14,7 @@ use crate::vm::{
     download_cache,
 };
 
-/// Packages to unpack, even if they are installed on this machine.
+/// Packages to unpack, even if they are already installed on this machine.
 const PACKAGES: [&str; 13] = [
     "bind9-dnsutils",
     "conntrack",
@@ -31,12 +31,12 @@ const PACKAGES: [&str; 13] = [
     "wget",
 ];
 
-/// Directories of programs in the unpacked tree.
+/// Directories in the unpacked tree that contain programs.
 const PROGRAM_DIRECTORIES: [&str; 4] = ["usr/bin", "usr/sbin", "bin", "sbin"];
-/// Directories of libraries in the unpacked tree.
+/// Directories in the unpacked tree that contain libraries.
 const LIBRARY_DIRECTORIES: [&str; 2] = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"];
 
-/// Symbolic links, as path and target, that the installation scripts of the packages would create.
+/// Symbolic links, as path and target, that the packages' installation scripts would create.
 const LINKS: [(&str, &str); 7] = [
     ("usr/sbin/iptables", "xtables-nft-multi"),
     ("usr/sbin/iptables-save", "xtables-nft-multi"),
@@ -48,7 +48,7 @@ const LINKS: [(&str, &str); 7] = [
 ];
 
 /// Downloads and unpacks the packages, and those of their dependencies that the machine lacks. Does nothing
-/// if this was done for the same list of packages.
+/// if this has already been done for the same list of packages.
 pub(super) fn unpack_packages(components: &Path) -> Result<()> {
     let directory = &components.join("debian");
     let stamp = components.join("stamps/debian");
@@ -76,7 +76,7 @@ pub(super) fn unpack_packages(components: &Path) -> Result<()> {
     super::write_stamp(&stamp, &inputs)
 }
 
-/// Creates a symbolic link unless the path exists.
+/// Creates a symbolic link unless the path already exists.
 fn create_link(link: &Path, target: &str) -> Result<()> {
     match symlink(target, link) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
@@ -92,7 +92,7 @@ pub(super) fn find_program(tree: &Path, name: &str) -> Option<PathBuf> {
     candidates.into_iter().find(|path| path.is_file())
 }
 
-/// Returns the directories of libraries in the unpacked tree, as a value of `LD_LIBRARY_PATH`.
+/// Returns the library directories in the unpacked tree, formatted for `LD_LIBRARY_PATH`.
 pub(super) fn library_path(tree: &Path) -> String {
     LIBRARY_DIRECTORIES
         .map(|directory| tree.join(directory).display().to_string())

@@ -1,4 +1,4 @@
-//! Builds Kubernetes and CoreDNS from the Go modules in `tests/cluster`, which pin their versions.
+//! Builds Kubernetes and CoreDNS from the Go modules in `tests/cluster`, which pin the versions.
 
 use std::{
     env, fs,
@@ -12,13 +12,13 @@ use crate::{host, progress, workspace};
 
 /// Oldest Go release that can build the modules.
 const OLDEST: (u32, u32) = (1, 26);
-/// Path of Go where its official installer puts it.
+/// Path at which Go's official installation puts the program.
 const DEFAULT_PATH: &str = "/usr/local/go/bin/go";
 const KUBERNETES: &str = "k8s.io/kubernetes";
 
-/// Programs that one `go` command builds.
+/// The programs that one `go` command builds.
 struct Batch {
-    /// Directory of the Go module in `tests/cluster`.
+    /// The Go module's directory in `tests/cluster`.
     module: &'static str,
     /// True if the only program is a test binary.
     is_test: bool,
@@ -27,7 +27,7 @@ struct Batch {
     programs: &'static [&'static str],
 }
 
-/// All builds, in an order in which later ones reuse most of Go's build cache.
+/// All builds, ordered so that later ones reuse most of Go's build cache.
 const BATCHES: [Batch; 3] = [
     Batch {
         module: "k8s",
@@ -69,7 +69,7 @@ const BATCHES: [Batch; 3] = [
     },
 ];
 
-/// An installed Go of a sufficient release.
+/// An installed Go toolchain that is recent enough.
 #[derive(Debug)]
 pub(super) struct Go {
     program: PathBuf,
@@ -102,7 +102,7 @@ impl Go {
         Ok(Self { program, version })
     }
 
-    /// Returns a `go` command that runs in the directory of a module.
+    /// Returns a `go` command that runs in a module's directory.
     fn command(&self, module: &str) -> Command {
         let mut command = Command::new(&self.program);
         let path = env::var_os("PATH").unwrap_or_default();
@@ -127,7 +127,7 @@ fn parse_release(version: &str) -> Option<(u32, u32)> {
     Some((number()?, number()?))
 }
 
-/// Builds the programs that are missing or were built from other inputs.
+/// Builds the programs that are missing or were built from different inputs.
 pub(super) fn build(go: &Go, components: &Path) -> Result<()> {
     let programs = components.join("bin");
     fs::create_dir_all(&programs)
@@ -148,7 +148,7 @@ pub(super) fn build(go: &Go, components: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns the paths of the certificate and key of `agnhost`, which are in the sources of Kubernetes.
+/// Returns the paths of `agnhost`'s certificate and key, which are among the Kubernetes sources.
 pub(super) fn agnhost_certificate() -> Result<[PathBuf; 2]> {
     let go = Go::find()?;
     let mut command = go.command("k8s");
@@ -159,7 +159,7 @@ pub(super) fn agnhost_certificate() -> Result<[PathBuf; 2]> {
 }
 
 impl Batch {
-    /// Returns a text that changes with every input of the build.
+    /// Returns a text that changes whenever an input of the build changes.
     fn inputs(&self, go: &Go) -> Result<String> {
         let mut text = format!(
             "{}\n{}\n{}\n",
@@ -175,7 +175,7 @@ impl Batch {
 
     fn command(&self, go: &Go, programs: &Path) -> Result<Command> {
         let mut command = go.command(self.module);
-        // `go build` gets a directory and names the programs after their packages.
+        // `go build` is given a directory, and names the programs after their packages.
         let output = if self.is_test {
             command.args(["test", "-c"]);
             programs.join(self.programs.concat())
@@ -192,8 +192,8 @@ impl Batch {
         Ok(command)
     }
 
-    /// Returns the linker flags. They set the version of Kubernetes: with its default, v0.0.0-master, version
-    /// checks fail.
+    /// Returns the linker flags, which set the version of Kubernetes: version checks would fail with the
+    /// default, v0.0.0-master.
     fn linker_flags(&self) -> Result<String> {
         let mut flags = "-s -w".to_owned();
         if self.module != "k8s" {
@@ -216,7 +216,7 @@ impl Batch {
     }
 }
 
-/// Returns the version of a module that the text of a `go.mod` requires.
+/// Returns the version of a module that this `go.mod` text requires.
 fn required_version<'a>(go_mod: &'a str, module: &str) -> Option<&'a str> {
     go_mod.lines().find_map(|line| {
         let mut words = line.split_whitespace().filter(|word| *word != "require");
@@ -256,7 +256,7 @@ mod tests {
         for batch in &BATCHES {
             let text = read(&module_directory(batch.module).join("go.mod")).expect("a go.mod");
             for package in batch.packages.iter().filter(|_| !batch.is_test) {
-                // Test images of Kubernetes are pinned together with it.
+                // Kubernetes' test images are pinned together with Kubernetes itself.
                 let is_tool = text.contains(package) || package.contains("/test/images/");
                 assert!(is_tool, "{package}");
             }

@@ -1,4 +1,4 @@
-//! Builds all container images of the cluster, so that its nodes pull none.
+//! Builds all of the cluster's container images, so that its nodes pull none.
 
 use std::{
     fs,
@@ -11,8 +11,8 @@ use anyhow::{Context as _, Result};
 use super::rootfs;
 use crate::{package::oci::Image, progress, vm::download_cache};
 
-/// The images to build. Each also gets the names of the images that it replaces in the specs of Kubernetes,
-/// which are listed by the last part of their names.
+/// The images to build. Each also gets the names of the images that it replaces in Kubernetes' specs, which
+/// are listed here by the last part of their names.
 const IMAGES: [(&str, &[&str]); 4] = [
     (
         "agnhost",
@@ -27,10 +27,10 @@ const IMAGES: [(&str, &[&str]); 4] = [
     ("coredns", &[]),
     ("regression-issue-74839", &["regression-issue-74839"]),
 ];
-/// Registry in the names of the images.
+/// The registry that the images' names begin with.
 const REGISTRY: &str = "culvert.test";
 
-/// Builds the archives of images that are missing or were built from other programs.
+/// Builds the image archives that are missing or were built from different programs.
 pub(super) fn build(components: &Path) -> Result<()> {
     let programs = components.join("bin");
     let inputs = inputs(components)?;
@@ -78,7 +78,8 @@ fn fill_root(root: &Path, name: &str, components: &Path) -> Result<()> {
     }
 }
 
-/// Returns a text that changes with every input of the images: the stamps of all programs and packages.
+/// Returns a text that changes whenever an input of the images changes: the stamps of all programs and
+/// packages.
 fn inputs(components: &Path) -> Result<String> {
     let mut stamps = Vec::new();
     for entry in fs::read_dir(components.join("stamps"))? {
@@ -95,7 +96,7 @@ fn inputs(components: &Path) -> Result<String> {
     Ok(text)
 }
 
-/// Returns the names of an image: its own, and those of the `listed` images that it replaces.
+/// Returns an image's names: its own, and those of the `listed` images that it replaces.
 fn names(name: &str, replaced: &[&str], listed: &str) -> Vec<String> {
     let mut names = vec![format!("{REGISTRY}/{name}:1")];
     for line in listed.lines().map(str::trim) {
@@ -103,7 +104,7 @@ fn names(name: &str, replaced: &[&str], listed: &str) -> Vec<String> {
         let Some((stem, _tag)) = last.split_once(':') else {
             continue;
         };
-        // A spec of Kubernetes expects that images of this registry cannot be pulled.
+        // A Kubernetes spec expects that images from this registry cannot be pulled.
         let must_be_missing = line.starts_with("invalid.");
         if replaced.contains(&stem) && !must_be_missing {
             names.push(line.to_owned());

@@ -1,15 +1,15 @@
-//! Builds `pause`, the program that keeps the namespaces of a pod alive: it waits for SIGTERM or SIGINT, and
+//! Builds `pause`, the program that keeps a pod's namespaces alive: it waits for SIGTERM or SIGINT, then
 //! exits.
 //!
-//! It starts in every pod, so it is small. No compiler is needed: the file is an ELF header, the header of
-//! one segment, and a dozen instructions.
+//! It starts in every pod, so it is small. No compiler is needed: the file consists of an ELF header, one
+//! program header and a dozen instructions.
 
-/// Address of the segment in memory.
+/// Address at which the segment is loaded.
 const BASE: u64 = 0x40_0000;
-/// Length of the ELF header and the segment's header.
+/// Length of the ELF header and the program header, in bytes.
 const HEADERS: usize = 64 + 56;
 
-/// Calls `rt_sigprocmask(SIG_BLOCK, {SIGINT, SIGTERM}, NULL, 8)`, since the first process of a pid namespace
+/// Calls `rt_sigprocmask(SIG_BLOCK, {SIGINT, SIGTERM}, NULL, 8)`, since the first process in a PID namespace
 /// receives only signals that it blocks or handles; then `rt_sigtimedwait` until one arrives; then `exit(0)`.
 const CODE: [u8; 58] = [
     0x68, 0x02, 0x40, 0x00, 0x00, // push   1 << (2 - 1) | 1 << (15 - 1)
@@ -32,7 +32,7 @@ const CODE: [u8; 58] = [
     0x0f, 0x05, // syscall
 ];
 
-/// Returns the program's ELF file, for x86-64.
+/// Returns the program as an ELF file for x86-64.
 pub(super) fn program() -> Vec<u8> {
     let length = (HEADERS + CODE.len()) as u64;
     let entry = BASE + HEADERS as u64;
@@ -44,7 +44,7 @@ pub(super) fn program() -> Vec<u8> {
     for word in [entry, 64, 0] {
         file.extend(word.to_le_bytes());
     }
-    // No flags; the sizes of both headers, one segment, no sections.
+    // No flags; the sizes of both headers; one segment; no sections.
     file.extend([0, 0, 0, 0, 64, 0, 56, 0, 1, 0, 64, 0, 0, 0, 0, 0]);
     // The segment: loaded, readable and executable.
     file.extend([1, 0, 0, 0, 5, 0, 0, 0]);

@@ -1,4 +1,4 @@
-//! Fills the root directories of images.
+//! Fills the images' root directories.
 
 use std::{
     collections::BTreeSet,
@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result};
 use super::{debian, go, pause};
 use crate::{host, progress};
 
-/// Tools that the specs of Kubernetes run in pods, besides `agnhost`.
+/// Tools that Kubernetes' specs run in pods, besides `agnhost`.
 const TOOLS: [&str; 54] = [
     "awk",
     "bash",
@@ -70,16 +70,16 @@ const TOOLS: [&str; 54] = [
     "cp",
     "ln",
 ];
-/// Libraries that the C library opens for name lookups; `ldd` does not list them.
+/// Libraries that the C library loads for name lookups; `ldd` does not list them.
 const NSS_LIBRARIES: [&str; 2] = ["libnss_files.so.2", "libnss_dns.so.2"];
-/// Directory of all libraries in the image.
+/// Directory in the image that contains all libraries.
 const LIBRARIES: &str = "lib/x86_64-linux-gnu";
 
 const PASSWD: &str = "root:x:0:0:root:/root:/bin/sh\n\
                       user-defined-in-image:x:1000:1000::/:/bin/sh\n";
 const GROUP: &str = "root:x:0:\ngroup-defined-in-image:x:50000:user-defined-in-image\n";
 
-/// Copies a file into a root directory. An image of one static program needs nothing else.
+/// Copies a file into a root directory. An image with a single static program needs nothing else.
 pub(super) fn copy_to_root(root: &Path, file: &Path) -> Result<()> {
     let name = file
         .file_name()
@@ -87,7 +87,7 @@ pub(super) fn copy_to_root(root: &Path, file: &Path) -> Result<()> {
     copy(file, &root.join(name))
 }
 
-/// Fills the root directory of the image with `pause`, which keeps the namespaces of a pod alive.
+/// Fills the root directory of the image with `pause`, which keeps a pod's namespaces alive.
 pub(super) fn pause(root: &Path) -> Result<()> {
     let path = root.join("pause");
     fs::write(&path, pause::program())
@@ -95,7 +95,7 @@ pub(super) fn pause(root: &Path) -> Result<()> {
         .with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Fills the root directory of the image that most specs run: `agnhost`, and tools of Debian with their
+/// Fills the root directory of the image that most specs run: `agnhost`, and tools from Debian with their
 /// libraries.
 pub(super) fn agnhost(root: &Path, program: &Path, debian: &Path) -> Result<()> {
     for directory in [
@@ -108,7 +108,7 @@ pub(super) fn agnhost(root: &Path, program: &Path, debian: &Path) -> Result<()> 
         fs::set_permissions(root.join(writable), fs::Permissions::from_mode(0o1777))?;
     }
     copy(program, &root.join("agnhost"))?;
-    // Some specs run it by this name.
+    // Some specs run it under this name.
     symlink("agnhost", root.join("agnhost-2"))?;
     for file in go::agnhost_certificate()? {
         copy_to_root(root, &file)?;
@@ -126,7 +126,7 @@ pub(super) fn agnhost(root: &Path, program: &Path, debian: &Path) -> Result<()> 
         copy(&from, &root.join("bin").join(name))?;
         libraries.extend(libraries_of(&from, debian)?);
     }
-    // The NSS libraries are in the directory of the C library.
+    // The NSS libraries are in the same directory as the C library.
     let nss_libraries: Vec<PathBuf> = libraries
         .iter()
         .filter(|path| path.ends_with("libc.so.6"))
@@ -145,7 +145,7 @@ pub(super) fn agnhost(root: &Path, program: &Path, debian: &Path) -> Result<()> 
     Ok(())
 }
 
-/// Returns the libraries that the loader would load for a program; none if it is static.
+/// Returns the libraries that the dynamic loader would load for a program; none if the program is static.
 fn libraries_of(program: &Path, debian: &Path) -> Result<Vec<PathBuf>> {
     let mut command = Command::new("ldd");
     command
@@ -155,7 +155,8 @@ fn libraries_of(program: &Path, debian: &Path) -> Result<Vec<PathBuf>> {
     Ok(parse_ldd(&output))
 }
 
-/// Parses the output of `ldd`: lines of `name => path (address)`, or `path (address)` for the loader.
+/// Parses the output of `ldd`: lines of the form `name => path (address)`, or `path (address)` for the
+/// loader.
 fn parse_ldd(output: &str) -> Vec<PathBuf> {
     let paths = output.lines().filter_map(|line| {
         let (path, _address) = line.trim().rsplit_once(" (")?;

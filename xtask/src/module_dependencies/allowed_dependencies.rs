@@ -1,10 +1,10 @@
 //! The table of permitted dependencies.
 
-/// The paths that a module may or must not use. The longest entry that is a prefix of a path decides. Without
-/// such an entry, another crate is permitted, and another module of the same crate is refused.
+/// The paths that a module may or must not use. The longest entry that is a prefix of a path decides. If
+/// there is no such entry, another crate is permitted, but another module of the same crate is not.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rule {
-    /// Module of `tunnel-userspace`. A rule for `a::b` replaces that of `a` in this submodule.
+    /// Module of `tunnel-userspace`. In the submodule `a::b`, a rule for `a::b` replaces the rule for `a`.
     pub(super) module: &'static str,
     pub(super) may: &'static [&'static str],
     pub(super) never: &'static [&'static str],
@@ -14,12 +14,12 @@ pub(super) struct Rule {
 const AYA: &str = "aya";
 const K8S_OPENAPI: &str = "k8s_openapi";
 const KUBE: &str = "kube";
-/// Refuses these crates.
+/// Refuses the crates `aya`, `k8s_openapi` and `kube`.
 const NO_KERNEL_OR_KUBERNETES: &[&str] = &[AYA, K8S_OPENAPI, KUBE];
-/// Refuses these crates and tokio.
+/// Refuses the crates `aya`, `k8s_openapi`, `kube` and `tokio`.
 const NO_TOKIO: &[&str] = &[AYA, K8S_OPENAPI, KUBE, "tokio"];
 
-/// Refuses these crates, tokio, I/O, clocks, threads and random numbers.
+/// Refuses the crates of [`NO_TOKIO`], and also I/O, clocks, threads and random numbers.
 const PURE: &[&str] = &[
     AYA,
     K8S_OPENAPI,
@@ -46,7 +46,7 @@ const fn rule(
     Rule { module, may, never }
 }
 
-/// The modules of `tunnel-userspace`.
+/// The rules for the modules of `tunnel-userspace`.
 pub(super) const USERSPACE: &[Rule] = &[
     rule(
         "main",
@@ -60,7 +60,7 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::telemetry",
         ],
     ),
-    // Types that the client of the admin socket returns.
+    // Types that the client for the admin socket returns.
     rule(
         "cli",
         NO_KERNEL_OR_KUBERNETES,
@@ -94,7 +94,7 @@ pub(super) const USERSPACE: &[Rule] = &[
         ],
     ),
     rule("app", &[], &["crate"]),
-    // The settings types of other modules, and types that parse fields.
+    // The settings types from other modules, and types that parse fields.
     rule(
         "config",
         NO_TOKIO,
@@ -283,14 +283,14 @@ pub(super) const USERSPACE: &[Rule] = &[
     ),
 ];
 
-/// The only crates that `use` declarations of a crate may name.
+/// A crate's directory, and the only crates that its `use` declarations may name.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CrateRule {
     pub(super) directory: &'static str,
     pub(super) may: &'static [&'static str],
 }
 
-/// Rules for the crates that are compiled for the kernel.
+/// The rules for the crates that are compiled for the kernel.
 pub(super) const KERNEL_CRATES: &[CrateRule] = &[
     CrateRule {
         directory: "tunnel-common",

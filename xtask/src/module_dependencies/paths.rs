@@ -1,19 +1,20 @@
-//! Finds the paths in a source file, in `use` declarations and in code.
+//! Finds the paths in a source file, both in `use` declarations and in code.
 
 use std::collections::BTreeSet;
 
 use super::tokens::{Token, tokens};
 
-/// An absolute path: from the root of its crate (`crate::model::Node`), or from another crate (`aya::Pod`).
+/// An absolute path, which begins at the root of its own crate (`crate::model::Node`) or of another one
+/// (`aya::Pod`).
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(super) struct FoundPath {
     pub(super) path: String,
     pub(super) line: usize,
-    /// True if it is in a `use` declaration.
+    /// True if the path is in a `use` declaration.
     pub(super) is_use: bool,
 }
 
-/// Returns all paths in the source of a module, except those in `#[cfg(test)]` items.
+/// Returns all paths in a module's source, except those in `#[cfg(test)]` items.
 pub(super) fn find_paths(source: &str, module: &[String]) -> Vec<FoundPath> {
     let mut parser = Parser {
         tokens: tokens(source),
@@ -35,7 +36,7 @@ pub(super) fn find_paths(source: &str, module: &[String]) -> Vec<FoundPath> {
     found
 }
 
-/// A path as it is written, and the module that contains it.
+/// A path as it is written in the source, and the module that contains it.
 #[derive(Debug)]
 struct WrittenPath {
     segments: Vec<String>,
@@ -51,12 +52,12 @@ struct Parser<'a> {
     position: usize,
     /// Path of the current module.
     module: Vec<String>,
-    /// Brace depth outside each open inline module.
+    /// Brace depth just outside each open inline module.
     inline_modules: Vec<usize>,
     /// Number of open braces.
     depth: usize,
-    /// Names that a `use` or `mod` of this file declares. A path that begins with one is not reported, since
-    /// the declaration is.
+    /// Names that a `use` or `mod` in this file declares. A path that begins with such a name is not
+    /// reported, since its declaration is.
     local_names: BTreeSet<String>,
     paths: Vec<WrittenPath>,
 }
@@ -86,14 +87,15 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Returns the text of the token that is `ahead` tokens after the current one; empty at the end.
+    /// Returns the text of the token that is `ahead` tokens after the current one, or an empty text at the
+    /// end.
     fn text(&self, ahead: usize) -> &'a str {
         self.tokens
             .get(self.position + ahead)
             .map_or("", |token| token.text)
     }
 
-    /// Returns true if these tokens follow, beginning with the current one.
+    /// Returns true if these tokens come next, beginning with the current one.
     fn is_ahead(&self, texts: &[&str]) -> bool {
         texts
             .iter()
@@ -117,7 +119,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Handles `mod`.
+    /// Handles a `mod` item.
     fn open_module(&mut self) {
         let name = self.text(1).to_owned();
         match self.text(2) {
@@ -146,7 +148,7 @@ impl<'a> Parser<'a> {
         self.position += 1;
     }
 
-    /// Returns true if the current name is the first of a path of at least two segments.
+    /// Returns true if the current name is the first segment of a path that has at least two.
     fn starts_path(&self) -> bool {
         let before = |back: usize| {
             self.position
@@ -160,7 +162,7 @@ impl<'a> Parser<'a> {
         !is_continued && self.text(1) == "::"
     }
 
-    /// Reads a path outside `use` declarations.
+    /// Reads a path outside any `use` declaration.
     fn path_in_code(&mut self, line: usize) {
         let mut segments = vec![self.text(0).to_owned()];
         self.position += 1;
@@ -177,7 +179,7 @@ impl<'a> Parser<'a> {
         });
     }
 
-    /// Reads the paths of a `use` declaration that begin with `prefix`.
+    /// Reads the paths in a `use` declaration that begin with `prefix`.
     fn use_tree(&mut self, prefix: &[String]) {
         let mut segments = prefix.to_vec();
         let line = self.tokens.get(self.position).map_or(0, |token| token.line);
@@ -220,7 +222,7 @@ impl<'a> Parser<'a> {
         });
     }
 
-    /// Reads the braces of a `use` declaration.
+    /// Reads a group in braces in a `use` declaration.
     fn use_group(&mut self, prefix: &[String]) {
         self.position += 1;
         while self.position < self.tokens.len() && self.text(0) != "}" {
@@ -235,7 +237,7 @@ impl<'a> Parser<'a> {
 }
 
 impl WrittenPath {
-    /// Returns the absolute path; `None` if it begins with a type or with a name of this file.
+    /// Returns the absolute path, or `None` if the path begins with a type or with a name from this file.
     fn resolve(&self, local_names: &BTreeSet<String>) -> Option<FoundPath> {
         let first = self.segments.first()?.as_str();
         let supers = self

@@ -1,6 +1,6 @@
 //! Splits Rust source into tokens, so that comments and strings are not mistaken for code.
 
-/// A name or a punctuation mark, and its line.
+/// A name or a punctuation mark, with its line number.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Token<'a> {
     pub(super) text: &'a str,
@@ -14,7 +14,7 @@ impl Token<'_> {
     }
 }
 
-/// Returns the names and punctuation of a file, without literals, lifetimes and comments.
+/// Returns the names and punctuation marks in a file, without literals, lifetimes and comments.
 pub(super) fn tokens(source: &str) -> Vec<Token<'_>> {
     let mut found = Vec::new();
     let mut rest = source;
@@ -31,7 +31,7 @@ pub(super) fn tokens(source: &str) -> Vec<Token<'_>> {
     found
 }
 
-/// Returns the length of the next piece of source in bytes, and true if it is a token.
+/// Returns the length in bytes of the next piece of source, and whether it is a token.
 fn next_piece(rest: &str) -> (usize, bool) {
     if rest.starts_with("//") {
         return (rest.find('\n').unwrap_or(rest.len()), false);
@@ -57,7 +57,7 @@ fn next_piece(rest: &str) -> (usize, bool) {
     }
 }
 
-/// Returns the length of a block comment, which may contain others.
+/// Returns the length of a block comment, which may contain nested ones.
 fn block_comment_length(rest: &str) -> usize {
     let mut depth = 0_usize;
     let mut at = 0;
@@ -79,7 +79,7 @@ fn block_comment_length(rest: &str) -> usize {
     rest.len()
 }
 
-/// Returns the length of a string literal at the start of `rest`: plain, raw, byte or C string.
+/// Returns the length of the string literal at the start of `rest`: a plain, raw, byte or C string.
 fn string_length(rest: &str) -> Option<usize> {
     let prefix = ["br", "cr", "b", "c", "r", ""].into_iter().find(|prefix| {
         rest.strip_prefix(prefix)
@@ -111,7 +111,7 @@ fn string_length(rest: &str) -> Option<usize> {
     Some(rest.len())
 }
 
-/// Returns the length of a character literal or lifetime without its first quote.
+/// Returns the length of a character literal or lifetime, not counting its first quote.
 fn quoted_length(after: &str) -> usize {
     let mut characters = after.chars();
     match (characters.next(), characters.next()) {

@@ -1,15 +1,15 @@
-//! Ends connected sockets when their backend is removed, so that blocked clients get an error at once and
-//! can connect to another backend.
+//! Terminates connected sockets when their backend is removed, so that blocked clients get an error at once
+//! and can reconnect to another backend.
 //!
-//! - `stale`: finds stale sockets, which are connected to a removed backend
+//! - `stale`: finds stale sockets, that is, sockets connected to a removed backend
 //! - `namespaces`: finds and enters the network namespaces of processes
-//! - `scan`: one scan for stale sockets, which ends them
-//! - `retry`: the delay before a failed scan is repeated
-//! - `terminator`: starts a scan whenever a backend was removed
-//! - `helper`: the helper process that scans pods if the daemon lacks the privilege
+//! - `scan`: scans for stale sockets once and terminates them
+//! - `retry`: the delay before a failed scan is retried
+//! - `terminator`: starts a scan whenever a backend has been removed
+//! - `helper`: the helper process that scans pods if the daemon lacks the privileges to do so
 //!
-//! A scan keeps no state: it compares the translation of each socket with the current backends. The first
-//! scan, at the start, also ends sockets of backends that were removed while no daemon ran.
+//! A scan keeps no state: it compares each socket's translation with the current backends. The first scan, at
+//! startup, also terminates sockets whose backends were removed while no daemon was running.
 
 mod helper;
 mod namespaces;
@@ -27,47 +27,47 @@ pub use self::{
     terminator::{Terminator, TerminatorSettings, Transport},
 };
 
-/// The process that ends sockets in pods.
+/// The process that terminates sockets in pods.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum PodTerminator {
-    /// None, since the config disables ending sockets in pods.
+    /// No process: the config disables terminating sockets in pods.
     #[default]
     Off,
-    /// The daemon.
+    /// The daemon itself.
     Daemon,
     /// The helper process.
     Helper,
-    /// None, since the daemon can't enter the network namespaces of pods; with the cause.
+    /// No process: the daemon can't enter the pods' network namespaces, for the reason given.
     Unreached(String),
 }
 
-/// The JSON view of ending sockets, for status.
+/// The state of socket termination, as shown in the status.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct TerminatorView {
-    /// The protocols whose sockets are ended; empty if none.
+    /// The protocols whose sockets are terminated.
     pub protocols: Vec<Transport>,
-    /// The number of sockets that were ended since the daemon started.
+    /// The number of sockets terminated since the daemon started.
     pub terminated: u64,
-    /// The number of scans, by the daemon and the helper.
+    /// The number of scans by the daemon and the helper.
     pub scans: u64,
-    /// The number of scans that failed completely or in part.
+    /// The number of scans that failed, completely or in part.
     pub failed_scans: u64,
-    /// The number of sockets that seem to be stale, in namespaces that the last scan did not enter.
+    /// The number of sockets that appear to be stale but are in namespaces that the last scan did not enter.
     pub stale: usize,
     /// The duration of the daemon's last scan, in seconds.
     pub last_scan_seconds: f64,
-    /// The process that ends sockets in pods.
+    /// The process that terminates sockets in pods.
     pub pods: PodTerminator,
-    /// The error of the daemon's last scan.
+    /// The error from the daemon's last scan, if there was one.
     pub problem: Option<String>,
-    /// The error of the helper's last scan.
+    /// The error from the helper's last scan, if there was one.
     pub helper_problem: Option<String>,
 }
 
 impl TerminatorView {
-    /// Adds a scan and the number of sockets that it ended.
+    /// Counts a scan and the sockets that it terminated.
     const fn count(&mut self, ended: u64, has_failed: bool) {
         self.terminated += ended;
         self.scans += 1;

@@ -1,7 +1,8 @@
-//! The helper, a separate process with the privilege to enter pods, and the daemon's server for it.
+//! The helper, a separate process with the privileges to enter pods' network namespaces, and the daemon's
+//! server that the helper connects to.
 //!
-//! The helper connects to the daemon's Unix socket. For each scan, the daemon sends an order and the
-//! helper answers with a report; each is one line of JSON.
+//! The helper connects to the daemon's Unix socket. For each scan, the daemon sends an order and the helper
+//! replies with a report, each as a single line of JSON.
 
 use std::{
     fs, io,
@@ -28,23 +29,23 @@ use super::{
 };
 use crate::{drain, listen};
 
-/// The time limit of a helper's scan.
+/// The time limit for a scan by the helper.
 const SCAN_TIMEOUT: Duration = Duration::from_secs(60);
-/// The delay before the helper reconnects, and after a failed accept.
+/// The delay before the helper reconnects, and before the daemon retries a failed accept().
 const RETRY_DELAY: Duration = Duration::from_millis(250);
 /// The maximum length of a line, in bytes.
 const MAX_LINE: u64 = 64 * 1024;
 
-/// The connection between daemon and helper, with a read buffer.
+/// A buffered connection between the daemon and the helper.
 type Stream = BufReader<UnixStream>;
 
-/// The daemon's order to scan.
+/// The daemon's order to run a scan.
 #[derive(Debug, Deserialize, Serialize)]
 struct ScanOrder {
     /// The number of the scan.
     #[serde(rename = "look")]
     number: u64,
-    /// The numbers of the protocols whose sockets are ended.
+    /// The numbers of the protocols whose sockets are to be terminated.
     protocols: Vec<u8>,
 }
 
@@ -58,17 +59,17 @@ struct HelperReport {
     scan: ScanReport,
 }
 
-/// The daemon's server for helpers.
+/// The daemon's server that helpers connect to.
 pub(super) struct HelperServer {
     pub(super) protocols: Vec<Protocol>,
-    /// The number of the daemon's last started scan.
+    /// The number of the scan that the daemon started last.
     pub(super) scan_number: watch::Receiver<u64>,
     pub(super) view: watch::Sender<TerminatorView>,
     /// The state to publish while no helper is connected.
     pub(super) pods_without_helper: PodTerminator,
 }
 
-/// Serves one helper at a time, until the drain begins.
+/// Serves one helper at a time until the drain begins.
 pub(super) async fn serve(
     path: PathBuf,
     mut server: HelperServer,
@@ -103,7 +104,8 @@ pub(super) async fn serve(
 }
 
 impl HelperServer {
-    /// Serves a helper until it disconnects: orders a scan now, and whenever a backend was removed.
+    /// Serves a helper until it disconnects, ordering a scan at once and then whenever a backend has been
+    /// removed.
     async fn serve_helper(&mut self, stream: UnixStream) {
         info!("the helper that ends sockets in pods has connected");
         let error = self.exchange(stream).await.err();
@@ -185,8 +187,9 @@ async fn request_scan(stream: &mut Stream, order: &ScanOrder) -> io::Result<Opti
     }
 }
 
-/// Runs the helper until the drain begins: connects to the daemon, and scans on each order. Reconnects
-/// while there is no daemon, and after it has ended. `open` opens the maps, for each connection again.
+/// Runs the helper until the drain begins: connects to the daemon and runs a scan for each order. Keeps
+/// trying to connect while no daemon is running, and reconnects after the daemon has exited. `open` opens the
+/// maps and is called again for each connection.
 pub async fn run_helper<M, E, F>(socket: &Path, open: F, mut draining: watch::Receiver<bool>)
 where
     M: TranslationMaps + 'static,
@@ -253,7 +256,7 @@ async fn write_line(stream: &mut Stream, value: &(impl Serialize + Sync)) -> io:
     stream.write_all(&line).await
 }
 
-/// Reads a line of JSON; returns none at the end of the connection.
+/// Reads a line of JSON. Returns `None` at the end of the connection.
 async fn read_line<T: DeserializeOwned>(stream: &mut Stream) -> io::Result<Option<T>> {
     let mut line = Vec::new();
     stream.take(MAX_LINE).read_until(b'\n', &mut line).await?;

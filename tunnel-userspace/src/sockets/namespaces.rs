@@ -1,4 +1,4 @@
-//! Finding and entering the network namespaces of processes.
+//! Finds and enters the network namespaces of processes.
 
 use std::{
     collections::BTreeSet,
@@ -15,7 +15,7 @@ use nix::{
 
 use crate::capabilities::{self, SYS_ADMIN, SYS_PTRACE};
 
-/// The inode of the initial PID namespace (`PROC_PID_INIT_INO` in `linux/proc_ns.h`).
+/// The inode number of the initial PID namespace (`PROC_PID_INIT_INO` in `linux/proc_ns.h`).
 const INITIAL_PID_NAMESPACE: u64 = 0xeffffffc;
 
 /// Returns the inode number of the calling thread's network namespace.
@@ -23,8 +23,8 @@ pub(super) fn own() -> io::Result<u32> {
     number(&fs::metadata("/proc/thread-self/ns/net")?)
 }
 
-/// Opens network namespaces by their inode numbers, through `/proc/<pid>/ns/net`. Namespaces without a
-/// process that this process may inspect are left out.
+/// Opens the network namespaces with the given inode numbers through `/proc/<pid>/ns/net`. Skips namespaces
+/// in which there is no process that this process is allowed to inspect.
 pub(super) fn find(proc: &Path, numbers: &BTreeSet<u32>) -> io::Result<Vec<(u32, File)>> {
     let mut missing = numbers.clone();
     let mut found = Vec::new();
@@ -36,7 +36,7 @@ pub(super) fn find(proc: &Path, numbers: &BTreeSet<u32>) -> io::Result<Vec<(u32,
         if !entry.file_name().to_str().is_some_and(is_number) {
             continue;
         }
-        // Errors are ignored, since the process may have ended meanwhile.
+        // Errors are ignored, since the process may have exited in the meantime.
         if let Ok(file) = File::open(entry.path().join("ns/net"))
             && let Ok(metadata) = file.metadata()
             && let Ok(number) = number(&metadata)
@@ -56,8 +56,8 @@ fn number(metadata: &fs::Metadata) -> io::Result<u32> {
     u32::try_from(metadata.ino()).map_err(io::Error::other)
 }
 
-/// Returns the reason why this process can't find and enter the network namespaces of all processes; none
-/// if it can.
+/// Returns the reason why this process can't find and enter the network namespaces of all processes, or
+/// `None` if it can.
 #[must_use]
 pub fn obstacle_to_entering() -> Option<String> {
     match capabilities::missing(&[SYS_ADMIN, SYS_PTRACE]) {
@@ -83,7 +83,8 @@ mod tests {
 
     use super::*;
 
-    /// Returns a directory like `/proc`, with processes and the names of their network namespaces.
+    /// Creates a directory that looks like `/proc`, given processes and the names of their network
+    /// namespaces.
     fn proc(processes: &[(&str, &str)]) -> io::Result<tempfile::TempDir> {
         let directory = tempfile::tempdir()?;
         for (process, namespace) in processes {

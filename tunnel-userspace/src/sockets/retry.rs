@@ -1,27 +1,27 @@
-//! The delay before a failed scan is repeated.
+//! The delay before a failed scan is retried.
 
 use std::{future::pending, time::Duration};
 
 use tokio::time::sleep;
 
-/// The first delay; each further one is twice as long.
+/// The first delay. Each subsequent delay is twice as long.
 const FIRST: Duration = Duration::from_millis(100);
-/// The maximum number of retries; after that, the next scan is when another backend is removed.
+/// The maximum number of retries. After that, there is no scan until another backend is removed.
 const MAX_RETRIES: u32 = 8;
 
-/// An exponential backoff, by the number of failed scans since a backend was removed.
+/// An exponential backoff, based on the number of failed scans since a backend was last removed.
 #[derive(Debug, Default)]
 pub(super) struct Retry {
     failures: u32,
 }
 
 impl Retry {
-    /// Resets the delay, since another backend was removed.
+    /// Resets the delay, because another backend has been removed.
     pub(super) const fn reset(&mut self) {
         self.failures = 0;
     }
 
-    /// Returns the delay before the scan is repeated; none after a success, and after too many failures.
+    /// Returns the delay before the scan is retried, or `None` after a success or too many failures.
     pub(super) fn next_delay(&mut self, has_failed: bool) -> Option<Duration> {
         if !has_failed {
             self.failures = 0;
@@ -35,7 +35,7 @@ impl Retry {
     }
 }
 
-/// Waits for the delay; forever without one.
+/// Waits for the given delay, or forever if there is none.
 pub(super) async fn wait(delay: Option<Duration>) {
     match delay {
         Some(delay) => sleep(delay).await,

@@ -1,4 +1,4 @@
-//! A scan of all connected sockets, which ends the stale ones.
+//! Scans all connected sockets and terminates the stale ones.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -24,13 +24,14 @@ use crate::{
 
 const PROC: &str = "/proc";
 
-/// The network namespaces in which a scan ends sockets.
+/// The network namespaces in which a scan terminates sockets.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum ScanScope {
     /// The network namespace of this process.
     Own,
-    /// All other network namespaces. The helper uses this scope: the daemon, in the same namespace, ends the
-    /// sockets there, and would count them again.
+    /// All other network namespaces. The helper uses this scope because it shares a network namespace with
+    /// the daemon. The daemon terminates the sockets there itself, so the helper would count them a second
+    /// time.
     Others,
     /// All network namespaces.
     All,
@@ -39,13 +40,13 @@ pub(super) enum ScanScope {
 /// The result of a scan.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub(super) struct ScanReport {
-    /// The number of sockets that were ended.
+    /// The number of sockets that were terminated.
     pub(super) ended: u64,
-    /// The number of sockets that seem to be stale, in namespaces that were not entered.
+    /// The number of sockets that appear to be stale but are in namespaces that were not entered.
     pub(super) left: usize,
-    /// The first error.
+    /// The first error, if any occurred.
     pub(super) problem: Option<String>,
-    /// True if the scan may succeed on a retry.
+    /// True if retrying the scan may succeed.
     #[serde(rename = "again")]
     pub(super) is_retryable: bool,
 }
@@ -57,13 +58,13 @@ fn cannot(step: &'static str) -> impl FnOnce(io::Error) -> DiagError {
 const READ_TRANSLATIONS: &str = "read the translations of sockets";
 const FIND_NAMESPACES: &str = "find the network namespaces";
 
-/// The sockets of a network namespace that may be stale.
+/// The sockets in a network namespace that may be stale.
 #[derive(Default)]
 struct Suspects {
-    /// The translations of sockets with a cookie, by cookie.
+    /// The translations of the sockets that have a cookie, keyed by cookie.
     by_cookie: HashMap<u64, Origin>,
-    /// The protocols of sockets without a cookie. The kernel creates cookies on demand, such as when
-    /// sock_diag lists a socket.
+    /// The protocols of the sockets that have no cookie yet. The kernel creates cookies on demand, for
+    /// example when sock_diag lists a socket.
     without_cookie: Vec<Protocol>,
 }
 
@@ -80,14 +81,14 @@ impl Suspects {
         self.by_cookie.len() + self.without_cookie.len()
     }
 
-    /// Returns true if there is a suspect of a protocol.
+    /// Returns true if any of the suspects uses the given protocol.
     fn has(&self, protocol: Protocol) -> bool {
         let mut named = self.by_cookie.values().map(|origin| origin.protocol);
         self.without_cookie.contains(&protocol) || named.any(|its| its == protocol)
     }
 }
 
-/// Scans for stale sockets and ends them, in a blocking thread.
+/// Scans for stale sockets and terminates them, on a blocking thread.
 pub(super) async fn run<M: TranslationMaps + 'static>(
     scope: ScanScope,
     protocols: Vec<Protocol>,
@@ -123,7 +124,7 @@ fn scan(
         return Ok(scan);
     }
     thread::scope(|scope| {
-        // Uses a separate thread, which never returns to its original namespace.
+        // This uses a separate thread, which never returns to its original namespace.
         let others_thread = thread::Builder::new().name("sockets".into());
         let others_thread = others_thread.spawn_scoped(scope, || search.scan_others(&suspects));
         if let Some(here) = here {
@@ -141,7 +142,7 @@ fn scan(
 }
 
 impl<M: TranslationMaps> StaleSearch<'_, M> {
-    /// Returns the sockets that may be stale, by the inode number of their network namespace.
+    /// Returns the sockets that may be stale, keyed by the inode number of their network namespace.
     fn suspects(&self) -> io::Result<BTreeMap<u32, Suspects>> {
         let mut filter = SuspectFilter::new(self);
         let mut suspects = BTreeMap::<u32, Suspects>::new();
@@ -155,7 +156,7 @@ impl<M: TranslationMaps> StaleSearch<'_, M> {
         Ok(suspects)
     }
 
-    /// Enters the namespaces of the suspects, one after the other, and ends the stale sockets.
+    /// Enters the suspects' network namespaces one after another and terminates the stale sockets in each.
     fn scan_others(&self, suspects: &BTreeMap<u32, Suspects>) -> ScanReport {
         let mut scan = ScanReport {
             left: suspects.values().map(Suspects::len).sum(),
@@ -198,7 +199,7 @@ impl ScanReport {
         self.problem = self.problem.take().or(other.problem);
     }
 
-    /// Ends those suspects in the namespace of the calling thread that are stale.
+    /// Terminates those suspects in the calling thread's network namespace that turn out to be stale.
     fn end_all<M: TranslationMaps>(
         &mut self,
         search: &StaleSearch<'_, M>,
@@ -215,15 +216,15 @@ impl ScanReport {
             } else {
                 self.end_with_cookie(*protocol, search, suspects, &mut diag)
             };
-            // An error for one protocol, such as a missing module, does not affect the other.
+            // An error for one protocol, such as a missing kernel module, does not affect the other protocol.
             if let Err(error) = ended {
                 self.record_error(&error);
             }
         }
     }
 
-    /// Makes the kernel create cookies by listing the sockets, reads the translations again, and ends the
-    /// stale sockets.
+    /// Lists the sockets to make the kernel create their cookies, re-reads the translations, and terminates
+    /// the stale sockets.
     fn end_after_cookie_creation<M: TranslationMaps>(
         &mut self,
         protocol: Protocol,
@@ -252,7 +253,7 @@ impl ScanReport {
             }
         })?;
         for (socket, origin) in found {
-            // An error at one socket does not stop the scan.
+            // An error with one socket does not stop the scan.
             match end(search, diag, &socket, &origin) {
                 Ok(true) => self.ended += 1,
                 Ok(false) => {}
@@ -263,7 +264,7 @@ impl ScanReport {
     }
 }
 
-/// Ends a socket if it is stale; returns true if the socket was ended.
+/// Terminates a socket if it is stale. Returns true if the socket was terminated.
 fn end(
     search: &StaleSearch<'_, impl TranslationMaps>,
     diag: &mut SockDiag,

@@ -1,4 +1,5 @@
-//! Stale sockets: connected sockets whose backend no longer serves. Pure, except for reading the maps.
+//! Finds stale sockets, that is, connected sockets whose backend no longer serves. Does no I/O apart from
+//! reading the maps.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -16,67 +17,67 @@ use zerocopy::{FromBytes, Immutable, KnownLayout};
 
 use crate::net::{ListedSocket, is_connected};
 
-/// A socket with a translation, as the BPF iterator returns it.
+/// A socket that has a translation, as returned by the BPF iterator.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct TranslatedSocket {
-    /// The cookie of the socket; 0 if the kernel has not created it yet.
+    /// The socket's cookie, or 0 if the kernel has not created one yet.
     pub cookie: u64,
-    /// The inode number of the socket's network namespace, as of `/proc/<pid>/ns/net`.
+    /// The inode number of the socket's network namespace, as in `/proc/<pid>/ns/net`.
     pub namespace: u32,
-    /// The state of the socket (`net/tcp_states.h`).
+    /// The socket's state (see `net/tcp_states.h`).
     pub state: u32,
-    /// The latest translation at the socket.
+    /// The socket's latest translation.
     pub origin: Origin,
 }
 
-/// The pinned maps that have the translations of sockets, and the backends.
+/// The pinned maps that hold the backends and the sockets' translations.
 pub trait TranslationMaps: Send + Sync {
-    /// Calls `visit` for every socket with a translation, in every network namespace of the machine.
+    /// Calls `visit` for every socket that has a translation, in all network namespaces on the machine.
     ///
     /// # Errors
     ///
-    /// The kernel can't list the sockets, or `visit` fails.
+    /// Returns an error if the kernel can't list the sockets or `visit` fails.
     fn sockets(&self, visit: &mut dyn FnMut(TranslatedSocket) -> io::Result<()>) -> io::Result<()>;
 
-    /// Returns a backend by its index; none if the index is out of range.
+    /// Returns the backend at an index, or `None` if the index is out of range.
     ///
     /// # Errors
     ///
-    /// The map can't be read.
+    /// Returns an error if the map can't be read.
     fn backend(&self, index: u32) -> io::Result<Option<Backend>>;
 
     /// Returns all backends, including those that don't serve.
     ///
     /// # Errors
     ///
-    /// The map can't be read.
+    /// Returns an error if the map can't be read.
     fn backends(&self) -> io::Result<Vec<Backend>>;
 
-    /// Returns the ID of the service port that owns a frontend.
+    /// Returns the id of the service port that owns a frontend, if any.
     ///
     /// # Errors
     ///
-    /// The map can't be read.
+    /// Returns an error if the map can't be read.
     fn owner(&self, front: &FrontendKey) -> io::Result<Option<u32>>;
 
-    /// Returns an older translation of a socket.
+    /// Returns an older translation of a socket, if there is one for this key.
     ///
     /// # Errors
     ///
-    /// The map can't be read.
+    /// Returns an error if the map can't be read.
     fn older_translation(&self, key: &OverflowKey) -> io::Result<Option<Origin>>;
 }
 
-/// A search for stale sockets: the protocols to search, and the maps.
+/// A search for stale sockets, with the protocols to search for and the maps to read.
 pub(super) struct StaleSearch<'a, M> {
     pub(super) protocols: &'a [Protocol],
     pub(super) maps: &'a M,
-    /// The service port ID, address and port of each serving backend; read on first use.
+    /// The service port id, address and port of each serving backend, read on first use.
     serving: OnceLock<HashSet<(u32, Address, Port)>>,
 }
 
-/// A first filter over all sockets, which selects the suspects. It reads each backend only once.
+/// A first filter that selects the suspects among all sockets. It reads each backend only once.
 pub(super) struct SuspectFilter<'a, M> {
     search: &'a StaleSearch<'a, M>,
     backends: HashMap<u32, Option<Backend>>,
@@ -119,20 +120,20 @@ impl<'a, M: TranslationMaps> StaleSearch<'a, M> {
         }
     }
 
-    /// Returns true if a connected socket is stale: its backend no longer serves its Service. A socket
-    /// without a translation to its peer is never stale, since its translations are those of unconnected
-    /// sends.
+    /// Returns true if a connected socket is stale, that is, if its backend no longer serves its Service. A
+    /// socket that has no translation to its peer is never stale, since its translations come from
+    /// unconnected sends.
     pub(super) fn is_stale(&self, socket: &ListedSocket, newest: &Origin) -> io::Result<bool> {
         let Some(origin) = translation(socket, newest, self.maps)? else {
             return Ok(false);
         };
-        // Read again, since the index may have been reused since the first filter.
+        // Re-read the backend, since its index may have been reused after the first filter ran.
         let backend = self.maps.backend(origin.index)?;
         self.backend_is_gone(backend.as_ref(), &origin)
     }
 
     fn backend_is_gone(&self, backend: Option<&Backend>, origin: &Origin) -> io::Result<bool> {
-        // A connect that was refused by a redirect (before Linux 6.1) or steered to the tunnel has no
+        // A connect() that was refused by a redirect (before Linux 6.1) or steered to the tunnel has no
         // backend.
         let was_refused =
             origin.protocol == Protocol::UDP && origin.state == BackendState::default();
@@ -154,10 +155,10 @@ impl<'a, M: TranslationMaps> StaleSearch<'a, M> {
         Ok(!self.serves_at(service, origin)?)
     }
 
-    /// Returns true if the service port that owns the dialled frontend has a serving backend with the
-    /// address and port that the socket is connected to. It may have another index than the socket has
-    /// stored: the index may have been reused, or be from a map of an older layout, or the frontend may
-    /// have moved to another service port with the same endpoints.
+    /// Returns true if the service port that owns the dialled frontend has a serving backend with the address
+    /// and port that the socket is connected to. That backend's index may differ from the one stored in the
+    /// socket: the stored index may have been reused or may come from a map with an older layout, or the
+    /// frontend may have moved to another service port with the same endpoints.
     fn serves_at(&self, service: u32, origin: &Origin) -> io::Result<bool> {
         let key = (service, origin.backend, origin.backend_port);
         if let Some(serving) = self.serving.get() {
@@ -171,7 +172,7 @@ impl<'a, M: TranslationMaps> StaleSearch<'a, M> {
     }
 }
 
-/// Returns the translation that leads to the peer of a connected socket.
+/// Returns the translation that leads to a connected socket's peer, if there is one.
 fn translation(
     socket: &ListedSocket,
     newest: &Origin,
@@ -193,7 +194,7 @@ fn translation(
     Ok(older.filter(|older| older.leads_to(&address, port)))
 }
 
-/// Returns true if the backend at a socket's index is still the socket's backend, and serves.
+/// Returns true if the backend at a socket's index is still the socket's backend and is still serving.
 fn serves(backend: &Backend, origin: &Origin) -> bool {
     if origin.protocol == Protocol::UDP {
         select::serves_flow(origin, backend.state)
@@ -202,7 +203,7 @@ fn serves(backend: &Backend, origin: &Origin) -> bool {
     }
 }
 
-/// Returns true if the backend of a UDP socket was removed, and its index is not yet reused.
+/// Returns true if a UDP socket's backend has been removed and its index has not been reused yet.
 fn has_left(backend: &Backend, origin: &Origin) -> bool {
     origin.protocol == Protocol::UDP && select::is_removed(origin, backend.state)
 }

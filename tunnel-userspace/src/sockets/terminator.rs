@@ -1,4 +1,4 @@
-//! The task that starts a scan for stale sockets whenever a backend was removed.
+//! The task that starts a scan for stale sockets whenever a backend has been removed.
 
 use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 
@@ -20,17 +20,17 @@ use super::{
 };
 use crate::drain;
 
-/// The time for a helper to connect after the start. After it, a warning is logged that sockets in pods are
-/// not ended.
+/// The time within which a helper must connect after startup. If none does, a warning is logged that sockets
+/// in pods are not being terminated.
 const HELPER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The settings for ending connected sockets when their backend no longer serves its Service.
+/// The settings for terminating connected sockets whose backend no longer serves its Service.
 #[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct TerminatorSettings {
-    /// The protocols whose sockets are ended; empty for none.
+    /// The protocols whose sockets are terminated. If the list is empty, no sockets are terminated.
     pub terminate: Vec<Transport>,
-    /// True to end sockets in pods, too.
+    /// True to terminate sockets in pods as well.
     pub include_pods: bool,
 }
 
@@ -43,20 +43,21 @@ impl Default for TerminatorSettings {
     }
 }
 
-/// A protocol whose sockets can be ended.
+/// A protocol whose sockets can be terminated.
 #[derive(
     Clone, Copy, Debug, Deserialize, Eq, JsonSchema, Ord, PartialEq, PartialOrd, Serialize,
 )]
 #[serde(rename_all = "lowercase")]
 pub enum Transport {
-    /// UDP: a client that waits for an answer gets an error at once, and can use another backend.
+    /// UDP: a client that is waiting for a reply gets an error at once and can use another backend.
     Udp,
-    /// TCP: connections to a backend that left its Service are ended even if the backend still runs.
+    /// TCP: connections to a backend that has left its Service are terminated even if the backend is still
+    /// running.
     Tcp,
 }
 
 impl Transport {
-    /// Returns the protocol with its number.
+    /// Converts the transport to the protocol type used in the maps.
     const fn protocol(self) -> Protocol {
         match self {
             Self::Udp => Protocol::UDP,
@@ -71,21 +72,21 @@ impl fmt::Display for Transport {
     }
 }
 
-/// Ends the sockets of removed backends.
+/// Terminates sockets that are connected to removed backends.
 pub struct Terminator<M> {
     maps: Arc<M>,
     protocols: Vec<Protocol>,
     include_pods: bool,
-    /// The path of the Unix socket for the helper, which ends sockets in pods if the daemon can't.
+    /// The path of the Unix socket for the helper, which terminates sockets in pods if the daemon can't.
     helper: PathBuf,
     view: watch::Sender<TerminatorView>,
-    /// The number of the last started scan.
+    /// The number of the scan that was started last.
     scan_number: watch::Sender<u64>,
 }
 
 impl<M: TranslationMaps + 'static> Terminator<M> {
-    /// Returns a terminator that publishes its state to `view`. `helper` is the path of the Unix socket for
-    /// the helper, which ends sockets in pods if the daemon can't.
+    /// Creates a terminator that publishes its state to `view`. `helper` is the path of the Unix socket for
+    /// the helper, which terminates sockets in pods if the daemon can't.
     pub fn new(
         settings: &TerminatorSettings,
         helper: PathBuf,
@@ -102,9 +103,9 @@ impl<M: TranslationMaps + 'static> Terminator<M> {
         }
     }
 
-    /// Scans once, and then whenever `removals` changes, until the drain begins. `removals` must change
-    /// after a backend was removed, once no program can choose it any more. Any number of changes
-    /// during a scan leads to one more scan.
+    /// Scans once and then again whenever `removals` changes, until the drain begins. `removals` must change
+    /// after a backend has been removed, once no program can choose it any more. Any number of changes during
+    /// a scan lead to a single further scan.
     pub async fn run(self, removals: watch::Receiver<u64>, draining: watch::Receiver<bool>) {
         let pods = self.process_for_pods();
         self.view.send_modify(|view| view.pods = pods.clone());
@@ -128,7 +129,7 @@ impl<M: TranslationMaps + 'static> Terminator<M> {
         }
     }
 
-    /// Logs a warning that sockets in pods are not ended, if no helper connects in time.
+    /// Logs a warning that sockets in pods are not being terminated if no helper connects in time.
     async fn warn(&self, mut draining: watch::Receiver<bool>) {
         tokio::select! {
             () = drain::begun(&mut draining) => {}
@@ -168,7 +169,7 @@ impl<M: TranslationMaps + 'static> Terminator<M> {
         }
     }
 
-    /// Returns the process that ends sockets in pods, as far as it is known at the start.
+    /// Returns the process that terminates sockets in pods, as far as this is known at startup.
     fn process_for_pods(&self) -> PodTerminator {
         if !self.include_pods {
             return PodTerminator::Off;
@@ -176,7 +177,7 @@ impl<M: TranslationMaps + 'static> Terminator<M> {
         namespaces::obstacle_to_entering().map_or(PodTerminator::Daemon, PodTerminator::Unreached)
     }
 
-    /// Scans once; returns true if the scan failed, but may succeed on a retry.
+    /// Scans once. Returns true if the scan failed but a retry may succeed.
     async fn scan_once(&self, scope: ScanScope) -> bool {
         let (maps, protocols) = (Arc::clone(&self.maps), self.protocols.clone());
         let start = Instant::now();
@@ -198,7 +199,7 @@ impl<M: TranslationMaps + 'static> Terminator<M> {
         }
         self.view.send_modify(|view| {
             view.count(scan.ended, scan.problem.is_some());
-            // While a helper is connected, the helper reports this number, since it scans the pods.
+            // While a helper is connected, it reports this number, since it is the one that scans pods.
             if view.pods != PodTerminator::Helper {
                 view.stale = scan.left;
             }

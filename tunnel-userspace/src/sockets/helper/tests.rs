@@ -6,7 +6,7 @@ use tunnel_common::{
 use super::*;
 use crate::sockets::TranslatedSocket;
 
-/// Maps without entries.
+/// Maps that have no entries.
 struct EmptyMaps;
 
 impl TranslationMaps for EmptyMaps {
@@ -67,7 +67,7 @@ impl HelperFixture {
         serve(self.socket(), server, self.drain.subscribe())
     }
 
-    /// Runs a test's actions while the server runs, then drains it.
+    /// Runs a test's actions while the server is running, then drains the server.
     async fn run(&mut self, actions: impl AsyncFnOnce(&mut Self)) -> TerminatorView {
         let served = self.serve();
         let actions = async {
@@ -78,7 +78,7 @@ impl HelperFixture {
         self.view.borrow().clone()
     }
 
-    /// Connects as a helper.
+    /// Connects to the server as a helper would.
     async fn helper(&self) -> Stream {
         let connected = timeout(Duration::from_secs(5), async {
             loop {
@@ -91,14 +91,14 @@ impl HelperFixture {
         BufReader::new(connected.await.expect("in time"))
     }
 
-    /// Waits until the view matches a condition.
+    /// Waits until the view meets a condition, and returns the view.
     async fn until(&mut self, wanted: impl FnMut(&TerminatorView) -> bool) -> TerminatorView {
         let found = timeout(Duration::from_secs(5), self.view.wait_for(wanted)).await;
         found.expect("in time").expect("published").clone()
     }
 }
 
-/// Reads the next order; returns none at the end of the connection.
+/// Reads the next order. Returns `None` at the end of the connection.
 async fn order(stream: &mut Stream) -> Option<ScanOrder> {
     read_line(stream).await.expect("a line")
 }

@@ -12,20 +12,20 @@ const COOKIE: u64 = 99;
 const ESTABLISHED: u32 = 1;
 const CLOSED: u32 = 7;
 
-/// The cluster IP, the address of its backend, and another address, for each address family.
+/// For each address family: the cluster IP, its backend's address, and another address.
 const ADDRESSES: [[&str; 3]; 2] = [
     ["10.96.0.10", "10.0.0.9", "10.0.0.8"],
     ["fd00:96::10", "fd00::9", "fd00::8"],
 ];
 
-/// A socket that is connected to the backend of a cluster IP, and the content of the maps.
+/// A socket that is connected to a cluster IP's backend, along with the contents of the maps.
 struct Case {
     to: Address,
     elsewhere: Address,
     origin: Origin,
     backends: BTreeMap<u32, Backend>,
     front: FrontendKey,
-    /// The service port that owns the frontend.
+    /// The id of the service port that owns the frontend.
     owner: Option<u32>,
     older: Option<(OverflowKey, Origin)>,
 }
@@ -38,7 +38,7 @@ impl Case {
         let front = FrontendKey::new(vip, Port::from_host(53), protocol);
         let origin = Origin {
             index: INDEX,
-            // Only UDP sockets store the state of the backend.
+            // Only UDP sockets store the backend's state.
             state: (protocol == UDP).then(first).unwrap_or_default(),
             service: 3,
             ..Origin::new(&front, to, PORT)
@@ -124,7 +124,7 @@ fn first() -> BackendState {
     BackendState::default().next_generation()
 }
 
-/// Returns, for each address family, true if the socket is stale after a change.
+/// Applies a change and returns, for each address family, true if the socket is stale afterwards.
 fn stale_by_family(protocol: Protocol, change: impl Fn(&mut Case)) -> [bool; 2] {
     ADDRESSES.map(|addresses| {
         let mut case = Case::new(protocol, addresses);
@@ -149,12 +149,12 @@ fn assert_not_stale(what: &str, protocol: Protocol, change: impl Fn(&mut Case)) 
     );
 }
 
-/// Removes the backend; its index is not reused.
+/// Removes the backend without reusing its index.
 fn remove_backend(case: &mut Case) {
     case.backend_at(INDEX).state = first().removed();
 }
 
-/// Replaces the backend by one with another address, at the same index.
+/// Replaces the backend with one that has a different address but the same index.
 fn reuse_index(case: &mut Case) {
     case.backend_at(INDEX).address = case.elsewhere;
     case.backend_at(INDEX).state = first().next_generation();

@@ -1,22 +1,22 @@
-//! Two x86 I/O ports of the virtual machine: QEMU logs the bytes written to one, and exits when a number is
-//! written to the other.
+//! Two x86 I/O ports in the virtual machine. QEMU logs the bytes written to one of them, and exits when a
+//! number is written to the other.
 #![expect(unsafe_code, reason = "I/O ports need the instruction `out`")]
 
 use std::{arch::asm, io, process::ExitCode};
 
 /// The port of QEMU's device `isa-debugcon`.
 const REPORT_PORT: u16 = 0xe9;
-/// The port of QEMU's device `isa-debug-exit`. QEMU's exit status is twice the written number plus one.
+/// The port of QEMU's device `isa-debug-exit`. QEMU's exit status is twice the number written, plus one.
 const EXIT_PORT: u16 = 0xf4;
 const PASSED: u8 = 0x10;
 const FAILED: u8 = 0x11;
 
-/// The I/O ports. A value exists only after the kernel has given this process access to them.
+/// Access to the I/O ports. A value exists only if the kernel has granted this process access to them.
 pub(crate) struct IoPorts(());
 
 impl IoPorts {
     pub(crate) fn open() -> io::Result<Self> {
-        // SAFETY: the call changes the I/O privilege level of this process, and accesses no memory.
+        // SAFETY: the call changes this process's I/O privilege level, and accesses no memory.
         let result = unsafe { nix::libc::iopl(3) };
         if result == 0 {
             Ok(Self(()))
@@ -41,17 +41,17 @@ impl IoPorts {
         }
     }
 
-    /// Ends the machine with an exit status of QEMU.
+    /// Stops the machine, with a QEMU exit status that depends on `passed`.
     pub(crate) fn exit(self, passed: bool) -> ExitCode {
         write_byte(EXIT_PORT, if passed { PASSED } else { FAILED });
-        // Without the device `isa-debug-exit`, the machine ends when its init process exits.
+        // Without the device `isa-debug-exit`, the machine stops when its init process exits.
         ExitCode::FAILURE
     }
 }
 
 fn write_byte(port: u16, byte: u8) {
-    // SAFETY: `IoPorts::open` raised the I/O privilege level. The devices at both ports take a byte, and
-    // access no memory of the machine.
+    // SAFETY: `IoPorts::open` raised the I/O privilege level. The devices at both ports take one byte, and
+    // access none of the machine's memory.
     unsafe {
         asm!("out dx, al", in("dx") port, in("al") byte, options(nomem, nostack, preserves_flags));
     }

@@ -1,4 +1,4 @@
-//! Mounts file systems and loads modules, as the init of a distribution does.
+//! Mounts file systems and loads kernel modules, as a distribution's init process does.
 
 use std::{
     env, fs,
@@ -16,13 +16,14 @@ use nix::{
     sys::utsname::uname,
 };
 
-/// The list of module files, each after its dependencies; part of the initramfs.
+/// The list of module files in the initramfs, each after the modules that it depends on.
 const MODULES: &str = "/etc/modules.list";
-/// The file that lists modules that the kernel requested and that are missing.
+/// The file that lists the modules that the kernel requested but that are missing.
 const MISSING_MODULES: &str = "/run/wanted";
-/// The file that lists skipped tests, with the missing kernel feature; the plan passes its path to the tests.
+/// The file that lists skipped tests, each with the missing kernel feature. The plan passes the file's path
+/// to the tests.
 const SKIPS: &str = "/run/skips";
-/// The sysctl with the path of the program that the kernel runs to load a module.
+/// The sysctl that holds the path of the program that the kernel runs to load a module.
 const MODPROBE: &str = "/proc/sys/kernel/modprobe";
 
 const FILE_SYSTEMS: [(&str, &str); 9] = [
@@ -58,12 +59,12 @@ pub(crate) fn mount_all() -> Result<()> {
     fs::write(MODPROBE, "/init").with_context(|| format!("cannot write {MODPROBE}"))
 }
 
-/// Returns the release of the kernel.
+/// Returns the kernel release.
 pub(crate) fn release() -> Result<String> {
     Ok(uname()?.release().to_string_lossy().into_owned())
 }
 
-/// Returns the seconds since the machine started.
+/// Returns the time since the machine started, in seconds.
 pub(crate) fn uptime() -> Result<f64> {
     let text = fs::read_to_string("/proc/uptime")?;
     let first = text.split(' ').next().context("/proc/uptime is empty")?;
@@ -74,7 +75,7 @@ pub(crate) fn uptime() -> Result<f64> {
 #[derive(Debug, Default)]
 pub(crate) struct Modules {
     pub(crate) loaded: u32,
-    /// The modules that the kernel refused, with its error.
+    /// The modules that the kernel refused, each with the kernel's error.
     pub(crate) refused: Vec<String>,
 }
 
@@ -98,8 +99,8 @@ fn load(path: &Path) -> Result<()> {
     }
 }
 
-/// Records the name of a module that the kernel requests. The initramfs has no modules besides those of the
-/// list, which are loaded already, so the name is only reported.
+/// Records the name of a module that the kernel requests. The initramfs has no modules other than those in
+/// the list, which are already loaded, so the name is only reported.
 pub(crate) fn record_missing_module() -> ExitCode {
     let name = env::args().next_back().unwrap_or_default();
     let record = || -> std::io::Result<()> {
@@ -109,7 +110,7 @@ pub(crate) fn record_missing_module() -> ExitCode {
             .open(MISSING_MODULES)?;
         writeln!(missing, "{name}")
     };
-    // Either exit code makes the kernel continue without the module.
+    // The kernel continues without the module, whichever exit code it gets.
     if record().is_ok() {
         ExitCode::SUCCESS
     } else {
@@ -117,12 +118,12 @@ pub(crate) fn record_missing_module() -> ExitCode {
     }
 }
 
-/// Returns the names of missing modules, without duplicates.
+/// Returns the names of the missing modules, without duplicates.
 pub(crate) fn missing_modules() -> Vec<String> {
     lines(MISSING_MODULES)
 }
 
-/// Returns the skipped tests, each with the missing feature.
+/// Returns the skipped tests, each with the missing kernel feature.
 pub(crate) fn skips() -> Vec<String> {
     lines(SKIPS)
 }

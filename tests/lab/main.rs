@@ -1,5 +1,5 @@
-//! Tests of the laboratory itself: sandboxes, loads, and the complete removal of everything. They need
-//! root and a cgroup v2 hierarchy.
+//! Tests of the lab itself: its sandboxes, its loads, and its complete removal. They need root and a cgroup
+//! v2 hierarchy.
 
 #[cfg(test)]
 mod edge;

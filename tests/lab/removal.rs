@@ -1,5 +1,5 @@
-//! Tests of the removal of a laboratory: nothing remains after its drop, or after a signal or kill of its
-//! process.
+//! Tests of removing a lab: nothing remains after the lab is dropped, or after its process is terminated by a
+//! signal.
 
 use std::{
     fs,
@@ -19,10 +19,10 @@ use tunnel_tests::{cgroup, lab, node_network::NodeNetwork, wait};
 
 const TIME_LIMIT: Duration = Duration::from_secs(10);
 
-/// A node that a separate process created, `culvert-lab up`.
+/// A node created by a separate process, `culvert-lab up`.
 struct UpProcess {
     process: Child,
-    /// The process IDs of its sandboxes' executors.
+    /// The process IDs of the executors for the node's sandboxes.
     executors: Vec<i32>,
     cgroup: PathBuf,
     directory: PathBuf,
@@ -118,7 +118,7 @@ fn the_remains_of_a_killed_process_are_swept() -> Result<()> {
 fn sigterm_removes_everything() -> Result<()> {
     let mut up = start_up()?;
 
-    // Kept open: EOF on standard input would end the process, too.
+    // Kept open, because EOF on standard input would also end the process.
     let _stdin = up.process.stdin.take();
     kill(
         Pid::from_raw(i32::try_from(up.process.id())?),

@@ -53,7 +53,7 @@ fn every_sandbox_reaches_every_other_over_both_families() -> Result<()> {
         one.connect((address, 81))?;
     }
 
-    // A connect returns before the server's thread has accepted it.
+    // connect() returns before the server's thread has accepted the connection.
     let counted = || server.record().map_or(0, |record| record.total().accepted);
     wait::until(TIME_LIMIT, || counted() >= 6)?;
     assert_eq!(counted(), 6);
@@ -93,7 +93,7 @@ fn a_service_address_fails_at_once_where_nothing_translates_it() -> Result<()> {
     Ok(())
 }
 
-/// Checks that a connect fails at once since there is no route.
+/// Asserts that connect() fails at once because there is no route.
 pub(crate) fn expect_no_route(sandbox: &Sandbox, to: impl ToSocketAddrs + Copy + Debug) {
     let error = sandbox.connect(to).expect_err("nobody has this address");
     let expected = [ErrorKind::HostUnreachable, ErrorKind::NetworkUnreachable];

@@ -1,4 +1,5 @@
-//! The second part of the demo: a kubelet on an edge node that only dials out, and its clients in the cloud.
+//! The second part of the demo: a kubelet on an edge node that accepts no connections from the cloud, and the
+//! kubelet's clients in the cloud.
 #![expect(clippy::print_stdout, reason = "the demo prints to a terminal")]
 
 use std::{net::SocketAddr, time::Duration};
@@ -17,20 +18,20 @@ use tunnel_tests::{
 
 use crate::{Faults, finish_all, heading, start_load, table::distribution};
 
-/// The requests per second of each client while the agent is cut off.
+/// The number of requests per second that each client sends while the agent is cut off.
 const RATE: u32 = 20;
 
-/// The maximum number of concurrent requests.
+/// The maximum number of concurrent requests from each client.
 const WORKERS: &str = "64";
 
 /// The duration of the load before the link is cut, and after it is restored.
 const BEFORE: Duration = Duration::from_secs(1);
 const AFTER: Duration = Duration::from_secs(3);
 
-/// The time for which the link is cut.
+/// The time for which the link stays cut.
 const CUT_TIME: Duration = Duration::from_secs(10);
 
-/// The size of a request or response body in bytes.
+/// The size of each request body and response body, in bytes.
 const BODY: u64 = 1_000_000;
 
 /// The second part of the demo.
@@ -88,7 +89,7 @@ impl EdgeDemo {
         Ok(self.testbed.kubelet().record()?.exchanges)
     }
 
-    /// Returns the clients, host and pod, each with the address that it dials.
+    /// Returns the two clients, the host and a pod, each with the address that it dials.
     fn clients(&self) -> Result<[(&'static str, Sandbox, SocketAddr); 2]> {
         let pod = self.testbed.pod()?;
         let host = self.testbed.node().host().clone();
@@ -137,7 +138,7 @@ impl EdgeDemo {
         Ok(())
     }
 
-    /// Prints the records that client and kubelet have of a connection, and compares them.
+    /// Prints the client's and the kubelet's records of a connection, and compares them.
     fn compare(&mut self, name: &str, dialog: &Dialog, seen: &[ConnectionRecord]) {
         let (dialled, peer) = (&dialog.dialled, &dialog.peer);
         let (subject, steps) = (&dialog.subject, &dialog.steps);
@@ -216,7 +217,7 @@ impl EdgeDemo {
         }
         let recorded = healthy(&self.exchanges()?) - before;
         println!("  clients recorded {answered} answers, the kubelet {recorded} requests");
-        // A response that was in flight when the link was cut may be lost.
+        // A response may be lost if it was in flight when the link was cut.
         let fault = || "clients recorded more answers than the kubelet".to_owned();
         self.faults.expect(recorded >= answered, fault);
         Ok(())
@@ -258,7 +259,7 @@ fn has_sum(ask: &str) -> bool {
     ask.starts_with("sum=") || ask.starts_with("until-end=")
 }
 
-/// Shortens each digest in a line.
+/// Shortens each digest in a line of text.
 fn shortened(line: &str) -> String {
     let word = |word: &str| match word.get(..12) {
         Some(beginning) if word.len() == 64 => format!("{beginning}…"),

@@ -1,4 +1,4 @@
-//! The fixture of the first part: a node, its pods, their servers and the manifests.
+//! The fixture for the first part of the demo: a node, its pods, their servers, and the manifests.
 
 use std::{
     fs,
@@ -24,15 +24,15 @@ const fn v6(last: u16, port: u16) -> SocketAddr {
     SocketAddr::new(std::net::IpAddr::V6(address), port)
 }
 
-/// The IPv4 address of Service web.
+/// The IPv4 address and port of the Service `web`.
 pub(crate) const VIP_WEB: SocketAddr = v4(10, 80);
-/// The IPv6 address of Service web.
+/// The IPv6 address and port of the Service `web`.
 pub(crate) const VIP_WEB6: SocketAddr = v6(0x10, 80);
-/// The IPv4 address of Service dns.
+/// The IPv4 address and port of the Service `dns`.
 pub(crate) const VIP_DNS: SocketAddr = v4(53, 53);
-/// The IPv6 address of Service dns.
+/// The IPv6 address and port of the Service `dns`.
 pub(crate) const VIP_DNS6: SocketAddr = v6(0x53, 53);
-/// The address of Service empty, which has no endpoints.
+/// The address and port of the Service `empty`, which has no endpoints.
 pub(crate) const VIP_EMPTY: SocketAddr = v4(30, 80);
 
 const HTTP: u16 = 8080;
@@ -42,17 +42,17 @@ const BACKENDS: usize = 4;
 /// The node and its pods.
 #[derive(Debug)]
 pub(crate) struct Fixture {
-    /// The servers of the backends, in the same order.
+    /// The servers in the backend pods, in the same order as `backends`.
     pub(crate) servers: Vec<Server>,
     backends: Vec<Arc<Pod>>,
-    /// The pods of the clients.
+    /// The client pods.
     pub(crate) clients: [Arc<Pod>; 2],
     /// The node.
     pub(crate) node: Node,
 }
 
 impl Fixture {
-    /// Creates the node, starts the servers and writes the manifests, without starting the daemon.
+    /// Creates the node, starts the servers and writes the manifests, but does not start the daemon.
     pub(crate) fn new(settings: InstanceSettings) -> Result<Self> {
         let node = Node::with_settings(settings)?;
         let clients = [node.pod("client-1")?, node.pod("client-2")?];
@@ -80,7 +80,7 @@ impl Fixture {
         Ok(fixture)
     }
 
-    /// Writes the manifest of Service web with the backends of these numbers.
+    /// Writes the manifest for the Service `web`, with the backends that have these numbers.
     pub(crate) fn apply_web(&self, backends: &[usize]) -> Result<()> {
         let web = Service::new("web", [VIP_WEB.ip(), VIP_WEB6.ip()]).port(Protocol::TCP, 80, HTTP);
         self.node.apply(self.with_backends(web, backends))
@@ -92,7 +92,7 @@ impl Fixture {
         chosen.fold(service, with)
     }
 
-    /// Lists the manifests in the directory.
+    /// Lists the files in the manifest directory.
     pub(crate) fn manifests(&self) -> Result<String> {
         let mut names = Vec::new();
         for entry in fs::read_dir(self.node.manifests())? {

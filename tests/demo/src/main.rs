@@ -1,5 +1,5 @@
-//! `culvert-demo`: runs the real daemon on a node of network namespaces, sends real traffic, and compares the
-//! records of clients and servers.
+//! `culvert-demo`: runs the real daemon on a node made of network namespaces, sends real traffic, and
+//! compares the clients' records with the servers'.
 #![expect(
     clippy::print_stdout,
     clippy::print_stderr,
@@ -33,10 +33,10 @@ const SLACK: Duration = Duration::from_secs(10);
     version
 )]
 struct Cli {
-    /// The program to show; by default the one next to this program.
+    /// The culvert program to show; by default, the one in the same directory as this program.
     #[arg(long)]
     culvert: Option<PathBuf>,
-    /// Keep the node up until Enter.
+    /// Keep the nodes running until Enter is pressed.
     #[arg(long)]
     keep: bool,
 }
@@ -51,8 +51,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs both parts. Returns an error if a connection failed, or if the records of servers and clients
-/// differ.
+/// Runs both parts of the demo. Returns an error if a connection failed, or if the servers' and clients'
+/// records differ.
 fn run(cli: &Cli) -> Result<()> {
     interrupt::remove_labs_on_signal()?;
     let given = cli.culvert.as_ref();
@@ -79,7 +79,7 @@ fn run(cli: &Cli) -> Result<()> {
     outcome
 }
 
-/// The faults of one part of the demo: results that differ from the expected ones.
+/// The faults in one part of the demo: results that differ from the expected ones.
 #[derive(Default)]
 struct Faults(Vec<String>);
 

@@ -1,26 +1,26 @@
-//! Compares the reports of clients with the records of servers.
+//! Compares clients' reports with servers' records.
 
 use std::collections::BTreeMap;
 
 use anyhow::Result;
 use tunnel_tests::{load::Report, pod::Server, server::Counts};
 
-/// The counts of all servers at the start of a phase.
+/// The counts of all servers at the start of a phase of the demo.
 #[derive(Debug)]
 pub(crate) struct ServerCounts {
     before: BTreeMap<String, Counts>,
 }
 
 impl ServerCounts {
-    /// Reads the counts from the servers.
+    /// Reads the current counts from the servers.
     pub(crate) fn read(servers: &[Server]) -> Result<Self> {
         Ok(Self {
             before: read_counts(servers)?,
         })
     }
 
-    /// Returns the number of answers since then, if clients and servers recorded the same; else an error that
-    /// names the difference.
+    /// Returns how many replies were recorded since the start of the phase if the clients and servers agree;
+    /// if they don't, returns an error that describes the difference.
     pub(crate) fn compare(
         &self,
         servers: &[Server],

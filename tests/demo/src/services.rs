@@ -21,16 +21,16 @@ use crate::{
     table::{distribution, format_reports},
 };
 
-/// The load during changes of the node, in connects per second.
+/// The load while the node is being changed, in connections per second.
 const RATE: u32 = 500;
 
-/// The arguments of a load on Service web.
+/// The arguments for a load on the Service `web`.
 const HTTP: [&str; 3] = ["tcp", "--service", "web"];
 
-/// The time before a change and after it, enough to see its effect.
+/// The time before and after a change, which is long enough to see the effect of the change.
 const STEP: Duration = Duration::from_millis(500);
 
-/// The number of connects to a Service without endpoints.
+/// The number of connection attempts to a Service without endpoints.
 const REFUSED_CONNECTS: usize = 20;
 
 /// The first part of the demo.
@@ -173,7 +173,7 @@ impl ServicesDemo {
         self.fixture.node.kill9()?;
         let killed = load::since_epoch_ms();
         clock::pause(STEP);
-        // No daemon runs that could apply this change.
+        // No daemon is running that could apply this change.
         self.fixture.apply_web(&[1, 2, 3, 4])?;
         clock::pause(STEP);
         let started = load::since_epoch_ms();
@@ -240,13 +240,14 @@ impl ServicesDemo {
         Ok(())
     }
 
-    /// Starts a load on both addresses of Service web from a pod.
+    /// Starts a load from a pod on both addresses of the Service `web`.
     fn start_web_load(&self, duration: Duration) -> Result<Process> {
         let [one, _] = &self.fixture.clients;
         start_load(one, &HTTP, &[VIP_WEB, VIP_WEB6], RATE, duration)
     }
 
-    /// Waits for the loads to end, prints the servers that answered each, and checks their reports.
+    /// Waits for the loads to finish, prints the servers that replied to each of them, and checks the
+    /// reports.
     fn finish_and_check(
         &mut self,
         counts: &ServerCounts,
@@ -260,7 +261,7 @@ impl ServicesDemo {
         self.check(counts, reports)
     }
 
-    /// Compares the reports of clients with the records of servers, and keeps the reports for the table.
+    /// Compares the clients' reports with the servers' records, and keeps the reports for the table.
     fn check(&mut self, counts: &ServerCounts, reports: Vec<(String, Report)>) -> Result<()> {
         match counts.compare(&self.fixture.servers, &reports)? {
             Ok(count) => println!("  clients and servers recorded the same {count} answers"),

@@ -1,11 +1,11 @@
-//! The table of the demo's load reports.
+//! Formats the demo's load reports as a table.
 
 use tunnel_tests::{
     load::Report,
     table::{format_table, microseconds},
 };
 
-/// Formats a table with a line per report.
+/// Formats a table with one line per report.
 pub(crate) fn format_reports(reports: &[(String, Report)]) -> String {
     format_table(
         reports,
@@ -20,7 +20,7 @@ pub(crate) fn format_reports(reports: &[(String, Report)]) -> String {
     )
 }
 
-/// Lists the servers with the number of their answers.
+/// Lists the servers, each with its number of replies.
 pub(crate) fn distribution(report: &Report) -> String {
     let servers = report.servers.iter();
     let counts: Vec<_> = servers

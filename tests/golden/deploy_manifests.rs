@@ -16,7 +16,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use tunnel_userspace::{cli::Cli, config::Config, tunnel::agent};
 
-/// The name of the image, as set by `cargo xtask package`.
+/// The name of the image that `cargo xtask package` builds.
 const IMAGE: &str = concat!("culvert.invalid/culvert:", env!("CARGO_PKG_VERSION"));
 
 /// Returns the files with this extension in a directory and its subdirectories.
@@ -33,7 +33,7 @@ pub(crate) fn files(directory: &Path, ending: &str) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Returns the YAML files of `deploy` whose names `is_chosen` accepts, with their text.
+/// Returns the YAML files in `deploy` whose names `is_chosen` accepts, together with their contents.
 fn yaml_files(is_chosen: impl Fn(&str) -> bool) -> Result<Vec<(PathBuf, String)>> {
     let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy");
     let mut chosen = Vec::new();
@@ -59,13 +59,13 @@ fn objects() -> Result<Vec<(PathBuf, Value)>> {
     Ok(objects)
 }
 
-/// Asserts that parsing a value as a Kubernetes type loses no field.
+/// Asserts that no field is lost when a value is parsed as a Kubernetes type.
 fn expect_known_fields<T: DeserializeOwned + Serialize>(value: &Value) -> Result<()> {
     let object: T = serde_json::from_value(value.clone())?;
     expect_contained(value, &serde_json::to_value(object)?, "")
 }
 
-/// Asserts that `full` has every field of `part`, with the same value.
+/// Asserts that `full` contains every field of `part`, with the same value.
 fn expect_contained(part: &Value, full: &Value, path: &str) -> Result<()> {
     match (part, full) {
         (Value::Object(fields), Value::Object(_)) => {
@@ -136,7 +136,7 @@ fn every_config_is_valid_for_culvert() -> Result<()> {
     Ok(())
 }
 
-/// Returns the pods, and the pod templates of DaemonSets, without patches.
+/// Returns the specs of the Pods, and of the pod templates in DaemonSets. Patches are left out.
 fn pods() -> Result<Vec<PodSpec>> {
     let mut pods = Vec::new();
     for (_, value) in objects()? {
@@ -198,7 +198,7 @@ fn no_image_can_be_pulled_from_a_foreign_registry() -> Result<()> {
                 continue;
             };
             let host = image.split('/').next().unwrap_or_default();
-            // By RFC 2606, nobody can register a domain below `.invalid`.
+            // Nobody can register a domain below `.invalid`, because RFC 2606 reserves it.
             ensure!(host.ends_with(".invalid"), "{}: {image}", path.display());
         }
     }
@@ -220,7 +220,7 @@ fn pods_that_are_scheduled_go_to_nodes_that_can_run_the_image() -> Result<()> {
     Ok(())
 }
 
-/// Returns the node selector terms of a patch file.
+/// Returns the node selector terms in a patch file.
 fn terms(patch: &str) -> Result<Value> {
     let mut objects = objects()?.into_iter();
     let patch = objects.find(|(path, _)| path.ends_with(patch));
@@ -237,8 +237,9 @@ fn no_node_can_make_itself_a_gateway_and_every_node_has_one_daemon() -> Result<(
     let label = |operator: &str| json!({ "key": LABEL, "operator": operator, "values": ["true"] });
     let term = |expressions: &[Value]| json!({ "matchExpressions": expressions });
 
-    // The first patch selects nodes with either label, the second those with neither. A kubelet can't set
-    // the second label: of kubernetes.io labels it may set only those below kubelet. and node. (KEP-279).
+    // The first patch selects nodes with either label, and the second one those with neither. A kubelet can't
+    // set the second label: of the labels below kubernetes.io, a kubelet may set only those below
+    // kubelet.kubernetes.io and node.kubernetes.io (KEP-279).
     let cloud = [term(&[role("Exists")]), term(&[label("In")])];
     ensure!(terms("tunnel/cloud/node.yaml")? == Value::from_iter(cloud));
     let others = term(&[role("DoesNotExist"), label("NotIn")]);
@@ -275,7 +276,7 @@ fn only_init_containers_are_privileged() -> Result<()> {
     Ok(())
 }
 
-/// Returns the value that the JSON patches of a component add at a path.
+/// Returns the value that a component's JSON patches add at a path.
 fn added(component: &str, path: &str) -> Result<Value> {
     let file = format!(
         "{}/../deploy/{component}/kustomization.yaml",
@@ -308,7 +309,7 @@ fn the_socket_helper_has_a_valid_command_and_the_mounts_that_it_shares_with_the_
     ensure!(rights.privileged != Some(true));
     ensure!(rights.read_only_root_filesystem == Some(true));
 
-    // The helper needs the maps, the daemon's socket, and the config with the paths of both.
+    // The helper needs the maps, the daemon's socket, and the config that contains the paths of both.
     let mounts = |container: &Container| {
         let mounts = container.volume_mounts.iter().flatten();
         let places = mounts.map(|mount| (mount.name.clone(), mount.mount_path.clone()));
@@ -326,7 +327,7 @@ fn the_socket_helper_has_a_valid_command_and_the_mounts_that_it_shares_with_the_
     Ok(())
 }
 
-/// Returns the service accounts that are bound to a Role or ClusterRole.
+/// Returns the service accounts bound to a Role or ClusterRole.
 fn accounts_of(kind: &str, role: &str) -> Result<Vec<String>> {
     let mut accounts = Vec::new();
     for (_, value) in objects()? {
@@ -340,7 +341,7 @@ fn accounts_of(kind: &str, role: &str) -> Result<Vec<String>> {
     Ok(accounts)
 }
 
-/// Returns the service accounts in DaemonSets and in patches of them.
+/// Returns the service accounts used by DaemonSets and by patches for them.
 fn accounts_of_daemons() -> Result<Vec<String>> {
     let mut accounts = Vec::new();
     for (_, value) in objects()? {
@@ -357,7 +358,7 @@ fn each_daemon_has_an_account_of_its_own_with_the_rights_that_it_uses() -> Resul
 
     ensure!(accounts_of_daemons()? == ["culvert-agent", "culvert-cloud", "culvert-node"]);
     ensure!(accounts_of("ClusterRole", "culvert-node")? == nodes);
-    // Only nodes that steer read the ConfigMap with further kubelet ports.
+    // Only nodes that steer read the ConfigMap that lists additional kubelet ports.
     ensure!(accounts_of("Role", "culvert-cloud")? == ["culvert-cloud"]);
     Ok(())
 }

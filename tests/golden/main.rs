@@ -1,10 +1,10 @@
-//! Golden tests, without a kernel: each case is a directory with Kubernetes objects and the expected map
-//! entries.
+//! Golden tests, which run without a kernel. Each case is a directory that contains Kubernetes objects and
+//! the expected map entries.
 //!
-//! The objects are read and programmed as on a node, into maps in memory. The result is a sorted list of
-//! lines, with names instead of indices: map entries, refused objects, and responses of health check
-//! ports. A case may have a `config.yaml` with `service.externalIPs`, `service.topologyKeys` and
-//! `service.nodePortAddresses`; without it, node ports are on all addresses.
+//! The objects are read and programmed as on a node, but into maps in memory. The result is a sorted list of
+//! lines, with names instead of indices: map entries, refused objects, and responses from health check ports.
+//! A case may have a `config.yaml` that sets `service.externalIPs`, `service.topologyKeys` and
+//! `service.nodePortAddresses`. Without it, node ports are served on all addresses.
 
 use std::{
     collections::BTreeMap,
@@ -47,7 +47,7 @@ const SIZES: MapSizes = MapSizes {
     ..MapSizes::uniform(64)
 };
 
-/// The node's addresses in every case.
+/// The addresses that the node has in every case.
 const ADDRESSES: [IpAddr; 6] = [
     IpAddr::V4(Ipv4Addr::LOCALHOST),
     IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),
@@ -80,7 +80,7 @@ fn programmed(
     Ok(reconciler)
 }
 
-/// Programs the objects of a case; returns the sorted lines of the result.
+/// Programs the objects in a case, and returns the result as sorted lines.
 fn program(objects: &Path) -> Result<Vec<String>> {
     let (update, problems) = file::read(objects)?;
     let path = objects.with_file_name("config.yaml");
@@ -189,8 +189,8 @@ fn entries(maps: &Memory, owner_names: &BTreeMap<String, String>) -> Vec<String>
     lines
 }
 
-/// Formats the flags of a frontend: the kinds of traffic that use its local set, with `(lead nowhere)` if
-/// that set is empty but other nodes have endpoints; the affinity; and the exclusion of sockets.
+/// Formats a frontend's policies: the kinds of traffic that use its local set, with `(lead nowhere)` if that
+/// set is empty but other nodes have endpoints; its session affinity; and the exclusion of sockets.
 fn policies(frontend: &Frontend) -> String {
     let mut words = String::new();
     for (traffic, flag, kind) in [
@@ -214,7 +214,7 @@ fn policies(frontend: &Frontend) -> String {
     words
 }
 
-/// Formats the source ranges of a frontend; empty if it has none.
+/// Formats a frontend's source ranges. Returns an empty string if there are none.
 fn sources(maps: &Memory, frontend: &Frontend) -> String {
     let slots =
         frontend.source_ranges.base..frontend.source_ranges.base + frontend.source_ranges.len;
@@ -265,7 +265,7 @@ mod tests {
         }
     }
 
-    /// Generates a test for each case, and a test that every directory of `golden/cases` is listed.
+    /// Generates a test for each case, and a test that every directory in `golden/cases` is listed.
     macro_rules! cases {
         ($($name:ident),+ $(,)?) => {
             $(#[test]
@@ -305,7 +305,7 @@ mod tests {
             text.contains(&format!("fn {name}(")) || root.join("golden/cases").join(name).is_dir()
         };
 
-        // The names are the parts between backticks.
+        // The names of tests are between backticks.
         let named = tested.split('`').skip(1).step_by(2);
         let named: Vec<_> = named.filter(is_test).collect();
 

@@ -1,5 +1,5 @@
-//! Compares the product with the reference model. Random clusters are read and programmed as on a node,
-//! and the verdict of the maps on each connection must equal the model's.
+//! Compares Culvert with the reference model. Random clusters are read and programmed as on a node. For each
+//! connection, the verdict from the maps must equal the model's.
 
 use std::{
     cell::Cell,
@@ -54,8 +54,8 @@ fn the_product_and_the_reference_model_agree_on_random_clusters() {
     assert!(frontends > 0 && verdicts > 0);
 }
 
-/// Compares the product with the model on one cluster; returns the numbers of compared frontends and
-/// verdicts.
+/// Compares Culvert with the model for one cluster, and returns how many frontends and how many verdicts were
+/// compared.
 pub(crate) fn compare(mut cluster: Cluster, here: &LocalNode) -> Result<(usize, usize)> {
     cluster.slices.iter_mut().for_each(name_ports);
     let wanted = reference::frontends(&cluster, here);
@@ -107,15 +107,15 @@ pub(crate) fn compare(mut cluster: Cluster, here: &LocalNode) -> Result<(usize, 
     Ok((wanted.len(), verdicts))
 }
 
-/// Sets the names of ports without a name to the empty string, like the API server
-/// (`SetDefaults_EndpointPort` in Kubernetes' `pkg/apis/discovery/v1`) and Culvert for manifests in files.
+/// Sets the names of unnamed ports to the empty string, as the API server does (`SetDefaults_EndpointPort` in
+/// Kubernetes' `pkg/apis/discovery/v1`), and as Culvert does for manifests in files.
 fn name_ports(slice: &mut EndpointSlice) {
     for port in slice.ports.iter_mut().flatten() {
         port.name.get_or_insert_default();
     }
 }
 
-/// Returns the key of a frontend; none for SCTP, which is not translated at sockets.
+/// Returns a frontend's key, or `None` for SCTP, which is not translated at sockets.
 fn key(ip: IpAddr, port: u16, protocol: Protocol) -> Option<FrontendKey> {
     let protocol = match protocol {
         Protocol::Tcp => addr::Protocol::TCP,
@@ -129,7 +129,7 @@ fn key(ip: IpAddr, port: u16, protocol: Protocol) -> Option<FrontendKey> {
     ))
 }
 
-/// Programs a cluster as on a node; returns the maps and the health checks.
+/// Programs a cluster as on a node, and returns the maps and the health checks.
 fn program(cluster: &Cluster, here: &LocalNode) -> Result<(Memory, Arc<HealthChecks>)> {
     let settings = PlanSettings {
         node_name: here.node.clone(),
@@ -150,7 +150,7 @@ fn program(cluster: &Cluster, here: &LocalNode) -> Result<(Memory, Arc<HealthChe
     Ok((reconciler.maps().clone(), checks))
 }
 
-/// Returns the responses of the product's health check ports, by port.
+/// Returns the responses from Culvert's health check ports, by port.
 fn health_checks(checks: &HealthChecks) -> BTreeMap<u16, HealthCheck> {
     let family = |(family, count): (&Family, &usize)| match family {
         Family::V4 => (reference::address::Family::Ipv4, *count),
@@ -185,7 +185,7 @@ fn node_ports(wanted: Option<&[reference::NodePortEntry]>) -> Vec<NodePortAddres
     }
 }
 
-/// Builds an update with all objects of a cluster, as read from the API server.
+/// Builds an update with all objects in a cluster, as if they were read from the API server.
 fn update(cluster: &Cluster) -> Result<ClusterUpdate> {
     let mut update = ClusterUpdate {
         synced: true,
@@ -216,7 +216,7 @@ fn update(cluster: &Cluster) -> Result<ClusterUpdate> {
     Ok(update)
 }
 
-/// Parses objects of one kind as received from the API server, without those that are ignored.
+/// Parses objects of one kind as if they came from the API server, and leaves out those that Culvert ignores.
 fn receive<K: ApiObject + Serialize>(objects: &[K]) -> Result<Vec<Object>> {
     let mut arrived = Vec::new();
     for object in objects {
@@ -230,7 +230,8 @@ fn receive<K: ApiObject + Serialize>(objects: &[K]) -> Result<Vec<Object>> {
     Ok(arrived)
 }
 
-/// Implements `Maps` over the maps in memory. The random number and the turn are the slot to try.
+/// Implements `Maps` for the maps in memory. The random number and the round-robin counter are the slot to
+/// try.
 struct MapsInMemory<'a> {
     maps: &'a Memory,
     slot: Cell<u32>,
@@ -282,7 +283,7 @@ impl Maps for MapsInMemory<'_> {
     }
 }
 
-/// Implements `Asker` for a source of connections.
+/// Implements `ClientContext` for the source of a connection.
 struct ClientOfConnection<'a> {
     source: &'a ConnectionSource,
     here: &'a LocalNode,
@@ -316,7 +317,7 @@ impl ClientContext for ClientOfConnection<'_> {
     }
 }
 
-/// Decides on a new connection as the programs do, once for each slot of the backend set.
+/// Decides on a new connection as the kernel programs do, once for each slot in the backend set.
 fn verdict(
     maps: &Memory,
     key: &FrontendKey,

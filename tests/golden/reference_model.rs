@@ -1,5 +1,5 @@
-//! Runs the reference model on the golden cases. Their expected maps are written by hand, so agreement
-//! shows that the model and the product are correct, and not only equal.
+//! Runs the reference model on the golden cases. Their expected maps are written by hand, so agreement shows
+//! that the model and Culvert are correct, and not merely that they agree with each other.
 
 use std::{fs, path::Path};
 
@@ -11,7 +11,7 @@ use tunnel_reference::{
 
 use crate::{ADDRESSES, random_clusters};
 
-/// Cases that the model does not cover: objects that no API server accepts, and Culvert's own annotation
+/// The cases that the model does not cover: objects that no API server accepts, and Culvert's own annotation
 /// that excludes sockets.
 const EXCLUDED: [&str; 2] = [
     "a_bad_document_leaves_the_rest",
@@ -57,7 +57,7 @@ fn add(cluster: &mut Cluster, mut object: Value) -> Result<()> {
     Ok(())
 }
 
-/// Returns the node with the settings of a case's config.
+/// Returns the node, with the settings from a case's config.
 fn here(config: &Path) -> Result<LocalNode> {
     let service = if config.exists() {
         let config: Value = serde_saphyr::from_str(&fs::read_to_string(config)?)?;

@@ -1,4 +1,4 @@
-//! Hostile and broken peers of the gateway, next to a working agent.
+//! Tests of hostile and broken peers that connect to the gateway while an agent is working.
 #![expect(
     clippy::print_stdout,
     reason = "prints the times, which it also limits"
@@ -20,7 +20,7 @@ use crate::fixture::{
 /// The number of handshakes that are started but never finished.
 const UNFINISHED: u32 = 1000;
 
-/// The first bytes of a TLS record with a ClientHello of 512 bytes; the test never sends the rest.
+/// The first bytes of a TLS record that contains a ClientHello of 512 bytes. The test never sends the rest.
 const CLIENT_HELLO_START: &[u8] = &[22, 3, 1, 2, 0, 1, 0, 1, 252];
 
 #[test]
@@ -33,14 +33,14 @@ fn a_thousand_handshakes_that_never_end_do_not_keep_agents_out() -> Result<()> {
     let mut unfinished = Vec::new();
     for _ in 0..LoadScale::from_environment().count(UNFINISHED) {
         let mut stream = TcpStream::connect(tunnel.gateway())?;
-        // Ignores an error, since the gateway may have closed the connection already.
+        // An error is ignored, because the gateway may already have closed the connection.
         drop(stream.write_all(CLIENT_HELLO_START));
         unfinished.push(stream);
     }
     expect_fast_echoes("next to unfinished handshakes", &mut live)?;
     echo(&mut tunnel.connect(server.at())?, b"hello")?;
 
-    // Another agent can connect once the earlier handshakes have timed out, although the test keeps their
+    // Another agent can connect once the earlier handshakes have timed out, even though the test keeps their
     // connections open.
     let start = Instant::now();
     let pair = tunnel.authority().agent("b", Validity::Current)?;
@@ -59,7 +59,7 @@ fn a_thousand_handshakes_that_never_end_do_not_keep_agents_out() -> Result<()> {
         counts().is_some_and(|[full, late]| full + late == all)
     })
     .with_context(|| format!("[dropped, timed out] {:?} of {all} handshakes", counts()))?;
-    // Only handshakes within the limit can time out; the gateway drops all others for newer ones.
+    // Only handshakes within the limit can time out. The gateway drops all others in favour of newer ones.
     let [full, late] = counts().context("the gateway has no counts")?;
     let rounds = start_of_handshakes.elapsed().as_secs() / HANDSHAKE_TIMEOUT.as_secs() + 1;
     ensure!(
@@ -87,13 +87,13 @@ fn garbage_ends_its_own_connection_only() -> Result<()> {
         let mut stream = dial(tunnel.gateway())?;
         stream.write_all(bytes)?;
         let mut rest = Vec::new();
-        // The gateway closes or resets the connection, possibly after a TLS alert.
+        // The gateway closes or resets the connection, possibly after sending a TLS alert.
         drop(stream.read_to_end(&mut rest));
         ensure!(rest.len() < 32, "{rest:?}");
     }
     tunnel.until_counted("handshake_failed", 4)?;
 
-    // A peer that closes its connection without sending a byte.
+    // A peer that closes its connection without sending a single byte.
     dial(tunnel.gateway())?.shutdown(Shutdown::Write)?;
     tunnel.until_counted("handshake_failed", 5)?;
     echo(&mut live, b"still there")?;

@@ -1,4 +1,4 @@
-//! Streams deliver all bytes unchanged, and end properly.
+//! Tests that streams deliver all bytes unchanged, and end properly.
 
 use std::{
     io::Read as _,
@@ -18,10 +18,10 @@ use crate::{
     targets::{Behaviour, Server},
 };
 
-/// The number of bytes that are sent in each direction.
+/// The number of bytes to send in each direction.
 const BYTES_EACH_WAY: u32 = 1 << 30;
 
-/// Reads until EOF; returns the checksum of the bytes.
+/// Reads until EOF, and returns the checksum of the bytes.
 fn receive(stream: &mut TcpStream) -> Result<Sum> {
     let mut received = SumBuilder::default();
     let mut buffer = vec![0; 256 * 1024];
@@ -48,7 +48,7 @@ fn a_gigabyte_each_way_at_once_arrives_as_it_was_sent() -> Result<()> {
         Ok(sent)
     });
     let received = receive(&mut receiving);
-    // If both failed, the sender's error is reported: the receiver's is only a consequence.
+    // If both failed, the sender's error is reported, because the receiver's error is only a consequence.
     let (sent, received) = (sender.join().expect("no panic")?, received?);
 
     ensure!(received == sent, "received {received}, sent {sent}");

@@ -1,4 +1,4 @@
-//! Faults of the gateway and of agents, and the recovery.
+//! Tests of faults in the gateway and in agents, and of the recovery from them.
 #![expect(
     clippy::print_stdout,
     reason = "prints the times and sizes, which it also limits"
@@ -18,14 +18,15 @@ use crate::{
     targets::{Behaviour, Server, address_without_listener},
 };
 
-/// The number of failed dials before the first measurement of memory, and between the first and second.
+/// The number of failed dials before memory is measured for the first time, and between the first and the
+/// second measurement.
 const DIALS: [u32; 2] = [1000, 5000];
 
-/// The limit for the growth of a process's memory during failed dials, in bytes: less than a kilobyte per
+/// The maximum growth of a process's memory during the failed dials, in bytes. It is less than a kilobyte per
 /// dial.
 const MAX_GROWTH: u64 = 3 << 20;
 
-/// Waits until a new client gets an echo; returns the elapsed time.
+/// Waits until a new client's echo succeeds, and returns the elapsed time.
 fn until_served(tunnel: &Tunnel, target: SocketAddr) -> Result<Duration> {
     let start = Instant::now();
     wait::until(RECONNECT_LIMIT, || {
@@ -66,14 +67,14 @@ fn a_frozen_agent_delays_no_other_agent_and_its_clients_get_a_reset() -> Result<
     );
     let nodes = vec![("a", vec![server.at()]), ("b", vec![other.at()])];
     let mut settings = TunnelSettings::nodes(nodes);
-    // The echoes to the other agent take less time, even on a busy machine.
+    // Long enough to finish the echoes through the other agent first, even on a busy machine.
     for limits in [&mut settings.gateway_limits, &mut settings.agent_limits] {
         limits.ping_timeout = Duration::from_secs(5);
     }
     let mut tunnel = settings.start()?;
     let mut old = tunnel.connect(server.at())?;
     echo(&mut old, b"hello")?;
-    // One stream on each session of the other agent.
+    // Two connections, so that there is one stream on each of the other agent's sessions.
     let mut live = [tunnel.connect(other.at())?, tunnel.connect(other.at())?];
 
     tunnel.agent("a")?.signal(Signal::SIGSTOP)?;
@@ -126,7 +127,7 @@ fn clients_of_a_killed_agent_get_a_reset_at_once() -> Result<()> {
     echo(&mut tunnel.connect(server.at())?, b"hello")
 }
 
-/// Makes this many dials that fail, from several threads.
+/// Makes this many dials that fail, spread over several threads.
 fn make_failing_dials(tunnel: &Tunnel, target: SocketAddr, count: u32) -> Result<()> {
     const THREADS: usize = 8;
     let address = tunnel.steering_address_of(target)?;

@@ -1,4 +1,4 @@
-//! The fixture of these tests: a tunnel over loopback, and helpers for its clients.
+//! The fixture for these tests: a tunnel over loopback, and helper functions for its clients.
 #![expect(
     clippy::print_stdout,
     reason = "prints the delays, which it also limits"
@@ -28,46 +28,46 @@ use tunnel_userspace::tunnel::{SessionLimits, agent, gateway};
 
 use crate::targets::{Behaviour, Server};
 
-/// The time limit for an answer, and for effects that need not wait for a timeout.
+/// The time limit for a reply, and for effects that don't have to wait for a timeout.
 pub(crate) const ANSWER: Duration = Duration::from_secs(10);
 
-/// The time limit for a reconnect: an agent waits some seconds between attempts.
+/// The time limit for reconnecting. An agent waits a few seconds between attempts.
 pub(crate) const RECONNECT_LIMIT: Duration = Duration::from_secs(20);
 
-/// The steering prefix. It needs no route, since all of 127.0.0.0/8 is local.
+/// The steering prefix. It needs no route, because all of 127.0.0.0/8 is local.
 const PREFIX: (IpAddr, u8) = (IpAddr::V4(Ipv4Addr::new(127, 19, 0, 0)), 16);
 
-/// The gateway's limit for concurrent handshakes, and the timeout of a handshake.
+/// The gateway's limit on concurrent handshakes, and the timeout for each of them.
 pub(crate) const HANDSHAKES: usize = 16;
 pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The timeout of an agent's connect to a target.
+/// The timeout for an agent's connection attempt to a target.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The number of echoes that [`expect_fast_echoes`] measures.
 const ECHOES: usize = 300;
 
-/// The time limit for an echo in a dev build on a busy machine: less than a retransmission timeout. The
-/// benchmark has a lower limit.
+/// The time limit for an echo in a dev build on a busy machine, which is less than a retransmission timeout.
+/// The benchmark has a stricter limit.
 const ECHO_LIMIT: Duration = Duration::from_millis(100);
 
 const ANY_LOOPBACK_PORT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 const ANY_PORT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
 
-/// The settings with which a test starts a tunnel.
+/// A test's settings for its tunnel.
 pub(crate) struct TunnelSettings {
     /// The nodes, each with the targets that clients may dial on it.
     pub(crate) nodes: Vec<(&'static str, Vec<SocketAddr>)>,
-    /// The allow-list of every agent. If absent, an agent allows the targets of its node.
+    /// The allow-list for every agent. If it is absent, each agent allows the targets on its own node.
     pub(crate) allow: Option<Vec<SocketAddr>>,
-    /// The limits of the gateway's sessions.
+    /// The limits for sessions on the gateway.
     pub(crate) gateway_limits: SessionLimits,
-    /// The limits of the agents' sessions.
+    /// The limits for sessions on the agents.
     pub(crate) agent_limits: SessionLimits,
 }
 
 impl TunnelSettings {
-    /// Returns the settings for one node, named `a`, with these targets.
+    /// Returns settings with a single node, named `a`, that has these targets.
     pub(crate) fn of(targets: &[SocketAddr]) -> Self {
         Self::nodes(vec![("a", targets.to_vec())])
     }
@@ -87,7 +87,7 @@ impl TunnelSettings {
         }
     }
 
-    /// Starts the tunnel with an agent for each node, and waits until all are connected.
+    /// Starts the tunnel with one agent for each node, and waits until all agents are connected.
     pub(crate) fn start(self) -> Result<Tunnel> {
         let mut tunnel = self.without_agents()?;
         for (node, _) in tunnel.settings.nodes.clone() {
@@ -96,7 +96,7 @@ impl TunnelSettings {
         Ok(tunnel)
     }
 
-    /// Starts only the gateway and ingress.
+    /// Starts only the gateway and the ingress.
     pub(crate) fn without_agents(self) -> Result<Tunnel> {
         let directory = tempfile::tempdir()?;
         let authority = Authority::new("tunnel")?;
@@ -125,7 +125,7 @@ impl TunnelSettings {
         let cloud =
             TunnelProcess::start("cloud", &directory.path().join("cloud"), &cloud_settings)?;
         let record = cloud.cloud_state()?;
-        // If a test restarts the cloud end, it uses the same ports again.
+        // If a test restarts the cloud end, the new process uses the same ports.
         cloud_settings.gateway.listen = record.gateway;
         cloud_settings.ingress =
             SocketAddr::new(cloud_settings.ingress.ip(), record.ingress.port());
@@ -140,7 +140,7 @@ impl TunnelSettings {
     }
 }
 
-/// A tunnel; dropping it ends all of its processes.
+/// A tunnel, all of whose processes are killed when it is dropped.
 pub(crate) struct Tunnel {
     agents: Vec<(String, TunnelProcess)>,
     cloud: Option<TunnelProcess>,
@@ -159,19 +159,19 @@ impl Tunnel {
         self.cloud_settings.gateway.listen
     }
 
-    /// Returns the paths of the certificate files of the gateway, or of a node's agent.
+    /// Returns the paths of the certificate files for the gateway, or for a node's agent.
     pub(crate) fn files(&self, stem: &str) -> PemFiles {
         PemFiles::in_directory(self.directory.path(), stem)
     }
 
-    /// Starts the agent of a node, and waits until it is connected.
+    /// Starts a node's agent, and waits until it is connected.
     pub(crate) fn start_agent(&mut self, node: &str) -> Result<()> {
         let pair = self.authority.agent(node, Validity::Current)?;
         self.launch_agent(node, &pair)?;
         self.until_connected(node)
     }
 
-    /// Starts an agent that has this certificate and allows the targets of this node.
+    /// Starts an agent that has this certificate and allows this node's targets.
     pub(crate) fn launch_agent(&mut self, node: &str, pair: &CertifiedKey) -> Result<()> {
         let stem = format!("agent-{node}");
         let files = self.files(&stem);
@@ -195,7 +195,7 @@ impl Tunnel {
         Ok(())
     }
 
-    /// Waits until the agent of a node has all of its sessions.
+    /// Waits until a node's agent has all of its sessions.
     pub(crate) fn until_connected(&self, node: &str) -> Result<()> {
         let connected = || self.record().is_ok_and(|record| record.sessions(node) == 2);
         wait::until(RECONNECT_LIMIT, connected).with_context(|| {
@@ -207,13 +207,13 @@ impl Tunnel {
         })
     }
 
-    /// Waits until a node has no session.
+    /// Waits until a node has no sessions.
     pub(crate) fn until_disconnected(&self, node: &str) -> Result<()> {
         let gone = || self.record().is_ok_and(|record| record.sessions(node) == 0);
         wait::until(ANSWER, gone).context("the agent is still connected")
     }
 
-    /// Returns the logs of all ends.
+    /// Returns the logs of all agents and of the cloud end.
     pub(crate) fn logs(&self) -> String {
         let ends = self.agents.iter().map(|(_, agent)| agent);
         ends.chain(&self.cloud).map(TunnelProcess::log).collect()
@@ -246,19 +246,19 @@ impl Tunnel {
         cloud.stop(Signal::SIGKILL).map(drop)
     }
 
-    /// Restarts the cloud end with the same ports.
+    /// Restarts the cloud end on the same ports.
     pub(crate) fn start_cloud(&mut self) -> Result<()> {
         let stem = self.directory.path().join("cloud");
         self.cloud = Some(TunnelProcess::start("cloud", &stem, &self.cloud_settings)?);
         Ok(())
     }
 
-    /// Returns the reported state of the cloud end.
+    /// Returns the state that the cloud end reports.
     pub(crate) fn record(&self) -> Result<CloudState> {
         self.cloud()?.cloud_state()
     }
 
-    /// Returns the field `lastError` of a node in the gateway's status.
+    /// Returns the value of `lastError` for a node in the gateway's status.
     pub(crate) fn last_error(&self, node: &str) -> Result<String> {
         let nodes = self.record()?.nodes;
         let mut nodes = nodes.as_array().into_iter().flatten();
@@ -272,7 +272,7 @@ impl Tunnel {
         Ok(self.record()?.count(reason))
     }
 
-    /// Waits until the agent of a node has counted a reason at least once.
+    /// Waits until a node's agent has counted a reason at least once.
     pub(crate) fn until_agent_counted(&mut self, node: &str, reason: &str) -> Result<()> {
         let agent = self.agent(node)?;
         let counts = || {
@@ -284,7 +284,7 @@ impl Tunnel {
         wait::until(ANSWER, counted).with_context(|| format!("{reason}: {:?}", counts()))
     }
 
-    /// Waits until a reason was counted exactly this many times.
+    /// Waits until a reason has been counted exactly this many times.
     pub(crate) fn until_counted(&self, reason: &str, count: u64) -> Result<()> {
         let counted = || self.count(reason).is_ok_and(|now| now == count);
         wait::until(ANSWER, counted).with_context(|| {
@@ -296,7 +296,7 @@ impl Tunnel {
         })
     }
 
-    /// Returns the steering address with this index, with the port of the ingress.
+    /// Returns the steering address with this index, together with the ingress port.
     pub(crate) fn steering_address(&self, index: u32) -> Result<SocketAddr> {
         let (address, length) = PREFIX;
         let prefix = Prefix::new(Address::from_ip(address), length)
@@ -310,7 +310,7 @@ impl Tunnel {
         ))
     }
 
-    /// Returns the steering address of a target.
+    /// Returns the steering address for a target.
     pub(crate) fn steering_address_of(&self, target: SocketAddr) -> Result<SocketAddr> {
         let mut targets = self.cloud_settings.targets.iter();
         let target = targets
@@ -324,14 +324,14 @@ impl Tunnel {
         dial(self.steering_address_of(target)?).context("connect")
     }
 
-    /// Returns the port of the ingress.
+    /// Returns the ingress port.
     pub(crate) const fn ingress(&self) -> u16 {
         self.cloud_settings.ingress.port()
     }
 }
 
-/// Starts a tunnel to an echo server and to these other targets. Returns both, and a client of the echo
-/// server.
+/// Starts a tunnel to an echo server and to the other given targets. Returns the server, the tunnel, and a
+/// client connection to the server.
 pub(crate) fn start_echo_tunnel(others: &[SocketAddr]) -> Result<(Server, Tunnel, TcpStream)> {
     let server = Server::start(Behaviour::Echo)?;
     let tunnel = TunnelSettings::of(&[&[server.at()], others].concat()).start()?;
@@ -340,7 +340,7 @@ pub(crate) fn start_echo_tunnel(others: &[SocketAddr]) -> Result<(Server, Tunnel
     Ok((server, tunnel, live))
 }
 
-/// Connects; the connect, reads and writes time out after [`ANSWER`].
+/// Connects to an address. The connection attempt, reads and writes each time out after [`ANSWER`].
 pub(crate) fn dial(to: SocketAddr) -> io::Result<TcpStream> {
     let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
     sandbox::connect_within(&socket, to, ANSWER)?;
@@ -350,7 +350,7 @@ pub(crate) fn dial(to: SocketAddr) -> io::Result<TcpStream> {
     Ok(socket.into())
 }
 
-/// Sends bytes, and expects the same bytes back.
+/// Sends bytes, and expects to receive the same bytes.
 pub(crate) fn echo(stream: &mut TcpStream, bytes: &[u8]) -> Result<()> {
     stream.write_all(bytes)?;
     let mut back = vec![0; bytes.len()];
@@ -359,7 +359,7 @@ pub(crate) fn echo(stream: &mut TcpStream, bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Writes until all buffers are full. The other end of the connection must read nothing.
+/// Writes until all buffers are full. The other end of the connection must not read anything.
 pub(crate) fn fill_buffers(stream: &mut TcpStream) -> Result<()> {
     stream.set_write_timeout(Some(Duration::from_millis(300)))?;
     let chunk = vec![0; 1 << 20];
@@ -367,7 +367,7 @@ pub(crate) fn fill_buffers(stream: &mut TcpStream) -> Result<()> {
     Ok(())
 }
 
-/// Asserts that echoes of 64 bytes are fast, and prints percentiles of their times.
+/// Asserts that 64-byte echoes are fast, and prints percentiles of their times.
 pub(crate) fn expect_fast_echoes(what: &str, stream: &mut TcpStream) -> Result<()> {
     let mut times = Vec::with_capacity(ECHOES);
     for _ in 0..ECHOES {
@@ -382,13 +382,13 @@ pub(crate) fn expect_fast_echoes(what: &str, stream: &mut TcpStream) -> Result<(
     let most = LoadScale::from_environment()
         .timeout(ECHO_LIMIT)
         .as_micros();
-    // A single delay slows down only one echo, which p99 does not show, so the maximum is limited, too.
+    // A single delay slows down only one echo, which the p99 doesn't show, so the maximum is limited too.
     let (p99, longest) = (u128::from(p99), u128::from(longest));
     ensure!(p99 <= most && longest <= 10 * most, "{words}");
     Ok(())
 }
 
-/// Waits until a number is positive and stays unchanged for a while; returns it.
+/// Waits until a number is positive and has not changed for a while, and returns the number.
 pub(crate) fn until_unchanged(mut number: impl FnMut() -> u64) -> Result<u64> {
     const STILL: Duration = Duration::from_millis(300);
     let mut last = number();
@@ -404,7 +404,7 @@ pub(crate) fn until_unchanged(mut number: impl FnMut() -> u64) -> Result<u64> {
     .context("the number keeps changing, or stays 0")
 }
 
-/// Sends bytes, and asserts that the client gets a reset instead of an orderly end.
+/// Sends bytes, and asserts that the client gets a reset instead of an orderly close.
 pub(crate) fn expect_refused(stream: &mut TcpStream) -> Result<()> {
     match stream.write_all(b"anybody?") {
         // The reset arrived before the write. Only the first call after a reset reports it.
@@ -414,7 +414,7 @@ pub(crate) fn expect_refused(stream: &mut TcpStream) -> Result<()> {
     }
 }
 
-/// Reads to the end, and asserts that the other end resets the connection instead of closing it.
+/// Reads until the end, and asserts that the other end resets the connection instead of closing it.
 pub(crate) fn expect_reset(stream: &mut TcpStream) -> Result<()> {
     let mut rest = Vec::new();
     match stream.read_to_end(&mut rest) {

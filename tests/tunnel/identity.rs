@@ -1,4 +1,5 @@
-//! The gateway takes an agent's node from its certificate, and streams of a node only reach its own agent.
+//! Tests that the gateway takes an agent's node from the agent's certificate, and that a node's streams reach
+//! only the node's own agent.
 
 use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{pki::Validity, wait};
@@ -13,7 +14,7 @@ fn a_session_belongs_to_the_node_in_its_certificate() -> Result<()> {
     let server = Server::start(Behaviour::Echo)?;
     let mut tunnel = TunnelSettings::of(&[server.at()]).without_agents()?;
 
-    // This agent is allowed to dial the targets of node a, but its certificate names node b.
+    // This agent is allowed to dial node a's targets, but its certificate names node b.
     let pair = tunnel.authority().agent("b", Validity::Current)?;
     tunnel.launch_agent("a", &pair)?;
     tunnel.until_connected("b")?;
@@ -49,7 +50,8 @@ fn a_client_of_one_node_never_reaches_the_agent_of_another() -> Result<()> {
     echo(&mut tunnel.connect(two.at())?, b"hello")
 }
 
-/// Returns when the gateway's certificate and that of the agent's first session expire.
+/// Returns the times at which the gateway's certificate and the agent's certificate in its first session
+/// expire.
 fn expiries(tunnel: &Tunnel) -> Result<[String; 2]> {
     let record = tunnel.record()?;
     let of_agent = &record.nodes[0]["sessions"][0]["certificateExpires"];

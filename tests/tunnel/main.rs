@@ -1,5 +1,5 @@
-//! Tests of the tunnel from end to end over loopback: one process is the ingress and the gateway, others are
-//! agents, and the targets are threads of the test. They need no privileges.
+//! End-to-end tests of the tunnel over loopback. One process is the ingress and the gateway, other processes
+//! are agents, and the targets are threads in the test process. The tests need no privileges.
 
 #[cfg(test)]
 mod fixture;

@@ -1,4 +1,4 @@
-//! A refused client gets a reset; counters and logs have the same reason for it.
+//! Tests that a refused client gets a reset, and that counters and logs show the same reason for it.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -11,7 +11,7 @@ use crate::{
     targets::{Behaviour, Blackhole, Server, address_without_listener},
 };
 
-/// Asserts that a client of an address gets a reset, and that the reason is counted and logged.
+/// Asserts that a client that connects to an address gets a reset, and that the reason is counted and logged.
 fn expect_reset_and_reason(tunnel: &Tunnel, to: SocketAddr, reason: &str) -> Result<()> {
     let before = tunnel.count(reason)?;
     let mut stream = dial(to)?;
@@ -76,11 +76,11 @@ fn each_refusal_has_one_reason() -> Result<()> {
     echo(&mut tunnel.connect(server.at())?, b"hello")
 }
 
-/// Asserts that each session takes four streams, and that one more stream is refused instead of queued.
+/// Asserts that each session accepts four streams, and that one more stream is refused instead of queued.
 fn expect_four_streams_per_session(settings: TunnelSettings, server: &Server) -> Result<()> {
     let tunnel = settings.start()?;
     let mut held = Vec::new();
-    // The agent has two sessions, of four streams each.
+    // The agent has two sessions, with four streams each.
     for _ in 0..8 {
         let mut stream = tunnel.connect(server.at())?;
         echo(&mut stream, b"hello")?;
@@ -102,7 +102,7 @@ fn expect_four_streams_per_session(settings: TunnelSettings, server: &Server) ->
     echo(&mut tunnel.connect(server.at())?, b"hello")
 }
 
-/// Returns the limits of the gateway, or those of agents, for modification.
+/// Returns the gateway's limits, or the agents', so that a test can change them.
 type SelectLimits = fn(&mut TunnelSettings) -> &mut SessionLimits;
 
 #[test]

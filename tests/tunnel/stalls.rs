@@ -1,4 +1,4 @@
-//! A stalled stream never delays other streams.
+//! Tests that a stalled stream never delays other streams.
 
 use std::{
     io::{Read as _, Write as _},
@@ -16,10 +16,10 @@ use crate::{
     targets::{Behaviour, Blackhole, SMALL_BUFFER, Server},
 };
 
-/// The number of readers that stall at the same time.
+/// The number of readers that are stalled at the same time.
 const STALLED: usize = 200;
 
-/// Opens streams that cause the target to send without end, and reads nothing from them.
+/// Opens streams on which the target sends data without end, and reads nothing from them.
 fn stall(tunnel: &Tunnel, flood: &Server, count: usize) -> Result<Vec<TcpStream>> {
     let readers = (0..count).map(|_| {
         let mut reader = tunnel.connect(flood.at())?;
@@ -46,7 +46,7 @@ fn two_hundred_stalled_readers_do_not_delay_another_stream() -> Result<()> {
     expect_fast_echoes("on a new stream next to stalled readers", &mut new)?;
     let counts = tunnel.record()?.counts;
     ensure!(flood.accepted() == u64::try_from(STALLED)?, "{counts:?}");
-    // Readers that resume get more bytes than all buffers can have held.
+    // Readers that resume get more bytes than all buffers together can have held.
     let mut rest = vec![0; 2 << 20];
     for mut reader in readers {
         reader
@@ -61,7 +61,7 @@ fn stalled_writers_do_not_delay_another_stream() -> Result<()> {
     let silent = Server::start(Behaviour::Silence)?;
     let (_server, tunnel, mut live) = start_echo_tunnel(&[silent.at()])?;
 
-    // There are more writers than sessions, so at least one shares the session of the live stream.
+    // There are more writers than sessions, so at least one writer shares the live stream's session.
     let mut writers = Vec::new();
     for _ in 0..4 {
         let mut writer = tunnel.connect(silent.at())?;
@@ -69,7 +69,7 @@ fn stalled_writers_do_not_delay_another_stream() -> Result<()> {
         writers.push(writer);
     }
 
-    // Each byte becomes a DATA frame; many small frames must not close a session.
+    // Each byte becomes a DATA frame. A large number of small frames must not close a session.
     let mut small = tunnel.connect(silent.at())?;
     small.set_nodelay(true)?;
     for _ in 0..5000 {

@@ -1,4 +1,4 @@
-//! The targets of agents: servers in threads of this process, which count their connections.
+//! The targets that agents dial: servers that run in threads of this process and count their connections.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -17,18 +17,18 @@ use tunnel_tests::wait;
 
 use crate::fixture::ANSWER;
 
-/// The accept backlog.
+/// The backlog of each server's listener.
 const BACKLOG: i32 = 1024;
 
-/// The buffer size of sockets on which one end does not read, in bytes.
+/// The buffer size, in bytes, of sockets on connections that one end does not read from.
 pub(crate) const SMALL_BUFFER: usize = 64 * 1024;
 
-/// The behaviour of a target server on its connections.
+/// A target server's behaviour on each connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Behaviour {
-    /// Sends received bytes back, until EOF.
+    /// Sends received bytes back until EOF.
     Echo,
-    /// Sends without end.
+    /// Sends data without end.
     Flood,
     /// Reads nothing and sends nothing.
     Silence,
@@ -43,7 +43,7 @@ struct ConnectionCounts {
     is_stopping: AtomicBool,
 }
 
-/// A server with a thread for each connection.
+/// A server with one thread per connection.
 #[derive(Debug)]
 pub(crate) struct Server {
     at: SocketAddr,
@@ -79,18 +79,18 @@ impl Server {
         self.at
     }
 
-    /// Returns the number of accepted connections.
+    /// Returns how many connections were accepted.
     pub(crate) fn accepted(&self) -> u64 {
         self.counts.accepted.load(Ordering::Relaxed)
     }
 
-    /// Waits until exactly one connection was reset.
+    /// Waits until exactly one connection has been reset.
     pub(crate) fn until_reset(&self) -> Result<()> {
         let is_reset = || self.counts.reset.load(Ordering::Relaxed) == 1;
         wait::until(ANSWER, is_reset).with_context(|| format!("no reset, but {:?}", self.counts))
     }
 
-    /// Returns the number of bytes sent over all connections.
+    /// Returns how many bytes were sent over all connections.
     pub(crate) fn sent(&self) -> u64 {
         self.counts.sent.load(Ordering::Relaxed)
     }
@@ -99,7 +99,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.counts.is_stopping.store(true, Ordering::Relaxed);
-        // Wakes the accepting thread, so that it ends.
+        // Wakes the accepting thread, so that it exits.
         drop(TcpStream::connect(self.at));
     }
 }
@@ -109,7 +109,7 @@ fn serve(mut stream: TcpStream, behaviour: Behaviour, counts: &ConnectionCounts)
     match behaviour {
         Behaviour::Echo => echo(stream),
         Behaviour::Flood => {
-            // Limits the kernel's TCP memory that the test itself uses.
+            // Limits how much of the kernel's TCP memory the test itself uses.
             SockRef::from(&stream).set_send_buffer_size(SMALL_BUFFER)?;
             let chunk = vec![0; SMALL_BUFFER];
             loop {
@@ -118,7 +118,7 @@ fn serve(mut stream: TcpStream, behaviour: Behaviour, counts: &ConnectionCounts)
             }
         }
         Behaviour::Silence => {
-            // Without a read, a reset does not wake this thread, so it polls the socket's error.
+            // A reset doesn't wake a thread that isn't reading, so this thread polls the socket's error.
             while stream.take_error()?.is_none() && !counts.is_stopping.load(Ordering::Relaxed) {
                 thread::park_timeout(Duration::from_millis(50));
             }
@@ -138,7 +138,7 @@ fn echo(mut stream: TcpStream) -> io::Result<()> {
     }
 }
 
-/// An address where connects get no answer: the accept queue of its listener is full.
+/// An address at which connection attempts get no reply, because the listener's accept queue is full.
 #[derive(Debug)]
 pub(crate) struct Blackhole {
     at: SocketAddr,
@@ -151,8 +151,8 @@ impl Blackhole {
         listener.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into())?;
         listener.listen(0)?;
         let address = listener.local_addr()?;
-        // The queue has room for one connection more than the backlog (net/ipv4: sk_acceptq_is_full). The
-        // kernel drops later SYNs, and clients retransmit them until the connect times out.
+        // The queue has room for one more connection than the backlog (net/ipv4: sk_acceptq_is_full). The
+        // kernel drops later SYNs, and clients retransmit them until connect() times out.
         let fill = || -> io::Result<Socket> {
             let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
             socket.set_nonblocking(true)?;
@@ -174,7 +174,7 @@ impl Blackhole {
     }
 }
 
-/// Returns an address on which nothing listens.
+/// Returns an address that nothing listens on.
 pub(crate) fn address_without_listener() -> Result<SocketAddr> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?)
 }

@@ -1,5 +1,5 @@
-//! The tunnel to edge nodes. The ingress accepts a steered connect and forwards it as one HTTP/2 stream
-//! over the connection that the node's agent dialled to the gateway; the agent connects to the target.
+//! The tunnel to edge nodes. The ingress accepts steered connections, and forwards each as an HTTP/2 stream
+//! over the connection that the node's agent opened to the gateway. The agent then connects to the target.
 //!
 //! The wire protocol is described in `docs/tunnel-protocol.md`.
 
@@ -39,28 +39,28 @@ pub use traffic::TrafficView;
 
 use crate::duration;
 
-/// The pause after a failed accept.
+/// The delay before the listener accepts connections again after `accept` has failed.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Limits and timeouts of a session, for gateway and agent alike.
+/// The limits and timeouts of a session, which apply to both the gateway and the agent.
 #[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct SessionLimits {
-    /// The maximum number of streams of a session.
+    /// The maximum number of concurrent streams in a session.
     pub max_streams: u32,
-    /// The flow-control window of a stream, in bytes: the sender waits while this much is unread.
+    /// The flow-control window of each stream, in bytes. The sender waits while this many bytes are unread.
     pub stream_window_bytes: u32,
-    /// The maximum number of threads that run sessions; at most one per CPU is started.
+    /// The maximum number of threads for running sessions. No more than one per CPU is started.
     pub max_threads: usize,
     /// The interval between pings to the peer.
     #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub ping_interval: Duration,
-    /// The session is closed if nothing is received for this long after a ping.
+    /// The session is closed if nothing is received from the peer for this long after a ping.
     #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub ping_timeout: Duration,
-    /// The time that open streams have to finish during a drain.
+    /// The time limit for open streams to finish during a drain.
     #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub drain_timeout: Duration,
@@ -79,22 +79,22 @@ impl Default for SessionLimits {
     }
 }
 
-/// The settings that gateway, ingress and agent share.
+/// The settings shared by the gateway, the ingress and the agent.
 #[derive(Clone, Debug)]
 pub struct CommonSettings {
-    /// The limits of sessions.
+    /// The limits for each session.
     pub limits: SessionLimits,
-    /// The firewall mark (`SO_MARK`) of the tunnel's own sockets, if one is configured.
+    /// The firewall mark (`SO_MARK`) to set on the tunnel's own sockets, if one is configured.
     pub mark: Option<u32>,
 }
 
-/// An allow-list entry that cannot be parsed.
+/// The error for an allow-list entry that cannot be parsed.
 #[derive(Debug, thiserror::Error)]
 #[error("`{0}` is not self:PORT, localhost:PORT or ADDRESS:PORT")]
 pub struct InvalidAllowedTarget(String);
 
-/// Parses bytes as each kind of message that a peer can send: a hello, a CONNECT with its header, and a
-/// refusal. For the fuzz target.
+/// Parses `bytes` as each kind of message that a peer can send: a hello, a CONNECT request with its header,
+/// and a refusal. Used by the fuzz target.
 pub(crate) fn parse_messages(bytes: &[u8]) {
     hello::parse_both(bytes);
     let mut parts = bytes.splitn(2, |byte| *byte == 0);

@@ -1,8 +1,8 @@
-//! The adaptive size of reads: small for slow senders, large for fast ones.
+//! An adaptive read size: small for slow senders, large for fast ones.
 
-/// The minimum size, in bytes.
+/// The minimum read size, in bytes.
 const MIN: usize = 4 << 10;
-/// The maximum size, in bytes.
+/// The maximum read size, in bytes.
 const MAX: usize = 128 << 10;
 
 /// The size of the next read, in bytes.
@@ -20,7 +20,7 @@ impl ReadSize {
         self.0
     }
 
-    /// Grows or shrinks the size after a read that returned `read` bytes.
+    /// Grows or shrinks the read size after a read has returned `read` bytes.
     pub(super) fn adapt(&mut self, read: usize) {
         if read >= self.0 {
             self.0 = (self.0 * 4).min(MAX);

@@ -1,4 +1,4 @@
-//! The agent of an edge node: maintains connections to the gateways.
+//! The agent on an edge node, which maintains connections to the gateways.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -23,30 +23,30 @@ use super::{
 };
 use crate::{drain, duration, error_chain::chain, identity};
 
-/// The maximum number of concurrent sessions of one connection slot: the current session, and earlier
-/// ones of draining gateways.
+/// The maximum number of concurrent sessions in one connection slot: the current session, and earlier ones
+/// whose gateways are draining.
 const MAX_SESSIONS_PER_SLOT: usize = 4;
-/// The minimum lifetime of a session that is replaced without a delay when its gateway drains.
+/// A session must have lasted at least this long to be replaced without delay when its gateway drains.
 const MIN_LIFETIME: Duration = Duration::from_secs(1);
 
-/// The settings of an agent.
+/// The settings for an agent.
 #[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct AgentSettings {
-    /// The gateways, each as HOST:PORT; at least one.
+    /// The gateways to connect to, each as HOST:PORT. There must be at least one.
     pub gateways: Vec<String>,
-    /// The targets that may be dialled: `self:PORT` (any address of this node), `localhost:PORT`, or
+    /// The targets that the agent may dial: `self:PORT` (any address of this node), `localhost:PORT` or
     /// `ADDRESS:PORT`.
     pub allowed_targets: Vec<String>,
     /// The number of connections to each gateway, from 1 to 4.
     pub connections_per_gateway: u8,
-    /// The time limit of a connect to a target.
+    /// The time limit for connecting to a target.
     #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub dial_timeout: Duration,
-    /// The maximum number of concurrent connects to targets.
+    /// The maximum number of connection attempts to targets that may be in progress at the same time.
     pub max_pending_dials: usize,
-    /// The address and port of the agent's `/metrics`, `/status`, `/healthz` and `/readyz`.
+    /// The address and port on which the agent serves `/metrics`, `/status`, `/healthz` and `/readyz`.
     pub admin_address: SocketAddr,
 }
 
@@ -63,7 +63,7 @@ impl Default for AgentSettings {
     }
 }
 
-/// The agent of an edge node.
+/// The agent on an edge node.
 #[derive(Debug)]
 pub struct Agent {
     shared: Arc<AgentContext>,
@@ -71,11 +71,11 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Creates an agent, which connects once it runs.
+    /// Creates an agent. It connects to the gateways once it runs.
     ///
     /// # Errors
     ///
-    /// If an allow-list entry cannot be parsed.
+    /// Returns an error if an allow-list entry cannot be parsed.
     pub fn new(
         settings: AgentSettings,
         common: CommonSettings,
@@ -85,7 +85,7 @@ impl Agent {
         let slots = settings.gateways.iter().flat_map(|gateway| {
             (0..settings.connections_per_gateway).map(|connection| (gateway.clone(), connection))
         });
-        // The boot ID shows reboots of the machine; it is empty if it can't be read.
+        // The boot ID reveals reboots of the machine. It is left empty if it can't be read.
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
         let shared = AgentContext {
             allow_list: allow,
@@ -101,14 +101,14 @@ impl Agent {
         })
     }
 
-    /// Returns the status, which the agent keeps current while it runs.
+    /// Returns the agent's status, which the agent keeps up to date while it runs.
     #[must_use]
     pub fn state(&self) -> Arc<AgentState> {
         Arc::clone(&self.shared.state)
     }
 
-    /// Maintains the connections until the drain begins, then lets open streams run for at most
-    /// [`SessionLimits::drain_timeout`](super::SessionLimits::drain_timeout).
+    /// Maintains the connections until the drain begins, then gives open streams at most
+    /// [`SessionLimits::drain_timeout`](super::SessionLimits::drain_timeout) to finish.
     pub async fn run(self, mut draining: watch::Receiver<bool>) {
         let Self { shared, identity } = self;
         let mut tasks = JoinSet::new();
@@ -127,7 +127,8 @@ impl Agent {
         }
         drop(threads);
         while tasks.join_next().await.is_some() {}
-        // Without gateways there is no task to wait for, but `run` must last until the drain begins.
+        // Without gateways, there are no tasks to wait for, but `run` must not return before the drain
+        // begins.
         drain::begun(&mut draining).await;
     }
 }
@@ -145,7 +146,7 @@ struct ConnectionTask {
 impl ConnectionTask {
     async fn run(self, mut draining: watch::Receiver<bool>) {
         let mut backoff = Backoff::default();
-        // A session whose gateway drains continues next to its replacement.
+        // A session whose gateway is draining continues alongside its replacement.
         let mut sessions = JoinSet::new();
         loop {
             self.set_state(ConnectionState::Connecting, None, None);
@@ -178,8 +179,8 @@ impl ConnectionTask {
                     match event {
                         Some(SessionEvent::GatewayDrains) => {
                             info!(gateway = self.gateway, "the gateway drains");
-                            // Without these limits, a faulty gateway that always drains would get more and
-                            // more sessions.
+                            // Without these limits, a faulty gateway that drains again and again would
+                            // accumulate sessions.
                             reconnect_now =
                                 uptime >= MIN_LIFETIME && sessions.len() < MAX_SESSIONS_PER_SLOT;
                         }
@@ -204,7 +205,7 @@ impl ConnectionTask {
         while sessions.join_next().await.is_some() {}
     }
 
-    /// Waits for the agent's first certificate, dials the gateway, and begins a session.
+    /// Waits until the agent has a certificate, then dials the gateway and establishes a session.
     async fn connect(&self) -> Result<agent_session::EstablishedSession, String> {
         let mut identity = self.identity.clone();
         while identity.current().is_none() {

@@ -1,4 +1,4 @@
-//! The agent's side of a session: serves the streams that the gateway opens.
+//! The agent's side of a session, which serves the streams that the gateway opens.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -30,16 +30,16 @@ use super::{
 };
 use crate::{drain, error_chain::chain};
 
-/// The time limit of the HTTP/2 handshake and the hello.
+/// The time limit for the HTTP/2 handshake and the hello together.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
-/// The maximum number of allow-list entries in the hello.
+/// The maximum number of allow-list entries to include in the hello.
 const MAX_ALLOW_ENTRIES: usize = 100;
-/// The time that a dial may wait while `maxPendingDials` others are in progress.
+/// The time limit for a dial to wait its turn while `maxPendingDials` others are in progress.
 const DIAL_QUEUE_TIMEOUT: Duration = Duration::from_secs(1);
 /// The time limit for sending resets to the peer before the connection is closed.
 const RESET_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// The state that all sessions and streams of an agent share.
+/// The state shared by all of an agent's sessions and streams.
 #[derive(Debug)]
 pub(super) struct AgentContext {
     pub(super) settings: AgentSettings,
@@ -50,10 +50,10 @@ pub(super) struct AgentContext {
     pub(super) boot_id: String,
 }
 
-/// An event of a session, for the task that maintains the connection.
+/// An event that a session reports to the task that maintains the connection.
 #[derive(Debug)]
 pub(super) enum SessionEvent {
-    /// The gateway drains, so the agent must open a new session. The streams of this one continue.
+    /// The gateway is draining, so the agent must open a new session. The streams of this one continue.
     GatewayDrains,
     /// The session ended with this error.
     Ended(String),
@@ -61,7 +61,7 @@ pub(super) enum SessionEvent {
 
 type Connection = h2::server::Connection<TlsConnection, Bytes>;
 
-/// A session after its hello.
+/// A session whose hello has been exchanged.
 pub(super) struct EstablishedSession {
     connection: Connection,
     hello: RecvStream,
@@ -69,7 +69,7 @@ pub(super) struct EstablishedSession {
     meter: Arc<Meter>,
 }
 
-/// Begins a session: completes the HTTP/2 handshake, and answers the gateway's hello.
+/// Establishes a session: performs the HTTP/2 handshake and replies to the gateway's hello.
 pub(super) async fn establish(
     shared: &AgentContext,
     tls: TlsConnection,
@@ -113,7 +113,7 @@ async fn exchange_hello(
             tokio::select! {
                 hello = &mut answered => break hello,
                 next = connection.accept() => match next {
-                    // The gateway must not open a stream before it has the answer to the hello.
+                    // The gateway must not open another stream before it has received the reply to its hello.
                     Some(Ok((_, mut respond))) => {
                         respond.send_reset(code_of(Reason::ProtocolError));
                     }
@@ -131,7 +131,7 @@ async fn exchange_hello(
             meter,
         }),
         Err(error) => {
-            // Sends the refusal of the hello, which is still queued.
+            // Sends the response that refuses the hello, which is still queued.
             connection.graceful_shutdown();
             flush(&mut connection).await;
             Err(chain(&error))
@@ -139,7 +139,7 @@ async fn exchange_hello(
     }
 }
 
-/// Sends the queued frames, within [`RESET_TIMEOUT`].
+/// Sends the queued frames, but gives up after [`RESET_TIMEOUT`].
 async fn flush(connection: &mut Connection) {
     let sent = async { while connection.accept().await.is_some() {} };
     drop(timeout(RESET_TIMEOUT, sent).await);
@@ -189,7 +189,7 @@ pub(super) async fn run(
             }
             () = drain::begun(&mut draining), if !is_draining => {
                 is_draining = true;
-                // The connection ends with its last stream, and the hello is a stream, too.
+                // The connection closes once its last stream has ended, and the hello is a stream, too.
                 hello = None;
                 connection.graceful_shutdown();
             }
@@ -202,16 +202,16 @@ pub(super) async fn run(
         }
     };
     drop(connection);
-    // The receiver may be gone, since it receives only the first event.
+    // The receiver may already be gone, since it waits for the first event only.
     drop(events.send(SessionEvent::Ended(ended)));
-    // The remaining streams fail, since the connection is closed.
+    // Any remaining streams now fail, since the connection is closed.
     while streams.join_next().await.is_some() {}
 }
 
-/// Waits for the end of the hello stream, by which the gateway announces that it drains.
+/// Waits for the hello stream to end, which is how the gateway announces that it is draining.
 async fn hello_ended(hello: &mut Option<RecvStream>) {
     let Some(hello) = hello else { return };
-    // Data is ignored; a later release may send some.
+    // Any data is ignored; a later release may send some.
     while let Some(Ok(bytes)) = poll_fn(|cx| hello.poll_data(cx)).await {
         drop(hello.flow_control().release_capacity(bytes.len()));
     }
@@ -226,7 +226,7 @@ impl AgentContext {
         traffic: Arc<Traffic>,
         mut stopped: watch::Receiver<bool>,
     ) {
-        // The gateway respects the advertised limit of streams; this slot only counts the stream.
+        // The gateway respects the advertised stream limit, so this slot only serves to count the stream.
         let slot = traffic.take_slot(u32::MAX);
         let target = RequestedTarget::parse(&request);
         let dialled = match target {
@@ -251,7 +251,7 @@ impl AgentContext {
         debug!(target = ?target.ok(), reason = reason.label(), "stream ended");
     }
 
-    /// Dials the requested target if the allow-list permits it, until the client resets the stream.
+    /// Dials the requested target if the allow-list permits it. Gives up if the client resets the stream.
     async fn dial(
         &self,
         target: &RequestedTarget,
@@ -260,7 +260,7 @@ impl AgentContext {
         let address = self.allow_list.resolve(target, is_own_address)?;
         let (limit, mark) = (self.settings.dial_timeout, self.common.mark);
         let dialled = async {
-            // In a burst, a dial waits for earlier ones.
+            // In a burst, a dial may have to wait for earlier ones.
             let turn = timeout(DIAL_QUEUE_TIMEOUT, self.dial_permits.acquire()).await;
             let _dial = turn.ok().and_then(Result::ok).ok_or(Reason::DialLimit)?;
             dial::target(address, mark, limit).await
@@ -277,7 +277,7 @@ impl AgentContext {
     }
 }
 
-/// Answers the CONNECT with success, then copies until the stream ends.
+/// Accepts the CONNECT request, then copies data until the stream ends.
 async fn accept_stream(
     tcp: &mut TcpStream,
     request: Request<RecvStream>,
@@ -299,7 +299,7 @@ async fn accept_stream(
 
 fn refuse(mut respond: SendResponse<Bytes>, reason: Reason) {
     if [Reason::ClientReset, Reason::AgentConnectionLost].contains(&reason) {
-        // The client is gone, so there is no stream to refuse.
+        // The client is gone, so there is no stream left to refuse.
         return;
     }
     if let Err(error) = respond.send_response(refusal_response(reason), true) {

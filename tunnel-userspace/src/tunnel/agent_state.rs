@@ -1,4 +1,4 @@
-//! The status of an agent and its connections: the record that its tasks update, and its JSON view.
+//! The status of an agent and its connections, which the agent's tasks update, and a JSON view of it.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -12,13 +12,13 @@ use super::{
     traffic::{Traffic, TrafficView},
 };
 
-/// The JSON view of an agent.
+/// The JSON view of an agent's status.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AgentView {
-    /// The connections: `connectionsPerGateway` of them for each gateway.
+    /// The agent's connections: `connectionsPerGateway` of them to each gateway.
     pub connections: Vec<ConnectionView>,
-    /// The number of occurrences of each reason, by its label.
+    /// The number of times each reason has occurred, by the reason's label.
     pub counts: BTreeMap<String, u64>,
 }
 
@@ -26,19 +26,19 @@ pub struct AgentView {
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ConnectionView {
-    /// The gateway as configured.
+    /// The gateway, as written in the config.
     pub gateway: String,
-    /// The number of the connection among those to the same gateway, from 0.
+    /// The connection's number among those to the same gateway, counting from 0.
     pub connection: u8,
     /// The state of the connection.
     pub state: ConnectionState,
     /// The time when the connection was last established or lost.
     pub since: Option<Timestamp>,
-    /// The last error.
+    /// The last error, if there has been one.
     pub last_error: Option<String>,
-    /// The time of the next attempt.
+    /// The time of the next connection attempt, if one is scheduled.
     pub next_try: Option<Timestamp>,
-    /// The traffic of the current or last session.
+    /// The traffic counters of the current or last session.
     #[serde(flatten)]
     pub traffic: TrafficView,
 }
@@ -52,7 +52,7 @@ pub enum ConnectionState {
     Connecting,
     /// A session is established.
     Connected,
-    /// The last attempt failed, or the agent has no certificate yet; the next attempt is pending.
+    /// The last attempt or session failed, or the agent has no certificate yet. The next attempt is pending.
     Backoff,
     /// The agent is draining.
     Draining,
@@ -67,7 +67,7 @@ impl ConnectionState {
         Self::Draining,
     ];
 
-    /// Returns the state's label, as in JSON.
+    /// Returns the state's label, as it appears in JSON.
     #[must_use]
     pub const fn label(self) -> &'static str {
         match self {
@@ -79,7 +79,7 @@ impl ConnectionState {
     }
 }
 
-/// The current status of an agent, which its tasks update.
+/// The current status of an agent, updated by the agent's tasks.
 #[derive(Debug)]
 pub struct AgentState {
     connections: Mutex<Vec<Connection>>,
@@ -89,7 +89,7 @@ pub struct AgentState {
 #[derive(Debug)]
 struct Connection {
     view: ConnectionView,
-    /// The traffic of the current or last session.
+    /// The traffic counters of the current or last session.
     traffic: Arc<Traffic>,
 }
 
@@ -109,7 +109,7 @@ impl AgentState {
         }
     }
 
-    /// Returns the current view.
+    /// Returns a view of the current status.
     #[must_use]
     pub fn view(&self) -> AgentView {
         let connections = self.connections.lock();
@@ -124,7 +124,7 @@ impl AgentState {
         }
     }
 
-    /// Updates the state of the connection in a slot. Without an error, the last error stays.
+    /// Updates the state of the connection in the given slot. If `error` is `None`, the last error is kept.
     pub(super) fn set_state(
         &self,
         slot: usize,
@@ -142,7 +142,7 @@ impl AgentState {
         }
     }
 
-    /// Shows the traffic counters of a new session of the connection in a slot.
+    /// Makes the view show the traffic of the new session on the connection in the given slot.
     pub(super) fn set_traffic(&self, slot: usize, traffic: Arc<Traffic>) {
         if let Some(connection) = self.connections.lock().get_mut(slot) {
             connection.traffic = traffic;

@@ -1,4 +1,4 @@
-//! The allow-list of the targets that the agent may dial, and the target that a CONNECT requests.
+//! The allow-list of targets that the agent may dial, and the target that a CONNECT request asks for.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -8,22 +8,22 @@ use tunnel_common::reason::Reason;
 
 use super::InvalidAllowedTarget;
 
-/// The header of a CONNECT by which the client requests loopback instead of the address.
+/// The header of a CONNECT request that asks the agent to dial loopback instead of the given address.
 pub(super) const TARGET_HEADER: &str = "culvert-target";
-/// The only valid value of that header.
+/// The only valid value of the [`TARGET_HEADER`] header.
 pub(super) const LOOPBACK: &str = "loopback";
 
-/// The target that a CONNECT requests.
+/// The target that a CONNECT request asks for.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct RequestedTarget {
     /// The address and port that the client dialled.
     pub(super) address: SocketAddr,
-    /// True if the agent must dial the port on loopback instead of the address.
+    /// True if the agent must dial the port on loopback instead of on this address.
     pub(super) loopback: bool,
 }
 
 impl RequestedTarget {
-    /// Parses the target of a CONNECT.
+    /// Parses the target of a CONNECT request.
     pub(super) fn parse<B>(request: &Request<B>) -> Result<Self, Reason> {
         let authority = request.uri().authority().ok_or(Reason::ProtocolError)?;
         let address: SocketAddr = authority
@@ -33,7 +33,8 @@ impl RequestedTarget {
         let loopback = match request.headers().get(TARGET_HEADER) {
             None => false,
             Some(value) if value.as_bytes() == LOOPBACK.as_bytes() => true,
-            // An unknown value of a later release may request to dial something other than the address.
+            // A later release may send an unknown value to request that something other than the address be
+            // dialled.
             Some(_) => return Err(Reason::ProtocolError),
         };
         Ok(Self {
@@ -68,8 +69,8 @@ impl AllowList {
             .map(Self)
     }
 
-    /// Returns the address to dial if the list permits it. `is_own` returns true for addresses of this
-    /// machine.
+    /// Returns the address to dial, if the list permits the requested target. `is_own` must return true for
+    /// this machine's addresses.
     pub(super) fn resolve(
         &self,
         requested: &RequestedTarget,
@@ -94,7 +95,7 @@ impl AllowList {
     }
 }
 
-/// Returns true if a text is a valid entry of an allow-list.
+/// Returns true if `text` is a valid allow-list entry.
 #[must_use]
 pub fn is_allowed_target(text: &str) -> bool {
     parse_allowed_target(text).is_some()
@@ -114,7 +115,8 @@ fn parse_allowed_target(text: &str) -> Option<AllowedTarget> {
     }
 }
 
-/// Returns true if an address can be that of one node: not loopback, multicast, broadcast or link-local.
+/// Returns true if an address can identify a single node, which an unspecified, loopback, multicast,
+/// broadcast or link-local address can't.
 const fn can_identify_node(address: IpAddr) -> bool {
     let is_of_a_link = match address {
         IpAddr::V4(v4) => v4.is_link_local() || v4.is_broadcast(),
@@ -123,7 +125,7 @@ const fn can_identify_node(address: IpAddr) -> bool {
     !(is_of_a_link || address.is_loopback() || address.is_unspecified() || address.is_multicast())
 }
 
-/// Returns true if an interface of this machine has the address now.
+/// Returns true if an interface of this machine currently has the address.
 pub(super) fn is_own_address(address: IpAddr) -> bool {
     let Ok(mut interfaces) = getifaddrs() else {
         return false;

@@ -1,16 +1,16 @@
-//! The delay before a gateway is dialled again.
+//! The delay before a gateway is redialled.
 
 use std::time::Duration;
 
-/// The upper bound of the first delay.
+/// The upper bound for the first delay.
 const FIRST: Duration = Duration::from_millis(500);
-/// The upper bound of every delay.
+/// The upper bound for all delays.
 const MAX: Duration = Duration::from_secs(30);
-/// A connection that was up for this long resets the failure count. A connection that a gateway accepts
-/// and then closes at once is always shorter.
+/// A connection that has been up for this long resets the failure count. A connection that the gateway
+/// accepts and then closes immediately never lasts this long.
 const MIN_UPTIME: Duration = Duration::from_secs(10);
 
-/// An exponential backoff, by the number of consecutive failures.
+/// An exponential backoff, based on the number of consecutive failures.
 #[derive(Debug, Default)]
 pub(super) struct Backoff {
     failures: u32,
@@ -24,8 +24,8 @@ impl Backoff {
         }
     }
 
-    /// Returns the next delay, with full jitter, so that agents that lost their gateway together don't
-    /// reconnect together. `chance` is a random number from 0 to 1.
+    /// Returns the next delay, with full jitter, so that agents that lost their gateway at the same time
+    /// don't all reconnect at the same time. `chance` is a random number between 0 and 1.
     pub(super) fn next_delay(&mut self, chance: f64) -> Duration {
         let max = (FIRST * (1 << self.failures)).min(MAX);
         self.failures = (self.failures + 1).min(16);

@@ -1,5 +1,4 @@
-//! Copying between an HTTP/2 stream and a TCP connection: bytes, half-closes and resets, in both
-//! directions.
+//! Copies bytes, half-closes and resets between an HTTP/2 stream and a TCP connection, in both directions.
 
 mod to_socket;
 mod to_stream;
@@ -19,28 +18,28 @@ use super::{
     traffic::Traffic,
 };
 
-/// The error of a copy that stopped before both directions ended.
+/// The error when copying stops before both directions have ended.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum CopyError {
-    /// The TCP connection was reset, or this process drains: the stream must be reset.
+    /// The TCP connection was reset, or this process is draining. The stream must be reset.
     Socket(Reason),
     /// The stream was reset or failed.
     Stream(Reason),
 }
 
 impl CopyError {
-    /// Returns the error for a reset of the TCP connection.
+    /// Returns the error for a TCP connection that was reset.
     const fn socket(side: StreamSide) -> Self {
         Self::Socket(side.reset_reason())
     }
 
-    /// Returns the error for a failed stream.
+    /// Returns the error for a stream that failed.
     fn stream(error: &h2::Error, side: StreamSide) -> Self {
         Self::Stream(reason_of_error(error, side.other()))
     }
 }
 
-/// An open stream, after the successful answer to its CONNECT.
+/// An open stream, whose CONNECT request has been accepted.
 pub(super) struct TunnelStream {
     pub(super) send: SendStream<Bytes>,
     pub(super) recv: RecvStream,
@@ -48,11 +47,11 @@ pub(super) struct TunnelStream {
     pub(super) side: StreamSide,
 }
 
-/// Copies until both directions have ended, one fails, or `stop` is ready (the end of a drain); returns
-/// the reason.
+/// Copies until both directions have ended, one has failed, or `stop` completes at the end of a drain.
+/// Returns the reason why copying stopped.
 ///
-/// The caller must have called [`super::socket::set_stream_options`] on the TCP connection, so that the
-/// connection is reset on every error.
+/// The caller must already have called [`super::socket::set_stream_options`] on the TCP connection, so that
+/// the connection is reset on any error.
 pub(super) async fn run(
     tcp: &mut TcpStream,
     stream: TunnelStream,
@@ -64,8 +63,8 @@ pub(super) async fn run(
     let mut to_socket = ToSocket::new(recv, side);
     let (mut reader, writer) = tcp.split();
     let socket: &TcpStream = writer.as_ref();
-    // An error of the socket must also be noticed while the socket is not read: when the stream has no
-    // window, or after the peer ended its direction.
+    // Socket errors must be noticed even while nothing is read from the socket: when the stream has no
+    // window, or after the peer has closed its direction.
     let failed = socket.ready(Interest::ERROR);
     pin!(failed);
     pin!(stop);

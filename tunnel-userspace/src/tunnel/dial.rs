@@ -1,4 +1,4 @@
-//! Outgoing connections: to gateways, with TLS, and to targets.
+//! Outgoing connections: TLS connections to gateways, and TCP connections to targets.
 
 use std::{
     io::{self, ErrorKind},
@@ -21,12 +21,12 @@ use super::{
 };
 use crate::identity::{self, Identity};
 
-/// The time limit of a connect to one address of a gateway, and of a lookup of its host name.
+/// The time limit for connecting to one of a gateway's addresses, and for resolving its host name.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// The time limit of the TLS handshake.
+/// The time limit for the TLS handshake.
 const TLS_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The error of a failed connect to a gateway.
+/// The error when a connection to a gateway can't be established.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum DialError {
     #[error("this agent has no certificate yet")]
@@ -41,7 +41,8 @@ pub(super) enum DialError {
     Tls(SocketAddr, #[source] io::Error),
 }
 
-/// Sets the firewall mark of a socket. Without CAP_NET_ADMIN the socket stays unmarked.
+/// Sets the firewall mark on a socket, if one is configured. Without CAP_NET_ADMIN, the socket stays
+/// unmarked.
 pub(super) fn set_mark(socket: &SockRef<'_>, mark: Option<u32>) {
     if let Some(mark) = mark
         && let Err(error) = socket.set_mark(mark)
@@ -67,8 +68,8 @@ async fn with_timeout<T>(
     timeout(limit, step).await?
 }
 
-/// Dials the addresses of a gateway one after the other; returns the first connection on which the TLS
-/// handshake succeeds.
+/// Dials a gateway's addresses one after another, and returns the first connection on which the TLS handshake
+/// succeeds.
 pub(super) async fn gateway(
     name: &str,
     mark: Option<u32>,
@@ -110,7 +111,7 @@ async fn connect_tls(
     connection.map_err(|error| DialError::Tls(address, error))
 }
 
-/// Dials a target; returns the reason if that fails.
+/// Dials a target. If that fails, returns the reason.
 pub(super) async fn target(
     address: SocketAddr,
     mark: Option<u32>,

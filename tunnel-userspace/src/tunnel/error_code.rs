@@ -1,28 +1,28 @@
-//! The encoding of a [`Reason`] on the wire: an error code in `RST_STREAM`, and a header in refusals.
+//! The wire encoding of a [`Reason`]: an error code in `RST_STREAM` frames, and a header in refusals.
 
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use tunnel_common::reason::Reason;
 
-/// The first error code of Culvert's range; a reason's code is this plus [`Reason::number`]. RFC 9113
-/// section 7 assigns the codes up to 0xd.
+/// The first error code in Culvert's range. A reason's code is this plus [`Reason::number`]. RFC 9113 section
+/// 7 assigns the codes up to 0xd.
 const CODE_BASE: u32 = 0xC000_0000;
-/// The bits that all codes of Culvert's range have in common.
+/// The bits that all codes in Culvert's range have in common.
 const CODE_MASK: u32 = 0xFFFF_FF00;
 
-/// The response header with the label of the reason for a refusal.
+/// The response header that carries the label of the reason for a refusal.
 pub(super) const REASON_HEADER: &str = "culvert-reason";
 
 /// One side of a stream.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum StreamSide {
-    /// The side of the client, at the ingress.
+    /// The client's side, at the ingress.
     Client,
-    /// The side of the target, at the agent.
+    /// The target's side, at the agent.
     Target,
 }
 
 impl StreamSide {
-    /// Returns the reason to report if this side reset the stream without giving a reason.
+    /// Returns the reason to report if this side has reset the stream without giving a reason.
     pub(super) const fn reset_reason(self) -> Reason {
         match self {
             Self::Client => Reason::ClientReset,
@@ -38,7 +38,7 @@ impl StreamSide {
     }
 }
 
-/// Returns the error code of a reason.
+/// Returns the error code for a reason.
 pub(super) fn code_of(reason: Reason) -> h2::Reason {
     let number = reason.number();
     number.map_or(h2::Reason::PROTOCOL_ERROR, |number| {
@@ -46,8 +46,8 @@ pub(super) fn code_of(reason: Reason) -> h2::Reason {
     })
 }
 
-/// Returns the reason for an error code that side `from` sent. A code outside of Culvert's range maps to
-/// the closest reason.
+/// Returns the reason for an error code sent by the side `from`. A code outside Culvert's range maps to the
+/// closest reason.
 pub(super) fn reason_of_code(code: h2::Reason, from: StreamSide) -> Reason {
     let number = u32::from(code);
     if number & CODE_MASK == CODE_BASE {
@@ -65,7 +65,7 @@ pub(super) fn reason_of_code(code: h2::Reason, from: StreamSide) -> Reason {
     }
 }
 
-/// Returns the reason for an error of a stream; `from` is the remote side.
+/// Returns the reason for a stream error. `from` is the remote side.
 pub(super) fn reason_of_error(error: &h2::Error, from: StreamSide) -> Reason {
     match error.reason() {
         Some(code) if error.is_reset() => {
@@ -85,7 +85,7 @@ const fn may_end_a_stream(reason: Reason) -> bool {
         && reason.index() <= Reason::ProtocolError.index()
 }
 
-/// Builds the response that refuses a stream.
+/// Builds the response that refuses a stream for the given reason.
 pub(super) fn refusal_response(reason: Reason) -> Response<()> {
     let mut response = Response::new(());
     *response.status_mut() = status_of(reason);
@@ -94,7 +94,8 @@ pub(super) fn refusal_response(reason: Reason) -> Response<()> {
     response
 }
 
-/// Returns the HTTP status of a refusal, as HTTP proxies choose it. Peers prefer the header.
+/// Returns the HTTP status for a refusal, following the conventions of HTTP proxies. Peers give precedence to
+/// the header.
 fn status_of(reason: Reason) -> StatusCode {
     STATUSES
         .into_iter()
@@ -102,8 +103,8 @@ fn status_of(reason: Reason) -> StatusCode {
         .map_or(StatusCode::SERVICE_UNAVAILABLE, |(_, status)| status)
 }
 
-/// The HTTP statuses of reasons. Reasons that are not listed have the first status. A status alone maps to
-/// the first reason that has it.
+/// The HTTP status for each reason. Reasons that are not listed use the first status. A status without the
+/// header maps to the first reason listed with it.
 const STATUSES: [(Reason, StatusCode); 6] = [
     (Reason::DialLimit, StatusCode::SERVICE_UNAVAILABLE),
     (Reason::TargetDenied, StatusCode::FORBIDDEN),
@@ -113,7 +114,8 @@ const STATUSES: [(Reason, StatusCode); 6] = [
     (Reason::ProtocolError, StatusCode::BAD_REQUEST),
 ];
 
-/// Returns the reason for a refusal from its header, or from its status if the header has no known label.
+/// Returns the reason for a refusal, taken from its header, or from its status if the header is missing or
+/// its label is unknown.
 pub(super) fn reason_of_refusal(status: StatusCode, headers: &HeaderMap) -> Reason {
     let label = headers.get(REASON_HEADER).map(HeaderValue::as_bytes);
     let named = Reason::ALL
@@ -141,7 +143,7 @@ mod tests {
             assert_eq!(reason_of_code(code_of(reason), StreamSide::Client), reason);
             assert_eq!(reason_of_code(code_of(reason), StreamSide::Target), reason);
         }
-        // Peers of other releases depend on these numbers.
+        // Peers that run other releases depend on these numbers.
         assert_eq!(u32::from(code_of(Reason::StreamCompleted)), 0xC000_0017);
         assert_eq!(u32::from(code_of(Reason::ProtocolError)), 0xC000_0025);
     }

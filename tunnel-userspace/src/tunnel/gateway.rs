@@ -1,4 +1,4 @@
-//! The gateway: accepts the connections of agents.
+//! The gateway, which accepts connections from agents.
 
 use std::{
     io,
@@ -42,23 +42,23 @@ use crate::{drain, duration, error_chain::chain, identity, listen};
 
 /// The time limit for sending resets to the peer before the connection is closed.
 const RESET_TIMEOUT: Duration = Duration::from_millis(500);
-/// The interval of the check for open streams while draining.
+/// The interval between checks for open streams while draining.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// The unencrypted TLS alert `internal_error` (RFC 8446 section 6), sent to clients while the gateway has no
-/// certificate.
+/// The unencrypted TLS alert `internal_error` (RFC 8446 section 6), which is sent to agents while the gateway
+/// has no certificate.
 const INTERNAL_ERROR_ALERT: [u8; 7] = [21, 3, 3, 0, 2, 2, 80];
 
-/// The settings of a gateway.
+/// The settings for a gateway.
 #[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct GatewaySettings {
     /// The address and port to listen on.
     pub listen: SocketAddr,
-    /// The maximum number of sessions of agents.
+    /// The maximum number of sessions with agents.
     pub max_sessions: usize,
     /// The maximum number of concurrent handshakes.
     pub max_pending_handshakes: usize,
-    /// The time limit of a handshake.
+    /// The time limit for a handshake.
     #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub handshake_timeout: Duration,
@@ -91,7 +91,8 @@ struct Shared {
     handshakes: Handshakes,
 }
 
-/// Opens a listener with the firewall mark. A listener on `::` accepts IPv4 connects, too.
+/// Opens a listener, with the given firewall mark if there is one. `prepare` sets further socket options. A
+/// listener on `::` also accepts IPv4 connections.
 pub(super) fn listener(
     address: SocketAddr,
     mark: Option<u32>,
@@ -107,11 +108,11 @@ pub(super) fn listener(
 }
 
 impl Gateway {
-    /// Opens the listener, but accepts no connection yet.
+    /// Opens the listener, but doesn't accept connections yet.
     ///
     /// # Errors
     ///
-    /// If listening on the address fails.
+    /// Returns an error if listening on the address fails.
     pub fn bind(
         settings: GatewaySettings,
         common: CommonSettings,
@@ -130,15 +131,15 @@ impl Gateway {
         Ok(Self { listener, shared })
     }
 
-    /// Returns the address of the listener.
+    /// Returns the address that the listener is bound to.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         let listen = self.shared.settings.listen;
         self.listener.local_addr().unwrap_or(listen)
     }
 
-    /// Serves until the drain begins, then lets open streams run for at most
-    /// [`SessionLimits::drain_timeout`](super::SessionLimits::drain_timeout).
+    /// Serves agents until the drain begins, then gives open streams at most
+    /// [`SessionLimits::drain_timeout`](super::SessionLimits::drain_timeout) to finish.
     pub async fn run(self, draining: watch::Receiver<bool>) {
         info!(address = %self.local_addr(), "gateway listens");
         let Self { listener, shared } = self;
@@ -174,7 +175,7 @@ struct AcceptedConnection {
     thread: ThreadHandle,
 }
 
-/// Starts the handshake of a connection, unless the maximum number of sessions is reached.
+/// Starts the handshake for an accepted connection, unless the maximum number of sessions has been reached.
 fn start_handshake(
     shared: &Arc<Shared>,
     tasks: &mut JoinSet<()>,
@@ -204,8 +205,8 @@ fn start_handshake(
     }
 }
 
-/// Returns the address by which handshakes are limited: an IPv4 address, or the /64 prefix of an IPv6
-/// address, since an IPv6 host may use any address of its /64.
+/// Returns the source address under which a peer's handshakes are counted: its IPv4 address, or the /64
+/// prefix of its IPv6 address, since an IPv6 host may use any address in its /64.
 fn source_address(peer: SocketAddr) -> IpAddr {
     match peer.ip().to_canonical() {
         IpAddr::V4(v4) => v4.into(),
@@ -243,7 +244,7 @@ async fn handle_connection(
         .report_problem(&source, reason, &chain(&*error));
 }
 
-/// The error of a failed handshake, and the reason to count.
+/// The error from a failed handshake, and the reason to count it under.
 struct HandshakeError(Reason, Box<dyn std::error::Error + Send + Sync>);
 
 impl<E: Into<Box<dyn std::error::Error + Send + Sync>>> From<E> for HandshakeError {
@@ -252,7 +253,7 @@ impl<E: Into<Box<dyn std::error::Error + Send + Sync>>> From<E> for HandshakeErr
     }
 }
 
-/// A session that completed its handshake.
+/// A session that has completed its handshake.
 struct EstablishedSession {
     session: Session,
     /// Resets the session's streams when set to true.
@@ -270,7 +271,7 @@ async fn handshake(
     let AcceptedConnection { tcp, peer, thread } = accepted;
     let mut tcp = move_to_current_runtime(tcp)?;
     set_session_options(&tcp)?;
-    // Each handshake uses the current certificate; established sessions keep the one they began with.
+    // Each handshake uses the current certificate. Established sessions keep the one that they started with.
     let Some(own) = shared.identity.current() else {
         tcp.write_all(&INTERNAL_ERROR_ALERT).await?;
         return Err("this gateway has no certificate yet".into());
@@ -344,7 +345,7 @@ async fn run_session(
         session.initial_view.release.clone(),
     );
     let (id, name) = (session.id, session.initial_view.name.clone());
-    // This handle keeps the thread of the connection running until the last bytes of the streams are sent.
+    // This handle keeps the connection's thread running until the last bytes of its streams have been sent.
     let _thread = session.thread.clone();
     if !sessions.insert(session, shared.settings.max_sessions) {
         let error = "the limit of sessions, tunnel.gateway.maxSessions or 32 of a node, is reached";
@@ -370,7 +371,7 @@ async fn run_session(
         sessions.remove(&node, id, error);
         return;
     }
-    // Ending the hello stream requests the agent to open a replacement session.
+    // Ending the hello stream asks the agent to open a replacement session.
     sessions.remove(&node, id, None);
     if let Err(error) = hello.send_data(Bytes::new(), true) {
         debug!(%node, %error, "the hello stream had already ended");
@@ -379,8 +380,8 @@ async fn run_session(
     let done = async {
         let served = timeout_at(until, wait_until_no_streams(&traffic)).await;
         if served.is_ok() {
-            // The last bytes of the streams may still be queued. The connection ends by itself once they
-            // are sent.
+            // The last bytes of the streams may still be queued. The connection closes by itself once they
+            // have been sent.
             sleep_until(until).await;
             return;
         }

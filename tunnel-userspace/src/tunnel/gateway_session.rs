@@ -1,4 +1,4 @@
-//! The gateway's side of a session: opens streams to the agent.
+//! The gateway's side of a session, which opens streams to the agent.
 
 use std::{
     cmp::Reverse,
@@ -33,13 +33,14 @@ use super::{
 };
 use crate::model::SteeringTarget;
 
-/// The time limit for the agent's answer to a CONNECT; longer than the agent's time limit for its dial.
+/// The time limit for the agent's response to a CONNECT request. It exceeds the agent's own time limit for
+/// dialling the target.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
-/// The time that a stream may wait in `h2` before it is opened.
+/// The maximum time that a stream may wait in `h2` to be opened.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(2);
-/// The minimum interval over which the rate of a session is measured.
+/// The minimum interval over which a session's data rate is measured.
 const RATE_INTERVAL: Duration = Duration::from_millis(250);
-/// The granularity at which the rates of sessions are compared, in bytes per second.
+/// The granularity at which sessions' data rates are compared, in bytes per second.
 const RATE_STEP: u64 = 64 << 10;
 
 /// A session with an agent.
@@ -47,23 +48,23 @@ const RATE_STEP: u64 = 64 << 10;
 pub(super) struct Session {
     pub(super) id: u64,
     pub(super) node: Arc<str>,
-    /// The view of the session when its handshake completed.
+    /// A view of the session, created when its handshake completed.
     pub(super) initial_view: SessionView,
     pub(super) sender: SendRequest<Bytes>,
-    /// The maximum number of streams in the gateway's config.
+    /// The maximum number of streams, from the gateway's config.
     pub(super) max_streams: u32,
     /// The thread that runs the session and its streams.
     pub(super) thread: ThreadHandle,
     pub(super) traffic: Arc<Traffic>,
     pub(super) rate: Mutex<RateMeter>,
-    /// True once the streams must be reset.
+    /// Becomes true once the session's streams must be reset.
     pub(super) stop: watch::Receiver<bool>,
 }
 
 impl Session {
-    /// Returns the sort key for the choice of a session; the smallest is preferred. Sessions that may be
-    /// dead come last, then those with more bytes per second, then those with more streams, then older
-    /// ones.
+    /// Returns the sort key for choosing a session; the smallest key wins. A session that may be dead loses
+    /// to any other. Otherwise the lower data rate wins, then the smaller number of streams, then the newer
+    /// session.
     pub(super) fn sort_key(&self) -> (bool, u64, u32, Reverse<u64>) {
         let view = self.traffic.view();
         let rate = self
@@ -85,23 +86,23 @@ impl Session {
         }
     }
 
-    /// Returns true if the session accepts new streams: it has not ended, and the agent sent no GOAWAY.
+    /// Returns true if the session accepts new streams: it has not ended, and the agent has not sent GOAWAY.
     pub(super) fn is_open(&self) -> bool {
         let mut sender = self.sender.clone();
         let ready = sender.poll_ready(&mut Context::from_waker(Waker::noop()));
         !matches!(ready, Poll::Ready(Err(_)))
     }
 
-    /// Waits until the streams must be reset.
+    /// Waits until the session's streams must be reset.
     pub(super) async fn stopped(&self) {
         if self.stop.clone().wait_for(|stop| *stop).await.is_err() {
-            // The sender is dropped, so the session has ended. The bytes that it received before must still
-            // be copied; a stream that is incomplete will return an error.
+            // The sender was dropped, so the session has ended. Bytes that were received earlier must still
+            // be copied. A stream that is incomplete will return an error.
             pending().await
         }
     }
 
-    /// Opens a stream: sends the CONNECT and the client's first bytes, and waits for the answer.
+    /// Opens a stream: sends the CONNECT request and the client's first bytes, then waits for the response.
     pub(super) async fn open(
         &self,
         target: &SteeringTarget,
@@ -114,7 +115,7 @@ impl Session {
         let (answer, mut send) = sender.send_request(request, false).map_err(lost)?;
         if !first.is_empty() {
             self.traffic.count_sent(first.len());
-            // Fails if a refusal arrived first. The answer then has the reason.
+            // This fails if a refusal has already arrived. The response then contains the reason.
             if let Err(error) = send.send_data(first, false) {
                 debug!(%error, "the stream was refused before the client's first bytes were sent");
             }
@@ -149,9 +150,10 @@ pub(super) struct StreamPermit {
 }
 
 impl StreamPermit {
-    /// Takes a permit, unless the session has its maximum number of streams.
+    /// Takes a permit, unless the session already has its maximum number of streams.
     pub(super) fn take(session: Arc<Session>) -> Option<Self> {
-        // The hello is one of the streams. Saturates, since an agent may advertise a maximum of 0.
+        // The hello is one of the streams. The subtraction saturates, since an agent may advertise a maximum
+        // of 0.
         let of_agent = session.sender.current_max_send_streams().saturating_sub(1);
         let max = u32::try_from(of_agent).unwrap_or(u32::MAX);
         let slot = session.traffic.take_slot(max.min(session.max_streams))?;
@@ -162,9 +164,9 @@ impl StreamPermit {
     }
 }
 
-/// Waits for [`OPEN_TIMEOUT`], and returns only if `h2` has not opened the sender's last request by then.
-/// `h2` counts a stream as open until the agent has taken its last bytes, even if the gateway has ended
-/// it.
+/// Waits for [`OPEN_TIMEOUT`], then returns only if `h2` has not opened a stream for the sender's last
+/// request. `h2` counts a stream as open until the agent has taken its last bytes, even if the gateway has
+/// already ended it.
 async fn never_opened(sender: &mut SendRequest<Bytes>) {
     sleep(OPEN_TIMEOUT).await;
     if poll_fn(|cx| Poll::Ready(sender.poll_ready(cx).is_ready())).await {
@@ -183,7 +185,7 @@ fn request(target: &SteeringTarget) -> Result<Request<()>, Reason> {
         .map_err(|_error: http::Error| Reason::ProtocolError)
 }
 
-/// A measurement of a rate, in bytes per second.
+/// A meter for a data rate, in bytes per second.
 #[derive(Debug)]
 pub(super) struct RateMeter {
     at: Instant,
@@ -203,7 +205,7 @@ impl RateMeter {
     fn measure(&mut self, now: Instant, total: u64) -> u64 {
         let time = now.duration_since(self.at);
         let millis = u64::try_from(time.max(RATE_INTERVAL).as_millis()).unwrap_or(u64::MAX);
-        // Saturates, since another thread may have called this with a later total.
+        // The subtraction saturates, since another thread may already have recorded a later total.
         let rate = total.saturating_sub(self.total) * 1000 / millis;
         if time >= RATE_INTERVAL {
             (self.at, self.total, self.rate) = (now, total, rate);

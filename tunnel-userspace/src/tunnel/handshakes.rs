@@ -1,4 +1,5 @@
-//! The handshakes in progress: limited in number, and shared fairly between source addresses.
+//! The handshakes in progress. Their number is limited, and the limit is shared fairly among source
+//! addresses.
 
 use std::{collections::HashMap, net::IpAddr};
 
@@ -27,12 +28,12 @@ impl Handshakes {
         }
     }
 
-    /// Adds a handshake, and starts its task by `spawn`. At the maximum, aborts another handshake first, and
-    /// returns its source.
+    /// Adds a handshake and starts its task with `spawn`. If the maximum has been reached, evicts another
+    /// handshake and returns that one's source.
     ///
-    /// The victim is the oldest handshake of the source that has the most. A source that opens many
-    /// connections and stalls thus evicts its own handshakes. The handshake of an agent with the same
-    /// source completes long before it is the oldest.
+    /// The victim is the oldest handshake from the source that has the most. A source that opens many
+    /// connections and stalls them therefore evicts only its own handshakes. If an agent shares that source,
+    /// its handshake completes long before it becomes the oldest.
     pub(super) fn begin(
         &self,
         id: u64,
@@ -44,7 +45,8 @@ impl Handshakes {
             .then(|| victim(&entries))
             .flatten()
             .map(|index| entries.remove(index));
-        // Spawned under the lock: even a task that ends at once finds its entry in `end`.
+        // Spawned while the lock is held, so that even a task that finishes immediately finds its entry in
+        // `end`.
         let task = spawn();
         entries.push(Entry { id, source, task });
         drop(entries);
@@ -54,7 +56,7 @@ impl Handshakes {
         })
     }
 
-    /// Removes a finished handshake; returns false if it was evicted before.
+    /// Removes a finished handshake. Returns false if it had already been evicted.
     pub(super) fn end(&self, id: u64) -> bool {
         let mut entries = self.entries.lock();
         let before = entries.len();
@@ -63,8 +65,8 @@ impl Handshakes {
     }
 }
 
-/// Returns the index of the oldest entry of the source with the most entries; in a tie, of the source with
-/// the oldest entry.
+/// Returns the index of the oldest entry from the source that has the most entries. In a tie, the source with
+/// the oldest entry is chosen.
 fn victim(entries: &[Entry]) -> Option<usize> {
     let mut counts: HashMap<IpAddr, usize> = HashMap::new();
     for entry in entries {
@@ -102,7 +104,7 @@ mod tests {
         }
 
         assert!(handshakes.end(0), "the good one is still there");
-        // From here on there is only one source.
+        // From here on, there is only one source.
         assert_eq!(begin(1000, 9), None);
         assert_eq!(begin(1001, 9), Some(from(9)));
         assert!(!handshakes.end(1));

@@ -1,8 +1,8 @@
-//! The hello, which is the first stream of a session: gateway and agent exchange their release and
-//! protocol version.
+//! The hello, which is the first stream of a session. In it, the gateway and the agent exchange their
+//! releases and protocol versions.
 //!
-//! The gateway sends a line of JSON, and the agent answers with JSON. Unknown fields and features are
-//! ignored, so that later releases can add some.
+//! The gateway sends a line of JSON, and the agent replies with JSON. Unknown fields and features are
+//! ignored, so that later releases can add more.
 
 use bytes::{Bytes, BytesMut};
 use futures_util::future::poll_fn;
@@ -19,7 +19,7 @@ const NEWEST: u32 = 1;
 const OLDEST: u32 = 1;
 /// The maximum length of a hello, in bytes.
 const MAX_HELLO: usize = 16 << 10;
-/// The maximum length of a text from the peer, in characters; longer texts are truncated.
+/// The maximum length of a string from the peer, in characters. Longer strings are truncated.
 const MAX_TEXT: usize = 128;
 /// The URI of the hello request.
 const URI: &str = "https://gateway.culvert.dev/hello";
@@ -28,7 +28,7 @@ const PATH: &str = "/hello";
 /// The gateway's hello.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub(super) struct GatewayHello {
-    /// The newest protocol version of the gateway.
+    /// The newest protocol version that the gateway supports.
     pub(super) protocol: u32,
     #[serde(default)]
     pub(super) release: String,
@@ -36,10 +36,10 @@ pub(super) struct GatewayHello {
     pub(super) features: Vec<String>,
 }
 
-/// The agent's answer to the hello.
+/// The agent's reply to the gateway's hello.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 pub(super) struct AgentHello {
-    /// The protocol version of the session: the newest one that both peers support.
+    /// The protocol version to use in this session: the newest one that both ends support.
     pub(super) protocol: u32,
     #[serde(default)]
     pub(super) release: String,
@@ -49,14 +49,14 @@ pub(super) struct AgentHello {
     /// The boot ID of the agent's machine.
     #[serde(default)]
     pub(super) boot: String,
-    /// The agent's allow-list, for display only; the agent enforces it.
+    /// The agent's allow-list. The gateway only displays it; the agent enforces it.
     #[serde(default)]
     pub(super) allow: Vec<String>,
     #[serde(default)]
     pub(super) features: Vec<String>,
 }
 
-/// A failed hello.
+/// The error from a failed hello.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum HelloError {
     #[error("the connection was lost during the hello")]
@@ -83,8 +83,8 @@ fn choose_version(newest: u32) -> Result<u32, HelloError> {
     Ok(newest.min(NEWEST))
 }
 
-/// Sends the gateway's hello. Returns the agent's answer and the open body of the request, which the
-/// gateway ends when it drains.
+/// Sends the gateway's hello. Returns the agent's reply and the request body, which stays open until the
+/// gateway drains.
 pub(super) async fn send(
     sender: &mut SendRequest<Bytes>,
 ) -> Result<(AgentHello, SendStream<Bytes>), HelloError> {
@@ -119,7 +119,8 @@ fn parse_agent_hello(text: &[u8]) -> Result<AgentHello, HelloError> {
     Ok(answer)
 }
 
-/// Answers the hello, as the agent. Returns the body of the request, which ends when the gateway drains.
+/// Replies to the gateway's hello, on the agent's side. Returns the request body, which ends when the gateway
+/// drains.
 pub(super) async fn respond(
     request: Request<RecvStream>,
     mut respond: SendResponse<Bytes>,
@@ -153,13 +154,13 @@ async fn read_gateway_hello(body: &mut RecvStream) -> Result<u32, HelloError> {
     choose_version(ask.protocol)
 }
 
-/// Parses bytes as the hello of the gateway and of the agent. For the fuzz target.
+/// Parses `text` as the agent's hello, and as the gateway's. Used by the fuzz target.
 pub(super) fn parse_both(text: &[u8]) {
     let _answer = parse_agent_hello(text);
     let _ask = serde_json::from_slice(text).map(|ask: GatewayHello| choose_version(ask.protocol));
 }
 
-/// The end of a hello.
+/// The point at which a hello ends: the end of its first line, or the end of the body.
 #[derive(Clone, Copy, Eq, PartialEq)]
 enum HelloEnd {
     Line,
@@ -185,7 +186,7 @@ async fn read_hello(body: &mut RecvStream, end_mark: HelloEnd) -> Result<BytesMu
     Ok(text)
 }
 
-/// Makes a text from the peer safe for logs: removes control characters, and truncates it.
+/// Makes a string from the peer safe to log: removes control characters and truncates it.
 fn sanitise(text: &str) -> String {
     text.chars()
         .filter(|c| !c.is_control())

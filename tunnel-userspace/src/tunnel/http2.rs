@@ -1,4 +1,4 @@
-//! The HTTP/2 and TLS settings of gateways and agents.
+//! The HTTP/2 and TLS settings for gateways and agents.
 
 use std::io;
 
@@ -7,36 +7,36 @@ use tokio_rustls::TlsStream;
 use super::{SessionLimits, socket::SessionSocket};
 use crate::identity::ALPN;
 
-/// The TLS connection that carries HTTP/2.
+/// A TLS connection that carries HTTP/2.
 pub(super) type TlsConnection = TlsStream<SessionSocket>;
 
-/// The maximum flow-control window of HTTP/2, in bytes (RFC 9113 section 6.9.1).
+/// The largest flow-control window that HTTP/2 allows, in bytes (RFC 9113 section 6.9.1).
 const LARGEST_WINDOW: u32 = (1 << 31) - 1;
-/// The maximum size of a DATA frame, in bytes. It limits the delay of other streams' frames behind it.
+/// The maximum size of a DATA frame, in bytes. It limits how long other streams' frames wait behind one.
 const MAX_FRAME: u32 = 128 << 10;
 /// The maximum size of a header list, in bytes.
 const MAX_HEADERS: u32 = 16 << 10;
-/// The maximum number of bytes that `h2` queues for sending, per stream.
+/// The maximum number of bytes per stream that `h2` queues for sending.
 const SEND_BUFFER: usize = 256 << 10;
-/// The maximum number of reset streams that `h2` remembers, and of streams that may be reset before they
-/// are accepted; beyond it `h2` closes the connection. The limit is high, since the peer is authenticated
-/// and a burst of cancelled requests is not an attack.
+/// The maximum number of reset streams that `h2` remembers, and of streams that may be reset before they are
+/// accepted. Beyond this limit, `h2` closes the connection. The limit is high, since the peer is
+/// authenticated and a burst of cancelled requests is not an attack.
 const MAX_RESETS: usize = 16 << 10;
-/// The budget for small unread DATA frames, in bytes; beyond it `h2` closes the connection. A frame of
-/// fewer than 256 bytes takes the difference from the budget until it is read. [`super::copy`] reads
-/// frames at once, even if its socket is slow.
+/// The budget for small unread DATA frames, in bytes. Once it is used up, `h2` closes the connection. A frame
+/// of fewer than 256 bytes takes the difference from the budget until it is read. [`super::copy`] reads
+/// frames immediately, even if its socket is slow.
 const SMALL_FRAMES: usize = 64 << 20;
-/// The maximum number of bytes that rustls buffers for sending; enough to send a frame in one write.
+/// The maximum number of bytes that rustls buffers for sending, which is enough to send a frame in one write.
 const TLS_BUFFER: usize = 256 << 10;
 
-/// Returns the flow-control window of a connection, in bytes: the sum of the windows of all streams and
-/// of the hello, so that stalled streams never block another one. The config check keeps the sum within
-/// [`LARGEST_WINDOW`].
+/// Returns the flow-control window of a connection, in bytes. It is the sum of the windows of all streams,
+/// including the hello, so that stalled streams never block other streams. Config validation keeps the sum
+/// within [`LARGEST_WINDOW`].
 fn connection_window(limits: &SessionLimits) -> u32 {
     ((limits.max_streams + 1) * limits.stream_window_bytes).min(LARGEST_WINDOW)
 }
 
-/// Returns the HTTP/2 settings of the gateway, which opens streams.
+/// Returns the HTTP/2 settings for the gateway, which opens streams.
 pub(super) fn client_builder(limits: &SessionLimits) -> h2::client::Builder {
     let mut builder = h2::client::Builder::new();
     builder
@@ -53,7 +53,7 @@ pub(super) fn client_builder(limits: &SessionLimits) -> h2::client::Builder {
     builder
 }
 
-/// Returns the HTTP/2 settings of the agent, which serves streams. The hello counts as a stream.
+/// Returns the HTTP/2 settings for the agent, which serves streams. The hello counts as a stream.
 pub(super) fn server_builder(limits: &SessionLimits) -> h2::server::Builder {
     let mut builder = h2::server::Builder::new();
     builder
@@ -70,7 +70,7 @@ pub(super) fn server_builder(limits: &SessionLimits) -> h2::server::Builder {
     builder
 }
 
-/// Checks the negotiated ALPN protocol, and sets the size of the TLS buffer.
+/// Checks the negotiated ALPN protocol, and limits the size of the TLS buffer.
 pub(super) fn finish_handshake(connection: &mut TlsConnection) -> io::Result<()> {
     match connection {
         TlsStream::Client(client) => client.get_mut().1.set_buffer_limit(Some(TLS_BUFFER)),

@@ -1,4 +1,4 @@
-//! The network interface over which an accepted connection arrived.
+//! The network interface on which an accepted connection arrived.
 #![expect(
     unsafe_code,
     reason = "neither std nor nix reads IP_PKTOPTIONS and IPV6_2292PKTOPTIONS"
@@ -16,16 +16,16 @@ use nix::sys::socket::{
     sockopt::{Ipv4PacketInfo, Ipv6RecvPacketInfo},
 };
 
-/// include/uapi/linux/in.h
+/// Defined in `include/uapi/linux/in.h`.
 const IP_PKTOPTIONS: c_int = 9;
-/// include/uapi/linux/in6.h
+/// Defined in `include/uapi/linux/in6.h`.
 const IPV6_2292PKTOPTIONS: c_int = 6;
-/// The length of a `cmsghdr`, in bytes.
+/// The size of a `cmsghdr`, in bytes.
 const HEADER: usize = size_of::<libc::cmsghdr>();
 
-/// Makes the kernel record the incoming interface of each connection that this listener will accept.
+/// Makes the kernel record the incoming interface of each connection that this listener accepts.
 pub(super) fn enable(listener: &impl AsFd, is_v6: bool) -> io::Result<()> {
-    // Also set for an IPv6 listener, since it accepts IPv4 connections, too.
+    // Also set on an IPv6 listener, since it accepts IPv4 connections, too.
     setsockopt(listener, Ipv4PacketInfo, &true)?;
     if is_v6 {
         setsockopt(listener, Ipv6RecvPacketInfo, &true)?;
@@ -33,7 +33,8 @@ pub(super) fn enable(listener: &impl AsFd, is_v6: bool) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the index of the interface over which a connection arrived. `local` is its local address.
+/// Returns the index of the interface on which a connection arrived. `local` is the connection's local
+/// address.
 pub(super) fn index(socket: &impl AsFd, local: SocketAddr) -> io::Result<u32> {
     let (level, option) = if local.ip().to_canonical().is_ipv4() {
         (libc::SOL_IP, IP_PKTOPTIONS)
@@ -42,8 +43,8 @@ pub(super) fn index(socket: &impl AsFd, local: SocketAddr) -> io::Result<u32> {
     };
     let mut options = [0_u8; 512];
     let mut length = libc::socklen_t::try_from(options.len()).map_err(io::Error::other)?;
-    // SAFETY: the pointers are to a buffer and to its length, which both outlive the call; the
-    // kernel writes no more than that length, and bytes have no invalid values.
+    // SAFETY: the pointers point to a buffer and to its length, which both outlive the call; the kernel
+    // writes no more than that length, and every byte is a valid `u8`.
     let answer = unsafe {
         libc::getsockopt(
             socket.as_fd().as_raw_fd(),
@@ -63,9 +64,9 @@ pub(super) fn index(socket: &impl AsFd, local: SocketAddr) -> io::Result<u32> {
         .ok_or_else(|| io::Error::other("the kernel returned no interface index"))
 }
 
-/// Returns the interface index from a sequence of control messages (cmsg(3)).
+/// Returns the interface index found in a sequence of control messages (cmsg(3)).
 fn parse_index(mut messages: &[u8]) -> Option<u32> {
-    // The loop ends, since `get(HEADER..length)` fails for a message that is shorter than its header.
+    // The loop terminates, since `get(HEADER..length)` returns `None` for a message shorter than its header.
     while let Some((header, _)) = messages.split_at_checked(HEADER) {
         let length = usize::from_ne_bytes(*header.first_chunk()?);
         let (level, kind) = header.get(size_of::<usize>()..)?.split_at_checked(4)?;
@@ -73,9 +74,9 @@ fn parse_index(mut messages: &[u8]) -> Option<u32> {
         let kind = c_int::from_ne_bytes(*kind.first_chunk()?);
         let data = messages.get(HEADER..length)?;
         let index = match (level, kind) {
-            // `struct in_pktinfo` begins with the index.
+            // `struct in_pktinfo` begins with the interface index.
             (libc::SOL_IP, libc::IP_PKTINFO) => data.first_chunk(),
-            // `struct in6_pktinfo` has the index after the address.
+            // `struct in6_pktinfo` has the interface index after the address.
             (libc::SOL_IPV6, libc::IPV6_PKTINFO | libc::IPV6_2292PKTINFO) => {
                 data.get(16..)?.first_chunk()
             }

@@ -1,5 +1,5 @@
-//! The ingress: accepts steered connects, and forwards each to the node and port that its steering address
-//! stands for.
+//! The ingress, which accepts steered connections and forwards each to the node and port that its steering
+//! address stands for.
 
 use std::{collections::BTreeSet, io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -27,35 +27,36 @@ use crate::{
     model::{SteeringTarget, SteeringTargets},
 };
 
-/// The time to wait for the client's first bytes. They are sent with the CONNECT, which saves a round trip
-/// if the client speaks first. A client that waits for the server is delayed by this time.
+/// The time to wait for the client's first bytes. They are sent along with the CONNECT request, which saves a
+/// round trip if the client speaks first. If the client waits for the server to speak first, this delays the
+/// connection.
 const FIRST_BYTES_TIMEOUT: Duration = Duration::from_millis(2);
-/// The maximum number of first bytes that are sent with the CONNECT.
+/// The maximum number of the client's first bytes to send along with the CONNECT request.
 const MAX_FIRST_BYTES: usize = 16 << 10;
-/// The maximum number of client connections.
+/// The maximum number of concurrent client connections.
 const MAX_CLIENTS: usize = 16 << 10;
 
-/// The reasons for which a client or target ended a stream. They are counted, but not recorded as an
-/// error of the node.
+/// The reasons that mean that the client or the target ended a stream. They are counted, but not recorded as
+/// errors of the node.
 const NOT_AN_ERROR: [Reason; 3] = [
     Reason::StreamCompleted,
     Reason::ClientReset,
     Reason::TargetReset,
 ];
 
-/// The time to wait until a new link, such as that of a new pod, is in the set of inside links.
+/// The time to wait for a new link, such as a new pod's, to appear in the set of inside links.
 const NEW_LINK_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The settings of an ingress.
+/// The settings for an ingress.
 #[derive(Clone, Debug)]
 pub struct IngressSettings {
-    /// The prefixes of steering addresses.
+    /// The prefixes that steering addresses belong to.
     pub prefixes: Vec<Prefix>,
-    /// The address and port to listen on; `::` accepts IPv4 connects, too.
+    /// The address and port to listen on. Listening on `::` accepts IPv4 connections, too.
     pub listen: SocketAddr,
 }
 
-/// The listener for steered connects.
+/// The listener for steered connections.
 #[derive(Debug)]
 pub struct Ingress {
     listener: TcpListener,
@@ -72,12 +73,12 @@ struct Shared {
 }
 
 impl Ingress {
-    /// Opens the listener, but accepts no connection yet. `inside_links` has the indices of the links from
-    /// which steered connects may arrive; a connection from any other link is reset.
+    /// Opens the listener, but doesn't accept connections yet. `inside_links` has the indices of the links
+    /// over which steered connections may arrive. A connection over any other link is reset.
     ///
     /// # Errors
     ///
-    /// If listening on the address fails.
+    /// Returns an error if listening on the address fails.
     pub fn bind(
         settings: IngressSettings,
         common: CommonSettings,
@@ -88,7 +89,8 @@ impl Ingress {
         let is_v6 = settings.listen.is_ipv6();
         let listener = listener(settings.listen, common.mark, |socket| {
             incoming_interface::enable(socket, is_v6)?;
-            // Without CAP_NET_ADMIN only local addresses can be served, which is enough with local routes.
+            // Without CAP_NET_ADMIN, only local addresses can be served. That is enough if the routes to the
+            // steering prefixes are local.
             if let Err(error) = socket.set_ip_transparent_v4(true) {
                 debug!(%error, "cannot set IP_TRANSPARENT on the listener of the ingress");
             }
@@ -104,15 +106,15 @@ impl Ingress {
         Ok(Self { listener, shared })
     }
 
-    /// Returns the address of the listener.
+    /// Returns the address that the listener is bound to.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         let listen = self.shared.settings.listen;
         self.listener.local_addr().unwrap_or(listen)
     }
 
-    /// Serves until the drain begins, then lets open streams run for at most
-    /// [`SessionLimits::drain_timeout`](super::SessionLimits::drain_timeout).
+    /// Serves clients until the drain begins, then gives open streams at most
+    /// [`SessionLimits::drain_timeout`](super::SessionLimits::drain_timeout) to finish.
     pub async fn run(self, draining: watch::Receiver<bool>) {
         info!(address = %self.local_addr(), "ingress listens");
         let Self { listener, shared } = self;
@@ -155,9 +157,9 @@ impl Ingress {
     }
 }
 
-/// Makes the connection be reset when the socket is closed.
+/// Arranges for the connection to be reset when its socket is closed.
 fn reset(tcp: &TcpStream) {
-    // On failure the client gets a FIN instead of a reset, which does no harm.
+    // If this fails, the client gets a FIN instead of a reset, which does no harm.
     drop(SockRef::from(tcp).set_linger(Some(Duration::ZERO)));
 }
 
@@ -183,13 +185,13 @@ async fn handle_connection(
     } else {
         sessions.record_refusal(&target, reason);
     }
-    // Closed last, so that the reason is counted before the client sees the end.
+    // Closed last, so that the reason is counted before the client sees the connection end.
     drop(tcp);
 }
 
 impl Shared {
-    /// Sets the options of a connection, and returns its target. Refuses a connection whose local address
-    /// is not a steering address, or which did not arrive over an inside link.
+    /// Sets a client connection's socket options, and returns its target. Refuses a connection whose local
+    /// address is not a steering address, or that did not arrive over an inside link.
     async fn target(&self, tcp: &TcpStream) -> Result<SteeringTarget, Reason> {
         set_stream_options(tcp).map_err(|_error| Reason::ClientReset)?;
         let local = tcp.local_addr().map_err(|_error| Reason::ClientReset)?;
@@ -201,7 +203,7 @@ impl Shared {
             debug!(%error, "the incoming interface is unknown");
             Reason::ArrivedUnsteered
         })?;
-        // The link of a pod that has just started may not be in the set yet.
+        // The link of a pod that has only just started may not be in the set yet.
         let mut inside_links = self.inside_links.clone();
         let known = inside_links.wait_for(|inside_links| inside_links.contains(&interface));
         if !matches!(timeout(NEW_LINK_TIMEOUT, known).await, Ok(Ok(_))) {
@@ -212,8 +214,8 @@ impl Shared {
     }
 }
 
-/// Forwards a client's connection to its target until it ends. Returns the reason for the end, and the
-/// connection, which the caller closes.
+/// Forwards a client's connection to its target until it ends. Returns the reason why it ended, and the
+/// connection for the caller to close.
 pub(super) async fn forward(
     sessions: &Sessions,
     target: &SteeringTarget,
@@ -221,10 +223,10 @@ pub(super) async fn forward(
     stopped: watch::Receiver<bool>,
 ) -> (Reason, Option<TcpStream>) {
     let permitted = async {
-        // Takes the permit first, so that a connect to a node without a session is refused at once.
+        // The permit is taken first, so that a connection to a node without a session is refused immediately.
         let permit = sessions.take_permit(&target.node)?;
         let first = read_first_bytes(&mut tcp).await;
-        // The session may have ended meanwhile; another session of the node may be open.
+        // The session may have ended in the meantime. Another session with the node may still be open.
         if permit.session.is_open() {
             return Ok((permit, first));
         }
@@ -242,12 +244,12 @@ pub(super) async fn forward(
     );
     match task.join_next().await {
         Some(Ok(ended)) => ended,
-        // The task panicked, or the thread of the session is gone.
+        // The task panicked, or the session's thread is gone.
         Some(Err(_)) | None => (Reason::AgentConnectionLost, None),
     }
 }
 
-/// Opens a stream and copies until it ends, on the thread of its session.
+/// Opens a stream and copies data until it ends. Runs on the session's thread.
 async fn run_stream(
     permit: StreamPermit,
     target: SteeringTarget,
@@ -277,10 +279,10 @@ async fn run_stream(
     (reason, Some(tcp))
 }
 
-/// Reads the client's first bytes; none if the client waits for the server.
+/// Reads the client's first bytes. There are none if the client waits for the server to speak first.
 async fn read_first_bytes(tcp: &mut TcpStream) -> Bytes {
     let mut first = BytesMut::with_capacity(MAX_FIRST_BYTES);
-    // An end or an error is ignored here, since the copy will see it again.
+    // EOF and errors are ignored here, since copying will run into them again.
     drop(timeout(FIRST_BYTES_TIMEOUT, tcp.read_buf(&mut first)).await);
     first.freeze()
 }
@@ -299,7 +301,7 @@ mod tests {
         let at = listener.local_addr().expect("an address");
         let mut client = TcpStream::connect(at).await.expect("connected");
         let (mut tcp, _) = listener.accept().await.expect("accepted");
-        // Reads the byte without tokio, which still assumes that the socket is readable.
+        // Reads the byte behind tokio's back, so that tokio still assumes that the socket is readable.
         client.write_all(b"!").await.expect("written");
         tcp.readable().await.expect("readable");
         (&*SockRef::from(&tcp)).read_exact(&mut [0]).expect("read");

@@ -1,4 +1,4 @@
-//! Pings on a session, which detect a dead connection.
+//! Keepalive pings, which detect when a session's connection is dead.
 
 use std::time::Duration;
 
@@ -8,11 +8,11 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::{SessionLimits, socket::Meter, traffic::Traffic};
 
-/// The number of checks for received bytes within the time limit of a ping.
+/// The number of checks for received bytes within a ping's time limit.
 const CHECKS_PER_TIMEOUT: u32 = 8;
 
-/// Sends pings, and returns when the peer does not answer. Any received byte counts as an answer, since a
-/// pong may be queued behind a lot of data; a dead connection delivers nothing at all.
+/// Sends pings, and returns once the peer stops answering. Any received byte counts as an answer, since a
+/// pong may be queued behind a lot of data. A dead connection delivers nothing at all.
 pub(super) async fn wait_for_silence(
     ping: Option<PingPong>,
     meter: &Meter,

@@ -1,4 +1,5 @@
-//! A rate limit for repeated log messages: one per interval, with the number of suppressed repetitions.
+//! A rate limit for repeated log messages: one per interval, together with how many repetitions were
+//! suppressed.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -8,7 +9,7 @@ use tunnel_common::reason::Reason;
 
 /// The minimum interval between two log messages with the same subject and reason.
 const INTERVAL: Duration = Duration::from_secs(30);
-/// The maximum number of pairs of subject and reason that are tracked.
+/// The maximum number of (subject, reason) pairs to keep track of.
 const MAX_TRACKED: usize = 4096;
 
 #[derive(Debug)]
@@ -24,7 +25,7 @@ pub(super) struct LogLimit {
 }
 
 impl LogLimit {
-    /// Returns the number of messages suppressed since the last logged one, or none if this message must be
+    /// Returns the number of messages suppressed since the last logged one, or `None` if this message must be
     /// suppressed, too.
     pub(super) fn may_log(&self, subject: &Arc<str>, reason: Reason) -> Option<u64> {
         let now = Instant::now();

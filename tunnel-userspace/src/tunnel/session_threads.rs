@@ -1,5 +1,5 @@
-//! Threads for sessions, each with a runtime of its own. All streams of a session run on one thread, so
-//! that bytes pass between tasks without waking another thread.
+//! Threads that run sessions, each with its own runtime. All of a session's streams run on the same thread,
+//! so that bytes pass between tasks without waking another thread.
 
 use std::{io, num::NonZero, sync::Arc, thread};
 
@@ -11,22 +11,22 @@ use tracing::warn;
 
 /// The threads that run sessions.
 ///
-/// A thread ends once this and all handles of its sessions are dropped.
+/// A thread exits once this and all handles to the thread have been dropped.
 #[derive(Debug)]
 pub(super) struct SessionThreads {
     handles: Vec<ThreadHandle>,
 }
 
-/// A handle of the thread that runs a session; keeps the thread running.
+/// A handle to the thread that runs a session. It keeps the thread running.
 #[derive(Clone, Debug)]
 pub(super) struct ThreadHandle {
     runtime: Handle,
-    /// Ends the thread when its last handle is dropped; none for the caller's runtime.
+    /// Stops the thread when its last handle is dropped; `None` for the caller's own runtime.
     shutdown: Arc<Option<oneshot::Sender<()>>>,
 }
 
 impl SessionThreads {
-    /// Starts `max` threads, but no more than there are CPUs.
+    /// Starts up to `max` threads, but no more than there are CPUs.
     pub(super) fn start(max: usize) -> Self {
         let cpus = thread::available_parallelism().map_or(1, NonZero::get);
         let mut handles = Vec::new();
@@ -42,7 +42,7 @@ impl SessionThreads {
         Self { handles }
     }
 
-    /// Returns a handle of the thread with the fewest handles; of the caller's runtime if no thread
+    /// Returns a handle to the thread that has the fewest handles, or to the caller's runtime if no thread
     /// could be started.
     pub(super) fn least_loaded(&self) -> ThreadHandle {
         let count = |handle: &&ThreadHandle| Arc::strong_count(&handle.shutdown);
@@ -55,7 +55,7 @@ impl SessionThreads {
 }
 
 impl ThreadHandle {
-    /// Returns the runtime of the thread.
+    /// Returns the thread's runtime.
     pub(super) const fn runtime(&self) -> &Handle {
         &self.runtime
     }
@@ -66,9 +66,9 @@ fn start_thread() -> io::Result<ThreadHandle> {
     let handle = runtime.handle().clone();
     let (shutdown, dropped) = oneshot::channel::<()>();
     let run = move || {
-        // Returns when the sender is dropped; nothing is ever sent.
+        // This returns when the sender is dropped; nothing is ever sent.
         drop(runtime.block_on(dropped));
-        // Does not wait for blocking threads, where a DNS lookup may hang.
+        // This does not wait for blocking threads, in which a DNS lookup may hang.
         runtime.shutdown_background();
     };
     thread::Builder::new()

@@ -1,5 +1,5 @@
-//! The registry of sessions by node: the gateway adds sessions, the ingress opens streams on them, and
-//! both record errors.
+//! The registry of sessions by node. The gateway adds sessions, the ingress opens streams on them, and both
+//! record errors.
 
 use std::{
     collections::BTreeMap,
@@ -25,21 +25,21 @@ use super::{
 };
 use crate::model::{SteeringTarget, SteeringTargets};
 
-/// The maximum number of sessions of one node. It leaves room for broken sessions that the gateway has not
+/// The maximum number of sessions per node. It leaves room for broken sessions that the gateway has not
 /// detected yet.
 const MAX_PER_NODE: usize = 32;
 
-/// The JSON view of a node, as its gateway sees it.
+/// The JSON view of a node, as seen by its gateway.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeView {
-    /// The name of the Node.
+    /// The name of the Kubernetes Node.
     pub node: String,
     /// The node's open sessions, oldest first.
     pub sessions: Vec<SessionView>,
     /// The time when the node last had an open session.
     pub last_seen: Option<Timestamp>,
-    /// The last error of a connect to the node, or of its sessions.
+    /// The last error, either from connecting to the node or from one of its sessions.
     pub last_error: Option<String>,
 }
 
@@ -53,25 +53,25 @@ pub struct SessionView {
     pub peer: SocketAddr,
     /// The time when the session began.
     pub since: Timestamp,
-    /// The release of the agent.
+    /// The agent's release.
     pub release: String,
     /// The time when the agent's certificate expires.
     pub certificate_expires: Timestamp,
-    /// The traffic of the session.
+    /// The session's traffic counters.
     #[serde(flatten)]
     pub traffic: TrafficView,
 }
 
-/// The registry of sessions by node, with counts of reasons and log rate limits. It keeps nodes that had
-/// a session earlier, and nodes to which a client's connect failed.
+/// The registry of sessions by node, with reason counters and log rate limits. It also keeps nodes that had a
+/// session earlier, and nodes that a client has failed to connect to.
 #[derive(Debug, Default)]
 pub struct Sessions {
     nodes: Mutex<BTreeMap<Arc<str>, Node>>,
     count: AtomicUsize,
     next: AtomicU64,
     counts: ReasonCounts,
-    /// The rate limit of messages about nodes. Other messages have a separate one, so that a flood of
-    /// them does not suppress messages about nodes.
+    /// The rate limit for messages about nodes. Other messages have a separate one, so that a flood of them
+    /// does not suppress messages about nodes.
     node_log_limit: LogLimit,
     other_log_limit: LogLimit,
 }
@@ -83,10 +83,10 @@ struct Node {
     last_error: Option<NodeError>,
 }
 
-/// The last error of a connect to a node, or of its sessions.
+/// The last error, either from connecting to the node or from one of its sessions.
 #[derive(Debug)]
 enum NodeError {
-    /// A connect to this target was refused or aborted.
+    /// A connection to this target was refused or aborted.
     Refused(SteeringTarget, Reason),
     /// A session ended with this error.
     Ended(String),
@@ -99,13 +99,13 @@ impl Sessions {
         Arc::default()
     }
 
-    /// Returns the nodes of the registry, by name.
+    /// Returns the nodes in the registry, sorted by name.
     #[must_use]
     pub fn nodes(&self) -> Vec<NodeView> {
         self.nodes_with(&SteeringTargets::new())
     }
 
-    /// Returns the nodes of the registry and the nodes of the steered targets, by name.
+    /// Returns the nodes in the registry and those of the steered targets, sorted by name.
     #[must_use]
     pub fn nodes_with(&self, steered: &SteeringTargets) -> Vec<NodeView> {
         let unseen = |target: &SteeringTarget| NodeView {
@@ -122,7 +122,7 @@ impl Sessions {
                 node: name.to_string(),
                 sessions: node.sessions.iter().map(|it| it.view()).collect(),
                 last_seen: node.last_alive(now),
-                // Formatted now, because the text contains the time since the agent was last seen.
+                // Formatted only now, because the text contains the time since the agent was last seen.
                 last_error: node.last_error.as_ref().map(|it| it.describe(node, now)),
             };
             (Arc::clone(name), view)
@@ -131,7 +131,7 @@ impl Sessions {
         views.into_values().collect()
     }
 
-    /// Returns the number of occurrences of each reason.
+    /// Returns how many times each reason has occurred.
     #[must_use]
     pub fn counts(&self) -> BTreeMap<Reason, u64> {
         self.counts.all()
@@ -142,13 +142,13 @@ impl Sessions {
         self.count.load(Ordering::Acquire)
     }
 
-    /// Returns a unique number for a new session.
+    /// Returns a unique ID for a new session.
     pub(super) fn next_id(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Adds a session, which streams can then use. Returns false if there are `max` sessions already,
-    /// or [`MAX_PER_NODE`] of its node.
+    /// Adds a session, on which streams can then be opened. Returns false if there are already `max`
+    /// sessions, or [`MAX_PER_NODE`] for its node.
     pub(super) fn insert(&self, session: Session, max: usize) -> bool {
         let mut nodes = self.nodes.lock();
         let node = nodes.entry(Arc::clone(&session.node)).or_default();
@@ -175,7 +175,7 @@ impl Sessions {
         self.count.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Takes a permit to open a stream on the least loaded session of a node.
+    /// Takes a permit to open a stream on the least loaded of a node's sessions.
     pub(super) fn take_permit(&self, node: &Arc<str>) -> Result<StreamPermit, Reason> {
         let mut sessions = self.nodes.lock().get(node).map_or_else(Vec::new, |node| {
             let open = node.sessions.iter().filter(|session| session.is_open());
@@ -193,7 +193,7 @@ impl Sessions {
         self.counts.increment(reason);
     }
 
-    /// ReasonCounts, records and logs that a connect to a target was refused or aborted.
+    /// Counts, records and logs that a connection to a target was refused or aborted.
     pub(super) fn record_refusal(&self, target: &SteeringTarget, reason: Reason) {
         self.count(reason);
         let error = NodeError::Refused(target.clone(), reason);
@@ -208,8 +208,8 @@ impl Sessions {
         }
     }
 
-    /// ReasonCounts and logs a problem that is not about one target. `subject` is the peer's address, node or
-    /// listener.
+    /// Counts and logs a problem that does not concern a particular target. `subject` is the peer's address,
+    /// the node or the listener.
     pub(super) fn report_problem(
         &self,
         subject: &Arc<str>,

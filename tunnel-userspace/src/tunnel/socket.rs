@@ -1,4 +1,4 @@
-//! The TCP connection under the TLS of a session, and the socket options of all connections of the tunnel.
+//! The TCP connection beneath a session's TLS, and the socket options for all of the tunnel's connections.
 
 use std::{
     future::Future as _,
@@ -21,15 +21,15 @@ use tokio::{
 
 use super::adaptive_read_size::ReadSize;
 
-/// The time that sent bytes may stay unacknowledged before the kernel closes the connection.
+/// The maximum time that sent bytes may stay unacknowledged before the kernel closes the connection.
 const USER_TIMEOUT: Duration = Duration::from_secs(20);
-/// The maximum number of unsent bytes in the kernel, since queued bytes delay later frames.
+/// The maximum number of unsent bytes in the kernel. It is limited because queued bytes delay later frames.
 const MAX_UNSENT: u32 = 256 << 10;
-/// The maximum number of bytes to read ahead while a write is blocked. It is more than the peer can have
-/// between `h2` and the wire: a frame, the TLS buffer and the unsent bytes in its kernel.
+/// The maximum number of bytes to read ahead while a write is blocked. It exceeds what the peer can have
+/// queued between `h2` and the wire: a frame, the TLS buffer, and the unsent bytes in the peer's kernel.
 const MAX_READ_AHEAD: usize = 1 << 20;
 
-/// Sets the options of a TCP connection for a session.
+/// Sets the socket options for a session's TCP connection.
 pub(super) fn set_session_options(tcp: &TcpStream) -> io::Result<()> {
     let socket = SockRef::from(tcp);
     socket.set_tcp_nodelay(true)?;
@@ -42,18 +42,19 @@ pub(super) fn set_session_options(tcp: &TcpStream) -> io::Result<()> {
     socket.set_tcp_keepalive(&keepalive)
 }
 
-/// The size of the kernel's send and receive buffers of clients' and targets' sockets, in bytes. By
-/// default the kernel buffers many times as much for a slow reader: a few hundred slow readers would
-/// use up the kernel's TCP memory, and every connection of the machine would stall on retransmissions.
+/// The size of the kernel's send and receive buffers for the sockets of clients and targets, in bytes. By
+/// default, the kernel buffers many times as much for a slow reader. A few hundred slow readers would then
+/// use up the kernel's TCP memory, and every connection on the machine would stall on retransmissions.
 const BUFFER_SIZE: usize = 256 * 1024;
 
-/// The congestion control of clients' and targets' sockets. Their peers are close, usually on this
-/// machine, where `bbr`, the default of some systems, costs a timer for each write and gains nothing.
+/// The congestion control algorithm for the sockets of clients and targets. Their peers are nearby, usually
+/// on this machine, where `bbr`, the default on some systems, costs a timer per write and gains nothing.
 /// Every kernel has `reno`.
 const CONGESTION_CONTROL: &[u8] = b"reno";
 
-/// Sets the options of the TCP connection of a client or target. A close resets it unless
-/// [`disable_reset_on_close`] was called, so that a failed stream never looks complete to the peer.
+/// Sets the socket options for a TCP connection to a client or target. Closing the connection resets it
+/// unless [`disable_reset_on_close`] has been called, so that a failed stream never looks complete to the
+/// peer.
 pub(super) fn set_stream_options(tcp: &TcpStream) -> io::Result<()> {
     let socket = SockRef::from(tcp);
     socket.set_tcp_nodelay(true)?;
@@ -68,31 +69,32 @@ pub(super) fn set_stream_options(tcp: &TcpStream) -> io::Result<()> {
     socket.set_tcp_keepalive(&keepalive)
 }
 
-/// Makes a close orderly again, once both directions have ended: the kernel sends the unsent bytes.
+/// Makes closing the connection orderly again, once both directions have ended: the kernel still sends any
+/// unsent bytes.
 pub(super) fn disable_reset_on_close(tcp: &TcpStream) -> io::Result<()> {
     SockRef::from(tcp).set_linger(None)
 }
 
-/// Moves a connection to the runtime of the current thread, which then polls it.
+/// Moves a connection to the current thread's runtime, which then polls it.
 pub(super) fn move_to_current_runtime(tcp: TcpStream) -> io::Result<TcpStream> {
     TcpStream::from_std(tcp.into_std()?)
 }
 
-/// The counter of bytes that a session received, counted below TLS.
+/// A counter of the bytes that a session has received, measured below TLS.
 #[derive(Debug, Default)]
 pub(super) struct Meter {
     received: AtomicU64,
 }
 
 impl Meter {
-    /// Returns the number of received bytes. Any increase means that the peer is alive.
+    /// Returns the number of bytes received so far. Any increase means that the peer is alive.
     pub(super) fn received(&self) -> u64 {
         self.received.load(Ordering::Relaxed)
     }
 }
 
-/// A session's TCP connection, below TLS. It reads in large blocks, since rustls reads only 4 KiB at a
-/// time, and counts the received bytes.
+/// A session's TCP connection, below TLS. It counts the received bytes, and reads in large blocks, since
+/// rustls reads only 4 KiB at a time.
 #[derive(Debug)]
 pub(super) struct SessionSocket {
     tcp: TcpStream,
@@ -115,7 +117,7 @@ impl SessionSocket {
         Arc::clone(&self.meter)
     }
 
-    /// Reads once, and appends the bytes to `inbox`.
+    /// Reads once and appends the bytes to `inbox`.
     fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         if self.inbox.is_empty() && self.inbox.capacity() > 2 * self.size.bytes() {
             self.inbox = BytesMut::new();
@@ -124,7 +126,7 @@ impl SessionSocket {
         let read = pin!(self.tcp.read_buf(&mut self.inbox)).poll(cx);
         let is_idle = read.is_pending() && self.inbox.is_empty();
         if is_idle && self.inbox.capacity() > ReadSize::default().bytes() {
-            // Idle sessions must not keep a buffer.
+            // Idle sessions must not hold on to a buffer.
             self.inbox = BytesMut::new();
         }
         let read = ready!(read)?;
@@ -136,12 +138,12 @@ impl SessionSocket {
 
     /// Reads ahead into `inbox`, up to [`MAX_READ_AHEAD`] bytes, while a write is blocked.
     ///
-    /// `h2` does not read while it has a ping acknowledgement to write. With full buffers between two
-    /// peers in this state, neither write would ever complete.
+    /// `h2` does not read while it has a ping acknowledgement to write. If both peers were in this state with
+    /// full buffers between them, neither write would ever complete.
     fn poll_read_ahead<T>(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<T>> {
         while self.inbox.len() < MAX_READ_AHEAD {
             match self.poll_fill(cx) {
-                // The next read returns the end of the stream again.
+                // The next read reports the end of the stream again.
                 Poll::Pending | Poll::Ready(Ok(0)) => break,
                 Poll::Ready(Ok(_)) => {}
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
@@ -211,7 +213,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns a session's connection and its peer, with small kernel buffers.
+    /// Returns a session's connection and the other end of it, both with small kernel buffers.
     async fn pair() -> (SessionSocket, TcpStream) {
         let [listener, dialler] = [(); 2].map(|()| {
             let socket = TcpSocket::new_v4().expect("a socket");
@@ -228,7 +230,7 @@ mod tests {
         (SessionSocket::new(here), there)
     }
 
-    /// Writes until the socket is full.
+    /// Writes until the socket accepts no more bytes.
     fn write_until_blocked(
         here: &mut SessionSocket,
         bytes: &[u8],

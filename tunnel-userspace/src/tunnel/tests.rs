@@ -1,4 +1,4 @@
-//! Tests of the complete tunnel in one process, on loopback: client, ingress, gateway, agent, target.
+//! End-to-end tests of the tunnel in one process, over loopback: client, ingress, gateway, agent and target.
 
 mod copying;
 mod fixture;

@@ -15,13 +15,13 @@ use serde::{Deserialize, Serialize};
 pub(super) struct Traffic {
     /// The number of open streams.
     streams: AtomicU32,
-    /// The stream bytes received from the peer.
+    /// The number of stream bytes received from the peer.
     received: AtomicU64,
-    /// The stream bytes sent to the peer.
+    /// The number of stream bytes sent to the peer.
     sent: AtomicU64,
-    /// True while a ping is overdue and nothing else is received.
+    /// True while the answer to a ping is overdue and nothing else is received.
     suspect: AtomicBool,
-    /// The round-trip time of the last ping, in microseconds; 0 before the first.
+    /// The round-trip time of the last answered ping, in microseconds; 0 before the first.
     rtt: AtomicU64,
 }
 
@@ -29,13 +29,13 @@ pub(super) struct Traffic {
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TrafficView {
-    /// The round-trip time of the last ping, in seconds.
+    /// The round-trip time of the last answered ping, in seconds.
     pub rtt_seconds: Option<f64>,
     /// The number of open streams.
     pub streams: u32,
-    /// The stream bytes received from the peer.
+    /// The number of stream bytes received from the peer.
     pub bytes_in: u64,
-    /// The stream bytes sent to the peer.
+    /// The number of stream bytes sent to the peer.
     pub bytes_out: u64,
 }
 
@@ -54,7 +54,8 @@ impl Traffic {
         self.streams.load(Ordering::Relaxed)
     }
 
-    /// Returns true if the connection may be dead: a ping is overdue and nothing else is received.
+    /// Returns true if the connection may be dead: the answer to a ping is overdue, and nothing else is
+    /// received.
     pub(super) fn is_suspect(&self) -> bool {
         self.suspect.load(Ordering::Relaxed)
     }

@@ -1,4 +1,4 @@
-//! Copying from the HTTP/2 stream to the socket.
+//! Copies from the HTTP/2 stream to the socket.
 
 use std::{
     collections::VecDeque,
@@ -14,10 +14,10 @@ use tokio::net::TcpStream;
 
 use super::{CopyError, StreamSide, Traffic};
 
-/// Queued chunks that are smaller than this, in bytes, are merged, since each chunk keeps its entire read
-/// buffer in memory.
+/// Queued chunks smaller than this many bytes are merged, since each chunk keeps its entire read buffer in
+/// memory.
 const MERGE_BELOW: usize = 4 << 10;
-/// The maximum number of chunks in one write.
+/// The maximum number of chunks per write.
 const MAX_CHUNKS: usize = 16;
 
 pub(super) struct ToSocket {
@@ -63,9 +63,9 @@ impl ToSocket {
         Poll::Ready(Ok(()))
     }
 
-    /// Moves all received data into the queue, so that a reset after the data is seen, and small frames
-    /// don't accumulate in `h2`. The queue is bounded by the stream's flow-control window, which reopens
-    /// only by the bytes that were written to the socket.
+    /// Moves all received data into the queue, so that a reset that follows the data is noticed, and so that
+    /// small frames don't accumulate in `h2`. The queue is bounded by the stream's flow-control window, which
+    /// reopens only as bytes are written to the socket.
     fn receive_all(&mut self, traffic: &Traffic, cx: &mut Context<'_>) -> Result<(), CopyError> {
         while !self.has_ended {
             match self.recv.poll_data(cx) {
@@ -88,7 +88,7 @@ impl ToSocket {
         match tcp.try_write_vectored(slices) {
             Ok(written) => {
                 self.queue.advance(written);
-                // Reopens the stream's flow-control window by the written bytes.
+                // Reopens the stream's flow-control window by the number of bytes written.
                 self.recv
                     .flow_control()
                     .release_capacity(written)
@@ -100,11 +100,11 @@ impl ToSocket {
     }
 }
 
-/// A queue of received bytes to write to the socket.
+/// A queue of received bytes that have yet to be written to the socket.
 #[derive(Default)]
 struct WriteQueue {
     chunks: VecDeque<Bytes>,
-    /// Merged small chunks, after all others.
+    /// Merged small chunks, to be written after all `chunks`.
     tail: BytesMut,
 }
 
@@ -118,7 +118,7 @@ impl WriteQueue {
             return;
         }
         if self.is_empty() {
-            // The usual case: the chunk is written at once, without a copy.
+            // The usual case: the chunk will be written right away, without being copied.
             self.chunks.push_back(bytes);
         } else if bytes.len() < MERGE_BELOW {
             self.tail.extend_from_slice(&bytes);
@@ -130,7 +130,7 @@ impl WriteQueue {
         }
     }
 
-    /// Fills the slices with the first chunks; returns the number of slices used.
+    /// Fills `slices` with the first chunks in the queue, and returns how many slices were filled.
     fn fill_slices<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
         let chunks = self.chunks.iter().map(|chunk| &**chunk);
         let tail = Some(&*self.tail).filter(|tail| !tail.is_empty());

@@ -1,4 +1,4 @@
-//! Copying from the socket to the HTTP/2 stream.
+//! Copies from the socket to the HTTP/2 stream.
 
 use std::{
     pin::pin,
@@ -55,8 +55,8 @@ impl ToStream {
         Poll::Ready(Ok(()))
     }
 
-    /// Waits for room in the stream's flow-control window; returns the room in bytes. The socket is read
-    /// only when there is room, so that a slow reader on the other side slows down the sender.
+    /// Waits for room in the stream's flow-control window, and returns how many bytes fit. The socket is read
+    /// only when there is room, so that a slow reader at the other end slows down the sender.
     fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Result<usize, CopyError>> {
         self.send.reserve_capacity(self.size.bytes());
         let room = self.send.capacity();
@@ -84,7 +84,7 @@ impl ToStream {
         let max = max.min(self.buffer.capacity());
         let requested = room.min(max);
         let mut space = (&mut self.buffer).limit(requested);
-        // tokio treats a socket as drained after a short read, which saves a read that would block.
+        // After a short read, tokio treats the socket as drained, which saves another read that would block.
         let read = ready!(pin!(tcp.read_buf(&mut space)).poll(cx));
         Poll::Ready(match read {
             Ok(0) => {

@@ -1,4 +1,4 @@
-//! Tests that bytes arrive complete and in order.
+//! Tests that all bytes arrive, and in order.
 
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -68,7 +68,7 @@ async fn megabytes_both_ways_at_once_arrive_completely() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_window_reopens_as_bytes_are_written() {
-    // A small flow-control window, which must be reopened many times.
+    // A small flow-control window, which has to reopen many times.
     let mut small = limits();
     small.stream_window_bytes = 65_535;
     let tunnel = TunnelFixture::with(&small, &small).await;

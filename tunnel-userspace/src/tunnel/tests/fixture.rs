@@ -1,4 +1,4 @@
-//! The fixtures of the tunnel's tests: a gateway with an ingress, an agent, and TCP helpers.
+//! Fixtures for the tunnel tests: a gateway with an ingress, an agent, and TCP helpers.
 
 use std::{
     collections::BTreeSet,
@@ -29,7 +29,7 @@ use crate::{
     },
 };
 
-/// The time limit of a step in a test; never reached unless the test fails.
+/// The time limit for a step in a test. It is reached only if the test fails.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(super) fn limits() -> SessionLimits {
@@ -50,7 +50,7 @@ fn common(limits: &SessionLimits) -> CommonSettings {
     }
 }
 
-/// Waits until a condition holds; panics with `what` on a timeout.
+/// Waits until a condition holds. Panics with the message `what` on a timeout.
 pub(super) async fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let wait = async {
         while !is_so() {
@@ -62,7 +62,7 @@ pub(super) async fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
         .unwrap_or_else(|_| panic!("{what}"));
 }
 
-/// A CA and the certificates that it issued.
+/// A test CA that issues certificates to gateways and agents.
 pub(super) struct Pki(pub(super) TestCa);
 
 impl Pki {
@@ -88,7 +88,7 @@ fn open(files: identity::IdentityFiles, role: Role) -> identity::CertificateRece
 /// The name of the agent's node.
 pub(super) const NODE: &str = "edge-7";
 
-/// Running tasks, and the sender of their drain signal.
+/// Running tasks, and the sender for their drain signal.
 #[derive(Default)]
 pub(super) struct RunningTasks {
     draining: watch::Sender<bool>,
@@ -117,7 +117,7 @@ pub(super) fn gateway_settings() -> gateway::GatewaySettings {
     }
 }
 
-/// A gateway and an ingress, with the steered targets.
+/// A gateway and an ingress, with their steered targets.
 pub(super) struct Cloud {
     pub(super) sessions: Arc<Sessions>,
     pub(super) gateway: SocketAddr,
@@ -171,7 +171,7 @@ impl Cloud {
         }
     }
 
-    /// Steers a port of a node; returns the steering address that clients dial.
+    /// Steers an address and port of a node, and returns the steering address for clients to dial.
     pub(super) fn steer(&self, node: &str, address: SocketAddr) -> SocketAddr {
         let mut index = 0;
         self.targets.send_modify(|targets| {
@@ -189,7 +189,7 @@ impl Cloud {
         self.steering_address(index)
     }
 
-    /// Returns the steering address for an index, with the port of the ingress.
+    /// Returns the steering address for an index, with the ingress's port.
     pub(super) fn steering_address(&self, index: u32) -> SocketAddr {
         let number = u32::from(Ipv4Addr::new(127, 19, 0, 1)) + index;
         SocketAddr::new(Ipv4Addr::from(number).into(), self.ingress.port())
@@ -208,13 +208,13 @@ impl Cloud {
         assert_eq!(self.count(reason), times, "{}", reason.label());
     }
 
-    /// Returns the view of a node.
+    /// Returns the gateway's view of a node, which is empty if the gateway doesn't know the node.
     pub(super) fn node(&self, node: &str) -> NodeView {
         let mut nodes = self.sessions.nodes().into_iter();
         nodes.find(|view| view.node == node).unwrap_or_default()
     }
 
-    /// Returns the first session of [`NODE`].
+    /// Returns the gateway's view of the first session with [`NODE`].
     pub(super) fn session(&self) -> SessionView {
         self.node(NODE).sessions.swap_remove(0)
     }
@@ -275,7 +275,7 @@ impl Edge {
         self.connection().last_error.unwrap_or_default()
     }
 
-    /// Returns the view of the first connection.
+    /// Returns the view of the agent's first connection.
     pub(super) fn connection(&self) -> ConnectionView {
         self.state.view().connections.swap_remove(0)
     }
@@ -286,7 +286,7 @@ impl Edge {
     }
 }
 
-/// A gateway with a connected agent, and a target that is steered and permitted.
+/// A gateway with a connected agent, and a target that is steered and on the agent's allow-list.
 pub(super) struct TunnelFixture {
     pub(super) cloud: Cloud,
     pub(super) edge: Edge,
@@ -316,7 +316,8 @@ impl TunnelFixture {
         }
     }
 
-    /// Connects a client to the target; returns both ends. One byte was already sent to the target.
+    /// Connects a client to the target, and returns both ends. One byte has already been sent to the target
+    /// and read.
     pub(super) async fn connect(&self) -> (TcpStream, TcpStream) {
         let mut client = TcpStream::connect(self.steered).await.expect("connected");
         client.write_all(b"!").await.expect("written");
@@ -327,7 +328,7 @@ impl TunnelFixture {
     }
 }
 
-/// Returns the two sockets of a TCP connection, that of the client first.
+/// Returns both sockets of a TCP connection, the client's first.
 pub(super) async fn tcp_pair() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
     let address = listener.local_addr().expect("an address");
@@ -343,7 +344,7 @@ pub(super) async fn read(stream: &mut TcpStream, length: usize) -> Vec<u8> {
     bytes
 }
 
-/// Reads until an orderly end; panics on a reset.
+/// Reads until EOF. Panics if the connection is reset.
 pub(super) async fn read_to_end(stream: &mut TcpStream) -> Vec<u8> {
     let mut bytes = Vec::new();
     let read = timeout(TIMEOUT, stream.read_to_end(&mut bytes)).await;
@@ -351,7 +352,7 @@ pub(super) async fn read_to_end(stream: &mut TcpStream) -> Vec<u8> {
     bytes
 }
 
-/// Reads until a reset; panics on an orderly end.
+/// Reads until the connection is reset. Panics on EOF.
 pub(super) async fn read_until_reset(stream: &mut TcpStream) {
     let mut bytes = Vec::new();
     let read = timeout(TIMEOUT, stream.read_to_end(&mut bytes)).await;
@@ -365,7 +366,7 @@ pub(super) fn reset(stream: TcpStream) {
     drop(stream);
 }
 
-/// Returns pseudo-random bytes, so that a lost or misplaced byte is noticed.
+/// Returns pseudo-random bytes, among which a lost or misplaced byte is noticed.
 pub(super) fn pattern(length: usize) -> Vec<u8> {
     let mut random = fastrand::Rng::with_seed(7);
     std::iter::repeat_with(|| random.u8(..))

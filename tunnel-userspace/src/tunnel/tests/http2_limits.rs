@@ -1,4 +1,5 @@
-//! Tests of the HTTP/2 settings: with its defaults, `h2` would close the session or delay its streams.
+//! Tests of the HTTP/2 settings. With its default settings, `h2` would close the session or delay its
+//! streams.
 
 use std::{
     pin::pin,
@@ -57,10 +58,10 @@ impl Session {
         session
     }
 
-    /// Polls the client once; asserts that the client does not end.
+    /// Polls the client once, and asserts that it has not ended.
     fn drive_client(&mut self) {
         let mut cx = Context::from_waker(Waker::noop());
-        // tokio's cooperative budget would otherwise stop the poll early.
+        // Without `unconstrained`, tokio's cooperative budget could stop the poll early.
         let polled = pin!(unconstrained(&mut self.client)).poll(&mut cx);
         assert!(polled.is_pending(), "the client is alive");
     }
@@ -71,7 +72,7 @@ impl Session {
         pin!(accepted).poll(&mut Context::from_waker(Waker::noop()))
     }
 
-    /// Polls the client and the server; asserts that neither ends and that no request arrives.
+    /// Polls the client and the server, and asserts that neither has ended and that no request arrives.
     fn exchange(&mut self) {
         self.drive_client();
         assert!(self.accept().is_pending(), "the server is alive");
@@ -85,7 +86,7 @@ impl Session {
         sent
     }
 
-    /// Opens a stream; returns the client's sender, then the server's receiver and sender.
+    /// Opens a stream. Returns the client's sender, then the server's receiver and sender.
     async fn stream(&mut self) -> (SendStream<Bytes>, RecvStream, SendStream<Bytes>) {
         let (response, send) = self.request();
         let Poll::Ready(Some(Ok((request, mut respond)))) = self.accept() else {
@@ -228,7 +229,7 @@ async fn the_send_queue_is_bounded_and_sent_in_large_frames() {
 async fn stalled_streams_do_not_block_the_window_of_another() {
     let mut session = Session::new().await;
     let mut all = Vec::new();
-    // The maximum number of streams, each with its window filled.
+    // Opens the maximum number of streams, and fills the window of each.
     for _ in 0..250 {
         let mut stalled = session.stream().await;
         let chunk = Bytes::from(vec![0; 128 << 10]);

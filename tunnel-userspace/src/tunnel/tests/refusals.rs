@@ -1,4 +1,4 @@
-//! Tests of refused connects, and of the reasons for them.
+//! Tests of refused connections, and of the reasons reported for them.
 
 use std::{io::ErrorKind, sync::Arc, time::Duration};
 
@@ -69,7 +69,7 @@ async fn a_connection_that_was_not_steered_is_reset() {
     refused(tunnel.steered).await;
     tunnel.cloud.counted(Reason::ArrivedUnsteered, 2).await;
 
-    // A connect over a link that is added within a second, as for a new pod, is accepted.
+    // A connection over a link that is added within a second, as when a pod has just started, is accepted.
     let pair = tunnel.connect();
     tokio::pin!(pair);
     let early = timeout(Duration::from_millis(100), &mut pair).await;
@@ -115,7 +115,7 @@ async fn a_gateway_accepts_only_agents_that_offer_the_protocol() {
         connector.connect(Identity::gateway_name(), tcp).await
     };
 
-    // To a valid agent the gateway sends the HTTP/2 preface.
+    // The gateway sends the HTTP/2 preface to a valid agent.
     let (mut tls, mut received) = (enter(of_agent).await.expect("an agent"), [0; 3]);
     let read = timeout(TIMEOUT, tls.read_exact(&mut received)).await;
     read.expect("soon").expect("read");
@@ -137,7 +137,7 @@ async fn a_gateway_accepts_only_agents_that_offer_the_protocol() {
         let before = cloud.count(reason);
         let (mut tls, mut received) = (enter(client).await.expect(what), Vec::new());
         let read = timeout(TIMEOUT, tls.read_to_end(&mut received)).await;
-        // The connection may end with or without an alert.
+        // The connection may end with or without a TLS alert.
         drop(read.expect(what));
         assert_eq!(received, b"", "{what}: the gateway began to speak HTTP/2");
         cloud.counted(reason, before + 1).await;
@@ -149,7 +149,7 @@ async fn a_gateway_accepts_only_agents_that_offer_the_protocol() {
 async fn a_dial_above_the_limit_is_refused_and_a_slow_one_times_out_alone() {
     let pki = Pki::new();
     let cloud = Cloud::new(&pki, &limits());
-    // A full accept queue leaves connects unanswered.
+    // While the listener's accept queue is full, connection attempts go unanswered.
     let full = full_listener();
     let slow = full.0.local_addr().expect("an address");
     let quick = TcpListener::bind("127.0.0.1:0").await.expect("bound");

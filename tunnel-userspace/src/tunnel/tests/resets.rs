@@ -1,4 +1,4 @@
-//! Tests of resets: each side of a stream sees the reset of the other, in any state of the stream.
+//! Tests of resets: each side of a stream notices when the other resets it, whatever state the stream is in.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use tunnel_common::reason::Reason;
 
 use super::fixture::{NODE, TunnelFixture, read, read_to_end, read_until_reset, reset, wait_until};
 
-/// Writes until all buffers up to the peer are full.
+/// Writes until all buffers on the way to the peer are full.
 async fn fill_buffers(stream: &mut TcpStream) {
     let chunk = vec![0_u8; 64 << 10];
     while timeout(Duration::from_millis(300), stream.write_all(&chunk))
@@ -50,7 +50,7 @@ async fn a_reset_is_noticed_after_the_client_ended_its_direction() {
     assert_eq!(read_to_end(&mut target).await, b"all");
     sleep(Duration::from_millis(50)).await;
 
-    // Unread bytes make the client's close a reset.
+    // Closing the socket now sends a reset, although the client has already ended its direction.
     reset(client);
 
     tunnel.cloud.counted(Reason::ClientReset, 1).await;
@@ -67,8 +67,8 @@ async fn a_burst_of_cancelled_streams_does_not_end_the_session() {
     let (mut client, mut target) = tunnel.connect().await;
     let ended = || tunnel.cloud.sessions.counts().values().sum::<u64>();
     for burst in 0..40 {
-        // On a slow machine the streams of earlier bursts may still be open, and the limit of streams
-        // would be exceeded.
+        // On a slow machine, streams from earlier bursts may still be open, and this burst would exceed the
+        // stream limit.
         wait_until("room", || ended() + 200 >= 25 * burst).await;
         let mut burst = Vec::new();
         for _ in 0..25 {

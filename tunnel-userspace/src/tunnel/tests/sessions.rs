@@ -1,4 +1,4 @@
-//! Tests of the limits, the lifetime and the replacement of sessions.
+//! Tests of session limits, lifetimes and replacement.
 
 use std::{future::poll_fn, task::Poll, time::Duration};
 
@@ -65,7 +65,7 @@ async fn an_agent_opens_the_configured_number_of_connections() {
 async fn a_gateway_that_drains_is_replaced_while_its_streams_go_on() {
     let tunnel = TunnelFixture::new().await;
     let (mut client, mut target) = tunnel.connect().await;
-    // A session that lasted for less than a second is not replaced at once.
+    // A session that has lasted less than a second is not replaced immediately.
     tokio::time::sleep(Duration::from_millis(1100)).await;
 
     tunnel.cloud.tasks.drain();
@@ -73,7 +73,7 @@ async fn a_gateway_that_drains_is_replaced_while_its_streams_go_on() {
     tunnel.cloud.connected(NODE, 0).await;
     client.write_all(b"still").await.expect("written");
     assert_eq!(read(&mut target, 5).await, b"still");
-    // The listener is closed, so that the agent can't connect again.
+    // The listener is closed, so the agent can't reconnect.
     wait_until("tried", || tunnel.edge.last_error().contains("refused")).await;
     drop(client);
     read_to_end(&mut target).await;
@@ -92,7 +92,8 @@ async fn the_last_bytes_of_a_drain_arrive_although_the_agent_reads_slowly() {
     let (relay, target) = (relay.await.expect("bound"), target.await.expect("bound"));
     let [at_relay, at_target] = [&relay, &target].map(|it| it.local_addr().expect("an address"));
     let _edge = Edge::new(agent_settings(&[at_relay], &[at_target]), pki.agent(NODE));
-    // A relay between gateway and agent reads slowly from the gateway, and not at all while paused.
+    // A relay between the gateway and the agent, which reads slowly from the gateway, and not at all while
+    // paused.
     let (agent, _) = relay.accept().await.expect("accepted");
     let gateway = TcpSocket::new_v4().expect("a socket");
     gateway.set_recv_buffer_size(8192).expect("set");
@@ -156,7 +157,7 @@ async fn an_agent_that_drains_lets_streams_end_and_then_stops() {
 
     client.write_all(b"still").await.expect("written");
     assert_eq!(read(&mut target, 5).await, b"still");
-    // Meanwhile no new stream is permitted.
+    // In the meantime, no new streams are permitted.
     let permitted = || tunnel.cloud.sessions.take_permit(&NODE.into()).map(drop);
     wait_until("closed", || permitted() == Err(Reason::AgentNotConnected)).await;
     drop(client);
@@ -208,7 +209,8 @@ async fn a_silent_gateway_is_detected_and_the_agent_reconnects() {
     let at = silent.local_addr().expect("an address");
     let cloud = Cloud::new(&pki, &limits());
     let _edge = Edge::new(agent_settings(&[at], &[]), pki.agent(NODE));
-    // A relay between gateway and agent, which stops without a close once the session is established.
+    // A relay between the gateway and the agent. Once the session is established, it stops forwarding without
+    // closing the connections.
     let connect_through_relay = async || {
         let accepted = timeout(TIMEOUT, silent.accept()).await.expect("soon");
         let (mut to_agent, _) = accepted.expect("accepted");

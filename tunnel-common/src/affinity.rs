@@ -96,7 +96,7 @@ pub struct AffinityKey {
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct Affinity {
-    /// The time at which the client last connected, in nanoseconds of the monotonic clock.
+    /// The time at which the client last connected, in nanoseconds on the monotonic clock.
     pub last_used: u64,
     /// The index of the client's backend.
     pub index: u32,

@@ -77,7 +77,7 @@ pub struct Choice {
     pub reason: Reason,
 }
 
-/// The cause if no backend was chosen.
+/// The reason why no backend could be chosen.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum NoChoice {
     /// The client is outside the frontend's source ranges.

@@ -31,7 +31,7 @@ pub const V6_LIST: usize = 11;
 /// `inet6_ifaddr.addr`: the IPv6 address itself.
 pub const V6_ADDRESS: usize = 12;
 
-/// The number of constants above.
+/// The number of offsets above.
 pub const OFFSET_COUNT: usize = 13;
 
 /// Device flag: the device is up (`include/uapi/linux/if.h`).

@@ -22,7 +22,7 @@ pub const UDP_IDLE_NS: u64 = 120_000_000_000;
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct Origin {
-    /// The time at which the flow last sent or received, in nanoseconds of the monotonic clock.
+    /// The time at which the flow last sent or received, in nanoseconds on the monotonic clock.
     pub last_used: u64,
     /// The address that was dialled.
     pub vip: Address,
@@ -97,8 +97,8 @@ impl Origin {
         self.flags & Self::OVERFLOWED != 0
     }
 
-    /// Returns the index of the backend for which the socket is counted as an open connection, if it is
-    /// counted.
+    /// Returns the index of the backend that counts this socket as an open connection, or `None` if the
+    /// socket is not counted.
     #[inline(always)]
     #[must_use]
     pub const fn counted_index(&self) -> Option<u32> {

@@ -133,9 +133,9 @@ reasons! {
         TargetDenied = 31, "target_denied", "refused by the agent: not on its allow-list";
         /// The target refused the agent's connection.
         DialRefused = 32, "dial_refused", "the target refused the agent's connect";
-        /// The target did not accept the agent's connection in time.
+        /// The agent has no route to the target.
         DialUnreachable = 33, "dial_unreachable", "the agent has no route to the target";
-        /// The target did not answer the agent's connect in time.
+        /// The target did not answer the agent's connection attempt in time.
         DialTimedOut = 34, "dial_timed_out", "the target did not answer the agent's connect in time";
         /// Refused by the agent: the maximum number of connection attempts is in progress.
         DialLimit = 35, "dial_limit", "refused by the agent: tunnel.agent.maxPendingDials connects are in progress";
@@ -167,8 +167,8 @@ reasons! {
 }
 
 impl Reason {
-    /// The number of entries in the map `reason_counts`. A new kernel program reason takes the next free
-    /// number below this, so that the map's layout stays the same.
+    /// The number of entries in the map `reason_counts`. A new reason for the kernel programs takes the
+    /// next free number below this, so that the map's layout stays the same.
     pub const CAPACITY: u32 = 96;
 
     /// The offset that is added to a daemon reason's number to give its value in this enum.

@@ -38,7 +38,7 @@ pub const fn two_offsets_in(set: IndexRange, number: u32, other: u32) -> Option<
     }
     let first = number % set.len;
     let second = other % set.len.wrapping_sub(1);
-    // Skips `first`, by moving the offsets from there on up by one.
+    // Skips `first` by moving the offsets from there on up by one.
     let second = if second < first {
         second
     } else {
@@ -66,7 +66,7 @@ const fn widen(share: u32) -> u64 {
 }
 
 /// Returns a number of open connections, or 0 if the number is negative modulo 2^64. It becomes negative if
-/// an earlier map counted a socket's connect() and this map counted its close().
+/// an earlier map counted a socket's connect() and this map counted only its close().
 #[inline(always)]
 #[must_use]
 pub const fn non_negative(open: u64) -> u64 {
@@ -146,10 +146,10 @@ pub fn is_removed(origin: &Origin, state: BackendState) -> bool {
 
 /// Returns true if a UDP flow keeps its backend: the frontend belongs to the same service port, the backend
 /// is still serving in the same generation, and the flow was not idle for too long. kube-proxy achieves the
-/// same by cleaning up conntrack entries (`conntrack/cleanup.go`).
+/// same with conntrack and by cleaning up conntrack's entries (`conntrack/cleanup.go`).
 ///
 /// `now` may be earlier than the last use if another thread used the flow in the meantime. The flow then
-/// counts as not idle.
+/// counts as in use.
 #[inline(always)]
 #[must_use]
 pub fn is_sticky(origin: &Origin, service: u32, state: BackendState, now: u64) -> bool {

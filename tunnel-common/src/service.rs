@@ -191,8 +191,8 @@ impl Frontend {
     pub const SOCKETS_LOCAL: u8 = 1;
     /// Flag: packets from outside this node choose from `local` instead of `cluster`.
     pub const PACKETS_LOCAL: u8 = 2;
-    /// Flag: the Service has endpoints. If the backend set is empty, the destination is unreachable with this
-    /// flag; without it, connections are refused.
+    /// Flag: the Service has endpoints. If the backend set is empty, this flag makes the destination
+    /// unreachable; without the flag, connections are refused.
     pub const HAS_ENDPOINTS: u8 = 4;
     /// Flag: the frontend is for packets only; sockets are not translated.
     pub const NOT_SOCKETS: u8 = 8;

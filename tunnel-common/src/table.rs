@@ -26,7 +26,7 @@ pub enum Entries {
     Fixed(u32),
 }
 
-/// The condition under which a starting daemon replaces an existing map of the same layout with a new one.
+/// The condition under which the daemon, when it starts, replaces an existing map of the same layout.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum ReplaceIf {
     /// A size in the map's group has changed.
@@ -79,9 +79,10 @@ pub struct Map {
     pub entries: Entries,
     /// The condition under which the map is replaced.
     pub replace_if: ReplaceIf,
-    /// True if a starting daemon adopts the map from an older layout, because its values have the same
-    /// meaning in every layout. A layout that changes anything but reserved fields in the map must set this
-    /// to false. That is not allowed for `origin` and `conns`, because they hold values for open sockets.
+    /// True if the daemon, when it starts, adopts the map from an older layout, because its values have the
+    /// same meaning in every layout. A layout that changes anything but reserved fields in the map must set
+    /// this to false. That is not allowed for `origin` and `conns`, because they hold values for open
+    /// sockets.
     pub is_lasting: bool,
 }
 
@@ -165,7 +166,7 @@ const NO_COMMON_LRU: u32 = 2;
 pub const MMAPABLE: u32 = 1 << 10;
 
 maps! {
-    /// The index of the record for each frontend key.
+    /// Maps each frontend key to the index of its record.
     SERVICES = Map::new::<FrontendKey, u32>("services", MapType::Hash, Entries::BySize(MapSize::Frontends, Headroom::None));
     /// The frontends' records.
     FRONTENDS = Map::new::<u32, Frontend>("frontends", MapType::Array, Entries::BySize(MapSize::Frontends, Headroom::Update));
@@ -198,7 +199,7 @@ maps! {
         MapType::LruHash,
         Entries::BySize(MapSize::Affinity, Headroom::None),
     );
-    /// The index of the steering record for each steered address and port of an edge node.
+    /// Maps each steered address and port of an edge node to the index of its steering record.
     STEER = Map::new::<SteeringKey, u32>("steer", MapType::Hash, Entries::BySize(MapSize::Steering, Headroom::Probe))
         .lasting();
     /// The steering records, each for one address and port of an edge node.
@@ -285,7 +286,7 @@ pub const SOCK_RELEASE: Program = Program::at_cgroup("sock_release", ProgramType
 /// The program that runs when an IPv4 socket connects. Every supported kernel has its hook.
 pub const CONNECT4: Program = Program::at_cgroup("connect4", ProgramType::SocketAddress, 10);
 
-/// The program that drops packets from outside the node to steering prefixes.
+/// The program that drops packets sent from outside the node to a steering prefix.
 pub const GUARD: Program = Program {
     name: "guard",
     kind: ProgramType::Classifier,

@@ -195,7 +195,7 @@ impl MapSizes {
 /// The entries that a map has in addition to its configured size.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Headroom {
-    /// None.
+    /// No additional entries.
     None,
     /// An eighth of the size plus 64, because old and new entries coexist during a change.
     Update,

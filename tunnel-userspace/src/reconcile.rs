@@ -1,22 +1,22 @@
-//! Owns the BPF maps, and writes them until their content is as planned.
+//! Owns the BPF maps and keeps writing to them until their contents match the plans.
 //!
 //! `reconcile_loop` waits for changes and passes them to `reconciler`, which has three parts:
 //!
-//! - `desired_plans`: the plans of all Services. A change updates those that depend on it
-//! - `map_sync`: compares the plans with the content of the maps, and writes the differences in an order
+//! - `desired_plans`: the plans for all Services; a change updates only the plans that depend on it
+//! - `map_sync`: compares the plans with the contents of the maps and writes the differences, in an order
 //!   that is safe at every step
-//! - `published_state`: the state that other tasks read while maps are written: Services, counters, metrics,
-//!   problems
+//! - `published_state`: the state that other tasks can read while the maps are being written: Services,
+//!   counters, metrics and problems
 //!
-//! These modules are used by the others:
+//! These modules support the others:
 //!
-//! - `background_job`: a job in a thread of its own, so that the loop need not wait for it
-//! - `grace_period`: removed entries that wait for an RCU grace period before they are freed
-//! - `listener_poll`: polls for local listeners on addresses of Services
+//! - `background_job`: runs a job on its own thread, so that the loop need not wait for it
+//! - `grace_period`: holds removed entries until an RCU grace period has passed and they can be freed
+//! - `listener_poll`: polls for local processes that listen on a Service's address
 //! - `map_access`: the traits for reading and writing maps
-//! - `migrate`: copies the content of maps into maps of other sizes
-//! - `port_problems`: problems with service ports that can't be written as planned
-//! - `steering`: plans steering, and writes the steering maps
+//! - `migrate`: copies the contents of maps into maps of different sizes
+//! - `port_problems`: the problems with service ports that can't be programmed as planned
+//! - `steering`: plans steering and writes the steering maps
 
 mod background_job;
 mod desired_plans;

@@ -7,7 +7,7 @@ use tokio::task::{JoinHandle, spawn_blocking};
 #[error("a background thread of the reconcile loop panicked")]
 pub struct ThreadPanicked;
 
-/// At most one job, which runs in a thread of its own while the reconcile loop continues.
+/// A slot for at most one job, which runs on its own thread while the reconcile loop continues.
 #[derive(Debug)]
 pub(super) struct BackgroundJob<R>(Option<JoinHandle<R>>);
 
@@ -24,8 +24,8 @@ impl<R: Send + 'static> BackgroundJob<R> {
         self.0.is_some()
     }
 
-    /// Waits for the result of the running job, for ever if there is none. Returns `None` if the thread
-    /// panicked.
+    /// Waits for the running job and returns its result, or `None` if its thread panicked. Waits forever if
+    /// no job is running.
     pub(super) async fn wait(&mut self) -> Option<R> {
         let Some(running) = &mut self.0 else {
             return future::pending().await;

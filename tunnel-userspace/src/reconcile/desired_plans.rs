@@ -1,5 +1,6 @@
-//! The plans of all Services: the desired content of the maps. A change of a Service, a Node or the
-//! addresses of this node updates the plans that depend on it; [`crate::plan`] computes each. Pure.
+//! The plans for all Services, that is, the desired contents of the maps. A change to a Service, a Node or
+//! this node's addresses updates the plans that depend on it; [`crate::plan`] computes each plan. Does no
+//! I/O.
 
 mod local_listeners;
 
@@ -27,47 +28,48 @@ use crate::{
     },
 };
 
-/// The number of changed Services from which several threads plan them.
+/// The minimum number of changed Services for planning them on several threads.
 const PARALLEL_FROM: usize = 1024;
 
-/// The settings for planning.
+/// The settings that plans depend on.
 #[derive(Clone, Debug)]
 pub struct PlanSettings {
     /// The name of this node's Node object.
     pub node_name: String,
-    /// The algorithm for Services that select none.
+    /// The load-balancing algorithm for Services that don't select one.
     pub algorithm: Algorithm,
-    /// The addresses of this node that serve node ports.
+    /// The addresses of this node on which node ports are served.
     pub node_port_addresses: Vec<NodePortAddresses>,
-    /// The external IPs that are served: any, or only those with an owner.
+    /// The external IPs to serve: any, or only those that have an owner.
     pub external_ips: ExternalIps,
-    /// Honour or ignore `openyurt.io/topologyKeys`.
+    /// Determines whether `openyurt.io/topologyKeys` is honoured or ignored.
     pub topology_keys: TopologyKeys,
 }
 
-/// All Services, and their plans.
+/// All Services and their plans.
 pub(super) struct DesiredPlans {
-    /// The served Services, to plan them again when a Node changes.
+    /// The state of each Service that Culvert serves, kept so that it can be replanned when a Node changes.
     pub(super) states: HashMap<ObjectName, ServiceState>,
     pub(super) plans: BTreeMap<ObjectName, ServicePlan>,
     pub(super) frontend_owners: FrontendOwners,
     pub(super) rules: PlanRules,
     pub(super) listeners: LocalListeners,
     local_node: LocalNode,
-    /// The health checks of Services. They are published as one value, since they are few: only load
-    /// balancers with policy Local have one.
+    /// The Services' health checks. They are published as a single value because there are few of them: only
+    /// load balancers with traffic policy `Local` have one.
     pub(super) health: Arc<HealthChecks>,
-    /// True if a Node with the name of this node exists.
+    /// True if this node's Node object exists.
     pub(super) node_known: bool,
     /// True if load balancers may send traffic to this node.
     pub(super) node_eligible: bool,
-    /// The number of service ports with a policy Local but no endpoint on this node, by family.
+    /// The number of service ports that have traffic policy `Local` but no endpoint on this node, by address
+    /// family.
     pub(super) no_local_endpoints: PerFamily<NoLocalEndpoints>,
-    /// The number of plans that were computed.
+    /// The number of plans computed so far.
     pub(super) plans_computed: u64,
 }
 
-/// The inputs of a plan other than the Service.
+/// The inputs to a plan other than the Service itself.
 pub(super) struct PlanRules {
     external_ip_owners: ExternalIpOwners,
     pub(super) node_pools: NodePools,
@@ -77,13 +79,13 @@ pub(super) struct PlanRules {
 /// The effect of a change on the plans.
 #[derive(Debug, Default)]
 pub(super) struct PlanChanges {
-    /// The Services that must be written again.
+    /// The Services that must be written to the maps again.
     pub(super) services: BTreeSet<ObjectName>,
-    /// True if every Service was planned again.
+    /// True if every Service was replanned.
     pub(super) all_replanned: bool,
 }
 
-/// The results of planning one Service; empty for a removed Service.
+/// The results of planning one Service. They are empty if the Service was removed.
 #[derive(Default)]
 struct PlannedService {
     plan: Option<ServicePlan>,
@@ -107,13 +109,13 @@ impl PlanRules {
     }
 }
 
-/// Returns the Service, if Culvert serves it. Other Services only matter as owners of addresses.
+/// Returns the Service if Culvert serves it. Other Services matter only as owners of addresses.
 pub(super) fn served(state: Option<&ServiceState>) -> Option<&ServiceState> {
     state.filter(|state| state.service.is_served())
 }
 
 impl DesiredPlans {
-    /// Creates an instance without any Service.
+    /// Creates an instance that has no Services yet.
     pub(super) fn new(settings: PlanSettings) -> Self {
         let node: Arc<str> = settings.node_name.into();
         let local_node = LocalNode::new(settings.node_port_addresses);
@@ -144,8 +146,8 @@ impl DesiredPlans {
         }
     }
 
-    /// Plans the Services that changed, and those that depend on a changed Node or on the owner of an
-    /// address.
+    /// Plans the changed Services, as well as those affected by a changed Node or by an address changing
+    /// owner.
     pub(super) fn apply(
         &mut self,
         nodes: Vec<(ObjectName, Option<Arc<Node>>)>,
@@ -196,7 +198,7 @@ impl DesiredPlans {
                 None => self.states.remove(&name),
             };
         }
-        // A map that is built from sorted plans needs no search for each of them.
+        // Building a map from sorted plans avoids a lookup for each of them.
         let plans: BTreeMap<_, _> = plans.into_iter().collect();
         if self.plans.is_empty() {
             self.plans = plans;
@@ -212,7 +214,7 @@ impl DesiredPlans {
         changed
     }
 
-    /// Replaces the addresses of this node.
+    /// Replaces the set of this node's addresses.
     pub(super) fn set_addresses(&mut self, addresses: BTreeSet<IpAddr>) -> PlanChanges {
         if self.listeners.set_addresses(&addresses) {
             for (name, plan) in &self.plans {
@@ -223,8 +225,8 @@ impl DesiredPlans {
         self.replan_if_node_changed()
     }
 
-    /// Replaces the set of frontends with a local listener. Frontends on addresses of other nodes are
-    /// ignored.
+    /// Replaces the set of frontends that have a local listener. Frontends that are not on one of this node's
+    /// addresses are ignored.
     pub(super) fn set_listeners(&mut self, found: &BTreeSet<FrontendKey>) -> PlanChanges {
         let changed = self.listeners.set_listeners(found);
         let mut services = BTreeSet::new();
@@ -245,11 +247,12 @@ impl DesiredPlans {
         }
     }
 
-    /// Returns the plan of a Service without the frontends that other Services own, and its problems.
+    /// Returns a Service's plan, minus any frontends that other Services own, along with the Service's
+    /// problems.
     pub(super) fn plan_to_write(&self, service: &ObjectName) -> (ServicePlan, PortProblems) {
         let (mut wanted, mut problems) = (ServicePlan::new(), PortProblems::new());
         for (name, plan) in self.plans.get(service).into_iter().flatten() {
-            // Inserted first, so that a more important problem with the port replaces it.
+            // Insert this one first, so that a more important problem with the same port replaces it.
             if let Some(problem) = self.unowned_ip_problem(name, plan) {
                 problems.insert(name.clone(), problem);
             }
@@ -280,7 +283,7 @@ impl DesiredPlans {
         (wanted, problems)
     }
 
-    /// Plans all Services again if the plans' inputs from this node changed.
+    /// Replans all Services if any of the inputs that come from this node have changed.
     fn replan_if_node_changed(&mut self) -> PlanChanges {
         let addresses = self.local_node.health_addresses();
         if self.health.addresses != addresses {
@@ -299,7 +302,7 @@ impl DesiredPlans {
         changed
     }
 
-    /// Plans a Service, and stores the plan.
+    /// Replans a Service and stores the plan.
     fn replan(&mut self, name: &ObjectName, state: &ServiceState, changed: &mut PlanChanges) {
         let planned = self.rules.plan(Some(state));
         if let Some(plan) = self.store(name, planned, changed) {
@@ -308,8 +311,8 @@ impl DesiredPlans {
         changed.services.insert(name.clone());
     }
 
-    /// Stores the results of planning a Service, except for the plan, which is returned for the caller to
-    /// store. Adds the Services that won or lost a frontend to `changed`.
+    /// Stores the results of planning a Service, except for the plan itself, which is returned for the caller
+    /// to store. Adds to `changed` all Services that gained or lost a frontend.
     fn store(
         &mut self,
         name: &ObjectName,
@@ -349,7 +352,7 @@ impl DesiredPlans {
         plan
     }
 
-    /// Returns the problem with a port's external IPs that are not served because they have no owner.
+    /// Returns a problem if any of a port's external IPs are not served because they have no owner.
     fn unowned_ip_problem(&self, name: &PortName, plan: &PortPlan) -> Option<PortProblem> {
         if !self.rules.external_ip_owners.is_enabled() {
             return None;

@@ -1,4 +1,5 @@
-//! Removed map entries that wait for an RCU grace period: until then, a program may still read them.
+//! Removed map entries that are waiting for an RCU grace period to end. Until then, a program may still read
+//! them.
 
 use std::{io, sync::Arc};
 
@@ -6,13 +7,13 @@ use tunnel_common::service::IndexRange;
 
 use super::background_job::BackgroundJob;
 
-/// Waits until no program that runs now can still run.
+/// Waits until every BPF program that is running now has finished.
 pub trait GracePeriod: Send + Sync {
-    /// Waits for one grace period of the kernel's RCU.
+    /// Waits for an RCU grace period in the kernel.
     ///
     /// # Errors
     ///
-    /// The kernel refused; nothing may be freed.
+    /// Returns an error if the kernel refuses to wait, in which case nothing may be freed.
     fn wait(&self) -> io::Result<()>;
 }
 
@@ -31,11 +32,11 @@ pub(crate) enum RetiredEntry {
 #[derive(Debug, Default, Eq, PartialEq)]
 pub struct RetiredEntries(pub(crate) Vec<RetiredEntry>);
 
-/// Batches of retired entries; each waits for a grace period in the background, one after the other.
+/// Batches of retired entries. Each batch in turn waits for a grace period in the background.
 pub(super) struct RetiredQueue<G> {
     pub(super) grace_period: Arc<G>,
     running: BackgroundJob<io::Result<RetiredEntries>>,
-    /// The next batch: entries that were retired since the running batch was started.
+    /// The next batch: the entries retired since the running batch was started.
     next: RetiredEntries,
 }
 
@@ -48,7 +49,7 @@ impl<G: GracePeriod + 'static> RetiredQueue<G> {
         }
     }
 
-    /// Adds retired entries to the next batch, and starts the batch unless one is running.
+    /// Adds retired entries to the next batch and starts that batch unless another one is running.
     pub(super) fn add(&mut self, mut retired: RetiredEntries) {
         self.next.0.append(&mut retired.0);
         if !self.running.is_running() && self.has_next() {
@@ -60,7 +61,7 @@ impl<G: GracePeriod + 'static> RetiredQueue<G> {
         }
     }
 
-    /// Returns true if a batch waits for its grace period.
+    /// Returns true if a batch is waiting for its grace period.
     pub(super) const fn is_running(&self) -> bool {
         self.running.is_running()
     }
@@ -70,9 +71,9 @@ impl<G: GracePeriod + 'static> RetiredQueue<G> {
         !self.next.0.is_empty()
     }
 
-    /// Waits for the grace period of the running batch, and returns the batch, which may then be freed.
-    /// Returns `None` if the kernel refused to wait: its entries then stay allocated until the next start
-    /// of the daemon reads the maps.
+    /// Waits for the running batch's grace period and returns the batch, which may then be freed. Returns
+    /// `None` if the kernel refused to wait, in which case the batch's entries stay allocated until the
+    /// daemon restarts and reads the maps again.
     pub(super) async fn wait_for_batch(&mut self) -> Option<RetiredEntries> {
         let freed = self.running.wait().await?;
         let log = |error: &_| tracing::error!(%error, "cannot wait for an RCU grace period, so removed map entries are not freed");

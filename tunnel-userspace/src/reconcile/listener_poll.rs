@@ -1,4 +1,4 @@
-//! Polls for processes of this node that listen on the address of a Service.
+//! Polls for processes on this node that listen on a Service's address.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -8,37 +8,38 @@ use tunnel_common::service::FrontendKey;
 
 use super::{background_job::BackgroundJob, reconciler::Reconciler};
 
-/// A function that returns those of the given frontends on which a process of this node listens.
+/// A function that returns those of the given frontends that a process on this node is listening on.
 pub type FindListeners = Box<
     dyn FnMut(&BTreeSet<FrontendKey>) -> Result<BTreeSet<FrontendKey>, ListenerPollError> + Send,
 >;
 
-/// The sockets of this node can't be listed.
+/// The listening sockets on this node can't be listed.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot list the listening sockets of this node")]
 pub struct ListenerPollError {
-    /// True if another poll may succeed.
+    /// True if a retry may succeed.
     pub is_retryable: bool,
     /// The cause.
     #[source]
     pub source: Box<dyn std::error::Error + Send + Sync>,
 }
 
-/// The result of a poll: the poller, the frontends that it covered, and those with a listener.
+/// The result of a poll: the poller, the frontends it covered, and those that have a listener.
 pub(super) type PollResult = (
     FindListeners,
     BTreeSet<FrontendKey>,
     Result<BTreeSet<FrontendKey>, ListenerPollError>,
 );
 
-/// Polls for listeners in the background. Meanwhile the reconcile loop writes every Service except those
-/// with frontends that no poll has covered yet.
+/// Polls for listeners in the background. Meanwhile, the reconcile loop writes all Services except those with
+/// frontends that no poll has covered yet.
 pub(super) struct ListenerPoll {
-    /// The poller; `None` during a poll, or if polling is off.
+    /// The poller, or `None` while a poll is running or if polling is off.
     find_listeners: Option<FindListeners>,
     running: BackgroundJob<PollResult>,
     interval: Duration,
-    /// The time of the next poll; `None` during a poll, or if no address of a Service is on this node.
+    /// The time of the next poll, or `None` while a poll is running or if this node has none of the Services'
+    /// addresses.
     pub(super) next_at: Option<Instant>,
     is_failing: bool,
 }
@@ -54,8 +55,8 @@ impl ListenerPoll {
         }
     }
 
-    /// Starts a poll if it is due, or if the frontends on addresses of this node changed since the last
-    /// one. Returns true if a poll is running.
+    /// Starts a poll if one is due or if the frontends on this node's addresses have changed since the last
+    /// poll. Returns true if a poll is running.
     pub(super) fn start_if_due<M>(&mut self, reconciler: &mut Reconciler<M>) -> bool {
         if self.running.is_running() {
             return true;
@@ -78,7 +79,7 @@ impl ListenerPoll {
         self.running.is_running()
     }
 
-    /// Waits for the running poll; returns `None` if its thread panicked.
+    /// Waits for the running poll and returns its result, or `None` if its thread panicked.
     pub(super) async fn wait(&mut self) -> Option<PollResult> {
         self.running.wait().await
     }
@@ -92,7 +93,7 @@ impl ListenerPoll {
         listeners.polled = local;
         let was_failing = std::mem::replace(&mut self.is_failing, found.is_err());
         let found = found.unwrap_or_else(|error| {
-            // If a retry would fail, too, the next poll starts when the frontends change.
+            // If a retry would also fail, wait until the frontends change before polling again.
             self.next_at = self.next_at.filter(|_| error.is_retryable);
             if !was_failing {
                 let error = &error as &dyn std::error::Error;

@@ -1,6 +1,6 @@
-//! Cluster IPs that are also addresses of this node's links, and local listeners on them. A cache such as
-//! `NodeLocal` DNSCache replaces a Service on its node in this way: sockets are not translated there, so
-//! that they reach the listener.
+//! Cluster IPs that are also assigned to one of this node's network interfaces, and local listeners on them.
+//! This is how a cache such as `NodeLocal` DNSCache takes the place of a Service on its node: sockets that
+//! connect to such an address are not translated, so that they reach the listener.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,24 +15,24 @@ use crate::{
     plan::{FrontendKind, FrontendPlan, ServicePlan},
 };
 
-/// The frontends on addresses of this node, and those with a local listener.
+/// The frontends on this node's addresses, and those among them that have a local listener.
 #[derive(Debug, Default)]
 pub(in crate::reconcile) struct LocalListeners {
-    /// The addresses of this node's links.
+    /// The addresses of this node's network interfaces.
     addresses: BTreeSet<IpAddr>,
     /// The frontends on these addresses, by Service.
     local_frontends: BTreeMap<ObjectName, BTreeSet<FrontendKey>>,
-    /// True if these frontends changed since the last poll was started.
+    /// True if the frontends on this node's addresses have changed since the last poll was started.
     pub(in crate::reconcile) has_changed: bool,
     /// The frontends that the last completed poll covered.
     pub(in crate::reconcile) polled: BTreeSet<FrontendKey>,
-    /// The frontends with a listener.
+    /// The frontends that have a local listener.
     pub(in crate::reconcile) with_listener: BTreeSet<FrontendKey>,
 }
 
 impl LocalListeners {
-    /// Applies the new plan of a Service. Only cluster IPs yield to a listener: node ports always use
-    /// addresses of this node, and kube-proxy serves the other kinds on any node.
+    /// Applies a Service's new plan. Only cluster IPs yield to a listener: node ports always use this node's
+    /// addresses, and kube-proxy serves the other kinds of address on every node.
     pub(super) fn update(&mut self, name: &ObjectName, plan: Option<&ServicePlan>) {
         let ports = plan.into_iter().flat_map(LiteMap::values);
         let frontends = ports.flat_map(|port| &port.frontends);
@@ -49,13 +49,13 @@ impl LocalListeners {
         self.has_changed |= old.unwrap_or_default() != new;
     }
 
-    /// Replaces the addresses of the links; returns true if they changed.
+    /// Replaces the network interfaces' addresses. Returns true if they have changed.
     pub(super) fn set_addresses(&mut self, addresses: &BTreeSet<IpAddr>) -> bool {
         let old = std::mem::replace(&mut self.addresses, addresses.clone());
         old != *addresses
     }
 
-    /// Returns all frontends on addresses of this node.
+    /// Returns all frontends on this node's addresses.
     pub(in crate::reconcile) fn frontends(&self) -> BTreeSet<FrontendKey> {
         self.local_frontends.values().flatten().copied().collect()
     }
@@ -66,8 +66,9 @@ impl LocalListeners {
         local.is_some_and(|local| !local.is_subset(&self.polled))
     }
 
-    /// Replaces the frontends with a listener; those on addresses of other nodes are ignored. Returns the
-    /// frontends that changed, each with true if it has a listener now.
+    /// Replaces the set of frontends that have a listener. Frontends that are not on one of this node's
+    /// addresses are ignored. Returns the frontends that have changed, each with true if it now has a
+    /// listener.
     pub(super) fn set_listeners(
         &mut self,
         found: &BTreeSet<FrontendKey>,

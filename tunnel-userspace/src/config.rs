@@ -1,4 +1,5 @@
-//! The configuration: one YAML file for every role. No other module reads the file or the environment.
+//! The configuration: a YAML file in the same format for every role. No other module reads the config file or
+//! the environment.
 
 mod admin;
 mod bpf;
@@ -31,36 +32,36 @@ pub use tunnel::{IdentityConfig, OnIngressDown, SteeringConfig, TunnelConfig};
 
 use crate::{identity::is_subdomain, sockets};
 
-/// The path of an invalid field, as in `bpf.maps.slots`, and the reason why it is invalid.
+/// The path of an invalid field, such as `bpf.maps.slots`, and the reason why it is invalid.
 type FieldError = (String, String);
 
-/// The key of the config in the response of `/configz`. The domain is a placeholder.
+/// The key that holds the config in the response to `/configz`. The domain is a placeholder.
 const CONFIGZ_KEY: &str = "culvert.dev";
 
-/// The configuration file of every role.
+/// The configuration file for every role.
 #[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Config {
-    /// The name of this node's Node object. If empty, the environment variable `NODE_NAME` is used, or else
-    /// the host name.
+    /// The name of this node's Node object. If empty, the environment variable `NODE_NAME` is used or, if
+    /// that is also empty, the host name.
     pub node_name: String,
     /// The implementation of Services.
     pub mode: Mode,
-    /// The sources of objects.
+    /// The sources of Kubernetes objects.
     pub source: SourceConfig,
     /// The translation of Service traffic.
     pub service: ServiceConfig,
     /// The kernel programs and their maps.
     pub bpf: BpfConfig,
-    /// The termination of sockets of removed backends.
+    /// The termination of sockets that are connected to a removed backend.
     pub sockets: sockets::TerminatorSettings,
-    /// The directory of the daemon's sockets and state.
+    /// The directory for the daemon's sockets and state.
     pub state_dir: PathBuf,
-    /// The admin port: metrics and status.
+    /// The admin port, which serves metrics and status.
     pub admin: AdminConfig,
     /// The health port, for load balancers and probes.
     pub healthz: HealthzConfig,
-    /// Logs of the kernel programs.
+    /// Logging of events in the kernel programs.
     #[serde(skip_serializing_if = "LogConfig::is_off")]
     pub log: LogConfig,
     /// The tunnel to edge nodes.
@@ -93,7 +94,7 @@ pub enum ConfigError {
     Read {
         /// The file.
         path: PathBuf,
-        /// The error of the system call.
+        /// The error from the system call.
         #[source]
         source: io::Error,
     },
@@ -110,7 +111,7 @@ pub enum ConfigError {
 }
 
 impl Config {
-    /// Reads a config file. Relative paths in it are relative to the directory of the file.
+    /// Reads a config file. Relative paths in it are relative to the file's directory.
     ///
     /// # Errors
     ///
@@ -119,9 +120,9 @@ impl Config {
         Self::from_file_values(path, read_yaml(path)?)
     }
 
-    /// Reads the config file `path` and kube-proxy's file, and merges them: fields of `path` override those
-    /// of `kube_proxy`. Also returns the fields of kube-proxy's file that have no effect. If `path` is the
-    /// `default` path, the file may be absent.
+    /// Reads the config file `path` and kube-proxy's config file `kube_proxy`, and merges them: fields in
+    /// `path` override those in `kube_proxy`. Also returns the fields in kube-proxy's file that have no
+    /// effect. The file `path` may be absent if it is the `default` path.
     ///
     /// # Errors
     ///
@@ -142,7 +143,7 @@ impl Config {
         Ok((config, conversion.warnings))
     }
 
-    /// Checks a config file, Culvert's or kube-proxy's. Returns the fields of kube-proxy's file that have no
+    /// Checks a config file of Culvert or kube-proxy. For kube-proxy's, returns the fields that have no
     /// effect.
     ///
     /// # Errors
@@ -157,14 +158,14 @@ impl Config {
         Ok(Vec::new())
     }
 
-    /// Converts the YAML of a config file, and makes the paths in it absolute.
+    /// Converts a config file's parsed YAML, and makes the paths in it absolute.
     fn from_file_values(path: &Path, values: Value) -> Result<Self, ConfigError> {
         let mut config = Self::from_value(values).map_err(|refusal| field_error(path, refusal))?;
         config.resolve(&directory(path)?);
         Ok(config)
     }
 
-    /// Converts the YAML of a kube-proxy file.
+    /// Converts the parsed YAML of kube-proxy's config file.
     fn read_kube_proxy(path: &Path, values: &Value) -> Result<kube_proxy::Conversion, ConfigError> {
         let conversion = kube_proxy::convert(values, &directory(path)?);
         conversion.map_err(|refusal| field_error(path, refusal))
@@ -174,7 +175,7 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// A field has an invalid value. The error is the field and the reason.
+    /// A field has an invalid value. The error contains the field and the reason.
     pub(crate) fn parse_kube_proxy(text: &str) -> Result<Vec<Warning>, (String, String)> {
         let conversion = kube_proxy::convert(&parse_yaml(text)?, Path::new("/"))?;
         Ok(conversion.warnings)
@@ -184,7 +185,7 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// The text has an unknown field or an invalid value. The error is the field and the reason.
+    /// The text has an unknown field or an invalid value. The error contains the field and the reason.
     pub fn parse(text: &str) -> Result<Self, FieldError> {
         Self::from_value(parse_yaml(text)?)
     }
@@ -206,14 +207,14 @@ impl Config {
         Ok(config)
     }
 
-    /// Returns a config file with the default of every field, explained in comments.
+    /// Returns a config file that contains every field with its default, explained in comments.
     #[must_use]
     pub const fn default_file() -> &'static str {
         include_str!("config/default.yaml")
     }
 
-    /// Returns the config with the defaults of absent fields, in the format of kube-proxy's `/configz`: an
-    /// object with one key, whose value is the config.
+    /// Returns the config, including the defaults for absent fields, in the format of kube-proxy's
+    /// `/configz`: an object with a single key, whose value is the config.
     #[must_use]
     pub fn effective(&self) -> Value {
         json!({ CONFIGZ_KEY: self })
@@ -225,25 +226,25 @@ impl Config {
         self.state_dir.join("admin.sock")
     }
 
-    /// Returns the path of the socket to which `culvert sockets`, the helper, connects.
+    /// Returns the path of the socket to which the helper, `culvert sockets`, connects.
     #[must_use]
     pub fn helper_socket(&self) -> PathBuf {
         self.state_dir.join("sockets.sock")
     }
 
-    /// Returns the path of the snapshot of the API server's objects.
+    /// Returns the path of the snapshot file for the API server's objects.
     #[must_use]
     pub fn objects_snapshot(&self) -> PathBuf {
         self.state_dir.join("objects")
     }
 
-    /// Returns the path of the admin socket of an agent.
+    /// Returns the path of an agent's admin socket.
     #[must_use]
     pub fn agent_socket(&self) -> PathBuf {
         self.state_dir.join("agent.sock")
     }
 
-    /// Checks the values that have a valid type but may be out of range or contradict each other.
+    /// Checks the values that have the right type but may be out of range or contradict each other.
     fn check(&self) -> Result<(), FieldError> {
         let invalid = |field: &str, reason: &str| Err((field.to_owned(), reason.to_owned()));
         if !self.node_name.is_empty() && !is_node_name(&self.node_name) {
@@ -277,7 +278,7 @@ impl Config {
         self.check_ports()
     }
 
-    /// Returns an error if two listeners have the same port.
+    /// Returns an error if two listeners need the same port.
     fn check_ports(&self) -> Result<(), FieldError> {
         let tunnel = &self.tunnel;
         let gateway = tunnel.gateway.as_ref().map(|gateway| gateway.listen);
@@ -307,7 +308,7 @@ impl Config {
         Ok(())
     }
 
-    /// Makes all paths absolute, relative to `directory`, and sets the name of the node if it is empty.
+    /// Makes all paths absolute by resolving them against `directory`, and sets the node name if it is empty.
     fn resolve(&mut self, directory: &Path) {
         let own = [&mut self.bpf.bpffs, &mut self.state_dir];
         let own = own.into_iter().chain(&mut self.bpf.cgroup.0);
@@ -325,10 +326,10 @@ impl Config {
     }
 }
 
-/// The maximum length of the name of a Kubernetes object, in characters.
+/// The maximum length of a Kubernetes object's name, in characters.
 const MAX_NAME_LENGTH: usize = 253;
 
-/// The reason why a node name is invalid.
+/// The reason given for an invalid node name.
 const INVALID_NODE_NAME: &str = "is not a valid Node name; use lower-case letters, digits, `-` and `.`, at most \
                             253 characters; each part between dots must begin and end with a letter or digit";
 
@@ -336,17 +337,17 @@ fn is_node_name(name: &str) -> bool {
     is_subdomain(name) && name.len() <= MAX_NAME_LENGTH
 }
 
-/// True if two listeners can't both bind their address and port. The unspecified address of one family
-/// listens on both families.
+/// Returns true if two listeners can't both bind their address and port. The unspecified address of either
+/// family covers both families.
 fn is_port_conflict(one: SocketAddr, other: SocketAddr) -> bool {
     let is_everywhere = one.ip().is_unspecified() || other.ip().is_unspecified();
     one.port() != 0 && one.port() == other.port() && (is_everywhere || one.ip() == other.ip())
 }
 
-/// The field in an error about the type of the complete file.
+/// The field name in an error about the type of the file as a whole.
 const TOP_LEVEL: &str = "top level";
 
-/// Parses YAML; an empty text is an empty mapping.
+/// Parses YAML, treating an empty text as an empty mapping.
 fn parse_yaml(text: &str) -> Result<Value, FieldError> {
     if text.trim().is_empty() {
         return Ok(json!({}));
@@ -388,7 +389,8 @@ fn directory(path: &Path) -> Result<PathBuf, ConfigError> {
     Ok(directory.to_owned())
 }
 
-/// Returns the environment variable `NODE_NAME`, which the pod's manifest sets; empty if it is not set.
+/// Returns the value of the environment variable `NODE_NAME`, which the pod's manifest sets, or an empty
+/// string if it is not set.
 #[expect(
     clippy::disallowed_methods,
     reason = "the config reads the environment"

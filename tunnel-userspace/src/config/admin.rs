@@ -1,17 +1,18 @@
-//! The sections `admin` and `healthz`.
+//! The `admin` and `healthz` sections.
 
 use std::net::SocketAddr;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// The admin port: metrics and status.
+/// The admin port, which serves metrics and status.
 #[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct AdminConfig {
-    /// The address of `/metrics` and `/status`.
+    /// The address and port that serve `/metrics` and `/status`.
     pub address: SocketAddr,
-    /// The maximum number of Service ports with metrics of their own. Those whose names sort first have them.
+    /// The maximum number of Service ports that have their own metrics. The ports whose names sort first have
+    /// them.
     pub service_metrics_limit: usize,
 }
 
@@ -28,7 +29,7 @@ impl Default for AdminConfig {
 #[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct HealthzConfig {
-    /// The address of `/healthz`, `/livez` and `/readyz`.
+    /// The address and port that serve `/healthz`, `/livez` and `/readyz`.
     pub address: SocketAddr,
 }
 

@@ -1,4 +1,4 @@
-//! The section `bpf`.
+//! The `bpf` section.
 
 use std::path::PathBuf;
 
@@ -12,7 +12,7 @@ use tunnel_common::table::MapSizes;
 pub struct BpfConfig {
     /// The cgroup whose sockets are translated; the daemon must run inside it.
     pub cgroup: Cgroup,
-    /// The directory of pinned maps and programs, on a BPF file system.
+    /// The directory for pinned maps and programs, on a BPF file system.
     pub bpffs: PathBuf,
     /// The capacities of the maps, in entries.
     pub maps: MapSizes,
@@ -28,7 +28,7 @@ impl Default for BpfConfig {
     }
 }
 
-/// The directory of a cgroup. `None`, written as `auto`, stands for the root of the cgroup v2 hierarchy.
+/// A cgroup's directory. `None`, written as `auto`, stands for the root of the cgroup v2 hierarchy.
 #[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(from = "String", into = "String")]
 pub struct Cgroup(pub Option<PathBuf>);

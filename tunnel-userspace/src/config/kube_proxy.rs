@@ -1,5 +1,5 @@
 //! Converts kube-proxy's config file (`kubeproxy.config.k8s.io/v1alpha1`) to Culvert's, and returns a warning
-//! for each field without an equivalent.
+//! for each field that has no equivalent.
 
 mod converted_fields;
 mod field_table;
@@ -17,7 +17,7 @@ use self::{
 use super::{Config, FieldError};
 use crate::model::Algorithm;
 
-/// The API group, its supported version, and the kind.
+/// The API group, supported API version and kind of kube-proxy's config file.
 const GROUP: &str = "kubeproxy.config.k8s.io";
 const API_VERSION: &str = "kubeproxy.config.k8s.io/v1alpha1";
 const KIND: &str = "KubeProxyConfiguration";
@@ -26,12 +26,12 @@ const KIND: &str = "KubeProxyConfiguration";
 const HEALTH_PORT: u16 = 10_256;
 const METRICS_PORT: u16 = 10_249;
 
-/// A field of kube-proxy's file that has no effect, or only a part of its effect.
+/// A field in kube-proxy's file that has no effect, or only part of its usual effect.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Warning {
     /// The path of the field.
     pub field: String,
-    /// The reason why the field has no effect.
+    /// The reason why the field has no effect, or only a partial one.
     pub why: String,
 }
 
@@ -44,21 +44,21 @@ impl fmt::Display for Warning {
 /// The result of converting a kube-proxy file.
 #[derive(Debug, Default)]
 pub(super) struct Conversion {
-    /// The fields of Culvert's config.
+    /// The converted fields, as a config of Culvert.
     pub(super) config: Value,
     /// The fields that have no effect.
     pub(super) warnings: Vec<Warning>,
 }
 
 impl Conversion {
-    /// Sets a field of Culvert's config, as in `service.algorithm`.
+    /// Sets a field of Culvert's config by its path, such as `service.algorithm`.
     fn set(&mut self, path: &str, value: Value) {
         let names = path.rsplit('.');
         let value = names.fold(value, |value, name| json!({ name: value }));
         self.config = merge(mem::take(&mut self.config), value);
     }
 
-    /// Adds a warning about a field of kube-proxy's file.
+    /// Adds a warning about a field in kube-proxy's file.
     fn warn(&mut self, field: &str, why: impl Into<String>) {
         self.warnings.push(Warning {
             field: field.to_owned(),
@@ -67,14 +67,14 @@ impl Conversion {
     }
 }
 
-/// True if a file has the API group or the kind of kube-proxy's config.
+/// Returns true if a file has the API group or the kind of kube-proxy's config.
 pub(super) fn is_kube_proxy_file(file: &Value) -> bool {
     let group = file.get("apiVersion").and_then(Value::as_str);
     let group = group.and_then(|version| version.split('/').next());
     group == Some(GROUP) || file.get("kind").and_then(Value::as_str) == Some(KIND)
 }
 
-/// Returns the field of kube-proxy's file from which a field of Culvert's config was converted.
+/// Returns the field in kube-proxy's file from which a field of Culvert's config was converted.
 fn kube_proxy_field(ours: String) -> String {
     let (field, index) = ours.split_at(ours.find('[').unwrap_or(ours.len()));
     match field {
@@ -87,7 +87,7 @@ fn kube_proxy_field(ours: String) -> String {
     }
 }
 
-/// Converts a kube-proxy file. Relative paths in it are relative to `directory`.
+/// Converts kube-proxy's config file. Relative paths in it are relative to `directory`.
 pub(super) fn convert(value: &Value, directory: &Path) -> Result<Conversion, FieldError> {
     let head: FileType = converted_fields::deserialize(value)?;
     for (field, found, wanted) in [
@@ -118,14 +118,15 @@ pub(super) fn convert(value: &Value, directory: &Path) -> Result<Conversion, Fie
     conversion
         .warnings
         .sort_by(|one, other| one.field.cmp(&other.field));
-    // The converted fields must be valid by themselves: Culvert's own file may override none of them.
+    // The converted fields must be valid on their own, since Culvert's own file may override none of them.
     match Config::from_value(conversion.config.clone()) {
         Ok(_) => Ok(conversion),
         Err((field, reason)) => Err((kube_proxy_field(field), reason)),
     }
 }
 
-/// Returns a warning for each unknown field, and for each field without effect that differs from its default.
+/// Returns a warning for each unknown field, and for each field that differs from its default but has no
+/// effect.
 fn unused_field_warnings(file: &Value) -> Vec<Warning> {
     let mut found = Vec::new();
     collect_fields(file, "", &mut found);
@@ -136,8 +137,8 @@ fn unused_field_warnings(file: &Value) -> Vec<Warning> {
     found.into_iter().filter_map(warning).collect()
 }
 
-/// Collects the paths and values of the fields in a file. The mapping in a known field, such as
-/// `featureGates`, is one value.
+/// Collects the paths and values of the fields in a file. If the value of a known field is itself a mapping,
+/// as in `featureGates`, it is collected as one value.
 fn collect_fields<'a>(value: &'a Value, path: &str, found: &mut Vec<(String, &'a Value)>) {
     let is_inner = path.is_empty() || {
         let inside = format!("{path}.");
@@ -175,7 +176,8 @@ fn convert_client(file: &KubeProxyFile, directory: &Path, conversion: &mut Conve
     }
 }
 
-/// Converts the addresses for health and metrics. Their defaults have the address family of `bindAddress`.
+/// Converts the addresses for health and metrics. Their defaults have the same address family as
+/// `bindAddress`.
 fn convert_addresses(file: &KubeProxyFile, conversion: &mut Conversion) -> Result<(), FieldError> {
     let bind_address = match file.bind_address.as_str() {
         "" => "0.0.0.0",
@@ -208,7 +210,7 @@ fn convert_addresses(file: &KubeProxyFile, conversion: &mut Conversion) -> Resul
     Ok(())
 }
 
-/// Converts the addresses that serve NodePorts. An empty list is the same as an absent field.
+/// Converts the addresses that serve NodePorts. An empty list means the same as an absent field.
 fn convert_node_ports(file: &KubeProxyFile, conversion: &mut Conversion) {
     const LOOPBACK: &str = "iptables.localhostNodePorts";
     const OURS: &str = "service.nodePortAddresses";
@@ -280,9 +282,9 @@ fn convert_packet_path(
     Ok(())
 }
 
-/// Merges two configs field by field; the fields of `overrides` replace those of `base`. A null field in
-/// `overrides` removes the field of `base`. If `base` lacks the field, it stays null, which is a section with
-/// its defaults.
+/// Merges two configs field by field; the fields in `overrides` replace those in `base`. A null field in
+/// `overrides` removes the field from `base`. If `base` lacks the field, it stays null, which stands for a
+/// section with its defaults.
 pub(super) fn merge(base: Value, overrides: Value) -> Value {
     match (base, overrides) {
         (Value::Object(mut base), Value::Object(overrides)) => {

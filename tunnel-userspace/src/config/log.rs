@@ -5,7 +5,7 @@ use tunnel_common::table::{PROGRAMS, Program};
 use super::FieldError;
 use crate::bpf::KernelLog;
 
-/// Logs of the kernel programs.
+/// Logging of events in the kernel programs.
 #[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LogConfig {
@@ -15,18 +15,18 @@ pub struct LogConfig {
 }
 
 impl LogConfig {
-    /// True if no kernel program logs events.
+    /// Returns true if no kernel program logs events.
     #[must_use]
     pub const fn is_off(&self) -> bool {
         self.kernel.is_none()
     }
 
-    /// Returns the log filter with a directive for the target `kernel` added, if a kernel program logs
-    /// events. A directive for this target in `filter` takes precedence.
+    /// Returns the log filter and, if a kernel program logs events, adds a directive for the target `kernel`.
+    /// A directive for this target that is already in `filter` takes precedence.
     #[must_use]
     pub fn filter(&self, filter: &str) -> String {
         match &self.kernel {
-            // Of two directives for one target, the last one takes effect.
+            // If there are two directives for a target, the last one takes effect.
             Some(KernelLog { program: _, level }) => format!("kernel={level},{filter}"),
             None => filter.to_owned(),
         }

@@ -1,11 +1,11 @@
-//! Checks of numbers, durations and list items in the config.
+//! Checks the numbers, durations and list items in the config.
 
 use std::{fmt::Display, ops::RangeInclusive, time::Duration};
 
 use super::{Config, FieldError, TunnelConfig};
 use crate::duration::DisplayDuration;
 
-/// The largest capacity of a map, in entries.
+/// The largest capacity that a map may have, in entries.
 const MAX_ENTRIES: u32 = 1 << 24;
 
 /// Returns an error if a number or duration is out of range.
@@ -68,7 +68,7 @@ fn check_tunnel(config: &TunnelConfig) -> Result<(), FieldError> {
             steering.ingress_port,
             1..=u16::MAX,
         )?;
-        // The kernel uses 0 to 4 itself (include/uapi/linux/rtnetlink.h).
+        // The kernel itself uses 0 to 4 (include/uapi/linux/rtnetlink.h).
         let protocol = steering.route_protocol;
         within("tunnel.steering.routeProtocol", protocol, 5..=u8::MAX)?;
     }
@@ -105,7 +105,7 @@ fn check_tunnel(config: &TunnelConfig) -> Result<(), FieldError> {
     at_least("tunnel.session.pingTimeout", timeout, MILLISECOND)
 }
 
-/// Returns an error if a value is not within its bounds, which are inclusive.
+/// Returns an error if a value is outside its bounds, which are inclusive.
 fn within<T: Display + PartialOrd>(
     field: &str,
     value: T,
@@ -128,7 +128,7 @@ fn at_least<T: Display + PartialOrd>(field: &str, value: T, least: T) -> Result<
     Err((field.to_owned(), reason))
 }
 
-/// Returns an error for the first item of a list for which `is_valid` is false.
+/// Returns an error for the first list item that `is_valid` rejects.
 pub(super) fn check_each(
     field: &str,
     texts: &[String],

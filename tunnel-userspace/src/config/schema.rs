@@ -1,11 +1,12 @@
-//! The JSON Schema of the config file (<https://json-schema.org/draft/2020-12>), generated from its types.
+//! The JSON Schema of the config file (<https://json-schema.org/draft/2020-12>), generated from the config's
+//! types.
 
 use schemars::generate::SchemaSettings;
 
 use super::Config;
 
-/// Returns the schema as indented JSON. It has every field with its type, default and meaning, and forbids
-/// unknown fields; [`Config::parse`] also checks bounds and references between fields.
+/// Returns the schema as indented JSON. It lists every field with its type, default and meaning, and forbids
+/// unknown fields. [`Config::parse`] also checks bounds, and constraints between fields.
 #[must_use]
 pub fn of_config() -> String {
     let settings = SchemaSettings::draft2020_12().with(|settings| {

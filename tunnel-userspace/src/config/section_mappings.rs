@@ -1,5 +1,5 @@
-//! Checks that each section of the file is a mapping or empty. serde would accept a list, too, and assign its
-//! items to the fields in order.
+//! Checks that each section of the config file is a mapping or empty. serde would also accept a list, and
+//! assign its items to the fields in order.
 
 use serde_json::{Map, Value};
 
@@ -9,8 +9,8 @@ use super::{
 };
 use crate::bpf::{KernelLog, KernelLogLevel};
 
-/// Returns an error if a section is a list or scalar. Replaces an empty section by an empty mapping, so that
-/// serde applies the defaults.
+/// Returns an error if a section is a list or a scalar. Replaces an empty section with an empty mapping, so
+/// that serde applies the defaults.
 pub(super) fn check(file: &mut Value) -> Result<(), FieldError> {
     check_section(file, &with_all_sections(), "")
 }
@@ -44,7 +44,8 @@ pub(super) fn with_all_sections() -> Value {
     config.effective()[super::CONFIGZ_KEY].take()
 }
 
-/// Checks the sections of `found`, at `path`, against a config with every section.
+/// Checks the sections in `found`, which is at `path`, against `known`, the same part of a config with every
+/// section.
 fn check_section(found: &mut Value, known: &Value, path: &str) -> Result<(), FieldError> {
     let Some(sections) = known.as_object() else {
         return Ok(());

@@ -1,12 +1,13 @@
-//! Words the errors of serde for a config file, and suggests a known field instead of an unknown one.
+//! Rewords serde's errors for the authors of config files, and suggests a known field in place of an unknown
+//! one.
 
-/// The minimum similarity (Jaro-Winkler, 0 to 1) of the unknown field and a suggested one.
+/// The minimum similarity (Jaro-Winkler, 0 to 1) between an unknown field and a suggested one.
 const MIN_SIMILARITY: f64 = 0.8;
 
-/// The minimum length of an unknown field that is taken as an abbreviation of a longer one.
+/// The minimum length of an unknown field for it to be taken as an abbreviation of a longer one.
 const MIN_ABBREVIATION: usize = 4;
 
-/// Rust terms in messages of serde and of the standard library, and their replacements.
+/// Rust terms in messages from serde and the standard library, and their replacements.
 const RUST_TERMS: [(&str, &str); 6] = [
     (
         "invalid socket address syntax",
@@ -32,16 +33,16 @@ pub(super) fn reword(message: &str) -> String {
     reworded
 }
 
-/// Returns the known field in the error that is most similar to the unknown one.
+/// Returns the known field that is most similar to the unknown one. The error lists them all.
 fn nearest_field(reason: &str) -> Option<&str> {
     let (unknown, known) = reason.strip_prefix("unknown field `")?.split_once('`')?;
-    // The known fields are in backticks, so they are every second part.
+    // The known fields are in backticks, so every second part is a field.
     let known = known.split('`').skip(1).step_by(2);
     let lower = unknown.to_lowercase();
     let similarity = |field: &str| {
         let field = field.to_lowercase();
         // A field that contains the unknown name, as `maxStreams` contains `streams`, is a better match than
-        // any similar one; a field that ends with the name is the best.
+        // one that is merely similar; a field that ends with the name is the best match.
         if lower.len() < MIN_ABBREVIATION || !field.contains(&lower) {
             strsim::jaro_winkler(&lower, &field)
         } else if field.ends_with(&lower) {

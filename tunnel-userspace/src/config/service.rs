@@ -1,4 +1,4 @@
-//! The section `service`, and the field `mode`.
+//! The `service` section, and the `mode` field.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -16,12 +16,12 @@ use crate::{
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
-    /// The best that the kernel supports: currently the same as `ebpf`.
+    /// The best implementation that the kernel supports; currently the same as `ebpf`.
     Auto,
     /// Kernel programs.
     #[default]
     Ebpf,
-    /// A proxy in user space that listens for each Service. Not built yet.
+    /// A user-space proxy that has a listener for each Service. Not implemented yet.
     Userspace,
 }
 
@@ -29,30 +29,31 @@ pub enum Mode {
 #[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct ServiceConfig {
-    /// The method to detect traffic from this node's pods.
+    /// The method for detecting traffic from this node's pods.
     pub detect_local: DetectLocal,
-    /// The CIDRs of pods, for `detectLocal: ClusterCIDR`.
+    /// The CIDRs that contain the pods' addresses, for `detectLocal: ClusterCIDR`.
     #[serde(rename = "clusterCIDRs")]
     pub cluster_cidrs: Vec<String>,
     /// True if all traffic through Services is masqueraded.
     pub masquerade_all: bool,
-    /// The node addresses that serve NodePorts. `None`: `primary` and `localhost`; empty: all addresses.
+    /// The node addresses that serve NodePorts. If absent: `primary` and `localhost`; if empty: all
+    /// addresses.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_port_addresses: Option<Vec<String>>,
-    /// The external IPs that are served.
+    /// The external IPs that are served: all, or only those with a known owner.
     #[serde(rename = "externalIPs")]
     pub external_ips: ExternalIps,
-    /// The handling of OpenYurt's annotation `openyurt.io/topologyKeys` on Services.
+    /// The effect of OpenYurt's annotation `openyurt.io/topologyKeys` on Services.
     pub topology_keys: TopologyKeys,
-    /// The interval of polling for local listeners on cluster IPs.
+    /// The interval between polls for local listeners on cluster IPs.
     #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub local_listener_poll_interval: Duration,
     /// The names of the uplink interfaces. If empty, they are detected.
     pub uplinks: Vec<String>,
-    /// The load-balancing algorithm of Services without an annotation for it.
+    /// The load-balancing algorithm for Services that don't set one by annotation.
     pub algorithm: Algorithm,
-    /// The interval of full syncs, which compare the maps with the desired state.
+    /// The interval between full syncs, which compare the maps with the desired state.
     #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub full_sync_interval: Duration,
@@ -76,7 +77,7 @@ impl Default for ServiceConfig {
 }
 
 impl ServiceConfig {
-    /// Returns the addresses of this node that serve NodePorts.
+    /// Returns which of this node's addresses serve NodePorts.
     #[must_use]
     pub fn node_ports(&self) -> Vec<NodePortAddresses> {
         let Some(entries) = &self.node_port_addresses else {
@@ -103,7 +104,7 @@ impl ServiceConfig {
     }
 }
 
-/// Parses an entry of `nodePortAddresses`.
+/// Parses an entry in `nodePortAddresses`.
 fn parse_node_port_addresses(text: &str) -> Option<NodePortAddresses> {
     match text {
         "all" => Some(NodePortAddresses::All),
@@ -123,17 +124,17 @@ fn parse_cidr(text: &str) -> Option<(IpAddr, u8)> {
     (length <= longest).then_some((address, length))
 }
 
-/// The method to detect traffic from this node's pods.
+/// The method for detecting traffic from this node's pods.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 pub enum DetectLocal {
     /// By the CIDRs in `clusterCIDRs`.
     #[default]
     #[serde(rename = "ClusterCIDR")]
     ClusterCidr,
-    /// By the pod CIDRs of the Node object.
+    /// By the pod CIDRs in the Node object.
     #[serde(rename = "NodeCIDR")]
     NodeCidr,
-    /// By the bridge interface to which pods are connected.
+    /// By the bridge interface that the pods are connected to.
     BridgeInterface,
     /// By the name prefix of the pods' interfaces.
     InterfaceNamePrefix,

@@ -6,20 +6,20 @@ use serde::{Deserialize, Serialize};
 use super::FieldError;
 use crate::source::{file, kube};
 
-/// The sources of objects. If both sources have an object, that of the file is used.
+/// The sources of Kubernetes objects. If both sources have the same object, the one from the file is used.
 #[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SourceConfig {
-    /// A directory or file of manifests; enabled by default if no source is configured.
+    /// A manifest file, or a directory of manifest files; enabled by default if no source is configured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub file: Option<file::FileSettings>,
-    /// The API server of the cluster.
+    /// The cluster's API server.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kube: Option<kube::KubeSettings>,
 }
 
 impl SourceConfig {
-    /// Returns the settings of the manifest source, if it is enabled.
+    /// Returns the settings for manifest files, if that source is enabled.
     #[must_use]
     pub fn file(&self) -> Option<file::FileSettings> {
         match (&self.file, &self.kube) {
@@ -37,7 +37,7 @@ impl SourceConfig {
         Ok(())
     }
 
-    /// Returns the paths in this section.
+    /// Returns the file paths in this section.
     pub(super) fn paths(&mut self) -> impl Iterator<Item = &mut PathBuf> {
         let file = self.file.as_mut().map(|file| &mut file.path);
         let kubeconfig = self.kube.as_mut().and_then(|kube| kube.kubeconfig.as_mut());

@@ -8,10 +8,10 @@ use crate::{
 
 mod default_file;
 
-/// The section that every gateway and agent needs.
+/// The `identity` section, which every gateway and agent needs.
 const IDENTITY: &str = "identity: { files: { ca: a, cert: b, key: c } }";
 
-/// Splits a table into rows of two columns, which `=>` separates.
+/// Splits a table into rows of two columns, separated by `=>`.
 pub(super) fn rows(table: &str) -> impl Iterator<Item = (&str, &str)> {
     table.lines().skip(1).map(|row| {
         let (one, other) = row.split_once("=>").expect("two columns");
@@ -23,8 +23,8 @@ fn refusal(text: &str) -> (String, String) {
     Config::parse(text).expect_err("refused")
 }
 
-/// Asserts that each config in the first column is refused. The second column has the field in the error, and
-/// optionally, after a colon, the beginning of the reason.
+/// Asserts that each config in the first column is refused. The second column contains the expected field in
+/// the error and, optionally, after a colon, the beginning of the expected reason.
 fn assert_refused<'a>(table: impl Iterator<Item = (&'a str, &'a str)>) {
     for (text, wanted) in table {
         let (wanted, start) = wanted.split_once(": ").unwrap_or((wanted, ""));
@@ -227,7 +227,7 @@ fn manifest_files_are_the_default_source_only_if_no_source_is_configured() {
 #[test]
 fn the_default_ports_of_the_tunnel_are_not_used_by_other_components() {
     // Ports of the kubelet, kube-proxy, the control plane and cloud controllers, yurthub, yurt-tunnel,
-    // yurt-manager and Raven. The gateway uses 10262, the port of yurt-tunnel for agents, on purpose.
+    // yurt-manager and Raven. The gateway deliberately uses 10262, yurt-tunnel's port for agents.
     let others = (10_248..=10_261)
         .chain(10_263..=10_269)
         .chain(10_271..=10_275)

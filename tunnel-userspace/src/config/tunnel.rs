@@ -1,4 +1,4 @@
-//! The section `tunnel`. Steering, gateway and agent are each enabled by their section.
+//! The `tunnel` section. Steering, the gateway and the agent are each enabled by their own subsection.
 
 use std::{net::IpAddr, path::PathBuf};
 
@@ -25,21 +25,22 @@ fn tunnel_error<T>(field: &str, reason: impl Into<String>) -> Result<T, FieldErr
 #[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct TunnelConfig {
-    /// The `SO_MARK` of Culvert's own sockets, in every role: they are neither steered nor translated.
+    /// The `SO_MARK` that Culvert sets on its own sockets, in every role, so that they are neither steered
+    /// nor translated.
     pub socket_mark: u32,
-    /// The steering of connects to edge nodes into the tunnel, and its ingress.
+    /// The steering of connections to edge nodes into the tunnel, and the ingress.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub steering: Option<SteeringConfig>,
     /// The gateway, to which agents connect.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gateway: Option<gateway::GatewaySettings>,
-    /// The agent of this edge node.
+    /// The agent on this edge node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub agent: Option<agent::AgentSettings>,
     /// The certificate of this gateway or agent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub identity: Option<IdentityConfig>,
-    /// The limits of a session.
+    /// The limits for a session.
     pub session: SessionLimits,
 }
 
@@ -112,25 +113,25 @@ impl TunnelConfig {
         Ok(())
     }
 
-    /// Returns the paths in this section.
+    /// Returns the file paths in this section.
     pub(super) fn paths(&mut self) -> impl Iterator<Item = &mut PathBuf> {
         let files = self.identity.iter_mut().map(|identity| &mut identity.files);
         files.flat_map(|IdentityFiles { ca, cert, key }| [ca, cert, key])
     }
 }
 
-/// The steering of connects to edge nodes into the tunnel, and its ingress.
+/// The steering of connections to edge nodes into the tunnel, and the ingress.
 #[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct SteeringConfig {
-    /// The CIDRs of the steering addresses, at most one of each family. A steering address stands for an edge
-    /// node and port.
+    /// The CIDRs that steering addresses are taken from, at most one per address family. A steering address
+    /// represents an edge node and port.
     pub prefixes: Vec<String>,
-    /// The port of the ingress.
+    /// The port that the ingress listens on.
     pub ingress_port: u16,
-    /// The label selector of edge nodes.
+    /// The label selector for edge nodes.
     pub edge_node_selector: String,
-    /// The action on steered connects while the ingress is down.
+    /// The treatment of steered connects while the ingress is down.
     pub on_ingress_down: OnIngressDown,
     /// The protocol number of the routes that Culvert adds (`ip route … proto`).
     pub route_protocol: u8,
@@ -202,7 +203,7 @@ impl SteeringConfig {
         }
     }
 
-    /// Returns the parsed prefixes; those of a checked config are all valid.
+    /// Returns the parsed prefixes. In a checked config, all of them are valid.
     #[must_use]
     pub fn ranges(&self) -> Vec<Prefix> {
         self.prefixes
@@ -212,8 +213,8 @@ impl SteeringConfig {
     }
 }
 
-/// True if a prefix may be used for steering: it is not too short, and has no loopback, multicast, link-local
-/// or reserved addresses.
+/// Returns true if a prefix may be used for steering: it is not too short, and contains no loopback,
+/// multicast, link-local or reserved addresses.
 fn is_usable(prefix: &Prefix) -> bool {
     let shortest = if prefix.is_v4() { 8 } else { 16 };
     let is_reserved = match prefix.network().to_ip() {
@@ -229,17 +230,17 @@ fn is_usable(prefix: &Prefix) -> bool {
     prefix.length() >= shortest && !is_reserved
 }
 
-/// The action on steered connects while the ingress is down.
+/// The treatment of steered connects while the ingress is down.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnIngressDown {
     /// Connects are refused at once.
     Refuse,
-    /// Connects bypass the tunnel. Not built yet.
+    /// Connects bypass the tunnel. Not implemented yet.
     Pass,
 }
 
-/// True for `HOST:PORT`, where an IPv6 address is in brackets and the port is not 0.
+/// Returns true if the text is `HOST:PORT`, with an IPv6 address in brackets and a port other than 0.
 fn is_host_and_port(text: &str) -> bool {
     let Some((host, port)) = text.rsplit_once(':') else {
         return false;
@@ -256,7 +257,7 @@ fn is_host_and_port(text: &str) -> bool {
 #[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct IdentityConfig {
-    /// The files of the certificate.
+    /// The files that contain the CA, the certificate and the private key.
     pub files: IdentityFiles,
 }
 

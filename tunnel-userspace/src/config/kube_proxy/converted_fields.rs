@@ -1,11 +1,11 @@
-//! The structs into which the converted fields of kube-proxy's file are deserialised.
+//! The structs for deserialising those fields of kube-proxy's config file that are converted.
 
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use crate::config::FieldError;
 
-/// Deserialises some fields of a file. A null field is the same as an absent one.
+/// Deserialises those fields of a file that `T` has. A null field is treated as absent.
 pub(super) fn deserialize<T: DeserializeOwned>(file: &Value) -> Result<T, FieldError> {
     let read = serde_path_to_error::deserialize(without_nulls(file));
     read.map_err(|error| (error.path().to_string(), error.into_inner().to_string()))
@@ -25,7 +25,7 @@ fn without_nulls(value: &Value) -> Value {
     }
 }
 
-/// The API version and kind of a file.
+/// A file's API version and kind.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct FileType {
@@ -58,7 +58,7 @@ pub(super) struct ClientConnection {
     pub(super) kubeconfig: String,
 }
 
-/// The mode of kube-proxy, which selects the section that applies.
+/// kube-proxy's mode, which determines the section that applies.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Mode {
@@ -71,7 +71,7 @@ pub(super) enum Mode {
     Kernelspace,
 }
 
-/// The section `iptables` or `nftables`.
+/// The `iptables` or `nftables` section.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct RulesSection {

@@ -1,12 +1,13 @@
-//! The tables of all fields of kube-proxy's config: those that are converted, and those without effect, with
-//! their defaults (`k8s.io/kube-proxy/config/v1alpha1/types.go`; defaults:
+//! Tables of all fields in kube-proxy's config: those that are converted, and those that have no effect, with
+//! their defaults (fields: `k8s.io/kube-proxy/config/v1alpha1/types.go`; defaults:
 //! `pkg/proxy/apis/config/v1alpha1/defaults.go`).
 
 use serde_json::Value;
 
 use super::value_formats::is_default;
 
-/// A field without effect: its path, the values that mean its default, and why it has no effect.
+/// A field that has no effect: its path, the values that stand for its default, and the reason why it has no
+/// effect.
 type UnusedField = (&'static str, &'static [&'static str], &'static str);
 
 const CONVERTED_FOR_PACKET_PATH: &str =
@@ -42,7 +43,7 @@ const CONVERTED: &[&str] = &[
     "nodePortAddresses",
 ];
 
-/// Fields without effect, for which the zero value (`""`, 0, false, `[]`, `0s`) means the default as well.
+/// Fields that have no effect, and whose zero value (`""`, 0, false, `[]`, `0s`) also stands for the default.
 const UNUSED: &[UnusedField] = &[
     ("featureGates", &[], "there are no feature gates"),
     ("clientConnection.acceptContentTypes", &[], JSON),
@@ -95,7 +96,7 @@ const UNUSED: &[UnusedField] = &[
     ("windowsRunAsService", &[], WINDOWS),
 ];
 
-/// Fields without effect, for which the zero value is not the default.
+/// Fields that have no effect, and whose zero value does not stand for the default.
 const UNUSED_NONZERO_DEFAULT: &[UnusedField] = &[
     ("iptables.masqueradeBit", &["14"], NO_PACKET_MARK),
     ("nftables.masqueradeBit", &["14"], NO_PACKET_MARK),
@@ -113,7 +114,7 @@ pub(super) fn paths() -> impl Iterator<Item = &'static str> {
     CONVERTED.iter().copied().chain(unused)
 }
 
-/// Returns the reason why a field has no effect; `None` if the field is converted or has its default.
+/// Returns the reason why a field has no effect, or `None` if the field is converted or has its default.
 pub(super) fn reason_unused(path: &str, value: &Value) -> Option<&'static str> {
     if CONVERTED.contains(&path) {
         return None;

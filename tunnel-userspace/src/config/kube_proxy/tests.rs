@@ -6,13 +6,13 @@ use crate::{
     model::Algorithm,
 };
 
-/// The config file of kube-proxy that kubeadm writes for a dual-stack cluster.
+/// The kube-proxy config file that kubeadm writes for a dual-stack cluster.
 const KUBEADM: &str = include_str!("kubeadm.yaml");
 
 const FILE_TYPE: &str =
     "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
 
-/// Returns the text of a kube-proxy file with these comma-separated fields.
+/// Returns the text of a kube-proxy config file with these comma-separated fields.
 fn with(fields: &str) -> String {
     let head = FILE_TYPE.trim().replace('\n', ", ");
     format!("{{ {head}, {fields} }}")
@@ -26,7 +26,7 @@ fn conversion(fields: &str) -> Conversion {
     convert(&file(&with(fields)), Path::new("/etc/proxy")).expect("good")
 }
 
-/// Returns the config that a kube-proxy file with these fields is converted to.
+/// Returns the config to which a kube-proxy config file with these fields is converted.
 fn converted_config(fields: &str) -> Config {
     Config::from_value(conversion(fields).config).expect("good")
 }
@@ -135,7 +135,7 @@ fn fields_for_the_packet_path_are_converted_with_a_warning() {
         warned_fields(fields),
         ["clusterCIDR", "detectLocalMode", "nftables.masqueradeAll"]
     );
-    // Only the section of the selected mode applies.
+    // Only the section for the selected mode applies.
     let masquerades = |fields: &str| converted_config(fields).service.masquerade_all;
     assert!(!masquerades("nftables: { masqueradeAll: true }"));
     assert!(masquerades("iptables: { masqueradeAll: true }"));
@@ -212,7 +212,7 @@ fn another_kind_or_version_and_invalid_values_are_refused_with_their_field() {
         let (field, reason) = refusal(text);
         assert_eq!(format!("{field}: {reason}"), wanted);
     }
-    // A converted value that Culvert's config refuses is reported with the name of kube-proxy's field.
+    // If Culvert's config refuses a converted value, the error names kube-proxy's field.
     let table = "
         mode: userspace => mode
         mode: 1 => mode
@@ -240,7 +240,7 @@ fn another_kind_or_version_and_invalid_values_are_refused_with_their_field() {
     }
 }
 
-/// Creates a temporary directory with these files, and returns their paths.
+/// Creates a temporary directory that contains these files, and returns it with the files' paths.
 fn directory(files: &[(&str, &str)]) -> (tempfile::TempDir, Vec<PathBuf>) {
     let directory = tempfile::tempdir().expect("a directory");
     let write = |(name, text): &(&str, &str)| {

@@ -1,4 +1,4 @@
-//! Parses values in the formats of kube-proxy's file: addresses, durations, defaults.
+//! Parses values in the formats that kube-proxy's config file uses: addresses, durations and defaults.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -14,14 +14,14 @@ pub(super) fn parse_ip(text: &str) -> Option<IpAddr> {
 }
 
 /// Parses an IP address with an optional port, like kube-proxy's `AppendPortIfNeeded`
-/// (`pkg/proxy/util/utils.go`). `port` is the default.
+/// (`pkg/proxy/util/utils.go`). `port` is the default port.
 pub(super) fn parse_address(text: &str, port: u16) -> Option<SocketAddr> {
     let with_port = text.parse().ok();
     with_port.or_else(|| Some(SocketAddr::new(parse_ip(text)?, port)))
 }
 
-/// True if a value is the same as an absent field: null, one of `defaults`, or, with `has_zero`, the zero
-/// value of its type.
+/// Returns true if a value means the same as an absent field: null, one of `defaults` or, if `has_zero` is
+/// true, the zero value of its type.
 pub(super) fn is_default(value: &Value, defaults: &[&str], has_zero: bool) -> bool {
     let text = match value {
         Value::String(text) => text.clone(),
@@ -49,7 +49,7 @@ fn is_zero(value: &Value) -> bool {
     }
 }
 
-/// Parses a duration in Go's format: `24h0m0s`, `1m30s`, `250ms`.
+/// Parses a duration in Go's format, such as `24h0m0s`, `1m30s` or `250ms`.
 fn parse_go_duration(text: &str) -> Option<SignedDuration> {
     text.parse().ok()
 }

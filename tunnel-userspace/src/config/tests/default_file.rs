@@ -1,4 +1,4 @@
-//! Tests of `default.yaml`, the config file with the defaults and their explanation.
+//! Tests for `default.yaml`, the config file that contains and explains the defaults.
 
 use super::*;
 use crate::{
@@ -38,9 +38,9 @@ fn field_paths(value: &Value, path: &str) -> Vec<String> {
     names
 }
 
-/// Returns the fields of a schema, and of the sections in it.
+/// Returns the paths of the fields in a schema, including those in its sections.
 fn properties(schema: &Value, path: &str) -> Vec<String> {
-    // An optional section is `anyOf` its schema and null.
+    // An optional section is `anyOf` the section's schema and null.
     let section = schema["anyOf"].get(0).unwrap_or(schema);
     let Some(map) = section["properties"].as_object() else {
         return vec![path.to_owned()];
@@ -87,7 +87,7 @@ fn the_page_on_configuration_contains_the_default_file() {
     );
 }
 
-/// Returns the default file with its commented-out fields enabled, except in the sections `but`.
+/// Returns the default file with its commented-out fields enabled, except in the sections listed in `but`.
 fn uncommented(but: &[&str]) -> String {
     let mut hidden = None;
     let mut text = String::new();
@@ -112,7 +112,7 @@ fn uncommented(but: &[&str]) -> String {
     text
 }
 
-/// Sets the fields for which the default file has an example instead of a default.
+/// Sets the fields for which the default file contains an example instead of a default.
 fn with_examples(config: Config) -> Config {
     let files = IdentityFiles {
         ca: "ca.pem".into(),

@@ -1,4 +1,4 @@
-//! Compiles the kernel programs, which the daemon embeds.
+//! Compiles the kernel programs, which are embedded in the daemon.
 
 #[path = "build/compile.rs"]
 mod compile;
@@ -7,7 +7,7 @@ mod toolchain;
 
 use std::{env, fs, io, path::PathBuf, process::ExitCode};
 
-/// Paths in the workspace that the BPF objects are built from.
+/// The paths in the workspace that the BPF objects are built from.
 const SOURCES: [&str; 5] = [
     "tunnel-ebpf/src",
     "tunnel-ebpf/Cargo.toml",

@@ -11,9 +11,10 @@ use std::{
 
 use crate::toolchain::{Core, TARGET, Toolchain, entries, home};
 
-/// Names of Cargo's binaries: the default object, and the one that logs events.
+/// The names of the binaries that Cargo builds: the default object, and the one that logs events.
 const BINARIES: [&str; 2] = ["culvert-ebpf", "culvert-ebpf-log"];
-/// Prefixes of Cargo's variables that a user may set. All other `CARGO*` variables belong to the outer build.
+/// Prefixes of those Cargo variables that a user may set. All other `CARGO*` variables belong to the outer
+/// build.
 const USER_VARIABLES: [&str; 9] = [
     "CARGO_HOME",
     "CARGO_HTTP_",
@@ -34,8 +35,9 @@ const COMPILER_VARIABLES: [&str; 5] = [
     "RUSTUP_TOOLCHAIN",
 ];
 
-/// Variables that Cargo sets for a build script. Dependencies of the kernel programs read `HOST`: if only
-/// one of `build.rs` and `xtask` set it, each would recompile the crates that the other has compiled.
+/// Environment variables that Cargo sets for a build script. Dependencies of the kernel programs read `HOST`:
+/// if `build.rs` passed it on and `xtask` did not, each would recompile the crates that the other has
+/// compiled.
 const BUILD_SCRIPT_VARIABLES: [&str; 7] = [
     "DEBUG",
     "HOST",
@@ -46,9 +48,9 @@ const BUILD_SCRIPT_VARIABLES: [&str; 7] = [
     "TARGET",
 ];
 
-/// Shell script that Cargo runs instead of the compiler. Cargo derives `-C metadata` from the path of a
-/// crate outside a workspace, and function names depend on it. The script sets a constant for our crates,
-/// so that the objects are the same in every checkout.
+/// The shell script that Cargo runs instead of the compiler. For a crate outside a workspace, Cargo derives
+/// `-C metadata` from the crate's path, and function names depend on this value. The script replaces it with
+/// a constant for our crates, so that the objects are the same in every checkout.
 const RUSTC_WRAPPER: &str = r#"#!/bin/sh
 case " $* " in
   *" --crate-name tunnel_common "* | *" --crate-name culvert_ebpf"*)
@@ -62,15 +64,15 @@ esac
 exec "$@"
 "#;
 
-/// Paths of the compiled kernel programs.
+/// The paths of the compiled kernel programs.
 pub(crate) struct Objects {
     /// The object that is loaded by default.
     pub(crate) plain: PathBuf,
-    /// The same programs, which also log events.
+    /// The object that has the same programs and also logs events.
     pub(crate) logging: PathBuf,
 }
 
-/// Compiles the objects for kernels of the architecture `arch`, and returns their paths. `workspace` is the
+/// Compiles the objects for kernels on the architecture `arch`, and returns their paths. `workspace` is the
 /// canonical path of the workspace; the objects contain paths relative to it.
 pub(crate) fn compile(toolchain: &Toolchain, workspace: &Path, arch: &str) -> io::Result<Objects> {
     let target = target_directory()?;
@@ -84,7 +86,7 @@ pub(crate) fn compile(toolchain: &Toolchain, workspace: &Path, arch: &str) -> io
 }
 
 /// Returns a `cargo` command for the kernel programs, with their compiler, flags and target directory. It
-/// inherits no variable of an outer build.
+/// inherits no variables from an outer build.
 pub(crate) fn cargo(
     toolchain: &Toolchain,
     workspace: &Path,
@@ -94,7 +96,7 @@ pub(crate) fn cargo(
 ) -> io::Result<Command> {
     let toolchain_cargo = toolchain.compiler.sysroot.join("bin/cargo");
     let program = match toolchain.compiler.core {
-        // `build-std` works only with the Cargo of the same release as the sources.
+        // `build-std` works only if Cargo is from the same release as the sources.
         Core::Source if toolchain_cargo.is_file() => toolchain_cargo.into_os_string(),
         Core::Source | Core::Compiled => env::var_os("CARGO").unwrap_or_else(|| "cargo".into()),
     };
@@ -112,7 +114,7 @@ pub(crate) fn cargo(
         .env("RUSTC", &toolchain.compiler.rustc)
         .env("RUSTC_BOOTSTRAP", "1")
         .env("RUSTC_WRAPPER", write_rustc_wrapper(target)?)
-        // Empty, not absent: it overrides a wrapper in the user's Cargo configuration.
+        // Set to an empty string, not removed, to override a wrapper in the user's Cargo configuration.
         .env("RUSTC_WORKSPACE_WRAPPER", "")
         .env(
             "CARGO_ENCODED_RUSTFLAGS",
@@ -124,8 +126,8 @@ pub(crate) fn cargo(
     Ok(command)
 }
 
-/// Writes [`RUSTC_WRAPPER`] unless it exists, and returns its path. A newer file would make Cargo rebuild
-/// everything.
+/// Writes [`RUSTC_WRAPPER`] to a file, unless that file is up to date, and returns the file's path. A newer
+/// file would make Cargo rebuild everything.
 fn write_rustc_wrapper(target: &Path) -> io::Result<PathBuf> {
     let path = target.join("rustc-wrapper");
     if fs::read_to_string(&path).is_ok_and(|text| text == RUSTC_WRAPPER) {
@@ -139,13 +141,13 @@ fn write_rustc_wrapper(target: &Path) -> io::Result<PathBuf> {
     Ok(path)
 }
 
-/// Returns the target directory of the kernel programs: `bpf` in the target directory of the outer build, so that
+/// Returns the target directory for the kernel programs: `bpf` in the outer build's target directory, so that
 /// all profiles share the objects.
 pub(crate) fn target_directory() -> io::Result<PathBuf> {
     let out = env::var_os("OUT_DIR").map(PathBuf::from);
     let inside = out.map_or_else(env::current_exe, Ok)?.canonicalize()?;
-    // Files that Cargo writes at the top of a target directory. It writes the tag only into a directory that it
-    // has created.
+    // Cargo writes these files at the top of a target directory. It writes the tag only into directories that
+    // it has created itself.
     let marks = ["CACHEDIR.TAG", ".rustc_info.json"];
     let is_top = |directory: &&Path| marks.iter().any(|mark| directory.join(mark).is_file());
     let top = inside.ancestors().skip(1).find(is_top);
@@ -170,7 +172,8 @@ fn flags(toolchain: &Toolchain, workspace: &Path, target: &Path, arch: &str) -> 
         "-Clink-arg=--btf".into(),
         joined("-Clinker=", &toolchain.linker.path, ""),
     ];
-    // The last prefix that matches wins; the target directory is often in the workspace.
+    // The last matching prefix wins, so the target directory, which is often inside the workspace, comes
+    // second.
     let mut prefixes = vec![
         (workspace.to_owned(), "culvert"),
         (target.to_owned(), "target"),
@@ -192,12 +195,12 @@ fn flags(toolchain: &Toolchain, workspace: &Path, target: &Path, arch: &str) -> 
     flags.join(&OsString::from("\x1f"))
 }
 
-/// Returns the directories where Cargo unpacks crates, one per registry.
+/// Returns the directories into which Cargo unpacks crates, one per registry.
 pub(crate) fn registries() -> Vec<PathBuf> {
     entries(home("CARGO_HOME", ".cargo"), "registry/src")
 }
 
-/// Joins text, a path that need not be UTF-8, and text.
+/// Joins a text, a path that need not be UTF-8, and another text.
 pub(crate) fn joined(before: &str, path: &Path, after: &str) -> OsString {
     let mut text = OsString::from(before);
     text.push(path);

@@ -1,5 +1,5 @@
-//! Finds the toolchain of the kernel programs: a Rust compiler that has or can build `core` for BPF, and a
-//! `bpf-linker` of the same LLVM.
+//! Finds the toolchain for the kernel programs: a Rust compiler that has or can build `core` for BPF, and a
+//! `bpf-linker` with the same LLVM version.
 //!
 //! `build.rs` and `xtask` both include this file, so that they choose the same toolchain. It uses only the
 //! standard library.
@@ -14,14 +14,16 @@ use std::{
     process::Command,
 };
 
-/// The compiler's target for the kernel programs.
+/// The compilation target for the kernel programs.
 pub(crate) const TARGET: &str = "bpfel-unknown-none";
-/// Environment variable with the path of a compiler; then no other is searched for.
+/// The environment variable that contains the path of a compiler. If it is set, no other compiler is
+/// considered.
 pub(crate) const RUSTC_VARIABLE: &str = "CULVERT_BPF_RUSTC";
-/// Environment variable with the path of a `bpf-linker`; then no other is searched for.
+/// The environment variable that contains the path of a `bpf-linker`. If it is set, no other linker is
+/// considered.
 pub(crate) const LINKER_VARIABLE: &str = "CULVERT_BPF_LINKER";
 
-/// The form in which a compiler has `core` for BPF.
+/// The form in which a compiler provides `core` for BPF.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Core {
     /// A compiled library, installed with the compiler.
@@ -30,7 +32,7 @@ pub(crate) enum Core {
     Source,
 }
 
-/// A compiler with `core` for BPF.
+/// A compiler that has `core` for BPF, or its source code.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct Compiler {
     pub(crate) rustc: PathBuf,
@@ -40,38 +42,39 @@ pub(crate) struct Compiler {
     pub(crate) core: Core,
 }
 
-/// A `bpf-linker` that runs.
+/// A `bpf-linker` that runs on this machine.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct Linker {
     pub(crate) path: PathBuf,
     pub(crate) release: String,
-    /// The major version; `None` if LLVM is linked statically, which hides its version.
+    /// LLVM's major version; `None` if LLVM is linked statically, which hides its version.
     pub(crate) llvm: Option<u32>,
 }
 
-/// The compiler and the linker of the kernel programs.
+/// The compiler and the linker for the kernel programs.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct Toolchain {
     pub(crate) compiler: Compiler,
     pub(crate) linker: Linker,
 }
 
-/// The error that no compiler has a linker of the same LLVM, with all that were found.
+/// The error returned if no compiler has a matching linker. It lists all compilers and linkers that were
+/// found.
 #[derive(Debug)]
 pub(crate) struct ToolchainNotFound {
     pub(crate) compilers: Vec<Compiler>,
     pub(crate) linkers: Vec<Linker>,
 }
 
-/// Finds a toolchain on this machine. `tools` is the directory into which `cargo xtask setup` installs.
+/// Finds a toolchain on this machine. `tools` is the directory into which `cargo xtask setup` installs tools.
 pub(crate) fn find(tools: &Path) -> Result<Toolchain, ToolchainNotFound> {
     let compilers = compilers();
     let linkers = linkers(tools);
     choose(&compilers, &linkers).ok_or(ToolchainNotFound { compilers, linkers })
 }
 
-/// Returns the first compiler that has a linker of its LLVM, else the first compiler with a linker of
-/// unknown LLVM.
+/// Returns the first compiler for which there is a linker with the same LLVM version, or else the first
+/// compiler together with a linker whose LLVM version is unknown.
 fn choose(compilers: &[Compiler], linkers: &[Linker]) -> Option<Toolchain> {
     let first_match = |matches: fn(&Compiler, &Linker) -> bool| {
         compilers.iter().find_map(|compiler| {
@@ -96,7 +99,7 @@ fn compilers() -> Vec<Compiler> {
         .collect()
 }
 
-/// Returns the directories of rustup's toolchains: stable first, nightlies last, newer before older.
+/// Returns the directories of rustup's toolchains: stable ones first, nightlies last, and newer before older.
 fn rustup_toolchains() -> Vec<PathBuf> {
     let mut found = entries(home("RUSTUP_HOME", ".rustup"), "toolchains");
     found.sort_by_key(|path| {
@@ -108,7 +111,7 @@ fn rustup_toolchains() -> Vec<PathBuf> {
     found
 }
 
-/// Runs a compiler to find its sysroot, and describes it.
+/// Runs a compiler to find its sysroot, and describes the compiler.
 fn query_compiler(rustc: &Path) -> Option<Compiler> {
     let sysroot = output_of(rustc, &["--print", "sysroot"])?;
     describe_compiler(rustc, Path::new(sysroot.trim()))
@@ -170,8 +173,9 @@ fn describe_linker(path: PathBuf) -> Option<Linker> {
     })
 }
 
-/// Returns the major version of the LLVM that a linker loads. `bpf-linker` has no option to print it, but
-/// the name of the library (`libLLVM.so.22.1`, `libLLVM-19.so.1`) is near the start of the file.
+/// Returns the major version of the LLVM library that a linker loads. `bpf-linker` has no option to print it,
+/// but the library's name (such as `libLLVM.so.22.1` or `libLLVM-19.so.1`) is near the start of the linker's
+/// file.
 fn linked_llvm(path: &Path) -> Option<u32> {
     const SEARCHED_BYTES: u64 = 1 << 20;
     const LIBRARY: &[u8] = b"libLLVM";
@@ -191,7 +195,7 @@ fn first_number(text: &str) -> Option<u32> {
         .ok()
 }
 
-/// Returns the standard output of a program if it succeeds.
+/// Runs a program, and returns its standard output if it succeeds.
 fn output_of(program: &Path, arguments: &[&str]) -> Option<String> {
     let output = Command::new(program).args(arguments).output().ok()?;
     output
@@ -200,13 +204,14 @@ fn output_of(program: &Path, arguments: &[&str]) -> Option<String> {
         .then(|| String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Returns the directory that an environment variable names, else `directory` in the user's home.
+/// Returns the directory that an environment variable names or, if the variable is not set, `directory` in
+/// the user's home directory.
 pub(crate) fn home(variable: &str, directory: &str) -> Option<PathBuf> {
     let named = env::var_os(variable).map(PathBuf::from);
     named.or_else(|| Some(env::home_dir()?.join(directory)))
 }
 
-/// Returns the paths in a directory, sorted; none if the directory does not exist.
+/// Returns the sorted paths of the entries in a directory, or none if the directory does not exist.
 pub(crate) fn entries(home: Option<PathBuf>, directory: &str) -> Vec<PathBuf> {
     let read = home.and_then(|home| fs::read_dir(home.join(directory)).ok());
     let entries = read.into_iter().flatten().filter_map(Result::ok);
@@ -247,7 +252,7 @@ impl ToolchainNotFound {
                 format!("a bpf-linker of the LLVM of {compiler}; found {linker}")
             }
         };
-        // A variable that is set replaces the search.
+        // If one of these variables is set, it replaces the search.
         for name in [RUSTC_VARIABLE, LINKER_VARIABLE] {
             if let Some(value) = env::var_os(name) {
                 text.push_str(&format!(" ({name} is {})", Path::new(&value).display()));
@@ -257,7 +262,7 @@ impl ToolchainNotFound {
     }
 }
 
-/// Writes one line, because Cargo shows only one line per error of a build script.
+/// Writes a single line, because Cargo shows only one line per error from a build script.
 impl fmt::Display for ToolchainNotFound {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let tools = self.summary();

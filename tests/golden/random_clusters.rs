@@ -230,8 +230,8 @@ fn receive<K: ApiObject + Serialize>(objects: &[K]) -> Result<Vec<Object>> {
     Ok(arrived)
 }
 
-/// Implements `Maps` for the maps in memory. The random number and the round-robin counter are the slot to
-/// try.
+/// Implements `Maps` for the maps in memory. The random number and the round-robin counter are both the
+/// number of the slot to try.
 struct MapsInMemory<'a> {
     maps: &'a Memory,
     slot: Cell<u32>,

@@ -11,8 +11,8 @@ use tunnel_reference::{
 
 use crate::{ADDRESSES, random_clusters};
 
-/// The cases that the model does not cover: objects that no API server accepts, and Culvert's own annotation
-/// that excludes sockets.
+/// The cases that the model does not cover: those with objects that no API server accepts, or with Culvert's
+/// own annotation that excludes sockets.
 const EXCLUDED: [&str; 2] = [
     "a_bad_document_leaves_the_rest",
     "sockets_ignore_a_service_with_the_annotation_for_that",

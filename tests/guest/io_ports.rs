@@ -41,7 +41,7 @@ impl IoPorts {
         }
     }
 
-    /// Stops the machine, with a QEMU exit status that depends on `passed`.
+    /// Stops the machine; QEMU's exit status then depends on `passed`.
     pub(crate) fn exit(self, passed: bool) -> ExitCode {
         write_byte(EXIT_PORT, if passed { PASSED } else { FAILED });
         // Without the device `isa-debug-exit`, the machine stops when its init process exits.

@@ -28,7 +28,7 @@ use tunnel_userspace::tunnel::{SessionLimits, agent, gateway};
 
 use crate::targets::{Behaviour, Server};
 
-/// The time limit for a reply, and for effects that don't have to wait for a timeout.
+/// The time limit for a reply, and for effects that don't depend on a timeout.
 pub(crate) const ANSWER: Duration = Duration::from_secs(10);
 
 /// The time limit for reconnecting. An agent waits a few seconds between attempts.
@@ -140,7 +140,7 @@ impl TunnelSettings {
     }
 }
 
-/// A tunnel, all of whose processes are killed when it is dropped.
+/// A tunnel. Dropping it kills all of its processes.
 pub(crate) struct Tunnel {
     agents: Vec<(String, TunnelProcess)>,
     cloud: Option<TunnelProcess>,

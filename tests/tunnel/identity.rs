@@ -50,8 +50,7 @@ fn a_client_of_one_node_never_reaches_the_agent_of_another() -> Result<()> {
     echo(&mut tunnel.connect(two.at())?, b"hello")
 }
 
-/// Returns the times at which the gateway's certificate and the agent's certificate in its first session
-/// expire.
+/// Returns the expiry times of the gateway's certificate and of the certificate in the agent's first session.
 fn expiries(tunnel: &Tunnel) -> Result<[String; 2]> {
     let record = tunnel.record()?;
     let of_agent = &record.nodes[0]["sessions"][0]["certificateExpires"];

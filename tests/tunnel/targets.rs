@@ -20,7 +20,7 @@ use crate::fixture::ANSWER;
 /// The backlog of each server's listener.
 const BACKLOG: i32 = 1024;
 
-/// The buffer size, in bytes, of sockets on connections that one end does not read from.
+/// The buffer size, in bytes, for connections on which one end does not read.
 pub(crate) const SMALL_BUFFER: usize = 64 * 1024;
 
 /// A target server's behaviour on each connection.

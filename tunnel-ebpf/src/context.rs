@@ -202,8 +202,8 @@ pub(crate) trait Sock {
         mark != 0 && read_sock(self.context(), offset_of!(bpf_sock, mark)) == mark
     }
 
-    /// Returns true if this is a kernel socket, such as an NFS socket or an inner socket of MPTCP. No hook
-    /// runs when such a socket is closed.
+    /// Returns true if this is a kernel socket, such as an NFS socket or the socket of an MPTCP subflow. No
+    /// hook runs when such a socket is closed.
     #[inline(always)]
     fn is_kernel_socket(&self) -> bool {
         let bit = KERN_SOCK_BIT.load();

@@ -13,7 +13,7 @@ use tunnel_common::{addr::Address, origin::Origin, reason::Reason, service::Fron
 use crate::maps;
 
 /// The number of bytes in the ring buffer above which new events are dropped. The ring buffer has 128 KiB.
-/// The remaining 8 KiB are for events that other CPUs write between this check and the write.
+/// The remaining 8 KiB are for events that other CPUs write between the check and the write.
 const FULL_ABOVE: u64 = (128 - 8) << 10;
 
 /// Sends an event to the daemon. If the log level is disabled, the verifier removes this code. If the ring

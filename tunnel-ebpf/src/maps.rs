@@ -266,13 +266,13 @@ pub(crate) fn count_closed(index: u32) {
     add(CONNS.get_ptr_mut(index), u64::MAX);
 }
 
-/// Counts a connection or UDP flow that was sent to a backend, for its service port.
+/// Increments a service port's count of connections and UDP flows sent to a backend.
 #[inline(always)]
 pub(crate) fn count_sent(service: u32) {
     count_for_service(service, 0);
 }
 
-/// Counts a connection or datagram that was refused, for its service port.
+/// Increments a service port's count of refused connections and datagrams.
 #[inline(always)]
 pub(crate) fn count_refused(service: u32) {
     count_for_service(service, 1);
@@ -303,7 +303,7 @@ pub(crate) fn origin(ctx: &SockAddrContext) -> Option<&'static Origin> {
     // SAFETY: the helper takes the socket in the context.
     let value = unsafe { ORIGIN.get_ptr_mut(ctx) };
     // SAFETY: the value is null, or it stays mapped until the program ends. Only `touch` and
-    // `mark_overflowed` change it, by one word each.
+    // `mark_overflowed` change it, and each of them changes a single word.
     unsafe { value.cast_const().as_ref() }
 }
 
@@ -324,8 +324,8 @@ pub(crate) fn mark_overflowed(origin: &'static Origin) {
     unsafe { flags.write_volatile(origin.flags | Origin::OVERFLOWED) };
 }
 
-/// Stores a socket's last translation if there is none yet. Returns the translation that is stored
-/// afterwards, which may come from a concurrent thread, or `None` if there is no memory.
+/// Stores a socket's last translation, unless one is already stored. Returns the translation that is then
+/// stored, which may come from a concurrent thread, or `None` if there is no memory.
 #[inline(always)]
 pub(crate) fn insert_origin(ctx: &SockAddrContext, origin: &mut Origin) -> Option<&'static Origin> {
     // SAFETY: the helper takes the socket in the context. Readers see the value only after it has been

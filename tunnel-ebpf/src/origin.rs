@@ -167,7 +167,7 @@ impl<'a, S: Sock> Translations<'a, S> {
     }
 }
 
-/// Handles the closing of a socket, which is counted if the socket has a translation.
+/// Handles the closing of a socket. If the socket has a translation, the close is counted.
 #[inline(always)]
 pub(crate) fn release(ctx: &SockContext) {
     if let Some(origin) = maps::origin_of_closed(ctx) {
@@ -196,7 +196,7 @@ fn remove_last<S: Sock>(sock: &S, last: &Origin) {
 #[inline(never)]
 fn store_overflow(cookie: u64, origin: &Origin) {
     // The two writes use one entry, because the stack is small. Addresses are copied in halves, because LLVM
-    // compiles a plain copy to a call to a loop, of which the verifier follows every iteration.
+    // compiles a plain copy into a call to a loop, and the verifier follows every iteration of that loop.
     let by_halves = |address: Address| Address::from_halves(address.halves());
     let vip = by_halves(origin.vip);
     let mut entry = Overflow {

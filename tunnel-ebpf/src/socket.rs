@@ -177,7 +177,7 @@ fn choose<S: Sock>(
     }
 }
 
-/// Returns the refusal for when no backend was chosen: EHOSTUNREACH if kube-proxy would drop the packets,
+/// Returns the refusal to use if no backend was chosen: EHOSTUNREACH if kube-proxy would drop the packets,
 /// otherwise ECONNREFUSED.
 #[inline(always)]
 const fn refusal_of(none: NoChoice) -> Refusal {

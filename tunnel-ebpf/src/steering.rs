@@ -1,4 +1,4 @@
-//! Redirects each connection to a port on an edge node: to the steering address for that port, where the
+//! Redirects each connection bound for a port on an edge node to that port's steering address, where the
 //! tunnel's ingress listens.
 
 use core::convert::Infallible;
@@ -32,8 +32,8 @@ pub(crate) enum SteeringResult {
     Unstable,
 }
 
-/// Redirects a connection to a port on an edge node to the ingress. Only TCP connections are redirected,
-/// because kubelets serve nothing over UDP.
+/// Redirects a connection bound for a port on an edge node to the ingress. Only TCP connections are
+/// redirected, because kubelets serve nothing over UDP.
 #[inline(always)]
 pub(crate) fn redirect<S: Sock>(sock: &S, key: &FrontendKey) -> SteeringResult {
     if key.protocol != Protocol::TCP || !context::is_steering_enabled() && !sock.is_daemon_socket()

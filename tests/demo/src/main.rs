@@ -33,7 +33,7 @@ const SLACK: Duration = Duration::from_secs(10);
     version
 )]
 struct Cli {
-    /// The culvert program to show; by default, the one in the same directory as this program.
+    /// The culvert program to demonstrate; by default, the one in the same directory as this program.
     #[arg(long)]
     culvert: Option<PathBuf>,
     /// Keep the nodes running until Enter is pressed.

@@ -1,5 +1,5 @@
 //! The certificates of gateways and agents: the built-in CA that issues them, the store that reads and
-//! watches their files, and the TLS settings that are built from them.
+//! watches their files, and the TLS settings built from them.
 
 pub mod ca;
 mod certificate;
@@ -25,13 +25,14 @@ pub use self::{
     tls::Identity,
 };
 
-/// The ALPN protocol that gateway and agent must offer in the handshake (RFC 7301).
+/// The ALPN protocol (RFC 7301) that both the gateway and the agent must offer in the handshake.
 ///
-/// rustls refuses a peer that offers only other protocols, but not a peer that offers none. So compare
-/// the negotiated protocol with this one after the handshake, and close the connection if it differs.
+/// rustls refuses a peer that offers only other protocols, but not a peer that offers none. After the
+/// handshake, the negotiated protocol must therefore be compared with this one, and the connection closed if
+/// they differ.
 pub const ALPN: &[u8] = b"culvert/1";
 
-/// The DNS name in every gateway's certificate. Agents verify this name and not the address they dial.
+/// The DNS name in every gateway's certificate. Agents verify this name, not the address that they dial.
 const GATEWAY_NAME: &str = "gateway.culvert.dev";
 
 /// The organisation (O) in the subject of a gateway's certificate.
@@ -44,9 +45,9 @@ const AGENTS: &str = "culvert:agents";
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// Accepts connections of agents.
+    /// Accepts connections from agents.
     Gateway,
-    /// Connects to gateways, from an edge node.
+    /// Connects to gateways from an edge node.
     Agent,
 }
 
@@ -59,14 +60,14 @@ impl fmt::Display for Role {
     }
 }
 
-/// The PEM files of a gateway or agent.
+/// The paths of a gateway's or agent's PEM files.
 #[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct IdentityFiles {
-    /// The file of the CA certificates that the peer's certificate must chain to.
+    /// The file with the trusted CA certificates. The peer's certificate must chain to one of them.
     pub ca: PathBuf,
-    /// The file of this process's certificate, and of any intermediate certificates.
+    /// The file with this process's certificate and any intermediate certificates.
     pub cert: PathBuf,
-    /// The file of the certificate's private key.
+    /// The file with the certificate's private key.
     pub key: PathBuf,
 }

@@ -1,4 +1,5 @@
-//! The built-in CA of `culvert ca`: creates a CA, and issues certificates for gateways and agents, as files.
+//! The built-in CA behind `culvert ca`: creates a CA, and issues certificates to gateways and agents as
+//! files.
 
 mod authority;
 mod certificate_view;
@@ -22,29 +23,29 @@ use super::{
     FileError, Identity, IdentityFiles, NameError, Role, check_node_name, pem_files::FileContents,
 };
 
-/// The default validity of a CA in days.
+/// The default validity period of a CA, in days.
 pub const DEFAULT_CA_DAYS: u32 = 3650;
 
-/// The default validity of a certificate in days.
+/// The default validity period of a certificate, in days.
 pub const DEFAULT_DAYS: u32 = 365;
 
-/// The maximum validity of a CA or certificate in days.
+/// The maximum validity period of a CA or certificate, in days.
 pub const MAX_DAYS: u32 = 36_500;
 
-/// The error of a CA operation.
+/// An error from a CA operation.
 #[derive(Debug, thiserror::Error)]
 pub enum CaError {
-    /// There is a CA already.
+    /// The directory already has a CA.
     #[error(
         "{} already exists. An existing CA is never overwritten, because the certificates it issued would \
         no longer be trusted. Choose another directory with --dir, or move this one elsewhere",
         path.display()
     )]
     Exists {
-        /// The file that exists.
+        /// The file that already exists.
         path: PathBuf,
     },
-    /// There is no CA.
+    /// The directory has no CA.
     #[error(
         "there is no CA in {}; create one with: culvert ca init --dir {}",
         dir.display(), dir.display()
@@ -56,46 +57,46 @@ pub enum CaError {
     /// The node name is not valid.
     #[error(transparent)]
     Name(#[from] NameError),
-    /// The requested validity is out of range.
+    /// The requested validity period is out of range.
     #[error("--days is {days}; it must be from 1 to {MAX_DAYS}")]
     Days {
         /// The requested number of days.
         days: u32,
     },
-    /// A file of the CA, or a newly issued certificate, is not valid.
+    /// One of the CA's files, or a newly issued certificate, is not valid.
     #[error(transparent)]
     File(#[from] FileError),
-    /// None of the certificates in the CA's certificate file belongs to the CA's key.
+    /// None of the certificates in the CA's certificate file matches the CA's private key.
     #[error(
         "{} has no certificate for the private key {}; restore both files from one backup",
         cert.display(), key.display()
     )]
     OtherKey {
-        /// The file of certificates.
+        /// The CA's certificate file.
         cert: PathBuf,
-        /// The file of the key.
+        /// The CA's private key file.
         key: PathBuf,
     },
-    /// The CA's own certificate is not valid now.
+    /// The CA's own certificate is not currently valid.
     #[error(
         "{}: the CA is valid from {from} to {until}, and thus not now; check the clock of this \
          machine, or create another CA", path.display()
     )]
     NotValid {
-        /// The file.
+        /// The path of the certificate file.
         path: PathBuf,
-        /// The time when the validity begins.
+        /// The start of the validity period.
         from: Timestamp,
-        /// The time when the validity ends.
+        /// The end of the validity period.
         until: Timestamp,
     },
-    /// The output directory has a certificate of another role or node.
+    /// The output directory already has the certificate of another role or node.
     #[error(
         "{} is the certificate of {found}, and is not replaced by that of {wanted}; choose another \
         directory with --out", path.display()
     )]
     OtherOwner {
-        /// The file.
+        /// The path of the certificate file.
         path: PathBuf,
         /// The owner of the existing certificate.
         found: String,
@@ -107,7 +108,7 @@ pub enum CaError {
     Create {
         /// The object that could not be created.
         what: &'static str,
-        /// The error.
+        /// The error message.
         reason: String,
     },
     /// A file can't be read or written.
@@ -117,7 +118,7 @@ pub enum CaError {
         step: &'static str,
         /// The file or directory.
         path: PathBuf,
-        /// The error of the system.
+        /// The operating system's error.
         #[source]
         source: io::Error,
     },
@@ -128,7 +129,7 @@ pub enum CaError {
 pub struct CreatedCa {
     /// The path of the CA's certificate file.
     pub cert: PathBuf,
-    /// The path of the CA's private key.
+    /// The path of the CA's private key file.
     pub key: PathBuf,
     /// The time when the CA expires.
     pub expires: Timestamp,
@@ -137,11 +138,11 @@ pub struct CreatedCa {
 /// A newly issued certificate.
 #[derive(Clone, Debug)]
 pub struct IssuedCertificate {
-    /// The paths of the written files.
+    /// The paths of the files that were written.
     pub files: IdentityFiles,
     /// The time when the certificate expires.
     pub expires: Timestamp,
-    /// True if the certificate is valid for fewer days than requested, since the CA expires earlier.
+    /// True if the certificate is valid for fewer days than requested, because the CA expires sooner.
     pub is_shortened: bool,
 }
 
@@ -149,7 +150,7 @@ pub struct IssuedCertificate {
 ///
 /// # Errors
 ///
-/// The directory has a CA, or the CA can't be created.
+/// Returns an error if the directory already has a CA, or if the CA can't be created.
 pub fn init(dir: &Path, days: u32, now: Timestamp) -> Result<CreatedCa, CaError> {
     check_days(days)?;
     key_directory::create(dir)?;
@@ -169,11 +170,12 @@ pub fn init(dir: &Path, days: u32, now: Timestamp) -> Result<CreatedCa, CaError>
     Ok(CreatedCa { cert, key, expires })
 }
 
-/// Issues the certificate of a gateway, by default into `gateway` in the CA's directory.
+/// Issues a certificate to a gateway, and writes the files to `out`, by default `gateway` in the CA's
+/// directory.
 ///
 /// # Errors
 ///
-/// The CA can't be used, or the files can't be written.
+/// Returns an error if the CA can't be used, or if the files can't be written.
 pub fn issue_gateway(
     dir: &Path,
     out: Option<&Path>,
@@ -184,11 +186,12 @@ pub fn issue_gateway(
     issue(dir, &out, Role::Gateway, GATEWAY_COMMON_NAME, (days, now))
 }
 
-/// Issues the certificate of a node's agent, by default into `agents/NODE` in the CA's directory.
+/// Issues a certificate to a node's agent, and writes the files to `out`, by default `agents/NODE` in the
+/// CA's directory.
 ///
 /// # Errors
 ///
-/// The name is not valid for a node, the CA can't be used, or the files can't be written.
+/// Returns an error if the name is not valid for a node, the CA can't be used, or the files can't be written.
 pub fn issue_agent(
     dir: &Path,
     node: &str,
@@ -201,18 +204,18 @@ pub fn issue_agent(
     issue(dir, &out, Role::Agent, node, (days, now))
 }
 
-/// The file name of the CA's certificate, in the CA's directory and next to issued certificates.
+/// The file name of the CA's certificate, both in the CA's directory and next to issued certificates.
 const CA_CERT_FILE: &str = "ca.pem";
 const CA_KEY_FILE: &str = "ca-key.pem";
 const CERT_FILE: &str = "cert.pem";
 const KEY_FILE: &str = "key.pem";
 
-/// The common name in the certificates of gateways.
+/// The common name in gateways' certificates.
 const GATEWAY_COMMON_NAME: &str = "gateway";
 
 /// The mode of private key files.
 const KEY_MODE: u32 = 0o600;
-/// The mode of certificate files, before the umask.
+/// The mode of certificate files, before the umask is applied.
 const CERT_MODE: u32 = 0o644;
 
 fn issue(
@@ -242,7 +245,7 @@ fn issue(
         key: pair.key.into_bytes(),
         mode: KEY_MODE,
     };
-    // Checks the files as the daemon will, before any is written.
+    // Checks the files as the daemon will, before any of them is written.
     let identity = Identity::verify(&files, &contents, role, now)?;
     check_owner(&files.cert, role, name)?;
     key_directory::create(out)?;
@@ -258,7 +261,7 @@ fn issue(
     })
 }
 
-/// Returns an error if a file is the certificate of another role or node. A file without a readable
+/// Returns an error if a file contains the certificate of another role or node. A file without a readable
 /// certificate may be replaced.
 fn check_owner(path: &Path, role: Role, name: &str) -> Result<(), CaError> {
     let Some(existing) = read_certificates(path, Timestamp::UNIX_EPOCH)

@@ -1,4 +1,4 @@
-//! Parsing of certificates, and the checks of their names and usages.
+//! Parses certificates, and checks their names and usages.
 
 use jiff::Timestamp;
 use rustls::pki_types::CertificateDer;
@@ -18,7 +18,7 @@ pub(super) struct ParsedCertificate {
     pub(super) issuer: String,
     pub(super) not_before: Timestamp,
     pub(super) not_after: Timestamp,
-    /// True if the certificate may issue others (the CA basic constraint).
+    /// True if this is a CA certificate, according to its basic constraints.
     pub(super) is_ca: bool,
     /// The subject's public key, as encoded in the certificate.
     pub(super) public_key: Vec<u8>,
@@ -30,7 +30,7 @@ pub(super) struct ParsedCertificate {
 }
 
 impl ParsedCertificate {
-    /// Parses a certificate; the error describes the damage.
+    /// Parses a certificate. The error describes how it is malformed.
     pub(super) fn read(der: &CertificateDer<'_>) -> Result<Self, String> {
         let (rest, parsed) =
             X509Certificate::from_der(der).map_err(|error| match error.is_incomplete() {
@@ -64,7 +64,7 @@ impl ParsedCertificate {
         })
     }
 
-    /// Returns the role that the certificate is for; the error if it is for none.
+    /// Returns the role that the certificate is for, or an error if it is for neither role.
     pub(super) fn role(&self) -> Result<Role, String> {
         match &*self.organizations {
             [organization] if organization == GATEWAYS => Ok(Role::Gateway),
@@ -121,7 +121,7 @@ fn dns_name(name: &GeneralName<'_>) -> Option<String> {
     }
 }
 
-/// Formats a name, and escapes its control characters.
+/// Formats a name, with control characters escaped.
 fn escaped_name(name: &X509Name<'_>) -> String {
     name.to_string().escape_debug().to_string()
 }

@@ -1,4 +1,4 @@
-//! The errors for invalid certificate and key files.
+//! Errors for invalid certificate and key files.
 
 use std::{io, path::PathBuf};
 
@@ -6,7 +6,7 @@ use jiff::Timestamp;
 
 use super::{Role, pem_files};
 
-/// The error for an invalid file.
+/// The error for an invalid certificate or key file.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {problem}", path.display())]
 pub struct FileError {
@@ -16,7 +16,7 @@ pub struct FileError {
     pub problem: FileProblem,
 }
 
-/// The problem with a file.
+/// A problem with a certificate or key file.
 #[derive(Debug, thiserror::Error)]
 pub enum FileProblem {
     /// The file can't be read.
@@ -58,21 +58,21 @@ pub enum FileProblem {
     /// The certificate is not valid yet.
     #[error("is not valid before {0}; check the clock of this machine")]
     NotYetValid(Timestamp),
-    /// A certificate in the file of CA certificates is not that of a CA.
+    /// A certificate in the file of CA certificates is not a CA certificate.
     #[error("contains a certificate that is not that of a CA: {0}")]
     NotCa(String),
-    /// The certificate was not issued by one of the CAs.
+    /// The certificate was not issued by any of the trusted CAs.
     #[error("was issued by {issuer}, which is not a CA in {}", ca.display())]
     OtherIssuer {
         /// The issuer named in the certificate.
         issuer: String,
-        /// The path of the CA certificates.
+        /// The path of the file of CA certificates.
         ca: PathBuf,
     },
     /// The private key belongs to another certificate.
     #[error("does not match the certificate in {}", cert.display())]
     KeyMismatch {
-        /// The path of the certificate.
+        /// The path of the certificate file.
         cert: PathBuf,
     },
     /// The certificate is for the other role.
@@ -81,7 +81,7 @@ pub enum FileProblem {
         with_article(*found), with_article(*wanted)
     )]
     WrongRole {
-        /// The role of the certificate.
+        /// The role that the certificate is for.
         found: Role,
         /// The expected role.
         wanted: Role,

@@ -3,7 +3,7 @@
 /// The maximum number of characters in a common name (X.520's `ub-common-name`, RFC 5280 appendix A.1).
 const MAX_COMMON_NAME: usize = 64;
 
-/// The error for a name that a node's certificate can't have.
+/// The error for a node name that can't be used in a certificate.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum NameError {
     /// The name is empty.
@@ -15,7 +15,7 @@ pub enum NameError {
         most {MAX_COMMON_NAME}", length = .0.len()
     )]
     TooLong(String),
-    /// The name is not a valid name of a Kubernetes Node.
+    /// The name is not valid for a Kubernetes Node.
     #[error(
         "`{}` is not a valid Node name: use lower-case letters, digits, `-` and `.`; each part \
         between dots must begin and end with a letter or digit", .0.escape_debug()
@@ -23,11 +23,11 @@ pub enum NameError {
     Malformed(String),
 }
 
-/// Checks that a name is a valid Node name (a DNS subdomain, RFC 1123) and fits into a certificate.
+/// Checks that a name is a valid Node name (a DNS subdomain, RFC 1123) and fits in a certificate.
 ///
 /// # Errors
 ///
-/// The name is not valid or too long.
+/// Returns an error if the name is invalid or too long.
 pub fn check_node_name(name: &str) -> Result<(), NameError> {
     if name.is_empty() {
         return Err(NameError::Empty);
@@ -35,14 +35,14 @@ pub fn check_node_name(name: &str) -> Result<(), NameError> {
     if !is_subdomain(name) {
         return Err(NameError::Malformed(name.to_owned()));
     }
-    // The name is ASCII, so its length in bytes is that in characters.
+    // The name is ASCII, so its length in bytes equals its length in characters.
     if name.len() > MAX_COMMON_NAME {
         return Err(NameError::TooLong(name.to_owned()));
     }
     Ok(())
 }
 
-/// Returns true if a text is a DNS subdomain as Kubernetes defines it (RFC 1123), of any length.
+/// Returns true if `text` is a DNS subdomain (RFC 1123) as defined by Kubernetes, regardless of its length.
 #[must_use]
 pub fn is_subdomain(text: &str) -> bool {
     text.split('.').all(is_label)

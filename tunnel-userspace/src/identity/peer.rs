@@ -1,4 +1,4 @@
-//! The identity of an agent, read from its certificate after a handshake.
+//! An agent's identity, read from its certificate after a handshake.
 
 use std::sync::Arc;
 
@@ -7,10 +7,10 @@ use rustls::pki_types::CertificateDer;
 
 use super::{Role, certificate::ParsedCertificate};
 
-/// The identity of an agent.
+/// An agent's identity.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Peer {
-    /// The node that the agent serves.
+    /// The name of the node that the agent runs on.
     pub node: Arc<str>,
     /// The time when the agent's certificate expires.
     pub expires: Timestamp,
@@ -21,12 +21,12 @@ pub struct Peer {
 #[error("the peer's certificate is not that of an agent: {0}")]
 pub struct PeerError(String);
 
-/// Returns the identity of an agent from its certificate, which the handshake must have verified.
+/// Reads an agent's identity from its certificate, which the handshake must already have verified.
 ///
 /// # Errors
 ///
-/// The certificate is not an agent's: the organisation must be `culvert:agents`, the common name a valid
-/// Node name, and the extended key usage client authentication.
+/// Returns an error if the certificate is not an agent's: its organisation must be `culvert:agents`, its
+/// common name a valid Node name, and its extended key usage client authentication and nothing else.
 pub fn identify_agent(leaf: &CertificateDer<'_>) -> Result<Peer, PeerError> {
     let certificate = ParsedCertificate::read(leaf).map_err(PeerError)?;
     if certificate.role().map_err(PeerError)? == Role::Gateway {

@@ -1,4 +1,4 @@
-//! Reading and parsing the PEM files of CA certificates, a certificate and its private key.
+//! Reads and parses the PEM files that hold CA certificates, a certificate and its private key.
 
 use std::{
     fs::File,
@@ -14,14 +14,14 @@ use rustls::pki_types::{
 
 use super::{FileError, FileProblem, IdentityFiles, certificate::ParsedCertificate};
 
-/// The maximum size of a file, in bytes.
+/// The maximum size of a PEM file, in bytes.
 pub(super) const MAX_SIZE: u64 = 1 << 20;
 
-/// The bits that the mode of a key file should not have: any access for others, and write or execute access
-/// for the group. Read access for the group is needed by non-root pods (`fsGroup`).
+/// The mode bits that a key file should not have: any access for others, and write or execute access for the
+/// group. Non-root pods need read access for the group (`fsGroup`).
 const OPEN_BITS: u32 = 0o037;
 
-/// The contents of the three files.
+/// The contents of the CA, certificate and key files.
 #[derive(Clone, Eq, PartialEq)]
 pub(super) struct FileContents {
     pub(super) ca: Vec<u8>,
@@ -32,7 +32,7 @@ pub(super) struct FileContents {
 }
 
 impl FileContents {
-    /// Reads the files, one after the other.
+    /// Reads the files one after another.
     pub(super) fn read(files: &IdentityFiles) -> Result<Self, FileError> {
         let (ca, _) = read(&files.ca)?;
         let (cert, _) = read(&files.cert)?;
@@ -45,13 +45,13 @@ impl FileContents {
         })
     }
 
-    /// Returns true if the mode of the key file has any bit of [`OPEN_BITS`].
+    /// Returns true if the key file's mode has any of the bits in [`OPEN_BITS`].
     pub(super) const fn is_open(&self) -> bool {
         self.mode & OPEN_BITS != 0
     }
 }
 
-/// Reads a file; returns its content and mode.
+/// Reads a file, and returns its contents and mode.
 pub(super) fn read(path: &Path) -> Result<(Vec<u8>, u32), FileError> {
     let failed = |error| file_error(path, FileProblem::Unreadable(error));
     // Without `O_NONBLOCK`, opening a pipe would wait for a writer.
@@ -74,7 +74,7 @@ pub(super) fn read(path: &Path) -> Result<(Vec<u8>, u32), FileError> {
     Ok((bytes, metadata.mode()))
 }
 
-/// Parses the certificates of a file; fails if there is none.
+/// Parses the certificates in a file. Fails if there are none.
 pub(super) fn parse_certificates(
     path: &Path,
     bytes: &[u8],
@@ -94,7 +94,7 @@ pub(super) fn parse_certificates(
     Ok(found)
 }
 
-/// Parses the private key of a file, which must have exactly one.
+/// Parses the private key in a file, which must contain exactly one.
 pub(super) fn parse_private_key(
     path: &Path,
     bytes: &[u8],
@@ -120,8 +120,8 @@ pub(super) fn file_error(path: &Path, problem: FileProblem) -> FileError {
     }
 }
 
-/// Splits a PEM file into sections. Text is permitted before a section (RFC 7468 section 5.2), but not
-/// after the last one, so that truncated and badly joined files are detected.
+/// Splits a PEM file into sections. Text is permitted before a section (RFC 7468 section 5.2), but not after
+/// the last one, so that truncated and badly concatenated files are detected.
 fn sections(bytes: &[u8]) -> Result<Vec<(SectionKind, Vec<u8>)>, FileProblem> {
     const BEGIN: &[u8] = b"-----BEGIN ";
     const END: &[u8] = b"-----END ";

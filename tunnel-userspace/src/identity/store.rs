@@ -1,5 +1,5 @@
-//! The store of this process's certificate: reads and verifies the CA certificates, the certificate and the
-//! key together, and publishes them atomically. The last valid files stay in use.
+//! The store of this process's certificate. It reads and verifies the CA certificates, the certificate and
+//! the key together, and publishes them atomically. If they are not valid, the last valid ones stay in use.
 
 use std::{future, sync::Arc, time::Duration};
 
@@ -15,14 +15,14 @@ use tracing::{error, info, warn};
 use super::{FileError, Identity, IdentityFiles, Role, pem_files::FileContents};
 use crate::drain;
 
-/// The interval at which the files are checked.
+/// The interval between checks of the files.
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
-/// The warning of an expiring certificate starts this long before, or after four fifths of the
+/// The warning about an expiring certificate starts this long before the expiry, or after four fifths of the
 /// certificate's lifetime if that is later.
 const MAX_WARNING_PERIOD: SignedDuration = SignedDuration::from_hours(30 * 24);
 
-/// The state of this process's certificate, for status and metrics.
+/// The state of this process's certificate, as shown in the status and the metrics.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct CertificateState {
@@ -32,18 +32,18 @@ pub struct CertificateState {
     /// The time when the certificate in use expires.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expires: Option<Timestamp>,
-    /// The earliest time at which one of the CAs in use expires.
+    /// The time when the first of the CAs in use expires.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ca_expires: Option<Timestamp>,
-    /// The error of the current files, if they are not valid. The last valid files stay in use.
+    /// The error in the current files, if they are not valid. The last valid files stay in use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
-    /// Problems that will become errors, or that weaken security.
+    /// Problems that will turn into errors later, or that weaken security.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
 }
 
-/// A receiver of the certificate in use, and of its state.
+/// A receiver for the certificate in use, and for its state.
 #[derive(Clone, Debug)]
 pub struct CertificateReceiver {
     identity: watch::Receiver<Option<Arc<Identity>>>,
@@ -51,13 +51,13 @@ pub struct CertificateReceiver {
 }
 
 impl CertificateReceiver {
-    /// Returns the certificate in use; none until the files were valid for the first time.
+    /// Returns the certificate in use, or `None` if the files have never been valid.
     #[must_use]
     pub fn current(&self) -> Option<Arc<Identity>> {
         self.identity.borrow().clone()
     }
 
-    /// Waits until another certificate is published; forever once the store is dropped.
+    /// Waits until another certificate is published. Never returns once the store has been dropped.
     pub async fn changed(&mut self) {
         if self.identity.changed().await.is_err() {
             future::pending::<()>().await;
@@ -71,21 +71,21 @@ impl CertificateReceiver {
     }
 }
 
-/// Reads and watches the files, and publishes the certificate.
+/// Reads and watches the certificate files, and publishes the certificate.
 pub struct CertificateStore {
     files: IdentityFiles,
     role: Role,
-    /// The contents or the error that the last check found.
+    /// The contents of the files, or the error, as found by the last check.
     last_check: Result<FileContents, String>,
-    /// True if the contents of the last check are in use.
+    /// True if the contents found by the last check are in use.
     is_last_check_in_use: bool,
     identity: watch::Sender<Option<Arc<Identity>>>,
     state: watch::Sender<CertificateState>,
 }
 
 impl CertificateStore {
-    /// Reads the files. Invalid files are not a failure: their error is in the state, and they are checked
-    /// again later.
+    /// Reads the files. Invalid files do not make this fail: their error is in the state, and they are
+    /// checked again later.
     #[must_use]
     pub fn open(files: IdentityFiles, role: Role) -> (Self, CertificateReceiver) {
         Self::open_at(files, role, Timestamp::now())
@@ -96,14 +96,15 @@ impl CertificateStore {
         let mut store = Self {
             files,
             role,
-            // Set as if an earlier check had found the same, so that invalid files are reported at once.
+            // Initialised as if an earlier check had found the same, so that invalid files are reported
+            // immediately.
             last_check: found.as_ref().map_err(FileError::to_string).cloned(),
             is_last_check_in_use: false,
             identity: watch::Sender::new(None),
             state: watch::Sender::new(CertificateState::default()),
         };
         store.handle_check(found, now);
-        // Subscribes after the first certificate, which thus does not count as a change.
+        // Subscribes only after the first certificate is published, so that it does not count as a change.
         let receiver = CertificateReceiver {
             identity: store.identity.subscribe(),
             state: store.state.subscribe(),
@@ -134,8 +135,8 @@ impl CertificateStore {
         }
     }
 
-    /// Handles the result of a check. Invalid files may be in the middle of a replacement, so they are a
-    /// problem only if the next check finds them unchanged.
+    /// Handles the result of a check. Invalid files may be in the middle of being replaced, so they are
+    /// reported as a problem only if the next check finds them unchanged.
     fn handle_check(&mut self, found: Result<FileContents, FileError>, now: Timestamp) {
         let check = found.as_ref().map_err(FileError::to_string).cloned();
         let is_same = check == self.last_check;

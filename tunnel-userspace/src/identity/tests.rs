@@ -1,4 +1,4 @@
-//! The fixtures of the identity tests: a CA in a directory, and the certificates that it issues.
+//! Fixtures for the identity tests: a CA in a directory, and the certificates that it issues.
 
 mod file_checks;
 mod handshake;
@@ -29,7 +29,7 @@ pub(crate) struct TestCa {
 }
 
 impl TestCa {
-    /// Creates a CA at a given time.
+    /// Creates a CA as of the given time.
     pub(super) fn at(now: Timestamp) -> Self {
         let dir = tempfile::tempdir().expect("a directory");
         ca::init(dir.path(), ca::DEFAULT_CA_DAYS, now).expect("a CA");
@@ -52,12 +52,12 @@ impl TestCa {
             .files
     }
 
-    /// Changes the time at which certificates are issued.
+    /// Sets the time at which further certificates are issued.
     pub(super) fn later(self, now: Timestamp) -> Self {
         Self { now, ..self }
     }
 
-    /// Issues a certificate with any subject and any extended key usages.
+    /// Issues a certificate with an arbitrary subject and arbitrary extended key usages.
     pub(crate) fn forged(
         &self,
         subject: [&str; 2],
@@ -78,7 +78,7 @@ impl TestCa {
         IdentityFiles { ca, cert, key }
     }
 
-    /// Returns a TLS client config that trusts this CA, with these files or without a certificate.
+    /// Returns a TLS client config that trusts this CA and presents the certificate in `files`, or none.
     pub(crate) fn client(&self, files: Option<&IdentityFiles>) -> ClientConfig {
         let mut roots = RootCertStore::empty();
         roots
@@ -111,12 +111,12 @@ pub(super) fn name([organization, common_name]: [&str; 2]) -> DistinguishedName 
     name
 }
 
-/// Returns the first certificate of a file.
+/// Returns the first certificate in a file.
 pub(super) fn first_certificate(path: &Path) -> CertificateDer<'static> {
     CertificateDer::from_pem_file(path).expect("a certificate")
 }
 
-/// Returns the certificates of two CAs, as the content of one file.
+/// Returns the certificates of two CAs, concatenated as the contents of one file.
 pub(super) fn both_cas(one: &TestCa, other: &TestCa) -> String {
     [one, other]
         .map(|test_ca| fs::read_to_string(test_ca.path("ca.pem")).expect("a CA"))
@@ -136,7 +136,7 @@ pub(super) fn identity(files: &IdentityFiles, role: Role, now: Timestamp) -> Arc
     Arc::new(verified(files, role, now).expect("a good set"))
 }
 
-/// Returns the error for invalid files, without the name of their directory.
+/// Returns the error message for invalid files, without the path of their directory.
 pub(super) fn error_text(files: &IdentityFiles, role: Role, now: Timestamp) -> String {
     let refused = verified(files, role, now).expect_err("a bad set");
     let directory = files.cert.parent().expect("a directory");
@@ -158,7 +158,7 @@ pub(super) fn assert_has(text: &str, part: &str) {
     assert!(text.contains(part), "{text}");
 }
 
-/// Copies a file over another.
+/// Copies one file over another.
 pub(super) fn copy(from: &PathBuf, to: &PathBuf) {
     fs::copy(from, to).expect("copied");
 }

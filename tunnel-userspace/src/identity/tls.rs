@@ -1,4 +1,4 @@
-//! The TLS settings of gateways and agents, built from verified files.
+//! The TLS settings for gateways and agents, built from verified files.
 
 use std::{
     fmt,
@@ -25,25 +25,25 @@ use super::{
     pem_files::{self, FileContents, file_error},
 };
 
-/// A verified certificate of this process, and the TLS settings built from it: TLS 1.3 only, mutual
-/// authentication, the protocol [`ALPN`], no session resumption.
+/// This process's certificate after verification, and the TLS settings built from it: TLS 1.3 only, mutual
+/// authentication, the protocol [`ALPN`], and no session resumption.
 pub struct Identity {
-    /// The settings of a gateway. It requires a client certificate issued by the CA;
+    /// The settings for a gateway. They require a client certificate issued by a trusted CA;
     /// [`super::identify_agent`] then identifies the agent.
     pub server: Arc<ServerConfig>,
-    /// The settings of an agent. It requires a server certificate issued by the CA for
+    /// The settings for an agent. They require a server certificate issued by a trusted CA for
     /// [`Self::gateway_name`].
     pub client: Arc<ClientConfig>,
-    /// The common name of the certificate.
+    /// The certificate's common name.
     pub name: String,
     /// The time when the certificate became valid.
     pub from: Timestamp,
     /// The time when the certificate expires.
     pub expires: Timestamp,
-    /// The earliest time at which a trusted CA expires.
+    /// The time when the first of the trusted CAs expires.
     pub ca_expires: Timestamp,
-    /// The time at which the same files must be verified again, since the validity of a certificate begins
-    /// or ends.
+    /// The time at which the same files must be verified again, because a certificate then becomes valid or
+    /// expires.
     pub(super) reverify_at: Timestamp,
 }
 
@@ -56,15 +56,15 @@ impl fmt::Debug for Identity {
 }
 
 impl Identity {
-    /// Returns the name that agents verify, instead of the address they dial.
+    /// Returns the name that agents verify instead of the address that they dial.
     #[must_use]
     pub fn gateway_name() -> ServerName<'static> {
-        // Never used, as the handshake tests show; no certificate has the unspecified address.
+        // Never used, as the handshake tests show. No certificate is valid for the unspecified address.
         let unused = || ServerName::from(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
         ServerName::try_from(GATEWAY_NAME).unwrap_or_else(|_| unused())
     }
 
-    /// Verifies the contents of the three files together, at the time `now`.
+    /// Verifies the contents of the three files together, as of the time `now`.
     pub(super) fn verify(
         files: &IdentityFiles,
         contents: &FileContents,
@@ -105,7 +105,7 @@ impl Identity {
     }
 }
 
-/// The CA certificates that are valid now.
+/// The CA certificates that are currently valid.
 struct TrustedCas {
     roots: Arc<RootCertStore>,
     expires: Timestamp,
@@ -151,12 +151,12 @@ fn trusted_cas(
     }
 }
 
-/// Checks that a certificate is valid now; returns the second after its expiry.
+/// Checks that a certificate is currently valid. Returns the first second after it expires.
 fn check_validity(parsed: &ParsedCertificate, now: Timestamp) -> Result<Timestamp, FileProblem> {
     if now < parsed.not_before {
         return Err(FileProblem::NotYetValid(parsed.not_before));
     }
-    // The validity includes its last second (RFC 5280 section 4.1.2.5).
+    // The validity period includes its last second (RFC 5280 section 4.1.2.5).
     let after = parsed.not_after.as_second() + 1;
     if now.as_second() >= after {
         return Err(FileProblem::Expired(parsed.not_after));
@@ -164,8 +164,8 @@ fn check_validity(parsed: &ParsedCertificate, now: Timestamp) -> Result<Timestam
     Ok(Timestamp::from_second(after).unwrap_or(Timestamp::MAX))
 }
 
-/// Checks that a certificate is valid now and for the role; returns its common name, and the second after
-/// its expiry.
+/// Checks that a certificate is currently valid and is for the given role. Returns its common name, and the
+/// first second after it expires.
 fn check_certificate(
     files: &IdentityFiles,
     parsed: &ParsedCertificate,
@@ -208,7 +208,7 @@ fn certified_key(
     })
 }
 
-/// The verifiers of the peer's certificate in a handshake.
+/// The verifiers for the peer's certificate in a handshake.
 struct Verifiers {
     client_verifier: Arc<dyn ClientCertVerifier>,
     server_verifier: Arc<WebPkiServerVerifier>,
@@ -278,7 +278,7 @@ fn server_config(
         .with_client_cert_verifier(Arc::clone(&verifiers.client_verifier))
         .with_cert_resolver(resolver);
     config.alpn_protocols = vec![ALPN.to_vec()];
-    // A resumed session would skip the verification of the certificate.
+    // A resumed session would skip certificate verification.
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     Ok(config)

@@ -18,16 +18,17 @@ use super::{
     CA_CERT_FILE, CA_KEY_FILE, CaError,
 };
 
-/// The tolerated clock skew between nodes: a certificate is valid from this long before it is issued.
+/// The clock skew to tolerate between nodes: a certificate becomes valid this long before it is issued.
 const SKEW: SignedDuration = SignedDuration::from_hours(1);
 
-/// The length of a serial number, in bytes; 126 of its bits are random. RFC 5280 section 4.1.2.2 allows 20
-/// bytes.
+/// The length of a serial number, in bytes. 126 of its bits are random. RFC 5280 section 4.1.2.2 allows up to
+/// 20 bytes.
 const SERIAL: usize = 16;
 
 /// A CA with its private key.
 pub(super) struct Authority {
-    /// The content of the CA's certificate file: its own certificate, and those of CAs that it replaces.
+    /// The contents of the CA's certificate file: the CA's own certificate, and those of any CAs that it
+    /// replaces.
     cert_pem: String,
     cert: CertificateDer<'static>,
     from: Timestamp,
@@ -51,7 +52,7 @@ impl Authority {
         );
         let key = new_key()?;
         let mut params = params(from, until)?;
-        // A random part in the name distinguishes the certificates of two CAs.
+        // A random part in the name keeps the certificates of different CAs apart.
         let own: String = random::<4>()?
             .iter()
             .map(|byte| format!("{byte:02x}"))
@@ -69,7 +70,7 @@ impl Authority {
         })
     }
 
-    /// Reads the CA from a directory.
+    /// Reads a CA from its directory.
     pub(super) fn read(dir: &Path, now: Timestamp) -> Result<Self, CaError> {
         let (cert_path, key_path) = (dir.join(CA_CERT_FILE), dir.join(CA_KEY_FILE));
         let (cert_bytes, _) = pem_files::read(&cert_path)?;
@@ -113,7 +114,7 @@ impl Authority {
         self.key.serialize_pem()
     }
 
-    /// Issues a certificate. It does not outlast the CA.
+    /// Issues a certificate that expires no later than the CA.
     pub(super) fn issue(
         &self,
         role: Role,
@@ -155,7 +156,8 @@ impl Authority {
 
 fn params(from: Timestamp, until: Timestamp) -> Result<CertificateParams, CaError> {
     let mut serial = random::<SERIAL>()?;
-    // Makes the number positive and its first byte not zero, so that its DER encoding has this length.
+    // Makes the number positive and its first byte non-zero, so that its DER encoding has exactly this
+    // length.
     serial[0] = serial[0] & 0x7f | 0x40;
     let mut params = CertificateParams::default();
     params.not_before = SystemTime::from(from).into();
@@ -191,7 +193,7 @@ fn days_duration(days: u32) -> SignedDuration {
     SignedDuration::from_hours(i64::from(days) * 24)
 }
 
-/// Truncates a time to seconds, the resolution in certificates.
+/// Truncates a time to whole seconds, the resolution of times in certificates.
 fn truncate_to_seconds(time: Timestamp) -> Timestamp {
     Timestamp::from_second(time.as_second()).unwrap_or(time)
 }

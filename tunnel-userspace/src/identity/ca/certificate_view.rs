@@ -1,4 +1,4 @@
-//! The JSON view of certificates, for `culvert ca show`.
+//! The JSON view of certificates, which `culvert ca show` prints.
 
 use std::{
     fs,
@@ -20,11 +20,11 @@ use super::{
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CertificateKind {
-    /// The certificate of a CA.
+    /// A CA's certificate.
     Ca,
-    /// The certificate of a gateway.
+    /// A gateway's certificate.
     Gateway,
-    /// The certificate of an agent.
+    /// An agent's certificate.
     Agent,
     /// A certificate of another kind, or one that gateways and agents would reject.
     Other,
@@ -34,32 +34,32 @@ pub enum CertificateKind {
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CertificateView {
-    /// The file of the certificate.
+    /// The path of the certificate file.
     pub file: PathBuf,
     /// The purpose of the certificate.
     pub role: CertificateKind,
-    /// The node, for the certificate of an agent.
+    /// The name of the node, if this is an agent's certificate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
     /// The subject of the certificate.
     pub subject: String,
-    /// The subject of the issuer.
+    /// The subject of the certificate's issuer.
     pub issuer: String,
-    /// The time when the validity begins.
+    /// The start of the validity period.
     pub not_before: Timestamp,
-    /// The time when the validity ends.
+    /// The end of the validity period.
     pub not_after: Timestamp,
     /// The number of full days until the certificate expires; negative once it has expired.
     pub days_left: i64,
-    /// The SHA-256 digest of the certificate, as hexadecimal digits.
+    /// The certificate's SHA-256 digest, in hexadecimal.
     pub fingerprint: String,
 }
 
-/// Reads the certificates of a file, and returns their views.
+/// Reads the certificates in a file, and returns a view of each.
 ///
 /// # Errors
 ///
-/// The file can't be read, or has no certificate.
+/// Returns an error if the file can't be read or has no certificate.
 pub fn read_certificates(path: &Path, now: Timestamp) -> Result<Vec<CertificateView>, CaError> {
     let (bytes, _) = pem_files::read(path)?;
     let certificates = pem_files::parse_certificates(path, &bytes)?;
@@ -67,11 +67,12 @@ pub fn read_certificates(path: &Path, now: Timestamp) -> Result<Vec<CertificateV
     Ok(certificates.into_iter().map(view).collect())
 }
 
-/// Returns the paths of the certificate files in a CA's directory: that of the CA, and those that it issued.
+/// Returns the paths of the certificate files in a CA's directory: the CA's own certificate, and those that
+/// it has issued.
 ///
 /// # Errors
 ///
-/// There is no CA, or the directory can't be read.
+/// Returns an error if there is no CA, or if the directory can't be read.
 pub fn certificate_files(dir: &Path) -> Result<Vec<PathBuf>, CaError> {
     let own = dir.join(CA_CERT_FILE);
     if !own.exists() {
@@ -124,7 +125,8 @@ fn view(
     }
 }
 
-/// Returns the SHA-256 digest of a certificate. Uses the TLS library, since no other dependency has SHA-256.
+/// Returns a certificate's SHA-256 digest. Uses the TLS library for this, since no other dependency provides
+/// SHA-256.
 fn fingerprint(der: &CertificateDer<'_>) -> String {
     let Some(suite) = TLS13_AES_128_GCM_SHA256.tls13() else {
         return String::new();
@@ -140,7 +142,7 @@ mod tests {
 
     #[test]
     fn a_fingerprint_is_sha_256() {
-        // FIPS 180-2, appendix B.1.
+        // The example in FIPS 180-2, appendix B.1.
         assert_eq!(
             fingerprint(&CertificateDer::from(b"abc".to_vec())),
             "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"

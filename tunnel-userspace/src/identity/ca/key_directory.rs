@@ -1,4 +1,4 @@
-//! Directories of private keys: creating and locking them, and replacing files in them atomically.
+//! Directories that hold private keys: creates and locks them, and replaces files in them atomically.
 
 use std::{
     ffi::OsString,
@@ -12,7 +12,7 @@ use nix::fcntl::{Flock, FlockArg};
 
 use super::CaError;
 
-/// Creates a directory with mode 0700, unless it exists.
+/// Creates a directory with mode 0700, unless it already exists.
 pub(super) fn create(path: &Path) -> Result<(), CaError> {
     let failed = |source| io_error("create", path, source);
     if let Some(parent) = path.parent() {
@@ -24,15 +24,15 @@ pub(super) fn create(path: &Path) -> Result<(), CaError> {
     }
 }
 
-/// Locks a directory against other `culvert ca` processes; waits while another process has the lock.
+/// Locks a directory against other `culvert ca` processes. Waits while another process holds the lock.
 pub(super) fn lock(path: &Path) -> Result<Flock<File>, CaError> {
     let failed = |source| io_error("lock", path, source);
     let opened = File::open(path).map_err(failed)?;
     Flock::lock(opened, FlockArg::LockExclusive).map_err(|(_, error)| failed(error.into()))
 }
 
-/// Replaces files, given by path, content and mode. First writes all contents to temporary files in the
-/// same directories, then renames these in the given order.
+/// Replaces files, each given as a path, its new contents and its mode. First writes all contents to
+/// temporary files in the same directories, then renames these in the given order.
 pub(super) fn replace_files(files: &[(PathBuf, Vec<u8>, u32)]) -> Result<(), CaError> {
     let temp_files = files
         .iter()
@@ -41,7 +41,7 @@ pub(super) fn replace_files(files: &[(PathBuf, Vec<u8>, u32)]) -> Result<(), CaE
     temp_files.into_iter().try_for_each(TempFile::rename)
 }
 
-/// A temporary file next to the file that it will replace; removed on drop unless renamed.
+/// A temporary file next to the file that it will replace. It is removed on drop unless it has been renamed.
 pub(super) struct TempFile {
     path: PathBuf,
     temp: PathBuf,
@@ -84,7 +84,7 @@ impl TempFile {
 
 impl Drop for TempFile {
     fn drop(&mut self) {
-        // Fails if the file was renamed, which is fine.
+        // This fails if the file has already been renamed, which is fine.
         drop(fs::remove_file(&self.temp));
     }
 }

@@ -123,7 +123,7 @@ fn issue_writes_three_files_that_only_their_owner_can_use() {
 
 #[test]
 fn a_key_file_is_private_from_its_creation() {
-    // The file is created with its final mode; the umask can only remove bits.
+    // The file is created with its final mode; the umask can only remove bits from it.
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("key.pem");
     fs::write(&path, "old").expect("written");
@@ -251,7 +251,7 @@ fn a_ca_that_replaces_another_issues_both_ca_certificates() {
     assert_eq!(views[0].issuer, issuers[1].subject);
 }
 
-/// Returns the key identifiers of a certificate: its subject's and its issuer's.
+/// Returns the key identifiers in a certificate: its subject's, then its issuer's.
 fn key_ids<'a>(cert: &'a X509Certificate<'_>) -> [Option<&'a [u8]>; 2] {
     let [mut own, mut issuer] = [None; 2];
     for extension in cert.extensions() {

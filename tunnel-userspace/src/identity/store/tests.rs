@@ -44,7 +44,7 @@ impl StoreFixture {
     }
 }
 
-/// Returns a CA, valid files that it issued, and a store of them.
+/// Returns a CA, valid files that it has issued, and a store that has loaded them.
 fn valid_store() -> (TestCa, IdentityFiles, StoreFixture) {
     let test_ca = TestCa::at(fixed_time());
     let files = test_ca.agent("edge-1");
@@ -103,7 +103,7 @@ fn a_pair_that_is_replaced_comes_into_use_and_nothing_else_changes() {
         fixture.receiver.state().expires,
         Some(fixed_time() + days(30))
     );
-    // Sessions that began with the first certificate keep it.
+    // Sessions that started with the first certificate keep it.
     assert_eq!(first.expires, fixed_time() + days(365));
 }
 

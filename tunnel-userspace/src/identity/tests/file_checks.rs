@@ -1,4 +1,4 @@
-//! Tests of the checks of certificate files, and of the error for each kind of invalid file.
+//! Tests of how certificate files are checked, and of the error for each kind of invalid file.
 
 use std::{fs, os::unix::fs::symlink};
 
@@ -18,11 +18,11 @@ use crate::identity::{
     AGENTS, IdentityFiles, Role, certificate::ParsedCertificate, identify_agent,
 };
 
-/// The error for a file that was truncated or joined within a line.
+/// The error for a file that was truncated, or joined with another, in the middle of a line.
 const NO_LINE: &str =
     "is damaged: a -----BEGIN or -----END marker is not a complete line of its own";
 
-/// The error for a file that was truncated within a section.
+/// The error for a file that was truncated in the middle of a section.
 const NO_END: &str = "is damaged: the last -----BEGIN line has no -----END line";
 
 /// Asserts that an agent's files are rejected with this error.
@@ -30,7 +30,7 @@ fn assert_refused(files: &IdentityFiles, wanted: &str) {
     assert_eq!(error_text(files, Role::Agent, fixed_time()), wanted);
 }
 
-/// Returns the subject of a certificate in its DER encoding.
+/// Returns a certificate's subject, in its DER encoding.
 fn subject(der: &CertificateDer<'_>) -> Vec<u8> {
     let (_, parsed) = X509Certificate::from_der(der).expect("a certificate");
     parsed.subject().as_raw().to_vec()

@@ -1,4 +1,4 @@
-//! Tests of TLS handshakes between gateway and agent, in memory.
+//! Tests of in-memory TLS handshakes between gateway and agent.
 
 use std::{io, sync::Arc};
 
@@ -10,7 +10,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector, client::TlsStream as Client, serve
 use super::{TestCa, days, identity};
 use crate::identity::{ALPN, Identity, IdentityFiles, Role, identify_agent};
 
-/// The server's and the client's connection, after a handshake and one byte in each direction.
+/// The server's and the client's end of a connection, after a handshake and one byte in each direction.
 type Connected = (TlsStream<DuplexStream>, Client<DuplexStream>);
 
 async fn connect(
@@ -27,7 +27,7 @@ async fn connect(
     let connecting = Box::pin(async {
         let connector = TlsConnector::from(Arc::clone(client));
         let mut stream = connector.connect(Identity::gateway_name(), near).await?;
-        // Ignored, since an error here is caused by the server, which returns an error, too.
+        // Errors here are ignored, since they are caused by the server, which also returns an error.
         let written = stream.write_all(&[1]).await;
         let read = stream.read_u8().await;
         drop((written, read));

@@ -1,13 +1,13 @@
-//! The network of this node: its links, addresses and routes, the guarding of its uplinks, the routes that
-//! make the steering prefixes local, and the kernel's lists of sockets.
+//! This node's network: its links, addresses and routes, the guards on its uplinks, the routes that make the
+//! steering prefixes local, and the kernel's lists of sockets.
 //!
-//! - `follower`: follows the links, addresses and routes of this node
-//! - `uplinks`: finds the links that lead outside (pure)
-//! - `route_sync`: maintains the routes that make the prefixes local, and the file that records them
-//! - `steering_route`: one of these routes
-//! - `snapshot`: links, addresses and routes at one time (pure)
-//! - `netlink`: rtnetlink queries, and changes of routes
-//! - `sock_diag`: lists and ends the sockets of a network namespace
+//! - `follower`: follows this node's links, addresses and routes
+//! - `uplinks`: finds the links that lead outside the node (pure)
+//! - `route_sync`: maintains the routes that make the steering prefixes local, and the file that records them
+//! - `steering_route`: a route that makes a steering prefix local
+//! - `snapshot`: the links, addresses and routes at one point in time (pure)
+//! - `netlink`: queries rtnetlink, and changes routes
+//! - `sock_diag`: lists and ends the sockets in a network namespace
 //! - `local_listeners`: finds local listeners on given addresses and ports
 
 mod follower;
@@ -45,94 +45,95 @@ pub use self::{
 };
 use crate::{drain, error_chain::chain, publish};
 
-/// The delay after a change of the network, in which further changes are collected.
+/// The delay after a network change, during which further changes are collected.
 const CHANGE_DELAY: Duration = Duration::from_millis(20);
-/// The interval of checks when nothing changes.
+/// The interval between checks when nothing changes.
 const CHECK_INTERVAL: Duration = Duration::from_secs(30);
-/// The delay before a failed check is repeated.
+/// The delay before a failed check is retried.
 const RETRY_DELAY: Duration = Duration::from_secs(2);
 
-/// The guard of the uplinks: programs that drop packets from uplinks to the steering prefixes.
+/// The guard on the uplinks: programs that drop packets that arrive over an uplink for a steering prefix.
 pub trait UplinkGuard: Send {
-    /// The error of a failed operation.
+    /// The error when an operation fails.
     type Error: std::error::Error + Send + Sync + 'static;
 
-    /// Attaches the guard to every uplink, given by index and name, and leaves it attached to other links.
-    /// `reattach` attaches it again where it is attached already, in case another program removed it.
+    /// Attaches the guard to every uplink, given by index and name. Other links keep their guards. If
+    /// `reattach` is true, the guard is attached once more to uplinks that already have it, in case another
+    /// program removed it.
     ///
     /// # Errors
     ///
-    /// The guard can't be attached to a link.
+    /// Returns an error if the guard can't be attached to a link.
     fn guard_uplinks(
         &mut self,
         uplinks: &BTreeMap<u32, String>,
         reattach: bool,
     ) -> Result<(), Self::Error>;
 
-    /// Returns the indices of the links with a guard, including links that no longer exist.
+    /// Returns the indices of the links that have a guard, including links that no longer exist.
     fn guarded_links(&self) -> BTreeSet<u32>;
 
-    /// Enables or disables steering to the ingress by family: IPv4, IPv6. While it is disabled, steered
-    /// connects are refused.
+    /// Enables or disables steering to the ingress for each address family: IPv4, then IPv6. While steering
+    /// is disabled, connections that would be steered are refused.
     ///
     /// # Errors
     ///
-    /// The map can't be written.
+    /// Returns an error if the map can't be written.
     fn set_steering(&mut self, families: [bool; 2]) -> Result<(), Self::Error>;
 
-    /// Removes the guard from links that are not uplinks.
+    /// Removes the guard from all links that are not uplinks.
     ///
     /// # Errors
     ///
-    /// A guard can't be removed.
+    /// Returns an error if a guard can't be removed.
     fn remove_unused(&mut self, uplinks: &BTreeMap<u32, String>) -> Result<(), Self::Error>;
 }
 
 /// The settings for guarding uplinks and routing the steering prefixes.
 #[derive(Clone, Debug)]
 pub struct NetworkSettings {
-    /// The names of the uplinks; empty to detect the uplinks.
+    /// The names of the uplinks. If empty, the uplinks are detected.
     pub uplinks: Vec<String>,
-    /// The prefixes to make local.
+    /// The steering prefixes to make local.
     pub prefixes: Vec<Prefix>,
     /// The routing protocol number that marks Culvert's routes.
     pub protocol: u8,
-    /// The path of the file that records the routes for the next process.
+    /// The path of the file in which the routes are recorded for the next process.
     pub record: PathBuf,
 }
 
-/// The JSON view of the node's network, for status.
+/// The JSON view of this node's network, as shown in the status.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NetworkView {
     /// The names of the uplinks.
     pub uplinks: Vec<String>,
-    /// The existing routes of the steering prefixes, as text.
+    /// The existing routes for the steering prefixes, as text.
     pub routes: Vec<String>,
     /// The current problem, if there is one.
     pub problem: Option<String>,
 }
 
-/// Guards the uplinks and maintains the routes of the steering prefixes while the node's network changes.
+/// Guards the uplinks, and maintains the routes for the steering prefixes, as the node's network changes.
 pub struct NetworkSetup<K> {
     settings: NetworkSettings,
     guard: K,
     kernel: RouteSocket,
     network: watch::Receiver<NetworkState>,
     view: watch::Sender<NetworkView>,
-    /// The indices of links that are or were uplinks.
+    /// The indices of the links that are, or once were, uplinks.
     known_uplinks: BTreeSet<u32>,
-    /// The indices of the links from which steered connects come.
+    /// The indices of the links over which steered connections may arrive.
     inside_links: watch::Sender<Arc<BTreeSet<u32>>>,
 }
 
 impl<K: UplinkGuard> NetworkSetup<K> {
-    /// Opens a netlink socket, and changes nothing yet. `network` must include routes; the state is
+    /// Opens a netlink socket, but changes nothing yet. `network` must include routes. The resulting state is
     /// published to `view`.
     ///
     /// # Errors
     ///
-    /// The netlink socket can't be opened.
+    /// Returns an error if the netlink socket can't be opened.
     pub fn open(
         settings: NetworkSettings,
         guard: K,
@@ -150,14 +151,14 @@ impl<K: UplinkGuard> NetworkSetup<K> {
         })
     }
 
-    /// Returns a receiver of the indices of the links from which steered connects come.
+    /// Returns a receiver for the indices of the links over which steered connections may arrive.
     #[must_use]
     pub fn inside_links(&self) -> watch::Receiver<Arc<BTreeSet<u32>>> {
         self.inside_links.subscribe()
     }
 
-    /// Guards the uplinks (with `reattach`, also those already guarded), then adds missing routes. Returns
-    /// false if there is a problem, which is in the view.
+    /// Guards the uplinks, then adds missing routes. If `reattach` is true, also reattaches existing guards.
+    /// Returns false if there is a problem, which is described in the view.
     pub async fn check(&mut self, reattach: bool) -> bool {
         let mut view = NetworkView::default();
         let problems = self.apply(&mut view, reattach).await;
@@ -183,13 +184,13 @@ impl<K: UplinkGuard> NetworkSetup<K> {
         is_well
     }
 
-    /// Applies the guards and routes, and returns the problems.
+    /// Applies the guards and routes, and returns any problems.
     async fn apply(&mut self, view: &mut NetworkView, reattach: bool) -> Vec<String> {
         let NetworkState { snapshot, problem } = self.network.borrow_and_update().clone();
         if let Some(problem) = problem {
             return vec![problem];
         }
-        // A link that was ever an uplink is never an inside link, even if its routes have changed.
+        // A link that was once an uplink never becomes an inside link, even if its routes have changed.
         self.known_uplinks.extend(self.guard.guarded_links());
         let classified = uplinks::classify(
             &snapshot.links,
@@ -201,7 +202,7 @@ impl<K: UplinkGuard> NetworkSetup<K> {
             .extend(classified.uplinks.keys().copied());
         self.known_uplinks
             .retain(|index| snapshot.links.iter().any(|link| link.index == *index));
-        // The ingress accepts connects from these links only, also if guarding fails.
+        // The ingress accepts connections only over these links, even if guarding fails.
         publish::publish_if_changed(&self.inside_links, Arc::new(classified.inside_links));
         let missing = classified
             .missing
@@ -223,18 +224,19 @@ impl<K: UplinkGuard> NetworkSetup<K> {
         if let Err(error) = self.guard.set_steering(routed.families) {
             problems.push(chain(&error));
         }
-        // While a configured uplink is missing, a guard that seems unused may be on that link, renamed.
+        // While a configured uplink is missing, a guard that seems unused may be on that uplink, under
+        // another name.
         if may_route && let Err(error) = self.guard.remove_unused(&classified.uplinks) {
             problems.push(chain(&error));
         }
         problems
     }
 
-    /// Removes the routes and then the guards that an earlier process left.
+    /// Removes the routes and then the guards that an earlier process left behind.
     ///
     /// # Errors
     ///
-    /// A route or a guard can't be removed.
+    /// Returns an error if a route or a guard can't be removed.
     pub async fn clear(mut guard: K, record: &Path) -> Result<(), NetError> {
         let routes = remove_routes(record).await?;
         if routes > 0 || !guard.guarded_links().is_empty() {
@@ -249,7 +251,7 @@ impl<K: UplinkGuard> NetworkSetup<K> {
         Ok(())
     }
 
-    /// Runs until the drain begins. Guards and routes stay in place.
+    /// Runs until the drain begins. Guards and routes then stay in place.
     pub async fn run(mut self, mut draining: watch::Receiver<bool>) {
         let mut next = Instant::now() + CHECK_INTERVAL;
         let mut reattach_at = next;
@@ -257,7 +259,7 @@ impl<K: UplinkGuard> NetworkSetup<K> {
             tokio::select! {
                 biased;
                 () = drain::begun(&mut draining) => return,
-                // The follower ends only with the drain.
+                // The follower stops only when the drain begins.
                 Ok(()) = self.network.changed() => next = Instant::now(),
                 () = sleep_until(next) => {
                     let reattach = Instant::now() >= reattach_at;

@@ -1,4 +1,4 @@
-//! The follower of this node's links and addresses, and of its routes if it steers connects.
+//! Follows this node's links and addresses, and also its routes if the node steers connections.
 
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
@@ -14,27 +14,27 @@ use super::{
 };
 use crate::{drain, error_chain::chain, publish};
 
-/// Follows the network of this node, and publishes its current state.
+/// Follows this node's network, and publishes its current state.
 pub struct NetworkFollower {
     netlink: NetworkMonitor,
     addresses: watch::Sender<Arc<BTreeSet<IpAddr>>>,
     network: watch::Sender<NetworkState>,
 }
 
-/// The network of this node, as last read from the kernel.
+/// The state of this node's network, as last read from the kernel.
 #[derive(Clone)]
 pub struct NetworkState {
     pub(super) snapshot: Arc<Snapshot>,
-    /// The error of the last query, if it failed. The snapshot may then be out of date.
+    /// The error from the last query, if it failed. The snapshot may then be out of date.
     pub(super) problem: Option<String>,
 }
 
 impl NetworkFollower {
-    /// Subscribes to changes, and reads the current state. Routes are included only if `with_routes`.
+    /// Subscribes to changes, and reads the current state. Routes are included only if `with_routes` is true.
     ///
     /// # Errors
     ///
-    /// The netlink socket can't be opened, or a query fails.
+    /// Returns an error if the netlink socket can't be opened, or if a query fails.
     pub async fn open(with_routes: bool) -> Result<Self, NetError> {
         let netlink = NetworkMonitor::open(with_routes)?;
         let snapshot = Arc::new(netlink.snapshot().await?);
@@ -48,13 +48,13 @@ impl NetworkFollower {
         })
     }
 
-    /// Returns a receiver of the node's addresses, except link-local IPv6 addresses.
+    /// Returns a receiver for the node's addresses, except link-local IPv6 addresses.
     #[must_use]
     pub fn addresses(&self) -> watch::Receiver<Arc<BTreeSet<IpAddr>>> {
         self.addresses.subscribe()
     }
 
-    /// Returns a receiver of the complete network.
+    /// Returns a receiver for the state of the node's network.
     #[must_use]
     pub fn network(&self) -> watch::Receiver<NetworkState> {
         self.network.subscribe()
@@ -74,7 +74,7 @@ impl NetworkFollower {
                             interval,
                             "the netlink socket was closed; polling until it is reopened"
                         );
-                        // Reopening may fail, and must not be retried without a delay.
+                        // Reopening the socket may fail, and must not be retried without a delay.
                         sleep(RETRY_DELAY).await;
                         self.netlink.reopen();
                     }
@@ -88,7 +88,7 @@ impl NetworkFollower {
         }
     }
 
-    /// Queries the network and publishes it; returns false if the query failed.
+    /// Queries the network, and publishes its state. Returns false if the query failed.
     async fn publish(&self) -> bool {
         match self.netlink.snapshot().await {
             Ok(snapshot) => {
@@ -97,8 +97,8 @@ impl NetworkFollower {
                 {
                     info!(addresses = count, "the addresses of this node changed");
                 }
-                // Published even if equal to the last one: another program may have removed a route
-                // that the receiver had added in between.
+                // Published even if it equals the last snapshot, since another program may have removed a
+                // route that the receiver had added in between.
                 self.network.send_replace(NetworkState {
                     snapshot: Arc::new(snapshot),
                     problem: None,

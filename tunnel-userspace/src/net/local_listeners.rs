@@ -1,4 +1,4 @@
-//! The local listeners in this process's network namespace.
+//! Finds local listeners in this process's network namespace.
 
 use std::collections::BTreeSet;
 
@@ -9,24 +9,24 @@ use super::sock_diag::{DiagError, SockDiag, SocketFilter};
 /// The protocols whose sockets can be listed.
 const PROTOCOLS: [Protocol; 2] = [Protocol::TCP, Protocol::UDP];
 
-/// A search for local listeners, with its sock_diag socket.
+/// A finder of local listeners, which reuses its sock_diag socket.
 #[derive(Debug, Default)]
 pub struct Listeners {
     diag: Option<SockDiag>,
 }
 
 impl Listeners {
-    /// Returns those of the given addresses and ports that have a local listener. A socket that listens on
-    /// all addresses doesn't count.
+    /// Returns those of the given frontends (address, port and protocol) that have a local listener. A socket
+    /// that listens on all addresses doesn't count.
     ///
     /// # Errors
     ///
-    /// The kernel can't list its sockets.
+    /// Returns an error if the kernel can't list its sockets.
     pub fn find(
         &mut self,
         wanted: &BTreeSet<FrontendKey>,
     ) -> Result<BTreeSet<FrontendKey>, DiagError> {
-        // On an error the socket is dropped, since the rest of the answer is still to be read from it.
+        // On an error, the socket is dropped, since the rest of the reply has yet to be read from it.
         let mut diag = match self.diag.take() {
             Some(diag) => diag,
             None => SockDiag::open()?,
@@ -84,7 +84,7 @@ mod tests {
             let at = socket.local_addr().expect("an address");
             let udp = key(at, Protocol::UDP);
             assert!(is_found(&mut listeners, udp));
-            // A connected UDP socket is no listener, since it receives only from its peer.
+            // A connected UDP socket is not a listener, since it receives only from its peer.
             socket.connect(at).expect("connected");
             assert!(!is_found(&mut listeners, udp));
         }
@@ -107,7 +107,7 @@ mod tests {
             let tcp = TcpListener::bind((one, 0)).expect("bound");
             let mut at = tcp.local_addr().expect("an address");
             at.set_port(at.port() ^ 1);
-            // Skipped if another process uses the port.
+            // This check is skipped if another process uses the port.
             if let Ok(_free) = TcpListener::bind(at) {
                 let other = key(at, Protocol::UDP);
                 assert!(!is_found(&mut listeners, other));

@@ -1,4 +1,4 @@
-//! Queries of links, addresses and routes by rtnetlink(7), and changes of routes.
+//! Queries links, addresses and routes through rtnetlink(7), and changes routes.
 
 use std::{io, path::PathBuf};
 
@@ -16,7 +16,7 @@ use tracing::warn;
 
 use super::{snapshot::Snapshot, steering_route::Route};
 
-/// The error of querying or changing the network.
+/// An error from querying or changing the network.
 #[derive(Debug, thiserror::Error)]
 pub enum NetError {
     /// The netlink socket can't be opened.
@@ -25,24 +25,24 @@ pub enum NetError {
     /// The file that records Culvert's routes can't be read or written.
     #[error("cannot use the record of routes, {path}")]
     Record {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// The system's error.
+        /// The operating system's error.
         #[source]
         source: io::Error,
     },
-    /// The routes are in another network namespace.
+    /// The recorded routes are in another network namespace.
     #[error(
         "the routes in the record {path} are in another network namespace ({namespace}) than this \
         process; run this command there, or remove the file if that namespace no longer exists"
     )]
     OtherNamespace {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// The inode of the routes' network namespace, as `lsns` shows it.
+        /// The inode of the routes' network namespace, as shown by `lsns`.
         namespace: u64,
     },
-    /// A guard can't be removed.
+    /// A guard can't be removed from a link.
     #[error("cannot remove a guard from a link")]
     Guard(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// The kernel refused an operation.
@@ -63,17 +63,17 @@ fn failed(step: impl Into<String>) -> impl FnOnce(rtnetlink::Error) -> NetError 
 
 type Messages = Box<dyn Stream<Item = NetlinkMessage<RouteNetlinkMessage>> + Send + Sync + Unpin>;
 
-/// A netlink socket that is subscribed to changes.
+/// A netlink socket that is subscribed to network changes.
 pub(super) struct NetworkMonitor {
     kernel: RouteSocket,
     with_routes: bool,
     messages: Messages,
 }
 
-/// A netlink socket for queries, and for changes of routes.
+/// A netlink socket for querying the network and changing routes.
 pub(super) struct RouteSocket {
     handle: Handle,
-    /// The task that drives the socket; aborted on drop.
+    /// The task that drives the socket. It is aborted on drop.
     _connection: JoinSet<()>,
 }
 
@@ -85,7 +85,8 @@ const LINKS_AND_ADDRESSES: [MulticastGroup; 3] = [
 const ROUTES: [MulticastGroup; 2] = [MulticastGroup::Ipv4Route, MulticastGroup::Ipv6Route];
 
 impl NetworkMonitor {
-    /// Opens a socket that is subscribed to changes of links and addresses, and of routes if `with_routes`.
+    /// Opens a socket that is subscribed to changes to links and addresses, and to routes if `with_routes` is
+    /// true.
     pub(super) fn open(with_routes: bool) -> Result<Self, NetError> {
         let mut groups = LINKS_AND_ADDRESSES.to_vec();
         if with_routes {
@@ -99,7 +100,7 @@ impl NetworkMonitor {
         })
     }
 
-    /// Opens the socket again, after it was closed. If that fails, the old one stays.
+    /// Reopens the socket after it was closed. If that fails, the old one stays.
     pub(super) fn reopen(&mut self) {
         match Self::open(self.with_routes) {
             Ok(netlink) => *self = netlink,
@@ -115,7 +116,7 @@ impl NetworkMonitor {
         self.kernel.snapshot(self.with_routes).await
     }
 
-    /// Waits for a change; returns false if the socket was closed.
+    /// Waits for a change. Returns false if the socket was closed.
     pub(super) async fn changed(&mut self) -> bool {
         self.messages.next().await.is_some()
     }
@@ -140,7 +141,7 @@ impl RouteSocket {
         Ok((kernel, Box::new(messages)))
     }
 
-    /// Queries the current links and addresses, and the routes if `with_routes`.
+    /// Queries the current links and addresses, and the routes if `with_routes` is true.
     pub(super) async fn snapshot(&self, with_routes: bool) -> Result<Snapshot, NetError> {
         let links = self.handle.link().get().execute().try_collect().await;
         let links: Vec<LinkMessage> = links.map_err(failed("list the links"))?;

@@ -1,5 +1,5 @@
-//! The routes that make the steering prefixes local, and the file that records them. The record is needed
-//! since another program may use the same routing protocol number.
+//! Maintains the routes that make the steering prefixes local, and the file that records them. The record is
+//! needed because another program may use the same routing protocol number.
 
 use std::{
     fs, io,
@@ -14,7 +14,7 @@ use tunnel_common::steering::Prefix;
 use super::{NetError, NetworkSettings, netlink::RouteSocket, snapshot::Snapshot};
 use crate::error_chain::chain;
 
-/// Returns the path of the record of routes in a state directory.
+/// Returns the path of the file in the state directory that records the routes.
 #[must_use]
 pub fn record_path(state: &Path) -> PathBuf {
     state.join("routes.json")
@@ -24,13 +24,13 @@ pub fn record_path(state: &Path) -> PathBuf {
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 struct NamespaceId {
     boot: String,
-    /// The inode of the namespace, as of `/proc/<pid>/ns/net`.
+    /// The namespace's inode number, which is that of `/proc/<pid>/ns/net`.
     #[serde(rename = "namespace")]
     inode: u64,
 }
 
 impl NamespaceId {
-    /// Returns the network namespace of the calling thread.
+    /// Returns the identity of the calling thread's network namespace.
     fn here() -> io::Result<Self> {
         Ok(Self {
             boot: fs::read_to_string("/proc/sys/kernel/random/boot_id")?
@@ -46,7 +46,7 @@ impl NamespaceId {
 struct RouteRecord {
     protocol: u8,
     prefixes: Vec<String>,
-    /// The network namespace of the routes; missing in records of earlier releases.
+    /// The network namespace that the routes are in. It is missing in records from earlier releases.
     #[serde(default, rename = "place")]
     namespace: Option<NamespaceId>,
 }
@@ -60,7 +60,7 @@ impl RouteRecord {
         }
     }
 
-    /// Returns the inode of the routes' network namespace if it is not `here`. Returns none for routes of
+    /// Returns the inode of the routes' network namespace if it is not `here`. Returns `None` for routes from
     /// an earlier boot, which no longer exist.
     fn other_namespace(&self, here: &NamespaceId) -> Option<u64> {
         let namespace = self.namespace.as_ref()?;
@@ -68,7 +68,7 @@ impl RouteRecord {
         (is_other && !self.prefixes.is_empty()).then_some(namespace.inode)
     }
 
-    /// Reads the record of an earlier process; returns none if there is no file.
+    /// Reads the record that an earlier process left. Returns `None` if there is no file.
     fn read(path: &Path) -> Result<Option<Self>, NetError> {
         let record = match fs::read(path) {
             Ok(bytes) => serde_json::from_slice(&bytes)
@@ -99,13 +99,13 @@ impl RouteRecord {
 pub(super) struct RouteState {
     /// The existing routes, as text.
     pub(super) routes: Vec<String>,
-    /// True for each address family that has a route: IPv4, IPv6.
+    /// True for each address family that has a route: IPv4, then IPv6.
     pub(super) families: [bool; 2],
     pub(super) problems: Vec<String>,
 }
 
-/// Adds the missing routes if `may_add`, and returns the state. A problem with one prefix does not affect
-/// the others.
+/// Adds any missing routes if `may_add` is true, and returns the resulting state. A problem with one prefix
+/// does not affect the others.
 pub(super) async fn maintain(
     settings: &NetworkSettings,
     kernel: &RouteSocket,
@@ -160,8 +160,8 @@ pub(super) async fn maintain(
     routed
 }
 
-/// Removes the routes of an earlier process that are no longer wanted, and records the wanted ones before
-/// they are added. Returns a new snapshot if any route was removed.
+/// Removes routes that an earlier process added and that are no longer wanted, and records the wanted ones
+/// before they are added. Returns a new snapshot if any route was removed.
 async fn replace_old_routes(
     settings: &NetworkSettings,
     kernel: &RouteSocket,
@@ -196,7 +196,8 @@ fn unusable(record: &Path) -> impl FnOnce(io::Error) -> NetError {
     |source| NetError::Record { path, source }
 }
 
-/// Removes the routes to `prefixes` with this routing protocol number; returns the number of removed routes.
+/// Removes the routes to `prefixes` that have the given routing protocol number. Returns how many were
+/// removed.
 async fn remove_routes_to(
     kernel: &RouteSocket,
     snapshot: &Snapshot,
@@ -213,12 +214,12 @@ async fn remove_routes_to(
     Ok(removed)
 }
 
-/// Removes every route in the record, and the record; returns the number of removed routes.
+/// Removes every route in the record, then the record itself. Returns how many routes were removed.
 ///
 /// # Errors
 ///
-/// A route or the record can't be removed, or the routes are in another network namespace. The record
-/// then stays.
+/// Returns an error if a route or the record can't be removed, or if the routes are in another network
+/// namespace. The record then stays.
 pub async fn remove(path: &Path) -> Result<usize, NetError> {
     let Some(record) = RouteRecord::read(path)? else {
         return Ok(0);

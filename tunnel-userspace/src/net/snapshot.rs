@@ -1,4 +1,4 @@
-//! The links, addresses and routes of this node at one time, parsed from netlink messages. Pure.
+//! The links, addresses and routes of this node at one point in time, parsed from netlink messages. Pure.
 #![expect(
     clippy::wildcard_enum_match_arm,
     reason = "few of the kernel's attributes matter here"
@@ -23,15 +23,15 @@ use super::{
     uplinks::{Link, LinkKind},
 };
 
-/// The links, addresses and routes of this node at one time.
+/// The links, addresses and routes of this node at one point in time.
 pub(super) struct Snapshot {
-    /// Every address of this node, except link-local IPv6 addresses.
+    /// All of this node's addresses, except link-local IPv6 addresses.
     pub(super) own_addresses: Arc<BTreeSet<IpAddr>>,
     pub(super) links: Vec<Link>,
-    /// The indices of the links that routes via a gateway use.
+    /// The indices of the links that are used by routes via a gateway.
     pub(super) gateways: BTreeSet<u32>,
     loopback: u32,
-    /// The possible source addresses of replies, with the indices of their links.
+    /// The possible source addresses for replies, each with the index of its link.
     source_addresses: Vec<(u32, IpAddr)>,
     routes: Vec<RouteMessage>,
 }
@@ -62,9 +62,9 @@ impl Snapshot {
         }
     }
 
-    /// Returns the route that makes a prefix local. Its source address is one of this node, preferably of
-    /// the default route's link. Returns none if the node has no address of the family, since no connect
-    /// can arrive then; for IPv6, `::1` is enough.
+    /// Returns the route that makes a prefix local. Its source address is one of this node's addresses,
+    /// preferably one on the default route's link. Returns `None` if the node has no address in the prefix's
+    /// family, since no connections can then arrive. For IPv6, `::1` is enough.
     pub(super) fn route_for(&self, prefix: Prefix, protocol: u8) -> Option<Route> {
         let default = default_link(&self.routes, prefix.is_v4());
         let has_v6 = self.own_addresses.contains(&Ipv6Addr::LOCALHOST.into());
@@ -85,14 +85,14 @@ impl Snapshot {
         })
     }
 
-    /// Returns true if this route exists, with the same source address.
+    /// Returns true if this route already exists, with the same source address.
     pub(super) fn contains(&self, route: &Route) -> bool {
         let mut routes = self.local_routes(route.prefix, route.protocol);
         routes.any(|found| route.has_source_of(found))
     }
 
-    /// Returns the conflict with a route, if there is one: an address of this node in the prefix, or
-    /// another program's route to the prefix or a part of it, in any table.
+    /// Returns a description of the conflict with a route, if there is one: one of this node's addresses is
+    /// in the prefix, or another program has a route to the prefix or to part of it, in any table.
     pub(super) fn conflict(&self, route: &Route) -> Option<String> {
         let prefix = route.prefix;
         let mut own = self
@@ -115,7 +115,7 @@ impl Snapshot {
         })
     }
 
-    /// Returns the routes to a prefix in table local that have this routing protocol number.
+    /// Returns the routes to a prefix in the local table that have the given routing protocol number.
     pub(super) fn local_routes(
         &self,
         prefix: Prefix,
@@ -165,7 +165,7 @@ fn address_of(message: &AddressMessage) -> Option<IpAddr> {
     let mut found = None;
     for attribute in &message.attributes {
         match attribute {
-            // On a point-to-point link, the attribute `Address` is the address of the peer.
+            // On a point-to-point link, the `Address` attribute is the peer's address.
             AddressAttribute::Local(address) => return Some(*address),
             AddressAttribute::Address(address) => found = Some(*address),
             _ => {}

@@ -1,4 +1,4 @@
-//! Listing and ending the sockets of a network namespace by sock_diag(7).
+//! Lists and ends the sockets in a network namespace through sock_diag(7).
 
 mod message;
 
@@ -22,24 +22,24 @@ use tunnel_common::addr::Protocol;
 use self::message::{ADDRESS_FAMILIES, Reply};
 pub use self::message::{ListedSocket, SocketFilter, is_connected};
 
-/// Returns the number of netlink messages in a buffer. For the fuzz target.
+/// Returns the number of netlink messages in a buffer. Used by the fuzz target.
 pub(crate) fn messages_in(part: &[u8]) -> usize {
     message::parse_replies(part, 0).count()
 }
 
-/// The time limit of a read. The kernel answers at once; the limit is for lost messages.
+/// The time limit for a read. The kernel replies immediately; the limit guards against lost messages.
 const RECEIVE_TIMEOUT: TimeVal = TimeVal::new(2, 0);
-/// The size of the read buffer, in bytes. The kernel fills a read up to the size of the buffer, but not
-/// above 32 KiB (`netlink_recvmsg`).
+/// The size of the read buffer, in bytes. The kernel fills the buffer, but returns at most 32 KiB per read
+/// (`netlink_recvmsg`).
 const BUFFER_SIZE: usize = 32 * 1024;
 
-/// The error of listing or ending sockets.
+/// An error from listing or ending sockets.
 #[derive(Debug, thiserror::Error)]
 pub enum DiagError {
-    /// The netlink socket of sock_diag can't be opened.
+    /// The netlink socket for sock_diag can't be opened.
     #[error("cannot open a netlink socket for sock_diag")]
     Open(#[source] io::Error),
-    /// The kernel has no sock_diag for a protocol.
+    /// The kernel has no sock_diag support for a protocol.
     #[error("this kernel lacks the module {module}, which lists and ends {protocol} sockets")]
     Absent {
         /// The kernel module.
@@ -47,10 +47,10 @@ pub enum DiagError {
         /// The protocol.
         protocol: &'static str,
     },
-    /// The kernel can list sockets, but not end them.
+    /// The kernel can list sockets, but it can't end them.
     #[error("this kernel can't end sockets: it was built without CONFIG_INET_DIAG_DESTROY")]
     Unable,
-    /// The process lacks the privilege for an operation.
+    /// The process lacks the privileges for an operation.
     #[error("cannot {step}: this process lacks CAP_NET_ADMIN")]
     Denied {
         /// The operation that failed.
@@ -65,13 +65,13 @@ pub enum DiagError {
         #[source]
         source: io::Error,
     },
-    /// The kernel's reply differs from sock_diag(7).
+    /// The kernel's reply does not conform to sock_diag(7).
     #[error("the reply of sock_diag can't be parsed")]
     UnknownReply,
 }
 
 impl DiagError {
-    /// Returns true if the operation may succeed on a retry.
+    /// Returns true if the operation may succeed when it is retried.
     #[must_use]
     pub const fn is_retryable(&self) -> bool {
         match self {
@@ -105,11 +105,11 @@ pub struct SockDiag {
 }
 
 impl SockDiag {
-    /// Opens a socket for the network namespace of the calling thread.
+    /// Opens a socket for the calling thread's network namespace.
     ///
     /// # Errors
     ///
-    /// The socket can't be opened.
+    /// Returns an error if the socket can't be opened.
     pub fn open() -> Result<Self, DiagError> {
         let opened = || -> Result<OwnedFd, Errno> {
             let flags = SockFlag::SOCK_CLOEXEC;
@@ -125,12 +125,12 @@ impl SockDiag {
         })
     }
 
-    /// Calls `visit` for every socket of a protocol, of both families, that matches a filter. Sockets that
-    /// are opened or closed meanwhile may be missing or included.
+    /// Calls `visit` for every IPv4 and IPv6 socket of a protocol that matches a filter. Sockets that are
+    /// opened or closed in the meantime may be missing or included.
     ///
     /// # Errors
     ///
-    /// The kernel can't list the sockets, or ends the list early.
+    /// Returns an error if the kernel can't list the sockets, or ends the list early.
     pub fn list(
         &mut self,
         protocol: Protocol,
@@ -149,12 +149,12 @@ impl SockDiag {
         Ok(())
     }
 
-    /// Ends a socket: blocked calls on it fail with ECONNABORTED. Returns false if the socket was closed,
-    /// or connected to another peer, since it was listed.
+    /// Ends a socket: blocked calls on it fail with ECONNABORTED. Returns false if the socket has been
+    /// closed, or connected to another peer, since it was listed.
     ///
     /// # Errors
     ///
-    /// The kernel can't end the socket.
+    /// Returns an error if the kernel can't end the socket.
     pub fn end(&mut self, protocol: Protocol, socket: &ListedSocket) -> Result<bool, DiagError> {
         let request = |sequence| message::end(protocol, socket, sequence);
         match self.request(END, request, |_socket| {})? {
@@ -165,8 +165,8 @@ impl SockDiag {
         }
     }
 
-    /// Sends a request, and calls `visit` for each socket in the replies. Returns the error with which the
-    /// kernel ended the replies, if any. Waits at most `RECEIVE_TIMEOUT` for each read.
+    /// Sends a request, and calls `visit` for each socket in the replies. Returns the error that ended the
+    /// kernel's replies, if any. Waits at most `RECEIVE_TIMEOUT` for each read.
     fn request(
         &mut self,
         step: &'static str,
@@ -192,7 +192,7 @@ impl SockDiag {
 
     fn receive(&mut self, step: &'static str) -> Result<usize, DiagError> {
         loop {
-            // With MSG_TRUNC, recv returns the full length of a message that exceeds the buffer.
+            // With MSG_TRUNC, recv() returns the full length of a message even if it exceeds the buffer.
             match recv(
                 self.socket.as_raw_fd(),
                 &mut self.buffer,

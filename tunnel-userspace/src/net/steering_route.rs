@@ -10,8 +10,8 @@ use tunnel_common::steering::Prefix;
 
 use super::snapshot::ip_of;
 
-/// The routing table of local addresses (`RT_TABLE_LOCAL`). For IPv4, only a route in this table makes the
-/// kernel answer connects to the range with a reset.
+/// The routing table for local addresses (`RT_TABLE_LOCAL`). For IPv4, only a route in this table makes the
+/// kernel answer connection attempts to the prefix with a reset.
 pub(super) const TABLE_LOCAL: u8 = 255;
 
 /// A route that makes a steering prefix local.

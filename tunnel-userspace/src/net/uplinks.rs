@@ -1,15 +1,15 @@
-//! Detection of uplinks, which are links that lead outside. A link is an uplink unless it is known to lead
-//! to pods of this node, so that links of an unknown kind are guarded.
+//! Detects uplinks, which are links that lead outside the node. A link is an uplink unless it is known to
+//! lead to pods on this node, so that links of unknown kinds are guarded.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The attributes of a link that decide if it is an uplink.
+/// The attributes of a link that decide whether it is an uplink.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) struct Link {
     pub(super) index: u32,
     pub(super) name: String,
     pub(super) kind: LinkKind,
-    /// The index of the bridge that the link is a port of.
+    /// The index of the bridge that the link is a port of, if any.
     pub(super) bridge: Option<u32>,
 }
 
@@ -23,21 +23,22 @@ pub(super) enum LinkKind {
     Other,
 }
 
-/// The links that lead outside, and the links that lead to pods.
+/// The links, classified by whether they lead outside the node.
 #[derive(Debug, Eq, PartialEq)]
 pub(super) struct ClassifiedLinks {
-    /// The names of the uplinks, by index.
+    /// The names of the uplinks, by link index.
     pub(super) uplinks: BTreeMap<u32, String>,
-    /// The indices of the inside links, which don't lead outside.
+    /// The indices of the inside links, which don't lead outside the node.
     pub(super) inside_links: BTreeSet<u32>,
-    /// A configured name without a link.
+    /// A configured uplink name that no link has.
     pub(super) missing: Option<String>,
 }
 
-/// Classifies the links. Uplinks are the `configured` links, or else all links that don't lead to pods.
-/// Loopback, pairs into other namespaces, and bridges of only such pairs lead to pods, unless a route via a
-/// gateway uses them (`gateways`), or they were uplinks before. While a configured name has no link, links
-/// that seem to lead outside are neither uplinks nor inside links.
+/// Classifies the links. The uplinks are the `configured` links, or, if none are configured, all links that
+/// don't lead to pods. Loopback, pairs into other namespaces, and bridges whose ports are all such pairs lead
+/// to pods, unless they are used by a route via a gateway (`gateways`) or were uplinks earlier
+/// (`former_uplinks`). While no link has one of the configured names, links that seem to lead outside are
+/// neither uplinks nor inside links.
 pub(super) fn classify(
     links: &[Link],
     gateways: &BTreeSet<u32>,
@@ -82,7 +83,7 @@ fn is_inside(link: &Link, links: &[Link], gateways: &BTreeSet<u32>) -> bool {
     }
 }
 
-/// Returns true if a link is a port of a bridge that a route via a gateway uses.
+/// Returns true if a link is a port of a bridge that is used by a route via a gateway.
 fn has_outside_bridge(link: &Link, links: &[Link], gateways: &BTreeSet<u32>) -> bool {
     let bridge = links.iter().find(|other| Some(other.index) == link.bridge);
     bridge.is_some_and(|bridge| gateways.contains(&bridge.index))
@@ -155,7 +156,8 @@ mod tests {
         assert_eq!(found.uplinks, BTreeMap::from([(3, "link3".to_owned())]));
         assert_eq!(found.inside_links, BTreeSet::from([1, 2]));
 
-        // A link may have been renamed, so link2 is neither an uplink nor inside while link9 is missing.
+        // While link9 is missing, link2 may be link9 under another name, so it is neither an uplink nor
+        // inside.
         let found = configured(&["link3", "link9"]);
         assert_eq!(found.missing.as_deref(), Some("link9"));
         assert_eq!(found.uplinks, BTreeMap::from([(3, "link3".to_owned())]));

@@ -1,4 +1,4 @@
-//! The netlink messages of sock_diag(7): requests and replies about TCP and UDP sockets. Pure.
+//! The netlink messages for sock_diag(7): requests and replies about TCP and UDP sockets. Pure.
 
 use netlink_packet_sock_diag::{
     SockDiagDestroy, SockDiagMessage,
@@ -12,10 +12,10 @@ use rtnetlink::packet_core::{
 };
 use tunnel_common::addr::{Address, Port, Protocol};
 
-/// The address families of sockets; IPv6 includes sockets with v4-mapped addresses.
+/// The address families to list sockets for. IPv6 includes sockets with v4-mapped addresses.
 pub(super) const ADDRESS_FAMILIES: [u8; 2] = [AF_INET, AF_INET6];
 
-/// The identity of a listed socket: address family, addresses, ports, device and cookie.
+/// A listed socket's identity: its address family, addresses, ports, device and cookie.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct ListedSocket {
     family: u8,
@@ -23,7 +23,7 @@ pub struct ListedSocket {
 }
 
 impl ListedSocket {
-    /// Returns the identity of an IPv6 socket that is connected to an address and port.
+    /// Returns the identity of an IPv6 socket that is connected to the given address and port.
     #[cfg(test)]
     pub(crate) fn of(address: Address, port: Port, cookie: u64) -> Self {
         let mut id = SocketId::new_v6();
@@ -50,7 +50,7 @@ impl ListedSocket {
         (address, Port::from_host(self.id.destination_port))
     }
 
-    /// Returns the cookie of the socket. The message has it as two words, the lower one first
+    /// Returns the socket's cookie. The message contains it as two words, the lower one first
     /// (`sock_diag_save_cookie`).
     #[must_use]
     pub fn cookie(&self) -> u64 {
@@ -60,7 +60,7 @@ impl ListedSocket {
     }
 }
 
-/// Returns true if a socket in this state (`net/tcp_states.h`) is connected, so that a process may wait
+/// Returns true if a socket in this state (`net/tcp_states.h`) is connected, so that a process may be waiting
 /// for its peer.
 #[must_use]
 pub fn is_connected(protocol: Protocol, state: u32) -> bool {
@@ -69,17 +69,17 @@ pub fn is_connected(protocol: Protocol, state: u32) -> bool {
         .is_some_and(|bit| SocketFilter::Connected.states(protocol).bits() & bit != 0)
 }
 
-/// A filter for listed sockets, by their state.
+/// A filter for listed sockets, based on their state.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum SocketFilter {
     /// Connected sockets.
     Connected,
-    /// Listening TCP sockets, and UDP sockets that are bound, but not connected.
+    /// Listening TCP sockets, and UDP sockets that are bound but not connected.
     Listening,
 }
 
 impl SocketFilter {
-    /// Returns the states that match the filter. A connected UDP socket is in state `ESTABLISHED`.
+    /// Returns the socket states that match the filter. A connected UDP socket is in state `ESTABLISHED`.
     const fn states(self, protocol: Protocol) -> StateFlags {
         let is_tcp = protocol.number() == Protocol::TCP.number();
         match self {
@@ -148,20 +148,20 @@ where
 /// A message from the kernel.
 #[derive(Debug, Eq, PartialEq)]
 pub(super) enum Reply {
-    /// A socket.
+    /// A listed socket.
     Socket(ListedSocket),
-    /// The end of a list, or the success of another request.
+    /// The end of a list, or the acknowledgement of another kind of request.
     Done,
     /// The request failed.
     Failed(Errno),
-    /// Another kind of message, or the reply to another request.
+    /// Another kind of message, or a reply to another request.
     Other,
 }
 
-/// Parses the messages in a read buffer. Yields `None` for a malformed message, and then ends.
+/// Parses the messages in a read buffer. Yields `None` for a malformed message, and then stops.
 pub(super) fn parse_replies(part: &[u8], sequence: u32) -> impl Iterator<Item = Option<Reply>> {
     let mut rest = part;
-    // Ends: a message is at least as long as its header.
+    // This terminates, since a message is at least as long as its header.
     std::iter::from_fn(move || {
         if rest.is_empty() {
             return None;
@@ -180,7 +180,7 @@ fn reply(message: NetlinkMessage<SockDiagMessage>, sequence: u32) -> Reply {
     if message.header.sequence_number != sequence {
         return Reply::Other;
     }
-    // `Done` has an error code, too, if the kernel ended the list early.
+    // `Done` also contains an error code if the kernel ended the list early.
     let code = match message.payload {
         NetlinkPayload::Error(error) => error.raw_code(),
         NetlinkPayload::Done(done) => done.code,

@@ -16,7 +16,7 @@ const FOUND: usize = 72;
 const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
 
-/// Returns a message in the kernel's encoding.
+/// Returns a message, encoded as the kernel encodes it.
 fn message(kind: u16, number: u32, body: &[u8]) -> Vec<u8> {
     let length = u32::try_from(HEADER + body.len()).expect("a length");
     let mut message = length.to_ne_bytes().to_vec();
@@ -29,7 +29,7 @@ fn message(kind: u16, number: u32, body: &[u8]) -> Vec<u8> {
     message
 }
 
-/// Returns the body of a message about a socket, `struct inet_diag_msg`.
+/// Returns the body of a message about a socket (`struct inet_diag_msg`).
 fn socket(family: u8) -> Vec<u8> {
     let mut body = vec![family, 1, 0, 0];
     body.extend(40_000_u16.to_be_bytes());
